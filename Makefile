@@ -1,0 +1,51 @@
+# Four verbs. `make demo` and `make test` set up everything they need in .venv on a fresh machine.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMPS := .stamps
+
+.PHONY: demo test check bench native clean
+.DEFAULT_GOAL := demo
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Foreword needs Python 3.11 or newer; set PYTHON=/path/to/python3.11"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+
+SOURCES := pyproject.toml CMakeLists.txt $(shell find src native -type f ! -name '*.so' ! -name '*.pyc')
+
+$(STAMPS)/install: $(BIN)/python $(SOURCES)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check .
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/test: $(STAMPS)/install
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check '.[test]'
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/dev: $(STAMPS)/install
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check '.[dev]'
+	@mkdir -p $(STAMPS) && touch $@
+
+demo: $(STAMPS)/install  ## build, get the default model, answer a prompt, show the first steps' tables
+	$(BIN)/foreword models pull smollm2
+	$(BIN)/foreword run "What is the capital of France? Answer in one sentence." --max-tokens 24 --explain
+
+test: $(STAMPS)/test  ## everything, the default model included
+	$(BIN)/python -m pytest
+
+check: $(STAMPS)/dev  ## format, lint, types
+	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/mypy
+
+bench: $(STAMPS)/install  ## host cost of a step, as ratios in one run
+	$(BIN)/foreword bench host
+
+native:  ## rebuild the native module in place, for work on the sources (PYTHONPATH=src)
+	cmake -S . -B build/dev -G Ninja -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE=$$(command -v $(PYTHON)) >/dev/null
+	cmake --build build/dev
+	cp build/dev/_native*.so src/foreword/
+
+clean:
+	rm -rf $(VENV) $(STAMPS) build dist src/foreword/_native*.so

@@ -1,0 +1,5 @@
+#include <nanobind/nanobind.h>
+
+namespace foreword {
+void bind_batch(nanobind::module_ &) {}
+}

@@ -1,0 +1,3 @@
+target_sources(_native PRIVATE
+  native/batch/bind.cpp
+)

@@ -1,0 +1,32 @@
+"""Foreword: what comes before the forward pass of an LLM, as a library, and a complete small engine around it.
+
+`foreword.batch` is the library and needs NumPy alone; the names below load the engine when they are first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from foreword.batch.sampling import SamplingParams
+    from foreword.engine.llm import LLM
+    from foreword.engine.outputs import CompletionOutput, RequestOutput
+
+__version__ = "0.1.0"
+
+__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "__version__"]
+
+_HOMES = {
+    "LLM": "foreword.engine.llm",
+    "CompletionOutput": "foreword.engine.outputs",
+    "RequestOutput": "foreword.engine.outputs",
+    "SamplingParams": "foreword.batch.sampling",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'foreword' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)

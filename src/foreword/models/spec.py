@@ -1,0 +1,155 @@
+"""A decoder architecture as data: what an executor must know to run a model, and nothing about how.
+
+An executor reads a `DecoderSpec` and a `Weights` mapping with the canonical names of `weight_names`.
+Loaders fold file-format habits away before that: rotary halves are in the split ("neox") order, norm weights
+are the factors that multiply (Gemma's ``1 + w`` is already added), fused projections are split.
+
+One decoder layer, with ``x`` the residual stream [T, hidden]:
+
+    h = norm(x, attn_norm);  q, k, v = h Wq + bq, h Wk + bk, h Wv + bv       biases if qkv_bias
+    q, k = norm(q, q_norm), norm(k, k_norm)                                   per head, if qk_norm
+    a = softmax(cap(rope(q) · rope(k) * query_scale, attn_softcap) + mask) v  mask: causal, and the sliding window
+    a = a Wo;   a = norm(a, post_attn_norm) if post_norms;   x += a
+    h = norm(x, mlp_norm);  m = (act(h Wgate) * (h Wup)) Wdown                or the mixture of experts
+    m = norm(m, post_mlp_norm) if post_norms;   x += m
+    logits = cap(norm(x, final_norm) Whead, final_softcap);   x_0 = embed[input_ids] * embedding_scale
+
+with ``norm(x, w) = x / sqrt(mean(x²) + norm_eps) * w`` and ``cap(x, c) = c * tanh(x / c)`` (identity for None).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+Activation = Literal["silu", "gelu_tanh"]
+
+
+@dataclass(frozen=True, slots=True)
+class RopeSpec:
+    """Rotary embedding of the first ``2 * len(inv_freq)`` dimensions of a head.
+
+    angle(p, j) = p * inv_freq[j];  pairs are (j, j + len(inv_freq));  cos and sin are multiplied by ``scale``.
+    Every scaling rule of the field (linear, llama3, yarn, …) ends in these two values; loaders compute them.
+    """
+
+    inv_freq: tuple[float, ...]
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class MoeSpec:
+    """A mixture of experts in place of the dense MLP.
+
+    p = softmax(h Wrouter); take the ``experts_per_token`` largest; renormalise them to sum 1 if ``norm_topk``;
+    m = Σ p_e * mlp_e(h), plus sigmoid(h Wshared_gate) * mlp_shared(h) if ``shared_intermediate_size``.
+    """
+
+    num_experts: int
+    experts_per_token: int
+    intermediate_size: int
+    norm_topk: bool = True
+    shared_intermediate_size: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """What may differ from layer to layer. A query at position p sees keys in (p − sliding_window, p]; None: all."""
+
+    rope: RopeSpec | None
+    sliding_window: int | None = None
+    moe: MoeSpec | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KVGroupSpec:
+    """Layers whose keys and values share one block table. ``layers[j]`` uses storage slot j of each block."""
+
+    layers: tuple[int, ...]
+    sliding_window: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderSpec:
+    """A decoder-only transformer. Sizes are element counts; the module docstring gives the arithmetic."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_model_len: int
+    layers: tuple[LayerSpec, ...]
+    norm_eps: float
+    query_scale: float
+    activation: Activation = "silu"
+    embedding_scale: float = 1.0
+    tie_embeddings: bool = False
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    post_norms: bool = False
+    attn_softcap: float | None = None
+    final_softcap: float | None = None
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    def kv_groups(self) -> tuple[KVGroupSpec, ...]:
+        """Partition the layers into groups of one window each and of equal size, so that they can share one pool.
+
+        With f full and s sliding layers and n = min of the non-zero counts, every group has at most n layers:
+        18 layers at 5 sliding : 1 full (15 and 3) make five sliding groups and one full group of three layers.
+        """
+        by_window: dict[int | None, list[int]] = {}
+        for i, layer in enumerate(self.layers):
+            by_window.setdefault(layer.sliding_window, []).append(i)
+        size = min(len(layers) for layers in by_window.values())
+        return tuple(
+            KVGroupSpec(tuple(layers[start : start + size]), window)
+            for window, layers in by_window.items()
+            for start in range(0, len(layers), size)
+        )
+
+
+def weight_names(spec: DecoderSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Every canonical weight name of a model with its shape, [out, in] for matrices, in execution order."""
+    d, q, kv = spec.hidden_size, spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    yield "embed", (spec.vocab_size, d)
+    for i, layer in enumerate(spec.layers):
+        p = f"layers.{i}."
+        yield p + "attn_norm", (d,)
+        for name, rows in (("q", q), ("k", kv), ("v", kv)):
+            yield p + name, (rows, d)
+            if spec.qkv_bias:
+                yield p + name + "_bias", (rows,)
+        if spec.qk_norm:
+            yield p + "q_norm", (spec.head_dim,)
+            yield p + "k_norm", (spec.head_dim,)
+        yield p + "o", (d, q)
+        if spec.post_norms:
+            yield p + "post_attn_norm", (d,)
+        yield p + "mlp_norm", (d,)
+        if layer.moe is None:
+            yield from _mlp(p, spec.intermediate_size, d)
+        else:
+            yield p + "router", (layer.moe.num_experts, d)
+            for e in range(layer.moe.num_experts):
+                yield from _mlp(f"{p}experts.{e}.", layer.moe.intermediate_size, d)
+            if layer.moe.shared_intermediate_size:
+                yield p + "shared_gate", (1, d)
+                yield from _mlp(p + "shared.", layer.moe.shared_intermediate_size, d)
+        if spec.post_norms:
+            yield p + "post_mlp_norm", (d,)
+    yield "final_norm", (d,)
+    if not spec.tie_embeddings:
+        yield "lm_head", (spec.vocab_size, d)
+
+
+def _mlp(prefix: str, intermediate: int, hidden: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield prefix + "gate", (intermediate, hidden)
+    yield prefix + "up", (intermediate, hidden)
+    yield prefix + "down", (hidden, intermediate)

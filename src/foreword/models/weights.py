@@ -1,0 +1,37 @@
+"""Weights as a file holds them: raw bytes with a number format and a shape, dequantised only by who asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from foreword.models.quants import Quant, dequantize
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tensor:
+    """One weight. ``data`` is uint8 [rows, row_bytes] (usually a view of a memory-mapped file), rows = product of all
+    dimensions but the last; blocks of a quantised format run along the last dimension.
+    """
+
+    data: npt.NDArray[np.uint8]
+    quant: Quant
+    shape: tuple[int, ...]
+
+    def dequantize(self) -> npt.NDArray[np.float32]:
+        """The weight as float32 of ``shape``."""
+        return dequantize(self.data, self.quant).reshape(self.shape)
+
+
+class Weights(Protocol):
+    """Canonical name (`foreword.models.spec.weight_names`) → tensor."""
+
+    def __getitem__(self, name: str) -> Tensor: ...
+    def __contains__(self, name: object) -> bool: ...
+
+
+WeightMapping = Mapping[str, Tensor]
