@@ -1,5 +1,120 @@
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include "batch/step.h"
+
+namespace nb = nanobind;
 
 namespace foreword {
-void bind_batch(nanobind::module_ &) {}
+namespace {
+
+template <class T>
+using Vector = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+template <class T>
+using Matrix = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+template <class T>
+T *pointer(const nb::dict &arrays, const char *name) {
+  return nb::cast<Vector<T>>(arrays[name]).data();
 }
+
+StepCore make_core(const nb::dict &s, const nb::dict &b, int32_t vocab_size, int32_t max_num_draft_tokens,
+                   bool context_parallel) {
+  const auto tokens = nb::cast<Matrix<int32_t>>(s["token_ids"]);
+  StepCore core;
+  core.context_parallel = context_parallel;
+  core.states = {
+      .max_num_reqs = int32_t(tokens.shape(0)),
+      .max_model_len = int32_t(tokens.shape(1)),
+      .vocab_size = vocab_size,
+      .max_num_draft_tokens = max_num_draft_tokens,
+      .token_ids = tokens.data(),
+      .num_tokens = pointer<int32_t>(s, "num_tokens"),
+      .num_computed_tokens = pointer<int32_t>(s, "num_computed_tokens"),
+      .prompt_len = pointer<int32_t>(s, "prompt_len"),
+      .prefill_len = pointer<int32_t>(s, "prefill_len"),
+      .last_sampled_token = pointer<int32_t>(s, "last_sampled_token"),
+      .row_generation = pointer<int64_t>(s, "row_generation"),
+      .live = pointer<bool>(s, "live"),
+  };
+  core.buffers = {
+      .max_num_batched_tokens = int64_t(nb::cast<Vector<int32_t>>(b["input_ids"]).shape(0)),
+      .idx_mapping = pointer<int32_t>(b, "idx_mapping"),
+      .num_scheduled_tokens = pointer<int32_t>(b, "num_scheduled_tokens"),
+      .num_draft_tokens = pointer<int32_t>(b, "num_draft_tokens"),
+      .num_computed_tokens = pointer<int32_t>(b, "num_computed_tokens"),
+      .is_prefilling = pointer<bool>(b, "is_prefilling"),
+      .row_generation = pointer<int64_t>(b, "row_generation"),
+      .query_start_loc = pointer<int32_t>(b, "query_start_loc"),
+      .seq_lens = pointer<int32_t>(b, "seq_lens"),
+      .dcp_local_seq_lens = pointer<int32_t>(b, "dcp_local_seq_lens"),
+      .cu_num_logits = pointer<int32_t>(b, "cu_num_logits"),
+      .cu_num_draft_tokens = pointer<int32_t>(b, "cu_num_draft_tokens"),
+      .req_indices = pointer<int32_t>(b, "req_indices"),
+      .input_ids = pointer<int32_t>(b, "input_ids"),
+      .expanded_idx_mapping = pointer<int32_t>(b, "expanded_idx_mapping"),
+      .expanded_local_pos = pointer<int32_t>(b, "expanded_local_pos"),
+      .draft_token_ids = pointer<int32_t>(b, "draft_token_ids"),
+      .positions = pointer<int64_t>(b, "positions"),
+      .logits_indices = pointer<int64_t>(b, "logits_indices"),
+      .target_logits_indices = pointer<int64_t>(b, "target_logits_indices"),
+      .bonus_logits_indices = pointer<int64_t>(b, "bonus_logits_indices"),
+      .written = pointer<int64_t>(b, "written"),
+  };
+  return core;
+}
+
+void add_group(StepCore &core, Matrix<int32_t> table, Vector<int32_t> num_blocks, Matrix<int32_t> gathered,
+               Vector<int32_t> gathered_written, Vector<int64_t> slot_mapping, int32_t block_size,
+               int32_t sliding_window, int32_t cp_size, int32_t cp_rank, int32_t cp_interleave) {
+  core.groups.push_back({
+      .table = table.data(),
+      .num_blocks = num_blocks.data(),
+      .gathered = gathered.data(),
+      .gathered_written = gathered_written.data(),
+      .slot_mapping = slot_mapping.data(),
+      .width = int32_t(table.shape(1)),
+      .block_size = block_size,
+      .sliding_window = sliding_window,
+      .cp = {cp_size, cp_rank, cp_interleave},
+  });
+}
+
+nb::object prepare(StepCore &core, Vector<const int32_t> rows, Vector<const int32_t> num_scheduled,
+                   Vector<const int32_t> num_drafts, Vector<const int32_t> draft_ids, int64_t pad_tokens,
+                   int64_t pad_reqs, bool gather) {
+  Scalars s;
+  const Plan plan{
+      .rows = rows.data(),
+      .num_scheduled = num_scheduled.data(),
+      .num_drafts = num_drafts.shape(0) ? num_drafts.data() : nullptr,
+      .draft_ids = draft_ids.data(),
+      .num_reqs = int64_t(rows.shape(0)),
+      .num_draft_ids = int64_t(draft_ids.shape(0)),
+      .pad_tokens = pad_tokens,
+      .pad_reqs = pad_reqs,
+      .gather = gather,
+  };
+  if (!core.prepare(plan, s)) return nb::none();
+  return nb::make_tuple(s.num_reqs, s.num_tokens, s.num_reqs_padded, s.num_tokens_padded, s.num_logits,
+                        s.num_draft_tokens, s.max_query_len, s.max_seq_len, s.attention_state);
+}
+
+}  // namespace
+
+void bind_batch(nb::module_ &m) {
+  nb::class_<StepCore>(m, "StepCore", "Step preparation over the arrays of one RequestStates and one InputBuffers.")
+      .def("__init__",
+           [](StepCore *self, const nb::dict &states, const nb::dict &buffers, int32_t vocab_size,
+              int32_t max_num_draft_tokens, bool context_parallel) {
+             new (self) StepCore(make_core(states, buffers, vocab_size, max_num_draft_tokens, context_parallel));
+           })
+      .def("add_group", &add_group)
+      .def("set_context_parallel", [](StepCore &c, int32_t size, int32_t rank, int32_t i) { c.cp = {size, rank, i}; })
+      .def("prepare", &prepare)
+      .def("commit", [](StepCore &core, Matrix<const int32_t> sampled) {
+        return core.commit(sampled.data(), int64_t(sampled.shape(0)), int64_t(sampled.shape(1)));
+      });
+}
+
+}  // namespace foreword

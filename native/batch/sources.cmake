@@ -1,3 +1,4 @@
 target_sources(_native PRIVATE
   native/batch/bind.cpp
+  native/batch/step.cpp
 )

@@ -1,0 +1,248 @@
+#include "batch/step.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace foreword {
+namespace {
+
+enum AttentionState { PREFILL_NO_CACHE, PREFILL_CACHE_HIT, DECODE_ONLY, CHUNKED_PREFILL, SPEC_DECODING };
+
+int32_t local_seq_len(int32_t seq_len, const ContextParallel &cp) {
+  const int32_t round = cp.interleave * cp.size, rest = seq_len % round - cp.rank * cp.interleave;
+  return seq_len / round * cp.interleave + std::clamp(rest, 0, cp.interleave);
+}
+
+}  // namespace
+
+bool StepCore::prepare(const Plan &plan, Scalars &out) {
+  if (!acceptable(plan)) return false;
+  requests(plan, out);
+  tokens(plan, out);
+  logits(plan, out);
+  for (Group &group : groups) {
+    slots(group, out.num_reqs);
+    if (plan.gather) gather(group, out.num_reqs);
+  }
+  buffers.written[0] = out.num_tokens;
+  buffers.written[1] = out.num_reqs;
+  if (plan.gather) buffers.written[2] = out.num_reqs;
+  return true;
+}
+
+bool StepCore::acceptable(const Plan &plan) {
+  const States &s = states;
+  if (seen_.empty()) seen_.assign(s.max_num_reqs, 0);
+  ++call_;
+  if (plan.num_reqs > s.max_num_reqs) return false;
+  int64_t num_tokens = 0, num_drafts = 0;
+  for (int64_t b = 0; b < plan.num_reqs; ++b) {
+    const int32_t row = plan.rows[b], n = plan.num_scheduled[b], k = plan.num_drafts ? plan.num_drafts[b] : 0;
+    if (row < 0 || row >= s.max_num_reqs || !s.live[row] || seen_[row] == call_) return false;
+    seen_[row] = call_;
+    const int64_t end = int64_t(s.num_computed_tokens[row]) + n;
+    if (n < 1 || k < 0 || k > s.max_num_draft_tokens || end > s.max_model_len) return false;
+    if (k > 0 ? end - k != s.num_tokens[row] : end > s.num_tokens[row]) return false;
+    for (const Group &g : groups)
+      if (end > int64_t(g.num_blocks[row]) * g.tokens_per_block()) return false;
+    num_tokens += n;
+    num_drafts += k;
+  }
+  if (num_drafts != plan.num_draft_ids || num_tokens > buffers.max_num_batched_tokens) return false;
+  for (int64_t d = 0; d < num_drafts; ++d)
+    if (plan.draft_ids[d] < -1 || plan.draft_ids[d] >= s.vocab_size) return false;
+  const bool tokens_fit =
+      plan.pad_tokens < 0 || (num_tokens <= plan.pad_tokens && plan.pad_tokens <= buffers.max_num_batched_tokens);
+  const bool reqs_fit = plan.pad_reqs < 0 || (plan.num_reqs <= plan.pad_reqs && plan.pad_reqs <= s.max_num_reqs);
+  return tokens_fit && reqs_fit;
+}
+
+// Everything of one entry a request, and the scalars that follow from it.
+void StepCore::requests(const Plan &plan, Scalars &out) {
+  const States &s = states;
+  Buffers &o = buffers;
+  const int64_t B = plan.num_reqs;
+  const int64_t padded = plan.pad_reqs < 0 ? B : plan.pad_reqs;
+  int32_t loc = 0, max_query = 0, max_seq = 0;
+  bool decode_only = B > 0, no_cache = true, reach_end = true;
+  for (int64_t b = 0; b < B; ++b) {
+    const int32_t row = plan.rows[b], n = plan.num_scheduled[b];
+    const int32_t c = s.num_computed_tokens[row], prompt = s.prompt_len[row];
+    o.idx_mapping[b] = row;
+    o.num_scheduled_tokens[b] = n;
+    o.num_draft_tokens[b] = plan.num_drafts ? plan.num_drafts[b] : 0;
+    o.num_computed_tokens[b] = c;
+    o.is_prefilling[b] = c < s.prefill_len[row];
+    o.row_generation[b] = s.row_generation[row];
+    o.query_start_loc[b] = loc;
+    o.seq_lens[b] = c + n;
+    loc += n;
+    max_query = std::max(max_query, n);
+    max_seq = std::max(max_seq, c + n);
+    decode_only &= n == 1 && c > 0;
+    no_cache &= c == 0;
+    reach_end &= c < prompt && c + n >= prompt;
+  }
+  std::fill(o.query_start_loc + B, o.query_start_loc + padded + 1, loc);
+  const int64_t stale = o.written[1];
+  if (stale > B) std::fill(o.seq_lens + B, o.seq_lens + stale, 0);
+  if (context_parallel) {
+    for (int64_t b = 0; b < B; ++b) o.dcp_local_seq_lens[b] = local_seq_len(o.seq_lens[b], cp);
+    if (stale > B) std::fill(o.dcp_local_seq_lens + B, o.dcp_local_seq_lens + stale, 0);
+  }
+  out.num_reqs = B;
+  out.num_reqs_padded = padded;
+  out.num_tokens = loc;
+  out.num_tokens_padded = plan.pad_tokens < 0 ? loc : plan.pad_tokens;
+  out.max_query_len = max_query;
+  out.max_seq_len = max_seq;
+  out.num_draft_tokens = plan.num_draft_ids;
+  out.attention_state = plan.num_draft_ids ? SPEC_DECODING
+                        : decode_only      ? DECODE_ONLY
+                        : no_cache         ? PREFILL_NO_CACHE
+                        : reach_end        ? PREFILL_CACHE_HIT
+                                           : CHUNKED_PREFILL;
+}
+
+// Everything of one entry a token. Drafts are staged past the known tokens first, so that one copy serves every row.
+void StepCore::tokens(const Plan &plan, Scalars &out) {
+  const States &s = states;
+  Buffers &o = buffers;
+  const int64_t B = out.num_reqs, T = out.num_tokens;
+  for (int64_t b = 0, d = 0; plan.num_drafts && b < B; ++b) {
+    const int32_t row = plan.rows[b];
+    int32_t *staged = s.token_ids + int64_t(row) * s.max_model_len + s.num_tokens[row];
+    for (int32_t j = 0; j < plan.num_drafts[b]; ++j, ++d) {
+      staged[j] = std::max(plan.draft_ids[d], 0);
+      o.draft_token_ids[d] = plan.draft_ids[d];
+    }
+  }
+  int64_t t = 0;
+  for (int64_t b = 0; b < B; ++b) {
+    const int32_t n = o.num_scheduled_tokens[b], c = o.num_computed_tokens[b];
+    const int32_t *ids = s.token_ids + int64_t(o.idx_mapping[b]) * s.max_model_len + c;
+    if (n == 1) {
+      o.input_ids[t] = *ids;
+      o.positions[t] = c;
+      o.req_indices[t++] = int32_t(b);
+      continue;
+    }
+    std::memcpy(o.input_ids + t, ids, sizeof(int32_t) * n);
+    std::fill(o.req_indices + t, o.req_indices + t + n, int32_t(b));
+    for (int32_t i = 0; i < n; ++i) o.positions[t + i] = c + i;
+    t += n;
+  }
+  if (const int64_t stale = o.written[0]; stale > T) {
+    std::fill(o.input_ids + T, o.input_ids + stale, 0);
+    std::fill(o.positions + T, o.positions + stale, 0);
+    for (Group &g : groups) std::fill(g.slot_mapping + T, g.slot_mapping + stale, int64_t(-1));
+  }
+}
+
+// The last 1 + drafts tokens of each request are projected to logits.
+void StepCore::logits(const Plan &plan, Scalars &out) {
+  Buffers &o = buffers;
+  int32_t l = 0, d = 0;
+  o.cu_num_logits[0] = o.cu_num_draft_tokens[0] = 0;
+  for (int64_t b = 0; b < out.num_reqs; ++b) {
+    const int32_t k = plan.num_drafts ? plan.num_drafts[b] : 0, first = o.query_start_loc[b + 1] - 1 - k;
+    for (int32_t j = 0; j <= k; ++j) {
+      o.logits_indices[l + j] = first + j;
+      o.expanded_idx_mapping[l + j] = plan.rows[b];
+      o.expanded_local_pos[l + j] = j;
+      if (j < k) o.target_logits_indices[d + j] = l + j;
+    }
+    o.bonus_logits_indices[b] = l + k;
+    o.cu_num_logits[b + 1] = l += k + 1;
+    o.cu_num_draft_tokens[b + 1] = d += k;
+  }
+  out.num_logits = l;
+}
+
+void StepCore::slots(const Group &g, int64_t B) {
+  const Buffers &o = buffers;
+  const int32_t S = g.block_size, P = g.tokens_per_block(), round = g.cp.interleave * g.cp.size;
+  int64_t t = 0;
+  for (int64_t b = 0; b < B; ++b) {
+    const int32_t *blocks = g.table + int64_t(o.idx_mapping[b]) * g.width;
+    const int32_t n = o.num_scheduled_tokens[b];
+    uint32_t k = uint32_t(o.num_computed_tokens[b]) / uint32_t(P);
+    int32_t offset = o.num_computed_tokens[b] - int32_t(k) * P;
+    for (int32_t i = 0; i < n;) {  // one run of tokens a block
+      const int32_t run = std::min(n - i, P - offset);
+      const int64_t base = int64_t(blocks[k]) * S;
+      if (g.cp.size == 1) {
+        for (int32_t j = 0; j < run; ++j) g.slot_mapping[t + j] = base + offset + j;
+      } else {
+        for (int32_t j = 0; j < run; ++j) {
+          const int32_t at = offset + j;
+          const bool owned = at / g.cp.interleave % g.cp.size == g.cp.rank;
+          g.slot_mapping[t + j] = owned ? base + at / round * g.cp.interleave + at % g.cp.interleave : -1;
+        }
+      }
+      t += run;
+      i += run;
+      offset = 0;
+      ++k;
+    }
+  }
+}
+
+// Row b of the gathered table: the request's blocks, null past the end and wholly below the sliding window.
+void StepCore::gather(Group &g, int64_t B) {
+  for (int64_t b = 0; b < B; ++b) {
+    const int32_t row = buffers.idx_mapping[b], held = g.num_blocks[row];
+    int32_t *to = g.gathered + b * g.width, below = 0;
+    std::memcpy(to, g.table + int64_t(row) * g.width, sizeof(int32_t) * held);
+    if (g.sliding_window >= 2) {
+      below = std::max(buffers.num_computed_tokens[b] - g.sliding_window + 1, 0) / g.tokens_per_block();
+      std::fill(to, to + std::min(below, held), 0);
+    }
+    if (const int32_t stale = g.gathered_written[b]; stale > held) std::fill(to + held, to + stale, 0);
+    g.gathered_written[b] = held;
+  }
+  for (int64_t b = B; b < buffers.written[2]; ++b) {
+    std::fill_n(g.gathered + b * g.width, g.gathered_written[b], 0);
+    g.gathered_written[b] = 0;
+  }
+}
+
+bool StepCore::commit(const int32_t *sampled, int64_t B, int64_t width) {
+  const Buffers &o = buffers;
+  const States &s = states;
+  const auto is_current = [&](int64_t b) { return s.row_generation[o.idx_mapping[b]] == o.row_generation[b]; };
+  const auto can_sample = [&](int64_t b) {
+    return o.num_computed_tokens[b] + o.num_scheduled_tokens[b] - o.num_draft_tokens[b] >= s.num_tokens[o.idx_mapping[b]];
+  };
+  const auto count = [&](int64_t b) {
+    int64_t m = 0;
+    while (m < width && sampled[b * width + m] >= 0) ++m;
+    return int32_t(m);
+  };
+  for (int64_t b = 0; b < B; ++b) {
+    const int32_t m = count(b);
+    for (int64_t j = 0; j < width; ++j) {
+      const int32_t token = sampled[b * width + j];
+      if (token >= s.vocab_size || token < -1 || (j > m && token >= 0)) return false;
+    }
+    if (is_current(b) && can_sample(b) &&
+        (m > o.num_draft_tokens[b] + 1 || s.num_tokens[o.idx_mapping[b]] + m > s.max_model_len))
+      return false;
+  }
+  for (int64_t b = 0; b < B; ++b) {
+    if (!is_current(b)) continue;
+    const int32_t row = o.idx_mapping[b], end = o.num_computed_tokens[b] + o.num_scheduled_tokens[b];
+    if (!can_sample(b)) {
+      s.num_computed_tokens[row] = end;
+      continue;
+    }
+    const int32_t m = count(b), v = s.num_tokens[row];
+    std::memcpy(s.token_ids + int64_t(row) * s.max_model_len + v, sampled + b * width, sizeof(int32_t) * m);
+    s.num_tokens[row] = v + m;
+    s.num_computed_tokens[row] = end - (o.num_draft_tokens[b] - std::max(m - 1, 0));
+    if (m) s.last_sampled_token[row] = sampled[b * width + m - 1];
+  }
+  return true;
+}
+
+}  // namespace foreword

@@ -1,0 +1,38 @@
+"""Step preparation for LLM engines: from "these requests, this many tokens each" to every tensor a forward pass reads.
+
+    states = RequestStates(max_num_reqs=…, max_model_len=…, vocab_size=…, kv_groups=[KVGroup(block_size=16)])
+    buffers = InputBuffers.for_states(states, max_num_batched_tokens=…)
+    states.add_request(NewRequest("a", prompt_token_ids=[…], block_ids=[[…]]))
+    batch = prepare_inputs(states, {"a": 5}, buffers)      # the step's tensors: batch.input_ids, batch.slot_mapping, …
+    print(batch.explain())                                 # the same as tables
+    states.commit(batch, {"a": [token]})                   # what was sampled
+
+Needs NumPy alone. `foreword.batch.spec` holds every tensor as data.
+"""
+
+from foreword.batch.attention import AttentionState
+from foreword.batch.buffers import InputBuffers
+from foreword.batch.explain import Explanation
+from foreword.batch.groups import ContextParallel, KVGroup
+from foreword.batch.inputs import InputBatch, StaleBatchError, prepare_inputs
+from foreword.batch.requests import NewRequest
+from foreword.batch.sampling import SamplingParams
+from foreword.batch.states import RequestStates
+from foreword.errors import CapacityError, PlanError, RequestError
+
+__all__ = [
+    "AttentionState",
+    "CapacityError",
+    "ContextParallel",
+    "Explanation",
+    "InputBatch",
+    "InputBuffers",
+    "KVGroup",
+    "NewRequest",
+    "PlanError",
+    "RequestError",
+    "RequestStates",
+    "SamplingParams",
+    "StaleBatchError",
+    "prepare_inputs",
+]

@@ -1,0 +1,1 @@
+"""A step in the form that other attention kernels and engines take: one small module each."""

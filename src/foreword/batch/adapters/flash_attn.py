@@ -1,0 +1,42 @@
+"""FlashAttention's variable-length interface with a paged cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from foreword.batch.inputs import InputBatch
+
+I32 = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FlashAttnVarlen:
+    """Arguments of a varlen call: request b's queries are rows cu_seqlens_q[b] … cu_seqlens_q[b + 1] − 1, its
+    cu_seqlens_k[b + 1] − cu_seqlens_k[b] keys are in the pages of block_table[b], −1 past its last block.
+
+    cu_seqlens_q, cu_seqlens_k: int32 [B + 1]; block_table: int32 [B, blocks of the longest row of the batch].
+    """
+
+    cu_seqlens_q: I32
+    cu_seqlens_k: I32
+    max_seqlen_q: int
+    max_seqlen_k: int
+    block_table: I32
+
+
+def flash_attn_varlen(batch: InputBatch, group: int = 0) -> FlashAttnVarlen:
+    """The step as FlashAttention takes it. Copies: it stays true after the next step."""
+    B = batch.num_reqs
+    cu_seqlens_k = np.zeros(B + 1, np.int32)
+    np.cumsum(batch.seq_lens[:B], out=cu_seqlens_k[1:])
+    held = batch.num_blocks[group]
+    table = batch.block_table[group][:B, : int(held.max(initial=0))].copy()
+    table[np.arange(table.shape[1]) >= held[:, None]] = -1
+    return FlashAttnVarlen(
+        batch.query_start_loc[: B + 1].copy(), cu_seqlens_k, batch.max_query_len, batch.max_seq_len, table
+    )

@@ -1,0 +1,112 @@
+"""The step in one native call. The plan's checks run in the same pass; what they find is told by `plan.check`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from foreword.batch import plan as _plan
+from foreword.batch.backends import Scalars
+from foreword.batch.plan import Plan
+from foreword.errors import ConfigError
+
+try:
+    from foreword import _native
+except ImportError:
+    _native = None  # type: ignore[assignment]
+
+if TYPE_CHECKING:
+    from foreword.batch.buffers import InputBuffers
+    from foreword.batch.states import RequestStates
+
+
+def available() -> bool:
+    """Whether the native module is built."""
+    return _native is not None
+
+
+def run(
+    states: RequestStates, buffers: InputBuffers, plan: Plan, padded: tuple[int | None, int | None], gather: bool
+) -> Scalars:
+    core = buffers.native
+    if core is None:
+        core = buffers.native = _bind(states, buffers)
+    result = core.prepare(
+        plan.rows,
+        plan.num_scheduled,
+        plan.num_drafts,
+        plan.draft_ids,
+        -1 if padded[0] is None else padded[0],
+        -1 if padded[1] is None else padded[1],
+        gather,
+    )
+    if result is None:
+        buffers.generation -= 1  # nothing was written: an earlier batch is still whole
+        states.step -= 1
+        _plan.check(states, buffers, plan, padded)
+        raise AssertionError("the native core refused a plan that plan.check accepts")
+    return Scalars._make(result)
+
+
+def _bind(states: RequestStates, buffers: InputBuffers) -> Any:
+    if _native is None:
+        raise ConfigError("backend='native': the native module is not built; run `pip install .`, or use 'numpy'")
+    core = _native.StepCore(
+        {
+            name: getattr(states, name)
+            for name in (
+                "token_ids",
+                "num_tokens",
+                "num_computed_tokens",
+                "prompt_len",
+                "prefill_len",
+                "last_sampled_token",
+                "row_generation",
+                "live",
+            )
+        },
+        {name: getattr(buffers, name) for name in _BUFFER_ARRAYS},
+        states.vocab_size,
+        states.max_num_draft_tokens,
+        states.context_parallel is not None,
+    )
+    for g, table in enumerate(states.block_tables):
+        cp = table.context_parallel
+        core.add_group(
+            table.table,
+            table.num_blocks,
+            buffers.block_table[g],
+            buffers.block_table_written[g],
+            buffers.slot_mapping[g],
+            table.group.block_size,
+            table.group.sliding_window or 0,
+            *((cp.size, cp.rank, cp.interleave) if cp is not None else (1, 0, 1)),
+        )
+    if states.context_parallel is not None:
+        cp = states.context_parallel
+        core.set_context_parallel(cp.size, cp.rank, cp.interleave)
+    return core
+
+
+_BUFFER_ARRAYS = (
+    "idx_mapping",
+    "num_scheduled_tokens",
+    "num_draft_tokens",
+    "num_computed_tokens",
+    "is_prefilling",
+    "row_generation",
+    "query_start_loc",
+    "seq_lens",
+    "dcp_local_seq_lens",
+    "cu_num_logits",
+    "cu_num_draft_tokens",
+    "req_indices",
+    "positions",
+    "input_ids",
+    "logits_indices",
+    "expanded_idx_mapping",
+    "expanded_local_pos",
+    "target_logits_indices",
+    "bonus_logits_indices",
+    "draft_token_ids",
+    "written",
+)

@@ -1,0 +1,301 @@
+"""One step: the scheduler's choice in, what the model and its attention kernels read out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from foreword.batch import plan as _plan
+from foreword.batch.attention import AttentionState, visible
+from foreword.batch.backends import Scalars, loops, native, vectorized
+from foreword.batch.buffers import InputBuffers
+from foreword.batch.plan import Drafts, Order, PlanLike
+from foreword.errors import ForewordError, PlanError
+
+if TYPE_CHECKING:
+    from foreword.batch.adapters.flash_attn import FlashAttnVarlen
+    from foreword.batch.adapters.flashinfer import FlashInferPlan
+    from foreword.batch.explain import Explanation
+    from foreword.batch.states import RequestStates
+
+Backend = Literal["auto", "loops", "numpy", "native"]
+_T = TypeVar("_T")
+
+
+class StaleBatchError(ForewordError, RuntimeError):
+    """A batch was used after the next `prepare_inputs` on its buffers."""
+
+
+class _Array(Generic[_T]):
+    """The first entries of a buffer, read-only. How many: the scalars ``counts`` name, plus ``extra``."""
+
+    def __init__(self, count: str, extra: int = 0) -> None:
+        self.index, self.extra = Scalars._fields.index(count), extra
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    @overload
+    def __get__(self, batch: None, owner: type) -> _Array[_T]: ...
+    @overload
+    def __get__(self, batch: InputBatch, owner: type) -> _T: ...
+    def __get__(self, batch: InputBatch | None, owner: type) -> Any:
+        if batch is None:
+            return self
+        batch._alive()
+        size = batch._scalars[self.index] + self.extra
+        view = batch._buffers.views[self.name]
+        return tuple(v[:size] for v in view) if isinstance(view, tuple) else view[:size]
+
+
+class _Scalar:
+    """One of the step's scalars."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.index = Scalars._fields.index(name)
+
+    @overload
+    def __get__(self, batch: None, owner: type) -> _Scalar: ...
+    @overload
+    def __get__(self, batch: InputBatch, owner: type) -> int: ...
+    def __get__(self, batch: InputBatch | None, owner: type) -> Any:
+        if batch is None:
+            return self
+        batch._alive()
+        return batch._scalars[self.index]
+
+
+I32 = npt.NDArray[np.int32]
+I64 = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+
+class InputBatch:
+    """The tensors of one step, in batch order: read-only views of the buffers, valid until the next `prepare_inputs`
+    on them. `foreword.batch.spec` describes each one; `explain` shows them.
+    """
+
+    __slots__ = ("_buffers", "_committed", "_gathered", "_generation", "_layout", "_req_ids", "_scalars", "_states", "step")
+
+    num_reqs = _Scalar()
+    num_tokens = _Scalar()
+    num_reqs_padded = _Scalar()
+    num_tokens_padded = _Scalar()
+    max_query_len = _Scalar()
+    max_seq_len = _Scalar()
+
+    idx_mapping = _Array[I32]("num_reqs")
+    num_scheduled_tokens = _Array[I32]("num_reqs")
+    num_draft_tokens = _Array[I32]("num_reqs")
+    num_computed_tokens = _Array[I32]("num_reqs")
+    is_prefilling = _Array[Bools]("num_reqs")
+    row_generation = _Array[I64]("num_reqs")
+    query_start_loc = _Array[I32]("num_reqs_padded", 1)
+    seq_lens = _Array[I32]("num_reqs_padded")
+    cu_num_logits = _Array[I32]("num_reqs", 1)
+    cu_num_draft_tokens = _Array[I32]("num_reqs", 1)
+    req_indices = _Array[I32]("num_tokens")
+    positions = _Array[I64]("num_tokens_padded")
+    input_ids = _Array[I32]("num_tokens_padded")
+    slot_mapping = _Array[tuple[I64, ...]]("num_tokens_padded")
+    logits_indices = _Array[I64]("num_logits")
+    expanded_idx_mapping = _Array[I32]("num_logits")
+    expanded_local_pos = _Array[I32]("num_logits")
+    target_logits_indices = _Array[I64]("num_draft_tokens")
+    bonus_logits_indices = _Array[I64]("num_reqs")
+    draft_token_ids = _Array[I32]("num_draft_tokens")
+
+    def __init__(
+        self, states: RequestStates, buffers: InputBuffers, scalars: Scalars, req_ids: list[str] | None, gathered: bool
+    ) -> None:
+        self._states = states
+        self._buffers = buffers
+        self._scalars = scalars
+        self._req_ids = req_ids
+        self._gathered = gathered
+        self._generation = buffers.generation
+        self._layout = states.layout_version
+        self._committed = False
+        self.step = states.step
+
+    def _alive(self) -> None:
+        if self._generation != self._buffers.generation:
+            raise StaleBatchError(
+                f"the batch of step {self.step} was replaced by a later prepare_inputs on the same buffers; "
+                "read a batch before preparing the next, or alternate between two InputBuffers"
+            )
+
+    @property
+    def req_ids(self) -> list[str]:
+        """The scheduled requests, in batch order."""
+        self._alive()
+        if self._req_ids is None:
+            freed = self._states.row_generation[self.idx_mapping] != self.row_generation
+            if self._layout != self._states.layout_version or freed.any():
+                raise StaleBatchError(f"step {self.step}: read req_ids before rows are freed or moved")
+            self._req_ids = [self._states.req_id_of(row) for row in self.idx_mapping.tolist()]
+        return self._req_ids
+
+    @property
+    def block_table(self) -> tuple[I32, ...]:
+        """[Bp, K_g] of each KV group: the requests' blocks, null on padding, past the end and below the window."""
+        self._alive()
+        if not self._gathered:
+            raise PlanError("block tables were not gathered: pass gather_block_tables=True, or read the states' "
+                            "block_tables through idx_mapping", step=self.step, tensor="block_table")  # fmt: skip
+        size = self.num_reqs_padded
+        return tuple(t[:size] for t in self._buffers.views["block_table"])
+
+    @property
+    def num_blocks(self) -> tuple[I32, ...]:
+        """[B] of each KV group: how many entries of the gathered block-table row are the request's."""
+        self._alive()
+        if not self._gathered:
+            raise PlanError("block tables were not gathered: pass gather_block_tables=True", tensor="num_blocks")
+        return tuple(n[: self.num_reqs] for n in self._buffers.views["block_table_written"])
+
+    def tokens_per_block(self, group: int = 0) -> int:
+        """Positions that one block-table entry of the group covers: S, or S·n under context parallelism."""
+        return self._states.block_tables[group].tokens_per_block
+
+    def kernel_block_table(self, group: int = 0) -> I32:
+        """[Bp, K_g · r]: allocation block n stands for the kernel blocks n·r … n·r + r − 1, r = S / kernel_block_size."""
+        table, kv_group = self.block_table[group], self._states.block_tables[group].group
+        ratio = kv_group.block_size // (kv_group.kernel_block_size or kv_group.block_size)
+        expanded = table[:, :, None] * np.int32(ratio) + np.arange(ratio, dtype=np.int32)
+        return expanded.reshape(len(table), -1)
+
+    @property
+    def dcp_local_seq_lens(self) -> I32 | None:
+        """[Bp] this rank's share of seq_lens; None without context parallelism."""
+        self._alive()
+        if self._states.context_parallel is None:
+            return None
+        view: I32 = self._buffers.views["dcp_local_seq_lens"][: self.num_reqs_padded]
+        return view
+
+    @property
+    def attention_state(self) -> AttentionState:
+        """Which kind of step this is. See `AttentionState`."""
+        self._alive()
+        return AttentionState(self._scalars[8])
+
+    def attention_mask(self, group: int = 0) -> Bools | None:
+        """A dense mask, True = visible, made anew: PREFILL_NO_CACHE one [max_query_len, max_query_len] for all requests;
+        DECODE_ONLY none; otherwise [T, max_seq_len], row t sees the keys of its request up to its position.
+        """
+        window = self._states.block_tables[group].group.sliding_window
+        match self.attention_state:
+            case AttentionState.DECODE_ONLY:
+                return None
+            case AttentionState.PREFILL_NO_CACHE:
+                return visible(np.arange(self.max_query_len), self.max_query_len, window)
+            case _:
+                return visible(self.positions[: self.num_tokens], self.max_seq_len, window)
+
+    def explain(self, group: int = 0, *, token: int | None = None) -> Explanation:
+        """The step's derived tensors, printable as tables; with ``token`` as one sentence about that token."""
+        from foreword.batch.explain import Explanation
+
+        return Explanation.of(self, self._states, group, token)
+
+    def to_flash_attn(self, group: int = 0) -> FlashAttnVarlen:
+        """The step as FlashAttention's varlen interface takes it."""
+        from foreword.batch.adapters.flash_attn import flash_attn_varlen
+
+        return flash_attn_varlen(self, group)
+
+    def to_flashinfer(self, group: int = 0) -> FlashInferPlan:
+        """The step as FlashInfer's paged wrappers take it."""
+        from foreword.batch.adapters.flashinfer import flashinfer_plan
+
+        return flashinfer_plan(self, group)
+
+    # -- for commit --------------------------------------------------------------------------------------------
+
+    def claim_commit(self, states: RequestStates) -> None:
+        """Refuse a second commit, foreign states and moved rows."""
+        self._alive()
+        if states is not self._states:
+            raise PlanError("this batch was prepared from other states", step=self.step)
+        if self._layout != states.layout_version:
+            raise PlanError("rows moved between prepare_inputs and commit: commit first", step=self.step)
+        if self._committed:
+            raise PlanError("this batch was committed before", step=self.step)
+        self._committed = True
+
+    def release_commit(self) -> None:
+        """Undo `claim_commit` after a commit that changed nothing."""
+        self._committed = False
+
+    def commit_native(self, sampled: I32) -> bool:
+        """Whether the native core applied the samples [B, width]; False where it was not used, or refuses them."""
+        core = self._buffers.native
+        return core is not None and bool(core.commit(np.ascontiguousarray(sampled)))
+
+    def __repr__(self) -> str:
+        if self._generation != self._buffers.generation:
+            return f"<InputBatch of step {self.step}, replaced>"
+        return (
+            f"<InputBatch of step {self.step}: {self.num_reqs} requests, {self.num_tokens} tokens, "
+            f"{self.attention_state.name}>"
+        )
+
+
+def prepare_inputs(
+    states: RequestStates,
+    plan: PlanLike,
+    buffers: InputBuffers,
+    *,
+    draft_tokens: Drafts = None,
+    pad_to: tuple[int | None, int | None] | None = None,
+    order: Order = "given",
+    backend: Backend = "auto",
+    gather_block_tables: bool = True,
+) -> InputBatch:
+    """Turn the scheduler's choice into the tensors of a step.
+
+    plan: {req_id: tokens to schedule}, or (rows, num_scheduled) int32 [B]. A count includes the row's drafts.
+    draft_tokens: {req_id: [ids]}, or with array plans int32 [B, D] padded with −1; drafts take the last positions.
+    pad_to: (num_tokens, num_reqs) for a captured graph; None in either place pads nothing there.
+    order: "given", or "decode_first": stable by (no drafts, tokens != 1 + max_num_draft_tokens, tokens).
+    backend: "auto" is native where it is built, else numpy. All three give equal bits.
+    gather_block_tables: False leaves `InputBatch.block_table` out, for kernels that read the states' own tables.
+
+    Raises PlanError where a row would read or write what it must not, CapacityError past the buffers, RequestError
+    for an unknown id. Nothing is changed when this raises. The state changes only in `RequestStates.commit`.
+    """
+    if buffers.states is not states:
+        raise PlanError("these buffers were made for other states: use InputBuffers.for_states(states, …)")
+    wanted = _plan.normalize(states, plan, draft_tokens)
+    padded = (None, None) if pad_to is None else pad_to
+    if order == "decode_first":
+        wanted = _plan.decode_first(wanted, states.max_num_draft_tokens)
+    elif order != "given":
+        raise PlanError(f"order={order!r}: must be 'given' or 'decode_first'")
+    if isinstance(plan, tuple):
+        req_ids = None  # found by row when somebody asks
+    else:
+        req_ids = list(plan) if order == "given" else [states.req_id_of(row) for row in wanted.rows.tolist()]
+    run = _backend(backend)
+    if run is not native.run:
+        _plan.check(states, buffers, wanted, pad_to)
+    buffers.generation += 1
+    states.step += 1
+    scalars = run(states, buffers, wanted, padded, gather_block_tables)
+    return InputBatch(states, buffers, scalars, req_ids, gather_block_tables)
+
+
+def _backend(name: Backend) -> Any:
+    match name:
+        case "auto":
+            return native.run if native.available() else vectorized.run
+        case "native":
+            return native.run
+        case "numpy":
+            return vectorized.run
+        case "loops":
+            return loops.run
+    raise PlanError(f"backend={name!r}: must be 'auto', 'native', 'numpy' or 'loops'")

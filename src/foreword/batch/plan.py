@@ -1,0 +1,163 @@
+"""The scheduler's choice, brought into arrays and checked against the state. Both are O(B)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from foreword.errors import CapacityError, PlanError
+
+if TYPE_CHECKING:
+    from foreword.batch.buffers import InputBuffers
+    from foreword.batch.states import RequestStates
+
+Int32s = npt.NDArray[np.int32]
+PlanLike = Mapping[str, int] | tuple[Int32s, Int32s]
+Drafts = Mapping[str, Sequence[int]] | Int32s | None
+Order = Literal["given", "decode_first"]
+
+_NONE = np.zeros(0, np.int32)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """A step in arrays, batch order. rows, num_scheduled: int32 [B]. num_drafts: int32 [B], or empty for no drafts
+    at all; draft_ids: int32 [total drafts], request by request, −1 for a draft whose id is not known here.
+    """
+
+    rows: Int32s
+    num_scheduled: Int32s
+    num_drafts: Int32s
+    draft_ids: Int32s
+
+
+def normalize(states: RequestStates, plan: PlanLike, drafts: Drafts) -> Plan:
+    """Either form of plan and drafts as arrays. RequestError for an id that is not here."""
+    if isinstance(plan, tuple):
+        rows, counts = (np.ascontiguousarray(a, np.int32) for a in plan)
+        if rows.shape != counts.shape or rows.ndim != 1:
+            raise PlanError("rows and num_scheduled must be one-dimensional and equally long",
+                            expected=rows.shape, got=counts.shape)  # fmt: skip
+        if drafts is None:
+            return Plan(rows, counts, _NONE, _NONE)
+        if isinstance(drafts, Mapping):
+            return _with_draft_lists(rows, counts, [drafts.get(states.req_id_of(int(r)), ()) for r in rows])
+        table = np.ascontiguousarray(drafts, np.int32)
+        if table.ndim != 2 or len(table) != len(rows):
+            raise PlanError("draft_tokens must be [B, D], padded with −1", tensor="draft_tokens",
+                            expected=(len(rows), "D"), got=table.shape)  # fmt: skip
+        present = table >= 0
+        num = present.sum(1, dtype=np.int32)
+        if bool((present[:, 1:] > present[:, :-1]).any()):
+            b = int(np.argmax((present[:, 1:] > present[:, :-1]).any(1)))
+            raise PlanError("draft_tokens has a −1 before a draft", tensor="draft_tokens", index=b,
+                            expected="−1 only as padding at the end", got=table[b].tolist())  # fmt: skip
+        return Plan(rows, counts, num, table[present]) if num.any() else Plan(rows, counts, _NONE, _NONE)
+    rows = np.fromiter(map(states.row_of, plan), np.int32, len(plan))
+    counts = np.fromiter(plan.values(), np.int32, len(plan))
+    if not drafts:
+        return Plan(rows, counts, _NONE, _NONE)
+    if not isinstance(drafts, Mapping):
+        raise PlanError("with a plan by request id, draft_tokens is a mapping too", tensor="draft_tokens",
+                        expected="{req_id: [ids]}", got=type(drafts).__name__)  # fmt: skip
+    for rid in drafts:
+        if rid not in plan and len(drafts[rid]):
+            raise PlanError("drafts for a request that is not scheduled", request=rid, tensor="draft_tokens")
+    return _with_draft_lists(rows, counts, [drafts.get(rid, ()) for rid in plan])
+
+
+def _with_draft_lists(rows: Int32s, counts: Int32s, lists: list[Sequence[int]]) -> Plan:
+    num = np.fromiter(map(len, lists), np.int32, len(lists))
+    if not num.any():
+        return Plan(rows, counts, _NONE, _NONE)
+    return Plan(rows, counts, num, np.array([t for ids in lists for t in ids], np.int32))
+
+
+def decode_first(plan: Plan, max_num_draft_tokens: int) -> Plan:
+    """The plan in the order (no drafts, tokens != 1 + max_num_draft_tokens, tokens), stable: verification and decode
+    rows first, then short extends, then long prefills.
+    """
+    no_drafts = plan.num_drafts == 0 if plan.num_drafts.size else np.ones(len(plan.rows), np.bool_)
+    order = np.lexsort((plan.num_scheduled, plan.num_scheduled != 1 + max_num_draft_tokens, no_drafts))
+    if not plan.num_drafts.size:
+        return Plan(plan.rows[order], plan.num_scheduled[order], _NONE, _NONE)
+    starts = np.cumsum(plan.num_drafts) - plan.num_drafts
+    pieces = [plan.draft_ids[starts[b] : starts[b] + plan.num_drafts[b]] for b in order]
+    return Plan(plan.rows[order], plan.num_scheduled[order], plan.num_drafts[order], np.concatenate(pieces))
+
+
+def check(
+    states: RequestStates, buffers: InputBuffers, plan: Plan, pad_to: tuple[int | None, int | None] | None
+) -> None:
+    """Raise for the first thing that would read or write where it must not. O(B + drafts); changes nothing.
+
+    With c computed, n scheduled, k drafts, v known tokens and P tokens a block, each row must satisfy
+        live, planned once;  n ≥ 1;  0 ≤ k ≤ max_num_draft_tokens;
+        c + n ≤ v if k = 0, c + n − k = v otherwise;  c + n ≤ M;  num_blocks ≥ ceil((c + n) / P) in every group.
+    """
+    rows, n = plan.rows, plan.num_scheduled.astype(np.int64)
+    B, T = len(rows), int(n.sum())
+    _capacity("requests", B, states.max_num_reqs, "max_num_reqs")
+    if pad_to is not None:
+        for what, pad, got, cap in (
+            ("tokens", pad_to[0], T, buffers.max_num_batched_tokens),
+            ("requests", pad_to[1], B, states.max_num_reqs),
+        ):
+            if pad is not None and not got <= pad <= cap:
+                raise PlanError(f"pad_to {what} out of range", step=states.step, tensor=f"pad_to ({what})",
+                                expected=f"{got} … {cap}", got=pad)  # fmt: skip
+    if not B:
+        return
+
+    def fail(bad: npt.NDArray[np.bool_], message: str, tensor: str, expected: object, got: npt.NDArray[np.integer],
+             ) -> NoReturn:  # fmt: skip
+        b = int(np.argmax(bad))
+        row = int(rows[b])
+        rid = states._req_ids[row] if 0 <= row < states.max_num_reqs else None
+        want = expected[b].item() if isinstance(expected, np.ndarray) else expected
+        raise PlanError(message, step=states.step, request=rid, tensor=tensor, index=b, expected=want, got=got[b].item())
+
+    if (bad := (rows < 0) | (rows >= states.max_num_reqs)).any():
+        fail(bad, "a row that does not exist", "rows", f"0 … {states.max_num_reqs - 1}", rows)
+    if (bad := ~states.live[rows]).any():
+        fail(bad, "a row that holds no request", "rows", "a live row", rows)
+    first = np.unique(rows, return_index=True)[1]
+    if len(first) != B:
+        bad = np.ones(B, np.bool_)
+        bad[first] = False
+        fail(bad, "a request is scheduled twice", "rows", "each row once", rows)
+    if (bad := n < 1).any():
+        fail(bad, "a scheduled request needs at least one token", "num_scheduled_tokens", "1 or more", n)
+    k = plan.num_drafts.astype(np.int64) if plan.num_drafts.size else np.zeros(B, np.int64)
+    if (bad := k > states.max_num_draft_tokens).any():
+        fail(bad, "more drafts than max_num_draft_tokens", "draft_tokens", states.max_num_draft_tokens, k)
+    c, v = states.num_computed_tokens[rows].astype(np.int64), states.num_tokens[rows].astype(np.int64)
+    if (bad := (k > 0) & (c + n - k != v)).any():
+        fail(bad, "drafts must follow the last known token", "num_scheduled_tokens", v - c + k, n)
+    if (bad := c + n - k > v).any():
+        fail(bad, "scheduled past the known tokens", "num_scheduled_tokens", v - c, n)
+    if (bad := c + n > states.max_model_len).any():
+        fail(bad, "scheduled past max_model_len", "num_scheduled_tokens", states.max_model_len - c, n)
+    for g, table in enumerate(states.block_tables):
+        need, held = -(-(c + n) // table.tokens_per_block), table.num_blocks[rows]
+        if (bad := need > held).any():
+            fail(bad, "too few blocks for the tokens scheduled", f"block_table[{g}]", need, held)
+    ids = plan.draft_ids
+    if ids.size and (ids.min() < -1 or ids.max() >= states.vocab_size):
+        i = int(np.argmax((ids < -1) | (ids >= states.vocab_size)))
+        b = int(np.searchsorted(np.cumsum(k), i, side="right"))
+        raise PlanError("a draft is no token id", step=states.step, request=states._req_ids[int(rows[b])],
+                        tensor="draft_tokens", index=i, expected=f"−1 … {states.vocab_size - 1}",
+                        got=int(ids[i]))  # fmt: skip
+    _capacity("tokens", T, buffers.max_num_batched_tokens, "max_num_batched_tokens")
+
+
+def _capacity(what: str, got: int, cap: int, name: str) -> None:
+    if got > cap:
+        raise CapacityError(f"{got} {what} in one step, {name} is {cap}: schedule fewer, or build with a larger {name}")
+
+

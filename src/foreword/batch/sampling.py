@@ -1,0 +1,190 @@
+"""Sampling parameters of a request, and the columns that hold them by row."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from foreword.errors import RequestError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How to choose a request's tokens, and when to stop.
+
+    n: completions of one prompt. best_of: candidates to choose the n from (None: n).
+    temperature: 0 is greedy. top_k: keep the k most likely tokens (0: all). top_p: keep the smallest set of the most
+    likely tokens with at least this much probability. min_p: keep tokens with at least min_p times the largest.
+    presence_penalty, frequency_penalty: subtracted from the logits of tokens in the output, once and a time each.
+    repetition_penalty: divides positive and multiplies negative logits of tokens in prompt or output.
+    seed: equal seeds and prompts give equal tokens, whatever else is in the batch (None: the engine chooses one).
+    max_tokens: None is up to the model's length. min_tokens: no end token and no stop before this many.
+    stop: strings that end the output; stop_token_ids: tokens that do; ignore_eos: the model's end token does not.
+    logprobs, prompt_logprobs: this many alternatives with each token (None: none, −1: the whole vocabulary).
+    bad_words_token_ids: sequences never to produce; allowed_token_ids: the only tokens to produce;
+    logit_bias: added to the logits of these tokens.
+    """
+
+    n: int = 1
+    best_of: int | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    stop: str | Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    detokenize: bool = True
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    bad_words: Sequence[str] = ()
+    bad_words_token_ids: Sequence[Sequence[int]] = ()
+    allowed_token_ids: Sequence[int] | None = None
+    logit_bias: Mapping[int, float] | None = None
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    def check(self, request_id: str | None = None, vocab_size: int | None = None) -> None:
+        """Raise `RequestError` for the first value out of range."""
+
+        def require(ok: bool, field: str, value: object, reason: str, fix: str) -> None:
+            if not ok:
+                raise RequestError(request_id, field, value, reason, fix)
+
+        require(self.n >= 1, "n", self.n, "must be at least 1", "Ask for one or more completions.")
+        require(
+            self.best_of is None or self.best_of >= self.n,
+            "best_of", self.best_of, f"must be at least n = {self.n}", "Raise best_of or lower n.",
+        )  # fmt: skip
+        for field, low, high, fix in _RANGES:
+            value = getattr(self, field)
+            require(
+                math.isfinite(value) and low <= value <= high, field, value, f"must be in [{low:g}, {high:g}]", fix
+            )
+        require(self.top_p > 0, "top_p", self.top_p, "must be above 0", "Use 1.0 for no limit.")
+        require(self.repetition_penalty > 0, "repetition_penalty", self.repetition_penalty, "must be above 0", "1.0: off.")
+        require(self.top_k >= 0, "top_k", self.top_k, "must be 0 (off) or more", "Use 0 for no limit.")
+        require(
+            self.max_tokens is None or self.max_tokens >= 1,
+            "max_tokens", self.max_tokens, "must be at least 1", "Ask for at least one token, or None for no limit.",
+        )  # fmt: skip
+        require(self.min_tokens >= 0, "min_tokens", self.min_tokens, "must be 0 or more", "Use 0 for none.")
+        require(
+            self.max_tokens is None or self.min_tokens <= self.max_tokens,
+            "min_tokens", self.min_tokens, f"is above max_tokens = {self.max_tokens}", "Lower it.",
+        )  # fmt: skip
+        require(
+            self.seed is None or -(2**63) <= self.seed < 2**63, "seed", self.seed, "must fit 64 bits", "Use a smaller one."
+        )
+        for field in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, field)
+            require(value is None or value >= -1, field, value, "must be −1 or more", "Use None for none, −1 for all.")
+        require(all(self.stop_strings), "stop", self.stop, "holds an empty string", "Remove it.")
+        if vocab_size is not None:
+            self._check_ids(request_id, vocab_size)
+
+    def _check_ids(self, request_id: str | None, vocab_size: int) -> None:
+        lists: dict[str, Sequence[int]] = {
+            "stop_token_ids": self.stop_token_ids,
+            "allowed_token_ids": self.allowed_token_ids or (),
+            "logit_bias": tuple(self.logit_bias or ()),
+            "bad_words_token_ids": [t for word in self.bad_words_token_ids for t in word],
+        }
+        for field, ids in lists.items():
+            for token in ids:
+                if not 0 <= token < vocab_size:
+                    raise RequestError(
+                        request_id, field, token, f"is no token id, the vocabulary has {vocab_size}", "Remove it."
+                    )
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise RequestError(request_id, "allowed_token_ids", [], "allows nothing", "Name a token, or use None.")
+
+
+_RANGES = (
+    ("temperature", 0.0, 100.0, "Use 0 for greedy, around 0.7 for variety."),
+    ("top_p", 0.0, 1.0, "Use 1.0 for no limit."),
+    ("min_p", 0.0, 1.0, "Use 0.0 for no limit."),
+    ("presence_penalty", -2.0, 2.0, "Use 0.0 for none."),
+    ("frequency_penalty", -2.0, 2.0, "Use 0.0 for none."),
+    ("repetition_penalty", 0.0, 100.0, "Use 1.0 for none."),
+)
+
+# column → (dtype, value of a row without sampling parameters). Greedy is the default of a row, not of a request.
+COLUMNS: dict[str, tuple[type[np.generic], float]] = {
+    "temperature": (np.float32, 0.0),
+    "top_p": (np.float32, 1.0),
+    "top_k": (np.int32, 0),
+    "min_p": (np.float32, 0.0),
+    "presence_penalty": (np.float32, 0.0),
+    "frequency_penalty": (np.float32, 0.0),
+    "repetition_penalty": (np.float32, 1.0),
+    "seed": (np.int64, 0),
+    "min_tokens": (np.int32, 0),
+    "num_logprobs": (np.int32, -1),
+    "num_prompt_logprobs": (np.int32, -1),
+}
+
+
+class SamplingColumns:
+    """One array a parameter, [R], by state row. ``num_logprobs`` is −1 where none are wanted and V where all are."""
+
+    __slots__ = (*COLUMNS, "version")
+
+    temperature: npt.NDArray[np.float32]
+    top_p: npt.NDArray[np.float32]
+    top_k: npt.NDArray[np.int32]
+    min_p: npt.NDArray[np.float32]
+    presence_penalty: npt.NDArray[np.float32]
+    frequency_penalty: npt.NDArray[np.float32]
+    repetition_penalty: npt.NDArray[np.float32]
+    seed: npt.NDArray[np.int64]
+    min_tokens: npt.NDArray[np.int32]
+    num_logprobs: npt.NDArray[np.int32]
+    num_prompt_logprobs: npt.NDArray[np.int32]
+
+    def __init__(self, max_num_reqs: int) -> None:
+        for name, (dtype, default) in COLUMNS.items():
+            setattr(self, name, np.full(max_num_reqs, default, dtype))
+        self.version = 0  # grows with every change: what was made from the columns can tell whether it is still true
+
+    def set(self, row: int, params: SamplingParams | None, vocab_size: int) -> None:
+        """Write a request's parameters to its row; None writes the defaults (greedy, nothing else)."""
+        self.version += 1
+        if params is None:
+            for name, (_, default) in COLUMNS.items():
+                getattr(self, name)[row] = default
+            return
+        self.temperature[row] = params.temperature
+        self.top_p[row] = params.top_p
+        self.top_k[row] = params.top_k if params.top_k < vocab_size else 0
+        self.min_p[row] = params.min_p
+        self.presence_penalty[row] = params.presence_penalty
+        self.frequency_penalty[row] = params.frequency_penalty
+        self.repetition_penalty[row] = params.repetition_penalty
+        self.seed[row] = params.seed if params.seed is not None else 0
+        self.min_tokens[row] = params.min_tokens
+        self.num_logprobs[row] = _count(params.logprobs, vocab_size)
+        self.num_prompt_logprobs[row] = _count(params.prompt_logprobs, vocab_size)
+
+    def arrays(self) -> list[npt.NDArray[np.generic]]:
+        return [getattr(self, name) for name in COLUMNS]
+
+
+def _count(wanted: int | None, vocab_size: int) -> int:
+    if wanted is None:
+        return -1
+    return vocab_size if wanted == -1 else wanted

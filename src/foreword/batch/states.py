@@ -1,0 +1,317 @@
+"""The system-level state: one permanent row a request, from admission to the end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from foreword.batch import commit as _commit
+from foreword.batch.block_table import BlockTable
+from foreword.batch.groups import ContextParallel, KVGroup
+from foreword.batch.requests import NewRequest, TokenIds
+from foreword.batch.sampling import SamplingColumns
+from foreword.errors import CapacityError, ConfigError, RequestError
+
+if TYPE_CHECKING:
+    from foreword.batch.inputs import InputBatch
+
+INT32_MAX = 2**31 - 1
+
+
+class RequestStates:
+    """Everything the input layer knows between two steps, by row.
+
+    A row is a handle: `add_request` returns it, it never moves (unless `condense` or `swap_rows` is called), and
+    `remove_request` frees it for the next admission. The arrays below have stable addresses for the object's life.
+
+    token_ids            int32 [R, M]  prompt, then committed outputs; the drafts of a step past the end
+    num_tokens           int32 [R]     known tokens: prompt + committed outputs
+    num_computed_tokens  int32 [R]     tokens whose KV is in the cache
+    prompt_len           int32 [R]     the user's prompt
+    prefill_len          int32 [R]     what must be computed before sampling starts: prompt + outputs at admission
+    last_sampled_token   int32 [R]     token_ids[row, num_tokens − 1] once something was sampled, else −1
+    lora_id              int32 [R]     adapter, 0 for none
+    row_generation       int64 [R]     how often the row was freed: tells a late result from a current one
+    block_tables         one `BlockTable` a KV group
+    sampling             `SamplingColumns`: one array a parameter
+    """
+
+    def __init__(
+        self,
+        *,
+        max_num_reqs: int,
+        max_model_len: int,
+        vocab_size: int,
+        kv_groups: Sequence[KVGroup],
+        max_num_draft_tokens: int = 0,
+        context_parallel: ContextParallel | None = None,
+    ) -> None:
+        for name, value, low in (
+            ("max_num_reqs", max_num_reqs, 1),
+            ("max_model_len", max_model_len, 1),
+            ("vocab_size", vocab_size, 1),
+            ("max_num_draft_tokens", max_num_draft_tokens, 0),
+        ):
+            if not low <= value <= INT32_MAX:
+                raise ConfigError(f"{name}={value}: must be in [{low}, {INT32_MAX}]")
+        if not kv_groups:
+            raise ConfigError("kv_groups=[]: a model has at least one KV group; pass [KVGroup(block_size=16)]")
+        self.max_num_reqs = max_num_reqs
+        self.max_model_len = max_model_len
+        self.vocab_size = vocab_size
+        self.max_num_draft_tokens = max_num_draft_tokens
+        self.context_parallel = context_parallel
+        self.block_tables = tuple(
+            BlockTable.allocate(g, context_parallel, max_num_reqs, max_model_len) for g in kv_groups
+        )
+        self.token_ids = np.zeros((max_num_reqs, max_model_len), np.int32)
+        self.num_tokens = np.zeros(max_num_reqs, np.int32)
+        self.num_computed_tokens = np.zeros(max_num_reqs, np.int32)
+        self.prompt_len = np.zeros(max_num_reqs, np.int32)
+        self.prefill_len = np.zeros(max_num_reqs, np.int32)
+        self.last_sampled_token = np.full(max_num_reqs, -1, np.int32)
+        self.lora_id = np.zeros(max_num_reqs, np.int32)
+        self.row_generation = np.zeros(max_num_reqs, np.int64)
+        self.live = np.zeros(max_num_reqs, np.bool_)
+        self.sampling = SamplingColumns(max_num_reqs)
+        self.step = 0  # prepared steps, for messages
+        self.layout_version = 0  # grows when rows move
+        self._rows: dict[str, int] = {}
+        self._req_ids: list[str | None] = [None] * max_num_reqs
+        self._free = list(range(max_num_reqs - 1, -1, -1))
+
+    # -- who is here -------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __contains__(self, req_id: object) -> bool:
+        return req_id in self._rows
+
+    @property
+    def req_ids(self) -> tuple[str, ...]:
+        """The live requests, in order of admission."""
+        return tuple(self._rows)
+
+    def row_of(self, req_id: str) -> int:
+        """The request's row; RequestError for an unknown id."""
+        row = self._rows.get(req_id)
+        if row is None:
+            raise RequestError(req_id, "req_id", req_id, "is not here", "Admit it with add_request first.")
+        return row
+
+    def req_id_of(self, row: int) -> str:
+        """The id of the request in a live row; CapacityError for a free one."""
+        req_id = self._req_ids[row] if 0 <= row < self.max_num_reqs else None
+        if req_id is None:
+            raise CapacityError(f"row {row} holds no request")
+        return req_id
+
+    # -- admission and removal ---------------------------------------------------------------------------------
+
+    def add_request(self, request: NewRequest) -> int:
+        """Admit a request and return its row. Nothing is changed when this raises.
+
+        Raises RequestError for bad values and CapacityError without a free row or past the end of a block-table row.
+        """
+        rid = request.req_id
+        if rid in self._rows:
+            raise RequestError(rid, "req_id", rid, "is here already", "Remove it first, or use another id.")
+        prompt = self._prompt_ids(request)
+        outputs = self._token_ids(rid, "output_token_ids", request.output_token_ids)
+        known = len(prompt) + len(outputs)
+        if known > self.max_model_len:
+            raise RequestError(
+                rid, "prompt_token_ids", f"{known} tokens", f"is longer than max_model_len = {self.max_model_len}",
+                "Shorten it, or build RequestStates with a larger max_model_len.",
+            )  # fmt: skip
+        if not 0 <= request.num_computed_tokens < known:
+            raise RequestError(
+                rid, "num_computed_tokens", request.num_computed_tokens, f"must be in [0, {known - 1}]",
+                "At least the last known token has to be computed to sample after it.",
+            )  # fmt: skip
+        blocks = self._check_blocks(rid, request.block_ids, existing=[0] * len(self.block_tables))
+        if not self._free:
+            raise CapacityError(f"request {rid!r}: all max_num_reqs = {self.max_num_reqs} rows are taken")
+
+        row = self._free.pop()
+        self._rows[rid] = row
+        self._req_ids[row] = rid
+        self.live[row] = True
+        self.token_ids[row, : len(prompt)] = prompt
+        self.token_ids[row, len(prompt) : known] = outputs
+        self.num_tokens[row] = self.prefill_len[row] = known
+        self.prompt_len[row] = len(prompt)
+        self.num_computed_tokens[row] = request.num_computed_tokens
+        self.last_sampled_token[row] = outputs[-1] if len(outputs) else -1
+        self.lora_id[row] = request.lora_id
+        for table, ids in zip(self.block_tables, blocks, strict=True):
+            table.append(row, ids)
+        self.sampling.set(row, request.sampling_params, self.vocab_size)
+        return row
+
+    def remove_request(self, req_id: str) -> bool:
+        """Free the request's row. True; False for an unknown id (so removing twice is harmless)."""
+        row = self._rows.pop(req_id, None)
+        if row is None:
+            return False
+        self._req_ids[row] = None
+        self.live[row] = False
+        self.row_generation[row] += 1
+        self.num_tokens[row] = self.num_computed_tokens[row] = 0
+        self.prompt_len[row] = self.prefill_len[row] = 0
+        self.last_sampled_token[row] = -1
+        self.lora_id[row] = 0
+        for table in self.block_tables:
+            table.clear(row)
+        self.sampling.set(row, None, self.vocab_size)
+        self._free.append(row)
+        return True
+
+    # -- blocks ------------------------------------------------------------------------------------------------
+
+    def append_blocks(self, req_id: str, block_ids: Sequence[TokenIds]) -> None:
+        """Append newly allocated blocks, one list a group. CapacityError past a row's end, and no group changes."""
+        row = self.row_of(req_id)
+        held = [int(t.num_blocks[row]) for t in self.block_tables]
+        for table, ids in zip(self.block_tables, self._check_blocks(req_id, block_ids, held), strict=True):
+            table.append(row, ids)
+
+    def append_blocks_rows(
+        self, rows: npt.NDArray[np.int32], block_ids: npt.NDArray[np.int32], group: int = 0
+    ) -> None:
+        """One new block for each of these rows: table[rows[i], num_blocks[rows[i]]++] = block_ids[i].
+
+        rows are distinct live rows. CapacityError past a row's end, and nothing changes.
+        """
+        table = self.block_tables[group]
+        held = table.num_blocks[rows]
+        if held.size and int(held.max()) >= table.width:
+            row = int(rows[int(held.argmax())])
+            raise CapacityError(
+                f"request {self._req_ids[row]!r}: group {group} holds {table.width} blocks a row, "
+                f"enough for max_model_len = {self.max_model_len}; one more does not fit"
+            )
+        table.table[rows, held] = block_ids
+        table.num_blocks[rows] = held + 1
+
+    # -- after the step ----------------------------------------------------------------------------------------
+
+    def commit(self, batch: InputBatch, sampled: Mapping[str, Sequence[int]] | npt.NDArray[np.int32]) -> None:
+        """Record what a step computed and sampled. See `foreword.batch.commit`."""
+        _commit.commit(self, batch, sampled)
+
+    # -- moving rows, for backends that want dense ones ----------------------------------------------------------
+
+    def condense(self) -> list[tuple[int, int]]:
+        """Make the live rows dense: 0 … len(self) − 1. While there is a hole below the last live row, the last live
+        row moves into the lowest hole. Returns the moves (from, to) in the order made.
+
+        Batches prepared before can no longer be committed: commit first.
+        """
+        moves: list[tuple[int, int]] = []
+        last = self.max_num_reqs - 1
+        for hole in sorted(self._free):
+            while last > hole and not self.live[last]:
+                last -= 1
+            if last <= hole:
+                break
+            self._exchange(last, hole)
+            moves.append((last, hole))
+        if moves:
+            self._free = [row for row in range(self.max_num_reqs - 1, -1, -1) if not self.live[row]]
+        return moves
+
+    def swap_rows(self, first: int, second: int) -> None:
+        """Exchange two rows, live or free. Batches prepared before can no longer be committed."""
+        for row in (first, second):
+            if not 0 <= row < self.max_num_reqs:
+                raise CapacityError(f"row {row}: must be in [0, max_num_reqs = {self.max_num_reqs})")
+        if first == second:
+            return
+        self._exchange(first, second)
+        self._free = [{first: second, second: first}.get(row, row) for row in self._free]
+
+    def row_arrays(self) -> list[npt.NDArray[Any]]:
+        """Every array whose first axis is the row: what a row is made of, and so what moves with it."""
+        arrays: list[npt.NDArray[Any]] = [
+            self.num_tokens,
+            self.num_computed_tokens,
+            self.prompt_len,
+            self.prefill_len,
+            self.last_sampled_token,
+            self.lora_id,
+            self.row_generation,
+            self.live,
+            *self.sampling.arrays(),
+        ]
+        for table in self.block_tables:
+            arrays += [table.table, table.num_blocks]
+        return arrays
+
+    def _exchange(self, a: int, b: int) -> None:
+        tokens = int(max(self.num_tokens[a], self.num_tokens[b]))
+        for array in (*self.row_arrays(), self.token_ids[:, :tokens]):
+            array[[a, b]] = array[[b, a]]
+        ids = self._req_ids
+        ids[a], ids[b] = ids[b], ids[a]
+        for row in (a, b):
+            rid = ids[row]
+            if rid is not None:
+                self._rows[rid] = row
+        self.layout_version += 1
+
+    # -- checks ------------------------------------------------------------------------------------------------
+
+    def _prompt_ids(self, request: NewRequest) -> npt.NDArray[np.int32]:
+        if request.prompt_token_ids is None:
+            raise RequestError(request.req_id, "prompt_token_ids", None, "is missing", "Give the prompt's token ids.")
+        ids = self._token_ids(request.req_id, "prompt_token_ids", request.prompt_token_ids)
+        if not len(ids):
+            raise RequestError(request.req_id, "prompt_token_ids", [], "is empty", "Give at least one token.")
+        return ids
+
+    def _token_ids(self, rid: str, field: str, ids: TokenIds) -> npt.NDArray[np.int32]:
+        out = as_int32(rid, field, ids)
+        if out.size and (out.min() < 0 or out.max() >= self.vocab_size):
+            i = int(np.argmax((out < 0) | (out >= self.vocab_size)))
+            raise RequestError(
+                rid, f"{field}[{i}]", int(out[i]), f"is no token id, the vocabulary has {self.vocab_size}", "Remove it."
+            )
+        return out
+
+    def _check_blocks(
+        self, rid: str, block_ids: Sequence[TokenIds], existing: Sequence[int]
+    ) -> list[npt.NDArray[np.int32]]:
+        if len(block_ids) != len(self.block_tables):
+            raise RequestError(
+                rid, "block_ids", f"{len(block_ids)} lists", f"the model has {len(self.block_tables)} KV groups",
+                "Give one list of blocks per group.",
+            )  # fmt: skip
+        blocks = [as_int32(rid, f"block_ids[{g}]", ids) for g, ids in enumerate(block_ids)]
+        for g, (table, ids, held) in enumerate(zip(self.block_tables, blocks, existing, strict=True)):
+            if ids.size and ids.min() < 0:
+                raise RequestError(rid, f"block_ids[{g}]", int(ids.min()), "is no block", "Blocks are 0 or more.")
+            if held + len(ids) > table.width:
+                raise CapacityError(
+                    f"request {rid!r}: group {g} holds {table.width} blocks a row, enough for max_model_len = "
+                    f"{self.max_model_len}; it has {held} and was given {len(ids)} more"
+                )
+        return blocks
+
+
+def as_int32(rid: str, field: str, ids: TokenIds) -> npt.NDArray[np.int32]:
+    """ids as int32 [n]; RequestError where they are not integers that fit."""
+    array = np.asarray(ids)
+    if array.size == 0:
+        return np.zeros(0, np.int32)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise RequestError(rid, field, ids, "must be a flat list of integers", "Pass token or block ids.")
+    if array.dtype != np.int32:
+        low, high = int(array.min()), int(array.max())
+        if low < -INT32_MAX - 1 or high > INT32_MAX:
+            raise RequestError(rid, field, low if low < 0 else high, "does not fit int32", "Use a smaller id.")
+    return array.astype(np.int32, copy=False)
