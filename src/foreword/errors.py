@@ -43,8 +43,14 @@ class PlanError(ForewordError, ValueError):
     ) -> None:
         self.step, self.request, self.tensor, self.index = step, request, tensor, index
         self.expected, self.got = expected, got
-        fields = (("step", step), ("request", request), ("tensor", tensor), ("index", index),
-                  ("expected", expected), ("got", got))
+        fields = (
+            ("step", step),
+            ("request", request),
+            ("tensor", tensor),
+            ("index", index),
+            ("expected", expected),
+            ("got", got),
+        )
         where = ", ".join(f"{k} {v!r}" for k, v in fields if v is not None)
         super().__init__(f"{message} ({where})" if where else message)
 

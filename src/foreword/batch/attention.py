@@ -25,9 +25,7 @@ class AttentionState(IntEnum):
     SPEC_DECODING = 4
 
 
-def visible(
-    query_positions: npt.NDArray[np.int64], num_keys: int, sliding_window: int | None
-) -> npt.NDArray[np.bool_]:
+def visible(query_positions: npt.NDArray[np.int64], num_keys: int, sliding_window: int | None) -> npt.NDArray[np.bool_]:
     """visible[t, j] = j ≤ p_t and (no window or j > p_t − W), for keys j in [0, num_keys). bool [len(p), num_keys]."""
     keys = np.arange(num_keys)
     mask = keys <= query_positions[:, None]

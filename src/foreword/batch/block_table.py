@@ -40,7 +40,7 @@ class BlockTable:
     @property
     def width(self) -> int:
         """K, the number of entries of a row."""
-        return self.table.shape[1]
+        return int(self.table.shape[1])
 
     def append(self, row: int, block_ids: npt.NDArray[np.int32]) -> None:
         """table[row, num_blocks[row] :][: len(block_ids)] = block_ids. The caller has checked that they fit."""

@@ -31,9 +31,9 @@ class InputBuffers:
     """
 
     __slots__ = (
-        "bonus_logits_indices",
         "block_table",
         "block_table_written",
+        "bonus_logits_indices",
         "cu_num_draft_tokens",
         "cu_num_logits",
         "dcp_local_seq_lens",

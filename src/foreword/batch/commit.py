@@ -6,7 +6,7 @@ For request b of the batch with c computed and n scheduled tokens, k of them dra
     if c + n − k < v:                                   num_computed = c + n      a prompt chunk: s is discarded
     else:                                               token_ids[row, v : v + len(s)] = s
                                                         num_tokens = v + len(s)
-                                                        num_computed = c + n − (k − accepted),  accepted = max(len(s) − 1, 0)
+                                                        num_computed = c + n − k + accepted,  accepted = max(len(s) − 1, 0)
 """
 
 from __future__ import annotations

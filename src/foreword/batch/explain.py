@@ -75,7 +75,13 @@ def _row(values: Iterable[object], label: str, shape: str = "") -> str:
 
 
 def _tables(
-    batch: InputBatch, states: RequestStates, group: int, token_indices: I64, table_indices: I64, blocks: I32, offsets: I32
+    batch: InputBatch,
+    states: RequestStates,
+    group: int,
+    token_indices: I64,
+    table_indices: I64,
+    blocks: I32,
+    offsets: I32,
 ) -> str:
     table, B, T = states.block_tables[group], batch.num_reqs, batch.num_tokens
     S, M, K = table.group.block_size, states.max_model_len, table.width

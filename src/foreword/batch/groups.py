@@ -20,7 +20,9 @@ class ContextParallel:
 
     def __post_init__(self) -> None:
         if self.size < 1 or self.interleave < 1:
-            raise ConfigError(f"ContextParallel(size={self.size}, interleave={self.interleave}): both must be at least 1")
+            raise ConfigError(
+                f"ContextParallel(size={self.size}, interleave={self.interleave}): both must be at least 1"
+            )
         if not 0 <= self.rank < self.size:
             raise ConfigError(f"ContextParallel(rank={self.rank}): must be in [0, size={self.size})")
 
@@ -47,7 +49,9 @@ class KVGroup:
         if k is not None and (k < 1 or self.block_size % k):
             raise ConfigError(f"KVGroup(kernel_block_size={k}): must divide block_size={self.block_size}")
         if self.sliding_window is not None and self.sliding_window < 1:
-            raise ConfigError(f"KVGroup(sliding_window={self.sliding_window}): must be at least 1, or None for no window")
+            raise ConfigError(
+                f"KVGroup(sliding_window={self.sliding_window}): must be at least 1, or None for no window"
+            )
 
     def tokens_per_block(self, cp: ContextParallel | None) -> int:
         """Positions that one entry of a block-table row covers: S, or S·n where the group is spread over n ranks."""
@@ -58,7 +62,9 @@ class KVGroup:
         if not self.context_parallel:
             return
         if cp is None:
-            raise ConfigError("KVGroup(context_parallel=True) needs RequestStates(context_parallel=ContextParallel(...))")
+            raise ConfigError(
+                "KVGroup(context_parallel=True) needs RequestStates(context_parallel=ContextParallel(...))"
+            )
         if self.block_size % cp.interleave:
             raise ConfigError(
                 f"ContextParallel(interleave={cp.interleave}): must divide the group's block_size={self.block_size}"

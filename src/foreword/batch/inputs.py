@@ -77,7 +77,17 @@ class InputBatch:
     on them. `foreword.batch.spec` describes each one; `explain` shows them.
     """
 
-    __slots__ = ("_buffers", "_committed", "_gathered", "_generation", "_layout", "_req_ids", "_scalars", "_states", "step")
+    __slots__ = (
+        "_buffers",
+        "_committed",
+        "_gathered",
+        "_generation",
+        "_layout",
+        "_req_ids",
+        "_scalars",
+        "_states",
+        "step",
+    )
 
     num_reqs = _Scalar()
     num_tokens = _Scalar()
@@ -161,10 +171,10 @@ class InputBatch:
         return self._states.block_tables[group].tokens_per_block
 
     def kernel_block_table(self, group: int = 0) -> I32:
-        """[Bp, K_g · r]: allocation block n stands for the kernel blocks n·r … n·r + r − 1, r = S / kernel_block_size."""
+        """[Bp, K_g · r]: allocation block n stands for kernel blocks n·r … n·r + r − 1, r = S / kernel_block_size."""
         table, kv_group = self.block_table[group], self._states.block_tables[group].group
         ratio = kv_group.block_size // (kv_group.kernel_block_size or kv_group.block_size)
-        expanded = table[:, :, None] * np.int32(ratio) + np.arange(ratio, dtype=np.int32)
+        expanded: I32 = table[:, :, None] * np.int32(ratio) + np.arange(ratio, dtype=np.int32)
         return expanded.reshape(len(table), -1)
 
     @property
@@ -183,8 +193,8 @@ class InputBatch:
         return AttentionState(self._scalars[8])
 
     def attention_mask(self, group: int = 0) -> Bools | None:
-        """A dense mask, True = visible, made anew: PREFILL_NO_CACHE one [max_query_len, max_query_len] for all requests;
-        DECODE_ONLY none; otherwise [T, max_seq_len], row t sees the keys of its request up to its position.
+        """A dense mask, True = visible, made anew. PREFILL_NO_CACHE: one [max_query_len, max_query_len] for all requests;
+        DECODE_ONLY: none; otherwise [T, max_seq_len], row t sees the keys of its request up to its position.
         """
         window = self._states.block_tables[group].group.sliding_window
         match self.attention_state:

@@ -119,7 +119,9 @@ def check(
         row = int(rows[b])
         rid = states._req_ids[row] if 0 <= row < states.max_num_reqs else None
         want = expected[b].item() if isinstance(expected, np.ndarray) else expected
-        raise PlanError(message, step=states.step, request=rid, tensor=tensor, index=b, expected=want, got=got[b].item())
+        raise PlanError(
+            message, step=states.step, request=rid, tensor=tensor, index=b, expected=want, got=got[b].item()
+        )
 
     if (bad := (rows < 0) | (rows >= states.max_num_reqs)).any():
         fail(bad, "a row that does not exist", "rows", f"0 … {states.max_num_reqs - 1}", rows)
@@ -159,5 +161,3 @@ def check(
 def _capacity(what: str, got: int, cap: int, name: str) -> None:
     if got > cap:
         raise CapacityError(f"{got} {what} in one step, {name} is {cap}: schedule fewer, or build with a larger {name}")
-
-

@@ -72,11 +72,11 @@ class SamplingParams:
         )  # fmt: skip
         for field, low, high, fix in _RANGES:
             value = getattr(self, field)
-            require(
-                math.isfinite(value) and low <= value <= high, field, value, f"must be in [{low:g}, {high:g}]", fix
-            )
+            require(math.isfinite(value) and low <= value <= high, field, value, f"must be in [{low:g}, {high:g}]", fix)
         require(self.top_p > 0, "top_p", self.top_p, "must be above 0", "Use 1.0 for no limit.")
-        require(self.repetition_penalty > 0, "repetition_penalty", self.repetition_penalty, "must be above 0", "1.0: off.")
+        require(
+            self.repetition_penalty > 0, "repetition_penalty", self.repetition_penalty, "must be above 0", "1.0: off."
+        )
         require(self.top_k >= 0, "top_k", self.top_k, "must be 0 (off) or more", "Use 0 for no limit.")
         require(
             self.max_tokens is None or self.max_tokens >= 1,
@@ -88,7 +88,11 @@ class SamplingParams:
             "min_tokens", self.min_tokens, f"is above max_tokens = {self.max_tokens}", "Lower it.",
         )  # fmt: skip
         require(
-            self.seed is None or -(2**63) <= self.seed < 2**63, "seed", self.seed, "must fit 64 bits", "Use a smaller one."
+            self.seed is None or -(2**63) <= self.seed < 2**63,
+            "seed",
+            self.seed,
+            "must fit 64 bits",
+            "Use a smaller one.",
         )
         for field in ("logprobs", "prompt_logprobs"):
             value = getattr(self, field)

@@ -180,9 +180,7 @@ class RequestStates:
         for table, ids in zip(self.block_tables, self._check_blocks(req_id, block_ids, held), strict=True):
             table.append(row, ids)
 
-    def append_blocks_rows(
-        self, rows: npt.NDArray[np.int32], block_ids: npt.NDArray[np.int32], group: int = 0
-    ) -> None:
+    def append_blocks_rows(self, rows: npt.NDArray[np.int32], block_ids: npt.NDArray[np.int32], group: int = 0) -> None:
         """One new block for each of these rows: table[rows[i], num_blocks[rows[i]]++] = block_ids[i].
 
         rows are distinct live rows. CapacityError past a row's end, and nothing changes.

@@ -12,7 +12,7 @@ from foreword.errors import ConfigError
 try:
     from foreword import _native
 except ImportError:
-    _native = None  # type: ignore[assignment]
+    _native = None  # type: ignore[assignment,unused-ignore]
 
 if TYPE_CHECKING:
     from foreword.batch.buffers import InputBuffers

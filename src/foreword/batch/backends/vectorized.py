@@ -82,9 +82,7 @@ def run(
 
     buffers.written[:] = T, B, B if gather else old_gathered
     state = attention_state(c, n, states.prompt_len[rows], D > 0)
-    return Scalars(
-        B, T, Bp, Tp, L, D, int(n.max(initial=0)), int(buffers.seq_lens[:B].max(initial=0)), int(state)
-    )
+    return Scalars(B, T, Bp, Tp, L, D, int(n.max(initial=0)), int(buffers.seq_lens[:B].max(initial=0)), int(state))
 
 
 def ragged_arange(lengths: Ints) -> npt.NDArray[np.int64]:
@@ -110,7 +108,8 @@ def slots(table: BlockTable, rows: Ints, positions: Ints) -> npt.NDArray[np.int6
 def local_seq_lens(seq_lens: Ints, cp: ContextParallel) -> Ints:
     """Whole rounds of n·I tokens give this rank I each; of the rest it owns what falls in its turn."""
     rounds, rest = np.divmod(seq_lens, cp.interleave * cp.size)
-    return rounds * cp.interleave + np.clip(rest - cp.rank * cp.interleave, 0, cp.interleave)
+    owned: Ints = rounds * cp.interleave + np.clip(rest - cp.rank * cp.interleave, 0, cp.interleave)
+    return owned
 
 
 def attention_state(c: Ints, n: Ints, prompt_len: Ints, any_drafts: bool) -> AttentionState:

@@ -1,0 +1,43 @@
+"""The native module's surface, as its Python callers use it."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+_I32 = npt.NDArray[np.int32]
+
+class StepCore:
+    def __init__(
+        self,
+        states: dict[str, npt.NDArray[Any]],
+        buffers: dict[str, npt.NDArray[Any]],
+        vocab_size: int,
+        max_num_draft_tokens: int,
+        context_parallel: bool,
+    ) -> None: ...
+    def add_group(
+        self,
+        table: _I32,
+        num_blocks: _I32,
+        gathered: _I32,
+        gathered_written: _I32,
+        slot_mapping: npt.NDArray[np.int64],
+        block_size: int,
+        sliding_window: int,
+        cp_size: int,
+        cp_rank: int,
+        cp_interleave: int,
+    ) -> None: ...
+    def set_context_parallel(self, size: int, rank: int, interleave: int) -> None: ...
+    def prepare(
+        self,
+        rows: _I32,
+        num_scheduled: _I32,
+        num_drafts: _I32,
+        draft_ids: _I32,
+        pad_tokens: int,
+        pad_reqs: int,
+        gather: bool,
+    ) -> tuple[int, ...] | None: ...
+    def commit(self, sampled: _I32) -> bool: ...
