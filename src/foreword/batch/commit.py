@@ -3,10 +3,12 @@
 For request b of the batch with c computed and n scheduled tokens, k of them drafts, v known tokens and samples s:
 
     if its row was freed since the batch was prepared:  nothing (a late result)
-    if c + n − k < v:                                   num_computed = c + n      a prompt chunk: s is discarded
+    if c + n − k < v:                                   num_computed = c + n     a prompt chunk: s is discarded
     else:                                               token_ids[row, v : v + len(s)] = s
                                                         num_tokens = v + len(s)
-                                                        num_computed = c + n − k + accepted,  accepted = max(len(s) − 1, 0)
+                                                        num_computed = c + n − k + accepted
+
+with accepted = max(len(s) − 1, 0): the drafts that verification kept.
 """
 
 from __future__ import annotations

@@ -174,8 +174,8 @@ class InputBatch:
         """[Bp, K_g · r]: allocation block n stands for kernel blocks n·r … n·r + r − 1, r = S / kernel_block_size."""
         table, kv_group = self.block_table[group], self._states.block_tables[group].group
         ratio = kv_group.block_size // (kv_group.kernel_block_size or kv_group.block_size)
-        expanded: I32 = table[:, :, None] * np.int32(ratio) + np.arange(ratio, dtype=np.int32)
-        return expanded.reshape(len(table), -1)
+        expanded = np.multiply(table[:, :, None], ratio, dtype=np.int32) + np.arange(ratio, dtype=np.int32)
+        return expanded.reshape(len(table), -1).astype(np.int32, copy=False)
 
     @property
     def dcp_local_seq_lens(self) -> I32 | None:
@@ -193,7 +193,7 @@ class InputBatch:
         return AttentionState(self._scalars[8])
 
     def attention_mask(self, group: int = 0) -> Bools | None:
-        """A dense mask, True = visible, made anew. PREFILL_NO_CACHE: one [max_query_len, max_query_len] for all requests;
+        """A dense mask, True = visible, made anew. PREFILL_NO_CACHE: one [max_query_len, max_query_len] for all;
         DECODE_ONLY: none; otherwise [T, max_seq_len], row t sees the keys of its request up to its position.
         """
         window = self._states.block_tables[group].group.sliding_window
