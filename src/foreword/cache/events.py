@@ -1,0 +1,33 @@
+"""What happened to the cached content, for a router or another process that mirrors it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class BlockStored:
+    """A block can be hit from now on. hash names the whole prefix up to its end; parent_hash the one before it."""
+
+    hash: bytes
+    parent_hash: bytes
+    token_ids: tuple[int, ...]
+    block: int
+    group: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRemoved:
+    """The block's content can no longer be hit: it was evicted, or is known under a longer prefix now."""
+
+    hash: bytes
+    block: int
+    group: int
+
+
+@dataclass(frozen=True, slots=True)
+class CacheCleared:
+    """Nothing can be hit any more."""
+
+
+CacheEvent = BlockStored | BlockRemoved | CacheCleared

@@ -1,0 +1,143 @@
+"""What each kind of layer needs from the cache: which blocks a hit must find, and which ones are dead.
+
+A model is a list of groups over one pool of blocks. A group is a few lines of arithmetic in blocks of its own size:
+
+    full attention      a hit of n blocks needs blocks 0 … n−1            nothing dies
+    sliding window w    a hit needs the last ceil((w−1)/S) before it      blocks wholly below the window die
+    recurrent state     a hit needs the one state at its end              states before the last one die
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from foreword.batch.groups import KVGroup
+
+
+class CacheGroup(Protocol):
+    """The rules of one group. Lengths are in blocks of the group, ``present[k]``: block k of the prefix is cached."""
+
+    @property
+    def block_size(self) -> int: ...
+
+    @property
+    def allows_partial_hit(self) -> bool:
+        """Whether the content at the start of a block can be reused without the rest of it."""
+        ...
+
+    def longest_hit(self, present: Sequence[bool], limit: int) -> int:
+        """The largest n ≤ limit such that a request can go on after n blocks."""
+        ...
+
+    def first_needed(self, num_computed: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
+        """By request: the first block that the token at position ``num_computed`` or a later one can read."""
+        ...
+
+    def most_blocks(self, num_tokens: int, num_new: int) -> int:
+        """Blocks held at most while a request grows to ``num_tokens``, at most ``num_new`` tokens a step."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FullAttention:
+    """Every token reads all before it."""
+
+    block_size: int
+
+    @property
+    def allows_partial_hit(self) -> bool:
+        return True
+
+    def longest_hit(self, present: Sequence[bool], limit: int) -> int:
+        n = 0
+        while n < limit and present[n]:
+            n += 1
+        return n
+
+    def first_needed(self, num_computed: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
+        return np.zeros(len(num_computed), np.int64)
+
+    def most_blocks(self, num_tokens: int, num_new: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+
+@dataclass(frozen=True, slots=True)
+class SlidingWindow:
+    """A token at position p reads positions (p − window, p]."""
+
+    block_size: int
+    window: int
+
+    @property
+    def allows_partial_hit(self) -> bool:
+        return True
+
+    def longest_hit(self, present: Sequence[bool], limit: int) -> int:
+        wanted = -(-(self.window - 1) // self.block_size)
+        run, end = 0, limit  # blocks end − run … end − 1 are there
+        while run < min(wanted, end):
+            if present[end - run - 1]:
+                run += 1
+            else:
+                run, end = 0, end - run - 1
+        return end
+
+    def first_needed(self, num_computed: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
+        lowest = np.asarray(num_computed, np.int64) - (self.window - 1)
+        return np.maximum(lowest, 0) // self.block_size
+
+    def most_blocks(self, num_tokens: int, num_new: int) -> int:
+        # The window of the first new token may begin inside a block, and the last new token end inside one.
+        span = -(-(self.window - 1 + num_new) // self.block_size) + 1
+        return min(span, -(-num_tokens // self.block_size))
+
+
+@dataclass(frozen=True, slots=True)
+class Recurrent:
+    """One state a sequence: block k holds the state after ``block_size * (k + 1)`` tokens, or the running state."""
+
+    block_size: int
+
+    @property
+    def allows_partial_hit(self) -> bool:
+        return False
+
+    def longest_hit(self, present: Sequence[bool], limit: int) -> int:
+        for end in range(limit, 0, -1):
+            if present[end - 1]:
+                return end
+        return 0
+
+    def first_needed(self, num_computed: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
+        return np.maximum(np.asarray(num_computed, np.int64) - 1, 0) // self.block_size
+
+    def most_blocks(self, num_tokens: int, num_new: int) -> int:
+        return min(2 + num_new // self.block_size, -(-num_tokens // self.block_size))
+
+
+def cache_group(group: KVGroup) -> CacheGroup:
+    """The rules of a batch-layer group."""
+    if group.sliding_window is None:
+        return FullAttention(group.block_size)
+    return SlidingWindow(group.block_size, group.sliding_window)
+
+
+def longest_common_hit(groups: Sequence[CacheGroup], present: Sequence[Sequence[bool]], limit: int, unit: int) -> int:
+    """The fixed point over the groups: the longest hit, in tokens, that every group accepts.
+
+    present[g][k]: block k of group g is cached. limit: tokens. Every group may shorten the candidate; one that does
+    makes the others look again. Hits are multiples of ``unit``, the least common multiple of the block sizes.
+    """
+    hit = limit // unit * unit
+    while True:
+        before = hit
+        for group, cached in zip(groups, present, strict=True):
+            size = group.block_size
+            hit = group.longest_hit(cached, hit // size) * size // unit * unit
+        if hit == before:
+            return hit

@@ -1,0 +1,44 @@
+"""The answer of a prefix lookup, and its explanation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from foreword.cache.prefix import PrefixNode
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PrefixHit:
+    """What the cache can give a request. It holds no reference: it is true until the cache's next change.
+
+    prompt_len: tokens of the request. num_full: tokens covered by whole blocks, shared with other owners.
+    num_partial: further tokens at the start of the next block, taken by copying that block.
+    blocks[g]: one entry per block of group g up to num_full, null where the group no longer reads it.
+    copy_from[g]: the block to copy (empty if num_partial is 0). path: the nodes of the whole blocks.
+    num_known: leading tokens that equal content in the tree, reusable or not.
+    """
+
+    prompt_len: int
+    num_full: int
+    num_partial: int
+    blocks: tuple[tuple[int, ...], ...]
+    copy_from: tuple[int, ...]
+    path: tuple[PrefixNode, ...]
+    num_known: int
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that need not be computed. At most prompt_len − 1: the last one is computed to sample after it."""
+        return self.num_full + self.num_partial
+
+    def without_partial(self) -> PrefixHit:
+        """The same hit, whole blocks only: nothing to copy."""
+        return replace(self, num_partial=0, copy_from=())
+
+    def __str__(self) -> str:
+        said = f"reused {self.num_tokens} of {self.prompt_len}"
+        if self.num_tokens == self.prompt_len - 1:
+            return f"{said}; the last token is always computed"
+        if self.num_known > self.num_tokens:
+            return f"{said}; equal up to position {self.num_known}, but those blocks are gone or not reusable"
+        return f"{said}; differs at position {self.num_known}"

@@ -1,0 +1,144 @@
+"""The block pool: which blocks are free, who shares the others, and in what order free ones are taken again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from foreword.errors import CapacityError, ConfigError
+
+BlockIds = npt.NDArray[np.int32]
+
+
+class BlockPool:
+    """``num_blocks`` blocks with reference counts. Block 0 is the null block: never handed out, never freed.
+
+    The free blocks stand in one order, and `allocate` takes from its front:
+
+        front ─▶ [ stack: no cached content, last freed first ][ queue: cached content, longest free first ] ◀─ back
+
+    so that content which can still be hit is lost last, least recently used first. A block leaves the middle of the
+    queue in O(1) when a hit takes it (`touch`): its entry goes stale and is skipped later. All operations take arrays.
+
+    num_refs: int32 [num_blocks], owners of each block. is_cached: bool [num_blocks], content that a lookup can find.
+    on_evict: called with the cached blocks that an allocation is about to overwrite.
+    """
+
+    def __init__(self, num_blocks: int, on_evict: Callable[[BlockIds], None] | None = None) -> None:
+        if num_blocks < 2:
+            raise ConfigError(f"num_blocks = {num_blocks}: block 0 is the null block, so at least 2 are needed")
+        self.num_blocks = num_blocks
+        self.num_refs = np.zeros(num_blocks, np.int32)
+        self.is_cached = np.zeros(num_blocks, np.bool_)
+        self._on_evict = on_evict
+        self._stack = np.arange(num_blocks - 1, -1, -1, dtype=np.int32)  # the top is the end: 1 is taken first
+        self._stack_len = num_blocks - 1
+        # Entry i of the queue is valid while place[queue[i]] == i.
+        self._queue = np.zeros(2 * num_blocks, np.int32)
+        self._place = np.full(num_blocks, -1, np.int64)
+        self._head = self._tail = 0
+        self._num_queued = 0
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that `allocate` can hand out, cached ones included."""
+        return self._stack_len + self._num_queued
+
+    @property
+    def num_used(self) -> int:
+        """Blocks with an owner."""
+        return self.num_blocks - 1 - self.num_free
+
+    def allocate(self, count: int) -> BlockIds:
+        """Take ``count`` blocks from the front, each with one reference. int32 [count].
+
+        CapacityError if fewer are free, and nothing changes.
+        """
+        if count > self.num_free:
+            raise CapacityError(f"{count} blocks wanted, {self.num_free} of {self.num_blocks - 1} are free")
+        blocks = np.empty(count, np.int32)
+        taken = min(count, self._stack_len)
+        if taken:
+            top = self._stack_len
+            blocks[:taken] = self._stack[top - taken : top][::-1]
+            self._stack_len = top - taken
+        if taken < count:
+            self._take_from_queue(blocks[taken:])
+            self._evict(blocks[taken:])
+        self.num_refs[blocks] = 1
+        return blocks
+
+    def touch(self, blocks: BlockIds) -> None:
+        """One more owner for each of these blocks, free or not. They must be distinct, and cached if they are free."""
+        free = blocks[self.num_refs[blocks] == 0]
+        if free.size:
+            self._place[free] = -1
+            self._num_queued -= free.size
+        self.num_refs[blocks] += 1
+
+    def free(self, blocks: BlockIds) -> None:
+        """One owner fewer for each entry; a block without owners becomes free, in the order given.
+
+        A request gives its blocks tail first: of two blocks freed together, the later part of a prompt is lost first.
+        A block may occur more than once (two owners leave together). Null blocks are skipped.
+        """
+        blocks = blocks[blocks != 0]
+        if not blocks.size:
+            return
+        np.subtract.at(self.num_refs, blocks, 1)
+        freed = blocks[self.num_refs[blocks] == 0]
+        if freed.size > 1:
+            freed = self._distinct(freed)
+        cached = self.is_cached[freed]
+        plain = freed[~cached]
+        if plain.size:
+            self._stack[self._stack_len : self._stack_len + plain.size] = plain
+            self._stack_len += plain.size
+        if plain.size < freed.size:
+            self._append_to_queue(freed[cached])
+
+    def _distinct(self, freed: BlockIds) -> BlockIds:
+        # A scatter keeps one writer of each block; that entry stays. `place` of a block that is not queued is unused.
+        order = np.arange(freed.size)
+        self._place[freed] = order
+        kept = freed[self._place[freed] == order]
+        self._place[freed] = -1
+        return kept
+
+    def _take_from_queue(self, out: BlockIds) -> None:
+        filled = 0
+        while filled < out.size:
+            head = self._head
+            window = self._queue[head : min(head + out.size - filled, self._tail)]
+            valid = window[self._place[window] == np.arange(head, head + window.size)]
+            out[filled : filled + valid.size] = valid
+            filled += valid.size
+            self._head = head + window.size
+        self._place[out] = -1
+        self._num_queued -= out.size
+
+    def _append_to_queue(self, blocks: BlockIds) -> None:
+        if self._tail + blocks.size > self._queue.size:
+            self._compact()
+        end = self._tail + blocks.size
+        self._queue[self._tail : end] = blocks
+        self._place[blocks] = np.arange(self._tail, end)
+        self._tail = end
+        self._num_queued += blocks.size
+
+    def _compact(self) -> None:
+        # At most every num_blocks frees, so the cost a free stays constant.
+        entries = self._queue[self._head : self._tail]
+        valid = entries[self._place[entries] == np.arange(self._head, self._tail)]
+        self._queue[: valid.size] = valid
+        self._place[valid] = np.arange(valid.size)
+        self._head, self._tail = 0, valid.size
+
+    def _evict(self, blocks: BlockIds) -> None:
+        cached = blocks[self.is_cached[blocks]]
+        if cached.size:
+            if self._on_evict is not None:
+                self._on_evict(cached)
+            self.is_cached[cached] = False

@@ -1,0 +1,289 @@
+"""The KV cache on real rows: hits, sharing, windows, copies, and nothing ever lost."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from foreword.batch import KVGroup, NewRequest, RequestStates
+from foreword.cache import BlockRemoved, BlockStored, CacheCleared, KVCache, prefix_keys
+from foreword.errors import CapacityError
+
+
+class Rig:
+    """A cache with rows, and a pretended model that computes everything at once."""
+
+    def __init__(self, *, blocks: int = 32, groups: list[KVGroup] | None = None, **options) -> None:
+        self.states = RequestStates(
+            max_num_reqs=8, max_model_len=64, vocab_size=1000, kv_groups=groups or [KVGroup(block_size=4)]
+        )
+        self.cache = KVCache(self.states, blocks, **options)
+
+    def start(self, name: str, prompt: list[int], keys=None):
+        """Admit and compute the whole prompt. Returns the hit and the copies."""
+        keys = keys or {}
+        hit = self.cache.lookup(np.array(prompt, np.int32), keys)
+        row, copies = self.cache.admit(NewRequest(name, prompt, ()), hit, len(prompt), keys)
+        self.states.num_computed_tokens[row] = len(prompt)
+        self.cache.publish(row)
+        return hit, copies
+
+    def end(self, name: str) -> None:
+        self.cache.free(self.states.row_of(name))
+        self.states.remove_request(name)
+
+    def extend(self, name: str, tokens: list[int]) -> None:
+        row = self.states.row_of(name)
+        rows = np.array([row], np.int32)
+        for token in tokens:
+            n = int(self.states.num_tokens[row])
+            self.states.token_ids[row, n] = token
+            self.states.num_tokens[row] = n + 1
+            self.cache.drop_dead(rows, np.array([n]))
+            self.cache.grow(rows, self.cache.wanted(rows, np.array([n + 1])))
+            self.states.num_computed_tokens[row] = n + 1
+
+    def blocks(self, name: str, group: int = 0) -> list[int]:
+        table, row = self.states.block_tables[group], self.states.row_of(name)
+        return table.table[row, : table.num_blocks[row]].tolist()
+
+
+def test_full_prefix_hit_recomputes_the_last_token():
+    rig = Rig(partial_reuse=False)
+    rig.start("a", [1, 2, 3, 4, 5, 6, 7, 8])
+    hit = rig.cache.lookup(np.array([1, 2, 3, 4, 5, 6, 7, 8], np.int32))
+    assert hit.num_tokens == 4
+    assert rig.cache.lookup(np.array([1, 2, 3, 4, 5, 6, 7, 8, 9], np.int32)).num_tokens == 8
+
+
+def test_a_prompt_of_one_token_never_hits():
+    rig = Rig()
+    rig.start("a", [1, 2, 3, 4])
+    assert rig.cache.lookup(np.array([1], np.int32)).num_tokens == 0
+
+
+def test_shared_blocks_are_the_same_blocks_and_have_two_owners():
+    rig = Rig()
+    rig.start("a", [1, 2, 3, 4, 5, 6, 7, 8])
+    rig.start("b", [1, 2, 3, 4, 9, 9, 9, 9])
+    assert rig.blocks("a")[0] == rig.blocks("b")[0]
+    assert rig.cache.pool.num_refs[rig.blocks("a")[0]] == 2
+    rig.end("a")
+    assert rig.cache.pool.num_refs[rig.blocks("b")[0]] == 1
+
+
+def test_a_finished_request_leaves_its_prefix_until_it_is_evicted():
+    rig = Rig(blocks=5)
+    rig.start("a", list(range(1, 9)))
+    rig.end("a")
+    assert rig.cache.lookup(np.arange(1, 12, dtype=np.int32)).num_full == 8
+    rig.start("b", [50] * 16)
+    assert rig.cache.lookup(np.arange(1, 12, dtype=np.int32)).num_tokens == 0
+    rig.end("b")
+
+
+def test_of_a_freed_prompt_the_tail_is_evicted_first():
+    rig = Rig(blocks=5, partial_reuse=False)
+    rig.start("a", list(range(1, 17)))
+    rig.end("a")
+    rig.start("b", [50] * 4)
+    assert rig.cache.lookup(np.arange(1, 18, dtype=np.int32)).num_full == 12
+
+
+def test_the_hit_report_names_the_first_difference():
+    rig = Rig()
+    rig.start("a", list(range(1, 17)))
+    other = np.array([*range(1, 11), 99, 12, 13, 14, 15, 16], np.int32)
+    hit = rig.cache.lookup(other)
+    assert (hit.num_full, hit.num_partial) == (8, 2)
+    assert str(hit) == "reused 10 of 16; differs at position 10"
+    assert (
+        str(rig.cache.lookup(np.arange(1, 17, dtype=np.int32))) == "reused 15 of 16; the last token is always computed"
+    )
+    assert str(rig.cache.lookup(np.array([7, 7], np.int32))) == "reused 0 of 2; differs at position 0"
+
+
+def test_a_partial_block_is_reused_by_copy_and_never_written_by_two():
+    rig = Rig()
+    rig.start("a", [1, 2, 3, 4, 5, 6])
+    hit, (sources, destinations) = rig.start("b", [1, 2, 3, 4, 5, 6, 7])
+    assert hit.num_partial == 2
+    assert sources == [rig.blocks("a")[1]]
+    assert destinations == [rig.blocks("b")[1]]
+    assert sources != destinations
+
+
+def test_a_copy_source_survives_the_admission_that_reads_it():
+    rig = Rig(blocks=4)
+    rig.start("a", [1, 2, 3, 4, 5, 6])
+    rig.end("a")
+    hit, (sources, destinations) = rig.start("b", [1, 2, 3, 4, 5, 6, 7])
+    assert hit.num_partial == 2
+    assert sources != destinations
+
+
+def test_duplicates_are_kept_and_either_serves_a_hit():
+    rig = Rig(blocks=16)
+    prompt = [1, 2, 3, 4, 5]
+    empty = rig.cache.lookup(np.array(prompt, np.int32))
+    for name in ("a", "b"):  # both looked up before either was computed
+        row, _ = rig.cache.admit(NewRequest(name, prompt, ()), empty, 5)
+        rig.states.num_computed_tokens[row] = 5
+        rig.cache.publish(row)
+    assert rig.blocks("a") != rig.blocks("b")
+    rig.end("a")
+    assert rig.cache.lookup(np.array(prompt, np.int32)).num_full == 4
+
+
+def test_output_blocks_can_be_hit_once_the_request_left():
+    rig = Rig()
+    rig.start("a", [1, 2, 3])
+    rig.extend("a", [4, 5, 6, 7, 8, 9])
+    follow_up = np.array([1, 2, 3, 4, 5, 6, 7, 8, 9, 10], np.int32)
+    rig.end("a")
+    hit = rig.cache.lookup(follow_up)
+    assert (hit.num_full, hit.num_partial) == (8, 1)
+
+
+def test_rejected_or_uncomputed_tokens_are_not_published():
+    rig = Rig()
+    rig.start("a", [1, 2, 3, 4, 5, 6, 7, 8])
+    row = rig.states.row_of("a")
+    rig.states.num_tokens[row] = 12
+    rig.states.token_ids[row, 8:12] = [9, 10, 11, 12]
+    rig.cache.publish(row)
+    assert rig.cache.lookup(np.arange(1, 14, dtype=np.int32)).num_full == 8
+
+
+def test_adapters_salts_and_images_keep_equal_tokens_apart():
+    rig = Rig()
+    prompt = list(range(1, 10))
+    rig.start("a", prompt, prefix_keys(4, lora_id=1))
+    ids = np.array(prompt, np.int32)
+    assert rig.cache.lookup(ids).num_tokens == 0
+    assert rig.cache.lookup(ids, prefix_keys(4, lora_id=2)).num_tokens == 0
+    assert rig.cache.lookup(ids, prefix_keys(4, lora_id=1, salt="tenant")).num_tokens == 0
+    assert rig.cache.lookup(ids, prefix_keys(4, lora_id=1)).num_full == 8
+    image = prefix_keys(4, images=[("cat", 5, 3)])
+    assert set(image) == {1}
+    assert rig.cache.lookup(ids, {**prefix_keys(4, lora_id=1), **image}).num_full == 4
+
+
+def test_colliding_hashes_cost_hits_and_never_correctness():
+    rig = Rig(hash_function=lambda parent, tokens, extra: b"x")
+    rig.start("a", [1, 2, 3, 4, 5, 6, 7, 8, 9])
+    hit = rig.cache.lookup(np.array([7, 7, 7, 7, 7, 7], np.int32))
+    assert hit.num_tokens == 0
+    rig.start("b", [7, 7, 7, 7, 7, 7])
+    assert rig.cache.lookup(np.array([1, 2, 3, 4, 9], np.int32)).num_full == 4
+    rig.end("a")
+    rig.end("b")
+    assert rig.cache.pool.num_used == 0
+
+
+def test_reset_waits_for_the_last_owner_and_then_forgets_everything():
+    rig = Rig()
+    rig.start("a", list(range(1, 11)))
+    assert not rig.cache.reset()
+    rig.end("a")
+    assert rig.cache.reset()
+    assert len(rig.cache.tree) == 0
+    assert rig.cache.lookup(np.arange(1, 11, dtype=np.int32)).num_tokens == 0
+
+
+def test_events_mirror_what_can_be_hit():
+    mirror: set[tuple[int, int]] = set()
+    cleared = []
+
+    def watch(event):
+        if isinstance(event, BlockStored):
+            mirror.add((event.group, event.block))
+        elif isinstance(event, BlockRemoved):
+            mirror.remove((event.group, event.block))
+        else:
+            assert isinstance(event, CacheCleared)
+            mirror.clear()
+            cleared.append(event)
+
+    rig = Rig(blocks=6, on_event=watch)
+    for name, first in (("a", 1), ("b", 21), ("c", 1), ("d", 41)):
+        rig.start(name, list(range(first, first + 10)))
+        rig.end(name)
+        there = {(g, b) for node in rig.cache.tree for g, blocks in node.blocks.items() for b in blocks}
+        assert mirror == there
+    rig.cache.reset()
+    assert not mirror
+    assert len(cleared) == 1
+
+
+def test_running_out_of_blocks_changes_nothing():
+    rig = Rig(blocks=4)
+    rig.start("a", [1, 2, 3, 4, 5])
+    hit = rig.cache.lookup(np.array([1, 2, 3, 4, 8, 8, 8, 8, 9, 9], np.int32))
+    refs = rig.cache.pool.num_refs.copy()
+    assert rig.cache.blocks_to_admit(hit, 10) == 2
+    with pytest.raises(CapacityError):
+        rig.cache.admit(NewRequest("b", [1, 2, 3, 4, 8, 8, 8, 8, 9, 9], ()), hit, 10)
+    assert (rig.cache.pool.num_refs == refs).all()
+    assert "b" not in rig.states
+
+
+def test_blocks_below_the_window_are_given_back_and_nulled():
+    rig = Rig(groups=[KVGroup(block_size=4, sliding_window=6)])
+    rig.start("a", list(range(1, 5)))
+    rig.extend("a", list(range(5, 22)))
+    held = rig.blocks("a")
+    assert held[:3] == [0, 0, 0]
+    assert all(held[3:])
+    assert rig.cache.pool.num_used == len(held) - 3
+    rig.end("a")
+    assert rig.cache.pool.num_used == 0
+
+
+def test_a_window_hit_starts_with_null_blocks():
+    rig = Rig(groups=[KVGroup(block_size=4, sliding_window=5)])
+    rig.start("a", list(range(1, 18)))
+    hit, _ = rig.start("b", [*range(1, 17), 99])
+    assert hit.num_full == 16
+    assert rig.blocks("b")[:3] == [0, 0, 0]
+    assert rig.blocks("b")[3] == rig.blocks("a")[3]
+    rig.end("a")
+    rig.end("b")
+    assert rig.cache.pool.num_used == 0
+
+
+def test_a_hybrid_hit_is_what_all_groups_can_serve():
+    rig = Rig(blocks=40, groups=[KVGroup(block_size=4), KVGroup(block_size=4, sliding_window=5)])
+    rig.start("a", list(range(1, 8)))
+    rig.extend("a", list(range(8, 30)))  # the window's early blocks are gone before they were published
+    rig.end("a")
+    full = rig.cache.lookup(np.arange(1, 31, dtype=np.int32))
+    assert full.num_full == 28
+    early = rig.cache.lookup(np.array([*range(1, 17), 99, 99], np.int32))
+    assert early.num_known == 16
+    assert early.num_tokens == 4  # the one window block that was published at the end of the prompt
+    assert "gone" in str(early)
+
+
+def test_groups_with_their_own_block_sizes_share_one_pool():
+    rig = Rig(groups=[KVGroup(block_size=4), KVGroup(block_size=8)])
+    rig.start("a", list(range(1, 20)))
+    assert len(rig.blocks("a", 0)) == 5
+    assert len(rig.blocks("a", 1)) == 3
+    hit = rig.cache.lookup(np.array([*range(1, 15), 99], np.int32))
+    assert hit.num_full == 8
+    assert hit.num_partial == 0
+    rig.end("a")
+    assert rig.cache.pool.num_used == 0
+
+
+def test_growth_gives_each_row_what_it_lacks():
+    rig = Rig()
+    rig.start("a", [1, 2, 3])
+    rig.start("b", [4, 5, 6, 7, 8])
+    rows = np.array([rig.states.row_of("a"), rig.states.row_of("b")], np.int32)
+    wanted = rig.cache.wanted(rows, np.array([20, 6]))
+    assert [w.tolist() for w in wanted] == [[4, 0]]
+    rig.cache.grow(rows, wanted)
+    assert len(set(rig.blocks("a")) | set(rig.blocks("b"))) == 7
+    assert rig.blocks("a")[1:] == [4, 5, 6, 7]

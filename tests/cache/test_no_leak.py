@@ -1,0 +1,143 @@
+"""Random lives of requests: every block is owned exactly by the rows that hold it, and hits are never wrong."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from foreword.batch import KVGroup, NewRequest, RequestStates
+from foreword.cache import KVCache
+from foreword.errors import CapacityError
+
+GROUPS = {
+    "full": [KVGroup(block_size=3)],
+    "window": [KVGroup(block_size=3, sliding_window=5)],
+    "hybrid": [KVGroup(block_size=3), KVGroup(block_size=3, sliding_window=4)],
+    "sizes": [KVGroup(block_size=2), KVGroup(block_size=4, sliding_window=6)],
+}
+M = 24
+
+
+class CacheMachine(RuleBasedStateMachine):
+    """Physical memory is simulated: each slot remembers the whole token prefix whose KV was written there."""
+
+    @initialize(kind=st.sampled_from(sorted(GROUPS)), blocks=st.integers(8, 20), collide=st.booleans())
+    def build(self, kind: str, blocks: int, collide: bool) -> None:
+        groups = GROUPS[kind]
+        self.states = RequestStates(max_num_reqs=4, max_model_len=M, vocab_size=3, kv_groups=groups)
+        options = {"hash_function": (lambda p, t, e: bytes([t[0] % 2]))} if collide else {}
+        self.cache = KVCache(self.states, blocks, **options)
+        self.memory = [[[None] * g.block_size for _ in range(blocks)] for g in groups]
+        self.count = 0
+
+    def write(self, row: int, start: int, stop: int) -> None:
+        tokens = self.states.token_ids[row, :stop].tolist()
+        for table, memory in zip(self.states.block_tables, self.memory, strict=True):
+            size = table.tokens_per_block
+            for p in range(start, stop):
+                memory[table.table[row, p // size]][p % size] = tuple(tokens[: p + 1])
+
+    def check_reads(self, row: int, computed: int) -> None:
+        tokens = self.states.token_ids[row, :computed].tolist()
+        for table, memory in zip(self.states.block_tables, self.memory, strict=True):
+            window, size = table.group.sliding_window, table.tokens_per_block
+            low = 0 if window is None else max(0, computed - window + 1)
+            for p in range(low, computed):
+                assert memory[table.table[row, p // size]][p % size] == tuple(tokens[: p + 1])
+
+    @rule(prompt=st.lists(st.integers(0, 2), min_size=1, max_size=M), chunk=st.integers(1, M))
+    def admit(self, prompt: list[int], chunk: int) -> None:
+        if len(self.states) == 4:
+            return
+        hit = self.cache.lookup(np.array(prompt, np.int32))
+        assert hit.num_tokens < len(prompt)
+        stop = min(len(prompt), hit.num_tokens + chunk)
+        short = self.cache.blocks_to_admit(hit, stop) > self.cache.pool.num_free
+        self.count += 1
+        request = NewRequest(str(self.count), prompt, ())
+        if short:
+            with pytest.raises(CapacityError):
+                self.cache.admit(request, hit, stop)
+            return
+        row, (sources, destinations) = self.cache.admit(request, hit, stop)
+        for memory, source, destination in zip(self.memory, sources, destinations, strict=False):
+            memory[destination] = list(memory[source])
+        self.check_reads(row, hit.num_tokens)
+        self.write(row, hit.num_tokens, stop)
+        self.states.num_computed_tokens[row] = stop
+        self.cache.publish(row)
+
+    @rule(data=st.data(), token=st.integers(0, 2))
+    def step(self, data: st.DataObject, token: int) -> None:
+        if not len(self.states):
+            return
+        row = self.states.row_of(data.draw(st.sampled_from(self.states.req_ids)))
+        computed, known = int(self.states.num_computed_tokens[row]), int(self.states.num_tokens[row])
+        if computed == known:
+            if known == M:
+                return
+            self.states.token_ids[row, known] = token
+            known = self.states.num_tokens[row] = known + 1
+        rows = np.array([row], np.int32)
+        self.cache.drop_dead(rows, np.array([computed]))
+        wanted = self.cache.wanted(rows, np.array([known]))
+        if sum(int(w.sum()) for w in wanted) > self.cache.pool.num_free:
+            with pytest.raises(CapacityError):
+                self.cache.grow(rows, wanted)
+            return
+        self.cache.grow(rows, wanted)
+        self.check_reads(row, computed)
+        self.write(row, computed, known)
+        self.states.num_computed_tokens[row] = known
+        if data.draw(st.booleans()):
+            self.cache.publish(row)
+
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        if len(self.states):
+            name = data.draw(st.sampled_from(self.states.req_ids))
+            self.cache.free(self.states.row_of(name))
+            self.states.remove_request(name)
+
+    @rule()
+    def reset(self) -> None:
+        assert self.cache.reset() == (self.cache.pool.num_used == 0)
+
+    @invariant()
+    def references_are_owners(self) -> None:
+        if not hasattr(self, "cache"):
+            return
+        owners = np.zeros(self.cache.pool.num_blocks, np.int32)
+        for table in self.states.block_tables:
+            for name in self.states.req_ids:
+                row = self.states.row_of(name)
+                held = table.table[row, : table.num_blocks[row]]
+                np.add.at(owners, held[held > 0], 1)
+        assert owners.tolist() == self.cache.pool.num_refs.tolist()
+        assert self.cache.pool.num_used == np.count_nonzero(owners)
+
+    @invariant()
+    def the_tree_holds_what_is_cached_and_nothing_else(self) -> None:
+        if not hasattr(self, "cache"):
+            return
+        cached = {b for node in self.cache.tree for blocks in node.blocks.values() for b in blocks}
+        assert cached == set(np.flatnonzero(self.cache.pool.is_cached).tolist())
+        if not len(self.states):
+            for node in self.cache.tree:
+                assert node.blocks or node.children
+
+    def teardown(self) -> None:
+        if hasattr(self, "cache"):
+            for name in self.states.req_ids:
+                self.cache.free(self.states.row_of(name))
+                self.states.remove_request(name)
+            assert self.cache.pool.num_used == 0
+            assert self.cache.reset()
+            assert len(self.cache.tree) == 0
+
+
+TestCacheMachine = CacheMachine.TestCase
+TestCacheMachine.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
