@@ -27,4 +27,4 @@ def prefix_keys(
     for content, start, length in images:
         for block in range(start // block_size, (start + length - 1) // block_size + 1):
             keys.setdefault(block, []).append(("image", content, start - block * block_size))
-    return {block: tuple(parts) for block, parts in keys.items()}  # type: ignore[arg-type]
+    return {block: tuple(parts) for block, parts in keys.items()}

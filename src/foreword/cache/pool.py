@@ -103,7 +103,7 @@ class BlockPool:
         # A scatter keeps one writer of each block; that entry stays. `place` of a block that is not queued is unused.
         order = np.arange(freed.size)
         self._place[freed] = order
-        kept = freed[self._place[freed] == order]
+        kept: BlockIds = freed[self._place[freed] == order]
         self._place[freed] = -1
         return kept
 
