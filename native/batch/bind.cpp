@@ -1,5 +1,9 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+
+#include <bit>
+#include <optional>
 
 #include "batch/step.h"
 
@@ -20,7 +24,7 @@ T *pointer(const nb::dict &arrays, const char *name) {
 
 StepCore make_core(const nb::dict &s, const nb::dict &b, int32_t vocab_size, int32_t max_num_draft_tokens,
                    bool context_parallel) {
-  const auto tokens = nb::cast<Matrix<int32_t>>(s["token_ids"]);
+  const auto tokens = nb::cast<nb::ndarray<int32_t, nb::ndim<2>, nb::device::cpu>>(s["token_ids"]);
   StepCore core;
   core.context_parallel = context_parallel;
   core.states = {
@@ -36,6 +40,7 @@ StepCore make_core(const nb::dict &s, const nb::dict &b, int32_t vocab_size, int
       .last_sampled_token = pointer<int32_t>(s, "last_sampled_token"),
       .row_generation = pointer<int64_t>(s, "row_generation"),
       .live = pointer<bool>(s, "live"),
+      .token_stride = tokens.stride(0),
   };
   core.buffers = {
       .max_num_batched_tokens = int64_t(nb::cast<Vector<int32_t>>(b["input_ids"]).shape(0)),
@@ -64,40 +69,70 @@ StepCore make_core(const nb::dict &s, const nb::dict &b, int32_t vocab_size, int
   return core;
 }
 
-void add_group(StepCore &core, Matrix<int32_t> table, Vector<int32_t> num_blocks, Matrix<int32_t> gathered,
-               Vector<int32_t> gathered_written, Vector<int64_t> slot_mapping, int32_t block_size,
+void add_group(StepCore &core, Matrix<int32_t> table, Vector<int32_t> num_blocks, Vector<int64_t> content_id,
+               Matrix<int32_t> gathered, Vector<int32_t> gathered_written, Vector<int32_t> gathered_nulled,
+               Vector<int64_t> gathered_content, Vector<int64_t> slot_mapping, int32_t block_size,
                int32_t sliding_window, int32_t cp_size, int32_t cp_rank, int32_t cp_interleave) {
   core.groups.push_back({
       .table = table.data(),
       .num_blocks = num_blocks.data(),
+      .content_id = content_id.data(),
       .gathered = gathered.data(),
       .gathered_written = gathered_written.data(),
+      .gathered_nulled = gathered_nulled.data(),
+      .gathered_content = gathered_content.data(),
       .slot_mapping = slot_mapping.data(),
       .width = int32_t(table.shape(1)),
       .block_size = block_size,
       .sliding_window = sliding_window,
       .cp = {cp_size, cp_rank, cp_interleave},
   });
+  Group &g = core.groups.back();
+  if (const auto p = uint32_t(g.tokens_per_block()); std::has_single_bit(p)) g.shift = std::countr_zero(p);
 }
 
-nb::object prepare(StepCore &core, Vector<const int32_t> rows, Vector<const int32_t> num_scheduled,
-                   Vector<const int32_t> num_drafts, Vector<const int32_t> draft_ids, int64_t pad_tokens,
-                   int64_t pad_reqs, bool gather) {
+nb::object prepare(StepCore &core, const Plan &plan) {
   Scalars s;
-  const Plan plan{
-      .rows = rows.data(),
-      .num_scheduled = num_scheduled.data(),
-      .num_drafts = num_drafts.shape(0) ? num_drafts.data() : nullptr,
-      .draft_ids = draft_ids.data(),
-      .num_reqs = int64_t(rows.shape(0)),
-      .num_draft_ids = int64_t(draft_ids.shape(0)),
-      .pad_tokens = pad_tokens,
-      .pad_reqs = pad_reqs,
-      .gather = gather,
-  };
   if (!core.prepare(plan, s)) return nb::none();
   return nb::make_tuple(s.num_reqs, s.num_tokens, s.num_reqs_padded, s.num_tokens_padded, s.num_logits,
                         s.num_draft_tokens, s.max_query_len, s.max_seq_len, s.attention_state);
+}
+
+nb::object prepare_lists(StepCore &core, Vector<const int32_t> rows, Vector<const int32_t> num_scheduled,
+                         Vector<const int32_t> num_drafts, Vector<const int32_t> draft_ids, int64_t pad_tokens,
+                         int64_t pad_reqs, bool gather) {
+  return prepare(core, {
+                           .rows = rows.data(),
+                           .num_scheduled = num_scheduled.data(),
+                           .num_drafts = num_drafts.shape(0) ? num_drafts.data() : nullptr,
+                           .draft_ids = draft_ids.data(),
+                           .num_reqs = int64_t(rows.shape(0)),
+                           .num_draft_ids = int64_t(draft_ids.shape(0)),
+                           .pad_tokens = pad_tokens,
+                           .pad_reqs = pad_reqs,
+                           .gather = gather,
+                       });
+}
+
+// Drafts as [B, D] padded with −1. None for shapes and paddings that do not fit too: the caller says what is wrong.
+nb::object prepare_arrays(StepCore &core, Vector<const int32_t> rows, Vector<const int32_t> num_scheduled,
+                          std::optional<Matrix<const int32_t>> drafts, int64_t pad_tokens, int64_t pad_reqs,
+                          bool gather) {
+  const auto B = int64_t(rows.shape(0));
+  if (int64_t(num_scheduled.shape(0)) != B || (drafts && int64_t(drafts->shape(0)) != B)) return nb::none();
+  if (drafts && !core.flatten_drafts(drafts->data(), B, int64_t(drafts->shape(1)))) return nb::none();
+  const bool any = drafts && !core.draft_ids.empty();
+  return prepare(core, {
+                           .rows = rows.data(),
+                           .num_scheduled = num_scheduled.data(),
+                           .num_drafts = any ? core.num_drafts.data() : nullptr,
+                           .draft_ids = core.draft_ids.data(),
+                           .num_reqs = B,
+                           .num_draft_ids = any ? int64_t(core.draft_ids.size()) : 0,
+                           .pad_tokens = pad_tokens,
+                           .pad_reqs = pad_reqs,
+                           .gather = gather,
+                       });
 }
 
 }  // namespace
@@ -111,9 +146,11 @@ void bind_batch(nb::module_ &m) {
            })
       .def("add_group", &add_group)
       .def("set_context_parallel", [](StepCore &c, int32_t size, int32_t rank, int32_t i) { c.cp = {size, rank, i}; })
-      .def("prepare", &prepare)
-      .def("commit", [](StepCore &core, Matrix<const int32_t> sampled) {
-        return core.commit(sampled.data(), int64_t(sampled.shape(0)), int64_t(sampled.shape(1)));
+      .def("prepare", &prepare_lists)
+      .def("prepare_arrays", &prepare_arrays, nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg())
+      .def("commit", [](StepCore &core, Vector<const int32_t> s) { return core.commit(s.data(), s.shape(0), 1); })
+      .def("commit", [](StepCore &core, Matrix<const int32_t> s) {
+        return core.commit(s.data(), s.shape(0), s.shape(1));
       });
 }
 

@@ -40,6 +40,7 @@ bool StepCore::acceptable(const Plan &plan) {
     const int32_t row = plan.rows[b], n = plan.num_scheduled[b], k = plan.num_drafts ? plan.num_drafts[b] : 0;
     if (row < 0 || row >= s.max_num_reqs || !s.live[row] || seen_[row] == call_) return false;
     seen_[row] = call_;
+    prefetch(row, s.num_computed_tokens[row]);
     const int64_t end = int64_t(s.num_computed_tokens[row]) + n;
     if (n < 1 || k < 0 || k > s.max_num_draft_tokens || end > s.max_model_len) return false;
     if (k > 0 ? end - k != s.num_tokens[row] : end > s.num_tokens[row]) return false;
@@ -57,6 +58,12 @@ bool StepCore::acceptable(const Plan &plan) {
   return tokens_fit && reqs_fit;
 }
 
+// A decode step touches one line of each request's tokens and blocks, all of them cold: ask for them early.
+void StepCore::prefetch(int32_t row, int32_t position) const {
+  __builtin_prefetch(states.tokens_of(row) + position);
+  for (const Group &g : groups) __builtin_prefetch(g.table + int64_t(row) * g.width + g.block_of(position));
+}
+
 // Everything of one entry a request, and the scalars that follow from it.
 void StepCore::requests(const Plan &plan, Scalars &out) {
   const States &s = states;
@@ -65,12 +72,15 @@ void StepCore::requests(const Plan &plan, Scalars &out) {
   const int64_t padded = plan.pad_reqs < 0 ? B : plan.pad_reqs;
   int32_t loc = 0, max_query = 0, max_seq = 0;
   bool decode_only = B > 0, no_cache = true, reach_end = true;
+  std::memcpy(o.idx_mapping, plan.rows, sizeof(int32_t) * B);
+  std::memcpy(o.num_scheduled_tokens, plan.num_scheduled, sizeof(int32_t) * B);
+  if (plan.num_drafts)
+    std::memcpy(o.num_draft_tokens, plan.num_drafts, sizeof(int32_t) * B);
+  else
+    std::fill_n(o.num_draft_tokens, B, 0);
   for (int64_t b = 0; b < B; ++b) {
     const int32_t row = plan.rows[b], n = plan.num_scheduled[b];
     const int32_t c = s.num_computed_tokens[row], prompt = s.prompt_len[row];
-    o.idx_mapping[b] = row;
-    o.num_scheduled_tokens[b] = n;
-    o.num_draft_tokens[b] = plan.num_drafts ? plan.num_drafts[b] : 0;
     o.num_computed_tokens[b] = c;
     o.is_prefilling[b] = c < s.prefill_len[row];
     o.row_generation[b] = s.row_generation[row];
@@ -111,7 +121,7 @@ void StepCore::tokens(const Plan &plan, Scalars &out) {
   const int64_t B = out.num_reqs, T = out.num_tokens;
   for (int64_t b = 0, d = 0; plan.num_drafts && b < B; ++b) {
     const int32_t row = plan.rows[b];
-    int32_t *staged = s.token_ids + int64_t(row) * s.max_model_len + s.num_tokens[row];
+    int32_t *staged = s.tokens_of(row) + s.num_tokens[row];
     for (int32_t j = 0; j < plan.num_drafts[b]; ++j, ++d) {
       staged[j] = std::max(plan.draft_ids[d], 0);
       o.draft_token_ids[d] = plan.draft_ids[d];
@@ -120,7 +130,7 @@ void StepCore::tokens(const Plan &plan, Scalars &out) {
   int64_t t = 0;
   for (int64_t b = 0; b < B; ++b) {
     const int32_t n = o.num_scheduled_tokens[b], c = o.num_computed_tokens[b];
-    const int32_t *ids = s.token_ids + int64_t(o.idx_mapping[b]) * s.max_model_len + c;
+    const int32_t *ids = s.tokens_of(o.idx_mapping[b]) + c;
     if (n == 1) {
       o.input_ids[t] = *ids;
       o.positions[t] = c;
@@ -142,10 +152,21 @@ void StepCore::tokens(const Plan &plan, Scalars &out) {
 // The last 1 + drafts tokens of each request are projected to logits.
 void StepCore::logits(const Plan &plan, Scalars &out) {
   Buffers &o = buffers;
-  int32_t l = 0, d = 0;
+  const int64_t B = out.num_reqs;
   o.cu_num_logits[0] = o.cu_num_draft_tokens[0] = 0;
-  for (int64_t b = 0; b < out.num_reqs; ++b) {
-    const int32_t k = plan.num_drafts ? plan.num_drafts[b] : 0, first = o.query_start_loc[b + 1] - 1 - k;
+  if (!plan.num_drafts) {  // one a request, in order
+    for (int64_t b = 0; b < B; ++b) o.logits_indices[b] = o.query_start_loc[b + 1] - 1;
+    for (int64_t b = 0; b < B; ++b) o.bonus_logits_indices[b] = b;
+    for (int64_t b = 0; b < B; ++b) o.cu_num_logits[b + 1] = int32_t(b + 1);
+    std::memcpy(o.expanded_idx_mapping, plan.rows, sizeof(int32_t) * B);
+    std::fill_n(o.expanded_local_pos, B, 0);
+    std::fill_n(o.cu_num_draft_tokens + 1, B, 0);
+    out.num_logits = B;
+    return;
+  }
+  int32_t l = 0, d = 0;
+  for (int64_t b = 0; b < B; ++b) {
+    const int32_t k = plan.num_drafts[b], first = o.query_start_loc[b + 1] - 1 - k;
     for (int32_t j = 0; j <= k; ++j) {
       o.logits_indices[l + j] = first + j;
       o.expanded_idx_mapping[l + j] = plan.rows[b];
@@ -166,8 +187,11 @@ void StepCore::slots(const Group &g, int64_t B) {
   for (int64_t b = 0; b < B; ++b) {
     const int32_t *blocks = g.table + int64_t(o.idx_mapping[b]) * g.width;
     const int32_t n = o.num_scheduled_tokens[b];
-    uint32_t k = uint32_t(o.num_computed_tokens[b]) / uint32_t(P);
-    int32_t offset = o.num_computed_tokens[b] - int32_t(k) * P;
+    int32_t k = g.block_of(o.num_computed_tokens[b]), offset = o.num_computed_tokens[b] - k * P;
+    if (n == 1 && g.cp.size == 1) {
+      g.slot_mapping[t++] = int64_t(blocks[k]) * S + offset;
+      continue;
+    }
     for (int32_t i = 0; i < n;) {  // one run of tokens a block
       const int32_t run = std::min(n - i, P - offset);
       const int64_t base = int64_t(blocks[k]) * S;
@@ -189,58 +213,88 @@ void StepCore::slots(const Group &g, int64_t B) {
 }
 
 // Row b of the gathered table: the request's blocks, null past the end and wholly below the sliding window.
+// A row that still copies the same content only gets what was appended, so a step costs its changed blocks.
 void StepCore::gather(Group &g, int64_t B) {
   for (int64_t b = 0; b < B; ++b) {
     const int32_t row = buffers.idx_mapping[b], held = g.num_blocks[row];
-    int32_t *to = g.gathered + b * g.width, below = 0;
-    std::memcpy(to, g.table + int64_t(row) * g.width, sizeof(int32_t) * held);
+    const bool same = g.gathered_content[b] == g.content_id[row];
+    int32_t *to = g.gathered + b * g.width;
+    const int32_t have = same ? g.gathered_written[b] : 0;
+    if (held > have)
+      std::memcpy(to + have, g.table + int64_t(row) * g.width + have, sizeof(int32_t) * (held - have));
+    else if (same && g.sliding_window < 2)
+      continue;
     if (g.sliding_window >= 2) {
-      below = std::max(buffers.num_computed_tokens[b] - g.sliding_window + 1, 0) / g.tokens_per_block();
-      std::fill(to, to + std::min(below, held), 0);
+      const int32_t below = std::max(buffers.num_computed_tokens[b] - g.sliding_window + 1, 0) / g.tokens_per_block();
+      const int32_t nulled = std::min(below, held), done = same ? g.gathered_nulled[b] : 0;
+      if (nulled > done) std::fill(to + done, to + nulled, 0);
+      if (nulled < done)  // progress that was assumed and taken back
+        std::memcpy(to + nulled, g.table + int64_t(row) * g.width + nulled, sizeof(int32_t) * (done - nulled));
+      g.gathered_nulled[b] = nulled;
     }
     if (const int32_t stale = g.gathered_written[b]; stale > held) std::fill(to + held, to + stale, 0);
     g.gathered_written[b] = held;
+    g.gathered_content[b] = g.content_id[row];
   }
   for (int64_t b = B; b < buffers.written[2]; ++b) {
     std::fill_n(g.gathered + b * g.width, g.gathered_written[b], 0);
     g.gathered_written[b] = 0;
+    g.gathered_content[b] = 0;
   }
+}
+
+bool StepCore::flatten_drafts(const int32_t *drafts, int64_t B, int64_t width) {
+  num_drafts.resize(B);
+  draft_ids.clear();
+  draft_ids.reserve(B * width);
+  for (int64_t b = 0; b < B; ++b, drafts += width) {
+    int64_t k = 0;
+    while (k < width && drafts[k] >= 0) draft_ids.push_back(drafts[k++]);
+    num_drafts[b] = int32_t(k);
+    for (; k < width; ++k)
+      if (drafts[k] >= 0) return false;
+  }
+  return true;
 }
 
 bool StepCore::commit(const int32_t *sampled, int64_t B, int64_t width) {
   const Buffers &o = buffers;
   const States &s = states;
-  const auto is_current = [&](int64_t b) { return s.row_generation[o.idx_mapping[b]] == o.row_generation[b]; };
-  const auto can_sample = [&](int64_t b) {
-    return o.num_computed_tokens[b] + o.num_scheduled_tokens[b] - o.num_draft_tokens[b] >= s.num_tokens[o.idx_mapping[b]];
-  };
-  const auto count = [&](int64_t b) {
+  // First pass: how many samples each row takes (−1: the row was freed meanwhile). Nothing is written if one is wrong.
+  num_samples_.resize(B);
+  for (int64_t b = 0; b < B; ++b) {
+    const int32_t *tokens = sampled + b * width, row = o.idx_mapping[b];
     int64_t m = 0;
-    while (m < width && sampled[b * width + m] >= 0) ++m;
-    return int32_t(m);
-  };
-  for (int64_t b = 0; b < B; ++b) {
-    const int32_t m = count(b);
-    for (int64_t j = 0; j < width; ++j) {
-      const int32_t token = sampled[b * width + j];
-      if (token >= s.vocab_size || token < -1 || (j > m && token >= 0)) return false;
+    while (m < width && tokens[m] >= 0) {
+      if (tokens[m] >= s.vocab_size) return false;
+      ++m;
     }
-    if (is_current(b) && can_sample(b) &&
-        (m > o.num_draft_tokens[b] + 1 || s.num_tokens[o.idx_mapping[b]] + m > s.max_model_len))
-      return false;
-  }
-  for (int64_t b = 0; b < B; ++b) {
-    if (!is_current(b)) continue;
-    const int32_t row = o.idx_mapping[b], end = o.num_computed_tokens[b] + o.num_scheduled_tokens[b];
-    if (!can_sample(b)) {
-      s.num_computed_tokens[row] = end;
+    for (int64_t j = m; j < width; ++j)
+      if (tokens[j] != -1) return false;
+    if (s.row_generation[row] != o.row_generation[b]) {
+      num_samples_[b] = -1;
       continue;
     }
-    const int32_t m = count(b), v = s.num_tokens[row];
-    std::memcpy(s.token_ids + int64_t(row) * s.max_model_len + v, sampled + b * width, sizeof(int32_t) * m);
+    const int32_t k = o.num_draft_tokens[b], v = s.num_tokens[row];
+    if (o.num_computed_tokens[b] + o.num_scheduled_tokens[b] - k < v) {
+      num_samples_[b] = 0;  // a prompt chunk: what was sampled after it is discarded
+      continue;
+    }
+    if (m > k + 1 || v + m > s.max_model_len) return false;
+    __builtin_prefetch(s.tokens_of(row) + v, 1);
+    num_samples_[b] = int32_t(m);
+  }
+  for (int64_t b = 0; b < B; ++b) {
+    const int32_t m = num_samples_[b];
+    if (m < 0) continue;
+    const int32_t row = o.idx_mapping[b], v = s.num_tokens[row], k = o.num_draft_tokens[b];
+    const int32_t end = o.num_computed_tokens[b] + o.num_scheduled_tokens[b];
+    s.num_computed_tokens[row] = end - k < v ? end : end - k + std::max(m - 1, 0);
+    if (m == 0) continue;
+    int32_t *to = s.tokens_of(row) + v;
+    for (int32_t j = 0; j < m; ++j) to[j] = sampled[b * width + j];
     s.num_tokens[row] = v + m;
-    s.num_computed_tokens[row] = end - (o.num_draft_tokens[b] - std::max(m - 1, 0));
-    if (m) s.last_sampled_token[row] = sampled[b * width + m - 1];
+    s.last_sampled_token[row] = sampled[b * width + m - 1];
   }
   return true;
 }

@@ -16,13 +16,20 @@ struct ContextParallel {
 struct Group {
   const int32_t *table;        // [R, width]
   const int32_t *num_blocks;   // [R]
+  const int64_t *content_id;   // [R] renewed by every change of a row but an append
   int32_t *gathered;           // [R, width]
-  int32_t *gathered_written;   // [R] entries written in each row of `gathered`
+  int32_t *gathered_written;   // [R] of each row of `gathered`: entries written,
+  int32_t *gathered_nulled;    // [R] leading entries nulled below the window,
+  int64_t *gathered_content;   // [R] the content it copies (0: unknown)
   int64_t *slot_mapping;       // [max tokens]
   int32_t width, block_size, sliding_window;
   ContextParallel cp;
 
   int32_t tokens_per_block() const { return block_size * cp.size; }
+  int32_t shift = -1;  // log2(tokens_per_block) where that is whole: a division is the dearest thing a decode row does
+  int32_t block_of(int32_t position) const {
+    return shift >= 0 ? position >> shift : position / tokens_per_block();
+  }
 };
 
 struct States {
@@ -30,6 +37,9 @@ struct States {
   int32_t *token_ids, *num_tokens, *num_computed_tokens, *prompt_len, *prefill_len, *last_sampled_token;
   const int64_t *row_generation;
   const bool *live;
+  int64_t token_stride;  // elements from one row of token_ids to the next
+
+  int32_t *tokens_of(int32_t row) const { return token_ids + row * token_stride; }
 };
 
 struct Buffers {
@@ -69,6 +79,10 @@ class StepCore {
   // False, with nothing written, for a plan that breaks a rule of foreword.batch.plan.check.
   bool prepare(const Plan &plan, Scalars &out);
 
+  // Drafts [B, width] padded with −1 → num_drafts, draft_ids. False where a −1 stands before a draft.
+  bool flatten_drafts(const int32_t *drafts, int64_t num_reqs, int64_t width);
+  std::vector<int32_t> num_drafts, draft_ids;
+
   // Apply samples [B, width], padded with −1. False, with nothing written, if a rule of foreword.batch.commit is broken.
   bool commit(const int32_t *sampled, int64_t num_reqs, int64_t width);
 
@@ -79,7 +93,9 @@ class StepCore {
   void logits(const Plan &plan, Scalars &out);
   void slots(const Group &group, int64_t num_reqs);
   void gather(Group &group, int64_t num_reqs);
+  void prefetch(int32_t row, int32_t position) const;
 
+  std::vector<int32_t> num_samples_;
   std::vector<int64_t> seen_;  // [R] the call that last planned a row: finds a row planned twice
   int64_t call_ = 0;
 };

@@ -20,8 +20,11 @@ class StepCore:
         self,
         table: _I32,
         num_blocks: _I32,
+        content_id: npt.NDArray[np.int64],
         gathered: _I32,
         gathered_written: _I32,
+        gathered_nulled: _I32,
+        gathered_content: npt.NDArray[np.int64],
         slot_mapping: npt.NDArray[np.int64],
         block_size: int,
         sliding_window: int,
@@ -39,5 +42,8 @@ class StepCore:
         pad_tokens: int,
         pad_reqs: int,
         gather: bool,
+    ) -> tuple[int, ...] | None: ...
+    def prepare_arrays(
+        self, rows: _I32, num_scheduled: _I32, drafts: _I32 | None, pad_tokens: int, pad_reqs: int, gather: bool
     ) -> tuple[int, ...] | None: ...
     def commit(self, sampled: _I32) -> bool: ...

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import count
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,8 @@ class BlockTable:
 
     table: int32 [R, K], entry k of a row holds positions k·P … k·P + P − 1 with P = ``tokens_per_block``;
     0 from num_blocks[row] on. num_blocks: int32 [R]. K = ceil(M / P). The addresses never change.
+    content_id: int64 [R], a number no other content of any row ever had; appending keeps it, any other change renews
+    it, so that a gathered copy of a row knows whether only its tail is new. Change a row through the methods.
     """
 
     group: KVGroup
@@ -23,6 +26,8 @@ class BlockTable:
     tokens_per_block: int
     table: npt.NDArray[np.int32]
     num_blocks: npt.NDArray[np.int32]
+    content_id: npt.NDArray[np.int64]
+    _ids: count[int] = field(default_factory=lambda: count(1))
 
     @classmethod
     def allocate(cls, group: KVGroup, cp: ContextParallel | None, max_num_reqs: int, max_model_len: int) -> BlockTable:
@@ -35,6 +40,7 @@ class BlockTable:
             per_block,
             np.zeros((max_num_reqs, width), np.int32),
             np.zeros(max_num_reqs, np.int32),
+            np.zeros(max_num_reqs, np.int64),
         )
 
     @property
@@ -48,7 +54,18 @@ class BlockTable:
         self.table[row, start : start + len(block_ids)] = block_ids
         self.num_blocks[row] = start + len(block_ids)
 
+    def start(self, row: int, block_ids: npt.NDArray[np.int32]) -> None:
+        """Make the row hold these blocks and nothing else."""
+        self.table[row, len(block_ids) : self.num_blocks[row]] = 0
+        self.table[row, : len(block_ids)] = block_ids
+        self.num_blocks[row] = len(block_ids)
+        self.content_id[row] = next(self._ids)
+
+    def replace(self, row: int, index: int, block_id: int) -> None:
+        """Put another block in the place of one entry: a copy on write, or null for one below the sliding window."""
+        self.table[row, index] = block_id
+        self.content_id[row] = next(self._ids)
+
     def clear(self, row: int) -> None:
         """Null every entry of the row, so that nothing of its last owner can be reached."""
-        self.table[row, : self.num_blocks[row]] = 0
-        self.num_blocks[row] = 0
+        self.start(row, self.table[row, :0])

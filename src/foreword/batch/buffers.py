@@ -32,6 +32,8 @@ class InputBuffers:
 
     __slots__ = (
         "block_table",
+        "block_table_content",
+        "block_table_nulled",
         "block_table_written",
         "bonus_logits_indices",
         "cu_num_draft_tokens",
@@ -86,7 +88,10 @@ class InputBuffers:
         self.cu_num_logits = np.zeros(reqs + 1, np.int32)
         self.cu_num_draft_tokens = np.zeros(reqs + 1, np.int32)
         self.block_table = tuple(np.zeros((reqs, t.width), np.int32) for t in states.block_tables)
+        # Of each gathered row: entries written, entries nulled below the window, and which content it copies (0: none).
         self.block_table_written = tuple(np.zeros(reqs, np.int32) for _ in states.block_tables)
+        self.block_table_nulled = tuple(np.zeros(reqs, np.int32) for _ in states.block_tables)
+        self.block_table_content = tuple(np.zeros(reqs, np.int64) for _ in states.block_tables)
 
         self.req_indices = np.zeros(tokens, np.int32)
         self.positions = np.zeros(tokens, np.int64)

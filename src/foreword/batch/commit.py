@@ -38,6 +38,8 @@ def commit(states: RequestStates, batch: InputBatch, sampled: Mapping[str, Seque
     """
     batch.claim_commit(states)
     try:
+        if type(sampled) is np.ndarray and batch.commit_native(sampled):
+            return
         table = _from_lists(states, batch, sampled) if isinstance(sampled, Mapping) else _as_table(batch, sampled)
         if not batch.commit_native(table):
             _apply(states, batch, table)  # the same in NumPy, and what says which rule a refused table breaks

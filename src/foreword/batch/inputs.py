@@ -118,8 +118,15 @@ class InputBatch:
     draft_token_ids = _Array[I32]("num_draft_tokens")
 
     def __init__(
-        self, states: RequestStates, buffers: InputBuffers, scalars: Scalars, req_ids: list[str] | None, gathered: bool
+        self,
+        states: RequestStates,
+        buffers: InputBuffers,
+        scalars: tuple[int, ...],
+        req_ids: list[str] | None,
+        gathered: bool,
     ) -> None:
+        buffers.generation += 1
+        states.step += 1
         self._states = states
         self._buffers = buffers
         self._scalars = scalars
@@ -241,9 +248,14 @@ class InputBatch:
         self._committed = False
 
     def commit_native(self, sampled: I32) -> bool:
-        """Whether the native core applied the samples [B, width]; False where it was not used, or refuses them."""
+        """Whether the native core applied the samples [B] or [B, width]; False without it, or where it refuses."""
         core = self._buffers.native
-        return core is not None and bool(core.commit(np.ascontiguousarray(sampled)))
+        if core is None or len(sampled) != self._scalars[0]:
+            return False
+        try:
+            return bool(core.commit(sampled))
+        except TypeError:  # another dtype or layout
+            return False
 
     def __repr__(self) -> str:
         if self._generation != self._buffers.generation:
@@ -279,6 +291,11 @@ def prepare_inputs(
     """
     if buffers.states is not states:
         raise PlanError("these buffers were made for other states: use InputBuffers.for_states(states, …)")
+    if buffers.native is not None and type(plan) is tuple and order == "given" and backend in ("auto", "native"):
+        # The hot path: arrays in, one native call. It refuses whatever is not in order, and the way below says what.
+        scalars = _native_arrays(buffers.native, plan, draft_tokens, pad_to, gather_block_tables)
+        if scalars is not None:
+            return InputBatch(states, buffers, scalars, None, gather_block_tables)
     wanted = _plan.normalize(states, plan, draft_tokens)
     padded = (None, None) if pad_to is None else pad_to
     if order == "decode_first":
@@ -292,10 +309,16 @@ def prepare_inputs(
     run = _backend(backend)
     if run is not native.run:
         _plan.check(states, buffers, wanted, pad_to)
-    buffers.generation += 1
-    states.step += 1
     scalars = run(states, buffers, wanted, padded, gather_block_tables)
     return InputBatch(states, buffers, scalars, req_ids, gather_block_tables)
+
+
+def _native_arrays(core: Any, plan: tuple[I32, I32], drafts: Any, pad_to: Any, gather: bool) -> Any:
+    pad_tokens, pad_reqs = (-1, -1) if pad_to is None else (-1 if p is None else p for p in pad_to)
+    try:
+        return core.prepare_arrays(plan[0], plan[1], drafts, pad_tokens, pad_reqs, gather)
+    except TypeError:  # other dtypes, layouts or forms of drafts
+        return None
 
 
 def _backend(name: Backend) -> Any:

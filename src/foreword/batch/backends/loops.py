@@ -132,6 +132,7 @@ def run(
             live = block_row(table, rows[b], c[b]) if b < B else [0] * table.width
             buffers.block_table[g][b] = live
             buffers.block_table_written[g][b] = int(table.num_blocks[rows[b]]) if b < B else 0
+            buffers.block_table_content[g][b] = 0
         for t in range(buffers.max_num_batched_tokens):
             buffers.slot_mapping[g][t] = (
                 slot(table.table[rows[b_of[t]]].tolist(), pos[t], table.group.block_size, table.context_parallel)

@@ -27,10 +27,7 @@ def available() -> bool:
 def run(
     states: RequestStates, buffers: InputBuffers, plan: Plan, padded: tuple[int | None, int | None], gather: bool
 ) -> Scalars:
-    core = buffers.native
-    if core is None:
-        core = buffers.native = _bind(states, buffers)
-    result = core.prepare(
+    result = core_of(states, buffers).prepare(
         plan.rows,
         plan.num_scheduled,
         plan.num_drafts,
@@ -40,11 +37,16 @@ def run(
         gather,
     )
     if result is None:
-        buffers.generation -= 1  # nothing was written: an earlier batch is still whole
-        states.step -= 1
         _plan.check(states, buffers, plan, padded)
         raise AssertionError("the native core refused a plan that plan.check accepts")
     return Scalars._make(result)
+
+
+def core_of(states: RequestStates, buffers: InputBuffers) -> Any:
+    """The native core over these arrays, made when it is first asked for."""
+    if buffers.native is None:
+        buffers.native = _bind(states, buffers)
+    return buffers.native
 
 
 def _bind(states: RequestStates, buffers: InputBuffers) -> Any:
@@ -74,8 +76,11 @@ def _bind(states: RequestStates, buffers: InputBuffers) -> Any:
         core.add_group(
             table.table,
             table.num_blocks,
+            table.content_id,
             buffers.block_table[g],
             buffers.block_table_written[g],
+            buffers.block_table_nulled[g],
+            buffers.block_table_content[g],
             buffers.slot_mapping[g],
             table.group.block_size,
             table.group.sliding_window or 0,

@@ -65,6 +65,7 @@ def run(
     for g, table in enumerate(states.block_tables):
         if gather:
             _gather(table, rows, c, buffers.block_table[g], buffers.block_table_written[g], old_gathered)
+            buffers.block_table_content[g][: max(B, old_gathered)] = 0
         buffers.slot_mapping[g][:T] = slots(table, token_rows, positions)
         buffers.slot_mapping[g][T:old_T] = -1
 
