@@ -1,0 +1,128 @@
+"""From logits to tokens: greedy for rows that want nothing else, the full pipeline for those that do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from foreword.batch import InputBatch, RequestStates
+from foreword.batch.sampling import SamplingParams
+from foreword.sampling.filters import kept_tokens
+from foreword.sampling.logprobs import TokenLogprobs, token_logprobs
+from foreword.sampling.noise import gumbel_noise
+from foreword.sampling.processors import Processors
+from foreword.sampling.verification import accepted_tokens
+
+Logits = npt.NDArray[np.float32]
+Int32s = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sampled:
+    """What a step drew.
+
+    token_ids: int32 [B], or [B, D + 1] padded with −1 when the step verified drafts.
+    logprobs: batch index → one entry a token, for the requests that asked.
+    """
+
+    token_ids: Int32s
+    logprobs: dict[int, list[TokenLogprobs]]
+
+
+class Sampler:
+    """Draws tokens for the rows of ``states``.
+
+    A token is argmax over the kept tokens of logits / temperature + noise(seed, position, token), where position is the
+    one the token will take; temperature 0 is the argmax of the logits. Of equal ones the lowest id wins. Order:
+
+        allowed ids, bias, minimum length → penalties → bad words → temperature → min-p → top-k → top-p → draw
+    """
+
+    def __init__(self, states: RequestStates) -> None:
+        self.states = states
+        self._processors: list[Processors | None] = [None] * states.max_num_reqs
+        self._is_plain = np.ones(states.max_num_reqs, np.bool_)  # greedy, and nothing else wanted
+        self._wants_logprobs = np.zeros(states.max_num_reqs, np.bool_)
+
+    def set_request(self, row: int, params: SamplingParams, end_ids: npt.NDArray[np.int64]) -> None:
+        """Take a request's parameters, when it is admitted. end_ids: tokens that would end its output."""
+        self._processors[row] = Processors.of(params, end_ids)
+        self._is_plain[row] = params.temperature == 0 and self._processors[row] is None
+        self._wants_logprobs[row] = params.logprobs is not None
+
+    def clear_request(self, row: int) -> None:
+        """Forget the row's parameters, when it is freed."""
+        self._processors[row] = None
+        self._is_plain[row] = True
+        self._wants_logprobs[row] = False
+
+    def sample(self, batch: InputBatch, logits: Logits) -> Sampled:
+        """Draw for every request of the batch from ``logits`` [L, V]. The logits are not changed.
+
+        A prompt chunk that is not the last is drawn for too; `RequestStates.commit` discards that token.
+        """
+        drawn = logits.argmax(axis=1).astype(np.int32)
+        rows = batch.expanded_idx_mapping
+        special = np.flatnonzero(~self._is_plain[rows])
+        if special.size:
+            positions = batch.positions[batch.logits_indices[special]] + 1
+            for i, position in zip(special.tolist(), positions.tolist(), strict=True):
+                if self._is_used(batch, i):
+                    drawn[i] = self._draw(int(rows[i]), position, logits[i], self._drafts_before(batch, i))
+        width = int(np.diff(batch.cu_num_logits).max(initial=1))
+        tokens = drawn if width == 1 else accepted_tokens(drawn, batch.draft_token_ids, batch.cu_num_logits, width)
+        return Sampled(tokens, self._logprobs(batch, logits, tokens))
+
+    def _draw(self, row: int, position: int, logits: Logits, drafts: Int32s) -> int:
+        states, columns = self.states, self.states.sampling
+        processors = self._processors[row]
+        if processors is not None:
+            prompt, known = int(states.prompt_len[row]), int(states.num_tokens[row])
+            output = states.token_ids[row, prompt:known]
+            logits = processors.process(
+                logits, states.token_ids[row, :prompt], np.concatenate([output, drafts]) if drafts.size else output
+            )
+        temperature = float(columns.temperature[row])
+        if temperature == 0:
+            return int(logits.argmax())
+        scaled = logits.astype(np.float64) / temperature
+        kept = kept_tokens(
+            scaled,
+            top_k=int(columns.top_k[row]),
+            top_p=float(columns.top_p[row]),
+            min_p=float(columns.min_p[row]),
+        )
+        noise = gumbel_noise(int(columns.seed[row]), position, kept)
+        return int(kept[(scaled[kept] + noise).argmax()])
+
+    def _is_used(self, batch: InputBatch, i: int) -> bool:
+        """Whether logit row i follows the last known token or a draft, rather than the end of a chunk."""
+        return int(batch.positions[batch.logits_indices[i]]) + 1 >= int(
+            self.states.num_tokens[batch.expanded_idx_mapping[i]]
+        )
+
+    def _drafts_before(self, batch: InputBatch, i: int) -> Int32s:
+        """The drafts that logit row i takes for granted."""
+        j = int(batch.expanded_local_pos[i])
+        if j == 0:
+            return batch.draft_token_ids[:0]
+        b = int(np.searchsorted(batch.cu_num_logits, i, side="right")) - 1
+        start = int(batch.cu_num_draft_tokens[b])
+        return batch.draft_token_ids[start : start + j]
+
+    def _logprobs(self, batch: InputBatch, logits: Logits, tokens: Int32s) -> dict[int, list[TokenLogprobs]]:
+        wanting = np.flatnonzero(self._wants_logprobs[batch.idx_mapping])
+        if not wanting.size:
+            return {}
+        table = tokens.reshape(len(tokens), -1)
+        counts = self.states.sampling.num_logprobs[batch.idx_mapping[wanting]]
+        return {
+            b: [
+                token_logprobs(logits[int(batch.cu_num_logits[b]) + j], token, count)
+                for j, token in enumerate(table[b].tolist())
+                if token >= 0
+            ]
+            for b, count in zip(wanting.tolist(), counts.tolist(), strict=True)
+        }
