@@ -1,10 +1,12 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/vector.h>
 
 #include <bit>
 #include <optional>
 
+#include "batch/rows.h"
 #include "batch/step.h"
 
 namespace nb = nanobind;
@@ -22,12 +24,9 @@ T *pointer(const nb::dict &arrays, const char *name) {
   return nb::cast<Vector<T>>(arrays[name]).data();
 }
 
-StepCore make_core(const nb::dict &s, const nb::dict &b, int32_t vocab_size, int32_t max_num_draft_tokens,
-                   bool context_parallel) {
+States make_states(const nb::dict &s, int32_t vocab_size, int32_t max_num_draft_tokens) {
   const auto tokens = nb::cast<nb::ndarray<int32_t, nb::ndim<2>, nb::device::cpu>>(s["token_ids"]);
-  StepCore core;
-  core.context_parallel = context_parallel;
-  core.states = {
+  return {
       .max_num_reqs = int32_t(tokens.shape(0)),
       .max_model_len = int32_t(tokens.shape(1)),
       .vocab_size = vocab_size,
@@ -42,6 +41,47 @@ StepCore make_core(const nb::dict &s, const nb::dict &b, int32_t vocab_size, int
       .live = pointer<bool>(s, "live"),
       .token_stride = tokens.stride(0),
   };
+}
+
+RowsCore make_rows(const nb::dict &s, int32_t vocab_size, int32_t max_num_draft_tokens) {
+  RowsCore core;
+  core.states = make_states(s, vocab_size, max_num_draft_tokens);
+  core.lora_id = pointer<int32_t>(s, "lora_id");
+  core.row_generation = pointer<int64_t>(s, "row_generation");
+  core.live = pointer<bool>(s, "live");
+  return core;
+}
+
+void add_table(RowsCore &core, Matrix<int32_t> table, Vector<int32_t> num_blocks, Vector<int64_t> content_id) {
+  core.tables.push_back({table.data(), num_blocks.data(), content_id.data(), int32_t(table.shape(1))});
+}
+
+int64_t add_rows(RowsCore &core, Vector<const int32_t> rows, Vector<const int32_t> tokens,
+                 Vector<const int32_t> num_tokens, Vector<const int32_t> prompt_len,
+                 Vector<const int32_t> num_computed, const std::vector<Vector<const int32_t>> &blocks,
+                 const std::vector<Vector<const int32_t>> &num_blocks, int64_t first_content_id) {
+  Arrivals a{
+      .count = int64_t(rows.shape(0)),
+      .rows = rows.data(),
+      .tokens = tokens.data(),
+      .num_tokens = num_tokens.data(),
+      .prompt_len = prompt_len.data(),
+      .num_computed = num_computed.data(),
+      .total_tokens = int64_t(tokens.shape(0)),
+  };
+  for (size_t g = 0; g < blocks.size(); ++g) {
+    a.blocks.push_back(blocks[g].data());
+    a.num_blocks.push_back(num_blocks[g].data());
+    a.total_blocks.push_back(int64_t(blocks[g].shape(0)));
+  }
+  return core.add(a, first_content_id);
+}
+
+StepCore make_core(const nb::dict &s, const nb::dict &b, int32_t vocab_size, int32_t max_num_draft_tokens,
+                   bool context_parallel) {
+  StepCore core;
+  core.context_parallel = context_parallel;
+  core.states = make_states(s, vocab_size, max_num_draft_tokens);
   core.buffers = {
       .max_num_batched_tokens = int64_t(nb::cast<Vector<int32_t>>(b["input_ids"]).shape(0)),
       .idx_mapping = pointer<int32_t>(b, "idx_mapping"),
@@ -138,6 +178,20 @@ nb::object prepare_arrays(StepCore &core, Vector<const int32_t> rows, Vector<con
 }  // namespace
 
 void bind_batch(nb::module_ &m) {
+  nb::class_<RowsCore>(m, "RowsCore", "Bulk changes of the rows of one RequestStates.")
+      .def("__init__",
+           [](RowsCore *self, const nb::dict &states, int32_t vocab_size, int32_t max_num_draft_tokens) {
+             new (self) RowsCore(make_rows(states, vocab_size, max_num_draft_tokens));
+           })
+      .def("add_table", &add_table)
+      .def("add", &add_rows)
+      .def("remove", [](RowsCore &c, Vector<const int32_t> rows, int64_t first_content_id) {
+        return c.remove(rows.data(), int64_t(rows.shape(0)), first_content_id);
+      })
+      .def("append", [](RowsCore &c, Vector<const int32_t> rows, Vector<const int32_t> blocks, int32_t group) {
+        return rows.shape(0) == blocks.shape(0) ? c.append(rows.data(), blocks.data(), int64_t(rows.shape(0)), group)
+                                                : int64_t(0);
+      });
   nb::class_<StepCore>(m, "StepCore", "Step preparation over the arrays of one RequestStates and one InputBuffers.")
       .def("__init__",
            [](StepCore *self, const nb::dict &states, const nb::dict &buffers, int32_t vocab_size,

@@ -1,4 +1,5 @@
 target_sources(_native PRIVATE
   native/batch/bind.cpp
+  native/batch/rows.cpp
   native/batch/step.cpp
 )

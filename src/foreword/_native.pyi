@@ -7,6 +7,25 @@ import numpy.typing as npt
 
 _I32 = npt.NDArray[np.int32]
 
+class RowsCore:
+    def __init__(
+        self, states: dict[str, npt.NDArray[Any]], vocab_size: int, max_num_draft_tokens: int
+    ) -> None: ...
+    def add_table(self, table: _I32, num_blocks: _I32, content_id: npt.NDArray[np.int64]) -> None: ...
+    def add(
+        self,
+        rows: _I32,
+        tokens: _I32,
+        num_tokens: _I32,
+        prompt_len: _I32,
+        num_computed: _I32,
+        blocks: list[_I32],
+        num_blocks: list[_I32],
+        first_content_id: int,
+    ) -> int: ...
+    def remove(self, rows: _I32, first_content_id: int) -> bool: ...
+    def append(self, rows: _I32, blocks: _I32, group: int) -> int: ...
+
 class StepCore:
     def __init__(
         self,

@@ -15,7 +15,7 @@ from foreword.batch.buffers import InputBuffers
 from foreword.batch.explain import Explanation
 from foreword.batch.groups import ContextParallel, KVGroup
 from foreword.batch.inputs import InputBatch, StaleBatchError, prepare_inputs
-from foreword.batch.requests import NewRequest
+from foreword.batch.requests import NewRequest, NewRequests
 from foreword.batch.sampling import SamplingParams
 from foreword.batch.states import RequestStates
 from foreword.errors import CapacityError, PlanError, RequestError
@@ -29,6 +29,7 @@ __all__ = [
     "InputBuffers",
     "KVGroup",
     "NewRequest",
+    "NewRequests",
     "PlanError",
     "RequestError",
     "RequestStates",

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from itertools import count
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from foreword.batch.groups import ContextParallel, KVGroup
+
+
+class ContentIds:
+    """Hands out numbers that were never handed out before, from 1."""
+
+    __slots__ = ("next",)
+
+    def __init__(self) -> None:
+        self.next = 1
+
+    def take(self, count: int = 1) -> int:
+        """The first of ``count`` new numbers in a row."""
+        first = self.next
+        self.next += count
+        return first
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,10 +41,12 @@ class BlockTable:
     table: npt.NDArray[np.int32]
     num_blocks: npt.NDArray[np.int32]
     content_id: npt.NDArray[np.int64]
-    _ids: count[int] = field(default_factory=lambda: count(1))
+    ids: ContentIds
 
     @classmethod
-    def allocate(cls, group: KVGroup, cp: ContextParallel | None, max_num_reqs: int, max_model_len: int) -> BlockTable:
+    def allocate(
+        cls, group: KVGroup, cp: ContextParallel | None, max_num_reqs: int, max_model_len: int, ids: ContentIds
+    ) -> BlockTable:
         group.check_context_parallel(cp)
         per_block = group.tokens_per_block(cp)
         width = -(-max_model_len // per_block)
@@ -41,6 +57,7 @@ class BlockTable:
             np.zeros((max_num_reqs, width), np.int32),
             np.zeros(max_num_reqs, np.int32),
             np.zeros(max_num_reqs, np.int64),
+            ids,
         )
 
     @property
@@ -59,12 +76,12 @@ class BlockTable:
         self.table[row, len(block_ids) : self.num_blocks[row]] = 0
         self.table[row, : len(block_ids)] = block_ids
         self.num_blocks[row] = len(block_ids)
-        self.content_id[row] = next(self._ids)
+        self.content_id[row] = self.ids.take()
 
     def replace(self, row: int, index: int, block_id: int) -> None:
         """Put another block in the place of one entry: a copy on write, or null for one below the sliding window."""
         self.table[row, index] = block_id
-        self.content_id[row] = next(self._ids)
+        self.content_id[row] = self.ids.take()
 
     def clear(self, row: int) -> None:
         """Null every entry of the row, so that nothing of its last owner can be reached."""

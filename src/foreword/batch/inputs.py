@@ -152,7 +152,7 @@ class InputBatch:
             freed = self._states.row_generation[self.idx_mapping] != self.row_generation
             if self._layout != self._states.layout_version or freed.any():
                 raise StaleBatchError(f"step {self.step}: read req_ids before rows are freed or moved")
-            self._req_ids = [self._states.req_id_of(row) for row in self.idx_mapping.tolist()]
+            self._req_ids = self._states.req_ids_of(self.idx_mapping)
         return self._req_ids
 
     @property
@@ -305,7 +305,7 @@ def prepare_inputs(
     if isinstance(plan, tuple):
         req_ids = None  # found by row when somebody asks
     else:
-        req_ids = list(plan) if order == "given" else [states.req_id_of(row) for row in wanted.rows.tolist()]
+        req_ids = list(plan) if order == "given" else states.req_ids_of(wanted.rows)
     run = _backend(backend)
     if run is not native.run:
         _plan.check(states, buffers, wanted, pad_to)

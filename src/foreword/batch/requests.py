@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -34,3 +34,41 @@ class NewRequest:
     lora_id: int = 0
     prompt_embeds: npt.NDArray[np.floating] | None = None
     prompt_is_token_id: npt.NDArray[np.bool_] | None = field(default=None, kw_only=True)
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class NewRequests:
+    """Many arrivals as columns, for `RequestStates.add_requests`: N requests, nothing of Python's per request.
+
+    token_ids: int32, every request's known tokens (prompt, then outputs), one request after the other.
+    num_tokens: int32 [N], how many of them are request i's. prompt_len: int32 [N]; None: all of them are prompt.
+    block_ids, num_blocks: one array a KV group, in the same way. num_computed_tokens: int32 [N]; None: 0.
+    sampling: column name (`foreword.batch.sampling.COLUMNS`) → [N]; columns not named keep a row's default (greedy).
+    """
+
+    req_ids: Sequence[str]
+    token_ids: npt.NDArray[np.int32]
+    num_tokens: npt.NDArray[np.int32]
+    block_ids: Sequence[npt.NDArray[np.int32]]
+    num_blocks: Sequence[npt.NDArray[np.int32]]
+    prompt_len: npt.NDArray[np.int32] | None = None
+    num_computed_tokens: npt.NDArray[np.int32] | None = None
+    lora_id: npt.NDArray[np.int32] | None = None
+    sampling: Mapping[str, npt.NDArray[np.generic]] | None = None
+
+    def split(self) -> list[NewRequest]:
+        """The same as one `NewRequest` each (without ``sampling``, which has no parameters object)."""
+        starts = np.cumsum(self.num_tokens) - self.num_tokens
+        block_starts = [np.cumsum(n) - n for n in self.num_blocks]
+        requests = []
+        for i, req_id in enumerate(self.req_ids):
+            tokens = self.token_ids[starts[i] : starts[i] + self.num_tokens[i]]
+            prompt = len(tokens) if self.prompt_len is None else int(self.prompt_len[i])
+            blocks = [
+                ids[at[i] : at[i] + n[i]]
+                for ids, n, at in zip(self.block_ids, self.num_blocks, block_starts, strict=True)
+            ]
+            computed = 0 if self.num_computed_tokens is None else int(self.num_computed_tokens[i])
+            lora = 0 if self.lora_id is None else int(self.lora_id[i])
+            requests.append(NewRequest(req_id, tokens[:prompt], blocks, tokens[prompt:], computed, lora_id=lora))
+        return requests

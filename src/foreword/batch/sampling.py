@@ -146,7 +146,7 @@ COLUMNS: dict[str, tuple[type[np.generic], float]] = {
 class SamplingColumns:
     """One array a parameter, [R], by state row. ``num_logprobs`` is −1 where none are wanted and V where all are."""
 
-    __slots__ = (*COLUMNS, "version")
+    __slots__ = (*COLUMNS, "is_set", "version")
 
     temperature: npt.NDArray[np.float32]
     top_p: npt.NDArray[np.float32]
@@ -163,15 +163,16 @@ class SamplingColumns:
     def __init__(self, max_num_reqs: int) -> None:
         for name, (dtype, default) in COLUMNS.items():
             setattr(self, name, np.full(max_num_reqs, default, dtype))
+        self.is_set = np.zeros(max_num_reqs, np.bool_)  # rows that may differ from the defaults
         self.version = 0  # grows with every change: what was made from the columns can tell whether it is still true
 
     def set(self, row: int, params: SamplingParams | None, vocab_size: int) -> None:
         """Write a request's parameters to its row; None writes the defaults (greedy, nothing else)."""
-        self.version += 1
         if params is None:
-            for name, (_, default) in COLUMNS.items():
-                getattr(self, name)[row] = default
+            self.reset(np.array([row]))
             return
+        self.version += 1
+        self.is_set[row] = True
         self.temperature[row] = params.temperature
         self.top_p[row] = params.top_p
         self.top_k[row] = params.top_k if params.top_k < vocab_size else 0
@@ -184,8 +185,25 @@ class SamplingColumns:
         self.num_logprobs[row] = _count(params.logprobs, vocab_size)
         self.num_prompt_logprobs[row] = _count(params.prompt_logprobs, vocab_size)
 
+    def set_columns(self, rows: npt.NDArray[np.int32], columns: Mapping[str, npt.NDArray[np.generic]]) -> None:
+        """column[rows] = values for each named column."""
+        self.version += 1
+        self.is_set[rows] = True
+        for name, values in columns.items():
+            getattr(self, name)[rows] = values
+
+    def reset(self, rows: npt.NDArray[np.integer]) -> None:
+        """The defaults (greedy, nothing else) in these rows."""
+        rows = rows[self.is_set[rows]]
+        if not len(rows):
+            return
+        self.version += 1
+        self.is_set[rows] = False
+        for name, (_, default) in COLUMNS.items():
+            getattr(self, name)[rows] = default
+
     def arrays(self) -> list[npt.NDArray[np.generic]]:
-        return [getattr(self, name) for name in COLUMNS]
+        return [self.is_set, *(getattr(self, name) for name in COLUMNS)]
 
 
 def _count(wanted: int | None, vocab_size: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -9,9 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from foreword.batch import commit as _commit
-from foreword.batch.block_table import BlockTable
+from foreword.batch.backends import native as _native
+from foreword.batch.block_table import BlockTable, ContentIds
 from foreword.batch.groups import ContextParallel, KVGroup
-from foreword.batch.requests import NewRequest, TokenIds
+from foreword.batch.requests import NewRequest, NewRequests, TokenIds
 from foreword.batch.sampling import SamplingColumns
 from foreword.errors import CapacityError, ConfigError, RequestError
 
@@ -64,8 +66,9 @@ class RequestStates:
         self.vocab_size = vocab_size
         self.max_num_draft_tokens = max_num_draft_tokens
         self.context_parallel = context_parallel
+        self._content_ids = ContentIds()
         self.block_tables = tuple(
-            BlockTable.allocate(g, context_parallel, max_num_reqs, max_model_len) for g in kv_groups
+            BlockTable.allocate(g, context_parallel, max_num_reqs, max_model_len, self._content_ids) for g in kv_groups
         )
         self.token_ids = _unaliased_rows(max_num_reqs, max_model_len)
         self.num_tokens = np.zeros(max_num_reqs, np.int32)
@@ -80,8 +83,9 @@ class RequestStates:
         self.step = 0  # prepared steps, for messages
         self.layout_version = 0  # grows when rows move
         self._rows: dict[str, int] = {}
-        self._req_ids: list[str | None] = [None] * max_num_reqs
+        self._req_ids: npt.NDArray[np.object_] = np.full(max_num_reqs, None, object)
         self._free = list(range(max_num_reqs - 1, -1, -1))
+        self._core = _native.rows_core(self)
 
     # -- who is here -------------------------------------------------------------------------------------------
 
@@ -105,10 +109,16 @@ class RequestStates:
 
     def req_id_of(self, row: int) -> str:
         """The id of the request in a live row; CapacityError for a free one."""
-        req_id = self._req_ids[row] if 0 <= row < self.max_num_reqs else None
-        if req_id is None:
-            raise CapacityError(f"row {row} holds no request")
-        return req_id
+        return self.req_ids_of(np.array([row]))[0]
+
+    def req_ids_of(self, rows: npt.NDArray[np.integer]) -> list[str]:
+        """The ids of the requests in live rows; CapacityError for a free one."""
+        if len(rows) and (rows.min() < 0 or rows.max() >= self.max_num_reqs):
+            raise CapacityError(f"rows must be in [0, max_num_reqs = {self.max_num_reqs})")
+        ids: list[str | None] = self._req_ids[rows].tolist()
+        if None in ids:
+            raise CapacityError(f"row {int(rows[ids.index(None)])} holds no request")
+        return ids  # type: ignore[return-value]
 
     # -- admission and removal ---------------------------------------------------------------------------------
 
@@ -153,6 +163,61 @@ class RequestStates:
         self.sampling.set(row, request.sampling_params, self.vocab_size)
         return row
 
+    def add_requests(self, new: NewRequests) -> npt.NDArray[np.int32]:
+        """Admit many requests at once and return their rows, int32 [N]. All or nothing; errors as in `add_request`."""
+        count = len(new.req_ids)
+        ids = dict.fromkeys(new.req_ids)
+        if self._core is None or len(self._free) < count or len(ids) < count or not self._rows.keys().isdisjoint(ids):
+            return self._add_one_by_one(new)
+        rows = np.array(self._free[: -count - 1 : -1], np.int32)
+        zeros = np.zeros(count, np.int32)
+        refused = self._core.add(
+            rows,
+            new.token_ids,
+            new.num_tokens,
+            new.num_tokens if new.prompt_len is None else new.prompt_len,
+            zeros if new.num_computed_tokens is None else new.num_computed_tokens,
+            list(new.block_ids),
+            list(new.num_blocks),
+            self._content_ids.take(count),
+        )
+        if refused >= 0:
+            return self._add_one_by_one(new)
+        del self._free[-count:]
+        self._rows.update(zip(new.req_ids, rows.tolist(), strict=True))
+        self._req_ids[rows] = new.req_ids
+        if new.lora_id is not None:
+            self.lora_id[rows] = new.lora_id
+        if new.sampling is not None:
+            self.sampling.set_columns(rows, new.sampling)
+        return rows
+
+    def _add_one_by_one(self, new: NewRequests) -> npt.NDArray[np.int32]:
+        added: list[str] = []
+        try:
+            for request in new.split():
+                self.add_request(request)
+                added.append(request.req_id)
+        except Exception:
+            for req_id in added:
+                self.remove_request(req_id)
+            raise
+        rows = np.array([self._rows[req_id] for req_id in added], np.int32)
+        if new.sampling is not None:
+            self.sampling.set_columns(rows, new.sampling)
+        return rows
+
+    def remove_rows(self, rows: npt.NDArray[np.int32]) -> None:
+        """Free these rows. CapacityError for a row that holds no request; then nothing changes."""
+        if self._core is None or not self._core.remove(rows, self._content_ids.take(len(rows))):
+            for req_id in dict.fromkeys(self.req_ids_of(rows)):
+                self.remove_request(req_id)
+            return
+        deque(map(self._rows.__delitem__, self._req_ids[rows].tolist()), maxlen=0)
+        self._req_ids[rows] = None
+        self.sampling.reset(rows)
+        self._free += rows[::-1].tolist()
+
     def remove_request(self, req_id: str) -> bool:
         """Free the request's row. True; False for an unknown id (so removing twice is harmless)."""
         row = self._rows.pop(req_id, None)
@@ -185,8 +250,12 @@ class RequestStates:
 
         rows are distinct live rows. CapacityError past a row's end, and nothing changes.
         """
+        if self._core is not None and self._core.append(rows, block_ids, group) < 0:
+            return
         table = self.block_tables[group]
         held = table.num_blocks[rows]
+        if not self.live[rows].all():
+            raise CapacityError(f"row {int(rows[np.argmin(self.live[rows])])} holds no request")
         if held.size and int(held.max()) >= table.width:
             row = int(rows[int(held.argmax())])
             raise CapacityError(

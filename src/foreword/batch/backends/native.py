@@ -9,10 +9,13 @@ from foreword.batch.backends import Scalars
 from foreword.batch.plan import Plan
 from foreword.errors import ConfigError
 
+_native: Any
 try:
-    from foreword import _native
+    from foreword import _native as _module
+
+    _native = _module
 except ImportError:
-    _native = None  # type: ignore[assignment,unused-ignore]
+    _native = None
 
 if TYPE_CHECKING:
     from foreword.batch.buffers import InputBuffers
@@ -53,19 +56,7 @@ def _bind(states: RequestStates, buffers: InputBuffers) -> Any:
     if _native is None:
         raise ConfigError("backend='native': the native module is not built; run `pip install .`, or use 'numpy'")
     core = _native.StepCore(
-        {
-            name: getattr(states, name)
-            for name in (
-                "token_ids",
-                "num_tokens",
-                "num_computed_tokens",
-                "prompt_len",
-                "prefill_len",
-                "last_sampled_token",
-                "row_generation",
-                "live",
-            )
-        },
+        {name: getattr(states, name) for name in _STATE_ARRAYS},
         {name: getattr(buffers, name) for name in _BUFFER_ARRAYS},
         states.vocab_size,
         states.max_num_draft_tokens,
@@ -92,6 +83,28 @@ def _bind(states: RequestStates, buffers: InputBuffers) -> Any:
     return core
 
 
+def rows_core(states: RequestStates) -> Any:
+    """The native core for bulk changes of rows, or None where it is not built."""
+    if _native is None:
+        return None
+    arrays = {name: getattr(states, name) for name in _STATE_ARRAYS}
+    core = _native.RowsCore(arrays, states.vocab_size, states.max_num_draft_tokens)
+    for table in states.block_tables:
+        core.add_table(table.table, table.num_blocks, table.content_id)
+    return core
+
+
+_STATE_ARRAYS = (
+    "token_ids",
+    "num_tokens",
+    "num_computed_tokens",
+    "prompt_len",
+    "prefill_len",
+    "last_sampled_token",
+    "lora_id",
+    "row_generation",
+    "live",
+)
 _BUFFER_ARRAYS = (
     "idx_mapping",
     "num_scheduled_tokens",

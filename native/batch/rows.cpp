@@ -1,0 +1,105 @@
+#include "batch/rows.h"
+
+#include <algorithm>
+#include <cstring>
+
+#if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GNUC__)
+#define FOREWORD_VECTORIZED __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define FOREWORD_VECTORIZED
+#endif
+
+namespace foreword {
+
+// Whether every id is in [0, vocab_size): a negative one is a large unsigned one.
+FOREWORD_VECTORIZED static bool all_token_ids(const int32_t *ids, int64_t n, uint32_t vocab_size) {
+  uint32_t largest = 0;
+  for (int64_t t = 0; t < n; ++t) largest = std::max(largest, uint32_t(ids[t]));
+  return largest < vocab_size;
+}
+
+int64_t RowsCore::refuse(const Arrivals &a) const {
+  int64_t tokens = 0;
+  std::vector<int64_t> blocks(tables.size(), 0);
+  for (int64_t i = 0; i < a.count; ++i) {
+    const int32_t n = a.num_tokens[i];
+    if (n < 1 || n > states.max_model_len || a.prompt_len[i] < 1 || a.prompt_len[i] > n) return i;
+    if (a.num_computed[i] < 0 || a.num_computed[i] >= n || tokens + n > a.total_tokens) return i;
+    if (!all_token_ids(a.tokens + tokens, n, uint32_t(states.vocab_size))) return i;
+    tokens += n;
+    for (size_t g = 0; g < tables.size(); ++g) {
+      const int32_t held = a.num_blocks[g][i];
+      if (held < 0 || held > tables[g].width || blocks[g] + held > a.total_blocks[g]) return i;
+      for (int32_t k = 0; k < held; ++k)
+        if (a.blocks[g][blocks[g] + k] < 0) return i;
+      blocks[g] += held;
+    }
+  }
+  for (size_t g = 0; g < tables.size(); ++g)
+    if (blocks[g] != a.total_blocks[g]) return a.count - 1;
+  return tokens == a.total_tokens ? -1 : a.count - 1;
+}
+
+int64_t RowsCore::add(const Arrivals &a, int64_t first_content_id) {
+  if (const int64_t bad = refuse(a); bad >= 0) return bad;
+  const int32_t *tokens = a.tokens;
+  for (int64_t i = 0; i < a.count; ++i) {
+    const int32_t row = a.rows[i], n = a.num_tokens[i], prompt = a.prompt_len[i];
+    std::memcpy(states.tokens_of(row), tokens, sizeof(int32_t) * n);
+    states.num_tokens[row] = states.prefill_len[row] = n;
+    states.prompt_len[row] = prompt;
+    states.num_computed_tokens[row] = a.num_computed[i];
+    states.last_sampled_token[row] = n > prompt ? tokens[n - 1] : -1;
+    live[row] = true;
+    tokens += n;
+  }
+  for (size_t g = 0; g < tables.size(); ++g) {
+    const RowTable &t = tables[g];
+    const int32_t *blocks = a.blocks[g];
+    for (int64_t i = 0; i < a.count; ++i) {
+      const int32_t row = a.rows[i], held = a.num_blocks[g][i];
+      std::memcpy(t.table + int64_t(row) * t.width, blocks, sizeof(int32_t) * held);
+      t.num_blocks[row] = held;
+      t.content_id[row] = first_content_id + i;
+      blocks += held;
+    }
+  }
+  return -1;
+}
+
+bool RowsCore::remove(const int32_t *rows, int64_t count, int64_t first_content_id) {
+  for (int64_t i = 0; i < count; ++i) {
+    if (rows[i] >= 0 && rows[i] < states.max_num_reqs && live[rows[i]]) {
+      live[rows[i]] = false;  // so that a row named twice is found
+      continue;
+    }
+    while (i-- > 0) live[rows[i]] = true;
+    return false;
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    const int32_t row = rows[i];
+    states.num_tokens[row] = states.num_computed_tokens[row] = states.prompt_len[row] = states.prefill_len[row] = 0;
+    states.last_sampled_token[row] = -1;
+    lora_id[row] = 0;
+    ++row_generation[row];
+    for (const RowTable &t : tables) {
+      std::fill_n(t.table + int64_t(row) * t.width, t.num_blocks[row], 0);
+      t.num_blocks[row] = 0;
+      t.content_id[row] = first_content_id + i;
+    }
+  }
+  return true;
+}
+
+int64_t RowsCore::append(const int32_t *rows, const int32_t *blocks, int64_t count, int32_t group) {
+  const RowTable &t = tables[group];
+  for (int64_t i = 0; i < count; ++i) {
+    const int32_t row = rows[i];
+    if (row < 0 || row >= states.max_num_reqs || !live[row] || t.num_blocks[row] >= t.width || blocks[i] < 0) return i;
+    __builtin_prefetch(t.table + int64_t(row) * t.width + t.num_blocks[row], 1);
+  }
+  for (int64_t i = 0; i < count; ++i) t.table[int64_t(rows[i]) * t.width + t.num_blocks[rows[i]]++] = blocks[i];
+  return -1;
+}
+
+}  // namespace foreword

@@ -1,0 +1,45 @@
+// Rows of RequestStates changed in bulk: many arrivals, departures or new blocks in one call.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "batch/step.h"
+
+namespace foreword {
+
+struct RowTable {
+  int32_t *table, *num_blocks;  // [R, width], [R]
+  int64_t *content_id;          // [R]
+  int32_t width;
+};
+
+// Arrivals as columns: request i has num_tokens[i] of `tokens` and num_blocks[g][i] of `blocks[g]`, in order.
+struct Arrivals {
+  int64_t count;
+  const int32_t *rows, *tokens, *num_tokens, *prompt_len, *num_computed;
+  int64_t total_tokens;
+  std::vector<const int32_t *> blocks{}, num_blocks{};
+  std::vector<int64_t> total_blocks{};
+};
+
+class RowsCore {
+ public:
+  States states;
+  int32_t *lora_id;
+  int64_t *row_generation;
+  bool *live;
+  std::vector<RowTable> tables;
+
+  // −1, or the first arrival that breaks a rule of RequestStates.add_requests; then nothing was written.
+  int64_t add(const Arrivals &arrivals, int64_t first_content_id);
+  // False, with nothing written, for a row that is not live or named twice.
+  bool remove(const int32_t *rows, int64_t count, int64_t first_content_id);
+  // One block a row. −1, or the first row that is full or not live; then nothing was written.
+  int64_t append(const int32_t *rows, const int32_t *blocks, int64_t count, int32_t group);
+
+ private:
+  int64_t refuse(const Arrivals &arrivals) const;
+};
+
+}  // namespace foreword
