@@ -76,7 +76,7 @@ class KVCache:
         """
         size, limit = self.tree.block_size, len(token_ids) - 1
         if not self.prefix_caching:
-            return PrefixHit(len(token_ids), 0, 0, tuple(() for _ in self.groups), (), (), 0)
+            return self.miss(len(token_ids))
         data = np.ascontiguousarray(token_ids, np.int32).tobytes()
         path: list[PrefixNode] = []
         node = self.tree.root
@@ -104,11 +104,31 @@ class KVCache:
             num_known=known + (following[1] if following else 0),
         )
 
-    def blocks_to_admit(self, hit: PrefixHit, num_tokens: int) -> int:
-        """Free blocks that `admit` consumes: new ones up to num_tokens, and hit ones that nobody owns now."""
-        new = sum(-(-num_tokens // g.block_size) - len(b) for g, b in zip(self.groups, hit.blocks, strict=True))
+    def miss(self, num_tokens: int) -> PrefixHit:
+        """The hit of nothing, for a request of ``num_tokens``."""
+        return PrefixHit(num_tokens, 0, 0, tuple(() for _ in self.groups), (), (), 0)
+
+    def blocks_to_admit(self, hit: PrefixHit, num_tokens: int, *, chunk: int | None = None) -> int:
+        """Free blocks that a request consumes to hold num_tokens: new ones, and hit ones that nobody owns now.
+
+        chunk: tokens computed a step, so that a windowed group gives blocks back on the way; None: all in one step.
+        """
+        new = 0
+        for group, blocks in zip(self.groups, hit.blocks, strict=True):
+            most = group.most_blocks(num_tokens, num_tokens if chunk is None else chunk)
+            new += min(-(-num_tokens // group.block_size) - len(blocks), most)
         reused = {b for blocks in (*hit.blocks, hit.copy_from) for b in blocks if b}
         return new + sum(1 for b in reused if not self.pool.num_refs[b])
+
+    def blocks_reserved(self, rows: Rows) -> int:
+        """Blocks that these rows still want for the rest of their prompts.
+
+        A windowed group gives back what it takes while it goes, so it reserves none.
+        """
+        prefill = self.states.prefill_len[rows]
+        full = [g for g in range(len(self.groups)) if g not in self._windowed]
+        wanted = self.wanted(rows, prefill)
+        return sum(int(wanted[g].sum()) for g in full)
 
     def admit(
         self, request: NewRequest, hit: PrefixHit, num_tokens: int, keys: BlockKeys = NO_KEYS

@@ -1,0 +1,8 @@
+"""First come, first served."""
+
+from foreword.scheduler.request import Request
+
+
+def fcfs(request: Request) -> tuple[int, ...]:
+    """By arrival. A preempted request arrived before everybody who waits, so it is first again."""
+    return (request.arrival,)

@@ -1,0 +1,54 @@
+"""A request as the scheduler knows it: waiting with its tokens, or running in a row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from foreword.batch.sampling import SamplingParams
+from foreword.cache.manager import NO_KEYS, BlockKeys
+
+Tokens = npt.NDArray[np.int32]
+NO_TOKENS: Tokens = np.zeros(0, np.int32)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Request:
+    """One sequence to complete.
+
+    arrival: its place in the order of arrival, unique. priority: smaller goes first where the policy looks at it.
+    max_len: known tokens at which it ends, prompt included. keys: extra prefix keys, see `prefix_keys`.
+    reuse_prefix: whether it may start from cached blocks.
+
+    The scheduler keeps:
+    row             its row while it runs, −1 while it waits
+    output          the tokens it had when it was preempted; while it runs they live in its row
+    num_cached      prompt tokens that the cache gave it at its first admission
+    hit_report      that in words: "reused 112 of 128; differs at position 112"
+    num_preemptions how often it lost its blocks
+    """
+
+    request_id: str
+    prompt: Tokens
+    arrival: int
+    max_len: int
+    params: SamplingParams = field(default_factory=SamplingParams)
+    priority: int = 0
+    lora_id: int = 0
+    keys: BlockKeys = field(default_factory=lambda: NO_KEYS)
+    reuse_prefix: bool = True
+    row: int = -1
+    output: Tokens = field(default_factory=lambda: NO_TOKENS)
+    num_cached: int = 0
+    hit_report: str = ""
+    num_preemptions: int = 0
+
+    def __len__(self) -> int:
+        """Known tokens while it waits."""
+        return len(self.prompt) + len(self.output)
+
+    def tokens(self) -> Tokens:
+        """Prompt and output, int32 [len(self)], while it waits."""
+        return np.concatenate([self.prompt, self.output]) if len(self.output) else self.prompt

@@ -1,0 +1,334 @@
+"""The scheduler: which requests compute how many tokens in the next step, and with which blocks.
+
+    running first, in the order of admission        need = known + drafts − computed, at most what the budget leaves
+    short of blocks?  preempt the policy's last     it waits again with all its tokens, and nobody is admitted
+    then the waiting, in the policy's order         the first one that does not fit stops admission
+
+There is no prefill and no decode here: a prompt chunk, a decode token and a verification are all "tokens not computed
+yet". While nobody comes or goes a step is a few array operations, however many requests run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from foreword.batch import NewRequest, RequestStates
+from foreword.cache import KVCache, PrefixHit
+from foreword.errors import ConfigError, RequestError
+from foreword.scheduler.config import SchedulerConfig
+from foreword.scheduler.ledger import Ledger, Reason, reason
+from foreword.scheduler.plan import StepPlan
+from foreword.scheduler.policies import POLICIES
+from foreword.scheduler.request import NO_TOKENS, Request
+from foreword.scheduler.waiting import WaitingQueue
+
+Int32s = npt.NDArray[np.int32]
+NO_COPIES = (NO_TOKENS, NO_TOKENS)
+
+
+class Scheduler:
+    """Decides over the rows of ``states`` and the blocks of ``cache``; it alone admits and removes rows."""
+
+    def __init__(self, states: RequestStates, cache: KVCache, config: SchedulerConfig | None = None) -> None:
+        self.config = config = config or SchedulerConfig(max_num_seqs=states.max_num_reqs)
+        if config.max_num_seqs > states.max_num_reqs:
+            raise ConfigError(
+                f"max_num_seqs={config.max_num_seqs}: the states have {states.max_num_reqs} rows; lower it to that"
+            )
+        if not config.chunked_prefill and config.max_num_batched_tokens < states.max_model_len:
+            raise ConfigError(
+                f"chunked_prefill=False with max_num_batched_tokens={config.max_num_batched_tokens}: the longest "
+                f"prompt has {states.max_model_len} tokens; raise it to that, or allow chunks"
+            )
+        check_pool(cache, states.max_model_len, config.max_num_batched_tokens + states.max_num_draft_tokens)
+        self.states, self.cache = states, cache
+        self.waiting = WaitingQueue(POLICIES[config.policy])
+        self._policy = POLICIES[config.policy]
+        self._rows = np.zeros(0, np.int32)  # running, in the order of admission
+        self._by_row: list[Request | None] = [None] * states.max_num_reqs
+        self._drafts = np.full((states.max_num_reqs, states.max_num_draft_tokens), -1, np.int32)
+        self._num_drafts = np.zeros(states.max_num_reqs, np.int32)
+        self._watermark = int(config.watermark * cache.pool.num_blocks)
+        self._hits: dict[str, tuple[int, PrefixHit]] = {}  # what a lookup said at which version of the cache
+        self._step = 0
+        self._last_scheduled = NO_TOKENS
+        self.ledger = Ledger(0, 0, config.max_num_batched_tokens, 0, 0, cache.pool.num_free)
+
+    # -- who is here --------------------------------------------------------------------------------------------
+
+    @property
+    def running(self) -> Int32s:
+        """The rows of the running requests, in the order of admission."""
+        return self._rows
+
+    @property
+    def has_work(self) -> bool:
+        return bool(len(self._rows) or len(self.waiting))
+
+    def request_in(self, row: int) -> Request:
+        """The request in a live row."""
+        request = self._by_row[row]
+        assert request is not None, f"row {row} holds no request"
+        return request
+
+    def add(self, request: Request) -> None:
+        """Let a request wait. RequestError for an id that is here already."""
+        if request.request_id in self.waiting or request.request_id in self.states:
+            raise RequestError(
+                request.request_id, "request_id", request.request_id, "is here already", "Use another id, or abort it."
+            )
+        self.waiting.push(request)
+
+    def remove(self, request_id: str) -> Request | None:
+        """Drop a waiting request or free a running one, at any moment between two steps. None for an unknown id."""
+        self._hits.pop(request_id, None)
+        if request_id in self.states:
+            request = self.request_in(self.states.row_of(request_id))
+            self.finish(np.array([request.row], np.int32))
+            return request
+        return self.waiting.remove(request_id)
+
+    def finish(self, rows: Int32s) -> None:
+        """Free these running rows. Each request keeps its tokens in ``output``."""
+        self._rows = self._rows[~np.isin(self._rows, rows)]
+        for row in rows.tolist():
+            self._leave(row)
+
+    def propose(self, rows: Int32s, drafts: Int32s) -> None:
+        """Drafts for the next step, [n, D] padded with −1: they follow the last known token of these rows."""
+        self._drafts[rows] = drafts
+        self._num_drafts[rows] = (drafts >= 0).sum(1)
+
+    # -- the step ------------------------------------------------------------------------------------------------
+
+    def schedule(self) -> StepPlan:
+        """Plan the next step and take the blocks it writes. The plan is empty when nothing can be done."""
+        self._step += 1
+        rows, computed, n, preempted = self._run()
+        left = self.config.max_num_batched_tokens - int(n.sum())
+        copies: tuple[list[int], list[int]] = ([], [])
+        admitted: list[Request] = []
+        counts: list[int] = []
+        head, blocked = self._admit(left, bool(preempted), admitted, counts, copies)
+        if admitted:
+            new = np.array([r.row for r in admitted], np.int32)
+            self._rows = np.concatenate([self._rows, new])
+            rows = np.concatenate([rows, new])
+            n = np.concatenate([n, np.array(counts, np.int32)])
+            computed = self.states.num_computed_tokens[rows]
+        self._last_scheduled = rows
+        self.ledger = Ledger(
+            step=self._step,
+            num_tokens=int(n.sum()),
+            token_budget=self.config.max_num_batched_tokens,
+            num_running=len(self._rows),
+            num_waiting=len(self.waiting),
+            num_free_blocks=self.cache.pool.num_free,
+            head=head,
+            blocked=blocked,
+        )
+        return StepPlan(
+            rows=rows,
+            num_scheduled=n,
+            draft_tokens=self._scheduled_drafts(rows, computed, n),
+            prefilling=rows[computed < self.states.prefill_len[rows]],
+            block_copies=(np.array(copies[0], np.int32), np.array(copies[1], np.int32)) if copies[0] else NO_COPIES,
+            admitted=tuple(admitted),
+            preempted=tuple(preempted),
+            ledger=self.ledger,
+        )
+
+    def commit(self, plan: StepPlan) -> None:
+        """After `RequestStates.commit`: what the step computed of its prompts can be hit from now on."""
+        for row in plan.prefilling.tolist():
+            if self._by_row[row] is not None:
+                self.cache.publish(row)
+        if plan.draft_tokens is not None:
+            self._num_drafts[plan.rows] = 0
+
+    # -- why -----------------------------------------------------------------------------------------------------
+
+    def why(self, request_id: str) -> Reason:
+        """The one reason a request is not running, or that it runs."""
+        if request_id in self.states:
+            row = self.states.row_of(request_id)
+            if row in self._last_scheduled:
+                return reason("running")
+            need = int(self.states.num_tokens[row] - self.states.num_computed_tokens[row])
+            return reason("token_budget", left=0, need=need)
+        request = self.waiting.get(request_id)
+        return reason("unknown") if request is None else self.ledger.reason_for(request_id, len(request))
+
+    def reasons(self) -> dict[str, Reason]:
+        """`why` for every waiting request."""
+        return {r.request_id: self.ledger.reason_for(r.request_id, len(r)) for r in self.waiting}
+
+    # -- running -------------------------------------------------------------------------------------------------
+
+    def _run(self) -> tuple[Int32s, Int32s, Int32s, list[Request]]:
+        """Rows that run in this step, their computed tokens and tokens to compute, and who was preempted for them."""
+        preempted: list[Request] = []
+        while True:
+            rows, computed, n = self._needs()
+            self.cache.drop_dead(rows, computed)
+            wanted = self.cache.wanted(rows, computed + n)
+            if sum(int(w.sum()) for w in wanted) <= self.cache.pool.num_free:
+                self.cache.grow(rows, wanted)
+                return rows, computed, n, preempted
+            last = max(self._rows.tolist(), key=lambda row: self._policy(self.request_in(row)))
+            preempted.append(self._preempt(last))
+
+    def _needs(self) -> tuple[Int32s, Int32s, Int32s]:
+        """What the running rows would compute, within the budget; rows that get nothing are left out."""
+        rows, states, budget = self._rows, self.states, self.config.max_num_batched_tokens
+        computed = states.num_computed_tokens[rows]
+        n = states.num_tokens[rows] - computed
+        if states.max_num_draft_tokens:
+            n += self._num_drafts[rows]
+        threshold = self.config.long_prefill_threshold
+        if threshold and len(rows) + len(self.waiting) > 1:
+            n = np.minimum(n, threshold)
+        if int(n.sum()) > budget:
+            before = np.cumsum(n) - n
+            n = np.clip(budget - before, 0, n).astype(np.int32)
+        if len(n) and int(n.min()) < 1:
+            some = np.flatnonzero(n > 0)
+            rows, computed, n = rows[some], computed[some], n[some]
+        return rows, computed, n
+
+    def _preempt(self, row: int) -> Request:
+        self._rows = self._rows[self._rows != row]
+        request = self._leave(row)
+        request.num_preemptions += 1
+        self.waiting.push(request)
+        return request
+
+    def _leave(self, row: int) -> Request:
+        request, states = self.request_in(row), self.states
+        request.output = states.token_ids[row, int(states.prompt_len[row]) : int(states.num_tokens[row])].copy()
+        request.row = -1
+        self.cache.free(row)
+        states.remove_request(request.request_id)
+        self._by_row[row] = None
+        self._num_drafts[row] = 0
+        return request
+
+    def _scheduled_drafts(self, rows: Int32s, computed: Int32s, n: Int32s) -> Int32s | None:
+        """The drafts that fit into what each row was given, [B, D]; a prompt chunk verifies nothing."""
+        if not self.states.max_num_draft_tokens or not self._num_drafts[rows].any():
+            return None
+        fit = np.maximum(n - (self.states.num_tokens[rows] - computed), 0)
+        drafts = self._drafts[rows]
+        return np.where(np.arange(drafts.shape[1]) < fit[:, None], drafts, -1).astype(np.int32)
+
+    # -- waiting -------------------------------------------------------------------------------------------------
+
+    def _admit(
+        self,
+        left: int,
+        preempted: bool,
+        admitted: list[Request],
+        counts: list[int],
+        copies: tuple[list[int], list[int]],
+    ) -> tuple[str | None, Reason | None]:
+        """Admit from the front until one does not fit. Returns that one and its reason."""
+        config, states = self.config, self.states
+        while len(self.waiting):
+            request = self.waiting.peek()
+            running = len(self._rows) + len(admitted)
+            if preempted:
+                return request.request_id, reason("preemption")
+            if running >= config.max_num_seqs or len(states) >= states.max_num_reqs:
+                return request.request_id, reason("max_num_seqs", running=running, limit=config.max_num_seqs)
+            if left < 1:
+                return request.request_id, reason("token_budget", left=left, need=len(request))
+            hit = self._lookup(request)
+            n = need = len(request) - hit.num_tokens
+            if config.long_prefill_threshold and running + len(self.waiting) > 1:
+                n = min(n, config.long_prefill_threshold)
+            if n > left and not config.chunked_prefill:
+                return request.request_id, reason("token_budget", left=left, need=need)
+            n = min(n, left)
+            free = self._free_for_admission(admitted, counts)
+            hit, short = self._fit(hit, n, free)
+            if short:
+                return request.request_id, short
+            n = min(n, len(request) - hit.num_tokens)
+            self.waiting.pop()
+            self._place(request, hit, n, copies)
+            admitted.append(request)
+            counts.append(n)
+            left -= n
+        return None, None
+
+    def _place(self, request: Request, hit: PrefixHit, n: int, copies: tuple[list[int], list[int]]) -> None:
+        """Give the request its row, with blocks for the hit and n tokens more."""
+        self._hits.pop(request.request_id, None)
+        if not request.hit_report:
+            request.hit_report, request.num_cached = str(hit), hit.num_tokens
+        admission = NewRequest(
+            request.request_id,
+            request.prompt,
+            (),
+            request.output,
+            sampling_params=request.params,
+            lora_id=request.lora_id,
+        )
+        request.row, (sources, destinations) = self.cache.admit(admission, hit, hit.num_tokens + n, request.keys)
+        self._by_row[request.row] = request
+        copies[0].extend(sources)
+        copies[1].extend(destinations)
+
+    def _lookup(self, request: Request) -> PrefixHit:
+        known = self._hits.get(request.request_id)
+        if known is None or known[0] != self.cache.version:
+            tokens = request.tokens()
+            hit = self.cache.lookup(tokens, request.keys) if request.reuse_prefix else self.cache.miss(len(tokens))
+            known = self._hits[request.request_id] = self.cache.version, hit
+        return known[1]
+
+    def _free_for_admission(self, admitted: Sequence[Request], counts: Sequence[int]) -> int:
+        """Free blocks, less what running prompts still need and the watermark."""
+        rows = self._rows
+        if len(admitted):
+            rows = np.concatenate([rows, np.array([r.row for r in admitted], np.int32)])
+        if not len(rows):
+            return self.cache.pool.num_free
+        reserved = self.cache.blocks_reserved(rows) if self.config.reserve_full_prompt else 0
+        return self.cache.pool.num_free - reserved - self._watermark
+
+    def _fit(self, hit: PrefixHit, n: int, free: int) -> tuple[PrefixHit, Reason | None]:
+        """The hit to use, and why it does not fit.
+
+        Copying a block needs its source as well, and a hit in a window more than the window: a tight pool may only do
+        without.
+        """
+        tokens = hit.prompt_len if self.config.reserve_full_prompt else hit.num_tokens + n
+        need = self.cache.blocks_to_admit(hit, tokens, chunk=n)
+        if need <= free:
+            return hit, None
+        for less in (hit.without_partial(), self.cache.miss(hit.prompt_len)):
+            if hit.num_tokens and self.cache.blocks_to_admit(less, tokens, chunk=n) <= free:
+                return less, None
+        return hit, reason("no_blocks", need=need, free=max(free, 0))
+
+
+def check_pool(cache: KVCache, max_model_len: int, max_new_tokens: int) -> None:
+    """ConfigError unless one request of max_model_len tokens fits the pool, with the numbers that would work."""
+
+    def needed(length: int) -> int:
+        return 1 + sum(g.most_blocks(length, min(length, max_new_tokens)) for g in cache.groups)
+
+    if needed(max_model_len) <= cache.pool.num_blocks:
+        return
+    low, high = 0, max_model_len  # needed(low) fits, needed(high) does not
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if needed(middle) <= cache.pool.num_blocks else (low, middle)
+    raise ConfigError(
+        f"num_blocks={cache.pool.num_blocks}: one request of max_model_len={max_model_len} tokens needs "
+        f"{needed(max_model_len)}, the null block among them; use at least that many, or max_model_len={low}"
+    )

@@ -1,0 +1,61 @@
+"""The waiting requests, in the order of a policy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from heapq import heapify, heappop, heappush
+from itertools import count
+
+from foreword.scheduler.policies.policy import Policy
+from foreword.scheduler.request import Request
+
+
+class WaitingQueue:
+    """A heap by key. Removing from the middle is O(1): the entry goes stale and is dropped when it comes up."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._heap: list[tuple[tuple[int, ...], int, Request]] = []
+        self._pushes = count()  # requests do not compare
+        self._here: dict[str, Request] = {}
+
+    def __len__(self) -> int:
+        return len(self._here)
+
+    def __contains__(self, request_id: object) -> bool:
+        return request_id in self._here
+
+    def __iter__(self) -> Iterator[Request]:
+        """In no particular order."""
+        return iter(self._here.values())
+
+    def get(self, request_id: str) -> Request | None:
+        return self._here.get(request_id)
+
+    def push(self, request: Request) -> None:
+        self._here[request.request_id] = request
+        heappush(self._heap, (self._policy(request), next(self._pushes), request))
+
+    def peek(self) -> Request:
+        """The first one. IndexError if nobody waits."""
+        while not self._is_current(self._heap[0][2]):
+            heappop(self._heap)
+        return self._heap[0][2]
+
+    def pop(self) -> Request:
+        """Remove and return the first one."""
+        request = self.peek()
+        heappop(self._heap)
+        del self._here[request.request_id]
+        return request
+
+    def remove(self, request_id: str) -> Request | None:
+        """Remove one that need not be first; None if it does not wait."""
+        request = self._here.pop(request_id, None)
+        if len(self._heap) > 64 and len(self._heap) > 2 * len(self._here):
+            self._heap = [entry for entry in self._heap if self._is_current(entry[2])]
+            heapify(self._heap)
+        return request
+
+    def _is_current(self, request: Request) -> bool:
+        return self._here.get(request.request_id) is request

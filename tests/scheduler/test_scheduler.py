@@ -1,0 +1,264 @@
+"""What the scheduler decides, on real rows and blocks; the model is pretended."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from foreword.batch import InputBuffers, KVGroup, RequestStates, prepare_inputs
+from foreword.cache import KVCache
+from foreword.errors import ConfigError, RequestError
+from foreword.scheduler import Request, Scheduler, SchedulerConfig
+
+
+class Rig:
+    """A scheduler whose steps all succeed; every request samples token 7."""
+
+    def __init__(self, *, blocks: int = 65, rows: int = 8, M: int = 64, groups=None, cache=None, **config) -> None:
+        self.states = RequestStates(
+            max_num_reqs=rows, max_model_len=M, vocab_size=100, kv_groups=groups or [KVGroup(block_size=4)]
+        )
+        config = {"max_num_batched_tokens": 32, "max_num_seqs": rows, "watermark": 0.0} | config
+        self.cache = KVCache(self.states, blocks, **{"prefix_caching": False, **(cache or {})})
+        self.scheduler = Scheduler(self.states, self.cache, SchedulerConfig(**config))
+        self.buffers = InputBuffers.for_states(self.states, config["max_num_batched_tokens"])
+        self.arrivals = 0
+
+    def add(self, name: str, length: int, *, max_len: int = 64, first: int = 1, **fields) -> Request:
+        prompt = (np.arange(first, first + length) % 100).astype(np.int32)
+        request = Request(request_id=name, prompt=prompt, arrival=self.arrivals, max_len=max_len, **fields)
+        self.arrivals += 1
+        self.scheduler.add(request)
+        return request
+
+    def step(self) -> dict[str, int]:
+        """Plan, compute, commit. Returns the plan by name."""
+        plan = self.scheduler.schedule()
+        self.plan = plan
+        named = {
+            self.scheduler.request_in(r).request_id: n
+            for r, n in zip(plan.rows.tolist(), plan.num_scheduled.tolist(), strict=True)
+        }
+        if named:
+            batch = prepare_inputs(self.states, (plan.rows, plan.num_scheduled), self.buffers, backend="numpy")
+            self.states.commit(batch, np.full(len(plan.rows), 7, np.int32))
+            self.scheduler.commit(plan)
+            done = [r for r in plan.rows.tolist() if self.states.num_tokens[r] >= self.scheduler.request_in(r).max_len]
+            self.scheduler.finish(np.array(done, np.int32))
+        return named
+
+    def why(self, name: str) -> str:
+        return str(self.scheduler.why(name))
+
+
+def test_the_budget_is_shared_in_order_and_a_prompt_is_cut():
+    rig = Rig(max_num_batched_tokens=10)
+    for name, length in (("a", 3), ("b", 2), ("c", 8)):
+        rig.add(name, length)
+    assert rig.step() == {"a": 3, "b": 2, "c": 5}
+    assert rig.step() == {"a": 1, "b": 1, "c": 3}
+    assert rig.step() == {"a": 1, "b": 1, "c": 1}
+
+
+def test_running_requests_go_before_waiting_ones():
+    rig = Rig(max_num_batched_tokens=4)
+    rig.add("a", 3)
+    rig.step()
+    rig.add("b", 6)
+    assert rig.step() == {"a": 1, "b": 3}
+
+
+def test_no_more_than_max_num_seqs_run():
+    rig = Rig(max_num_seqs=2)
+    for name in "abc":
+        rig.add(name, 2, max_len=4)
+    assert rig.step() == {"a": 2, "b": 2}
+    assert rig.why("c") == "max_num_seqs running=2 limit=2"
+    rig.step()
+    assert rig.step() == {"c": 2}
+
+
+def test_a_long_prompt_leaves_room_for_others():
+    rig = Rig(long_prefill_threshold=6)
+    rig.add("long", 30)
+    rig.add("short", 3)
+    assert rig.step() == {"long": 6, "short": 3}
+
+
+def test_a_long_prompt_alone_is_not_held_back():
+    rig = Rig(long_prefill_threshold=6)
+    rig.add("long", 30)
+    assert rig.step() == {"long": 30}
+
+
+def test_without_chunks_a_prompt_waits_for_a_whole_budget_and_nobody_overtakes():
+    rig = Rig(chunked_prefill=False, max_num_batched_tokens=64)
+    rig.add("a", 40)
+    rig.add("b", 30)
+    rig.add("c", 2)
+    assert rig.step() == {"a": 40}
+    assert rig.why("b") == "token_budget left=24 need=30"
+    assert rig.step() == {"a": 1, "b": 30, "c": 2}
+
+
+def test_without_chunks_the_budget_must_hold_the_longest_prompt():
+    with pytest.raises(ConfigError, match="raise it to that"):
+        Rig(chunked_prefill=False, max_num_batched_tokens=32)
+
+
+def test_a_prompt_whose_blocks_are_not_all_there_waits_although_a_chunk_would_fit():
+    rig = Rig(blocks=17, max_num_batched_tokens=8)
+    rig.add("a", 40)
+    rig.add("b", 28)
+    assert rig.step() == {"a": 8}
+    rig.step()
+    rig.states.num_tokens[0] = 0  # nobody else changes the picture
+    rig.states.num_tokens[0] = 40
+    assert rig.why("b").startswith("token_budget")
+    for _ in range(4):
+        rig.step()
+    assert rig.why("b") == "no_blocks need=7 free=5"
+
+
+def test_the_victim_is_the_newest_and_nobody_is_admitted_in_that_step():
+    rig = Rig(blocks=17, reserve_full_prompt=False)
+    a, b = rig.add("a", 30), rig.add("b", 30)
+    rig.step()
+    rig.step()
+    rig.add("c", 1)
+    while not rig.plan.preempted:
+        assert rig.plan.ledger.num_free_blocks >= 0
+        rig.step()
+    assert [r.request_id for r in rig.plan.preempted] == ["b"]
+    assert (a.num_preemptions, b.num_preemptions) == (0, 1)
+    assert rig.plan.admitted == ()
+    assert rig.why("c") == "preemption"
+
+
+def test_a_preempted_request_resumes_first_with_all_its_tokens():
+    rig = Rig(blocks=17, M=48)
+    rig.add("a", 30, max_len=36)
+    b = rig.add("b", 25, max_len=40)
+    while not b.num_preemptions:
+        rig.step()
+    known = len(b)
+    assert known > 25
+    rig.add("c", 1)
+    while b.row < 0:
+        rig.step()
+    assert rig.plan.admitted[0].request_id == "b"
+    assert rig.states.num_tokens[b.row] == known + 1
+    assert rig.states.prompt_len[b.row] == 25
+    assert rig.states.prefill_len[b.row] == known
+
+
+def test_priority_admits_the_urgent_and_preempts_the_least_urgent():
+    rig = Rig(policy="priority", max_num_seqs=1)
+    rig.add("slow", 2, priority=5, max_len=3)
+    rig.add("urgent", 2, priority=-1, max_len=3)
+    assert rig.step() == {"urgent": 2}
+    rig = Rig(policy="priority", blocks=17, reserve_full_prompt=False)
+    rig.add("slow", 30, priority=5)
+    rig.add("urgent", 30, priority=-1)
+    while not rig.plan.preempted if hasattr(rig, "plan") else True:
+        rig.step()
+    assert [r.request_id for r in rig.plan.preempted] == ["slow"]
+
+
+def test_shortest_first_admits_by_prompt_length():
+    rig = Rig(policy="shortest-first", max_num_seqs=2)
+    for name, length in (("a", 9), ("b", 3), ("c", 5)):
+        rig.add(name, length)
+    assert list(rig.step()) == ["b", "c"]
+
+
+def test_equal_arrivals_make_equal_plans():
+    def plans() -> list[dict[str, int]]:
+        rig = Rig(blocks=20, reserve_full_prompt=False, max_num_batched_tokens=13)
+        for i, length in enumerate([9, 30, 1, 17, 4, 4, 22]):
+            rig.add(str(i), length, max_len=length + 9)
+        return [rig.step() for _ in range(40)]
+
+    assert plans() == plans()
+
+
+def test_every_waiting_request_has_one_reason():
+    rig = Rig(blocks=17, max_num_batched_tokens=64)
+    rig.add("a", 40)
+    rig.step()
+    for name, length in (("b", 41), ("c", 2)):
+        rig.add(name, length)
+    assert rig.why("b") == "new"
+    rig.step()
+    assert {name: str(r) for name, r in rig.scheduler.reasons().items()} == {
+        "b": "no_blocks need=11 free=5",
+        "c": "behind request=b waits_for=(no_blocks need=11 free=5)",
+    }
+    assert rig.why("a") == "running"
+    assert rig.why("nobody") == "unknown"
+
+
+def test_the_watermark_holds_back_admissions_only_while_something_runs():
+    rig = Rig(blocks=17, watermark=0.25, max_num_batched_tokens=64)
+    rig.add("a", 40)
+    rig.add("b", 16)
+    assert rig.step() == {"a": 40}
+    assert rig.why("b") == "no_blocks need=4 free=2"
+
+
+def test_a_waiting_or_running_request_can_be_removed_at_any_time():
+    rig = Rig(max_num_seqs=1)
+    for name in "abc":
+        rig.add(name, 5)
+    rig.step()
+    assert rig.scheduler.remove("b") is not None
+    assert rig.scheduler.remove("a") is not None
+    assert rig.scheduler.remove("a") is None
+    assert rig.step() == {"c": 5}
+    assert rig.scheduler.remove("c") is not None
+    assert rig.cache.pool.num_used == 0
+    assert not rig.scheduler.has_work
+
+
+def test_an_id_is_refused_while_it_is_in_use():
+    rig = Rig()
+    rig.add("a", 5)
+    with pytest.raises(RequestError, match="here already"):
+        rig.add("a", 5)
+    rig.step()
+    with pytest.raises(RequestError, match="here already"):
+        rig.add("a", 5)
+    rig.scheduler.remove("a")
+    rig.add("a", 5)
+
+
+def test_a_pool_smaller_than_one_request_is_refused_with_what_would_work():
+    with pytest.raises(ConfigError, match=r"needs 17, .* max_model_len=60"):
+        Rig(blocks=16)
+    Rig(blocks=17)
+
+
+def test_a_window_needs_less_of_the_pool():
+    window = [KVGroup(block_size=4, sliding_window=8)]
+    Rig(blocks=12, groups=window, max_num_batched_tokens=32)
+    with pytest.raises(ConfigError):
+        Rig(blocks=11, groups=window, max_num_batched_tokens=32)
+
+
+def test_a_prefix_hit_is_not_computed_again_and_is_reported():
+    rig = Rig(cache={"prefix_caching": True})
+    rig.add("a", 18, max_len=19)
+    rig.step()
+    b = rig.add("b", 18)
+    assert rig.step() == {"b": 1}
+    assert b.num_cached == 17
+    assert b.hit_report == "reused 17 of 18; the last token is always computed"
+    assert len(rig.plan.block_copies[0]) == 1
+
+
+def test_a_request_may_refuse_the_cache():
+    rig = Rig(cache={"prefix_caching": True})
+    rig.add("a", 18, max_len=19)
+    rig.step()
+    rig.add("b", 18, reuse_prefix=False)
+    assert rig.step() == {"b": 18}
