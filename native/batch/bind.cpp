@@ -34,6 +34,7 @@ States make_states(const nb::dict &s, int32_t vocab_size, int32_t max_num_draft_
       .token_ids = tokens.data(),
       .num_tokens = pointer<int32_t>(s, "num_tokens"),
       .num_computed_tokens = pointer<int32_t>(s, "num_computed_tokens"),
+      .num_placeholders = pointer<int32_t>(s, "num_placeholders"),
       .prompt_len = pointer<int32_t>(s, "prompt_len"),
       .prefill_len = pointer<int32_t>(s, "prefill_len"),
       .last_sampled_token = pointer<int32_t>(s, "last_sampled_token"),
@@ -88,7 +89,9 @@ StepCore make_core(const nb::dict &s, const nb::dict &b, int32_t vocab_size, int
       .num_scheduled_tokens = pointer<int32_t>(b, "num_scheduled_tokens"),
       .num_draft_tokens = pointer<int32_t>(b, "num_draft_tokens"),
       .num_computed_tokens = pointer<int32_t>(b, "num_computed_tokens"),
+      .num_placeholders = pointer<int32_t>(b, "num_placeholders"),
       .is_prefilling = pointer<bool>(b, "is_prefilling"),
+      .samples = pointer<bool>(b, "samples"),
       .row_generation = pointer<int64_t>(b, "row_generation"),
       .query_start_loc = pointer<int32_t>(b, "query_start_loc"),
       .seq_lens = pointer<int32_t>(b, "seq_lens"),
@@ -135,12 +138,12 @@ nb::object prepare(StepCore &core, const Plan &plan) {
   Scalars s;
   if (!core.prepare(plan, s)) return nb::none();
   return nb::make_tuple(s.num_reqs, s.num_tokens, s.num_reqs_padded, s.num_tokens_padded, s.num_logits,
-                        s.num_draft_tokens, s.max_query_len, s.max_seq_len, s.attention_state);
+                        s.num_draft_tokens, s.max_query_len, s.max_seq_len, s.attention_state, s.num_unresolved);
 }
 
 nb::object prepare_lists(StepCore &core, Vector<const int32_t> rows, Vector<const int32_t> num_scheduled,
                          Vector<const int32_t> num_drafts, Vector<const int32_t> draft_ids, int64_t pad_tokens,
-                         int64_t pad_reqs, bool gather) {
+                         int64_t pad_reqs, bool gather, std::optional<Vector<const bool>> inert) {
   return prepare(core, {
                            .rows = rows.data(),
                            .num_scheduled = num_scheduled.data(),
@@ -151,6 +154,7 @@ nb::object prepare_lists(StepCore &core, Vector<const int32_t> rows, Vector<cons
                            .pad_tokens = pad_tokens,
                            .pad_reqs = pad_reqs,
                            .gather = gather,
+                           .inert = inert ? inert->data() : nullptr,
                        });
 }
 
@@ -200,11 +204,15 @@ void bind_batch(nb::module_ &m) {
            })
       .def("add_group", &add_group)
       .def("set_context_parallel", [](StepCore &c, int32_t size, int32_t rank, int32_t i) { c.cp = {size, rank, i}; })
-      .def("prepare", &prepare_lists)
+      .def("prepare", &prepare_lists, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
+           nb::arg().none())
       .def("prepare_arrays", &prepare_arrays, nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg())
-      .def("commit", [](StepCore &core, Vector<const int32_t> s) { return core.commit(s.data(), s.shape(0), 1); })
-      .def("commit", [](StepCore &core, Matrix<const int32_t> s) {
-        return core.commit(s.data(), s.shape(0), s.shape(1));
+      .def("advance", &StepCore::advance)
+      .def("commit", [](StepCore &core, Vector<const int32_t> s, bool advanced) {
+        return core.commit(s.data(), int64_t(s.shape(0)), 1, advanced);
+      })
+      .def("commit", [](StepCore &core, Matrix<const int32_t> s, bool advanced) {
+        return core.commit(s.data(), int64_t(s.shape(0)), int64_t(s.shape(1)), advanced);
       });
 }
 

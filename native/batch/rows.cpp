@@ -49,6 +49,7 @@ int64_t RowsCore::add(const Arrivals &a, int64_t first_content_id) {
     states.num_tokens[row] = states.prefill_len[row] = n;
     states.prompt_len[row] = prompt;
     states.num_computed_tokens[row] = a.num_computed[i];
+    states.num_placeholders[row] = 0;
     states.last_sampled_token[row] = n > prompt ? tokens[n - 1] : -1;
     live[row] = true;
     tokens += n;
@@ -78,7 +79,8 @@ bool RowsCore::remove(const int32_t *rows, int64_t count, int64_t first_content_
   }
   for (int64_t i = 0; i < count; ++i) {
     const int32_t row = rows[i];
-    states.num_tokens[row] = states.num_computed_tokens[row] = states.prompt_len[row] = states.prefill_len[row] = 0;
+    states.num_tokens[row] = states.num_computed_tokens[row] = states.num_placeholders[row] = 0;
+    states.prompt_len[row] = states.prefill_len[row] = 0;
     states.last_sampled_token[row] = -1;
     lora_id[row] = 0;
     ++row_generation[row];

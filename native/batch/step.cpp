@@ -21,8 +21,8 @@ bool StepCore::prepare(const Plan &plan, Scalars &out) {
   tokens(plan, out);
   logits(plan, out);
   for (Group &group : groups) {
-    slots(group, out.num_reqs);
-    if (plan.gather) gather(group, out.num_reqs);
+    slots(plan, group);
+    if (plan.gather) gather(plan, group);
   }
   buffers.written[0] = out.num_tokens;
   buffers.written[1] = out.num_reqs;
@@ -38,16 +38,18 @@ bool StepCore::acceptable(const Plan &plan) {
   int64_t num_tokens = 0, num_drafts = 0;
   for (int64_t b = 0; b < plan.num_reqs; ++b) {
     const int32_t row = plan.rows[b], n = plan.num_scheduled[b], k = plan.num_drafts ? plan.num_drafts[b] : 0;
+    num_tokens += n;
+    num_drafts += k;
+    if (plan.is_inert(b)) continue;
     if (row < 0 || row >= s.max_num_reqs || !s.live[row] || seen_[row] == call_) return false;
     seen_[row] = call_;
     prefetch(row, s.num_computed_tokens[row]);
     const int64_t end = int64_t(s.num_computed_tokens[row]) + n;
     if (n < 1 || k < 0 || k > s.max_num_draft_tokens || end > s.max_model_len) return false;
-    if (k > 0 ? end - k != s.num_tokens[row] : end > s.num_tokens[row]) return false;
+    const int32_t known = s.num_tokens[row] + s.num_placeholders[row];
+    if (k > 0 ? end - k != known : end > known) return false;
     for (const Group &g : groups)
       if (end > int64_t(g.num_blocks[row]) * g.tokens_per_block()) return false;
-    num_tokens += n;
-    num_drafts += k;
   }
   if (num_drafts != plan.num_draft_ids || num_tokens > buffers.max_num_batched_tokens) return false;
   for (int64_t d = 0; d < num_drafts; ++d)
@@ -70,7 +72,7 @@ void StepCore::requests(const Plan &plan, Scalars &out) {
   Buffers &o = buffers;
   const int64_t B = plan.num_reqs;
   const int64_t padded = plan.pad_reqs < 0 ? B : plan.pad_reqs;
-  int32_t loc = 0, max_query = 0, max_seq = 0;
+  int32_t loc = 0, max_query = 0, max_seq = 0, unresolved = 0;
   bool decode_only = B > 0, no_cache = true, reach_end = true;
   std::memcpy(o.idx_mapping, plan.rows, sizeof(int32_t) * B);
   std::memcpy(o.num_scheduled_tokens, plan.num_scheduled, sizeof(int32_t) * B);
@@ -80,18 +82,21 @@ void StepCore::requests(const Plan &plan, Scalars &out) {
     std::fill_n(o.num_draft_tokens, B, 0);
   for (int64_t b = 0; b < B; ++b) {
     const int32_t row = plan.rows[b], n = plan.num_scheduled[b];
-    const int32_t c = s.num_computed_tokens[row], prompt = s.prompt_len[row];
+    const bool inert = plan.is_inert(b);
+    const int32_t c = inert ? 0 : s.num_computed_tokens[row], prompt = inert ? 0 : s.prompt_len[row];
     o.num_computed_tokens[b] = c;
-    o.is_prefilling[b] = c < s.prefill_len[row];
-    o.row_generation[b] = s.row_generation[row];
+    o.num_placeholders[b] = inert ? 0 : s.num_placeholders[row];
+    unresolved += o.num_placeholders[b] > 0;
+    o.is_prefilling[b] = !inert && c < s.prefill_len[row];
+    o.row_generation[b] = inert ? -1 : s.row_generation[row];
     o.query_start_loc[b] = loc;
     o.seq_lens[b] = c + n;
     loc += n;
     max_query = std::max(max_query, n);
     max_seq = std::max(max_seq, c + n);
-    decode_only &= n == 1 && c > 0;
+    decode_only &= n == 1 && (c > 0 || inert);
     no_cache &= c == 0;
-    reach_end &= c < prompt && c + n >= prompt;
+    reach_end &= inert || (c < prompt && c + n >= prompt);
   }
   std::fill(o.query_start_loc + B, o.query_start_loc + padded + 1, loc);
   const int64_t stale = o.written[1];
@@ -107,6 +112,7 @@ void StepCore::requests(const Plan &plan, Scalars &out) {
   out.max_query_len = max_query;
   out.max_seq_len = max_seq;
   out.num_draft_tokens = plan.num_draft_ids;
+  out.num_unresolved = unresolved;
   out.attention_state = plan.num_draft_ids ? SPEC_DECODING
                         : decode_only      ? DECODE_ONLY
                         : no_cache         ? PREFILL_NO_CACHE
@@ -121,9 +127,9 @@ void StepCore::tokens(const Plan &plan, Scalars &out) {
   const int64_t B = out.num_reqs, T = out.num_tokens;
   for (int64_t b = 0, d = 0; plan.num_drafts && b < B; ++b) {
     const int32_t row = plan.rows[b];
-    int32_t *staged = s.tokens_of(row) + s.num_tokens[row];
+    int32_t *staged = s.tokens_of(row) + s.num_tokens[row] + s.num_placeholders[row];
     for (int32_t j = 0; j < plan.num_drafts[b]; ++j, ++d) {
-      staged[j] = std::max(plan.draft_ids[d], 0);
+      if (!plan.is_inert(b)) staged[j] = std::max(plan.draft_ids[d], 0);
       o.draft_token_ids[d] = plan.draft_ids[d];
     }
   }
@@ -131,17 +137,27 @@ void StepCore::tokens(const Plan &plan, Scalars &out) {
   for (int64_t b = 0; b < B; ++b) {
     const int32_t n = o.num_scheduled_tokens[b], c = o.num_computed_tokens[b];
     const int32_t *ids = s.tokens_of(o.idx_mapping[b]) + c;
-    if (n == 1) {
+    if (n == 1 && !plan.inert) {
       o.input_ids[t] = *ids;
       o.positions[t] = c;
       o.req_indices[t++] = int32_t(b);
       continue;
     }
-    std::memcpy(o.input_ids + t, ids, sizeof(int32_t) * n);
+    if (plan.is_inert(b))
+      std::fill_n(o.input_ids + t, n, 0);
+    else
+      std::memcpy(o.input_ids + t, ids, sizeof(int32_t) * n);
     std::fill(o.req_indices + t, o.req_indices + t + n, int32_t(b));
     for (int32_t i = 0; i < n; ++i) o.positions[t + i] = c + i;
     t += n;
   }
+  for (int64_t b = 0; out.num_unresolved && b < B; ++b)  // ids that a step in flight will sample are not known yet
+    if (const int32_t placeholders = o.num_placeholders[b]) {
+      const int32_t c = o.num_computed_tokens[b], n = o.num_scheduled_tokens[b];
+      const int32_t from = s.num_tokens[o.idx_mapping[b]] - c, first = std::clamp(from, 0, n);
+      std::fill(o.input_ids + o.query_start_loc[b] + first,
+                o.input_ids + o.query_start_loc[b] + std::clamp(from + placeholders, first, n), 0);
+    }
   if (const int64_t stale = o.written[0]; stale > T) {
     std::fill(o.input_ids + T, o.input_ids + stale, 0);
     std::fill(o.positions + T, o.positions + stale, 0);
@@ -180,14 +196,19 @@ void StepCore::logits(const Plan &plan, Scalars &out) {
   out.num_logits = l;
 }
 
-void StepCore::slots(const Group &g, int64_t B) {
+void StepCore::slots(const Plan &plan, const Group &g) {
   const Buffers &o = buffers;
   const int32_t S = g.block_size, P = g.tokens_per_block(), round = g.cp.interleave * g.cp.size;
   int64_t t = 0;
-  for (int64_t b = 0; b < B; ++b) {
+  for (int64_t b = 0; b < plan.num_reqs; ++b) {
     const int32_t *blocks = g.table + int64_t(o.idx_mapping[b]) * g.width;
     const int32_t n = o.num_scheduled_tokens[b];
     int32_t k = g.block_of(o.num_computed_tokens[b]), offset = o.num_computed_tokens[b] - k * P;
+    if (plan.is_inert(b)) {
+      std::fill_n(g.slot_mapping + t, n, int64_t(-1));
+      t += n;
+      continue;
+    }
     if (n == 1 && g.cp.size == 1) {
       g.slot_mapping[t++] = int64_t(blocks[k]) * S + offset;
       continue;
@@ -214,8 +235,17 @@ void StepCore::slots(const Group &g, int64_t B) {
 
 // Row b of the gathered table: the request's blocks, null past the end and wholly below the sliding window.
 // A row that still copies the same content only gets what was appended, so a step costs its changed blocks.
-void StepCore::gather(Group &g, int64_t B) {
-  for (int64_t b = 0; b < B; ++b) {
+void StepCore::gather(const Plan &plan, Group &g) {
+  const auto clear = [&](int64_t b) {
+    std::fill_n(g.gathered + b * g.width, g.gathered_written[b], 0);
+    g.gathered_written[b] = 0;
+    g.gathered_content[b] = 0;
+  };
+  for (int64_t b = 0; b < plan.num_reqs; ++b) {
+    if (plan.is_inert(b)) {
+      clear(b);
+      continue;
+    }
     const int32_t row = buffers.idx_mapping[b], held = g.num_blocks[row];
     const bool same = g.gathered_content[b] == g.content_id[row];
     int32_t *to = g.gathered + b * g.width;
@@ -236,11 +266,7 @@ void StepCore::gather(Group &g, int64_t B) {
     g.gathered_written[b] = held;
     g.gathered_content[b] = g.content_id[row];
   }
-  for (int64_t b = B; b < buffers.written[2]; ++b) {
-    std::fill_n(g.gathered + b * g.width, g.gathered_written[b], 0);
-    g.gathered_written[b] = 0;
-    g.gathered_content[b] = 0;
-  }
+  for (int64_t b = plan.num_reqs; b < buffers.written[2]; ++b) clear(b);
 }
 
 bool StepCore::flatten_drafts(const int32_t *drafts, int64_t B, int64_t width) {
@@ -257,10 +283,25 @@ bool StepCore::flatten_drafts(const int32_t *drafts, int64_t B, int64_t width) {
   return true;
 }
 
-bool StepCore::commit(const int32_t *sampled, int64_t B, int64_t width) {
+void StepCore::advance(int64_t B) {
+  const States &s = states;
+  Buffers &o = buffers;
+  for (int64_t b = 0; b < B; ++b) {
+    const int32_t row = o.idx_mapping[b], k = o.num_draft_tokens[b];
+    const int32_t end = o.num_computed_tokens[b] + o.num_scheduled_tokens[b];
+    const bool current = s.row_generation[row] == o.row_generation[b];
+    o.samples[b] = current && end - k >= s.num_tokens[row] + s.num_placeholders[row];
+    if (current) s.num_computed_tokens[row] = end;
+    if (o.samples[b]) s.num_placeholders[row] += 1 + k;
+  }
+}
+
+bool StepCore::commit(const int32_t *sampled, int64_t B, int64_t width, bool advanced) {
   const Buffers &o = buffers;
   const States &s = states;
-  // First pass: how many samples each row takes (−1: the row was freed meanwhile). Nothing is written if one is wrong.
+  // First pass: how many samples each row takes (−1: the row was freed meanwhile, −2: a prompt chunk, which discards
+  // them). Nothing is written if one is wrong.
+  constexpr int32_t LATE = -1, CHUNK = -2;
   num_samples_.resize(B);
   for (int64_t b = 0; b < B; ++b) {
     const int32_t *tokens = sampled + b * width, row = o.idx_mapping[b];
@@ -272,12 +313,13 @@ bool StepCore::commit(const int32_t *sampled, int64_t B, int64_t width) {
     for (int64_t j = m; j < width; ++j)
       if (tokens[j] != -1) return false;
     if (s.row_generation[row] != o.row_generation[b]) {
-      num_samples_[b] = -1;
+      num_samples_[b] = LATE;
       continue;
     }
     const int32_t k = o.num_draft_tokens[b], v = s.num_tokens[row];
-    if (o.num_computed_tokens[b] + o.num_scheduled_tokens[b] - k < v) {
-      num_samples_[b] = 0;  // a prompt chunk: what was sampled after it is discarded
+    const bool samples = advanced ? o.samples[b] : o.num_computed_tokens[b] + o.num_scheduled_tokens[b] - k >= v;
+    if (!samples) {
+      num_samples_[b] = CHUNK;
       continue;
     }
     if (m > k + 1 || v + m > s.max_model_len) return false;
@@ -285,12 +327,14 @@ bool StepCore::commit(const int32_t *sampled, int64_t B, int64_t width) {
     num_samples_[b] = int32_t(m);
   }
   for (int64_t b = 0; b < B; ++b) {
-    const int32_t m = num_samples_[b];
-    if (m < 0) continue;
-    const int32_t row = o.idx_mapping[b], v = s.num_tokens[row], k = o.num_draft_tokens[b];
-    const int32_t end = o.num_computed_tokens[b] + o.num_scheduled_tokens[b];
-    s.num_computed_tokens[row] = end - k < v ? end : end - k + std::max(m - 1, 0);
+    const int32_t m = num_samples_[b], row = o.idx_mapping[b], k = o.num_draft_tokens[b];
+    if (m == LATE) continue;
+    if (!advanced) s.num_computed_tokens[row] = o.num_computed_tokens[b] + o.num_scheduled_tokens[b];
+    if (m == CHUNK) continue;
+    s.num_computed_tokens[row] -= k - std::max(m - 1, 0);
+    if (advanced) s.num_placeholders[row] -= 1 + k;
     if (m == 0) continue;
+    const int32_t v = s.num_tokens[row];
     int32_t *to = s.tokens_of(row) + v;
     for (int32_t j = 0; j < m; ++j) to[j] = sampled[b * width + j];
     s.num_tokens[row] = v + m;

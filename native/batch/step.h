@@ -34,7 +34,7 @@ struct Group {
 
 struct States {
   int32_t max_num_reqs, max_model_len, vocab_size, max_num_draft_tokens;
-  int32_t *token_ids, *num_tokens, *num_computed_tokens, *prompt_len, *prefill_len, *last_sampled_token;
+  int32_t *token_ids, *num_tokens, *num_computed_tokens, *num_placeholders, *prompt_len, *prefill_len, *last_sampled_token;
   const int64_t *row_generation;
   const bool *live;
   int64_t token_stride;  // elements from one row of token_ids to the next
@@ -44,8 +44,8 @@ struct States {
 
 struct Buffers {
   int64_t max_num_batched_tokens;
-  int32_t *idx_mapping, *num_scheduled_tokens, *num_draft_tokens, *num_computed_tokens;
-  bool *is_prefilling;
+  int32_t *idx_mapping, *num_scheduled_tokens, *num_draft_tokens, *num_computed_tokens, *num_placeholders;
+  bool *is_prefilling, *samples;
   int64_t *row_generation;
   int32_t *query_start_loc, *seq_lens, *dcp_local_seq_lens, *cu_num_logits, *cu_num_draft_tokens;
   int32_t *req_indices, *input_ids, *expanded_idx_mapping, *expanded_local_pos, *draft_token_ids;
@@ -60,12 +60,15 @@ struct Plan {
   int64_t num_reqs, num_draft_ids;
   int64_t pad_tokens, pad_reqs;         // −1: no padding
   bool gather;
+  const bool *inert = nullptr;          // [B], or null: none
+
+  bool is_inert(int64_t b) const { return inert && inert[b]; }
 };
 
 // In the order of foreword.batch.backends.Scalars.
 struct Scalars {
   int64_t num_reqs, num_tokens, num_reqs_padded, num_tokens_padded, num_logits, num_draft_tokens, max_query_len,
-      max_seq_len, attention_state;
+      max_seq_len, attention_state, num_unresolved;
 };
 
 class StepCore {
@@ -83,16 +86,19 @@ class StepCore {
   bool flatten_drafts(const int32_t *drafts, int64_t num_reqs, int64_t width);
   std::vector<int32_t> num_drafts, draft_ids;
 
+  // Count the last prepared step as done before its samples are known (foreword.batch.commit.advance).
+  void advance(int64_t num_reqs);
+
   // Apply samples [B, width], padded with −1. False, with nothing written, if a rule of foreword.batch.commit is broken.
-  bool commit(const int32_t *sampled, int64_t num_reqs, int64_t width);
+  bool commit(const int32_t *sampled, int64_t num_reqs, int64_t width, bool advanced);
 
  private:
   bool acceptable(const Plan &plan);
   void requests(const Plan &plan, Scalars &out);
   void tokens(const Plan &plan, Scalars &out);
   void logits(const Plan &plan, Scalars &out);
-  void slots(const Group &group, int64_t num_reqs);
-  void gather(Group &group, int64_t num_reqs);
+  void slots(const Plan &plan, const Group &group);
+  void gather(const Plan &plan, Group &group);
   void prefetch(int32_t row, int32_t position) const;
 
   std::vector<int32_t> num_samples_;

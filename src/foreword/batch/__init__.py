@@ -12,16 +12,19 @@ Needs NumPy alone. `foreword.batch.spec` holds every tensor as data.
 
 from foreword.batch.attention import AttentionState
 from foreword.batch.buffers import InputBuffers
+from foreword.batch.dummy import make_dummy
 from foreword.batch.explain import Explanation
 from foreword.batch.groups import ContextParallel, KVGroup
 from foreword.batch.inputs import InputBatch, StaleBatchError, prepare_inputs
 from foreword.batch.requests import NewRequest, NewRequests
+from foreword.batch.ring import BlockFence, StagingRing
 from foreword.batch.sampling import SamplingParams
 from foreword.batch.states import RequestStates
 from foreword.errors import CapacityError, PlanError, RequestError
 
 __all__ = [
     "AttentionState",
+    "BlockFence",
     "CapacityError",
     "ContextParallel",
     "Explanation",
@@ -34,6 +37,8 @@ __all__ = [
     "RequestError",
     "RequestStates",
     "SamplingParams",
+    "StagingRing",
     "StaleBatchError",
+    "make_dummy",
     "prepare_inputs",
 ]

@@ -52,11 +52,13 @@ class InputBuffers:
         "native",
         "num_computed_tokens",
         "num_draft_tokens",
+        "num_placeholders",
         "num_scheduled_tokens",
         "positions",
         "query_start_loc",
         "req_indices",
         "row_generation",
+        "samples",
         "seq_lens",
         "slot_mapping",
         "states",
@@ -80,7 +82,9 @@ class InputBuffers:
         self.num_scheduled_tokens = np.zeros(reqs, np.int32)
         self.num_draft_tokens = np.zeros(reqs, np.int32)
         self.num_computed_tokens = np.zeros(reqs, np.int32)
+        self.num_placeholders = np.zeros(reqs, np.int32)
         self.is_prefilling = np.zeros(reqs, np.bool_)
+        self.samples = np.zeros(reqs, np.bool_)  # of an advanced step: rows whose samples count
         self.row_generation = np.zeros(reqs, np.int64)
         self.query_start_loc = np.zeros(reqs + 1, np.int32)
         self.seq_lens = np.zeros(reqs, np.int32)
@@ -121,6 +125,7 @@ ARRAYS = (
     "num_scheduled_tokens",
     "num_draft_tokens",
     "num_computed_tokens",
+    "num_placeholders",
     "is_prefilling",
     "row_generation",
     "query_start_loc",

@@ -9,6 +9,11 @@ For request b of the batch with c computed and n scheduled tokens, k of them dra
                                                         num_computed = c + n − k + accepted
 
 with accepted = max(len(s) − 1, 0): the drafts that verification kept.
+
+With two steps in flight the second is prepared before the samples of the first are known. `advance` counts the first
+as done, all drafts accepted: num_computed = c + n and, where it samples, num_placeholders += 1 + k. The commit then
+takes back what was assumed: num_computed −= k − accepted, num_placeholders −= 1 + k. `InputBatch.resolve` brings the
+second step's tensors to the truth before it runs.
 """
 
 from __future__ import annotations
@@ -29,12 +34,29 @@ if TYPE_CHECKING:
 Int32s = npt.NDArray[np.int32]
 
 
+def advance(states: RequestStates, batch: InputBatch) -> None:
+    """Count a step as done, all of its drafts accepted and its samples unknown. Once, before its commit.
+
+    Raises PlanError for a batch advanced or committed before, of other states, or not resolved.
+    """
+    batch.claim_advance(states)
+    if batch.advance_native():
+        return
+    rows, k = batch.idx_mapping, batch.num_draft_tokens
+    end = batch.num_computed_tokens + batch.num_scheduled_tokens
+    current = states.row_generation[rows] == batch.row_generation
+    samples = current & (end - k >= states.num_tokens[rows] + states.num_placeholders[rows])
+    batch.set_samples(samples)
+    states.num_computed_tokens[rows[current]] = end[current]
+    states.num_placeholders[rows[samples]] += 1 + k[samples]
+
+
 def commit(states: RequestStates, batch: InputBatch, sampled: Mapping[str, Sequence[int]] | Int32s) -> None:
     """Apply a step. ``sampled``: {req_id: tokens}, or int32 [B] or [B, D + 1] padded with −1. All or nothing.
 
-    Raises PlanError for a batch committed before, prepared from other states or before rows moved, for more samples
-    than drafts + 1; RequestError for an id not in the batch or a token outside the vocabulary; CapacityError for a
-    token past max_model_len.
+    Raises PlanError for a batch committed before, prepared from other states or before rows moved, not resolved, or
+    for more samples than drafts + 1; RequestError for an id not in the batch or a token outside the vocabulary;
+    CapacityError for a token past max_model_len.
     """
     batch.claim_commit(states)
     try:
@@ -80,13 +102,16 @@ def _apply(states: RequestStates, batch: InputBatch, table: Int32s) -> None:
     _check_padding(states, batch, table, present)
     current = states.row_generation[rows] == batch.row_generation
     v = states.num_tokens[rows]
-    samples = current & (c + n - k >= v)
+    samples = current & (batch.samples if batch.advanced else c + n - k >= v)
     m = np.where(samples, m, 0)
     _check_fit(states, batch, m, k, v)
 
-    accepted = np.maximum(m - 1, 0)
-    rejected = np.where(samples, k - accepted, 0)
-    states.num_computed_tokens[rows[current]] = (c + n - rejected)[current]
+    if not batch.advanced:
+        states.num_computed_tokens[rows[current]] = (c + n)[current]
+    rejected = k - np.maximum(m - 1, 0)
+    states.num_computed_tokens[rows[samples]] -= rejected[samples]
+    if batch.advanced:
+        states.num_placeholders[rows[samples]] -= 1 + k[samples]
     states.num_tokens[rows[current]] = (v + m)[current]
     local = ragged_arange(m)
     tokens = table[np.repeat(np.arange(len(m)), m), local]

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from foreword.batch import plan as _plan
 from foreword.batch.attention import AttentionState, visible
-from foreword.batch.backends import Scalars, loops, native, vectorized
+from foreword.batch.backends import Run, Scalars, loops, native, vectorized
 from foreword.batch.buffers import InputBuffers
 from foreword.batch.plan import Drafts, Order, PlanLike
 from foreword.errors import ForewordError, PlanError
@@ -78,12 +78,14 @@ class InputBatch:
     """
 
     __slots__ = (
+        "_advanced",
         "_buffers",
         "_committed",
         "_gathered",
         "_generation",
         "_layout",
         "_req_ids",
+        "_run",
         "_scalars",
         "_states",
         "step",
@@ -100,6 +102,7 @@ class InputBatch:
     num_scheduled_tokens = _Array[I32]("num_reqs")
     num_draft_tokens = _Array[I32]("num_reqs")
     num_computed_tokens = _Array[I32]("num_reqs")
+    num_placeholders = _Array[I32]("num_reqs")
     is_prefilling = _Array[Bools]("num_reqs")
     row_generation = _Array[I64]("num_reqs")
     query_start_loc = _Array[I32]("num_reqs_padded", 1)
@@ -124,6 +127,7 @@ class InputBatch:
         scalars: tuple[int, ...],
         req_ids: list[str] | None,
         gathered: bool,
+        run: Run,
     ) -> None:
         buffers.generation += 1
         states.step += 1
@@ -132,9 +136,11 @@ class InputBatch:
         self._scalars = scalars
         self._req_ids = req_ids
         self._gathered = gathered
+        self._run = run
         self._generation = buffers.generation
         self._layout = states.layout_version
         self._committed = False
+        self._advanced = False
         self.step = states.step
 
     def _alive(self) -> None:
@@ -230,10 +236,63 @@ class InputBatch:
 
         return flashinfer_plan(self, group)
 
+    # -- steps in flight -----------------------------------------------------------------------------------------
+
+    @property
+    def resolved(self) -> bool:
+        """False where the step was prepared on top of samples not known then: `resolve` it before it runs."""
+        self._alive()
+        return self._scalars[9] == 0
+
+    def resolve(self, draft_tokens: Drafts = None) -> None:
+        """Bring a step that was prepared early to the truth, once the step before it is committed.
+
+        Afterwards every tensor equals that of a step prepared now from the same plan, in the same places: positions
+        and lengths lose the drafts that were rejected, placeholders become the tokens sampled. ``draft_tokens``:
+        the drafts' ids where −1 stood for them, no more than planned. A request that was removed meanwhile keeps its
+        place and computes nothing that anyone reads: token 0, positions from 0, slots −1, null blocks.
+
+        Raises PlanError while the step before is not committed, and after `RequestStates.advance` or `commit`.
+        """
+        from foreword.batch.resolve import resolved
+
+        self._check_open()
+        self._scalars = resolved(self, self._states, self._buffers, self._run, self._gathered, draft_tokens)
+
     # -- for commit --------------------------------------------------------------------------------------------
 
+    @property
+    def advanced(self) -> bool:
+        """Whether the states counted this step as done already."""
+        return self._advanced
+
+    @property
+    def samples(self) -> Bools:
+        """[B] of an advanced step: whether the request's samples count."""
+        view: Bools = self._buffers.samples[: self._scalars[0]]
+        return view
+
+    def set_samples(self, samples: Bools) -> None:
+        """Keep `samples` until the commit."""
+        self._buffers.samples[: len(samples)] = samples
+
+    def claim_advance(self, states: RequestStates) -> None:
+        """Refuse a second advance, and whatever a commit is refused for."""
+        self._check_current(states)
+        self._check_open()
+        self._advanced = True
+
     def claim_commit(self, states: RequestStates) -> None:
-        """Refuse a second commit, foreign states and moved rows."""
+        """Refuse a second commit, foreign states, moved rows and a step that was not resolved."""
+        self._check_current(states)
+        self._committed = True
+
+    def _check_open(self) -> None:
+        self._alive()
+        if self._advanced or self._committed:
+            raise PlanError("this batch was advanced or committed before", step=self.step)
+
+    def _check_current(self, states: RequestStates) -> None:
         self._alive()
         if states is not self._states:
             raise PlanError("this batch was prepared from other states", step=self.step)
@@ -241,11 +300,21 @@ class InputBatch:
             raise PlanError("rows moved between prepare_inputs and commit: commit first", step=self.step)
         if self._committed:
             raise PlanError("this batch was committed before", step=self.step)
-        self._committed = True
+        if self._scalars[9]:
+            raise PlanError("this batch stands on samples not known yet: commit the step before, then resolve this one",
+                            step=self.step)  # fmt: skip
 
     def release_commit(self) -> None:
         """Undo `claim_commit` after a commit that changed nothing."""
         self._committed = False
+
+    def advance_native(self) -> bool:
+        """Whether the native core advanced the states; False without it."""
+        core = self._buffers.native
+        if core is None:
+            return False
+        core.advance(self._scalars[0])
+        return True
 
     def commit_native(self, sampled: I32) -> bool:
         """Whether the native core applied the samples [B] or [B, width]; False without it, or where it refuses."""
@@ -253,7 +322,7 @@ class InputBatch:
         if core is None or len(sampled) != self._scalars[0]:
             return False
         try:
-            return bool(core.commit(sampled))
+            return bool(core.commit(sampled, self._advanced))
         except TypeError:  # another dtype or layout
             return False
 
@@ -295,7 +364,7 @@ def prepare_inputs(
         # The hot path: arrays in, one native call. It refuses whatever is not in order, and the way below says what.
         scalars = _native_arrays(buffers.native, plan, draft_tokens, pad_to, gather_block_tables)
         if scalars is not None:
-            return InputBatch(states, buffers, scalars, None, gather_block_tables)
+            return InputBatch(states, buffers, scalars, None, gather_block_tables, native.run)
     wanted = _plan.normalize(states, plan, draft_tokens)
     padded = (None, None) if pad_to is None else pad_to
     if order == "decode_first":
@@ -310,7 +379,7 @@ def prepare_inputs(
     if run is not native.run:
         _plan.check(states, buffers, wanted, pad_to)
     scalars = run(states, buffers, wanted, padded, gather_block_tables)
-    return InputBatch(states, buffers, scalars, req_ids, gather_block_tables)
+    return InputBatch(states, buffers, scalars, req_ids, gather_block_tables, run)
 
 
 def _native_arrays(core: Any, plan: tuple[I32, I32], drafts: Any, pad_to: Any, gather: bool) -> Any:
@@ -321,7 +390,7 @@ def _native_arrays(core: Any, plan: tuple[I32, I32], drafts: Any, pad_to: Any, g
         return None
 
 
-def _backend(name: Backend) -> Any:
+def _backend(name: Backend) -> Run:
     match name:
         case "auto":
             return native.run if native.available() else vectorized.run

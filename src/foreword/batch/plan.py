@@ -27,12 +27,15 @@ _NONE = np.zeros(0, np.int32)
 class Plan:
     """A step in arrays, batch order. rows, num_scheduled: int32 [B]. num_drafts: int32 [B], or empty for no drafts
     at all; draft_ids: int32 [total drafts], request by request, −1 for a draft whose id is not known here.
+    inert: bool [B], requests that were removed after the plan was made and keep their place in a step in flight;
+    None: none. An inert request has num_computed 0, token 0, slots −1 and null blocks, and its row is not read.
     """
 
     rows: Int32s
     num_scheduled: Int32s
     num_drafts: Int32s
     draft_ids: Int32s
+    inert: npt.NDArray[np.bool_] | None = None
 
 
 def normalize(states: RequestStates, plan: PlanLike, drafts: Drafts) -> Plan:
@@ -95,7 +98,7 @@ def check(
 ) -> None:
     """Raise for the first thing that would read or write where it must not. O(B + drafts); changes nothing.
 
-    With c computed, n scheduled, k drafts, v known tokens and P tokens a block, each row must satisfy
+    With c computed, n scheduled, k drafts, v tokens known or in flight and P tokens a block, each row must satisfy
         live, planned once;  n ≥ 1;  0 ≤ k ≤ max_num_draft_tokens;
         c + n ≤ v if k = 0, c + n − k = v otherwise;  c + n ≤ M;  num_blocks ≥ ceil((c + n) / P) in every group.
     """
@@ -110,6 +113,11 @@ def check(
             if pad is not None and not got <= pad <= cap:
                 raise PlanError(f"pad_to {what} out of range", step=states.step, tensor=f"pad_to ({what})",
                                 expected=f"{got} … {cap}", got=pad)  # fmt: skip
+    if plan.inert is not None:  # takes its tokens' places and touches nothing else
+        live = ~plan.inert
+        k_all = plan.num_drafts if plan.num_drafts.size else np.zeros(B, np.int32)
+        plan = Plan(rows[live], plan.num_scheduled[live], k_all[live], plan.draft_ids[np.repeat(live, k_all)])
+        rows, n, B = plan.rows, n[live], int(live.sum())
     if not B:
         return
 
@@ -138,6 +146,7 @@ def check(
     if (bad := k > states.max_num_draft_tokens).any():
         fail(bad, "more drafts than max_num_draft_tokens", "draft_tokens", states.max_num_draft_tokens, k)
     c, v = states.num_computed_tokens[rows].astype(np.int64), states.num_tokens[rows].astype(np.int64)
+    v += states.num_placeholders[rows]
     if (bad := (k > 0) & (c + n - k != v)).any():
         fail(bad, "drafts must follow the last known token", "num_scheduled_tokens", v - c + k, n)
     if (bad := c + n - k > v).any():

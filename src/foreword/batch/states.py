@@ -31,7 +31,8 @@ class RequestStates:
 
     token_ids            int32 [R, M]  prompt, then committed outputs; the drafts of a step past the end
     num_tokens           int32 [R]     known tokens: prompt + committed outputs
-    num_computed_tokens  int32 [R]     tokens whose KV is in the cache
+    num_computed_tokens  int32 [R]     tokens whose KV is in the cache once the steps in flight are done
+    num_placeholders     int32 [R]     tokens that steps in flight will add at most; their ids are not known yet
     prompt_len           int32 [R]     the user's prompt
     prefill_len          int32 [R]     what must be computed before sampling starts: prompt + outputs at admission
     last_sampled_token   int32 [R]     token_ids[row, num_tokens − 1] once something was sampled, else −1
@@ -73,6 +74,7 @@ class RequestStates:
         self.token_ids = _unaliased_rows(max_num_reqs, max_model_len)
         self.num_tokens = np.zeros(max_num_reqs, np.int32)
         self.num_computed_tokens = np.zeros(max_num_reqs, np.int32)
+        self.num_placeholders = np.zeros(max_num_reqs, np.int32)
         self.prompt_len = np.zeros(max_num_reqs, np.int32)
         self.prefill_len = np.zeros(max_num_reqs, np.int32)
         self.last_sampled_token = np.full(max_num_reqs, -1, np.int32)
@@ -226,7 +228,7 @@ class RequestStates:
         self._req_ids[row] = None
         self.live[row] = False
         self.row_generation[row] += 1
-        self.num_tokens[row] = self.num_computed_tokens[row] = 0
+        self.num_tokens[row] = self.num_computed_tokens[row] = self.num_placeholders[row] = 0
         self.prompt_len[row] = self.prefill_len[row] = 0
         self.last_sampled_token[row] = -1
         self.lora_id[row] = 0
@@ -266,6 +268,12 @@ class RequestStates:
         table.num_blocks[rows] = held + 1
 
     # -- after the step ----------------------------------------------------------------------------------------
+
+    def advance(self, batch: InputBatch) -> None:
+        """Count a step as done before its samples are known, so that the next one can be prepared. See
+        `foreword.batch.commit`.
+        """
+        _commit.advance(self, batch)
 
     def commit(self, batch: InputBatch, sampled: Mapping[str, Sequence[int]] | npt.NDArray[np.int32]) -> None:
         """Record what a step computed and sampled. See `foreword.batch.commit`."""
@@ -307,6 +315,7 @@ class RequestStates:
         arrays: list[npt.NDArray[Any]] = [
             self.num_tokens,
             self.num_computed_tokens,
+            self.num_placeholders,
             self.prompt_len,
             self.prefill_len,
             self.last_sampled_token,

@@ -6,7 +6,8 @@ been checked (`foreword.batch.plan.check`); `native` checks it itself, in the sa
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 
 class Scalars(NamedTuple):
@@ -21,3 +22,8 @@ class Scalars(NamedTuple):
     max_query_len: int
     max_seq_len: int
     attention_state: int
+    num_unresolved: int  # requests with placeholders
+
+
+# (states, buffers, plan, (pad tokens, pad requests), gather block tables) → the step's scalars
+Run = Callable[[Any, Any, Any, tuple[int | None, int | None], bool], Scalars]

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
+
 from foreword.batch.attention import AttentionState
 from foreword.batch.backends import Scalars
 from foreword.batch.block_table import BlockTable
@@ -65,17 +68,17 @@ def local_seq_len(seq_len: int, cp: ContextParallel) -> int:
 
 
 def attention_state(
-    num_computed: list[int], num_scheduled: list[int], prompt_len: list[int], any_drafts: bool
+    num_computed: list[int], num_scheduled: list[int], prompt_len: list[int], inert: list[bool], any_drafts: bool
 ) -> AttentionState:
-    """The first test that holds decides."""
-    rows = list(zip(num_computed, num_scheduled, prompt_len, strict=True))
+    """The first test that holds decides. An inert request stands in nobody's way."""
+    rows = list(zip(num_computed, num_scheduled, prompt_len, inert, strict=True))
     if any_drafts:
         return AttentionState.SPEC_DECODING
-    if rows and all(n == 1 and c > 0 for c, n, _ in rows):
+    if rows and all(n == 1 and (c > 0 or i) for c, n, _, i in rows):
         return AttentionState.DECODE_ONLY
-    if all(c == 0 for c, _, _ in rows):
+    if all(c == 0 for c, _, _, _ in rows):
         return AttentionState.PREFILL_NO_CACHE
-    if all(c < p <= c + n for c, n, p in rows):
+    if all(c < p <= c + n or i for c, n, p, i in rows):
         return AttentionState.PREFILL_CACHE_HIT
     return AttentionState.CHUNKED_PREFILL
 
@@ -86,8 +89,13 @@ def run(
     rows = [int(r) for r in plan.rows]
     n = [int(x) for x in plan.num_scheduled]
     k = [int(x) for x in plan.num_drafts] if plan.num_drafts.size else [0] * len(rows)
-    c = [int(states.num_computed_tokens[r]) for r in rows]
-    prefill = [int(states.prefill_len[r]) for r in rows]
+    inert = [bool(i) for i in plan.inert] if plan.inert is not None else [False] * len(rows)
+
+    def of_rows(column: npt.NDArray[np.int32]) -> list[int]:
+        return [0 if i else int(column[r]) for r, i in zip(rows, inert, strict=True)]
+
+    c, prefill, prompt = of_rows(states.num_computed_tokens), of_rows(states.prefill_len), of_rows(states.prompt_len)
+    known, placeholders = of_rows(states.num_tokens), of_rows(states.num_placeholders)
     loc = query_start_loc(n)
     B, T = len(rows), loc[-1]
     Tp = T if padded[0] is None else padded[0]
@@ -98,7 +106,8 @@ def run(
     d = 0
     for b in range(B):
         for j in range(k[b]):
-            states.token_ids[rows[b], states.num_tokens[rows[b]] + j] = max(drafts[d], 0)
+            if not inert[b]:
+                states.token_ids[rows[b], known[b] + placeholders[b] + j] = max(drafts[d], 0)
             buffers.draft_token_ids[d] = drafts[d]
             d += 1
 
@@ -108,8 +117,9 @@ def run(
         buffers.num_scheduled_tokens[b] = n[b]
         buffers.num_draft_tokens[b] = k[b]
         buffers.num_computed_tokens[b] = c[b]
+        buffers.num_placeholders[b] = placeholders[b]
         buffers.is_prefilling[b] = c[b] < prefill[b]
-        buffers.row_generation[b] = states.row_generation[rows[b]]
+        buffers.row_generation[b] = -1 if inert[b] else states.row_generation[rows[b]]
     for b in range(Bp + 1):
         buffers.query_start_loc[b] = loc[min(b, B)]
     for b in range(buffers.max_num_reqs):
@@ -122,21 +132,23 @@ def run(
     for t in range(T):
         buffers.req_indices[t] = b_of[t]
         buffers.positions[t] = pos[t]
-        buffers.input_ids[t] = states.token_ids[rows[b_of[t]], pos[t]]
+        b = b_of[t]
+        in_flight = known[b] <= pos[t] < known[b] + placeholders[b]  # its id is not known yet
+        buffers.input_ids[t] = 0 if in_flight or inert[b] else states.token_ids[rows[b], pos[t]]
     for t in range(T, buffers.max_num_batched_tokens):
         buffers.positions[t] = buffers.input_ids[t] = 0
 
     # Blocks and slots of each KV group.
     for g, table in enumerate(states.block_tables):
         for b in range(buffers.max_num_reqs if gather else 0):
-            live = block_row(table, rows[b], c[b]) if b < B else [0] * table.width
-            buffers.block_table[g][b] = live
-            buffers.block_table_written[g][b] = int(table.num_blocks[rows[b]]) if b < B else 0
+            live = b < B and not inert[b]
+            buffers.block_table[g][b] = block_row(table, rows[b], c[b]) if live else [0] * table.width
+            buffers.block_table_written[g][b] = int(table.num_blocks[rows[b]]) if live else 0
             buffers.block_table_content[g][b] = 0
         for t in range(buffers.max_num_batched_tokens):
             buffers.slot_mapping[g][t] = (
                 slot(table.table[rows[b_of[t]]].tolist(), pos[t], table.group.block_size, table.context_parallel)
-                if t < T
+                if t < T and not inert[b_of[t]]
                 else -1
             )
 
@@ -159,5 +171,7 @@ def run(
 
     buffers.written[:] = T, B, B if gather else buffers.written[2]
     seq_lens = [x + y for x, y in zip(c, n, strict=True)]
-    state = attention_state(c, n, [int(states.prompt_len[r]) for r in rows], any(k))
-    return Scalars(B, T, Bp, Tp, out, d, max(n, default=0), max(seq_lens, default=0), int(state))
+    state = attention_state(c, n, prompt, inert, any(k))
+    return Scalars(
+        B, T, Bp, Tp, out, d, max(n, default=0), max(seq_lens, default=0), int(state), sum(map(bool, placeholders))
+    )

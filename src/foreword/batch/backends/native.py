@@ -38,6 +38,7 @@ def run(
         -1 if padded[0] is None else padded[0],
         -1 if padded[1] is None else padded[1],
         gather,
+        plan.inert,
     )
     if result is None:
         _plan.check(states, buffers, plan, padded)
@@ -98,6 +99,7 @@ _STATE_ARRAYS = (
     "token_ids",
     "num_tokens",
     "num_computed_tokens",
+    "num_placeholders",
     "prompt_len",
     "prefill_len",
     "last_sampled_token",
@@ -110,7 +112,9 @@ _BUFFER_ARRAYS = (
     "num_scheduled_tokens",
     "num_draft_tokens",
     "num_computed_tokens",
+    "num_placeholders",
     "is_prefilling",
+    "samples",
     "row_generation",
     "query_start_loc",
     "seq_lens",

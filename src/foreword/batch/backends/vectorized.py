@@ -27,22 +27,33 @@ def run(
     B = len(rows)
     k = plan.num_drafts if plan.num_drafts.size else np.zeros(B, np.int32)
     c, prefill, known = states.num_computed_tokens[rows], states.prefill_len[rows], states.num_tokens[rows]
+    placeholders, prompt, generation = (
+        states.num_placeholders[rows],
+        states.prompt_len[rows],
+        states.row_generation[rows],
+    )
+    inert = plan.inert if plan.inert is not None else np.zeros(B, np.bool_)
+    if plan.inert is not None:
+        for column in (c, prefill, known, placeholders, prompt):
+            column[inert] = 0
+        generation[inert] = -1
     T = int(n.sum())
     old_T, old_B, old_gathered = (int(x) for x in buffers.written)
     Tp = T if padded[0] is None else padded[0]
     Bp = B if padded[1] is None else padded[1]
 
     if plan.draft_ids.size:
-        at = np.repeat(known, k) + ragged_arange(k)
-        states.token_ids[np.repeat(rows, k), at] = np.maximum(plan.draft_ids, 0)
+        at, staged = np.repeat(known + placeholders, k) + ragged_arange(k), ~np.repeat(inert, k)
+        states.token_ids[np.repeat(rows, k)[staged], at[staged]] = np.maximum(plan.draft_ids, 0)[staged]
         buffers.draft_token_ids[: len(plan.draft_ids)] = plan.draft_ids
 
     buffers.idx_mapping[:B] = rows
     buffers.num_scheduled_tokens[:B] = n
     buffers.num_draft_tokens[:B] = k
     buffers.num_computed_tokens[:B] = c
+    buffers.num_placeholders[:B] = placeholders
     np.less(c, prefill, out=buffers.is_prefilling[:B])
-    buffers.row_generation[:B] = states.row_generation[rows]
+    buffers.row_generation[:B] = generation
     loc = buffers.query_start_loc
     loc[0] = 0
     np.cumsum(n, out=loc[1 : B + 1])
@@ -59,14 +70,23 @@ def run(
     np.add(np.arange(T), (c - loc[:B]).astype(np.int64)[req_indices], out=positions)
     token_rows = rows[req_indices]
     buffers.input_ids[:T] = states.token_ids[token_rows, positions]
+    if placeholders.any():  # ids not known yet
+        first = known[req_indices]
+        buffers.input_ids[:T][(positions >= first) & (positions < first + placeholders[req_indices])] = 0
+    if plan.inert is not None:
+        buffers.input_ids[:T][inert[req_indices]] = 0
     buffers.positions[T:old_T] = 0
     buffers.input_ids[T:old_T] = 0
 
     for g, table in enumerate(states.block_tables):
         if gather:
             _gather(table, rows, c, buffers.block_table[g], buffers.block_table_written[g], old_gathered)
+            buffers.block_table[g][:B][inert] = 0
+            buffers.block_table_written[g][:B][inert] = 0
             buffers.block_table_content[g][: max(B, old_gathered)] = 0
         buffers.slot_mapping[g][:T] = slots(table, token_rows, positions)
+        if plan.inert is not None:
+            buffers.slot_mapping[g][:T][inert[req_indices]] = -1
         buffers.slot_mapping[g][T:old_T] = -1
 
     cu = buffers.cu_num_logits
@@ -82,8 +102,10 @@ def run(
     buffers.target_logits_indices[:D] = np.repeat(cu[:B], k) + ragged_arange(k)
 
     buffers.written[:] = T, B, B if gather else old_gathered
-    state = attention_state(c, n, states.prompt_len[rows], D > 0)
-    return Scalars(B, T, Bp, Tp, L, D, int(n.max(initial=0)), int(buffers.seq_lens[:B].max(initial=0)), int(state))
+    state = attention_state(c, n, prompt, inert, D > 0)
+    max_seq_len = int(buffers.seq_lens[:B].max(initial=0))
+    unresolved = int(np.count_nonzero(placeholders))
+    return Scalars(B, T, Bp, Tp, L, D, int(n.max(initial=0)), max_seq_len, int(state), unresolved)
 
 
 def ragged_arange(lengths: Ints) -> npt.NDArray[np.int64]:
@@ -113,15 +135,17 @@ def local_seq_lens(seq_lens: Ints, cp: ContextParallel) -> Ints:
     return owned
 
 
-def attention_state(c: Ints, n: Ints, prompt_len: Ints, any_drafts: bool) -> AttentionState:
+def attention_state(
+    c: Ints, n: Ints, prompt_len: Ints, inert: npt.NDArray[np.bool_], any_drafts: bool
+) -> AttentionState:
     """See `AttentionState`."""
     if any_drafts:
         return AttentionState.SPEC_DECODING
-    if len(c) and bool(((n == 1) & (c > 0)).all()):
+    if len(c) and bool(((n == 1) & ((c > 0) | inert)).all()):
         return AttentionState.DECODE_ONLY
     if not c.any():
         return AttentionState.PREFILL_NO_CACHE
-    if bool(((c < prompt_len) & (c + n >= prompt_len)).all()):
+    if bool((((c < prompt_len) & (c + n >= prompt_len)) | inert).all()):
         return AttentionState.PREFILL_CACHE_HIT
     return AttentionState.CHUNKED_PREFILL
 
