@@ -12,11 +12,10 @@ from foreword.batch.attention import AttentionState, visible
 from foreword.batch.backends import Run, Scalars, loops, native, vectorized
 from foreword.batch.buffers import InputBuffers
 from foreword.batch.plan import Drafts, Order, PlanLike
+from foreword.batch.views import BatchViews
 from foreword.errors import ForewordError, PlanError
 
 if TYPE_CHECKING:
-    from foreword.batch.adapters.flash_attn import FlashAttnVarlen
-    from foreword.batch.adapters.flashinfer import FlashInferPlan
     from foreword.batch.explain import Explanation
     from foreword.batch.states import RequestStates
 
@@ -72,9 +71,9 @@ I64 = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 
-class InputBatch:
+class InputBatch(BatchViews):
     """The tensors of one step, in batch order: read-only views of the buffers, valid until the next `prepare_inputs`
-    on them. `foreword.batch.spec` describes each one; `explain` shows them.
+    on them. `foreword.batch.spec` describes each one; `explain` shows them; `BatchViews` has what is made on demand.
     """
 
     __slots__ = (
@@ -223,18 +222,6 @@ class InputBatch:
         from foreword.batch.explain import Explanation
 
         return Explanation.of(self, self._states, group, token)
-
-    def to_flash_attn(self, group: int = 0) -> FlashAttnVarlen:
-        """The step as FlashAttention's varlen interface takes it."""
-        from foreword.batch.adapters.flash_attn import flash_attn_varlen
-
-        return flash_attn_varlen(self, group)
-
-    def to_flashinfer(self, group: int = 0) -> FlashInferPlan:
-        """The step as FlashInfer's paged wrappers take it."""
-        from foreword.batch.adapters.flashinfer import flashinfer_plan
-
-        return flashinfer_plan(self, group)
 
     # -- steps in flight -----------------------------------------------------------------------------------------
 

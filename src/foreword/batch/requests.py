@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
+    from foreword.batch.multimodal import MultiModalFeature
+    from foreword.batch.pooling import PoolingParams
     from foreword.batch.sampling import SamplingParams
 
 TokenIds = Sequence[int] | npt.NDArray[np.integer]
@@ -23,6 +25,9 @@ class NewRequest:
     num_computed_tokens: tokens whose KV is already in those blocks (a prefix hit); fewer than prompt + outputs.
     prompt_embeds: [prompt_len, hidden] in place of prompt_token_ids (None), or beside them with
     prompt_is_token_id [prompt_len] bool saying which positions are tokens.
+    mm_features: the encoder inputs of the prompt. mrope_positions: int32 [dims, tokens], rotary positions of the first
+    tokens; mrope_delta: what later tokens add to their position. encoder_len: tokens of an encoder-decoder's encoder.
+    pooling_params: what to make of the hidden states, in place of sampling_params.
     """
 
     req_id: str
@@ -34,6 +39,11 @@ class NewRequest:
     lora_id: int = 0
     prompt_embeds: npt.NDArray[np.floating] | None = None
     prompt_is_token_id: npt.NDArray[np.bool_] | None = field(default=None, kw_only=True)
+    mm_features: Sequence[MultiModalFeature] = field(default=(), kw_only=True)
+    mrope_positions: npt.NDArray[np.integer] | None = field(default=None, kw_only=True)
+    mrope_delta: int = field(default=0, kw_only=True)
+    encoder_len: int = field(default=0, kw_only=True)
+    pooling_params: PoolingParams | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

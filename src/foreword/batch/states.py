@@ -12,7 +12,9 @@ import numpy.typing as npt
 from foreword.batch import commit as _commit
 from foreword.batch.backends import native as _native
 from foreword.batch.block_table import BlockTable, ContentIds
+from foreword.batch.extras import RowExtras, check_extras, has_extras
 from foreword.batch.groups import ContextParallel, KVGroup
+from foreword.batch.lora import LoraUsers
 from foreword.batch.requests import NewRequest, NewRequests, TokenIds
 from foreword.batch.sampling import SamplingColumns
 from foreword.errors import CapacityError, ConfigError, RequestError
@@ -36,10 +38,13 @@ class RequestStates:
     prompt_len           int32 [R]     the user's prompt
     prefill_len          int32 [R]     what must be computed before sampling starts: prompt + outputs at admission
     last_sampled_token   int32 [R]     token_ids[row, num_tokens − 1] once something was sampled, else −1
-    lora_id              int32 [R]     adapter, 0 for none
+    lora_id              int32 [R]     adapter, 0 for none; `loras` knows the users of each
+    rope_delta           int32 [R]     M-RoPE: what a token past the staged positions adds to its position
+    encoder_len          int32 [R]     encoder tokens of an encoder-decoder request, else 0
     row_generation       int64 [R]     how often the row was freed: tells a late result from a current one
     block_tables         one `BlockTable` a KV group
     sampling             `SamplingColumns`: one array a parameter
+    extras               `RowExtras`: what few requests have, embeddings and multimodal features among it
     """
 
     def __init__(
@@ -79,9 +84,13 @@ class RequestStates:
         self.prefill_len = np.zeros(max_num_reqs, np.int32)
         self.last_sampled_token = np.full(max_num_reqs, -1, np.int32)
         self.lora_id = np.zeros(max_num_reqs, np.int32)
+        self.rope_delta = np.zeros(max_num_reqs, np.int32)
+        self.encoder_len = np.zeros(max_num_reqs, np.int32)
         self.row_generation = np.zeros(max_num_reqs, np.int64)
         self.live = np.zeros(max_num_reqs, np.bool_)
         self.sampling = SamplingColumns(max_num_reqs)
+        self.extras = RowExtras()
+        self.loras = LoraUsers()
         self.step = 0  # prepared steps, for messages
         self.layout_version = 0  # grows when rows move
         self._rows: dict[str, int] = {}
@@ -122,6 +131,11 @@ class RequestStates:
             raise CapacityError(f"row {int(rows[ids.index(None)])} holds no request")
         return ids  # type: ignore[return-value]
 
+    @property
+    def is_token_id(self) -> npt.NDArray[np.bool_] | None:
+        """bool [R, M], False where the position is a prompt embedding; None until a request brings one."""
+        return self.extras.is_token_id
+
     # -- admission and removal ---------------------------------------------------------------------------------
 
     def add_request(self, request: NewRequest) -> int:
@@ -146,6 +160,7 @@ class RequestStates:
                 "At least the last known token has to be computed to sample after it.",
             )  # fmt: skip
         blocks = self._check_blocks(rid, request.block_ids, existing=[0] * len(self.block_tables))
+        check_extras(request, len(prompt))
         if not self._free:
             raise CapacityError(f"request {rid!r}: all max_num_reqs = {self.max_num_reqs} rows are taken")
 
@@ -159,7 +174,13 @@ class RequestStates:
         self.prompt_len[row] = len(prompt)
         self.num_computed_tokens[row] = request.num_computed_tokens
         self.last_sampled_token[row] = outputs[-1] if len(outputs) else -1
-        self.lora_id[row] = request.lora_id
+        if request.lora_id:
+            self.lora_id[row] = request.lora_id
+            self.loras.add(request.lora_id, rid)
+        if has_extras(request):
+            self.rope_delta[row] = request.mrope_delta
+            self.encoder_len[row] = request.encoder_len
+            self.extras.set(row, request, self.token_ids.shape)
         for table, ids in zip(self.block_tables, blocks, strict=True):
             table.start(row, ids)
         self.sampling.set(row, request.sampling_params, self.vocab_size)
@@ -190,6 +211,8 @@ class RequestStates:
         self._req_ids[rows] = new.req_ids
         if new.lora_id is not None:
             self.lora_id[rows] = new.lora_id
+            for rid, lora_id in zip(new.req_ids, new.lora_id.tolist(), strict=True):
+                self.loras.add(lora_id, rid)
         if new.sampling is not None:
             self.sampling.set_columns(rows, new.sampling)
         return rows
@@ -211,7 +234,8 @@ class RequestStates:
 
     def remove_rows(self, rows: npt.NDArray[np.int32]) -> None:
         """Free these rows. CapacityError for a row that holds no request; then nothing changes."""
-        if self._core is None or not self._core.remove(rows, self._content_ids.take(len(rows))):
+        sparse = self.loras or self.extras  # somebody has what the native core does not know
+        if sparse or self._core is None or not self._core.remove(rows, self._content_ids.take(len(rows))):
             for req_id in dict.fromkeys(self.req_ids_of(rows)):
                 self.remove_request(req_id)
             return
@@ -231,7 +255,11 @@ class RequestStates:
         self.num_tokens[row] = self.num_computed_tokens[row] = self.num_placeholders[row] = 0
         self.prompt_len[row] = self.prefill_len[row] = 0
         self.last_sampled_token[row] = -1
-        self.lora_id[row] = 0
+        if lora_id := int(self.lora_id[row]):
+            self.loras.drop(lora_id, req_id)
+            self.lora_id[row] = 0
+        if self.extras.clear(row):
+            self.rope_delta[row] = self.encoder_len[row] = 0
         for table in self.block_tables:
             table.clear(row)
         self.sampling.set(row, None, self.vocab_size)
@@ -320,9 +348,12 @@ class RequestStates:
             self.prefill_len,
             self.last_sampled_token,
             self.lora_id,
+            self.rope_delta,
+            self.encoder_len,
             self.row_generation,
             self.live,
             *self.sampling.arrays(),
+            *self.extras.arrays(),
         ]
         for table in self.block_tables:
             arrays += [table.table, table.num_blocks, table.content_id]
@@ -332,6 +363,7 @@ class RequestStates:
         tokens = int(max(self.num_tokens[a], self.num_tokens[b]))
         for array in (*self.row_arrays(), self.token_ids[:, :tokens]):
             array[[a, b]] = array[[b, a]]
+        self.extras.exchange(a, b)
         ids = self._req_ids
         ids[a], ids[b] = ids[b], ids[a]
         for row in (a, b):
@@ -344,7 +376,11 @@ class RequestStates:
 
     def _prompt_ids(self, request: NewRequest) -> npt.NDArray[np.int32]:
         if request.prompt_token_ids is None:
-            raise RequestError(request.req_id, "prompt_token_ids", None, "is missing", "Give the prompt's token ids.")
+            if request.prompt_embeds is None:
+                raise RequestError(
+                    request.req_id, "prompt_token_ids", None, "is missing", "Give the prompt's token ids or embeddings."
+                )
+            return np.zeros(len(request.prompt_embeds), np.int32)
         ids = self._token_ids(request.req_id, "prompt_token_ids", request.prompt_token_ids)
         if not len(ids):
             raise RequestError(request.req_id, "prompt_token_ids", [], "is empty", "Give at least one token.")

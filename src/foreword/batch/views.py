@@ -1,0 +1,92 @@
+"""What a batch can be turned into on demand. Nothing here is computed, or imported, in a step that does not ask."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from foreword.batch.adapters.flash_attn import FlashAttnVarlen
+    from foreword.batch.adapters.flashinfer import FlashInferPlan
+    from foreword.batch.inputs import InputBatch
+    from foreword.batch.lora import LoraMapping
+    from foreword.batch.multimodal import MultiModalInputs
+    from foreword.batch.pooling import PoolingMetadata
+    from foreword.batch.states import RequestStates
+
+I32 = npt.NDArray[np.int32]
+I64 = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+
+class BatchViews:
+    """Derived tensors and other engines' forms of an `InputBatch`: each a function of the batch and the states."""
+
+    __slots__ = ()
+    _states: RequestStates
+
+    @property
+    def _batch(self) -> InputBatch:
+        return cast("InputBatch", self)
+
+    # -- what few requests have ----------------------------------------------------------------------------------
+
+    @property
+    def is_token_ids(self) -> Bools:
+        """bool [Tp]: False where the input is a prompt embedding, not input_ids. True on padding."""
+        from foreword.batch.embeds import is_token_ids
+
+        return is_token_ids(self._states, self._batch)
+
+    def prompt_embeds(self) -> tuple[I64, npt.NDArray[Any]]:
+        """(token rows int64 [N], vectors [N, hidden]) to lay over the embedded input_ids."""
+        from foreword.batch.embeds import prompt_embeds
+
+        return prompt_embeds(self._states, self._batch)
+
+    def mm_inputs(self) -> MultiModalInputs:
+        """Which encoder outputs the step reads, and where their rows go."""
+        from foreword.batch.multimodal import mm_inputs
+
+        return mm_inputs(self._states, self._batch)
+
+    def mrope_positions(self, num_dims: int = 3) -> I64:
+        """Rotary positions int64 [num_dims, Tp]: text counts alike in all dimensions."""
+        from foreword.batch.multimodal import mrope_positions
+
+        return mrope_positions(self._states, self._batch, num_dims)
+
+    @property
+    def encoder_seq_lens(self) -> I32:
+        """int32 [Bp]: encoder tokens that cross-attention reads, 0 on padding."""
+        from foreword.batch.multimodal import encoder_seq_lens
+
+        return encoder_seq_lens(self._states, self._batch)
+
+    def lora_mapping(self) -> LoraMapping:
+        """The adapter of each request, token and logit row."""
+        from foreword.batch.lora import lora_mapping
+
+        return lora_mapping(self._states, self._batch)
+
+    def pooling_metadata(self) -> PoolingMetadata:
+        """The pooling requests among the scheduled, and which of them have a result in this step."""
+        from foreword.batch.pooling import pooling_metadata
+
+        return pooling_metadata(self._states, self._batch)
+
+    # -- other kernels' arguments --------------------------------------------------------------------------------
+
+    def to_flash_attn(self, group: int = 0) -> FlashAttnVarlen:
+        """The step as FlashAttention's varlen interface takes it."""
+        from foreword.batch.adapters.flash_attn import flash_attn_varlen
+
+        return flash_attn_varlen(self._batch, group)
+
+    def to_flashinfer(self, group: int = 0) -> FlashInferPlan:
+        """The step as FlashInfer's paged wrappers take it."""
+        from foreword.batch.adapters.flashinfer import flashinfer_plan
+
+        return flashinfer_plan(self._batch, group)
