@@ -8,8 +8,13 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
+    from foreword.batch.adapters.chunked_local import LocalBatches
+    from foreword.batch.adapters.common_attention_metadata import CommonAttentionMetadata
+    from foreword.batch.adapters.dense import DenseInputs
     from foreword.batch.adapters.flash_attn import FlashAttnVarlen
     from foreword.batch.adapters.flashinfer import FlashInferPlan
+    from foreword.batch.adapters.nano_vllm import Context
+    from foreword.batch.adapters.page_size_one import TokenTables
     from foreword.batch.inputs import InputBatch
     from foreword.batch.lora import LoraMapping
     from foreword.batch.multimodal import MultiModalInputs
@@ -90,3 +95,37 @@ class BatchViews:
         from foreword.batch.adapters.flashinfer import flashinfer_plan
 
         return flashinfer_plan(self._batch, group)
+
+    def to_token_tables(self, group: int = 0) -> TokenTables:
+        """The step for engines whose pages hold one token: the cache slot of every position."""
+        from foreword.batch.adapters.page_size_one import token_tables
+
+        return token_tables(self._batch, group)
+
+    def to_dense(self, group: int = 0) -> DenseInputs:
+        """The step as padded rectangles with a mask."""
+        from foreword.batch.adapters.dense import dense_inputs
+
+        return dense_inputs(self._batch, group)
+
+    def to_nano_vllm(self, group: int = 0) -> Context:
+        """The step as nano-vllm's attention context."""
+        from foreword.batch.adapters.nano_vllm import nano_vllm_context
+
+        return nano_vllm_context(self._batch, group)
+
+    def to_common_attention_metadata(self, group: int = 0) -> CommonAttentionMetadata:
+        """The step under vLLM's CommonAttentionMetadata names."""
+        from foreword.batch.adapters.common_attention_metadata import common_attention_metadata
+
+        return common_attention_metadata(self._batch, group)
+
+    def to_chunked_local(self, chunk_size: int, group: int = 0) -> LocalBatches:
+        """The step cut into virtual requests, for chunked-local attention."""
+        from foreword.batch.adapters.chunked_local import chunked_local
+
+        return chunked_local(self._batch, chunk_size, group)
+
+    def sliding_window(self, group: int = 0) -> int | None:
+        """W of the group: a query at position p sees keys in (p − W, p]."""
+        return self._states.block_tables[group].group.sliding_window

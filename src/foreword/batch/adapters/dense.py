@@ -1,0 +1,48 @@
+"""A rectangle a step, for kernels that know neither ragged batches nor pages: padded queries, gathered keys, a mask."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from foreword.batch.adapters.page_size_one import token_tables
+from foreword.batch.attention import visible
+
+if TYPE_CHECKING:
+    from foreword.batch.inputs import InputBatch
+
+I64 = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DenseInputs:
+    """Q = max_query_len, N = max_seq_len. Queries are aligned to the left.
+
+    token_indices: int64 [B, Q], the token row of each query; 0 where there is none (its mask row is empty).
+    positions: int64 [B, Q]. key_slots: int64 [B, N], the cache slot of each position, 0 past the end.
+    mask: bool [B, Q, N], True where the query sees the key.
+    out = attention(q[token_indices], k[key_slots], v[key_slots], mask);  row t of the step is
+    out[req_indices[t], t − query_start_loc[req_indices[t]]].
+    """
+
+    token_indices: I64
+    positions: I64
+    key_slots: I64
+    mask: Bools
+
+
+def dense_inputs(batch: InputBatch, group: int = 0) -> DenseInputs:
+    """The step as rectangles, O(B · Q · N). Not for a group spread over ranks."""
+    tables = token_tables(batch, group)
+    local = np.arange(batch.max_query_len)
+    real = local < tables.extend_seq_lens[:, None]
+    token_indices = np.where(real, tables.extend_start_loc[:, None] + local, 0)
+    positions = np.where(real, tables.extend_prefix_lens[:, None] + local, 0)
+    mask = visible(positions.reshape(-1), batch.max_seq_len, batch.sliding_window(group))
+    return DenseInputs(
+        token_indices, positions, tables.req_to_token, mask.reshape(*positions.shape, -1) & real[:, :, None]
+    )

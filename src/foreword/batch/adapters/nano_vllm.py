@@ -1,0 +1,55 @@
+"""The attention context of nano-vllm: one for prefill, one for decode. A mixed step is a prefill with block tables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from foreword.batch.adapters.flash_attn import flash_attn_varlen
+from foreword.batch.attention import AttentionState
+
+if TYPE_CHECKING:
+    from foreword.batch.inputs import InputBatch
+
+I32 = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Context:
+    """What nano-vllm's attention layers read.
+
+    Prefill: cu_seqlens_q, cu_seqlens_k int32 [B + 1], and block_tables only where some key is in the cache already
+    (otherwise the keys are the step's own). Decode: context_lens int32 [B] and block_tables.
+    block_tables: int32 [B, longest row], padded with −1. slot_mapping: int32 [T].
+    """
+
+    is_prefill: bool
+    slot_mapping: I32
+    cu_seqlens_q: I32 | None = None
+    cu_seqlens_k: I32 | None = None
+    max_seqlen_q: int = 0
+    max_seqlen_k: int = 0
+    context_lens: I32 | None = None
+    block_tables: I32 | None = None
+
+
+def nano_vllm_context(batch: InputBatch, group: int = 0) -> Context:
+    """The step as nano-vllm prepares it, input_ids and positions apart. Copies."""
+    varlen = flash_attn_varlen(batch, group)
+    slots = batch.slot_mapping[group][: batch.num_tokens].astype(np.int32)
+    if batch.attention_state is AttentionState.DECODE_ONLY:
+        context_lens = batch.seq_lens[: batch.num_reqs].copy()
+        return Context(False, slots, context_lens=context_lens, block_tables=varlen.block_table)
+    cached = bool(varlen.cu_seqlens_k[-1] > varlen.cu_seqlens_q[-1])
+    return Context(
+        True,
+        slots,
+        varlen.cu_seqlens_q,
+        varlen.cu_seqlens_k,
+        varlen.max_seqlen_q,
+        varlen.max_seqlen_k,
+        block_tables=varlen.block_table if cached else None,
+    )
