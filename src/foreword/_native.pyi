@@ -8,9 +8,7 @@ import numpy.typing as npt
 _I32 = npt.NDArray[np.int32]
 
 class RowsCore:
-    def __init__(
-        self, states: dict[str, npt.NDArray[Any]], vocab_size: int, max_num_draft_tokens: int
-    ) -> None: ...
+    def __init__(self, states: dict[str, npt.NDArray[Any]], vocab_size: int, max_num_draft_tokens: int) -> None: ...
     def add_table(self, table: _I32, num_blocks: _I32, content_id: npt.NDArray[np.int64]) -> None: ...
     def add(
         self,
