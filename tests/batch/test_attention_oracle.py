@@ -109,7 +109,7 @@ def random_step(seed, kinds=("prefill", "chunk", "resume", "decode", "verify"), 
     return Step(batch, q, fresh, caches, answers, chunked)
 
 
-# -- kernels: each sees an adapter's arguments, the queries and the cache, nothing else ------------------------------------
+# -- kernels: each sees an adapter's arguments, the queries and the cache, nothing else
 
 
 def paged_varlen(q, cache, cu_q, seqlens_k, tables, S, window):

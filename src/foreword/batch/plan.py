@@ -38,6 +38,14 @@ class Plan:
     inert: npt.NDArray[np.bool_] | None = None
 
 
+class PlannedStep(Mapping[str, int]):
+    """{req_id: tokens} that somebody has brought into arrays already, drafts included."""
+
+    __slots__ = ()
+    arrays: Plan
+    draft_tokens: Mapping[str, Sequence[int]] | None
+
+
 def normalize(states: RequestStates, plan: PlanLike, drafts: Drafts) -> Plan:
     """Either form of plan and drafts as arrays. RequestError for an id that is not here."""
     if isinstance(plan, tuple):
@@ -60,6 +68,8 @@ def normalize(states: RequestStates, plan: PlanLike, drafts: Drafts) -> Plan:
             raise PlanError("draft_tokens has a −1 before a draft", tensor="draft_tokens", index=b,
                             expected="−1 only as padding at the end", got=table[b].tolist())  # fmt: skip
         return Plan(rows, counts, num, table[present]) if num.any() else Plan(rows, counts, _NONE, _NONE)
+    if isinstance(plan, PlannedStep) and (drafts is None or drafts is plan.draft_tokens):
+        return plan.arrays
     rows = np.fromiter(map(states.row_of, plan), np.int32, len(plan))
     counts = np.fromiter(plan.values(), np.int32, len(plan))
     if not drafts:

@@ -53,7 +53,7 @@ class NewRequests:
     token_ids: int32, every request's known tokens (prompt, then outputs), one request after the other.
     num_tokens: int32 [N], how many of them are request i's. prompt_len: int32 [N]; None: all of them are prompt.
     block_ids, num_blocks: one array a KV group, in the same way. num_computed_tokens: int32 [N]; None: 0.
-    sampling: column name (`foreword.batch.sampling.COLUMNS`) → [N]; columns not named keep a row's default (greedy).
+    sampling: column name (as in `sampling_columns.COLUMNS`) → [N]; columns not named keep the default (greedy).
     """
 
     req_ids: Sequence[str]

@@ -1,13 +1,10 @@
-"""Sampling parameters of a request, and the columns that hold them by row."""
+"""Sampling parameters of a request."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-
-import numpy as np
-import numpy.typing as npt
 
 from foreword.errors import RequestError
 
@@ -27,6 +24,7 @@ class SamplingParams:
     logprobs, prompt_logprobs: this many alternatives with each token (None: none, −1: the whole vocabulary).
     bad_words_token_ids: sequences never to produce; allowed_token_ids: the only tokens to produce;
     logit_bias: added to the logits of these tokens.
+    structured_outputs: a grammar the output must follow, for the engine's grammar back end; here it is only a flag.
     """
 
     n: int = 1
@@ -53,6 +51,7 @@ class SamplingParams:
     bad_words_token_ids: Sequence[Sequence[int]] = ()
     allowed_token_ids: Sequence[int] | None = None
     logit_bias: Mapping[int, float] | None = None
+    structured_outputs: object | None = None
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -126,87 +125,3 @@ _RANGES = (
     ("frequency_penalty", -2.0, 2.0, "Use 0.0 for none."),
     ("repetition_penalty", 0.0, 100.0, "Use 1.0 for none."),
 )
-
-# column → (dtype, value of a row without sampling parameters). Greedy is the default of a row, not of a request.
-COLUMNS: dict[str, tuple[type[np.generic], float]] = {
-    "temperature": (np.float32, 0.0),
-    "top_p": (np.float32, 1.0),
-    "top_k": (np.int32, 0),
-    "min_p": (np.float32, 0.0),
-    "presence_penalty": (np.float32, 0.0),
-    "frequency_penalty": (np.float32, 0.0),
-    "repetition_penalty": (np.float32, 1.0),
-    "seed": (np.int64, 0),
-    "min_tokens": (np.int32, 0),
-    "num_logprobs": (np.int32, -1),
-    "num_prompt_logprobs": (np.int32, -1),
-}
-
-
-class SamplingColumns:
-    """One array a parameter, [R], by state row. ``num_logprobs`` is −1 where none are wanted and V where all are."""
-
-    __slots__ = (*COLUMNS, "is_set", "version")
-
-    temperature: npt.NDArray[np.float32]
-    top_p: npt.NDArray[np.float32]
-    top_k: npt.NDArray[np.int32]
-    min_p: npt.NDArray[np.float32]
-    presence_penalty: npt.NDArray[np.float32]
-    frequency_penalty: npt.NDArray[np.float32]
-    repetition_penalty: npt.NDArray[np.float32]
-    seed: npt.NDArray[np.int64]
-    min_tokens: npt.NDArray[np.int32]
-    num_logprobs: npt.NDArray[np.int32]
-    num_prompt_logprobs: npt.NDArray[np.int32]
-
-    def __init__(self, max_num_reqs: int) -> None:
-        for name, (dtype, default) in COLUMNS.items():
-            setattr(self, name, np.full(max_num_reqs, default, dtype))
-        self.is_set = np.zeros(max_num_reqs, np.bool_)  # rows that may differ from the defaults
-        self.version = 0  # grows with every change: what was made from the columns can tell whether it is still true
-
-    def set(self, row: int, params: SamplingParams | None, vocab_size: int) -> None:
-        """Write a request's parameters to its row; None writes the defaults (greedy, nothing else)."""
-        if params is None:
-            self.reset(np.array([row]))
-            return
-        self.version += 1
-        self.is_set[row] = True
-        self.temperature[row] = params.temperature
-        self.top_p[row] = params.top_p
-        self.top_k[row] = params.top_k if params.top_k < vocab_size else 0
-        self.min_p[row] = params.min_p
-        self.presence_penalty[row] = params.presence_penalty
-        self.frequency_penalty[row] = params.frequency_penalty
-        self.repetition_penalty[row] = params.repetition_penalty
-        self.seed[row] = params.seed if params.seed is not None else 0
-        self.min_tokens[row] = params.min_tokens
-        self.num_logprobs[row] = _count(params.logprobs, vocab_size)
-        self.num_prompt_logprobs[row] = _count(params.prompt_logprobs, vocab_size)
-
-    def set_columns(self, rows: npt.NDArray[np.int32], columns: Mapping[str, npt.NDArray[np.generic]]) -> None:
-        """column[rows] = values for each named column."""
-        self.version += 1
-        self.is_set[rows] = True
-        for name, values in columns.items():
-            getattr(self, name)[rows] = values
-
-    def reset(self, rows: npt.NDArray[np.integer]) -> None:
-        """The defaults (greedy, nothing else) in these rows."""
-        rows = rows[self.is_set[rows]]
-        if not len(rows):
-            return
-        self.version += 1
-        self.is_set[rows] = False
-        for name, (_, default) in COLUMNS.items():
-            getattr(self, name)[rows] = default
-
-    def arrays(self) -> list[npt.NDArray[np.generic]]:
-        return [self.is_set, *(getattr(self, name) for name in COLUMNS)]
-
-
-def _count(wanted: int | None, vocab_size: int) -> int:
-    if wanted is None:
-        return -1
-    return vocab_size if wanted == -1 else wanted

@@ -16,10 +16,12 @@ from foreword.batch.extras import RowExtras, check_extras, has_extras
 from foreword.batch.groups import ContextParallel, KVGroup
 from foreword.batch.lora import LoraUsers
 from foreword.batch.requests import NewRequest, NewRequests, TokenIds
-from foreword.batch.sampling import SamplingColumns
+from foreword.batch.sampling_columns import SamplingColumns
+from foreword.batch.sampling_metadata import MetadataCache
 from foreword.errors import CapacityError, ConfigError, RequestError
 
 if TYPE_CHECKING:
+    from foreword.batch.batch_update import RowWatcher
     from foreword.batch.inputs import InputBatch
 
 INT32_MAX = 2**31 - 1
@@ -89,8 +91,11 @@ class RequestStates:
         self.row_generation = np.zeros(max_num_reqs, np.int64)
         self.live = np.zeros(max_num_reqs, np.bool_)
         self.sampling = SamplingColumns(max_num_reqs)
+        self.sampling_metadata = MetadataCache(self)
         self.extras = RowExtras()
         self.loras = LoraUsers()
+        self.parked: dict[str, NewRequest] = {}  # preempted: known, without row and blocks
+        self.watchers: list[RowWatcher] = []  # told of every row that is filled, freed or moved
         self.step = 0  # prepared steps, for messages
         self.layout_version = 0  # grows when rows move
         self._rows: dict[str, int] = {}
@@ -184,6 +189,10 @@ class RequestStates:
         for table, ids in zip(self.block_tables, blocks, strict=True):
             table.start(row, ids)
         self.sampling.set(row, request.sampling_params, self.vocab_size)
+        if self.parked:
+            self.parked.pop(rid, None)
+        for watcher in self.watchers:
+            watcher.filled(row)
         return row
 
     def add_requests(self, new: NewRequests) -> npt.NDArray[np.int32]:
@@ -215,6 +224,9 @@ class RequestStates:
                 self.loras.add(lora_id, rid)
         if new.sampling is not None:
             self.sampling.set_columns(rows, new.sampling)
+        for watcher in self.watchers:
+            for row in rows.tolist():
+                watcher.filled(row)
         return rows
 
     def _add_one_by_one(self, new: NewRequests) -> npt.NDArray[np.int32]:
@@ -234,7 +246,7 @@ class RequestStates:
 
     def remove_rows(self, rows: npt.NDArray[np.int32]) -> None:
         """Free these rows. CapacityError for a row that holds no request; then nothing changes."""
-        sparse = self.loras or self.extras  # somebody has what the native core does not know
+        sparse = self.loras or self.extras or self.watchers  # somebody has what the native core does not know
         if sparse or self._core is None or not self._core.remove(rows, self._content_ids.take(len(rows))):
             for req_id in dict.fromkeys(self.req_ids_of(rows)):
                 self.remove_request(req_id)
@@ -245,10 +257,12 @@ class RequestStates:
         self._free += rows[::-1].tolist()
 
     def remove_request(self, req_id: str) -> bool:
-        """Free the request's row. True; False for an unknown id (so removing twice is harmless)."""
+        """Free the request's row, or forget a parked one. False for an unknown id, so removing twice is harmless."""
         row = self._rows.pop(req_id, None)
         if row is None:
-            return False
+            return self.parked.pop(req_id, None) is not None
+        for watcher in self.watchers:
+            watcher.freed(row)
         self._req_ids[row] = None
         self.live[row] = False
         self.row_generation[row] += 1
@@ -364,6 +378,9 @@ class RequestStates:
         for array in (*self.row_arrays(), self.token_ids[:, :tokens]):
             array[[a, b]] = array[[b, a]]
         self.extras.exchange(a, b)
+        self.sampling.exchange(a, b)
+        for watcher in self.watchers:
+            watcher.exchanged(a, b)
         ids = self._req_ids
         ids[a], ids[b] = ids[b], ids[a]
         for row in (a, b):

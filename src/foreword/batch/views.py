@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from foreword.batch.lora import LoraMapping
     from foreword.batch.multimodal import MultiModalInputs
     from foreword.batch.pooling import PoolingMetadata
+    from foreword.batch.sampling_metadata import SamplingMetadata
     from foreword.batch.states import RequestStates
 
 I32 = npt.NDArray[np.int32]
@@ -81,6 +82,16 @@ class BatchViews:
         from foreword.batch.pooling import pooling_metadata
 
         return pooling_metadata(self._states, self._batch)
+
+    # -- sampling ------------------------------------------------------------------------------------------------
+
+    def sampling_metadata(self) -> SamplingMetadata:
+        """Parameters of the requests [B]: the same object until the batch's members or their parameters change."""
+        return self._states.sampling_metadata.get(self._batch.idx_mapping)
+
+    def logits_sampling_metadata(self) -> SamplingMetadata:
+        """The same for the logit rows [L]: each request once, and once more for each of its drafts."""
+        return self._states.sampling_metadata.get(self._batch.expanded_idx_mapping)
 
     # -- other kernels' arguments --------------------------------------------------------------------------------
 

@@ -1,0 +1,71 @@
+"""vLLM's per-request objects in our terms: NewRequestData, SamplingParams, PoolingParams, multimodal features."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from foreword.batch.multimodal import MultiModalFeature
+from foreword.batch.pooling import PoolingParams
+from foreword.batch.requests import NewRequest
+from foreword.batch.sampling import SamplingParams
+
+_SAME = (
+    "n", "presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p", "min_p", "seed",
+    "max_tokens", "min_tokens", "ignore_eos", "logprobs", "prompt_logprobs", "detokenize", "skip_special_tokens",
+    "include_stop_str_in_output", "allowed_token_ids", "logit_bias", "bad_words_token_ids", "structured_outputs",
+)  # fmt: skip
+
+
+def new_request(data: Any) -> NewRequest:
+    """NewRequestData → NewRequest. prefill_token_ids, where it is longer than the prompt, brings the outputs."""
+    prompt, known = data.prompt_token_ids, getattr(data, "prefill_token_ids", None)
+    embeds = None if data.prompt_embeds is None else np.asarray(data.prompt_embeds)
+    prompt_len = len(prompt) if prompt is not None else 0 if embeds is None else len(embeds)
+    mask = getattr(data, "prompt_is_token_ids", None) if embeds is not None and prompt is not None else None
+    return NewRequest(
+        data.req_id,
+        prompt,
+        data.block_ids,
+        () if known is None else known[prompt_len:],
+        data.num_computed_tokens,
+        sampling_params(data.sampling_params),
+        0 if data.lora_request is None else int(data.lora_request.lora_int_id),
+        embeds,
+        prompt_is_token_id=None if mask is None else np.asarray(mask, np.bool_),
+        mm_features=[_feature(f) for f in data.mm_features or ()],
+        pooling_params=_pooling(data.pooling_params),
+    )
+
+
+def sampling_params(params: Any) -> SamplingParams | None:
+    """vLLM's SamplingParams (or ours, or any object with some of the names) → ours; absent names keep our defaults."""
+    if params is None or isinstance(params, SamplingParams):
+        return params
+    values = {name: value for name in _SAME if (value := getattr(params, name, None)) is not None}
+    values["max_tokens"] = getattr(params, "max_tokens", None)
+    values["top_k"] = max(getattr(params, "top_k", 0) or 0, 0)  # −1 was "all" before it was 0
+    values["stop"] = getattr(params, "stop", None) or ()
+    values["stop_token_ids"] = tuple(getattr(params, "stop_token_ids", None) or ())
+    return SamplingParams(**values)
+
+
+def _pooling(params: Any) -> PoolingParams | None:
+    if params is None or isinstance(params, PoolingParams):
+        return params
+    return PoolingParams(
+        task=getattr(params, "task", None) or "embed",
+        dimensions=getattr(params, "dimensions", None),
+        normalize=bool(getattr(params, "normalize", True)),
+    )
+
+
+def _feature(spec: Any) -> MultiModalFeature:
+    if isinstance(spec, MultiModalFeature):
+        return spec
+    place = spec.mm_position
+    mask = None if getattr(place, "is_embed", None) is None else np.asarray(place.is_embed, np.bool_)
+    return MultiModalFeature(
+        spec.identifier, int(place.offset), int(place.length), mask, getattr(spec, "modality", "image")
+    )

@@ -1,0 +1,170 @@
+"""Sampling parameters of the live requests: one array a parameter, by state row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import IntFlag
+
+import numpy as np
+import numpy.typing as npt
+
+from foreword.batch.sampling import SamplingParams
+
+I32 = npt.NDArray[np.int32]
+
+
+class Need(IntFlag):
+    """What sampling a row takes, so that a step can skip what none of its rows needs."""
+
+    GREEDY = 1  # temperature 0
+    RANDOM = 2
+    TOP_P = 4
+    TOP_K = 8
+    MIN_P = 16
+    PENALTIES = 32
+    LOGPROBS = 64
+    PROMPT_LOGPROBS = 128
+    MIN_TOKENS = 256
+    LOGIT_BIAS = 512
+    BAD_WORDS = 1024
+    ALLOWED_TOKENS = 2048
+    STRUCTURED_OUTPUT = 4096
+
+
+RARE = Need.MIN_TOKENS | Need.LOGIT_BIAS | Need.BAD_WORDS | Need.ALLOWED_TOKENS | Need.STRUCTURED_OUTPUT
+
+# column → (dtype, value of a row without sampling parameters). Greedy is the default of a row, not of a request.
+COLUMNS: dict[str, tuple[type[np.generic], float]] = {
+    "temperature": (np.float32, 0.0),
+    "top_p": (np.float32, 1.0),
+    "top_k": (np.int32, 0),
+    "min_p": (np.float32, 0.0),
+    "presence_penalty": (np.float32, 0.0),
+    "frequency_penalty": (np.float32, 0.0),
+    "repetition_penalty": (np.float32, 1.0),
+    "seed": (np.int64, 0),
+    "min_tokens": (np.int32, 0),
+    "num_logprobs": (np.int32, -1),
+    "num_prompt_logprobs": (np.int32, -1),
+}
+
+
+class SamplingColumns:
+    """One array a parameter, [R], by state row. ``num_logprobs`` is −1 where none are wanted and V where all are.
+
+    needs: int32 [R], the `Need` flags of each row. params: the request's own parameters object by row, for what no
+    column holds; a row filled from columns has none. stamp: int64 [R], renewed by every change of a row.
+    """
+
+    __slots__ = (*COLUMNS, "is_set", "needs", "params", "stamp", "version")
+
+    temperature: npt.NDArray[np.float32]
+    top_p: npt.NDArray[np.float32]
+    top_k: npt.NDArray[np.int32]
+    min_p: npt.NDArray[np.float32]
+    presence_penalty: npt.NDArray[np.float32]
+    frequency_penalty: npt.NDArray[np.float32]
+    repetition_penalty: npt.NDArray[np.float32]
+    seed: npt.NDArray[np.int64]
+    min_tokens: npt.NDArray[np.int32]
+    num_logprobs: npt.NDArray[np.int32]
+    num_prompt_logprobs: npt.NDArray[np.int32]
+
+    def __init__(self, max_num_reqs: int) -> None:
+        for name, (dtype, default) in COLUMNS.items():
+            setattr(self, name, np.full(max_num_reqs, default, dtype))
+        self.is_set = np.zeros(max_num_reqs, np.bool_)  # rows that may differ from the defaults
+        self.needs = np.full(max_num_reqs, Need.GREEDY, np.int32)
+        self.stamp = np.zeros(max_num_reqs, np.int64)
+        self.params: dict[int, SamplingParams] = {}
+        self.version = 0  # grows with every change: what was made from the columns can tell whether it is still true
+
+    def set(self, row: int, params: SamplingParams | None, vocab_size: int) -> None:
+        """Write a request's parameters to its row; None writes the defaults (greedy, nothing else)."""
+        if params is None:
+            self.reset(np.array([row]))
+            return
+        self.temperature[row] = params.temperature
+        self.top_p[row] = params.top_p
+        self.top_k[row] = params.top_k if params.top_k < vocab_size else 0
+        self.min_p[row] = params.min_p
+        self.presence_penalty[row] = params.presence_penalty
+        self.frequency_penalty[row] = params.frequency_penalty
+        self.repetition_penalty[row] = params.repetition_penalty
+        self.seed[row] = params.seed if params.seed is not None else 0
+        self.min_tokens[row] = params.min_tokens
+        self.num_logprobs[row] = _count(params.logprobs, vocab_size)
+        self.num_prompt_logprobs[row] = _count(params.prompt_logprobs, vocab_size)
+        self.params[row] = params
+        self._renew(np.array([row]))
+        self.needs[row] |= _rare_needs(params)
+
+    def set_columns(self, rows: I32, columns: Mapping[str, npt.NDArray[np.generic]]) -> None:
+        """column[rows] = values for each named column."""
+        for name, values in columns.items():
+            getattr(self, name)[rows] = values
+        self._renew(rows)
+
+    def reset(self, rows: npt.NDArray[np.integer]) -> None:
+        """The defaults (greedy, nothing else) in these rows."""
+        rows = rows[self.is_set[rows]]
+        if not len(rows):
+            return
+        self.version += 1
+        self.is_set[rows] = False
+        self.stamp[rows] = self.version
+        self.needs[rows] = Need.GREEDY
+        for name, (_, default) in COLUMNS.items():
+            getattr(self, name)[rows] = default
+        if self.params:
+            for row in rows.tolist():
+                self.params.pop(row, None)
+
+    def exchange(self, a: int, b: int) -> None:
+        """Swap what two rows have that is in no array."""
+        held = self.params
+        values = held.pop(a, None), held.pop(b, None)
+        for row, value in zip((b, a), values, strict=True):
+            if value is not None:
+                held[row] = value
+        self.version += 1
+
+    def arrays(self) -> list[npt.NDArray[np.generic]]:
+        return [self.is_set, self.needs, self.stamp, *(getattr(self, name) for name in COLUMNS)]
+
+    def _renew(self, rows: npt.NDArray[np.integer]) -> None:
+        """Note a change of rows, and what they need by their columns."""
+        self.version += 1
+        self.is_set[rows] = True
+        self.stamp[rows] = self.version
+        penalties = (
+            (self.presence_penalty[rows] != 0)
+            | (self.frequency_penalty[rows] != 0)
+            | (self.repetition_penalty[rows] != 1)
+        )
+        random = self.temperature[rows] > 0
+        self.needs[rows] = (
+            np.where(random, Need.RANDOM, Need.GREEDY)
+            | np.where(self.top_p[rows] < 1, Need.TOP_P, 0)
+            | np.where(self.top_k[rows] > 0, Need.TOP_K, 0)
+            | np.where(self.min_p[rows] > 0, Need.MIN_P, 0)
+            | np.where(penalties, Need.PENALTIES, 0)
+            | np.where(self.num_logprobs[rows] >= 0, Need.LOGPROBS, 0)
+            | np.where(self.num_prompt_logprobs[rows] >= 0, Need.PROMPT_LOGPROBS, 0)
+            | np.where(self.min_tokens[rows] > 0, Need.MIN_TOKENS, 0)
+        )
+
+
+def _rare_needs(params: SamplingParams) -> int:
+    return (
+        (Need.LOGIT_BIAS if params.logit_bias else 0)
+        | (Need.BAD_WORDS if params.bad_words_token_ids else 0)
+        | (Need.ALLOWED_TOKENS if params.allowed_token_ids is not None else 0)
+        | (Need.STRUCTURED_OUTPUT if params.structured_outputs is not None else 0)
+    )
+
+
+def _count(wanted: int | None, vocab_size: int) -> int:
+    if wanted is None:
+        return -1
+    return vocab_size if wanted == -1 else wanted

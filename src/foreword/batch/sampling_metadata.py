@@ -1,0 +1,181 @@
+"""What a sampler reads for one step, and flags that let it skip what no row needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from foreword.batch.sampling import SamplingParams
+from foreword.batch.sampling_columns import RARE, Need
+
+if TYPE_CHECKING:
+    from foreword.batch.states import RequestStates
+
+I32 = npt.NDArray[np.int32]
+I64 = npt.NDArray[np.int64]
+F32 = npt.NDArray[np.float32]
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SamplingMetadata:
+    """Parameters of B rows in batch order (requests, or logit rows). None where no row of the step needs the parameter.
+
+    rows: int32 [B] state rows. needs: the union of what they need. params: batch index → the request's parameters,
+    for the rows with a rare one. Copies: it stays true after the step.
+    """
+
+    rows: I32
+    needs: Need
+    vocab_size: int
+    temperature: F32 | None
+    seed: I64 | None
+    top_p: F32 | None
+    top_k: I32 | None
+    min_p: F32 | None
+    presence_penalty: F32 | None
+    frequency_penalty: F32 | None
+    repetition_penalty: F32 | None
+    min_tokens: I32 | None
+    num_logprobs: I32 | None
+    num_prompt_logprobs: I32 | None
+    params: dict[int, SamplingParams]
+
+    @property
+    def all_greedy(self) -> bool:
+        return not self.needs & Need.RANDOM
+
+    @property
+    def all_random(self) -> bool:
+        return not self.needs & Need.GREEDY
+
+    @property
+    def needs_penalties(self) -> bool:
+        return bool(self.needs & Need.PENALTIES)
+
+    @property
+    def has_structured_output(self) -> bool:
+        return bool(self.needs & Need.STRUCTURED_OUTPUT)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the arg max of the logits is all there is to do."""
+        return self.needs in (Need(0), Need.GREEDY)
+
+    @property
+    def max_num_logprobs(self) -> int:
+        """The most alternatives any row wants; −1 if none does."""
+        return -1 if self.num_logprobs is None else int(self.num_logprobs.max())
+
+    # -- rare tables, made when asked ----------------------------------------------------------------------------
+
+    def logit_bias(self) -> tuple[I64, I64, F32]:
+        """(batch indices, token ids, values), N each: logits[batch indices, token ids] += values."""
+        entries = [(b, t, v) for b, p in self.params.items() for t, v in (p.logit_bias or {}).items()]
+        b, t, v = zip(*entries, strict=True) if entries else ((), (), ())
+        return np.array(b, np.int64), np.array(t, np.int64), np.array(v, np.float32)
+
+    def allowed_token_ids_mask(self) -> Bools | None:
+        """bool [B, V], True where the row may choose the token; None if no row is limited."""
+        if not self.needs & Need.ALLOWED_TOKENS:
+            return None
+        mask = np.ones((len(self.rows), self.vocab_size), np.bool_)
+        for b, p in self.params.items():
+            if p.allowed_token_ids is not None:
+                mask[b] = False
+                mask[b, list(p.allowed_token_ids)] = True
+        return mask
+
+    def bad_words(self) -> dict[int, tuple[tuple[int, ...], ...]]:
+        """Batch index → token sequences never to complete."""
+        return {b: tuple(map(tuple, p.bad_words_token_ids)) for b, p in self.params.items() if p.bad_words_token_ids}
+
+    def end_token_ids(self) -> dict[int, tuple[int, ...]]:
+        """Batch index → stop tokens not to choose before min_tokens outputs; the engine adds the model's end tokens."""
+        return {b: tuple(p.stop_token_ids) for b, p in self.params.items() if p.min_tokens}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenCounts:
+    """What penalties look at, for the P rows that have one. batch_indices: int64 [P]. in_prompt: bool [P, V].
+    in_output: int32 [P, V], how often; outputs a resumed request brought are outputs.
+    """
+
+    batch_indices: I64
+    in_prompt: Bools
+    in_output: I32
+
+
+def build_metadata(states: RequestStates, rows: I32) -> SamplingMetadata:
+    """The metadata of these state rows, in this order. O(B), and one gather a parameter that somebody needs."""
+    c = states.sampling
+    row_needs = c.needs[rows]
+    needs = Need(int(np.bitwise_or.reduce(row_needs)) if len(rows) else 0)
+    rare = np.flatnonzero(row_needs & RARE).tolist() if needs & RARE else []
+    penalties = bool(needs & Need.PENALTIES)
+    is_random = bool(needs & Need.RANDOM)
+    return SamplingMetadata(
+        rows,
+        needs,
+        states.vocab_size,
+        c.temperature[rows] if is_random else None,
+        c.seed[rows] if is_random else None,
+        c.top_p[rows] if needs & Need.TOP_P else None,
+        c.top_k[rows] if needs & Need.TOP_K else None,
+        c.min_p[rows] if needs & Need.MIN_P else None,
+        c.presence_penalty[rows] if penalties else None,
+        c.frequency_penalty[rows] if penalties else None,
+        c.repetition_penalty[rows] if penalties else None,
+        c.min_tokens[rows] if needs & Need.MIN_TOKENS else None,
+        c.num_logprobs[rows] if needs & Need.LOGPROBS else None,
+        c.num_prompt_logprobs[rows] if needs & Need.PROMPT_LOGPROBS else None,
+        {b: c.params[row] for b, row in zip(rare, rows[rare].tolist(), strict=True) if row in c.params},
+    )
+
+
+def token_counts(states: RequestStates, metadata: SamplingMetadata) -> TokenCounts:
+    """Counted from the committed tokens now, O(P · (V + tokens))."""
+    index = np.flatnonzero(states.sampling.needs[metadata.rows] & Need.PENALTIES)
+    in_prompt = np.zeros((len(index), metadata.vocab_size), np.bool_)
+    in_output = np.zeros((len(index), metadata.vocab_size), np.int32)
+    for i, row in enumerate(metadata.rows[index].tolist()):
+        prompt, known = int(states.prompt_len[row]), int(states.num_tokens[row])
+        ids = states.token_ids[row, :prompt]
+        if states.is_token_id is not None:
+            ids = ids[states.is_token_id[row, :prompt]]
+        in_prompt[i, ids] = True
+        in_output[i] = np.bincount(states.token_ids[row, prompt:known], minlength=metadata.vocab_size)
+    return TokenCounts(index, in_prompt, in_output)
+
+
+class MetadataCache:
+    """The metadata of the last few batches: the same object as long as neither rows nor parameters changed."""
+
+    __slots__ = ("_entries", "_states")
+    SIZE = 2  # steps in flight alternate
+
+    def __init__(self, states: RequestStates) -> None:
+        self._states = states
+        self._entries: list[_Entry] = []
+
+    def get(self, rows: I32) -> SamplingMetadata:
+        """Metadata for these rows. Costs a comparison where it is known, `build_metadata` where it is not."""
+        key, columns = rows.tobytes(), self._states.sampling
+        for entry in self._entries:
+            if entry.key == key and (entry.version == columns.version or entry.stamps == columns.stamp[rows].tobytes()):
+                entry.version = columns.version
+                return entry.metadata
+        entry = _Entry(key, columns.version, columns.stamp[rows].tobytes(), build_metadata(self._states, rows.copy()))
+        self._entries = [entry, *self._entries[: self.SIZE - 1]]
+        return entry.metadata
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    key: bytes
+    version: int
+    stamps: bytes
+    metadata: SamplingMetadata
