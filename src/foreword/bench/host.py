@@ -1,0 +1,232 @@
+"""What a step costs on the host: ours, ours in NumPy, and the same tensors built request by request in Python."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from foreword.batch import InputBatch, InputBuffers, KVGroup, NewRequests, RequestStates, prepare_inputs
+from foreword.batch.inputs import Backend
+from foreword.bench.traffic import BLOCK_SIZE, MAX_MODEL_LEN, MAX_NUM_TOKENS, VOCAB_SIZE, WORKLOADS, Step, Workload
+
+Int32s = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class HostResult:
+    """Medians in µs. prepare: state changes and tensors of a step; commit: recording its samples."""
+
+    workload: str
+    engine: str
+    prepare_us: float
+    commit_us: float
+
+
+class Contender(Protocol):
+    """An engine's input layer. ``take`` is not timed: it brings a step into the form the engine likes."""
+
+    name: str
+
+    def take(self, step: Step) -> None: ...
+    def prepare(self) -> object: ...
+    def commit(self) -> None: ...
+    def tensors(self) -> dict[str, npt.NDArray[np.integer[Any]]]: ...
+
+
+class Ours:
+    """Foreword from array inputs: rows are handles that the engine holds."""
+
+    def __init__(self, workload: Workload, num_steps: int, backend: Backend) -> None:
+        self.name = f"foreword ({backend})"
+        self.states = RequestStates(
+            max_num_reqs=workload.max_num_reqs,
+            max_model_len=MAX_MODEL_LEN,
+            vocab_size=VOCAB_SIZE,
+            kv_groups=[KVGroup(block_size=BLOCK_SIZE)],
+            max_num_draft_tokens=workload.num_drafts,
+        )
+        self.buffers = InputBuffers.for_states(self.states, MAX_NUM_TOKENS)
+        self.backend = backend
+        self.rows = np.zeros(workload.decodes + num_steps * (workload.max_num_reqs + 1), np.int32)
+
+    def take(self, step: Step) -> None:
+        a = step.arrived
+        self.step = step
+        self.new = NewRequests(
+            req_ids=[str(n) for n in a.numbers],
+            token_ids=a.tokens,
+            num_tokens=a.num_tokens,
+            block_ids=[a.blocks],
+            num_blocks=[a.num_blocks],
+            num_computed_tokens=a.num_computed,
+        )
+        self.gone = self.rows[step.departed]
+        self.plan: tuple[Int32s, Int32s] | None = None
+        if not len(a.numbers):
+            self.plan = self.rows[step.scheduled], step.num_scheduled
+            self.appended = self.rows[step.appended]
+
+    def prepare(self) -> InputBatch:
+        step, states = self.step, self.states
+        if len(self.gone):
+            states.remove_rows(self.gone)
+        if self.plan is None:
+            self.rows[step.arrived.numbers] = states.add_requests(self.new)
+            self.plan = self.rows[step.scheduled], step.num_scheduled
+            self.appended = self.rows[step.appended]
+        if len(self.appended):
+            states.append_blocks_rows(self.appended, step.new_blocks)
+        self.batch = prepare_inputs(states, self.plan, self.buffers, draft_tokens=step.drafts, backend=self.backend)
+        return self.batch
+
+    def commit(self) -> None:
+        self.states.commit(self.batch, self.step.sampled)
+
+    def tensors(self) -> dict[str, npt.NDArray[np.integer[Any]]]:
+        b = self.batch
+        return {"input_ids": b.input_ids, "positions": b.positions, "slot_mapping": b.slot_mapping[0]}
+
+
+@dataclass(slots=True, eq=False)
+class _Sequence:
+    tokens: list[int]
+    computed: int
+    blocks: list[int]
+
+
+class PythonLists:
+    """The way small engines do it: a Python object a request, a loop over requests and tokens, arrays at the end."""
+
+    name = "python lists"
+
+    def __init__(self) -> None:
+        self.sequences: dict[int, _Sequence] = {}
+
+    def take(self, step: Step) -> None:
+        self.step = step
+        a = step.arrived
+        tokens, blocks, t, k = a.tokens.tolist(), a.blocks.tolist(), 0, 0
+        self.new: list[tuple[int, _Sequence]] = []
+        for number, n, held, computed in zip(
+            a.numbers.tolist(), a.num_tokens.tolist(), a.num_blocks.tolist(), a.num_computed.tolist(), strict=True
+        ):
+            self.new.append((number, _Sequence(tokens[t : t + n], computed, blocks[k : k + held])))
+            t, k = t + n, k + held
+        self.appended = list(zip(step.appended.tolist(), step.new_blocks.tolist(), strict=True))
+        self.scheduled = list(zip(step.scheduled.tolist(), step.num_scheduled.tolist(), strict=True))
+        self.drafts = None if step.drafts is None else step.drafts.tolist()
+        self.sampled = [[token for token in row if token >= 0] for row in step.sampled.tolist()]
+        self.gone = step.departed.tolist()
+
+    def prepare(self) -> object:
+        for number in self.gone:
+            del self.sequences[number]
+        for number, sequence in self.new:
+            self.sequences[number] = sequence
+        for number, block in self.appended:
+            self.sequences[number].blocks.append(block)
+        input_ids: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        query_start_loc = [0]
+        seq_lens: list[int] = []
+        logits: list[int] = []
+        for b, (number, n) in enumerate(self.scheduled):
+            s = self.sequences[number]
+            drafts = self.drafts[b] if self.drafts is not None else []
+            end = s.computed + n
+            input_ids += s.tokens[s.computed : end - len(drafts)] + drafts
+            positions += range(s.computed, end)
+            for p in range(s.computed, end):
+                slots.append(s.blocks[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE)
+            query_start_loc.append(query_start_loc[-1] + n)
+            seq_lens.append(end)
+            logits += range(query_start_loc[-1] - 1 - len(drafts), query_start_loc[-1])
+        width = max(len(self.sequences[number].blocks) for number, _ in self.scheduled)
+        table = [
+            self.sequences[number].blocks + [-1] * (width - len(self.sequences[number].blocks))
+            for number, _ in self.scheduled
+        ]
+        self.arrays: dict[str, npt.NDArray[np.integer[Any]]] = {
+            "input_ids": np.array(input_ids, np.int32),
+            "positions": np.array(positions, np.int64),
+            "slot_mapping": np.array(slots, np.int64),
+            "query_start_loc": np.array(query_start_loc, np.int32),
+            "seq_lens": np.array(seq_lens, np.int32),
+            "logits_indices": np.array(logits, np.int64),
+            "block_table": np.array(table, np.int32),
+        }
+        return self.arrays
+
+    def commit(self) -> None:
+        for b, (number, n) in enumerate(self.scheduled):
+            s = self.sequences[number]
+            k = len(self.drafts[b]) if self.drafts is not None else 0
+            sampled = self.sampled[b]
+            if s.computed + n - k < len(s.tokens):
+                s.computed += n
+                continue
+            s.computed += n - k + max(len(sampled) - 1, 0)
+            s.tokens += sampled
+
+    def tensors(self) -> dict[str, npt.NDArray[np.integer[Any]]]:
+        return {name: self.arrays[name] for name in ("input_ids", "positions", "slot_mapping")}
+
+
+def run(
+    *, num_steps: int = 300, chunk: int = 25, workloads: tuple[Workload, ...] = WORKLOADS
+) -> Iterator[list[HostResult]]:
+    """Measure each workload: all contenders get the same steps, in turns of ``chunk`` steps, and their tensors must
+    agree after each turn. The first turn is not counted.
+
+    Yields the results of one workload at a time, ours first.
+    """
+    for workload in workloads:
+        steps = list(workload.steps(num_steps))
+        ours = Ours(workload, num_steps, "native")
+        contenders: list[Contender] = [ours, Ours(workload, num_steps, "numpy"), PythonLists()]
+        times: list[tuple[list[int], list[int]]] = [([], []) for _ in contenders]
+        gc.collect()
+        gc.disable()
+        try:
+            for start in range(0, num_steps, chunk):
+                for contender, (prepare, commit) in zip(contenders, times, strict=True):
+                    for step in steps[start : start + chunk]:
+                        contender.take(step)
+                        _timed(contender.prepare, prepare)
+                        _timed(contender.commit, commit)
+                    _compare(ours, contender, workload.name, start)
+        finally:
+            gc.enable()
+        yield [
+            HostResult(workload.name, c.name, _median_us(p[chunk:]), _median_us(m[chunk:]))
+            for c, (p, m) in zip(contenders, times, strict=True)
+        ]
+
+
+def _timed(call: Callable[[], object], into: list[int]) -> None:
+    start = time.perf_counter_ns()
+    call()
+    into.append(time.perf_counter_ns() - start)
+
+
+def _compare(ours: Contender, other: Contender, workload: str, step: int) -> None:
+    theirs = other.tensors()
+    for name, tensor in ours.tensors().items():
+        if not np.array_equal(tensor, theirs[name]):
+            raise AssertionError(f"{workload}, step {step}: {other.name} differs in {name}")
+
+
+def _median_us(nanoseconds: list[int]) -> float:
+    return float(np.median(nanoseconds)) / 1e3
+
+
+def as_dicts(results: list[HostResult]) -> list[dict[str, object]]:
+    """For JSON lines."""
+    return [asdict(r) for r in results]

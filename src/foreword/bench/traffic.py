@@ -1,0 +1,167 @@
+"""The steps that the host benchmark prepares: made beforehand, the same for every engine measured.
+
+S1  decode of R requests at about 1,000 tokens of context
+S2  63 decodes and a chunk of a 4,000-token prompt, 2,048 tokens a step; every second step a new prompt starts
+S3  16 prompts of 512 tokens, all computed at once; every step 16 arrive and 16 leave
+S4  256 requests of which 13 finish and 13 with 512-token prompts arrive in every step
+S5  decode of R requests with 4 drafts each, of which 0 … 4 are accepted
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Int32s = npt.NDArray[np.int32]
+
+BLOCK_SIZE = 16
+MAX_MODEL_LEN = 4096
+VOCAB_SIZE = 32000
+MAX_NUM_TOKENS = 8192
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Arrivals:
+    """N requests as columns: numbers, flat tokens and blocks with their counts, tokens computed already."""
+
+    numbers: Int32s
+    tokens: Int32s
+    num_tokens: Int32s
+    blocks: Int32s
+    num_blocks: Int32s
+    num_computed: Int32s
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """What a scheduler says in one step, and what was sampled. Requests are numbers that are never used again.
+
+    appended, new_blocks: one block each. scheduled, num_scheduled: batch order. drafts: [B, D] or None.
+    sampled: [B, D + 1], padded with −1.
+    """
+
+    departed: Int32s
+    arrived: Arrivals
+    appended: Int32s
+    new_blocks: Int32s
+    scheduled: Int32s
+    num_scheduled: Int32s
+    drafts: Int32s | None
+    sampled: Int32s
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    number: int
+    known: int
+    computed: int
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """How to make steps. ``decodes`` requests with context; ``prompts`` of ``prompt_len`` in flight besides;
+    ``chunk`` tokens of one prompt a step at most; ``churn`` requests replaced in every step.
+    """
+
+    name: str
+    decodes: int
+    prompts: int = 0
+    prompt_len: int = 512
+    chunk: int = MAX_MODEL_LEN
+    churn: int = 0
+    num_drafts: int = 0
+
+    @property
+    def max_num_reqs(self) -> int:
+        return self.decodes + self.prompts + self.churn
+
+    def steps(self, count: int, seed: int = 0) -> Iterator[Step]:
+        """``count`` steps, the first of which admits the standing requests."""
+        rng = np.random.default_rng(seed)
+        next_number, next_block = 0, 1
+
+        def admit(known: int, computed: int) -> _Request:
+            nonlocal next_number, next_block
+            request = _Request(next_number, known, computed, -(-known // BLOCK_SIZE))
+            next_number += 1
+            next_block += request.blocks
+            return request
+
+        def columns(requests: list[_Request]) -> Arrivals:
+            n = np.array([r.known for r in requests], np.int32)
+            held = np.array([r.blocks for r in requests], np.int32)
+            first = next_block - int(held.sum())
+            return Arrivals(
+                np.array([r.number for r in requests], np.int32),
+                rng.integers(0, VOCAB_SIZE, int(n.sum()), dtype=np.int32),
+                n,
+                np.arange(first, next_block, dtype=np.int32),
+                held,
+                np.array([r.computed for r in requests], np.int32),
+            )
+
+        live: deque[_Request] = deque()
+        for t in range(count):
+            arrived: list[_Request] = []
+            departed: list[_Request] = []
+            if t == 0:
+                for _ in range(self.decodes):
+                    context = int(rng.integers(900, 1100))
+                    arrived.append(admit(context, context - 1))
+            else:
+                for r in [r for r in live if r.known > MAX_MODEL_LEN - 2 * (self.num_drafts + 2)]:
+                    departed.append(r)  # full: another one takes its place
+                    context = int(rng.integers(900, 1100))
+                    arrived.append(admit(context, context - 1))
+                for _ in range(self.churn):
+                    departed.append(next(r for r in live if r not in departed))
+                    arrived.append(admit(self.prompt_len, 0))
+                done = [r for r in live if r.known >= self.prompt_len and r.computed >= self.prompt_len]
+                if self.prompts and not self.churn:
+                    departed += [r for r in done if r.number >= self.decodes]
+            for r in departed:
+                live.remove(r)
+            prompts_here = sum(r.number >= self.decodes for r in live)
+            if not self.churn:
+                arrived += [admit(self.prompt_len, 0) for _ in range(self.prompts - prompts_here)]
+            live += arrived
+            admitted = columns(arrived)
+            counts = np.array([min(r.known - r.computed, self.chunk) for r in live], np.int32)
+            k = self.num_drafts
+            appended, new_blocks, sampled = [], [], np.full((len(live), k + 1), -1, np.int32)
+            for b, r in enumerate(live):
+                while r.blocks * BLOCK_SIZE < r.computed + counts[b] + k:
+                    appended.append(r.number)
+                    new_blocks.append(next_block)
+                    next_block += 1
+                    r.blocks += 1
+                accepted = int(rng.integers(0, k + 1)) if k else 0
+                if r.computed + counts[b] == r.known:
+                    sampled[b, : accepted + 1] = rng.integers(0, VOCAB_SIZE, accepted + 1)
+                    r.known += accepted + 1
+                r.computed += int(counts[b]) + accepted
+            yield Step(
+                np.array([r.number for r in departed], np.int32),
+                admitted,
+                np.array(appended, np.int32),
+                np.array(new_blocks, np.int32),
+                np.array([r.number for r in live], np.int32),
+                counts + np.int32(k),
+                rng.integers(0, VOCAB_SIZE, (len(live), k), dtype=np.int32) if k else None,
+                sampled,
+            )
+
+
+WORKLOADS = (
+    *(Workload(f"S1 decode {r}", r) for r in (1, 8, 64, 256, 1024)),
+    Workload("S2 63 decodes + chunk", 63, prompts=1, prompt_len=4000, chunk=2048),
+    Workload("S3 16 x 512 prefill", 0, prompts=16),
+    Workload("S4 256, 5 % churn", 256, churn=13),
+    Workload("S5 64, 4 drafts", 64, num_drafts=4),
+    Workload("S5 256, 4 drafts", 256, num_drafts=4),
+)

@@ -1,0 +1,51 @@
+"""`foreword run`: answer a prompt, and show the steps."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+
+def run(
+    prompt: Annotated[str, typer.Argument(help="What to say to the model.")],
+    model: Annotated[
+        str, typer.Option(help="A known name, a .gguf file, a directory of safetensors, or a hub id.")
+    ] = "smollm2",
+    max_tokens: Annotated[int, typer.Option(help="Tokens to generate at most.")] = 128,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Keep the most likely tokens of this probability.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Keep this many tokens; 0: all.")] = 0,
+    seed: Annotated[int | None, typer.Option(help="Equal seeds give equal answers.")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt as it is: no chat template.")] = False,
+    show_steps: Annotated[bool, typer.Option("--explain", help="Show the tables of the first steps.")] = False,
+    steps: Annotated[int, typer.Option(help="How many steps --explain shows.")] = 2,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Generate an answer with a real model on this machine's CPU."""
+    from foreword import LLM, SamplingParams
+
+    llm = LLM(model)
+    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed)
+    shown: list[str] = []
+    if show_steps:
+        llm.engine.on_step = lambda plan, batch: shown.append(str(batch.explain())) if len(shown) < steps else None
+    if raw or not llm.has_chat_template:
+        output = llm.generate(prompt, params, use_tqdm=False)[0]
+    else:
+        output = llm.chat([{"role": "user", "content": prompt}], params, use_tqdm=False)[0]
+    answer = output.outputs[0]
+    if as_json:
+        print(json.dumps({
+            "prompt": prompt,
+            "prompt_token_ids": list(output.prompt_token_ids),
+            "text": answer.text,
+            "token_ids": list(answer.token_ids),
+            "finish_reason": str(answer.finish_reason),
+            "steps": shown,
+        }))  # fmt: skip
+        return
+    print(answer.text.strip())
+    for text in shown:
+        print("\n" + text)

@@ -1,0 +1,57 @@
+"""Steps without a model: the real scheduler, cache and input layer on requests of given lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from foreword.batch import InputBatch, InputBuffers, KVGroup, RequestStates, SamplingParams, prepare_inputs
+from foreword.cache import KVCache
+from foreword.errors import ConfigError
+from foreword.scheduler import Request, Scheduler, SchedulerConfig
+
+
+def toy_steps(
+    prompt_lens: Sequence[int], *, budget: int, block_size: int, max_model_len: int, steps: int
+) -> Iterator[tuple[InputBatch, RequestStates]]:
+    """Prepare up to ``steps`` steps for requests "0", "1", … with these prompts, each valid until the next one.
+
+    Token p of request r has the id 1000 + 100 r + p, sampled ones too, so that every id tells where it comes from.
+    """
+    if not prompt_lens:
+        raise ConfigError("prompts: give at least one length, such as 3,2,8")
+    for r, length in enumerate(prompt_lens):
+        if not 1 <= length < max_model_len:
+            raise ConfigError(
+                f"prompt {r} has {length} tokens: must be in [1, {max_model_len - 1}] (max_model_len − 1)"
+            )
+    states = RequestStates(
+        max_num_reqs=len(prompt_lens),
+        max_model_len=max_model_len,
+        vocab_size=1000 + 100 * len(prompt_lens) + max_model_len,
+        kv_groups=[KVGroup(block_size=block_size)],
+    )
+    num_blocks = 1 + len(prompt_lens) * states.block_tables[0].width
+    cache = KVCache(states, num_blocks, prefix_caching=False)
+    scheduler = Scheduler(
+        states, cache, SchedulerConfig(max_num_seqs=len(prompt_lens), max_num_batched_tokens=budget, watermark=0.0)
+    )
+    buffers = InputBuffers.for_states(states, max_num_batched_tokens=budget)
+    for r, length in enumerate(prompt_lens):
+        prompt = np.arange(1000 + 100 * r, 1000 + 100 * r + length, dtype=np.int32)
+        scheduler.add(
+            Request(request_id=str(r), prompt=prompt, arrival=r, max_len=max_model_len, params=SamplingParams())
+        )
+    for _ in range(steps):
+        plan = scheduler.schedule()
+        if not len(plan.rows):
+            return
+        batch = prepare_inputs(states, (plan.rows, plan.num_scheduled), buffers)
+        yield batch, states
+        numbers = np.array([int(r) for r in batch.req_ids], np.int32)
+        states.commit(batch, 1000 + 100 * numbers + states.num_tokens[plan.rows])
+        scheduler.commit(plan)
+        full = plan.rows[states.num_tokens[plan.rows] >= max_model_len]
+        if len(full):
+            scheduler.finish(full)

@@ -1,0 +1,47 @@
+"""`foreword explain` prints the documents' worked example, from real steps."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from foreword.cli.app import app
+from foreword.errors import ConfigError
+
+EXAMPLES = json.loads((Path(__file__).parents[1] / "data" / "worked_examples.json").read_text())["cases"]
+
+
+def invoke(*args: str) -> str:
+    result = CliRunner().invoke(app, ["explain", *args], catch_exceptions=False)
+    assert result.exit_code == 0
+    return result.output
+
+
+def test_the_default_is_the_documents_worked_example():
+    steps = [json.loads(line) for line in invoke("--json").splitlines()]
+    assert len(steps) == 2
+    for step, case in zip(steps, EXAMPLES[:2], strict=True):
+        for name, expected in case["expected"].items():
+            got = step[name]
+            assert (got[0] if isinstance(got, list) and got and isinstance(got[0], list) else got) == expected, name
+        assert step["attention_state"] == case["attention_state"]
+        assert [[b for b in row if b] for row in step["block_table"][0]] == case["block_table"]
+
+
+def test_the_tables_show_every_derived_tensor():
+    text = invoke("--steps", "1")
+    for name in ("token_indices", "block_table_indices", "block_numbers", "block_offsets", "slot_mapping", "mask"):
+        assert name in text
+
+
+def test_a_token_is_told_in_a_sentence():
+    assert "prompt token 2 of request '2'" in invoke("--token", "7", "--steps", "1")
+
+
+@pytest.mark.parametrize("prompts", ["", "a,b", "0", "12"])
+def test_impossible_prompts_are_refused_with_the_fix(prompts):
+    with pytest.raises(ConfigError):
+        CliRunner().invoke(app, ["explain", "--prompts", prompts], catch_exceptions=False)
