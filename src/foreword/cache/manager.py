@@ -208,6 +208,8 @@ class KVCache:
             at = np.repeat(chosen, count), np.repeat(start, count) + within
             dead = table[at]
             table[at] = 0
+            ids = self.states.block_tables[g]
+            ids.content_id[chosen] = ids.ids.take(len(chosen)) + np.arange(len(chosen))
             live[chosen] = needed[dying]
             self.pool.free(dead)
 

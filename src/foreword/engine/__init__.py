@@ -1,0 +1,17 @@
+"""The loop that turns requests into outputs, and the offline interface on top of it."""
+
+from foreword.engine.config import EngineConfig
+from foreword.engine.engine import Engine
+from foreword.engine.executor import Executor
+from foreword.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from foreword.engine.text import TextStream
+
+__all__ = [
+    "CompletionOutput",
+    "Engine",
+    "EngineConfig",
+    "Executor",
+    "RequestMetrics",
+    "RequestOutput",
+    "TextStream",
+]

@@ -1,0 +1,88 @@
+"""From a loaded model to an engine: the sizes of the pool, and the executor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from foreword.batch import KVGroup
+from foreword.cache import cache_group
+from foreword.engine.config import EngineConfig
+from foreword.engine.engine import Engine
+from foreword.engine.executor import Executor
+from foreword.errors import ConfigError
+from foreword.models.loader import LoadedModel
+from foreword.models.spec import DecoderSpec
+
+ExecutorKind = Literal["auto", "native", "numpy"]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSize:
+    """What the pool of a model comes to. block_bytes: keys and values of one block in all its storage slots."""
+
+    max_model_len: int
+    kv_groups: tuple[KVGroup, ...]
+    block_bytes: int
+    num_blocks: int
+
+
+def pool_size(spec: DecoderSpec, config: EngineConfig, *, bytes_per_value: int = 4) -> PoolSize:
+    """Blocks for max_num_seqs requests of max_model_len, within kv_cache_bytes; ConfigError if not one request fits.
+
+    block_bytes = 2 · storage slots · block_size · num_kv_heads · head_dim · bytes_per_value
+    """
+    length = config.max_model_len or spec.max_model_len
+    if length > spec.max_model_len:
+        raise ConfigError(
+            f"max_model_len={length}: the model was made for {spec.max_model_len} tokens; use at most that"
+        )
+    groups = tuple(KVGroup(config.block_size, sliding_window=g.sliding_window) for g in spec.kv_groups())
+    slots = max(len(g.layers) for g in spec.kv_groups())
+    block_bytes = 2 * slots * config.block_size * spec.num_kv_heads * spec.head_dim * bytes_per_value
+    chunk = min(length, config.max_num_batched_tokens)
+    one = sum(cache_group(g).most_blocks(length, chunk) for g in groups)
+    if config.num_blocks is not None:
+        return PoolSize(length, groups, block_bytes, config.num_blocks)
+    num_blocks = min(1 + one * config.max_num_seqs, config.kv_cache_bytes // block_bytes)
+    if num_blocks < 1 + one:
+        raise ConfigError(
+            f"kv_cache_bytes={config.kv_cache_bytes}: one request of max_model_len={length} tokens needs "
+            f"{(1 + one) * block_bytes}; give that many, or lower max_model_len"
+        )
+    return PoolSize(length, groups, block_bytes, num_blocks)
+
+
+def build_executor(model: LoadedModel, size: PoolSize, kind: ExecutorKind = "auto", **options: Any) -> Executor:
+    """The native executor where it is built, else the NumPy one. ConfigError for "native" without it."""
+    if kind not in ("auto", "native", "numpy"):
+        raise ConfigError(f"executor={kind!r}: must be 'auto', 'native' or 'numpy'")
+    sizes = {"num_blocks": size.num_blocks, "block_size": size.kv_groups[0].block_size}
+    if kind != "numpy":
+        from foreword.models.executors import native
+
+        if native.available():
+            return native.NativeExecutor(model.spec, model.weights, **sizes, **options)
+        if kind == "native":
+            raise ConfigError("executor='native': the native module is not built; install with a C++20 compiler there")
+    from foreword.models.executors.numpy import NumpyExecutor
+
+    return NumpyExecutor(model.spec, model.weights, **sizes)
+
+
+def build_engine(
+    model: LoadedModel, config: EngineConfig | None = None, *, executor: ExecutorKind = "auto", **options: Any
+) -> Engine:
+    """An engine that serves a loaded model. options go to the native executor (num_threads, weight_format, …)."""
+    config = config or EngineConfig()
+    size = pool_size(model.spec, config)
+    return Engine(
+        build_executor(model, size, executor, **options),
+        vocab_size=model.spec.vocab_size,
+        max_model_len=size.max_model_len,
+        kv_groups=size.kv_groups,
+        num_blocks=size.num_blocks,
+        config=config,
+        tokenizer=model.tokenizer,
+        eos_token_ids=model.eos_token_ids,
+    )

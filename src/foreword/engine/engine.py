@@ -1,0 +1,367 @@
+"""The loop: requests in, steps, outputs out.
+
+    add_request ─▶ Scheduler.schedule ─▶ prepare_inputs ─▶ Executor.execute ─▶ Sampler.sample ─▶ commit ─▶ outputs
+
+A step touches in Python only the requests that come, go, stream, or stop; for the others it is array operations.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from foreword.batch import InputBatch, InputBuffers, KVGroup, RequestStates, prepare_inputs
+from foreword.batch.sampling import SamplingParams
+from foreword.cache import KVCache, prefix_keys
+from foreword.engine.completion import Completion, Job
+from foreword.engine.config import EngineConfig
+from foreword.engine.executor import Executor
+from foreword.engine.outputs import FinishReason, RequestOutput
+from foreword.engine.text import Detokenizer, TextStream
+from foreword.engine.validation import checked_params, checked_prompt
+from foreword.errors import RequestError
+from foreword.sampling import Sampled, Sampler, TokenLogprobs, derived_seed
+from foreword.scheduler import Reason, Request, Scheduler, StepPlan
+from foreword.scheduler.ledger import reason
+
+Prompt = str | Sequence[int]
+
+
+class Tokenizer(Protocol):
+    """What the engine needs of a tokenizer."""
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
+
+    def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer: ...
+
+
+class Engine:
+    """Serves requests on one executor. Not thread-safe: one thread adds, steps and aborts.
+
+    states, cache, scheduler and sampler are its parts, for those who want to look.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        *,
+        vocab_size: int,
+        max_model_len: int,
+        kv_groups: Sequence[KVGroup],
+        num_blocks: int,
+        config: EngineConfig | None = None,
+        tokenizer: Tokenizer | None = None,
+        eos_token_ids: Sequence[int] = (),
+        clock: Callable[[], float] = time.perf_counter,
+        on_step: Callable[[StepPlan, InputBatch], None] | None = None,
+    ) -> None:
+        """num_blocks: the executor's pool. on_step: called with every step before it runs, for those who watch."""
+        self.config = config = config or EngineConfig()
+        self.executor = executor
+        self.tokenizer = tokenizer
+        self.eos_token_ids = frozenset(eos_token_ids)
+        self.clock = clock
+        self.states = RequestStates(
+            max_num_reqs=config.max_num_seqs,
+            max_model_len=max_model_len,
+            vocab_size=vocab_size,
+            kv_groups=list(kv_groups),
+        )
+        self.cache = KVCache(
+            self.states,
+            num_blocks,
+            prefix_caching=config.prefix_caching,
+            partial_reuse=config.partial_reuse,
+        )
+        self.scheduler = Scheduler(self.states, self.cache, config.scheduler_config())
+        self.buffers = InputBuffers.for_states(self.states, config.max_num_batched_tokens)
+        self.sampler = Sampler(self.states)
+        self._on_step = on_step
+        self._jobs: dict[str, Job] = {}
+        self._completions: dict[str, Completion] = {}  # by the scheduler's request id
+        self._arrivals = 0
+        self._seed = config.seed if config.seed is not None else int.from_bytes(os.urandom(7), "little")
+        rows = config.max_num_seqs
+        self._limit = np.zeros(rows, np.int32)  # known tokens at which the row's request ends
+        self._wants_reading = np.zeros(rows, np.bool_)  # looks at every token: streams, stop strings, log-probabilities
+        self._is_end = np.zeros(vocab_size, np.bool_)  # token ids that may end some request
+
+    # -- requests ------------------------------------------------------------------------------------------------
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do something."""
+        return bool(self._jobs)
+
+    @property
+    def num_unfinished(self) -> int:
+        return len(self._jobs)
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        lora_id: int = 0,
+        cache_salt: str | None = None,
+        stream: bool = False,
+    ) -> None:
+        """Let a request in. RequestError if it cannot be served as given; then nothing has changed.
+
+        stream: report it in every step that brings new tokens, not only at its end.
+        cache_salt: its prefix is shared with equal salts only.
+        """
+        job = self.check(request_id, prompt, params, stream=stream)
+        self.add(job, priority=priority, lora_id=lora_id, cache_salt=cache_salt)
+
+    def check(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        stream: bool = False,
+        prompt_text: str | None = None,
+    ) -> Job:
+        """What `add_request` would let in, without letting it in. RequestError as there.
+
+        prompt_text: what token ids were made from, for the output.
+        """
+        params = params or SamplingParams()
+        if request_id in self._jobs:
+            raise RequestError(request_id, "request_id", request_id, "is here already", "Use another id.")
+        if "\0" in request_id:
+            raise RequestError(request_id, "request_id", request_id, "holds a null character", "Use another id.")
+        if isinstance(prompt, str):
+            prompt_text, prompt = prompt, self._encode(request_id, prompt)
+        vocab_size = self.states.vocab_size
+        tokens = checked_prompt(request_id, prompt, vocab_size=vocab_size, max_model_len=self.states.max_model_len)
+        if (params.stop_strings or params.bad_words) and self.tokenizer is None:
+            raise RequestError(request_id, "stop", params.stop, "needs a tokenizer", "Use stop_token_ids.")
+        words = self._bad_words(params)
+        params = checked_params(request_id, params, vocab_size=vocab_size, bad_words=words)
+        if params.prompt_logprobs is not None:
+            raise RequestError(
+                request_id, "prompt_logprobs", params.prompt_logprobs, "is not offered by this engine", "Leave it out."
+            )
+        return Job(request_id, prompt_text, tokens.tolist(), params, stream, self.clock())
+
+    def abort(self, request_id: str) -> RequestOutput | None:
+        """End a request at once, with what it has. None for an unknown id (so aborting twice is harmless)."""
+        job = self._jobs.pop(request_id, None)
+        if job is None:
+            return None
+        job.followers = []
+        for completion in job.completions:
+            if completion.finish_reason is None:
+                row = completion.request.row
+                self.scheduler.remove(completion.request.request_id)
+                if row >= 0:
+                    self._forget_row(row)
+                self._finish(completion, completion.request.output.tolist(), "abort", None)
+        return job.final()
+
+    def why(self, request_id: str) -> Reason:
+        """The one reason a request waits, or that it runs."""
+        job = self._jobs.get(request_id)
+        if job is None:
+            return reason("unknown")
+        first = next(c for c in job.completions if c.finish_reason is None)
+        if first in job.followers:
+            return reason("prompt_of", request=request_id)
+        return self.scheduler.why(first.request.request_id)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes. False, and nothing changes, while requests hold blocks."""
+        return self.cache.reset()
+
+    # -- the step ------------------------------------------------------------------------------------------------
+
+    def step(self) -> list[RequestOutput]:
+        """Run one step. Returns the requests that ended, and the streaming ones that have new tokens."""
+        plan = self.scheduler.schedule()
+        self._welcome(plan)
+        if not len(plan.rows):
+            return []
+        batch = prepare_inputs(
+            self.states, (plan.rows, plan.num_scheduled), self.buffers, draft_tokens=plan.draft_tokens
+        )
+        if self._on_step is not None:
+            self._on_step(plan, batch)
+        if len(plan.block_copies[0]):
+            self.executor.copy_blocks(*plan.block_copies)
+        sampled = self.sampler.sample(batch, self.executor.execute(batch))
+        return self._commit(plan, batch, sampled)
+
+    def _commit(self, plan: StepPlan, batch: InputBatch, sampled: Sampled) -> list[RequestOutput]:
+        rows, states = plan.rows, self.states
+        known = states.num_tokens[rows]
+        states.commit(batch, sampled.token_ids)
+        self.scheduler.commit(plan)
+        grown = states.num_tokens[rows] > known
+        tokens = sampled.token_ids
+        ends = self._is_end[tokens] & (tokens >= 0)
+        look = (ends.any(1) if ends.ndim == 2 else ends) | self._wants_reading[rows]
+        look |= states.num_tokens[rows] >= self._limit[rows]
+        at = np.flatnonzero(look & grown)
+        return self._read(rows, at, sampled) if at.size else []
+
+    def _read(self, rows: npt.NDArray[np.int32], at: npt.NDArray[np.int64], sampled: Sampled) -> list[RequestOutput]:
+        """Look at the new tokens of some requests: stops, text, log-probabilities. Free those that end."""
+        now = self.clock()
+        done: list[int] = []
+        reported: dict[str, Job] = {}
+        for b in at.tolist():
+            row = int(rows[b])
+            completion = self._completions[self.scheduler.request_in(row).request_id]
+            job = completion.job
+            if job.first_token_time is None:
+                job.first_token_time = now
+            stop = self._advance(completion, row, sampled.logprobs.get(b, []))
+            self._release_followers(job)
+            if stop is not None:
+                done.append(row)
+                self._finish(completion, *stop)
+                self._forget_row(row)
+            else:
+                self._wants_reading[row] = completion.reads_every_token
+            if job.stream or not job.num_unfinished:
+                reported[job.request_id] = job
+        if done:
+            self.scheduler.finish(np.array(done, np.int32))
+        return [self._report(job) for job in reported.values()]
+
+    def _advance(
+        self, completion: Completion, row: int, logprobs: list[TokenLogprobs]
+    ) -> tuple[list[int], FinishReason, int | str | None] | None:
+        """Read the row's new tokens one by one. The final tokens, the reason and what stopped it, or None."""
+        start, known = int(self.states.prompt_len[row]), int(self.states.num_tokens[row])
+        output = self.states.token_ids[row, start:known]
+        params, text = completion.params, completion.text
+        reads = completion.reads_every_token
+        new = completion.num_read if reads else max(0, len(output) - 1 - self.states.max_num_draft_tokens)
+        for i, token in enumerate(output[new:].tolist(), new):
+            if reads:
+                completion.logprobs += logprobs[i - new : i - new + 1]
+            if token in completion.end_ids:
+                is_eos = token in self.eos_token_ids and not params.ignore_eos
+                return output[: i + 1].tolist(), "stop", None if is_eos else token
+            if reads:
+                completion.num_read = i + 1
+                if text is not None and text.push([token], may_stop=i + 1 >= params.min_tokens):
+                    return output[: i + 1].tolist(), "stop", text.stop
+        return (output.tolist(), "length", None) if known >= self._limit[row] else None
+
+    # -- the life of a completion -----------------------------------------------------------------------------------
+
+    def add(self, job: Job, *, priority: int = 0, lora_id: int = 0, cache_salt: str | None = None) -> None:
+        """Let a checked request in."""
+        params, prompt = job.params, np.array(job.prompt_token_ids, np.int32)
+        limit = self.states.max_model_len
+        if params.max_tokens is not None:
+            limit = min(limit, len(prompt) + params.max_tokens)
+        end_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.eos_token_ids)
+        self._is_end[list(end_ids)] = True
+        count = params.best_of or params.n
+        seed = params.seed if params.seed is not None else derived_seed(self._seed, self._arrivals + 1)
+        keys = prefix_keys(self.cache.tree.block_size, lora_id=lora_id, salt=cache_salt)
+        wanted = 0 if params.logprobs is None and count > params.n else params.logprobs
+        for index in range(count):
+            request = Request(
+                request_id=job.request_id if count == 1 else f"{job.request_id}\0{index}",
+                prompt=prompt,
+                arrival=self._arrivals,
+                max_len=limit,
+                params=replace(params, seed=derived_seed(seed, index), logprobs=wanted, n=1, best_of=None),
+                priority=priority,
+                lora_id=lora_id,
+                keys=keys,
+            )
+            self._arrivals += 1
+            completion = Completion(job, index, request, end_ids, self._text_stream(params))
+            self._completions[request.request_id] = completion
+            job.completions.append(completion)
+        job.num_unfinished = count
+        self._jobs[job.request_id] = job
+        self.scheduler.add(job.completions[0].request)
+        if self.config.prefix_caching:
+            job.followers = job.completions[1:]
+        else:
+            for completion in job.completions[1:]:
+                self.scheduler.add(completion.request)
+
+    def _welcome(self, plan: StepPlan) -> None:
+        """Take note of the rows that the plan's admissions got."""
+        for request in plan.admitted:
+            completion = self._completions[request.request_id]
+            job, row = completion.job, request.row
+            self._limit[row] = request.max_len
+            # The first token of a job is looked at for its time, and because its followers wait for it.
+            self._wants_reading[row] = completion.reads_every_token or job.first_token_time is None
+            self.sampler.set_request(row, request.params, np.array(sorted(completion.end_ids), np.int64))
+            if job.first_scheduled_time is None:
+                job.first_scheduled_time = self.clock()
+
+    def _finish(
+        self, completion: Completion, token_ids: list[int], why: FinishReason, stop_reason: int | str | None
+    ) -> None:
+        job = completion.job
+        completion.finish(token_ids, why, stop_reason)
+        del self._completions[completion.request.request_id]
+        if not job.num_unfinished:
+            job.finished_time = self.clock()
+            self._jobs.pop(job.request_id, None)
+
+    def _release_followers(self, job: Job) -> None:
+        """The prompt is in the cache now: the other completions start from it."""
+        followers, job.followers = job.followers, []
+        for completion in followers:
+            self.scheduler.add(completion.request)
+
+    def _forget_row(self, row: int) -> None:
+        self._wants_reading[row] = False
+        self.sampler.clear_request(row)
+
+    def _report(self, job: Job) -> RequestOutput:
+        if not job.num_unfinished:
+            return job.final()
+        return job.result([c.output(self._tokens_so_far(c)) for c in job.completions])
+
+    def _tokens_so_far(self, completion: Completion) -> list[int]:
+        request = completion.request
+        if completion.finish_reason is not None:
+            return completion.token_ids
+        row, tokens = request.row, request.output
+        if row >= 0:
+            tokens = self.states.token_ids[row, len(request.prompt) : int(self.states.num_tokens[row])]
+        so_far: list[int] = tokens.tolist()
+        return so_far
+
+    # -- text ----------------------------------------------------------------------------------------------------
+
+    def _encode(self, request_id: str, text: str) -> list[int]:
+        if self.tokenizer is None:
+            raise RequestError(request_id, "prompt", text, "needs a tokenizer", "Pass token ids.")
+        return self.tokenizer.encode(text)
+
+    def _bad_words(self, params: SamplingParams) -> list[list[int]]:
+        """The tokens of each bad word, at the beginning of a text and inside it."""
+        if self.tokenizer is None:
+            return []
+        spellings = [spelling for word in params.bad_words for spelling in (word, " " + word.lstrip())]
+        ids = (self.tokenizer.encode(spelling, add_special_tokens=False) for spelling in spellings)
+        return [word for word in ids if word]
+
+    def _text_stream(self, params: SamplingParams) -> TextStream | None:
+        if self.tokenizer is None or not params.detokenize:
+            return None
+        detokenizer = self.tokenizer.detokenizer(params.skip_special_tokens)
+        return TextStream(detokenizer, params.stop_strings, include_stop=params.include_stop_str_in_output)

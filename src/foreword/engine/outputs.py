@@ -1,0 +1,63 @@
+"""What the engine gives back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from foreword.sampling import TokenLogprobs
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """One completion of a prompt.
+
+    text: without the stop string or stop token that ended it (unless asked for). token_ids: every sampled token, the
+    one that ended it included. finish_reason: "stop" (the model's end token, a stop token or a stop string), "length",
+    "abort", or None while it goes on. stop_reason: the stop string or stop token id; None for the model's end token.
+    logprobs: one mapping a token, if asked for.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    cumulative_logprob: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestMetrics:
+    """Times in seconds on the engine's clock, None for what has not happened.
+
+    num_cached_tokens: prompt tokens that the cache had; cache_report says up to where and why not further.
+    num_preemptions: how often its blocks went to others.
+    """
+
+    arrival_time: float
+    first_scheduled_time: float | None = None
+    first_token_time: float | None = None
+    finished_time: float | None = None
+    num_cached_tokens: int = 0
+    cache_report: str = ""
+    num_preemptions: int = 0
+
+    @property
+    def time_to_first_token(self) -> float | None:
+        return None if self.first_token_time is None else self.first_token_time - self.arrival_time
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """The state of a request: final when ``finished``, else what there is so far. token_ids and text are complete."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool = True
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    metrics: RequestMetrics = field(default_factory=lambda: RequestMetrics(0.0))

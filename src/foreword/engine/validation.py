@@ -1,0 +1,59 @@
+"""What a request must be before it is let in. Nothing that passes here can make a step fail."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from foreword.batch.sampling import SamplingParams
+from foreword.errors import RequestError
+
+Tokens = npt.NDArray[np.int32]
+
+
+def checked_prompt(request_id: str, token_ids: Sequence[int], *, vocab_size: int, max_model_len: int) -> Tokens:
+    """The prompt as int32; RequestError if it is empty, too long, or holds something that is no token id."""
+    try:
+        ids = np.asarray(token_ids)
+    except (ValueError, OverflowError):
+        ids = np.empty((0, 0), object)
+    if ids.size == 0 and ids.ndim <= 1:
+        raise RequestError(request_id, "prompt_token_ids", [], "is empty", "Give at least one token.")
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        raise RequestError(
+            request_id, "prompt_token_ids", token_ids, "must be a flat list of integers", "Pass token ids, or a string."
+        )
+    bad = (ids < 0) | (ids >= vocab_size)
+    if bad.any():
+        at = int(bad.argmax())
+        raise RequestError(
+            request_id,
+            f"prompt_token_ids[{at}]",
+            int(ids[at]),
+            f"is no token id, the vocabulary has {vocab_size}",
+            "Use the tokenizer of this model.",
+        )
+    if len(ids) >= max_model_len:
+        raise RequestError(
+            request_id,
+            "prompt_token_ids",
+            f"{len(ids)} tokens",
+            f"leaves no room for an output: max_model_len is {max_model_len}",
+            f"Shorten the prompt to {max_model_len - 1} tokens, or raise max_model_len if the model allows it.",
+        )
+    return ids.astype(np.int32)
+
+
+def checked_params(
+    request_id: str, params: SamplingParams, *, vocab_size: int, bad_words: Sequence[Sequence[int]] = ()
+) -> SamplingParams:
+    """The parameters with ``bad_words`` as tokens; RequestError for a value out of range."""
+    if not isinstance(params, SamplingParams):
+        raise RequestError(request_id, "params", params, "is no SamplingParams", "Pass foreword.SamplingParams(...).")
+    params.check(request_id, vocab_size)
+    if not bad_words:
+        return params
+    return replace(params, bad_words_token_ids=(*params.bad_words_token_ids, *bad_words))

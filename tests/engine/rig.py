@@ -1,0 +1,42 @@
+"""An engine on the oracle model."""
+
+from __future__ import annotations
+
+from oracle import LetterTokenizer, OracleExecutor
+
+from foreword.batch import KVGroup
+from foreword.engine import Engine, EngineConfig, RequestOutput
+
+V = 30
+
+
+def make_engine(
+    *, blocks: int = 65, M: int = 64, groups=None, executor=OracleExecutor, eos=(), tokenizer=None, **config
+) -> Engine:
+    settings = {"max_num_seqs": 8, "max_num_batched_tokens": 32, "block_size": 4, "watermark": 0.0} | config
+    groups = groups or [KVGroup(settings["block_size"])]
+    return Engine(
+        executor(V, groups, blocks),
+        vocab_size=V,
+        max_model_len=M,
+        kv_groups=groups,
+        num_blocks=blocks,
+        config=EngineConfig(**settings),
+        tokenizer=tokenizer or LetterTokenizer(),
+        eos_token_ids=eos,
+    )
+
+
+def run(engine: Engine, max_steps: int = 5000) -> dict[str, RequestOutput]:
+    """Step until nothing is left. The final output of each request."""
+    outputs: dict[str, RequestOutput] = {}
+    for _ in range(max_steps):
+        if not engine.has_work:
+            break
+        for output in engine.step():
+            if output.finished:
+                assert output.request_id not in outputs
+                outputs[output.request_id] = output
+    assert not engine.has_work
+    assert engine.cache.pool.num_used == 0
+    return outputs

@@ -1,0 +1,142 @@
+"""Alone or in a crowd, chunked or not, cached or not, preempted or not: equal tokens and log-probabilities."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rig import make_engine, run
+
+from foreword.batch import KVGroup, SamplingParams
+
+GROUPS = {
+    "full": [KVGroup(4)],
+    "window": [KVGroup(4, sliding_window=7)],
+    "hybrid": [KVGroup(4), KVGroup(4, sliding_window=6), KVGroup(4, sliding_window=6)],
+}
+M = 48
+
+
+def some_params(random: Random) -> SamplingParams:
+    return SamplingParams(
+        temperature=random.choice([0.0, 0.7, 1.3]),
+        top_p=random.choice([1.0, 0.8]),
+        top_k=random.choice([0, 5]),
+        seed=random.randrange(1000),
+        max_tokens=random.randint(1, 14),
+        logprobs=random.choice([None, 1]),
+        repetition_penalty=random.choice([1.0, 1.3]),
+        frequency_penalty=random.choice([0.0, 0.4]),
+        stop=random.choice([(), "ab", ("q", "xyz")]),
+        min_tokens=random.choice([0, 1]),
+        n=random.choice([1, 1, 1, 3]),
+    )
+
+
+def some_prompts(random: Random, count: int) -> list[list[int]]:
+    """Prompts that share beginnings, also inside a block."""
+    stem = [random.randint(1, 29) for _ in range(30)]
+    return [
+        stem[: random.randint(0, 28)] + [random.randint(1, 29) for _ in range(random.randint(1, 4))]
+        for _ in range(count)
+    ]
+
+
+def outcome(output) -> list[tuple]:
+    return [(c.token_ids, c.text, c.finish_reason, c.stop_reason, c.logprobs) for c in output.outputs]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from(sorted(GROUPS)))
+def test_company_changes_nothing(seed: int, kind: str):
+    random = Random(seed)
+    groups = GROUPS[kind]
+    work = [(p, some_params(random)) for p in some_prompts(random, random.randint(1, 8))]
+    alone = []
+    for prompt, params in work:
+        engine = make_engine(groups=groups, M=M, blocks=60, prefix_caching=False, max_num_batched_tokens=64)
+        engine.add_request("x", prompt, params)
+        alone.append(outcome(run(engine)["x"]))
+    engine = make_engine(
+        groups=groups,
+        M=M,
+        blocks=len(groups) * 13 + random.randint(1, 20),
+        eos=(),
+        max_num_seqs=random.randint(1, 6),
+        max_num_batched_tokens=random.randint(1, 40),
+        policy=random.choice(["fcfs", "shortest-first", "priority"]),
+        long_prefill_threshold=random.choice([0, 3]),
+        reserve_full_prompt=random.random() < 0.5,
+        prefix_caching=random.random() < 0.8,
+    )
+    outputs: dict[str, object] = {}
+    pending = list(enumerate(work))
+    while pending or engine.has_work:
+        while pending and random.random() < 0.5:
+            i, (prompt, params) = pending.pop(0)
+            engine.add_request(str(i), prompt, params, stream=random.random() < 0.3, priority=random.randint(0, 2))
+            if random.random() < 0.2:
+                engine.add_request(f"noise {i}", prompt, params)
+        if random.random() < 0.2:
+            engine.abort(f"noise {random.randrange(len(work))}")
+        outputs |= {out.request_id: out for out in engine.step()}
+    for i, wanted in enumerate(alone):
+        assert outcome(outputs[str(i)]) == wanted
+    assert engine.cache.pool.num_used == 0
+
+
+@pytest.mark.parametrize("kind", sorted(GROUPS))
+def test_a_hundredfold_oversubscription_ends_every_request_and_leaks_nothing(kind: str):
+    groups = GROUPS[kind]
+    engine = make_engine(
+        groups=groups, M=M, blocks=len(groups) * 13 + 1, max_num_seqs=8, reserve_full_prompt=False, watermark=0.0
+    )
+    free = engine.cache.pool.num_free
+    random = Random(7)
+    prompts = some_prompts(random, 120)  # 120 requests of up to 46 tokens on a pool for one or two
+    for i, prompt in enumerate(prompts):
+        engine.add_request(str(i), prompt, SamplingParams(temperature=0.0, max_tokens=14))
+    outputs = run(engine)
+    assert len(outputs) == 120
+    assert all(out.outputs[0].finish_reason == "length" for out in outputs.values())
+    assert engine.cache.pool.num_free == free
+    assert any(out.metrics.num_preemptions for out in outputs.values())
+
+
+def test_thousands_of_aborts_at_any_moment_leak_nothing():
+    engine = make_engine(blocks=40, max_num_seqs=6, M=M)
+    free = engine.cache.pool.num_free
+    random = Random(3)
+    prompts = some_prompts(random, 2000)
+    ended = 0
+    live: list[str] = []
+    for i, prompt in enumerate(prompts):
+        engine.add_request(str(i), prompt, SamplingParams(seed=i, max_tokens=8, n=random.choice([1, 2])))
+        live.append(str(i))
+        if random.random() < 0.7:
+            victim = live.pop(random.randrange(len(live)))
+            out = engine.abort(victim)
+            ended += out is not None
+        if i % 5 == 0:
+            ended += len(done := engine.step())
+            live = [name for name in live if name not in {d.request_id for d in done}]
+    for name in live:
+        ended += engine.abort(name) is not None
+    assert ended == 2000
+    assert not engine.has_work
+    assert engine.cache.pool.num_free == free
+    assert engine.cache.reset()
+    assert len(engine.cache.tree) == 0
+
+
+def test_two_engines_in_one_process_do_not_meet():
+    first, second = make_engine(), make_engine()
+    for engine in (first, second):
+        engine.add_request("a", [1, 2, 3], SamplingParams(seed=1, max_tokens=9))
+    one, two = [], []
+    while first.has_work or second.has_work:
+        one += first.step()
+        two += second.step()
+    assert outcome(one[0]) == outcome(two[0])

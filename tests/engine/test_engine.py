@@ -1,0 +1,278 @@
+"""The engine on a model whose outputs are known without it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from oracle import plain_output
+from rig import V, make_engine, run
+
+from foreword.batch import SamplingParams
+from foreword.errors import RequestError
+from foreword.sampling import gumbel_noise
+
+
+def greedy(**more) -> SamplingParams:
+    return SamplingParams(temperature=0.0, **({"max_tokens": 10} | more))
+
+
+def greedy_output(prompt, length: int = 10) -> list[int]:
+    return plain_output(prompt, lambda z, p: z.argmax(), length, V)
+
+
+def test_a_greedy_output_is_the_argmax_token_by_token():
+    engine = make_engine()
+    engine.add_request("a", [1, 2, 3], greedy())
+    out = run(engine)["a"]
+    assert out.outputs[0].token_ids == greedy_output([1, 2, 3])
+    assert out.outputs[0].finish_reason == "length"
+    assert out.prompt_token_ids == [1, 2, 3]
+    assert out.finished
+
+
+def test_a_sampled_output_is_the_argmax_of_logits_plus_noise():
+    engine = make_engine()
+    engine.add_request("a", [1, 2, 3], SamplingParams(temperature=0.8, seed=5, max_tokens=12))
+    scaled = lambda z, p: (z.astype(float) / float(np.float32(0.8)) + gumbel_noise(5, p, np.arange(V))).argmax()  # noqa: E731
+    assert run(engine)["a"].outputs[0].token_ids == plain_output([1, 2, 3], scaled, 12, V)
+
+
+def test_the_end_token_stops_and_is_kept_without_its_text():
+    expected = greedy_output([1, 2, 3])
+    eos = expected[4]
+    engine = make_engine(eos=[eos])
+    engine.add_request("a", [1, 2, 3], greedy())
+    out = run(engine)["a"].outputs[0]
+    cut = expected.index(eos)
+    assert out.token_ids == expected[: cut + 1]
+    assert (out.finish_reason, out.stop_reason) == ("stop", None)
+    assert len(out.text) == cut
+
+
+def test_ignore_eos_goes_on():
+    expected = greedy_output([1, 2, 3])
+    engine = make_engine(eos=[expected[4]])
+    engine.add_request("a", [1, 2, 3], greedy(ignore_eos=True))
+    assert run(engine)["a"].outputs[0].token_ids == expected
+
+
+def test_a_stop_token_is_named_and_one_requests_stop_is_not_anothers():
+    expected = greedy_output([1, 2, 3])
+    stop = expected[4]
+    engine = make_engine()
+    engine.add_request("a", [1, 2, 3], greedy(stop_token_ids=[stop]))
+    engine.add_request("b", [1, 2, 3], greedy())
+    outputs = run(engine)
+    assert outputs["a"].outputs[0].stop_reason == stop
+    assert outputs["a"].outputs[0].token_ids == expected[: expected.index(stop) + 1]
+    assert outputs["b"].outputs[0].token_ids == expected
+
+
+def test_the_end_token_wins_over_a_stop_token_and_over_the_length():
+    expected = greedy_output([1, 2, 3], 5)
+    engine = make_engine(eos=[expected[4]])
+    engine.add_request("a", [1, 2, 3], greedy(stop_token_ids=[expected[4]], max_tokens=5))
+    out = run(engine)["a"].outputs[0]
+    assert (out.finish_reason, out.stop_reason) == ("stop", None)
+
+
+def test_outputs_end_at_the_models_length():
+    engine = make_engine(M=16)
+    engine.add_request("a", [1, 2, 3], greedy(max_tokens=None))
+    out = run(engine)["a"].outputs[0]
+    assert len(out.token_ids) == 13
+    assert out.finish_reason == "length"
+
+
+def text_of(tokens: list[int]) -> str:
+    return "".join(chr(96 + t) for t in tokens if t not in (0, 20, 21))
+
+
+def test_a_stop_string_ends_before_itself_or_after_it():
+    expected = greedy_output([4, 5, 6], 12)
+    text = text_of(expected)
+    stop = text[3:5]
+    for include in (False, True):
+        engine = make_engine()
+        engine.add_request("a", [4, 5, 6], greedy(max_tokens=12, stop=stop, include_stop_str_in_output=include))
+        out = run(engine)["a"].outputs[0]
+        assert out.text == text[: text.index(stop) + (2 if include else 0)]
+        assert (out.finish_reason, out.stop_reason) == ("stop", stop)
+        assert text_of(out.token_ids) == text[: text.index(stop) + 2]
+
+
+def test_a_stream_never_takes_back_text_and_ends_as_the_whole():
+    engine = make_engine()
+    engine.add_request("a", [1, 2, 3], greedy(stop=["zzz", "ab"]), stream=True)
+    seen, texts = [], [""]
+    while engine.has_work:
+        for out in engine.step():
+            seen.append(len(out.outputs[0].token_ids))
+            texts.append(out.outputs[0].text)
+            assert texts[-1].startswith(texts[-2])
+    assert seen == list(range(1, 11))
+    whole = make_engine()
+    whole.add_request("a", [1, 2, 3], greedy())
+    assert run(whole)["a"].outputs[0].text == texts[-1]
+
+
+def test_nobody_who_does_not_stream_is_reported_before_the_end():
+    engine = make_engine()
+    engine.add_request("a", [1, 2, 3], greedy())
+    reports = []
+    while engine.has_work:
+        reports += engine.step()
+    assert [r.finished for r in reports] == [True]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "field"),
+    [
+        ([], {}, "prompt_token_ids"),
+        ([1, V], {}, r"prompt_token_ids\[1\]"),
+        ([-1], {}, r"prompt_token_ids\[0\]"),
+        ([1.5], {}, "prompt_token_ids"),
+        ([[1], [2, 3]], {}, "prompt_token_ids"),
+        ("", {}, "prompt_token_ids"),
+        ([1] * 64, {}, "prompt_token_ids"),
+        ([1], {"max_tokens": 0}, "max_tokens"),
+        ([1], {"temperature": -1.0}, "temperature"),
+        ([1], {"temperature": float("nan")}, "temperature"),
+        ([1], {"n": 0}, "n"),
+        ([1], {"stop_token_ids": [V]}, "stop_token_ids"),
+        ([1], {"allowed_token_ids": []}, "allowed_token_ids"),
+        ([1], {"logit_bias": {99: 1.0}}, "logit_bias"),
+    ],
+)
+def test_bad_input_is_refused_by_name_and_harms_nobody(prompt, params, field):
+    engine = make_engine()
+    engine.add_request("good", [1, 2, 3], greedy())
+    engine.step()
+    with pytest.raises(RequestError, match=f"request 'bad': {field} = "):
+        engine.add_request("bad", prompt, SamplingParams(**params))
+    assert run(engine)["good"].outputs[0].token_ids == greedy_output([1, 2, 3])
+
+
+def test_an_id_in_use_is_refused_and_free_again_afterwards():
+    engine = make_engine()
+    engine.add_request("a", [1], greedy())
+    with pytest.raises(RequestError, match="here already"):
+        engine.add_request("a", [1], greedy())
+    run(engine)
+    engine.add_request("a", [1], greedy())
+    run(engine)
+
+
+def test_n_completions_share_the_prompt_and_differ():
+    engine = make_engine()
+    prompt = list(range(1, 15))
+    engine.add_request("a", prompt, SamplingParams(n=4, seed=3, max_tokens=8))
+    executor = engine.executor
+    out = run(engine)["a"]
+    assert [c.index for c in out.outputs] == [0, 1, 2, 3]
+    assert len({tuple(c.token_ids) for c in out.outputs}) == 4
+    assert executor.num_tokens == 14 + 3 + 4 * 7  # the prompt once, its last token for each follower, then decodes
+    alone = make_engine()
+    alone.add_request("a", prompt, SamplingParams(seed=3, max_tokens=8))
+    assert run(alone)["a"].outputs[0].token_ids == out.outputs[0].token_ids
+
+
+def test_n_completions_without_a_prefix_cache_are_the_same():
+    def tokens(caching: bool) -> list[list[int]]:
+        engine = make_engine(prefix_caching=caching)
+        engine.add_request("a", [1, 2, 3, 4, 5], SamplingParams(n=3, seed=3, max_tokens=8))
+        return [c.token_ids for c in run(engine)["a"].outputs]
+
+    assert tokens(True) == tokens(False)
+
+
+def test_best_of_keeps_the_likeliest():
+    engine = make_engine()
+    engine.add_request("a", [1, 2], SamplingParams(n=5, seed=3, max_tokens=6, logprobs=0))
+    every = run(engine)["a"].outputs
+    engine = make_engine()
+    engine.add_request("a", [1, 2], SamplingParams(n=2, best_of=5, seed=3, max_tokens=6))
+    best = run(engine)["a"].outputs
+    ranked = sorted(every, key=lambda c: -c.cumulative_logprob)
+    assert [c.token_ids for c in best] == [c.token_ids for c in ranked[:2]]
+    assert best[0].logprobs is None
+
+
+def test_logprobs_come_one_entry_a_token():
+    engine = make_engine()
+    engine.add_request("a", [1, 2, 3], greedy(logprobs=2))
+    out = run(engine)["a"].outputs[0]
+    assert [next(iter(entry)) for entry in out.logprobs] == out.token_ids
+    assert all(len(entry) == 2 for entry in out.logprobs)
+
+
+def test_abort_returns_what_there_is_and_frees_everything():
+    engine = make_engine(max_num_seqs=2)
+    for name in "abc":
+        engine.add_request(name, [1, 2, 3], greedy())
+    engine.step()
+    engine.step()
+    running, waiting = engine.abort("a"), engine.abort("c")
+    assert running.outputs[0].token_ids == greedy_output([1, 2, 3])[:2]
+    assert running.outputs[0].finish_reason == "abort"
+    assert waiting.outputs[0].token_ids == []
+    assert engine.abort("a") is None
+    assert engine.abort("nobody") is None
+    assert list(run(engine)) == ["b"]
+
+
+def test_aborting_n_completions_ends_all_of_them():
+    engine = make_engine()
+    engine.add_request("a", [1, 2, 3], greedy(n=3))
+    out = engine.abort("a")
+    assert [c.finish_reason for c in out.outputs] == ["abort"] * 3
+    assert not engine.has_work
+    engine.add_request("a", [1, 2, 3], greedy(n=3))
+    engine.step()
+    engine.step()
+    engine.abort("a")
+    assert run(engine) == {}
+
+
+def test_why_gives_the_reason():
+    engine = make_engine(max_num_seqs=1)
+    engine.add_request("a", [1, 2, 3], greedy(n=2))
+    engine.add_request("b", [1, 2, 3], greedy())
+    engine.step()
+    assert str(engine.why("a")) == "running"
+    assert str(engine.why("b")).startswith("max_num_seqs")
+    assert str(engine.why("c")) == "unknown"
+    run(engine)
+
+
+def test_metrics_say_what_was_cached_and_when_tokens_came():
+    engine = make_engine()
+    ticks = iter(range(10_000))
+    engine.clock = lambda: float(next(ticks))
+    engine.add_request("a", list(range(1, 13)), greedy())
+    first = run(engine)["a"].metrics
+    assert first.arrival_time < first.first_scheduled_time < first.first_token_time < first.finished_time
+    engine.add_request("b", [*range(1, 11), 29, 29], greedy())
+    second = run(engine)["b"].metrics
+    assert second.num_cached_tokens == 10
+    assert second.cache_report == "reused 10 of 12; differs at position 10"
+
+
+def test_a_follow_up_reuses_the_conversation():
+    engine = make_engine()
+    prompt = [1, 2, 3, 4, 5]
+    engine.add_request("a", prompt, greedy())
+    answer = run(engine)["a"].outputs[0].token_ids
+    engine.add_request("b", [*prompt, *answer, 7, 8], greedy())
+    assert run(engine)["b"].metrics.num_cached_tokens == len(prompt) + len(answer) - 1
+    assert engine.reset_prefix_cache()
+    engine.add_request("c", [*prompt, *answer, 7, 8], greedy())
+    assert run(engine)["c"].metrics.num_cached_tokens == 0
+
+
+def test_salts_keep_tenants_apart():
+    engine = make_engine()
+    for name, salt in (("a", "x"), ("b", "y"), ("c", "x")):
+        engine.add_request(name, list(range(1, 13)), greedy(), cache_salt=salt)
+        cached = run(engine)[name].metrics.num_cached_tokens
+        assert cached == (11 if name == "c" else 0)

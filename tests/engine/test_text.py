@@ -1,0 +1,80 @@
+"""Text while it comes: stop strings never leak and never appear late."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foreword.engine import TextStream
+
+
+class Pieces:
+    """A detokenizer whose token i is the i-th piece."""
+
+    def __init__(self, pieces: list[str], rest: str = "") -> None:
+        self.pieces, self.rest = pieces, rest
+
+    def push(self, token_ids) -> str:
+        return "".join(self.pieces[t] for t in token_ids)
+
+    def finish(self) -> str:
+        return self.rest
+
+
+def first_stop(text: str, stops: list[str]) -> tuple[int, str] | None:
+    """Where the first completed stop string begins, by looking at every beginning of the text."""
+    for end in range(len(text) + 1):
+        for stop in stops:
+            if text[:end].endswith(stop):
+                return end - len(stop), stop
+    return None
+
+
+letters = st.text("ab", max_size=3)
+
+
+@given(st.lists(letters, max_size=12), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3), st.booleans())
+def test_the_text_ends_at_the_first_stop_string(pieces: list[str], stops: list[str], include: bool):
+    stream = TextStream(Pieces(pieces), stops, include_stop=include)
+    whole, shown = "", ""
+    for i, piece in enumerate(pieces):
+        whole += piece
+        stopped = stream.push([i])
+        assert stream.text.startswith(shown)
+        shown = stream.text
+        found = first_stop(whole, stops)
+        assert stopped == (found is not None)
+        if found:
+            at, _ = found
+            end = at + len(stream.stop) if include else None
+            assert whole[: len(shown)] == shown
+            assert stream.stop in stops
+            assert (shown.endswith(stream.stop) and len(shown) == end) if include else stream.stop not in shown
+            return
+        assert whole.startswith(shown)
+    stream.finish()
+    assert stream.text == whole
+
+
+def test_a_possible_beginning_of_a_stop_string_is_held_back():
+    stream = TextStream(Pieces(["Hel", "lo <", "en", "d", "of"]), ["<end>"])
+    shown = []
+    for i in range(5):
+        stream.push([i])
+        shown.append(stream.text)
+    assert shown == ["Hel", "Hello ", "Hello ", "Hello ", "Hello <endof"]
+
+
+def test_what_is_held_back_comes_out_at_the_end():
+    stream = TextStream(Pieces(["a<en"], rest="?"), ["<end>"])
+    stream.push([0])
+    assert stream.text == "a"
+    stream.finish()
+    assert stream.text == "a<en?"
+
+
+def test_text_before_the_minimum_length_does_not_stop():
+    stream = TextStream(Pieces(["ab", "ab"]), ["ab"])
+    assert not stream.push([0], may_stop=False)
+    assert stream.push([1])
+    assert stream.text == "ab"
