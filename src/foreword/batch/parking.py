@@ -53,8 +53,6 @@ def resume(
     """Admit a parked request again, with other blocks, and return its row. Its outputs count as known tokens."""
     parked = states.parked[req_id]
     outputs = parked.output_token_ids if output_token_ids is None else output_token_ids
-    row = states.add_request(
+    return states.add_request(
         replace(parked, block_ids=block_ids, num_computed_tokens=num_computed_tokens, output_token_ids=outputs)
     )
-    del states.parked[req_id]
-    return row

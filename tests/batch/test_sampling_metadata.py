@@ -1,0 +1,309 @@
+"""Sampling metadata, row moves and row changes, against dictionaries of requests."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from foreword.batch import InputBuffers, KVGroup, NewRequest, RequestStates, SamplingParams, prepare_inputs
+from foreword.batch.batch_update import BatchUpdates
+from foreword.batch.multimodal import MultiModalFeature
+from foreword.batch.pooling import PoolingParams
+from foreword.batch.sampling_columns import COLUMNS
+from foreword.batch.sampling_metadata import token_counts
+
+V = 50
+
+
+def make(max_num_reqs=6, drafts=0):
+    states = RequestStates(
+        max_num_reqs=max_num_reqs, max_model_len=32, vocab_size=V, kv_groups=[KVGroup(block_size=4)],
+        max_num_draft_tokens=drafts,
+    )  # fmt: skip
+    return states, InputBuffers.for_states(states, max_num_batched_tokens=128)
+
+
+def random_params(rng):
+    def maybe(value, otherwise):
+        return value if rng.random() < 0.3 else otherwise
+
+    if rng.random() < 0.2:
+        return None
+    ids = rng.choice(V, 3, replace=False).tolist()
+    return SamplingParams(
+        temperature=maybe(0.0, 0.8),
+        top_p=maybe(0.9, 1.0),
+        top_k=maybe(int(rng.integers(1, 80)), 0),
+        min_p=maybe(0.1, 0.0),
+        presence_penalty=maybe(0.5, 0.0),
+        frequency_penalty=maybe(-0.5, 0.0),
+        repetition_penalty=maybe(1.2, 1.0),
+        seed=maybe(int(rng.integers(1000)), None),
+        min_tokens=maybe(2, 0),
+        logprobs=maybe(int(rng.integers(-1, 4)), None),
+        prompt_logprobs=maybe(2, None),
+        bad_words_token_ids=maybe(((1, 2), (3,)), ()),
+        allowed_token_ids=maybe(ids, None),
+        logit_bias=maybe({ids[0]: 1.5, ids[1]: -2.0}, None),
+        stop_token_ids=(4, 5),
+        structured_outputs=maybe("grammar", None),
+    )
+
+
+def random_request(rng, rid):
+    prompt, outputs = rng.integers(1, V, rng.integers(2, 12)), rng.integers(1, V, rng.integers(0, 5))
+    extras = {}
+    if rng.random() < 0.3:
+        extras["prompt_embeds"] = rng.standard_normal((len(prompt), 2))
+        extras["prompt_is_token_id"] = rng.random(len(prompt)) < 0.5
+    if rng.random() < 0.3:
+        extras["mm_features"] = (MultiModalFeature(rid, 0, 2),)
+    if rng.random() < 0.3:
+        extras |= {"mrope_positions": rng.integers(0, 9, (3, len(prompt))), "mrope_delta": int(rng.integers(-3, 3))}
+    if rng.random() < 0.3:
+        extras["encoder_len"] = int(rng.integers(1, 9))
+    if rng.random() < 0.2:
+        extras["pooling_params"] = PoolingParams()
+    return NewRequest(
+        rid, prompt, [rng.integers(1, 90, 8)], outputs, int(rng.integers(0, len(prompt) + len(outputs))),
+        random_params(rng), int(rng.integers(0, 3)), **extras,
+    )  # fmt: skip
+
+
+# -- flags and parameters
+
+
+def test_flags_and_parameters_are_those_of_the_requests_in_batch_order():
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        states, buffers = make()
+        params = {str(r): random_params(rng) for r in range(int(rng.integers(1, 7)))}
+        for rid, p in params.items():
+            states.add_request(NewRequest(rid, [1, 2], [[1]], sampling_params=p))
+        order = rng.permutation(list(params)).tolist()
+        m = prepare_inputs(states, dict.fromkeys(order, 1), buffers).sampling_metadata()
+        # the default of a row is greedy, of a request with parameters what they say
+        ps = [params[rid] or SamplingParams(temperature=0.0) for rid in order]
+        assert m.all_greedy == all(p.temperature == 0 for p in ps)
+        assert m.all_random == all(p.temperature > 0 for p in ps)
+        defaults = {"top_p": 1.0, "min_p": 0.0}
+        for name, off in defaults.items():
+            values = [getattr(p, name) for p in ps]
+            got = getattr(m, name)
+            assert (got is None) == all(v == off for v in values)
+            assert got is None or np.allclose(got, values)
+        top_k = [p.top_k if p.top_k < V else 0 for p in ps]
+        assert (m.top_k is None) == (not any(top_k))
+        assert m.top_k is None or m.top_k.tolist() == top_k
+        penalties = [(p.presence_penalty, p.frequency_penalty, p.repetition_penalty) for p in ps]
+        assert m.needs_penalties == any(x != (0, 0, 1) for x in penalties)
+        if m.needs_penalties:
+            got = (m.presence_penalty, m.frequency_penalty, m.repetition_penalty)
+            assert np.allclose(np.array(got).T, penalties)
+        assert m.temperature is None or np.allclose(m.temperature, [p.temperature for p in ps])
+        assert m.seed is None or m.seed.tolist() == [p.seed or 0 for p in ps]
+        logprobs = [-1 if p.logprobs is None else V if p.logprobs == -1 else p.logprobs for p in ps]
+        assert m.max_num_logprobs == max(logprobs)
+        assert (m.num_prompt_logprobs is None) == all(p.prompt_logprobs is None for p in ps)
+        assert m.has_structured_output == any(p.structured_outputs for p in ps)
+        assert m.bad_words() == {b: p.bad_words_token_ids for b, p in enumerate(ps) if p.bad_words_token_ids}
+        assert m.end_token_ids() == {b: (4, 5) for b, p in enumerate(ps) if p.min_tokens}
+        bias = np.zeros((len(ps), V))
+        at = m.logit_bias()
+        bias[at[0], at[1]] = at[2]
+        for b, p in enumerate(ps):
+            assert {t: bias[b, t] for t in np.flatnonzero(bias[b])} == (p.logit_bias or {})
+        mask = m.allowed_token_ids_mask()
+        assert (mask is None) == all(p.allowed_token_ids is None for p in ps)
+        for b, p in enumerate(ps if mask is not None else []):
+            allowed = range(V) if p.allowed_token_ids is None else p.allowed_token_ids
+            assert set(np.flatnonzero(mask[b])) == set(allowed)
+
+
+def test_a_plain_greedy_batch_says_so_and_holds_no_arrays():
+    states, buffers = make()
+    states.add_request(NewRequest("a", [1], [[1]], sampling_params=SamplingParams(temperature=0.0)))
+    m = prepare_inputs(states, {"a": 1}, buffers).sampling_metadata()
+    assert m.is_plain
+    assert all(getattr(m, name) is None for name in COLUMNS)
+
+
+def test_columns_given_in_bulk_count_like_parameters():
+    states, buffers = make()
+    states.add_request(NewRequest("a", [1], [[1]]))
+    row = np.array([states.row_of("a")], np.int32)
+    states.sampling.set_columns(row, {"temperature": np.array([0.5], np.float32), "top_k": np.array([3], np.int32)})
+    m = prepare_inputs(states, {"a": 1}, buffers).sampling_metadata()
+    assert (m.all_random, m.top_k.tolist()) == (True, [3])
+
+
+def test_logit_rows_repeat_their_request():
+    states, buffers = make(drafts=2)
+    for rid, t in (("a", 0.5), ("b", 0.25)):
+        params = SamplingParams(temperature=t, logit_bias={3: t})
+        states.add_request(NewRequest(rid, [1, 2], [[1, 2]], num_computed_tokens=1, sampling_params=params))
+    batch = prepare_inputs(states, {"b": 3, "a": 1}, buffers, draft_tokens={"b": [7, 8]})
+    m = batch.logits_sampling_metadata()
+    assert m.temperature.tolist() == [0.25, 0.25, 0.25, 0.5]
+    assert m.logit_bias()[2].tolist() == [0.25, 0.25, 0.25, 0.5]
+
+
+# -- when it is made anew
+
+
+def test_metadata_is_the_same_object_until_members_or_parameters_change():
+    states, buffers = make()
+    for rid in "abc":
+        states.add_request(NewRequest(rid, [1, 2, 3, 4], [[1]], sampling_params=SamplingParams(temperature=0.5)))
+
+    def metadata(*ids):
+        return prepare_inputs(states, dict.fromkeys(ids, 1), buffers).sampling_metadata()
+
+    first = metadata("a", "b")
+    assert metadata("a", "b") is first
+    states.add_request(NewRequest("d", [1], [[1]], sampling_params=SamplingParams()))
+    assert metadata("a", "b") is first  # a request that is not in the batch
+    assert metadata("b", "a") is not first
+    assert metadata("a", "b", "c") is not first
+    states.remove_request("a")
+    states.add_request(NewRequest("a", [1, 2, 3], [[1]], sampling_params=SamplingParams(temperature=0.25)))
+    again = metadata("a", "b")
+    assert again is not first
+    assert again.temperature.tolist() == [0.25, 0.5]
+    assert first.temperature.tolist() == [0.5, 0.5]
+
+
+def test_two_batches_in_turn_keep_their_metadata():
+    states, buffers = make()
+    for rid in "ab":
+        states.add_request(NewRequest(rid, [1, 2, 3, 4], [[1]], sampling_params=SamplingParams()))
+    seen = {id(prepare_inputs(states, {r: 1}, buffers).sampling_metadata()) for r in "abababab"}
+    assert len(seen) == 2
+
+
+# -- penalties
+
+
+def test_penalties_count_resumed_outputs_as_outputs_and_skip_embeddings():
+    states, buffers = make()
+    params = SamplingParams(repetition_penalty=1.3)
+    states.add_request(NewRequest("a", [1, 2, 2], [[1, 2]], [7, 7, 9], sampling_params=params))
+    states.add_request(NewRequest("b", [3], [[3]]))
+    embeds, mask = np.ones((2, 2)), np.array([False, True])
+    states.add_request(
+        NewRequest("c", [4, 5], [[4]], sampling_params=params, prompt_embeds=embeds, prompt_is_token_id=mask)
+    )
+    batch = prepare_inputs(states, {"a": 6, "b": 1, "c": 2}, buffers)
+    counts = token_counts(states, batch.sampling_metadata())
+    assert counts.batch_indices.tolist() == [0, 2]
+    assert np.flatnonzero(counts.in_prompt[0]).tolist() == [1, 2]
+    assert np.flatnonzero(counts.in_prompt[1]).tolist() == [5]
+    assert {t: counts.in_output[0, t] for t in np.flatnonzero(counts.in_output[0])} == {7: 2, 9: 1}
+    assert not counts.in_output[1].any()
+
+
+# -- moving rows
+
+
+def picture(states, rid):
+    """Everything the states know about a request, whatever its row."""
+    row = states.row_of(rid)
+    known = int(states.num_tokens[row])
+    dense = {
+        name: getattr(states, name)[row].item()
+        for name in ("num_tokens", "num_computed_tokens", "prompt_len", "prefill_len", "last_sampled_token", "lora_id",
+                     "rope_delta", "encoder_len", "live")
+    }  # fmt: skip
+    dense |= {name: getattr(states.sampling, name)[row].item() for name in (*COLUMNS, "is_set", "needs")}
+    sparse = [
+        id(values[row]) if row in values else None for values in (*states.extras.sparse(), states.sampling.params)
+    ]
+    mask = None if states.is_token_id is None else states.is_token_id[row].tolist()
+    blocks = [(t.table[row].tolist(), int(t.num_blocks[row])) for t in states.block_tables]
+    return dense, states.token_ids[row, :known].tolist(), sparse, mask, blocks, states.loras.users(dense["lora_id"])
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_after_any_moves_every_field_is_that_of_its_request(seed):
+    rng = np.random.default_rng(seed)
+    states, _ = make()
+    # make the lazily made arrays first, so that pictures before and after have the same parts
+    states.add_request(NewRequest("x", None, [[]], prompt_embeds=np.ones((1, 2))))
+    states.remove_request("x")
+    pictures, count = {}, 0
+    for _ in range(150):
+        match rng.choice(["add", "remove", "swap", "condense"], p=[0.4, 0.25, 0.25, 0.1]):
+            case "add" if len(states) < 6:
+                rid = f"r{count}"
+                count += 1
+                states.add_request(random_request(rng, rid))
+            case "remove" if len(states):
+                states.remove_request(str(rng.choice(states.req_ids)))
+            case "swap":
+                states.swap_rows(int(rng.integers(6)), int(rng.integers(6)))
+            case "condense":
+                states.condense()
+                assert states.live.tolist() == [True] * len(states) + [False] * (6 - len(states))
+            case _:
+                continue
+        for rid in states.req_ids:
+            new = picture(states, rid)
+            assert pictures.setdefault(rid, new)[:5] == new[:5]
+        assert sorted(states._free) == np.flatnonzero(~states.live).tolist()
+    for rid in states.req_ids:  # and a row that everything has left is like new
+        states.remove_request(rid)
+    for values in (*states.extras.sparse(), states.sampling.params):
+        assert not values
+    for name, (_, default) in COLUMNS.items():
+        assert (getattr(states.sampling, name) == np.float32(default)).all()
+    assert not states.rope_delta.any()
+    assert not states.encoder_len.any()
+    assert not states.lora_id.any()
+    assert states.loras.in_use == ()
+    assert states.is_token_id.all()
+
+
+# -- what processors are told
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_processor_that_applies_the_updates_knows_who_is_where(seed):
+    rng = np.random.default_rng(seed)
+    states, _ = make()
+    states.add_request(NewRequest("early", [1], [[1]]))
+    updates, mine, count = BatchUpdates(states), {states.row_of("early"): "early"}, 0
+    for _ in range(300):
+        match rng.choice(["add", "remove", "swap", "condense", "take"], p=[0.3, 0.2, 0.2, 0.1, 0.2]):
+            case "add" if len(states) < 6:
+                states.add_request(NewRequest(f"r{count}", [1, 2], [[1]], [3]))
+                count += 1
+            case "remove" if len(states):
+                states.remove_request(str(rng.choice(states.req_ids)))
+            case "swap":
+                states.swap_rows(int(rng.integers(6)), int(rng.integers(6)))
+            case "condense":
+                states.condense()
+            case "take":
+                change = updates.take()
+                for row in change.removed:
+                    del mine[row]
+                moved = {to: mine.pop(origin) for origin, to in change.moved}
+                mine |= moved
+                for row in change.added:
+                    assert row.row not in mine
+                    mine[row.row] = row.req_id
+                    assert row.prompt_token_ids.tolist() in ([1, 2], [1])
+                assert mine == {states.row_of(rid): rid for rid in states.req_ids}
+                assert not updates.take()
+            case _:
+                pass
+    updates.close()
+    assert not states.watchers
+
+
+def test_a_request_that_came_and_went_between_two_questions_is_not_mentioned():
+    states, _ = make()
+    updates = BatchUpdates(states)
+    states.add_request(NewRequest("a", [1], [[1]]))
+    states.remove_request("a")
+    assert not updates.take()

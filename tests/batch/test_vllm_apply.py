@@ -1,0 +1,388 @@
+"""vLLM's scheduler output applied: random schedules against a dictionary of requests, and the protocol's rules."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from foreword.batch import CapacityError, InputBuffers, KVGroup, NewRequest, RequestError, RequestStates, prepare_inputs
+from foreword.batch.adapters.vllm import apply
+
+GROUPS = [KVGroup(block_size=4), KVGroup(block_size=2)]
+DRAFTS = 3
+
+
+def new_data(rid, prompt, blocks, **kw):
+    return SimpleNamespace(
+        **{
+            "req_id": rid, "prompt_token_ids": prompt, "mm_features": [], "sampling_params": None,
+            "pooling_params": None, "block_ids": blocks, "num_computed_tokens": 0, "lora_request": None,
+            "prompt_embeds": None, "prefill_token_ids": None,
+        }
+        | kw
+    )  # fmt: skip
+
+
+def cached_data(entries=(), resumed=(), all_token_ids=None):
+    """entries: (req_id, new blocks or None, num_computed_tokens, num_output_tokens)"""
+    return SimpleNamespace(
+        req_ids=[e[0] for e in entries],
+        resumed_req_ids=set(resumed),
+        new_token_ids=[],
+        all_token_ids=all_token_ids or {},
+        new_block_ids=[e[1] for e in entries],
+        num_computed_tokens=[e[2] for e in entries],
+        num_output_tokens=[e[3] for e in entries],
+    )
+
+
+def output(new=(), cached=None, scheduled=None, drafts=None, finished=(), preempted=(), **kw):
+    scheduled = scheduled or {}
+    return SimpleNamespace(
+        **{
+            "scheduled_new_reqs": list(new),
+            "scheduled_cached_reqs": cached or cached_data(),
+            "num_scheduled_tokens": scheduled,
+            "total_num_scheduled_tokens": sum(scheduled.values()),
+            "scheduled_spec_decode_tokens": drafts or {},
+            "scheduled_encoder_inputs": {},
+            "num_common_prefix_blocks": [],
+            "finished_req_ids": set(finished),
+            "free_encoder_mm_hashes": [],
+            "preempted_req_ids": set(preempted),
+        }
+        | kw
+    )
+
+
+def make(max_num_reqs=8, groups=GROUPS):
+    states = RequestStates(
+        max_num_reqs=max_num_reqs, max_model_len=64, vocab_size=100, kv_groups=groups, max_num_draft_tokens=DRAFTS
+    )
+    return states, InputBuffers.for_states(states, max_num_batched_tokens=256)
+
+
+@dataclass
+class Req:
+    rid: str
+    prompt: list
+    outputs: list = field(default_factory=list)
+    computed: int = 0
+    blocks: list = field(default_factory=lambda: [[] for _ in GROUPS])
+    status: str = "waiting"
+    drafts: list = field(default_factory=list)
+
+    @property
+    def tokens(self):
+        return self.prompt + self.outputs
+
+
+class Scheduler:
+    """A scheduler in vLLM's protocol, of either generation, with random decisions; it is its own oracle."""
+
+    def __init__(self, seed, generation):
+        self.rng = np.random.default_rng(seed)
+        self.generation = generation
+        self.reqs, self.next_id = {}, 0
+        self.free = [list(range(1, 400)) for _ in GROUPS]
+        self.finished = set()
+        self.known = set()  # what the worker has seen
+
+    def grow(self, req, total):
+        new = []
+        for g, group in enumerate(GROUPS):
+            need = -(-total // group.block_size) - len(req.blocks[g])
+            ids = [self.free[g].pop(int(self.rng.integers(len(self.free[g])))) for _ in range(need)]
+            req.blocks[g] += ids
+            new.append(ids)
+        return tuple(new)
+
+    def release(self, req):
+        for g in range(len(GROUPS)):
+            self.free[g] += req.blocks[g]
+        req.blocks = [[] for _ in GROUPS]
+        req.computed, req.drafts = 0, []
+
+    def step(self):
+        rng = self.rng
+        while len(self.reqs) < 6 and rng.random() < 0.6:
+            rid = f"q{self.next_id % 9}"  # ids come again, also in the step in which their last owner left
+            self.next_id += 1
+            if rid not in self.reqs:
+                self.reqs[rid] = Req(rid, rng.integers(1, 100, rng.integers(1, 20)).tolist())
+        preempted = set()
+        for req in self.reqs.values():
+            if req.status == "running" and rng.random() < 0.08:
+                self.release(req)
+                req.status = "preempted"
+                preempted.add(req.rid)
+        new, entries, resumed, all_tokens, scheduled, drafts = [], [], set(), {}, {}, {}
+        for req in sorted(self.reqs.values(), key=lambda r: r.status != "running"):
+            if rng.random() < 0.25 or req.rid in preempted:
+                continue  # not scheduled, though perhaps running
+            need = len(req.tokens) - req.computed
+            n = need if rng.random() < 0.5 else int(rng.integers(1, need + 1))
+            k = req.drafts if req.status == "running" and n == need else []
+            n += len(k)
+            if req.computed + n > 64:
+                k, n = [], need
+            blocks = self.grow(req, req.computed + n)
+            if req.status == "waiting" or (req.status == "preempted" and self.generation == 2):
+                known = req.tokens if self.generation == 2 else None
+                new.append(new_data(req.rid, list(req.prompt), tuple(map(list, req.blocks)), prefill_token_ids=known))
+            else:
+                if req.status == "preempted":
+                    resumed.add(req.rid)
+                    all_tokens[req.rid] = list(req.tokens)
+                entries.append((req.rid, blocks if any(blocks) else None, req.computed, len(req.outputs)))
+            scheduled[req.rid] = n
+            if k:
+                drafts[req.rid] = list(k)
+            req.status = "running"
+        out = output(new, cached_data(entries, resumed, all_tokens), scheduled, drafts, self.finished, preempted)
+        self.finished = set()
+        return out
+
+    def expect(self, scheduled, drafts):
+        ids, positions, slots = [], [], [[] for _ in GROUPS]
+        for rid, n in scheduled.items():
+            req = self.reqs[rid]
+            line = req.tokens + drafts.get(rid, [])
+            for p in range(req.computed, req.computed + n):
+                ids.append(max(line[p], 0))
+                positions.append(p)
+                for g, group in enumerate(GROUPS):
+                    S = group.block_size
+                    slots[g].append(req.blocks[g][p // S] * S + p % S)
+        return ids, positions, slots
+
+    def sample(self, scheduled, drafts):
+        """Draw, verify, finish some; returns what the model sampled."""
+        rng, sampled = self.rng, {}
+        for rid, n in scheduled.items():
+            req, k = self.reqs[rid], len(drafts.get(rid, []))
+            if req.computed + n - k < len(req.tokens):
+                req.computed += n
+                continue
+            kept = int(rng.integers(0, k + 1))
+            tokens = rng.integers(1, 100, kept + 1).tolist()
+            tokens[:kept] = [max(t, 1) for t in drafts.get(rid, [])[:kept]]
+            sampled[rid] = tokens
+            req.computed += n - (k - kept)
+            req.outputs += tokens
+            room = 64 - len(req.tokens)
+            count = int(rng.integers(0, min(DRAFTS, max(room, 0)) + 1)) if room > 1 else 0
+            req.drafts = rng.integers(-1, 100, count).tolist() if rng.random() < 0.3 else [5] * count
+            if len(req.tokens) > 55 or rng.random() < 0.1:
+                self.release(req)
+                del self.reqs[rid]
+                self.finished.add(rid)
+        return sampled
+
+
+@pytest.mark.parametrize("form", ["applied", "plan"])
+@pytest.mark.parametrize("generation", [1, 2])
+def test_random_schedules_prepare_what_a_dictionary_of_requests_says(generation, form):
+    for seed in range(8):
+        scheduler = Scheduler(seed, generation)
+        states, buffers = make()
+        for _ in range(80):
+            out = scheduler.step()
+            applied = apply(states, out)
+            plan = applied if form == "applied" else applied.plan
+            batch = prepare_inputs(states, plan, buffers, draft_tokens=applied.draft_tokens)
+            scheduled, drafts = out.num_scheduled_tokens, out.scheduled_spec_decode_tokens
+            assert dict(applied) == scheduled
+            assert batch.req_ids == list(scheduled)
+            ids, positions, slots = scheduler.expect(scheduled, drafts)
+            assert batch.input_ids.tolist() == ids
+            assert batch.positions.tolist() == positions
+            assert [s.tolist() for s in batch.slot_mapping] == slots
+            assert batch.draft_token_ids.tolist() == [t for rid in scheduled for t in drafts.get(rid, [])]
+            for rid, req in scheduler.reqs.items():
+                if req.status == "running":  # scheduled now or not: nothing is lost
+                    row = states.row_of(rid)
+                    assert states.token_ids[row, : states.num_tokens[row]].tolist() == req.tokens
+                    assert states.num_computed_tokens[row] == req.computed
+                    assert states.prompt_len[row] == len(req.prompt)
+                else:
+                    assert rid not in states
+            states.commit(batch, scheduler.sample(scheduled, drafts))
+
+
+def test_an_id_that_finishes_and_is_scheduled_names_two_requests():
+    states, _ = make()
+    apply(states, output([new_data("a", [1, 2, 3], ([1], [1, 2]))], scheduled={"a": 3}))
+    apply(states, output([new_data("a", [7], ([2], [3]))], scheduled={"a": 1}, finished=["a"]))
+    row = states.row_of("a")
+    assert states.token_ids[row, : states.num_tokens[row]].tolist() == [7]
+    assert states.block_tables[0].table[row].tolist()[:2] == [2, 0]
+    assert len(states) == 1
+
+
+def test_an_output_without_tokens_still_changes_the_states():
+    states, buffers = make()
+    apply(states, output([new_data("a", [1, 2], ([1], [1]))], scheduled={"a": 2}))
+    applied = apply(states, output(finished=["a"]))
+    assert "a" not in states
+    assert dict(applied) == {}
+    batch = prepare_inputs(states, applied, buffers)
+    assert (batch.num_reqs, batch.num_tokens) == (0, 0)
+
+
+def test_a_resumed_request_of_the_newer_runner_brings_its_outputs():
+    states, buffers = make()
+    applied = apply(
+        states, output([new_data("a", [1, 2], ([1], [1, 2]), prefill_token_ids=[1, 2, 8, 9])], scheduled={"a": 4})
+    )
+    row = states.row_of("a")
+    assert (states.prompt_len[row], states.prefill_len[row]) == (2, 4)
+    assert prepare_inputs(states, applied, buffers).input_ids.tolist() == [1, 2, 8, 9]
+
+
+def test_a_resumed_request_of_the_older_runner_gets_other_blocks_and_keeps_its_parameters():
+    states, buffers = make()
+    params = SimpleNamespace(temperature=0.5, top_k=-1, seed=3)
+    batch = prepare_inputs(
+        states,
+        apply(states, output([new_data("a", [1, 2], ([1], [1]), sampling_params=params)], scheduled={"a": 2})),
+        buffers,
+    )
+    states.commit(batch, {"a": [9]})
+    apply(states, output(preempted=["a"]))
+    assert "a" not in states
+    cached = cached_data([("a", ([5], [6, 7]), 0, 1)], resumed=["a"])
+    applied = apply(states, output(cached=cached, scheduled={"a": 3}))
+    batch = prepare_inputs(states, applied, buffers)
+    assert batch.input_ids.tolist() == [1, 2, 9]
+    assert batch.slot_mapping[1].tolist() == [12, 13, 14]
+    row = states.row_of("a")
+    assert states.prefill_len[row] == 3
+    assert states.sampling.temperature[row] == 0.5
+    assert states.sampling.top_k[row] == 0
+
+
+def test_a_preempted_request_that_finishes_is_forgotten():
+    states, _ = make()
+    apply(states, output([new_data("a", [1, 2], ([1], [1]))], scheduled={"a": 2}))
+    apply(states, output(preempted=["a"]))
+    assert list(states.parked) == ["a"]
+    apply(states, output(finished=["a"]))
+    assert not states.parked
+
+
+def test_the_schedulers_computed_tokens_correct_ours():
+    states, _ = make()
+    apply(states, output([new_data("a", [1] * 6, ([1, 2], [1, 2, 3]))], scheduled={"a": 2}))
+    apply(states, output(cached=cached_data([("a", None, 4, 0)]), scheduled={"a": 2}))
+    assert states.num_computed_tokens[states.row_of("a")] == 4
+
+
+def test_outputs_the_scheduler_took_back_are_forgotten():
+    states, _ = make()
+    states.add_request(NewRequest("a", [1, 2], [[1, 2], [1, 2, 3]], [7, 8, 9], 4))
+    apply(states, output(cached=cached_data([("a", None, 2, 1)]), scheduled={"a": 1}))
+    row = states.row_of("a")
+    assert states.num_tokens[row] == 3
+    assert states.last_sampled_token[row] == 7
+
+
+def test_a_pipeline_rank_receives_the_tokens_it_did_not_sample():
+    states, buffers = make()
+    apply(states, output([new_data("a", [1, 2], ([1], [1, 2]))], scheduled={"a": 2}))
+    cached = cached_data([("a", None, 2, 1)])
+    cached.new_token_ids = [[9]]
+    batch = prepare_inputs(states, apply(states, output(cached=cached, scheduled={"a": 1})), buffers)
+    assert batch.input_ids.tolist() == [9]
+    assert batch.positions.tolist() == [2]
+
+
+def test_a_known_id_sent_as_new_is_replaced():
+    states, _ = make()
+    apply(states, output([new_data("a", [1, 2], ([1], [1]))], scheduled={"a": 2}))
+    apply(states, output([new_data("a", [1, 2, 3, 4], ([1], [1, 2]), num_computed_tokens=2)], scheduled={"a": 2}))
+    assert states.num_tokens[states.row_of("a")] == 4
+    assert len(states) == 1
+
+
+def test_block_operations_encoder_work_and_grammar_are_passed_on():
+    states, _ = make()
+    applied = apply(
+        states,
+        output(
+            new_block_ids_to_zero=[4, 5],
+            kv_cache_block_copies=[(1, 6)],
+            scheduled_encoder_inputs={"a": [0]},
+            free_encoder_mm_hashes=["h"],
+            has_structured_output_requests=True,
+        ),
+    )
+    assert applied.block_ops.zero.tolist() == [4, 5]
+    assert applied.block_ops.copies.tolist() == [[1, 6]]
+    assert applied.encoder_inputs == {"a": [0]}
+    assert applied.free_encoder_inputs == ["h"]
+    assert applied.has_structured_output
+
+
+def test_the_finished_and_the_preempted_leave_in_the_same_order_on_every_rank():
+    rows = []
+    for order in (["b", "a", "c"], ["c", "a", "b"]):
+        states, _ = make()
+        apply(states, output([new_data(r, [1], ([i], [i])) for i, r in enumerate("abcd", 1)]))
+        apply(states, output(finished=order))
+        apply(states, output([new_data(r, [1], ([i], [i])) for i, r in enumerate("xyz", 1)]))
+        rows.append([states.row_of(r) for r in "xyz"])
+    assert rows[0] == rows[1]
+
+
+def test_everything_a_new_request_may_carry_arrives():
+    states, buffers = make()
+    feature = SimpleNamespace(
+        identifier="h", modality="video", mm_position=SimpleNamespace(offset=1, length=3, is_embed=[True, False, True])
+    )
+    params = SimpleNamespace(
+        temperature=0.7, top_p=0.9, top_k=5, min_p=0.1, presence_penalty=0.1, frequency_penalty=0.2,
+        repetition_penalty=1.1, seed=11, min_tokens=2, logprobs=3, prompt_logprobs=None, stop_token_ids=[4],
+        logit_bias={3: 1.0}, allowed_token_ids=[1, 2], bad_words_token_ids=[[7, 8]], max_tokens=9, stop=None,
+    )  # fmt: skip
+    embeds = np.ones((2, 3), np.float32)
+    new = [
+        new_data("a", [1, 2, 3, 4, 5], ([1, 2], [1, 2, 3]), sampling_params=params, mm_features=[feature],
+                 lora_request=SimpleNamespace(lora_int_id=6)),
+        new_data("b", None, ([3], [4]), prompt_embeds=embeds),
+        new_data("c", [1], ([4], [5]), pooling_params=SimpleNamespace(task="score", dimensions=None, normalize=False)),
+    ]  # fmt: skip
+    batch = prepare_inputs(states, apply(states, output(new, scheduled={"a": 5, "b": 2, "c": 1})), buffers)
+    a = states.row_of("a")
+    for name in ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
+                 "repetition_penalty", "seed", "min_tokens"):  # fmt: skip
+        assert getattr(states.sampling, name)[a] == pytest.approx(getattr(params, name))
+    assert states.sampling.num_logprobs[a] == 3
+    metadata = batch.sampling_metadata()
+    assert metadata.bad_words() == {0: ((7, 8),)}
+    assert metadata.end_token_ids() == {0: (4,)}
+    assert batch.mm_inputs().token_indices.tolist() == [1, 3]
+    assert batch.lora_mapping().requests.tolist() == [6, 0, 0]
+    assert np.array_equal(batch.prompt_embeds()[1], embeds)
+    assert batch.pooling_metadata().params[0].task == "score"
+
+
+def test_the_first_entry_that_does_not_fit_is_named():
+    states, _ = make(max_num_reqs=1)
+    with pytest.raises(RequestError, match="'ghost'"):
+        apply(states, output(cached=cached_data([("ghost", None, 0, 0)])))
+    with pytest.raises(RequestError, match="'ghost'"):
+        apply(states, output(cached=cached_data([("ghost", ([1], [1]), 0, 0)], resumed=["ghost"])))
+    with pytest.raises(RequestError, match="'ghost'"):
+        apply(states, output(scheduled={"ghost": 1}))
+    with pytest.raises(RequestError, match="'a'"):
+        apply(states, output([new_data("a", [100], ([1], [1]))]))
+    apply(states, output([new_data("a", [1], ([1], [1]))]))
+    with pytest.raises(CapacityError, match="'b'"):
+        apply(states, output([new_data("b", [1], ([1], [1]))]))
+    with pytest.raises(CapacityError, match="'a'"):
+        apply(states, output(cached=cached_data([("a", ([1] * 17, []), 0, 0)])))
+    assert states.block_tables[0].num_blocks[states.row_of("a")] == 1
