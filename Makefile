@@ -11,21 +11,23 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Foreword needs Python 3.11 or newer; set PYTHON=/path/to/python3.11"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	$(PIP) --upgrade pip
 
 SOURCES := pyproject.toml CMakeLists.txt $(shell find src native -type f ! -name '*.so' ! -name '*.pyc')
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-$(STAMPS)/install: $(BIN)/python $(SOURCES)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check .
+# The build's own tools live in .venv, so that a second build only compiles what changed.
+$(STAMPS)/build-tools: $(BIN)/python
+	$(PIP) 'scikit-build-core>=0.10' 'nanobind>=2.4' cmake ninja
 	@mkdir -p $(STAMPS) && touch $@
 
-$(STAMPS)/test: $(STAMPS)/install
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check '.[test]'
-	@mkdir -p $(STAMPS) && touch $@
+$(STAMPS)/install: $(STAMPS)/build-tools $(SOURCES)
+	$(PIP) --no-build-isolation .
+	@touch $@
 
-$(STAMPS)/dev: $(STAMPS)/install
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check '.[dev]'
-	@mkdir -p $(STAMPS) && touch $@
+$(STAMPS)/%: $(STAMPS)/install  # the extras: test, dev
+	$(PIP) --no-build-isolation '.[$*]'
+	@touch $@
 
 demo: $(STAMPS)/install  ## build, get the default model, answer a prompt, show the first steps' tables
 	$(BIN)/foreword models pull smollm2
