@@ -1,0 +1,214 @@
+"""The GGUF file format, versions 2 and 3: metadata and tensors of one file, memory-mapped and checked.
+
+A file is, little-endian and without gaps up to the tensor data:
+
+    | "GGUF" | version u32 | num_tensors u64 | num_metadata u64 |
+    | num_metadata × ( key string | type u32 | value ) |
+    | num_tensors × ( name string | num_dims u32 | num_dims × u64, fastest first | number format u32 | offset u64 ) |
+    | zeros up to a multiple of general.alignment (32) | tensor data, each tensor at its offset from here |
+
+A string is ``length u64 | UTF-8 bytes``; an array is ``type u32 | count u64 | values``. Whatever does not fit that
+raises `ModelError` with the file, the byte offset, the field and what to do; no read goes past the end of the file.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from foreword.errors import ModelError
+from foreword.models.quants import Quant
+from foreword.models.weights import Tensor
+
+Scalar = int | float | bool | str
+Value = Scalar | list[str] | npt.NDArray[np.generic]
+T = TypeVar("T", int, float, bool, str)
+
+_STRING, _ARRAY, _BOOL = 8, 9, 7
+_DTYPES: dict[int, np.dtype[np.generic]] = {
+    number: np.dtype(name)
+    for number, name in enumerate(("u1", "i1", "<u2", "<i2", "<u4", "<i4", "<f4", "u1", "", "", "<u8", "<i8", "<f8"))
+    if name
+}
+_QUANTS = {quant.ggml_type: quant for quant in Quant}
+_U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
+_AGAIN = "The file is damaged or incomplete: fetch it again"
+
+
+@dataclass(frozen=True, slots=True)
+class GGUF:
+    """One file. ``tensors`` view the mapped file, which stays mapped while any of them lives."""
+
+    path: Path
+    version: int
+    metadata: Mapping[str, Value]
+    tensors: Mapping[str, Tensor]
+
+    def get(self, key: str, kind: type[T], default: T | None = None) -> T:
+        """The metadata value of a key. ModelError if it is absent without a default, or is not a ``kind``."""
+        value = self.metadata.get(key, default)
+        if kind is float and type(value) is int:
+            value = float(value)
+        if type(value) is not kind:
+            found = "is missing" if value is None else f"is {value!r:.80}, not of type {kind.__name__}"
+            raise ModelError(f"{self.path}: metadata {key} {found}. {_AGAIN}, or convert the model anew")
+        return value
+
+
+def read_gguf(path: str | Path) -> GGUF:
+    """Map a file and parse all but the tensors' contents. ModelError for anything that is not a sound GGUF file."""
+    path = Path(path)
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            if size < 24:
+                raise ModelError(f"{path}: {size} bytes are too few for a GGUF header of 24. {_AGAIN}")
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except OSError as error:
+        reason = error.strerror or error
+        raise ModelError(f"{path}: cannot be read ({reason}). Check the path and its permissions") from None
+    return _parse(_Cursor(path, data))
+
+
+def _parse(at: _Cursor) -> GGUF:
+    at.field = "magic"
+    if (magic := at.take(4)) != b"GGUF":
+        at.fail(f"found {magic!r}, not b'GGUF'", "This is no GGUF file: give one, or a directory of safetensors")
+    at.field = "version"
+    version = at.u32()
+    if version not in (2, 3):
+        big = version & 0xFFFF == 0
+        at.fail(f"{version} is not 2 or 3" + " (a big-endian file?)" * big, "Convert the model with a current tool")
+    num_tensors, num_metadata = at.count("num_tensors", 24), at.count("num_metadata", 13)
+    metadata: dict[str, Value] = {}
+    for i in range(num_metadata):
+        at.field = f"metadata {i} of {num_metadata}"
+        at.field = key = at.string()
+        if key in metadata:
+            at.fail("the key stands twice")
+        metadata[key] = at.value()
+    alignment = metadata.get("general.alignment", 32)
+    if type(alignment) is not int or alignment <= 0 or alignment & alignment - 1:
+        at.field = "general.alignment"
+        at.fail(f"{alignment!r} is not a power of two")
+    described = {}
+    for name, quant, shape, offset in _tensor_infos(at, num_tensors, alignment):
+        if name in described:
+            at.fail("the tensor stands twice")
+        described[name] = quant, shape, offset
+    start = -(-at.offset // alignment) * alignment
+    return GGUF(at.path, version, metadata, {name: at.tensor(name, start, *info) for name, info in described.items()})
+
+
+def _tensor_infos(at: _Cursor, num_tensors: int, alignment: int) -> Iterator[tuple[str, Quant, tuple[int, ...], int]]:
+    for i in range(num_tensors):
+        at.field = f"tensor {i} of {num_tensors}"
+        name = at.string()
+        at.field = f"tensor {name}"
+        num_dims = at.u32()
+        if not 1 <= num_dims <= 4:
+            at.fail(f"{num_dims} dimensions, expected 1 to 4")
+        shape = tuple(reversed([at.u64() for _ in range(num_dims)]))
+        quant = _QUANTS.get(number := at.u32())
+        if quant is None:
+            known = ", ".join(q.name for q in Quant)
+            at.fail(f"number format {number} is not supported", f"Use a file in one of {known}")
+        if 0 in shape or shape[-1] % quant.block_size:
+            at.fail(f"shape {shape} is not made of whole {quant.name} blocks of {quant.block_size}")
+        offset = at.u64()
+        if offset % alignment:
+            at.fail(f"offset {offset} is not a multiple of the alignment, {alignment}")
+        yield name, quant, shape, offset
+
+
+class _Cursor:
+    """A position in the mapped file, and the name of what is being read there."""
+
+    def __init__(self, path: Path, data: mmap.mmap) -> None:
+        self.path, self.data, self.size, self.offset, self.field = path, data, len(data), 0, ""
+
+    def fail(self, what: str, fix: str = _AGAIN, at: int | None = None) -> NoReturn:
+        where = self.offset if at is None else at
+        raise ModelError(f"{self.path}: at byte {where}, {self.field}: {what}. {fix}")
+
+    def take(self, count: int) -> bytes:
+        start, self.offset = self.offset, self.offset + count
+        if self.offset > self.size:
+            self.fail(f"{count} bytes wanted, {self.size - start} left in the file", at=start)
+        return self.data[start : self.offset]
+
+    def u32(self) -> int:
+        return int(_U32.unpack(self.take(4))[0])
+
+    def u64(self) -> int:
+        return int(_U64.unpack(self.take(8))[0])
+
+    def count(self, field: str, min_bytes: int) -> int:
+        """A number of things of at least ``min_bytes`` each: more than fit into the rest of the file is damage."""
+        self.field = field
+        count = self.u64()
+        if count * min_bytes > self.size - self.offset:
+            self.fail(f"{count} cannot fit into the remaining {self.size - self.offset} bytes")
+        return count
+
+    def string(self) -> str:
+        start = self.offset
+        try:
+            return self.take(self.u64()).decode()
+        except UnicodeDecodeError as error:
+            self.fail(f"the text is not UTF-8 ({error.reason})", at=start)
+
+    def value(self) -> Value:
+        kind = self.u32()
+        if kind == _STRING:
+            return self.string()
+        if kind == _ARRAY:
+            kind = self.u32()
+            if kind == _STRING:
+                return self._strings(self.count(self.field, 8))
+            values = self._numbers(kind, self.count(self.field, 1))
+            return values.astype(np.bool_) if kind == _BOOL else values
+        number = self._numbers(kind, 1)[0].item()
+        return bool(number) if kind == _BOOL else number
+
+    def _numbers(self, kind: int, count: int) -> npt.NDArray[np.generic]:
+        dtype = _DTYPES.get(kind)
+        if dtype is None:
+            self.fail(f"value type {kind} is not one of a GGUF file" + " (arrays do not nest)" * (kind == _ARRAY))
+        values = np.frombuffer(self.take(count * dtype.itemsize), dtype)
+        if kind == _BOOL and (values.view(np.uint8) > 1).any():
+            self.fail("a boolean is neither 0 nor 1")
+        return values
+
+    def _strings(self, count: int) -> list[str]:
+        """``count`` strings. A vocabulary is most of a header, so this loop does nothing twice."""
+        data, offset, unpack, texts = self.data, self.offset, _U64.unpack_from, []
+        try:
+            for _ in range(count):
+                start = offset + 8
+                offset = start + unpack(data, offset)[0]
+                texts.append(data[start:offset])
+        except (struct.error, OverflowError):
+            offset = self.size + 1
+        if offset > self.size:
+            self.fail(f"string {len(texts)} of {count} goes past the end of the file")
+        self.offset = offset
+        try:
+            return [text.decode() for text in texts]
+        except UnicodeDecodeError as error:
+            self.fail(f"a text among {count} is not UTF-8 ({error.reason})")
+
+    def tensor(self, name: str, start: int, quant: Quant, shape: tuple[int, ...], offset: int) -> Tensor:
+        num_bytes = quant.row_bytes(shape[-1]) * (rows := int(np.prod([1, *shape[:-1]], dtype=object)))
+        self.field, first = f"tensor {name}", start + offset
+        if first + num_bytes > self.size:
+            self.fail(f"{num_bytes} bytes wanted, {max(0, self.size - first)} left in the file", at=first)
+        data = np.frombuffer(self.data, np.uint8, num_bytes, first).reshape(rows, -1)
+        return Tensor(data, quant, shape)
