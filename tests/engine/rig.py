@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from oracle import LetterTokenizer, OracleExecutor
-
+from engine.oracle import LetterTokenizer, OracleExecutor
 from foreword.batch import KVGroup
 from foreword.engine import Engine, EngineConfig, RequestOutput
 

@@ -7,8 +7,8 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rig import make_engine, run
 
+from engine.rig import make_engine, run
 from foreword.batch import KVGroup, SamplingParams
 
 GROUPS = {

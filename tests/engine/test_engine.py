@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from oracle import plain_output
-from rig import V, make_engine, run
 
+from engine.oracle import plain_output
+from engine.rig import V, make_engine, run
 from foreword.batch import SamplingParams
 from foreword.errors import RequestError
 from foreword.sampling import gumbel_noise
