@@ -5,10 +5,10 @@ from __future__ import annotations
 from random import Random
 
 import pytest
+from engine_rig import make_engine, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.rig import make_engine, run
 from foreword.batch import KVGroup, SamplingParams
 
 GROUPS = {

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from engine_rig import V, make_engine, run
+from oracle_model import plain_output
 
-from engine.oracle import plain_output
-from engine.rig import V, make_engine, run
 from foreword.batch import SamplingParams
 from foreword.errors import RequestError
 from foreword.sampling import gumbel_noise

@@ -7,9 +7,9 @@ from random import Random
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scheduler_rig import Rig
 
 from foreword.batch import KVGroup
-from scheduler.rig import Rig
 
 GROUPS = {
     "full": [KVGroup(block_size=4)],

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from scheduler_rig import Rig
 
 from foreword.batch import KVGroup
 from foreword.errors import ConfigError, RequestError
-from scheduler.rig import Rig
 
 
 def test_the_budget_is_shared_in_order_and_a_prompt_is_cut():

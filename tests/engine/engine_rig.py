@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from engine.oracle import LetterTokenizer, OracleExecutor
+from oracle_model import LetterTokenizer, OracleExecutor
+
 from foreword.batch import KVGroup
 from foreword.engine import Engine, EngineConfig, RequestOutput
 
