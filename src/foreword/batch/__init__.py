@@ -10,6 +10,8 @@
 Needs NumPy alone. `foreword.batch.spec` holds every tensor as data.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from foreword.batch.attention import AttentionState
 from foreword.batch.buffers import InputBuffers
 from foreword.batch.dummy import make_dummy
@@ -21,6 +23,9 @@ from foreword.batch.ring import BlockFence, StagingRing
 from foreword.batch.sampling import SamplingParams
 from foreword.batch.states import RequestStates
 from foreword.errors import CapacityError, PlanError, RequestError
+
+if TYPE_CHECKING:
+    from foreword.batch.validator import validate
 
 __all__ = [
     "AttentionState",
@@ -41,4 +46,13 @@ __all__ = [
     "StaleBatchError",
     "make_dummy",
     "prepare_inputs",
+    "validate",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "validate":  # the specification is loaded by those who check against it
+        from foreword.batch.validator import validate
+
+        return validate
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -246,6 +246,16 @@ class InputBatch(BatchViews):
         self._check_open()
         self._scalars = resolved(self, self._states, self._buffers, self._run, self._gathered, draft_tokens)
 
+    @property
+    def is_gathered(self) -> bool:
+        """Whether the block tables were gathered."""
+        return self._gathered
+
+    @property
+    def is_committed(self) -> bool:
+        """Whether the step's samples were committed."""
+        return self._committed
+
     # -- for commit --------------------------------------------------------------------------------------------
 
     @property

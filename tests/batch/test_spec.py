@@ -1,0 +1,183 @@
+"""The specification holds, and every one of its rules is needed."""
+
+from __future__ import annotations
+
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from batch.scenes import SCENES, Scene, scene
+from foreword.batch import PlanError, validate, validator
+from foreword.batch.inputs import InputBatch
+from foreword.batch.spec import TENSORS, Level, render
+
+BUFFERS = {"num_blocks": "block_table_written"}  # where a tensor of the batch lies, if not under its own name
+
+
+@pytest.mark.parametrize("backend", ["loops", "numpy", "native"])
+@pytest.mark.parametrize("name", SCENES)
+def test_a_prepared_batch_keeps_every_rule(name, backend):
+    made = scene(name, backend)
+    validate(made.batch, made.states)
+
+
+@pytest.mark.parametrize("name", SCENES)
+def test_every_value_is_in_the_range_its_page_states(name):
+    made = scene(name)
+    step = validator.Step(made.batch, made.states)
+    for spec in TENSORS:
+        if spec.range is None:
+            continue
+        rule = validator._range(spec, *spec.range)
+        for group, array in validator.arrays_of(spec, made.batch, made.states):
+            got, expected, _ = rule.check(step, array, group)
+            assert np.array_equal(got, expected), rule.name
+
+
+def changed(value: np.generic) -> list[np.generic]:
+    """Other values that the dtype can hold."""
+    if value.dtype == np.bool_:
+        return [~value]
+    wanted = chain((value + d for d in (1, -1)), (-1, 10**6))
+    return [v for v in map(value.dtype.type, wanted) if v != value]
+
+
+@pytest.mark.parametrize("name", SCENES)
+def test_one_flipped_entry_of_a_batch_is_named(name):
+    made = scene(name)
+    for spec in TENSORS:
+        if spec.level in (Level.SYSTEM, Level.STEP) or spec.attribute == "explain":
+            continue
+        for group, view in validator.arrays_of(spec, made.batch, made.states):
+            base = getattr(made.buffers, BUFFERS.get(spec.name, spec.name))
+            base = base[group] if spec.per_group else base
+            for at in np.ndindex(view.shape):
+                good = base[at]
+                for bad in changed(good) if at[0] == 0 else changed(good)[:1]:
+                    if spec.name == "draft_token_ids" and {int(good), int(bad)} == {0, -1}:
+                        continue  # an unknown draft stands as token 0: the id alone tells them apart
+                    base[at] = bad
+                    with pytest.raises(PlanError) as caught:
+                        validate(made.batch, made.states)
+                    label = f"{spec.name}[{group}]" if spec.per_group else spec.name
+                    if name == "inert" and caught.value.tensor == "expanded_idx_mapping" == f"expanded_{spec.name}":
+                        continue  # nothing but these two still knows the row of a removed request
+                    assert caught.value.tensor == label, f"{label}{at}: {good} → {bad}: {caught.value}"
+                    assert caught.value.index == (at if len(at) > 1 else at[0])
+                    assert caught.value.got == bad.item()
+                    assert caught.value.expected == good.item() or spec.name == "draft_token_ids"
+                    assert caught.value.step == 42
+                base[at] = good
+    validate(made.batch, made.states)
+
+
+def test_a_flipped_scalar_is_named():
+    made = scene("mixed")
+    good = made.batch._scalars
+    for field in ("num_reqs", "num_tokens", "max_query_len", "max_seq_len", "attention_state"):
+        at = type(made.batch).__dict__.get(field)
+        index = 8 if field == "attention_state" else at.index
+        for delta in (1, -1):
+            if field == "attention_state" and delta > 0:
+                continue  # 4 is SPEC_DECODING, covered by −1's like
+            made.batch._scalars = (*good[:index], good[index] + delta, *good[index + 1 :])
+            with pytest.raises(PlanError) as caught:
+                validate(made.batch, made.states)
+            assert caught.value.tensor == field, caught.value
+    made.batch._scalars = good
+
+
+def corruptions(rule: validator.Rule, array: np.ndarray):
+    """Arrays that differ from a right one in one way: the dtype, the shape, or one value."""
+    if rule.text.startswith("dtype"):
+        yield array.astype({"bool": np.int8, "int32": np.int64, "int64": np.int32}.get(array.dtype.name, np.float64))
+    elif rule.text.startswith("shape"):
+        fill = rule.spec.padding if isinstance(rule.spec.padding, int) else 0
+        yield np.pad(array, [(0, 1)] * array.ndim, constant_values=fill)
+        yield np.append(array, array[-1:], axis=0)  # a padding value that is a symbol
+    else:
+        for at in np.ndindex(array.shape):
+            for value in changed(array[at]):
+                copy = array.copy()
+                copy[at] = value
+                yield copy
+
+
+def caught(rules: list[validator.Rule], made: Scene) -> bool:
+    try:
+        validator.check_rules(rules, made.batch, made.states)
+    except PlanError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("rule", validator.RULES, ids=lambda rule: rule.name)
+def test_a_rule_removed_lets_a_corruption_through(rule, monkeypatch):
+    others = [r for r in validator.RULES if r.spec is rule.spec and r is not rule]
+    for name in SCENES:
+        made = scene(name)
+        arrays = list(validator.arrays_of(rule.spec, made.batch, made.states))
+        for i, (group, array) in enumerate(arrays):
+            for bad in corruptions(rule, array):
+                monkeypatch.setattr(
+                    validator, "arrays_of", lambda *_, swap=(i, (group, bad)), arrays=arrays: [
+                        swap[1] if j == swap[0] else a for j, a in enumerate(arrays)
+                    ],
+                )  # fmt: skip
+                needed = caught([rule], made) and not caught(others, made)
+                monkeypatch.undo()
+                if needed:
+                    return
+    pytest.fail(f"nothing needs the rule {rule.name!r}")
+
+
+def test_explained_tensors_are_checked(monkeypatch):
+    made = scene("drafts")
+    explained = [made.batch.explain(g) for g in range(2)]
+    explained[0].block_offsets[3] += 1
+    monkeypatch.setattr(InputBatch, "explain", lambda self, group=0: explained[group])
+    with pytest.raises(PlanError) as caught:
+        validate(made.batch, made.states)
+    assert (caught.value.tensor, caught.value.index) == ("block_offsets[0]", 3)
+
+
+def test_a_wrong_row_of_the_state_is_named_with_its_request():
+    made = scene("mixed")
+    row = made.states.row_of("waits")
+    made.states.num_computed_tokens[row] = 4
+    with pytest.raises(PlanError) as caught:
+        validate(made.batch, made.states)
+    assert (caught.value.tensor, caught.value.index) == ("states.num_computed_tokens", row)
+    assert (caught.value.request, caught.value.expected, caught.value.got) == ("waits", 3, 4)
+
+
+def test_two_tensors_that_agree_on_a_free_row_are_still_refused():
+    made = scene("mixed")
+    free = int(np.flatnonzero(~made.states.live)[0])
+    made.buffers.idx_mapping[1] = made.buffers.expanded_idx_mapping[1] = free
+    with pytest.raises(PlanError, match="holds no request"):
+        validate(made.batch, made.states)
+
+
+def test_a_committed_batch_is_no_longer_validated():
+    made = scene("mixed")
+    made.states.commit(made.batch, {"a": [1], "c": [2]})
+    with pytest.raises(PlanError, match="before it is committed"):
+        validate(made.batch, made.states)
+
+
+def test_every_array_of_a_batch_is_specified():
+    arrays = {
+        name
+        for name, value in vars(InputBatch).items()
+        if type(value).__name__ in ("_Array", "_Scalar") or name in ("block_table", "num_blocks", "dcp_local_seq_lens")
+    }
+    specified = {spec.name for spec in TENSORS if spec.level is not Level.SYSTEM and spec.attribute != "explain"}
+    assert arrays | {"attention_state"} == specified
+
+
+def test_the_reference_page_is_the_specification():
+    page = Path(__file__).parents[2] / "docs" / "tensors.md"
+    assert page.read_text(encoding="utf-8") == render(TENSORS), "python -m foreword.batch.spec > docs/tensors.md"
