@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from batch_scenes import SCENES, Scene, scene
 
-from batch.scenes import SCENES, Scene, scene
 from foreword.batch import PlanError, validate, validator
 from foreword.batch.inputs import InputBatch
 from foreword.batch.spec import TENSORS, Level, render
