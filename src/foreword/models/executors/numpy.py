@@ -74,7 +74,7 @@ class NumpyExecutor:
 
     def norm(self, x: F32, name: str) -> F32:
         """x / sqrt(mean(x²) + eps) * w over the last axis."""
-        mean_square = np.mean(np.square(x), axis=-1, keepdims=True, dtype=np.float32)
+        mean_square: F32 = np.mean(np.square(x), axis=-1, keepdims=True)
         scaled: F32 = x / np.sqrt(mean_square + np.float32(self.spec.norm_eps))
         return scaled * self.weight(name)
 
@@ -165,7 +165,8 @@ def silu(x: F32) -> F32:
 def gelu_tanh(x: F32) -> F32:
     """x/2 * (1 + tanh(sqrt(2/π) * (x + 0.044715 x³)))"""
     inner: F32 = np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x**3)
-    return np.float32(0.5) * x * (1 + np.tanh(inner))
+    out: F32 = np.float32(0.5) * x * (1 + np.tanh(inner))
+    return out
 
 
 def cap(x: F32, limit: float | None) -> F32:
