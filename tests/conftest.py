@@ -1,0 +1,29 @@
+"""Fixtures of model files. The default model is fetched once and cached; the larger ones are used if they are there."""
+
+from pathlib import Path
+
+import pytest
+
+from foreword.models import registry
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    return registry.pull("smollm2")
+
+
+def _cached(name: str) -> Path:
+    path = registry.find(registry.known_model(name))
+    if path is None:
+        pytest.skip(f"{name} is not on this machine: `foreword models pull {name}` first")
+    return path
+
+
+@pytest.fixture(scope="session")
+def qwen_path() -> Path:
+    return _cached("qwen2.5-coder-0.5b")
+
+
+@pytest.fixture(scope="session")
+def gemma3_path() -> Path:
+    return _cached("gemma3-270m")
