@@ -31,10 +31,10 @@ def run(
     shown: list[str] = []
     if show_steps:
         llm.engine.on_step = lambda plan, batch: shown.append(str(batch.explain())) if len(shown) < steps else None
-    if raw or not llm.has_chat_template:
-        output = llm.generate(prompt, params, use_tqdm=False)[0]
+    if raw or not llm.tokenizer.has_chat_template:
+        output = llm.generate(prompt, params, progress=False)[0]
     else:
-        output = llm.chat([{"role": "user", "content": prompt}], params, use_tqdm=False)[0]
+        output = llm.chat([{"role": "user", "content": prompt}], params, progress=False)[0]
     answer = output.outputs[0]
     if as_json:
         print(json.dumps({

@@ -82,7 +82,7 @@ class Engine:
         self.scheduler = Scheduler(self.states, self.cache, config.scheduler_config())
         self.buffers = InputBuffers.for_states(self.states, config.max_num_batched_tokens)
         self.sampler = Sampler(self.states)
-        self._on_step = on_step
+        self.on_step = on_step
         self._jobs: dict[str, Job] = {}
         self._completions: dict[str, Completion] = {}  # by the scheduler's request id
         self._arrivals = 0
@@ -194,8 +194,8 @@ class Engine:
         batch = prepare_inputs(
             self.states, (plan.rows, plan.num_scheduled), self.buffers, draft_tokens=plan.draft_tokens
         )
-        if self._on_step is not None:
-            self._on_step(plan, batch)
+        if self.on_step is not None:
+            self.on_step(plan, batch)
         if len(plan.block_copies[0]):
             self.executor.copy_blocks(*plan.block_copies)
         sampled = self.sampler.sample(batch, self.executor.execute(batch))
