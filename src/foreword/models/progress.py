@@ -1,0 +1,28 @@
+"""A bar for a download."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+Progress = Callable[[int, int], None]
+"""Called with (bytes here, bytes in all) as they arrive."""
+
+
+@contextlib.contextmanager
+def download_bar(label: str) -> Iterator[Progress]:
+    """A progress bar on standard error, shown only where that is a terminal."""
+    from rich import progress
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    columns = (
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.DownloadColumn(),
+        progress.TransferSpeedColumn(),
+        progress.TimeRemainingColumn(),
+    )
+    with progress.Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task(label, total=None)
+        yield lambda here, total: bar.update(task, completed=here, total=total)
