@@ -181,6 +181,8 @@ nb::object prepare_arrays(StepCore &core, Vector<const int32_t> rows, Vector<con
 
 }  // namespace
 
+void bind_vllm(nb::module_ &m);
+
 void bind_batch(nb::module_ &m) {
   nb::class_<RowsCore>(m, "RowsCore", "Bulk changes of the rows of one RequestStates.")
       .def("__init__",
@@ -214,6 +216,7 @@ void bind_batch(nb::module_ &m) {
       .def("commit", [](StepCore &core, Matrix<const int32_t> s, bool advanced) {
         return core.commit(s.data(), int64_t(s.shape(0)), int64_t(s.shape(1)), advanced);
       });
+  bind_vllm(m);
 }
 
 }  // namespace foreword

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from foreword.batch import CapacityError, InputBuffers, KVGroup, NewRequest, RequestError, RequestStates, prepare_inputs
+from foreword.batch import (
+    CapacityError,
+    InputBuffers,
+    KVGroup,
+    NewRequest,
+    PlanError,
+    RequestError,
+    RequestStates,
+    prepare_inputs,
+)
 from foreword.batch.adapters.vllm import apply
+from foreword.batch.backends import native
+from foreword.batch.sampling_columns import COLUMNS
 
 GROUPS = [KVGroup(block_size=4), KVGroup(block_size=2)]
 DRAFTS = 3
@@ -183,14 +195,19 @@ class Scheduler:
         return sampled
 
 
+@pytest.mark.parametrize("way", ["native", "python", "unpickled"])
 @pytest.mark.parametrize("form", ["applied", "plan"])
 @pytest.mark.parametrize("generation", [1, 2])
-def test_random_schedules_prepare_what_a_dictionary_of_requests_says(generation, form):
-    for seed in range(8):
+def test_random_schedules_prepare_what_a_dictionary_of_requests_says(generation, form, way, monkeypatch):
+    if way == "python":
+        monkeypatch.setattr(native, "vllm_front", lambda *_: None)
+    for seed in range(6):
         scheduler = Scheduler(seed, generation)
         states, buffers = make()
         for _ in range(80):
             out = scheduler.step()
+            if way == "unpickled":  # equal ids are other objects in every step
+                out = pickle.loads(pickle.dumps(out))
             applied = apply(states, out)
             plan = applied if form == "applied" else applied.plan
             batch = prepare_inputs(states, plan, buffers, draft_tokens=applied.draft_tokens)
@@ -368,6 +385,62 @@ def test_everything_a_new_request_may_carry_arrives():
     assert batch.lora_mapping().requests.tolist() == [6, 0, 0]
     assert np.array_equal(batch.prompt_embeds()[1], embeds)
     assert batch.pooling_metadata().params[0].task == "score"
+
+
+def random_sampling(rng):
+    def maybe(value, otherwise):
+        return value if rng.random() < 0.4 else otherwise
+
+    return SimpleNamespace(
+        temperature=maybe(0.0, 0.7), top_p=maybe(0.9, 1.0), top_k=maybe(int(rng.integers(-1, 150)), 0),
+        min_p=maybe(0.1, 0), presence_penalty=maybe(0.5, 0.0), frequency_penalty=maybe(0.5, 0.0),
+        repetition_penalty=maybe(1.5, 1.0), seed=maybe(int(rng.integers(2**40)), None), min_tokens=maybe(3, 0),
+        logprobs=maybe(int(rng.integers(-1, 5)), None), prompt_logprobs=maybe(1, None), stop_token_ids=[4],
+        logit_bias=maybe({3: 1.0}, None), allowed_token_ids=maybe([1, 2], None), max_tokens=9, stop=None,
+        bad_words_token_ids=maybe([[7]], None), structured_outputs=maybe("g", None),
+    )  # fmt: skip
+
+
+def test_parameters_read_in_native_code_are_those_read_in_python(monkeypatch):
+    rng = np.random.default_rng(5)
+    for _ in range(50):
+        params = [random_sampling(rng) if rng.random() < 0.8 else None for _ in range(8)]
+        new = [new_data(str(i), [1, 2], ([1], [1]), sampling_params=p) for i, p in enumerate(params)]
+        columns = []
+        for front in (native.vllm_front, lambda *_: None):
+            with monkeypatch.context() as patch:
+                patch.setattr(native, "vllm_front", front)
+                states, _ = make()
+                apply(states, output(new))
+                rows = [states.row_of(str(i)) for i in range(8)]
+                c = states.sampling
+                columns.append({name: getattr(c, name)[rows].tolist() for name in (*COLUMNS, "needs", "is_set")})
+        assert columns[0] == columns[1]
+
+
+def test_ids_kept_by_the_states_are_the_schedulers_own_objects():
+    states, _ = make()
+    rid = "".join(["re", "quest"])
+    apply(states, output([new_data(rid, [1], ([1], [1]))]))
+    assert states.req_id_of(states.row_of(rid)) is rid  # so that looking for it is comparing pointers
+
+
+def test_arrivals_are_all_or_nothing_in_native_code():
+    states, _ = make()
+    with pytest.raises(RequestError, match="'b'"):
+        apply(states, output([new_data("a", [1], ([1], [1])), new_data("b", [], ([1], [1]))]))
+    with pytest.raises(RequestError, match="'c'"):
+        apply(states, output([new_data("c", [1, "x"], ([1], [1]))]))
+    assert states.req_ids == ("a",)
+    apply(states, output([new_data("d", [1], ([1], [1])), new_data("d", [2, 3], ([1], [1]))]))
+    assert states.num_tokens[states.row_of("d")] == 2
+
+
+def test_drafts_of_a_request_that_is_not_scheduled_are_refused():
+    states, _ = make()
+    apply(states, output([new_data("a", [1], ([1], [1]))]))
+    with pytest.raises(PlanError, match="not scheduled"):
+        apply(states, output(drafts={"a": [1]}))
 
 
 def test_the_first_entry_that_does_not_fit_is_named():

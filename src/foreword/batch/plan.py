@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NoReturn
@@ -42,8 +43,12 @@ class PlannedStep(Mapping[str, int]):
     """{req_id: tokens} that somebody has brought into arrays already, drafts included."""
 
     __slots__ = ()
-    arrays: Plan
     draft_tokens: Mapping[str, Sequence[int]] | None
+
+    @property
+    @abstractmethod
+    def arrays(self) -> Plan:
+        """The step in arrays."""
 
 
 def normalize(states: RequestStates, plan: PlanLike, drafts: Drafts) -> Plan:

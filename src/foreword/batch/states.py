@@ -21,6 +21,7 @@ from foreword.batch.sampling_metadata import MetadataCache
 from foreword.errors import CapacityError, ConfigError, RequestError
 
 if TYPE_CHECKING:
+    from foreword.batch.adapters.vllm_front import VllmFront
     from foreword.batch.batch_update import RowWatcher
     from foreword.batch.inputs import InputBatch
 
@@ -74,9 +75,9 @@ class RequestStates:
         self.vocab_size = vocab_size
         self.max_num_draft_tokens = max_num_draft_tokens
         self.context_parallel = context_parallel
-        self._content_ids = ContentIds()
+        self.content_ids = ContentIds()
         self.block_tables = tuple(
-            BlockTable.allocate(g, context_parallel, max_num_reqs, max_model_len, self._content_ids) for g in kv_groups
+            BlockTable.allocate(g, context_parallel, max_num_reqs, max_model_len, self.content_ids) for g in kv_groups
         )
         self.token_ids = _unaliased_rows(max_num_reqs, max_model_len)
         self.num_tokens = np.zeros(max_num_reqs, np.int32)
@@ -96,12 +97,18 @@ class RequestStates:
         self.loras = LoraUsers()
         self.parked: dict[str, NewRequest] = {}  # preempted: known, without row and blocks
         self.watchers: list[RowWatcher] = []  # told of every row that is filled, freed or moved
+        self.vllm_front: VllmFront | None = None  # see `foreword.batch.adapters.vllm`
         self.step = 0  # prepared steps, for messages
         self.layout_version = 0  # grows when rows move
         self._rows: dict[str, int] = {}
         self._req_ids: npt.NDArray[np.object_] = np.full(max_num_reqs, None, object)
         self._free = list(range(max_num_reqs - 1, -1, -1))
-        self._core = _native.rows_core(self)
+        self.core = _native.rows_core(self)
+
+    @property
+    def directory(self) -> tuple[dict[str, int], int]:
+        """For native code: the map from id to row, and the address of the ids by row (str or None, [R])."""
+        return self._rows, self._req_ids.ctypes.data
 
     # -- who is here -------------------------------------------------------------------------------------------
 
@@ -199,11 +206,12 @@ class RequestStates:
         """Admit many requests at once and return their rows, int32 [N]. All or nothing; errors as in `add_request`."""
         count = len(new.req_ids)
         ids = dict.fromkeys(new.req_ids)
-        if self._core is None or len(self._free) < count or len(ids) < count or not self._rows.keys().isdisjoint(ids):
+        if self.core is None or len(self._free) < count or len(ids) < count or not self._rows.keys().isdisjoint(ids):
             return self._add_one_by_one(new)
-        rows = np.array(self._free[: -count - 1 : -1], np.int32)
+        rows = self.next_rows(count)
+        assert rows is not None
         zeros = np.zeros(count, np.int32)
-        refused = self._core.add(
+        refused = self.core.add(
             rows,
             new.token_ids,
             new.num_tokens,
@@ -211,13 +219,11 @@ class RequestStates:
             zeros if new.num_computed_tokens is None else new.num_computed_tokens,
             list(new.block_ids),
             list(new.num_blocks),
-            self._content_ids.take(count),
+            self.content_ids.take(count),
         )
         if refused >= 0:
             return self._add_one_by_one(new)
-        del self._free[-count:]
-        self._rows.update(zip(new.req_ids, rows.tolist(), strict=True))
-        self._req_ids[rows] = new.req_ids
+        self.seat(new.req_ids, rows)
         if new.lora_id is not None:
             self.lora_id[rows] = new.lora_id
             for rid, lora_id in zip(new.req_ids, new.lora_id.tolist(), strict=True):
@@ -228,6 +234,23 @@ class RequestStates:
             for row in rows.tolist():
                 watcher.filled(row)
         return rows
+
+    def next_rows(self, count: int) -> npt.NDArray[np.int32] | None:
+        """The rows that the next ``count`` requests will get, int32; None if there are not so many free."""
+        if len(self._free) < count:
+            return None
+        return np.array(self._free[: -count - 1 : -1], np.int32)
+
+    def seat(self, req_ids: Sequence[str], rows: npt.NDArray[np.int32]) -> None:
+        """Note who is in `next_rows`, once the rows are written."""
+        if not req_ids:
+            return
+        del self._free[-len(req_ids) :]
+        self._rows.update(zip(req_ids, rows.tolist(), strict=True))
+        self._req_ids[rows] = req_ids
+        if self.parked:
+            for req_id in req_ids:
+                self.parked.pop(req_id, None)
 
     def _add_one_by_one(self, new: NewRequests) -> npt.NDArray[np.int32]:
         added: list[str] = []
@@ -247,7 +270,7 @@ class RequestStates:
     def remove_rows(self, rows: npt.NDArray[np.int32]) -> None:
         """Free these rows. CapacityError for a row that holds no request; then nothing changes."""
         sparse = self.loras or self.extras or self.watchers  # somebody has what the native core does not know
-        if sparse or self._core is None or not self._core.remove(rows, self._content_ids.take(len(rows))):
+        if sparse or self.core is None or not self.core.remove(rows, self.content_ids.take(len(rows))):
             for req_id in dict.fromkeys(self.req_ids_of(rows)):
                 self.remove_request(req_id)
             return
@@ -294,7 +317,7 @@ class RequestStates:
 
         rows are distinct live rows. CapacityError past a row's end, and nothing changes.
         """
-        if self._core is not None and self._core.append(rows, block_ids, group) < 0:
+        if self.core is not None and self.core.append(rows, block_ids, group) < 0:
             return
         table = self.block_tables[group]
         held = table.num_blocks[rows]

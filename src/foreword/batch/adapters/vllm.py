@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from foreword.batch.adapters.vllm_front import VllmFront
 from foreword.batch.adapters.vllm_requests import new_request
 from foreword.batch.block_ops import NO_BLOCK_OPS, BlockOps
 from foreword.batch.parking import park, resume
 from foreword.batch.plan import Plan, PlannedStep
-from foreword.errors import CapacityError, RequestError
+from foreword.errors import CapacityError, PlanError, RequestError
 
 if TYPE_CHECKING:
     from foreword.batch.states import RequestStates
@@ -40,36 +41,58 @@ class AppliedStep(PlannedStep):
         prepare_inputs(states, applied, buffers)                                                  the shortest way
         prepare_inputs(states, applied, buffers, draft_tokens=applied.draft_tokens)
         prepare_inputs(states, applied.plan, buffers, draft_tokens=applied.draft_tokens)
-    block_ops: blocks to zero and to copy before the step. encoder_inputs: {req_id: feature indices} to encode first;
-    free_encoder_inputs: identifiers the encoder cache may drop. has_structured_output: a grammar bitmask will come.
 
     The arrays are valid until the next `apply` on the same states.
     """
 
-    __slots__ = ("_counts", "arrays", "block_ops", "draft_tokens", "encoder_inputs", "free_encoder_inputs",
-                 "has_structured_output")  # fmt: skip
+    __slots__ = ("_arrays", "_front", "_output", "draft_tokens", "num_draft_ids", "plan")
 
-    def __init__(self, counts: Mapping[str, int], arrays: Plan, drafts: Mapping[str, Sequence[int]] | None) -> None:
-        self._counts = counts
-        self.arrays = arrays
-        self.draft_tokens = drafts
-        self.block_ops: BlockOps = NO_BLOCK_OPS
-        self.encoder_inputs: Mapping[str, Sequence[int]] = {}
-        self.free_encoder_inputs: Sequence[str] = ()
-        self.has_structured_output = False
+    def __init__(self, output: Any, front: VllmFront, num_draft_ids: int) -> None:
+        self._output = output
+        self._front = front
+        self.plan: tuple[I32, I32] = front.plan(len(output.num_scheduled_tokens))
+        self.num_draft_ids = num_draft_ids
+        self.draft_tokens = output.scheduled_spec_decode_tokens or None
 
     @property
-    def plan(self) -> tuple[I32, I32]:
-        return self.arrays.rows, self.arrays.num_scheduled
+    def arrays(self) -> Plan:
+        """The step in arrays, drafts included."""
+        rows, num_scheduled = self.plan
+        if not self.num_draft_ids:
+            return Plan(rows, num_scheduled, _NONE, _NONE)
+        front = self._front
+        return Plan(rows, num_scheduled, front.num_drafts[: len(rows)], front.draft_ids[: self.num_draft_ids])
+
+    @property
+    def block_ops(self) -> BlockOps:
+        """Blocks to zero and to copy before the step."""
+        zero = getattr(self._output, "new_block_ids_to_zero", None)
+        copies = getattr(self._output, "kv_cache_block_copies", None)
+        return BlockOps.of(zero or (), copies or ()) if zero or copies else NO_BLOCK_OPS
+
+    @property
+    def encoder_inputs(self) -> Mapping[str, Sequence[int]]:
+        """{req_id: feature indices} to encode before the step."""
+        return self._output.scheduled_encoder_inputs or {}
+
+    @property
+    def free_encoder_inputs(self) -> Sequence[str]:
+        """Identifiers whose encoder outputs may be dropped."""
+        return self._output.free_encoder_mm_hashes or ()
+
+    @property
+    def has_structured_output(self) -> bool:
+        """Whether a grammar bitmask will come for this step."""
+        return bool(getattr(self._output, "has_structured_output_requests", False))
 
     def __getitem__(self, req_id: str) -> int:
-        return self._counts[req_id]
+        return int(self._output.num_scheduled_tokens[req_id])
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._counts)
+        return iter(self._output.num_scheduled_tokens)
 
     def __len__(self) -> int:
-        return len(self._counts)
+        return len(self._output.num_scheduled_tokens)
 
 
 def apply(states: RequestStates, scheduler_output: Any) -> AppliedStep:
@@ -78,22 +101,28 @@ def apply(states: RequestStates, scheduler_output: Any) -> AppliedStep:
     Raises RequestError or CapacityError for the first entry that does not fit, with the entries before it applied.
     """
     out = scheduler_output
+    front = states.vllm_front
+    if front is None:
+        front = states.vllm_front = VllmFront(states)
     _leave(states, out)
-    for data in out.scheduled_new_reqs:
-        _enter(states, data)
-    cached = out.scheduled_cached_reqs
-    if cached.req_ids:
-        _go_on(states, cached)
-    drafts = out.scheduled_spec_decode_tokens or None
-    applied = AppliedStep(out.num_scheduled_tokens, _arrays(states, out.num_scheduled_tokens, drafts), drafts)
-    _pass_on(applied, out)
-    return applied
+    if out.scheduled_new_reqs and not front.admit(out.scheduled_new_reqs):
+        for data in out.scheduled_new_reqs:
+            _enter(states, data)
+    cached, counts, drafts = out.scheduled_cached_reqs, out.num_scheduled_tokens, out.scheduled_spec_decode_tokens
+    num_draft_ids = front.step(cached, counts, drafts)
+    if num_draft_ids < 0:  # something unusual: in Python, entry by entry
+        if cached.req_ids:
+            _go_on(states, cached)
+        num_draft_ids = _read_plan(states, front, counts, drafts or {})
+    return AppliedStep(out, front, num_draft_ids)
 
 
 def _leave(states: RequestStates, out: Any) -> None:
-    if out.finished_req_ids:
-        for rid in sorted(out.finished_req_ids):  # so that every rank frees its rows in the same order
-            states.remove_request(rid)
+    if out.finished_req_ids:  # sorted, so that every rank frees its rows in the same order
+        ids = sorted(out.finished_req_ids)
+        states.remove_rows(np.array([states.row_of(rid) for rid in ids if rid in states], np.int32))
+        for rid in ids if states.parked else ():
+            states.parked.pop(rid, None)
     if getattr(out, "preempted_req_ids", None):
         for rid in sorted(out.preempted_req_ids):
             park(states, rid)
@@ -158,23 +187,22 @@ def _truncate(states: RequestStates, row: int, known: int) -> None:
         states.last_sampled_token[row] = states.token_ids[row, known - 1] if known > states.prompt_len[row] else -1
 
 
-def _arrays(states: RequestStates, counts: Mapping[str, int], drafts: Mapping[str, Sequence[int]] | None) -> Plan:
-    rows = np.fromiter(map(states.row_of, counts), np.int32, len(counts))
-    num_scheduled = np.fromiter(counts.values(), np.int32, len(counts))
-    if not drafts:
-        return Plan(rows, num_scheduled, _NONE, _NONE)
+def _read_plan(
+    states: RequestStates, front: VllmFront, counts: Mapping[str, int], drafts: Mapping[str, Sequence[int]]
+) -> int:
+    """The plan into the front's arrays; how many drafts there are."""
+    B = len(counts)
+    if states.max_num_reqs < B:
+        raise CapacityError(f"{B} requests in one step, max_num_reqs is {states.max_num_reqs}")
+    front.rows[:B] = np.fromiter(map(states.row_of, counts), np.int32, B)
+    front.num_scheduled[:B] = np.fromiter(counts.values(), np.int32, B)
+    for rid in drafts:
+        if rid not in counts:
+            raise PlanError("drafts for a request that is not scheduled", request=rid, tensor="draft_tokens")
     lists = [drafts.get(rid, ()) for rid in counts]
-    ids = np.array([t for tokens in lists for t in tokens], np.int32)
-    return Plan(rows, num_scheduled, np.fromiter(map(len, lists), np.int32, len(lists)), ids)
-
-
-def _pass_on(applied: AppliedStep, out: Any) -> None:
-    """What a forward pass needs besides tensors, where this generation's output has it."""
-    zero, copies = getattr(out, "new_block_ids_to_zero", None), getattr(out, "kv_cache_block_copies", None)
-    if zero or copies:
-        applied.block_ops = BlockOps.of(zero or (), copies or ())
-    if out.scheduled_encoder_inputs:
-        applied.encoder_inputs = out.scheduled_encoder_inputs
-    if out.free_encoder_mm_hashes:
-        applied.free_encoder_inputs = out.free_encoder_mm_hashes
-    applied.has_structured_output = bool(getattr(out, "has_structured_output_requests", False))
+    front.num_drafts[:B] = np.fromiter(map(len, lists), np.int32, B)
+    ids = [t for tokens in lists for t in tokens]
+    if len(ids) > len(front.draft_ids):
+        raise CapacityError(f"{len(ids)} drafts in one step, room for {len(front.draft_ids)}")
+    front.draft_ids[: len(ids)] = ids
+    return len(ids)

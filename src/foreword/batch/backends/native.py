@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy.typing as npt
+
 from foreword.batch import plan as _plan
 from foreword.batch.backends import Scalars
 from foreword.batch.plan import Plan
@@ -82,6 +84,13 @@ def _bind(states: RequestStates, buffers: InputBuffers) -> Any:
         cp = states.context_parallel
         core.set_context_parallel(cp.size, cp.rank, cp.interleave)
     return core
+
+
+def vllm_front(states: RequestStates, arrays: dict[str, npt.NDArray[Any]]) -> Any:
+    """The native core that reads vLLM-shaped scheduler output, or None where it is not built."""
+    if states.core is None:
+        return None
+    return _native.VllmFront(states.core, *states.directory, arrays)
 
 
 def rows_core(states: RequestStates) -> Any:

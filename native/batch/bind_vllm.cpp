@@ -1,0 +1,72 @@
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/vector.h>
+
+#include "batch/vllm_front.h"
+
+namespace nb = nanobind;
+
+namespace foreword {
+namespace {
+
+template <class T>
+using Vector = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+template <class T>
+T *pointer(const nb::dict &arrays, const char *name) {
+  return nb::cast<Vector<T>>(arrays[name]).data();
+}
+
+// `arrays`: the arrays of SamplingColumns, num_placeholders and the plan, by name. `req_ids` is the address of the
+// states' object array: it has no buffer.
+VllmFront make_front(RowsCore &rows, nb::dict row_of, uintptr_t req_ids, const nb::dict &arrays) {
+  VllmFront front;
+  front.rows = &rows;
+  front.row_of = row_of.ptr();
+  front.req_ids = reinterpret_cast<PyObject **>(req_ids);
+  front.placeholders = pointer<int32_t>(arrays, "num_placeholders");
+  front.sampling = {
+      .temperature = pointer<float>(arrays, "temperature"),
+      .top_p = pointer<float>(arrays, "top_p"),
+      .min_p = pointer<float>(arrays, "min_p"),
+      .presence_penalty = pointer<float>(arrays, "presence_penalty"),
+      .frequency_penalty = pointer<float>(arrays, "frequency_penalty"),
+      .repetition_penalty = pointer<float>(arrays, "repetition_penalty"),
+      .top_k = pointer<int32_t>(arrays, "top_k"),
+      .min_tokens = pointer<int32_t>(arrays, "min_tokens"),
+      .num_logprobs = pointer<int32_t>(arrays, "num_logprobs"),
+      .num_prompt_logprobs = pointer<int32_t>(arrays, "num_prompt_logprobs"),
+      .needs = pointer<int32_t>(arrays, "needs"),
+      .seed = pointer<int64_t>(arrays, "seed"),
+      .stamp = pointer<int64_t>(arrays, "stamp"),
+      .is_set = pointer<bool>(arrays, "is_set"),
+  };
+  front.out_rows = pointer<int32_t>(arrays, "rows");
+  front.out_counts = pointer<int32_t>(arrays, "num_scheduled");
+  front.out_num_drafts = pointer<int32_t>(arrays, "num_drafts");
+  front.out_draft_ids = pointer<int32_t>(arrays, "draft_ids");
+  front.max_draft_ids = int64_t(nb::cast<Vector<int32_t>>(arrays["draft_ids"]).shape(0));
+  return front;
+}
+
+}  // namespace
+
+void bind_vllm(nb::module_ &m) {
+  nb::class_<VllmFront>(m, "VllmFront", "The common step of foreword.batch.adapters.vllm over one RequestStates.")
+      .def("__init__",
+           [](VllmFront *self, RowsCore &rows, nb::dict row_of, uintptr_t req_ids, const nb::dict &arrays) {
+             new (self) VllmFront(make_front(rows, row_of, req_ids, arrays));
+           }, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>())
+      .def("step", [](VllmFront &front, nb::handle cached, nb::handle num_scheduled, nb::handle drafts) {
+        return front.step(cached.ptr(), num_scheduled.ptr(), drafts.ptr());
+      }, nb::arg(), nb::arg(), nb::arg().none())
+      .def("admit", [](VllmFront &front, nb::handle requests, Vector<const int32_t> rows, int64_t first_content_id,
+                       int64_t stamp) {
+        std::vector<int32_t> special;
+        nb::object ids = nb::steal(front.admit(requests.ptr(), rows.data(), int64_t(rows.shape(0)), first_content_id,
+                                               stamp, special));
+        return nb::make_tuple(ids, special);
+      });
+}
+
+}  // namespace foreword

@@ -1,0 +1,345 @@
+#include "batch/vllm_front.h"
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+
+namespace foreword {
+namespace {
+
+struct Release {
+  void operator()(PyObject *o) const { Py_XDECREF(o); }
+};
+using Owned = std::unique_ptr<PyObject, Release>;
+
+// An attribute that may be missing: null then, with no error set.
+Owned attribute(PyObject *object, PyObject *name) {
+  PyObject *value = PyObject_GetAttr(object, name);
+  if (!value) PyErr_Clear();
+  return Owned(value);
+}
+
+PyObject *name(const char *text) { return PyUnicode_InternFromString(text); }
+
+// The names read every step, interned once for the process like any constant of a module.
+struct Names {
+  PyObject *req_ids = name("req_ids"), *resumed = name("resumed_req_ids"), *new_tokens = name("new_token_ids"),
+           *new_blocks = name("new_block_ids"), *computed = name("num_computed_tokens"),
+           *outputs = name("num_output_tokens"), *req_id = name("req_id"), *prompt = name("prompt_token_ids"),
+           *prefill = name("prefill_token_ids"), *blocks = name("block_ids"), *embeds = name("prompt_embeds"),
+           *features = name("mm_features"), *pooling = name("pooling_params"), *lora = name("lora_request"),
+           *sampling = name("sampling_params"), *temperature = name("temperature"), *top_p = name("top_p"),
+           *top_k = name("top_k"), *min_p = name("min_p"), *presence = name("presence_penalty"),
+           *frequency = name("frequency_penalty"), *repetition = name("repetition_penalty"), *seed = name("seed"),
+           *min_tokens = name("min_tokens"), *logprobs = name("logprobs"), *prompt_logprobs = name("prompt_logprobs"),
+           *bias = name("logit_bias"), *allowed = name("allowed_token_ids"), *bad_words = name("bad_words_token_ids"),
+           *structured = name("structured_outputs");
+};
+const Names &names() {
+  static const Names n;
+  return n;
+}
+
+// A Python int that fits int32. False, with no error set, for anything else.
+inline bool as_int32(PyObject *o, int32_t &out) {
+  if (!PyLong_CheckExact(o)) return false;
+#if PY_VERSION_HEX >= 0x030C0000
+  if (PyUnstable_Long_IsCompact(reinterpret_cast<PyLongObject *>(o))) {
+    out = int32_t(PyUnstable_Long_CompactValue(reinterpret_cast<PyLongObject *>(o)));
+    return true;
+  }
+#else
+  const Py_ssize_t digits = Py_SIZE(o);
+  if (digits >= -1 && digits <= 1) {
+    out = int32_t(digits * Py_ssize_t(reinterpret_cast<PyLongObject *>(o)->ob_digit[0]));
+    return true;
+  }
+#endif
+  int overflow;
+  const long long value = PyLong_AsLongLongAndOverflow(o, &overflow);
+  if (overflow || value < INT32_MIN || value > INT32_MAX) return false;
+  out = int32_t(value);
+  return true;
+}
+
+inline bool is_sequence(PyObject *o) { return o && (PyList_CheckExact(o) || PyTuple_CheckExact(o)); }
+inline PyObject **items(PyObject *o) { return PySequence_Fast_ITEMS(o); }
+inline Py_ssize_t length(PyObject *o) { return Py_SIZE(o); }
+
+// Append a list or tuple of ints to `out`.
+bool append_ints(PyObject *o, std::vector<int32_t> &out) {
+  if (!is_sequence(o)) return false;
+  const Py_ssize_t n = length(o);
+  const size_t start = out.size();
+  out.resize(start + n);
+  PyObject **in = items(o);
+  for (Py_ssize_t i = 0; i < n; ++i) {
+    if (i + 16 < n) __builtin_prefetch(in[i + 16]);
+    if (!as_int32(in[i], out[start + i])) return false;
+  }
+  return true;
+}
+
+inline bool same_text(PyObject *a, PyObject *b) {
+  if (a == b) return true;
+  if (!PyUnicode_CheckExact(a) || !PyUnicode_CheckExact(b)) return false;
+  const auto kind = PyUnicode_KIND(a);
+  return PyUnicode_GET_LENGTH(a) == PyUnicode_GET_LENGTH(b) && kind == PyUnicode_KIND(b) &&
+         !std::memcmp(PyUnicode_DATA(a), PyUnicode_DATA(b), size_t(PyUnicode_GET_LENGTH(a)) * size_t(kind));
+}
+
+inline bool is_empty(PyObject *o) { return !o || o == Py_None || PyObject_Size(o) == 0; }
+inline bool is_none(const Owned &o) { return !o || o.get() == Py_None; }
+
+}  // namespace
+
+// Outputs name the same requests in the same places step after step: look there first.
+int32_t VllmFront::find(PyObject *req_id, size_t position) {
+  if (position < memo_.size()) {
+    const int32_t row = memo_[position];
+    if (same_text(req_ids[row], req_id)) return row;
+  } else {
+    memo_.resize(position + 1, 0);
+  }
+  PyObject *found = PyDict_GetItemWithError(row_of, req_id);
+  int32_t row;
+  if (!found || !as_int32(found, row)) {
+    PyErr_Clear();
+    return -1;
+  }
+  return memo_[position] = row;
+}
+
+// Rows and growth of every cached request, checked; nothing is written.
+bool VllmFront::check_cached(PyObject *cached) {
+  const Names &n = names();
+  const States &s = rows->states;
+  growth_.clear();
+  const Owned ids = attribute(cached, n.req_ids);
+  if (!ids || !PyList_CheckExact(ids.get())) return false;
+  const Py_ssize_t count = length(ids.get());
+  if (count == 0) return true;
+  const Owned resumed = attribute(cached, n.resumed), pipeline = attribute(cached, n.new_tokens),
+              blocks = attribute(cached, n.new_blocks), computed = attribute(cached, n.computed),
+              outputs = attribute(cached, n.outputs);
+  if (!is_empty(resumed.get()) || !is_empty(pipeline.get())) return false;
+  if (!is_sequence(blocks.get()) || !is_sequence(computed.get())) return false;
+  if (length(blocks.get()) != count || length(computed.get()) != count) return false;
+  const bool has_outputs = !is_empty(outputs.get());
+  if (has_outputs && (!is_sequence(outputs.get()) || length(outputs.get()) != count)) return false;
+  seen_.resize(s.max_num_reqs);
+  ++call_;
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    const int32_t row = find(items(ids.get())[i], size_t(i));
+    int32_t c, made;
+    if (row < 0 || seen_[row] == call_ || !as_int32(items(computed.get())[i], c) || c < 0 || c > s.max_model_len) return false;
+    seen_[row] = call_;
+    if (has_outputs) {
+      if (!as_int32(items(outputs.get())[i], made)) return false;
+      if (!placeholders[row] && s.prompt_len[row] + made < s.num_tokens[row]) return false;
+    }
+    PyObject *grown = items(blocks.get())[i];
+    if (grown == Py_None) {
+      if (c != s.num_computed_tokens[row]) growth_.push_back({row, c, nullptr});
+      continue;
+    }
+    if (!is_sequence(grown) || size_t(length(grown)) != rows->tables.size()) return false;
+    for (size_t g = 0; g < rows->tables.size(); ++g) {
+      PyObject *list = items(grown)[g];
+      const RowTable &t = rows->tables[g];
+      if (!is_sequence(list) || t.num_blocks[row] + length(list) > t.width) return false;
+      int32_t block;
+      for (Py_ssize_t k = 0; k < length(list); ++k)
+        if (!as_int32(items(list)[k], block) || block < 0) return false;
+    }
+    growth_.push_back({row, c, grown});
+  }
+  return true;
+}
+
+bool VllmFront::read_plan(PyObject *num_scheduled, PyObject *drafts, int64_t &num_draft_ids) {
+  Py_ssize_t at = 0, draft_at = 0;
+  PyObject *key, *value, *draft_key = nullptr, *draft_list = nullptr;
+  int64_t b = 0, d = 0, used = 0;
+  if (drafts) PyDict_Next(drafts, &draft_at, &draft_key, &draft_list);
+  while (PyDict_Next(num_scheduled, &at, &key, &value)) {
+    const int32_t row = find(key, size_t(b));
+    if (row < 0 || !as_int32(value, out_counts[b])) return false;
+    out_rows[b] = row;
+    if (drafts) {
+      PyObject *list = nullptr;
+      if (draft_key == key) {  // drafts usually come in the order of the plan
+        list = draft_list;
+        if (!PyDict_Next(drafts, &draft_at, &draft_key, &draft_list)) draft_key = nullptr;
+      } else {
+        list = PyDict_GetItemWithError(drafts, key);
+        if (!list && PyErr_Occurred()) {
+          PyErr_Clear();
+          return false;
+        }
+      }
+      out_num_drafts[b] = 0;
+      if (list) {
+        if (!is_sequence(list) || d + length(list) > max_draft_ids) return false;
+        for (Py_ssize_t k = 0; k < length(list); ++k)
+          if (!as_int32(items(list)[k], out_draft_ids[d + k])) return false;
+        out_num_drafts[b] = int32_t(length(list));
+        d += length(list);
+        ++used;
+      }
+    }
+    ++b;
+  }
+  num_draft_ids = d;
+  return !drafts || used == PyDict_Size(drafts);
+}
+
+int64_t VllmFront::step(PyObject *cached, PyObject *num_scheduled, PyObject *drafts) {
+  if (!PyDict_CheckExact(num_scheduled) || PyDict_Size(num_scheduled) > rows->states.max_num_reqs) return -1;
+  if (drafts == Py_None || (PyDict_CheckExact(drafts) && PyDict_Size(drafts) == 0)) drafts = nullptr;
+  if (drafts && !PyDict_CheckExact(drafts)) return -1;
+  int64_t num_draft_ids = 0;
+  if (!check_cached(cached) || !read_plan(num_scheduled, drafts, num_draft_ids)) {
+    PyErr_Clear();
+    return -1;
+  }
+  for (const Growth &grown : growth_) {
+    rows->states.num_computed_tokens[grown.row] = grown.computed;
+    for (size_t g = 0; grown.blocks && g < rows->tables.size(); ++g) {
+      const RowTable &t = rows->tables[g];
+      PyObject *list = items(grown.blocks)[g];
+      int32_t *end = t.table + int64_t(grown.row) * t.width + t.num_blocks[grown.row];
+      for (Py_ssize_t k = 0; k < length(list); ++k) as_int32(items(list)[k], end[k]);
+      t.num_blocks[grown.row] += int32_t(length(list));
+    }
+  }
+  return num_draft_ids;
+}
+
+// One request's tokens and blocks into the columns.
+bool VllmFront::read_request(PyObject *request) {
+  const Names &n = names();
+  if (!is_none(attribute(request, n.embeds)) || !is_none(attribute(request, n.pooling)) ||
+      !is_none(attribute(request, n.lora)) || !is_empty(attribute(request, n.features).get()))
+    return false;
+  const Owned prompt = attribute(request, n.prompt), known = attribute(request, n.prefill),
+              blocks = attribute(request, n.blocks), computed = attribute(request, n.computed);
+  if (!is_sequence(prompt.get()) || !is_sequence(blocks.get())) return false;
+  if (size_t(length(blocks.get())) != rows->tables.size()) return false;
+  const bool longer = !is_none(known) && is_sequence(known.get()) && length(known.get()) > length(prompt.get());
+  const size_t start = tokens_.size();
+  int32_t c;
+  if (!append_ints(prompt.get(), tokens_) || !computed || !as_int32(computed.get(), c)) return false;
+  if (longer) {
+    tokens_.resize(start);
+    if (!append_ints(known.get(), tokens_)) return false;
+  }
+  num_tokens_.push_back(int32_t(tokens_.size() - start));
+  prompt_len_.push_back(int32_t(length(prompt.get())));
+  num_computed_.push_back(c);
+  for (size_t g = 0; g < rows->tables.size(); ++g) {
+    PyObject *list = items(blocks.get())[g];
+    if (!append_ints(list, blocks_[g])) return false;
+    num_blocks_[g].push_back(int32_t(length(list)));
+  }
+  return true;
+}
+
+// Write the parameters of a request that has none of the rare ones. False, with nothing written, for another.
+bool VllmFront::plain_sampling(PyObject *params, int32_t row, int64_t stamp) {
+  enum { GREEDY = 1, RANDOM = 2, TOP_P = 4, TOP_K = 8, MIN_P = 16, PENALTIES = 32, LOGPROBS = 64 };
+  const Names &n = names();
+  for (PyObject *rare : {n.bias, n.allowed, n.bad_words, n.structured, n.prompt_logprobs}) {
+    const Owned value = attribute(params, rare);
+    if (!value || (value.get() != Py_None && !(is_sequence(value.get()) && length(value.get()) == 0))) return false;
+  }
+  const auto number = [&](PyObject *field, double &out) {
+    const Owned value = attribute(params, field);
+    if (!value) return false;
+    out = PyFloat_CheckExact(value.get()) ? PyFloat_AS_DOUBLE(value.get()) : PyFloat_AsDouble(value.get());
+    if (out == -1.0 && PyErr_Occurred()) PyErr_Clear(), out = 2e9;  // no number: not plain
+    return out < 1e9;
+  };
+  double temperature, top_p, min_p, presence, frequency, repetition, top_k, min_tokens;
+  if (!number(n.temperature, temperature) || !number(n.top_p, top_p) || !number(n.min_p, min_p) ||
+      !number(n.presence, presence) || !number(n.frequency, frequency) || !number(n.repetition, repetition) ||
+      !number(n.top_k, top_k) || !number(n.min_tokens, min_tokens) || min_tokens != 0)
+    return false;
+  const Owned seed = attribute(params, n.seed), logprobs = attribute(params, n.logprobs);
+  if (!seed || !logprobs) return false;
+  int64_t seed_value = 0;
+  if (seed.get() != Py_None) {
+    int overflow = 0;
+    if (!PyLong_CheckExact(seed.get())) return false;
+    seed_value = PyLong_AsLongLongAndOverflow(seed.get(), &overflow);
+    if (overflow) return false;
+  }
+  const int32_t vocab = rows->states.vocab_size;
+  int32_t alternatives = -1;
+  if (logprobs.get() != Py_None) {
+    if (!as_int32(logprobs.get(), alternatives)) return false;
+    if (alternatives == -1) alternatives = vocab;
+  }
+  const SamplingArrays &a = sampling;
+  const int32_t k = top_k > 0 && top_k < vocab ? int32_t(top_k) : 0;
+  a.temperature[row] = float(temperature);
+  a.top_p[row] = float(top_p);
+  a.top_k[row] = k;
+  a.min_p[row] = float(min_p);
+  a.presence_penalty[row] = float(presence);
+  a.frequency_penalty[row] = float(frequency);
+  a.repetition_penalty[row] = float(repetition);
+  a.seed[row] = seed_value;
+  a.num_logprobs[row] = alternatives;
+  a.is_set[row] = true;
+  a.stamp[row] = stamp;
+  const bool penalties = presence != 0 || frequency != 0 || repetition != 1;
+  a.needs[row] = (temperature > 0 ? RANDOM : GREEDY) | (top_p < 1 ? TOP_P : 0) | (k ? TOP_K : 0) |
+                 (min_p > 0 ? MIN_P : 0) | (penalties ? PENALTIES : 0) | (alternatives >= 0 ? LOGPROBS : 0);
+  return true;
+}
+
+PyObject *VllmFront::admit(PyObject *requests, const int32_t *to, int64_t count, int64_t first_content_id,
+                           int64_t stamp, std::vector<int32_t> &special) {
+  if (!PyList_CheckExact(requests) || length(requests) != count) Py_RETURN_NONE;
+  tokens_.clear(), num_tokens_.clear(), prompt_len_.clear(), num_computed_.clear();
+  blocks_.resize(rows->tables.size()), num_blocks_.resize(rows->tables.size());
+  for (size_t g = 0; g < rows->tables.size(); ++g) blocks_[g].clear(), num_blocks_[g].clear();
+  Owned ids(PyList_New(count));
+  if (!ids) return nullptr;
+  for (int64_t i = 0; i < count; ++i) {
+    PyObject *request = items(requests)[i];
+    PyObject *id = attribute(request, names().req_id).release();
+    if (!id) Py_RETURN_NONE;
+    PyList_SET_ITEM(ids.get(), i, id);
+    if (!PyUnicode_CheckExact(id) || PyDict_Contains(row_of, id) != 0 || !read_request(request)) {
+      PyErr_Clear();
+      Py_RETURN_NONE;
+    }
+  }
+  const Owned distinct(PySet_New(ids.get()));
+  if (!distinct) return nullptr;
+  if (PySet_Size(distinct.get()) != count) Py_RETURN_NONE;
+  Arrivals a{
+      .count = count,
+      .rows = to,
+      .tokens = tokens_.data(),
+      .num_tokens = num_tokens_.data(),
+      .prompt_len = prompt_len_.data(),
+      .num_computed = num_computed_.data(),
+      .total_tokens = int64_t(tokens_.size()),
+  };
+  for (size_t g = 0; g < rows->tables.size(); ++g) {
+    a.blocks.push_back(blocks_[g].data());
+    a.num_blocks.push_back(num_blocks_[g].data());
+    a.total_blocks.push_back(int64_t(blocks_[g].size()));
+  }
+  if (rows->add(a, first_content_id) >= 0) Py_RETURN_NONE;
+  for (int64_t i = 0; i < count; ++i) {
+    const Owned params = attribute(items(requests)[i], names().sampling);
+    if (!is_none(params) && !plain_sampling(params.get(), to[i], stamp)) special.push_back(int32_t(i));
+  }
+  return ids.release();
+}
+
+}  // namespace foreword

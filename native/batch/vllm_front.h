@@ -1,0 +1,62 @@
+// vLLM-shaped scheduler output, walked with CPython's own calls: no Python statement a request.
+//
+// The meaning of every field, and whatever is out of the ordinary, is foreword/batch/adapters/vllm.py's. This side does
+// the common step or, where something is not as usual, nothing at all.
+#pragma once
+
+#include <Python.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "batch/rows.h"
+
+namespace foreword {
+
+// The arrays of SamplingColumns, [R] each.
+struct SamplingArrays {
+  float *temperature, *top_p, *min_p, *presence_penalty, *frequency_penalty, *repetition_penalty;
+  int32_t *top_k, *min_tokens, *num_logprobs, *num_prompt_logprobs, *needs;
+  int64_t *seed, *stamp;
+  bool *is_set;
+};
+
+class VllmFront {
+ public:
+  RowsCore *rows;
+  PyObject *row_of;             // dict req_id → row, of the states
+  PyObject **req_ids;           // [R] req_id or None, of the states
+  const int32_t *placeholders;  // [R]
+  SamplingArrays sampling;
+  int32_t *out_rows, *out_counts, *out_num_drafts, *out_draft_ids;  // a step's plan, [R] and [R · D]
+  int64_t max_draft_ids;
+
+  // Apply scheduled_cached_reqs and read num_scheduled_tokens and scheduled_spec_decode_tokens into the out arrays.
+  // The number of draft ids; −1, with nothing changed, for what only the general way knows.
+  int64_t step(PyObject *cached, PyObject *num_scheduled, PyObject *drafts);
+
+  // Admit requests to these rows. A list of their ids, or None with nothing changed. `special` gets the indices of
+  // those whose sampling parameters the caller has to write; `stamp` marks the rows written here.
+  PyObject *admit(PyObject *requests, const int32_t *rows, int64_t count, int64_t first_content_id, int64_t stamp,
+                  std::vector<int32_t> &special);
+
+ private:
+  struct Growth {
+    int32_t row, computed;
+    PyObject *blocks;
+  };
+  int32_t find(PyObject *req_id, size_t position);
+  bool check_cached(PyObject *cached);
+  bool read_plan(PyObject *num_scheduled, PyObject *drafts, int64_t &num_draft_ids);
+  bool read_request(PyObject *request);
+  bool plain_sampling(PyObject *params, int32_t row, int64_t stamp);
+
+  std::vector<int64_t> seen_;  // [R] the call that last met a row among the cached: finds one named twice
+  int64_t call_ = 0;
+  std::vector<int32_t> memo_;  // where the i-th id of the last output was
+  std::vector<Growth> growth_;
+  std::vector<int32_t> tokens_, num_tokens_, prompt_len_, num_computed_;
+  std::vector<std::vector<int32_t>> blocks_, num_blocks_;
+};
+
+}  // namespace foreword

@@ -1,0 +1,76 @@
+"""The common step of `vllm.apply` in native code, and the arrays it writes a plan into."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from foreword.batch.adapters.vllm_requests import sampling_params
+from foreword.batch.backends import native
+from foreword.batch.sampling_columns import COLUMNS
+
+if TYPE_CHECKING:
+    from foreword.batch.states import RequestStates
+
+I32 = npt.NDArray[np.int32]
+
+
+class VllmFront:
+    """Made for the first scheduler output that is applied to some states, and kept by them.
+
+    rows, num_scheduled, num_drafts: int32 [R]; draft_ids: int32 [R · D]: the plan of the last output.
+    """
+
+    __slots__ = ("_core", "_views", "draft_ids", "num_drafts", "num_scheduled", "rows", "states")
+
+    def __init__(self, states: RequestStates) -> None:
+        reqs = states.max_num_reqs
+        self.states = states
+        self.rows = np.zeros(reqs, np.int32)
+        self.num_scheduled = np.zeros(reqs, np.int32)
+        self.num_drafts = np.zeros(reqs, np.int32)
+        self.draft_ids = np.zeros(max(reqs * states.max_num_draft_tokens, 1), np.int32)
+        self._views: dict[int, tuple[I32, I32]] = {}
+        self._core: Any = native.vllm_front(states, self._arrays())
+
+    def _arrays(self) -> dict[str, npt.NDArray[Any]]:
+        columns = self.states.sampling
+        return {
+            **{name: getattr(columns, name) for name in (*COLUMNS, "needs", "stamp", "is_set")},
+            "num_placeholders": self.states.num_placeholders,
+            "rows": self.rows,
+            "num_scheduled": self.num_scheduled,
+            "num_drafts": self.num_drafts,
+            "draft_ids": self.draft_ids,
+        }
+
+    def step(self, cached: Any, num_scheduled: Any, drafts: Any) -> int:
+        """Apply the cached requests and read the plan. The number of drafts; −1, and nothing done, if unusual."""
+        return -1 if self._core is None else int(self._core.step(cached, num_scheduled, drafts))
+
+    def plan(self, num_reqs: int) -> tuple[I32, I32]:
+        """(rows, num_scheduled) of the last output, int32 [B]."""
+        views = self._views.get(num_reqs)
+        if views is None:
+            views = self._views[num_reqs] = (self.rows[:num_reqs], self.num_scheduled[:num_reqs])
+        return views
+
+    def admit(self, new: Any) -> bool:
+        """Admit plain requests all at once. False, and nothing done, where one of them is not plain."""
+        states, count = self.states, len(new)
+        if self._core is None or states.watchers or states.parked:
+            return False
+        rows = states.next_rows(count)
+        if rows is None:
+            return False
+        columns = states.sampling
+        ids, special = self._core.admit(new, rows, states.content_ids.take(count), columns.version + 1)
+        if ids is None:
+            return False
+        columns.version += 1
+        states.seat(ids, rows)
+        for i in special:
+            columns.set(int(rows[i]), sampling_params(new[i].sampling_params), states.vocab_size)
+        return True
