@@ -34,6 +34,8 @@ class OracleExecutor:
         self.num_tokens = 0
         self.num_steps = 0
 
+    reads_gathered_tables = True
+
     def copy_blocks(self, sources: np.ndarray, destinations: np.ndarray) -> None:
         for memory in self.memory:
             memory[destinations] = memory[sources]

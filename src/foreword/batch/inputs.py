@@ -150,6 +150,11 @@ class InputBatch(BatchViews):
             )
 
     @property
+    def states(self) -> RequestStates:
+        """The states it was prepared from, for kernels that read their block tables through ``idx_mapping``."""
+        return self._states
+
+    @property
     def req_ids(self) -> list[str]:
         """The scheduled requests, in batch order."""
         self._alive()

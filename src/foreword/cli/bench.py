@@ -1,28 +1,40 @@
-"""`foreword bench`: figures as ratios in one run."""
+"""`foreword bench`: figures, as ratios in one run where there is something to compare with."""
 
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 import typer
 
-bench = typer.Typer(help="Measure, as ratios in one run.", no_args_is_help=True)
+bench = typer.Typer(help="Measure the input layer, the kernels and the whole engine.", no_args_is_help=True)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, one result a line.")]
-
-
-@bench.callback()
-def _group() -> None:
-    """Measure, as ratios in one run."""
+Model = Annotated[str, typer.Option(help="A known name, a .gguf file, a directory of safetensors, or a hub id.")]
+Threads = Annotated[int | None, typer.Option(help="Threads; default: the physical cores.")]
+Weights = Annotated[str | None, typer.Option(help="auto, fp32, bf16, int8 or q4.")]
+KV = Annotated[str | None, typer.Option(help="fp32, bf16 or int8.")]
+Repeats = Annotated[int, typer.Option(help="Runs of each workload, of which the fastest counts.")]
 
 
 @bench.command()
 def host(
     steps: Annotated[int, typer.Option(help="Steps of each workload.")] = 300,
+    engine: Annotated[bool, typer.Option("--engine", help="The whole engine, with a model that does nothing.")] = False,
     as_json: Json = False,
 ) -> None:
     """The host's cost of a step: state changes and tensors, and recording the samples."""
+    if engine:
+        from foreword.bench import engine_host
+
+        for result in engine_host.run(num_steps=steps):
+            print(
+                json.dumps(result.as_dict())
+                if as_json
+                else f"{result.num_reqs:>6} rows {result.step_us:>9.1f} µs a step"
+            )
+        return
     from foreword.bench import host as measure
 
     if not as_json:
@@ -39,3 +51,129 @@ def host(
             f"{lists.prepare_us / native.prepare_us:>13.0f}x{native.commit_us:>9.2f}{lists.commit_us:>9.1f}",
             flush=True,
         )
+
+
+@bench.command()
+def throughput(
+    model: Model = "smollm2",
+    workloads: Annotated[str, typer.Option(help="Which, separated by commas.")] = "W2,W3,W4,W5,W7",
+    repeats: Repeats = 2,
+    num_threads: Threads = None,
+    weight_format: Weights = None,
+    kv_format: KV = None,
+    as_json: Json = False,
+) -> None:
+    """Many requests at once: output tokens a second over the whole run, prompts included."""
+    results = _serve(model, workloads, repeats, num_threads, weight_format, kv_format, as_json)
+    _plot([(r["workload"], r["output_tok_s"]) for r in results], "output tok/s", as_json)
+
+
+@bench.command()
+def latency(
+    model: Model = "smollm2",
+    repeats: Repeats = 3,
+    num_threads: Threads = None,
+    weight_format: Weights = None,
+    kv_format: KV = None,
+    as_json: Json = False,
+) -> None:
+    """One request, 128 tokens in and 128 out: time to the first token, and tokens a second after it."""
+    results = _serve(model, "W1", repeats, num_threads, weight_format, kv_format, as_json)
+    _plot([(r["workload"], r["decode_tok_s"]) for r in results], "decode tok/s", as_json)
+
+
+@bench.command()
+def prefill(
+    model: Model = "smollm2",
+    repeats: Repeats = 2,
+    num_threads: Threads = None,
+    weight_format: Weights = None,
+    kv_format: KV = None,
+    as_json: Json = False,
+) -> None:
+    """One prompt of 2,048 tokens: prompt tokens a second."""
+    results = _serve(model, "W6", repeats, num_threads, weight_format, kv_format, as_json)
+    _plot([(r["workload"], r["prompt_tok_s"]) for r in results], "prompt tok/s", as_json)
+
+
+@bench.command()
+def startup(
+    model: Model = "smollm2",
+    repeats: Repeats = 3,
+    num_threads: Threads = None,
+    weight_format: Weights = None,
+    kv_format: KV = None,
+    as_json: Json = False,
+) -> None:
+    """From the start of a process to its first token, with a warm file cache, and the memory it took."""
+    from foreword.bench import startup as measure
+
+    runs = [measure.run(model, _options(num_threads, weight_format, kv_format)) for _ in range(repeats + 1)][1:]
+    best = min(runs, key=lambda r: r.first_token_s)
+    if as_json:
+        print(json.dumps(best.as_dict()))
+        return
+    print(
+        f"Python runs after {best.python_s:.2f} s, imported {best.import_s:.2f}, model ready {best.load_s:.2f}, "
+        f"first token {best.first_token_s:.2f} s; peak memory {best.peak_mb:.0f} MB"
+    )
+
+
+@bench.command()
+def kernels(num_threads: Threads = None, as_json: Json = False) -> None:
+    """What this machine's memory and arithmetic can do, and the fraction of it that each kernel reaches."""
+    from foreword.bench import kernels as measure
+
+    for result in measure.run(num_threads=num_threads):
+        print(json.dumps(result.as_dict()) if as_json else str(result), flush=True)
+
+
+def _options(num_threads: int | None, weight_format: str | None, kv_format: str | None) -> dict[str, Any]:
+    chosen = {"num_threads": num_threads, "weight_format": weight_format, "kv_format": kv_format}
+    return {name: value for name, value in chosen.items() if value is not None}
+
+
+def _serve(
+    model: str,
+    workloads: str,
+    repeats: int,
+    num_threads: int | None,
+    weight_format: str | None,
+    kv_format: str | None,
+    as_json: bool,
+) -> list[dict[str, Any]]:
+    from foreword import LLM
+    from foreword.bench import requests, serving
+    from foreword.errors import ConfigError
+
+    names = workloads.split(",")
+    for name in names:
+        if name not in requests.NAMES:
+            raise ConfigError(f"--workloads {name!r}: must be of {', '.join(requests.NAMES)}")
+    llm = LLM(model, max_num_seqs=64, max_model_len=4096, **_options(num_threads, weight_format, kv_format))
+    results: list[dict[str, Any]] = []
+    if not as_json:
+        print(f"{'':8}{'output':>10}{'prompt':>10}{'decode':>10}{'first token ms':>18}{'step ms':>10}{'wall s':>9}")
+        print(f"{'':8}{'tok/s':>10}{'tok/s':>10}{'tok/s':>10}{'p50':>9}{'p99':>9}")
+    for name in names:
+        r = serving.best_of(llm, name, repeats)
+        results.append(r.as_dict())
+        if as_json:
+            print(json.dumps(r.as_dict()), flush=True)
+        else:
+            print(
+                f"{r.workload:<8}{r.output_tok_s:>10.1f}{r.prompt_tok_s:>10.1f}{r.decode_tok_s:>10.1f}"
+                f"{r.first_token_ms_p50:>9.1f}{r.first_token_ms_p99:>9.1f}{r.step_ms:>10.2f}{r.seconds:>9.2f}",
+                flush=True,
+            )
+    return results
+
+
+def _plot(bars: Sequence[tuple[str, float]], unit: str, as_json: bool) -> None:
+    """Bars of text, the longest as wide as half a terminal."""
+    if as_json:
+        return
+    most = max(value for _, value in bars)
+    print()
+    for label, value in bars:
+        print(f"{label:<8}{'█' * max(1, round(40 * value / most))} {value:,.0f} {unit}")

@@ -192,7 +192,11 @@ class Engine:
         if not len(plan.rows):
             return []
         batch = prepare_inputs(
-            self.states, (plan.rows, plan.num_scheduled), self.buffers, draft_tokens=plan.draft_tokens
+            self.states,
+            (plan.rows, plan.num_scheduled),
+            self.buffers,
+            draft_tokens=plan.draft_tokens,
+            gather_block_tables=self.executor.reads_gathered_tables,
         )
         if self.on_step is not None:
             self.on_step(plan, batch)

@@ -11,7 +11,12 @@ from foreword.batch import InputBatch
 
 
 class Executor(Protocol):
-    """Runs the model over a batch. It keeps keys and values in blocks and nothing else between two steps."""
+    """Runs the model over a batch. It keeps keys and values in blocks and nothing else between two steps.
+
+    reads_gathered_tables: whether it reads `InputBatch.block_table`, or the states' own tables through ``idx_mapping``.
+    """
+
+    reads_gathered_tables: bool
 
     def execute(self, batch: InputBatch) -> npt.NDArray[np.float32]:
         """Compute the batch, write its keys and values, and return the logits [L, V] at ``batch.logits_indices``.

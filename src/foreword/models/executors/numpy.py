@@ -29,6 +29,8 @@ class NumpyExecutor:
     uses slot j, and a block belongs to one group at a time, so all groups share one pool.
     """
 
+    reads_gathered_tables = True
+
     def __init__(self, spec: DecoderSpec, weights: Weights, *, num_blocks: int, block_size: int) -> None:
         self.spec, self.weights = spec, weights
         self.groups = spec.kv_groups()

@@ -1,0 +1,64 @@
+"""The engine's own cost a step: scheduling, preparing, sampling bookkeeping, committing, with a model that does nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from foreword.batch import InputBatch, KVGroup, SamplingParams
+from foreword.engine.config import EngineConfig
+from foreword.engine.engine import Engine
+
+
+class NothingModel:
+    """Always the same logits, [L, V] with a small vocabulary."""
+
+    reads_gathered_tables = False
+
+    def __init__(self, max_num_logits: int, vocab_size: int) -> None:
+        self.logits = np.zeros((max_num_logits, vocab_size), np.float32)
+        self.logits[:, 7] = 1.0
+
+    def execute(self, batch: InputBatch) -> npt.NDArray[np.float32]:
+        return self.logits[: len(batch.logits_indices)]
+
+    def copy_blocks(self, sources: npt.NDArray[np.int32], destinations: npt.NDArray[np.int32]) -> None:
+        pass
+
+
+@dataclass(frozen=True, slots=True)
+class EngineHostResult:
+    """Median of a decode step of ``num_reqs`` requests, µs."""
+
+    num_reqs: int
+    step_us: float
+
+    def as_dict(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def run(*, num_steps: int = 300, sizes: tuple[int, ...] = (1, 8, 64, 256)) -> Iterator[EngineHostResult]:
+    """Decode steps of each size, 128 tokens of context, nobody coming or going."""
+    for size in sizes:
+        engine = Engine(
+            NothingModel(size, 64),
+            vocab_size=64,
+            max_model_len=1024,
+            kv_groups=[KVGroup(block_size=16)],
+            num_blocks=1 + size * 64,
+            config=EngineConfig(max_num_seqs=size, max_num_batched_tokens=max(2048, 128 * size)),
+        )
+        rng = np.random.default_rng(0)
+        for i in range(size):
+            params = SamplingParams(temperature=0.0, max_tokens=num_steps + 50, ignore_eos=True, detokenize=False)
+            engine.add_request(str(i), rng.integers(0, 64, 128).tolist(), params)
+        times: list[int] = []
+        while engine.has_work:
+            start = time.perf_counter_ns()
+            engine.step()
+            times.append(time.perf_counter_ns() - start)
+        yield EngineHostResult(size, float(np.median(times[20 : num_steps + 20])) / 1e3)

@@ -1,0 +1,85 @@
+"""Whole workloads through the engine: tokens a second, times to the first token and between tokens."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from foreword import LLM, SamplingParams
+from foreword.bench.requests import Requests, make
+from foreword.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class ServingResult:
+    """One run of a workload. Rates in tokens a second over the whole run, times in milliseconds.
+
+    decode_tok_s: output tokens after each request's first over the time from the first to the last; the rate of one
+    stream in W1. step_ms: median time of a step that only decodes.
+    """
+
+    workload: str
+    num_requests: int
+    num_prompt_tokens: int
+    num_output_tokens: int
+    seconds: float
+    output_tok_s: float
+    prompt_tok_s: float
+    decode_tok_s: float
+    first_token_ms_p50: float
+    first_token_ms_p99: float
+    step_ms: float
+    num_cached_tokens: int
+
+    def as_dict(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def run(llm: LLM, requests: Requests) -> ServingResult:
+    """Serve all requests, greedy, to their full length, whatever the model says. ConfigError if they do not fit."""
+    engine = llm.engine
+    if requests.max_num_seqs > engine.config.max_num_seqs:
+        raise ConfigError(f"max_num_seqs={engine.config.max_num_seqs}: {requests.name} needs {requests.max_num_seqs}")
+    times: list[tuple[float, bool]] = []
+    engine.on_step = lambda plan, batch: times.append((time.perf_counter(), batch.max_query_len == 1))
+    start = time.perf_counter()
+    for i, (prompt, length) in enumerate(zip(requests.prompts, requests.output_lens, strict=True)):
+        params = SamplingParams(temperature=0.0, max_tokens=length, ignore_eos=True, detokenize=False)
+        engine.add_request(f"{requests.name}-{i}", prompt, params)
+    outputs = []
+    while engine.has_work:
+        outputs += engine.step()
+    end = time.perf_counter()
+    engine.on_step = None
+    generated = sum(len(o.outputs[0].token_ids) for o in outputs)
+    if generated != requests.num_output_tokens:
+        raise AssertionError(f"{requests.name}: {generated} tokens generated, {requests.num_output_tokens} wanted")
+    first = np.array(
+        [o.metrics.first_token_time - o.metrics.arrival_time for o in outputs if o.metrics.first_token_time]
+    )
+    stamps = [t for t, _ in times] + [end]
+    decode_steps = [b - a for (a, decodes), b in zip(times, stamps[1:], strict=True) if decodes]
+    after_first = start + float(first.max())
+    return ServingResult(
+        workload=requests.name,
+        num_requests=len(requests.prompts),
+        num_prompt_tokens=requests.num_prompt_tokens,
+        num_output_tokens=generated,
+        seconds=end - start,
+        output_tok_s=generated / (end - start),
+        prompt_tok_s=requests.num_prompt_tokens / float(first.max()),
+        decode_tok_s=(generated - len(outputs)) / (end - after_first) if generated > len(outputs) else 0.0,
+        first_token_ms_p50=1e3 * float(np.percentile(first, 50)),
+        first_token_ms_p99=1e3 * float(np.percentile(first, 99)),
+        step_ms=1e3 * float(np.median(decode_steps)) if decode_steps else 0.0,
+        num_cached_tokens=sum(o.metrics.num_cached_tokens for o in outputs),
+    )
+
+
+def best_of(llm: LLM, name: str, repeats: int) -> ServingResult:
+    """The fastest of some runs with different ids, after one to warm up."""
+    vocab_size = llm.engine.states.vocab_size
+    runs = [run(llm, make(name, repeat, vocab_size)) for repeat in range(repeats + 1)]
+    return min(runs[1:], key=lambda r: r.seconds)

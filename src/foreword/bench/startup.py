@@ -1,0 +1,48 @@
+"""From the start of a process to its first token, and the memory it took: measured from outside."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+
+_CHILD = """
+import json, sys, time
+started = time.time()
+from foreword import LLM, SamplingParams
+imported = time.time()
+llm = LLM(sys.argv[1], **json.loads(sys.argv[2]))
+loaded = time.time()
+llm.generate("The capital of France is", SamplingParams(temperature=0.0, max_tokens=1), progress=False)
+print(json.dumps([started, imported, loaded, time.time()]))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class StartupResult:
+    """Seconds from the start of the process: to Python running, the import done, the model loaded, the first token.
+    peak_mb: the most memory the process held, in 10⁶ bytes.
+    """
+
+    python_s: float
+    import_s: float
+    load_s: float
+    first_token_s: float
+    peak_mb: float
+
+    def as_dict(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def run(model: str, options: dict[str, object]) -> StartupResult:
+    """Start a process that loads ``model`` and generates a token. Run it twice to see a warm file cache."""
+    begin = time.time()
+    child = subprocess.run(
+        [sys.executable, "-c", _CHILD, model, json.dumps(options)], capture_output=True, text=True, check=True
+    )
+    marks = [t - begin for t in json.loads(child.stdout.splitlines()[-1])]
+    peak_kb = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    return StartupResult(*marks, peak_mb=peak_kb * 1024 / 1e6)
