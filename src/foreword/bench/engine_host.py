@@ -1,4 +1,4 @@
-"""The engine's own cost a step: scheduling, preparing, sampling bookkeeping, committing, with a model that does nothing."""
+"""The engine's own cost a step: schedule, prepare, sample, commit, with a model that does nothing."""
 
 from __future__ import annotations
 
