@@ -1,0 +1,188 @@
+"""Chat templates: a conversation, written the way the model was taught to read one.
+
+A template is a program that came with a model from somewhere, run on messages that came from someone. So it runs in a
+sandbox where it can change and reach nothing, and every way it fails is an error of the model or of the request.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2.ext import Extension, loopcontrols
+from jinja2.nodes import Node
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from foreword.errors import ModelError, RequestError
+
+_ROLE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+
+
+class ChatTemplate:
+    """One template, compiled. ``special_tokens`` (bos_token, eos_token, …) are variables it may use.
+
+    ModelError if the source is not a Jinja template.
+    """
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        self._special_tokens = dict(special_tokens)
+        try:
+            self._template = _environment().from_string(source)
+        except (jinja2.TemplateError, RecursionError) as error:
+            where = f" in line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
+            fix = "Give the prompt as text, or use a newer file of the model"
+            raise ModelError(f"the model's chat template is broken{where}: {error}. {fix}") from None
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **extra: Any,
+    ) -> str:
+        """The prompt. ``extra`` are further variables it may use. RequestError if the template refuses or fails."""
+        given = {"messages": check_messages(messages), "tools": check_tools(tools)}
+        variables = {**self._special_tokens, **extra, **given, "add_generation_prompt": add_generation_prompt}
+        try:
+            return self._template.render(variables)
+        except _Refused as refusal:
+            reason = f"the model's chat template refuses them: {refusal}"
+            raise RequestError(None, "messages", _roles(messages), reason, "Change the messages as it says") from None
+        except Exception as error:  # a template can fail like any program; that is this request's trouble alone
+            reason = f"the model's chat template fails on them: {type(error).__name__}: {error}"
+            fix = "Check roles, order and fields of the messages against the model's documentation"
+            raise RequestError(None, "messages", _roles(messages), reason, fix) from None
+
+
+def check_messages(messages: object) -> list[dict[str, Any]]:
+    """The messages as a template wants them: content as one text, arguments of calls as objects. Input is not changed.
+
+    RequestError names the first field at fault, such as ``messages[2].role``.
+    """
+    if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
+        _fail("messages", messages, "is not a list of messages", 'Give [{"role": "user", "content": "…"}]')
+    if not messages:
+        _fail("messages", messages, "is empty", "Give at least one message")
+    return [_check_message(f"messages[{i}]", message) for i, message in enumerate(messages)]
+
+
+def check_tools(tools: object) -> list[dict[str, Any]] | None:
+    """Tool descriptions: None or a list of objects; what they hold is between the caller and the template."""
+    if tools is None:
+        return None
+    if not isinstance(tools, Sequence) or isinstance(tools, str | bytes):
+        _fail("tools", tools, "is not a list of tools", 'Give [{"type": "function", "function": {…}}]')
+    for i, tool in enumerate(tools):
+        if not isinstance(tool, Mapping):
+            _fail(f"tools[{i}]", tool, "is not an object", 'Give {"type": "function", "function": {…}}')
+    return [dict(tool) for tool in tools] or None
+
+
+def _check_message(field: str, message: object) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        _fail(field, message, "is not an object", 'Give {"role": "user", "content": "…"}')
+    role = message.get("role")
+    if not isinstance(role, str) or not _ROLE.fullmatch(role):
+        found = "is missing" if "role" not in message else "is not one plain word"
+        _fail(f"{field}.role", role, found, "Give system, user, assistant or tool")
+    calls = _check_calls(f"{field}.tool_calls", message.get("tool_calls"))
+    content = _check_content(f"{field}.content", message.get("content"))
+    if content is None and not calls:
+        found = "is missing" if "content" not in message else "is null, and there are no tool_calls"
+        _fail(f"{field}.content", content, found, "Give a text, maybe an empty one")
+    checked = {**message, "content": content}
+    if "tool_calls" in message:
+        checked["tool_calls"] = calls
+    return checked
+
+
+def _check_content(field: str, content: object) -> str | None:
+    if content is None or isinstance(content, str):
+        return content
+    if not isinstance(content, Sequence) or isinstance(content, bytes):
+        _fail(field, content, "is neither a text nor a list of parts", 'Give "…" or [{"type": "text", "text": "…"}]')
+    texts = []
+    for i, part in enumerate(content):
+        if not isinstance(part, Mapping) or part.get("type") != "text":
+            _fail(
+                f"{field}[{i}]", part, "is not a part of text", 'Give {"type": "text", "text": "…"}: only text is read'
+            )
+        if not isinstance(text := part.get("text"), str):
+            _fail(f"{field}[{i}].text", text, "is not a text", "Give a str")
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def _check_calls(field: str, calls: object) -> list[dict[str, Any]] | None:
+    if calls is None:
+        return None
+    if not isinstance(calls, Sequence) or isinstance(calls, str | bytes):
+        _fail(field, calls, "is not a list of calls", 'Give [{"type": "function", "function": {…}}]')
+    return [_check_call(f"{field}[{i}]", call) for i, call in enumerate(calls)]
+
+
+def _check_call(field: str, call: object) -> dict[str, Any]:
+    """A call; arguments written as JSON are parsed, since templates write them as JSON themselves."""
+    if not isinstance(call, Mapping) or not isinstance(function := call.get("function", call), Mapping):
+        _fail(field, call, "is not a call", 'Give {"type": "function", "function": {"name": "…", "arguments": {…}}}')
+    if not isinstance(name := function.get("name"), str):
+        _fail(f"{field}.function.name", name, "is not a text", "Name the tool that was called")
+    arguments = function.get("arguments", {})
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            _fail(f"{field}.function.arguments", arguments, "is not JSON", 'Give an object such as {"city": "Paris"}')
+    if not isinstance(arguments, Mapping):
+        _fail(f"{field}.function.arguments", arguments, "is not an object", 'Give an object such as {"city": "Paris"}')
+    function = {**function, "arguments": arguments}
+    return {**call, "function": function} if "function" in call else function
+
+
+def _roles(messages: Sequence[Mapping[str, Any]]) -> list[object]:
+    return [message["role"] for message in messages]
+
+
+def _fail(field: str, value: object, reason: str, fix: str) -> NoReturn:
+    raise RequestError(None, field, value, reason, fix)
+
+
+class _Refused(Exception):
+    """A template called raise_exception."""
+
+
+def _refuse(message: object = "") -> NoReturn:
+    raise _Refused(str(message))
+
+
+def _now(style: str) -> str:
+    return datetime.now().strftime(style)
+
+
+def _to_json(value: object, indent: int | None = None, ensure_ascii: bool = False, **options: Any) -> str:
+    """Jinja's own filter writes "<" as an escape for HTML; a model should see "<"."""
+    return json.dumps(value, indent=indent, ensure_ascii=ensure_ascii, **options)
+
+
+class _Generation(Extension):
+    """``{% generation %}…{% endgeneration %}`` marks replies for training; to write a prompt it only holds them."""
+
+    tags = {"generation"}  # noqa: RUF012 (Jinja's own way to name them)
+
+    def parse(self, parser: Parser) -> list[Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    extensions = [loopcontrols, _Generation]
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
+    environment.filters["tojson"] = _to_json
+    environment.globals.update(raise_exception=_refuse, strftime_now=_now)
+    return environment

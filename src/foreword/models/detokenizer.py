@@ -1,0 +1,153 @@
+"""From token ids to text, all at once or as they come.
+
+A token adds bytes to the text, not characters: one character may be spread over several tokens. So there is one rule,
+
+    text(ids) = UTF-8( b"".join(token_bytes[i] for i in ids) ), each maximal part that is not UTF-8 read as U+FFFD,
+
+less the first space where the vocabulary puts one before every text ("▁Hello"). Streaming follows the same rule, so
+what is pushed piece by piece always joins to the text decoded at once.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+
+import tokenizers
+
+from foreword.errors import ModelError
+
+_DECODER = codecs.getincrementaldecoder("utf-8")
+# Byte-level vocabularies write a byte as one printable character: itself if that prints, else the next from U+0100.
+_PRINTABLE = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+_HIDDEN = [byte for byte in range(256) if byte not in set(_PRINTABLE)]
+_BYTE_OF = {chr(byte): byte for byte in _PRINTABLE} | {chr(0x100 + n): byte for n, byte in enumerate(_HIDDEN)}
+
+
+class TokenBytes:
+    """``token_bytes[id]``: what a token adds to the text, b"" for an id the vocabulary lacks.
+
+    Knows the decoders of byte-level BPE, of SentencePiece vocabularies with or without byte fallback, and of WordPiece;
+    ModelError for any other. Each token is worked out when first asked for, and kept.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+        self._id_to_token = backend.id_to_token
+        self._added = backend.get_added_tokens_decoder()
+        self._known: dict[int, bytes] = {}
+        decoder = None if backend.decoder is None else json.loads(backend.decoder.__getstate__())
+        self._to_bytes, self.skips_first_space = _rule(decoder)
+
+    def __getitem__(self, token_id: int) -> bytes:
+        known = self._known.get(token_id)
+        if known is None:
+            known = self._known[token_id] = self._work_out(token_id)
+        return known
+
+    def _work_out(self, token_id: int) -> bytes:
+        added = self._added.get(token_id)
+        if added is not None and not added.normalized:
+            return added.content.encode()  # found in the text as it stands, so it stands for itself
+        token = self._id_to_token(token_id)
+        return b"" if token is None else self._to_bytes(token)
+
+
+class Detokenizer:
+    """Text from tokens as they come: ``"".join(pushes) + finish()`` is the text of all the tokens at once.
+
+    Each push costs O(its tokens) and emits whole characters only; the bytes of an unfinished one (at most 3) wait.
+    ``hidden`` tokens add nothing. ``continues`` keeps the first space, for text that goes on after a prompt.
+    """
+
+    __slots__ = ("_decode", "_hidden", "_skip_space", "_token_bytes")
+
+    def __init__(self, token_bytes: TokenBytes, *, hidden: Collection[int] = (), continues: bool = False) -> None:
+        self._token_bytes = token_bytes
+        self._hidden = hidden
+        self._skip_space = token_bytes.skips_first_space and not continues
+        self._decode = _DECODER("replace").decode
+
+    def push(self, token_ids: Iterable[int]) -> str:
+        """The characters these tokens complete, "" if none."""
+        token_bytes, hidden = self._token_bytes, self._hidden
+        return self._emit(self._decode(b"".join([token_bytes[i] for i in token_ids if i not in hidden])))
+
+    def finish(self) -> str:
+        """U+FFFD if a character was left unfinished, else "". No tokens follow."""
+        return self._emit(self._decode(b"", True))
+
+    def _emit(self, text: str) -> str:
+        if self._skip_space and text:
+            self._skip_space = False
+            return text.removeprefix(" ")
+        return text
+
+
+def _rule(decoder: dict[str, Any] | None) -> tuple[Callable[[str], bytes], bool]:
+    """A `tokenizers` decoder as (bytes of one token, whether the text's first space is dropped)."""
+    steps = [] if decoder is None else decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
+    match [step["type"] for step in steps]:
+        case [*_, "ByteLevel"] if all(step["type"] in ("ByteLevel", "Fuse") for step in steps):
+            return _byte_level, False
+        case ["WordPiece"]:
+            return _word_piece(steps[0]["prefix"], steps[0]["cleanup"]), True
+        case [_, *_] as kinds if set(kinds) <= {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}:
+            return _sentence_piece(steps)
+    kind = "no decoder" if decoder is None else f"the decoder {json.dumps(decoder)[:200]}"
+    raise ModelError(
+        f"the tokenizer has {kind}. Known are ByteLevel, WordPiece, Metaspace and sequences of Replace, ByteFallback, "
+        "Fuse and Strip; use a model with one of these"
+    )
+
+
+def _byte_level(token: str) -> bytes:
+    try:
+        return bytes([_BYTE_OF[char] for char in token])
+    except KeyError:
+        return token.encode()  # not written in bytes, such as an added token
+
+
+def _word_piece(prefix: str, cleanup: bool) -> Callable[[str], bytes]:
+    def to_bytes(token: str) -> bytes:
+        if token.startswith(prefix):
+            return token[len(prefix) :].encode()
+        closes = cleanup and (token in (".", "?", "!", ",") or token in ("n't", "'m", "'s", "'ve", "'re"))
+        return (token if closes else " " + token).encode()
+
+    return to_bytes
+
+
+def _sentence_piece(steps: list[dict[str, Any]]) -> tuple[Callable[[str], bytes], bool]:
+    replacements: list[tuple[str, str]] = []
+    byte_fallback = skips_first_space = False
+    for step in steps:
+        match step:
+            case {"type": "Replace", "pattern": {"String": pattern}, "content": content}:
+                replacements.append((pattern, content))
+            case {"type": "Metaspace", "replacement": mark, **rest}:
+                replacements.append((mark, " "))
+                skips_first_space |= rest.get("prepend_scheme", "always") != "never"
+            case {"type": "ByteFallback"}:
+                byte_fallback = True
+            case {"type": "Strip", "content": " ", "start": 1, "stop": 0}:
+                skips_first_space = True
+            case {"type": "Fuse"}:
+                pass
+            case _:
+                raise ModelError(
+                    f"the tokenizer decodes by {json.dumps(step)[:200]}, which is not known. Use another model"
+                )
+
+    def to_bytes(token: str) -> bytes:
+        if byte_fallback and len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+            try:
+                return bytes([int(token[3:5], 16)])
+            except ValueError:
+                pass
+        for pattern, content in replacements:
+            token = token.replace(pattern, content)
+        return token.encode()
+
+    return to_bytes, skips_first_space

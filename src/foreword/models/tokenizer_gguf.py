@@ -1,0 +1,246 @@
+"""Tokenizers from the vocabulary in a GGUF file's metadata.
+
+The file holds tokens, their types and either merges (byte-level BPE) or scores (SentencePiece); it only *names* how
+text is cut before merging. The wrong cut still gives plausible ids, so an unknown name is an error, never a guess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from itertools import repeat
+from typing import TypeVar
+
+import numpy as np
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+from foreword.errors import ModelError
+
+T = TypeVar("T", int, bool, str)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerParts:
+    """What a `foreword.models.tokenizer.Tokenizer` is made of."""
+
+    backend: Tokenizer
+    bos_id: int | None
+    eos_ids: tuple[int, ...]
+    chat_templates: dict[str, str]
+    special_tokens: dict[str, str]
+
+
+class _Type(IntEnum):
+    """Values of tokenizer.ggml.token_type."""
+
+    NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """How a byte-level vocabulary cuts text into words before merging, and what comes with it by default."""
+
+    pre_tokenizer: Callable[[], pre_tokenizers.PreTokenizer]
+    nfc: bool = False
+    whole_words_first: bool = False  # a word that is a token needs no merges
+    add_bos: bool = False
+
+
+def _gpt2() -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+
+
+def _digits_then_gpt2() -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2()])
+
+
+def _by_pattern(num_digits: str) -> Callable[[], pre_tokenizers.PreTokenizer]:
+    """Contractions, words with one leading mark, up to so many digits, punctuation, line ends, spaces."""
+    pattern = (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + num_digits + r"| ?[^\s\p{L}\p{N}]+[\r\n]*"
+        r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )
+    return lambda: pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(pattern), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+
+
+_LLAMA3 = _Cut(_by_pattern("{1,3}"), whole_words_first=True, add_bos=True)
+_SMOLLM = _Cut(_digits_then_gpt2)
+_GPT2 = _Cut(_gpt2)
+_CUTS = {  # by tokenizer.ggml.pre
+    "default": _GPT2,
+    "gpt-2": _GPT2,
+    "llama-bpe": _LLAMA3,
+    "llama-v3": _LLAMA3,
+    "llama3": _LLAMA3,
+    "qwen2": _Cut(_by_pattern(""), nfc=True),
+    "refact": _SMOLLM,
+    "smollm": _SMOLLM,
+    "starcoder": _SMOLLM,
+}
+# Files of chat models often name only one end; these control tokens end a turn wherever they exist.
+_TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>", "<|eot|>")
+
+
+def build_from_gguf(metadata: Mapping[str, object]) -> TokenizerParts:
+    """The tokenizer of a GGUF file. ModelError names the key at fault, or the kind of vocabulary and the known ones."""
+    tokens = _list(metadata, "tokenizer.ggml.tokens")
+    types = _numbers(metadata, "tokenizer.ggml.token_type", len(tokens))
+    kind = _get(metadata, "tokenizer.ggml.model", str)
+    try:
+        if kind == "gpt2":
+            backend, add_bos = _byte_level(metadata, tokens)
+        elif kind == "llama":
+            backend, add_bos = _sentence_piece(metadata, tokens, types), True
+        else:
+            raise ModelError(
+                f"metadata tokenizer.ggml.model is {kind!r}; known are 'gpt2' (byte-level BPE) and 'llama' "
+                "(SentencePiece). Use the model's directory with its tokenizer.json"
+            )
+    except ModelError:
+        raise
+    except Exception as error:  # the library raises bare Exception
+        raise ModelError(f"the vocabulary in the file does not fit together: {error}. Convert the model anew") from None
+    _add_tokens(backend, tokens, types)
+    ids = {name: _token_id(metadata, name, len(tokens)) for name in ("bos", "eos", "eot", "eom", "unknown", "padding")}
+    first = [ids["bos"]] if _get(metadata, "tokenizer.ggml.add_bos_token", bool, add_bos) else []
+    last = [ids["eos"]] if _get(metadata, "tokenizer.ggml.add_eos_token", bool, False) else []
+    _surround(backend, tokens, [i for i in first if i is not None], [i for i in last if i is not None])
+    turn_ends = (i for i in map(backend.token_to_id, _TURN_ENDS) if i is not None and types[i] == _Type.CONTROL)
+    named = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+    return TokenizerParts(
+        backend=backend,
+        bos_id=ids["bos"],
+        eos_ids=tuple(dict.fromkeys(i for i in (ids["eos"], ids["eot"], ids["eom"], *turn_ends) if i is not None)),
+        chat_templates=_chat_templates(metadata),
+        special_tokens={key: tokens[i] for key, name in named.items() if (i := ids[name]) is not None},
+    )
+
+
+def _byte_level(metadata: Mapping[str, object], tokens: list[str]) -> tuple[Tokenizer, bool]:
+    pre = _get(metadata, "tokenizer.ggml.pre", str, "default")
+    cut = _CUTS.get(pre)
+    if cut is None:
+        raise ModelError(
+            f"metadata tokenizer.ggml.pre is {pre!r}, a way to cut text that is not known; known are "
+            f"{', '.join(_CUTS)}. Use the model's directory with its tokenizer.json"
+        )
+    merges = list(map(tuple, map(str.split, _list(metadata, "tokenizer.ggml.merges"), repeat(" "))))
+    vocabulary = dict(zip(tokens, range(len(tokens)), strict=True))
+    # Lists go to the library as they are: writing JSON for it to parse takes twice as long.
+    backend = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=cut.whole_words_first))  # type: ignore[arg-type]
+    if cut.nfc:
+        backend.normalizer = normalizers.NFC()
+    backend.pre_tokenizer = cut.pre_tokenizer()
+    backend.decoder = decoders.ByteLevel()
+    return backend, cut.add_bos
+
+
+def _sentence_piece(metadata: Mapping[str, object], tokens: list[str], types: Sequence[int]) -> Tokenizer:
+    scores = _numbers(metadata, "tokenizer.ggml.scores", len(tokens))
+    unknown = _token_id(metadata, "unknown", len(tokens))
+    vocabulary = dict(zip(tokens, range(len(tokens)), strict=True))
+    merges = _merges(vocabulary, tokens, types, scores)
+    backend = Tokenizer(
+        models.BPE(
+            vocabulary,
+            merges,
+            unk_token=None if unknown is None else tokens[unknown],
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
+    to_mark = normalizers.Replace(" ", "▁")
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    if _get(metadata, "tokenizer.ggml.add_space_prefix", bool, True):
+        backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), to_mark])
+        steps.append(decoders.Strip(" ", 1, 0))
+    else:
+        backend.normalizer = to_mark
+    backend.decoder = decoders.Sequence(steps)
+    return backend
+
+
+def _merges(
+    vocabulary: Mapping[str, int], tokens: list[str], types: Sequence[int], scores: Sequence[float]
+) -> list[tuple[str, str]]:
+    """SentencePiece joins the neighbours whose joint scores best: every split of every token into two, best first."""
+    merges = []
+    for i in np.argsort(-np.asarray(scores), kind="stable").tolist():
+        token = tokens[i]
+        if types[i] != _Type.NORMAL or len(token) == 1:
+            continue
+        splits = [(token[:n], token[n:]) for n in range(1, len(token)) if token[:n] in vocabulary]
+        splits = [pair for pair in splits if pair[1] in vocabulary]
+        merges += sorted(splits, key=lambda pair: (vocabulary[pair[0]], vocabulary[pair[1]]))
+    return merges
+
+
+def _add_tokens(backend: Tokenizer, tokens: list[str], types: Sequence[int]) -> None:
+    """Control and user-defined tokens are found in the text as they stand, before it is cut."""
+    kinds = np.asarray(types)
+    special = np.flatnonzero((kinds == _Type.CONTROL) | (kinds == _Type.UNKNOWN)).tolist()
+    backend.add_special_tokens([AddedToken(tokens[i], special=True, normalized=False) for i in special])
+    plain = np.flatnonzero(kinds == _Type.USER_DEFINED).tolist()
+    backend.add_tokens([AddedToken(tokens[i], special=False, normalized=False) for i in plain])
+
+
+def _surround(backend: Tokenizer, tokens: list[str], first: list[int], last: list[int]) -> None:
+    """Let encoding put these tokens around a text."""
+    if first or last:
+        before, after = [tokens[i] for i in first], [tokens[i] for i in last]
+        backend.post_processor = processors.TemplateProcessing(
+            single=[*before, "$A", *after],
+            pair=[*before, "$A", *after, *before, "$B", *after],
+            special_tokens=[(tokens[i], i) for i in dict.fromkeys(first + last)],
+        )
+
+
+def _chat_templates(metadata: Mapping[str, object]) -> dict[str, str]:
+    templates = {}
+    for key, value in metadata.items():
+        if key.startswith("tokenizer.chat_template") and isinstance(value, str):
+            templates[key.removeprefix("tokenizer.chat_template").lstrip(".") or "default"] = value
+    return templates
+
+
+def _get(metadata: Mapping[str, object], key: str, kind: type[T], default: T | None = None) -> T:
+    value = metadata.get(key, default)
+    if type(value) is not kind:
+        found = "is missing" if value is None else f"is {value!r:.80}, not of type {kind.__name__}"
+        raise ModelError(f"metadata {key} {found}. Convert the model anew")
+    return value
+
+
+def _list(metadata: Mapping[str, object], key: str) -> list[str]:
+    value = metadata.get(key)
+    if not isinstance(value, list) or not value:
+        raise ModelError(
+            f"metadata {key} is {'missing' if value is None else 'not a list of texts'}. Convert the model anew"
+        )
+    return value
+
+
+def _numbers(metadata: Mapping[str, object], key: str, count: int) -> list[int]:
+    value = metadata.get(key)
+    if not isinstance(value, np.ndarray) or len(value) != count:
+        raise ModelError(
+            f"metadata {key} does not hold a number for each of the {count} tokens. Convert the model anew"
+        )
+    numbers: list[int] = value.tolist()
+    return numbers
+
+
+def _token_id(metadata: Mapping[str, object], name: str, count: int) -> int | None:
+    key = f"tokenizer.ggml.{name}_token_id"
+    if key not in metadata:
+        return None
+    token_id = _get(metadata, key, int)
+    if not 0 <= token_id < count:
+        raise ModelError(f"metadata {key} is {token_id}, but there are {count} tokens. Convert the model anew")
+    return token_id

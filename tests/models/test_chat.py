@@ -1,0 +1,200 @@
+"""Chat templates: what they render, what they refuse, and what they can never reach."""
+
+import json
+
+import pytest
+
+from foreword.errors import ModelError, RequestError
+from foreword.models.chat import ChatTemplate
+
+HI = [{"role": "user", "content": "hi"}]
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def render(source, messages=HI, **options):
+    return ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"}).render(messages, **options)
+
+
+def test_a_conversation_is_written_turn_by_turn():
+    text = render(CHATML, [{"role": "system", "content": "Be brief."}, *HI])
+    assert text == "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_without_a_generation_prompt_it_ends_with_the_last_turn():
+    assert render(CHATML, add_generation_prompt=False) == "<|im_start|>user\nhi<|im_end|>\n"
+
+
+def test_special_tokens_tools_and_extra_variables_reach_the_template():
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    text = render("{{ bos_token }}{{ tools[0].function.name }}{{ enable_thinking }}", tools=tools, enable_thinking=True)
+    assert text == "<s>fTrue"
+
+
+def test_no_tools_are_none():
+    assert render("{{ tools is none }}") == render("{{ tools is none }}", tools=[]) == "True"
+
+
+def test_messages_cannot_be_replaced_by_a_variable_named_alike():
+    with pytest.raises(TypeError):
+        ChatTemplate("", {}).render(HI, messages=[])
+
+
+def test_blocks_leave_no_lines_or_indents_behind():
+    assert render("a\n  {% if true %}\nb\n  {% endif %}\nc") == "a\nb\nc"
+
+
+def test_loops_can_be_left():
+    assert render("{% for i in range(9) %}{% if i == 3 %}{% break %}{% endif %}{{ i }}{% endfor %}") == "012"
+
+
+def test_generation_marks_only_hold_what_they_mark():
+    assert render("a{% generation %}b{{ messages[0].content }}{% endgeneration %}c") == "abhic"
+
+
+def test_json_is_written_for_models_not_for_browsers():
+    value = {"a": "<é>'&", "b": [1, None]}
+    assert render("{{ v | tojson }}", v=value) == json.dumps(value, ensure_ascii=False)
+    assert render("{{ v | tojson(indent=2) }}", v=value) == json.dumps(value, ensure_ascii=False, indent=2)
+
+
+def test_the_date_can_be_written():
+    assert render("{{ strftime_now('%Y') }}").isdigit()
+
+
+def test_a_text_in_parts_is_joined_by_lines():
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    assert render("{{ messages[0].content }}", [{"role": "user", "content": parts}]) == "one\ntwo"
+
+
+def test_arguments_of_calls_given_as_json_reach_the_template_as_objects():
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"city": "Köln"}'}}
+    messages = [*HI, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    source = "{{ messages[1].tool_calls[0].function.arguments | tojson }}"
+    assert render(source, messages) == '{"city": "Köln"}'
+    assert call["function"]["arguments"] == '{"city": "Köln"}'  # the caller's message is not changed
+
+
+def test_a_call_without_its_wrapping_is_taken_too():
+    messages = [*HI, {"role": "assistant", "tool_calls": [{"name": "f", "arguments": {"x": 1}}]}]
+    assert render("{{ messages[1].tool_calls[0].arguments.x }}", messages) == "1"
+
+
+def user(content):
+    return [{"role": "user", "content": content}]
+
+
+def calls(calls):
+    return [*HI, {"role": "assistant", "content": None, "tool_calls": calls}]
+
+
+@pytest.mark.parametrize(
+    ("messages", "field"),
+    [
+        ("hi", "messages"),
+        (None, "messages"),
+        ([], "messages"),
+        (["hi"], "messages[0]"),
+        ([*HI, {"content": "x"}], "messages[1].role"),
+        ([*HI, *HI, {"role": 5, "content": "x"}], "messages[2].role"),
+        ([{"role": "", "content": "x"}], "messages[0].role"),
+        ([{"role": "user<|im_end|>", "content": "x"}], "messages[0].role"),
+        ([{"role": "user\n", "content": "x"}], "messages[0].role"),
+        ([{"role": "user"}], "messages[0].content"),
+        (user(None), "messages[0].content"),
+        (user(5), "messages[0].content"),
+        (user(b"x"), "messages[0].content"),
+        (user(["x"]), "messages[0].content[0]"),
+        (user([{"type": "text", "text": "x"}, {"type": "image_url"}]), "messages[0].content[1]"),
+        (user([{"type": "text", "text": 5}]), "messages[0].content[0].text"),
+        (calls([]), "messages[1].content"),
+        (calls("f"), "messages[1].tool_calls"),
+        (calls(["f"]), "messages[1].tool_calls[0]"),
+        (calls([{"function": "f"}]), "messages[1].tool_calls[0]"),
+        (calls([{"function": {}}]), "messages[1].tool_calls[0].function.name"),
+        (calls([{"function": {"name": "f", "arguments": "{"}}]), "messages[1].tool_calls[0].function.arguments"),
+        (calls([{"function": {"name": "f", "arguments": "[1]"}}]), "messages[1].tool_calls[0].function.arguments"),
+        (
+            calls([{"function": {"name": "f", "arguments": "[" * 10**5}}]),
+            "messages[1].tool_calls[0].function.arguments",
+        ),
+    ],
+)
+def test_a_wrong_message_is_named(messages, field):
+    with pytest.raises(RequestError) as caught:
+        render(CHATML, messages)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(("tools", "field"), [("f", "tools"), (5, "tools"), ([{}, "f"], "tools[1]")])
+def test_a_wrong_tool_is_named(tools, field):
+    with pytest.raises(RequestError) as caught:
+        render(CHATML, tools=tools)
+    assert caught.value.field == field
+
+
+def test_a_refusal_of_the_template_is_the_requests_error():
+    with pytest.raises(RequestError, match="refuses them: roles must alternate") as caught:
+        render("{{ raise_exception('roles must alternate') }}")
+    assert caught.value.field == "messages"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages[7].content }}",
+        "{{ nothing.at.all }}",
+        "{{ 'a' + 5 }}",
+        "{{ 1 // 0 }}",
+        "{{ [range] | tojson }}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "{% include 'secret' %}",
+        "{% for i in range(10 ** 9) %}{% endfor %}",
+    ],
+)
+def test_a_template_that_fails_is_the_requests_error(source):
+    with pytest.raises(RequestError, match="fails on them"):
+        render(source)
+
+
+@pytest.mark.parametrize("source", ["{% for %}", "{{ messages", "{% nonsense %}", "{{ x | nosuchfilter }}"])
+def test_a_broken_template_is_the_models_error(source):
+    with pytest.raises(ModelError, match=r"chat template is broken.*Give the prompt as text"):
+        ChatTemplate(source, {})
+
+
+REACH = [
+    "''.__class__.__mro__[1].__subclasses__()",
+    "messages.__class__.__base__.__subclasses__()",
+    "raise_exception.__globals__",
+    "strftime_now.__globals__['json']",
+    "cycler.__init__.__globals__.os.system('true')",
+    "self._TemplateReference__context.environment",
+    "namespace.__init__.__globals__",
+    "'{0.__class__.__mro__}'.format(messages)",
+    "('{0.__class__.__mro__}' | format(messages))",
+    "'{x.__class__.__mro__}'.format_map({'x': messages})",
+    "(messages | map(attribute='__class__') | list)[0].__mro__",
+    "(messages | attr('__class__')).__mro__",
+    "lipsum.__globals__['os'].popen('id').read()",
+    "(''['__class__'])['__mro__']",
+    "tojson.__globals__",
+    "(tools or render).__code__",
+]
+
+
+@pytest.mark.parametrize("source", REACH)
+def test_the_sandbox_lets_nothing_out(source):
+    try:
+        text = render("{{ " + source + " }}")
+    except RequestError:
+        return
+    assert not any(word in text for word in ("class", "module", "object", "function")), text
+
+
+@pytest.mark.parametrize("source", ["messages.append(1)", "messages[0].update(role='x')", "messages.clear()"])
+def test_a_template_cannot_change_what_it_is_given(source):
+    with pytest.raises(RequestError, match="SecurityError"):
+        render("{{ " + source + " }}")

@@ -1,0 +1,346 @@
+"""Text to ids: by the cut the model was trained with, by its special tokens, and with every damaged file explained."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
+
+from foreword.errors import ModelError, RequestError
+from foreword.models.gguf import read_gguf
+from foreword.models.tokenizer import Tokenizer
+from models import vocabularies
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "data/models/tokenizers.json").read_text(encoding="utf-8"))
+
+
+def byte_level(pre="smollm", **more):
+    return Tokenizer.from_gguf(vocabularies.byte_level(pre, **more))
+
+
+def sentence_piece(**more):
+    return Tokenizer.from_gguf(vocabularies.sentence_piece(**more))
+
+
+def recorded(model):
+    return list(zip(GOLDEN["strings"], GOLDEN[model], strict=True))
+
+
+def pieces(tokenizer, text, **options):
+    return [tokenizer.token_bytes(i).decode() for i in tokenizer.encode(text, **options)]
+
+
+# --- the default model --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def smollm2(smollm2_path):
+    return Tokenizer.from_gguf(read_gguf(smollm2_path).metadata)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(("text", "ids"), recorded("smollm2"))
+def test_smollm2_gives_the_recorded_ids_and_back(smollm2, text, ids):
+    assert smollm2.encode(text) == ids
+    assert smollm2.decode(ids, skip_special_tokens=False) == text
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("chat", GOLDEN["smollm2_chats"], ids=lambda chat: chat["prompt"][:20])
+def test_smollm2_writes_the_recorded_chats(smollm2, chat):
+    text = smollm2.apply_chat_template([{"role": "user", "content": chat["prompt"]}])
+    assert text == chat["rendered"]
+    assert smollm2.encode(text, add_special_tokens=False) == chat["prompt_ids"]
+
+
+@pytest.mark.model
+def test_smollm2_knows_its_ends(smollm2):
+    assert (smollm2.vocab_size, smollm2.bos_id, smollm2.eos_ids) == (49152, 1, (2,))
+
+
+# The vocabulary has no tokens for some control characters and for planes above 3.
+@pytest.mark.model
+@given(text=st.text(st.characters(max_codepoint=0x3FFFF, exclude_categories=["Cs", "Cc"]), max_size=40))
+def test_smollm2_reads_back_any_text(smollm2, text):
+    assert smollm2.decode(smollm2.encode(text, parse_special=False)) == text
+
+
+# --- byte-level vocabularies --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("pre", "text", "words"),
+    [
+        ("gpt-2", "\n\n12", ["\n", "\n", "12"]),  # the line ends' last stays with the number: "\n" + "\n" + "12"
+        ("smollm", "\n\n12", ["\n\n", "1", "2"]),  # digits are cut off first, so the line ends are alone
+        ("qwen2", "\n\n12", ["\n\n", "1", "2"]),
+        ("llama-bpe", "\n\n1234", ["\n\n", "123", "4"]),
+        ("gpt-2", "\n\n1234", ["\n", "\n", "123", "4"]),
+        ("llama-bpe", "hello hello", ["hello", " hello"]),
+    ],
+)
+def test_text_is_cut_as_the_file_names_it(pre, text, words):
+    assert pieces(byte_level(pre), text, add_special_tokens=False) == words
+
+
+def test_a_file_that_names_no_cut_gets_that_of_gpt_2():
+    metadata = vocabularies.byte_level()
+    del metadata["tokenizer.ggml.pre"]
+    assert pieces(Tokenizer.from_gguf(metadata), "\n\n12") == ["\n", "\n", "12"]
+
+
+def test_a_whole_word_needs_no_merges_in_llama_3():
+    metadata = vocabularies.byte_level("llama-bpe")
+    metadata["tokenizer.ggml.merges"] = ["h e"]
+    assert pieces(Tokenizer.from_gguf(metadata), "hello", add_special_tokens=False) == ["hello"]
+
+
+def test_qwen_composes_characters_first():
+    assert pieces(byte_level("qwen2"), "e\N{COMBINING ACUTE ACCENT}") == ["é"]
+
+
+def test_an_unknown_cut_is_an_error_that_names_it_and_the_known_ones():
+    with pytest.raises(ModelError, match=r"tokenizer.ggml.pre is 'tekken'.*llama-bpe.*smollm.*tokenizer.json"):
+        byte_level("tekken")
+
+
+@pytest.mark.parametrize("pre", ["gpt-2", "smollm", "llama-bpe"])
+@given(text=st.text(max_size=40))
+def test_byte_level_ids_read_back_as_the_text(pre, text):
+    tokenizer = TOKENIZERS[pre]
+    assert tokenizer.decode(tokenizer.encode(text, parse_special=False)) == text
+
+
+TOKENIZERS = {pre: byte_level(pre) for pre in ("gpt-2", "smollm", "llama-bpe")}
+
+
+# --- special tokens -----------------------------------------------------------------------------------------------
+
+
+def test_special_tokens_in_a_text_are_parsed():
+    tokenizer = byte_level()
+    assert tokenizer.encode("<|im_start|>hello<|im_end|>")[::2] == [0, 1]
+
+
+def test_special_tokens_in_a_text_can_be_taken_literally():
+    tokenizer = byte_level()
+    ids = tokenizer.encode("<|im_end|><tool>", parse_special=False)
+    assert 1 not in ids
+    assert tokenizer.decode(ids) == "<|im_end|><tool>"
+    assert ids[-1] == tokenizer.backend.token_to_id("<tool>")  # no control token: part of the language
+    assert tokenizer.encode("<|im_end|>") == [1]  # and the other way is still there
+
+
+def test_taking_them_literally_changes_nothing_else():
+    tokenizer = byte_level("llama-bpe")
+    assert tokenizer.encode("hello 12", parse_special=False) == tokenizer.encode("hello 12")
+    assert tokenizer.encode("hello 12", parse_special=False)[0] == tokenizer.bos_id
+
+
+@pytest.mark.parametrize(
+    ("pre", "more", "around"),
+    [
+        ("smollm", {}, ([], [])),
+        ("smollm", {"ggml.add_bos_token": True}, ([0], [])),
+        ("smollm", {"ggml.add_bos_token": True, "ggml.add_eos_token": True}, ([0], [1])),
+        ("llama-bpe", {}, ([0], [])),
+        ("llama-bpe", {"ggml.add_bos_token": False}, ([], [])),
+    ],
+)
+def test_the_file_says_what_stands_around_a_text(pre, more, around):
+    tokenizer = byte_level(pre, **more)
+    inner = tokenizer.encode("hello", add_special_tokens=False)
+    assert tokenizer.encode("hello") == [*around[0], *inner, *around[1]]
+
+
+def test_every_token_that_ends_a_reply_is_known_the_usual_one_first():
+    control = ("<s>", "</s>", "<|eot_id|>", "<|eom_id|>", "<|im_end|>")
+    assert byte_level(control=control, **{"ggml.eom_token_id": 3}).eos_ids == (1, 3, 4, 2)
+
+
+def test_text_that_looks_like_an_end_is_none_unless_it_is_a_control_token():
+    assert byte_level(control=("<s>", "</s>"), user=("<|im_end|>",)).eos_ids == (1,)
+
+
+# --- sentence-piece vocabularies ----------------------------------------------------------------------------------
+
+
+def naive_sentence_piece(text, metadata):
+    """Join the neighbours whose joint scores best, leftmost first, until none is left; then bytes for the rest."""
+    tokens = metadata["tokenizer.ggml.tokens"]
+    score = {t: metadata["tokenizer.ggml.scores"][i] for i, t in enumerate(tokens) if i >= 259}
+    symbols = list(text)
+    while True:
+        joints = [(-score[a + b], n) for n, (a, b) in enumerate(pairwise(symbols)) if a + b in score]
+        if not joints:
+            break
+        n = min(joints)[1]
+        symbols[n : n + 2] = [symbols[n] + symbols[n + 1]]
+    names = [name for s in symbols for name in ([s] if s in score else [f"<0x{byte:02X}>" for byte in s.encode()])]
+    return [tokens.index(name) for name in names]
+
+
+@given(text=st.text(alphabet="abcehlo é🙂", min_size=1, max_size=30))
+def test_sentence_pieces_are_joined_best_first(text):
+    expected = naive_sentence_piece("▁" + text.replace(" ", "▁"), vocabularies.sentence_piece())
+    assert SENTENCE_PIECE.encode(text, add_special_tokens=False) == expected
+
+
+SENTENCE_PIECE = sentence_piece()
+
+
+def test_sentence_piece_texts_begin_with_the_beginning():
+    assert SENTENCE_PIECE.encode("a")[0] == SENTENCE_PIECE.bos_id == 1
+    assert sentence_piece(**{"ggml.add_bos_token": False}).encode("a") == SENTENCE_PIECE.encode("a")[1:]
+
+
+def test_a_space_goes_in_front_only_where_the_file_wants_it():
+    assert pieces(SENTENCE_PIECE, "hello", add_special_tokens=False) == [" hello"]
+    without = sentence_piece(**{"ggml.add_space_prefix": False})
+    assert pieces(without, "hello hello", add_special_tokens=False) == ["hello", " hello"]
+    assert without.decode(without.encode(" hello")) == " hello"
+
+
+def test_user_defined_runs_of_spaces_are_taken_whole():
+    tokenizer = sentence_piece(user=("  ", "   "), **{"ggml.add_space_prefix": False})
+    assert pieces(tokenizer, "a     b", add_special_tokens=False) == ["a", "   ", "  ", "b"]
+
+
+# --- damage -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", ["model", "tokens", "token_type", "merges"])
+def test_a_missing_key_is_named(key):
+    metadata = vocabularies.byte_level()
+    del metadata[f"tokenizer.ggml.{key}"]
+    with pytest.raises(ModelError, match=f"tokenizer.ggml.{key}"):
+        Tokenizer.from_gguf(metadata)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("model", "rwkv"),
+        ("model", 5),
+        ("tokens", []),
+        ("tokens", np.zeros(3)),
+        ("token_type", np.zeros(3, np.int32)),
+        ("merges", ["no-space"]),
+        ("merges", ["a nosuchtoken"]),
+        ("merges", ["a b c"]),
+        ("eos_token_id", 10**6),
+        ("eos_token_id", -1),
+        ("bos_token_id", "1"),
+        ("add_bos_token", 1),
+    ],
+)
+def test_a_damaged_key_is_the_models_error(key, value):
+    metadata = vocabularies.byte_level() | {f"tokenizer.ggml.{key}": value}
+    with pytest.raises(ModelError):
+        Tokenizer.from_gguf(metadata)
+
+
+@pytest.mark.parametrize("text", ["\ud800", b"hello", 5, None])
+def test_what_is_not_text_is_the_requests_error(text):
+    with pytest.raises(RequestError, match="not text"):
+        byte_level().encode(text)
+
+
+@pytest.mark.parametrize("ids", [[-1], ["a"], 5, [None], [1.5]])
+def test_what_are_not_token_ids_is_the_requests_error(ids):
+    with pytest.raises(RequestError, match="not token ids"):
+        byte_level().decode(ids)
+
+
+# --- chat ---------------------------------------------------------------------------------------------------------
+
+HI = [{"role": "user", "content": "hi"}]
+
+
+def test_templates_come_with_the_file_and_know_its_tokens():
+    tokenizer = byte_level(chat_template="{{ bos_token }}{{ messages[0].content }}{{ eos_token }}")
+    assert tokenizer.apply_chat_template(HI) == "<|im_start|>hi<|im_end|>"
+
+
+def test_tools_have_their_own_template_where_there_is_one():
+    tokenizer = byte_level(**{"chat_template": "plain", "chat_template.tool_use": "tools"})
+    assert tokenizer.apply_chat_template(HI) == "plain"
+    assert tokenizer.apply_chat_template(HI, tools=[{"name": "f"}]) == "tools"
+
+
+def test_a_model_without_a_template_says_what_to_do():
+    with pytest.raises(ModelError, match="Give the prompt as text"):
+        byte_level().apply_chat_template(HI)
+
+
+# --- directories --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def directory(tmp_path):
+    """A model's directory with a small byte-level vocabulary, and truncation and padding left on."""
+    backend = byte_level().backend
+    backend.enable_truncation(3)
+    backend.enable_padding(length=8)
+    backend.save(str(tmp_path / "tokenizer.json"))
+    config = {"bos_token": {"content": "<|im_start|>"}, "eos_token": "<|im_end|>", "chat_template": "{{ eos_token }}!"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 1]}))
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 9}))
+    return tmp_path
+
+
+def test_a_directory_gives_the_same_tokenizer_as_the_file(directory):
+    read, original = Tokenizer.from_directory(directory), byte_level()
+    text = "<|im_start|>hello 12\n\n3 🙂<tool>"
+    assert read.encode(text) == original.encode(text)
+    assert read.decode(read.encode(text)) == original.decode(original.encode(text))
+    assert (read.bos_id, read.eos_ids, read.vocab_size) == (0, (1, 7, 9), original.vocab_size)
+    assert read.apply_chat_template(HI) == "<|im_end|>!"
+
+
+def test_texts_are_neither_cut_nor_padded(directory):
+    assert len(Tokenizer.from_directory(directory).encode("a" * 20)) == 20
+
+
+def test_a_template_file_goes_before_the_configuration(directory):
+    (directory / "chat_template.jinja").write_text("from the file")
+    assert Tokenizer.from_directory(directory).apply_chat_template(HI) == "from the file"
+
+
+def test_named_templates_are_read(directory):
+    entries = [{"name": "default", "template": "one"}, {"name": "tool_use", "template": "two"}]
+    (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": entries}))
+    tokenizer = Tokenizer.from_directory(directory)
+    assert (tokenizer.bos_id, tokenizer.eos_ids) == (None, (7, 1, 9))
+    assert tokenizer.apply_chat_template(HI, tools=[{}]) == "two"
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "generation_config.json"])
+@pytest.mark.parametrize("content", ["{", "[]", '"x"'])
+def test_a_damaged_file_is_named(directory, name, content):
+    (directory / name).write_text(content)
+    with pytest.raises(ModelError, match=f"{name}.*etch it again"):
+        Tokenizer.from_directory(directory)
+
+
+def test_a_directory_without_a_tokenizer_is_explained(tmp_path):
+    with pytest.raises(ModelError, match=r"tokenizer.json: cannot be read.*tokenizer.model alone"):
+        Tokenizer.from_directory(tmp_path)
+
+
+def test_added_tokens_that_match_normalized_text_decode_to_what_was_written(tmp_path):
+    backend = tokenizers.Tokenizer(models.BPE({"▁": 0, "a": 1}, [], byte_fallback=True))
+    backend.normalizer = normalizers.Replace(" ", "▁")
+    backend.pre_tokenizer = pre_tokenizers.Split("x", "removed")
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    backend.add_tokens([AddedToken("▁▁▁", normalized=True)])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer.from_directory(tmp_path)
+    assert tokenizer.encode("a    a") == [1, 2, 0, 1]
+    assert tokenizer.decode([1, 2, 0, 1]) == "a    a"
