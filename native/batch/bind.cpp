@@ -115,7 +115,7 @@ StepCore make_core(const nb::dict &s, const nb::dict &b, int32_t vocab_size, int
 void add_group(StepCore &core, Matrix<int32_t> table, Vector<int32_t> num_blocks, Vector<int64_t> content_id,
                Matrix<int32_t> gathered, Vector<int32_t> gathered_written, Vector<int32_t> gathered_nulled,
                Vector<int64_t> gathered_content, Vector<int64_t> slot_mapping, int32_t block_size,
-               int32_t sliding_window, int32_t cp_size, int32_t cp_rank, int32_t cp_interleave) {
+               int32_t sliding_window, int32_t cp_size, int32_t cp_rank, int32_t cp_interleave, bool recurrent) {
   core.groups.push_back({
       .table = table.data(),
       .num_blocks = num_blocks.data(),
@@ -129,6 +129,7 @@ void add_group(StepCore &core, Matrix<int32_t> table, Vector<int32_t> num_blocks
       .block_size = block_size,
       .sliding_window = sliding_window,
       .cp = {cp_size, cp_rank, cp_interleave},
+      .recurrent = recurrent,
   });
   Group &g = core.groups.back();
   if (const auto p = uint32_t(g.tokens_per_block()); std::has_single_bit(p)) g.shift = std::countr_zero(p);

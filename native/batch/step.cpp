@@ -198,6 +198,7 @@ void StepCore::logits(const Plan &plan, Scalars &out) {
 
 void StepCore::slots(const Plan &plan, const Group &g) {
   const Buffers &o = buffers;
+  if (g.recurrent) return;
   const int32_t S = g.block_size, P = g.tokens_per_block(), round = g.cp.interleave * g.cp.size;
   int64_t t = 0;
   for (int64_t b = 0; b < plan.num_reqs; ++b) {

@@ -24,6 +24,7 @@ struct Group {
   int64_t *slot_mapping;       // [max tokens]
   int32_t width, block_size, sliding_window;
   ContextParallel cp;
+  bool recurrent;  // a state a request instead of keys and values: no slots
 
   int32_t tokens_per_block() const { return block_size * cp.size; }
   int32_t shift = -1;  // log2(tokens_per_block) where that is whole: a division is the dearest thing a decode row does

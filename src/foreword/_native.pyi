@@ -57,6 +57,7 @@ class StepCore:
         cp_size: int,
         cp_rank: int,
         cp_interleave: int,
+        recurrent: bool,
     ) -> None: ...
     def set_context_parallel(self, size: int, rank: int, interleave: int) -> None: ...
     def prepare(

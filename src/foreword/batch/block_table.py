@@ -48,7 +48,7 @@ class BlockTable:
         cls, group: KVGroup, cp: ContextParallel | None, max_num_reqs: int, max_model_len: int, ids: ContentIds
     ) -> BlockTable:
         group.check_context_parallel(cp)
-        per_block = group.tokens_per_block(cp)
+        per_block = group.tokens_per_block(cp, max_model_len)
         width = -(-max_model_len // per_block)
         return cls(
             group,

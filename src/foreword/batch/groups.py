@@ -35,12 +35,15 @@ class KVGroup:
     kernel_block_size: the attention kernel's block, a divisor of S; None: S. See `InputBatch.kernel_block_table`.
     sliding_window: W, a query at position p sees keys in (p − W, p]; None: all keys up to p.
     context_parallel: whether this group's KV is spread over the ranks (False: each rank holds all of it).
+    recurrent: the layers keep a state, not keys: one block a request holds it, and no token has a slot (−1). See
+        `foreword.batch.recurrent`.
     """
 
     block_size: int
     kernel_block_size: int | None = None
     sliding_window: int | None = None
     context_parallel: bool = False
+    recurrent: bool = False
 
     def __post_init__(self) -> None:
         if self.block_size < 1:
@@ -52,9 +55,15 @@ class KVGroup:
             raise ConfigError(
                 f"KVGroup(sliding_window={self.sliding_window}): must be at least 1, or None for no window"
             )
+        if self.recurrent and (self.sliding_window is not None or self.context_parallel):
+            raise ConfigError("KVGroup(recurrent=True): a state has no window and is not spread over ranks")
 
-    def tokens_per_block(self, cp: ContextParallel | None) -> int:
-        """Positions that one entry of a block-table row covers: S, or S·n where the group is spread over n ranks."""
+    def tokens_per_block(self, cp: ContextParallel | None, max_model_len: int) -> int:
+        """Positions that one entry of a block-table row covers: S; S·n where the group is spread over n ranks; all of
+        them where it is recurrent.
+        """
+        if self.recurrent:
+            return max_model_len
         return self.block_size * (cp.size if cp is not None and self.context_parallel else 1)
 
     def check_context_parallel(self, cp: ContextParallel | None) -> None:

@@ -10,8 +10,9 @@ import numpy.typing as npt
 from foreword.batch import plan as _plan
 from foreword.batch.attention import AttentionState, visible
 from foreword.batch.backends import Run, Scalars, loops, native, vectorized
+from foreword.batch.block_ops import NO_BLOCK_OPS, BlockOps
 from foreword.batch.buffers import InputBuffers
-from foreword.batch.plan import Drafts, Order, PlanLike
+from foreword.batch.plan import Drafts, Order, PlanLike, PlannedStep
 from foreword.batch.views import BatchViews
 from foreword.errors import ForewordError, PlanError
 
@@ -78,6 +79,7 @@ class InputBatch(BatchViews):
 
     __slots__ = (
         "_advanced",
+        "_block_ops",
         "_buffers",
         "_committed",
         "_gathered",
@@ -127,6 +129,7 @@ class InputBatch(BatchViews):
         req_ids: list[str] | None,
         gathered: bool,
         run: Run,
+        block_ops: BlockOps | None = None,
     ) -> None:
         buffers.generation += 1
         states.step += 1
@@ -136,6 +139,7 @@ class InputBatch(BatchViews):
         self._req_ids = req_ids
         self._gathered = gathered
         self._run = run
+        self._block_ops = block_ops
         self._generation = buffers.generation
         self._layout = states.layout_version
         self._committed = False
@@ -202,6 +206,11 @@ class InputBatch(BatchViews):
             return None
         view: I32 = self._buffers.views["dcp_local_seq_lens"][: self.num_reqs_padded]
         return view
+
+    @property
+    def block_ops(self) -> BlockOps:
+        """Blocks to zero, then to copy, before the step reads or writes the cache."""
+        return self._block_ops or NO_BLOCK_OPS
 
     @property
     def attention_state(self) -> AttentionState:
@@ -347,6 +356,7 @@ def prepare_inputs(
     order: Order = "given",
     backend: Backend = "auto",
     gather_block_tables: bool = True,
+    block_ops: BlockOps | None = None,
 ) -> InputBatch:
     """Turn the scheduler's choice into the tensors of a step.
 
@@ -355,6 +365,7 @@ def prepare_inputs(
     pad_to: (num_tokens, num_reqs) for a captured graph; None in either place pads nothing there.
     order: "given", or "decode_first": stable by (no drafts, tokens != 1 + max_num_draft_tokens, tokens).
     backend: "auto" is native where it is built, else numpy. All three give equal bits.
+    block_ops: blocks to zero and to copy before the step; the batch carries them to whoever runs it.
     gather_block_tables: False leaves `InputBatch.block_table` out, for kernels that read the states' own tables.
 
     Raises PlanError where a row would read or write what it must not, CapacityError past the buffers, RequestError
@@ -366,14 +377,14 @@ def prepare_inputs(
         # The hot path: arrays in, one native call. It refuses whatever is not in order, and the way below says what.
         scalars = _native_arrays(buffers.native, plan, draft_tokens, pad_to, gather_block_tables)
         if scalars is not None:
-            return InputBatch(states, buffers, scalars, None, gather_block_tables, native.run)
+            return InputBatch(states, buffers, scalars, None, gather_block_tables, native.run, block_ops)
     wanted = _plan.normalize(states, plan, draft_tokens)
     padded = (None, None) if pad_to is None else pad_to
     if order == "decode_first":
         wanted = _plan.decode_first(wanted, states.max_num_draft_tokens)
     elif order != "given":
         raise PlanError(f"order={order!r}: must be 'given' or 'decode_first'")
-    if isinstance(plan, tuple):
+    if isinstance(plan, tuple | PlannedStep):
         req_ids = None  # found by row when somebody asks
     else:
         req_ids = list(plan) if order == "given" else states.req_ids_of(wanted.rows)
@@ -381,7 +392,7 @@ def prepare_inputs(
     if run is not native.run:
         _plan.check(states, buffers, wanted, pad_to)
     scalars = run(states, buffers, wanted, padded, gather_block_tables)
-    return InputBatch(states, buffers, scalars, req_ids, gather_block_tables, run)
+    return InputBatch(states, buffers, scalars, req_ids, gather_block_tables, run, block_ops)
 
 
 def _native_arrays(core: Any, plan: tuple[I32, I32], drafts: Any, pad_to: Any, gather: bool) -> Any:

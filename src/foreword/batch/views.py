@@ -15,10 +15,13 @@ if TYPE_CHECKING:
     from foreword.batch.adapters.flashinfer import FlashInferPlan
     from foreword.batch.adapters.nano_vllm import Context
     from foreword.batch.adapters.page_size_one import TokenTables
+    from foreword.batch.classify import Split
+    from foreword.batch.context_parallel import PrefillShare
     from foreword.batch.inputs import InputBatch
     from foreword.batch.lora import LoraMapping
     from foreword.batch.multimodal import MultiModalInputs
     from foreword.batch.pooling import PoolingMetadata
+    from foreword.batch.recurrent import StateIndices
     from foreword.batch.sampling_metadata import SamplingMetadata
     from foreword.batch.states import RequestStates
 
@@ -82,6 +85,47 @@ class BatchViews:
         from foreword.batch.pooling import pooling_metadata
 
         return pooling_metadata(self._states, self._batch)
+
+    def state_indices(self, group: int = 0) -> StateIndices:
+        """The blocks that hold recurrent states before and after the step."""
+        from foreword.batch.recurrent import state_indices
+
+        return state_indices(self._batch, group)
+
+    # -- kinds of request, shares of ranks -------------------------------------------------------------------------
+
+    @property
+    def is_decode(self) -> Bools:
+        """bool [B]: one known token over context, and its drafts."""
+        from foreword.batch.classify import is_decode
+
+        return is_decode(self._batch)
+
+    @property
+    def uniform_decode_len(self) -> int | None:
+        """The query length that all requests have, if all are decodes."""
+        from foreword.batch.classify import uniform_decode_len
+
+        return uniform_decode_len(self._batch)
+
+    def split_decodes_and_prefills(
+        self, decode_threshold: int = 1, *, require_uniform: bool = False, short_extends_are_decodes: bool = True
+    ) -> Split:
+        """How many leading requests a kernel's decode path may take. See `foreword.batch.classify`."""
+        from foreword.batch.classify import split_decodes_and_prefills
+
+        return split_decodes_and_prefills(
+            self._batch,
+            decode_threshold,
+            require_uniform=require_uniform,
+            short_extends_are_decodes=short_extends_are_decodes,
+        )
+
+    def share_prefill(self, size: int, rank: int) -> PrefillShare:
+        """This rank's part of the step's tokens under prefill context parallelism."""
+        from foreword.batch.context_parallel import share_prefill
+
+        return share_prefill(self._batch, size, rank)
 
     # -- sampling ------------------------------------------------------------------------------------------------
 

@@ -148,7 +148,7 @@ def run(
         for t in range(buffers.max_num_batched_tokens):
             buffers.slot_mapping[g][t] = (
                 slot(table.table[rows[b_of[t]]].tolist(), pos[t], table.group.block_size, table.context_parallel)
-                if t < T and not inert[b_of[t]]
+                if t < T and not inert[b_of[t]] and not table.group.recurrent
                 else -1
             )
 

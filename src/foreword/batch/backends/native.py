@@ -76,9 +76,10 @@ def _bind(states: RequestStates, buffers: InputBuffers) -> Any:
             buffers.block_table_nulled[g],
             buffers.block_table_content[g],
             buffers.slot_mapping[g],
-            table.group.block_size,
+            table.tokens_per_block if table.group.recurrent else table.group.block_size,
             table.group.sliding_window or 0,
             *((cp.size, cp.rank, cp.interleave) if cp is not None else (1, 0, 1)),
+            table.group.recurrent,
         )
     if states.context_parallel is not None:
         cp = states.context_parallel

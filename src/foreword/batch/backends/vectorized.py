@@ -117,6 +117,8 @@ def ragged_arange(lengths: Ints) -> npt.NDArray[np.int64]:
 
 def slots(table: BlockTable, rows: Ints, positions: Ints) -> npt.NDArray[np.int64]:
     """slot[t] = table[rows[t], positions[t] // P] · S + offset; −1 where another rank owns the position."""
+    if table.group.recurrent:
+        return np.full(len(positions), -1, np.int64)
     S, cp = table.group.block_size, table.context_parallel
     block, offset = np.divmod(positions, table.tokens_per_block)
     base = table.table[rows, block].astype(np.int64) * S
