@@ -11,7 +11,15 @@ V = 30
 
 
 def make_engine(
-    *, blocks: int = 65, M: int = 64, groups=None, executor=OracleExecutor, eos=(), tokenizer=None, **config
+    *,
+    blocks: int = 65,
+    M: int = 64,
+    groups=None,
+    executor=OracleExecutor,
+    eos=(),
+    tokenizer=None,
+    drafter=None,
+    **config,
 ) -> Engine:
     settings = {"max_num_seqs": 8, "max_num_batched_tokens": 32, "block_size": 4, "watermark": 0.0} | config
     groups = groups or [KVGroup(settings["block_size"])]
@@ -22,8 +30,9 @@ def make_engine(
         kv_groups=groups,
         num_blocks=blocks,
         config=EngineConfig(**settings),
-        tokenizer=tokenizer or LetterTokenizer(),
+        tokenizer=LetterTokenizer(),
         eos_token_ids=eos,
+        drafter=drafter,
     )
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from random import Random
 
+import numpy as np
 import pytest
-from engine_rig import make_engine, run
+from engine_rig import V, make_engine, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracle_model import START, following, logits_after
 
 from foreword.batch import KVGroup, SamplingParams
+from foreword.engine.speculation import SpeculationConfig
 
 GROUPS = {
     "full": [KVGroup(4)],
@@ -17,6 +20,26 @@ GROUPS = {
     "hybrid": [KVGroup(4), KVGroup(4, sliding_window=6), KVGroup(4, sliding_window=6)],
 }
 M = 48
+
+
+class Guesser:
+    """Drafts that are right about half of the time: it asks the model itself."""
+
+    def __init__(self, states) -> None:
+        self.states = states
+
+    def propose(self, rows, most):
+        drafts = np.full((len(rows), self.states.max_num_draft_tokens), -1, np.int32)
+        for i, row in enumerate(rows.tolist()):
+            known = int(self.states.num_tokens[row])
+            prefix = START
+            for token in self.states.token_ids[row, :known].tolist():
+                prefix = following(prefix, token)
+            for j in range(int(most[i])):
+                guess = int(logits_after(prefix, V).argmax()) if (known + j) % 2 else 3
+                drafts[i, j] = guess
+                prefix = following(prefix, guess)
+        return drafts
 
 
 def some_params(random: Random) -> SamplingParams:
@@ -59,10 +82,13 @@ def test_company_changes_nothing(seed: int, kind: str):
         engine = make_engine(groups=groups, M=M, blocks=60, prefix_caching=False, max_num_batched_tokens=64)
         engine.add_request("x", prompt, params)
         alone.append(outcome(run(engine)["x"]))
+    speculation = random.choice(
+        [None, SpeculationConfig(min_match=1), SpeculationConfig(method="draft_model", model="guesser")]
+    )
     engine = make_engine(
         groups=groups,
         M=M,
-        blocks=len(groups) * 13 + random.randint(1, 20),
+        blocks=len(groups) * 14 + random.randint(1, 20),
         eos=(),
         max_num_seqs=random.randint(1, 6),
         max_num_batched_tokens=random.randint(1, 40),
@@ -70,6 +96,8 @@ def test_company_changes_nothing(seed: int, kind: str):
         long_prefill_threshold=random.choice([0, 3]),
         reserve_full_prompt=random.random() < 0.5,
         prefix_caching=random.random() < 0.8,
+        speculation=speculation,
+        drafter=Guesser if speculation and speculation.method == "draft_model" else None,
     )
     outputs: dict[str, object] = {}
     pending = list(enumerate(work))

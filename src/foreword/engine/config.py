@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from foreword.engine.speculation.config import SpeculationConfig
 from foreword.errors import ConfigError
 from foreword.scheduler import SchedulerConfig
 
@@ -18,6 +19,7 @@ class EngineConfig:
         max_num_seqs requests of max_model_len could need, within kv_cache_bytes).
     kv_cache_bytes: memory for keys and values when num_blocks is None.
     prefix_caching: reuse the blocks of equal prompt beginnings. partial_reuse: part of a block too, by copying it.
+    speculation: guess tokens and verify them; see `SpeculationConfig` (None: one token a step).
     seed: from which requests without a seed get theirs (None: a different one each run).
     """
 
@@ -34,6 +36,7 @@ class EngineConfig:
     kv_cache_bytes: int = 2 << 30
     prefix_caching: bool = True
     partial_reuse: bool = True
+    speculation: SpeculationConfig | None = None
     seed: int | None = 0
 
     def __post_init__(self) -> None:

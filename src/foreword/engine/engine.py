@@ -23,6 +23,7 @@ from foreword.engine.completion import Completion, Job
 from foreword.engine.config import EngineConfig
 from foreword.engine.executor import Executor
 from foreword.engine.outputs import FinishReason, RequestOutput
+from foreword.engine.speculation import Drafter, Speculation
 from foreword.engine.text import Detokenizer, TextStream
 from foreword.engine.validation import checked_params, checked_prompt
 from foreword.errors import RequestError
@@ -59,9 +60,12 @@ class Engine:
         tokenizer: Tokenizer | None = None,
         eos_token_ids: Sequence[int] = (),
         clock: Callable[[], float] = time.perf_counter,
+        drafter: Callable[[RequestStates], Drafter] | None = None,
         on_step: Callable[[StepPlan, InputBatch], None] | None = None,
     ) -> None:
-        """num_blocks: the executor's pool. on_step: called with every step before it runs, for those who watch."""
+        """num_blocks: the executor's pool. drafter: makes what proposes drafts, in place of the configured method.
+        on_step: called with every step before it runs, for those who watch.
+        """
         self.config = config = config or EngineConfig()
         self.executor = executor
         self.tokenizer = tokenizer
@@ -72,7 +76,9 @@ class Engine:
             max_model_len=max_model_len,
             vocab_size=vocab_size,
             kv_groups=list(kv_groups),
+            max_num_draft_tokens=config.speculation.num_tokens if config.speculation else 0,
         )
+        self.speculation = Speculation(self.states, config.speculation, drafter) if config.speculation else None
         self.cache = KVCache(
             self.states,
             num_blocks,
@@ -216,7 +222,18 @@ class Engine:
         look = (ends.any(1) if ends.ndim == 2 else ends) | self._wants_reading[rows]
         look |= states.num_tokens[rows] >= self._limit[rows]
         at = np.flatnonzero(look & grown)
-        return self._read(rows, at, sampled) if at.size else []
+        outputs = self._read(rows, at, sampled) if at.size else []
+        if self.speculation is not None:
+            self.speculation.learn(plan, sampled.token_ids)
+            self._speculate(rows[grown & states.live[rows]])
+        return outputs
+
+    def _speculate(self, rows: npt.NDArray[np.int32]) -> None:
+        """Propose drafts for the rows that go on; a row may not outgrow its limit."""
+        if self.speculation is None or not len(rows):
+            return
+        room = self._limit[rows] - self.states.num_tokens[rows] - 1
+        self.scheduler.propose(rows, self.speculation.propose(rows, room))
 
     def _read(self, rows: npt.NDArray[np.int32], at: npt.NDArray[np.int64], sampled: Sampled) -> list[RequestOutput]:
         """Look at the new tokens of some requests: stops, text, log-probabilities. Free those that end."""
@@ -311,6 +328,8 @@ class Engine:
             # The first token of a job is looked at for its time, and because its followers wait for it.
             self._wants_reading[row] = completion.reads_every_token or job.first_token_time is None
             self.sampler.set_request(row, request.params, np.array(sorted(completion.end_ids), np.int64))
+            if self.speculation is not None:
+                self.speculation.start(row)
             if job.first_scheduled_time is None:
                 job.first_scheduled_time = self.clock()
 

@@ -1,0 +1,18 @@
+"""Speculative decoding: who proposes drafts, how many, and what became of them. `foreword.sampling` verifies them."""
+
+from foreword.engine.speculation.adaptive import DraftLengths, SpeculationStats
+from foreword.engine.speculation.config import SpeculationConfig
+from foreword.engine.speculation.draft_model import DraftModelDrafter
+from foreword.engine.speculation.drafter import Drafter
+from foreword.engine.speculation.lookup import LookupDrafter
+from foreword.engine.speculation.speculation import Speculation
+
+__all__ = [
+    "DraftLengths",
+    "DraftModelDrafter",
+    "Drafter",
+    "LookupDrafter",
+    "Speculation",
+    "SpeculationConfig",
+    "SpeculationStats",
+]

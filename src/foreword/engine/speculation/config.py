@@ -1,0 +1,41 @@
+"""The settings of speculative decoding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from foreword.errors import ConfigError
+
+Method = Literal["ngram", "suffix", "draft_model"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationConfig:
+    """Guess the next tokens cheaply, verify all guesses in one step. The output is the same with and without.
+
+    method: "ngram" looks for the last tokens earlier in prompt and output and proposes what followed there; "suffix"
+        looks in the request's own output alone; "draft_model" asks a small model with the same vocabulary.
+    num_tokens: most drafts in a step. min_match, max_match: how many tokens have to be, and are at most, compared.
+    adaptive: whether the number of drafts follows what was accepted last.
+    model: the draft model's name, for "draft_model".
+    """
+
+    method: Method = "ngram"
+    num_tokens: int = 4
+    min_match: int = 2
+    max_match: int = 4
+    adaptive: bool = True
+    model: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.method not in ("ngram", "suffix", "draft_model"):
+            raise ConfigError(f"method={self.method!r}: must be 'ngram', 'suffix' or 'draft_model'")
+        if self.num_tokens < 1:
+            raise ConfigError(f"num_tokens={self.num_tokens}: must be at least 1")
+        if not 1 <= self.min_match <= self.max_match:
+            raise ConfigError(f"min_match={self.min_match}, max_match={self.max_match}: need 1 ≤ min_match ≤ max_match")
+        if (self.method == "draft_model") != (self.model is not None):
+            raise ConfigError(
+                f"model={self.model!r} with method={self.method!r}: a draft model goes with 'draft_model'"
+            )

@@ -1,0 +1,115 @@
+"""Drafts from a small model with the target's vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from foreword.batch import InputBuffers, KVGroup, NewRequest, RequestStates, SamplingParams, prepare_inputs
+from foreword.cache import KVCache
+from foreword.engine.executor import Executor
+from foreword.sampling import Sampler
+
+Int32s = npt.NDArray[np.int32]
+GREEDY = SamplingParams(temperature=0.0)
+
+
+class DraftModelDrafter:
+    """Keeps a sequence of its own for each row of the target, with its own blocks, and lets the draft model run on it.
+
+    It draws with the request's own noise, the one the target will use at that position: where both models agree on the
+    distribution they draw the same token, sampled or greedy.
+
+    Invariant of a mirrored row: its first num_computed tokens are the target's, and their KV is in the draft cache.
+    Drafts that the target rejected are cut off when the row is next seen.
+    """
+
+    def __init__(
+        self,
+        target: RequestStates,
+        executor: Executor,
+        *,
+        kv_groups: Sequence[KVGroup],
+        num_blocks: int,
+        max_num_batched_tokens: int,
+    ) -> None:
+        self.target, self.executor = target, executor
+        self.states = RequestStates(
+            max_num_reqs=target.max_num_reqs,
+            max_model_len=target.max_model_len,
+            vocab_size=target.vocab_size,
+            kv_groups=list(kv_groups),
+        )
+        self.cache = KVCache(self.states, num_blocks, prefix_caching=False)
+        self.buffers = InputBuffers.for_states(self.states, max_num_batched_tokens)
+        self.sampler = Sampler(self.states)
+        self._mirrored: dict[int, tuple[int, int]] = {}  # target row → its generation, and our row
+
+    def propose(self, rows: Int32s, most: Int32s) -> Int32s:
+        """Rows whose blocks do not fit the draft cache get no drafts."""
+        drafts = np.full((len(rows), self.target.max_num_draft_tokens), -1, np.int32)
+        self._drop_gone()
+        wanting = [i for i in np.flatnonzero(most > 0).tolist() if self._mirror(int(rows[i]), int(most[i]))]
+        ours = np.array([self._mirrored[int(rows[i])][1] for i in wanting], np.int32)
+        places = np.array(wanting, np.int64)
+        for j in range(int(most.max(initial=0))):
+            still = most[places] > j
+            places, ours = places[still], ours[still]
+            if not len(ours):
+                break
+            self._run_until_sampled(ours)
+            drafts[places, j] = self.states.token_ids[ours, self.states.num_tokens[ours] - 1]
+        return drafts
+
+    def _run_until_sampled(self, rows: Int32s) -> None:
+        """Compute every known token of these rows, within the buffers, until each has one more."""
+        states, budget = self.states, self.buffers.max_num_batched_tokens
+        goal = states.num_tokens[rows] + 1
+        while True:
+            left = states.num_tokens[rows] < goal
+            if not left.any():
+                return
+            todo = rows[left]
+            n = states.num_tokens[todo] - states.num_computed_tokens[todo]
+            n = np.clip(budget - (np.cumsum(n) - n), 0, n).astype(np.int32)
+            todo, n = todo[n > 0], n[n > 0]
+            batch = prepare_inputs(states, (todo, n), self.buffers)
+            states.commit(batch, self.sampler.sample(batch, self.executor.execute(batch)).token_ids)
+
+    def _mirror(self, row: int, drafts: int) -> bool:
+        """Bring our copy of a target row up to date, with blocks for its drafts. False if they are not free."""
+        target, states = self.target, self.states
+        known = int(target.num_tokens[row])
+        if row not in self._mirrored and not self._admit(row, known):
+            return False
+        ours = self._mirrored[row][1]
+        states.num_computed_tokens[ours] = min(int(states.num_computed_tokens[ours]), known - 1)
+        states.token_ids[ours, :known] = target.token_ids[row, :known]
+        states.num_tokens[ours] = known
+        at = np.array([ours], np.int32)
+        wanted = self.cache.wanted(at, np.array([known + drafts]))
+        if sum(int(w.sum()) for w in wanted) > self.cache.pool.num_free:
+            return False
+        self.cache.grow(at, wanted)
+        return True
+
+    def _admit(self, row: int, known: int) -> bool:
+        hit = self.cache.miss(known)
+        if self.cache.blocks_to_admit(hit, known) > self.cache.pool.num_free:
+            return False
+        tokens = self.target.token_ids[row, :known]
+        params = replace(self.target.sampling.params.get(row, GREEDY), logprobs=None)
+        ours, _ = self.cache.admit(NewRequest(str(row), tokens, (), sampling_params=params), hit, known)
+        self.sampler.set_request(ours, params, np.zeros(0, np.int64))
+        self._mirrored[row] = int(self.target.row_generation[row]), ours
+        return True
+
+    def _drop_gone(self) -> None:
+        for row, (generation, ours) in list(self._mirrored.items()):
+            if self.target.row_generation[row] != generation or not self.target.live[row]:
+                self.cache.free(ours)
+                self.states.remove_request(str(row))
+                del self._mirrored[row]
