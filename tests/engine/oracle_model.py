@@ -53,7 +53,8 @@ class OracleExecutor:
                 self.before[prefix] = shorter
                 prefixes[t] = prefix
                 for memory, slots in zip(self.memory, batch.slot_mapping, strict=True):
-                    memory.reshape(-1)[slots[t]] = prefix
+                    if slots[t] >= 0:
+                        memory.reshape(-1)[slots[t]] = prefix
         return np.stack([logits_after(int(prefixes[t]), self.vocab_size) for t in batch.logits_indices])
 
     def read(self, batch: InputBatch, b: int, computed: int) -> int:

@@ -97,6 +97,7 @@ def test_company_changes_nothing(seed: int, kind: str):
         reserve_full_prompt=random.random() < 0.5,
         prefix_caching=random.random() < 0.8,
         speculation=speculation,
+        async_scheduling=speculation is None and random.random() < 0.6,
         drafter=Guesser if speculation and speculation.method == "draft_model" else None,
     )
     outputs: dict[str, object] = {}
@@ -110,6 +111,7 @@ def test_company_changes_nothing(seed: int, kind: str):
         if random.random() < 0.2:
             engine.abort(f"noise {random.randrange(len(work))}")
         outputs |= {out.request_id: out for out in engine.step()}
+    engine.close()
     for i, wanted in enumerate(alone):
         assert outcome(outputs[str(i)]) == wanted
     assert engine.cache.pool.num_used == 0

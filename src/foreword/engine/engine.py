@@ -16,13 +16,14 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from foreword.batch import InputBatch, InputBuffers, KVGroup, RequestStates, prepare_inputs
+from foreword.batch import InputBatch, KVGroup, RequestStates
 from foreword.batch.sampling import SamplingParams
 from foreword.cache import KVCache, prefix_keys
 from foreword.engine.completion import Completion, Job
 from foreword.engine.config import EngineConfig
 from foreword.engine.executor import Executor
 from foreword.engine.outputs import FinishReason, RequestOutput
+from foreword.engine.pipeline import Pipeline, Step
 from foreword.engine.speculation import Drafter, Speculation
 from foreword.engine.text import Detokenizer, TextStream
 from foreword.engine.validation import checked_params, checked_prompt
@@ -86,15 +87,22 @@ class Engine:
             partial_reuse=config.partial_reuse,
         )
         self.scheduler = Scheduler(self.states, self.cache, config.scheduler_config())
-        self.buffers = InputBuffers.for_states(self.states, config.max_num_batched_tokens)
         self.sampler = Sampler(self.states)
+        self.pipeline = Pipeline(
+            self.states,
+            executor,
+            self.sampler,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            depth=2 if config.async_scheduling else 1,
+        )
         self.on_step = on_step
         self._jobs: dict[str, Job] = {}
         self._completions: dict[str, Completion] = {}  # by the scheduler's request id
         self._arrivals = 0
         self._seed = config.seed if config.seed is not None else int.from_bytes(os.urandom(7), "little")
         rows = config.max_num_seqs
-        self._limit = np.zeros(rows, np.int32)  # known tokens at which the row's request ends
+        self._in_flight: Step | None = None
+        self._ready: list[RequestOutput] = []  # of a step that had to be waited for, for the next call of `step`
         self._wants_reading = np.zeros(rows, np.bool_)  # looks at every token: streams, stop strings, log-probabilities
         self._is_end = np.zeros(vocab_size, np.bool_)  # token ids that may end some request
 
@@ -103,7 +111,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a step would do something."""
-        return bool(self._jobs)
+        return bool(self._jobs) or bool(self._ready)
 
     @property
     def num_unfinished(self) -> int:
@@ -162,6 +170,7 @@ class Engine:
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request at once, with what it has. None for an unknown id (so aborting twice is harmless)."""
+        self._ready += self._land()
         job = self._jobs.pop(request_id, None)
         if job is None:
             return None
@@ -187,44 +196,76 @@ class Engine:
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes. False, and nothing changes, while requests hold blocks."""
+        self._ready += self._land()
         return self.cache.reset()
 
     # -- the step ------------------------------------------------------------------------------------------------
 
     def step(self) -> list[RequestOutput]:
         """Run one step. Returns the requests that ended, and the streaming ones that have new tokens."""
-        plan = self.scheduler.schedule()
-        self._welcome(plan)
-        if not len(plan.rows):
-            return []
-        batch = prepare_inputs(
-            self.states,
-            (plan.rows, plan.num_scheduled),
-            self.buffers,
-            draft_tokens=plan.draft_tokens,
-            gather_block_tables=self.executor.reads_gathered_tables,
-        )
-        if self.on_step is not None:
-            self.on_step(plan, batch)
-        if len(plan.block_copies[0]):
-            self.executor.copy_blocks(*plan.block_copies)
-        sampled = self.sampler.sample(batch, self.executor.execute(batch))
-        return self._commit(plan, batch, sampled)
+        outputs, self._ready = self._ready, []
+        if not self.config.async_scheduling:
+            step = self._plan()
+            if step is None:
+                return outputs
+            if self.on_step is not None:
+                self.on_step(step.plan, step.batch)
+            return outputs + self._commit(step, self.pipeline.run(step))
+        if self._in_flight is None and (step := self._plan()) is not None:
+            self._launch(step)
+        if self._in_flight is None:
+            return outputs
+        ahead = self._plan(self._in_flight.plan)
+        outputs += self._land()
+        if ahead is not None:
+            self._launch(ahead)
+        return outputs
 
-    def _commit(self, plan: StepPlan, batch: InputBatch, sampled: Sampled) -> list[RequestOutput]:
-        rows, states = plan.rows, self.states
+    def close(self) -> None:
+        """Finish the step in flight and end the worker thread. The engine can be used again."""
+        self._ready += self._land()
+        self.pipeline.close()
+
+    def _plan(self, in_flight: StepPlan | None = None) -> Step | None:
+        """The next step, planned and prepared; None if nothing can be done now."""
+        plan = self.scheduler.schedule(in_flight)
+        self._welcome(plan)
+        return self.pipeline.prepare(plan) if len(plan.rows) else None
+
+    def _launch(self, step: Step) -> None:
+        """Run a step beside the next calls. Nobody may be left of one that was planned early."""
+        if not step.batch.resolved:
+            step.batch.resolve()
+        if not self.states.live[step.plan.rows].any():
+            self.pipeline.release(step)
+            return
+        if self.on_step is not None:
+            self.on_step(step.plan, step.batch)
+        self.pipeline.launch(step)
+        self._in_flight = step
+
+    def _land(self) -> list[RequestOutput]:
+        """Wait for the step in flight and commit it."""
+        step, self._in_flight = self._in_flight, None
+        if step is None or step.result is None:
+            return []
+        return self._commit(step, step.result.result())
+
+    def _commit(self, step: Step, sampled: Sampled) -> list[RequestOutput]:
+        plan, rows, states = step.plan, step.plan.rows, self.states
         known = states.num_tokens[rows]
-        states.commit(batch, sampled.token_ids)
+        states.commit(step.batch, sampled.token_ids)
+        self.pipeline.release(step)
         self.scheduler.commit(plan)
         grown = states.num_tokens[rows] > known
         tokens = sampled.token_ids
         ends = self._is_end[tokens] & (tokens >= 0)
         look = (ends.any(1) if ends.ndim == 2 else ends) | self._wants_reading[rows]
-        look |= states.num_tokens[rows] >= self._limit[rows]
+        look |= states.num_tokens[rows] >= self.scheduler.max_len[rows]
         at = np.flatnonzero(look & grown)
         outputs = self._read(rows, at, sampled) if at.size else []
         if self.speculation is not None:
-            self.speculation.learn(plan, sampled.token_ids)
+            self.speculation.learn(plan, tokens)
             self._speculate(rows[grown & states.live[rows]])
         return outputs
 
@@ -232,7 +273,7 @@ class Engine:
         """Propose drafts for the rows that go on; a row may not outgrow its limit."""
         if self.speculation is None or not len(rows):
             return
-        room = self._limit[rows] - self.states.num_tokens[rows] - 1
+        room = self.scheduler.max_len[rows] - self.states.num_tokens[rows] - 1
         self.scheduler.propose(rows, self.speculation.propose(rows, room))
 
     def _read(self, rows: npt.NDArray[np.int32], at: npt.NDArray[np.int64], sampled: Sampled) -> list[RequestOutput]:
@@ -279,7 +320,7 @@ class Engine:
                 completion.num_read = i + 1
                 if text is not None and text.push([token], may_stop=i + 1 >= params.min_tokens):
                     return output[: i + 1].tolist(), "stop", text.stop
-        return (output.tolist(), "length", None) if known >= self._limit[row] else None
+        return (output.tolist(), "length", None) if known >= self.scheduler.max_len[row] else None
 
     # -- the life of a completion -----------------------------------------------------------------------------------
 
@@ -324,7 +365,6 @@ class Engine:
         for request in plan.admitted:
             completion = self._completions[request.request_id]
             job, row = completion.job, request.row
-            self._limit[row] = request.max_len
             # The first token of a job is looked at for its time, and because its followers wait for it.
             self._wants_reading[row] = completion.reads_every_token or job.first_token_time is None
             self.sampler.set_request(row, request.params, np.array(sorted(completion.end_ids), np.int64))

@@ -48,9 +48,11 @@ class Scheduler:
         self.waiting = WaitingQueue(POLICIES[config.policy])
         self._policy = POLICIES[config.policy]
         self._rows = np.zeros(0, np.int32)  # running, in the order of admission
+        self.max_len = np.zeros(states.max_num_reqs, np.int32)  # by row: known tokens at which the request ends
         self._by_row: list[Request | None] = [None] * states.max_num_reqs
         self._drafts = np.full((states.max_num_reqs, states.max_num_draft_tokens), -1, np.int32)
         self._num_drafts = np.zeros(states.max_num_reqs, np.int32)
+        self._num_in_flight = np.zeros(states.max_num_reqs, np.int32)  # by row: tokens of the step in flight
         self._watermark = int(config.watermark * cache.pool.num_blocks)
         self._hits: dict[str, tuple[int, PrefixHit]] = {}  # what a lookup said at which version of the cache
         self._step = 0
@@ -104,15 +106,19 @@ class Scheduler:
 
     # -- the step ------------------------------------------------------------------------------------------------
 
-    def schedule(self) -> StepPlan:
-        """Plan the next step and take the blocks it writes. The plan is empty when nothing can be done."""
+    def schedule(self, in_flight: StepPlan | None = None) -> StepPlan:
+        """Plan the next step and take the blocks it writes. The plan is empty when nothing can be done.
+
+        in_flight: a step that was counted as done (`RequestStates.advance`) but is not committed. A request that its
+        samples are certain to end is left out, and where blocks are short the plan is empty: wait for the step first.
+        """
         self._step += 1
-        rows, computed, n, preempted = self._run()
+        rows, computed, n, preempted = self._run(in_flight)
         left = self.config.max_num_batched_tokens - int(n.sum())
         copies: tuple[list[int], list[int]] = ([], [])
         admitted: list[Request] = []
         counts: list[int] = []
-        head, blocked = self._admit(left, bool(preempted), admitted, counts, copies)
+        head, blocked = self._admit(left, preempted, admitted, counts, copies)
         if admitted:
             new = np.array([r.row for r in admitted], np.int32)
             self._rows = np.concatenate([self._rows, new])
@@ -137,7 +143,7 @@ class Scheduler:
             prefilling=rows[computed < self.states.prefill_len[rows]],
             block_copies=(np.array(copies[0], np.int32), np.array(copies[1], np.int32)) if copies[0] else NO_COPIES,
             admitted=tuple(admitted),
-            preempted=tuple(preempted),
+            preempted=tuple(preempted or ()),
             ledger=self.ledger,
         )
 
@@ -168,26 +174,34 @@ class Scheduler:
 
     # -- running -------------------------------------------------------------------------------------------------
 
-    def _run(self) -> tuple[Int32s, Int32s, Int32s, list[Request]]:
-        """Rows that run in this step, their computed tokens and tokens to compute, and who was preempted for them."""
+    def _run(self, in_flight: StepPlan | None) -> tuple[Int32s, Int32s, Int32s, list[Request] | None]:
+        """Rows that run in this step, their computed tokens and tokens to compute, and who was preempted for them.
+
+        None in the last place: somebody would have to be preempted, but a step is in flight.
+        """
         preempted: list[Request] = []
         while True:
-            rows, computed, n = self._needs()
-            self.cache.drop_dead(rows, computed)
+            rows, computed, n = self._needs(in_flight)
+            self._drop_dead(rows, computed, in_flight)
             wanted = self.cache.wanted(rows, computed + n)
             if sum(int(w.sum()) for w in wanted) <= self.cache.pool.num_free:
                 self.cache.grow(rows, wanted)
                 return rows, computed, n, preempted
+            if in_flight is not None:
+                return NO_TOKENS, NO_TOKENS, NO_TOKENS, None
             last = max(self._rows.tolist(), key=lambda row: self._policy(self.request_in(row)))
             preempted.append(self._preempt(last))
 
-    def _needs(self) -> tuple[Int32s, Int32s, Int32s]:
+    def _needs(self, in_flight: StepPlan | None) -> tuple[Int32s, Int32s, Int32s]:
         """What the running rows would compute, within the budget; rows that get nothing are left out."""
         rows, states, budget = self._rows, self.states, self.config.max_num_batched_tokens
         computed = states.num_computed_tokens[rows]
         n = states.num_tokens[rows] - computed
         if states.max_num_draft_tokens:
             n += self._num_drafts[rows]
+        if in_flight is not None:
+            n += states.num_placeholders[rows]
+            n[states.num_tokens[rows] + states.num_placeholders[rows] >= self.max_len[rows]] = 0
         threshold = self.config.long_prefill_threshold
         if threshold and len(rows) + len(self.waiting) > 1:
             n = np.minimum(n, threshold)
@@ -198,6 +212,15 @@ class Scheduler:
             some = np.flatnonzero(n > 0)
             rows, computed, n = rows[some], computed[some], n[some]
         return rows, computed, n
+
+    def _drop_dead(self, rows: Int32s, computed: Int32s, in_flight: StepPlan | None) -> None:
+        """Give back blocks below the windows, of what no step in flight reads any more."""
+        if in_flight is None:
+            self.cache.drop_dead(rows, computed)
+            return
+        self._num_in_flight[in_flight.rows] = in_flight.num_scheduled
+        self.cache.drop_dead(rows, computed - self._num_in_flight[rows])
+        self._num_in_flight[in_flight.rows] = 0
 
     def _preempt(self, row: int) -> Request:
         self._rows = self._rows[self._rows != row]
@@ -229,7 +252,7 @@ class Scheduler:
     def _admit(
         self,
         left: int,
-        preempted: bool,
+        preempted: list[Request] | None,
         admitted: list[Request],
         counts: list[int],
         copies: tuple[list[int], list[int]],
@@ -239,7 +262,7 @@ class Scheduler:
         while len(self.waiting):
             request = self.waiting.peek()
             running = len(self._rows) + len(admitted)
-            if preempted:
+            if preempted is None or preempted:
                 return request.request_id, reason("preemption")
             if running >= config.max_num_seqs or len(states) >= states.max_num_reqs:
                 return request.request_id, reason("max_num_seqs", running=running, limit=config.max_num_seqs)
@@ -279,6 +302,7 @@ class Scheduler:
         )
         request.row, (sources, destinations) = self.cache.admit(admission, hit, hit.num_tokens + n, request.keys)
         self._by_row[request.row] = request
+        self.max_len[request.row] = request.max_len
         copies[0].extend(sources)
         copies[1].extend(destinations)
 

@@ -1,0 +1,75 @@
+"""Prepares steps and runs them, here or beside the caller.
+
+    depth 1     prepare t ─▶ run t ─▶ commit t ─▶ prepare t+1 ─▶ run t+1 …
+    depth 2     prepare t ─▶ run t ────────────▶ commit t ─▶ run t+1 ──────────▶ …        worker: run
+                             prepare t+1 early ─┘ resolve    prepare t+2 early ─┘         caller: the rest
+
+Steps run one after the other in one worker thread, in the order of launch, so a later step may reuse what an earlier
+one freed.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from foreword.batch import InputBatch, InputBuffers, RequestStates, StagingRing, prepare_inputs
+from foreword.engine.executor import Executor
+from foreword.sampling import Sampled, Sampler
+from foreword.scheduler import StepPlan
+
+
+@dataclass(slots=True, eq=False)
+class Step:
+    """A planned and prepared step; result is there once it was launched."""
+
+    plan: StepPlan
+    batch: InputBatch
+    buffers: InputBuffers
+    result: Future[Sampled] | None = None
+
+
+class Pipeline:
+    """``depth`` sets of buffers, one executor, one sampler."""
+
+    def __init__(
+        self, states: RequestStates, executor: Executor, sampler: Sampler, *, max_num_batched_tokens: int, depth: int
+    ) -> None:
+        self.states, self.executor, self.sampler = states, executor, sampler
+        self._ring = StagingRing(states, max_num_batched_tokens=max_num_batched_tokens, depth=depth)
+        self._worker: ThreadPoolExecutor | None = None
+
+    def prepare(self, plan: StepPlan) -> Step:
+        """The tensors of a plan. With a step in flight they need `InputBatch.resolve` before they run."""
+        buffers = self._ring.acquire()
+        batch = prepare_inputs(
+            self.states,
+            (plan.rows, plan.num_scheduled),
+            buffers,
+            draft_tokens=plan.draft_tokens,
+            gather_block_tables=self.executor.reads_gathered_tables,
+        )
+        return Step(plan, batch, buffers)
+
+    def run(self, step: Step) -> Sampled:
+        """Copy blocks, run the model, sample."""
+        if len(step.plan.block_copies[0]):
+            self.executor.copy_blocks(*step.plan.block_copies)
+        return self.sampler.sample(step.batch, self.executor.execute(step.batch))
+
+    def launch(self, step: Step) -> None:
+        """Run the step beside the caller, and count it as done."""
+        if self._worker is None:
+            self._worker = ThreadPoolExecutor(1, thread_name_prefix="foreword-step")
+        self.states.advance(step.batch)
+        step.result = self._worker.submit(self.run, step)
+
+    def release(self, step: Step) -> None:
+        """The step is committed or given up: its buffers are free."""
+        self._ring.release(step.buffers)
+
+    def close(self) -> None:
+        """Wait for the worker and end it."""
+        if self._worker is not None:
+            self._worker.shutdown()
+            self._worker = None
