@@ -373,9 +373,14 @@ def prepare_inputs(
     """
     if buffers.states is not states:
         raise PlanError("these buffers were made for other states: use InputBuffers.for_states(states, …)")
-    if buffers.native is not None and type(plan) is tuple and order == "given" and backend in ("auto", "native"):
+    if buffers.native is not None and order == "given" and backend in ("auto", "native"):
         # The hot path: arrays in, one native call. It refuses whatever is not in order, and the way below says what.
-        scalars = _native_arrays(buffers.native, plan, draft_tokens, pad_to, gather_block_tables)
+        scalars = None
+        if type(plan) is tuple:
+            scalars = _native_arrays(buffers.native, plan, draft_tokens, pad_to, gather_block_tables)
+        elif isinstance(plan, PlannedStep) and (draft_tokens is None or draft_tokens is plan.draft_tokens):
+            pads = (-1, -1) if pad_to is None else (-1 if p is None else p for p in pad_to)
+            scalars = buffers.native.prepare(*plan.plan, *plan.drafts, *pads, gather_block_tables, None)
         if scalars is not None:
             return InputBatch(states, buffers, scalars, None, gather_block_tables, native.run, block_ops)
     wanted = _plan.normalize(states, plan, draft_tokens)

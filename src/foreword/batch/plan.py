@@ -45,10 +45,12 @@ class PlannedStep(Mapping[str, int]):
     __slots__ = ()
     draft_tokens: Mapping[str, Sequence[int]] | None
 
+    plan: tuple[Int32s, Int32s]  # rows, num_scheduled
+
     @property
     @abstractmethod
-    def arrays(self) -> Plan:
-        """The step in arrays."""
+    def drafts(self) -> tuple[Int32s, Int32s]:
+        """(num_drafts [B] or empty, draft_ids), as in `Plan`."""
 
 
 def normalize(states: RequestStates, plan: PlanLike, drafts: Drafts) -> Plan:
@@ -74,7 +76,7 @@ def normalize(states: RequestStates, plan: PlanLike, drafts: Drafts) -> Plan:
                             expected="−1 only as padding at the end", got=table[b].tolist())  # fmt: skip
         return Plan(rows, counts, num, table[present]) if num.any() else Plan(rows, counts, _NONE, _NONE)
     if isinstance(plan, PlannedStep) and (drafts is None or drafts is plan.draft_tokens):
-        return plan.arrays
+        return Plan(*plan.plan, *plan.drafts)
     rows = np.fromiter(map(states.row_of, plan), np.int32, len(plan))
     counts = np.fromiter(plan.values(), np.int32, len(plan))
     if not drafts:

@@ -13,7 +13,7 @@ A running request that is not scheduled keeps its row and its state. An output w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,14 +23,14 @@ from foreword.batch.adapters.vllm_front import VllmFront
 from foreword.batch.adapters.vllm_requests import new_request
 from foreword.batch.block_ops import NO_BLOCK_OPS, BlockOps
 from foreword.batch.parking import park, resume
-from foreword.batch.plan import Plan, PlannedStep
+from foreword.batch.plan import PlannedStep
 from foreword.errors import CapacityError, PlanError, RequestError
 
 if TYPE_CHECKING:
     from foreword.batch.states import RequestStates
 
 I32 = npt.NDArray[np.int32]
-_NONE = np.zeros(0, np.int32)
+_NO_DRAFTS = np.zeros(0, np.int32), np.zeros(0, np.int32)
 
 
 class AppliedStep(PlannedStep):
@@ -50,18 +50,15 @@ class AppliedStep(PlannedStep):
     def __init__(self, output: Any, front: VllmFront, num_draft_ids: int) -> None:
         self._output = output
         self._front = front
-        self.plan: tuple[I32, I32] = front.plan(len(output.num_scheduled_tokens))
+        self.plan = front.plan(len(output.num_scheduled_tokens))
         self.num_draft_ids = num_draft_ids
         self.draft_tokens = output.scheduled_spec_decode_tokens or None
 
     @property
-    def arrays(self) -> Plan:
-        """The step in arrays, drafts included."""
-        rows, num_scheduled = self.plan
+    def drafts(self) -> tuple[I32, I32]:
         if not self.num_draft_ids:
-            return Plan(rows, num_scheduled, _NONE, _NONE)
-        front = self._front
-        return Plan(rows, num_scheduled, front.num_drafts[: len(rows)], front.draft_ids[: self.num_draft_ids])
+            return _NO_DRAFTS
+        return self._front.num_drafts[: len(self.plan[0])], self._front.draft_ids[: self.num_draft_ids]
 
     @property
     def block_ops(self) -> BlockOps:
@@ -104,7 +101,11 @@ def apply(states: RequestStates, scheduler_output: Any) -> AppliedStep:
     front = states.vllm_front
     if front is None:
         front = states.vllm_front = VllmFront(states)
-    _leave(states, out)
+    if out.finished_req_ids:
+        _finish(states, out.finished_req_ids)
+    if preempted := getattr(out, "preempted_req_ids", None):
+        for rid in sorted(preempted):
+            park(states, rid)
     if out.scheduled_new_reqs and not front.admit(out.scheduled_new_reqs):
         for data in out.scheduled_new_reqs:
             _enter(states, data)
@@ -117,15 +118,12 @@ def apply(states: RequestStates, scheduler_output: Any) -> AppliedStep:
     return AppliedStep(out, front, num_draft_ids)
 
 
-def _leave(states: RequestStates, out: Any) -> None:
-    if out.finished_req_ids:  # sorted, so that every rank frees its rows in the same order
-        ids = sorted(out.finished_req_ids)
-        states.remove_rows(np.array([states.row_of(rid) for rid in ids if rid in states], np.int32))
-        for rid in ids if states.parked else ():
-            states.parked.pop(rid, None)
-    if getattr(out, "preempted_req_ids", None):
-        for rid in sorted(out.preempted_req_ids):
-            park(states, rid)
+def _finish(states: RequestStates, finished: Iterable[str]) -> None:
+    """Sorted, so that every rank frees its rows in the same order."""
+    ids = sorted(finished)
+    states.remove_rows(np.array([states.row_of(rid) for rid in ids if rid in states], np.int32))
+    for rid in ids if states.parked else ():
+        states.parked.pop(rid, None)
 
 
 def _enter(states: RequestStates, data: Any) -> None:
