@@ -45,7 +45,7 @@ bool StepCore::acceptable(const Plan &plan) {
     seen_[row] = call_;
     prefetch(row, s.num_computed_tokens[row]);
     const int64_t end = int64_t(s.num_computed_tokens[row]) + n;
-    if (n < 1 || k < 0 || k > s.max_num_draft_tokens || end > s.max_model_len) return false;
+    if (k < 0 || n < 1 + k || k > s.max_num_draft_tokens || end > s.max_model_len) return false;
     const int32_t known = s.num_tokens[row] + s.num_placeholders[row];
     if (k > 0 ? end - k != known : end > known) return false;
     for (const Group &g : groups)

@@ -91,7 +91,7 @@ def _as_table(batch: InputBatch, sampled: Int32s) -> Int32s:
     if table.dtype != np.int32 or table.ndim not in (1, 2) or len(table) != batch.num_reqs:
         raise PlanError("sampled must be int32 [B] or [B, D + 1], padded with −1", tensor="sampled",
                         expected=(batch.num_reqs, "D + 1"), got=(table.dtype.name, table.shape))  # fmt: skip
-    return table.reshape(len(table), -1)
+    return table[:, None] if table.ndim == 1 else table
 
 
 def _apply(states: RequestStates, batch: InputBatch, table: Int32s) -> None:

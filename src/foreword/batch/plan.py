@@ -116,7 +116,7 @@ def check(
     """Raise for the first thing that would read or write where it must not. O(B + drafts); changes nothing.
 
     With c computed, n scheduled, k drafts, v tokens known or in flight and P tokens a block, each row must satisfy
-        live, planned once;  n ≥ 1;  0 ≤ k ≤ max_num_draft_tokens;
+        live, planned once;  n ≥ 1 + k;  0 ≤ k ≤ max_num_draft_tokens;
         c + n ≤ v if k = 0, c + n − k = v otherwise;  c + n ≤ M;  num_blocks ≥ ceil((c + n) / P) in every group.
     """
     rows, n = plan.rows, plan.num_scheduled.astype(np.int64)
@@ -162,6 +162,8 @@ def check(
     k = plan.num_drafts.astype(np.int64) if plan.num_drafts.size else np.zeros(B, np.int64)
     if (bad := k > states.max_num_draft_tokens).any():
         fail(bad, "more drafts than max_num_draft_tokens", "draft_tokens", states.max_num_draft_tokens, k)
+    if (bad := n < 1 + k).any():
+        fail(bad, "drafts need a known token before them", "num_scheduled_tokens", k + 1, n)
     c, v = states.num_computed_tokens[rows].astype(np.int64), states.num_tokens[rows].astype(np.int64)
     v += states.num_placeholders[rows]
     if (bad := (k > 0) & (c + n - k != v)).any():

@@ -1,0 +1,193 @@
+"""An independent model of step preparation: requests are lists, every tensor is made by asking each token.
+
+Written from the reference page, without a look at the backends. Slow, plain, and never shared with them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Group:
+    block_size: int
+    window: int | None = None
+    ranks: tuple[int, int, int] | None = None  # size, rank, interleave of a group spread over ranks
+
+    @property
+    def span(self) -> int:
+        """Positions that one block-table entry covers."""
+        return self.block_size * (self.ranks[0] if self.ranks else 1)
+
+
+@dataclass
+class Request:
+    row: int
+    prompt: list[int]
+    outputs: list[int]
+    computed: int
+    blocks: list[list[int]]
+    prefill_len: int
+    tenancy: int  # no two requests share one
+
+    @property
+    def tokens(self) -> list[int]:
+        return self.prompt + self.outputs
+
+
+@dataclass
+class Scheduled:
+    """One request of a step."""
+
+    rid: str
+    request: Request
+    num: int
+    drafts: list[int]
+    computed: int
+
+
+@dataclass
+class Model:
+    max_num_reqs: int
+    max_model_len: int
+    groups: list[Group]
+    max_drafts: int
+    ranks: tuple[int, int, int] | None = None
+    requests: dict[str, Request] = field(default_factory=dict)
+
+    def width(self, g: int) -> int:
+        return -(-self.max_model_len // self.groups[g].span)
+
+    # -- one step ----------------------------------------------------------------------------------------------
+
+    def plan(self, wanted: list[tuple[str, int, list[int]]], order: str) -> list[Scheduled]:
+        step = [
+            Scheduled(rid, self.requests[rid], num, drafts, self.requests[rid].computed) for rid, num, drafts in wanted
+        ]
+        if order == "decode_first":
+            step.sort(key=lambda s: (not s.drafts, s.num != 1 + self.max_drafts, s.num))
+        return step
+
+    def slot(self, g: int, request: Request, position: int) -> int:
+        group = self.groups[g]
+        block = request.blocks[g][position // group.span]
+        if group.ranks is None:
+            return block * group.block_size + position % group.span
+        size, rank, interleave = group.ranks
+        mine = [p for p in range(group.span) if p // interleave % size == rank]  # this rank's part of a virtual block
+        offset = position % group.span
+        return block * group.block_size + mine.index(offset) if offset in mine else -1
+
+    def block_row(self, g: int, s: Scheduled) -> list[int]:
+        """An entry is shown where some token of the step can see one of its positions, or a later one."""
+        group, row = self.groups[g], [0] * self.width(g)
+        for k, block in enumerate(s.request.blocks[g]):
+            last_position = (k + 1) * group.span - 1
+            first_visible = 0 if group.window is None else s.computed - group.window + 1
+            row[k] = block if group.window == 1 or last_position >= first_visible else 0
+        return row
+
+    def tensors(
+        self, step: list[Scheduled], pad_tokens: int | None, pad_reqs: int | None, max_tokens: int
+    ) -> dict[str, list]:
+        """Every tensor, padding included; the raw buffers where the page says they are padded to their end."""
+        tokens = [(b, s, s.computed + i) for b, s in enumerate(step) for i in range(s.num)]
+        T, B, R = len(tokens), len(step), self.max_num_reqs
+        starts = [sum(s.num for s in step[:b]) for b in range(B + 1)]
+        known = [(s.request.tokens + [max(d, 0) for d in s.drafts]) for s in step]
+        seq_lens = [s.computed + s.num for s in step]
+        logits = [(b, j) for b, s in enumerate(step) for j in range(1 + len(s.drafts))]
+        rest = max_tokens - T
+        out: dict[str, list] = {
+            "num_reqs": B,
+            "num_tokens": T,
+            "num_reqs_padded": B if pad_reqs is None else pad_reqs,
+            "num_tokens_padded": T if pad_tokens is None else pad_tokens,
+            "max_query_len": max([s.num for s in step], default=0),
+            "max_seq_len": max(seq_lens, default=0),
+            "attention_state": self.attention_state(step),
+            "req_ids": [s.rid for s in step],
+            "idx_mapping": [s.request.row for s in step],
+            "num_scheduled_tokens": [s.num for s in step],
+            "num_draft_tokens": [len(s.drafts) for s in step],
+            "num_computed_tokens": [s.computed for s in step],
+            "is_prefilling": [s.computed < s.request.prefill_len for s in step],
+            "query_start_loc": starts + [T] * ((B if pad_reqs is None else pad_reqs) - B),
+            "seq_lens": seq_lens + [0] * (R - B),
+            "cu_num_logits": [sum(1 + len(s.drafts) for s in step[:b]) for b in range(B + 1)],
+            "cu_num_draft_tokens": [sum(len(s.drafts) for s in step[:b]) for b in range(B + 1)],
+            "req_indices": [b for b, _, _ in tokens],
+            "positions": [p for _, _, p in tokens] + [0] * rest,
+            "input_ids": [known[b][p] for b, _, p in tokens] + [0] * rest,
+            "logits_indices": [starts[b + 1] - len(step[b].drafts) - 1 + j for b, j in logits],
+            "expanded_idx_mapping": [step[b].request.row for b, _ in logits],
+            "expanded_local_pos": [j for _, j in logits],
+            "target_logits_indices": [i for i, (b, j) in enumerate(logits) if j < len(step[b].drafts)],
+            "bonus_logits_indices": [i for i, (b, j) in enumerate(logits) if j == len(step[b].drafts)],
+            "draft_token_ids": [d for s in step for d in s.drafts],
+            "token_indices": [s.request.row * self.max_model_len + p for _, s, p in tokens],
+        }
+        for g, group in enumerate(self.groups):
+            out[f"slot_mapping[{g}]"] = [self.slot(g, s.request, p) for _, s, p in tokens] + [-1] * rest
+            out[f"block_table[{g}]"] = [self.block_row(g, s) for s in step] + [[0] * self.width(g)] * (R - B)
+            out[f"block_table_indices[{g}]"] = [s.request.row * self.width(g) + p // group.span for _, s, p in tokens]
+            out[f"block_numbers[{g}]"] = [s.request.blocks[g][p // group.span] for _, s, p in tokens]
+            out[f"attention_mask[{g}]"] = self.mask(step, tokens, group)
+        if self.ranks is not None:
+            size, rank, interleave = self.ranks
+            out["dcp_local_seq_lens"] = [
+                len([p for p in range(n) if p // interleave % size == rank]) for n in out["seq_lens"]
+            ]
+        return out
+
+    @staticmethod
+    def attention_state(step: list[Scheduled]) -> str:
+        if any(s.drafts for s in step):
+            return "SPEC_DECODING"
+        if step and all(s.num == 1 and s.computed for s in step):
+            return "DECODE_ONLY"
+        if all(s.computed == 0 for s in step):
+            return "PREFILL_NO_CACHE"
+        if all(s.computed < len(s.request.prompt) <= s.computed + s.num for s in step):
+            return "PREFILL_CACHE_HIT"
+        return "CHUNKED_PREFILL"
+
+    def mask(self, step: list[Scheduled], tokens: list, group: Group) -> list[list[bool]] | None:
+        state = self.attention_state(step)
+        if state == "DECODE_ONLY":
+            return None
+        queries = [p for _, _, p in tokens]
+        keys = max([s.computed + s.num for s in step], default=0)
+        if state == "PREFILL_NO_CACHE":
+            keys = max([s.num for s in step], default=0)
+            queries = list(range(keys))
+        return [[j <= p and (group.window is None or p - j < group.window) for j in range(keys)] for p in queries]
+
+    # -- after it ----------------------------------------------------------------------------------------------
+
+    def samples_of(self, s: Scheduled) -> bool:
+        """Whether the step reaches the last token known, so that what follows it can be sampled."""
+        return s.computed + s.num - len(s.drafts) == len(s.request.tokens)
+
+    def commit(self, step: list[Scheduled], sampled: dict[str, list[int]]) -> None:
+        for s in step:
+            now = self.requests.get(s.rid)
+            if now is None or now.tenancy != s.request.tenancy:
+                continue  # removed since: a late result
+            if not self.samples_of(s):
+                now.computed = s.computed + s.num
+                continue
+            new = sampled.get(s.rid, [])
+            now.computed = s.computed + s.num - len(s.drafts) + max(len(new) - 1, 0)
+            now.outputs += new
+
+    def state(self) -> dict[str, dict[int, int]]:
+        """Columns of the state, by live row."""
+        live = self.requests.values()
+        return {
+            "num_tokens": {r.row: len(r.tokens) for r in live},
+            "num_computed_tokens": {r.row: r.computed for r in live},
+            "prompt_len": {r.row: len(r.prompt) for r in live},
+            "prefill_len": {r.row: r.prefill_len for r in live},
+            "last_sampled_token": {r.row: r.outputs[-1] if r.outputs else -1 for r in live},
+        }
