@@ -27,6 +27,12 @@ class Tensor:
         return dequantize(self.data, self.quant).reshape(self.shape)
 
 
+def float_tensor(values: npt.NDArray[np.float32]) -> Tensor:
+    """A float32 array as a tensor of its shape."""
+    flat = np.ascontiguousarray(values, "<f4").reshape(-1, values.shape[-1])
+    return Tensor(flat.view(np.uint8), Quant.F32, values.shape)
+
+
 class Weights(Protocol):
     """Canonical name (`foreword.models.spec.weight_names`) → tensor."""
 

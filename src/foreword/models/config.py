@@ -1,0 +1,106 @@
+"""A model's hyperparameters under the names of a ``config.json``, whatever file they came from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from foreword.errors import ModelError
+from foreword.models.gguf import GGUF
+
+T = TypeVar("T", int, float, bool, str)
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Named values, and the file they stand in for the errors about them. A value of null counts as absent."""
+
+    path: Path
+    values: Mapping[str, Any]
+
+    def get(self, key: str, kind: type[T], default: T | None = None) -> T:
+        """The value of a key. ModelError if it is absent without a default, or not a ``kind``."""
+        value = self.values.get(key)
+        value = default if value is None else value
+        if kind is float and type(value) is int:
+            value = float(value)
+        if type(value) is not kind:
+            found = "is missing" if value is None else f"is {value!r:.80}, not of type {kind.__name__}"
+            raise self.error(f"{key} {found}", "Use the configuration that came with the weights")
+        return value
+
+    def size(self, key: str, default: int | None = None) -> int:
+        """A whole number above zero."""
+        value = self.get(key, int, default)
+        if value <= 0:
+            raise self.error(f"{key} = {value} is not above zero", "Use the configuration that came with the weights")
+        return value
+
+    def optional(self, key: str, kind: type[T]) -> T | None:
+        return None if self.values.get(key) is None else self.get(key, kind)
+
+    def error(self, what: str, fix: str) -> ModelError:
+        return ModelError(f"{self.path}: {what}. {fix}")
+
+
+def read_config(path: Path) -> Config:
+    """A config.json. ModelError if it cannot be read or is no JSON object."""
+    return Config(path, read_json(path))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read ({error.strerror}). A model's directory needs it") from None
+    except ValueError as error:
+        raise ModelError(f"{path}: no valid JSON ({error}). Fetch it again") from None
+    if not isinstance(values, dict):
+        raise ModelError(f"{path}: holds a {type(values).__name__}, not a JSON object. Fetch it again")
+    return cast(dict[str, Any], values)
+
+
+_GGUF_KEYS = {
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "num_hidden_layers": "block_count",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "max_position_embeddings": "context_length",
+    "rope_theta": "rope.freq_base",
+    "sliding_window": "attention.sliding_window",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "num_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count",
+    "moe_intermediate_size": "expert_feed_forward_length",
+    "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+}
+
+
+def config_from_gguf(gguf: GGUF) -> Config:
+    """The metadata of a GGUF file as a config. What the format leaves unsaid is left to each family's defaults."""
+    architecture = gguf.get("general.architecture", str)
+    values: dict[str, Any] = {
+        name: gguf.metadata.get(f"{architecture}.{key}")
+        for name, key in _GGUF_KEYS.items()
+    }  # fmt: skip
+    embed = gguf.tensors.get("token_embd.weight")
+    values["vocab_size"] = embed.shape[0] if embed else None
+    values["tie_word_embeddings"] = "output.weight" not in gguf.tensors
+    scaling = gguf.get(f"{architecture}.rope.scaling.type", str, "none")
+    if (factors := gguf.tensors.get("rope_freqs.weight")) is not None:
+        values["rope_scaling"] = {"rope_type": "divided", "divisors": factors.dequantize().ravel().tolist()}
+    elif scaling == "linear":
+        values["rope_scaling"] = {
+            "rope_type": "linear",
+            "factor": gguf.get(f"{architecture}.rope.scaling.factor", float),
+        }
+    elif scaling != "none":
+        values["rope_scaling"] = {"rope_type": scaling}
+    return Config(gguf.path, values)

@@ -1,0 +1,14 @@
+"""The families of decoders: each a spec from a config and a map of weight names, about forty lines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from foreword.models.families import gemma, llama, phi, qwen
+from foreword.models.families.base import Family
+
+FAMILIES: Mapping[str, Family] = {**llama.FAMILIES, **qwen.FAMILIES, **gemma.FAMILIES, **phi.FAMILIES}
+"""By ``model_type`` of a config.json."""
+
+GGUF_FAMILIES: Mapping[str, Family] = {family.gguf: family for family in FAMILIES.values() if family.gguf}
+"""By ``general.architecture`` of a GGUF file."""

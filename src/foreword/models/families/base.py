@@ -1,0 +1,137 @@
+"""What the families of decoders share: names of weights in files, and the part of a spec that all read alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from foreword.models.config import Config
+from foreword.models.rope import rope_parameters, rope_spec
+from foreword.models.spec import DecoderSpec, LayerSpec, MoeSpec, RopeSpec
+
+# Canonical name less its layer and expert → name in a file; {i} is the layer, {e} the expert.
+_LAYER = "model.layers.{i}."
+SAFETENSORS_NAMES: Mapping[str, str] = {
+    "embed": "model.embed_tokens.weight",
+    "final_norm": "model.norm.weight",
+    "lm_head": "lm_head.weight",
+    "attn_norm": _LAYER + "input_layernorm.weight",
+    "mlp_norm": _LAYER + "post_attention_layernorm.weight",
+    **{name: f"{_LAYER}self_attn.{name}_proj.weight" for name in "qkvo"},
+    **{f"{name}_bias": f"{_LAYER}self_attn.{name}_proj.bias" for name in "qkv"},
+    **{f"{name}_norm": f"{_LAYER}self_attn.{name}_norm.weight" for name in "qk"},
+    "router": _LAYER + "mlp.gate.weight",
+    "shared_gate": _LAYER + "mlp.shared_expert_gate.weight",
+    **{name: f"{_LAYER}mlp.{name}_proj.weight" for name in ("gate", "up", "down")},
+    **{f"experts.{name}": f"{_LAYER}mlp.experts.{{e}}.{name}_proj.weight" for name in ("gate", "up", "down")},
+    **{f"shared.{name}": f"{_LAYER}mlp.shared_expert.{name}_proj.weight" for name in ("gate", "up", "down")},
+}
+_BLOCK = "blk.{i}."
+GGUF_NAMES: Mapping[str, str] = {
+    "embed": "token_embd.weight",
+    "final_norm": "output_norm.weight",
+    "lm_head": "output.weight",
+    "attn_norm": _BLOCK + "attn_norm.weight",
+    "post_attn_norm": _BLOCK + "post_attention_norm.weight",
+    "mlp_norm": _BLOCK + "ffn_norm.weight",
+    "post_mlp_norm": _BLOCK + "post_ffw_norm.weight",
+    **{name: f"{_BLOCK}attn_{name}.weight" for name in "qkv"},
+    "o": _BLOCK + "attn_output.weight",
+    **{f"{name}_bias": f"{_BLOCK}attn_{name}.bias" for name in "qkv"},
+    **{f"{name}_norm": f"{_BLOCK}attn_{name}_norm.weight" for name in "qk"},
+    "router": _BLOCK + "ffn_gate_inp.weight",
+    "shared_gate": _BLOCK + "ffn_gate_inp_shexp.weight",
+    **{name: f"{_BLOCK}ffn_{name}.weight" for name in ("gate", "up", "down")},
+    **{f"experts.{name}": f"{_BLOCK}ffn_{name}_exps.weight" for name in ("gate", "up", "down")},
+    **{f"shared.{name}": f"{_BLOCK}ffn_{name}_shexp.weight" for name in ("gate", "up", "down")},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows [start, stop) of a tensor that holds several weights one below the other."""
+
+    name: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """How one kind of model is read.
+
+    spec: its `DecoderSpec` from a config. names: where its safetensors differ from `SAFETENSORS_NAMES`. fused: weights
+    that are rows of another tensor there. norms_less_one: norm weights stand there as w − 1. gguf: the architecture's
+    name in a GGUF file, if it has one. gguf_interleaved: q and k rows stand there in interleaved rotary order.
+    """
+
+    spec: Callable[[Config], DecoderSpec]
+    names: Mapping[str, str] = field(default_factory=dict)
+    fused: Callable[[DecoderSpec], Mapping[str, Rows]] | None = None
+    norms_less_one: bool = False
+    gguf: str | None = None
+    gguf_interleaved: bool = False
+
+
+def decoder(config: Config, architecture: str, layers: tuple[LayerSpec, ...], **differences: Any) -> DecoderSpec:
+    """A Llama-like spec: a config's common keys, and what the family does otherwise."""
+    for key in ("attention_bias", "mlp_bias", "use_bias"):
+        if config.values.get(key) and "qkv_bias" not in differences:
+            raise config.error(f"{key} is set, which {architecture} models here do not have", "Use a model without it")
+    dim = head_dim(config)
+    spec: dict[str, Any] = {
+        "architecture": architecture,
+        "vocab_size": config.size("vocab_size"),
+        "hidden_size": config.size("hidden_size"),
+        "intermediate_size": config.size("intermediate_size"),
+        "num_heads": config.size("num_attention_heads"),
+        "num_kv_heads": config.size("num_key_value_heads", config.size("num_attention_heads")),
+        "head_dim": dim,
+        "max_model_len": config.size("max_position_embeddings"),
+        "layers": layers,
+        "norm_eps": config.get("rms_norm_eps", float, 1e-6),
+        "query_scale": dim**-0.5,
+        "tie_embeddings": config.get("tie_word_embeddings", bool, False),
+    }
+    made = DecoderSpec(**{**spec, **differences})
+    if made.num_heads % made.num_kv_heads:
+        raise config.error(f"{made.num_heads} heads are not a multiple of {made.num_kv_heads} key/value heads",
+                           "Use the configuration that came with the weights")  # fmt: skip
+    return made
+
+
+def head_dim(config: Config) -> int:
+    return config.size("head_dim", max(1, config.size("hidden_size") // config.size("num_attention_heads")))
+
+
+def rope(config: Config, layer_type: str = "full_attention") -> RopeSpec:
+    return rope_spec(config, head_dim(config), rope_parameters(config, layer_type))
+
+
+def windows(config: Config, sliding: Callable[[int], bool]) -> tuple[int | None, ...]:
+    """Each layer's sliding window: from ``layer_types`` if the config has it, else by the family's rule."""
+    window, num_layers = config.optional("sliding_window", int), config.size("num_hidden_layers")
+    types = config.values.get("layer_types") or [
+        "sliding_attention" if window and sliding(i) else "full_attention" for i in range(num_layers)
+    ]
+    if len(types) != num_layers or not set(types) <= {"sliding_attention", "full_attention"}:
+        raise config.error(f"layer_types {types!r:.80} is not {num_layers} of full_attention and sliding_attention",
+                           "Use a model whose layers are of these kinds")  # fmt: skip
+    if "sliding_attention" in types and (window or 0) <= 0:
+        raise config.error(f"sliding_window = {window}, with sliding layers", "Use the model's own configuration")
+    return tuple(window if kind == "sliding_attention" else None for kind in types)
+
+
+def experts(config: Config, *, count_key: str = "num_experts", norm_topk: bool, shared: bool = False) -> MoeSpec:
+    moe = MoeSpec(
+        num_experts=config.size(count_key),
+        experts_per_token=config.size("num_experts_per_tok", 2),
+        intermediate_size=config.size("moe_intermediate_size", config.size("intermediate_size")),
+        norm_topk=config.get("norm_topk_prob", bool, norm_topk),
+        shared_intermediate_size=config.size("shared_expert_intermediate_size") if shared else 0,
+    )
+    if moe.experts_per_token > moe.num_experts:
+        raise config.error(f"num_experts_per_tok = {moe.experts_per_token} of {moe.num_experts} experts",
+                           "Use the configuration that came with the weights")  # fmt: skip
+    return moe

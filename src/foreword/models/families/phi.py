@@ -1,0 +1,36 @@
+"""Phi-3: q, k and v in one matrix, gate and up in another, a rotary embedding for a long context."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from foreword.models.config import Config
+from foreword.models.families.base import Family, Rows, decoder, rope, windows
+from foreword.models.rope import original_length, rope_parameters
+from foreword.models.spec import DecoderSpec, LayerSpec
+
+
+def phi3(config: Config) -> DecoderSpec:
+    """With longrope the model's length is the original one: past it other frequencies hold, for cached keys too."""
+    rotary = rope(config)
+    layers = tuple(LayerSpec(rotary, window) for window in windows(config, lambda i: True))
+    length = config.size("max_position_embeddings")
+    parameters = rope_parameters(config)
+    if parameters.get("rope_type") == "longrope":
+        length = min(length, original_length(Config(config.path, parameters), config))
+    return decoder(config, "phi3", layers, max_model_len=length)
+
+
+def fused(spec: DecoderSpec) -> Mapping[str, Rows]:
+    q, kv, ff = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim, spec.intermediate_size
+    qkv, gate_up = "model.layers.{i}.self_attn.qkv_proj.weight", "model.layers.{i}.mlp.gate_up_proj.weight"
+    return {
+        "q": Rows(qkv, 0, q),
+        "k": Rows(qkv, q, q + kv),
+        "v": Rows(qkv, q + kv, q + 2 * kv),
+        "gate": Rows(gate_up, 0, ff),
+        "up": Rows(gate_up, ff, 2 * ff),
+    }
+
+
+FAMILIES = {"phi3": Family(phi3, fused=fused)}

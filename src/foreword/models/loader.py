@@ -1,0 +1,110 @@
+"""A model from wherever it is: a name, a .gguf file, a directory of safetensors, or a hub id."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from foreword.errors import ModelError
+from foreword.models import registry
+from foreword.models.config import Config, config_from_gguf, read_config, read_json
+from foreword.models.families import FAMILIES, GGUF_FAMILIES
+from foreword.models.gguf import read_gguf
+from foreword.models.gguf_tokenizer import tokenizer_from_gguf
+from foreword.models.hf_tokenizer import tokenizer_from_directory
+from foreword.models.naming import weights_from_gguf, weights_from_safetensors
+from foreword.models.safetensors import read_directory
+from foreword.models.spec import DecoderSpec
+from foreword.models.tokenizer import Tokenizer
+from foreword.models.weights import WeightMapping
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """What an engine needs: the arithmetic, the weights under canonical names, and the words."""
+
+    spec: DecoderSpec
+    weights: WeightMapping
+    tokenizer: Tokenizer
+    eos_token_ids: tuple[int, ...]
+    name: str
+    path: Path
+
+
+def load_model(model: str | Path) -> LoadedModel:
+    """Load a model. Weights stay in their file, memory-mapped, until an executor asks for them.
+
+    model: a .gguf file; a directory with config.json, tokenizer.json and safetensors, or with one .gguf file; a name
+    the project knows, fetched if it is not here; or a hub id such as "org/model", which needs ``huggingface_hub``.
+    ModelError for anything that is not there, damaged, or of a kind that is not supported.
+    """
+    path = Path(model)
+    if path.is_dir():
+        return _load_directory(path)
+    if path.is_file():
+        return _load_gguf(path, path.stem)
+    name = str(model)
+    if path.suffix in (".gguf", ".safetensors") or name.startswith((".", "~", os.sep)) or name.count("/") > 1:
+        raise ModelError(f"{name}: there is no such file or directory. Check the path")
+    if "/" in name:
+        return _load_directory(_from_hub(name))
+    known = registry.known_model(name)
+    return _load_gguf(registry.cached_path(known.name) or registry.pull(known), known.name)
+
+
+def _load_gguf(path: Path, name: str) -> LoadedModel:
+    gguf = read_gguf(path)
+    architecture = gguf.get("general.architecture", str)
+    family = GGUF_FAMILIES.get(architecture)
+    if family is None:
+        raise ModelError(f"{path}: architecture {architecture!r} is not supported. "
+                         f"Those in GGUF files are {', '.join(sorted(GGUF_FAMILIES))}")  # fmt: skip
+    spec = family.spec(config_from_gguf(gguf))
+    weights = weights_from_gguf(path, gguf.tensors, spec, family)
+    tokenizer = tokenizer_from_gguf(gguf)
+    return LoadedModel(spec, weights, tokenizer, tokenizer.eos_ids, name, path)
+
+
+def _load_directory(folder: Path) -> LoadedModel:
+    config_path = folder / "config.json"
+    if not config_path.exists():
+        files = sorted(folder.glob("*.gguf"))
+        if len(files) == 1:
+            return _load_gguf(files[0], files[0].stem)
+        raise ModelError(f"{folder}: has no config.json and {len(files)} .gguf files. "
+                         "Name a .gguf file, or a directory with config, tokenizer and safetensors")  # fmt: skip
+    config = read_config(config_path)
+    model_type = config.get("model_type", str)
+    family = FAMILIES.get(model_type)
+    if family is None:
+        raise ModelError(f"{config_path}: model_type {model_type!r} is not supported. "
+                         f"Those in directories are {', '.join(sorted(FAMILIES))}")  # fmt: skip
+    spec = family.spec(config)
+    weights = weights_from_safetensors(folder, read_directory(folder), spec, family)
+    tokenizer = tokenizer_from_directory(folder, _eos_ids(folder, config))
+    return LoadedModel(spec, weights, tokenizer, tokenizer.eos_ids, folder.resolve().name, folder)
+
+
+def _eos_ids(folder: Path, config: Config) -> list[int]:
+    """What ends an answer: generation_config.json knows best, else config.json."""
+    path = folder / "generation_config.json"
+    found = read_json(path).get("eos_token_id") if path.exists() else None
+    found = config.values.get("eos_token_id") if found is None else found
+    return [int(i) for i in (found if isinstance(found, list) else [found]) if i is not None]
+
+
+def _from_hub(name: str) -> Path:
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError:
+        raise ModelError(
+            f"{name}: a hub id needs huggingface_hub. Run `pip install foreword[hub]`, or give a local path; "
+            f"known names are {', '.join(registry.KNOWN)}"
+        ) from None
+    try:
+        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.jinja"]))
+    except Exception as error:  # network, authentication, an unknown id: many kinds
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise ModelError(f"{name}: the hub says: {reason[0]}. Check the id and the network, or give a local path; "
+                         f"known names are {', '.join(registry.KNOWN)}") from None  # fmt: skip

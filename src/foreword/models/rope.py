@@ -1,0 +1,120 @@
+"""Rotary frequencies: every scaling rule of the field, computed once into a `RopeSpec`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from foreword.models.config import Config
+from foreword.models.spec import RopeSpec
+
+F64 = npt.NDArray[np.float64]
+
+
+def rope_spec(config: Config, head_dim: int, parameters: Mapping[str, Any]) -> RopeSpec:
+    """The rotary embedding that ``parameters`` (rope_type, rope_theta and the values of the type) describe.
+
+    With base frequency f_j = theta^(−2j/d) for d = head_dim * partial_rotary_factor:
+
+        default   f_j
+        linear    f_j / factor
+        divided   f_j / divisors_j
+        llama3    f_j where the wavelength 2π/f_j is short (< original/high), f_j / factor where it is long
+                  (> original/low), and in between a mix, weighted by how many waves fit into the original length
+        yarn      f_j for dimensions that turn more than beta_fast times in the original length, f_j / factor for those
+                  that turn less than beta_slow times, a linear ramp between; scaled by 0.1 ln(factor) + 1
+        longrope  f_j / short_factor_j, scaled by sqrt(1 + ln(factor) / ln(original)): exact up to the original length
+    """
+    rules = Config(config.path, parameters)
+    dim = int(head_dim * rules.get("partial_rotary_factor", float, config.get("partial_rotary_factor", float, 1.0)))
+    if dim <= 0 or dim % 2:
+        raise config.error(f"the rotary part of a head has {dim} dimensions, not an even number above 0",
+                           "Check head_dim and partial_rotary_factor")  # fmt: skip
+    theta = rules.get("rope_theta", float)
+    base = theta ** -(np.arange(0, dim, 2, dtype=np.float64) / dim)
+    kind = rules.get("rope_type", str, "default")
+    scale = 1.0
+    match kind:
+        case "default":
+            scaled = base
+        case "linear":
+            scaled = base / rules.get("factor", float)
+        case "divided":
+            scaled = base / _vector(rules, "divisors", len(base))
+        case "llama3":
+            scaled = _llama3(base, rules)
+        case "yarn":
+            scaled, scale = _yarn(base, dim, theta, rules, config)
+        case "longrope":
+            scaled, scale = base / _vector(rules, "short_factor", len(base)), _longrope_scale(rules, config)
+        case _:
+            raise config.error(f"rope_type {kind!r} is not supported",
+                               "Use a model with default, linear, llama3, yarn or longrope")  # fmt: skip
+    return RopeSpec(tuple(float(np.float32(f)) for f in scaled), scale)
+
+
+def _llama3(base: F64, rules: Config) -> F64:
+    low, high = rules.get("low_freq_factor", float), rules.get("high_freq_factor", float)
+    waves = rules.get("original_max_position_embeddings", int) * base / (2 * math.pi)
+    kept = np.clip((waves - low) / (high - low), 0, 1)
+    return np.asarray(kept * base + (1 - kept) * base / rules.get("factor", float))
+
+
+def _yarn(base: F64, dim: int, theta: float, rules: Config, config: Config) -> tuple[F64, float]:
+    factor = rules.get("factor", float)
+    original = rules.get("original_max_position_embeddings", int, config.get("max_position_embeddings", int))
+
+    def turns(count: float) -> float:
+        """The dimension that turns ``count`` times within the original length."""
+        return dim * math.log(original / (count * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = turns(rules.get("beta_fast", float, 32.0)), turns(rules.get("beta_slow", float, 1.0))
+    if rules.get("truncate", bool, True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    slow = np.clip((np.arange(dim // 2) - low) / max(high - low, 0.001), 0, 1)
+    scale = rules.optional("attention_factor", float)
+    if scale is None:
+        scale = 0.1 * math.log(factor) + 1 if factor > 1 else 1.0
+    return np.asarray((1 - slow) * base + slow * base / factor), scale
+
+
+def _longrope_scale(rules: Config, config: Config) -> float:
+    given = rules.optional("attention_factor", float)
+    if given is not None:
+        return given
+    original = original_length(rules, config)
+    factor = config.get("max_position_embeddings", int) / original
+    return math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+
+
+def original_length(rules: Config, config: Config) -> int:
+    """The length a longrope model was first trained for."""
+    key = "original_max_position_embeddings"
+    return rules.get(key, int, config.get(key, int, config.get("max_position_embeddings", int)))
+
+
+def _vector(rules: Config, key: str, length: int) -> F64:
+    values = np.asarray(rules.values.get(key, ()), np.float64)
+    if values.shape != (length,) or not (values > 0).all():
+        raise rules.error(f"{key} is not {length} numbers above 0", "Use the configuration that came with the weights")
+    return values
+
+
+def rope_parameters(config: Config, layer_type: str = "full_attention") -> dict[str, Any]:
+    """The rotary parameters of a kind of layer: one ``rope_parameters`` for all or one a kind, or the older pair
+    ``rope_theta`` and ``rope_scaling``.
+    """
+    found = config.values.get("rope_parameters") or {}
+    found = found.get(layer_type, found)
+    older = config.values.get("rope_scaling") or {}
+    return {
+        "rope_theta": config.get("rope_theta", float, 10000.0),
+        **({"rope_type": older["type"]} if "type" in older else {}),
+        **older,
+        **found,
+    }

@@ -1,0 +1,69 @@
+"""Weights in safetensors files, memory-mapped: ``header size u64 | JSON header | data``, each tensor at its offsets."""
+
+from __future__ import annotations
+
+import json
+import mmap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from foreword.errors import ModelError
+from foreword.models.config import read_json
+from foreword.models.quants import Quant
+from foreword.models.weights import Tensor
+
+_QUANTS = {"F32": Quant.F32, "F16": Quant.F16, "BF16": Quant.BF16}
+_FIX = "The file is damaged or incomplete: fetch it again"
+
+
+def read_directory(folder: Path) -> dict[str, Tensor]:
+    """All tensors of model.safetensors, or of the shards that model.safetensors.index.json names."""
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        shards = read_json(index).get("weight_map", {})
+        files = sorted({folder / str(Path(str(shard)).name) for shard in shards.values()})
+    else:
+        files = [folder / "model.safetensors"]
+    return {name: tensor for file in files for name, tensor in read_safetensors(file)}
+
+
+def read_safetensors(path: Path) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of one file. ModelError names the file, the tensor and what is wrong with it."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            if size < 8:
+                raise ModelError(f"{path}: {size} bytes are too few for a header. {_FIX}")
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read ({error.strerror}). A model's directory needs it") from None
+    start = 8 + int.from_bytes(data[:8], "little")
+    if start > size:
+        raise ModelError(f"{path}: a header of {start - 8} bytes wanted, {size - 8} left in the file. {_FIX}")
+    try:
+        header = json.loads(data[8:start])
+        entries = [(name, entry) for name, entry in header.items() if name != "__metadata__"]
+    except (ValueError, AttributeError) as error:
+        raise ModelError(f"{path}: the header is no JSON object ({error}). {_FIX}") from None
+    for name, entry in entries:
+        yield name, _tensor(path, data, start, name, entry)
+
+
+def _tensor(path: Path, data: mmap.mmap, start: int, name: str, entry: Any) -> Tensor:
+    try:
+        dtype, shape, (first, last) = entry["dtype"], tuple(map(int, entry["shape"])), map(int, entry["data_offsets"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ModelError(f"{path}: tensor {name}: the description is not understood ({error!r}). {_FIX}") from None
+    quant = _QUANTS.get(dtype)
+    if quant is None:
+        raise ModelError(f"{path}: tensor {name}: dtype {dtype} is not supported. Use weights in {', '.join(_QUANTS)}")
+    columns = shape[-1] if shape else 1
+    rows = int(np.prod([1, *shape[:-1]], dtype=object))
+    wanted = rows * columns * quant.block_bytes
+    if min((0, *shape)) < 0 or first < 0 or last - first != wanted or start + last > len(data):
+        raise ModelError(f"{path}: tensor {name}: shape {shape} of {dtype} does not fit bytes {first} to {last} "
+                         f"of {len(data) - start}. {_FIX}")  # fmt: skip
+    return Tensor(np.frombuffer(data, np.uint8, wanted, start + first).reshape(rows, -1), quant, shape or (1,))
