@@ -8,11 +8,9 @@ from pathlib import Path
 
 from foreword.errors import ModelError
 from foreword.models import registry
-from foreword.models.config import Config, config_from_gguf, read_config, read_json
+from foreword.models.config import config_from_gguf, read_config
 from foreword.models.families import FAMILIES, GGUF_FAMILIES
 from foreword.models.gguf import read_gguf
-from foreword.models.gguf_tokenizer import tokenizer_from_gguf
-from foreword.models.hf_tokenizer import tokenizer_from_directory
 from foreword.models.naming import weights_from_gguf, weights_from_safetensors
 from foreword.models.safetensors import read_directory
 from foreword.models.spec import DecoderSpec
@@ -62,7 +60,7 @@ def _load_gguf(path: Path, name: str) -> LoadedModel:
                          f"Those in GGUF files are {', '.join(sorted(GGUF_FAMILIES))}")  # fmt: skip
     spec = family.spec(config_from_gguf(gguf))
     weights = weights_from_gguf(path, gguf.tensors, spec, family)
-    tokenizer = tokenizer_from_gguf(gguf)
+    tokenizer = Tokenizer.from_gguf(gguf.metadata)
     return LoadedModel(spec, weights, tokenizer, tokenizer.eos_ids, name, path)
 
 
@@ -82,16 +80,8 @@ def _load_directory(folder: Path) -> LoadedModel:
                          f"Those in directories are {', '.join(sorted(FAMILIES))}")  # fmt: skip
     spec = family.spec(config)
     weights = weights_from_safetensors(folder, read_directory(folder), spec, family)
-    tokenizer = tokenizer_from_directory(folder, _eos_ids(folder, config))
+    tokenizer = Tokenizer.from_directory(folder)
     return LoadedModel(spec, weights, tokenizer, tokenizer.eos_ids, folder.resolve().name, folder)
-
-
-def _eos_ids(folder: Path, config: Config) -> list[int]:
-    """What ends an answer: generation_config.json knows best, else config.json."""
-    path = folder / "generation_config.json"
-    found = read_json(path).get("eos_token_id") if path.exists() else None
-    found = config.values.get("eos_token_id") if found is None else found
-    return [int(i) for i in (found if isinstance(found, list) else [found]) if i is not None]
 
 
 def _from_hub(name: str) -> Path:
