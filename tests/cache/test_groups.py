@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foreword.cache.groups import FullAttention, Recurrent, SlidingWindow, longest_common_hit
+from foreword.cache.groups import FullAttention, RunningState, SlidingWindow, longest_common_hit
 
 presence = st.lists(st.booleans(), max_size=12)
 
@@ -35,9 +35,10 @@ def test_a_window_hit_needs_what_the_next_token_reads(present: list[bool], size:
 
 
 @given(presence)
-def test_a_recurrent_hit_needs_only_its_last_state(present: list[bool]):
-    got = Recurrent(4).longest_hit(present, len(present))
-    assert got == max([0, *(k + 1 for k, there in enumerate(present) if there)])
+def test_a_running_state_gives_no_hit_and_takes_one_block(present: list[bool]):
+    group = RunningState(64)
+    assert group.longest_hit(present, len(present)) == 0
+    assert group.most_blocks(60, 7) == 1
 
 
 @given(st.integers(1, 5), st.integers(1, 20), st.integers(0, 60))

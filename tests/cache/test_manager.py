@@ -287,3 +287,14 @@ def test_growth_gives_each_row_what_it_lacks():
     rig.cache.grow(rows, wanted)
     assert len(set(rig.blocks("a")) | set(rig.blocks("b"))) == 7
     assert rig.blocks("a")[1:] == [4, 5, 6, 7]
+
+
+def test_a_running_state_is_one_block_a_request_and_turns_sharing_off():
+    rig = Rig(groups=[KVGroup(block_size=4), KVGroup(block_size=4, recurrent=True)])
+    rig.start("a", list(range(1, 15)))
+    rig.extend("a", [1, 2, 3, 4, 5])
+    assert len(rig.blocks("a", 0)) == 5
+    assert len(rig.blocks("a", 1)) == 1
+    assert rig.cache.lookup(np.arange(1, 15, dtype=np.int32)).num_tokens == 0
+    rig.end("a")
+    assert rig.cache.pool.num_used == 0

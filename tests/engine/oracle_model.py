@@ -96,7 +96,7 @@ class LetterTokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return [ord(c) - 96 for c in text.lower() if c.isalpha()]
 
-    def detokenizer(self, skip_special_tokens: bool = True):
+    def detokenizer(self, skip_special_tokens: bool = True, *, continues: bool = False):
         return _Letters(skip_special_tokens)
 
 

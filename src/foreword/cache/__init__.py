@@ -1,7 +1,14 @@
 """Paged KV bookkeeping: who owns which block of the cache, and which prefixes can be reused."""
 
 from foreword.cache.events import BlockRemoved, BlockStored, CacheCleared, CacheEvent
-from foreword.cache.groups import CacheGroup, FullAttention, Recurrent, SlidingWindow, cache_group, longest_common_hit
+from foreword.cache.groups import (
+    CacheGroup,
+    FullAttention,
+    RunningState,
+    SlidingWindow,
+    cache_group,
+    longest_common_hit,
+)
 from foreword.cache.hits import PrefixHit
 from foreword.cache.keys import prefix_keys
 from foreword.cache.manager import KVCache
@@ -20,7 +27,7 @@ __all__ = [
     "PrefixHit",
     "PrefixNode",
     "PrefixTree",
-    "Recurrent",
+    "RunningState",
     "SlidingWindow",
     "cache_group",
     "hash_block",

@@ -4,7 +4,7 @@ A model is a list of groups over one pool of blocks. A group is a few lines of a
 
     full attention      a hit of n blocks needs blocks 0 … n−1            nothing dies
     sliding window w    a hit needs the last ceil((w−1)/S) before it      blocks wholly below the window die
-    recurrent state     a hit needs the one state at its end              states before the last one die
+    running state       no hit: every step overwrites it                  nothing dies
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ class SlidingWindow:
 
 
 @dataclass(frozen=True, slots=True)
-class Recurrent:
-    """One state a sequence: block k holds the state after ``block_size * (k + 1)`` tokens, or the running state."""
+class RunningState:
+    """One state a request, overwritten by every step: one block for all its tokens, and no prefix of it survives."""
 
     block_size: int
 
@@ -108,20 +108,19 @@ class Recurrent:
         return False
 
     def longest_hit(self, present: Sequence[bool], limit: int) -> int:
-        for end in range(limit, 0, -1):
-            if present[end - 1]:
-                return end
         return 0
 
     def first_needed(self, num_computed: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
-        return np.maximum(np.asarray(num_computed, np.int64) - 1, 0) // self.block_size
+        return np.zeros(len(num_computed), np.int64)
 
     def most_blocks(self, num_tokens: int, num_new: int) -> int:
-        return min(2 + num_new // self.block_size, -(-num_tokens // self.block_size))
+        return 1
 
 
-def cache_group(group: KVGroup) -> CacheGroup:
+def cache_group(group: KVGroup, max_model_len: int) -> CacheGroup:
     """The rules of a batch-layer group."""
+    if group.recurrent:
+        return RunningState(max_model_len)
     if group.sliding_window is None:
         return FullAttention(group.block_size)
     return SlidingWindow(group.block_size, group.sliding_window)

@@ -49,10 +49,11 @@ class KVCache:
         on_event: Callable[[CacheEvent], None] | None = None,
     ) -> None:
         self.states = states
-        self.groups = tuple(cache_group(t.group) for t in states.block_tables)
+        self.groups = tuple(cache_group(t.group, states.max_model_len) for t in states.block_tables)
         self.pool = BlockPool(num_blocks, self._forget)
         sizes = [g.block_size for g in self.groups]
-        self.prefix_caching = prefix_caching
+        # A running state has no prefix to share, so a model with one computes every prompt in full.
+        self.prefix_caching = prefix_caching and not any(t.group.recurrent for t in states.block_tables)
         self.partial_reuse = partial_reuse and len(set(sizes)) == 1 and all(g.allows_partial_hit for g in self.groups)
         self.tree = PrefixTree(math.gcd(*sizes), hash_function)
         self.version = 0  # grows whenever the answer of a lookup may change

@@ -40,7 +40,7 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
 
-    def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer: ...
+    def detokenizer(self, skip_special_tokens: bool = True, *, continues: bool = False) -> Detokenizer: ...
 
 
 class Engine:
@@ -426,5 +426,5 @@ class Engine:
     def _text_stream(self, params: SamplingParams) -> TextStream | None:
         if self.tokenizer is None or not params.detokenize:
             return None
-        detokenizer = self.tokenizer.detokenizer(params.skip_special_tokens)
+        detokenizer = self.tokenizer.detokenizer(params.skip_special_tokens, continues=True)
         return TextStream(detokenizer, params.stop_strings, include_stop=params.include_stop_str_in_output)
