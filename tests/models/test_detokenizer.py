@@ -95,8 +95,10 @@ def test_special_tokens_are_shown_only_if_asked():
     assert BYTE_LEVEL.decode(ids, skip_special_tokens=False) == "hello<|im_end|>"
 
 
-def test_user_defined_tokens_are_text():
-    assert BYTE_LEVEL.decode(BYTE_LEVEL.encode("<tool>")) == "<tool>"
+@pytest.mark.parametrize("text", ["<tool>", "<é>", "  "])
+def test_user_defined_tokens_are_text(text):
+    tokenizer = Tokenizer.from_gguf(vocabularies.byte_level(user=(text,)))
+    assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
 def test_ids_may_be_an_array():

@@ -13,6 +13,7 @@ from __future__ import annotations
 import codecs
 import json
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import tokenizers
@@ -38,7 +39,12 @@ class TokenBytes:
         self._added = backend.get_added_tokens_decoder()
         self._known: dict[int, bytes] = {}
         decoder = None if backend.decoder is None else json.loads(backend.decoder.__getstate__())
-        self._to_bytes, self.skips_first_space = _rule(decoder)
+        self._rule = _rule_of(decoder)
+
+    @property
+    def skips_first_space(self) -> bool:
+        """Whether the vocabulary writes a space before every text, which is none of its."""
+        return self._rule.skips_first_space
 
     def __getitem__(self, token_id: int) -> bytes:
         known = self._known.get(token_id)
@@ -47,11 +53,10 @@ class TokenBytes:
         return known
 
     def _work_out(self, token_id: int) -> bytes:
-        added = self._added.get(token_id)
-        if added is not None and not added.normalized:
-            return added.content.encode()  # found in the text as it stands, so it stands for itself
+        if token_id in self._added and self._rule.keeps_added_tokens:
+            return self._added[token_id].content.encode()
         token = self._id_to_token(token_id)
-        return b"" if token is None else self._to_bytes(token)
+        return b"" if token is None else self._rule.to_bytes(token)
 
 
 class Detokenizer:
@@ -85,14 +90,22 @@ class Detokenizer:
         return text
 
 
-def _rule(decoder: dict[str, Any] | None) -> tuple[Callable[[str], bytes], bool]:
-    """A `tokenizers` decoder as (bytes of one token, whether the text's first space is dropped)."""
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """What a `tokenizers` decoder does to each token. Added tokens are kept where they are not written like others."""
+
+    to_bytes: Callable[[str], bytes]
+    skips_first_space: bool = False
+    keeps_added_tokens: bool = False
+
+
+def _rule_of(decoder: dict[str, Any] | None) -> _Rule:
     steps = [] if decoder is None else decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
     match [step["type"] for step in steps]:
         case [*_, "ByteLevel"] if all(step["type"] in ("ByteLevel", "Fuse") for step in steps):
-            return _byte_level, False
+            return _Rule(_byte_level, keeps_added_tokens=True)
         case ["WordPiece"]:
-            return _word_piece(steps[0]["prefix"], steps[0]["cleanup"]), True
+            return _Rule(_word_piece(steps[0]["prefix"], steps[0]["cleanup"]), skips_first_space=True)
         case [_, *_] as kinds if set(kinds) <= {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}:
             return _sentence_piece(steps)
     kind = "no decoder" if decoder is None else f"the decoder {json.dumps(decoder)[:200]}"
@@ -106,7 +119,7 @@ def _byte_level(token: str) -> bytes:
     try:
         return bytes([_BYTE_OF[char] for char in token])
     except KeyError:
-        return token.encode()  # not written in bytes, such as an added token
+        return token.encode()  # not written in bytes: it stands for itself
 
 
 def _word_piece(prefix: str, cleanup: bool) -> Callable[[str], bytes]:
@@ -119,7 +132,7 @@ def _word_piece(prefix: str, cleanup: bool) -> Callable[[str], bytes]:
     return to_bytes
 
 
-def _sentence_piece(steps: list[dict[str, Any]]) -> tuple[Callable[[str], bytes], bool]:
+def _sentence_piece(steps: list[dict[str, Any]]) -> _Rule:
     replacements: list[tuple[str, str]] = []
     byte_fallback = skips_first_space = False
     for step in steps:
@@ -150,4 +163,4 @@ def _sentence_piece(steps: list[dict[str, Any]]) -> tuple[Callable[[str], bytes]
             token = token.replace(pattern, content)
         return token.encode()
 
-    return to_bytes, skips_first_space
+    return _Rule(to_bytes, skips_first_space)

@@ -12,7 +12,7 @@ import tokenizers
 
 from foreword.errors import ModelError, RequestError
 from foreword.models.detokenizer import Detokenizer, TokenBytes
-from foreword.models.tokenizer_gguf import build_from_gguf
+from foreword.models.tokenizer_gguf import build_from_gguf, turn_ends
 
 if TYPE_CHECKING:
     from foreword.models.chat import ChatTemplate
@@ -77,7 +77,7 @@ class Tokenizer:
             if (text := _token_text(config.get(name))) is not None
         }
         bos_id = backend.token_to_id(special.get("bos_token", ""))
-        ends = [i for ids in (generation, model) for i in _id_list(ids.get("eos_token_id"))]
+        ends = _id_list(generation.get("eos_token_id")) or _id_list(model.get("eos_token_id")) + turn_ends(backend)
         eos_id = backend.token_to_id(special.get("eos_token", ""))
         eos_ids = dict.fromkeys(ends if eos_id is None else [eos_id, *ends])
         templates = _chat_templates(config.get("chat_template"))

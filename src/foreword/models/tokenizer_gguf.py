@@ -83,7 +83,6 @@ _CUTS = {  # by tokenizer.ggml.pre
     "smollm": _SMOLLM,
     "starcoder": _SMOLLM,
 }
-# Files of chat models often name only one end; these control tokens end a turn wherever they exist.
 _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>", "<|eot|>")
 
 
@@ -96,6 +95,9 @@ def build_from_gguf(metadata: Mapping[str, object]) -> TokenizerParts:
         if kind == "gpt2":
             backend, add_bos = _byte_level(metadata, tokens)
         elif kind == "llama":
+            # Some files write user-defined runs of spaces as spaces, which the vocabulary knows marked only.
+            typed = zip(tokens, types, strict=True)
+            tokens = [token.replace(" ", "▁") if type_ == _Type.USER_DEFINED else token for token, type_ in typed]
             backend, add_bos = _sentence_piece(metadata, tokens, types), True
         else:
             raise ModelError(
@@ -111,15 +113,21 @@ def build_from_gguf(metadata: Mapping[str, object]) -> TokenizerParts:
     first = [ids["bos"]] if _get(metadata, "tokenizer.ggml.add_bos_token", bool, add_bos) else []
     last = [ids["eos"]] if _get(metadata, "tokenizer.ggml.add_eos_token", bool, False) else []
     _surround(backend, tokens, [i for i in first if i is not None], [i for i in last if i is not None])
-    turn_ends = (i for i in map(backend.token_to_id, _TURN_ENDS) if i is not None and types[i] == _Type.CONTROL)
     named = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
     return TokenizerParts(
         backend=backend,
         bos_id=ids["bos"],
-        eos_ids=tuple(dict.fromkeys(i for i in (ids["eos"], ids["eot"], ids["eom"], *turn_ends) if i is not None)),
+        eos_ids=tuple(
+            dict.fromkeys(i for i in (ids["eos"], ids["eot"], ids["eom"], *turn_ends(backend)) if i is not None)
+        ),
         chat_templates=_chat_templates(metadata),
         special_tokens={key: tokens[i] for key, name in named.items() if (i := ids[name]) is not None},
     )
+
+
+def turn_ends(backend: Tokenizer) -> list[int]:
+    """The control tokens that end a turn by their name: files of chat models often say only what ends a text."""
+    return [i for i, t in backend.get_added_tokens_decoder().items() if t.special and t.content in _TURN_ENDS]
 
 
 def _byte_level(metadata: Mapping[str, object], tokens: list[str]) -> tuple[Tokenizer, bool]:
@@ -170,24 +178,27 @@ def _merges(
     vocabulary: Mapping[str, int], tokens: list[str], types: Sequence[int], scores: Sequence[float]
 ) -> list[tuple[str, str]]:
     """SentencePiece joins the neighbours whose joint scores best: every split of every token into two, best first."""
-    merges = []
+    id_of = vocabulary.get
+    pairs: list[tuple[int, int]] = []
     for i in np.argsort(-np.asarray(scores), kind="stable").tolist():
-        token = tokens[i]
-        if types[i] != _Type.NORMAL or len(token) == 1:
+        if types[i] != _Type.NORMAL:
             continue
-        splits = [(token[:n], token[n:]) for n in range(1, len(token)) if token[:n] in vocabulary]
-        splits = [pair for pair in splits if pair[1] in vocabulary]
-        merges += sorted(splits, key=lambda pair: (vocabulary[pair[0]], vocabulary[pair[1]]))
-    return merges
+        token, splits = tokens[i], []
+        for n in range(1, len(token)):
+            left = id_of(token[:n])
+            if left is not None and (right := id_of(token[n:])) is not None:
+                splits.append((left, right))
+        pairs += sorted(splits)
+    return [(tokens[left], tokens[right]) for left, right in pairs]
 
 
 def _add_tokens(backend: Tokenizer, tokens: list[str], types: Sequence[int]) -> None:
-    """Control and user-defined tokens are found in the text as they stand, before it is cut."""
+    """Control and user-defined tokens are found before text is cut; those of marked spaces, after spaces are marked."""
     kinds = np.asarray(types)
     special = np.flatnonzero((kinds == _Type.CONTROL) | (kinds == _Type.UNKNOWN)).tolist()
     backend.add_special_tokens([AddedToken(tokens[i], special=True, normalized=False) for i in special])
     plain = np.flatnonzero(kinds == _Type.USER_DEFINED).tolist()
-    backend.add_tokens([AddedToken(tokens[i], special=False, normalized=False) for i in plain])
+    backend.add_tokens([AddedToken(tokens[i], special=False, normalized="▁" in tokens[i]) for i in plain])
 
 
 def _surround(backend: Tokenizer, tokens: list[str], first: list[int], last: list[int]) -> None:
