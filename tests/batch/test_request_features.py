@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from foreword.batch import InputBuffers, KVGroup, NewRequest, RequestError, RequestStates, prepare_inputs
-from foreword.batch.multimodal import MultiModalFeature
+from foreword.batch.multimodal import MultiModalFeature, stage_mrope_positions
 from foreword.batch.pooling import PoolingParams
 
 HIDDEN = 3
@@ -203,6 +203,20 @@ def test_rotary_positions_cross_an_image_in_chunks_and_go_on_with_the_delta():
         batch = prepare_inputs(states, {"a": 1}, buffers)
         assert batch.mrope_positions().tolist() == [[following + step]] * 3
         states.commit(batch, {"a": [7]})
+
+
+def test_rotary_positions_may_come_after_admission_and_leave_with_the_request():
+    positions, following = image_positions(2, (1, 2, 2), 1)
+    n = positions.shape[1]
+    states, buffers = make()
+    states.add_request(NewRequest("a", [1] * n, blocks(20), [4]))
+    stage_mrope_positions(states, "a", positions, following - n)
+    assert prepare_inputs(states, {"a": n + 1}, buffers).mrope_positions().tolist() == [
+        [*row, following] for row in positions.tolist()
+    ]
+    states.remove_request("a")
+    states.add_request(NewRequest("b", [1] * n, blocks(20)))
+    assert prepare_inputs(states, {"b": n}, buffers).mrope_positions().tolist() == [list(range(n))] * 3
 
 
 def test_a_resumed_request_computes_its_outputs_with_the_delta():

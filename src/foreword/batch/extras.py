@@ -64,6 +64,11 @@ class RowExtras:
         if request.pooling_params is not None:
             self.pooling_params[row] = request.pooling_params
 
+    def stage_mrope(self, row: int, positions: npt.NDArray[np.int32]) -> None:
+        """Keep the rotary positions of an admitted request."""
+        self._rows.add(row)
+        self.mrope_positions[row] = positions
+
     def clear(self, row: int) -> bool:
         """Forget everything about a row. Whether there was anything."""
         if row not in self._rows:

@@ -154,6 +154,17 @@ def mrope_positions(states: RequestStates, batch: InputBatch, num_dims: int) -> 
     return out
 
 
+def stage_mrope_positions(states: RequestStates, req_id: str, positions: npt.NDArray[np.integer], delta: int) -> None:
+    """Give an admitted request its rotary positions, int32 [dims, n], as `NewRequest.mrope_positions` would: for
+    engines whose model computes them from the prompt.
+    """
+    if np.ndim(positions) != 2:
+        raise RequestError(req_id, "positions", np.shape(positions), "must be [dims, tokens]", "One row a dimension.")
+    row = states.row_of(req_id)
+    states.extras.stage_mrope(row, np.ascontiguousarray(positions, np.int32))
+    states.rope_delta[row] = delta
+
+
 def encoder_seq_lens(states: RequestStates, batch: InputBatch) -> I32:
     """Cross-attention lengths, int32 [Bp]: each request's encoder_len in every one of its steps; 0 on padding."""
     out = np.zeros(batch.num_reqs_padded, np.int32)
