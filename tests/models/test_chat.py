@@ -3,6 +3,8 @@
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from foreword.errors import ModelError, RequestError
 from foreword.models.chat import ChatTemplate
@@ -126,6 +128,21 @@ def test_a_wrong_message_is_named(messages, field):
     with pytest.raises(RequestError) as caught:
         render(CHATML, messages)
     assert caught.value.field == field
+
+
+NAMES = st.sampled_from(["role", "content", "tool_calls", "function", "name", "arguments", "type", "text"])
+SCALARS = st.none() | st.integers() | st.sampled_from(["user", "assistant", "text", "function", "{}", "[1]", "\ud800"])
+ANYTHING = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=4))
+
+
+@given(messages=ANYTHING | st.lists(st.dictionaries(NAMES, ANYTHING), min_size=1), tools=ANYTHING)
+def test_whatever_comes_is_a_prompt_or_the_requests_error(messages, tools):
+    source = "{{ tools | tojson }}{% for m in messages %}{{ m.role + (m.content or '') }}{{ m.tool_calls }}{% endfor %}"
+    try:
+        outcome = render(source, messages, tools=tools)
+    except RequestError as error:
+        outcome = error.field
+    assert isinstance(outcome, str)
 
 
 @pytest.mark.parametrize(("tools", "field"), [("f", "tools"), (5, "tools"), ([{}, "f"], "tools[1]")])

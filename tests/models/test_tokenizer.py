@@ -383,6 +383,19 @@ def test_a_damaged_file_is_named(directory, name, content):
         Tokenizer.from_directory(directory)
 
 
+def test_a_template_file_that_is_no_text_is_named(directory):
+    (directory / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(ModelError, match=r"chat_template.jinja.*fetch it again"):
+        Tokenizer.from_directory(directory)
+
+
+@pytest.mark.parametrize("value", [5, [5], [{"name": "default"}], [{"name": ["default"], "template": "x"}], {}])
+def test_a_template_entry_of_another_kind_is_none(directory, value):
+    (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": value}))
+    with pytest.raises(ModelError, match="no chat template"):
+        Tokenizer.from_directory(directory).apply_chat_template(HI)
+
+
 def test_a_directory_without_a_tokenizer_is_explained(tmp_path):
     with pytest.raises(ModelError, match=r"tokenizer.json: cannot be read.*tokenizer.model alone"):
         Tokenizer.from_directory(tmp_path)

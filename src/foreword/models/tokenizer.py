@@ -81,8 +81,8 @@ class Tokenizer:
         eos_id = backend.token_to_id(special.get("eos_token", ""))
         eos_ids = dict.fromkeys(ends if eos_id is None else [eos_id, *ends])
         templates = _chat_templates(config.get("chat_template"))
-        if (path / "chat_template.jinja").is_file():
-            templates["default"] = (path / "chat_template.jinja").read_text(encoding="utf-8")
+        if (source := _read(path / "chat_template.jinja")) is not None:
+            templates["default"] = source
         return cls(backend, bos_id=bos_id, eos_ids=list(eos_ids), chat_templates=templates, special_tokens=special)
 
     @property
@@ -167,13 +167,22 @@ class Tokenizer:
         return literal
 
 
+def _read(path: Path) -> str | None:
+    """A text, None if there is no such file."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path}: {error}. The file is damaged: fetch it again") from None
+
+
 def _read_json(path: Path) -> dict[str, Any]:
     """A JSON object, {} if there is no such file."""
+    text = _read(path)
     try:
-        value = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
+        value = {} if text is None else json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{path}: {error}. The file is damaged: fetch it again") from None
     if not isinstance(value, dict):
         raise ModelError(f"{path}: holds a {type(value).__name__}, not an object. Fetch it again")
@@ -196,5 +205,6 @@ def _chat_templates(value: object) -> dict[str, str]:
     """The configuration's chat_template: one source, or a list of {"name", "template"}."""
     if isinstance(value, str):
         return {"default": value}
-    entries = value if isinstance(value, list) else []
-    return {e["name"]: e["template"] for e in entries if isinstance(e, Mapping) and {"name", "template"} <= e.keys()}
+    entries = [entry for entry in value if isinstance(entry, Mapping)] if isinstance(value, list) else []
+    named = [(entry.get("name"), entry.get("template")) for entry in entries]
+    return {name: source for name, source in named if isinstance(name, str) and isinstance(source, str)}
