@@ -1,0 +1,85 @@
+"""Contenders take turns on the same steps; their tensors must agree."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from foreword.bench.traffic import Step
+from host.contenders import Contender, Tensors
+
+WARM_UP = 25
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Medians in µs. prepare: state changes and the tensors of a step; commit: recording its samples."""
+
+    workload: str
+    engine: str
+    prepare_us: float
+    commit_us: float
+
+
+def measure(
+    workload: str,
+    steps: Sequence[Step],
+    make_output: Callable[[int], Any],
+    contenders: Sequence[Contender],
+    *,
+    turn: int,
+) -> list[Cost]:
+    """``turn`` steps of one contender, then the next one's; who begins a turn changes. With turn = 1 all contenders
+    get the very same output object of a step; else each gets its own, made just before the timed call.
+
+    AssertionError if the tensors of a turn's last step differ. The first WARM_UP steps (at least one turn) don't count.
+    """
+    times: dict[str, tuple[list[int], list[int]]] = {c.name: ([], []) for c in contenders}
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        for first in range(0, len(steps), turn):
+            shift = first // turn % len(contenders)
+            shared = make_output(first) if turn == 1 else None
+            agreed: tuple[str, Tensors] | None = None
+            for c in [*contenders[shift:], *contenders[:shift]]:
+                prepare, commit = times[c.name]
+                for t in range(first, min(first + turn, len(steps))):
+                    c.take(steps[t], make_output(t) if shared is None else shared)
+                    _timed(c.prepare, prepare)
+                    if t == min(first + turn, len(steps)) - 1:
+                        agreed = _compare(agreed, c, f"{workload}, step {t}")
+                    c.ready()
+                    _timed(c.commit, commit)
+    finally:
+        gc.enable()
+        gc.unfreeze()
+    skip = max(WARM_UP, turn)
+    return [Cost(workload, name, _median_us(p[skip:]), _median_us(m[skip:])) for name, (p, m) in times.items()]
+
+
+def _timed(call: Callable[[], object], into: list[int]) -> None:
+    start = time.perf_counter_ns()
+    call()
+    into.append(time.perf_counter_ns() - start)
+
+
+def _compare(agreed: tuple[str, Tensors] | None, contender: Contender, where: str) -> tuple[str, Tensors]:
+    ours = contender.tensors()
+    if agreed is None:
+        return contender.name, {name: tensor.copy() for name, tensor in ours.items()}
+    other, theirs = agreed
+    for name, tensor in ours.items():
+        if not np.array_equal(tensor, theirs[name]):
+            raise AssertionError(f"{where}: {contender.name} and {other} differ in {name}")
+    return agreed
+
+
+def _median_us(nanoseconds: list[int]) -> float:
+    return float(np.median(nanoseconds)) / 1e3
