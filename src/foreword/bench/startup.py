@@ -43,6 +43,6 @@ def run(model: str, options: dict[str, object]) -> StartupResult:
     child = subprocess.run(
         [sys.executable, "-c", _CHILD, model, json.dumps(options)], capture_output=True, text=True, check=True
     )
-    marks = [t - begin for t in json.loads(child.stdout.splitlines()[-1])]
+    started, imported, loaded, first = (t - begin for t in json.loads(child.stdout.splitlines()[-1]))
     peak_kb = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-    return StartupResult(*marks, peak_mb=peak_kb * 1024 / 1e6)
+    return StartupResult(started, imported, loaded, first, peak_kb * 1024 / 1e6)

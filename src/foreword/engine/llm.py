@@ -81,7 +81,11 @@ class LLM:
         **template: Any,
     ) -> list[RequestOutput]:
         """Answer one conversation or many, through the model's chat template. template: more for the template."""
-        conversations = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
+        conversations: list[Sequence[Message]]
+        if messages and isinstance(messages[0], Mapping):
+            conversations = [messages]  # type: ignore[list-item]
+        else:
+            conversations = list(messages)  # type: ignore[arg-type]
         if not conversations:
             raise RequestError("0", "messages", messages, "is empty", "Give at least one message.")
         texts = [

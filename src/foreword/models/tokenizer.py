@@ -122,6 +122,11 @@ class Tokenizer:
         """What a token adds to the text, special or not; maybe not whole characters. b"" for an unknown id."""
         return self._token_bytes[token_id]
 
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether `apply_chat_template` can work."""
+        return bool(self._chat_sources)
+
     def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, Any]],
