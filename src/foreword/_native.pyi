@@ -76,3 +76,73 @@ class StepCore:
     ) -> tuple[int, ...] | None: ...
     def advance(self, num_reqs: int) -> None: ...
     def commit(self, sampled: _I32, advanced: bool) -> bool: ...
+
+class CpuModel:
+    def __init__(
+        self,
+        *,
+        hidden_size: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        vocab_size: int,
+        norm_eps: float,
+        query_scale: float,
+        embedding_scale: float,
+        activation: str,
+        attn_softcap: float,
+        final_softcap: float,
+        num_groups: int,
+        num_slots: int,
+        num_blocks: int,
+        block_size: int,
+        kv_format: str,
+        isa: str,
+        num_threads: int,
+    ) -> None: ...
+    def pack(self, data: npt.NDArray[np.uint8], source: str, cols: int, format: str) -> int: ...
+    def vector(self, values: npt.NDArray[np.float32]) -> int: ...
+    def set_embedding(self, data: npt.NDArray[np.uint8], source: str, cols: int) -> None: ...
+    def add_rope(self, inv_freq: list[float], scale: float) -> int: ...
+    def add_layer(self, layer: dict[str, Any]) -> None: ...
+    def finish(self, final_norm: int, lm_head: int) -> None: ...
+    def step(
+        self,
+        num_tokens: int,
+        num_reqs: int,
+        input_ids: _I32,
+        positions: npt.NDArray[np.int64],
+        query_start_loc: _I32,
+        seq_lens: _I32,
+        idx_mapping: _I32,
+        logits_indices: npt.NDArray[np.int64],
+        slot_mapping: list[npt.NDArray[np.int64]],
+        block_tables: list[_I32],
+    ) -> npt.NDArray[np.float32]: ...
+    def copy_blocks(self, sources: _I32, destinations: _I32) -> None: ...
+    def stage_seconds(self) -> dict[str, float]: ...
+    @property
+    def packed_bytes(self) -> int: ...
+    @property
+    def isa(self) -> str: ...
+    @property
+    def num_threads(self) -> int: ...
+
+def kv_bytes(
+    kv_format: str, num_blocks: int, block_size: int, num_slots: int, num_kv_heads: int, head_dim: int
+) -> int: ...
+def sample(
+    logits: npt.NDArray[np.float32],
+    temperature: npt.NDArray[np.float32],
+    top_k: _I32,
+    top_p: npt.NDArray[np.float32],
+    min_p: npt.NDArray[np.float32],
+    seeds: npt.NDArray[np.int64],
+    positions: npt.NDArray[np.int64],
+    rows: _I32,
+    out: _I32,
+    model: CpuModel | None = None,
+) -> None: ...
+def roofline(num_threads: int = 0, isa: str = "", megabytes: int = 256) -> dict[str, Any]: ...
+def isa_levels() -> list[str]: ...
+def default_num_threads() -> int: ...

@@ -1,0 +1,430 @@
+// Attention of a tile of query rows over the keys of one request, in chunks of 64 keys with an online softmax:
+//
+//   for each split of 512 keys:  m, l, O = -inf, 0, 0
+//       for each chunk of 64 keys:   S = Q Kᵀ;  m' = max(m, max S);  P = exp(S - m')
+//                                    l = l e^(m - m') + Σ P;  O = O e^(m - m') + P V;  m = m'
+//       merge (m, l, O) into the row's total
+//   out = O / l
+//
+// Chunks and splits start at absolute multiples of their sizes, and a row takes part in a chunk only with the keys it may
+// see. So a query's result depends on its own keys alone: not on the queries beside it, on how a prompt was cut into
+// prefill chunks, nor on whether its splits ran one after the other or on several threads.
+
+#include "kernels/attention.h"
+
+#include "kernels/attention_tiles.h"
+
+namespace foreword::kernels::FOREWORD_LEVEL {
+namespace {
+
+constexpr int kTargetRows = 48;   // rows of a prefill tile: keys and values are unpacked once for all of them
+constexpr int kStageRows = 12;    // from this many rows on, bf16 keys and values are widened to floats first
+constexpr float kNothing = -3.0e38f;  // m of a row that has seen no key
+
+// Rows' running state, the layout of partial results: [O[dim], m, l, unused up to dim + kStateExtra].
+constexpr int kStateExtra = 16;
+struct States {
+  float *data;
+  int dim;
+
+  FW_INLINE size_t stride() const { return static_cast<size_t>(dim) + kStateExtra; }
+  FW_INLINE float *o(int row) const { return data + static_cast<size_t>(row) * stride(); }
+  FW_INLINE float &m(int row) const { return o(row)[dim]; }
+  FW_INLINE float &l(int row) const { return o(row)[dim + 1]; }
+};
+
+struct Scratch {
+  Queries q;
+  float *scores;  // [rows][kChunk]
+  float *lane_sums;  // [rows][kLanes]: l, one partial sum a lane
+  States part, total;
+  uint8_t *tiles;   // a chunk's keys and values copied out of blocks that are not tiled
+  uint8_t *staged;  // a chunk's keys and values as float tiles
+};
+
+int group_size(const AttentionConfig &c) { return c.num_heads / c.num_kv_heads; }
+int max_rows(const AttentionConfig &c) { return attention_queries(c) * group_size(c); }
+
+struct Carver {
+  uint8_t *base;
+  size_t used = 0;
+  template <class T>
+  T *take(size_t count) {
+    const size_t at = used;
+    used = round_up(used + sizeof(T) * count, size_t{64});
+    return reinterpret_cast<T *>(base + at);
+  }
+};
+
+size_t carve(const AttentionConfig &c, void *memory, Scratch *out) {
+  Carver carver{static_cast<uint8_t *>(memory)};
+  const size_t rows = static_cast<size_t>(max_rows(c)), dim = static_cast<size_t>(c.padded_dim);
+  Scratch s;
+  s.q.f32 = carver.take<float>(rows * dim);
+  s.q.bf16 = carver.take<uint16_t>(rows * dim);
+  s.q.high = carver.take<int8_t>(rows * dim);
+  s.q.low = carver.take<int8_t>(rows * dim);
+  s.q.scale = carver.take<float>(rows);
+  s.q.neg128_high = carver.take<int32_t>(rows);
+  s.q.neg128_low = carver.take<int32_t>(rows);
+  s.scores = carver.take<float>(rows * kChunk);
+  s.lane_sums = carver.take<float>(rows * kLanes);
+  s.part = {carver.take<float>(rows * (dim + kStateExtra)), c.padded_dim};
+  s.total = {carver.take<float>(rows * (dim + kStateExtra)), c.padded_dim};
+  s.tiles = carver.take<uint8_t>(2 * kChunk * (dim * sizeof(float) + sizeof(float)));
+  s.staged = carver.take<uint8_t>(2 * kChunk * dim * sizeof(float));
+  if (out) *out = s;
+  return carver.used;
+}
+
+// ---------------------------------------------------------------------------------------------- queries
+
+void split_query(const float *x, int dim, int row, const Queries &q) {
+  int8_t *high = const_cast<int8_t *>(q.high) + static_cast<size_t>(row) * dim;
+  int8_t *low = const_cast<int8_t *>(q.low) + static_cast<size_t>(row) * dim;
+  F32 largest = set1(0.f);
+  for (int d = 0; d < dim; d += kLanes) largest = max_f32(largest, abs_f32(load(x + d)));
+  const float top = reduce_max(largest);
+  constexpr float kSteps = 127.f * 128.f;
+  const F32 inverse = set1(top > 0.f ? kSteps / top : 0.f);
+  for (int d = 0; d < dim; d += kLanes) {
+    const F32 steps = round_f32(mul(load(x + d), inverse));
+    const F32 coarse = round_f32(mul(steps, set1(1.f / 128.f)));
+    store_s8(high + d, coarse);
+    store_s8(low + d, fma(coarse, set1(-128.f), steps));
+  }
+  int32_t sum_high = 0, sum_low = 0;
+  for (int d = 0; d < dim; ++d) sum_high += high[d], sum_low += low[d];
+  const_cast<float *>(q.scale)[row] = top / kSteps;
+  const_cast<int32_t *>(q.neg128_high)[row] = -kDotBias * sum_high;
+  const_cast<int32_t *>(q.neg128_low)[row] = -kDotBias * sum_low;
+}
+
+// Row (query, head of the group) of the tile, for all of them.
+void gather_queries(const KVLayer &kv, const AttentionConfig &c, const AttentionTile &tile, const Queries &q) {
+  const int group = group_size(c), dim = c.padded_dim;
+  for (int i = 0; i < tile.num_queries; ++i) {
+    const float *heads = tile.queries + static_cast<size_t>(i) * tile.query_stride +
+                         static_cast<size_t>(tile.kv_head) * group * dim;
+    float *rows = const_cast<float *>(q.f32) + static_cast<size_t>(i) * group * dim;
+    std::memcpy(rows, heads, sizeof(float) * static_cast<size_t>(group) * dim);
+    for (int g = 0; g < group; ++g) {
+      const float *x = rows + static_cast<size_t>(g) * dim;
+      const int row = i * group + g;
+      if (kv.format == KVFormat::i8) split_query(x, dim, row, q);
+      if (kBf16Dot && kv.format == KVFormat::bf16) {
+        for (int d = 0; d < dim; d += kLanes) {
+          store_bf16(const_cast<uint16_t *>(q.bf16) + static_cast<size_t>(row) * dim + d, load(x + d));
+        }
+      }
+    }
+  }
+}
+
+// ---------------------------------------------------------------------------------------------- keys and values
+
+FW_INLINE const uint8_t *head_of_block(const KVLayer &kv, const int32_t *table, int64_t key, int head) {
+  const int64_t block = table[key / kv.block_size];
+  return kv.base + static_cast<size_t>(block) * kv.block_stride + static_cast<size_t>(head) * kv.head_stride;
+}
+
+// Tiles of the chunk at `begin`; past `end` the last one is repeated, so that every pointer may be read.
+void find_tiles(const KVLayer &kv, const AttentionTile &t, int64_t begin, int64_t end, const uint8_t **k, const uint8_t **v) {
+  int block = static_cast<int>(static_cast<uint32_t>(begin) / static_cast<uint32_t>(kv.block_size));
+  int offset = static_cast<int>(begin) - block * kv.block_size;  // one division a chunk, then steps
+  for (int i = 0; i < kChunkTiles; ++i) {
+    if (i > 0 && begin + i * kTile >= end) {
+      k[i] = k[i - 1], v[i] = v[i - 1];
+      continue;
+    }
+    k[i] = kv.base + static_cast<size_t>(t.block_table[block]) * kv.block_stride +
+           static_cast<size_t>(t.kv_head) * kv.head_stride + static_cast<size_t>(offset / kTile) * 2 * kv.tile_bytes;
+    v[i] = k[i] + kv.tile_bytes;
+    offset += kTile;
+    if (offset == kv.block_size) ++block, offset = 0;
+  }
+}
+
+// Blocks that are not tiled: token after token into tiles in scratch memory.
+void copy_tiles(const KVLayer &kv, const AttentionTile &t, int64_t begin, int64_t end, const Scratch &s, ChunkTiles *c) {
+  for (int i = 0; i < kChunkTiles; ++i) {
+    uint8_t *k = s.tiles + static_cast<size_t>(2 * i) * kv.tile_bytes, *v = k + kv.tile_bytes;
+    c->k[i] = c->next_k[i] = k;
+    c->v[i] = c->next_v[i] = v;
+    for (int slot = 0; slot < kTile; ++slot) {
+      const int64_t key = begin + i * kTile + slot;
+      if (key >= end) break;
+      const uint8_t *stored = head_of_block(kv, t.block_table, key, t.kv_head) +
+                              static_cast<size_t>(key % kv.block_size) * 2 * kv.token_bytes;
+      const size_t elements = static_cast<size_t>(kv.padded_dim) * element_bytes(kv.format);
+      StoredToken key_token{stored, 1.f}, value_token{stored + kv.token_bytes, 1.f};
+      if (kv.format == KVFormat::i8) {
+        std::memcpy(&key_token.scale, key_token.elements + elements, sizeof(float));
+        std::memcpy(&value_token.scale, value_token.elements + elements, sizeof(float));
+      }
+      put_key(kv.format, key_token, kv.padded_dim, slot, k);
+      put_value(kv.format, value_token, kv.padded_dim, slot, v);
+    }
+  }
+}
+
+// Widens a bf16 chunk to float tiles: the numbers are the same, the many rows of a prefill tile then share the work.
+void stage_bf16(const ChunkTiles &c, int dim, int tiles, uint8_t *memory, ChunkTiles *out) {
+  const size_t tile_floats = static_cast<size_t>(kTile) * dim;
+  float *o = reinterpret_cast<float *>(memory);
+  for (int i = 0; i < kChunkTiles; ++i) {
+    const int from = smaller(i, tiles - 1);
+    float *k = o + static_cast<size_t>(2 * from) * tile_floats, *v = k + tile_floats;
+    out->k[i] = reinterpret_cast<const uint8_t *>(k);
+    out->v[i] = reinterpret_cast<const uint8_t *>(v);
+    if (i >= tiles) continue;
+    const uint16_t *kp = reinterpret_cast<const uint16_t *>(c.k[i]), *vp = reinterpret_cast<const uint16_t *>(c.v[i]);
+    for (int d = 0; d < dim; d += 2) {
+      for (int n = 0; n < kTile; n += kLanes) {
+        const I32 pairs = load_pairs(kp + 2 * (d / 2 * kTile + n));
+        store(k + d * kTile + n, even_of_pairs(pairs));
+        store(k + (d + 1) * kTile + n, odd_of_pairs(pairs));
+      }
+    }
+    for (int key = 0; key < kTile; key += 2) {
+      for (int d = 0; d < dim; d += kLanes) {
+        const I32 pairs = load_pairs(vp + 2 * (static_cast<size_t>(key / 2) * dim + d));
+        store(v + static_cast<size_t>(key) * dim + d, even_of_pairs(pairs));
+        store(v + static_cast<size_t>(key + 1) * dim + d, odd_of_pairs(pairs));
+      }
+    }
+  }
+}
+
+// Widens the 8-bit values of a chunk to float tiles; the scales stay with the probabilities, the keys in 8 bit.
+void stage_i8_values(const ChunkTiles &c, int dim, int tiles, uint8_t *memory, ChunkTiles *out) {
+  const size_t tile_floats = static_cast<size_t>(kTile) * dim;
+  float *o = reinterpret_cast<float *>(memory);
+  for (int i = 0; i < kChunkTiles; ++i) {
+    const int from = smaller(i, tiles - 1);
+    float *v = o + static_cast<size_t>(from) * tile_floats;
+    out->v[i] = reinterpret_cast<const uint8_t *>(v);
+    if (i >= tiles) continue;
+    const int8_t *q = reinterpret_cast<const int8_t *>(c.v[i]);
+    for (size_t j = 0; j < tile_floats; j += kLanes) store(v + j, load_s8(q + j));
+  }
+}
+
+// ---------------------------------------------------------------------------------------------- softmax
+
+FW_INLINE float exp_one(float x) {
+  float lanes[kLanes];
+  store(lanes, exp_f32(set1(x)));
+  return lanes[0];
+}
+
+// One row, one chunk: scores [kChunk] become probabilities in place; keys [begin, end) of the chunk are visible.
+FW_INLINE void softmax_row(float *scores, int begin, int end, int count, float cap, const States &s, float *lane_sum, int row) {
+  constexpr int N = kChunk / kLanes;
+  if (begin >= end) {
+    for (int i = 0; i < count; i += kLanes) store(scores + i, set1(0.f));
+    return;
+  }
+  F32 x[N];
+  F32 largest = set1(kNothing);
+  unroll<N>([&](auto n) FW_LAMBDA {
+    x[n] = load(scores + n * kLanes);
+    if (cap > 0.f) x[n] = mul(set1(cap), tanh_f32(div(x[n], set1(cap))));
+    x[n] = keep_lanes(x[n], begin - n * kLanes, end - n * kLanes, set1(kNothing));
+    largest = max_f32(largest, x[n]);
+  });
+  const float m = reduce_max(largest);
+  F32 sum = load(lane_sum);
+  if (m > s.m(row)) {
+    if (s.m(row) > kNothing) {
+      const F32 shrink = exp_f32(set1(s.m(row) - m));
+      sum = mul(sum, shrink);
+      float *o = s.o(row);
+      for (int d = 0; d < s.dim; d += kLanes) store(o + d, mul(load(o + d), shrink));
+    }
+    s.m(row) = m;
+  }
+  const F32 shift = set1(s.m(row));
+  unroll<N>([&](auto n) FW_LAMBDA {
+    const F32 p = keep_lanes(exp_f32(sub(x[n], shift)), begin - n * kLanes, end - n * kLanes, set1(0.f));
+    sum = add(sum, p);
+    store(scores + n * kLanes, p);
+  });
+  store(lane_sum, sum);
+}
+
+// Probabilities times the scales of 8-bit values.
+FW_INLINE void scale_row(float *p, const ChunkTiles &c, int dim, int tiles) {
+  for (int i = 0; i < tiles; ++i) {
+    const float *scales = tile_scales(c.v[i], dim);
+    for (int n = 0; n < kTile; n += kLanes) {
+      // Keys past the end have p = 0 and a scale that nobody wrote.
+      const F32 probability = load(p + i * kTile + n);
+      store(p + i * kTile + n, mul(probability, load(scales + n)));
+    }
+  }
+}
+
+// ---------------------------------------------------------------------------------------------- splits
+
+void begin_split(const Scratch &s, int rows) {
+  for (int row = 0; row < rows; ++row) {
+    std::memset(s.part.o(row), 0, sizeof(float) * static_cast<size_t>(s.part.dim));
+    s.part.m(row) = kNothing;
+    s.part.l(row) = 0.f;
+    store(s.lane_sums + row * kLanes, set1(0.f));
+  }
+}
+
+void end_split(const Scratch &s, int rows) {
+  for (int row = 0; row < rows; ++row) s.part.l(row) = reduce_add(load(s.lane_sums + row * kLanes));
+}
+
+// total := total merged with part, one row. The first part is taken over unchanged.
+void merge_row(float *total, const float *part, int dim) {
+  if (part[dim] <= kNothing) return;
+  if (total[dim] <= kNothing) {
+    std::memcpy(total, part, sizeof(float) * (static_cast<size_t>(dim) + 2));
+    return;
+  }
+  const float m = larger(total[dim], part[dim]);
+  const float keep = exp_one(total[dim] - m), take = exp_one(part[dim] - m);
+  for (int d = 0; d < dim; d += kLanes) {
+    store(total + d, fma(load(part + d), set1(take), mul(load(total + d), set1(keep))));
+  }
+  total[dim] = m;
+  total[dim + 1] = total[dim + 1] * keep + part[dim + 1] * take;
+}
+
+void write_out(const AttentionConfig &c, const AttentionTile &tile, const States &states) {
+  const int group = group_size(c);
+  for (int i = 0; i < tile.num_queries; ++i) {
+    float *out = tile.out + static_cast<size_t>(i) * tile.out_stride + static_cast<size_t>(tile.kv_head) * group * c.head_dim;
+    for (int g = 0; g < group; ++g) {
+      float *o = states.o(i * group + g);
+      const F32 inverse = set1(1.f / states.l(i * group + g));
+      for (int d = 0; d < c.padded_dim; d += kLanes) store(o + d, mul(load(o + d), inverse));
+      std::memcpy(out + static_cast<size_t>(g) * c.head_dim, o, sizeof(float) * static_cast<size_t>(c.head_dim));
+    }
+  }
+}
+
+// ---------------------------------------------------------------------------------------------- one chunk
+
+// Keys [begin, end) of one chunk for all rows of the tile; `begin` is a multiple of kChunk.
+void attend_chunk(const KVLayer &kv, const AttentionConfig &c, const AttentionTile &tile, int64_t begin, int64_t end,
+                  const Scratch &s) {
+  const int group = group_size(c), rows = tile.num_queries * group, dim = c.padded_dim;
+  const int count = static_cast<int>(end - begin), tiles = (count + kTile - 1) / kTile;
+  const bool stage = rows >= kStageRows;
+
+  ChunkTiles chunk;
+  if (kv.tiled) {
+    find_tiles(kv, tile, begin, end, chunk.k, chunk.v);
+    const int64_t next = begin + kChunk < tile.key_end ? begin + kChunk : begin;
+    find_tiles(kv, tile, next, smaller(next + kChunk, tile.key_end), chunk.next_k, chunk.next_v);
+  } else {
+    copy_tiles(kv, tile, begin, end, s, &chunk);
+    for (int i = tiles; i < kChunkTiles; ++i) chunk.k[i] = chunk.k[tiles - 1], chunk.v[i] = chunk.v[tiles - 1];
+  }
+
+  ChunkTiles staged = chunk;
+  const bool bf16_as_f32 = kv.format == KVFormat::bf16 && stage && !kBf16Dot;
+  if (bf16_as_f32) stage_bf16(chunk, dim, tiles, s.staged, &staged);
+  if (kv.format == KVFormat::i8 && stage) stage_i8_values(chunk, dim, tiles, s.staged, &staged);
+
+  if (kv.format == KVFormat::f32 || bf16_as_f32) {
+    chunk_scores<ScoresF32>(s.q, dim, rows, staged, tiles, s.scores);
+  } else if (kv.format == KVFormat::bf16) {
+    chunk_scores<ScoresBf16>(s.q, dim, rows, chunk, tiles, s.scores);
+  } else {
+    chunk_scores<ScoresI8>(s.q, dim, rows, chunk, tiles, s.scores);
+  }
+
+  for (int row = 0; row < rows; ++row) {
+    const int64_t position = tile.first_position + row / group;
+    const int64_t first = c.sliding_window ? larger(int64_t{0}, position - c.sliding_window + 1) : 0;
+    const int visible_begin = static_cast<int>(larger(first, begin) - begin);
+    const int visible_end = static_cast<int>(smaller(position + 1, end) - begin);
+    float *p = s.scores + row * kChunk;
+    softmax_row(p, visible_begin, visible_end, count, c.softcap, s.part, s.lane_sums + row * kLanes, row);
+    if (kv.format == KVFormat::i8) scale_row(p, chunk, dim, tiles);
+  }
+
+  float *o = s.part.o(0);
+  const size_t stride = s.part.stride();
+  if (kv.format == KVFormat::f32 || stage) {
+    if (kBf16Dot && kv.format == KVFormat::bf16) return chunk_values<ValuesBf16>(s.scores, dim, rows, chunk, count, o, stride);
+    chunk_values<ValuesF32>(s.scores, dim, rows, staged, count, o, stride);
+  } else if (kv.format == KVFormat::bf16) {
+    chunk_values<ValuesBf16>(s.scores, dim, rows, chunk, count, o, stride);
+  } else {
+    chunk_values<ValuesI8>(s.scores, dim, rows, chunk, count, o, stride);
+  }
+}
+
+}  // namespace
+
+int attention_queries(const AttentionConfig &c) { return larger(1, kTargetRows / group_size(c)); }
+
+size_t attention_scratch_bytes(const AttentionConfig &c) { return carve(c, nullptr, nullptr); }
+
+void attend(const KVLayer &kv, const AttentionConfig &c, const AttentionTile &tile, void *memory) {
+  Scratch s;
+  carve(c, memory, &s);
+  const int rows = tile.num_queries * group_size(c);
+  gather_queries(kv, c, tile, s.q);
+  for (int row = 0; row < rows; ++row) s.total.m(row) = kNothing;
+
+  for (int64_t split = tile.key_begin / kSplit * kSplit; split < tile.key_end; split += kSplit) {
+    const int64_t split_end = smaller(split + kSplit, tile.key_end);
+    begin_split(s, rows);
+    const int64_t first = larger(split, tile.key_begin / kChunk * kChunk);
+    for (int64_t begin = first; begin < split_end; begin += kChunk) {
+      attend_chunk(kv, c, tile, begin, smaller(begin + kChunk, split_end), s);
+    }
+    end_split(s, rows);
+    for (int row = 0; row < rows; ++row) merge_row(s.total.o(row), s.part.o(row), c.padded_dim);
+  }
+  if (tile.partial) {
+    std::memcpy(tile.partial, s.total.data, sizeof(float) * static_cast<size_t>(rows) * s.total.stride());
+  } else {
+    write_out(c, tile, s.total);
+  }
+}
+
+void merge_splits(const AttentionConfig &c, const AttentionTile &tile, const float *partials, int num_splits,
+                  size_t split_stride) {
+  const States states{const_cast<float *>(partials), c.padded_dim};
+  const int rows = tile.num_queries * group_size(c);
+  for (int split = 1; split < num_splits; ++split) {
+    const States part{const_cast<float *>(partials) + static_cast<size_t>(split) * split_stride, c.padded_dim};
+    for (int row = 0; row < rows; ++row) merge_row(states.o(row), part.o(row), c.padded_dim);
+  }
+  write_out(c, tile, states);
+}
+
+// `scratch` holds at least padded_dim * 4 bytes.
+void store_kv(const KVLayer &kv, int64_t slot, int head, const float *k, const float *v, void *scratch) {
+  uint8_t *buffer = static_cast<uint8_t *>(scratch);
+  const size_t offset = static_cast<size_t>(slot % kv.block_size);
+  uint8_t *block = kv.base + static_cast<size_t>(slot / kv.block_size) * kv.block_stride +
+                   static_cast<size_t>(head) * kv.head_stride;
+  if (kv.tiled) {
+    uint8_t *tile = block + offset / kTile * 2 * kv.tile_bytes;
+    const int in_tile = static_cast<int>(offset % kTile);
+    put_key(kv.format, encode(kv.format, k, kv.padded_dim, true, buffer), kv.padded_dim, in_tile, tile);
+    put_value(kv.format, encode(kv.format, v, kv.padded_dim, false, buffer), kv.padded_dim, in_tile, tile + kv.tile_bytes);
+    return;
+  }
+  const size_t elements = static_cast<size_t>(kv.padded_dim) * element_bytes(kv.format);
+  const float *both[2] = {k, v};
+  for (int i = 0; i < 2; ++i) {
+    uint8_t *out = block + (2 * offset + static_cast<size_t>(i)) * kv.token_bytes;
+    const StoredToken token = encode(kv.format, both[i], kv.padded_dim, i == 0, buffer);
+    std::memcpy(out, token.elements, elements);
+    if (kv.format == KVFormat::i8) std::memcpy(out + elements, &token.scale, sizeof(float));
+  }
+}
+
+}  // namespace foreword::kernels::FOREWORD_LEVEL

@@ -1,0 +1,148 @@
+// What crosses the border between the driver (compiled once) and the kernels of one instruction-set level
+// (compiled once per level): plain data, no inline functions. An inline function here would be compiled with
+// several sets of -m flags, and the linker could keep the copy that the machine cannot run.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace foreword::kernels {
+
+// ---------------------------------------------------------------------------------------------- weights
+
+// How a packed matrix holds its numbers. "block" is 32 consecutive inputs of one output.
+enum class Format : uint8_t {
+  f32,
+  bf16,
+  i8,       // 8 bit, one scale an output; activations 8 bit, one scale a row
+  q4,       // 4 bit, w = d (q - 8) per block;    activations 8 bit, one scale a block (all q formats)
+  q4_min,   // 4 bit, w = d q + m per block
+  q8,       // 8 bit, w = d q per block
+  q8_min,   // 8 bit, w = d q + m per block
+  q8_half,  // 8 bit, w = d q per half block of 16
+};
+
+// What the activations must look like for a format.
+enum class ActivationKind : uint8_t { f32, bf16, i8_row, i8_block };
+constexpr int kNumActivationKinds = 4;
+
+constexpr int kBlock = 32;  // inputs that share a scale
+
+// The block formats of GGUF files that are read without passing through floats, and the float formats.
+enum class Source : uint8_t { f32, f16, bf16, q4_0, q4_1, q5_0, q5_1, q8_0, q4_k, q5_k, q6_k };
+
+// A weight matrix [rows, cols] (outputs, inputs) packed in panels of `panel_width` outputs, one panel after the other,
+// so that a product streams memory once and forwards. N = panel_width, K = padded_cols (a multiple of kBlock):
+//
+//   f32      [K][N] float
+//   bf16     [K/2][N][2] bf16                      the pair of inputs that one bf16 dot instruction takes
+//   i8       [N] float scale, [K/4][N][4] u8       q + 128; the quad of inputs of one 8-bit dot instruction
+//   q8       K/32 times { [N] f16 d,          [8][N][4] u8 }     q + 128
+//   q8_min   K/32 times { [N] f16 d, [N] f16 m, [8][N][4] u8 }   q + 128
+//   q8_half  K/32 times { [2][N] f16 d,       [8][N][4] u8 }     q + 128
+//   q4       K/32 times { [N] f16 d,          [4][N][4] u8 }     low nibble: quad j, high nibble: quad j + 4
+//   q4_min   K/32 times { [N] f16 d, [N] f16 m, [4][N][4] u8 }
+struct PackedMatrix {
+  Format format;
+  int rows, cols, padded_cols;
+  int num_panels;
+  size_t panel_bytes;
+  uint8_t *panels;  // 64-byte aligned
+};
+
+// A matrix as a file holds it: row r starts at data + r * row_bytes.
+struct SourceMatrix {
+  Source source;
+  int rows, cols;
+  size_t row_bytes;
+  const uint8_t *data;
+};
+
+// ---------------------------------------------------------------------------------------------- activations
+
+// Facts about 32 activations of one row in 8 bit, x ≈ scale * q. The negated sums start the integer accumulators, which
+// takes the offset of the stored weights back out: Σ (w + 128) q − 128 Σ q = Σ w q.
+struct ActivationBlock {
+  float scale;
+  float scaled_sum;       // scale * Σ q, multiplies the m of a block
+  int32_t neg8_sum;       // −8 Σ q
+  int32_t neg128_sum;     // −128 Σ q (0 at levels whose dot product takes signed weights)
+  int32_t neg128_half[2];  // the same of the two halves
+  int32_t unused[2];
+};
+
+// The input of a product, rows × padded_cols, in one of the kinds; the other pointers are null.
+struct Activations {
+  ActivationKind kind;
+  int padded_cols;
+  size_t stride;        // elements from row to row
+  size_t block_stride;  // ActivationBlocks from row to row
+  float *f32;
+  uint16_t *bf16;
+  int8_t *i8;
+  float *row_scale;        // i8_row
+  int32_t *row_neg128_sum;  // i8_row
+  ActivationBlock *blocks;  // i8_block
+};
+
+enum class Store : uint8_t { assign, add };
+enum class Gate : uint8_t { silu, gelu_tanh };
+
+// ---------------------------------------------------------------------------------------------- KV cache
+
+enum class KVFormat : uint8_t { f32, bf16, i8 };
+
+constexpr int kTile = 16;         // keys a tile holds
+constexpr int kChunk = 64;        // keys the online softmax takes at once; chunks start at multiples of it
+constexpr int kSplit = 512;       // keys of one independent softmax; splits start at multiples of it, merged in order
+constexpr int kChunkTiles = kChunk / kTile;
+
+// Where the keys and values of one layer live. For a KV head of a block, with D = padded_dim:
+//
+//   block_size a multiple of 16: tiles of 16 keys, each [K tile][V tile]
+//       K  f32 [D][16]     bf16 [D/2][16][2]   i8 [D/4][16][4] u8 (q + 128), [16] float scale
+//       V  f32 [16][D]     bf16 [8][D][2]      i8 [16][D] s8, [16] float scale
+//   any other block_size: token after token, each K then V: D elements (and a float scale in i8);
+//       attention copies 64 of them into tiles before it uses them.
+struct KVLayer {
+  KVFormat format;
+  bool tiled;
+  int block_size, num_kv_heads, head_dim, padded_dim;
+  size_t tile_bytes;   // of a K tile, and of a V tile
+  size_t token_bytes;  // of K, and of V, of one token (layouts that are not tiled)
+  size_t head_stride, block_stride;
+  uint8_t *base;
+};
+
+// ---------------------------------------------------------------------------------------------- attention
+
+struct AttentionConfig {
+  int num_heads, num_kv_heads, head_dim, padded_dim;
+  float softcap;           // 0: none
+  int64_t sliding_window;  // 0: none
+};
+
+// Queries `first_query .. + num_queries` of one request against one KV head: rows are (query, head of the group).
+struct AttentionTile {
+  int num_queries;
+  int64_t first_position;  // of the first query
+  int kv_head;
+  const float *queries;  // of the first query: [num_heads][padded_dim] floats, already scaled
+  size_t query_stride;   // floats from query to query
+  const int32_t *block_table;
+  int64_t key_begin, key_end;  // the keys this call looks at; key_begin is a multiple of kSplit when it splits a tile
+  float *out;                  // of the first query: [num_heads * head_dim]
+  size_t out_stride;
+  float *partial;  // not null: write per row [m, l, O[padded_dim]] here and not to `out`
+};
+
+// Draws of one row of logits; see sampler.cpp.
+struct SamplingRow {
+  float temperature;
+  int32_t top_k;
+  float top_p, min_p;
+  uint64_t seed;
+  int64_t position;
+};
+
+}  // namespace foreword::kernels

@@ -1,0 +1,14 @@
+// Matrix products against packed weights.
+#pragma once
+
+#include "kernels/formats.h"
+#include "kernels/simd/simd.h"
+
+namespace foreword::kernels::FOREWORD_LEVEL {
+
+size_t linear_scratch_bytes(int padded_cols);
+void linear(const PackedMatrix &w, const Activations &a, int row_begin, int row_end, int panel_begin, int panel_end,
+            float *out, size_t out_stride, Store store, void *scratch);
+void prepare_row(const Activations &a, int row, const float *x);
+
+}  // namespace foreword::kernels::FOREWORD_LEVEL

@@ -1,0 +1,62 @@
+// Zeroed, aligned memory that the system hands out page by page as it is first touched.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+namespace foreword::kernels {
+
+// One mapping. Throws std::bad_alloc.
+class Mapping {
+ public:
+  Mapping() = default;
+  explicit Mapping(size_t bytes);
+  ~Mapping();
+  Mapping(Mapping &&other) noexcept : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+  Mapping &operator=(Mapping &&other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+
+  uint8_t *data() const { return data_; }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  uint8_t *data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+// Many allocations that live as long as the arena, packed one behind the other at 64 bytes.
+class Arena {
+ public:
+  uint8_t *allocate(size_t bytes);
+  size_t used() const { return used_; }
+
+ private:
+  std::vector<Mapping> chunks_;
+  size_t left_ = 0, used_ = 0;
+  uint8_t *next_ = nullptr;
+};
+
+// A zeroed array that only grows. Growing forgets the contents.
+template <class T>
+class Buffer {
+ public:
+  T *reserve(size_t count) {
+    if (count > count_) {
+      memory_ = Mapping(count * sizeof(T));
+      count_ = count;
+    }
+    return data();
+  }
+  T *data() const { return reinterpret_cast<T *>(memory_.data()); }
+
+ private:
+  Mapping memory_;
+  size_t count_ = 0;
+};
+
+}  // namespace foreword::kernels

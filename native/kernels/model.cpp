@@ -1,0 +1,107 @@
+#include "kernels/model.h"
+
+#include <cstring>
+#include <stdexcept>
+
+namespace foreword::kernels {
+
+constexpr int kMaxInputs = 65536;  // 255 * 127 * inputs must fit 32 bits
+
+ActivationKind activation_kind(Format format, const Level &level) {
+  switch (format) {
+    case Format::f32: return ActivationKind::f32;
+    case Format::bf16: return level.bf16_dot ? ActivationKind::bf16 : ActivationKind::f32;
+    case Format::i8: return ActivationKind::i8_row;
+    default: return ActivationKind::i8_block;
+  }
+}
+
+namespace {
+
+// The layout of `rows` rows in the memory at `p`; returns its size. An odd number of cache lines from row to row keeps the
+// rows of a tile out of each other's cache sets.
+size_t lay_out(ActivationKind kind, int rows, int cols, uint8_t *p, Activations *a) {
+  const size_t count = static_cast<size_t>(rows), padded = static_cast<size_t>((cols + kBlock - 1) / kBlock * kBlock);
+  const size_t element = kind == ActivationKind::f32 ? 4 : kind == ActivationKind::bf16 ? 2 : 1;
+  const size_t row_bytes = ((padded * element + 63) / 64 | 1) * 64;
+  const size_t facts = kind == ActivationKind::i8_block ? padded / kBlock * sizeof(ActivationBlock)
+                       : kind == ActivationKind::i8_row ? sizeof(float) + sizeof(int32_t)
+                                                        : 0;
+  a->kind = kind;
+  a->padded_cols = static_cast<int>(padded);
+  a->stride = row_bytes / element;
+  a->block_stride = padded / kBlock;
+  a->f32 = reinterpret_cast<float *>(p);
+  a->bf16 = reinterpret_cast<uint16_t *>(p);
+  a->i8 = reinterpret_cast<int8_t *>(p);
+  a->blocks = reinterpret_cast<ActivationBlock *>(p + count * row_bytes);
+  a->row_scale = reinterpret_cast<float *>(p + count * row_bytes);
+  a->row_neg128_sum = reinterpret_cast<int32_t *>(p + count * (row_bytes + sizeof(float)));
+  return count * (row_bytes + facts);
+}
+
+}  // namespace
+
+void ActivationBuffer::reserve(int rows, int cols, const bool *kinds) {
+  for (int kind = 0; kind < kNumActivationKinds; ++kind) {
+    used_[kind] = kinds[kind];
+    Activations unused;
+    if (kinds[kind]) memory_[kind].reserve(lay_out(static_cast<ActivationKind>(kind), rows, cols, nullptr, &unused));
+  }
+}
+
+ActivationSet ActivationBuffer::view(int rows, int cols) const {
+  ActivationSet set;
+  for (int kind = 0; kind < kNumActivationKinds; ++kind) {
+    set.used[kind] = used_[kind];
+    if (used_[kind]) lay_out(static_cast<ActivationKind>(kind), rows, cols, memory_[kind].data(), &set.kinds[kind]);
+  }
+  return set;
+}
+
+Model::Model(const ModelConfig &config, const KVConfig &kv_config, const Level &level, int num_threads)
+    : config(config), level(level), pool(num_threads), kv(kv_config), padded_dim(kv_config.padded_dim) {}
+
+const PackedMatrix *Model::pack(const SourceMatrix &source, Format format) {
+  if (source.cols > kMaxInputs) {
+    throw std::invalid_argument("a matrix has " + std::to_string(source.cols) + " inputs; integer sums hold at most " +
+                                std::to_string(kMaxInputs));
+  }
+  auto m = std::make_unique<PackedMatrix>();
+  m->format = format;
+  m->rows = source.rows;
+  m->cols = source.cols;
+  m->padded_cols = (source.cols + kBlock - 1) / kBlock * kBlock;
+  m->num_panels = (source.rows + level.panel_width - 1) / level.panel_width;
+  m->panel_bytes = level.panel_bytes(format, m->padded_cols);
+  m->panels = arena_.allocate(m->panel_bytes * static_cast<size_t>(m->num_panels));
+  const size_t scratch_bytes = (level.pack_scratch_bytes(m->padded_cols) + 63) / 64 * 64;
+  Mapping scratch(scratch_bytes * static_cast<size_t>(pool.size()));
+  pool.run([&](int thread) {
+    const Share share = share_of(m->num_panels, thread, pool.size());
+    uint8_t *own = scratch.data() + scratch_bytes * static_cast<size_t>(thread);
+    for (int panel = share.begin; panel < share.end; ++panel) level.pack_panel(source, *m, panel, own);
+  });
+  matrices_.push_back(std::move(m));
+  return matrices_.back().get();
+}
+
+Vector Model::copy_vector(const float *data, int size) {
+  float *copy = reinterpret_cast<float *>(arena_.allocate(sizeof(float) * static_cast<size_t>(padded_row(size))));
+  std::memcpy(copy, data, sizeof(float) * static_cast<size_t>(size));
+  return copy;
+}
+
+Linear Model::make_linear(const std::vector<const PackedMatrix *> &matrices) {
+  Linear linear;
+  for (const PackedMatrix *m : matrices) {
+    if (!linear.parts.empty() && m->cols != linear.cols) throw std::invalid_argument("matrices side by side differ in inputs");
+    linear.cols = m->cols;
+    linear.parts.push_back({m, linear.stride});
+    linear.stride += padded_row(m->rows);
+    linear.num_panels += m->num_panels;
+  }
+  return linear;
+}
+
+}  // namespace foreword::kernels

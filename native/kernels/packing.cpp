@@ -1,0 +1,177 @@
+#include "kernels/packing.h"
+
+#include <cmath>
+#include <cstdlib>
+
+#include "kernels/half.h"
+
+namespace foreword::kernels::FOREWORD_LEVEL {
+namespace {
+
+struct Scratch {
+  float *values;
+  BlockRow blocks;
+};
+
+Scratch carve(void *memory, int padded_cols) {
+  const size_t cols = static_cast<size_t>(padded_cols);
+  float *values = static_cast<float *>(memory);
+  float *d = values + cols, *m = d + cols / kHalf;
+  return {values, {reinterpret_cast<int8_t *>(m + cols / kHalf), d, m}};
+}
+
+float largest_magnitude(const float *x, int size) {
+  F32 largest = set1(0.f);
+  for (int k = 0; k < size; k += kLanes) largest = max_f32(largest, abs_f32(load(x + k)));
+  return reduce_max(largest);
+}
+
+int8_t rounded(float x) { return static_cast<int8_t>(std::lrintf(x)); }
+
+void put_f32(const float *x, int cols, int n, uint8_t *panel) {
+  float *out = reinterpret_cast<float *>(panel);
+  for (int k = 0; k < cols; ++k) out[static_cast<size_t>(k) * kPanelWidth + n] = x[k];
+}
+
+void put_bf16(const float *x, int cols, int n, uint8_t *panel) {
+  uint32_t *out = reinterpret_cast<uint32_t *>(panel);
+  for (int k = 0; k < cols; k += 2) {
+    out[static_cast<size_t>(k / 2) * kPanelWidth + n] =
+        float_to_bf16(x[k]) | (static_cast<uint32_t>(float_to_bf16(x[k + 1])) << 16);
+  }
+}
+
+// A quad of 8-bit weights, offset by 128, as the word that four consecutive bytes make.
+uint32_t biased_quad(const int8_t *q) {
+  uint32_t word;
+  std::memcpy(&word, q, 4);
+  return word ^ 0x80808080u;
+}
+
+void put_i8(const float *x, int8_t *q, int cols, int n, uint8_t *panel) {
+  const float largest = largest_magnitude(x, cols);
+  const F32 inverse = set1(largest > 0.f ? 127.f / largest : 0.f);
+  reinterpret_cast<float *>(panel)[n] = largest / 127.f;
+  uint32_t *out = reinterpret_cast<uint32_t *>(panel + sizeof(float) * kPanelWidth);
+  for (int k = 0; k < cols; k += kLanes) store_s8(q + k, mul(load(x + k), inverse));
+  for (int k = 0; k < cols; k += 4) out[static_cast<size_t>(k / 4) * kPanelWidth + n] = biased_quad(q + k);
+}
+
+// The weights of one block, as the format's words: 8 quads of bytes, or 4 words of two quads' nibbles.
+void put_block_weights(Format f, const int8_t *q, int n, uint8_t *weights) {
+  uint32_t *out = reinterpret_cast<uint32_t *>(weights);
+  if (!is_4bit(f)) {
+    for (int j = 0; j < 8; ++j) out[j * kPanelWidth + n] = biased_quad(q + 4 * j);
+    return;
+  }
+  const int offset = f == Format::q4 ? 8 : 0;
+  for (int j = 0; j < 4; ++j) {
+    uint32_t word = 0;
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t low = static_cast<uint32_t>(q[4 * j + i] + offset) & 15u;
+      const uint32_t high = static_cast<uint32_t>(q[4 * (j + 4) + i] + offset) & 15u;
+      word |= (low | (high << 4)) << (8 * i);
+    }
+    out[j * kPanelWidth + n] = word;
+  }
+}
+
+void put_blocks(Format f, const BlockRow &row, int cols, int n, uint8_t *panel) {
+  for (int b = 0; b < cols / kBlock; ++b) {
+    uint8_t *block = panel + static_cast<size_t>(b) * block_bytes(f);
+    uint16_t *scales = reinterpret_cast<uint16_t *>(block);
+    scales[n] = float_to_half(row.d[2 * b]);
+    if (has_min(f)) scales[kPanelWidth + n] = float_to_half(row.m[2 * b]);
+    if (f == Format::q8_half) scales[kPanelWidth + n] = float_to_half(row.d[2 * b + 1]);
+    put_block_weights(f, row.q + kBlock * b, n, block + block_scale_bytes(f));
+  }
+}
+
+// Floats to blocks of 32: for q8 the largest magnitude is ±127; for q4_min the range is 0 .. 15. The stored scale is half
+// precision, so the integers are made with the rounded one.
+void quantise_blocks(Format f, const float *x, int cols, const BlockRow &row) {
+  for (int b = 0; b < cols / kBlock; ++b) {
+    const float *v = x + kBlock * b;
+    float d, m = 0.f;
+    if (is_4bit(f)) {
+      float low = v[0], high = v[0];
+      for (int i = 1; i < kBlock; ++i) low = v[i] < low ? v[i] : low, high = v[i] > high ? v[i] : high;
+      d = half_to_float(float_to_half((high - low) / 15.f));
+      m = half_to_float(float_to_half(low));
+    } else {
+      d = half_to_float(float_to_half(largest_magnitude(v, kBlock) / 127.f));
+    }
+    const float inverse = d > 0.f ? 1.f / d : 0.f;
+    const float bottom = is_4bit(f) ? 0.f : -127.f, top = is_4bit(f) ? 15.f : 127.f;
+    for (int i = 0; i < kBlock; ++i) {
+      row.q[kBlock * b + i] = rounded(larger(bottom, smaller(top, (v[i] - m) * inverse)));
+    }
+    row.d[2 * b] = row.d[2 * b + 1] = d;
+    row.m[2 * b] = row.m[2 * b + 1] = m;
+  }
+}
+
+void clear(const Scratch &s, int cols) {
+  std::memset(s.values, 0, sizeof(float) * static_cast<size_t>(cols));
+  std::memset(s.blocks.q, 0, static_cast<size_t>(cols));
+  for (int h = 0; h < cols / kHalf; ++h) s.blocks.d[h] = s.blocks.m[h] = 0.f;
+}
+
+}  // namespace
+
+size_t panel_bytes(Format format, int padded_cols) {
+  const size_t numbers = static_cast<size_t>(padded_cols) * kPanelWidth;
+  switch (format) {
+    case Format::f32: return numbers * sizeof(float);
+    case Format::bf16: return numbers * sizeof(uint16_t);
+    case Format::i8: return numbers + sizeof(float) * kPanelWidth;
+    default: return static_cast<size_t>(padded_cols / kBlock) * block_bytes(format);
+  }
+}
+
+size_t pack_scratch_bytes(int padded_cols) {
+  const size_t cols = static_cast<size_t>(padded_cols);
+  return cols * sizeof(float) + 2 * (cols / kHalf) * sizeof(float) + cols;
+}
+
+void pack_panel(const SourceMatrix &source, const PackedMatrix &matrix, int panel, void *scratch) {
+  const Scratch s = carve(scratch, matrix.padded_cols);
+  uint8_t *out = matrix.panels + static_cast<size_t>(panel) * matrix.panel_bytes;
+  const int cols = matrix.padded_cols;
+  clear(s, cols);
+  for (int n = 0; n < kPanelWidth; ++n) {
+    const int row = panel * kPanelWidth + n;
+    if (row >= source.rows) {
+      clear(s, cols);
+    } else if (!is_block_format(matrix.format)) {
+      decode_floats(source, row, s.blocks, s.values);
+    } else if (is_float(source.source)) {
+      decode_floats(source, row, s.blocks, s.values);
+      quantise_blocks(matrix.format, s.values, cols, s.blocks);
+    } else {
+      decode_blocks(source, row, s.blocks);
+    }
+    switch (matrix.format) {
+      case Format::f32: put_f32(s.values, cols, n, out); break;
+      case Format::bf16: put_bf16(s.values, cols, n, out); break;
+      case Format::i8: put_i8(s.values, s.blocks.q, cols, n, out); break;
+      default: put_blocks(matrix.format, s.blocks, cols, n, out);
+    }
+  }
+}
+
+void decode_row(const SourceMatrix &source, int row, float *out) {
+  alignas(64) int8_t q[256];
+  float d[256 / kHalf], m[256 / kHalf];
+  if (is_float(source.source)) return decode_floats(source, row, {}, out);
+  // A piece of 256 values at a time: every format's block divides it, and its bytes follow from the row's.
+  const uint8_t *p = source.data + static_cast<size_t>(row) * source.row_bytes;
+  for (int k = 0; k < source.cols; k += 256) {
+    const int count = smaller(256, source.cols - k);
+    const size_t offset = source.row_bytes * static_cast<size_t>(k) / static_cast<size_t>(source.cols);
+    const SourceMatrix piece{source.source, 1, count, 0, p + offset};
+    decode_floats(piece, 0, {q, d, m}, out + k);
+  }
+}
+
+}  // namespace foreword::kernels::FOREWORD_LEVEL

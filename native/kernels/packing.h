@@ -1,0 +1,23 @@
+// Packing of weight matrices into the panels that `formats.h` draws.
+#pragma once
+
+#include "kernels/gguf.h"
+
+namespace foreword::kernels::FOREWORD_LEVEL {
+
+constexpr bool is_block_format(Format f) { return f >= Format::q4; }
+constexpr bool has_min(Format f) { return f == Format::q4_min || f == Format::q8_min; }
+constexpr bool is_4bit(Format f) { return f == Format::q4 || f == Format::q4_min; }
+
+// Bytes of one block of 32 inputs of a whole panel in a block format: its scales, then its weights.
+constexpr size_t block_scale_bytes(Format f) {
+  return sizeof(uint16_t) * kPanelWidth * (has_min(f) || f == Format::q8_half ? 2 : 1);
+}
+constexpr size_t block_bytes(Format f) { return block_scale_bytes(f) + kBlock * kPanelWidth / (is_4bit(f) ? 2 : 1); }
+
+size_t panel_bytes(Format format, int padded_cols);
+size_t pack_scratch_bytes(int padded_cols);
+void pack_panel(const SourceMatrix &source, const PackedMatrix &matrix, int panel, void *scratch);
+void decode_row(const SourceMatrix &source, int row, float *out);
+
+}  // namespace foreword::kernels::FOREWORD_LEVEL

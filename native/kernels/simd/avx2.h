@@ -1,0 +1,109 @@
+// 256-bit vectors: AVX2, FMA and F16C. There is no 8-bit dot product; it is made of 16-bit products of |w| and a * sign(w).
+#pragma once
+
+#include <immintrin.h>
+
+namespace foreword::kernels::FOREWORD_LEVEL {
+
+using F32 = __m256;
+using I32 = __m256i;
+using U8 = __m256i;
+
+constexpr int kLanes = 8;
+constexpr int kPanelVectors = 2;
+constexpr int kRowsF32 = 6, kRowsI8 = 4, kRowsBlock = 2;
+constexpr int kQkRows = 3, kQkTiles = 2, kPvRows = 3;
+constexpr int32_t kDotBias = 0;
+constexpr bool kBf16Dot = false;
+
+FW_INLINE F32 set1(float x) { return _mm256_set1_ps(x); }
+FW_INLINE F32 load(const float *p) { return _mm256_loadu_ps(p); }
+FW_INLINE void store(float *p, F32 v) { _mm256_storeu_ps(p, v); }
+FW_INLINE F32 add(F32 a, F32 b) { return _mm256_add_ps(a, b); }
+FW_INLINE F32 sub(F32 a, F32 b) { return _mm256_sub_ps(a, b); }
+FW_INLINE F32 mul(F32 a, F32 b) { return _mm256_mul_ps(a, b); }
+FW_INLINE F32 div(F32 a, F32 b) { return _mm256_div_ps(a, b); }
+FW_INLINE F32 fma(F32 a, F32 b, F32 c) { return _mm256_fmadd_ps(a, b, c); }
+FW_INLINE F32 max_f32(F32 a, F32 b) { return _mm256_max_ps(a, b); }
+FW_INLINE F32 min_f32(F32 a, F32 b) { return _mm256_min_ps(a, b); }
+FW_INLINE F32 abs_f32(F32 a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.f), a); }
+FW_INLINE F32 round_f32(F32 a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+FW_INLINE F32 pow2n(F32 n) {
+  const __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23));
+}
+FW_INLINE float reduce_add(F32 a) {
+  __m128 s = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+  s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+  return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
+}
+FW_INLINE float reduce_max(F32 a) {
+  __m128 s = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+  s = _mm_max_ps(s, _mm_movehl_ps(s, s));
+  return _mm_cvtss_f32(_mm_max_ss(s, _mm_movehdup_ps(s)));
+}
+
+// Lane i keeps v if begin <= i < end, else takes `other`.
+FW_INLINE F32 keep_lanes(F32 v, int begin, int end, F32 other) {
+  const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+  const __m256i too_low = _mm256_cmpgt_epi32(_mm256_set1_epi32(begin), lane);
+  const __m256i low_enough = _mm256_cmpgt_epi32(_mm256_set1_epi32(end), lane);
+  return _mm256_blendv_ps(other, v, _mm256_castsi256_ps(_mm256_andnot_si256(too_low, low_enough)));
+}
+// Bit i is set where v[i] >= threshold[i].
+FW_INLINE uint32_t lanes_at_least(F32 v, F32 threshold) {
+  return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(v, threshold, _CMP_GE_OQ)));
+}
+
+FW_INLINE I32 set1_i32(int32_t x) { return _mm256_set1_epi32(x); }
+FW_INLINE F32 to_f32(I32 a) { return _mm256_cvtepi32_ps(a); }
+FW_INLINE U8 load_u8(const uint8_t *p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)); }
+FW_INLINE U8 low_nibbles(U8 a) { return _mm256_and_si256(a, _mm256_set1_epi8(0x0f)); }
+FW_INLINE U8 high_nibbles(U8 a) { return _mm256_and_si256(_mm256_srli_epi16(a, 4), _mm256_set1_epi8(0x0f)); }
+FW_INLINE void store_u8(uint8_t *p, U8 a) { _mm256_storeu_si256(reinterpret_cast<__m256i *>(p), a); }
+// The quad of signed bytes at p in every lane.
+FW_INLINE I32 quad(const int8_t *p) {
+  int32_t bits;
+  std::memcpy(&bits, p, 4);
+  return _mm256_set1_epi32(bits);
+}
+// w at most 127: two products of at most 127 * 127 fit 16 bits.
+FW_INLINE I32 dot4(I32 acc, U8 w, I32 a) {
+  return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(w, a), _mm256_set1_epi16(1)));
+}
+// |w| <= 128 and |a| <= 127: 2 * 128 * 127 = 32512 still fits. Multiplying |w| by a * sign(w) never negates -128.
+FW_INLINE I32 dot4_biased(I32 acc, U8 w, I32 a) {
+  const __m256i s = _mm256_xor_si256(w, _mm256_set1_epi8(static_cast<char>(0x80)));
+  return dot4(acc, _mm256_abs_epi8(s), _mm256_sign_epi8(a, s));
+}
+
+FW_INLINE F32 load_f16(const uint16_t *p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p))); }
+FW_INLINE F32 load_s8(const int8_t *p) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(p))));
+}
+// Rounds to nearest even; the caller keeps |v| <= 127.
+FW_INLINE void store_s8(int8_t *p, F32 v) {
+  const __m256i q = _mm256_cvtps_epi32(v);
+  const __m128i h = _mm_packs_epi32(_mm256_castsi256_si128(q), _mm256_extracti128_si256(q, 1));
+  _mm_storel_epi64(reinterpret_cast<__m128i *>(p), _mm_packs_epi16(h, h));
+}
+
+// A vector of bf16 pairs: the even and the odd members as floats.
+FW_INLINE I32 load_pairs(const uint16_t *p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)); }
+FW_INLINE F32 even_of_pairs(I32 v) { return _mm256_castsi256_ps(_mm256_slli_epi32(v, 16)); }
+FW_INLINE F32 odd_of_pairs(I32 v) {
+  return _mm256_castsi256_ps(_mm256_and_si256(v, _mm256_set1_epi32(static_cast<int32_t>(0xffff0000u))));
+}
+FW_INLINE void store_bf16(uint16_t *p, F32 v) {
+  const __m256i bits = _mm256_castps_si256(v);
+  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+  const __m256i rounded =
+      _mm256_srli_epi32(_mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
+  _mm_storeu_si128(reinterpret_cast<__m128i *>(p),
+                   _mm_packus_epi32(_mm256_castsi256_si128(rounded), _mm256_extracti128_si256(rounded, 1)));
+}
+
+template <int Locality>
+FW_INLINE void prefetch(const void *p) { __builtin_prefetch(p, 0, Locality); }
+
+}  // namespace foreword::kernels::FOREWORD_LEVEL

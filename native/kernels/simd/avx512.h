@@ -1,0 +1,104 @@
+// 512-bit vectors: F, BW, DQ, VL and VNNI; bf16 dot products with FOREWORD_SIMD_BF16.
+#pragma once
+
+#include <immintrin.h>
+
+namespace foreword::kernels::FOREWORD_LEVEL {
+
+using F32 = __m512;
+using I32 = __m512i;
+using U8 = __m512i;
+
+constexpr int kLanes = 16;
+constexpr int kPanelVectors = 2;
+constexpr int kRowsF32 = 12, kRowsI8 = 12, kRowsBlock = 6;
+constexpr int kQkRows = 6, kQkTiles = 4, kPvRows = 6;
+constexpr int32_t kDotBias = 128;
+
+FW_INLINE F32 set1(float x) { return _mm512_set1_ps(x); }
+FW_INLINE F32 load(const float *p) { return _mm512_loadu_ps(p); }
+FW_INLINE void store(float *p, F32 v) { _mm512_storeu_ps(p, v); }
+FW_INLINE F32 add(F32 a, F32 b) { return _mm512_add_ps(a, b); }
+FW_INLINE F32 sub(F32 a, F32 b) { return _mm512_sub_ps(a, b); }
+FW_INLINE F32 mul(F32 a, F32 b) { return _mm512_mul_ps(a, b); }
+FW_INLINE F32 div(F32 a, F32 b) { return _mm512_div_ps(a, b); }
+FW_INLINE F32 fma(F32 a, F32 b, F32 c) { return _mm512_fmadd_ps(a, b, c); }
+FW_INLINE F32 max_f32(F32 a, F32 b) { return _mm512_max_ps(a, b); }
+FW_INLINE F32 min_f32(F32 a, F32 b) { return _mm512_min_ps(a, b); }
+FW_INLINE F32 abs_f32(F32 a) { return _mm512_abs_ps(a); }
+FW_INLINE F32 round_f32(F32 a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+FW_INLINE F32 pow2n(F32 n) { return _mm512_scalef_ps(_mm512_set1_ps(1.f), n); }
+FW_INLINE float reduce_add(F32 a) { return _mm512_reduce_add_ps(a); }
+FW_INLINE float reduce_max(F32 a) { return _mm512_reduce_max_ps(a); }
+
+// Lane i keeps v if begin <= i < end, else takes `other`.
+FW_INLINE F32 keep_lanes(F32 v, int begin, int end, F32 other) {
+  const uint32_t below_end = end >= 16 ? 0xffffu : (1u << (end > 0 ? end : 0)) - 1u;
+  const uint32_t below_begin = begin >= 16 ? 0xffffu : (1u << (begin > 0 ? begin : 0)) - 1u;
+  return _mm512_mask_mov_ps(other, static_cast<__mmask16>(below_end & ~below_begin), v);
+}
+// Bit i is set where v[i] >= threshold[i].
+FW_INLINE uint32_t lanes_at_least(F32 v, F32 threshold) { return _mm512_cmp_ps_mask(v, threshold, _CMP_GE_OQ); }
+
+FW_INLINE I32 set1_i32(int32_t x) { return _mm512_set1_epi32(x); }
+FW_INLINE F32 to_f32(I32 a) { return _mm512_cvtepi32_ps(a); }
+FW_INLINE U8 load_u8(const uint8_t *p) { return _mm512_loadu_si512(p); }
+FW_INLINE U8 low_nibbles(U8 a) { return _mm512_and_si512(a, _mm512_set1_epi8(0x0f)); }
+FW_INLINE U8 high_nibbles(U8 a) { return _mm512_and_si512(_mm512_srli_epi16(a, 4), _mm512_set1_epi8(0x0f)); }
+FW_INLINE void store_u8(uint8_t *p, U8 a) { _mm512_storeu_si512(p, a); }
+// The quad of signed bytes at p in every lane.
+FW_INLINE I32 quad(const int8_t *p) {
+  int32_t bits;
+  std::memcpy(&bits, p, 4);
+  return _mm512_set1_epi32(bits);
+}
+// Inline assembly, not the intrinsic: with 24 accumulators GCC 12 copies registers around the intrinsic.
+FW_INLINE I32 dot4(I32 acc, U8 w, I32 a) {
+  asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(w), "v"(a));
+  return acc;
+}
+FW_INLINE I32 dot4_biased(I32 acc, U8 w, I32 a) { return dot4(acc, w, a); }
+
+FW_INLINE F32 load_f16(const uint16_t *p) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)));
+}
+FW_INLINE F32 load_s8(const int8_t *p) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p))));
+}
+// Rounds to nearest even; the caller keeps |v| <= 127.
+FW_INLINE void store_s8(int8_t *p, F32 v) {
+  _mm_storeu_si128(reinterpret_cast<__m128i *>(p), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(v)));
+}
+
+// A vector of bf16 pairs: the even and the odd members as floats.
+FW_INLINE I32 load_pairs(const uint16_t *p) { return _mm512_loadu_si512(p); }
+FW_INLINE F32 even_of_pairs(I32 v) { return _mm512_castsi512_ps(_mm512_slli_epi32(v, 16)); }
+FW_INLINE F32 odd_of_pairs(I32 v) {
+  return _mm512_castsi512_ps(_mm512_and_si512(v, _mm512_set1_epi32(static_cast<int32_t>(0xffff0000u))));
+}
+FW_INLINE void store_bf16(uint16_t *p, F32 v) {
+  const __m512i bits = _mm512_castps_si512(v);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+  _mm256_storeu_si256(reinterpret_cast<__m256i *>(p), _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
+}
+
+#if defined(FOREWORD_SIMD_BF16)
+constexpr bool kBf16Dot = true;
+FW_INLINE I32 pair(const uint16_t *p) {
+  int32_t bits;
+  std::memcpy(&bits, p, 4);
+  return _mm512_set1_epi32(bits);
+}
+FW_INLINE F32 dot2(F32 acc, I32 w, I32 a) {
+  asm("vdpbf16ps %2, %1, %0" : "+v"(acc) : "v"(w), "v"(a));
+  return acc;
+}
+#else
+constexpr bool kBf16Dot = false;
+#endif
+
+template <int Locality>
+FW_INLINE void prefetch(const void *p) { __builtin_prefetch(p, 0, Locality); }
+
+}  // namespace foreword::kernels::FOREWORD_LEVEL

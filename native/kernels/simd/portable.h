@@ -1,0 +1,125 @@
+// Vectors of four lanes in the compiler's own vector types: right on every machine, fast on none. Multiplies and adds are
+// separate roundings here (there may be no fused instruction), so results differ in the last bits from other levels.
+#pragma once
+
+#include <cmath>
+
+namespace foreword::kernels::FOREWORD_LEVEL {
+
+typedef float F32 __attribute__((vector_size(16)));
+typedef int32_t I32 __attribute__((vector_size(16)));
+typedef uint8_t U8 __attribute__((vector_size(16)));
+
+constexpr int kLanes = 4;
+constexpr int kPanelVectors = 2;
+constexpr int kRowsF32 = 4, kRowsI8 = 2, kRowsBlock = 2;
+constexpr int kQkRows = 2, kQkTiles = 1, kPvRows = 2;
+constexpr int32_t kDotBias = 128;
+constexpr bool kBf16Dot = false;
+
+template <class V, class T>
+FW_INLINE V load_bits(const T *p) {
+  V v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+template <class To, class From>
+FW_INLINE To bits_as(From v) {
+  To to;
+  static_assert(sizeof to == sizeof v);
+  std::memcpy(&to, &v, sizeof to);
+  return to;
+}
+
+FW_INLINE F32 set1(float x) { return F32{x, x, x, x}; }
+FW_INLINE F32 load(const float *p) { return load_bits<F32>(p); }
+FW_INLINE void store(float *p, F32 v) { std::memcpy(p, &v, sizeof v); }
+FW_INLINE F32 add(F32 a, F32 b) { return a + b; }
+FW_INLINE F32 sub(F32 a, F32 b) { return a - b; }
+FW_INLINE F32 mul(F32 a, F32 b) { return a * b; }
+FW_INLINE F32 div(F32 a, F32 b) { return a / b; }
+FW_INLINE F32 fma(F32 a, F32 b, F32 c) { return a * b + c; }
+FW_INLINE F32 max_f32(F32 a, F32 b) { return a > b ? a : b; }
+FW_INLINE F32 min_f32(F32 a, F32 b) { return a < b ? a : b; }
+FW_INLINE F32 abs_f32(F32 a) { return a < 0 ? -a : a; }
+// Adding 1.5 * 2^23 leaves no bit below the point: round to nearest even for |a| < 2^22.
+FW_INLINE F32 round_f32(F32 a) {
+  volatile float magic_in_memory = 12582912.f;  // keeps the compiler from folding the two steps into nothing
+  const F32 magic = set1(magic_in_memory);
+  return (a + magic) - magic;
+}
+FW_INLINE I32 to_i32(F32 a) { return __builtin_convertvector(a, I32); }
+FW_INLINE F32 pow2n(F32 n) { return bits_as<F32>((to_i32(n) + 127) << 23); }
+FW_INLINE float reduce_add(F32 a) { return (a[0] + a[2]) + (a[1] + a[3]); }
+FW_INLINE float reduce_max(F32 a) {
+  const float x = a[0] > a[1] ? a[0] : a[1], y = a[2] > a[3] ? a[2] : a[3];
+  return x > y ? x : y;
+}
+
+// Lane i keeps v if begin <= i < end, else takes `other`.
+FW_INLINE F32 keep_lanes(F32 v, int begin, int end, F32 other) {
+  const I32 lane = {0, 1, 2, 3};
+  return ((lane >= begin) & (lane < end)) ? v : other;
+}
+// Bit i is set where v[i] >= threshold[i].
+FW_INLINE uint32_t lanes_at_least(F32 v, F32 threshold) {
+  uint32_t bits = 0;
+  for (int i = 0; i < kLanes; ++i) bits |= static_cast<uint32_t>(v[i] >= threshold[i]) << i;
+  return bits;
+}
+
+FW_INLINE I32 set1_i32(int32_t x) { return I32{x, x, x, x}; }
+FW_INLINE F32 to_f32(I32 a) { return __builtin_convertvector(a, F32); }
+FW_INLINE U8 load_u8(const uint8_t *p) { return load_bits<U8>(p); }
+FW_INLINE U8 low_nibbles(U8 a) { return a & 0x0f; }
+FW_INLINE U8 high_nibbles(U8 a) { return a >> 4; }
+FW_INLINE void store_u8(uint8_t *p, U8 a) { std::memcpy(p, &a, sizeof a); }
+// The quad of signed bytes at p in every lane.
+FW_INLINE I32 quad(const int8_t *p) {
+  int32_t bits;
+  std::memcpy(&bits, p, 4);
+  return set1_i32(bits);
+}
+FW_INLINE I32 dot4(I32 acc, U8 w, I32 a) {
+  const I32 words = bits_as<I32>(w);
+  acc += (words & 0xff) * ((a << 24) >> 24);
+  acc += ((words >> 8) & 0xff) * ((a << 16) >> 24);
+  acc += ((words >> 16) & 0xff) * ((a << 8) >> 24);
+  acc += ((words >> 24) & 0xff) * (a >> 24);
+  return acc;
+}
+FW_INLINE I32 dot4_biased(I32 acc, U8 w, I32 a) { return dot4(acc, w, a); }
+
+// Half precision without instructions for it: move exponent and fraction into a float's place and rescale.
+FW_INLINE F32 load_f16(const uint16_t *p) {
+  const I32 h = {p[0], p[1], p[2], p[3]};
+  const I32 sign = (h & 0x8000) << 16, magnitude = (h & 0x7fff) << 13;
+  const F32 scaled = bits_as<F32>(magnitude) * 5.192296858534828e33f;  // 2^112: difference of the exponent biases
+  const I32 special = (h & 0x7c00) == 0x7c00;                          // infinities and NaN
+  return bits_as<F32>((special ? (magnitude | 0x7f800000) : bits_as<I32>(scaled)) | sign);
+}
+FW_INLINE F32 load_s8(const int8_t *p) {
+  const I32 v = {p[0], p[1], p[2], p[3]};
+  return to_f32(v);
+}
+// Rounds to nearest even; the caller keeps |v| <= 127.
+FW_INLINE void store_s8(int8_t *p, F32 v) {
+  const I32 q = to_i32(round_f32(v));
+  for (int i = 0; i < kLanes; ++i) p[i] = static_cast<int8_t>(q[i]);
+}
+
+// A vector of bf16 pairs: the even and the odd members as floats.
+FW_INLINE I32 load_pairs(const uint16_t *p) { return load_bits<I32>(p); }
+FW_INLINE F32 even_of_pairs(I32 v) { return bits_as<F32>(v << 16); }
+FW_INLINE F32 odd_of_pairs(I32 v) { return bits_as<F32>(v & static_cast<int32_t>(0xffff0000u)); }
+FW_INLINE void store_bf16(uint16_t *p, F32 v) {
+  for (int i = 0; i < kLanes; ++i) {
+    const uint32_t bits = bits_as<uint32_t>(static_cast<float>(v[i]));
+    p[i] = static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+  }
+}
+
+template <int Locality>
+FW_INLINE void prefetch(const void *p) { __builtin_prefetch(p, 0, Locality); }
+
+}  // namespace foreword::kernels::FOREWORD_LEVEL

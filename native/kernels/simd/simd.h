@@ -1,0 +1,79 @@
+// The vector operations of one level, under one set of names. A kernel is written once over them.
+//
+//   kLanes          floats a vector              kPanelVectors   vectors a weight panel is wide
+//   kRowsF32/I8/Block   rows of a register tile of a product: floats, 8 bit, 8 bit with block scales
+//   kQkRows, kQkTiles, kPvRows   register tiles of attention
+//   kBf16Dot        dot2(acc, pairs, pair): acc + Σ of two bf16 products per lane
+//   kDotBias        dot4_biased(acc, w + 128, a) adds Σ (w + kDotBias) a over the four bytes of each lane
+//
+// Everything is in the level's own namespace and always inlined: two levels never share a function.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+#ifndef FOREWORD_LEVEL
+#error "compile kernel sources with -DFOREWORD_LEVEL=<name of the level>"
+#endif
+
+#define FW_INLINE inline __attribute__((always_inline))
+#define FW_LAMBDA __attribute__((always_inline))
+
+#if defined(FOREWORD_SIMD_AVX512)
+#include "kernels/simd/avx512.h"
+#elif defined(FOREWORD_SIMD_AVX2)
+#include "kernels/simd/avx2.h"
+#elif defined(FOREWORD_SIMD_NEON)
+#include "kernels/simd/neon.h"
+#else
+#include "kernels/simd/portable.h"
+#endif
+
+namespace foreword::kernels::FOREWORD_LEVEL {
+
+constexpr int kPanelWidth = kLanes * kPanelVectors;
+
+// Compile-time loops: the accumulator arrays they index stay in registers, which a plain loop does not promise.
+template <int I>
+using Index = std::integral_constant<int, I>;
+template <class F, int... I>
+FW_INLINE void unroll_sequence(F &&f, std::integer_sequence<int, I...>) {
+  (f(Index<I>{}), ...);
+}
+template <int N, class F>
+FW_INLINE void unroll(F &&f) {
+  unroll_sequence(static_cast<F &&>(f), std::make_integer_sequence<int, N>{});
+}
+
+template <class T>
+FW_INLINE T smaller(T a, T b) { return b < a ? b : a; }
+template <class T>
+FW_INLINE T larger(T a, T b) { return a < b ? b : a; }
+template <class T>
+FW_INLINE T round_up(T a, T b) { return (a + b - 1) / b * b; }
+
+// e^x to about 1e-7 relative: 2^n from the exponent bits times a polynomial on [-0.5, 0.5]. Below -87 it gives e^-87.
+FW_INLINE F32 exp_f32(F32 x) {
+  x = min_f32(max_f32(x, set1(-87.f)), set1(88.f));
+  const F32 y = mul(x, set1(1.44269504088896341f));
+  const F32 n = round_f32(y);
+  const F32 f = fma(x, set1(1.44269504088896341f), sub(set1(0.f), n));
+  F32 p = set1(1.535336188319500e-4f);
+  p = fma(p, f, set1(1.339887440266574e-3f));
+  p = fma(p, f, set1(9.618437357674640e-3f));
+  p = fma(p, f, set1(5.550332471162809e-2f));
+  p = fma(p, f, set1(2.402264791363012e-1f));
+  p = fma(p, f, set1(6.931472028550421e-1f));
+  p = fma(p, f, set1(1.f));
+  return mul(p, pow2n(n));
+}
+
+// tanh(x) = 1 - 2 / (e^2x + 1)
+FW_INLINE F32 tanh_f32(F32 x) {
+  const F32 e = exp_f32(mul(set1(2.f), min_f32(max_f32(x, set1(-15.f)), set1(15.f))));
+  return sub(set1(1.f), div(set1(2.f), add(e, set1(1.f))));
+}
+
+}  // namespace foreword::kernels::FOREWORD_LEVEL

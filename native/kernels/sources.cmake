@@ -1,0 +1,51 @@
+# Kernel sources are compiled once per instruction-set level, each into its own namespace (FOREWORD_LEVEL), and chosen at run
+# time: native/kernels/dispatch.cpp. Adding a level: a simd/ header, a line here, a line there.
+set(FOREWORD_KERNEL_SOURCES attention gguf level linear packing roofline rows sampler)
+
+function(foreword_add_level level)
+  set(sources)
+  foreach(source ${FOREWORD_KERNEL_SOURCES})
+    list(APPEND sources native/kernels/${source}.cpp)
+  endforeach()
+  add_library(foreword_kernels_${level} OBJECT ${sources})
+  target_include_directories(foreword_kernels_${level} PRIVATE native)
+  target_compile_definitions(foreword_kernels_${level} PRIVATE FOREWORD_LEVEL=${level})
+  # No contraction: where a multiply and an add are fused is said in the source, so that every tile shape rounds alike.
+  target_compile_options(foreword_kernels_${level} PRIVATE -O3 -Wall -Wextra -ffp-contract=off -fno-math-errno ${ARGN})
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    target_compile_options(foreword_kernels_${level} PRIVATE -Wno-uninitialized -Wno-maybe-uninitialized)  # GCC bug 105593
+  endif()
+  set_target_properties(foreword_kernels_${level} PROPERTIES CXX_VISIBILITY_PRESET hidden)
+  target_sources(_native PRIVATE $<TARGET_OBJECTS:foreword_kernels_${level}>)
+  target_compile_definitions(_native PRIVATE FOREWORD_HAS_${level})
+endfunction()
+
+include(CheckCXXCompilerFlag)
+foreword_add_level(scalar)
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64|amd64")
+  set(avx512 -mavx2 -mfma -mf16c -mbmi2 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni)
+  check_cxx_compiler_flag(-mavx512vnni FOREWORD_COMPILER_HAS_VNNI)
+  check_cxx_compiler_flag(-mavx512bf16 FOREWORD_COMPILER_HAS_BF16)
+  foreword_add_level(avx2 -DFOREWORD_SIMD_AVX2 -mavx2 -mfma -mf16c -mbmi2)
+  if(FOREWORD_COMPILER_HAS_VNNI)
+    foreword_add_level(avx512_vnni -DFOREWORD_SIMD_AVX512 ${avx512})
+  endif()
+  if(FOREWORD_COMPILER_HAS_BF16)
+    foreword_add_level(avx512_bf16 -DFOREWORD_SIMD_AVX512 -DFOREWORD_SIMD_BF16 ${avx512} -mavx512bf16)
+  endif()
+elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64|ARM64")
+  foreword_add_level(neon -DFOREWORD_SIMD_NEON -march=armv8.2-a+dotprod)
+endif()
+
+target_sources(_native PRIVATE
+  native/kernels/bind.cpp
+  native/kernels/dispatch.cpp
+  native/kernels/kv_cache.cpp
+  native/kernels/memory.cpp
+  native/kernels/model.cpp
+  native/kernels/moe.cpp
+  native/kernels/step.cpp
+  native/kernels/thread_pool.cpp
+)
+find_package(Threads REQUIRED)
+target_link_libraries(_native PRIVATE Threads::Threads)

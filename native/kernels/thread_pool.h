@@ -1,0 +1,58 @@
+// Threads that run one function together: one parallel region a step, barriers inside it.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <thread>
+#include <vector>
+
+namespace foreword::kernels {
+
+// The calling thread is number 0, so a pool of n owns n - 1 threads. They spin for a moment after a region, since the next
+// step usually follows at once, then sleep: an idle engine uses no processor time.
+class ThreadPool {
+ public:
+  explicit ThreadPool(int num_threads);
+  ~ThreadPool();
+  ThreadPool(const ThreadPool &) = delete;
+  ThreadPool &operator=(const ThreadPool &) = delete;
+
+  int size() const { return size_; }
+
+  // Runs f(thread) on every thread and returns when all are done. f must not throw. One region at a time.
+  template <class F>
+  void run(F &&f) {
+    run_region([](void *context, int thread) { (*static_cast<F *>(context))(thread); }, &f);
+  }
+
+  // Inside a region: waits for all threads. Everything written before it is visible after it.
+  void barrier();
+
+ private:
+  using Function = void (*)(void *, int);
+  void run_region(Function function, void *context);
+  void work(int thread);
+
+  int size_;
+  std::vector<std::thread> threads_;
+  Function function_ = nullptr;
+  void *context_ = nullptr;
+  bool quit_ = false;
+  alignas(64) std::atomic<uint32_t> region_{0};
+  alignas(64) std::atomic<int> running_{0};
+  alignas(64) std::atomic<int> waiting_{0};
+  alignas(64) std::atomic<uint32_t> phase_{0};
+};
+
+// The half-open share of `thread` when [0, n) is cut into nearly equal parts.
+struct Share {
+  int begin, end;
+};
+inline Share share_of(int n, int thread, int num_threads) {
+  return {static_cast<int>(int64_t{n} * thread / num_threads), static_cast<int>(int64_t{n} * (thread + 1) / num_threads)};
+}
+
+// Physical cores this process may use.
+int physical_cores();
+
+}  // namespace foreword::kernels

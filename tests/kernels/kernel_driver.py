@@ -1,0 +1,71 @@
+"""Requests fed to an executor in chunks of chosen sizes, through the real batch layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from foreword.batch import InputBuffers, KVGroup, NewRequest, RequestStates, prepare_inputs
+from foreword.models.executors.native import KVFormat, NativeExecutor, WeightFormat
+from foreword.models.spec import DecoderSpec
+from foreword.models.weights import Tensor
+
+Floats = npt.NDArray[np.float32]
+
+
+class Driver:
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        weights: dict[str, Tensor],
+        *,
+        block_size: int = 16,
+        max_num_reqs: int = 8,
+        num_blocks: int = 400,
+        max_tokens: int = 2048,
+        max_num_draft_tokens: int = 0,
+        weight_format: WeightFormat = "fp32",
+        kv_format: KVFormat = "fp32",
+        num_threads: int = 2,
+        isa: str | None = None,
+    ) -> None:
+        groups = [KVGroup(block_size=block_size, sliding_window=g.sliding_window) for g in spec.kv_groups()]
+        self.states = RequestStates(
+            max_num_reqs=max_num_reqs,
+            max_model_len=spec.max_model_len,
+            vocab_size=spec.vocab_size,
+            kv_groups=groups,
+            max_num_draft_tokens=max_num_draft_tokens,
+        )
+        self.buffers = InputBuffers.for_states(self.states, max_num_batched_tokens=max_tokens)
+        self.executor = NativeExecutor(
+            spec,
+            weights,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            weight_format=weight_format,
+            kv_format=kv_format,
+            num_threads=num_threads,
+            isa=isa,
+        )
+        self.block_size, self.num_groups = block_size, len(groups)
+        self.free = np.random.default_rng(1).permutation(np.arange(1, num_blocks)).tolist()
+
+    def add(self, name: str, tokens: Sequence[int]) -> None:
+        """A request whose tokens are all known; blocks for all of them, in random order."""
+        count = -(-len(tokens) // self.block_size)
+        blocks = [[self.free.pop() for _ in range(count)] for _ in range(self.num_groups)]
+        self.states.add_request(NewRequest(name, prompt_token_ids=list(tokens), block_ids=blocks))
+
+    def step(self, scheduled: dict[str, int]) -> dict[str, Floats]:
+        """Logits of each request's last scheduled token."""
+        batch = prepare_inputs(self.states, scheduled, self.buffers, gather_block_tables=False)
+        logits = self.executor.execute(batch).copy()
+        self.states.commit(batch, {})
+        return {name: logits[b] for b, name in enumerate(scheduled)}
+
+    def run_alone(self, name: str, tokens: Sequence[int], chunks: Sequence[int]) -> list[Floats]:
+        self.add(name, tokens)
+        return [self.step({name: chunk})[name] for chunk in chunks]

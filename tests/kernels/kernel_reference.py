@@ -1,0 +1,175 @@
+"""A decoder's forward pass as its spec says it, in float64 with no cache, and small random models to run it on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from foreword.models.quants import Quant
+from foreword.models.spec import DecoderSpec, LayerSpec, MoeSpec, RopeSpec, weight_names
+from foreword.models.weights import Tensor
+
+Floats = npt.NDArray[np.float64]
+
+
+def float_tensor(values: npt.NDArray[np.floating]) -> Tensor:
+    values = np.ascontiguousarray(values, np.float32)
+    rows = values.reshape(-1, values.shape[-1])
+    return Tensor(rows.view(np.uint8), Quant.F32, values.shape)
+
+
+def random_weights(spec: DecoderSpec, seed: int = 0) -> dict[str, Tensor]:
+    rng = np.random.default_rng(seed)
+    weights = {}
+    for name, shape in weight_names(spec):
+        if name.endswith("norm"):
+            values = rng.uniform(0.5, 1.5, shape)
+        elif name.endswith("_bias"):
+            values = rng.normal(0, 0.3, shape)
+        else:
+            values = rng.normal(0, 1.3 / np.sqrt(shape[-1]), shape)
+        weights[name] = float_tensor(values)
+    return weights
+
+
+def rope(dim: int, theta: float = 10000.0, scale: float = 1.0) -> RopeSpec:
+    return RopeSpec(tuple(float(theta ** (-2 * j / dim)) for j in range(dim // 2)), scale)
+
+
+def tiny_spec(**changes: object) -> DecoderSpec:
+    """Two layers, three query heads a KV head."""
+    spec = DecoderSpec(
+        architecture="tiny",
+        vocab_size=301,
+        hidden_size=96,
+        intermediate_size=160,
+        num_heads=6,
+        num_kv_heads=2,
+        head_dim=16,
+        max_model_len=2048,
+        layers=(LayerSpec(rope(16)), LayerSpec(rope(16))),
+        norm_eps=1e-5,
+        query_scale=0.25,
+    )
+    return replace(spec, **changes)  # type: ignore[arg-type]
+
+
+SPECS: dict[str, DecoderSpec] = {
+    "llama": tiny_spec(),
+    "tied": tiny_spec(tie_embeddings=True, embedding_scale=9.5),
+    "odd_sizes": tiny_spec(
+        vocab_size=77,
+        hidden_size=52,
+        intermediate_size=100,
+        num_heads=4,
+        num_kv_heads=4,
+        head_dim=20,
+        layers=(LayerSpec(rope(12)), LayerSpec(None)),
+    ),
+    "qkv_bias": tiny_spec(qkv_bias=True),
+    "gemma": tiny_spec(
+        qk_norm=True,
+        post_norms=True,
+        attn_softcap=4.0,
+        final_softcap=3.0,
+        activation="gelu_tanh",
+        layers=(LayerSpec(rope(16, 100.0), 24), LayerSpec(rope(16)), LayerSpec(rope(16, 100.0), 24)),
+    ),
+    "moe": tiny_spec(
+        layers=(
+            LayerSpec(rope(16), moe=MoeSpec(5, 2, 64)),
+            LayerSpec(rope(16), moe=MoeSpec(4, 3, 96, norm_topk=False, shared_intermediate_size=64)),
+        )
+    ),
+    "many_heads": tiny_spec(num_heads=14, num_kv_heads=2, head_dim=32, layers=(LayerSpec(rope(32)),), hidden_size=64),
+    "one_kv_head": tiny_spec(num_heads=56, num_kv_heads=1, head_dim=8, layers=(LayerSpec(rope(8)),), hidden_size=64),
+}
+
+
+@dataclass
+class Reference:
+    """Logits [T, V] of whole sequences, every position attending to its own past."""
+
+    spec: DecoderSpec
+    weights: dict[str, Tensor]
+
+    def logits(self, tokens: list[int]) -> Floats:
+        spec = self.spec
+        x = self._w("embed")[np.array(tokens)] * spec.embedding_scale
+        for i, layer in enumerate(spec.layers):
+            p = f"layers.{i}."
+            a = self._attention(p, layer, _norm(x, self._w(p + "attn_norm"), spec.norm_eps))
+            if spec.post_norms:
+                a = _norm(a, self._w(p + "post_attn_norm"), spec.norm_eps)
+            x = x + a
+            h = _norm(x, self._w(p + "mlp_norm"), spec.norm_eps)
+            m = self._mlp(p, h) if layer.moe is None else self._moe(p, layer.moe, h)
+            if spec.post_norms:
+                m = _norm(m, self._w(p + "post_mlp_norm"), spec.norm_eps)
+            x = x + m
+        head = self._w("embed" if spec.tie_embeddings else "lm_head")
+        return _cap(_norm(x, self._w("final_norm"), spec.norm_eps) @ head.T, spec.final_softcap)
+
+    def _w(self, name: str) -> Floats:
+        return self.weights[name].dequantize().astype(np.float64)
+
+    def _attention(self, p: str, layer: LayerSpec, h: Floats) -> Floats:
+        spec, n = self.spec, len(h)
+        q, k, v = (
+            (h @ self._w(p + s).T + (self._w(p + s + "_bias") if spec.qkv_bias else 0)).reshape(n, -1, spec.head_dim)
+            for s in ("q", "k", "v")
+        )
+        if spec.qk_norm:
+            q, k = _norm(q, self._w(p + "q_norm"), spec.norm_eps), _norm(k, self._w(p + "k_norm"), spec.norm_eps)
+        q, k = _rotate(q, layer.rope), _rotate(k, layer.rope)
+        group = spec.num_heads // spec.num_kv_heads
+        k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
+        s = _cap(np.einsum("ihd,jhd->hij", q, k) * spec.query_scale, spec.attn_softcap)
+        i, j = np.arange(n)[:, None], np.arange(n)[None, :]
+        visible = (j <= i) & (j > i - (layer.sliding_window or n + 1))
+        s = np.where(visible, s, -np.inf)
+        e = np.exp(s - s.max(-1, keepdims=True))
+        a = np.einsum("hij,jhd->ihd", e / e.sum(-1, keepdims=True), v)
+        return a.reshape(n, -1) @ self._w(p + "o").T
+
+    def _mlp(self, p: str, h: Floats) -> Floats:
+        g = h @ self._w(p + "gate").T
+        if self.spec.activation == "silu":
+            g = g / (1 + np.exp(-g))
+        else:
+            g = 0.5 * g * (1 + np.tanh(np.sqrt(2 / np.pi) * (g + 0.044715 * g**3)))
+        return (g * (h @ self._w(p + "up").T)) @ self._w(p + "down").T
+
+    def _moe(self, p: str, moe: MoeSpec, h: Floats) -> Floats:
+        e = np.exp(h @ self._w(p + "router").T)
+        probabilities = e / e.sum(-1, keepdims=True)
+        out = np.zeros_like(h)
+        for t, row in enumerate(probabilities):
+            chosen = np.argsort(-row, kind="stable")[: moe.experts_per_token]
+            share = row[chosen] / row[chosen].sum() if moe.norm_topk else row[chosen]
+            for weight, expert in zip(share, chosen, strict=True):
+                out[t] += weight * self._mlp(f"{p}experts.{expert}.", h[t : t + 1])[0]
+        if moe.shared_intermediate_size:
+            gate = 1 / (1 + np.exp(-(h @ self._w(p + "shared_gate").T)))
+            out += gate * self._mlp(p + "shared.", h)
+        return out
+
+
+def _norm(x: Floats, weight: Floats, eps: float) -> Floats:
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * weight
+
+
+def _cap(x: Floats, cap: float | None) -> Floats:
+    return x if cap is None else cap * np.tanh(x / cap)
+
+
+def _rotate(x: Floats, rope: RopeSpec | None) -> Floats:
+    if rope is None:
+        return x
+    pairs = len(rope.inv_freq)
+    angle = np.arange(len(x))[:, None, None] * np.array(rope.inv_freq)
+    c, s = np.cos(angle) * rope.scale, np.sin(angle) * rope.scale
+    a, b = x[..., :pairs], x[..., pairs : 2 * pairs]
+    return np.concatenate([a * c - b * s, b * c + a * s, x[..., 2 * pairs :]], -1)

@@ -1,0 +1,57 @@
+"""A request's logits are its own: bit for bit the same in any company, any chunks, with any number of threads."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from kernel_driver import Driver
+from kernel_reference import SPECS, random_weights, rope, tiny_spec
+
+from foreword import _native
+from foreword.models.spec import LayerSpec
+
+SPEC = tiny_spec(layers=(LayerSpec(rope(16)), LayerSpec(rope(16), 200)))
+WEIGHTS = random_weights(SPEC)
+TOKENS = np.random.default_rng(5).integers(0, SPEC.vocab_size, 700).tolist()
+FORMATS = [("fp32", "fp32"), ("bf16", "bf16"), ("int8", "int8"), ("q4", "bf16")]
+
+
+def last_logits(chunks, **options):
+    return Driver(SPEC, WEIGHTS, **options).run_alone("a", TOKENS, chunks)[-1]
+
+
+@pytest.mark.parametrize("isa", _native.isa_levels())
+@pytest.mark.parametrize(("weight_format", "kv_format"), FORMATS)
+def test_chunks_do_not_change_a_bit(weight_format, kv_format, isa):
+    options = {"weight_format": weight_format, "kv_format": kv_format, "isa": isa}
+    want = last_logits([700], **options)
+    for chunks in ([1, 699], [512, 187, 1], [13, 300, 2, 385], [630, *[1] * 70]):
+        np.testing.assert_array_equal(last_logits(chunks, **options), want)
+
+
+@pytest.mark.parametrize("num_threads", [1, 3, 7])
+@pytest.mark.parametrize(("weight_format", "kv_format"), FORMATS)
+def test_threads_do_not_change_a_bit(weight_format, kv_format, num_threads):
+    options = {"weight_format": weight_format, "kv_format": kv_format}
+    chunks = [600, 98, 1, 1]
+    want = last_logits(chunks, num_threads=2, **options)
+    np.testing.assert_array_equal(last_logits(chunks, num_threads=num_threads, **options), want)
+
+
+@pytest.mark.parametrize(("weight_format", "kv_format"), FORMATS)
+@pytest.mark.parametrize("name", ["llama", "moe", "gemma"])
+def test_company_does_not_change_a_bit(name, weight_format, kv_format):
+    spec = SPECS[name]
+    weights = random_weights(spec)
+    rng = np.random.default_rng(6)
+    sequences = {str(i): rng.integers(0, spec.vocab_size, 60).tolist() for i in range(7)}
+    options = {"weight_format": weight_format, "kv_format": kv_format}
+    alone = {n: Driver(spec, weights, **options).run_alone(n, t, [30, 1, 29])[-1] for n, t in sequences.items()}
+    crowd = Driver(spec, weights, **options)
+    for n, tokens in sequences.items():
+        crowd.add(n, tokens)
+    crowd.step({n: 10 + 5 * int(n) for n in sequences})
+    crowd.step(dict.fromkeys(sequences, 1))
+    together = crowd.step({n: 60 - 11 - 5 * int(n) for n in reversed(sequences)})
+    for n in sequences:
+        np.testing.assert_array_equal(together[n], alone[n])

@@ -1,0 +1,113 @@
+"""Packed weights and caches: what a format may lose, and that GGUF blocks lose nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from kernel_driver import Driver
+from kernel_reference import SPECS, Reference, random_weights, tiny_spec
+
+from foreword import _native
+from foreword.models.executors.native import packed_format
+from foreword.models.quants import Quant
+from foreword.models.spec import weight_names
+from foreword.models.weights import Tensor
+
+LEVELS = _native.isa_levels()
+BLOCKS = [Quant.Q4_0, Quant.Q4_1, Quant.Q5_0, Quant.Q5_1, Quant.Q8_0, Quant.Q4_K, Quant.Q5_K, Quant.Q6_K]
+
+
+def random_blocks(quant: Quant, shape: tuple[int, ...], rng: np.random.Generator) -> Tensor:
+    """Random bits with sane scales: a half-precision field is overwritten with a small number."""
+    rows, blocks = int(np.prod(shape[:-1])), shape[-1] // quant.block_size
+    data = rng.integers(0, 256, (rows, blocks, quant.block_bytes), np.uint8)
+    halves = {Quant.Q4_1: 2, Quant.Q5_1: 2, Quant.Q4_K: 2, Quant.Q5_K: 2}.get(quant, 1)
+    typical = {Quant.Q4_K: 2e-4, Quant.Q5_K: 1e-4, Quant.Q6_K: 3e-5, Quant.Q8_0: 1e-3}.get(quant, 0.01)
+    start = quant.block_bytes - 2 if quant is Quant.Q6_K else 0
+    scales = (typical * rng.uniform(0.5, 1.5, (rows, blocks, halves))).astype(np.float16)
+    if quant in (Quant.Q4_1, Quant.Q5_1):
+        scales[..., 1] *= np.float16(-10)
+    data[..., start : start + 2 * halves] = scales.view(np.uint8)
+    return Tensor(data.reshape(rows, -1), quant, shape)
+
+
+def relative_error(got, want):
+    return np.abs(got - want).max() / np.abs(want).max()
+
+
+def run(spec, weights, **options):
+    tokens = np.random.default_rng(3).integers(0, spec.vocab_size, 70).tolist()
+    want = Reference(spec, weights).logits(tokens)
+    got = Driver(spec, weights, **options).run_alone("a", tokens, [5, 32, 1, 32])
+    return max(relative_error(g, want[i]) for g, i in zip(got, (4, 36, 37, 69), strict=True))
+
+
+@pytest.mark.parametrize("isa", LEVELS)
+@pytest.mark.parametrize(
+    ("weight_format", "kv_format", "bound"),
+    [
+        ("bf16", "fp32", 0.02),
+        ("int8", "fp32", 0.1),
+        ("q4", "fp32", 0.6),
+        ("fp32", "bf16", 0.02),
+        ("fp32", "int8", 0.03),
+    ],
+)
+def test_error_of_a_format_is_bounded(weight_format, kv_format, bound, isa):
+    spec = SPECS["llama"]
+    error = run(spec, random_weights(spec), weight_format=weight_format, kv_format=kv_format, isa=isa)
+    assert 1e-5 < error < bound
+
+
+@pytest.mark.parametrize("isa", LEVELS)
+@pytest.mark.parametrize("quant", BLOCKS)
+def test_gguf_blocks_compute_what_they_dequantise_to(quant, isa):
+    """The only loss is that of 8-bit activations, 32 to a scale."""
+    spec = tiny_spec(hidden_size=256, intermediate_size=512, num_heads=8, num_kv_heads=4, head_dim=32)
+    rng = np.random.default_rng(9)
+    weights = random_weights(spec)
+    for name, shape in weight_names(spec):
+        if len(shape) == 2:
+            weights[name] = random_blocks(quant, shape, rng)
+    assert run(spec, weights, weight_format="auto", isa=isa) < 0.08
+    assert run(spec, weights, weight_format="fp32", isa=isa) < 1e-5
+
+
+@pytest.mark.parametrize("quant", [Quant.F16, Quant.BF16, Quant.Q8_0, Quant.Q6_K, Quant.Q2_K])
+def test_tied_embedding_rows_are_read_from_the_file(quant):
+    spec = tiny_spec(hidden_size=256, tie_embeddings=True, vocab_size=40, embedding_scale=3.0)
+    weights = random_weights(spec)
+    rng = np.random.default_rng(2)
+    if quant in (Quant.F16, Quant.BF16):
+        values = rng.normal(0, 0.1, (40, 256)).astype(np.float32)
+        if quant is Quant.F16:
+            data = values.astype(np.float16).view(np.uint8)
+        else:
+            data = np.ascontiguousarray(values.view(np.uint16).reshape(40, 256, 2)[..., 1]).view(np.uint8)
+        weights["embed"] = Tensor(data.reshape(40, 512), quant, (40, 256))
+    elif quant is Quant.Q2_K:
+        data = rng.integers(0, 256, (40, 84), np.uint8)
+        data[:, 80:] = np.full((40, 2), 0.002, np.float16).view(np.uint8)
+        weights["embed"] = Tensor(data, quant, (40, 256))
+    else:
+        weights["embed"] = random_blocks(quant, (40, 256), rng)
+    assert run(spec, weights, weight_format="fp32") < 1e-5
+
+
+def test_mixed_formats_side_by_side_share_their_input():
+    """A file may hold q, k and v in three formats, and gate and up in two."""
+    spec = tiny_spec(hidden_size=256, intermediate_size=256, num_heads=8, num_kv_heads=4, head_dim=32)
+    rng = np.random.default_rng(9)
+    weights = random_weights(spec)
+    for i in range(2):
+        for name, quant in (("q", Quant.Q4_K), ("v", Quant.Q6_K), ("gate", Quant.Q5_0), ("down", Quant.Q4_1)):
+            weights[f"layers.{i}.{name}"] = random_blocks(quant, weights[f"layers.{i}.{name}"].shape, rng)
+    assert run(spec, weights, weight_format="auto") < 0.08
+
+
+def test_formats_follow_the_file_or_the_wish():
+    assert packed_format(Quant.Q4_K, "auto") == "q4_min"
+    assert packed_format(Quant.Q6_K, "q4") == "q8_half"
+    assert packed_format(Quant.Q3_K, "auto") == "q8"
+    assert packed_format(Quant.BF16, "q4", keep_precise=True) == "q8"
+    assert packed_format(Quant.Q4_0, "bf16") == "bf16"
