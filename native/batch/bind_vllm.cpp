@@ -63,9 +63,12 @@ void bind_vllm(nb::module_ &m) {
       .def("admit", [](VllmFront &front, nb::handle requests, Vector<const int32_t> rows, int64_t first_content_id,
                        int64_t stamp) {
         std::vector<int32_t> special;
-        nb::object ids = nb::steal(front.admit(requests.ptr(), rows.data(), int64_t(rows.shape(0)), first_content_id,
-                                               stamp, special));
-        return nb::make_tuple(ids, special);
+        const bool done = front.admit(requests.ptr(), rows.data(), int64_t(rows.shape(0)), first_content_id, stamp,
+                                      special);
+        return nb::make_tuple(done, special);
+      })
+      .def("finish", [](VllmFront &front, nb::list ids, int64_t first_content_id, int64_t stamp) {
+        return front.finish(ids.ptr(), first_content_id, stamp);
       });
 }
 

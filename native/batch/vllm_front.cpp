@@ -12,6 +12,9 @@ struct Release {
 };
 using Owned = std::unique_ptr<PyObject, Release>;
 
+// As foreword.batch.sampling_columns.Need.
+enum { GREEDY = 1, RANDOM = 2, TOP_P = 4, TOP_K = 8, MIN_P = 16, PENALTIES = 32, LOGPROBS = 64 };
+
 // An attribute that may be missing: null then, with no error set.
 Owned attribute(PyObject *object, PyObject *name) {
   PyObject *value = PyObject_GetAttr(object, name);
@@ -247,7 +250,6 @@ bool VllmFront::read_request(PyObject *request) {
 
 // Write the parameters of a request that has none of the rare ones. False, with nothing written, for another.
 bool VllmFront::plain_sampling(PyObject *params, int32_t row, int64_t stamp) {
-  enum { GREEDY = 1, RANDOM = 2, TOP_P = 4, TOP_K = 8, MIN_P = 16, PENALTIES = 32, LOGPROBS = 64 };
   const Names &n = names();
   for (PyObject *rare : {n.bias, n.allowed, n.bad_words, n.structured, n.prompt_logprobs}) {
     const Owned value = attribute(params, rare);
@@ -299,27 +301,30 @@ bool VllmFront::plain_sampling(PyObject *params, int32_t row, int64_t stamp) {
   return true;
 }
 
-PyObject *VllmFront::admit(PyObject *requests, const int32_t *to, int64_t count, int64_t first_content_id,
-                           int64_t stamp, std::vector<int32_t> &special) {
-  if (!PyList_CheckExact(requests) || length(requests) != count) Py_RETURN_NONE;
+// The id, or None, of a row.
+void VllmFront::seat(int32_t row, PyObject *req_id) {
+  PyObject *old = req_ids[row];
+  Py_INCREF(req_id);
+  req_ids[row] = req_id;
+  Py_DECREF(old);
+}
+
+bool VllmFront::admit(PyObject *requests, const int32_t *to, int64_t count, int64_t first_content_id, int64_t stamp,
+                      std::vector<int32_t> &special) {
+  if (!PyList_CheckExact(requests) || length(requests) != count) return false;
   tokens_.clear(), num_tokens_.clear(), prompt_len_.clear(), num_computed_.clear();
   blocks_.resize(rows->tables.size()), num_blocks_.resize(rows->tables.size());
   for (size_t g = 0; g < rows->tables.size(); ++g) blocks_[g].clear(), num_blocks_[g].clear();
-  Owned ids(PyList_New(count));
-  if (!ids) return nullptr;
+  std::vector<Owned> ids;
   for (int64_t i = 0; i < count; ++i) {
     PyObject *request = items(requests)[i];
-    PyObject *id = attribute(request, names().req_id).release();
-    if (!id) Py_RETURN_NONE;
-    PyList_SET_ITEM(ids.get(), i, id);
-    if (!PyUnicode_CheckExact(id) || PyDict_Contains(row_of, id) != 0 || !read_request(request)) {
+    ids.push_back(attribute(request, names().req_id));
+    PyObject *id = ids.back().get();
+    if (!id || !PyUnicode_CheckExact(id) || PyDict_Contains(row_of, id) != 0 || !read_request(request)) {
       PyErr_Clear();
-      Py_RETURN_NONE;
+      return false;
     }
   }
-  const Owned distinct(PySet_New(ids.get()));
-  if (!distinct) return nullptr;
-  if (PySet_Size(distinct.get()) != count) Py_RETURN_NONE;
   Arrivals a{
       .count = count,
       .rows = to,
@@ -334,12 +339,51 @@ PyObject *VllmFront::admit(PyObject *requests, const int32_t *to, int64_t count,
     a.num_blocks.push_back(num_blocks_[g].data());
     a.total_blocks.push_back(int64_t(blocks_[g].size()));
   }
-  if (rows->add(a, first_content_id) >= 0) Py_RETURN_NONE;
+  // Into the directory first: an id named twice is found there, and taken out again.
   for (int64_t i = 0; i < count; ++i) {
+    const Owned row(PyLong_FromLong(to[i]));
+    if (row && PyDict_SetDefault(row_of, ids[i].get(), row.get()) == row.get()) continue;
+    PyErr_Clear();
+    while (i-- > 0) PyDict_DelItem(row_of, ids[i].get());
+    return false;
+  }
+  if (rows->add(a, first_content_id) >= 0) {
+    for (const Owned &id : ids) PyDict_DelItem(row_of, id.get());
+    return false;
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    seat(to[i], ids[i].get());
     const Owned params = attribute(items(requests)[i], names().sampling);
     if (!is_none(params) && !plain_sampling(params.get(), to[i], stamp)) special.push_back(int32_t(i));
   }
-  return ids.release();
+  return true;
+}
+
+std::vector<int32_t> VllmFront::finish(PyObject *ids, int64_t first_content_id, int64_t stamp) {
+  std::vector<int32_t> freed;
+  for (Py_ssize_t i = 0; i < length(ids); ++i) {
+    PyObject *id = items(ids)[i], *found = PyDict_GetItemWithError(row_of, id);
+    int32_t row;
+    if (!found || !as_int32(found, row)) {
+      PyErr_Clear();
+      continue;
+    }
+    freed.push_back(row);
+    PyDict_DelItem(row_of, id);
+    seat(row, Py_None);
+    const SamplingArrays &a = sampling;
+    if (!a.is_set[row]) continue;
+    a.is_set[row] = false;
+    a.stamp[row] = stamp;
+    a.needs[row] = GREEDY;
+    a.temperature[row] = a.min_p[row] = a.presence_penalty[row] = a.frequency_penalty[row] = 0;
+    a.top_p[row] = a.repetition_penalty[row] = 1;
+    a.top_k[row] = a.min_tokens[row] = 0;
+    a.num_logprobs[row] = a.num_prompt_logprobs[row] = -1;
+    a.seed[row] = 0;
+  }
+  rows->remove(freed.data(), int64_t(freed.size()), first_content_id);
+  return freed;
 }
 
 }  // namespace foreword

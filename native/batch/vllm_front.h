@@ -35,10 +35,13 @@ class VllmFront {
   // The number of draft ids; −1, with nothing changed, for what only the general way knows.
   int64_t step(PyObject *cached, PyObject *num_scheduled, PyObject *drafts);
 
-  // Admit requests to these rows. A list of their ids, or None with nothing changed. `special` gets the indices of
-  // those whose sampling parameters the caller has to write; `stamp` marks the rows written here.
-  PyObject *admit(PyObject *requests, const int32_t *rows, int64_t count, int64_t first_content_id, int64_t stamp,
-                  std::vector<int32_t> &special);
+  // Admit requests to these rows. False, with nothing changed, if one of them is not plain. `special` gets the indices
+  // of those whose sampling parameters the caller has to write; `stamp` marks the rows written here.
+  bool admit(PyObject *requests, const int32_t *rows, int64_t count, int64_t first_content_id, int64_t stamp,
+             std::vector<int32_t> &special);
+
+  // Free the rows of those of the ids (a list, each once) that are here. The rows, in the order of the ids.
+  std::vector<int32_t> finish(PyObject *ids, int64_t first_content_id, int64_t stamp);
 
  private:
   struct Growth {
@@ -50,6 +53,7 @@ class VllmFront {
   bool read_plan(PyObject *num_scheduled, PyObject *drafts, int64_t &num_draft_ids);
   bool read_request(PyObject *request);
   bool plain_sampling(PyObject *params, int32_t row, int64_t stamp);
+  void seat(int32_t row, PyObject *req_id);
 
   std::vector<int64_t> seen_;  // [R] the call that last met a row among the cached: finds one named twice
   int64_t call_ = 0;

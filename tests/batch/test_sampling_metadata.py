@@ -125,7 +125,7 @@ def test_a_plain_greedy_batch_says_so_and_holds_no_arrays():
     states.add_request(NewRequest("a", [1], [[1]], sampling_params=SamplingParams(temperature=0.0)))
     m = prepare_inputs(states, {"a": 1}, buffers).sampling_metadata()
     assert m.is_plain
-    assert all(getattr(m, name) is None for name in COLUMNS)
+    assert all(getattr(m, name) is None for name in COLUMNS if name != "needs")
 
 
 def test_columns_given_in_bulk_count_like_parameters():
@@ -214,7 +214,7 @@ def picture(states, rid):
         for name in ("num_tokens", "num_computed_tokens", "prompt_len", "prefill_len", "last_sampled_token", "lora_id",
                      "rope_delta", "encoder_len", "live")
     }  # fmt: skip
-    dense |= {name: getattr(states.sampling, name)[row].item() for name in (*COLUMNS, "is_set", "needs")}
+    dense |= {name: getattr(states.sampling, name)[row].item() for name in (*COLUMNS, "is_set")}
     sparse = [
         id(values[row]) if row in values else None for values in (*states.extras.sparse(), states.sampling.params)
     ]

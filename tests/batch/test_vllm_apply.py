@@ -414,7 +414,7 @@ def test_parameters_read_in_native_code_are_those_read_in_python(monkeypatch):
                 apply(states, output(new))
                 rows = [states.row_of(str(i)) for i in range(8)]
                 c = states.sampling
-                columns.append({name: getattr(c, name)[rows].tolist() for name in (*COLUMNS, "needs", "is_set")})
+                columns.append({name: getattr(c, name)[rows].tolist() for name in (*COLUMNS, "is_set")})
         assert columns[0] == columns[1]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import IntFlag
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -46,6 +47,7 @@ COLUMNS: dict[str, tuple[type[np.generic], float]] = {
     "min_tokens": (np.int32, 0),
     "num_logprobs": (np.int32, -1),
     "num_prompt_logprobs": (np.int32, -1),
+    "needs": (np.int32, int(Need.GREEDY)),
 }
 
 
@@ -56,7 +58,7 @@ class SamplingColumns:
     column holds; a row filled from columns has none. stamp: int64 [R], renewed by every change of a row.
     """
 
-    __slots__ = (*COLUMNS, "is_set", "needs", "params", "stamp", "version")
+    __slots__ = (*COLUMNS, "_blocks", "is_set", "params", "stamp", "version")
 
     temperature: npt.NDArray[np.float32]
     top_p: npt.NDArray[np.float32]
@@ -69,12 +71,19 @@ class SamplingColumns:
     min_tokens: npt.NDArray[np.int32]
     num_logprobs: npt.NDArray[np.int32]
     num_prompt_logprobs: npt.NDArray[np.int32]
+    needs: npt.NDArray[np.int32]
 
     def __init__(self, max_num_reqs: int) -> None:
-        for name, (dtype, default) in COLUMNS.items():
-            setattr(self, name, np.full(max_num_reqs, default, dtype))
+        # Columns of one type are rows of one array, so that resetting a request is one assignment a type.
+        self._blocks: list[tuple[npt.NDArray[Any], npt.NDArray[Any]]] = []
+        for dtype in dict.fromkeys(dtype for dtype, _ in COLUMNS.values()):
+            names = [name for name, column in COLUMNS.items() if column[0] is dtype]
+            defaults = np.array([[COLUMNS[name][1]] for name in names], dtype)
+            block = np.repeat(defaults, max_num_reqs, axis=1)
+            self._blocks.append((block, defaults))
+            for name, column in zip(names, block, strict=True):
+                setattr(self, name, column)
         self.is_set = np.zeros(max_num_reqs, np.bool_)  # rows that may differ from the defaults
-        self.needs = np.full(max_num_reqs, Need.GREEDY, np.int32)
         self.stamp = np.zeros(max_num_reqs, np.int64)
         self.params: dict[int, SamplingParams] = {}
         self.version = 0  # grows with every change: what was made from the columns can tell whether it is still true
@@ -96,8 +105,10 @@ class SamplingColumns:
         self.num_logprobs[row] = _count(params.logprobs, vocab_size)
         self.num_prompt_logprobs[row] = _count(params.prompt_logprobs, vocab_size)
         self.params[row] = params
-        self._renew(np.array([row]))
-        self.needs[row] |= _rare_needs(params)
+        self.needs[row] = needs_of(params, vocab_size)
+        self.version += 1
+        self.is_set[row] = True
+        self.stamp[row] = self.version
 
     def set_columns(self, rows: I32, columns: Mapping[str, npt.NDArray[np.generic]]) -> None:
         """column[rows] = values for each named column."""
@@ -113,9 +124,8 @@ class SamplingColumns:
         self.version += 1
         self.is_set[rows] = False
         self.stamp[rows] = self.version
-        self.needs[rows] = Need.GREEDY
-        for name, (_, default) in COLUMNS.items():
-            getattr(self, name)[rows] = default
+        for block, defaults in self._blocks:
+            block[:, rows] = defaults
         if self.params:
             for row in rows.tolist():
                 self.params.pop(row, None)
@@ -130,7 +140,7 @@ class SamplingColumns:
         self.version += 1
 
     def arrays(self) -> list[npt.NDArray[np.generic]]:
-        return [self.is_set, self.needs, self.stamp, *(getattr(self, name) for name in COLUMNS)]
+        return [self.is_set, self.stamp, *(getattr(self, name) for name in COLUMNS)]
 
     def _renew(self, rows: npt.NDArray[np.integer]) -> None:
         """Note a change of rows, and what they need by their columns."""
@@ -143,25 +153,39 @@ class SamplingColumns:
             | (self.repetition_penalty[rows] != 1)
         )
         random = self.temperature[rows] > 0
-        self.needs[rows] = (
-            np.where(random, Need.RANDOM, Need.GREEDY)
-            | np.where(self.top_p[rows] < 1, Need.TOP_P, 0)
-            | np.where(self.top_k[rows] > 0, Need.TOP_K, 0)
-            | np.where(self.min_p[rows] > 0, Need.MIN_P, 0)
-            | np.where(penalties, Need.PENALTIES, 0)
-            | np.where(self.num_logprobs[rows] >= 0, Need.LOGPROBS, 0)
-            | np.where(self.num_prompt_logprobs[rows] >= 0, Need.PROMPT_LOGPROBS, 0)
-            | np.where(self.min_tokens[rows] > 0, Need.MIN_TOKENS, 0)
-        )
+        needs = np.where(random, int(Need.RANDOM), int(Need.GREEDY))
+        for flag, needed in (
+            (Need.TOP_P, self.top_p[rows] < 1),
+            (Need.TOP_K, self.top_k[rows] > 0),
+            (Need.MIN_P, self.min_p[rows] > 0),
+            (Need.PENALTIES, penalties),
+            (Need.LOGPROBS, self.num_logprobs[rows] >= 0),
+            (Need.PROMPT_LOGPROBS, self.num_prompt_logprobs[rows] >= 0),
+            (Need.MIN_TOKENS, self.min_tokens[rows] > 0),
+        ):
+            needs |= needed * int(flag)
+        self.needs[rows] = needs
 
 
-def _rare_needs(params: SamplingParams) -> int:
-    return (
-        (Need.LOGIT_BIAS if params.logit_bias else 0)
-        | (Need.BAD_WORDS if params.bad_words_token_ids else 0)
-        | (Need.ALLOWED_TOKENS if params.allowed_token_ids is not None else 0)
-        | (Need.STRUCTURED_OUTPUT if params.structured_outputs is not None else 0)
+def needs_of(params: SamplingParams, vocab_size: int) -> int:
+    """The `Need` flags of a request."""
+    p = params
+    needed = (
+        (Need.RANDOM, p.temperature > 0),
+        (Need.GREEDY, not p.temperature > 0),
+        (Need.TOP_P, p.top_p < 1),
+        (Need.TOP_K, 0 < p.top_k < vocab_size),
+        (Need.MIN_P, p.min_p > 0),
+        (Need.PENALTIES, (p.presence_penalty, p.frequency_penalty, p.repetition_penalty) != (0.0, 0.0, 1.0)),
+        (Need.LOGPROBS, p.logprobs is not None),
+        (Need.PROMPT_LOGPROBS, p.prompt_logprobs is not None),
+        (Need.MIN_TOKENS, p.min_tokens > 0),
+        (Need.LOGIT_BIAS, bool(p.logit_bias)),
+        (Need.BAD_WORDS, bool(p.bad_words_token_ids)),
+        (Need.ALLOWED_TOKENS, p.allowed_token_ids is not None),
+        (Need.STRUCTURED_OUTPUT, p.structured_outputs is not None),
     )
+    return sum(int(flag) for flag, wanted in needed if wanted)
 
 
 def _count(wanted: int | None, vocab_size: int) -> int:

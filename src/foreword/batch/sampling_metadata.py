@@ -19,17 +19,27 @@ I64 = npt.NDArray[np.int64]
 F32 = npt.NDArray[np.float32]
 Bools = npt.NDArray[np.bool_]
 
+# As plain integers: arithmetic on enum members costs more than the arrays here.
+_GREEDY, _RANDOM, _TOP_P, _TOP_K, _MIN_P, _PENALTIES, _LOGPROBS, _PROMPT_LOGPROBS, _MIN_TOKENS = (
+    int(n)
+    for n in (
+        Need.GREEDY, Need.RANDOM, Need.TOP_P, Need.TOP_K, Need.MIN_P, Need.PENALTIES, Need.LOGPROBS,
+        Need.PROMPT_LOGPROBS, Need.MIN_TOKENS,
+    )
+)  # fmt: skip
+_RARE = int(RARE)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SamplingMetadata:
     """Parameters of B rows in batch order (requests, or logit rows). None where no row of the step needs the parameter.
 
-    rows: int32 [B] state rows. needs: the union of what they need. params: batch index → the request's parameters,
+    rows: int32 [B] state rows. needs: the union of their `Need` flags. params: batch index → the request's parameters,
     for the rows with a rare one. Copies: it stays true after the step.
     """
 
     rows: I32
-    needs: Need
+    needs: int
     vocab_size: int
     temperature: F32 | None
     seed: I64 | None
@@ -46,15 +56,15 @@ class SamplingMetadata:
 
     @property
     def all_greedy(self) -> bool:
-        return not self.needs & Need.RANDOM
+        return not self.needs & _RANDOM
 
     @property
     def all_random(self) -> bool:
-        return not self.needs & Need.GREEDY
+        return not self.needs & _GREEDY
 
     @property
     def needs_penalties(self) -> bool:
-        return bool(self.needs & Need.PENALTIES)
+        return bool(self.needs & _PENALTIES)
 
     @property
     def has_structured_output(self) -> bool:
@@ -63,7 +73,7 @@ class SamplingMetadata:
     @property
     def is_plain(self) -> bool:
         """Whether the arg max of the logits is all there is to do."""
-        return self.needs in (Need(0), Need.GREEDY)
+        return self.needs in (0, _GREEDY)
 
     @property
     def max_num_logprobs(self) -> int:
@@ -113,25 +123,25 @@ def build_metadata(states: RequestStates, rows: I32) -> SamplingMetadata:
     """The metadata of these state rows, in this order. O(B), and one gather a parameter that somebody needs."""
     c = states.sampling
     row_needs = c.needs[rows]
-    needs = Need(int(np.bitwise_or.reduce(row_needs)) if len(rows) else 0)
-    rare = np.flatnonzero(row_needs & RARE).tolist() if needs & RARE else []
-    penalties = bool(needs & Need.PENALTIES)
-    is_random = bool(needs & Need.RANDOM)
+    needs = int(np.bitwise_or.reduce(row_needs)) if len(rows) else 0
+    rare = np.flatnonzero(row_needs & _RARE).tolist() if needs & _RARE else []
+    penalties = needs & _PENALTIES
+    is_random = needs & _RANDOM
     return SamplingMetadata(
         rows,
         needs,
         states.vocab_size,
         c.temperature[rows] if is_random else None,
         c.seed[rows] if is_random else None,
-        c.top_p[rows] if needs & Need.TOP_P else None,
-        c.top_k[rows] if needs & Need.TOP_K else None,
-        c.min_p[rows] if needs & Need.MIN_P else None,
+        c.top_p[rows] if needs & _TOP_P else None,
+        c.top_k[rows] if needs & _TOP_K else None,
+        c.min_p[rows] if needs & _MIN_P else None,
         c.presence_penalty[rows] if penalties else None,
         c.frequency_penalty[rows] if penalties else None,
         c.repetition_penalty[rows] if penalties else None,
-        c.min_tokens[rows] if needs & Need.MIN_TOKENS else None,
-        c.num_logprobs[rows] if needs & Need.LOGPROBS else None,
-        c.num_prompt_logprobs[rows] if needs & Need.PROMPT_LOGPROBS else None,
+        c.min_tokens[rows] if needs & _MIN_TOKENS else None,
+        c.num_logprobs[rows] if needs & _LOGPROBS else None,
+        c.num_prompt_logprobs[rows] if needs & _PROMPT_LOGPROBS else None,
         {b: c.params[row] for b, row in zip(rare, rows[rare].tolist(), strict=True) if row in c.params},
     )
 

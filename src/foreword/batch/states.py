@@ -245,12 +245,20 @@ class RequestStates:
         """Note who is in `next_rows`, once the rows are written."""
         if not req_ids:
             return
-        del self._free[-len(req_ids) :]
+        self.claim_rows(len(req_ids))
         self._rows.update(zip(req_ids, rows.tolist(), strict=True))
         self._req_ids[rows] = req_ids
         if self.parked:
             for req_id in req_ids:
                 self.parked.pop(req_id, None)
+
+    def claim_rows(self, count: int) -> None:
+        """The first of `next_rows` are no longer free."""
+        del self._free[len(self._free) - count :]
+
+    def release_rows(self, rows: list[int]) -> None:
+        """These are free again; the last of them serves the next request."""
+        self._free += rows
 
     def _add_one_by_one(self, new: NewRequests) -> npt.NDArray[np.int32]:
         added: list[str] = []

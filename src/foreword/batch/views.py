@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from foreword.batch.adapters.flashinfer import FlashInferPlan
     from foreword.batch.adapters.nano_vllm import Context
     from foreword.batch.adapters.page_size_one import TokenTables
+    from foreword.batch.buffers import InputBuffers
     from foreword.batch.classify import Split
     from foreword.batch.context_parallel import PrefillShare
     from foreword.batch.inputs import InputBatch
@@ -35,6 +36,11 @@ class BatchViews:
 
     __slots__ = ()
     _states: RequestStates
+    _buffers: InputBuffers
+    _scalars: tuple[int, ...]
+
+    def _alive(self) -> None:
+        raise NotImplementedError
 
     @property
     def _batch(self) -> InputBatch:
@@ -131,7 +137,8 @@ class BatchViews:
 
     def sampling_metadata(self) -> SamplingMetadata:
         """Parameters of the requests [B]: the same object until the batch's members or their parameters change."""
-        return self._states.sampling_metadata.get(self._batch.idx_mapping)
+        self._alive()
+        return self._states.sampling_metadata.get(self._buffers.idx_mapping[: self._scalars[0]])
 
     def logits_sampling_metadata(self) -> SamplingMetadata:
         """The same for the logit rows [L]: each request once, and once more for each of its drafts."""

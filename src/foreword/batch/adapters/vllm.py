@@ -102,7 +102,7 @@ def apply(states: RequestStates, scheduler_output: Any) -> AppliedStep:
     if front is None:
         front = states.vllm_front = VllmFront(states)
     if out.finished_req_ids:
-        _finish(states, out.finished_req_ids)
+        _finish(states, front, out.finished_req_ids)
     if preempted := getattr(out, "preempted_req_ids", None):
         for rid in sorted(preempted):
             park(states, rid)
@@ -118,10 +118,12 @@ def apply(states: RequestStates, scheduler_output: Any) -> AppliedStep:
     return AppliedStep(out, front, num_draft_ids)
 
 
-def _finish(states: RequestStates, finished: Iterable[str]) -> None:
+def _finish(states: RequestStates, front: VllmFront, finished: Iterable[str]) -> None:
     """Sorted, so that every rank frees its rows in the same order."""
     ids = sorted(finished)
-    states.remove_rows(np.array([states.row_of(rid) for rid in ids if rid in states], np.int32))
+    if not front.finish(ids):
+        for rid in ids:
+            states.remove_request(rid)
     for rid in ids if states.parked else ():
         states.parked.pop(rid, None)
 

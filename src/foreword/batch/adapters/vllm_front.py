@@ -38,7 +38,7 @@ class VllmFront:
     def _arrays(self) -> dict[str, npt.NDArray[Any]]:
         columns = self.states.sampling
         return {
-            **{name: getattr(columns, name) for name in (*COLUMNS, "needs", "stamp", "is_set")},
+            **{name: getattr(columns, name) for name in (*COLUMNS, "stamp", "is_set")},
             "num_placeholders": self.states.num_placeholders,
             "rows": self.rows,
             "num_scheduled": self.num_scheduled,
@@ -66,11 +66,25 @@ class VllmFront:
         if rows is None:
             return False
         columns = states.sampling
-        ids, special = self._core.admit(new, rows, states.content_ids.take(count), columns.version + 1)
-        if ids is None:
+        done, special = self._core.admit(new, rows, states.content_ids.take(count), columns.version + 1)
+        if not done:
             return False
         columns.version += 1
-        states.seat(ids, rows)
+        states.claim_rows(count)
         for i in special:
             columns.set(int(rows[i]), sampling_params(new[i].sampling_params), states.vocab_size)
+        return True
+
+    def finish(self, ids: list[str]) -> bool:
+        """Free the rows of those ids that are here. False, and nothing done, where somebody has to be told."""
+        states = self.states
+        if self._core is None or states.watchers or states.loras or states.extras:
+            return False
+        columns = states.sampling
+        rows = self._core.finish(ids, states.content_ids.take(len(ids)), columns.version + 1)
+        columns.version += 1
+        if columns.params:
+            for row in rows:
+                columns.params.pop(row, None)
+        states.release_rows(rows)
         return True
