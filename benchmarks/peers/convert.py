@@ -1,0 +1,102 @@
+"""The default model's GGUF file in the form each peer loads; all from the same dequantised weights, without a network.
+
+python convert.py GGUF OUTPUT_DIRECTORY WHAT…       in the environment `convert`
+
+hf-fp32, hf-bf16          directories for transformers and vLLM
+vllm-w8a8                 compressed-tensors: int8 weights per output channel, activations per token; head in bf16
+openvino-fp32|int8|int4   OpenVINO IR through optimum-intel (int4: groups of 64, symmetric)
+onnxruntime-int4|fp32     through onnxruntime-genai's model builder
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def main() -> None:
+    gguf, out = Path(sys.argv[1]), Path(sys.argv[2])
+    for what in sys.argv[3:]:
+        if (out / what / "config.json").exists() or (out / what / "genai_config.json").exists():
+            continue
+        shutil.rmtree(out / what, ignore_errors=True)
+        kind, _, weights = what.partition("-")
+        CONVERT[kind](gguf, out, weights)
+
+
+def hf(gguf: Path, out: Path, weights: str) -> None:
+    model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=DTYPES[weights])
+    model.generation_config = None  # greedy without warnings: the file's settings are for chats
+    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    tokenizer.save_pretrained(out / f"hf-{weights}")
+    model.save_pretrained(out / f"hf-{weights}")
+
+
+def vllm(gguf: Path, out: Path, weights: str) -> None:
+    source, target = _source(gguf, out, "bf16"), out / f"vllm-{weights}"
+    shutil.copytree(source, target)
+    tensors = load_file(source / "model.safetensors")
+    quantized = {}
+    for name, tensor in tensors.items():
+        if not name.endswith("_proj.weight"):
+            quantized[name] = tensor
+            continue
+        scale = tensor.float().abs().amax(1, keepdim=True) / 127
+        quantized[name] = (tensor.float() / scale).round().clamp(-128, 127).to(torch.int8)
+        quantized[name.replace(".weight", ".weight_scale")] = scale.to(torch.bfloat16)
+    save_file(quantized, target / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((target / "config.json").read_text())
+    eight_bits = {"num_bits": 8, "type": "int", "symmetric": True}
+    config["quantization_config"] = {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized",
+        "quantization_status": "compressed",
+        "ignore": ["lm_head"],
+        "config_groups": {
+            "group_0": {
+                "targets": ["Linear"],
+                "weights": {**eight_bits, "strategy": "channel", "dynamic": False},
+                "input_activations": {**eight_bits, "strategy": "token", "dynamic": True},
+            }
+        },
+    }
+    (target / "config.json").write_text(json.dumps(config, indent=1))
+
+
+def openvino(gguf: Path, out: Path, weights: str) -> None:
+    form = {
+        "fp32": ["--weight-format", "fp32"],
+        "int8": ["--weight-format", "int8", "--sym"],
+        "int4": ["--weight-format", "int4", "--sym", "--group-size", "64", "--ratio", "1.0"],
+    }[weights]
+    export = [sys.executable, "-m", "optimum.commands.optimum_cli", "export", "openvino"]
+    task = ["--model", str(_source(gguf, out, "fp32")), "--task", "text-generation-with-past"]
+    subprocess.run([*export, *task, *form, str(out / f"openvino-{weights}")], check=True)
+
+
+def onnxruntime(gguf: Path, out: Path, weights: str) -> None:
+    target = out / f"onnxruntime-{weights}"
+    command = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-i", str(_source(gguf, out, "fp32"))]
+    command += ["-o", str(target), "-p", weights, "-e", "cpu", "-c", str(out / "builder-cache")]
+    subprocess.run([*command, "--extra_options", "int4_accuracy_level=4"], check=True)
+
+
+def _source(gguf: Path, out: Path, weights: str) -> Path:
+    if not (out / f"hf-{weights}" / "config.json").exists():
+        hf(gguf, out, weights)
+    return out / f"hf-{weights}"
+
+
+CONVERT = {"hf": hf, "vllm": vllm, "openvino": openvino, "onnxruntime": onnxruntime}
+
+if __name__ == "__main__":
+    main()

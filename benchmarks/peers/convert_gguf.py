@@ -1,0 +1,26 @@
+"""The default model's GGUF file in another of llama.cpp's formats, by llama.cpp itself.
+
+    python convert_gguf.py GGUF OUTPUT TYPE       in the environment `llama_cpp`; TYPE: q4_0, q8_0, bf16, f16, f32
+
+From Q4_1 this goes through floats: q8_0, bf16 and f32 keep what the file holds, q4_0 visibly loses quality.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+
+import llama_cpp
+
+source, target, kind = sys.argv[1:]
+params = llama_cpp.llama_model_quantize_default_params()
+params.ftype = {
+    "f32": llama_cpp.LLAMA_FTYPE_ALL_F32,
+    "f16": llama_cpp.LLAMA_FTYPE_MOSTLY_F16,
+    "bf16": llama_cpp.LLAMA_FTYPE_MOSTLY_BF16,
+    "q8_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0,
+    "q4_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0,
+}[kind]
+params.allow_requantize = True
+if llama_cpp.llama_model_quantize(source.encode(), target.encode(), ctypes.byref(params)):
+    raise SystemExit(f"llama.cpp could not turn {source} into {kind}")

@@ -1,0 +1,130 @@
+"""W1–W7 through Foreword and its peers, each in its own environment, one after the other; one table with versions.
+
+    python benchmarks/peers/run.py                            # everything: environments, conversions, runs
+    python benchmarks/peers/run.py --only foreword,vllm:w8a8 --workloads W1,W4
+    python benchmarks/peers/run.py --table-only               # the table of what was measured before
+
+The machine should have nothing else to do. Everything lies in --peers (default ~/.cache/foreword/peers): environments,
+models/ (conversions), results.jsonl (one result a line, appended; the table takes the best of each row and workload).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import environments
+from table import print_table
+
+HERE = Path(__file__).resolve().parent
+ALL = "W1,W2,W3,W4,W5,W6,W7"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A line of the table. form: what the engine loads, "" for the GGUF file itself."""
+
+    peer: str
+    script: str
+    environment: str
+    weights: str
+    form: str = ""
+
+
+ROWS = (
+    *(Row("foreword", "run_foreword.py", "foreword", w) for w in ("q4", "int8", "bf16", "fp32")),
+    Row("vllm", "run_vllm.py", "vllm", "w8a8", "vllm-w8a8"),
+    Row("vllm", "run_vllm.py", "vllm", "bf16", "hf-bf16"),
+    Row("vllm", "run_vllm.py", "vllm", "fp32", "hf-fp32"),
+    *(Row("openvino", "run_openvino.py", "openvino", w, f"openvino-{w}") for w in ("int8", "int4", "fp32")),
+    Row("openvino", "run_openvino.py", "openvino", "bf16", "openvino-fp32"),
+    Row("onnxruntime", "run_onnxruntime.py", "onnxruntime", "int4", "onnxruntime-int4"),
+    Row("llama_cpp", "run_llama_cpp.py", "llama_cpp", "q4_1"),
+    *(Row("llama_cpp", "run_llama_cpp.py", "llama_cpp", w, f"{w}.gguf") for w in ("q8_0", "bf16", "q4_0", "f32")),
+    Row("transformers", "run_transformers.py", "transformers", "bf16", "hf-bf16"),
+    Row("transformers", "run_transformers.py", "transformers", "fp32", "hf-fp32"),
+    Row("transformers_cb", "run_transformers_cb.py", "transformers", "bf16", "hf-bf16"),
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="W1–W7 through Foreword and its peers; one table.")
+    parser.add_argument("--peers", type=Path, default=environments.DEFAULT_DIRECTORY, help="where everything lies")
+    parser.add_argument("--gguf", type=Path, help="SmolLM2-135M-Instruct.Q4_1.gguf (default: pulled by Foreword)")
+    parser.add_argument("--only", default="", help="peers or peer:weights, separated by commas")
+    parser.add_argument("--workloads", default=ALL)
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--limit", type=int, default=1800, help="seconds a row may take")
+    parser.add_argument("--reinstall", action="store_true", help="install this repository anew first")
+    parser.add_argument("--table-only", action="store_true")
+    args = parser.parse_args()
+    results = args.peers / "results.jsonl"
+    if not args.table_only:
+        wanted = set(filter(None, args.only.split(",")))
+        rows = [r for r in ROWS if not wanted or wanted & {r.peer, f"{r.peer}:{r.weights}"}]
+        if not rows:
+            parser.error(f"--only {args.only}: choose among {', '.join(f'{r.peer}:{r.weights}' for r in ROWS)}")
+        gguf = args.gguf or _pull(args.peers, args.reinstall)
+        for row in rows:
+            try:
+                _run(row, gguf, results, args)
+            except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+                print(f"{row.peer} {row.weights}: skipped, {error}", file=sys.stderr)
+    print_table(results)
+
+
+def _pull(peers: Path, reinstall: bool) -> Path:
+    python = environments.ensure(peers, "foreword", reinstall_foreword=reinstall)
+    code = "from foreword.models.registry import pull; print(pull('smollm2'))"
+    return Path(subprocess.run([python, "-c", code], check=True, capture_output=True, text=True).stdout.strip())
+
+
+def _run(row: Row, gguf: Path, results: Path, args: argparse.Namespace) -> None:
+    model = _model(row.form, gguf, args.peers)
+    python = environments.ensure(args.peers, row.environment, reinstall_foreword=args.reinstall)
+    print(f"{row.peer} {row.weights}", file=sys.stderr, flush=True)
+    command = [python, HERE / row.script, "--model", model, "--weights", row.weights, "--out", results]
+    command += ["--workloads", args.workloads, "--repeats", args.repeats, "--threads", args.threads]
+    variables = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    if row.peer == "vllm":
+        variables |= _vllm_variables(python.parents[1])
+    else:
+        variables |= {"OMP_NUM_THREADS": str(args.threads), "MKL_NUM_THREADS": str(args.threads)}
+    subprocess.run(list(map(str, command)), check=True, timeout=args.limit, env={**os.environ, **variables})
+
+
+def _model(form: str, gguf: Path, peers: Path) -> Path:
+    """The file or directory to load, made if it is not there."""
+    path = peers / "models" / form if form else gguf
+    if path.exists():
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if form.endswith(".gguf"):
+        python = environments.ensure(peers, "llama_cpp")
+        command = [python, HERE / "convert_gguf.py", gguf, path, form.removesuffix(".gguf")]
+    else:
+        python = environments.ensure(peers, "convert")
+        command = [python, HERE / "convert.py", gguf, path.parent, form]
+    subprocess.run(command, check=True, stdout=sys.stderr)
+    return path
+
+
+def _vllm_variables(environment: Path) -> dict[str, str]:
+    preload = [str(environment / "lib" / "libiomp5.so")]
+    preload += map(str, Path("/usr/lib").glob("*/libtcmalloc_minimal.so.4"))
+    return {
+        "LD_PRELOAD": ":".join(preload),
+        "VLLM_CPU_KVCACHE_SPACE": "2",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,27 @@
+"""Foreword's own engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+from harness import main
+
+from foreword import LLM, SamplingParams
+
+
+class Foreword:
+    engine, package = "foreword", "foreword"
+    cannot: ClassVar[dict[str, str]] = {}
+
+    def __init__(self, model: Path, weights: str, threads: int) -> None:
+        self.llm = LLM(str(model), num_threads=threads, weight_format=weights, max_num_seqs=64, max_model_len=4096)
+
+    def generate(self, prompts: list[list[int]], output_lens: list[int], max_num_seqs: int) -> list[int]:
+        params = [SamplingParams(temperature=0.0, max_tokens=n, ignore_eos=True, detokenize=False) for n in output_lens]
+        outputs = self.llm.generate(prompts, params, progress=False)
+        return [len(output.outputs[0].token_ids) for output in outputs]
+
+
+if __name__ == "__main__":
+    main(Foreword)

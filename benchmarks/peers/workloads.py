@@ -1,0 +1,19 @@
+"""W1–W7: the requests of `foreword bench`, read from the source file, since most peers' environments lack Foreword."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+_SOURCE = Path(__file__).resolve().parents[2] / "src" / "foreword" / "bench" / "requests.py"
+_spec = importlib.util.spec_from_file_location("foreword_bench_requests", _SOURCE)
+assert _spec is not None
+assert _spec.loader is not None
+_module = importlib.util.module_from_spec(_spec)
+sys.modules[_spec.name] = _module  # dataclasses look their module up
+_spec.loader.exec_module(_module)
+
+NAMES: tuple[str, ...] = _module.NAMES
+Requests = _module.Requests
+make = _module.make
