@@ -156,7 +156,7 @@ def softmax(x: F32) -> F32:
 
 def sigmoid(x: F32) -> F32:
     """1 / (1 + exp(−x)), without overflow."""
-    return np.exp(-np.logaddexp(np.float32(0), -x))
+    return 1 / (1 + np.exp(-np.maximum(x, np.float32(-87))))
 
 
 def silu(x: F32) -> F32:

@@ -1,0 +1,72 @@
+"""Run an executor over whole texts through real steps, and keep the logits of every position."""
+
+from types import SimpleNamespace
+
+import numpy as np
+
+from foreword.batch import InputBuffers, KVGroup, NewRequest, RequestStates, prepare_inputs
+from foreword.models.executors.numpy import NumpyExecutor
+
+FIELDS = (
+    "num_reqs",
+    "num_tokens",
+    "input_ids",
+    "positions",
+    "query_start_loc",
+    "seq_lens",
+    "slot_mapping",
+    "block_table",
+)
+
+
+def all_logits(model, texts, chunks, block_size=16, first_position=0):
+    """[len(text) − first_position, V] logits of each text. Texts share every step; ``chunks`` yields (text, tokens)
+    pairs a step. Blocks are handed out in a shuffled order.
+    """
+    spec = model.spec
+    groups = [KVGroup(block_size, sliding_window=g.sliding_window) for g in spec.kv_groups()]
+    longest = max(map(len, texts)) + 1
+    states = RequestStates(max_num_reqs=len(texts), max_model_len=longest, vocab_size=spec.vocab_size, kv_groups=groups)
+    buffers = InputBuffers.for_states(states, max_num_batched_tokens=sum(map(len, texts)))
+    per_text = -(-longest // block_size)
+    num_blocks = 1 + len(texts) * len(groups) * per_text
+    shuffled = np.random.default_rng(0).permutation(np.arange(1, num_blocks)).reshape(len(texts), len(groups), per_text)
+    for i, text in enumerate(texts):
+        # One token more than is ever computed: no step samples.
+        states.add_request(NewRequest(str(i), [*text, 0], [blocks.tolist() for blocks in shuffled[i]]))
+    executor = NumpyExecutor(spec, model.weights, num_blocks=num_blocks, block_size=block_size)
+    kept = [[] for _ in texts]
+    for plan in chunks:
+        batch = prepare_inputs(states, {str(i): n for i, n in plan}, buffers)
+        wanted = np.flatnonzero(batch.positions[: batch.num_tokens] >= first_position)
+        everything = SimpleNamespace(**{name: getattr(batch, name) for name in FIELDS}, logits_indices=wanted)
+        logits = executor.execute(everything)
+        owners = batch.req_indices[wanted]
+        for b, request in enumerate(batch.req_ids):
+            kept[int(request)].append(logits[owners == b])
+        states.commit(batch, {})
+    return [np.concatenate(parts) for parts in kept]
+
+
+def whole(texts):
+    """All texts in one step."""
+    yield [(i, len(text)) for i, text in enumerate(texts)]
+
+
+def in_chunks(texts, sizes):
+    """Each text in chunks of the sizes in turn, all texts in each step."""
+    left = [len(text) for text in texts]
+    step = 0
+    while any(left):
+        plan = [(i, min(n, sizes[(step + i) % len(sizes)])) for i, n in enumerate(left) if n]
+        for i, n in plan:
+            left[i] -= n
+        step += 1
+        yield plan
+
+
+def log_probs(logits, token_ids):
+    """Natural logarithms of the probabilities of token_ids[t] at logits[t], in float64."""
+    shifted = logits - logits.max(-1, keepdims=True)
+    total = np.log(np.exp(shifted, dtype=np.float64).sum(-1))
+    return shifted[np.arange(len(token_ids)), token_ids] - total

@@ -1,0 +1,89 @@
+"""Real models against what transformers recorded for the same files, in float32."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from foreword.models.loader import load_model
+from models.running import all_logits, in_chunks, log_probs, whole
+
+DATA = Path(__file__).parents[1] / "data" / "models"
+pytestmark = pytest.mark.model
+
+
+def golden(name):
+    return json.loads((DATA / f"{name}.json").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def smollm2(smollm2_path):
+    return load_model(smollm2_path)
+
+
+@pytest.fixture(scope="module")
+def qwen(qwen_path):
+    return load_model(qwen_path)
+
+
+@pytest.fixture(scope="module")
+def gemma3(gemma3_path):
+    return load_model(gemma3_path)
+
+
+@pytest.fixture
+def model(request):
+    return request.getfixturevalue(request.param)
+
+
+MODELS = [("smollm2", "smollm2"), ("qwen", "qwen2.5-coder-0.5b"), ("gemma3", "gemma3-270m")]
+
+
+@pytest.mark.parametrize(("model", "name"), MODELS, indirect=["model"])
+def test_prompts_are_rendered_and_tokenised_alike(model, name):
+    for result in golden(name)["results"]:
+        if result["rendered"] != result["prompt"]:
+            text = model.tokenizer.apply_chat_template([{"role": "user", "content": result["prompt"]}])
+            assert text == result["rendered"]
+            assert model.tokenizer.encode(text, add_special_tokens=False) == result["prompt_ids"]
+        else:
+            assert model.tokenizer.encode(result["prompt"]) == result["prompt_ids"]
+        assert model.tokenizer.decode(result["output_ids"], skip_special_tokens=False) == result["output_text"]
+
+
+@pytest.mark.parametrize(("model", "name"), MODELS, indirect=["model"])
+def test_greedy_tokens_and_their_log_probabilities_are_transformers(model, name):
+    """Each step sees the recorded tokens before it, all prompts in shared steps of uneven chunks."""
+    results = golden(name)["results"]
+    texts = [r["prompt_ids"] + r["output_ids"][:-1] for r in results]
+    for result, logits in zip(results, all_logits(model, texts, in_chunks(texts, [40, 1, 17])), strict=True):
+        logits = logits[len(result["prompt_ids"]) - 1 :]
+        sure = np.array(result["top1_top2_logit_margin"]) > 0.05
+        np.testing.assert_array_equal(logits.argmax(-1)[sure], np.array(result["output_ids"])[sure])
+        np.testing.assert_allclose(log_probs(logits, result["output_ids"]), result["logprobs"], atol=1e-3)
+        if result["finish"] == "eos":
+            assert result["output_ids"][-1] in model.eos_token_ids
+
+
+@pytest.mark.parametrize("sizes", [None, [512, 1, 77, 16]], ids=["whole", "uneven"])
+def test_log_probabilities_of_a_long_text_are_transformers_in_any_chunks(smollm2, sizes):
+    want = golden("smollm2_long1200")
+    text = want["prompt_ids"]
+    [logits] = all_logits(smollm2, [text], whole([text]) if sizes is None else in_chunks([text], sizes))
+    np.testing.assert_allclose(log_probs(logits[:-1], text[1:]), want["prompt_logprobs"], atol=1e-3)
+
+
+def test_a_text_longer_than_the_sliding_window_is_transformers(gemma3):
+    """The last 400 of 1,200 positions, which look past a window of 512, in sliding and full layers."""
+    want = golden("gemma3-270m_long1200")
+    text = want["prompt_ids"]
+    [logits] = all_logits(gemma3, [text], in_chunks([text], [500, 37]), first_position=800)
+    np.testing.assert_allclose(log_probs(logits[:-1], text[801:]), want["prompt_logprobs"][800:], atol=1e-3)
+
+
+def test_a_model_without_a_chat_template_says_so(gemma3):
+    from foreword.errors import ModelError
+
+    with pytest.raises(ModelError, match="no chat template"):
+        gemma3.tokenizer.apply_chat_template([{"role": "user", "content": "hi"}])
