@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, Literal
 
 from foreword.batch import KVGroup
@@ -59,15 +60,24 @@ def build_executor(model: LoadedModel, size: PoolSize, kind: ExecutorKind = "aut
         raise ConfigError(f"executor={kind!r}: must be 'auto', 'native' or 'numpy'")
     sizes = {"num_blocks": size.num_blocks, "block_size": size.kv_groups[0].block_size}
     if kind != "numpy":
-        from foreword.models.executors import native
-
-        if native.available():
-            return native.NativeExecutor(model.spec, model.weights, **sizes, **options)
+        native = _native_executor()
+        if native is not None:
+            executor: Executor = native(model.spec, model.weights, **sizes, **options)
+            return executor
         if kind == "native":
             raise ConfigError("executor='native': the native module is not built; install with a C++20 compiler there")
     from foreword.models.executors.numpy import NumpyExecutor
 
     return NumpyExecutor(model.spec, model.weights, **sizes)
+
+
+def _native_executor() -> Any:
+    """The class, or None where it is not built."""
+    try:
+        module = import_module("foreword.models.executors.native")
+    except ImportError:
+        return None
+    return module.NativeExecutor if module.available() else None
 
 
 def build_engine(

@@ -81,18 +81,9 @@ class LLM:
         **template: Any,
     ) -> list[RequestOutput]:
         """Answer one conversation or many, through the model's chat template. template: more for the template."""
-        conversations: list[Sequence[Message]]
-        if messages and isinstance(messages[0], Mapping):
-            conversations = [messages]  # type: ignore[list-item]
-        else:
-            conversations = list(messages)  # type: ignore[arg-type]
-        if not conversations:
-            raise RequestError("0", "messages", messages, "is empty", "Give at least one message.")
         texts = [
-            self.tokenizer.apply_chat_template(
-                list(c), tools=tools, add_generation_prompt=add_generation_prompt, **template
-            )
-            for c in conversations
+            self.tokenizer.apply_chat_template(c, tools=tools, add_generation_prompt=add_generation_prompt, **template)
+            for c in as_conversations(messages)
         ]
         # The template writes the special tokens itself.
         prompts = [(text, self.tokenizer.encode(text, add_special_tokens=False)) for text in texts]
@@ -135,6 +126,15 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if not items or isinstance(items[0], str) or np.ndim(items[0]) > 0:
         return items  # type: ignore[return-value]
     return [items]  # type: ignore[list-item]
+
+
+def as_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:
+    """One conversation as a list of one. RequestError without any message."""
+    if not len(messages):
+        raise RequestError(None, "messages", messages, "is empty", "Give at least one message.")
+    if isinstance(messages[0], Mapping):
+        return [messages]  # type: ignore[list-item]
+    return list(messages)  # type: ignore[arg-type]
 
 
 def one_each(
