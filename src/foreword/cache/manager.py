@@ -232,9 +232,13 @@ class KVCache:
         if self.partial_reuse and computed % size:
             self._publish_partial(row, computed // size, data[-4 * (computed % size) :])
 
-    def free(self, row: int) -> None:
-        """Publish what the row computed and give its blocks back, tail first. The caller then removes the request."""
-        self.publish(row)
+    def free(self, row: int, *, publish: bool = True) -> None:
+        """Give the row's blocks back, tail first; the caller then removes the request.
+
+        publish: what the row computed can be hit from now on. False: it may not have been computed.
+        """
+        if publish:
+            self.publish(row)
         tip = self._tips[row]
         if tip is not None:
             self.tree.release(tip)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import wait
 from dataclasses import replace
 from typing import Protocol
 
@@ -206,19 +207,20 @@ class Engine:
         outputs, self._ready = self._ready, []
         if not self.config.async_scheduling:
             step = self._plan()
-            if step is None:
-                return outputs
-            if self.on_step is not None:
-                self.on_step(step.plan, step.batch)
-            return outputs + self._commit(step, self.pipeline.run(step))
+            return outputs if step is None else outputs + self._run(step)
         if self._in_flight is None and (step := self._plan()) is not None:
             self._launch(step)
         if self._in_flight is None:
             return outputs
         ahead = self._plan(self._in_flight.plan)
-        outputs += self._land()
-        if ahead is not None:
-            self._launch(ahead)
+        try:
+            outputs += self._land()
+            if ahead is not None:
+                self._launch(ahead)
+        except BaseException:
+            if ahead is not None and ahead is not self._in_flight:
+                self._cancel(ahead)
+            raise
         return outputs
 
     def close(self) -> None:
@@ -231,6 +233,17 @@ class Engine:
         plan = self.scheduler.schedule(in_flight)
         self._welcome(plan)
         return self.pipeline.prepare(plan) if len(plan.rows) else None
+
+    def _run(self, step: Step) -> list[RequestOutput]:
+        """Run a step here and now."""
+        try:
+            if self.on_step is not None:
+                self.on_step(step.plan, step.batch)
+            sampled = self.pipeline.run(step)
+        except BaseException:
+            self._cancel(step)
+            raise
+        return self._commit(step, sampled)
 
     def _launch(self, step: Step) -> None:
         """Run a step beside the next calls. Nobody may be left of one that was planned early."""
@@ -249,7 +262,19 @@ class Engine:
         step, self._in_flight = self._in_flight, None
         if step is None or step.result is None:
             return []
-        return self._commit(step, step.result.result())
+        try:
+            sampled = step.result.result()
+        except BaseException:
+            wait([step.result])  # an interrupt of the caller does not end the worker's step
+            self._cancel(step)
+            raise
+        return self._commit(step, sampled)
+
+    def _cancel(self, step: Step) -> None:
+        """A step failed. Its requests wait again as if it had never been planned, and the engine can go on."""
+        self.pipeline.release(step)
+        for row in self.scheduler.cancel(step.plan).tolist():
+            self._forget_row(row)
 
     def _commit(self, step: Step, sampled: Sampled) -> list[RequestOutput]:
         plan, rows, states = step.plan, step.plan.rows, self.states

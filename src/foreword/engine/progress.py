@@ -36,7 +36,7 @@ def progress_bar(total: int, *, show: bool | None) -> Iterator[Advance]:
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task("requests", total=total, rate="")
         tokens = 0
 

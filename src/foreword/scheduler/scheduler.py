@@ -155,6 +155,17 @@ class Scheduler:
         if plan.draft_tokens is not None:
             self._num_drafts[plan.rows] = 0
 
+    def cancel(self, plan: StepPlan) -> Int32s:
+        """The step failed: its requests wait again, with all their tokens, and nothing it may have written is kept.
+
+        Returns the rows that were freed.
+        """
+        rows = np.array([row for row in plan.rows.tolist() if self._by_row[row] is not None], np.int32)
+        self._rows = self._rows[~np.isin(self._rows, rows)]
+        for row in rows.tolist():
+            self.waiting.push(self._leave(row, publish=False))
+        return rows
+
     # -- why -----------------------------------------------------------------------------------------------------
 
     def why(self, request_id: str) -> Reason:
@@ -229,11 +240,11 @@ class Scheduler:
         self.waiting.push(request)
         return request
 
-    def _leave(self, row: int) -> Request:
+    def _leave(self, row: int, *, publish: bool = True) -> Request:
         request, states = self.request_in(row), self.states
         request.output = states.token_ids[row, int(states.prompt_len[row]) : int(states.num_tokens[row])].copy()
         request.row = -1
-        self.cache.free(row)
+        self.cache.free(row, publish=publish)
         states.remove_request(request.request_id)
         self._by_row[row] = None
         self._num_drafts[row] = 0

@@ -1,0 +1,161 @@
+"""The offline interface on a tiny random model, and on the default one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from oracle_model import LetterTokenizer
+
+from foreword import LLM, SamplingParams
+from foreword.engine import EngineConfig
+from foreword.engine.build import build_engine, pool_size
+from foreword.errors import ConfigError, RequestError
+from foreword.models.loader import LoadedModel
+from foreword.models.spec import DecoderSpec, LayerSpec, RopeSpec, weight_names
+from foreword.models.weights import float_tensor
+
+V = 30
+
+
+class TinyTokenizer(LetterTokenizer):
+    def apply_chat_template(self, messages, *, tools=None, add_generation_prompt=True, **extra) -> str:
+        return "".join(m["content"] for m in messages) + ("x" if add_generation_prompt else "")
+
+
+def tiny_model(windows=(None, 4, 4)) -> LoadedModel:
+    rope = RopeSpec((1.0, 0.1))
+    spec = DecoderSpec(
+        architecture="tiny",
+        vocab_size=V,
+        hidden_size=8,
+        intermediate_size=12,
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=4,
+        max_model_len=64,
+        layers=tuple(LayerSpec(rope, window) for window in windows),
+        norm_eps=1e-5,
+        query_scale=0.5,
+    )
+    random = np.random.default_rng(1)
+    weights = {name: float_tensor(random.normal(size=shape).astype(np.float32)) for name, shape in weight_names(spec)}
+    return LoadedModel(spec, weights, TinyTokenizer(), (0,), "tiny", Path("tiny"))
+
+
+@pytest.fixture
+def llm(monkeypatch: pytest.MonkeyPatch) -> LLM:
+    monkeypatch.setattr("foreword.engine.llm.load_model", lambda name: tiny_model())
+    return LLM("tiny", executor="numpy", block_size=4, max_num_seqs=3, seed=1)
+
+
+def test_one_prompt_or_many_of_text_or_tokens(llm: LLM):
+    params = SamplingParams(temperature=0.0, max_tokens=4)
+    (text,) = llm.generate("abc", params)
+    (tokens,) = llm.generate([1, 2, 3], params)
+    many = llm.generate(["abc", [1, 2, 3], np.array([1, 2, 3])], params)
+    assert {tuple(o.outputs[0].token_ids) for o in (text, tokens, *many)} == {tuple(text.outputs[0].token_ids)}
+    assert (text.prompt, tokens.prompt) == ("abc", None)
+    assert llm.generate([], params) == []
+
+
+def test_parameters_are_one_for_all_or_one_each_and_results_keep_the_order(llm: LLM):
+    lengths = [9, 1, 5, 3]
+    outputs = llm.generate(["a", "b", "c", "d"], [SamplingParams(max_tokens=n, ignore_eos=True) for n in lengths])
+    assert [len(o.outputs[0].token_ids) for o in outputs] == lengths
+    with pytest.raises(RequestError, match="4 prompts"):
+        llm.generate(["a", "b", "c", "d"], [SamplingParams()])
+
+
+def test_chat_goes_through_the_template(llm: LLM):
+    params = SamplingParams(temperature=0.0, max_tokens=3)
+    (one,) = llm.chat([{"role": "user", "content": "abc"}], params)
+    assert one.prompt == "abcx"
+    assert one.prompt_token_ids == [1, 2, 3, 24]
+    assert len(llm.chat([[{"role": "user", "content": "a"}], [{"role": "user", "content": "b"}]], params)) == 2
+    with pytest.raises(RequestError, match="messages"):
+        llm.chat([], params)
+
+
+def test_a_bad_prompt_in_a_list_is_named_and_nothing_starts(llm: LLM):
+    with pytest.raises(RequestError, match=r"prompts\[1\].*prompt_token_ids\[0\] = 99"):
+        llm.generate(["abc", [99], "abc"], SamplingParams())
+    assert not llm.engine.has_work
+    assert llm.engine.executor.keys.any() == False  # noqa: E712
+
+
+def test_progress_is_shown_on_request(llm: LLM, capsys: pytest.CaptureFixture[str]):
+    llm.generate(["a", "b"], SamplingParams(max_tokens=2), progress=True)
+    shown = capsys.readouterr()
+    assert "2/2" in shown.err
+    assert not shown.out
+
+
+def test_an_interrupt_leaves_nothing_in_the_engine(llm: LLM):
+    calls = []
+
+    def interrupt(plan, batch):
+        calls.append(plan)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+
+    llm.engine.on_step = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(["abc", "def"], SamplingParams(max_tokens=9, ignore_eos=True))
+    llm.engine.on_step = None
+    assert not llm.engine.has_work
+    assert llm.engine.cache.pool.num_used == 0
+    assert len(llm.generate("abc", SamplingParams(max_tokens=2, ignore_eos=True))[0].outputs[0].token_ids) == 2
+
+
+@pytest.mark.parametrize(
+    "config", [{}, {"max_num_batched_tokens": 5}, {"async_scheduling": True}, {"prefix_caching": False}]
+)
+def test_a_hybrid_model_says_the_same_however_it_is_served(config):
+    prompts = [[1 + (i * j) % 29 for j in range(1, 14 + i)] for i in range(5)]
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+
+    def tokens(**config) -> list[list[int]]:
+        engine = build_engine(tiny_model(), EngineConfig(block_size=4, **config), executor="numpy")
+        for i, prompt in enumerate(prompts):
+            engine.add_request(str(i), prompt, params)
+        done = {}
+        while engine.has_work:
+            done |= {o.request_id: o.outputs[0].token_ids for o in engine.step()}
+        engine.close()
+        return [done[str(i)] for i in range(5)]
+
+    assert tokens(max_num_seqs=4, **config) == tokens(max_num_seqs=1)
+
+
+def test_the_pool_holds_all_requests_or_what_the_memory_allows():
+    spec = tiny_model().spec  # one full and two windowed groups of one layer
+    config = EngineConfig(block_size=4, max_num_seqs=2)
+    size = pool_size(spec, config)
+    one = 16 + 2 * 16  # a chunk of the whole prompt holds the window groups' blocks at once
+    assert size.num_blocks == 1 + 2 * one
+    assert size.block_bytes == 2 * 1 * 4 * 1 * 4 * 4
+    small = pool_size(spec, EngineConfig(block_size=4, max_num_seqs=2, kv_cache_bytes=60 * size.block_bytes))
+    assert small.num_blocks == 60
+
+
+def test_impossible_sizes_are_refused_with_what_would_work():
+    spec = tiny_model().spec
+    with pytest.raises(ConfigError, match="needs 6272; give that many"):
+        pool_size(spec, EngineConfig(block_size=4, kv_cache_bytes=1000))
+    with pytest.raises(ConfigError, match="made for 64 tokens"):
+        pool_size(spec, EngineConfig(max_model_len=65))
+    with pytest.raises(ConfigError, match=r"num_blocks=5: .* needs 49, .* max_model_len=4"):
+        build_engine(tiny_model(), EngineConfig(block_size=4, num_blocks=5), executor="numpy")
+    with pytest.raises(ConfigError, match="'auto', 'native' or 'numpy'"):
+        build_engine(tiny_model(), executor="gpu")  # type: ignore[arg-type]
+
+
+@pytest.mark.model
+def test_the_default_model_answers(smollm2_path: Path):
+    llm = LLM(str(smollm2_path), max_model_len=256)
+    question = [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}]
+    (out,) = llm.chat(question, SamplingParams(temperature=0.0, max_tokens=16))
+    assert out.outputs[0].text == "The capital of France is Paris."
+    assert out.outputs[0].finish_reason == "stop"
