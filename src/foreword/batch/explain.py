@@ -71,7 +71,7 @@ def _row(values: Iterable[object], label: str, shape: str = "") -> str:
     more = len(cells) - MAX_COLUMNS
     if more > 0:
         cells = [*cells[: MAX_COLUMNS - 2], f"… {more + 1} more …", cells[-1]]
-    return f"  {label:<22}{shape:<9}{'  '.join(f'{c:>4}' for c in cells)}"
+    return f"  {label:<22}{shape:<12}{'  '.join(f'{c:>4}' for c in cells)}"
 
 
 def _tables(
@@ -113,7 +113,8 @@ def _tables(
         f"Block table [B, K={K}] (0: no block; S={S} tokens a block)",
     ]
     for b, row in list(enumerate(batch.idx_mapping))[:MAX_ROWS]:
-        lines.append(_row(table.table[row], f"request {batch.req_ids[b]}"))
+        shown = max(int(table.num_blocks[row]) + 1, min(K, 8))  # then only nulls follow
+        lines.append(_row(table.table[row, :shown], f"request {batch.req_ids[b]}") + ("  …" if shown < K else ""))
     if B > MAX_ROWS:
         lines.append(f"  … {B - MAX_ROWS} more")
     return "\n".join([*lines, "", *_mask(batch, group)])
