@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from oracle_model import LetterTokenizer
 from foreword import LLM, SamplingParams
 from foreword.engine import EngineConfig
 from foreword.engine.build import build_engine, pool_size
+from foreword.engine.speculation import SpeculationConfig
 from foreword.errors import ConfigError, RequestError
 from foreword.models.loader import LoadedModel
 from foreword.models.spec import DecoderSpec, LayerSpec, RopeSpec, weight_names
@@ -159,3 +161,28 @@ def test_the_default_model_answers(smollm2_path: Path):
     (out,) = llm.chat(question, SamplingParams(temperature=0.0, max_tokens=16))
     assert out.outputs[0].text == "The capital of France is Paris."
     assert out.outputs[0].finish_reason == "stop"
+
+
+def test_a_draft_model_comes_from_the_settings(monkeypatch: pytest.MonkeyPatch):
+    def tokens(**config) -> tuple[list[int], int]:
+        engine = build_engine(tiny_model(), EngineConfig(block_size=4, **config), executor="numpy")
+        engine.add_request("a", [1, 2, 3], SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True))
+        steps = 0
+        while engine.has_work:
+            steps += 1
+            done = engine.step()
+        return done[0].outputs[0].token_ids, steps
+
+    monkeypatch.setattr("foreword.engine.build.load_model", lambda name: tiny_model())
+    speculation = SpeculationConfig(method="draft_model", model="tiny")
+    (with_drafts, fewer), (without, steps) = tokens(speculation=speculation), tokens()
+    assert with_drafts == without
+    assert fewer < steps / 2
+
+
+def test_a_draft_model_of_another_vocabulary_is_refused(monkeypatch: pytest.MonkeyPatch):
+    other = replace(tiny_model(), spec=replace(tiny_model().spec, vocab_size=31))
+    monkeypatch.setattr("foreword.engine.build.load_model", lambda name: other)
+    config = EngineConfig(speculation=SpeculationConfig(method="draft_model", model="other"))
+    with pytest.raises(ConfigError, match="31 token ids, the target 30"):
+        build_engine(tiny_model(), config, executor="numpy")

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from importlib import import_module
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
-from foreword.batch import KVGroup
+from foreword.batch import KVGroup, RequestStates
 from foreword.cache import cache_group
 from foreword.engine.config import EngineConfig
 from foreword.engine.engine import Engine
 from foreword.engine.executor import Executor
+from foreword.engine.speculation import Drafter, DraftModelDrafter
 from foreword.errors import ConfigError
-from foreword.models.loader import LoadedModel
+from foreword.models.executors.native import NativeExecutor, available
+from foreword.models.executors.numpy import NumpyExecutor
+from foreword.models.loader import LoadedModel, load_model
 from foreword.models.spec import DecoderSpec
 
 ExecutorKind = Literal["auto", "native", "numpy"]
+
+KV_BYTES = {"fp32": 4, "bf16": 2, "int8": 2}  # of one value, scales included
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,28 +62,19 @@ def pool_size(spec: DecoderSpec, config: EngineConfig, *, bytes_per_value: int =
 
 def build_executor(model: LoadedModel, size: PoolSize, kind: ExecutorKind = "auto", **options: Any) -> Executor:
     """The native executor where it is built, else the NumPy one. ConfigError for "native" without it."""
+    num_blocks, block_size = size.num_blocks, size.kv_groups[0].block_size
+    if uses_native(kind):
+        return NativeExecutor(model.spec, model.weights, num_blocks=num_blocks, block_size=block_size, **options)
+    return NumpyExecutor(model.spec, model.weights, num_blocks=num_blocks, block_size=block_size)
+
+
+def uses_native(kind: ExecutorKind) -> bool:
+    """Which executor ``kind`` comes to here."""
     if kind not in ("auto", "native", "numpy"):
         raise ConfigError(f"executor={kind!r}: must be 'auto', 'native' or 'numpy'")
-    sizes = {"num_blocks": size.num_blocks, "block_size": size.kv_groups[0].block_size}
-    if kind != "numpy":
-        native = _native_executor()
-        if native is not None:
-            executor: Executor = native(model.spec, model.weights, **sizes, **options)
-            return executor
-        if kind == "native":
-            raise ConfigError("executor='native': the native module is not built; install with a C++20 compiler there")
-    from foreword.models.executors.numpy import NumpyExecutor
-
-    return NumpyExecutor(model.spec, model.weights, **sizes)
-
-
-def _native_executor() -> Any:
-    """The class, or None where it is not built."""
-    try:
-        module = import_module("foreword.models.executors.native")
-    except ImportError:
-        return None
-    return module.NativeExecutor if module.available() else None
+    if kind == "native" and not available():
+        raise ConfigError("executor='native': the native module is not built; install with a C++20 compiler there")
+    return kind != "numpy" and available()
 
 
 def build_engine(
@@ -85,7 +82,14 @@ def build_engine(
 ) -> Engine:
     """An engine that serves a loaded model. options go to the native executor (num_threads, weight_format, …)."""
     config = config or EngineConfig()
-    size = pool_size(model.spec, config)
+    bytes_per_value = KV_BYTES.get(options.get("kv_format", "bf16"), 4) if uses_native(executor) else 4
+    size = pool_size(model.spec, config, bytes_per_value=bytes_per_value)
+    drafter: Callable[[RequestStates], Drafter] | None = None
+    if config.speculation is not None and config.speculation.model is not None:
+        draft = load_model(config.speculation.model)
+        drafter = partial(
+            build_drafter, draft, config=config, bytes_per_value=bytes_per_value, kind=executor, **options
+        )
     return Engine(
         build_executor(model, size, executor, **options),
         vocab_size=model.spec.vocab_size,
@@ -95,4 +99,35 @@ def build_engine(
         config=config,
         tokenizer=model.tokenizer,
         eos_token_ids=model.eos_token_ids,
+        drafter=drafter,
+    )
+
+
+def build_drafter(
+    draft: LoadedModel,
+    target: RequestStates,
+    *,
+    config: EngineConfig,
+    bytes_per_value: int,
+    kind: ExecutorKind,
+    **options: Any,
+) -> DraftModelDrafter:
+    """A drafter that runs ``draft`` beside the target. ConfigError unless both have one vocabulary and length."""
+    if draft.spec.vocab_size != target.vocab_size:
+        raise ConfigError(
+            f"draft model {draft.name!r} has {draft.spec.vocab_size} token ids, the target {target.vocab_size}: "
+            "use one with the target's tokenizer"
+        )
+    if draft.spec.max_model_len < target.max_model_len:
+        raise ConfigError(
+            f"draft model {draft.name!r} was made for {draft.spec.max_model_len} tokens: lower max_model_len to that"
+        )
+    own = replace(config, max_model_len=target.max_model_len, num_blocks=None, speculation=None)
+    size = pool_size(draft.spec, own, bytes_per_value=bytes_per_value)
+    return DraftModelDrafter(
+        target,
+        build_executor(draft, size, kind, **options),
+        kv_groups=size.kv_groups,
+        num_blocks=size.num_blocks,
+        max_num_batched_tokens=config.max_num_batched_tokens,
     )

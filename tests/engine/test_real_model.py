@@ -1,0 +1,46 @@
+"""The default model on the native executor: bit-equal in any company, chunking, depth, and with guesses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from foreword.batch import SamplingParams
+from foreword.engine import EngineConfig
+from foreword.engine.build import build_engine
+from foreword.engine.speculation import SpeculationConfig
+from foreword.models.executors import native
+from foreword.models.loader import load_model
+
+PROMPTS = [
+    "The capital of France is",
+    "List the numbers: 1, 2, 3, 4, 5, 6,",
+    "The quick brown fox jumps over the lazy dog. The quick brown",
+]
+PARAMS = [SamplingParams(temperature=t, seed=i, max_tokens=8, logprobs=1) for i, t in enumerate((0.0, 0.8, 0.0))]
+
+
+def serve(model, config: EngineConfig, *, alone: bool = False) -> list[tuple]:
+    engine = build_engine(model, config)
+    outputs = {}
+    for i, (prompt, params) in enumerate(zip(PROMPTS, PARAMS, strict=True)):
+        engine.add_request(str(i), prompt, params)
+        while engine.has_work and (alone or i == len(PROMPTS) - 1):
+            outputs |= {o.request_id: o.outputs[0] for o in engine.step()}
+    engine.close()
+    return [(outputs[str(i)].token_ids, outputs[str(i)].logprobs) for i in range(len(PROMPTS))]
+
+
+@pytest.mark.model
+@pytest.mark.skipif(not native.available(), reason="the native module is not built")
+def test_company_changes_no_bit(smollm2_path: Path):
+    model = load_model(smollm2_path)
+    alone = serve(model, EngineConfig(max_model_len=64, prefix_caching=False), alone=True)
+    for config in (
+        EngineConfig(max_model_len=64, max_num_batched_tokens=5),
+        EngineConfig(max_model_len=64, async_scheduling=True),
+        EngineConfig(max_model_len=64, num_blocks=6, reserve_full_prompt=False),
+        EngineConfig(max_model_len=64, speculation=SpeculationConfig()),
+    ):
+        assert serve(model, config) == alone
