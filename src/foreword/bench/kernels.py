@@ -1,0 +1,164 @@
+"""What this machine's memory and arithmetic could do, and how much of it a step of the native executor reaches."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, cast
+
+import numpy as np
+
+from foreword import _native
+from foreword.batch import InputBatch, InputBuffers, KVGroup, NewRequest, RequestStates, prepare_inputs
+from foreword.models.executors.native import NativeExecutor
+from foreword.models.loader import load_model
+
+BLOCK_SIZE = 16
+# (requests, tokens each, context before them)
+SHAPES = ((1, 1, 256), (8, 1, 256), (32, 1, 256), (64, 1, 256), (1, 512, 0))
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """The machine's limits, measured: bytes and operations a second."""
+
+    isa: str
+    memory_gb_s: float
+    f32_gflop_s: float
+    bf16_gflop_s: float
+    int8_gop_s: float
+
+    def as_dict(self) -> dict[str, object]:
+        return {"kind": "roofline", **asdict(self)}
+
+    def __str__(self) -> str:
+        return (
+            f"{self.isa}: memory {self.memory_gb_s:.1f} GB/s; fp32 {self.f32_gflop_s:.0f}, bf16 {self.bf16_gflop_s:.0f} "
+            f"GFLOP/s; int8 {self.int8_gop_s:.0f} GOP/s"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """A step of the executor: its time, the least the roofline allows, and where the time went.
+
+    limit_ms = max(bytes / memory, operations / arithmetic of the weights' format); fraction = limit_ms / step_ms.
+    """
+
+    weight_format: str
+    num_reqs: int
+    query_len: int
+    context: int
+    step_ms: float
+    memory_ms: float
+    arithmetic_ms: float
+    fraction: float
+    stages_ms: dict[str, float]
+
+    def as_dict(self) -> dict[str, object]:
+        return {"kind": "step", **asdict(self)}
+
+    def __str__(self) -> str:
+        stages = ", ".join(f"{name} {ms:.2f}" for name, ms in self.stages_ms.items() if ms >= 0.005)
+        return (
+            f"{self.weight_format:<6}{self.num_reqs:>4} x {self.query_len:<4}over {self.context:<5}{self.step_ms:>9.2f} ms, "
+            f"limit {max(self.memory_ms, self.arithmetic_ms):>8.2f}: {100 * self.fraction:>4.0f} %   ({stages})"
+        )
+
+
+def run(
+    *,
+    model: str = "smollm2",
+    num_threads: int | None = None,
+    weight_formats: tuple[str, ...] = ("fp32", "bf16", "int8", "q4"),
+    repeats: int = 7,
+) -> Iterator[Roofline | StepResult]:
+    """The roofline first, then steps of each shape and weight format with a bf16 cache; medians."""
+    measured = _native.roofline(num_threads or 0)
+    roof = Roofline(
+        measured["isa"],
+        measured["memory_bytes"] / 1e9,
+        measured["f32_flops"] / 1e9,
+        measured["bf16_flops"] / 1e9,
+        measured["i8_ops"] / 1e9,
+    )
+    yield roof
+    loaded = load_model(model)
+    most = max(n * -(-(context + q + 64) // BLOCK_SIZE) for n, q, context in SHAPES)
+    for weight_format in weight_formats:
+        executor = NativeExecutor(
+            loaded.spec,
+            loaded.weights,
+            num_blocks=1 + most * len(loaded.spec.kv_groups()),
+            block_size=BLOCK_SIZE,
+            weight_format=cast(Any, weight_format),
+            num_threads=num_threads,
+        )
+        for shape in SHAPES:
+            yield _measure(executor, roof, weight_format, *shape, repeats)
+
+
+def _measure(
+    executor: NativeExecutor,
+    roof: Roofline,
+    weight_format: str,
+    num_reqs: int,
+    query_len: int,
+    context: int,
+    repeats: int,
+) -> StepResult:
+    batch = _batch(executor, num_reqs, query_len, context)
+    executor.execute(batch)
+    times, stages = [], []
+    for _ in range(repeats):
+        before = executor.core.stage_seconds()
+        start = time.perf_counter()
+        executor.execute(batch)
+        times.append(time.perf_counter() - start)
+        after = executor.core.stage_seconds()
+        stages.append({name: 1e3 * (after[name] - before[name]) for name in after})
+    spec = executor.spec
+    parameters = executor.core.packed_bytes  # bytes read once a step
+    tokens = num_reqs * query_len
+    kv_row = 2 * spec.num_kv_heads * spec.head_dim * spec.num_layers
+    kv_bytes = 2 * kv_row * num_reqs * (context + query_len)
+    body = spec.num_layers * (
+        spec.hidden_size * spec.head_dim * (2 * spec.num_heads + 2 * spec.num_kv_heads)
+        + 3 * spec.hidden_size * spec.intermediate_size
+    )
+    linear_ops = 2 * (body * tokens + spec.hidden_size * spec.vocab_size * num_reqs)
+    attention_ops = 4 * spec.num_layers * spec.num_heads * spec.head_dim * tokens * (context + query_len / 2)
+    peak = {"fp32": roof.f32_gflop_s, "bf16": roof.bf16_gflop_s}.get(weight_format, roof.int8_gop_s)
+    memory_ms = 1e3 * (parameters + kv_bytes) / (roof.memory_gb_s * 1e9)
+    arithmetic_ms = 1e3 * (linear_ops / (peak * 1e9) + attention_ops / (roof.f32_gflop_s * 1e9))
+    step_ms = 1e3 * float(np.median(times))
+    return StepResult(
+        weight_format=weight_format,
+        num_reqs=num_reqs,
+        query_len=query_len,
+        context=context,
+        step_ms=step_ms,
+        memory_ms=memory_ms,
+        arithmetic_ms=arithmetic_ms,
+        fraction=max(memory_ms, arithmetic_ms) / step_ms,
+        stages_ms={name: float(np.median([s[name] for s in stages])) for name in stages[0]},
+    )
+
+
+def _batch(executor: NativeExecutor, num_reqs: int, query_len: int, context: int) -> InputBatch:
+    """``num_reqs`` requests with ``context`` computed tokens that compute ``query_len`` more. The cache holds zeros."""
+    spec = executor.spec
+    groups = [KVGroup(BLOCK_SIZE, sliding_window=g.sliding_window) for g in spec.kv_groups()]
+    length = context + query_len
+    states = RequestStates(max_num_reqs=num_reqs, max_model_len=length, vocab_size=spec.vocab_size, kv_groups=groups)
+    per_request, next_block = -(-length // BLOCK_SIZE), 1
+    for i in range(num_reqs):
+        blocks = []
+        for _ in groups:
+            blocks.append(list(range(next_block, next_block + per_request)))
+            next_block += per_request
+        states.add_request(NewRequest(str(i), np.full(length, 1000 + i, np.int32), blocks, num_computed_tokens=context))
+    rows = np.arange(num_reqs, dtype=np.int32)
+    buffers = InputBuffers.for_states(states, num_reqs * query_len)
+    return prepare_inputs(states, (rows, np.full(num_reqs, query_len, np.int32)), buffers, gather_block_tables=False)
