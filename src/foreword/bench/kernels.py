@@ -34,8 +34,8 @@ class Roofline:
 
     def __str__(self) -> str:
         return (
-            f"{self.isa}: memory {self.memory_gb_s:.1f} GB/s; fp32 {self.f32_gflop_s:.0f}, bf16 {self.bf16_gflop_s:.0f} "
-            f"GFLOP/s; int8 {self.int8_gop_s:.0f} GOP/s"
+            f"{self.isa}: memory {self.memory_gb_s:.1f} GB/s; fp32 {self.f32_gflop_s:.0f}, "
+            f"bf16 {self.bf16_gflop_s:.0f} GFLOP/s; int8 {self.int8_gop_s:.0f} GOP/s"
         )
 
 
@@ -62,8 +62,8 @@ class StepResult:
     def __str__(self) -> str:
         stages = ", ".join(f"{name} {ms:.2f}" for name, ms in self.stages_ms.items() if ms >= 0.005)
         return (
-            f"{self.weight_format:<6}{self.num_reqs:>4} x {self.query_len:<4}over {self.context:<5}{self.step_ms:>9.2f} ms, "
-            f"limit {max(self.memory_ms, self.arithmetic_ms):>8.2f}: {100 * self.fraction:>4.0f} %   ({stages})"
+            f"{self.weight_format:<6}{self.num_reqs:>4} x {self.query_len:<4}over {self.context:<5}"
+            f"{self.step_ms:>9.2f} ms, limit {max(self.memory_ms, self.arithmetic_ms):>8.2f}: {100 * self.fraction:>4.0f} %   ({stages})"
         )
 
 
@@ -119,7 +119,6 @@ def _measure(
         after = executor.core.stage_seconds()
         stages.append({name: 1e3 * (after[name] - before[name]) for name in after})
     spec = executor.spec
-    parameters = executor.core.packed_bytes  # bytes read once a step
     tokens = num_reqs * query_len
     kv_row = 2 * spec.num_kv_heads * spec.head_dim * spec.num_layers
     kv_bytes = 2 * kv_row * num_reqs * (context + query_len)
@@ -130,7 +129,7 @@ def _measure(
     linear_ops = 2 * (body * tokens + spec.hidden_size * spec.vocab_size * num_reqs)
     attention_ops = 4 * spec.num_layers * spec.num_heads * spec.head_dim * tokens * (context + query_len / 2)
     peak = {"fp32": roof.f32_gflop_s, "bf16": roof.bf16_gflop_s}.get(weight_format, roof.int8_gop_s)
-    memory_ms = 1e3 * (parameters + kv_bytes) / (roof.memory_gb_s * 1e9)
+    memory_ms = 1e3 * (executor.core.packed_bytes + kv_bytes) / (roof.memory_gb_s * 1e9)
     arithmetic_ms = 1e3 * (linear_ops / (peak * 1e9) + attention_ops / (roof.f32_gflop_s * 1e9))
     step_ms = 1e3 * float(np.median(times))
     return StepResult(

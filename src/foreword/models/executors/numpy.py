@@ -156,7 +156,8 @@ def softmax(x: F32) -> F32:
 
 def sigmoid(x: F32) -> F32:
     """1 / (1 + exp(−x)), without overflow."""
-    return 1 / (1 + np.exp(-np.maximum(x, np.float32(-87))))
+    out: F32 = 1 / (1 + np.exp(-np.maximum(x, np.float32(-87))))
+    return out
 
 
 def silu(x: F32) -> F32:
