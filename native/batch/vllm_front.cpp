@@ -141,6 +141,8 @@ bool VllmFront::check_cached(PyObject *cached) {
       if (!as_int32(items(outputs.get())[i], made)) return false;
       if (!placeholders[row] && s.prompt_len[row] + made < s.num_tokens[row]) return false;
     }
+    // An output made before the last samples were known counts drafts as computed that were rejected since.
+    c = std::min(c, s.num_tokens[row] + placeholders[row] - 1);
     PyObject *grown = items(blocks.get())[i];
     if (grown == Py_None) {
       if (c != s.num_computed_tokens[row]) growth_.push_back({row, c, nullptr});

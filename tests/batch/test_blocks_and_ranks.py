@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from foreword.batch import InputBuffers, KVGroup, NewRequest, PlanError, RequestStates, prepare_inputs
+from foreword.batch import InputBuffers, KVGroup, NewRequest, PlanError, RequestStates, prepare_inputs, validate
 from foreword.batch.block_ops import BlockOps
 from foreword.batch.classify import region_swaps
 from foreword.errors import ConfigError
@@ -47,6 +47,8 @@ def test_a_recurrent_group_holds_one_state_a_request_and_has_no_slots(backend):
         assert (batch.slot_mapping[1] == -1).all()
         assert (batch.slot_mapping[0][:35] >= 0).all()
         assert batch.block_table[1].shape == (batch.num_reqs_padded, 1)
+        validate(batch, states)
+        assert "one state a request" in str(batch.explain(1, token=0))
         got = batch.state_indices(1)
         assert got.write.tolist() == [8, 7] + [-1] * (batch.num_reqs_padded - 2)
         assert got.read.tolist() == [8, -1] + [-1] * (batch.num_reqs_padded - 2)
@@ -233,6 +235,20 @@ def test_decode_first_puts_every_decode_before_every_prompt_chunk_and_is_stable(
         assert batch.req_ids == sorted(plan, key=key.__getitem__)  # sorted() is stable
         kinds = ["verify" if r in drafts else "decode" if plan[r] == 1 else "chunk" for r in batch.req_ids]
         assert kinds[: len(drafts)] == ["verify"] * len(drafts)
+
+
+def test_a_plan_in_decode_first_order_is_left_as_it_is():
+    rng = np.random.default_rng(2)
+    states, buffers = make()
+    for r in range(8):
+        add(states, str(r), 40, computed=int(rng.integers(0, 20)))
+    rows = np.array([states.row_of(str(r)) for r in range(8)], np.int32)
+    for counts in ([1] * 8, [1, 1, 2, 2, 3, 7, 7, 9], [2] * 8, [3, 1, 2, 1, 1, 5, 4, 1]):
+        n = np.array(counts, np.int32)
+        batch = prepare_inputs(states, (rows, n), buffers, order="decode_first")
+        assert batch.idx_mapping.tolist() == [
+            rows[i] for i in sorted(range(8), key=lambda i: (counts[i] != 1, counts[i]))
+        ]
 
 
 @pytest.mark.parametrize("seed", range(20))

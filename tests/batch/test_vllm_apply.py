@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import tracemalloc
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
@@ -296,6 +297,117 @@ def test_the_schedulers_computed_tokens_correct_ours():
     apply(states, output([new_data("a", [1] * 6, ([1, 2], [1, 2, 3]))], scheduled={"a": 2}))
     apply(states, output(cached=cached_data([("a", None, 4, 0)]), scheduled={"a": 2}))
     assert states.num_computed_tokens[states.row_of("a")] == 4
+
+
+@pytest.mark.parametrize("front", [native.vllm_front, lambda *_: None], ids=["native", "python"])
+def test_computed_tokens_counted_before_a_rejection_was_known_are_not_believed(front, monkeypatch):
+    monkeypatch.setattr(native, "vllm_front", front)
+    states, buffers = make()
+    apply(states, output([new_data("a", [1, 2, 3], ([1, 2, 3], [1, 2, 3, 4, 5]))]))
+    states.commit(prepare_inputs(states, {"a": 3}, buffers), {"a": [4]})
+    batch = prepare_inputs(states, {"a": 4}, buffers, draft_tokens={"a": [5, 6, 7]})
+    states.commit(batch, {"a": [9]})  # all three rejected; the scheduler had planned on with 3 + 4 computed
+    drafts = {"a": [-1, -1]}
+    applied = apply(states, output(cached=cached_data([("a", None, 7, 5)]), scheduled={"a": 3}, drafts=drafts))
+    batch = prepare_inputs(states, applied, buffers)
+    assert batch.positions.tolist() == [4, 5, 6]
+    assert batch.input_ids[0] == 9
+
+
+@pytest.mark.parametrize("front", [native.vllm_front, lambda *_: None], ids=["native", "python"])
+def test_a_step_may_be_applied_while_the_one_before_is_in_flight(front, monkeypatch):
+    monkeypatch.setattr(native, "vllm_front", front)
+    states, first = make()
+    second = InputBuffers.for_states(states, max_num_batched_tokens=256)
+    apply(states, output([new_data("a", [1, 2, 3], ([1, 2, 3], [1, 2, 3, 4, 5]))]))
+    flying = prepare_inputs(states, {"a": 3}, first)
+    states.advance(flying)
+    for step, buffers in enumerate((second, first, second)):  # the outputs the scheduler counts include placeholders
+        cached = cached_data([("a", None, 3 + step, 1 + step)])
+        batch = prepare_inputs(states, apply(states, output(cached=cached, scheduled={"a": 1})), buffers)
+        assert not batch.resolved
+        states.commit(flying, {"a": [50 + step]})
+        batch.resolve()
+        assert (batch.input_ids.tolist(), batch.positions.tolist()) == ([50 + step], [3 + step])
+        states.advance(batch)
+        flying = batch
+
+
+def odd_outputs(rng):
+    """Outputs with one thing wrong or unusual, and what they hold."""
+    many = 2**40
+    odd = [None, "x", 1.5, np.int64(1), many, -many, [], True, ("a",), {"a": 1}, -1]
+    value = odd[int(rng.integers(len(odd)))]
+    cached = cached_data([("a", ([3], [4]), 1, 0), ("b", None, 1, 0)])
+    out = output(cached=cached, scheduled={"a": 1, "b": 2}, drafts={"b": [7]})
+    match int(rng.integers(13)):
+        case 0:
+            cached.req_ids[0] = value
+        case 1:
+            cached.new_block_ids[0] = value
+        case 2:
+            cached.new_block_ids[0] = ([value], [4])
+        case 3:
+            cached.new_block_ids[0] = ([3], value)
+        case 4:
+            cached.new_block_ids = [value]
+        case 5:
+            cached.num_computed_tokens[1] = value
+        case 6:
+            cached.num_output_tokens[0] = value
+        case 7:
+            out.num_scheduled_tokens["a"] = value
+        case 8:
+            out.num_scheduled_tokens[value if isinstance(value, str | float | int) else "c"] = 1
+        case 9:
+            out.scheduled_spec_decode_tokens["b"] = value
+        case 10:
+            out.scheduled_spec_decode_tokens["b"] = [value]
+        case 11:
+            cached.req_ids = ["a", "a"]
+        case 12:
+            out.scheduled_new_reqs.append(new_data("n", [1, value], ([value], [5])))
+    return out  # fmt: skip
+
+
+def test_odd_outputs_end_as_an_error_or_as_python_would_apply_them(monkeypatch):
+    def run(out, front):
+        with monkeypatch.context() as patch:
+            patch.setattr(native, "vllm_front", front)
+            states, buffers = make()
+            for i, rid in enumerate("ab"):
+                states.add_request(NewRequest(rid, [1, 2], [[1 + i], [2 + i, 5]], num_computed_tokens=1))
+            try:
+                batch = prepare_inputs(states, apply(states, out), buffers)
+            except Exception as error:
+                return type(error)
+            return batch.req_ids, batch.input_ids.tolist(), [s.tolist() for s in batch.slot_mapping]
+
+    for seed in range(400):
+        outs = [odd_outputs(np.random.default_rng(seed)) for _ in range(2)]
+        assert run(outs[0], native.vllm_front) == run(outs[1], lambda *_: None), seed
+
+
+def test_decode_steps_keep_no_memory():
+    states, buffers = make()
+    apply(states, output([new_data(r, [1] * 20, ([1] * 16, [1] * 32)) for r in "abcd"]))
+    states.commit(prepare_inputs(states, dict.fromkeys("abcd", 20), buffers), np.full(4, 3, np.int32))
+    cached, counts = cached_data([(r, None, 20, 1) for r in "abcd"]), dict.fromkeys("abcd", 1)
+    out = output(cached=cached, scheduled=counts)
+
+    def steps(n):
+        for _ in range(n):
+            prepare_inputs(states, apply(states, out), buffers).sampling_metadata()
+
+    steps(20)
+    tracemalloc.start()
+    try:
+        steps(20)
+        before = tracemalloc.get_traced_memory()[0]
+        steps(2000)
+        assert tracemalloc.get_traced_memory()[0] - before < 2000  # bytes: nothing a step
+    finally:
+        tracemalloc.stop()
 
 
 def test_outputs_the_scheduler_took_back_are_forgotten():

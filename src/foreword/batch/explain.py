@@ -162,6 +162,8 @@ def _sentence(
         f"go to slot {slot}: entry {p // table.tokens_per_block} of its block-table row is block {int(blocks[t])}, "
         f"offset {int(offsets[t])}"
         if slot >= 0
+        else "go nowhere: the group keeps one state a request"
+        if table.group.recurrent
         else "are kept by another rank of the context-parallel group"
     )
     logits = np.flatnonzero(batch.logits_indices == t)

@@ -97,6 +97,12 @@ def _with_draft_lists(rows: Int32s, counts: Int32s, lists: list[Sequence[int]]) 
     return Plan(rows, counts, num, np.array([t for ids in lists for t in ids], np.int32))
 
 
+def is_decode_first(num_scheduled: Int32s, max_num_draft_tokens: int) -> bool:
+    """Whether a plan without drafts is in `decode_first` order already, so that keeping the order costs a look."""
+    key = num_scheduled + (num_scheduled != 1 + max_num_draft_tokens) * (np.int64(1) << 32)
+    return bool((key[1:] >= key[:-1]).all())
+
+
 def decode_first(plan: Plan, max_num_draft_tokens: int) -> Plan:
     """The plan in the order (no drafts, tokens != 1 + max_num_draft_tokens, tokens), stable: verification and decode
     rows first, then short extends, then long prefills.

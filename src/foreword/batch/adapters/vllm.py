@@ -152,7 +152,9 @@ def _go_on(states: RequestStates, cached: Any) -> None:
             _write_tokens(states, row, computed, new_tokens[i])
         if num_outputs and states.num_placeholders[row] == 0:
             _truncate(states, row, int(states.prompt_len[row]) + int(num_outputs[i]))
-        states.num_computed_tokens[row] = computed
+        # An output made before the last samples were known counts drafts as computed that were rejected since.
+        known = int(states.num_tokens[row]) + int(states.num_placeholders[row])
+        states.num_computed_tokens[row] = min(computed, known - 1)
 
 
 def _resume(states: RequestStates, rid: str, blocks: Any, computed: int, all_tokens: Sequence[int] | None) -> None:

@@ -281,7 +281,9 @@ def local_offsets(table: BlockTable, offsets: I64) -> I64:
 
 
 def slots(table: BlockTable, rows: I64, positions: I64) -> I64:
-    """Where the keys and values of these positions go; −1 where another rank owns them."""
+    """Where the keys and values of these positions go; −1 where another rank owns them, or a state stands for them."""
+    if table.group.recurrent:
+        return np.full(len(positions), -1, np.int64)
     cp, offsets = table.context_parallel, positions % table.tokens_per_block
     blocks = table.table[rows, positions // table.tokens_per_block].astype(np.int64)
     slot = blocks * table.group.block_size + local_offsets(table, offsets)
