@@ -63,7 +63,8 @@ class StepResult:
         stages = ", ".join(f"{name} {ms:.2f}" for name, ms in self.stages_ms.items() if ms >= 0.005)
         return (
             f"{self.weight_format:<6}{self.num_reqs:>4} x {self.query_len:<4}over {self.context:<5}"
-            f"{self.step_ms:>9.2f} ms, limit {max(self.memory_ms, self.arithmetic_ms):>8.2f}: {100 * self.fraction:>4.0f} %   ({stages})"
+            f"{self.step_ms:>9.2f} ms, limit {max(self.memory_ms, self.arithmetic_ms):>8.2f}: "
+            f"{100 * self.fraction:>4.0f} %   ({stages})"
         )
 
 
