@@ -571,3 +571,10 @@ def test_the_first_entry_that_does_not_fit_is_named():
     with pytest.raises(CapacityError, match="'a'"):
         apply(states, output(cached=cached_data([("a", ([1] * 17, []), 0, 0)])))
     assert states.block_tables[0].num_blocks[states.row_of("a")] == 1
+    with pytest.raises(RequestError, match="num_computed_tokens"):
+        apply(states, output(cached=cached_data([("a", None, -1, 0)])))
+    for computed, tokens in ((5, [1]), (1, [100]), (1, [1] * 64)):
+        cached = cached_data([("a", None, computed, 1)])
+        cached.new_token_ids = [tokens]
+        with pytest.raises((RequestError, CapacityError), match="'a'"):
+            apply(states, output(cached=cached))

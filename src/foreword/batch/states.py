@@ -159,7 +159,7 @@ class RequestStates:
         if rid in self._rows:
             raise RequestError(rid, "req_id", rid, "is here already", "Remove it first, or use another id.")
         prompt = self._prompt_ids(request)
-        outputs = self._token_ids(rid, "output_token_ids", request.output_token_ids)
+        outputs = self.check_token_ids(rid, "output_token_ids", request.output_token_ids)
         known = len(prompt) + len(outputs)
         if known > self.max_model_len:
             raise RequestError(
@@ -429,12 +429,13 @@ class RequestStates:
                     request.req_id, "prompt_token_ids", None, "is missing", "Give the prompt's token ids or embeddings."
                 )
             return np.zeros(len(request.prompt_embeds), np.int32)
-        ids = self._token_ids(request.req_id, "prompt_token_ids", request.prompt_token_ids)
+        ids = self.check_token_ids(request.req_id, "prompt_token_ids", request.prompt_token_ids)
         if not len(ids):
             raise RequestError(request.req_id, "prompt_token_ids", [], "is empty", "Give at least one token.")
         return ids
 
-    def _token_ids(self, rid: str, field: str, ids: TokenIds) -> npt.NDArray[np.int32]:
+    def check_token_ids(self, rid: str, field: str, ids: TokenIds) -> npt.NDArray[np.int32]:
+        """ids as int32 [n]; RequestError for one that the vocabulary has not."""
         out = as_int32(rid, field, ids)
         if out.size and (out.min() < 0 or out.max() >= self.vocab_size):
             i = int(np.argmax((out < 0) | (out >= self.vocab_size)))

@@ -146,10 +146,12 @@ def _go_on(states: RequestStates, cached: Any) -> None:
             _resume(states, rid, blocks, computed, all_tokens.get(rid))
             continue
         row = states.row_of(rid)
+        if computed < 0:
+            raise RequestError(rid, "num_computed_tokens", computed, "must be 0 or more", "Count from the start.")
         if blocks is not None:
             states.append_blocks(rid, blocks)
         if new_tokens and len(new_tokens[i]):  # a pipeline rank that did not sample them itself
-            _write_tokens(states, row, computed, new_tokens[i])
+            _write_tokens(states, row, computed, states.check_token_ids(rid, "new_token_ids", new_tokens[i]))
         if num_outputs and states.num_placeholders[row] == 0:
             _truncate(states, row, int(states.prompt_len[row]) + int(num_outputs[i]))
         # An output made before the last samples were known counts drafts as computed that were rejected since.
@@ -170,11 +172,14 @@ def _resume(states: RequestStates, rid: str, blocks: Any, computed: int, all_tok
     resume(states, rid, empty if blocks is None else blocks, computed, outputs)
 
 
-def _write_tokens(states: RequestStates, row: int, start: int, tokens: Sequence[int]) -> None:
+def _write_tokens(states: RequestStates, row: int, start: int, tokens: I32) -> None:
     """token_ids[row, start : start + len(tokens)] = tokens: they stand where the request's computed tokens end."""
     end = start + len(tokens)
-    if end > states.max_model_len:
-        raise CapacityError(f"request {states.req_id_of(row)!r}: {end} tokens do not fit max_model_len")
+    if start > states.num_tokens[row] or end > states.max_model_len:
+        raise CapacityError(
+            f"request {states.req_id_of(row)!r}: tokens {start} … {end - 1} do not follow its {states.num_tokens[row]} "
+            f"known ones, or do not fit max_model_len = {states.max_model_len}"
+        )
     states.token_ids[row, start:end] = tokens
     if end > states.num_tokens[row]:
         states.num_tokens[row] = end
