@@ -13,10 +13,13 @@ class Group:
     block_size: int
     window: int | None = None
     ranks: tuple[int, int, int] | None = None  # size, rank, interleave of a group spread over ranks
+    state_of: int | None = None  # a recurrent group: one entry stands for this many positions, and none has a slot
 
     @property
     def span(self) -> int:
         """Positions that one block-table entry covers."""
+        if self.state_of is not None:
+            return self.state_of
         return self.block_size * (self.ranks[0] if self.ranks else 1)
 
 
@@ -70,6 +73,8 @@ class Model:
 
     def slot(self, g: int, request: Request, position: int) -> int:
         group = self.groups[g]
+        if group.state_of is not None:
+            return -1
         block = request.blocks[g][position // group.span]
         if group.ranks is None:
             return block * group.block_size + position % group.span

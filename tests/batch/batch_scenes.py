@@ -15,7 +15,17 @@ from foreword.batch import (
     prepare_inputs,
 )
 
-SCENES = ("mixed", "drafts", "context parallel", "decode only", "not gathered", "empty", "in flight", "inert")
+SCENES = (
+    "mixed",
+    "drafts",
+    "context parallel",
+    "decode only",
+    "not gathered",
+    "empty",
+    "in flight",
+    "inert",
+    "recurrent",
+)
 
 
 @dataclass
@@ -32,7 +42,8 @@ def scene(name: str, backend: str = "numpy") -> Scene:
         max_num_reqs=6,
         max_model_len=13,
         vocab_size=50,
-        kv_groups=[KVGroup(2, context_parallel=cp is not None), KVGroup(4, sliding_window=3)],
+        kv_groups=[KVGroup(2, context_parallel=cp is not None), KVGroup(4, sliding_window=3)]
+        + [KVGroup(1, recurrent=True)] * (name == "recurrent"),
         max_num_draft_tokens=3,
         context_parallel=cp,
     )
@@ -50,7 +61,7 @@ def scene(name: str, backend: str = "numpy") -> Scene:
     add("c", [1, 2, 3, 4, 5, 6, 7, 8, 9], (10,), 9)
     states.remove_request("gone")
     buffers = InputBuffers.for_states(states, max_num_batched_tokens=16)
-    if name in ("in flight", "inert"):
+    if name in ("in flight", "inert", "recurrent"):
         return _in_flight(states, buffers, backend, remove=name == "inert")
     states.step = 41
     if name == "empty":

@@ -65,15 +65,18 @@ class Lives:
     """Three states with a backend each, and the model, told the same."""
 
     def __init__(self, pick: Picks) -> None:
+        max_model_len = pick.one_of([1, 2, 5, 7, 12, 13, 17, 33])
         ranks = pick.one_of([None, None, (2, 0, 1), (2, 1, 2), (3, 1, 1), (3, 2, 2)])
         groups = []
         for _ in range(pick.integer(1, 3)):
             size, window = pick.one_of([1, 2, 3, 4, 6, 16]), pick.one_of([None, None, 1, 2, 3, 5])
             spread = ranks is not None and size % ranks[2] == 0 and pick.flag()
             groups.append(Group(size, window, ranks if spread else None))
+        if pick.flag(6):
+            groups.append(Group(1, state_of=max_model_len))
         self.model = Model(
             max_num_reqs=pick.one_of([1, 2, 4, 5, 6]),
-            max_model_len=pick.one_of([1, 2, 5, 7, 12, 13, 17, 33]),
+            max_model_len=max_model_len,
             groups=groups,
             max_drafts=pick.one_of([0, 1, 3]),
             ranks=ranks,
@@ -85,7 +88,13 @@ class Lives:
                 max_model_len=self.model.max_model_len,
                 vocab_size=VOCAB,
                 kv_groups=[
-                    KVGroup(g.block_size, sliding_window=g.window, context_parallel=g.ranks is not None) for g in groups
+                    KVGroup(
+                        g.block_size,
+                        sliding_window=g.window,
+                        context_parallel=g.ranks is not None,
+                        recurrent=g.state_of is not None,
+                    )
+                    for g in groups
                 ],
                 max_num_draft_tokens=self.model.max_drafts,
                 context_parallel=ContextParallel(*ranks) if ranks else None,

@@ -17,6 +17,7 @@ from foreword.batch.views import BatchViews
 from foreword.errors import ForewordError, PlanError
 
 if TYPE_CHECKING:
+    from foreword.batch.checker import Check
     from foreword.batch.explain import Explanation
     from foreword.batch.states import RequestStates
 
@@ -259,6 +260,8 @@ class InputBatch(BatchViews):
 
         self._check_open()
         self._scalars = resolved(self, self._states, self._buffers, self._run, self._gathered, draft_tokens)
+        if self._states.checker is not None:
+            self._states.checker.check(self)
 
     @property
     def is_gathered(self) -> bool:
@@ -357,6 +360,7 @@ def prepare_inputs(
     backend: Backend = "auto",
     gather_block_tables: bool = True,
     block_ops: BlockOps | None = None,
+    check: Check = "off",
 ) -> InputBatch:
     """Turn the scheduler's choice into the tensors of a step.
 
@@ -367,10 +371,21 @@ def prepare_inputs(
     backend: "auto" is native where it is built, else numpy. All three give equal bits.
     block_ops: blocks to zero and to copy before the step; the batch carries them to whoever runs it.
     gather_block_tables: False leaves `InputBatch.block_table` out, for kernels that read the states' own tables.
+    check: "cheap" holds the step's sums and bounds against each other, O(B); "full" proves every tensor and every slot
+    read or written, see `foreword.batch.checker`. A batch they refuse must not be run.
 
     Raises PlanError where a row would read or write what it must not, CapacityError past the buffers, RequestError
     for an unknown id. Nothing is changed when this raises. The state changes only in `RequestStates.commit`.
     """
+    if check != "off":
+        from foreword.batch.checker import run_check
+
+        batch = prepare_inputs(
+            states, plan, buffers, draft_tokens=draft_tokens, pad_to=pad_to, order=order, backend=backend,
+            gather_block_tables=gather_block_tables, block_ops=block_ops,
+        )  # fmt: skip
+        run_check(batch, states, check)
+        return batch
     if buffers.states is not states:
         raise PlanError("these buffers were made for other states: use InputBuffers.for_states(states, …)")
     if order == "decode_first" and type(plan) is tuple and draft_tokens is None:

@@ -23,6 +23,7 @@ from foreword.errors import CapacityError, ConfigError, RequestError
 if TYPE_CHECKING:
     from foreword.batch.adapters.vllm_front import VllmFront
     from foreword.batch.batch_update import RowWatcher
+    from foreword.batch.checker import CacheChecker
     from foreword.batch.inputs import InputBatch
 
 INT32_MAX = 2**31 - 1
@@ -98,6 +99,7 @@ class RequestStates:
         self.parked: dict[str, NewRequest] = {}  # preempted: known, without row and blocks
         self.watchers: list[RowWatcher] = []  # told of every row that is filled, freed or moved
         self.vllm_front: VllmFront | None = None  # see `foreword.batch.adapters.vllm`
+        self.checker: CacheChecker | None = None  # made by the first step prepared with check="full"
         self.step = 0  # prepared steps, for messages
         self.layout_version = 0  # grows when rows move
         self._rows: dict[str, int] = {}

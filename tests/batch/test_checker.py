@@ -1,0 +1,302 @@
+"""Checks of a running engine's steps: what they let pass, and what they name."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from batch_scenes import SCENES, scene
+
+from foreword.batch import InputBuffers, KVGroup, NewRequest, PlanError, RequestStates, prepare_inputs
+from foreword.batch.block_ops import BlockOps
+from foreword.batch.checker import CacheChecker, check_cheap
+
+S = 2
+
+
+class Engine:
+    """States and buffers of a small cache, every step checked in full."""
+
+    def __init__(self, **group):
+        self.states = RequestStates(
+            max_num_reqs=4, max_model_len=12, vocab_size=100, kv_groups=[KVGroup(S, **group)], max_num_draft_tokens=2
+        )
+        self.buffers = InputBuffers.for_states(self.states, 24)
+
+    def admit(self, rid, prompt, blocks, computed=0, **extra):
+        self.states.add_request(NewRequest(rid, prompt, [blocks], num_computed_tokens=computed, **extra))
+
+    def step(self, plan, drafts=None, sampled=None, **how):
+        batch = prepare_inputs(self.states, plan, self.buffers, draft_tokens=drafts, check="full", **how)
+        if sampled is not None:
+            self.states.commit(batch, sampled)
+        return batch
+
+    def refused(self, plan, **how) -> PlanError:
+        with pytest.raises(PlanError) as caught:
+            self.step(plan, **how)
+        return caught.value
+
+
+@pytest.fixture
+def engine():
+    return Engine()
+
+
+# -- what passes -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("level", ["off", "cheap", "full"])
+@pytest.mark.parametrize("backend", ["loops", "numpy", "native"])
+def test_a_life_of_chunks_decodes_and_drafts_passes(level, backend):
+    engine = Engine()
+    engine.admit("a", [1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 6])
+    for n, drafts, sampled in ((2, [], []), (3, [], [6]), (1, [], [7]), (1, [8, 9], [8, 3])):
+        plan, ids = {"a": n + len(drafts)}, {"a": drafts} if drafts else None
+        batch = prepare_inputs(engine.states, plan, engine.buffers, draft_tokens=ids, check=level, backend=backend)
+        engine.states.commit(batch, {"a": sampled})
+    engine.step({"a": 1}, sampled={"a": [4]})
+
+
+def test_a_prefix_that_another_request_wrote_is_shared(engine):
+    engine.admit("a", [1, 2, 3, 4, 5], [1, 2, 3])
+    engine.step({"a": 5}, sampled={"a": [6]})
+    engine.admit("b", [1, 2, 3, 4, 9], [1, 2, 4], computed=4)
+    engine.step({"b": 1, "a": 1}, sampled={"a": [7], "b": [7]})
+
+
+def test_a_prefix_of_a_request_that_left_is_shared(engine):
+    engine.admit("a", [1, 2, 3], [1, 2])
+    engine.step({"a": 3}, sampled={"a": [4]})
+    engine.states.remove_request("a")
+    engine.admit("b", [1, 2, 9], [1, 3], computed=2)
+    engine.step({"b": 1}, sampled={"b": [4]})
+
+
+def test_a_prefix_that_nobody_here_wrote_is_the_callers(engine):
+    engine.admit("a", [1, 2, 3], [1, 2], computed=2)
+    engine.step({"a": 1}, sampled={"a": [4]})
+    engine.step({"a": 1}, sampled={"a": [4]})
+
+
+def test_a_hit_that_ends_inside_a_block_is_a_copy(engine):
+    engine.admit("a", [1, 2, 3, 4], [1, 2])
+    engine.step({"a": 4}, sampled={"a": [5]})
+    engine.states.remove_request("a")
+    engine.admit("b", [1, 2, 9, 9], [1, 2], computed=3)  # block 2 held [3, 4]; the caller copied a 9 over it
+    engine.step({"b": 1}, sampled={"b": [4]})
+
+
+def test_a_copied_block_carries_what_was_written(engine):
+    engine.admit("a", [1, 2, 3, 4], [1, 2])
+    engine.step({"a": 4}, sampled={"a": [5]})
+    engine.admit("b", [1, 2, 3, 9], [1, 3], computed=3)
+    engine.step({"b": 1}, sampled={"b": [4]}, block_ops=BlockOps.of(copies=[(2, 3)]))
+
+
+def test_what_a_connector_put_there_is_declared(engine):
+    engine.admit("a", [1, 2, 3], [1, 2])
+    engine.step({"a": 3}, sampled={"a": [4]})
+    engine.states.remove_request("a")
+    engine.admit("b", [7, 8, 9], [1, 2], computed=2)
+    engine.states.checker.share("b", 2)
+    engine.step({"b": 1}, sampled={"b": [4]})
+
+
+def test_rows_that_move_keep_their_shadow(engine):
+    engine.admit("a", [1], [1])
+    engine.admit("b", [1, 2, 3], [2, 3])
+    engine.step({"a": 1, "b": 3}, sampled={"a": [4], "b": [4]})
+    engine.states.remove_request("a")
+    assert engine.states.condense() == [(1, 0)]
+    engine.step({"b": 1}, sampled={"b": [4]})
+
+
+def test_rejected_drafts_are_written_over(engine):
+    engine.admit("a", [1, 2], [1, 2, 3])
+    engine.step({"a": 4}, drafts={"a": [5, 6]}, sampled={"a": [9]})
+    engine.step({"a": 3}, drafts={"a": [7, 8]}, sampled={"a": [7, 8, 1]})
+    engine.step({"a": 1}, sampled={"a": [1]})
+
+
+def test_two_steps_in_flight_are_checked_when_resolved(engine):
+    engine.admit("a", [1, 2], [1, 2, 3])
+    first = engine.step({"a": 4}, drafts={"a": [5, 6]})
+    engine.states.advance(first)
+    later = InputBuffers.for_states(engine.states, 24)
+    second = prepare_inputs(engine.states, {"a": 1}, later, check="full")
+    assert not second.resolved
+    engine.states.commit(first, {"a": [9]})
+    second.resolve()
+    engine.states.commit(second, {"a": [3]})
+    engine.step({"a": 1}, sampled={"a": [4]})
+
+
+def test_steps_that_went_by_unchecked_are_taken_for_granted(engine):
+    engine.admit("a", [1, 2], [1, 2])
+    engine.step({"a": 1}, sampled={"a": []})
+    engine.states.commit(prepare_inputs(engine.states, {"a": 1}, engine.buffers), {"a": [3]})
+    engine.step({"a": 1}, sampled={"a": [4]})
+
+
+def test_blocks_below_the_window_may_be_given_to_others():
+    engine = Engine(sliding_window=2)
+    engine.admit("a", [1, 2, 3, 4, 5], [1, 2, 3])
+    engine.step({"a": 5}, sampled={"a": [6]})
+    engine.states.checker.blocks_freed([1])
+    engine.admit("b", [9], [1])
+    engine.step({"a": 1, "b": 1}, sampled={"a": [7], "b": [7]})
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------
+
+
+def test_two_requests_with_one_block_to_write(engine):
+    engine.admit("a", [1, 2, 3], [1, 2])
+    engine.admit("b", [1, 2, 3], [1, 3])
+    error = engine.refused({"a": 3, "b": 3})
+    assert (error.tensor, error.step) == ("slot_mapping[0]", 1)
+    assert "two tokens of a step write one slot" in str(error)
+
+
+def test_a_write_to_a_block_that_another_request_sees(engine):
+    engine.admit("a", [1, 2, 3], [1, 2])
+    engine.step({"a": 3}, sampled={"a": [4]})
+    engine.admit("b", [1, 2, 3, 8], [1, 2], computed=3)
+    error = engine.refused({"b": 1})
+    assert (error.request, error.tensor, error.index, error.got) == ("b", "slot_mapping[0]", 0, 5)
+    assert "which request 'a' sees" in str(error)
+
+
+def test_a_hit_with_other_tokens(engine):
+    engine.admit("a", [1, 2, 3], [1, 2])
+    engine.step({"a": 3}, sampled={"a": [4]})
+    engine.admit("b", [1, 9, 3], [1, 3], computed=2)
+    error = engine.refused({"b": 1})
+    assert (error.request, error.tensor, error.index) == ("b", "block_table[0]", (0, 0))
+    assert (error.expected, error.got) == (
+        "the key and value of position 1",
+        "written by request 'a', with other tokens",
+    )
+
+
+def test_a_hit_on_the_right_tokens_after_another_beginning(engine):
+    engine.admit("a", [1, 2, 3, 4, 5], [1, 2, 3])
+    engine.step({"a": 5}, sampled={"a": [4]})
+    engine.admit("b", [8, 9, 3, 4, 5], [4, 2, 5], computed=4)
+    error = engine.refused({"b": 1})
+    assert (error.index, error.expected) == ((0, 1), "the key and value of position 2")
+
+
+def test_a_hit_of_another_adapter(engine):
+    engine.admit("a", [1, 2, 3], [1, 2])
+    engine.step({"a": 3}, sampled={"a": [4]})
+    engine.admit("b", [1, 2, 3], [1, 3], computed=2, lora_id=1)
+    assert "with other tokens" in engine.refused({"b": 1}).got
+
+
+def test_a_token_that_was_skipped(engine):
+    engine.admit("a", [1, 2, 3, 4], [1, 2])
+    engine.step({"a": 1}, sampled={})
+    engine.states.num_computed_tokens[engine.states.row_of("a")] = 3
+    error = engine.refused({"a": 1})
+    assert (error.request, error.expected) == ("a", "the key and value of position 1")
+    assert error.got == "nothing was written there"
+
+
+def test_rejected_drafts_counted_as_computed(engine):
+    engine.admit("a", [1, 2], [1, 2, 3])
+    engine.step({"a": 4}, drafts={"a": [5, 6]}, sampled={"a": [9]})
+    row = engine.states.row_of("a")
+    engine.states.token_ids[row, 3:5] = 9, 9
+    engine.states.num_tokens[row], engine.states.num_computed_tokens[row] = 5, 4
+    error = engine.refused({"a": 1})
+    assert error.expected == "the key and value of position 2"
+    assert error.got == "written by request 'a', with other tokens"
+
+
+def test_a_block_given_back_while_its_request_lives(engine):
+    engine.admit("a", [1, 2, 3], [1, 2])
+    engine.step({"a": 3}, sampled={"a": [4]})
+    engine.states.checker.blocks_freed([2])
+    error = engine.refused({"a": 1})
+    assert (error.request, error.tensor, error.index, error.got) == ("a", "states.block_table[0]", (0, 1), 2)
+
+
+def test_a_block_given_back_and_given_to_another_while_its_request_lives(engine):
+    engine.admit("a", [1, 2, 3], [1, 2])
+    engine.step({"a": 3}, sampled={"a": [4]})
+    engine.states.checker.blocks_freed([2])
+    engine.admit("b", [5], [2])
+    assert engine.refused({"b": 1}).request == "a"
+
+
+def test_a_block_given_back_and_taken_again_is_new(engine):
+    engine.admit("a", [1, 2, 3], [1, 2])
+    engine.step({"a": 3}, sampled={"a": [4]})
+    engine.states.remove_request("a")
+    engine.states.checker.blocks_freed([1, 2])
+    engine.admit("b", [5, 6, 7], [2, 1])
+    engine.step({"b": 3}, sampled={"b": [5]})
+    engine.step({"b": 1}, sampled={"b": [5]})
+
+
+def test_context_that_another_request_wrote_over(engine):
+    engine.admit("a", [1, 2, 3], [1, 2])
+    engine.step({"a": 3}, sampled={"a": [4]})
+    engine.states.checker._shadows[0].write(np.array([2]), 99, np.array([7], np.uint64))
+    engine.states.checker._names[99] = "stranger"
+    assert engine.refused({"a": 1}).got == "written by request 'stranger', with other tokens"
+
+
+def test_an_unknown_level_is_refused(engine):
+    with pytest.raises(PlanError, match="must be 'off', 'cheap' or 'full'"):
+        prepare_inputs(engine.states, {}, engine.buffers, check="some")
+
+
+def test_a_closed_checker_no_longer_watches(engine):
+    engine.step({})
+    checker = engine.states.checker
+    assert isinstance(checker, CacheChecker)
+    checker.close()
+    assert engine.states.checker is None
+    assert engine.states.watchers == []
+
+
+# -- the cheap level ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SCENES)
+def test_cheap_lets_a_right_batch_pass(name):
+    made = scene(name)
+    check_cheap(made.batch, made.states)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "at", "value"),
+    [
+        ("idx_mapping", 1, 6),
+        ("idx_mapping", 0, -1),
+        ("num_scheduled_tokens", 0, 0),
+        ("num_draft_tokens", 0, 4),
+        ("num_draft_tokens", 2, 1),
+        ("query_start_loc", 1, 0),
+        ("query_start_loc", 5, 3),
+        ("cu_num_logits", 2, 9),
+        ("cu_num_draft_tokens", 1, -1),
+        ("seq_lens", 2, 14),
+    ],
+)
+def test_cheap_names_a_sum_that_does_not_add_up(tensor, at, value):
+    made = scene("drafts")
+    getattr(made.buffers, tensor)[at] = value
+    with pytest.raises(PlanError) as caught:
+        check_cheap(made.batch, made.states)
+    assert (caught.value.tensor, caught.value.step) == (tensor, 42)
+
+
+def test_cheap_names_a_row_without_enough_blocks():
+    made = scene("drafts")
+    made.states.block_tables[1].num_blocks[made.states.row_of("b")] = 1
+    with pytest.raises(PlanError) as caught:
+        check_cheap(made.batch, made.states)
+    assert (caught.value.tensor, caught.value.request, caught.value.expected) == ("num_blocks[1]", "b", 2)
