@@ -9,6 +9,7 @@ from foreword.cli.conform import conform
 from foreword.cli.explain import explain
 from foreword.cli.models import models
 from foreword.cli.run import run
+from foreword.cli.simulate import simulate
 
 app = typer.Typer(
     name="foreword",
@@ -20,5 +21,6 @@ app = typer.Typer(
 app.command()(run)
 app.command()(explain)
 app.command()(conform)
+app.command()(simulate)
 app.add_typer(models, name="models")
 app.add_typer(bench, name="bench")

@@ -1,0 +1,17 @@
+"""What would happen under this load: the real scheduler and cache with a clock instead of a model."""
+
+from foreword.scheduler.simulation.cost import CostModel
+from foreword.scheduler.simulation.simulate import SimulationReport, simulate
+from foreword.scheduler.simulation.statistics import LatencyHistogram, Series
+from foreword.scheduler.simulation.trace import Arrival, Trace, read_trace
+
+__all__ = [
+    "Arrival",
+    "CostModel",
+    "LatencyHistogram",
+    "Series",
+    "SimulationReport",
+    "Trace",
+    "read_trace",
+    "simulate",
+]

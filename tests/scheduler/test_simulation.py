@@ -1,0 +1,105 @@
+"""Simulation: traces read, statistics right, and runs whose outcome can be worked out by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from foreword.errors import ConfigError
+from foreword.scheduler import SchedulerConfig
+from foreword.scheduler.simulation import Arrival, CostModel, LatencyHistogram, Series, Trace, read_trace, simulate
+
+
+def run(arrivals, **options):
+    config = SchedulerConfig(max_num_batched_tokens=100, max_num_seqs=4, watermark=0.0, **options.pop("config", {}))
+    cost = CostModel(step=1.0, token=0.01, context=0.0)
+    settings = {"max_model_len": 200, "num_blocks": 101, "block_size": 4} | options
+    return simulate(arrivals, config=config, cost=cost, **settings)
+
+
+def test_one_request_takes_what_the_cost_model_says():
+    report = run([Arrival(5.0, 100, 3)])
+    assert (report.num_requests, report.num_steps, report.num_output_tokens) == (1, 3, 3)
+    assert report.seconds == pytest.approx(5.0 + 2.0 + 1.01 + 1.01)
+    assert report.time_to_first_token.percentile(50) == pytest.approx(2.0, rel=0.012)
+    assert report.time_between_tokens.percentile(50) == pytest.approx(1.01, rel=0.012)
+    assert report.num_leaked_blocks == 0
+
+
+def test_a_shared_prefix_is_not_computed_twice():
+    arrivals = [Arrival(0.0, 100, 1, (7,)), Arrival(10.0, 100, 1, (7,)), Arrival(20.0, 100, 1, (8,))]
+    report = run(arrivals)
+    assert report.num_cached_tokens == 96
+    assert report.hit_rate == pytest.approx(0.32)
+    assert run(arrivals, prefix_caching=False).num_cached_tokens == 0
+
+
+def test_preempted_requests_wait_and_finish():
+    report = run([Arrival(0.0, 50, 100) for _ in range(4)], config={"reserve_full_prompt": False}, num_blocks=60)
+    assert report.num_output_tokens == 400
+    assert report.num_preemptions > 0
+    assert report.num_leaked_blocks == 0
+
+
+def test_the_same_load_has_the_same_outcome():
+    random = np.random.default_rng(0)
+    arrivals = [Arrival(t / 5, int(random.integers(1, 90)), int(random.integers(1, 50))) for t in range(60)]
+    reports = [run(arrivals, num_blocks=80) for _ in range(2)]
+    assert reports[0].seconds == reports[1].seconds
+    assert reports[0].memory_use.points == reports[1].memory_use.points
+
+
+def test_a_trace_repeats_with_prompts_of_its_own():
+    trace = Trace((Arrival(0.0, 600, 2, (0, 1)), Arrival(4.0, 512, 1, (0,))))
+    requests = list(trace.requests(5, speed=2.0))
+    assert [a.time for a in requests[:3]] == [0.0, 2.0, pytest.approx(2.0005)]
+    assert [a.hash_ids for a in requests] == [(0, 1), (0,), (2, 3), (2,), (4, 5)]
+    prompt = requests[0].prompt(0)
+    assert len(prompt) == 600
+    assert np.unique(prompt).tolist() == [0, 1]
+
+
+def test_both_trace_formats_are_read(tmp_path: Path):
+    table = tmp_path / "a.csv"
+    table.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n"
+                     "2023-11-16 18:15:50.6805900,396,0\n")  # fmt: skip
+    assert read_trace(table).arrivals == (Arrival(0.0, 374, 44), Arrival(4.0, 396, 1))
+    lines = tmp_path / "b.jsonl"
+    lines.write_text(json.dumps({"timestamp": 1500, "input_length": 9, "output_length": 5, "hash_ids": [3]}) + "\n")
+    trace = read_trace(lines)
+    assert trace.arrivals == (Arrival(1.5, 9, 5, (3,)),)
+    assert trace.has_prefixes
+    assert trace.max_length == 14
+    for broken in (tmp_path / "missing.csv", tmp_path):
+        with pytest.raises(ConfigError, match="trace"):
+            read_trace(broken)
+
+
+def test_the_histogram_keeps_durations_to_a_percent():
+    values = np.exp(np.random.default_rng(1).normal(size=5000))
+    histogram = LatencyHistogram()
+    for part in np.array_split(values, 7):
+        histogram.add(part)
+    for p in (1, 50, 99):
+        assert histogram.percentile(p) == pytest.approx(np.percentile(values, p), rel=0.03)
+    assert np.isnan(LatencyHistogram().percentile(50))
+
+
+def test_a_series_stays_small_and_keeps_its_shape():
+    series = Series(size=50)
+    for i in range(100_000):
+        series.add(i, i / 100_000)
+    assert len(series.points) < 100
+    assert series.plot(4) == "▁▃▅▇"
+
+
+def test_a_cost_model_is_fitted_to_measured_steps():
+    random = np.random.default_rng(2)
+    tokens, context = random.integers(1, 2000, 300), random.integers(1, 500_000, 300)
+    truth = CostModel(step=3e-3, token=2e-5, context=1e-8)
+    seconds = np.array([truth.seconds(int(t), int(c)) for t, c in zip(tokens, context, strict=True)])
+    fit = CostModel.fitted(tokens, context, seconds)
+    assert (fit.step, fit.token, fit.context) == pytest.approx((3e-3, 2e-5, 1e-8))
