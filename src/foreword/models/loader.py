@@ -60,7 +60,10 @@ def _load_gguf(path: Path, name: str) -> LoadedModel:
                          f"Those in GGUF files are {', '.join(sorted(GGUF_FAMILIES))}")  # fmt: skip
     spec = family.spec(config_from_gguf(gguf))
     weights = weights_from_gguf(path, gguf.tensors, spec, family)
-    tokenizer = Tokenizer.from_gguf(gguf.metadata)
+    try:
+        tokenizer = Tokenizer.from_gguf(gguf.metadata)
+    except ModelError as error:
+        raise ModelError(f"{path}: {error}") from None
     return LoadedModel(spec, weights, tokenizer, tokenizer.eos_ids, name, path)
 
 

@@ -156,7 +156,8 @@ def softmax(x: F32) -> F32:
 
 def sigmoid(x: F32) -> F32:
     """1 / (1 + exp(−x)), without overflow."""
-    out: F32 = 1 / (1 + np.exp(-np.maximum(x, np.float32(-87))))
+    one = np.float32(1)
+    out: F32 = one / (one + np.exp(-np.maximum(x, np.float32(-87))))
     return out
 
 

@@ -123,9 +123,9 @@ def windows(config: Config, sliding: Callable[[int], bool]) -> tuple[int | None,
     return tuple(window if kind == "sliding_attention" else None for kind in types)
 
 
-def experts(config: Config, *, count_key: str = "num_experts", norm_topk: bool, shared: bool = False) -> MoeSpec:
+def experts(config: Config, *, norm_topk: bool, shared: bool = False) -> MoeSpec:
     moe = MoeSpec(
-        num_experts=config.size(count_key),
+        num_experts=config.size("num_experts", config.optional("num_local_experts", int)),
         experts_per_token=config.size("num_experts_per_tok", 2),
         intermediate_size=config.size("moe_intermediate_size", config.size("intermediate_size")),
         norm_topk=config.get("norm_topk_prob", bool, norm_topk),

@@ -19,7 +19,7 @@ def mistral(config: Config) -> DecoderSpec:
 
 
 def mixtral(config: Config) -> DecoderSpec:
-    rotary, moe = rope(config), experts(config, count_key="num_local_experts", norm_topk=True)
+    rotary, moe = rope(config), experts(config, norm_topk=True)
     return decoder(config, "mixtral", tuple(LayerSpec(rotary, w, moe) for w in windows(config, lambda i: True)))
 
 

@@ -1,0 +1,98 @@
+"""Record tiny.json: the logits transformers computes for a tiny random model of each family.
+
+Needs torch, transformers and safetensors, so it runs in an environment of its own:
+    PYTHONPATH=tests python tests/data/models/make_tiny.py
+Weights are not recorded: `models.tiny.random_tensors` draws them again from the names and shapes.
+"""
+
+import json
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+from safetensors import safe_open
+
+from models.tiny import random_tensors, write_model
+
+NUM_TOKENS, KEPT = 24, 6
+SIZES = {
+    "vocab_size": 48, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 64, "bos_token_id": None, "eos_token_id": 2, "pad_token_id": 0,
+}  # fmt: skip
+ROPE = {"rope_type": "default", "rope_theta": 500.0}
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 32}  # fmt: skip
+YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 16}
+LONG = {"rope_type": "longrope", "rope_theta": 500.0, "short_factor": [1.0, 1.3, 1.7, 2.0],
+        "long_factor": [2.0, 4.0, 6.0, 8.0], "original_max_position_embeddings": 32}  # fmt: skip
+GEMMA_ROPE = {"full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0},
+              "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}}  # fmt: skip
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 12}
+
+MODELS = {
+    "llama3": transformers.LlamaConfig(**SIZES, rope_parameters=LLAMA3),
+    "llama-linear-tied": transformers.LlamaConfig(
+        **SIZES, head_dim=10, tie_word_embeddings=True, rope_parameters={**ROPE, "rope_type": "linear", "factor": 3.0}
+    ),
+    "llama-yarn": transformers.LlamaConfig(**SIZES, rope_parameters=YARN),
+    "mistral": transformers.MistralConfig(**SIZES, head_dim=8, sliding_window=7, rope_parameters=ROPE),
+    "qwen2": transformers.Qwen2Config(**SIZES, rope_parameters=ROPE),
+    "qwen2-sliding": transformers.Qwen2Config(
+        **SIZES, use_sliding_window=True, sliding_window=6, max_window_layers=2, rope_parameters=ROPE
+    ),
+    "qwen3": transformers.Qwen3Config(**SIZES, head_dim=12, tie_word_embeddings=True, rope_parameters=ROPE),
+    "gemma2": transformers.Gemma2Config(
+        **SIZES, head_dim=8, sliding_window=7, query_pre_attn_scalar=20, attn_logit_softcapping=3.0,
+        final_logit_softcapping=2.0, rope_parameters=ROPE,
+    ),
+    "gemma3": transformers.Gemma3TextConfig(
+        **{**SIZES, "num_hidden_layers": 7}, head_dim=8, sliding_window=5, query_pre_attn_scalar=12,
+        rope_parameters=GEMMA_ROPE,
+    ),
+    "phi3": transformers.Phi3Config(**SIZES, sliding_window=9, rope_parameters=ROPE),
+    "phi3-longrope": transformers.Phi3Config(
+        **SIZES, rope_parameters=LONG, original_max_position_embeddings=32, sliding_window=None
+    ),
+    "smollm3": transformers.SmolLM3Config(**SIZES, tie_word_embeddings=True, rope_parameters=ROPE),
+    "mixtral": transformers.MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2, rope_parameters=ROPE),
+    "qwen2-moe": transformers.Qwen2MoeConfig(
+        **SIZES, **EXPERTS, num_experts=4, shared_expert_intermediate_size=20, norm_topk_prob=False,
+        decoder_sparse_step=2, rope_parameters=ROPE,
+    ),
+    "qwen3-moe": transformers.Qwen3MoeConfig(
+        **SIZES, **EXPERTS, num_experts=6, head_dim=12, norm_topk_prob=True, mlp_only_layers=[1], rope_parameters=ROPE
+    ),
+}  # fmt: skip
+
+
+def record(config, folder):
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    model.save_pretrained(folder)
+    with safe_open(folder / "model.safetensors", "np") as file:
+        shapes = {name: list(file.get_slice(name).get_shape()) for name in sorted(file.keys())}
+    written = json.loads((folder / "config.json").read_text())
+    write_model(folder, written, random_tensors(shapes))
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32)
+    ids = np.random.default_rng(1).integers(3, config.vocab_size, NUM_TOKENS)
+    with torch.no_grad():
+        logits = model.eval()(torch.tensor(ids[None])).logits[0, -KEPT:].numpy()
+    kept = [[float(f"{x:.7g}") for x in row] for row in logits]
+    return {"config": written, "shapes": shapes, "token_ids": ids.tolist(), "last_logits": kept}
+
+
+def main():
+    here = Path(__file__).parent
+    recorded = {}
+    for name, config in MODELS.items():
+        with tempfile.TemporaryDirectory() as folder:
+            recorded[name] = record(config, Path(folder))
+        spread = np.std(recorded[name]["last_logits"])
+        print(f"{name}: {len(recorded[name]['shapes'])} tensors, logits vary by {spread:.3f}")
+    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(value)}" for name, value in recorded.items())
+    (here / "tiny.json").write_text(f'{{"transformers": "{transformers.__version__}", "models": {{\n{lines}\n}}}}\n')
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,240 @@
+"""Every family on a tiny random model, against logits that transformers computed (tests/data/models/make_tiny.py)."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from foreword.errors import ModelError
+from foreword.models.families import FAMILIES, GGUF_FAMILIES
+from foreword.models.families.base import GGUF_NAMES, SAFETENSORS_NAMES
+from foreword.models.loader import load_model
+from foreword.models.naming import split_halves
+from foreword.models.quants import Quant
+from foreword.models.weights import float_tensor
+from models import gguf_writer
+from models.running import all_logits, in_chunks
+from models.tiny import random_tensors, write_model, write_safetensors
+
+TINY = json.loads((Path(__file__).parents[1] / "data" / "models" / "tiny.json").read_text())["models"]
+
+
+def make(tmp_path, name, **changes):
+    tiny = TINY[name]
+    return write_model(tmp_path / name, {**tiny["config"], **changes}, random_tensors(tiny["shapes"]))
+
+
+def assert_logits(model, name):
+    tiny = TINY[name]
+    text, want = tiny["token_ids"], np.array(tiny["last_logits"])
+    for sizes in ([len(text)], [5, 1]):
+        [logits] = all_logits(model, [text], in_chunks([text], sizes), block_size=4)
+        np.testing.assert_allclose(logits[-len(want) :], want, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_logits_are_transformers(tmp_path, name):
+    assert_logits(load_model(make(tmp_path, name)), name)
+
+
+def test_every_family_is_held_to_transformers():
+    assert {tiny["config"]["model_type"] for tiny in TINY.values()} == set(FAMILIES)
+
+
+def older(config):
+    """The same configuration as transformers wrote it before version 5."""
+    config = dict(config)
+    parameters = config.pop("rope_parameters")
+    if "full_attention" in parameters:
+        config["rope_local_base_freq"] = parameters["sliding_attention"]["rope_theta"]
+        parameters = parameters["full_attention"]
+    config["rope_theta"] = parameters["rope_theta"]
+    scaling = {key: value for key, value in parameters.items() if key not in ("rope_theta", "rope_type")}
+    config["rope_scaling"] = {"type": parameters["rope_type"], **scaling} if scaling else None
+    return config
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_an_older_configuration_means_the_same(tmp_path, name):
+    folder = make(tmp_path, name)
+    new = load_model(folder).spec
+    (folder / "config.json").write_text(json.dumps(older(TINY[name]["config"])))
+    assert load_model(folder).spec == new
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gemma3", "qwen2-sliding", "smollm3", "mistral"])
+def test_layers_follow_the_familys_rule_where_the_configuration_does_not_list_them(tmp_path, name):
+    folder = make(tmp_path, name)
+    listed = load_model(folder).spec
+    config = {k: v for k, v in TINY[name]["config"].items() if k not in ("layer_types", "no_rope_layers")}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert load_model(folder).spec == listed
+
+
+def interleave(tensor, head_dim):
+    """The inverse of `split_halves`: rows as a llama GGUF file has them."""
+    return tensor.reshape(-1, 2, head_dim // 2, tensor.shape[1]).swapaxes(1, 2).reshape(tensor.shape)
+
+
+def test_splitting_halves_undoes_interleaving():
+    rows = np.arange(12, dtype=np.float32)[:, None] + np.zeros((1, 4), np.float32)
+    mixed = interleave(rows, head_dim=6)
+    assert mixed[:6, 0].tolist() == [0, 3, 1, 4, 2, 5]
+    np.testing.assert_array_equal(split_halves(float_tensor(mixed), 6).dequantize(), rows)
+
+
+KEYS = {
+    "embedding_length": "hidden_size", "feed_forward_length": "intermediate_size", "block_count": "num_hidden_layers",
+    "attention.head_count": "num_attention_heads", "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim", "context_length": "max_position_embeddings",
+    "attention.sliding_window": "sliding_window", "expert_count": "num_experts",
+    "expert_used_count": "num_experts_per_tok", "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+}  # fmt: skip
+FLOATS = {"attention.layer_norm_rms_epsilon": "rms_norm_eps", "attn_logit_softcapping": "attn_logit_softcapping",
+          "final_logit_softcapping": "final_logit_softcapping"}  # fmt: skip
+
+
+def as_gguf(path, tiny, spec, **more):
+    """The tiny model as a GGUF file of its architecture."""
+    config, tensors = tiny["config"], random_tensors(tiny["shapes"])
+    family = FAMILIES[config["model_type"]]
+    arch, rope = family.gguf, config["rope_parameters"]
+    rope = rope.get("full_attention", rope)
+    metadata = {"general.architecture": ("str", arch), f"{arch}.rope.freq_base": ("f32", rope["rope_theta"])}
+    metadata |= {f"{arch}.{k}": ("u32", config[v]) for k, v in KEYS.items() if config.get(v)}
+    metadata |= {f"{arch}.{k}": ("f32", config[v]) for k, v in FLOATS.items() if config.get(v)}
+    size = config["vocab_size"]
+    tokens = [chr(0x100 + i) for i in range(size - 1)]
+    metadata |= {"tokenizer.ggml.model": ("str", "gpt2"), "tokenizer.ggml.pre": ("str", "gpt-2"),
+                 "tokenizer.ggml.tokens": ("[str]", [*tokens, tokens[0] + tokens[1]]),
+                 "tokenizer.ggml.merges": ("[str]", [f"{tokens[0]} {tokens[1]}"]),
+                 "tokenizer.ggml.token_type": ("[i32]", [1] * size), "tokenizer.ggml.eos_token_id": ("u32", 2)}  # fmt: skip
+    names = {**SAFETENSORS_NAMES, **family.names}
+    written = {}
+    for short, template in names.items():
+        for i in range(spec.num_layers):
+            here = [
+                template.format(i=i, e=e)
+                for e in range(config.get("num_experts") or config.get("num_local_experts") or 1)
+            ]
+            if here[0] not in tensors:
+                continue
+            value = np.stack([tensors[n] for n in here]) if "{e}" in template else tensors[here[0]]
+            if short.endswith("_norm") and family.norms_less_one:
+                value = value + np.float32(1)
+            if short in ("q", "k") and family.gguf_interleaved:
+                value = interleave(value, spec.head_dim)
+            written[GGUF_NAMES[short].format(i=i)] = (Quant.F32, value.shape, gguf_writer.f32(value).ravel())
+    return gguf_writer.write(path, metadata | more, written)
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("llama-linear-tied", {"llama.rope.scaling.type": ("str", "linear"), "llama.rope.scaling.factor": ("f32", 3)}),
+        ("qwen2", {}),
+        ("qwen3", {}),
+        ("qwen3-moe", None),
+        ("qwen2-moe", None),
+        ("gemma2", None),
+    ],
+)
+def test_a_gguf_file_gives_the_same_weights_as_a_directory(tmp_path, name, more):
+    """None: the format does not say everything this tiny model has, so the weights are compared alone."""
+    directory = load_model(make(tmp_path, name))
+    tiny = TINY[name]
+    if more is not None:
+        model = load_model(as_gguf(tmp_path / "model.gguf", tiny, directory.spec, **more))
+        assert model.eos_token_ids == (2,)
+        assert_logits(model, name)
+        return
+    from foreword.models.gguf import read_gguf
+    from foreword.models.naming import weights_from_gguf
+
+    path = as_gguf(tmp_path / "model.gguf", tiny, directory.spec)
+    family = FAMILIES[tiny["config"]["model_type"]]
+    weights = weights_from_gguf(path, read_gguf(path).tensors, directory.spec, family)
+    assert weights.keys() == directory.weights.keys()
+    for key, tensor in weights.items():
+        np.testing.assert_array_equal(tensor.dequantize(), directory.weights[key].dequantize(), err_msg=key)
+
+
+def test_gguf_architectures_have_their_families():
+    assert set(GGUF_FAMILIES) == {"llama", "qwen2", "qwen2moe", "qwen3", "qwen3moe", "gemma2", "gemma3"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "resnet"}, r"config\.json: model_type 'resnet' is not supported\. Those .* gemma2, .*qwen2"),
+        ({"model_type": None}, "model_type is missing"),
+        (
+            {"hidden_size": 64},
+            r"tensor model\.embed_tokens\.weight \(embed\) has shape \(48, 32\), expected \(48, 64\)",
+        ),
+        ({"hidden_size": "32"}, "hidden_size is '32', not of type int"),
+        ({"num_hidden_layers": 5}, r"tensor model\.layers\.4\.input_layernorm\.weight .* is missing"),
+        ({"num_key_value_heads": 3}, "4 heads are not a multiple of 3"),
+        ({"num_attention_heads": 0}, "num_attention_heads = 0 is not above zero"),
+        ({"head_dim": 7}, "7 dimensions, not an even number"),
+        ({"attention_bias": True}, "attention_bias is set"),
+        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4}}, "rope_type 'dynamic' is not supported"),
+    ],
+)
+def test_a_configuration_that_cannot_work_says_why(tmp_path, changes, message):
+    with pytest.raises(ModelError, match=message):
+        load_model(make(tmp_path, "llama3", **changes))
+
+
+def test_shards_are_read_through_their_index(tmp_path):
+    folder = make(tmp_path, "qwen2")
+    tensors = random_tensors(TINY["qwen2"]["shapes"])
+    (folder / "model.safetensors").unlink()
+    names = list(tensors)
+    shards = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
+    for shard, members in shards.items():
+        write_safetensors(folder / shard, {n: tensors[n] for n in members})
+    index = {"weight_map": {n: shard for shard, members in shards.items() for n in members}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert_logits(load_model(folder), "qwen2")
+
+
+def test_every_damage_of_a_safetensors_header_is_a_model_error(tmp_path):
+    folder = make(tmp_path, "phi3")
+    path = folder / "model.safetensors"
+    data = path.read_bytes()
+    header = 8 + int.from_bytes(data[:8], "little")
+    for cut in [*range(0, header, 97), header, len(data) - 1]:
+        path.write_bytes(data[:cut])
+        with pytest.raises(ModelError, match=r"model\.safetensors|is missing"):
+            load_model(folder)
+    rng = np.random.default_rng(0)
+    for at in rng.integers(0, header, 150):
+        damaged = bytearray(data)
+        damaged[at] ^= int(rng.integers(1, 256))
+        path.write_bytes(damaged)
+        try:
+            load_model(folder)
+        except ModelError:
+            continue
+
+
+def test_files_and_names_that_are_not_there(tmp_path):
+    with pytest.raises(ModelError, match=r"absent\.gguf: there is no such file"):
+        load_model(tmp_path / "absent.gguf")
+    with pytest.raises(ModelError, match=r"has no config\.json and 0 \.gguf files"):
+        load_model(tmp_path)
+    with pytest.raises(ModelError, match="did you mean 'smollm2'"):
+        load_model("smollm")
+    folder = make(tmp_path, "llama3")
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(ModelError, match=r"tokenizer\.json"):
+        load_model(folder)
+
+
+def test_an_architecture_that_is_not_known_is_named(tmp_path):
+    path = gguf_writer.write(tmp_path / "m.gguf", {"general.architecture": ("str", "mamba")}, {})
+    with pytest.raises(ModelError, match=r"architecture 'mamba' is not supported\. .*gemma2, gemma3, llama"):
+        load_model(path)

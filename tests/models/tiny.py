@@ -1,0 +1,44 @@
+"""Tiny random models as directories: a configuration, weights drawn from a seed, and a vocabulary of characters."""
+
+import json
+import struct
+
+import numpy as np
+
+
+def random_tensors(shapes, seed=0):
+    """{name: float32 array} for {name: shape}, the same wherever drawn. Norm weights vary around one."""
+    rng = np.random.default_rng(seed)
+    tensors = {}
+    for name in sorted(shapes):
+        scale = 0.4 if "embed" in name or name.endswith(("norm.weight", "bias")) else 1 / np.sqrt(shapes[name][-1])
+        tensors[name] = (rng.standard_normal(shapes[name]) * scale).astype("<f4")
+        if name.endswith("norm.weight"):
+            tensors[name] += 1
+    return tensors
+
+
+def write_safetensors(path, tensors):
+    header, offset = {}, 0
+    for name, array in tensors.items():
+        header[name] = {"dtype": "F32", "shape": array.shape, "data_offsets": [offset, offset + array.nbytes]}
+        offset += array.nbytes
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(a.tobytes() for a in tensors.values()))
+
+
+def write_model(folder, config, tensors):
+    """config.json, model.safetensors and tokenizer.json in ``folder``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    write_safetensors(folder / "model.safetensors", tensors)
+    vocabulary = {chr(0x100 + i): i for i in range(config["vocab_size"])}
+    tokenizer = {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+        "post_processor": None,
+        "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+        "model": {"type": "BPE", "vocab": vocabulary, "merges": []},
+    }  # fmt: skip
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return folder
