@@ -1,0 +1,165 @@
+"""Write steps down as a trace that `foreword.insight.conform` can replay. The format: docs/conformance.md."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from foreword.batch.spec import TENSORS, Level
+
+if TYPE_CHECKING:
+    from foreword.batch import InputBatch, InputBuffers, RequestStates
+
+FORMAT = 1
+
+# What a trace says of a step: everything but what is numbered by rows, which are each engine's own, and what only this
+# library keeps.
+_OWN = {"idx_mapping", "expanded_idx_mapping", "row_generation", "num_placeholders", "num_blocks"}
+RECORDED = tuple(t for t in TENSORS if t.level is not Level.SYSTEM and t.attribute != "explain" and t.name not in _OWN)
+
+
+def tensors_of(batch: InputBatch) -> dict[str, Any]:
+    """The step's tensors as plain lists; one list a KV group where there is one a group."""
+    out: dict[str, Any] = {"req_ids": list(batch.req_ids)}
+    for spec in RECORDED:
+        if spec.optional == "gathered block tables" and not batch.is_gathered:
+            continue
+        value = getattr(batch, spec.name)
+        if spec.name == "attention_state":
+            out[spec.name] = value.name
+        elif spec.per_group:
+            out[spec.name] = [array.tolist() for array in value]
+        elif value is not None:
+            out[spec.name] = np.asarray(value).tolist()
+    return out
+
+
+class TraceRecorder:
+    """Records what happens to a `RequestStates` from an empty start.
+
+        with TraceRecorder("steps.jsonl", states, buffers) as trace:
+            batch = prepare_inputs(states, plan, buffers)
+            trace.step(batch)                        # after prepare_inputs
+            states.commit(batch, sampled)
+            trace.commit(batch, sampled)             # the same samples
+
+    Arrivals, departures and new blocks are seen by themselves. Steps are recorded as they are run: one after the other.
+    """
+
+    def __init__(self, path: str | Path, states: RequestStates, buffers: InputBuffers) -> None:
+        if len(states):
+            raise ValueError(f"a trace starts with no requests, and {len(states)} are here")
+        self._states = states
+        self._file = Path(path).open("w", encoding="utf-8")  # noqa: SIM115 (closed by close)
+        self._held: dict[str, list[int]] = {}  # blocks written down so far, a request and group
+        self._write(_header(states, buffers))
+        states.watchers.append(self)
+
+    def __enter__(self) -> TraceRecorder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop recording and close the file."""
+        if self in self._states.watchers:
+            self._states.watchers.remove(self)
+        self._file.close()
+
+    def _write(self, line: Mapping[str, Any]) -> None:
+        self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+
+    # -- told by the states ------------------------------------------------------------------------------------------
+
+    def filled(self, row: int) -> None:
+        """A request was admitted."""
+        s = self._states
+        known, prompt = int(s.num_tokens[row]), int(s.prompt_len[row])
+        blocks = [t.table[row, : t.num_blocks[row]].tolist() for t in s.block_tables]
+        self._held[s.req_id_of(row)] = [len(ids) for ids in blocks]
+        self._write(
+            {
+                "add": {
+                    "req_id": s.req_id_of(row),
+                    "prompt_token_ids": s.token_ids[row, :prompt].tolist(),
+                    "output_token_ids": s.token_ids[row, prompt:known].tolist(),
+                    "num_computed_tokens": int(s.num_computed_tokens[row]),
+                    "block_ids": blocks,
+                }
+            }
+        )
+
+    def freed(self, row: int) -> None:
+        """A request leaves."""
+        req_id = self._states.req_id_of(row)
+        self._held.pop(req_id, None)
+        self._write({"remove": req_id})
+
+    def exchanged(self, a: int, b: int) -> None:
+        """Rows are not part of a trace."""
+
+    # -- told by the engine --------------------------------------------------------------------------------------------
+
+    def step(self, batch: InputBatch) -> None:
+        """Write down a step just prepared."""
+        tensors = tensors_of(batch)
+        for req_id in tensors["req_ids"]:
+            for line in self._grown(req_id):
+                self._write(line)
+        drafts = np.split(batch.draft_token_ids, batch.cu_num_draft_tokens[1:-1])
+        counts = batch.num_scheduled_tokens.tolist()
+        plan: dict[str, Any] = {"num_scheduled_tokens": dict(zip(tensors["req_ids"], counts, strict=True))}
+        if len(batch.draft_token_ids):
+            plan["draft_tokens"] = {
+                req_id: ids.tolist() for req_id, ids in zip(tensors["req_ids"], drafts, strict=True) if len(ids)
+            }
+        padded = batch.num_tokens_padded, batch.num_reqs_padded
+        if padded != (batch.num_tokens, batch.num_reqs):
+            plan["pad_to"] = padded
+        self._write({"step": plan, "tensors": tensors})
+
+    def commit(self, batch: InputBatch, sampled: Mapping[str, Sequence[int]] | npt.NDArray[np.int32]) -> None:
+        """Write down the samples that were committed."""
+        if isinstance(sampled, Mapping):
+            lists = {req_id: [int(t) for t in tokens] for req_id, tokens in sampled.items()}
+        else:
+            table = sampled[:, None] if sampled.ndim == 1 else sampled
+            lists = {r: [t for t in row if t >= 0] for r, row in zip(batch.req_ids, table.tolist(), strict=True)}
+        self._write({"commit": {req_id: tokens for req_id, tokens in lists.items() if tokens}})
+
+    def _grown(self, req_id: str) -> Iterator[dict[str, Any]]:
+        row, held = self._states.row_of(req_id), self._held[req_id]
+        new = [
+            t.table[row, n : t.num_blocks[row]].tolist() for t, n in zip(self._states.block_tables, held, strict=True)
+        ]
+        if any(new):
+            self._held[req_id] = [n + len(ids) for n, ids in zip(held, new, strict=True)]
+            yield {"append_blocks": {"req_id": req_id, "block_ids": new}}
+
+
+def _header(states: RequestStates, buffers: InputBuffers) -> dict[str, Any]:
+    cp = states.context_parallel
+    return {
+        "foreword_trace": FORMAT,
+        "max_num_reqs": states.max_num_reqs,
+        "max_num_batched_tokens": buffers.max_num_batched_tokens,
+        "max_model_len": states.max_model_len,
+        "vocab_size": states.vocab_size,
+        "max_num_draft_tokens": states.max_num_draft_tokens,
+        "context_parallel": None if cp is None else {"size": cp.size, "rank": cp.rank, "interleave": cp.interleave},
+        "kv_groups": [
+            {
+                "block_size": g.block_size,
+                "sliding_window": g.sliding_window,
+                "context_parallel": g.context_parallel,
+                "recurrent": g.recurrent,
+            }
+            for g in (t.group for t in states.block_tables)
+        ],
+    }

@@ -1,0 +1,174 @@
+"""Traces of steps: golden ones, recorded ones, and what replaying reports."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from foreword.batch import InputBuffers, KVGroup, NewRequest, PlanError, RequestStates, prepare_inputs
+from foreword.insight import conform, golden
+from foreword.insight.record import RECORDED, TraceRecorder
+
+GOLDEN = conform.golden_vectors()
+
+
+def test_the_shipped_traces_are_what_the_definition_makes(tmp_path):
+    made = golden.main(tmp_path)
+    assert [p.name for p in GOLDEN] == sorted(p.name for p in made)
+    for path in made:
+        assert path.read_text() == (conform.VECTORS / path.name).read_text(), path.name
+
+
+@pytest.mark.parametrize("backend", ["loops", "numpy", "native"])
+@pytest.mark.parametrize("path", GOLDEN, ids=lambda p: p.stem)
+def test_every_backend_conforms(path, backend):
+    report = conform.run(path, backend=backend)
+    assert report.ok, str(report)
+    assert report.num_steps >= 3
+
+
+def test_the_golden_traces_hold_every_tensor():
+    seen = {
+        name
+        for path in GOLDEN
+        for line in path.read_text().splitlines()
+        for name in json.loads(line).get("tensors", ())
+    }
+    assert seen == {"req_ids"} | {spec.name for spec in RECORDED}
+
+
+def changed(value):
+    """The value with its last number one higher."""
+    if isinstance(value, list):
+        for i in reversed(range(len(value))):
+            new = changed(value[i])
+            if new is not None:
+                return [*value[:i], new, *value[i + 1 :]]
+        return None
+    if isinstance(value, bool):
+        return not value
+    return value + 1 if isinstance(value, int) else value + "?"
+
+
+@pytest.mark.parametrize("path", GOLDEN, ids=lambda p: p.stem)
+def test_a_changed_number_is_reported_with_its_place(path, tmp_path):
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    number = max(i for i, line in enumerate(lines) if "step" in line)
+    for name, value in lines[number]["tensors"].items():
+        new = changed(value)
+        if new is None:
+            continue
+        copy = tmp_path / "changed.jsonl"
+        tensors = {**lines[number]["tensors"], name: new}
+        copy.write_text("\n".join(map(json.dumps, [*lines[:number], {**lines[number], "tensors": tensors}])))
+        report = conform.run(copy)
+        assert [d.tensor for d in report.differences] == [name]
+        assert report.differences[0].line == number + 1
+        assert f"line {number + 1}, step {report.num_steps}: {name}" in str(report)
+
+
+def test_padding_may_be_left_out_and_must_be_padding(tmp_path):
+    path = conform.VECTORS / "chunks_and_decodes.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    at = next(i for i, line in enumerate(lines) if "pad_to" in line.get("step", {}))
+    tensors = lines[at]["tensors"]
+    short = {name: tensors[name][:3] for name in ("positions", "seq_lens", "input_ids")}
+    short["query_start_loc"] = tensors["query_start_loc"][:4]
+    long = {"positions": [*tensors["positions"], 0, 0], "query_start_loc": [*tensors["query_start_loc"], 3]}
+    stale = {"positions": [*tensors["positions"], 0, 7]}
+    copy = tmp_path / "padded.jsonl"
+    for given, wrong in ((short, []), (long, []), (stale, [("positions", (9,), 0, 7)])):
+        copy.write_text("\n".join(map(json.dumps, [*lines[:at], {**lines[at], "tensors": given}])))
+        found = [(d.tensor, d.index, d.expected, d.got) for d in conform.run(copy).differences]
+        assert found == wrong
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ({"foreword_trace": 9}, "the first line must hold"),
+        ({"remove": "a"}, "the first line must hold"),
+    ],
+)
+def test_a_trace_without_a_header_is_refused(line, message, tmp_path):
+    path = tmp_path / "bad.jsonl"
+    path.write_text(json.dumps(line))
+    with pytest.raises(PlanError, match=f"line 1: .*{message}"):
+        conform.run(path)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"nonsense": 1}',
+        "[1]",
+        "{",
+        '{"commit": {"a": [1]}}',
+        '{"append_blocks": {"req_id": "a", "block_ids": [[1]]}}',
+        '{"add": {"req_id": "a", "prompt": [1]}}',
+        '{"step": {"num_scheduled_tokens": {"a": 1}}}',
+        '{"step": {"num_scheduled_tokens": {}}, "tensors": {"logits": []}}',
+        '{"step": {"num_scheduled_tokens": {}}, "tensors": {"positions": 3}}',
+    ],
+)
+def test_a_line_that_cannot_be_replayed_is_named(line, tmp_path):
+    path = tmp_path / "bad.jsonl"
+    header = GOLDEN[0].read_text().splitlines()[0]
+    path.write_text(f"{header}\n\n{line}\n")
+    with pytest.raises(PlanError, match="line 3: "):
+        conform.run(path)
+
+
+def test_an_empty_trace_is_refused(tmp_path):
+    path = tmp_path / "empty.jsonl"
+    path.write_text("")
+    with pytest.raises(PlanError, match="the trace is empty"):
+        conform.run(path)
+
+
+def test_a_recorded_run_replays(tmp_path: Path):
+    path = tmp_path / "run.jsonl"
+    states = RequestStates(
+        max_num_reqs=2, max_model_len=9, vocab_size=50, kv_groups=[KVGroup(2)], max_num_draft_tokens=1
+    )
+    buffers = InputBuffers.for_states(states, 8)
+    with TraceRecorder(path, states, buffers) as trace:
+        states.add_request(NewRequest("a", [1, 2, 3], [[1, 2]]))
+        for plan, drafts, blocks, sampled in (
+            ({"a": 3}, None, [], {"a": [4]}),
+            ({"a": 2}, {"a": [5]}, [3], np.array([[5, 6]], np.int32)),
+            ({"a": 1}, None, [], np.array([7], np.int32)),
+        ):
+            states.append_blocks("a", [blocks])
+            batch = prepare_inputs(states, plan, buffers, draft_tokens=drafts)
+            trace.step(batch)
+            states.commit(batch, sampled)
+            trace.commit(batch, sampled)
+        states.swap_rows(0, 1)
+        states.remove_request("a")
+    report = conform.run(path)
+    assert report.ok
+    assert report.num_steps == 3
+    kinds = [next(iter(json.loads(line))) for line in path.read_text().splitlines()]
+    assert kinds == [
+        "foreword_trace",
+        "add",
+        "step",
+        "commit",
+        "append_blocks",
+        "step",
+        "commit",
+        "step",
+        "commit",
+        "remove",
+    ]
+
+
+def test_recording_starts_with_no_requests(tmp_path):
+    states = RequestStates(max_num_reqs=1, max_model_len=4, vocab_size=9, kv_groups=[KVGroup(2)])
+    states.add_request(NewRequest("a", [1], [[1]]))
+    with pytest.raises(ValueError, match="starts with no requests"):
+        TraceRecorder(tmp_path / "t.jsonl", states, InputBuffers.for_states(states, 4))
