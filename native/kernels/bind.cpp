@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <stdexcept>
 
+#include "kernels/bench.h"
 #include "kernels/step.h"
 
 namespace nb = nanobind;
@@ -327,6 +328,25 @@ nb::dict roofline(int num_threads, const std::string &isa, int megabytes) {
   return out;
 }
 
+double bench_linear(const std::string &format, int outputs, int inputs, int rows, int copies, int num_threads,
+                    const std::string &isa, int rounds) {
+  const LinearShape shape{by_name(kFormats, format, "weight format"), outputs, inputs, rows, copies};
+  const Level &level = choose_level(isa.c_str());
+  nb::gil_scoped_release release;
+  ThreadPool pool(num_threads > 0 ? num_threads : default_num_threads());
+  return time_linear(shape, level, pool, rounds);
+}
+
+double bench_attention(const std::string &format, int num_reqs, int queries, int context, int num_heads, int num_kv_heads,
+                       int head_dim, int copies, int num_threads, const std::string &isa, int rounds) {
+  const AttentionShape shape{by_name(kKVFormats, format, "KV format"), num_reqs, queries, context, num_heads, num_kv_heads,
+                             head_dim, copies};
+  const Level &level = choose_level(isa.c_str());
+  nb::gil_scoped_release release;
+  ThreadPool pool(num_threads > 0 ? num_threads : default_num_threads());
+  return time_attention(shape, level, pool, rounds);
+}
+
 std::vector<std::string> usable_levels() {
   std::vector<std::string> names;
   for (int i = 0; i < built_levels().count; ++i) {
@@ -393,6 +413,11 @@ void bind_kernels(nanobind::module_ &m) {
         "native/kernels/sampler.cpp defines the draw. `model` lends its threads.");
   m.def("roofline", &roofline, "num_threads"_a = 0, "isa"_a = "", "megabytes"_a = 256,
         "The machine's limits with one instruction set: peak operations and memory bytes a second.");
+  m.def("bench_linear", &bench_linear, "format"_a, "outputs"_a, "inputs"_a, "rows"_a, "copies"_a = 1, "num_threads"_a = 0,
+        "isa"_a = "", "rounds"_a = 5, "Seconds of one product of packed weights [outputs, inputs] with `rows` rows.");
+  m.def("bench_attention", &bench_attention, "format"_a, "num_reqs"_a, "queries"_a, "context"_a, "num_heads"_a,
+        "num_kv_heads"_a, "head_dim"_a, "copies"_a = 1, "num_threads"_a = 0, "isa"_a = "", "rounds"_a = 5,
+        "Seconds of one layer's attention: `queries` new tokens of each request over `context` keys.");
   m.def("isa_levels", &usable_levels, "Instruction-set levels that this build and this machine have, best first.");
   m.def("default_num_threads", &default_num_threads, "FOREWORD_NUM_THREADS, or the physical cores this process may use.");
 }

@@ -419,7 +419,8 @@ void linear(const PackedMatrix &w, const Activations &a, int row_begin, int row_
   const Range panels{panel_begin, panel_end};
   const Output output{out, out_stride, store};
   uint8_t *stage = static_cast<uint8_t *>(scratch);
-  const int pass = rows_a_pass(a);
+  const int most = rows_a_pass(a), passes = (row_end - row_begin + most - 1) / most;
+  const int pass = passes ? (row_end - row_begin + passes - 1) / passes : 1;
   for (int row = row_begin; row < row_end; row += pass) {
     const Range rows{row, smaller(row_end, row + pass)};
     switch (w.format) {

@@ -38,6 +38,7 @@ elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64|ARM64")
 endif()
 
 target_sources(_native PRIVATE
+  native/kernels/bench.cpp
   native/kernels/bind.cpp
   native/kernels/dispatch.cpp
   native/kernels/kv_cache.cpp

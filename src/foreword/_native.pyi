@@ -143,5 +143,28 @@ def sample(
     model: CpuModel | None = None,
 ) -> None: ...
 def roofline(num_threads: int = 0, isa: str = "", megabytes: int = 256) -> dict[str, Any]: ...
+def bench_linear(
+    format: str,
+    outputs: int,
+    inputs: int,
+    rows: int,
+    copies: int = 1,
+    num_threads: int = 0,
+    isa: str = "",
+    rounds: int = 5,
+) -> float: ...
+def bench_attention(
+    format: str,
+    num_reqs: int,
+    queries: int,
+    context: int,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    copies: int = 1,
+    num_threads: int = 0,
+    isa: str = "",
+    rounds: int = 5,
+) -> float: ...
 def isa_levels() -> list[str]: ...
 def default_num_threads() -> int: ...

@@ -1,0 +1,145 @@
+#include "kernels/bench.h"
+
+#include <atomic>
+#include <chrono>
+#include <vector>
+
+#include "kernels/kv_cache.h"
+#include "kernels/model.h"
+
+namespace foreword::kernels {
+namespace {
+
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// Small numbers without a pattern that a format could like.
+void fill(float *x, size_t count) {
+  uint32_t state = 1;
+  for (size_t i = 0; i < count; ++i) {
+    state = state * 1664525u + 1013904223u;
+    x[i] = static_cast<float>(static_cast<int32_t>(state)) * 1e-10f;
+  }
+}
+
+template <class Work>
+double best_of(int rounds, Work &&work) {
+  double best = 1e30;
+  for (int round = 0; round < rounds; ++round) {
+    const double start = now();
+    work();
+    best = std::min(best, now() - start);
+  }
+  return best;
+}
+
+}  // namespace
+
+double time_linear(const LinearShape &shape, const Level &level, ThreadPool &pool, int rounds) {
+  const size_t outputs = static_cast<size_t>(shape.outputs), inputs = static_cast<size_t>(shape.inputs);
+  Buffer<float> weights, x, out;
+  fill(weights.reserve(outputs * inputs), outputs * inputs);
+  const int stride = padded_row(shape.inputs), out_stride = padded_row(shape.outputs);
+  fill(x.reserve(static_cast<size_t>(shape.rows) * stride), static_cast<size_t>(shape.rows) * stride);
+  out.reserve(static_cast<size_t>(shape.rows) * out_stride);
+
+  const SourceMatrix source{Source::f32, shape.outputs, shape.inputs, inputs * sizeof(float),
+                            reinterpret_cast<const uint8_t *>(weights.data())};
+  Arena arena;
+  std::vector<PackedMatrix> matrices;
+  Buffer<uint8_t> scratch;
+  const int padded = (shape.inputs + kBlock - 1) / kBlock * kBlock;
+  const size_t own = (std::max(level.pack_scratch_bytes(padded), level.linear_scratch_bytes(padded)) + 63) / 64 * 64;
+  scratch.reserve(own * static_cast<size_t>(pool.size()));
+  for (int copy = 0; copy < shape.copies; ++copy) {
+    PackedMatrix m{shape.format, shape.outputs, shape.inputs, padded, (shape.outputs + level.panel_width - 1) / level.panel_width,
+                   level.panel_bytes(shape.format, padded), nullptr};
+    m.panels = arena.allocate(m.panel_bytes * static_cast<size_t>(m.num_panels));
+    pool.run([&](int thread) {
+      const Share share = share_of(m.num_panels, thread, pool.size());
+      for (int p = share.begin; p < share.end; ++p) level.pack_panel(source, m, p, scratch.data() + own * static_cast<size_t>(thread));
+    });
+    matrices.push_back(m);
+  }
+
+  const int kind = static_cast<int>(activation_kind(shape.format, level));
+  bool kinds[kNumActivationKinds] = {};
+  kinds[kind] = true;
+  ActivationBuffer buffer;
+  buffer.reserve(shape.rows, shape.inputs, kinds);
+  const ActivationSet set = buffer.view(shape.rows, shape.inputs);
+  for (int r = 0; r < shape.rows; ++r) level.prepare_row(set.kinds[kind], r, x.data() + static_cast<size_t>(r) * stride);
+
+  const double seconds = best_of(rounds, [&] {
+    pool.run([&](int thread) {
+      for (const PackedMatrix &m : matrices) {
+        const Share share = share_of(m.num_panels, thread, pool.size());
+        level.linear(m, set.kinds[kind], 0, shape.rows, share.begin, share.end, out.data(), static_cast<size_t>(out_stride),
+                     Store::assign, scratch.data() + own * static_cast<size_t>(thread));
+        pool.barrier();
+      }
+    });
+  });
+  return seconds / shape.copies;
+}
+
+double time_attention(const AttentionShape &shape, const Level &level, ThreadPool &pool, int rounds) {
+  constexpr int kBlockSize = 16;
+  const int dim = (shape.head_dim + kTile - 1) / kTile * kTile;
+  const int blocks = (shape.context + kBlockSize - 1) / kBlockSize;
+  KVCache cache({shape.format, 1 + shape.num_reqs * blocks, kBlockSize, shape.copies, shape.num_kv_heads, shape.head_dim, dim});
+  const AttentionConfig config{shape.num_heads, shape.num_kv_heads, shape.head_dim, dim, 0.f, 0};
+  const size_t own = (level.attention_scratch_bytes(config) + 63) / 64 * 64;
+  const size_t tokens = static_cast<size_t>(shape.num_reqs) * static_cast<size_t>(shape.queries);
+  const size_t q_stride = static_cast<size_t>(shape.num_heads) * dim, out_stride = static_cast<size_t>(shape.num_heads) * shape.head_dim;
+  Buffer<uint8_t> scratch;
+  Buffer<float> q, out;
+  scratch.reserve(own * static_cast<size_t>(pool.size()));
+  fill(q.reserve(tokens * q_stride), tokens * q_stride);
+  out.reserve(tokens * out_stride);
+
+  // Blocks in a scattered order, as a pool in use has them.
+  std::vector<int32_t> table(static_cast<size_t>(shape.num_reqs * blocks));
+  const int total = shape.num_reqs * blocks;
+  int step = total * 5 / 13 | 1;
+  while (total % step == 0 && step > 1) step += 2;
+  for (int i = 0; i < total; ++i) table[static_cast<size_t>(i)] = 1 + static_cast<int32_t>(int64_t{i} * step % total);
+  for (int copy = 0; copy < shape.copies; ++copy) {
+    const KVLayer kv = cache.layer(copy);
+    for (int64_t slot = kBlockSize; slot < int64_t{total + 1} * kBlockSize; ++slot) {
+      for (int head = 0; head < shape.num_kv_heads; ++head) level.store_kv(kv, slot, head, q.data(), q.data(), scratch.data());
+    }
+  }
+
+  const int per_tile = level.attention_queries(config), tiles = (shape.queries + per_tile - 1) / per_tile;
+  const int tasks = shape.num_reqs * tiles * shape.num_kv_heads;
+  const double seconds = best_of(rounds, [&] {
+    std::vector<std::atomic<int>> next(static_cast<size_t>(shape.copies));
+    pool.run([&](int thread) {
+      for (int copy = 0; copy < shape.copies; ++copy) {
+        const KVLayer kv = cache.layer(copy);
+        for (int i; (i = next[static_cast<size_t>(copy)].fetch_add(1, std::memory_order_relaxed)) < tasks;) {
+          const int head = i % shape.num_kv_heads, tile = tiles - 1 - i / shape.num_kv_heads % tiles;
+          const int req = i / shape.num_kv_heads / tiles, first = tile * per_tile;
+          const size_t token = static_cast<size_t>(req) * shape.queries + first;
+          AttentionTile t{};
+          t.num_queries = std::min(per_tile, shape.queries - first);
+          t.first_position = shape.context - shape.queries + first;
+          t.kv_head = head;
+          t.queries = q.data() + token * q_stride;
+          t.query_stride = q_stride;
+          t.block_table = table.data() + static_cast<size_t>(req) * blocks;
+          t.key_end = t.first_position + t.num_queries;
+          t.out = out.data() + token * out_stride;
+          t.out_stride = out_stride;
+          level.attend(kv, config, t, scratch.data() + own * static_cast<size_t>(thread));
+        }
+        pool.barrier();
+      }
+    });
+  });
+  return seconds / shape.copies;
+}
+
+}  // namespace foreword::kernels

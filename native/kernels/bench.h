@@ -1,0 +1,28 @@
+// Kernels alone, timed against the machine's limits.
+#pragma once
+
+#include "kernels/level.h"
+#include "kernels/thread_pool.h"
+
+namespace foreword::kernels {
+
+struct LinearShape {
+  Format format;
+  int outputs, inputs, rows;
+  int copies;  // distinct weight matrices: enough of them do not fit the caches
+};
+
+// Best seconds of `rounds` for the product with one of the copies, activations prepared.
+double time_linear(const LinearShape &shape, const Level &level, ThreadPool &pool, int rounds);
+
+struct AttentionShape {
+  KVFormat format;
+  int num_reqs, queries, context;  // `queries` new tokens a request, its context included
+  int num_heads, num_kv_heads, head_dim;
+  int copies;  // distinct caches
+};
+
+// Best seconds of `rounds` for attention of one layer.
+double time_attention(const AttentionShape &shape, const Level &level, ThreadPool &pool, int rounds);
+
+}  // namespace foreword::kernels
