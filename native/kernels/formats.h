@@ -14,8 +14,8 @@ namespace foreword::kernels {
 enum class Format : uint8_t {
   f32,
   bf16,
-  i8,       // 8 bit, one scale an output; activations 8 bit, one scale a row
-  q4,       // 4 bit, w = d (q - 8) per block;    activations 8 bit, one scale a block (all q formats)
+  i8,       // 8 bit, one scale an output;        activations 8 bit, one scale a block (all formats from here on)
+  q4,       // 4 bit, w = d (q - 8) per block
   q4_min,   // 4 bit, w = d q + m per block
   q8,       // 8 bit, w = d q per block
   q8_min,   // 8 bit, w = d q + m per block
@@ -23,8 +23,8 @@ enum class Format : uint8_t {
 };
 
 // What the activations must look like for a format.
-enum class ActivationKind : uint8_t { f32, bf16, i8_row, i8_block };
-constexpr int kNumActivationKinds = 4;
+enum class ActivationKind : uint8_t { f32, bf16, i8 };
+constexpr int kNumActivationKinds = 3;
 
 constexpr int kBlock = 32;  // inputs that share a scale
 
@@ -80,9 +80,7 @@ struct Activations {
   float *f32;
   uint16_t *bf16;
   int8_t *i8;
-  float *row_scale;        // i8_row
-  int32_t *row_neg128_sum;  // i8_row
-  ActivationBlock *blocks;  // i8_block
+  ActivationBlock *blocks;  // i8
 };
 
 enum class Store : uint8_t { assign, add };

@@ -109,7 +109,7 @@ struct Bf16WideningKernel {
 
 #if defined(FOREWORD_SIMD_BF16)
 struct Bf16DotKernel {
-  static constexpr int kRows = kRowsI8;
+  static constexpr int kRows = kRowsF32;
   template <int R, int P>
   static FW_INLINE void run(Tile &t, F32 (&acc)[R][P * V]) {
     const uint16_t *x = t.a.bf16 + static_cast<size_t>(t.row) * t.a.stride;
@@ -141,39 +141,43 @@ using Bf16Kernel = Bf16WideningKernel;
 
 // ---------------------------------------------------------------------------------------------- 8 bit a channel
 
-// Integer sums are exact; they start at -128 Σ a, which takes the weights' offset back out.
+// Per block of 32 inputs an exact integer sum, which starts at -128 Σ a to take the weights' offset back out; then
+// acc += sum * d_a. The scale of the output comes last.
 struct I8Kernel {
-  static constexpr int kRows = kRowsI8;
+  static constexpr int kRows = kRowsBlock;
   template <int R, int P>
   static FW_INLINE void run(Tile &t, F32 (&acc)[R][P * V]) {
     const int8_t *x = t.a.i8 + static_cast<size_t>(t.row) * t.a.stride;
-    const size_t stride = t.a.stride;
-    I32 sum[R][P * V];
-    unroll<R>([&](auto r) FW_LAMBDA {
-      const I32 start = set1_i32(t.a.row_neg128_sum[t.row + r]);
-      unroll<P * V>([&](auto v) FW_LAMBDA { sum[r][v] = start; });
-    });
+    const ActivationBlock *facts = t.a.blocks + static_cast<size_t>(t.row) * t.a.block_stride;
+    const size_t stride = t.a.stride, facts_stride = t.a.block_stride, panel = t.panel_bytes;
+    unroll<R>([&](auto r) FW_LAMBDA { unroll<P * V>([&](auto v) FW_LAMBDA { acc[r][v] = set1(0.f); }); });
     const uint8_t *w = t.panel + sizeof(float) * kPanelWidth;
     for (int k = 0; k < t.padded_cols; k += kBlock) {
       t.stream.advance();
-      for (int i = 0; i < kBlock; i += 8) {
-        unroll<2>([&](auto j) FW_LAMBDA {
-          U8 wv[P * V];
-          unroll<P * V>([&](auto v) FW_LAMBDA { wv[v] = load_u8(w + (v / V) * t.panel_bytes + (v % V) * 4 * kLanes); });
-          unroll<R>([&](auto r) FW_LAMBDA {
-            const I32 xv = quad(x + r * stride + 4 * j);
-            unroll<P * V>([&](auto v) FW_LAMBDA { sum[r][v] = dot4_biased(sum[r][v], wv[v], xv); });
-          });
-          w += 4 * kPanelWidth;
+      I32 sum[R][P * V];
+      unroll<R>([&](auto r) FW_LAMBDA {
+        const I32 start = set1_i32(facts[r * facts_stride].neg128_sum);
+        unroll<P * V>([&](auto v) FW_LAMBDA { sum[r][v] = start; });
+      });
+      unroll<kBlock / 4>([&](auto j) FW_LAMBDA {
+        U8 wv[P * V];
+        unroll<P * V>([&](auto v) FW_LAMBDA { wv[v] = load_u8(w + (v / V) * panel + (j * V + v % V) * 4 * kLanes); });
+        unroll<R>([&](auto r) FW_LAMBDA {
+          const I32 xv = quad(x + r * stride + 4 * j);
+          unroll<P * V>([&](auto v) FW_LAMBDA { sum[r][v] = dot4_biased(sum[r][v], wv[v], xv); });
         });
-        x += 8;
-      }
+      });
+      unroll<R>([&](auto r) FW_LAMBDA {
+        const F32 scale = set1(facts[r * facts_stride].scale);
+        unroll<P * V>([&](auto v) FW_LAMBDA { acc[r][v] = fma(to_f32(sum[r][v]), scale, acc[r][v]); });
+      });
+      w += kBlock * kPanelWidth;
+      x += kBlock;
+      facts += 1;
     }
     unroll<P * V>([&](auto v) FW_LAMBDA {
-      const F32 scale = load(reinterpret_cast<const float *>(t.panel + (v / V) * t.panel_bytes) + (v % V) * kLanes);
-      unroll<R>([&](auto r) FW_LAMBDA {
-        acc[r][v] = mul(mul(to_f32(sum[r][v]), scale), set1(t.a.row_scale[t.row + r]));
-      });
+      const F32 scale = load(reinterpret_cast<const float *>(t.panel + (v / V) * panel) + (v % V) * kLanes);
+      unroll<R>([&](auto r) FW_LAMBDA { acc[r][v] = mul(acc[r][v], scale); });
     });
   }
 };
@@ -470,14 +474,6 @@ int32_t quantise(const float *x, int size, float inverse, int8_t *q) {
   return sum;
 }
 
-void prepare_i8_row(const Activations &a, int row, const float *x) {
-  const float largest = largest_magnitude(x, a.padded_cols);
-  const float inverse = largest > 0.f ? 127.f / largest : 0.f;
-  int8_t *q = a.i8 + static_cast<size_t>(row) * a.stride;
-  a.row_scale[row] = largest / 127.f;
-  a.row_neg128_sum[row] = -kDotBias * quantise(x, a.padded_cols, inverse, q);
-}
-
 void prepare_i8_blocks(const Activations &a, int row, const float *x) {
   int8_t *q = a.i8 + static_cast<size_t>(row) * a.stride;
   ActivationBlock *block = a.blocks + static_cast<size_t>(row) * a.block_stride;
@@ -507,8 +503,7 @@ void prepare_row(const Activations &a, int row, const float *x) {
         store_bf16(a.bf16 + static_cast<size_t>(row) * a.stride + k, load(x + k));
       }
       return;
-    case ActivationKind::i8_row: return prepare_i8_row(a, row, x);
-    case ActivationKind::i8_block: return prepare_i8_blocks(a, row, x);
+    case ActivationKind::i8: return prepare_i8_blocks(a, row, x);
   }
 }
 

@@ -5,14 +5,11 @@
 
 namespace foreword::kernels {
 
-constexpr int kMaxInputs = 65536;  // 255 * 127 * inputs must fit 32 bits
-
 ActivationKind activation_kind(Format format, const Level &level) {
   switch (format) {
     case Format::f32: return ActivationKind::f32;
     case Format::bf16: return level.bf16_dot ? ActivationKind::bf16 : ActivationKind::f32;
-    case Format::i8: return ActivationKind::i8_row;
-    default: return ActivationKind::i8_block;
+    default: return ActivationKind::i8;
   }
 }
 
@@ -24,9 +21,7 @@ size_t lay_out(ActivationKind kind, int rows, int cols, uint8_t *p, Activations 
   const size_t count = static_cast<size_t>(rows), padded = static_cast<size_t>((cols + kBlock - 1) / kBlock * kBlock);
   const size_t element = kind == ActivationKind::f32 ? 4 : kind == ActivationKind::bf16 ? 2 : 1;
   const size_t row_bytes = ((padded * element + 63) / 64 | 1) * 64;
-  const size_t facts = kind == ActivationKind::i8_block ? padded / kBlock * sizeof(ActivationBlock)
-                       : kind == ActivationKind::i8_row ? sizeof(float) + sizeof(int32_t)
-                                                        : 0;
+  const size_t facts = kind == ActivationKind::i8 ? padded / kBlock * sizeof(ActivationBlock) : 0;
   a->kind = kind;
   a->padded_cols = static_cast<int>(padded);
   a->stride = row_bytes / element;
@@ -35,8 +30,6 @@ size_t lay_out(ActivationKind kind, int rows, int cols, uint8_t *p, Activations 
   a->bf16 = reinterpret_cast<uint16_t *>(p);
   a->i8 = reinterpret_cast<int8_t *>(p);
   a->blocks = reinterpret_cast<ActivationBlock *>(p + count * row_bytes);
-  a->row_scale = reinterpret_cast<float *>(p + count * row_bytes);
-  a->row_neg128_sum = reinterpret_cast<int32_t *>(p + count * (row_bytes + sizeof(float)));
   return count * (row_bytes + facts);
 }
 
@@ -63,10 +56,6 @@ Model::Model(const ModelConfig &config, const KVConfig &kv_config, const Level &
     : config(config), level(level), pool(num_threads), kv(kv_config), padded_dim(kv_config.padded_dim) {}
 
 const PackedMatrix *Model::pack(const SourceMatrix &source, Format format) {
-  if (source.cols > kMaxInputs) {
-    throw std::invalid_argument("a matrix has " + std::to_string(source.cols) + " inputs; integer sums hold at most " +
-                                std::to_string(kMaxInputs));
-  }
   auto m = std::make_unique<PackedMatrix>();
   m->format = format;
   m->rows = source.rows;

@@ -83,7 +83,7 @@ void StepRunner::moe(int thread, const Layer &layer, const Moe &moe) {
     gated(thread, moe.experts[static_cast<size_t>(e)], gathered, rows, expert_hidden_.data());
   }
   pool_.barrier();
-  tick(thread, 4);
+  tick(thread, 5);
   const size_t hidden_stride = static_cast<size_t>(moe.experts[0].gate.stride);
   prepare_rows(thread, hidden, choices,
                [&](int place) { return expert_hidden_.data() + static_cast<size_t>(place) * hidden_stride; });
@@ -114,7 +114,7 @@ void StepRunner::moe(int thread, const Layer &layer, const Moe &moe) {
       for (size_t i = 0; i < stride; ++i) out[i] += weight * expert[i];
     }
   }
-  tick(thread, 5);
+  tick(thread, 6);
 }
 
 }  // namespace foreword::kernels

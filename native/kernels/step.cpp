@@ -31,7 +31,7 @@ void mark_kinds(const Linear &l, const Level &level, bool *kinds) {
 
 }  // namespace
 
-const char *const StepRunner::kStageNames[kNumStages] = {"embed", "qkv", "attention", "o", "gate_up", "down", "logits"};
+const char *const StepRunner::kStageNames[kNumStages] = {"embed", "qkv", "rope", "attention", "o", "gate_up", "down", "logits"};
 
 StepRunner::StepRunner(Model &model)
     : m_(model),
@@ -256,7 +256,7 @@ void StepRunner::step(int thread) {
     mlp_block(thread, m_.layers[i]);
   }
   if (in_.num_logits > 0) project(thread);
-  tick(thread, 6);
+  tick(thread, 7);
 }
 
 void StepRunner::tick(int thread, int stage) {
@@ -383,9 +383,10 @@ void StepRunner::attention_block(int thread, const Layer &layer, int index) {
 
   rope_and_store(thread, layer);
   pool_.barrier();
+  tick(thread, 2);
   attend(thread, layer, index);
   pool_.barrier();
-  tick(thread, 2);
+  tick(thread, 3);
 
   const ActivationSet out = prepare(thread, layer.o.cols, rows.end, attn_acts_, [&](int r) {
     return static_cast<const float *>(attn_.data() + static_cast<size_t>(r) * attn_stride_);
@@ -398,7 +399,7 @@ void StepRunner::attention_block(int thread, const Layer &layer, int index) {
     linear(thread, layer.o, out, rows, x_.data(), Store::add);
     pool_.barrier();
   }
-  tick(thread, 3);
+  tick(thread, 4);
 }
 
 // Bias, norm and rotation of this thread's heads; queries go to q_, keys and values into the cache.
@@ -500,13 +501,13 @@ void StepRunner::dense_mlp(int thread, const Layer &layer, const Mlp &mlp, float
   });
   gated(thread, mlp, in, rows, hidden_.data());
   pool_.barrier();
-  tick(thread, 4);
+  tick(thread, 5);
   const ActivationSet hidden = prepare(thread, mlp.down.cols, rows.end, mlp_acts_, [&](int r) {
     return static_cast<const float *>(hidden_.data() + static_cast<size_t>(r) * mlp.gate.stride);
   });
   linear(thread, mlp.down, hidden, rows, out, store);
   pool_.barrier();
-  tick(thread, 5);
+  tick(thread, 6);
 }
 
 void StepRunner::project(int thread) {

@@ -38,7 +38,7 @@ class StepRunner {
   int logits_stride() const { return logits_stride_; }
 
   // Seconds since the runner was made, by stage, of thread 0; see kStageNames.
-  static constexpr int kNumStages = 7;
+  static constexpr int kNumStages = 8;
   static const char *const kStageNames[kNumStages];
   double stage_seconds[kNumStages] = {};
 

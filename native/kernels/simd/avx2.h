@@ -11,7 +11,7 @@ using U8 = __m256i;
 
 constexpr int kLanes = 8;
 constexpr int kPanelVectors = 2;
-constexpr int kRowsF32 = 6, kRowsI8 = 4, kRowsBlock = 2;
+constexpr int kRowsF32 = 6, kRowsBlock = 2;
 constexpr int kQkRows = 3, kQkTiles = 2, kPvRows = 3;
 constexpr int32_t kDotBias = 0;
 constexpr bool kBf16Dot = false;

@@ -11,7 +11,7 @@ using U8 = __m512i;
 
 constexpr int kLanes = 16;
 constexpr int kPanelVectors = 2;
-constexpr int kRowsF32 = 12, kRowsI8 = 12, kRowsBlock = 6;
+constexpr int kRowsF32 = 12, kRowsBlock = 6;
 constexpr int kQkRows = 6, kQkTiles = 4, kPvRows = 6;
 constexpr int32_t kDotBias = 128;
 

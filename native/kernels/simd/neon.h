@@ -11,7 +11,7 @@ using U8 = uint8x16_t;
 
 constexpr int kLanes = 4;
 constexpr int kPanelVectors = 4;
-constexpr int kRowsF32 = 4, kRowsI8 = 4, kRowsBlock = 2;
+constexpr int kRowsF32 = 4, kRowsBlock = 2;
 constexpr int kQkRows = 4, kQkTiles = 1, kPvRows = 4;
 constexpr int32_t kDotBias = 0;
 constexpr bool kBf16Dot = false;

@@ -12,7 +12,7 @@ typedef uint8_t U8 __attribute__((vector_size(16)));
 
 constexpr int kLanes = 4;
 constexpr int kPanelVectors = 2;
-constexpr int kRowsF32 = 4, kRowsI8 = 2, kRowsBlock = 2;
+constexpr int kRowsF32 = 4, kRowsBlock = 2;
 constexpr int kQkRows = 2, kQkTiles = 1, kPvRows = 2;
 constexpr int32_t kDotBias = 128;
 constexpr bool kBf16Dot = false;

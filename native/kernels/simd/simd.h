@@ -1,7 +1,7 @@
 // The vector operations of one level, under one set of names. A kernel is written once over them.
 //
 //   kLanes          floats a vector              kPanelVectors   vectors a weight panel is wide
-//   kRowsF32/I8/Block   rows of a register tile of a product: floats, 8 bit, 8 bit with block scales
+//   kRowsF32, kRowsBlock   rows of a register tile of a product: floats; 8 bit with block scales
 //   kQkRows, kQkTiles, kPvRows   register tiles of attention
 //   kBf16Dot        dot2(acc, pairs, pair): acc + Σ of two bf16 products per lane
 //   kDotBias        dot4_biased(acc, w + 128, a) adds Σ (w + kDotBias) a over the four bytes of each lane
