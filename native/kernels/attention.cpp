@@ -129,7 +129,8 @@ FW_INLINE const uint8_t *head_of_block(const KVLayer &kv, const int32_t *table, 
 }
 
 // Tiles of the chunk at `begin`; past `end` the last one is repeated, so that every pointer may be read.
-void find_tiles(const KVLayer &kv, const AttentionTile &t, int64_t begin, int64_t end, const uint8_t **k, const uint8_t **v) {
+void find_tiles(const KVLayer &kv, const int32_t *table, int head, int64_t begin, int64_t end, const uint8_t **k,
+                const uint8_t **v) {
   int block = static_cast<int>(static_cast<uint32_t>(begin) / static_cast<uint32_t>(kv.block_size));
   int offset = static_cast<int>(begin) - block * kv.block_size;  // one division a chunk, then steps
   for (int i = 0; i < kChunkTiles; ++i) {
@@ -137,8 +138,8 @@ void find_tiles(const KVLayer &kv, const AttentionTile &t, int64_t begin, int64_
       k[i] = k[i - 1], v[i] = v[i - 1];
       continue;
     }
-    k[i] = kv.base + static_cast<size_t>(t.block_table[block]) * kv.block_stride +
-           static_cast<size_t>(t.kv_head) * kv.head_stride + static_cast<size_t>(offset / kTile) * 2 * kv.tile_bytes;
+    k[i] = kv.base + static_cast<size_t>(table[block]) * kv.block_stride + static_cast<size_t>(head) * kv.head_stride +
+           static_cast<size_t>(offset / kTile) * 2 * kv.tile_bytes;
     v[i] = k[i] + kv.tile_bytes;
     offset += kTile;
     if (offset == kv.block_size) ++block, offset = 0;
@@ -218,19 +219,17 @@ FW_INLINE float exp_one(float x) {
   return lanes[0];
 }
 
-// One row, one chunk: scores [kChunk] become probabilities in place; keys [begin, end) of the chunk are visible.
-FW_INLINE void softmax_row(float *scores, int begin, int end, int count, float cap, const States &s, float *lane_sum, int row) {
+// One row, one chunk: scores [kChunk] become probabilities in place; keys [begin, end) of the chunk are visible. `Masked`:
+// not all of them are.
+template <bool Masked>
+FW_INLINE void softmax_row(float *scores, int begin, int end, float cap, const States &s, float *lane_sum, int row) {
   constexpr int N = kChunk / kLanes;
-  if (begin >= end) {
-    for (int i = 0; i < count; i += kLanes) store(scores + i, set1(0.f));
-    return;
-  }
   F32 x[N];
   F32 largest = set1(kNothing);
   unroll<N>([&](auto n) FW_LAMBDA {
     x[n] = load(scores + n * kLanes);
     if (cap > 0.f) x[n] = mul(set1(cap), tanh_f32(div(x[n], set1(cap))));
-    x[n] = keep_lanes(x[n], begin - n * kLanes, end - n * kLanes, set1(kNothing));
+    if constexpr (Masked) x[n] = keep_lanes(x[n], begin - n * kLanes, end - n * kLanes, set1(kNothing));
     largest = max_f32(largest, x[n]);
   });
   const float m = reduce_max(largest);
@@ -246,7 +245,8 @@ FW_INLINE void softmax_row(float *scores, int begin, int end, int count, float c
   }
   const F32 shift = set1(s.m(row));
   unroll<N>([&](auto n) FW_LAMBDA {
-    const F32 p = keep_lanes(exp_f32(sub(x[n], shift)), begin - n * kLanes, end - n * kLanes, set1(0.f));
+    F32 p = exp_f32(sub(x[n], shift));
+    if constexpr (Masked) p = keep_lanes(p, begin - n * kLanes, end - n * kLanes, set1(0.f));
     sum = add(sum, p);
     store(scores + n * kLanes, p);
   });
@@ -320,9 +320,17 @@ void attend_chunk(const KVLayer &kv, const AttentionConfig &c, const AttentionTi
 
   ChunkTiles chunk;
   if (kv.tiled) {
-    find_tiles(kv, tile, begin, end, chunk.k, chunk.v);
-    const int64_t next = begin + kChunk < tile.key_end ? begin + kChunk : begin;
-    find_tiles(kv, tile, next, smaller(next + kChunk, tile.key_end), chunk.next_k, chunk.next_v);
+    find_tiles(kv, tile.block_table, tile.kv_head, begin, end, chunk.k, chunk.v);
+    if (begin + kChunk < tile.key_end) {
+      find_tiles(kv, tile.block_table, tile.kv_head, begin + kChunk, smaller(begin + 2 * kChunk, tile.key_end), chunk.next_k,
+                 chunk.next_v);
+    } else if (tile.next.block_table) {
+      const int64_t first = tile.next.key_begin / kChunk * kChunk;
+      find_tiles(kv, tile.next.block_table, tile.next.kv_head, first, smaller(first + kChunk, tile.next.key_end),
+                 chunk.next_k, chunk.next_v);
+    } else {
+      for (int i = 0; i < kChunkTiles; ++i) chunk.next_k[i] = chunk.k[i], chunk.next_v[i] = chunk.v[i];
+    }
   } else {
     copy_tiles(kv, tile, begin, end, s, &chunk);
     for (int i = tiles; i < kChunkTiles; ++i) chunk.k[i] = chunk.k[tiles - 1], chunk.v[i] = chunk.v[tiles - 1];
@@ -347,7 +355,14 @@ void attend_chunk(const KVLayer &kv, const AttentionConfig &c, const AttentionTi
     const int visible_begin = static_cast<int>(larger(first, begin) - begin);
     const int visible_end = static_cast<int>(smaller(position + 1, end) - begin);
     float *p = s.scores + row * kChunk;
-    softmax_row(p, visible_begin, visible_end, count, c.softcap, s.part, s.lane_sums + row * kLanes, row);
+    float *lane_sum = s.lane_sums + row * kLanes;
+    if (visible_begin >= visible_end) {
+      for (int i = 0; i < kChunk; i += kLanes) store(p + i, set1(0.f));
+    } else if (visible_begin == 0 && visible_end == kChunk) {
+      softmax_row<false>(p, 0, kChunk, c.softcap, s.part, lane_sum, row);
+    } else {
+      softmax_row<true>(p, visible_begin, visible_end, c.softcap, s.part, lane_sum, row);
+    }
     if (kv.format == KVFormat::i8) scale_row(p, chunk, dim, tiles);
   }
 

@@ -67,7 +67,7 @@ struct ScoresBf16 {
         const uint16_t *keys = reinterpret_cast<const uint16_t *>(c.k[tile + n / kTileVectors]);
         k[n] = load_pairs(keys + d * kTile + (n % kTileVectors) * 2 * kLanes);
       });
-      unroll<kQkTiles>([&](auto t) FW_LAMBDA { prefetch<2>(c.next_k[tile + t] + d * 2 * kTile); });
+      unroll<kQkTiles>([&](auto t) FW_LAMBDA { prefetch<3>(c.next_k[tile + t] + d * 2 * kTile); });
 #if defined(FOREWORD_SIMD_BF16)
       const uint16_t *x = q.bf16 + static_cast<size_t>(row) * dim + d;
       unroll<R>([&](auto r) FW_LAMBDA {
@@ -113,7 +113,7 @@ struct ScoresI8 {
       unroll<N>([&](auto n) FW_LAMBDA {
         k[n] = load_u8(c.k[tile + n / kTileVectors] + d * kTile + (n % kTileVectors) * 4 * kLanes);
       });
-      unroll<kQkTiles>([&](auto t) FW_LAMBDA { prefetch<2>(c.next_k[tile + t] + d * kTile); });
+      unroll<kQkTiles>([&](auto t) FW_LAMBDA { prefetch<3>(c.next_k[tile + t] + d * kTile); });
       unroll<R>([&](auto r) FW_LAMBDA {
         const I32 h = quad(xh + r * dim + d), l = quad(xl + r * dim + d);
         unroll<N>([&](auto n) FW_LAMBDA {
@@ -140,14 +140,17 @@ struct ValuesF32 {
   static FW_INLINE void run(const float *p, int dim, int d, const ChunkTiles &c, int count, float *o, size_t stride) {
     F32 acc[R][N];
     unroll<R>([&](auto r) FW_LAMBDA { unroll<N>([&](auto n) FW_LAMBDA { acc[r][n] = load(o + r * stride + n * kLanes); }); });
-    for (int key = 0; key < count; ++key) {
-      const float *v = reinterpret_cast<const float *>(c.v[key / kTile]) + static_cast<size_t>(key % kTile) * dim + d;
-      F32 value[N];
-      unroll<N>([&](auto n) FW_LAMBDA { value[n] = load(v + n * kLanes); });
-      unroll<R>([&](auto r) FW_LAMBDA {
-        const F32 pv = set1(p[r * kChunk + key]);
-        unroll<N>([&](auto n) FW_LAMBDA { acc[r][n] = fma(pv, value[n], acc[r][n]); });
-      });
+    for (int tile = 0; tile * kTile < count; ++tile) {
+      const float *v = reinterpret_cast<const float *>(c.v[tile]) + d, *pt = p + tile * kTile;
+      const float *const end = pt + smaller(kTile, count - tile * kTile);
+      for (; pt < end; ++pt, v += dim) {
+        F32 value[N];
+        unroll<N>([&](auto n) FW_LAMBDA { value[n] = load(v + n * kLanes); });
+        unroll<R>([&](auto r) FW_LAMBDA {
+          const F32 pv = set1(pt[r * kChunk]);
+          unroll<N>([&](auto n) FW_LAMBDA { acc[r][n] = fma(pv, value[n], acc[r][n]); });
+        });
+      }
     }
     unroll<R>([&](auto r) FW_LAMBDA { unroll<N>([&](auto n) FW_LAMBDA { store(o + r * stride + n * kLanes, acc[r][n]); }); });
   }
@@ -158,25 +161,27 @@ struct ValuesBf16 {
   static FW_INLINE void run(const float *p, int dim, int d, const ChunkTiles &c, int count, float *o, size_t stride) {
     F32 acc[R][N];
     unroll<R>([&](auto r) FW_LAMBDA { unroll<N>([&](auto n) FW_LAMBDA { acc[r][n] = load(o + r * stride + n * kLanes); }); });
-    for (int key = 0; key < count; key += 2) {
-      const size_t offset = 2 * (static_cast<size_t>(key % kTile / 2) * dim + d);
-      const uint16_t *v = reinterpret_cast<const uint16_t *>(c.v[key / kTile]) + offset;
-      I32 pairs[N];
-      unroll<N>([&](auto n) FW_LAMBDA { pairs[n] = load_pairs(v + n * 2 * kLanes); });
-      const uint8_t *next = c.next_v[key / kTile] + sizeof(uint16_t) * offset;
-      unroll<(N * kLanes * 4 + 63) / 64>([&](auto line) FW_LAMBDA { prefetch<2>(next + 64 * line); });
-      F32 half[N];
-      unroll<N>([&](auto n) FW_LAMBDA { half[n] = even_of_pairs(pairs[n]); });
-      unroll<R>([&](auto r) FW_LAMBDA {
-        const F32 pv = set1(p[r * kChunk + key]);
-        unroll<N>([&](auto n) FW_LAMBDA { acc[r][n] = fma(pv, half[n], acc[r][n]); });
-      });
-      if (key + 1 == count) break;  // the partner was never written
-      unroll<N>([&](auto n) FW_LAMBDA { half[n] = odd_of_pairs(pairs[n]); });
-      unroll<R>([&](auto r) FW_LAMBDA {
-        const F32 pv = set1(p[r * kChunk + key + 1]);
-        unroll<N>([&](auto n) FW_LAMBDA { acc[r][n] = fma(pv, half[n], acc[r][n]); });
-      });
+    for (int tile = 0; tile * kTile < count; ++tile) {
+      const uint16_t *v = reinterpret_cast<const uint16_t *>(c.v[tile]) + 2 * d;
+      const uint16_t *next = reinterpret_cast<const uint16_t *>(c.next_v[tile]) + 2 * d;
+      const float *pt = p + tile * kTile, *const end = pt + smaller(kTile, count - tile * kTile);
+      for (; pt < end; pt += 2, v += 2 * dim, next += 2 * dim) {
+        I32 pairs[N];
+        unroll<N>([&](auto n) FW_LAMBDA { pairs[n] = load_pairs(v + n * 2 * kLanes); });
+        unroll<(N * kLanes * 4 + 63) / 64>([&](auto line) FW_LAMBDA { prefetch<3>(next + 32 * line); });
+        F32 half[N];
+        unroll<N>([&](auto n) FW_LAMBDA { half[n] = even_of_pairs(pairs[n]); });
+        unroll<R>([&](auto r) FW_LAMBDA {
+          const F32 pv = set1(pt[r * kChunk]);
+          unroll<N>([&](auto n) FW_LAMBDA { acc[r][n] = fma(pv, half[n], acc[r][n]); });
+        });
+        if (pt + 1 == end) break;  // the partner was never written
+        unroll<N>([&](auto n) FW_LAMBDA { half[n] = odd_of_pairs(pairs[n]); });
+        unroll<R>([&](auto r) FW_LAMBDA {
+          const F32 pv = set1(pt[r * kChunk + 1]);
+          unroll<N>([&](auto n) FW_LAMBDA { acc[r][n] = fma(pv, half[n], acc[r][n]); });
+        });
+      }
     }
     unroll<R>([&](auto r) FW_LAMBDA { unroll<N>([&](auto n) FW_LAMBDA { store(o + r * stride + n * kLanes, acc[r][n]); }); });
   }
@@ -188,16 +193,19 @@ struct ValuesI8 {
   static FW_INLINE void run(const float *p, int dim, int d, const ChunkTiles &c, int count, float *o, size_t stride) {
     F32 acc[R][N];
     unroll<R>([&](auto r) FW_LAMBDA { unroll<N>([&](auto n) FW_LAMBDA { acc[r][n] = load(o + r * stride + n * kLanes); }); });
-    for (int key = 0; key < count; ++key) {
-      const size_t offset = static_cast<size_t>(key % kTile) * dim + d;
-      const int8_t *v = reinterpret_cast<const int8_t *>(c.v[key / kTile]) + offset;
-      prefetch<2>(c.next_v[key / kTile] + offset);
-      F32 value[N];
-      unroll<N>([&](auto n) FW_LAMBDA { value[n] = load_s8(v + n * kLanes); });
-      unroll<R>([&](auto r) FW_LAMBDA {
-        const F32 pv = set1(p[r * kChunk + key]);
-        unroll<N>([&](auto n) FW_LAMBDA { acc[r][n] = fma(pv, value[n], acc[r][n]); });
-      });
+    for (int tile = 0; tile * kTile < count; ++tile) {
+      const int8_t *v = reinterpret_cast<const int8_t *>(c.v[tile]) + d;
+      const uint8_t *next = c.next_v[tile] + d;
+      const float *pt = p + tile * kTile, *const end = pt + smaller(kTile, count - tile * kTile);
+      for (; pt < end; ++pt, v += dim, next += dim) {
+        prefetch<3>(next);
+        F32 value[N];
+        unroll<N>([&](auto n) FW_LAMBDA { value[n] = load_s8(v + n * kLanes); });
+        unroll<R>([&](auto r) FW_LAMBDA {
+          const F32 pv = set1(pt[r * kChunk]);
+          unroll<N>([&](auto n) FW_LAMBDA { acc[r][n] = fma(pv, value[n], acc[r][n]); });
+        });
+      }
     }
     unroll<R>([&](auto r) FW_LAMBDA { unroll<N>([&](auto n) FW_LAMBDA { store(o + r * stride + n * kLanes, acc[r][n]); }); });
   }

@@ -133,6 +133,9 @@ double time_attention(const AttentionShape &shape, const Level &level, ThreadPoo
           t.key_end = t.first_position + t.num_queries;
           t.out = out.data() + token * out_stride;
           t.out_stride = out_stride;
+          const int later = std::min(tasks - 1, i + pool.size());
+          t.next = {table.data() + static_cast<size_t>(later / shape.num_kv_heads / tiles) * blocks, later % shape.num_kv_heads,
+                    0, shape.context};
           level.attend(kv, config, t, scratch.data() + own * static_cast<size_t>(thread));
         }
         pool.barrier();

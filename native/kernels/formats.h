@@ -120,7 +120,14 @@ struct AttentionConfig {
   int64_t sliding_window;  // 0: none
 };
 
-// Queries `first_query .. + num_queries` of one request against one KV head: rows are (query, head of the group).
+// Where the keys of a tile are.
+struct AttentionKeys {
+  const int32_t *block_table;
+  int kv_head;
+  int64_t key_begin, key_end;
+};
+
+// Queries of one request against one KV head: rows are (query, head of the group).
 struct AttentionTile {
   int num_queries;
   int64_t first_position;  // of the first query
@@ -131,7 +138,8 @@ struct AttentionTile {
   int64_t key_begin, key_end;  // the keys this call looks at; key_begin is a multiple of kSplit when it splits a tile
   float *out;                  // of the first query: [num_heads * head_dim]
   size_t out_stride;
-  float *partial;  // not null: write per row [m, l, O[padded_dim]] here and not to `out`
+  float *partial;  // not null: write per row [O[padded_dim], m, l, …] here and not to `out`
+  AttentionKeys next;  // what this thread probably reads next, to be fetched meanwhile; block_table null: unknown
 };
 
 // Draws of one row of logits; see sampler.cpp.

@@ -441,8 +441,12 @@ void StepRunner::rope_and_store(int thread, const Layer &layer) {
   }
 }
 
-kernels::AttentionTile StepRunner::tile_of(const Layer &layer, const AttentionTask &task, int head) const {
+const int32_t *StepRunner::table_of(const Layer &layer, const AttentionTask &task) const {
   const StepInput::Group &group = in_.groups[static_cast<size_t>(layer.group)];
+  return group.block_table + int64_t{in_.idx_mapping[task.req]} * group.stride;
+}
+
+kernels::AttentionTile StepRunner::tile_of(const Layer &layer, const AttentionTask &task, int head) const {
   const size_t q_row = static_cast<size_t>(m_.config.num_heads) * m_.padded_dim;
   kernels::AttentionTile tile{};
   tile.num_queries = task.num_queries;
@@ -450,7 +454,7 @@ kernels::AttentionTile StepRunner::tile_of(const Layer &layer, const AttentionTa
   tile.kv_head = head;
   tile.queries = q_.data() + static_cast<size_t>(task.first_token) * q_row;
   tile.query_stride = q_row;
-  tile.block_table = group.block_table + int64_t{in_.idx_mapping[task.req]} * group.stride;
+  tile.block_table = table_of(layer, task);
   tile.key_begin = task.key_begin;
   tile.key_end = task.key_end;
   tile.out = attn_.data() + static_cast<size_t>(task.first_token) * attn_stride_;
@@ -468,8 +472,18 @@ void StepRunner::attend(int thread, const Layer &layer, int index) {
   const int heads = m_.config.num_kv_heads, total = static_cast<int>(plan.tasks.size()) * heads;
   void *scratch = own_[static_cast<size_t>(thread)].attention.data();
   std::atomic<int> &next = counters_[static_cast<size_t>(index)];
-  for (int i; (i = next.fetch_add(1, std::memory_order_relaxed)) < total;) {
-    level_.attend(kv, config, tile_of(layer, plan.tasks[static_cast<size_t>(i / heads)], i % heads), scratch);
+  // A thread takes all heads of a task where there are tasks enough: their keys are neighbours in memory.
+  const int at_once = static_cast<int>(plan.tasks.size()) >= 4 * pool_.size() ? heads : 1;
+  for (int i; (i = next.fetch_add(at_once, std::memory_order_relaxed)) < total;) {
+    for (int unit = i; unit < i + at_once; ++unit) {
+      kernels::AttentionTile tile = tile_of(layer, plan.tasks[static_cast<size_t>(unit / heads)], unit % heads);
+      const int following = unit + 1 < i + at_once ? unit + 1 : next.load(std::memory_order_relaxed);
+      if (following < total) {
+        const AttentionTask &task = plan.tasks[static_cast<size_t>(following / heads)];
+        tile.next = {table_of(layer, task), following % heads, task.key_begin, task.key_end};
+      }
+      level_.attend(kv, config, tile, scratch);
+    }
   }
   if (plan.merges.empty()) return;
 

@@ -99,6 +99,7 @@ class StepRunner {
   void sort_by_expert(const Moe &moe);
   void add_branch(int thread, Vector norm);
   const float *norm_row(int thread, const float *x, Vector weight);
+  const int32_t *table_of(const Layer &layer, const AttentionTask &task) const;
   kernels::AttentionTile tile_of(const Layer &layer, const AttentionTask &task, int head) const;
   AttentionConfig attention_config(int64_t window) const;
   void tick(int thread, int stage);
