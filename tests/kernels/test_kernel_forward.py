@@ -131,7 +131,8 @@ def test_blocks_are_read_before_any_is_written():
 @pytest.mark.parametrize(
     ("field", "index", "value"),
     [("input_ids", 3, 301), ("input_ids", 0, -1), ("slot_mapping", 2, 1 << 40), ("positions", 1, 7),
-     ("seq_lens", 0, 9999), ("logits_indices", 0, 16), ("query_start_loc", 1, 17), ("block_table", 0, 400), ("idx_mapping", 0, 8)],
+     ("seq_lens", 0, 9999), ("logits_indices", 0, 16), ("query_start_loc", 1, 17), ("block_table", 0, 400),
+     ("idx_mapping", 0, 8)],
 )  # fmt: skip
 def test_input_out_of_range_is_refused_by_name(field, index, value):
     spec = SPECS["llama"]

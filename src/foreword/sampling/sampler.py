@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from foreword.batch import InputBatch, RequestStates
 from foreword.batch.sampling import SamplingParams
+from foreword.sampling import native
 from foreword.sampling.filters import kept_tokens
 from foreword.sampling.logprobs import TokenLogprobs, token_logprobs
 from foreword.sampling.noise import gumbel_noise
@@ -44,11 +45,13 @@ class Sampler:
         self.states = states
         self._processors: list[Processors | None] = [None] * states.max_num_reqs
         self._is_plain = np.ones(states.max_num_reqs, np.bool_)  # greedy, and nothing else wanted
+        self._has_processors = np.zeros(states.max_num_reqs, np.bool_)
         self._wants_logprobs = np.zeros(states.max_num_reqs, np.bool_)
 
     def set_request(self, row: int, params: SamplingParams, end_ids: npt.NDArray[np.int64]) -> None:
         """Take a request's parameters, when it is admitted. end_ids: tokens that would end its output."""
         self._processors[row] = Processors.of(params, end_ids)
+        self._has_processors[row] = self._processors[row] is not None
         self._is_plain[row] = params.temperature == 0 and self._processors[row] is None
         self._wants_logprobs[row] = params.logprobs is not None
 
@@ -56,6 +59,7 @@ class Sampler:
         """Forget the row's parameters, when it is freed."""
         self._processors[row] = None
         self._is_plain[row] = True
+        self._has_processors[row] = False
         self._wants_logprobs[row] = False
 
     def sample(self, batch: InputBatch, logits: Logits) -> Sampled:
@@ -63,9 +67,13 @@ class Sampler:
 
         A prompt chunk that is not the last is drawn for too; `RequestStates.commit` discards that token.
         """
-        drawn = logits.argmax(axis=1).astype(np.int32)
         rows = batch.expanded_idx_mapping
-        special = np.flatnonzero(~self._is_plain[rows])
+        if native.available():
+            drawn = self._draw_natively(batch, logits)
+            special = np.flatnonzero(self._has_processors[rows])
+        else:
+            drawn = logits.argmax(axis=1).astype(np.int32)
+            special = np.flatnonzero(~self._is_plain[rows])
         if special.size:
             positions = batch.positions[batch.logits_indices[special]] + 1
             for i, position in zip(special.tolist(), positions.tolist(), strict=True):
@@ -74,6 +82,23 @@ class Sampler:
         width = int(np.diff(batch.cu_num_logits).max(initial=1))
         tokens = drawn if width == 1 else accepted_tokens(drawn, batch.draft_token_ids, batch.cu_num_logits, width)
         return Sampled(tokens, self._logprobs(batch, logits, tokens))
+
+    def _draw_natively(self, batch: InputBatch, logits: Logits) -> Int32s:
+        """Every row by temperature, top-k, top-p and min-p alone: `_draw` without processors, and its very tokens."""
+        drawn, columns = np.empty(len(logits), np.int32), self.states.sampling
+        positions = batch.positions[batch.logits_indices] + 1
+        native.sample(
+            logits,
+            columns.temperature,
+            columns.top_k,
+            columns.top_p,
+            columns.min_p,
+            columns.seed,
+            positions,
+            batch.expanded_idx_mapping,
+            drawn,
+        )
+        return drawn
 
     def _draw(self, row: int, position: int, logits: Logits, drafts: Int32s) -> int:
         states, columns = self.states, self.states.sampling
