@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -25,19 +26,35 @@ class Config:
         """The value of a key. ModelError if it is absent without a default, or not a ``kind``."""
         value = self.values.get(key)
         value = default if value is None else value
-        if kind is float and type(value) is int:
+        if kind is float and type(value) is int and abs(value) < 1 << 62:
             value = float(value)
-        if type(value) is not kind:
+        if type(value) is not kind or (kind is float and not math.isfinite(value)):
             found = "is missing" if value is None else f"is {value!r:.80}, not of type {kind.__name__}"
             raise self.error(f"{key} {found}", "Use the configuration that came with the weights")
         return value
 
-    def size(self, key: str, default: int | None = None) -> int:
-        """A whole number above zero."""
+    def size(self, key: str, default: int | None = None, *, most: int = 1 << 28) -> int:
+        """A whole number from 1 to ``most``."""
         value = self.get(key, int, default)
+        if not 0 < value <= most:
+            raise self.error(
+                f"{key} = {value} is not from 1 to {most}", "Use the configuration that came with the weights"
+            )
+        return value
+
+    def positive(self, key: str, default: float | None = None) -> float:
+        """A number above zero."""
+        value = self.get(key, float, default)
         if value <= 0:
             raise self.error(f"{key} = {value} is not above zero", "Use the configuration that came with the weights")
         return value
+
+    def sequence(self, key: str) -> Sequence[Any]:
+        """A list; an empty one if it is absent."""
+        value = self.values.get(key)
+        if value is not None and not isinstance(value, list):
+            raise self.error(f"{key} is {value!r:.80}, not a list", "Use the configuration that came with the weights")
+        return value or ()
 
     def optional(self, key: str, kind: type[T]) -> T | None:
         return None if self.values.get(key) is None else self.get(key, kind)

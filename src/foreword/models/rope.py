@@ -31,10 +31,10 @@ def rope_spec(config: Config, head_dim: int, parameters: Mapping[str, Any]) -> R
     """
     rules = Config(config.path, parameters)
     dim = int(head_dim * rules.get("partial_rotary_factor", float, config.get("partial_rotary_factor", float, 1.0)))
-    if dim <= 0 or dim % 2:
+    if not 0 < dim <= head_dim or dim % 2:
         raise config.error(f"the rotary part of a head has {dim} dimensions, not an even number above 0",
                            "Check head_dim and partial_rotary_factor")  # fmt: skip
-    theta = rules.get("rope_theta", float)
+    theta = rules.positive("rope_theta")
     base = theta ** -(np.arange(0, dim, 2, dtype=np.float64) / dim)
     kind = rules.get("rope_type", str, "default")
     scale = 1.0
@@ -42,7 +42,7 @@ def rope_spec(config: Config, head_dim: int, parameters: Mapping[str, Any]) -> R
         case "default":
             scaled = base
         case "linear":
-            scaled = base / rules.get("factor", float)
+            scaled = base / rules.positive("factor")
         case "divided":
             scaled = base / _vector(rules, "divisors", len(base))
         case "llama3":
@@ -58,21 +58,25 @@ def rope_spec(config: Config, head_dim: int, parameters: Mapping[str, Any]) -> R
 
 
 def _llama3(base: F64, rules: Config) -> F64:
-    low, high = rules.get("low_freq_factor", float), rules.get("high_freq_factor", float)
-    waves = rules.get("original_max_position_embeddings", int) * base / (2 * math.pi)
+    low, high = rules.positive("low_freq_factor"), rules.positive("high_freq_factor")
+    if low >= high:
+        raise rules.error(f"low_freq_factor {low} is not below high_freq_factor {high}", "Use the model's own")
+    waves = rules.size("original_max_position_embeddings") * base / (2 * math.pi)
     kept = np.clip((waves - low) / (high - low), 0, 1)
-    return np.asarray(kept * base + (1 - kept) * base / rules.get("factor", float))
+    return np.asarray(kept * base + (1 - kept) * base / rules.positive("factor"))
 
 
 def _yarn(base: F64, dim: int, theta: float, rules: Config, config: Config) -> tuple[F64, float]:
-    factor = rules.get("factor", float)
-    original = rules.get("original_max_position_embeddings", int, config.get("max_position_embeddings", int))
+    factor = rules.positive("factor")
+    original = rules.size("original_max_position_embeddings", config.size("max_position_embeddings"))
+    if theta <= 1:
+        raise rules.error(f"rope_theta = {theta} is not above 1", "Use the configuration that came with the weights")
 
     def turns(count: float) -> float:
         """The dimension that turns ``count`` times within the original length."""
         return dim * math.log(original / (count * 2 * math.pi)) / (2 * math.log(theta))
 
-    low, high = turns(rules.get("beta_fast", float, 32.0)), turns(rules.get("beta_slow", float, 1.0))
+    low, high = turns(rules.positive("beta_fast", 32.0)), turns(rules.positive("beta_slow", 1.0))
     if rules.get("truncate", bool, True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dim - 1)
@@ -88,33 +92,39 @@ def _longrope_scale(rules: Config, config: Config) -> float:
     if given is not None:
         return given
     original = original_length(rules, config)
-    factor = config.get("max_position_embeddings", int) / original
-    return math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    factor = config.size("max_position_embeddings") / original
+    return math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 and original > 1 else 1.0
 
 
 def original_length(rules: Config, config: Config) -> int:
     """The length a longrope model was first trained for."""
     key = "original_max_position_embeddings"
-    return rules.get(key, int, config.get(key, int, config.get("max_position_embeddings", int)))
+    return rules.size(key, config.size(key, config.size("max_position_embeddings")))
 
 
 def _vector(rules: Config, key: str, length: int) -> F64:
-    values = np.asarray(rules.values.get(key, ()), np.float64)
-    if values.shape != (length,) or not (values > 0).all():
+    values = rules.sequence(key)
+    if len(values) != length or not all(type(v) in (int, float) and 0 < v < math.inf for v in values):
         raise rules.error(f"{key} is not {length} numbers above 0", "Use the configuration that came with the weights")
-    return values
+    return np.asarray(values, np.float64)
 
 
 def rope_parameters(config: Config, layer_type: str = "full_attention") -> dict[str, Any]:
     """The rotary parameters of a kind of layer: one ``rope_parameters`` for all or one a kind, or the older pair
     ``rope_theta`` and ``rope_scaling``.
     """
-    found = config.values.get("rope_parameters") or {}
-    found = found.get(layer_type, found)
-    older = config.values.get("rope_scaling") or {}
+    found = _mapping(config, "rope_parameters")
+    older = _mapping(config, "rope_scaling")
     return {
-        "rope_theta": config.get("rope_theta", float, 10000.0),
+        "rope_theta": config.positive("rope_theta", 10000.0),
         **({"rope_type": older["type"]} if "type" in older else {}),
         **older,
-        **found,
+        **_mapping(Config(config.path, found), layer_type, found),
     }
+
+
+def _mapping(config: Config, key: str, default: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
+    value = config.values.get(key) or default or {}
+    if not isinstance(value, Mapping):
+        raise config.error(f"{key} is {value!r:.80}, not an object", "Use the configuration that came with the weights")
+    return value

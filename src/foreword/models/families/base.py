@@ -90,7 +90,7 @@ def decoder(config: Config, architecture: str, layers: tuple[LayerSpec, ...], **
         "head_dim": dim,
         "max_model_len": config.size("max_position_embeddings"),
         "layers": layers,
-        "norm_eps": config.get("rms_norm_eps", float, 1e-6),
+        "norm_eps": config.positive("rms_norm_eps", 1e-6),
         "query_scale": dim**-0.5,
         "tie_embeddings": config.get("tie_word_embeddings", bool, False),
     }
@@ -102,7 +102,12 @@ def decoder(config: Config, architecture: str, layers: tuple[LayerSpec, ...], **
 
 
 def head_dim(config: Config) -> int:
-    return config.size("head_dim", max(1, config.size("hidden_size") // config.size("num_attention_heads")))
+    default = max(1, config.size("hidden_size") // config.size("num_attention_heads"))
+    return config.size("head_dim", default, most=1 << 16)
+
+
+def num_layers(config: Config) -> int:
+    return config.size("num_hidden_layers", most=4096)
 
 
 def rope(config: Config, layer_type: str = "full_attention") -> RopeSpec:
@@ -111,12 +116,12 @@ def rope(config: Config, layer_type: str = "full_attention") -> RopeSpec:
 
 def windows(config: Config, sliding: Callable[[int], bool]) -> tuple[int | None, ...]:
     """Each layer's sliding window: from ``layer_types`` if the config has it, else by the family's rule."""
-    window, num_layers = config.optional("sliding_window", int), config.size("num_hidden_layers")
-    types = config.values.get("layer_types") or [
-        "sliding_attention" if window and sliding(i) else "full_attention" for i in range(num_layers)
+    window, count = config.optional("sliding_window", int), num_layers(config)
+    types = config.sequence("layer_types") or [
+        "sliding_attention" if window and sliding(i) else "full_attention" for i in range(count)
     ]
-    if len(types) != num_layers or not set(types) <= {"sliding_attention", "full_attention"}:
-        raise config.error(f"layer_types {types!r:.80} is not {num_layers} of full_attention and sliding_attention",
+    if len(types) != count or not all(kind in ("sliding_attention", "full_attention") for kind in types):
+        raise config.error(f"layer_types {types!r:.80} is not {count} of full_attention and sliding_attention",
                            "Use a model whose layers are of these kinds")  # fmt: skip
     if "sliding_attention" in types and (window or 0) <= 0:
         raise config.error(f"sliding_window = {window}, with sliding layers", "Use the model's own configuration")

@@ -15,8 +15,8 @@ def gemma2(config: Config) -> DecoderSpec:
     rotary = rope(config)
     layers = tuple(LayerSpec(rotary, window) for window in windows(config, lambda i: i % 2 == 0))
     return decoder(config, "gemma2", layers, **_common(config, largest=46),
-                   attn_softcap=config.optional("attn_logit_softcapping", float),
-                   final_softcap=config.optional("final_logit_softcapping", float))  # fmt: skip
+                   attn_softcap=_cap(config, "attn_logit_softcapping"),
+                   final_softcap=_cap(config, "final_logit_softcapping"))  # fmt: skip
 
 
 def gemma3(config: Config) -> DecoderSpec:
@@ -28,22 +28,26 @@ def gemma3(config: Config) -> DecoderSpec:
         for window in windows(config, lambda i: (i + 1) % every != 0)
     )
     return decoder(config, "gemma3", layers, **_common(config, largest=62), qk_norm=True,
-                   attn_softcap=config.optional("attn_logit_softcapping", float),
-                   final_softcap=config.optional("final_logit_softcapping", float))  # fmt: skip
+                   attn_softcap=_cap(config, "attn_logit_softcapping"),
+                   final_softcap=_cap(config, "final_logit_softcapping"))  # fmt: skip
 
 
 def _local(config: Config) -> Config:
     """The config as sliding layers see it: an unscaled rotary embedding with its own base."""
-    theta = config.get("rope_local_base_freq", float, 10000.0)
+    theta = config.positive("rope_local_base_freq", 10000.0)
     return Config(config.path, {**config.values, "rope_theta": theta, "rope_scaling": None})
+
+
+def _cap(config: Config, key: str) -> float | None:
+    return None if config.values.get(key) is None else config.positive(key)
 
 
 def _common(config: Config, largest: int) -> dict[str, Any]:
     """What both share. Queries are scaled by the head size, in the largest model of each by hidden size over heads."""
     by_head = config.size("num_hidden_layers") != largest
-    default = head_dim(config) if by_head else config.size("hidden_size") // config.size("num_attention_heads")
+    default = head_dim(config) if by_head else config.size("hidden_size") / config.size("num_attention_heads")
     return {
-        "query_scale": config.get("query_pre_attn_scalar", float, float(default)) ** -0.5,
+        "query_scale": config.positive("query_pre_attn_scalar", float(default)) ** -0.5,
         "activation": "gelu_tanh",
         "embedding_scale": math.sqrt(config.size("hidden_size")),
         "post_norms": True,

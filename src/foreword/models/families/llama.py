@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from foreword.models.config import Config
-from foreword.models.families.base import Family, decoder, experts, rope, windows
+from foreword.models.families.base import Family, decoder, experts, num_layers, rope, windows
 from foreword.models.spec import DecoderSpec, LayerSpec
 
 
 def llama(config: Config) -> DecoderSpec:
     moe = experts(config, norm_topk=True) if config.values.get("num_experts") else None  # Mixtral in a GGUF file
     layer = LayerSpec(rope(config), moe=moe)
-    return decoder(config, "llama", (layer,) * config.size("num_hidden_layers"))
+    return decoder(config, "llama", (layer,) * num_layers(config))
 
 
 def mistral(config: Config) -> DecoderSpec:
@@ -25,11 +25,11 @@ def mixtral(config: Config) -> DecoderSpec:
 
 def smollm3(config: Config) -> DecoderSpec:
     """Every fourth layer has no rotary embedding, unless ``no_rope_layers`` says (1: rotary) which."""
-    rotary, num_layers = rope(config), config.size("num_hidden_layers")
+    rotary, count = rope(config), num_layers(config)
     every = config.size("no_rope_layer_interval", 4)
-    flags = config.values.get("no_rope_layers") or [(i + 1) % every != 0 for i in range(num_layers)]
-    if len(flags) != num_layers:
-        raise config.error(f"no_rope_layers has {len(flags)} entries for {num_layers} layers", "Use the model's own")
+    flags = config.sequence("no_rope_layers") or [(i + 1) % every != 0 for i in range(count)]
+    if len(flags) != count:
+        raise config.error(f"no_rope_layers has {len(flags)} entries for {count} layers", "Use the model's own")
     spans = windows(config, lambda i: config.get("use_sliding_window", bool, False))
     layers = tuple(LayerSpec(rotary if flag else None, w) for flag, w in zip(flags, spans, strict=True))
     return decoder(config, "smollm3", layers, tie_embeddings=config.get("tie_word_embeddings", bool, True))

@@ -12,7 +12,7 @@ def _layers(config: Config, moe: MoeSpec | None = None) -> tuple[LayerSpec, ...]
     rotary, first = rope(config), config.get("max_window_layers", int, 0)
     slides = config.get("use_sliding_window", bool, False)
     spans = windows(config, lambda i: slides and i >= first)
-    step, dense = config.size("decoder_sparse_step", 1), config.values.get("mlp_only_layers") or ()
+    step, dense = config.size("decoder_sparse_step", 1), config.sequence("mlp_only_layers")
     return tuple(
         LayerSpec(rotary, window, moe if i not in dense and (i + 1) % step == 0 else None)
         for i, window in enumerate(spans)
