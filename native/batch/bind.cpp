@@ -209,14 +209,15 @@ void bind_batch(nb::module_ &m) {
       .def("set_context_parallel", [](StepCore &c, int32_t size, int32_t rank, int32_t i) { c.cp = {size, rank, i}; })
       .def("prepare", &prepare_lists, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
            nb::arg().none())
-      .def("prepare_arrays", &prepare_arrays, nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg())
+      .def("prepare_arrays", &prepare_arrays, nb::arg().noconvert(), nb::arg().noconvert(),
+           nb::arg().noconvert().none(), nb::arg(), nb::arg(), nb::arg())
       .def("advance", &StepCore::advance)
       .def("commit", [](StepCore &core, Vector<const int32_t> s, bool advanced) {
         return core.commit(s.data(), int64_t(s.shape(0)), 1, advanced);
-      })
+      }, nb::arg().noconvert(), nb::arg())
       .def("commit", [](StepCore &core, Matrix<const int32_t> s, bool advanced) {
         return core.commit(s.data(), int64_t(s.shape(0)), int64_t(s.shape(1)), advanced);
-      });
+      }, nb::arg().noconvert(), nb::arg());
   bind_vllm(m);
 }
 

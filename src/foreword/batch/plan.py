@@ -56,7 +56,7 @@ class PlannedStep(Mapping[str, int]):
 def normalize(states: RequestStates, plan: PlanLike, drafts: Drafts) -> Plan:
     """Either form of plan and drafts as arrays. RequestError for an id that is not here."""
     if isinstance(plan, tuple):
-        rows, counts = (np.ascontiguousarray(a, np.int32) for a in plan)
+        rows, counts = (_int32s(a, what) for a, what in zip(plan, ("rows", "num_scheduled"), strict=True))
         if rows.shape != counts.shape or rows.ndim != 1:
             raise PlanError("rows and num_scheduled must be one-dimensional and equally long",
                             expected=rows.shape, got=counts.shape)  # fmt: skip
@@ -64,7 +64,7 @@ def normalize(states: RequestStates, plan: PlanLike, drafts: Drafts) -> Plan:
             return Plan(rows, counts, _NONE, _NONE)
         if isinstance(drafts, Mapping):
             return _with_draft_lists(rows, counts, [drafts.get(states.req_id_of(int(r)), ()) for r in rows])
-        table = np.ascontiguousarray(drafts, np.int32)
+        table = _int32s(drafts, "draft_tokens")
         if table.ndim != 2 or len(table) != len(rows):
             raise PlanError("draft_tokens must be [B, D], padded with −1", tensor="draft_tokens",
                             expected=(len(rows), "D"), got=table.shape)  # fmt: skip
@@ -88,6 +88,16 @@ def normalize(states: RequestStates, plan: PlanLike, drafts: Drafts) -> Plan:
         if rid not in plan and len(drafts[rid]):
             raise PlanError("drafts for a request that is not scheduled", request=rid, tensor="draft_tokens")
     return _with_draft_lists(rows, counts, [drafts.get(rid, ()) for rid in plan])
+
+
+def _int32s(values: npt.ArrayLike, tensor: str) -> Int32s:
+    """Integers as contiguous int32; PlanError for what is none, or does not fit."""
+    array = np.asarray(values)
+    if array.dtype == np.int32:
+        return np.ascontiguousarray(array)
+    if array.size and (array.dtype.kind not in "iu" or array.min() < -(2**31) or array.max() >= 2**31):
+        raise PlanError("must be integers that fit int32", tensor=tensor, expected="int32", got=array.dtype.name)
+    return np.ascontiguousarray(array, np.int32)
 
 
 def _with_draft_lists(rows: Int32s, counts: Int32s, lists: list[Sequence[int]]) -> Plan:

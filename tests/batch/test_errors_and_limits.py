@@ -1,0 +1,413 @@
+"""What the batch layer refuses leaves everything as it was; what it allows, it allows in every form."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import foreword.batch
+from foreword.batch import (
+    CapacityError,
+    InputBuffers,
+    KVGroup,
+    NewRequest,
+    PlanError,
+    RequestError,
+    RequestStates,
+    StaleBatchError,
+    prepare_inputs,
+)
+from foreword.batch.buffers import ARRAYS
+from foreword.batch.spec import TENSORS, Level
+
+BACKENDS = ["loops", "numpy", "native"]
+M, VOCAB = 9, 50
+
+
+class World:
+    """A state with two groups, its buffers, and everything they hold."""
+
+    def __init__(self, max_num_reqs: int = 3, drafts: int = 2):
+        self.states = RequestStates(
+            max_num_reqs=max_num_reqs, max_model_len=M, vocab_size=VOCAB,
+            kv_groups=[KVGroup(2), KVGroup(4, sliding_window=3)], max_num_draft_tokens=drafts,
+        )  # fmt: skip
+        self.buffers = InputBuffers.for_states(self.states, 8)
+        self.next = 1
+
+    def add(self, rid: str, prompt: list[int], room: int | None = None, **extra) -> int:
+        blocks = []
+        for table in self.states.block_tables:
+            count = -(-(room or M) // table.tokens_per_block)
+            blocks.append(list(range(self.next, self.next + count)))
+            self.next += count
+        return self.states.add_request(NewRequest(rid, prompt, blocks, **extra))
+
+    def snapshot(self) -> dict[str, object]:
+        s, out = (
+            self.states,
+            {"rows": dict(self.states._rows), "free": list(self.states._free), "step": self.states.step},
+        )
+        for i, array in enumerate([*s.row_arrays(), s.token_ids]):
+            out[f"state {i}"] = array.copy()
+        for name in ARRAYS:
+            value = getattr(self.buffers, name)
+            for g, array in enumerate(value if isinstance(value, tuple) else (value,)):
+                out[f"{name} {g}"] = array.copy()
+        return out | {"generation": self.buffers.generation, "scalars": list(self.buffers.written)}
+
+    def assert_unchanged(self, before: dict[str, object]) -> None:
+        after = self.snapshot()
+        for key, value in before.items():
+            assert np.array_equal(after[key], value), key
+
+
+@pytest.fixture
+def world() -> World:
+    w = World()
+    w.add("a", [1, 2, 3])
+    w.add("b", [4, 5], room=4)
+    return w
+
+
+# -- nothing changes when a call raises ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("request_", "error"),
+    [
+        (NewRequest("a", [1], [[9], [9]]), RequestError),
+        (NewRequest("c", [], [[9], [9]]), RequestError),
+        (NewRequest("c", None, [[9], [9]]), RequestError),
+        (NewRequest("c", [1, VOCAB], [[9], [9]]), RequestError),
+        (NewRequest("c", [1, -1], [[9], [9]]), RequestError),
+        (NewRequest("c", [1.5], [[9], [9]]), RequestError),
+        (NewRequest("c", [2**40], [[9], [9]]), RequestError),
+        (NewRequest("c", [1] * (M + 1), [[9], [9]]), RequestError),
+        (NewRequest("c", [1], [[9], [9]], output_token_ids=[VOCAB]), RequestError),
+        (NewRequest("c", [1, 2], [[9], [9]], num_computed_tokens=2), RequestError),
+        (NewRequest("c", [1, 2], [[9], [9]], num_computed_tokens=-1), RequestError),
+        (NewRequest("c", [1], [[9]]), RequestError),
+        (NewRequest("c", [1], [[-1], [9]]), RequestError),
+        (NewRequest("c", [1], [[1] * 6, [9]]), CapacityError),
+        (NewRequest("c", [1], [[1], [1] * 4]), CapacityError),
+    ],
+)
+def test_a_refused_admission_changes_nothing(world, request_, error):
+    before = world.snapshot()
+    with pytest.raises(error):
+        world.states.add_request(request_)
+    world.assert_unchanged(before)
+
+
+def test_one_request_too_many_changes_nothing(world):
+    world.add("c", [1])
+    before = world.snapshot()
+    with pytest.raises(CapacityError, match="max_num_reqs = 3"):
+        world.states.add_request(NewRequest("d", [1], [[90], [91]]))
+    world.assert_unchanged(before)
+
+
+def test_removing_an_unknown_request_says_so_and_changes_nothing(world):
+    before = world.snapshot()
+    assert world.states.remove_request("nobody") is False
+    world.assert_unchanged(before)
+    assert world.states.remove_request("a") is True
+    assert world.states.remove_request("a") is False
+
+
+def test_blocks_past_the_end_of_any_group_change_no_group(world):
+    before = world.snapshot()
+    with pytest.raises(CapacityError):
+        world.states.append_blocks("b", [[70], [71, 72, 73]])
+    with pytest.raises(CapacityError):
+        world.states.append_blocks_rows(np.array([1, 0], np.int32), np.array([70, 71], np.int32), group=0)
+    with pytest.raises(RequestError):
+        world.states.append_blocks("b", [[70]])
+    with pytest.raises(RequestError):
+        world.states.append_blocks("nobody", [[70], []])
+    world.assert_unchanged(before)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("plan", "how", "error"),
+    [
+        ({"nobody": 1}, {}, RequestError),
+        ({"a": 0}, {}, PlanError),
+        ({"a": -1}, {}, PlanError),
+        ({"a": 4}, {}, PlanError),
+        ({"b": 5}, {"draft_tokens": {"b": [1, 2, 3]}}, PlanError),
+        ({"a": 4}, {"draft_tokens": {"a": [1, 2]}}, PlanError),
+        ({"a": 4}, {"draft_tokens": {"a": [VOCAB]}}, PlanError),
+        ({"a": 4}, {"draft_tokens": {"a": [-2]}}, PlanError),
+        ({"a": 3}, {"draft_tokens": {"b": [1]}}, PlanError),
+        ({"a": 3}, {"pad_to": (2, None)}, PlanError),
+        ({"a": 3}, {"pad_to": (9, None)}, PlanError),
+        ({"a": 3}, {"pad_to": (None, 0)}, PlanError),
+        ({"a": 3}, {"pad_to": (None, 4)}, PlanError),
+        ({"a": 3}, {"order": "random"}, PlanError),
+        ((np.array([0, 0], np.int32), np.array([1, 1], np.int32)), {}, PlanError),
+        ((np.array([2], np.int32), np.array([1], np.int32)), {}, PlanError),
+        ((np.array([3], np.int32), np.array([1], np.int32)), {}, PlanError),
+        ((np.array([-1], np.int32), np.array([1], np.int32)), {}, PlanError),
+        ((np.array([0], np.int32), np.array([1, 1], np.int32)), {}, PlanError),
+        (
+            (np.array([0], np.int32), np.array([4], np.int32)),
+            {"draft_tokens": np.array([[-1, 5]], np.int32)},
+            PlanError,
+        ),
+        ((np.array([0], np.int32), np.array([2**31 - 1], np.int32)), {}, PlanError),
+        ((np.array([0], np.int32), np.array([1.5])), {}, PlanError),
+        ((np.array([2**32]), np.array([1], np.int32)), {}, PlanError),
+        ((np.array([0], np.int32), np.array([3], np.int32)), {"draft_tokens": np.array([[0.5]])}, PlanError),
+    ],
+)
+def test_a_refused_plan_changes_nothing(world, backend, plan, how, error):
+    world.states.commit(prepare_inputs(world.states, {"b": 1}, world.buffers, backend=backend), {})
+    batch = prepare_inputs(world.states, {"b": 1}, world.buffers, backend=backend)
+    before = world.snapshot()
+    with pytest.raises(error):
+        prepare_inputs(world.states, plan, world.buffers, backend=backend, **how)
+    world.assert_unchanged(before)
+    assert batch.num_reqs == 1, "the batch before is still whole"
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_more_tokens_than_the_buffers_hold_change_nothing(world, backend):
+    world.add("c", [1, 2, 3, 4, 5, 6])
+    before = world.snapshot()
+    with pytest.raises(CapacityError, match="max_num_batched_tokens is 8"):
+        prepare_inputs(world.states, {"a": 3, "c": 6}, world.buffers, backend=backend)
+    world.assert_unchanged(before)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_write_without_a_block_is_refused(world, backend):
+    world.add("c", [1, 2, 3], room=2)
+    with pytest.raises(PlanError) as caught:
+        prepare_inputs(world.states, {"a": 1, "c": 3}, world.buffers, backend=backend)
+    error = caught.value
+    assert (error.request, error.tensor, error.index, error.expected, error.got) == ("c", "block_table[0]", 1, 2, 1)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_drafts_without_a_known_token_before_them_are_refused(backend):
+    world = World()
+    world.add("a", [1, 2])
+    world.states.commit(prepare_inputs(world.states, {"a": 2}, world.buffers, backend=backend), {})
+    before = world.snapshot()
+    with pytest.raises(PlanError, match="known token"):
+        prepare_inputs(world.states, {"a": 2}, world.buffers, draft_tokens={"a": [5, 6]}, backend=backend)
+    world.assert_unchanged(before)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("sampled", "error"),
+    [
+        ({"a": [1], "nobody": [1]}, RequestError),
+        ({"a": [VOCAB]}, RequestError),
+        ({"a": [-1]}, RequestError),
+        ({"a": [1, 2]}, PlanError),
+        (np.array([1], np.int32), PlanError),
+        (np.array([[1], [2], [3]], np.int32), PlanError),
+        (np.array([1.0, 2.0]), PlanError),
+        (np.array([1, VOCAB], np.int32), PlanError),
+        (np.array([-2, 1], np.int32), PlanError),
+        (np.array([[-1, 3], [1, -1]], np.int32), PlanError),
+    ],
+)
+def test_a_refused_commit_changes_nothing_and_can_be_made_again(world, backend, sampled, error):
+    batch = prepare_inputs(world.states, {"a": 3, "b": 2}, world.buffers, backend=backend)
+    before = world.snapshot()
+    with pytest.raises(error):
+        world.states.commit(batch, sampled)
+    world.assert_unchanged(before)
+    world.states.commit(batch, {"a": [7], "b": [8]})
+    assert world.states.num_tokens[:2].tolist() == [4, 3]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_token_past_the_models_length_is_refused(backend):
+    world = World()
+    world.add("a", [1] * M)
+    batch = prepare_inputs(world.states, {"a": 8}, world.buffers, backend=backend)
+    world.states.commit(batch, {})
+    batch = prepare_inputs(world.states, {"a": 1}, world.buffers, backend=backend)
+    before = world.snapshot()
+    with pytest.raises(CapacityError, match="max_model_len = 9"):
+        world.states.commit(batch, {"a": [1]})
+    world.assert_unchanged(before)
+    world.states.commit(batch, {})
+
+
+# -- how long a batch holds ----------------------------------------------------------------------------------------
+
+
+def test_a_batch_ends_with_the_next_one_on_its_buffers(world):
+    old = prepare_inputs(world.states, {"a": 3}, world.buffers)
+    prepare_inputs(world.states, {"b": 2}, world.buffers)
+    for read in (lambda: old.input_ids, lambda: old.num_reqs, lambda: old.block_table, lambda: old.attention_state,
+                 lambda: old.req_ids, lambda: world.states.commit(old, {})):  # fmt: skip
+        with pytest.raises(StaleBatchError):
+            read()
+    assert "replaced" in repr(old)
+
+
+def test_two_batches_hold_on_two_buffers(world):
+    first = prepare_inputs(world.states, {"a": 3}, world.buffers)
+    second = prepare_inputs(world.states, {"b": 2}, InputBuffers.for_states(world.states, 8))
+    assert (first.input_ids.tolist(), second.input_ids.tolist()) == ([1, 2, 3], [4, 5])
+
+
+def test_a_step_is_committed_once(world):
+    batch = prepare_inputs(world.states, {"a": 3}, world.buffers)
+    world.states.commit(batch, {"a": [9]})
+    with pytest.raises(PlanError, match="committed before"):
+        world.states.commit(batch, {"a": [9]})
+
+
+def test_a_batch_of_other_states_is_refused(world):
+    batch = prepare_inputs(world.states, {"a": 3}, world.buffers)
+    other = World()
+    with pytest.raises(PlanError, match="other states"):
+        other.states.commit(batch, {})
+    with pytest.raises(PlanError, match="other states"):
+        prepare_inputs(other.states, {}, world.buffers)
+
+
+@pytest.mark.parametrize("move", [lambda s: s.swap_rows(0, 2), lambda s: (s.remove_request("a"), s.condense())])
+def test_rows_that_moved_refuse_the_batch_before(world, move):
+    batch = prepare_inputs(world.states, {"b": 2}, world.buffers)
+    move(world.states)
+    with pytest.raises(PlanError, match="rows moved"):
+        world.states.commit(batch, {"b": [1]})
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_late_result_of_a_request_that_left_is_ignored(world, backend):
+    batch = prepare_inputs(world.states, {"a": 3, "b": 2}, world.buffers, backend=backend)
+    world.states.remove_request("a")
+    row = world.add("c", [40])
+    assert row == 0, "the freed row is used again"
+    world.states.commit(batch, np.array([7, 8], np.int32))
+    assert world.states.token_ids[0, :1].tolist() == [40]
+    assert world.states.num_tokens.tolist() == [1, 3, 0]
+    assert world.states.num_computed_tokens.tolist() == [0, 2, 0]
+
+
+def test_the_arrays_of_a_batch_cannot_be_written(world):
+    batch = prepare_inputs(world.states, {"a": 3, "b": 2}, world.buffers)
+    for spec in TENSORS:
+        if spec.level in (Level.SYSTEM, Level.STEP) or spec.attribute == "explain":
+            continue
+        value = getattr(batch, spec.name)
+        for array in value if isinstance(value, tuple) else (value,):
+            if array is not None and array.size:
+                with pytest.raises(ValueError, match="read-only"):
+                    array[0] = 0
+    with pytest.raises(AttributeError):
+        batch.something = 1
+
+
+# -- forms ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_all_ways_to_say_that_a_chunk_sampled_nothing_mean_the_same(backend):
+    ends = []
+    forms = (
+        {},
+        {"a": []},
+        {"a": [9]},
+        np.array([-1], np.int32),
+        np.array([9], np.int32),
+        np.array([[-1, -1]], np.int32),
+    )
+    for sampled in forms:
+        world = World()
+        world.add("a", [1, 2, 3])
+        world.states.commit(prepare_inputs(world.states, {"a": 2}, world.buffers, backend=backend), sampled)
+        ends.append([a[:1].tolist() for a in (*world.states.row_arrays(), world.states.token_ids[:, :3])])
+    assert all(end == ends[0] for end in ends)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_drafts_accepted_as_lists_and_as_a_table_are_equal(backend):
+    ends = []
+    for sampled in ({"a": [5, 9], "b": [7]}, np.array([[5, 9, -1], [7, -1, -1]], np.int32)):
+        world = World()
+        world.add("a", [1, 2])
+        world.add("b", [3])
+        batch = prepare_inputs(
+            world.states, {"a": 4, "b": 1}, world.buffers, draft_tokens={"a": [5, 6]}, backend=backend
+        )
+        world.states.commit(batch, sampled)
+        ends.append([world.states.num_tokens.tolist(), world.states.num_computed_tokens.tolist()])
+    assert ends[0] == ends[1] == [[4, 2, 0], [3, 1, 0]]
+
+
+# -- rows ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_row_used_again_equals_a_fresh_one():
+    used, fresh = World(), World()
+    used.add("old", [9] * 8, lora_id=3)
+    used.states.commit(prepare_inputs(used.states, {"old": 8}, used.buffers), {"old": [1]})
+    used.states.remove_request("old")
+    used.next = fresh.next
+    assert used.add("a", [1, 2]) == fresh.add("a", [1, 2])
+    for mine, theirs in zip(used.states.row_arrays(), fresh.states.row_arrays(), strict=True):
+        if mine.dtype != np.int64 or mine is used.states.sampling.seed:  # not the counters of tenancies and contents
+            assert np.array_equal(mine, theirs)
+
+
+def test_swapping_twice_is_the_identity(world):
+    before = {k: v for k, v in world.snapshot().items() if k != "free"}
+    world.states.swap_rows(0, 2)
+    assert world.states.row_of("a") == 2
+    assert world.states.token_ids[2, :3].tolist() == [1, 2, 3]
+    assert not world.states.block_tables[0].table[0].any()
+    world.states.swap_rows(2, 0)
+    world.assert_unchanged(before)
+
+
+def test_condense_moves_the_last_row_into_the_lowest_hole():
+    world = World(max_num_reqs=5)
+    for i, rid in enumerate("abcde"):
+        assert world.add(rid, [i + 1]) == i
+    for rid in "bad":
+        world.states.remove_request(rid)
+    assert world.states.condense() == [(4, 0), (2, 1)]
+    assert [world.states.row_of(r) for r in "ec"] == [0, 1]
+    assert world.states.condense() == []
+    assert world.add("f", [9]) == 2
+
+
+# -- the package ---------------------------------------------------------------------------------------------------
+
+
+def test_the_public_names_are_sorted_and_there():
+    names = foreword.batch.__all__
+    assert names == sorted(names)
+    assert all(getattr(foreword.batch, name) is not None for name in names)
+    with pytest.raises(AttributeError):
+        _ = foreword.batch.nothing
+
+
+def test_importing_loads_numpy_and_nothing_else():
+    code = (
+        "import sys, numpy; before = set(sys.modules); import foreword.batch; "
+        "print(sorted({m.partition('.')[0] for m in set(sys.modules) - before if m}))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    third_party = set(eval(out)) - set(sys.stdlib_module_names) - {"foreword", "numpy"}
+    assert not third_party
+    code = "import sys, foreword.batch; print([m for m in sys.modules if m.startswith('foreword.')])"
+    loaded = eval(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+    assert not [m for m in loaded if not m.startswith(("foreword.batch", "foreword.errors", "foreword._native"))]
+    assert "foreword.batch.spec" not in loaded, "the specification is loaded by those who check against it"
