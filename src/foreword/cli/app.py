@@ -20,6 +20,7 @@ app = typer.Typer(
 )
 app.command()(run)
 app.command()(explain)
+app.command()(simulate)
 app.command()(conform)
 app.command()(simulate)
 app.add_typer(models, name="models")

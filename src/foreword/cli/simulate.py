@@ -3,80 +3,80 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
-ROWS = (
-    ("requests", "{:,}"),
-    ("output tokens/s", "{:,.0f}"),
-    ("time to first token p50", "{:.3f} s"),
-    ("time to first token p99", "{:.3f} s"),
-    ("time between tokens p50", "{:.4f} s"),
-    ("time between tokens p99", "{:.4f} s"),
-    ("preemptions", "{:,}"),
-    ("prefix hit rate", "{:.1%}"),
-    ("memory use", "{}"),
-)
-
 
 def simulate(
-    trace: Annotated[str, typer.Argument(help="A .csv or .jsonl trace; see docs.")],
-    requests: Annotated[int, typer.Option(help="How many; the trace is repeated as needed.")] = 1000,
-    policy: Annotated[list[str] | None, typer.Option(help="fcfs, priority, shortest-first; may be repeated.")] = None,
-    kv_tokens: Annotated[int, typer.Option(help="Tokens that the KV pool holds.")] = 1_000_000,
-    block_size: Annotated[
-        int | None, typer.Option(help="Tokens of a block; default: what one hash id of the trace stands for, else 64.")
-    ] = None,
+    trace: Annotated[Path, typer.Option(help="Arrivals: .csv or .jsonl; see foreword.scheduler.simulation.")],
+    requests: Annotated[int, typer.Option(help="Requests to serve; the trace repeats. 0: once.")] = 0,
+    policies: Annotated[str, typer.Option(help="Policies to compare, separated by commas.")] = "fcfs,shortest-first",
+    speed: Annotated[float, typer.Option(help="How many times as fast the requests arrive.")] = 1.0,
+    num_blocks: Annotated[int, typer.Option(help="Blocks of the KV pool.")] = 8192,
+    block_size: Annotated[int, typer.Option(help="Tokens of a block.")] = 64,
     max_num_seqs: Annotated[int, typer.Option(help="Requests that run at once.")] = 256,
-    max_num_batched_tokens: Annotated[int, typer.Option(help="Token budget of a step.")] = 8192,
-    speed: Annotated[float, typer.Option(help="Arrivals this many times as fast as recorded.")] = 1.0,
+    budget: Annotated[int, typer.Option(help="Tokens of a step at most.")] = 8192,
+    max_model_len: Annotated[int, typer.Option(help="Tokens of a request at most. 0: the trace's longest.")] = 0,
+    step_ms: Annotated[float, typer.Option(help="Cost of a step.")] = 8.0,
+    token_us: Annotated[float, typer.Option(help="Cost of a scheduled token.")] = 40.0,
+    context_ns: Annotated[float, typer.Option(help="Cost of a token of context, a step.")] = 15.0,
+    prefix_caching: Annotated[bool, typer.Option(help="Whether equal beginnings share blocks.")] = True,
+    plot: Annotated[bool, typer.Option(help="Draw the use of memory over time.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one policy a line.")] = False,
 ) -> None:
-    """Latencies, preemptions, hit rate and memory of a load, for one or several policies."""
+    """Ask what would happen: percentiles, preemptions, hits and memory, for several policies in one table."""
     from foreword.scheduler import SchedulerConfig
-    from foreword.scheduler.simulation import read_trace
+    from foreword.scheduler.simulation import CostModel, read_trace
     from foreword.scheduler.simulation import simulate as run
-    from foreword.scheduler.simulation.trace import HASHED_TOKENS
 
-    recorded = read_trace(trace)
-    block_size = block_size or (HASHED_TOKENS if recorded.has_prefixes else 64)
-    results: dict[str, dict[str, Any]] = {}
-    for name in policy or ["fcfs"]:
+    loaded = read_trace(trace)
+    count = requests or len(loaded.arrivals)
+    cost = CostModel(step_ms / 1e3, token_us / 1e6, context_ns / 1e9)
+    if not as_json:
+        print(f"{count:,} requests, {num_blocks:,} blocks of {block_size}, {budget:,} tokens a step\n")
+        print(f"{'':16}{'first token s':^26}{'between tokens ms':^26}{'':>9}{'hit':>8}{'pre-':>10}{'simulated':>11}")
+        print(
+            f"{'policy':<16}"
+            + f"{'p50':>8}{'p90':>9}{'p99':>9}" * 2
+            + f"{'tok/s':>9}{'rate':>8}{'empted':>10}{'s':>11}"
+        )
+    plots: list[str] = []
+    for policy in policies.split(","):
         report = run(
-            recorded.requests(requests, speed=speed),
-            max_model_len=recorded.max_length + 1,
-            num_blocks=kv_tokens // block_size + 1,
+            loaded.requests(count, speed=speed),
+            max_model_len=max_model_len or loaded.max_length,
+            num_blocks=num_blocks,
             block_size=block_size,
-            config=SchedulerConfig(
-                max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs, policy=name
-            ),
-            prefix_caching=recorded.has_prefixes,
+            config=SchedulerConfig(max_num_batched_tokens=budget, max_num_seqs=max_num_seqs, policy=policy),
+            cost=cost,
+            prefix_caching=prefix_caching,
         )
         first, between = report.time_to_first_token, report.time_between_tokens
-        values = (
-            report.num_requests,
-            report.tokens_per_second,
-            first.percentile(50),
-            first.percentile(99),
-            between.percentile(50),
-            between.percentile(99),
-            report.num_preemptions,
-            report.hit_rate,
-            report.memory_use.plot(30),
-        )
-        results[name] = dict(zip((row for row, _ in ROWS), values, strict=True))
+        levels = (50, 90, 99)
         if as_json:
-            print(json.dumps({"policy": name, **results[name], "memory use": report.memory_use.points}))
-    if not as_json:
-        _table(results)
-
-
-def _table(results: dict[str, dict[str, Any]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("", *results)
-    for name, shown in ROWS:
-        table.add_row(name, *(shown.format(result[name]) for result in results.values()))
-    Console().print(table)
+            print(json.dumps({
+                "policy": policy,
+                "requests": report.num_requests,
+                "steps": report.num_steps,
+                "seconds": report.seconds,
+                "time_to_first_token_s": {f"p{p}": first.percentile(p) for p in levels},
+                "time_between_tokens_s": {f"p{p}": between.percentile(p) for p in levels},
+                "tokens_per_second": report.tokens_per_second,
+                "hit_rate": report.hit_rate,
+                "preemptions": report.num_preemptions,
+                "leaked_blocks": report.num_leaked_blocks,
+            }), flush=True)  # fmt: skip
+            continue
+        print(
+            f"{policy:<16}{first.percentile(50):>8.2f}{first.percentile(90):>9.2f}{first.percentile(99):>9.2f}"
+            + "".join(f"{1e3 * between.percentile(p):>{8 + (p > 50)}.1f}" for p in levels)
+            + f"{report.tokens_per_second:>9.0f}{100 * report.hit_rate:>7.1f}%{report.num_preemptions:>10,}"
+            f"{report.seconds:>11,.0f}",
+            flush=True,
+        )
+        plots.append(f"\nblocks in use over time, {policy}\n{report.memory_use.plot()}")
+    if plot:
+        for drawing in plots:
+            print(drawing)
