@@ -103,3 +103,23 @@ def test_a_cost_model_is_fitted_to_measured_steps():
     seconds = np.array([truth.seconds(int(t), int(c)) for t, c in zip(tokens, context, strict=True)])
     fit = CostModel.fitted(tokens, context, seconds)
     assert (fit.step, fit.token, fit.context) == pytest.approx((3e-3, 2e-5, 1e-8))
+
+
+def test_steps_done_in_one_go_have_the_outcome_of_single_ones(monkeypatch: pytest.MonkeyPatch):
+    random = np.random.default_rng(5)
+    arrivals = [
+        Arrival(float(t), int(random.integers(1, 90)), int(random.integers(1, 60)), (int(random.integers(3)),))
+        for t in np.cumsum(random.exponential(20.0, 80))
+    ]
+
+    def outcome(num_blocks: int):
+        r = run(arrivals, num_blocks=num_blocks, config={"reserve_full_prompt": False})
+        times = [h.percentile(p) for h in (r.time_to_first_token, r.time_between_tokens) for p in (10, 50, 99)]
+        return (r.num_steps, r.num_output_tokens, r.num_preemptions, r.num_cached_tokens), [*times, r.seconds]
+
+    fast = [outcome(n) for n in (51, 60, 101)]
+    monkeypatch.setattr("foreword.scheduler.simulation.simulator._Simulation._repeat", lambda self, arrival: None)
+    for (counts, times), blocks in zip(fast, (51, 60, 101), strict=True):
+        single_counts, single_times = outcome(blocks)
+        assert counts == single_counts
+        assert times == pytest.approx(single_times, rel=1e-9)

@@ -1,7 +1,7 @@
 """What would happen under this load: the real scheduler and cache with a clock instead of a model."""
 
 from foreword.scheduler.simulation.cost import CostModel
-from foreword.scheduler.simulation.simulate import SimulationReport, simulate
+from foreword.scheduler.simulation.simulator import SimulationReport, simulate
 from foreword.scheduler.simulation.statistics import LatencyHistogram, Series
 from foreword.scheduler.simulation.trace import Arrival, Trace, read_trace
 

@@ -22,6 +22,11 @@ class CostModel:
     def seconds(self, num_tokens: int, num_context_tokens: int) -> float:
         return self.step + self.token * num_tokens + self.context * num_context_tokens
 
+    def decode_seconds(self, num_steps: int, num_requests: int, num_context_tokens: int) -> float:
+        """Σ seconds of ``num_steps`` decode steps of the same requests; num_context_tokens: of the first step."""
+        growth = num_requests * num_steps * (num_steps - 1) // 2
+        return num_steps * self.seconds(num_requests, num_context_tokens) + self.context * growth
+
     @classmethod
     def fitted(
         cls,

@@ -22,6 +22,11 @@ class LatencyHistogram:
         place = (np.log10(np.maximum(seconds, LOW) / LOW) * BINS_PER_DECADE).astype(np.int64)
         np.add.at(self._counts, np.minimum(place, len(self._counts) - 1), 1)
 
+    def add_many(self, seconds: float, count: int) -> None:
+        """``count`` durations of ``seconds`` each."""
+        place = int(np.log10(max(seconds, LOW) / LOW) * BINS_PER_DECADE)
+        self._counts[min(place, len(self._counts) - 1)] += count
+
     def percentile(self, p: float) -> float:
         """The duration that p percent do not exceed; NaN without any."""
         if not self.count:

@@ -103,7 +103,10 @@ class _Simulation:
             while following is not None and following.time <= self.now and len(self.scheduler.waiting) < MAX_WAITING:
                 self._arrive(following)
                 following = next(pending, None)
-            self._step(self.scheduler.schedule())
+            plan = self.scheduler.schedule()
+            self._step(plan)
+            if not len(plan.prefilling) and len(plan.rows) == len(self.scheduler.running):
+                self._repeat(None if following is None else following.time)
         return SimulationReport(
             num_requests=self.num_requests,
             num_steps=self.num_steps,
@@ -157,6 +160,36 @@ class _Simulation:
             for row in done.tolist():
                 del self.rows[self.scheduler.request_in(row).request_id]
             self.scheduler.finish(done)
+
+    def _repeat(self, next_arrival: float | None) -> None:
+        """All running requests decoded, and nobody left: do in one go the steps that would only repeat this one.
+
+        They end before the first request does, before blocks run out, and before somebody arrives who could be let in.
+        """
+        states, rows, cost = self.states, self.scheduler.running, self.cost
+        known = states.num_tokens[rows]
+        steps = int((self.scheduler.max_len[rows] - known).min()) - 1
+        context = int(known.sum())
+        if not len(self.scheduler.waiting) and next_arrival is not None:
+            later = cost.seconds(len(rows), context + steps * len(rows))
+            steps = min(steps, int((next_arrival - self.now) / later))
+        while steps > 0:
+            wanted = self.cache.wanted(rows, known - 1 + steps)
+            if sum(int(w.sum()) for w in wanted) <= self.cache.pool.num_free:
+                break
+            steps //= 2
+        if steps < 1:
+            return
+        self.cache.grow(rows, wanted)
+        duration = cost.decode_seconds(steps, len(rows), context)
+        self.now += duration
+        states.num_tokens[rows] += steps
+        states.num_computed_tokens[rows] += steps
+        self.between_tokens.add_many(duration / steps, steps * len(rows))
+        self.last_time[rows] = self.now
+        self.num_steps += steps
+        self.num_tokens += steps * len(rows)
+        self.memory.add(self.now, self.cache.pool.num_used / (self.cache.pool.num_blocks - 1))
 
     def _note_moves(self, plan: StepPlan) -> None:
         for request in plan.preempted:
