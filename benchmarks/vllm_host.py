@@ -47,9 +47,8 @@ def main() -> None:
     )
     parser.add_argument("--only", default="", help="workloads whose names start so: S1, 'S1 decode 64', …")
     parser.add_argument("--json", action="store_true", help="print JSON, one workload a line")
-    parser.add_argument("--reinstall", action="store_true", help="install this repository anew first")
     args = parser.parse_args()
-    run_inside(args.peers, "vllm", variables=QUIET_WITH_ONE_THREAD, reinstall_foreword=args.reinstall)
+    run_inside(args.peers, "vllm", variables=QUIET_WITH_ONE_THREAD)
 
     from foreword.bench.traffic import WORKLOADS
 

@@ -37,7 +37,8 @@ def measure(
     """``turn`` steps of one contender, then the next one's; who begins a turn changes. With turn = 1 all contenders
     get the very same output object of a step; else each gets its own, made just before the timed call.
 
-    AssertionError if the tensors of a turn's last step differ. The first WARM_UP steps (at least one turn) don't count.
+    AssertionError if tensors that two contenders both have differ in a turn's last step.
+    The first WARM_UP steps (at least one turn) don't count.
     """
     times: dict[str, tuple[list[int], list[int]]] = {c.name: ([], []) for c in contenders}
     gc.collect()
@@ -75,8 +76,8 @@ def _compare(agreed: tuple[str, Tensors] | None, contender: Contender, where: st
     if agreed is None:
         return contender.name, {name: tensor.copy() for name, tensor in ours.items()}
     other, theirs = agreed
-    for name, tensor in ours.items():
-        if not np.array_equal(tensor, theirs[name]):
+    for name in ours.keys() & theirs.keys():
+        if not np.array_equal(ours[name], theirs[name]):
             raise AssertionError(f"{where}: {contender.name} and {other} differ in {name}")
     return agreed
 

@@ -81,36 +81,55 @@ def python_of(directory: Path, name: str) -> Path:
     return directory / name / "bin" / "python"
 
 
-def ensure(directory: Path, name: str, *, reinstall_foreword: bool = False) -> Path:
-    """The Python of an environment, which is made if it is not there or holds other packages.
+def ensure(directory: Path, name: str) -> Path:
+    """The Python of an environment, which is made if it is not there or holds other packages. This repository, where
+    it belongs in, is built once for all and installed again when a source changed.
 
     Raises subprocess.CalledProcessError if pip fails.
     """
     wanted = ENVIRONMENTS[name]
     python, stamp = python_of(directory, name), directory / name / "foreword-peers.json"
-    fresh = stamp.exists() and json.loads(stamp.read_text()) == json.loads(json.dumps(asdict(wanted)))
-    if not fresh:
+    wheel = _wheel(directory) if wanted.with_foreword else None
+    state = json.loads(json.dumps(asdict(wanted)))  # as it reads back
+    built = wheel.stat().st_mtime_ns if wheel else 0
+    found = json.loads(stamp.read_text()) if stamp.exists() else {}
+    if found.get("packages") != state:
         print(f"installing {name}: {', '.join(wanted.packages) or 'this repository'}", file=sys.stderr, flush=True)
         venv.create(directory / name, with_pip=True, clear=not python.exists())
         if wanted.packages:
             _pip(python, "install", *wanted.packages, env=dict(wanted.build_env))
         if wanted.removed:
             _pip(python, "uninstall", "--yes", *wanted.removed)
-    if wanted.with_foreword and (reinstall_foreword or not fresh):
-        _pip(python, "install", str(REPO))
-    stamp.write_text(json.dumps(asdict(wanted)))
+    if wheel and found.get("built") != built:
+        _pip(python, "install", str(wheel))
+        _pip(python, "install", "--force-reinstall", "--no-deps", str(wheel))
+    stamp.write_text(json.dumps({"packages": state, "built": built}))
     return python
+
+
+def _wheel(directory: Path) -> Path:
+    """This repository as a wheel, built if a source is newer."""
+    sources = [REPO / "pyproject.toml", REPO / "CMakeLists.txt"]
+    sources += [p for d in ("src", "native") for p in (REPO / d).rglob("*") if p.suffix not in (".so", ".pyc")]
+    newest = max(p.stat().st_mtime for p in sources if p.is_file())
+    for wheel in (directory / "wheels").glob("foreword-*.whl"):
+        if wheel.stat().st_mtime > newest:
+            return wheel
+        wheel.unlink()
+    print("building this repository", file=sys.stderr, flush=True)
+    _pip(Path(sys.executable), "wheel", "--no-deps", "--wheel-dir", str(directory / "wheels"), str(REPO))
+    return next((directory / "wheels").glob("foreword-*.whl"))
+
+
+def run_inside(directory: Path | None, name: str, *, variables: dict[str, str]) -> None:
+    """Go on in an environment: returns in it; outside, runs this script there with the same arguments and exits."""
+    if os.environ.get(_INSIDE) == name:
+        return
+    python = ensure(directory or DEFAULT_DIRECTORY, name)
+    environment = {**os.environ, **variables, _INSIDE: name}
+    sys.exit(subprocess.run([str(python), *sys.argv], env=environment).returncode)
 
 
 def _pip(python: Path, *arguments: str, env: dict[str, str] | None = None) -> None:
     command = [str(python), "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments]
     subprocess.run(command, check=True, env={**os.environ, **(env or {})}, stdout=sys.stderr)
-
-
-def run_inside(directory: Path | None, name: str, *, variables: dict[str, str], reinstall_foreword: bool) -> None:
-    """Go on in an environment: returns in it; outside, runs this script there with the same arguments and exits."""
-    if os.environ.get(_INSIDE) == name:
-        return
-    python = ensure(directory or DEFAULT_DIRECTORY, name, reinstall_foreword=reinstall_foreword)
-    environment = {**os.environ, **variables, _INSIDE: name}
-    sys.exit(subprocess.run([str(python), *sys.argv], env=environment).returncode)

@@ -60,7 +60,6 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--limit", type=int, default=1800, help="seconds a row may take")
-    parser.add_argument("--reinstall", action="store_true", help="install this repository anew first")
     parser.add_argument("--table-only", action="store_true")
     args = parser.parse_args()
     results = args.peers / "results.jsonl"
@@ -69,7 +68,7 @@ def main() -> None:
         rows = [r for r in ROWS if not wanted or wanted & {r.peer, f"{r.peer}:{r.weights}"}]
         if not rows:
             parser.error(f"--only {args.only}: choose among {', '.join(f'{r.peer}:{r.weights}' for r in ROWS)}")
-        gguf = args.gguf or _pull(args.peers, args.reinstall)
+        gguf = args.gguf or _pull(args.peers)
         for row in rows:
             try:
                 _run(row, gguf, results, args)
@@ -78,15 +77,15 @@ def main() -> None:
     print_table(results)
 
 
-def _pull(peers: Path, reinstall: bool) -> Path:
-    python = environments.ensure(peers, "foreword", reinstall_foreword=reinstall)
+def _pull(peers: Path) -> Path:
+    python = environments.ensure(peers, "foreword")
     code = "from foreword.models.registry import pull; print(pull('smollm2'))"
     return Path(subprocess.run([python, "-c", code], check=True, capture_output=True, text=True).stdout.strip())
 
 
 def _run(row: Row, gguf: Path, results: Path, args: argparse.Namespace) -> None:
     model = _model(row.form, gguf, args.peers)
-    python = environments.ensure(args.peers, row.environment, reinstall_foreword=args.reinstall)
+    python = environments.ensure(args.peers, row.environment)
     print(f"{row.peer} {row.weights}", file=sys.stderr, flush=True)
     command = [python, HERE / row.script, "--model", model, "--weights", row.weights, "--out", results]
     command += ["--workloads", args.workloads, "--repeats", args.repeats, "--threads", args.threads]
