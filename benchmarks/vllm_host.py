@@ -33,6 +33,7 @@ QUIET_WITH_ONE_THREAD = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_LOGGING_LEVEL": "ERROR",
+    "PYTHONWARNINGS": "ignore",
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
 }
@@ -46,22 +47,21 @@ def main() -> None:
         "--turn", type=int, default=25, help="steps of one contender before the next one's turn; 1: colder caches"
     )
     parser.add_argument("--only", default="", help="workloads whose names start so: S1, 'S1 decode 64', …")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true", help="print JSON, one workload a line")
     args = parser.parse_args()
     run_inside(args.peers, "vllm", variables=QUIET_WITH_ONE_THREAD)
 
     from foreword.bench.traffic import WORKLOADS
 
-    chosen = [w for w in WORKLOADS if w.name.startswith(args.only)]
-    if not args.json and len(chosen) != 1:
-        _heading()
-    if len(chosen) == 1:
-        _one(chosen[0].name, args)
+    if args.one:
+        _one(args.one, args)
         return
-    for workload in chosen:  # a process each: vLLM's engine is made for one size and keeps global state
-        options = ["--only", workload.name, "--steps", str(args.steps), "--turn", str(args.turn)]
-        command = [sys.executable, sys.argv[0], *options, *(["--json"] if args.json else [])]
-        subprocess.run(command, check=True)
+    if not args.json:
+        _heading()
+    for workload in WORKLOADS:
+        if workload.name.startswith(args.only):  # a process each: vLLM's engine is made for one size
+            subprocess.run([sys.executable, *sys.argv, "--one", workload.name], check=True)
 
 
 def _one(name: str, args: argparse.Namespace) -> None:

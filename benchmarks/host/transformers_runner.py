@@ -46,6 +46,7 @@ class TransformersRunner:
             max_batch_tokens=MAX_NUM_TOKENS,
             max_requests_per_batch=workload.max_num_reqs,
             max_blocks_per_request=MAX_MODEL_LEN // PAGE_SIZE,
+            max_memory_percent=0.9,
             allow_block_sharing=False,
             use_async_batching=False,
             use_cuda_graph=(False, False),
