@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from engine_rig import V, make_engine, run
-from oracle_model import plain_output
+from oracle_model import START, following, logits_after, plain_output
 
 from foreword.batch import SamplingParams
 from foreword.errors import RequestError
-from foreword.sampling import gumbel_noise
+from foreword.sampling import gumbel_noise, token_logprobs
 
 
 def greedy(**more) -> SamplingParams:
@@ -276,3 +278,31 @@ def test_salts_keep_tenants_apart():
         engine.add_request(name, list(range(1, 13)), greedy(), cache_salt=salt)
         cached = run(engine)[name].metrics.num_cached_tokens
         assert cached == (11 if name == "c" else 0)
+
+
+@pytest.mark.parametrize("config", [{}, {"max_num_batched_tokens": 3}, {"async_scheduling": True}])
+def test_prompt_logprobs_are_those_of_every_prompt_token(config):
+    prompt = [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    engine = make_engine(**config)
+    engine.add_request("warm", prompt, greedy())
+    run(engine)
+    engine.add_request("a", prompt, greedy(prompt_logprobs=2, n=2))
+    engine.add_request("b", prompt, greedy())
+    outputs = run(engine)
+    engine.close()
+    prefix, wanted = START, [None]
+    for token, after in pairwise(prompt):
+        prefix = following(prefix, token)
+        wanted.append(token_logprobs(logits_after(prefix, V), after, 2))
+    assert outputs["a"].prompt_logprobs == wanted
+    assert outputs["b"].prompt_logprobs is None
+    assert [c.token_ids for c in outputs["a"].outputs] == [greedy_output(prompt)] * 2
+
+
+def test_prompt_logprobs_are_not_repeated_after_a_preemption():
+    engine = make_engine(blocks=17, reserve_full_prompt=False, prefix_caching=False)
+    for name in "ab":
+        engine.add_request(name, [1 + i % 9 for i in range(30)], greedy(prompt_logprobs=0, max_tokens=20))
+    outputs = run(engine)
+    assert sum(o.metrics.num_preemptions for o in outputs.values()) > 0
+    assert all(len(o.prompt_logprobs) == 30 for o in outputs.values())

@@ -79,9 +79,16 @@ class Job:
     completions: list[Completion] = field(default_factory=list)
     followers: list[Completion] = field(default_factory=list)  # wait until the first has computed the prompt
     num_unfinished: int = 0
+    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=lambda: [None])
     first_scheduled_time: float | None = None
     first_token_time: float | None = None
     finished_time: float | None = None
+
+    def add_prompt_logprobs(self, found: Sequence[tuple[int, TokenLogprobs]]) -> None:
+        """Take what a step found; what a preempted request computes again is known already."""
+        for position, entry in found:
+            if position == len(self.prompt_logprobs):
+                self.prompt_logprobs.append(entry)
 
     def result(self, outputs: Sequence[CompletionOutput]) -> RequestOutput:
         first = self.completions[0].request
@@ -91,6 +98,7 @@ class Job:
             prompt_token_ids=self.prompt_token_ids,
             outputs=list(outputs),
             finished=self.num_unfinished == 0,
+            prompt_logprobs=None if self.params.prompt_logprobs is None else list(self.prompt_logprobs),
             metrics=RequestMetrics(
                 arrival_time=self.arrival_time,
                 first_scheduled_time=self.first_scheduled_time,

@@ -163,10 +163,6 @@ class Engine:
             raise RequestError(request_id, "stop", params.stop, "needs a tokenizer", "Use stop_token_ids.")
         words = self._bad_words(params)
         params = checked_params(request_id, params, vocab_size=vocab_size, bad_words=words)
-        if params.prompt_logprobs is not None:
-            raise RequestError(
-                request_id, "prompt_logprobs", params.prompt_logprobs, "is not offered by this engine", "Leave it out."
-            )
         return Job(request_id, prompt_text, tokens.tolist(), params, stream, self.clock())
 
     def abort(self, request_id: str) -> RequestOutput | None:
@@ -282,6 +278,8 @@ class Engine:
         states.commit(step.batch, sampled.token_ids)
         self.pipeline.release(step)
         self.scheduler.commit(plan)
+        for row, found in step.prompt_logprobs.items():
+            self._completions[self.scheduler.request_in(row).request_id].job.add_prompt_logprobs(found)
         grown = states.num_tokens[rows] > known
         tokens = sampled.token_ids
         ends = self._is_end[tokens] & (tokens >= 0)
@@ -367,7 +365,15 @@ class Engine:
                 prompt=prompt,
                 arrival=self._arrivals,
                 max_len=limit,
-                params=replace(params, seed=derived_seed(seed, index), logprobs=wanted, n=1, best_of=None),
+                params=replace(
+                    params,
+                    seed=derived_seed(seed, index),
+                    logprobs=wanted,
+                    prompt_logprobs=params.prompt_logprobs if index == 0 else None,
+                    n=1,
+                    best_of=None,
+                ),
+                reuse_prefix=params.prompt_logprobs is None or index > 0,
                 priority=priority,
                 lora_id=lora_id,
                 keys=keys,

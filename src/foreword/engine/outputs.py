@@ -52,7 +52,10 @@ class RequestMetrics:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """The state of a request: final when ``finished``, else what there is so far. token_ids and text are complete."""
+    """The state of a request: final when ``finished``, else what there is so far. token_ids and text are complete.
+
+    prompt_logprobs: one entry a prompt token, if asked for; None for the first, which nothing comes before.
+    """
 
     request_id: str
     prompt: str | None

@@ -11,22 +11,32 @@ one freed.
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from foreword.batch import InputBatch, InputBuffers, RequestStates, StagingRing, prepare_inputs
 from foreword.engine.executor import Executor
+from foreword.engine.prompt_logprobs import (
+    PromptLogprobs,
+    prompt_tokens,
+    read_prompt_logprobs,
+    with_more_logits,
+)
 from foreword.sampling import Sampled, Sampler
 from foreword.scheduler import StepPlan
 
 
 @dataclass(slots=True, eq=False)
 class Step:
-    """A planned and prepared step; result is there once it was launched."""
+    """A planned and prepared step; result is there once it was launched.
+
+    prompt_logprobs: what the run found out about prompts, for the rows that asked.
+    """
 
     plan: StepPlan
     batch: InputBatch
     buffers: InputBuffers
     result: Future[Sampled] | None = None
+    prompt_logprobs: PromptLogprobs = field(default_factory=dict)
 
 
 class Pipeline:
@@ -55,7 +65,14 @@ class Pipeline:
         """Copy blocks, run the model, sample."""
         if len(step.plan.block_copies[0]):
             self.executor.copy_blocks(*step.plan.block_copies)
-        return self.sampler.sample(step.batch, self.executor.execute(step.batch))
+        batch = step.batch
+        tokens = prompt_tokens(self.states, batch, step.plan.prefilling)
+        if not len(tokens):
+            return self.sampler.sample(batch, self.executor.execute(batch))
+        own = len(batch.logits_indices)
+        logits = self.executor.execute(with_more_logits(batch, tokens))
+        step.prompt_logprobs = read_prompt_logprobs(self.states, batch, tokens, logits[own:])
+        return self.sampler.sample(batch, logits[:own])
 
     def launch(self, step: Step) -> None:
         """Run the step beside the caller, and count it as done."""
