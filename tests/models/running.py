@@ -1,25 +1,25 @@
 """Run an executor over whole texts through real steps, and keep the logits of every position."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 
 from foreword.batch import InputBuffers, KVGroup, NewRequest, RequestStates, prepare_inputs
+from foreword.models.executors import native
 from foreword.models.executors.numpy import NumpyExecutor
 
+EXECUTORS = {"numpy": NumpyExecutor}
+if native.available():
+    EXECUTORS["native"] = partial(native.NativeExecutor, weight_format="fp32", kv_format="fp32")
+
 FIELDS = (
-    "num_reqs",
-    "num_tokens",
-    "input_ids",
-    "positions",
-    "query_start_loc",
-    "seq_lens",
-    "slot_mapping",
-    "block_table",
-)
+    "num_reqs", "num_tokens", "input_ids", "positions", "query_start_loc", "seq_lens", "idx_mapping", "slot_mapping",
+    "block_table", "states", "step",
+)  # fmt: skip
 
 
-def all_logits(model, texts, chunks, block_size=16, first_position=0):
+def all_logits(model, texts, chunks, executor="numpy", block_size=16, first_position=0):
     """[len(text) − first_position, V] logits of each text. Texts share every step; ``chunks`` yields (text, tokens)
     pairs a step. Blocks are handed out in a shuffled order.
     """
@@ -34,13 +34,13 @@ def all_logits(model, texts, chunks, block_size=16, first_position=0):
     for i, text in enumerate(texts):
         # One token more than is ever computed: no step samples.
         states.add_request(NewRequest(str(i), [*text, 0], [blocks.tolist() for blocks in shuffled[i]]))
-    executor = NumpyExecutor(spec, model.weights, num_blocks=num_blocks, block_size=block_size)
+    run = EXECUTORS[executor](spec, model.weights, num_blocks=num_blocks, block_size=block_size)
     kept = [[] for _ in texts]
     for plan in chunks:
         batch = prepare_inputs(states, {str(i): n for i, n in plan}, buffers)
         wanted = np.flatnonzero(batch.positions[: batch.num_tokens] >= first_position)
         everything = SimpleNamespace(**{name: getattr(batch, name) for name in FIELDS}, logits_indices=wanted)
-        logits = executor.execute(everything)
+        logits = run.execute(everything)
         owners = batch.req_indices[wanted]
         for b, request in enumerate(batch.req_ids):
             kept[int(request)].append(logits[owners == b])

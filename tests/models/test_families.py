@@ -15,7 +15,7 @@ from foreword.models.naming import split_halves
 from foreword.models.quants import Quant
 from foreword.models.weights import float_tensor
 from models import gguf_writer
-from models.running import all_logits, in_chunks
+from models.running import EXECUTORS, all_logits, in_chunks
 from models.tiny import random_tensors, write_model, write_safetensors
 
 TINY = json.loads((Path(__file__).parents[1] / "data" / "models" / "tiny.json").read_text())["models"]
@@ -26,17 +26,18 @@ def make(tmp_path, name, **changes):
     return write_model(tmp_path / name, {**tiny["config"], **changes}, random_tensors(tiny["shapes"]))
 
 
-def assert_logits(model, name):
+def assert_logits(model, name, executor="numpy"):
     tiny = TINY[name]
     text, want = tiny["token_ids"], np.array(tiny["last_logits"])
     for sizes in ([len(text)], [5, 1]):
-        [logits] = all_logits(model, [text], in_chunks([text], sizes), block_size=4)
+        [logits] = all_logits(model, [text], in_chunks([text], sizes), executor, block_size=4)
         np.testing.assert_allclose(logits[-len(want) :], want, atol=1e-4)
 
 
+@pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("name", TINY)
-def test_logits_are_transformers(tmp_path, name):
-    assert_logits(load_model(make(tmp_path, name)), name)
+def test_logits_are_transformers(tmp_path, name, executor):
+    assert_logits(load_model(make(tmp_path, name)), name, executor)
 
 
 def test_every_family_is_held_to_transformers():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from foreword.models.loader import load_model
-from models.running import all_logits, in_chunks, log_probs, whole
+from models.running import EXECUTORS, all_logits, in_chunks, log_probs, whole
 
 DATA = Path(__file__).parents[1] / "data" / "models"
 pytestmark = pytest.mark.model
@@ -52,12 +52,14 @@ def test_prompts_are_rendered_and_tokenised_alike(model, name):
         assert model.tokenizer.decode(result["output_ids"], skip_special_tokens=False) == result["output_text"]
 
 
+@pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize(("model", "name"), MODELS, indirect=["model"])
-def test_greedy_tokens_and_their_log_probabilities_are_transformers(model, name):
+def test_greedy_tokens_and_their_log_probabilities_are_transformers(model, name, executor):
     """Each step sees the recorded tokens before it, all prompts in shared steps of uneven chunks."""
     results = golden(name)["results"]
     texts = [r["prompt_ids"] + r["output_ids"][:-1] for r in results]
-    for result, logits in zip(results, all_logits(model, texts, in_chunks(texts, [40, 1, 17])), strict=True):
+    all_of_them = all_logits(model, texts, in_chunks(texts, [40, 1, 17]), executor)
+    for result, logits in zip(results, all_of_them, strict=True):
         logits = logits[len(result["prompt_ids"]) - 1 :]
         sure = np.array(result["top1_top2_logit_margin"]) > 0.05
         np.testing.assert_array_equal(logits.argmax(-1)[sure], np.array(result["output_ids"])[sure])
@@ -67,18 +69,24 @@ def test_greedy_tokens_and_their_log_probabilities_are_transformers(model, name)
 
 
 @pytest.mark.parametrize("sizes", [None, [512, 1, 77, 16]], ids=["whole", "uneven"])
-def test_log_probabilities_of_a_long_text_are_transformers_in_any_chunks(smollm2, sizes):
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_a_long_text_is_transformers_in_any_chunks(smollm2, executor, sizes):
+    """Log-probabilities of 1,200 positions, and the best token at each of the 24 greedy steps after them."""
     want = golden("smollm2_long1200")
-    text = want["prompt_ids"]
-    [logits] = all_logits(smollm2, [text], whole([text]) if sizes is None else in_chunks([text], sizes))
-    np.testing.assert_allclose(log_probs(logits[:-1], text[1:]), want["prompt_logprobs"], atol=1e-3)
+    text, outputs = want["prompt_ids"], want["output_ids"]
+    texts = [text + outputs[:-1]]
+    [logits] = all_logits(smollm2, texts, whole(texts) if sizes is None else in_chunks(texts, sizes), executor)
+    np.testing.assert_allclose(log_probs(logits[:1199], text[1:]), want["prompt_logprobs"], atol=1e-3)
+    sure = np.array(want["top1_top2_logit_margin"]) > 0.05
+    np.testing.assert_array_equal(logits[1199:].argmax(-1)[sure], np.array(outputs)[sure])
 
 
-def test_a_text_longer_than_the_sliding_window_is_transformers(gemma3):
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_a_text_longer_than_the_sliding_window_is_transformers(gemma3, executor):
     """The last 400 of 1,200 positions, which look past a window of 512, in sliding and full layers."""
     want = golden("gemma3-270m_long1200")
     text = want["prompt_ids"]
-    [logits] = all_logits(gemma3, [text], in_chunks([text], [500, 37]), first_position=800)
+    [logits] = all_logits(gemma3, [text], in_chunks([text], [500, 37]), executor, first_position=800)
     np.testing.assert_allclose(log_probs(logits[:-1], text[801:]), want["prompt_logprobs"][800:], atol=1e-3)
 
 
