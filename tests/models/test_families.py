@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import sys
+import types
 from pathlib import Path
 
 import numpy as np
@@ -270,3 +272,36 @@ def test_an_architecture_that_is_not_known_is_named(tmp_path):
     path = gguf_writer.write(tmp_path / "m.gguf", {"general.architecture": ("str", "mamba")}, {})
     with pytest.raises(ModelError, match=r"architecture 'mamba' is not supported\. .*gemma2, gemma3, llama"):
         load_model(path)
+
+
+def fake_hub(monkeypatch, download):
+    module = types.ModuleType("huggingface_hub")
+    module.snapshot_download = download
+    monkeypatch.setitem(sys.modules, "huggingface_hub", module)
+
+
+def test_a_hub_id_is_fetched_and_loaded(tmp_path, monkeypatch):
+    asked = []
+
+    def download(name, allow_patterns):
+        asked.append((name, allow_patterns))
+        return str(make(tmp_path, "mistral"))
+
+    fake_hub(monkeypatch, download)
+    assert_logits(load_model("org/tiny-mistral"), "mistral")
+    assert asked == [("org/tiny-mistral", ["*.json", "*.safetensors", "*.jinja"])]
+
+
+def test_a_hub_that_cannot_be_reached_is_a_model_error(monkeypatch):
+    def refuse(name, allow_patterns):
+        raise ConnectionError("no route\nand more")
+
+    fake_hub(monkeypatch, refuse)
+    with pytest.raises(ModelError, match=r"org/model: the hub says: no route\. Check .* known names are smollm2"):
+        load_model("org/model")
+
+
+def test_a_hub_id_without_the_hubs_library_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(ModelError, match=r"pip install foreword\[hub\]"):
+        load_model("org/model")
