@@ -46,6 +46,7 @@ double time_linear(const LinearShape &shape, const Level &level, ThreadPool &poo
 
   const SourceMatrix source{Source::f32, shape.outputs, shape.inputs, inputs * sizeof(float),
                             reinterpret_cast<const uint8_t *>(weights.data())};
+  const ActivationKind kind = activation_kind(shape.format, shape.exact, level);
   Arena arena;
   std::vector<PackedMatrix> matrices;
   Buffer<uint8_t> scratch;
@@ -53,7 +54,7 @@ double time_linear(const LinearShape &shape, const Level &level, ThreadPool &poo
   const size_t own = (std::max(level.pack_scratch_bytes(padded), level.linear_scratch_bytes(padded)) + 63) / 64 * 64;
   scratch.reserve(own * static_cast<size_t>(pool.size()));
   for (int copy = 0; copy < shape.copies; ++copy) {
-    PackedMatrix m{shape.format, shape.outputs, shape.inputs, padded, (shape.outputs + level.panel_width - 1) / level.panel_width,
+    PackedMatrix m{shape.format, kind, shape.outputs, shape.inputs, padded, (shape.outputs + level.panel_width - 1) / level.panel_width,
                    level.panel_bytes(shape.format, padded), nullptr};
     m.panels = arena.allocate(m.panel_bytes * static_cast<size_t>(m.num_panels));
     pool.run([&](int thread) {
@@ -63,19 +64,18 @@ double time_linear(const LinearShape &shape, const Level &level, ThreadPool &poo
     matrices.push_back(m);
   }
 
-  const int kind = static_cast<int>(activation_kind(shape.format, level));
   bool kinds[kNumActivationKinds] = {};
-  kinds[kind] = true;
+  kinds[static_cast<int>(kind)] = true;
   ActivationBuffer buffer;
   buffer.reserve(shape.rows, shape.inputs, kinds);
   const ActivationSet set = buffer.view(shape.rows, shape.inputs);
-  for (int r = 0; r < shape.rows; ++r) level.prepare_row(set.kinds[kind], r, x.data() + static_cast<size_t>(r) * stride);
+  for (int r = 0; r < shape.rows; ++r) level.prepare_row(set.kinds[static_cast<int>(kind)], r, x.data() + static_cast<size_t>(r) * stride);
 
   const double seconds = best_of(rounds, [&] {
     pool.run([&](int thread) {
       for (const PackedMatrix &m : matrices) {
         const Share share = share_of(m.num_panels, thread, pool.size());
-        level.linear(m, set.kinds[kind], 0, shape.rows, share.begin, share.end, out.data(), static_cast<size_t>(out_stride),
+        level.linear(m, set.kinds[static_cast<int>(kind)], 0, shape.rows, share.begin, share.end, out.data(), static_cast<size_t>(out_stride),
                      Store::assign, scratch.data() + own * static_cast<size_t>(thread));
         pool.barrier();
       }

@@ -8,6 +8,7 @@ namespace foreword::kernels {
 
 struct LinearShape {
   Format format;
+  bool exact;  // integer weights with 15-bit activations
   int outputs, inputs, rows;
   int copies;  // distinct weight matrices: enough of them do not fit the caches
 };

@@ -81,11 +81,11 @@ class CpuModel {
   CpuModel(const ModelConfig &config, const KVConfig &kv, const std::string &isa, int num_threads)
       : model_(config, kv, choose_level(isa.c_str()), num_threads) {}
 
-  int pack(const Bytes2 &data, const std::string &source, int cols, const std::string &format) {
+  int pack(const Bytes2 &data, const std::string &source, int cols, const std::string &format, bool exact) {
     const SourceMatrix matrix = source_matrix(data, source, cols);
     const Format f = by_name(kFormats, format, "weight format");
     nb::gil_scoped_release release;
-    matrices_.push_back(model_.pack(matrix, f));
+    matrices_.push_back(model_.pack(matrix, f, exact));
     return static_cast<int>(matrices_.size()) - 1;
   }
 
@@ -329,8 +329,8 @@ nb::dict roofline(int num_threads, const std::string &isa, int megabytes) {
 }
 
 double bench_linear(const std::string &format, int outputs, int inputs, int rows, int copies, int num_threads,
-                    const std::string &isa, int rounds) {
-  const LinearShape shape{by_name(kFormats, format, "weight format"), outputs, inputs, rows, copies};
+                    const std::string &isa, int rounds, bool exact) {
+  const LinearShape shape{by_name(kFormats, format, "weight format"), exact, outputs, inputs, rows, copies};
   const Level &level = choose_level(isa.c_str());
   nb::gil_scoped_release release;
   ThreadPool pool(num_threads > 0 ? num_threads : default_num_threads());
@@ -386,7 +386,7 @@ void bind_kernels(nanobind::module_ &m) {
           nb::kw_only(), "hidden_size"_a, "num_heads"_a, "num_kv_heads"_a, "head_dim"_a, "vocab_size"_a, "norm_eps"_a,
           "query_scale"_a, "embedding_scale"_a, "activation"_a, "attn_softcap"_a, "final_softcap"_a, "num_groups"_a,
           "num_slots"_a, "num_blocks"_a, "block_size"_a, "kv_format"_a, "isa"_a, "num_threads"_a)
-      .def("pack", &CpuModel::pack, "data"_a, "source"_a, "cols"_a, "format"_a)
+      .def("pack", &CpuModel::pack, "data"_a, "source"_a, "cols"_a, "format"_a, "exact"_a)
       .def("vector", &CpuModel::vector, "values"_a)
       .def("set_embedding", &CpuModel::set_embedding, "data"_a.noconvert(), "source"_a, "cols"_a)
       .def("add_rope", &CpuModel::add_rope, "inv_freq"_a, "scale"_a)
@@ -414,7 +414,7 @@ void bind_kernels(nanobind::module_ &m) {
   m.def("roofline", &roofline, "num_threads"_a = 0, "isa"_a = "", "megabytes"_a = 256,
         "The machine's limits with one instruction set: peak operations and memory bytes a second.");
   m.def("bench_linear", &bench_linear, "format"_a, "outputs"_a, "inputs"_a, "rows"_a, "copies"_a = 1, "num_threads"_a = 0,
-        "isa"_a = "", "rounds"_a = 5, "Seconds of one product of packed weights [outputs, inputs] with `rows` rows.");
+        "isa"_a = "", "rounds"_a = 5, "exact"_a = false, "Seconds of one product of packed weights [outputs, inputs] with `rows` rows.");
   m.def("bench_attention", &bench_attention, "format"_a, "num_reqs"_a, "queries"_a, "context"_a, "num_heads"_a,
         "num_kv_heads"_a, "head_dim"_a, "copies"_a = 1, "num_threads"_a = 0, "isa"_a = "", "rounds"_a = 5,
         "Seconds of one layer's attention: `queries` new tokens of each request over `context` keys.");

@@ -14,7 +14,7 @@ namespace foreword::kernels {
 enum class Format : uint8_t {
   f32,
   bf16,
-  i8,       // 8 bit, one scale an output;        activations 8 bit, one scale a block (all formats from here on)
+  i8,       // 8 bit, one scale an output; activations are integers with one scale a block (all formats from here on)
   q4,       // 4 bit, w = d (q - 8) per block
   q4_min,   // 4 bit, w = d q + m per block
   q8,       // 8 bit, w = d q per block
@@ -22,9 +22,10 @@ enum class Format : uint8_t {
   q8_half,  // 8 bit, w = d q per half block of 16
 };
 
-// What the activations must look like for a format.
-enum class ActivationKind : uint8_t { f32, bf16, i8 };
-constexpr int kNumActivationKinds = 3;
+// What the activations of a product look like. i8: 8 bit. i15: 15 bit in two 8-bit planes, q = 128 high + low, for integer
+// weights whose product must lose nothing worth mentioning; the same dot products, twice.
+enum class ActivationKind : uint8_t { f32, bf16, i8, i15 };
+constexpr int kNumActivationKinds = 4;
 
 constexpr int kBlock = 32;  // inputs that share a scale
 
@@ -44,6 +45,7 @@ enum class Source : uint8_t { f32, f16, bf16, q4_0, q4_1, q5_0, q5_1, q8_0, q4_k
 //   q4_min   K/32 times { [N] f16 d, [N] f16 m, [4][N][4] u8 }
 struct PackedMatrix {
   Format format;
+  ActivationKind activations;  // what its products take
   int rows, cols, padded_cols;
   int num_panels;
   size_t panel_bytes;
@@ -60,7 +62,7 @@ struct SourceMatrix {
 
 // ---------------------------------------------------------------------------------------------- activations
 
-// Facts about 32 activations of one row in 8 bit, x ≈ scale * q. The negated sums start the integer accumulators, which
+// Facts about 32 activations of one row as integers, x ≈ scale * q. The negated sums start the integer accumulators, which
 // takes the offset of the stored weights back out: Σ (w + 128) q − 128 Σ q = Σ w q.
 struct ActivationBlock {
   float scale;
@@ -79,8 +81,8 @@ struct Activations {
   size_t block_stride;  // ActivationBlocks from row to row
   float *f32;
   uint16_t *bf16;
-  int8_t *i8;
-  ActivationBlock *blocks;  // i8
+  int8_t *i8;  // a row of i15 is its high plane, then its low plane, each padded_cols wide
+  ActivationBlock *blocks;  // i8, i15
 };
 
 enum class Store : uint8_t { assign, add };

@@ -141,8 +141,28 @@ using Bf16Kernel = Bf16WideningKernel;
 
 // ---------------------------------------------------------------------------------------------- 8 bit a channel
 
+// The integer sums of one block over the planes of the activations. They start at `offset(row)`, which takes the offset of the
+// weights back out; with two planes at 0, and after the high plane become 128 sum + offset, so that the low plane completes
+// Σ w (128 high + low) in the same registers.
+template <int Planes, int R, int N, class Offset, class Dots>
+FW_INLINE void integer_sums(I32 (&sum)[R][N], Offset &&offset, Dots &&dots) {
+  unroll<R>([&](auto r) FW_LAMBDA {
+    const I32 start = set1_i32(Planes == 1 ? offset(r) : 0);
+    unroll<N>([&](auto n) FW_LAMBDA { sum[r][n] = start; });
+  });
+  dots(Index<0>{});
+  if constexpr (Planes == 2) {
+    unroll<R>([&](auto r) FW_LAMBDA {
+      const I32 start = set1_i32(offset(r));
+      unroll<N>([&](auto n) FW_LAMBDA { sum[r][n] = shift_7_add(sum[r][n], start); });
+    });
+    dots(Index<1>{});
+  }
+}
+
 // Per block of 32 inputs an exact integer sum, which starts at -128 Σ a to take the weights' offset back out; then
 // acc += sum * d_a. The scale of the output comes last.
+template <int Planes>
 struct I8Kernel {
   static constexpr int kRows = kRowsBlock;
   template <int R, int P>
@@ -155,16 +175,15 @@ struct I8Kernel {
     for (int k = 0; k < t.padded_cols; k += kBlock) {
       t.stream.advance();
       I32 sum[R][P * V];
-      unroll<R>([&](auto r) FW_LAMBDA {
-        const I32 start = set1_i32(facts[r * facts_stride].neg128_sum);
-        unroll<P * V>([&](auto v) FW_LAMBDA { sum[r][v] = start; });
-      });
-      unroll<kBlock / 4>([&](auto j) FW_LAMBDA {
-        U8 wv[P * V];
-        unroll<P * V>([&](auto v) FW_LAMBDA { wv[v] = load_u8(w + (v / V) * panel + (j * V + v % V) * 4 * kLanes); });
-        unroll<R>([&](auto r) FW_LAMBDA {
-          const I32 xv = quad(x + r * stride + 4 * j);
-          unroll<P * V>([&](auto v) FW_LAMBDA { sum[r][v] = dot4_biased(sum[r][v], wv[v], xv); });
+      integer_sums<Planes>(sum, [&](auto r) FW_LAMBDA { return facts[r * facts_stride].neg128_sum; }, [&](auto plane) FW_LAMBDA {
+        const int8_t *xp = x + plane * t.padded_cols;
+        unroll<kBlock / 4>([&](auto j) FW_LAMBDA {
+          U8 wv[P * V];
+          unroll<P * V>([&](auto v) FW_LAMBDA { wv[v] = load_u8(w + (v / V) * panel + (j * V + v % V) * 4 * kLanes); });
+          unroll<R>([&](auto r) FW_LAMBDA {
+            const I32 xv = quad(xp + r * stride + 4 * j);
+            unroll<P * V>([&](auto v) FW_LAMBDA { sum[r][v] = dot4_biased(sum[r][v], wv[v], xv); });
+          });
         });
       });
       unroll<R>([&](auto r) FW_LAMBDA {
@@ -185,7 +204,7 @@ struct I8Kernel {
 // ---------------------------------------------------------------------------------------------- block formats
 
 // Per block of 32: an exact integer sum, then acc += sum * (d_w * d_a) and, with a min, acc += m_w * (d_a Σ a).
-template <Format Fmt>
+template <Format Fmt, int Planes>
 struct BlockKernel {
   static constexpr int kRows = kRowsBlock;
   static constexpr bool kHalves = Fmt == Format::q8_half;
@@ -240,12 +259,11 @@ struct BlockKernel {
       };
       unroll<kHalves ? 2 : 1>([&](auto half) FW_LAMBDA {
         I32 sum[R][P * V];
-        unroll<R>([&](auto r) FW_LAMBDA {
-          const I32 first = set1_i32(start(facts[r * facts_stride], half));
-          unroll<P * V>([&](auto v) FW_LAMBDA { sum[r][v] = first; });
-        });
         constexpr int kBegin = kHalves ? 4 * half : 0, kEnd = kHalves ? 4 * half + 4 : 8;
-        dots<R, P, kBegin, kEnd>(block + kScales, panel, x, stride, sum);
+        integer_sums<Planes>(sum, [&](auto r) FW_LAMBDA { return start(facts[r * facts_stride], half); },
+                             [&](auto plane) FW_LAMBDA {
+                               dots<R, P, kBegin, kEnd>(block + kScales, panel, x + plane * t.padded_cols, stride, sum);
+                             });
         unroll<P * V>([&](auto v) FW_LAMBDA {
           const F32 d = scales(v, half);
           unroll<R>([&](auto r) FW_LAMBDA {
@@ -407,9 +425,28 @@ void run_product(const PackedMatrix &w, const Activations &a, Range rows, Range 
   }
 }
 
+template <int Planes>
+void run_integers(const PackedMatrix &w, const Activations &a, Range rows, Range panels, Output out, uint8_t *scratch) {
+  using I8 = I8Kernel<Planes>;
+  using Q4 = BlockKernel<Format::q4, Planes>;
+  using Q4Min = BlockKernel<Format::q4_min, Planes>;
+  using Q8 = BlockKernel<Format::q8, Planes>;
+  using Q8Min = BlockKernel<Format::q8_min, Planes>;
+  using Q8Half = BlockKernel<Format::q8_half, Planes>;
+  switch (w.format) {
+    case Format::i8: return run_product<I8, I8>(w, a, rows, panels, out, scratch);
+    case Format::q4: return run_product<Q4, Q8>(w, a, rows, panels, out, scratch);
+    case Format::q4_min: return run_product<Q4Min, Q8Min>(w, a, rows, panels, out, scratch);
+    case Format::q8: return run_product<Q8, Q8>(w, a, rows, panels, out, scratch);
+    case Format::q8_min: return run_product<Q8Min, Q8Min>(w, a, rows, panels, out, scratch);
+    case Format::q8_half: return run_product<Q8Half, Q8Half>(w, a, rows, panels, out, scratch);
+    default: return;
+  }
+}
+
 // Rows of activations that one pass over the panels uses: they stay in the second-level cache.
 int rows_a_pass(const Activations &a) {
-  const size_t element = a.kind == ActivationKind::f32 ? 4 : a.kind == ActivationKind::bf16 ? 2 : 1;
+  const size_t element = a.kind == ActivationKind::f32 ? 4 : a.kind == ActivationKind::i8 ? 1 : 2;
   const size_t rows = (size_t{384} << 10) / (static_cast<size_t>(a.padded_cols) * element);
   return static_cast<int>(smaller(larger(rows / 12 * 12, size_t{48}), size_t{480}));
 }
@@ -430,28 +467,12 @@ void linear(const PackedMatrix &w, const Activations &a, int row_begin, int row_
     switch (w.format) {
       case Format::f32: run_product<F32Kernel, F32Kernel>(w, a, rows, panels, output, stage); break;
       case Format::bf16: run_product<Bf16Kernel, F32Kernel>(w, a, rows, panels, output, stage); break;
-      case Format::i8: run_product<I8Kernel, I8Kernel>(w, a, rows, panels, output, stage); break;
-      case Format::q4:
-        run_product<BlockKernel<Format::q4>, BlockKernel<Format::q8>>(w, a, rows, panels, output, stage);
-        break;
-      case Format::q4_min:
-        run_product<BlockKernel<Format::q4_min>, BlockKernel<Format::q8_min>>(w, a, rows, panels, output, stage);
-        break;
-      case Format::q8: {
-        using Kernel = BlockKernel<Format::q8>;
-        run_product<Kernel, Kernel>(w, a, rows, panels, output, stage);
-        break;
-      }
-      case Format::q8_min: {
-        using Kernel = BlockKernel<Format::q8_min>;
-        run_product<Kernel, Kernel>(w, a, rows, panels, output, stage);
-        break;
-      }
-      case Format::q8_half: {
-        using Kernel = BlockKernel<Format::q8_half>;
-        run_product<Kernel, Kernel>(w, a, rows, panels, output, stage);
-        break;
-      }
+      default:
+        if (a.kind == ActivationKind::i15) {
+          run_integers<2>(w, a, rows, panels, output, stage);
+        } else {
+          run_integers<1>(w, a, rows, panels, output, stage);
+        }
     }
   }
 }
@@ -460,35 +481,44 @@ void linear(const PackedMatrix &w, const Activations &a, int row_begin, int row_
 
 namespace {
 
-float largest_magnitude(const float *x, int size) {
-  F32 largest = set1(0.f);
-  for (int k = 0; k < size; k += kLanes) largest = max_f32(largest, abs_f32(load(x + k)));
-  return reduce_max(largest);
+// One block: the largest magnitude becomes ±127, or ±127 · 128 in two planes, `low` behind `q` then. The sums of the halves
+// are exact in floats, as their terms are integers.
+template <int Planes>
+FW_INLINE void prepare_block(const float *x, int8_t *q, int8_t *low_plane, ActivationBlock *block) {
+  constexpr float kSteps = Planes == 1 ? 127.f : 127.f * 128.f;
+  constexpr int N = kBlock / kLanes;
+  F32 v[N], largest = set1(0.f), sum[2] = {set1(0.f), set1(0.f)};
+  unroll<N>([&](auto n) FW_LAMBDA {
+    v[n] = load(x + n * kLanes);
+    largest = max_f32(largest, abs_f32(v[n]));
+  });
+  const float top = reduce_max(largest);
+  const F32 inverse = set1(top > 0.f ? kSteps / top : 0.f);
+  unroll<N>([&](auto n) FW_LAMBDA {
+    const F32 rounded = round_f32(mul(v[n], inverse));
+    if constexpr (Planes == 1) {
+      store_s8(q + n * kLanes, rounded);
+    } else {
+      const F32 high = round_f32(mul(rounded, set1(1.f / 128.f)));
+      store_s8(q + n * kLanes, high);
+      store_s8(low_plane + n * kLanes, fma(high, set1(-128.f), rounded));
+    }
+    sum[2 * n / N] = add(sum[2 * n / N], rounded);
+  });
+  const int32_t low = static_cast<int32_t>(reduce_add(sum[0])), high = static_cast<int32_t>(reduce_add(sum[1]));
+  block->scale = top * (1.f / kSteps);
+  block->scaled_sum = block->scale * static_cast<float>(low + high);
+  block->neg8_sum = -8 * (low + high);
+  block->neg128_sum = -kDotBias * (low + high);
+  block->neg128_half[0] = -kDotBias * low;
+  block->neg128_half[1] = -kDotBias * high;
 }
 
-// q = round(x * inverse), written to `q`; returns Σ q.
-int32_t quantise(const float *x, int size, float inverse, int8_t *q) {
-  for (int k = 0; k < size; k += kLanes) store_s8(q + k, mul(load(x + k), set1(inverse)));
-  int32_t sum = 0;
-  for (int k = 0; k < size; ++k) sum += q[k];
-  return sum;
-}
-
-void prepare_i8_blocks(const Activations &a, int row, const float *x) {
+template <int Planes>
+void prepare_blocks(const Activations &a, int row, const float *x) {
   int8_t *q = a.i8 + static_cast<size_t>(row) * a.stride;
   ActivationBlock *block = a.blocks + static_cast<size_t>(row) * a.block_stride;
-  for (int k = 0; k < a.padded_cols; k += kBlock, ++block) {
-    const float largest = largest_magnitude(x + k, kBlock);
-    const float inverse = largest > 0.f ? 127.f / largest : 0.f;
-    const int32_t low = quantise(x + k, kBlock / 2, inverse, q + k);
-    const int32_t high = quantise(x + k + kBlock / 2, kBlock / 2, inverse, q + k + kBlock / 2);
-    block->scale = largest / 127.f;
-    block->scaled_sum = block->scale * static_cast<float>(low + high);
-    block->neg8_sum = -8 * (low + high);
-    block->neg128_sum = -kDotBias * (low + high);
-    block->neg128_half[0] = -kDotBias * low;
-    block->neg128_half[1] = -kDotBias * high;
-  }
+  for (int k = 0; k < a.padded_cols; k += kBlock) prepare_block<Planes>(x + k, q + k, q + a.padded_cols + k, block++);
 }
 
 }  // namespace
@@ -503,7 +533,8 @@ void prepare_row(const Activations &a, int row, const float *x) {
         store_bf16(a.bf16 + static_cast<size_t>(row) * a.stride + k, load(x + k));
       }
       return;
-    case ActivationKind::i8: return prepare_i8_blocks(a, row, x);
+    case ActivationKind::i8: return prepare_blocks<1>(a, row, x);
+    case ActivationKind::i15: return prepare_blocks<2>(a, row, x);
   }
 }
 

@@ -5,11 +5,11 @@
 
 namespace foreword::kernels {
 
-ActivationKind activation_kind(Format format, const Level &level) {
+ActivationKind activation_kind(Format format, bool exact, const Level &level) {
   switch (format) {
     case Format::f32: return ActivationKind::f32;
     case Format::bf16: return level.bf16_dot ? ActivationKind::bf16 : ActivationKind::f32;
-    default: return ActivationKind::i8;
+    default: return exact ? ActivationKind::i15 : ActivationKind::i8;
   }
 }
 
@@ -19,12 +19,13 @@ namespace {
 // rows of a tile out of each other's cache sets.
 size_t lay_out(ActivationKind kind, int rows, int cols, uint8_t *p, Activations *a) {
   const size_t count = static_cast<size_t>(rows), padded = static_cast<size_t>((cols + kBlock - 1) / kBlock * kBlock);
-  const size_t element = kind == ActivationKind::f32 ? 4 : kind == ActivationKind::bf16 ? 2 : 1;
+  const size_t element = kind == ActivationKind::f32 ? 4 : kind == ActivationKind::i8 ? 1 : 2;
   const size_t row_bytes = ((padded * element + 63) / 64 | 1) * 64;
-  const size_t facts = kind == ActivationKind::i8 ? padded / kBlock * sizeof(ActivationBlock) : 0;
+  const bool integers = kind == ActivationKind::i8 || kind == ActivationKind::i15;
+  const size_t facts = integers ? padded / kBlock * sizeof(ActivationBlock) : 0;
   a->kind = kind;
   a->padded_cols = static_cast<int>(padded);
-  a->stride = row_bytes / element;
+  a->stride = kind == ActivationKind::i15 ? row_bytes : row_bytes / element;  // i15: two planes of bytes
   a->block_stride = padded / kBlock;
   a->f32 = reinterpret_cast<float *>(p);
   a->bf16 = reinterpret_cast<uint16_t *>(p);
@@ -55,9 +56,10 @@ ActivationSet ActivationBuffer::view(int rows, int cols) const {
 Model::Model(const ModelConfig &config, const KVConfig &kv_config, const Level &level, int num_threads)
     : config(config), level(level), pool(num_threads), kv(kv_config), padded_dim(kv_config.padded_dim) {}
 
-const PackedMatrix *Model::pack(const SourceMatrix &source, Format format) {
+const PackedMatrix *Model::pack(const SourceMatrix &source, Format format, bool exact) {
   auto m = std::make_unique<PackedMatrix>();
   m->format = format;
+  m->activations = activation_kind(format, exact, level);
   m->rows = source.rows;
   m->cols = source.cols;
   m->padded_cols = (source.cols + kBlock - 1) / kBlock * kBlock;

@@ -74,7 +74,8 @@ struct ActivationSet {
   bool used[kNumActivationKinds] = {};
 };
 
-ActivationKind activation_kind(Format format, const Level &level);
+// `exact`: integer weights take 15-bit activations.
+ActivationKind activation_kind(Format format, bool exact, const Level &level);
 
 // Memory for activations. Uses of different widths share it: `view` lays `rows` rows of `cols` inputs out in it.
 class ActivationBuffer {
@@ -92,7 +93,7 @@ class Model {
   Model(const ModelConfig &config, const KVConfig &kv, const Level &level, int num_threads);
 
   // Packing. `source` stays in use only by `set_embedding`, whose rows are read as tokens need them.
-  const PackedMatrix *pack(const SourceMatrix &source, Format format);
+  const PackedMatrix *pack(const SourceMatrix &source, Format format, bool exact);
   Vector copy_vector(const float *data, int size);
   Linear make_linear(const std::vector<const PackedMatrix *> &matrices);
   void set_embedding(const SourceMatrix &source) { embedding = source; }

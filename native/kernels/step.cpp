@@ -20,8 +20,8 @@ double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-void mark_kinds(const Linear &l, const Level &level, bool *kinds) {
-  for (const Linear::Part &part : l.parts) kinds[static_cast<int>(activation_kind(part.matrix->format, level))] = true;
+void mark_kinds(const Linear &l, bool *kinds) {
+  for (const Linear::Part &part : l.parts) kinds[static_cast<int>(part.matrix->activations)] = true;
 }
 
 [[noreturn]] void refuse(const std::string &what, int64_t index, int64_t value, int64_t begin, int64_t end) {
@@ -147,26 +147,26 @@ void StepRunner::reserve(const StepInput &in) {
   bool in_kinds[kNumActivationKinds] = {}, attn_kinds[kNumActivationKinds] = {}, mlp_kinds[kNumActivationKinds] = {};
   bool expert_kinds[kNumActivationKinds] = {};
   int moe_choices = 0, experts = 0, expert_stride = 0, expert_inputs = 0, mlp_inputs = 0;
-  mark_kinds(m_.lm_head, level_, in_kinds);
+  mark_kinds(m_.lm_head, in_kinds);
   for (const Layer &layer : m_.layers) {
-    mark_kinds(layer.qkv, level_, in_kinds);
-    mark_kinds(layer.o, level_, attn_kinds);
+    mark_kinds(layer.qkv, in_kinds);
+    mark_kinds(layer.o, attn_kinds);
     const Mlp *dense = layer.moe ? layer.moe->shared.get() : layer.mlp.get();
     if (dense) {
-      mark_kinds(dense->gate, level_, in_kinds);
-      mark_kinds(dense->up, level_, in_kinds);
-      mark_kinds(dense->down, level_, mlp_kinds);
+      mark_kinds(dense->gate, in_kinds);
+      mark_kinds(dense->up, in_kinds);
+      mark_kinds(dense->down, mlp_kinds);
       mlp_stride = std::max(mlp_stride, dense->gate.stride);
       mlp_inputs = std::max(mlp_inputs, dense->down.cols);
     }
     if (layer.moe) {
       const Moe &moe = *layer.moe;
-      mark_kinds(moe.router, level_, in_kinds);
-      if (!moe.shared_gate.parts.empty()) mark_kinds(moe.shared_gate, level_, in_kinds);
+      mark_kinds(moe.router, in_kinds);
+      if (!moe.shared_gate.parts.empty()) mark_kinds(moe.shared_gate, in_kinds);
       for (const Mlp &expert : moe.experts) {
-        mark_kinds(expert.gate, level_, in_kinds);
-        mark_kinds(expert.up, level_, in_kinds);
-        mark_kinds(expert.down, level_, expert_kinds);
+        mark_kinds(expert.gate, in_kinds);
+        mark_kinds(expert.up, in_kinds);
+        mark_kinds(expert.down, expert_kinds);
         expert_stride = std::max(expert_stride, expert.gate.stride);
         expert_inputs = std::max(expert_inputs, expert.down.cols);
       }
@@ -322,7 +322,7 @@ void StepRunner::linear(int thread, const Linear &l, const ActivationSet &a, Sha
       const int last = first + part.matrix->num_panels;
       const int p0 = std::max(begin, first) - first, p1 = std::min(end, last) - first;
       if (p0 < p1) {
-        const int kind = static_cast<int>(activation_kind(part.matrix->format, level_));
+        const int kind = static_cast<int>(part.matrix->activations);
         level_.linear(*part.matrix, a.kinds[kind], rows.begin + r.begin, rows.begin + r.end, p0, p1, out + part.offset,
                       static_cast<size_t>(l.stride), store, scratch);
       }
@@ -334,8 +334,8 @@ void StepRunner::linear(int thread, const Linear &l, const ActivationSet &a, Sha
 // This thread's panels of out = act(a Wgateᵀ) * (a Wupᵀ): both halves of a few panels go to working space, then are joined.
 void StepRunner::gated(int thread, const Mlp &mlp, const ActivationSet &a, Share rows, float *out) {
   const PackedMatrix &gate = *mlp.gate.parts[0].matrix, &up = *mlp.up.parts[0].matrix;
-  const Activations &gate_in = a.kinds[static_cast<int>(activation_kind(gate.format, level_))];
-  const Activations &up_in = a.kinds[static_cast<int>(activation_kind(up.format, level_))];
+  const Activations &gate_in = a.kinds[static_cast<int>(gate.activations)];
+  const Activations &up_in = a.kinds[static_cast<int>(up.activations)];
   const int width = level_.panel_width, rows_max = kGateFloats / width;
   const Share panels = share_of(gate.num_panels, thread, pool_.size());
   ThreadMemory &own = own_[static_cast<size_t>(thread)];

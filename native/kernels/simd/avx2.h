@@ -56,6 +56,7 @@ FW_INLINE uint32_t lanes_at_least(F32 v, F32 threshold) {
 }
 
 FW_INLINE I32 set1_i32(int32_t x) { return _mm256_set1_epi32(x); }
+FW_INLINE I32 shift_7_add(I32 a, I32 b) { return _mm256_add_epi32(_mm256_slli_epi32(a, 7), b); }
 FW_INLINE F32 to_f32(I32 a) { return _mm256_cvtepi32_ps(a); }
 FW_INLINE U8 load_u8(const uint8_t *p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)); }
 FW_INLINE U8 low_nibbles(U8 a) { return _mm256_and_si256(a, _mm256_set1_epi8(0x0f)); }

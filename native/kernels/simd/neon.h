@@ -51,6 +51,7 @@ FW_INLINE uint32_t lanes_at_least(F32 v, F32 threshold) {
 }
 
 FW_INLINE I32 set1_i32(int32_t x) { return vdupq_n_s32(x); }
+FW_INLINE I32 shift_7_add(I32 a, I32 b) { return vaddq_s32(vshlq_n_s32(a, 7), b); }
 FW_INLINE F32 to_f32(I32 a) { return vcvtq_f32_s32(a); }
 FW_INLINE U8 load_u8(const uint8_t *p) { return vld1q_u8(p); }
 FW_INLINE U8 low_nibbles(U8 a) { return vandq_u8(a, vdupq_n_u8(0x0f)); }

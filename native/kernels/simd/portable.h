@@ -69,6 +69,7 @@ FW_INLINE uint32_t lanes_at_least(F32 v, F32 threshold) {
 }
 
 FW_INLINE I32 set1_i32(int32_t x) { return I32{x, x, x, x}; }
+FW_INLINE I32 shift_7_add(I32 a, I32 b) { return (a << 7) + b; }
 FW_INLINE F32 to_f32(I32 a) { return __builtin_convertvector(a, F32); }
 FW_INLINE U8 load_u8(const uint8_t *p) { return load_bits<U8>(p); }
 FW_INLINE U8 low_nibbles(U8 a) { return a & 0x0f; }
