@@ -62,14 +62,15 @@ def test_error_of_a_format_is_bounded(weight_format, kv_format, bound, isa):
 @pytest.mark.parametrize("isa", LEVELS)
 @pytest.mark.parametrize("quant", BLOCKS)
 def test_gguf_blocks_compute_what_they_dequantise_to(quant, isa):
-    """The only loss is that of 8-bit activations, 32 to a scale."""
+    """Nearly nothing is lost with 15-bit activations; with 8 bit, 32 to a scale, a little."""
     spec = tiny_spec(hidden_size=256, intermediate_size=512, num_heads=8, num_kv_heads=4, head_dim=32)
     rng = np.random.default_rng(9)
     weights = random_weights(spec)
     for name, shape in weight_names(spec):
         if len(shape) == 2:
             weights[name] = random_blocks(quant, shape, rng)
-    assert run(spec, weights, weight_format="auto", isa=isa) < 0.08
+    assert run(spec, weights, weight_format="auto", isa=isa) < 3e-3
+    assert run(spec, weights, weight_format="q4", isa=isa) < 0.08
     assert run(spec, weights, weight_format="fp32", isa=isa) < 1e-5
 
 
@@ -102,7 +103,7 @@ def test_mixed_formats_side_by_side_share_their_input():
     for i in range(2):
         for name, quant in (("q", Quant.Q4_K), ("v", Quant.Q6_K), ("gate", Quant.Q5_0), ("down", Quant.Q4_1)):
             weights[f"layers.{i}.{name}"] = random_blocks(quant, weights[f"layers.{i}.{name}"].shape, rng)
-    assert run(spec, weights, weight_format="auto") < 0.08
+    assert run(spec, weights, weight_format="auto") < 3e-3
 
 
 def test_formats_follow_the_file_or_the_wish():

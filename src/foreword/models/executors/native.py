@@ -98,8 +98,8 @@ class NativeExecutor:
     """Runs ``spec`` with ``weights`` on this machine's CPU.
 
     num_blocks, block_size: the KV pool; block ids are shared by all KV groups and block 0 is the null block.
-    weight_format: "auto": as the file holds them, and integer weights with 15-bit activations, which gives the tokens of
-    a float computation. "fp32", "bf16". With 8-bit activations, faster and less exact: "int8" (8 bit a channel) and
+    weight_format: "auto": as the file holds them, and integer weights with 15-bit activations, which gives the tokens
+    of a float computation. "fp32", "bf16". With 8-bit activations, faster and less exact: "int8" (8 bit a channel) and
     "q4" (as the file holds them, floats in 4 bit).
     kv_format: "fp32", "bf16" or "int8" (a scale for each token and head).
     num_threads: default FOREWORD_NUM_THREADS, else the physical cores.
