@@ -89,6 +89,7 @@ class DraftModelDrafter:
         states.num_computed_tokens[ours] = min(int(states.num_computed_tokens[ours]), known - 1)
         states.token_ids[ours, :known] = target.token_ids[row, :known]
         states.num_tokens[ours] = known
+        states.last_sampled_token[ours] = target.last_sampled_token[row]
         at = np.array([ours], np.int32)
         wanted = self.cache.wanted(at, np.array([known + drafts]))
         if sum(int(w.sum()) for w in wanted) > self.cache.pool.num_free:
