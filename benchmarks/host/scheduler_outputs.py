@@ -15,6 +15,9 @@ class SchedulerOutputs:
 
     def __init__(self, steps: Sequence[Step]) -> None:
         self.steps = steps
+        # A request's id is one object for its life, as with a scheduler in the same process: hashes stay cached.
+        numbers = {int(r) for step in steps for r in step.arrived.numbers}
+        self._names = {r: f"request-{r}" for r in numbers}
         self._computed: list[list[int]] = []
         self._outputs: list[list[int]] = []
         computed: dict[int, int] = {}
@@ -36,11 +39,11 @@ class SchedulerOutputs:
         """A new object with its own lists each time: vLLM's runner keeps and extends them."""
         step = self.steps[t]
         scheduled = step.scheduled.tolist()
-        names = [_name(r) for r in scheduled]
+        names = [self._names[r] for r in scheduled]
         appended: dict[int, list[int]] = {}
         for r, block in zip(step.appended.tolist(), step.new_blocks.tolist(), strict=True):
             appended.setdefault(r, []).append(block)
-        new = _new_requests(step, appended)
+        new = self._new_requests(step, appended)
         arrived = {data.req_id for data in new}
         old = [b for b, name in enumerate(names) if name not in arrived]
         return SchedulerOutput(
@@ -60,32 +63,27 @@ class SchedulerOutputs:
                 {} if step.drafts is None else dict(zip(names, step.drafts.tolist(), strict=True))
             ),
             scheduled_encoder_inputs={},
-            finished_req_ids={_name(r) for r in step.departed.tolist()},
+            finished_req_ids={self._names[r] for r in step.departed.tolist()},
             free_encoder_mm_hashes=[],
         )
 
-
-def _name(number: int) -> str:
-    return f"request-{number}"
-
-
-def _new_requests(step: Step, appended: dict[int, list[int]]) -> list[NewRequestData]:
-    a = step.arrived
-    tokens, blocks, token, block = a.tokens.tolist(), a.blocks.tolist(), 0, 0
-    new = []
-    for r, n, held, computed in zip(
-        a.numbers.tolist(), a.num_tokens.tolist(), a.num_blocks.tolist(), a.num_computed.tolist(), strict=True
-    ):
-        data = NewRequestData(
-            req_id=_name(r),
-            prompt_token_ids=tokens[token : token + n],
-            mm_features=[],
-            sampling_params=SamplingParams(temperature=0.8, top_p=0.95, max_tokens=4096),
-            pooling_params=None,
-            block_ids=(blocks[block : block + held] + appended.get(r, []),),
-            num_computed_tokens=computed,
-            lora_request=None,
-        )
-        new.append(data)
-        token, block = token + n, block + held
-    return new
+    def _new_requests(self, step: Step, appended: dict[int, list[int]]) -> list[NewRequestData]:
+        a = step.arrived
+        tokens, blocks, token, block = a.tokens.tolist(), a.blocks.tolist(), 0, 0
+        new = []
+        for r, n, held, computed in zip(
+            a.numbers.tolist(), a.num_tokens.tolist(), a.num_blocks.tolist(), a.num_computed.tolist(), strict=True
+        ):
+            data = NewRequestData(
+                req_id=self._names[r],
+                prompt_token_ids=tokens[token : token + n],
+                mm_features=[],
+                sampling_params=SamplingParams(temperature=0.8, top_p=0.95, max_tokens=4096),
+                pooling_params=None,
+                block_ids=(blocks[block : block + held] + appended.get(r, []),),
+                num_computed_tokens=computed,
+                lora_request=None,
+            )
+            new.append(data)
+            token, block = token + n, block + held
+        return new

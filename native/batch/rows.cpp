@@ -25,7 +25,7 @@ int64_t RowsCore::refuse(const Arrivals &a) const {
     const int32_t n = a.num_tokens[i];
     if (n < 1 || n > states.max_model_len || a.prompt_len[i] < 1 || a.prompt_len[i] > n) return i;
     if (a.num_computed[i] < 0 || a.num_computed[i] >= n || tokens + n > a.total_tokens) return i;
-    if (!all_token_ids(a.tokens + tokens, n, uint32_t(states.vocab_size))) return i;
+    if (a.tokens && !all_token_ids(a.tokens + tokens, n, uint32_t(states.vocab_size))) return i;
     tokens += n;
     for (size_t g = 0; g < tables.size(); ++g) {
       const int32_t held = a.num_blocks[g][i];
@@ -42,17 +42,18 @@ int64_t RowsCore::refuse(const Arrivals &a) const {
 
 int64_t RowsCore::add(const Arrivals &a, int64_t first_content_id) {
   if (const int64_t bad = refuse(a); bad >= 0) return bad;
-  const int32_t *tokens = a.tokens;
+  int64_t start = 0;
   for (int64_t i = 0; i < a.count; ++i) {
     const int32_t row = a.rows[i], n = a.num_tokens[i], prompt = a.prompt_len[i];
-    std::memcpy(states.tokens_of(row), tokens, sizeof(int32_t) * n);
+    int32_t *tokens = states.tokens_of(row);
+    if (a.tokens) std::memcpy(tokens, a.tokens + start, sizeof(int32_t) * n);
     states.num_tokens[row] = states.prefill_len[row] = n;
     states.prompt_len[row] = prompt;
     states.num_computed_tokens[row] = a.num_computed[i];
     states.num_placeholders[row] = 0;
     states.last_sampled_token[row] = n > prompt ? tokens[n - 1] : -1;
     live[row] = true;
-    tokens += n;
+    start += n;
   }
   for (size_t g = 0; g < tables.size(); ++g) {
     const RowTable &t = tables[g];

@@ -14,7 +14,8 @@ struct RowTable {
   int32_t width;
 };
 
-// Arrivals as columns: request i has num_tokens[i] of `tokens` and num_blocks[g][i] of `blocks[g]`, in order.
+// Arrivals as columns: request i has num_tokens[i] of `tokens` and num_blocks[g][i] of `blocks[g]`, in order. Null
+// `tokens` stand in their rows already, checked.
 struct Arrivals {
   int64_t count;
   const int32_t *rows, *tokens, *num_tokens, *prompt_len, *num_computed;

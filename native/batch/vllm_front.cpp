@@ -69,6 +69,19 @@ inline bool is_sequence(PyObject *o) { return o && (PyList_CheckExact(o) || PyTu
 inline PyObject **items(PyObject *o) { return PySequence_Fast_ITEMS(o); }
 inline Py_ssize_t length(PyObject *o) { return Py_SIZE(o); }
 
+// A list or tuple of token ids into `out`, which has room for it. False for one that is no id of the vocabulary.
+bool read_tokens(PyObject *o, int32_t *out, uint32_t vocab_size) {
+  const Py_ssize_t n = length(o);
+  PyObject **in = items(o);
+  uint32_t largest = 0;  // a negative id is a large unsigned one
+  for (Py_ssize_t i = 0; i < n; ++i) {
+    if (i + 16 < n) __builtin_prefetch(in[i + 16]);
+    if (!as_int32(in[i], out[i])) return false;
+    largest = std::max(largest, uint32_t(out[i]));
+  }
+  return largest < vocab_size;
+}
+
 // Append a list or tuple of ints to `out`.
 bool append_ints(PyObject *o, std::vector<int32_t> &out) {
   if (!is_sequence(o)) return false;
@@ -221,8 +234,8 @@ int64_t VllmFront::step(PyObject *cached, PyObject *num_scheduled, PyObject *dra
   return num_draft_ids;
 }
 
-// One request's tokens and blocks into the columns.
-bool VllmFront::read_request(PyObject *request) {
+// One request's tokens into the row, which is free and so may be written, the rest into the columns.
+bool VllmFront::read_request(PyObject *request, int32_t row) {
   const Names &n = names();
   if (!is_none(attribute(request, n.embeds)) || !is_none(attribute(request, n.pooling)) ||
       !is_none(attribute(request, n.lora)) || !is_empty(attribute(request, n.features).get()))
@@ -232,14 +245,12 @@ bool VllmFront::read_request(PyObject *request) {
   if (!is_sequence(prompt.get()) || !is_sequence(blocks.get())) return false;
   if (size_t(length(blocks.get())) != rows->tables.size()) return false;
   const bool longer = !is_none(known) && is_sequence(known.get()) && length(known.get()) > length(prompt.get());
-  const size_t start = tokens_.size();
+  PyObject *tokens = longer ? known.get() : prompt.get();
   int32_t c;
-  if (!append_ints(prompt.get(), tokens_) || !computed || !as_int32(computed.get(), c)) return false;
-  if (longer) {
-    tokens_.resize(start);
-    if (!append_ints(known.get(), tokens_)) return false;
-  }
-  num_tokens_.push_back(int32_t(tokens_.size() - start));
+  if (length(tokens) > rows->states.max_model_len || !computed || !as_int32(computed.get(), c)) return false;
+  if (!read_tokens(tokens, rows->states.tokens_of(row), uint32_t(rows->states.vocab_size))) return false;
+  num_tokens_.push_back(int32_t(length(tokens)));
+  total_tokens_ += length(tokens);
   prompt_len_.push_back(int32_t(length(prompt.get())));
   num_computed_.push_back(c);
   for (size_t g = 0; g < rows->tables.size(); ++g) {
@@ -314,7 +325,8 @@ void VllmFront::seat(int32_t row, PyObject *req_id) {
 bool VllmFront::admit(PyObject *requests, const int32_t *to, int64_t count, int64_t first_content_id, int64_t stamp,
                       std::vector<int32_t> &special) {
   if (!PyList_CheckExact(requests) || length(requests) != count) return false;
-  tokens_.clear(), num_tokens_.clear(), prompt_len_.clear(), num_computed_.clear();
+  total_tokens_ = 0;
+  num_tokens_.clear(), prompt_len_.clear(), num_computed_.clear();
   blocks_.resize(rows->tables.size()), num_blocks_.resize(rows->tables.size());
   for (size_t g = 0; g < rows->tables.size(); ++g) blocks_[g].clear(), num_blocks_[g].clear();
   std::vector<Owned> ids;
@@ -322,7 +334,7 @@ bool VllmFront::admit(PyObject *requests, const int32_t *to, int64_t count, int6
     PyObject *request = items(requests)[i];
     ids.push_back(attribute(request, names().req_id));
     PyObject *id = ids.back().get();
-    if (!id || !PyUnicode_CheckExact(id) || PyDict_Contains(row_of, id) != 0 || !read_request(request)) {
+    if (!id || !PyUnicode_CheckExact(id) || PyDict_Contains(row_of, id) != 0 || !read_request(request, to[i])) {
       PyErr_Clear();
       return false;
     }
@@ -330,11 +342,11 @@ bool VllmFront::admit(PyObject *requests, const int32_t *to, int64_t count, int6
   Arrivals a{
       .count = count,
       .rows = to,
-      .tokens = tokens_.data(),
+      .tokens = nullptr,
       .num_tokens = num_tokens_.data(),
       .prompt_len = prompt_len_.data(),
       .num_computed = num_computed_.data(),
-      .total_tokens = int64_t(tokens_.size()),
+      .total_tokens = total_tokens_,
   };
   for (size_t g = 0; g < rows->tables.size(); ++g) {
     a.blocks.push_back(blocks_[g].data());

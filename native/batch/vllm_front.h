@@ -51,7 +51,7 @@ class VllmFront {
   int32_t find(PyObject *req_id, size_t position);
   bool check_cached(PyObject *cached);
   bool read_plan(PyObject *num_scheduled, PyObject *drafts, int64_t &num_draft_ids);
-  bool read_request(PyObject *request);
+  bool read_request(PyObject *request, int32_t row);
   bool plain_sampling(PyObject *params, int32_t row, int64_t stamp);
   void seat(int32_t row, PyObject *req_id);
 
@@ -59,7 +59,8 @@ class VllmFront {
   int64_t call_ = 0;
   std::vector<int32_t> memo_;  // where the i-th id of the last output was
   std::vector<Growth> growth_;
-  std::vector<int32_t> tokens_, num_tokens_, prompt_len_, num_computed_;
+  int64_t total_tokens_ = 0;
+  std::vector<int32_t> num_tokens_, prompt_len_, num_computed_;
   std::vector<std::vector<int32_t>> blocks_, num_blocks_;
 };
 
