@@ -100,7 +100,7 @@ FLOATS = {"attention.layer_norm_rms_epsilon": "rms_norm_eps", "attn_logit_softca
           "final_logit_softcapping": "final_logit_softcapping"}  # fmt: skip
 
 
-def as_gguf(path, tiny, spec, **more):
+def as_gguf(path, tiny, spec, more=(), extra_tensors=()):
     """The tiny model as a GGUF file of its architecture."""
     config, tensors = tiny["config"], random_tensors(tiny["shapes"])
     family = FAMILIES[config["model_type"]]
@@ -132,7 +132,7 @@ def as_gguf(path, tiny, spec, **more):
             if short in ("q", "k") and family.gguf_interleaved:
                 value = interleave(value, spec.head_dim)
             written[GGUF_NAMES[short].format(i=i)] = (Quant.F32, value.shape, gguf_writer.f32(value).ravel())
-    return gguf_writer.write(path, metadata | more, written)
+    return gguf_writer.write(path, metadata | dict(more), written | dict(extra_tensors))
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_a_gguf_file_gives_the_same_weights_as_a_directory(tmp_path, name, more)
     directory = load_model(make(tmp_path, name))
     tiny = TINY[name]
     if more is not None:
-        model = load_model(as_gguf(tmp_path / "model.gguf", tiny, directory.spec, **more))
+        model = load_model(as_gguf(tmp_path / "model.gguf", tiny, directory.spec, more))
         assert model.eos_token_ids == (2,)
         assert_logits(model, name)
         return
@@ -164,6 +164,32 @@ def test_a_gguf_file_gives_the_same_weights_as_a_directory(tmp_path, name, more)
     assert weights.keys() == directory.weights.keys()
     for key, tensor in weights.items():
         np.testing.assert_array_equal(tensor.dequantize(), directory.weights[key].dequantize(), err_msg=key)
+
+
+def test_frequencies_are_divided_as_a_gguf_file_says(tmp_path):
+    """A converted Llama 3 keeps its rotary scaling as one divisor a frequency."""
+    directory = load_model(make(tmp_path, "llama3"))
+    scaled = np.array(directory.spec.layers[0].rope.inv_freq)
+    base = 500.0 ** -(np.arange(len(scaled)) / len(scaled))
+    divisors = {"rope_freqs.weight": (Quant.F32, scaled.shape, gguf_writer.f32(base / scaled))}
+    assert (base / scaled).max() > 7
+    path = as_gguf(tmp_path / "model.gguf", TINY["llama3"], directory.spec, extra_tensors=divisors)
+    assert_logits(load_model(path), "llama3")
+
+
+def test_yarn_is_read_from_a_gguf_file(tmp_path):
+    directory = load_model(make(tmp_path, "llama-yarn"))
+    yarn = {"llama.rope.scaling.type": ("str", "yarn"), "llama.rope.scaling.factor": ("f32", 4),
+            "llama.rope.scaling.original_context_length": ("u32", 16)}  # fmt: skip
+    path = as_gguf(tmp_path / "model.gguf", TINY["llama-yarn"], directory.spec, yarn)
+    assert_logits(load_model(path), "llama-yarn")
+
+
+def test_a_part_of_a_split_model_says_so(tmp_path):
+    directory = load_model(make(tmp_path, "qwen2"))
+    path = as_gguf(tmp_path / "a.gguf", TINY["qwen2"], directory.spec, {"split.count": ("u16", 3)})
+    with pytest.raises(ModelError, match=r"a\.gguf: is one of 3 files"):
+        load_model(path)
 
 
 def test_gguf_architectures_have_their_families():

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from foreword.errors import ModelError
+from foreword.models.files import read_json
 from foreword.models.gguf import GGUF
 
 T = TypeVar("T", int, float, bool, str)
@@ -68,18 +68,6 @@ def read_config(path: Path) -> Config:
     return Config(path, read_json(path))
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ModelError(f"{path}: cannot be read ({error.strerror}). A model's directory needs it") from None
-    except ValueError as error:
-        raise ModelError(f"{path}: no valid JSON ({error}). Fetch it again") from None
-    if not isinstance(values, dict):
-        raise ModelError(f"{path}: holds a {type(values).__name__}, not a JSON object. Fetch it again")
-    return cast(dict[str, Any], values)
-
-
 _GGUF_KEYS = {
     "hidden_size": "embedding_length",
     "intermediate_size": "feed_forward_length",
@@ -103,21 +91,19 @@ _GGUF_KEYS = {
 def config_from_gguf(gguf: GGUF) -> Config:
     """The metadata of a GGUF file as a config. What the format leaves unsaid is left to each family's defaults."""
     architecture = gguf.get("general.architecture", str)
-    values: dict[str, Any] = {
-        name: gguf.metadata.get(f"{architecture}.{key}")
-        for name, key in _GGUF_KEYS.items()
-    }  # fmt: skip
+    values: dict[str, Any] = {name: gguf.metadata.get(f"{architecture}.{key}") for name, key in _GGUF_KEYS.items()}
     embed = gguf.tensors.get("token_embd.weight")
     values["vocab_size"] = embed.shape[0] if embed else None
     values["tie_word_embeddings"] = "output.weight" not in gguf.tensors
     scaling = gguf.get(f"{architecture}.rope.scaling.type", str, "none")
     if (factors := gguf.tensors.get("rope_freqs.weight")) is not None:
         values["rope_scaling"] = {"rope_type": "divided", "divisors": factors.dequantize().ravel().tolist()}
-    elif scaling == "linear":
-        values["rope_scaling"] = {
-            "rope_type": "linear",
-            "factor": gguf.get(f"{architecture}.rope.scaling.factor", float),
-        }
     elif scaling != "none":
-        values["rope_scaling"] = {"rope_type": scaling}
+        values["rope_scaling"] = {
+            "rope_type": scaling,
+            "factor": gguf.metadata.get(f"{architecture}.rope.scaling.factor"),
+            "original_max_position_embeddings": gguf.metadata.get(
+                f"{architecture}.rope.scaling.original_context_length"
+            ),
+        }
     return Config(gguf.path, values)

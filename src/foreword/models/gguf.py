@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foreword.errors import ModelError
+from foreword.models.files import map_file
 from foreword.models.quants import Quant
 from foreword.models.weights import Tensor
 
@@ -65,16 +66,7 @@ class GGUF:
 def read_gguf(path: str | Path) -> GGUF:
     """Map a file and parse all but the tensors' contents. ModelError for anything that is not a sound GGUF file."""
     path = Path(path)
-    try:
-        with path.open("rb") as file:
-            size = file.seek(0, 2)
-            if size < 24:
-                raise ModelError(f"{path}: {size} bytes are too few for a GGUF header of 24. {_AGAIN}")
-            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except OSError as error:
-        reason = error.strerror or error
-        raise ModelError(f"{path}: cannot be read ({reason}). Check the path and its permissions") from None
-    return _parse(_Cursor(path, data))
+    return _parse(_Cursor(path, map_file(path, at_least=24)))
 
 
 def _parse(at: _Cursor) -> GGUF:

@@ -53,6 +53,9 @@ def load_model(model: str | Path) -> LoadedModel:
 
 def _load_gguf(path: Path, name: str) -> LoadedModel:
     gguf = read_gguf(path)
+    if gguf.metadata.get("split.count", 1) not in (0, 1):
+        raise ModelError(f"{path}: is one of {gguf.metadata['split.count']} files of a split model. Merge them first, "
+                         "with the tool that split them")  # fmt: skip
     architecture = gguf.get("general.architecture", str)
     family = GGUF_FAMILIES.get(architecture)
     if family is None:

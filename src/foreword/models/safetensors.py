@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from foreword.errors import ModelError
-from foreword.models.config import read_json
+from foreword.models.files import map_file, read_json
 from foreword.models.quants import Quant
 from foreword.models.weights import Tensor
 
@@ -24,7 +24,9 @@ def read_directory(folder: Path) -> dict[str, Tensor]:
     index = folder / "model.safetensors.index.json"
     if index.exists():
         shards = read_json(index).get("weight_map", {})
-        files = sorted({folder / str(Path(str(shard)).name) for shard in shards.values()})
+        if not isinstance(shards, dict):
+            raise ModelError(f"{index}: weight_map is no JSON object. {_FIX}")
+        files = sorted({folder / Path(str(shard)).name for shard in shards.values()})
     else:
         files = [folder / "model.safetensors"]
     return {name: tensor for file in files for name, tensor in read_safetensors(file)}
@@ -32,21 +34,15 @@ def read_directory(folder: Path) -> dict[str, Tensor]:
 
 def read_safetensors(path: Path) -> Iterator[tuple[str, Tensor]]:
     """The tensors of one file. ModelError names the file, the tensor and what is wrong with it."""
-    try:
-        with path.open("rb") as file:
-            size = file.seek(0, 2)
-            if size < 8:
-                raise ModelError(f"{path}: {size} bytes are too few for a header. {_FIX}")
-            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except OSError as error:
-        raise ModelError(f"{path}: cannot be read ({error.strerror}). A model's directory needs it") from None
+    data = map_file(path, at_least=8)
+    size = len(data)
     start = 8 + int.from_bytes(data[:8], "little")
     if start > size:
         raise ModelError(f"{path}: a header of {start - 8} bytes wanted, {size - 8} left in the file. {_FIX}")
     try:
         header = json.loads(data[8:start])
         entries = [(name, entry) for name, entry in header.items() if name != "__metadata__"]
-    except (ValueError, AttributeError) as error:
+    except (ValueError, AttributeError, RecursionError) as error:
         raise ModelError(f"{path}: the header is no JSON object ({error}). {_FIX}") from None
     for name, entry in entries:
         yield name, _tensor(path, data, start, name, entry)
