@@ -283,6 +283,21 @@ def test_a_resumed_request_of_the_older_runner_gets_other_blocks_and_keeps_its_p
     assert states.sampling.top_k[row] == 0
 
 
+def test_a_preempted_request_keeps_parameters_of_every_kind():
+    rng = np.random.default_rng(7)
+    for _ in range(30):
+        states, _ = make()
+        params = random_sampling(rng)
+        apply(states, output([new_data("a", [1, 2], ([1], [1]), sampling_params=params)]))
+        row = states.row_of("a")
+        before = {name: getattr(states.sampling, name)[row] for name in (*COLUMNS, "is_set")}
+        apply(states, output(preempted=["a"]))
+        apply(states, output([new_data("other", [1], ([1], [1]))]))  # takes the row
+        apply(states, output(cached=cached_data([("a", ([5], [6]), 0, 0)], resumed=["a"])))
+        row = states.row_of("a")
+        assert {name: getattr(states.sampling, name)[row] for name in before} == before
+
+
 def test_a_preempted_request_that_finishes_is_forgotten():
     states, _ = make()
     apply(states, output([new_data("a", [1, 2], ([1], [1]))], scheduled={"a": 2}))

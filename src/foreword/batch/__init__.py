@@ -13,11 +13,15 @@ Needs NumPy alone. `foreword.batch.spec` holds every tensor as data.
 from typing import TYPE_CHECKING, Any
 
 from foreword.batch.attention import AttentionState
+from foreword.batch.batch_update import BatchUpdates
+from foreword.batch.block_ops import BlockOps
 from foreword.batch.buffers import InputBuffers
 from foreword.batch.dummy import make_dummy
 from foreword.batch.explain import Explanation
 from foreword.batch.groups import ContextParallel, KVGroup
 from foreword.batch.inputs import InputBatch, StaleBatchError, prepare_inputs
+from foreword.batch.multimodal import MultiModalFeature
+from foreword.batch.pooling import PoolingParams
 from foreword.batch.requests import NewRequest, NewRequests
 from foreword.batch.ring import BlockFence, StagingRing
 from foreword.batch.sampling import SamplingParams
@@ -29,16 +33,20 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AttentionState",
+    "BatchUpdates",
     "BlockFence",
+    "BlockOps",
     "CapacityError",
     "ContextParallel",
     "Explanation",
     "InputBatch",
     "InputBuffers",
     "KVGroup",
+    "MultiModalFeature",
     "NewRequest",
     "NewRequests",
     "PlanError",
+    "PoolingParams",
     "RequestError",
     "RequestStates",
     "SamplingParams",

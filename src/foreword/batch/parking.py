@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
 
 from foreword.batch.requests import NewRequest, TokenIds
+from foreword.batch.sampling_columns import COLUMNS
 
 if TYPE_CHECKING:
     from foreword.batch.states import RequestStates
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Parked:
+    """A preempted request as it would be admitted again. sampling: its columns, where it has no parameters object."""
+
+    request: NewRequest
+    sampling: dict[str, npt.NDArray[Any]] | None
 
 
 def park(states: RequestStates, req_id: str) -> bool:
@@ -38,8 +50,11 @@ def park(states: RequestStates, req_id: str) -> bool:
         encoder_len=int(states.encoder_len[row]),
         pooling_params=extras.pooling_params.get(row),
     )
+    columns, sampling = states.sampling, None
+    if columns.is_set[row] and request.sampling_params is None:
+        sampling = {name: getattr(columns, name)[row : row + 1].copy() for name in COLUMNS}
     states.remove_request(req_id)
-    states.parked[req_id] = request
+    states.parked[req_id] = Parked(request, sampling)
     return True
 
 
@@ -52,7 +67,10 @@ def resume(
 ) -> int:
     """Admit a parked request again, with other blocks, and return its row. Its outputs count as known tokens."""
     parked = states.parked[req_id]
-    outputs = parked.output_token_ids if output_token_ids is None else output_token_ids
-    return states.add_request(
-        replace(parked, block_ids=block_ids, num_computed_tokens=num_computed_tokens, output_token_ids=outputs)
-    )
+    request = replace(parked.request, block_ids=block_ids, num_computed_tokens=num_computed_tokens)
+    if output_token_ids is not None:
+        request = replace(request, output_token_ids=output_token_ids)
+    row = states.add_request(request)
+    if parked.sampling is not None:
+        states.sampling.set_columns(np.array([row], np.int32), parked.sampling)
+    return row

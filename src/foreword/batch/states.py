@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from foreword.batch.batch_update import RowWatcher
     from foreword.batch.checker import CacheChecker
     from foreword.batch.inputs import InputBatch
+    from foreword.batch.parking import Parked
 
 INT32_MAX = 2**31 - 1
 
@@ -96,7 +97,7 @@ class RequestStates:
         self.sampling_metadata = MetadataCache(self)
         self.extras = RowExtras()
         self.loras = LoraUsers()
-        self.parked: dict[str, NewRequest] = {}  # preempted: known, without row and blocks
+        self.parked: dict[str, Parked] = {}  # preempted: known, without row and blocks
         self.watchers: list[RowWatcher] = []  # told of every row that is filled, freed or moved
         self.vllm_front: VllmFront | None = None  # see `foreword.batch.adapters.vllm`
         self.checker: CacheChecker | None = None  # made by the first step prepared with check="full"

@@ -163,7 +163,7 @@ def _resume(states: RequestStates, rid: str, blocks: Any, computed: int, all_tok
     """Other blocks in the place of the old ones; every token known so far has to be computed before it samples."""
     if rid not in states.parked and not park(states, rid):
         raise RequestError(rid, "resumed_req_ids", rid, "is not here", "Send it as a new request.")
-    parked = states.parked[rid]
+    parked = states.parked[rid].request
     outputs = None
     if all_tokens is not None:
         prompt = parked.prompt_token_ids if parked.prompt_token_ids is not None else parked.prompt_embeds
