@@ -20,12 +20,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from peers.environments import run_inside
+
+if TYPE_CHECKING:
+    from host.measure import Cost
 
 QUIET_WITH_ONE_THREAD = {
     "OMP_NUM_THREADS": "1",
@@ -47,24 +49,11 @@ def main() -> None:
         "--turn", type=int, default=25, help="steps of one contender before the next one's turn; 1: colder caches"
     )
     parser.add_argument("--only", default="", help="workloads whose names start so: S1, 'S1 decode 64', …")
-    parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--nice", type=int, help="of the timed part, as -20 where the machine is not quiet (root)")
     parser.add_argument("--json", action="store_true", help="print JSON, one workload a line")
     args = parser.parse_args()
     run_inside(args.peers, "vllm", variables=QUIET_WITH_ONE_THREAD)
 
-    from foreword.bench.traffic import WORKLOADS
-
-    if args.one:
-        _one(args.one, args)
-        return
-    if not args.json:
-        _heading()
-    for workload in WORKLOADS:
-        if workload.name.startswith(args.only):  # a process each: vLLM's engine is made for one size
-            subprocess.run([sys.executable, *sys.argv, "--one", workload.name], check=True)
-
-
-def _one(name: str, args: argparse.Namespace) -> None:
     import torch
     from host.contenders import Applied, FromArrays
     from host.measure import measure
@@ -73,15 +62,25 @@ def _one(name: str, args: argparse.Namespace) -> None:
 
     from foreword.bench.traffic import WORKLOADS
 
-    workload = next(w for w in WORKLOADS if w.name == name)
-    steps = list(workload.steps(args.steps))
-    contenders = [VllmRunner(workload), Applied(workload), FromArrays(workload, args.steps)]
-    with torch.inference_mode():
-        costs = measure(name, steps, SchedulerOutputs(steps).make, contenders, turn=args.turn)
-    vllm, applied, arrays = costs
+    if not args.json:
+        _heading()
+    for workload in WORKLOADS:
+        if not workload.name.startswith(args.only):
+            continue
+        steps = list(workload.steps(args.steps))
+        contenders = [VllmRunner(workload), Applied(workload), FromArrays(workload, args.steps)]
+        make = SchedulerOutputs(steps).make
+        with torch.inference_mode():
+            costs = measure(workload.name, steps, make, contenders, turn=args.turn, nice=args.nice)
+        _print(workload.name, costs, args)
+
+
+def _print(name: str, costs: list[Cost], args: argparse.Namespace) -> None:
     if args.json:
-        print(json.dumps({"workload": name, "turn": args.turn, "costs": [asdict(c) for c in costs], **_versions()}))
+        line = {"workload": name, "turn": args.turn, "costs": [asdict(c) for c in costs], **_versions()}
+        print(json.dumps(line), flush=True)
         return
+    vllm, applied, arrays = costs
     print(
         f"{name:<24}{vllm.prepare_us:>9.1f}{applied.prepare_us:>9.2f}{arrays.prepare_us:>9.2f}"
         f"{vllm.prepare_us / applied.prepare_us:>9.1f}x{vllm.prepare_us / arrays.prepare_us:>8.1f}x"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -33,9 +34,11 @@ def measure(
     contenders: Sequence[Contender],
     *,
     turn: int,
+    nice: int | None = None,
 ) -> list[Cost]:
     """``turn`` steps of one contender, then the next one's; who begins a turn changes. With turn = 1 all contenders
-    get the very same output object of a step; else each gets its own, made just before the timed call.
+    get the very same output object of a step; else each gets its own, made just before the timed call. nice: the
+    process's priority meanwhile.
 
     AssertionError if tensors that two contenders both have differ in a turn's last step.
     The first WARM_UP steps (at least one turn) don't count.
@@ -44,6 +47,9 @@ def measure(
     gc.collect()
     gc.freeze()
     gc.disable()
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    if nice is not None:
+        os.setpriority(os.PRIO_PROCESS, 0, nice)
     try:
         for first in range(0, len(steps), turn):
             shift = first // turn % len(contenders)
@@ -59,6 +65,8 @@ def measure(
                     c.ready()
                     _timed(c.commit, commit)
     finally:
+        if nice is not None:
+            os.setpriority(os.PRIO_PROCESS, 0, before)
         gc.enable()
         gc.unfreeze()
     skip = max(WARM_UP, turn)

@@ -147,6 +147,7 @@ def _small_llama(workload: Workload) -> LLM:
             max_model_len=MAX_MODEL_LEN,
             max_num_seqs=workload.max_num_reqs,
             max_num_batched_tokens=MAX_NUM_TOKENS,
+            num_gpu_blocks_override=2 * MAX_MODEL_LEN // BLOCK_SIZE,  # no step touches the cache itself
             speculative_config=drafting if workload.num_drafts else None,
             disable_log_stats=True,
         )
