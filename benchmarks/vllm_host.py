@@ -20,6 +20,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
+import os
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,6 +31,8 @@ from peers.environments import run_inside
 
 if TYPE_CHECKING:
     from host.measure import Cost
+
+    from foreword.bench.traffic import Workload
 
 QUIET_WITH_ONE_THREAD = {
     "OMP_NUM_THREADS": "1",
@@ -54,25 +59,36 @@ def main() -> None:
     args = parser.parse_args()
     run_inside(args.peers, "vllm", variables=QUIET_WITH_ONE_THREAD)
 
+    import host.vllm_runner  # noqa: F401  slow to import: here once, then in each workload's process
+
+    from foreword.bench.traffic import WORKLOADS
+
+    if not args.json:
+        _heading()
+    fork = multiprocessing.get_context("fork")
+    for workload in WORKLOADS:
+        if workload.name.startswith(args.only):  # a process each: a second engine in one trips over the first
+            process = fork.Process(target=_one, args=(workload, args))
+            process.start()
+            process.join()
+            if process.exitcode:
+                sys.exit(process.exitcode)
+
+
+def _one(workload: Workload, args: argparse.Namespace) -> None:
     import torch
     from host.contenders import Applied, FromArrays
     from host.measure import measure
     from host.scheduler_outputs import SchedulerOutputs
     from host.vllm_runner import VllmRunner
 
-    from foreword.bench.traffic import WORKLOADS
-
-    if not args.json:
-        _heading()
-    for workload in WORKLOADS:
-        if not workload.name.startswith(args.only):
-            continue
-        steps = list(workload.steps(args.steps))
-        contenders = [VllmRunner(workload), Applied(workload), FromArrays(workload, args.steps)]
-        make = SchedulerOutputs(steps).make
-        with torch.inference_mode():
-            costs = measure(workload.name, steps, make, contenders, turn=args.turn, nice=args.nice)
-        _print(workload.name, costs, args)
+    steps = list(workload.steps(args.steps))
+    contenders = [VllmRunner(workload), Applied(workload), FromArrays(workload, args.steps)]
+    make = SchedulerOutputs(steps).make
+    with torch.inference_mode():
+        costs = measure(workload.name, steps, make, contenders, turn=args.turn, nice=args.nice)
+    _print(workload.name, costs, args)
+    os._exit(0)  # vLLM's engine takes seconds to take itself apart
 
 
 def _print(name: str, costs: list[Cost], args: argparse.Namespace) -> None:
