@@ -67,6 +67,15 @@ def test_an_older_configuration_means_the_same(tmp_path, name):
     assert load_model(folder).spec == new
 
 
+def test_the_first_name_of_longrope_is_understood(tmp_path):
+    folder = make(tmp_path, "phi3-longrope")
+    new = load_model(folder).spec
+    config = older(TINY["phi3-longrope"]["config"])
+    config["rope_scaling"]["type"] = "su"
+    (folder / "config.json").write_text(json.dumps(config))
+    assert load_model(folder).spec == new
+
+
 @pytest.mark.parametrize("name", ["gemma2", "gemma3", "qwen2-sliding", "smollm3", "mistral"])
 def test_layers_follow_the_familys_rule_where_the_configuration_does_not_list_them(tmp_path, name):
     folder = make(tmp_path, name)

@@ -111,13 +111,13 @@ def _vector(rules: Config, key: str, length: int) -> F64:
 
 def rope_parameters(config: Config, layer_type: str = "full_attention") -> dict[str, Any]:
     """The rotary parameters of a kind of layer: one ``rope_parameters`` for all or one a kind, or the older pair
-    ``rope_theta`` and ``rope_scaling``.
+    ``rope_theta`` and ``rope_scaling``, whose ``su`` is longrope.
     """
     found = _mapping(config, "rope_parameters")
     older = _mapping(config, "rope_scaling")
     return {
         "rope_theta": config.positive("rope_theta", 10000.0),
-        **({"rope_type": older["type"]} if "type" in older else {}),
+        **({"rope_type": "longrope" if older["type"] == "su" else older["type"]} if "type" in older else {}),
         **older,
         **_mapping(Config(config.path, found), layer_type, found),
     }
