@@ -26,23 +26,29 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 def main() -> None:
     gguf, out = Path(sys.argv[1]), Path(sys.argv[2])
     for what in sys.argv[3:]:
-        if (out / what / "config.json").exists() or (out / what / "genai_config.json").exists():
-            continue
-        shutil.rmtree(out / what, ignore_errors=True)
+        make(gguf, out, what)
+
+
+def make(gguf: Path, out: Path, what: str) -> Path:
+    """out/what, which appears only when it is whole."""
+    if not (out / what).exists():
+        partial = out / f"{what}.partial"
+        shutil.rmtree(partial, ignore_errors=True)
         kind, _, weights = what.partition("-")
-        CONVERT[kind](gguf, out, weights)
+        CONVERT[kind](gguf, out, weights, partial)
+        partial.rename(out / what)
+    return out / what
 
 
-def hf(gguf: Path, out: Path, weights: str) -> None:
+def hf(gguf: Path, out: Path, weights: str, target: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=DTYPES[weights])
-    model.generation_config = None  # greedy without warnings: the file's settings are for chats
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-    tokenizer.save_pretrained(out / f"hf-{weights}")
-    model.save_pretrained(out / f"hf-{weights}")
+    tokenizer.save_pretrained(target)
+    model.save_pretrained(target)
 
 
-def vllm(gguf: Path, out: Path, weights: str) -> None:
-    source, target = _source(gguf, out, "bf16"), out / f"vllm-{weights}"
+def vllm(gguf: Path, out: Path, weights: str, target: Path) -> None:
+    source = make(gguf, out, "hf-bf16")
     shutil.copytree(source, target)
     tensors = load_file(source / "model.safetensors")
     quantized = {}
@@ -72,28 +78,21 @@ def vllm(gguf: Path, out: Path, weights: str) -> None:
     (target / "config.json").write_text(json.dumps(config, indent=1))
 
 
-def openvino(gguf: Path, out: Path, weights: str) -> None:
+def openvino(gguf: Path, out: Path, weights: str, target: Path) -> None:
     form = {
         "fp32": ["--weight-format", "fp32"],
         "int8": ["--weight-format", "int8", "--sym"],
         "int4": ["--weight-format", "int4", "--sym", "--group-size", "64", "--ratio", "1.0"],
     }[weights]
     export = [sys.executable, "-m", "optimum.commands.optimum_cli", "export", "openvino"]
-    task = ["--model", str(_source(gguf, out, "fp32")), "--task", "text-generation-with-past"]
-    subprocess.run([*export, *task, *form, str(out / f"openvino-{weights}")], check=True)
+    task = ["--model", str(make(gguf, out, "hf-fp32")), "--task", "text-generation-with-past"]
+    subprocess.run([*export, *task, *form, str(target)], check=True)
 
 
-def onnxruntime(gguf: Path, out: Path, weights: str) -> None:
-    target = out / f"onnxruntime-{weights}"
-    command = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-i", str(_source(gguf, out, "fp32"))]
+def onnxruntime(gguf: Path, out: Path, weights: str, target: Path) -> None:
+    command = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-i", str(make(gguf, out, "hf-fp32"))]
     command += ["-o", str(target), "-p", weights, "-e", "cpu", "-c", str(out / "builder-cache")]
     subprocess.run([*command, "--extra_options", "int4_accuracy_level=4"], check=True)
-
-
-def _source(gguf: Path, out: Path, weights: str) -> Path:
-    if not (out / f"hf-{weights}" / "config.json").exists():
-        hf(gguf, out, weights)
-    return out / f"hf-{weights}"
 
 
 CONVERT = {"hf": hf, "vllm": vllm, "openvino": openvino, "onnxruntime": onnxruntime}

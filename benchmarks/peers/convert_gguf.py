@@ -8,6 +8,7 @@ From Q4_1 this goes through floats: q8_0, bf16 and f32 keep what the file holds,
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 
 import llama_cpp
@@ -22,5 +23,7 @@ params.ftype = {
     "q4_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0,
 }[kind]
 params.allow_requantize = True
-if llama_cpp.llama_model_quantize(source.encode(), target.encode(), ctypes.byref(params)):
+partial = f"{target}.partial"
+if llama_cpp.llama_model_quantize(source.encode(), partial.encode(), ctypes.byref(params)):
     raise SystemExit(f"llama.cpp could not turn {source} into {kind}")
+os.replace(partial, target)

@@ -15,7 +15,9 @@ class Foreword:
     cannot: ClassVar[dict[str, str]] = {}
 
     def __init__(self, model: Path, weights: str, threads: int) -> None:
-        self.llm = LLM(str(model), num_threads=threads, weight_format=weights, max_num_seqs=64, max_model_len=4096)
+        self.options = {"model": str(model), "num_threads": threads, "weight_format": weights, "max_model_len": 4096}
+        self.max_num_seqs = 64
+        self.llm = LLM(**self.options, max_num_seqs=64)
 
     def generate(self, prompts: list[list[int]], output_lens: list[int], max_num_seqs: int) -> list[int]:
         params = [SamplingParams(temperature=0.0, max_tokens=n, ignore_eos=True, detokenize=False) for n in output_lens]

@@ -23,29 +23,28 @@ class OpenVino:
         self.properties = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY"}
         if weights in ("fp32", "bf16"):  # else what OpenVINO chooses: bf16 where the processor has it
             self.properties["INFERENCE_PRECISION_HINT"] = {"fp32": "f32", "bf16": "bf16"}[weights]
-        self.pipelines: dict[int, openvino_genai.ContinuousBatchingPipeline] = {}
-        self._pipeline(64)
+        self.max_num_seqs = 64
+        self.pipeline = self._pipeline()
 
-    def _pipeline(self, max_num_seqs: int) -> openvino_genai.ContinuousBatchingPipeline:
-        if max_num_seqs not in self.pipelines:
-            config = openvino_genai.SchedulerConfig()
-            config.max_num_seqs = max_num_seqs
-            config.max_num_batched_tokens = 2048
-            config.cache_size = 2
-            config.enable_prefix_caching = True
-            self.pipelines = {
-                max_num_seqs: openvino_genai.ContinuousBatchingPipeline(self.model, config, "CPU", self.properties)
-            }
-        return self.pipelines[max_num_seqs]
+    def _pipeline(self) -> openvino_genai.ContinuousBatchingPipeline:
+        config = openvino_genai.SchedulerConfig()
+        config.max_num_seqs = self.max_num_seqs
+        config.max_num_batched_tokens = 2048
+        config.cache_size = 2
+        config.enable_prefix_caching = True
+        return openvino_genai.ContinuousBatchingPipeline(self.model, config, "CPU", self.properties)
 
     def generate(self, prompts: list[list[int]], output_lens: list[int], max_num_seqs: int) -> list[int]:
+        if len(prompts) > max_num_seqs != self.max_num_seqs:  # W5: some have to wait
+            self.max_num_seqs = max_num_seqs
+            self.pipeline = self._pipeline()
         configs = []
         for n in output_lens:
             config = openvino_genai.GenerationConfig()
             config.max_new_tokens, config.ignore_eos, config.do_sample = n, True, False
             configs.append(config)
         ids = [openvino.Tensor(np.array([p], np.int64)) for p in prompts]
-        results = self._pipeline(max_num_seqs).generate(ids, configs)
+        results = self.pipeline.generate(ids, configs)
         return [len(result.m_generation_ids[0]) for result in results]
 
 
