@@ -1,10 +1,14 @@
 """Fixtures of model files. The default model is fetched once and cached; the larger ones are used if they are there."""
 
+import os
 from pathlib import Path
 
 import pytest
 
-from foreword.models import registry
+# One thread, set before NumPy loads: on a busy machine its threads wait for each other far longer than they compute.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+from foreword.models import registry  # noqa: E402
 
 
 @pytest.fixture(scope="session")
