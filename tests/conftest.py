@@ -8,7 +8,7 @@ import pytest
 # One thread, set before NumPy loads: on a busy machine its threads wait for each other far longer than they compute.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from foreword.models import registry  # noqa: E402
+from foreword.models import registry
 
 
 @pytest.fixture(scope="session")
