@@ -2,6 +2,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/vector.h>
 
+#include "batch/sampling_probe.h"
 #include "batch/vllm_front.h"
 
 namespace nb = nanobind;
@@ -52,6 +53,17 @@ VllmFront make_front(RowsCore &rows, nb::dict row_of, uintptr_t req_ids, const n
 }  // namespace
 
 void bind_vllm(nb::module_ &m) {
+  nb::class_<SamplingProbe>(m, "SamplingProbe", "Which of the last batches this is, by its rows and their parameters.")
+      .def("__init__",
+           [](SamplingProbe *self, Vector<const int32_t> needs, Vector<const int64_t> stamp) {
+             new (self) SamplingProbe{};
+             self->needs = needs.data();
+             self->stamp = stamp.data();
+           })
+      .def("look", [](SamplingProbe &probe, Vector<const int32_t> rows, int64_t version) {
+        const SamplingProbe::Answer a = probe.look(rows.data(), int64_t(rows.shape(0)), version);
+        return nb::make_tuple(a.slot, a.known, a.needs);
+      });
   nb::class_<VllmFront>(m, "VllmFront", "The common step of foreword.batch.adapters.vllm over one RequestStates.")
       .def("__init__",
            [](VllmFront *self, RowsCore &rows, nb::dict row_of, uintptr_t req_ids, const nb::dict &arrays) {

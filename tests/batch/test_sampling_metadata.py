@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from foreword.batch import InputBuffers, KVGroup, NewRequest, RequestStates, SamplingParams, prepare_inputs
+from foreword.batch.backends import native
 from foreword.batch.batch_update import BatchUpdates
 from foreword.batch.multimodal import MultiModalFeature
 from foreword.batch.pooling import PoolingParams
@@ -151,7 +152,9 @@ def test_logit_rows_repeat_their_request():
 # -- when it is made anew
 
 
-def test_metadata_is_the_same_object_until_members_or_parameters_change():
+@pytest.mark.parametrize("probe", [native.sampling_probe, lambda *_: None], ids=["native", "python"])
+def test_metadata_is_the_same_object_until_members_or_parameters_change(probe, monkeypatch):
+    monkeypatch.setattr(native, "sampling_probe", probe)
     states, buffers = make()
     for rid in "abc":
         states.add_request(NewRequest(rid, [1, 2, 3, 4], [[1]], sampling_params=SamplingParams(temperature=0.5)))

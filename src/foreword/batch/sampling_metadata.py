@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from foreword.batch.backends import native
 from foreword.batch.sampling import SamplingParams
 from foreword.batch.sampling_columns import RARE, Need
 
@@ -119,12 +120,14 @@ class TokenCounts:
     in_output: I32
 
 
-def build_metadata(states: RequestStates, rows: I32) -> SamplingMetadata:
-    """The metadata of these state rows, in this order. O(B), and one gather a parameter that somebody needs."""
+def build_metadata(states: RequestStates, rows: I32, needs: int | None = None) -> SamplingMetadata:
+    """The metadata of these state rows, in this order; ``needs``: the union of their flags, where it is known.
+    O(B), and one gather a parameter that somebody needs.
+    """
     c = states.sampling
-    row_needs = c.needs[rows]
-    needs = int(np.bitwise_or.reduce(row_needs)) if len(rows) else 0
-    rare = np.flatnonzero(row_needs & _RARE).tolist() if needs & _RARE else []
+    if needs is None:
+        needs = int(np.bitwise_or.reduce(c.needs[rows])) if len(rows) else 0
+    rare = np.flatnonzero(c.needs[rows] & _RARE).tolist() if needs & _RARE else []
     penalties = needs & _PENALTIES
     is_random = needs & _RANDOM
     return SamplingMetadata(
@@ -164,28 +167,39 @@ def token_counts(states: RequestStates, metadata: SamplingMetadata) -> TokenCoun
 class MetadataCache:
     """The metadata of the last few batches: the same object as long as neither rows nor parameters changed."""
 
-    __slots__ = ("_entries", "_states")
+    __slots__ = ("_known", "_probe", "_states")
     SIZE = 2  # steps in flight alternate
 
     def __init__(self, states: RequestStates) -> None:
         self._states = states
-        self._entries: list[_Entry] = []
+        self._probe: Any = native.sampling_probe(states.sampling.needs, states.sampling.stamp) or _Probe(states)
+        self._known: list[SamplingMetadata | None] = [None] * self.SIZE
 
     def get(self, rows: I32) -> SamplingMetadata:
         """Metadata for these rows. Costs a comparison where it is known, `build_metadata` where it is not."""
-        key, columns = rows.tobytes(), self._states.sampling
-        for entry in self._entries:
-            if entry.key == key and (entry.version == columns.version or entry.stamps == columns.stamp[rows].tobytes()):
-                entry.version = columns.version
-                return entry.metadata
-        entry = _Entry(key, columns.version, columns.stamp[rows].tobytes(), build_metadata(self._states, rows.copy()))
-        self._entries = [entry, *self._entries[: self.SIZE - 1]]
-        return entry.metadata
+        answer: tuple[int, bool, int | None] = self._probe.look(rows, self._states.sampling.version)
+        slot, known, needs = answer
+        metadata = self._known[slot]
+        if known and metadata is not None:
+            return metadata
+        metadata = build_metadata(self._states, rows.copy(), needs)
+        self._known[slot] = metadata
+        return metadata
 
 
-@dataclass(slots=True, eq=False)
-class _Entry:
-    key: bytes
-    version: int
-    stamps: bytes
-    metadata: SamplingMetadata
+class _Probe:
+    """Which of the last batches asked about this is, by its rows and the stamps of their parameters."""
+
+    def __init__(self, states: RequestStates) -> None:
+        self._columns = states.sampling
+        self._keys: list[tuple[bytes, bytes] | None] = [None] * MetadataCache.SIZE
+        self._oldest = 0
+
+    def look(self, rows: I32, version: int) -> tuple[int, bool, None]:
+        """(slot, whether it is known there, its needs: not counted here)"""
+        key = rows.tobytes(), self._columns.stamp[rows].tobytes()
+        if key in self._keys:
+            return self._keys.index(key), True, None
+        slot, self._oldest = self._oldest, (self._oldest + 1) % MetadataCache.SIZE
+        self._keys[slot] = key
+        return slot, False, None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import numpy.typing as npt
 
 from foreword.batch import plan as _plan
@@ -85,6 +86,11 @@ def _bind(states: RequestStates, buffers: InputBuffers) -> Any:
         cp = states.context_parallel
         core.set_context_parallel(cp.size, cp.rank, cp.interleave)
     return core
+
+
+def sampling_probe(needs: npt.NDArray[np.int32], stamp: npt.NDArray[np.int64]) -> Any:
+    """Tells which of the last batches asked about a batch is, or None where it is not built."""
+    return None if _native is None else _native.SamplingProbe(needs, stamp)
 
 
 def vllm_front(states: RequestStates, arrays: dict[str, npt.NDArray[Any]]) -> Any:
