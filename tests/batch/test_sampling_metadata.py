@@ -176,6 +176,18 @@ def test_metadata_is_the_same_object_until_members_or_parameters_change(probe, m
     assert first.temperature.tolist() == [0.5, 0.5]
 
 
+def test_rows_that_were_set_together_and_swapped_are_other_parameters():
+    states, buffers = make()
+    for rid in "ab":
+        states.add_request(NewRequest(rid, [1, 2, 3, 4], [[1]]))
+    rows = np.array([states.row_of(r) for r in "ab"], np.int32)
+    states.sampling.set_columns(rows, {"temperature": np.array([0.5, 0.25], np.float32)})
+    counts = np.ones(2, np.int32)
+    assert prepare_inputs(states, (rows, counts), buffers).sampling_metadata().temperature.tolist() == [0.5, 0.25]
+    states.swap_rows(*rows.tolist())
+    assert prepare_inputs(states, (rows, counts), buffers).sampling_metadata().temperature.tolist() == [0.25, 0.5]
+
+
 def test_two_batches_in_turn_keep_their_metadata():
     states, buffers = make()
     for rid in "ab":

@@ -137,7 +137,9 @@ class SamplingColumns:
         for row, value in zip((b, a), values, strict=True):
             if value is not None:
                 held[row] = value
-        self.version += 1
+        # Rows set in one call share a stamp: after a move each gets its own.
+        self.stamp[a], self.stamp[b] = self.version + 1, self.version + 2
+        self.version += 2
 
     def arrays(self) -> list[npt.NDArray[np.generic]]:
         return [self.is_set, self.stamp, *(getattr(self, name) for name in COLUMNS)]
