@@ -142,7 +142,7 @@ class SamplingColumns:
         self.version += 2
 
     def arrays(self) -> list[npt.NDArray[np.generic]]:
-        return [self.is_set, self.stamp, *(getattr(self, name) for name in COLUMNS)]
+        return [self.is_set, *(getattr(self, name) for name in COLUMNS)]
 
     def _renew(self, rows: npt.NDArray[np.integer]) -> None:
         """Note a change of rows, and what they need by their columns."""
