@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import threading
+from random import Random
 
 import numpy as np
 import pytest
-from engine_rig import V, make_engine, run
+from engine_rig import Guesser, V, make_engine, run
 from oracle_model import OracleExecutor
 
 from foreword.batch import KVGroup, SamplingParams
-from foreword.engine import EngineConfig
+from foreword.engine import Engine
 from foreword.engine.speculation import SpeculationConfig
-from foreword.errors import ConfigError
 
 
 def work(engine) -> None:
@@ -134,6 +134,102 @@ def test_a_window_keeps_what_the_step_in_flight_reads():
     assert outputs[0] == outputs[1]
 
 
-def test_speculation_and_depth_two_exclude_each_other():
-    with pytest.raises(ConfigError, match="choose one"):
-        EngineConfig(async_scheduling=True, speculation=SpeculationConfig())
+GROUPS = {"full": [KVGroup(4)], "hybrid": [KVGroup(4), KVGroup(4, sliding_window=6)]}
+
+
+@pytest.mark.parametrize("kind", sorted(GROUPS))
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_speculation_and_depth_two_together_change_nothing(kind: str, temperature: float):
+    """Drafts right and wrong, preemptions, aborts between any two steps, stops by surprise and by length."""
+
+    preemptions = []
+
+    def outcomes(*, async_scheduling: bool, speculation: SpeculationConfig | None) -> tuple[Engine, dict]:
+        engine = make_engine(
+            groups=GROUPS[kind],
+            blocks=len(GROUPS[kind]) * 18,
+            eos=[3],
+            max_num_seqs=4,
+            max_num_batched_tokens=20,
+            reserve_full_prompt=False,
+            async_scheduling=async_scheduling,
+            speculation=speculation,
+            drafter=Guesser if speculation else None,
+        )
+        random, done = Random(5), {}
+        for i in range(14):
+            prompt = [1 + random.randrange(9) for _ in range(random.randint(1, 30))]
+            params = SamplingParams(
+                temperature=temperature, seed=i, max_tokens=random.randint(1, 25), n=1 + i % 2, logprobs=2
+            )
+            engine.add_request(str(i), prompt, params, stream=i % 3 == 0)
+            engine.add_request(f"aborted {i}", prompt, params)
+            for out in engine.step():
+                done[out.request_id] = out
+            if i > 2:
+                engine.abort(f"aborted {i - random.randrange(3)}")
+        done |= run(engine)
+        engine.close()
+        preemptions.append(sum(o.metrics.num_preemptions for o in done.values()))
+        outputs = {i: [(c.token_ids, c.finish_reason, c.logprobs) for c in o.outputs] for i, o in done.items()}
+        return engine, {i: o for i, o in outputs.items() if not i.startswith("aborted")}
+
+    drafts = SpeculationConfig(method="draft_model", model="guesser", num_tokens=3)
+    _, wanted = outcomes(async_scheduling=False, speculation=None)
+    assert len(wanted) == 14
+    for async_scheduling, speculation in ((True, None), (False, drafts), (True, drafts)):
+        engine, got = outcomes(async_scheduling=async_scheduling, speculation=speculation)
+        assert got == wanted
+        if speculation is not None:
+            stats = engine.speculation.stats
+            assert 0 < stats.num_accepted < stats.num_drafted
+    assert sum(preemptions) > 0
+
+
+def test_drafts_for_the_next_step_are_planned_beside_the_run_and_filled_in_after_it():
+    """Places are kept for drafts that nobody knows yet; the step that runs has no place without a draft."""
+    seen: list[tuple[list[int], list[int]]] = []
+    config = SpeculationConfig(method="draft_model", model="guesser", num_tokens=3, adaptive=False)
+    engine = make_engine(async_scheduling=True, speculation=config, drafter=Guesser)
+    planned: list[list[int]] = []
+    schedule = engine.scheduler.schedule
+
+    def watched(in_flight=None):
+        plan = schedule(in_flight)
+        planned.append(plan.num_scheduled.tolist())
+        return plan
+
+    engine.scheduler.schedule = watched
+    engine.on_step = lambda plan, batch: seen.append((plan.num_scheduled.tolist(), batch.draft_token_ids.tolist()))
+    engine.add_request("a", [1, 2, 3], SamplingParams(temperature=0.0, max_tokens=12))
+    run(engine)
+    engine.close()
+    ran = [counts for counts, _ in seen]
+    assert planned[:2] == ran[:2] == [[3], [4]]
+    assert all(a <= b for (a,), (b,) in zip(ran, planned, strict=False))
+    assert all(min(drafts, default=0) >= 0 and len(drafts) == counts[0] - 1 for counts, drafts in seen[1:])
+    assert sum(counts[0] for counts in ran[1:]) < 4 * 11
+
+
+def test_a_step_that_cannot_start_leaves_the_engine_whole():
+    engine = make_engine(async_scheduling=True, speculation=SpeculationConfig(min_match=1))
+    work(engine)
+    failures = 0
+
+    def refuse(plan, batch):
+        if failures < 3 and batch.step % 2:
+            raise RuntimeError("not now")
+
+    engine.on_step = refuse
+    done = {}
+    while engine.has_work:
+        try:
+            done |= {o.request_id: [c.token_ids for c in o.outputs] for o in engine.step()}
+        except RuntimeError:
+            failures += 1
+    engine.close()
+    assert failures == 3
+    assert engine.cache.pool.num_used == 0
+    plain = make_engine()
+    work(plain)
+    assert done == {i: [c.token_ids for c in o.outputs] for i, o in run(plain).items()}

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from random import Random
 
-import numpy as np
 import pytest
-from engine_rig import V, make_engine, run
+from engine_rig import Guesser, make_engine, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle_model import START, following, logits_after
 
 from foreword.batch import KVGroup, SamplingParams
 from foreword.engine.speculation import SpeculationConfig
@@ -20,26 +18,6 @@ GROUPS = {
     "hybrid": [KVGroup(4), KVGroup(4, sliding_window=6), KVGroup(4, sliding_window=6)],
 }
 M = 48
-
-
-class Guesser:
-    """Drafts that are right about half of the time: it asks the model itself."""
-
-    def __init__(self, states) -> None:
-        self.states = states
-
-    def propose(self, rows, most):
-        drafts = np.full((len(rows), self.states.max_num_draft_tokens), -1, np.int32)
-        for i, row in enumerate(rows.tolist()):
-            known = int(self.states.num_tokens[row])
-            prefix = START
-            for token in self.states.token_ids[row, :known].tolist():
-                prefix = following(prefix, token)
-            for j in range(int(most[i])):
-                guess = int(logits_after(prefix, V).argmax()) if (known + j) % 2 else 3
-                drafts[i, j] = guess
-                prefix = following(prefix, guess)
-        return drafts
 
 
 def some_params(random: Random) -> SamplingParams:
@@ -71,7 +49,13 @@ def outcome(output) -> list[tuple]:
     return [(c.token_ids, c.text, c.finish_reason, c.stop_reason, c.logprobs) for c in output.outputs]
 
 
-@settings(max_examples=60, deadline=None)
+def aborted_after(count: int, whole: tuple, text: str) -> tuple:
+    """What an abort leaves of an outcome: its first tokens, whatever of the text was certain then."""
+    tokens, _, _, _, logprobs = whole
+    return tokens[:count], text, "abort", None, None if logprobs is None else logprobs[:count]
+
+
+@settings(max_examples=80, deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from(sorted(GROUPS)))
 def test_company_changes_nothing(seed: int, kind: str):
     random = Random(seed)
@@ -97,7 +81,7 @@ def test_company_changes_nothing(seed: int, kind: str):
         reserve_full_prompt=random.random() < 0.5,
         prefix_caching=random.random() < 0.8,
         speculation=speculation,
-        async_scheduling=speculation is None and random.random() < 0.6,
+        async_scheduling=random.random() < 0.6,
         drafter=Guesser if speculation and speculation.method == "draft_model" else None,
     )
     outputs: dict[str, object] = {}
@@ -106,14 +90,17 @@ def test_company_changes_nothing(seed: int, kind: str):
         while pending and random.random() < 0.5:
             i, (prompt, params) = pending.pop(0)
             engine.add_request(str(i), prompt, params, stream=random.random() < 0.3, priority=random.randint(0, 2))
-            if random.random() < 0.2:
-                engine.add_request(f"noise {i}", prompt, params)
-        if random.random() < 0.2:
-            engine.abort(f"noise {random.randrange(len(work))}")
+            if random.random() < 0.4:
+                engine.add_request(f"aborted {i}", prompt, params)
+        if random.random() < 0.2 and (aborted := engine.abort(f"aborted {random.randrange(len(work))}")):
+            outputs[aborted.request_id] = aborted
         outputs |= {out.request_id: out for out in engine.step()}
     engine.close()
     for i, wanted in enumerate(alone):
         assert outcome(outputs[str(i)]) == wanted
+        if f"aborted {i}" in outputs:
+            for got, whole in zip(outcome(outputs[f"aborted {i}"]), wanted, strict=True):
+                assert got == whole or got == aborted_after(len(got[0]), whole, got[1])
     assert engine.cache.pool.num_used == 0
 
 

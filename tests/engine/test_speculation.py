@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from engine_rig import V, make_engine, run
+from engine_rig import Guesser, V, make_engine, run
 from hypothesis import given
 from hypothesis import strategies as st
 from oracle_model import OracleExecutor
@@ -134,6 +134,19 @@ def test_lookup_takes_fewer_steps_where_the_output_repeats_the_prompt():
         assert run(engine)["a"].outputs[0].token_ids == [5] * 40
         steps.append(engine.executor.num_steps)
     assert steps == [40, 9]
+
+
+def test_drafts_are_dropped_before_somebody_loses_blocks():
+    """The pool holds both requests to their ends, but not a block for a guess past them."""
+    config = SpeculationConfig(method="draft_model", model="guesser", num_tokens=8, adaptive=False)
+    engine = make_engine(blocks=1 + 6, M=22, speculation=config, drafter=Guesser, prefix_caching=False)
+    for i in range(2):
+        engine.add_request(str(i), [1 + i] * 6, SamplingParams(temperature=0.0, max_tokens=5 + 9 * i))
+    steps = []
+    engine.on_step = lambda plan, batch: steps.append((plan.draft_tokens is None, len(plan.preempted)))
+    run(engine)
+    assert (True, 0) in steps[1:]
+    assert all(preempted == 0 for _, preempted in steps)
 
 
 def test_settings_that_cannot_work_are_refused():

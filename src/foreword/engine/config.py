@@ -19,8 +19,7 @@ class EngineConfig:
         max_num_seqs requests of max_model_len could need, within kv_cache_bytes).
     kv_cache_bytes: memory for keys and values when num_blocks is None.
     prefix_caching: reuse the blocks of equal prompt beginnings. partial_reuse: part of a block too, by copying it.
-    async_scheduling: plan and prepare the next step while one runs. Same outputs; not with speculation, whose drafts
-        stand on the step before.
+    async_scheduling: plan and prepare the next step while one runs. Same outputs.
     speculation: guess tokens and verify them; see `SpeculationConfig` (None: one token a step).
     seed: from which requests without a seed get theirs (None: a different one each run).
     """
@@ -49,8 +48,6 @@ class EngineConfig:
             raise ConfigError(f"max_model_len={self.max_model_len}: must hold a prompt token and an output token")
         if self.kv_cache_bytes < 1:
             raise ConfigError(f"kv_cache_bytes={self.kv_cache_bytes}: must be positive")
-        if self.async_scheduling and self.speculation is not None:
-            raise ConfigError("async_scheduling=True with speculation: drafts stand on the step before; choose one")
         self.scheduler_config()
 
     def scheduler_config(self) -> SchedulerConfig:

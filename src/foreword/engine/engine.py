@@ -103,7 +103,7 @@ class Engine:
         self._seed = config.seed if config.seed is not None else int.from_bytes(os.urandom(7), "little")
         rows = config.max_num_seqs
         self._in_flight: Step | None = None
-        self._ready: list[RequestOutput] = []  # of a step that had to be waited for, for the next call of `step`
+        self._ready: list[RequestOutput] = []  # for the next return of `step`, whatever fails before it
         self._wants_reading = np.zeros(rows, np.bool_)  # looks at every token: streams, stop strings, log-probabilities
         self._is_end = np.zeros(vocab_size, np.bool_)  # token ids that may end some request
 
@@ -200,24 +200,28 @@ class Engine:
 
     def step(self) -> list[RequestOutput]:
         """Run one step. Returns the requests that ended, and the streaming ones that have new tokens."""
+        if self.config.async_scheduling:
+            self._step_beside()
+        elif (step := self._plan()) is not None:
+            self._ready += self._run(step)
         outputs, self._ready = self._ready, []
-        if not self.config.async_scheduling:
-            step = self._plan()
-            return outputs if step is None else outputs + self._run(step)
+        return outputs
+
+    def _step_beside(self) -> None:
+        """Plan the step after the one in flight, land that one, launch the planned one."""
         if self._in_flight is None and (step := self._plan()) is not None:
             self._launch(step)
         if self._in_flight is None:
-            return outputs
+            return
         ahead = self._plan(self._in_flight.plan)
         try:
-            outputs += self._land()
-            if ahead is not None:
-                self._launch(ahead)
+            self._ready += self._land()
         except BaseException:
-            if ahead is not None and ahead is not self._in_flight:
+            if ahead is not None:
                 self._cancel(ahead)
             raise
-        return outputs
+        if ahead is not None:
+            self._launch(ahead)
 
     def close(self) -> None:
         """Finish the step in flight and end the worker thread. The engine can be used again."""
@@ -226,6 +230,8 @@ class Engine:
 
     def _plan(self, in_flight: StepPlan | None = None) -> Step | None:
         """The next step, planned and prepared; None if nothing can be done now."""
+        if in_flight is not None and self.speculation is not None:
+            self._keep_places(in_flight, self.speculation)
         plan = self.scheduler.schedule(in_flight)
         self._welcome(plan)
         return self.pipeline.prepare(plan) if len(plan.rows) else None
@@ -243,14 +249,19 @@ class Engine:
 
     def _launch(self, step: Step) -> None:
         """Run a step beside the next calls. Nobody may be left of one that was planned early."""
-        if not step.batch.resolved:
-            step.batch.resolve()
-        if not self.states.live[step.plan.rows].any():
-            self.pipeline.release(step)
-            return
-        if self.on_step is not None:
-            self.on_step(step.plan, step.batch)
-        self.pipeline.launch(step)
+        try:
+            if not step.batch.resolved:
+                plan = self.scheduler.settle(step.plan)
+                if not len(plan.rows):
+                    self.pipeline.release(step)
+                    return
+                self.pipeline.settle(step, plan)
+            if self.on_step is not None:
+                self.on_step(step.plan, step.batch)
+            self.pipeline.launch(step)
+        except BaseException:
+            self._cancel(step)
+            raise
         self._in_flight = step
 
     def _land(self) -> list[RequestOutput]:
@@ -291,6 +302,13 @@ class Engine:
             self.speculation.learn(plan, tokens)
             self._speculate(rows[grown & states.live[rows]])
         return outputs
+
+    def _keep_places(self, in_flight: StepPlan, speculation: Speculation) -> None:
+        """Plan for as many drafts as may be proposed once the samples of the step in flight are known."""
+        states = self.states
+        rows = in_flight.rows[states.num_placeholders[in_flight.rows] > 0]
+        room = self.scheduler.max_len[rows] - states.num_tokens[rows] - states.num_placeholders[rows] - 1
+        self.scheduler.reserve(rows, speculation.places(rows, room))
 
     def _speculate(self, rows: npt.NDArray[np.int32]) -> None:
         """Propose drafts for the rows that go on; a row may not outgrow its limit."""

@@ -2,7 +2,10 @@
 
     depth 1     prepare t ─▶ run t ─▶ commit t ─▶ prepare t+1 ─▶ run t+1 …
     depth 2     prepare t ─▶ run t ────────────▶ commit t ─▶ run t+1 ──────────▶ …        worker: run
-                             prepare t+1 early ─┘ resolve    prepare t+2 early ─┘         caller: the rest
+                             prepare t+1 early ─┘ settle     prepare t+2 early ─┘         caller: the rest
+
+Settling brings a step prepared early to the truth: tokens in place of placeholders, the drafts that were proposed
+since in the places kept for them, and without places that stayed empty and requests that ended.
 
 Steps run one after the other in one worker thread, in the order of launch, so a later step may reuse what an earlier
 one freed.
@@ -50,16 +53,25 @@ class Pipeline:
         self._worker: ThreadPoolExecutor | None = None
 
     def prepare(self, plan: StepPlan) -> Step:
-        """The tensors of a plan. With a step in flight they need `InputBatch.resolve` before they run."""
+        """The tensors of a plan. With a step in flight they need `settle` before they run."""
         buffers = self._ring.acquire()
-        batch = prepare_inputs(
+        return Step(plan, self._batch(plan, buffers), buffers)
+
+    def settle(self, step: Step, plan: StepPlan) -> None:
+        """The step before is committed; ``plan`` is what `Scheduler.settle` made of this step's."""
+        if plan is step.plan:
+            step.batch.resolve()
+        else:
+            step.plan, step.batch = plan, self._batch(plan, step.buffers)
+
+    def _batch(self, plan: StepPlan, buffers: InputBuffers) -> InputBatch:
+        return prepare_inputs(
             self.states,
             (plan.rows, plan.num_scheduled),
             buffers,
             draft_tokens=plan.draft_tokens,
             gather_block_tables=self.executor.reads_gathered_tables,
         )
-        return Step(plan, batch, buffers)
 
     def run(self, step: Step) -> Sampled:
         """Copy blocks, run the model, sample."""

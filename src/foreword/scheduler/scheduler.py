@@ -11,6 +11,7 @@ yet". While nobody comes or goes a step is a few array operations, however many 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -103,6 +104,33 @@ class Scheduler:
         """Drafts for the next step, [n, D] padded with −1: they follow the last known token of these rows."""
         self._drafts[rows] = drafts
         self._num_drafts[rows] = (drafts >= 0).sum(1)
+
+    def reserve(self, rows: Int32s, places: Int32s) -> None:
+        """Places for drafts whose ids are not known before `settle`: at most places[i] behind the tokens in flight."""
+        self.propose(rows, np.where(np.arange(self._drafts.shape[1]) < places[:, None], 0, -1).astype(np.int32))
+
+    def settle(self, plan: StepPlan) -> StepPlan:
+        """A plan made beside a step in flight, now that the step is committed: without the requests it ended, and
+        with the drafts proposed since, no more than it has places for. The plan itself where that changes nothing.
+        """
+        live, drafts = self.states.live[plan.rows], None
+        if plan.draft_tokens is None and live.all():
+            return plan
+        rows, n = plan.rows[live], plan.num_scheduled[live]
+        if plan.draft_tokens is not None:
+            places = (plan.draft_tokens[live] >= 0).sum(1, dtype=np.int32)
+            kept = np.minimum(places, self._num_drafts[rows])
+            n = n - (places - kept)
+            if kept.any():
+                drafts = np.where(np.arange(self._drafts.shape[1]) < kept[:, None], self._drafts[rows], np.int32(-1))
+        return replace(
+            plan,
+            rows=rows,
+            num_scheduled=n,
+            draft_tokens=drafts,
+            prefilling=plan.prefilling[self.states.live[plan.prefilling]],
+            ledger=replace(plan.ledger, num_tokens=int(n.sum())),
+        )
 
     # -- the step ------------------------------------------------------------------------------------------------
 
@@ -198,6 +226,9 @@ class Scheduler:
             if sum(int(w.sum()) for w in wanted) <= self.cache.pool.num_free:
                 self.cache.grow(rows, wanted)
                 return rows, computed, n, preempted
+            if self._num_drafts[rows].any():  # a guess takes nobody's blocks
+                self._num_drafts[rows] = 0
+                continue
             if in_flight is not None:
                 return NO_TOKENS, NO_TOKENS, NO_TOKENS, None
             last = max(self._rows.tolist(), key=lambda row: self._policy(self.request_in(row)))
@@ -211,8 +242,9 @@ class Scheduler:
         if states.max_num_draft_tokens:
             n += self._num_drafts[rows]
         if in_flight is not None:
-            n += states.num_placeholders[rows]
-            n[states.num_tokens[rows] + states.num_placeholders[rows] >= self.max_len[rows]] = 0
+            in_flight_tokens = states.num_placeholders[rows]
+            n += in_flight_tokens
+            n[states.num_tokens[rows] + (in_flight_tokens > 0) >= self.max_len[rows]] = 0  # drafts may be rejected
         threshold = self.config.long_prefill_threshold
         if threshold and len(rows) + len(self.waiting) > 1:
             n = np.minimum(n, threshold)
@@ -254,7 +286,8 @@ class Scheduler:
         """The drafts that fit into what each row was given, [B, D]; a prompt chunk verifies nothing."""
         if not self.states.max_num_draft_tokens or not self._num_drafts[rows].any():
             return None
-        fit = np.maximum(n - (self.states.num_tokens[rows] - computed), 0)
+        known = self.states.num_tokens[rows] + self.states.num_placeholders[rows]
+        fit = np.maximum(n - (known - computed), 0)
         drafts = self._drafts[rows]
         return np.where(np.arange(drafts.shape[1]) < fit[:, None], drafts, -1).astype(np.int32)
 

@@ -27,6 +27,10 @@ class DraftLengths:
         """The row has a new request."""
         self._lengths[row] = self._most
 
+    def most_next(self, rows: Int32s) -> Int32s:
+        """The largest numbers that one `update` can lead to."""
+        return np.minimum(2 * self._lengths[rows], self._most)
+
     def update(self, rows: Int32s, drafted: Int32s, accepted: Int32s) -> None:
         """Learn from a step. Rows without drafts keep their length."""
         if self._adaptive:

@@ -41,6 +41,10 @@ class Speculation:
         """Drafts for these rows, at most room[i] and the row's own length: [n, D] padded with −1."""
         return self.drafter.propose(rows, np.minimum(self.lengths[rows], np.maximum(room, 0)))
 
+    def places(self, rows: Int32s, room: Int32s) -> Int32s:
+        """Most drafts that `propose` can give these rows after one step more, at most room[i]: [n]."""
+        return np.minimum(self.lengths.most_next(rows), np.maximum(room, 0))
+
     def learn(self, plan: StepPlan, sampled: Int32s) -> None:
         """Take note of a step's result: sampled [B] or [B, D + 1] padded with −1."""
         if plan.draft_tokens is None:
