@@ -37,6 +37,7 @@ class FromArrays:
     def __init__(self, workload: Workload, num_steps: int) -> None:
         self._ours = Ours(workload, num_steps, "native")
         self.prepare = self._ours.prepare
+        self.ready = self._ours.ready
         self.commit = self._ours.commit
 
     def take(self, step: Step, output: Any) -> None:
@@ -44,9 +45,6 @@ class FromArrays:
 
     def tensors(self) -> Tensors:
         return _tensors(self._ours.batch)
-
-    def ready(self) -> None:
-        pass
 
 
 class Applied:
@@ -69,6 +67,7 @@ class Applied:
 
     def prepare(self) -> object:
         self.batch = prepare_inputs(self.states, apply(self.states, self.output), self.buffers)
+        self.sampling = self.batch.sampling_metadata()
         return self.batch
 
     def tensors(self) -> Tensors:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from vllm import SamplingParams
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
 
-from foreword.bench.traffic import Step
+from foreword.bench.traffic import TEMPERATURE, TOP_P, Step
 
 
 class SchedulerOutputs:
@@ -78,7 +78,7 @@ class SchedulerOutputs:
                 req_id=self._names[r],
                 prompt_token_ids=tokens[token : token + n],
                 mm_features=[],
-                sampling_params=SamplingParams(temperature=0.8, top_p=0.95, max_tokens=4096),
+                sampling_params=SamplingParams(temperature=TEMPERATURE, top_p=TOP_P, max_tokens=4096),
                 pooling_params=None,
                 block_ids=(blocks[block : block + held] + appended.get(r, []),),
                 num_computed_tokens=computed,

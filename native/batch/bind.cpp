@@ -44,12 +44,32 @@ States make_states(const nb::dict &s, int32_t vocab_size, int32_t max_num_draft_
   };
 }
 
-RowsCore make_rows(const nb::dict &s, int32_t vocab_size, int32_t max_num_draft_tokens) {
+// `columns`: the arrays of SamplingColumns by name. `req_ids`: the address of the states' object array, which has no
+// buffer of its own.
+RowsCore make_rows(const nb::dict &s, const nb::dict &c, const nb::dict &row_of, uintptr_t req_ids, const nb::list &free,
+                   int32_t vocab_size, int32_t max_num_draft_tokens) {
   RowsCore core;
   core.states = make_states(s, vocab_size, max_num_draft_tokens);
   core.lora_id = pointer<int32_t>(s, "lora_id");
   core.row_generation = pointer<int64_t>(s, "row_generation");
   core.live = pointer<bool>(s, "live");
+  core.directory = {row_of.ptr(), reinterpret_cast<PyObject **>(req_ids), free.ptr()};
+  core.sampling = {
+      .temperature = pointer<float>(c, "temperature"),
+      .top_p = pointer<float>(c, "top_p"),
+      .min_p = pointer<float>(c, "min_p"),
+      .presence_penalty = pointer<float>(c, "presence_penalty"),
+      .frequency_penalty = pointer<float>(c, "frequency_penalty"),
+      .repetition_penalty = pointer<float>(c, "repetition_penalty"),
+      .top_k = pointer<int32_t>(c, "top_k"),
+      .min_tokens = pointer<int32_t>(c, "min_tokens"),
+      .num_logprobs = pointer<int32_t>(c, "num_logprobs"),
+      .num_prompt_logprobs = pointer<int32_t>(c, "num_prompt_logprobs"),
+      .needs = pointer<int32_t>(c, "needs"),
+      .seed = pointer<int64_t>(c, "seed"),
+      .stamp = pointer<int64_t>(c, "stamp"),
+      .is_set = pointer<bool>(c, "is_set"),
+  };
   return core;
 }
 
@@ -57,25 +77,36 @@ void add_table(RowsCore &core, Matrix<int32_t> table, Vector<int32_t> num_blocks
   core.tables.push_back({table.data(), num_blocks.data(), content_id.data(), int32_t(table.shape(1))});
 }
 
-int64_t add_rows(RowsCore &core, Vector<const int32_t> rows, Vector<const int32_t> tokens,
-                 Vector<const int32_t> num_tokens, Vector<const int32_t> prompt_len,
-                 Vector<const int32_t> num_computed, const std::vector<Vector<const int32_t>> &blocks,
-                 const std::vector<Vector<const int32_t>> &num_blocks, int64_t first_content_id) {
+// Columns of N requests; `rows` gets their rows. False, with nothing changed, for any that are not as they should be.
+bool admit(RowsCore &core, nb::sequence req_ids, Vector<int32_t> rows, Vector<const int32_t> tokens,
+           Vector<const int32_t> num_tokens, std::optional<Vector<const int32_t>> prompt_len,
+           std::optional<Vector<const int32_t>> num_computed, const std::vector<Vector<const int32_t>> &blocks,
+           const std::vector<Vector<const int32_t>> &num_blocks, int64_t first_content_id) {
+  const auto count = rows.shape(0);
+  const auto fits = [&](const auto &column) { return column.shape(0) == count; };
+  const nb::object ids = nb::steal(PySequence_Fast(req_ids.ptr(), "req_ids is no sequence"));
+  if (!ids.is_valid()) throw nb::python_error();
+  if (size_t(PySequence_Fast_GET_SIZE(ids.ptr())) != count || !fits(num_tokens) || (prompt_len && !fits(*prompt_len)) ||
+      (num_computed && !fits(*num_computed)) || blocks.size() != core.tables.size() || num_blocks.size() != blocks.size())
+    return false;
+  const std::vector<int32_t> none(num_computed ? 0 : count, 0);
   Arrivals a{
-      .count = int64_t(rows.shape(0)),
+      .count = int64_t(count),
       .rows = rows.data(),
       .tokens = tokens.data(),
       .num_tokens = num_tokens.data(),
-      .prompt_len = prompt_len.data(),
-      .num_computed = num_computed.data(),
+      .prompt_len = prompt_len ? prompt_len->data() : num_tokens.data(),
+      .num_computed = num_computed ? num_computed->data() : none.data(),
       .total_tokens = int64_t(tokens.shape(0)),
   };
   for (size_t g = 0; g < blocks.size(); ++g) {
+    if (!fits(num_blocks[g])) return false;
     a.blocks.push_back(blocks[g].data());
     a.num_blocks.push_back(num_blocks[g].data());
     a.total_blocks.push_back(int64_t(blocks[g].shape(0)));
   }
-  return core.add(a, first_content_id);
+  return core.directory.next_rows(a.count, rows.data()) &&
+         core.admit(a, PySequence_Fast_ITEMS(ids.ptr()), first_content_id);
 }
 
 StepCore make_core(const nb::dict &s, const nb::dict &b, int32_t vocab_size, int32_t max_num_draft_tokens,
@@ -187,13 +218,18 @@ void bind_vllm(nb::module_ &m);
 void bind_batch(nb::module_ &m) {
   nb::class_<RowsCore>(m, "RowsCore", "Bulk changes of the rows of one RequestStates.")
       .def("__init__",
-           [](RowsCore *self, const nb::dict &states, int32_t vocab_size, int32_t max_num_draft_tokens) {
-             new (self) RowsCore(make_rows(states, vocab_size, max_num_draft_tokens));
-           })
+           [](RowsCore *self, const nb::dict &states, const nb::dict &columns, const nb::dict &row_of, uintptr_t req_ids,
+              const nb::list &free, int32_t vocab_size, int32_t max_num_draft_tokens) {
+             new (self) RowsCore(make_rows(states, columns, row_of, req_ids, free, vocab_size, max_num_draft_tokens));
+           }, nb::keep_alive<1, 4>(), nb::keep_alive<1, 6>())
       .def("add_table", &add_table)
-      .def("add", &add_rows)
-      .def("remove", [](RowsCore &c, Vector<const int32_t> rows, int64_t first_content_id) {
-        return c.remove(rows.data(), int64_t(rows.shape(0)), first_content_id);
+      .def("admit", &admit, nb::arg(), nb::arg().noconvert(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg().none(),
+           nb::arg(), nb::arg(), nb::arg())
+      .def("remove", [](RowsCore &c, Vector<const int32_t> rows, int64_t first_content_id, int64_t stamp) {
+        return c.remove(rows.data(), int64_t(rows.shape(0)), first_content_id, stamp);
+      })
+      .def("renew_sampling", [](const RowsCore &c, Vector<const int32_t> rows, int64_t stamp) {
+        for (size_t i = 0; i < rows.shape(0); ++i) c.sampling.renew(rows(i), stamp);
       })
       .def("append", [](RowsCore &c, Vector<const int32_t> rows, Vector<const int32_t> blocks, int32_t group) {
         return rows.shape(0) == blocks.shape(0) ? c.append(rows.data(), blocks.data(), int64_t(rows.shape(0)), group)

@@ -18,30 +18,11 @@ T *pointer(const nb::dict &arrays, const char *name) {
   return nb::cast<Vector<T>>(arrays[name]).data();
 }
 
-// `arrays`: the arrays of SamplingColumns, num_placeholders and the plan, by name. `req_ids` is the address of the
-// states' object array: it has no buffer.
-VllmFront make_front(RowsCore &rows, nb::dict row_of, uintptr_t req_ids, const nb::dict &arrays) {
+// `arrays`: num_placeholders and the plan, by name.
+VllmFront make_front(RowsCore &rows, const nb::dict &arrays) {
   VllmFront front;
   front.rows = &rows;
-  front.row_of = row_of.ptr();
-  front.req_ids = reinterpret_cast<PyObject **>(req_ids);
   front.placeholders = pointer<int32_t>(arrays, "num_placeholders");
-  front.sampling = {
-      .temperature = pointer<float>(arrays, "temperature"),
-      .top_p = pointer<float>(arrays, "top_p"),
-      .min_p = pointer<float>(arrays, "min_p"),
-      .presence_penalty = pointer<float>(arrays, "presence_penalty"),
-      .frequency_penalty = pointer<float>(arrays, "frequency_penalty"),
-      .repetition_penalty = pointer<float>(arrays, "repetition_penalty"),
-      .top_k = pointer<int32_t>(arrays, "top_k"),
-      .min_tokens = pointer<int32_t>(arrays, "min_tokens"),
-      .num_logprobs = pointer<int32_t>(arrays, "num_logprobs"),
-      .num_prompt_logprobs = pointer<int32_t>(arrays, "num_prompt_logprobs"),
-      .needs = pointer<int32_t>(arrays, "needs"),
-      .seed = pointer<int64_t>(arrays, "seed"),
-      .stamp = pointer<int64_t>(arrays, "stamp"),
-      .is_set = pointer<bool>(arrays, "is_set"),
-  };
   front.out_rows = pointer<int32_t>(arrays, "rows");
   front.out_counts = pointer<int32_t>(arrays, "num_scheduled");
   front.out_num_drafts = pointer<int32_t>(arrays, "num_drafts");
@@ -66,17 +47,14 @@ void bind_vllm(nb::module_ &m) {
       });
   nb::class_<VllmFront>(m, "VllmFront", "The common step of foreword.batch.adapters.vllm over one RequestStates.")
       .def("__init__",
-           [](VllmFront *self, RowsCore &rows, nb::dict row_of, uintptr_t req_ids, const nb::dict &arrays) {
-             new (self) VllmFront(make_front(rows, row_of, req_ids, arrays));
-           }, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>())
+           [](VllmFront *self, RowsCore &rows, const nb::dict &arrays) { new (self) VllmFront(make_front(rows, arrays)); },
+           nb::keep_alive<1, 2>())
       .def("step", [](VllmFront &front, nb::handle cached, nb::handle num_scheduled, nb::handle drafts) {
         return front.step(cached.ptr(), num_scheduled.ptr(), drafts.ptr());
       }, nb::arg(), nb::arg(), nb::arg().none())
-      .def("admit", [](VllmFront &front, nb::handle requests, Vector<const int32_t> rows, int64_t first_content_id,
-                       int64_t stamp) {
+      .def("admit", [](VllmFront &front, nb::handle requests, int64_t first_content_id, int64_t stamp) {
         std::vector<int32_t> special;
-        const bool done = front.admit(requests.ptr(), rows.data(), int64_t(rows.shape(0)), first_content_id, stamp,
-                                      special);
+        const bool done = front.admit(requests.ptr(), first_content_id, stamp, special);
         return nb::make_tuple(done, special);
       })
       .def("finish", [](VllmFront &front, nb::list ids, int64_t first_content_id, int64_t stamp) {

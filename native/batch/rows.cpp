@@ -3,11 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GNUC__)
-#define FOREWORD_VECTORIZED __attribute__((target_clones("avx512f", "avx2", "default")))
-#else
-#define FOREWORD_VECTORIZED
-#endif
+#include "batch/vectorized.h"
 
 namespace foreword {
 
@@ -18,30 +14,35 @@ FOREWORD_VECTORIZED static bool all_token_ids(const int32_t *ids, int64_t n, uin
   return largest < vocab_size;
 }
 
-int64_t RowsCore::refuse(const Arrivals &a) const {
+bool RowsCore::acceptable(const Arrivals &a) const {
   int64_t tokens = 0;
   std::vector<int64_t> blocks(tables.size(), 0);
   for (int64_t i = 0; i < a.count; ++i) {
     const int32_t n = a.num_tokens[i];
-    if (n < 1 || n > states.max_model_len || a.prompt_len[i] < 1 || a.prompt_len[i] > n) return i;
-    if (a.num_computed[i] < 0 || a.num_computed[i] >= n || tokens + n > a.total_tokens) return i;
-    if (a.tokens && !all_token_ids(a.tokens + tokens, n, uint32_t(states.vocab_size))) return i;
+    if (n < 1 || n > states.max_model_len || a.prompt_len[i] < 1 || a.prompt_len[i] > n) return false;
+    if (a.num_computed[i] < 0 || a.num_computed[i] >= n || tokens + n > a.total_tokens) return false;
+    if (a.tokens && !all_token_ids(a.tokens + tokens, n, uint32_t(states.vocab_size))) return false;
     tokens += n;
     for (size_t g = 0; g < tables.size(); ++g) {
       const int32_t held = a.num_blocks[g][i];
-      if (held < 0 || held > tables[g].width || blocks[g] + held > a.total_blocks[g]) return i;
+      if (held < 0 || held > tables[g].width || blocks[g] + held > a.total_blocks[g]) return false;
       for (int32_t k = 0; k < held; ++k)
-        if (a.blocks[g][blocks[g] + k] < 0) return i;
+        if (a.blocks[g][blocks[g] + k] < 0) return false;
       blocks[g] += held;
     }
   }
   for (size_t g = 0; g < tables.size(); ++g)
-    if (blocks[g] != a.total_blocks[g]) return a.count - 1;
-  return tokens == a.total_tokens ? -1 : a.count - 1;
+    if (blocks[g] != a.total_blocks[g]) return false;
+  return tokens == a.total_tokens;
 }
 
-int64_t RowsCore::add(const Arrivals &a, int64_t first_content_id) {
-  if (const int64_t bad = refuse(a); bad >= 0) return bad;
+bool RowsCore::admit(const Arrivals &a, PyObject *const *ids, int64_t first_content_id) {
+  if (!acceptable(a) || !directory.enter(ids, a.rows, a.count)) return false;
+  fill(a, first_content_id);
+  return true;
+}
+
+void RowsCore::fill(const Arrivals &a, int64_t first_content_id) {
   int64_t start = 0;
   for (int64_t i = 0; i < a.count; ++i) {
     const int32_t row = a.rows[i], n = a.num_tokens[i], prompt = a.prompt_len[i];
@@ -66,10 +67,9 @@ int64_t RowsCore::add(const Arrivals &a, int64_t first_content_id) {
       blocks += held;
     }
   }
-  return -1;
 }
 
-bool RowsCore::remove(const int32_t *rows, int64_t count, int64_t first_content_id) {
+bool RowsCore::remove(const int32_t *rows, int64_t count, int64_t first_content_id, int64_t stamp) {
   for (int64_t i = 0; i < count; ++i) {
     if (rows[i] >= 0 && rows[i] < states.max_num_reqs && live[rows[i]]) {
       live[rows[i]] = false;  // so that a row named twice is found
@@ -90,6 +90,8 @@ bool RowsCore::remove(const int32_t *rows, int64_t count, int64_t first_content_
       t.num_blocks[row] = 0;
       t.content_id[row] = first_content_id + i;
     }
+    sampling.reset(row, stamp);
+    directory.leave(row);
   }
   return true;
 }

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "batch/directory.h"
+#include "batch/sampling_columns.h"
 #include "batch/step.h"
 
 namespace foreword {
@@ -31,16 +33,20 @@ class RowsCore {
   int64_t *row_generation;
   bool *live;
   std::vector<RowTable> tables;
+  SamplingArrays sampling;
+  Directory directory;
 
-  // −1, or the first arrival that breaks a rule of RequestStates.add_requests; then nothing was written.
-  int64_t add(const Arrivals &arrivals, int64_t first_content_id);
-  // False, with nothing written, for a row that is not live or named twice.
-  bool remove(const int32_t *rows, int64_t count, int64_t first_content_id);
+  // Seat and fill; arrivals.rows are the directory's next. False, with nothing changed, where an arrival breaks a rule
+  // of RequestStates.add_requests.
+  bool admit(const Arrivals &arrivals, PyObject *const *ids, int64_t first_content_id);
+  // False, with nothing changed, for a row that is not live or named twice.
+  bool remove(const int32_t *rows, int64_t count, int64_t first_content_id, int64_t stamp);
   // One block a row. −1, or the first row that is full or not live; then nothing was written.
   int64_t append(const int32_t *rows, const int32_t *blocks, int64_t count, int32_t group);
 
  private:
-  int64_t refuse(const Arrivals &arrivals) const;
+  bool acceptable(const Arrivals &arrivals) const;
+  void fill(const Arrivals &arrivals, int64_t first_content_id);
 };
 
 }  // namespace foreword

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "batch/vectorized.h"
+
 namespace foreword {
 namespace {
 
@@ -13,6 +15,66 @@ int32_t local_seq_len(int32_t seq_len, const ContextParallel &cp) {
   return seq_len / round * cp.interleave + std::clamp(rest, 0, cp.interleave);
 }
 
+// Token ids, positions and batch indices of each request's tokens.
+FOREWORD_VECTORIZED void copy_tokens(const Plan &plan, const States &s, const Buffers &o) {
+  int64_t t = 0;
+  for (int64_t b = 0; b < plan.num_reqs; ++b) {
+    const int32_t n = o.num_scheduled_tokens[b], c = o.num_computed_tokens[b];
+    const int32_t *ids = s.tokens_of(o.idx_mapping[b]) + c;
+    if (n == 1 && !plan.inert) {
+      o.input_ids[t] = *ids;
+      o.positions[t] = c;
+      o.req_indices[t++] = int32_t(b);
+      continue;
+    }
+    if (plan.is_inert(b))
+      std::fill_n(o.input_ids + t, n, 0);
+    else
+      std::memcpy(o.input_ids + t, ids, sizeof(int32_t) * n);
+    std::fill(o.req_indices + t, o.req_indices + t + n, int32_t(b));
+    for (int32_t i = 0; i < n; ++i) o.positions[t + i] = c + i;
+    t += n;
+  }
+}
+
+// The slot of each token in one KV group.
+FOREWORD_VECTORIZED void fill_slots(const Plan &plan, const Buffers &o, const Group &g) {
+  if (g.recurrent) return;
+  const int32_t S = g.block_size, P = g.tokens_per_block(), round = g.cp.interleave * g.cp.size;
+  int64_t t = 0;
+  for (int64_t b = 0; b < plan.num_reqs; ++b) {
+    const int32_t *blocks = g.table + int64_t(o.idx_mapping[b]) * g.width;
+    const int32_t n = o.num_scheduled_tokens[b];
+    int32_t k = g.block_of(o.num_computed_tokens[b]), offset = o.num_computed_tokens[b] - k * P;
+    if (plan.is_inert(b)) {
+      std::fill_n(g.slot_mapping + t, n, int64_t(-1));
+      t += n;
+      continue;
+    }
+    if (n == 1 && g.cp.size == 1) {
+      g.slot_mapping[t++] = int64_t(blocks[k]) * S + offset;
+      continue;
+    }
+    for (int32_t i = 0; i < n;) {  // one run of tokens a block
+      const int32_t run = std::min(n - i, P - offset);
+      const int64_t base = int64_t(blocks[k]) * S;
+      if (g.cp.size == 1) {
+        for (int32_t j = 0; j < run; ++j) g.slot_mapping[t + j] = base + offset + j;
+      } else {
+        for (int32_t j = 0; j < run; ++j) {
+          const int32_t at = offset + j;
+          const bool owned = at / g.cp.interleave % g.cp.size == g.cp.rank;
+          g.slot_mapping[t + j] = owned ? base + at / round * g.cp.interleave + at % g.cp.interleave : -1;
+        }
+      }
+      t += run;
+      i += run;
+      offset = 0;
+      ++k;
+    }
+  }
+}
+
 }  // namespace
 
 bool StepCore::prepare(const Plan &plan, Scalars &out) {
@@ -21,7 +83,7 @@ bool StepCore::prepare(const Plan &plan, Scalars &out) {
   tokens(plan, out);
   logits(plan, out);
   for (Group &group : groups) {
-    slots(plan, group);
+    fill_slots(plan, buffers, group);
     if (plan.gather) gather(plan, group);
   }
   buffers.written[0] = out.num_tokens;
@@ -133,24 +195,7 @@ void StepCore::tokens(const Plan &plan, Scalars &out) {
       o.draft_token_ids[d] = plan.draft_ids[d];
     }
   }
-  int64_t t = 0;
-  for (int64_t b = 0; b < B; ++b) {
-    const int32_t n = o.num_scheduled_tokens[b], c = o.num_computed_tokens[b];
-    const int32_t *ids = s.tokens_of(o.idx_mapping[b]) + c;
-    if (n == 1 && !plan.inert) {
-      o.input_ids[t] = *ids;
-      o.positions[t] = c;
-      o.req_indices[t++] = int32_t(b);
-      continue;
-    }
-    if (plan.is_inert(b))
-      std::fill_n(o.input_ids + t, n, 0);
-    else
-      std::memcpy(o.input_ids + t, ids, sizeof(int32_t) * n);
-    std::fill(o.req_indices + t, o.req_indices + t + n, int32_t(b));
-    for (int32_t i = 0; i < n; ++i) o.positions[t + i] = c + i;
-    t += n;
-  }
+  copy_tokens(plan, s, o);
   for (int64_t b = 0; out.num_unresolved && b < B; ++b)  // ids that a step in flight will sample are not known yet
     if (const int32_t placeholders = o.num_placeholders[b]) {
       const int32_t c = o.num_computed_tokens[b], n = o.num_scheduled_tokens[b];
@@ -194,44 +239,6 @@ void StepCore::logits(const Plan &plan, Scalars &out) {
     o.cu_num_draft_tokens[b + 1] = d += k;
   }
   out.num_logits = l;
-}
-
-void StepCore::slots(const Plan &plan, const Group &g) {
-  const Buffers &o = buffers;
-  if (g.recurrent) return;
-  const int32_t S = g.block_size, P = g.tokens_per_block(), round = g.cp.interleave * g.cp.size;
-  int64_t t = 0;
-  for (int64_t b = 0; b < plan.num_reqs; ++b) {
-    const int32_t *blocks = g.table + int64_t(o.idx_mapping[b]) * g.width;
-    const int32_t n = o.num_scheduled_tokens[b];
-    int32_t k = g.block_of(o.num_computed_tokens[b]), offset = o.num_computed_tokens[b] - k * P;
-    if (plan.is_inert(b)) {
-      std::fill_n(g.slot_mapping + t, n, int64_t(-1));
-      t += n;
-      continue;
-    }
-    if (n == 1 && g.cp.size == 1) {
-      g.slot_mapping[t++] = int64_t(blocks[k]) * S + offset;
-      continue;
-    }
-    for (int32_t i = 0; i < n;) {  // one run of tokens a block
-      const int32_t run = std::min(n - i, P - offset);
-      const int64_t base = int64_t(blocks[k]) * S;
-      if (g.cp.size == 1) {
-        for (int32_t j = 0; j < run; ++j) g.slot_mapping[t + j] = base + offset + j;
-      } else {
-        for (int32_t j = 0; j < run; ++j) {
-          const int32_t at = offset + j;
-          const bool owned = at / g.cp.interleave % g.cp.size == g.cp.rank;
-          g.slot_mapping[t + j] = owned ? base + at / round * g.cp.interleave + at % g.cp.interleave : -1;
-        }
-      }
-      t += run;
-      i += run;
-      offset = 0;
-      ++k;
-    }
-  }
 }
 
 // Row b of the gathered table: the request's blocks, null past the end and wholly below the sliding window.

@@ -98,7 +98,6 @@ class StepCore {
   void requests(const Plan &plan, Scalars &out);
   void tokens(const Plan &plan, Scalars &out);
   void logits(const Plan &plan, Scalars &out);
-  void slots(const Plan &plan, const Group &group);
   void gather(const Plan &plan, Group &group);
   void prefetch(int32_t row, int32_t position) const;
 

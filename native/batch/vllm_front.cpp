@@ -12,9 +12,6 @@ struct Release {
 };
 using Owned = std::unique_ptr<PyObject, Release>;
 
-// As foreword.batch.sampling_columns.Need.
-enum { GREEDY = 1, RANDOM = 2, TOP_P = 4, TOP_K = 8, MIN_P = 16, PENALTIES = 32, LOGPROBS = 64 };
-
 // An attribute that may be missing: null then, with no error set.
 Owned attribute(PyObject *object, PyObject *name) {
   PyObject *value = PyObject_GetAttr(object, name);
@@ -113,11 +110,11 @@ inline bool is_none(const Owned &o) { return !o || o.get() == Py_None; }
 int32_t VllmFront::find(PyObject *req_id, size_t position) {
   if (position < memo_.size()) {
     const int32_t row = memo_[position];
-    if (same_text(req_ids[row], req_id)) return row;
+    if (same_text(rows->directory.req_ids[row], req_id)) return row;
   } else {
     memo_.resize(position + 1, 0);
   }
-  PyObject *found = PyDict_GetItemWithError(row_of, req_id);
+  PyObject *found = PyDict_GetItemWithError(rows->directory.row_of, req_id);
   int32_t row;
   if (!found || !as_int32(found, row)) {
     PyErr_Clear();
@@ -295,7 +292,7 @@ bool VllmFront::plain_sampling(PyObject *params, int32_t row, int64_t stamp) {
     if (!as_int32(logprobs.get(), alternatives)) return false;
     if (alternatives == -1) alternatives = vocab;
   }
-  const SamplingArrays &a = sampling;
+  const SamplingArrays &a = rows->sampling;
   const int32_t k = top_k > 0 && top_k < vocab ? int32_t(top_k) : 0;
   a.temperature[row] = float(temperature);
   a.top_p[row] = float(top_p);
@@ -306,42 +303,33 @@ bool VllmFront::plain_sampling(PyObject *params, int32_t row, int64_t stamp) {
   a.repetition_penalty[row] = float(repetition);
   a.seed[row] = seed_value;
   a.num_logprobs[row] = alternatives;
-  a.is_set[row] = true;
-  a.stamp[row] = stamp;
-  const bool penalties = presence != 0 || frequency != 0 || repetition != 1;
-  a.needs[row] = (temperature > 0 ? RANDOM : GREEDY) | (top_p < 1 ? TOP_P : 0) | (k ? TOP_K : 0) |
-                 (min_p > 0 ? MIN_P : 0) | (penalties ? PENALTIES : 0) | (alternatives >= 0 ? LOGPROBS : 0);
+  a.renew(row, stamp);
   return true;
 }
 
-// The id, or None, of a row.
-void VllmFront::seat(int32_t row, PyObject *req_id) {
-  PyObject *old = req_ids[row];
-  Py_INCREF(req_id);
-  req_ids[row] = req_id;
-  Py_DECREF(old);
-}
-
-bool VllmFront::admit(PyObject *requests, const int32_t *to, int64_t count, int64_t first_content_id, int64_t stamp,
-                      std::vector<int32_t> &special) {
-  if (!PyList_CheckExact(requests) || length(requests) != count) return false;
+bool VllmFront::admit(PyObject *requests, int64_t first_content_id, int64_t stamp, std::vector<int32_t> &special) {
+  if (!PyList_CheckExact(requests)) return false;
+  const int64_t count = length(requests);
+  to_.resize(count);
+  if (!rows->directory.next_rows(count, to_.data())) return false;
   total_tokens_ = 0;
   num_tokens_.clear(), prompt_len_.clear(), num_computed_.clear();
   blocks_.resize(rows->tables.size()), num_blocks_.resize(rows->tables.size());
   for (size_t g = 0; g < rows->tables.size(); ++g) blocks_[g].clear(), num_blocks_[g].clear();
-  std::vector<Owned> ids;
+  std::vector<Owned> owned;
+  std::vector<PyObject *> ids;
   for (int64_t i = 0; i < count; ++i) {
     PyObject *request = items(requests)[i];
-    ids.push_back(attribute(request, names().req_id));
-    PyObject *id = ids.back().get();
-    if (!id || !PyUnicode_CheckExact(id) || PyDict_Contains(row_of, id) != 0 || !read_request(request, to[i])) {
+    owned.push_back(attribute(request, names().req_id));
+    ids.push_back(owned.back().get());
+    if (!ids.back() || !read_request(request, to_[i])) {
       PyErr_Clear();
       return false;
     }
   }
   Arrivals a{
       .count = count,
-      .rows = to,
+      .rows = to_.data(),
       .tokens = nullptr,
       .num_tokens = num_tokens_.data(),
       .prompt_len = prompt_len_.data(),
@@ -353,22 +341,10 @@ bool VllmFront::admit(PyObject *requests, const int32_t *to, int64_t count, int6
     a.num_blocks.push_back(num_blocks_[g].data());
     a.total_blocks.push_back(int64_t(blocks_[g].size()));
   }
-  // Into the directory first: an id named twice is found there, and taken out again.
+  if (!rows->admit(a, ids.data(), first_content_id)) return false;
   for (int64_t i = 0; i < count; ++i) {
-    const Owned row(PyLong_FromLong(to[i]));
-    if (row && PyDict_SetDefault(row_of, ids[i].get(), row.get()) == row.get()) continue;
-    PyErr_Clear();
-    while (i-- > 0) PyDict_DelItem(row_of, ids[i].get());
-    return false;
-  }
-  if (rows->add(a, first_content_id) >= 0) {
-    for (const Owned &id : ids) PyDict_DelItem(row_of, id.get());
-    return false;
-  }
-  for (int64_t i = 0; i < count; ++i) {
-    seat(to[i], ids[i].get());
     const Owned params = attribute(items(requests)[i], names().sampling);
-    if (!is_none(params) && !plain_sampling(params.get(), to[i], stamp)) special.push_back(int32_t(i));
+    if (!is_none(params) && !plain_sampling(params.get(), to_[i], stamp)) special.push_back(int32_t(i));
   }
   return true;
 }
@@ -376,27 +352,15 @@ bool VllmFront::admit(PyObject *requests, const int32_t *to, int64_t count, int6
 std::vector<int32_t> VllmFront::finish(PyObject *ids, int64_t first_content_id, int64_t stamp) {
   std::vector<int32_t> freed;
   for (Py_ssize_t i = 0; i < length(ids); ++i) {
-    PyObject *id = items(ids)[i], *found = PyDict_GetItemWithError(row_of, id);
+    PyObject *found = PyDict_GetItemWithError(rows->directory.row_of, items(ids)[i]);
     int32_t row;
     if (!found || !as_int32(found, row)) {
       PyErr_Clear();
       continue;
     }
     freed.push_back(row);
-    PyDict_DelItem(row_of, id);
-    seat(row, Py_None);
-    const SamplingArrays &a = sampling;
-    if (!a.is_set[row]) continue;
-    a.is_set[row] = false;
-    a.stamp[row] = stamp;
-    a.needs[row] = GREEDY;
-    a.temperature[row] = a.min_p[row] = a.presence_penalty[row] = a.frequency_penalty[row] = 0;
-    a.top_p[row] = a.repetition_penalty[row] = 1;
-    a.top_k[row] = a.min_tokens[row] = 0;
-    a.num_logprobs[row] = a.num_prompt_logprobs[row] = -1;
-    a.seed[row] = 0;
   }
-  rows->remove(freed.data(), int64_t(freed.size()), first_content_id);
+  rows->remove(freed.data(), int64_t(freed.size()), first_content_id, stamp);
   return freed;
 }
 

@@ -13,21 +13,10 @@
 
 namespace foreword {
 
-// The arrays of SamplingColumns, [R] each.
-struct SamplingArrays {
-  float *temperature, *top_p, *min_p, *presence_penalty, *frequency_penalty, *repetition_penalty;
-  int32_t *top_k, *min_tokens, *num_logprobs, *num_prompt_logprobs, *needs;
-  int64_t *seed, *stamp;
-  bool *is_set;
-};
-
 class VllmFront {
  public:
   RowsCore *rows;
-  PyObject *row_of;             // dict req_id → row, of the states
-  PyObject **req_ids;           // [R] req_id or None, of the states
   const int32_t *placeholders;  // [R]
-  SamplingArrays sampling;
   int32_t *out_rows, *out_counts, *out_num_drafts, *out_draft_ids;  // a step's plan, [R] and [R · D]
   int64_t max_draft_ids;
 
@@ -35,10 +24,9 @@ class VllmFront {
   // The number of draft ids; −1, with nothing changed, for what only the general way knows.
   int64_t step(PyObject *cached, PyObject *num_scheduled, PyObject *drafts);
 
-  // Admit requests to these rows. False, with nothing changed, if one of them is not plain. `special` gets the indices
-  // of those whose sampling parameters the caller has to write; `stamp` marks the rows written here.
-  bool admit(PyObject *requests, const int32_t *rows, int64_t count, int64_t first_content_id, int64_t stamp,
-             std::vector<int32_t> &special);
+  // Admit requests (a list). False, with nothing changed, if one of them is not plain. `special` gets the indices of
+  // those whose sampling parameters the caller has to write; `stamp` marks the rows written here.
+  bool admit(PyObject *requests, int64_t first_content_id, int64_t stamp, std::vector<int32_t> &special);
 
   // Free the rows of those of the ids (a list, each once) that are here. The rows, in the order of the ids.
   std::vector<int32_t> finish(PyObject *ids, int64_t first_content_id, int64_t stamp);
@@ -53,14 +41,13 @@ class VllmFront {
   bool read_plan(PyObject *num_scheduled, PyObject *drafts, int64_t &num_draft_ids);
   bool read_request(PyObject *request, int32_t row);
   bool plain_sampling(PyObject *params, int32_t row, int64_t stamp);
-  void seat(int32_t row, PyObject *req_id);
 
   std::vector<int64_t> seen_;  // [R] the call that last met a row among the cached: finds one named twice
   int64_t call_ = 0;
   std::vector<int32_t> memo_;  // where the i-th id of the last output was
   std::vector<Growth> growth_;
   int64_t total_tokens_ = 0;
-  std::vector<int32_t> num_tokens_, prompt_len_, num_computed_;
+  std::vector<int32_t> to_, num_tokens_, prompt_len_, num_computed_;
   std::vector<std::vector<int32_t>> blocks_, num_blocks_;
 };
 

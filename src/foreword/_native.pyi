@@ -1,5 +1,6 @@
 """The native module's surface, as its Python callers use it."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -8,20 +9,31 @@ import numpy.typing as npt
 _I32 = npt.NDArray[np.int32]
 
 class RowsCore:
-    def __init__(self, states: dict[str, npt.NDArray[Any]], vocab_size: int, max_num_draft_tokens: int) -> None: ...
-    def add_table(self, table: _I32, num_blocks: _I32, content_id: npt.NDArray[np.int64]) -> None: ...
-    def add(
+    def __init__(
         self,
+        states: dict[str, npt.NDArray[Any]],
+        columns: dict[str, npt.NDArray[Any]],
+        row_of: dict[str, int],
+        req_ids: int,
+        free: list[int],
+        vocab_size: int,
+        max_num_draft_tokens: int,
+    ) -> None: ...
+    def add_table(self, table: _I32, num_blocks: _I32, content_id: npt.NDArray[np.int64]) -> None: ...
+    def admit(
+        self,
+        req_ids: Sequence[str],
         rows: _I32,
         tokens: _I32,
         num_tokens: _I32,
-        prompt_len: _I32,
-        num_computed: _I32,
-        blocks: list[_I32],
-        num_blocks: list[_I32],
+        prompt_len: _I32 | None,
+        num_computed: _I32 | None,
+        blocks: Sequence[_I32],
+        num_blocks: Sequence[_I32],
         first_content_id: int,
-    ) -> int: ...
-    def remove(self, rows: _I32, first_content_id: int) -> bool: ...
+    ) -> bool: ...
+    def remove(self, rows: _I32, first_content_id: int, stamp: int) -> bool: ...
+    def renew_sampling(self, rows: _I32, stamp: int) -> None: ...
     def append(self, rows: _I32, blocks: _I32, group: int) -> int: ...
 
 class SamplingProbe:
@@ -29,11 +41,9 @@ class SamplingProbe:
     def look(self, rows: _I32, version: int) -> tuple[int, bool, int]: ...
 
 class VllmFront:
-    def __init__(
-        self, rows: RowsCore, row_of: dict[str, int], req_ids: int, arrays: dict[str, npt.NDArray[Any]]
-    ) -> None: ...
+    def __init__(self, rows: RowsCore, arrays: dict[str, npt.NDArray[Any]]) -> None: ...
     def step(self, cached: object, num_scheduled: object, drafts: object) -> int: ...
-    def admit(self, requests: list[Any], rows: _I32, first_content_id: int, stamp: int) -> tuple[bool, list[int]]: ...
+    def admit(self, requests: list[Any], first_content_id: int, stamp: int) -> tuple[bool, list[int]]: ...
     def finish(self, ids: list[str], first_content_id: int, stamp: int) -> list[int]: ...
 
 class StepCore:

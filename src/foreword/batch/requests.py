@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from foreword.errors import RequestError
+
 if TYPE_CHECKING:
     from foreword.batch.multimodal import MultiModalFeature
     from foreword.batch.pooling import PoolingParams
@@ -67,7 +69,11 @@ class NewRequests:
     sampling: Mapping[str, npt.NDArray[np.generic]] | None = None
 
     def split(self) -> list[NewRequest]:
-        """The same as one `NewRequest` each (without ``sampling``, which has no parameters object)."""
+        """The same as one `NewRequest` each (without ``sampling``, which has no parameters object).
+
+        RequestError for columns that do not have one entry a request, or that do not add up.
+        """
+        self._check()
         starts = np.cumsum(self.num_tokens) - self.num_tokens
         block_starts = [np.cumsum(n) - n for n in self.num_blocks]
         requests = []
@@ -82,3 +88,34 @@ class NewRequests:
             lora = 0 if self.lora_id is None else int(self.lora_id[i])
             requests.append(NewRequest(req_id, tokens[:prompt], blocks, tokens[prompt:], computed, lora_id=lora))
         return requests
+
+    def _check(self) -> None:
+        count = len(self.req_ids)
+        columns = {"num_tokens": self.num_tokens, "prompt_len": self.prompt_len, "lora_id": self.lora_id}
+        columns |= {"num_computed_tokens": self.num_computed_tokens}
+        columns |= {f"num_blocks[{g}]": held for g, held in enumerate(self.num_blocks)}
+        for name, column in columns.items():
+            if column is not None and len(column) != count:
+                raise RequestError(
+                    None, name, f"{len(column)} entries", f"there are {count} requests", "Give one each."
+                )
+        if len(self.block_ids) != len(self.num_blocks):
+            raise RequestError(
+                None, "num_blocks", f"{len(self.num_blocks)} arrays", f"block_ids has {len(self.block_ids)}",
+                "Give one of either for each KV group.",
+            )  # fmt: skip
+        sums = [("token_ids", self.token_ids, "num_tokens", self.num_tokens)]
+        for g, (ids, held) in enumerate(zip(self.block_ids, self.num_blocks, strict=True)):
+            sums.append((f"block_ids[{g}]", ids, f"num_blocks[{g}]", held))
+        for name, values, count_name, counts in sums:
+            if (counts < 0).any() or int(counts.sum()) != len(values):
+                raise RequestError(
+                    None, name, f"{len(values)} entries", f"{count_name} adds up to {int(counts.sum())}, none below 0",
+                    "Make them agree.",
+                )  # fmt: skip
+        if self.prompt_len is not None and ((self.prompt_len < 1) | (self.prompt_len > self.num_tokens)).any():
+            i = int(np.argmax((self.prompt_len < 1) | (self.prompt_len > self.num_tokens)))
+            raise RequestError(
+                self.req_ids[i], "prompt_len", int(self.prompt_len[i]),
+                f"must be in [1, num_tokens = {int(self.num_tokens[i])}]", "Count the prompt's own tokens.",
+            )  # fmt: skip

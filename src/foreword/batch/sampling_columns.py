@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import IntFlag
 from typing import Any
 
@@ -58,7 +58,7 @@ class SamplingColumns:
     column holds; a row filled from columns has none. stamp: int64 [R], renewed by every change of a row.
     """
 
-    __slots__ = (*COLUMNS, "_blocks", "is_set", "params", "stamp", "version")
+    __slots__ = (*COLUMNS, "_blocks", "core", "is_set", "params", "stamp", "version")
 
     temperature: npt.NDArray[np.float32]
     top_p: npt.NDArray[np.float32]
@@ -86,6 +86,7 @@ class SamplingColumns:
         self.is_set = np.zeros(max_num_reqs, np.bool_)  # rows that may differ from the defaults
         self.stamp = np.zeros(max_num_reqs, np.int64)
         self.params: dict[int, SamplingParams] = {}
+        self.core: Any = None  # the native core over these arrays, where it is built
         self.version = 0  # grows with every change: what was made from the columns can tell whether it is still true
 
     def set(self, row: int, params: SamplingParams | None, vocab_size: int) -> None:
@@ -121,13 +122,17 @@ class SamplingColumns:
         rows = rows[self.is_set[rows]]
         if not len(rows):
             return
-        self.version += 1
         self.is_set[rows] = False
-        self.stamp[rows] = self.version
+        self.stamp[rows] = self.version + 1
         for block, defaults in self._blocks:
             block[:, rows] = defaults
+        self.were_reset(rows.tolist())
+
+    def were_reset(self, rows: Iterable[int]) -> None:
+        """Note that the columns of these rows have the defaults again, and stamps of the next version."""
+        self.version += 1
         if self.params:
-            for row in rows.tolist():
+            for row in rows:
                 self.params.pop(row, None)
 
     def exchange(self, a: int, b: int) -> None:
@@ -147,6 +152,9 @@ class SamplingColumns:
     def _renew(self, rows: npt.NDArray[np.integer]) -> None:
         """Note a change of rows, and what they need by their columns."""
         self.version += 1
+        if self.core is not None:
+            self.core.renew_sampling(np.ascontiguousarray(rows, np.int32), self.version)
+            return
         self.is_set[rows] = True
         self.stamp[rows] = self.version
         penalties = (

@@ -31,12 +31,13 @@ _GREEDY, _RANDOM, _TOP_P, _TOP_K, _MIN_P, _PENALTIES, _LOGPROBS, _PROMPT_LOGPROB
 _RARE = int(RARE)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class SamplingMetadata:
     """Parameters of B rows in batch order (requests, or logit rows). None where no row of the step needs the parameter.
 
     rows: int32 [B] state rows. needs: the union of their `Need` flags. params: batch index → the request's parameters,
-    for the rows with a rare one. Copies: it stays true after the step.
+    for the rows with a rare one. Copies: it stays true after the step. Shared by all who ask for the same batch, so not
+    to be changed; not frozen, because freezing would cost more than all the rest of making one.
     """
 
     rows: I32
@@ -127,25 +128,30 @@ def build_metadata(states: RequestStates, rows: I32, needs: int | None = None) -
     c = states.sampling
     if needs is None:
         needs = int(np.bitwise_or.reduce(c.needs[rows])) if len(rows) else 0
-    rare = np.flatnonzero(c.needs[rows] & _RARE).tolist() if needs & _RARE else []
+    params: dict[int, SamplingParams] = {}
+    if needs & _RARE:
+        rare = np.flatnonzero(c.needs[rows] & _RARE)
+        held = zip(rare.tolist(), rows[rare].tolist(), strict=True)
+        params = {b: c.params[row] for b, row in held if row in c.params}
+    at = rows.astype(np.intp)  # once: NumPy would convert it for every gather
     penalties = needs & _PENALTIES
     is_random = needs & _RANDOM
     return SamplingMetadata(
         rows,
         needs,
         states.vocab_size,
-        c.temperature[rows] if is_random else None,
-        c.seed[rows] if is_random else None,
-        c.top_p[rows] if needs & _TOP_P else None,
-        c.top_k[rows] if needs & _TOP_K else None,
-        c.min_p[rows] if needs & _MIN_P else None,
-        c.presence_penalty[rows] if penalties else None,
-        c.frequency_penalty[rows] if penalties else None,
-        c.repetition_penalty[rows] if penalties else None,
-        c.min_tokens[rows] if needs & _MIN_TOKENS else None,
-        c.num_logprobs[rows] if needs & _LOGPROBS else None,
-        c.num_prompt_logprobs[rows] if needs & _PROMPT_LOGPROBS else None,
-        {b: c.params[row] for b, row in zip(rare, rows[rare].tolist(), strict=True) if row in c.params},
+        c.temperature.take(at) if is_random else None,
+        c.seed.take(at) if is_random else None,
+        c.top_p.take(at) if needs & _TOP_P else None,
+        c.top_k.take(at) if needs & _TOP_K else None,
+        c.min_p.take(at) if needs & _MIN_P else None,
+        c.presence_penalty.take(at) if penalties else None,
+        c.frequency_penalty.take(at) if penalties else None,
+        c.repetition_penalty.take(at) if penalties else None,
+        c.min_tokens.take(at) if needs & _MIN_TOKENS else None,
+        c.num_logprobs.take(at) if needs & _LOGPROBS else None,
+        c.num_prompt_logprobs.take(at) if needs & _PROMPT_LOGPROBS else None,
+        params,
     )
 
 

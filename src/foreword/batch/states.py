@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -105,13 +104,13 @@ class RequestStates:
         self.layout_version = 0  # grows when rows move
         self._rows: dict[str, int] = {}
         self._req_ids: npt.NDArray[np.object_] = np.full(max_num_reqs, None, object)
-        self._free = list(range(max_num_reqs - 1, -1, -1))
-        self.core = _native.rows_core(self)
+        self._free = list(range(max_num_reqs - 1, -1, -1))  # the last serves the next request
+        self.core = self.sampling.core = _native.rows_core(self)
 
     @property
-    def directory(self) -> tuple[dict[str, int], int]:
-        """For native code: the map from id to row, and the address of the ids by row (str or None, [R])."""
-        return self._rows, self._req_ids.ctypes.data
+    def directory(self) -> tuple[dict[str, int], int, list[int]]:
+        """For native code: the map from id to row, the address of the ids by row (str or None, [R]), the free rows."""
+        return self._rows, self._req_ids.ctypes.data, self._free
 
     # -- who is here -------------------------------------------------------------------------------------------
 
@@ -208,60 +207,32 @@ class RequestStates:
     def add_requests(self, new: NewRequests) -> npt.NDArray[np.int32]:
         """Admit many requests at once and return their rows, int32 [N]. All or nothing; errors as in `add_request`."""
         count = len(new.req_ids)
-        ids = dict.fromkeys(new.req_ids)
-        if self.core is None or len(self._free) < count or len(ids) < count or not self._rows.keys().isdisjoint(ids):
-            return self._add_one_by_one(new)
-        rows = self.next_rows(count)
-        assert rows is not None
-        zeros = np.zeros(count, np.int32)
-        refused = self.core.add(
+        rows = np.empty(count, np.int32)
+        if self.core is None or not self.core.admit(
+            new.req_ids,
             rows,
             new.token_ids,
             new.num_tokens,
-            new.num_tokens if new.prompt_len is None else new.prompt_len,
-            zeros if new.num_computed_tokens is None else new.num_computed_tokens,
-            list(new.block_ids),
-            list(new.num_blocks),
+            new.prompt_len,
+            new.num_computed_tokens,
+            new.block_ids,
+            new.num_blocks,
             self.content_ids.take(count),
-        )
-        if refused >= 0:
+        ):
             return self._add_one_by_one(new)
-        self.seat(new.req_ids, rows)
         if new.lora_id is not None:
             self.lora_id[rows] = new.lora_id
             for rid, lora_id in zip(new.req_ids, new.lora_id.tolist(), strict=True):
                 self.loras.add(lora_id, rid)
         if new.sampling is not None:
             self.sampling.set_columns(rows, new.sampling)
+        if self.parked:
+            for rid in new.req_ids:
+                self.parked.pop(rid, None)
         for watcher in self.watchers:
             for row in rows.tolist():
                 watcher.filled(row)
         return rows
-
-    def next_rows(self, count: int) -> npt.NDArray[np.int32] | None:
-        """The rows that the next ``count`` requests will get, int32; None if there are not so many free."""
-        if len(self._free) < count:
-            return None
-        return np.array(self._free[: -count - 1 : -1], np.int32)
-
-    def seat(self, req_ids: Sequence[str], rows: npt.NDArray[np.int32]) -> None:
-        """Note who is in `next_rows`, once the rows are written."""
-        if not req_ids:
-            return
-        self.claim_rows(len(req_ids))
-        self._rows.update(zip(req_ids, rows.tolist(), strict=True))
-        self._req_ids[rows] = req_ids
-        if self.parked:
-            for req_id in req_ids:
-                self.parked.pop(req_id, None)
-
-    def claim_rows(self, count: int) -> None:
-        """The first of `next_rows` are no longer free."""
-        del self._free[len(self._free) - count :]
-
-    def release_rows(self, rows: list[int]) -> None:
-        """These are free again; the last of them serves the next request."""
-        self._free += rows
 
     def _add_one_by_one(self, new: NewRequests) -> npt.NDArray[np.int32]:
         added: list[str] = []
@@ -270,7 +241,7 @@ class RequestStates:
                 self.add_request(request)
                 added.append(request.req_id)
         except Exception:
-            for req_id in added:
+            for req_id in reversed(added):  # so that the free rows are as they were
                 self.remove_request(req_id)
             raise
         rows = np.array([self._rows[req_id] for req_id in added], np.int32)
@@ -281,14 +252,15 @@ class RequestStates:
     def remove_rows(self, rows: npt.NDArray[np.int32]) -> None:
         """Free these rows. CapacityError for a row that holds no request; then nothing changes."""
         sparse = self.loras or self.extras or self.watchers  # somebody has what the native core does not know
-        if sparse or self.core is None or not self.core.remove(rows, self.content_ids.take(len(rows))):
+        if (
+            sparse
+            or self.core is None
+            or not self.core.remove(rows, self.content_ids.take(len(rows)), self.sampling.version + 1)
+        ):
             for req_id in dict.fromkeys(self.req_ids_of(rows)):
                 self.remove_request(req_id)
             return
-        deque(map(self._rows.__delitem__, self._req_ids[rows].tolist()), maxlen=0)
-        self._req_ids[rows] = None
-        self.sampling.reset(rows)
-        self._free += rows[::-1].tolist()
+        self.sampling.were_reset(rows.tolist() if self.sampling.params else ())
 
     def remove_request(self, req_id: str) -> bool:
         """Free the request's row, or forget a parked one. False for an unknown id, so removing twice is harmless."""
@@ -373,7 +345,7 @@ class RequestStates:
             self._exchange(last, hole)
             moves.append((last, hole))
         if moves:
-            self._free = [row for row in range(self.max_num_reqs - 1, -1, -1) if not self.live[row]]
+            self._free[:] = [row for row in range(self.max_num_reqs - 1, -1, -1) if not self.live[row]]
         return moves
 
     def swap_rows(self, first: int, second: int) -> None:
@@ -384,7 +356,7 @@ class RequestStates:
         if first == second:
             return
         self._exchange(first, second)
-        self._free = [{first: second, second: first}.get(row, row) for row in self._free]
+        self._free[:] = [{first: second, second: first}.get(row, row) for row in self._free]
 
     def row_arrays(self) -> list[npt.NDArray[Any]]:
         """Every array whose first axis is the row: what a row is made of, and so what moves with it."""

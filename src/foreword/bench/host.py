@@ -13,14 +13,24 @@ import numpy.typing as npt
 
 from foreword.batch import InputBatch, InputBuffers, KVGroup, NewRequests, RequestStates, prepare_inputs
 from foreword.batch.inputs import Backend
-from foreword.bench.traffic import BLOCK_SIZE, MAX_MODEL_LEN, MAX_NUM_TOKENS, VOCAB_SIZE, WORKLOADS, Step, Workload
+from foreword.bench.traffic import (
+    BLOCK_SIZE,
+    MAX_MODEL_LEN,
+    MAX_NUM_TOKENS,
+    TEMPERATURE,
+    TOP_P,
+    VOCAB_SIZE,
+    WORKLOADS,
+    Step,
+    Workload,
+)
 
 Int32s = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
 class HostResult:
-    """Medians in µs. prepare: state changes and tensors of a step; commit: recording its samples."""
+    """Medians in µs. prepare: state changes, tensors and sampling metadata of a step; commit: recording its samples."""
 
     workload: str
     engine: str
@@ -29,12 +39,15 @@ class HostResult:
 
 
 class Contender(Protocol):
-    """An engine's input layer. ``take`` is not timed: it brings a step into the form the engine likes."""
+    """An engine's input layer. ``take`` and ``ready`` are not timed: they bring a step, and what came of preparing it,
+    into the form the engine likes.
+    """
 
     name: str
 
     def take(self, step: Step) -> None: ...
     def prepare(self) -> object: ...
+    def ready(self) -> None: ...
     def commit(self) -> None: ...
     def tensors(self) -> dict[str, npt.NDArray[np.integer[Any]]]: ...
 
@@ -65,25 +78,37 @@ class Ours:
             block_ids=[a.blocks],
             num_blocks=[a.num_blocks],
             num_computed_tokens=a.num_computed,
+            sampling={
+                "temperature": np.full(len(a.numbers), TEMPERATURE, np.float32),
+                "top_p": np.full(len(a.numbers), TOP_P, np.float32),
+            },
         )
         self.gone = self.rows[step.departed]
-        self.plan: tuple[Int32s, Int32s] | None = None
-        if not len(a.numbers):
-            self.plan = self.rows[step.scheduled], step.num_scheduled
-            self.appended = self.rows[step.appended]
+        # The rows of those who are here; those of the newcomers, who stand at the end, are known when they are.
+        self.running = self.rows[step.scheduled]
+        self.appended = self.rows[step.appended]
+        self.appended_new = np.flatnonzero(np.isin(step.appended, a.numbers))
+        self.arrived = np.zeros(0, np.int32)
 
     def prepare(self) -> InputBatch:
         step, states = self.step, self.states
         if len(self.gone):
             states.remove_rows(self.gone)
-        if self.plan is None:
-            self.rows[step.arrived.numbers] = states.add_requests(self.new)
-            self.plan = self.rows[step.scheduled], step.num_scheduled
-            self.appended = self.rows[step.appended]
+        if count := len(self.new.req_ids):
+            self.arrived = self.running[-count:] = states.add_requests(self.new)
+            if len(self.appended_new):
+                first = step.arrived.numbers[0]
+                self.appended[self.appended_new] = self.arrived[step.appended[self.appended_new] - first]
         if len(self.appended):
             states.append_blocks_rows(self.appended, step.new_blocks)
-        self.batch = prepare_inputs(states, self.plan, self.buffers, draft_tokens=step.drafts, backend=self.backend)
+        plan = self.running, step.num_scheduled
+        self.batch = prepare_inputs(states, plan, self.buffers, draft_tokens=step.drafts, backend=self.backend)
+        self.sampling = self.batch.sampling_metadata()
         return self.batch
+
+    def ready(self) -> None:
+        """The engine's own note of who is where; not timed."""
+        self.rows[self.step.arrived.numbers] = self.arrived
 
     def commit(self) -> None:
         self.states.commit(self.batch, self.step.sampled)
@@ -98,6 +123,8 @@ class _Sequence:
     tokens: list[int]
     computed: int
     blocks: list[int]
+    temperature: float
+    top_p: float
 
 
 class PythonLists:
@@ -116,7 +143,7 @@ class PythonLists:
         for number, n, held, computed in zip(
             a.numbers.tolist(), a.num_tokens.tolist(), a.num_blocks.tolist(), a.num_computed.tolist(), strict=True
         ):
-            self.new.append((number, _Sequence(tokens[t : t + n], computed, blocks[k : k + held])))
+            self.new.append((number, _Sequence(tokens[t : t + n], computed, blocks[k : k + held], TEMPERATURE, TOP_P)))
             t, k = t + n, k + held
         self.appended = list(zip(step.appended.tolist(), step.new_blocks.tolist(), strict=True))
         self.scheduled = list(zip(step.scheduled.tolist(), step.num_scheduled.tolist(), strict=True))
@@ -162,7 +189,12 @@ class PythonLists:
             "logits_indices": np.array(logits, np.int64),
             "block_table": np.array(table, np.int32),
         }
+        self.temperature = np.array([self.sequences[number].temperature for number, _ in self.scheduled], np.float32)
+        self.top_p = np.array([self.sequences[number].top_p for number, _ in self.scheduled], np.float32)
         return self.arrays
+
+    def ready(self) -> None:
+        pass
 
     def commit(self) -> None:
         for b, (number, n) in enumerate(self.scheduled):
@@ -200,6 +232,7 @@ def run(
                     for step in steps[start : start + chunk]:
                         contender.take(step)
                         _timed(contender.prepare, prepare)
+                        contender.ready()
                         _timed(contender.commit, commit)
                     _compare(ours, contender, workload.name, start)
         finally:

@@ -9,7 +9,6 @@ import numpy.typing as npt
 
 from foreword.batch.adapters.vllm_requests import sampling_params
 from foreword.batch.backends import native
-from foreword.batch.sampling_columns import COLUMNS
 
 if TYPE_CHECKING:
     from foreword.batch.states import RequestStates
@@ -36,9 +35,7 @@ class VllmFront:
         self._core: Any = native.vllm_front(states, self._arrays())
 
     def _arrays(self) -> dict[str, npt.NDArray[Any]]:
-        columns = self.states.sampling
         return {
-            **{name: getattr(columns, name) for name in (*COLUMNS, "stamp", "is_set")},
             "num_placeholders": self.states.num_placeholders,
             "rows": self.rows,
             "num_scheduled": self.num_scheduled,
@@ -59,20 +56,16 @@ class VllmFront:
 
     def admit(self, new: Any) -> bool:
         """Admit plain requests all at once. False, and nothing done, where one of them is not plain."""
-        states, count = self.states, len(new)
+        states = self.states
         if self._core is None or states.watchers or states.parked:
             return False
-        rows = states.next_rows(count)
-        if rows is None:
-            return False
         columns = states.sampling
-        done, special = self._core.admit(new, rows, states.content_ids.take(count), columns.version + 1)
+        done, special = self._core.admit(new, states.content_ids.take(len(new)), columns.version + 1)
         if not done:
             return False
         columns.version += 1
-        states.claim_rows(count)
         for i in special:
-            columns.set(int(rows[i]), sampling_params(new[i].sampling_params), states.vocab_size)
+            columns.set(states.row_of(new[i].req_id), sampling_params(new[i].sampling_params), states.vocab_size)
         return True
 
     def finish(self, ids: list[str]) -> bool:
@@ -82,9 +75,5 @@ class VllmFront:
             return False
         columns = states.sampling
         rows = self._core.finish(ids, states.content_ids.take(len(ids)), columns.version + 1)
-        columns.version += 1
-        if columns.params:
-            for row in rows:
-                columns.params.pop(row, None)
-        states.release_rows(rows)
+        columns.were_reset(rows)
         return True

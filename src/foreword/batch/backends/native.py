@@ -10,6 +10,7 @@ import numpy.typing as npt
 from foreword.batch import plan as _plan
 from foreword.batch.backends import Scalars
 from foreword.batch.plan import Plan
+from foreword.batch.sampling_columns import COLUMNS
 from foreword.errors import ConfigError
 
 _native: Any
@@ -97,15 +98,20 @@ def vllm_front(states: RequestStates, arrays: dict[str, npt.NDArray[Any]]) -> An
     """The native core that reads vLLM-shaped scheduler output, or None where it is not built."""
     if states.core is None:
         return None
-    return _native.VllmFront(states.core, *states.directory, arrays)
+    return _native.VllmFront(states.core, arrays)
 
 
 def rows_core(states: RequestStates) -> Any:
     """The native core for bulk changes of rows, or None where it is not built."""
     if _native is None:
         return None
-    arrays = {name: getattr(states, name) for name in _STATE_ARRAYS}
-    core = _native.RowsCore(arrays, states.vocab_size, states.max_num_draft_tokens)
+    core = _native.RowsCore(
+        {name: getattr(states, name) for name in _STATE_ARRAYS},
+        {name: getattr(states.sampling, name) for name in (*COLUMNS, "stamp", "is_set")},
+        *states.directory,
+        states.vocab_size,
+        states.max_num_draft_tokens,
+    )
     for table in states.block_tables:
         core.add_table(table.table, table.num_blocks, table.content_id)
     return core

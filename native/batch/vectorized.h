@@ -1,0 +1,8 @@
+// FOREWORD_VECTORIZED: compile a function for the vector units a machine may have, chosen when the module is loaded.
+#pragma once
+
+#if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GNUC__)
+#define FOREWORD_VECTORIZED __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define FOREWORD_VECTORIZED
+#endif

@@ -1,0 +1,165 @@
+"""Many arrivals, departures and blocks in one call are the same as one after the other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from foreword.batch import CapacityError, KVGroup, NewRequest, NewRequests, RequestError, RequestStates
+from foreword.batch.sampling import SamplingParams
+from foreword.errors import ForewordError
+
+M, VOCAB, ROWS, GROUPS = 12, 20, 5, (KVGroup(2), KVGroup(4))
+
+
+def states(bulk: bool = True, native: bool = True) -> RequestStates:
+    made = RequestStates(max_num_reqs=ROWS, max_model_len=M, vocab_size=VOCAB, kv_groups=GROUPS)
+    if not (bulk and native):
+        made.core = made.sampling.core = None
+    return made
+
+
+def columns(requests: list[NewRequest], **changes: object) -> NewRequests:
+    known = [[*r.prompt_token_ids, *r.output_token_ids] for r in requests]
+    int32 = np.int32
+    made = NewRequests(
+        req_ids=[r.req_id for r in requests],
+        token_ids=np.array([t for tokens in known for t in tokens], int32),
+        num_tokens=np.array([len(tokens) for tokens in known], int32),
+        prompt_len=np.array([len(r.prompt_token_ids) for r in requests], int32),
+        num_computed_tokens=np.array([r.num_computed_tokens for r in requests], int32),
+        block_ids=[np.array([b for r in requests for b in r.block_ids[g]], int32) for g in range(len(GROUPS))],
+        num_blocks=[np.array([len(r.block_ids[g]) for r in requests], int32) for g in range(len(GROUPS))],
+        sampling={
+            "temperature": np.array([r.sampling_params.temperature for r in requests], np.float32),
+            "top_p": np.array([r.sampling_params.top_p for r in requests], np.float32),
+            "top_k": np.array([r.sampling_params.top_k for r in requests], int32),
+        },
+    )
+    return replace(made, **changes)
+
+
+def assert_same(a: RequestStates, b: RequestStates) -> None:
+    assert a.req_ids == b.req_ids
+    assert [a.row_of(r) for r in a.req_ids] == [b.row_of(r) for r in b.req_ids]
+    assert np.array_equal(a.live, b.live)
+    ours, theirs = a.row_arrays(), b.row_arrays()
+    content = {id(t.content_id) for s in (a, b) for t in s.block_tables}
+    for x, y in zip(ours, theirs, strict=True):
+        if id(x) not in content:  # numbers that only have to be new
+            np.testing.assert_array_equal(x, y)
+    for row in np.flatnonzero(a.live):
+        np.testing.assert_array_equal(a.token_ids[row, : a.num_tokens[row]], b.token_ids[row, : b.num_tokens[row]])
+
+
+def snapshot(s: RequestStates) -> tuple[object, ...]:
+    return s.req_ids, [array.tolist() for array in s.row_arrays()], list(s._free)
+
+
+@st.composite
+def new_request(draw: st.DrawFn, name: str) -> NewRequest:
+    """Mostly fine; now and then with one thing wrong."""
+    wrong = draw(st.sampled_from([None] * 12 + ["token", "long", "block", "computed", "blocks"]))
+    known = draw(st.integers(1, M if wrong != "long" else M + 2)) if wrong != "long" else M + 1
+    prompt = draw(st.integers(1, known))
+    tokens = draw(st.lists(st.integers(0, VOCAB - 1), min_size=known, max_size=known))
+    if wrong == "token":
+        tokens[draw(st.integers(0, known - 1))] = draw(st.sampled_from([-1, VOCAB]))
+    blocks = [[draw(st.integers(1, 90)) for _ in range(draw(st.integers(0, M // g.block_size)))] for g in GROUPS]
+    if wrong == "block":
+        blocks[0] = [-3]
+    if wrong == "blocks":
+        blocks[1] = list(range(1, 6))
+    computed = known if wrong == "computed" else draw(st.integers(0, known - 1))
+    params = SamplingParams(
+        temperature=draw(st.sampled_from([0.0, 0.5])),
+        top_p=draw(st.sampled_from([1.0, 0.5])),
+        top_k=draw(st.integers(0, 3)),
+    )
+    return NewRequest(name, tokens[:prompt], blocks, tokens[prompt:], computed, params)
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_bulk_calls_equal_single_ones(data: st.DataObject) -> None:
+    bulk, numpy, single = states(), states(native=False), states(bulk=False)
+    number = 0
+    for _ in range(data.draw(st.integers(1, 6), label="rounds")):
+        names = [f"r{number + i}" for i in range(data.draw(st.integers(0, 3)))]
+        number += len(names)
+        if data.draw(st.integers(0, 9)) == 0 and (single.req_ids or len(names) > 1):
+            names[-1:] = [names[0] if len(names) > 1 else single.req_ids[0]]  # named twice, or here already
+        new = [data.draw(new_request(name)) for name in names]
+        refused = refused_one_by_one(single, new)
+        for s in (bulk, numpy):
+            before = snapshot(s)
+            if refused:
+                with pytest.raises(refused):
+                    s.add_requests(columns(new))
+                assert snapshot(s)[0] == before[0]
+                assert snapshot(s)[2] == before[2]
+            else:
+                rows = s.add_requests(columns(new))
+                assert rows.tolist() == [s.row_of(r.req_id) for r in new]
+        gone = data.draw(st.lists(st.sampled_from(single.req_ids), unique=True) if single.req_ids else st.just([]))
+        rows = np.array([single.row_of(r) for r in gone], np.int32)
+        for s in (bulk, numpy):
+            s.remove_rows(rows)
+        for name in gone:
+            single.remove_request(name)
+        assert_same(bulk, single)
+        assert_same(numpy, single)
+
+
+def refused_one_by_one(s: RequestStates, new: list[NewRequest]) -> type[ForewordError] | None:
+    """Admit all or none; the error of the first that does not fit."""
+    admitted = []
+    for request in new:
+        try:
+            s.add_request(request)
+        except ForewordError as error:
+            for name in reversed(admitted):
+                s.remove_request(name)
+            return type(error)
+        admitted.append(request.req_id)
+    return None
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("num_tokens", np.array([2], np.int32)),
+        ("num_tokens", np.array([2, 2], np.int32)),
+        ("num_tokens", np.array([6, -1], np.int32)),
+        ("prompt_len", np.array([2, 9], np.int32)),
+        ("prompt_len", np.array([0, 1], np.int32)),
+        ("num_computed_tokens", np.array([0, 0, 0], np.int32)),
+        ("num_blocks", [np.array([1, 1], np.int32)]),
+        ("num_blocks", [np.array([1, 1], np.int32), np.array([2, 1], np.int32)]),
+        ("block_ids", [np.array([1, 2], np.int32)]),
+    ],
+)
+def test_columns_that_do_not_fit_together_are_refused(native: bool, field: str, value: object) -> None:
+    new = [
+        NewRequest("a", [1, 2], [[1], [2]], sampling_params=SamplingParams()),
+        NewRequest("b", [3, 4, 5], [[3], [4]], sampling_params=SamplingParams()),
+    ]
+    s = states(native=native)
+    before = snapshot(s)
+    with pytest.raises(RequestError, match=field.split("[")[0]):
+        s.add_requests(columns(new, **{field: value}))
+    assert snapshot(s) == before
+
+
+def test_a_row_named_twice_or_free_removes_nothing() -> None:
+    for native in (True, False):
+        s = states(native=native)
+        rows = s.add_requests(columns([NewRequest("a", [1], [[1], [2]], sampling_params=SamplingParams())]))
+        with pytest.raises(CapacityError):
+            s.remove_rows(np.array([rows[0], 4], np.int32))
+        assert s.req_ids == ("a",)
