@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from foreword.batch.sampling import SamplingParams
+    from foreword.engine.async_llm import AsyncLLM
     from foreword.engine.llm import LLM
     from foreword.engine.outputs import CompletionOutput, RequestOutput
 
 __version__ = "0.1.0"
 
-__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = ["LLM", "AsyncLLM", "CompletionOutput", "RequestOutput", "SamplingParams", "__version__"]
 
 _HOMES = {
+    "AsyncLLM": "foreword.engine.async_llm",
     "LLM": "foreword.engine.llm",
     "CompletionOutput": "foreword.engine.outputs",
     "RequestOutput": "foreword.engine.outputs",

@@ -57,3 +57,7 @@ class PlanError(ForewordError, ValueError):
 
 class ModelError(ForewordError):
     """A model file is missing, truncated, corrupt or of an unsupported kind."""
+
+
+class EngineError(ForewordError, RuntimeError):
+    """A request was given up because the engine failed or was closed. The request itself may be in order."""

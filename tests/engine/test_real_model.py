@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
+from foreword import LLM, AsyncLLM
 from foreword.batch import SamplingParams
 from foreword.engine import EngineConfig
 from foreword.engine.build import build_engine
@@ -42,5 +44,24 @@ def test_company_changes_no_bit(smollm2_path: Path):
         EngineConfig(max_model_len=64, async_scheduling=True),
         EngineConfig(max_model_len=64, num_blocks=6, reserve_full_prompt=False),
         EngineConfig(max_model_len=64, speculation=SpeculationConfig()),
+        EngineConfig(max_model_len=64, speculation=SpeculationConfig(adaptive=False), async_scheduling=True),
     ):
         assert serve(model, config) == alone
+
+
+@pytest.mark.model
+@pytest.mark.skipif(not native.available(), reason="the native module is not built")
+def test_coroutines_get_what_a_batch_run_gets(smollm2_path: Path):
+    messages = [[{"role": "user", "content": f"Say {word}."}] for word in ("yes", "no", "maybe")]
+    greedy = SamplingParams(temperature=0.0, max_tokens=6)
+
+    async def main() -> list[str]:
+        async with AsyncLLM(str(smollm2_path), max_model_len=128) as llm:
+
+            async def ask(conversation) -> str:
+                return [o async for o in llm.chat(conversation, greedy)][-1].outputs[0].text
+
+            return await asyncio.gather(*map(ask, messages))
+
+    wanted = LLM(str(smollm2_path), max_model_len=128).chat(messages, greedy, progress=False)
+    assert asyncio.run(main()) == [output.outputs[0].text for output in wanted]

@@ -171,6 +171,7 @@ class Engine:
         job = self._jobs.pop(request_id, None)
         if job is None:
             return None
+        self._ready = [output for output in self._ready if output.request_id != request_id]
         job.followers = []
         for completion in job.completions:
             if completion.finish_reason is None:
