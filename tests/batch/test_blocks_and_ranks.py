@@ -225,7 +225,7 @@ def test_decode_first_puts_every_decode_before_every_prompt_chunk_and_is_stable(
                 case "verify":
                     k = int(rng.integers(1, 4))
                     add(states, rid, 5, computed=5, outputs=1, extra=4)
-                    plan[rid], drafts[rid] = 1 + k, [3] * k
+                    plan[rid], drafts[rid] = 1 + k, [10 * r + j for j in range(k)]
                 case "chunk":
                     computed = int(rng.integers(0, 20))
                     add(states, rid, 40, computed)
@@ -235,6 +235,30 @@ def test_decode_first_puts_every_decode_before_every_prompt_chunk_and_is_stable(
         assert batch.req_ids == sorted(plan, key=key.__getitem__)  # sorted() is stable
         kinds = ["verify" if r in drafts else "decode" if plan[r] == 1 else "chunk" for r in batch.req_ids]
         assert kinds[: len(drafts)] == ["verify"] * len(drafts)
+        assert batch.draft_token_ids.tolist() == [t for rid in batch.req_ids for t in drafts.get(rid, ())]
+        told, ids = batch.req_ids, batch.input_ids.tolist()
+        for names in (list(plan), told):  # as arrays: out of order, and in it
+            rows = np.array([states.row_of(rid) for rid in names], np.int32)
+            table = np.array([(drafts.get(rid, []) + [-1] * 3)[:3] for rid in names], np.int32)
+            n = np.array([plan[rid] for rid in names], np.int32)
+            batch = prepare_inputs(states, (rows, n), buffers, draft_tokens=table, order="decode_first")
+            assert (batch.req_ids, batch.input_ids.tolist()) == (told, ids)
+
+
+@pytest.mark.parametrize(
+    ("plan", "drafts"),
+    [
+        ((np.array([0], np.int32), np.array([1, 1], np.int32)), None),
+        ((np.array([0], np.int32), np.array([[1]], np.int32)), None),
+        ((np.array([0], np.int32), np.array([2], np.int32)), np.array([3], np.int32)),
+        ((np.array([0], np.int32), np.array([2], np.int32)), np.array([[3], [4]], np.int32)),
+    ],
+)
+def test_decode_first_refuses_arrays_that_do_not_fit_as_any_order_does(plan, drafts):
+    states, buffers = make(drafts=3)
+    add(states, "a", 5, computed=5, outputs=1, extra=4)
+    with pytest.raises(PlanError):
+        prepare_inputs(states, plan, buffers, draft_tokens=drafts, order="decode_first")
 
 
 def test_a_plan_in_decode_first_order_is_left_as_it_is():

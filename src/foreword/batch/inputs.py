@@ -388,8 +388,8 @@ def prepare_inputs(
         return batch
     if buffers.states is not states:
         raise PlanError("these buffers were made for other states: use InputBuffers.for_states(states, …)")
-    if order == "decode_first" and type(plan) is tuple and draft_tokens is None:
-        order = "given" if _plan.is_decode_first(plan[1], states.max_num_draft_tokens) else order
+    if order == "decode_first" and type(plan) is tuple:
+        order = "given" if _plan.is_decode_first(plan[1], draft_tokens, states.max_num_draft_tokens) else order
     if buffers.native is not None and order == "given" and backend in ("auto", "native"):
         # The hot path: arrays in, one native call. It refuses whatever is not in order, and the way below says what.
         scalars = None

@@ -107,23 +107,44 @@ def _with_draft_lists(rows: Int32s, counts: Int32s, lists: list[Sequence[int]]) 
     return Plan(rows, counts, num, np.array([t for ids in lists for t in ids], np.int32))
 
 
-def is_decode_first(num_scheduled: Int32s, max_num_draft_tokens: int) -> bool:
-    """Whether a plan without drafts is in `decode_first` order already, so that keeping the order costs a look."""
-    key = num_scheduled + (num_scheduled != 1 + max_num_draft_tokens) * (np.int64(1) << 32)
-    return bool((key[1:] >= key[:-1]).all())
+def is_decode_first(num_scheduled: Int32s, drafts: Drafts, max_num_draft_tokens: int) -> bool:
+    """Whether a plan in arrays, its drafts [B, D] or None, is in `decode_first` order: keeping the order costs a look.
+    False for any other form, whatever its order.
+    """
+    num_drafts = _NONE
+    if not isinstance(num_scheduled, np.ndarray) or num_scheduled.ndim != 1:
+        return False
+    if drafts is not None:
+        if not isinstance(drafts, np.ndarray) or drafts.ndim != 2 or len(drafts) != len(num_scheduled):
+            return False
+        num_drafts = (drafts >= 0).sum(1, dtype=np.int32)
+    return _ascends(_decode_first_key(num_scheduled, num_drafts, max_num_draft_tokens))
 
 
 def decode_first(plan: Plan, max_num_draft_tokens: int) -> Plan:
     """The plan in the order (no drafts, tokens != 1 + max_num_draft_tokens, tokens), stable: verification and decode
-    rows first, then short extends, then long prefills.
+    rows first, then short extends, then long prefills. The plan itself where it is in this order already.
     """
-    no_drafts = plan.num_drafts == 0 if plan.num_drafts.size else np.ones(len(plan.rows), np.bool_)
-    order = np.lexsort((plan.num_scheduled, plan.num_scheduled != 1 + max_num_draft_tokens, no_drafts))
-    if not plan.num_drafts.size:
-        return Plan(plan.rows[order], plan.num_scheduled[order], _NONE, _NONE)
-    starts = np.cumsum(plan.num_drafts) - plan.num_drafts
-    pieces = [plan.draft_ids[starts[b] : starts[b] + plan.num_drafts[b]] for b in order]
-    return Plan(plan.rows[order], plan.num_scheduled[order], plan.num_drafts[order], np.concatenate(pieces))
+    key = _decode_first_key(plan.num_scheduled, plan.num_drafts, max_num_draft_tokens)
+    if _ascends(key):
+        return plan
+    order = np.argsort(key, kind="stable")
+    rows, counts, num = plan.rows[order], plan.num_scheduled[order], plan.num_drafts
+    if not num.size:
+        return Plan(rows, counts, _NONE, _NONE)
+    starts, num = (np.cumsum(num) - num)[order], num[order]
+    shift = starts - (np.cumsum(num) - num)  # from where a request's drafts were to where they go
+    return Plan(rows, counts, num, plan.draft_ids[np.arange(len(plan.draft_ids)) + np.repeat(shift, num)])
+
+
+def _decode_first_key(num_scheduled: Int32s, num_drafts: Int32s, max_num_draft_tokens: int) -> npt.NDArray[np.int64]:
+    """int64 [B]: (no drafts, tokens != 1 + max_num_draft_tokens, tokens) as one number."""
+    key = num_scheduled + (num_scheduled != 1 + max_num_draft_tokens) * (np.int64(1) << 32)
+    return key + (num_drafts == 0) * (np.int64(1) << 33) if num_drafts.size else key
+
+
+def _ascends(key: npt.NDArray[np.int64]) -> bool:
+    return bool((key[1:] >= key[:-1]).all())
 
 
 def check(
