@@ -10,6 +10,14 @@ from foreword.cache import BlockRemoved, BlockStored, CacheCleared, KVCache, pre
 from foreword.errors import CapacityError
 
 
+def held(node) -> list[tuple[int, int]]:
+    """(group, block) of every physical block with the content of a node."""
+    first = [(g, b) for g, ids in enumerate(node.blocks) for b in ids.tolist() if b]
+    found = first + [(g, b) for (g, _), spares in node.spares.items() for b in spares]
+    assert len(found) == node.num_blocks
+    return found
+
+
 class Rig:
     """A cache with rows, and a pretended model that computes everything at once."""
 
@@ -169,16 +177,33 @@ def test_adapters_salts_and_images_keep_equal_tokens_apart():
     assert rig.cache.lookup(ids, {**prefix_keys(4, lora_id=1), **image}).num_full == 4
 
 
-def test_colliding_hashes_cost_hits_and_never_correctness():
-    rig = Rig(hash_function=lambda parent, tokens, extra: b"x")
+def test_colliding_hashes_cost_nothing_but_the_names_of_events():
+    rig = Rig(hash_function=lambda parent, tokens, extra: b"x", on_event=lambda event: None)
     rig.start("a", [1, 2, 3, 4, 5, 6, 7, 8, 9])
     hit = rig.cache.lookup(np.array([7, 7, 7, 7, 7, 7], np.int32))
     assert hit.num_tokens == 0
     rig.start("b", [7, 7, 7, 7, 7, 7])
     assert rig.cache.lookup(np.array([1, 2, 3, 4, 9], np.int32)).num_full == 4
+    assert rig.cache.lookup(np.array([7, 7, 7, 7, 9], np.int32)).num_full == 4
     rig.end("a")
     rig.end("b")
     assert rig.cache.pool.num_used == 0
+
+
+def test_events_name_blocks_by_their_whole_prefix():
+    events = []
+    rig = Rig(on_event=events.append, partial_reuse=False)
+    rig.start("a", list(range(1, 13)))
+    rig.start("b", [*range(1, 9), 9, 9, 9, 9])  # parts from a's run in the middle
+    chain = {event.hash: event for event in events}
+    for event in events:
+        tokens = list(event.token_ids)
+        while event.parent_hash in chain:
+            event = chain[event.parent_hash]
+            tokens[:0] = event.token_ids
+        assert event.parent_hash == b"foreword.prefix."
+        assert tokens in ([1, 2, 3, 4], list(range(1, 9)), list(range(1, 13)), [*range(1, 9), 9, 9, 9, 9])
+    assert len(chain) == len(events) == 4
 
 
 def test_reset_waits_for_the_last_owner_and_then_forgets_everything():
@@ -209,7 +234,7 @@ def test_events_mirror_what_can_be_hit():
     for name, first in (("a", 1), ("b", 21), ("c", 1), ("d", 41)):
         rig.start(name, list(range(first, first + 10)))
         rig.end(name)
-        there = {(g, b) for node in rig.cache.tree for g, blocks in node.blocks.items() for b in blocks}
+        there = {block for node in rig.cache.tree for block in held(node)}
         assert mirror == there
     rig.cache.reset()
     assert not mirror

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from foreword.batch import KVGroup, NewRequest, RequestStates
-from foreword.cache import KVCache
+from foreword.cache import BlockRemoved, BlockStored, KVCache
 from foreword.errors import CapacityError
 
 GROUPS = {
@@ -21,15 +21,31 @@ GROUPS = {
 M = 24
 
 
+class Mirror:
+    """What an observer of the events believes can be hit."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[int, bytes] = {}
+
+    def __call__(self, event) -> None:
+        if isinstance(event, BlockStored):
+            assert event.block not in self.blocks
+            self.blocks[event.block] = event.hash
+        elif isinstance(event, BlockRemoved):
+            assert self.blocks.pop(event.block) == event.hash
+        else:
+            self.blocks.clear()
+
+
 class CacheMachine(RuleBasedStateMachine):
     """Physical memory is simulated: each slot remembers the whole token prefix whose KV was written there."""
 
-    @initialize(kind=st.sampled_from(sorted(GROUPS)), blocks=st.integers(8, 20), collide=st.booleans())
-    def build(self, kind: str, blocks: int, collide: bool) -> None:
+    @initialize(kind=st.sampled_from(sorted(GROUPS)), blocks=st.integers(8, 20), mirrored=st.booleans())
+    def build(self, kind: str, blocks: int, mirrored: bool) -> None:
         groups = GROUPS[kind]
         self.states = RequestStates(max_num_reqs=4, max_model_len=M, vocab_size=3, kv_groups=groups)
-        options = {"hash_function": (lambda p, t, e: bytes([t[0] % 2]))} if collide else {}
-        self.cache = KVCache(self.states, blocks, **options)
+        self.mirror = Mirror() if mirrored else None
+        self.cache = KVCache(self.states, blocks, on_event=self.mirror)
         self.memory = [[[None] * g.block_size for _ in range(blocks)] for g in groups]
         self.count = 0
 
@@ -123,11 +139,37 @@ class CacheMachine(RuleBasedStateMachine):
     def the_tree_holds_what_is_cached_and_nothing_else(self) -> None:
         if not hasattr(self, "cache"):
             return
-        cached = {b for node in self.cache.tree for blocks in node.blocks.values() for b in blocks}
-        assert cached == set(np.flatnonzero(self.cache.pool.is_cached).tolist())
-        if not len(self.states):
-            for node in self.cache.tree:
-                assert node.blocks or node.children
+        cached = []
+        for node in self.cache.tree:
+            assert self.cache.tree.nodes[node.serial] is node
+            assert node.num_blocks or node.children or node.rows
+            assert len(node.tokens) <= 4 * self.cache.tree.block_size * (node.end - node.start)
+            held = [b for ids in node.blocks for b in ids.tolist() if b]
+            held += [b for spares in node.spares.values() for b in spares]
+            assert len(held) == node.num_blocks
+            cached += held
+        assert sorted(cached) == np.flatnonzero(self.cache.pool.is_cached).tolist()
+        if self.mirror is not None:
+            assert sorted(self.mirror.blocks) == sorted(cached)
+
+    @invariant()
+    def blocks_hold_the_tokens_of_their_node(self) -> None:
+        if not hasattr(self, "cache"):
+            return
+        size = self.cache.tree.block_size
+        for node in self.cache.tree:
+            before, upper = b"", node.parent
+            while upper.parent is not None:
+                before, upper = upper.tokens + before, upper.parent
+            prefix = np.frombuffer(before + node.tokens, np.int32).tolist()
+            for g, ids in enumerate(node.blocks):
+                ratio = self.states.block_tables[g].tokens_per_block // size
+                for i in np.flatnonzero(ids).tolist():
+                    for block in [int(ids[i]), *node.spares.get((g, node.start + i), [])]:
+                        for offset in range(ratio * size):
+                            p = (node.start + i + 1 - ratio) * size + offset
+                            if p < len(prefix):
+                                assert self.memory[g][block][offset] == tuple(prefix[: p + 1])
 
     def teardown(self) -> None:
         if hasattr(self, "cache"):

@@ -18,6 +18,8 @@ import numpy.typing as npt
 
 from foreword.batch.groups import KVGroup
 
+Presence = npt.NDArray[np.bool_]
+
 
 class CacheGroup(Protocol):
     """The rules of one group. Lengths are in blocks of the group, ``present[k]``: block k of the prefix is cached."""
@@ -30,7 +32,7 @@ class CacheGroup(Protocol):
         """Whether the content at the start of a block can be reused without the rest of it."""
         ...
 
-    def longest_hit(self, present: Sequence[bool], limit: int) -> int:
+    def longest_hit(self, present: Presence, limit: int) -> int:
         """The largest n ≤ limit such that a request can go on after n blocks."""
         ...
 
@@ -53,11 +55,9 @@ class FullAttention:
     def allows_partial_hit(self) -> bool:
         return True
 
-    def longest_hit(self, present: Sequence[bool], limit: int) -> int:
-        n = 0
-        while n < limit and present[n]:
-            n += 1
-        return n
+    def longest_hit(self, present: Presence, limit: int) -> int:
+        cached = np.asarray(present[:limit], np.bool_)
+        return limit if cached.all() else int(np.argmin(cached))
 
     def first_needed(self, num_computed: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
         return np.zeros(len(num_computed), np.int64)
@@ -77,15 +77,13 @@ class SlidingWindow:
     def allows_partial_hit(self) -> bool:
         return True
 
-    def longest_hit(self, present: Sequence[bool], limit: int) -> int:
+    def longest_hit(self, present: Presence, limit: int) -> int:
         wanted = -(-(self.window - 1) // self.block_size)
-        run, end = 0, limit  # blocks end − run … end − 1 are there
-        while run < min(wanted, end):
-            if present[end - run - 1]:
-                run += 1
-            else:
-                run, end = 0, end - run - 1
-        return end
+        cached = np.asarray(present[:limit], np.bool_)
+        ends = np.arange(1, limit + 1)
+        runs = ends - np.maximum.accumulate(np.where(cached, 0, ends))  # cached blocks right before each end
+        good = np.flatnonzero(runs >= np.minimum(wanted, ends))
+        return int(good[-1]) + 1 if good.size else 0
 
     def first_needed(self, num_computed: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
         lowest = np.asarray(num_computed, np.int64) - (self.window - 1)
@@ -107,7 +105,7 @@ class RunningState:
     def allows_partial_hit(self) -> bool:
         return False
 
-    def longest_hit(self, present: Sequence[bool], limit: int) -> int:
+    def longest_hit(self, present: Presence, limit: int) -> int:
         return 0
 
     def first_needed(self, num_computed: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
@@ -126,7 +124,7 @@ def cache_group(group: KVGroup, max_model_len: int) -> CacheGroup:
     return SlidingWindow(group.block_size, group.sliding_window)
 
 
-def longest_common_hit(groups: Sequence[CacheGroup], present: Sequence[Sequence[bool]], limit: int, unit: int) -> int:
+def longest_common_hit(groups: Sequence[CacheGroup], present: Sequence[Presence], limit: int, unit: int) -> int:
     """The fixed point over the groups: the longest hit, in tokens, that every group accepts.
 
     present[g][k]: block k of group g is cached. limit: tokens. Every group may shorten the candidate; one that does

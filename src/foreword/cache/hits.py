@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from foreword.cache.pool import BlockIds
 from foreword.cache.prefix import PrefixNode
 
 
@@ -13,16 +14,16 @@ class PrefixHit:
 
     prompt_len: tokens of the request. num_full: tokens covered by whole blocks, shared with other owners.
     num_partial: further tokens at the start of the next block, taken by copying that block.
-    blocks[g]: one entry per block of group g up to num_full, null where the group no longer reads it.
-    copy_from[g]: the block to copy (empty if num_partial is 0). path: the nodes of the whole blocks.
+    blocks[g]: int32, one entry per block of group g up to num_full, null where the group no longer reads it.
+    copy_from: int32, the block of each group to copy (empty if num_partial is 0). path: the nodes that are known.
     num_known: leading tokens that equal content in the tree, reusable or not.
     """
 
     prompt_len: int
     num_full: int
     num_partial: int
-    blocks: tuple[tuple[int, ...], ...]
-    copy_from: tuple[int, ...]
+    blocks: tuple[BlockIds, ...]
+    copy_from: BlockIds
     path: tuple[PrefixNode, ...]
     num_known: int
 
@@ -33,7 +34,7 @@ class PrefixHit:
 
     def without_partial(self) -> PrefixHit:
         """The same hit, whole blocks only: nothing to copy."""
-        return replace(self, num_partial=0, copy_from=())
+        return replace(self, num_partial=0, copy_from=self.copy_from[:0])
 
     def __str__(self) -> str:
         said = f"reused {self.num_tokens} of {self.prompt_len}"

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
 from foreword.batch import NewRequest, RequestStates
-from foreword.cache.events import BlockRemoved, BlockStored, CacheCleared, CacheEvent
+from foreword.cache.content import CachedContent
+from foreword.cache.events import CacheEvent
 from foreword.cache.groups import cache_group, longest_common_hit
 from foreword.cache.hits import PrefixHit
 from foreword.cache.pool import BlockIds, BlockPool
-from foreword.cache.prefix import ExtraKeys, HashFunction, PrefixNode, PrefixTree, hash_block
+from foreword.cache.prefix import NO_EXTRA, BlockKeys, ExtraKeys, HashFunction, PrefixNode, PrefixTree, hash_block
 
 Rows = npt.NDArray[np.int32]
 Counts = npt.NDArray[np.int64]
-BlockKeys = Mapping[int, ExtraKeys]
 BlockCopies = tuple[list[int], list[int]]
 
 NO_KEYS: BlockKeys = {}
-UNPUBLISHABLE = -1
+NO_BLOCKS: BlockIds = np.zeros(0, np.int32)
 
 
 class KVCache:
@@ -50,23 +50,33 @@ class KVCache:
     ) -> None:
         self.states = states
         self.groups = tuple(cache_group(t.group, states.max_model_len) for t in states.block_tables)
-        self.pool = BlockPool(num_blocks, self._forget)
         sizes = [g.block_size for g in self.groups]
+        self._node_blocks = tuple(size // math.gcd(*sizes) for size in sizes)
+        self._hit_unit = math.lcm(*sizes)
+        self.pool = BlockPool(num_blocks, self._evict)
+        self._content = CachedContent(
+            math.gcd(*sizes),
+            self._node_blocks,
+            self.pool.is_cached,
+            hash_function=hash_function,
+            on_event=on_event,
+        )
         # A running state has no prefix to share, so a model with one computes every prompt in full.
         self.prefix_caching = prefix_caching and not any(t.group.recurrent for t in states.block_tables)
         self.partial_reuse = partial_reuse and len(set(sizes)) == 1 and all(g.allows_partial_hit for g in self.groups)
-        self.tree = PrefixTree(math.gcd(*sizes), hash_function)
-        self.version = 0  # grows whenever the answer of a lookup may change
-        self._hit_unit = math.lcm(*sizes)
-        self._node_blocks = tuple(size // self.tree.block_size for size in sizes)
-        self._on_event = on_event
-        self._content: dict[int, tuple[PrefixNode, int]] = {}  # cached block → its node and group
-        rows = states.max_num_reqs
-        self._tips: list[PrefixNode | None] = [None] * rows
-        self._keys: list[BlockKeys] = [NO_KEYS] * rows
-        self._num_published = np.zeros(rows, np.int64)  # nodes on the path to the tip
-        self._first_live = tuple(np.zeros(rows, np.int64) for _ in self.groups)
+        self._keys: list[BlockKeys] = [NO_KEYS] * states.max_num_reqs
+        self._first_live = tuple(np.zeros(states.max_num_reqs, np.int64) for _ in self.groups)
         self._windowed = tuple(g for g, t in enumerate(states.block_tables) if t.group.sliding_window is not None)
+
+    @property
+    def tree(self) -> PrefixTree:
+        """What is known of prefixes, whether blocks hold it or not."""
+        return self._content.tree
+
+    @property
+    def version(self) -> int:
+        """Grows whenever the answer of a lookup may change."""
+        return self._content.version
 
     # -- lookup and admission ----------------------------------------------------------------------------------
 
@@ -79,35 +89,28 @@ class KVCache:
         if not self.prefix_caching:
             return self.miss(len(token_ids))
         data = np.ascontiguousarray(token_ids, np.int32).tobytes()
-        path: list[PrefixNode] = []
-        node = self.tree.root
-        for i in range(len(token_ids) // size):
-            child = self.tree.find(node, data[4 * i * size : 4 * (i + 1) * size], keys.get(i, ()))
-            if child is None:
-                break
-            path.append(child)
-            node = child
-        present = [
-            [g in path[i].blocks for i in range(ratio - 1, len(path), ratio)]
+        path, known = self.tree.walk(data, keys)
+        held = [
+            np.concatenate([node.blocks[g] for node in path])[ratio - 1 : known : ratio] if path else NO_BLOCKS
             for g, ratio in enumerate(self._node_blocks)
         ]
-        full = longest_common_hit(self.groups, present, min(limit, len(path) * size), self._hit_unit)
+        full = longest_common_hit(self.groups, [ids != 0 for ids in held], min(limit, known * size), self._hit_unit)
         num_partial, copy_from = self._partial(path, full, data, limit, keys)
-        known = len(path) * size
-        following = self.tree.best_partial(node, data[4 * known :], keys.get(len(path), ()))
+        tip = path[-1] if path else self.tree.root
+        following = self.tree.best_partial(tip, known, data[4 * known * size :], keys.get(known, NO_EXTRA))
         return PrefixHit(
             prompt_len=len(token_ids),
             num_full=full,
             num_partial=num_partial,
-            blocks=self._hit_blocks(path, full),
+            blocks=self._hit_blocks(held, full),
             copy_from=copy_from,
-            path=tuple(path[: full // size]),
-            num_known=known + (following[1] if following else 0),
+            path=tuple(path),
+            num_known=known * size + (following[1] if following else 0),
         )
 
     def miss(self, num_tokens: int) -> PrefixHit:
         """The hit of nothing, for a request of ``num_tokens``."""
-        return PrefixHit(num_tokens, 0, 0, tuple(() for _ in self.groups), (), (), 0)
+        return PrefixHit(num_tokens, 0, 0, (NO_BLOCKS,) * len(self.groups), NO_BLOCKS, (), 0)
 
     def blocks_to_admit(self, hit: PrefixHit, num_tokens: int, *, chunk: int | None = None) -> int:
         """Free blocks that a request consumes to hold num_tokens: new ones, and hit ones that nobody owns now.
@@ -118,8 +121,8 @@ class KVCache:
         for group, blocks in zip(self.groups, hit.blocks, strict=True):
             most = group.most_blocks(num_tokens, num_tokens if chunk is None else chunk)
             new += min(-(-num_tokens // group.block_size) - len(blocks), most)
-        reused = {b for blocks in (*hit.blocks, hit.copy_from) for b in blocks if b}
-        return new + sum(1 for b in reused if not self.pool.num_refs[b])
+        reused = np.concatenate((*hit.blocks, hit.copy_from))
+        return new + int(np.count_nonzero((self.pool.num_refs[reused] == 0) & (reused != 0)))
 
     def blocks_reserved(self, rows: Rows) -> int:
         """Blocks that these rows still want for the rest of their prompts.
@@ -140,8 +143,8 @@ class KVCache:
         read before any destination is written. CapacityError when blocks or rows are short, and nothing changes.
         """
         pool = self.pool
-        kept = np.array(sorted({b for blocks in hit.blocks for b in blocks if b}), np.int32)
-        sources = np.array(sorted(set(hit.copy_from)), np.int32)
+        kept = np.concatenate(hit.blocks)
+        kept, sources = kept[kept != 0], hit.copy_from
         pool.touch(kept)
         pool.touch(sources)  # so that allocate does not take a source
         new = [-(-num_tokens // g.block_size) - len(b) for g, b in zip(self.groups, hit.blocks, strict=True)]
@@ -153,23 +156,18 @@ class KVCache:
         finally:
             pool.free(sources)
         parts = np.split(fresh, np.cumsum(new)[:-1])
-        block_ids = [
-            np.concatenate([np.array(old, np.int32), part]) for old, part in zip(hit.blocks, parts, strict=True)
-        ]
+        block_ids = [np.concatenate((old, part)) for old, part in zip(hit.blocks, parts, strict=True)]
         try:
             row = self.states.add_request(replace(request, block_ids=block_ids, num_computed_tokens=hit.num_tokens))
         except Exception:
             pool.free(fresh)
             pool.free(kept)
             raise
-        tip = hit.path[-1] if hit.path else self.tree.root
-        self.tree.hold(tip)
-        self._tips[row] = tip
+        self.tree.enter(row, hit.path, hit.num_full // self.tree.block_size)
         self._keys[row] = keys
-        self._num_published[row] = len(hit.path)
         for live, blocks in zip(self._first_live, hit.blocks, strict=True):
-            live[row] = next((i for i, b in enumerate(blocks) if b), len(blocks))
-        return row, (list(hit.copy_from), [int(p[0]) for p in parts] if hit.copy_from else [])
+            live[row] = int(np.argmax(blocks != 0)) if len(blocks) and blocks[-1] else len(blocks)
+        return row, (sources.tolist(), [int(p[0]) for p in parts] if len(sources) else [])
 
     # -- growth: the hot path, arrays only ------------------------------------------------------------------------
 
@@ -218,19 +216,22 @@ class KVCache:
 
     def publish(self, row: int) -> None:
         """Make the row's computed whole blocks hittable, and the computed tokens after them by copy."""
-        states, size = self.states, self.tree.block_size
-        computed = int(min(states.num_computed_tokens[row], states.num_tokens[row]))
-        done = int(self._num_published[row])
-        if not self.prefix_caching or done == UNPUBLISHABLE:
+        if not self.prefix_caching:
             return
+        states, size, keys = self.states, self.tree.block_size, self._keys[row]
+        done = self.tree.tip(row)[1]
+        computed = int(min(states.num_computed_tokens[row], states.num_tokens[row]))
         data = states.token_ids[row, done * size : computed].tobytes()
-        for i in range(done, computed // size):
-            begin = 4 * (i - done) * size
-            if not self._publish_node(row, i, data[begin : begin + 4 * size]):
-                self._num_published[row] = UNPUBLISHABLE
-                return
+        end = computed // size
+        if done < end:
+            for g, ratio in enumerate(self._node_blocks):  # what was a partial block is a whole one now
+                if end // ratio > done // ratio:
+                    self._content_changes(self.states.block_tables[g].table[row, done // ratio])
+            for span in self.tree.extend(row, data, keys):
+                for g, table in enumerate(states.block_tables):
+                    self._content.add(*span, g, table.table[row])
         if self.partial_reuse and computed % size:
-            self._publish_partial(row, computed // size, data[-4 * (computed % size) :])
+            self._publish_partial(row, data[-4 * (computed % size) :], keys.get(end, NO_EXTRA))
 
     def free(self, row: int, *, publish: bool = True) -> None:
         """Give the row's blocks back, tail first; the caller then removes the request.
@@ -239,12 +240,8 @@ class KVCache:
         """
         if publish:
             self.publish(row)
-        tip = self._tips[row]
-        if tip is not None:
-            self.tree.release(tip)
-        self._tips[row] = None
+        self.tree.leave(row)
         self._keys[row] = NO_KEYS
-        self._num_published[row] = 0
         for table, live in zip(self.states.block_tables, self._first_live, strict=True):
             self.pool.free(table.table[row, live[row] : table.num_blocks[row]][::-1])
             live[row] = 0
@@ -253,95 +250,48 @@ class KVCache:
         """Forget all cached content. False, and nothing changes, while a request holds blocks."""
         if self.pool.num_used:
             return False
-        for block, (node, group) in self._content.items():
-            node.blocks.pop(group, None)
-            self.pool.is_cached[block] = False
-            self.tree.release(node)
         self._content.clear()
-        self.version += 1
-        if self._on_event is not None:
-            self._on_event(CacheCleared())
         return True
 
     # -- content -----------------------------------------------------------------------------------------------------
 
-    def _hit_blocks(self, path: list[PrefixNode], full: int) -> tuple[tuple[int, ...], ...]:
+    def _hit_blocks(self, held: list[BlockIds], full: int) -> tuple[BlockIds, ...]:
         out = []
-        for g, (group, ratio) in enumerate(zip(self.groups, self._node_blocks, strict=True)):
-            first = int(group.first_needed(np.array([full]))[0])
-            count = full // group.block_size
-            ends = (path[(k + 1) * ratio - 1].blocks for k in range(first, count))
-            out.append((0,) * min(first, count) + tuple(blocks[g][0] for blocks in ends))
+        for group, ids in zip(self.groups, held, strict=True):
+            blocks = ids[: full // group.block_size].copy()
+            blocks[: int(group.first_needed(np.array([full]))[0])] = 0
+            out.append(blocks)
         return tuple(out)
 
     def _partial(
         self, path: list[PrefixNode], full: int, data: bytes, limit: int, keys: BlockKeys
-    ) -> tuple[int, tuple[int, ...]]:
+    ) -> tuple[int, BlockIds]:
         size = self.tree.block_size
         i = full // size
-        room = limit - full
-        if not self.partial_reuse or room <= 0:
-            return 0, ()
-        parent = path[i - 1] if i else self.tree.root
+        if not self.partial_reuse or limit <= full:
+            return 0, NO_BLOCKS
         wanted = data[4 * full : 4 * min(full + size, limit)]
-        best = self.tree.best_partial(parent, wanted, keys.get(i, ()))
-        if best is None or any(g not in best[0].blocks for g in range(len(self.groups))):
-            return 0, ()
-        return best[1], tuple(best[0].blocks[g][0] for g in range(len(self.groups)))
+        best = self.tree.best_partial(self.tree.owner(path, i), i, wanted, keys.get(i, NO_EXTRA))
+        if best is None:
+            return 0, NO_BLOCKS
+        node, shared = best
+        sources = np.array([ids[i - node.start] for ids in node.blocks], np.int32)
+        return (shared, sources) if sources.all() else (0, NO_BLOCKS)
 
-    def _publish_node(self, row: int, i: int, tokens: bytes) -> bool:
-        tip = self._tips[row]
-        assert tip is not None
-        node = self.tree.intern(tip, tokens, self._keys[row].get(i, ()))
-        if node is None:  # its hash belongs to other content: nothing after it can be found either
-            return False
-        self.tree.hold(node)
-        self.tree.release(tip)
-        self._tips[row] = node
-        self._num_published[row] = i + 1
-        for g, ratio in enumerate(self._node_blocks):
-            if (i + 1) % ratio == 0:
-                self._register(int(self.states.block_tables[g].table[row, i // ratio]), node, g)
-        return True
+    def _publish_partial(self, row: int, tokens: bytes, extra: ExtraKeys) -> None:
+        tip, at = self.tree.tip(row)
+        known = self.tree.best_partial(tip, at, tokens, extra)
+        if known is not None and known[1] * 4 == len(tokens):
+            return  # these tokens, or a longer block that begins with them
+        leaf = self.tree.leaf(row, tokens, extra)
+        for g, table in enumerate(self.states.block_tables):
+            self._content.add(leaf, at, at + 1, g, table.table[row])
+        self.tree.prune(leaf)
 
-    def _publish_partial(self, row: int, i: int, tokens: bytes) -> None:
-        tip = self._tips[row]
-        assert tip is not None
-        node = self.tree.find(tip, tokens, self._keys[row].get(i, ()))
-        known = self.tree.best_partial(tip, tokens, self._keys[row].get(i, ()))
-        if node is None and known is not None and known[1] * 4 == len(tokens):
-            return  # a longer block begins with these tokens
-        node = node or self.tree.intern(tip, tokens, self._keys[row].get(i, ()))
-        if node is not None and not node.blocks:
-            self.tree.hold(node)
-            for g, table in enumerate(self.states.block_tables):
-                self._register(int(table.table[row, i]), node, g)
-            self.tree.release(node)
+    def _content_changes(self, block: np.int32) -> None:
+        if block and self.pool.is_cached[block]:
+            self._evict(np.array([block], np.int32))
+            self.pool.is_cached[block] = False
 
-    def _register(self, block: int, node: PrefixNode, group: int) -> None:
-        if block == 0 or self._content.get(block) == (node, group):
-            return
-        if block in self._content:
-            self._unregister(block)
-        self._content[block] = node, group
-        self.pool.is_cached[block] = True
-        node.blocks.setdefault(group, []).append(block)
-        self.tree.hold(node)
-        self.version += 1
-        if self._on_event is not None and node.parent is not None:
-            tokens = tuple(np.frombuffer(node.tokens, np.int32).tolist())
-            self._on_event(BlockStored(node.hash, node.parent.hash, tokens, block, group))
-
-    def _unregister(self, block: int) -> None:
-        node, group = self._content.pop(block)
-        node.blocks[group].remove(block)
-        if not node.blocks[group]:
-            del node.blocks[group]
-        self.version += 1
-        if self._on_event is not None:
-            self._on_event(BlockRemoved(node.hash, block, group))
-        self.tree.release(node)
-
-    def _forget(self, blocks: BlockIds) -> None:
-        for block in blocks.tolist():
-            self._unregister(block)
+    def _evict(self, blocks: BlockIds) -> None:
+        self._content.remove(blocks)

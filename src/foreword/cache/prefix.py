@@ -1,23 +1,30 @@
-"""The prefix tree: which token sequences the pool holds, found by hash and proven by comparison.
+"""The prefix tree: which token sequences the pool holds, proven by comparison.
 
-    root ── [a b c d] ── [e f g h] ── [i j k l]        one node a full block of tokens
-                     └── [e f x y]                     hash = H(parent's hash, tokens, extra keys)
-                     └── [e f]                         a partial block: a leaf, reused by copy
+    root ── [a b c d | e f g h | i j k l] ── [m n o p]     a node is a run of whole blocks, one after the other
+                                          └─ [m n x y | …]
+                                          └─ [m n]         a partial block: a leaf, reused by copy
 
-A node is found through its hash and accepted only if its parent, tokens and extra keys are the wanted ones. Since the
-parent was accepted the same way, an accepted path *is* the wanted token sequence, whatever the hash function does.
+A run is cut where two sequences part, so the work of a lookup is a comparison of bytes for each of the few runs on its
+path, however many blocks they have. A child is found by its first block and its extra keys. Equal content is found by
+being equal: hashes only name blocks for those who mirror the cache (`foreword.cache.events`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from itertools import islice
 
+import numpy as np
+import numpy.typing as npt
+
 ExtraKeys = tuple[Hashable, ...]
+BlockKeys = Mapping[int, ExtraKeys]
 HashFunction = Callable[[bytes, bytes, ExtraKeys], bytes]
+Span = tuple["PrefixNode", int, int]
 
 ROOT_HASH = b"foreword.prefix."
+NO_EXTRA: ExtraKeys = ()
 
 # A partial match is looked for among this many of the newest children that begin with the right token.
 MAX_PARTIAL_CANDIDATES = 8
@@ -33,84 +40,282 @@ def hash_block(parent: bytes, tokens: bytes, extra: ExtraKeys) -> bytes:
 
 
 class PrefixNode:
-    """One block of tokens after a known prefix, and the physical blocks that hold its keys and values.
+    """Blocks start … end − 1 of some sequences that are equal up to there.
 
-    blocks: group → blocks; more than one when several requests computed the same content. Tables are append-only, so
-    duplicates are kept and any of them serves a hit. It lives while a block, a child or a request's path needs it.
+    tokens: int32, little or big endian as the machine. extra: the keys of its first block; a block with keys is a node
+    of its own. blocks[g][i]: the physical block of group g with the content of block start + i, 0 where there is none.
+    spares: (group, block index) → further physical blocks of equal content, oldest first. rows: the requests whose
+    path ends in it. It lives while a physical block, a child or a request's path needs it.
     """
 
-    __slots__ = ("blocks", "children", "extra", "hash", "num_holders", "parent", "tokens")
+    __slots__ = (
+        "blocks", "children", "end", "extra", "hashes", "num_blocks", "parent", "rows", "serial", "spares", "start",
+        "tokens",
+    )  # fmt: skip
 
-    def __init__(self, parent: PrefixNode | None, hash: bytes, tokens: bytes, extra: ExtraKeys) -> None:
+    def __init__(
+        self, parent: PrefixNode | None, serial: int, start: int, end: int, tokens: bytes, extra: ExtraKeys
+    ) -> None:
         self.parent = parent
-        self.hash = hash
-        self.tokens = tokens  # int32, little or big endian as the machine
+        self.serial = serial
+        self.start, self.end = start, end
+        self.tokens = tokens
         self.extra = extra
-        self.blocks: dict[int, list[int]] = {}
-        self.children: dict[bytes, dict[bytes, PrefixNode]] = {}  # first token → hash → node, oldest first
-        self.num_holders = 0
+        self.blocks: list[npt.NDArray[np.int32]] = []
+        self.spares: dict[tuple[int, int], list[int]] = {}
+        self.num_blocks = 0  # physical blocks, spares included
+        self.hashes: list[bytes] = []
+        self.children: dict[bytes, dict[tuple[bytes, ExtraKeys], PrefixNode]] = {}  # by first token, oldest first
+        self.rows: set[int] = set()
+
+    def has_block(self, index: int) -> bool:
+        """Whether any group has the content of block ``index``."""
+        return any(ids[index - self.start] for ids in self.blocks)
 
 
 class PrefixTree:
-    """Interned prefixes. ``block_size``: tokens of a full node."""
+    """Token sequences in blocks of ``block_size`` tokens, and where in it the path of each live row ends.
 
-    def __init__(self, block_size: int, hash_function: HashFunction = hash_block) -> None:
+    on_cut: told of each run that was cut, as (upper part, lower part). hash_function: names blocks; None: no names.
+    """
+
+    def __init__(
+        self,
+        block_size: int,
+        num_groups: int = 1,
+        *,
+        on_cut: Callable[[PrefixNode, PrefixNode], None] | None = None,
+        hash_function: HashFunction | None = None,
+    ) -> None:
         self.block_size = block_size
-        self.root = PrefixNode(None, ROOT_HASH, b"", ())
+        self.nodes: dict[int, PrefixNode] = {}  # all but the root, by serial
+        self._bytes = 4 * block_size
+        self._num_groups = num_groups
+        self._on_cut = on_cut
         self._hash = hash_function
-        self._nodes: dict[bytes, PrefixNode] = {}
+        self._serial = 0
+        self._tips: dict[int, tuple[PrefixNode, int]] = {}  # row → the node its path ends in, and its whole blocks
+        self.root = PrefixNode(None, 0, 0, 0, b"", NO_EXTRA)
+        self.root.hashes = [ROOT_HASH]
 
     def __len__(self) -> int:
-        return len(self._nodes)
+        """Runs."""
+        return len(self.nodes)
 
     def __iter__(self) -> Iterator[PrefixNode]:
-        return iter(self._nodes.values())
+        return iter(self.nodes.values())
 
-    def find(self, parent: PrefixNode, tokens: bytes, extra: ExtraKeys = ()) -> PrefixNode | None:
-        """The node of exactly these tokens and keys after ``parent``, or None."""
-        node = self._nodes.get(self._hash(parent.hash, tokens, extra))
-        return node if node is not None and _is(node, parent, tokens, extra) else None
+    # -- reading ---------------------------------------------------------------------------------------------------
 
-    def intern(self, parent: PrefixNode, tokens: bytes, extra: ExtraKeys = ()) -> PrefixNode | None:
-        """Find or make the node. None if other content owns its hash: the block then stays out of the cache.
+    def walk(self, data: bytes, keys: BlockKeys) -> tuple[list[PrefixNode], int]:
+        """The runs that ``data`` (int32) begins with, and how many whole blocks they cover; the last one in part."""
+        path: list[PrefixNode] = []
+        node, at, end = self.root, 0, len(data) // self._bytes
+        while at == node.end and at < end:
+            extra = keys.get(at, NO_EXTRA)
+            child = self._child(node, data[at * self._bytes : (at + 1) * self._bytes], extra)
+            if child is None:
+                break
+            path.append(child)
+            at += self._common(child, at, data, 0, end, keys)
+            node = child
+        return path, at
 
-        A new node has no holder: give it one (`hold`, or a block) or it stays for ever.
+    def owner(self, path: Sequence[PrefixNode], num_blocks: int) -> PrefixNode:
+        """The node on a path in which its first ``num_blocks`` blocks end."""
+        return next(node for node in path if num_blocks <= node.end) if num_blocks else self.root
+
+    def best_partial(self, node: PrefixNode, at: int, tokens: bytes, extra: ExtraKeys) -> tuple[PrefixNode, int] | None:
+        """Of the blocks that follow block at − 1 of ``node`` the one that shares the longest beginning with ``tokens``.
+
+        Returns the node it is in (its first block, or block ``at`` of ``node`` itself) and how many tokens are shared.
         """
-        key = self._hash(parent.hash, tokens, extra)
-        node = self._nodes.get(key)
-        if node is not None:
-            return node if _is(node, parent, tokens, extra) else None
-        node = self._nodes[key] = PrefixNode(parent, key, tokens, extra)
-        parent.num_holders += 1
-        parent.children.setdefault(tokens[:4], {})[key] = node
-        return node
-
-    def best_partial(self, parent: PrefixNode, tokens: bytes, extra: ExtraKeys) -> tuple[PrefixNode, int] | None:
-        """The child of ``parent`` that shares the longest beginning with ``tokens``, and how many tokens that is."""
         best: tuple[PrefixNode, int] | None = None
-        newest = reversed(parent.children.get(tokens[:4], {}).values())
-        for node in islice(newest, MAX_PARTIAL_CANDIDATES):
-            if node.extra == extra and node.blocks:
-                shared = common_tokens(node.tokens, tokens)
-                if best is None or shared > best[1]:
-                    best = node, shared
+        for other in self._following(node, at, tokens[:4]):
+            if (other.extra if other is not node else NO_EXTRA) == extra and other.has_block(at):
+                begin = (at - other.start) * self._bytes
+                shared = common_tokens(other.tokens[begin : begin + self._bytes], tokens)
+                if shared and (best is None or shared > best[1]):
+                    best = other, shared
         return best
 
-    def hold(self, node: PrefixNode) -> None:
-        node.num_holders += 1
+    def name(self, node: PrefixNode, index: int) -> tuple[bytes, bytes]:
+        """The hashes of block ``index`` of a node and of the prefix before it."""
+        at = index - node.start
+        before = node.hashes[at - 1] if at or node.parent is None else node.parent.hashes[-1]
+        return node.hashes[at], before
 
-    def release(self, node: PrefixNode) -> None:
-        """One holder fewer; a node nobody needs is forgotten, and then perhaps its parent."""
-        node.num_holders -= 1
-        while node.num_holders == 0 and node.parent is not None:
+    # -- rows ------------------------------------------------------------------------------------------------------
+
+    def enter(self, row: int, path: Sequence[PrefixNode], num_blocks: int) -> None:
+        """The row's path is the first ``num_blocks`` blocks of this one."""
+        self._seat(row, self.owner(path, num_blocks), num_blocks)
+
+    def tip(self, row: int) -> tuple[PrefixNode, int]:
+        """The node in which the row's path ends, and the whole blocks of the path."""
+        return self._tips[row]
+
+    def leave(self, row: int) -> None:
+        """Forget the row, and what only it needed. Unknown rows are none."""
+        if row in self._tips:
+            node, _ = self._tips.pop(row)
+            node.rows.discard(row)
+            self.prune(node)
+
+    def extend(self, row: int, data: bytes, keys: BlockKeys) -> list[Span]:
+        """Lengthen the row's path by the whole blocks of ``data``. The spans (node, first block, end) they are in."""
+        node, at = self._tips[row]
+        begin, end = at, at + len(data) // self._bytes
+        spans: list[Span] = []
+        while at < end:
+            extra = keys.get(at, NO_EXTRA)
+            block = data[(at - begin) * self._bytes : (at - begin + 1) * self._bytes]
+            if at < node.end:
+                count = 0 if extra else self._common(node, at, data, begin, end, keys)
+                if not count:
+                    self._cut(node, at)
+                    continue
+            elif (child := self._child(node, block, extra)) is not None:
+                node = child
+                count = self._common(node, at, data, begin, end, keys)
+            else:
+                count = 1 if extra else _next_key(keys, at, end) - at
+                tokens = data[(at - begin) * self._bytes : (at - begin + count) * self._bytes]
+                if node is self.root or node.children or node.extra or extra:
+                    node = self._add(node, tokens, count, extra)
+                else:
+                    self._lengthen(node, tokens, count)
+            spans.append((node, at, at + count))
+            at += count
+        self._tips[row][0].rows.discard(row)
+        self._seat(row, node, at)
+        return spans
+
+    def leaf(self, row: int, tokens: bytes, extra: ExtraKeys) -> PrefixNode:
+        """The node of a partial block after the row's path, made if it is not there. It needs a block, or `prune`."""
+        node, at = self._tips[row]
+        if at < node.end:
+            self._cut(node, at)
+        return self._child(node, tokens, extra) or self._add(node, tokens, 1, extra)
+
+    # -- forgetting ------------------------------------------------------------------------------------------------
+
+    def prune(self, node: PrefixNode) -> None:
+        """Forget a node that nobody needs, and then perhaps its parent; shorten one whose end nobody needs."""
+        while node.parent is not None and not (node.num_blocks or node.children or node.rows):
             parent = node.parent
-            del self._nodes[node.hash]
-            siblings = parent.children[node.tokens[:4]]
-            del siblings[node.hash]
+            del self.nodes[node.serial]
+            first = node.tokens[:4]
+            siblings = parent.children[first]
+            del siblings[node.tokens[: self._bytes], node.extra]
             if not siblings:
-                del parent.children[node.tokens[:4]]
-            parent.num_holders -= 1
+                del parent.children[first]
             node = parent
+        if node.parent is not None and not node.children and node.end - node.start > 1:
+            self._shorten(node)
+
+    def clear_blocks(self) -> None:
+        """No physical block holds any of it any more."""
+        for node in list(self.nodes.values()):
+            node.num_blocks = 0
+            node.spares.clear()
+            for ids in node.blocks:
+                ids[:] = 0
+        for node in list(self.nodes.values()):
+            if node.serial in self.nodes:
+                self.prune(node)
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _child(self, node: PrefixNode, block: bytes, extra: ExtraKeys) -> PrefixNode | None:
+        siblings = node.children.get(block[:4])
+        return None if siblings is None else siblings.get((block, extra))
+
+    def _following(self, node: PrefixNode, at: int, first_token: bytes) -> Iterator[PrefixNode]:
+        if at < node.end:
+            yield node
+        else:
+            newest = reversed(node.children.get(first_token, {}).values())
+            yield from islice(newest, MAX_PARTIAL_CANDIDATES)
+
+    def _common(self, node: PrefixNode, at: int, data: bytes, begin: int, end: int, keys: BlockKeys) -> int:
+        """Whole blocks from ``at`` on in which the node equals ``data``, which begins with block ``begin``."""
+        stop = min(node.end, _next_key(keys, at, end))
+        own = node.tokens[(at - node.start) * self._bytes : (stop - node.start) * self._bytes]
+        wanted = data[(at - begin) * self._bytes : (stop - begin) * self._bytes]
+        return stop - at if own == wanted else 4 * common_tokens(own, wanted) // self._bytes
+
+    def _seat(self, row: int, node: PrefixNode, num_blocks: int) -> None:
+        self._tips[row] = node, num_blocks
+        if node is not self.root:
+            node.rows.add(row)
+
+    def _add(self, parent: PrefixNode, tokens: bytes, count: int, extra: ExtraKeys) -> PrefixNode:
+        self._serial += 1
+        node = PrefixNode(parent, self._serial, parent.end, parent.end + count, tokens, extra)
+        node.blocks = [np.zeros(count, np.int32) for _ in range(self._num_groups)]
+        self.nodes[node.serial] = node
+        parent.children.setdefault(tokens[:4], {})[tokens[: self._bytes], extra] = node
+        self._name(node)
+        return node
+
+    def _lengthen(self, node: PrefixNode, tokens: bytes, count: int) -> None:
+        node.tokens += tokens
+        node.end += count
+        node.blocks = [np.concatenate((ids, np.zeros(count, np.int32))) for ids in node.blocks]
+        self._name(node)
+
+    def _name(self, node: PrefixNode) -> None:
+        """Hash the blocks of a node that have no name yet."""
+        if self._hash is None or node.parent is None:
+            return
+        for i in range(len(node.hashes), node.end - node.start):
+            before = node.hashes[-1] if i else node.parent.hashes[-1]
+            block = node.tokens[i * self._bytes : (i + 1) * self._bytes]
+            node.hashes.append(self._hash(before, block, NO_EXTRA if i else node.extra))
+
+    def _cut(self, node: PrefixNode, at: int) -> None:
+        """The node ends before block ``at`` from now on; a new child has the rest."""
+        n = at - node.start
+        lower = self._add_lower(node, at, node.tokens[n * self._bytes :])
+        node.tokens = node.tokens[: n * self._bytes]
+        lower.hashes, node.hashes = node.hashes[n:], node.hashes[:n]
+        lower.blocks, node.blocks = [b[n:].copy() for b in node.blocks], [b[:n].copy() for b in node.blocks]
+        lower.spares = {key: ids for key, ids in node.spares.items() if key[1] >= at}
+        node.spares = {key: ids for key, ids in node.spares.items() if key[1] < at}
+        lower.num_blocks = sum(int(np.count_nonzero(b)) for b in lower.blocks) + sum(map(len, lower.spares.values()))
+        node.num_blocks -= lower.num_blocks
+        for row in [row for row in node.rows if self._tips[row][1] > at]:
+            node.rows.discard(row)
+            self._seat(row, lower, self._tips[row][1])
+        if self._on_cut is not None:
+            self._on_cut(node, lower)
+        self.prune(lower)
+
+    def _add_lower(self, node: PrefixNode, at: int, tokens: bytes) -> PrefixNode:
+        self._serial += 1
+        lower = PrefixNode(node, self._serial, at, node.end, tokens, NO_EXTRA)
+        self.nodes[lower.serial] = lower
+        lower.children, node.children = node.children, {tokens[:4]: {(tokens[: self._bytes], NO_EXTRA): lower}}
+        node.end = at
+        for siblings in lower.children.values():
+            for child in siblings.values():
+                child.parent = lower
+        return lower
+
+    def _shorten(self, node: PrefixNode) -> None:
+        """Drop the end of a leaf that no block and no row needs, once it is half of it: then it costs what it frees."""
+        needed = 1 + max((self._tips[row][1] - 1 - node.start for row in node.rows), default=0)
+        for ids in node.blocks:
+            held = np.flatnonzero(ids)
+            if held.size:
+                needed = max(needed, int(held[-1]) + 1)
+        if 2 * needed > node.end - node.start:
+            return
+        node.end = node.start + needed
+        node.tokens = node.tokens[: needed * self._bytes]
+        node.blocks = [ids[:needed].copy() for ids in node.blocks]
+        del node.hashes[needed:]
 
 
 def common_tokens(a: bytes, b: bytes) -> int:
@@ -121,12 +326,13 @@ def common_tokens(a: bytes, b: bytes) -> int:
     low, high = 0, size // 4  # a[:low] equal, a[:high] not
     while high - low > 1:
         middle = (low + high) // 2
-        if a[: 4 * middle] == b[: 4 * middle]:
+        if a[4 * low : 4 * middle] == b[4 * low : 4 * middle]:
             low = middle
         else:
             high = middle
     return low
 
 
-def _is(node: PrefixNode, parent: PrefixNode, tokens: bytes, extra: ExtraKeys) -> bool:
-    return node.parent is parent and node.tokens == tokens and node.extra == extra
+def _next_key(keys: BlockKeys, at: int, end: int) -> int:
+    """The first block after ``at`` that has extra keys, at most ``end``."""
+    return min((index for index in keys if at < index < end), default=end) if keys else end

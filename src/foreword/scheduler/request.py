@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from foreword.batch.sampling import SamplingParams
-from foreword.cache.manager import NO_KEYS, BlockKeys
+from foreword.cache.manager import NO_KEYS
+from foreword.cache.prefix import BlockKeys
 
 Tokens = npt.NDArray[np.int32]
 NO_TOKENS: Tokens = np.zeros(0, np.int32)

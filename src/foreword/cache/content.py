@@ -1,0 +1,136 @@
+"""Which physical block holds the content of which node, in both directions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from foreword.cache.events import BlockRemoved, BlockStored, CacheCleared, CacheEvent
+from foreword.cache.prefix import HashFunction, PrefixNode, PrefixTree
+
+BlockIds = npt.NDArray[np.int32]
+
+
+class CachedContent:
+    """The tree, and the blocks of the pool whose content a lookup can find in it.
+
+    node_blocks[g]: tree blocks that one block of group g covers; it is kept at the last of them.
+    is_cached: bool [num_blocks], the pool's. version: grows whenever the answer of a lookup may change.
+    """
+
+    def __init__(
+        self,
+        block_size: int,
+        node_blocks: Sequence[int],
+        is_cached: npt.NDArray[np.bool_],
+        *,
+        hash_function: HashFunction,
+        on_event: Callable[[CacheEvent], None] | None,
+    ) -> None:
+        self.tree = PrefixTree(
+            block_size,
+            len(node_blocks),
+            on_cut=self._move,
+            hash_function=None if on_event is None else hash_function,
+        )
+        self.version = 0
+        self._node_blocks = tuple(node_blocks)
+        self._is_cached = is_cached
+        self._on_event = on_event
+        # Where the content of a cached block is: node, block of the sequence, group.
+        self._serial = np.zeros(len(is_cached), np.int64)
+        self._index = np.zeros(len(is_cached), np.int32)
+        self._group = np.zeros(len(is_cached), np.int16)
+
+    def add(self, node: PrefixNode, first: int, end: int, group: int, table_row: BlockIds) -> None:
+        """The row's blocks of a group hold blocks first … end − 1 of the node from now on; null ones are skipped."""
+        ratio = self._node_blocks[group]
+        ids = table_row[first // ratio : end // ratio]
+        if not len(ids):
+            return
+        index = np.arange(first // ratio, end // ratio) * ratio + (ratio - 1)
+        known = self._is_cached[ids]
+        if known.any():
+            for i in np.flatnonzero(known).tolist():
+                if not self._holds(int(ids[i]), node, int(index[i]), group):
+                    self.remove(ids[i : i + 1])
+                    known[i] = False
+        new = ~known & (ids != 0)
+        if not new.all():
+            ids, index = ids[new], index[new]
+        at = index - node.start
+        taken = node.blocks[group][at] != 0
+        if taken.any():  # somebody else computed the same
+            for block, i in zip(ids[taken].tolist(), index[taken].tolist(), strict=True):
+                node.spares.setdefault((group, i), []).append(block)
+            node.blocks[group][at[~taken]] = ids[~taken]
+        else:
+            node.blocks[group][at] = ids
+        node.num_blocks += len(ids)
+        self._serial[ids] = node.serial
+        self._index[ids] = index
+        self._group[ids] = group
+        self._is_cached[ids] = True
+        self.version += 1
+        if self._on_event is not None:
+            for block, i in zip(ids.tolist(), index.tolist(), strict=True):
+                size = 4 * self.tree.block_size
+                tokens = node.tokens[(i - node.start) * size : (i - node.start + 1) * size]
+                names = self.tree.name(node, i)
+                self._on_event(BlockStored(*names, tuple(np.frombuffer(tokens, np.int32).tolist()), block, group))
+
+    def remove(self, blocks: BlockIds) -> None:
+        """These cached blocks lose their content; ``is_cached`` is the caller's to change."""
+        serials = self._serial[blocks]
+        parts = [0, *(np.flatnonzero(serials[1:] != serials[:-1]) + 1).tolist(), len(blocks)]
+        for begin, end in pairwise(parts):
+            node = self.tree.nodes[int(serials[begin])]
+            self._remove_from(node, blocks[begin:end])
+            self.tree.prune(node)
+        self.version += 1
+
+    def clear(self) -> None:
+        """No block holds any content any more."""
+        self.tree.clear_blocks()
+        self._is_cached[:] = False
+        self.version += 1
+        if self._on_event is not None:
+            self._on_event(CacheCleared())
+
+    def _remove_from(self, node: PrefixNode, blocks: BlockIds) -> None:
+        index, group = self._index[blocks], self._group[blocks]
+        if self._on_event is not None:
+            for block, i, g in zip(blocks.tolist(), index.tolist(), group.tolist(), strict=True):
+                self._on_event(BlockRemoved(self.tree.name(node, i)[0], block, g))
+        node.num_blocks -= len(blocks)
+        if node.spares:
+            for block, i, g in zip(blocks.tolist(), index.tolist(), group.tolist(), strict=True):
+                spares = node.spares.get((g, i), [])
+                if node.blocks[g][i - node.start] == block:
+                    node.blocks[g][i - node.start] = spares.pop(0) if spares else 0
+                else:
+                    spares.remove(block)
+                if not spares:
+                    node.spares.pop((g, i), None)
+        elif len(node.blocks) == 1:
+            node.blocks[0][index - node.start] = 0
+        else:
+            for g, ids in enumerate(node.blocks):
+                ids[index[group == g] - node.start] = 0
+
+    def _holds(self, block: int, node: PrefixNode, index: int, group: int) -> bool:
+        return (int(self._serial[block]), int(self._index[block]), int(self._group[block])) == (
+            node.serial,
+            index,
+            group,
+        )
+
+    def _move(self, upper: PrefixNode, lower: PrefixNode) -> None:
+        """A run was cut: the lower part's blocks are in another node now."""
+        for ids in lower.blocks:
+            self._serial[ids[ids != 0]] = lower.serial
+        for spares in lower.spares.values():
+            self._serial[spares] = lower.serial
