@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from foreword.batch import (
     ContextParallel,
     InputBatch,
@@ -25,6 +27,7 @@ SCENES = (
     "in flight",
     "inert",
     "recurrent",
+    "embeddings",
 )
 
 
@@ -52,7 +55,8 @@ def scene(name: str, backend: str = "numpy") -> Scene:
     def add(rid: str, prompt: list[int], outputs: tuple[int, ...] = (), computed: int = 0, room: int = 13) -> None:
         ids = [[next(blocks) for _ in range(-(-room // t.tokens_per_block))] for t in states.block_tables]
         params = SamplingParams(temperature=0.5, seed=7, logprobs=2)
-        states.add_request(NewRequest(rid, prompt, ids, outputs, computed, params))
+        embeds = np.ones((len(prompt), 2), np.float32) if name == "embeddings" and rid == "b" else None
+        states.add_request(NewRequest(rid, prompt, ids, outputs, computed, params, prompt_embeds=embeds))
 
     add("gone", [1])
     add("a", [11, 12, 13], (14, 15), 4, room=12)

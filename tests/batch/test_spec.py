@@ -178,6 +178,15 @@ def test_every_array_of_a_batch_is_specified():
     assert arrays | {"attention_state"} == specified
 
 
+def test_every_array_of_a_row_is_specified():
+    made = scene("embeddings")
+    states = made.states
+    specified = [a for s in TENSORS if s.level is Level.SYSTEM for _, a in validator.arrays_of(s, made.batch, states)]
+    private = [states.sampling.is_set, *(t.content_id for t in states.block_tables)]  # what has changed, for caches
+    for array in [*states.row_arrays(), states.token_ids]:
+        assert any(np.shares_memory(array, other) for other in [*specified, *private])
+
+
 def test_the_reference_page_is_the_specification():
     page = Path(__file__).parents[2] / "docs" / "tensors.md"
     assert page.read_text(encoding="utf-8") == render(TENSORS), "python -m foreword.batch.spec > docs/tensors.md"

@@ -120,6 +120,7 @@ class InputBuffers:
         return cls(states, max_num_batched_tokens=max_num_batched_tokens)
 
 
+# What a batch may view.
 ARRAYS = (
     "idx_mapping",
     "num_scheduled_tokens",

@@ -139,8 +139,11 @@ def decode_first(plan: Plan, max_num_draft_tokens: int) -> Plan:
 
 def _decode_first_key(num_scheduled: Int32s, num_drafts: Int32s, max_num_draft_tokens: int) -> npt.NDArray[np.int64]:
     """int64 [B]: (no drafts, tokens != 1 + max_num_draft_tokens, tokens) as one number."""
-    key = num_scheduled + (num_scheduled != 1 + max_num_draft_tokens) * (np.int64(1) << 32)
-    return key + (num_drafts == 0) * (np.int64(1) << 33) if num_drafts.size else key
+    key = num_scheduled.astype(np.int64)
+    key += (num_scheduled != 1 + max_num_draft_tokens) * (np.int64(1) << 32)
+    if num_drafts.size:
+        key += (num_drafts == 0) * (np.int64(1) << 33)
+    return key
 
 
 def _ascends(key: npt.NDArray[np.int64]) -> bool:

@@ -164,7 +164,7 @@ def _padding(spec: TensorSpec) -> Rule:
 
         def free_rows(s: Step, x: Array, g: int) -> tuple[Array, Any, int]:
             rows = _live(spec, s, x, g)
-            return rows, np.where(s.live, rows, np.asarray(spec.padding, rows.dtype)), 0
+            return rows, s.where_live(rows, np.full_like(rows, spec.padding)), 0
 
         return Rule(spec, f"a row without a request holds {spec.padding}", free_rows)
 

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from foreword.batch import plan as _plan
 from foreword.batch.backends import Scalars
+from foreword.batch.buffers import ARRAYS
 from foreword.batch.plan import Plan
 from foreword.batch.sampling_columns import COLUMNS
 from foreword.errors import ConfigError
@@ -117,6 +118,8 @@ def rows_core(states: RequestStates) -> Any:
     return core
 
 
+_PER_GROUP = ("block_table", "block_table_written", "slot_mapping")  # these come with their group
+_BUFFER_ARRAYS = (*(name for name in ARRAYS if name not in _PER_GROUP), "samples", "written")
 _STATE_ARRAYS = (
     "token_ids",
     "num_tokens",
@@ -128,29 +131,4 @@ _STATE_ARRAYS = (
     "lora_id",
     "row_generation",
     "live",
-)
-_BUFFER_ARRAYS = (
-    "idx_mapping",
-    "num_scheduled_tokens",
-    "num_draft_tokens",
-    "num_computed_tokens",
-    "num_placeholders",
-    "is_prefilling",
-    "samples",
-    "row_generation",
-    "query_start_loc",
-    "seq_lens",
-    "dcp_local_seq_lens",
-    "cu_num_logits",
-    "cu_num_draft_tokens",
-    "req_indices",
-    "positions",
-    "input_ids",
-    "logits_indices",
-    "expanded_idx_mapping",
-    "expanded_local_pos",
-    "target_logits_indices",
-    "bonus_logits_indices",
-    "draft_token_ids",
-    "written",
 )

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
-from foreword.batch.spec.tensor import Level, Relation, TensorSpec
+from foreword.batch.sampling_columns import Need
+from foreword.batch.spec.tensor import Array, Level, Relation, TensorSpec
+
+if TYPE_CHECKING:
+    from foreword.batch.spec.step import Step
 
 
 def _sampling(
@@ -26,6 +32,25 @@ def _sampling(
         range=range,
         attribute=f"sampling.{name}",
     )
+
+
+def _needs(step: Step, needs: Array) -> Array:
+    """The flags that columns tell, by their definition; the others, which parameters objects tell, as they are."""
+    c = step.states.sampling
+    told = {
+        Need.GREEDY: ~(c.temperature > 0),
+        Need.RANDOM: c.temperature > 0,
+        Need.TOP_P: c.top_p < 1,
+        Need.TOP_K: c.top_k > 0,
+        Need.MIN_P: c.min_p > 0,
+        Need.PENALTIES: (c.presence_penalty != 0) | (c.frequency_penalty != 0) | (c.repetition_penalty != 1),
+        Need.LOGPROBS: c.num_logprobs >= 0,
+        Need.PROMPT_LOGPROBS: c.num_prompt_logprobs >= 0,
+        Need.MIN_TOKENS: c.min_tokens > 0,
+    }
+    for flag, present in told.items():
+        needs = np.where(present, needs | int(flag), needs & ~int(flag))
+    return needs
 
 
 SYSTEM: tuple[TensorSpec, ...] = (
@@ -64,6 +89,23 @@ SYSTEM: tuple[TensorSpec, ...] = (
                 lambda s, x, g: np.where(
                     np.arange(x.shape[1]) < s.state("num_tokens")[:, None], np.clip(x, 0, s.V - 1), x
                 ),
+            ),
+        ),
+    ),
+    TensorSpec(
+        name="is_token_id",
+        level=Level.SYSTEM,
+        shape=("R", "M"),
+        dtype="bool",
+        definition="false where the position is a prompt embedding, whose token id nobody reads",
+        producer="add_request",
+        consumers=("embedding layer", "penalties"),
+        padding=True,
+        optional="prompt embeddings",
+        relations=(
+            Relation(
+                "is_token_id[row, j] for j ≥ prompt_len[row]",
+                lambda s, x, g: x | (s.live[:, None] & (np.arange(x.shape[1]) >= s.state("prompt_len")[:, None])),
             ),
         ),
     ),
@@ -235,4 +277,18 @@ SYSTEM: tuple[TensorSpec, ...] = (
     _sampling("min_tokens", "int32", "no end before this many outputs", (0, None), 0),
     _sampling("num_logprobs", "int32", "alternatives wanted with each token, −1 for none", (-1, "V"), -1),
     _sampling("num_prompt_logprobs", "int32", "the same for the prompt's tokens", (-1, "V"), -1),
+    TensorSpec(
+        name="needs",
+        level=Level.SYSTEM,
+        shape=("R",),
+        dtype="int32",
+        definition="the `Need` flags of the row: what sampling it takes, so that a step skips what no row needs",
+        producer="add_request",
+        consumers=("sampling metadata",),
+        padding=int(Need.GREEDY),
+        attribute="sampling.needs",
+        relations=(
+            Relation("each flag that a column tells is that column's", lambda s, x, g: s.where_live(_needs(s, x), x)),
+        ),
+    ),
 )
