@@ -15,7 +15,7 @@ from foreword.models.naming import weights_from_gguf, weights_from_safetensors
 from foreword.models.safetensors import read_directory
 from foreword.models.spec import DecoderSpec
 from foreword.models.tokenizer import Tokenizer
-from foreword.models.weights import WeightMapping
+from foreword.models.weights import Weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class LoadedModel:
     """What an engine needs: the arithmetic, the weights under canonical names, and the words."""
 
     spec: DecoderSpec
-    weights: WeightMapping
+    weights: Weights
     tokenizer: Tokenizer
     eos_token_ids: tuple[int, ...]
     name: str

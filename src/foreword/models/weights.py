@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -33,11 +32,5 @@ def float_tensor(values: npt.NDArray[np.float32]) -> Tensor:
     return Tensor(flat.view(np.uint8), Quant.F32, values.shape)
 
 
-class Weights(Protocol):
-    """Canonical name (`foreword.models.spec.weight_names`) → tensor."""
-
-    def __getitem__(self, name: str) -> Tensor: ...
-    def __contains__(self, name: object) -> bool: ...
-
-
-WeightMapping = Mapping[str, Tensor]
+# Canonical name (`foreword.models.spec.weight_names`) → tensor.
+Weights = Mapping[str, Tensor]
