@@ -232,8 +232,7 @@ void bind_batch(nb::module_ &m) {
         for (size_t i = 0; i < rows.shape(0); ++i) c.sampling.renew(rows(i), stamp);
       })
       .def("append", [](RowsCore &c, Vector<const int32_t> rows, Vector<const int32_t> blocks, int32_t group) {
-        return rows.shape(0) == blocks.shape(0) ? c.append(rows.data(), blocks.data(), int64_t(rows.shape(0)), group)
-                                                : int64_t(0);
+        return rows.shape(0) == blocks.shape(0) && c.append(rows.data(), blocks.data(), int64_t(rows.shape(0)), group);
       });
   nb::class_<StepCore>(m, "StepCore", "Step preparation over the arrays of one RequestStates and one InputBuffers.")
       .def("__init__",

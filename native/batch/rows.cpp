@@ -96,15 +96,21 @@ bool RowsCore::remove(const int32_t *rows, int64_t count, int64_t first_content_
   return true;
 }
 
-int64_t RowsCore::append(const int32_t *rows, const int32_t *blocks, int64_t count, int32_t group) {
+bool RowsCore::append(const int32_t *rows, const int32_t *blocks, int64_t count, int32_t group) {
+  if (group < 0 || size_t(group) >= tables.size()) return false;
   const RowTable &t = tables[group];
-  for (int64_t i = 0; i < count; ++i) {
+  for (int64_t i = 0; i < count; ++i) {  // a row may be named twice: each of its blocks counts at once
     const int32_t row = rows[i];
-    if (row < 0 || row >= states.max_num_reqs || !live[row] || t.num_blocks[row] >= t.width || blocks[i] < 0) return i;
-    __builtin_prefetch(t.table + int64_t(row) * t.width + t.num_blocks[row], 1);
+    if (row >= 0 && row < states.max_num_reqs && live[row] && t.num_blocks[row] < t.width && blocks[i] >= 0) {
+      __builtin_prefetch(t.table + int64_t(row) * t.width + t.num_blocks[row]++, 1);
+      continue;
+    }
+    while (i-- > 0) --t.num_blocks[rows[i]];
+    return false;
   }
+  for (int64_t i = count; i-- > 0;) --t.num_blocks[rows[i]];
   for (int64_t i = 0; i < count; ++i) t.table[int64_t(rows[i]) * t.width + t.num_blocks[rows[i]]++] = blocks[i];
-  return -1;
+  return true;
 }
 
 }  // namespace foreword

@@ -41,8 +41,8 @@ class RowsCore {
   bool admit(const Arrivals &arrivals, PyObject *const *ids, int64_t first_content_id);
   // False, with nothing changed, for a row that is not live or named twice.
   bool remove(const int32_t *rows, int64_t count, int64_t first_content_id, int64_t stamp);
-  // One block a row. −1, or the first row that is full or not live; then nothing was written.
-  int64_t append(const int32_t *rows, const int32_t *blocks, int64_t count, int32_t group);
+  // The next block of each row. False, with nothing changed, for a row that is full or not live, or no block.
+  bool append(const int32_t *rows, const int32_t *blocks, int64_t count, int32_t group);
 
  private:
   bool acceptable(const Arrivals &arrivals) const;

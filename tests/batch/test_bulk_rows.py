@@ -111,6 +111,19 @@ def test_bulk_calls_equal_single_ones(data: st.DataObject) -> None:
             s.remove_rows(rows)
         for name in gone:
             single.remove_request(name)
+        group = data.draw(st.integers(0, 1))
+        grown = data.draw(st.lists(st.sampled_from(single.req_ids), max_size=6) if single.req_ids else st.just([]))
+        rows = np.array([single.row_of(r) for r in grown], np.int32)
+        table = single.block_tables[group]
+        full = bool((table.num_blocks + np.bincount(rows, minlength=ROWS) > table.width).any())
+        for s in (bulk, numpy):  # a row may be named more than once
+            if full:
+                with pytest.raises(CapacityError):
+                    s.append_blocks_rows(rows, np.arange(100, 100 + len(rows), dtype=np.int32), group)
+            else:
+                s.append_blocks_rows(rows, np.arange(100, 100 + len(rows), dtype=np.int32), group)
+        for i, name in enumerate(() if full else grown):
+            single.append_blocks(name, [[100 + i] if g == group else [] for g in range(len(GROUPS))])
         assert_same(bulk, single)
         assert_same(numpy, single)
 
@@ -153,6 +166,42 @@ def test_columns_that_do_not_fit_together_are_refused(native: bool, field: str, 
     before = snapshot(s)
     with pytest.raises(RequestError, match=field.split("[")[0]):
         s.add_requests(columns(new, **{field: value}))
+    assert snapshot(s) == before
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize(
+    ("rows", "blocks", "group", "said"),
+    [
+        ([0], [7], 2, "group 2"),
+        ([0], [7], -1, "group -1"),
+        ([-1], [7], 0, "rows"),
+        ([ROWS], [7], 0, "rows"),
+        ([1], [7], 0, "row 1 holds no request"),
+        ([0], [7, 8], 0, "2 blocks"),
+        ([0], [-7], 0, "-7"),
+        ([0.5], [7], 0, "integers"),
+        ([0] * 7, [7] * 7, 0, "'a'"),
+    ],
+)
+def test_blocks_for_what_is_not_there_are_refused_by_name(native, rows, blocks, group, said):
+    s = states(native=native)
+    s.add_request(NewRequest("a", [1], [[1], [2]]))
+    before = snapshot(s)
+    with pytest.raises(ForewordError, match=said):
+        s.append_blocks_rows(np.array(rows), np.array(blocks), group)
+    assert snapshot(s) == before
+
+
+@pytest.mark.parametrize(
+    ("column", "said"),
+    [({"heat": np.ones(1)}, "heat"), ({"top_p": np.ones(2)}, "one entry each"), ({"needs": np.ones(1)}, "needs")],
+)
+def test_sampling_columns_are_checked_before_anybody_is_admitted(column, said):
+    s = states()
+    before = snapshot(s)
+    with pytest.raises(RequestError, match=said):
+        s.add_requests(columns([NewRequest("a", [1], [[1], [2]], sampling_params=SamplingParams())], sampling=column))
     assert snapshot(s) == before
 
 

@@ -411,3 +411,45 @@ def test_importing_loads_numpy_and_nothing_else():
     loaded = eval(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
     assert not [m for m in loaded if not m.startswith(("foreword.batch", "foreword.errors", "foreword._native"))]
     assert "foreword.batch.spec" not in loaded, "the specification is loaded by those who check against it"
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        None,
+        7,
+        {"a": 1.5},
+        {"a": "3"},
+        {"a": None},
+        {"a": 2**40},
+        (np.array([0.5]), np.array([1])),
+        ([[0], [0, 1]], [1]),
+    ],
+)
+def test_a_plan_that_is_no_plan_is_refused(plan):
+    world = World()
+    world.add("a", [1, 2, 3])
+    before = world.snapshot()
+    with pytest.raises(PlanError):
+        prepare_inputs(world.states, plan, world.buffers)
+    world.assert_unchanged(before)
+
+
+@pytest.mark.parametrize("pad_to", [(-1, None), (None, -5), ("8", None), (8,), 8])
+@pytest.mark.parametrize("form", ["names", "rows"])
+def test_padding_that_is_no_number_is_refused(pad_to, form):
+    world = World()
+    world.add("a", [1, 2, 3])
+    plan = {"a": 3} if form == "names" else (np.array([world.states.row_of("a")], np.int32), np.array([3], np.int32))
+    with pytest.raises(PlanError, match="pad"):
+        prepare_inputs(world.states, plan, world.buffers, pad_to=pad_to)
+
+
+@pytest.mark.parametrize("sampled", [{"a": 5}, {"a": "x"}, {"a": [1.5]}, {"a": [None]}])
+def test_samples_that_are_no_tokens_are_refused_by_request(sampled):
+    world = World()
+    world.add("a", [1, 2, 3])
+    batch = prepare_inputs(world.states, {"a": 3}, world.buffers)
+    with pytest.raises(RequestError, match="request 'a': sampled"):
+        world.states.commit(batch, sampled)
+    world.states.commit(batch, {"a": [4]})  # nothing was lost

@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foreword.batch.backends.vectorized import ragged_arange
+from foreword.batch.plan import int32s
 from foreword.errors import CapacityError, PlanError, RequestError
 
 if TYPE_CHECKING:
@@ -72,25 +73,28 @@ def commit(states: RequestStates, batch: InputBatch, sampled: Mapping[str, Seque
 
 def _from_lists(states: RequestStates, batch: InputBatch, sampled: Mapping[str, Sequence[int]]) -> Int32s:
     index = {rid: b for b, rid in enumerate(batch.req_ids)}
-    width = max(map(len, sampled.values()), default=0)
-    table = np.full((batch.num_reqs, max(width, 1)), -1, np.int32)
     for rid, tokens in sampled.items():
         if rid not in index:
-            raise RequestError(rid, "sampled", list(tokens), "is not in this batch", "Commit each batch's own samples.")
+            raise RequestError(rid, "sampled", tokens, "is not in this batch", "Commit each batch's own samples.")
+        if not hasattr(tokens, "__len__"):
+            raise RequestError(rid, "sampled", tokens, "is no list of token ids", "Give a list, empty for none.")
         for t in tokens:
-            if not 0 <= t < states.vocab_size:
+            if not isinstance(t, int | np.integer) or not 0 <= t < states.vocab_size:
                 raise RequestError(
                     rid, "sampled", t, f"is no token id, the vocabulary has {states.vocab_size}", "Sample again."
                 )
+    width = max(map(len, sampled.values()), default=0)
+    table = np.full((batch.num_reqs, max(width, 1)), -1, np.int32)
+    for rid, tokens in sampled.items():
         table[index[rid], : len(tokens)] = tokens
     return table
 
 
 def _as_table(batch: InputBatch, sampled: Int32s) -> Int32s:
-    table = np.asarray(sampled)
-    if table.dtype != np.int32 or table.ndim not in (1, 2) or len(table) != batch.num_reqs:
+    table = int32s(sampled, "sampled")
+    if table.ndim not in (1, 2) or len(table) != batch.num_reqs:
         raise PlanError("sampled must be int32 [B] or [B, D + 1], padded with −1", tensor="sampled",
-                        expected=(batch.num_reqs, "D + 1"), got=(table.dtype.name, table.shape))  # fmt: skip
+                        expected=(batch.num_reqs, "D + 1"), got=table.shape)  # fmt: skip
     return table[:, None] if table.ndim == 1 else table
 
 

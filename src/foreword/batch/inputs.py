@@ -388,6 +388,8 @@ def prepare_inputs(
         return batch
     if buffers.states is not states:
         raise PlanError("these buffers were made for other states: use InputBuffers.for_states(states, …)")
+    if pad_to is not None:
+        _plan.check_padding(pad_to)
     if order == "decode_first" and type(plan) is tuple:
         order = "given" if _plan.is_decode_first(plan[1], draft_tokens, states.max_num_draft_tokens) else order
     if buffers.native is not None and order == "given" and backend in ("auto", "native"):

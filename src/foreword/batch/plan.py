@@ -56,7 +56,7 @@ class PlannedStep(Mapping[str, int]):
 def normalize(states: RequestStates, plan: PlanLike, drafts: Drafts) -> Plan:
     """Either form of plan and drafts as arrays. RequestError for an id that is not here."""
     if isinstance(plan, tuple):
-        rows, counts = (_int32s(a, what) for a, what in zip(plan, ("rows", "num_scheduled"), strict=True))
+        rows, counts = (int32s(a, what) for a, what in zip(plan, ("rows", "num_scheduled"), strict=True))
         if rows.shape != counts.shape or rows.ndim != 1:
             raise PlanError("rows and num_scheduled must be one-dimensional and equally long",
                             expected=rows.shape, got=counts.shape)  # fmt: skip
@@ -64,7 +64,7 @@ def normalize(states: RequestStates, plan: PlanLike, drafts: Drafts) -> Plan:
             return Plan(rows, counts, _NONE, _NONE)
         if isinstance(drafts, Mapping):
             return _with_draft_lists(rows, counts, [drafts.get(states.req_id_of(int(r)), ()) for r in rows])
-        table = _int32s(drafts, "draft_tokens")
+        table = int32s(drafts, "draft_tokens")
         if table.ndim != 2 or len(table) != len(rows):
             raise PlanError("draft_tokens must be [B, D], padded with −1", tensor="draft_tokens",
                             expected=(len(rows), "D"), got=table.shape)  # fmt: skip
@@ -77,8 +77,10 @@ def normalize(states: RequestStates, plan: PlanLike, drafts: Drafts) -> Plan:
         return Plan(rows, counts, num, table[present]) if num.any() else Plan(rows, counts, _NONE, _NONE)
     if isinstance(plan, PlannedStep) and (drafts is None or drafts is plan.draft_tokens):
         return Plan(*plan.plan, *plan.drafts)
+    if not isinstance(plan, Mapping):
+        raise PlanError("a plan is {req_id: tokens} or (rows, num_scheduled)", tensor="plan", got=type(plan).__name__)
     rows = np.fromiter(map(states.row_of, plan), np.int32, len(plan))
-    counts = np.fromiter(plan.values(), np.int32, len(plan))
+    counts = int32s(list(plan.values()), "num_scheduled_tokens")
     if not drafts:
         return Plan(rows, counts, _NONE, _NONE)
     if not isinstance(drafts, Mapping):
@@ -90,9 +92,12 @@ def normalize(states: RequestStates, plan: PlanLike, drafts: Drafts) -> Plan:
     return _with_draft_lists(rows, counts, [drafts.get(rid, ()) for rid in plan])
 
 
-def _int32s(values: npt.ArrayLike, tensor: str) -> Int32s:
+def int32s(values: npt.ArrayLike, tensor: str) -> Int32s:
     """Integers as contiguous int32; PlanError for what is none, or does not fit."""
-    array = np.asarray(values)
+    try:
+        array = np.asarray(values)
+    except (ValueError, OverflowError):  # lists of lists of different lengths
+        array = np.asarray(None)
     if array.dtype == np.int32:
         return np.ascontiguousarray(array)
     if array.size and (array.dtype.kind not in "iu" or array.min() < -(2**31) or array.max() >= 2**31):
@@ -104,7 +109,16 @@ def _with_draft_lists(rows: Int32s, counts: Int32s, lists: list[Sequence[int]]) 
     num = np.fromiter(map(len, lists), np.int32, len(lists))
     if not num.any():
         return Plan(rows, counts, _NONE, _NONE)
-    return Plan(rows, counts, num, np.array([t for ids in lists for t in ids], np.int32))
+    return Plan(rows, counts, num, int32s([t for ids in lists for t in ids], "draft_tokens"))
+
+
+def check_padding(pad_to: tuple[int | None, int | None]) -> None:
+    """PlanError unless it is a pair, each of them None or a number that is not negative."""
+    if not isinstance(pad_to, tuple | list) or len(pad_to) != 2:
+        raise PlanError("pad_to is a pair", tensor="pad_to", expected="(num_tokens, num_reqs)", got=pad_to)
+    for what, pad in zip(("tokens", "requests"), pad_to, strict=True):
+        if pad is not None and (not isinstance(pad, int | np.integer) or pad < 0):
+            raise PlanError("no number to pad to", tensor=f"pad_to ({what})", expected="None or 0 or more", got=pad)
 
 
 def is_decode_first(num_scheduled: Int32s, drafts: Drafts, max_num_draft_tokens: int) -> bool:

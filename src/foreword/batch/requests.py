@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from foreword.batch.sampling_columns import COLUMNS
 from foreword.errors import RequestError
 
 if TYPE_CHECKING:
@@ -68,54 +69,70 @@ class NewRequests:
     lora_id: npt.NDArray[np.int32] | None = None
     sampling: Mapping[str, npt.NDArray[np.generic]] | None = None
 
+    def check_columns(self) -> None:
+        """RequestError for a column of ``sampling`` or ``lora_id`` that is unknown or has not one entry a request."""
+        given = set(COLUMNS) - {"needs"}  # what the row needs follows from the others
+        for name, column in (self.sampling or {}).items():
+            if name not in given:
+                raise RequestError(None, "sampling", name, "is no column", f"Use one of {', '.join(sorted(given))}.")
+            _one_each(name, column, len(self.req_ids))
+        if self.lora_id is not None:
+            _one_each("lora_id", self.lora_id, len(self.req_ids))
+
     def split(self) -> list[NewRequest]:
         """The same as one `NewRequest` each (without ``sampling``, which has no parameters object).
 
         RequestError for columns that do not have one entry a request, or that do not add up.
         """
-        self._check()
-        starts = np.cumsum(self.num_tokens) - self.num_tokens
-        block_starts = [np.cumsum(n) - n for n in self.num_blocks]
-        requests = []
-        for i, req_id in enumerate(self.req_ids):
-            tokens = self.token_ids[starts[i] : starts[i] + self.num_tokens[i]]
-            prompt = len(tokens) if self.prompt_len is None else int(self.prompt_len[i])
-            blocks = [
-                ids[at[i] : at[i] + n[i]]
-                for ids, n, at in zip(self.block_ids, self.num_blocks, block_starts, strict=True)
-            ]
-            computed = 0 if self.num_computed_tokens is None else int(self.num_computed_tokens[i])
-            lora = 0 if self.lora_id is None else int(self.lora_id[i])
-            requests.append(NewRequest(req_id, tokens[:prompt], blocks, tokens[prompt:], computed, lora_id=lora))
-        return requests
-
-    def _check(self) -> None:
         count = len(self.req_ids)
-        columns = {"num_tokens": self.num_tokens, "prompt_len": self.prompt_len, "lora_id": self.lora_id}
-        columns |= {"num_computed_tokens": self.num_computed_tokens}
-        columns |= {f"num_blocks[{g}]": held for g, held in enumerate(self.num_blocks)}
-        for name, column in columns.items():
-            if column is not None and len(column) != count:
-                raise RequestError(
-                    None, name, f"{len(column)} entries", f"there are {count} requests", "Give one each."
-                )
+        num_tokens = _one_each("num_tokens", self.num_tokens, count)
+        prompt_len = num_tokens if self.prompt_len is None else _one_each("prompt_len", self.prompt_len, count)
+        computed = np.zeros(count, np.int32)
+        if self.num_computed_tokens is not None:
+            computed = _one_each("num_computed_tokens", self.num_computed_tokens, count)
         if len(self.block_ids) != len(self.num_blocks):
             raise RequestError(
                 None, "num_blocks", f"{len(self.num_blocks)} arrays", f"block_ids has {len(self.block_ids)}",
                 "Give one of either for each KV group.",
             )  # fmt: skip
-        sums = [("token_ids", self.token_ids, "num_tokens", self.num_tokens)]
-        for g, (ids, held) in enumerate(zip(self.block_ids, self.num_blocks, strict=True)):
-            sums.append((f"block_ids[{g}]", ids, f"num_blocks[{g}]", held))
-        for name, values, count_name, counts in sums:
-            if (counts < 0).any() or int(counts.sum()) != len(values):
-                raise RequestError(
-                    None, name, f"{len(values)} entries", f"{count_name} adds up to {int(counts.sum())}, none below 0",
-                    "Make them agree.",
-                )  # fmt: skip
-        if self.prompt_len is not None and ((self.prompt_len < 1) | (self.prompt_len > self.num_tokens)).any():
-            i = int(np.argmax((self.prompt_len < 1) | (self.prompt_len > self.num_tokens)))
+        if ((prompt_len < 1) | (prompt_len > num_tokens)).any():
+            i = int(np.argmax((prompt_len < 1) | (prompt_len > num_tokens)))
             raise RequestError(
-                self.req_ids[i], "prompt_len", int(self.prompt_len[i]),
-                f"must be in [1, num_tokens = {int(self.num_tokens[i])}]", "Count the prompt's own tokens.",
+                self.req_ids[i], "prompt_len", int(prompt_len[i]),
+                f"must be in [1, num_tokens = {int(num_tokens[i])}]", "Count the prompt's own tokens.",
             )  # fmt: skip
+        tokens = _pieces("token_ids", self.token_ids, "num_tokens", num_tokens)
+        blocks = []
+        for g, (ids, held) in enumerate(zip(self.block_ids, self.num_blocks, strict=True)):
+            name = f"num_blocks[{g}]"
+            blocks.append(_pieces(f"block_ids[{g}]", ids, name, _one_each(name, held, count)))
+        return [
+            NewRequest(
+                req_id,
+                tokens[i][: prompt_len[i]],
+                [group[i] for group in blocks],
+                tokens[i][prompt_len[i] :],
+                int(computed[i]),
+                lora_id=0 if self.lora_id is None else int(self.lora_id[i]),
+            )
+            for i, req_id in enumerate(self.req_ids)
+        ]
+
+
+def _one_each(name: str, column: npt.ArrayLike, count: int) -> npt.NDArray[Any]:
+    """The column as an array [count]; RequestError for another shape."""
+    values = np.asarray(column)
+    if values.shape != (count,):
+        raise RequestError(None, name, f"shape {values.shape}", f"there are {count} requests", "Give one entry each.")
+    return values
+
+
+def _pieces(name: str, values: npt.ArrayLike, count_name: str, counts: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
+    """values cut into pieces of counts[i] entries; RequestError where they do not add up."""
+    flat = np.asarray(values)
+    if (counts < 0).any() or int(counts.sum()) != flat.size or flat.ndim != 1:
+        raise RequestError(
+            None, name, f"shape {flat.shape}", f"{count_name} adds up to {int(counts.sum())}, none below 0",
+            "Make them agree.",
+        )  # fmt: skip
+    return np.split(flat, np.cumsum(counts)[:-1]) if len(counts) else []

@@ -158,6 +158,8 @@ class RequestStates:
         Raises RequestError for bad values and CapacityError without a free row or past the end of a block-table row.
         """
         rid = request.req_id
+        if not isinstance(rid, str):
+            raise RequestError(None, "req_id", rid, "is no string", "Name requests by strings.")
         if rid in self._rows:
             raise RequestError(rid, "req_id", rid, "is here already", "Remove it first, or use another id.")
         prompt = self._prompt_ids(request)
@@ -206,19 +208,9 @@ class RequestStates:
 
     def add_requests(self, new: NewRequests) -> npt.NDArray[np.int32]:
         """Admit many requests at once and return their rows, int32 [N]. All or nothing; errors as in `add_request`."""
-        count = len(new.req_ids)
-        rows = np.empty(count, np.int32)
-        if self.core is None or not self.core.admit(
-            new.req_ids,
-            rows,
-            new.token_ids,
-            new.num_tokens,
-            new.prompt_len,
-            new.num_computed_tokens,
-            new.block_ids,
-            new.num_blocks,
-            self.content_ids.take(count),
-        ):
+        new.check_columns()
+        rows = np.empty(len(new.req_ids), np.int32)
+        if not self._admit(new, rows):
             return self._add_one_by_one(new)
         if new.lora_id is not None:
             self.lora_id[rows] = new.lora_id
@@ -233,6 +225,27 @@ class RequestStates:
             for row in rows.tolist():
                 watcher.filled(row)
         return rows
+
+    def _admit(self, new: NewRequests, rows: npt.NDArray[np.int32]) -> bool:
+        """Whether the native core admitted them; False, with nothing changed, without it, or where it refuses."""
+        if self.core is None:
+            return False
+        try:
+            return bool(
+                self.core.admit(
+                    new.req_ids,
+                    rows,
+                    new.token_ids,
+                    new.num_tokens,
+                    new.prompt_len,
+                    new.num_computed_tokens,
+                    new.block_ids,
+                    new.num_blocks,
+                    self.content_ids.take(len(rows)),
+                )
+            )
+        except TypeError:  # something that is no array
+            return False
 
     def _add_one_by_one(self, new: NewRequests) -> npt.NDArray[np.int32]:
         added: list[str] = []
@@ -251,6 +264,7 @@ class RequestStates:
 
     def remove_rows(self, rows: npt.NDArray[np.int32]) -> None:
         """Free these rows. CapacityError for a row that holds no request; then nothing changes."""
+        rows = as_int32(None, "rows", rows)
         sparse = self.loras or self.extras or self.watchers  # somebody has what the native core does not know
         if (
             sparse
@@ -296,24 +310,36 @@ class RequestStates:
             table.append(row, ids)
 
     def append_blocks_rows(self, rows: npt.NDArray[np.int32], block_ids: npt.NDArray[np.int32], group: int = 0) -> None:
-        """One new block for each of these rows: table[rows[i], num_blocks[rows[i]]++] = block_ids[i].
+        """One new block for each entry of rows: table[rows[i], num_blocks[rows[i]]++] = block_ids[i], i ascending.
 
-        rows are distinct live rows. CapacityError past a row's end, and nothing changes.
+        Nothing changes on an error: CapacityError for a row that is full or holds no request, RequestError for what is
+        no block.
         """
-        if self.core is not None and self.core.append(rows, block_ids, group) < 0:
+        rows, block_ids = as_int32(None, "rows", rows), as_int32(None, "block_ids", block_ids)
+        if self.core is not None and self.core.append(rows, block_ids, group):
             return
+        if not 0 <= group < len(self.block_tables):
+            raise CapacityError(f"group {group}: there are {len(self.block_tables)} KV groups, counted from 0")
+        if len(rows) != len(block_ids):
+            raise RequestError(
+                None, "block_ids", f"{len(block_ids)} blocks", f"there are {len(rows)} rows", "Give one each."
+            )
+        if len(block_ids) and block_ids.min() < 0:
+            raise RequestError(None, "block_ids", int(block_ids.min()), "is no block", "Blocks are 0 or more.")
+        self.req_ids_of(rows)
         table = self.block_tables[group]
-        held = table.num_blocks[rows]
-        if not self.live[rows].all():
-            raise CapacityError(f"row {int(rows[np.argmin(self.live[rows])])} holds no request")
-        if held.size and int(held.max()) >= table.width:
-            row = int(rows[int(held.argmax())])
+        order = np.argsort(rows, kind="stable")
+        new = np.bincount(rows, minlength=self.max_num_reqs)
+        if (table.num_blocks + new > table.width).any():
+            row = int(np.argmax(table.num_blocks + new > table.width))
             raise CapacityError(
                 f"request {self._req_ids[row]!r}: group {group} holds {table.width} blocks a row, "
-                f"enough for max_model_len = {self.max_model_len}; one more does not fit"
+                f"enough for max_model_len = {self.max_model_len}; it has {int(table.num_blocks[row])} "
+                f"and {int(new[row])} more do not fit"
             )
-        table.table[rows, held] = block_ids
-        table.num_blocks[rows] = held + 1
+        nth = np.arange(len(rows)) - (np.cumsum(new) - new)[rows[order]]  # of a row named more than once
+        table.table[rows[order], table.num_blocks[rows[order]] + nth] = block_ids[order]
+        table.num_blocks[:] += new.astype(np.int32)
 
     # -- after the step ----------------------------------------------------------------------------------------
 
@@ -447,9 +473,11 @@ def _unaliased_rows(rows: int, columns: int) -> npt.NDArray[np.int32]:
     return np.zeros((rows, (columns // line + 2) * line), np.int32)[:, :columns]
 
 
-def as_int32(rid: str, field: str, ids: TokenIds) -> npt.NDArray[np.int32]:
+def as_int32(rid: str | None, field: str, ids: TokenIds) -> npt.NDArray[np.int32]:
     """ids as int32 [n]; RequestError where they are not integers that fit."""
     array = np.asarray(ids)
+    if array.dtype == np.int32 and array.ndim == 1:
+        return array
     if array.size == 0:
         return np.zeros(0, np.int32)
     if array.ndim != 1 or array.dtype.kind not in "iu":
