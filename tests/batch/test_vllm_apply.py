@@ -593,3 +593,21 @@ def test_the_first_entry_that_does_not_fit_is_named():
         cached.new_token_ids = [tokens]
         with pytest.raises((RequestError, CapacityError), match="'a'"):
             apply(states, output(cached=cached))
+
+
+@pytest.mark.parametrize(
+    ("changes", "tensor"),
+    [
+        ({"scheduled": {"a": 1.5}}, "num_scheduled_tokens"),
+        ({"scheduled": {"a": 2}, "drafts": {"a": "x"}}, "draft_tokens"),
+        ({"cached": cached_data([("a", None, 0, 0)]), "missing": "new_block_ids"}, "new_block_ids"),
+    ],
+)
+def test_an_output_of_the_wrong_form_is_refused_by_field(changes, tensor):
+    states, _ = make()
+    apply(states, output([new_data("a", [1], ([1], [1]))]))
+    if field := changes.pop("missing", None):
+        setattr(changes["cached"], field, [])
+    with pytest.raises(PlanError) as caught:
+        apply(states, output(**changes))
+    assert caught.value.tensor == tensor

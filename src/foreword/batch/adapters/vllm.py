@@ -23,7 +23,7 @@ from foreword.batch.adapters.vllm_front import VllmFront
 from foreword.batch.adapters.vllm_requests import new_request
 from foreword.batch.block_ops import NO_BLOCK_OPS, BlockOps
 from foreword.batch.parking import park, resume
-from foreword.batch.plan import PlannedStep
+from foreword.batch.plan import PlannedStep, int32s
 from foreword.errors import CapacityError, PlanError, RequestError
 
 if TYPE_CHECKING:
@@ -140,6 +140,10 @@ def _go_on(states: RequestStates, cached: Any) -> None:
     all_tokens = getattr(cached, "all_token_ids", None) or {}
     new_tokens = getattr(cached, "new_token_ids", None) or ()
     num_outputs = getattr(cached, "num_output_tokens", None) or ()
+    for name in ("new_block_ids", "num_computed_tokens"):
+        if len(getattr(cached, name)) != len(cached.req_ids):
+            raise PlanError("scheduled_cached_reqs has lists of different lengths", tensor=name,
+                            expected=len(cached.req_ids), got=len(getattr(cached, name)))  # fmt: skip
     for i, rid in enumerate(cached.req_ids):
         blocks, computed = cached.new_block_ids[i], int(cached.num_computed_tokens[i])
         if rid in resumed:
@@ -202,13 +206,13 @@ def _read_plan(
     if states.max_num_reqs < B:
         raise CapacityError(f"{B} requests in one step, max_num_reqs is {states.max_num_reqs}")
     front.rows[:B] = np.fromiter(map(states.row_of, counts), np.int32, B)
-    front.num_scheduled[:B] = np.fromiter(counts.values(), np.int32, B)
+    front.num_scheduled[:B] = int32s(list(counts.values()), "num_scheduled_tokens")
     for rid in drafts:
         if rid not in counts:
             raise PlanError("drafts for a request that is not scheduled", request=rid, tensor="draft_tokens")
     lists = [drafts.get(rid, ()) for rid in counts]
     front.num_drafts[:B] = np.fromiter(map(len, lists), np.int32, B)
-    ids = [t for tokens in lists for t in tokens]
+    ids = int32s([t for tokens in lists for t in tokens], "draft_tokens")
     if len(ids) > len(front.draft_ids):
         raise CapacityError(f"{len(ids)} drafts in one step, room for {len(front.draft_ids)}")
     front.draft_ids[: len(ids)] = ids
