@@ -10,7 +10,7 @@ import pytest
 
 from foreword.errors import ConfigError
 from foreword.scheduler import SchedulerConfig
-from foreword.scheduler.simulation import Arrival, CostModel, LatencyHistogram, Series, Trace, read_trace, simulate
+from foreword.scheduler.simulation import Arrival, CostModel, LatencyHistogram, TimeSeries, Trace, read_trace, simulate
 
 
 def run(arrivals, **options):
@@ -88,12 +88,35 @@ def test_the_histogram_keeps_durations_to_a_percent():
     assert np.isnan(LatencyHistogram().percentile(50))
 
 
+def test_durations_are_counted_alike_one_by_one_and_together():
+    values = 10 ** np.random.default_rng(3).uniform(-7, 7, 400)
+    together, single = LatencyHistogram(), LatencyHistogram()
+    together.add(values, 3)
+    together.add(values[:0])
+    for value in values:
+        single.add(np.array([value]), 3)
+    assert together.counts.tolist() == single.counts.tolist()
+    assert together.count == 1200
+
+
 def test_a_series_stays_small_and_keeps_its_shape():
-    series = Series(size=50)
-    for i in range(100_000):
-        series.add(i, i / 100_000)
-    assert len(series.points) < 100
+    series = TimeSeries(size=64)
+    for i in range(50_000):
+        series.add(i, i / 50_000)
+    assert len(series.points) <= 64
+    assert series.points[-1][0] == pytest.approx(49_999)
     assert series.plot(4) == "▁▃▅▇"
+    assert series.peak == pytest.approx(1.0, abs=1e-4)
+
+
+def test_a_series_weighs_values_by_how_long_they_held():
+    series = TimeSeries(size=8)
+    for time, value in ((0.0, 0.5), (30.0, 1.0), (30.5, 0.0), (100.0, 0.0)):
+        series.add(time, value)
+    ends, means = np.array(series.points).T
+    spans = np.diff(ends, prepend=0.0)
+    assert float((means * spans).sum()) == pytest.approx(30 * 0.5 + 0.5 * 1.0)
+    assert ends[-1] == 100.0
 
 
 def test_a_cost_model_is_fitted_to_measured_steps():
@@ -105,21 +128,32 @@ def test_a_cost_model_is_fitted_to_measured_steps():
     assert (fit.step, fit.token, fit.context) == pytest.approx((3e-3, 2e-5, 1e-8))
 
 
-def test_steps_done_in_one_go_have_the_outcome_of_single_ones(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("policy", ["fcfs", "shortest-first"])
+@pytest.mark.parametrize("load", [1.0, 4.0, 30.0])
+def test_steps_done_in_one_go_have_the_outcome_of_single_ones(
+    policy: str, load: float, monkeypatch: pytest.MonkeyPatch
+):
     random = np.random.default_rng(5)
     arrivals = [
         Arrival(float(t), int(random.integers(1, 90)), int(random.integers(1, 60)), (int(random.integers(3)),))
-        for t in np.cumsum(random.exponential(20.0, 80))
+        for t in np.cumsum(random.exponential(20.0 / load, 80))
     ]
 
-    def outcome(num_blocks: int):
-        r = run(arrivals, num_blocks=num_blocks, config={"reserve_full_prompt": False})
-        times = [h.percentile(p) for h in (r.time_to_first_token, r.time_between_tokens) for p in (10, 50, 99)]
-        return (r.num_steps, r.num_output_tokens, r.num_preemptions, r.num_cached_tokens), [*times, r.seconds]
+    def outcome(num_blocks: int, reserve: bool):
+        config = {"reserve_full_prompt": reserve, "policy": policy, "max_num_batched_tokens": 40, "max_num_seqs": 4}
+        r = simulate(
+            arrivals,
+            max_model_len=200,
+            num_blocks=num_blocks,
+            block_size=4,
+            config=SchedulerConfig(watermark=0.0, **config),
+            cost=CostModel(step=0.7, token=0.013, context=0.0011),
+        )
+        histograms = [h.counts.tolist() for h in (r.time_to_first_token, r.time_between_tokens)]
+        counts = (r.num_steps, r.num_output_tokens, r.num_preemptions, r.num_prompt_tokens, r.num_cached_tokens)
+        return counts, r.seconds, r.num_leaked_blocks, histograms
 
-    fast = [outcome(n) for n in (51, 60, 101)]
-    monkeypatch.setattr("foreword.scheduler.simulation.simulator._Simulation._repeat", lambda self, arrival: None)
-    for (counts, times), blocks in zip(fast, (51, 60, 101), strict=True):
-        single_counts, single_times = outcome(blocks)
-        assert counts == single_counts
-        assert times == pytest.approx(single_times, rel=1e-9)
+    settings = [(51, False), (60, False), (60, True), (101, True)]
+    together = [outcome(*setting) for setting in settings]
+    monkeypatch.setattr("foreword.scheduler.simulation.simulator._Simulation._repeat", lambda self, arrival: False)
+    assert together == [outcome(*setting) for setting in settings]  # to the last bit

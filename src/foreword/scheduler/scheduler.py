@@ -96,7 +96,7 @@ class Scheduler:
 
     def finish(self, rows: Int32s) -> None:
         """Free these running rows. Each request keeps its tokens in ``output``."""
-        self._rows = self._rows[~np.isin(self._rows, rows)]
+        self._drop(rows)
         for row in rows.tolist():
             self._leave(row)
 
@@ -189,7 +189,7 @@ class Scheduler:
         Returns the rows that were freed.
         """
         rows = np.array([row for row in plan.rows.tolist() if self._by_row[row] is not None], np.int32)
-        self._rows = self._rows[~np.isin(self._rows, rows)]
+        self._drop(rows)
         for row in rows.tolist():
             self.waiting.push(self._leave(row, publish=False))
         return rows
@@ -271,6 +271,12 @@ class Scheduler:
         request.num_preemptions += 1
         self.waiting.push(request)
         return request
+
+    def _drop(self, rows: Int32s) -> None:
+        """Take these rows out of the running ones."""
+        stays = np.ones(self.states.max_num_reqs, np.bool_)
+        stays[rows] = False
+        self._rows = self._rows[stays[self._rows]]
 
     def _leave(self, row: int, *, publish: bool = True) -> Request:
         request, states = self.request_in(row), self.states

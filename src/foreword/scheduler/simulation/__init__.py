@@ -2,15 +2,15 @@
 
 from foreword.scheduler.simulation.cost import CostModel
 from foreword.scheduler.simulation.simulator import SimulationReport, simulate
-from foreword.scheduler.simulation.statistics import LatencyHistogram, Series
+from foreword.scheduler.simulation.statistics import LatencyHistogram, TimeSeries
 from foreword.scheduler.simulation.trace import Arrival, Trace, read_trace
 
 __all__ = [
     "Arrival",
     "CostModel",
     "LatencyHistogram",
-    "Series",
     "SimulationReport",
+    "TimeSeries",
     "Trace",
     "read_trace",
     "simulate",

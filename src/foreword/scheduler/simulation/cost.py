@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import overload
 
 import numpy as np
 import numpy.typing as npt
+
+Tokens = npt.NDArray[np.integer]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,13 +22,16 @@ class CostModel:
     token: float = 4e-5
     context: float = 1.5e-8
 
-    def seconds(self, num_tokens: int, num_context_tokens: int) -> float:
-        return self.step + self.token * num_tokens + self.context * num_context_tokens
-
-    def decode_seconds(self, num_steps: int, num_requests: int, num_context_tokens: int) -> float:
-        """Σ seconds of ``num_steps`` decode steps of the same requests; num_context_tokens: of the first step."""
-        growth = num_requests * num_steps * (num_steps - 1) // 2
-        return num_steps * self.seconds(num_requests, num_context_tokens) + self.context * growth
+    @overload
+    def seconds(self, num_tokens: int, num_context_tokens: int) -> float: ...
+    @overload
+    def seconds(self, num_tokens: int, num_context_tokens: Tokens) -> npt.NDArray[np.float64]: ...
+    def seconds(self, num_tokens: int, num_context_tokens: int | Tokens) -> float | npt.NDArray[np.float64]:
+        """One step, or one for each entry of num_context_tokens."""
+        fixed = self.step + self.token * num_tokens
+        if isinstance(num_context_tokens, int):
+            return fixed + self.context * num_context_tokens
+        return fixed + self.context * num_context_tokens.astype(np.float64)
 
     @classmethod
     def fitted(

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from foreword.batch import KVGroup, RequestStates
 from foreword.batch.sampling import SamplingParams
@@ -15,12 +16,14 @@ from foreword.scheduler.plan import StepPlan
 from foreword.scheduler.request import Request
 from foreword.scheduler.scheduler import Scheduler
 from foreword.scheduler.simulation.cost import CostModel
-from foreword.scheduler.simulation.statistics import LatencyHistogram, Series
+from foreword.scheduler.simulation.statistics import LatencyHistogram, TimeSeries
 from foreword.scheduler.simulation.trace import Arrival
 
 GREEDY = SamplingParams(temperature=0.0)
 # Under lasting overload the rest of the queue stays in the trace, so that memory stays flat.
 MAX_WAITING = 4096
+# Steps done in one go at most, so that an array of them stays small.
+MAX_REPEAT = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +39,7 @@ class SimulationReport:
     num_preemptions: int
     num_prompt_tokens: int
     num_cached_tokens: int
-    memory_use: Series
+    memory_use: TimeSeries
     num_leaked_blocks: int
 
     @property
@@ -62,6 +65,8 @@ def simulate(
     """Serve the arrivals to the end. Memory does not grow with their number.
 
     A request longer than max_model_len is cut to it, prompt first. Priorities are those of arrival order alone.
+    Steps that only repeat the one before are done in one go, with the outcome they have one by one; only memory_use,
+    a drawing, is sampled at their end.
     """
     config = config or SchedulerConfig()
     return _Simulation(
@@ -85,28 +90,32 @@ class _Simulation:
         self.states, self.cost = states, cost
         self.cache = KVCache(states, num_blocks, prefix_caching=prefix_caching, partial_reuse=False)
         self.scheduler = Scheduler(states, self.cache, config)
+        # Whether somebody who arrives may be admitted before those who wait already.
+        self.may_overtake = config.policy != "fcfs"
         self.now = 0.0
         self.num_steps = self.num_tokens = self.num_preemptions = self.num_prompt = self.num_cached = 0
         self.num_requests = 0
-        self.first_token, self.between_tokens, self.memory = LatencyHistogram(), LatencyHistogram(), Series()
+        self.first_token, self.between_tokens, self.memory = LatencyHistogram(), LatencyHistogram(), TimeSeries()
         self.last_time = np.zeros(states.max_num_reqs)  # by row: when its last token came, or the request itself
         self.has_token = np.zeros(states.max_num_reqs, np.bool_)
         self.waiting_since: dict[str, float] = {}  # waiting requests: their arrival, or their last token
         self.rows: dict[str, int] = {}  # running requests
 
     def run(self, arrivals: Iterable[Arrival]) -> SimulationReport:
+        scheduler, waiting = self.scheduler, self.scheduler.waiting
         pending = iter(arrivals)
         following = next(pending, None)
-        while following is not None or self.scheduler.has_work:
-            if not self.scheduler.has_work and following is not None:
-                self.now = max(self.now, following.time)
-            while following is not None and following.time <= self.now and len(self.scheduler.waiting) < MAX_WAITING:
-                self._arrive(following)
-                following = next(pending, None)
-            plan = self.scheduler.schedule()
-            self._step(plan)
-            if not len(plan.prefilling) and len(plan.rows) == len(self.scheduler.running):
-                self._repeat(None if following is None else following.time)
+        while following is not None or scheduler.has_work:
+            if following is not None:
+                if not scheduler.has_work:
+                    self.now = max(self.now, following.time)
+                while following is not None and following.time <= self.now and len(waiting) < MAX_WAITING:
+                    self._arrive(following)
+                    following = next(pending, None)
+            plan = scheduler.schedule()
+            repeats = self._step(plan)
+            while repeats:
+                repeats = self._repeat(None if following is None else following.time)
         return SimulationReport(
             num_requests=self.num_requests,
             num_steps=self.num_steps,
@@ -135,61 +144,103 @@ class _Simulation:
         self.waiting_since[request.request_id] = arrival.time
         self.scheduler.add(request)
 
-    def _step(self, plan: StepPlan) -> None:
+    def _step(self, plan: StepPlan) -> bool:
+        """Take the step. Whether the next one is the same again: everybody decoded, and nobody can come."""
         states, rows = self.states, plan.rows
-        self._note_moves(plan)
+        if plan.admitted or plan.preempted:
+            self._note_moves(plan)
         computed = states.num_computed_tokens[rows] + plan.num_scheduled
         self.now += self.cost.seconds(plan.num_tokens, int(computed.sum()))
         states.num_computed_tokens[rows] = computed
-        sampled = rows[computed == states.num_tokens[rows]]
-        states.num_tokens[sampled] += 1
+        sampled = rows
+        if len(plan.prefilling):
+            sampled = rows[computed == states.num_tokens[rows]]
+        known = states.num_tokens[sampled] + 1
+        states.num_tokens[sampled] = known
         self.scheduler.commit(plan)
 
         waited = self.now - self.last_time[sampled]
-        first = ~self.has_token[sampled]
-        if first.any():
-            self.first_token.add(waited[first])
-        self.between_tokens.add(waited[~first])
+        if plan.admitted or len(plan.prefilling):
+            had_token = self.has_token[sampled]
+            self.first_token.add(waited[~had_token])
+            waited = waited[had_token]
+            self.has_token[sampled] = True
+        self.between_tokens.add(waited)
         self.last_time[sampled] = self.now
-        self.has_token[sampled] = True
         self.num_steps += 1
         self.num_tokens += len(sampled)
         self.memory.add(self.now, self.cache.pool.num_used / (self.cache.pool.num_blocks - 1))
-        done = sampled[states.num_tokens[sampled] >= self.scheduler.max_len[sampled]]
-        if len(done):
-            for row in done.tolist():
-                del self.rows[self.scheduler.request_in(row).request_id]
-            self.scheduler.finish(done)
+        everybody = len(sampled) == len(self.scheduler.running)
+        ended = self._end(sampled, known)
+        return everybody and self._nobody_comes(ended, published=len(plan.prefilling) > 0)
 
-    def _repeat(self, next_arrival: float | None) -> None:
-        """All running requests decoded, and nobody left: do in one go the steps that would only repeat this one.
+    def _repeat(self, next_arrival: float | None) -> bool:
+        """All running requests decode, and nobody is let in: do in one go the steps that would only repeat this one.
 
-        They end before the first request does, before blocks run out, and before somebody arrives who could be let in.
+        They end with the first request that does, before blocks run out, and when somebody arrives who could be let
+        in. Returns whether there are more such steps.
         """
         states, rows, cost = self.states, self.scheduler.running, self.cost
+        if not len(rows):
+            return False
         known = states.num_tokens[rows]
-        steps = int((self.scheduler.max_len[rows] - known).min()) - 1
+        steps = min(int((self.scheduler.max_len[rows] - known).min()), MAX_REPEAT)
         context = int(known.sum())
-        if not len(self.scheduler.waiting) and next_arrival is not None:
-            later = cost.seconds(len(rows), context + steps * len(rows))
-            steps = min(steps, int((next_arrival - self.now) / later))
+        if next_arrival is not None and (self.may_overtake or not len(self.scheduler.waiting)):
+            if next_arrival <= self.now:
+                return False
+            steps = min(steps, 1 + int((next_arrival - self.now) / cost.seconds(len(rows), context)))
+        else:
+            next_arrival = None
         while steps > 0:
-            wanted = self.cache.wanted(rows, known - 1 + steps)
+            wanted = self.cache.wanted(rows, known + (steps - 1))
             if sum(int(w.sum()) for w in wanted) <= self.cache.pool.num_free:
                 break
             steps //= 2
         if steps < 1:
-            return
+            return False
+        # One after the other, as single steps would: the times come out equal to the last bit.
+        times = np.empty(steps + 1)
+        times[0] = self.now
+        times[1:] = cost.seconds(len(rows), context + len(rows) * np.arange(steps))
+        np.add.accumulate(times, out=times)
+        if next_arrival is not None and times[-1] >= next_arrival:
+            fewer = int(np.searchsorted(times, next_arrival))
+            if fewer < steps:
+                steps, times = fewer, times[: fewer + 1]
+                wanted = self.cache.wanted(rows, known + (steps - 1))
         self.cache.grow(rows, wanted)
-        duration = cost.decode_seconds(steps, len(rows), context)
-        self.now += duration
-        states.num_tokens[rows] += steps
-        states.num_computed_tokens[rows] += steps
-        self.between_tokens.add_many(duration / steps, steps * len(rows))
+        self.now = float(times[-1])
+        known += steps
+        states.num_tokens[rows] = known
+        states.num_computed_tokens[rows] = known - 1
+        self.between_tokens.add(np.diff(times), len(rows))
         self.last_time[rows] = self.now
         self.num_steps += steps
         self.num_tokens += steps * len(rows)
         self.memory.add(self.now, self.cache.pool.num_used / (self.cache.pool.num_blocks - 1))
+        return self._nobody_comes(self._end(rows, known))
+
+    def _end(self, rows: npt.NDArray[np.int32], known: npt.NDArray[np.int32]) -> bool:
+        """Free those of the rows that have all their tokens. Whether there were any."""
+        done = rows[known >= self.scheduler.max_len[rows]]
+        if len(done):
+            for row in done.tolist():
+                del self.rows[self.scheduler.request_in(row).request_id]
+            self.scheduler.finish(done)
+        return len(done) > 0
+
+    def _nobody_comes(self, ended: bool, *, published: bool = False) -> bool:
+        """Whether the next step admits nobody of those who wait: it has been tried, and nothing got better since.
+
+        ended: a request left. published: a prompt was computed, so that somebody may share its blocks now.
+        """
+        if not len(self.scheduler.waiting):
+            return True
+        blocked = self.scheduler.ledger.blocked
+        if ended or blocked is None:
+            return False
+        return blocked.code == "max_num_seqs" or (blocked.code == "no_blocks" and not published)
 
     def _note_moves(self, plan: StepPlan) -> None:
         for request in plan.preempted:

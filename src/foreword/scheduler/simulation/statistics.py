@@ -6,56 +6,86 @@ import numpy as np
 import numpy.typing as npt
 
 LOW, BINS_PER_DECADE, DECADES = 1e-5, 200, 10
+# Bin i holds durations in (EDGES[i − 1], EDGES[i]]; the first and the last one are open.
+EDGES = LOW * 10 ** (np.arange(1, BINS_PER_DECADE * DECADES) / BINS_PER_DECADE)
 
 
 class LatencyHistogram:
-    """Durations in seconds from 10 µs to 10⁵ s, each kept to 1.2 %."""
+    """Durations in seconds from 10 µs to 10⁵ s, each kept to 1.2 %. counts: int64, one entry a bin."""
 
     def __init__(self) -> None:
-        self._counts = np.zeros(BINS_PER_DECADE * DECADES, np.int64)
+        self.counts = np.zeros(len(EDGES) + 1, np.int64)
 
     @property
     def count(self) -> int:
-        return int(self._counts.sum())
+        return int(self.counts.sum())
 
-    def add(self, seconds: npt.NDArray[np.float64]) -> None:
-        place = (np.log10(np.maximum(seconds, LOW) / LOW) * BINS_PER_DECADE).astype(np.int64)
-        np.add.at(self._counts, np.minimum(place, len(self._counts) - 1), 1)
-
-    def add_many(self, seconds: float, count: int) -> None:
-        """``count`` durations of ``seconds`` each."""
-        place = int(np.log10(max(seconds, LOW) / LOW) * BINS_PER_DECADE)
-        self._counts[min(place, len(self._counts) - 1)] += count
+    def add(self, seconds: npt.NDArray[np.float64], times: int = 1) -> None:
+        """Each of these durations, ``times`` times."""
+        if not len(seconds):
+            return
+        low, high = EDGES.searchsorted((seconds.min(), seconds.max()))
+        if low == high:  # as a rule: the requests of a step wait equally long
+            self.counts[low] += times * len(seconds)
+        else:
+            found = np.bincount(EDGES.searchsorted(seconds) - low)
+            self.counts[low : low + len(found)] += times * found
 
     def percentile(self, p: float) -> float:
         """The duration that p percent do not exceed; NaN without any."""
         if not self.count:
             return float("nan")
-        place = int(np.searchsorted(np.cumsum(self._counts), p / 100 * self.count))
+        place = int(np.searchsorted(np.cumsum(self.counts), p / 100 * self.count))
         return float(LOW * 10 ** ((place + 0.5) / BINS_PER_DECADE))
 
 
-class Series:
-    """A quantity over time in at most 2 · ``size`` points: when full, every second one is dropped."""
+class TimeSeries:
+    """A quantity over time, as the means of at most ``size`` spans of equal length; spans double as time goes on."""
 
-    def __init__(self, size: int = 500) -> None:
-        self._size, self._stride, self._skip = size, 1, 0
-        self.points: list[tuple[float, float]] = []
+    def __init__(self, size: int = 512) -> None:
+        self._sums = np.zeros(size)  # value · seconds, by span
+        self._span = 1e-3
+        self._now, self._value = 0.0, 0.0
+        self.peak = 0.0
 
     def add(self, time: float, value: float) -> None:
-        if self._skip:
-            self._skip -= 1
-            return
-        self._skip = self._stride - 1
-        self.points.append((time, value))
-        if len(self.points) >= 2 * self._size:
-            self.points = self.points[::2]
-            self._stride *= 2
+        """The quantity is ``value`` from ``time`` on. Times do not go back."""
+        self._fill(time)
+        self._value = value
+        self.peak = max(self.peak, value)
+
+    @property
+    def points(self) -> list[tuple[float, float]]:
+        """(end of the span, mean), the last span up to the last ``add``."""
+        full = int(self._now / self._span)
+        ends = [(i + 1) * self._span for i in range(full)]
+        means = (self._sums[:full] / self._span).tolist()
+        rest = self._now - full * self._span
+        if rest > 1e-9 * self._now and full < len(self._sums):
+            ends.append(self._now)
+            means.append(float(self._sums[full]) / rest)
+        return list(zip(ends, means, strict=True))
 
     def plot(self, width: int = 60) -> str:
         """One line of block characters for values from 0 to 1."""
-        if not self.points:
-            return ""
         values = np.array([v for _, v in self.points])
+        if not len(values):
+            return ""
         parts = np.array_split(values, min(width, len(values)))
         return "".join(" ▁▂▃▄▅▆▇█"[round(8 * min(max(float(part.mean()), 0.0), 1.0))] for part in parts)
+
+    def _fill(self, time: float) -> None:
+        """Account for the value up to ``time``."""
+        while time >= self._span * len(self._sums):
+            half = len(self._sums) // 2
+            self._sums[:half] = self._sums.reshape(half, 2).sum(1)
+            self._sums[half:] = 0.0
+            self._span *= 2
+        first, last = int(self._now / self._span), int(time / self._span)
+        if first == last:
+            self._sums[first] += self._value * (time - self._now)
+        else:
+            self._sums[first] += self._value * ((first + 1) * self._span - self._now)
+            self._sums[first + 1 : last] += self._value * self._span
+            self._sums[last] += self._value * (time - last * self._span)
+        self._now = time
