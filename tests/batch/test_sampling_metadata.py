@@ -5,7 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from foreword.batch import InputBuffers, KVGroup, NewRequest, RequestStates, SamplingParams, prepare_inputs
+from foreword.batch import (
+    InputBuffers,
+    KVGroup,
+    NewRequest,
+    RequestError,
+    RequestStates,
+    SamplingParams,
+    prepare_inputs,
+)
 from foreword.batch.backends import native
 from foreword.batch.batch_update import BatchUpdates
 from foreword.batch.multimodal import MultiModalFeature
@@ -322,3 +330,18 @@ def test_a_request_that_came_and_went_between_two_questions_is_not_mentioned():
     states.add_request(NewRequest("a", [1], [[1]]))
     states.remove_request("a")
     assert not updates.take()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("seed", "x"), ("seed", 1.5), ("n", None), ("n", 2.0), ("best_of", "3"), ("top_k", None), ("max_tokens", "4"),
+        ("min_tokens", 0.5), ("logprobs", True + 0.5), ("prompt_logprobs", "all"), ("temperature", "hot"),
+        ("temperature", None), ("top_p", [0.5]), ("repetition_penalty", float("nan")), ("stop", 5), ("stop", [1]),
+        ("stop_token_ids", ["a"]), ("allowed_token_ids", [1.5]), ("logit_bias", {"a": 1.0}),
+    ],
+)  # fmt: skip
+def test_a_parameter_of_the_wrong_type_is_refused_by_name(field, value):
+    with pytest.raises(RequestError, match=f"request 'r': {field}"):
+        SamplingParams(**{field: value}).check("r", 100)
+    SamplingParams(temperature=np.float32(0.5), seed=np.int64(3), max_tokens=np.int32(4)).check("r", 100)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 
 from foreword.errors import RequestError
 
@@ -64,6 +65,10 @@ class SamplingParams:
             if not ok:
                 raise RequestError(request_id, field, value, reason, fix)
 
+        for field, is_optional in _WHOLE_NUMBERS:
+            value = getattr(self, field)
+            whole = _is_whole(value) or (is_optional and value is None)
+            require(whole, field, value, "is no whole number", "Give a whole number" + " or None." * is_optional)
         require(self.n >= 1, "n", self.n, "must be at least 1", "Ask for one or more completions.")
         require(
             self.best_of is None or self.best_of >= self.n,
@@ -71,7 +76,8 @@ class SamplingParams:
         )  # fmt: skip
         for field, low, high, fix in _RANGES:
             value = getattr(self, field)
-            require(math.isfinite(value) and low <= value <= high, field, value, f"must be in [{low:g}, {high:g}]", fix)
+            inside = _is_number(value) and math.isfinite(value) and low <= value <= high
+            require(inside, field, value, f"must be in [{low:g}, {high:g}]", fix)
         require(self.top_p > 0, "top_p", self.top_p, "must be above 0", "Use 1.0 for no limit.")
         require(
             self.repetition_penalty > 0, "repetition_penalty", self.repetition_penalty, "must be above 0", "1.0: off."
@@ -96,6 +102,7 @@ class SamplingParams:
         for field in ("logprobs", "prompt_logprobs"):
             value = getattr(self, field)
             require(value is None or value >= -1, field, value, "must be −1 or more", "Use None for none, −1 for all.")
+        require(_are_strings(self.stop), "stop", self.stop, "is no string and no list of them", "Give strings.")
         require(all(self.stop_strings), "stop", self.stop, "holds an empty string", "Remove it.")
         if vocab_size is not None:
             self._check_ids(request_id, vocab_size)
@@ -109,7 +116,7 @@ class SamplingParams:
         }
         for field, ids in lists.items():
             for token in ids:
-                if not 0 <= token < vocab_size:
+                if not _is_whole(token) or not 0 <= token < vocab_size:
                     raise RequestError(
                         request_id, field, token, f"is no token id, the vocabulary has {vocab_size}", "Remove it."
                     )
@@ -117,6 +124,28 @@ class SamplingParams:
             raise RequestError(request_id, "allowed_token_ids", [], "allows nothing", "Name a token, or use None.")
 
 
+def _are_strings(value: object) -> bool:
+    return isinstance(value, Sequence) and all(isinstance(item, str) for item in value)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, Integral)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real)
+
+
+_WHOLE_NUMBERS = (  # and whether None stands for something
+    ("n", False),
+    ("best_of", True),
+    ("top_k", False),
+    ("seed", True),
+    ("max_tokens", True),
+    ("min_tokens", False),
+    ("logprobs", True),
+    ("prompt_logprobs", True),
+)
 _RANGES = (
     ("temperature", 0.0, 100.0, "Use 0 for greedy, around 0.7 for variety."),
     ("top_p", 0.0, 1.0, "Use 1.0 for no limit."),

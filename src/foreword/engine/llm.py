@@ -122,6 +122,8 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt as a list of one; a list of token ids is one prompt, a list of lists or texts many."""
     if isinstance(prompts, str):
         return [prompts]
+    if not isinstance(prompts, Sequence | np.ndarray):
+        raise RequestError(None, "prompts", prompts, "is no prompt", "Give a text, token ids, or a list of either.")
     items = list(prompts)
     if not items or isinstance(items[0], str) or np.ndim(items[0]) > 0:
         return items  # type: ignore[return-value]
