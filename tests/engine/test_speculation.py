@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from engine_rig import Guesser, V, make_engine, run
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle_model import OracleExecutor
 
@@ -60,15 +60,68 @@ def test_lookup_drafts_what_followed_the_best_match(work, low, more, method, mos
         assert drafts == wanted + [-1] * (4 - len(wanted))
 
 
-def test_draft_lengths_grow_with_success_and_shrink_to_what_was_accepted():
+def test_drafts_that_are_right_get_longer_and_wrong_ones_end():
     lengths = DraftLengths(3, 8, adaptive=True)
-    rows = np.arange(3, dtype=np.int32)
-    lengths.update(rows, np.array([8, 8, 0]), np.array([0, 3, 0]))
-    assert lengths[rows].tolist() == [1, 4, 8]
-    lengths.update(rows, np.array([1, 4, 0]), np.array([1, 4, 0]))
-    assert lengths[rows].tolist() == [2, 8, 8]
-    lengths.start(0)
-    assert lengths[rows].tolist() == [8, 8, 8]
+    for row in range(3):
+        lengths.start(row)
+    chosen = [lengths.choose(np.array([row], np.int32)).item() for row in range(3)]
+    assert chosen == chosen[:1] * 3
+    rows = np.arange(2, dtype=np.int32)
+    for _ in range(30):
+        lengths.update(rows, np.array([4, 4]), np.array([4, 0]))
+    assert [lengths.choose(np.array([row], np.int32)).item() for row in range(3)] == [8, 0, chosen[2]]
+    lengths.start(1)
+    assert lengths.choose(np.array([1], np.int32)).item() == chosen[1]
+    assert DraftLengths(1, 5, adaptive=False).choose(np.array([0], np.int32)).item() == 5
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(0.05, 0.99), min_size=1, max_size=40), st.floats(0, 60), st.sampled_from([0.0, 0.1, 0.5]))
+def test_the_chosen_drafts_yield_nearly_the_most_for_their_cost(rates, overhead, relative_cost):
+    n, most = len(rates), 6
+    lengths = DraftLengths(n, most, adaptive=True, overhead=overhead, relative_cost=relative_cost)
+    lengths._accepted[:], lengths._judged[:] = rates, 1.0
+    price = 1 + relative_cost * (overhead + n) / n
+
+    def worth(counts) -> float:
+        gained = sum(a**j for a, k in zip(rates, counts, strict=True) for j in range(1, k + 1))
+        return (n + gained) / (overhead + n + price * sum(counts))
+
+    chosen = worth(lengths.choose(np.arange(n, dtype=np.int32)).tolist())
+    gains = sorted((a**j for a in rates for j in range(1, most + 1)), reverse=True)
+    best = max((n + sum(gains[:k])) / (overhead + n + price * k) for k in range(len(gains) + 1))
+    assert 0.999 * best <= chosen <= best + 1e-9
+
+
+def test_guesses_are_judged_even_where_they_are_not_worth_verifying():
+    """Nothing is drafted while the guesses are wrong; when they turn right, drafts come back by themselves."""
+
+    class Turning(Guesser):
+        right = False
+
+        def propose(self, rows, most):
+            drafts = np.full((len(rows), 3), -1, np.int32)
+            for i, row in enumerate(rows[most > 0].tolist()):
+                truth = full[int(self.states.num_tokens[row]) - 3]
+                drafts[i, 0] = truth if self.right else (truth + 1) % V
+            return drafts
+
+    params = SamplingParams(temperature=0.0, max_tokens=60)
+    plain = make_engine()
+    plain.add_request("a", [1, 2, 3], params)
+    full = run(plain)["a"].outputs[0].token_ids
+    config = SpeculationConfig(method="draft_model", model="x", num_tokens=3)
+    engine = make_engine(speculation=config, drafter=Turning)
+    engine.add_request("a", [1, 2, 3], params)
+    stats, drafted = engine.speculation.stats, []
+    while engine.has_work:
+        before = stats.num_drafted
+        done = engine.step()
+        drafted.append(stats.num_drafted - before)
+        engine.speculation.drafter.right = len(drafted) >= 25
+    assert done[0].outputs[0].token_ids == full
+    assert not any(drafted[15:25])
+    assert any(drafted[30:])
 
 
 def test_statistics_count_by_place():
@@ -87,7 +140,9 @@ def test_a_draft_model_equal_to_the_target_is_always_right(temperature: float):
 
     def drafter(states):
         executor = OracleExecutor(V, groups, 80)
-        return DraftModelDrafter(states, executor, kv_groups=groups, num_blocks=80, max_num_batched_tokens=16)
+        return DraftModelDrafter(
+            states, executor, kv_groups=groups, num_blocks=80, max_num_batched_tokens=16, relative_cost=0.1
+        )
 
     def outputs(**config):
         engine = make_engine(max_num_batched_tokens=64, **config)
@@ -110,7 +165,12 @@ def test_a_draft_model_without_room_drafts_nothing_and_harms_nobody():
 
     def drafter(states):
         return DraftModelDrafter(
-            states, OracleExecutor(V, groups, 5), kv_groups=groups, num_blocks=5, max_num_batched_tokens=16
+            states,
+            OracleExecutor(V, groups, 5),
+            kv_groups=groups,
+            num_blocks=5,
+            max_num_batched_tokens=16,
+            relative_cost=0.1,
         )
 
     config = SpeculationConfig(method="draft_model", model="x")
@@ -133,7 +193,7 @@ def test_lookup_takes_fewer_steps_where_the_output_repeats_the_prompt():
         engine.add_request("a", [5] * 6, params)
         assert run(engine)["a"].outputs[0].token_ids == [5] * 40
         steps.append(engine.executor.num_steps)
-    assert steps == [40, 9]
+    assert steps == [40, 10]
 
 
 def test_drafts_are_dropped_before_somebody_loses_blocks():
@@ -156,5 +216,7 @@ def test_settings_that_cannot_work_are_refused():
         SpeculationConfig(num_tokens=0)
     with pytest.raises(ConfigError, match="min_match"):
         SpeculationConfig(min_match=5, max_match=4)
+    with pytest.raises(ConfigError, match="step_overhead"):
+        SpeculationConfig(step_overhead=-1)
     with pytest.raises(ConfigError, match="drafter"):
         make_engine(speculation=SpeculationConfig(method="draft_model", model="x"))

@@ -88,7 +88,13 @@ def build_engine(
     if config.speculation is not None and config.speculation.model is not None:
         draft = load_model(config.speculation.model)
         drafter = partial(
-            build_drafter, draft, config=config, bytes_per_value=bytes_per_value, kind=executor, **options
+            build_drafter,
+            draft,
+            config=config,
+            bytes_per_value=bytes_per_value,
+            relative_cost=weight_bytes(draft) / weight_bytes(model),
+            kind=executor,
+            **options,
         )
     return Engine(
         build_executor(model, size, executor, **options),
@@ -109,6 +115,7 @@ def build_drafter(
     *,
     config: EngineConfig,
     bytes_per_value: int,
+    relative_cost: float,
     kind: ExecutorKind,
     **options: Any,
 ) -> DraftModelDrafter:
@@ -130,4 +137,10 @@ def build_drafter(
         kv_groups=size.kv_groups,
         num_blocks=size.num_blocks,
         max_num_batched_tokens=config.max_num_batched_tokens,
+        relative_cost=relative_cost,
     )
+
+
+def weight_bytes(model: LoadedModel) -> int:
+    """Bytes of all weights, which is about what a step of a small batch takes time for."""
+    return sum(tensor.data.nbytes for tensor in model.weights.values())

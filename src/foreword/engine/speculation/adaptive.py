@@ -8,34 +8,64 @@ import numpy as np
 import numpy.typing as npt
 
 Int32s = npt.NDArray[np.int32]
+FORGET = 0.9  # of what a row's earlier drafts said, in each step that says something new
+START = 1.0, 2.0  # accepted, judged: a row begins as if one draft of two had been right
 
 
 class DraftLengths:
-    """The number of drafts a row gets: twice as many after all were accepted, one more than were accepted otherwise.
+    """The number of drafts that rows get, at most ``most``; without adaption always that.
 
-    A row starts with ``most``; without adaption it stays there.
+    Counted in tokens, a step of T tokens costs overhead + T. If a row's drafts are right at the rate a, its j-th draft
+    adds a^j tokens. With λ the tokens that a step yields for each token of its cost,
+
+        a draft is verified if  a^j > λ · (1 + what the drafter took for it)
+        λ = (B + Σ a^j) / (overhead + B + Σ (1 + what the drafter took)), sums over the drafts verified
+
+    so that in a large batch, where every token costs its full price, only good guesses are. relative_cost: what the
+    drafter's own step costs in terms of the target's; a batch of B rows shares it.
     """
 
-    def __init__(self, max_num_reqs: int, most: int, *, adaptive: bool) -> None:
-        self._most, self._adaptive = most, adaptive
-        self._lengths = np.full(max_num_reqs, most, np.int32)
-
-    def __getitem__(self, rows: Int32s) -> Int32s:
-        return self._lengths[rows]
+    def __init__(
+        self, max_num_reqs: int, most: int, *, adaptive: bool, overhead: float = 8.0, relative_cost: float = 0.0
+    ) -> None:
+        self._most, self._adaptive, self._overhead, self._relative_cost = most, adaptive, overhead, relative_cost
+        self._accepted = np.full(max_num_reqs, START[0])
+        self._judged = np.full(max_num_reqs, START[1])
+        self._lengths = np.full(max_num_reqs, most, np.int32)  # as last chosen
 
     def start(self, row: int) -> None:
         """The row has a new request."""
+        self._accepted[row], self._judged[row] = START
         self._lengths[row] = self._most
 
-    def most_next(self, rows: Int32s) -> Int32s:
-        """The largest numbers that one `update` can lead to."""
-        return np.minimum(2 * self._lengths[rows], self._most)
+    def choose(self, rows: Int32s) -> Int32s:
+        """The numbers for a step of these rows, which share its cost: int32 [n]."""
+        if self._adaptive and len(rows):
+            self._lengths[rows] = self._worth(self._accepted[rows] / self._judged[rows])
+        return self._lengths[rows]
 
-    def update(self, rows: Int32s, drafted: Int32s, accepted: Int32s) -> None:
-        """Learn from a step. Rows without drafts keep their length."""
-        if self._adaptive:
-            longer = np.where(accepted == drafted, 2 * drafted, accepted + 1)
-            self._lengths[rows] = np.where(drafted > 0, np.minimum(longer, self._most), self._lengths[rows])
+    def most_next(self, rows: Int32s) -> Int32s:
+        """As many as the next `choose` will hardly exceed."""
+        return np.minimum(2 * self._lengths[rows] + 1, self._most)
+
+    def update(self, rows: Int32s, judged: Int32s, accepted: Int32s) -> None:
+        """Learn from a step: of judged[i] drafts the first accepted[i] were right. Rows without any keep their rate."""
+        some = judged > 0
+        rows, judged, accepted = rows[some], judged[some], accepted[some]
+        self._accepted[rows] = FORGET * self._accepted[rows] + accepted
+        # Behind a wrong draft nothing is known of the others.
+        self._judged[rows] = FORGET * self._judged[rows] + np.minimum(accepted + 1, judged)
+
+    def _worth(self, rate: npt.NDArray[np.float64]) -> Int32s:
+        gain = rate[:, None] ** np.arange(1, self._most + 1)
+        price = 1 + self._relative_cost * (self._overhead + len(rate)) / len(rate)
+        yielded, cost = float(len(rate)), self._overhead + len(rate)
+        for _ in range(2):  # the first λ is that of a step without drafts, the second nearly the best one
+            worth = gain > price * yielded / cost
+            yielded = len(rate) + float(gain[worth].sum())
+            cost = self._overhead + len(rate) + price * int(worth.sum())
+        lengths: Int32s = (gain > price * yielded / cost).sum(1, dtype=np.int32)
+        return lengths
 
 
 @dataclass(slots=True)

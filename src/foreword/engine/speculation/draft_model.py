@@ -35,8 +35,9 @@ class DraftModelDrafter:
         kv_groups: Sequence[KVGroup],
         num_blocks: int,
         max_num_batched_tokens: int,
+        relative_cost: float,
     ) -> None:
-        self.target, self.executor = target, executor
+        self.target, self.executor, self.relative_cost = target, executor, relative_cost
         self.states = RequestStates(
             max_num_reqs=target.max_num_reqs,
             max_model_len=target.max_model_len,

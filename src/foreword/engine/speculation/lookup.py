@@ -23,6 +23,8 @@ class LookupDrafter:
     Whole arrays at a time: O(max_match · Σ known tokens) comparisons a step, no loop over requests.
     """
 
+    relative_cost = 0.0
+
     def __init__(self, states: RequestStates, config: SpeculationConfig) -> None:
         self.states, self.config = states, config
 
