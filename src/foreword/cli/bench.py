@@ -120,6 +120,54 @@ def startup(
 
 
 @bench.command()
+def speculation(
+    model: Model = "smollm2",
+    draft_model: Annotated[str | None, typer.Option(help="A small model with the same vocabulary.")] = None,
+    num_tokens: Annotated[int, typer.Option(help="Most drafts in a step.")] = 4,
+    step_overhead: Annotated[float | None, typer.Option(help="See SpeculationConfig; default: measured now.")] = None,
+    adaptive: Annotated[bool, typer.Option(help="Whether drafts that are not worth it are left out.")] = True,
+    async_scheduling: Annotated[bool, typer.Option("--async-scheduling", help="Plan a step ahead.")] = False,
+    at_once: Annotated[str, typer.Option(help="Numbers of requests at once, separated by commas.")] = "1,8",
+    max_tokens: Annotated[int, typer.Option(help="Tokens of an answer at most.")] = 128,
+    repeats: Annotated[int, typer.Option(help="Turns after the one that warms up; the median counts.")] = 3,
+    num_threads: Threads = None,
+    weight_format: Weights = None,
+    kv_format: KV = None,
+    as_json: Json = False,
+) -> None:
+    """Speculative decoding on fixed prompts, the methods in turns; their outputs are checked to be equal."""
+    from foreword.bench import speculation as measure
+
+    options = _options(num_threads, weight_format, kv_format)
+    if step_overhead is None:
+        step_overhead = measure.step_overhead(model, options=options)
+    if as_json:
+        print(json.dumps({"step_overhead": step_overhead}), flush=True)
+    else:
+        print(f"a step costs {step_overhead:.1f} tokens besides its own")
+        print(f"{'prompts':<10}{'at once':>8}  {'method':<12}{'tok/s':>8}{'ratio':>8}{'drafts':>9}{'accepted':>10}")
+    for r in measure.run(
+        model,
+        num_tokens=num_tokens,
+        step_overhead=step_overhead,
+        adaptive=adaptive,
+        draft_model=draft_model,
+        at_once=[int(count) for count in at_once.split(",")],
+        max_tokens=max_tokens,
+        repeats=repeats,
+        async_scheduling=async_scheduling,
+        options=options,
+    ):
+        print(
+            json.dumps(r.as_dict())
+            if as_json
+            else f"{r.kind:<10}{r.at_once:>8}  {r.method:<12}{r.tok_s:>8.1f}{r.ratio:>7.2f}x"
+            f"{r.drafts_per_token:>9.2f}{r.acceptance:>9.0%}",
+            flush=True,
+        )
+
+
+@bench.command()
 def kernels(num_threads: Threads = None, as_json: Json = False) -> None:
     """What this machine's memory and arithmetic can do, and the fraction of it that each kernel reaches."""
     from foreword.bench import kernels as measure

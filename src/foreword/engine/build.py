@@ -78,9 +78,18 @@ def uses_native(kind: ExecutorKind) -> bool:
 
 
 def build_engine(
-    model: LoadedModel, config: EngineConfig | None = None, *, executor: ExecutorKind = "auto", **options: Any
+    model: LoadedModel,
+    config: EngineConfig | None = None,
+    *,
+    executor: ExecutorKind = "auto",
+    runs_on: Executor | None = None,
+    **options: Any,
 ) -> Engine:
-    """An engine that serves a loaded model. options go to the native executor (num_threads, weight_format, …)."""
+    """An engine that serves a loaded model. options go to the native executor (num_threads, weight_format, …).
+
+    runs_on: an executor made before, with at least the blocks that the settings come to (`pool_size`). Engines that
+    take turns may share one; each forgets what it cached there before the other's turn.
+    """
     config = config or EngineConfig()
     bytes_per_value = KV_BYTES.get(options.get("kv_format", "bf16"), 4) if uses_native(executor) else 4
     size = pool_size(model.spec, config, bytes_per_value=bytes_per_value)
@@ -97,7 +106,7 @@ def build_engine(
             **options,
         )
     return Engine(
-        build_executor(model, size, executor, **options),
+        runs_on or build_executor(model, size, executor, **options),
         vocab_size=model.spec.vocab_size,
         max_model_len=size.max_model_len,
         kv_groups=size.kv_groups,

@@ -44,7 +44,7 @@ class LLM:
         **config: Any,
     ) -> None:
         chosen = {"num_threads": num_threads, "weight_format": weight_format, "kv_format": kv_format}
-        options = {name: value for name, value in chosen.items() if value is not None}
+        options: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
         self.model = load_model(model)
         self.engine: Engine = build_engine(self.model, EngineConfig(**config), executor=executor, **options)
         self._ids = count()

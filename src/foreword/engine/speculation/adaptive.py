@@ -26,7 +26,7 @@ class DraftLengths:
     """
 
     def __init__(
-        self, max_num_reqs: int, most: int, *, adaptive: bool, overhead: float = 8.0, relative_cost: float = 0.0
+        self, max_num_reqs: int, most: int, *, adaptive: bool, overhead: float = 4.0, relative_cost: float = 0.0
     ) -> None:
         self._most, self._adaptive, self._overhead, self._relative_cost = most, adaptive, overhead, relative_cost
         self._accepted = np.full(max_num_reqs, START[0])

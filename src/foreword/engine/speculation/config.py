@@ -28,7 +28,7 @@ class SpeculationConfig:
     min_match: int = 2
     max_match: int = 4
     adaptive: bool = True
-    step_overhead: float = 8.0
+    step_overhead: float = 4.0
     model: str | None = None
 
     def __post_init__(self) -> None:

@@ -1,0 +1,22 @@
+"""The speculation benchmark measures what it says, on the default model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from foreword.bench import speculation
+from foreword.models.executors import native
+
+
+@pytest.mark.model
+@pytest.mark.skipif(not native.available(), reason="the native module is not built")
+def test_every_method_is_measured_on_equal_outputs(smollm2_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(speculation, "PROMPTS", {"echo": ("Repeat this: one two three one two three one two",)})
+    results = list(speculation.run(str(smollm2_path), at_once=(1, 2), max_tokens=10, repeats=1))
+    assert [(r.kind, r.at_once, r.method) for r in results] == [
+        ("echo", count, method) for count in (1, 2) for method in ("off", "ngram", "suffix")
+    ]
+    assert all(r.ratio == 1 and r.drafts_per_token == 0 for r in results if r.method == "off")
+    assert all(r.tok_s > 0 and 0 <= r.acceptance <= 1 for r in results)
