@@ -173,7 +173,7 @@ def test_a_draft_model_without_room_drafts_nothing_and_harms_nobody():
             relative_cost=0.1,
         )
 
-    config = SpeculationConfig(method="draft_model", model="x")
+    config = SpeculationConfig(method="draft_model", model="x", adaptive=False)
     engine = make_engine(speculation=config, drafter=drafter)
     plain = make_engine()
     for e in (engine, plain):

@@ -44,12 +44,14 @@ class Speculation:
         )
         self.stats = SpeculationStats.empty(config.num_tokens)
         self._guess = np.full(states.max_num_reqs, -1, np.int32)  # for the next token, −1 for none
-        self._unguessed = np.zeros(states.max_num_reqs, np.int32)  # tokens since the last guess
+        self._unguessed = np.zeros(
+            states.max_num_reqs, np.int32
+        )  # tokens since the last guess; a new row is guessed for at once
 
     def start(self, row: int) -> None:
         """A request was admitted to the row."""
         self.lengths.start(row)
-        self._guess[row], self._unguessed[row] = -1, 0
+        self._guess[row], self._unguessed[row] = -1, PROBE_EVERY
 
     def propose(self, rows: Int32s, room: Int32s) -> Int32s:
         """Drafts for these rows, at most room[i] and what is worth it: [n, D] padded with −1."""
