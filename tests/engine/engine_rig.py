@@ -22,7 +22,8 @@ def make_engine(
     drafter=None,
     **config,
 ) -> Engine:
-    settings = {"max_num_seqs": 8, "max_num_batched_tokens": 32, "block_size": 4, "watermark": 0.0} | config
+    settings = {"max_num_seqs": 8, "max_num_batched_tokens": 32, "block_size": 4, "watermark": 0.0}
+    settings |= {"check": "full"} | config
     groups = groups or [KVGroup(settings["block_size"])]
     return Engine(
         executor(V, groups, blocks),

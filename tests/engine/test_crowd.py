@@ -63,7 +63,9 @@ def test_company_changes_nothing(seed: int, kind: str):
     work = [(p, some_params(random)) for p in some_prompts(random, random.randint(1, 8))]
     alone = []
     for prompt, params in work:
-        engine = make_engine(groups=groups, M=M, blocks=60, prefix_caching=False, max_num_batched_tokens=64)
+        engine = make_engine(
+            groups=groups, M=M, blocks=60, prefix_caching=False, max_num_batched_tokens=64, check="off"
+        )
         engine.add_request("x", prompt, params)
         alone.append(outcome(run(engine)["x"]))
     speculation = random.choice(
@@ -83,6 +85,7 @@ def test_company_changes_nothing(seed: int, kind: str):
         speculation=speculation,
         async_scheduling=random.random() < 0.6,
         drafter=Guesser if speculation and speculation.method == "draft_model" else None,
+        check=random.choice(["off", "full"]),
     )
     outputs: dict[str, object] = {}
     pending = list(enumerate(work))

@@ -10,7 +10,7 @@ from engine_rig import V, make_engine, run
 from oracle_model import START, following, logits_after, plain_output
 
 from foreword.batch import SamplingParams
-from foreword.errors import RequestError
+from foreword.errors import ConfigError, PlanError, RequestError
 from foreword.sampling import gumbel_noise, token_logprobs
 
 
@@ -306,3 +306,18 @@ def test_prompt_logprobs_are_not_repeated_after_a_preemption():
     outputs = run(engine)
     assert sum(o.metrics.num_preemptions for o in outputs.values()) > 0
     assert all(len(o.prompt_logprobs) == 30 for o in outputs.values())
+
+
+def test_a_block_given_away_too_early_is_caught_before_the_step_runs():
+    engine = make_engine(check="full")
+    engine.add_request("a", [1, 2, 3, 4, 5, 6], SamplingParams(temperature=0.0, max_tokens=8))
+    engine.step()
+    table = engine.states.block_tables[0]
+    engine.cache._give_back(table.table[engine.states.row_of("a"), :1].copy(), 0)
+    with pytest.raises(PlanError, match="given back"):
+        engine.step()
+
+
+def test_an_unknown_check_is_refused():
+    with pytest.raises(ConfigError, match="check="):
+        make_engine(check="some")

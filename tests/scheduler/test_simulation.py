@@ -122,10 +122,42 @@ def test_a_series_weighs_values_by_how_long_they_held():
 def test_a_cost_model_is_fitted_to_measured_steps():
     random = np.random.default_rng(2)
     tokens, context = random.integers(1, 2000, 300), random.integers(1, 500_000, 300)
-    truth = CostModel(step=3e-3, token=2e-5, context=1e-8)
-    seconds = np.array([truth.seconds(int(t), int(c)) for t, c in zip(tokens, context, strict=True)])
+    for truth in (CostModel(3e-3, 2e-5, 1e-8), CostModel(0.0, 2e-5, 1e-8), CostModel(3e-3, 0.0, 0.0)):
+        seconds = np.array([truth.seconds(int(t), int(c)) for t, c in zip(tokens, context, strict=True)])
+        fit = CostModel.fitted(tokens, context, seconds)
+        assert (fit.step, fit.token, fit.context) == pytest.approx((truth.step, truth.token, truth.context), abs=1e-12)
+        assert fit.error(tokens, context, seconds) < 1e-9
+
+
+def test_a_fit_has_no_negative_cost_and_nobody_near_it_is_better():
+    random = np.random.default_rng(4)
+    tokens, context = random.integers(1, 200, 40), random.integers(1, 5000, 40)
+    seconds = np.maximum(5e-3 + 1e-5 * tokens - 6e-7 * context, 1e-3) * random.uniform(0.8, 1.2, 40)
+
+    def loss(cost: CostModel) -> float:
+        said = np.array([cost.seconds(int(t), int(c)) for t, c in zip(tokens, context, strict=True)])
+        return float(((said / seconds - 1) ** 2).sum())
+
     fit = CostModel.fitted(tokens, context, seconds)
-    assert (fit.step, fit.token, fit.context) == pytest.approx((3e-3, 2e-5, 1e-8))
+    assert min(fit.step, fit.token, fit.context) >= 0
+    for _ in range(500):
+        step, token, away = random.normal(scale=(1e-3, 1e-6, 1e-8))
+        other = CostModel(max(fit.step + step, 0), max(fit.token + token, 0), max(fit.context + away, 0))
+        assert loss(fit) <= loss(other) + 1e-9
+
+
+def test_a_saved_cost_model_is_read_back(tmp_path: Path):
+    file = tmp_path / "cost.json"
+    CostModel(3e-3, 2e-5, 1e-8).write(file, model="a model")
+    assert CostModel.read(file) == CostModel(3e-3, 2e-5, 1e-8)
+    assert json.loads(file.read_text())["model"] == "a model"
+    for text in ("", "[]", "{}", '{"step": "x", "token": 1, "context": 1}', '{"step": -1, "token": 1, "context": 1}',
+                 '{"step": 0, "token": 0, "context": 0}', '{"step": NaN, "token": 1, "context": 1}'):  # fmt: skip
+        file.write_text(text)
+        with pytest.raises(ConfigError, match=r"cost\.json"):
+            CostModel.read(file)
+    with pytest.raises(ConfigError, match="missing"):
+        CostModel.read(tmp_path / "missing.json")
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "shortest-first"])

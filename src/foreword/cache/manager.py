@@ -178,6 +178,23 @@ class KVCache:
             for t in self.states.block_tables
         )
 
+    def grow_to(self, rows: Rows, num_tokens: npt.NDArray[np.integer]) -> bool:
+        """Append the blocks that each of these rows lacks to hold num_tokens[i] tokens.
+
+        False, and nothing changes, when fewer are free.
+        """
+        if len(self.groups) == 1:  # as a rule few rows lack any
+            table = self.states.block_tables[0]
+            lacking = (table.num_blocks.take(rows) * table.tokens_per_block < num_tokens).nonzero()[0]
+            if not lacking.size:
+                return True
+            rows, num_tokens = rows.take(lacking), num_tokens.take(lacking)
+        wanted = self.wanted(rows, num_tokens)
+        if sum(int(w.sum()) for w in wanted) > self.pool.num_free:
+            return False
+        self.grow(rows, wanted)
+        return True
+
     def grow(self, rows: Rows, wanted: tuple[Counts, ...]) -> None:
         """Append the wanted blocks. CapacityError when fewer are free, and nothing changes."""
         totals = [int(w.sum()) for w in wanted]
@@ -210,7 +227,7 @@ class KVCache:
             ids = self.states.block_tables[g]
             ids.content_id[chosen] = ids.ids.take(len(chosen)) + np.arange(len(chosen))
             live[chosen] = needed[dying]
-            self.pool.free(dead)
+            self._give_back(dead, g)
 
     # -- after a step, and at the end -------------------------------------------------------------------------------
 
@@ -242,8 +259,8 @@ class KVCache:
             self.publish(row)
         self.tree.leave(row)
         self._keys[row] = NO_KEYS
-        for table, live in zip(self.states.block_tables, self._first_live, strict=True):
-            self.pool.free(table.table[row, live[row] : table.num_blocks[row]][::-1])
+        for g, (table, live) in enumerate(zip(self.states.block_tables, self._first_live, strict=True)):
+            self._give_back(table.table[row, live[row] : table.num_blocks[row]][::-1].copy(), g)
             live[row] = 0
 
     def reset(self) -> bool:
@@ -254,6 +271,12 @@ class KVCache:
         return True
 
     # -- content -----------------------------------------------------------------------------------------------------
+
+    def _give_back(self, blocks: BlockIds, group: int) -> None:
+        self.pool.free(blocks)
+        if self.states.checker is not None:
+            freed = blocks[(self.pool.num_refs[blocks] == 0) & (blocks != 0)]
+            self.states.checker.blocks_freed(freed.tolist(), group)
 
     def _hit_blocks(self, held: list[BlockIds], full: int) -> tuple[BlockIds, ...]:
         out = []

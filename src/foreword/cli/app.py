@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from foreword.cli.bench import bench
+from foreword.cli.calibrate import calibrate
 from foreword.cli.conform import conform
 from foreword.cli.explain import explain
 from foreword.cli.models import models
@@ -21,7 +22,7 @@ app = typer.Typer(
 app.command()(run)
 app.command()(explain)
 app.command()(simulate)
+app.command()(calibrate)
 app.command()(conform)
-app.command()(simulate)
 app.add_typer(models, name="models")
 app.add_typer(bench, name="bench")

@@ -19,7 +19,8 @@ def simulate(
     max_num_seqs: Annotated[int, typer.Option(help="Requests that run at once.")] = 256,
     budget: Annotated[int, typer.Option(help="Tokens of a step at most.")] = 8192,
     max_model_len: Annotated[int, typer.Option(help="Tokens of a request at most. 0: the trace's longest.")] = 0,
-    step_ms: Annotated[float, typer.Option(help="Cost of a step.")] = 8.0,
+    cost_file: Annotated[Path | None, typer.Option("--cost", help="Costs from `foreword calibrate`.")] = None,
+    step_ms: Annotated[float, typer.Option(help="Cost of a step, without --cost.")] = 8.0,
     token_us: Annotated[float, typer.Option(help="Cost of a scheduled token.")] = 40.0,
     context_ns: Annotated[float, typer.Option(help="Cost of a token of context, a step.")] = 15.0,
     prefix_caching: Annotated[bool, typer.Option(help="Whether equal beginnings share blocks.")] = True,
@@ -33,7 +34,7 @@ def simulate(
 
     loaded = read_trace(trace)
     count = requests or len(loaded.arrivals)
-    cost = CostModel(step_ms / 1e3, token_us / 1e6, context_ns / 1e9)
+    cost = CostModel.read(cost_file) if cost_file else CostModel(step_ms / 1e3, token_us / 1e6, context_ns / 1e9)
     if not as_json:
         print(f"{count:,} requests, {num_blocks:,} blocks of {block_size}, {budget:,} tokens a step\n")
         print(f"{'':16}{'first token s':^26}{'between tokens ms':^26}{'':>9}{'hit':>8}{'pre-':>10}{'simulated':>11}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from foreword.batch.checker import Check
 from foreword.engine.speculation.config import SpeculationConfig
 from foreword.errors import ConfigError
 from foreword.scheduler import SchedulerConfig
@@ -22,6 +23,8 @@ class EngineConfig:
     async_scheduling: plan and prepare the next step while one runs. Same outputs.
     speculation: guess tokens and verify them; see `SpeculationConfig` (None: one token a step).
     seed: from which requests without a seed get theirs (None: a different one each run).
+    check: what each step is held against before it runs, see `prepare_inputs`: "off", "cheap", or "full", which proves
+        every read and write of the cache and is slow.
     """
 
     max_model_len: int | None = None
@@ -40,6 +43,7 @@ class EngineConfig:
     async_scheduling: bool = False
     speculation: SpeculationConfig | None = None
     seed: int | None = 0
+    check: Check = "off"
 
     def __post_init__(self) -> None:
         if self.block_size < 1:
@@ -48,6 +52,8 @@ class EngineConfig:
             raise ConfigError(f"max_model_len={self.max_model_len}: must hold a prompt token and an output token")
         if self.kv_cache_bytes < 1:
             raise ConfigError(f"kv_cache_bytes={self.kv_cache_bytes}: must be positive")
+        if self.check not in ("off", "cheap", "full"):
+            raise ConfigError(f"check={self.check!r}: must be 'off', 'cheap' or 'full'")
         self.scheduler_config()
 
     def scheduler_config(self) -> SchedulerConfig:

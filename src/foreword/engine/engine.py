@@ -95,6 +95,7 @@ class Engine:
             self.sampler,
             max_num_batched_tokens=config.max_num_batched_tokens,
             depth=2 if config.async_scheduling else 1,
+            check=config.check,
         )
         self.on_step = on_step
         self._jobs: dict[str, Job] = {}
@@ -104,7 +105,9 @@ class Engine:
         rows = config.max_num_seqs
         self._in_flight: Step | None = None
         self._ready: list[RequestOutput] = []  # for the next return of `step`, whatever fails before it
-        self._wants_reading = np.zeros(rows, np.bool_)  # looks at every token: streams, stop strings, log-probabilities
+        # By row, the known tokens from which on its new tokens are looked at: 0 for all of them (streams, stop strings,
+        # log-probabilities), else its length limit.
+        self._read_from = np.zeros(rows, np.int32)
         self._is_end = np.zeros(vocab_size, np.bool_)  # token ids that may end some request
 
     # -- requests ------------------------------------------------------------------------------------------------
@@ -286,18 +289,21 @@ class Engine:
 
     def _commit(self, step: Step, sampled: Sampled) -> list[RequestOutput]:
         plan, rows, states = step.plan, step.plan.rows, self.states
-        known = states.num_tokens[rows]
+        before = states.num_tokens.take(rows)
         states.commit(step.batch, sampled.token_ids)
         self.pipeline.release(step)
         self.scheduler.commit(plan)
         for row, found in step.prompt_logprobs.items():
             self._completions[self.scheduler.request_in(row).request_id].job.add_prompt_logprobs(found)
-        grown = states.num_tokens[rows] > known
-        tokens = sampled.token_ids
-        ends = self._is_end[tokens] & (tokens >= 0)
-        look = (ends.any(1) if ends.ndim == 2 else ends) | self._wants_reading[rows]
-        look |= states.num_tokens[rows] >= self.scheduler.max_len[rows]
-        at = np.flatnonzero(look & grown)
+        known, tokens = states.num_tokens.take(rows), sampled.token_ids
+        grown = known > before
+        look = known >= self._read_from.take(rows)
+        if tokens.ndim == 1:
+            look |= self._is_end.take(tokens)
+        else:
+            look |= (self._is_end[tokens] & (tokens >= 0)).any(1)
+        look &= grown
+        at = look.nonzero()[0]
         outputs = self._read(rows, at, sampled) if at.size else []
         if self.speculation is not None:
             self.speculation.learn(plan, tokens)
@@ -336,7 +342,7 @@ class Engine:
                 self._finish(completion, *stop)
                 self._forget_row(row)
             else:
-                self._wants_reading[row] = completion.reads_every_token
+                self._read_from[row] = 0 if completion.reads_every_token else completion.request.max_len
             if job.stream or not job.num_unfinished:
                 reported[job.request_id] = job
         if done:
@@ -416,7 +422,8 @@ class Engine:
             completion = self._completions[request.request_id]
             job, row = completion.job, request.row
             # The first token of a job is looked at for its time, and because its followers wait for it.
-            self._wants_reading[row] = completion.reads_every_token or job.first_token_time is None
+            read_all = completion.reads_every_token or job.first_token_time is None
+            self._read_from[row] = 0 if read_all else request.max_len
             self.sampler.set_request(row, request.params, np.array(sorted(completion.end_ids), np.int64))
             if self.speculation is not None:
                 self.speculation.start(row)
@@ -440,7 +447,7 @@ class Engine:
             self.scheduler.add(completion.request)
 
     def _forget_row(self, row: int) -> None:
-        self._wants_reading[row] = False
+        self._read_from[row] = 0
         self.sampler.clear_request(row)
 
     def _report(self, job: Job) -> RequestOutput:

@@ -17,6 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from foreword.batch import InputBatch, InputBuffers, RequestStates, StagingRing, prepare_inputs
+from foreword.batch.checker import Check
 from foreword.engine.executor import Executor
 from foreword.engine.prompt_logprobs import (
     PromptLogprobs,
@@ -46,9 +47,17 @@ class Pipeline:
     """``depth`` sets of buffers, one executor, one sampler."""
 
     def __init__(
-        self, states: RequestStates, executor: Executor, sampler: Sampler, *, max_num_batched_tokens: int, depth: int
+        self,
+        states: RequestStates,
+        executor: Executor,
+        sampler: Sampler,
+        *,
+        max_num_batched_tokens: int,
+        depth: int,
+        check: Check = "off",
     ) -> None:
         self.states, self.executor, self.sampler = states, executor, sampler
+        self.check = check
         self._ring = StagingRing(states, max_num_batched_tokens=max_num_batched_tokens, depth=depth)
         self._worker: ThreadPoolExecutor | None = None
 
@@ -71,6 +80,7 @@ class Pipeline:
             buffers,
             draft_tokens=plan.draft_tokens,
             gather_block_tables=self.executor.reads_gathered_tables,
+            check=self.check,
         )
 
     def run(self, step: Step) -> Sampled:

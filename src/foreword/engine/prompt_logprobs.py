@@ -28,6 +28,8 @@ class _MoreLogits:
 
 def prompt_tokens(states: RequestStates, batch: InputBatch, prefilling: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
     """The batch's tokens that a prompt token follows, of ``prefilling`` rows that want prompt log-probabilities."""
+    if not len(prefilling):
+        return NO_TOKENS
     asking = prefilling[states.sampling.num_prompt_logprobs[prefilling] >= 0]
     if not len(asking):
         return NO_TOKENS

@@ -70,7 +70,7 @@ class Sampler:
         rows = batch.expanded_idx_mapping
         if native.available():
             drawn = self._draw_natively(batch, logits)
-            special = np.flatnonzero(self._has_processors[rows])
+            special = self._has_processors.take(rows).nonzero()[0]
         else:
             drawn = logits.argmax(axis=1).astype(np.int32)
             special = np.flatnonzero(~self._is_plain[rows])
@@ -79,14 +79,17 @@ class Sampler:
             for i, position in zip(special.tolist(), positions.tolist(), strict=True):
                 if self._is_used(batch, i):
                     drawn[i] = self._draw(int(rows[i]), position, logits[i], self._drafts_before(batch, i))
-        width = int(np.diff(batch.cu_num_logits).max(initial=1))
+        width = 1  # logits a request; each has one at least
+        if len(drawn) > batch.num_reqs:
+            width = int(np.diff(batch.cu_num_logits).max())
         tokens = drawn if width == 1 else accepted_tokens(drawn, batch.draft_token_ids, batch.cu_num_logits, width)
         return Sampled(tokens, self._logprobs(batch, logits, tokens))
 
     def _draw_natively(self, batch: InputBatch, logits: Logits) -> Int32s:
         """Every row by temperature, top-k, top-p and min-p alone: `_draw` without processors, and its very tokens."""
         drawn, columns = np.empty(len(logits), np.int32), self.states.sampling
-        positions = batch.positions[batch.logits_indices] + 1
+        positions = batch.positions.take(batch.logits_indices)
+        positions += 1
         native.sample(
             logits,
             columns.temperature,
@@ -138,7 +141,7 @@ class Sampler:
         return batch.draft_token_ids[start : start + j]
 
     def _logprobs(self, batch: InputBatch, logits: Logits, tokens: Int32s) -> dict[int, list[TokenLogprobs]]:
-        wanting = np.flatnonzero(self._wants_logprobs[batch.idx_mapping])
+        wanting = self._wants_logprobs.take(batch.idx_mapping).nonzero()[0]
         if not wanting.size:
             return {}
         table = tokens.reshape(len(tokens), -1)

@@ -58,6 +58,7 @@ class Scheduler:
         self._hits: dict[str, tuple[int, PrefixHit]] = {}  # what a lookup said at which version of the cache
         self._step = 0
         self._last_scheduled = NO_TOKENS
+        self._may_prefill = False  # whether a running row may still compute its prompt
         self.ledger = Ledger(0, 0, config.max_num_batched_tokens, 0, 0, cache.pool.num_free)
 
     # -- who is here --------------------------------------------------------------------------------------------
@@ -142,7 +143,8 @@ class Scheduler:
         """
         self._step += 1
         rows, computed, n, preempted = self._run(in_flight)
-        left = self.config.max_num_batched_tokens - int(n.sum())
+        num_tokens = int(np.add.reduce(n))
+        left = self.config.max_num_batched_tokens - num_tokens
         copies: tuple[list[int], list[int]] = ([], [])
         admitted: list[Request] = []
         counts: list[int] = []
@@ -153,10 +155,16 @@ class Scheduler:
             rows = np.concatenate([rows, new])
             n = np.concatenate([n, np.array(counts, np.int32)])
             computed = self.states.num_computed_tokens[rows]
+            num_tokens += sum(counts)
+            self._may_prefill = True
+        prefilling = NO_TOKENS
+        if self._may_prefill:
+            prefilling = rows[computed < self.states.prefill_len[rows]]
+            self._may_prefill = len(prefilling) > 0 or len(rows) < len(self._rows)
         self._last_scheduled = rows
         self.ledger = Ledger(
             step=self._step,
-            num_tokens=int(n.sum()),
+            num_tokens=num_tokens,
             token_budget=self.config.max_num_batched_tokens,
             num_running=len(self._rows),
             num_waiting=len(self.waiting),
@@ -168,7 +176,7 @@ class Scheduler:
             rows=rows,
             num_scheduled=n,
             draft_tokens=self._scheduled_drafts(rows, computed, n),
-            prefilling=rows[computed < self.states.prefill_len[rows]],
+            prefilling=prefilling,
             block_copies=(np.array(copies[0], np.int32), np.array(copies[1], np.int32)) if copies[0] else NO_COPIES,
             admitted=tuple(admitted),
             preempted=tuple(preempted or ()),
@@ -222,9 +230,7 @@ class Scheduler:
         while True:
             rows, computed, n = self._needs(in_flight)
             self._drop_dead(rows, computed, in_flight)
-            wanted = self.cache.wanted(rows, computed + n)
-            if sum(int(w.sum()) for w in wanted) <= self.cache.pool.num_free:
-                self.cache.grow(rows, wanted)
+            if self.cache.grow_to(rows, computed + n):
                 return rows, computed, n, preempted
             if self._num_drafts[rows].any():  # a guess takes nobody's blocks
                 self._num_drafts[rows] = 0
@@ -237,8 +243,8 @@ class Scheduler:
     def _needs(self, in_flight: StepPlan | None) -> tuple[Int32s, Int32s, Int32s]:
         """What the running rows would compute, within the budget; rows that get nothing are left out."""
         rows, states, budget = self._rows, self.states, self.config.max_num_batched_tokens
-        computed = states.num_computed_tokens[rows]
-        n = states.num_tokens[rows] - computed
+        computed = states.num_computed_tokens.take(rows)
+        n = states.num_tokens.take(rows) - computed
         if states.max_num_draft_tokens:
             n += self._num_drafts[rows]
         if in_flight is not None:
@@ -248,10 +254,11 @@ class Scheduler:
         threshold = self.config.long_prefill_threshold
         if threshold and len(rows) + len(self.waiting) > 1:
             n = np.minimum(n, threshold)
-        if int(n.sum()) > budget:
+        total = int(np.add.reduce(n))
+        if total > budget:
             before = np.cumsum(n) - n
             n = np.clip(budget - before, 0, n).astype(np.int32)
-        if len(n) and int(n.min()) < 1:
+        if len(n) and int(np.minimum.reduce(n)) < 1:
             some = np.flatnonzero(n > 0)
             rows, computed, n = rows[some], computed[some], n[some]
         return rows, computed, n

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
+from itertools import combinations
+from pathlib import Path
 from typing import overload
 
 import numpy as np
 import numpy.typing as npt
+
+from foreword.errors import ConfigError
 
 Tokens = npt.NDArray[np.integer]
 
@@ -34,14 +39,38 @@ class CostModel:
         return fixed + self.context * num_context_tokens.astype(np.float64)
 
     @classmethod
-    def fitted(
-        cls,
-        num_tokens: npt.NDArray[np.integer],
-        num_context_tokens: npt.NDArray[np.integer],
-        seconds: npt.NDArray[np.floating],
-    ) -> CostModel:
-        """The least-squares fit to measured steps, one entry a step; no coefficient below 0."""
-        columns = np.stack([np.ones(len(seconds)), num_tokens, num_context_tokens], 1).astype(np.float64)
-        scale = np.maximum(np.abs(columns).max(0), 1e-12)
-        fit = np.linalg.lstsq(columns / scale, np.asarray(seconds, np.float64), rcond=None)[0] / scale
-        return cls(*(max(float(c), 0.0) for c in fit))
+    def fitted(cls, num_tokens: Tokens, num_context_tokens: Tokens, seconds: npt.NDArray[np.floating]) -> CostModel:
+        """The coefficients ≥ 0 with the least squares of the relative errors, for measured steps, one entry a step."""
+        measured = np.asarray(seconds, np.float64)
+        columns = np.stack([np.ones(len(measured)), num_tokens, num_context_tokens], 1) / measured[:, None]
+        best, least = np.zeros(3), float(len(measured))
+        for count in (1, 2, 3):
+            for chosen in map(list, combinations(range(3), count)):  # those that are not 0
+                scale = np.maximum(columns[:, chosen].max(0), 1e-300)
+                fit = np.linalg.lstsq(columns[:, chosen] / scale, np.ones(len(measured)), rcond=None)[0] / scale
+                error = float(((columns[:, chosen] @ fit - 1) ** 2).sum())
+                if fit.min() >= 0 and error < least:
+                    best, least = np.zeros(3), error
+                    best[chosen] = fit
+        return cls(*best.tolist())
+
+    def error(self, num_tokens: Tokens, num_context_tokens: Tokens, seconds: npt.NDArray[np.floating]) -> float:
+        """The mean relative error over measured steps."""
+        said = self.step + self.token * num_tokens + self.context * num_context_tokens
+        return float(np.abs(said / seconds - 1).mean())
+
+    def write(self, path: str | Path, **about: object) -> None:
+        """Save it as JSON for `read`; ``about`` goes along, for people."""
+        Path(path).write_text(json.dumps({**asdict(self), **about}, indent=1) + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: str | Path) -> CostModel:
+        """What `write` saved. ConfigError for anything else."""
+        try:
+            found = json.loads(Path(path).read_text(encoding="utf-8"))
+            values = [float(found[name]) for name in ("step", "token", "context")]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"cost model {path}: {error!r}; make one with `foreword calibrate`") from None
+        if not all(0 <= value < float("inf") for value in values) or not any(values):
+            raise ConfigError(f"cost model {path}: {values} are no costs; make one with `foreword calibrate`")
+        return cls(*values)

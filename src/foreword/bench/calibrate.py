@@ -1,0 +1,110 @@
+"""What the steps of an executor cost, and the cost model for `foreword simulate` that follows from it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from foreword.batch import InputBuffers, KVGroup, NewRequest, RequestStates, prepare_inputs
+from foreword.engine.executor import Executor
+from foreword.errors import ConfigError
+from foreword.sampling import Sampler
+from foreword.scheduler.simulation import CostModel
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """``num_reqs`` requests that each compute ``num_new`` tokens after ``num_computed``."""
+
+    num_reqs: int
+    num_new: int
+    num_computed: int
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_reqs * self.num_new
+
+    @property
+    def num_context_tokens(self) -> int:
+        return self.num_reqs * (self.num_computed + self.num_new)
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredStep:
+    """A step of this shape takes ``seconds``, prepared, run and sampled: the median of some."""
+
+    shape: Shape
+    seconds: float
+
+
+def shapes(
+    *, max_model_len: int, max_num_seqs: int, max_num_batched_tokens: int, max_context_tokens: int
+) -> list[Shape]:
+    """Decode steps and prompt chunks of many sizes, within these limits."""
+    lengths = [n for n in (0, 64, 256, 1024, 4096) if n < max_model_len]
+    reqs = [n for n in (1, 2, 4, 8, 16, 32, 64, 128, 256) if n <= max_num_seqs]
+    chunks = [n for n in (16, 64, 256, 512, 1024) if n <= max_num_batched_tokens]
+    wanted = [Shape(n, 1, length) for n in reqs for length in lengths]
+    wanted += [Shape(1, chunk, length) for chunk in chunks for length in lengths]
+    return [
+        shape
+        for shape in wanted
+        if shape.num_computed + shape.num_new < max_model_len
+        and shape.num_tokens <= max_num_batched_tokens
+        and shape.num_context_tokens <= max_context_tokens
+    ]
+
+
+def measure(
+    executor: Executor,
+    wanted: Iterable[Shape],
+    *,
+    vocab_size: int,
+    max_model_len: int,
+    kv_groups: Sequence[KVGroup],
+    num_blocks: int,
+    num_runs: int = 3,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Iterator[MeasuredStep]:
+    """Steps as an engine runs them, one shape after the other. Shapes that the pool cannot hold are left out.
+
+    Every request has blocks of its own, so that contexts are read from memory as they would be.
+    """
+    random = np.random.default_rng(0)
+    for shape in wanted:
+        length = shape.num_computed + shape.num_new
+        held = [-(-length // group.block_size) for group in kv_groups]
+        if 1 + shape.num_reqs * sum(held) > num_blocks or length >= max_model_len:
+            continue
+        states = RequestStates(
+            max_num_reqs=shape.num_reqs, max_model_len=max_model_len, vocab_size=vocab_size, kv_groups=list(kv_groups)
+        )
+        buffers = InputBuffers.for_states(states, max(shape.num_tokens, 1))
+        free = np.arange(1, 1 + shape.num_reqs * sum(held), dtype=np.int32)
+        for i in range(shape.num_reqs):
+            blocks = np.split(free[i * sum(held) : (i + 1) * sum(held)], np.cumsum(held)[:-1])
+            prompt = random.integers(0, vocab_size, length)
+            states.add_request(NewRequest(str(i), prompt, blocks, (), shape.num_computed))
+        sampler = Sampler(states)
+        plan = np.arange(shape.num_reqs, dtype=np.int32), np.full(shape.num_reqs, shape.num_new, np.int32)
+        times = []
+        for _ in range(1 + num_runs):
+            start = clock()
+            batch = prepare_inputs(states, plan, buffers, gather_block_tables=executor.reads_gathered_tables)
+            sampler.sample(batch, executor.execute(batch))
+            times.append(clock() - start)
+        yield MeasuredStep(shape, float(np.median(times[1:])))
+
+
+def fit(steps: Sequence[MeasuredStep]) -> tuple[CostModel, float]:
+    """The cost model of measured steps, and its mean relative error. ConfigError for fewer steps than coefficients."""
+    if len(steps) < 3:
+        raise ConfigError(f"{len(steps)} measured steps: a cost model has 3 coefficients; give the pool more blocks")
+    tokens = np.array([s.shape.num_tokens for s in steps])
+    context = np.array([s.shape.num_context_tokens for s in steps])
+    seconds = np.array([s.seconds for s in steps])
+    cost = CostModel.fitted(tokens, context, seconds)
+    return cost, cost.error(tokens, context, seconds)

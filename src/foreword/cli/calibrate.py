@@ -1,0 +1,63 @@
+"""`foreword calibrate`: what a model's steps cost here, for `foreword simulate --cost`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def calibrate(
+    model: Annotated[str, typer.Argument(help="A name from `foreword models list`, or a path.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Where the cost model goes, as JSON.")] = Path("cost.json"),
+    max_model_len: Annotated[int, typer.Option(help="Tokens of a request at most.")] = 2048,
+    max_num_seqs: Annotated[int, typer.Option(help="Requests of a step at most.")] = 64,
+    budget: Annotated[int, typer.Option(help="Tokens of a step at most.")] = 512,
+    max_context_tokens: Annotated[int, typer.Option(help="Tokens of context of a step at most.")] = 16384,
+    block_size: Annotated[int, typer.Option(help="Tokens of a block.")] = 16,
+    num_runs: Annotated[int, typer.Option(help="Timed runs of each shape.")] = 3,
+    executor: Annotated[str, typer.Option(help="auto, native or numpy.")] = "auto",
+    threads: Annotated[int, typer.Option(help="Threads of the native executor. 0: all cores.")] = 0,
+) -> None:
+    """Time real steps of many shapes, fit seconds = step + token · tokens + context · context tokens, save it."""
+    from foreword.bench.calibrate import fit, measure, shapes
+    from foreword.engine.build import build_executor, pool_size, uses_native
+    from foreword.engine.config import EngineConfig
+    from foreword.models.loader import load_model
+
+    loaded = load_model(model)
+    config = EngineConfig(
+        max_model_len=min(max_model_len, loaded.spec.max_model_len),
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=budget,
+        block_size=block_size,
+    )
+    size = pool_size(loaded.spec, config)
+    options = {"num_threads": threads} if threads and uses_native(executor) else {}  # type: ignore[arg-type]
+    steps = []
+    wanted = shapes(
+        max_model_len=size.max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=budget,
+        max_context_tokens=max_context_tokens,
+    )
+    print(f"{'requests':>8}{'new':>7}{'before':>8}{'ms':>10}")
+    for step in measure(
+        build_executor(loaded, size, executor, **options),  # type: ignore[arg-type]
+        wanted,
+        vocab_size=loaded.spec.vocab_size,
+        max_model_len=size.max_model_len,
+        kv_groups=size.kv_groups,
+        num_blocks=size.num_blocks,
+        num_runs=num_runs,
+    ):
+        shape = step.shape
+        print(f"{shape.num_reqs:>8}{shape.num_new:>7}{shape.num_computed:>8}{1e3 * step.seconds:>10.2f}", flush=True)
+        steps.append(step)
+    cost, error = fit(steps)
+    cost.write(out, model=loaded.name, num_steps=len(steps), mean_relative_error=error)
+    print(
+        f"\n{1e3 * cost.step:.3f} ms a step + {1e6 * cost.token:.3f} us a token + {1e9 * cost.context:.3f} ns a token "
+        f"of context; off by {100 * error:.0f}% on average; saved in {out}"
+    )

@@ -1,0 +1,90 @@
+"""Calibration: the shapes that are measured, and the costs that come out of an executor whose costs are known."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from foreword.batch import KVGroup
+from foreword.bench.calibrate import Shape, fit, measure, shapes
+from foreword.cli.app import app
+from foreword.errors import ConfigError
+from foreword.scheduler.simulation import CostModel
+
+LIMITS = {"max_model_len": 300, "max_num_seqs": 8, "max_num_batched_tokens": 64, "max_context_tokens": 1500}
+
+
+class Clockwork:
+    """An executor that takes exactly what a cost model says, on a clock of its own."""
+
+    reads_gathered_tables = True
+
+    def __init__(self, truth: CostModel) -> None:
+        self.truth, self.now = truth, 0.0
+        self.contexts: list[int] = []
+
+    def clock(self) -> float:
+        return self.now
+
+    def execute(self, batch):
+        tables = [t[: batch.num_reqs] for t in batch.block_table]
+        held = np.concatenate([t[t > 0] for t in tables])
+        assert len(np.unique(held)) == len(held)  # nobody shares a block
+        context = int(batch.seq_lens[: batch.num_reqs].sum())
+        self.contexts.append(context)
+        self.now += self.truth.seconds(batch.num_tokens, context)
+        return np.zeros((len(batch.logits_indices), 50), np.float32)
+
+    def copy_blocks(self, sources, destinations):
+        raise AssertionError("nothing to copy")
+
+
+def test_shapes_stay_within_the_limits_and_tell_the_costs_apart():
+    found = shapes(**LIMITS)
+    assert all(s.num_computed + s.num_new < 300 and s.num_tokens <= 64 and s.num_context_tokens <= 1500 for s in found)
+    assert all(s.num_reqs <= 8 for s in found)
+    assert len(set(found)) == len(found)
+    columns = np.array([(1, s.num_tokens, s.num_context_tokens) for s in found])
+    assert np.linalg.matrix_rank(columns) == 3
+
+
+@pytest.mark.parametrize("groups", [[KVGroup(4)], [KVGroup(4), KVGroup(8, sliding_window=16)]])
+def test_measured_steps_give_back_the_costs_of_the_executor(groups):
+    truth = CostModel(step=2e-3, token=3e-5, context=4e-7)
+    executor = Clockwork(truth)
+    steps = list(
+        measure(
+            executor, shapes(**LIMITS), vocab_size=50, max_model_len=300, kv_groups=groups, num_blocks=700,
+            clock=executor.clock,
+        )
+    )  # fmt: skip
+    cost, error = fit(steps)
+    assert (cost.step, cost.token, cost.context) == pytest.approx((truth.step, truth.token, truth.context))
+    assert error < 1e-9
+    assert {s.shape.num_context_tokens for s in steps} == set(executor.contexts)
+
+
+def test_what_the_pool_cannot_hold_is_not_measured():
+    executor = Clockwork(CostModel())
+    wanted = [Shape(1, 4, 0), Shape(8, 1, 100), Shape(1, 1, 299)]
+    steps = list(measure(executor, wanted, vocab_size=50, max_model_len=300, kv_groups=[KVGroup(4)], num_blocks=20))
+    assert [s.shape for s in steps] == wanted[:1]
+    with pytest.raises(ConfigError, match="1 measured steps"):
+        fit(steps)
+
+
+def test_a_simulation_takes_the_saved_costs(tmp_path: Path):
+    trace, cost = tmp_path / "a.jsonl", tmp_path / "cost.json"
+    rows = [{"timestamp": 0, "input_length": 10, "output_length": 3, "hash_ids": [1]}] * 2
+    trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    CostModel(step=2.0, token=0.0, context=0.0).write(cost)
+    args = ["simulate", "--trace", str(trace), "--cost", str(cost), "--policies", "fcfs,shortest-first", "--json"]
+    result = CliRunner().invoke(app, args)
+    assert result.exit_code == 0, result.output
+    reports = [json.loads(line) for line in result.output.splitlines()]
+    assert [r["policy"] for r in reports] == ["fcfs", "shortest-first"]
+    assert all(r["seconds"] == 6.0 and r["leaked_blocks"] == 0 for r in reports)
