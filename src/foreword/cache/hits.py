@@ -34,6 +34,8 @@ class PrefixHit:
 
     def without_partial(self) -> PrefixHit:
         """The same hit, whole blocks only: nothing to copy."""
+        if not self.num_partial:
+            return self
         return replace(self, num_partial=0, copy_from=self.copy_from[:0])
 
     def __str__(self) -> str:

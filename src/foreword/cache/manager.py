@@ -121,6 +121,8 @@ class KVCache:
         for group, blocks in zip(self.groups, hit.blocks, strict=True):
             most = group.most_blocks(num_tokens, num_tokens if chunk is None else chunk)
             new += min(-(-num_tokens // group.block_size) - len(blocks), most)
+        if not hit.num_tokens:
+            return new
         reused = np.concatenate((*hit.blocks, hit.copy_from))
         return new + int(np.count_nonzero((self.pool.num_refs[reused] == 0) & (reused != 0)))
 
@@ -130,6 +132,8 @@ class KVCache:
         A windowed group gives back what it takes while it goes, so it reserves none.
         """
         prefill = self.states.prefill_len[rows]
+        if not np.count_nonzero(self.states.num_computed_tokens[rows] < prefill):
+            return 0
         full = [g for g in range(len(self.groups)) if g not in self._windowed]
         wanted = self.wanted(rows, prefill)
         return sum(int(wanted[g].sum()) for g in full)
@@ -145,8 +149,9 @@ class KVCache:
         pool = self.pool
         kept = np.concatenate(hit.blocks)
         kept, sources = kept[kept != 0], hit.copy_from
-        pool.touch(kept)
-        pool.touch(sources)  # so that allocate does not take a source
+        if len(kept) or len(sources):
+            pool.touch(kept)
+            pool.touch(sources)  # so that allocate does not take a source
         new = [-(-num_tokens // g.block_size) - len(b) for g, b in zip(self.groups, hit.blocks, strict=True)]
         try:
             fresh = pool.allocate(sum(new))
@@ -154,8 +159,9 @@ class KVCache:
             pool.free(kept)
             raise
         finally:
-            pool.free(sources)
-        parts = np.split(fresh, np.cumsum(new)[:-1])
+            if len(sources):
+                pool.free(sources)
+        parts = np.split(fresh, np.cumsum(new)[:-1]) if len(new) > 1 else [fresh]
         block_ids = [np.concatenate((old, part)) for old, part in zip(hit.blocks, parts, strict=True)]
         try:
             row = self.states.add_request(replace(request, block_ids=block_ids, num_computed_tokens=hit.num_tokens))

@@ -391,8 +391,10 @@ class Scheduler:
         need = self.cache.blocks_to_admit(hit, tokens, chunk=n)
         if need <= free:
             return hit, None
+        if not hit.num_tokens:
+            return hit, reason("no_blocks", need=need, free=max(free, 0))
         for less in (hit.without_partial(), self.cache.miss(hit.prompt_len)):
-            if hit.num_tokens and self.cache.blocks_to_admit(less, tokens, chunk=n) <= free:
+            if less is not hit and self.cache.blocks_to_admit(less, tokens, chunk=n) <= free:
                 return less, None
         return hit, reason("no_blocks", need=need, free=max(free, 0))
 

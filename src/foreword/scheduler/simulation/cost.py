@@ -6,7 +6,6 @@ import json
 from dataclasses import asdict, dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import overload
 
 import numpy as np
 import numpy.typing as npt
@@ -27,16 +26,8 @@ class CostModel:
     token: float = 4e-5
     context: float = 1.5e-8
 
-    @overload
-    def seconds(self, num_tokens: int, num_context_tokens: int) -> float: ...
-    @overload
-    def seconds(self, num_tokens: int, num_context_tokens: Tokens) -> npt.NDArray[np.float64]: ...
-    def seconds(self, num_tokens: int, num_context_tokens: int | Tokens) -> float | npt.NDArray[np.float64]:
-        """One step, or one for each entry of num_context_tokens."""
-        fixed = self.step + self.token * num_tokens
-        if isinstance(num_context_tokens, int):
-            return fixed + self.context * num_context_tokens
-        return fixed + self.context * num_context_tokens.astype(np.float64)
+    def seconds(self, num_tokens: int, num_context_tokens: int) -> float:
+        return self.step + self.token * num_tokens + self.context * num_context_tokens
 
     @classmethod
     def fitted(cls, num_tokens: Tokens, num_context_tokens: Tokens, seconds: npt.NDArray[np.floating]) -> CostModel:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 import numpy.typing as npt
@@ -22,8 +23,8 @@ from foreword.scheduler.simulation.trace import Arrival
 GREEDY = SamplingParams(temperature=0.0)
 # Under lasting overload the rest of the queue stays in the trace, so that memory stays flat.
 MAX_WAITING = 4096
-# Steps done in one go at most, so that an array of them stays small.
-MAX_REPEAT = 4096
+# Steps done in one go at most, so that the list of their times stays small.
+MAX_REPEAT = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,46 +181,40 @@ class _Simulation:
         They end with the first request that does, before blocks run out, and when somebody arrives who could be let
         in. Returns whether there are more such steps.
         """
-        states, rows, cost = self.states, self.scheduler.running, self.cost
+        states, rows = self.states, self.scheduler.running
         if not len(rows):
             return False
-        known = states.num_tokens[rows]
-        steps = min(int((self.scheduler.max_len[rows] - known).min()), MAX_REPEAT)
-        context = int(known.sum())
-        if next_arrival is not None and (self.may_overtake or not len(self.scheduler.waiting)):
-            if next_arrival <= self.now:
-                return False
-            steps = min(steps, 1 + int((next_arrival - self.now) / cost.seconds(len(rows), context)))
-        else:
-            next_arrival = None
-        while steps > 0:
-            wanted = self.cache.wanted(rows, known + (steps - 1))
-            if sum(int(w.sum()) for w in wanted) <= self.cache.pool.num_free:
-                break
+        if next_arrival is None or (len(self.scheduler.waiting) and not self.may_overtake):
+            next_arrival = inf
+        known = states.num_tokens.take(rows)
+        left = int(np.minimum.reduce(self.scheduler.max_len.take(rows) - known))
+        times = self._times(min(left, MAX_REPEAT), len(rows), int(np.add.reduce(known)), next_arrival)
+        steps = len(times) - 1
+        while steps and not self.cache.grow_to(rows, known + (steps - 1)):
             steps //= 2
-        if steps < 1:
+        if not steps:
             return False
-        # One after the other, as single steps would: the times come out equal to the last bit.
-        times = np.empty(steps + 1)
-        times[0] = self.now
-        times[1:] = cost.seconds(len(rows), context + len(rows) * np.arange(steps))
-        np.add.accumulate(times, out=times)
-        if next_arrival is not None and times[-1] >= next_arrival:
-            fewer = int(np.searchsorted(times, next_arrival))
-            if fewer < steps:
-                steps, times = fewer, times[: fewer + 1]
-                wanted = self.cache.wanted(rows, known + (steps - 1))
-        self.cache.grow(rows, wanted)
-        self.now = float(times[-1])
+        self.now = times[steps]
+        self.between_tokens.add_differences(times[: steps + 1], len(rows))
         known += steps
         states.num_tokens[rows] = known
-        states.num_computed_tokens[rows] = known - 1
-        self.between_tokens.add(np.diff(times), len(rows))
+        known -= 1
+        states.num_computed_tokens[rows] = known
         self.last_time[rows] = self.now
         self.num_steps += steps
         self.num_tokens += steps * len(rows)
         self.memory.add(self.now, self.cache.pool.num_used / (self.cache.pool.num_blocks - 1))
-        return self._nobody_comes(self._end(rows, known))
+        return self._nobody_comes(steps == left and self._end(rows, known + 1))
+
+    def _times(self, steps: int, num_reqs: int, context: int, until: float) -> list[float]:
+        """Now, and the end of each decode step from now on, up to the first that is not before ``until``."""
+        now, times = self.now, [self.now]
+        while steps and now < until:  # one after the other, so that they are those of single steps to the last bit
+            now += self.cost.seconds(num_reqs, context)
+            times.append(now)
+            context += num_reqs
+            steps -= 1
+        return times
 
     def _end(self, rows: npt.NDArray[np.int32], known: npt.NDArray[np.int32]) -> bool:
         """Free those of the rows that have all their tokens. Whether there were any."""

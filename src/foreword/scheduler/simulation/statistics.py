@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from itertools import pairwise
+from math import inf
+
 import numpy as np
 import numpy.typing as npt
 
 LOW, BINS_PER_DECADE, DECADES = 1e-5, 200, 10
 # Bin i holds durations in (EDGES[i − 1], EDGES[i]]; the first and the last one are open.
 EDGES = LOW * 10 ** (np.arange(1, BINS_PER_DECADE * DECADES) / BINS_PER_DECADE)
+EDGE_LIST: list[float] = EDGES.tolist()
 
 
 class LatencyHistogram:
@@ -30,6 +35,18 @@ class LatencyHistogram:
         else:
             found = np.bincount(EDGES.searchsorted(seconds) - low)
             self.counts[low : low + len(found)] += times * found
+
+    def add_differences(self, moments: list[float], times: int) -> None:
+        """The duration from each of these moments to the next, ``times`` times."""
+        low = high = 0.0  # the bin of the one before, as a rule the bin of the next one too
+        place = 0
+        for before, after in pairwise(moments):
+            seconds = after - before
+            if not low < seconds <= high:
+                place = bisect_left(EDGE_LIST, seconds)
+                low = EDGE_LIST[place - 1] if place else -inf
+                high = EDGE_LIST[place] if place < len(EDGE_LIST) else inf
+            self.counts[place] += times
 
     def percentile(self, p: float) -> float:
         """The duration that p percent do not exceed; NaN without any."""
