@@ -58,11 +58,11 @@ class CachedContent:
                 if not self._holds(int(ids[i]), node, int(index[i]), group):
                     self.remove(ids[i : i + 1])
                     known[i] = False
-        new = ~known & (ids != 0)
-        if not new.all():
-            ids, index = ids[new], index[new]
+            ids, index = ids[~known], index[~known]
+        if not ids.all():  # below a window
+            index, ids = index[ids != 0], ids[ids != 0]
         at = index - node.start
-        taken = node.blocks[group][at] != 0
+        taken = node.blocks[group].take(at) != 0
         if taken.any():  # somebody else computed the same
             for block, i in zip(ids[taken].tolist(), index[taken].tolist(), strict=True):
                 node.spares.setdefault((group, i), []).append(block)
@@ -101,11 +101,16 @@ class CachedContent:
             self._on_event(CacheCleared())
 
     def _remove_from(self, node: PrefixNode, blocks: BlockIds) -> None:
-        index, group = self._index[blocks], self._group[blocks]
+        index = self._index[blocks]
+        node.num_blocks -= len(blocks)
+        if len(node.blocks) == 1 and not node.spares and self._on_event is None:
+            index -= node.start
+            node.blocks[0][index] = 0
+            return
+        group = self._group[blocks]
         if self._on_event is not None:
             for block, i, g in zip(blocks.tolist(), index.tolist(), group.tolist(), strict=True):
                 self._on_event(BlockRemoved(self.tree.name(node, i)[0], block, g))
-        node.num_blocks -= len(blocks)
         if node.spares:
             for block, i, g in zip(blocks.tolist(), index.tolist(), group.tolist(), strict=True):
                 spares = node.spares.get((g, i), [])
@@ -115,8 +120,6 @@ class CachedContent:
                     spares.remove(block)
                 if not spares:
                     node.spares.pop((g, i), None)
-        elif len(node.blocks) == 1:
-            node.blocks[0][index - node.start] = 0
         else:
             for g, ids in enumerate(node.blocks):
                 ids[index[group == g] - node.start] = 0

@@ -90,11 +90,14 @@ class KVCache:
             return self.miss(len(token_ids))
         data = np.ascontiguousarray(token_ids, np.int32).tobytes()
         path, known = self.tree.walk(data, keys)
-        held = [
-            np.concatenate([node.blocks[g] for node in path])[ratio - 1 : known : ratio] if path else NO_BLOCKS
-            for g, ratio in enumerate(self._node_blocks)
-        ]
-        full = longest_common_hit(self.groups, [ids != 0 for ids in held], min(limit, known * size), self._hit_unit)
+        held, full = [NO_BLOCKS] * len(self.groups), 0
+        if path:
+            held = [
+                np.concatenate([node.blocks[g] for node in path])[ratio - 1 : known : ratio]
+                for g, ratio in enumerate(self._node_blocks)
+            ]
+            most = min(limit, known * size)
+            full = longest_common_hit(self.groups, [ids != 0 for ids in held], most, self._hit_unit)
         num_partial, copy_from = self._partial(path, full, data, limit, keys)
         tip = path[-1] if path else self.tree.root
         following = self.tree.best_partial(tip, known, data[4 * known * size :], keys.get(known, NO_EXTRA))
@@ -266,7 +269,7 @@ class KVCache:
         self.tree.leave(row)
         self._keys[row] = NO_KEYS
         for g, (table, live) in enumerate(zip(self.states.block_tables, self._first_live, strict=True)):
-            self._give_back(table.table[row, live[row] : table.num_blocks[row]][::-1].copy(), g)
+            self._give_back(table.table[row, live[row] : table.num_blocks[row]][::-1].copy(), g, distinct=True)
             live[row] = 0
 
     def reset(self) -> bool:
@@ -278,17 +281,19 @@ class KVCache:
 
     # -- content -----------------------------------------------------------------------------------------------------
 
-    def _give_back(self, blocks: BlockIds, group: int) -> None:
-        self.pool.free(blocks)
+    def _give_back(self, blocks: BlockIds, group: int, *, distinct: bool = False) -> None:
+        self.pool.free(blocks, distinct=distinct)
         if self.states.checker is not None:
             freed = blocks[(self.pool.num_refs[blocks] == 0) & (blocks != 0)]
             self.states.checker.blocks_freed(freed.tolist(), group)
 
     def _hit_blocks(self, held: list[BlockIds], full: int) -> tuple[BlockIds, ...]:
         out = []
-        for group, ids in zip(self.groups, held, strict=True):
-            blocks = ids[: full // group.block_size].copy()
-            blocks[: int(group.first_needed(np.array([full]))[0])] = 0
+        for g, (group, ids) in enumerate(zip(self.groups, held, strict=True)):
+            blocks = ids[: full // group.block_size]
+            if g in self._windowed:
+                blocks = blocks.copy()
+                blocks[: int(group.first_needed(np.array([full]))[0])] = 0
             out.append(blocks)
         return tuple(out)
 

@@ -78,19 +78,25 @@ class BlockPool:
             self._num_queued -= free.size
         self.num_refs[blocks] += 1
 
-    def free(self, blocks: BlockIds) -> None:
+    def free(self, blocks: BlockIds, *, distinct: bool = False) -> None:
         """One owner fewer for each entry; a block without owners becomes free, in the order given.
 
         A request gives its blocks tail first: of two blocks freed together, the later part of a prompt is lost first.
-        A block may occur more than once (two owners leave together). Null blocks are skipped.
+        A block may occur more than once (two owners leave together), unless ``distinct``. Null blocks are skipped.
         """
         blocks = blocks[blocks != 0]
         if not blocks.size:
             return
-        np.subtract.at(self.num_refs, blocks, 1)
-        freed = blocks[self.num_refs[blocks] == 0]
-        if freed.size > 1:
-            freed = self._distinct(freed)
+        if distinct:
+            refs = self.num_refs[blocks]
+            refs -= 1
+            self.num_refs[blocks] = refs
+            freed = blocks[refs == 0]
+        else:
+            np.subtract.at(self.num_refs, blocks, 1)
+            freed = blocks[self.num_refs[blocks] == 0]
+            if freed.size > 1:
+                freed = self._distinct(freed)
         cached = self.is_cached[freed]
         plain = freed[~cached]
         if plain.size:

@@ -211,7 +211,7 @@ class PrefixTree:
             if not siblings:
                 del parent.children[first]
             node = parent
-        if node.parent is not None and not node.children and node.end - node.start > 1:
+        if not node.children and 2 * node.num_blocks <= node.end - node.start > 1:
             self._shorten(node)
 
     def clear_blocks(self) -> None:

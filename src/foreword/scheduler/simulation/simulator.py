@@ -186,6 +186,8 @@ class _Simulation:
             return False
         if next_arrival is None or (len(self.scheduler.waiting) and not self.may_overtake):
             next_arrival = inf
+        if next_arrival <= self.now:
+            return False
         known = states.num_tokens.take(rows)
         left = int(np.minimum.reduce(self.scheduler.max_len.take(rows) - known))
         times = self._times(min(left, MAX_REPEAT), len(rows), int(np.add.reduce(known)), next_arrival)
