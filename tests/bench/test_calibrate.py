@@ -88,3 +88,7 @@ def test_a_simulation_takes_the_saved_costs(tmp_path: Path):
     reports = [json.loads(line) for line in result.output.splitlines()]
     assert [r["policy"] for r in reports] == ["fcfs", "shortest-first"]
     assert all(r["seconds"] == 6.0 and r["leaked_blocks"] == 0 for r in reports)
+    assert all(0 < r["peak_memory_use"] <= 1 and r["memory_use"] for r in reports)
+    table = CliRunner().invoke(app, args[:-1])
+    assert table.exit_code == 0
+    assert table.output.count("blocks in use over time") == 2

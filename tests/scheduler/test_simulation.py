@@ -106,6 +106,7 @@ def test_a_series_stays_small_and_keeps_its_shape():
     assert len(series.points) <= 64
     assert series.points[-1][0] == pytest.approx(49_999)
     assert series.plot(4) == "▁▃▅▇"
+    assert series.plot(4, top=0.5) == "▂▆██"
     assert series.peak == pytest.approx(1.0, abs=1e-4)
 
 

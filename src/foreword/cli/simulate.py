@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from pathlib import Path
 from typing import Annotated
@@ -24,7 +25,7 @@ def simulate(
     token_us: Annotated[float, typer.Option(help="Cost of a scheduled token.")] = 40.0,
     context_ns: Annotated[float, typer.Option(help="Cost of a token of context, a step.")] = 15.0,
     prefix_caching: Annotated[bool, typer.Option(help="Whether equal beginnings share blocks.")] = True,
-    plot: Annotated[bool, typer.Option(help="Draw the use of memory over time.")] = True,
+    plot: Annotated[bool, typer.Option(help="Draw the use of memory over time (--json: list it).")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one policy a line.")] = False,
 ) -> None:
     """Ask what would happen: percentiles, preemptions, hits and memory, for several policies in one table."""
@@ -33,6 +34,8 @@ def simulate(
     from foreword.scheduler.simulation import simulate as run
 
     loaded = read_trace(trace)
+    # A simulation makes no cyclic garbage, and the collector would walk the whole trace over and over.
+    gc.disable()
     count = requests or len(loaded.arrivals)
     cost = CostModel.read(cost_file) if cost_file else CostModel(step_ms / 1e3, token_us / 1e6, context_ns / 1e9)
     if not as_json:
@@ -62,12 +65,14 @@ def simulate(
                 "requests": report.num_requests,
                 "steps": report.num_steps,
                 "seconds": report.seconds,
-                "time_to_first_token_s": {f"p{p}": first.percentile(p) for p in levels},
-                "time_between_tokens_s": {f"p{p}": between.percentile(p) for p in levels},
+                "time_to_first_token_s": {f"p{p}": first.percentile(p) if first.count else None for p in levels},
+                "time_between_tokens_s": {f"p{p}": between.percentile(p) if between.count else None for p in levels},
                 "tokens_per_second": report.tokens_per_second,
                 "hit_rate": report.hit_rate,
                 "preemptions": report.num_preemptions,
                 "leaked_blocks": report.num_leaked_blocks,
+                "peak_memory_use": report.memory_use.peak,
+                "memory_use": report.memory_use.points if plot else [],
             }), flush=True)  # fmt: skip
             continue
         print(
@@ -77,7 +82,9 @@ def simulate(
             f"{report.seconds:>11,.0f}",
             flush=True,
         )
-        plots.append(f"\nblocks in use over time, {policy}\n{report.memory_use.plot()}")
+        use = report.memory_use
+        drawing = use.plot(top=use.peak) if use.peak else ""
+        plots.append(f"\nblocks in use over time, {policy}; the highest is {100 * use.peak:.1f}% of them\n{drawing}")
     if plot:
         for drawing in plots:
             print(drawing)

@@ -83,13 +83,13 @@ class TimeSeries:
             means.append(float(self._sums[full]) / rest)
         return list(zip(ends, means, strict=True))
 
-    def plot(self, width: int = 60) -> str:
-        """One line of block characters for values from 0 to 1."""
+    def plot(self, width: int = 60, *, top: float = 1.0) -> str:
+        """One line of block characters for values from 0 to ``top``."""
         values = np.array([v for _, v in self.points])
         if not len(values):
             return ""
         parts = np.array_split(values, min(width, len(values)))
-        return "".join(" ▁▂▃▄▅▆▇█"[round(8 * min(max(float(part.mean()), 0.0), 1.0))] for part in parts)
+        return "".join(" ▁▂▃▄▅▆▇█"[round(8 * min(max(float(part.mean()) / top, 0.0), 1.0))] for part in parts)
 
     def _fill(self, time: float) -> None:
         """Account for the value up to ``time``."""
