@@ -26,15 +26,21 @@ class Mirror:
 
     def __init__(self) -> None:
         self.blocks: dict[int, bytes] = {}
+        self.whole: dict[int, int] = {}  # block → group, of those that a hit can share
+        self.node_size = 0
 
     def __call__(self, event) -> None:
         if isinstance(event, BlockStored):
             assert event.block not in self.blocks
             self.blocks[event.block] = event.hash
+            if len(event.token_ids) == self.node_size:
+                self.whole[event.block] = event.group
         elif isinstance(event, BlockRemoved):
             assert self.blocks.pop(event.block) == event.hash
+            self.whole.pop(event.block, None)
         else:
             self.blocks.clear()
+            self.whole.clear()
 
 
 class CacheMachine(RuleBasedStateMachine):
@@ -46,6 +52,8 @@ class CacheMachine(RuleBasedStateMachine):
         self.states = RequestStates(max_num_reqs=4, max_model_len=M, vocab_size=3, kv_groups=groups)
         self.mirror = Mirror() if mirrored else None
         self.cache = KVCache(self.states, blocks, on_event=self.mirror)
+        if self.mirror is not None:
+            self.mirror.node_size = self.cache.tree.block_size
         self.memory = [[[None] * g.block_size for _ in range(blocks)] for g in groups]
         self.count = 0
 
@@ -64,12 +72,31 @@ class CacheMachine(RuleBasedStateMachine):
             for p in range(low, computed):
                 assert memory[table.table[row, p // size]][p % size] == tuple(tokens[: p + 1])
 
+    def longest_hit(self, prompt: list[int]) -> int:
+        """Tokens in whole blocks, by definition: of all groups, what the next token reads is in some cached block."""
+        tables = self.states.block_tables
+        cached = [set() for _ in tables]
+        for block, g in self.mirror.whole.items():
+            cached[g].add(self.memory[g][block][-1])
+        best = 0
+        for n in range(1, len(prompt)):
+            if all(n % t.tokens_per_block == 0 for t in tables) and all(
+                tuple(prompt[: (p // size + 1) * size]) in known
+                for t, known in zip(tables, cached, strict=True)
+                for size in [t.tokens_per_block]
+                for p in range(max(0, n - (t.group.sliding_window or n + 1) + 1), n)
+            ):
+                best = n
+        return best
+
     @rule(prompt=st.lists(st.integers(0, 2), min_size=1, max_size=M), chunk=st.integers(1, M))
     def admit(self, prompt: list[int], chunk: int) -> None:
         if len(self.states) == 4:
             return
         hit = self.cache.lookup(np.array(prompt, np.int32))
         assert hit.num_tokens < len(prompt)
+        if self.mirror is not None:
+            assert hit.num_full == self.longest_hit(prompt)
         stop = min(len(prompt), hit.num_tokens + chunk)
         short = self.cache.blocks_to_admit(hit, stop) > self.cache.pool.num_free
         self.count += 1

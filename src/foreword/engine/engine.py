@@ -289,25 +289,28 @@ class Engine:
 
     def _commit(self, step: Step, sampled: Sampled) -> list[RequestOutput]:
         plan, rows, states = step.plan, step.plan.rows, self.states
-        before = states.num_tokens.take(rows)
+        # A decode step that ran here and now adds a token to each of its rows.
+        decoded = step.result is None and not len(plan.prefilling) and plan.draft_tokens is None
+        before = None if decoded else states.num_tokens.take(rows)
         states.commit(step.batch, sampled.token_ids)
         self.pipeline.release(step)
         self.scheduler.commit(plan)
         for row, found in step.prompt_logprobs.items():
             self._completions[self.scheduler.request_in(row).request_id].job.add_prompt_logprobs(found)
         known, tokens = states.num_tokens.take(rows), sampled.token_ids
-        grown = known > before
         look = known >= self._read_from.take(rows)
         if tokens.ndim == 1:
             look |= self._is_end.take(tokens)
         else:
             look |= (self._is_end[tokens] & (tokens >= 0)).any(1)
-        look &= grown
+        if before is not None:
+            look &= known > before
         at = look.nonzero()[0]
         outputs = self._read(rows, at, sampled) if at.size else []
         if self.speculation is not None:
             self.speculation.learn(plan, tokens)
-            self._speculate(rows[grown & states.live[rows]])
+            grown = rows if before is None else rows[known > before]
+            self._speculate(grown[states.live[grown]])
         return outputs
 
     def _keep_places(self, in_flight: StepPlan, speculation: Speculation) -> None:

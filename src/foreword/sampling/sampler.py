@@ -19,6 +19,8 @@ from foreword.sampling.verification import accepted_tokens
 Logits = npt.NDArray[np.float32]
 Int32s = npt.NDArray[np.int32]
 
+NO_ROWS = np.zeros(0, np.int64)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sampled:
@@ -47,20 +49,25 @@ class Sampler:
         self._is_plain = np.ones(states.max_num_reqs, np.bool_)  # greedy, and nothing else wanted
         self._has_processors = np.zeros(states.max_num_reqs, np.bool_)
         self._wants_logprobs = np.zeros(states.max_num_reqs, np.bool_)
+        self._num_processors = self._num_wanting_logprobs = 0  # rows that have them; as a rule none
 
     def set_request(self, row: int, params: SamplingParams, end_ids: npt.NDArray[np.int64]) -> None:
         """Take a request's parameters, when it is admitted. end_ids: tokens that would end its output."""
-        self._processors[row] = Processors.of(params, end_ids)
-        self._has_processors[row] = self._processors[row] is not None
-        self._is_plain[row] = params.temperature == 0 and self._processors[row] is None
-        self._wants_logprobs[row] = params.logprobs is not None
+        processors = Processors.of(params, end_ids)
+        self._is_plain[row] = params.temperature == 0 and processors is None
+        self._set(row, processors, params.logprobs is not None)
 
     def clear_request(self, row: int) -> None:
         """Forget the row's parameters, when it is freed."""
-        self._processors[row] = None
         self._is_plain[row] = True
-        self._has_processors[row] = False
-        self._wants_logprobs[row] = False
+        self._set(row, None, wants_logprobs=False)
+
+    def _set(self, row: int, processors: Processors | None, wants_logprobs: bool) -> None:
+        self._num_processors += (processors is not None) - int(self._has_processors[row])
+        self._num_wanting_logprobs += wants_logprobs - int(self._wants_logprobs[row])
+        self._processors[row] = processors
+        self._has_processors[row] = processors is not None
+        self._wants_logprobs[row] = wants_logprobs
 
     def sample(self, batch: InputBatch, logits: Logits) -> Sampled:
         """Draw for every request of the batch from ``logits`` [L, V]. The logits are not changed.
@@ -70,7 +77,7 @@ class Sampler:
         rows = batch.expanded_idx_mapping
         if native.available():
             drawn = self._draw_natively(batch, logits)
-            special = self._has_processors.take(rows).nonzero()[0]
+            special = self._has_processors.take(rows).nonzero()[0] if self._num_processors else NO_ROWS
         else:
             drawn = logits.argmax(axis=1).astype(np.int32)
             special = np.flatnonzero(~self._is_plain[rows])
@@ -141,6 +148,8 @@ class Sampler:
         return batch.draft_token_ids[start : start + j]
 
     def _logprobs(self, batch: InputBatch, logits: Logits, tokens: Int32s) -> dict[int, list[TokenLogprobs]]:
+        if not self._num_wanting_logprobs:
+            return {}
         wanting = self._wants_logprobs.take(batch.idx_mapping).nonzero()[0]
         if not wanting.size:
             return {}

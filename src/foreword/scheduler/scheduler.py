@@ -142,8 +142,7 @@ class Scheduler:
         samples are certain to end is left out, and where blocks are short the plan is empty: wait for the step first.
         """
         self._step += 1
-        rows, computed, n, preempted = self._run(in_flight)
-        num_tokens = int(np.add.reduce(n))
+        rows, computed, n, num_tokens, preempted = self._run(in_flight)
         left = self.config.max_num_batched_tokens - num_tokens
         copies: tuple[list[int], list[int]] = ([], [])
         admitted: list[Request] = []
@@ -221,27 +220,27 @@ class Scheduler:
 
     # -- running -------------------------------------------------------------------------------------------------
 
-    def _run(self, in_flight: StepPlan | None) -> tuple[Int32s, Int32s, Int32s, list[Request] | None]:
-        """Rows that run in this step, their computed tokens and tokens to compute, and who was preempted for them.
+    def _run(self, in_flight: StepPlan | None) -> tuple[Int32s, Int32s, Int32s, int, list[Request] | None]:
+        """Rows that run in this step, their computed tokens, tokens to compute and their sum, and who was preempted.
 
         None in the last place: somebody would have to be preempted, but a step is in flight.
         """
         preempted: list[Request] = []
         while True:
-            rows, computed, n = self._needs(in_flight)
+            rows, computed, n, num_tokens = self._needs(in_flight)
             self._drop_dead(rows, computed, in_flight)
             if self.cache.grow_to(rows, computed + n):
-                return rows, computed, n, preempted
+                return rows, computed, n, num_tokens, preempted
             if self._num_drafts[rows].any():  # a guess takes nobody's blocks
                 self._num_drafts[rows] = 0
                 continue
             if in_flight is not None:
-                return NO_TOKENS, NO_TOKENS, NO_TOKENS, None
+                return NO_TOKENS, NO_TOKENS, NO_TOKENS, 0, None
             last = max(self._rows.tolist(), key=lambda row: self._policy(self.request_in(row)))
             preempted.append(self._preempt(last))
 
-    def _needs(self, in_flight: StepPlan | None) -> tuple[Int32s, Int32s, Int32s]:
-        """What the running rows would compute, within the budget; rows that get nothing are left out."""
+    def _needs(self, in_flight: StepPlan | None) -> tuple[Int32s, Int32s, Int32s, int]:
+        """What the running rows would compute, and its sum, within the budget; rows that get nothing are left out."""
         rows, states, budget = self._rows, self.states, self.config.max_num_batched_tokens
         computed = states.num_computed_tokens.take(rows)
         n = states.num_tokens.take(rows) - computed
@@ -257,11 +256,11 @@ class Scheduler:
         total = int(np.add.reduce(n))
         if total > budget:
             before = np.cumsum(n) - n
-            n = np.clip(budget - before, 0, n).astype(np.int32)
-        if len(n) and int(np.minimum.reduce(n)) < 1:
+            n, total = np.clip(budget - before, 0, n).astype(np.int32), budget
+        if np.count_nonzero(n) < len(n):
             some = np.flatnonzero(n > 0)
             rows, computed, n = rows[some], computed[some], n[some]
-        return rows, computed, n
+        return rows, computed, n, total
 
     def _drop_dead(self, rows: Int32s, computed: Int32s, in_flight: StepPlan | None) -> None:
         """Give back blocks below the windows, of what no step in flight reads any more."""
