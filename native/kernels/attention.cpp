@@ -17,7 +17,7 @@
 namespace foreword::kernels::FOREWORD_LEVEL {
 namespace {
 
-constexpr int kTargetRows = 48;   // rows of a prefill tile: keys and values are unpacked once for all of them
+constexpr int kTargetRows = 96;   // rows of a prefill tile: keys and values are unpacked once for all of them
 constexpr int kStageRows = 12;    // from this many rows on, bf16 keys and values are widened to floats first
 constexpr float kNothing = -3.0e38f;  // m of a row that has seen no key
 
@@ -60,10 +60,12 @@ size_t carve(const AttentionConfig &c, void *memory, Scratch *out) {
   Carver carver{static_cast<uint8_t *>(memory)};
   const size_t rows = static_cast<size_t>(max_rows(c)), dim = static_cast<size_t>(c.padded_dim);
   Scratch s;
-  s.q.f32 = carver.take<float>(rows * dim);
-  s.q.bf16 = carver.take<uint16_t>(rows * dim);
-  s.q.high = carver.take<int8_t>(rows * dim);
-  s.q.low = carver.take<int8_t>(rows * dim);
+  s.q.piece_stride = rows * kQueryPiece;
+  const size_t query_numbers = round_up(dim, static_cast<size_t>(kQueryPiece)) * rows;
+  s.q.f32 = carver.take<float>(query_numbers);
+  s.q.bf16 = carver.take<uint16_t>(query_numbers);
+  s.q.high = carver.take<int8_t>(query_numbers);
+  s.q.low = carver.take<int8_t>(query_numbers);
   s.q.scale = carver.take<float>(rows);
   s.q.neg128_high = carver.take<int32_t>(rows);
   s.q.neg128_low = carver.take<int32_t>(rows);
@@ -80,21 +82,22 @@ size_t carve(const AttentionConfig &c, void *memory, Scratch *out) {
 // ---------------------------------------------------------------------------------------------- queries
 
 void split_query(const float *x, int dim, int row, const Queries &q) {
-  int8_t *high = const_cast<int8_t *>(q.high) + static_cast<size_t>(row) * dim;
-  int8_t *low = const_cast<int8_t *>(q.low) + static_cast<size_t>(row) * dim;
   F32 largest = set1(0.f);
   for (int d = 0; d < dim; d += kLanes) largest = max_f32(largest, abs_f32(load(x + d)));
   const float top = reduce_max(largest);
   constexpr float kSteps = 127.f * 128.f;
   const F32 inverse = set1(top > 0.f ? kSteps / top : 0.f);
+  F32 high = set1(0.f), low = set1(0.f);
   for (int d = 0; d < dim; d += kLanes) {
     const F32 steps = round_f32(mul(load(x + d), inverse));
-    const F32 coarse = round_f32(mul(steps, set1(1.f / 128.f)));
-    store_s8(high + d, coarse);
-    store_s8(low + d, fma(coarse, set1(-128.f), steps));
+    const F32 coarse = round_f32(mul(steps, set1(1.f / 128.f))), fine = fma(coarse, set1(-128.f), steps);
+    store_s8(const_cast<int8_t *>(q.high) + q.at(row, d), coarse);
+    store_s8(const_cast<int8_t *>(q.low) + q.at(row, d), fine);
+    high = add(high, coarse);
+    low = add(low, fine);
   }
-  int32_t sum_high = 0, sum_low = 0;
-  for (int d = 0; d < dim; ++d) sum_high += high[d], sum_low += low[d];
+  // Exact in floats: the terms are small integers.
+  const int32_t sum_high = static_cast<int32_t>(reduce_add(high)), sum_low = static_cast<int32_t>(reduce_add(low));
   const_cast<float *>(q.scale)[row] = top / kSteps;
   const_cast<int32_t *>(q.neg128_high)[row] = -kDotBias * sum_high;
   const_cast<int32_t *>(q.neg128_low)[row] = -kDotBias * sum_low;
@@ -106,15 +109,14 @@ void gather_queries(const KVLayer &kv, const AttentionConfig &c, const Attention
   for (int i = 0; i < tile.num_queries; ++i) {
     const float *heads = tile.queries + static_cast<size_t>(i) * tile.query_stride +
                          static_cast<size_t>(tile.kv_head) * group * dim;
-    float *rows = const_cast<float *>(q.f32) + static_cast<size_t>(i) * group * dim;
-    std::memcpy(rows, heads, sizeof(float) * static_cast<size_t>(group) * dim);
     for (int g = 0; g < group; ++g) {
-      const float *x = rows + static_cast<size_t>(g) * dim;
+      const float *x = heads + static_cast<size_t>(g) * dim;
       const int row = i * group + g;
+      for (int d = 0; d < dim; d += kLanes) store(const_cast<float *>(q.f32) + q.at(row, d), load(x + d));
       if (kv.format == KVFormat::i8) split_query(x, dim, row, q);
       if (kBf16Dot && kv.format == KVFormat::bf16) {
         for (int d = 0; d < dim; d += kLanes) {
-          store_bf16(const_cast<uint16_t *>(q.bf16) + static_cast<size_t>(row) * dim + d, load(x + d));
+          store_bf16(const_cast<uint16_t *>(q.bf16) + q.at(row, d), load(x + d));
         }
       }
     }

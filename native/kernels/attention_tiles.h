@@ -1,7 +1,10 @@
 // The two register-tile products of attention for each KV format:
 //
-//   scores   S[r, key] = Σ_d Q[r, d] K[key, d]         rows × kQkTiles tiles of 16 keys in registers, d upwards
+//   scores   S[r, key] = Σ_d Q[r, d] K[key, d]         rows × a few vectors of keys in registers, d upwards
 //   values   O[r, d]  += Σ_key P[r, key] V[key, d]     rows × a few vectors of d in registers, keys upwards
+//
+// Few rows take wide tiles, so that there are enough independent sums. Many rows take tall and narrow ones, one strip of the
+// keys, or values, after the other: it stays in the first-level cache while all rows pass.
 //
 // A row's arithmetic does not depend on the rows beside it.
 #pragma once
@@ -12,13 +15,21 @@ namespace foreword::kernels::FOREWORD_LEVEL {
 
 constexpr int kTileVectors = kTile / kLanes;
 
-// The query rows of a tile in the form that the KV format multiplies with.
+// The query rows of a tile in the form that the KV format multiplies with, cut into pieces of 64 numbers of a row, all rows'
+// first pieces before all second ones: rows are a constant distance apart.
+constexpr int kQueryPiece = 64;
 struct Queries {
-  const float *f32;       // [rows][dim]
+  size_t piece_stride;    // numbers from a row's piece to its next
+  const float *f32;
   const uint16_t *bf16;   // bf16 keys at levels with bf16 dot products
   const int8_t *high, *low;  // i8 keys: q ≈ scale (128 high + low), 15 bits, so that only the keys are rounded
   const float *scale;
   const int32_t *neg128_high, *neg128_low;
+
+  FW_INLINE size_t at(int row, int d) const {
+    return static_cast<size_t>(d / kQueryPiece) * piece_stride + static_cast<size_t>(row) * kQueryPiece +
+           static_cast<size_t>(d % kQueryPiece);
+  }
 };
 
 struct ChunkTiles {
@@ -28,78 +39,95 @@ struct ChunkTiles {
 
 // ---------------------------------------------------------------------------------------------- scores
 
-// F32, BF16 and I8 below share this: `tile` is the first of kQkTiles tiles, `row` the first of R rows.
+// F32, BF16 and I8 below share this: R rows from `row` on against N vectors of the chunk's keys from `vector` on. Where each of
+// the vectors begins, at d = 0.
+template <int N>
+FW_INLINE void key_vectors(const ChunkTiles &c, int vector, const uint8_t *(&keys)[N]) {
+  unroll<N>([&](auto n) FW_LAMBDA {
+    const int v = vector + n;
+    keys[n] = c.k[v / kTileVectors] + (v % kTileVectors) * kLanes * 4;  // every layout's unit is four bytes a key
+  });
+}
+
+// The keys of the next chunk that lie where this tile reads now.
+template <int N>
+FW_INLINE void prefetch_keys(const ChunkTiles &c, int vector, size_t offset) {
+  constexpr int kTiles = (N + kTileVectors - 1) / kTileVectors;
+  unroll<kTiles>([&](auto t) FW_LAMBDA { prefetch<3>(c.next_k[vector / kTileVectors + t] + offset); });
+}
+
+template <int R, int N>
+FW_INLINE void store_scores(float *scores, const F32 (&acc)[R][N]) {
+  unroll<R>([&](auto r) FW_LAMBDA {
+    unroll<N>([&](auto n) FW_LAMBDA { store(scores + r * kChunk + n * kLanes, acc[r][n]); });
+  });
+}
+
+template <int R, int N>
+FW_INLINE void add_scores(F32 (&acc)[R][N], const float *x, const F32 (&k)[N]) {
+  unroll<R>([&](auto r) FW_LAMBDA {
+    const F32 xv = set1(x[r * kQueryPiece]);
+    unroll<N>([&](auto n) FW_LAMBDA { acc[r][n] = accumulate(acc[r][n], xv, k[n]); });
+  });
+}
+
 struct ScoresF32 {
-  static constexpr int kRows = kQkRows;
-  template <int R>
-  static FW_INLINE void run(const Queries &q, int dim, int row, const ChunkTiles &c, int tile, float *scores) {
-    constexpr int N = kQkTiles * kTileVectors;
+  static constexpr int kWide = kWideRows, kTall = kTallRows;
+  template <int R, int N>
+  static FW_INLINE void run(const Queries &q, int dim, int row, const ChunkTiles &c, int vector, float *scores) {
     F32 acc[R][N];
     unroll<R>([&](auto r) FW_LAMBDA { unroll<N>([&](auto n) FW_LAMBDA { acc[r][n] = set1(0.f); }); });
-    const float *x = q.f32 + static_cast<size_t>(row) * dim;
-    for (int d = 0; d < dim; ++d) {
-      F32 k[N];
-      unroll<N>([&](auto n) FW_LAMBDA {
-        const float *keys = reinterpret_cast<const float *>(c.k[tile + n / kTileVectors]);
-        k[n] = load(keys + d * kTile + (n % kTileVectors) * kLanes);
-      });
-      unroll<R>([&](auto r) FW_LAMBDA {
-        const F32 xv = set1(x[r * dim + d]);
-        unroll<N>([&](auto n) FW_LAMBDA { acc[r][n] = fma(xv, k[n], acc[r][n]); });
-      });
+    const uint8_t *keys[N];
+    key_vectors(c, vector, keys);
+    for (int piece = 0; piece < dim; piece += kQueryPiece) {
+      const float *x = q.f32 + q.at(row, piece);
+      for (int d = piece; d < smaller(piece + kQueryPiece, dim); ++d, ++x) {
+        F32 k[N];
+        unroll<N>([&](auto n) FW_LAMBDA { k[n] = load(reinterpret_cast<const float *>(keys[n]) + d * kTile); });
+        add_scores(acc, x, k);
+      }
     }
-    unroll<R>([&](auto r) FW_LAMBDA {
-      unroll<N>([&](auto n) FW_LAMBDA { store(scores + r * kChunk + n * kLanes, acc[r][n]); });
-    });
+    store_scores(scores, acc);
   }
 };
 
 struct ScoresBf16 {
-  static constexpr int kRows = kQkRows;
-  template <int R>
-  static FW_INLINE void run(const Queries &q, int dim, int row, const ChunkTiles &c, int tile, float *scores) {
-    constexpr int N = kQkTiles * kTileVectors;
+  static constexpr int kWide = kWideRows, kTall = kTallRows;
+  template <int R, int N>
+  static FW_INLINE void run(const Queries &q, int dim, int row, const ChunkTiles &c, int vector, float *scores) {
     F32 acc[R][N];
     unroll<R>([&](auto r) FW_LAMBDA { unroll<N>([&](auto n) FW_LAMBDA { acc[r][n] = set1(0.f); }); });
-    for (int d = 0; d < dim; d += 2) {
-      I32 k[N];
-      unroll<N>([&](auto n) FW_LAMBDA {
-        const uint16_t *keys = reinterpret_cast<const uint16_t *>(c.k[tile + n / kTileVectors]);
-        k[n] = load_pairs(keys + d * kTile + (n % kTileVectors) * 2 * kLanes);
-      });
-      unroll<kQkTiles>([&](auto t) FW_LAMBDA { prefetch<3>(c.next_k[tile + t] + d * 2 * kTile); });
+    const uint8_t *keys[N];
+    key_vectors(c, vector, keys);
+    for (int piece = 0; piece < dim; piece += kQueryPiece) {
+      for (int d = piece; d < smaller(piece + kQueryPiece, dim); d += 2) {
+        I32 k[N];
+        unroll<N>([&](auto n) FW_LAMBDA { k[n] = load_pairs(reinterpret_cast<const uint16_t *>(keys[n]) + d * kTile); });
+        prefetch_keys<N>(c, vector, static_cast<size_t>(d) * 2 * kTile);
 #if defined(FOREWORD_SIMD_BF16)
-      const uint16_t *x = q.bf16 + static_cast<size_t>(row) * dim + d;
-      unroll<R>([&](auto r) FW_LAMBDA {
-        const I32 xv = pair(x + r * dim);
-        unroll<N>([&](auto n) FW_LAMBDA { acc[r][n] = dot2(acc[r][n], k[n], xv); });
-      });
+        const uint16_t *x = q.bf16 + q.at(row, piece) + (d - piece);
+        unroll<R>([&](auto r) FW_LAMBDA {
+          const I32 xv = pair(x + r * kQueryPiece);
+          unroll<N>([&](auto n) FW_LAMBDA { acc[r][n] = dot2(acc[r][n], k[n], xv); });
+        });
 #else
-      const float *x = q.f32 + static_cast<size_t>(row) * dim + d;
-      F32 half[N];
-      unroll<N>([&](auto n) FW_LAMBDA { half[n] = even_of_pairs(k[n]); });
-      unroll<R>([&](auto r) FW_LAMBDA {
-        const F32 xv = set1(x[r * dim]);
-        unroll<N>([&](auto n) FW_LAMBDA { acc[r][n] = fma(xv, half[n], acc[r][n]); });
-      });
-      unroll<N>([&](auto n) FW_LAMBDA { half[n] = odd_of_pairs(k[n]); });
-      unroll<R>([&](auto r) FW_LAMBDA {
-        const F32 xv = set1(x[r * dim + 1]);
-        unroll<N>([&](auto n) FW_LAMBDA { acc[r][n] = fma(xv, half[n], acc[r][n]); });
-      });
+        const float *x = q.f32 + q.at(row, piece) + (d - piece);
+        F32 half[N];
+        unroll<N>([&](auto n) FW_LAMBDA { half[n] = even_of_pairs(k[n]); });
+        add_scores(acc, x, half);
+        unroll<N>([&](auto n) FW_LAMBDA { half[n] = odd_of_pairs(k[n]); });
+        add_scores(acc, x + 1, half);
 #endif
+      }
     }
-    unroll<R>([&](auto r) FW_LAMBDA {
-      unroll<N>([&](auto n) FW_LAMBDA { store(scores + r * kChunk + n * kLanes, acc[r][n]); });
-    });
+    store_scores(scores, acc);
   }
 };
 
 struct ScoresI8 {
-  static constexpr int kRows = kQkRows / 2 > 0 ? kQkRows / 2 : 1;
-  template <int R>
-  static FW_INLINE void run(const Queries &q, int dim, int row, const ChunkTiles &c, int tile, float *scores) {
-    constexpr int N = kQkTiles * kTileVectors;
+  static constexpr int kWide = kWideRows / 2, kTall = kTallRows / 2;
+  template <int R, int N>
+  static FW_INLINE void run(const Queries &q, int dim, int row, const ChunkTiles &c, int vector, float *scores) {
     I32 high[R][N], low[R][N];
     unroll<R>([&](auto r) FW_LAMBDA {
       unroll<N>([&](auto n) FW_LAMBDA {
@@ -107,23 +135,27 @@ struct ScoresI8 {
         low[r][n] = set1_i32(q.neg128_low[row + r]);
       });
     });
-    const int8_t *xh = q.high + static_cast<size_t>(row) * dim, *xl = q.low + static_cast<size_t>(row) * dim;
-    for (int d = 0; d < dim; d += 4) {
-      U8 k[N];
-      unroll<N>([&](auto n) FW_LAMBDA {
-        k[n] = load_u8(c.k[tile + n / kTileVectors] + d * kTile + (n % kTileVectors) * 4 * kLanes);
-      });
-      unroll<kQkTiles>([&](auto t) FW_LAMBDA { prefetch<3>(c.next_k[tile + t] + d * kTile); });
-      unroll<R>([&](auto r) FW_LAMBDA {
-        const I32 h = quad(xh + r * dim + d), l = quad(xl + r * dim + d);
-        unroll<N>([&](auto n) FW_LAMBDA {
-          high[r][n] = dot4_biased(high[r][n], k[n], h);
-          low[r][n] = dot4_biased(low[r][n], k[n], l);
+    const uint8_t *keys[N];
+    key_vectors(c, vector, keys);
+    for (int piece = 0; piece < dim; piece += kQueryPiece) {
+      const size_t at = q.at(row, piece);
+      const int8_t *xh = q.high + at, *xl = q.low + at;
+      for (int d = piece; d < smaller(piece + kQueryPiece, dim); d += 4, xh += 4, xl += 4) {
+        U8 k[N];
+        unroll<N>([&](auto n) FW_LAMBDA { k[n] = load_u8(keys[n] + d * kTile); });
+        prefetch_keys<N>(c, vector, static_cast<size_t>(d) * kTile);
+        unroll<R>([&](auto r) FW_LAMBDA {
+          const I32 h = quad(xh + r * kQueryPiece), l = quad(xl + r * kQueryPiece);
+          unroll<N>([&](auto n) FW_LAMBDA {
+            high[r][n] = dot4_biased(high[r][n], k[n], h);
+            low[r][n] = dot4_biased(low[r][n], k[n], l);
+          });
         });
-      });
+      }
     }
     unroll<N>([&](auto n) FW_LAMBDA {
-      const F32 scale = load(tile_scales(c.k[tile + n / kTileVectors], dim) + (n % kTileVectors) * kLanes);
+      const int v = vector + n;
+      const F32 scale = load(tile_scales(c.k[v / kTileVectors], dim) + (v % kTileVectors) * kLanes);
       unroll<R>([&](auto r) FW_LAMBDA {
         const F32 dot = fma(to_f32(high[r][n]), set1(128.f), to_f32(low[r][n]));
         store(scores + r * kChunk + n * kLanes, mul(mul(dot, set1(q.scale[row + r])), scale));
@@ -148,7 +180,7 @@ struct ValuesF32 {
         unroll<N>([&](auto n) FW_LAMBDA { value[n] = load(v + n * kLanes); });
         unroll<R>([&](auto r) FW_LAMBDA {
           const F32 pv = set1(pt[r * kChunk]);
-          unroll<N>([&](auto n) FW_LAMBDA { acc[r][n] = fma(pv, value[n], acc[r][n]); });
+          unroll<N>([&](auto n) FW_LAMBDA { acc[r][n] = accumulate(acc[r][n], pv, value[n]); });
         });
       }
     }
@@ -173,13 +205,13 @@ struct ValuesBf16 {
         unroll<N>([&](auto n) FW_LAMBDA { half[n] = even_of_pairs(pairs[n]); });
         unroll<R>([&](auto r) FW_LAMBDA {
           const F32 pv = set1(pt[r * kChunk]);
-          unroll<N>([&](auto n) FW_LAMBDA { acc[r][n] = fma(pv, half[n], acc[r][n]); });
+          unroll<N>([&](auto n) FW_LAMBDA { acc[r][n] = accumulate(acc[r][n], pv, half[n]); });
         });
         if (pt + 1 == end) break;  // the partner was never written
         unroll<N>([&](auto n) FW_LAMBDA { half[n] = odd_of_pairs(pairs[n]); });
         unroll<R>([&](auto r) FW_LAMBDA {
           const F32 pv = set1(pt[r * kChunk + 1]);
-          unroll<N>([&](auto n) FW_LAMBDA { acc[r][n] = fma(pv, half[n], acc[r][n]); });
+          unroll<N>([&](auto n) FW_LAMBDA { acc[r][n] = accumulate(acc[r][n], pv, half[n]); });
         });
       }
     }
@@ -203,7 +235,7 @@ struct ValuesI8 {
         unroll<N>([&](auto n) FW_LAMBDA { value[n] = load_s8(v + n * kLanes); });
         unroll<R>([&](auto r) FW_LAMBDA {
           const F32 pv = set1(pt[r * kChunk]);
-          unroll<N>([&](auto n) FW_LAMBDA { acc[r][n] = fma(pv, value[n], acc[r][n]); });
+          unroll<N>([&](auto n) FW_LAMBDA { acc[r][n] = accumulate(acc[r][n], pv, value[n]); });
         });
       }
     }
@@ -213,46 +245,53 @@ struct ValuesI8 {
 
 // ---------------------------------------------------------------------------------------------- any number of rows
 
-template <class Scores, int... R>
-FW_INLINE void scores_rows(int rows, std::integer_sequence<int, R...>, const Queries &q, int dim, int row,
-                           const ChunkTiles &c, int tile, float *scores) {
-  (void)((rows == R + 1 ? (Scores::template run<R + 1>(q, dim, row, c, tile, scores), true) : false) || ...);
+// f(row, count) for tiles of at most `Most` rows, `count` a constant.
+template <int Most, class F, int... R>
+FW_INLINE void for_row_tiles(int rows, F &&f, std::integer_sequence<int, R...>) {
+  for (int row = 0; row < rows;) {
+    const int count = smaller(Most, rows - row);
+    (void)((count == R + 1 ? (f(row, Index<R + 1>{}), true) : false) || ...);
+    row += count;
+  }
+}
+
+template <class Scores, int Rows, int N>
+FW_INLINE void score_strips(const Queries &q, int dim, int rows, const ChunkTiles &c, int vectors, float *scores) {
+  for (int vector = 0; vector < vectors; vector += N) {
+    for_row_tiles<Rows>(rows, [&](int row, auto count) FW_LAMBDA {
+      Scores::template run<count, N>(q, dim, row, c, vector, scores + row * kChunk + vector * kLanes);
+    }, std::make_integer_sequence<int, Rows>{});
+  }
 }
 
 // Scores of all rows against the chunk's first `tiles` tiles (rounded up to register tiles; the caller repeats pointers).
 template <class Scores>
 void chunk_scores(const Queries &q, int dim, int rows, const ChunkTiles &c, int tiles, float *scores) {
-  for (int tile = 0; tile < tiles; tile += kQkTiles) {
-    for (int row = 0; row < rows;) {
-      const int count = smaller(Scores::kRows, rows - row);
-      scores_rows<Scores>(count, std::make_integer_sequence<int, Scores::kRows>{}, q, dim, row, c, tile,
-                          scores + row * kChunk + tile * kTile);
-      row += count;
-    }
-  }
+  const int vectors = tiles * kTileVectors;
+  if (rows >= kTallRows) return score_strips<Scores, Scores::kTall, 2>(q, dim, rows, c, vectors, scores);
+  score_strips<Scores, Scores::kWide, kWideVectors>(q, dim, rows, c, vectors, scores);
 }
 
-template <class Values, int N, int... R>
-FW_INLINE void values_rows(int rows, std::integer_sequence<int, R...>, const float *p, int dim, int d, const ChunkTiles &c,
-                           int count, float *o, size_t stride) {
-  (void)((rows == R + 1 ? (Values::template run<R + 1, N>(p, dim, d, c, count, o, stride), true) : false) || ...);
+// Dimensions [d, …) in strips of N vectors as far as they go; returns where they end.
+template <class Values, int Rows, int N>
+FW_INLINE int value_strips(const float *p, int dim, int d, int rows, const ChunkTiles &c, int count, float *o, size_t stride) {
+  for (; d + N * kLanes <= dim; d += N * kLanes) {
+    for_row_tiles<Rows>(rows, [&](int row, auto r) FW_LAMBDA {
+      Values::template run<r, N>(p + row * kChunk, dim, d, c, count, o + static_cast<size_t>(row) * stride + d, stride);
+    }, std::make_integer_sequence<int, Rows>{});
+  }
+  return d;
 }
 
 template <class Values>
 void chunk_values(const float *p, int dim, int rows, const ChunkTiles &c, int count, float *o, size_t stride) {
-  constexpr int kWide = 4;
-  const std::make_integer_sequence<int, kPvRows> sequence;
-  for (int row = 0; row < rows;) {
-    const int r = smaller(kPvRows, rows - row);
-    const float *pr = p + row * kChunk;
-    float *out = o + static_cast<size_t>(row) * stride;
-    int d = 0;
-    for (; d + kWide * kLanes <= dim; d += kWide * kLanes) {
-      values_rows<Values, kWide>(r, sequence, pr, dim, d, c, count, out + d, stride);
-    }
-    for (; d < dim; d += kLanes) values_rows<Values, 1>(r, sequence, pr, dim, d, c, count, out + d, stride);
-    row += r;
+  int d = 0;
+  if (rows >= kTallRows) {
+    d = value_strips<Values, kTallRows, 2>(p, dim, d, rows, c, count, o, stride);
+  } else {
+    d = value_strips<Values, kWideRows, kWideVectors>(p, dim, d, rows, c, count, o, stride);
   }
+  value_strips<Values, kWideRows, 1>(p, dim, d, rows, c, count, o, stride);
 }
 
 }  // namespace foreword::kernels::FOREWORD_LEVEL

@@ -38,11 +38,12 @@ double best_of(int rounds, Work &&work) {
 
 double time_linear(const LinearShape &shape, const Level &level, ThreadPool &pool, int rounds) {
   const size_t outputs = static_cast<size_t>(shape.outputs), inputs = static_cast<size_t>(shape.inputs);
-  Buffer<float> weights, x, out;
+  Buffer<float> weights, x, out, rotated;
   fill(weights.reserve(outputs * inputs), outputs * inputs);
   const int stride = padded_row(shape.inputs), out_stride = padded_row(shape.outputs);
   fill(x.reserve(static_cast<size_t>(shape.rows) * stride), static_cast<size_t>(shape.rows) * stride);
   out.reserve(static_cast<size_t>(shape.rows) * out_stride);
+  rotated.reserve(static_cast<size_t>(stride));
 
   const SourceMatrix source{Source::f32, shape.outputs, shape.inputs, inputs * sizeof(float),
                             reinterpret_cast<const uint8_t *>(weights.data())};
@@ -51,7 +52,7 @@ double time_linear(const LinearShape &shape, const Level &level, ThreadPool &poo
   std::vector<PackedMatrix> matrices;
   Buffer<uint8_t> scratch;
   const int padded = (shape.inputs + kBlock - 1) / kBlock * kBlock;
-  const size_t own = (std::max(level.pack_scratch_bytes(padded), level.linear_scratch_bytes(padded)) + 63) / 64 * 64;
+  const size_t own = (std::max(level.pack_scratch_bytes(padded), level.linear_scratch_bytes()) + 63) / 64 * 64;
   scratch.reserve(own * static_cast<size_t>(pool.size()));
   for (int copy = 0; copy < shape.copies; ++copy) {
     PackedMatrix m{shape.format, kind, shape.outputs, shape.inputs, padded, (shape.outputs + level.panel_width - 1) / level.panel_width,
@@ -69,7 +70,9 @@ double time_linear(const LinearShape &shape, const Level &level, ThreadPool &poo
   ActivationBuffer buffer;
   buffer.reserve(shape.rows, shape.inputs, kinds);
   const ActivationSet set = buffer.view(shape.rows, shape.inputs);
-  for (int r = 0; r < shape.rows; ++r) level.prepare_row(set.kinds[static_cast<int>(kind)], r, x.data() + static_cast<size_t>(r) * stride);
+  for (int r = 0; r < shape.rows; ++r) {
+    level.prepare_row(set.kinds[static_cast<int>(kind)], r, x.data() + static_cast<size_t>(r) * stride, rotated.data());
+  }
 
   const double seconds = best_of(rounds, [&] {
     pool.run([&](int thread) {

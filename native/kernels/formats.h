@@ -14,7 +14,7 @@ namespace foreword::kernels {
 enum class Format : uint8_t {
   f32,
   bf16,
-  i8,       // 8 bit, one scale an output; activations are integers with one scale a block (all formats from here on)
+  i8,       // 8 bit, one scale an output, of rotated weights; activations are integers (all formats from here on)
   q4,       // 4 bit, w = d (q - 8) per block
   q4_min,   // 4 bit, w = d q + m per block
   q8,       // 8 bit, w = d q per block
@@ -22,10 +22,16 @@ enum class Format : uint8_t {
   q8_half,  // 8 bit, w = d q per half block of 16
 };
 
-// What the activations of a product look like. i8: 8 bit. i15: 15 bit in two 8-bit planes, q = 128 high + low, for integer
-// weights whose product must lose nothing worth mentioning; the same dot products, twice.
-enum class ActivationKind : uint8_t { f32, bf16, i8, i15 };
-constexpr int kNumActivationKinds = 4;
+// What the activations of a product look like.
+enum class ActivationKind : uint8_t {
+  f32,
+  bf16,
+  i8,          // 8 bit, one scale a block
+  i15,         // 15 bit in two 8-bit planes, q = 128 high + low, one scale a row: for integer weights whose product must lose
+               // nothing worth mentioning; the same dot products, twice
+  i8_rotated,  // 8 bit, one scale a row, for weights of Format::i8; rotation.h
+};
+constexpr int kNumActivationKinds = 5;
 
 constexpr int kBlock = 32;  // inputs that share a scale
 
@@ -62,27 +68,29 @@ struct SourceMatrix {
 
 // ---------------------------------------------------------------------------------------------- activations
 
-// Facts about 32 activations of one row as integers, x ≈ scale * q. The negated sums start the integer accumulators, which
+// Facts about 32 activations of one row as integers, x ≈ scale * q (i8_rotated: about the whole row). The negated sums start the integer accumulators, which
 // takes the offset of the stored weights back out: Σ (w + 128) q − 128 Σ q = Σ w q.
 struct ActivationBlock {
   float scale;
-  float scaled_sum;       // scale * Σ q, multiplies the m of a block
+  float sum;              // multiplies the m of a block: scale * Σ q, or Σ q where the scale is the row's
   int32_t neg8_sum;       // −8 Σ q
   int32_t neg128_sum;     // −128 Σ q (0 at levels whose dot product takes signed weights)
   int32_t neg128_half[2];  // the same of the two halves
   int32_t unused[2];
 };
 
-// The input of a product, rows × padded_cols, in one of the kinds; the other pointers are null.
+constexpr int kPieceBytes = 256;
+
+// The input of a product, rows × padded_cols, cut into pieces of 256 bytes of a row. All rows' first pieces stand one behind
+// the other, then all second pieces, …: rows of a tile are a constant distance apart, which kernels need for their addresses,
+// and what a chunk of inputs needs lies together.
 struct Activations {
   ActivationKind kind;
   int padded_cols;
-  size_t stride;        // elements from row to row
-  size_t block_stride;  // ActivationBlocks from row to row
-  float *f32;
-  uint16_t *bf16;
-  int8_t *i8;  // a row of i15 is its high plane, then its low plane, each padded_cols wide
-  ActivationBlock *blocks;  // i8, i15
+  size_t piece_stride;  // bytes from a row's piece to its next
+  size_t block_stride;  // ActivationBlocks from a row's block to its next; the next row's stands beside it
+  uint8_t *data;  // a piece is 64 floats, 128 bf16, 256 bytes, or of i15 128 bytes of the high and 128 of the low plane
+  ActivationBlock *blocks;  // the integer kinds
 };
 
 enum class Store : uint8_t { assign, add };

@@ -1,6 +1,7 @@
 // The table of this level's kernels. Compiled once per level, like every kernel source.
 #include "kernels/level.h"
 
+#include "kernels/activations.h"
 #include "kernels/attention.h"
 #include "kernels/linear.h"
 #include "kernels/packing.h"

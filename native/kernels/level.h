@@ -19,10 +19,11 @@ struct Level {
 
   // Products. out[r, n] (=, +=) Σ_k a[r, k] w[n, k] for rows [row_begin, row_end) and the outputs of panels
   // [panel_begin, panel_end). `out` is the address of row 0, output 0 and has room for whole panels.
-  size_t (*linear_scratch_bytes)(int padded_cols);
+  size_t (*linear_scratch_bytes)();
   void (*linear)(const PackedMatrix &w, const Activations &a, int row_begin, int row_end, int panel_begin, int panel_end,
                  float *out, size_t out_stride, Store store, void *scratch);
-  void (*prepare_row)(const Activations &a, int row, const float *x);
+  // `scratch`: padded_cols floats.
+  void (*prepare_row)(const Activations &a, int row, const float *x, float *scratch);
 
   // Rows.
   void (*rms_norm)(const float *x, const float *weight, int size, float eps, float *out);

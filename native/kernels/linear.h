@@ -6,9 +6,8 @@
 
 namespace foreword::kernels::FOREWORD_LEVEL {
 
-size_t linear_scratch_bytes(int padded_cols);
+size_t linear_scratch_bytes();
 void linear(const PackedMatrix &w, const Activations &a, int row_begin, int row_end, int panel_begin, int panel_end,
             float *out, size_t out_stride, Store store, void *scratch);
-void prepare_row(const Activations &a, int row, const float *x);
 
 }  // namespace foreword::kernels::FOREWORD_LEVEL

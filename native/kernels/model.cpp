@@ -9,29 +9,28 @@ ActivationKind activation_kind(Format format, bool exact, const Level &level) {
   switch (format) {
     case Format::f32: return ActivationKind::f32;
     case Format::bf16: return level.bf16_dot ? ActivationKind::bf16 : ActivationKind::f32;
+    case Format::i8: return ActivationKind::i8_rotated;
     default: return exact ? ActivationKind::i15 : ActivationKind::i8;
   }
 }
 
 namespace {
 
-// The layout of `rows` rows in the memory at `p`; returns its size. An odd number of cache lines from row to row keeps the
-// rows of a tile out of each other's cache sets.
+// The layout of `rows` rows in the memory at `p`; returns its size.
 size_t lay_out(ActivationKind kind, int rows, int cols, uint8_t *p, Activations *a) {
   const size_t count = static_cast<size_t>(rows), padded = static_cast<size_t>((cols + kBlock - 1) / kBlock * kBlock);
-  const size_t element = kind == ActivationKind::f32 ? 4 : kind == ActivationKind::i8 ? 1 : 2;
-  const size_t row_bytes = ((padded * element + 63) / 64 | 1) * 64;
-  const bool integers = kind == ActivationKind::i8 || kind == ActivationKind::i15;
-  const size_t facts = integers ? padded / kBlock * sizeof(ActivationBlock) : 0;
+  const bool bytes = kind == ActivationKind::i8 || kind == ActivationKind::i8_rotated;
+  const size_t element = kind == ActivationKind::f32 ? 4 : bytes ? 1 : 2;
+  const size_t pieces = (padded * element + kPieceBytes - 1) / kPieceBytes, data = count * pieces * kPieceBytes;
+  const bool floats = kind == ActivationKind::f32 || kind == ActivationKind::bf16;
+  const size_t blocks = floats ? 0 : kind == ActivationKind::i8_rotated ? 1 : padded / kBlock;
   a->kind = kind;
   a->padded_cols = static_cast<int>(padded);
-  a->stride = kind == ActivationKind::i15 ? row_bytes : row_bytes / element;  // i15: two planes of bytes
-  a->block_stride = padded / kBlock;
-  a->f32 = reinterpret_cast<float *>(p);
-  a->bf16 = reinterpret_cast<uint16_t *>(p);
-  a->i8 = reinterpret_cast<int8_t *>(p);
-  a->blocks = reinterpret_cast<ActivationBlock *>(p + count * row_bytes);
-  return count * (row_bytes + facts);
+  a->piece_stride = count * kPieceBytes;
+  a->block_stride = count;
+  a->data = p;
+  a->blocks = reinterpret_cast<ActivationBlock *>(p + data);
+  return data + count * blocks * sizeof(ActivationBlock);
 }
 
 }  // namespace

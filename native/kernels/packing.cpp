@@ -4,6 +4,7 @@
 #include <cstdlib>
 
 #include "kernels/half.h"
+#include "kernels/rotation.h"
 
 namespace foreword::kernels::FOREWORD_LEVEL {
 namespace {
@@ -48,10 +49,10 @@ uint32_t biased_quad(const int8_t *q) {
   return word ^ 0x80808080u;
 }
 
-void put_i8(const float *x, int8_t *q, int cols, int n, uint8_t *panel) {
-  const float largest = largest_magnitude(x, cols);
+void put_i8(float *x, int8_t *q, int cols, int n, uint8_t *panel) {
+  const float factor = rotate_inputs(x, cols, x), largest = largest_magnitude(x, cols);
   const F32 inverse = set1(largest > 0.f ? 127.f / largest : 0.f);
-  reinterpret_cast<float *>(panel)[n] = largest / 127.f;
+  reinterpret_cast<float *>(panel)[n] = largest / (127.f * factor);
   uint32_t *out = reinterpret_cast<uint32_t *>(panel + sizeof(float) * kPanelWidth);
   for (int k = 0; k < cols; k += kLanes) store_s8(q + k, mul(load(x + k), inverse));
   for (int k = 0; k < cols; k += 4) out[static_cast<size_t>(k / 4) * kPanelWidth + n] = biased_quad(q + k);
@@ -119,15 +120,7 @@ void clear(const Scratch &s, int cols) {
 
 }  // namespace
 
-size_t panel_bytes(Format format, int padded_cols) {
-  const size_t numbers = static_cast<size_t>(padded_cols) * kPanelWidth;
-  switch (format) {
-    case Format::f32: return numbers * sizeof(float);
-    case Format::bf16: return numbers * sizeof(uint16_t);
-    case Format::i8: return numbers + sizeof(float) * kPanelWidth;
-    default: return static_cast<size_t>(padded_cols / kBlock) * block_bytes(format);
-  }
-}
+size_t panel_bytes(Format format, int padded_cols) { return input_offset(format, padded_cols); }
 
 size_t pack_scratch_bytes(int padded_cols) {
   const size_t cols = static_cast<size_t>(padded_cols);

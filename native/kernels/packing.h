@@ -15,6 +15,17 @@ constexpr size_t block_scale_bytes(Format f) {
 }
 constexpr size_t block_bytes(Format f) { return block_scale_bytes(f) + kBlock * kPanelWidth / (is_4bit(f) ? 2 : 1); }
 
+// Where a panel holds the weights of input k on: a multiple of kBlock, or 2 in the float formats.
+constexpr size_t input_offset(Format f, int k) {
+  const size_t inputs = static_cast<size_t>(k);
+  switch (f) {
+    case Format::f32: return sizeof(float) * kPanelWidth * inputs;
+    case Format::bf16: return sizeof(uint16_t) * kPanelWidth * inputs;
+    case Format::i8: return kPanelWidth * (sizeof(float) + inputs);
+    default: return inputs / kBlock * block_bytes(f);
+  }
+}
+
 size_t panel_bytes(Format format, int padded_cols);
 size_t pack_scratch_bytes(int padded_cols);
 void pack_panel(const SourceMatrix &source, const PackedMatrix &matrix, int panel, void *scratch);

@@ -1,6 +1,6 @@
 # Kernel sources are compiled once per instruction-set level, each into its own namespace (FOREWORD_LEVEL), and chosen at run
 # time: native/kernels/dispatch.cpp. Adding a level: a simd/ header, a line here, a line there.
-set(FOREWORD_KERNEL_SOURCES attention gguf level linear packing roofline rows sampler)
+set(FOREWORD_KERNEL_SOURCES activations attention gguf level linear packing roofline rows sampler)
 
 function(foreword_add_level level)
   set(sources)

@@ -224,9 +224,10 @@ void StepRunner::reserve(const StepInput &in) {
 
   const int widest = std::max({hidden_stride_, attn_stride_, mlp_stride, expert_stride, qkv_stride_});
   for (ThreadMemory &own : own_) {
-    own.linear.reserve(level_.linear_scratch_bytes(widest));
+    own.linear.reserve(level_.linear_scratch_bytes());
     own.attention.reserve(level_.attention_scratch_bytes(attention));
     own.row.reserve(static_cast<size_t>(widest + 4 * m_.padded_dim));
+    own.rotated.reserve(static_cast<size_t>(widest));
     own.gate.reserve(kGateFloats);
     own.up.reserve(kGateFloats);
     own.in_acts.reserve(kFewRows, inputs, in_kinds);
@@ -303,7 +304,7 @@ ActivationSet StepRunner::prepare(int thread, int cols, int rows, const Activati
   ThreadMemory &own = own_[static_cast<size_t>(thread)];
   ActivationBuffer &buffer = &shared == &in_acts_ ? own.in_acts : &shared == &attn_acts_ ? own.attn_acts : own.mlp_acts;
   const ActivationSet set = buffer.view(rows, cols);
-  for (int r = 0; r < rows; ++r) prepare_row(set, r, row(r));
+  for (int r = 0; r < rows; ++r) prepare_row(thread, set, r, row(r));
   return set;
 }
 

@@ -59,7 +59,7 @@ class StepRunner {
   // What one thread keeps for itself.
   struct ThreadMemory {
     Buffer<uint8_t> linear, attention;
-    Buffer<float> row, gate, up;
+    Buffer<float> row, gate, up, rotated;
     ActivationBuffer in_acts, attn_acts, mlp_acts;
   };
 
@@ -84,11 +84,11 @@ class StepRunner {
   template <class Row>
   void prepare_rows(int thread, const ActivationSet &set, int rows, Row &&row) {
     const Share share = share_of(rows, thread, pool_.size());
-    for (int r = share.begin; r < share.end; ++r) prepare_row(set, r, row(r));
+    for (int r = share.begin; r < share.end; ++r) prepare_row(thread, set, r, row(r));
   }
-  void prepare_row(const ActivationSet &set, int r, const float *x) {
+  void prepare_row(int thread, const ActivationSet &set, int r, const float *x) {
     for (int kind = 0; kind < kNumActivationKinds; ++kind) {
-      if (set.used[kind]) level_.prepare_row(set.kinds[kind], r, x);
+      if (set.used[kind]) level_.prepare_row(set.kinds[kind], r, x, own_[static_cast<size_t>(thread)].rotated.data());
     }
   }
   void linear(int thread, const Linear &l, const ActivationSet &a, Share rows, float *out, Store store);

@@ -11,8 +11,8 @@ using U8 = __m256i;
 
 constexpr int kLanes = 8;
 constexpr int kPanelVectors = 2;
-constexpr int kRowsF32 = 6, kRowsBlock = 2;
-constexpr int kQkRows = 3, kQkTiles = 2, kPvRows = 3;
+constexpr int kRowsF32 = 6, kRowsI8 = 4, kRowsBlock = 2;
+constexpr int kWideRows = 3, kWideVectors = 4, kTallRows = 6;
 constexpr int32_t kDotBias = 0;
 constexpr bool kBf16Dot = false;
 
@@ -24,6 +24,7 @@ FW_INLINE F32 sub(F32 a, F32 b) { return _mm256_sub_ps(a, b); }
 FW_INLINE F32 mul(F32 a, F32 b) { return _mm256_mul_ps(a, b); }
 FW_INLINE F32 div(F32 a, F32 b) { return _mm256_div_ps(a, b); }
 FW_INLINE F32 fma(F32 a, F32 b, F32 c) { return _mm256_fmadd_ps(a, b, c); }
+FW_INLINE F32 accumulate(F32 acc, F32 a, F32 b) { return fma(a, b, acc); }
 FW_INLINE F32 max_f32(F32 a, F32 b) { return _mm256_max_ps(a, b); }
 FW_INLINE F32 min_f32(F32 a, F32 b) { return _mm256_min_ps(a, b); }
 FW_INLINE F32 abs_f32(F32 a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.f), a); }
@@ -43,6 +44,12 @@ FW_INLINE float reduce_max(F32 a) {
   return _mm_cvtss_f32(_mm_max_ss(s, _mm_movehdup_ps(s)));
 }
 
+// Lanes i and i ^ Distance change places.
+template <int Distance>
+FW_INLINE F32 exchange(F32 v) {
+  if constexpr (Distance < 4) return _mm256_permute_ps(v, Distance == 1 ? 0xb1 : 0x4e);
+  return _mm256_permute2f128_ps(v, v, 1);
+}
 // Lane i keeps v if begin <= i < end, else takes `other`.
 FW_INLINE F32 keep_lanes(F32 v, int begin, int end, F32 other) {
   const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);

@@ -11,8 +11,8 @@ using U8 = __m512i;
 
 constexpr int kLanes = 16;
 constexpr int kPanelVectors = 2;
-constexpr int kRowsF32 = 12, kRowsBlock = 6;
-constexpr int kQkRows = 6, kQkTiles = 4, kPvRows = 6;
+constexpr int kRowsF32 = 12, kRowsI8 = 12, kRowsBlock = 6;
+constexpr int kWideRows = 6, kWideVectors = 4, kTallRows = 12;
 constexpr int32_t kDotBias = 128;
 
 FW_INLINE F32 set1(float x) { return _mm512_set1_ps(x); }
@@ -31,6 +31,12 @@ FW_INLINE F32 pow2n(F32 n) { return _mm512_scalef_ps(_mm512_set1_ps(1.f), n); }
 FW_INLINE float reduce_add(F32 a) { return _mm512_reduce_add_ps(a); }
 FW_INLINE float reduce_max(F32 a) { return _mm512_reduce_max_ps(a); }
 
+// Lanes i and i ^ Distance change places.
+template <int Distance>
+FW_INLINE F32 exchange(F32 v) {
+  if constexpr (Distance < 4) return _mm512_permute_ps(v, Distance == 1 ? 0xb1 : 0x4e);
+  return _mm512_shuffle_f32x4(v, v, Distance == 4 ? 0xb1 : 0x4e);
+}
 // Lane i keeps v if begin <= i < end, else takes `other`.
 FW_INLINE F32 keep_lanes(F32 v, int begin, int end, F32 other) {
   const uint32_t below_end = end >= 16 ? 0xffffu : (1u << (end > 0 ? end : 0)) - 1u;
@@ -53,7 +59,12 @@ FW_INLINE I32 quad(const int8_t *p) {
   std::memcpy(&bits, p, 4);
   return _mm512_set1_epi32(bits);
 }
-// Inline assembly, not the intrinsic: with 24 accumulators GCC 12 copies registers around the intrinsic.
+// acc + a b, and the dot products below: inline assembly, not the intrinsic, since with 24 accumulators GCC 12 copies registers
+// around the intrinsic.
+FW_INLINE F32 accumulate(F32 acc, F32 a, F32 b) {
+  asm("vfmadd231ps %2, %1, %0" : "+v"(acc) : "v"(a), "v"(b));
+  return acc;
+}
 FW_INLINE I32 dot4(I32 acc, U8 w, I32 a) {
   asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(w), "v"(a));
   return acc;

@@ -11,8 +11,8 @@ using U8 = uint8x16_t;
 
 constexpr int kLanes = 4;
 constexpr int kPanelVectors = 4;
-constexpr int kRowsF32 = 4, kRowsBlock = 2;
-constexpr int kQkRows = 4, kQkTiles = 1, kPvRows = 4;
+constexpr int kRowsF32 = 4, kRowsI8 = 4, kRowsBlock = 2;
+constexpr int kWideRows = 4, kWideVectors = 4, kTallRows = 8;
 constexpr int32_t kDotBias = 0;
 constexpr bool kBf16Dot = false;
 
@@ -24,6 +24,7 @@ FW_INLINE F32 sub(F32 a, F32 b) { return vsubq_f32(a, b); }
 FW_INLINE F32 mul(F32 a, F32 b) { return vmulq_f32(a, b); }
 FW_INLINE F32 div(F32 a, F32 b) { return vdivq_f32(a, b); }
 FW_INLINE F32 fma(F32 a, F32 b, F32 c) { return vfmaq_f32(c, a, b); }
+FW_INLINE F32 accumulate(F32 acc, F32 a, F32 b) { return fma(a, b, acc); }
 FW_INLINE F32 max_f32(F32 a, F32 b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }
 FW_INLINE F32 min_f32(F32 a, F32 b) { return vbslq_f32(vcltq_f32(a, b), a, b); }
 FW_INLINE F32 abs_f32(F32 a) { return vabsq_f32(a); }
@@ -34,6 +35,9 @@ FW_INLINE F32 pow2n(F32 n) {
 FW_INLINE float reduce_add(F32 a) { return vaddvq_f32(a); }
 FW_INLINE float reduce_max(F32 a) { return vmaxvq_f32(a); }
 
+// Lanes i and i ^ Distance change places.
+template <int Distance>
+FW_INLINE F32 exchange(F32 v) { return Distance == 1 ? vrev64q_f32(v) : vextq_f32(v, v, 2); }
 FW_INLINE I32 lane_numbers() {
   static const int32_t numbers[4] = {0, 1, 2, 3};
   return vld1q_s32(numbers);

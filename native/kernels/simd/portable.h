@@ -12,8 +12,8 @@ typedef uint8_t U8 __attribute__((vector_size(16)));
 
 constexpr int kLanes = 4;
 constexpr int kPanelVectors = 2;
-constexpr int kRowsF32 = 4, kRowsBlock = 2;
-constexpr int kQkRows = 2, kQkTiles = 1, kPvRows = 2;
+constexpr int kRowsF32 = 4, kRowsI8 = 2, kRowsBlock = 2;
+constexpr int kWideRows = 2, kWideVectors = 4, kTallRows = 4;
 constexpr int32_t kDotBias = 128;
 constexpr bool kBf16Dot = false;
 
@@ -39,6 +39,7 @@ FW_INLINE F32 sub(F32 a, F32 b) { return a - b; }
 FW_INLINE F32 mul(F32 a, F32 b) { return a * b; }
 FW_INLINE F32 div(F32 a, F32 b) { return a / b; }
 FW_INLINE F32 fma(F32 a, F32 b, F32 c) { return a * b + c; }
+FW_INLINE F32 accumulate(F32 acc, F32 a, F32 b) { return fma(a, b, acc); }
 FW_INLINE F32 max_f32(F32 a, F32 b) { return a > b ? a : b; }
 FW_INLINE F32 min_f32(F32 a, F32 b) { return a < b ? a : b; }
 FW_INLINE F32 abs_f32(F32 a) { return a < 0 ? -a : a; }
@@ -56,6 +57,11 @@ FW_INLINE float reduce_max(F32 a) {
   return x > y ? x : y;
 }
 
+// Lanes i and i ^ Distance change places.
+template <int Distance>
+FW_INLINE F32 exchange(F32 v) {
+  return F32{v[Distance], v[1 ^ Distance], v[2 ^ Distance], v[3 ^ Distance]};
+}
 // Lane i keeps v if begin <= i < end, else takes `other`.
 FW_INLINE F32 keep_lanes(F32 v, int begin, int end, F32 other) {
   const I32 lane = {0, 1, 2, 3};

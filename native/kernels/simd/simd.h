@@ -1,8 +1,8 @@
 // The vector operations of one level, under one set of names. A kernel is written once over them.
 //
 //   kLanes          floats a vector              kPanelVectors   vectors a weight panel is wide
-//   kRowsF32, kRowsBlock   rows of a register tile of a product: floats; 8 bit with block scales
-//   kQkRows, kQkTiles, kPvRows   register tiles of attention
+//   kRowsF32, kRowsI8, kRowsBlock   rows of a register tile of a product: floats; 8 bit a channel; 8 bit with block scales
+//   kWideRows × kWideVectors, kTallRows × 2   register tiles of attention: for few rows, for many
 //   kBf16Dot        dot2(acc, pairs, pair): acc + Σ of two bf16 products per lane
 //   kDotBias        dot4_biased(acc, w + 128, a) adds Σ (w + kDotBias) a over the four bytes of each lane
 //

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,9 @@ from foreword.sampling.logprobs import TokenLogprobs, token_logprobs
 from foreword.sampling.noise import gumbel_noise
 from foreword.sampling.processors import Processors
 from foreword.sampling.verification import accepted_tokens
+
+if TYPE_CHECKING:
+    from foreword import _native
 
 Logits = npt.NDArray[np.float32]
 Int32s = npt.NDArray[np.int32]
@@ -41,10 +45,12 @@ class Sampler:
     one the token will take; temperature 0 is the argmax of the logits. Of equal ones the lowest id wins. Order:
 
         allowed ids, bias, minimum length → penalties → bad words → temperature → min-p → top-k → top-p → draw
+
+    model: lends its threads to the draws; no step of it may run meanwhile. The tokens are the same without.
     """
 
-    def __init__(self, states: RequestStates) -> None:
-        self.states = states
+    def __init__(self, states: RequestStates, *, model: _native.CpuModel | None = None) -> None:
+        self.states, self.model = states, model
         self._processors: list[Processors | None] = [None] * states.max_num_reqs
         self._is_plain = np.ones(states.max_num_reqs, np.bool_)  # greedy, and nothing else wanted
         self._has_processors = np.zeros(states.max_num_reqs, np.bool_)
@@ -107,6 +113,7 @@ class Sampler:
             positions,
             batch.expanded_idx_mapping,
             drawn,
+            self.model,
         )
         return drawn
 

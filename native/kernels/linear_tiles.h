@@ -1,0 +1,308 @@
+// The register-tile products of `linear`, one for each way that weights and activations are held. Pictures: linear.cpp.
+#pragma once
+
+#include "kernels/activations.h"
+#include "kernels/packing.h"
+
+namespace foreword::kernels::FOREWORD_LEVEL {
+
+constexpr int V = kPanelVectors;
+
+// Lines to fetch ahead while a tile computes, spread over its groups of kBlock inputs.
+struct Stream {
+  const uint8_t *next;
+  int lines_per_group;
+
+  FW_INLINE void advance() {
+    for (int i = 0; i < lines_per_group; ++i) prefetch<2>(next + 64 * i);
+    next += 64 * lines_per_group;
+  }
+};
+
+// Inputs [k, k_end) of one panel, or of two neighbours, against rows from `row` on.
+struct Tile {
+  const uint8_t *weights;  // of input k of the first panel, with the block scales that stand before them
+  const float *scales;     // i8: of the first panel's outputs
+  size_t panel_bytes;
+  const Activations &a;
+  int row, k, k_end;
+  Stream stream;
+};
+
+// f(k, end) for the part of each piece that the tile takes.
+template <int Piece, class F>
+FW_INLINE void for_pieces(const Tile &t, F &&f) {
+  for (int k = t.k, end; k < t.k_end; k = end) {
+    end = smaller((k / Piece + 1) * Piece, t.k_end);
+    f(k, end);
+  }
+}
+
+// A kernel multiplies R rows by P panels. Its `Sum`s can be put aside between chunks of inputs and taken up again:
+//   kRows                  rows of its tallest tile
+//   begin(t, sums)         before the first input
+//   add(t, sums)           inputs [t.k, t.k_end)
+//   end(t, sums, out)      the outputs
+
+// ---------------------------------------------------------------------------------------------- f32, bf16
+
+// `Pairs` multiplies two inputs; it says what weights and activations are made of.
+template <class Pairs>
+struct FloatKernel {
+  static constexpr int kRows = kRowsF32;
+  using Sum = F32;
+
+  template <int R, int P>
+  static FW_INLINE void begin(const Tile &, F32 (&acc)[R][P * V]) {
+    unroll<R>([&](auto r) FW_LAMBDA { unroll<P * V>([&](auto v) FW_LAMBDA { acc[r][v] = set1(0.f); }); });
+  }
+
+  template <int R, int P>
+  static FW_INLINE void add(Tile &t, F32 (&acc)[R][P * V]) {
+    using Activation = typename Pairs::Activation;
+    constexpr int kPiece = kPieceBytes / sizeof(Activation);
+    const size_t panel = t.panel_bytes / sizeof(typename Pairs::Weight);
+    const typename Pairs::Weight *w = reinterpret_cast<const typename Pairs::Weight *>(t.weights);
+    for_pieces<kPiece>(t, [&](int k, int end) FW_LAMBDA {
+      const Activation *x = activation_at<const Activation>(t.a, t.row, k, kPiece);
+      for (; k < end; k += kBlock) {
+        t.stream.advance();
+        for (int i = 0; i < kBlock; i += 2) {
+          Pairs::multiply(w, panel, x, acc);
+          w += 2 * kPanelWidth;
+          x += 2;
+        }
+      }
+    });
+  }
+
+  template <int R, int P>
+  static FW_INLINE void end(const Tile &, F32 (&acc)[R][P * V], F32 (&out)[R][P * V]) {
+    unroll<R>([&](auto r) FW_LAMBDA { unroll<P * V>([&](auto v) FW_LAMBDA { out[r][v] = acc[r][v]; }); });
+  }
+};
+
+// acc[r] += x[r] w for every row.
+template <int R, int N>
+FW_INLINE void add_products(F32 (&acc)[R][N], const float *x, const F32 (&w)[N]) {
+  unroll<R>([&](auto r) FW_LAMBDA {
+    const F32 xv = set1(x[r * kPieceBytes / sizeof(float)]);
+    unroll<N>([&](auto n) FW_LAMBDA { acc[r][n] = accumulate(acc[r][n], xv, w[n]); });
+  });
+}
+
+struct F32Pairs {
+  using Weight = float;
+  using Activation = float;
+
+  template <int R, int N>
+  static FW_INLINE void multiply(const float *w, size_t panel, const float *x, F32 (&acc)[R][N]) {
+    unroll<2>([&](auto i) FW_LAMBDA {
+      F32 wv[N];
+      unroll<N>([&](auto n) FW_LAMBDA { wv[n] = load(w + (n / V) * panel + i * kPanelWidth + (n % V) * kLanes); });
+      add_products(acc, x + i, wv);
+    });
+  }
+};
+
+template <int N>
+FW_INLINE void load_weight_pairs(const uint16_t *w, size_t panel, I32 (&wv)[N]) {
+  unroll<N>([&](auto n) FW_LAMBDA { wv[n] = load_pairs(w + (n / V) * panel + (n % V) * 2 * kLanes); });
+}
+
+#if defined(FOREWORD_SIMD_BF16)
+struct Bf16Pairs {
+  using Weight = uint16_t;
+  using Activation = uint16_t;
+
+  template <int R, int N>
+  static FW_INLINE void multiply(const uint16_t *w, size_t panel, const uint16_t *x, F32 (&acc)[R][N]) {
+    I32 wv[N];
+    load_weight_pairs(w, panel, wv);
+    unroll<R>([&](auto r) FW_LAMBDA {
+      const I32 xv = pair(x + r * kPieceBytes / sizeof(uint16_t));
+      unroll<N>([&](auto n) FW_LAMBDA { acc[r][n] = dot2(acc[r][n], wv[n], xv); });
+    });
+  }
+};
+#else
+// Widened in registers: a pair's even and odd members are one shift and one mask away from floats.
+struct Bf16Pairs {
+  using Weight = uint16_t;
+  using Activation = float;
+
+  template <int R, int N>
+  static FW_INLINE void multiply(const uint16_t *w, size_t panel, const float *x, F32 (&acc)[R][N]) {
+    I32 wv[N];
+    load_weight_pairs(w, panel, wv);
+    F32 half[N];
+    unroll<N>([&](auto n) FW_LAMBDA { half[n] = even_of_pairs(wv[n]); });
+    add_products(acc, x, half);
+    unroll<N>([&](auto n) FW_LAMBDA { half[n] = odd_of_pairs(wv[n]); });
+    add_products(acc, x + 1, half);
+  }
+};
+#endif
+
+using F32Kernel = FloatKernel<F32Pairs>;
+using Bf16Kernel = FloatKernel<Bf16Pairs>;
+
+// ---------------------------------------------------------------------------------------------- 8 bit a channel
+
+// One integer sum over all inputs, which starts at -128 Σ a to take the weights' offset back out: activations have one scale a
+// row, weights one an output, and both come last.
+struct I8Kernel {
+  static constexpr int kRows = kRowsI8;
+  using Sum = I32;
+
+  template <int R, int P>
+  static FW_INLINE void begin(const Tile &t, I32 (&sum)[R][P * V]) {
+    const ActivationBlock *facts = t.a.blocks + t.row;
+    unroll<R>([&](auto r) FW_LAMBDA {
+      const I32 start = set1_i32(facts[r].neg128_sum);
+      unroll<P * V>([&](auto v) FW_LAMBDA { sum[r][v] = start; });
+    });
+  }
+
+  template <int R, int P>
+  static FW_INLINE void add(Tile &t, I32 (&sum)[R][P * V]) {
+    const size_t panel = t.panel_bytes;
+    const uint8_t *w = t.weights;
+    for_pieces<kPieceBytes>(t, [&](int k, int end) FW_LAMBDA {
+      const int8_t *x = activation_at<const int8_t>(t.a, t.row, k, kPieceBytes);
+      for (; k < end; k += kBlock) {
+        t.stream.advance();
+        unroll<kBlock / 4>([&](auto j) FW_LAMBDA {
+          U8 wv[P * V];
+          unroll<P * V>([&](auto v) FW_LAMBDA { wv[v] = load_u8(w + (v / V) * panel + (j * V + v % V) * 4 * kLanes); });
+          unroll<R>([&](auto r) FW_LAMBDA {
+            const I32 xv = quad(x + r * kPieceBytes + 4 * j);
+            unroll<P * V>([&](auto v) FW_LAMBDA { sum[r][v] = dot4_biased(sum[r][v], wv[v], xv); });
+          });
+        });
+        w += kBlock * kPanelWidth;
+        x += kBlock;
+      }
+    });
+  }
+
+  template <int R, int P>
+  static FW_INLINE void end(const Tile &t, I32 (&sum)[R][P * V], F32 (&out)[R][P * V]) {
+    const ActivationBlock *facts = t.a.blocks + t.row;
+    unroll<P * V>([&](auto v) FW_LAMBDA {
+      const F32 scale = load(t.scales + (v / V) * (t.panel_bytes / sizeof(float)) + (v % V) * kLanes);
+      unroll<R>([&](auto r) FW_LAMBDA {
+        out[r][v] = mul(to_f32(sum[r][v]), mul(scale, set1(facts[r].scale)));
+      });
+    });
+  }
+};
+
+// ---------------------------------------------------------------------------------------------- block formats
+
+// Per block of 32 an exact integer sum, then acc += sum * d_w and, with a min, acc += m_w * Σ a. Activations in two planes have
+// one scale a row, which comes last; in one plane a scale a block, which goes with d_w and Σ a.
+template <Format Fmt, int Planes>
+struct BlockKernel {
+  static constexpr int kRows = kRowsBlock;
+  static constexpr bool kHalves = Fmt == Format::q8_half;
+  using Sum = F32;
+
+  template <int R, int P>
+  static FW_INLINE void begin(const Tile &, F32 (&acc)[R][P * V]) {
+    unroll<R>([&](auto r) FW_LAMBDA { unroll<P * V>([&](auto v) FW_LAMBDA { acc[r][v] = set1(0.f); }); });
+  }
+
+  static FW_INLINE int32_t start(const ActivationBlock &b, int half) {
+    if constexpr (Fmt == Format::q4) return b.neg8_sum;
+    if constexpr (Fmt == Format::q4_min) return 0;
+    if constexpr (kHalves) return b.neg128_half[half];
+    return b.neg128_sum;
+  }
+
+  // Quads [begin, end) of the block against every plane of the activations. A 4-bit load gives quad j in its low and quad j + 4
+  // in its high nibbles.
+  template <int Begin, int End, int R, int N>
+  static FW_INLINE void dots(const uint8_t *w, size_t panel, const int8_t *x, I32 (&sum)[Planes][R][N]) {
+    unroll<is_4bit(Fmt) ? 4 : End - Begin>([&](auto load_index) FW_LAMBDA {
+      constexpr int j = Begin + load_index;
+      U8 wv[N];
+      unroll<N>([&](auto n) FW_LAMBDA { wv[n] = load_u8(w + (n / V) * panel + (j * V + n % V) * 4 * kLanes); });
+      unroll<R>([&](auto r) FW_LAMBDA {
+        unroll<Planes>([&](auto plane) FW_LAMBDA {
+          const int8_t *xr = x + plane * (kPieceBytes / 2) + r * kPieceBytes;
+          const I32 first = quad(xr + 4 * j), second = is_4bit(Fmt) ? quad(xr + 4 * (j + 4)) : first;
+          unroll<N>([&](auto n) FW_LAMBDA {
+            I32 &s = sum[plane][r][n];
+            s = is_4bit(Fmt) ? dot4(dot4(s, low_nibbles(wv[n]), first), high_nibbles(wv[n]), second) : dot4_biased(s, wv[n], first);
+          });
+        });
+      });
+    });
+  }
+
+  template <int R, int P>
+  static FW_INLINE void add(Tile &t, F32 (&acc)[R][P * V]) {
+    constexpr int kPiece = kPieceBytes / Planes;
+    const uint8_t *block = t.weights;
+    for_pieces<kPiece>(t, [&](int k, int end) FW_LAMBDA {
+      const int8_t *x = activation_at<const int8_t>(t.a, t.row, k, kPiece);
+      const ActivationBlock *facts = t.a.blocks + static_cast<size_t>(k / kBlock) * t.a.block_stride + t.row;
+      for (; k < end; k += kBlock) {
+        t.stream.advance();
+        add_block(block, t.panel_bytes, x, facts, acc);
+        block += block_bytes(Fmt);
+        x += kBlock;
+        facts += t.a.block_stride;
+      }
+    });
+  }
+
+  template <int R, int N>
+  static FW_INLINE void add_block(const uint8_t *block, size_t panel, const int8_t *x, const ActivationBlock *facts,
+                                  F32 (&acc)[R][N]) {
+    constexpr size_t kScales = block_scale_bytes(Fmt);
+    auto scales = [&](int n, int which) FW_LAMBDA {
+      const uint8_t *p = block + (n / V) * panel + sizeof(uint16_t) * (which * kPanelWidth + (n % V) * kLanes);
+      return load_f16(reinterpret_cast<const uint16_t *>(p));
+    };
+    unroll<kHalves ? 2 : 1>([&](auto half) FW_LAMBDA {
+      // With two planes 128 high + low is the sum; the low one carries the offset of the weights.
+      I32 sum[Planes][R][N];
+      unroll<R>([&](auto r) FW_LAMBDA {
+        const I32 offset = set1_i32(start(facts[r], half));
+        unroll<N>([&](auto n) FW_LAMBDA {
+          sum[0][r][n] = Planes == 1 ? offset : set1_i32(0);
+          if constexpr (Planes == 2) sum[1][r][n] = offset;
+        });
+      });
+      constexpr int kBegin = kHalves ? 4 * half : 0, kEnd = kHalves ? 4 * half + 4 : 8;
+      dots<kBegin, kEnd>(block + kScales, panel, x, sum);
+      unroll<N>([&](auto n) FW_LAMBDA {
+        const F32 d = scales(n, half);
+        unroll<R>([&](auto r) FW_LAMBDA {
+          const I32 total = Planes == 1 ? sum[0][r][n] : shift_7_add(sum[0][r][n], sum[Planes - 1][r][n]);
+          const F32 scale = Planes == 2 ? d : mul(d, set1(facts[r].scale));
+          acc[r][n] = fma(to_f32(total), scale, acc[r][n]);
+        });
+      });
+    });
+    if constexpr (has_min(Fmt)) {
+      unroll<N>([&](auto n) FW_LAMBDA {
+        const F32 m = scales(n, 1);
+        unroll<R>([&](auto r) FW_LAMBDA { acc[r][n] = fma(m, set1(facts[r].sum), acc[r][n]); });
+      });
+    }
+  }
+
+  template <int R, int P>
+  static FW_INLINE void end(const Tile &t, F32 (&acc)[R][P * V], F32 (&out)[R][P * V]) {
+    const ActivationBlock *facts = t.a.blocks + t.row;
+    unroll<R>([&](auto r) FW_LAMBDA {
+      const F32 scale = set1(facts[r].scale);
+      unroll<P * V>([&](auto v) FW_LAMBDA { out[r][v] = Planes == 2 ? mul(acc[r][v], scale) : acc[r][v]; });
+    });
+  }
+};
+
+}  // namespace foreword::kernels::FOREWORD_LEVEL
