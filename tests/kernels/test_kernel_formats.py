@@ -112,3 +112,19 @@ def test_formats_follow_the_file_or_the_wish():
     assert packed_format(Quant.Q3_K, "auto") == "q8"
     assert packed_format(Quant.BF16, "q4", keep_precise=True) == "q8"
     assert packed_format(Quant.Q4_0, "bf16") == "bf16"
+
+
+@pytest.mark.parametrize("isa", LEVELS)
+@pytest.mark.parametrize("weight_format", ["auto", "q4"])
+@pytest.mark.parametrize("quant", BLOCKS)
+def test_chunks_of_gguf_blocks_do_not_change_a_bit(quant, weight_format, isa):
+    spec = tiny_spec(hidden_size=256, intermediate_size=768, num_heads=8, num_kv_heads=4, head_dim=32)
+    rng = np.random.default_rng(9)
+    weights = random_weights(spec)
+    for name, shape in weight_names(spec):
+        if len(shape) == 2:
+            weights[name] = random_blocks(quant, shape, rng)
+    tokens = rng.integers(0, spec.vocab_size, 90).tolist()
+    driver = Driver(spec, weights, weight_format=weight_format, isa=isa)
+    together = driver.run_alone("a", tokens, [90])[-1]
+    np.testing.assert_array_equal(driver.run_alone("b", tokens, [1, 2, 7, 13, 67])[-1], together)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from kernel_driver import Driver
+from kernel_reference import SPECS, random_weights
 
 from foreword import _native
 from foreword.sampling.filters import kept_tokens
@@ -63,6 +65,20 @@ def test_every_token_is_drawn_as_often_as_its_probability():
     one = np.zeros(len(logits), np.int32)
     got = draw(logits, [(1.0, 0, 1.0, 0.0)], np.array([7]), np.arange(len(logits)), one)
     np.testing.assert_allclose(np.bincount(got, minlength=4) / len(got), [0.5, 0.25, 0.15, 0.1], atol=0.012)
+
+
+def test_a_models_threads_draw_the_same_tokens():
+    model = Driver(SPECS["llama"], random_weights(SPECS["llama"]), num_threads=3).executor.core
+    count = 50
+    logits = RNG.normal(0, 2, (count, 700)).astype(np.float32)
+    arguments = (
+        logits,
+        [(t, 0, p, 0.0) for t, p in zip(RNG.choice([0.0, 1.0], count), RNG.choice([0.5, 1.0], count), strict=True)],
+        RNG.integers(0, 2**62, count),
+        RNG.integers(0, 1000, count),
+        np.arange(count, dtype=np.int32),
+    )
+    np.testing.assert_array_equal(draw(*arguments, model=model), draw(*arguments))
 
 
 def test_rows_apart_and_wrong_arguments():

@@ -35,7 +35,7 @@ def sample(
 ) -> None:
     """Draw a token for each row of logits [L, V] into out [L], as `Sampler` defines it, processors apart.
 
-    Parameters are [R]; row i takes those at rows[i]. positions [L]: where each token will stand in its request. ``model``
-    lends its threads, which must be idle; the tokens are the same.
+    Parameters are [R]; row i takes those at rows[i]. positions [L]: where each token will stand in its request.
+    ``model`` lends its threads, which must be idle; the tokens are the same.
     """
     _native.sample(logits, temperature, top_k, top_p, min_p, seeds, positions, rows, out, model)

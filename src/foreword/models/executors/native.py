@@ -255,7 +255,7 @@ class _Packer:
             if layer.moe.shared_intermediate_size:
                 moe["shared_gate"] = self._matrix(prefix + "shared_gate", weight_format="fp32")
                 moe["shared"] = self._mlp(prefix + "shared.")
-        _release(self.weights[prefix + "q"])
+        _release(self.weights[prefix + "o"])  # q and k may be reordered copies, with no file behind them
         return packed
 
     def _mlp(self, prefix: str) -> tuple[int, int, int]:
