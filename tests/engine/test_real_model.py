@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -47,6 +49,34 @@ def test_company_changes_no_bit(smollm2_path: Path):
         EngineConfig(max_model_len=64, speculation=SpeculationConfig(adaptive=False), async_scheduling=True),
     ):
         assert serve(model, config) == alone
+
+
+@pytest.mark.model
+@pytest.mark.skipif(not native.available(), reason="the native module is not built")
+def test_python_runs_beside_the_native_model(smollm2_path: Path):
+    """Nobody is asked to make room for another thread here, so that one runs only where the model lets it."""
+    engine = build_engine(load_model(smollm2_path), EngineConfig(max_model_len=1024))
+    execute, began, events = engine.executor.execute, threading.Event(), []
+
+    def watched(batch):
+        began.set()
+        logits = execute(batch)
+        events.append("model")
+        return logits
+
+    engine.executor.execute = watched
+    engine.add_request("a", list(range(1000, 1900)), SamplingParams(temperature=0.0, max_tokens=1))
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(100)
+    try:
+        worker = threading.Thread(target=engine.step)
+        worker.start()
+        began.wait()
+        events.append("python")
+        worker.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert events == ["python", "model"]
 
 
 @pytest.mark.model

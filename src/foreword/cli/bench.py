@@ -168,6 +168,39 @@ def speculation(
 
 
 @bench.command()
+def overlap(
+    model: Model = "smollm2",
+    at_once: Annotated[str, typer.Option(help="Numbers of requests at once, separated by commas.")] = "1,8,32",
+    max_tokens: Annotated[int, typer.Option(help="Tokens of each answer.")] = 64,
+    repeats: Annotated[int, typer.Option(help="Turns after the one that warms up.")] = 3,
+    num_threads: Threads = None,
+    weight_format: Weights = None,
+    kv_format: KV = None,
+    as_json: Json = False,
+) -> None:
+    """The asynchronous loop against the synchronous one: what lies between two runs of the model, in turns."""
+    from foreword.bench import overlap as measure
+
+    if not as_json:
+        print(f"{'at once':>7}  {'speculation':<12}{'loop':<6}{'step ms':>9}{'gap µs':>9}{'tok/s':>8}{'ratio':>8}")
+    for r in measure.run(
+        model,
+        at_once=[int(count) for count in at_once.split(",")],
+        max_tokens=max_tokens,
+        repeats=repeats,
+        options=_options(num_threads, weight_format, kv_format),
+    ):
+        method, loop = "ngram" if r.speculation else "off", "async" if r.async_scheduling else "sync"
+        print(
+            json.dumps(r.as_dict())
+            if as_json
+            else f"{r.at_once:>7}  {method:<12}{loop:<6}"
+            f"{r.step_ms:>9.2f}{r.gap_us:>9.0f}{r.tok_s:>8.1f}{r.ratio:>7.2f}x",
+            flush=True,
+        )
+
+
+@bench.command()
 def kernels(num_threads: Threads = None, as_json: Json = False) -> None:
     """What this machine's memory and arithmetic can do, and the fraction of it that each kernel reaches."""
     from foreword.bench import kernels as measure

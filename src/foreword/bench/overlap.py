@@ -1,0 +1,141 @@
+"""How much of the host's work the asynchronous loop hides: the time between two runs of the model, with and without."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import cycle, islice, pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from foreword.batch import InputBatch, SamplingParams
+from foreword.bench.prompts import PROMPTS
+from foreword.engine.build import build_engine
+from foreword.engine.config import EngineConfig
+from foreword.engine.engine import Engine
+from foreword.engine.executor import Executor
+from foreword.engine.speculation import SpeculationConfig
+from foreword.models.loader import load_model
+
+
+@dataclass(frozen=True, slots=True)
+class OverlapResult:
+    """Of the steps that only decode or verify. step_ms: median from one run of the model to the next. gap_us: median
+    from the end of a run to the beginning of the next, sampling included. tok_s: median over the repeats of output
+    tokens a second, prompts included; ratio: to the synchronous loop in the same turn, median.
+    """
+
+    at_once: int
+    speculation: bool
+    async_scheduling: bool
+    step_ms: float
+    gap_us: float
+    tok_s: float
+    ratio: float
+
+    def as_dict(self) -> dict[str, object]:
+        return asdict(self)
+
+
+class Watched:
+    """An executor that notes when it computes."""
+
+    def __init__(self, executor: Executor) -> None:
+        self.executor = executor
+        self.reads_gathered_tables = executor.reads_gathered_tables
+        self.runs: list[tuple[float, float, bool]] = []  # begin, end, whether it computed a part of a prompt
+
+    def execute(self, batch: InputBatch) -> npt.NDArray[np.float32]:
+        prefills = bool(batch.is_prefilling.any())
+        begin = time.perf_counter()
+        logits = self.executor.execute(batch)
+        self.runs.append((begin, time.perf_counter(), prefills))
+        return logits
+
+    def copy_blocks(self, sources: npt.NDArray[np.int32], destinations: npt.NDArray[np.int32]) -> None:
+        self.executor.copy_blocks(sources, destinations)
+
+
+@dataclass(slots=True)
+class _Runs:
+    steps: list[float] = field(default_factory=list)
+    gaps: list[float] = field(default_factory=list)
+    tok_s: list[float] = field(default_factory=list)
+
+
+def run(
+    model: str,
+    *,
+    at_once: Sequence[int] = (1, 8, 32),
+    max_tokens: int = 64,
+    repeats: int = 3,
+    options: dict[str, Any] | None = None,
+) -> Iterator[OverlapResult]:
+    """Both loops in turns on one executor, with and without speculation by prompt lookup. Their tokens are checked to
+    be equal: AssertionError if they are not.
+    """
+    loaded = load_model(model)
+    base = EngineConfig(max_num_seqs=max(at_once), max_model_len=1024, prefix_caching=False)
+    watched = Watched(build_engine(loaded, base, **(options or {})).executor)
+    engines = {
+        (speculation is not None, ahead): build_engine(
+            loaded,
+            replace(base, async_scheduling=ahead, speculation=speculation),
+            runs_on=watched,
+            **(options or {}),
+        )
+        for speculation in (None, SpeculationConfig())
+        for ahead in (False, True)
+    }
+    texts = [
+        loaded.tokenizer.apply_chat_template([{"role": "user", "content": message}])
+        for messages in PROMPTS.values()
+        for message in messages
+    ]
+    prompts = [loaded.tokenizer.encode(text, add_special_tokens=False) for text in texts]
+    for count in at_once:
+        runs = {key: _Runs() for key in engines}
+        for repeat in range(repeats + 1):
+            wanted: list[list[int]] | None = None
+            for key, engine in engines.items():
+                watched.runs.clear()
+                tokens, tok_s = _serve(engine, list(islice(cycle(prompts), count)), max_tokens)
+                wanted = tokens if wanted is None else wanted
+                assert tokens == wanted, f"speculation, async_scheduling = {key} changed the output"
+                if repeat:  # the first one warms up
+                    _note(runs[key], watched.runs, tok_s)
+        for (speculation, ahead), r in runs.items():
+            yield OverlapResult(
+                at_once=count,
+                speculation=speculation,
+                async_scheduling=ahead,
+                step_ms=1e3 * float(np.median(r.steps)),
+                gap_us=1e6 * float(np.median(r.gaps)),
+                tok_s=float(np.median(r.tok_s)),
+                ratio=float(np.median(np.array(r.tok_s) / np.array(runs[speculation, False].tok_s))),
+            )
+    for engine in engines.values():
+        engine.close()
+
+
+def _note(runs: _Runs, watched: list[tuple[float, float, bool]], tok_s: float) -> None:
+    for (begin, end, before), (after, _, prefills) in pairwise(watched):
+        if not before and not prefills:
+            runs.steps.append(after - begin)
+            runs.gaps.append(after - end)
+    runs.tok_s.append(tok_s)
+
+
+def _serve(engine: Engine, prompts: list[list[int]], max_tokens: int) -> tuple[list[list[int]], float]:
+    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, detokenize=False)
+    begin = time.perf_counter()
+    for i, prompt in enumerate(prompts):
+        engine.add_request(str(i), prompt, params)
+    tokens: dict[str, list[int]] = {}
+    while engine.has_work:
+        tokens |= {o.request_id: o.outputs[0].token_ids for o in engine.step()}
+    seconds = time.perf_counter() - begin
+    return [tokens[str(i)] for i in range(len(prompts))], sum(map(len, tokens.values())) / seconds

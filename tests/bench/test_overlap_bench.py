@@ -1,0 +1,22 @@
+"""The overlap benchmark measures both loops on equal outputs, on the default model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from foreword.bench import overlap
+from foreword.models.executors import native
+
+
+@pytest.mark.model
+@pytest.mark.skipif(not native.available(), reason="the native module is not built")
+def test_both_loops_are_measured_with_and_without_speculation(smollm2_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(overlap, "PROMPTS", {"echo": ("Repeat this: one two three one two three one two",)})
+    results = list(overlap.run(str(smollm2_path), at_once=(2,), max_tokens=8, repeats=1))
+    assert [(r.speculation, r.async_scheduling) for r in results] == [
+        (False, False), (False, True), (True, False), (True, True)
+    ]  # fmt: skip
+    assert all(r.step_ms > 0 and r.gap_us > 0 and r.tok_s > 0 for r in results)
+    assert all(r.ratio == 1 for r in results if not r.async_scheduling)
