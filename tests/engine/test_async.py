@@ -82,14 +82,15 @@ def test_a_request_that_ends_by_surprise_computes_nothing_more():
     engine.close()
 
 
-def test_abort_waits_for_the_step_in_flight_and_keeps_its_tokens():
+def test_abort_is_at_once_though_the_next_step_is_planned():
     engine = make_engine(async_scheduling=True)
     engine.add_request("a", [1, 2, 3], SamplingParams(temperature=0.0, max_tokens=9))
     engine.add_request("b", [4, 5, 6], SamplingParams(temperature=0.0, max_tokens=9))
     engine.step()
     out = engine.abort("a")
-    assert len(out.outputs[0].token_ids) == 2
+    assert len(out.outputs[0].token_ids) == 1
     assert set(run(engine)) == {"b"}
+    assert engine.executor.num_tokens == 3 + 3 + 8
     engine.close()
 
 
@@ -233,3 +234,27 @@ def test_a_step_that_cannot_start_leaves_the_engine_whole():
     plain = make_engine()
     work(plain)
     assert done == {i: [c.token_ids for c in o.outputs] for i, o in run(plain).items()}
+
+
+def test_a_planned_step_that_nobody_waits_for_still_makes_its_copies():
+    """The block that the aborted request was to start from counts as filled."""
+    engine = make_engine(async_scheduling=True)
+    copied, copy_blocks = [], engine.executor.copy_blocks
+    engine.executor.copy_blocks = lambda a, b: (copied.append(len(a)), copy_blocks(a, b))
+    greedy = SamplingParams(temperature=0.0, max_tokens=9)
+    engine.add_request("a", list(range(1, 11)), greedy)
+    run(engine)
+    engine.add_request("x", [20, 21], greedy)
+    engine.step()
+    engine.add_request("b", [1, 2, 3, 4, 5, 6, 9], greedy)
+    engine.step()
+    assert engine.abort("b").metrics.num_cached_tokens == 6
+    engine.abort("x")
+    assert (engine.has_work, copied) == (False, [])
+    engine.add_request("c", [1, 2, 3, 4, 5, 6, 9], greedy)
+    got = run(engine)["c"].outputs[0].token_ids
+    engine.close()
+    assert copied == [1, 1]
+    plain = make_engine()
+    plain.add_request("c", [1, 2, 3, 4, 5, 6, 9], greedy)
+    assert run(plain)["c"].outputs[0].token_ids == got

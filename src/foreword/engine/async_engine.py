@@ -203,11 +203,7 @@ class AsyncEngine:
     def _abort(self, stream: Stream) -> None:
         if self._streams.get(stream.request_id) is not stream:
             return  # it has ended; another one may have its name
-        try:
-            output = self.engine.abort(stream.request_id)
-        except Exception as error:  # of the step in flight, which an abort waits for
-            self._fail(error)
-            return
+        output = self.engine.abort(stream.request_id)
         if output is not None:
             self._tell([(stream.request_id, output)])
 
@@ -226,8 +222,6 @@ class AsyncEngine:
         self._given_up = True
         for stream in list(self._streams.values()):
             self._abort(stream)
-        if self.engine.has_work:  # what ended in the step that the aborts waited for
-            self._step()
         self.engine.close()
 
     def _tell(self, news: Iterable[tuple[str, News]]) -> None:

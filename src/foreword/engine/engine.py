@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -104,7 +105,7 @@ class Engine:
         self._arrivals = 0
         self._seed = config.seed if config.seed is not None else int.from_bytes(os.urandom(7), "little")
         rows = config.max_num_seqs
-        self._in_flight: Step | None = None
+        self._planned: Step | None = None  # beside the last one, and not settled yet
         self._ready: list[RequestOutput] = []  # for the next return of `step`, whatever fails before it
         # By row, the known tokens from which on its new tokens are looked at: 0 for all of them (streams, stop strings,
         # log-probabilities), else its length limit.
@@ -171,7 +172,6 @@ class Engine:
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request at once, with what it has. None for an unknown id (so aborting twice is harmless)."""
-        self._ready += self._land()
         job = self._jobs.pop(request_id, None)
         if job is None:
             return None
@@ -198,7 +198,6 @@ class Engine:
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes. False, and nothing changes, while requests hold blocks."""
-        self._ready += self._land()
         return self.cache.reset()
 
     # -- the step ------------------------------------------------------------------------------------------------
@@ -213,24 +212,48 @@ class Engine:
         return outputs
 
     def _step_beside(self) -> None:
-        """Plan the step after the one in flight, land that one, launch the planned one."""
-        if self._in_flight is None and (step := self._plan()) is not None:
-            self._launch(step)
-        if self._in_flight is None:
+        """Run a step, and plan the one after it meanwhile."""
+        step = self._take_planned() or self._plan()
+        if step is None:
             return
-        ahead = self._plan(self._in_flight.plan)
         try:
-            self._ready += self._land()
+            if self.on_step is not None:
+                self.on_step(step.plan, step.batch)
+            self.states.advance(step.batch)
         except BaseException:
-            if ahead is not None:
+            self._cancel(step)
+            raise
+        planning = self.pipeline.beside(partial(self._plan, step.plan))
+        try:
+            sampled = self.pipeline.run(step)
+            wait([planning])
+        except BaseException:
+            wait([planning])  # nothing changes under it, whatever interrupted the run
+            self._cancel(step)
+            if planning.exception() is None and (ahead := planning.result()) is not None:
                 self._cancel(ahead)
             raise
-        if ahead is not None:
-            self._launch(ahead)
+        self._ready += self._commit(step, sampled)
+        self._planned = planning.result()
+
+    def _take_planned(self) -> Step | None:
+        """The step that was planned beside the last one, brought to the truth; None if nobody is left of it."""
+        step, self._planned = self._planned, None
+        if step is None:
+            return None
+        try:
+            plan = self.scheduler.settle(step.plan)
+            if not len(plan.rows):
+                self.pipeline.drop(step)
+                return None
+            self.pipeline.settle(step, plan)
+        except BaseException:
+            self._cancel(step)
+            raise
+        return step
 
     def close(self) -> None:
-        """Finish the step in flight and end the worker thread. The engine can be used again."""
-        self._ready += self._land()
+        """End the worker thread. The engine can be used again."""
         self.pipeline.close()
 
     def _plan(self, in_flight: StepPlan | None = None) -> Step | None:
@@ -248,36 +271,6 @@ class Engine:
                 self.on_step(step.plan, step.batch)
             sampled = self.pipeline.run(step)
         except BaseException:
-            self._cancel(step)
-            raise
-        return self._commit(step, sampled)
-
-    def _launch(self, step: Step) -> None:
-        """Run a step beside the next calls. Nobody may be left of one that was planned early."""
-        try:
-            if not step.batch.resolved:
-                plan = self.scheduler.settle(step.plan)
-                if not len(plan.rows):
-                    self.pipeline.release(step)
-                    return
-                self.pipeline.settle(step, plan)
-            if self.on_step is not None:
-                self.on_step(step.plan, step.batch)
-            self.pipeline.launch(step)
-        except BaseException:
-            self._cancel(step)
-            raise
-        self._in_flight = step
-
-    def _land(self) -> list[RequestOutput]:
-        """Wait for the step in flight and commit it."""
-        step, self._in_flight = self._in_flight, None
-        if step is None or step.result is None:
-            return []
-        try:
-            sampled = step.result.result()
-        except BaseException:
-            wait([step.result])  # an interrupt of the caller does not end the worker's step
             self._cancel(step)
             raise
         return self._commit(step, sampled)

@@ -1,18 +1,19 @@
-"""Prepares steps and runs them, here or beside the caller.
+"""Prepares steps and runs them; a second thread can prepare the next one meanwhile.
 
     depth 1     prepare t ─▶ run t ─▶ commit t ─▶ prepare t+1 ─▶ run t+1 …
-    depth 2     prepare t ─▶ run t ────────────▶ commit t ─▶ run t+1 ──────────▶ …        worker: run
-                             prepare t+1 early ─┘ settle     prepare t+2 early ─┘         caller: the rest
+    depth 2     run t ──────────────▶ commit t ─▶ settle t+1 ─▶ run t+1 ────────────▶ …      caller
+                └─ plan, prepare t+1 ┄┄┄┄┄┄┄┄┄┄┄┄┘              └─ plan, prepare t+2 ┄       worker
+
+The model runs in the caller's thread and lets go of the interpreter there, so that nothing between two runs waits for
+another thread to wake up.
 
 Settling brings a step prepared early to the truth: tokens in place of placeholders, the drafts that were proposed
 since in the places kept for them, and without places that stayed empty and requests that ended.
-
-Steps run one after the other in one worker thread, in the order of launch, so a later step may reuse what an earlier
-one freed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -31,7 +32,7 @@ from foreword.scheduler import StepPlan
 
 @dataclass(slots=True, eq=False)
 class Step:
-    """A planned and prepared step; result is there once it was launched.
+    """A planned and prepared step.
 
     prompt_logprobs: what the run found out about prompts, for the rows that asked.
     """
@@ -39,7 +40,6 @@ class Step:
     plan: StepPlan
     batch: InputBatch
     buffers: InputBuffers
-    result: Future[Sampled] | None = None
     prompt_logprobs: PromptLogprobs = field(default_factory=dict)
 
 
@@ -96,12 +96,17 @@ class Pipeline:
         step.prompt_logprobs = read_prompt_logprobs(self.states, batch, tokens, logits[own:])
         return self.sampler.sample(batch, logits[:own])
 
-    def launch(self, step: Step) -> None:
-        """Run the step beside the caller, and count it as done."""
+    def beside(self, work: Callable[[], Step | None]) -> Future[Step | None]:
+        """Let another thread do this while the caller runs a step."""
         if self._worker is None:
-            self._worker = ThreadPoolExecutor(1, thread_name_prefix="foreword-step")
-        self.states.advance(step.batch)
-        step.result = self._worker.submit(self.run, step)
+            self._worker = ThreadPoolExecutor(1, thread_name_prefix="foreword-plan")
+        return self._worker.submit(work)
+
+    def drop(self, step: Step) -> None:
+        """Nobody is left of a step. Blocks that its requests were to start from are known as copied: copy them."""
+        if len(step.plan.block_copies[0]):
+            self.executor.copy_blocks(*step.plan.block_copies)
+        self.release(step)
 
     def release(self, step: Step) -> None:
         """The step is committed or given up: its buffers are free."""
