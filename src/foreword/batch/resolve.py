@@ -23,8 +23,15 @@ def resolved(
 ) -> Scalars:
     """Prepare the batch's own plan again from the states as they are now, in place. See `InputBatch.resolve`."""
     rows, counts = batch.idx_mapping.copy(), batch.num_scheduled_tokens.copy()
-    inert = states.row_generation[rows] != batch.row_generation
-    waiting = (states.num_placeholders[rows] > 0) & ~inert
+    padded = (batch.num_tokens_padded, batch.num_reqs_padded)
+    inert = states.row_generation.take(rows) != batch.row_generation
+    waiting = states.num_placeholders.take(rows) > 0
+    if run is native.run and not (inert.any() or waiting.any() or len(batch.draft_token_ids)):
+        # The usual case: only tokens were missing.
+        scalars = native.core_of(states, buffers).prepare_arrays(rows, counts, None, *padded, gathered)
+        if scalars is not None:
+            return Scalars._make(scalars)
+    waiting &= ~inert
     if waiting.any():
         b = int(np.argmax(waiting))
         raise PlanError("the step before is not committed", step=batch.step, request=batch.req_ids[b], index=b)
@@ -33,7 +40,6 @@ def resolved(
     plan = Plan(
         rows, counts, num_drafts if len(draft_ids) else num_drafts[:0], draft_ids, inert if inert.any() else None
     )
-    padded = (batch.num_tokens_padded, batch.num_reqs_padded)
     if run is not native.run:
         _plan.check(states, buffers, plan, padded)
     return run(states, buffers, plan, padded, gathered)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import wait
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
@@ -226,11 +225,11 @@ class Engine:
         planning = self.pipeline.beside(partial(self._plan, step.plan))
         try:
             sampled = self.pipeline.run(step)
-            wait([planning])
+            planning.wait()
         except BaseException:
-            wait([planning])  # nothing changes under it, whatever interrupted the run
+            planning.wait()  # nothing changes under it, whatever interrupted the run
             self._cancel(step)
-            if planning.exception() is None and (ahead := planning.result()) is not None:
+            if (ahead := planning.result()) is not None:
                 self._cancel(ahead)
             raise
         self._ready += self._commit(step, sampled)
@@ -253,7 +252,7 @@ class Engine:
         return step
 
     def close(self) -> None:
-        """End the worker thread. The engine can be used again."""
+        """End the helper's thread. The engine can be used again."""
         self.pipeline.close()
 
     def _plan(self, in_flight: StepPlan | None = None) -> Step | None:

@@ -2,7 +2,7 @@
 
     depth 1     prepare t ─▶ run t ─▶ commit t ─▶ prepare t+1 ─▶ run t+1 …
     depth 2     run t ──────────────▶ commit t ─▶ settle t+1 ─▶ run t+1 ────────────▶ …      caller
-                └─ plan, prepare t+1 ┄┄┄┄┄┄┄┄┄┄┄┄┘              └─ plan, prepare t+2 ┄       worker
+                └─ plan, prepare t+1 ┄┄┄┄┄┄┄┄┄┄┄┄┘              └─ plan, prepare t+2 ┄       helper
 
 The model runs in the caller's thread and lets go of the interpreter there, so that nothing between two runs waits for
 another thread to wake up.
@@ -14,12 +14,12 @@ since in the places kept for them, and without places that stayed empty and requ
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from foreword.batch import InputBatch, InputBuffers, RequestStates, StagingRing, prepare_inputs
 from foreword.batch.checker import Check
 from foreword.engine.executor import Executor
+from foreword.engine.helper import Helper
 from foreword.engine.prompt_logprobs import (
     PromptLogprobs,
     prompt_tokens,
@@ -59,7 +59,7 @@ class Pipeline:
         self.states, self.executor, self.sampler = states, executor, sampler
         self.check = check
         self._ring = StagingRing(states, max_num_batched_tokens=max_num_batched_tokens, depth=depth)
-        self._worker: ThreadPoolExecutor | None = None
+        self._helper: Helper[Step | None] | None = None
 
     def prepare(self, plan: StepPlan) -> Step:
         """The tensors of a plan. With a step in flight they need `settle` before they run."""
@@ -96,11 +96,12 @@ class Pipeline:
         step.prompt_logprobs = read_prompt_logprobs(self.states, batch, tokens, logits[own:])
         return self.sampler.sample(batch, logits[:own])
 
-    def beside(self, work: Callable[[], Step | None]) -> Future[Step | None]:
+    def beside(self, work: Callable[[], Step | None]) -> Helper[Step | None]:
         """Let another thread do this while the caller runs a step."""
-        if self._worker is None:
-            self._worker = ThreadPoolExecutor(1, thread_name_prefix="foreword-plan")
-        return self._worker.submit(work)
+        if self._helper is None:
+            self._helper = Helper()
+        self._helper.start(work)
+        return self._helper
 
     def drop(self, step: Step) -> None:
         """Nobody is left of a step. Blocks that its requests were to start from are known as copied: copy them."""
@@ -113,7 +114,7 @@ class Pipeline:
         self._ring.release(step.buffers)
 
     def close(self) -> None:
-        """Wait for the worker and end it."""
-        if self._worker is not None:
-            self._worker.shutdown()
-            self._worker = None
+        """End the helper's thread."""
+        if self._helper is not None:
+            self._helper.close()
+            self._helper = None
