@@ -282,8 +282,8 @@ class Engine:
 
     def _commit(self, step: Step, sampled: Sampled) -> list[RequestOutput]:
         plan, rows, states = step.plan, step.plan.rows, self.states
-        # A decode step that ran here and now adds a token to each of its rows.
-        decoded = step.result is None and not len(plan.prefilling) and plan.draft_tokens is None
+        # A decode step adds a token to each of its rows.
+        decoded = not len(plan.prefilling) and plan.draft_tokens is None
         before = None if decoded else states.num_tokens.take(rows)
         states.commit(step.batch, sampled.token_ids)
         self.pipeline.release(step)
