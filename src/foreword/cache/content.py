@@ -85,7 +85,7 @@ class CachedContent:
     def remove(self, blocks: BlockIds) -> None:
         """These cached blocks lose their content; ``is_cached`` is the caller's to change."""
         serials = self._serial[blocks]
-        parts = [0, *(np.flatnonzero(serials[1:] != serials[:-1]) + 1).tolist(), len(blocks)]
+        parts = [0, *((serials[1:] != serials[:-1]).nonzero()[0] + 1).tolist(), len(blocks)]
         for begin, end in pairwise(parts):
             node = self.tree.nodes[int(serials[begin])]
             self._remove_from(node, blocks[begin:end])

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foreword.batch import NewRequest, RequestStates
+from foreword.batch.block_table import BlockTable
 from foreword.cache.content import CachedContent
 from foreword.cache.events import CacheEvent
 from foreword.cache.groups import cache_group, longest_common_hit
@@ -192,16 +193,22 @@ class KVCache:
 
         False, and nothing changes, when fewer are free.
         """
-        if len(self.groups) == 1:  # as a rule few rows lack any
-            table = self.states.block_tables[0]
-            lacking = (table.num_blocks.take(rows) * table.tokens_per_block < num_tokens).nonzero()[0]
-            if not lacking.size:
-                return True
-            rows, num_tokens = rows.take(lacking), num_tokens.take(lacking)
-        wanted = self.wanted(rows, num_tokens)
-        if sum(int(w.sum()) for w in wanted) > self.pool.num_free:
-            return False
-        self.grow(rows, wanted)
+        if len(self.groups) > 1:
+            wanted = self.wanted(rows, num_tokens)
+            if sum(int(w.sum()) for w in wanted) > self.pool.num_free:
+                return False
+            self.grow(rows, wanted)
+            return True
+        table = self.states.block_tables[0]
+        held = table.num_blocks.take(rows)
+        lacking = (held * table.tokens_per_block < num_tokens).nonzero()[0]  # as a rule few
+        if lacking.size:
+            held = held.take(lacking)
+            count = -(-num_tokens.take(lacking) // table.tokens_per_block) - held
+            total = int(np.add.reduce(count))
+            if total > self.pool.num_free:
+                return False
+            _append(table, rows.take(lacking), held, count, self.pool.allocate(total))
         return True
 
     def grow(self, rows: Rows, wanted: tuple[Counts, ...]) -> None:
@@ -212,11 +219,8 @@ class KVCache:
         fresh = self.pool.allocate(sum(totals))
         start = 0
         for table, want, total in zip(self.states.block_tables, wanted, totals, strict=True):
-            some = np.flatnonzero(want)
-            count, held = want[some], table.num_blocks[rows[some]]
-            within = np.arange(total) - np.repeat(np.cumsum(count) - count, count)
-            table.table[np.repeat(rows[some], count), np.repeat(held, count) + within] = fresh[start : start + total]
-            table.num_blocks[rows[some]] = held + count
+            some = rows[want > 0]
+            _append(table, some, table.num_blocks[some], want[want > 0], fresh[start : start + total])
             start += total
 
     def drop_dead(self, rows: Rows, num_computed: npt.NDArray[np.integer]) -> None:
@@ -329,3 +333,13 @@ class KVCache:
 
     def _evict(self, blocks: BlockIds) -> None:
         self._content.remove(blocks)
+
+
+def _append(table: BlockTable, rows: Rows, held: Rows, count: npt.NDArray[np.integer], blocks: BlockIds) -> None:
+    """Append count[i] of the blocks to row i, which holds held[i]."""
+    if len(blocks) == len(rows):
+        table.table[rows, held] = blocks
+    else:
+        within = np.arange(len(blocks)) - np.repeat(np.cumsum(count) - count, count)
+        table.table[np.repeat(rows, count), np.repeat(held, count) + within] = blocks
+    table.num_blocks[rows] = held + count

@@ -307,7 +307,7 @@ class PrefixTree:
         """Drop the end of a leaf that no block and no row needs, once it is half of it: then it costs what it frees."""
         needed = 1 + max((self._tips[row][1] - 1 - node.start for row in node.rows), default=0)
         for ids in node.blocks:
-            held = np.flatnonzero(ids)
+            held = ids.nonzero()[0]
             if held.size:
                 needed = max(needed, int(held[-1]) + 1)
         if 2 * needed > node.end - node.start:
