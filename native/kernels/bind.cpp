@@ -237,11 +237,14 @@ void sample(const nb::ndarray<const float, nb::ndim<2>, nb::device::cpu> &logits
   for (const size_t other : {top_k.shape(0), top_p.shape(0), min_p.shape(0), seeds.shape(0)}) {
     if (other != num_rows) throw std::invalid_argument("temperature, top_k, top_p, min_p and seeds differ in length");
   }
+  size_t searches = 0;  // rows that draw from the whole vocabulary; the others cost less than waking a thread
   for (size_t i = 0; i < count; ++i) {
     if (rows.data()[i] < 0 || static_cast<size_t>(rows.data()[i]) >= num_rows) {
       throw std::invalid_argument("rows[" + std::to_string(i) + "] = " + std::to_string(rows.data()[i]) + " is outside [0, " +
                                   std::to_string(num_rows) + ")");
     }
+    const int32_t row = rows.data()[i];
+    searches += temperature.data()[row] > 0.f && top_k.data()[row] <= 0;
   }
   const Level &level = model ? model->model().level : choose_level("");
   nb::gil_scoped_release release;
@@ -257,7 +260,7 @@ void sample(const nb::ndarray<const float, nb::ndim<2>, nb::device::cpu> &logits
                                        options, scratch);
     }
   };
-  if (!model || count < 2) {
+  if (!model || searches < 2) {
     Mapping scratch(scratch_bytes);
     return work(scratch.data());
   }
