@@ -265,22 +265,27 @@ class RequestStates:
     def remove_rows(self, rows: npt.NDArray[np.int32]) -> None:
         """Free these rows. CapacityError for a row that holds no request; then nothing changes."""
         rows = as_int32(None, "rows", rows)
-        sparse = self.loras or self.extras or self.watchers  # somebody has what the native core does not know
-        if (
-            sparse
-            or self.core is None
-            or not self.core.remove(rows, self.content_ids.take(len(rows)), self.sampling.version + 1)
-        ):
+        if not self._remove(rows):
             for req_id in dict.fromkeys(self.req_ids_of(rows)):
                 self.remove_request(req_id)
-            return
+
+    def _remove(self, rows: npt.NDArray[np.int32]) -> bool:
+        """Whether the native core removed them; False, with nothing changed, without it, or where it refuses."""
+        if self.core is None or self.loras or self.extras or self.watchers:  # what the native core does not know
+            return False
+        if not self.core.remove(rows, self.content_ids.take(len(rows)), self.sampling.version + 1):
+            return False
         self.sampling.were_reset(rows.tolist() if self.sampling.params else ())
+        return True
 
     def remove_request(self, req_id: str) -> bool:
         """Free the request's row, or forget a parked one. False for an unknown id, so removing twice is harmless."""
-        row = self._rows.pop(req_id, None)
+        row = self._rows.get(req_id)
         if row is None:
             return self.parked.pop(req_id, None) is not None
+        if self._remove(np.array([row], np.int32)):
+            return True
+        del self._rows[req_id]
         for watcher in self.watchers:
             watcher.freed(row)
         self._req_ids[row] = None
