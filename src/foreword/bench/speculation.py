@@ -52,7 +52,7 @@ def run(
     model: str,
     *,
     num_tokens: int = 4,
-    step_overhead: float = 4.0,
+    step_overhead: float = 18.0,
     adaptive: bool = True,
     draft_model: str | None = None,
     at_once: Sequence[int] = (1, 8),

@@ -15,20 +15,29 @@ START = 1.0, 2.0  # accepted, judged: a row begins as if one draft of two had be
 class DraftLengths:
     """The number of drafts that rows get, at most ``most``; without adaption always that.
 
-    Counted in tokens, a step of T tokens costs overhead + T. If a row's drafts are right at the rate a, its j-th draft
-    adds a^j tokens. With λ the tokens that a step yields for each token of its cost,
+    Counted in tokens, a step of T tokens costs max(overhead + T, saturated · T): reading the weights and a little for
+    each token, until arithmetic takes longer than reading. If a row's drafts are right at the rate a, its j-th draft
+    adds a^j tokens, and costs 1 + relative_cost · (overhead + B) / B, what the drafter took included. The drafts
+    verified are those with which a step of B rows yields most for its cost
 
-        a draft is verified if  a^j > λ · (1 + what the drafter took for it)
-        λ = (B + Σ a^j) / (overhead + B + Σ (1 + what the drafter took)), sums over the drafts verified
+        (B + Σ a^j) / cost(B + Σ costs of the drafts)
 
-    so that in a large batch, where every token costs its full price, only good guesses are. relative_cost: what the
-    drafter's own step costs in terms of the target's; a batch of B rows shares it.
+    so that a small batch verifies weak guesses too, and a large one, where every token has its full price, next to
+    none. relative_cost: what the drafter's own step costs in terms of the target's; a batch shares it.
     """
 
     def __init__(
-        self, max_num_reqs: int, most: int, *, adaptive: bool, overhead: float = 4.0, relative_cost: float = 0.0
+        self,
+        max_num_reqs: int,
+        most: int,
+        *,
+        adaptive: bool,
+        overhead: float = 18.0,
+        saturated: float = 2.8,
+        relative_cost: float = 0.0,
     ) -> None:
-        self._most, self._adaptive, self._overhead, self._relative_cost = most, adaptive, overhead, relative_cost
+        self._most, self._adaptive, self._relative_cost = most, adaptive, relative_cost
+        self._overhead, self._saturated = overhead, saturated
         self._accepted = np.full(max_num_reqs, START[0])
         self._judged = np.full(max_num_reqs, START[1])
         self._lengths = np.full(max_num_reqs, most, np.int32)  # as last chosen
@@ -59,13 +68,11 @@ class DraftLengths:
     def _worth(self, rate: npt.NDArray[np.float64]) -> Int32s:
         gain = rate[:, None] ** np.arange(1, self._most + 1)
         price = 1 + self._relative_cost * (self._overhead + len(rate)) / len(rate)
-        yielded, cost = float(len(rate)), self._overhead + len(rate)
-        for _ in range(2):  # the first λ is that of a step without drafts, the second nearly the best one
-            worth = gain > price * yielded / cost
-            yielded = len(rate) + float(gain[worth].sum())
-            cost = self._overhead + len(rate) + price * int(worth.sum())
-        lengths: Int32s = (gain > price * yielded / cost).sum(1, dtype=np.int32)
-        return lengths
+        best_first = np.argsort(-gain, axis=None, kind="stable")
+        yielded = len(rate) + np.concatenate([[0.0], np.cumsum(gain.ravel()[best_first])])
+        tokens = len(rate) + price * np.arange(len(yielded))
+        count = int((yielded / np.maximum(self._overhead + tokens, self._saturated * tokens)).argmax())
+        return np.bincount(best_first[:count] // self._most, minlength=len(rate)).astype(np.int32)
 
 
 @dataclass(slots=True)

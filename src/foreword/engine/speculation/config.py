@@ -18,8 +18,10 @@ class SpeculationConfig:
         looks in the request's own output alone; "draft_model" asks a small model with the same vocabulary.
     num_tokens: most drafts in a step. min_match, max_match: how many tokens have to be, and are at most, compared.
     adaptive: whether the number of drafts follows what they are worth, down to none; see `DraftLengths`.
-    step_overhead: what a step costs besides its tokens, in tokens: the time to read the weights over the time that one
-        token more takes. `foreword bench speculation` measures it.
+    step_overhead: what a small step costs besides its tokens, in tokens: the time to read the weights over the time
+        that one token more takes. `foreword bench speculation` measures it.
+    saturated_cost: what a token costs in a step so large that arithmetic takes longer than reading the weights, in
+        tokens of a small step.
     model: the draft model's name, for "draft_model".
     """
 
@@ -28,7 +30,8 @@ class SpeculationConfig:
     min_match: int = 2
     max_match: int = 4
     adaptive: bool = True
-    step_overhead: float = 4.0
+    step_overhead: float = 18.0
+    saturated_cost: float = 2.8
     model: str | None = None
 
     def __post_init__(self) -> None:
@@ -38,6 +41,8 @@ class SpeculationConfig:
             raise ConfigError(f"num_tokens={self.num_tokens}: must be at least 1")
         if self.step_overhead < 0:
             raise ConfigError(f"step_overhead={self.step_overhead}: must be at least 0")
+        if self.saturated_cost < 1:
+            raise ConfigError(f"saturated_cost={self.saturated_cost}: must be at least 1")
         if not 1 <= self.min_match <= self.max_match:
             raise ConfigError(f"min_match={self.min_match}, max_match={self.max_match}: need 1 ≤ min_match ≤ max_match")
         if (self.method == "draft_model") != (self.model is not None):

@@ -40,6 +40,7 @@ class Speculation:
             config.num_tokens,
             adaptive=config.adaptive,
             overhead=config.step_overhead,
+            saturated=config.saturated_cost,
             relative_cost=self.drafter.relative_cost,
         )
         self.stats = SpeculationStats.empty(config.num_tokens)
