@@ -106,21 +106,24 @@ inline bool is_none(const Owned &o) { return !o || o.get() == Py_None; }
 
 }  // namespace
 
-// Outputs name the same requests in the same places step after step: look there first.
-int32_t VllmFront::find(PyObject *req_id, size_t position) {
-  if (position < memo_.size()) {
-    const int32_t row = memo_[position];
-    if (same_text(rows->directory.req_ids[row], req_id)) return row;
-  } else {
-    memo_.resize(position + 1, 0);
-  }
+// Outputs name the same requests in the same order step after step, some left out: look behind the last one first.
+int32_t VllmFront::find(PyObject *req_id, size_t &cursor) {
+  if (cursor < order_.size() && same_text(rows->directory.req_ids[order_[cursor]], req_id)) return order_[cursor++];
   PyObject *found = PyDict_GetItemWithError(rows->directory.row_of, req_id);
   int32_t row;
   if (!found || !as_int32(found, row)) {
     PyErr_Clear();
     return -1;
   }
-  return memo_[position] = row;
+  const size_t place = size_t(place_[row]);
+  if (place < order_.size() && order_[place] == row) cursor = place + 1;
+  return row;
+}
+
+// What `find` goes by: the rows of a plan that was read.
+void VllmFront::keep_order(int64_t num_reqs) {
+  order_.assign(out_rows, out_rows + num_reqs);
+  for (size_t b = 0; b < order_.size(); ++b) place_[order_[b]] = int32_t(b);
 }
 
 // Rows and growth of every cached request, checked; nothing is written.
@@ -140,10 +143,10 @@ bool VllmFront::check_cached(PyObject *cached) {
   if (length(blocks.get()) != count || length(computed.get()) != count) return false;
   const bool has_outputs = !is_empty(outputs.get());
   if (has_outputs && (!is_sequence(outputs.get()) || length(outputs.get()) != count)) return false;
-  seen_.resize(s.max_num_reqs);
   ++call_;
+  size_t cursor = 0;
   for (Py_ssize_t i = 0; i < count; ++i) {
-    const int32_t row = find(items(ids.get())[i], size_t(i));
+    const int32_t row = find(items(ids.get())[i], cursor);
     int32_t c, made;
     if (row < 0 || seen_[row] == call_ || !as_int32(items(computed.get())[i], c) || c < 0 || c > s.max_model_len) return false;
     seen_[row] = call_;
@@ -176,9 +179,10 @@ bool VllmFront::read_plan(PyObject *num_scheduled, PyObject *drafts, int64_t &nu
   Py_ssize_t at = 0, draft_at = 0;
   PyObject *key, *value, *draft_key = nullptr, *draft_list = nullptr;
   int64_t b = 0, d = 0, used = 0;
+  size_t cursor = 0;
   if (drafts) PyDict_Next(drafts, &draft_at, &draft_key, &draft_list);
   while (PyDict_Next(num_scheduled, &at, &key, &value)) {
-    const int32_t row = find(key, size_t(b));
+    const int32_t row = find(key, cursor);
     if (row < 0 || !as_int32(value, out_counts[b])) return false;
     out_rows[b] = row;
     if (drafts) {
@@ -206,6 +210,7 @@ bool VllmFront::read_plan(PyObject *num_scheduled, PyObject *drafts, int64_t &nu
     ++b;
   }
   num_draft_ids = d;
+  keep_order(b);
   return !drafts || used == PyDict_Size(drafts);
 }
 
@@ -213,6 +218,8 @@ int64_t VllmFront::step(PyObject *cached, PyObject *num_scheduled, PyObject *dra
   if (!PyDict_CheckExact(num_scheduled) || PyDict_Size(num_scheduled) > rows->states.max_num_reqs) return -1;
   if (drafts == Py_None || (PyDict_CheckExact(drafts) && PyDict_Size(drafts) == 0)) drafts = nullptr;
   if (drafts && !PyDict_CheckExact(drafts)) return -1;
+  seen_.resize(rows->states.max_num_reqs);
+  place_.resize(rows->states.max_num_reqs);
   int64_t num_draft_ids = 0;
   if (!check_cached(cached) || !read_plan(num_scheduled, drafts, num_draft_ids)) {
     PyErr_Clear();

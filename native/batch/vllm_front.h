@@ -36,7 +36,8 @@ class VllmFront {
     int32_t row, computed;
     PyObject *blocks;
   };
-  int32_t find(PyObject *req_id, size_t position);
+  int32_t find(PyObject *req_id, size_t &cursor);
+  void keep_order(int64_t num_reqs);
   bool check_cached(PyObject *cached);
   bool read_plan(PyObject *num_scheduled, PyObject *drafts, int64_t &num_draft_ids);
   bool read_request(PyObject *request, int32_t row);
@@ -44,7 +45,8 @@ class VllmFront {
 
   std::vector<int64_t> seen_;  // [R] the call that last met a row among the cached: finds one named twice
   int64_t call_ = 0;
-  std::vector<int32_t> memo_;  // where the i-th id of the last output was
+  std::vector<int32_t> order_;  // rows of the last plan
+  std::vector<int32_t> place_;  // [R] where in it a row was
   std::vector<Growth> growth_;
   int64_t total_tokens_ = 0;
   std::vector<int32_t> to_, num_tokens_, prompt_len_, num_computed_;
