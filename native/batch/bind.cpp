@@ -228,16 +228,6 @@ void bind_batch(nb::module_ &m) {
       .def("remove", [](RowsCore &c, Vector<const int32_t> rows, int64_t first_content_id, int64_t stamp) {
         return c.remove(rows.data(), int64_t(rows.shape(0)), first_content_id, stamp);
       })
-      .def("gather_sampling", [](const RowsCore &c, Vector<const int32_t> rows, Matrix<float> floats,
-                                 Matrix<int32_t> ints, Vector<int64_t> seeds) {
-        const size_t count = rows.shape(0);
-        if (floats.shape(0) != 6 || ints.shape(0) != 4) return false;
-        if (floats.shape(1) != count || ints.shape(1) != count || seeds.shape(0) != count) return false;
-        for (size_t b = 0; b < count; ++b)
-          if (rows(b) < 0 || rows(b) >= c.states.max_num_reqs) return false;
-        c.sampling.gather(rows.data(), int64_t(count), floats.data(), ints.data(), seeds.data());
-        return true;
-      }, nb::arg(), nb::arg().noconvert(), nb::arg().noconvert(), nb::arg().noconvert())
       .def("renew_sampling", [](const RowsCore &c, Vector<const int32_t> rows, int64_t stamp) {
         for (size_t i = 0; i < rows.shape(0); ++i) c.sampling.renew(rows(i), stamp);
       })

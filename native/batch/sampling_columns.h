@@ -24,17 +24,6 @@ struct SamplingArrays {
     seed[row] = 0;
   }
 
-  // Entry b of each column of `floats` [6, count], `ints` [4, count] and `seeds` [count] is that of row rows[b].
-  void gather(const int32_t *rows, int64_t count, float *floats, int32_t *ints, int64_t *seeds) const {
-    const float *from[] = {temperature, top_p, min_p, presence_penalty, frequency_penalty, repetition_penalty};
-    const int32_t *from_ints[] = {top_k, min_tokens, num_logprobs, num_prompt_logprobs};
-    for (const float *column : from)
-      for (int64_t b = 0; b < count; ++b) *floats++ = column[rows[b]];
-    for (const int32_t *column : from_ints)
-      for (int64_t b = 0; b < count; ++b) *ints++ = column[rows[b]];
-    for (int64_t b = 0; b < count; ++b) seeds[b] = seed[rows[b]];
-  }
-
   // Note that the columns of a row were written.
   void renew(int32_t row, int64_t new_stamp) const {
     const bool penalties = presence_penalty[row] != 0 || frequency_penalty[row] != 0 || repetition_penalty[row] != 1;

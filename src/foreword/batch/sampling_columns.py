@@ -51,10 +51,6 @@ COLUMNS: dict[str, tuple[type[np.generic], float]] = {
 }
 
 
-_FLOATS = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
-_INTS = ("top_k", "min_tokens", "num_logprobs", "num_prompt_logprobs")
-
-
 class SamplingColumns:
     """One array a parameter, [R], by state row. ``num_logprobs`` is −1 where none are wanted and V where all are.
 
@@ -120,18 +116,6 @@ class SamplingColumns:
         for name, values in columns.items():
             getattr(self, name)[rows] = values
         self._renew(rows)
-
-    def gather(self, rows: I32) -> tuple[npt.NDArray[np.float32], I32, npt.NDArray[np.int64]]:
-        """New arrays of the columns at these rows: float32 [6, B] (temperature, top_p, min_p, presence, frequency and
-        repetition penalty), int32 [4, B] (top_k, min_tokens, num_logprobs, num_prompt_logprobs) and int64 [B] (seed).
-        """
-        B = len(rows)
-        floats, ints, seeds = np.empty((6, B), np.float32), np.empty((4, B), np.int32), np.empty(B, np.int64)
-        if self.core is None or not self.core.gather_sampling(rows, floats, ints, seeds):
-            floats[:] = [getattr(self, column)[rows] for column in _FLOATS]
-            ints[:] = [getattr(self, column)[rows] for column in _INTS]
-            seeds[:] = self.seed[rows]
-        return floats, ints, seeds
 
     def reset(self, rows: npt.NDArray[np.integer]) -> None:
         """The defaults (greedy, nothing else) in these rows."""

@@ -29,7 +29,6 @@ _GREEDY, _RANDOM, _TOP_P, _TOP_K, _MIN_P, _PENALTIES, _LOGPROBS, _PROMPT_LOGPROB
     )
 )  # fmt: skip
 _RARE = int(RARE)
-_NOTHING = (None,) * 11  # what a batch of greedy rows needs of the columns
 
 
 @dataclass(slots=True, eq=False)
@@ -124,7 +123,7 @@ class TokenCounts:
 
 def build_metadata(states: RequestStates, rows: I32, needs: int | None = None) -> SamplingMetadata:
     """The metadata of these state rows, in this order; ``needs``: the union of their flags, where it is known.
-    O(B), in one native call where it is built.
+    O(B), and one gather a parameter that somebody needs.
     """
     c = states.sampling
     if needs is None:
@@ -134,26 +133,24 @@ def build_metadata(states: RequestStates, rows: I32, needs: int | None = None) -
         rare = np.flatnonzero(c.needs[rows] & _RARE)
         held = zip(rare.tolist(), rows[rare].tolist(), strict=True)
         params = {b: c.params[row] for b, row in held if row in c.params}
-    if not needs & ~_GREEDY:
-        return SamplingMetadata(rows, needs, states.vocab_size, *_NOTHING, params)
-    floats, ints, seeds = c.gather(rows)
+    at = rows.astype(np.intp)  # once: NumPy would convert it for every gather
     penalties = needs & _PENALTIES
     is_random = needs & _RANDOM
     return SamplingMetadata(
         rows,
         needs,
         states.vocab_size,
-        floats[0] if is_random else None,
-        seeds if is_random else None,
-        floats[1] if needs & _TOP_P else None,
-        ints[0] if needs & _TOP_K else None,
-        floats[2] if needs & _MIN_P else None,
-        floats[3] if penalties else None,
-        floats[4] if penalties else None,
-        floats[5] if penalties else None,
-        ints[1] if needs & _MIN_TOKENS else None,
-        ints[2] if needs & _LOGPROBS else None,
-        ints[3] if needs & _PROMPT_LOGPROBS else None,
+        c.temperature.take(at) if is_random else None,
+        c.seed.take(at) if is_random else None,
+        c.top_p.take(at) if needs & _TOP_P else None,
+        c.top_k.take(at) if needs & _TOP_K else None,
+        c.min_p.take(at) if needs & _MIN_P else None,
+        c.presence_penalty.take(at) if penalties else None,
+        c.frequency_penalty.take(at) if penalties else None,
+        c.repetition_penalty.take(at) if penalties else None,
+        c.min_tokens.take(at) if needs & _MIN_TOKENS else None,
+        c.num_logprobs.take(at) if needs & _LOGPROBS else None,
+        c.num_prompt_logprobs.take(at) if needs & _PROMPT_LOGPROBS else None,
         params,
     )
 
