@@ -22,6 +22,7 @@ class Clockwork:
     """An executor that takes exactly what a cost model says, on a clock of its own."""
 
     reads_gathered_tables = True
+    compute_threads = None
 
     def __init__(self, truth: CostModel) -> None:
         self.truth, self.now = truth, 0.0

@@ -35,6 +35,7 @@ class OracleExecutor:
         self.num_steps = 0
 
     reads_gathered_tables = True
+    compute_threads = None
 
     def copy_blocks(self, sources: np.ndarray, destinations: np.ndarray) -> None:
         for memory in self.memory:

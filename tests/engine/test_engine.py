@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from engine_rig import V, make_engine, run
-from oracle_model import START, following, logits_after, plain_output
+from oracle_model import START, OracleExecutor, following, logits_after, plain_output
 
 from foreword.batch import SamplingParams
 from foreword.errors import ConfigError, PlanError, RequestError
@@ -321,3 +321,13 @@ def test_a_block_given_away_too_early_is_caught_before_the_step_runs():
 def test_an_unknown_check_is_refused():
     with pytest.raises(ConfigError, match="check="):
         make_engine(check="some")
+
+
+def test_the_sampler_borrows_the_threads_of_whatever_executor_has_some():
+    threads = object()
+
+    class Lending(OracleExecutor):
+        compute_threads = threads
+
+    assert make_engine(executor=Lending).sampler.threads is threads
+    assert make_engine().sampler.threads is None

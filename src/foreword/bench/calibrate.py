@@ -88,7 +88,7 @@ def measure(
             blocks = np.split(free[i * sum(held) : (i + 1) * sum(held)], np.cumsum(held)[:-1])
             prompt = random.integers(0, vocab_size, length)
             states.add_request(NewRequest(str(i), prompt, blocks, (), shape.num_computed))
-        sampler = Sampler(states)
+        sampler = Sampler(states, threads=executor.compute_threads)
         plan = np.arange(shape.num_reqs, dtype=np.int32), np.full(shape.num_reqs, shape.num_new, np.int32)
         times = []
         for _ in range(1 + num_runs):

@@ -18,6 +18,7 @@ class NothingModel:
     """Always the same logits, [L, V] with a small vocabulary."""
 
     reads_gathered_tables = False
+    compute_threads = None
 
     def __init__(self, max_num_logits: int, vocab_size: int) -> None:
         self.logits = np.zeros((max_num_logits, vocab_size), np.float32)

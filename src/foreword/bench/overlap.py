@@ -46,6 +46,7 @@ class Watched:
     def __init__(self, executor: Executor) -> None:
         self.executor = executor
         self.reads_gathered_tables = executor.reads_gathered_tables
+        self.compute_threads = executor.compute_threads
         self.runs: list[tuple[float, float, bool]] = []  # begin, end, whether it computed a part of a prompt
 
     def execute(self, batch: InputBatch) -> npt.NDArray[np.float32]:

@@ -29,7 +29,6 @@ from foreword.engine.speculation import Drafter, Speculation
 from foreword.engine.text import Detokenizer, TextStream
 from foreword.engine.validation import checked_params, checked_prompt
 from foreword.errors import RequestError
-from foreword.models.executors.native import NativeExecutor
 from foreword.sampling import Sampled, Sampler, TokenLogprobs, derived_seed
 from foreword.scheduler import Reason, Request, Scheduler, StepPlan
 from foreword.scheduler.ledger import reason
@@ -89,7 +88,7 @@ class Engine:
             partial_reuse=config.partial_reuse,
         )
         self.scheduler = Scheduler(self.states, self.cache, config.scheduler_config())
-        self.sampler = Sampler(self.states, model=executor.core if isinstance(executor, NativeExecutor) else None)
+        self.sampler = Sampler(self.states, threads=executor.compute_threads)
         self.pipeline = Pipeline(
             self.states,
             executor,

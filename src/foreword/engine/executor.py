@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from foreword.batch import InputBatch
+
+if TYPE_CHECKING:
+    from foreword import _native
 
 
 class Executor(Protocol):
@@ -17,6 +20,11 @@ class Executor(Protocol):
     """
 
     reads_gathered_tables: bool
+
+    @property
+    def compute_threads(self) -> _native.CpuModel | None:
+        """What owns native threads that others may borrow between two runs, as the sampler does; None without any."""
+        ...
 
     def execute(self, batch: InputBatch) -> npt.NDArray[np.float32]:
         """Compute the batch, write its keys and values, and return the logits [L, V] at ``batch.logits_indices``.

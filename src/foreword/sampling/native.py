@@ -31,11 +31,11 @@ def sample(
     positions: npt.NDArray[np.int64],
     rows: npt.NDArray[np.int32],
     out: npt.NDArray[np.int32],
-    model: _native.CpuModel | None = None,
+    threads: _native.CpuModel | None = None,
 ) -> None:
     """Draw a token for each row of logits [L, V] into out [L], as `Sampler` defines it, processors apart.
 
     Parameters are [R]; row i takes those at rows[i]. positions [L]: where each token will stand in its request.
-    ``model`` lends its threads, which must be idle; the tokens are the same.
+    threads: whose threads draw beside the caller's, idle until then; the tokens are the same without.
     """
-    _native.sample(logits, temperature, top_k, top_p, min_p, seeds, positions, rows, out, model)
+    _native.sample(logits, temperature, top_k, top_p, min_p, seeds, positions, rows, out, threads)

@@ -46,11 +46,11 @@ class Sampler:
 
         allowed ids, bias, minimum length → penalties → bad words → temperature → min-p → top-k → top-p → draw
 
-    model: lends its threads to the draws; no step of it may run meanwhile. The tokens are the same without.
+    threads: an executor's, for the draws; no step of it may run meanwhile. The tokens are the same without.
     """
 
-    def __init__(self, states: RequestStates, *, model: _native.CpuModel | None = None) -> None:
-        self.states, self.model = states, model
+    def __init__(self, states: RequestStates, *, threads: _native.CpuModel | None = None) -> None:
+        self.states, self.threads = states, threads
         self._processors: list[Processors | None] = [None] * states.max_num_reqs
         self._is_plain = np.ones(states.max_num_reqs, np.bool_)  # greedy, and nothing else wanted
         self._has_processors = np.zeros(states.max_num_reqs, np.bool_)
@@ -113,7 +113,7 @@ class Sampler:
             positions,
             batch.expanded_idx_mapping,
             drawn,
-            self.model,
+            self.threads,
         )
         return drawn
 

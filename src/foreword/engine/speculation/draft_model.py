@@ -46,7 +46,7 @@ class DraftModelDrafter:
         )
         self.cache = KVCache(self.states, num_blocks, prefix_caching=False)
         self.buffers = InputBuffers.for_states(self.states, max_num_batched_tokens)
-        self.sampler = Sampler(self.states)
+        self.sampler = Sampler(self.states, threads=executor.compute_threads)
         self._mirrored: dict[int, tuple[int, int]] = {}  # target row → its generation, and our row
 
     def propose(self, rows: Int32s, most: Int32s) -> Int32s:

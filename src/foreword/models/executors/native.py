@@ -154,6 +154,11 @@ class NativeExecutor:
         _Packer(spec, weights, self.core, weight_format).pack_all()
 
     @property
+    def compute_threads(self) -> _native.CpuModel:
+        """The model, whose threads are idle between two steps."""
+        return self.core
+
+    @property
     def isa(self) -> str:
         """The instruction-set level in use."""
         return self.core.isa

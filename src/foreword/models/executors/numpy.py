@@ -30,6 +30,7 @@ class NumpyExecutor:
     """
 
     reads_gathered_tables = True
+    compute_threads = None
 
     def __init__(self, spec: DecoderSpec, weights: Weights, *, num_blocks: int, block_size: int) -> None:
         self.spec, self.weights = spec, weights
