@@ -28,7 +28,7 @@ def calibrate(
 
     loaded = load_model(model)
     config = EngineConfig(
-        max_model_len=min(max_model_len, loaded.spec.max_model_len),
+        max_model_len=min(max_model_len, loaded.spec.longest_model_len),
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=budget,
         block_size=block_size,

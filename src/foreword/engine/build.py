@@ -37,12 +37,14 @@ class PoolSize:
 def pool_size(spec: DecoderSpec, config: EngineConfig, *, bytes_per_value: int = 4) -> PoolSize:
     """Blocks for max_num_seqs requests of max_model_len, within kv_cache_bytes; ConfigError if not one request fits.
 
+    max_model_len: the spec's own unless the configuration has one. Up to that the model is exact; a longrope model
+    serves more if asked to, all requests then with the frequencies for long ones (`DecoderSpec.for_length`).
     block_bytes = 2 · storage slots · block_size · num_kv_heads · head_dim · bytes_per_value
     """
     length = config.max_model_len or spec.max_model_len
-    if length > spec.max_model_len:
+    if length > spec.longest_model_len:
         raise ConfigError(
-            f"max_model_len={length}: the model was made for {spec.max_model_len} tokens; use at most that"
+            f"max_model_len={length}: the model was made for {spec.longest_model_len} tokens; use at most that"
         )
     groups = tuple(KVGroup(config.block_size, sliding_window=g.sliding_window) for g in spec.kv_groups())
     slots = max(len(g.layers) for g in spec.kv_groups())
@@ -62,10 +64,11 @@ def pool_size(spec: DecoderSpec, config: EngineConfig, *, bytes_per_value: int =
 
 def build_executor(model: LoadedModel, size: PoolSize, kind: ExecutorKind = "auto", **options: Any) -> Executor:
     """The native executor where it is built, else the NumPy one. ConfigError for "native" without it."""
+    spec = model.spec.for_length(size.max_model_len)
     num_blocks, block_size = size.num_blocks, size.kv_groups[0].block_size
     if uses_native(kind):
-        return NativeExecutor(model.spec, model.weights, num_blocks=num_blocks, block_size=block_size, **options)
-    return NumpyExecutor(model.spec, model.weights, num_blocks=num_blocks, block_size=block_size)
+        return NativeExecutor(spec, model.weights, num_blocks=num_blocks, block_size=block_size, **options)
+    return NumpyExecutor(spec, model.weights, num_blocks=num_blocks, block_size=block_size)
 
 
 def uses_native(kind: ExecutorKind) -> bool:
@@ -87,8 +90,9 @@ def build_engine(
 ) -> Engine:
     """An engine that serves a loaded model. options go to the native executor (num_threads, weight_format, …).
 
-    runs_on: an executor made before, with at least the blocks that the settings come to (`pool_size`). Engines that
-    take turns may share one; each forgets what it cached there before the other's turn.
+    runs_on: an executor made before, with at least the blocks that the settings come to (`pool_size`), of the spec for
+    their max_model_len. Engines that take turns may share one; each forgets what it cached there before the other's
+    turn.
     """
     config = config or EngineConfig()
     bytes_per_value = KV_BYTES.get(options.get("kv_format", "bf16"), 4) if uses_native(executor) else 4
@@ -134,10 +138,8 @@ def build_drafter(
             f"draft model {draft.name!r} has {draft.spec.vocab_size} token ids, the target {target.vocab_size}: "
             "use one with the target's tokenizer"
         )
-    if draft.spec.max_model_len < target.max_model_len:
-        raise ConfigError(
-            f"draft model {draft.name!r} was made for {draft.spec.max_model_len} tokens: lower max_model_len to that"
-        )
+    if (longest := draft.spec.longest_model_len) < target.max_model_len:
+        raise ConfigError(f"draft model {draft.name!r} was made for {longest} tokens: lower max_model_len to that")
     own = replace(config, max_model_len=target.max_model_len, num_blocks=None, speculation=None)
     size = pool_size(draft.spec, own, bytes_per_value=bytes_per_value)
     return DraftModelDrafter(

@@ -13,7 +13,8 @@ from foreword.scheduler import SchedulerConfig
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """
-    max_model_len: tokens of a request, prompt included (None: what the model was made for).
+    max_model_len: tokens of a request, prompt included (None: what the model was made for; of a longrope model its
+        original length, since beyond that all its requests have other rotary frequencies).
     max_num_seqs, max_num_batched_tokens, policy, chunked_prefill, long_prefill_threshold, reserve_full_prompt,
         watermark: see `SchedulerConfig`.
     block_size: tokens of a KV block. num_blocks: blocks of the pool, the null block among them (None: as many as

@@ -17,10 +17,14 @@ T = TypeVar("T", int, float, bool, str)
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Named values, and the file they stand in for the errors about them. A value of null counts as absent."""
+    """Named values, and the file they stand in for the errors about them. A value of null counts as absent.
+
+    served_length: the most tokens of a request, for models whose arithmetic depends on it; None: the model's default.
+    """
 
     path: Path
     values: Mapping[str, Any]
+    served_length: int | None = None
 
     def get(self, key: str, kind: type[T], default: T | None = None) -> T:
         """The value of a key. ModelError if it is absent without a default, or not a ``kind``."""

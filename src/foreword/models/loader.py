@@ -61,7 +61,7 @@ def _load_gguf(path: Path, name: str) -> LoadedModel:
     if family is None:
         raise ModelError(f"{path}: architecture {architecture!r} is not supported. "
                          f"Those in GGUF files are {', '.join(sorted(GGUF_FAMILIES))}")  # fmt: skip
-    spec = family.spec(config_from_gguf(gguf))
+    spec = family.read(config_from_gguf(gguf))
     weights = weights_from_gguf(path, gguf.tensors, spec, family)
     try:
         tokenizer = Tokenizer.from_gguf(gguf.metadata)
@@ -84,7 +84,7 @@ def _load_directory(folder: Path) -> LoadedModel:
     if family is None:
         raise ModelError(f"{config_path}: model_type {model_type!r} is not supported. "
                          f"Those in directories are {', '.join(sorted(FAMILIES))}")  # fmt: skip
-    spec = family.spec(config)
+    spec = family.read(config)
     weights = weights_from_safetensors(folder, read_directory(folder), spec, family)
     tokenizer = Tokenizer.from_directory(folder)
     return LoadedModel(spec, weights, tokenizer, tokenizer.eos_ids, folder.resolve().name, folder)

@@ -27,7 +27,11 @@ def rope_spec(config: Config, head_dim: int, parameters: Mapping[str, Any]) -> R
                   (> original/low), and in between a mix, weighted by how many waves fit into the original length
         yarn      f_j for dimensions that turn more than beta_fast times in the original length, f_j / factor for those
                   that turn less than beta_slow times, a linear ramp between; scaled by 0.1 ln(factor) + 1
-        longrope  f_j / short_factor_j, scaled by sqrt(1 + ln(factor) / ln(original)): exact up to the original length
+        longrope  f_j / long_factor_j if requests of more than ``original`` tokens are served, else f_j / short_factor_j
+
+    longrope is scaled by sqrt(1 + ln(factor) / ln(original)), where factor = max_position_embeddings / original unless
+    it is given; or by attention_factor; or by long_mscale and short_mscale. The longest request that may come decides
+    about its frequencies, not the present one: a key in the cache would have to be turned anew when its request grows.
     """
     rules = Config(config.path, parameters)
     dim = int(head_dim * rules.get("partial_rotary_factor", float, config.get("partial_rotary_factor", float, 1.0)))
@@ -50,7 +54,7 @@ def rope_spec(config: Config, head_dim: int, parameters: Mapping[str, Any]) -> R
         case "yarn":
             scaled, scale = _yarn(base, dim, theta, rules, config)
         case "longrope":
-            scaled, scale = base / _vector(rules, "short_factor", len(base)), _longrope_scale(rules, config)
+            scaled, scale = _longrope(base, rules, config)
         case _:
             raise config.error(f"rope_type {kind!r} is not supported",
                                "Use a model with default, linear, llama3, yarn or longrope")  # fmt: skip
@@ -87,19 +91,32 @@ def _yarn(base: F64, dim: int, theta: float, rules: Config, config: Config) -> t
     return np.asarray((1 - slow) * base + slow * base / factor), scale
 
 
-def _longrope_scale(rules: Config, config: Config) -> float:
-    given = rules.optional("attention_factor", float)
-    if given is not None:
-        return given
-    original = original_length(rules, config)
-    factor = config.size("max_position_embeddings") / original
-    return math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 and original > 1 else 1.0
+def _longrope(base: F64, rules: Config, config: Config) -> tuple[F64, float]:
+    original = _original_length(rules, config)
+    side = "long" if (config.served_length or 0) > original else "short"
+    scaled = base / _vector(rules, f"{side}_factor", len(base))
+    for key in (f"{side}_mscale", "attention_factor"):
+        if rules.values.get(key) is not None:
+            return scaled, rules.positive(key)
+    factor = rules.positive("factor", config.size("max_position_embeddings") / original)
+    return scaled, math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 and original > 1 else 1.0
 
 
-def original_length(rules: Config, config: Config) -> int:
+def _original_length(rules: Config, config: Config) -> int:
     """The length a longrope model was first trained for."""
     key = "original_max_position_embeddings"
     return rules.size(key, config.size(key, config.size("max_position_embeddings")))
+
+
+def model_length(config: Config) -> int:
+    """The most tokens of a request: what the model was made for; with longrope, if no more are to be served, what it
+    was first trained for.
+    """
+    longest, parameters = config.size("max_position_embeddings"), rope_parameters(config)
+    if parameters.get("rope_type") != "longrope":
+        return longest
+    original = min(longest, _original_length(Config(config.path, parameters), config))
+    return longest if (config.served_length or 0) > original else original
 
 
 def _vector(rules: Config, key: str, length: int) -> F64:

@@ -72,7 +72,11 @@ class KVGroupSpec:
 
 @dataclass(frozen=True, slots=True)
 class DecoderSpec:
-    """A decoder-only transformer. Sizes are element counts; the module docstring gives the arithmetic."""
+    """A decoder-only transformer. Sizes are element counts; the module docstring gives the arithmetic.
+
+    longer: the same model for requests of more than ``max_model_len`` tokens, if it has other rotary frequencies then
+    (longrope). One of the two serves all requests of an engine, so that cached keys are of one kind: see `for_length`.
+    """
 
     architecture: str
     vocab_size: int
@@ -93,10 +97,20 @@ class DecoderSpec:
     post_norms: bool = False
     attn_softcap: float | None = None
     final_softcap: float | None = None
+    longer: DecoderSpec | None = None
 
     @property
     def num_layers(self) -> int:
         return len(self.layers)
+
+    @property
+    def longest_model_len(self) -> int:
+        """The most tokens that a request may have in any spec of this model."""
+        return self.longer.max_model_len if self.longer else self.max_model_len
+
+    def for_length(self, max_model_len: int) -> DecoderSpec:
+        """The spec that serves requests of up to this many tokens: ``longer`` if this one does not reach so far."""
+        return self.longer if self.longer and max_model_len > self.max_model_len else self
 
     def kv_groups(self) -> tuple[KVGroupSpec, ...]:
         """Partition the layers into groups of one window each and of equal size, so that they can share one pool.

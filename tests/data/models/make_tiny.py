@@ -17,6 +17,7 @@ from safetensors import safe_open
 from models.tiny import random_tensors, write_model
 
 NUM_TOKENS, KEPT = 24, 6
+MORE_TOKENS = {"phi3-longrope-past": 40}  # than the model's original length
 SIZES = {
     "vocab_size": 48, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 4, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 64, "bos_token_id": None, "eos_token_id": 2, "pad_token_id": 0,
@@ -27,6 +28,8 @@ LLAMA3 = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_f
 YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 16}
 LONG = {"rope_type": "longrope", "rope_theta": 500.0, "short_factor": [1.0, 1.3, 1.7, 2.0],
         "long_factor": [2.0, 4.0, 6.0, 8.0], "original_max_position_embeddings": 32}  # fmt: skip
+LONG_HALF = {**LONG, "short_factor": [1.0, 1.7], "long_factor": [2.0, 6.0], "original_max_position_embeddings": 16,
+             "partial_rotary_factor": 0.5, "attention_factor": 1.4}  # fmt: skip
 GEMMA_ROPE = {"full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0},
               "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}}  # fmt: skip
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 12}
@@ -55,6 +58,12 @@ MODELS = {
     "phi3-longrope": transformers.Phi3Config(
         **SIZES, rope_parameters=LONG, original_max_position_embeddings=32, sliding_window=None
     ),
+    "phi3-longrope-past": transformers.Phi3Config(
+        **SIZES, rope_parameters=LONG, original_max_position_embeddings=32, sliding_window=None
+    ),
+    "phi3-longrope-half-past": transformers.Phi3Config(
+        **SIZES, rope_parameters=LONG_HALF, original_max_position_embeddings=16, sliding_window=None
+    ),
     "smollm3": transformers.SmolLM3Config(**SIZES, tie_word_embeddings=True, rope_parameters=ROPE),
     "mixtral": transformers.MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2, rope_parameters=ROPE),
     "qwen2-moe": transformers.Qwen2MoeConfig(
@@ -67,7 +76,7 @@ MODELS = {
 }  # fmt: skip
 
 
-def record(config, folder):
+def record(config, folder, num_tokens):
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     model.save_pretrained(folder)
     with safe_open(folder / "model.safetensors", "np") as file:
@@ -75,7 +84,7 @@ def record(config, folder):
     written = json.loads((folder / "config.json").read_text())
     write_model(folder, written, random_tensors(shapes))
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32)
-    ids = np.random.default_rng(1).integers(3, config.vocab_size, NUM_TOKENS)
+    ids = np.random.default_rng(1).integers(3, config.vocab_size, num_tokens)
     with torch.no_grad():
         logits = model.eval()(torch.tensor(ids[None])).logits[0, -KEPT:].numpy()
     kept = [[float(f"{x:.7g}") for x in row] for row in logits]
@@ -87,7 +96,7 @@ def main():
     recorded = {}
     for name, config in MODELS.items():
         with tempfile.TemporaryDirectory() as folder:
-            recorded[name] = record(config, Path(folder))
+            recorded[name] = record(config, Path(folder), MORE_TOKENS.get(name, NUM_TOKENS))
         spread = np.std(recorded[name]["last_logits"])
         print(f"{name}: {len(recorded[name]['shapes'])} tensors, logits vary by {spread:.3f}")
     lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(value)}" for name, value in recorded.items())

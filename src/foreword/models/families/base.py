@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from foreword.models.config import Config
-from foreword.models.rope import rope_parameters, rope_spec
+from foreword.models.rope import model_length, rope_parameters, rope_spec
 from foreword.models.spec import DecoderSpec, LayerSpec, MoeSpec, RopeSpec
 
 # Canonical name less its layer and expert → name in a file; {i} is the layer, {e} the expert.
@@ -73,6 +73,13 @@ class Family:
     gguf: str | None = None
     gguf_interleaved: bool = False
 
+    def read(self, config: Config) -> DecoderSpec:
+        """The spec of a config, with that for longer requests if the model is another one then."""
+        spec, longest = self.spec(config), config.size("max_position_embeddings")
+        if spec.max_model_len >= longest:
+            return spec
+        return replace(spec, longer=self.spec(replace(config, served_length=longest)))
+
 
 def decoder(config: Config, architecture: str, layers: tuple[LayerSpec, ...], **differences: Any) -> DecoderSpec:
     """A Llama-like spec: a config's common keys, and what the family does otherwise."""
@@ -88,7 +95,7 @@ def decoder(config: Config, architecture: str, layers: tuple[LayerSpec, ...], **
         "num_heads": config.size("num_attention_heads"),
         "num_kv_heads": config.size("num_key_value_heads", config.size("num_attention_heads")),
         "head_dim": dim,
-        "max_model_len": config.size("max_position_embeddings"),
+        "max_model_len": model_length(config),
         "layers": layers,
         "norm_eps": config.positive("rms_norm_eps", 1e-6),
         "query_scale": dim**-0.5,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from foreword.models.config import Config
@@ -35,7 +36,7 @@ def gemma3(config: Config) -> DecoderSpec:
 def _local(config: Config) -> Config:
     """The config as sliding layers see it: an unscaled rotary embedding with its own base."""
     theta = config.positive("rope_local_base_freq", 10000.0)
-    return Config(config.path, {**config.values, "rope_theta": theta, "rope_scaling": None})
+    return replace(config, values={**config.values, "rope_theta": theta, "rope_scaling": None})
 
 
 def _cap(config: Config, key: str) -> float | None:

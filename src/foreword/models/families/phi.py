@@ -1,4 +1,4 @@
-"""Phi-3: q, k and v in one matrix, gate and up in another, a rotary embedding for a long context."""
+"""Phi-3: q, k and v in one matrix, gate and up in another, often a rotary embedding for a long context."""
 
 from __future__ import annotations
 
@@ -6,19 +6,12 @@ from collections.abc import Mapping
 
 from foreword.models.config import Config
 from foreword.models.families.base import Family, Rows, decoder, rope, windows
-from foreword.models.rope import original_length, rope_parameters
 from foreword.models.spec import DecoderSpec, LayerSpec
 
 
 def phi3(config: Config) -> DecoderSpec:
-    """With longrope the model's length is the original one: past it other frequencies hold, for cached keys too."""
     rotary = rope(config)
-    layers = tuple(LayerSpec(rotary, window) for window in windows(config, lambda i: True))
-    length = config.size("max_position_embeddings")
-    parameters = rope_parameters(config)
-    if parameters.get("rope_type") == "longrope":
-        length = min(length, original_length(Config(config.path, parameters), config))
-    return decoder(config, "phi3", layers, max_model_len=length)
+    return decoder(config, "phi3", tuple(LayerSpec(rotary, w) for w in windows(config, lambda i: True)))
 
 
 def fused(spec: DecoderSpec) -> Mapping[str, Rows]:

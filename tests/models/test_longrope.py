@@ -1,0 +1,121 @@
+"""longrope: which of its two sets of frequencies a model has, and how they are scaled."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from foreword.batch import SamplingParams
+from foreword.engine import EngineConfig
+from foreword.engine.build import build_engine
+from foreword.errors import ConfigError, ModelError
+from foreword.models.loader import load_model
+from models.running import EXECUTORS
+from models.tiny import random_tensors, write_model
+
+TINY = json.loads((Path(__file__).parents[1] / "data" / "models" / "tiny.json").read_text())["models"]
+WITHIN, PAST = TINY["phi3-longrope"], TINY["phi3-longrope-past"]  # one model, and texts of 24 and 40 tokens
+ORIGINAL, LONGEST, SHORT, LONG = 32, 64, [1.0, 1.3, 1.7, 2.0], [2.0, 4.0, 6.0, 8.0]
+
+
+def model(tmp_path, parameters=None, **changes):
+    config = {**WITHIN["config"], **changes}
+    config["rope_parameters"] = {**config["rope_parameters"], **(parameters or {})}
+    return load_model(write_model(tmp_path / "phi3", config, random_tensors(WITHIN["shapes"])))
+
+
+def frequencies(factors):
+    return [1 / (factor * 500.0 ** (2 * j / 8)) for j, factor in enumerate(factors)]
+
+
+def test_a_short_and_a_long_engine_have_their_own_frequencies(tmp_path):
+    spec = model(tmp_path).spec
+    assert (spec.max_model_len, spec.longest_model_len) == (ORIGINAL, LONGEST)
+    assert spec.for_length(1) is spec.for_length(ORIGINAL) is spec
+    longer = spec.for_length(ORIGINAL + 1)
+    assert longer.max_model_len == LONGEST
+    assert longer.for_length(1) is longer
+    for side, factors in ((spec, SHORT), (longer, LONG)):
+        for layer in side.layers:
+            np.testing.assert_allclose(layer.rope.inv_freq, frequencies(factors), rtol=1e-6)
+    same = [replace(s, max_model_len=0, longer=None, layers=()) for s in (spec, longer)]
+    assert same[0] == same[1]
+
+
+USUAL = math.sqrt(1 + math.log(LONGEST / ORIGINAL) / math.log(ORIGINAL))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "short", "long"),
+    [
+        ({}, USUAL, USUAL),
+        ({"factor": 8.0}, *[math.sqrt(1 + math.log(8) / math.log(ORIGINAL))] * 2),
+        ({"factor": 0.5}, 1, 1),
+        ({"attention_factor": 1.25, "factor": 8.0}, 1.25, 1.25),
+        ({"short_mscale": 1.5, "long_mscale": 1.75}, 1.5, 1.75),
+        ({"long_mscale": 1.75}, USUAL, 1.75),
+    ],
+)
+def test_the_scale_is_the_rule_unless_it_is_given(tmp_path, parameters, short, long):
+    spec = model(tmp_path, parameters).spec
+    assert spec.layers[0].rope.scale == pytest.approx(short)
+    assert spec.for_length(LONGEST).layers[0].rope.scale == pytest.approx(long)
+
+
+def test_a_model_that_ends_at_its_original_length_has_one_set(tmp_path):
+    spec = model(tmp_path, max_position_embeddings=ORIGINAL).spec
+    assert (spec.max_model_len, spec.longest_model_len, spec.longer) == (ORIGINAL, ORIGINAL, None)
+    assert spec.layers[0].rope.scale == 1
+
+
+@pytest.mark.parametrize("key", ["long_factor", "short_factor"])
+def test_a_set_that_does_not_fit_the_head_is_refused(tmp_path, key):
+    with pytest.raises(ModelError, match=f"{key} is not 4 numbers above 0"):
+        model(tmp_path, {key: [1.0, 2.0]})
+
+
+def next_token_logprobs(engine, prompt):
+    """{token: log-probability} of the most likely tokens after a prompt."""
+    engine.add_request("a", prompt, SamplingParams(temperature=0.0, max_tokens=1, logprobs=20))
+    while engine.has_work:
+        done = engine.step()
+    return {token: entry.logprob for token, entry in done[0].outputs[0].logprobs[0].items()}
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize(("max_model_len", "tiny"), [(None, WITHIN), (ORIGINAL, WITHIN), (LONGEST, PAST), (41, PAST)])
+def test_an_engine_of_either_length_gives_transformers_probabilities(tmp_path, executor, max_model_len, tiny):
+    options = {} if executor == "numpy" else {"weight_format": "fp32", "kv_format": "fp32"}
+    config = EngineConfig(max_model_len=max_model_len, block_size=4, max_num_batched_tokens=16, max_num_seqs=2)
+    engine = build_engine(model(tmp_path), config, executor=executor, **options)
+    assert engine.states.max_model_len == (max_model_len or ORIGINAL)
+    found = next_token_logprobs(engine, tiny["token_ids"])
+    logits = np.array(tiny["last_logits"][-1])
+    want = logits - np.log(np.exp(logits).sum())
+    assert len(found) == 20
+    for token, logprob in found.items():
+        assert logprob == pytest.approx(want[token], abs=1e-4)
+
+
+def test_an_engine_serves_no_more_than_the_model_was_made_for(tmp_path):
+    with pytest.raises(ConfigError, match=r"max_model_len=65: the model was made for 64 tokens"):
+        build_engine(model(tmp_path), EngineConfig(max_model_len=LONGEST + 1), executor="numpy")
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_a_request_that_grows_past_the_original_length_is_that_of_one_long_prompt(tmp_path, executor):
+    """Its early keys are those of the long set from the beginning, so nothing changes when it crosses the length."""
+    options = {} if executor == "numpy" else {"weight_format": "fp32", "kv_format": "fp32"}
+    config = EngineConfig(max_model_len=LONGEST, block_size=4, max_num_seqs=2, prefix_caching=False)
+    engine = build_engine(model(tmp_path), config, executor=executor, **options)
+    text = PAST["token_ids"][:28]
+    for _ in range(12):
+        grown = next_token_logprobs(engine, text)
+        text = [*text, max(grown, key=grown.get)]
+    engine.add_request("b", text[:28], SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True))
+    while engine.has_work:
+        done = engine.step()
+    assert done[0].outputs[0].token_ids == text[28:]
