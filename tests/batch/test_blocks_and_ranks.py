@@ -292,3 +292,12 @@ def test_region_swaps_sort_with_the_fewest_swaps_a_cycle_needs(seed):
         pairs = Counter((int(a), int(b)) for a, b in zip(regions, want, strict=True) if a != b)
         direct = sum(min(c, pairs[b, a]) for (a, b), c in pairs.items() if a < b)
         assert len(swaps) <= direct + max(0, sum(pairs.values()) - 2 * direct - 1)
+
+
+def test_an_idle_step_has_kernel_blocks_of_the_right_width():
+    states = RequestStates(
+        max_num_reqs=1, max_model_len=8, vocab_size=9, kv_groups=[KVGroup(block_size=4, kernel_block_size=2)]
+    )
+    batch = prepare_inputs(states, {}, InputBuffers.for_states(states, 8))
+    assert batch.kernel_block_table().shape == (0, 4)
+    assert batch.to_common_attention_metadata().block_table_tensor.shape == (0, 4)

@@ -11,17 +11,20 @@ import pytest
 import foreword.batch
 from foreword.batch import (
     CapacityError,
+    ContextParallel,
     InputBuffers,
     KVGroup,
     NewRequest,
     PlanError,
     RequestError,
     RequestStates,
+    SamplingParams,
     StaleBatchError,
     prepare_inputs,
 )
 from foreword.batch.buffers import ARRAYS
 from foreword.batch.spec import TENSORS, Level
+from foreword.errors import ConfigError
 
 BACKENDS = ["loops", "numpy", "native"]
 M, VOCAB = 9, 50
@@ -92,6 +95,23 @@ def world() -> World:
         (NewRequest("c", [1, 2], [[9], [9]], num_computed_tokens=-1), RequestError),
         (NewRequest("c", [1], [[9]]), RequestError),
         (NewRequest("c", [1], [[-1], [9]]), RequestError),
+        (NewRequest("c", [[1], [1, 2]], [[9], [9]]), RequestError),
+        (NewRequest("c", [1], None), RequestError),
+        (NewRequest("c", [1, 2], [[9], [9]], num_computed_tokens="1"), RequestError),
+        (NewRequest("c", [1], [[9], [9]], lora_id=2**40), RequestError),
+        (NewRequest("c", [1], [[9], [9]], lora_id="adapter"), RequestError),
+        (NewRequest("c", [1], [[9], [9]], sampling_params={}), RequestError),
+        (NewRequest("c", [1], [[9], [9]], sampling_params=SamplingParams(temperature=-1.0)), RequestError),
+        (NewRequest("c", [1], [[9], [9]], sampling_params=SamplingParams(seed=2**63)), RequestError),
+        (
+            NewRequest("c", [1], [[9], [9]], sampling_params=SamplingParams(min_tokens=2**40, max_tokens=None)),
+            RequestError,
+        ),
+        (NewRequest("c", [1], [[9], [9]], mrope_delta=2**40), RequestError),
+        (NewRequest("c", [1], [[9], [9]], encoder_len="long"), RequestError),
+        (NewRequest("c", [1], [[9], [9]], mm_features=["image"]), RequestError),
+        (NewRequest("c", None, [[9], [9]], prompt_embeds=np.zeros((0, 4))), RequestError),
+        (NewRequest("c", None, [[9], [9]], prompt_embeds=[[1.0], [1.0, 2.0]]), RequestError),
         (NewRequest("c", [1], [[1] * 6, [9]]), CapacityError),
         (NewRequest("c", [1], [[1], [1] * 4]), CapacityError),
     ],
@@ -422,7 +442,11 @@ def test_importing_loads_numpy_and_nothing_else():
         {"a": "3"},
         {"a": None},
         {"a": 2**40},
+        {"a": True},
+        {"a": [3]},
         (np.array([0.5]), np.array([1])),
+        (np.array([0]),),
+        (np.array([0]), np.array([1]), np.array([1])),
         ([[0], [0, 1]], [1]),
     ],
 )
@@ -433,6 +457,43 @@ def test_a_plan_that_is_no_plan_is_refused(plan):
     with pytest.raises(PlanError):
         prepare_inputs(world.states, plan, world.buffers)
     world.assert_unchanged(before)
+
+
+def test_a_count_that_is_no_number_is_refused_by_request(world):
+    with pytest.raises(PlanError, match=r"request 'b'.*got '2'"):
+        prepare_inputs(world.states, {"a": 3, "b": "2"}, world.buffers)
+
+
+@pytest.mark.parametrize("drafts", [{"a": None}, {"a": 5}, {"a": [0.5]}, {"c": [1]}, np.array([1, 2]), [[1]]])
+@pytest.mark.parametrize("form", ["names", "rows"])
+def test_drafts_that_are_no_lists_are_refused(world, drafts, form):
+    plan = {"a": 3, "b": 2}
+    if form == "rows":
+        plan = (np.array([world.states.row_of(rid) for rid in plan], np.int32), np.array([3, 2], np.int32))
+    before = world.snapshot()
+    with pytest.raises(PlanError):
+        prepare_inputs(world.states, plan, world.buffers, draft_tokens=drafts)
+    world.assert_unchanged(before)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: KVGroup(block_size=2.0),
+        lambda: KVGroup(block_size="2"),
+        lambda: KVGroup(block_size=4, kernel_block_size=2.0),
+        lambda: KVGroup(block_size=4, sliding_window=1.5),
+        lambda: ContextParallel(size=2, rank=0.0),
+        lambda: RequestStates(max_num_reqs=1.5, max_model_len=4, vocab_size=5, kv_groups=[KVGroup(2)]),
+        lambda: RequestStates(max_num_reqs=1, max_model_len="4", vocab_size=5, kv_groups=[KVGroup(2)]),
+        lambda: RequestStates(max_num_reqs=1, max_model_len=4, vocab_size=5, kv_groups=KVGroup(2)),
+        lambda: RequestStates(max_num_reqs=1, max_model_len=4, vocab_size=5, kv_groups=[2]),
+        lambda: InputBuffers.for_states(World().states, "8"),
+    ],
+)
+def test_a_configuration_of_other_types_is_refused(make):
+    with pytest.raises(ConfigError):
+        make()
 
 
 @pytest.mark.parametrize("pad_to", [(-1, None), (None, -5), ("8", None), (8,), 8])

@@ -153,6 +153,16 @@ def test_a_wrong_row_of_the_state_is_named_with_its_request():
     assert (caught.value.request, caught.value.expected, caught.value.got) == ("waits", 3, 4)
 
 
+@pytest.mark.parametrize(("name", "value"), [("prompt_len", 9), ("lora_id", 3)])
+def test_a_value_of_the_state_that_others_contradict_is_named(name, value):
+    made = scene("mixed")
+    row = made.states.row_of("waits")
+    getattr(made.states, name)[row] = value
+    with pytest.raises(PlanError) as caught:
+        validate(made.batch, made.states)
+    assert (caught.value.tensor, caught.value.index) == (f"states.{name}", row)
+
+
 def test_two_tensors_that_agree_on_a_free_row_are_still_refused():
     made = scene("mixed")
     free = int(np.flatnonzero(~made.states.live)[0])

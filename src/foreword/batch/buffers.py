@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from foreword.batch.integers import is_int32
 from foreword.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -68,8 +69,8 @@ class InputBuffers:
     )
 
     def __init__(self, states: RequestStates, *, max_num_batched_tokens: int) -> None:
-        if max_num_batched_tokens < 1:
-            raise ConfigError(f"max_num_batched_tokens={max_num_batched_tokens}: must be at least 1")
+        if not is_int32(max_num_batched_tokens, 1):
+            raise ConfigError(f"max_num_batched_tokens={max_num_batched_tokens!r}: must be at least 1")
         reqs, tokens = states.max_num_reqs, max_num_batched_tokens
         drafts = states.max_num_draft_tokens
         logits = min(tokens, reqs * (1 + drafts))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from foreword.batch.integers import is_int32
 from foreword.errors import RequestError
 
 if TYPE_CHECKING:
@@ -103,24 +104,46 @@ def has_extras(request: NewRequest) -> bool:
 
 
 def check_extras(request: NewRequest, prompt_len: int) -> None:
-    """RequestError for the first value that does not fit the prompt."""
+    """RequestError for the first value that does not fit the prompt, or is none of its kind."""
     rid = request.req_id
-    embeds, mask = request.prompt_embeds, request.prompt_is_token_id
-    if embeds is not None and (np.ndim(embeds) != 2 or len(embeds) != prompt_len):
-        raise RequestError(
-            rid, "prompt_embeds", np.shape(embeds), f"must be [{prompt_len}, hidden]", "Give one vector a position."
-        )
-    if mask is not None and (embeds is None or np.shape(mask) != (prompt_len,)):
-        raise RequestError(
-            rid, "prompt_is_token_id", np.shape(mask), f"must be [{prompt_len}], beside prompt_embeds",
-            "Give one truth value a position, or leave it out.",
+
+    def require(ok: object, field: str, value: object, reason: str, fix: str) -> None:
+        if not ok:
+            raise RequestError(rid, field, value, reason, fix)
+
+    embeds, mask, m = request.prompt_embeds, request.prompt_is_token_id, request.mrope_positions
+    if embeds is not None:
+        shape = shape_of(embeds)
+        require(
+            len(shape) == 2 and shape[0] == prompt_len, "prompt_embeds", shape, f"must be [{prompt_len}, hidden]",
+            "Give one vector a position.",
         )  # fmt: skip
-    if embeds is not None and request.prompt_token_ids is None and mask is not None and np.any(mask):
-        raise RequestError(
-            rid, "prompt_is_token_id", True, "names a token, but prompt_token_ids is missing", "Give the token ids."
-        )
+    if mask is not None:
+        require(
+            embeds is not None and shape_of(mask) == (prompt_len,), "prompt_is_token_id", shape_of(mask),
+            f"must be [{prompt_len}], beside prompt_embeds", "Give one truth value a position, or leave it out.",
+        )  # fmt: skip
+        missing = request.prompt_token_ids is None and np.any(mask)
+        require(
+            not missing, "prompt_is_token_id", True, "names a token, but prompt_token_ids is missing",
+            "Give the token ids.",
+        )  # fmt: skip
     for feature in request.mm_features:
+        require(hasattr(feature, "check"), "mm_features", feature, "is no MultiModalFeature", "Pass one an image.")
         feature.check(rid, prompt_len)
-    m = request.mrope_positions
-    if m is not None and np.ndim(m) != 2:
-        raise RequestError(rid, "mrope_positions", np.shape(m), "must be [dims, tokens]", "Give one row a dimension.")
+    require(
+        m is None or len(shape_of(m)) == 2, "mrope_positions", m, "must be [dims, tokens]", "Give one row a dimension."
+    )
+    require(is_int32(request.mrope_delta), "mrope_delta", request.mrope_delta, "is no int32", "Give a whole number.")
+    length = request.encoder_len
+    require(is_int32(length, 0), "encoder_len", length, "is no number of tokens", "Give 0 for no encoder.")
+    pooling = request.pooling_params
+    require(pooling is None or hasattr(pooling, "task"), "pooling_params", pooling, "is no PoolingParams", "Pass one.")
+
+
+def shape_of(values: Any) -> tuple[int, ...]:
+    """The shape of an array or of nested lists; () where it has none."""
+    try:
+        return np.shape(values)
+    except ValueError:  # lists of lists of different lengths
+        return ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from foreword.batch.integers import is_int32
 from foreword.errors import ConfigError
 
 
@@ -19,11 +20,11 @@ class ContextParallel:
     interleave: int = 1
 
     def __post_init__(self) -> None:
-        if self.size < 1 or self.interleave < 1:
+        if not (is_int32(self.size, 1) and is_int32(self.interleave, 1)):
             raise ConfigError(
                 f"ContextParallel(size={self.size}, interleave={self.interleave}): both must be at least 1"
             )
-        if not 0 <= self.rank < self.size:
+        if not (is_int32(self.rank, 0) and self.rank < self.size):
             raise ConfigError(f"ContextParallel(rank={self.rank}): must be in [0, size={self.size})")
 
 
@@ -46,12 +47,12 @@ class KVGroup:
     recurrent: bool = False
 
     def __post_init__(self) -> None:
-        if self.block_size < 1:
+        if not is_int32(self.block_size, 1):
             raise ConfigError(f"KVGroup(block_size={self.block_size}): must be at least 1")
         k = self.kernel_block_size
-        if k is not None and (k < 1 or self.block_size % k):
+        if k is not None and (not is_int32(k, 1) or self.block_size % k):
             raise ConfigError(f"KVGroup(kernel_block_size={k}): must divide block_size={self.block_size}")
-        if self.sliding_window is not None and self.sliding_window < 1:
+        if self.sliding_window is not None and not is_int32(self.sliding_window, 1):
             raise ConfigError(
                 f"KVGroup(sliding_window={self.sliding_window}): must be at least 1, or None for no window"
             )

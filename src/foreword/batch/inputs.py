@@ -197,7 +197,7 @@ class InputBatch(BatchViews):
         table, kv_group = self.block_table[group], self._states.block_tables[group].group
         ratio = kv_group.block_size // (kv_group.kernel_block_size or kv_group.block_size)
         expanded = np.multiply(table[:, :, None], ratio, dtype=np.int32) + np.arange(ratio, dtype=np.int32)
-        return expanded.reshape(len(table), -1).astype(np.int32, copy=False)
+        return expanded.reshape(len(table), table.shape[1] * ratio).astype(np.int32, copy=False)
 
     @property
     def dcp_local_seq_lens(self) -> I32 | None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import reprlib
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
+from foreword.batch.integers import as_int32, is_int32
 from foreword.errors import CapacityError, PlanError
 
 if TYPE_CHECKING:
@@ -56,14 +58,16 @@ class PlannedStep(Mapping[str, int]):
 def normalize(states: RequestStates, plan: PlanLike, drafts: Drafts) -> Plan:
     """Either form of plan and drafts as arrays. RequestError for an id that is not here."""
     if isinstance(plan, tuple):
-        rows, counts = (int32s(a, what) for a, what in zip(plan, ("rows", "num_scheduled"), strict=True))
+        if len(plan) != 2:
+            raise PlanError("a plan in arrays is a pair", tensor="plan", expected="(rows, num_scheduled)", got=plan)
+        rows, counts = int32s(plan[0], "rows"), int32s(plan[1], "num_scheduled")
         if rows.shape != counts.shape or rows.ndim != 1:
             raise PlanError("rows and num_scheduled must be one-dimensional and equally long",
                             expected=rows.shape, got=counts.shape)  # fmt: skip
         if drafts is None:
             return Plan(rows, counts, _NONE, _NONE)
         if isinstance(drafts, Mapping):
-            return _with_draft_lists(rows, counts, [drafts.get(states.req_id_of(int(r)), ()) for r in rows])
+            return _with_draft_lists(rows, counts, states.req_ids_of(rows), drafts)
         table = int32s(drafts, "draft_tokens")
         if table.ndim != 2 or len(table) != len(rows):
             raise PlanError("draft_tokens must be [B, D], padded with −1", tensor="draft_tokens",
@@ -80,32 +84,45 @@ def normalize(states: RequestStates, plan: PlanLike, drafts: Drafts) -> Plan:
     if not isinstance(plan, Mapping):
         raise PlanError("a plan is {req_id: tokens} or (rows, num_scheduled)", tensor="plan", got=type(plan).__name__)
     rows = np.fromiter(map(states.row_of, plan), np.int32, len(plan))
-    counts = int32s(list(plan.values()), "num_scheduled_tokens")
-    if not drafts:
+    counts = _counts(plan)
+    if drafts is None:
         return Plan(rows, counts, _NONE, _NONE)
     if not isinstance(drafts, Mapping):
         raise PlanError("with a plan by request id, draft_tokens is a mapping too", tensor="draft_tokens",
                         expected="{req_id: [ids]}", got=type(drafts).__name__)  # fmt: skip
-    for rid in drafts:
-        if rid not in plan and len(drafts[rid]):
-            raise PlanError("drafts for a request that is not scheduled", request=rid, tensor="draft_tokens")
-    return _with_draft_lists(rows, counts, [drafts.get(rid, ()) for rid in plan])
+    return _with_draft_lists(rows, counts, plan, drafts)
+
+
+def _counts(plan: Mapping[str, int]) -> Int32s:
+    """int32 [B] the plan's numbers; PlanError for the first that is none."""
+    counts = as_int32(list(plan.values()))
+    if counts is None or counts.ndim != 1:
+        rid, got = next((rid, n) for rid, n in plan.items() if not is_int32(n))
+        raise PlanError("no number of tokens", request=rid, tensor="num_scheduled_tokens", expected="an integer",
+                        got=got)  # fmt: skip
+    return counts
 
 
 def int32s(values: npt.ArrayLike, tensor: str) -> Int32s:
     """Integers as contiguous int32; PlanError for what is none, or does not fit."""
-    try:
-        array = np.asarray(values)
-    except (ValueError, OverflowError):  # lists of lists of different lengths
-        array = np.asarray(None)
-    if array.dtype == np.int32:
-        return np.ascontiguousarray(array)
-    if array.size and (array.dtype.kind not in "iu" or array.min() < -(2**31) or array.max() >= 2**31):
-        raise PlanError("must be integers that fit int32", tensor=tensor, expected="int32", got=array.dtype.name)
-    return np.ascontiguousarray(array, np.int32)
+    array = as_int32(values)
+    if array is None:
+        got = getattr(values, "dtype", None) or reprlib.repr(values)
+        raise PlanError("must be integers that fit int32", tensor=tensor, expected="int32", got=str(got))
+    return np.ascontiguousarray(array)
 
 
-def _with_draft_lists(rows: Int32s, counts: Int32s, lists: list[Sequence[int]]) -> Plan:
+def _with_draft_lists(
+    rows: Int32s, counts: Int32s, req_ids: Collection[str], drafts: Mapping[str, Sequence[int]]
+) -> Plan:
+    """The plan with its requests' drafts; PlanError for drafts that are no list, or of a request not scheduled."""
+    scheduled = set(req_ids)
+    for rid, ids in drafts.items():
+        if not hasattr(ids, "__len__"):
+            raise PlanError("drafts are lists", request=rid, tensor="draft_tokens", expected="token ids", got=ids)
+        if rid not in scheduled and len(ids):
+            raise PlanError("drafts for a request that is not scheduled", request=rid, tensor="draft_tokens")
+    lists = [drafts.get(rid, ()) for rid in req_ids]
     num = np.fromiter(map(len, lists), np.int32, len(lists))
     if not num.any():
         return Plan(rows, counts, _NONE, _NONE)

@@ -201,4 +201,4 @@ def needs_of(params: SamplingParams, vocab_size: int) -> int:
 def _count(wanted: int | None, vocab_size: int) -> int:
     if wanted is None:
         return -1
-    return vocab_size if wanted == -1 else wanted
+    return vocab_size if wanted == -1 else min(wanted, vocab_size)

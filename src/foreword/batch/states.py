@@ -11,10 +11,12 @@ import numpy.typing as npt
 from foreword.batch import commit as _commit
 from foreword.batch.backends import native as _native
 from foreword.batch.block_table import BlockTable, ContentIds
-from foreword.batch.extras import RowExtras, check_extras, has_extras
+from foreword.batch.extras import RowExtras, check_extras, has_extras, shape_of
 from foreword.batch.groups import ContextParallel, KVGroup
+from foreword.batch.integers import INT32_MAX, as_int32, is_int32
 from foreword.batch.lora import LoraUsers
 from foreword.batch.requests import NewRequest, NewRequests, TokenIds
+from foreword.batch.sampling import SamplingParams
 from foreword.batch.sampling_columns import SamplingColumns
 from foreword.batch.sampling_metadata import MetadataCache
 from foreword.errors import CapacityError, ConfigError, RequestError
@@ -25,8 +27,6 @@ if TYPE_CHECKING:
     from foreword.batch.checker import CacheChecker
     from foreword.batch.inputs import InputBatch
     from foreword.batch.parking import Parked
-
-INT32_MAX = 2**31 - 1
 
 
 class RequestStates:
@@ -67,8 +67,10 @@ class RequestStates:
             ("vocab_size", vocab_size, 1),
             ("max_num_draft_tokens", max_num_draft_tokens, 0),
         ):
-            if not low <= value <= INT32_MAX:
-                raise ConfigError(f"{name}={value}: must be in [{low}, {INT32_MAX}]")
+            if not is_int32(value, low):
+                raise ConfigError(f"{name}={value!r}: must be in [{low}, {INT32_MAX}]")
+        if not isinstance(kv_groups, Sequence) or not all(isinstance(group, KVGroup) for group in kv_groups):
+            raise ConfigError(f"kv_groups={kv_groups!r}: is no list of KV groups; pass [KVGroup(block_size=16)]")
         if not kv_groups:
             raise ConfigError("kv_groups=[]: a model has at least one KV group; pass [KVGroup(block_size=16)]")
         self.max_num_reqs = max_num_reqs
@@ -170,11 +172,20 @@ class RequestStates:
                 rid, "prompt_token_ids", f"{known} tokens", f"is longer than max_model_len = {self.max_model_len}",
                 "Shorten it, or build RequestStates with a larger max_model_len.",
             )  # fmt: skip
-        if not 0 <= request.num_computed_tokens < known:
+        if not (is_int32(request.num_computed_tokens) and 0 <= request.num_computed_tokens < known):
             raise RequestError(
                 rid, "num_computed_tokens", request.num_computed_tokens, f"must be in [0, {known - 1}]",
                 "At least the last known token has to be computed to sample after it.",
             )  # fmt: skip
+        if not is_int32(request.lora_id, 0):
+            raise RequestError(
+                rid, "lora_id", request.lora_id, "is no adapter's number", "Use 0 for none, or 1 and up."
+            )
+        params = request.sampling_params
+        if params is not None:
+            if not isinstance(params, SamplingParams):
+                raise RequestError(rid, "sampling_params", params, "is no SamplingParams", "Pass one, or None.")
+            params.check(rid, self.vocab_size)
         blocks = self._check_blocks(rid, request.block_ids, existing=[0] * len(self.block_tables))
         check_extras(request, len(prompt))
         if not self._free:
@@ -264,7 +275,7 @@ class RequestStates:
 
     def remove_rows(self, rows: npt.NDArray[np.int32]) -> None:
         """Free these rows. CapacityError for a row that holds no request; then nothing changes."""
-        rows = as_int32(None, "rows", rows)
+        rows = flat_int32(None, "rows", rows)
         if not self._remove(rows):
             for req_id in dict.fromkeys(self.req_ids_of(rows)):
                 self.remove_request(req_id)
@@ -320,7 +331,7 @@ class RequestStates:
         Nothing changes on an error: CapacityError for a row that is full or holds no request, RequestError for what is
         no block.
         """
-        rows, block_ids = as_int32(None, "rows", rows), as_int32(None, "block_ids", block_ids)
+        rows, block_ids = flat_int32(None, "rows", rows), flat_int32(None, "block_ids", block_ids)
         if self.core is not None and self.core.append(rows, block_ids, group):
             return
         if not 0 <= group < len(self.block_tables):
@@ -434,7 +445,13 @@ class RequestStates:
                 raise RequestError(
                     request.req_id, "prompt_token_ids", None, "is missing", "Give the prompt's token ids or embeddings."
                 )
-            return np.zeros(len(request.prompt_embeds), np.int32)
+            shape = shape_of(request.prompt_embeds)
+            if len(shape) != 2 or not shape[0]:
+                raise RequestError(
+                    request.req_id, "prompt_embeds", shape, "must be [tokens, hidden], with a token at least",
+                    "Give one vector a position.",
+                )  # fmt: skip
+            return np.zeros(shape[0], np.int32)
         ids = self.check_token_ids(request.req_id, "prompt_token_ids", request.prompt_token_ids)
         if not len(ids):
             raise RequestError(request.req_id, "prompt_token_ids", [], "is empty", "Give at least one token.")
@@ -442,7 +459,7 @@ class RequestStates:
 
     def check_token_ids(self, rid: str, field: str, ids: TokenIds) -> npt.NDArray[np.int32]:
         """ids as int32 [n]; RequestError for one that the vocabulary has not."""
-        out = as_int32(rid, field, ids)
+        out = flat_int32(rid, field, ids)
         if out.size and (out.min() < 0 or out.max() >= self.vocab_size):
             i = int(np.argmax((out < 0) | (out >= self.vocab_size)))
             raise RequestError(
@@ -453,12 +470,13 @@ class RequestStates:
     def _check_blocks(
         self, rid: str, block_ids: Sequence[TokenIds], existing: Sequence[int]
     ) -> list[npt.NDArray[np.int32]]:
-        if len(block_ids) != len(self.block_tables):
+        given = len(block_ids) if hasattr(block_ids, "__len__") else 0
+        if given != len(self.block_tables):
             raise RequestError(
-                rid, "block_ids", f"{len(block_ids)} lists", f"the model has {len(self.block_tables)} KV groups",
+                rid, "block_ids", f"{given} lists", f"the model has {len(self.block_tables)} KV groups",
                 "Give one list of blocks per group.",
             )  # fmt: skip
-        blocks = [as_int32(rid, f"block_ids[{g}]", ids) for g, ids in enumerate(block_ids)]
+        blocks = [flat_int32(rid, f"block_ids[{g}]", ids) for g, ids in enumerate(block_ids)]
         for g, (table, ids, held) in enumerate(zip(self.block_tables, blocks, existing, strict=True)):
             if ids.size and ids.min() < 0:
                 raise RequestError(rid, f"block_ids[{g}]", int(ids.min()), "is no block", "Blocks are 0 or more.")
@@ -478,17 +496,11 @@ def _unaliased_rows(rows: int, columns: int) -> npt.NDArray[np.int32]:
     return np.zeros((rows, (columns // line + 2) * line), np.int32)[:, :columns]
 
 
-def as_int32(rid: str | None, field: str, ids: TokenIds) -> npt.NDArray[np.int32]:
+def flat_int32(rid: str | None, field: str, ids: TokenIds) -> npt.NDArray[np.int32]:
     """ids as int32 [n]; RequestError where they are not integers that fit."""
-    array = np.asarray(ids)
-    if array.dtype == np.int32 and array.ndim == 1:
-        return array
-    if array.size == 0:
-        return np.zeros(0, np.int32)
-    if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise RequestError(rid, field, ids, "must be a flat list of integers", "Pass token or block ids.")
-    if array.dtype != np.int32:
-        low, high = int(array.min()), int(array.max())
-        if low < -INT32_MAX - 1 or high > INT32_MAX:
-            raise RequestError(rid, field, low if low < 0 else high, "does not fit int32", "Use a smaller id.")
-    return array.astype(np.int32, copy=False)
+    array = as_int32(ids)
+    if array is None or array.ndim != 1:
+        raise RequestError(
+            rid, field, ids, "must be a flat list of integers that fit int32", "Pass token or block ids."
+        )
+    return array

@@ -264,6 +264,14 @@ class Step:
         live = self.live.reshape(-1, *([1] * (got.ndim - 1)))
         return np.where(live, expected, got)
 
+    def adapters(self) -> I64:
+        """[R] the adapter of each row, told by the adapters' lists of users."""
+        s = self.states
+        out = np.zeros(s.max_num_reqs, np.int64)
+        for adapter in s.loras.in_use:
+            out[[s.row_of(req_id) for req_id in s.loras.users(adapter)]] = adapter
+        return out
+
     def last_sampled(self) -> I64:
         """[R] the last output, −1 before there is one."""
         s = self.states

@@ -136,7 +136,12 @@ SYSTEM: tuple[TensorSpec, ...] = (
         consumers=("prepare_inputs", "sampler"),
         padding=0,
         range=(1, "M"),
-        relations=(Relation("prompt_len ≥ 1", lambda s, x, g: s.where_live(np.maximum(x, 1), x)),),
+        relations=(
+            Relation(
+                "1 ≤ prompt_len ≤ num_tokens",
+                lambda s, x, g: s.where_live(np.clip(x, 1, s.state("num_tokens")), x),
+            ),
+        ),
     ),
     TensorSpec(
         name="num_placeholders",
@@ -193,6 +198,12 @@ SYSTEM: tuple[TensorSpec, ...] = (
         consumers=("adapter layers",),
         padding=0,
         range=(0, None),
+        relations=(
+            Relation(
+                "lora_id[row] = the adapter that counts the request among its users",
+                lambda s, x, g: s.where_live(s.adapters(), x),
+            ),
+        ),
     ),
     TensorSpec(
         name="rope_delta",
