@@ -4,38 +4,16 @@ import contextlib
 import json
 import sys
 import types
-from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from foreword.errors import ModelError
-from foreword.models.families import FAMILIES, GGUF_FAMILIES
-from foreword.models.families.base import GGUF_NAMES, SAFETENSORS_NAMES
+from foreword.models.families import FAMILIES
 from foreword.models.loader import load_model
-from foreword.models.naming import split_halves
-from foreword.models.quants import Quant
-from foreword.models.weights import float_tensor
-from models import gguf_writer
-from models.running import EXECUTORS, all_logits, in_chunks
-from models.tiny import random_tensors, write_model, write_safetensors
-
-TINY = json.loads((Path(__file__).parents[1] / "data" / "models" / "tiny.json").read_text())["models"]
-
-
-def make(tmp_path, name, **changes):
-    tiny = TINY[name]
-    return write_model(tmp_path / name, {**tiny["config"], **changes}, random_tensors(tiny["shapes"]))
-
-
-def assert_logits(model, name, executor="numpy"):
-    tiny = TINY[name]
-    text, want = tiny["token_ids"], np.array(tiny["last_logits"])
-    model = replace(model, spec=model.spec.for_length(len(text)))
-    for sizes in ([len(text)], [5, 1]):
-        [logits] = all_logits(model, [text], in_chunks([text], sizes), executor, block_size=4)
-        np.testing.assert_allclose(logits[-len(want) :], want, atol=1e-4)
+from models.recorded import TINY, assert_logits, make
+from models.running import EXECUTORS
+from models.tiny import random_tensors, write_safetensors
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
@@ -87,126 +65,6 @@ def test_layers_follow_the_familys_rule_where_the_configuration_does_not_list_th
     assert load_model(folder).spec == listed
 
 
-def interleave(tensor, head_dim):
-    """The inverse of `split_halves`: rows as a llama GGUF file has them."""
-    return tensor.reshape(-1, 2, head_dim // 2, tensor.shape[1]).swapaxes(1, 2).reshape(tensor.shape)
-
-
-def test_splitting_halves_undoes_interleaving():
-    rows = np.arange(12, dtype=np.float32)[:, None] + np.zeros((1, 4), np.float32)
-    mixed = interleave(rows, head_dim=6)
-    assert mixed[:6, 0].tolist() == [0, 3, 1, 4, 2, 5]
-    np.testing.assert_array_equal(split_halves(float_tensor(mixed), 6).dequantize(), rows)
-
-
-KEYS = {
-    "embedding_length": "hidden_size", "feed_forward_length": "intermediate_size", "block_count": "num_hidden_layers",
-    "attention.head_count": "num_attention_heads", "attention.head_count_kv": "num_key_value_heads",
-    "attention.key_length": "head_dim", "context_length": "max_position_embeddings",
-    "attention.sliding_window": "sliding_window", "expert_count": "num_experts",
-    "expert_used_count": "num_experts_per_tok", "expert_feed_forward_length": "moe_intermediate_size",
-    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
-}  # fmt: skip
-FLOATS = {"attention.layer_norm_rms_epsilon": "rms_norm_eps", "attn_logit_softcapping": "attn_logit_softcapping",
-          "final_logit_softcapping": "final_logit_softcapping"}  # fmt: skip
-
-
-def as_gguf(path, tiny, spec, more=(), extra_tensors=()):
-    """The tiny model as a GGUF file of its architecture."""
-    config, tensors = tiny["config"], random_tensors(tiny["shapes"])
-    family = FAMILIES[config["model_type"]]
-    arch, rope = family.gguf, config["rope_parameters"]
-    rope = rope.get("full_attention", rope)
-    metadata = {"general.architecture": ("str", arch), f"{arch}.rope.freq_base": ("f32", rope["rope_theta"])}
-    metadata |= {f"{arch}.{k}": ("u32", config[v]) for k, v in KEYS.items() if config.get(v)}
-    metadata |= {f"{arch}.{k}": ("f32", config[v]) for k, v in FLOATS.items() if config.get(v)}
-    size = config["vocab_size"]
-    tokens = [chr(0x100 + i) for i in range(size - 1)]
-    metadata |= {"tokenizer.ggml.model": ("str", "gpt2"), "tokenizer.ggml.pre": ("str", "gpt-2"),
-                 "tokenizer.ggml.tokens": ("[str]", [*tokens, tokens[0] + tokens[1]]),
-                 "tokenizer.ggml.merges": ("[str]", [f"{tokens[0]} {tokens[1]}"]),
-                 "tokenizer.ggml.token_type": ("[i32]", [1] * size),
-                 "tokenizer.ggml.eos_token_id": ("u32", 2)}  # fmt: skip
-    names = {**SAFETENSORS_NAMES, **family.names}
-    written = {}
-    for short, template in names.items():
-        for i in range(spec.num_layers):
-            here = [
-                template.format(i=i, e=e)
-                for e in range(config.get("num_experts") or config.get("num_local_experts") or 1)
-            ]
-            if here[0] not in tensors:
-                continue
-            value = np.stack([tensors[n] for n in here]) if "{e}" in template else tensors[here[0]]
-            if short.endswith("_norm") and family.norms_less_one:
-                value = value + np.float32(1)
-            if short in ("q", "k") and family.gguf_interleaved:
-                value = interleave(value, spec.head_dim)
-            written[GGUF_NAMES[short].format(i=i)] = (Quant.F32, value.shape, gguf_writer.f32(value).ravel())
-    return gguf_writer.write(path, metadata | dict(more), written | dict(extra_tensors))
-
-
-@pytest.mark.parametrize(
-    ("name", "more"),
-    [
-        ("llama-linear-tied", {"llama.rope.scaling.type": ("str", "linear"), "llama.rope.scaling.factor": ("f32", 3)}),
-        ("qwen2", {}),
-        ("qwen3", {}),
-        ("qwen3-moe", None),
-        ("qwen2-moe", None),
-        ("gemma2", None),
-    ],
-)
-def test_a_gguf_file_gives_the_same_weights_as_a_directory(tmp_path, name, more):
-    """None: the format does not say everything this tiny model has, so the weights are compared alone."""
-    directory = load_model(make(tmp_path, name))
-    tiny = TINY[name]
-    if more is not None:
-        model = load_model(as_gguf(tmp_path / "model.gguf", tiny, directory.spec, more))
-        assert model.eos_token_ids == (2,)
-        assert_logits(model, name)
-        return
-    from foreword.models.gguf import read_gguf
-    from foreword.models.naming import weights_from_gguf
-
-    path = as_gguf(tmp_path / "model.gguf", tiny, directory.spec)
-    family = FAMILIES[tiny["config"]["model_type"]]
-    weights = weights_from_gguf(path, read_gguf(path).tensors, directory.spec, family)
-    assert weights.keys() == directory.weights.keys()
-    for key, tensor in weights.items():
-        np.testing.assert_array_equal(tensor.dequantize(), directory.weights[key].dequantize(), err_msg=key)
-
-
-def test_frequencies_are_divided_as_a_gguf_file_says(tmp_path):
-    """A converted Llama 3 keeps its rotary scaling as one divisor a frequency."""
-    directory = load_model(make(tmp_path, "llama3"))
-    scaled = np.array(directory.spec.layers[0].rope.inv_freq)
-    base = 500.0 ** -(np.arange(len(scaled)) / len(scaled))
-    divisors = {"rope_freqs.weight": (Quant.F32, scaled.shape, gguf_writer.f32(base / scaled))}
-    assert (base / scaled).max() > 7
-    path = as_gguf(tmp_path / "model.gguf", TINY["llama3"], directory.spec, extra_tensors=divisors)
-    assert_logits(load_model(path), "llama3")
-
-
-def test_yarn_is_read_from_a_gguf_file(tmp_path):
-    directory = load_model(make(tmp_path, "llama-yarn"))
-    yarn = {"llama.rope.scaling.type": ("str", "yarn"), "llama.rope.scaling.factor": ("f32", 4),
-            "llama.rope.scaling.original_context_length": ("u32", 16)}  # fmt: skip
-    path = as_gguf(tmp_path / "model.gguf", TINY["llama-yarn"], directory.spec, yarn)
-    assert_logits(load_model(path), "llama-yarn")
-
-
-def test_a_part_of_a_split_model_says_so(tmp_path):
-    directory = load_model(make(tmp_path, "qwen2"))
-    path = as_gguf(tmp_path / "a.gguf", TINY["qwen2"], directory.spec, {"split.count": ("u16", 3)})
-    with pytest.raises(ModelError, match=r"a\.gguf: is one of 3 files"):
-        load_model(path)
-
-
-def test_gguf_architectures_have_their_families():
-    assert set(GGUF_FAMILIES) == {"llama", "qwen2", "qwen2moe", "qwen3", "qwen3moe", "gemma2", "gemma3"}
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -245,20 +103,6 @@ def test_no_nonsense_in_a_configuration_escapes_the_loader(tmp_path, name):
         (folder / "config.json").write_text(json.dumps(values))
         with contextlib.suppress(ModelError):
             load_model(folder)
-
-
-def test_no_flipped_byte_of_a_gguf_header_escapes_the_loader(tmp_path):
-    directory = load_model(make(tmp_path, "qwen2"))
-    path = as_gguf(tmp_path / "model.gguf", TINY["qwen2"], directory.spec)
-    data = path.read_bytes()
-    header = len(data) - sum(4 * int(np.prod(shape)) for shape in TINY["qwen2"]["shapes"].values())
-    rng = np.random.default_rng(0)
-    for at in rng.permutation(header)[:600]:
-        damaged = bytearray(data)
-        damaged[at] ^= int(rng.integers(1, 256))
-        path.write_bytes(damaged)
-        with contextlib.suppress(ModelError):
-            load_model(path)
 
 
 def test_shards_are_read_through_their_index(tmp_path):
@@ -303,12 +147,6 @@ def test_files_and_names_that_are_not_there(tmp_path):
     (folder / "tokenizer.json").unlink()
     with pytest.raises(ModelError, match=r"tokenizer\.json"):
         load_model(folder)
-
-
-def test_an_architecture_that_is_not_known_is_named(tmp_path):
-    path = gguf_writer.write(tmp_path / "m.gguf", {"general.architecture": ("str", "mamba")}, {})
-    with pytest.raises(ModelError, match=r"architecture 'mamba' is not supported\. .*gemma2, gemma3, llama"):
-        load_model(path)
 
 
 def fake_hub(monkeypatch, download):

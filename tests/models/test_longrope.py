@@ -1,9 +1,7 @@
 """longrope: which of its two sets of frequencies a model has, and how they are scaled."""
 
-import json
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,18 +11,16 @@ from foreword.engine import EngineConfig
 from foreword.engine.build import build_engine
 from foreword.errors import ConfigError, ModelError
 from foreword.models.loader import load_model
+from models.recorded import TINY, make
 from models.running import EXECUTORS
-from models.tiny import random_tensors, write_model
 
-TINY = json.loads((Path(__file__).parents[1] / "data" / "models" / "tiny.json").read_text())["models"]
 WITHIN, PAST = TINY["phi3-longrope"], TINY["phi3-longrope-past"]  # one model, and texts of 24 and 40 tokens
 ORIGINAL, LONGEST, SHORT, LONG = 32, 64, [1.0, 1.3, 1.7, 2.0], [2.0, 4.0, 6.0, 8.0]
 
 
 def model(tmp_path, parameters=None, **changes):
-    config = {**WITHIN["config"], **changes}
-    config["rope_parameters"] = {**config["rope_parameters"], **(parameters or {})}
-    return load_model(write_model(tmp_path / "phi3", config, random_tensors(WITHIN["shapes"])))
+    rope = {**WITHIN["config"]["rope_parameters"], **(parameters or {})}
+    return load_model(make(tmp_path, "phi3-longrope", rope_parameters=rope, **changes))
 
 
 def frequencies(factors):

@@ -82,7 +82,10 @@ _GGUF_KEYS = {
     "rms_norm_eps": "attention.layer_norm_rms_epsilon",
     "max_position_embeddings": "context_length",
     "rope_theta": "rope.freq_base",
+    "rope_local_base_freq": "rope.freq_base_swa",
+    "rotary_dim": "rope.dimension_count",
     "sliding_window": "attention.sliding_window",
+    "sliding_window_pattern": "attention.sliding_window_pattern",
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
     "num_experts": "expert_count",
@@ -94,20 +97,38 @@ _GGUF_KEYS = {
 
 def config_from_gguf(gguf: GGUF) -> Config:
     """The metadata of a GGUF file as a config. What the format leaves unsaid is left to each family's defaults."""
-    architecture = gguf.get("general.architecture", str)
-    values: dict[str, Any] = {name: gguf.metadata.get(f"{architecture}.{key}") for name, key in _GGUF_KEYS.items()}
-    embed = gguf.tensors.get("token_embd.weight")
-    values["vocab_size"] = embed.shape[0] if embed else None
+    prefix = gguf.get("general.architecture", str) + "."
+    found = {name: gguf.metadata.get(prefix + key) for name, key in _GGUF_KEYS.items()}
+    values: dict[str, Any] = {name: value for name, value in found.items() if value is not None}
+    if (embed := gguf.tensors.get("token_embd.weight")) is not None:
+        values["vocab_size"] = embed.shape[0]
     values["tie_word_embeddings"] = "output.weight" not in gguf.tensors
-    scaling = gguf.get(f"{architecture}.rope.scaling.type", str, "none")
-    if (factors := gguf.tensors.get("rope_freqs.weight")) is not None:
-        values["rope_scaling"] = {"rope_type": "divided", "divisors": factors.dequantize().ravel().tolist()}
-    elif scaling != "none":
-        values["rope_scaling"] = {
-            "rope_type": scaling,
-            "factor": gguf.metadata.get(f"{architecture}.rope.scaling.factor"),
-            "original_max_position_embeddings": gguf.metadata.get(
-                f"{architecture}.rope.scaling.original_context_length"
-            ),
-        }
+    values["rope_scaling"] = _rope_scaling(gguf, prefix + "rope.scaling.")
     return Config(gguf.path, values)
+
+
+ROPE_FACTORS = {"divisors": "rope_freqs.weight", "short_factor": "rope_factors_short.weight",
+                "long_factor": "rope_factors_long.weight"}  # fmt: skip
+"""Tensors of a GGUF file that belong to its rotary embedding."""
+
+
+def _rope_scaling(gguf: GGUF, prefix: str) -> dict[str, Any] | None:
+    """Metadata and tensors as ``rope_scaling``. Factors come with no type, or with any."""
+    tensors = {key: gguf.tensors[name] for key, name in ROPE_FACTORS.items() if name in gguf.tensors}
+    factors: dict[str, Any] = {key: tensor.dequantize().ravel().tolist() for key, tensor in tensors.items()}
+    if "divisors" in factors:
+        return {"rope_type": "divided", **factors}
+    original = gguf.metadata.get(prefix + "original_context_length")
+    if factors:
+        scale = gguf.metadata.get(prefix + "attn_factor")
+        return {
+            "rope_type": "longrope",
+            "original_max_position_embeddings": original,
+            "attention_factor": scale,
+            **factors,
+        }
+    if (kind := gguf.get(prefix + "type", str, "none")) == "none":
+        return None
+    keys = {"factor": "factor", "beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow"}
+    found = {name: gguf.metadata.get(prefix + key) for name, key in keys.items()}
+    return {"rope_type": kind, "original_max_position_embeddings": original, **found}

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from foreword.errors import ModelError
+from foreword.models.config import ROPE_FACTORS
 from foreword.models.families.base import GGUF_NAMES, SAFETENSORS_NAMES, Family, Rows
 from foreword.models.spec import DecoderSpec, weight_names
 from foreword.models.weights import Tensor, float_tensor
@@ -19,12 +20,20 @@ _CANONICAL = re.compile(r"(?:layers\.(\d+)\.)?(?:(experts)\.(\d+)\.)?(.+)")
 def weights_from_gguf(
     path: Path, tensors: Mapping[str, Tensor], spec: DecoderSpec, family: Family
 ) -> dict[str, Tensor]:
-    """All weights of a spec from a GGUF file. ModelError for one that is missing or has another shape."""
-    weights = _collect(path, tensors, spec, GGUF_NAMES)
+    """All weights of a spec from a GGUF file. ModelError for one that is missing or has another shape, and for a
+    tensor that is no weight of the spec: a bias, a scale, another kind of layer.
+    """
+    names: dict[str, str | Rows] = {**GGUF_NAMES, **family.fused(spec)}
+    used = {_source(name, names)[0] for name, _ in weight_names(spec)}.union(ROPE_FACTORS.values())
+    if extra := sorted(tensors.keys() - used):
+        raise ModelError(f"{path}: tensor {extra[0]} is in no {spec.architecture} model that is known here. "
+                         "Use a directory of safetensors, or another model")  # fmt: skip
+    weights = _collect(path, tensors, spec, names)
     if family.gguf_interleaved:
-        for i in range(spec.num_layers):
+        for i, layer in enumerate(spec.layers):
+            rotated = 2 * len(layer.rope.inv_freq) if layer.rope else 0
             for name in (f"layers.{i}.q", f"layers.{i}.k"):
-                weights[name] = split_halves(weights[name], spec.head_dim)
+                weights[name] = split_halves(weights[name], spec.head_dim, rotated)
     return weights
 
 
@@ -32,8 +41,7 @@ def weights_from_safetensors(
     path: Path, tensors: Mapping[str, Tensor], spec: DecoderSpec, family: Family
 ) -> dict[str, Tensor]:
     """All weights of a spec from safetensors. ModelError for one that is missing or has another shape."""
-    fused = family.fused(spec) if family.fused else {}
-    weights = _collect(path, tensors, spec, {**SAFETENSORS_NAMES, **family.names, **fused})
+    weights = _collect(path, tensors, spec, {**SAFETENSORS_NAMES, **family.names, **family.fused(spec)})
     if family.norms_less_one:
         for name in weights:
             if name.endswith("_norm"):
@@ -41,10 +49,15 @@ def weights_from_safetensors(
     return weights
 
 
-def split_halves(tensor: Tensor, head_dim: int) -> Tensor:
-    """Rows of each head from interleaved rotary order (pairs 0 1 | 2 3 | …) to split halves (pairs 0 n | 1 n+1 | …)."""
-    order = np.arange(len(tensor.data)).reshape(-1, head_dim // 2, 2).swapaxes(1, 2).ravel()
-    return Tensor(tensor.data[order], tensor.quant, tensor.shape)
+def split_halves(tensor: Tensor, head_dim: int, rotated: int) -> Tensor:
+    """The first ``rotated`` rows of each head from interleaved rotary order (pairs 0 1 | 2 3 | …) to split halves
+    (pairs 0 n | 1 n+1 | …).
+    """
+    if not rotated:
+        return tensor
+    order = np.arange(len(tensor.data)).reshape(-1, head_dim)
+    order[:, :rotated] = order[:, :rotated].reshape(len(order), -1, 2).swapaxes(1, 2).reshape(len(order), -1)
+    return Tensor(tensor.data[order.ravel()], tensor.quant, tensor.shape)
 
 
 def _collect(
@@ -56,23 +69,30 @@ def _collect(
 def _find(
     path: Path, tensors: Mapping[str, Tensor], name: str, shape: tuple[int, ...], names: Mapping[str, str | Rows]
 ) -> Tensor:
-    layer, expert, e, rest = re.fullmatch(_CANONICAL, name).groups()  # type: ignore[union-attr]
-    source = names[f"{expert}.{rest}" if expert else rest]
-    template = source.name if isinstance(source, Rows) else source
-    found = template.format(i=layer, e=e)
+    found, rows, expert = _source(name, names)
     tensor = tensors.get(found)
     if tensor is None:
         raise ModelError(f"{path}: tensor {found} ({name}) is missing. Use a file that holds the whole model")
     whole = tensor.shape
-    if isinstance(source, Rows):
-        tensor = _rows(tensor, source.start, source.stop, shape)
-    elif expert and "{e}" not in template and len(tensor.shape) == 3 and int(e) < tensor.shape[0]:
+    if rows is not None:
+        tensor = _rows(tensor, rows.start, rows.stop, shape)
+    elif expert is not None and len(tensor.shape) == 3 and expert < tensor.shape[0]:
         per_expert = tensor.shape[1]  # all experts in one tensor: [experts, out, in]
-        tensor = _rows(tensor, int(e) * per_expert, (int(e) + 1) * per_expert, tensor.shape[1:])
+        tensor = _rows(tensor, expert * per_expert, (expert + 1) * per_expert, tensor.shape[1:])
     if tensor.shape != shape and tensor.shape != shape[1:]:
         raise ModelError(f"{path}: tensor {found} ({name}) has shape {whole}, expected {shape}. "
                          "The configuration and the weights are not of the same model")  # fmt: skip
     return Tensor(tensor.data, tensor.quant, shape)
+
+
+def _source(name: str, names: Mapping[str, str | Rows]) -> tuple[str, Rows | None, int | None]:
+    """Where the weight of a canonical name is: the tensor, its rows there, or its expert if all are in there."""
+    layer, experts, e, rest = re.fullmatch(_CANONICAL, name).groups()  # type: ignore[union-attr]
+    source = names[f"{experts}.{rest}" if experts else rest]
+    rows = source if isinstance(source, Rows) else None
+    template = names[rows.name] if rows else source
+    assert isinstance(template, str)
+    return template.format(i=layer, e=e), rows, int(e) if e and "{e}" not in template else None
 
 
 def _rows(tensor: Tensor, start: int, stop: int, shape: tuple[int, ...]) -> Tensor:

@@ -18,7 +18,7 @@ F64 = npt.NDArray[np.float64]
 def rope_spec(config: Config, head_dim: int, parameters: Mapping[str, Any]) -> RopeSpec:
     """The rotary embedding that ``parameters`` (rope_type, rope_theta and the values of the type) describe.
 
-    With base frequency f_j = theta^(−2j/d) for d = head_dim * partial_rotary_factor:
+    With base frequency f_j = theta^(−2j/d) for d = head_dim * partial_rotary_factor, or rotary_dim if that is given:
 
         default   f_j
         linear    f_j / factor
@@ -34,10 +34,11 @@ def rope_spec(config: Config, head_dim: int, parameters: Mapping[str, Any]) -> R
     about its frequencies, not the present one: a key in the cache would have to be turned anew when its request grows.
     """
     rules = Config(config.path, parameters)
-    dim = int(head_dim * rules.get("partial_rotary_factor", float, config.get("partial_rotary_factor", float, 1.0)))
+    part = rules.get("partial_rotary_factor", float, config.get("partial_rotary_factor", float, 1.0))
+    dim = config.get("rotary_dim", int, int(head_dim * part))
     if not 0 < dim <= head_dim or dim % 2:
         raise config.error(f"the rotary part of a head has {dim} dimensions, not an even number above 0",
-                           "Check head_dim and partial_rotary_factor")  # fmt: skip
+                           "Use the configuration that came with the weights")  # fmt: skip
     theta = rules.positive("rope_theta")
     base = theta ** -(np.arange(0, dim, 2, dtype=np.float64) / dim)
     kind = rules.get("rope_type", str, "default")

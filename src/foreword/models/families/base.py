@@ -21,6 +21,8 @@ SAFETENSORS_NAMES: Mapping[str, str] = {
     **{name: f"{_LAYER}self_attn.{name}_proj.weight" for name in "qkvo"},
     **{f"{name}_bias": f"{_LAYER}self_attn.{name}_proj.bias" for name in "qkv"},
     **{f"{name}_norm": f"{_LAYER}self_attn.{name}_norm.weight" for name in "qk"},
+    "qkv": _LAYER + "self_attn.qkv_proj.weight",
+    "gate_up": _LAYER + "mlp.gate_up_proj.weight",
     "router": _LAYER + "mlp.gate.weight",
     "shared_gate": _LAYER + "mlp.shared_expert_gate.weight",
     **{name: f"{_LAYER}mlp.{name}_proj.weight" for name in ("gate", "up", "down")},
@@ -40,6 +42,8 @@ GGUF_NAMES: Mapping[str, str] = {
     "o": _BLOCK + "attn_output.weight",
     **{f"{name}_bias": f"{_BLOCK}attn_{name}.bias" for name in "qkv"},
     **{f"{name}_norm": f"{_BLOCK}attn_{name}_norm.weight" for name in "qk"},
+    "qkv": _BLOCK + "attn_qkv.weight",
+    "gate_up": _BLOCK + "ffn_up.weight",
     "router": _BLOCK + "ffn_gate_inp.weight",
     "shared_gate": _BLOCK + "ffn_gate_inp_shexp.weight",
     **{name: f"{_BLOCK}ffn_{name}.weight" for name in ("gate", "up", "down")},
@@ -50,7 +54,7 @@ GGUF_NAMES: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows [start, stop) of a tensor that holds several weights one below the other."""
+    """Rows [start, stop) of a tensor that holds several weights one below the other: ``qkv`` or ``gate_up``."""
 
     name: str
     start: int
@@ -61,17 +65,18 @@ class Rows:
 class Family:
     """How one kind of model is read.
 
-    spec: its `DecoderSpec` from a config. names: where its safetensors differ from `SAFETENSORS_NAMES`. fused: weights
-    that are rows of another tensor there. norms_less_one: norm weights stand there as w − 1. gguf: the architecture's
-    name in a GGUF file, if it has one. gguf_interleaved: q and k rows stand there in interleaved rotary order.
+    spec: its `DecoderSpec` from a config. names: where its safetensors differ from `SAFETENSORS_NAMES`.
+    norms_less_one: norm weights stand there as w − 1. gguf: the architecture's name in a GGUF file, if it has one.
+    gguf_interleaved: q and k rows stand there in interleaved rotary order. fused: weights that are rows of another
+    tensor, in either kind of file.
     """
 
     spec: Callable[[Config], DecoderSpec]
     names: Mapping[str, str] = field(default_factory=dict)
-    fused: Callable[[DecoderSpec], Mapping[str, Rows]] | None = None
     norms_less_one: bool = False
     gguf: str | None = None
     gguf_interleaved: bool = False
+    fused: Callable[[DecoderSpec], Mapping[str, Rows]] = lambda spec: {}
 
     def read(self, config: Config) -> DecoderSpec:
         """The spec of a config, with that for longer requests if the model is another one then."""

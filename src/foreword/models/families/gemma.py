@@ -16,8 +16,8 @@ def gemma2(config: Config) -> DecoderSpec:
     rotary = rope(config)
     layers = tuple(LayerSpec(rotary, window) for window in windows(config, lambda i: i % 2 == 0))
     return decoder(config, "gemma2", layers, **_common(config, largest=46),
-                   attn_softcap=_cap(config, "attn_logit_softcapping"),
-                   final_softcap=_cap(config, "final_logit_softcapping"))  # fmt: skip
+                   attn_softcap=_cap(config, "attn_logit_softcapping", 50.0),
+                   final_softcap=_cap(config, "final_logit_softcapping", 30.0))  # fmt: skip
 
 
 def gemma3(config: Config) -> DecoderSpec:
@@ -39,8 +39,9 @@ def _local(config: Config) -> Config:
     return replace(config, values={**config.values, "rope_theta": theta, "rope_scaling": None})
 
 
-def _cap(config: Config, key: str) -> float | None:
-    return None if config.values.get(key) is None else config.positive(key)
+def _cap(config: Config, key: str, default: float | None = None) -> float | None:
+    """The cap, or None if the config says null; the family's default if it says nothing."""
+    return config.positive(key, default) if config.values.get(key, default) is not None else None
 
 
 def _common(config: Config, largest: int) -> dict[str, Any]:

@@ -48,5 +48,5 @@ FAMILIES = {
             "experts.up": _MIXTRAL + "experts.{e}.w3.weight",
         },
     ),
-    "smollm3": Family(smollm3),
+    "smollm3": Family(smollm3, gguf="smollm3", gguf_interleaved=True),
 }

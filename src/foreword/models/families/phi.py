@@ -16,14 +16,13 @@ def phi3(config: Config) -> DecoderSpec:
 
 def fused(spec: DecoderSpec) -> Mapping[str, Rows]:
     q, kv, ff = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim, spec.intermediate_size
-    qkv, gate_up = "model.layers.{i}.self_attn.qkv_proj.weight", "model.layers.{i}.mlp.gate_up_proj.weight"
     return {
-        "q": Rows(qkv, 0, q),
-        "k": Rows(qkv, q, q + kv),
-        "v": Rows(qkv, q + kv, q + 2 * kv),
-        "gate": Rows(gate_up, 0, ff),
-        "up": Rows(gate_up, ff, 2 * ff),
+        "q": Rows("qkv", 0, q),
+        "k": Rows("qkv", q, q + kv),
+        "v": Rows("qkv", q + kv, q + 2 * kv),
+        "gate": Rows("gate_up", 0, ff),
+        "up": Rows("gate_up", ff, 2 * ff),
     }
 
 
-FAMILIES = {"phi3": Family(phi3, fused=fused)}
+FAMILIES = {"phi3": Family(phi3, gguf="phi3", fused=fused)}

@@ -1,0 +1,104 @@
+"""The tiny models as GGUF files: names, metadata and habits as converters have them, written out by hand."""
+
+import re
+
+import numpy as np
+
+from foreword.models.quants import Quant
+from models import gguf_writer
+
+# model_type → general.architecture
+ARCHITECTURES = {
+    "llama": "llama", "mistral": "llama", "mixtral": "llama", "smollm3": "smollm3", "phi3": "phi3", "qwen2": "qwen2",
+    "qwen3": "qwen3", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "gemma2": "gemma2", "gemma3_text": "gemma3",
+}  # fmt: skip
+INTERLEAVED = {"llama", "smollm3"}  # architectures whose q and k rows are reordered for the other kind of rotation
+GEMMA = {"gemma2", "gemma3"}  # their norms stand in a file as what multiplies
+
+KEYS = {
+    "embedding_length": "hidden_size", "feed_forward_length": "intermediate_size", "block_count": "num_hidden_layers",
+    "attention.head_count": "num_attention_heads", "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim", "attention.value_length": "head_dim",
+    "context_length": "max_position_embeddings", "attention.sliding_window": "sliding_window",
+    "expert_count": "num_experts",
+    "expert_used_count": "num_experts_per_tok", "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+}  # fmt: skip
+FLOATS = {"attention.layer_norm_rms_epsilon": "rms_norm_eps", "attn_logit_softcapping": "attn_logit_softcapping",
+          "final_logit_softcapping": "final_logit_softcapping"}  # fmt: skip
+
+WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+BLOCK = {
+    "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+    "self_attn.qkv_proj": "attn_qkv", "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "mlp.gate_up_proj": "ffn_up",
+    "mlp.gate": "ffn_gate_inp", "block_sparse_moe.gate": "ffn_gate_inp", "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp", "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
+    "gate_proj": "ffn_gate_exps", "up_proj": "ffn_up_exps", "down_proj": "ffn_down_exps",  # of the experts
+    "w1": "ffn_gate_exps", "w3": "ffn_up_exps", "w2": "ffn_down_exps",
+}  # fmt: skip
+GEMMA_BLOCK = {"post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm",
+               "post_feedforward_layernorm": "post_ffw_norm"}  # fmt: skip
+
+
+def interleave(tensor, head_dim, rotated=None):
+    """Rows of each head from split halves to interleaved rotary order."""
+    n = rotated or head_dim
+    heads = tensor.reshape(-1, head_dim, tensor.shape[1])
+    first = heads[:, :n].reshape(len(heads), 2, n // 2, -1).swapaxes(1, 2).reshape(len(heads), n, -1)
+    return np.concatenate([first, heads[:, n:]], axis=1).reshape(tensor.shape)
+
+
+def gguf_tensors(config, tensors):
+    """{name in a GGUF file: float32 array} of a checkpoint; experts one behind the other in one tensor."""
+    architecture = ARCHITECTURES[config["model_type"]]
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    block = {**BLOCK, **(GEMMA_BLOCK if architecture in GEMMA else {})}
+    experts, written = {}, {}
+    for name, value in tensors.items():
+        if architecture in GEMMA and name.endswith("norm.weight"):
+            value = value + np.float32(1)
+        if architecture in INTERLEAVED and name.endswith(("q_proj.weight", "k_proj.weight")):
+            value = interleave(value, head_dim)
+        stem, kind = name.rsplit(".", 1)
+        if stem in WHOLE:
+            written[f"{WHOLE[stem]}.{kind}"] = value
+            continue
+        layer, rest = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", stem).groups()
+        if expert := re.fullmatch(r".*\.experts\.(\d+)\.(.+)", rest):
+            number, part = expert.groups()
+            experts.setdefault(f"blk.{layer}.{block[part]}.{kind}", {})[int(number)] = value
+        else:
+            written[f"blk.{layer}.{block[rest]}.{kind}"] = value
+    return written | {name: np.stack([parts[e] for e in sorted(parts)]) for name, parts in experts.items()}
+
+
+def metadata(config):
+    """Keys of the architecture, and a vocabulary of single characters with one merge."""
+    architecture = ARCHITECTURES[config["model_type"]]
+    rope = config["rope_parameters"]
+    rope = rope.get("full_attention", rope)
+    config = {**config, "num_experts": config.get("num_experts") or config.get("num_local_experts")}
+    found = {"general.architecture": ("str", architecture),
+             f"{architecture}.rope.freq_base": ("f32", rope["rope_theta"])}  # fmt: skip
+    found |= {f"{architecture}.{k}": ("u32", config[v]) for k, v in KEYS.items() if config.get(v)}
+    found |= {f"{architecture}.{k}": ("f32", config[v]) for k, v in FLOATS.items() if config.get(v)}
+    size = config["vocab_size"]
+    tokens = [chr(0x100 + i) for i in range(size - 1)]
+    return found | {
+        "tokenizer.ggml.model": ("str", "gpt2"), "tokenizer.ggml.pre": ("str", "gpt-2"),
+        "tokenizer.ggml.tokens": ("[str]", [*tokens, tokens[0] + tokens[1]]),
+        "tokenizer.ggml.merges": ("[str]", [f"{tokens[0]} {tokens[1]}"]),
+        "tokenizer.ggml.token_type": ("[i32]", [1] * size),
+        "tokenizer.ggml.eos_token_id": ("u32", 2),
+    }  # fmt: skip
+
+
+def write(path, config, tensors, more=(), extra_tensors=()):
+    """The model as a GGUF file. more: metadata besides; extra_tensors: {name: array} besides."""
+    arrays = gguf_tensors(config, tensors) | dict(extra_tensors)
+    found = {name: (Quant.F32, array.shape, gguf_writer.f32(array).ravel()) for name, array in arrays.items()}
+    return gguf_writer.write(path, metadata(config) | dict(more), found)

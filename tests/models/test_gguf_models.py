@@ -1,0 +1,183 @@
+"""Every architecture of GGUF files on a tiny random model: the same logits as from a directory, or as transformers'."""
+
+import contextlib
+import math
+import re
+
+import numpy as np
+import pytest
+
+from foreword.errors import ModelError
+from foreword.models.families import GGUF_FAMILIES
+from foreword.models.loader import load_model
+from foreword.models.naming import split_halves
+from foreword.models.weights import float_tensor
+from models import gguf_writer
+from models.gguf_models import ARCHITECTURES, interleave, write
+from models.recorded import TINY, assert_logits
+from models.running import EXECUTORS, all_logits, in_chunks
+from models.tiny import random_tensors, write_model
+
+FREQUENCIES = np.array(TINY["llama3"]["config"]["rope_parameters"]["rope_theta"]) ** -(np.arange(4) / 4)
+
+
+def as_gguf(tmp_path, name, more=(), extra_tensors=()):
+    tiny = TINY[name]
+    return write(tmp_path / "model.gguf", tiny["config"], random_tensors(tiny["shapes"]), more, extra_tensors)
+
+
+def longrope(name):
+    """Metadata and tensors of a converted longrope model."""
+    rope = TINY[name]["config"]["rope_parameters"]
+    more = {"phi3.rope.scaling.original_context_length": ("u32", rope["original_max_position_embeddings"]),
+            "phi3.rope.dimension_count": ("u32", int(8 * rope["partial_rotary_factor"]))}  # fmt: skip
+    original = rope["original_max_position_embeddings"]
+    usual = math.sqrt(1 + math.log(64 / original) / math.log(original))
+    more["phi3.rope.scaling.attn_factor"] = ("f32", rope.get("attention_factor", usual))
+    factors = {
+        f"rope_factors_{side}.weight": np.array(rope[f"{side}_factor"], np.float32) for side in ("short", "long")
+    }
+    return more, factors
+
+
+def linear(architecture, factor):
+    return {
+        f"{architecture}.rope.scaling.type": ("str", "linear"),
+        f"{architecture}.rope.scaling.factor": ("f32", factor),
+    }
+
+
+YARN = {"llama.rope.scaling.type": ("str", "yarn"), "llama.rope.scaling.factor": ("f32", 4),
+        "llama.rope.scaling.original_context_length": ("u32", 16)}  # fmt: skip
+WITH_TRANSFORMERS_LOGITS = {
+    "llama-linear-tied": (linear("llama", 3), {}),
+    "llama-yarn": (YARN, {}),
+    "mixtral": ({}, {}),
+    "smollm3": ({"smollm3.rope.dimension_count": ("u32", 8)}, {}),
+    "qwen2": ({}, {}),
+    "qwen3": ({}, {}),
+    "phi3": ({"phi3.rope.dimension_count": ("u32", 8)}, {}),
+    "phi3-longrope": longrope("phi3-longrope"),
+    "phi3-longrope-past": longrope("phi3-longrope-past"),
+    "phi3-longrope-half-past": longrope("phi3-longrope-half-past"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("name", WITH_TRANSFORMERS_LOGITS)
+def test_a_file_gives_transformers_logits(tmp_path, name, executor):
+    model = load_model(as_gguf(tmp_path, name, *WITH_TRANSFORMERS_LOGITS[name]))
+    assert model.eos_token_ids == (2,)
+    assert_logits(model, name, executor)
+
+
+def experts_everywhere(tiny, like):
+    """The shapes of a model with experts in every layer, as layer ``like`` has them."""
+    mlp = re.compile(r"model\.layers\.(\d+)\.mlp\.")
+    shapes = {name: shape for name, shape in tiny["shapes"].items() if not mlp.match(name)}
+    for name, shape in tiny["shapes"].items():
+        if name.startswith(f"model.layers.{like}.mlp."):
+            for i in range(tiny["config"]["num_hidden_layers"]):
+                shapes[mlp.sub(f"model.layers.{i}.mlp.", name)] = shape
+    return shapes
+
+
+LOCAL = {"full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0},
+         "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}  # fmt: skip
+# What a file cannot say of the recorded model is changed in the directory: (changes, more metadata).
+LIKE_A_DIRECTORY = {
+    "mistral": ({"sliding_window": None, "layer_types": None}, {}),
+    "qwen2-moe": ({"decoder_sparse_step": 1}, {}),
+    "qwen3-moe": ({"mlp_only_layers": []}, {}),
+    "gemma2": ({"query_pre_attn_scalar": 8}, {}),
+    "gemma3": (
+        {"query_pre_attn_scalar": 8},
+        linear("gemma3", 2.0) | {"gemma3.rope.freq_base_swa": ("f32", 100.0)},
+    ),
+    "gemma3, its usual local base": ({"query_pre_attn_scalar": 8, "rope_parameters": LOCAL}, linear("gemma3", 2.0)),
+    "gemma3, every third full": (
+        {"query_pre_attn_scalar": 8, "rope_parameters": LOCAL, "layer_types": None, "sliding_window_pattern": 3},
+        linear("gemma3", 2.0) | {"gemma3.attention.sliding_window_pattern": ("u32", 3)},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("case", LIKE_A_DIRECTORY)
+def test_a_file_gives_the_logits_of_a_directory(tmp_path, case, executor):
+    name = case.split(",")[0]
+    changes, more = LIKE_A_DIRECTORY[case]
+    config = {**TINY[name]["config"], **changes}
+    shapes = experts_everywhere(TINY[name], 3) if name.endswith("-moe") else TINY[name]["shapes"]
+    tensors = random_tensors(shapes)
+    directory = load_model(write_model(tmp_path / "directory", config, tensors))
+    model = load_model(write(tmp_path / "model.gguf", config, tensors, more))
+    text = TINY[name]["token_ids"]
+    [want] = all_logits(directory, [text], in_chunks([text], [len(text)]), "numpy", block_size=4)
+    for sizes in ([len(text)], [5, 1]):
+        [found] = all_logits(model, [text], in_chunks([text], sizes), executor, block_size=4)
+        np.testing.assert_allclose(found, want, atol=1e-4)
+    assert want.std() > 0.3
+
+
+def test_every_architecture_is_tested():
+    names = [*WITH_TRANSFORMERS_LOGITS, *(case.split(",")[0] for case in LIKE_A_DIRECTORY)]
+    assert {ARCHITECTURES[TINY[name]["config"]["model_type"]] for name in names} == set(GGUF_FAMILIES)
+    assert set(GGUF_FAMILIES) == set(ARCHITECTURES.values())
+
+
+def test_frequencies_are_divided_as_a_file_says(tmp_path):
+    """A converted Llama 3 keeps its rotary scaling as one divisor a frequency."""
+    directory = load_model(
+        write_model(tmp_path / "llama3", TINY["llama3"]["config"], random_tensors(TINY["llama3"]["shapes"]))
+    )
+    divisors = FREQUENCIES / np.array(directory.spec.layers[0].rope.inv_freq)
+    assert divisors.max() > 7
+    assert_logits(load_model(as_gguf(tmp_path, "llama3", (), {"rope_freqs.weight": divisors})), "llama3")
+
+
+def test_gemma2_without_caps_in_the_file_has_the_familys(tmp_path):
+    config = {k: v for k, v in TINY["gemma2"]["config"].items() if "softcapping" not in k}
+    path = write(tmp_path / "model.gguf", config, random_tensors(TINY["gemma2"]["shapes"]))
+    spec = load_model(path).spec
+    assert (spec.attn_softcap, spec.final_softcap) == (50.0, 30.0)
+
+
+@pytest.mark.parametrize("rotated", [0, 4, 6])
+def test_splitting_halves_undoes_interleaving(rotated):
+    rows = np.arange(12, dtype=np.float32)[:, None] + np.zeros((1, 4), np.float32)
+    mixed = interleave(rows, head_dim=6, rotated=rotated) if rotated else rows
+    assert mixed[:6, 0].tolist() == {0: [0, 1, 2, 3, 4, 5], 4: [0, 2, 1, 3, 4, 5], 6: [0, 3, 1, 4, 2, 5]}[rotated]
+    np.testing.assert_array_equal(split_halves(float_tensor(mixed), 6, rotated).dequantize(), rows)
+
+
+@pytest.mark.parametrize("extra", ["blk.1.attn_q.bias", "blk.0.ffn_gate_inp.weight", "output.bias"])
+def test_a_tensor_that_the_arithmetic_does_not_know_is_refused(tmp_path, extra):
+    path = as_gguf(tmp_path, "llama-linear-tied", (), {extra: np.zeros(32, np.float32)})
+    with pytest.raises(ModelError, match=rf"model\.gguf: tensor {re.escape(extra)} is in no llama model"):
+        load_model(path)
+
+
+def test_a_part_of_a_split_model_says_so(tmp_path):
+    with pytest.raises(ModelError, match=r"model\.gguf: is one of 3 files"):
+        load_model(as_gguf(tmp_path, "qwen2", {"split.count": ("u16", 3)}))
+
+
+def test_an_architecture_that_is_not_known_is_named(tmp_path):
+    path = gguf_writer.write(tmp_path / "m.gguf", {"general.architecture": ("str", "mamba")}, {})
+    with pytest.raises(ModelError, match=r"architecture 'mamba' is not supported\. .*gemma2, gemma3, llama"):
+        load_model(path)
+
+
+@pytest.mark.parametrize("name", ["qwen2", "phi3-longrope"])
+def test_no_flipped_byte_of_a_header_escapes_the_loader(tmp_path, name):
+    path = as_gguf(tmp_path, name, *WITH_TRANSFORMERS_LOGITS[name])
+    data = path.read_bytes()
+    header = len(data) - sum(4 * int(np.prod(shape)) for shape in TINY[name]["shapes"].values())
+    rng = np.random.default_rng(0)
+    for at in rng.permutation(header)[:600]:
+        damaged = bytearray(data)
+        damaged[at] ^= int(rng.integers(1, 256))
+        path.write_bytes(damaged)
+        with contextlib.suppress(ModelError):
+            load_model(path)
