@@ -165,41 +165,6 @@ def test_an_id_in_use_is_refused_and_free_again_afterwards():
     run(engine)
 
 
-def test_n_completions_share_the_prompt_and_differ():
-    engine = make_engine()
-    prompt = list(range(1, 15))
-    engine.add_request("a", prompt, SamplingParams(n=4, seed=3, max_tokens=8))
-    executor = engine.executor
-    out = run(engine)["a"]
-    assert [c.index for c in out.outputs] == [0, 1, 2, 3]
-    assert len({tuple(c.token_ids) for c in out.outputs}) == 4
-    assert executor.num_tokens == 14 + 3 + 4 * 7  # the prompt once, its last token for each follower, then decodes
-    alone = make_engine()
-    alone.add_request("a", prompt, SamplingParams(seed=3, max_tokens=8))
-    assert run(alone)["a"].outputs[0].token_ids == out.outputs[0].token_ids
-
-
-def test_n_completions_without_a_prefix_cache_are_the_same():
-    def tokens(caching: bool) -> list[list[int]]:
-        engine = make_engine(prefix_caching=caching)
-        engine.add_request("a", [1, 2, 3, 4, 5], SamplingParams(n=3, seed=3, max_tokens=8))
-        return [c.token_ids for c in run(engine)["a"].outputs]
-
-    assert tokens(True) == tokens(False)
-
-
-def test_best_of_keeps_the_likeliest():
-    engine = make_engine()
-    engine.add_request("a", [1, 2], SamplingParams(n=5, seed=3, max_tokens=6, logprobs=0))
-    every = run(engine)["a"].outputs
-    engine = make_engine()
-    engine.add_request("a", [1, 2], SamplingParams(n=2, best_of=5, seed=3, max_tokens=6))
-    best = run(engine)["a"].outputs
-    ranked = sorted(every, key=lambda c: -c.cumulative_logprob)
-    assert [c.token_ids for c in best] == [c.token_ids for c in ranked[:2]]
-    assert best[0].logprobs is None
-
-
 def test_logprobs_come_one_entry_a_token():
     engine = make_engine()
     engine.add_request("a", [1, 2, 3], greedy(logprobs=2))
@@ -221,19 +186,6 @@ def test_abort_returns_what_there_is_and_frees_everything():
     assert engine.abort("a") is None
     assert engine.abort("nobody") is None
     assert list(run(engine)) == ["b"]
-
-
-def test_aborting_n_completions_ends_all_of_them():
-    engine = make_engine()
-    engine.add_request("a", [1, 2, 3], greedy(n=3))
-    out = engine.abort("a")
-    assert [c.finish_reason for c in out.outputs] == ["abort"] * 3
-    assert not engine.has_work
-    engine.add_request("a", [1, 2, 3], greedy(n=3))
-    engine.step()
-    engine.step()
-    engine.abort("a")
-    assert run(engine) == {}
 
 
 def test_why_gives_the_reason():

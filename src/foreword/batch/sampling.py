@@ -16,7 +16,8 @@ from foreword.errors import RequestError
 class SamplingParams:
     """How to choose a request's tokens, and when to stop.
 
-    n: completions of one prompt. best_of: candidates to choose the n from (None: n).
+    n: completions of one prompt. best_of: candidates to choose the n from, by the mean log-probability of their tokens
+    under the model alone, the largest first (None: n).
     temperature: 0 is greedy. top_k: keep the k most likely tokens (0: all). top_p: keep the smallest set of the most
     likely tokens with at least this much probability. min_p: keep tokens with at least min_p times the largest.
     presence_penalty, frequency_penalty: subtracted from the logits of tokens in the output, once and a time each.

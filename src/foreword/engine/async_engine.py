@@ -103,7 +103,8 @@ class AsyncEngine:
         """Complete one prompt: yields the request's state whenever it has new tokens, the last time ``finished``.
 
         A consumer that is slower than the engine sees fewer states, never an old one. Who stops listening, by leaving
-        the iteration or by being cancelled, ends the request. stream: False yields the final state alone.
+        the iteration or by being cancelled, ends the request. stream: False yields the final state alone, and so does
+        best_of above n.
         prompt_text: what token ids were made from, for the output.
 
         RequestError for what cannot be served; EngineError when a step failed, or the engine is closed.

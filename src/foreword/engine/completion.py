@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -65,10 +66,15 @@ class Completion:
         """Σ log-probability of the sampled tokens; each entry begins with the one that was sampled."""
         return sum(next(iter(entry.values())).logprob for entry in self.logprobs)
 
+    @property
+    def mean_logprob(self) -> float:
+        """The same a token, so that long and short outputs compare; without a token the least of all."""
+        return self.cumulative_logprob / len(self.logprobs) if self.logprobs else -math.inf
+
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One request of a user: a prompt and its n (or best_of) completions."""
+    """One request of a user: a prompt and its n (or best_of) completions. stream: reported while it goes on."""
 
     request_id: str
     prompt: str | None
@@ -111,10 +117,12 @@ class Job:
         )
 
     def final(self) -> RequestOutput:
-        """The result with the n completions that were asked for; of best_of, the likeliest."""
+        """The result with the n completions that were asked for; of best_of, those of the largest mean
+        log-probability, the best first, of equal ones the earlier.
+        """
         chosen = self.completions
         if len(chosen) > self.params.n:
-            chosen = sorted(chosen, key=lambda c: -c.cumulative_logprob)[: self.params.n]
+            chosen = sorted(chosen, key=lambda c: -c.mean_logprob)[: self.params.n]
             for index, completion in enumerate(chosen):
                 completion.index = index
         return self.result([c.output(c.token_ids) for c in chosen])

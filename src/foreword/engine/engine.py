@@ -134,7 +134,8 @@ class Engine:
     ) -> None:
         """Let a request in. RequestError if it cannot be served as given; then nothing has changed.
 
-        stream: report it in every step that brings new tokens, not only at its end.
+        stream: report it in every step that brings new tokens, not only at its end. With best_of above n it is
+        reported at its end alone: which candidates stay is known only then.
         cache_salt: its prefix is shared with equal salts only.
         """
         job = self.check(request_id, prompt, params, stream=stream)
@@ -166,6 +167,7 @@ class Engine:
             raise RequestError(request_id, "stop", params.stop, "needs a tokenizer", "Use stop_token_ids.")
         words = self._bad_words(params)
         params = checked_params(request_id, params, vocab_size=vocab_size, bad_words=words)
+        stream = stream and (params.best_of or params.n) == params.n
         return Job(request_id, prompt_text, tokens.tolist(), params, stream, self.clock())
 
     def abort(self, request_id: str) -> RequestOutput | None:

@@ -13,6 +13,8 @@ from foreword.errors import RequestError
 
 Tokens = npt.NDArray[np.int32]
 
+MAX_COMPLETIONS = 16384  # of one prompt: each is a request of its own, made at once
+
 
 def checked_prompt(request_id: str, token_ids: Sequence[int], *, vocab_size: int, max_model_len: int) -> Tokens:
     """The prompt as int32; RequestError if it is empty, too long, or holds something that is no token id."""
@@ -54,6 +56,9 @@ def checked_params(
     if not isinstance(params, SamplingParams):
         raise RequestError(request_id, "params", params, "is no SamplingParams", "Pass foreword.SamplingParams(...).")
     params.check(request_id, vocab_size)
+    for field, count in (("n", params.n), ("best_of", params.best_of or 1)):
+        if count > MAX_COMPLETIONS:
+            raise RequestError(request_id, field, count, f"is above {MAX_COMPLETIONS}", "Add the prompt several times.")
     if not bad_words:
         return params
     return replace(params, bad_words_token_ids=(*params.bad_words_token_ids, *bad_words))
