@@ -78,6 +78,58 @@ def test_both_trace_formats_are_read(tmp_path: Path):
             read_trace(broken)
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "line"),
+    [
+        ("a.jsonl", '{"timestamp": 0, "input_length": 5, "output_length": 3}\n\n{oops\n', 3),
+        ("a.jsonl", "[1, 2]\n", 1),
+        ("a.jsonl", '{"timestamp": NaN, "input_length": 5, "output_length": 3}\n', 1),
+        ("a.jsonl", '{"timestamp": 0, "input_length": -5, "output_length": 3}\n', 1),
+        ("a.jsonl", '{"timestamp": 0, "input_length": 5, "output_length": 3, "hash_ids": ["x"]}\n', 1),
+        ("a.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,374\n", 2),
+        ("a.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,374,44\n", 2),
+        ("a.csv", "when,in,out\n0,1,2\n", 2),
+    ],
+)
+def test_a_line_that_is_no_arrival_is_named(tmp_path: Path, name: str, text: str, line: int):
+    broken = tmp_path / name
+    broken.write_text(text)
+    with pytest.raises(ConfigError, match=f"line {line}:"):
+        read_trace(broken)
+
+
+def test_traces_may_be_out_of_order_and_leave_out_what_they_do_not_know(tmp_path: Path):
+    lines = tmp_path / "a.jsonl"
+    lines.write_text('{"timestamp": 5000, "input_length": 0, "output_length": 0}\n\n'
+                     '{"timestamp": 0, "input_length": 7, "output_length": 2, "hash_ids": null}\n')  # fmt: skip
+    assert read_trace(lines).arrivals == (Arrival(0.0, 7, 2), Arrival(5.0, 1, 1))
+    table = tmp_path / "a.csv"
+    table.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16T18:15:50.5Z,4,4\n"
+                     "2023-11-16 19:15:46.5000000+01:00,3,3\n")  # fmt: skip
+    assert read_trace(table).arrivals == (Arrival(0.0, 3, 3), Arrival(4.0, 4, 4))
+
+
+def test_prompts_are_alike_only_where_the_trace_says_so():
+    known, unknown = Arrival(0.0, 1000, 1, (2**31 - 1,)), Arrival(0.0, 1000, 1)
+    prompts = [known.prompt(0), known.prompt(1), unknown.prompt(2), unknown.prompt(2**31 + 1)]
+    assert all(len(prompt) == 1000 and prompt.min() >= 0 and prompt.max() < 2**31 - 1 for prompt in prompts)
+    for i in range(4):
+        for j in range(i):
+            alike = np.flatnonzero(prompts[i] == prompts[j])
+            assert alike.tolist() == (list(range(512)) if (i, j) == (1, 0) else [])
+
+
+def test_a_run_that_cannot_be_is_refused():
+    trace = Trace((Arrival(0.0, 5, 2),))
+    for speed in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(ConfigError, match="speed"):
+            list(trace.requests(1, speed=speed))
+    with pytest.raises(ConfigError, match="max_model_len=1"):
+        simulate(trace.requests(1), max_model_len=1, num_blocks=9)
+    with pytest.raises(ConfigError, match="step"):
+        CostModel(step=-0.1)
+
+
 def test_the_histogram_keeps_durations_to_a_percent():
     values = np.exp(np.random.default_rng(1).normal(size=5000))
     histogram = LatencyHistogram()

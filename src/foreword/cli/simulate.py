@@ -12,7 +12,7 @@ import typer
 
 def simulate(
     trace: Annotated[Path, typer.Option(help="Arrivals: .csv or .jsonl; see foreword.scheduler.simulation.")],
-    requests: Annotated[int, typer.Option(help="Requests to serve; the trace repeats. 0: once.")] = 0,
+    requests: Annotated[int, typer.Option(min=0, help="Requests to serve; the trace repeats. 0: once.")] = 0,
     policies: Annotated[str, typer.Option(help="Policies to compare, separated by commas.")] = "fcfs,shortest-first",
     speed: Annotated[float, typer.Option(help="How many times as fast the requests arrive.")] = 1.0,
     num_blocks: Annotated[int, typer.Option(help="Blocks of the KV pool.")] = 8192,
@@ -47,7 +47,7 @@ def simulate(
             + f"{'tok/s':>9}{'rate':>8}{'empted':>10}{'s':>11}"
         )
     plots: list[str] = []
-    for policy in policies.split(","):
+    for policy in map(str.strip, policies.split(",")):
         report = run(
             loaded.requests(count, speed=speed),
             max_model_len=max_model_len or loaded.max_length,

@@ -26,6 +26,10 @@ class CostModel:
     token: float = 4e-5
     context: float = 1.5e-8
 
+    def __post_init__(self) -> None:
+        if not (self.step >= 0 and self.token >= 0 and self.context >= 0):
+            raise ConfigError(f"{self}: no cost is below 0")
+
     def seconds(self, num_tokens: int, num_context_tokens: int) -> float:
         return self.step + self.token * num_tokens + self.context * num_context_tokens
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from foreword.batch import KVGroup, RequestStates
 from foreword.batch.sampling import SamplingParams
 from foreword.cache import KVCache
+from foreword.errors import ConfigError
 from foreword.scheduler.config import SchedulerConfig
 from foreword.scheduler.plan import StepPlan
 from foreword.scheduler.request import Request
@@ -70,6 +71,8 @@ def simulate(
     a drawing, is sampled at their end.
     """
     config = config or SchedulerConfig()
+    if max_model_len < 2:
+        raise ConfigError(f"max_model_len={max_model_len}: must hold a prompt token and an output token")
     return _Simulation(
         RequestStates(
             max_num_reqs=config.max_num_seqs,

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
-from datetime import datetime
+import math
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +19,7 @@ import numpy.typing as npt
 from foreword.errors import ConfigError
 
 HASHED_TOKENS = 512  # tokens that one hash id of a trace stands for
+_HALF = 2**30  # token ids below stand for hash ids, those from here on for requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +32,11 @@ class Arrival:
     hash_ids: tuple[int, ...] = ()
 
     def prompt(self, index: int) -> npt.NDArray[np.int32]:
-        """Token ids that begin alike where the trace says so; without hash ids like nobody else's (``index``)."""
-        if not self.hash_ids:
-            return np.full(self.input_length, index % 2**31, np.int32)
-        ids = np.array(self.hash_ids, np.int64) % 2**31
-        return np.repeat(ids.astype(np.int32), HASHED_TOKENS)[: self.input_length]
+        """Token ids that begin alike where the trace says so; past its hash ids like nobody else's (``index``)."""
+        tokens = np.full(self.input_length, _HALF + index % (_HALF - 1), np.int32)
+        alike = np.repeat(np.array([h % _HALF for h in self.hash_ids], np.int32), HASHED_TOKENS)[: len(tokens)]
+        tokens[: len(alike)] = alike
+        return tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +56,10 @@ class Trace:
 
     def requests(self, num_requests: int, *, speed: float = 1.0) -> Iterator[Arrival]:
         """``num_requests`` arrivals, ``speed`` times as fast; the trace is repeated as often as that takes, with
-        prompts of its own each time.
+        prompts of its own each time. ConfigError for a speed that is not above 0.
         """
+        if not 0 < speed < math.inf:
+            raise ConfigError(f"speed={speed}: must be above 0; 1 is the trace's own")
         period = self.arrivals[-1].time + 1e-3
         stride = 1 + max((max(a.hash_ids) for a in self.arrivals if a.hash_ids), default=0)
         left = num_requests
@@ -68,32 +74,51 @@ class Trace:
 
 def read_trace(path: str | Path) -> Trace:
     """A .csv with TIMESTAMP, ContextTokens, GeneratedTokens, or a .jsonl with timestamp (ms), input_length,
-    output_length, hash_ids. ConfigError for anything else.
+    output_length, hash_ids (may be absent). Empty lines are skipped; a length of 0 counts as 1. ConfigError, naming the
+    line, for anything else.
     """
     path = Path(path)
     try:
-        with path.open(encoding="utf-8") as lines:
-            arrivals = list(_from_csv(csv.DictReader(lines)) if path.suffix == ".csv" else map(_from_json, lines))
-    except (OSError, KeyError, ValueError) as error:
-        raise ConfigError(
-            f"trace {path}: {error!r}; see foreword.scheduler.simulation.read_trace for the format"
-        ) from None
+        with path.open(encoding="utf-8", newline="") as lines:
+            arrivals = list(_arrivals(path, lines))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"trace {path}: {error}") from None
     if not arrivals:
         raise ConfigError(f"trace {path}: no requests")
+    if path.suffix == ".csv":  # dates; microseconds are what they have
+        first = min(a.time for a in arrivals)
+        arrivals = [replace(a, time=round(a.time - first, 6)) for a in arrivals]
     arrivals.sort(key=lambda a: a.time)
     return Trace(tuple(arrivals))
 
 
-def _from_csv(rows: Iterator[dict[str, str]] | csv.DictReader[str]) -> Iterator[Arrival]:
-    start: datetime | None = None
-    for row in rows:
-        moment = datetime.fromisoformat(row["TIMESTAMP"][:26])
-        start = start or moment
-        lengths = int(row["ContextTokens"]), int(row["GeneratedTokens"])
-        yield Arrival((moment - start).total_seconds(), max(lengths[0], 1), max(lengths[1], 1))
+def _arrivals(path: Path, lines: Iterable[str]) -> Iterator[Arrival]:
+    if path.suffix == ".csv":
+        table = csv.DictReader(lines)
+        rows: Iterator[tuple[int, Any]] = ((table.line_num, row) for row in table)
+        read: Callable[[Any], Arrival] = _from_csv
+    else:
+        rows = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
+        read = _from_json
+    for number, row in rows:
+        try:
+            arrival = read(row)
+            if arrival.input_length < 0 or arrival.output_length < 0 or not math.isfinite(arrival.time):
+                raise ValueError("a length below 0, or a time that is no number")
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise ConfigError(
+                f"trace {path}, line {number}: {error!r}; see foreword.scheduler.simulation.read_trace for the format"
+            ) from None
+        yield replace(arrival, input_length=max(arrival.input_length, 1), output_length=max(arrival.output_length, 1))
+
+
+def _from_csv(row: Mapping[str, str]) -> Arrival:
+    moment = datetime.fromisoformat(row["TIMESTAMP"])
+    seconds = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    return Arrival(seconds, int(row["ContextTokens"]), int(row["GeneratedTokens"]))
 
 
 def _from_json(line: str) -> Arrival:
     row = json.loads(line)
-    lengths = max(int(row["input_length"]), 1), max(int(row["output_length"]), 1)
-    return Arrival(row["timestamp"] / 1000, *lengths, tuple(row["hash_ids"]))
+    seconds, lengths = row["timestamp"] / 1000, (int(row["input_length"]), int(row["output_length"]))
+    return Arrival(seconds, *lengths, tuple(map(operator.index, row.get("hash_ids") or ())))
