@@ -86,6 +86,26 @@ def test_padding_may_be_left_out_and_must_be_padding(tmp_path):
         assert found == wrong
 
 
+def test_a_trace_written_by_hand_may_have_tables_of_its_own_width_and_derived_tensors(tmp_path):
+    lines = [
+        {"foreword_trace": 1, "max_num_reqs": 2, "max_num_batched_tokens": 8, "max_model_len": 12, "vocab_size": 9,
+         "kv_groups": [{"block_size": 2}]},
+        {"add": {"req_id": "a", "prompt_token_ids": [1, 2, 3], "block_ids": [[4, 5]]}},
+        {"step": {"num_scheduled_tokens": {"a": 3}}, "tensors": {}},
+    ]  # fmt: skip
+    path = tmp_path / "hand.jsonl"
+    for table, found in (
+        ([[4, 5]], []), ([[4, 5] + 10 * [0]], []), ([[4, 5, 0], [0, 0, 0]], []),
+        ([[4]], [((0, 0, 1), 5, 0)]), ([[4, 5, 6]], [((0, 0, 2), 0, 6)]), ([[4, 5], [6]], [((0, 1, 0), 0, 6)]),
+    ):  # fmt: skip
+        lines[2]["tensors"] = {"block_table": [table], "block_numbers": [[4, 4, 5]], "block_offsets": [[0, 1, 0]]}
+        path.write_text("\n".join(map(json.dumps, lines)))
+        assert [(d.index, d.expected, d.got) for d in conform.run(path).differences] == found
+    lines[2]["tensors"] = {"block_offsets": [[0, 1, 1]]}
+    path.write_text("\n".join(map(json.dumps, lines)))
+    assert "block_offsets[0, 2] (request 'a'): expected 0, got 1" in str(conform.run(path))
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -107,6 +127,9 @@ def test_a_trace_without_a_header_is_refused(line, message, tmp_path):
         "[1]",
         "{",
         '{"commit": {"a": [1]}}',
+        '{"remove": "a"}',
+        '{"remove": "a", "commit": {}}',
+        '{"append_blocks": "a"}',
         '{"append_blocks": {"req_id": "a", "block_ids": [[1]]}}',
         '{"add": {"req_id": "a", "prompt": [1]}}',
         '{"step": {"num_scheduled_tokens": {"a": 1}}}',

@@ -23,13 +23,15 @@ from foreword.batch import (
     RequestStates,
     prepare_inputs,
 )
-from foreword.batch.spec import TensorSpec
+from foreword.batch.spec import TENSORS, TensorSpec
 from foreword.errors import ForewordError, PlanError
 from foreword.insight.record import FORMAT, RECORDED
 
 Backend = Literal["auto", "loops", "numpy", "native"]
 VECTORS = Path(__file__).parent / "vectors"
-_SPECS = {spec.name: spec for spec in RECORDED}
+_DERIVED = tuple(spec for spec in TENSORS if spec.name in ("block_numbers", "block_offsets"))
+_SPECS = {spec.name: spec for spec in (*RECORDED, *_DERIVED)}
+_EVENTS = {"add", "append_blocks", "remove", "step", "commit"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,7 @@ class _Replay:
     def __init__(self, backend: Backend) -> None:
         self.backend: Backend = backend
         self.states: RequestStates | None = None
+        self.batch: InputBatch | None = None
         self.num_steps = self.num_tensors = 0
         self.differences: list[Difference] = []
 
@@ -104,19 +107,24 @@ class _Replay:
             self._begin(line)
             return
         states = self.states
+        if len(_EVENTS & line.keys()) != 1:
+            raise ValueError(f"a line is one of add, append_blocks, remove, step and commit, not {sorted(line)}")
         match line:
             case {"add": request}:
                 states.add_request(NewRequest(**request))
             case {"append_blocks": {"req_id": req_id, "block_ids": block_ids}}:
                 states.append_blocks(req_id, block_ids)
             case {"remove": req_id}:
+                states.row_of(req_id)  # refuses one that is not here
                 states.remove_request(req_id)
             case {"step": plan, **rest}:
                 self._step(number, plan, rest.get("tensors", {}))
             case {"commit": sampled}:
+                if self.batch is None:
+                    raise ValueError("a commit without a step before it")
                 states.commit(self.batch, sampled)
             case _:
-                raise ValueError(f"a line is an add, append_blocks, remove, step or commit, not {sorted(line)}")
+                raise ValueError("append_blocks has req_id and block_ids")
 
     def _begin(self, header: dict[str, Any]) -> None:
         if header.get("foreword_trace") != FORMAT:
@@ -135,14 +143,14 @@ class _Replay:
     def _step(self, number: int, plan: dict[str, Any], tensors: dict[str, Any]) -> None:
         assert self.states is not None
         pads = plan.get("pad_to")
-        self.batch = prepare_inputs(
+        self.batch = batch = prepare_inputs(
             self.states, plan["num_scheduled_tokens"], self.buffers, draft_tokens=plan.get("draft_tokens"),
             pad_to=None if pads is None else (pads[0], pads[1]), order=plan.get("order", "given"), backend=self.backend,
         )  # fmt: skip
         self.num_steps += 1
         for name, theirs in tensors.items():
             self.num_tensors += 1
-            found = next(_differences(self.batch, name, theirs), None)
+            found = next(_differences(batch, name, theirs), None)
             if found is not None:
                 index, request, expected, got = found
                 self.differences.append(Difference(number, self.num_steps, name, index, request, expected, got))
@@ -158,9 +166,16 @@ def _differences(batch: InputBatch, name: str, theirs: Any) -> Iterator[Found]:
         return
     if name not in _SPECS:
         raise ValueError(f"{name} is no tensor of a trace; those are req_ids, {', '.join(_SPECS)}")
-    spec, ours = _SPECS[name], getattr(batch, name)
+    spec = _SPECS[name]
+    ours: Any
+    if spec in _DERIVED:
+        ours = [getattr(batch.explain(g), name) for g in range(len(batch.slot_mapping))]
+    else:
+        ours = getattr(batch, name)
     if ours is None:
         raise ValueError(f"{name} needs {spec.optional} in the first line")
+    if (spec.per_group or np.ndim(ours)) and not isinstance(theirs, list):
+        raise ValueError(f"{name} is a list, not {theirs!r}")
     if name == "attention_state":
         yield from _compare([ours.name], [theirs], None)
     elif spec.per_group:
@@ -177,10 +192,13 @@ def _differences(batch: InputBatch, name: str, theirs: Any) -> Iterator[Found]:
 def _arrays(batch: InputBatch, spec: TensorSpec, ours: Any, theirs: Any, prefix: tuple[int, ...]) -> Iterator[Found]:
     """Entries that are there in both; beyond the live ones a shorter or longer list may hold padding only."""
     mine = ours.tolist()
+    if ours.ndim == 2 and all(isinstance(row, list) for row in theirs):  # block tables, each engine's of its own width
+        widest = max(map(len, (*mine, *theirs)), default=0)
+        mine, theirs = ([[*row, *[spec.padding] * (widest - len(row))] for row in table] for table in (mine, theirs))
     pad: Any = batch.num_tokens if spec.padding == "T" else spec.padding
     if spec.padding is not None:
         if isinstance(pad, int) and ours.ndim == 2:
-            pad = [pad] * ours.shape[1]
+            pad = [pad] * len((mine or theirs or [[]])[0])
         longest = max(len(mine), len(theirs))
         live = {"Tp": batch.num_tokens, "Bp": batch.num_reqs, "Bp+1": batch.num_reqs + 1}[spec.shape[0]]
         mine += [pad] * (longest - len(mine))
