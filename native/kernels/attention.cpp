@@ -1,10 +1,12 @@
 // Attention of a tile of query rows over the keys of one request, in chunks of 64 keys with an online softmax:
 //
 //   for each split of 512 keys:  m, l, O = -inf, 0, 0
-//       for each chunk of 64 keys:   S = Q Kᵀ;  m' = max(m, max S);  P = exp(S - m')
-//                                    l = l e^(m - m') + Σ P;  O = O e^(m - m') + P V;  m = m'
+//       for each chunk of 64 keys:   S = Q Kᵀ;  m' = max(m, max S);  P = 2^(S - m')
+//                                    l = l 2^(m - m') + Σ P;  O = O 2^(m - m') + P V;  m = m'
 //       merge (m, l, O) into the row's total
 //   out = O / l
+//
+// Powers of 2 and not of e: log2 e is part of the scale of the queries.
 //
 // Chunks and splits start at absolute multiples of their sizes, and a row takes part in a chunk only with the keys it may
 // see. So a query's result depends on its own keys alone: not on the queries beside it, on how a prompt was cut into
@@ -38,6 +40,8 @@ struct Scratch {
   float *scores;  // [rows][kChunk]
   float *lane_sums;  // [rows][kLanes]: l, one partial sum a lane
   States part, total;
+  int8_t *p_high, *p_low;  // [rows][kChunk]: probabilities for 8-bit values
+  float *p_step;           // [rows]
   uint8_t *tiles;   // a chunk's keys and values copied out of blocks that are not tiled
   uint8_t *staged;  // a chunk's keys and values as float tiles
 };
@@ -74,6 +78,9 @@ size_t carve(const AttentionConfig &c, void *memory, Scratch *out) {
   s.part = {carver.take<float>(rows * (dim + kStateExtra)), c.padded_dim};
   s.total = {carver.take<float>(rows * (dim + kStateExtra)), c.padded_dim};
   s.tiles = carver.take<uint8_t>(2 * kChunk * (dim * sizeof(float) + sizeof(float)));
+  s.p_high = carver.take<int8_t>(rows * kChunk);
+  s.p_low = carver.take<int8_t>(rows * kChunk);
+  s.p_step = carver.take<float>(rows);
   s.staged = carver.take<uint8_t>(2 * kChunk * dim * sizeof(float));
   if (out) *out = s;
   return carver.used;
@@ -199,70 +206,125 @@ void stage_bf16(const ChunkTiles &c, int dim, int tiles, uint8_t *memory, ChunkT
   }
 }
 
-// Widens the 8-bit values of a chunk to float tiles; the scales stay with the probabilities, the keys in 8 bit.
-void stage_i8_values(const ChunkTiles &c, int dim, int tiles, uint8_t *memory, ChunkTiles *out) {
-  const size_t tile_floats = static_cast<size_t>(kTile) * dim;
-  float *o = reinterpret_cast<float *>(memory);
-  for (int i = 0; i < kChunkTiles; ++i) {
-    const int from = smaller(i, tiles - 1);
-    float *v = o + static_cast<size_t>(from) * tile_floats;
-    out->v[i] = reinterpret_cast<const uint8_t *>(v);
-    if (i >= tiles) continue;
-    const int8_t *q = reinterpret_cast<const int8_t *>(c.v[i]);
-    for (size_t j = 0; j < tile_floats; j += kLanes) store(v + j, load_s8(q + j));
-  }
-}
-
 // ---------------------------------------------------------------------------------------------- softmax
 
-FW_INLINE float exp_one(float x) {
+constexpr int kChunkVectors = kChunk / kLanes;
+
+FW_INLINE float exp2_one(float x) {
   float lanes[kLanes];
-  store(lanes, exp_f32(set1(x)));
+  store(lanes, exp2_f32(set1(x)));
   return lanes[0];
 }
 
-// One row, one chunk: scores [kChunk] become probabilities in place; keys [begin, end) of the chunk are visible. `Masked`:
-// not all of them are.
-template <bool Masked>
-FW_INLINE void softmax_row(float *scores, int begin, int end, float cap, const States &s, float *lane_sum, int row) {
-  constexpr int N = kChunk / kLanes;
-  F32 x[N];
-  F32 largest = set1(kNothing);
-  unroll<N>([&](auto n) FW_LAMBDA {
-    x[n] = load(scores + n * kLanes);
-    if (cap > 0.f) x[n] = mul(set1(cap), tanh_f32(div(x[n], set1(cap))));
-    if constexpr (Masked) x[n] = keep_lanes(x[n], begin - n * kLanes, end - n * kLanes, set1(kNothing));
-    largest = max_f32(largest, x[n]);
-  });
-  const float m = reduce_max(largest);
-  F32 sum = load(lane_sum);
-  if (m > s.m(row)) {
-    if (s.m(row) > kNothing) {
-      const F32 shrink = exp_f32(set1(s.m(row) - m));
-      sum = mul(sum, shrink);
-      float *o = s.o(row);
-      for (int d = 0; d < s.dim; d += kLanes) store(o + d, mul(load(o + d), shrink));
-    }
-    s.m(row) = m;
-  }
-  const F32 shift = set1(s.m(row));
-  unroll<N>([&](auto n) FW_LAMBDA {
-    F32 p = exp_f32(sub(x[n], shift));
-    if constexpr (Masked) p = keep_lanes(p, begin - n * kLanes, end - n * kLanes, set1(0.f));
-    sum = add(sum, p);
-    store(scores + n * kLanes, p);
-  });
-  store(lane_sum, sum);
+// The keys [begin, end) of the chunk at `first` that a query may see.
+struct Visible {
+  int begin, end;
+  FW_INLINE bool all() const { return begin == 0 && end == kChunk; }
+  FW_INLINE bool none() const { return begin >= end; }
+  // Vector n of the chunk, with `other` in place of the keys that are not seen.
+  FW_INLINE F32 keep(F32 v, int n, F32 other) const { return keep_lanes(v, begin - n * kLanes, end - n * kLanes, other); }
+};
+FW_INLINE Visible visible_keys(const AttentionConfig &c, int64_t position, int64_t first, int64_t end) {
+  const int64_t lowest = c.sliding_window ? larger(int64_t{0}, position - c.sliding_window + 1) : 0;
+  return {static_cast<int>(larger(lowest, first) - first), static_cast<int>(smaller(position + 1, end) - first)};
 }
 
-// Probabilities times the scales of 8-bit values.
-FW_INLINE void scale_row(float *p, const ChunkTiles &c, int dim, int tiles) {
-  for (int i = 0; i < tiles; ++i) {
-    const float *scales = tile_scales(c.v[i], dim);
-    for (int n = 0; n < kTile; n += kLanes) {
-      // Keys past the end have p = 0 and a scale that nobody wrote.
-      const F32 probability = load(p + i * kTile + n);
-      store(p + i * kTile + n, mul(probability, load(scales + n)));
+// m := max(m, the row's visible scores), with O and l scaled to it. `Masked`: some keys are not seen.
+template <bool Masked>
+FW_INLINE void raise_maximum(float *scores, Visible seen, float cap, const States &s, float *lane_sum, int row) {
+  F32 largest = set1(kNothing);
+  unroll<kChunkVectors>([&](auto n) FW_LAMBDA {
+    F32 x = load(scores + n * kLanes);
+    if (cap > 0.f) {
+      x = mul(set1(cap), tanh_f32(div(x, set1(cap))));
+      store(scores + n * kLanes, x);
+    }
+    if constexpr (Masked) x = seen.keep(x, n, set1(kNothing));
+    largest = max_f32(largest, x);
+  });
+  const float m = reduce_max(largest), before = s.m(row);
+  if (m <= before) return;
+  s.m(row) = m;
+  if (before <= kNothing) return;
+  const F32 shrink = exp2_f32(set1(before - m));
+  store(lane_sum, mul(load(lane_sum), shrink));
+  float *o = s.o(row);
+  for (int d = 0; d < s.dim; d += kLanes) store(o + d, mul(load(o + d), shrink));
+}
+
+// The scales of a chunk's 8-bit values for the rows that see the keys `seen`: factor[key] turns a probability into steps of
+// size `step`, kProbabilitySteps of them for probability 1 and the largest scale. Other keys have factor 0, whatever is in a
+// slot that nobody wrote.
+constexpr float kProbabilitySteps = 127.f * 128.f;
+struct ValueScales {
+  F32 factor[kChunkVectors];
+  float step;
+};
+FW_INLINE ValueScales value_scales(const ChunkTiles &c, int dim, Visible seen) {
+  ValueScales s;
+  F32 largest = set1(0.f);
+  unroll<kChunkVectors>([&](auto n) FW_LAMBDA {
+    s.factor[n] = seen.keep(load(tile_scales(c.v[n / kTileVectors], dim) + n % kTileVectors * kLanes), n, set1(0.f));
+    largest = max_f32(largest, s.factor[n]);
+  });
+  const float top = reduce_max(largest);
+  const F32 inverse = set1(top > 0.f ? kProbabilitySteps / top : 0.f);
+  unroll<kChunkVectors>([&](auto n) FW_LAMBDA { s.factor[n] = mul(s.factor[n], inverse); });
+  s.step = top / kProbabilitySteps;
+  return s;
+}
+
+// 2^(score - m) of a row, in place, or for 8-bit values in steps; l grows by their sum.
+template <bool Masked, bool Steps>
+FW_INLINE void probabilities(const Scratch &s, int row, Visible seen, const ValueScales *scales) {
+  float *x = s.scores + row * kChunk, *lane_sum = s.lane_sums + row * kLanes;
+  const F32 m = set1(s.part.m(row));
+  F32 sum = load(lane_sum);
+  unroll<kChunkVectors / 4>([&](auto four) FW_LAMBDA {
+    F32 p[4];
+    unroll<4>([&](auto i) FW_LAMBDA {
+      constexpr int n = 4 * four + i;
+      p[i] = exp2_f32(sub(load(x + n * kLanes), m));
+      if constexpr (Masked) p[i] = seen.keep(p[i], n, set1(0.f));
+      sum = add(sum, p[i]);
+      if constexpr (!Steps) store(x + n * kLanes, p[i]);
+    });
+    if constexpr (Steps) {
+      I32 steps[4];
+      unroll<4>([&](auto i) FW_LAMBDA { steps[i] = round_to_i32(mul(p[i], scales->factor[4 * four + i])); });
+      const int at = row * kChunk + four * 4 * kLanes;
+      store_bytes(s.p_high + at, shift_right_7(steps[0]), shift_right_7(steps[1]), shift_right_7(steps[2]), shift_right_7(steps[3]));
+      store_bytes(s.p_low + at, low_7_bits(steps[0]), low_7_bits(steps[1]), low_7_bits(steps[2]), low_7_bits(steps[3]));
+    }
+  });
+  store(lane_sum, sum);
+  if constexpr (Steps) s.p_step[row] = scales->step;
+}
+
+// Scores of a chunk's keys [begin, end) become probabilities, for all rows of the tile. Each of the two passes has no long
+// chain through one row, so that several rows are on their way at once.
+template <bool Steps>
+void softmax(const AttentionConfig &c, const AttentionTile &tile, const ChunkTiles &chunk, int64_t begin, int64_t end,
+             const Scratch &s) {
+  const int group = group_size(c);
+  for (int i = 0, row = 0; i < tile.num_queries; ++i) {
+    const Visible seen = visible_keys(c, tile.first_position + i, begin, end);
+    for (const int last = row + group; row < last; ++row) {
+      float *scores = s.scores + row * kChunk, *lane_sum = s.lane_sums + row * kLanes;
+      if (seen.all()) {
+        raise_maximum<false>(scores, seen, c.softcap, s.part, lane_sum, row);
+      } else if (!seen.none()) {
+        raise_maximum<true>(scores, seen, c.softcap, s.part, lane_sum, row);
+      }
+    }
+  }
+  ValueScales all, some;
+  if (Steps && end - begin == kChunk) all = value_scales(chunk, c.padded_dim, {0, kChunk});
+  for (int i = 0, row = 0; i < tile.num_queries; ++i) {
+    const Visible seen = visible_keys(c, tile.first_position + i, begin, end);
+    if (Steps && !seen.all()) some = value_scales(chunk, c.padded_dim, seen);
+    for (const int last = row + group; row < last; ++row) {
+      seen.all() ? probabilities<false, Steps>(s, row, seen, &all) : probabilities<true, Steps>(s, row, seen, &some);
     }
   }
 }
@@ -290,7 +352,7 @@ void merge_row(float *total, const float *part, int dim) {
     return;
   }
   const float m = larger(total[dim], part[dim]);
-  const float keep = exp_one(total[dim] - m), take = exp_one(part[dim] - m);
+  const float keep = exp2_one(total[dim] - m), take = exp2_one(part[dim] - m);
   for (int d = 0; d < dim; d += kLanes) {
     store(total + d, fma(load(part + d), set1(take), mul(load(total + d), set1(keep))));
   }
@@ -341,7 +403,6 @@ void attend_chunk(const KVLayer &kv, const AttentionConfig &c, const AttentionTi
   ChunkTiles staged = chunk;
   const bool bf16_as_f32 = kv.format == KVFormat::bf16 && stage && !kBf16Dot;
   if (bf16_as_f32) stage_bf16(chunk, dim, tiles, s.staged, &staged);
-  if (kv.format == KVFormat::i8 && stage) stage_i8_values(chunk, dim, tiles, s.staged, &staged);
 
   if (kv.format == KVFormat::f32 || bf16_as_f32) {
     chunk_scores<ScoresF32>(s.q, dim, rows, staged, tiles, s.scores);
@@ -351,33 +412,15 @@ void attend_chunk(const KVLayer &kv, const AttentionConfig &c, const AttentionTi
     chunk_scores<ScoresI8>(s.q, dim, rows, chunk, tiles, s.scores);
   }
 
-  for (int row = 0; row < rows; ++row) {
-    const int64_t position = tile.first_position + row / group;
-    const int64_t first = c.sliding_window ? larger(int64_t{0}, position - c.sliding_window + 1) : 0;
-    const int visible_begin = static_cast<int>(larger(first, begin) - begin);
-    const int visible_end = static_cast<int>(smaller(position + 1, end) - begin);
-    float *p = s.scores + row * kChunk;
-    float *lane_sum = s.lane_sums + row * kLanes;
-    if (visible_begin >= visible_end) {
-      for (int i = 0; i < kChunk; i += kLanes) store(p + i, set1(0.f));
-    } else if (visible_begin == 0 && visible_end == kChunk) {
-      softmax_row<false>(p, 0, kChunk, c.softcap, s.part, lane_sum, row);
-    } else {
-      softmax_row<true>(p, visible_begin, visible_end, c.softcap, s.part, lane_sum, row);
-    }
-    if (kv.format == KVFormat::i8) scale_row(p, chunk, dim, tiles);
-  }
+  const bool i8 = kv.format == KVFormat::i8;
+  i8 ? softmax<true>(c, tile, chunk, begin, end, s) : softmax<false>(c, tile, chunk, begin, end, s);
 
   float *o = s.part.o(0);
   const size_t stride = s.part.stride();
-  if (kv.format == KVFormat::f32 || stage) {
-    if (kBf16Dot && kv.format == KVFormat::bf16) return chunk_values<ValuesBf16>(s.scores, dim, rows, chunk, count, o, stride);
-    chunk_values<ValuesF32>(s.scores, dim, rows, staged, count, o, stride);
-  } else if (kv.format == KVFormat::bf16) {
-    chunk_values<ValuesBf16>(s.scores, dim, rows, chunk, count, o, stride);
-  } else {
-    chunk_values<ValuesI8>(s.scores, dim, rows, chunk, count, o, stride);
-  }
+  const Probabilities p{s.scores, s.p_high, s.p_low, s.p_step};
+  if (i8) return chunk_values<ValuesI8>(p, dim, rows, chunk, count, o, stride);
+  if (kv.format == KVFormat::f32 || bf16_as_f32) return chunk_values<ValuesF32>(p, dim, rows, staged, count, o, stride);
+  chunk_values<ValuesBf16>(p, dim, rows, chunk, count, o, stride);
 }
 
 }  // namespace

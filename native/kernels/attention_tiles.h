@@ -63,11 +63,12 @@ FW_INLINE void store_scores(float *scores, const F32 (&acc)[R][N]) {
   });
 }
 
-template <int R, int N>
-FW_INLINE void add_scores(F32 (&acc)[R][N], const float *x, const F32 (&k)[N]) {
+// acc[r] += x[r] v, rows of x `Stride` numbers apart.
+template <int Stride, int R, int N>
+FW_INLINE void add_outer(F32 (&acc)[R][N], const float *x, const F32 (&v)[N]) {
   unroll<R>([&](auto r) FW_LAMBDA {
-    const F32 xv = set1(x[r * kQueryPiece]);
-    unroll<N>([&](auto n) FW_LAMBDA { acc[r][n] = accumulate(acc[r][n], xv, k[n]); });
+    const F32 xv = set1(x[r * Stride]);
+    unroll<N>([&](auto n) FW_LAMBDA { acc[r][n] = accumulate(acc[r][n], xv, v[n]); });
   });
 }
 
@@ -84,7 +85,7 @@ struct ScoresF32 {
       for (int d = piece; d < smaller(piece + kQueryPiece, dim); ++d, ++x) {
         F32 k[N];
         unroll<N>([&](auto n) FW_LAMBDA { k[n] = load(reinterpret_cast<const float *>(keys[n]) + d * kTile); });
-        add_scores(acc, x, k);
+        add_outer<kQueryPiece>(acc, x, k);
       }
     }
     store_scores(scores, acc);
@@ -114,9 +115,9 @@ struct ScoresBf16 {
         const float *x = q.f32 + q.at(row, piece) + (d - piece);
         F32 half[N];
         unroll<N>([&](auto n) FW_LAMBDA { half[n] = even_of_pairs(k[n]); });
-        add_scores(acc, x, half);
+        add_outer<kQueryPiece>(acc, x, half);
         unroll<N>([&](auto n) FW_LAMBDA { half[n] = odd_of_pairs(k[n]); });
-        add_scores(acc, x + 1, half);
+        add_outer<kQueryPiece>(acc, x + 1, half);
 #endif
       }
     }
@@ -166,80 +167,96 @@ struct ScoresI8 {
 
 // ---------------------------------------------------------------------------------------------- values
 
-// `p` is [rows][kChunk] floats; `count` keys of the chunk take part. O is [rows] at `stride` floats.
+// What a chunk's values are multiplied with, [rows][kChunk]: floats, or for 8-bit values, whose scales are in them,
+// p ≈ step (128 high + low), 14 bits of 0 … 127 each.
+struct Probabilities {
+  const float *f32;
+  const int8_t *high, *low;
+  const float *step;  // [rows]
+};
+
+// O [R rows][N vectors], `stride` floats from row to row, through registers.
+template <int R, int N, class Add>
+FW_INLINE void update_rows(float *o, size_t stride, Add &&add_to) {
+  F32 acc[R][N];
+  unroll<R>([&](auto r) FW_LAMBDA { unroll<N>([&](auto n) FW_LAMBDA { acc[r][n] = load(o + r * stride + n * kLanes); }); });
+  add_to(acc);
+  unroll<R>([&](auto r) FW_LAMBDA { unroll<N>([&](auto n) FW_LAMBDA { store(o + r * stride + n * kLanes, acc[r][n]); }); });
+}
+
+// The kernels below add to R rows of O from `row` on, N vectors from dimension `d` on, over `count` keys of the chunk.
 struct ValuesF32 {
+  static constexpr int kWide = kWideRows, kTall = kTallRows;
   template <int R, int N>
-  static FW_INLINE void run(const float *p, int dim, int d, const ChunkTiles &c, int count, float *o, size_t stride) {
-    F32 acc[R][N];
-    unroll<R>([&](auto r) FW_LAMBDA { unroll<N>([&](auto n) FW_LAMBDA { acc[r][n] = load(o + r * stride + n * kLanes); }); });
-    for (int tile = 0; tile * kTile < count; ++tile) {
-      const float *v = reinterpret_cast<const float *>(c.v[tile]) + d, *pt = p + tile * kTile;
-      const float *const end = pt + smaller(kTile, count - tile * kTile);
-      for (; pt < end; ++pt, v += dim) {
-        F32 value[N];
-        unroll<N>([&](auto n) FW_LAMBDA { value[n] = load(v + n * kLanes); });
-        unroll<R>([&](auto r) FW_LAMBDA {
-          const F32 pv = set1(pt[r * kChunk]);
-          unroll<N>([&](auto n) FW_LAMBDA { acc[r][n] = accumulate(acc[r][n], pv, value[n]); });
-        });
+  static FW_INLINE void run(const Probabilities &p, int dim, int row, int d, const ChunkTiles &c, int count, float *o, size_t stride) {
+    update_rows<R, N>(o, stride, [&](F32 (&acc)[R][N]) FW_LAMBDA {
+      for (int tile = 0; tile * kTile < count; ++tile) {
+        const float *v = reinterpret_cast<const float *>(c.v[tile]) + d, *pt = p.f32 + row * kChunk + tile * kTile;
+        const float *const end = pt + smaller(kTile, count - tile * kTile);
+        for (; pt < end; ++pt, v += dim) {
+          F32 value[N];
+          unroll<N>([&](auto n) FW_LAMBDA { value[n] = load(v + n * kLanes); });
+          add_outer<kChunk>(acc, pt, value);
+        }
       }
-    }
-    unroll<R>([&](auto r) FW_LAMBDA { unroll<N>([&](auto n) FW_LAMBDA { store(o + r * stride + n * kLanes, acc[r][n]); }); });
+    });
   }
 };
 
 struct ValuesBf16 {
+  static constexpr int kWide = kWideRows, kTall = kTallRows;
   template <int R, int N>
-  static FW_INLINE void run(const float *p, int dim, int d, const ChunkTiles &c, int count, float *o, size_t stride) {
-    F32 acc[R][N];
-    unroll<R>([&](auto r) FW_LAMBDA { unroll<N>([&](auto n) FW_LAMBDA { acc[r][n] = load(o + r * stride + n * kLanes); }); });
-    for (int tile = 0; tile * kTile < count; ++tile) {
-      const uint16_t *v = reinterpret_cast<const uint16_t *>(c.v[tile]) + 2 * d;
-      const uint16_t *next = reinterpret_cast<const uint16_t *>(c.next_v[tile]) + 2 * d;
-      const float *pt = p + tile * kTile, *const end = pt + smaller(kTile, count - tile * kTile);
-      for (; pt < end; pt += 2, v += 2 * dim, next += 2 * dim) {
-        I32 pairs[N];
-        unroll<N>([&](auto n) FW_LAMBDA { pairs[n] = load_pairs(v + n * 2 * kLanes); });
-        unroll<(N * kLanes * 4 + 63) / 64>([&](auto line) FW_LAMBDA { prefetch<3>(next + 32 * line); });
-        F32 half[N];
-        unroll<N>([&](auto n) FW_LAMBDA { half[n] = even_of_pairs(pairs[n]); });
-        unroll<R>([&](auto r) FW_LAMBDA {
-          const F32 pv = set1(pt[r * kChunk]);
-          unroll<N>([&](auto n) FW_LAMBDA { acc[r][n] = accumulate(acc[r][n], pv, half[n]); });
-        });
-        if (pt + 1 == end) break;  // the partner was never written
-        unroll<N>([&](auto n) FW_LAMBDA { half[n] = odd_of_pairs(pairs[n]); });
-        unroll<R>([&](auto r) FW_LAMBDA {
-          const F32 pv = set1(pt[r * kChunk + 1]);
-          unroll<N>([&](auto n) FW_LAMBDA { acc[r][n] = accumulate(acc[r][n], pv, half[n]); });
-        });
+  static FW_INLINE void run(const Probabilities &p, int dim, int row, int d, const ChunkTiles &c, int count, float *o, size_t stride) {
+    update_rows<R, N>(o, stride, [&](F32 (&acc)[R][N]) FW_LAMBDA {
+      for (int tile = 0; tile * kTile < count; ++tile) {
+        const uint16_t *v = reinterpret_cast<const uint16_t *>(c.v[tile]) + 2 * d;
+        const uint16_t *next = reinterpret_cast<const uint16_t *>(c.next_v[tile]) + 2 * d;
+        const float *pt = p.f32 + row * kChunk + tile * kTile, *const end = pt + smaller(kTile, count - tile * kTile);
+        for (; pt < end; pt += 2, v += 2 * dim, next += 2 * dim) {
+          I32 pairs[N];
+          unroll<N>([&](auto n) FW_LAMBDA { pairs[n] = load_pairs(v + n * 2 * kLanes); });
+          unroll<(N * kLanes * 4 + 63) / 64>([&](auto line) FW_LAMBDA { prefetch<3>(next + 32 * line); });
+          F32 half[N];
+          unroll<N>([&](auto n) FW_LAMBDA { half[n] = even_of_pairs(pairs[n]); });
+          add_outer<kChunk>(acc, pt, half);
+          if (pt + 1 == end) break;  // the partner was never written
+          unroll<N>([&](auto n) FW_LAMBDA { half[n] = odd_of_pairs(pairs[n]); });
+          add_outer<kChunk>(acc, pt + 1, half);
+        }
       }
-    }
-    unroll<R>([&](auto r) FW_LAMBDA { unroll<N>([&](auto n) FW_LAMBDA { store(o + r * stride + n * kLanes, acc[r][n]); }); });
+    });
   }
 };
 
-// The scale of a value sits in p already.
 struct ValuesI8 {
+  static constexpr int kWide = kWideRows / 2, kTall = kTallRows / 2;
   template <int R, int N>
-  static FW_INLINE void run(const float *p, int dim, int d, const ChunkTiles &c, int count, float *o, size_t stride) {
-    F32 acc[R][N];
-    unroll<R>([&](auto r) FW_LAMBDA { unroll<N>([&](auto n) FW_LAMBDA { acc[r][n] = load(o + r * stride + n * kLanes); }); });
+  static FW_INLINE void run(const Probabilities &p, int dim, int row, int d, const ChunkTiles &c, int count, float *o, size_t stride) {
+    I32 high[R][N], low[R][N];
+    unroll<R>([&](auto r) FW_LAMBDA { unroll<N>([&](auto n) FW_LAMBDA { high[r][n] = low[r][n] = set1_i32(0); }); });
+    const int8_t *ph = p.high + row * kChunk, *pl = p.low + row * kChunk;
     for (int tile = 0; tile * kTile < count; ++tile) {
-      const int8_t *v = reinterpret_cast<const int8_t *>(c.v[tile]) + d;
-      const uint8_t *next = c.next_v[tile] + d;
-      const float *pt = p + tile * kTile, *const end = pt + smaller(kTile, count - tile * kTile);
-      for (; pt < end; ++pt, v += dim, next += dim) {
-        prefetch<3>(next);
-        F32 value[N];
-        unroll<N>([&](auto n) FW_LAMBDA { value[n] = load_s8(v + n * kLanes); });
+      const uint8_t *v = c.v[tile] + 4 * d, *next = c.next_v[tile] + 4 * d;
+      const int quads = smaller(kTile, count - tile * kTile + 3) / 4;  // a quad's keys past the end have p = 0
+      for (int q = 0; q < quads; ++q, v += 4 * dim, next += 4 * dim, ph += 4, pl += 4) {
+        U8 value[N];
+        unroll<N>([&](auto n) FW_LAMBDA { value[n] = load_u8(v + n * 4 * kLanes); });
+        unroll<(N * kLanes * 4 + 63) / 64>([&](auto line) FW_LAMBDA { prefetch<3>(next + 64 * line); });
         unroll<R>([&](auto r) FW_LAMBDA {
-          const F32 pv = set1(pt[r * kChunk]);
-          unroll<N>([&](auto n) FW_LAMBDA { acc[r][n] = accumulate(acc[r][n], pv, value[n]); });
+          const I32 h = quad(ph + r * kChunk), l = quad(pl + r * kChunk);
+          unroll<N>([&](auto n) FW_LAMBDA {
+            high[r][n] = dot4_positive(high[r][n], value[n], h);
+            low[r][n] = dot4_positive(low[r][n], value[n], l);
+          });
         });
       }
     }
-    unroll<R>([&](auto r) FW_LAMBDA { unroll<N>([&](auto n) FW_LAMBDA { store(o + r * stride + n * kLanes, acc[r][n]); }); });
+    update_rows<R, N>(o, stride, [&](F32 (&acc)[R][N]) FW_LAMBDA {
+      unroll<R>([&](auto r) FW_LAMBDA {
+        const F32 step = set1(p.step[row + r]);
+        unroll<N>([&](auto n) FW_LAMBDA { acc[r][n] = fma(to_f32(shift_7_add(high[r][n], low[r][n])), step, acc[r][n]); });
+      });
+    });
   }
 };
 
@@ -274,24 +291,24 @@ void chunk_scores(const Queries &q, int dim, int rows, const ChunkTiles &c, int 
 
 // Dimensions [d, …) in strips of N vectors as far as they go; returns where they end.
 template <class Values, int Rows, int N>
-FW_INLINE int value_strips(const float *p, int dim, int d, int rows, const ChunkTiles &c, int count, float *o, size_t stride) {
+FW_INLINE int value_strips(const Probabilities &p, int dim, int d, int rows, const ChunkTiles &c, int count, float *o, size_t stride) {
   for (; d + N * kLanes <= dim; d += N * kLanes) {
     for_row_tiles<Rows>(rows, [&](int row, auto r) FW_LAMBDA {
-      Values::template run<r, N>(p + row * kChunk, dim, d, c, count, o + static_cast<size_t>(row) * stride + d, stride);
+      Values::template run<r, N>(p, dim, row, d, c, count, o + static_cast<size_t>(row) * stride + d, stride);
     }, std::make_integer_sequence<int, Rows>{});
   }
   return d;
 }
 
 template <class Values>
-void chunk_values(const float *p, int dim, int rows, const ChunkTiles &c, int count, float *o, size_t stride) {
+void chunk_values(const Probabilities &p, int dim, int rows, const ChunkTiles &c, int count, float *o, size_t stride) {
   int d = 0;
   if (rows >= kTallRows) {
-    d = value_strips<Values, kTallRows, 2>(p, dim, d, rows, c, count, o, stride);
+    d = value_strips<Values, Values::kTall, 2>(p, dim, d, rows, c, count, o, stride);
   } else {
-    d = value_strips<Values, kWideRows, kWideVectors>(p, dim, d, rows, c, count, o, stride);
+    d = value_strips<Values, Values::kWide, kWideVectors>(p, dim, d, rows, c, count, o, stride);
   }
-  value_strips<Values, kWideRows, 1>(p, dim, d, rows, c, count, o, stride);
+  value_strips<Values, Values::kWide, 1>(p, dim, d, rows, c, count, o, stride);
 }
 
 }  // namespace foreword::kernels::FOREWORD_LEVEL

@@ -109,7 +109,7 @@ constexpr int kChunkTiles = kChunk / kTile;
 //
 //   block_size a multiple of 16: tiles of 16 keys, each [K tile][V tile]
 //       K  f32 [D][16]     bf16 [D/2][16][2]   i8 [D/4][16][4] u8 (q + 128), [16] float scale
-//       V  f32 [16][D]     bf16 [8][D][2]      i8 [16][D] s8, [16] float scale
+//       V  f32 [16][D]     bf16 [8][D][2]      i8 [4][D][4] s8, [16] float scale
 //   any other block_size: token after token, each K then V: D elements (and a float scale in i8);
 //       attention copies 64 of them into tiles before it uses them.
 struct KVLayer {
@@ -126,7 +126,7 @@ struct KVLayer {
 
 struct AttentionConfig {
   int num_heads, num_kv_heads, head_dim, padded_dim;
-  float softcap;           // 0: none
+  float softcap;           // 0: none; of scores times log2 e, like the queries
   int64_t sliding_window;  // 0: none
 };
 
@@ -142,7 +142,7 @@ struct AttentionTile {
   int num_queries;
   int64_t first_position;  // of the first query
   int kv_head;
-  const float *queries;  // of the first query: [num_heads][padded_dim] floats, already scaled
+  const float *queries;  // of the first query: [num_heads][padded_dim] floats, scaled so that scores are exponents of 2
   size_t query_stride;   // floats from query to query
   const int32_t *block_table;
   int64_t key_begin, key_end;  // the keys this call looks at; key_begin is a multiple of kSplit when it splits a tile

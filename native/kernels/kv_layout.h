@@ -52,8 +52,12 @@ FW_INLINE void put_value(KVFormat f, const StoredToken &t, int dim, int slot, ui
     copy_strided<uint16_t>(t.elements, dim, tile + 2 * row * static_cast<size_t>(slot / 2) + 2 * (slot % 2), 2);
     return;
   }
+  if (f == KVFormat::i8) {
+    copy_strided<uint8_t>(t.elements, dim, tile + 4 * row * static_cast<size_t>(slot / 4) + slot % 4, 4);
+    tile_scales(tile, dim)[slot] = t.scale;
+    return;
+  }
   std::memcpy(tile + row * static_cast<size_t>(slot), t.elements, row);
-  if (f == KVFormat::i8) tile_scales(tile, dim)[slot] = t.scale;
 }
 
 }  // namespace foreword::kernels::FOREWORD_LEVEL

@@ -15,6 +15,8 @@ constexpr int kFewRows = 2;
 constexpr int kPanelsPerThread = 8, kRowsPerCut = 48;
 // Gate and up panels computed together before their halves are joined: floats of working space.
 constexpr int kGateFloats = 16384;
+// Attention's softmax takes powers of 2.
+constexpr float kLog2E = 1.44269504088896341f;
 
 double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -91,7 +93,7 @@ void StepRunner::check(const StepInput &in) const {
 
 AttentionConfig StepRunner::attention_config(int64_t window) const {
   const ModelConfig &c = m_.config;
-  return {c.num_heads, c.num_kv_heads, c.head_dim, m_.padded_dim, c.attn_softcap, window};
+  return {c.num_heads, c.num_kv_heads, c.head_dim, m_.padded_dim, c.attn_softcap * kLog2E, window};
 }
 
 void StepRunner::plan_group(const StepInput &in, int64_t window, GroupPlan &plan) const {
@@ -429,8 +431,9 @@ void StepRunner::rope_and_store(int thread, const Layer &layer) {
     const float *row = qkv_.data() + static_cast<size_t>(token) * qkv_stride_;
     if (head < c.num_heads) {
       float *q = q_.data() + (static_cast<size_t>(token) * c.num_heads + head) * padded;
+      const float scale = c.query_scale * kLog2E;
       finish(q, row + head * dim, layer.q_bias ? layer.q_bias + head * dim : nullptr, layer.q_norm, token);
-      for (int d = 0; d < dim; ++d) q[d] *= c.query_scale;
+      for (int d = 0; d < dim; ++d) q[d] *= scale;
       continue;
     }
     if (slots[token] < 0) continue;

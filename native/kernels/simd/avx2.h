@@ -65,6 +65,15 @@ FW_INLINE uint32_t lanes_at_least(F32 v, F32 threshold) {
 FW_INLINE I32 set1_i32(int32_t x) { return _mm256_set1_epi32(x); }
 FW_INLINE I32 shift_7_add(I32 a, I32 b) { return _mm256_add_epi32(_mm256_slli_epi32(a, 7), b); }
 FW_INLINE F32 to_f32(I32 a) { return _mm256_cvtepi32_ps(a); }
+// Rounds to nearest even.
+FW_INLINE I32 round_to_i32(F32 a) { return _mm256_cvtps_epi32(a); }
+FW_INLINE I32 shift_right_7(I32 a) { return _mm256_srli_epi32(a, 7); }
+FW_INLINE I32 low_7_bits(I32 a) { return _mm256_and_si256(a, _mm256_set1_epi32(127)); }
+FW_INLINE void store_bytes(int8_t *p, I32 a, I32 b, I32 c, I32 d) {
+  const __m256i bytes = _mm256_packus_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));  // half by half: a b c d
+  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+  _mm256_storeu_si256(reinterpret_cast<__m256i *>(p), _mm256_permutevar8x32_epi32(bytes, order));
+}
 FW_INLINE U8 load_u8(const uint8_t *p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)); }
 FW_INLINE U8 low_nibbles(U8 a) { return _mm256_and_si256(a, _mm256_set1_epi8(0x0f)); }
 FW_INLINE U8 high_nibbles(U8 a) { return _mm256_and_si256(_mm256_srli_epi16(a, 4), _mm256_set1_epi8(0x0f)); }
@@ -84,6 +93,7 @@ FW_INLINE I32 dot4_biased(I32 acc, U8 w, I32 a) {
   const __m256i s = _mm256_xor_si256(w, _mm256_set1_epi8(static_cast<char>(0x80)));
   return dot4(acc, _mm256_abs_epi8(s), _mm256_sign_epi8(a, s));
 }
+FW_INLINE I32 dot4_positive(I32 acc, U8 w, I32 a) { return dot4(acc, a, w); }
 
 FW_INLINE F32 load_f16(const uint16_t *p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p))); }
 FW_INLINE F32 load_s8(const int8_t *p) {

@@ -49,6 +49,15 @@ FW_INLINE uint32_t lanes_at_least(F32 v, F32 threshold) { return _mm512_cmp_ps_m
 FW_INLINE I32 set1_i32(int32_t x) { return _mm512_set1_epi32(x); }
 FW_INLINE I32 shift_7_add(I32 a, I32 b) { return _mm512_add_epi32(_mm512_slli_epi32(a, 7), b); }
 FW_INLINE F32 to_f32(I32 a) { return _mm512_cvtepi32_ps(a); }
+// Rounds to nearest even.
+FW_INLINE I32 round_to_i32(F32 a) { return _mm512_cvtps_epi32(a); }
+FW_INLINE I32 shift_right_7(I32 a) { return _mm512_srli_epi32(a, 7); }
+FW_INLINE I32 low_7_bits(I32 a) { return _mm512_and_si512(a, _mm512_set1_epi32(127)); }
+FW_INLINE void store_bytes(int8_t *p, I32 a, I32 b, I32 c, I32 d) {
+  const __m512i bytes = _mm512_packus_epi16(_mm512_packs_epi32(a, b), _mm512_packs_epi32(c, d));  // lane by lane: a b c d
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  _mm512_storeu_si512(p, _mm512_permutexvar_epi32(order, bytes));
+}
 FW_INLINE U8 load_u8(const uint8_t *p) { return _mm512_loadu_si512(p); }
 FW_INLINE U8 low_nibbles(U8 a) { return _mm512_and_si512(a, _mm512_set1_epi8(0x0f)); }
 FW_INLINE U8 high_nibbles(U8 a) { return _mm512_and_si512(_mm512_srli_epi16(a, 4), _mm512_set1_epi8(0x0f)); }
@@ -70,6 +79,7 @@ FW_INLINE I32 dot4(I32 acc, U8 w, I32 a) {
   return acc;
 }
 FW_INLINE I32 dot4_biased(I32 acc, U8 w, I32 a) { return dot4(acc, w, a); }
+FW_INLINE I32 dot4_positive(I32 acc, U8 w, I32 a) { return dot4(acc, a, w); }
 
 FW_INLINE F32 load_f16(const uint16_t *p) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)));

@@ -57,6 +57,14 @@ FW_INLINE uint32_t lanes_at_least(F32 v, F32 threshold) {
 FW_INLINE I32 set1_i32(int32_t x) { return vdupq_n_s32(x); }
 FW_INLINE I32 shift_7_add(I32 a, I32 b) { return vaddq_s32(vshlq_n_s32(a, 7), b); }
 FW_INLINE F32 to_f32(I32 a) { return vcvtq_f32_s32(a); }
+// Rounds to nearest even.
+FW_INLINE I32 round_to_i32(F32 a) { return vcvtnq_s32_f32(a); }
+FW_INLINE I32 shift_right_7(I32 a) { return vshrq_n_s32(a, 7); }
+FW_INLINE I32 low_7_bits(I32 a) { return vandq_s32(a, vdupq_n_s32(127)); }
+FW_INLINE void store_bytes(int8_t *p, I32 a, I32 b, I32 c, I32 d) {
+  const int16x8_t ab = vcombine_s16(vmovn_s32(a), vmovn_s32(b)), cd = vcombine_s16(vmovn_s32(c), vmovn_s32(d));
+  vst1q_s8(p, vcombine_s8(vmovn_s16(ab), vmovn_s16(cd)));
+}
 FW_INLINE U8 load_u8(const uint8_t *p) { return vld1q_u8(p); }
 FW_INLINE U8 low_nibbles(U8 a) { return vandq_u8(a, vdupq_n_u8(0x0f)); }
 FW_INLINE U8 high_nibbles(U8 a) { return vshrq_n_u8(a, 4); }
@@ -81,6 +89,7 @@ FW_INLINE I32 dot4(I32 acc, U8 w, I32 a) { return dot4_signed(acc, vreinterpretq
 FW_INLINE I32 dot4_biased(I32 acc, U8 w, I32 a) {
   return dot4_signed(acc, vreinterpretq_s8_u8(veorq_u8(w, vdupq_n_u8(0x80))), a);
 }
+FW_INLINE I32 dot4_positive(I32 acc, U8 w, I32 a) { return dot4(acc, w, a); }
 
 FW_INLINE F32 load_f16(const uint16_t *p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))); }
 FW_INLINE F32 load_s8(const int8_t *p) {

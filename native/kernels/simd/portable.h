@@ -77,6 +77,18 @@ FW_INLINE uint32_t lanes_at_least(F32 v, F32 threshold) {
 FW_INLINE I32 set1_i32(int32_t x) { return I32{x, x, x, x}; }
 FW_INLINE I32 shift_7_add(I32 a, I32 b) { return (a << 7) + b; }
 FW_INLINE F32 to_f32(I32 a) { return __builtin_convertvector(a, F32); }
+// Rounds to nearest even.
+FW_INLINE I32 round_to_i32(F32 a) { return to_i32(round_f32(a)); }
+FW_INLINE I32 shift_right_7(I32 a) { return a >> 7; }
+FW_INLINE I32 low_7_bits(I32 a) { return a & 127; }
+FW_INLINE void store_bytes(int8_t *p, I32 a, I32 b, I32 c, I32 d) {
+  for (int i = 0; i < kLanes; ++i) {
+    p[i] = static_cast<int8_t>(a[i]);
+    p[kLanes + i] = static_cast<int8_t>(b[i]);
+    p[2 * kLanes + i] = static_cast<int8_t>(c[i]);
+    p[3 * kLanes + i] = static_cast<int8_t>(d[i]);
+  }
+}
 FW_INLINE U8 load_u8(const uint8_t *p) { return load_bits<U8>(p); }
 FW_INLINE U8 low_nibbles(U8 a) { return a & 0x0f; }
 FW_INLINE U8 high_nibbles(U8 a) { return a >> 4; }
@@ -96,6 +108,7 @@ FW_INLINE I32 dot4(I32 acc, U8 w, I32 a) {
   return acc;
 }
 FW_INLINE I32 dot4_biased(I32 acc, U8 w, I32 a) { return dot4(acc, w, a); }
+FW_INLINE I32 dot4_positive(I32 acc, U8 w, I32 a) { return dot4(acc, bits_as<U8>(a), bits_as<I32>(w)); }
 
 // Half precision without instructions for it: move exponent and fraction into a float's place and rescale.
 FW_INLINE F32 load_f16(const uint16_t *p) {

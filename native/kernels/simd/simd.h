@@ -5,6 +5,8 @@
 //   kWideRows × kWideVectors, kTallRows × 2   register tiles of attention: for few rows, for many
 //   kBf16Dot        dot2(acc, pairs, pair): acc + Σ of two bf16 products per lane
 //   kDotBias        dot4_biased(acc, w + 128, a) adds Σ (w + kDotBias) a over the four bytes of each lane
+//   store_bytes     four vectors of numbers 0 … 127 as bytes, in order
+//   dot4_positive   dot4_positive(acc, w, a) adds Σ w a for signed w and a of 0 … 127
 //
 // Everything is in the level's own namespace and always inlined: two levels never share a function.
 #pragma once
@@ -54,20 +56,28 @@ FW_INLINE T larger(T a, T b) { return a < b ? b : a; }
 template <class T>
 FW_INLINE T round_up(T a, T b) { return (a + b - 1) / b * b; }
 
-// e^x to about 1e-7 relative: 2^n from the exponent bits times a polynomial on [-0.5, 0.5]. Below -87 it gives e^-87.
+// 2^f for f in [-0.5, 0.5] to 2e-7 relative: the polynomial of least largest error.
+FW_INLINE F32 exp2_fraction(F32 f) {
+  F32 p = set1(1.326472731307149e-3f);
+  p = fma(p, f, set1(9.671512991189957e-3f));
+  p = fma(p, f, set1(5.550733581185341e-2f));
+  p = fma(p, f, set1(2.402224242687225e-1f));
+  p = fma(p, f, set1(6.931470036506653e-1f));
+  return fma(p, f, set1(1.f));
+}
+
+// 2^x for x <= 127. Below -126 it gives 2^-126.
+FW_INLINE F32 exp2_f32(F32 x) {
+  x = max_f32(x, set1(-126.f));
+  const F32 n = round_f32(x);
+  return mul(exp2_fraction(sub(x, n)), pow2n(n));
+}
+
+// e^x. Below -87 it gives e^-87, above 88 e^88.
 FW_INLINE F32 exp_f32(F32 x) {
   x = min_f32(max_f32(x, set1(-87.f)), set1(88.f));
-  const F32 y = mul(x, set1(1.44269504088896341f));
-  const F32 n = round_f32(y);
-  const F32 f = fma(x, set1(1.44269504088896341f), sub(set1(0.f), n));
-  F32 p = set1(1.535336188319500e-4f);
-  p = fma(p, f, set1(1.339887440266574e-3f));
-  p = fma(p, f, set1(9.618437357674640e-3f));
-  p = fma(p, f, set1(5.550332471162809e-2f));
-  p = fma(p, f, set1(2.402264791363012e-1f));
-  p = fma(p, f, set1(6.931472028550421e-1f));
-  p = fma(p, f, set1(1.f));
-  return mul(p, pow2n(n));
+  const F32 n = round_f32(mul(x, set1(1.44269504088896341f)));
+  return mul(exp2_fraction(fma(x, set1(1.44269504088896341f), sub(set1(0.f), n))), pow2n(n));
 }
 
 // tanh(x) = 1 - 2 / (e^2x + 1)
