@@ -37,6 +37,9 @@ class HostResult:
     prepare_us: float
     commit_us: float
 
+    def as_dict(self) -> dict[str, object]:
+        return asdict(self)
+
 
 class Contender(Protocol):
     """An engine's input layer. ``take`` and ``ready`` are not timed: they bring a step, and what came of preparing it,
@@ -258,8 +261,3 @@ def _compare(ours: Contender, other: Contender, workload: str, step: int) -> Non
 
 def _median_us(nanoseconds: list[int]) -> float:
     return float(np.median(nanoseconds)) / 1e3
-
-
-def as_dicts(results: list[HostResult]) -> list[dict[str, object]]:
-    """For JSON lines."""
-    return [asdict(r) for r in results]

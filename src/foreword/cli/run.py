@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
+from foreword.cli.options import Model
+
 
 def run(
     prompt: Annotated[str, typer.Argument(help="What to say to the model.")],
-    model: Annotated[
-        str, typer.Option(help="A known name, a .gguf file, a directory of safetensors, or a hub id.")
-    ] = "smollm2",
+    model: Model = "smollm2",
     max_tokens: Annotated[int, typer.Option(help="Tokens to generate at most.")] = 128,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     top_p: Annotated[float, typer.Option(help="Keep the most likely tokens of this probability.")] = 1.0,
