@@ -34,10 +34,11 @@ def test_a_window_hit_needs_what_the_next_token_reads(present: list[bool], size:
     assert got == max(n for n in range(limit + 1) if can_go_on(window, present, n, size))
 
 
-@given(presence)
-def test_a_running_state_gives_no_hit_and_takes_one_block(present: list[bool]):
-    group = RunningState(64)
-    assert group.longest_hit(present, len(present)) == 0
+@given(presence, st.integers(0, 12))
+def test_a_running_state_goes_on_where_it_was_kept_and_takes_one_block(present: list[bool], limit: int):
+    limit = min(limit, len(present))
+    group = RunningState(4)
+    assert group.longest_hit(present, limit) == max(n for n in range(limit + 1) if n == 0 or present[n - 1])
     assert group.most_blocks(60, 7) == 1
 
 
@@ -58,14 +59,14 @@ def test_a_window_never_holds_more_blocks_than_it_says(size: int, window: int, c
 
 @given(st.data(), st.integers(0, 40))
 def test_the_common_hit_is_the_longest_every_group_accepts(data: st.DataObject, limit: int):
-    groups = [FullAttention(2), SlidingWindow(2, 5), SlidingWindow(4, 3)]
+    groups = [FullAttention(2), SlidingWindow(2, 5), SlidingWindow(4, 3), RunningState(4)]
     present = [data.draw(st.lists(st.booleans(), min_size=20, max_size=20)) for _ in groups]
     windows = [None, 5, 3]
 
     def accepted(tokens: int) -> bool:
-        return all(
+        return (tokens == 0 or present[3][tokens // 4 - 1]) and all(
             can_go_on(w, p, tokens // g.block_size, g.block_size)
-            for g, w, p in zip(groups, windows, present, strict=True)
+            for g, w, p in zip(groups, windows, present, strict=False)
         )
 
     wanted = max(n for n in range(0, limit + 1, 4) if accepted(n))

@@ -314,12 +314,145 @@ def test_growth_gives_each_row_what_it_lacks():
     assert rig.blocks("a")[1:] == [4, 5, 6, 7]
 
 
-def test_a_running_state_is_one_block_a_request_and_turns_sharing_off():
-    rig = Rig(groups=[KVGroup(block_size=4), KVGroup(block_size=4, recurrent=True)])
+HYBRID = [KVGroup(block_size=4), KVGroup(block_size=4, recurrent=True)]
+
+
+def compute(rig: Rig, name: str, until: int) -> list[int]:
+    """Compute chunks until so many tokens are, as a scheduler would. Where the chunks ended."""
+    row = rig.states.row_of(name)
+    rows, ends = np.array([row], np.int32), []
+    while (computed := int(rig.states.num_computed_tokens[row])) < until:
+        at = rig.states.num_computed_tokens[rows]
+        n = rig.cache.cut_chunks(rows, at, np.array([until - computed], np.int32))
+        assert rig.cache.grow_to(rows, at + n)
+        if computed:
+            rig.cache.keep_states(rows, at)
+        rig.states.num_computed_tokens[row] += n[0]
+        rig.cache.publish(row)
+        ends.append(computed + int(n[0]))
+    return ends
+
+
+def admit(rig: Rig, name: str, prompt: list[int]):
+    hit = rig.cache.lookup(np.array(prompt, np.int32))
+    _, copies = rig.cache.admit(NewRequest(name, prompt, ()), hit, hit.num_tokens + 1)
+    return hit, copies
+
+
+def test_a_running_state_is_one_block_a_request_however_long_it_is():
+    rig = Rig(groups=HYBRID)
     rig.start("a", list(range(1, 15)))
     rig.extend("a", [1, 2, 3, 4, 5])
     assert len(rig.blocks("a", 0)) == 5
     assert len(rig.blocks("a", 1)) == 1
-    assert rig.cache.lookup(np.arange(1, 15, dtype=np.int32)).num_tokens == 0
     rig.end("a")
     assert rig.cache.pool.num_used == 0
+
+
+def test_a_hit_ends_where_the_state_was_kept_and_starts_from_a_copy_of_it():
+    rig = Rig(groups=HYBRID)
+    admit(rig, "a", list(range(1, 15)))
+    assert compute(rig, "a", 14) == [12, 14]
+    hit, (sources, destinations) = admit(rig, "b", list(range(1, 18)))
+    assert (hit.num_tokens, [len(ids) for ids in hit.blocks]) == (12, [3, 0])
+    assert rig.blocks("b", 0)[:3] == rig.blocks("a", 0)[:3]
+    assert destinations == rig.blocks("b", 1) != rig.blocks("a", 1)
+    assert sources not in (rig.blocks("a", 1), destinations)
+    assert rig.cache.pool.num_refs[sources].tolist() == [0]
+    assert compute(rig, "b", 17) == [16, 17]
+    rig.end("a")
+    rig.end("b")
+    assert rig.cache.pool.num_used == 0
+
+
+def test_a_state_can_be_hit_once_the_step_that_goes_on_from_it_is_done():
+    rig = Rig(groups=HYBRID)
+    admit(rig, "a", list(range(1, 15)))
+    row, ids = rig.states.row_of("a"), np.arange(1, 15, dtype=np.int32)
+    rows = np.array([row], np.int32)
+    compute(rig, "a", 12)
+    sources, destinations = rig.cache.keep_states(rows, rig.states.num_computed_tokens[rows])
+    assert sources == rig.blocks("a", 1)
+    assert rig.cache.pool.num_refs[destinations].tolist() == [1]
+    rig.cache.publish_states()
+    assert rig.cache.lookup(ids).num_tokens == 0
+    rig.states.num_computed_tokens[row] = 13
+    rig.cache.publish_states()
+    assert rig.cache.lookup(ids).num_tokens == 12
+    assert rig.cache.pool.num_refs[destinations].tolist() == [0]
+
+
+def test_a_request_that_leaves_before_its_state_was_copied_leaves_none():
+    rig = Rig(groups=HYBRID)
+    admit(rig, "a", list(range(1, 15)))
+    rows = np.array([rig.states.row_of("a")], np.int32)
+    compute(rig, "a", 12)
+    assert rig.cache.keep_states(rows, np.array([12]))[1]
+    rig.end("a")
+    assert rig.cache.pool.num_used == 0
+    assert rig.cache.lookup(np.arange(1, 15, dtype=np.int32)).num_tokens == 0
+
+
+def test_a_prompt_stops_where_it_leaves_known_content():
+    rig = Rig(groups=HYBRID)
+    admit(rig, "a", list(range(1, 15)))
+    compute(rig, "a", 14)
+    hit, _ = admit(rig, "b", [*range(1, 11), *range(50, 60)])
+    assert (hit.num_tokens, hit.num_known) == (0, 10)
+    assert compute(rig, "b", 20) == [8, 16, 20]
+    assert rig.cache.lookup(np.array([*range(1, 9), 99], np.int32)).num_tokens == 8
+
+
+def test_equal_states_are_kept_once():
+    rig = Rig(groups=HYBRID)
+    for name in "ab":
+        admit(rig, name, list(range(1, 15)))
+    compute(rig, "a", 14)
+    cached = int(rig.cache.pool.is_cached.sum())
+    assert compute(rig, "b", 14) == [12, 14]
+    assert int(rig.cache.pool.is_cached.sum()) == cached + 3  # the keys, which its row holds
+
+
+def test_no_free_block_no_checkpoint():
+    rig = Rig(groups=HYBRID, blocks=6)
+    admit(rig, "a", list(range(1, 15)))
+    assert compute(rig, "a", 14) == [12, 14]
+    assert rig.cache.pool.num_free == 0
+    rig.end("a")
+    assert rig.cache.lookup(np.arange(1, 15, dtype=np.int32)).num_tokens == 0
+
+
+def test_of_what_a_request_leaves_its_state_is_lost_last():
+    removed = []
+    rig = Rig(groups=HYBRID, on_event=lambda e: removed.append(e.group) if isinstance(e, BlockRemoved) else None)
+    admit(rig, "a", list(range(1, 15)))
+    compute(rig, "a", 14)
+    rig.end("a")
+    admit(rig, "b", [99] * 10)
+    rig.cache.pool.allocate(rig.cache.pool.num_free)
+    assert removed == [0, 0, 0, 1]
+
+
+def test_what_an_admission_needs_counts_the_state_it_starts_from():
+    rig = Rig(groups=HYBRID, blocks=8)
+    admit(rig, "a", list(range(1, 15)))
+    compute(rig, "a", 14)
+    rig.end("a")
+    hit = rig.cache.lookup(np.arange(1, 15, dtype=np.int32))
+    assert hit.num_tokens == 12
+    assert rig.cache.blocks_to_admit(hit, 14) == 3 + 1 + 1 + 1  # hit keys, new keys, own state, kept state
+    assert rig.cache.blocks_to_admit(rig.cache.miss(14), 14) == 4 + 1
+    rig.cache.pool.allocate(2)
+    refs = rig.cache.pool.num_refs.copy()
+    with pytest.raises(CapacityError):
+        rig.cache.admit(NewRequest("b", list(range(1, 15)), ()), hit, 14)
+    assert (rig.cache.pool.num_refs == refs).all()
+
+
+def test_a_model_without_recurrent_layers_is_asked_to_stop_nowhere():
+    rig = Rig()
+    hit, _ = rig.start("a", list(range(1, 15)))
+    rows, n = np.array([0], np.int32), np.array([9], np.int32)
+    assert (hit.stops, hit.cut(9)) == ((), 9)
+    assert rig.cache.cut_chunks(rows, rows, n) is n
+    assert rig.cache.keep_states(rows, np.array([16])) == ([], [])

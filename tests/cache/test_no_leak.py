@@ -17,6 +17,13 @@ GROUPS = {
     "window": [KVGroup(block_size=3, sliding_window=5)],
     "hybrid": [KVGroup(block_size=3), KVGroup(block_size=3, sliding_window=4)],
     "sizes": [KVGroup(block_size=2), KVGroup(block_size=4, sliding_window=6)],
+    "states": [KVGroup(block_size=1, recurrent=True)],
+    "hybrid states": [
+        KVGroup(block_size=2),
+        KVGroup(block_size=2, sliding_window=4),
+        KVGroup(block_size=2, recurrent=True),
+        KVGroup(block_size=4, recurrent=True),
+    ],
 }
 M = 24
 
@@ -44,7 +51,10 @@ class Mirror:
 
 
 class CacheMachine(RuleBasedStateMachine):
-    """Physical memory is simulated: each slot remembers the whole token prefix whose KV was written there."""
+    """Physical memory is simulated: each slot remembers the whole token prefix whose KV was written there.
+
+    A running state is one more such slot: the first of its block.
+    """
 
     @initialize(kind=st.sampled_from(sorted(GROUPS)), blocks=st.integers(8, 20), mirrored=st.booleans())
     def build(self, kind: str, blocks: int, mirrored: bool) -> None:
@@ -54,13 +64,28 @@ class CacheMachine(RuleBasedStateMachine):
         self.cache = KVCache(self.states, blocks, on_event=self.mirror)
         if self.mirror is not None:
             self.mirror.node_size = self.cache.tree.block_size
-        self.memory = [[[None] * g.block_size for _ in range(blocks)] for g in groups]
+        self.memory = [[[None] * (1 if g.recurrent else g.block_size) for _ in range(blocks)] for g in groups]
+        self.kept: dict[int, list[tuple[int, list[int]]]] = {}  # row → copies of its state that are its own as yet
         self.count = 0
+
+    def copy(self, sources: list[int], destinations: list[int]) -> None:
+        assert len(set(destinations)) == len(destinations)
+        for memory in self.memory:
+            read = [list(memory[block]) for block in sources]
+            for block, content in zip(destinations, read, strict=True):
+                memory[block] = content
+
+    def published(self, row: int) -> None:
+        computed = int(self.states.num_computed_tokens[row])
+        self.kept[row] = [(at, blocks) for at, blocks in self.kept.get(row, []) if at >= computed]
 
     def write(self, row: int, start: int, stop: int) -> None:
         tokens = self.states.token_ids[row, :stop].tolist()
         for table, memory in zip(self.states.block_tables, self.memory, strict=True):
             size = table.tokens_per_block
+            if table.group.recurrent:
+                memory[table.table[row, 0]][0] = tuple(tokens)
+                continue
             for p in range(start, stop):
                 memory[table.table[row, p // size]][p % size] = tuple(tokens[: p + 1])
 
@@ -68,6 +93,9 @@ class CacheMachine(RuleBasedStateMachine):
         tokens = self.states.token_ids[row, :computed].tolist()
         for table, memory in zip(self.states.block_tables, self.memory, strict=True):
             window, size = table.group.sliding_window, table.tokens_per_block
+            if table.group.recurrent:
+                assert not computed or memory[table.table[row, 0]][0] == tuple(tokens)
+                continue
             low = 0 if window is None else max(0, computed - window + 1)
             for p in range(low, computed):
                 assert memory[table.table[row, p // size]][p % size] == tuple(tokens[: p + 1])
@@ -80,11 +108,11 @@ class CacheMachine(RuleBasedStateMachine):
             cached[g].add(self.memory[g][block][-1])
         best = 0
         for n in range(1, len(prompt)):
-            if all(n % t.tokens_per_block == 0 for t in tables) and all(
+            if all(n % t.group.block_size == 0 for t in tables) and all(
                 tuple(prompt[: (p // size + 1) * size]) in known
                 for t, known in zip(tables, cached, strict=True)
-                for size in [t.tokens_per_block]
-                for p in range(max(0, n - (t.group.sliding_window or n + 1) + 1), n)
+                for size in [t.group.block_size]
+                for p in range(n - 1 if t.group.recurrent else max(0, n - (t.group.sliding_window or n + 1) + 1), n)
             ):
                 best = n
         return best
@@ -97,7 +125,7 @@ class CacheMachine(RuleBasedStateMachine):
         assert hit.num_tokens < len(prompt)
         if self.mirror is not None:
             assert hit.num_full == self.longest_hit(prompt)
-        stop = min(len(prompt), hit.num_tokens + chunk)
+        stop = min(len(prompt), hit.num_tokens + hit.cut(chunk))
         short = self.cache.blocks_to_admit(hit, stop) > self.cache.pool.num_free
         self.count += 1
         request = NewRequest(str(self.count), prompt, ())
@@ -105,9 +133,8 @@ class CacheMachine(RuleBasedStateMachine):
             with pytest.raises(CapacityError):
                 self.cache.admit(request, hit, stop)
             return
-        row, (sources, destinations) = self.cache.admit(request, hit, stop)
-        for memory, source, destination in zip(self.memory, sources, destinations, strict=False):
-            memory[destination] = list(memory[source])
+        row, copies = self.cache.admit(request, hit, stop)
+        self.copy(*copies)
         self.check_reads(row, hit.num_tokens)
         self.write(row, hit.num_tokens, stop)
         self.states.num_computed_tokens[row] = stop
@@ -125,6 +152,7 @@ class CacheMachine(RuleBasedStateMachine):
             self.states.token_ids[row, known] = token
             known = self.states.num_tokens[row] = known + 1
         rows = np.array([row], np.int32)
+        known = computed + int(self.cache.cut_chunks(rows, np.array([computed]), np.array([known - computed]))[0])
         self.cache.drop_dead(rows, np.array([computed]))
         wanted = self.cache.wanted(rows, np.array([known]))
         if sum(int(w.sum()) for w in wanted) > self.cache.pool.num_free:
@@ -132,17 +160,32 @@ class CacheMachine(RuleBasedStateMachine):
                 self.cache.grow(rows, wanted)
             return
         self.cache.grow(rows, wanted)
+        sources, destinations = self.cache.keep_states(rows, np.array([computed]))
+        if destinations:
+            assert sources == [int(t.table[row, 0]) for t in self.states.block_tables if t.group.recurrent]
+            self.kept.setdefault(row, []).append((computed, destinations))
+            self.cache.publish(row)  # nothing may come of it yet: the copy is not made
+            self.published(row)
+            self.copy(sources, destinations)
         self.check_reads(row, computed)
         self.write(row, computed, known)
         self.states.num_computed_tokens[row] = known
         if data.draw(st.booleans()):
             self.cache.publish(row)
+            self.published(row)
+
+    @rule()
+    def publish_states(self) -> None:
+        self.cache.publish_states()
+        for row in self.kept:
+            self.published(row)
 
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
         if len(self.states):
             name = data.draw(st.sampled_from(self.states.req_ids))
             self.cache.free(self.states.row_of(name))
+            self.kept.pop(self.states.row_of(name), None)
             self.states.remove_request(name)
 
     @rule()
@@ -159,6 +202,9 @@ class CacheMachine(RuleBasedStateMachine):
                 row = self.states.row_of(name)
                 held = table.table[row, : table.num_blocks[row]]
                 np.add.at(owners, held[held > 0], 1)
+        for own in self.kept.values():
+            for _, blocks in own:
+                owners[blocks] += 1
         assert owners.tolist() == self.cache.pool.num_refs.tolist()
         assert self.cache.pool.num_used == np.count_nonzero(owners)
 
@@ -190,9 +236,13 @@ class CacheMachine(RuleBasedStateMachine):
                 before, upper = upper.tokens + before, upper.parent
             prefix = np.frombuffer(before + node.tokens, np.int32).tolist()
             for g, ids in enumerate(node.blocks):
-                ratio = self.states.block_tables[g].tokens_per_block // size
+                group = self.states.block_tables[g].group
+                ratio = group.block_size // size
                 for i in np.flatnonzero(ids).tolist():
                     for block in [int(ids[i]), *node.spares.get((g, node.start + i), [])]:
+                        if group.recurrent:
+                            assert self.memory[g][block] == [tuple(prefix[: (node.start + i + 1) * size])]
+                            continue
                         for offset in range(ratio * size):
                             p = (node.start + i + 1 - ratio) * size + offset
                             if p < len(prefix):
@@ -209,4 +259,4 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 TestCacheMachine = CacheMachine.TestCase
-TestCacheMachine.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+TestCacheMachine.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)

@@ -2,6 +2,9 @@
 
 In a slot it stores a hash of the whole token prefix up to that position. To compute a token it reads the hash of the
 prefix before it from the cache, and compares all that a real attention kernel would read with what belongs there.
+
+A recurrent layer has no slots: it reads that hash from the block that the step names for the state before it, and
+leaves the one after the step's last token in the block named for the state after it. Nothing else remembers a request.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ class OracleExecutor:
         self.vocab_size = vocab_size
         self.groups = kv_groups
         self.memory = [np.full((num_blocks, g.block_size), -1, np.int64) for g in kv_groups]
+        self.recurrent = [g for g, group in enumerate(kv_groups) if group.recurrent]
         self.before: dict[int, int] = {}  # prefix → the prefix one token shorter
         self.num_tokens = 0
         self.num_steps = 0
@@ -45,6 +49,7 @@ class OracleExecutor:
         self.num_steps += 1
         self.num_tokens += batch.num_tokens
         prefixes = np.zeros(batch.num_tokens, np.int64)
+        self.states = {g: batch.state_indices(g) for g in self.recurrent}
         for b in range(batch.num_reqs):
             start, stop = int(batch.query_start_loc[b]), int(batch.query_start_loc[b + 1])
             computed = int(batch.num_computed_tokens[b])
@@ -56,6 +61,8 @@ class OracleExecutor:
                 for memory, slots in zip(self.memory, batch.slot_mapping, strict=True):
                     if slots[t] >= 0:
                         memory.reshape(-1)[slots[t]] = prefix
+            for g, states in self.states.items():
+                self.memory[g][states.write[b], 0] = prefix
         return np.stack([logits_after(int(prefixes[t]), self.vocab_size) for t in batch.logits_indices])
 
     def read(self, batch: InputBatch, b: int, computed: int) -> int:
@@ -63,7 +70,13 @@ class OracleExecutor:
         if computed == 0:
             return START
         found = set()
+        for g, states in self.states.items():
+            block = int(states.read[b])
+            assert block > 0, "read of no state"
+            found.add(int(self.memory[g][block, 0]))
         for group, memory, table in zip(self.groups, self.memory, batch.block_table, strict=True):
+            if group.recurrent:
+                continue
             size, window = group.block_size, group.sliding_window
             if window == 1:
                 continue

@@ -16,8 +16,16 @@ GROUPS = {
     "full": [KVGroup(4)],
     "window": [KVGroup(4, sliding_window=7)],
     "hybrid": [KVGroup(4), KVGroup(4, sliding_window=6), KVGroup(4, sliding_window=6)],
+    "states": [KVGroup(4, recurrent=True)],
+    "fine states": [KVGroup(2), KVGroup(1, recurrent=True)],
+    "hybrid states": [KVGroup(4), KVGroup(4, sliding_window=6), KVGroup(4, recurrent=True), KVGroup(2, recurrent=True)],
 }
 M = 48
+
+
+def most_blocks(group: KVGroup) -> int:
+    """Blocks of one request at most."""
+    return 1 if group.recurrent else M // group.block_size + 1
 
 
 def some_params(random: Random) -> SamplingParams:
@@ -55,7 +63,7 @@ def aborted_after(count: int, whole: tuple, text: str) -> tuple:
     return tokens[:count], text, "abort", None, None if logprobs is None else logprobs[:count]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from(sorted(GROUPS)))
 def test_company_changes_nothing(seed: int, kind: str):
     random = Random(seed)
@@ -71,10 +79,12 @@ def test_company_changes_nothing(seed: int, kind: str):
     speculation = random.choice(
         [None, SpeculationConfig(min_match=1), SpeculationConfig(method="draft_model", model="guesser")]
     )
+    if any(g.recurrent for g in groups):
+        speculation = None
     engine = make_engine(
         groups=groups,
         M=M,
-        blocks=len(groups) * 14 + random.randint(1, 20),
+        blocks=1 + sum(most_blocks(g) for g in groups) + random.randint(1, 20),
         eos=(),
         max_num_seqs=random.randint(1, 6),
         max_num_batched_tokens=random.randint(1, 40),
@@ -110,19 +120,20 @@ def test_company_changes_nothing(seed: int, kind: str):
 @pytest.mark.parametrize("kind", sorted(GROUPS))
 def test_a_hundredfold_oversubscription_ends_every_request_and_leaks_nothing(kind: str):
     groups = GROUPS[kind]
-    engine = make_engine(
-        groups=groups, M=M, blocks=len(groups) * 13 + 1, max_num_seqs=8, reserve_full_prompt=False, watermark=0.0
-    )
+    blocks = 1 + sum(most_blocks(g) for g in groups)
+    engine = make_engine(groups=groups, M=M, blocks=blocks, max_num_seqs=8, reserve_full_prompt=False, watermark=0.0)
     free = engine.cache.pool.num_free
     random = Random(7)
-    prompts = some_prompts(random, 120)  # 120 requests of up to 46 tokens on a pool for one or two
+    count = 40 if any(g.recurrent for g in groups) else 120
+    prompts = some_prompts(random, count)  # of up to 46 tokens with their outputs, on a pool for one or two
     for i, prompt in enumerate(prompts):
         engine.add_request(str(i), prompt, SamplingParams(temperature=0.0, max_tokens=14))
     outputs = run(engine)
-    assert len(outputs) == 120
+    assert len(outputs) == count
     assert all(out.outputs[0].finish_reason == "length" for out in outputs.values())
     assert engine.cache.pool.num_free == free
-    assert any(out.metrics.num_preemptions for out in outputs.values())
+    preempted = any(out.metrics.num_preemptions for out in outputs.values())
+    assert preempted == (kind != "states")  # a state does not grow
 
 
 def test_thousands_of_aborts_at_any_moment_leak_nothing():

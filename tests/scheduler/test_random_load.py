@@ -15,6 +15,7 @@ GROUPS = {
     "full": [KVGroup(block_size=4)],
     "window": [KVGroup(block_size=4, sliding_window=7)],
     "hybrid": [KVGroup(block_size=4), KVGroup(block_size=4, sliding_window=9)],
+    "states": [KVGroup(block_size=4), KVGroup(block_size=2, recurrent=True), KVGroup(block_size=4, recurrent=True)],
 }
 M = 32
 

@@ -37,7 +37,7 @@ class KVGroup:
     sliding_window: W, a query at position p sees keys in (p − W, p]; None: all keys up to p.
     context_parallel: whether this group's KV is spread over the ranks (False: each rank holds all of it).
     recurrent: the layers keep a state, not keys: one block a request holds it, and no token has a slot (−1). See
-        `foreword.batch.recurrent`.
+        `foreword.batch.recurrent`. A prefix cache can keep the state after multiples of block_size tokens.
     """
 
     block_size: int

@@ -69,6 +69,14 @@ class CachedContent:
             node.blocks[group][at[~taken]] = ids[~taken]
         else:
             node.blocks[group][at] = ids
+        self._added(node, group, ids, index)
+
+    def add_one(self, node: PrefixNode, index: int, group: int, block: int) -> None:
+        """This block, which holds no content, holds block ``index`` of the node, which no block of the group holds."""
+        node.blocks[group][index - node.start] = block
+        self._added(node, group, np.array([block], np.int32), np.array([index]))
+
+    def _added(self, node: PrefixNode, group: int, ids: BlockIds, index: npt.NDArray[np.integer]) -> None:
         node.num_blocks += len(ids)
         self._serial[ids] = node.serial
         self._index[ids] = index

@@ -4,7 +4,9 @@ A model is a list of groups over one pool of blocks. A group is a few lines of a
 
     full attention      a hit of n blocks needs blocks 0 … n−1            nothing dies
     sliding window w    a hit needs the last ceil((w−1)/S) before it      blocks wholly below the window die
-    running state       no hit: every step overwrites it                  nothing dies
+    running state       a hit needs the state kept after block n−1        nothing dies
+
+Of a running state block k is no content of its own: it is a copy of the state after k + 1 blocks, kept at few places.
 """
 
 from __future__ import annotations
@@ -97,7 +99,10 @@ class SlidingWindow:
 
 @dataclass(frozen=True, slots=True)
 class RunningState:
-    """One state a request, overwritten by every step: one block for all its tokens, and no prefix of it survives."""
+    """One state a request, overwritten by every step: one block for all its tokens.
+
+    block_size: the state can be kept after any multiple of as many tokens, in a block of its own.
+    """
 
     block_size: int
 
@@ -106,7 +111,8 @@ class RunningState:
         return False
 
     def longest_hit(self, present: Presence, limit: int) -> int:
-        return 0
+        kept = np.flatnonzero(present[:limit])
+        return int(kept[-1]) + 1 if kept.size else 0
 
     def first_needed(self, num_computed: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
         return np.zeros(len(num_computed), np.int64)
@@ -115,10 +121,10 @@ class RunningState:
         return 1
 
 
-def cache_group(group: KVGroup, max_model_len: int) -> CacheGroup:
+def cache_group(group: KVGroup) -> CacheGroup:
     """The rules of a batch-layer group."""
     if group.recurrent:
-        return RunningState(max_model_len)
+        return RunningState(group.block_size)
     if group.sliding_window is None:
         return FullAttention(group.block_size)
     return SlidingWindow(group.block_size, group.sliding_window)

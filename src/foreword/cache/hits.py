@@ -14,9 +14,10 @@ class PrefixHit:
 
     prompt_len: tokens of the request. num_full: tokens covered by whole blocks, shared with other owners.
     num_partial: further tokens at the start of the next block, taken by copying that block.
-    blocks[g]: int32, one entry per block of group g up to num_full, null where the group no longer reads it.
-    copy_from: int32, the block of each group to copy (empty if num_partial is 0). path: the nodes that are known.
-    num_known: leading tokens that equal content in the tree, reusable or not.
+    blocks[g]: int32, one entry per block of group g up to num_full, null where the group no longer reads it; none for
+    a running state. copy_from: int32, the block of each group to copy, 0 for none, or empty: the block that num_partial
+    is part of, or a running state. path: the nodes that are known. num_known: leading tokens that equal content in the
+    tree, reusable or not. stops: where chunks of the prompt should end, so that a running state can be kept there.
     """
 
     prompt_len: int
@@ -26,11 +27,16 @@ class PrefixHit:
     copy_from: BlockIds
     path: tuple[PrefixNode, ...]
     num_known: int
+    stops: tuple[int, ...] = ()
 
     @property
     def num_tokens(self) -> int:
         """Tokens that need not be computed. At most prompt_len − 1: the last one is computed to sample after it."""
         return self.num_full + self.num_partial
+
+    def cut(self, n: int) -> int:
+        """Of n tokens after the hit, those up to the next stop."""
+        return min([n, *(stop - self.num_tokens for stop in self.stops if stop > self.num_tokens)])
 
     def without_partial(self) -> PrefixHit:
         """The same hit, whole blocks only: nothing to copy."""

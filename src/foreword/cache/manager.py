@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from foreword.batch import NewRequest, RequestStates
 from foreword.batch.block_table import BlockTable
+from foreword.cache.checkpoints import Checkpoints
 from foreword.cache.content import CachedContent
 from foreword.cache.events import CacheEvent
 from foreword.cache.groups import cache_group, longest_common_hit
@@ -30,7 +31,8 @@ class KVCache:
     """One pool of blocks for all groups of a model, and the rows of `RequestStates` that hold them.
 
     Whole blocks of a prompt can be hit as soon as they are computed; the blocks of a request's own output when it
-    leaves. So a decode step hashes nothing.
+    leaves. So a decode step hashes nothing. A running state is overwritten by every step, so copies of it are kept at
+    few places (`Checkpoints`), and a hit of a model that has one ends at such a place.
 
     Ownership of row r in group g, with S the block size:
 
@@ -50,7 +52,7 @@ class KVCache:
         on_event: Callable[[CacheEvent], None] | None = None,
     ) -> None:
         self.states = states
-        self.groups = tuple(cache_group(t.group, states.max_model_len) for t in states.block_tables)
+        self.groups = tuple(cache_group(t.group) for t in states.block_tables)
         sizes = [g.block_size for g in self.groups]
         self._node_blocks = tuple(size // math.gcd(*sizes) for size in sizes)
         self._hit_unit = math.lcm(*sizes)
@@ -62,12 +64,16 @@ class KVCache:
             hash_function=hash_function,
             on_event=on_event,
         )
-        # A running state has no prefix to share, so a model with one computes every prompt in full.
-        self.prefix_caching = prefix_caching and not any(t.group.recurrent for t in states.block_tables)
+        self.prefix_caching = prefix_caching
         self.partial_reuse = partial_reuse and len(set(sizes)) == 1 and all(g.allows_partial_hit for g in self.groups)
         self._keys: list[BlockKeys] = [NO_KEYS] * states.max_num_reqs
         self._first_live = tuple(np.zeros(states.max_num_reqs, np.int64) for _ in self.groups)
         self._windowed = tuple(g for g, t in enumerate(states.block_tables) if t.group.sliding_window is not None)
+        self._paged = tuple(g for g, t in enumerate(states.block_tables) if not t.group.recurrent)
+        recurrent = {g: t for g, t in enumerate(states.block_tables) if t.group.recurrent}
+        self._checkpoints: Checkpoints | None = None
+        if recurrent and prefix_caching:
+            self._checkpoints = Checkpoints(self._content, self.pool, recurrent, self._hit_unit, states.max_num_reqs)
 
     @property
     def tree(self) -> PrefixTree:
@@ -100,8 +106,11 @@ class KVCache:
             most = min(limit, known * size)
             full = longest_common_hit(self.groups, [ids != 0 for ids in held], most, self._hit_unit)
         num_partial, copy_from = self._partial(path, full, data, limit, keys)
+        if self._checkpoints is not None and full:
+            copy_from = self._states_at(held, full)
         tip = path[-1] if path else self.tree.root
         following = self.tree.best_partial(tip, known, data[4 * known * size :], keys.get(known, NO_EXTRA))
+        num_known = known * size + (following[1] if following else 0)
         return PrefixHit(
             prompt_len=len(token_ids),
             num_full=full,
@@ -109,12 +118,14 @@ class KVCache:
             blocks=self._hit_blocks(held, full),
             copy_from=copy_from,
             path=tuple(path),
-            num_known=known * size + (following[1] if following else 0),
+            num_known=num_known,
+            stops=self._stops(len(token_ids), num_known),
         )
 
     def miss(self, num_tokens: int) -> PrefixHit:
         """The hit of nothing, for a request of ``num_tokens``."""
-        return PrefixHit(num_tokens, 0, 0, (NO_BLOCKS,) * len(self.groups), NO_BLOCKS, (), 0)
+        stops = self._stops(num_tokens, 0)
+        return PrefixHit(num_tokens, 0, 0, (NO_BLOCKS,) * len(self.groups), NO_BLOCKS, (), 0, stops)
 
     def blocks_to_admit(self, hit: PrefixHit, num_tokens: int, *, chunk: int | None = None) -> int:
         """Free blocks that a request consumes to hold num_tokens: new ones, and hit ones that nobody owns now.
@@ -152,11 +163,12 @@ class KVCache:
         """
         pool = self.pool
         kept = np.concatenate(hit.blocks)
-        kept, sources = kept[kept != 0], hit.copy_from
+        kept, sources = kept[kept != 0], hit.copy_from[hit.copy_from != 0]
         if len(kept) or len(sources):
             pool.touch(kept)
             pool.touch(sources)  # so that allocate does not take a source
-        new = [-(-num_tokens // g.block_size) - len(b) for g, b in zip(self.groups, hit.blocks, strict=True)]
+        tables = self.states.block_tables
+        new = [-(-num_tokens // t.tokens_per_block) - len(b) for t, b in zip(tables, hit.blocks, strict=True)]
         try:
             fresh = pool.allocate(sum(new))
         except Exception:
@@ -177,7 +189,9 @@ class KVCache:
         self._keys[row] = keys
         for live, blocks in zip(self._first_live, hit.blocks, strict=True):
             live[row] = int(np.argmax(blocks != 0)) if len(blocks) and blocks[-1] else len(blocks)
-        return row, (sources.tolist(), [int(p[0]) for p in parts] if len(sources) else [])
+        if self._checkpoints is not None:
+            self._checkpoints.enter(row, hit.stops, hit.num_full)
+        return row, (sources.tolist(), [int(parts[g][0]) for g in hit.copy_from.nonzero()[0]])
 
     # -- growth: the hot path, arrays only ------------------------------------------------------------------------
 
@@ -242,6 +256,26 @@ class KVCache:
             live[chosen] = needed[dying]
             self._give_back(dead, g)
 
+    # -- running states: nothing to do in a model without ------------------------------------------------------------
+
+    def cut_chunks(self, rows: Rows, computed: Rows, n: Rows) -> Rows:
+        """Of n[i] tokens after computed[i], those up to the next place where the row's state should be kept."""
+        return n if self._checkpoints is None else self._checkpoints.cut(rows, computed, n)
+
+    def keep_states(self, rows: Rows, computed: Rows) -> BlockCopies:
+        """Keep the states after computed[i] tokens that are worth it and find a free block.
+
+        To be asked for each row that the next step goes on with, once all else has its blocks. The copies are made
+        before that step.
+        """
+        return ([], []) if self._checkpoints is None else self._checkpoints.keep(rows, computed)
+
+    def publish_states(self) -> None:
+        """Make the kept states hittable whose step is committed."""
+        if self._checkpoints is not None:
+            for row in self._checkpoints.pending:
+                self.publish(row)
+
     # -- after a step, and at the end -------------------------------------------------------------------------------
 
     def publish(self, row: int) -> None:
@@ -254,12 +288,15 @@ class KVCache:
         data = states.token_ids[row, done * size : computed].tobytes()
         end = computed // size
         if done < end:
-            for g, ratio in enumerate(self._node_blocks):  # what was a partial block is a whole one now
+            for g in self._paged:  # what was a partial block is a whole one now
+                ratio = self._node_blocks[g]
                 if end // ratio > done // ratio:
                     self._content_changes(self.states.block_tables[g].table[row, done // ratio])
             for span in self.tree.extend(row, data, keys):
-                for g, table in enumerate(states.block_tables):
-                    self._content.add(*span, g, table.table[row])
+                for g in self._paged:
+                    self._content.add(*span, g, states.block_tables[g].table[row])
+        if self._checkpoints is not None:
+            self._checkpoints.publish(row, computed)
         if self.partial_reuse and computed % size:
             self._publish_partial(row, data[-4 * (computed % size) :], keys.get(end, NO_EXTRA))
 
@@ -270,11 +307,14 @@ class KVCache:
         """
         if publish:
             self.publish(row)
+        last = NO_BLOCKS if self._checkpoints is None else self._checkpoints.leave(row)
         self.tree.leave(row)
         self._keys[row] = NO_KEYS
         for g, (table, live) in enumerate(zip(self.states.block_tables, self._first_live, strict=True)):
             self._give_back(table.table[row, live[row] : table.num_blocks[row]][::-1].copy(), g, distinct=True)
             live[row] = 0
+        if len(last):
+            self.pool.free(last)
 
     def reset(self) -> bool:
         """Forget all cached content. False, and nothing changes, while a request holds blocks."""
@@ -294,12 +334,20 @@ class KVCache:
     def _hit_blocks(self, held: list[BlockIds], full: int) -> tuple[BlockIds, ...]:
         out = []
         for g, (group, ids) in enumerate(zip(self.groups, held, strict=True)):
-            blocks = ids[: full // group.block_size]
+            blocks = ids[: full // group.block_size] if g in self._paged else NO_BLOCKS
             if g in self._windowed:
                 blocks = blocks.copy()
                 blocks[: int(group.first_needed(np.array([full]))[0])] = 0
             out.append(blocks)
         return tuple(out)
+
+    def _states_at(self, held: list[BlockIds], full: int) -> BlockIds:
+        """The checkpoint of each group after ``full`` tokens, 0 for a group without."""
+        at = [full // group.block_size - 1 for group in self.groups]
+        return np.array([0 if g in self._paged else held[g][at[g]] for g in range(len(at))], np.int32)
+
+    def _stops(self, num_tokens: int, num_known: int) -> tuple[int, ...]:
+        return () if self._checkpoints is None else self._checkpoints.stops(num_tokens, num_known)
 
     def _partial(
         self, path: list[PrefixNode], full: int, data: bytes, limit: int, keys: BlockKeys

@@ -155,6 +155,14 @@ class PrefixTree:
         """The node in which the row's path ends, and the whole blocks of the path."""
         return self._tips[row]
 
+    def node_of(self, row: int, index: int) -> PrefixNode:
+        """The node on the row's path that block ``index`` is in; the path reaches that far."""
+        node, _ = self._tips[row]
+        while index < node.start:
+            assert node.parent is not None
+            node = node.parent
+        return node
+
     def leave(self, row: int) -> None:
         """Forget the row, and what only it needed. Unknown rows are none."""
         if row in self._tips:

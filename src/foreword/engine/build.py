@@ -50,7 +50,7 @@ def pool_size(spec: DecoderSpec, config: EngineConfig, *, bytes_per_value: int =
     slots = max(len(g.layers) for g in spec.kv_groups())
     block_bytes = 2 * slots * config.block_size * spec.num_kv_heads * spec.head_dim * bytes_per_value
     chunk = min(length, config.max_num_batched_tokens)
-    one = sum(cache_group(g, length).most_blocks(length, chunk) for g in groups)
+    one = sum(cache_group(g).most_blocks(length, chunk) for g in groups)
     if config.num_blocks is not None:
         return PoolSize(length, groups, block_bytes, config.num_blocks)
     num_blocks = min(1 + one * config.max_num_seqs, config.kv_cache_bytes // block_bytes)

@@ -15,7 +15,7 @@ class SchedulerConfig:
     max_num_seqs: requests that run at once.
     policy: "fcfs", "priority" or "shortest-first".
     chunked_prefill: whether a prompt may be spread over steps. Without, a prompt that does not fit what is left of the
-        budget waits, and everybody behind it.
+        budget waits, and everybody behind it; and the state of a recurrent model is not kept at the end of its prompts.
     long_prefill_threshold: most prompt tokens of one request in a step that others share (0: no limit).
     reserve_full_prompt: admit only when the blocks of the whole prompt are there, those of running prompts set aside.
     watermark: the share of all blocks that an admission leaves free while others run, so that they can grow.

@@ -44,6 +44,11 @@ class Scheduler:
                 f"chunked_prefill=False with max_num_batched_tokens={config.max_num_batched_tokens}: the longest "
                 f"prompt has {states.max_model_len} tokens; raise it to that, or allow chunks"
             )
+        if states.max_num_draft_tokens and any(t.group.recurrent for t in states.block_tables):
+            raise ConfigError(
+                f"max_num_draft_tokens={states.max_num_draft_tokens} with a recurrent KV group: its state after "
+                "rejected drafts cannot be taken back; serve this model without speculation"
+            )
         check_pool(cache, states.max_model_len, config.max_num_batched_tokens + states.max_num_draft_tokens)
         self.states, self.cache = states, cache
         self.waiting = WaitingQueue(POLICIES[config.policy])
@@ -148,6 +153,8 @@ class Scheduler:
         admitted: list[Request] = []
         counts: list[int] = []
         head, blocked = self._admit(left, preempted, admitted, counts, copies)
+        for all_blocks, blocks in zip(copies, self.cache.keep_states(rows, computed), strict=True):
+            all_blocks.extend(blocks)
         if admitted:
             new = np.array([r.row for r in admitted], np.int32)
             self._rows = np.concatenate([self._rows, new])
@@ -187,6 +194,7 @@ class Scheduler:
         for row in plan.prefilling.tolist():
             if self._by_row[row] is not None:
                 self.cache.publish(row)
+        self.cache.publish_states()
         if plan.draft_tokens is not None:
             self._num_drafts[plan.rows] = 0
 
@@ -253,6 +261,8 @@ class Scheduler:
         threshold = self.config.long_prefill_threshold
         if threshold and len(rows) + len(self.waiting) > 1:
             n = np.minimum(n, threshold)
+        if self.config.chunked_prefill:
+            n = self.cache.cut_chunks(rows, computed, n)
         total = int(np.add.reduce(n))
         if total > budget:
             before = np.cumsum(n) - n
@@ -336,6 +346,8 @@ class Scheduler:
             if short:
                 return request.request_id, short
             n = min(n, len(request) - hit.num_tokens)
+            if config.chunked_prefill:
+                n = hit.cut(n)
             self.waiting.pop()
             self._place(request, hit, n, copies)
             admitted.append(request)

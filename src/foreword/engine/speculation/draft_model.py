@@ -11,6 +11,7 @@ import numpy.typing as npt
 from foreword.batch import InputBuffers, KVGroup, NewRequest, RequestStates, SamplingParams, prepare_inputs
 from foreword.cache import KVCache
 from foreword.engine.executor import Executor
+from foreword.errors import ConfigError
 from foreword.sampling import Sampler
 
 Int32s = npt.NDArray[np.int32]
@@ -37,6 +38,11 @@ class DraftModelDrafter:
         max_num_batched_tokens: int,
         relative_cost: float,
     ) -> None:
+        if any(group.recurrent for group in kv_groups):
+            raise ConfigError(
+                "a draft model with a recurrent KV group: its state after rejected drafts cannot be taken back; "
+                "use one without, or method='ngram'"
+            )
         self.target, self.executor, self.relative_cost = target, executor, relative_cost
         self.states = RequestStates(
             max_num_reqs=target.max_num_reqs,

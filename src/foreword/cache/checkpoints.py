@@ -1,0 +1,107 @@
+"""Copies of running states, kept at few places so that a later request with the same beginning goes on from there.
+
+    row        ──── step ends at a stop ──┬── next step ──────── …      its state stays in one block, overwritten
+                                          └─copy─▶ checkpoint           a block of the prefix tree, like any content
+
+A copy is made before the step that computes the next token. So it is there as soon as more is computed than it stands
+for; until then the row holds its blocks. Hits copy back: nobody ever writes into a checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from foreword.batch.block_table import BlockTable
+from foreword.cache.content import CachedContent
+from foreword.cache.pool import BlockIds, BlockPool
+
+Int32s = npt.NDArray[np.int32]
+
+# Beside the stops, a state is kept where a step ends at a multiple of so many hit units: at most one block in 16.
+INTERVAL = 16
+
+
+class Checkpoints:
+    """Of all groups with a running state.
+
+    tables: the block table of each group by its index. unit: tokens, checkpoints stand at multiples of it.
+    """
+
+    def __init__(
+        self, content: CachedContent, pool: BlockPool, tables: dict[int, BlockTable], unit: int, max_num_reqs: int
+    ) -> None:
+        self._content, self._pool, self._tables, self._unit = content, pool, tables, unit
+        self._stops = np.zeros((max_num_reqs, 2), np.int32)
+        self._newest = np.zeros(max_num_reqs, np.int32)  # by row: tokens of its last checkpoint, 0 for none
+        # Row → (tokens, a block for each group) of copies not known to be made, oldest first.
+        self._pending: dict[int, list[tuple[int, BlockIds]]] = {}
+
+    @property
+    def pending(self) -> Sequence[int]:
+        """The rows with copies not known to be made."""
+        return tuple(self._pending)
+
+    def stops(self, num_tokens: int, num_known: int) -> tuple[int, int]:
+        """Where chunks of a prompt should end: where it leaves known content, and at its last whole unit."""
+        last = (num_tokens - 1) // self._unit * self._unit
+        return min(num_known // self._unit * self._unit, last), last
+
+    def enter(self, row: int, stops: tuple[int, ...], num_hit: int) -> None:
+        """A request was admitted, with a state after ``num_hit`` tokens."""
+        self._stops[row] = stops
+        self._newest[row] = num_hit
+
+    def cut(self, rows: Int32s, computed: Int32s, n: Int32s) -> Int32s:
+        """Of n[i] tokens after computed[i] those up to the next stop of the row."""
+        ahead = self._stops[rows] - computed[:, None]
+        room: Int32s = np.where(ahead > 0, ahead, n[:, None]).min(1)
+        return np.minimum(n, room)
+
+    def keep(self, rows: Int32s, computed: Int32s) -> tuple[list[int], list[int]]:
+        """The copies (sources, destinations) to make before a step that goes on from computed[i] tokens.
+
+        They take free blocks only; rows for which there are none keep nothing.
+        """
+        here = (self._stops[rows] == computed[:, None]).any(1) | (computed % (INTERVAL * self._unit) == 0)
+        at = np.flatnonzero(here & (computed > 0))[: self._pool.num_free // len(self._tables)]
+        if not at.size:
+            return [], []
+        blocks = self._pool.allocate(at.size * len(self._tables)).reshape(at.size, -1)
+        for i, own in zip(at.tolist(), blocks, strict=True):
+            self._pending.setdefault(int(rows[i]), []).append((int(computed[i]), own))
+        sources = np.stack([table.table[rows[at], 0] for table in self._tables.values()], 1)
+        return sources.ravel().tolist(), blocks.ravel().tolist()
+
+    def publish(self, row: int, computed: int) -> None:
+        """Make the row's copies hittable that are made by now. Its path in the tree covers ``computed`` tokens."""
+        pending = self._pending.get(row, [])
+        while pending and pending[0][0] < computed:
+            num_tokens, blocks = pending.pop(0)
+            index = num_tokens // self._content.tree.block_size - 1
+            node = self._content.tree.node_of(row, index)
+            for g, block in zip(self._tables, blocks.tolist(), strict=True):
+                if not node.blocks[g][index - node.start]:  # else somebody else kept the same
+                    self._content.add_one(node, index, g, block)
+            self._pool.free(blocks)
+            self._newest[row] = num_tokens
+        if not pending:
+            self._pending.pop(row, None)
+
+    def leave(self, row: int) -> BlockIds:
+        """Forget the row, which is still in the tree. The caller frees these blocks, after the row's own.
+
+        Its newest checkpoint is among them, so that of all it leaves this is lost last.
+        """
+        blocks = [own for _, own in self._pending.pop(row, [])]
+        if self._newest[row]:
+            index = int(self._newest[row]) // self._content.tree.block_size - 1
+            node = self._content.tree.node_of(row, index)
+            newest = np.array([node.blocks[g][index - node.start] for g in self._tables], np.int32)
+            self._pool.touch(newest[newest != 0])
+            blocks.append(newest)
+        self._newest[row] = 0
+        self._stops[row] = 0
+        return np.concatenate(blocks) if blocks else np.zeros(0, np.int32)

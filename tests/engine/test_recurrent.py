@@ -1,0 +1,173 @@
+"""Models with recurrent layers: requests start from states that others left, and get the tokens they get alone."""
+
+from __future__ import annotations
+
+import pytest
+from engine_rig import make_engine, run
+from oracle_model import OracleExecutor, plain_output
+
+from foreword.batch import KVGroup, RequestStates, SamplingParams
+from foreword.engine.speculation import DraftModelDrafter, SpeculationConfig
+from foreword.errors import ConfigError
+
+GROUPS = {
+    "states": [KVGroup(4, recurrent=True)],
+    "hybrid": [KVGroup(4), KVGroup(4, sliding_window=6), KVGroup(4, recurrent=True), KVGroup(2, recurrent=True)],
+}
+GREEDY = SamplingParams(temperature=0.0, max_tokens=5)
+both = pytest.mark.parametrize("async_scheduling", [False, True])
+kinds = pytest.mark.parametrize("kind", sorted(GROUPS))
+
+
+def alone(prompt: list[int], length: int = 5) -> list[int]:
+    return plain_output(prompt, lambda logits, position: logits.argmax(), length, 30)
+
+
+def cached(engine, name: str, prompt: list[int], params: SamplingParams = GREEDY) -> int:
+    """Run one request and hold its tokens to the definition. How many of its prompt's it did not compute."""
+    engine.add_request(name, prompt, params)
+    output = run(engine)[name]
+    for completion in output.outputs:
+        assert completion.token_ids == alone(prompt, params.max_tokens)
+    return output.metrics.num_cached_tokens
+
+
+@both
+@kinds
+def test_an_equal_prompt_goes_on_from_its_last_whole_unit(kind, async_scheduling):
+    engine = make_engine(groups=GROUPS[kind], async_scheduling=async_scheduling)
+    prompt = list(range(1, 15))
+    assert [cached(engine, name, prompt) for name in "abc"] == [0, 12, 12]
+    assert engine.executor.num_tokens == 14 + 2 + 2 + 3 * 4
+    engine.close()
+
+
+@both
+@kinds
+def test_a_shared_beginning_is_found_by_the_third_that_has_it(kind, async_scheduling):
+    """The first does not know where others will part from it; the second sees it, and keeps its state there."""
+    engine = make_engine(groups=GROUPS[kind], async_scheduling=async_scheduling)
+    shared = list(range(1, 14))
+    ends = [[20, 21, 22, 23, 24], [25, 26, 27], [28, 29, 28, 29, 28, 29]]
+    assert [cached(engine, str(i), shared + end) for i, end in enumerate(ends)] == [0, 0, 12]
+    engine.close()
+
+
+@both
+@kinds
+def test_a_conversation_goes_on_from_the_last_turn(kind, async_scheduling):
+    engine = make_engine(groups=GROUPS[kind], async_scheduling=async_scheduling)
+    first = list(range(1, 15))
+    assert cached(engine, "1", first) == 0
+    assert cached(engine, "2", [*first, *alone(first), 7, 7, 7, 7]) == 12
+    engine.close()
+
+
+@both
+@kinds
+def test_long_outputs_leave_states_on_their_way(kind, async_scheduling):
+    engine = make_engine(groups=GROUPS[kind], M=128, blocks=150, async_scheduling=async_scheduling)
+    first, params = [1, 2, 3, 4, 5, 6], SamplingParams(temperature=0.0, max_tokens=80)
+    assert cached(engine, "1", first, params) == 0
+    assert cached(engine, "2", [*first, *alone(first, 80), 7]) == 64
+    engine.close()
+
+
+@both
+@kinds
+def test_completions_of_one_prompt_share_its_state(kind, async_scheduling):
+    engine = make_engine(groups=GROUPS[kind], async_scheduling=async_scheduling, max_num_seqs=3)
+    prompt = list(range(1, 15))
+    assert cached(engine, "x", prompt, SamplingParams(temperature=0.0, max_tokens=5, n=5)) == 0
+    assert engine.executor.num_tokens == 14 + 4 * 2 + 5 * 4
+    engine.close()
+
+
+def test_a_preempted_request_resumes_from_its_state():
+    groups, params = [KVGroup(4), KVGroup(4, recurrent=True)], SamplingParams(temperature=0.0, max_tokens=14)
+    prompts = {str(i): [i, *range(1, 14)] for i in range(2)}
+    num_computed = []
+    for prefix_caching in (False, True):
+        engine = make_engine(groups=groups, M=32, blocks=14, prefix_caching=prefix_caching)
+        for name, prompt in prompts.items():
+            engine.add_request(name, prompt, params)
+        outputs = run(engine)
+        assert any(out.metrics.num_preemptions for out in outputs.values())
+        for name, prompt in prompts.items():
+            assert outputs[name].outputs[0].token_ids == alone(prompt, 14)
+        num_computed.append(engine.executor.num_tokens)
+    assert num_computed[0] - num_computed[1] == 12
+
+
+@both
+def test_a_full_pool_keeps_no_states_and_preempts_nobody(async_scheduling):
+    engine = make_engine(groups=GROUPS["states"], blocks=4, max_num_seqs=3, async_scheduling=async_scheduling)
+    prompts = {str(i): [i, *range(1, 14)] for i in range(3)}
+    for name, prompt in prompts.items():
+        engine.add_request(name, prompt, GREEDY)
+    outputs = run(engine)
+    assert {name: out.outputs[0].token_ids for name, out in outputs.items()} == {
+        name: alone(prompt) for name, prompt in prompts.items()
+    }
+    assert not any(out.metrics.num_preemptions for out in outputs.values())
+    assert cached(engine, "again", prompts["2"]) == 0
+    assert cached(engine, "alone it finds a block", prompts["2"]) == 12
+    engine.close()
+
+
+def test_kept_states_are_forgotten_with_the_prefixes():
+    engine = make_engine(groups=GROUPS["hybrid"])
+    prompt = list(range(1, 15))
+    cached(engine, "a", prompt)
+    assert engine.reset_prefix_cache()
+    assert cached(engine, "b", prompt) == 0
+
+
+@both
+def test_a_failed_step_leaves_no_state_behind(async_scheduling):
+    class Flaky(OracleExecutor):
+        def copy_blocks(self, sources, destinations):
+            if self.num_steps == 1:  # the state at the end of the first chunk is about to be kept
+                self.num_steps += 1
+                raise MemoryError("no more memory")
+            super().copy_blocks(sources, destinations)
+
+    engine = make_engine(groups=GROUPS["hybrid"], executor=Flaky, async_scheduling=async_scheduling)
+    prompt = list(range(1, 15))
+    engine.add_request("a", prompt, GREEDY)
+    engine.step()
+    with pytest.raises(MemoryError):
+        engine.step()
+    assert run(engine)["a"].outputs[0].token_ids == alone(prompt)
+    assert cached(engine, "b", prompt) == 12
+    engine.close()
+
+
+def test_chunks_end_where_states_are_kept_and_nowhere_without_caching():
+    def chunks(**config) -> list[int]:
+        counts: list[int] = []
+        engine = make_engine(groups=GROUPS["hybrid"], max_num_batched_tokens=64, **config)
+        engine.on_step = lambda plan, batch: counts.extend(plan.num_scheduled.tolist())
+        for prompt in ([1] * 20, [1] * 9 + [2] * 10):
+            engine.add_request(str(len(counts)), prompt, SamplingParams(temperature=0.0, max_tokens=1))
+            run(engine)
+        return counts
+
+    assert chunks() == [16, 4, 8, 8, 3]
+    assert chunks(prefix_caching=False) == chunks(chunked_prefill=False) == [20, 19]
+
+
+def test_speculation_is_refused():
+    with pytest.raises(ConfigError, match="recurrent"):
+        make_engine(groups=GROUPS["hybrid"], speculation=SpeculationConfig())
+    states = RequestStates(max_num_reqs=2, max_model_len=8, vocab_size=30, kv_groups=[KVGroup(4)])
+    groups = [KVGroup(4, recurrent=True)]
+    with pytest.raises(ConfigError, match="draft model with a recurrent"):
+        DraftModelDrafter(
+            states,
+            OracleExecutor(30, groups, 8),
+            kv_groups=groups,
+            num_blocks=8,
+            max_num_batched_tokens=8,
+            relative_cost=0.1,
+        )
