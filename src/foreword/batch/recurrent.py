@@ -32,8 +32,8 @@ def state_indices(batch: InputBatch, group: int = 0) -> StateIndices:
 
     read = table[b, (c − 1) // P] if c > 0 else −1;  write = table[b, (c + n − 1) // P].
 
-    In a recurrent group P is max_model_len: one block, read and written, and `foreword.cache` keeps copies of it. In an ordinary group the states stand at
-    block borders, one each.
+    In a recurrent group P is max_model_len: one block, read and written, and `foreword.cache` keeps copies of it. In an
+    ordinary group the states stand at block borders, one each.
     """
     B, P = batch.num_reqs, batch.tokens_per_block(group)
     table, c = batch.block_table[group], batch.num_computed_tokens
