@@ -137,6 +137,23 @@ def test_a_plain_greedy_batch_says_so_and_holds_no_arrays():
     assert all(getattr(m, name) is None for name in COLUMNS if name != "needs")
 
 
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"temperature": 1e-46}, {"top_p": 1 - 1e-12}, {"min_p": 1e-46}, {"presence_penalty": 1e-46},
+        {"repetition_penalty": 1 + 1e-12}, {"top_k": V}, {"logprobs": V + 9, "prompt_logprobs": 2**40},
+    ],
+)  # fmt: skip
+def test_flags_are_those_of_the_values_as_stored(params):
+    states, buffers = make()
+    states.add_request(NewRequest("a", [1], [[1]], sampling_params=SamplingParams(**params)))
+    batch = prepare_inputs(states, {"a": 1}, buffers, check="full")
+    metadata = batch.sampling_metadata()
+    assert metadata.all_greedy == (states.sampling.temperature[0] == 0)
+    assert metadata.top_p is metadata.top_k is metadata.min_p is metadata.presence_penalty is None
+    assert metadata.max_num_logprobs == (V if "logprobs" in params else -1)
+
+
 def test_columns_given_in_bulk_count_like_parameters():
     states, buffers = make()
     states.add_request(NewRequest("a", [1], [[1]]))
@@ -339,6 +356,10 @@ def test_a_request_that_came_and_went_between_two_questions_is_not_mentioned():
         ("min_tokens", 0.5), ("logprobs", True + 0.5), ("prompt_logprobs", "all"), ("temperature", "hot"),
         ("temperature", None), ("top_p", [0.5]), ("repetition_penalty", float("nan")), ("stop", 5), ("stop", [1]),
         ("stop_token_ids", ["a"]), ("allowed_token_ids", [1.5]), ("logit_bias", {"a": 1.0}),
+        ("logit_bias", [1, 2]), ("logit_bias", {5: "x"}), ("logit_bias", {5: float("nan")}),
+        ("logit_bias", {5: float("inf")}), ("logit_bias", {5: 1e300}), ("stop_token_ids", 5),
+        ("bad_words_token_ids", [5]), ("bad_words_token_ids", 5), ("repetition_penalty", 1e-46),
+        ("min_tokens", 2**40),
     ],
 )  # fmt: skip
 def test_a_parameter_of_the_wrong_type_is_refused_by_name(field, value):

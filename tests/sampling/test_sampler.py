@@ -141,6 +141,11 @@ def test_a_bad_word_is_cut_at_its_last_token_only_after_the_others():
 def test_a_rule_that_forbids_everything_is_not_applied():
     p = SamplingParams(temperature=0.0, allowed_token_ids=[0], min_tokens=5)
     assert Rig(p).draw(logits()).token_ids.tolist() == [0]
+    for temperature in (0.0, 1.0):
+        nothing = SamplingParams(temperature=temperature, seed=1, logit_bias=dict.fromkeys(range(V), -math.inf))
+        free = SamplingParams(temperature=temperature, seed=1)
+        drawn = Rig(nothing, free).draw(np.repeat(logits(), 2, 0)).token_ids
+        assert drawn[0] == drawn[1]
 
 
 def test_logprobs_are_of_the_models_own_logits():

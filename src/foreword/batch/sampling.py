@@ -82,9 +82,6 @@ class SamplingParams:
             inside = _is_number(value) and math.isfinite(value) and low <= value <= high
             require(inside, field, value, f"must be in [{low:g}, {high:g}]", fix)
         require(self.top_p > 0, "top_p", self.top_p, "must be above 0", "Use 1.0 for no limit.")
-        require(
-            self.repetition_penalty > 0, "repetition_penalty", self.repetition_penalty, "must be above 0", "1.0: off."
-        )
         require(self.top_k >= 0, "top_k", self.top_k, "must be 0 (off) or more", "Use 0 for no limit.")
         require(
             self.max_tokens is None or self.max_tokens >= 1,
@@ -132,8 +129,9 @@ class SamplingParams:
                 if not _is_whole(token) or not 0 <= token < vocab_size:
                     refuse(field, token, f"is no token id, the vocabulary has {vocab_size}", "Remove it.")
         for value in (bias or {}).values():
-            if not _is_number(value) or math.isnan(value):
-                refuse("logit_bias", value, "is no number", "Give a number for each token.")
+            if not _is_number(value) or not (value == -math.inf or abs(value) <= _MOST_BIAS):
+                reason = f"must be in [{-_MOST_BIAS:g}, {_MOST_BIAS:g}], or −inf"
+                refuse("logit_bias", value, reason, "Use −inf to forbid a token, allowed_token_ids to force some.")
         if self.allowed_token_ids is not None and not len(self.allowed_token_ids):
             refuse("allowed_token_ids", [], "allows nothing", "Name a token, or use None.")
 
@@ -160,11 +158,12 @@ _WHOLE_NUMBERS = (  # and whether None stands for something
     ("logprobs", True),
     ("prompt_logprobs", True),
 )
+_MOST_BIAS = 1e30  # biased logits stay finite in float32, whatever the penalties
 _RANGES = (
     ("temperature", 0.0, 100.0, "Use 0 for greedy, around 0.7 for variety."),
     ("top_p", 0.0, 1.0, "Use 1.0 for no limit."),
     ("min_p", 0.0, 1.0, "Use 0.0 for no limit."),
     ("presence_penalty", -2.0, 2.0, "Use 0.0 for none."),
     ("frequency_penalty", -2.0, 2.0, "Use 0.0 for none."),
-    ("repetition_penalty", 0.0, 100.0, "Use 1.0 for none."),
+    ("repetition_penalty", 0.01, 100.0, "Use 1.0 for none."),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import IntFlag
 from typing import Any
 
@@ -50,6 +50,21 @@ COLUMNS: dict[str, tuple[type[np.generic], float]] = {
     "needs": (np.int32, int(Need.GREEDY)),
 }
 
+# (flag, column, whether a value of it needs that), for one value and for arrays
+_TELLING: tuple[tuple[int, str, Callable[[Any], Any]], ...] = (
+    (int(Need.GREEDY), "temperature", lambda x: x <= 0),
+    (int(Need.RANDOM), "temperature", lambda x: x > 0),
+    (int(Need.TOP_P), "top_p", lambda x: x < 1),
+    (int(Need.TOP_K), "top_k", lambda x: x > 0),
+    (int(Need.MIN_P), "min_p", lambda x: x > 0),
+    (int(Need.PENALTIES), "presence_penalty", lambda x: x != 0),
+    (int(Need.PENALTIES), "frequency_penalty", lambda x: x != 0),
+    (int(Need.PENALTIES), "repetition_penalty", lambda x: x != 1),
+    (int(Need.LOGPROBS), "num_logprobs", lambda x: x >= 0),
+    (int(Need.PROMPT_LOGPROBS), "num_prompt_logprobs", lambda x: x >= 0),
+    (int(Need.MIN_TOKENS), "min_tokens", lambda x: x > 0),
+)
+
 
 class SamplingColumns:
     """One array a parameter, [R], by state row. ``num_logprobs`` is −1 where none are wanted and V where all are.
@@ -94,19 +109,23 @@ class SamplingColumns:
         if params is None:
             self.reset(np.array([row]))
             return
-        self.temperature[row] = params.temperature
-        self.top_p[row] = params.top_p
-        self.top_k[row] = params.top_k if params.top_k < vocab_size else 0
-        self.min_p[row] = params.min_p
-        self.presence_penalty[row] = params.presence_penalty
-        self.frequency_penalty[row] = params.frequency_penalty
-        self.repetition_penalty[row] = params.repetition_penalty
-        self.seed[row] = params.seed if params.seed is not None else 0
-        self.min_tokens[row] = params.min_tokens
-        self.num_logprobs[row] = _count(params.logprobs, vocab_size)
-        self.num_prompt_logprobs[row] = _count(params.prompt_logprobs, vocab_size)
+        values = {
+            "temperature": params.temperature,
+            "top_p": params.top_p,
+            "top_k": params.top_k if params.top_k < vocab_size else 0,
+            "min_p": params.min_p,
+            "presence_penalty": params.presence_penalty,
+            "frequency_penalty": params.frequency_penalty,
+            "repetition_penalty": params.repetition_penalty,
+            "seed": params.seed if params.seed is not None else 0,
+            "min_tokens": params.min_tokens,
+            "num_logprobs": _count(params.logprobs, vocab_size),
+            "num_prompt_logprobs": _count(params.prompt_logprobs, vocab_size),
+        }
+        for name, value in values.items():
+            getattr(self, name)[row] = value
         self.params[row] = params
-        self.needs[row] = needs_of(params, vocab_size)
+        self.needs[row] = self._told(row) | needs_of(params)
         self.version += 1
         self.is_set[row] = True
         self.stamp[row] = self.version
@@ -157,45 +176,25 @@ class SamplingColumns:
             return
         self.is_set[rows] = True
         self.stamp[rows] = self.version
-        penalties = (
-            (self.presence_penalty[rows] != 0)
-            | (self.frequency_penalty[rows] != 0)
-            | (self.repetition_penalty[rows] != 1)
-        )
-        random = self.temperature[rows] > 0
-        needs = np.where(random, int(Need.RANDOM), int(Need.GREEDY))
-        for flag, needed in (
-            (Need.TOP_P, self.top_p[rows] < 1),
-            (Need.TOP_K, self.top_k[rows] > 0),
-            (Need.MIN_P, self.min_p[rows] > 0),
-            (Need.PENALTIES, penalties),
-            (Need.LOGPROBS, self.num_logprobs[rows] >= 0),
-            (Need.PROMPT_LOGPROBS, self.num_prompt_logprobs[rows] >= 0),
-            (Need.MIN_TOKENS, self.min_tokens[rows] > 0),
-        ):
-            needs |= needed * int(flag)
-        self.needs[rows] = needs
+        self.needs[rows] = self._told(rows)
+
+    def _told(self, rows: Any) -> Any:
+        """The flags that the columns of a row, or of rows, tell: by the values there, rounded as they are."""
+        needs: Any = 0
+        for flag, name, tells in _TELLING:
+            needs = needs | tells(getattr(self, name)[rows]) * flag
+        return needs
 
 
-def needs_of(params: SamplingParams, vocab_size: int) -> int:
-    """The `Need` flags of a request."""
-    p = params
-    needed = (
-        (Need.RANDOM, p.temperature > 0),
-        (Need.GREEDY, not p.temperature > 0),
-        (Need.TOP_P, p.top_p < 1),
-        (Need.TOP_K, 0 < p.top_k < vocab_size),
-        (Need.MIN_P, p.min_p > 0),
-        (Need.PENALTIES, (p.presence_penalty, p.frequency_penalty, p.repetition_penalty) != (0.0, 0.0, 1.0)),
-        (Need.LOGPROBS, p.logprobs is not None),
-        (Need.PROMPT_LOGPROBS, p.prompt_logprobs is not None),
-        (Need.MIN_TOKENS, p.min_tokens > 0),
-        (Need.LOGIT_BIAS, bool(p.logit_bias)),
-        (Need.BAD_WORDS, bool(p.bad_words_token_ids)),
-        (Need.ALLOWED_TOKENS, p.allowed_token_ids is not None),
-        (Need.STRUCTURED_OUTPUT, p.structured_outputs is not None),
+def needs_of(params: SamplingParams) -> int:
+    """The `Need` flags of what no column holds."""
+    rare = (
+        (Need.LOGIT_BIAS, bool(params.logit_bias)),
+        (Need.BAD_WORDS, len(params.bad_words_token_ids) > 0),
+        (Need.ALLOWED_TOKENS, params.allowed_token_ids is not None),
+        (Need.STRUCTURED_OUTPUT, params.structured_outputs is not None),
     )
-    return sum(int(flag) for flag, wanted in needed if wanted)
+    return sum(int(flag) for flag, wanted in rare if wanted)
 
 
 def _count(wanted: int | None, vocab_size: int) -> int:

@@ -59,7 +59,10 @@ class Processors:
         if self.allowed is not None:
             z[:] = NEVER
             z[self.allowed] = logits[self.allowed]
-        z[self.bias_ids] += self.bias
+        if len(self.bias):
+            biased = z.copy()
+            biased[self.bias_ids] += self.bias
+            z = _unless_all_forbidden(biased, z)
         if len(output) < self.min_tokens:
             z = _without(z, self.end_ids)
         self._penalize(z, prompt, output)
@@ -85,4 +88,8 @@ class Processors:
 def _without(z: Logits, ids: Ids) -> Logits:
     masked = z.copy()
     masked[ids] = NEVER
-    return masked if (masked > NEVER).any() else z
+    return _unless_all_forbidden(masked, z)
+
+
+def _unless_all_forbidden(z: Logits, before: Logits) -> Logits:
+    return z if (z > NEVER).any() else before
