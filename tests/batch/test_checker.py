@@ -167,6 +167,16 @@ def test_a_write_to_a_block_that_another_request_sees(engine):
     assert "which request 'a' sees" in str(error)
 
 
+def test_two_states_in_one_block_are_named():
+    engine = Engine(recurrent=True)
+    engine.admit("a", [1, 2, 3], [1])
+    engine.step({"a": 3}, sampled={"a": [4]})
+    engine.admit("b", [1, 2, 3, 5], [1], computed=3)  # shared, where it should start from a copy
+    error = engine.refused({"b": 1, "a": 1})
+    assert "states in one block" in str(error)
+    assert "request 'a'" in str(error)
+
+
 def test_a_hit_with_other_tokens(engine):
     engine.admit("a", [1, 2, 3], [1, 2])
     engine.step({"a": 3}, sampled={"a": [4]})

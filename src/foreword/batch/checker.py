@@ -9,6 +9,7 @@ its writer and a fingerprint of the tokens up to there, and a step is right if
     each slot it writes has one writer, and no other live request can see its block
     each slot it reads was written, by the request itself, or before its admission with the very same tokens
     no block that was given back is still seen by the request that had it
+    the block of a running state is seen by its request alone
 
 What a request brings at admission (num_computed_tokens > 0) is a sharing on purpose: what was written there must have
 its tokens, what was never written was put there by the caller. `CacheChecker.share` declares more.
@@ -173,8 +174,9 @@ class CacheChecker:
         for g, table in enumerate(self._states.block_tables):
             if batch.block_ops:
                 self._shadows[g].copy(batch.block_ops.copies)
-            if table.group.recurrent:
-                continue  # a state is the request's own, and no token has a slot
+            if table.group.recurrent:  # no token has a slot
+                self._check_states(batch, g, table)
+                continue
             writers = self._check_writes(batch, g, table, alive)
             for b in alive:
                 self._check_reads(batch, g, table, b)
@@ -235,6 +237,17 @@ class CacheChecker:
             row = int(batch.idx_mapping[b])
             serials[row] = self._tenants[row].serial
         return serials
+
+    def _check_states(self, batch: InputBatch, g: int, table: BlockTable) -> None:
+        """Every step of a request overwrites its state, so no two live requests have theirs in one block."""
+        owners: dict[int, _Tenant] = {}
+        for row, tenant in self._tenants.items():
+            block = int(table.table[row, 0])
+            if table.num_blocks[row] and owners.setdefault(block, tenant) is not tenant:
+                raise PlanError("two requests have their states in one block", step=batch.step, request=tenant.name,
+                                tensor=f"states.block_table[{g}]", index=(row, 0),
+                                expected=f"a block that request {owners[block].name!r} does not have",
+                                got=block)  # fmt: skip
 
     def _refuse(self, message: str, batch: InputBatch, g: int, t: int, expected: str) -> None:
         row = int(batch.idx_mapping[batch.req_indices[t]])
