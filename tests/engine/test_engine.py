@@ -144,6 +144,9 @@ def test_nobody_who_does_not_stream_is_reported_before_the_end():
         ([1], {"stop_token_ids": [V]}, "stop_token_ids"),
         ([1], {"allowed_token_ids": []}, "allowed_token_ids"),
         ([1], {"logit_bias": {99: 1.0}}, "logit_bias"),
+        ([1], {"stop": 5}, "stop"),
+        ([1], {"bad_words": "abc"}, "bad_words"),
+        ([1], {"bad_words": [5]}, "bad_words"),
     ],
 )
 def test_bad_input_is_refused_by_name_and_harms_nobody(prompt, params, field):
@@ -152,6 +155,28 @@ def test_bad_input_is_refused_by_name_and_harms_nobody(prompt, params, field):
     engine.step()
     with pytest.raises(RequestError, match=f"request 'bad': {field} = "):
         engine.add_request("bad", prompt, SamplingParams(**params))
+    assert run(engine)["good"].outputs[0].token_ids == greedy_output([1, 2, 3])
+
+
+@pytest.mark.parametrize(
+    ("field", "options"),
+    [
+        ("params", {"params": {}}),
+        ("priority", {"priority": "high"}),
+        ("priority", {"priority": None}),
+        ("lora_id", {"lora_id": "adapter"}),
+        ("lora_id", {"lora_id": 2**40}),
+        ("cache_salt", {"cache_salt": 5}),
+    ],
+)
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_options_of_other_types_are_refused_by_name_and_harm_nobody(field, options, policy):
+    engine = make_engine(policy=policy)
+    engine.add_request("good", [1, 2, 3], greedy())
+    with pytest.raises(RequestError, match=f"request 'bad': {field} = "):
+        engine.add_request("bad", [1], **options)
+    with pytest.raises(RequestError, match="request_id = 5"):
+        engine.add_request(5, [1])
     assert run(engine)["good"].outputs[0].token_ids == greedy_output([1, 2, 3])
 
 

@@ -106,6 +106,10 @@ class SamplingParams:
             value = getattr(self, field)
             require(value is None or value >= -1, field, value, "must be −1 or more", "Use None for none, −1 for all.")
         require(_are_strings(self.stop), "stop", self.stop, "is no string and no list of them", "Give strings.")
+        words = self.bad_words
+        require(
+            _are_strings(words) and not isinstance(words, str), "bad_words", words, "is no list of strings", "Give one."
+        )
         require(all(self.stop_strings), "stop", self.stop, "holds an empty string", "Remove it.")
         if vocab_size is not None:
             self._check_ids(request_id, vocab_size)

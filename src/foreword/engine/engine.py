@@ -27,7 +27,7 @@ from foreword.engine.outputs import FinishReason, RequestOutput
 from foreword.engine.pipeline import Pipeline, Step
 from foreword.engine.speculation import Drafter, Speculation
 from foreword.engine.text import Detokenizer, TextStream
-from foreword.engine.validation import checked_params, checked_prompt
+from foreword.engine.validation import check_id, check_options, checked_params, checked_prompt
 from foreword.errors import RequestError
 from foreword.sampling import Sampled, Sampler, TokenLogprobs, derived_seed
 from foreword.scheduler import Reason, Request, Scheduler, StepPlan
@@ -154,19 +154,18 @@ class Engine:
 
         prompt_text: what token ids were made from, for the output.
         """
-        params = params or SamplingParams()
+        check_id(request_id)
         if request_id in self._jobs:
             raise RequestError(request_id, "request_id", request_id, "is here already", "Use another id.")
-        if "\0" in request_id:
-            raise RequestError(request_id, "request_id", request_id, "holds a null character", "Use another id.")
         if isinstance(prompt, str):
             prompt_text, prompt = prompt, self._encode(request_id, prompt)
         vocab_size = self.states.vocab_size
         tokens = checked_prompt(request_id, prompt, vocab_size=vocab_size, max_model_len=self.states.max_model_len)
+        params = SamplingParams() if params is None else checked_params(request_id, params, vocab_size=vocab_size)
         if (params.stop_strings or params.bad_words) and self.tokenizer is None:
             raise RequestError(request_id, "stop", params.stop, "needs a tokenizer", "Use stop_token_ids.")
-        words = self._bad_words(params)
-        params = checked_params(request_id, params, vocab_size=vocab_size, bad_words=words)
+        if words := self._bad_words(params):
+            params = replace(params, bad_words_token_ids=(*params.bad_words_token_ids, *words))
         stream = stream and (params.best_of or params.n) == params.n
         return Job(request_id, prompt_text, tokens.tolist(), params, stream, self.clock())
 
@@ -370,7 +369,8 @@ class Engine:
     # -- the life of a completion -----------------------------------------------------------------------------------
 
     def add(self, job: Job, *, priority: int = 0, lora_id: int = 0, cache_salt: str | None = None) -> None:
-        """Let a checked request in."""
+        """Let a checked request in. RequestError for options of other types; then nothing has changed."""
+        check_options(job.request_id, priority=priority, lora_id=lora_id, cache_salt=cache_salt)
         params, prompt = job.params, np.array(job.prompt_token_ids, np.int32)
         limit = self.states.max_model_len
         if params.max_tokens is not None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
+from foreword.batch.integers import is_int32
 from foreword.batch.sampling import SamplingParams
 from foreword.errors import RequestError
 
@@ -49,16 +49,30 @@ def checked_prompt(request_id: str, token_ids: Sequence[int], *, vocab_size: int
     return ids.astype(np.int32)
 
 
-def checked_params(
-    request_id: str, params: SamplingParams, *, vocab_size: int, bad_words: Sequence[Sequence[int]] = ()
-) -> SamplingParams:
-    """The parameters with ``bad_words`` as tokens; RequestError for a value out of range."""
+def checked_params(request_id: str, params: object, *, vocab_size: int) -> SamplingParams:
+    """The parameters; RequestError for what is none, or has a value out of range."""
     if not isinstance(params, SamplingParams):
         raise RequestError(request_id, "params", params, "is no SamplingParams", "Pass foreword.SamplingParams(...).")
     params.check(request_id, vocab_size)
     for field, count in (("n", params.n), ("best_of", params.best_of or 1)):
         if count > MAX_COMPLETIONS:
             raise RequestError(request_id, field, count, f"is above {MAX_COMPLETIONS}", "Add the prompt several times.")
-    if not bad_words:
-        return params
-    return replace(params, bad_words_token_ids=(*params.bad_words_token_ids, *bad_words))
+    return params
+
+
+def check_id(request_id: object) -> None:
+    """RequestError unless it is a string without a null character."""
+    if not isinstance(request_id, str):
+        raise RequestError(None, "request_id", request_id, "is no string", "Name requests by strings.")
+    if "\0" in request_id:
+        raise RequestError(request_id, "request_id", request_id, "holds a null character", "Use another id.")
+
+
+def check_options(request_id: str, *, priority: object, lora_id: object, cache_salt: object) -> None:
+    """RequestError for an option of another type, which would fail the step that admits it."""
+    if not is_int32(priority):
+        raise RequestError(request_id, "priority", priority, "is no whole number", "Smaller goes first; 0 is usual.")
+    if not is_int32(lora_id, 0):
+        raise RequestError(request_id, "lora_id", lora_id, "is no adapter's number", "Use 0 for none, or 1 and up.")
+    if cache_salt is not None and not isinstance(cache_salt, str):
+        raise RequestError(request_id, "cache_salt", cache_salt, "is no string", "Give a string, or None for none.")
