@@ -1,4 +1,4 @@
-"""Foreword's own engine."""
+"""Foreword's own engine. Weights: a weight format, or "weights/cache" with the format of the KV cache, which is bf16 otherwise."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ class Foreword:
     cannot: ClassVar[dict[str, str]] = {}
 
     def __init__(self, model: Path, weights: str, threads: int) -> None:
-        self.options = {"model": str(model), "num_threads": threads, "weight_format": weights, "max_model_len": 4096}
+        weight_format, _, kv_format = weights.partition("/")
+        self.options = {"model": str(model), "num_threads": threads, "weight_format": weight_format, "max_model_len": 4096}
+        self.options |= {"kv_format": kv_format or "bf16"}
         self.max_num_seqs = 64
         self.llm = LLM(**self.options, max_num_seqs=64)
 

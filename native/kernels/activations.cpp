@@ -70,13 +70,15 @@ void prepare_i15(const Activations &a, int row, const float *x) {
 // 8 bit with a scale a row, of the rotated inputs.
 void prepare_rotated(const Activations &a, int row, const float *x, float *rotated) {
   const float factor = rotate_inputs(x, a.padded_cols, rotated), top = largest_magnitude(rotated, a.padded_cols);
-  int32_t sum = 0;
-  for (int k = 0; k < a.padded_cols; k += kBlock) {
-    const HalfSums half = quantise_block<1>(rotated + k, top, activation_at<int8_t>(a, row, k, kPieceBytes), nullptr);
-    sum += half.low + half.high;
+  const F32 inverse = set1(top > 0.f ? 127.f / top : 0.f);
+  F32 sum = set1(0.f);  // of integers: exact
+  for (int k = 0; k < a.padded_cols; k += kLanes) {
+    const F32 steps = round_f32(mul(load(rotated + k), inverse));
+    store_s8(activation_at<int8_t>(a, row, k, kPieceBytes), steps);
+    sum = add(sum, steps);
   }
   a.blocks[row].scale = top / (127.f * factor);
-  a.blocks[row].neg128_sum = -kDotBias * sum;
+  a.blocks[row].neg128_sum = -kDotBias * static_cast<int32_t>(reduce_add(sum));
 }
 
 }  // namespace

@@ -56,19 +56,16 @@ FW_INLINE void prefetch_keys(const ChunkTiles &c, int vector, size_t offset) {
   unroll<kTiles>([&](auto t) FW_LAMBDA { prefetch<3>(c.next_k[vector / kTileVectors + t] + offset); });
 }
 
-template <int R, int N>
-FW_INLINE void store_scores(float *scores, const F32 (&acc)[R][N]) {
+// Scores in floats. add(acc, keys, piece, end) adds the dimensions [piece, end), all of them in one piece of the queries.
+template <int R, int N, class Add>
+FW_INLINE void float_scores(int dim, const ChunkTiles &c, int vector, float *scores, Add &&add_to) {
+  F32 acc[R][N];
+  unroll<R>([&](auto r) FW_LAMBDA { unroll<N>([&](auto n) FW_LAMBDA { acc[r][n] = set1(0.f); }); });
+  const uint8_t *keys[N];
+  key_vectors(c, vector, keys);
+  for (int piece = 0; piece < dim; piece += kQueryPiece) add_to(acc, keys, piece, smaller(piece + kQueryPiece, dim));
   unroll<R>([&](auto r) FW_LAMBDA {
     unroll<N>([&](auto n) FW_LAMBDA { store(scores + r * kChunk + n * kLanes, acc[r][n]); });
-  });
-}
-
-// acc[r] += x[r] v, rows of x `Stride` numbers apart.
-template <int Stride, int R, int N>
-FW_INLINE void add_outer(F32 (&acc)[R][N], const float *x, const F32 (&v)[N]) {
-  unroll<R>([&](auto r) FW_LAMBDA {
-    const F32 xv = set1(x[r * Stride]);
-    unroll<N>([&](auto n) FW_LAMBDA { acc[r][n] = accumulate(acc[r][n], xv, v[n]); });
   });
 }
 
@@ -76,19 +73,13 @@ struct ScoresF32 {
   static constexpr int kWide = kWideRows, kTall = kTallRows;
   template <int R, int N>
   static FW_INLINE void run(const Queries &q, int dim, int row, const ChunkTiles &c, int vector, float *scores) {
-    F32 acc[R][N];
-    unroll<R>([&](auto r) FW_LAMBDA { unroll<N>([&](auto n) FW_LAMBDA { acc[r][n] = set1(0.f); }); });
-    const uint8_t *keys[N];
-    key_vectors(c, vector, keys);
-    for (int piece = 0; piece < dim; piece += kQueryPiece) {
-      const float *x = q.f32 + q.at(row, piece);
-      for (int d = piece; d < smaller(piece + kQueryPiece, dim); ++d, ++x) {
+    float_scores<R, N>(dim, c, vector, scores, [&](F32 (&acc)[R][N], const uint8_t *(&keys)[N], int d, int end) FW_LAMBDA {
+      for (const float *x = q.f32 + q.at(row, d); d < end; ++d, ++x) {
         F32 k[N];
         unroll<N>([&](auto n) FW_LAMBDA { k[n] = load(reinterpret_cast<const float *>(keys[n]) + d * kTile); });
         add_outer<kQueryPiece>(acc, x, k);
       }
-    }
-    store_scores(scores, acc);
+    });
   }
 };
 
@@ -96,32 +87,25 @@ struct ScoresBf16 {
   static constexpr int kWide = kWideRows, kTall = kTallRows;
   template <int R, int N>
   static FW_INLINE void run(const Queries &q, int dim, int row, const ChunkTiles &c, int vector, float *scores) {
-    F32 acc[R][N];
-    unroll<R>([&](auto r) FW_LAMBDA { unroll<N>([&](auto n) FW_LAMBDA { acc[r][n] = set1(0.f); }); });
-    const uint8_t *keys[N];
-    key_vectors(c, vector, keys);
-    for (int piece = 0; piece < dim; piece += kQueryPiece) {
-      for (int d = piece; d < smaller(piece + kQueryPiece, dim); d += 2) {
+    float_scores<R, N>(dim, c, vector, scores, [&](F32 (&acc)[R][N], const uint8_t *(&keys)[N], int d, int end) FW_LAMBDA {
+      for (size_t at = q.at(row, d); d < end; d += 2, at += 2) {
         I32 k[N];
         unroll<N>([&](auto n) FW_LAMBDA { k[n] = load_pairs(reinterpret_cast<const uint16_t *>(keys[n]) + d * kTile); });
         prefetch_keys<N>(c, vector, static_cast<size_t>(d) * 2 * kTile);
 #if defined(FOREWORD_SIMD_BF16)
-        const uint16_t *x = q.bf16 + q.at(row, piece) + (d - piece);
         unroll<R>([&](auto r) FW_LAMBDA {
-          const I32 xv = pair(x + r * kQueryPiece);
+          const I32 xv = pair(q.bf16 + at + r * kQueryPiece);
           unroll<N>([&](auto n) FW_LAMBDA { acc[r][n] = dot2(acc[r][n], k[n], xv); });
         });
 #else
-        const float *x = q.f32 + q.at(row, piece) + (d - piece);
         F32 half[N];
         unroll<N>([&](auto n) FW_LAMBDA { half[n] = even_of_pairs(k[n]); });
-        add_outer<kQueryPiece>(acc, x, half);
+        add_outer<kQueryPiece>(acc, q.f32 + at, half);
         unroll<N>([&](auto n) FW_LAMBDA { half[n] = odd_of_pairs(k[n]); });
-        add_outer<kQueryPiece>(acc, x + 1, half);
+        add_outer<kQueryPiece>(acc, q.f32 + at + 1, half);
 #endif
       }
-    }
-    store_scores(scores, acc);
+    });
   }
 };
 

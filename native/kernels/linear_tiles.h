@@ -82,14 +82,7 @@ struct FloatKernel {
   }
 };
 
-// acc[r] += x[r] w for every row.
-template <int R, int N>
-FW_INLINE void add_products(F32 (&acc)[R][N], const float *x, const F32 (&w)[N]) {
-  unroll<R>([&](auto r) FW_LAMBDA {
-    const F32 xv = set1(x[r * kPieceBytes / sizeof(float)]);
-    unroll<N>([&](auto n) FW_LAMBDA { acc[r][n] = accumulate(acc[r][n], xv, w[n]); });
-  });
-}
+constexpr int kFloatRow = kPieceBytes / sizeof(float);  // from a row's float to the next row's
 
 struct F32Pairs {
   using Weight = float;
@@ -100,7 +93,7 @@ struct F32Pairs {
     unroll<2>([&](auto i) FW_LAMBDA {
       F32 wv[N];
       unroll<N>([&](auto n) FW_LAMBDA { wv[n] = load(w + (n / V) * panel + i * kPanelWidth + (n % V) * kLanes); });
-      add_products(acc, x + i, wv);
+      add_outer<kFloatRow>(acc, x + i, wv);
     });
   }
 };
@@ -137,9 +130,9 @@ struct Bf16Pairs {
     load_weight_pairs(w, panel, wv);
     F32 half[N];
     unroll<N>([&](auto n) FW_LAMBDA { half[n] = even_of_pairs(wv[n]); });
-    add_products(acc, x, half);
+    add_outer<kFloatRow>(acc, x, half);
     unroll<N>([&](auto n) FW_LAMBDA { half[n] = odd_of_pairs(wv[n]); });
-    add_products(acc, x + 1, half);
+    add_outer<kFloatRow>(acc, x + 1, half);
   }
 };
 #endif

@@ -56,6 +56,15 @@ FW_INLINE T larger(T a, T b) { return a < b ? b : a; }
 template <class T>
 FW_INLINE T round_up(T a, T b) { return (a + b - 1) / b * b; }
 
+// acc[r] += x[r] v, rows of x `Stride` numbers apart.
+template <int Stride, int R, int N>
+FW_INLINE void add_outer(F32 (&acc)[R][N], const float *x, const F32 (&v)[N]) {
+  unroll<R>([&](auto r) FW_LAMBDA {
+    const F32 xv = set1(x[r * Stride]);
+    unroll<N>([&](auto n) FW_LAMBDA { acc[r][n] = accumulate(acc[r][n], xv, v[n]); });
+  });
+}
+
 // 2^f for f in [-0.5, 0.5] to 2e-7 relative: the polynomial of least largest error.
 FW_INLINE F32 exp2_fraction(F32 f) {
   F32 p = set1(1.326472731307149e-3f);
