@@ -145,6 +145,13 @@ def test_a_line_that_cannot_be_replayed_is_named(line, tmp_path):
         conform.run(path)
 
 
+def test_a_file_that_cannot_be_read_is_refused(tmp_path):
+    (tmp_path / "binary.jsonl").write_bytes(b"\xff\xfe\x00")
+    for name in ("missing.jsonl", "binary.jsonl", "."):
+        with pytest.raises(PlanError, match="^/"):
+            conform.run(tmp_path / name)
+
+
 def test_an_empty_trace_is_refused(tmp_path):
     path = tmp_path / "empty.jsonl"
     path.write_text("")

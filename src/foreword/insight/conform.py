@@ -82,7 +82,11 @@ def golden_vectors() -> list[Path]:
 def run(path: str | Path, *, backend: Backend = "auto") -> Report:
     """Replay a trace. Differences are reported; PlanError, with the line, for a trace that cannot be replayed."""
     replay = _Replay(backend)
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise PlanError(f"{path}: {error}") from None
+    for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
