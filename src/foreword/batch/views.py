@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from foreword.errors import PlanError
+
 if TYPE_CHECKING:
     from foreword.batch.adapters.chunked_local import LocalBatches
     from foreword.batch.adapters.common_attention_metadata import CommonAttentionMetadata
@@ -187,6 +189,19 @@ class BatchViews:
         from foreword.batch.adapters.chunked_local import chunked_local
 
         return chunked_local(self._batch, chunk_size, group)
+
+    def local_seq_lens(self, group: int = 0) -> I32:
+        """int32 [B]: keys of each request that this rank holds; all of them where the group is not spread."""
+        batch = self._batch
+        spread = self._states.block_tables[group].context_parallel is not None
+        lens = batch.dcp_local_seq_lens if spread else None
+        return (batch.seq_lens if lens is None else lens)[: batch.num_reqs]
+
+    def refuse_spread(self, group: int, what: str) -> None:
+        """PlanError where the group is spread over ranks, for forms that take all keys of a request to be here."""
+        if self._states.block_tables[group].context_parallel is not None:
+            raise PlanError(f"{what} needs all keys of a request on one rank", tensor=f"group {group}",
+                            expected="context_parallel=False", got="True")  # fmt: skip
 
     def sliding_window(self, group: int = 0) -> int | None:
         """W of the group: a query at position p sees keys in (p − W, p]."""

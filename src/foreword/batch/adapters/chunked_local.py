@@ -44,6 +44,7 @@ class LocalBatches:
 
 def chunked_local(batch: InputBatch, chunk_size: int, group: int = 0) -> LocalBatches:
     """Cut the step at multiples of chunk_size, which the group's block size must divide (ConfigError)."""
+    batch.refuse_spread(group, "chunked-local attention")
     B, S = batch.num_reqs, batch.tokens_per_block(group)
     if chunk_size < 1 or chunk_size % S:
         raise ConfigError(f"chunk_size={chunk_size}: must be a multiple of the group's block_size={S}")

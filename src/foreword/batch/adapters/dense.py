@@ -36,7 +36,7 @@ class DenseInputs:
 
 
 def dense_inputs(batch: InputBatch, group: int = 0) -> DenseInputs:
-    """The step as rectangles, O(B · Q · N). Not for a group spread over ranks."""
+    """The step as rectangles, O(B · Q · N). PlanError for a group spread over ranks."""
     tables = token_tables(batch, group)
     local = np.arange(batch.max_query_len)
     real = local < tables.extend_seq_lens[:, None]

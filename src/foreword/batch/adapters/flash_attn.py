@@ -20,6 +20,7 @@ class FlashAttnVarlen:
     cu_seqlens_k[b + 1] − cu_seqlens_k[b] keys are in the pages of block_table[b], −1 past its last block.
 
     cu_seqlens_q, cu_seqlens_k: int32 [B + 1]; block_table: int32 [B, blocks of the longest row of the batch].
+    A group spread over ranks: this rank's keys, packed in the pages in order of position.
     """
 
     cu_seqlens_q: I32
@@ -32,11 +33,12 @@ class FlashAttnVarlen:
 def flash_attn_varlen(batch: InputBatch, group: int = 0) -> FlashAttnVarlen:
     """The step as FlashAttention takes it. Copies: it stays true after the next step."""
     B = batch.num_reqs
+    lens = batch.local_seq_lens(group)
     cu_seqlens_k = np.zeros(B + 1, np.int32)
-    np.cumsum(batch.seq_lens[:B], out=cu_seqlens_k[1:])
+    np.cumsum(lens, out=cu_seqlens_k[1:])
     held = batch.num_blocks[group]
     table = batch.block_table[group][:B, : int(held.max(initial=0))].copy()
     table[np.arange(table.shape[1]) >= held[:, None]] = -1
     return FlashAttnVarlen(
-        batch.query_start_loc[: B + 1].copy(), cu_seqlens_k, batch.max_query_len, batch.max_seq_len, table
+        batch.query_start_loc[: B + 1].copy(), cu_seqlens_k, batch.max_query_len, int(lens.max(initial=0)), table
     )

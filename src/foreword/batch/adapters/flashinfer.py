@@ -22,6 +22,7 @@ class FlashInferPlan:
     kv_indices[kv_indptr[b] : kv_indptr[b + 1]], of which the last holds kv_last_page_len[b] (1 … S) tokens.
 
     qo_indptr, kv_indptr: int32 [B + 1]; kv_indices: int32 [pages in all]; kv_last_page_len: int32 [B].
+    A group spread over ranks: this rank's pages and keys; a request of which it has none has no page, and length 0.
     """
 
     qo_indptr: I32
@@ -32,11 +33,15 @@ class FlashInferPlan:
 
 def flashinfer_plan(batch: InputBatch, group: int = 0) -> FlashInferPlan:
     """The step as FlashInfer takes it. Copies: it stays true after the next step."""
-    B, S = batch.num_reqs, batch.tokens_per_block(group)
-    seq_lens = batch.seq_lens[:B]
+    table = batch.states.block_tables[group]
+    cp = table.context_parallel
+    B, S = batch.num_reqs, table.tokens_per_block // (1 if cp is None else cp.size)
+    seq_lens = batch.local_seq_lens(group)
     pages = -(-seq_lens // S)
     kv_indptr = np.zeros(B + 1, np.int32)
     np.cumsum(pages, out=kv_indptr[1:])
     rows = np.repeat(np.arange(B), pages)
     kv_indices = batch.block_table[group][rows, ragged_arange(pages)]
-    return FlashInferPlan(batch.query_start_loc[: B + 1].copy(), kv_indptr, kv_indices, seq_lens - (pages - 1) * S)
+    return FlashInferPlan(
+        batch.query_start_loc[: B + 1].copy(), kv_indptr, kv_indices, seq_lens - np.maximum(pages - 1, 0) * S
+    )

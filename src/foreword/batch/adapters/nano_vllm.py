@@ -38,6 +38,7 @@ class Context:
 
 def nano_vllm_context(batch: InputBatch, group: int = 0) -> Context:
     """The step as nano-vllm prepares it, input_ids and positions apart. Copies."""
+    batch.refuse_spread(group, "nano-vllm's context")
     varlen = flash_attn_varlen(batch, group)
     slots = batch.slot_mapping[group][: batch.num_tokens].astype(np.int32)
     if batch.attention_state is AttentionState.DECODE_ONLY:

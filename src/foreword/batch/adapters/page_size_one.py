@@ -34,7 +34,8 @@ class TokenTables:
 
 
 def token_tables(batch: InputBatch, group: int = 0) -> TokenTables:
-    """The step as token tables. Copies: it stays true after the next step. Not for a group spread over ranks."""
+    """The step as token tables. Copies: it stays true after the next step. PlanError for a group spread over ranks."""
+    batch.refuse_spread(group, "a token table")
     B, S = batch.num_reqs, batch.tokens_per_block(group)
     seq_lens = batch.seq_lens[:B].copy()
     positions = np.arange(batch.max_seq_len)
