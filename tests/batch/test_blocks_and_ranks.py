@@ -7,7 +7,16 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from foreword.batch import InputBuffers, KVGroup, NewRequest, PlanError, RequestStates, prepare_inputs, validate
+from foreword.batch import (
+    ContextParallel,
+    InputBuffers,
+    KVGroup,
+    NewRequest,
+    PlanError,
+    RequestStates,
+    prepare_inputs,
+    validate,
+)
 from foreword.batch.block_ops import BlockOps
 from foreword.batch.classify import region_swaps
 from foreword.errors import ConfigError
@@ -301,3 +310,49 @@ def test_an_idle_step_has_kernel_blocks_of_the_right_width():
     batch = prepare_inputs(states, {}, InputBuffers.for_states(states, 8))
     assert batch.kernel_block_table().shape == (0, 4)
     assert batch.to_common_attention_metadata().block_table_tensor.shape == (0, 4)
+
+
+@pytest.mark.parametrize("interleave", [1, 2, 4])
+def test_pages_of_all_ranks_hold_each_key_once(interleave):
+    size, prompts = 2, {"a": 37, "b": 3, "c": 1}
+    slots = {rid: 0 for rid in prompts}
+    for rank in range(size):
+        states = RequestStates(
+            max_num_reqs=4,
+            max_model_len=64,
+            vocab_size=100,
+            kv_groups=[KVGroup(4, context_parallel=True)],
+            context_parallel=ContextParallel(size=size, rank=rank, interleave=interleave),
+        )
+        for i, (rid, n) in enumerate(prompts.items()):
+            blocks = list(range(1 + 10 * i, 1 + 10 * i - (-n // 8)))
+            states.add_request(NewRequest(rid, list(range(1, n + 1)), [blocks]))
+        batch = prepare_inputs(states, prompts, InputBuffers.for_states(states, 64))
+        written = batch.slot_mapping[0][: batch.num_tokens]
+        plan, varlen = batch.to_flashinfer(), batch.to_flash_attn()
+        for b, rid in enumerate(prompts):
+            own = written[batch.query_start_loc[b] : batch.query_start_loc[b + 1]]
+            own = own[own >= 0].tolist()
+            pages = plan.kv_indices[plan.kv_indptr[b] : plan.kv_indptr[b + 1]].tolist()
+            held = [page * 4 + i for page in pages for i in range(4)]
+            assert plan.kv_last_page_len[b] <= 4
+            assert held[: len(held) - 4 + int(plan.kv_last_page_len[b]) if pages else 0] == own
+            count = int(varlen.cu_seqlens_k[b + 1] - varlen.cu_seqlens_k[b])
+            assert [int(varlen.block_table[b, k // 4]) * 4 + k % 4 for k in range(count)] == own
+            slots[rid] += len(own)
+    assert slots == prompts
+
+
+def test_forms_for_whole_requests_refuse_a_group_spread_over_ranks():
+    states = RequestStates(
+        max_num_reqs=1,
+        max_model_len=16,
+        vocab_size=9,
+        kv_groups=[KVGroup(4, context_parallel=True)],
+        context_parallel=ContextParallel(size=2, rank=0),
+    )
+    states.add_request(NewRequest("a", [1, 2, 3], [[1]]))
+    batch = prepare_inputs(states, {"a": 3}, InputBuffers.for_states(states, 16))
+    for form in (batch.to_token_tables, batch.to_nano_vllm, batch.to_dense, lambda: batch.to_chunked_local(4)):
+        with pytest.raises(PlanError, match="rank"):
+            form()
