@@ -1,4 +1,4 @@
-"""Foreword's own engine. Weights: a weight format, or "weights/cache" with the format of the KV cache, which is bf16 otherwise."""
+"""Foreword's own engine. Weights: a weight format, or "weights/cache" with the KV cache's format, otherwise bf16."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Foreword:
 
     def __init__(self, model: Path, weights: str, threads: int) -> None:
         weight_format, _, kv_format = weights.partition("/")
-        self.options = {"model": str(model), "num_threads": threads, "weight_format": weight_format, "max_model_len": 4096}
-        self.options |= {"kv_format": kv_format or "bf16"}
+        self.options = {"model": str(model), "num_threads": threads, "max_model_len": 4096}
+        self.options |= {"weight_format": weight_format, "kv_format": kv_format or "bf16"}
         self.max_num_seqs = 64
         self.llm = LLM(**self.options, max_num_seqs=64)
 

@@ -315,7 +315,7 @@ def test_an_idle_step_has_kernel_blocks_of_the_right_width():
 @pytest.mark.parametrize("interleave", [1, 2, 4])
 def test_pages_of_all_ranks_hold_each_key_once(interleave):
     size, prompts = 2, {"a": 37, "b": 3, "c": 1}
-    slots = {rid: 0 for rid in prompts}
+    slots = dict.fromkeys(prompts, 0)
     for rank in range(size):
         states = RequestStates(
             max_num_reqs=4,
