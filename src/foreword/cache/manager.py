@@ -74,6 +74,8 @@ class KVCache:
         self._checkpoints: Checkpoints | None = None
         if recurrent and prefix_caching:
             self._checkpoints = Checkpoints(self._content, self.pool, recurrent, self._hit_unit, states.max_num_reqs)
+        # Whether a scheduler has anything to ask of `cut_chunks`, `keep_states` and `publish_states`.
+        self.keeps_states = self._checkpoints is not None
 
     @property
     def tree(self) -> PrefixTree:
@@ -256,7 +258,7 @@ class KVCache:
             live[chosen] = needed[dying]
             self._give_back(dead, g)
 
-    # -- running states: nothing to do in a model without ------------------------------------------------------------
+    # -- running states: nothing to do in a model without, see `keeps_states` ----------------------------------------
 
     def cut_chunks(self, rows: Rows, computed: Rows, n: Rows) -> Rows:
         """Of n[i] tokens after computed[i], those up to the next place where the row's state should be kept."""

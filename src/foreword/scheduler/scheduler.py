@@ -153,8 +153,9 @@ class Scheduler:
         admitted: list[Request] = []
         counts: list[int] = []
         head, blocked = self._admit(left, preempted, admitted, counts, copies)
-        for all_blocks, blocks in zip(copies, self.cache.keep_states(rows, computed), strict=True):
-            all_blocks.extend(blocks)
+        if self.cache.keeps_states:
+            for all_blocks, blocks in zip(copies, self.cache.keep_states(rows, computed), strict=True):
+                all_blocks.extend(blocks)
         if admitted:
             new = np.array([r.row for r in admitted], np.int32)
             self._rows = np.concatenate([self._rows, new])
@@ -194,7 +195,8 @@ class Scheduler:
         for row in plan.prefilling.tolist():
             if self._by_row[row] is not None:
                 self.cache.publish(row)
-        self.cache.publish_states()
+        if self.cache.keeps_states:
+            self.cache.publish_states()
         if plan.draft_tokens is not None:
             self._num_drafts[plan.rows] = 0
 
@@ -261,7 +263,7 @@ class Scheduler:
         threshold = self.config.long_prefill_threshold
         if threshold and len(rows) + len(self.waiting) > 1:
             n = np.minimum(n, threshold)
-        if self.config.chunked_prefill:
+        if self.cache.keeps_states and self.config.chunked_prefill:
             n = self.cache.cut_chunks(rows, computed, n)
         total = int(np.add.reduce(n))
         if total > budget:
