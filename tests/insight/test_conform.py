@@ -148,7 +148,7 @@ def test_a_line_that_cannot_be_replayed_is_named(line, tmp_path):
 def test_a_file_that_cannot_be_read_is_refused(tmp_path):
     (tmp_path / "binary.jsonl").write_bytes(b"\xff\xfe\x00")
     for name in ("missing.jsonl", "binary.jsonl", "."):
-        with pytest.raises(PlanError, match="^/"):
+        with pytest.raises(PlanError, match=r"^/"):
             conform.run(tmp_path / name)
 
 
