@@ -189,6 +189,7 @@ class CpuModel {
   const char *isa() const { return model_.level.name; }
   int num_threads() const { return model_.pool.size(); }
   Model &model() { return model_; }
+  uint8_t *sampling_scratch(size_t bytes) { return sampling_.reserve(bytes); }
 
  private:
   Linear linear(const std::vector<int> &ids) {
@@ -220,6 +221,7 @@ class CpuModel {
   std::vector<Vector> vectors_;
   nb::object embedding_;
   std::unique_ptr<StepRunner> runner_;
+  Buffer<uint8_t> sampling_;
 };
 
 // ---------------------------------------------------------------------------------------------- sampling
@@ -260,13 +262,14 @@ void sample(const nb::ndarray<const float, nb::ndim<2>, nb::device::cpu> &logits
                                        options, scratch);
     }
   };
-  if (!model || searches < 2) {
-    Mapping scratch(scratch_bytes);
-    return work(scratch.data());
+  if (!model) {
+    const std::unique_ptr<uint8_t[]> scratch(new uint8_t[scratch_bytes]);
+    return work(scratch.get());
   }
   ThreadPool &pool = model->model().pool;
-  Mapping scratch(scratch_bytes * static_cast<size_t>(pool.size()));
-  pool.run([&](int thread) { work(scratch.data() + scratch_bytes * static_cast<size_t>(thread)); });
+  uint8_t *scratch = model->sampling_scratch(scratch_bytes * static_cast<size_t>(pool.size()));
+  if (searches < 2) return work(scratch);
+  pool.run([&](int thread) { work(scratch + scratch_bytes * static_cast<size_t>(thread)); });
 }
 
 // ---------------------------------------------------------------------------------------------- roofline
@@ -413,7 +416,7 @@ void bind_kernels(nanobind::module_ &m) {
   m.def("sample", &sample, "logits"_a, "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "seeds"_a, "positions"_a, "rows"_a,
         "out"_a.noconvert(), "model"_a.none() = nb::none(),
         "Samples row i of logits [L, V] with the parameters at rows[i] for the token at positions[i]; writes out [L].\n"
-        "native/kernels/sampler.cpp defines the draw. `model` lends its threads.");
+        "native/kernels/sampler.cpp defines the draw. `model` lends its threads and the memory they work in: no two calls at once with one.");
   m.def("roofline", &roofline, "num_threads"_a = 0, "isa"_a = "", "megabytes"_a = 256,
         "The machine's limits with one instruction set: peak operations and memory bytes a second.");
   m.def("bench_linear", &bench_linear, "format"_a, "outputs"_a, "inputs"_a, "rows"_a, "copies"_a = 1, "num_threads"_a = 0,
