@@ -78,8 +78,9 @@ double time_linear(const LinearShape &shape, const Level &level, ThreadPool &poo
     pool.run([&](int thread) {
       for (const PackedMatrix &m : matrices) {
         const Share share = share_of(m.num_panels, thread, pool.size());
+        const uint8_t *next = &m < &matrices.back() ? (&m + 1)->panel(share.begin) : nullptr;
         level.linear(m, set.kinds[static_cast<int>(kind)], 0, shape.rows, share.begin, share.end, out.data(), static_cast<size_t>(out_stride),
-                     Store::assign, scratch.data() + own * static_cast<size_t>(thread));
+                     Store::assign, next, scratch.data() + own * static_cast<size_t>(thread));
         pool.barrier();
       }
     });

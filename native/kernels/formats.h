@@ -56,6 +56,8 @@ struct PackedMatrix {
   int num_panels;
   size_t panel_bytes;
   uint8_t *panels;  // 64-byte aligned
+
+  const uint8_t *panel(int index) const { return panels + static_cast<size_t>(index) * panel_bytes; }
 };
 
 // A matrix as a file holds it: row r starts at data + r * row_bytes.

@@ -69,6 +69,10 @@ void stage_q4(Format from, const uint8_t *weights, int cols, uint8_t *out) {
 
 // ---------------------------------------------------------------------------------------------- tiles to a product
 
+struct Range {
+  int begin, end;
+};
+
 struct Output {
   float *data;  // of the tile's first row and output
   size_t stride;
@@ -136,40 +140,34 @@ void run_rows(Tile t, Stream &stream, int row_end, Carry carry, Output out) {
   stream = t.stream;
 }
 
-int lines_per_group(const PackedMatrix &w, int tiles) {
-  const int groups = w.padded_cols / kBlock * tiles;
-  return static_cast<int>((w.panel_bytes / 64 + static_cast<size_t>(groups) - 1) / static_cast<size_t>(groups));
+// Fetches `panels` panels from `next` on while `tiles` tiles pass over a whole panel each.
+Stream stream_of(const PackedMatrix &w, const uint8_t *next, int panels, int tiles) {
+  const size_t groups = static_cast<size_t>(w.padded_cols / kBlock * tiles), lines = w.panel_bytes * static_cast<size_t>(panels) / 64;
+  return {next, next ? static_cast<int>((lines + groups - 1) / groups) : 0};
 }
 
 const float *scales_of(const PackedMatrix &w, const uint8_t *panel) {
   return w.format == Format::i8 ? reinterpret_cast<const float *>(panel) : nullptr;
 }
 
-constexpr size_t kStreamAhead = 4096;  // bytes between the weights in use and those being fetched, with few rows
-
 // A few rows: memory sets the pace. Two panels at a time where there are two.
 template <class Kernel, int R>
-void run_few_rows(const PackedMatrix &w, const Activations &a, int row, int panel_begin, int panel_end, Output out) {
-  for (int p = panel_begin; p < panel_end;) {
-    const uint8_t *panel = w.panels + static_cast<size_t>(p) * w.panel_bytes;
-    const bool two = p + 2 <= panel_end;
+void run_few_rows(const PackedMatrix &w, const Activations &a, int row, Range panels, Output out, const uint8_t *next) {
+  for (int p = panels.begin; p < panels.end;) {
+    const uint8_t *panel = w.panel(p);
+    const int at_once = smaller(panels.end - p, 2);
+    const uint8_t *following = p + at_once < panels.end ? w.panel(p + at_once) : next;
     const Output o{out.data + static_cast<size_t>(p) * kPanelWidth, out.stride, out.store};
     Tile t{panel + input_offset(w.format, 0), scales_of(w, panel), w.panel_bytes, a, row, 0, w.padded_cols,
-           {panel + kStreamAhead, lines_per_group(w, 1)}};
-    if (two) {
-      t.stream.next = panel + 2 * w.panel_bytes;
-      t.stream.lines_per_group *= 2;
+           stream_of(w, following, at_once, 1)};
+    if (at_once == 2) {
       run_tile<Kernel, R, 2>(t, {}, o);
     } else {
       run_tile<Kernel, R, 1>(t, {}, o);
     }
-    p += two ? 2 : 1;
+    p += at_once;
   }
 }
-
-struct Range {
-  int begin, end;
-};
 
 constexpr int kMostRows = 480;  // of one pass over the panels
 
@@ -188,20 +186,21 @@ struct Scratch {
 constexpr size_t kStagedBytes = 2 * kChunkBytes;
 
 template <class Kernel, class StagedKernel>
-void run_product(const PackedMatrix &w, const Activations &a, Range rows, Range panels, Output out, const Scratch &scratch) {
+void run_product(const PackedMatrix &w, const Activations &a, Range rows, Range panels, Output out, const uint8_t *next,
+                 const Scratch &scratch) {
   const int num_rows = rows.end - rows.begin, cols = w.padded_cols;
   out.data += static_cast<size_t>(rows.begin) * out.stride;
-  if (num_rows == 1) return run_few_rows<Kernel, 1>(w, a, rows.begin, panels.begin, panels.end, out);
-  if (num_rows == 2) return run_few_rows<Kernel, 2>(w, a, rows.begin, panels.begin, panels.end, out);
+  if (num_rows == 1) return run_few_rows<Kernel, 1>(w, a, rows.begin, panels, out, next);
+  if (num_rows == 2) return run_few_rows<Kernel, 2>(w, a, rows.begin, panels, out, next);
 
   const Format to = num_rows > kStageRows ? staged_format(w.format) : w.format;
   const bool staged = to != w.format;
   const int tile_rows = staged ? StagedKernel::kRows : Kernel::kRows, tiles = (num_rows + tile_rows - 1) / tile_rows;
   const int chunk = staged || tiles > 1 ? chunk_inputs(to, a) : cols;
   for (int p = panels.begin; p < panels.end; ++p) {
-    const uint8_t *panel = w.panels + static_cast<size_t>(p) * w.panel_bytes;
+    const uint8_t *panel = w.panel(p);
     const Output o{out.data + static_cast<size_t>(p) * kPanelWidth, out.stride, out.store};
-    Stream stream{panel + w.panel_bytes, lines_per_group(w, tiles)};
+    Stream stream = stream_of(w, p + 1 < panels.end ? w.panel(p + 1) : next, 1, tiles);
     for (int k = 0; k < cols; k += chunk) {
       const int k_end = smaller(k + chunk, cols);
       const Carry carry{k > 0 ? scratch.carry : nullptr, k_end < cols ? scratch.carry : nullptr};
@@ -219,18 +218,19 @@ void run_product(const PackedMatrix &w, const Activations &a, Range rows, Range 
 }
 
 template <int Planes>
-void run_blocks(const PackedMatrix &w, const Activations &a, Range rows, Range panels, Output out, const Scratch &scratch) {
+void run_blocks(const PackedMatrix &w, const Activations &a, Range rows, Range panels, Output out, const uint8_t *next,
+                 const Scratch &scratch) {
   using Q4 = BlockKernel<Format::q4, Planes>;
   using Q4Min = BlockKernel<Format::q4_min, Planes>;
   using Q8 = BlockKernel<Format::q8, Planes>;
   using Q8Min = BlockKernel<Format::q8_min, Planes>;
   using Q8Half = BlockKernel<Format::q8_half, Planes>;
   switch (w.format) {
-    case Format::q4: return run_product<Q4, Q8>(w, a, rows, panels, out, scratch);
-    case Format::q4_min: return run_product<Q4Min, Q8Min>(w, a, rows, panels, out, scratch);
-    case Format::q8: return run_product<Q8, Q8>(w, a, rows, panels, out, scratch);
-    case Format::q8_min: return run_product<Q8Min, Q8Min>(w, a, rows, panels, out, scratch);
-    case Format::q8_half: return run_product<Q8Half, Q8Half>(w, a, rows, panels, out, scratch);
+    case Format::q4: return run_product<Q4, Q8>(w, a, rows, panels, out, next, scratch);
+    case Format::q4_min: return run_product<Q4Min, Q8Min>(w, a, rows, panels, out, next, scratch);
+    case Format::q8: return run_product<Q8, Q8>(w, a, rows, panels, out, next, scratch);
+    case Format::q8_min: return run_product<Q8Min, Q8Min>(w, a, rows, panels, out, next, scratch);
+    case Format::q8_half: return run_product<Q8Half, Q8Half>(w, a, rows, panels, out, next, scratch);
     default: return;
   }
 }
@@ -246,7 +246,7 @@ int rows_a_pass(const Activations &a) {
 size_t linear_scratch_bytes() { return kStagedBytes + Carry::kRowBytes * kMostRows; }
 
 void linear(const PackedMatrix &w, const Activations &a, int row_begin, int row_end, int panel_begin, int panel_end,
-            float *out, size_t out_stride, Store store, void *memory) {
+            float *out, size_t out_stride, Store store, const uint8_t *next, void *memory) {
   const Range panels{panel_begin, panel_end};
   const Output output{out, out_stride, store};
   const Scratch scratch{static_cast<uint8_t *>(memory), static_cast<uint8_t *>(memory) + kStagedBytes};
@@ -255,14 +255,14 @@ void linear(const PackedMatrix &w, const Activations &a, int row_begin, int row_
   for (int row = row_begin; row < row_end; row += pass) {
     const Range rows{row, smaller(row_end, row + pass)};
     switch (w.format) {
-      case Format::f32: run_product<F32Kernel, F32Kernel>(w, a, rows, panels, output, scratch); break;
-      case Format::bf16: run_product<Bf16Kernel, F32Kernel>(w, a, rows, panels, output, scratch); break;
-      case Format::i8: run_product<I8Kernel, I8Kernel>(w, a, rows, panels, output, scratch); break;
+      case Format::f32: run_product<F32Kernel, F32Kernel>(w, a, rows, panels, output, next, scratch); break;
+      case Format::bf16: run_product<Bf16Kernel, F32Kernel>(w, a, rows, panels, output, next, scratch); break;
+      case Format::i8: run_product<I8Kernel, I8Kernel>(w, a, rows, panels, output, next, scratch); break;
       default:
         if (a.kind == ActivationKind::i15) {
-          run_blocks<2>(w, a, rows, panels, output, scratch);
+          run_blocks<2>(w, a, rows, panels, output, next, scratch);
         } else {
-          run_blocks<1>(w, a, rows, panels, output, scratch);
+          run_blocks<1>(w, a, rows, panels, output, next, scratch);
         }
     }
   }

@@ -256,7 +256,7 @@ void StepRunner::step(int thread) {
   tick(thread, 0);
   for (size_t i = 0; i < m_.layers.size(); ++i) {
     attention_block(thread, m_.layers[i], static_cast<int>(i));
-    mlp_block(thread, m_.layers[i]);
+    mlp_block(thread, m_.layers[i], static_cast<int>(i));
   }
   if (in_.num_logits > 0) project(thread);
   tick(thread, 7);
@@ -310,8 +310,20 @@ ActivationSet StepRunner::prepare(int thread, int cols, int rows, const Activati
   return set;
 }
 
+// Of this thread's range of the panels of all matrices side by side.
+const uint8_t *StepRunner::first_weights(int thread, const Linear *l) const {
+  if (!l) return nullptr;
+  int panel = share_of(l->num_panels, thread, pool_.size()).begin;
+  for (const Linear::Part &part : l->parts) {
+    if (panel < part.matrix->num_panels) return part.matrix->panel(panel);
+    panel -= part.matrix->num_panels;
+  }
+  return nullptr;
+}
+
 // This thread's part of out = a Wᵀ: a range of the panels of all matrices side by side, cut by rows too if panels are few.
-void StepRunner::linear(int thread, const Linear &l, const ActivationSet &a, Share rows, float *out, Store store) {
+void StepRunner::linear(int thread, const Linear &l, const ActivationSet &a, Share rows, float *out, Store store,
+                        const Linear *next) {
   const int num_rows = rows.end - rows.begin, threads = pool_.size();
   int cuts = 1;
   if (l.num_panels < kPanelsPerThread * threads) cuts = std::clamp(num_rows / kRowsPerCut, 1, threads);
@@ -326,8 +338,9 @@ void StepRunner::linear(int thread, const Linear &l, const ActivationSet &a, Sha
       const int p0 = std::max(begin, first) - first, p1 = std::min(end, last) - first;
       if (p0 < p1) {
         const int kind = static_cast<int>(part.matrix->activations);
+        const uint8_t *following = end > last ? (&part + 1)->matrix->panels : first_weights(thread, next);
         level_.linear(*part.matrix, a.kinds[kind], rows.begin + r.begin, rows.begin + r.end, p0, p1, out + part.offset,
-                      static_cast<size_t>(l.stride), store, scratch);
+                      static_cast<size_t>(l.stride), store, following, scratch);
       }
       first = last;
     }
@@ -347,11 +360,14 @@ void StepRunner::gated(int thread, const Mlp &mlp, const ActivationSet &a, Share
     const int step = std::max(1, std::min(8, kGateFloats / (count * width)));
     for (int p = panels.begin; p < panels.end; p += step) {
       const int p_end = std::min(panels.end, p + step);
+      const uint8_t *next_gate = p_end < panels.end ? gate.panel(p_end) : first_weights(thread, &mlp.down);
       const size_t wide = static_cast<size_t>((p_end - p) * width);
       // The kernels address output from row 0 and panel 0.
       const ptrdiff_t origin = -static_cast<ptrdiff_t>(row) * static_cast<ptrdiff_t>(wide) - static_cast<ptrdiff_t>(p) * width;
-      level_.linear(gate, gate_in, row, row_end, p, p_end, own.gate.data() + origin, wide, Store::assign, own.linear.data());
-      level_.linear(up, up_in, row, row_end, p, p_end, own.up.data() + origin, wide, Store::assign, own.linear.data());
+      level_.linear(gate, gate_in, row, row_end, p, p_end, own.gate.data() + origin, wide, Store::assign, up.panel(p),
+                    own.linear.data());
+      level_.linear(up, up_in, row, row_end, p, p_end, own.up.data() + origin, wide, Store::assign, next_gate,
+                    own.linear.data());
       for (int r = 0; r < count; ++r) {
         const size_t at = static_cast<size_t>(r) * wide;
         level_.gate_mul(m_.config.activation, own.gate.data() + at, own.up.data() + at, wide,
@@ -380,7 +396,7 @@ void StepRunner::attention_block(int thread, const Layer &layer, int index) {
   const ActivationSet in = prepare(thread, layer.qkv.cols, rows.end, in_acts_, [&](int r) {
     return norm_row(thread, x_.data() + static_cast<size_t>(r) * hidden_stride_, layer.attn_norm);
   });
-  linear(thread, layer.qkv, in, rows, qkv_.data(), Store::assign);
+  linear(thread, layer.qkv, in, rows, qkv_.data(), Store::assign, &layer.o);
   pool_.barrier();
   tick(thread, 1);
 
@@ -394,12 +410,13 @@ void StepRunner::attention_block(int thread, const Layer &layer, int index) {
   const ActivationSet out = prepare(thread, layer.o.cols, rows.end, attn_acts_, [&](int r) {
     return static_cast<const float *>(attn_.data() + static_cast<size_t>(r) * attn_stride_);
   });
+  const Linear *next = layer.mlp ? &layer.mlp->gate : nullptr;
   if (layer.post_attn_norm) {
-    linear(thread, layer.o, out, rows, branch_.data(), Store::assign);
+    linear(thread, layer.o, out, rows, branch_.data(), Store::assign, next);
     pool_.barrier();
     add_branch(thread, layer.post_attn_norm);
   } else {
-    linear(thread, layer.o, out, rows, x_.data(), Store::add);
+    linear(thread, layer.o, out, rows, x_.data(), Store::add, next);
     pool_.barrier();
   }
   tick(thread, 4);
@@ -502,17 +519,19 @@ void StepRunner::attend(int thread, const Layer &layer, int index) {
 
 // ---------------------------------------------------------------------------------------------- MLP and logits
 
-void StepRunner::mlp_block(int thread, const Layer &layer) {
+void StepRunner::mlp_block(int thread, const Layer &layer, int index) {
   if (layer.moe) {
     moe(thread, layer, *layer.moe);
     return add_branch(thread, layer.post_mlp_norm);
   }
   const bool norm_after = layer.post_mlp_norm != nullptr;
-  dense_mlp(thread, layer, *layer.mlp, norm_after ? branch_.data() : x_.data(), norm_after ? Store::assign : Store::add);
+  const size_t following = static_cast<size_t>(index) + 1;
+  const Linear *next = following < m_.layers.size() ? &m_.layers[following].qkv : &m_.lm_head;
+  dense_mlp(thread, layer, *layer.mlp, norm_after ? branch_.data() : x_.data(), norm_after ? Store::assign : Store::add, next);
   if (norm_after) add_branch(thread, layer.post_mlp_norm);
 }
 
-void StepRunner::dense_mlp(int thread, const Layer &layer, const Mlp &mlp, float *out, Store store) {
+void StepRunner::dense_mlp(int thread, const Layer &layer, const Mlp &mlp, float *out, Store store, const Linear *next) {
   const Share rows{0, in_.num_tokens};
   const ActivationSet in = prepare(thread, mlp.gate.cols, rows.end, in_acts_, [&](int r) {
     return norm_row(thread, x_.data() + static_cast<size_t>(r) * hidden_stride_, layer.mlp_norm);
@@ -523,7 +542,7 @@ void StepRunner::dense_mlp(int thread, const Layer &layer, const Mlp &mlp, float
   const ActivationSet hidden = prepare(thread, mlp.down.cols, rows.end, mlp_acts_, [&](int r) {
     return static_cast<const float *>(hidden_.data() + static_cast<size_t>(r) * mlp.gate.stride);
   });
-  linear(thread, mlp.down, hidden, rows, out, store);
+  linear(thread, mlp.down, hidden, rows, out, store, next);
   pool_.barrier();
   tick(thread, 6);
 }

@@ -74,7 +74,7 @@ class StepRunner {
   void attention_block(int thread, const Layer &layer, int index);
   void rope_and_store(int thread, const Layer &layer);
   void attend(int thread, const Layer &layer, int index);
-  void mlp_block(int thread, const Layer &layer);
+  void mlp_block(int thread, const Layer &layer, int index);
   void project(int thread);
 
   template <class Row>
@@ -91,9 +91,11 @@ class StepRunner {
       if (set.used[kind]) level_.prepare_row(set.kinds[kind], r, x, own_[static_cast<size_t>(thread)].rotated.data());
     }
   }
-  void linear(int thread, const Linear &l, const ActivationSet &a, Share rows, float *out, Store store);
+  // `next`: the product that follows, whose first weights are fetched meanwhile; null if it is not known.
+  void linear(int thread, const Linear &l, const ActivationSet &a, Share rows, float *out, Store store, const Linear *next = nullptr);
   void gated(int thread, const Mlp &mlp, const ActivationSet &a, Share rows, float *out);
-  void dense_mlp(int thread, const Layer &layer, const Mlp &mlp, float *out, Store store);
+  const uint8_t *first_weights(int thread, const Linear *l) const;
+  void dense_mlp(int thread, const Layer &layer, const Mlp &mlp, float *out, Store store, const Linear *next);
   void moe(int thread, const Layer &layer, const Moe &moe);
   void route(int thread, const Moe &moe);
   void sort_by_expert(const Moe &moe);
