@@ -7,6 +7,7 @@ OpenMP, which its documentation asks for, is preloaded by run.py; tcmalloc is wh
 from __future__ import annotations
 
 import os
+from collections import deque
 from pathlib import Path
 from typing import ClassVar
 
@@ -21,6 +22,7 @@ class Vllm:
         os.environ["OMP_NUM_THREADS"] = str(threads)
         os.environ["VLLM_CPU_OMP_THREADS_BIND"] = f"0-{threads - 1}"
         from vllm import LLM, SamplingParams
+        from vllm.sampling_params import RequestOutputKind
 
         self.llm = LLM(
             str(model),
@@ -31,14 +33,22 @@ class Vllm:
             enable_prefix_caching=True,
             disable_log_stats=True,
         )
-        self.params = SamplingParams
+        self.params, self.final_only = SamplingParams, RequestOutputKind.FINAL_ONLY
 
     def generate(self, prompts: list[list[int]], output_lens: list[int], max_num_seqs: int) -> list[int]:
-        core = self.llm.llm_engine.engine_core.engine_core  # in this process: VLLM_ENABLE_V1_MULTIPROCESSING=0
-        core.scheduler.max_num_running_reqs = max_num_seqs
-        params = [self.params(temperature=0.0, max_tokens=n, ignore_eos=True, detokenize=False) for n in output_lens]
-        outputs = self.llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
-        return [len(output.outputs[0].token_ids) for output in outputs]
+        """Requests wait here, not in its scheduler, so that one engine serves every limit."""
+        engine, counts = self.llm.llm_engine, [0] * len(prompts)
+        waiting = deque(enumerate(zip(prompts, output_lens, strict=True)))
+        while waiting or engine.has_unfinished_requests():
+            while waiting and engine.get_num_unfinished_requests() < max_num_seqs:
+                index, (prompt, n) = waiting.popleft()
+                params = self.params(temperature=0.0, max_tokens=n, ignore_eos=True, detokenize=False)
+                params.output_kind = self.final_only
+                engine.add_request(str(index), {"prompt_token_ids": prompt}, params)
+            for output in engine.step():
+                if output.finished:
+                    counts[int(output.request_id)] = len(output.outputs[0].token_ids)
+        return counts
 
 
 if __name__ == "__main__":
