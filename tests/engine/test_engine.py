@@ -237,6 +237,13 @@ def test_metrics_say_what_was_cached_and_when_tokens_came():
     assert second.cache_report == "reused 10 of 12; differs at position 10"
 
 
+def test_without_a_prefix_cache_the_report_claims_no_difference():
+    engine = make_engine(prefix_caching=False)
+    for name in "ab":
+        engine.add_request(name, list(range(1, 13)), greedy())
+        assert run(engine)[name].metrics.cache_report == "reused 0 of 12; not looked up"
+
+
 def test_a_follow_up_reuses_the_conversation():
     engine = make_engine()
     prompt = [1, 2, 3, 4, 5]

@@ -124,10 +124,10 @@ class KVCache:
             stops=self._stops(len(token_ids), num_known),
         )
 
-    def miss(self, num_tokens: int) -> PrefixHit:
-        """The hit of nothing, for a request of ``num_tokens``."""
-        stops = self._stops(num_tokens, 0)
-        return PrefixHit(num_tokens, 0, 0, (NO_BLOCKS,) * len(self.groups), NO_BLOCKS, (), 0, stops)
+    def miss(self, num_tokens: int, num_known: int = -1) -> PrefixHit:
+        """The hit of nothing, for a request of ``num_tokens``; −1: what of it is known was not looked up."""
+        stops = self._stops(num_tokens, max(num_known, 0))
+        return PrefixHit(num_tokens, 0, 0, (NO_BLOCKS,) * len(self.groups), NO_BLOCKS, (), num_known, stops)
 
     def blocks_to_admit(self, hit: PrefixHit, num_tokens: int, *, chunk: int | None = None) -> int:
         """Free blocks that a request consumes to hold num_tokens: new ones, and hit ones that nobody owns now.

@@ -406,7 +406,7 @@ class Scheduler:
             return hit, None
         if not hit.num_tokens:
             return hit, reason("no_blocks", need=need, free=max(free, 0))
-        for less in (hit.without_partial(), self.cache.miss(hit.prompt_len)):
+        for less in (hit.without_partial(), self.cache.miss(hit.prompt_len, hit.num_known)):
             if less is not hit and self.cache.blocks_to_admit(less, tokens, chunk=n) <= free:
                 return less, None
         return hit, reason("no_blocks", need=need, free=max(free, 0))
