@@ -17,7 +17,8 @@ class PrefixHit:
     blocks[g]: int32, one entry per block of group g up to num_full, null where the group no longer reads it; none for
     a running state. copy_from: int32, the block of each group to copy, 0 for none, or empty: the block that num_partial
     is part of, or a running state. path: the nodes that are known. num_known: leading tokens that equal content in the
-    tree, reusable or not; −1 if nobody looked. stops: where chunks of the prompt should end, so that a running state can be kept there.
+    tree, reusable or not; −1 if nobody looked. stops: where chunks of the prompt should end, so that a running state
+    can be kept there.
     """
 
     prompt_len: int
