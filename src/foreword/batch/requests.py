@@ -71,10 +71,9 @@ class NewRequests:
 
     def check_columns(self) -> None:
         """RequestError for a column of ``sampling`` or ``lora_id`` that is unknown or has not one entry a request."""
-        given = set(COLUMNS) - {"needs"}  # what the row needs follows from the others
         for name, column in (self.sampling or {}).items():
-            if name not in given:
-                raise RequestError(None, "sampling", name, "is no column", f"Use one of {', '.join(sorted(given))}.")
+            if name not in _GIVEN:
+                raise RequestError(None, "sampling", name, "is no column", f"Use one of {', '.join(sorted(_GIVEN))}.")
             _one_each(name, column, len(self.req_ids))
         if self.lora_id is not None:
             _one_each("lora_id", self.lora_id, len(self.req_ids))
@@ -117,6 +116,9 @@ class NewRequests:
             )
             for i, req_id in enumerate(self.req_ids)
         ]
+
+
+_GIVEN = COLUMNS.keys() - {"needs"}  # what a row needs follows from the others
 
 
 def _one_each(name: str, column: npt.ArrayLike, count: int) -> npt.NDArray[Any]:
