@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMPS := .stamps
 
-.PHONY: demo test check bench native clean
+.PHONY: demo test check bench native arm clean
 .DEFAULT_GOAL := demo
 
 $(BIN)/python:
@@ -37,8 +37,8 @@ test: $(STAMPS)/test  ## everything, the default model included
 	$(BIN)/python -m pytest
 
 check: $(STAMPS)/dev  ## format, lint, types
-	$(BIN)/ruff format --check src tests benchmarks
-	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks tools
+	$(BIN)/ruff check src tests benchmarks tools
 	$(BIN)/mypy
 
 bench: $(STAMPS)/install  ## host cost of a step, as ratios in one run
@@ -48,6 +48,9 @@ native:  ## rebuild the native module in place, for work on the sources (PYTHONP
 	cmake -S . -B build/dev -G Ninja -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE=$$(command -v $(PYTHON)) >/dev/null
 	cmake --build build/dev
 	cp build/dev/_native*.so src/foreword/
+
+arm: $(BIN)/python  ## the NEON kernels against the scalar ones, cross-compiled and emulated
+	$(BIN)/python tools/arm/check.py
 
 clean:
 	rm -rf $(VENV) $(STAMPS) build dist src/foreword/_native*.so

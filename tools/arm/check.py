@@ -1,0 +1,67 @@
+"""Holds the NEON kernels to the scalar ones without an Arm machine: cross-compiled with zig, run on an emulated one.
+
+    python tools/arm/check.py        or: make arm
+
+Makes its environment in build/arm. levels.cpp says what is compared.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = ROOT / "build" / "arm"
+PACKAGES = ("ziglang", "unicorn", "pyelftools")
+
+# As native/kernels/sources.cmake.
+KERNELS = ("activations", "attention", "gguf", "level", "linear", "packing", "roofline", "rows", "sampler")
+DRIVER = ("dispatch", "kv_cache", "memory", "model", "moe", "step", "thread_pool")
+EXACT = ("-ffp-contract=off", "-fno-math-errno")
+LEVELS = {
+    "scalar": ("-DFOREWORD_LEVEL=scalar", *EXACT),
+    "neon": ("-DFOREWORD_LEVEL=neon", "-DFOREWORD_SIMD_NEON", "-mcpu=generic+dotprod", *EXACT),
+}
+
+
+def main() -> None:
+    python = BUILD / "env" / "bin" / "python"
+    if Path(sys.executable) != python:
+        if not python.exists():
+            subprocess.run([sys.executable, "-m", "venv", python.parents[1]], check=True)
+            subprocess.run([python, "-m", "pip", "install", "--quiet", *PACKAGES], check=True)
+        os.execv(python, [str(python), __file__])
+    from emulator import run
+
+    sys.exit(run(build()))
+
+
+def build() -> Path:
+    """The program, static, for Linux on aarch64."""
+    kernels = ROOT / "native" / "kernels"
+    jobs = [(kernels / f"{name}.cpp", level, flags) for level, flags in LEVELS.items() for name in KERNELS]
+    jobs += [(kernels / f"{name}.cpp", "driver", ("-DFOREWORD_HAS_neon",)) for name in DRIVER]
+    jobs += [(Path(__file__).with_name("levels.cpp"), "driver", ())]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        objects = list(pool.map(lambda job: _compile(*job), jobs))
+    program = BUILD / "levels"
+    _zig("-static", *objects, "-o", program)
+    return program
+
+
+def _compile(source: Path, kind: str, flags: tuple[str, ...]) -> Path:
+    target = BUILD / f"{kind}_{source.stem}.o"
+    _zig("-std=c++20", "-O2", "-Wall", "-Wextra", f"-I{ROOT / 'native'}", *flags, "-c", source, "-o", target)
+    return target
+
+
+def _zig(*arguments: object) -> None:
+    command = [sys.executable, "-m", "ziglang", "c++", "-target", "aarch64-linux-musl", *map(str, arguments)]
+    subprocess.run(command, check=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+// Every level of this build against the scalar one: the logits of a small decoder over mixed steps, for each number format of
+// weights and cache, tiled blocks and others, with and without a sliding window. Prints the relative root mean square difference;
+// the exit status is the number of combinations that differ by more than rounding explains.
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <deque>
+#include <memory>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "kernels/step.h"
+
+using namespace foreword::kernels;
+
+namespace {
+
+constexpr int kHidden = 96, kHeads = 3, kHeadDim = 32, kInner = 160, kVocab = 200, kLayers = 2, kLongest = 100;
+constexpr double kLimit = 0.02;  // one activation that rounds to the next of 255 steps moves the logits by up to half of it
+
+struct Case {
+  Format weights;
+  bool exact;
+  KVFormat cache;
+  int block_size, window;
+};
+
+class Decoder {
+ public:
+  Decoder(const Level &level, const Case &c)
+      : case_(c),
+        model_({kHidden, kHeads, 1, kHeadDim, kVocab, 1, 1e-5f, 1.f / std::sqrt(float(kHeadDim)), 1.f, Gate::silu, 0.f, 0.f},
+               {c.cache, 2 * blocks() + 1, c.block_size, kLayers, 1, kHeadDim, kHeadDim}, level, 1) {
+    model_.set_embedding(matrix(kVocab, kHidden, 1.f));
+    Rope rope{{}, 1.};
+    for (int j = 0; j < kHeadDim / 2; ++j) rope.inv_freq.push_back(std::pow(10000., -2. * j / kHeadDim));
+    model_.ropes.push_back(rope);
+    for (int i = 0; i < kLayers; ++i) {
+      Layer layer;
+      layer.attn_norm = vector();
+      layer.mlp_norm = vector();
+      layer.qkv = model_.make_linear({pack(kHeads * kHeadDim, kHidden), pack(kHeadDim, kHidden), pack(kHeadDim, kHidden)});
+      layer.o = linear(kHidden, kHeads * kHeadDim);
+      layer.mlp = std::make_unique<Mlp>(Mlp{linear(kInner, kHidden), linear(kInner, kHidden), linear(kHidden, kInner)});
+      layer.rope = 0;
+      layer.slot = i;
+      layer.sliding_window = c.window;
+      model_.layers.push_back(std::move(layer));
+    }
+    model_.final_norm = vector();
+    model_.lm_head = linear(kVocab, kHidden);
+    runner_ = std::make_unique<StepRunner>(model_);
+    for (int i = 0; i < 2 * blocks(); ++i) table_.push_back(1 + (i * 7) % (2 * blocks()));
+  }
+
+  // Computes count tokens from position start on for each request; its logits.
+  std::vector<float> step(const std::vector<std::pair<int, int>> &requests) {
+    std::vector<int32_t> ids, query_start_loc{0}, seq_lens, rows;
+    std::vector<int64_t> positions, slots, logits_indices;
+    for (const auto &[start, count] : requests) {
+      const int row = int(rows.size());
+      for (int p = start; p < start + count; ++p) {
+        ids.push_back((p * 37 + row * 11) % kVocab);
+        positions.push_back(p);
+        slots.push_back(int64_t{table_[size_t(row * blocks() + p / case_.block_size)]} * case_.block_size + p % case_.block_size);
+      }
+      rows.push_back(row);
+      query_start_loc.push_back(int32_t(ids.size()));
+      seq_lens.push_back(start + count);
+      logits_indices.push_back(int64_t(ids.size()) - 1);
+    }
+    const float *logits = runner_->run({int(ids.size()), int(rows.size()), int(rows.size()), ids.data(), positions.data(),
+                                        query_start_loc.data(), seq_lens.data(), rows.data(), logits_indices.data(),
+                                        {{slots.data(), table_.data(), 2, blocks()}}});
+    std::vector<float> out;
+    for (size_t b = 0; b < rows.size(); ++b) {
+      const float *row = logits + b * size_t(runner_->logits_stride());
+      out.insert(out.end(), row, row + kVocab);
+    }
+    return out;
+  }
+
+ private:
+  int blocks() const { return kLongest / case_.block_size + 1; }  // of a request
+
+  const float *numbers(size_t count, float scale) {
+    auto &values = kept_.emplace_back(count);
+    for (float &x : values) x = scale * (float(random_()) * 0x1p-31f - 1.f);
+    return values.data();
+  }
+  SourceMatrix matrix(int rows, int cols, float scale) {
+    const float *data = numbers(size_t(rows) * size_t(cols), scale);
+    return {Source::f32, rows, cols, sizeof(float) * size_t(cols), reinterpret_cast<const uint8_t *>(data)};
+  }
+  const PackedMatrix *pack(int rows, int cols) { return model_.pack(matrix(rows, cols, 0.3f), case_.weights, case_.exact); }
+  Linear linear(int rows, int cols) { return model_.make_linear({pack(rows, cols)}); }
+  Vector vector() { return model_.copy_vector(numbers(kHidden, 1.f), kHidden); }
+
+  const Case case_;
+  std::mt19937 random_{1};
+  std::deque<std::vector<float>> kept_;  // the embedding is read later
+  Model model_;
+  std::unique_ptr<StepRunner> runner_;
+  std::vector<int32_t> table_;
+};
+
+// Prompts, decodes, a chunk beside a decode, one row alone.
+std::vector<float> logits(const Level &level, const Case &c) {
+  Decoder decoder(level, c);
+  std::vector<float> all;
+  for (const auto &requests : std::vector<std::vector<std::pair<int, int>>>{
+           {{0, 70}, {0, 5}}, {{70, 1}, {5, 1}}, {{71, 1}, {6, 9}}, {{72, 1}}}) {
+    const std::vector<float> some = decoder.step(requests);
+    all.insert(all.end(), some.begin(), some.end());
+  }
+  return all;
+}
+
+double difference(const std::vector<float> &got, const std::vector<float> &want) {
+  double error = 0., size = 0.;
+  for (size_t i = 0; i < want.size(); ++i) {
+    error += double(got[i] - want[i]) * double(got[i] - want[i]);
+    size += double(want[i]) * double(want[i]);
+  }
+  return std::sqrt(error / size);
+}
+
+}  // namespace
+
+int main() {
+  const char *const weights[] = {"f32", "bf16", "i8", "q4", "q4_min", "q8", "q8_min", "q8_half"}, *const caches[] = {"f32", "bf16", "i8"};
+  const LevelList list = built_levels();
+  const Level &scalar = *list.levels[list.count - 1];
+  int different = 0;
+  for (int w = 0; w < 8; ++w) {
+    for (int exact = 0; exact <= (w > int(Format::i8) ? 1 : 0); ++exact) {
+      for (int cache = 0; cache < 3; ++cache) {
+        const Case c{Format(w), exact == 1, KVFormat(cache), (w + cache) % 2 ? 16 : 12, cache == w % 3 ? 40 : 0};
+        const std::vector<float> want = logits(scalar, c);
+        for (int i = 0; i + 1 < list.count; ++i) {
+          const Level &level = *list.levels[i];
+          if (!machine_has(level)) continue;
+          const double d = difference(logits(level, c), want);
+          different += !(d < kLimit);
+          std::printf("%-12s %-8s%s cache %-5s blocks of %d  %.1e\n", level.name, weights[w], exact ? " exact" : "      ",
+                      caches[cache], c.block_size, d);
+        }
+      }
+    }
+  }
+  return different;
+}
