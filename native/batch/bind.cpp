@@ -1,6 +1,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <bit>
@@ -18,6 +19,9 @@ template <class T>
 using Vector = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 template <class T>
 using Matrix = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+template <class... Options>
+using AnyVector = nb::ndarray<nb::ndim<1>, nb::c_contig, nb::device::cpu, Options...>;
 
 template <class T>
 T *pointer(const nb::dict &arrays, const char *name) {
@@ -70,18 +74,38 @@ RowsCore make_rows(const nb::dict &s, const nb::dict &c, const nb::dict &row_of,
       .stamp = pointer<int64_t>(c, "stamp"),
       .is_set = pointer<bool>(c, "is_set"),
   };
+  for (const auto [name, array] : c) {
+    const auto column = nb::cast<AnyVector<>>(array);
+    core.parameters[nb::cast<std::string>(name)] = {static_cast<uint8_t *>(column.data()), column.itemsize(), column.dtype().code};
+  }
+  for (const char *derived : {"needs", "stamp", "is_set"}) core.parameters.erase(derived);
   return core;
+}
+
+// Columns of sampling parameters, one value for each of `count` requests, as arrays of the very types they are kept in.
+bool read_columns(const RowsCore &core, const nb::dict &sampling, size_t count, std::vector<Given> &out) {
+  for (const auto [name, values] : sampling) {
+    std::string text;
+    AnyVector<nb::ro> from;
+    if (!nb::try_cast(name, text) || !nb::try_cast(values, from, false) || from.shape(0) != count) return false;
+    const auto to = core.parameters.find(text);
+    if (to == core.parameters.end() || from.itemsize() != to->second.size || from.dtype().code != to->second.type_code) return false;
+    out.push_back({to->second.data, static_cast<const uint8_t *>(from.data()), to->second.size});
+  }
+  return true;
 }
 
 void add_table(RowsCore &core, Matrix<int32_t> table, Vector<int32_t> num_blocks, Vector<int64_t> content_id) {
   core.tables.push_back({table.data(), num_blocks.data(), content_id.data(), int32_t(table.shape(1))});
 }
 
-// Columns of N requests; `rows` gets their rows. False, with nothing changed, for any that are not as they should be.
+// Columns of N requests; `rows` gets their rows. False, with nothing changed, for any that are not as they should be, among
+// them sampling parameters of another type than their columns'. stamp: of the rows whose parameters are written.
 bool admit(RowsCore &core, nb::sequence req_ids, Vector<int32_t> rows, Vector<const int32_t> tokens,
            Vector<const int32_t> num_tokens, std::optional<Vector<const int32_t>> prompt_len,
            std::optional<Vector<const int32_t>> num_computed, const std::vector<Vector<const int32_t>> &blocks,
-           const std::vector<Vector<const int32_t>> &num_blocks, int64_t first_content_id) {
+           const std::vector<Vector<const int32_t>> &num_blocks, int64_t first_content_id, const std::optional<nb::dict> &sampling,
+           int64_t stamp) {
   const auto count = rows.shape(0);
   const auto fits = [&](const auto &column) { return column.shape(0) == count; };
   const nb::object ids = nb::steal(PySequence_Fast(req_ids.ptr(), "req_ids is no sequence"));
@@ -105,8 +129,13 @@ bool admit(RowsCore &core, nb::sequence req_ids, Vector<int32_t> rows, Vector<co
     a.num_blocks.push_back(num_blocks[g].data());
     a.total_blocks.push_back(int64_t(blocks[g].shape(0)));
   }
-  return core.directory.next_rows(a.count, rows.data()) &&
-         core.admit(a, PySequence_Fast_ITEMS(ids.ptr()), first_content_id);
+  std::vector<Given> given;
+  if (sampling && !read_columns(core, *sampling, count, given)) return false;
+  if (!core.directory.next_rows(a.count, rows.data()) ||
+      !core.admit(a, PySequence_Fast_ITEMS(ids.ptr()), first_content_id))
+    return false;
+  if (sampling) core.set_sampling(a.rows, a.count, given, stamp);
+  return true;
 }
 
 StepCore make_core(const nb::dict &s, const nb::dict &b, int32_t vocab_size, int32_t max_num_draft_tokens,
@@ -224,7 +253,7 @@ void bind_batch(nb::module_ &m) {
            }, nb::keep_alive<1, 4>(), nb::keep_alive<1, 6>())
       .def("add_table", &add_table)
       .def("admit", &admit, nb::arg(), nb::arg().noconvert(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg().none(),
-           nb::arg(), nb::arg(), nb::arg())
+           nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg())
       .def("remove", [](RowsCore &c, Vector<const int32_t> rows, int64_t first_content_id, int64_t stamp) {
         return c.remove(rows.data(), int64_t(rows.shape(0)), first_content_id, stamp);
       })

@@ -96,6 +96,12 @@ bool RowsCore::remove(const int32_t *rows, int64_t count, int64_t first_content_
   return true;
 }
 
+void RowsCore::set_sampling(const int32_t *rows, int64_t count, const std::vector<Given> &given, int64_t stamp) const {
+  for (const Given &g : given)
+    for (int64_t i = 0; i < count; ++i) std::memcpy(g.column + g.size * size_t(rows[i]), g.values + g.size * size_t(i), g.size);
+  for (int64_t i = 0; i < count; ++i) sampling.renew(rows[i], stamp);
+}
+
 bool RowsCore::append(const int32_t *rows, const int32_t *blocks, int64_t count, int32_t group) {
   if (group < 0 || size_t(group) >= tables.size()) return false;
   const RowTable &t = tables[group];

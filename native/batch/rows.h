@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "batch/directory.h"
@@ -26,6 +28,20 @@ struct Arrivals {
   std::vector<int64_t> total_blocks{};
 };
 
+// A column of sampling parameters that requests may bring values for.
+struct ParameterColumn {
+  uint8_t *data;      // [R] values
+  size_t size;        // of a value
+  uint8_t type_code;  // as DLPack counts types
+};
+
+// One value for each of some requests, and the column they go to.
+struct Given {
+  uint8_t *column;
+  const uint8_t *values;
+  size_t size;  // of a value
+};
+
 class RowsCore {
  public:
   States states;
@@ -34,6 +50,7 @@ class RowsCore {
   bool *live;
   std::vector<RowTable> tables;
   SamplingArrays sampling;
+  std::unordered_map<std::string, ParameterColumn> parameters;
   Directory directory;
 
   // Seat and fill; arrivals.rows are the directory's next. False, with nothing changed, where an arrival breaks a rule
@@ -41,6 +58,8 @@ class RowsCore {
   bool admit(const Arrivals &arrivals, PyObject *const *ids, int64_t first_content_id);
   // False, with nothing changed, for a row that is not live or named twice.
   bool remove(const int32_t *rows, int64_t count, int64_t first_content_id, int64_t stamp);
+  // column[rows[i]] = values[i] for each.
+  void set_sampling(const int32_t *rows, int64_t count, const std::vector<Given> &given, int64_t stamp) const;
   // The next block of each row. False, with nothing changed, for a row that is full or not live, or no block.
   bool append(const int32_t *rows, const int32_t *blocks, int64_t count, int32_t group);
 

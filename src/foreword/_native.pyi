@@ -1,6 +1,6 @@
 """The native module's surface, as its Python callers use it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,8 @@ class RowsCore:
         blocks: Sequence[_I32],
         num_blocks: Sequence[_I32],
         first_content_id: int,
+        sampling: Mapping[str, npt.NDArray[Any]] | None,
+        stamp: int,
     ) -> bool: ...
     def remove(self, rows: _I32, first_content_id: int, stamp: int) -> bool: ...
     def renew_sampling(self, rows: _I32, stamp: int) -> None: ...

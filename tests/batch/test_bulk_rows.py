@@ -193,6 +193,21 @@ def test_blocks_for_what_is_not_there_are_refused_by_name(native, rows, blocks, 
     assert snapshot(s) == before
 
 
+@pytest.mark.parametrize("convert", [np.float64, list, lambda values: np.repeat(values, 2)[::2]])
+def test_sampling_values_that_have_to_be_converted_count_alike(convert):
+    requests = [
+        NewRequest(name, [1, 2], [[1], [2]], sampling_params=SamplingParams(temperature=t, top_k=k))
+        for name, t, k in (("a", 0.5, 0), ("b", 0.0, 3))
+    ]
+    plain, converted = states(), states()
+    columns_of_both = columns(requests)
+    plain.add_requests(columns_of_both)
+    sampling = {name: convert(values) for name, values in columns_of_both.sampling.items()}
+    converted.add_requests(replace(columns_of_both, sampling=sampling))
+    assert_same(plain, converted)
+    np.testing.assert_array_equal(plain.sampling.stamp, converted.sampling.stamp)
+
+
 @pytest.mark.parametrize(
     ("column", "said"),
     [({"heat": np.ones(1)}, "heat"), ({"top_p": np.ones(2)}, "one entry each"), ({"needs": np.ones(1)}, "needs")],

@@ -219,16 +219,17 @@ class RequestStates:
 
     def add_requests(self, new: NewRequests) -> npt.NDArray[np.int32]:
         """Admit many requests at once and return their rows, int32 [N]. All or nothing; errors as in `add_request`."""
-        new.check_columns()
         rows = np.empty(len(new.req_ids), np.int32)
-        if not self._admit(new, rows):
-            return self._add_one_by_one(new)
-        if new.lora_id is not None:
-            self.lora_id[rows] = new.lora_id
-            for rid, lora_id in zip(new.req_ids, new.lora_id.tolist(), strict=True):
-                self.loras.add(lora_id, rid)
-        if new.sampling is not None:
-            self.sampling.set_columns(rows, new.sampling)
+        if new.lora_id is not None or not self._admit(new, rows, new.sampling):
+            new.check_columns()
+            if not self._admit(new, rows):
+                return self._add_one_by_one(new)
+            if new.lora_id is not None:
+                self.lora_id[rows] = new.lora_id
+                for rid, lora_id in zip(new.req_ids, new.lora_id.tolist(), strict=True):
+                    self.loras.add(lora_id, rid)
+            if new.sampling is not None:
+                self.sampling.set_columns(rows, new.sampling)
         if self.parked:
             for rid in new.req_ids:
                 self.parked.pop(rid, None)
@@ -237,12 +238,21 @@ class RequestStates:
                 watcher.filled(row)
         return rows
 
-    def _admit(self, new: NewRequests, rows: npt.NDArray[np.int32]) -> bool:
-        """Whether the native core admitted them; False, with nothing changed, without it, or where it refuses."""
+    def _admit(
+        self,
+        new: NewRequests,
+        rows: npt.NDArray[np.int32],
+        sampling: Mapping[str, npt.NDArray[np.generic]] | None = None,
+    ) -> bool:
+        """Whether the native core admitted them; False, with nothing changed, without it, or where it refuses.
+
+        sampling: columns for it to write as well; it refuses values that would have to be converted.
+        """
         if self.core is None:
             return False
+        version = self.sampling.version + (sampling is not None)
         try:
-            return bool(
+            done = bool(
                 self.core.admit(
                     new.req_ids,
                     rows,
@@ -253,10 +263,15 @@ class RequestStates:
                     new.block_ids,
                     new.num_blocks,
                     self.content_ids.take(len(rows)),
+                    sampling,
+                    version,
                 )
             )
         except TypeError:  # something that is no array
             return False
+        if done:
+            self.sampling.version = version
+        return done
 
     def _add_one_by_one(self, new: NewRequests) -> npt.NDArray[np.int32]:
         added: list[str] = []
