@@ -8,6 +8,7 @@ Makes its environment in build/arm. levels.cpp says what is compared.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -17,9 +18,11 @@ ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "arm"
 PACKAGES = ("ziglang", "unicorn", "pyelftools")
 
-# As native/kernels/sources.cmake.
-KERNELS = ("activations", "attention", "gguf", "level", "linear", "packing", "roofline", "rows", "sampler")
-DRIVER = ("dispatch", "kv_cache", "memory", "model", "moe", "step", "thread_pool")
+SOURCES = ROOT / "native" / "kernels"
+PER_LEVEL = re.search(r"set\(FOREWORD_KERNEL_SOURCES ([^)]*)\)", (SOURCES / "sources.cmake").read_text())[1].split()
+NEEDS_PYTHON = ("bind",)
+
+# As in sources.cmake.
 EXACT = ("-ffp-contract=off", "-fno-math-errno")
 LEVELS = {
     "scalar": ("-DFOREWORD_LEVEL=scalar", *EXACT),
@@ -41,9 +44,9 @@ def main() -> None:
 
 def build() -> Path:
     """The program, static, for Linux on aarch64."""
-    kernels = ROOT / "native" / "kernels"
-    jobs = [(kernels / f"{name}.cpp", level, flags) for level, flags in LEVELS.items() for name in KERNELS]
-    jobs += [(kernels / f"{name}.cpp", "driver", ("-DFOREWORD_HAS_neon",)) for name in DRIVER]
+    jobs = [(SOURCES / f"{name}.cpp", level, flags) for level, flags in LEVELS.items() for name in PER_LEVEL]
+    others = [s for s in sorted(SOURCES.glob("*.cpp")) if s.stem not in (*PER_LEVEL, *NEEDS_PYTHON)]
+    jobs += [(source, "driver", ("-DFOREWORD_HAS_neon",)) for source in others]
     jobs += [(Path(__file__).with_name("levels.cpp"), "driver", ())]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         objects = list(pool.map(lambda job: _compile(*job), jobs))

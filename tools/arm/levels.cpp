@@ -51,7 +51,8 @@ class Decoder {
     model_.final_norm = vector();
     model_.lm_head = linear(kVocab, kHidden);
     runner_ = std::make_unique<StepRunner>(model_);
-    for (int i = 0; i < 2 * blocks(); ++i) table_.push_back(1 + (i * 7) % (2 * blocks()));
+    // Scattered; 5 divides neither of the numbers of blocks, so that no two entries are one block.
+    for (int i = 0; i < 2 * blocks(); ++i) table_.push_back(1 + (i * 5) % (2 * blocks()));
   }
 
   // Computes count tokens from position start on for each request; its logits.
