@@ -33,9 +33,7 @@ class FlashInferPlan:
 
 def flashinfer_plan(batch: InputBatch, group: int = 0) -> FlashInferPlan:
     """The step as FlashInfer takes it. Copies: it stays true after the next step."""
-    table = batch.states.block_tables[group]
-    cp = table.context_parallel
-    B, S = batch.num_reqs, table.tokens_per_block // (1 if cp is None else cp.size)
+    B, S = batch.num_reqs, batch.states.block_tables[group].group.block_size
     seq_lens = batch.local_seq_lens(group)
     pages = -(-seq_lens // S)
     kv_indptr = np.zeros(B + 1, np.int32)
