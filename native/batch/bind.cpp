@@ -258,7 +258,7 @@ void bind_batch(nb::module_ &m) {
         return c.remove(rows.data(), int64_t(rows.shape(0)), first_content_id, stamp);
       })
       .def("renew_sampling", [](const RowsCore &c, Vector<const int32_t> rows, int64_t stamp) {
-        for (size_t i = 0; i < rows.shape(0); ++i) c.sampling.renew(rows(i), stamp);
+        c.set_sampling(rows.data(), int64_t(rows.shape(0)), {}, stamp);
       })
       .def("append", [](RowsCore &c, Vector<const int32_t> rows, Vector<const int32_t> blocks, int32_t group) {
         return rows.shape(0) == blocks.shape(0) && c.append(rows.data(), blocks.data(), int64_t(rows.shape(0)), group);

@@ -58,7 +58,7 @@ class RowsCore {
   bool admit(const Arrivals &arrivals, PyObject *const *ids, int64_t first_content_id);
   // False, with nothing changed, for a row that is not live or named twice.
   bool remove(const int32_t *rows, int64_t count, int64_t first_content_id, int64_t stamp);
-  // column[rows[i]] = values[i] for each.
+  // column[rows[i]] = values[i] for each column given, and what follows from the parameters of these rows.
   void set_sampling(const int32_t *rows, int64_t count, const std::vector<Given> &given, int64_t stamp) const;
   // The next block of each row. False, with nothing changed, for a row that is full or not live, or no block.
   bool append(const int32_t *rows, const int32_t *blocks, int64_t count, int32_t group);

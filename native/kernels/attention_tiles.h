@@ -56,7 +56,7 @@ FW_INLINE void prefetch_keys(const ChunkTiles &c, int vector, size_t offset) {
   unroll<kTiles>([&](auto t) FW_LAMBDA { prefetch<3>(c.next_k[vector / kTileVectors + t] + offset); });
 }
 
-// Scores in floats. add(acc, keys, piece, end) adds the dimensions [piece, end), all of them in one piece of the queries.
+// Scores in floats. add_to(acc, keys, piece, end) adds the dimensions [piece, end), all of them in one piece of the queries.
 template <int R, int N, class Add>
 FW_INLINE void float_scores(int dim, const ChunkTiles &c, int vector, float *scores, Add &&add_to) {
   F32 acc[R][N];
