@@ -35,7 +35,7 @@ struct SamplingArrays {
   }
 
  private:
-  // As foreword.batch.sampling_columns.Need.
+  // As foreword.batch.state.sampling_columns.Need.
   enum {
     GREEDY = 1, RANDOM = 2, TOP_P = 4, TOP_K = 8, MIN_P = 16, PENALTIES = 32, LOGPROBS = 64, PROMPT_LOGPROBS = 128,
     MIN_TOKENS = 256

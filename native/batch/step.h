@@ -1,7 +1,7 @@
 // One step of input preparation over the arrays of RequestStates and InputBuffers.
 //
 // The Python side owns every array and keeps it alive and in place; this side holds plain pointers. The definition of
-// every quantity is foreword/batch/backends/loops.py; names here are the names there.
+// every quantity is foreword/batch/prepare/backends/loops.py; names here are the names there.
 #pragma once
 
 #include <cstdint>
@@ -66,7 +66,7 @@ struct Plan {
   bool is_inert(int64_t b) const { return inert && inert[b]; }
 };
 
-// In the order of foreword.batch.backends.Scalars.
+// In the order of foreword.batch.prepare.backends.Scalars.
 struct Scalars {
   int64_t num_reqs, num_tokens, num_reqs_padded, num_tokens_padded, num_logits, num_draft_tokens, max_query_len,
       max_seq_len, attention_state, num_unresolved;
@@ -80,17 +80,17 @@ class StepCore {
   bool context_parallel = false;
   ContextParallel cp;
 
-  // False, with nothing written, for a plan that breaks a rule of foreword.batch.plan.check.
+  // False, with nothing written, for a plan that breaks a rule of foreword.batch.prepare.plan.check.
   bool prepare(const Plan &plan, Scalars &out);
 
   // Drafts [B, width] padded with −1 → num_drafts, draft_ids. False where a −1 stands before a draft.
   bool flatten_drafts(const int32_t *drafts, int64_t num_reqs, int64_t width);
   std::vector<int32_t> num_drafts, draft_ids;
 
-  // Count the last prepared step as done before its samples are known (foreword.batch.commit.advance).
+  // Count the last prepared step as done before its samples are known (foreword.batch.prepare.commit.advance).
   void advance(int64_t num_reqs);
 
-  // Apply samples [B, width], padded with −1. False, with nothing written, if a rule of foreword.batch.commit is broken.
+  // Apply samples [B, width], padded with −1. False, with nothing written, if a rule of foreword.batch.prepare.commit is broken.
   bool commit(const int32_t *sampled, int64_t num_reqs, int64_t width, bool advanced);
 
  private:

@@ -367,7 +367,7 @@ std::vector<std::string> usable_levels() {
 
 void bind_kernels(nanobind::module_ &m) {
   using namespace kernels;
-  nb::class_<CpuModel>(m, "CpuModel", "A decoder's packed weights, its KV pool and threads. See foreword.models.executors.native.")
+  nb::class_<CpuModel>(m, "CpuModel", "A decoder's packed weights, its KV pool and threads. See foreword.executors.native.")
       .def(
           "__init__",
           [](CpuModel *self, int hidden_size, int num_heads, int num_kv_heads, int head_dim, int vocab_size, double norm_eps,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from foreword.batch.sampling import SamplingParams
+    from foreword.batch.values.sampling_params import SamplingParams
     from foreword.engine.async_llm import AsyncLLM
     from foreword.engine.llm import LLM
     from foreword.engine.outputs import CompletionOutput, RequestOutput
@@ -22,7 +22,7 @@ _HOMES = {
     "LLM": "foreword.engine.llm",
     "CompletionOutput": "foreword.engine.outputs",
     "RequestOutput": "foreword.engine.outputs",
-    "SamplingParams": "foreword.batch.sampling",
+    "SamplingParams": "foreword.batch.values.sampling_params",
 }
 
 

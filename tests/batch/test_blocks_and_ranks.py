@@ -17,8 +17,8 @@ from foreword.batch import (
     prepare_inputs,
     validate,
 )
-from foreword.batch.block_ops import BlockOps
-from foreword.batch.classify import region_swaps
+from foreword.batch.features.classify import region_swaps
+from foreword.batch.values.block_ops import BlockOps
 from foreword.errors import ConfigError
 
 BACKENDS = ["loops", "numpy", "native"]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foreword.batch import CapacityError, KVGroup, NewRequest, NewRequests, RequestError, RequestStates
-from foreword.batch.sampling import SamplingParams
+from foreword.batch.values.sampling_params import SamplingParams
 from foreword.errors import ForewordError
 
 M, VOCAB, ROWS, GROUPS = 12, 20, 5, (KVGroup(2), KVGroup(4))

@@ -7,8 +7,8 @@ import pytest
 from batch_scenes import SCENES, scene
 
 from foreword.batch import InputBuffers, KVGroup, NewRequest, PlanError, RequestStates, prepare_inputs
-from foreword.batch.block_ops import BlockOps
-from foreword.batch.checker import CacheChecker, check_cheap
+from foreword.batch.proof.checker import CacheChecker, check_cheap
+from foreword.batch.values.block_ops import BlockOps
 
 S = 2
 

@@ -22,11 +22,12 @@ from foreword.batch import (
     StaleBatchError,
     prepare_inputs,
 )
-from foreword.batch.buffers import ARRAYS
-from foreword.batch.spec import TENSORS, Level
+from foreword.batch.prepare.buffers import ARRAYS
+from foreword.batch.proof.spec import TENSORS, Level
 from foreword.errors import ConfigError
 
 BACKENDS = ["loops", "numpy", "native"]
+LIBRARY = ("foreword.batch", "foreword.arrays", "foreword.errors", "foreword.native", "foreword._native")
 M, VOCAB = 9, 50
 
 
@@ -429,8 +430,8 @@ def test_importing_loads_numpy_and_nothing_else():
     assert not third_party
     code = "import sys, foreword.batch; print([m for m in sys.modules if m.startswith('foreword.')])"
     loaded = eval(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
-    assert not [m for m in loaded if not m.startswith(("foreword.batch", "foreword.errors", "foreword._native"))]
-    assert "foreword.batch.spec" not in loaded, "the specification is loaded by those who check against it"
+    assert not [m for m in loaded if not m.startswith(LIBRARY)]
+    assert "foreword.batch.proof.spec" not in loaded, "the specification is loaded by those who check against it"
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import importlib
+import pkgutil
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import foreword.batch
 from foreword.batch import InputBuffers, KVGroup, NewRequest, RequestStates, prepare_inputs
 
 TESTS = Path(__file__).parents[1]
@@ -19,6 +21,11 @@ ROWS = [
     for line in PAGE.splitlines()
     if line.startswith("|") and not line.startswith(("| theirs", "|---"))
 ]
+
+MODULES = {
+    info.name.rpartition(".")[2]: info.name
+    for info in pkgutil.walk_packages(foreword.batch.__path__, "foreword.batch.")
+}
 
 
 @pytest.fixture(scope="module")
@@ -44,9 +51,9 @@ def resolve(name, objects):
     if first in objects:
         value = objects[first]
     else:
-        depth = 2 if first == "adapters" else 1
-        value = importlib.import_module("foreword.batch." + ".".join(name.split(".")[:depth]))
-        rest = name.split(".")[depth:]
+        if first == "adapters":
+            first, *rest = rest
+        value = importlib.import_module(MODULES[first])
     for part in rest:
         value = getattr(value, part)
     return value

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from foreword.batch import InputBuffers, KVGroup, NewRequest, RequestError, RequestStates, prepare_inputs
-from foreword.batch.multimodal import MultiModalFeature, stage_mrope_positions
-from foreword.batch.pooling import PoolingParams
+from foreword.batch.features.multimodal import MultiModalFeature, stage_mrope_positions
+from foreword.batch.features.pooling import PoolingParams
 
 HIDDEN = 3
 

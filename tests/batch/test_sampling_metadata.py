@@ -14,12 +14,12 @@ from foreword.batch import (
     SamplingParams,
     prepare_inputs,
 )
-from foreword.batch.backends import native
-from foreword.batch.batch_update import BatchUpdates
-from foreword.batch.multimodal import MultiModalFeature
-from foreword.batch.pooling import PoolingParams
-from foreword.batch.sampling_columns import COLUMNS
-from foreword.batch.sampling_metadata import token_counts
+from foreword.batch.features.multimodal import MultiModalFeature
+from foreword.batch.features.pooling import PoolingParams
+from foreword.batch.prepare.backends import native
+from foreword.batch.state.batch_update import BatchUpdates
+from foreword.batch.state.sampling_columns import COLUMNS
+from foreword.batch.state.sampling_metadata import token_counts
 
 V = 50
 

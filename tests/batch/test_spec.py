@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from batch_scenes import SCENES, Scene, scene
 
-from foreword.batch import PlanError, validate, validator
-from foreword.batch.inputs import InputBatch
-from foreword.batch.spec import TENSORS, Level, render
+from foreword.batch import PlanError, validate
+from foreword.batch.prepare.inputs import InputBatch
+from foreword.batch.proof import validator
+from foreword.batch.proof.spec import TENSORS, Level, render
 
 BUFFERS = {"num_blocks": "block_table_written"}  # where a tensor of the batch lies, if not under its own name
 
@@ -199,4 +200,4 @@ def test_every_array_of_a_row_is_specified():
 
 def test_the_reference_page_is_the_specification():
     page = Path(__file__).parents[2] / "docs" / "tensors.md"
-    assert page.read_text(encoding="utf-8") == render(TENSORS), "python -m foreword.batch.spec > docs/tensors.md"
+    assert page.read_text(encoding="utf-8") == render(TENSORS), "python -m foreword.batch.proof.spec > docs/tensors.md"

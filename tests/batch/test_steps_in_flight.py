@@ -19,7 +19,7 @@ from foreword.batch import (
     make_dummy,
     prepare_inputs,
 )
-from foreword.batch.buffers import ARRAYS
+from foreword.batch.prepare.buffers import ARRAYS
 
 BACKENDS = ["loops", "numpy", "native"]
 D, M, VOCAB = 3, 40, 97

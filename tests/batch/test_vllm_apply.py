@@ -21,8 +21,8 @@ from foreword.batch import (
     prepare_inputs,
 )
 from foreword.batch.adapters.vllm import apply
-from foreword.batch.backends import native
-from foreword.batch.sampling_columns import COLUMNS
+from foreword.batch.prepare.backends import native
+from foreword.batch.state.sampling_columns import COLUMNS
 
 GROUPS = [KVGroup(block_size=4), KVGroup(block_size=2)]
 DRAFTS = 3

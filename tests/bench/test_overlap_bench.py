@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from foreword.bench import overlap
-from foreword.models.executors import native
+from foreword.executors import native
 
 
 @pytest.mark.model

@@ -14,7 +14,7 @@ from foreword.batch import SamplingParams
 from foreword.engine import EngineConfig
 from foreword.engine.build import build_engine
 from foreword.engine.speculation import SpeculationConfig
-from foreword.models.executors import native
+from foreword.executors import native
 from foreword.models.loader import load_model
 
 PROMPTS = [

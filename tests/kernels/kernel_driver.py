@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foreword.batch import InputBuffers, KVGroup, NewRequest, RequestStates, prepare_inputs
-from foreword.models.executors.native import KVFormat, NativeExecutor, WeightFormat
+from foreword.executors.native import KVFormat, NativeExecutor, WeightFormat
 from foreword.models.spec import DecoderSpec
 from foreword.models.weights import Tensor
 

@@ -8,7 +8,7 @@ from kernel_driver import Driver
 from kernel_reference import SPECS, Reference, random_weights, tiny_spec
 
 from foreword import _native
-from foreword.models.executors.native import packed_format
+from foreword.executors.native import packed_format
 from foreword.models.quants import Quant
 from foreword.models.spec import weight_names
 from foreword.models.weights import Tensor

@@ -9,7 +9,7 @@ from kernel_reference import SPECS, Reference, random_weights, rope, tiny_spec
 
 from foreword import _native
 from foreword.errors import ConfigError, PlanError
-from foreword.models.executors.native import NativeExecutor, kv_report
+from foreword.executors.native import NativeExecutor, kv_report
 from foreword.models.spec import LayerSpec
 
 LEVELS = _native.isa_levels()

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 
 from foreword.batch import InputBuffers, KVGroup, NewRequest, RequestStates, prepare_inputs
-from foreword.models.executors import native
-from foreword.models.executors.numpy import NumpyExecutor
+from foreword.executors import native
+from foreword.executors.numpy import NumpyExecutor
 
 EXECUTORS = {"numpy": NumpyExecutor}
 if native.available():

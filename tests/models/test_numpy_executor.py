@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from foreword.batch import InputBuffers, KVGroup, NewRequest, RequestStates, prepare_inputs
-from foreword.models.executors.numpy import NumpyExecutor
+from foreword.executors.numpy import NumpyExecutor
 from foreword.models.spec import DecoderSpec, LayerSpec, MoeSpec, RopeSpec, weight_names
 
 S = 4

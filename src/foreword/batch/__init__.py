@@ -7,29 +7,29 @@
     print(batch.explain())                                 # the same as tables
     states.commit(batch, {"a": [token]})                   # what was sampled
 
-Needs NumPy alone. `foreword.batch.spec` holds every tensor as data.
+Needs NumPy alone. `foreword.batch.proof.spec` holds every tensor as data.
 """
 
 from typing import TYPE_CHECKING, Any
 
-from foreword.batch.attention import AttentionState
-from foreword.batch.batch_update import BatchUpdates
-from foreword.batch.block_ops import BlockOps
-from foreword.batch.buffers import InputBuffers
-from foreword.batch.dummy import make_dummy
-from foreword.batch.explain import Explanation
-from foreword.batch.groups import ContextParallel, KVGroup
-from foreword.batch.inputs import InputBatch, StaleBatchError, prepare_inputs
-from foreword.batch.multimodal import MultiModalFeature
-from foreword.batch.pooling import PoolingParams
-from foreword.batch.requests import NewRequest, NewRequests
-from foreword.batch.ring import BlockFence, StagingRing
-from foreword.batch.sampling import SamplingParams
-from foreword.batch.states import RequestStates
+from foreword.batch.features.multimodal import MultiModalFeature
+from foreword.batch.features.pooling import PoolingParams
+from foreword.batch.prepare.buffers import InputBuffers
+from foreword.batch.prepare.dummy import make_dummy
+from foreword.batch.prepare.inputs import InputBatch, StaleBatchError, prepare_inputs
+from foreword.batch.prepare.ring import BlockFence, StagingRing
+from foreword.batch.proof.explain import Explanation
+from foreword.batch.state.batch_update import BatchUpdates
+from foreword.batch.state.request_states import RequestStates
+from foreword.batch.values.attention import AttentionState
+from foreword.batch.values.block_ops import BlockOps
+from foreword.batch.values.kv_groups import ContextParallel, KVGroup
+from foreword.batch.values.requests import NewRequest, NewRequests
+from foreword.batch.values.sampling_params import SamplingParams
 from foreword.errors import CapacityError, PlanError, RequestError
 
 if TYPE_CHECKING:
-    from foreword.batch.validator import validate
+    from foreword.batch.proof.validator import validate
 
 __all__ = [
     "AttentionState",
@@ -60,7 +60,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "validate":  # the specification is loaded by those who check against it
-        from foreword.batch.validator import validate
+        from foreword.batch.proof.validator import validate
 
         return validate
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

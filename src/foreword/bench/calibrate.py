@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from foreword.batch import InputBuffers, KVGroup, NewRequest, RequestStates, prepare_inputs
-from foreword.engine.executor import Executor
 from foreword.errors import ConfigError
+from foreword.executors.executor import Executor
 from foreword.sampling import Sampler
 from foreword.scheduler.simulation import CostModel
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from foreword.arrays import F32, I32
 from foreword.batch import InputBatch, KVGroup, SamplingParams
 from foreword.engine.config import EngineConfig
 from foreword.engine.engine import Engine
@@ -24,10 +24,10 @@ class NothingModel:
         self.logits = np.zeros((max_num_logits, vocab_size), np.float32)
         self.logits[:, 7] = 1.0
 
-    def execute(self, batch: InputBatch) -> npt.NDArray[np.float32]:
+    def execute(self, batch: InputBatch) -> F32:
         return self.logits[: len(batch.logits_indices)]
 
-    def copy_blocks(self, sources: npt.NDArray[np.int32], destinations: npt.NDArray[np.int32]) -> None:
+    def copy_blocks(self, sources: I32, destinations: I32) -> None:
         pass
 
 

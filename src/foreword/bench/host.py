@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foreword.batch import InputBatch, InputBuffers, KVGroup, NewRequests, RequestStates, prepare_inputs
-from foreword.batch.inputs import Backend
+from foreword.batch.prepare.inputs import Backend
 from foreword.bench.traffic import (
     BLOCK_SIZE,
     MAX_MODEL_LEN,
@@ -24,8 +24,6 @@ from foreword.bench.traffic import (
     Step,
     Workload,
 )
-
-Int32s = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)

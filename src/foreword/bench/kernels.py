@@ -11,7 +11,7 @@ import numpy as np
 
 from foreword import _native
 from foreword.batch import InputBatch, InputBuffers, KVGroup, NewRequest, RequestStates, prepare_inputs
-from foreword.models.executors.native import NativeExecutor
+from foreword.executors.native import NativeExecutor
 from foreword.models.loader import load_model
 
 BLOCK_SIZE = 16

@@ -9,15 +9,15 @@ from itertools import cycle, islice, pairwise
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from foreword.arrays import F32, I32
 from foreword.batch import InputBatch, SamplingParams
 from foreword.bench.prompts import PROMPTS
 from foreword.engine.build import build_engine
 from foreword.engine.config import EngineConfig
 from foreword.engine.engine import Engine
-from foreword.engine.executor import Executor
 from foreword.engine.speculation import SpeculationConfig
+from foreword.executors.executor import Executor
 from foreword.models.loader import load_model
 
 
@@ -49,14 +49,14 @@ class Watched:
         self.compute_threads = executor.compute_threads
         self.runs: list[tuple[float, float, bool]] = []  # begin, end, whether it computed a part of a prompt
 
-    def execute(self, batch: InputBatch) -> npt.NDArray[np.float32]:
+    def execute(self, batch: InputBatch) -> F32:
         prefills = bool(batch.is_prefilling.any())
         begin = time.perf_counter()
         logits = self.executor.execute(batch)
         self.runs.append((begin, time.perf_counter(), prefills))
         return logits
 
-    def copy_blocks(self, sources: npt.NDArray[np.int32], destinations: npt.NDArray[np.int32]) -> None:
+    def copy_blocks(self, sources: I32, destinations: I32) -> None:
         self.executor.copy_blocks(sources, destinations)
 
 

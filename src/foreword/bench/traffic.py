@@ -14,9 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-Int32s = npt.NDArray[np.int32]
+from foreword.arrays import I32
 
 BLOCK_SIZE = 16
 MAX_MODEL_LEN = 4096
@@ -29,12 +28,12 @@ TEMPERATURE, TOP_P = 0.8, 0.95  # of every request
 class Arrivals:
     """N requests as columns: numbers, flat tokens and blocks with their counts, tokens computed already."""
 
-    numbers: Int32s
-    tokens: Int32s
-    num_tokens: Int32s
-    blocks: Int32s
-    num_blocks: Int32s
-    num_computed: Int32s
+    numbers: I32
+    tokens: I32
+    num_tokens: I32
+    blocks: I32
+    num_blocks: I32
+    num_computed: I32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,14 +44,14 @@ class Step:
     sampled: [B, D + 1], padded with −1.
     """
 
-    departed: Int32s
+    departed: I32
     arrived: Arrivals
-    appended: Int32s
-    new_blocks: Int32s
-    scheduled: Int32s
-    num_scheduled: Int32s
-    drafts: Int32s | None
-    sampled: Int32s
+    appended: I32
+    new_blocks: I32
+    scheduled: I32
+    num_scheduled: I32
+    drafts: I32 | None
+    sampled: I32
 
 
 @dataclass(slots=True, eq=False)

@@ -12,13 +12,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
-from foreword.batch.block_table import BlockTable
+from foreword.arrays import I32
+from foreword.batch.state.block_table import BlockTable
 from foreword.cache.content import CachedContent
-from foreword.cache.pool import BlockIds, BlockPool
-
-Int32s = npt.NDArray[np.int32]
+from foreword.cache.pool import BlockPool
 
 # Beside the stops, a state is kept where a step ends at a multiple of so many hit units: at most one block in 16.
 INTERVAL = 16
@@ -37,7 +35,7 @@ class Checkpoints:
         self._stops = np.zeros((max_num_reqs, 2), np.int32)
         self._newest = np.zeros(max_num_reqs, np.int32)  # by row: tokens of its last checkpoint, 0 for none
         # Row → (tokens, a block for each group) of copies not known to be made, oldest first.
-        self._pending: dict[int, list[tuple[int, BlockIds]]] = {}
+        self._pending: dict[int, list[tuple[int, I32]]] = {}
 
     @property
     def pending(self) -> Sequence[int]:
@@ -54,13 +52,13 @@ class Checkpoints:
         self._stops[row] = stops
         self._newest[row] = num_hit
 
-    def cut(self, rows: Int32s, computed: Int32s, n: Int32s) -> Int32s:
+    def cut(self, rows: I32, computed: I32, n: I32) -> I32:
         """Of n[i] tokens after computed[i] those up to the next stop of the row."""
         ahead = self._stops[rows] - computed[:, None]
-        room: Int32s = np.where(ahead > 0, ahead, n[:, None]).min(1)
+        room: I32 = np.where(ahead > 0, ahead, n[:, None]).min(1)
         return np.minimum(n, room)
 
-    def keep(self, rows: Int32s, computed: Int32s) -> tuple[list[int], list[int]]:
+    def keep(self, rows: I32, computed: I32) -> tuple[list[int], list[int]]:
         """The copies (sources, destinations) to make before a step that goes on from computed[i] tokens.
 
         They take free blocks only; rows for which there are none keep nothing.
@@ -90,7 +88,7 @@ class Checkpoints:
         if not pending:
             self._pending.pop(row, None)
 
-    def leave(self, row: int) -> BlockIds:
+    def leave(self, row: int) -> I32:
         """Forget the row, which is still in the tree. The caller frees these blocks, after the row's own.
 
         Its newest checkpoint is among them, so that of all it leaves this is lost last.

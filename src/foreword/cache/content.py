@@ -6,12 +6,10 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 
+from foreword.arrays import I32, Bools, Ints
 from foreword.cache.events import BlockRemoved, BlockStored, CacheCleared, CacheEvent
 from foreword.cache.prefix import HashFunction, PrefixNode, PrefixTree
-
-BlockIds = npt.NDArray[np.int32]
 
 
 class CachedContent:
@@ -25,7 +23,7 @@ class CachedContent:
         self,
         block_size: int,
         node_blocks: Sequence[int],
-        is_cached: npt.NDArray[np.bool_],
+        is_cached: Bools,
         *,
         hash_function: HashFunction,
         on_event: Callable[[CacheEvent], None] | None,
@@ -45,7 +43,7 @@ class CachedContent:
         self._index = np.zeros(len(is_cached), np.int32)
         self._group = np.zeros(len(is_cached), np.int16)
 
-    def add(self, node: PrefixNode, first: int, end: int, group: int, table_row: BlockIds) -> None:
+    def add(self, node: PrefixNode, first: int, end: int, group: int, table_row: I32) -> None:
         """The row's blocks of a group hold blocks first … end − 1 of the node from now on; null ones are skipped."""
         ratio = self._node_blocks[group]
         ids = table_row[first // ratio : end // ratio]
@@ -76,7 +74,7 @@ class CachedContent:
         node.blocks[group][index - node.start] = block
         self._added(node, group, np.array([block], np.int32), np.array([index]))
 
-    def _added(self, node: PrefixNode, group: int, ids: BlockIds, index: npt.NDArray[np.integer]) -> None:
+    def _added(self, node: PrefixNode, group: int, ids: I32, index: Ints) -> None:
         node.num_blocks += len(ids)
         self._serial[ids] = node.serial
         self._index[ids] = index
@@ -90,7 +88,7 @@ class CachedContent:
                 names = self.tree.name(node, i)
                 self._on_event(BlockStored(*names, tuple(np.frombuffer(tokens, np.int32).tolist()), block, group))
 
-    def remove(self, blocks: BlockIds) -> None:
+    def remove(self, blocks: I32) -> None:
         """These cached blocks lose their content; ``is_cached`` is the caller's to change."""
         serials = self._serial[blocks]
         parts = [0, *((serials[1:] != serials[:-1]).nonzero()[0] + 1).tolist(), len(blocks)]
@@ -108,7 +106,7 @@ class CachedContent:
         if self._on_event is not None:
             self._on_event(CacheCleared())
 
-    def _remove_from(self, node: PrefixNode, blocks: BlockIds) -> None:
+    def _remove_from(self, node: PrefixNode, blocks: I32) -> None:
         index = self._index[blocks]
         node.num_blocks -= len(blocks)
         if len(node.blocks) == 1 and not node.spares and self._on_event is None:

@@ -16,11 +16,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
-from foreword.batch.groups import KVGroup
-
-Presence = npt.NDArray[np.bool_]
+from foreword.arrays import I64, Bools, Ints
+from foreword.batch.values.kv_groups import KVGroup
 
 
 class CacheGroup(Protocol):
@@ -34,11 +32,11 @@ class CacheGroup(Protocol):
         """Whether the content at the start of a block can be reused without the rest of it."""
         ...
 
-    def longest_hit(self, present: Presence, limit: int) -> int:
+    def longest_hit(self, present: Bools, limit: int) -> int:
         """The largest n ≤ limit such that a request can go on after n blocks."""
         ...
 
-    def first_needed(self, num_computed: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
+    def first_needed(self, num_computed: Ints) -> I64:
         """By request: the first block that the token at position ``num_computed`` or a later one can read."""
         ...
 
@@ -57,11 +55,11 @@ class FullAttention:
     def allows_partial_hit(self) -> bool:
         return True
 
-    def longest_hit(self, present: Presence, limit: int) -> int:
+    def longest_hit(self, present: Bools, limit: int) -> int:
         cached = np.asarray(present[:limit], np.bool_)
         return limit if cached.all() else int(np.argmin(cached))
 
-    def first_needed(self, num_computed: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
+    def first_needed(self, num_computed: Ints) -> I64:
         return np.zeros(len(num_computed), np.int64)
 
     def most_blocks(self, num_tokens: int, num_new: int) -> int:
@@ -79,7 +77,7 @@ class SlidingWindow:
     def allows_partial_hit(self) -> bool:
         return True
 
-    def longest_hit(self, present: Presence, limit: int) -> int:
+    def longest_hit(self, present: Bools, limit: int) -> int:
         wanted = -(-(self.window - 1) // self.block_size)
         cached = np.asarray(present[:limit], np.bool_)
         ends = np.arange(1, limit + 1)
@@ -87,7 +85,7 @@ class SlidingWindow:
         good = np.flatnonzero(runs >= np.minimum(wanted, ends))
         return int(good[-1]) + 1 if good.size else 0
 
-    def first_needed(self, num_computed: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
+    def first_needed(self, num_computed: Ints) -> I64:
         lowest = np.asarray(num_computed, np.int64) - (self.window - 1)
         return np.maximum(lowest, 0) // self.block_size
 
@@ -110,11 +108,11 @@ class RunningState:
     def allows_partial_hit(self) -> bool:
         return False
 
-    def longest_hit(self, present: Presence, limit: int) -> int:
+    def longest_hit(self, present: Bools, limit: int) -> int:
         kept = np.flatnonzero(present[:limit])
         return int(kept[-1]) + 1 if kept.size else 0
 
-    def first_needed(self, num_computed: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
+    def first_needed(self, num_computed: Ints) -> I64:
         return np.zeros(len(num_computed), np.int64)
 
     def most_blocks(self, num_tokens: int, num_new: int) -> int:
@@ -130,7 +128,7 @@ def cache_group(group: KVGroup) -> CacheGroup:
     return SlidingWindow(group.block_size, group.sliding_window)
 
 
-def longest_common_hit(groups: Sequence[CacheGroup], present: Sequence[Presence], limit: int, unit: int) -> int:
+def longest_common_hit(groups: Sequence[CacheGroup], present: Sequence[Bools], limit: int, unit: int) -> int:
     """The fixed point over the groups: the longest hit, in tokens, that every group accepts.
 
     present[g][k]: block k of group g is cached. limit: tokens. Every group may shorten the candidate; one that does

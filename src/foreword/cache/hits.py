@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from foreword.cache.pool import BlockIds
+from foreword.arrays import I32
 from foreword.cache.prefix import PrefixNode
 
 
@@ -24,8 +24,8 @@ class PrefixHit:
     prompt_len: int
     num_full: int
     num_partial: int
-    blocks: tuple[BlockIds, ...]
-    copy_from: BlockIds
+    blocks: tuple[I32, ...]
+    copy_from: I32
     path: tuple[PrefixNode, ...]
     num_known: int
     stops: tuple[int, ...] = ()

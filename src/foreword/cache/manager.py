@@ -7,24 +7,22 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
+from foreword.arrays import I32, I64, Ints
 from foreword.batch import NewRequest, RequestStates
-from foreword.batch.block_table import BlockTable
+from foreword.batch.state.block_table import BlockTable
 from foreword.cache.checkpoints import Checkpoints
 from foreword.cache.content import CachedContent
 from foreword.cache.events import CacheEvent
 from foreword.cache.groups import cache_group, longest_common_hit
 from foreword.cache.hits import PrefixHit
-from foreword.cache.pool import BlockIds, BlockPool
+from foreword.cache.pool import BlockPool
 from foreword.cache.prefix import NO_EXTRA, BlockKeys, ExtraKeys, HashFunction, PrefixNode, PrefixTree, hash_block
 
-Rows = npt.NDArray[np.int32]
-Counts = npt.NDArray[np.int64]
 BlockCopies = tuple[list[int], list[int]]
 
 NO_KEYS: BlockKeys = {}
-NO_BLOCKS: BlockIds = np.zeros(0, np.int32)
+NO_BLOCKS: I32 = np.zeros(0, np.int32)
 
 
 class KVCache:
@@ -89,7 +87,7 @@ class KVCache:
 
     # -- lookup and admission ----------------------------------------------------------------------------------
 
-    def lookup(self, token_ids: npt.NDArray[np.int32], keys: BlockKeys = NO_KEYS) -> PrefixHit:
+    def lookup(self, token_ids: I32, keys: BlockKeys = NO_KEYS) -> PrefixHit:
         """The longest reusable prefix of a request's tokens, at most all but the last. Changes nothing.
 
         keys: node index → what else must be equal there (adapter, image, salt); see `foreword.cache.keys`.
@@ -143,7 +141,7 @@ class KVCache:
         reused = np.concatenate((*hit.blocks, hit.copy_from))
         return new + int(np.count_nonzero((self.pool.num_refs[reused] == 0) & (reused != 0)))
 
-    def blocks_reserved(self, rows: Rows) -> int:
+    def blocks_reserved(self, rows: I32) -> int:
         """Blocks that these rows still want for the rest of their prompts.
 
         A windowed group gives back what it takes while it goes, so it reserves none.
@@ -197,14 +195,14 @@ class KVCache:
 
     # -- growth: the hot path, arrays only ------------------------------------------------------------------------
 
-    def wanted(self, rows: Rows, num_tokens: npt.NDArray[np.integer]) -> tuple[Counts, ...]:
+    def wanted(self, rows: I32, num_tokens: Ints) -> tuple[I64, ...]:
         """Blocks that each of these rows lacks to hold num_tokens[i] tokens, one array [B] a group."""
         return tuple(
             np.maximum(-(-num_tokens // t.tokens_per_block) - t.num_blocks[rows], 0).astype(np.int64)
             for t in self.states.block_tables
         )
 
-    def grow_to(self, rows: Rows, num_tokens: npt.NDArray[np.integer]) -> bool:
+    def grow_to(self, rows: I32, num_tokens: Ints) -> bool:
         """Append the blocks that each of these rows lacks to hold num_tokens[i] tokens.
 
         False, and nothing changes, when fewer are free.
@@ -227,7 +225,7 @@ class KVCache:
             _append(table, rows.take(lacking), held, count, self.pool.allocate(total))
         return True
 
-    def grow(self, rows: Rows, wanted: tuple[Counts, ...]) -> None:
+    def grow(self, rows: I32, wanted: tuple[I64, ...]) -> None:
         """Append the wanted blocks. CapacityError when fewer are free, and nothing changes."""
         totals = [int(w.sum()) for w in wanted]
         if not any(totals):
@@ -239,7 +237,7 @@ class KVCache:
             _append(table, some, table.num_blocks[some], want[want > 0], fresh[start : start + total])
             start += total
 
-    def drop_dead(self, rows: Rows, num_computed: npt.NDArray[np.integer]) -> None:
+    def drop_dead(self, rows: I32, num_computed: Ints) -> None:
         """Give back the blocks that no token from ``num_computed`` on can read; their entries become null."""
         for g in self._windowed:
             live, table = self._first_live[g], self.states.block_tables[g].table
@@ -260,11 +258,11 @@ class KVCache:
 
     # -- running states: nothing to do in a model without, see `keeps_states` ----------------------------------------
 
-    def cut_chunks(self, rows: Rows, computed: Rows, n: Rows) -> Rows:
+    def cut_chunks(self, rows: I32, computed: I32, n: I32) -> I32:
         """Of n[i] tokens after computed[i], those up to the next place where the row's state should be kept."""
         return n if self._checkpoints is None else self._checkpoints.cut(rows, computed, n)
 
-    def keep_states(self, rows: Rows, computed: Rows) -> BlockCopies:
+    def keep_states(self, rows: I32, computed: I32) -> BlockCopies:
         """Keep the states after computed[i] tokens that are worth it and find a free block.
 
         To be asked for each row that the next step goes on with, once all else has its blocks. The copies are made
@@ -327,13 +325,13 @@ class KVCache:
 
     # -- content -----------------------------------------------------------------------------------------------------
 
-    def _give_back(self, blocks: BlockIds, group: int, *, distinct: bool = False) -> None:
+    def _give_back(self, blocks: I32, group: int, *, distinct: bool = False) -> None:
         self.pool.free(blocks, distinct=distinct)
         if self.states.checker is not None:
             freed = blocks[(self.pool.num_refs[blocks] == 0) & (blocks != 0)]
             self.states.checker.blocks_freed(freed.tolist(), group)
 
-    def _hit_blocks(self, held: list[BlockIds], full: int) -> tuple[BlockIds, ...]:
+    def _hit_blocks(self, held: list[I32], full: int) -> tuple[I32, ...]:
         out = []
         for g, (group, ids) in enumerate(zip(self.groups, held, strict=True)):
             blocks = ids[: full // group.block_size] if g in self._paged else NO_BLOCKS
@@ -343,7 +341,7 @@ class KVCache:
             out.append(blocks)
         return tuple(out)
 
-    def _states_at(self, held: list[BlockIds], full: int) -> BlockIds:
+    def _states_at(self, held: list[I32], full: int) -> I32:
         """The checkpoint of each group after ``full`` tokens, 0 for a group without."""
         at = [full // group.block_size - 1 for group in self.groups]
         return np.array([0 if g in self._paged else held[g][at[g]] for g in range(len(at))], np.int32)
@@ -351,9 +349,7 @@ class KVCache:
     def _stops(self, num_tokens: int, num_known: int) -> tuple[int, ...]:
         return () if self._checkpoints is None else self._checkpoints.stops(num_tokens, num_known)
 
-    def _partial(
-        self, path: list[PrefixNode], full: int, data: bytes, limit: int, keys: BlockKeys
-    ) -> tuple[int, BlockIds]:
+    def _partial(self, path: list[PrefixNode], full: int, data: bytes, limit: int, keys: BlockKeys) -> tuple[int, I32]:
         size = self.tree.block_size
         i = full // size
         if not self.partial_reuse or limit <= full:
@@ -381,11 +377,11 @@ class KVCache:
             self._evict(np.array([block], np.int32))
             self.pool.is_cached[block] = False
 
-    def _evict(self, blocks: BlockIds) -> None:
+    def _evict(self, blocks: I32) -> None:
         self._content.remove(blocks)
 
 
-def _append(table: BlockTable, rows: Rows, held: Rows, count: npt.NDArray[np.integer], blocks: BlockIds) -> None:
+def _append(table: BlockTable, rows: I32, held: I32, count: Ints, blocks: I32) -> None:
     """Append count[i] of the blocks to row i, which holds held[i]."""
     if len(blocks) == len(rows):
         table.table[rows, held] = blocks

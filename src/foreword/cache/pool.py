@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 
+from foreword.arrays import I32
 from foreword.errors import CapacityError, ConfigError
-
-BlockIds = npt.NDArray[np.int32]
 
 
 class BlockPool:
@@ -26,7 +24,7 @@ class BlockPool:
     on_evict: called with the cached blocks that an allocation is about to overwrite.
     """
 
-    def __init__(self, num_blocks: int, on_evict: Callable[[BlockIds], None] | None = None) -> None:
+    def __init__(self, num_blocks: int, on_evict: Callable[[I32], None] | None = None) -> None:
         if num_blocks < 2:
             raise ConfigError(f"num_blocks = {num_blocks}: block 0 is the null block, so at least 2 are needed")
         self.num_blocks = num_blocks
@@ -51,7 +49,7 @@ class BlockPool:
         """Blocks with an owner."""
         return self.num_blocks - 1 - self.num_free
 
-    def allocate(self, count: int) -> BlockIds:
+    def allocate(self, count: int) -> I32:
         """Take ``count`` blocks from the front, each with one reference. int32 [count].
 
         CapacityError if fewer are free, and nothing changes.
@@ -70,7 +68,7 @@ class BlockPool:
         self.num_refs[blocks] = 1
         return blocks
 
-    def touch(self, blocks: BlockIds) -> None:
+    def touch(self, blocks: I32) -> None:
         """One more owner for each of these blocks, free or not. They must be distinct, and cached if they are free."""
         free = blocks[self.num_refs[blocks] == 0]
         if free.size:
@@ -78,7 +76,7 @@ class BlockPool:
             self._num_queued -= free.size
         self.num_refs[blocks] += 1
 
-    def free(self, blocks: BlockIds, *, distinct: bool = False) -> None:
+    def free(self, blocks: I32, *, distinct: bool = False) -> None:
         """One owner fewer for each entry; a block without owners becomes free, in the order given.
 
         A request gives its blocks tail first: of two blocks freed together, the later part of a prompt is lost first.
@@ -105,15 +103,15 @@ class BlockPool:
         if plain.size < freed.size:
             self._append_to_queue(freed[cached])
 
-    def _distinct(self, freed: BlockIds) -> BlockIds:
+    def _distinct(self, freed: I32) -> I32:
         # A scatter keeps one writer of each block; that entry stays. `place` of a block that is not queued is unused.
         order = np.arange(freed.size)
         self._place[freed] = order
-        kept: BlockIds = freed[self._place[freed] == order]
+        kept: I32 = freed[self._place[freed] == order]
         self._place[freed] = -1
         return kept
 
-    def _take_from_queue(self, out: BlockIds) -> None:
+    def _take_from_queue(self, out: I32) -> None:
         filled = 0
         while filled < out.size:
             head = self._head
@@ -125,7 +123,7 @@ class BlockPool:
         self._place[out] = -1
         self._num_queued -= out.size
 
-    def _append_to_queue(self, blocks: BlockIds) -> None:
+    def _append_to_queue(self, blocks: I32) -> None:
         if self._tail + blocks.size > self._queue.size:
             self._compact()
         end = self._tail + blocks.size
@@ -142,7 +140,7 @@ class BlockPool:
         self._place[valid] = np.arange(valid.size)
         self._head, self._tail = 0, valid.size
 
-    def _evict(self, blocks: BlockIds) -> None:
+    def _evict(self, blocks: I32) -> None:
         cached = blocks[self.is_cached[blocks]]
         if cached.size:
             if self._on_evict is not None:

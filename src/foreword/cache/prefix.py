@@ -16,7 +16,8 @@ from hashlib import blake2b
 from itertools import islice
 
 import numpy as np
-import numpy.typing as npt
+
+from foreword.arrays import I32
 
 ExtraKeys = tuple[Hashable, ...]
 BlockKeys = Mapping[int, ExtraKeys]
@@ -61,7 +62,7 @@ class PrefixNode:
         self.start, self.end = start, end
         self.tokens = tokens
         self.extra = extra
-        self.blocks: list[npt.NDArray[np.int32]] = []
+        self.blocks: list[I32] = []
         self.spares: dict[tuple[int, int], list[int]] = {}
         self.num_blocks = 0  # physical blocks, spares included
         self.hashes: list[bytes] = []

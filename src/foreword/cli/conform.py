@@ -7,7 +7,7 @@ from typing import Annotated, cast
 
 import typer
 
-from foreword.batch.inputs import Backend
+from foreword.batch.prepare.inputs import Backend
 
 
 def conform(

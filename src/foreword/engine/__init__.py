@@ -2,9 +2,9 @@
 
 from foreword.engine.config import EngineConfig
 from foreword.engine.engine import Engine
-from foreword.engine.executor import Executor
 from foreword.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from foreword.engine.text import TextStream
+from foreword.executors.executor import Executor
 
 __all__ = [
     "CompletionOutput",

@@ -16,7 +16,7 @@ from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 from typing import Self
 
-from foreword.batch.sampling import SamplingParams
+from foreword.batch.values.sampling_params import SamplingParams
 from foreword.engine.completion import Job
 from foreword.engine.engine import Engine, Prompt
 from foreword.engine.outputs import RequestOutput

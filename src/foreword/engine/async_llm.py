@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
-from foreword.batch.sampling import SamplingParams
+from foreword.batch.values.sampling_params import SamplingParams
 from foreword.engine.async_engine import AsyncEngine
 from foreword.engine.llm import LLM, Message
 from foreword.engine.outputs import RequestOutput

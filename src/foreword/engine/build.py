@@ -11,11 +11,11 @@ from foreword.batch import KVGroup, RequestStates
 from foreword.cache import cache_group
 from foreword.engine.config import EngineConfig
 from foreword.engine.engine import Engine
-from foreword.engine.executor import Executor
 from foreword.engine.speculation import Drafter, DraftModelDrafter
 from foreword.errors import ConfigError
-from foreword.models.executors.native import NativeExecutor, available
-from foreword.models.executors.numpy import NumpyExecutor
+from foreword.executors.executor import Executor
+from foreword.executors.native import NativeExecutor, available
+from foreword.executors.numpy import NumpyExecutor
 from foreword.models.loader import LoadedModel, load_model
 from foreword.models.spec import DecoderSpec
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from foreword.batch.sampling import SamplingParams
+from foreword.batch.values.sampling_params import SamplingParams
 from foreword.engine.outputs import CompletionOutput, FinishReason, RequestMetrics, RequestOutput
 from foreword.engine.text import TextStream
 from foreword.sampling import TokenLogprobs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from foreword.batch.checker import Check
+from foreword.batch.proof.checker import Check
 from foreword.engine.speculation.config import SpeculationConfig
 from foreword.errors import ConfigError
 from foreword.scheduler import SchedulerConfig

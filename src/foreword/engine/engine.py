@@ -15,20 +15,20 @@ from functools import partial
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
+from foreword.arrays import I32, I64
 from foreword.batch import InputBatch, KVGroup, RequestStates
-from foreword.batch.sampling import SamplingParams
+from foreword.batch.values.sampling_params import SamplingParams
 from foreword.cache import KVCache, prefix_keys
 from foreword.engine.completion import Completion, Job
 from foreword.engine.config import EngineConfig
-from foreword.engine.executor import Executor
 from foreword.engine.outputs import FinishReason, RequestOutput
 from foreword.engine.pipeline import Pipeline, Step
 from foreword.engine.speculation import Drafter, Speculation
 from foreword.engine.text import Detokenizer, TextStream
 from foreword.engine.validation import check_id, check_options, checked_params, checked_prompt
 from foreword.errors import RequestError
+from foreword.executors.executor import Executor
 from foreword.sampling import Sampled, Sampler, TokenLogprobs, derived_seed
 from foreword.scheduler import Reason, Request, Scheduler, StepPlan
 from foreword.scheduler.ledger import reason
@@ -313,14 +313,14 @@ class Engine:
         room = self.scheduler.max_len[rows] - states.num_tokens[rows] - states.num_placeholders[rows] - 1
         self.scheduler.reserve(rows, speculation.places(rows, room))
 
-    def _speculate(self, rows: npt.NDArray[np.int32]) -> None:
+    def _speculate(self, rows: I32) -> None:
         """Propose drafts for the rows that go on; a row may not outgrow its limit."""
         if self.speculation is None or not len(rows):
             return
         room = self.scheduler.max_len[rows] - self.states.num_tokens[rows] - 1
         self.scheduler.propose(rows, self.speculation.propose(rows, room))
 
-    def _read(self, rows: npt.NDArray[np.int32], at: npt.NDArray[np.int64], sampled: Sampled) -> list[RequestOutput]:
+    def _read(self, rows: I32, at: I64, sampled: Sampled) -> list[RequestOutput]:
         """Look at the new tokens of some requests: stops, text, log-probabilities. Free those that end."""
         now = self.clock()
         done: list[int] = []

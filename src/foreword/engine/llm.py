@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from foreword.batch.sampling import SamplingParams
+from foreword.batch.values.sampling_params import SamplingParams
 from foreword.engine.build import ExecutorKind, build_engine
 from foreword.engine.config import EngineConfig
 from foreword.engine.engine import Engine, Prompt

@@ -17,8 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from foreword.batch import InputBatch, InputBuffers, RequestStates, StagingRing, prepare_inputs
-from foreword.batch.checker import Check
-from foreword.engine.executor import Executor
+from foreword.batch.proof.checker import Check
 from foreword.engine.helper import Helper
 from foreword.engine.prompt_logprobs import (
     PromptLogprobs,
@@ -26,6 +25,7 @@ from foreword.engine.prompt_logprobs import (
     read_prompt_logprobs,
     with_more_logits,
 )
+from foreword.executors.executor import Executor
 from foreword.sampling import Sampled, Sampler
 from foreword.scheduler import StepPlan
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, cast
 
 import numpy as np
-import numpy.typing as npt
 
+from foreword.arrays import F32, I32, I64
 from foreword.batch import InputBatch, RequestStates
 from foreword.sampling import TokenLogprobs, token_logprobs
 
@@ -19,14 +19,14 @@ NO_TOKENS = np.zeros(0, np.int64)
 class _MoreLogits:
     """A batch that asks for logits at other tokens, and is the given one in everything else."""
 
-    def __init__(self, batch: InputBatch, logits_indices: npt.NDArray[np.int64]) -> None:
+    def __init__(self, batch: InputBatch, logits_indices: I64) -> None:
         self._batch, self.logits_indices = batch, logits_indices
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._batch, name)
 
 
-def prompt_tokens(states: RequestStates, batch: InputBatch, prefilling: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
+def prompt_tokens(states: RequestStates, batch: InputBatch, prefilling: I32) -> I64:
     """The batch's tokens that a prompt token follows, of ``prefilling`` rows that want prompt log-probabilities."""
     if not len(prefilling):
         return NO_TOKENS
@@ -38,14 +38,12 @@ def prompt_tokens(states: RequestStates, batch: InputBatch, prefilling: npt.NDAr
     return np.flatnonzero(np.isin(rows, asking) & (positions + 1 < states.prompt_len[rows]))
 
 
-def with_more_logits(batch: InputBatch, tokens: npt.NDArray[np.int64]) -> InputBatch:
+def with_more_logits(batch: InputBatch, tokens: I64) -> InputBatch:
     """The batch with logits at ``tokens`` too, after its own."""
     return cast(InputBatch, _MoreLogits(batch, np.concatenate([batch.logits_indices, tokens])))
 
 
-def read_prompt_logprobs(
-    states: RequestStates, batch: InputBatch, tokens: npt.NDArray[np.int64], logits: npt.NDArray[np.float32]
-) -> PromptLogprobs:
+def read_prompt_logprobs(states: RequestStates, batch: InputBatch, tokens: I64, logits: F32) -> PromptLogprobs:
     """Row i of logits [n, V], at batch token tokens[i], says how likely the prompt token after it was."""
     found: PromptLogprobs = {}
     for i, t in enumerate(tokens.tolist()):

@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
-from foreword.batch.integers import is_int32
-from foreword.batch.sampling import SamplingParams
+from foreword.arrays import I32
+from foreword.batch.values.integers import is_int32
+from foreword.batch.values.sampling_params import SamplingParams
 from foreword.errors import RequestError
-
-Tokens = npt.NDArray[np.int32]
 
 MAX_COMPLETIONS = 16384  # of one prompt: each is a request of its own, made at once
 
 
-def checked_prompt(request_id: str, token_ids: Sequence[int], *, vocab_size: int, max_model_len: int) -> Tokens:
+def checked_prompt(request_id: str, token_ids: Sequence[int], *, vocab_size: int, max_model_len: int) -> I32:
     """The prompt as int32; RequestError if it is empty, too long, or holds something that is no token id."""
     try:
         ids = np.asarray(token_ids)

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
+from foreword.arrays import AnyArray
 from foreword.batch import (
     ContextParallel,
     InputBatch,
@@ -23,7 +23,7 @@ from foreword.batch import (
     RequestStates,
     prepare_inputs,
 )
-from foreword.batch.spec import TENSORS, TensorSpec
+from foreword.batch.proof.spec import TENSORS, TensorSpec
 from foreword.errors import ForewordError, PlanError
 from foreword.insight.record import FORMAT, RECORDED
 
@@ -230,7 +230,7 @@ def _owner(batch: InputBatch, spec: TensorSpec, index: tuple[int, ...]) -> str |
     if not index:
         return None
     requests = np.arange(batch.num_reqs)
-    owners: dict[str, npt.NDArray[Any]] = {
+    owners: dict[str, AnyArray] = {
         "T": batch.req_indices,
         "L": np.repeat(requests, np.diff(batch.cu_num_logits)),
         "D": np.repeat(requests, np.diff(batch.cu_num_draft_tokens)),

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
-from foreword.batch.spec import TENSORS, Level
+from foreword.arrays import I32
+from foreword.batch.proof.spec import TENSORS, Level
 
 if TYPE_CHECKING:
     from foreword.batch import InputBatch, InputBuffers, RequestStates
@@ -124,7 +124,7 @@ class TraceRecorder:
             plan["pad_to"] = padded
         self._write({"step": plan, "tensors": tensors})
 
-    def commit(self, batch: InputBatch, sampled: Mapping[str, Sequence[int]] | npt.NDArray[np.int32]) -> None:
+    def commit(self, batch: InputBatch, sampled: Mapping[str, Sequence[int]] | I32) -> None:
         """Write down the samples that were committed."""
         if isinstance(sampled, Mapping):
             lists = {req_id: [int(t) for t in tokens] for req_id, tokens in sampled.items()}

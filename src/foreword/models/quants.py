@@ -21,8 +21,7 @@ from enum import Enum
 import numpy as np
 import numpy.typing as npt
 
-Bytes = npt.NDArray[np.uint8]
-Floats = npt.NDArray[np.float32]
+from foreword.arrays import F32, U8
 
 _CHUNK = 1 << 18  # weights decoded at once: the temporaries stay in the cache
 
@@ -48,13 +47,13 @@ class Quant(Enum):
         self.ggml_type, self.block_size, self.block_bytes = ggml_type, block_size, block_bytes
 
     def row_bytes(self, num_columns: int) -> int:
-        """Bytes of a row. ValueError unless ``num_columns`` is a whole number of blocks."""
+        """U8 of a row. ValueError unless ``num_columns`` is a whole number of blocks."""
         if num_columns % self.block_size:
             raise ValueError(f"{num_columns} columns are not a multiple of the {self.name} block, {self.block_size}")
         return num_columns // self.block_size * self.block_bytes
 
 
-def dequantize(data: Bytes, quant: Quant) -> Floats:
+def dequantize(data: U8, quant: Quant) -> F32:
     """Weights as float32: uint8 [..., row_bytes] → float32 [..., row_bytes / block_bytes * block_size].
 
     Equal bit for bit to the formulas above evaluated in float32. ValueError if a row is not a whole number of blocks.
@@ -71,12 +70,12 @@ def dequantize(data: Bytes, quant: Quant) -> Floats:
     return out.reshape(*data.shape[:-1], data.shape[-1] // quant.block_bytes * quant.block_size)
 
 
-def _f16(blocks: Bytes, at: int) -> Floats:
+def _f16(blocks: U8, at: int) -> F32:
     """The float16 at byte ``at`` of every block, as float32 [n, 1]."""
     return blocks[:, at : at + 2].view("<f2").astype(np.float32)
 
 
-def _halves(nibbles: Bytes) -> Bytes:
+def _halves(nibbles: U8) -> U8:
     """[n, g, w] → [n, 2 g, w]: of each group first the low nibbles, then the high ones."""
     n, g, w = nibbles.shape
     out = np.empty((n, g, 2, w), np.uint8)
@@ -85,64 +84,64 @@ def _halves(nibbles: Bytes) -> Bytes:
     return out.reshape(n, 2 * g, w)
 
 
-def _bits(data: Bytes, width: int) -> Bytes:
+def _bits(data: U8, width: int) -> U8:
     """[n, g, w] → [n, g · 8/width, w]: of each group the bit fields of ``width`` bits, lowest first."""
     n, _, w = data.shape
     shifts = np.arange(0, 8, width, dtype=np.uint8)[:, None]
     return (data[:, :, None, :] >> shifts & np.uint8((1 << width) - 1)).reshape(n, -1, w)
 
 
-def _f32_block(b: Bytes, out: Floats) -> None:
+def _f32_block(b: U8, out: F32) -> None:
     out[:] = b.view("<f4")
 
 
-def _f16_block(b: Bytes, out: Floats) -> None:
+def _f16_block(b: U8, out: F32) -> None:
     out[:] = b.view("<f2")
 
 
-def _bf16_block(b: Bytes, out: Floats) -> None:
+def _bf16_block(b: U8, out: F32) -> None:
     out.view(np.uint32)[:] = b.view("<u2").astype(np.uint32) << 16
 
 
-def _q8_0(b: Bytes, out: Floats) -> None:
+def _q8_0(b: U8, out: F32) -> None:
     """| d | 32 × int8 |"""
     np.multiply(b[:, 2:].view(np.int8), _f16(b, 0), out=out)
 
 
-def _q4_0(b: Bytes, out: Floats) -> None:
+def _q4_0(b: U8, out: F32) -> None:
     """| d | 16 bytes: low nibbles are weights 0…15, high nibbles 16…31 |"""
     q = _halves(b[:, None, 2:]).view(np.int8) - np.int8(8)
     np.multiply(q.reshape(-1, 32), _f16(b, 0), out=out)
 
 
-def _q4_1(b: Bytes, out: Floats) -> None:
+def _q4_1(b: U8, out: F32) -> None:
     """| d | m | 16 bytes as in Q4_0 |"""
     np.multiply(_halves(b[:, None, 4:]).reshape(-1, 32), _f16(b, 0), out=out)
     out += _f16(b, 2)
 
 
-def _fifth_bits(b: Bytes) -> Bytes:
+def _fifth_bits(b: U8) -> U8:
     """[n, 4] little-endian: bit i is the fifth bit of weight i → [n, 32] of 0 or 16."""
     return np.unpackbits(b, axis=1, bitorder="little") << np.uint8(4)
 
 
-def _q5_0(b: Bytes, out: Floats) -> None:
+def _q5_0(b: U8, out: F32) -> None:
     """| d | 32 fifth bits | 16 bytes as in Q4_0 |"""
     q = _halves(b[:, None, 6:]).reshape(-1, 32) | _fifth_bits(b[:, 2:6])
     np.multiply(q.view(np.int8) - np.int8(16), _f16(b, 0), out=out)
 
 
-def _q5_1(b: Bytes, out: Floats) -> None:
+def _q5_1(b: U8, out: F32) -> None:
     """| d | m | 32 fifth bits | 16 bytes as in Q4_0 |"""
     q = _halves(b[:, None, 8:]).reshape(-1, 32) | _fifth_bits(b[:, 4:8])
     np.multiply(q, _f16(b, 0), out=out)
     out += _f16(b, 2)
 
 
-def _scales_and_offsets(s: Bytes) -> tuple[Bytes, Bytes]:
+def _scales_and_offsets(s: U8) -> tuple[U8, U8]:
     """Eight 6-bit scales and eight 6-bit offsets in 12 bytes → two [n, 8].
 
-    Bytes 0…3 hold scales 0…3 and bytes 4…7 offsets 0…3 in their low six bits; bytes 8…11 hold the low nibbles of
+    U8 0…3 hold scales 0…3 and bytes 4…7 offsets 0…3 in their low six bits; bytes 8…11 hold the low nibbles of
     scales 4…7 (low half) and offsets 4…7 (high half), whose upper two bits are those left over in bytes 0…3 and 4…7.
     """
     low, left = s[:, :8] & 63, s[:, :8] >> 6 << 4
@@ -151,7 +150,7 @@ def _scales_and_offsets(s: Bytes) -> tuple[Bytes, Bytes]:
     return scales, offsets
 
 
-def _scaled(out: Floats, q: npt.NDArray[np.uint8 | np.int8], scale: Floats, offset: Floats | None = None) -> None:
+def _scaled(out: F32, q: npt.NDArray[np.uint8 | np.int8], scale: F32, offset: F32 | None = None) -> None:
     """out = scale · q − offset with one scale and offset a sub-block: q [n, g, w], scale and offset [n, g]."""
     grouped = out.reshape(q.shape)
     np.multiply(q, scale[:, :, None], out=grouped)
@@ -159,26 +158,26 @@ def _scaled(out: Floats, q: npt.NDArray[np.uint8 | np.int8], scale: Floats, offs
         grouped -= offset[:, :, None]
 
 
-def _q4_k(b: Bytes, out: Floats) -> None:
+def _q4_k(b: U8, out: F32) -> None:
     """| d | m | 12 bytes of scales and offsets | 4 × 32 bytes: low nibbles 32 weights, high nibbles the next 32 |"""
     s, o = _scales_and_offsets(b[:, 4:16])
     _scaled(out, _halves(b[:, 16:].reshape(-1, 4, 32)), _f16(b, 0) * s, _f16(b, 2) * o)
 
 
-def _q5_k(b: Bytes, out: Floats) -> None:
+def _q5_k(b: U8, out: F32) -> None:
     """| d | m | 12 bytes of scales and offsets | 32 bytes: bit g is the fifth of sub-block g | nibbles as in Q4_K |"""
     s, o = _scales_and_offsets(b[:, 4:16])
     q = _halves(b[:, 48:].reshape(-1, 4, 32)) | _bits(b[:, None, 16:48], 1) << np.uint8(4)
     _scaled(out, q, _f16(b, 0) * s, _f16(b, 2) * o)
 
 
-def _q2_k(b: Bytes, out: Floats) -> None:
+def _q2_k(b: U8, out: F32) -> None:
     """| 16 bytes: scale in the low nibble, offset in the high | 2 × 32 bytes of four 2-bit planes | d | m |"""
     q = _bits(b[:, 16:80].reshape(-1, 2, 32), 2).reshape(-1, 16, 16)
     _scaled(out, q, _f16(b, 80) * (b[:, :16] & 15), _f16(b, 82) * (b[:, :16] >> 4))
 
 
-def _q3_k(b: Bytes, out: Floats) -> None:
+def _q3_k(b: U8, out: F32) -> None:
     """| 32 bytes: bit g is the third of sub-block g | 2-bit planes as in Q2_K | 12 bytes: 16 scales + 32 | d |
 
     Scale i: low nibble in byte i mod 8 (i < 8: its low half), upper two bits in byte 8 + i mod 4, field i // 4.
@@ -190,7 +189,7 @@ def _q3_k(b: Bytes, out: Floats) -> None:
     _scaled(out, signed, _f16(b, 108) * (scale.view(np.int8) - np.int8(32)))
 
 
-def _q6_k(b: Bytes, out: Floats) -> None:
+def _q6_k(b: U8, out: F32) -> None:
     """| 2 × 64 bytes: low nibbles 64 weights, high ones the next 64 | 2 × 32 bytes of 2-bit planes | 16 int8 | d |"""
     low = _halves(b[:, :128].reshape(-1, 2, 64)).reshape(-1, 8, 32)
     q = low | _bits(b[:, 128:192].reshape(-1, 2, 32), 2) << np.uint8(4)
@@ -198,7 +197,7 @@ def _q6_k(b: Bytes, out: Floats) -> None:
     _scaled(out, signed, _f16(b, 208) * b[:, 192:208].view(np.int8))
 
 
-_DECODERS: dict[Quant, Callable[[Bytes, Floats], None]] = {
+_DECODERS: dict[Quant, Callable[[U8, F32], None]] = {
     Quant.F32: _f32_block,
     Quant.F16: _f16_block,
     Quant.BF16: _bf16_block,

@@ -7,12 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from foreword.arrays import F64
 from foreword.models.config import Config
 from foreword.models.spec import RopeSpec
-
-F64 = npt.NDArray[np.float64]
 
 
 def rope_spec(config: Config, head_dim: int, parameters: Mapping[str, Any]) -> RopeSpec:

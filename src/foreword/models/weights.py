@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from foreword.arrays import F32, U8
 from foreword.models.quants import Quant, dequantize
 
 
@@ -17,16 +17,16 @@ class Tensor:
     dimensions but the last; blocks of a quantised format run along the last dimension.
     """
 
-    data: npt.NDArray[np.uint8]
+    data: U8
     quant: Quant
     shape: tuple[int, ...]
 
-    def dequantize(self) -> npt.NDArray[np.float32]:
+    def dequantize(self) -> F32:
         """The weight as float32 of ``shape``."""
         return dequantize(self.data, self.quant).reshape(self.shape)
 
 
-def float_tensor(values: npt.NDArray[np.float32]) -> Tensor:
+def float_tensor(values: F32) -> Tensor:
     """A float32 array as a tensor of its shape."""
     flat = np.ascontiguousarray(values, "<f4").reshape(-1, values.shape[-1])
     return Tensor(flat.view(np.uint8), Quant.F32, values.shape)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-TokenIds = npt.NDArray[np.int64]
+from foreword.arrays import I64, Floats
 
 
-def kept_tokens(logits: npt.NDArray[np.floating], *, top_k: int, top_p: float, min_p: float) -> TokenIds:
+def kept_tokens(logits: Floats, *, top_k: int, top_p: float, min_p: float) -> I64:
     """The ids that stay, ascending, of one row of temperature-scaled logits [V]. With p = softmax(logits):
 
         min_p   keep p ≥ min_p · max p
@@ -29,7 +28,7 @@ def kept_tokens(logits: npt.NDArray[np.floating], *, top_k: int, top_p: float, m
     return kept if top_p >= 1.0 else _nucleus(logits, kept, top, top_p)
 
 
-def _nucleus(logits: npt.NDArray[np.floating], kept: TokenIds, top: float, top_p: float) -> TokenIds:
+def _nucleus(logits: Floats, kept: I64, top: float, top_p: float) -> I64:
     p = np.exp(logits[kept].astype(np.float64) - top)
     wanted = top_p * p.sum()
     size = min(1024, len(p))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
+
+from foreword.arrays import F32
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +20,7 @@ class Logprob:
 TokenLogprobs = dict[int, Logprob]
 
 
-def token_logprobs(logits: npt.NDArray[np.float32], token: int, count: int) -> TokenLogprobs:
+def token_logprobs(logits: F32, token: int, count: int) -> TokenLogprobs:
     """The chosen token first, then the ``count`` most likely ones, from one row of logits [V].
 
     logprob(t) = logits[t] − log Σ exp(logits). Of equal tokens the lower id comes first.

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
+from foreword.arrays import F32, I32, I64
 
 if TYPE_CHECKING:
     from foreword import _native
@@ -22,15 +21,15 @@ def available() -> bool:
 
 
 def sample(
-    logits: npt.NDArray[np.float32],
-    temperature: npt.NDArray[np.float32],
-    top_k: npt.NDArray[np.int32],
-    top_p: npt.NDArray[np.float32],
-    min_p: npt.NDArray[np.float32],
-    seeds: npt.NDArray[np.int64],
-    positions: npt.NDArray[np.int64],
-    rows: npt.NDArray[np.int32],
-    out: npt.NDArray[np.int32],
+    logits: F32,
+    temperature: F32,
+    top_k: I32,
+    top_p: F32,
+    min_p: F32,
+    seeds: I64,
+    positions: I64,
+    rows: I32,
+    out: I32,
     threads: _native.CpuModel | None = None,
 ) -> None:
     """Draw a token for each row of logits [L, V] into out [L], as `Sampler` defines it, processors apart.

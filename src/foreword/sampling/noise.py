@@ -8,7 +8,8 @@ after a preemption, and whether or not a draft was verified at that position.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
+
+from foreword.arrays import F64, Ints
 
 PER_POSITION = 0x9E3779B97F4A7C15
 PER_TOKEN = 0xBF58476D1CE4E5B9
@@ -16,7 +17,7 @@ MIX = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 MASK = 0xFFFFFFFFFFFFFFFF
 
 
-def gumbel_noise(seed: int, position: int, token_ids: npt.NDArray[np.integer]) -> npt.NDArray[np.float64]:
+def gumbel_noise(seed: int, position: int, token_ids: Ints) -> F64:
     """One Gumbel(0, 1) number a token, [n] float64. All integer arithmetic is modulo 2^64:
 
     x = seed + position · 0x9E3779B97F4A7C15 + token · 0xBF58476D1CE4E5B9

@@ -8,12 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from foreword.batch.sampling import SamplingParams
+from foreword.arrays import F32, I32, I64
+from foreword.batch.values.sampling_params import SamplingParams
 
-Logits = npt.NDArray[np.float32]
-Ids = npt.NDArray[np.int64]
 NEVER = np.float32(-np.inf)
 
 
@@ -21,18 +19,18 @@ NEVER = np.float32(-np.inf)
 class Processors:
     """The rarely used parameters of one request, as arrays. ``process`` applies them."""
 
-    allowed: Ids | None
-    bias_ids: Ids
-    bias: Logits
+    allowed: I64 | None
+    bias_ids: I64
+    bias: F32
     min_tokens: int
-    end_ids: Ids
+    end_ids: I64
     repetition: float
     frequency: float
     presence: float
     bad_words: tuple[tuple[int, ...], ...]
 
     @classmethod
-    def of(cls, params: SamplingParams, end_ids: Ids) -> Processors | None:
+    def of(cls, params: SamplingParams, end_ids: I64) -> Processors | None:
         """None if the parameters leave logits as they are. end_ids: tokens that would end the output."""
         bias = params.logit_bias or {}
         penalties = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
@@ -50,7 +48,7 @@ class Processors:
             bad_words,
         )
 
-    def process(self, logits: Logits, prompt: npt.NDArray[np.int32], output: npt.NDArray[np.int32]) -> Logits:
+    def process(self, logits: F32, prompt: I32, output: I32) -> F32:
         """The changed copy of one row [V], for the token after ``prompt + output``.
 
         A rule that would forbid every token that is still possible is not applied.
@@ -68,7 +66,7 @@ class Processors:
         self._penalize(z, prompt, output)
         return _without(z, self._bad_ends(prompt, output)) if self.bad_words else z
 
-    def _penalize(self, z: Logits, prompt: npt.NDArray[np.int32], output: npt.NDArray[np.int32]) -> None:
+    def _penalize(self, z: F32, prompt: I32, output: I32) -> None:
         if self.repetition != 1.0:
             seen = np.union1d(prompt, output)
             z[seen] = np.where(
@@ -78,18 +76,18 @@ class Processors:
             made, count = np.unique(output, return_counts=True)
             z[made] -= np.float32(self.frequency) * count.astype(np.float32) + np.float32(self.presence)
 
-    def _bad_ends(self, prompt: npt.NDArray[np.int32], output: npt.NDArray[np.int32]) -> Ids:
+    def _bad_ends(self, prompt: I32, output: I32) -> I64:
         longest = max(len(word) for word in self.bad_words) - 1
         tail = tuple(np.concatenate([prompt[-longest:], output[-longest:]])[-longest:].tolist()) if longest else ()
         ends = [w[-1] for w in self.bad_words if len(w) == 1 or tail[-(len(w) - 1) :] == w[:-1]]
         return np.array(ends, np.int64)
 
 
-def _without(z: Logits, ids: Ids) -> Logits:
+def _without(z: F32, ids: I64) -> F32:
     masked = z.copy()
     masked[ids] = NEVER
     return _unless_all_forbidden(masked, z)
 
 
-def _unless_all_forbidden(z: Logits, before: Logits) -> Logits:
+def _unless_all_forbidden(z: F32, before: F32) -> F32:
     return z if (z > NEVER).any() else before

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
+from foreword.arrays import F32, I32, I64
 from foreword.batch import InputBatch, RequestStates
-from foreword.batch.sampling import SamplingParams
+from foreword.batch.values.sampling_params import SamplingParams
 from foreword.sampling import native
 from foreword.sampling.filters import kept_tokens
 from foreword.sampling.logprobs import TokenLogprobs, token_logprobs
@@ -20,8 +20,6 @@ from foreword.sampling.verification import accepted_tokens
 if TYPE_CHECKING:
     from foreword import _native
 
-Logits = npt.NDArray[np.float32]
-Int32s = npt.NDArray[np.int32]
 
 NO_ROWS = np.zeros(0, np.int64)
 
@@ -34,7 +32,7 @@ class Sampled:
     logprobs: batch index → one entry a token, for the requests that asked.
     """
 
-    token_ids: Int32s
+    token_ids: I32
     logprobs: dict[int, list[TokenLogprobs]]
 
 
@@ -57,7 +55,7 @@ class Sampler:
         self._wants_logprobs = np.zeros(states.max_num_reqs, np.bool_)
         self._num_processors = self._num_wanting_logprobs = 0  # rows that have them; as a rule none
 
-    def set_request(self, row: int, params: SamplingParams, end_ids: npt.NDArray[np.int64]) -> None:
+    def set_request(self, row: int, params: SamplingParams, end_ids: I64) -> None:
         """Take a request's parameters, when it is admitted. end_ids: tokens that would end its output."""
         processors = Processors.of(params, end_ids)
         self._is_plain[row] = params.temperature == 0 and processors is None
@@ -75,7 +73,7 @@ class Sampler:
         self._has_processors[row] = processors is not None
         self._wants_logprobs[row] = wants_logprobs
 
-    def sample(self, batch: InputBatch, logits: Logits) -> Sampled:
+    def sample(self, batch: InputBatch, logits: F32) -> Sampled:
         """Draw for every request of the batch from ``logits`` [L, V]. The logits are not changed.
 
         A prompt chunk that is not the last is drawn for too; `RequestStates.commit` discards that token.
@@ -98,7 +96,7 @@ class Sampler:
         tokens = drawn if width == 1 else accepted_tokens(drawn, batch.draft_token_ids, batch.cu_num_logits, width)
         return Sampled(tokens, self._logprobs(batch, logits, tokens))
 
-    def _draw_natively(self, batch: InputBatch, logits: Logits) -> Int32s:
+    def _draw_natively(self, batch: InputBatch, logits: F32) -> I32:
         """Every row by temperature, top-k, top-p and min-p alone: `_draw` without processors, and its very tokens."""
         drawn, columns = np.empty(len(logits), np.int32), self.states.sampling
         positions = batch.positions.take(batch.logits_indices)
@@ -117,7 +115,7 @@ class Sampler:
         )
         return drawn
 
-    def _draw(self, row: int, position: int, logits: Logits, drafts: Int32s) -> int:
+    def _draw(self, row: int, position: int, logits: F32, drafts: I32) -> int:
         states, columns = self.states, self.states.sampling
         processors = self._processors[row]
         if processors is not None:
@@ -145,7 +143,7 @@ class Sampler:
             self.states.num_tokens[batch.expanded_idx_mapping[i]]
         )
 
-    def _drafts_before(self, batch: InputBatch, i: int) -> Int32s:
+    def _drafts_before(self, batch: InputBatch, i: int) -> I32:
         """The drafts that logit row i takes for granted."""
         j = int(batch.expanded_local_pos[i])
         if j == 0:
@@ -154,7 +152,7 @@ class Sampler:
         start = int(batch.cu_num_draft_tokens[b])
         return batch.draft_token_ids[start : start + j]
 
-    def _logprobs(self, batch: InputBatch, logits: Logits, tokens: Int32s) -> dict[int, list[TokenLogprobs]]:
+    def _logprobs(self, batch: InputBatch, logits: F32, tokens: I32) -> dict[int, list[TokenLogprobs]]:
         if not self._num_wanting_logprobs:
             return {}
         wanting = self._wants_logprobs.take(batch.idx_mapping).nonzero()[0]

@@ -10,12 +10,11 @@ both argmaxes then move together.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-Int32s = npt.NDArray[np.int32]
+from foreword.arrays import I32
 
 
-def accepted_tokens(drawn: Int32s, drafts: Int32s, cu_num_logits: Int32s, width: int) -> Int32s:
+def accepted_tokens(drawn: I32, drafts: I32, cu_num_logits: I32, width: int) -> I32:
     """The tokens to commit, int32 [B, width], padded with −1.
 
     drawn: [L], the target's token at each logit row; drafts: [L − B], request by request; request b owns logit rows

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
+from foreword.arrays import I32
 from foreword.scheduler.ledger import Ledger
 from foreword.scheduler.request import Request
-
-Int32s = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,11 +20,11 @@ class StepPlan:
     admitted: requests that got a row. preempted: requests that lost theirs.
     """
 
-    rows: Int32s
-    num_scheduled: Int32s
-    draft_tokens: Int32s | None
-    prefilling: Int32s
-    block_copies: tuple[Int32s, Int32s]
+    rows: I32
+    num_scheduled: I32
+    draft_tokens: I32 | None
+    prefilling: I32
+    block_copies: tuple[I32, I32]
     admitted: tuple[Request, ...]
     preempted: tuple[Request, ...]
     ledger: Ledger

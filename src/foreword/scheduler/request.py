@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
-from foreword.batch.sampling import SamplingParams
+from foreword.arrays import I32
+from foreword.batch.values.sampling_params import SamplingParams
 from foreword.cache.manager import NO_KEYS
 from foreword.cache.prefix import BlockKeys
 
-Tokens = npt.NDArray[np.int32]
-NO_TOKENS: Tokens = np.zeros(0, np.int32)
+NO_TOKENS: I32 = np.zeros(0, np.int32)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -32,7 +31,7 @@ class Request:
     """
 
     request_id: str
-    prompt: Tokens
+    prompt: I32
     arrival: int
     max_len: int
     params: SamplingParams = field(default_factory=SamplingParams)
@@ -41,7 +40,7 @@ class Request:
     keys: BlockKeys = field(default_factory=lambda: NO_KEYS)
     reuse_prefix: bool = True
     row: int = -1
-    output: Tokens = field(default_factory=lambda: NO_TOKENS)
+    output: I32 = field(default_factory=lambda: NO_TOKENS)
     num_cached: int = 0
     hit_report: str = ""
     num_preemptions: int = 0
@@ -50,6 +49,6 @@ class Request:
         """Known tokens while it waits."""
         return len(self.prompt) + len(self.output)
 
-    def tokens(self) -> Tokens:
+    def tokens(self) -> I32:
         """Prompt and output, int32 [len(self)], while it waits."""
         return np.concatenate([self.prompt, self.output]) if len(self.output) else self.prompt

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
+from foreword.arrays import I32
 from foreword.batch import NewRequest, RequestStates
 from foreword.cache import KVCache, PrefixHit
 from foreword.errors import ConfigError, RequestError
@@ -26,7 +26,6 @@ from foreword.scheduler.policies import POLICIES
 from foreword.scheduler.request import NO_TOKENS, Request
 from foreword.scheduler.waiting import WaitingQueue
 
-Int32s = npt.NDArray[np.int32]
 NO_COPIES = (NO_TOKENS, NO_TOKENS)
 
 
@@ -69,7 +68,7 @@ class Scheduler:
     # -- who is here --------------------------------------------------------------------------------------------
 
     @property
-    def running(self) -> Int32s:
+    def running(self) -> I32:
         """The rows of the running requests, in the order of admission."""
         return self._rows
 
@@ -100,18 +99,18 @@ class Scheduler:
             return request
         return self.waiting.remove(request_id)
 
-    def finish(self, rows: Int32s) -> None:
+    def finish(self, rows: I32) -> None:
         """Free these running rows. Each request keeps its tokens in ``output``."""
         self._drop(rows)
         for row in rows.tolist():
             self._leave(row)
 
-    def propose(self, rows: Int32s, drafts: Int32s) -> None:
+    def propose(self, rows: I32, drafts: I32) -> None:
         """Drafts for the next step, [n, D] padded with −1: they follow the last known token of these rows."""
         self._drafts[rows] = drafts
         self._num_drafts[rows] = (drafts >= 0).sum(1)
 
-    def reserve(self, rows: Int32s, places: Int32s) -> None:
+    def reserve(self, rows: I32, places: I32) -> None:
         """Places for drafts whose ids are not known before `settle`: at most places[i] behind the tokens in flight."""
         self.propose(rows, np.where(np.arange(self._drafts.shape[1]) < places[:, None], 0, -1).astype(np.int32))
 
@@ -200,7 +199,7 @@ class Scheduler:
         if plan.draft_tokens is not None:
             self._num_drafts[plan.rows] = 0
 
-    def cancel(self, plan: StepPlan) -> Int32s:
+    def cancel(self, plan: StepPlan) -> I32:
         """The step failed: its requests wait again, with all their tokens, and nothing it may have written is kept.
 
         Returns the rows that were freed.
@@ -230,7 +229,7 @@ class Scheduler:
 
     # -- running -------------------------------------------------------------------------------------------------
 
-    def _run(self, in_flight: StepPlan | None) -> tuple[Int32s, Int32s, Int32s, int, list[Request] | None]:
+    def _run(self, in_flight: StepPlan | None) -> tuple[I32, I32, I32, int, list[Request] | None]:
         """Rows that run in this step, their computed tokens, tokens to compute and their sum, and who was preempted.
 
         None in the last place: somebody would have to be preempted, but a step is in flight.
@@ -249,7 +248,7 @@ class Scheduler:
             last = max(self._rows.tolist(), key=lambda row: self._policy(self.request_in(row)))
             preempted.append(self._preempt(last))
 
-    def _needs(self, in_flight: StepPlan | None) -> tuple[Int32s, Int32s, Int32s, int]:
+    def _needs(self, in_flight: StepPlan | None) -> tuple[I32, I32, I32, int]:
         """What the running rows would compute, and its sum, within the budget; rows that get nothing are left out."""
         rows, states, budget = self._rows, self.states, self.config.max_num_batched_tokens
         computed = states.num_computed_tokens.take(rows)
@@ -274,7 +273,7 @@ class Scheduler:
             rows, computed, n = rows[some], computed[some], n[some]
         return rows, computed, n, total
 
-    def _drop_dead(self, rows: Int32s, computed: Int32s, in_flight: StepPlan | None) -> None:
+    def _drop_dead(self, rows: I32, computed: I32, in_flight: StepPlan | None) -> None:
         """Give back blocks below the windows, of what no step in flight reads any more."""
         if in_flight is None:
             self.cache.drop_dead(rows, computed)
@@ -290,7 +289,7 @@ class Scheduler:
         self.waiting.push(request)
         return request
 
-    def _drop(self, rows: Int32s) -> None:
+    def _drop(self, rows: I32) -> None:
         """Take these rows out of the running ones."""
         stays = np.ones(self.states.max_num_reqs, np.bool_)
         stays[rows] = False
@@ -306,7 +305,7 @@ class Scheduler:
         self._num_drafts[row] = 0
         return request
 
-    def _scheduled_drafts(self, rows: Int32s, computed: Int32s, n: Int32s) -> Int32s | None:
+    def _scheduled_drafts(self, rows: I32, computed: I32, n: I32) -> I32 | None:
         """The drafts that fit into what each row was given, [B, D]; a prompt chunk verifies nothing."""
         if not self.states.max_num_draft_tokens or not self._num_drafts[rows].any():
             return None

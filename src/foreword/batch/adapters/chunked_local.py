@@ -13,16 +13,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
-from foreword.batch.backends.vectorized import ragged_arange
+from foreword.arrays import I32, I64
+from foreword.batch.prepare.backends.vectorized import ragged_arange
 from foreword.errors import ConfigError
 
 if TYPE_CHECKING:
-    from foreword.batch.inputs import InputBatch
-
-I32 = npt.NDArray[np.int32]
-I64 = npt.NDArray[np.int64]
+    from foreword.batch.prepare.inputs import InputBatch
 
 
 @dataclass(frozen=True, slots=True, eq=False)

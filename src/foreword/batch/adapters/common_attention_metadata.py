@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-if TYPE_CHECKING:
-    from foreword.batch.inputs import InputBatch
+from foreword.arrays import I32, I64, Bools
 
-I32 = npt.NDArray[np.int32]
-I64 = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
+if TYPE_CHECKING:
+    from foreword.batch.prepare.inputs import InputBatch
+
 _T = TypeVar("_T", bound=np.generic)
 
 

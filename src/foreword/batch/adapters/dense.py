@@ -6,16 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
+from foreword.arrays import I64, Bools
 from foreword.batch.adapters.page_size_one import token_tables
-from foreword.batch.attention import visible
+from foreword.batch.values.attention import visible
 
 if TYPE_CHECKING:
-    from foreword.batch.inputs import InputBatch
-
-I64 = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
+    from foreword.batch.prepare.inputs import InputBatch
 
 
 @dataclass(frozen=True, slots=True, eq=False)

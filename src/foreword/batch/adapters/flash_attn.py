@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
+
+from foreword.arrays import I32
 
 if TYPE_CHECKING:
-    from foreword.batch.inputs import InputBatch
-
-I32 = npt.NDArray[np.int32]
+    from foreword.batch.prepare.inputs import InputBatch
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -6,14 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
-from foreword.batch.backends.vectorized import ragged_arange
+from foreword.arrays import I32
+from foreword.batch.prepare.backends.vectorized import ragged_arange
 
 if TYPE_CHECKING:
-    from foreword.batch.inputs import InputBatch
-
-I32 = npt.NDArray[np.int32]
+    from foreword.batch.prepare.inputs import InputBatch
 
 
 @dataclass(frozen=True, slots=True, eq=False)

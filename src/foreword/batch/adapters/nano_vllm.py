@@ -6,15 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
+from foreword.arrays import I32
 from foreword.batch.adapters.flash_attn import flash_attn_varlen
-from foreword.batch.attention import AttentionState
+from foreword.batch.values.attention import AttentionState
 
 if TYPE_CHECKING:
-    from foreword.batch.inputs import InputBatch
-
-I32 = npt.NDArray[np.int32]
+    from foreword.batch.prepare.inputs import InputBatch
 
 
 @dataclass(frozen=True, slots=True, eq=False)

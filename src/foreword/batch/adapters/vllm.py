@@ -17,19 +17,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
+from foreword.arrays import I32
+from foreword.batch.adapters.preempted import park, resume
 from foreword.batch.adapters.vllm_front import VllmFront
 from foreword.batch.adapters.vllm_requests import new_request
-from foreword.batch.block_ops import NO_BLOCK_OPS, BlockOps
-from foreword.batch.parking import park, resume
-from foreword.batch.plan import PlannedStep, int32s
+from foreword.batch.prepare.plan import PlannedStep, int32s
+from foreword.batch.values.block_ops import NO_BLOCK_OPS, BlockOps
 from foreword.errors import CapacityError, PlanError, RequestError
 
 if TYPE_CHECKING:
-    from foreword.batch.states import RequestStates
+    from foreword.batch.state.request_states import RequestStates
 
-I32 = npt.NDArray[np.int32]
 _NO_DRAFTS = np.zeros(0, np.int32), np.zeros(0, np.int32)
 
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
+from foreword.arrays import I32, AnyArray
 from foreword.batch.adapters.vllm_requests import sampling_params
-from foreword.batch.backends import native
+from foreword.batch.prepare.backends import native
 
 if TYPE_CHECKING:
-    from foreword.batch.states import RequestStates
-
-I32 = npt.NDArray[np.int32]
+    from foreword.batch.state.request_states import RequestStates
 
 
 class VllmFront:
@@ -34,7 +32,7 @@ class VllmFront:
         self._views: dict[int, tuple[I32, I32]] = {}
         self._core: Any = native.vllm_front(states, self._arrays())
 
-    def _arrays(self) -> dict[str, npt.NDArray[Any]]:
+    def _arrays(self) -> dict[str, AnyArray]:
         return {
             "num_placeholders": self.states.num_placeholders,
             "rows": self.rows,

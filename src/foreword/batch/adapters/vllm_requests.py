@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from foreword.batch.multimodal import MultiModalFeature
-from foreword.batch.pooling import PoolingParams
-from foreword.batch.requests import NewRequest
-from foreword.batch.sampling import SamplingParams
+from foreword.batch.features.multimodal import MultiModalFeature
+from foreword.batch.features.pooling import PoolingParams
+from foreword.batch.values.requests import NewRequest
+from foreword.batch.values.sampling_params import SamplingParams
 
 _SAME = (
     "n", "presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p", "min_p", "seed",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-Int32s = npt.NDArray[np.int32]
+from foreword.arrays import F64, I32, I64
+
 FORGET = 0.9  # of what a row's earlier drafts said, in each step that says something new
 START = 1.0, 2.0  # accepted, judged: a row begins as if one draft of two had been right
 
@@ -47,17 +47,17 @@ class DraftLengths:
         self._accepted[row], self._judged[row] = START
         self._lengths[row] = self._most
 
-    def choose(self, rows: Int32s) -> Int32s:
+    def choose(self, rows: I32) -> I32:
         """The numbers for a step of these rows, which share its cost: int32 [n]."""
         if self._adaptive and len(rows):
             self._lengths[rows] = self._worth(self._accepted[rows] / self._judged[rows])
         return self._lengths[rows]
 
-    def most_next(self, rows: Int32s) -> Int32s:
+    def most_next(self, rows: I32) -> I32:
         """As many as the next `choose` will hardly exceed."""
         return np.minimum(2 * self._lengths[rows] + 1, self._most)
 
-    def update(self, rows: Int32s, judged: Int32s, accepted: Int32s) -> None:
+    def update(self, rows: I32, judged: I32, accepted: I32) -> None:
         """Learn from a step: of judged[i] drafts the first accepted[i] were right. Rows without any keep their rate."""
         some = judged > 0
         rows, judged, accepted = rows[some], judged[some], accepted[some]
@@ -65,7 +65,7 @@ class DraftLengths:
         # Behind a wrong draft nothing is known of the others.
         self._judged[rows] = FORGET * self._judged[rows] + np.minimum(accepted + 1, judged)
 
-    def _worth(self, rate: npt.NDArray[np.float64]) -> Int32s:
+    def _worth(self, rate: F64) -> I32:
         gain = rate[:, None] ** np.arange(1, self._most + 1)
         price = 1 + self._relative_cost * (self._overhead + len(rate)) / len(rate)
         best_first = np.argsort(-gain, axis=None, kind="stable")
@@ -82,8 +82,8 @@ class SpeculationStats:
     num_steps: int
     num_drafted: int
     num_accepted: int
-    num_drafted_at: npt.NDArray[np.int64]
-    num_accepted_at: npt.NDArray[np.int64]
+    num_drafted_at: I64
+    num_accepted_at: I64
 
     @classmethod
     def empty(cls, num_tokens: int) -> SpeculationStats:
@@ -99,7 +99,7 @@ class SpeculationStats:
         """Tokens that a verified request got in a step: the accepted drafts and one more."""
         return 1 + self.num_accepted / self.num_steps if self.num_steps else 1.0
 
-    def add(self, drafted: Int32s, accepted: Int32s) -> None:
+    def add(self, drafted: I32, accepted: I32) -> None:
         """One entry a request of a step."""
         column = np.arange(len(self.num_drafted_at))
         self.num_steps += int(np.count_nonzero(drafted))

@@ -6,15 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
+from foreword.arrays import I32
 from foreword.batch import InputBuffers, KVGroup, NewRequest, RequestStates, SamplingParams, prepare_inputs
 from foreword.cache import KVCache
-from foreword.engine.executor import Executor
 from foreword.errors import ConfigError
+from foreword.executors.executor import Executor
 from foreword.sampling import Sampler
 
-Int32s = npt.NDArray[np.int32]
 GREEDY = SamplingParams(temperature=0.0)
 
 
@@ -55,7 +54,7 @@ class DraftModelDrafter:
         self.sampler = Sampler(self.states, threads=executor.compute_threads)
         self._mirrored: dict[int, tuple[int, int]] = {}  # target row → its generation, and our row
 
-    def propose(self, rows: Int32s, most: Int32s) -> Int32s:
+    def propose(self, rows: I32, most: I32) -> I32:
         """Rows whose blocks do not fit the draft cache get no drafts."""
         drafts = np.full((len(rows), self.target.max_num_draft_tokens), -1, np.int32)
         self._drop_gone()
@@ -71,7 +70,7 @@ class DraftModelDrafter:
             drafts[places, j] = self.states.token_ids[ours, self.states.num_tokens[ours] - 1]
         return drafts
 
-    def _run_until_sampled(self, rows: Int32s) -> None:
+    def _run_until_sampled(self, rows: I32) -> None:
         """Compute every known token of these rows, within the buffers, until each has one more."""
         states, budget = self.states, self.buffers.max_num_batched_tokens
         goal = states.num_tokens[rows] + 1

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
-
-Int32s = npt.NDArray[np.int32]
+from foreword.arrays import I32
 
 
 class Drafter(Protocol):
@@ -18,6 +15,6 @@ class Drafter(Protocol):
 
     relative_cost: float
 
-    def propose(self, rows: Int32s, most: Int32s) -> Int32s:
+    def propose(self, rows: I32, most: I32) -> I32:
         """Up to most[i] drafts for rows[i]: [n, D] padded with −1, D = max_num_draft_tokens."""
         ...

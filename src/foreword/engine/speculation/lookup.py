@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from foreword.arrays import I32
 from foreword.batch import RequestStates
 from foreword.engine.speculation.config import SpeculationConfig
-
-Int32s = npt.NDArray[np.int32]
 
 
 class LookupDrafter:
@@ -28,7 +26,7 @@ class LookupDrafter:
     def __init__(self, states: RequestStates, config: SpeculationConfig) -> None:
         self.states, self.config = states, config
 
-    def propose(self, rows: Int32s, most: Int32s) -> Int32s:
+    def propose(self, rows: I32, most: I32) -> I32:
         states, width = self.states, self.states.max_num_draft_tokens
         known = states.num_tokens[rows].astype(np.int64)
         first = states.prompt_len[rows].astype(np.int64) if self.config.method == "suffix" else np.zeros_like(known)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 
+from foreword.arrays import I32
 from foreword.batch import RequestStates
 from foreword.engine.speculation.adaptive import DraftLengths, SpeculationStats
 from foreword.engine.speculation.config import SpeculationConfig
@@ -15,7 +15,6 @@ from foreword.engine.speculation.lookup import LookupDrafter
 from foreword.errors import ConfigError
 from foreword.scheduler import StepPlan
 
-Int32s = npt.NDArray[np.int32]
 PROBE_EVERY = 16  # tokens of a row, where a guess costs a run of the draft model
 
 
@@ -54,7 +53,7 @@ class Speculation:
         self.lengths.start(row)
         self._guess[row], self._unguessed[row] = -1, PROBE_EVERY
 
-    def propose(self, rows: Int32s, room: Int32s) -> Int32s:
+    def propose(self, rows: I32, room: I32) -> I32:
         """Drafts for these rows, at most room[i] and what is worth it: [n, D] padded with −1."""
         most = np.minimum(self.lengths.choose(rows), np.maximum(room, 0))
         probe = (self.drafter.relative_cost == 0) | (self._unguessed[rows] >= PROBE_EVERY)
@@ -63,11 +62,11 @@ class Speculation:
         self._unguessed[rows] = np.where(drafts[:, 0] >= 0, 0, self._unguessed[rows] + 1)
         return np.where(np.arange(drafts.shape[1]) < most[:, None], drafts, np.int32(-1))
 
-    def places(self, rows: Int32s, room: Int32s) -> Int32s:
+    def places(self, rows: I32, room: I32) -> I32:
         """Places to keep for what `propose` may give these rows after one step more, at most room[i]: [n]."""
         return np.minimum(self.lengths.most_next(rows), np.maximum(room, 0))
 
-    def learn(self, plan: StepPlan, sampled: Int32s) -> None:
+    def learn(self, plan: StepPlan, sampled: I32) -> None:
         """Take note of a step's result: sampled [B] or [B, D + 1] padded with −1."""
         sampled, rows = sampled.reshape(len(sampled), -1), plan.rows
         guessed = (self._guess[rows] >= 0).astype(np.int32)

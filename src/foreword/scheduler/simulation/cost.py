@@ -8,11 +8,9 @@ from itertools import combinations
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
+from foreword.arrays import Floats, Ints
 from foreword.errors import ConfigError
-
-Tokens = npt.NDArray[np.integer]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +32,7 @@ class CostModel:
         return self.step + self.token * num_tokens + self.context * num_context_tokens
 
     @classmethod
-    def fitted(cls, num_tokens: Tokens, num_context_tokens: Tokens, seconds: npt.NDArray[np.floating]) -> CostModel:
+    def fitted(cls, num_tokens: Ints, num_context_tokens: Ints, seconds: Floats) -> CostModel:
         """The coefficients ≥ 0 with the least squares of the relative errors, for measured steps, one entry a step."""
         measured = np.asarray(seconds, np.float64)
         columns = np.stack([np.ones(len(measured)), num_tokens, num_context_tokens], 1) / measured[:, None]
@@ -49,7 +47,7 @@ class CostModel:
                     best[chosen] = fit
         return cls(*best.tolist())
 
-    def error(self, num_tokens: Tokens, num_context_tokens: Tokens, seconds: npt.NDArray[np.floating]) -> float:
+    def error(self, num_tokens: Ints, num_context_tokens: Ints, seconds: Floats) -> float:
         """The mean relative error over measured steps."""
         said = self.step + self.token * num_tokens + self.context * num_context_tokens
         return float(np.abs(said / seconds - 1).mean())

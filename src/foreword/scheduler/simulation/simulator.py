@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from math import inf
 
 import numpy as np
-import numpy.typing as npt
 
+from foreword.arrays import I32
 from foreword.batch import KVGroup, RequestStates
-from foreword.batch.sampling import SamplingParams
+from foreword.batch.values.sampling_params import SamplingParams
 from foreword.cache import KVCache
 from foreword.errors import ConfigError
 from foreword.scheduler.config import SchedulerConfig
@@ -221,7 +221,7 @@ class _Simulation:
             steps -= 1
         return times
 
-    def _end(self, rows: npt.NDArray[np.int32], known: npt.NDArray[np.int32]) -> bool:
+    def _end(self, rows: I32, known: I32) -> bool:
         """Free those of the rows that have all their tokens. Whether there were any."""
         done = rows[known >= self.scheduler.max_len[rows]]
         if len(done):

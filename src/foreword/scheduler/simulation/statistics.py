@@ -7,7 +7,8 @@ from itertools import pairwise
 from math import inf
 
 import numpy as np
-import numpy.typing as npt
+
+from foreword.arrays import F64
 
 LOW, BINS_PER_DECADE, DECADES = 1e-5, 200, 10
 # Bin i holds durations in (EDGES[i − 1], EDGES[i]]; the first and the last one are open.
@@ -25,7 +26,7 @@ class LatencyHistogram:
     def count(self) -> int:
         return int(self.counts.sum())
 
-    def add(self, seconds: npt.NDArray[np.float64], times: int = 1) -> None:
+    def add(self, seconds: F64, times: int = 1) -> None:
         """Each of these durations, ``times`` times."""
         if not len(seconds):
             return

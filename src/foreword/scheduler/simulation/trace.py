@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from foreword.arrays import I32
 from foreword.errors import ConfigError
 
 HASHED_TOKENS = 512  # tokens that one hash id of a trace stands for
@@ -31,7 +31,7 @@ class Arrival:
     output_length: int
     hash_ids: tuple[int, ...] = ()
 
-    def prompt(self, index: int) -> npt.NDArray[np.int32]:
+    def prompt(self, index: int) -> I32:
         """Token ids that begin alike where the trace says so; past its hash ids like nobody else's (``index``)."""
         tokens = np.full(self.input_length, _HALF + index % (_HALF - 1), np.int32)
         alike = np.repeat(np.array([h % _HALF for h in self.hash_ids], np.int32), HASHED_TOKENS)[: len(tokens)]

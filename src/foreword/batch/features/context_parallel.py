@@ -1,0 +1,75 @@
+"""Prefill context parallelism: one step's tokens shared out among ranks so that each has as much attention to do.
+
+The first tokens of a prompt have few keys and the last ones many. So each request's n scheduled tokens are cut into
+2·R chunks, and rank r takes the r-th from the front and the r-th from the back:
+
+    R = 2, n = 8:     0 1 | 2 3 | 4 5 | 6 7          rank 0: 0 1, 6 7        rank 1: 2 3, 4 5
+
+Every token is on exactly one rank. A request becomes up to two rows of a rank, each an ordinary chunk over context:
+its keys are all positions before its end, wherever they were computed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from foreword.arrays import I32, I64
+from foreword.batch.prepare.backends.vectorized import ragged_arange
+from foreword.errors import ConfigError
+
+if TYPE_CHECKING:
+    from foreword.batch.prepare.inputs import InputBatch
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PrefillShare:
+    """One rank's part of a step: V rows (pieces of requests), N tokens, padded to N_max, the most any rank has.
+
+    req_indices: int64 [V]. query_start_loc: int32 [V + 1]. seq_lens: int32 [V], keys of the row's last token.
+    token_indices: int64 [N_max], the step's tokens that are here, 0 from N on: x_local = x[token_indices].
+    restore_indices: int64 [T]: with the ranks' outputs concatenated [R · N_max], y = outputs[restore_indices] is in
+    the order of the step again; it is the same on every rank.
+    """
+
+    req_indices: I64
+    query_start_loc: I32
+    seq_lens: I32
+    num_tokens: int
+    token_indices: I64
+    restore_indices: I64
+
+
+def share_prefill(batch: InputBatch, size: int, rank: int) -> PrefillShare:
+    """This rank's share of the step. Chunks are ceil(n / 2R) long; the last ones of a short request are empty."""
+    if size < 1 or not 0 <= rank < size:
+        raise ConfigError(f"share_prefill(size={size}, rank={rank}): rank must be in [0, size)")
+    tokens, pieces = zip(*(_tokens_of(batch, size, r) for r in range(size)), strict=True)
+    longest = max(map(len, tokens))
+    restore = np.empty(batch.num_tokens, np.int64)
+    for r, here in enumerate(tokens):
+        restore[here] = r * longest + np.arange(len(here))
+    req, start, stop = pieces[rank]
+    loc = np.zeros(len(req) + 1, np.int32)
+    np.cumsum(stop - start, out=loc[1:])
+    token_indices = np.zeros(longest, np.int64)
+    token_indices[: len(tokens[rank])] = tokens[rank]
+    seq_lens = (batch.num_computed_tokens[req] + stop).astype(np.int32)
+    return PrefillShare(req, loc, seq_lens, len(tokens[rank]), token_indices, restore)
+
+
+def _tokens_of(batch: InputBatch, size: int, rank: int) -> tuple[I64, tuple[I64, I64, I64]]:
+    """(token rows, (request, first, end of each piece inside its request)) of one rank, in the order of the step."""
+    n = batch.num_scheduled_tokens.astype(np.int64)
+    chunk = -(-n // (2 * size))
+    which = np.array([rank, 2 * size - 1 - rank])
+    start = np.minimum(which * chunk[:, None], n[:, None]).reshape(-1)
+    stop = np.minimum((which + 1) * chunk[:, None], n[:, None]).reshape(-1)
+    some = stop > start
+    req = np.repeat(np.arange(len(n)), 2)[some]
+    start, stop = start[some], stop[some]
+    first = batch.query_start_loc[req].astype(np.int64) + start
+    lens = stop - start
+    return np.repeat(first, lens) + ragged_arange(lens), (req, start, stop)

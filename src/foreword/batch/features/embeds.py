@@ -1,0 +1,46 @@
+"""Prompts given as embeddings, alone or mixed with tokens: which scheduled tokens read a vector instead of an id."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from foreword.arrays import I64, AnyArray, Bools
+from foreword.batch.features.multimodal import requests_with
+
+if TYPE_CHECKING:
+    from foreword.batch.prepare.inputs import InputBatch
+    from foreword.batch.state.request_states import RequestStates
+
+
+def is_token_ids(states: RequestStates, batch: InputBatch) -> Bools:
+    """bool [Tp]: True where input_ids holds the input, False where a prompt embedding does. True on padding."""
+    out = np.ones(batch.num_tokens_padded, np.bool_)
+    if states.is_token_id is not None:
+        T = batch.num_tokens
+        out[:T] = states.is_token_id[batch.idx_mapping[batch.req_indices], batch.positions[:T]]
+    return out
+
+
+def prompt_embeds(states: RequestStates, batch: InputBatch) -> tuple[I64, AnyArray]:
+    """(token rows int64 [N], vectors [N, hidden]): inputs_embeds[token rows] = vectors. N = 0: shape [0, 0].
+
+    N are the scheduled tokens that is_token_ids calls False. Costs O(N + Tp), nothing where nobody brought embeddings.
+    """
+    staged = states.extras.prompt_embeds
+    rows: list[I64] = []
+    vectors: list[AnyArray] = []
+    for b in requests_with(staged, batch.idx_mapping):
+        row, c, first = int(batch.idx_mapping[b]), int(batch.num_computed_tokens[b]), int(batch.query_start_loc[b])
+        embeds = staged[row]
+        n = min(int(batch.num_scheduled_tokens[b]), len(embeds) - c)
+        if n <= 0:
+            continue
+        assert states.is_token_id is not None
+        local = np.flatnonzero(~states.is_token_id[row, c : c + n])
+        rows.append(first + local)
+        vectors.append(embeds[c + local])
+    if not rows:
+        return np.zeros(0, np.int64), np.zeros((0, 0), np.float32)
+    return np.concatenate(rows), np.concatenate(vectors)

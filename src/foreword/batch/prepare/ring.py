@@ -1,0 +1,89 @@
+"""Two or more steps in flight: buffers in turn, and blocks that wait until nobody can touch them."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from foreword.arrays import I32
+from foreword.batch.prepare.buffers import InputBuffers
+from foreword.errors import ConfigError, PlanError
+
+if TYPE_CHECKING:
+    from foreword.batch.state.request_states import RequestStates
+
+
+class StagingRing:
+    """``depth`` `InputBuffers` used in turn. A slot is handed out again only after its step was released, so that no
+    buffer is written while a step in flight still reads it.
+
+        buffers = ring.acquire()                       # refuses while the step that used the slot is in flight
+        batch = prepare_inputs(states, plan, buffers)
+        …                                              # the step runs, reading the buffers
+        ring.release(buffers)                          # it is done with them
+    """
+
+    def __init__(self, states: RequestStates, *, max_num_batched_tokens: int, depth: int = 2) -> None:
+        if depth < 1:
+            raise ConfigError(f"depth={depth}: a ring has at least one slot")
+        self._slots = [InputBuffers.for_states(states, max_num_batched_tokens) for _ in range(depth)]
+        self._busy = [False] * depth
+        self._next = 0
+
+    @property
+    def depth(self) -> int:
+        return len(self._slots)
+
+    def acquire(self) -> InputBuffers:
+        """The next slot's buffers; PlanError while its last step is in flight."""
+        slot = self._next
+        if self._busy[slot]:
+            raise PlanError(
+                f"slot {slot} of {self.depth} is still read by the step prepared in it: release that step first, or "
+                "build the ring deeper",
+                tensor="StagingRing",
+                index=slot,
+            )
+        self._busy[slot] = True
+        self._next = (slot + 1) % self.depth
+        return self._slots[slot]
+
+    def release(self, buffers: InputBuffers) -> None:
+        """The step that used these buffers is done with them. PlanError if they are not in use, or of another ring."""
+        for slot, candidate in enumerate(self._slots):
+            if candidate is buffers and self._busy[slot]:
+                self._busy[slot] = False
+                return
+        raise PlanError("these buffers are not in use in this ring", tensor="StagingRing")
+
+
+class BlockFence:
+    """Blocks freed while a step in flight may still read or write them, kept until that step is done.
+
+    fence.hold(blocks, after=step)     # freed now; ``step`` was launched before and may touch them
+    free = fence.pass_(step)           # ``step`` and all before it are done: these may be handed out again
+    """
+
+    def __init__(self) -> None:
+        self._held: deque[tuple[int, I32]] = deque()
+
+    def __len__(self) -> int:
+        """Blocks held."""
+        return sum(len(blocks) for _, blocks in self._held)
+
+    def hold(self, block_ids: I32, *, after: int) -> None:
+        """Keep blocks until step ``after`` is done. Steps come in order."""
+        if self._held and after < self._held[-1][0]:
+            raise PlanError(
+                "blocks are fenced in the order of steps", expected=f"{self._held[-1][0]} or later", got=after
+            )
+        self._held.append((after, np.array(block_ids, np.int32)))
+
+    def pass_(self, step: int) -> I32:
+        """The blocks whose last possible reader, ``step`` or one before it, is done; each once."""
+        out = [np.zeros(0, np.int32)]
+        while self._held and self._held[0][0] <= step:
+            out.append(self._held.popleft()[1])
+        return np.concatenate(out)

@@ -1,0 +1,60 @@
+"""The specification as a page for readers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from foreword.batch.proof.spec.tensor import SYMBOLS, Level, TensorSpec
+
+_HEADINGS = {
+    Level.SYSTEM: ("System level", "One row a request in `RequestStates`, as long as the engine lives."),
+    Level.STEP: ("Step level", "The scalars of an `InputBatch`."),
+    Level.REQUEST: ("Request level", "One entry a request of the step, in batch order."),
+    Level.TOKEN: ("Token level", "One entry a scheduled token, request by request."),
+    Level.LOGIT: ("Logit level", "One entry a row of logits, or a draft."),
+}
+
+
+def render(tensors: Iterable[TensorSpec]) -> str:
+    """The page in Markdown."""
+    lines = [
+        "# Every tensor of a step",
+        "",
+        "Made from the specification that also checks batches (`foreword.batch.validate`):",
+        "`python -m foreword.batch.proof.spec > docs/tensors.md`.",
+        "",
+        "| symbol | meaning |",
+        "|---|---|",
+        *(f"| `{name}` | {meaning} |" for name, meaning in SYMBOLS.items()),
+        "",
+        "An axis `Tp` or `Bp` has `T` or `B` live entries, and the padding value from there to its end. At system",
+        "level padding is what a row without a request holds. Ranges include both ends.",
+    ]
+    tensors = tuple(tensors)
+    for level, (title, lead) in _HEADINGS.items():
+        lines += ["", f"## {title}", "", lead, ""]
+        for spec in tensors:
+            if spec.level is level:
+                lines += _entry(spec)
+    return "\n".join(lines) + "\n"
+
+
+def _entry(spec: TensorSpec) -> list[str]:
+    facts = [f"[{', '.join(spec.shape)}] {spec.dtype}" if spec.shape else "scalar"]
+    if spec.per_group:
+        facts.append("one a KV group")
+    if spec.optional:
+        facts.append(f"with {spec.optional}")
+    if spec.attribute == "explain":
+        facts.append("through `batch.explain(group)`")
+    if spec.range is not None:
+        low, high = spec.range
+        facts.append(f"{low} … {'' if high is None else high}".rstrip())
+    if spec.padding is not None:
+        facts.append(f"padding {spec.padding}")
+    return [
+        f"**`{spec.name}`** {' · '.join(facts)}  ",
+        f"{spec.definition[0].upper()}{spec.definition[1:]}. {spec.producer} → {', '.join(spec.consumers)}.",
+        *(f"- `{relation.formula}`" for relation in spec.relations),
+        "",
+    ]

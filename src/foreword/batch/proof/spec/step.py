@@ -1,0 +1,307 @@
+"""The step that a batch claims to be, told by the majority of its tensors, so that one wrong entry is found by name."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from foreword.arrays import I64, AnyArray, Bools, Ints
+from foreword.errors import PlanError
+
+if TYPE_CHECKING:
+    from foreword.batch.prepare.inputs import InputBatch
+    from foreword.batch.state.block_table import BlockTable
+    from foreword.batch.state.request_states import RequestStates
+
+
+class Step:
+    """What the relations of `TENSORS` are written in. Lower-case letters are vectors over the requests of the batch:
+
+    rows  state row        c  computed tokens    n  scheduled tokens    k  drafts    v  known tokens
+    inert  the request was removed while its step was in flight: nothing of its row is read, c = v = 0
+
+    n, k, rows and inert are each told by several tensors. The value that most of them agree on is taken, so an entry
+    that differs is wrong in its own tensor and nowhere else.
+    """
+
+    def __init__(self, batch: InputBatch, states: RequestStates) -> None:
+        self.batch, self.states = batch, states
+
+    # -- the plan ----------------------------------------------------------------------------------------------
+
+    @cached_property
+    def B(self) -> int:
+        loc = self.batch.query_start_loc
+        told = (self.batch.num_reqs, np.count_nonzero(self.batch.seq_lens), np.count_nonzero(loc[:-1] < loc[-1]))
+        return sorted(int(number) for number in told)[1]
+
+    @cached_property
+    def n(self) -> I64:
+        b, B = self.batch, self.B
+        told = (b.num_scheduled_tokens, np.diff(b.query_start_loc[: B + 1]), b.seq_lens[:B] - b.num_computed_tokens)
+        return _median(*told)
+
+    @cached_property
+    def k(self) -> I64:
+        b = self.batch
+        return _median(b.num_draft_tokens, np.diff(b.cu_num_draft_tokens), np.diff(b.cu_num_logits) - 1)
+
+    @cached_property
+    def rows(self) -> I64:
+        """idx_mapping, or expanded_idx_mapping where the rest of the request's tensors agrees with that instead."""
+        batch, ends = self.batch, np.cumsum(self.k + 1)
+        rows = batch.idx_mapping.astype(np.int64)
+        if not self.B:
+            return rows
+        expanded = batch.expanded_idx_mapping
+        other = expanded[np.minimum(ends - 1, len(expanded) - 1)].astype(np.int64)
+        for b in np.flatnonzero(rows != other).tolist():
+            if self._agrees(b, int(other[b])) > self._agrees(b, int(rows[b])):
+                rows[b] = other[b]
+        bad = (rows < 0) | (rows >= self.states.max_num_reqs)
+        bad[~bad] = ~self.states.live[rows[~bad]] & ~self.inert[~bad]
+        if bad.any():
+            b = int(np.argmax(bad))
+            raise PlanError("a row that holds no request", step=batch.step, tensor="idx_mapping", index=b,
+                            expected="a live row", got=int(rows[b]))  # fmt: skip
+        return rows
+
+    @cached_property
+    def inert(self) -> Bools:
+        """[B] row_generation is −1; it starts at 0 and computes nothing; every token is 0 and goes nowhere."""
+        batch, ends = self.batch, np.cumsum(self.n)
+        told = np.zeros((3, self.B), np.int8)
+        told[0] = batch.row_generation == -1
+        told[1] = (batch.num_computed_tokens == 0) & ~batch.is_prefilling
+        for b, end in enumerate(ends.tolist()):
+            tokens = slice(end - int(self.n[b]), end)
+            nowhere = all((slots[tokens] == -1).all() for slots in batch.slot_mapping)
+            told[2, b] = nowhere and not batch.input_ids[tokens].any()
+        most: Bools = told.sum(0) >= 2
+        return most
+
+    def _agrees(self, b: int, row: int) -> int:
+        """How many of request b's other tensors fit the row."""
+        batch, states = self.batch, self.states
+        if not 0 <= row < states.max_num_reqs or not states.live[row]:
+            return -1
+        c, t = int(states.num_computed_tokens[row]), int(self.loc[b])
+        if c >= states.max_model_len:
+            return -1
+        slot = slots(states.block_tables[0], np.array([row]), np.array([c]))[0]
+        told = (
+            (batch.num_computed_tokens[b], c),
+            (batch.row_generation[b], states.row_generation[row]),
+            (batch.input_ids[t], states.token_ids[row, c]),
+            (batch.slot_mapping[0][t], slot),
+        )
+        return sum(int(x == y) for x, y in told)
+
+    # -- what follows from it ----------------------------------------------------------------------------------
+
+    @cached_property
+    def c(self) -> I64:
+        return self.of_rows("num_computed_tokens")
+
+    @cached_property
+    def v(self) -> I64:
+        return self.of_rows("num_tokens")
+
+    @cached_property
+    def in_flight(self) -> I64:
+        """[B] tokens behind the known ones that a step in flight is about to sample."""
+        return self.of_rows("num_placeholders")
+
+    def of_rows(self, name: str) -> I64:
+        """[B] a column of the state in batch order; 0 for an inert request."""
+        column: I64 = np.where(self.inert, 0, self.state(name)[self.rows]).astype(np.int64)
+        return column
+
+    @cached_property
+    def loc(self) -> I64:
+        """[B + 1] first token of each request, then T."""
+        return _prefix_sum(self.n)
+
+    @cached_property
+    def T(self) -> int:
+        return int(self.loc[-1])
+
+    @cached_property
+    def b_of_token(self) -> I64:
+        return np.repeat(np.arange(self.B), self.n)
+
+    @cached_property
+    def positions(self) -> I64:
+        return np.arange(self.T) - self.loc[self.b_of_token] + self.c[self.b_of_token]
+
+    @cached_property
+    def token_rows(self) -> I64:
+        return self.rows[self.b_of_token]
+
+    @cached_property
+    def cu_logits(self) -> I64:
+        return _prefix_sum(self.k + 1)
+
+    @cached_property
+    def cu_drafts(self) -> I64:
+        return _prefix_sum(self.k)
+
+    @cached_property
+    def b_of_logit(self) -> I64:
+        return np.repeat(np.arange(self.B), self.k + 1)
+
+    @cached_property
+    def local_pos(self) -> I64:
+        """[L] 0 … k[b] of each request."""
+        return np.arange(self.cu_logits[-1]) - self.cu_logits[self.b_of_logit]
+
+    @cached_property
+    def b_of_draft(self) -> I64:
+        return np.repeat(np.arange(self.B), self.k)
+
+    @cached_property
+    def draft_pos(self) -> I64:
+        """[D] 0 … k[b] − 1 of each request."""
+        return np.arange(self.cu_drafts[-1]) - self.cu_drafts[self.b_of_draft]
+
+    def staged_drafts(self, got: Ints) -> I64:
+        """[D] the drafts as staged behind the known tokens, where an unknown one (−1) stands as token 0."""
+        b = self.b_of_draft
+        at = (self.v + self.in_flight)[b] + self.draft_pos
+        staged = self.states.token_ids[self.rows[b], np.minimum(at, self.M - 1)].astype(np.int64)
+        return np.where((got == -1) & (staged == 0) | self.inert[b], got, staged)
+
+    def input_ids(self) -> I64:
+        """[T] the tokens; 0 where they are in flight, or nobody's."""
+        b, p = self.b_of_token, self.positions
+        unknown = (p >= self.v[b]) & (p < (self.v + self.in_flight)[b])
+        ids: I64 = np.where(unknown | self.inert[b], 0, self.states.token_ids[self.token_rows, p]).astype(np.int64)
+        return ids
+
+    def attention_state(self) -> int:
+        """The first test that holds, see `AttentionState`."""
+        from foreword.batch.values.attention import AttentionState
+
+        c, n, prompt, inert = self.c, self.n, self.of_rows("prompt_len"), self.inert
+        tests = (
+            (bool(self.k.any()), AttentionState.SPEC_DECODING),
+            (self.B > 0 and bool(((n == 1) & ((c > 0) | inert)).all()), AttentionState.DECODE_ONLY),
+            (not c.any(), AttentionState.PREFILL_NO_CACHE),
+            (bool(((c < prompt) & (c + n >= prompt) | inert).all()), AttentionState.PREFILL_CACHE_HIT),
+        )
+        return int(next((state for holds, state in tests if holds), AttentionState.CHUNKED_PREFILL))
+
+    # -- blocks ------------------------------------------------------------------------------------------------
+
+    def table(self, g: int) -> BlockTable:
+        return self.states.block_tables[g]
+
+    def held(self, g: int) -> Bools:
+        """[B, K] the entries that are the request's."""
+        return np.arange(self.table(g).width) < self.num_blocks(g)[:, None]
+
+    def num_blocks(self, g: int) -> I64:
+        """[B] how many those are."""
+        held: I64 = np.where(self.inert, 0, self.table(g).num_blocks[self.rows]).astype(np.int64)
+        return held
+
+    def below_window(self, g: int) -> Bools:
+        """[B, K] the entries that no token of this step can see."""
+        window, P = self.table(g).group.sliding_window, self.table(g).tokens_per_block
+        ends = (np.arange(self.table(g).width) + 1) * P
+        if window is None or window < 2:
+            return np.zeros((self.B, len(ends)), np.bool_)
+        return ends <= self.c[:, None] - window + 1
+
+    def local_seq_lens(self) -> I64:
+        """[B] how many of each request's positions this rank owns, counted one by one."""
+        cp, seq_lens = self.states.context_parallel, self.c + self.n
+        if cp is None:
+            return seq_lens
+        owned = np.arange(int(seq_lens.max(initial=0))) // cp.interleave % cp.size == cp.rank
+        count: I64 = _prefix_sum(owned.astype(np.int64))[seq_lens]
+        return count
+
+    def slots(self, g: int) -> I64:
+        """[T] block · S + offset, −1 where another rank owns the position."""
+        where = slots(self.table(g), self.token_rows, self.positions)
+        where[self.inert[self.b_of_token]] = -1
+        return where
+
+    def block_offsets(self, g: int) -> I64:
+        table = self.table(g)
+        return local_offsets(table, self.positions % table.tokens_per_block)
+
+    # -- the state, row by row ------------------------------------------------------------------------------------
+
+    @property
+    def M(self) -> int:
+        return self.states.max_model_len
+
+    @property
+    def V(self) -> int:
+        return self.states.vocab_size
+
+    def state(self, name: str) -> AnyArray:
+        """[R, …] one of the state's arrays."""
+        array: AnyArray = getattr(self.states, name)
+        return array
+
+    @cached_property
+    def live(self) -> Bools:
+        """[R] the rows that hold a request."""
+        live = np.zeros(self.states.max_num_reqs, np.bool_)
+        live[[self.states.row_of(rid) for rid in self.states.req_ids]] = True
+        return live
+
+    def where_live(self, expected: Any, got: AnyArray) -> AnyArray:
+        """``expected`` in the rows that hold a request; the others are left to the padding rule."""
+        live = self.live.reshape(-1, *([1] * (got.ndim - 1)))
+        return np.where(live, expected, got)
+
+    def adapters(self) -> I64:
+        """[R] the adapter of each row, told by the adapters' lists of users."""
+        s = self.states
+        out = np.zeros(s.max_num_reqs, np.int64)
+        for adapter in s.loras.in_use:
+            out[[s.row_of(req_id) for req_id in s.loras.users(adapter)]] = adapter
+        return out
+
+    def last_sampled(self) -> I64:
+        """[R] the last output, −1 before there is one."""
+        s = self.states
+        last = s.token_ids[np.arange(s.max_num_reqs), np.maximum(s.num_tokens - 1, 0)]
+        out: I64 = np.where(s.num_tokens > s.prompt_len, last, -1).astype(np.int64)
+        return out
+
+
+def local_offsets(table: BlockTable, offsets: I64) -> I64:
+    """Offsets in a virtual block of P positions → offsets in this rank's block of S."""
+    cp = table.context_parallel
+    if cp is None:
+        return offsets
+    return offsets // (cp.interleave * cp.size) * cp.interleave + offsets % cp.interleave
+
+
+def slots(table: BlockTable, rows: I64, positions: I64) -> I64:
+    """Where the keys and values of these positions go; −1 where another rank owns them, or a state stands for them."""
+    if table.group.recurrent:
+        return np.full(len(positions), -1, np.int64)
+    cp, offsets = table.context_parallel, positions % table.tokens_per_block
+    blocks = table.table[rows, positions // table.tokens_per_block].astype(np.int64)
+    slot = blocks * table.group.block_size + local_offsets(table, offsets)
+    return slot if cp is None else np.where(offsets // cp.interleave % cp.size == cp.rank, slot, -1)
+
+
+def _prefix_sum(values: I64) -> I64:
+    out = np.zeros(len(values) + 1, np.int64)
+    np.cumsum(values, out=out[1:])
+    return out
+
+
+def _median(*told: AnyArray) -> I64:
+    """Entry by entry the middle of three: the value of at least two of them if two are equal."""
+    middle: I64 = np.sort(np.stack([t.astype(np.int64) for t in told]), axis=0)[1]
+    return middle

@@ -1,0 +1,82 @@
+"""What one tensor of a step is, as a value: the row of a table that the checks, the page and the strategies read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from foreword.arrays import AnyArray
+
+if TYPE_CHECKING:
+    from foreword.batch.proof.spec.step import Step
+
+
+class Level(StrEnum):
+    """What one entry of a tensor belongs to."""
+
+    SYSTEM = "system"  # a row of the state, from admission to removal
+    STEP = "step"  # the whole batch
+    REQUEST = "request"  # a request of the batch, in batch order
+    TOKEN = "token"  # a scheduled token
+    LOGIT = "logit"  # a token that is projected to logits, or a draft
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """A rule that fixes entries of a tensor. ``formula`` says it, ``expected`` computes it.
+
+    expected(step, got, group) is what the live entries must equal; an entry that the rule leaves free it returns as
+    it is in ``got``.
+    """
+
+    formula: str
+    expected: Callable[[Step, AnyArray, int], Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorSpec:
+    """One tensor.
+
+    shape: symbols, see `SYMBOLS`. An axis ``Tp`` or ``Bp`` has T or B live entries; the rest hold ``padding``. At
+    system level ``padding`` is what a row without a request holds. None: nobody may read there.
+    range: lowest and highest live value (symbols allowed, None: no bound). It is checked where no relation fixes the
+    value; where one does, it follows.
+    per_group: a tuple of such tensors, one a KV group. optional: only there under the named condition.
+    """
+
+    name: str
+    level: Level
+    shape: tuple[str, ...]
+    dtype: str
+    definition: str
+    producer: str
+    consumers: tuple[str, ...]
+    padding: int | float | str | None = None
+    range: tuple[int | float | str, int | float | str | None] | None = None
+    relations: tuple[Relation, ...] = ()
+    per_group: bool = False
+    optional: str | None = None
+    attribute: str | None = None  # where it is found, if not under its name
+
+    @property
+    def label(self) -> str:
+        """The name in messages; state and batch share some names."""
+        return f"states.{self.name}" if self.level is Level.SYSTEM else self.name
+
+
+SYMBOLS = {
+    "T": "scheduled tokens of the step",
+    "B": "requests of the step",
+    "Tp": "tokens after padding",
+    "Bp": "requests after padding",
+    "L": "logit rows: Σ (1 + drafts)",
+    "D": "drafts of the step",
+    "R": "rows of the state: max_num_reqs",
+    "M": "max_model_len",
+    "V": "vocab_size",
+    "S": "block_size of a KV group",
+    "P": "positions that one block-table entry covers: S, or S·n where n ranks share the group",
+    "K": "entries of a block-table row: ceil(M / P)",
+}

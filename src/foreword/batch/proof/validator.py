@@ -1,0 +1,197 @@
+"""Hold a batch and its state against the specification."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import reduce
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from foreword.arrays import AnyArray
+from foreword.batch.proof.spec import TENSORS, Level, TensorSpec
+from foreword.batch.proof.spec.step import Step
+from foreword.errors import PlanError
+
+if TYPE_CHECKING:
+    from foreword.batch.prepare.inputs import InputBatch
+    from foreword.batch.state.request_states import RequestStates
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One executable statement about a tensor. check(step, array, group) returns the entries it wants, in the shape
+    of the array it governs, or raises PlanError itself where there are none to compare.
+    """
+
+    spec: TensorSpec
+    text: str
+    check: Callable[[Step, AnyArray, int], tuple[AnyArray, Any, int]]  # (got, expected, index of the first entry)
+
+    @property
+    def name(self) -> str:
+        return f"{self.spec.label}: {self.text}"
+
+
+def validate(batch: InputBatch, states: RequestStates) -> None:
+    """Check every tensor of the batch, and every row of the state, against `foreword.batch.proof.spec.TENSORS`.
+
+    Call it between `prepare_inputs` and `commit`: the relations hold for the state that the step was made from.
+    A debugging aid: O(T + R·M), and it allocates. Raises PlanError naming step, request, tensor, index, expected and
+    got for the first entry that is wrong.
+    """
+    check_rules(RULES, batch, states)
+
+
+def check_rules(rules: Iterable[Rule], batch: InputBatch, states: RequestStates) -> None:
+    """`validate` by these rules alone."""
+    if batch.is_committed:
+        raise PlanError("validate a batch before it is committed: the state has moved on", step=batch.step)
+    step = Step(batch, states)
+    for spec, its in groupby(rules, key=lambda rule: rule.spec):
+        arrays = list(arrays_of(spec, batch, states))
+        for rule in its:
+            for group, array in arrays:
+                _compare(step, rule, group, array)
+
+
+def arrays_of(spec: TensorSpec, batch: InputBatch, states: RequestStates) -> Iterator[tuple[int, AnyArray]]:
+    """(group, array) of each array that the specified tensor consists of in this batch; none where it is not made."""
+    if spec.optional == "gathered block tables" and not batch.is_gathered:
+        return
+    groups = range(len(states.block_tables)) if spec.per_group else (0,)
+    for g in groups:
+        if spec.attribute == "explain":
+            value = getattr(batch.explain(g), spec.name)
+        elif spec.level is Level.SYSTEM:
+            path = (spec.attribute or spec.name).split(".")
+            value = getattr(states, path[0])
+            value = reduce(getattr, path[1:], value[g] if spec.per_group else value)
+        else:
+            value = getattr(batch, spec.name)
+            value = value[g] if spec.per_group else value
+        if value is not None:
+            yield g, np.asarray(value)
+
+
+def _compare(step: Step, rule: Rule, group: int, array: AnyArray) -> None:
+    got, expected, first = rule.check(step, array, group)
+    wrong = np.asarray(got != expected)
+    if not wrong.any():
+        return
+    at = tuple(int(i) for i in np.argwhere(wrong)[0])
+    want = np.broadcast_to(expected, got.shape)[at]
+    index: object = None
+    if at:
+        at = (at[0] + first, *at[1:])
+        index = at if len(at) > 1 else at[0]
+    label = f"{rule.spec.label}[{group}]" if rule.spec.per_group else rule.spec.label
+    raise PlanError(rule.text, step=step.batch.step, request=_request(step, rule.spec, at), tensor=label, index=index,
+                    expected=want.item(), got=got[at[0] - first, *at[1:]].item() if at else got.item())  # fmt: skip
+
+
+def _request(step: Step, spec: TensorSpec, at: tuple[int, ...]) -> str | None:
+    """The request that an entry belongs to, None for padding and scalars."""
+    states = step.states
+    if not at:
+        return None
+    if spec.level is Level.SYSTEM:
+        return next((rid for rid in states.req_ids if states.row_of(rid) == at[0]), None)
+    owners = {
+        Level.REQUEST: np.arange(step.B),
+        Level.TOKEN: step.b_of_token,
+        Level.LOGIT: step.b_of_logit if spec.shape == ("L",) else np.arange(step.B),
+    }[spec.level]
+    if spec.shape == ("D",):
+        owners = step.b_of_draft
+    if at[0] >= len(owners) or step.inert[owners[at[0]]]:
+        return None
+    return states.req_id_of(int(step.rows[owners[at[0]]]))
+
+
+# -- the rules that every specification implies ----------------------------------------------------------------------
+
+
+def _symbol(step: Step, name: str, group: int) -> int:
+    base, sign, extra = name.partition("-") if "-" in name else name.partition("+")
+    s, table = step.states, step.states.block_tables[group]
+    value = {
+        "T": lambda: step.T,
+        "B": lambda: step.B,
+        "Tp": lambda: step.batch.num_tokens_padded,
+        "Bp": lambda: step.batch.num_reqs_padded,
+        "L": lambda: int(step.cu_logits[-1]),
+        "D": lambda: int(step.cu_drafts[-1]),
+        "R": lambda: s.max_num_reqs,
+        "M": lambda: s.max_model_len,
+        "V": lambda: s.vocab_size,
+        "S": lambda: table.group.block_size,
+        "P": lambda: table.tokens_per_block,
+        "K": lambda: table.width,
+    }[base]()
+    return value + int(sign + extra) if extra else value
+
+
+def _live(spec: TensorSpec, step: Step, array: AnyArray, group: int) -> AnyArray:
+    """The entries that are not padding."""
+    sizes = (_symbol(step, name.replace("Tp", "T").replace("Bp", "B"), group) for name in spec.shape)
+    return array[tuple(slice(size) for size in sizes)]
+
+
+def _rules_of(spec: TensorSpec) -> Iterator[Rule]:
+    if spec.level is not Level.STEP:
+        yield Rule(spec, f"dtype is {spec.dtype}", lambda s, x, g: (np.array(x.dtype.name), np.array(spec.dtype), 0))
+        yield _shape(spec)
+    if spec.padding is not None:
+        yield _padding(spec)
+    if spec.range is not None and not spec.relations:
+        yield _range(spec, *spec.range)
+    for relation in spec.relations:
+        yield _relation(spec, relation.formula, relation.expected)
+
+
+def _shape(spec: TensorSpec) -> Rule:
+    def sizes(s: Step, x: AnyArray, g: int) -> tuple[AnyArray, Any, int]:
+        return np.array(str(x.shape)), np.array(str(tuple(_symbol(s, name, g) for name in spec.shape))), 0
+
+    return Rule(spec, f"shape is [{', '.join(spec.shape)}]", sizes)
+
+
+def _padding(spec: TensorSpec) -> Rule:
+    if spec.level is Level.SYSTEM:
+
+        def free_rows(s: Step, x: AnyArray, g: int) -> tuple[AnyArray, Any, int]:
+            rows = _live(spec, s, x, g)
+            return rows, s.where_live(rows, np.full_like(rows, spec.padding)), 0
+
+        return Rule(spec, f"a row without a request holds {spec.padding}", free_rows)
+
+    def tail(s: Step, x: AnyArray, g: int) -> tuple[AnyArray, Any, int]:
+        live = len(_live(spec, s, x, g))
+        value = _symbol(s, spec.padding, g) if isinstance(spec.padding, str) else spec.padding
+        return x[live:], np.asarray(value, x.dtype), live
+
+    return Rule(spec, f"padding is {spec.padding}", tail)
+
+
+def _range(spec: TensorSpec, low: int | float | str, high: int | float | str | None) -> Rule:
+    def clipped(s: Step, x: AnyArray, g: int) -> tuple[AnyArray, Any, int]:
+        x = _live(spec, s, x, g)
+        at_least, at_most = (_symbol(s, v, g) if isinstance(v, str) else v for v in (low, high))
+        inside = np.clip(x, at_least, at_most)
+        return x, s.where_live(inside, x) if spec.level is Level.SYSTEM else inside, 0
+
+    return Rule(spec, f"values are in {low} … {'' if high is None else high}".rstrip(), clipped)
+
+
+def _relation(spec: TensorSpec, formula: str, expected: Callable[[Step, AnyArray, int], Any]) -> Rule:
+    def related(s: Step, x: AnyArray, g: int) -> tuple[AnyArray, Any, int]:
+        x = _live(spec, s, x, g)
+        return x, expected(s, x, g), 0
+
+    return Rule(spec, formula, related)
+
+
+RULES: tuple[Rule, ...] = tuple(rule for spec in TENSORS for rule in _rules_of(spec))

@@ -1,0 +1,173 @@
+"""Sampling parameters of a request."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import NoReturn
+
+from foreword.batch.values.integers import INT32_MAX
+from foreword.errors import RequestError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How to choose a request's tokens, and when to stop.
+
+    n: completions of one prompt. best_of: candidates to choose the n from, by the mean log-probability of their tokens
+    under the model alone, the largest first (None: n).
+    temperature: 0 is greedy. top_k: keep the k most likely tokens (0: all). top_p: keep the smallest set of the most
+    likely tokens with at least this much probability. min_p: keep tokens with at least min_p times the largest.
+    presence_penalty, frequency_penalty: subtracted from the logits of tokens in the output, once and a time each.
+    repetition_penalty: divides positive and multiplies negative logits of tokens in prompt or output.
+    seed: equal seeds and prompts give equal tokens, whatever else is in the batch (None: the engine chooses one).
+    max_tokens: None is up to the model's length. min_tokens: no end token and no stop before this many.
+    stop: strings that end the output; stop_token_ids: tokens that do; ignore_eos: the model's end token does not.
+    logprobs, prompt_logprobs: this many alternatives with each token (None: none, −1: the whole vocabulary).
+    bad_words_token_ids: sequences never to produce; allowed_token_ids: the only tokens to produce;
+    logit_bias: added to the logits of these tokens.
+    structured_outputs: a grammar the output must follow, for the engine's grammar back end; here it is only a flag.
+    """
+
+    n: int = 1
+    best_of: int | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    stop: str | Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    detokenize: bool = True
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    bad_words: Sequence[str] = ()
+    bad_words_token_ids: Sequence[Sequence[int]] = ()
+    allowed_token_ids: Sequence[int] | None = None
+    logit_bias: Mapping[int, float] | None = None
+    structured_outputs: object | None = None
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    def check(self, request_id: str | None = None, vocab_size: int | None = None) -> None:
+        """Raise `RequestError` for the first value out of range."""
+
+        def require(ok: bool, field: str, value: object, reason: str, fix: str) -> None:
+            if not ok:
+                raise RequestError(request_id, field, value, reason, fix)
+
+        for field, is_optional in _WHOLE_NUMBERS:
+            value = getattr(self, field)
+            whole = _is_whole(value) or (is_optional and value is None)
+            require(whole, field, value, "is no whole number", "Give a whole number" + " or None." * is_optional)
+        require(self.n >= 1, "n", self.n, "must be at least 1", "Ask for one or more completions.")
+        require(
+            self.best_of is None or self.best_of >= self.n,
+            "best_of", self.best_of, f"must be at least n = {self.n}", "Raise best_of or lower n.",
+        )  # fmt: skip
+        for field, low, high, fix in _RANGES:
+            value = getattr(self, field)
+            inside = _is_number(value) and math.isfinite(value) and low <= value <= high
+            require(inside, field, value, f"must be in [{low:g}, {high:g}]", fix)
+        require(self.top_p > 0, "top_p", self.top_p, "must be above 0", "Use 1.0 for no limit.")
+        require(self.top_k >= 0, "top_k", self.top_k, "must be 0 (off) or more", "Use 0 for no limit.")
+        require(
+            self.max_tokens is None or self.max_tokens >= 1,
+            "max_tokens", self.max_tokens, "must be at least 1", "Ask for at least one token, or None for no limit.",
+        )  # fmt: skip
+        require(
+            0 <= self.min_tokens <= INT32_MAX, "min_tokens", self.min_tokens, "must be 0 or more, and fit int32",
+            "Use 0 for none.",
+        )  # fmt: skip
+        require(
+            self.max_tokens is None or self.min_tokens <= self.max_tokens,
+            "min_tokens", self.min_tokens, f"is above max_tokens = {self.max_tokens}", "Lower it.",
+        )  # fmt: skip
+        require(
+            self.seed is None or -(2**63) <= self.seed < 2**63,
+            "seed",
+            self.seed,
+            "must fit 64 bits",
+            "Use a smaller one.",
+        )
+        for field in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, field)
+            require(value is None or value >= -1, field, value, "must be −1 or more", "Use None for none, −1 for all.")
+        require(_are_strings(self.stop), "stop", self.stop, "is no string and no list of them", "Give strings.")
+        words = self.bad_words
+        require(
+            _are_strings(words) and not isinstance(words, str), "bad_words", words, "is no list of strings", "Give one."
+        )
+        require(all(self.stop_strings), "stop", self.stop, "holds an empty string", "Remove it.")
+        if vocab_size is not None:
+            self._check_ids(request_id, vocab_size)
+
+    def _check_ids(self, request_id: str | None, vocab_size: int) -> None:
+        def refuse(field: str, value: object, reason: str, fix: str) -> NoReturn:
+            raise RequestError(request_id, field, value, reason, fix)
+
+        bias, words = self.logit_bias, self.bad_words_token_ids
+        if bias is not None and not isinstance(bias, Mapping):
+            refuse("logit_bias", bias, "is no mapping", "Give {token id: what to add to its logit}.")
+        for field, ids in (
+            ("stop_token_ids", self.stop_token_ids),
+            ("allowed_token_ids", () if self.allowed_token_ids is None else self.allowed_token_ids),
+            ("logit_bias", bias or ()),
+            *(("bad_words_token_ids", word) for word in (words if isinstance(words, Iterable) else (words,))),
+        ):
+            if not isinstance(ids, Iterable):
+                refuse(field, ids, "is no list of token ids", "Give a list.")
+            for token in ids:
+                if not _is_whole(token) or not 0 <= token < vocab_size:
+                    refuse(field, token, f"is no token id, the vocabulary has {vocab_size}", "Remove it.")
+        for value in (bias or {}).values():
+            if not _is_number(value) or not (value == -math.inf or abs(value) <= _MOST_BIAS):
+                reason = f"must be in [{-_MOST_BIAS:g}, {_MOST_BIAS:g}], or −inf"
+                refuse("logit_bias", value, reason, "Use −inf to forbid a token, allowed_token_ids to force some.")
+        if self.allowed_token_ids is not None and not len(self.allowed_token_ids):
+            refuse("allowed_token_ids", [], "allows nothing", "Name a token, or use None.")
+
+
+def _are_strings(value: object) -> bool:
+    return isinstance(value, Sequence) and all(isinstance(item, str) for item in value)
+
+
+def _is_whole(value: object) -> bool:
+    return type(value) is int or isinstance(value, Integral)  # asking an abstract class costs more than the rest
+
+
+def _is_number(value: object) -> bool:
+    return type(value) is float or isinstance(value, Real)
+
+
+_WHOLE_NUMBERS = (  # and whether None stands for something
+    ("n", False),
+    ("best_of", True),
+    ("top_k", False),
+    ("seed", True),
+    ("max_tokens", True),
+    ("min_tokens", False),
+    ("logprobs", True),
+    ("prompt_logprobs", True),
+)
+_MOST_BIAS = 1e30  # biased logits stay finite in float32, whatever the penalties
+_RANGES = (
+    ("temperature", 0.0, 100.0, "Use 0 for greedy, around 0.7 for variety."),
+    ("top_p", 0.0, 1.0, "Use 1.0 for no limit."),
+    ("min_p", 0.0, 1.0, "Use 0.0 for no limit."),
+    ("presence_penalty", -2.0, 2.0, "Use 0.0 for none."),
+    ("frequency_penalty", -2.0, 2.0, "Use 0.0 for none."),
+    ("repetition_penalty", 0.01, 100.0, "Use 1.0 for none."),
+)

@@ -1,0 +1,312 @@
+"""The CPU executor: packs a model's weights for this machine and runs a whole step in one native call.
+
+`native/kernels/` has the arithmetic and its pictures. Results depend on a request alone: not on the batch it runs in,
+on how its prompt was cut into chunks, nor on the number of threads.
+"""
+
+from __future__ import annotations
+
+import mmap
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from foreword.arrays import F32, I32
+from foreword.errors import ConfigError, PlanError
+from foreword.models.quants import Quant
+from foreword.models.spec import DecoderSpec, LayerSpec, RopeSpec
+from foreword.models.weights import Tensor, Weights
+
+if TYPE_CHECKING:
+    from foreword import _native
+    from foreword.batch import InputBatch
+else:
+    try:
+        from foreword import _native
+    except ImportError:  # not built: see available()
+        _native = None
+
+WeightFormat = Literal["auto", "fp32", "bf16", "int8", "q4"]
+KVFormat = Literal["fp32", "bf16", "int8"]
+
+_AS_IN_FILE = {
+    Quant.F32: "f32",
+    Quant.F16: "bf16",
+    Quant.BF16: "bf16",
+    Quant.Q4_0: "q4",
+    Quant.Q4_1: "q4_min",
+    Quant.Q4_K: "q4_min",
+    Quant.Q5_0: "q8",
+    Quant.Q8_0: "q8",
+    Quant.Q5_1: "q8_min",
+    Quant.Q5_K: "q8_min",
+    Quant.Q6_K: "q8_half",
+}
+_FLOATS = (Quant.F32, Quant.F16, Quant.BF16)
+
+
+def available() -> bool:
+    """Whether the native module is built here."""
+    return _native is not None
+
+
+def packed_format(quant: Quant, weight_format: WeightFormat, *, keep_precise: bool = False) -> str:
+    """How a matrix stored as ``quant`` is packed (native/kernels/formats.h).
+
+    auto: as the file holds it; 5 and 6 bit are kept, exactly, in 8. q4: the same, and floats become 4 bit with a scale
+    and a minimum a block of 32, or 8 bit where ``keep_precise`` (the output projection). A format that is not read
+    directly (2 and 3 bit) becomes 8 bit with a scale a block.
+    """
+    match weight_format:
+        case "fp32":
+            return "f32"
+        case "bf16":
+            return "bf16"
+        case "int8":
+            return "i8"
+        case "q4" if quant in _FLOATS:
+            return "q8" if keep_precise else "q4_min"
+        case "auto" | "q4":
+            return _AS_IN_FILE.get(quant, "q8")
+    raise ConfigError(f"weight_format {weight_format!r} is not one of auto, fp32, bf16, int8, q4")
+
+
+def kv_report(spec: DecoderSpec, *, num_blocks: int, block_size: int, kv_format: KVFormat = "bf16") -> str:
+    """What a KV pool takes and holds, without taking it: "KV 1.2 GiB = 2,048 blocks of 16 tokens: 4 requests of 8k"."""
+    size = _native.kv_bytes(
+        kv_format=kv_format,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        num_slots=_num_slots(spec),
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+    )
+    length = spec.max_model_len
+    per_request = 0
+    for group in spec.kv_groups():
+        span = length if group.sliding_window is None else min(length, group.sliding_window + block_size)
+        per_request += -(-span // block_size)
+    requests = (num_blocks - 1) // per_request
+    name = f"{length // 1024}k" if length % 1024 == 0 else f"{length:,} tokens"
+    holds = f"{requests} request{'s' if requests != 1 else ''} of {name}"
+    if requests == 0:
+        holds = f"part of one request of {name}"
+    return f"KV {_bytes_text(size)} = {num_blocks:,} blocks of {block_size} tokens: {holds}"
+
+
+class NativeExecutor:
+    """Runs ``spec`` with ``weights`` on this machine's CPU.
+
+    num_blocks, block_size: the KV pool; block ids are shared by all KV groups and block 0 is the null block.
+    weight_format: "auto": as the file holds them, and integer weights with 15-bit activations, which gives the tokens
+    of a float computation. "fp32", "bf16". With 8-bit activations, faster and less exact: "int8" (8 bit a channel) and
+    "q4" (as the file holds them, floats in 4 bit).
+    kv_format: "fp32", "bf16" or "int8" (a scale for each token and head).
+    num_threads: default FOREWORD_NUM_THREADS, else the physical cores.
+    isa: default FOREWORD_ISA, else the machine's best.
+
+    Weights are packed matrix by matrix from ``weights``, whose mapped pages are given back layer by layer.
+    ConfigError if the machine lacks the instruction set or a format has another name.
+    """
+
+    reads_gathered_tables = False
+
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        weights: Weights,
+        *,
+        num_blocks: int,
+        block_size: int,
+        weight_format: WeightFormat = "auto",
+        kv_format: KVFormat = "bf16",
+        num_threads: int | None = None,
+        isa: str | None = None,
+    ) -> None:
+        self.spec = spec
+        self.num_blocks, self.block_size = num_blocks, block_size
+        self.weight_format: WeightFormat = weight_format
+        self.kv_format: KVFormat = kv_format
+        self.num_groups = len(spec.kv_groups())
+        try:
+            self.core = _native.CpuModel(
+                hidden_size=spec.hidden_size,
+                num_heads=spec.num_heads,
+                num_kv_heads=spec.num_kv_heads,
+                head_dim=spec.head_dim,
+                vocab_size=spec.vocab_size,
+                norm_eps=spec.norm_eps,
+                query_scale=spec.query_scale,
+                embedding_scale=spec.embedding_scale,
+                activation=spec.activation,
+                attn_softcap=spec.attn_softcap or 0.0,
+                final_softcap=spec.final_softcap or 0.0,
+                num_groups=self.num_groups,
+                num_slots=_num_slots(spec),
+                num_blocks=num_blocks,
+                block_size=block_size,
+                kv_format=kv_format,
+                isa=isa or "",
+                num_threads=_num_threads(num_threads),
+            )
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+        _Packer(spec, weights, self.core, weight_format).pack_all()
+
+    @property
+    def compute_threads(self) -> _native.CpuModel:
+        """The model, whose threads are idle between two steps."""
+        return self.core
+
+    @property
+    def isa(self) -> str:
+        """The instruction-set level in use."""
+        return self.core.isa
+
+    @property
+    def num_threads(self) -> int:
+        return self.core.num_threads
+
+    def memory_report(self) -> str:
+        """Weights and KV pool in one line."""
+        kv = kv_report(self.spec, num_blocks=self.num_blocks, block_size=self.block_size, kv_format=self.kv_format)
+        return f"weights {_bytes_text(self.core.packed_bytes)} packed ({self.weight_format}, {self.isa}); {kv}"
+
+    def execute(self, batch: InputBatch) -> F32:
+        """Logits [L, V] at ``batch.logits_indices``, valid until the next call.
+
+        Keys and values of the batch's tokens are written at its slots; the states' own block tables are read, no
+        gathered copy. PlanError if a tensor of the batch is out of range; nothing was written then.
+        """
+        num_tokens, num_reqs = batch.num_tokens, batch.num_reqs
+        try:
+            return self.core.step(
+                num_tokens=num_tokens,
+                num_reqs=num_reqs,
+                input_ids=batch.input_ids,
+                positions=batch.positions,
+                query_start_loc=batch.query_start_loc,
+                seq_lens=batch.seq_lens,
+                idx_mapping=batch.idx_mapping,
+                logits_indices=batch.logits_indices,
+                slot_mapping=list(batch.slot_mapping),
+                block_tables=[table.table for table in batch.states.block_tables],
+            )
+        except ValueError as error:
+            raise PlanError(str(error), step=batch.step) from None
+
+    def copy_blocks(self, sources: I32, destinations: I32) -> None:
+        """Copy blocks' keys and values of every layer. All sources are read before any destination is written."""
+        self.core.copy_blocks(sources, destinations)
+
+
+class _Packer:
+    """Hands a model's weights to the native side, in execution order."""
+
+    def __init__(
+        self, spec: DecoderSpec, weights: Weights, core: _native.CpuModel, weight_format: WeightFormat
+    ) -> None:
+        self.spec, self.weights, self.core, self.weight_format = spec, weights, core, weight_format
+        self.ropes: dict[RopeSpec, int] = {}
+
+    def pack_all(self) -> None:
+        spec = self.spec
+        place = {
+            layer: (group, slot)
+            for group, members in enumerate(spec.kv_groups())
+            for slot, layer in enumerate(members.layers)
+        }
+        for i, layer in enumerate(spec.layers):
+            self.core.add_layer(self._layer(f"layers.{i}.", layer, *place[i]))
+        embed = self.weights["embed"]
+        head = self._matrix("embed" if spec.tie_embeddings else "lm_head", keep_precise=True)
+        final_norm = self._vector("final_norm")
+        if embed.quant in _AS_IN_FILE:
+            data, source = np.ascontiguousarray(embed.data), embed.quant.name
+        else:
+            data, source = embed.dequantize().view(np.uint8), "F32"
+        self.core.set_embedding(data, source, spec.hidden_size)
+        self.core.finish(final_norm, head)
+        _release(embed)
+
+    def _layer(self, prefix: str, layer: LayerSpec, group: int, slot: int) -> dict[str, Any]:
+        spec = self.spec
+        packed: dict[str, Any] = {
+            "rope": self._rope(layer.rope),
+            "sliding_window": layer.sliding_window or 0,
+            "group": group,
+            "slot": slot,
+        }
+        vectors = ["attn_norm", "mlp_norm"]
+        if spec.qkv_bias:
+            vectors += ["q_bias", "k_bias", "v_bias"]
+        if spec.qk_norm:
+            vectors += ["q_norm", "k_norm"]
+        if spec.post_norms:
+            vectors += ["post_attn_norm", "post_mlp_norm"]
+        for name in vectors:
+            packed[name] = self._vector(prefix + name)
+        for name in ("q", "k", "v", "o"):
+            packed[name] = self._matrix(prefix + name)
+        if layer.moe is None:
+            packed["mlp"] = self._mlp(prefix)
+        else:
+            packed["moe"] = moe = {
+                "router": self._matrix(prefix + "router", weight_format="fp32"),
+                "experts": [self._mlp(f"{prefix}experts.{e}.") for e in range(layer.moe.num_experts)],
+                "experts_per_token": layer.moe.experts_per_token,
+                "norm_topk": layer.moe.norm_topk,
+            }
+            if layer.moe.shared_intermediate_size:
+                moe["shared_gate"] = self._matrix(prefix + "shared_gate", weight_format="fp32")
+                moe["shared"] = self._mlp(prefix + "shared.")
+        _release(self.weights[prefix + "o"])  # q and k may be reordered copies, with no file behind them
+        return packed
+
+    def _mlp(self, prefix: str) -> tuple[int, int, int]:
+        return self._matrix(prefix + "gate"), self._matrix(prefix + "up"), self._matrix(prefix + "down")
+
+    def _rope(self, rope: RopeSpec | None) -> int:
+        if rope is None:
+            return -1
+        if rope not in self.ropes:
+            self.ropes[rope] = self.core.add_rope(list(rope.inv_freq), rope.scale)
+        return self.ropes[rope]
+
+    def _vector(self, name: str) -> int:
+        return self.core.vector(np.ascontiguousarray(self.weights[name].dequantize(), np.float32))
+
+    def _matrix(self, name: str, *, keep_precise: bool = False, weight_format: WeightFormat | None = None) -> int:
+        tensor = self.weights[name]
+        target = packed_format(tensor.quant, weight_format or self.weight_format, keep_precise=keep_precise)
+        if tensor.quant in _AS_IN_FILE:
+            data, source = np.ascontiguousarray(tensor.data), tensor.quant.name
+        else:
+            data, source = tensor.dequantize().view(np.uint8), "F32"
+        exact = self.weight_format == "auto"
+        return self.core.pack(data, source, tensor.shape[-1], target, exact)
+
+
+def _num_slots(spec: DecoderSpec) -> int:
+    return max(len(group.layers) for group in spec.kv_groups())
+
+
+def _num_threads(asked: int | None) -> int:
+    if asked is not None and asked < 1:
+        raise ConfigError(f"num_threads = {asked}: at least one thread runs the model")
+    return asked or _native.default_num_threads()
+
+
+def _bytes_text(size: int) -> str:
+    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
+
+
+def _release(tensor: Tensor) -> None:
+    """Give the pages of the file behind ``tensor`` back: they are packed. A later read maps them again."""
+    base: Any = tensor.data
+    while isinstance(base, np.ndarray):
+        base = base.base
+    if isinstance(base, memoryview):
+        base = base.obj
+    if isinstance(base, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+        base.madvise(mmap.MADV_DONTNEED)

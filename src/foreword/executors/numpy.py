@@ -1,0 +1,177 @@
+"""The executor to read: a decoder in float32 NumPy, with a paged KV cache. The oracle for every other one.
+
+It follows the arithmetic of `foreword.models.spec` line by line. All tokens of a step go through the matrices together;
+attention goes request by request, from the cache only, so that what a step reads is what `slot_mapping` wrote and the
+block table names, and nothing else.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from foreword.arrays import F32, I32, I64
+from foreword.batch.values.attention import visible
+from foreword.models.spec import DecoderSpec, LayerSpec, RopeSpec
+from foreword.models.weights import Weights
+
+if TYPE_CHECKING:
+    from foreword.batch import InputBatch
+
+
+class NumpyExecutor:
+    """Runs ``spec`` with ``weights``. Dequantised weights are kept, so it holds the whole model in float32.
+
+    keys, values: float32 [slots a block, num_blocks, block_size, num_kv_heads, head_dim]; layer ``groups[g].layers[j]``
+    uses slot j, and a block belongs to one group at a time, so all groups share one pool.
+    """
+
+    reads_gathered_tables = True
+    compute_threads = None
+
+    def __init__(self, spec: DecoderSpec, weights: Weights, *, num_blocks: int, block_size: int) -> None:
+        self.spec, self.weights = spec, weights
+        self.groups = spec.kv_groups()
+        slots = max(len(g.layers) for g in self.groups)
+        shape = (slots, num_blocks, block_size, spec.num_kv_heads, spec.head_dim)
+        self.keys = np.zeros(shape, np.float32)
+        self.values = np.zeros(shape, np.float32)
+        self._floats: dict[str, F32] = {}
+
+    def weight(self, name: str) -> F32:
+        """A weight as float32, dequantised once."""
+        if name not in self._floats:
+            self._floats[name] = self.weights[name].dequantize()
+        return self._floats[name]
+
+    def copy_blocks(self, sources: I32, destinations: I32) -> None:
+        """Copy whole blocks, in every slot. All sources are read before any destination is written."""
+        for cache in (self.keys, self.values):
+            cache[:, destinations] = cache[:, sources]
+
+    def execute(self, batch: InputBatch) -> F32:
+        """Compute the batch, write its keys and values, and return the logits [L, V] at ``batch.logits_indices``."""
+        spec, T = self.spec, batch.num_tokens
+        positions = batch.positions[:T]
+        place = {layer: (g, j) for g, group in enumerate(self.groups) for j, layer in enumerate(group.layers)}
+        x = self.weight("embed")[batch.input_ids[:T]] * np.float32(spec.embedding_scale)  # [T, hidden]
+        for i, layer in enumerate(spec.layers):
+            p = f"layers.{i}."
+            h = self.norm(x, p + "attn_norm")
+            q, k, v = (self.project(h, p + name) for name in "qkv")
+            if spec.qk_norm:
+                q, k = self.norm(q, p + "q_norm"), self.norm(k, p + "k_norm")
+            if layer.rope is not None:
+                q, k = rotate(q, positions, layer.rope), rotate(k, positions, layer.rope)
+            a = self.attention(q, k, v, layer, *place[i], batch).reshape(T, -1) @ self.weight(p + "o").T
+            x = x + (self.norm(a, p + "post_attn_norm") if spec.post_norms else a)
+            h = self.norm(x, p + "mlp_norm")
+            m = self.mlp(h, p) if layer.moe is None else self.experts(h, p, layer)
+            x = x + (self.norm(m, p + "post_mlp_norm") if spec.post_norms else m)
+        h = self.norm(x[batch.logits_indices], "final_norm")  # [L, hidden]
+        logits = h @ self.weight("embed" if spec.tie_embeddings else "lm_head").T
+        return cap(logits, spec.final_softcap)
+
+    def norm(self, x: F32, name: str) -> F32:
+        """x / sqrt(mean(x²) + eps) * w over the last axis."""
+        mean_square: F32 = np.mean(np.square(x), axis=-1, keepdims=True)
+        scaled: F32 = x / np.sqrt(mean_square + np.float32(self.spec.norm_eps))
+        return scaled * self.weight(name)
+
+    def project(self, h: F32, name: str) -> F32:
+        """[T, hidden] → [T, heads, head_dim], with the bias if the model has one."""
+        out = h @ self.weight(name).T
+        if self.spec.qkv_bias:
+            out = out + self.weight(name + "_bias")
+        return out.reshape(len(h), -1, self.spec.head_dim)
+
+    def attention(self, q: F32, k: F32, v: F32, layer: LayerSpec, group: int, slot: int, batch: InputBatch) -> F32:
+        """Write k and v to their slots, then let each request's queries look at its own blocks. [T, heads, head_dim]"""
+        spec = self.spec
+        keys, values = self.keys[slot], self.values[slot]
+        flat = (-1, spec.num_kv_heads, spec.head_dim)
+        slots = batch.slot_mapping[group][: len(q)]
+        written = slots >= 0
+        keys.reshape(flat)[slots[written]] = k[written]
+        values.reshape(flat)[slots[written]] = v[written]
+
+        out = np.empty_like(q)
+        per_kv = spec.num_heads // spec.num_kv_heads
+        block_size = keys.shape[1]
+        for b in range(batch.num_reqs):
+            start, end, length = batch.query_start_loc[b], batch.query_start_loc[b + 1], int(batch.seq_lens[b])
+            blocks = batch.block_table[group][b, : -(-length // block_size)]
+            past_k = keys[blocks].reshape(flat)[:length]  # [S, kv_heads, head_dim]
+            past_v = values[blocks].reshape(flat)[:length]
+            query = q[start:end].reshape(end - start, spec.num_kv_heads, per_kv, spec.head_dim)
+            scores = np.einsum("tgqd,sgd->gqts", query, past_k, optimize=True) * np.float32(spec.query_scale)
+            scores = cap(scores, spec.attn_softcap)
+            mask = visible(batch.positions[start:end], length, layer.sliding_window)
+            weights = softmax(np.where(mask, scores, np.float32(-np.inf)))
+            out[start:end] = np.einsum("gqts,sgd->tgqd", weights, past_v, optimize=True).reshape(-1, *q.shape[1:])
+        return out
+
+    def mlp(self, h: F32, prefix: str) -> F32:
+        """(act(h Wgate) * (h Wup)) Wdown"""
+        gate, up, down = (self.weight(prefix + name) for name in ("gate", "up", "down"))
+        act = silu if self.spec.activation == "silu" else gelu_tanh
+        return (act(h @ gate.T) * (h @ up.T)) @ down.T
+
+    def experts(self, h: F32, prefix: str, layer: LayerSpec) -> F32:
+        """Each token through its chosen experts, weighted by the router, and the shared expert if there is one."""
+        moe = layer.moe
+        assert moe is not None
+        probs = softmax(h @ self.weight(prefix + "router").T)  # [T, experts]
+        chosen = np.argsort(-probs, axis=-1, kind="stable")[:, : moe.experts_per_token]
+        weights = np.take_along_axis(probs, chosen, -1)
+        if moe.norm_topk:
+            weights = weights / weights.sum(-1, keepdims=True)
+        out = np.zeros_like(h)
+        for e in np.unique(chosen):
+            token, nth = np.nonzero(chosen == e)
+            out[token] += weights[token, nth, None] * self.mlp(h[token], f"{prefix}experts.{e}.")
+        if moe.shared_intermediate_size:
+            shared = self.mlp(h, prefix + "shared.")
+            out += shared * sigmoid(h @ self.weight(prefix + "shared_gate").T)
+        return out
+
+
+def rotate(x: F32, positions: I64, rope: RopeSpec) -> F32:
+    """Rotate the pairs (j, j + n) of the first 2n dimensions of [T, heads, head_dim] by positions * inv_freq[j]."""
+    n = len(rope.inv_freq)
+    angle = positions[:, None].astype(np.float32) * np.asarray(rope.inv_freq, np.float32)  # [T, n]
+    cos, sin = (np.float32(rope.scale) * f(angle)[:, None, :] for f in (np.cos, np.sin))
+    first, second, rest = x[..., :n], x[..., n : 2 * n], x[..., 2 * n :]
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=-1)
+
+
+def softmax(x: F32) -> F32:
+    """exp(x − max) / Σ over the last axis."""
+    e: F32 = np.exp(x - x.max(-1, keepdims=True))
+    total: F32 = e.sum(-1, keepdims=True)
+    return e / total
+
+
+def sigmoid(x: F32) -> F32:
+    """1 / (1 + exp(−x)), without overflow."""
+    one = np.float32(1)
+    out: F32 = one / (one + np.exp(-np.maximum(x, np.float32(-87))))
+    return out
+
+
+def silu(x: F32) -> F32:
+    """x * sigmoid(x)"""
+    return x * sigmoid(x)
+
+
+def gelu_tanh(x: F32) -> F32:
+    """x/2 * (1 + tanh(sqrt(2/π) * (x + 0.044715 x³)))"""
+    inner: F32 = np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x**3)
+    out: F32 = np.float32(0.5) * x * (1 + np.tanh(inner))
+    return out
+
+
+def cap(x: F32, limit: float | None) -> F32:
+    """limit * tanh(x / limit); x itself for None."""
+    return x if limit is None else np.float32(limit) * np.tanh(x / np.float32(limit))
