@@ -1,13 +1,17 @@
-# Four verbs. `make demo` and `make test` set up everything they need in .venv on a fresh machine.
+# `make help` lists the targets. A build needs Python 3.11 or newer, make and a C++20 compiler; everything else is
+# installed in .venv. Only `native` uses other tools: the cmake and ninja on the PATH and the nanobind of $(PYTHON).
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMPS := .stamps
 
-.PHONY: demo test check bench native arm clean
+.PHONY: help demo test smoke check bench native arm clean
 .DEFAULT_GOAL := demo
 
-$(BIN)/python:
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
+
+$(BIN)/python:  ## the virtual environment
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Foreword needs Python 3.11 or newer; set PYTHON=/path/to/python3.11"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
@@ -16,16 +20,16 @@ $(BIN)/python:
 SOURCES := pyproject.toml CMakeLists.txt $(shell find src native -type f ! -name '*.so' ! -name '*.pyc')
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-# The build's own tools live in .venv, so that a second build only compiles what changed.
-$(STAMPS)/build-tools: $(BIN)/python
+# The build's own tools are in .venv, so that a second build compiles only what changed.
+$(STAMPS)/build-tools: $(BIN)/python  ## cmake, ninja and the build backend
 	$(PIP) 'scikit-build-core>=0.10' 'nanobind>=2.4' cmake ninja
 	@mkdir -p $(STAMPS) && touch $@
 
-$(STAMPS)/install: $(STAMPS)/build-tools $(SOURCES)
+$(STAMPS)/install: $(STAMPS)/build-tools $(SOURCES)  ## the package
 	$(PIP) --no-build-isolation .
 	@touch $@
 
-$(STAMPS)/%: $(STAMPS)/install  # the extras: test, dev
+$(STAMPS)/%: $(STAMPS)/install  ## the extras: test, dev
 	$(PIP) --no-build-isolation '.[$*]'
 	@touch $@
 
@@ -36,15 +40,18 @@ demo: $(STAMPS)/install  ## build, get the default model, answer a prompt, show 
 test: $(STAMPS)/test  ## everything, the default model included
 	$(BIN)/python -m pytest
 
+smoke: $(STAMPS)/test  ## a few quick tests of each layer, in seconds
+	$(BIN)/python -m pytest -m smoke
+
 check: $(STAMPS)/dev  ## format, lint, types
 	$(BIN)/ruff format --check src tests benchmarks tools
 	$(BIN)/ruff check src tests benchmarks tools
 	$(BIN)/mypy
 
-bench: $(STAMPS)/install  ## host cost of a step, as ratios in one run
+bench: $(STAMPS)/install  ## host cost of a step: Foreword's backends and Python lists
 	$(BIN)/foreword bench host
 
-native:  ## rebuild the native module in place, for work on the sources (PYTHONPATH=src)
+native:  ## build the native module in place, for work on the sources (PYTHONPATH=src)
 	cmake -S . -B build/dev -G Ninja -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE=$$(command -v $(PYTHON)) >/dev/null
 	cmake --build build/dev
 	cp build/dev/_native*.so src/foreword/
@@ -52,5 +59,5 @@ native:  ## rebuild the native module in place, for work on the sources (PYTHONP
 arm: $(BIN)/python  ## the NEON kernels against the scalar ones, cross-compiled and emulated
 	$(BIN)/python tools/arm/check.py
 
-clean:
+clean:  ## delete the environment and everything built
 	rm -rf $(VENV) $(STAMPS) build dist src/foreword/_native*.so

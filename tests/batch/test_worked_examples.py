@@ -14,6 +14,7 @@ CASES = json.loads((Path(__file__).parents[1] / "data" / "worked_examples.json")
 BACKENDS = ["loops", "numpy", "native"]
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c["name"])
 def test_every_figure_of_the_documents_comes_out(case, backend):

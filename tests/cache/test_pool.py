@@ -41,6 +41,7 @@ def test_a_pool_of_the_null_block_alone_is_refused():
         BlockPool(1)
 
 
+@pytest.mark.smoke
 def test_uncached_blocks_are_reused_first_and_cached_ones_longest_free_first():
     pool = BlockPool(8)
     pool.allocate(7)

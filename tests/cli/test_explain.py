@@ -20,6 +20,7 @@ def invoke(*args: str) -> str:
     return result.output
 
 
+@pytest.mark.smoke
 def test_the_default_is_the_documents_worked_example():
     steps = [json.loads(line) for line in invoke("--json").splitlines()]
     assert len(steps) == 2

@@ -22,6 +22,7 @@ def greedy_output(prompt, length: int = 10) -> list[int]:
     return plain_output(prompt, lambda z, p: z.argmax(), length, V)
 
 
+@pytest.mark.smoke
 def test_a_greedy_output_is_the_argmax_token_by_token():
     engine = make_engine()
     engine.add_request("a", [1, 2, 3], greedy())
@@ -32,6 +33,7 @@ def test_a_greedy_output_is_the_argmax_token_by_token():
     assert out.finished
 
 
+@pytest.mark.smoke
 def test_a_sampled_output_is_the_argmax_of_logits_plus_noise():
     engine = make_engine()
     engine.add_request("a", [1, 2, 3], SamplingParams(temperature=0.8, seed=5, max_tokens=12))

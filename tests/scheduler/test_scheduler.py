@@ -9,6 +9,7 @@ from foreword.batch import KVGroup
 from foreword.errors import ConfigError, RequestError
 
 
+@pytest.mark.smoke
 def test_the_budget_is_shared_in_order_and_a_prompt_is_cut():
     rig = Rig(max_num_batched_tokens=10)
     for name, length in (("a", 3), ("b", 2), ("c", 8)):
