@@ -11,7 +11,7 @@
 
 #include "kernels/kv_layout.h"
 
-namespace foreword::kernels::FOREWORD_LEVEL {
+namespace foreword::kernels::FOREWORD_ISA {
 
 constexpr int kTileVectors = kTile / kLanes;
 
@@ -20,15 +20,15 @@ constexpr int kTileVectors = kTile / kLanes;
 constexpr int kQueryPiece = 64;
 struct Queries {
   size_t piece_stride;    // numbers from a row's piece to its next
-  const float *f32;
-  const uint16_t *bf16;   // bf16 keys at levels with bf16 dot products
-  const int8_t *high, *low;  // i8 keys: q ≈ scale (128 high + low), 15 bits, so that only the keys are rounded
-  const float *scale;
-  const int32_t *neg128_high, *neg128_low;
+  float *f32;
+  uint16_t *bf16;   // bf16 keys at levels with bf16 dot products
+  int8_t *high, *low;  // i8 keys: q ≈ scale (128 high + low), 15 bits, so that only the keys are rounded
+  float *scale;
+  int32_t *neg128_high, *neg128_low;
 
   FW_INLINE size_t at(int row, int d) const {
-    return static_cast<size_t>(d / kQueryPiece) * piece_stride + static_cast<size_t>(row) * kQueryPiece +
-           static_cast<size_t>(d % kQueryPiece);
+    return size_t(d / kQueryPiece) * piece_stride + size_t(row) * kQueryPiece +
+           size_t(d % kQueryPiece);
   }
 };
 
@@ -91,7 +91,7 @@ struct ScoresBf16 {
       for (size_t at = q.at(row, d); d < end; d += 2, at += 2) {
         I32 k[N];
         unroll<N>([&](auto n) FW_LAMBDA { k[n] = load_pairs(reinterpret_cast<const uint16_t *>(keys[n]) + d * kTile); });
-        prefetch_keys<N>(c, vector, static_cast<size_t>(d) * 2 * kTile);
+        prefetch_keys<N>(c, vector, size_t(d) * 2 * kTile);
 #if defined(FOREWORD_SIMD_BF16)
         unroll<R>([&](auto r) FW_LAMBDA {
           const I32 xv = pair(q.bf16 + at + r * kQueryPiece);
@@ -128,7 +128,7 @@ struct ScoresI8 {
       for (int d = piece; d < smaller(piece + kQueryPiece, dim); d += 4, xh += 4, xl += 4) {
         U8 k[N];
         unroll<N>([&](auto n) FW_LAMBDA { k[n] = load_u8(keys[n] + d * kTile); });
-        prefetch_keys<N>(c, vector, static_cast<size_t>(d) * kTile);
+        prefetch_keys<N>(c, vector, size_t(d) * kTile);
         unroll<R>([&](auto r) FW_LAMBDA {
           const I32 h = quad(xh + r * kQueryPiece), l = quad(xl + r * kQueryPiece);
           unroll<N>([&](auto n) FW_LAMBDA {
@@ -278,7 +278,7 @@ template <class Values, int Rows, int N>
 FW_INLINE int value_strips(const Probabilities &p, int dim, int d, int rows, const ChunkTiles &c, int count, float *o, size_t stride) {
   for (; d + N * kLanes <= dim; d += N * kLanes) {
     for_row_tiles<Rows>(rows, [&](int row, auto r) FW_LAMBDA {
-      Values::template run<r, N>(p, dim, row, d, c, count, o + static_cast<size_t>(row) * stride + d, stride);
+      Values::template run<r, N>(p, dim, row, d, c, count, o + size_t(row) * stride + d, stride);
     }, std::make_integer_sequence<int, Rows>{});
   }
   return d;
@@ -295,4 +295,4 @@ void chunk_values(const Probabilities &p, int dim, int rows, const ChunkTiles &c
   value_strips<Values, Values::kWide, 1>(p, dim, d, rows, c, count, o, stride);
 }
 
-}  // namespace foreword::kernels::FOREWORD_LEVEL
+}  // namespace foreword::kernels::FOREWORD_ISA

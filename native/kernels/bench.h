@@ -1,7 +1,7 @@
 // Kernels alone, timed against the machine's limits.
 #pragma once
 
-#include "kernels/level.h"
+#include "kernels/isa.h"
 #include "kernels/thread_pool.h"
 
 namespace foreword::kernels {
@@ -14,7 +14,7 @@ struct LinearShape {
 };
 
 // Best seconds of `rounds` for the product with one of the copies, activations prepared.
-double time_linear(const LinearShape &shape, const Level &level, ThreadPool &pool, int rounds);
+double time_linear(const LinearShape &shape, const Isa &isa, ThreadPool &pool, int rounds);
 
 struct AttentionShape {
   KVFormat format;
@@ -24,6 +24,6 @@ struct AttentionShape {
 };
 
 // Best seconds of `rounds` for attention of one layer.
-double time_attention(const AttentionShape &shape, const Level &level, ThreadPool &pool, int rounds);
+double time_attention(const AttentionShape &shape, const Isa &isa, ThreadPool &pool, int rounds);
 
 }  // namespace foreword::kernels

@@ -57,7 +57,7 @@ struct PackedMatrix {
   size_t panel_bytes;
   uint8_t *panels;  // 64-byte aligned
 
-  const uint8_t *panel(int index) const { return panels + static_cast<size_t>(index) * panel_bytes; }
+  __attribute__((always_inline)) const uint8_t *panel(int index) const { return panels + size_t(index) * panel_bytes; }
 };
 
 // A matrix as a file holds it: row r starts at data + r * row_bytes.
@@ -106,6 +106,7 @@ constexpr int kTile = 16;         // keys a tile holds
 constexpr int kChunk = 64;        // keys the online softmax takes at once; chunks start at multiples of it
 constexpr int kSplit = 512;       // keys of one independent softmax; splits start at multiples of it, merged in order
 constexpr int kChunkTiles = kChunk / kTile;
+constexpr int kStateExtra = 16;   // floats that a row of a partial result has beside its padded_dim
 
 // Where the keys and values of one layer live. For a KV head of a block, with D = padded_dim:
 //

@@ -4,7 +4,7 @@
 #include "kernels/formats.h"
 #include "kernels/simd/simd.h"
 
-namespace foreword::kernels::FOREWORD_LEVEL {
+namespace foreword::kernels::FOREWORD_ISA {
 
 constexpr int kHalf = 16;  // the finest block any format has
 
@@ -22,4 +22,4 @@ void decode_blocks(const SourceMatrix &source, int row, const BlockRow &out);
 // The row as floats, from any format; `blocks` is working space for the block formats.
 void decode_floats(const SourceMatrix &source, int row, const BlockRow &blocks, float *out);
 
-}  // namespace foreword::kernels::FOREWORD_LEVEL
+}  // namespace foreword::kernels::FOREWORD_ISA

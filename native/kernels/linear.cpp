@@ -21,7 +21,7 @@
 #include "kernels/activations.h"
 #include "kernels/linear_tiles.h"
 
-namespace foreword::kernels::FOREWORD_LEVEL {
+namespace foreword::kernels::FOREWORD_ISA {
 namespace {
 
 // ---------------------------------------------------------------------------------------------- staging
@@ -133,17 +133,17 @@ void run_rows(Tile t, Stream &stream, int row_end, Carry carry, Output out) {
     const int rows = (left + tiles - 1) / tiles;
     tall_tile<Kernel>(rows, std::make_integer_sequence<int, Kernel::kRows>{})(t, carry, out);
     t.row += rows;
-    out.data += static_cast<size_t>(rows) * out.stride;
-    if (carry.from) carry.from += Carry::kRowBytes * static_cast<size_t>(rows);
-    if (carry.to) carry.to += Carry::kRowBytes * static_cast<size_t>(rows);
+    out.data += size_t(rows) * out.stride;
+    if (carry.from) carry.from += Carry::kRowBytes * size_t(rows);
+    if (carry.to) carry.to += Carry::kRowBytes * size_t(rows);
   }
   stream = t.stream;
 }
 
 // Fetches `panels` panels from `next` on while `tiles` tiles pass over a whole panel each.
 Stream stream_of(const PackedMatrix &w, const uint8_t *next, int panels, int tiles) {
-  const size_t groups = static_cast<size_t>(w.padded_cols / kBlock * tiles), lines = w.panel_bytes * static_cast<size_t>(panels) / 64;
-  return {next, next ? static_cast<int>((lines + groups - 1) / groups) : 0};
+  const size_t groups = size_t(w.padded_cols / kBlock * tiles), lines = w.panel_bytes * size_t(panels) / 64;
+  return {next, next ? int((lines + groups - 1) / groups) : 0};
 }
 
 const float *scales_of(const PackedMatrix &w, const uint8_t *panel) {
@@ -157,7 +157,7 @@ void run_few_rows(const PackedMatrix &w, const Activations &a, int row, Range pa
     const uint8_t *panel = w.panel(p);
     const int at_once = smaller(panels.end - p, 2);
     const uint8_t *following = p + at_once < panels.end ? w.panel(p + at_once) : next;
-    const Output o{out.data + static_cast<size_t>(p) * kPanelWidth, out.stride, out.store};
+    const Output o{out.data + size_t(p) * kPanelWidth, out.stride, out.store};
     Tile t{panel + input_offset(w.format, 0), scales_of(w, panel), w.panel_bytes, a, row, 0, w.padded_cols,
            stream_of(w, following, at_once, 1)};
     if (at_once == 2) {
@@ -176,7 +176,7 @@ constexpr size_t kChunkBytes = 16384;
 int chunk_inputs(Format f, const Activations &a) {
   const int piece = piece_inputs(a.kind), pieces = (a.padded_cols + piece - 1) / piece;
   const size_t piece_bytes = input_offset(f, piece) - input_offset(f, 0);
-  const int most = static_cast<int>(larger(kChunkBytes / piece_bytes, size_t{1})), chunks = (pieces + most - 1) / most;
+  const int most = int(larger(kChunkBytes / piece_bytes, size_t(1))), chunks = (pieces + most - 1) / most;
   return (pieces + chunks - 1) / chunks * piece;
 }
 
@@ -189,7 +189,7 @@ template <class Kernel, class StagedKernel>
 void run_product(const PackedMatrix &w, const Activations &a, Range rows, Range panels, Output out, const uint8_t *next,
                  const Scratch &scratch) {
   const int num_rows = rows.end - rows.begin, cols = w.padded_cols;
-  out.data += static_cast<size_t>(rows.begin) * out.stride;
+  out.data += size_t(rows.begin) * out.stride;
   if (num_rows == 1) return run_few_rows<Kernel, 1>(w, a, rows.begin, panels, out, next);
   if (num_rows == 2) return run_few_rows<Kernel, 2>(w, a, rows.begin, panels, out, next);
 
@@ -199,7 +199,7 @@ void run_product(const PackedMatrix &w, const Activations &a, Range rows, Range 
   const int chunk = staged || tiles > 1 ? chunk_inputs(to, a) : cols;
   for (int p = panels.begin; p < panels.end; ++p) {
     const uint8_t *panel = w.panel(p);
-    const Output o{out.data + static_cast<size_t>(p) * kPanelWidth, out.stride, out.store};
+    const Output o{out.data + size_t(p) * kPanelWidth, out.stride, out.store};
     Stream stream = stream_of(w, p + 1 < panels.end ? w.panel(p + 1) : next, 1, tiles);
     for (int k = 0; k < cols; k += chunk) {
       const int k_end = smaller(k + chunk, cols);
@@ -237,8 +237,8 @@ void run_blocks(const PackedMatrix &w, const Activations &a, Range rows, Range p
 
 // Rows of activations that one pass over the panels uses: they stay in the second-level cache.
 int rows_a_pass(const Activations &a) {
-  const size_t rows = (size_t{384} << 10) / (static_cast<size_t>(a.padded_cols) * activation_bytes(a.kind));
-  return static_cast<int>(smaller(larger(rows / 12 * 12, size_t{48}), static_cast<size_t>(kMostRows)));
+  const size_t rows = (size_t(384) << 10) / (size_t(a.padded_cols) * activation_bytes(a.kind));
+  return int(smaller(larger(rows / 12 * 12, size_t(48)), size_t(kMostRows)));
 }
 
 }  // namespace
@@ -268,4 +268,4 @@ void linear(const PackedMatrix &w, const Activations &a, int row_begin, int row_
   }
 }
 
-}  // namespace foreword::kernels::FOREWORD_LEVEL
+}  // namespace foreword::kernels::FOREWORD_ISA

@@ -4,7 +4,7 @@
 #include "kernels/activations.h"
 #include "kernels/packing.h"
 
-namespace foreword::kernels::FOREWORD_LEVEL {
+namespace foreword::kernels::FOREWORD_ISA {
 
 constexpr int V = kPanelVectors;
 
@@ -240,7 +240,7 @@ struct BlockKernel {
     const uint8_t *block = t.weights;
     for_pieces<kPiece>(t, [&](int k, int end) FW_LAMBDA {
       const int8_t *x = activation_at<const int8_t>(t.a, t.row, k, kPiece);
-      const ActivationBlock *facts = t.a.blocks + static_cast<size_t>(k / kBlock) * t.a.block_stride + t.row;
+      const ActivationBlock *facts = t.a.blocks + size_t(k / kBlock) * t.a.block_stride + t.row;
       for (; k < end; k += kBlock) {
         t.stream.advance();
         add_block(block, t.panel_bytes, x, facts, acc);
@@ -298,4 +298,4 @@ struct BlockKernel {
   }
 };
 
-}  // namespace foreword::kernels::FOREWORD_LEVEL
+}  // namespace foreword::kernels::FOREWORD_ISA

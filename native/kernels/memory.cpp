@@ -11,8 +11,8 @@
 namespace foreword::kernels {
 namespace {
 
-constexpr size_t kChunkBytes = size_t{16} << 20;
-constexpr size_t kHugePage = size_t{2} << 20;
+constexpr size_t kChunkBytes = size_t(16) << 20;
+constexpr size_t kHugePage = size_t(2) << 20;
 
 }  // namespace
 

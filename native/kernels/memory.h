@@ -41,7 +41,7 @@ class Arena {
   uint8_t *next_ = nullptr;
 };
 
-// A zeroed array that only grows. Growing forgets the contents.
+// A zeroed array that only grows. Growing discards the contents.
 template <class T>
 class Buffer {
  public:
@@ -57,6 +57,25 @@ class Buffer {
  private:
   Mapping memory_;
   size_t count_ = 0;
+};
+
+// Row buffers are padded to this many floats: whole panels and whole blocks of every instruction set.
+constexpr int kRowPadding = 64;
+constexpr int padded_row(int size) { return (size + kRowPadding - 1) / kRowPadding * kRowPadding; }
+
+// Rows of `width` floats, each padded with zeros.
+class FloatRows {
+ public:
+  explicit FloatRows(int width) : stride_(padded_row(width)) {}
+
+  void reserve(int64_t rows) { buffer_.reserve(size_t(rows) * size_t(stride_)); }
+  float *row(int64_t index) const { return buffer_.data() + index * stride_; }
+  float *data() const { return buffer_.data(); }
+  int stride() const { return stride_; }
+
+ private:
+  int stride_;
+  Buffer<float> buffer_;
 };
 
 }  // namespace foreword::kernels

@@ -9,7 +9,7 @@
 
 #include "kernels/simd/simd.h"
 
-namespace foreword::kernels::FOREWORD_LEVEL {
+namespace foreword::kernels::FOREWORD_ISA {
 
 template <int Distance>
 struct Signs {
@@ -72,7 +72,7 @@ inline float rotate_inputs(const float *x, int size, float *y) {
   }
   butterflies(y, size, kUnit, block);
   butterflies(y, size, size / apart, size);
-  return std::sqrt(static_cast<float>(block * apart));
+  return std::sqrt(float(block * apart));
 }
 
-}  // namespace foreword::kernels::FOREWORD_LEVEL
+}  // namespace foreword::kernels::FOREWORD_ISA

@@ -49,10 +49,11 @@ struct Share {
   int begin, end;
 };
 inline Share share_of(int n, int thread, int num_threads) {
-  return {static_cast<int>(int64_t{n} * thread / num_threads), static_cast<int>(int64_t{n} * (thread + 1) / num_threads)};
+  return {int(int64_t(n) * thread / num_threads), int(int64_t(n) * (thread + 1) / num_threads)};
 }
 
-// Physical cores this process may use.
-int physical_cores();
+// The variable FOREWORD_NUM_THREADS, or the physical cores this process may use. Throws std::invalid_argument if the variable
+// is not a number from 1 to 4096.
+int default_num_threads();
 
 }  // namespace foreword::kernels

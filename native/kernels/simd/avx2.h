@@ -3,7 +3,7 @@
 
 #include <immintrin.h>
 
-namespace foreword::kernels::FOREWORD_LEVEL {
+namespace foreword::kernels::FOREWORD_ISA {
 
 using F32 = __m256;
 using I32 = __m256i;
@@ -59,7 +59,7 @@ FW_INLINE F32 keep_lanes(F32 v, int begin, int end, F32 other) {
 }
 // Bit i is set where v[i] >= threshold[i].
 FW_INLINE uint32_t lanes_at_least(F32 v, F32 threshold) {
-  return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(v, threshold, _CMP_GE_OQ)));
+  return uint32_t(_mm256_movemask_ps(_mm256_cmp_ps(v, threshold, _CMP_GE_OQ)));
 }
 
 FW_INLINE I32 set1_i32(int32_t x) { return _mm256_set1_epi32(x); }
@@ -110,7 +110,7 @@ FW_INLINE void store_s8(int8_t *p, F32 v) {
 FW_INLINE I32 load_pairs(const uint16_t *p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)); }
 FW_INLINE F32 even_of_pairs(I32 v) { return _mm256_castsi256_ps(_mm256_slli_epi32(v, 16)); }
 FW_INLINE F32 odd_of_pairs(I32 v) {
-  return _mm256_castsi256_ps(_mm256_and_si256(v, _mm256_set1_epi32(static_cast<int32_t>(0xffff0000u))));
+  return _mm256_castsi256_ps(_mm256_and_si256(v, _mm256_set1_epi32(int32_t(0xffff0000u))));
 }
 FW_INLINE void store_bf16(uint16_t *p, F32 v) {
   const __m256i bits = _mm256_castps_si256(v);
@@ -124,4 +124,4 @@ FW_INLINE void store_bf16(uint16_t *p, F32 v) {
 template <int Locality>
 FW_INLINE void prefetch(const void *p) { __builtin_prefetch(p, 0, Locality); }
 
-}  // namespace foreword::kernels::FOREWORD_LEVEL
+}  // namespace foreword::kernels::FOREWORD_ISA

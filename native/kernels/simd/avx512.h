@@ -3,7 +3,7 @@
 
 #include <immintrin.h>
 
-namespace foreword::kernels::FOREWORD_LEVEL {
+namespace foreword::kernels::FOREWORD_ISA {
 
 using F32 = __m512;
 using I32 = __m512i;
@@ -96,7 +96,7 @@ FW_INLINE void store_s8(int8_t *p, F32 v) {
 FW_INLINE I32 load_pairs(const uint16_t *p) { return _mm512_loadu_si512(p); }
 FW_INLINE F32 even_of_pairs(I32 v) { return _mm512_castsi512_ps(_mm512_slli_epi32(v, 16)); }
 FW_INLINE F32 odd_of_pairs(I32 v) {
-  return _mm512_castsi512_ps(_mm512_and_si512(v, _mm512_set1_epi32(static_cast<int32_t>(0xffff0000u))));
+  return _mm512_castsi512_ps(_mm512_and_si512(v, _mm512_set1_epi32(int32_t(0xffff0000u))));
 }
 FW_INLINE void store_bf16(uint16_t *p, F32 v) {
   const __m512i bits = _mm512_castps_si512(v);
@@ -123,4 +123,4 @@ constexpr bool kBf16Dot = false;
 template <int Locality>
 FW_INLINE void prefetch(const void *p) { __builtin_prefetch(p, 0, Locality); }
 
-}  // namespace foreword::kernels::FOREWORD_LEVEL
+}  // namespace foreword::kernels::FOREWORD_ISA

@@ -16,8 +16,8 @@
 #include <cstring>
 #include <utility>
 
-#ifndef FOREWORD_LEVEL
-#error "compile kernel sources with -DFOREWORD_LEVEL=<name of the level>"
+#ifndef FOREWORD_ISA
+#error "compile kernel sources with -DFOREWORD_ISA=<name of the level>"
 #endif
 
 #define FW_INLINE inline __attribute__((always_inline))
@@ -33,7 +33,7 @@
 #include "kernels/simd/portable.h"
 #endif
 
-namespace foreword::kernels::FOREWORD_LEVEL {
+namespace foreword::kernels::FOREWORD_ISA {
 
 constexpr int kPanelWidth = kLanes * kPanelVectors;
 
@@ -95,4 +95,4 @@ FW_INLINE F32 tanh_f32(F32 x) {
   return sub(set1(1.f), div(set1(2.f), add(e, set1(1.f))));
 }
 
-}  // namespace foreword::kernels::FOREWORD_LEVEL
+}  // namespace foreword::kernels::FOREWORD_ISA
