@@ -37,12 +37,11 @@ void put_f32(const float *x, int cols, int n, uint8_t *panel) {
 void put_bf16(const float *x, int cols, int n, uint8_t *panel) {
   uint32_t *out = reinterpret_cast<uint32_t *>(panel);
   for (int k = 0; k < cols; k += 2) {
-    out[size_t(k / 2) * kPanelWidth + n] =
-        float_to_bf16(x[k]) | (uint32_t(float_to_bf16(x[k + 1])) << 16);
+    out[size_t(k / 2) * kPanelWidth + n] = float_to_bf16(x[k]) | (uint32_t(float_to_bf16(x[k + 1])) << 16);
   }
 }
 
-// A quad of 8-bit weights, offset by 128, as the word that four consecutive bytes make.
+// A quad of 8-bit weights, offset by 128, as one 32-bit word.
 uint32_t biased_quad(const int8_t *q) {
   uint32_t word;
   std::memcpy(&word, q, 4);
@@ -88,8 +87,8 @@ void put_blocks(Format f, const BlockRow &row, int cols, int n, uint8_t *panel) 
   }
 }
 
-// Floats to blocks of 32: for q8 the largest magnitude is ±127; for q4_min the range is 0 .. 15. The stored scale is half
-// precision, so the integers are made with the rounded one.
+// Floats to blocks of 32: for q8 the largest magnitude becomes ±127; for q4_min the range is 0 .. 15. The integers are
+// computed with the scale as it is stored, rounded to half precision.
 void quantise_blocks(Format f, const float *x, int cols, const BlockRow &row) {
   for (int b = 0; b < cols / kBlock; ++b) {
     const float *v = x + kBlock * b;
@@ -134,6 +133,8 @@ void pack_panel(const SourceMatrix &source, const PackedMatrix &matrix, int pane
   clear(s, cols);
   for (int n = 0; n < kPanelWidth; ++n) {
     const int row = panel * kPanelWidth + n;
+    // Inputs from source.cols on are zero; put_i8 leaves those of the previous row changed.
+    std::memset(s.values + source.cols, 0, sizeof(float) * size_t(cols - source.cols));
     if (row >= source.rows) {
       clear(s, cols);
     } else if (!is_block_format(matrix.format)) {
@@ -157,7 +158,7 @@ void decode_row(const SourceMatrix &source, int row, float *out) {
   alignas(64) int8_t q[256];
   float d[256 / kHalf], m[256 / kHalf];
   if (is_float(source.source)) return decode_floats(source, row, {}, out);
-  // A piece of 256 values at a time: every format's block divides it, and its bytes follow from the row's.
+  // Pieces of 256 values: a multiple of every format's block.
   const uint8_t *p = source.data + size_t(row) * source.row_bytes;
   for (int k = 0; k < source.cols; k += 256) {
     const int count = smaller(256, source.cols - k);
