@@ -1,4 +1,4 @@
-// The input of products in the forms that packed weights ask for.
+// The input of products in the kinds that packed weights take.
 #pragma once
 
 #include "kernels/formats.h"
@@ -15,8 +15,8 @@ constexpr int piece_inputs(ActivationKind kind) { return kPieceBytes / int(activ
 
 // Where row `row` has input k, in the high plane if there are two.
 template <class T>
-FW_INLINE T *activation_at(const Activations &a, int row, int k, int inputs_a_piece) {
-  const size_t piece = size_t(k / inputs_a_piece), within = size_t(k % inputs_a_piece);
+FW_INLINE T *activation_at(const Activations &a, int row, int k, int inputs_per_piece) {
+  const size_t piece = size_t(k / inputs_per_piece), within = size_t(k % inputs_per_piece);
   return reinterpret_cast<T *>(a.data + piece * a.piece_stride + size_t(row) * kPieceBytes) + within;
 }
 

@@ -6,11 +6,11 @@
 //       merge (m, l, O) into the row's total
 //   out = O / l
 //
-// Powers of 2 and not of e: log2 e is part of the scale of the queries.
+// Powers of 2 instead of e: log2 e is part of the scale of the queries.
 //
-// Chunks and splits start at absolute multiples of their sizes, and a row takes part in a chunk only with the keys it may
-// see. So a query's result depends on its own keys alone: not on the queries beside it, on how a prompt was cut into
-// prefill chunks, nor on whether its splits ran one after the other or on several threads.
+// Chunks and splits start at absolute multiples of their sizes, and a row uses only its visible keys of a chunk. So a
+// query's result depends on its own keys alone: not on the other queries, on how a prompt was divided into prefill
+// chunks, nor on whether its splits ran one after the other or on several threads.
 
 #include "kernels/attention.h"
 
@@ -48,7 +48,7 @@ void split_query(const float *x, int dim, int row, const Queries &q) {
   q.neg128_low[row] = -kDotBias * sum_low;
 }
 
-// Row (query, head of the group) of the tile, for all of them.
+// Copies all rows (query, head of the group) of the tile in the form that the KV format takes.
 void gather_queries(const KVLayer &kv, const AttentionConfig &c, const AttentionTile &tile, const Queries &q) {
   const int group = group_size(c), dim = c.padded_dim;
   for (int i = 0; i < tile.num_queries; ++i) {
@@ -83,7 +83,7 @@ void end_split(const AttentionScratch &s, int rows) {
   for (int row = 0; row < rows; ++row) s.part.l(row) = reduce_add(load(s.lane_sums + row * kLanes));
 }
 
-// total := total merged with part, one row. The first part is taken over unchanged.
+// total := total merged with part, one row. The first part is copied unchanged.
 void merge_row(float *total, const float *part, int dim) {
   if (part[dim] <= kNothing) return;
   if (total[dim] <= kNothing) {
@@ -125,8 +125,8 @@ void attend_chunk(const KVLayer &kv, const AttentionConfig &c, const AttentionTi
   if (kv.tiled) {
     find_tiles(kv, tile.block_table, tile.kv_head, begin, end, chunk.k, chunk.v);
     if (begin + kChunk < tile.key_end) {
-      find_tiles(kv, tile.block_table, tile.kv_head, begin + kChunk, smaller(begin + 2 * kChunk, tile.key_end), chunk.next_k,
-                 chunk.next_v);
+      find_tiles(kv, tile.block_table, tile.kv_head, begin + kChunk, smaller(begin + 2 * kChunk, tile.key_end),
+                 chunk.next_k, chunk.next_v);
     } else if (tile.next.block_table) {
       const int64_t first = tile.next.key_begin / kChunk * kChunk;
       find_tiles(kv, tile.next.block_table, tile.next.kv_head, first, smaller(first + kChunk, tile.next.key_end),

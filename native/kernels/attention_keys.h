@@ -10,11 +10,11 @@ FW_INLINE const uint8_t *head_of_block(const KVLayer &kv, const int32_t *table, 
   return kv.base + size_t(block) * kv.block_stride + size_t(head) * kv.head_stride;
 }
 
-// Tiles of the chunk at `begin`; past `end` the last one is repeated, so that every pointer may be read.
+// Tiles of the chunk at `begin`; past `end` the last one is repeated, so that every pointer is readable.
 inline void find_tiles(const KVLayer &kv, const int32_t *table, int head, int64_t begin, int64_t end, const uint8_t **k,
                 const uint8_t **v) {
   int block = int(uint32_t(begin) / uint32_t(kv.block_size));
-  int offset = int(begin) - block * kv.block_size;  // one division a chunk, then steps
+  int offset = int(begin) - block * kv.block_size;  // one division per chunk
   for (int i = 0; i < kChunkTiles; ++i) {
     if (i > 0 && begin + i * kTile >= end) {
       k[i] = k[i - 1], v[i] = v[i - 1];
@@ -28,8 +28,9 @@ inline void find_tiles(const KVLayer &kv, const int32_t *table, int head, int64_
   }
 }
 
-// Blocks that are not tiled: token after token into tiles in scratch memory.
-inline void copy_tiles(const KVLayer &kv, const AttentionTile &t, int64_t begin, int64_t end, const AttentionScratch &s, ChunkTiles *c) {
+// Blocks that are not tiled: copies token after token into tiles in scratch memory.
+inline void copy_tiles(const KVLayer &kv, const AttentionTile &t, int64_t begin, int64_t end,
+                       const AttentionScratch &s, ChunkTiles *c) {
   for (int i = 0; i < kChunkTiles; ++i) {
     uint8_t *k = s.tiles + size_t(2 * i) * kv.tile_bytes, *v = k + kv.tile_bytes;
     c->k[i] = c->next_k[i] = k;
@@ -51,7 +52,7 @@ inline void copy_tiles(const KVLayer &kv, const AttentionTile &t, int64_t begin,
   }
 }
 
-// Widens a bf16 chunk to float tiles: the numbers are the same, the many rows of a prefill tile then share the work.
+// Widens a bf16 chunk to float tiles: the numbers are the same, and the rows of a prefill tile share the work.
 inline void stage_bf16(const ChunkTiles &c, int dim, int tiles, uint8_t *memory, ChunkTiles *out) {
   const size_t tile_floats = size_t(kTile) * dim;
   float *o = reinterpret_cast<float *>(memory);

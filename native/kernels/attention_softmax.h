@@ -18,15 +18,17 @@ struct Visible {
   int begin, end;
   FW_INLINE bool all() const { return begin == 0 && end == kChunk; }
   FW_INLINE bool none() const { return begin >= end; }
-  // Vector n of the chunk, with `other` in place of the keys that are not seen.
-  FW_INLINE F32 keep(F32 v, int n, F32 other) const { return keep_lanes(v, begin - n * kLanes, end - n * kLanes, other); }
+  // Vector n of the chunk, with `other` in place of the keys that are not visible.
+  FW_INLINE F32 keep(F32 v, int n, F32 other) const {
+    return keep_lanes(v, begin - n * kLanes, end - n * kLanes, other);
+  }
 };
 FW_INLINE Visible visible_keys(const AttentionConfig &c, int64_t position, int64_t first, int64_t end) {
   const int64_t lowest = c.sliding_window ? larger(int64_t(0), position - c.sliding_window + 1) : 0;
   return {int(larger(lowest, first) - first), int(smaller(position + 1, end) - first)};
 }
 
-// m := max(m, the row's visible scores), with O and l scaled to it. `Masked`: some keys are not seen.
+// m := max(m, the row's visible scores), with O and l scaled to it. `Masked`: some keys are not visible.
 template <bool Masked>
 FW_INLINE void raise_maximum(float *scores, Visible seen, float cap, const States &s, float *lane_sum, int row) {
   F32 largest = set1(kNothing);
@@ -49,9 +51,9 @@ FW_INLINE void raise_maximum(float *scores, Visible seen, float cap, const State
   for (int d = 0; d < s.dim; d += kLanes) store(o + d, mul(load(o + d), shrink));
 }
 
-// The scales of a chunk's 8-bit values for the rows that see the keys `seen`: factor[key] turns a probability into steps of
-// size `step`, kProbabilitySteps of them for probability 1 and the largest scale. Other keys have factor 0, whatever is in a
-// slot that nobody wrote.
+// The scales of a chunk's 8-bit values for the rows that see the keys `seen`: factor[key] turns a probability into
+// steps of size `step`, kProbabilitySteps of them for probability 1 and the largest scale. Other keys have factor 0,
+// whatever their slots contain.
 constexpr float kProbabilitySteps = 127.f * 128.f;
 struct ValueScales {
   F32 factor[kChunkVectors];
@@ -90,7 +92,8 @@ FW_INLINE void probabilities(const AttentionScratch &s, int row, Visible seen, c
       I32 steps[4];
       unroll<4>([&](auto i) FW_LAMBDA { steps[i] = round_to_i32(mul(p[i], scales->factor[4 * four + i])); });
       const int at = row * kChunk + four * 4 * kLanes;
-      store_bytes(s.p_high + at, shift_right_7(steps[0]), shift_right_7(steps[1]), shift_right_7(steps[2]), shift_right_7(steps[3]));
+      store_bytes(s.p_high + at, shift_right_7(steps[0]), shift_right_7(steps[1]), shift_right_7(steps[2]),
+                  shift_right_7(steps[3]));
       store_bytes(s.p_low + at, low_7_bits(steps[0]), low_7_bits(steps[1]), low_7_bits(steps[2]), low_7_bits(steps[3]));
     }
   });
@@ -98,8 +101,8 @@ FW_INLINE void probabilities(const AttentionScratch &s, int row, Visible seen, c
   if constexpr (Steps) s.p_step[row] = scales->step;
 }
 
-// Scores of a chunk's keys [begin, end) become probabilities, for all rows of the tile. Each of the two passes has no long
-// chain through one row, so that several rows are on their way at once.
+// Scores of a chunk's keys [begin, end) become probabilities, for all rows of the tile. In each of the two passes the
+// dependency chain of a row is short, so that the processor overlaps several rows.
 template <bool Steps>
 void softmax(const AttentionConfig &c, const AttentionTile &tile, const ChunkTiles &chunk, int64_t begin, int64_t end,
              const AttentionScratch &s) {

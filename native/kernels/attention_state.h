@@ -20,8 +20,8 @@ struct States {
 
 struct AttentionScratch {
   Queries q;
-  float *scores;  // [rows][kChunk]
-  float *lane_sums;  // [rows][kLanes]: l, one partial sum a lane
+  float *scores;     // [rows][kChunk]
+  float *lane_sums;  // [rows][kLanes]: l, one partial sum per lane
   States part, total;
   int8_t *p_high, *p_low;  // [rows][kChunk]: probabilities for 8-bit values
   float *p_step;           // [rows]

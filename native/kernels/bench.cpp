@@ -10,7 +10,7 @@
 namespace foreword::kernels {
 namespace {
 
-// Small numbers without a pattern that a format could like.
+// Small pseudorandom numbers.
 void fill(float *x, size_t count) {
   uint32_t state = 1;
   for (size_t i = 0; i < count; ++i) {
@@ -51,7 +51,8 @@ double time_linear(const LinearShape &shape, const Isa &isa, ThreadPool &pool, i
   const size_t own = (std::max(isa.pack_scratch_bytes(padded), isa.linear_scratch_bytes()) + 63) / 64 * 64;
   scratch.reserve(own * size_t(pool.size()));
   for (int copy = 0; copy < shape.copies; ++copy) {
-    PackedMatrix m{shape.format, kind, shape.outputs, shape.inputs, padded, (shape.outputs + isa.panel_width - 1) / isa.panel_width,
+    const int num_panels = (shape.outputs + isa.panel_width - 1) / isa.panel_width;
+    PackedMatrix m{shape.format, kind, shape.outputs, shape.inputs, padded, num_panels,
                    isa.panel_bytes(shape.format, padded), nullptr};
     m.panels = arena.allocate(m.panel_bytes * size_t(m.num_panels));
     pool.run([&](int thread) {
@@ -76,7 +77,7 @@ double time_linear(const LinearShape &shape, const Isa &isa, ThreadPool &pool, i
         const Share share = share_of(m.num_panels, thread, pool.size());
         const uint8_t *next = &m < &matrices.back() ? (&m + 1)->panel(share.begin) : nullptr;
         isa.linear(m, set.kinds[int(kind)], 0, shape.rows, share.begin, share.end, out.data(), size_t(out_stride),
-                     Store::assign, next, scratch.data() + own * size_t(thread));
+                   Store::assign, next, scratch.data() + own * size_t(thread));
         pool.barrier();
       }
     });
@@ -88,7 +89,8 @@ double time_attention(const AttentionShape &shape, const Isa &isa, ThreadPool &p
   constexpr int kBlockSize = 16;
   const int dim = (shape.head_dim + kTile - 1) / kTile * kTile;
   const int blocks = (shape.context + kBlockSize - 1) / kBlockSize;
-  KVCache cache({shape.format, 1 + shape.num_reqs * blocks, kBlockSize, shape.copies, shape.num_kv_heads, shape.head_dim, dim});
+  KVCache cache(
+      {shape.format, 1 + shape.num_reqs * blocks, kBlockSize, shape.copies, shape.num_kv_heads, shape.head_dim, dim});
   const AttentionConfig config{shape.num_heads, shape.num_kv_heads, shape.head_dim, dim, 0.f, 0};
   const size_t own = (isa.attention_scratch_bytes(config) + 63) / 64 * 64;
   const size_t tokens = size_t(shape.num_reqs) * size_t(shape.queries);
@@ -99,7 +101,7 @@ double time_attention(const AttentionShape &shape, const Isa &isa, ThreadPool &p
   fill(q.reserve(tokens * q_stride), tokens * q_stride);
   out.reserve(tokens * out_stride);
 
-  // Blocks in a scattered order, as a pool in use has them.
+  // Blocks in a scattered order, as in a pool in use.
   std::vector<int32_t> table(size_t(shape.num_reqs * blocks));
   const int total = shape.num_reqs * blocks;
   int step = total * 5 / 13 | 1;
@@ -108,7 +110,9 @@ double time_attention(const AttentionShape &shape, const Isa &isa, ThreadPool &p
   for (int copy = 0; copy < shape.copies; ++copy) {
     const KVLayer kv = cache.layer(copy);
     for (int64_t slot = kBlockSize; slot < int64_t(total + 1) * kBlockSize; ++slot) {
-      for (int head = 0; head < shape.num_kv_heads; ++head) isa.store_kv(kv, slot, head, q.data(), q.data(), scratch.data());
+      for (int head = 0; head < shape.num_kv_heads; ++head) {
+        isa.store_kv(kv, slot, head, q.data(), q.data(), scratch.data());
+      }
     }
   }
 
@@ -134,8 +138,8 @@ double time_attention(const AttentionShape &shape, const Isa &isa, ThreadPool &p
           t.out = out.data() + token * out_stride;
           t.out_stride = out_stride;
           const int later = std::min(tasks - 1, i + pool.size());
-          t.next = {table.data() + size_t(later / shape.num_kv_heads / tiles) * blocks, later % shape.num_kv_heads,
-                    0, shape.context};
+          t.next = {table.data() + size_t(later / shape.num_kv_heads / tiles) * blocks, later % shape.num_kv_heads, 0,
+                    shape.context};
           isa.attend(kv, config, t, scratch.data() + own * size_t(thread));
         }
         pool.barrier();

@@ -80,8 +80,8 @@ const Isa &choose_isa(const std::string &name) {
     if (wanted.empty() || wanted == isa->name) return *isa;
     usable += (usable.empty() ? "" : ", ") + std::string(isa->name);
   }
-  throw std::invalid_argument("instruction set '" + wanted + "' (FOREWORD_ISA): this machine or build does not have it; it has " +
-                              usable);
+  throw std::invalid_argument("instruction set '" + wanted +
+                              "' (FOREWORD_ISA): this machine or build does not have it; it has " + usable);
 }
 
 }  // namespace foreword::kernels

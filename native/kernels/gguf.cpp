@@ -48,7 +48,7 @@ void q8_0(const uint8_t *p, int block, const BlockRow &out) {
   std::memcpy(out.q + 32 * block, p + 2, 32);
 }
 
-// K formats: 256 values in 8 sub-blocks of 32, whose 6-bit scale and min sit in 12 bytes.
+// K formats: 256 values in 8 sub-blocks of 32, whose 6-bit scales and mins are in 12 bytes.
 void scale_and_min(const uint8_t *s, int j, int *scale, int *min) {
   if (j < 4) {
     *scale = s[j] & 63, *min = s[j + 4] & 63;
@@ -58,7 +58,8 @@ void scale_and_min(const uint8_t *s, int j, int *scale, int *min) {
   }
 }
 
-// Values 64 c .. 64 c + 63: byte i of 32 holds sub-block 2 c low and 2 c + 1 high; `high` (may be null) adds a fifth bit.
+// Values 64 c .. 64 c + 63: byte i of 32 holds sub-block 2 c low and 2 c + 1 high; `high` (may be null) adds a fifth
+// bit.
 void k_sub_blocks(const uint8_t *scales, float d, float dmin, const uint8_t *low, const uint8_t *high, int block,
                   const BlockRow &out) {
   for (int j = 0; j < 8; ++j) {
@@ -80,7 +81,8 @@ void q5_k(const uint8_t *p, int block, const BlockRow &out) {
   k_sub_blocks(p + 4, read_half(p), read_half(p + 2), p + 48, p + 16, block, out);
 }
 
-// 256 values: low 4 bits in p[0..128), high 2 bits in p[128..192), 16 signed scales, d. Each 128 values are four rows of 32.
+// 256 values: low 4 bits in p[0..128), high 2 bits in p[128..192), 16 signed scales, d. Each 128 values are four rows
+// of 32.
 void q6_k(const uint8_t *p, int block, const BlockRow &out) {
   const float d = read_half(p + 208);
   for (int i = 0; i < 16; ++i) {

@@ -1,4 +1,4 @@
-// Half precision and bf16 of single numbers, in the level's namespace so that no copy is shared between levels.
+// Half precision and bf16 of single numbers, in the namespace of the instruction set so that no copy is shared.
 #pragma once
 
 #include "kernels/simd/simd.h"
@@ -23,7 +23,7 @@ FW_INLINE float half_to_float(uint16_t h) {
   return float_from_bits(sign | bits_of_float(float_from_bits(magnitude) * 5.192296858534828e33f));  // * 2^112
 }
 
-// Rounds to nearest even; too large becomes infinity.
+// Rounds to nearest even; values out of range become infinity.
 FW_INLINE uint16_t float_to_half(float f) {
   const uint32_t bits = bits_of_float(f);
   const uint16_t sign = uint16_t((bits >> 16) & 0x8000u);

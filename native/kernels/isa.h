@@ -1,5 +1,5 @@
-// The table of kernels of one instruction set. The driver calls kernels only through it. The widths of packed panels belong to
-// it too: a matrix is read by the instruction set that packed it.
+// The table of kernels of one instruction set. The driver calls kernels only through it. The widths of packed panels
+// belong to it too: a matrix is read by the instruction set that packed it.
 #pragma once
 
 #include "kernels/formats.h"
@@ -18,11 +18,11 @@ struct Isa {
   void (*decode_row)(const SourceMatrix &source, int row, float *out);
 
   // Products. out[r, n] (=, +=) Σ_k a[r, k] w[n, k] for rows [row_begin, row_end) and the outputs of panels
-  // [panel_begin, panel_end). `out` is the address of row 0, output 0, in memory for whole panels. `next`: the weights that
-  // this thread reads after these, prefetched during the last panels; null if none.
+  // [panel_begin, panel_end). `out` is the address of row 0, output 0, in memory for whole panels. `next`: the weights
+  // that this thread reads after these, prefetched during the last panels; null if none.
   size_t (*linear_scratch_bytes)();
-  void (*linear)(const PackedMatrix &w, const Activations &a, int row_begin, int row_end, int panel_begin, int panel_end,
-                 float *out, size_t out_stride, Store store, const uint8_t *next, void *scratch);
+  void (*linear)(const PackedMatrix &w, const Activations &a, int row_begin, int row_end, int panel_begin,
+                 int panel_end, float *out, size_t out_stride, Store store, const uint8_t *next, void *scratch);
   // `scratch`: padded_cols floats.
   void (*prepare_row)(const Activations &a, int row, const float *x, float *scratch);
 
@@ -38,15 +38,16 @@ struct Isa {
   size_t (*attention_scratch_bytes)(const AttentionConfig &config);
   int (*attention_queries)(const AttentionConfig &config);  // largest number of queries in a tile
   void (*attend)(const KVLayer &kv, const AttentionConfig &config, const AttentionTile &tile, void *scratch);
-  // Merges the partial results of `num_splits` consecutive splits, `split_stride` floats apart from tile.partial on, in order,
-  // into tile.out. The partial results are overwritten.
+  // Merges the partial results of `num_splits` consecutive splits, `split_stride` floats apart from tile.partial on, in
+  // order, into tile.out. The partial results are overwritten.
   void (*merge_splits)(const AttentionConfig &config, const AttentionTile &tile, int num_splits, size_t split_stride);
 
   // Sampling.
   size_t (*sample_scratch_bytes)(int vocab_size);
   int32_t (*sample_row)(const float *logits, int vocab_size, const SamplingRow &row, void *scratch);
 
-  // Peak rates. Each runs `repeats` rounds of a fixed amount of work and returns the operations done, or the bytes read.
+  // Peak rates. Each runs `repeats` rounds of a fixed amount of work and returns the operations done, or the bytes
+  // read.
   double (*peak_f32)(int64_t repeats);
   double (*peak_bf16)(int64_t repeats);
   double (*peak_i8)(int64_t repeats);

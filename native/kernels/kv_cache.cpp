@@ -21,9 +21,7 @@ KVLayer KVCache::shape(const KVConfig &c) {
   return layer;
 }
 
-size_t KVCache::bytes(const KVConfig &c) {
-  return shape(c).block_stride * size_t(c.num_blocks) * size_t(c.num_slots);
-}
+size_t KVCache::bytes(const KVConfig &c) { return shape(c).block_stride * size_t(c.num_blocks) * size_t(c.num_slots); }
 
 KVCache::KVCache(const KVConfig &config) : config_(config), memory_(bytes(config)) {}
 

@@ -1,4 +1,4 @@
-// Writing one token's key or value into a tile, for each number format. Pictures: KVLayer in formats.h.
+// Writing one token's key or value into a tile, for each number format. The layouts: KVLayer in formats.h.
 #pragma once
 
 #include "kernels/half.h"
@@ -7,7 +7,7 @@ namespace foreword::kernels::FOREWORD_ISA {
 
 constexpr size_t element_bytes(KVFormat f) { return f == KVFormat::f32 ? 4 : f == KVFormat::bf16 ? 2 : 1; }
 
-// A token's numbers as they are stored: `elements` in the format, and the scale of i8 (keys carry the offset of 128).
+// A token's stored key or value: `elements` in the format, and the scale of i8 (elements of keys are offset by 128).
 struct StoredToken {
   const uint8_t *elements;
   float scale;
@@ -41,7 +41,8 @@ FW_INLINE const float *tile_scales(const uint8_t *tile, int dim) {
 }
 
 FW_INLINE void put_key(KVFormat f, const StoredToken &t, int dim, int slot, uint8_t *tile) {
-  uint8_t *first = tile + 4 * slot;  // every layout's unit is four bytes: a float, a pair of bf16 or a quad of bytes
+  uint8_t *first =
+      tile + 4 * slot;  // the unit of every layout is four bytes: a float, a pair of bf16 or a quad of bytes
   copy_strided<uint32_t>(t.elements, dim * int(element_bytes(f)) / 4, first, kTile);
   if (f == KVFormat::i8) tile_scales(tile, dim)[slot] = t.scale;
 }

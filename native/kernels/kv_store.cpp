@@ -7,13 +7,13 @@ namespace foreword::kernels::FOREWORD_ISA {
 void store_kv(const KVLayer &kv, int64_t slot, int head, const float *k, const float *v, void *scratch) {
   uint8_t *buffer = static_cast<uint8_t *>(scratch);
   const size_t offset = size_t(slot % kv.block_size);
-  uint8_t *block = kv.base + size_t(slot / kv.block_size) * kv.block_stride +
-                   size_t(head) * kv.head_stride;
+  uint8_t *block = kv.base + size_t(slot / kv.block_size) * kv.block_stride + size_t(head) * kv.head_stride;
   if (kv.tiled) {
     uint8_t *tile = block + offset / kTile * 2 * kv.tile_bytes;
     const int in_tile = int(offset % kTile);
     put_key(kv.format, encode(kv.format, k, kv.padded_dim, true, buffer), kv.padded_dim, in_tile, tile);
-    put_value(kv.format, encode(kv.format, v, kv.padded_dim, false, buffer), kv.padded_dim, in_tile, tile + kv.tile_bytes);
+    put_value(kv.format, encode(kv.format, v, kv.padded_dim, false, buffer), kv.padded_dim, in_tile,
+              tile + kv.tile_bytes);
     return;
   }
   const size_t elements = size_t(kv.padded_dim) * element_bytes(kv.format);

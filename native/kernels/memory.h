@@ -1,4 +1,4 @@
-// Zeroed, aligned memory that the system hands out page by page as it is first touched.
+// Zeroed, aligned memory, mapped page by page at the first access.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,8 @@ class Mapping {
   Mapping() = default;
   explicit Mapping(size_t bytes);
   ~Mapping();
-  Mapping(Mapping &&other) noexcept : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+  Mapping(Mapping &&other) noexcept
+      : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
   Mapping &operator=(Mapping &&other) noexcept {
     std::swap(data_, other.data_);
     std::swap(bytes_, other.bytes_);
@@ -29,7 +30,7 @@ class Mapping {
   size_t bytes_ = 0;
 };
 
-// Many allocations that live as long as the arena, packed one behind the other at 64 bytes.
+// Allocations with the lifetime of the arena, adjacent, aligned to 64 bytes.
 class Arena {
  public:
   uint8_t *allocate(size_t bytes);

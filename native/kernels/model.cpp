@@ -87,7 +87,8 @@ Vector Model::copy_vector(const float *data, int size) {
 Linear Model::make_linear(const std::vector<const PackedMatrix *> &matrices) {
   Linear linear;
   for (const PackedMatrix *m : matrices) {
-    if (!linear.parts.empty() && m->cols != linear.cols) throw std::invalid_argument("matrices side by side differ in inputs");
+    if (!linear.parts.empty() && m->cols != linear.cols)
+      throw std::invalid_argument("matrices side by side differ in inputs");
     linear.cols = m->cols;
     linear.parts.push_back({m, linear.stride});
     linear.stride += padded_row(m->rows);

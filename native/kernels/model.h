@@ -1,4 +1,5 @@
-// A decoder: its packed weights, KV cache and threads. It is described by sizes and kinds of layers, never by a model's name.
+// A decoder: its packed weights, KV cache and threads. It is described by sizes and kinds of layers, never by a model's
+// name.
 #pragma once
 
 #include <array>
@@ -16,7 +17,7 @@ namespace foreword::kernels {
 
 using KindSet = std::array<bool, kNumActivationKinds>;
 
-// Matrices with one input whose outputs lie side by side in a row, each from a multiple of kRowPadding on.
+// Matrices with one input. Their outputs are side by side in a row, each from a multiple of kRowPadding on.
 struct Linear {
   struct Part {
     const PackedMatrix *matrix;

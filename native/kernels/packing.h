@@ -1,4 +1,4 @@
-// Packing of weight matrices into the panels that `formats.h` draws.
+// Packing of weight matrices into panels. The layouts: PackedMatrix in formats.h.
 #pragma once
 
 #include "kernels/gguf.h"

@@ -3,9 +3,9 @@
 namespace foreword::kernels::FOREWORD_ISA {
 namespace {
 
-constexpr int kChains = 12;  // independent accumulators: more than latency times issue width
+constexpr int kChains = 12;  // independent accumulators: more than latency × issue width
 
-// Keeps a value alive and opaque, so that the compiler neither removes the work nor folds it.
+// Hides a value from the compiler, which then neither removes nor simplifies the computation.
 template <class T>
 FW_INLINE void opaque(T &value) {
 #if defined(__x86_64__)

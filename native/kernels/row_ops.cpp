@@ -20,7 +20,7 @@ FW_INLINE F32 gelu_tanh(F32 x) {
 
 }  // namespace
 
-// `weight` is padded with zeros to whole vectors, and so is x.
+// `weight` and x are padded with zeros to whole vectors.
 void rms_norm(const float *x, const float *weight, int size, float eps, float *out) {
   const size_t padded = round_up(size_t(size), size_t(kLanes));
   F32 squares = set1(0.f);

@@ -1,5 +1,5 @@
-// Operations on one row of the residual stream or of the MLP. Rows are padded to whole vectors with zeros,
-// weights too, and the padding stays zero.
+// Operations on one row of the residual stream or of the MLP. Rows and weights are padded to whole vectors with zeros;
+// the padding stays zero.
 #pragma once
 
 #include "kernels/formats.h"

@@ -13,11 +13,11 @@
 //
 // So a draw is a function of (seed, position, logits) alone. Sums, quotients and logarithms are in double precision.
 //
-// What is kept is always a prefix of the order, so it is described by its last token, the "edge". The work:
-//   block maxima (256 logits a block) bound every search: a block whose maximum is below a threshold is not looked at;
+// The kept tokens are always a prefix of the order, described by its last token, the "edge". The algorithm:
+//   block maxima (256 logits per block) bound every search: a block whose maximum is below a threshold is skipped;
 //   top-k: the k-th largest block maximum is a lower bound of the k-th largest logit; collect, then select;
 //   top-p: lower a threshold until the mass above it suffices; then select by mass inside what was collected;
-//   draw:  u <= 1 - 2^-25 bounds g, so a token far below the best so far cannot win and its noise is not made.
+//   draw:  u <= 1 - 2^-25 bounds g, so the noise of a token far below the best so far need not be computed.
 
 #include "kernels/sampler.h"
 
@@ -41,7 +41,7 @@ struct Row {
   int size;
   float *block_max;  // [blocks]
   int blocks;
-  Token *found;     // room for every token
+  Token *found;      // [size]
   float max;
 };
 
@@ -97,8 +97,8 @@ int collect(const Row &row, float threshold) {
   return count;
 }
 
-// Moves the first `rank + 1` tokens of found[begin, end) in order to its front, in any order, with the rank-th at its place.
-// Written out, so that no library function is shared between levels.
+// Moves the first `rank + 1` tokens of found[begin, end) in order to its front, in any order, with the rank-th at its
+// place. Not a library function, which the instruction sets would share.
 void select(Token *found, int begin, int end, int rank) {
   while (end - begin > 1) {
     const Token pivot = found[begin + (end - begin - 1) / 2];  // not the last: both parts get smaller
@@ -178,10 +178,11 @@ int collect_top_p(const Row &row, double temperature, double top_p) {
   }
 }
 
-// Of the first `kept` tokens found (-1: of all) those with x / T >= max / T + log(min_p), to the front; returns how many.
+// Of the first `kept` tokens found (-1: of all) those with x / T >= max / T + log(min_p), to the front; returns how
+// many.
 int keep_min_p(const Row &row, int kept, double temperature, double min_p) {
   const double least = double(row.max) / temperature + std::log(min_p);
-  if (kept < 0) {  // collect with some room, then compare exactly
+  if (kept < 0) {  // collect with a margin, then compare exactly
     const double x = least * temperature;
     kept = collect(row, float(x - 1e-5 * (1. + std::fabs(x))));
   }
@@ -210,8 +211,8 @@ struct Draw {
   double best = -__builtin_inf();
   int32_t id = 0;
 
-  // A token needs noise above -z = best - x / T to win, that is u > exp(-e^z), and exp(-e^z) >= 1 - e^z: with a smaller u the
-  // logarithms need not be made.
+  // A token needs noise above -z = best - x / T to win, that is u > exp(-e^z), and exp(-e^z) >= 1 - e^z: with a smaller
+  // u the logarithms are skipped.
   FW_INLINE void offer(Token t) {
     const double score = double(t.x) / temperature, z = score - best;
     if (z < -kLargestGumbel) return;
@@ -222,8 +223,8 @@ struct Draw {
   }
 };
 
-// The draw over every token of the vocabulary. The same bound as in `offer`, a vector at a time in single precision with room
-// for its rounding; only the hash is made for every token in reach.
+// The draw over every token of the vocabulary. The bound of `offer` is evaluated per vector in single precision, with a
+// margin for rounding; for every token within the bound only the hash is computed.
 void draw_from_all(const Row &row, Draw &draw) {
   const float inverse = float(1. / draw.temperature);
   for (int b = 0; b < row.blocks; ++b) {
@@ -264,7 +265,8 @@ int32_t sample_row(const float *logits, int vocab_size, const SamplingRow &optio
   if (!(options.temperature > 0.f)) return first_of_value(row, row.max);
 
   const double temperature = double(options.temperature), top_p = double(options.top_p);
-  const bool use_k = options.top_k > 0 && options.top_k < vocab_size, use_min = options.min_p > 0.f, use_p = options.top_p < 1.f;
+  const bool use_k = options.top_k > 0 && options.top_k < vocab_size;
+  const bool use_min = options.min_p > 0.f, use_p = options.top_p < 1.f;
   int kept = -1;  // tokens at the front of `found`; -1: every token
   if (use_k) {
     collect_top_k(row, options.top_k);
@@ -280,7 +282,7 @@ int32_t sample_row(const float *logits, int vocab_size, const SamplingRow &optio
   }
 
   Draw draw{options, temperature};
-  draw.offer({row.max, first_of_value(row, row.max)});  // a good first score skips most of the others
+  draw.offer({row.max, first_of_value(row, row.max)});  // a high first score excludes most of the others
   if (kept < 0) draw_from_all(row, draw);
   for (int i = 0; i < kept; ++i) draw.offer(row.found[i]);
   return draw.id;

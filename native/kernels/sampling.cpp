@@ -6,7 +6,9 @@
 
 namespace foreword::kernels {
 
-size_t sampling_scratch_bytes(const Isa &isa, int vocab_size) { return (isa.sample_scratch_bytes(vocab_size) + 63) / 64 * 64; }
+size_t sampling_scratch_bytes(const Isa &isa, int vocab_size) {
+  return (isa.sample_scratch_bytes(vocab_size) + 63) / 64 * 64;
+}
 
 void sample(const SamplingInput &in, const Isa &isa, ThreadPool *pool, uint8_t *scratch, int32_t *out) {
   int searches = 0;  // rows that draw from the whole vocabulary; the others cost less than waking a thread
@@ -22,8 +24,8 @@ void sample(const SamplingInput &in, const Isa &isa, ThreadPool *pool, uint8_t *
   auto work = [&](uint8_t *memory) {
     for (int i; (i = next.fetch_add(1, std::memory_order_relaxed)) < in.num_logits;) {
       const int32_t row = in.rows[i];
-      const SamplingRow options{in.temperature[row],      in.top_k[row],   in.top_p[row], in.min_p[row],
-                                uint64_t(in.seeds[row]), in.positions[i]};
+      const SamplingRow options{in.temperature[row], in.top_k[row],           in.top_p[row],
+                                in.min_p[row],       uint64_t(in.seeds[row]), in.positions[i]};
       out[i] = isa.sample_row(in.logits + i * in.logits_stride, in.vocab_size, options, memory);
     }
   };

@@ -8,7 +8,7 @@ namespace foreword::kernels {
 
 struct SamplingInput {
   int num_logits, vocab_size;
-  const float *logits;       // [L, vocab_size], rows logits_stride floats apart
+  const float *logits;  // [L, vocab_size], rows logits_stride floats apart
   ptrdiff_t logits_stride;
   const int64_t *positions;  // [L]
   const int32_t *rows;       // [L]: the row of the parameters below
@@ -22,8 +22,9 @@ struct SamplingInput {
 // Scratch memory of one thread.
 size_t sampling_scratch_bytes(const Isa &isa, int vocab_size);
 
-// out[i] = the token drawn from logits[i] with the parameters at rows[i] for positions[i]. `pool`: null for the calling thread
-// alone. `scratch`: memory for each thread. Throws std::invalid_argument if a row is out of range, before anything is written.
+// out[i] = the token drawn from logits[i] with the parameters at rows[i] for positions[i]. `pool`: null for the calling
+// thread alone. `scratch`: memory for each thread. Throws std::invalid_argument if a row is out of range, before
+// anything is written.
 void sample(const SamplingInput &input, const Isa &isa, ThreadPool *pool, uint8_t *scratch, int32_t *out);
 
 }  // namespace foreword::kernels

@@ -1,5 +1,5 @@
-# Kernel sources are compiled once per instruction set, each into its own namespace (FOREWORD_ISA), and chosen at run time by
-# native/kernels/dispatch.cpp. Adding an instruction set: a header in simd/, a line here, a line in dispatch.cpp.
+# Kernel sources are compiled once per instruction set, each into its own namespace (FOREWORD_ISA), and chosen at run
+# time by native/kernels/dispatch.cpp. Adding an instruction set: a header in simd/, a line here, a line there.
 set(FOREWORD_KERNEL_SOURCES activations attention gguf isa kv_store linear packing peaks row_ops sampler)
 
 function(foreword_add_isa isa)
@@ -40,7 +40,6 @@ endif()
 target_sources(_native PRIVATE
   native/kernels/bench.cpp
   native/kernels/bind.cpp
-  native/kernels/bind_model.cpp
   native/kernels/dispatch.cpp
   native/kernels/forward/attention_plan.cpp
   native/kernels/forward/attention_stage.cpp

@@ -13,9 +13,9 @@
 namespace foreword::kernels {
 namespace {
 
-// A pause takes 40 to 140 cycles. Other threads are mostly due within microseconds; if not, someone else holds a core.
+// A pause takes 40 to 140 cycles. Other threads usually arrive within microseconds, unless another process uses a core.
 constexpr int kSpins = 500;
-constexpr int kIdleSpins = 5000;  // between steps, before a worker goes to sleep
+constexpr int kIdleSpins = 5000;  // between steps, before a thread sleeps
 
 void pause() {
 #if defined(__x86_64__)
@@ -25,7 +25,7 @@ void pause() {
 #endif
 }
 
-// Spins until `done()`, giving the processor away now and then in case someone else needs it to get us there.
+// Spins until `done()`, then yields the processor between checks: the awaited thread may need it.
 template <class F>
 void spin_until(F &&done) {
   for (int spins = 0; !done(); ++spins) {

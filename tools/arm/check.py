@@ -20,7 +20,7 @@ PACKAGES = ("ziglang", "unicorn", "pyelftools")
 
 SOURCES = ROOT / "native" / "kernels"
 PER_ISA = re.search(r"set\(FOREWORD_KERNEL_SOURCES ([^)]*)\)", (SOURCES / "sources.cmake").read_text())[1].split()
-NEEDS_PYTHON = ("bind", "bind_model")
+NEEDS_PYTHON = ("bind",)
 
 # As in sources.cmake.
 EXACT = ("-ffp-contract=off", "-fno-math-errno")

@@ -1,6 +1,7 @@
-// Every instruction set of this build against the scalar one: the logits of a small decoder over mixed steps, for each number format of
-// weights and cache, tiled blocks and others, with and without a sliding window. Prints the relative root mean square difference;
-// the exit status is the number of combinations that differ by more than rounding explains.
+// Every instruction set of this build against the scalar one: the logits of a small decoder over mixed steps, for each
+// number format of weights and cache, tiled blocks and others, with and without a sliding window. Prints the relative
+// root mean square difference; the exit status is the number of combinations that differ by more than rounding
+// explains.
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -18,7 +19,8 @@ using namespace foreword::kernels;
 namespace {
 
 constexpr int kHidden = 96, kHeads = 3, kHeadDim = 32, kInner = 160, kVocab = 200, kLayers = 2, kLongest = 100;
-constexpr double kLimit = 0.02;  // one activation that rounds to the next of 255 steps moves the logits by up to half of it
+// One activation that rounds to the next of 255 steps changes the logits by up to half of this.
+constexpr double kLimit = 0.02;
 
 struct Case {
   Format weights;
@@ -73,8 +75,8 @@ class Decoder {
       logits_indices.push_back(int64_t(ids.size()) - 1);
     }
     const float *logits = forward_->run({int(ids.size()), int(rows.size()), int(rows.size()), ids.data(), positions.data(),
-                                        query_start_loc.data(), seq_lens.data(), rows.data(), logits_indices.data(),
-                                        {{slots.data(), table_.data(), 2, blocks()}}});
+                                         query_start_loc.data(), seq_lens.data(), rows.data(), logits_indices.data(),
+                                         {{slots.data(), table_.data(), 2, blocks()}}});
     std::vector<float> out;
     for (size_t b = 0; b < rows.size(); ++b) {
       const float *row = logits + b * size_t(forward_->logits_stride());

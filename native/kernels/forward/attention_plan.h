@@ -20,14 +20,14 @@ struct SplitTile {
 };
 
 struct AttentionPlan {
-  std::vector<AttentionTask> tasks;  // every task stands for one task per KV head
+  std::vector<AttentionTask> tasks;  // each is computed once per KV head
   std::vector<SplitTile> split_tiles;
   int num_partials = 0;
 };
 
-// Tiles of at most `max_queries` queries. With few tiles per thread, the splits of long contexts become tasks of their own.
-// Results do not depend on that choice: splits are merged in the same order.
-void plan_attention(const ForwardInput &input, int max_queries, int64_t sliding_window, int num_kv_heads, int num_threads,
-                    AttentionPlan &plan);
+// Tiles of at most `max_queries` queries. With few tiles per thread, the splits of long contexts become tasks of their
+// own. Results do not depend on that choice: splits are merged in the same order.
+void plan_attention(const ForwardInput &input, int max_queries, int64_t sliding_window, int num_kv_heads,
+                    int num_threads, AttentionPlan &plan);
 
 }  // namespace foreword::kernels

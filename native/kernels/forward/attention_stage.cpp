@@ -65,12 +65,14 @@ void AttentionStage::run(int thread, int layer_index) {
   ctx_.pool.barrier();
   ctx_.clock.finish(thread, Stage::attention);
 
-  const ActivationSet heads = ctx_.products.prepare(thread, o_input_, layer.o.cols, rows.end, [&](int t) { return out_.row(t); });
+  const ActivationSet heads =
+      ctx_.products.prepare(thread, o_input_, layer.o.cols, rows.end, [&](int t) { return out_.row(t); });
   ctx_.add_product(thread, layer.o, heads, layer.post_attn_norm, layer.mlp ? &layer.mlp->gate : nullptr);
   ctx_.clock.finish(thread, Stage::o);
 }
 
-// Bias, norm and rotation of this thread's share of the heads. Queries are scaled; keys and values are written to the cache.
+// Bias, norm and rotation of this thread's share of the heads. Queries are scaled; keys and values are written to the
+// cache.
 void AttentionStage::rotate_and_store(int thread, const Layer &layer) {
   const ModelConfig &c = ctx_.model.config;
   const int dim = c.head_dim, padded = ctx_.model.padded_dim, num_units = c.num_heads + c.num_kv_heads;

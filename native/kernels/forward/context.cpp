@@ -13,7 +13,12 @@ void add_inputs(const Mlp &mlp, KindSet &kinds) {
 }  // namespace
 
 PassContext::PassContext(Model &m)
-    : model(m), isa(m.isa), pool(m.pool), x(m.config.hidden_size), branch(m.config.hidden_size), products(m),
+    : model(m),
+      isa(m.isa),
+      pool(m.pool),
+      x(m.config.hidden_size),
+      branch(m.config.hidden_size),
+      products(m),
       norm_out_(size_t(m.pool.size())) {
   for (Buffer<float> &out : norm_out_) out.reserve(size_t(x.stride()));
   model.lm_head.add_kinds(kinds_);

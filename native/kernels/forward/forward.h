@@ -5,8 +5,8 @@
 //              x += mlp(norm(x)), or a mixture of experts
 //   logits     norm(x[logits_indices]) Wlm_headᵀ
 //
-// Each stage owns its buffers, which grow to the largest pass so far. A token's result depends on its own request alone: not
-// on the batch, on how the prompt was divided into chunks, nor on the number of threads.
+// Each stage owns its buffers, which grow to the largest pass so far. A token's result depends on its own request
+// alone: not on the batch, on how the prompt was divided into chunks, nor on the number of threads.
 #pragma once
 
 #include "kernels/forward/attention_stage.h"
@@ -24,8 +24,8 @@ class ForwardPass {
   ForwardPass(const ForwardPass &) = delete;
   ForwardPass &operator=(const ForwardPass &) = delete;
 
-  // logits [L, logits_stride()], valid until the next call. Throws std::invalid_argument on input outside its range, before
-  // anything is written.
+  // logits [L, logits_stride()], valid until the next call. Throws std::invalid_argument on input outside its range,
+  // before anything is written.
   const float *run(const ForwardInput &input);
 
   int logits_stride() const { return logits_.logits().stride(); }

@@ -10,7 +10,8 @@ class MlpStage {
   explicit MlpStage(PassContext &context);
 
   void reserve();
-  // x += mlp(norm(x)), with mlp(h) = (act(h Wgateᵀ) * (h Wupᵀ)) Wdownᵀ. Ends with a barrier. `next`: the product that follows.
+  // x += mlp(norm(x)), with mlp(h) = (act(h Wgateᵀ) * (h Wupᵀ)) Wdownᵀ. Ends with a barrier. `next`: the
+  // product that follows.
   void run(int thread, const Layer &layer, const Linear &next);
 
   // act(a Wgateᵀ) * (a Wupᵀ), prepared as the input of `down`.

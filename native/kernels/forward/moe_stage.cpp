@@ -47,7 +47,8 @@ void MoeStage::run(int thread, const Layer &layer) {
   const int num_experts = int(moe.experts.size()), choices = tokens.end * moe.experts_per_token;
 
   for (int t = mine.begin; t < mine.end; ++t) {
-    ctx_.isa.rms_norm(ctx_.x.row(t), layer.mlp_norm, ctx_.model.config.hidden_size, ctx_.model.config.norm_eps, normed_.row(t));
+    ctx_.isa.rms_norm(ctx_.x.row(t), layer.mlp_norm, ctx_.model.config.hidden_size, ctx_.model.config.norm_eps,
+                      normed_.row(t));
   }
   const ActivationSet in = ctx_.products.prepare_shared(thread, ctx_.normed.shared, moe.router.cols, tokens.end,
                                                         [&](int t) { return normed_.row(t); });
@@ -68,8 +69,9 @@ void MoeStage::run(int thread, const Layer &layer) {
   ctx_.clock.finish(thread, Stage::gate_up);
 
   const Mlp &first = moe.experts[0];
-  const ActivationSet hidden = ctx_.products.prepare_shared(
-      thread, down_, first.down.cols, choices, [&](int place) { return hidden_.data() + size_t(place) * size_t(first.gate.stride); });
+  const ActivationSet hidden = ctx_.products.prepare_shared(thread, down_, first.down.cols, choices, [&](int place) {
+    return hidden_.data() + size_t(place) * size_t(first.gate.stride);
+  });
   for (int e = 0; e < num_experts; ++e) {
     ctx_.products.linear(thread, moe.experts[size_t(e)].down, hidden, places_of(e), out_.data(), Store::assign);
   }

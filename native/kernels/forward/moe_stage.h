@@ -1,11 +1,12 @@
-// The mixture of experts of a layer. Tokens are sorted by expert, so that every expert is one product over its own rows:
+// The mixture of experts of a layer. Tokens are sorted by expert, so that every expert is one product:
 //
 //   token 0 → experts 2, 0      choices 0 1        places (sorted by expert)   0: choice 1 (token 0)   expert 0
 //   token 1 → experts 0, 3      choices 2 3                                    1: choice 2 (token 1)   expert 0
 //                                                                              2: choice 0 (token 0)   expert 2
 //                                                                              3: choice 3 (token 1)   expert 3
 //
-// A choice is token * experts_per_token + rank. A token's experts are summed in the order of its choices, whatever the batch.
+// A choice is token * experts_per_token + rank. A token's experts are summed in the order of its choices, whatever
+// the batch.
 #pragma once
 
 #include "kernels/forward/mlp_stage.h"

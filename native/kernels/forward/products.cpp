@@ -49,15 +49,16 @@ void Products::linear(int thread, const Linear &l, const ActivationSet &a, Share
   void *scratch = scratch_[size_t(thread)].linear.data();
   for (int cut = share.begin / std::max(1, l.num_panels); cut < cuts && cut * l.num_panels < share.end; ++cut) {
     const Share r = share_of(num_rows, cut, cuts);
-    const int begin = std::max(share.begin - cut * l.num_panels, 0), end = std::min(share.end - cut * l.num_panels, l.num_panels);
+    const int begin = std::max(share.begin - cut * l.num_panels, 0);
+    const int end = std::min(share.end - cut * l.num_panels, l.num_panels);
     int first = 0;
     for (const Linear::Part &part : l.parts) {
       const int last = first + part.matrix->num_panels;
       const int p0 = std::max(begin, first) - first, p1 = std::min(end, last) - first;
       if (p0 < p1) {
         const uint8_t *following = end > last ? (&part + 1)->matrix->panels : first_weights(thread, next);
-        isa_.linear(*part.matrix, a.of(*part.matrix), rows.begin + r.begin, rows.begin + r.end, p0, p1, out + part.offset,
-                    size_t(l.stride), store, following, scratch);
+        isa_.linear(*part.matrix, a.of(*part.matrix), rows.begin + r.begin, rows.begin + r.end, p0, p1,
+                    out + part.offset, size_t(l.stride), store, following, scratch);
       }
       first = last;
     }

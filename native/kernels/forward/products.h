@@ -8,8 +8,8 @@
 
 namespace foreword::kernels {
 
-// Buffers for the prepared input of a product. Up to kFewRows rows are prepared by every thread into its own buffer, which
-// is cheaper than a barrier; more rows are prepared by all threads together into the shared buffer.
+// Buffers for the prepared input of a product. Up to kFewRows rows are prepared by every thread into its own buffer,
+// which is cheaper than a barrier; more rows are prepared by all threads together into the shared buffer.
 struct ProductInput {
   static constexpr int kFewRows = 2;
 
@@ -24,8 +24,8 @@ class Products {
  public:
   explicit Products(Model &model);
 
-  // Prepares rows [0, rows) of `cols` inputs, row r read from row(r), in every kind of `input`. On return all rows can be
-  // read by this thread.
+  // Prepares rows [0, rows) of `cols` inputs, row r read from row(r), in every kind of `input`. On return all rows can
+  // be read by this thread.
   template <class Row>
   ActivationSet prepare(int thread, const ProductInput &input, int cols, int rows, Row &&row) {
     if (rows > ProductInput::kFewRows) return prepare_shared(thread, input.shared, cols, rows, row);

@@ -1,4 +1,5 @@
-// 256-bit vectors: AVX2, FMA and F16C. There is no 8-bit dot product; it is made of 16-bit products of |w| and a * sign(w).
+// 256-bit vectors: AVX2, FMA and F16C. There is no 8-bit dot product; it is made of 16-bit products of |w| and a *
+// sign(w).
 #pragma once
 
 #include <immintrin.h>
@@ -70,7 +71,7 @@ FW_INLINE I32 round_to_i32(F32 a) { return _mm256_cvtps_epi32(a); }
 FW_INLINE I32 shift_right_7(I32 a) { return _mm256_srli_epi32(a, 7); }
 FW_INLINE I32 low_7_bits(I32 a) { return _mm256_and_si256(a, _mm256_set1_epi32(127)); }
 FW_INLINE void store_bytes(int8_t *p, I32 a, I32 b, I32 c, I32 d) {
-  const __m256i bytes = _mm256_packus_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));  // half by half: a b c d
+  const __m256i bytes = _mm256_packus_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));  // per half: a b c d
   const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
   _mm256_storeu_si256(reinterpret_cast<__m256i *>(p), _mm256_permutevar8x32_epi32(bytes, order));
 }
@@ -95,7 +96,9 @@ FW_INLINE I32 dot4_biased(I32 acc, U8 w, I32 a) {
 }
 FW_INLINE I32 dot4_positive(I32 acc, U8 w, I32 a) { return dot4(acc, a, w); }
 
-FW_INLINE F32 load_f16(const uint16_t *p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p))); }
+FW_INLINE F32 load_f16(const uint16_t *p) {
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)));
+}
 FW_INLINE F32 load_s8(const int8_t *p) {
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(p))));
 }

@@ -1,5 +1,5 @@
-// Vectors of four lanes in the compiler's own vector types: right on every machine, fast on none. Multiplies and adds are
-// separate roundings here (there may be no fused instruction), so results differ in the last bits from other levels.
+// Vectors of four lanes in the compiler's own vector types, for any machine. Multiply and add are rounded separately (a
+// fused instruction may not exist), so results differ in the last bits from other instruction sets.
 #pragma once
 
 #include <cmath>
