@@ -1,4 +1,4 @@
-// foreword._native: each folder of native/ binds itself here.
+// foreword._native. Each folder of native/ has a function that binds it.
 #include <nanobind/nanobind.h>
 
 namespace foreword {
@@ -7,7 +7,7 @@ void bind_kernels(nanobind::module_ &m);
 }
 
 NB_MODULE(_native, m) {
-  m.doc() = "Native core of Foreword: step preparation, block pool, CPU kernels.";
+  m.doc() = "Native core of Foreword: batch preparation and CPU kernels.";
   foreword::bind_batch(m);
   foreword::bind_kernels(m);
 }

@@ -2,7 +2,7 @@
 
 #include "kernels/rotation.h"
 
-namespace foreword::kernels::FOREWORD_LEVEL {
+namespace foreword::kernels::FOREWORD_ISA {
 namespace {
 
 float largest_magnitude(const float *x, int size) {
@@ -11,8 +11,8 @@ float largest_magnitude(const float *x, int size) {
   return reduce_max(largest);
 }
 
-// One block: `top` becomes ±127, or ±127 · 128 in two planes. Returns Σ q of the two halves, exact in floats as their terms are
-// integers.
+// One block: `top` becomes ±127, or ±127 · 128 in two planes. Returns Σ q of the two halves, exact in floats because
+// the terms are integers.
 struct HalfSums {
   int32_t low, high;
 };
@@ -33,41 +33,41 @@ FW_INLINE HalfSums quantise_block(const float *x, float top, int8_t *q, int8_t *
     }
     sum[2 * n / N] = add(sum[2 * n / N], rounded);
   });
-  return {static_cast<int32_t>(reduce_add(sum[0])), static_cast<int32_t>(reduce_add(sum[1]))};
+  return {int32_t(reduce_add(sum[0])), int32_t(reduce_add(sum[1]))};
 }
 
-void state_sums(const HalfSums &half, ActivationBlock *block) {
+void set_sums(const HalfSums &half, ActivationBlock *block) {
   const int32_t sum = half.low + half.high;
-  block->sum = static_cast<float>(sum);
+  block->sum = float(sum);
   block->neg8_sum = -8 * sum;
   block->neg128_sum = -kDotBias * sum;
   block->neg128_half[0] = -kDotBias * half.low;
   block->neg128_half[1] = -kDotBias * half.high;
 }
 
-// 8 bit with a scale a block.
+// 8 bit with a scale per block.
 void prepare_i8(const Activations &a, int row, const float *x) {
   for (int k = 0; k < a.padded_cols; k += kBlock) {
-    ActivationBlock *block = a.blocks + static_cast<size_t>(k / kBlock) * a.block_stride + row;
+    ActivationBlock *block = a.blocks + size_t(k / kBlock) * a.block_stride + row;
     const float top = largest_magnitude(x + k, kBlock);
-    state_sums(quantise_block<1>(x + k, top, activation_at<int8_t>(a, row, k, kPieceBytes), nullptr), block);
+    set_sums(quantise_block<1>(x + k, top, activation_at<int8_t>(a, row, k, kPieceBytes), nullptr), block);
     block->scale = top / 127.f;
     block->sum *= block->scale;
   }
 }
 
-// 15 bit with a scale a row.
+// 15 bit with a scale per row.
 void prepare_i15(const Activations &a, int row, const float *x) {
   const float top = largest_magnitude(x, a.padded_cols);
   for (int k = 0; k < a.padded_cols; k += kBlock) {
-    ActivationBlock *block = a.blocks + static_cast<size_t>(k / kBlock) * a.block_stride + row;
+    ActivationBlock *block = a.blocks + size_t(k / kBlock) * a.block_stride + row;
     int8_t *high = activation_at<int8_t>(a, row, k, kPieceBytes / 2);
-    state_sums(quantise_block<2>(x + k, top, high, high + kPieceBytes / 2), block);
+    set_sums(quantise_block<2>(x + k, top, high, high + kPieceBytes / 2), block);
     block->scale = top / (127.f * 128.f);
   }
 }
 
-// 8 bit with a scale a row, of the rotated inputs.
+// 8 bit with a scale per row, of the rotated inputs.
 void prepare_rotated(const Activations &a, int row, const float *x, float *rotated) {
   const float factor = rotate_inputs(x, a.padded_cols, rotated), top = largest_magnitude(rotated, a.padded_cols);
   const F32 inverse = set1(top > 0.f ? 127.f / top : 0.f);
@@ -78,7 +78,7 @@ void prepare_rotated(const Activations &a, int row, const float *x, float *rotat
     sum = add(sum, steps);
   }
   a.blocks[row].scale = top / (127.f * factor);
-  a.blocks[row].neg128_sum = -kDotBias * static_cast<int32_t>(reduce_add(sum));
+  a.blocks[row].neg128_sum = -kDotBias * int32_t(reduce_add(sum));
 }
 
 }  // namespace
@@ -101,4 +101,4 @@ void prepare_row(const Activations &a, int row, const float *x, float *scratch) 
   }
 }
 
-}  // namespace foreword::kernels::FOREWORD_LEVEL
+}  // namespace foreword::kernels::FOREWORD_ISA

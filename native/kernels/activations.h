@@ -1,25 +1,25 @@
-// The input of products in the forms that packed weights ask for.
+// The input of products in the kinds that packed weights take.
 #pragma once
 
 #include "kernels/formats.h"
 #include "kernels/simd/simd.h"
 
-namespace foreword::kernels::FOREWORD_LEVEL {
+namespace foreword::kernels::FOREWORD_ISA {
 
 constexpr size_t activation_bytes(ActivationKind kind) {
   return kind == ActivationKind::f32 ? 4 : kind == ActivationKind::bf16 || kind == ActivationKind::i15 ? 2 : 1;
 }
 
 // Inputs of one piece.
-constexpr int piece_inputs(ActivationKind kind) { return kPieceBytes / static_cast<int>(activation_bytes(kind)); }
+constexpr int piece_inputs(ActivationKind kind) { return kPieceBytes / int(activation_bytes(kind)); }
 
 // Where row `row` has input k, in the high plane if there are two.
 template <class T>
-FW_INLINE T *activation_at(const Activations &a, int row, int k, int inputs_a_piece) {
-  const size_t piece = static_cast<size_t>(k / inputs_a_piece), within = static_cast<size_t>(k % inputs_a_piece);
-  return reinterpret_cast<T *>(a.data + piece * a.piece_stride + static_cast<size_t>(row) * kPieceBytes) + within;
+FW_INLINE T *activation_at(const Activations &a, int row, int k, int inputs_per_piece) {
+  const size_t piece = size_t(k / inputs_per_piece), within = size_t(k % inputs_per_piece);
+  return reinterpret_cast<T *>(a.data + piece * a.piece_stride + size_t(row) * kPieceBytes) + within;
 }
 
 void prepare_row(const Activations &a, int row, const float *x, float *scratch);
 
-}  // namespace foreword::kernels::FOREWORD_LEVEL
+}  // namespace foreword::kernels::FOREWORD_ISA

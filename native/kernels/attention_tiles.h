@@ -3,60 +3,61 @@
 //   scores   S[r, key] = Σ_d Q[r, d] K[key, d]         rows × a few vectors of keys in registers, d upwards
 //   values   O[r, d]  += Σ_key P[r, key] V[key, d]     rows × a few vectors of d in registers, keys upwards
 //
-// Few rows take wide tiles, so that there are enough independent sums. Many rows take tall and narrow ones, one strip of the
-// keys, or values, after the other: it stays in the first-level cache while all rows pass.
+// Few rows use wide tiles, for enough independent sums. Many rows use tall and narrow ones, one strip of the keys, or
+// values, after the other: it stays in the first-level cache for all rows.
 //
-// A row's arithmetic does not depend on the rows beside it.
+// A row's arithmetic does not depend on the other rows.
 #pragma once
 
 #include "kernels/kv_layout.h"
 
-namespace foreword::kernels::FOREWORD_LEVEL {
+namespace foreword::kernels::FOREWORD_ISA {
 
 constexpr int kTileVectors = kTile / kLanes;
 
-// The query rows of a tile in the form that the KV format multiplies with, cut into pieces of 64 numbers of a row, all rows'
-// first pieces before all second ones: rows are a constant distance apart.
+// The query rows of a tile in the form that the KV format multiplies with, divided into pieces of 64 numbers of a row,
+// all rows' first pieces before all second ones: rows are a constant distance apart.
 constexpr int kQueryPiece = 64;
 struct Queries {
-  size_t piece_stride;    // numbers from a row's piece to its next
-  const float *f32;
-  const uint16_t *bf16;   // bf16 keys at levels with bf16 dot products
-  const int8_t *high, *low;  // i8 keys: q ≈ scale (128 high + low), 15 bits, so that only the keys are rounded
-  const float *scale;
-  const int32_t *neg128_high, *neg128_low;
+  size_t piece_stride;  // numbers from a row's piece to its next
+  float *f32;
+  uint16_t *bf16;      // bf16 keys, with bf16 dot products
+  int8_t *high, *low;  // i8 keys: q ≈ scale (128 high + low), 15 bits, so that only the keys are rounded
+  float *scale;
+  int32_t *neg128_high, *neg128_low;
 
   FW_INLINE size_t at(int row, int d) const {
-    return static_cast<size_t>(d / kQueryPiece) * piece_stride + static_cast<size_t>(row) * kQueryPiece +
-           static_cast<size_t>(d % kQueryPiece);
+    return size_t(d / kQueryPiece) * piece_stride + size_t(row) * kQueryPiece +
+           size_t(d % kQueryPiece);
   }
 };
 
 struct ChunkTiles {
   const uint8_t *k[kChunkTiles], *v[kChunkTiles];
-  const uint8_t *next_k[kChunkTiles], *next_v[kChunkTiles];  // the following chunk's, to be fetched meanwhile
+  const uint8_t *next_k[kChunkTiles], *next_v[kChunkTiles];  // the following chunk's, to be prefetched
 };
 
 // ---------------------------------------------------------------------------------------------- scores
 
-// F32, BF16 and I8 below share this: R rows from `row` on against N vectors of the chunk's keys from `vector` on. Where each of
-// the vectors begins, at d = 0.
+// F32, BF16 and I8 below share this: R rows from `row` on against N vectors of the chunk's keys from `vector` on. The
+// address of each vector at d = 0.
 template <int N>
 FW_INLINE void key_vectors(const ChunkTiles &c, int vector, const uint8_t *(&keys)[N]) {
   unroll<N>([&](auto n) FW_LAMBDA {
     const int v = vector + n;
-    keys[n] = c.k[v / kTileVectors] + (v % kTileVectors) * kLanes * 4;  // every layout's unit is four bytes a key
+    keys[n] = c.k[v / kTileVectors] + (v % kTileVectors) * kLanes * 4;  // every layout: units of four bytes
   });
 }
 
-// The keys of the next chunk that lie where this tile reads now.
+// The keys of the next chunk at the place that this tile reads in its own.
 template <int N>
 FW_INLINE void prefetch_keys(const ChunkTiles &c, int vector, size_t offset) {
   constexpr int kTiles = (N + kTileVectors - 1) / kTileVectors;
   unroll<kTiles>([&](auto t) FW_LAMBDA { prefetch<3>(c.next_k[vector / kTileVectors + t] + offset); });
 }
 
-// Scores in floats. add_to(acc, keys, piece, end) adds the dimensions [piece, end), all of them in one piece of the queries.
+// Scores in floats. add_to(acc, keys, piece, end) adds the dimensions [piece, end), all of them in one piece of the
+// queries.
 template <int R, int N, class Add>
 FW_INLINE void float_scores(int dim, const ChunkTiles &c, int vector, float *scores, Add &&add_to) {
   F32 acc[R][N];
@@ -73,7 +74,7 @@ struct ScoresF32 {
   static constexpr int kWide = kWideRows, kTall = kTallRows;
   template <int R, int N>
   static FW_INLINE void run(const Queries &q, int dim, int row, const ChunkTiles &c, int vector, float *scores) {
-    float_scores<R, N>(dim, c, vector, scores, [&](F32 (&acc)[R][N], const uint8_t *(&keys)[N], int d, int end) FW_LAMBDA {
+    float_scores<R, N>(dim, c, vector, scores, [&](F32 (&acc)[R][N], auto &keys, int d, int end) FW_LAMBDA {
       for (const float *x = q.f32 + q.at(row, d); d < end; ++d, ++x) {
         F32 k[N];
         unroll<N>([&](auto n) FW_LAMBDA { k[n] = load(reinterpret_cast<const float *>(keys[n]) + d * kTile); });
@@ -87,11 +88,13 @@ struct ScoresBf16 {
   static constexpr int kWide = kWideRows, kTall = kTallRows;
   template <int R, int N>
   static FW_INLINE void run(const Queries &q, int dim, int row, const ChunkTiles &c, int vector, float *scores) {
-    float_scores<R, N>(dim, c, vector, scores, [&](F32 (&acc)[R][N], const uint8_t *(&keys)[N], int d, int end) FW_LAMBDA {
+    float_scores<R, N>(dim, c, vector, scores, [&](F32 (&acc)[R][N], auto &keys, int d, int end) FW_LAMBDA {
       for (size_t at = q.at(row, d); d < end; d += 2, at += 2) {
         I32 k[N];
-        unroll<N>([&](auto n) FW_LAMBDA { k[n] = load_pairs(reinterpret_cast<const uint16_t *>(keys[n]) + d * kTile); });
-        prefetch_keys<N>(c, vector, static_cast<size_t>(d) * 2 * kTile);
+        unroll<N>([&](auto n) FW_LAMBDA {
+          k[n] = load_pairs(reinterpret_cast<const uint16_t *>(keys[n]) + d * kTile);
+        });
+        prefetch_keys<N>(c, vector, size_t(d) * 2 * kTile);
 #if defined(FOREWORD_SIMD_BF16)
         unroll<R>([&](auto r) FW_LAMBDA {
           const I32 xv = pair(q.bf16 + at + r * kQueryPiece);
@@ -128,7 +131,7 @@ struct ScoresI8 {
       for (int d = piece; d < smaller(piece + kQueryPiece, dim); d += 4, xh += 4, xl += 4) {
         U8 k[N];
         unroll<N>([&](auto n) FW_LAMBDA { k[n] = load_u8(keys[n] + d * kTile); });
-        prefetch_keys<N>(c, vector, static_cast<size_t>(d) * kTile);
+        prefetch_keys<N>(c, vector, size_t(d) * kTile);
         unroll<R>([&](auto r) FW_LAMBDA {
           const I32 h = quad(xh + r * kQueryPiece), l = quad(xl + r * kQueryPiece);
           unroll<N>([&](auto n) FW_LAMBDA {
@@ -151,8 +154,8 @@ struct ScoresI8 {
 
 // ---------------------------------------------------------------------------------------------- values
 
-// What a chunk's values are multiplied with, [rows][kChunk]: floats, or for 8-bit values, whose scales are in them,
-// p ≈ step (128 high + low), 14 bits of 0 … 127 each.
+// The factors of a chunk's values, [rows][kChunk]: floats, or for 8-bit values, including their scales, p ≈ step (128
+// high + low) with high and low from 0 to 127.
 struct Probabilities {
   const float *f32;
   const int8_t *high, *low;
@@ -163,16 +166,21 @@ struct Probabilities {
 template <int R, int N, class Add>
 FW_INLINE void update_rows(float *o, size_t stride, Add &&add_to) {
   F32 acc[R][N];
-  unroll<R>([&](auto r) FW_LAMBDA { unroll<N>([&](auto n) FW_LAMBDA { acc[r][n] = load(o + r * stride + n * kLanes); }); });
+  unroll<R>([&](auto r) FW_LAMBDA {
+    unroll<N>([&](auto n) FW_LAMBDA { acc[r][n] = load(o + r * stride + n * kLanes); });
+  });
   add_to(acc);
-  unroll<R>([&](auto r) FW_LAMBDA { unroll<N>([&](auto n) FW_LAMBDA { store(o + r * stride + n * kLanes, acc[r][n]); }); });
+  unroll<R>([&](auto r) FW_LAMBDA {
+    unroll<N>([&](auto n) FW_LAMBDA { store(o + r * stride + n * kLanes, acc[r][n]); });
+  });
 }
 
 // The kernels below add to R rows of O from `row` on, N vectors from dimension `d` on, over `count` keys of the chunk.
 struct ValuesF32 {
   static constexpr int kWide = kWideRows, kTall = kTallRows;
   template <int R, int N>
-  static FW_INLINE void run(const Probabilities &p, int dim, int row, int d, const ChunkTiles &c, int count, float *o, size_t stride) {
+  static FW_INLINE void run(const Probabilities &p, int dim, int row, int d, const ChunkTiles &c, int count, float *o,
+                            size_t stride) {
     update_rows<R, N>(o, stride, [&](F32 (&acc)[R][N]) FW_LAMBDA {
       for (int tile = 0; tile * kTile < count; ++tile) {
         const float *v = reinterpret_cast<const float *>(c.v[tile]) + d, *pt = p.f32 + row * kChunk + tile * kTile;
@@ -190,7 +198,8 @@ struct ValuesF32 {
 struct ValuesBf16 {
   static constexpr int kWide = kWideRows, kTall = kTallRows;
   template <int R, int N>
-  static FW_INLINE void run(const Probabilities &p, int dim, int row, int d, const ChunkTiles &c, int count, float *o, size_t stride) {
+  static FW_INLINE void run(const Probabilities &p, int dim, int row, int d, const ChunkTiles &c, int count, float *o,
+                            size_t stride) {
     update_rows<R, N>(o, stride, [&](F32 (&acc)[R][N]) FW_LAMBDA {
       for (int tile = 0; tile * kTile < count; ++tile) {
         const uint16_t *v = reinterpret_cast<const uint16_t *>(c.v[tile]) + 2 * d;
@@ -203,7 +212,7 @@ struct ValuesBf16 {
           F32 half[N];
           unroll<N>([&](auto n) FW_LAMBDA { half[n] = even_of_pairs(pairs[n]); });
           add_outer<kChunk>(acc, pt, half);
-          if (pt + 1 == end) break;  // the partner was never written
+          if (pt + 1 == end) break;  // the other key of the pair was never written
           unroll<N>([&](auto n) FW_LAMBDA { half[n] = odd_of_pairs(pairs[n]); });
           add_outer<kChunk>(acc, pt + 1, half);
         }
@@ -215,7 +224,8 @@ struct ValuesBf16 {
 struct ValuesI8 {
   static constexpr int kWide = kWideRows / 2, kTall = kTallRows / 2;
   template <int R, int N>
-  static FW_INLINE void run(const Probabilities &p, int dim, int row, int d, const ChunkTiles &c, int count, float *o, size_t stride) {
+  static FW_INLINE void run(const Probabilities &p, int dim, int row, int d, const ChunkTiles &c, int count, float *o,
+                            size_t stride) {
     I32 high[R][N], low[R][N];
     unroll<R>([&](auto r) FW_LAMBDA { unroll<N>([&](auto n) FW_LAMBDA { high[r][n] = low[r][n] = set1_i32(0); }); });
     const int8_t *ph = p.high + row * kChunk, *pl = p.low + row * kChunk;
@@ -238,7 +248,9 @@ struct ValuesI8 {
     update_rows<R, N>(o, stride, [&](F32 (&acc)[R][N]) FW_LAMBDA {
       unroll<R>([&](auto r) FW_LAMBDA {
         const F32 step = set1(p.step[row + r]);
-        unroll<N>([&](auto n) FW_LAMBDA { acc[r][n] = fma(to_f32(shift_7_add(high[r][n], low[r][n])), step, acc[r][n]); });
+        unroll<N>([&](auto n) FW_LAMBDA {
+          acc[r][n] = fma(to_f32(shift_7_add(high[r][n], low[r][n])), step, acc[r][n]);
+        });
       });
     });
   }
@@ -265,7 +277,8 @@ FW_INLINE void score_strips(const Queries &q, int dim, int rows, const ChunkTile
   }
 }
 
-// Scores of all rows against the chunk's first `tiles` tiles (rounded up to register tiles; the caller repeats pointers).
+// Scores of all rows against the chunk's first `tiles` tiles (rounded up to register tiles; the caller repeats
+// pointers).
 template <class Scores>
 void chunk_scores(const Queries &q, int dim, int rows, const ChunkTiles &c, int tiles, float *scores) {
   const int vectors = tiles * kTileVectors;
@@ -273,12 +286,13 @@ void chunk_scores(const Queries &q, int dim, int rows, const ChunkTiles &c, int 
   score_strips<Scores, Scores::kWide, kWideVectors>(q, dim, rows, c, vectors, scores);
 }
 
-// Dimensions [d, …) in strips of N vectors as far as they go; returns where they end.
+// Dimensions [d, …) in whole strips of N vectors; returns the end of the last one.
 template <class Values, int Rows, int N>
-FW_INLINE int value_strips(const Probabilities &p, int dim, int d, int rows, const ChunkTiles &c, int count, float *o, size_t stride) {
+FW_INLINE int value_strips(const Probabilities &p, int dim, int d, int rows, const ChunkTiles &c, int count, float *o,
+                           size_t stride) {
   for (; d + N * kLanes <= dim; d += N * kLanes) {
     for_row_tiles<Rows>(rows, [&](int row, auto r) FW_LAMBDA {
-      Values::template run<r, N>(p, dim, row, d, c, count, o + static_cast<size_t>(row) * stride + d, stride);
+      Values::template run<r, N>(p, dim, row, d, c, count, o + size_t(row) * stride + d, stride);
     }, std::make_integer_sequence<int, Rows>{});
   }
   return d;
@@ -295,4 +309,4 @@ void chunk_values(const Probabilities &p, int dim, int rows, const ChunkTiles &c
   value_strips<Values, Values::kWide, 1>(p, dim, d, rows, c, count, o, stride);
 }
 
-}  // namespace foreword::kernels::FOREWORD_LEVEL
+}  // namespace foreword::kernels::FOREWORD_ISA

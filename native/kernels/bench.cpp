@@ -1,25 +1,21 @@
 #include "kernels/bench.h"
 
 #include <atomic>
-#include <chrono>
 #include <vector>
 
+#include "kernels/clock.h"
 #include "kernels/kv_cache.h"
 #include "kernels/model.h"
 
 namespace foreword::kernels {
 namespace {
 
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-// Small numbers without a pattern that a format could like.
+// Small pseudorandom numbers.
 void fill(float *x, size_t count) {
   uint32_t state = 1;
   for (size_t i = 0; i < count; ++i) {
     state = state * 1664525u + 1013904223u;
-    x[i] = static_cast<float>(static_cast<int32_t>(state)) * 1e-10f;
+    x[i] = float(int32_t(state)) * 1e-10f;
   }
 }
 
@@ -36,42 +32,43 @@ double best_of(int rounds, Work &&work) {
 
 }  // namespace
 
-double time_linear(const LinearShape &shape, const Level &level, ThreadPool &pool, int rounds) {
-  const size_t outputs = static_cast<size_t>(shape.outputs), inputs = static_cast<size_t>(shape.inputs);
+double time_linear(const LinearShape &shape, const Isa &isa, ThreadPool &pool, int rounds) {
+  const size_t outputs = size_t(shape.outputs), inputs = size_t(shape.inputs);
   Buffer<float> weights, x, out, rotated;
   fill(weights.reserve(outputs * inputs), outputs * inputs);
   const int stride = padded_row(shape.inputs), out_stride = padded_row(shape.outputs);
-  fill(x.reserve(static_cast<size_t>(shape.rows) * stride), static_cast<size_t>(shape.rows) * stride);
-  out.reserve(static_cast<size_t>(shape.rows) * out_stride);
-  rotated.reserve(static_cast<size_t>(stride));
+  fill(x.reserve(size_t(shape.rows) * stride), size_t(shape.rows) * stride);
+  out.reserve(size_t(shape.rows) * out_stride);
+  rotated.reserve(size_t(stride));
 
   const SourceMatrix source{Source::f32, shape.outputs, shape.inputs, inputs * sizeof(float),
                             reinterpret_cast<const uint8_t *>(weights.data())};
-  const ActivationKind kind = activation_kind(shape.format, shape.exact, level);
+  const ActivationKind kind = activation_kind(shape.format, shape.exact, isa);
   Arena arena;
   std::vector<PackedMatrix> matrices;
   Buffer<uint8_t> scratch;
   const int padded = (shape.inputs + kBlock - 1) / kBlock * kBlock;
-  const size_t own = (std::max(level.pack_scratch_bytes(padded), level.linear_scratch_bytes()) + 63) / 64 * 64;
-  scratch.reserve(own * static_cast<size_t>(pool.size()));
+  const size_t own = (std::max(isa.pack_scratch_bytes(padded), isa.linear_scratch_bytes()) + 63) / 64 * 64;
+  scratch.reserve(own * size_t(pool.size()));
   for (int copy = 0; copy < shape.copies; ++copy) {
-    PackedMatrix m{shape.format, kind, shape.outputs, shape.inputs, padded, (shape.outputs + level.panel_width - 1) / level.panel_width,
-                   level.panel_bytes(shape.format, padded), nullptr};
-    m.panels = arena.allocate(m.panel_bytes * static_cast<size_t>(m.num_panels));
+    const int num_panels = (shape.outputs + isa.panel_width - 1) / isa.panel_width;
+    PackedMatrix m{shape.format, kind, shape.outputs, shape.inputs, padded, num_panels,
+                   isa.panel_bytes(shape.format, padded), nullptr};
+    m.panels = arena.allocate(m.panel_bytes * size_t(m.num_panels));
     pool.run([&](int thread) {
       const Share share = share_of(m.num_panels, thread, pool.size());
-      for (int p = share.begin; p < share.end; ++p) level.pack_panel(source, m, p, scratch.data() + own * static_cast<size_t>(thread));
+      for (int p = share.begin; p < share.end; ++p) isa.pack_panel(source, m, p, scratch.data() + own * size_t(thread));
     });
     matrices.push_back(m);
   }
 
-  bool kinds[kNumActivationKinds] = {};
-  kinds[static_cast<int>(kind)] = true;
+  KindSet kinds{};
+  kinds[int(kind)] = true;
   ActivationBuffer buffer;
   buffer.reserve(shape.rows, shape.inputs, kinds);
   const ActivationSet set = buffer.view(shape.rows, shape.inputs);
   for (int r = 0; r < shape.rows; ++r) {
-    level.prepare_row(set.kinds[static_cast<int>(kind)], r, x.data() + static_cast<size_t>(r) * stride, rotated.data());
+    isa.prepare_row(set.kinds[int(kind)], r, x.data() + size_t(r) * stride, rotated.data());
   }
 
   const double seconds = best_of(rounds, [&] {
@@ -79,8 +76,8 @@ double time_linear(const LinearShape &shape, const Level &level, ThreadPool &poo
       for (const PackedMatrix &m : matrices) {
         const Share share = share_of(m.num_panels, thread, pool.size());
         const uint8_t *next = &m < &matrices.back() ? (&m + 1)->panel(share.begin) : nullptr;
-        level.linear(m, set.kinds[static_cast<int>(kind)], 0, shape.rows, share.begin, share.end, out.data(), static_cast<size_t>(out_stride),
-                     Store::assign, next, scratch.data() + own * static_cast<size_t>(thread));
+        isa.linear(m, set.kinds[int(kind)], 0, shape.rows, share.begin, share.end, out.data(), size_t(out_stride),
+                   Store::assign, next, scratch.data() + own * size_t(thread));
         pool.barrier();
       }
     });
@@ -88,59 +85,62 @@ double time_linear(const LinearShape &shape, const Level &level, ThreadPool &poo
   return seconds / shape.copies;
 }
 
-double time_attention(const AttentionShape &shape, const Level &level, ThreadPool &pool, int rounds) {
+double time_attention(const AttentionShape &shape, const Isa &isa, ThreadPool &pool, int rounds) {
   constexpr int kBlockSize = 16;
   const int dim = (shape.head_dim + kTile - 1) / kTile * kTile;
   const int blocks = (shape.context + kBlockSize - 1) / kBlockSize;
-  KVCache cache({shape.format, 1 + shape.num_reqs * blocks, kBlockSize, shape.copies, shape.num_kv_heads, shape.head_dim, dim});
+  KVCache cache(
+      {shape.format, 1 + shape.num_reqs * blocks, kBlockSize, shape.copies, shape.num_kv_heads, shape.head_dim, dim});
   const AttentionConfig config{shape.num_heads, shape.num_kv_heads, shape.head_dim, dim, 0.f, 0};
-  const size_t own = (level.attention_scratch_bytes(config) + 63) / 64 * 64;
-  const size_t tokens = static_cast<size_t>(shape.num_reqs) * static_cast<size_t>(shape.queries);
-  const size_t q_stride = static_cast<size_t>(shape.num_heads) * dim, out_stride = static_cast<size_t>(shape.num_heads) * shape.head_dim;
+  const size_t own = (isa.attention_scratch_bytes(config) + 63) / 64 * 64;
+  const size_t tokens = size_t(shape.num_reqs) * size_t(shape.queries);
+  const size_t q_stride = size_t(shape.num_heads) * dim, out_stride = size_t(shape.num_heads) * shape.head_dim;
   Buffer<uint8_t> scratch;
   Buffer<float> q, out;
-  scratch.reserve(own * static_cast<size_t>(pool.size()));
+  scratch.reserve(own * size_t(pool.size()));
   fill(q.reserve(tokens * q_stride), tokens * q_stride);
   out.reserve(tokens * out_stride);
 
-  // Blocks in a scattered order, as a pool in use has them.
-  std::vector<int32_t> table(static_cast<size_t>(shape.num_reqs * blocks));
+  // Blocks in a scattered order, as in a pool in use.
+  std::vector<int32_t> table(size_t(shape.num_reqs * blocks));
   const int total = shape.num_reqs * blocks;
   int step = total * 5 / 13 | 1;
   while (total % step == 0 && step > 1) step += 2;
-  for (int i = 0; i < total; ++i) table[static_cast<size_t>(i)] = 1 + static_cast<int32_t>(int64_t{i} * step % total);
+  for (int i = 0; i < total; ++i) table[size_t(i)] = 1 + int32_t(int64_t(i) * step % total);
   for (int copy = 0; copy < shape.copies; ++copy) {
     const KVLayer kv = cache.layer(copy);
-    for (int64_t slot = kBlockSize; slot < int64_t{total + 1} * kBlockSize; ++slot) {
-      for (int head = 0; head < shape.num_kv_heads; ++head) level.store_kv(kv, slot, head, q.data(), q.data(), scratch.data());
+    for (int64_t slot = kBlockSize; slot < int64_t(total + 1) * kBlockSize; ++slot) {
+      for (int head = 0; head < shape.num_kv_heads; ++head) {
+        isa.store_kv(kv, slot, head, q.data(), q.data(), scratch.data());
+      }
     }
   }
 
-  const int per_tile = level.attention_queries(config), tiles = (shape.queries + per_tile - 1) / per_tile;
+  const int per_tile = isa.attention_queries(config), tiles = (shape.queries + per_tile - 1) / per_tile;
   const int tasks = shape.num_reqs * tiles * shape.num_kv_heads;
   const double seconds = best_of(rounds, [&] {
-    std::vector<std::atomic<int>> next(static_cast<size_t>(shape.copies));
+    std::vector<std::atomic<int>> next(size_t(shape.copies));
     pool.run([&](int thread) {
       for (int copy = 0; copy < shape.copies; ++copy) {
         const KVLayer kv = cache.layer(copy);
-        for (int i; (i = next[static_cast<size_t>(copy)].fetch_add(1, std::memory_order_relaxed)) < tasks;) {
+        for (int i; (i = next[size_t(copy)].fetch_add(1, std::memory_order_relaxed)) < tasks;) {
           const int head = i % shape.num_kv_heads, tile = tiles - 1 - i / shape.num_kv_heads % tiles;
           const int req = i / shape.num_kv_heads / tiles, first = tile * per_tile;
-          const size_t token = static_cast<size_t>(req) * shape.queries + first;
+          const size_t token = size_t(req) * shape.queries + first;
           AttentionTile t{};
           t.num_queries = std::min(per_tile, shape.queries - first);
           t.first_position = shape.context - shape.queries + first;
           t.kv_head = head;
           t.queries = q.data() + token * q_stride;
           t.query_stride = q_stride;
-          t.block_table = table.data() + static_cast<size_t>(req) * blocks;
+          t.block_table = table.data() + size_t(req) * blocks;
           t.key_end = t.first_position + t.num_queries;
           t.out = out.data() + token * out_stride;
           t.out_stride = out_stride;
           const int later = std::min(tasks - 1, i + pool.size());
-          t.next = {table.data() + static_cast<size_t>(later / shape.num_kv_heads / tiles) * blocks, later % shape.num_kv_heads,
-                    0, shape.context};
-          level.attend(kv, config, t, scratch.data() + own * static_cast<size_t>(thread));
+          t.next = {table.data() + size_t(later / shape.num_kv_heads / tiles) * blocks, later % shape.num_kv_heads, 0,
+                    shape.context};
+          isa.attend(kv, config, t, scratch.data() + own * size_t(thread));
         }
         pool.barrier();
       }

@@ -1,10 +1,7 @@
-// Which level of kernels this machine runs.
-#include <cstdlib>
-#include <cstring>
-#include <stdexcept>
-#include <string>
+#include "kernels/dispatch.h"
 
-#include "kernels/level.h"
+#include <cstdlib>
+#include <stdexcept>
 
 #if defined(__aarch64__) && defined(__linux__)
 #include <asm/hwcap.h>
@@ -13,9 +10,9 @@
 
 namespace foreword::kernels {
 
-#define FW_DECLARE(level) \
-  namespace level {       \
-  extern const Level kLevel; \
+#define FW_DECLARE(isa)  \
+  namespace isa {        \
+  extern const Isa kIsa; \
   }
 FW_DECLARE(scalar)
 FW_DECLARE(avx2)
@@ -26,29 +23,24 @@ FW_DECLARE(neon)
 
 namespace {
 
-const Level *const kLevels[] = {
+const Isa *const kIsas[] = {
 #if defined(FOREWORD_HAS_avx512_bf16)
-    &avx512_bf16::kLevel,
+    &avx512_bf16::kIsa,
 #endif
 #if defined(FOREWORD_HAS_avx512_vnni)
-    &avx512_vnni::kLevel,
+    &avx512_vnni::kIsa,
 #endif
 #if defined(FOREWORD_HAS_avx2)
-    &avx2::kLevel,
+    &avx2::kIsa,
 #endif
 #if defined(FOREWORD_HAS_neon)
-    &neon::kLevel,
+    &neon::kIsa,
 #endif
-    &scalar::kLevel,
+    &scalar::kIsa,
 };
-constexpr int kNumLevels = sizeof kLevels / sizeof kLevels[0];
 
-}  // namespace
-
-LevelList built_levels() { return {kLevels, kNumLevels}; }
-
-bool machine_has(const Level &level) {
-  const std::string name = level.name;
+bool machine_has(const Isa &isa) {
+  const std::string name = isa.name;
   if (name == "scalar") return true;
 #if defined(__x86_64__)
   __builtin_cpu_init();
@@ -67,20 +59,29 @@ bool machine_has(const Level &level) {
   return false;
 }
 
-const Level &choose_level(const char *name) {
-  std::string asked = name ? name : "";
-  if (asked.empty()) {
+}  // namespace
+
+std::vector<const Isa *> usable_isas() {
+  std::vector<const Isa *> usable;
+  for (const Isa *isa : kIsas) {
+    if (machine_has(*isa)) usable.push_back(isa);
+  }
+  return usable;
+}
+
+const Isa &choose_isa(const std::string &name) {
+  std::string wanted = name;
+  if (wanted.empty()) {
     const char *variable = std::getenv("FOREWORD_ISA");
-    asked = variable ? variable : "";
+    wanted = variable ? variable : "";
   }
   std::string usable;
-  for (const Level *level : kLevels) {
-    if (!machine_has(*level)) continue;
-    if (asked.empty() || asked == level->name) return *level;
-    usable += (usable.empty() ? "" : ", ") + std::string(level->name);
+  for (const Isa *isa : usable_isas()) {
+    if (wanted.empty() || wanted == isa->name) return *isa;
+    usable += (usable.empty() ? "" : ", ") + std::string(isa->name);
   }
-  throw std::invalid_argument("instruction set '" + asked + "' (FOREWORD_ISA): this machine or build does not have it; it has " +
-                              usable);
+  throw std::invalid_argument("instruction set '" + wanted +
+                              "' (FOREWORD_ISA): this machine or build does not have it; it has " + usable);
 }
 
 }  // namespace foreword::kernels

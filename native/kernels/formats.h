@@ -1,6 +1,6 @@
-// What crosses the border between the driver (compiled once) and the kernels of one instruction-set level
-// (compiled once per level): plain data, no inline functions. An inline function here would be compiled with
-// several sets of -m flags, and the linker could keep the copy that the machine cannot run.
+// The data shared by the driver (compiled once) and the kernels (compiled once per instruction set). Functions here
+// must be always_inline: the linker keeps one copy of any other, possibly compiled for an instruction set that the
+// machine lacks.
 #pragma once
 
 #include <cstddef>
@@ -10,11 +10,11 @@ namespace foreword::kernels {
 
 // ---------------------------------------------------------------------------------------------- weights
 
-// How a packed matrix holds its numbers. "block" is 32 consecutive inputs of one output.
+// The number format of a packed matrix. A block is 32 consecutive inputs of one output.
 enum class Format : uint8_t {
   f32,
   bf16,
-  i8,       // 8 bit, one scale an output, of rotated weights; activations are integers (all formats from here on)
+  i8,       // 8 bit, one scale per output, of rotated weights; activations are integers (all formats from here on)
   q4,       // 4 bit, w = d (q - 8) per block
   q4_min,   // 4 bit, w = d q + m per block
   q8,       // 8 bit, w = d q per block
@@ -22,28 +22,28 @@ enum class Format : uint8_t {
   q8_half,  // 8 bit, w = d q per half block of 16
 };
 
-// What the activations of a product look like.
+// The number format of the activations of a product.
 enum class ActivationKind : uint8_t {
   f32,
   bf16,
-  i8,          // 8 bit, one scale a block
-  i15,         // 15 bit in two 8-bit planes, q = 128 high + low, one scale a row: for integer weights whose product must lose
-               // nothing worth mentioning; the same dot products, twice
-  i8_rotated,  // 8 bit, one scale a row, for weights of Format::i8; rotation.h
+  i8,          // 8 bit, one scale per block
+  i15,         // 15 bit in two 8-bit planes, q = 128 high + low, one scale per row: the tokens of a float computation,
+               // for two 8-bit dot products
+  i8_rotated,  // 8 bit, one scale per row, for weights of Format::i8; rotation.h
 };
 constexpr int kNumActivationKinds = 5;
 
 constexpr int kBlock = 32;  // inputs that share a scale
 
-// The block formats of GGUF files that are read without passing through floats, and the float formats.
+// The formats of weights in files: floats, and the GGUF block formats that are packed without conversion to floats.
 enum class Source : uint8_t { f32, f16, bf16, q4_0, q4_1, q5_0, q5_1, q8_0, q4_k, q5_k, q6_k };
 
 // A weight matrix [rows, cols] (outputs, inputs) packed in panels of `panel_width` outputs, one panel after the other,
-// so that a product streams memory once and forwards. N = panel_width, K = padded_cols (a multiple of kBlock):
+// so that a product reads memory once and in order. N = panel_width, K = padded_cols (a multiple of kBlock):
 //
 //   f32      [K][N] float
-//   bf16     [K/2][N][2] bf16                      the pair of inputs that one bf16 dot instruction takes
-//   i8       [N] float scale, [K/4][N][4] u8       q + 128; the quad of inputs of one 8-bit dot instruction
+//   bf16     [K/2][N][2] bf16                      a pair of inputs of one bf16 dot instruction
+//   i8       [N] float scale, [K/4][N][4] u8       q + 128; a quad of inputs of one 8-bit dot instruction
 //   q8       K/32 times { [N] f16 d,          [8][N][4] u8 }     q + 128
 //   q8_min   K/32 times { [N] f16 d, [N] f16 m, [8][N][4] u8 }   q + 128
 //   q8_half  K/32 times { [2][N] f16 d,       [8][N][4] u8 }     q + 128
@@ -51,16 +51,16 @@ enum class Source : uint8_t { f32, f16, bf16, q4_0, q4_1, q5_0, q5_1, q8_0, q4_k
 //   q4_min   K/32 times { [N] f16 d, [N] f16 m, [4][N][4] u8 }
 struct PackedMatrix {
   Format format;
-  ActivationKind activations;  // what its products take
+  ActivationKind activations;  // of its products
   int rows, cols, padded_cols;
   int num_panels;
   size_t panel_bytes;
   uint8_t *panels;  // 64-byte aligned
 
-  const uint8_t *panel(int index) const { return panels + static_cast<size_t>(index) * panel_bytes; }
+  __attribute__((always_inline)) const uint8_t *panel(int index) const { return panels + size_t(index) * panel_bytes; }
 };
 
-// A matrix as a file holds it: row r starts at data + r * row_bytes.
+// A matrix in the format of a file: row r starts at data + r * row_bytes.
 struct SourceMatrix {
   Source source;
   int rows, cols;
@@ -70,28 +70,28 @@ struct SourceMatrix {
 
 // ---------------------------------------------------------------------------------------------- activations
 
-// Facts about 32 activations of one row as integers, x ≈ scale * q (i8_rotated: about the whole row). The negated sums start the integer accumulators, which
-// takes the offset of the stored weights back out: Σ (w + 128) q − 128 Σ q = Σ w q.
+// Scale and sums of 32 activations of one row (i8_rotated: of the whole row) as integers, x ≈ scale * q. Integer
+// accumulators start at the negated sums, to cancel the offset of the stored weights: Σ (w + 128) q − 128 Σ q = Σ w q.
 struct ActivationBlock {
   float scale;
   float sum;              // multiplies the m of a block: scale * Σ q, or Σ q where the scale is the row's
   int32_t neg8_sum;       // −8 Σ q
-  int32_t neg128_sum;     // −128 Σ q (0 at levels whose dot product takes signed weights)
+  int32_t neg128_sum;     // −128 Σ q (0 if the dot product takes signed weights)
   int32_t neg128_half[2];  // the same of the two halves
   int32_t unused[2];
 };
 
 constexpr int kPieceBytes = 256;
 
-// The input of a product, rows × padded_cols, cut into pieces of 256 bytes of a row. All rows' first pieces stand one behind
-// the other, then all second pieces, …: rows of a tile are a constant distance apart, which kernels need for their addresses,
-// and what a chunk of inputs needs lies together.
+// The input of a product, rows × padded_cols, divided into pieces of 256 bytes of a row: first the first pieces of all
+// rows, then all second pieces, …. So rows of a tile are a constant distance apart, and a chunk of inputs is
+// contiguous.
 struct Activations {
   ActivationKind kind;
   int padded_cols;
   size_t piece_stride;  // bytes from a row's piece to its next
-  size_t block_stride;  // ActivationBlocks from a row's block to its next; the next row's stands beside it
-  uint8_t *data;  // a piece is 64 floats, 128 bf16, 256 bytes, or of i15 128 bytes of the high and 128 of the low plane
+  size_t block_stride;  // ActivationBlocks from a row's block to its next; blocks of consecutive rows are adjacent
+  uint8_t *data;        // a piece is 64 floats, 128 bf16, 256 bytes, or for i15 128 bytes of each plane, high first
   ActivationBlock *blocks;  // the integer kinds
 };
 
@@ -102,18 +102,19 @@ enum class Gate : uint8_t { silu, gelu_tanh };
 
 enum class KVFormat : uint8_t { f32, bf16, i8 };
 
-constexpr int kTile = 16;         // keys a tile holds
-constexpr int kChunk = 64;        // keys the online softmax takes at once; chunks start at multiples of it
+constexpr int kTile = 16;         // keys of a tile
+constexpr int kChunk = 64;        // keys of one step of the online softmax; chunks start at multiples of it
 constexpr int kSplit = 512;       // keys of one independent softmax; splits start at multiples of it, merged in order
 constexpr int kChunkTiles = kChunk / kTile;
+constexpr int kStateExtra = 16;   // floats of a row of a partial result after its padded_dim: m, l and padding
 
-// Where the keys and values of one layer live. For a KV head of a block, with D = padded_dim:
+// The layout of the keys and values of one layer. For a KV head of a block, with D = padded_dim:
 //
 //   block_size a multiple of 16: tiles of 16 keys, each [K tile][V tile]
 //       K  f32 [D][16]     bf16 [D/2][16][2]   i8 [D/4][16][4] u8 (q + 128), [16] float scale
 //       V  f32 [16][D]     bf16 [8][D][2]      i8 [4][D][4] s8, [16] float scale
 //   any other block_size: token after token, each K then V: D elements (and a float scale in i8);
-//       attention copies 64 of them into tiles before it uses them.
+//       attention copies 64 of them at a time into tiles.
 struct KVLayer {
   KVFormat format;
   bool tiled;
@@ -132,7 +133,7 @@ struct AttentionConfig {
   int64_t sliding_window;  // 0: none
 };
 
-// Where the keys of a tile are.
+// The keys of a tile.
 struct AttentionKeys {
   const int32_t *block_table;
   int kv_head;
@@ -147,14 +148,14 @@ struct AttentionTile {
   const float *queries;  // of the first query: [num_heads][padded_dim] floats, scaled so that scores are exponents of 2
   size_t query_stride;   // floats from query to query
   const int32_t *block_table;
-  int64_t key_begin, key_end;  // the keys this call looks at; key_begin is a multiple of kSplit when it splits a tile
+  int64_t key_begin, key_end;  // the keys of this call; a split after the first begins at a multiple of kSplit
   float *out;                  // of the first query: [num_heads * head_dim]
   size_t out_stride;
-  float *partial;  // not null: write per row [O[padded_dim], m, l, …] here and not to `out`
-  AttentionKeys next;  // what this thread probably reads next, to be fetched meanwhile; block_table null: unknown
+  float *partial;      // if not null, rows [O[padded_dim], m, l, …] are written here instead of `out`
+  AttentionKeys next;  // the keys this thread probably reads next, to be prefetched; block_table null: unknown
 };
 
-// Draws of one row of logits; see sampler.cpp.
+// The parameters of one draw; see sampler.cpp.
 struct SamplingRow {
   float temperature;
   int32_t top_k;

@@ -2,12 +2,12 @@
 
 #include "kernels/half.h"
 
-namespace foreword::kernels::FOREWORD_LEVEL {
+namespace foreword::kernels::FOREWORD_ISA {
 namespace {
 
-uint16_t read_u16(const uint8_t *p) { return static_cast<uint16_t>(p[0] | (p[1] << 8)); }
+uint16_t read_u16(const uint8_t *p) { return uint16_t(p[0] | (p[1] << 8)); }
 float read_half(const uint8_t *p) { return half_to_float(read_u16(p)); }
-uint32_t read_u32(const uint8_t *p) { return read_u16(p) | (static_cast<uint32_t>(read_u16(p + 2)) << 16); }
+uint32_t read_u32(const uint8_t *p) { return read_u16(p) | (uint32_t(read_u16(p + 2)) << 16); }
 
 void set_halves(const BlockRow &out, int first, int count, float d, float m) {
   for (int i = 0; i < count; ++i) out.d[first + i] = d, out.m[first + i] = m;
@@ -16,15 +16,15 @@ void set_halves(const BlockRow &out, int first, int count, float d, float m) {
 // 32 values, 4 bits each: byte i holds value i low and value i + 16 high.
 void nibbles_32(const uint8_t *p, int offset, int8_t *q) {
   for (int i = 0; i < 16; ++i) {
-    q[i] = static_cast<int8_t>((p[i] & 15) - offset);
-    q[i + 16] = static_cast<int8_t>((p[i] >> 4) - offset);
+    q[i] = int8_t((p[i] & 15) - offset);
+    q[i + 16] = int8_t((p[i] >> 4) - offset);
   }
 }
 
 // The same with a fifth bit: bit i of `high` belongs to value i.
 void nibbles_32_and_bit(const uint8_t *p, uint32_t high, int offset, int8_t *q) {
   nibbles_32(p, offset, q);
-  for (int i = 0; i < 32; ++i) q[i] = static_cast<int8_t>(q[i] + (((high >> i) & 1u) << 4));
+  for (int i = 0; i < 32; ++i) q[i] = int8_t(q[i] + (((high >> i) & 1u) << 4));
 }
 
 void q4_0(const uint8_t *p, int block, const BlockRow &out) {
@@ -48,7 +48,7 @@ void q8_0(const uint8_t *p, int block, const BlockRow &out) {
   std::memcpy(out.q + 32 * block, p + 2, 32);
 }
 
-// K formats: 256 values in 8 sub-blocks of 32, whose 6-bit scale and min sit in 12 bytes.
+// K formats: 256 values in 8 sub-blocks of 32, whose 6-bit scales and mins are in 12 bytes.
 void scale_and_min(const uint8_t *s, int j, int *scale, int *min) {
   if (j < 4) {
     *scale = s[j] & 63, *min = s[j + 4] & 63;
@@ -58,18 +58,19 @@ void scale_and_min(const uint8_t *s, int j, int *scale, int *min) {
   }
 }
 
-// Values 64 c .. 64 c + 63: byte i of 32 holds sub-block 2 c low and 2 c + 1 high; `high` (may be null) adds a fifth bit.
+// Values 64 c .. 64 c + 63: byte i of 32 holds sub-block 2 c low and 2 c + 1 high; `high` (may be null) adds a fifth
+// bit.
 void k_sub_blocks(const uint8_t *scales, float d, float dmin, const uint8_t *low, const uint8_t *high, int block,
                   const BlockRow &out) {
   for (int j = 0; j < 8; ++j) {
     int scale, min;
     scale_and_min(scales, j, &scale, &min);
-    set_halves(out, 16 * block + 2 * j, 2, d * static_cast<float>(scale), -dmin * static_cast<float>(min));
+    set_halves(out, 16 * block + 2 * j, 2, d * float(scale), -dmin * float(min));
     const uint8_t *p = low + 32 * (j / 2);
     int8_t *q = out.q + 256 * block + 32 * j;
     for (int i = 0; i < 32; ++i) {
       const int nibble = (j & 1) ? p[i] >> 4 : p[i] & 15;
-      q[i] = static_cast<int8_t>(nibble | (high ? ((high[i] >> j) & 1) << 4 : 0));
+      q[i] = int8_t(nibble | (high ? ((high[i] >> j) & 1) << 4 : 0));
     }
   }
 }
@@ -80,11 +81,12 @@ void q5_k(const uint8_t *p, int block, const BlockRow &out) {
   k_sub_blocks(p + 4, read_half(p), read_half(p + 2), p + 48, p + 16, block, out);
 }
 
-// 256 values: low 4 bits in p[0..128), high 2 bits in p[128..192), 16 signed scales, d. Each 128 values are four rows of 32.
+// 256 values: low 4 bits in p[0..128), high 2 bits in p[128..192), 16 signed scales, d. Each 128 values are four rows
+// of 32.
 void q6_k(const uint8_t *p, int block, const BlockRow &out) {
   const float d = read_half(p + 208);
   for (int i = 0; i < 16; ++i) {
-    set_halves(out, 16 * block + i, 1, d * static_cast<float>(static_cast<int8_t>(p[192 + i])), 0.f);
+    set_halves(out, 16 * block + i, 1, d * float(int8_t(p[192 + i])), 0.f);
   }
   for (int half = 0; half < 2; ++half) {
     const uint8_t *low = p + 64 * half, *high = p + 128 + 32 * half;
@@ -93,7 +95,7 @@ void q6_k(const uint8_t *p, int block, const BlockRow &out) {
       for (int i = 0; i < 32; ++i) {
         const int byte = low[32 * (r & 1) + i];
         const int nibble = r < 2 ? byte & 15 : byte >> 4;
-        q[32 * r + i] = static_cast<int8_t>((nibble | (((high[i] >> (2 * r)) & 3) << 4)) - 32);
+        q[32 * r + i] = int8_t((nibble | (((high[i] >> (2 * r)) & 3) << 4)) - 32);
       }
     }
   }
@@ -101,13 +103,13 @@ void q6_k(const uint8_t *p, int block, const BlockRow &out) {
 
 template <auto Decode, int Values, int Bytes>
 void decode_all(const uint8_t *p, int cols, const BlockRow &out) {
-  for (int block = 0; block < cols / Values; ++block) Decode(p + static_cast<size_t>(block) * Bytes, block, out);
+  for (int block = 0; block < cols / Values; ++block) Decode(p + size_t(block) * Bytes, block, out);
 }
 
 }  // namespace
 
 void decode_blocks(const SourceMatrix &source, int row, const BlockRow &out) {
-  const uint8_t *p = source.data + static_cast<size_t>(row) * source.row_bytes;
+  const uint8_t *p = source.data + size_t(row) * source.row_bytes;
   switch (source.source) {
     case Source::q4_0: return decode_all<q4_0, 32, 18>(p, source.cols, out);
     case Source::q4_1: return decode_all<q4_1, 32, 20>(p, source.cols, out);
@@ -122,11 +124,11 @@ void decode_blocks(const SourceMatrix &source, int row, const BlockRow &out) {
 }
 
 void decode_floats(const SourceMatrix &source, int row, const BlockRow &blocks, float *out) {
-  const uint8_t *p = source.data + static_cast<size_t>(row) * source.row_bytes;
+  const uint8_t *p = source.data + size_t(row) * source.row_bytes;
   const int cols = source.cols;
   switch (source.source) {
     case Source::f32:
-      std::memcpy(out, p, sizeof(float) * static_cast<size_t>(cols));
+      std::memcpy(out, p, sizeof(float) * size_t(cols));
       return;
     case Source::f16:
       for (int k = 0; k < cols; ++k) out[k] = read_half(p + 2 * k);
@@ -137,9 +139,9 @@ void decode_floats(const SourceMatrix &source, int row, const BlockRow &blocks, 
     default:
       decode_blocks(source, row, blocks);
       for (int h = 0; h < cols / kHalf; ++h) {
-        for (int k = kHalf * h; k < kHalf * (h + 1); ++k) out[k] = blocks.d[h] * static_cast<float>(blocks.q[k]) + blocks.m[h];
+        for (int k = kHalf * h; k < kHalf * (h + 1); ++k) out[k] = blocks.d[h] * float(blocks.q[k]) + blocks.m[h];
       }
   }
 }
 
-}  // namespace foreword::kernels::FOREWORD_LEVEL
+}  // namespace foreword::kernels::FOREWORD_ISA

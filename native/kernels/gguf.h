@@ -1,12 +1,12 @@
-// One row of a weight matrix as a file holds it, taken apart.
+// One row of a weight matrix of a file, decoded.
 #pragma once
 
 #include "kernels/formats.h"
 #include "kernels/simd/simd.h"
 
-namespace foreword::kernels::FOREWORD_LEVEL {
+namespace foreword::kernels::FOREWORD_ISA {
 
-constexpr int kHalf = 16;  // the finest block any format has
+constexpr int kHalf = 16;  // the smallest block of any format
 
 // w[k] = d[k / 16] * q[k] + m[k / 16]
 struct BlockRow {
@@ -19,7 +19,7 @@ constexpr bool is_float(Source s) { return s == Source::f32 || s == Source::f16 
 // Unpacks row `row` of a block format. cols is a multiple of the format's block.
 void decode_blocks(const SourceMatrix &source, int row, const BlockRow &out);
 
-// The row as floats, from any format; `blocks` is working space for the block formats.
+// The row as floats, from any format; `blocks` is scratch memory for the block formats.
 void decode_floats(const SourceMatrix &source, int row, const BlockRow &blocks, float *out);
 
-}  // namespace foreword::kernels::FOREWORD_LEVEL
+}  // namespace foreword::kernels::FOREWORD_ISA

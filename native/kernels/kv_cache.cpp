@@ -14,38 +14,36 @@ KVLayer KVCache::shape(const KVConfig &c) {
   layer.num_kv_heads = c.num_kv_heads;
   layer.head_dim = c.head_dim;
   layer.padded_dim = c.padded_dim;
-  layer.token_bytes = static_cast<size_t>(c.padded_dim) * element + scale;
+  layer.token_bytes = size_t(c.padded_dim) * element + scale;
   layer.tile_bytes = kTile * layer.token_bytes;
-  layer.head_stride = 2 * layer.token_bytes * static_cast<size_t>(c.block_size);
-  layer.block_stride = layer.head_stride * static_cast<size_t>(c.num_kv_heads);
+  layer.head_stride = 2 * layer.token_bytes * size_t(c.block_size);
+  layer.block_stride = layer.head_stride * size_t(c.num_kv_heads);
   return layer;
 }
 
-size_t KVCache::bytes(const KVConfig &c) {
-  return shape(c).block_stride * static_cast<size_t>(c.num_blocks) * static_cast<size_t>(c.num_slots);
-}
+size_t KVCache::bytes(const KVConfig &c) { return shape(c).block_stride * size_t(c.num_blocks) * size_t(c.num_slots); }
 
 KVCache::KVCache(const KVConfig &config) : config_(config), memory_(bytes(config)) {}
 
 KVLayer KVCache::layer(int slot) const {
   KVLayer layer = shape(config_);
-  layer.base = memory_.data() + layer.block_stride * static_cast<size_t>(config_.num_blocks) * static_cast<size_t>(slot);
+  layer.base = memory_.data() + layer.block_stride * size_t(config_.num_blocks) * size_t(slot);
   return layer;
 }
 
 void KVCache::copy_blocks(const int32_t *sources, const int32_t *destinations, int count) {
   Buffer<uint8_t> between;
   const size_t size = shape(config_).block_stride;
-  if (count > 1) between.reserve(size * static_cast<size_t>(count));
+  if (count > 1) between.reserve(size * size_t(count));
   for (int slot = 0; slot < config_.num_slots; ++slot) {
     const KVLayer l = layer(slot);
-    auto block = [&](int32_t id) { return l.base + static_cast<size_t>(id) * size; };
+    auto block = [&](int32_t id) { return l.base + size_t(id) * size; };
     if (count == 1) {
       std::memmove(block(destinations[0]), block(sources[0]), size);
       continue;
     }
-    for (int i = 0; i < count; ++i) std::memcpy(between.data() + size * static_cast<size_t>(i), block(sources[i]), size);
-    for (int i = 0; i < count; ++i) std::memcpy(block(destinations[i]), between.data() + size * static_cast<size_t>(i), size);
+    for (int i = 0; i < count; ++i) std::memcpy(between.data() + size * size_t(i), block(sources[i]), size);
+    for (int i = 0; i < count; ++i) std::memcpy(block(destinations[i]), between.data() + size * size_t(i), size);
   }
 }
 

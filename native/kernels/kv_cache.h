@@ -1,4 +1,4 @@
-// The memory of keys and values: one pool of blocks, with room in every block for `num_slots` layers.
+// The memory of keys and values: one pool of blocks, each with `num_slots` layers.
 #pragma once
 
 #include "kernels/formats.h"
@@ -15,12 +15,13 @@ class KVCache {
  public:
   explicit KVCache(const KVConfig &config);
 
-  // Bytes a pool with this configuration takes; computed without taking them.
+  // Bytes of a pool with this configuration, computed without allocating it.
   static size_t bytes(const KVConfig &config);
 
   const KVConfig &config() const { return config_; }
   KVLayer layer(int slot) const;
-  // Copies blocks' keys and values of all layers, for copy on write. All sources are read before any destination is written.
+  // Copies the keys and values of blocks in all layers, for copy on write. All sources are read before any destination
+  // is written.
   void copy_blocks(const int32_t *sources, const int32_t *destinations, int count);
 
  private:

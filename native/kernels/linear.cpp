@@ -1,32 +1,32 @@
 // out[r, n] = Σ_k a[r, k] w[n, k] from packed panels.
 //
-// The work is cut into register tiles of R rows × P panels whose accumulators never leave the registers:
+// The work is divided into register tiles of R rows × P panels whose accumulators stay in registers:
 //
 //            panel (kPanelVectors vectors)
 //   row 0    acc acc        for each k:  load the panel's weights for k once,
 //   row 1    acc acc                     broadcast a[r, k], multiply-add into the R × vectors accumulators
 //   ...
 //
-// Many rows: tall tiles of one panel, so that a weight loaded is used R times. One or two rows: several panels at once, so
-// that enough independent accumulators hide the latency of the multiply-add.
+// Many rows: tall tiles of one panel, so that a loaded weight is used R times. One or two rows: several panels at once,
+// so that enough independent accumulators hide the latency of the multiply-add.
 //
-// Determinism: an output is always one accumulator that runs over k upwards, whatever the tile, the rows beside it, the
-// thread or the staging below. So a row's result does not depend on the batch it came in.
+// Determinism: an output is always one accumulator over increasing k, independent of the tile, the other rows, the
+// thread and the staging below. So a row's result does not depend on its batch.
 //
-// Staging: with many rows, formats that cost work to unpack (bf16 without bf16 dot products, 4 bit) are unpacked once a panel
-// into f32 or q8 panels in scratch memory; the numbers and their order are the same.
+// Staging: with many rows, formats that are expensive to unpack (bf16 without bf16 dot products, 4 bit) are unpacked
+// once per panel into f32 or q8 panels in scratch memory; the numbers and their order are the same.
 
 #include "kernels/linear.h"
 
 #include "kernels/activations.h"
 #include "kernels/linear_tiles.h"
 
-namespace foreword::kernels::FOREWORD_LEVEL {
+namespace foreword::kernels::FOREWORD_ISA {
 namespace {
 
 // ---------------------------------------------------------------------------------------------- staging
 
-constexpr int kStageRows = 2 * kRowsBlock;  // from more rows than this on, unpacking weights first pays
+constexpr int kStageRows = 2 * kRowsBlock;  // with more rows than this, unpacking weights first is faster
 
 constexpr Format staged_format(Format f) {
   if (f == Format::bf16 && !kBf16Dot) return Format::f32;
@@ -79,7 +79,8 @@ struct Output {
   Store store;
 };
 
-// The sums of a chunk's rows wait here for the next chunk: kPanelWidth numbers a row. Null at the first, or last, chunk.
+// The sums of a chunk's rows, kept for the next chunk: kPanelWidth numbers per row. `from` is null at the first chunk,
+// `to` at the last one.
 struct Carry {
   uint8_t *from, *to;
   static constexpr size_t kRowBytes = sizeof(float) * kPanelWidth;
@@ -133,32 +134,32 @@ void run_rows(Tile t, Stream &stream, int row_end, Carry carry, Output out) {
     const int rows = (left + tiles - 1) / tiles;
     tall_tile<Kernel>(rows, std::make_integer_sequence<int, Kernel::kRows>{})(t, carry, out);
     t.row += rows;
-    out.data += static_cast<size_t>(rows) * out.stride;
-    if (carry.from) carry.from += Carry::kRowBytes * static_cast<size_t>(rows);
-    if (carry.to) carry.to += Carry::kRowBytes * static_cast<size_t>(rows);
+    out.data += size_t(rows) * out.stride;
+    if (carry.from) carry.from += Carry::kRowBytes * size_t(rows);
+    if (carry.to) carry.to += Carry::kRowBytes * size_t(rows);
   }
   stream = t.stream;
 }
 
-// Fetches `panels` panels from `next` on while `tiles` tiles pass over a whole panel each.
+// Prefetches `panels` panels from `next` on during `tiles` passes over a whole panel.
 Stream stream_of(const PackedMatrix &w, const uint8_t *next, int panels, int tiles) {
-  const size_t groups = static_cast<size_t>(w.padded_cols / kBlock * tiles), lines = w.panel_bytes * static_cast<size_t>(panels) / 64;
-  return {next, next ? static_cast<int>((lines + groups - 1) / groups) : 0};
+  const size_t groups = size_t(w.padded_cols / kBlock * tiles), lines = w.panel_bytes * size_t(panels) / 64;
+  return {next, next ? int((lines + groups - 1) / groups) : 0};
 }
 
 const float *scales_of(const PackedMatrix &w, const uint8_t *panel) {
   return w.format == Format::i8 ? reinterpret_cast<const float *>(panel) : nullptr;
 }
 
-// A few rows: memory sets the pace. Two panels at a time where there are two.
+// One or two rows, where the product is bound by memory: two panels at a time, one at an odd end.
 template <class Kernel, int R>
 void run_few_rows(const PackedMatrix &w, const Activations &a, int row, Range panels, Output out, const uint8_t *next) {
   for (int p = panels.begin; p < panels.end;) {
     const uint8_t *panel = w.panel(p);
     const int at_once = smaller(panels.end - p, 2);
     const uint8_t *following = p + at_once < panels.end ? w.panel(p + at_once) : next;
-    const Output o{out.data + static_cast<size_t>(p) * kPanelWidth, out.stride, out.store};
-    Tile t{panel + input_offset(w.format, 0), scales_of(w, panel), w.panel_bytes, a, row, 0, w.padded_cols,
+    const Output o{out.data + size_t(p) * kPanelWidth, out.stride, out.store};
+    Tile t{panel + input_offset(w.format, 0),  scales_of(w, panel), w.panel_bytes, a, row, 0, w.padded_cols,
            stream_of(w, following, at_once, 1)};
     if (at_once == 2) {
       run_tile<Kernel, R, 2>(t, {}, o);
@@ -169,14 +170,14 @@ void run_few_rows(const PackedMatrix &w, const Activations &a, int row, Range pa
   }
 }
 
-constexpr int kMostRows = 480;  // of one pass over the panels
+constexpr int kMostRows = 480;  // in one pass over the panels
 
-// Inputs of a chunk: whole pieces, nearly equal chunks. Its weights stay in the first-level cache while all rows pass.
+// Inputs of a chunk: whole pieces, chunks of nearly equal size. Its weights stay in the first-level cache for all rows.
 constexpr size_t kChunkBytes = 16384;
 int chunk_inputs(Format f, const Activations &a) {
   const int piece = piece_inputs(a.kind), pieces = (a.padded_cols + piece - 1) / piece;
   const size_t piece_bytes = input_offset(f, piece) - input_offset(f, 0);
-  const int most = static_cast<int>(larger(kChunkBytes / piece_bytes, size_t{1})), chunks = (pieces + most - 1) / most;
+  const int most = int(larger(kChunkBytes / piece_bytes, size_t(1))), chunks = (pieces + most - 1) / most;
   return (pieces + chunks - 1) / chunks * piece;
 }
 
@@ -189,7 +190,7 @@ template <class Kernel, class StagedKernel>
 void run_product(const PackedMatrix &w, const Activations &a, Range rows, Range panels, Output out, const uint8_t *next,
                  const Scratch &scratch) {
   const int num_rows = rows.end - rows.begin, cols = w.padded_cols;
-  out.data += static_cast<size_t>(rows.begin) * out.stride;
+  out.data += size_t(rows.begin) * out.stride;
   if (num_rows == 1) return run_few_rows<Kernel, 1>(w, a, rows.begin, panels, out, next);
   if (num_rows == 2) return run_few_rows<Kernel, 2>(w, a, rows.begin, panels, out, next);
 
@@ -199,7 +200,7 @@ void run_product(const PackedMatrix &w, const Activations &a, Range rows, Range 
   const int chunk = staged || tiles > 1 ? chunk_inputs(to, a) : cols;
   for (int p = panels.begin; p < panels.end; ++p) {
     const uint8_t *panel = w.panel(p);
-    const Output o{out.data + static_cast<size_t>(p) * kPanelWidth, out.stride, out.store};
+    const Output o{out.data + size_t(p) * kPanelWidth, out.stride, out.store};
     Stream stream = stream_of(w, p + 1 < panels.end ? w.panel(p + 1) : next, 1, tiles);
     for (int k = 0; k < cols; k += chunk) {
       const int k_end = smaller(k + chunk, cols);
@@ -209,7 +210,8 @@ void run_product(const PackedMatrix &w, const Activations &a, Range rows, Range 
       if (!staged) {
         run_rows<Kernel>(t, stream, rows.end, carry, o);
       } else {
-        to == Format::f32 ? stage_bf16(weights, k_end - k, scratch.staged) : stage_q4(w.format, weights, k_end - k, scratch.staged);
+        to == Format::f32 ? stage_bf16(weights, k_end - k, scratch.staged)
+                          : stage_q4(w.format, weights, k_end - k, scratch.staged);
         t.weights = scratch.staged;
         run_rows<StagedKernel>(t, stream, rows.end, carry, o);
       }
@@ -219,7 +221,7 @@ void run_product(const PackedMatrix &w, const Activations &a, Range rows, Range 
 
 template <int Planes>
 void run_blocks(const PackedMatrix &w, const Activations &a, Range rows, Range panels, Output out, const uint8_t *next,
-                 const Scratch &scratch) {
+                const Scratch &scratch) {
   using Q4 = BlockKernel<Format::q4, Planes>;
   using Q4Min = BlockKernel<Format::q4_min, Planes>;
   using Q8 = BlockKernel<Format::q8, Planes>;
@@ -235,10 +237,10 @@ void run_blocks(const PackedMatrix &w, const Activations &a, Range rows, Range p
   }
 }
 
-// Rows of activations that one pass over the panels uses: they stay in the second-level cache.
-int rows_a_pass(const Activations &a) {
-  const size_t rows = (size_t{384} << 10) / (static_cast<size_t>(a.padded_cols) * activation_bytes(a.kind));
-  return static_cast<int>(smaller(larger(rows / 12 * 12, size_t{48}), static_cast<size_t>(kMostRows)));
+// Rows of activations in one pass over the panels: they stay in the second-level cache.
+int rows_per_pass(const Activations &a) {
+  const size_t rows = (size_t(384) << 10) / (size_t(a.padded_cols) * activation_bytes(a.kind));
+  return int(smaller(larger(rows / 12 * 12, size_t(48)), size_t(kMostRows)));
 }
 
 }  // namespace
@@ -250,7 +252,7 @@ void linear(const PackedMatrix &w, const Activations &a, int row_begin, int row_
   const Range panels{panel_begin, panel_end};
   const Output output{out, out_stride, store};
   const Scratch scratch{static_cast<uint8_t *>(memory), static_cast<uint8_t *>(memory) + kStagedBytes};
-  const int most = rows_a_pass(a), passes = (row_end - row_begin + most - 1) / most;
+  const int most = rows_per_pass(a), passes = (row_end - row_begin + most - 1) / most;
   const int pass = passes ? (row_end - row_begin + passes - 1) / passes : 1;
   for (int row = row_begin; row < row_end; row += pass) {
     const Range rows{row, smaller(row_end, row + pass)};
@@ -268,4 +270,4 @@ void linear(const PackedMatrix &w, const Activations &a, int row_begin, int row_
   }
 }
 
-}  // namespace foreword::kernels::FOREWORD_LEVEL
+}  // namespace foreword::kernels::FOREWORD_ISA

@@ -1,14 +1,15 @@
-// The register-tile products of `linear`, one for each way that weights and activations are held. Pictures: linear.cpp.
+// The register-tile products of `linear`, one for each format of weights and activations. linear.cpp describes the
+// tiles.
 #pragma once
 
 #include "kernels/activations.h"
 #include "kernels/packing.h"
 
-namespace foreword::kernels::FOREWORD_LEVEL {
+namespace foreword::kernels::FOREWORD_ISA {
 
 constexpr int V = kPanelVectors;
 
-// Lines to fetch ahead while a tile computes, spread over its groups of kBlock inputs.
+// Cache lines to prefetch during a tile, spread over its groups of kBlock inputs.
 struct Stream {
   const uint8_t *next;
   int lines_per_group;
@@ -21,7 +22,7 @@ struct Stream {
 
 // Inputs [k, k_end) of one panel, or of two neighbours, against rows from `row` on.
 struct Tile {
-  const uint8_t *weights;  // of input k of the first panel, with the block scales that stand before them
+  const uint8_t *weights;  // of input k of the first panel, with the block scales before them
   const float *scales;     // i8: of the first panel's outputs
   size_t panel_bytes;
   const Activations &a;
@@ -29,7 +30,7 @@ struct Tile {
   Stream stream;
 };
 
-// f(k, end) for the part of each piece that the tile takes.
+// f(k, end) for the part of each piece in the tile.
 template <int Piece, class F>
 FW_INLINE void for_pieces(const Tile &t, F &&f) {
   for (int k = t.k, end; k < t.k_end; k = end) {
@@ -38,7 +39,7 @@ FW_INLINE void for_pieces(const Tile &t, F &&f) {
   }
 }
 
-// A kernel multiplies R rows by P panels. Its `Sum`s can be put aside between chunks of inputs and taken up again:
+// A kernel multiplies R rows by P panels. Its `Sum`s can be stored between chunks of inputs:
 //   kRows                  rows of its tallest tile
 //   begin(t, sums)         before the first input
 //   add(t, sums)           inputs [t.k, t.k_end)
@@ -46,7 +47,7 @@ FW_INLINE void for_pieces(const Tile &t, F &&f) {
 
 // ---------------------------------------------------------------------------------------------- f32, bf16
 
-// `Pairs` multiplies two inputs; it says what weights and activations are made of.
+// `Pairs` multiplies two inputs and defines the types of weights and activations.
 template <class Pairs>
 struct FloatKernel {
   static constexpr int kRows = kRowsF32;
@@ -119,7 +120,7 @@ struct Bf16Pairs {
   }
 };
 #else
-// Widened in registers: a pair's even and odd members are one shift and one mask away from floats.
+// Widened in registers: a shift makes a float of a pair's even member, a mask of its odd member.
 struct Bf16Pairs {
   using Weight = uint16_t;
   using Activation = float;
@@ -140,19 +141,19 @@ struct Bf16Pairs {
 using F32Kernel = FloatKernel<F32Pairs>;
 using Bf16Kernel = FloatKernel<Bf16Pairs>;
 
-// ---------------------------------------------------------------------------------------------- 8 bit a channel
+// ---------------------------------------------------------------------------------------------- 8 bit per channel
 
-// One integer sum over all inputs, which starts at -128 Σ a to take the weights' offset back out: activations have one scale a
-// row, weights one an output, and both come last.
+// One integer sum over all inputs, which starts at -128 Σ a to cancel the offset of the weights. The scales, one per
+// row of activations and one per output of weights, are multiplied at the end.
 struct I8Kernel {
   static constexpr int kRows = kRowsI8;
   using Sum = I32;
 
   template <int R, int P>
   static FW_INLINE void begin(const Tile &t, I32 (&sum)[R][P * V]) {
-    const ActivationBlock *facts = t.a.blocks + t.row;
+    const ActivationBlock *blocks = t.a.blocks + t.row;
     unroll<R>([&](auto r) FW_LAMBDA {
-      const I32 start = set1_i32(facts[r].neg128_sum);
+      const I32 start = set1_i32(blocks[r].neg128_sum);
       unroll<P * V>([&](auto v) FW_LAMBDA { sum[r][v] = start; });
     });
   }
@@ -181,11 +182,11 @@ struct I8Kernel {
 
   template <int R, int P>
   static FW_INLINE void end(const Tile &t, I32 (&sum)[R][P * V], F32 (&out)[R][P * V]) {
-    const ActivationBlock *facts = t.a.blocks + t.row;
+    const ActivationBlock *blocks = t.a.blocks + t.row;
     unroll<P * V>([&](auto v) FW_LAMBDA {
       const F32 scale = load(t.scales + (v / V) * (t.panel_bytes / sizeof(float)) + (v % V) * kLanes);
       unroll<R>([&](auto r) FW_LAMBDA {
-        out[r][v] = mul(to_f32(sum[r][v]), mul(scale, set1(facts[r].scale)));
+        out[r][v] = mul(to_f32(sum[r][v]), mul(scale, set1(blocks[r].scale)));
       });
     });
   }
@@ -193,8 +194,9 @@ struct I8Kernel {
 
 // ---------------------------------------------------------------------------------------------- block formats
 
-// Per block of 32 an exact integer sum, then acc += sum * d_w and, with a min, acc += m_w * Σ a. Activations in two planes have
-// one scale a row, which comes last; in one plane a scale a block, which goes with d_w and Σ a.
+// Per block of 32 an exact integer sum, then acc += sum * d_w and, with a min, acc += m_w * Σ a. Activations in two
+// planes have one scale per row, multiplied at the end; in one plane one scale per block, a factor of d_w and part of Σ
+// a.
 template <Format Fmt, int Planes>
 struct BlockKernel {
   static constexpr int kRows = kRowsBlock;
@@ -213,8 +215,8 @@ struct BlockKernel {
     return b.neg128_sum;
   }
 
-  // Quads [begin, end) of the block against every plane of the activations. A 4-bit load gives quad j in its low and quad j + 4
-  // in its high nibbles.
+  // Quads [begin, end) of the block against every plane of the activations. A 4-bit load holds quad j in its low and
+  // quad j + 4 in its high nibbles.
   template <int Begin, int End, int R, int N>
   static FW_INLINE void dots(const uint8_t *w, size_t panel, const int8_t *x, I32 (&sum)[Planes][R][N]) {
     unroll<is_4bit(Fmt) ? 4 : End - Begin>([&](auto load_index) FW_LAMBDA {
@@ -227,7 +229,8 @@ struct BlockKernel {
           const I32 first = quad(xr + 4 * j), second = is_4bit(Fmt) ? quad(xr + 4 * (j + 4)) : first;
           unroll<N>([&](auto n) FW_LAMBDA {
             I32 &s = sum[plane][r][n];
-            s = is_4bit(Fmt) ? dot4(dot4(s, low_nibbles(wv[n]), first), high_nibbles(wv[n]), second) : dot4_biased(s, wv[n], first);
+            s = is_4bit(Fmt) ? dot4(dot4(s, low_nibbles(wv[n]), first), high_nibbles(wv[n]), second)
+                             : dot4_biased(s, wv[n], first);
           });
         });
       });
@@ -240,19 +243,19 @@ struct BlockKernel {
     const uint8_t *block = t.weights;
     for_pieces<kPiece>(t, [&](int k, int end) FW_LAMBDA {
       const int8_t *x = activation_at<const int8_t>(t.a, t.row, k, kPiece);
-      const ActivationBlock *facts = t.a.blocks + static_cast<size_t>(k / kBlock) * t.a.block_stride + t.row;
+      const ActivationBlock *blocks = t.a.blocks + size_t(k / kBlock) * t.a.block_stride + t.row;
       for (; k < end; k += kBlock) {
         t.stream.advance();
-        add_block(block, t.panel_bytes, x, facts, acc);
+        add_block(block, t.panel_bytes, x, blocks, acc);
         block += block_bytes(Fmt);
         x += kBlock;
-        facts += t.a.block_stride;
+        blocks += t.a.block_stride;
       }
     });
   }
 
   template <int R, int N>
-  static FW_INLINE void add_block(const uint8_t *block, size_t panel, const int8_t *x, const ActivationBlock *facts,
+  static FW_INLINE void add_block(const uint8_t *block, size_t panel, const int8_t *x, const ActivationBlock *blocks,
                                   F32 (&acc)[R][N]) {
     constexpr size_t kScales = block_scale_bytes(Fmt);
     auto scales = [&](int n, int which) FW_LAMBDA {
@@ -260,10 +263,10 @@ struct BlockKernel {
       return load_f16(reinterpret_cast<const uint16_t *>(p));
     };
     unroll<kHalves ? 2 : 1>([&](auto half) FW_LAMBDA {
-      // With two planes 128 high + low is the sum; the low one carries the offset of the weights.
+      // With two planes the sum is 128 high + low; the low one includes the offset of the weights.
       I32 sum[Planes][R][N];
       unroll<R>([&](auto r) FW_LAMBDA {
-        const I32 offset = set1_i32(start(facts[r], half));
+        const I32 offset = set1_i32(start(blocks[r], half));
         unroll<N>([&](auto n) FW_LAMBDA {
           sum[0][r][n] = Planes == 1 ? offset : set1_i32(0);
           if constexpr (Planes == 2) sum[1][r][n] = offset;
@@ -275,7 +278,7 @@ struct BlockKernel {
         const F32 d = scales(n, half);
         unroll<R>([&](auto r) FW_LAMBDA {
           const I32 total = Planes == 1 ? sum[0][r][n] : shift_7_add(sum[0][r][n], sum[Planes - 1][r][n]);
-          const F32 scale = Planes == 2 ? d : mul(d, set1(facts[r].scale));
+          const F32 scale = Planes == 2 ? d : mul(d, set1(blocks[r].scale));
           acc[r][n] = fma(to_f32(total), scale, acc[r][n]);
         });
       });
@@ -283,19 +286,19 @@ struct BlockKernel {
     if constexpr (has_min(Fmt)) {
       unroll<N>([&](auto n) FW_LAMBDA {
         const F32 m = scales(n, 1);
-        unroll<R>([&](auto r) FW_LAMBDA { acc[r][n] = fma(m, set1(facts[r].sum), acc[r][n]); });
+        unroll<R>([&](auto r) FW_LAMBDA { acc[r][n] = fma(m, set1(blocks[r].sum), acc[r][n]); });
       });
     }
   }
 
   template <int R, int P>
   static FW_INLINE void end(const Tile &t, F32 (&acc)[R][P * V], F32 (&out)[R][P * V]) {
-    const ActivationBlock *facts = t.a.blocks + t.row;
+    const ActivationBlock *blocks = t.a.blocks + t.row;
     unroll<R>([&](auto r) FW_LAMBDA {
-      const F32 scale = set1(facts[r].scale);
+      const F32 scale = set1(blocks[r].scale);
       unroll<P * V>([&](auto v) FW_LAMBDA { out[r][v] = Planes == 2 ? mul(acc[r][v], scale) : acc[r][v]; });
     });
   }
 };
 
-}  // namespace foreword::kernels::FOREWORD_LEVEL
+}  // namespace foreword::kernels::FOREWORD_ISA

@@ -11,8 +11,8 @@
 namespace foreword::kernels {
 namespace {
 
-constexpr size_t kChunkBytes = size_t{16} << 20;
-constexpr size_t kHugePage = size_t{2} << 20;
+constexpr size_t kChunkBytes = size_t(16) << 20;
+constexpr size_t kHugePage = size_t(2) << 20;
 
 }  // namespace
 
@@ -22,7 +22,7 @@ Mapping::Mapping(size_t bytes) : bytes_(bytes) {
   void *p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (p == MAP_FAILED) throw std::bad_alloc();
 #if defined(__linux__)
-  if (bytes >= 4 * kHugePage) madvise(p, bytes, MADV_HUGEPAGE);  // fewer page-table walks while weights stream
+  if (bytes >= 4 * kHugePage) madvise(p, bytes, MADV_HUGEPAGE);  // fewer page-table walks
 #endif
 #else
   void *p = std::calloc(1, bytes);

@@ -1,4 +1,4 @@
-// Zeroed, aligned memory that the system hands out page by page as it is first touched.
+// Zeroed, aligned memory, mapped page by page at the first access.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,8 @@ class Mapping {
   Mapping() = default;
   explicit Mapping(size_t bytes);
   ~Mapping();
-  Mapping(Mapping &&other) noexcept : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+  Mapping(Mapping &&other) noexcept
+      : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
   Mapping &operator=(Mapping &&other) noexcept {
     std::swap(data_, other.data_);
     std::swap(bytes_, other.bytes_);
@@ -29,7 +30,7 @@ class Mapping {
   size_t bytes_ = 0;
 };
 
-// Many allocations that live as long as the arena, packed one behind the other at 64 bytes.
+// Allocations with the lifetime of the arena, adjacent, aligned to 64 bytes.
 class Arena {
  public:
   uint8_t *allocate(size_t bytes);
@@ -41,7 +42,7 @@ class Arena {
   uint8_t *next_ = nullptr;
 };
 
-// A zeroed array that only grows. Growing forgets the contents.
+// A zeroed array that only grows. Growing discards the contents.
 template <class T>
 class Buffer {
  public:
@@ -57,6 +58,25 @@ class Buffer {
  private:
   Mapping memory_;
   size_t count_ = 0;
+};
+
+// Row buffers are padded to this many floats: whole panels and whole blocks of every instruction set.
+constexpr int kRowPadding = 64;
+constexpr int padded_row(int size) { return (size + kRowPadding - 1) / kRowPadding * kRowPadding; }
+
+// Rows of `width` floats, each padded with zeros.
+class FloatRows {
+ public:
+  explicit FloatRows(int width) : stride_(padded_row(width)) {}
+
+  void reserve(int64_t rows) { buffer_.reserve(size_t(rows) * size_t(stride_)); }
+  float *row(int64_t index) const { return buffer_.data() + index * stride_; }
+  float *data() const { return buffer_.data(); }
+  int stride() const { return stride_; }
+
+ private:
+  int stride_;
+  Buffer<float> buffer_;
 };
 
 }  // namespace foreword::kernels

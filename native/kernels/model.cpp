@@ -1,14 +1,15 @@
 #include "kernels/model.h"
 
+#include <algorithm>
 #include <cstring>
 #include <stdexcept>
 
 namespace foreword::kernels {
 
-ActivationKind activation_kind(Format format, bool exact, const Level &level) {
+ActivationKind activation_kind(Format format, bool exact, const Isa &isa) {
   switch (format) {
     case Format::f32: return ActivationKind::f32;
-    case Format::bf16: return level.bf16_dot ? ActivationKind::bf16 : ActivationKind::f32;
+    case Format::bf16: return isa.bf16_dot ? ActivationKind::bf16 : ActivationKind::f32;
     case Format::i8: return ActivationKind::i8_rotated;
     default: return exact ? ActivationKind::i15 : ActivationKind::i8;
   }
@@ -18,14 +19,14 @@ namespace {
 
 // The layout of `rows` rows in the memory at `p`; returns its size.
 size_t lay_out(ActivationKind kind, int rows, int cols, uint8_t *p, Activations *a) {
-  const size_t count = static_cast<size_t>(rows), padded = static_cast<size_t>((cols + kBlock - 1) / kBlock * kBlock);
+  const size_t count = size_t(rows), padded = size_t((cols + kBlock - 1) / kBlock * kBlock);
   const bool bytes = kind == ActivationKind::i8 || kind == ActivationKind::i8_rotated;
   const size_t element = kind == ActivationKind::f32 ? 4 : bytes ? 1 : 2;
   const size_t pieces = (padded * element + kPieceBytes - 1) / kPieceBytes, data = count * pieces * kPieceBytes;
   const bool floats = kind == ActivationKind::f32 || kind == ActivationKind::bf16;
   const size_t blocks = floats ? 0 : kind == ActivationKind::i8_rotated ? 1 : padded / kBlock;
   a->kind = kind;
-  a->padded_cols = static_cast<int>(padded);
+  a->padded_cols = int(padded);
   a->piece_stride = count * kPieceBytes;
   a->block_stride = count;
   a->data = p;
@@ -35,57 +36,59 @@ size_t lay_out(ActivationKind kind, int rows, int cols, uint8_t *p, Activations 
 
 }  // namespace
 
-void ActivationBuffer::reserve(int rows, int cols, const bool *kinds) {
+void ActivationBuffer::reserve(int rows, int cols, const KindSet &kinds) {
+  used_ = kinds;
   for (int kind = 0; kind < kNumActivationKinds; ++kind) {
-    used_[kind] = kinds[kind];
     Activations unused;
-    if (kinds[kind]) memory_[kind].reserve(lay_out(static_cast<ActivationKind>(kind), rows, cols, nullptr, &unused));
+    if (kinds[kind]) memory_[kind].reserve(lay_out(ActivationKind(kind), rows, cols, nullptr, &unused));
   }
 }
 
 ActivationSet ActivationBuffer::view(int rows, int cols) const {
   ActivationSet set;
+  set.used = used_;
   for (int kind = 0; kind < kNumActivationKinds; ++kind) {
-    set.used[kind] = used_[kind];
-    if (used_[kind]) lay_out(static_cast<ActivationKind>(kind), rows, cols, memory_[kind].data(), &set.kinds[kind]);
+    if (used_[kind]) lay_out(ActivationKind(kind), rows, cols, memory_[kind].data(), &set.kinds[kind]);
   }
   return set;
 }
 
-Model::Model(const ModelConfig &config, const KVConfig &kv_config, const Level &level, int num_threads)
-    : config(config), level(level), pool(num_threads), kv(kv_config), padded_dim(kv_config.padded_dim) {}
+Model::Model(const ModelConfig &config, const KVConfig &kv_config, const Isa &isa, int num_threads)
+    : config(config), isa(isa), pool(num_threads), kv(kv_config), padded_dim(kv_config.padded_dim) {}
 
 const PackedMatrix *Model::pack(const SourceMatrix &source, Format format, bool exact) {
   auto m = std::make_unique<PackedMatrix>();
   m->format = format;
-  m->activations = activation_kind(format, exact, level);
+  m->activations = activation_kind(format, exact, isa);
   m->rows = source.rows;
   m->cols = source.cols;
   m->padded_cols = (source.cols + kBlock - 1) / kBlock * kBlock;
-  m->num_panels = (source.rows + level.panel_width - 1) / level.panel_width;
-  m->panel_bytes = level.panel_bytes(format, m->padded_cols);
-  m->panels = arena_.allocate(m->panel_bytes * static_cast<size_t>(m->num_panels));
-  const size_t scratch_bytes = (level.pack_scratch_bytes(m->padded_cols) + 63) / 64 * 64;
-  Mapping scratch(scratch_bytes * static_cast<size_t>(pool.size()));
+  widest_input_ = std::max(widest_input_, m->padded_cols);
+  m->num_panels = (source.rows + isa.panel_width - 1) / isa.panel_width;
+  m->panel_bytes = isa.panel_bytes(format, m->padded_cols);
+  m->panels = arena_.allocate(m->panel_bytes * size_t(m->num_panels));
+  const size_t scratch_bytes = (isa.pack_scratch_bytes(m->padded_cols) + 63) / 64 * 64;
+  Mapping scratch(scratch_bytes * size_t(pool.size()));
   pool.run([&](int thread) {
     const Share share = share_of(m->num_panels, thread, pool.size());
-    uint8_t *own = scratch.data() + scratch_bytes * static_cast<size_t>(thread);
-    for (int panel = share.begin; panel < share.end; ++panel) level.pack_panel(source, *m, panel, own);
+    uint8_t *own = scratch.data() + scratch_bytes * size_t(thread);
+    for (int panel = share.begin; panel < share.end; ++panel) isa.pack_panel(source, *m, panel, own);
   });
   matrices_.push_back(std::move(m));
   return matrices_.back().get();
 }
 
 Vector Model::copy_vector(const float *data, int size) {
-  float *copy = reinterpret_cast<float *>(arena_.allocate(sizeof(float) * static_cast<size_t>(padded_row(size))));
-  std::memcpy(copy, data, sizeof(float) * static_cast<size_t>(size));
+  float *copy = reinterpret_cast<float *>(arena_.allocate(sizeof(float) * size_t(padded_row(size))));
+  std::memcpy(copy, data, sizeof(float) * size_t(size));
   return copy;
 }
 
 Linear Model::make_linear(const std::vector<const PackedMatrix *> &matrices) {
   Linear linear;
   for (const PackedMatrix *m : matrices) {
-    if (!linear.parts.empty() && m->cols != linear.cols) throw std::invalid_argument("matrices side by side differ in inputs");
+    if (!linear.parts.empty() && m->cols != linear.cols)
+      throw std::invalid_argument("matrices side by side differ in inputs");
     linear.cols = m->cols;
     linear.parts.push_back({m, linear.stride});
     linear.stride += padded_row(m->rows);

@@ -1,24 +1,23 @@
-// A decoder's weights, packed, and the memory a step works in. Knows sizes and kinds, never a model's name.
+// A decoder: its packed weights, KV cache and threads. It is described by sizes and kinds of layers, never by a model's
+// name.
 #pragma once
 
-#include <atomic>
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "kernels/kv_cache.h"
-#include "kernels/level.h"
+#include "kernels/isa.h"
 #include "kernels/memory.h"
 #include "kernels/thread_pool.h"
 
 namespace foreword::kernels {
 
-// Row buffers are padded to this many floats: whole panels and whole blocks of every level.
-constexpr int kRowPadding = 64;
-inline int padded_row(int size) { return (size + kRowPadding - 1) / kRowPadding * kRowPadding; }
+using KindSet = std::array<bool, kNumActivationKinds>;
 
-// Matrices with one input whose outputs lie side by side in a row, each from a multiple of kRowPadding on.
+// Matrices with one input. Their outputs are side by side in a row, each from a multiple of kRowPadding on.
 struct Linear {
   struct Part {
     const PackedMatrix *matrix;
@@ -28,6 +27,11 @@ struct Linear {
   int cols = 0;
   int stride = 0;  // floats of an output row
   int num_panels = 0;
+
+  // Adds the kinds of input that the matrices take.
+  void add_kinds(KindSet &kinds) const {
+    for (const Part &part : parts) kinds[size_t(part.matrix->activations)] = true;
+  }
 };
 
 struct Mlp {
@@ -68,40 +72,45 @@ struct ModelConfig {
   float attn_softcap, final_softcap;  // 0: none
 };
 
-// The input of a product in each kind that some matrix asks for.
+// The input of a product in each kind that some matrix takes.
 struct ActivationSet {
   Activations kinds[kNumActivationKinds];
-  bool used[kNumActivationKinds] = {};
+  KindSet used{};
+
+  const Activations &of(const PackedMatrix &matrix) const { return kinds[size_t(matrix.activations)]; }
 };
 
 // `exact`: integer weights take 15-bit activations.
-ActivationKind activation_kind(Format format, bool exact, const Level &level);
+ActivationKind activation_kind(Format format, bool exact, const Isa &isa);
 
-// Memory for activations. Uses of different widths share it: `view` lays `rows` rows of `cols` inputs out in it.
+// Memory for activations, reusable for any shape up to the reserved one.
 class ActivationBuffer {
  public:
-  void reserve(int rows, int cols, const bool *kinds);
+  void reserve(int rows, int cols, const KindSet &kinds);
+  // `rows` rows of `cols` inputs laid out in the memory.
   ActivationSet view(int rows, int cols) const;
 
  private:
   Buffer<uint8_t> memory_[kNumActivationKinds];
-  bool used_[kNumActivationKinds] = {};
+  KindSet used_{};
 };
 
 class Model {
  public:
-  Model(const ModelConfig &config, const KVConfig &kv, const Level &level, int num_threads);
+  Model(const ModelConfig &config, const KVConfig &kv, const Isa &isa, int num_threads);
 
-  // Packing. `source` stays in use only by `set_embedding`, whose rows are read as tokens need them.
+  // Packing copies `source`. `set_embedding` does not: its rows are read in every step.
   const PackedMatrix *pack(const SourceMatrix &source, Format format, bool exact);
   Vector copy_vector(const float *data, int size);
   Linear make_linear(const std::vector<const PackedMatrix *> &matrices);
   void set_embedding(const SourceMatrix &source) { embedding = source; }
 
   size_t packed_bytes() const { return arena_.used(); }
+  // Inputs of the widest packed matrix, padded.
+  int widest_input() const { return widest_input_; }
 
   const ModelConfig config;
-  const Level &level;
+  const Isa &isa;
   ThreadPool pool;
   KVCache kv;
   SourceMatrix embedding{};
@@ -109,10 +118,11 @@ class Model {
   Linear lm_head;
   std::vector<Layer> layers;
   std::vector<Rope> ropes;
-  int padded_dim;  // head_dim rounded up to whole vectors of every level
+  int padded_dim;  // head_dim rounded up to whole vectors of every instruction set
 
  private:
   Arena arena_;
+  int widest_input_ = 0;
   std::vector<std::unique_ptr<PackedMatrix>> matrices_;
 };
 

@@ -6,7 +6,7 @@
 #include "kernels/half.h"
 #include "kernels/rotation.h"
 
-namespace foreword::kernels::FOREWORD_LEVEL {
+namespace foreword::kernels::FOREWORD_ISA {
 namespace {
 
 struct Scratch {
@@ -15,7 +15,7 @@ struct Scratch {
 };
 
 Scratch carve(void *memory, int padded_cols) {
-  const size_t cols = static_cast<size_t>(padded_cols);
+  const size_t cols = size_t(padded_cols);
   float *values = static_cast<float *>(memory);
   float *d = values + cols, *m = d + cols / kHalf;
   return {values, {reinterpret_cast<int8_t *>(m + cols / kHalf), d, m}};
@@ -27,22 +27,21 @@ float largest_magnitude(const float *x, int size) {
   return reduce_max(largest);
 }
 
-int8_t rounded(float x) { return static_cast<int8_t>(std::lrintf(x)); }
+int8_t rounded(float x) { return int8_t(std::lrintf(x)); }
 
 void put_f32(const float *x, int cols, int n, uint8_t *panel) {
   float *out = reinterpret_cast<float *>(panel);
-  for (int k = 0; k < cols; ++k) out[static_cast<size_t>(k) * kPanelWidth + n] = x[k];
+  for (int k = 0; k < cols; ++k) out[size_t(k) * kPanelWidth + n] = x[k];
 }
 
 void put_bf16(const float *x, int cols, int n, uint8_t *panel) {
   uint32_t *out = reinterpret_cast<uint32_t *>(panel);
   for (int k = 0; k < cols; k += 2) {
-    out[static_cast<size_t>(k / 2) * kPanelWidth + n] =
-        float_to_bf16(x[k]) | (static_cast<uint32_t>(float_to_bf16(x[k + 1])) << 16);
+    out[size_t(k / 2) * kPanelWidth + n] = float_to_bf16(x[k]) | (uint32_t(float_to_bf16(x[k + 1])) << 16);
   }
 }
 
-// A quad of 8-bit weights, offset by 128, as the word that four consecutive bytes make.
+// A quad of 8-bit weights, offset by 128, as one 32-bit word.
 uint32_t biased_quad(const int8_t *q) {
   uint32_t word;
   std::memcpy(&word, q, 4);
@@ -55,7 +54,7 @@ void put_i8(float *x, int8_t *q, int cols, int n, uint8_t *panel) {
   reinterpret_cast<float *>(panel)[n] = largest / (127.f * factor);
   uint32_t *out = reinterpret_cast<uint32_t *>(panel + sizeof(float) * kPanelWidth);
   for (int k = 0; k < cols; k += kLanes) store_s8(q + k, mul(load(x + k), inverse));
-  for (int k = 0; k < cols; k += 4) out[static_cast<size_t>(k / 4) * kPanelWidth + n] = biased_quad(q + k);
+  for (int k = 0; k < cols; k += 4) out[size_t(k / 4) * kPanelWidth + n] = biased_quad(q + k);
 }
 
 // The weights of one block, as the format's words: 8 quads of bytes, or 4 words of two quads' nibbles.
@@ -69,8 +68,8 @@ void put_block_weights(Format f, const int8_t *q, int n, uint8_t *weights) {
   for (int j = 0; j < 4; ++j) {
     uint32_t word = 0;
     for (int i = 0; i < 4; ++i) {
-      const uint32_t low = static_cast<uint32_t>(q[4 * j + i] + offset) & 15u;
-      const uint32_t high = static_cast<uint32_t>(q[4 * (j + 4) + i] + offset) & 15u;
+      const uint32_t low = uint32_t(q[4 * j + i] + offset) & 15u;
+      const uint32_t high = uint32_t(q[4 * (j + 4) + i] + offset) & 15u;
       word |= (low | (high << 4)) << (8 * i);
     }
     out[j * kPanelWidth + n] = word;
@@ -79,7 +78,7 @@ void put_block_weights(Format f, const int8_t *q, int n, uint8_t *weights) {
 
 void put_blocks(Format f, const BlockRow &row, int cols, int n, uint8_t *panel) {
   for (int b = 0; b < cols / kBlock; ++b) {
-    uint8_t *block = panel + static_cast<size_t>(b) * block_bytes(f);
+    uint8_t *block = panel + size_t(b) * block_bytes(f);
     uint16_t *scales = reinterpret_cast<uint16_t *>(block);
     scales[n] = float_to_half(row.d[2 * b]);
     if (has_min(f)) scales[kPanelWidth + n] = float_to_half(row.m[2 * b]);
@@ -88,8 +87,8 @@ void put_blocks(Format f, const BlockRow &row, int cols, int n, uint8_t *panel) 
   }
 }
 
-// Floats to blocks of 32: for q8 the largest magnitude is ±127; for q4_min the range is 0 .. 15. The stored scale is half
-// precision, so the integers are made with the rounded one.
+// Floats to blocks of 32: for q8 the largest magnitude becomes ±127; for q4_min the range is 0 .. 15. The integers are
+// computed with the scale as it is stored, rounded to half precision.
 void quantise_blocks(Format f, const float *x, int cols, const BlockRow &row) {
   for (int b = 0; b < cols / kBlock; ++b) {
     const float *v = x + kBlock * b;
@@ -113,8 +112,8 @@ void quantise_blocks(Format f, const float *x, int cols, const BlockRow &row) {
 }
 
 void clear(const Scratch &s, int cols) {
-  std::memset(s.values, 0, sizeof(float) * static_cast<size_t>(cols));
-  std::memset(s.blocks.q, 0, static_cast<size_t>(cols));
+  std::memset(s.values, 0, sizeof(float) * size_t(cols));
+  std::memset(s.blocks.q, 0, size_t(cols));
   for (int h = 0; h < cols / kHalf; ++h) s.blocks.d[h] = s.blocks.m[h] = 0.f;
 }
 
@@ -123,17 +122,19 @@ void clear(const Scratch &s, int cols) {
 size_t panel_bytes(Format format, int padded_cols) { return input_offset(format, padded_cols); }
 
 size_t pack_scratch_bytes(int padded_cols) {
-  const size_t cols = static_cast<size_t>(padded_cols);
+  const size_t cols = size_t(padded_cols);
   return cols * sizeof(float) + 2 * (cols / kHalf) * sizeof(float) + cols;
 }
 
 void pack_panel(const SourceMatrix &source, const PackedMatrix &matrix, int panel, void *scratch) {
   const Scratch s = carve(scratch, matrix.padded_cols);
-  uint8_t *out = matrix.panels + static_cast<size_t>(panel) * matrix.panel_bytes;
+  uint8_t *out = matrix.panels + size_t(panel) * matrix.panel_bytes;
   const int cols = matrix.padded_cols;
   clear(s, cols);
   for (int n = 0; n < kPanelWidth; ++n) {
     const int row = panel * kPanelWidth + n;
+    // Inputs from source.cols on are zero; put_i8 leaves those of the previous row changed.
+    std::memset(s.values + source.cols, 0, sizeof(float) * size_t(cols - source.cols));
     if (row >= source.rows) {
       clear(s, cols);
     } else if (!is_block_format(matrix.format)) {
@@ -157,14 +158,14 @@ void decode_row(const SourceMatrix &source, int row, float *out) {
   alignas(64) int8_t q[256];
   float d[256 / kHalf], m[256 / kHalf];
   if (is_float(source.source)) return decode_floats(source, row, {}, out);
-  // A piece of 256 values at a time: every format's block divides it, and its bytes follow from the row's.
-  const uint8_t *p = source.data + static_cast<size_t>(row) * source.row_bytes;
+  // Pieces of 256 values: a multiple of every format's block.
+  const uint8_t *p = source.data + size_t(row) * source.row_bytes;
   for (int k = 0; k < source.cols; k += 256) {
     const int count = smaller(256, source.cols - k);
-    const size_t offset = source.row_bytes * static_cast<size_t>(k) / static_cast<size_t>(source.cols);
+    const size_t offset = source.row_bytes * size_t(k) / size_t(source.cols);
     const SourceMatrix piece{source.source, 1, count, 0, p + offset};
     decode_floats(piece, 0, {q, d, m}, out + k);
   }
 }
 
-}  // namespace foreword::kernels::FOREWORD_LEVEL
+}  // namespace foreword::kernels::FOREWORD_ISA

@@ -1,9 +1,9 @@
-// Packing of weight matrices into the panels that `formats.h` draws.
+// Packing of weight matrices into panels. The layouts: PackedMatrix in formats.h.
 #pragma once
 
 #include "kernels/gguf.h"
 
-namespace foreword::kernels::FOREWORD_LEVEL {
+namespace foreword::kernels::FOREWORD_ISA {
 
 constexpr bool is_block_format(Format f) { return f >= Format::q4; }
 constexpr bool has_min(Format f) { return f == Format::q4_min || f == Format::q8_min; }
@@ -17,7 +17,7 @@ constexpr size_t block_bytes(Format f) { return block_scale_bytes(f) + kBlock * 
 
 // Where a panel holds the weights of input k on: a multiple of kBlock, or 2 in the float formats.
 constexpr size_t input_offset(Format f, int k) {
-  const size_t inputs = static_cast<size_t>(k);
+  const size_t inputs = size_t(k);
   switch (f) {
     case Format::f32: return sizeof(float) * kPanelWidth * inputs;
     case Format::bf16: return sizeof(uint16_t) * kPanelWidth * inputs;
@@ -31,4 +31,4 @@ size_t pack_scratch_bytes(int padded_cols);
 void pack_panel(const SourceMatrix &source, const PackedMatrix &matrix, int panel, void *scratch);
 void decode_row(const SourceMatrix &source, int row, float *out);
 
-}  // namespace foreword::kernels::FOREWORD_LEVEL
+}  // namespace foreword::kernels::FOREWORD_ISA

@@ -1,82 +1,47 @@
 #include "kernels/roofline.h"
 
-namespace foreword::kernels::FOREWORD_LEVEL {
+#include <algorithm>
+#include <vector>
+
+#include "kernels/clock.h"
+#include "kernels/memory.h"
+
+namespace foreword::kernels {
 namespace {
 
-constexpr int kChains = 12;  // independent accumulators: more than latency times issue width
-
-// Keeps a value alive and opaque, so that the compiler neither removes the work nor folds it.
-template <class T>
-FW_INLINE void opaque(T &value) {
-#if defined(__x86_64__)
-  asm volatile("" : "+x"(value));
-#elif defined(__aarch64__)
-  asm volatile("" : "+w"(value));
-#else
-  asm volatile("" : "+m"(value));
-#endif
+// Best rate of `work(thread) -> amount` on all threads.
+template <class Work>
+double best_rate(ThreadPool &pool, Work &&work) {
+  constexpr int kRounds = 5;
+  double best = 0.;
+  std::vector<double> amounts(size_t(pool.size()));
+  for (int round = 0; round < kRounds; ++round) {
+    const double start = now();
+    pool.run([&](int thread) { amounts[size_t(thread)] = double(work(thread)); });
+    const double seconds = now() - start;
+    double total = 0.;
+    for (double amount : amounts) total += amount;
+    best = std::max(best, total / seconds);
+  }
+  return best;
 }
 
 }  // namespace
 
-double peak_f32(int64_t repeats) {
-  F32 acc[kChains], a = set1(0.5f);
-  unroll<kChains>([&](auto i) FW_LAMBDA { acc[i] = set1(static_cast<float>(i)); });
-  for (int64_t n = 0; n < repeats; ++n) {
-    unroll<kChains>([&](auto i) FW_LAMBDA {
-      acc[i] = fma(a, a, acc[i]);
-      opaque(acc[i]);
-    });
-  }
-  return 2. * kLanes * kChains * static_cast<double>(repeats);
+Roofline measure_roofline(const Isa &isa, ThreadPool &pool, int megabytes) {
+  constexpr int64_t kRepeats = 2'000'000;
+  Roofline roofline{};
+  roofline.f32_flops = best_rate(pool, [&](int) { return isa.peak_f32(kRepeats); });
+  roofline.bf16_flops = best_rate(pool, [&](int) { return isa.peak_bf16(kRepeats); });
+  roofline.i8_ops = best_rate(pool, [&](int) { return isa.peak_i8(kRepeats); });
+  const size_t share = (size_t(megabytes) << 20) / size_t(pool.size()) / 64 * 64;
+  Mapping data(share * size_t(pool.size()));
+  auto part = [&](int thread) { return data.data() + share * size_t(thread); };
+  pool.run([&](int thread) {
+    for (size_t i = 0; i < share; i += 64) part(thread)[i] = 1;  // maps the pages
+  });
+  roofline.memory_bytes = best_rate(pool, [&](int thread) { return isa.read_memory(part(thread), share); });
+  return roofline;
 }
 
-double peak_bf16(int64_t repeats) {
-#if defined(FOREWORD_SIMD_BF16)
-  F32 acc[kChains];
-  const I32 a = set1_i32(0x3f003f00);
-  unroll<kChains>([&](auto i) FW_LAMBDA { acc[i] = set1(static_cast<float>(i)); });
-  for (int64_t n = 0; n < repeats; ++n) {
-    unroll<kChains>([&](auto i) FW_LAMBDA {
-      acc[i] = dot2(acc[i], a, a);
-      opaque(acc[i]);
-    });
-  }
-  return 4. * kLanes * kChains * static_cast<double>(repeats);
-#else
-  return peak_f32(repeats);  // bf16 is widened and multiplied in f32
-#endif
-}
-
-double peak_i8(int64_t repeats) {
-  I32 acc[kChains];
-  const uint8_t ones[64] = {1};
-  const U8 w = load_u8(ones);
-  const I32 a = set1_i32(0x01010101);
-  unroll<kChains>([&](auto i) FW_LAMBDA { acc[i] = set1_i32(i); });
-  for (int64_t n = 0; n < repeats; ++n) {
-    unroll<kChains>([&](auto i) FW_LAMBDA {
-      acc[i] = dot4(acc[i], w, a);
-      opaque(acc[i]);
-    });
-  }
-  return 8. * kLanes * kChains * static_cast<double>(repeats);
-}
-
-uint64_t read_memory(const uint8_t *data, size_t bytes) {
-  constexpr size_t kStep = 4 * sizeof(F32), kAhead = 2048;
-  F32 x[4];
-  unroll<4>([&](auto i) FW_LAMBDA { x[i] = set1(0.f); });
-  for (size_t at = 0; at + kStep <= bytes; at += kStep) {
-    if (at % 64 == 0) {
-      for (size_t line = 0; line < (kStep + 63) / 64; ++line) prefetch<3>(data + at + kAhead + 64 * line);
-    }
-    unroll<4>([&](auto i) FW_LAMBDA {
-      x[i] = max_f32(x[i], load(reinterpret_cast<const float *>(data + at) + i * kLanes));
-    });
-  }
-  unroll<4>([&](auto i) FW_LAMBDA { opaque(x[i]); });
-  return bytes / kStep * kStep;
-}
-
-}  // namespace foreword::kernels::FOREWORD_LEVEL
+}  // namespace foreword::kernels

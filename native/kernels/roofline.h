@@ -1,14 +1,17 @@
-// The machine's own limits at one level: what the kernels' speed is a fraction of.
+// The limits of this machine with one instruction set, which the speed of kernels is compared with.
 #pragma once
 
-#include "kernels/formats.h"
-#include "kernels/simd/simd.h"
+#include "kernels/isa.h"
+#include "kernels/thread_pool.h"
 
-namespace foreword::kernels::FOREWORD_LEVEL {
+namespace foreword::kernels {
 
-double peak_f32(int64_t repeats);
-double peak_bf16(int64_t repeats);
-double peak_i8(int64_t repeats);
-uint64_t read_memory(const uint8_t *data, size_t bytes);
+// Per second, on all threads of a pool.
+struct Roofline {
+  double f32_flops, bf16_flops, i8_ops, memory_bytes;
+};
 
-}  // namespace foreword::kernels::FOREWORD_LEVEL
+// Best of a few rounds; memory is read from `megabytes` MiB.
+Roofline measure_roofline(const Isa &isa, ThreadPool &pool, int megabytes);
+
+}  // namespace foreword::kernels

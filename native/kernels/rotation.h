@@ -1,7 +1,9 @@
-// An orthogonal transform of the inputs of an 8-bit product. Weights and activations both go through it, so Σ w a stays as it
-// is, while a number much larger than its neighbours is spread over many inputs: one scale a row then loses little.
+// An orthogonal transform of the inputs of an 8-bit product. It is applied to weights and activations, which leaves Σ w
+// a unchanged and distributes a number much larger than its neighbours over many inputs: with one scale per row, less
+// is lost.
 //
-//   x [size] → Hadamard transforms of the blocks of B consecutive inputs, B the largest power of two dividing size, at most 512
+//   x [size] → Hadamard transforms of blocks of B consecutive inputs, B the largest power of two dividing size, at
+//              most 512
 //            → Hadamard transforms of P inputs each, size / P apart, which mix the blocks, P = 2 or 4
 #pragma once
 
@@ -9,7 +11,7 @@
 
 #include "kernels/simd/simd.h"
 
-namespace foreword::kernels::FOREWORD_LEVEL {
+namespace foreword::kernels::FOREWORD_ISA {
 
 template <int Distance>
 struct Signs {
@@ -63,7 +65,7 @@ inline void butterflies(float *x, int size, int begin, int end) {
 // y := c R x for the orthogonal R above; returns c. `size` is a multiple of 32; y may be x.
 inline float rotate_inputs(const float *x, int size, float *y) {
   const int power = size & -size, block = smaller(power, 512), apart = smaller(power / 16, 4);
-  constexpr int kUnit = 2 * kLanes;  // the first stage between vectors is done on the way
+  constexpr int kUnit = 2 * kLanes;  // one stage between vectors is included
   for (int i = 0; i < size; i += kUnit) {
     F32 a = lane_butterflies(load(x + i)), b = lane_butterflies(load(x + i + kLanes));
     butterfly(a, b);
@@ -72,7 +74,7 @@ inline float rotate_inputs(const float *x, int size, float *y) {
   }
   butterflies(y, size, kUnit, block);
   butterflies(y, size, size / apart, size);
-  return std::sqrt(static_cast<float>(block * apart));
+  return std::sqrt(float(block * apart));
 }
 
-}  // namespace foreword::kernels::FOREWORD_LEVEL
+}  // namespace foreword::kernels::FOREWORD_ISA

@@ -13,17 +13,17 @@
 //
 // So a draw is a function of (seed, position, logits) alone. Sums, quotients and logarithms are in double precision.
 //
-// What is kept is always a prefix of the order, so it is described by its last token, the "edge". The work:
-//   block maxima (256 logits a block) bound every search: a block whose maximum is below a threshold is not looked at;
+// The kept tokens are always a prefix of the order, described by its last token, the "edge". The algorithm:
+//   block maxima (256 logits per block) bound every search: a block whose maximum is below a threshold is skipped;
 //   top-k: the k-th largest block maximum is a lower bound of the k-th largest logit; collect, then select;
 //   top-p: lower a threshold until the mass above it suffices; then select by mass inside what was collected;
-//   draw:  u <= 1 - 2^-25 bounds g, so a token far below the best so far cannot win and its noise is not made.
+//   draw:  u <= 1 - 2^-25 bounds g, so the noise of a token far below the best so far need not be computed.
 
 #include "kernels/sampler.h"
 
 #include <cmath>
 
-namespace foreword::kernels::FOREWORD_LEVEL {
+namespace foreword::kernels::FOREWORD_ISA {
 namespace {
 
 constexpr int kLogitBlock = 256;
@@ -41,7 +41,7 @@ struct Row {
   int size;
   float *block_max;  // [blocks]
   int blocks;
-  Token *found;     // room for every token
+  Token *found;      // [size]
   float max;
 };
 
@@ -97,8 +97,8 @@ int collect(const Row &row, float threshold) {
   return count;
 }
 
-// Moves the first `rank + 1` tokens of found[begin, end) in order to its front, in any order, with the rank-th at its place.
-// Written out, so that no library function is shared between levels.
+// Moves the first `rank + 1` tokens of found[begin, end) in order to its front, in any order, with the rank-th at its
+// place. Not a library function, which the instruction sets would share.
 void select(Token *found, int begin, int end, int rank) {
   while (end - begin > 1) {
     const Token pivot = found[begin + (end - begin - 1) / 2];  // not the last: both parts get smaller
@@ -129,7 +129,7 @@ void collect_top_k(const Row &row, int k) {
 }
 
 double mass(float x, float max, double temperature) {
-  return std::exp(static_cast<double>(x) / temperature - static_cast<double>(max) / temperature);
+  return std::exp(double(x) / temperature - double(max) / temperature);
 }
 
 // The shortest prefix of found[0, count) in order with at least `target` mass, moved to the front; returns its length.
@@ -152,14 +152,14 @@ int select_mass(Token *found, int count, float max, double temperature, double t
 
 // Σ exp((x - max) / T) of the whole row: single-precision exponentials, summed in double.
 double total_mass(const Row &row, double temperature) {
-  const F32 m = set1(row.max), t = set1(static_cast<float>(1. / temperature));
+  const F32 m = set1(row.max), t = set1(float(1. / temperature));
   double total = 0.;
   for (int b = 0; b < row.blocks; ++b) {
     const int end = block_end(row, b);
     F32 sum = set1(0.f);
     int i = b * kLogitBlock;
     for (; i + kLanes <= end; i += kLanes) sum = add(sum, exp_f32(mul(sub(load(row.x + i), m), t)));
-    total += static_cast<double>(reduce_add(sum));
+    total += double(reduce_add(sum));
     for (; i < end; ++i) total += mass(row.x[i], row.max, temperature);
   }
   return total;
@@ -170,7 +170,7 @@ int collect_top_p(const Row &row, double temperature, double top_p) {
   const double target = top_p * total_mass(row, temperature);
   for (double depth = 4.;; depth *= 1.6) {
     const bool everything = depth > 80.;
-    const float threshold = everything ? -__builtin_inff() : row.max - static_cast<float>(depth * temperature);
+    const float threshold = everything ? -__builtin_inff() : row.max - float(depth * temperature);
     const int count = collect(row, threshold);
     double sum = 0.;
     for (int i = 0; i < count; ++i) sum += mass(row.found[i].x, row.max, temperature);
@@ -178,28 +178,29 @@ int collect_top_p(const Row &row, double temperature, double top_p) {
   }
 }
 
-// Of the first `kept` tokens found (-1: of all) those with x / T >= max / T + log(min_p), to the front; returns how many.
+// Of the first `kept` tokens found (-1: of all) those with x / T >= max / T + log(min_p), to the front; returns how
+// many.
 int keep_min_p(const Row &row, int kept, double temperature, double min_p) {
-  const double least = static_cast<double>(row.max) / temperature + std::log(min_p);
-  if (kept < 0) {  // collect with some room, then compare exactly
+  const double least = double(row.max) / temperature + std::log(min_p);
+  if (kept < 0) {  // collect with a margin, then compare exactly
     const double x = least * temperature;
-    kept = collect(row, static_cast<float>(x - 1e-5 * (1. + std::fabs(x))));
+    kept = collect(row, float(x - 1e-5 * (1. + std::fabs(x))));
   }
   int count = 0;
   for (int i = 0; i < kept; ++i) {
-    if (static_cast<double>(row.found[i].x) / temperature >= least) row.found[count++] = row.found[i];
+    if (double(row.found[i].x) / temperature >= least) row.found[count++] = row.found[i];
   }
   return count;
 }
 
 FW_INLINE uint64_t hash(uint64_t seed, int64_t position, int32_t id) {
-  uint64_t h = seed + static_cast<uint64_t>(position) * 0x9E3779B97F4A7C15ull + static_cast<uint64_t>(id) * 0xBF58476D1CE4E5B9ull;
+  uint64_t h = seed + uint64_t(position) * 0x9E3779B97F4A7C15ull + uint64_t(id) * 0xBF58476D1CE4E5B9ull;
   h = (h ^ (h >> 30)) * 0xBF58476D1CE4E5B9ull;
   h = (h ^ (h >> 27)) * 0x94D049BB133111EBull;
   return h ^ (h >> 31);
 }
 
-double uniform(uint64_t h) { return (static_cast<double>(h >> 40) + 0.5) * 0x1p-24; }
+double uniform(uint64_t h) { return (double(h >> 40) + 0.5) * 0x1p-24; }
 double gumbel(double u) { return -std::log(-std::log(u)); }
 
 constexpr double kLargestGumbel = 17.4;  // -log(-log(1 - 2^-25)) = 17.33
@@ -210,10 +211,10 @@ struct Draw {
   double best = -__builtin_inf();
   int32_t id = 0;
 
-  // A token needs noise above -z = best - x / T to win, that is u > exp(-e^z), and exp(-e^z) >= 1 - e^z: with a smaller u the
-  // logarithms need not be made.
+  // A token needs noise above -z = best - x / T to win, that is u > exp(-e^z), and exp(-e^z) >= 1 - e^z: with a smaller
+  // u the logarithms are skipped.
   FW_INLINE void offer(Token t) {
-    const double score = static_cast<double>(t.x) / temperature, z = score - best;
+    const double score = double(t.x) / temperature, z = score - best;
     if (z < -kLargestGumbel) return;
     const double u = uniform(hash(row.seed, row.position, t.id));
     if (z < -3. && u < 1. - std::exp(z) - 1e-9) return;
@@ -222,24 +223,24 @@ struct Draw {
   }
 };
 
-// The draw over every token of the vocabulary. The same bound as in `offer`, a vector at a time in single precision with room
-// for its rounding; only the hash is made for every token in reach.
+// The draw over every token of the vocabulary. The bound of `offer` is evaluated per vector in single precision, with a
+// margin for rounding; for every token within the bound only the hash is computed.
 void draw_from_all(const Row &row, Draw &draw) {
-  const float inverse = static_cast<float>(1. / draw.temperature);
+  const float inverse = float(1. / draw.temperature);
   for (int b = 0; b < row.blocks; ++b) {
-    const double shift = static_cast<double>(row.max) / draw.temperature - draw.best;
-    const double top = (static_cast<double>(row.block_max[b]) - static_cast<double>(row.max)) / draw.temperature + shift;
+    const double shift = double(row.max) / draw.temperature - draw.best;
+    const double top = (double(row.block_max[b]) - double(row.max)) / draw.temperature + shift;
     if (top < -kLargestGumbel) continue;
     const int end = block_end(row, b);
     int i = b * kLogitBlock;
     for (; i + kLanes <= end; i += kLanes) {
-      const double best_shift = static_cast<double>(row.max) / draw.temperature - draw.best;
-      const F32 z = fma(sub(load(row.x + i), set1(row.max)), set1(inverse), set1(static_cast<float>(best_shift)));
+      const double best_shift = double(row.max) / draw.temperature - draw.best;
+      const F32 z = fma(sub(load(row.x + i), set1(row.max)), set1(inverse), set1(float(best_shift)));
       float limit[kLanes];  // of h >> 40
       store(limit, sub(set1(16777214.f), mul(exp_f32(z), set1(1.001f * 16777216.f))));
       for (int lane = 0; lane < kLanes; ++lane) {
         const uint64_t h = hash(draw.row.seed, draw.row.position, i + lane);
-        if (static_cast<float>(h >> 40) >= limit[lane]) draw.offer({row.x[i + lane], i + lane});
+        if (float(h >> 40) >= limit[lane]) draw.offer({row.x[i + lane], i + lane});
       }
     }
     for (; i < end; ++i) draw.offer({row.x[i], i});
@@ -249,7 +250,7 @@ void draw_from_all(const Row &row, Draw &draw) {
 }  // namespace
 
 size_t sample_scratch_bytes(int vocab_size) {
-  const size_t size = static_cast<size_t>(vocab_size), blocks = size / kLogitBlock + 1;
+  const size_t size = size_t(vocab_size), blocks = size / kLogitBlock + 1;
   return (size + blocks) * sizeof(Token) + blocks * sizeof(float);
 }
 
@@ -263,14 +264,15 @@ int32_t sample_row(const float *logits, int vocab_size, const SamplingRow &optio
   find_block_maxima(row);
   if (!(options.temperature > 0.f)) return first_of_value(row, row.max);
 
-  const double temperature = static_cast<double>(options.temperature), top_p = static_cast<double>(options.top_p);
-  const bool use_k = options.top_k > 0 && options.top_k < vocab_size, use_min = options.min_p > 0.f, use_p = options.top_p < 1.f;
+  const double temperature = double(options.temperature), top_p = double(options.top_p);
+  const bool use_k = options.top_k > 0 && options.top_k < vocab_size;
+  const bool use_min = options.min_p > 0.f, use_p = options.top_p < 1.f;
   int kept = -1;  // tokens at the front of `found`; -1: every token
   if (use_k) {
     collect_top_k(row, options.top_k);
     kept = options.top_k;
   }
-  if (use_min) kept = keep_min_p(row, kept, temperature, static_cast<double>(options.min_p));
+  if (use_min) kept = keep_min_p(row, kept, temperature, double(options.min_p));
   if (use_p && kept >= 0) {
     double total = 0.;
     for (int i = 0; i < kept; ++i) total += mass(row.found[i].x, row.max, temperature);
@@ -280,10 +282,10 @@ int32_t sample_row(const float *logits, int vocab_size, const SamplingRow &optio
   }
 
   Draw draw{options, temperature};
-  draw.offer({row.max, first_of_value(row, row.max)});  // a good first score skips most of the others
+  draw.offer({row.max, first_of_value(row, row.max)});  // a high first score excludes most of the others
   if (kept < 0) draw_from_all(row, draw);
   for (int i = 0; i < kept; ++i) draw.offer(row.found[i]);
   return draw.id;
 }
 
-}  // namespace foreword::kernels::FOREWORD_LEVEL
+}  // namespace foreword::kernels::FOREWORD_ISA

@@ -1,51 +1,61 @@
-# Kernel sources are compiled once per instruction-set level, each into its own namespace (FOREWORD_LEVEL), and chosen at run
-# time: native/kernels/dispatch.cpp. Adding a level: a simd/ header, a line here, a line there.
-set(FOREWORD_KERNEL_SOURCES activations attention gguf level linear packing roofline rows sampler)
+# Kernel sources are compiled once per instruction set, each into its own namespace (FOREWORD_ISA), and chosen at run
+# time by native/kernels/dispatch.cpp. Adding an instruction set: a header in simd/, a line here, a line there.
+set(FOREWORD_KERNEL_SOURCES activations attention gguf isa kv_store linear packing peaks row_ops sampler)
 
-function(foreword_add_level level)
+function(foreword_add_isa isa)
   set(sources)
   foreach(source ${FOREWORD_KERNEL_SOURCES})
     list(APPEND sources native/kernels/${source}.cpp)
   endforeach()
-  add_library(foreword_kernels_${level} OBJECT ${sources})
-  target_include_directories(foreword_kernels_${level} PRIVATE native)
-  target_compile_definitions(foreword_kernels_${level} PRIVATE FOREWORD_LEVEL=${level})
-  # No contraction: where a multiply and an add are fused is said in the source, so that every tile shape rounds alike.
-  target_compile_options(foreword_kernels_${level} PRIVATE -O3 -Wall -Wextra -ffp-contract=off -fno-math-errno ${ARGN})
+  add_library(foreword_kernels_${isa} OBJECT ${sources})
+  target_include_directories(foreword_kernels_${isa} PRIVATE native)
+  target_compile_definitions(foreword_kernels_${isa} PRIVATE FOREWORD_ISA=${isa})
+  # No contraction: fused multiply-adds are explicit in the source, so that every tile shape rounds alike.
+  target_compile_options(foreword_kernels_${isa} PRIVATE -O3 -Wall -Wextra -ffp-contract=off -fno-math-errno ${ARGN})
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-    target_compile_options(foreword_kernels_${level} PRIVATE -Wno-uninitialized -Wno-maybe-uninitialized)  # GCC bug 105593
+    target_compile_options(foreword_kernels_${isa} PRIVATE -Wno-uninitialized -Wno-maybe-uninitialized)  # GCC bug 105593
   endif()
-  set_target_properties(foreword_kernels_${level} PROPERTIES CXX_VISIBILITY_PRESET hidden)
-  target_sources(_native PRIVATE $<TARGET_OBJECTS:foreword_kernels_${level}>)
-  target_compile_definitions(_native PRIVATE FOREWORD_HAS_${level})
+  set_target_properties(foreword_kernels_${isa} PROPERTIES CXX_VISIBILITY_PRESET hidden)
+  target_sources(_native PRIVATE $<TARGET_OBJECTS:foreword_kernels_${isa}>)
+  target_compile_definitions(_native PRIVATE FOREWORD_HAS_${isa})
 endfunction()
 
 include(CheckCXXCompilerFlag)
-foreword_add_level(scalar)
+foreword_add_isa(scalar)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64|amd64")
   set(avx512 -mavx2 -mfma -mf16c -mbmi2 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni)
   check_cxx_compiler_flag(-mavx512vnni FOREWORD_COMPILER_HAS_VNNI)
   check_cxx_compiler_flag(-mavx512bf16 FOREWORD_COMPILER_HAS_BF16)
-  foreword_add_level(avx2 -DFOREWORD_SIMD_AVX2 -mavx2 -mfma -mf16c -mbmi2)
+  foreword_add_isa(avx2 -DFOREWORD_SIMD_AVX2 -mavx2 -mfma -mf16c -mbmi2)
   if(FOREWORD_COMPILER_HAS_VNNI)
-    foreword_add_level(avx512_vnni -DFOREWORD_SIMD_AVX512 ${avx512})
+    foreword_add_isa(avx512_vnni -DFOREWORD_SIMD_AVX512 ${avx512})
   endif()
   if(FOREWORD_COMPILER_HAS_BF16)
-    foreword_add_level(avx512_bf16 -DFOREWORD_SIMD_AVX512 -DFOREWORD_SIMD_BF16 ${avx512} -mavx512bf16)
+    foreword_add_isa(avx512_bf16 -DFOREWORD_SIMD_AVX512 -DFOREWORD_SIMD_BF16 ${avx512} -mavx512bf16)
   endif()
 elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64|ARM64")
-  foreword_add_level(neon -DFOREWORD_SIMD_NEON -march=armv8.2-a+dotprod)
+  foreword_add_isa(neon -DFOREWORD_SIMD_NEON -march=armv8.2-a+dotprod)
 endif()
 
 target_sources(_native PRIVATE
   native/kernels/bench.cpp
   native/kernels/bind.cpp
   native/kernels/dispatch.cpp
+  native/kernels/forward/attention_plan.cpp
+  native/kernels/forward/attention_stage.cpp
+  native/kernels/forward/context.cpp
+  native/kernels/forward/embedding_stage.cpp
+  native/kernels/forward/forward.cpp
+  native/kernels/forward/input.cpp
+  native/kernels/forward/logits_stage.cpp
+  native/kernels/forward/mlp_stage.cpp
+  native/kernels/forward/moe_stage.cpp
+  native/kernels/forward/products.cpp
   native/kernels/kv_cache.cpp
   native/kernels/memory.cpp
   native/kernels/model.cpp
-  native/kernels/moe.cpp
-  native/kernels/step.cpp
+  native/kernels/roofline.cpp
+  native/kernels/sampling.cpp
   native/kernels/thread_pool.cpp
 )
 find_package(Threads REQUIRED)

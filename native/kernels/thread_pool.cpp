@@ -1,9 +1,10 @@
 #include "kernels/thread_pool.h"
 
 #include <cstdio>
+#include <cstdlib>
 #include <set>
+#include <stdexcept>
 #include <string>
-#include <utility>
 
 #if defined(__linux__)
 #include <sched.h>
@@ -12,9 +13,9 @@
 namespace foreword::kernels {
 namespace {
 
-// A pause takes 40 to 140 cycles. Other threads are mostly due within microseconds; if not, someone else holds a core.
+// A pause takes 40 to 140 cycles. Other threads usually arrive within microseconds, unless another process uses a core.
 constexpr int kSpins = 500;
-constexpr int kIdleSpins = 5000;  // between steps, before a worker goes to sleep
+constexpr int kIdleSpins = 5000;  // between steps, before a thread sleeps
 
 void pause() {
 #if defined(__x86_64__)
@@ -24,7 +25,7 @@ void pause() {
 #endif
 }
 
-// Spins until `done()`, giving the processor away now and then in case someone else needs it to get us there.
+// Spins until `done()`, then yields the processor between checks: the awaited thread may need it.
 template <class F>
 void spin_until(F &&done) {
   for (int spins = 0; !done(); ++spins) {
@@ -88,8 +89,11 @@ void ThreadPool::barrier() {
   spin_until([this, phase] { return phase_.load(std::memory_order_acquire) != phase; });
 }
 
+namespace {
+
+// Cores this process may use, hardware threads of one core counted once.
 int physical_cores() {
-  const int logical = static_cast<int>(std::thread::hardware_concurrency());
+  const int logical = int(std::thread::hardware_concurrency());
 #if defined(__linux__)
   cpu_set_t allowed;
   if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return logical > 0 ? logical : 1;
@@ -104,9 +108,22 @@ int physical_cores() {
     }
     cores.insert(line[0] ? std::string(line) : std::to_string(cpu));
   }
-  if (!cores.empty()) return static_cast<int>(cores.size());
+  if (!cores.empty()) return int(cores.size());
 #endif
   return logical > 0 ? logical : 1;
+}
+
+}  // namespace
+
+int default_num_threads() {
+  const char *variable = std::getenv("FOREWORD_NUM_THREADS");
+  if (!variable || !*variable) return physical_cores();
+  char *end = nullptr;
+  const long count = std::strtol(variable, &end, 10);
+  if (*end || count < 1 || count > 4096) {
+    throw std::invalid_argument(std::string("FOREWORD_NUM_THREADS = '") + variable + "' is not a number of threads");
+  }
+  return int(count);
 }
 
 }  // namespace foreword::kernels

@@ -1,4 +1,4 @@
-// Threads that run one function together: one parallel region a step, barriers inside it.
+// Threads that run one function together: one parallel region per step, with barriers inside it.
 #pragma once
 
 #include <atomic>
@@ -8,8 +8,8 @@
 
 namespace foreword::kernels {
 
-// The calling thread is number 0, so a pool of n owns n - 1 threads. They spin for a moment after a region, since the next
-// step usually follows at once, then sleep: an idle engine uses no processor time.
+// The calling thread is thread 0, so a pool of size n owns n - 1 threads. They spin shortly after a region, because the
+// next step usually follows at once, then sleep: an idle pool uses no processor time.
 class ThreadPool {
  public:
   explicit ThreadPool(int num_threads);
@@ -44,15 +44,16 @@ class ThreadPool {
   alignas(64) std::atomic<uint32_t> phase_{0};
 };
 
-// The half-open share of `thread` when [0, n) is cut into nearly equal parts.
+// The half-open share of `thread` when [0, n) is divided into nearly equal parts.
 struct Share {
   int begin, end;
 };
 inline Share share_of(int n, int thread, int num_threads) {
-  return {static_cast<int>(int64_t{n} * thread / num_threads), static_cast<int>(int64_t{n} * (thread + 1) / num_threads)};
+  return {int(int64_t(n) * thread / num_threads), int(int64_t(n) * (thread + 1) / num_threads)};
 }
 
-// Physical cores this process may use.
-int physical_cores();
+// The variable FOREWORD_NUM_THREADS, or the physical cores this process may use. Throws std::invalid_argument if the
+// variable is not a number from 1 to 4096.
+int default_num_threads();
 
 }  // namespace foreword::kernels

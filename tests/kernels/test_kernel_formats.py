@@ -53,8 +53,9 @@ def run(spec, weights, **options):
         ("fp32", "int8", 0.03),
     ],
 )
-def test_error_of_a_format_is_bounded(weight_format, kv_format, bound, isa):
-    spec = SPECS["llama"]
+@pytest.mark.parametrize("name", ["llama", "odd_sizes"])
+def test_error_of_a_format_is_bounded(name, weight_format, kv_format, bound, isa):
+    spec = SPECS[name]
     error = run(spec, random_weights(spec), weight_format=weight_format, kv_format=kv_format, isa=isa)
     assert 1e-5 < error < bound
 

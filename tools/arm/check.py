@@ -2,7 +2,7 @@
 
     python tools/arm/check.py        or: make arm
 
-Makes its environment in build/arm. levels.cpp says what is compared.
+Makes its environment in build/arm. isas.cpp says what is compared.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ BUILD = ROOT / "build" / "arm"
 PACKAGES = ("ziglang", "unicorn", "pyelftools")
 
 SOURCES = ROOT / "native" / "kernels"
-PER_LEVEL = re.search(r"set\(FOREWORD_KERNEL_SOURCES ([^)]*)\)", (SOURCES / "sources.cmake").read_text())[1].split()
+PER_ISA = re.search(r"set\(FOREWORD_KERNEL_SOURCES ([^)]*)\)", (SOURCES / "sources.cmake").read_text())[1].split()
 NEEDS_PYTHON = ("bind",)
 
 # As in sources.cmake.
 EXACT = ("-ffp-contract=off", "-fno-math-errno")
-LEVELS = {
-    "scalar": ("-DFOREWORD_LEVEL=scalar", *EXACT),
-    "neon": ("-DFOREWORD_LEVEL=neon", "-DFOREWORD_SIMD_NEON", "-mcpu=generic+dotprod", *EXACT),
+ISAS = {
+    "scalar": ("-DFOREWORD_ISA=scalar", *EXACT),
+    "neon": ("-DFOREWORD_ISA=neon", "-DFOREWORD_SIMD_NEON", "-mcpu=generic+dotprod", *EXACT),
 }
 
 
@@ -44,13 +44,13 @@ def main() -> None:
 
 def build() -> Path:
     """The program, static, for Linux on aarch64."""
-    jobs = [(SOURCES / f"{name}.cpp", level, flags) for level, flags in LEVELS.items() for name in PER_LEVEL]
-    others = [s for s in sorted(SOURCES.glob("*.cpp")) if s.stem not in (*PER_LEVEL, *NEEDS_PYTHON)]
+    jobs = [(SOURCES / f"{name}.cpp", isa, flags) for isa, flags in ISAS.items() for name in PER_ISA]
+    others = [s for s in sorted(SOURCES.rglob("*.cpp")) if s.stem not in (*PER_ISA, *NEEDS_PYTHON)]
     jobs += [(source, "driver", ("-DFOREWORD_HAS_neon",)) for source in others]
-    jobs += [(Path(__file__).with_name("levels.cpp"), "driver", ())]
+    jobs += [(Path(__file__).with_name("isas.cpp"), "driver", ())]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         objects = list(pool.map(lambda job: _compile(*job), jobs))
-    program = BUILD / "levels"
+    program = BUILD / "isas"
     _zig("-static", *objects, "-o", program)
     return program
 

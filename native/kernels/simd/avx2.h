@@ -1,9 +1,10 @@
-// 256-bit vectors: AVX2, FMA and F16C. There is no 8-bit dot product; it is made of 16-bit products of |w| and a * sign(w).
+// 256-bit vectors: AVX2, FMA and F16C. There is no 8-bit dot product; it is made of 16-bit products of |w| and a *
+// sign(w).
 #pragma once
 
 #include <immintrin.h>
 
-namespace foreword::kernels::FOREWORD_LEVEL {
+namespace foreword::kernels::FOREWORD_ISA {
 
 using F32 = __m256;
 using I32 = __m256i;
@@ -59,7 +60,7 @@ FW_INLINE F32 keep_lanes(F32 v, int begin, int end, F32 other) {
 }
 // Bit i is set where v[i] >= threshold[i].
 FW_INLINE uint32_t lanes_at_least(F32 v, F32 threshold) {
-  return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(v, threshold, _CMP_GE_OQ)));
+  return uint32_t(_mm256_movemask_ps(_mm256_cmp_ps(v, threshold, _CMP_GE_OQ)));
 }
 
 FW_INLINE I32 set1_i32(int32_t x) { return _mm256_set1_epi32(x); }
@@ -70,7 +71,7 @@ FW_INLINE I32 round_to_i32(F32 a) { return _mm256_cvtps_epi32(a); }
 FW_INLINE I32 shift_right_7(I32 a) { return _mm256_srli_epi32(a, 7); }
 FW_INLINE I32 low_7_bits(I32 a) { return _mm256_and_si256(a, _mm256_set1_epi32(127)); }
 FW_INLINE void store_bytes(int8_t *p, I32 a, I32 b, I32 c, I32 d) {
-  const __m256i bytes = _mm256_packus_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));  // half by half: a b c d
+  const __m256i bytes = _mm256_packus_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));  // per half: a b c d
   const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
   _mm256_storeu_si256(reinterpret_cast<__m256i *>(p), _mm256_permutevar8x32_epi32(bytes, order));
 }
@@ -95,7 +96,9 @@ FW_INLINE I32 dot4_biased(I32 acc, U8 w, I32 a) {
 }
 FW_INLINE I32 dot4_positive(I32 acc, U8 w, I32 a) { return dot4(acc, a, w); }
 
-FW_INLINE F32 load_f16(const uint16_t *p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p))); }
+FW_INLINE F32 load_f16(const uint16_t *p) {
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)));
+}
 FW_INLINE F32 load_s8(const int8_t *p) {
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(p))));
 }
@@ -110,7 +113,7 @@ FW_INLINE void store_s8(int8_t *p, F32 v) {
 FW_INLINE I32 load_pairs(const uint16_t *p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)); }
 FW_INLINE F32 even_of_pairs(I32 v) { return _mm256_castsi256_ps(_mm256_slli_epi32(v, 16)); }
 FW_INLINE F32 odd_of_pairs(I32 v) {
-  return _mm256_castsi256_ps(_mm256_and_si256(v, _mm256_set1_epi32(static_cast<int32_t>(0xffff0000u))));
+  return _mm256_castsi256_ps(_mm256_and_si256(v, _mm256_set1_epi32(int32_t(0xffff0000u))));
 }
 FW_INLINE void store_bf16(uint16_t *p, F32 v) {
   const __m256i bits = _mm256_castps_si256(v);
@@ -124,4 +127,4 @@ FW_INLINE void store_bf16(uint16_t *p, F32 v) {
 template <int Locality>
 FW_INLINE void prefetch(const void *p) { __builtin_prefetch(p, 0, Locality); }
 
-}  // namespace foreword::kernels::FOREWORD_LEVEL
+}  // namespace foreword::kernels::FOREWORD_ISA

@@ -3,7 +3,7 @@
 
 #include <immintrin.h>
 
-namespace foreword::kernels::FOREWORD_LEVEL {
+namespace foreword::kernels::FOREWORD_ISA {
 
 using F32 = __m512;
 using I32 = __m512i;
@@ -54,7 +54,7 @@ FW_INLINE I32 round_to_i32(F32 a) { return _mm512_cvtps_epi32(a); }
 FW_INLINE I32 shift_right_7(I32 a) { return _mm512_srli_epi32(a, 7); }
 FW_INLINE I32 low_7_bits(I32 a) { return _mm512_and_si512(a, _mm512_set1_epi32(127)); }
 FW_INLINE void store_bytes(int8_t *p, I32 a, I32 b, I32 c, I32 d) {
-  const __m512i bytes = _mm512_packus_epi16(_mm512_packs_epi32(a, b), _mm512_packs_epi32(c, d));  // lane by lane: a b c d
+  const __m512i bytes = _mm512_packus_epi16(_mm512_packs_epi32(a, b), _mm512_packs_epi32(c, d));  // per lane: a b c d
   const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
   _mm512_storeu_si512(p, _mm512_permutexvar_epi32(order, bytes));
 }
@@ -68,8 +68,8 @@ FW_INLINE I32 quad(const int8_t *p) {
   std::memcpy(&bits, p, 4);
   return _mm512_set1_epi32(bits);
 }
-// acc + a b, and the dot products below: inline assembly, not the intrinsic, since with 24 accumulators GCC 12 copies registers
-// around the intrinsic.
+// acc + a b, and the dot products below: inline assembly, not the intrinsic, since with 24 accumulators GCC 12 copies
+// registers around the intrinsic.
 FW_INLINE F32 accumulate(F32 acc, F32 a, F32 b) {
   asm("vfmadd231ps %2, %1, %0" : "+v"(acc) : "v"(a), "v"(b));
   return acc;
@@ -96,7 +96,7 @@ FW_INLINE void store_s8(int8_t *p, F32 v) {
 FW_INLINE I32 load_pairs(const uint16_t *p) { return _mm512_loadu_si512(p); }
 FW_INLINE F32 even_of_pairs(I32 v) { return _mm512_castsi512_ps(_mm512_slli_epi32(v, 16)); }
 FW_INLINE F32 odd_of_pairs(I32 v) {
-  return _mm512_castsi512_ps(_mm512_and_si512(v, _mm512_set1_epi32(static_cast<int32_t>(0xffff0000u))));
+  return _mm512_castsi512_ps(_mm512_and_si512(v, _mm512_set1_epi32(int32_t(0xffff0000u))));
 }
 FW_INLINE void store_bf16(uint16_t *p, F32 v) {
   const __m512i bits = _mm512_castps_si512(v);
@@ -123,4 +123,4 @@ constexpr bool kBf16Dot = false;
 template <int Locality>
 FW_INLINE void prefetch(const void *p) { __builtin_prefetch(p, 0, Locality); }
 
-}  // namespace foreword::kernels::FOREWORD_LEVEL
+}  // namespace foreword::kernels::FOREWORD_ISA

@@ -3,7 +3,7 @@
 
 #include <arm_neon.h>
 
-namespace foreword::kernels::FOREWORD_LEVEL {
+namespace foreword::kernels::FOREWORD_ISA {
 
 using F32 = float32x4_t;
 using I32 = int32x4_t;
@@ -110,7 +110,7 @@ FW_INLINE void store_s8(int8_t *p, F32 v) {
 FW_INLINE I32 load_pairs(const uint16_t *p) { return vreinterpretq_s32_u16(vld1q_u16(p)); }
 FW_INLINE F32 even_of_pairs(I32 v) { return vreinterpretq_f32_s32(vshlq_n_s32(v, 16)); }
 FW_INLINE F32 odd_of_pairs(I32 v) {
-  return vreinterpretq_f32_s32(vandq_s32(v, vdupq_n_s32(static_cast<int32_t>(0xffff0000u))));
+  return vreinterpretq_f32_s32(vandq_s32(v, vdupq_n_s32(int32_t(0xffff0000u))));
 }
 FW_INLINE void store_bf16(uint16_t *p, F32 v) {
   const uint32x4_t bits = vreinterpretq_u32_f32(v);
@@ -121,4 +121,4 @@ FW_INLINE void store_bf16(uint16_t *p, F32 v) {
 template <int Locality>
 FW_INLINE void prefetch(const void *p) { __builtin_prefetch(p, 0, Locality); }
 
-}  // namespace foreword::kernels::FOREWORD_LEVEL
+}  // namespace foreword::kernels::FOREWORD_ISA

@@ -1,10 +1,10 @@
-// Vectors of four lanes in the compiler's own vector types: right on every machine, fast on none. Multiplies and adds are
-// separate roundings here (there may be no fused instruction), so results differ in the last bits from other levels.
+// Vectors of four lanes in the compiler's own vector types, for any machine. Multiply and add are rounded separately (a
+// fused instruction may not exist), so results differ in the last bits from other instruction sets.
 #pragma once
 
 #include <cmath>
 
-namespace foreword::kernels::FOREWORD_LEVEL {
+namespace foreword::kernels::FOREWORD_ISA {
 
 typedef float F32 __attribute__((vector_size(16)));
 typedef int32_t I32 __attribute__((vector_size(16)));
@@ -70,7 +70,7 @@ FW_INLINE F32 keep_lanes(F32 v, int begin, int end, F32 other) {
 // Bit i is set where v[i] >= threshold[i].
 FW_INLINE uint32_t lanes_at_least(F32 v, F32 threshold) {
   uint32_t bits = 0;
-  for (int i = 0; i < kLanes; ++i) bits |= static_cast<uint32_t>(v[i] >= threshold[i]) << i;
+  for (int i = 0; i < kLanes; ++i) bits |= uint32_t(v[i] >= threshold[i]) << i;
   return bits;
 }
 
@@ -83,10 +83,10 @@ FW_INLINE I32 shift_right_7(I32 a) { return a >> 7; }
 FW_INLINE I32 low_7_bits(I32 a) { return a & 127; }
 FW_INLINE void store_bytes(int8_t *p, I32 a, I32 b, I32 c, I32 d) {
   for (int i = 0; i < kLanes; ++i) {
-    p[i] = static_cast<int8_t>(a[i]);
-    p[kLanes + i] = static_cast<int8_t>(b[i]);
-    p[2 * kLanes + i] = static_cast<int8_t>(c[i]);
-    p[3 * kLanes + i] = static_cast<int8_t>(d[i]);
+    p[i] = int8_t(a[i]);
+    p[kLanes + i] = int8_t(b[i]);
+    p[2 * kLanes + i] = int8_t(c[i]);
+    p[3 * kLanes + i] = int8_t(d[i]);
   }
 }
 FW_INLINE U8 load_u8(const uint8_t *p) { return load_bits<U8>(p); }
@@ -125,21 +125,21 @@ FW_INLINE F32 load_s8(const int8_t *p) {
 // Rounds to nearest even; the caller keeps |v| <= 127.
 FW_INLINE void store_s8(int8_t *p, F32 v) {
   const I32 q = to_i32(round_f32(v));
-  for (int i = 0; i < kLanes; ++i) p[i] = static_cast<int8_t>(q[i]);
+  for (int i = 0; i < kLanes; ++i) p[i] = int8_t(q[i]);
 }
 
 // A vector of bf16 pairs: the even and the odd members as floats.
 FW_INLINE I32 load_pairs(const uint16_t *p) { return load_bits<I32>(p); }
 FW_INLINE F32 even_of_pairs(I32 v) { return bits_as<F32>(v << 16); }
-FW_INLINE F32 odd_of_pairs(I32 v) { return bits_as<F32>(v & static_cast<int32_t>(0xffff0000u)); }
+FW_INLINE F32 odd_of_pairs(I32 v) { return bits_as<F32>(v & int32_t(0xffff0000u)); }
 FW_INLINE void store_bf16(uint16_t *p, F32 v) {
   for (int i = 0; i < kLanes; ++i) {
-    const uint32_t bits = bits_as<uint32_t>(static_cast<float>(v[i]));
-    p[i] = static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+    const uint32_t bits = bits_as<uint32_t>(float(v[i]));
+    p[i] = uint16_t((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
   }
 }
 
 template <int Locality>
 FW_INLINE void prefetch(const void *p) { __builtin_prefetch(p, 0, Locality); }
 
-}  // namespace foreword::kernels::FOREWORD_LEVEL
+}  // namespace foreword::kernels::FOREWORD_ISA

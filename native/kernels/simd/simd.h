@@ -1,14 +1,14 @@
-// The vector operations of one level, under one set of names. A kernel is written once over them.
+// The vector operations of one instruction set, under common names: each kernel is written once.
 //
-//   kLanes          floats a vector              kPanelVectors   vectors a weight panel is wide
-//   kRowsF32, kRowsI8, kRowsBlock   rows of a register tile of a product: floats; 8 bit a channel; 8 bit with block scales
+//   kLanes          floats of a vector           kPanelVectors   vectors across a weight panel
+//   kRowsF32, kRowsI8, kRowsBlock   rows of a register tile of a product: float, 8 bit per channel, block formats
 //   kWideRows × kWideVectors, kTallRows × 2   register tiles of attention: for few rows, for many
 //   kBf16Dot        dot2(acc, pairs, pair): acc + Σ of two bf16 products per lane
 //   kDotBias        dot4_biased(acc, w + 128, a) adds Σ (w + kDotBias) a over the four bytes of each lane
 //   store_bytes     four vectors of numbers 0 … 127 as bytes, in order
 //   dot4_positive   dot4_positive(acc, w, a) adds Σ w a for signed w and a of 0 … 127
 //
-// Everything is in the level's own namespace and always inlined: two levels never share a function.
+// Everything is in the namespace of the instruction set and always inlined: no function is shared between two of them.
 #pragma once
 
 #include <cstddef>
@@ -16,8 +16,8 @@
 #include <cstring>
 #include <utility>
 
-#ifndef FOREWORD_LEVEL
-#error "compile kernel sources with -DFOREWORD_LEVEL=<name of the level>"
+#ifndef FOREWORD_ISA
+#error "compile kernel sources with -DFOREWORD_ISA=<name of the instruction set>"
 #endif
 
 #define FW_INLINE inline __attribute__((always_inline))
@@ -33,11 +33,11 @@
 #include "kernels/simd/portable.h"
 #endif
 
-namespace foreword::kernels::FOREWORD_LEVEL {
+namespace foreword::kernels::FOREWORD_ISA {
 
 constexpr int kPanelWidth = kLanes * kPanelVectors;
 
-// Compile-time loops: the accumulator arrays they index stay in registers, which a plain loop does not promise.
+// Compile-time loops, which keep the accumulator arrays they index in registers; a plain loop may not.
 template <int I>
 using Index = std::integral_constant<int, I>;
 template <class F, int... I>
@@ -65,7 +65,7 @@ FW_INLINE void add_outer(F32 (&acc)[R][N], const float *x, const F32 (&v)[N]) {
   });
 }
 
-// 2^f for f in [-0.5, 0.5] to 2e-7 relative: the polynomial of least largest error.
+// 2^f for f in [-0.5, 0.5] to 2e-7 relative: the minimax polynomial.
 FW_INLINE F32 exp2_fraction(F32 f) {
   F32 p = set1(1.326472731307149e-3f);
   p = fma(p, f, set1(9.671512991189957e-3f));
@@ -95,4 +95,4 @@ FW_INLINE F32 tanh_f32(F32 x) {
   return sub(set1(1.f), div(set1(2.f), add(e, set1(1.f))));
 }
 
-}  // namespace foreword::kernels::FOREWORD_LEVEL
+}  // namespace foreword::kernels::FOREWORD_ISA

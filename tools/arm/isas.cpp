@@ -1,6 +1,7 @@
-// Every level of this build against the scalar one: the logits of a small decoder over mixed steps, for each number format of
-// weights and cache, tiled blocks and others, with and without a sliding window. Prints the relative root mean square difference;
-// the exit status is the number of combinations that differ by more than rounding explains.
+// Every instruction set of this build against the scalar one: the logits of a small decoder over mixed steps, for each
+// number format of weights and cache, tiled blocks and others, with and without a sliding window. Prints the relative
+// root mean square difference; the exit status is the number of combinations that differ by more than rounding
+// explains.
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -10,14 +11,16 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/step.h"
+#include "kernels/dispatch.h"
+#include "kernels/forward/forward.h"
 
 using namespace foreword::kernels;
 
 namespace {
 
 constexpr int kHidden = 96, kHeads = 3, kHeadDim = 32, kInner = 160, kVocab = 200, kLayers = 2, kLongest = 100;
-constexpr double kLimit = 0.02;  // one activation that rounds to the next of 255 steps moves the logits by up to half of it
+// One activation that rounds to the next of 255 steps changes the logits by up to half of this.
+constexpr double kLimit = 0.02;
 
 struct Case {
   Format weights;
@@ -28,10 +31,10 @@ struct Case {
 
 class Decoder {
  public:
-  Decoder(const Level &level, const Case &c)
+  Decoder(const Isa &isa, const Case &c)
       : case_(c),
         model_({kHidden, kHeads, 1, kHeadDim, kVocab, 1, 1e-5f, 1.f / std::sqrt(float(kHeadDim)), 1.f, Gate::silu, 0.f, 0.f},
-               {c.cache, 2 * blocks() + 1, c.block_size, kLayers, 1, kHeadDim, kHeadDim}, level, 1) {
+               {c.cache, 2 * blocks() + 1, c.block_size, kLayers, 1, kHeadDim, kHeadDim}, isa, 1) {
     model_.set_embedding(matrix(kVocab, kHidden, 1.f));
     Rope rope{{}, 1.};
     for (int j = 0; j < kHeadDim / 2; ++j) rope.inv_freq.push_back(std::pow(10000., -2. * j / kHeadDim));
@@ -50,7 +53,7 @@ class Decoder {
     }
     model_.final_norm = vector();
     model_.lm_head = linear(kVocab, kHidden);
-    runner_ = std::make_unique<StepRunner>(model_);
+    forward_ = std::make_unique<ForwardPass>(model_);
     // Scattered; 5 divides neither of the numbers of blocks, so that no two entries are one block.
     for (int i = 0; i < 2 * blocks(); ++i) table_.push_back(1 + (i * 5) % (2 * blocks()));
   }
@@ -64,19 +67,19 @@ class Decoder {
       for (int p = start; p < start + count; ++p) {
         ids.push_back((p * 37 + row * 11) % kVocab);
         positions.push_back(p);
-        slots.push_back(int64_t{table_[size_t(row * blocks() + p / case_.block_size)]} * case_.block_size + p % case_.block_size);
+        slots.push_back(int64_t(table_[size_t(row * blocks() + p / case_.block_size)]) * case_.block_size + p % case_.block_size);
       }
       rows.push_back(row);
       query_start_loc.push_back(int32_t(ids.size()));
       seq_lens.push_back(start + count);
       logits_indices.push_back(int64_t(ids.size()) - 1);
     }
-    const float *logits = runner_->run({int(ids.size()), int(rows.size()), int(rows.size()), ids.data(), positions.data(),
-                                        query_start_loc.data(), seq_lens.data(), rows.data(), logits_indices.data(),
-                                        {{slots.data(), table_.data(), 2, blocks()}}});
+    const float *logits = forward_->run({int(ids.size()), int(rows.size()), int(rows.size()), ids.data(), positions.data(),
+                                         query_start_loc.data(), seq_lens.data(), rows.data(), logits_indices.data(),
+                                         {{slots.data(), table_.data(), 2, blocks()}}});
     std::vector<float> out;
     for (size_t b = 0; b < rows.size(); ++b) {
-      const float *row = logits + b * size_t(runner_->logits_stride());
+      const float *row = logits + b * size_t(forward_->logits_stride());
       out.insert(out.end(), row, row + kVocab);
     }
     return out;
@@ -102,13 +105,13 @@ class Decoder {
   std::mt19937 random_{1};
   std::deque<std::vector<float>> kept_;  // the embedding is read later
   Model model_;
-  std::unique_ptr<StepRunner> runner_;
+  std::unique_ptr<ForwardPass> forward_;
   std::vector<int32_t> table_;
 };
 
 // Prompts, decodes, a chunk beside a decode, one row alone.
-std::vector<float> logits(const Level &level, const Case &c) {
-  Decoder decoder(level, c);
+std::vector<float> logits(const Isa &isa, const Case &c) {
+  Decoder decoder(isa, c);
   std::vector<float> all;
   for (const auto &requests : std::vector<std::vector<std::pair<int, int>>>{
            {{0, 70}, {0, 5}}, {{70, 1}, {5, 1}}, {{71, 1}, {6, 9}}, {{72, 1}}}) {
@@ -131,20 +134,19 @@ double difference(const std::vector<float> &got, const std::vector<float> &want)
 
 int main() {
   const char *const weights[] = {"f32", "bf16", "i8", "q4", "q4_min", "q8", "q8_min", "q8_half"}, *const caches[] = {"f32", "bf16", "i8"};
-  const LevelList list = built_levels();
-  const Level &scalar = *list.levels[list.count - 1];
+  const std::vector<const Isa *> isas = usable_isas();
+  const Isa &scalar = *isas.back();
   int different = 0;
   for (int w = 0; w < 8; ++w) {
     for (int exact = 0; exact <= (w > int(Format::i8) ? 1 : 0); ++exact) {
       for (int cache = 0; cache < 3; ++cache) {
         const Case c{Format(w), exact == 1, KVFormat(cache), (w + cache) % 2 ? 16 : 12, cache == w % 3 ? 40 : 0};
         const std::vector<float> want = logits(scalar, c);
-        for (int i = 0; i + 1 < list.count; ++i) {
-          const Level &level = *list.levels[i];
-          if (!machine_has(level)) continue;
-          const double d = difference(logits(level, c), want);
+        for (size_t i = 0; i + 1 < isas.size(); ++i) {
+          const Isa &isa = *isas[i];
+          const double d = difference(logits(isa, c), want);
           different += !(d < kLimit);
-          std::printf("%-12s %-8s%s cache %-5s blocks of %d  %.1e\n", level.name, weights[w], exact ? " exact" : "      ",
+          std::printf("%-12s %-8s%s cache %-5s blocks of %d  %.1e\n", isa.name, weights[w], exact ? " exact" : "      ",
                       caches[cache], c.block_size, d);
         }
       }

@@ -1,22 +1,22 @@
-// The table of this level's kernels. Compiled once per level, like every kernel source.
-#include "kernels/level.h"
+// The table of kernels of FOREWORD_ISA. Compiled once per instruction set, like every kernel source.
+#include "kernels/isa.h"
 
 #include "kernels/activations.h"
 #include "kernels/attention.h"
 #include "kernels/linear.h"
 #include "kernels/packing.h"
-#include "kernels/roofline.h"
-#include "kernels/rows.h"
+#include "kernels/peaks.h"
+#include "kernels/row_ops.h"
 #include "kernels/sampler.h"
 
 #define FW_STRING2(x) #x
 #define FW_STRING(x) FW_STRING2(x)
 
-namespace foreword::kernels::FOREWORD_LEVEL {
+namespace foreword::kernels::FOREWORD_ISA {
 
-extern const Level kLevel;
-const Level kLevel = {
-    .name = FW_STRING(FOREWORD_LEVEL),
+extern const Isa kIsa;
+const Isa kIsa = {
+    .name = FW_STRING(FOREWORD_ISA),
     .panel_width = kPanelWidth,
     .bf16_dot = kBf16Dot,
     .panel_bytes = panel_bytes,
@@ -44,4 +44,4 @@ const Level kLevel = {
     .read_memory = read_memory,
 };
 
-}  // namespace foreword::kernels::FOREWORD_LEVEL
+}  // namespace foreword::kernels::FOREWORD_ISA

@@ -1,8 +1,8 @@
-#include "kernels/rows.h"
+#include "kernels/row_ops.h"
 
 #include <cmath>
 
-namespace foreword::kernels::FOREWORD_LEVEL {
+namespace foreword::kernels::FOREWORD_ISA {
 namespace {
 
 template <class F>
@@ -20,12 +20,12 @@ FW_INLINE F32 gelu_tanh(F32 x) {
 
 }  // namespace
 
-// `weight` is padded with zeros to whole vectors, and so is x.
+// `weight` and x are padded with zeros to whole vectors.
 void rms_norm(const float *x, const float *weight, int size, float eps, float *out) {
-  const size_t padded = round_up(static_cast<size_t>(size), static_cast<size_t>(kLanes));
+  const size_t padded = round_up(size_t(size), size_t(kLanes));
   F32 squares = set1(0.f);
   over_vectors(padded, [&](size_t k) FW_LAMBDA { squares = fma(load(x + k), load(x + k), squares); });
-  const float mean = reduce_add(squares) / static_cast<float>(size);
+  const float mean = reduce_add(squares) / float(size);
   const F32 factor = set1(1.f / std::sqrt(mean + eps));
   over_vectors(padded, [&](size_t k) FW_LAMBDA { store(out + k, mul(mul(load(x + k), factor), load(weight + k))); });
 }
@@ -61,4 +61,4 @@ void softcap(float cap, size_t size, float *x) {
   over_vectors(size, [&](size_t k) FW_LAMBDA { store(x + k, mul(c, tanh_f32(div(load(x + k), c)))); });
 }
 
-}  // namespace foreword::kernels::FOREWORD_LEVEL
+}  // namespace foreword::kernels::FOREWORD_ISA

@@ -1,0 +1,83 @@
+// The keys and values of a chunk as tiles: found in tiled blocks, copied from others, or widened to floats.
+#pragma once
+
+#include "kernels/attention_state.h"
+
+namespace foreword::kernels::FOREWORD_ISA {
+
+FW_INLINE const uint8_t *head_of_block(const KVLayer &kv, const int32_t *table, int64_t key, int head) {
+  const int64_t block = table[key / kv.block_size];
+  return kv.base + size_t(block) * kv.block_stride + size_t(head) * kv.head_stride;
+}
+
+// Tiles of the chunk at `begin`; past `end` the last one is repeated, so that every pointer is readable.
+inline void find_tiles(const KVLayer &kv, const int32_t *table, int head, int64_t begin, int64_t end, const uint8_t **k,
+                const uint8_t **v) {
+  int block = int(uint32_t(begin) / uint32_t(kv.block_size));
+  int offset = int(begin) - block * kv.block_size;  // one division per chunk
+  for (int i = 0; i < kChunkTiles; ++i) {
+    if (i > 0 && begin + i * kTile >= end) {
+      k[i] = k[i - 1], v[i] = v[i - 1];
+      continue;
+    }
+    k[i] = kv.base + size_t(table[block]) * kv.block_stride + size_t(head) * kv.head_stride +
+           size_t(offset / kTile) * 2 * kv.tile_bytes;
+    v[i] = k[i] + kv.tile_bytes;
+    offset += kTile;
+    if (offset == kv.block_size) ++block, offset = 0;
+  }
+}
+
+// Blocks that are not tiled: copies token after token into tiles in scratch memory.
+inline void copy_tiles(const KVLayer &kv, const AttentionTile &t, int64_t begin, int64_t end,
+                       const AttentionScratch &s, ChunkTiles *c) {
+  for (int i = 0; i < kChunkTiles; ++i) {
+    uint8_t *k = s.tiles + size_t(2 * i) * kv.tile_bytes, *v = k + kv.tile_bytes;
+    c->k[i] = c->next_k[i] = k;
+    c->v[i] = c->next_v[i] = v;
+    for (int slot = 0; slot < kTile; ++slot) {
+      const int64_t key = begin + i * kTile + slot;
+      if (key >= end) break;
+      const uint8_t *stored = head_of_block(kv, t.block_table, key, t.kv_head) +
+                              size_t(key % kv.block_size) * 2 * kv.token_bytes;
+      const size_t elements = size_t(kv.padded_dim) * element_bytes(kv.format);
+      StoredToken key_token{stored, 1.f}, value_token{stored + kv.token_bytes, 1.f};
+      if (kv.format == KVFormat::i8) {
+        std::memcpy(&key_token.scale, key_token.elements + elements, sizeof(float));
+        std::memcpy(&value_token.scale, value_token.elements + elements, sizeof(float));
+      }
+      put_key(kv.format, key_token, kv.padded_dim, slot, k);
+      put_value(kv.format, value_token, kv.padded_dim, slot, v);
+    }
+  }
+}
+
+// Widens a bf16 chunk to float tiles: the numbers are the same, and the rows of a prefill tile share the work.
+inline void stage_bf16(const ChunkTiles &c, int dim, int tiles, uint8_t *memory, ChunkTiles *out) {
+  const size_t tile_floats = size_t(kTile) * dim;
+  float *o = reinterpret_cast<float *>(memory);
+  for (int i = 0; i < kChunkTiles; ++i) {
+    const int from = smaller(i, tiles - 1);
+    float *k = o + size_t(2 * from) * tile_floats, *v = k + tile_floats;
+    out->k[i] = reinterpret_cast<const uint8_t *>(k);
+    out->v[i] = reinterpret_cast<const uint8_t *>(v);
+    if (i >= tiles) continue;
+    const uint16_t *kp = reinterpret_cast<const uint16_t *>(c.k[i]), *vp = reinterpret_cast<const uint16_t *>(c.v[i]);
+    for (int d = 0; d < dim; d += 2) {
+      for (int n = 0; n < kTile; n += kLanes) {
+        const I32 pairs = load_pairs(kp + 2 * (d / 2 * kTile + n));
+        store(k + d * kTile + n, even_of_pairs(pairs));
+        store(k + (d + 1) * kTile + n, odd_of_pairs(pairs));
+      }
+    }
+    for (int key = 0; key < kTile; key += 2) {
+      for (int d = 0; d < dim; d += kLanes) {
+        const I32 pairs = load_pairs(vp + 2 * (size_t(key / 2) * dim + d));
+        store(v + size_t(key) * dim + d, even_of_pairs(pairs));
+        store(v + size_t(key + 1) * dim + d, odd_of_pairs(pairs));
+      }
+    }
+  }
+}
+
+}  // namespace foreword::kernels::FOREWORD_ISA

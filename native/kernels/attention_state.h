@@ -1,0 +1,73 @@
+// The scratch memory of a tile of attention: query rows, scores, and the running state of the online softmax.
+#pragma once
+
+#include "kernels/attention_tiles.h"
+
+namespace foreword::kernels::FOREWORD_ISA {
+
+constexpr float kNothing = -3.0e38f;  // m of a row before its first key
+
+// The running state of rows, also the layout of partial results: [O[dim], m, l, unused up to dim + kStateExtra].
+struct States {
+  float *data;
+  int dim;
+
+  FW_INLINE size_t stride() const { return size_t(dim) + kStateExtra; }
+  FW_INLINE float *o(int row) const { return data + size_t(row) * stride(); }
+  FW_INLINE float &m(int row) const { return o(row)[dim]; }
+  FW_INLINE float &l(int row) const { return o(row)[dim + 1]; }
+};
+
+struct AttentionScratch {
+  Queries q;
+  float *scores;     // [rows][kChunk]
+  float *lane_sums;  // [rows][kLanes]: l, one partial sum per lane
+  States part, total;
+  int8_t *p_high, *p_low;  // [rows][kChunk]: probabilities for 8-bit values
+  float *p_step;           // [rows]
+  uint8_t *tiles;   // a chunk's keys and values copied out of blocks that are not tiled
+  uint8_t *staged;  // a chunk's keys and values as float tiles
+};
+
+// Query heads per KV head.
+inline int group_size(const AttentionConfig &c) { return c.num_heads / c.num_kv_heads; }
+
+struct Carver {
+  uint8_t *base;
+  size_t used = 0;
+  template <class T>
+  T *take(size_t count) {
+    const size_t at = used;
+    used = round_up(used + sizeof(T) * count, size_t(64));
+    return reinterpret_cast<T *>(base + at);
+  }
+};
+
+// Lays out scratch memory for tiles of `max_rows` rows at `memory`; returns its size. `out` may be null.
+inline size_t carve(const AttentionConfig &c, int max_rows, void *memory, AttentionScratch *out) {
+  Carver carver{static_cast<uint8_t *>(memory)};
+  const size_t rows = size_t(max_rows), dim = size_t(c.padded_dim);
+  AttentionScratch s;
+  s.q.piece_stride = rows * kQueryPiece;
+  const size_t query_numbers = round_up(dim, size_t(kQueryPiece)) * rows;
+  s.q.f32 = carver.take<float>(query_numbers);
+  s.q.bf16 = carver.take<uint16_t>(query_numbers);
+  s.q.high = carver.take<int8_t>(query_numbers);
+  s.q.low = carver.take<int8_t>(query_numbers);
+  s.q.scale = carver.take<float>(rows);
+  s.q.neg128_high = carver.take<int32_t>(rows);
+  s.q.neg128_low = carver.take<int32_t>(rows);
+  s.scores = carver.take<float>(rows * kChunk);
+  s.lane_sums = carver.take<float>(rows * kLanes);
+  s.part = {carver.take<float>(rows * (dim + kStateExtra)), c.padded_dim};
+  s.total = {carver.take<float>(rows * (dim + kStateExtra)), c.padded_dim};
+  s.tiles = carver.take<uint8_t>(2 * kChunk * (dim * sizeof(float) + sizeof(float)));
+  s.p_high = carver.take<int8_t>(rows * kChunk);
+  s.p_low = carver.take<int8_t>(rows * kChunk);
+  s.p_step = carver.take<float>(rows);
+  s.staged = carver.take<uint8_t>(2 * kChunk * dim * sizeof(float));
+  if (out) *out = s;
+  return carver.used;
+}
+
+}  // namespace foreword::kernels::FOREWORD_ISA

@@ -1,0 +1,167 @@
+#include "kernels/forward/attention_stage.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace foreword::kernels {
+namespace {
+
+constexpr float kLog2E = 1.44269504088896341f;  // the softmax computes powers of 2
+
+}  // namespace
+
+AttentionStage::AttentionStage(PassContext &context, const EmbeddingStage &embedding)
+    : ctx_(context),
+      embedding_(embedding),
+      windows_(size_t(context.model.config.num_groups)),
+      plans_(windows_.size()),
+      next_tasks_(context.model.layers.size()),
+      scratch_(size_t(context.pool.size())),
+      qkv_(context.model.layers.empty() ? 0 : context.model.layers[0].qkv.stride),
+      queries_(context.model.config.num_heads * context.model.padded_dim),
+      out_(context.model.config.num_heads * context.model.config.head_dim) {
+  const ModelConfig &c = ctx_.model.config;
+  for (const Layer &layer : ctx_.model.layers) {
+    windows_[size_t(layer.group)] = layer.sliding_window;
+    layer.o.add_kinds(kinds_);
+  }
+  const int tile_rows = ctx_.isa.attention_queries(config(0)) * (c.num_heads / c.num_kv_heads);
+  partial_stride_ = size_t(tile_rows) * size_t(ctx_.model.padded_dim + kStateExtra);
+  for (Scratch &scratch : scratch_) {
+    scratch.attend.reserve(ctx_.isa.attention_scratch_bytes(config(0)));
+    scratch.key_value.reserve(size_t(3 * ctx_.model.padded_dim));
+  }
+}
+
+void AttentionStage::reserve() {
+  const ForwardInput &in = ctx_.input;
+  const int max_queries = ctx_.isa.attention_queries(config(0)), num_kv_heads = ctx_.model.config.num_kv_heads;
+  int num_partials = 0;
+  for (size_t g = 0; g < plans_.size(); ++g) {
+    plan_attention(in, max_queries, windows_[g], num_kv_heads, ctx_.pool.size(), plans_[g]);
+    num_partials = std::max(num_partials, plans_[g].num_partials);
+  }
+  for (std::atomic<int> &next : next_tasks_) next.store(0, std::memory_order_relaxed);
+  qkv_.reserve(in.num_tokens);
+  queries_.reserve(in.num_tokens);
+  out_.reserve(in.num_tokens);
+  o_input_.reserve(in.num_tokens, ctx_.model.config.num_heads * ctx_.model.config.head_dim, kinds_, ctx_.pool.size());
+  partials_.reserve(size_t(num_partials) * size_t(num_kv_heads) * partial_stride_);
+}
+
+void AttentionStage::run(int thread, int layer_index) {
+  const Layer &layer = ctx_.model.layers[size_t(layer_index)];
+  const Share rows{0, ctx_.input.num_tokens};
+  const ActivationSet in = ctx_.norm_rows(thread, layer.attn_norm);
+  ctx_.products.linear(thread, layer.qkv, in, rows, qkv_.data(), Store::assign, &layer.o);
+  ctx_.pool.barrier();
+  ctx_.clock.finish(thread, Stage::qkv);
+
+  rotate_and_store(thread, layer);
+  ctx_.pool.barrier();
+  ctx_.clock.finish(thread, Stage::rope);
+
+  attend(thread, layer, next_tasks_[size_t(layer_index)]);
+  ctx_.pool.barrier();
+  ctx_.clock.finish(thread, Stage::attention);
+
+  const ActivationSet heads =
+      ctx_.products.prepare(thread, o_input_, layer.o.cols, rows.end, [&](int t) { return out_.row(t); });
+  ctx_.add_product(thread, layer.o, heads, layer.post_attn_norm, layer.mlp ? &layer.mlp->gate : nullptr);
+  ctx_.clock.finish(thread, Stage::o);
+}
+
+// Bias, norm and rotation of this thread's share of the heads. Queries are scaled; keys and values are written to the
+// cache.
+void AttentionStage::rotate_and_store(int thread, const Layer &layer) {
+  const ModelConfig &c = ctx_.model.config;
+  const int dim = c.head_dim, padded = ctx_.model.padded_dim, num_units = c.num_heads + c.num_kv_heads;
+  const KVLayer kv = ctx_.model.kv.layer(layer.slot);
+  const int64_t *slots = ctx_.input.groups[size_t(layer.group)].slot_mapping;
+  const int k_offset = layer.qkv.parts[1].offset, v_offset = layer.qkv.parts[2].offset;
+  float *key = scratch_[size_t(thread)].key_value.data(), *value = key + padded, *scratch = value + padded;
+  std::memset(key, 0, sizeof(float) * 2 * size_t(padded));
+
+  // out = rotate(norm(from + bias)) of the head that starts at `offset` of bias and row.
+  auto finish = [&](float *out, const float *from, int offset, Vector bias, Vector norm, int token) {
+    for (int d = 0; d < dim; ++d) out[d] = from[offset + d] + (bias ? bias[offset + d] : 0.f);
+    if (norm) ctx_.isa.rms_norm(out, norm, dim, c.norm_eps, out);
+    if (layer.rope < 0) return;
+    const RotaryRow rotary = embedding_.rotary(layer.rope, token);
+    ctx_.isa.rotate(rotary.cosines, rotary.sines, rotary.pairs, out);
+  };
+
+  const Share share = share_of(ctx_.input.num_tokens * num_units, thread, ctx_.pool.size());
+  for (int unit = share.begin; unit < share.end; ++unit) {
+    const int token = unit / num_units, head = unit % num_units;
+    const float *row = qkv_.row(token);
+    if (head < c.num_heads) {
+      float *q = queries_.row(token) + head * padded;
+      const float scale = c.query_scale * kLog2E;
+      finish(q, row, head * dim, layer.q_bias, layer.q_norm, token);
+      for (int d = 0; d < dim; ++d) q[d] *= scale;
+      continue;
+    }
+    if (slots[token] < 0) continue;
+    const int kv_head = head - c.num_heads, offset = kv_head * dim;
+    finish(key, row + k_offset, offset, layer.k_bias, layer.k_norm, token);
+    const float *v = row + v_offset + offset;
+    for (int d = 0; d < dim; ++d) value[d] = v[d] + (layer.v_bias ? layer.v_bias[offset + d] : 0.f);
+    ctx_.isa.store_kv(kv, slots[token], kv_head, key, value, scratch);
+  }
+}
+
+AttentionConfig AttentionStage::config(int64_t sliding_window) const {
+  const ModelConfig &c = ctx_.model.config;
+  return {c.num_heads, c.num_kv_heads, c.head_dim, ctx_.model.padded_dim, c.attn_softcap * kLog2E, sliding_window};
+}
+
+AttentionTile AttentionStage::tile_of(const Layer &layer, const AttentionTask &task, int kv_head) const {
+  AttentionTile tile{};
+  tile.num_queries = task.num_queries;
+  tile.first_position = task.first_position;
+  tile.kv_head = kv_head;
+  tile.queries = queries_.row(task.first_token);
+  tile.query_stride = size_t(queries_.stride());
+  tile.block_table = blocks_of(layer, task);
+  tile.key_begin = task.key_begin;
+  tile.key_end = task.key_end;
+  tile.out = out_.row(task.first_token);
+  tile.out_stride = size_t(out_.stride());
+  if (task.partial >= 0) {
+    tile.partial = partials_.data() + size_t(task.partial * ctx_.model.config.num_kv_heads + kv_head) * partial_stride_;
+  }
+  return tile;
+}
+
+// Threads take tasks from a common counter, then merge their share of the tiles that were split.
+void AttentionStage::attend(int thread, const Layer &layer, std::atomic<int> &next_task) {
+  const AttentionPlan &plan = plans_[size_t(layer.group)];
+  const AttentionConfig attention = config(layer.sliding_window);
+  const KVLayer kv = ctx_.model.kv.layer(layer.slot);
+  const int heads = ctx_.model.config.num_kv_heads, num_tasks = int(plan.tasks.size()), total = num_tasks * heads;
+  // With enough tasks a thread takes all heads of a task: their keys are adjacent in memory.
+  const int at_once = num_tasks >= 4 * ctx_.pool.size() ? heads : 1;
+  for (int i; (i = next_task.fetch_add(at_once, std::memory_order_relaxed)) < total;) {
+    for (int unit = i; unit < i + at_once; ++unit) {
+      AttentionTile tile = tile_of(layer, plan.tasks[size_t(unit / heads)], unit % heads);
+      const int following = unit + 1 < i + at_once ? unit + 1 : next_task.load(std::memory_order_relaxed);
+      if (following < total) {
+        const AttentionTask &task = plan.tasks[size_t(following / heads)];
+        tile.next = {blocks_of(layer, task), following % heads, task.key_begin, task.key_end};
+      }
+      ctx_.isa.attend(kv, attention, tile, scratch_[size_t(thread)].attend.data());
+    }
+  }
+  if (plan.split_tiles.empty()) return;
+
+  ctx_.pool.barrier();
+  const Share share = share_of(int(plan.split_tiles.size()) * heads, thread, ctx_.pool.size());
+  for (int i = share.begin; i < share.end; ++i) {
+    const SplitTile &split = plan.split_tiles[size_t(i / heads)];
+    const AttentionTile tile = tile_of(layer, plan.tasks[size_t(split.first_task)], i % heads);
+    ctx_.isa.merge_splits(attention, tile, split.num_splits, partial_stride_ * size_t(heads));
+  }
+}
+
+}  // namespace foreword::kernels

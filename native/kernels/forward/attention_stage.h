@@ -1,0 +1,48 @@
+// The attention block of a layer: projection to heads, rotation and the KV cache, attention, output projection.
+#pragma once
+
+#include <atomic>
+#include <vector>
+
+#include "kernels/forward/attention_plan.h"
+#include "kernels/forward/embedding_stage.h"
+
+namespace foreword::kernels {
+
+class AttentionStage {
+ public:
+  AttentionStage(PassContext &context, const EmbeddingStage &embedding);
+
+  // Plans the attention of every KV group, too.
+  void reserve();
+  // x += attention(norm(x)); keys and values of the tokens are written at their slots. Ends with a barrier.
+  void run(int thread, int layer_index);
+
+ private:
+  struct Scratch {
+    Buffer<uint8_t> attend;
+    Buffer<float> key_value;  // key, value, and the scratch memory of store_kv: [3, padded_dim]
+  };
+
+  void rotate_and_store(int thread, const Layer &layer);
+  void attend(int thread, const Layer &layer, std::atomic<int> &next_task);
+  AttentionConfig config(int64_t sliding_window) const;
+  const int32_t *blocks_of(const Layer &layer, const AttentionTask &task) const {
+    return ctx_.input.groups[size_t(layer.group)].blocks_of(ctx_.input.idx_mapping[task.req]);
+  }
+  AttentionTile tile_of(const Layer &layer, const AttentionTask &task, int kv_head) const;
+
+  PassContext &ctx_;
+  const EmbeddingStage &embedding_;
+  std::vector<int64_t> windows_;              // sliding window of each KV group
+  std::vector<AttentionPlan> plans_;          // of each KV group
+  std::vector<std::atomic<int>> next_tasks_;  // of each layer
+  std::vector<Scratch> scratch_;              // [num_threads]
+  KindSet kinds_{};                           // of `o_input_`
+  FloatRows qkv_, queries_, out_;             // [T, …]: all heads side by side; queries padded to padded_dim, scaled
+  ProductInput o_input_;
+  size_t partial_stride_;
+  Buffer<float> partials_;  // [partial, KV head] results of splits, partial_stride_ floats each
+};
+
+}  // namespace foreword::kernels

@@ -1,0 +1,62 @@
+#include "kernels/forward/context.h"
+
+#include <algorithm>
+
+namespace foreword::kernels {
+namespace {
+
+void add_inputs(const Mlp &mlp, KindSet &kinds) {
+  mlp.gate.add_kinds(kinds);
+  mlp.up.add_kinds(kinds);
+}
+
+}  // namespace
+
+PassContext::PassContext(Model &m)
+    : model(m),
+      isa(m.isa),
+      pool(m.pool),
+      x(m.config.hidden_size),
+      branch(m.config.hidden_size),
+      products(m),
+      norm_out_(size_t(m.pool.size())) {
+  for (Buffer<float> &out : norm_out_) out.reserve(size_t(x.stride()));
+  model.lm_head.add_kinds(kinds_);
+  for (const Layer &layer : model.layers) {
+    has_branch_ = has_branch_ || layer.post_attn_norm || layer.post_mlp_norm || layer.moe;
+    layer.qkv.add_kinds(kinds_);
+    if (layer.mlp) add_inputs(*layer.mlp, kinds_);
+    if (!layer.moe) continue;
+    layer.moe->router.add_kinds(kinds_);
+    layer.moe->shared_gate.add_kinds(kinds_);
+    if (layer.moe->shared) add_inputs(*layer.moe->shared, kinds_);
+  }
+}
+
+void PassContext::reserve() {
+  x.reserve(input.num_tokens);
+  if (has_branch_) branch.reserve(input.num_tokens);
+  normed.reserve(std::max(input.num_tokens, input.num_logits), model.config.hidden_size, kinds_, pool.size());
+}
+
+void PassContext::add_product(int thread, const Linear &l, const ActivationSet &a, Vector norm, const Linear *next) {
+  const Share rows{0, input.num_tokens};
+  if (norm) {
+    products.linear(thread, l, a, rows, branch.data(), Store::assign, next);
+  } else {
+    products.linear(thread, l, a, rows, x.data(), Store::add, next);
+  }
+  pool.barrier();
+  if (norm) add_branch(thread, norm);
+}
+
+void PassContext::add_branch(int thread, Vector norm) {
+  const Share share = token_share(thread);
+  for (int t = share.begin; t < share.end; ++t) {
+    const float *row = norm ? norm_row(thread, branch.row(t), norm) : branch.row(t);
+    isa.add(row, size_t(x.stride()), x.row(t));
+  }
+  pool.barrier();
+}
+
+}  // namespace foreword::kernels

@@ -1,0 +1,75 @@
+// What the stages of a forward pass share: the model, the batch, the residual stream, the products and the clock.
+#pragma once
+
+#include "kernels/clock.h"
+#include "kernels/forward/input.h"
+#include "kernels/forward/products.h"
+
+namespace foreword::kernels {
+
+// The stages that time is counted under, in the order of a layer.
+enum class Stage : uint8_t { embed, qkv, rope, attention, o, gate_up, down, logits };
+constexpr int kNumStages = 8;
+constexpr const char *kStageNames[kNumStages] = {"embed", "qkv", "rope", "attention", "o", "gate_up", "down", "logits"};
+
+// Seconds of thread 0 in each stage.
+class StageClock {
+ public:
+  void start(int thread) {
+    if (thread == 0) last_ = now();
+  }
+  // Adds the time since the previous call to `stage`.
+  void finish(int thread, Stage stage) {
+    if (thread != 0) return;
+    const double t = now();
+    seconds_[int(stage)] += t - last_;
+    last_ = t;
+  }
+  double seconds(Stage stage) const { return seconds_[int(stage)]; }
+
+ private:
+  double last_ = 0, seconds_[kNumStages] = {};
+};
+
+class PassContext {
+ public:
+  explicit PassContext(Model &m);
+
+  void reserve();
+
+  // The rows of x after the norm `weight`, as input of the products that follow.
+  ActivationSet norm_rows(int thread, Vector weight) {
+    return products.prepare(thread, normed, model.config.hidden_size, input.num_tokens,
+                            [&](int t) { return norm_row(thread, x.row(t), weight); });
+  }
+  // RMSNorm(row) in memory of this thread, valid until the next call.
+  const float *norm_row(int thread, const float *row, Vector weight) const {
+    float *out = norm_out_[size_t(thread)].data();
+    isa.rms_norm(row, weight, model.config.hidden_size, model.config.norm_eps, out);
+    return out;
+  }
+
+  // x += norm(a Wᵀ), or x += a Wᵀ without a norm. Ends with a barrier.
+  void add_product(int thread, const Linear &l, const ActivationSet &a, Vector norm, const Linear *next);
+  // x += norm(branch), or x += branch. Ends with a barrier.
+  void add_branch(int thread, Vector norm);
+
+  Share token_share(int thread) const { return share_of(input.num_tokens, thread, pool.size()); }
+
+  Model &model;
+  const Isa &isa;
+  ThreadPool &pool;
+  ForwardInput input{};
+  FloatRows x;          // residual stream [T, hidden_size]
+  FloatRows branch;     // [T, hidden_size], added to x after a norm or a sum
+  ProductInput normed;  // rows of x after a norm: the input of qkv, gate, up, router and lm_head
+  Products products;
+  StageClock clock;
+
+ private:
+  KindSet kinds_{};  // of `normed`
+  bool has_branch_ = false;
+  std::vector<Buffer<float>> norm_out_;  // [num_threads]
+};
+
+}  // namespace foreword::kernels

@@ -1,0 +1,47 @@
+#include "kernels/forward/embedding_stage.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace foreword::kernels {
+namespace {
+
+int most_pairs(const Model &model) {
+  size_t most = 0;
+  for (const Rope &rope : model.ropes) most = std::max(most, rope.inv_freq.size());
+  return int(most);
+}
+
+}  // namespace
+
+EmbeddingStage::EmbeddingStage(PassContext &context)
+    : ctx_(context), cosines_(most_pairs(context.model)), sines_(most_pairs(context.model)) {}
+
+void EmbeddingStage::reserve() {
+  const int64_t rows = int64_t(ctx_.model.ropes.size()) * ctx_.input.num_tokens;
+  cosines_.reserve(rows);
+  sines_.reserve(rows);
+}
+
+void EmbeddingStage::run(int thread) {
+  const Model &model = ctx_.model;
+  const Share share = ctx_.token_share(thread);
+  for (int t = share.begin; t < share.end; ++t) {
+    float *x = ctx_.x.row(t);
+    ctx_.isa.decode_row(model.embedding, ctx_.input.input_ids[t], x);
+    for (int i = 0; i < model.config.hidden_size; ++i) x[i] *= model.config.embedding_scale;
+    for (size_t r = 0; r < model.ropes.size(); ++r) {
+      const Rope &rope = model.ropes[r];
+      float *cosines = cosines_.row(index(int(r), t)), *sines = sines_.row(index(int(r), t));
+      for (size_t j = 0; j < rope.inv_freq.size(); ++j) {
+        const double angle = double(ctx_.input.positions[t]) * rope.inv_freq[j];
+        cosines[j] = float(std::cos(angle) * rope.scale);
+        sines[j] = float(std::sin(angle) * rope.scale);
+      }
+    }
+  }
+  ctx_.pool.barrier();
+  ctx_.clock.finish(thread, Stage::embed);
+}
+
+}  // namespace foreword::kernels

@@ -1,0 +1,34 @@
+// The input of a forward pass: token embeddings, and the rotary angles of the tokens' positions.
+#pragma once
+
+#include "kernels/forward/context.h"
+
+namespace foreword::kernels {
+
+// cos and sin of `pairs` angles of one token, times the scale of the rope.
+struct RotaryRow {
+  const float *cosines, *sines;
+  int pairs;
+};
+
+class EmbeddingStage {
+ public:
+  explicit EmbeddingStage(PassContext &context);
+
+  void reserve();
+  // x[t] = embedding[input_ids[t]] * embedding_scale, and the angles of every rope. Ends with a barrier.
+  void run(int thread);
+
+  RotaryRow rotary(int rope, int token) const {
+    const int64_t at = index(rope, token);
+    return {cosines_.row(at), sines_.row(at), int(ctx_.model.ropes[size_t(rope)].inv_freq.size())};
+  }
+
+ private:
+  int64_t index(int rope, int token) const { return int64_t(rope) * ctx_.input.num_tokens + token; }
+
+  PassContext &ctx_;
+  FloatRows cosines_, sines_;  // [ropes * T, pairs]
+};
+
+}  // namespace foreword::kernels

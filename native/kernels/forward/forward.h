@@ -1,0 +1,46 @@
+// One forward pass of a model over a flat batch of tokens, in one parallel region:
+//
+//   embedding  x = embed[ids]
+//   per layer  x += attention(norm(x))
+//              x += mlp(norm(x)), or a mixture of experts
+//   logits     norm(x[logits_indices]) Wlm_headᵀ
+//
+// Each stage owns its buffers, which grow to the largest pass so far. A token's result depends on its own request
+// alone: not on the batch, on how the prompt was divided into chunks, nor on the number of threads.
+#pragma once
+
+#include "kernels/forward/attention_stage.h"
+#include "kernels/forward/embedding_stage.h"
+#include "kernels/forward/logits_stage.h"
+#include "kernels/forward/mlp_stage.h"
+#include "kernels/forward/moe_stage.h"
+
+namespace foreword::kernels {
+
+class ForwardPass {
+ public:
+  // The model is complete; it outlives the pass.
+  explicit ForwardPass(Model &model);
+  ForwardPass(const ForwardPass &) = delete;
+  ForwardPass &operator=(const ForwardPass &) = delete;
+
+  // logits [L, logits_stride()], valid until the next call. Throws std::invalid_argument on input outside its range,
+  // before anything is written.
+  const float *run(const ForwardInput &input);
+
+  int logits_stride() const { return logits_.logits().stride(); }
+  // Seconds spent in `stage` by all calls so far, measured on thread 0.
+  double seconds(Stage stage) const { return ctx_.clock.seconds(stage); }
+
+ private:
+  void run_stages(int thread);
+
+  PassContext ctx_;
+  EmbeddingStage embedding_;
+  AttentionStage attention_;
+  MlpStage mlp_;
+  MoeStage moe_;
+  LogitsStage logits_;
+};
+
+}  // namespace foreword::kernels

@@ -1,0 +1,56 @@
+#include "kernels/forward/input.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+namespace foreword::kernels {
+namespace {
+
+// Requires values[index] in [begin, end).
+template <class T>
+void require(const T *values, int64_t index, int64_t begin, int64_t end, const char *name) {
+  if (values[index] >= begin && values[index] < end) return;
+  throw std::invalid_argument(std::string(name) + "[" + std::to_string(index) + "] = " + std::to_string(values[index]) +
+                              " is outside [" + std::to_string(begin) + ", " + std::to_string(end) + ")");
+}
+
+}  // namespace
+
+void check_input(const ForwardInput &in, const Model &model) {
+  const KVConfig &kv = model.kv.config();
+  const int64_t num_slots = int64_t(kv.num_blocks) * kv.block_size;
+  if (int(in.groups.size()) != model.config.num_groups) {
+    throw std::invalid_argument("the batch has " + std::to_string(in.groups.size()) + " KV groups, the model " +
+                                std::to_string(model.config.num_groups));
+  }
+  for (int t = 0; t < in.num_tokens; ++t) {
+    require(in.input_ids, t, 0, model.config.vocab_size, "input_ids");
+    for (const ForwardInput::Group &g : in.groups) require(g.slot_mapping, t, -1, num_slots, "slot_mapping");
+  }
+  for (int l = 0; l < in.num_logits; ++l) require(in.logits_indices, l, 0, in.num_tokens, "logits_indices");
+  require(in.query_start_loc, 0, 0, 1, "query_start_loc");
+  for (int b = 0; b < in.num_reqs; ++b) {
+    const int begin = in.query_start_loc[b];
+    require(in.query_start_loc, b + 1, begin, int64_t(in.num_tokens) + 1, "query_start_loc");
+    const int64_t first = int64_t(in.seq_lens[b]) - in.query_len(b);
+    for (int t = begin; t < in.query_start_loc[b + 1]; ++t) {
+      const int64_t position = first + (t - begin);
+      require(in.positions, t, std::max<int64_t>(0, position), position + 1, "positions");
+    }
+    for (const ForwardInput::Group &g : in.groups) {
+      const int64_t num_blocks = (int64_t(in.seq_lens[b]) + kv.block_size - 1) / kv.block_size;
+      require(in.idx_mapping, b, 0, g.num_rows, "idx_mapping");
+      if (num_blocks > g.stride) require(in.seq_lens, b, 0, int64_t(g.stride) * kv.block_size + 1, "seq_lens");
+      const int32_t *blocks = g.blocks_of(in.idx_mapping[b]);
+      for (int64_t k = 0; k < num_blocks; ++k) {
+        if (blocks[k] < 0 || blocks[k] >= kv.num_blocks) {
+          const std::string name = "block_table[" + std::to_string(in.idx_mapping[b]) + "]";
+          require(blocks, k, 0, kv.num_blocks, name.c_str());
+        }
+      }
+    }
+  }
+}
+
+}  // namespace foreword::kernels

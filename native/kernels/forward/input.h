@@ -1,0 +1,36 @@
+// The batch of one forward pass.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/model.h"
+
+namespace foreword::kernels {
+
+// Arrays have the names and shapes of the batch tensors: T tokens, B requests, L logit rows, R rows of request state.
+// They are read only during the call.
+struct ForwardInput {
+  int num_tokens, num_reqs, num_logits;
+  const int32_t *input_ids;        // [T]
+  const int64_t *positions;        // [T]
+  const int32_t *query_start_loc;  // [B + 1]
+  const int32_t *seq_lens;         // [B]
+  const int32_t *idx_mapping;      // [B]
+  const int64_t *logits_indices;   // [L]
+  struct Group {
+    const int64_t *slot_mapping;  // [T]; −1: not stored
+    const int32_t *block_table;   // [R, stride]
+    int num_rows, stride;
+
+    const int32_t *blocks_of(int row) const { return block_table + int64_t(row) * stride; }
+  };
+  std::vector<Group> groups;
+
+  int query_len(int req) const { return query_start_loc[req + 1] - query_start_loc[req]; }
+};
+
+// Throws std::invalid_argument naming the tensor, index and value if any value is outside its range.
+void check_input(const ForwardInput &input, const Model &model);
+
+}  // namespace foreword::kernels

@@ -1,0 +1,28 @@
+// The gated MLP of a layer.
+#pragma once
+
+#include "kernels/forward/context.h"
+
+namespace foreword::kernels {
+
+class MlpStage {
+ public:
+  explicit MlpStage(PassContext &context);
+
+  void reserve();
+  // x += mlp(norm(x)), with mlp(h) = (act(h Wgateᵀ) * (h Wupᵀ)) Wdownᵀ. Ends with a barrier. `next`: the
+  // product that follows.
+  void run(int thread, const Layer &layer, const Linear &next);
+
+  // act(a Wgateᵀ) * (a Wupᵀ), prepared as the input of `down`.
+  ActivationSet gate_up(int thread, const Mlp &mlp, const ActivationSet &a);
+
+ private:
+  PassContext &ctx_;
+  int hidden_stride_ = 0, hidden_cols_ = 0;  // largest of all layers
+  Buffer<float> hidden_;  // [T, intermediate_size], rows mlp.gate.stride apart
+  ProductInput down_;     // hidden_ as the input of `down`
+  KindSet kinds_{};       // of `down_`
+};
+
+}  // namespace foreword::kernels

@@ -1,0 +1,145 @@
+#include "kernels/forward/moe_stage.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace foreword::kernels {
+
+MoeStage::MoeStage(PassContext &context, MlpStage &mlp)
+    : ctx_(context),
+      mlp_(mlp),
+      shared_gate_(1),
+      normed_(context.model.config.hidden_size),
+      out_(context.model.config.hidden_size) {
+  for (const Layer &layer : ctx_.model.layers) {
+    if (!layer.moe) continue;
+    experts_per_token_ = std::max(experts_per_token_, layer.moe->experts_per_token);
+    max_experts_ = std::max(max_experts_, int(layer.moe->experts.size()));
+    router_stride_ = std::max(router_stride_, layer.moe->router.stride);
+    for (const Mlp &expert : layer.moe->experts) {
+      expert.gate.add_kinds(gathered_kinds_);
+      expert.up.add_kinds(gathered_kinds_);
+      expert.down.add_kinds(hidden_kinds_);
+      hidden_stride_ = std::max(hidden_stride_, expert.gate.stride);
+      hidden_cols_ = std::max(hidden_cols_, expert.down.cols);
+    }
+  }
+}
+
+void MoeStage::reserve() {
+  if (max_experts_ == 0) return;
+  const int num_tokens = ctx_.input.num_tokens, choices = num_tokens * experts_per_token_;
+  normed_.reserve(num_tokens);
+  router_logits_.reserve(size_t(num_tokens) * size_t(router_stride_));
+  shared_gate_.reserve(num_tokens);
+  out_.reserve(choices);
+  for (Buffer<int> *of_choice : {&expert_, &place_, &token_}) of_choice->reserve(size_t(choices));
+  weight_.reserve(size_t(choices));
+  expert_begin_.reserve(size_t(max_experts_) + 1);
+  hidden_.reserve(size_t(choices) * size_t(hidden_stride_));
+  gathered_.reserve(choices, ctx_.model.config.hidden_size, gathered_kinds_);
+  down_.reserve(choices, hidden_cols_, hidden_kinds_);
+}
+
+void MoeStage::run(int thread, const Layer &layer) {
+  const Moe &moe = *layer.moe;
+  const Share tokens{0, ctx_.input.num_tokens}, mine = ctx_.token_share(thread);
+  const int num_experts = int(moe.experts.size()), choices = tokens.end * moe.experts_per_token;
+
+  for (int t = mine.begin; t < mine.end; ++t) {
+    ctx_.isa.rms_norm(ctx_.x.row(t), layer.mlp_norm, ctx_.model.config.hidden_size, ctx_.model.config.norm_eps,
+                      normed_.row(t));
+  }
+  const ActivationSet in = ctx_.products.prepare_shared(thread, ctx_.normed.shared, moe.router.cols, tokens.end,
+                                                        [&](int t) { return normed_.row(t); });
+  ctx_.products.linear(thread, moe.router, in, tokens, router_logits_.data(), Store::assign);
+  if (moe.shared) ctx_.products.linear(thread, moe.shared_gate, in, tokens, shared_gate_.data(), Store::assign);
+  ctx_.pool.barrier();
+  route(thread, moe);
+  ctx_.pool.barrier();
+  if (thread == 0) sort_by_expert(moe);
+  ctx_.pool.barrier();
+
+  const ActivationSet gathered = ctx_.products.prepare_shared(
+      thread, gathered_, moe.router.cols, choices, [&](int place) { return normed_.row(token_.data()[place]); });
+  for (int e = 0; e < num_experts; ++e) {
+    ctx_.products.gated(thread, moe.experts[size_t(e)], gathered, places_of(e), hidden_.data());
+  }
+  ctx_.pool.barrier();
+  ctx_.clock.finish(thread, Stage::gate_up);
+
+  const Mlp &first = moe.experts[0];
+  const ActivationSet hidden = ctx_.products.prepare_shared(thread, down_, first.down.cols, choices, [&](int place) {
+    return hidden_.data() + size_t(place) * size_t(first.gate.stride);
+  });
+  for (int e = 0; e < num_experts; ++e) {
+    ctx_.products.linear(thread, moe.experts[size_t(e)].down, hidden, places_of(e), out_.data(), Store::assign);
+  }
+  ctx_.clock.finish(thread, Stage::down);
+  if (moe.shared) {
+    const ActivationSet shared_hidden = mlp_.gate_up(thread, *moe.shared, in);
+    ctx_.products.linear(thread, moe.shared->down, shared_hidden, tokens, ctx_.branch.data(), Store::assign);
+  }
+  ctx_.pool.barrier();
+  sum_experts(thread, moe);
+  ctx_.add_branch(thread, layer.post_mlp_norm);
+  ctx_.clock.finish(thread, Stage::down);
+}
+
+// p = softmax(logits); the largest experts_per_token of them, ties to the lower expert.
+void MoeStage::route(int thread, const Moe &moe) {
+  const int num_experts = int(moe.experts.size()), k = moe.experts_per_token;
+  const Share share = ctx_.token_share(thread);
+  for (int t = share.begin; t < share.end; ++t) {
+    float *p = router_logits_.data() + size_t(t) * size_t(moe.router.stride);
+    const float top = *std::max_element(p, p + num_experts);
+    float sum = 0.f;
+    for (int e = 0; e < num_experts; ++e) sum += p[e] = std::exp(p[e] - top);
+    int *expert = expert_.data() + size_t(t) * size_t(k);
+    float *weight = weight_.data() + size_t(t) * size_t(k);
+    float chosen = 0.f;
+    for (int j = 0; j < k; ++j) {
+      expert[j] = int(std::max_element(p, p + num_experts) - p);
+      weight[j] = p[expert[j]] / sum;
+      chosen += weight[j];
+      p[expert[j]] = -1.f;
+    }
+    if (!moe.norm_topk) continue;
+    for (int j = 0; j < k; ++j) weight[j] /= chosen;
+  }
+}
+
+// Counting sort of the choices by expert.
+void MoeStage::sort_by_expert(const Moe &moe) {
+  const int num_experts = int(moe.experts.size()), choices = ctx_.input.num_tokens * moe.experts_per_token;
+  const int *expert = expert_.data();
+  int *begin = expert_begin_.data();
+  std::fill(begin, begin + num_experts + 1, 0);
+  for (int c = 0; c < choices; ++c) ++begin[expert[c] + 1];
+  for (int e = 0; e < num_experts; ++e) begin[e + 1] += begin[e];
+  for (int c = 0; c < choices; ++c) {
+    const int place = begin[expert[c]]++;
+    place_.data()[c] = place;
+    token_.data()[place] = c / moe.experts_per_token;
+  }
+  std::copy_backward(begin, begin + num_experts, begin + num_experts + 1);
+  begin[0] = 0;
+}
+
+// branch = Σ p_e out_e + sigmoid(shared_gate) branch, this thread's tokens.
+void MoeStage::sum_experts(int thread, const Moe &moe) {
+  const int k = moe.experts_per_token, stride = out_.stride();
+  const Share share = ctx_.token_share(thread);
+  for (int t = share.begin; t < share.end; ++t) {
+    float *sum = ctx_.branch.row(t);
+    const float gate = moe.shared ? 1.f / (1.f + std::exp(-shared_gate_.row(t)[0])) : 0.f;
+    for (int i = 0; i < stride; ++i) sum[i] = moe.shared ? sum[i] * gate : 0.f;
+    for (int64_t choice = int64_t(t) * k; choice < int64_t(t + 1) * k; ++choice) {
+      const float *out = out_.row(place_.data()[choice]);
+      const float weight = weight_.data()[choice];
+      for (int i = 0; i < stride; ++i) sum[i] += weight * out[i];
+    }
+  }
+}
+
+}  // namespace foreword::kernels

@@ -1,0 +1,46 @@
+// The mixture of experts of a layer. Tokens are sorted by expert, so that every expert is one product:
+//
+//   token 0 → experts 2, 0      choices 0 1        places (sorted by expert)   0: choice 1 (token 0)   expert 0
+//   token 1 → experts 0, 3      choices 2 3                                    1: choice 2 (token 1)   expert 0
+//                                                                              2: choice 0 (token 0)   expert 2
+//                                                                              3: choice 3 (token 1)   expert 3
+//
+// A choice is token * experts_per_token + rank. A token's experts are summed in the order of its choices, whatever
+// the batch.
+#pragma once
+
+#include "kernels/forward/mlp_stage.h"
+
+namespace foreword::kernels {
+
+class MoeStage {
+ public:
+  // `mlp` computes the shared expert.
+  MoeStage(PassContext &context, MlpStage &mlp);
+
+  void reserve();
+  // x += moe(norm(x)), with moe(h) = Σ p_e mlp_e(h) + sigmoid(h Wshared_gate) mlp_shared(h). Ends with a barrier.
+  void run(int thread, const Layer &layer);
+
+ private:
+  void route(int thread, const Moe &moe);
+  void sort_by_expert(const Moe &moe);
+  void sum_experts(int thread, const Moe &moe);
+  Share places_of(int expert) const { return {expert_begin_.data()[expert], expert_begin_.data()[expert + 1]}; }
+
+  PassContext &ctx_;
+  MlpStage &mlp_;
+  // The largest of all layers.
+  int max_experts_ = 0, experts_per_token_ = 0, router_stride_ = 0, hidden_stride_ = 0, hidden_cols_ = 0;
+  FloatRows shared_gate_, normed_;      // [T, 1], [T, hidden_size]
+  Buffer<float> router_logits_;         // [T, experts]
+  Buffer<float> weight_;                // [choices]: p_e of a choice
+  Buffer<int> expert_, place_, token_;  // [choices]: expert of a choice, place of a choice, token of a place
+  Buffer<int> expert_begin_;            // [experts + 1]: first place of each expert
+  KindSet gathered_kinds_{}, hidden_kinds_{};
+  ActivationBuffer gathered_, down_;  // by place: the inputs of gate and up, and of down
+  Buffer<float> hidden_;              // by place: act(gate) * up
+  FloatRows out_;                     // by place: the output of the expert
+};
+
+}  // namespace foreword::kernels

@@ -1,0 +1,96 @@
+#include "kernels/forward/products.h"
+
+#include <algorithm>
+
+namespace foreword::kernels {
+namespace {
+
+// A product is also divided by rows when there are fewer panels than this per thread, and enough rows.
+constexpr int kPanelsPerThread = 8, kRowsPerCut = 48;
+// Gate and up outputs held in scratch memory before they are multiplied.
+constexpr int kGateFloats = 16384;
+
+}  // namespace
+
+void ProductInput::reserve(int rows, int cols, const KindSet &kinds, int num_threads) {
+  shared.reserve(rows, cols, kinds);
+  own.resize(size_t(num_threads));
+  for (ActivationBuffer &buffer : own) buffer.reserve(kFewRows, cols, kinds);
+}
+
+Products::Products(Model &model)
+    : isa_(model.isa), pool_(model.pool), activation_(model.config.activation), scratch_(size_t(model.pool.size())) {
+  for (Scratch &scratch : scratch_) {
+    scratch.linear.reserve(isa_.linear_scratch_bytes());
+    scratch.rotated.reserve(size_t(model.widest_input()));
+    scratch.gate.reserve(kGateFloats);
+    scratch.up.reserve(kGateFloats);
+  }
+}
+
+// The first weights of this thread's share of the panels of all matrices side by side.
+const uint8_t *Products::first_weights(int thread, const Linear *l) const {
+  if (!l) return nullptr;
+  int panel = share_of(l->num_panels, thread, pool_.size()).begin;
+  for (const Linear::Part &part : l->parts) {
+    if (panel < part.matrix->num_panels) return part.matrix->panel(panel);
+    panel -= part.matrix->num_panels;
+  }
+  return nullptr;
+}
+
+// A share is a range of the panels of all matrices side by side; with few panels, of panels × cuts of the rows.
+void Products::linear(int thread, const Linear &l, const ActivationSet &a, Share rows, float *out, Store store,
+                      const Linear *next) const {
+  const int num_rows = rows.end - rows.begin, threads = pool_.size();
+  int cuts = 1;
+  if (l.num_panels < kPanelsPerThread * threads) cuts = std::clamp(num_rows / kRowsPerCut, 1, threads);
+  const Share share = share_of(l.num_panels * cuts, thread, threads);
+  void *scratch = scratch_[size_t(thread)].linear.data();
+  for (int cut = share.begin / std::max(1, l.num_panels); cut < cuts && cut * l.num_panels < share.end; ++cut) {
+    const Share r = share_of(num_rows, cut, cuts);
+    const int begin = std::max(share.begin - cut * l.num_panels, 0);
+    const int end = std::min(share.end - cut * l.num_panels, l.num_panels);
+    int first = 0;
+    for (const Linear::Part &part : l.parts) {
+      const int last = first + part.matrix->num_panels;
+      const int p0 = std::max(begin, first) - first, p1 = std::min(end, last) - first;
+      if (p0 < p1) {
+        const uint8_t *following = end > last ? (&part + 1)->matrix->panels : first_weights(thread, next);
+        isa_.linear(*part.matrix, a.of(*part.matrix), rows.begin + r.begin, rows.begin + r.end, p0, p1,
+                    out + part.offset, size_t(l.stride), store, following, scratch);
+      }
+      first = last;
+    }
+  }
+}
+
+// Both halves of a few panels are computed into scratch memory, then multiplied.
+void Products::gated(int thread, const Mlp &mlp, const ActivationSet &a, Share rows, float *out) const {
+  const PackedMatrix &gate = *mlp.gate.parts[0].matrix, &up = *mlp.up.parts[0].matrix;
+  const int width = isa_.panel_width, max_rows = kGateFloats / width;
+  const Share panels = share_of(gate.num_panels, thread, pool_.size());
+  const Scratch &own = scratch_[size_t(thread)];
+  for (int row = rows.begin; row < rows.end; row += max_rows) {
+    const int row_end = std::min(rows.end, row + max_rows), count = row_end - row;
+    const int step = std::max(1, std::min(8, kGateFloats / (count * width)));
+    for (int p = panels.begin; p < panels.end; p += step) {
+      const int p_end = std::min(panels.end, p + step);
+      const uint8_t *next_gate = p_end < panels.end ? gate.panel(p_end) : first_weights(thread, &mlp.down);
+      const size_t wide = size_t((p_end - p) * width);
+      // The kernels address outputs from row 0 and panel 0.
+      const ptrdiff_t origin = -ptrdiff_t(row) * ptrdiff_t(wide) - ptrdiff_t(p) * width;
+      isa_.linear(gate, a.of(gate), row, row_end, p, p_end, own.gate.data() + origin, wide, Store::assign, up.panel(p),
+                  own.linear.data());
+      isa_.linear(up, a.of(up), row, row_end, p, p_end, own.up.data() + origin, wide, Store::assign, next_gate,
+                  own.linear.data());
+      for (int r = 0; r < count; ++r) {
+        const size_t at = size_t(r) * wide;
+        isa_.gate_mul(activation_, own.gate.data() + at, own.up.data() + at, wide,
+                      out + size_t(row + r) * mlp.gate.stride + size_t(p) * width);
+      }
+    }
+  }
+}
+
+}  // namespace foreword::kernels

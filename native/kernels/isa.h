@@ -1,0 +1,57 @@
+// The table of kernels of one instruction set. The driver calls kernels only through it. The widths of packed panels
+// belong to it too: a matrix is read by the instruction set that packed it.
+#pragma once
+
+#include "kernels/formats.h"
+
+namespace foreword::kernels {
+
+struct Isa {
+  const char *name;
+  int panel_width;
+  bool bf16_dot;  // bf16 weights take bf16 activations; otherwise they are widened and take f32 activations
+
+  // Packing. `pack_panel` writes panel `panel` of `matrix` from rows of `source`; `scratch` has `pack_scratch_bytes`.
+  size_t (*panel_bytes)(Format format, int padded_cols);
+  size_t (*pack_scratch_bytes)(int padded_cols);
+  void (*pack_panel)(const SourceMatrix &source, const PackedMatrix &matrix, int panel, void *scratch);
+  void (*decode_row)(const SourceMatrix &source, int row, float *out);
+
+  // Products. out[r, n] (=, +=) Σ_k a[r, k] w[n, k] for rows [row_begin, row_end) and the outputs of panels
+  // [panel_begin, panel_end). `out` is the address of row 0, output 0, in memory for whole panels. `next`: the weights
+  // that this thread reads after these, prefetched during the last panels; null if none.
+  size_t (*linear_scratch_bytes)();
+  void (*linear)(const PackedMatrix &w, const Activations &a, int row_begin, int row_end, int panel_begin,
+                 int panel_end, float *out, size_t out_stride, Store store, const uint8_t *next, void *scratch);
+  // `scratch`: padded_cols floats.
+  void (*prepare_row)(const Activations &a, int row, const float *x, float *scratch);
+
+  // Rows.
+  void (*rms_norm)(const float *x, const float *weight, int size, float eps, float *out);
+  void (*gate_mul)(Gate gate, const float *g, const float *u, size_t size, float *out);
+  void (*add)(const float *x, size_t size, float *out);
+  void (*rotate)(const float *cosines, const float *sines, int pairs, float *x);
+  void (*softcap)(float cap, size_t size, float *x);
+
+  // Attention.
+  void (*store_kv)(const KVLayer &kv, int64_t slot, int head, const float *k, const float *v, void *scratch);
+  size_t (*attention_scratch_bytes)(const AttentionConfig &config);
+  int (*attention_queries)(const AttentionConfig &config);  // largest number of queries in a tile
+  void (*attend)(const KVLayer &kv, const AttentionConfig &config, const AttentionTile &tile, void *scratch);
+  // Merges the partial results of `num_splits` consecutive splits, `split_stride` floats apart from tile.partial on, in
+  // order, into tile.out. The partial results are overwritten.
+  void (*merge_splits)(const AttentionConfig &config, const AttentionTile &tile, int num_splits, size_t split_stride);
+
+  // Sampling.
+  size_t (*sample_scratch_bytes)(int vocab_size);
+  int32_t (*sample_row)(const float *logits, int vocab_size, const SamplingRow &row, void *scratch);
+
+  // Peak rates. Each runs `repeats` rounds of a fixed amount of work and returns the operations done, or the bytes
+  // read.
+  double (*peak_f32)(int64_t repeats);
+  double (*peak_bf16)(int64_t repeats);
+  double (*peak_i8)(int64_t repeats);
+  size_t (*read_memory)(const uint8_t *data, size_t bytes);
+};
+
+}  // namespace foreword::kernels
