@@ -24,6 +24,7 @@ from foreword.bench.traffic import (
     Step,
     Workload,
 )
+from foreword.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,10 +217,12 @@ def run(
     *, num_steps: int = 300, chunk: int = 25, workloads: tuple[Workload, ...] = WORKLOADS
 ) -> Iterator[list[HostResult]]:
     """Measure each workload: all contenders get the same steps, in turns of ``chunk`` steps, and their tensors must
-    agree after each turn. The first turn is not counted.
+    agree after each turn. The first turn is not counted. ConfigError unless num_steps > chunk.
 
-    Yields the results of one workload at a time, ours first.
+    Yields the results of one workload at a time, Foreword's native backend first.
     """
+    if num_steps <= chunk:
+        raise ConfigError(f"num_steps = {num_steps}: the first turn is not counted; give more than chunk = {chunk}")
     for workload in workloads:
         steps = list(workload.steps(num_steps))
         ours = Ours(workload, num_steps, "native")

@@ -9,10 +9,10 @@ from typing import Any, cast
 
 import numpy as np
 
-from foreword import _native
 from foreword.batch import InputBatch, InputBuffers, KVGroup, NewRequest, RequestStates, prepare_inputs
 from foreword.executors.native import NativeExecutor
 from foreword.models.loader import load_model
+from foreword.native import native
 
 BLOCK_SIZE = 16
 # (requests, tokens each, context before them)
@@ -76,7 +76,7 @@ def run(
     repeats: int = 7,
 ) -> Iterator[Roofline | StepResult]:
     """The roofline first, then steps of each shape and weight format with a bf16 cache; medians."""
-    measured = _native.roofline(num_threads or 0)
+    measured = native.roofline(num_threads or 0)
     roof = Roofline(
         measured["isa"],
         measured["memory_bytes"] / 1e9,
