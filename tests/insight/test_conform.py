@@ -200,5 +200,5 @@ def test_a_recorded_run_replays(tmp_path: Path):
 def test_recording_starts_with_no_requests(tmp_path):
     states = RequestStates(max_num_reqs=1, max_model_len=4, vocab_size=9, kv_groups=[KVGroup(2)])
     states.add_request(NewRequest("a", [1], [[1]]))
-    with pytest.raises(ValueError, match="starts with no requests"):
+    with pytest.raises(ValueError, match="starts without requests, but the states hold 1"):
         TraceRecorder(tmp_path / "t.jsonl", states, InputBuffers.for_states(states, 4))

@@ -178,7 +178,7 @@ def test_a_template_that_fails_is_the_requests_error(source):
 
 @pytest.mark.parametrize("source", ["{% for %}", "{{ messages", "{% nonsense %}", "{{ x | nosuchfilter }}"])
 def test_a_broken_template_is_the_models_error(source):
-    with pytest.raises(ModelError, match=r"chat template is broken.*Give the prompt as text"):
+    with pytest.raises(ModelError, match=r"chat template is invalid.*Give the prompt as text"):
         ChatTemplate(source, {})
 
 

@@ -149,7 +149,7 @@ def test_each_known_decoder_gives_the_librarys_text(decoder, ids):
 
 
 def test_an_unknown_decoder_is_named():
-    with pytest.raises(ModelError, match=r"CTC.*Known are"):
+    with pytest.raises(ModelError, match=r"CTC.*Supported are"):
         TokenBytes(library(decoders.CTC()))
     with pytest.raises(ModelError, match="no decoder"):
         TokenBytes(tokenizers.Tokenizer(models.BPE()))

@@ -68,7 +68,10 @@ def test_layers_follow_the_familys_rule_where_the_configuration_does_not_list_th
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "resnet"}, r"config\.json: model_type 'resnet' is not supported\. Those .* gemma2, .*qwen2"),
+        (
+            {"model_type": "resnet"},
+            r"config\.json: model_type 'resnet' is not supported\. Supported .* gemma2, .*qwen2",
+        ),
         ({"model_type": None}, "model_type is missing"),
         (
             {"hidden_size": 64},
@@ -137,7 +140,7 @@ def test_every_damage_of_a_safetensors_header_is_a_model_error(tmp_path):
 
 
 def test_files_and_names_that_are_not_there(tmp_path):
-    with pytest.raises(ModelError, match=r"absent\.gguf: there is no such file"):
+    with pytest.raises(ModelError, match=r"absent\.gguf: the file or directory does not exist"):
         load_model(tmp_path / "absent.gguf")
     with pytest.raises(ModelError, match=r"has no config\.json and 0 \.gguf files"):
         load_model(tmp_path)
@@ -172,7 +175,7 @@ def test_a_hub_that_cannot_be_reached_is_a_model_error(monkeypatch):
         raise ConnectionError("no route\nand more")
 
     fake_hub(monkeypatch, refuse)
-    with pytest.raises(ModelError, match=r"org/model: the hub says: no route\. Check .* known names are smollm2"):
+    with pytest.raises(ModelError, match=r"org/model: the hub reports: no route\. Check .* known names are smollm2"):
         load_model("org/model")
 
 

@@ -101,7 +101,7 @@ def test_random_damage_never_escapes_the_reader(tmp_path):
     ("data", "message"),
     [
         (b"", "0 bytes are too few"),
-        (b"PK\3\4" + bytes(40), r"at byte 4, magic: found b'PK\\x03\\x04'.*safetensors"),
+        (b"PK\3\4" + bytes(40), r"at byte 4, magic: expected b'GGUF', found b'PK\\x03\\x04'.*safetensors"),
         (b"GGUF" + struct.pack("<I", 1) + bytes(40), "version: 1 is not 2 or 3"),
         (b"GGUF" + struct.pack(">I", 3) + bytes(40), "big-endian"),
         (b"GGUF" + struct.pack("<IQQ", 3, 2**63, 0) + bytes(40), "num_tensors: .* cannot fit"),
@@ -110,7 +110,7 @@ def test_random_damage_never_escapes_the_reader(tmp_path):
          "value type 9 .*arrays do not nest"),
         (gguf_writer.assemble({"k": ("str", "ab")}, {})[0].replace(b"ab", b"\xff\xfe"), "not UTF-8"),
         (gguf_writer.assemble({"k": ("[str]", ["ab"])}, {})[0].replace(b"ab", b"\xff\xfe"), "not UTF-8"),
-        (gguf_writer.assemble({"kk": ("u8", 1), "kl": ("u8", 1)}, {})[0].replace(b"kl", b"kk"), "stands twice"),
+        (gguf_writer.assemble({"kk": ("u8", 1), "kl": ("u8", 1)}, {})[0].replace(b"kl", b"kk"), "occurs twice"),
     ],
 )  # fmt: skip
 def test_damage_is_explained(tmp_path, data, message):
@@ -127,7 +127,7 @@ def test_damage_is_explained(tmp_path, data, message):
         ),
         (lambda info: info[:-12] + struct.pack("<IQ", 23, 32), "number format 23 is not supported"),
         (lambda info: info[:-8] + struct.pack("<Q", 33), "offset 33 is not a multiple"),
-        (lambda info: info[:-8] + struct.pack("<Q", 2**40), "204 bytes wanted, 0 left"),
+        (lambda info: info[:-8] + struct.pack("<Q", 2**40), "204 bytes needed, 0 left"),
         (lambda info: struct.pack("<I", 5) + info[4:], "5 dimensions"),
     ],
 )

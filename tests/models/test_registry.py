@@ -259,7 +259,7 @@ def test_an_installed_package_is_used_as_it_is(index, monkeypatch, tmp_path):
 
 def test_terms_must_be_accepted_once(index):
     model = known(terms="the Tiny Terms")
-    with pytest.raises(ModelError, match=r"accept the Tiny Terms\. .*--accept-license"):
+    with pytest.raises(ModelError, match=r"requires acceptance of the Tiny Terms\. .*--accept-license"):
         pull(model)
     assert index.requests == []
     pull(model, accept_license=True)

@@ -1,4 +1,4 @@
-"""What a step costs on the host: ours, ours in NumPy, and the same tensors built request by request in Python."""
+"""Host time per step: the native and NumPy backends, and Python lists that build the same tensors per request."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class HostResult:
 
 
 class Contender(Protocol):
-    """An engine's input layer. ``take`` and ``ready`` are not timed: they bring a step, and what came of preparing it,
-    into the form the engine likes.
+    """The input layer of an engine. ``take`` and ``ready`` are not timed: they convert a step, and the result of its
+    preparation, into the form that the engine works on.
     """
 
     name: str
@@ -85,8 +85,8 @@ class Ours:
                 "top_p": np.full(len(a.numbers), TOP_P, np.float32),
             },
         )
-        self.gone = self.rows[step.departed]
-        # The rows of those who are here; those of the newcomers, who stand at the end, are known when they are.
+        self.departed = self.rows[step.departed]
+        # Rows of the scheduled requests; those that arrive in this step come last and get their rows in `prepare`.
         self.running = self.rows[step.scheduled]
         self.appended = self.rows[step.appended]
         self.appended_new = np.flatnonzero(np.isin(step.appended, a.numbers))
@@ -94,8 +94,8 @@ class Ours:
 
     def prepare(self) -> InputBatch:
         step, states = self.step, self.states
-        if len(self.gone):
-            states.remove_rows(self.gone)
+        if len(self.departed):
+            states.remove_rows(self.departed)
         if count := len(self.new.req_ids):
             self.arrived = self.running[-count:] = states.add_requests(self.new)
             if len(self.appended_new):
@@ -109,7 +109,7 @@ class Ours:
         return self.batch
 
     def ready(self) -> None:
-        """The engine's own note of who is where; not timed."""
+        """Record the rows of the new requests."""
         self.rows[self.step.arrived.numbers] = self.arrived
 
     def commit(self) -> None:
@@ -130,7 +130,7 @@ class _Sequence:
 
 
 class PythonLists:
-    """The way small engines do it: a Python object a request, a loop over requests and tokens, arrays at the end."""
+    """The way of small engines: one Python object per request, loops over requests and tokens, then arrays."""
 
     name = "python lists"
 
@@ -151,10 +151,10 @@ class PythonLists:
         self.scheduled = list(zip(step.scheduled.tolist(), step.num_scheduled.tolist(), strict=True))
         self.drafts = None if step.drafts is None else step.drafts.tolist()
         self.sampled = [[token for token in row if token >= 0] for row in step.sampled.tolist()]
-        self.gone = step.departed.tolist()
+        self.departed = step.departed.tolist()
 
     def prepare(self) -> object:
-        for number in self.gone:
+        for number in self.departed:
             del self.sequences[number]
         for number, sequence in self.new:
             self.sequences[number] = sequence

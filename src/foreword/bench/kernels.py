@@ -1,4 +1,4 @@
-"""What this machine's memory and arithmetic could do, and how much of it a step of the native executor reaches."""
+"""Roofline of this machine, and the fraction of it that steps of the native executor reach."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from foreword.models.loader import load_model
 from foreword.native import native
 
 BLOCK_SIZE = 16
-# (requests, tokens each, context before them)
+# (requests, tokens per request, computed tokens per request)
 SHAPES = ((1, 1, 256), (8, 1, 256), (32, 1, 256), (64, 1, 256), (1, 512, 0))
 
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """The machine's limits, measured: bytes and operations a second."""
+    """Measured limits of the machine: memory bandwidth and arithmetic throughput."""
 
     isa: str
     memory_gb_s: float
@@ -41,7 +41,7 @@ class Roofline:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """A step of the executor: its time, the least the roofline allows, and where the time went.
+    """A step of the executor: its time, the lower bound from the roofline, and the time per stage.
 
     limit_ms = max(bytes / memory, operations / arithmetic of the weights' format); fraction = limit_ms / step_ms.
     """
@@ -75,7 +75,7 @@ def run(
     weight_formats: tuple[str, ...] = ("fp32", "bf16", "int8", "q4"),
     repeats: int = 7,
 ) -> Iterator[Roofline | StepResult]:
-    """The roofline first, then steps of each shape and weight format with a bf16 cache; medians."""
+    """The roofline first, then the median step of each shape and weight format, with a bf16 cache."""
     measured = native.roofline(num_threads or 0)
     roof = Roofline(
         measured["isa"],
