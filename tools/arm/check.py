@@ -1,8 +1,8 @@
-"""Holds the NEON kernels to the scalar ones without an Arm machine: cross-compiled with zig, run on an emulated one.
+"""Compare the NEON kernels with the scalar ones without an Arm machine: cross-compiled with zig and emulated.
 
     python tools/arm/check.py        or: make arm
 
-Makes its environment in build/arm. levels.cpp says what is compared.
+Creates an environment in build/arm. levels.cpp defines what is compared.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SOURCES = ROOT / "native" / "kernels"
 PER_LEVEL = re.search(r"set\(FOREWORD_KERNEL_SOURCES ([^)]*)\)", (SOURCES / "sources.cmake").read_text())[1].split()
 NEEDS_PYTHON = ("bind",)
 
-# As in sources.cmake.
+# The same as in sources.cmake.
 EXACT = ("-ffp-contract=off", "-fno-math-errno")
 LEVELS = {
     "scalar": ("-DFOREWORD_LEVEL=scalar", *EXACT),
@@ -37,13 +37,13 @@ def main() -> None:
             subprocess.run([sys.executable, "-m", "venv", python.parents[1]], check=True)
             subprocess.run([python, "-m", "pip", "install", "--quiet", *PACKAGES], check=True)
         os.execv(python, [str(python), __file__])
-    from emulator import run
+    from emulator import run  # its packages are installed only inside the environment
 
     sys.exit(run(build()))
 
 
 def build() -> Path:
-    """The program, static, for Linux on aarch64."""
+    """Build the program, statically linked, for Linux on aarch64."""
     jobs = [(SOURCES / f"{name}.cpp", level, flags) for level, flags in LEVELS.items() for name in PER_LEVEL]
     others = [s for s in sorted(SOURCES.glob("*.cpp")) if s.stem not in (*PER_LEVEL, *NEEDS_PYTHON)]
     jobs += [(source, "driver", ("-DFOREWORD_HAS_neon",)) for source in others]

@@ -1,6 +1,6 @@
-// Every level of this build against the scalar one: the logits of a small decoder over mixed steps, for each number format of
-// weights and cache, tiled blocks and others, with and without a sliding window. Prints the relative root mean square difference;
-// the exit status is the number of combinations that differ by more than rounding explains.
+// Compares each instruction-set level of this build with the scalar one: logits of a small decoder over mixed steps, for each
+// number format of weights and cache, tiled and untiled blocks, with and without a sliding window. Prints the relative root mean
+// square difference; the exit status is the number of combinations above the rounding limit.
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -17,7 +17,7 @@ using namespace foreword::kernels;
 namespace {
 
 constexpr int kHidden = 96, kHeads = 3, kHeadDim = 32, kInner = 160, kVocab = 200, kLayers = 2, kLongest = 100;
-constexpr double kLimit = 0.02;  // one activation that rounds to the next of 255 steps moves the logits by up to half of it
+constexpr double kLimit = 0.02;  // an activation rounded to the adjacent one of 255 levels changes the logits by up to half of this
 
 struct Case {
   Format weights;
@@ -51,11 +51,11 @@ class Decoder {
     model_.final_norm = vector();
     model_.lm_head = linear(kVocab, kHidden);
     runner_ = std::make_unique<StepRunner>(model_);
-    // Scattered; 5 divides neither of the numbers of blocks, so that no two entries are one block.
+    // Scattered blocks. 5 divides neither number of blocks, so all entries differ.
     for (int i = 0; i < 2 * blocks(); ++i) table_.push_back(1 + (i * 5) % (2 * blocks()));
   }
 
-  // Computes count tokens from position start on for each request; its logits.
+  // Computes count tokens per request from position start on. Returns the logits.
   std::vector<float> step(const std::vector<std::pair<int, int>> &requests) {
     std::vector<int32_t> ids, query_start_loc{0}, seq_lens, rows;
     std::vector<int64_t> positions, slots, logits_indices;
@@ -83,7 +83,7 @@ class Decoder {
   }
 
  private:
-  int blocks() const { return kLongest / case_.block_size + 1; }  // of a request
+  int blocks() const { return kLongest / case_.block_size + 1; }  // per request
 
   const float *numbers(size_t count, float scale) {
     auto &values = kept_.emplace_back(count);
@@ -106,7 +106,7 @@ class Decoder {
   std::vector<int32_t> table_;
 };
 
-// Prompts, decodes, a chunk beside a decode, one row alone.
+// Prompts; decodes; a chunk beside a decode; a single row.
 std::vector<float> logits(const Level &level, const Case &c) {
   Decoder decoder(level, c);
   std::vector<float> all;

@@ -54,19 +54,24 @@ class Contender(Protocol):
     def tensors(self) -> dict[str, npt.NDArray[np.integer[Any]]]: ...
 
 
+def new_states(workload: Workload) -> tuple[RequestStates, InputBuffers]:
+    """Empty states and buffers of the sizes that a workload needs."""
+    states = RequestStates(
+        max_num_reqs=workload.max_num_reqs,
+        max_model_len=MAX_MODEL_LEN,
+        vocab_size=VOCAB_SIZE,
+        kv_groups=[KVGroup(block_size=BLOCK_SIZE)],
+        max_num_draft_tokens=workload.num_drafts,
+    )
+    return states, InputBuffers.for_states(states, MAX_NUM_TOKENS)
+
+
 class Ours:
     """Foreword from array inputs: rows are handles that the engine holds."""
 
     def __init__(self, workload: Workload, num_steps: int, backend: Backend) -> None:
         self.name = f"foreword ({backend})"
-        self.states = RequestStates(
-            max_num_reqs=workload.max_num_reqs,
-            max_model_len=MAX_MODEL_LEN,
-            vocab_size=VOCAB_SIZE,
-            kv_groups=[KVGroup(block_size=BLOCK_SIZE)],
-            max_num_draft_tokens=workload.num_drafts,
-        )
-        self.buffers = InputBuffers.for_states(self.states, MAX_NUM_TOKENS)
+        self.states, self.buffers = new_states(workload)
         self.backend = backend
         self.rows = np.zeros(workload.decodes + num_steps * (workload.max_num_reqs + 1), np.int32)
 
