@@ -1,4 +1,4 @@
-"""`foreword explain` prints the documents' worked example, from real steps."""
+"""`foreword explain` prints the worked example of the documents from real steps."""
 
 from __future__ import annotations
 

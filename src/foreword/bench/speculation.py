@@ -140,9 +140,9 @@ def _serve(
 
 
 def step_overhead(model: str, *, options: dict[str, Any] | None = None, repeats: int = 12) -> float:
-    """Fixed cost of a step of one request, in units of the cost of a token: F / c of the least-squares line
+    """Fixed cost of a step of one request, in units of the cost of a token: F / c of seconds = F + c · tokens.
 
-    seconds = F + c · tokens  through the fastest steps with 1 … 9 tokens, the sizes taking turns.
+    The line is fitted to the fastest step of each size from 1 to 9 tokens; the sizes take turns.
     """
     config = SpeculationConfig(num_tokens=8, adaptive=False)
     engine = build_engine(

@@ -201,9 +201,8 @@ def _differences(batch: InputBatch, name: str, theirs: Any) -> Iterator[Found]:
 def _arrays(batch: InputBatch, spec: TensorSpec, ours: Any, theirs: Any, prefix: tuple[int, ...]) -> Iterator[Found]:
     """Differences of two arrays, which may differ in length by entries that hold padding."""
     mine = ours.tolist()
-    if ours.ndim == 2 and all(
-        isinstance(row, list) for row in theirs
-    ):  # block tables, whose width depends on the engine
+    # The width of block tables depends on the engine.
+    if ours.ndim == 2 and all(isinstance(row, list) for row in theirs):
         widest = max(map(len, (*mine, *theirs)), default=0)
         mine, theirs = ([[*row, *[spec.padding] * (widest - len(row))] for row in table] for table in (mine, theirs))
     pad: Any = batch.num_tokens if spec.padding == "T" else spec.padding

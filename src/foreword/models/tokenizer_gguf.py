@@ -38,7 +38,7 @@ class _Type(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class _Cut:
+class _Preset:
     """The pre-tokenizer of a byte-level vocabulary, and the defaults that come with its name."""
 
     pre_tokenizer: Callable[[], pre_tokenizers.PreTokenizer]
@@ -69,16 +69,16 @@ def _by_pattern(num_digits: str) -> Callable[[], pre_tokenizers.PreTokenizer]:
     )
 
 
-_LLAMA3 = _Cut(_by_pattern("{1,3}"), whole_words_first=True, add_bos=True)
-_SMOLLM = _Cut(_digits_then_gpt2)
-_GPT2 = _Cut(_gpt2)
-_CUTS = {  # by tokenizer.ggml.pre
+_LLAMA3 = _Preset(_by_pattern("{1,3}"), whole_words_first=True, add_bos=True)
+_SMOLLM = _Preset(_digits_then_gpt2)
+_GPT2 = _Preset(_gpt2)
+_PRESETS = {  # by tokenizer.ggml.pre
     "default": _GPT2,
     "gpt-2": _GPT2,
     "llama-bpe": _LLAMA3,
     "llama-v3": _LLAMA3,
     "llama3": _LLAMA3,
-    "qwen2": _Cut(_by_pattern(""), nfc=True),
+    "qwen2": _Preset(_by_pattern(""), nfc=True),
     "refact": _SMOLLM,
     "smollm": _SMOLLM,
     "starcoder": _SMOLLM,
@@ -132,21 +132,21 @@ def turn_ends(backend: Tokenizer) -> list[int]:
 
 def _byte_level(metadata: Mapping[str, object], tokens: list[str]) -> tuple[Tokenizer, bool]:
     pre = _get(metadata, "tokenizer.ggml.pre", str, "default")
-    cut = _CUTS.get(pre)
-    if cut is None:
+    preset = _PRESETS.get(pre)
+    if preset is None:
         raise ModelError(
             f"metadata tokenizer.ggml.pre is {pre!r}, a pre-tokenizer that is not supported; supported are "
-            f"{', '.join(_CUTS)}. Use the model's directory with its tokenizer.json"
+            f"{', '.join(_PRESETS)}. Use the model's directory with its tokenizer.json"
         )
     merges = list(map(tuple, map(str.split, _list(metadata, "tokenizer.ggml.merges"), repeat(" "))))
     vocabulary = dict(zip(tokens, range(len(tokens)), strict=True))
     # Building from lists takes half the time of building from JSON.
-    backend = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=cut.whole_words_first))  # type: ignore[arg-type]
-    if cut.nfc:
+    backend = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=preset.whole_words_first))  # type: ignore[arg-type]
+    if preset.nfc:
         backend.normalizer = normalizers.NFC()
-    backend.pre_tokenizer = cut.pre_tokenizer()
+    backend.pre_tokenizer = preset.pre_tokenizer()
     backend.decoder = decoders.ByteLevel()
-    return backend, cut.add_bos
+    return backend, preset.add_bos
 
 
 def _sentence_piece(metadata: Mapping[str, object], tokens: list[str], types: Sequence[int]) -> Tokenizer:
