@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 from typer.testing import CliRunner
@@ -54,7 +54,7 @@ def test_the_engine_gets_the_options_that_were_given(measured):
 
 def test_results_are_json_lines_or_a_table(measured):
     lines = bench("throughput", "--workloads", "W2,W7", "--json").splitlines()
-    assert [json.loads(line) for line in lines] == [replace(RESULT, workload=n).as_dict() for n in ("W2", "W7")]
+    assert [json.loads(line) for line in lines] == [asdict(replace(RESULT, workload=n)) for n in ("W2", "W7")]
     table = bench("throughput", "--workloads", "W2,W7").splitlines()
     assert table[0].split() == ["output", "prompt", "decode", "first", "token", "ms", "step", "ms", "wall", "s"]
     assert table[2].split() == ["W2", "64.0", "500.0", "66.0", "250.0", "260.0", "15.00", "2.00"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -37,9 +37,6 @@ class EngineHostResult:
 
     num_reqs: int
     step_us: float
-
-    def as_dict(self) -> dict[str, object]:
-        return asdict(self)
 
 
 def run(*, num_steps: int = 300, sizes: tuple[int, ...] = (1, 8, 64, 256)) -> Iterator[EngineHostResult]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -35,9 +35,6 @@ class HostResult:
     engine: str
     prepare_us: float
     commit_us: float
-
-    def as_dict(self) -> dict[str, object]:
-        return asdict(self)
 
 
 class Contender(Protocol):

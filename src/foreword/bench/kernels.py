@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
@@ -23,14 +23,12 @@ SHAPES = ((1, 1, 256), (8, 1, 256), (32, 1, 256), (64, 1, 256), (1, 512, 0))
 class Roofline:
     """Measured limits of the machine: memory bandwidth and arithmetic throughput."""
 
+    kind: str = field(default="roofline", init=False)
     isa: str
     memory_gb_s: float
     f32_gflop_s: float
     bf16_gflop_s: float
     int8_gop_s: float
-
-    def as_dict(self) -> dict[str, object]:
-        return {"kind": "roofline", **asdict(self)}
 
     def __str__(self) -> str:
         return (
@@ -46,6 +44,7 @@ class StepResult:
     limit_ms = max(bytes / memory, operations / arithmetic of the weights' format); fraction = limit_ms / step_ms.
     """
 
+    kind: str = field(default="step", init=False)
     weight_format: str
     num_reqs: int
     query_len: int
@@ -55,9 +54,6 @@ class StepResult:
     arithmetic_ms: float
     fraction: float
     stages_ms: dict[str, float]
-
-    def as_dict(self) -> dict[str, object]:
-        return {"kind": "step", **asdict(self)}
 
     def __str__(self) -> str:
         stages = ", ".join(f"{name} {ms:.2f}" for name, ms in self.stages_ms.items() if ms >= 0.005)

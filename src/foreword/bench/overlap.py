@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import cycle, islice, pairwise
 from typing import Any
 
@@ -37,9 +37,6 @@ class OverlapResult:
     gap_us: float
     tok_s: float
     ratio: float
-
-    def as_dict(self) -> dict[str, object]:
-        return asdict(self)
 
 
 class Watched:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -32,9 +32,6 @@ class ServingResult:
     first_token_ms_p99: float
     step_ms: float
     num_cached_tokens: int
-
-    def as_dict(self) -> dict[str, object]:
-        return asdict(self)
 
 
 def run(llm: LLM, requests: Requests) -> ServingResult:

@@ -7,7 +7,7 @@ import resource
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 _CHILD = """
 import json, sys, time
@@ -32,9 +32,6 @@ class StartupResult:
     load_s: float
     first_token_s: float
     peak_mb: float
-
-    def as_dict(self) -> dict[str, object]:
-        return asdict(self)
 
 
 def run(model: str, options: dict[str, object]) -> StartupResult:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import Field, asdict, dataclass
 from functools import wraps
-from typing import Annotated, Any, Protocol, TypeVar
+from typing import Annotated, Any, ClassVar, Protocol, TypeVar
 
 import typer
 
@@ -71,7 +71,9 @@ def counts(option: str, text: str) -> list[int]:
 
 
 class Result(Protocol):
-    def as_dict(self) -> dict[str, object]: ...
+    """A dataclass; its fields are the keys of the JSON form."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
 
 R = TypeVar("R", bound=Result)
@@ -84,6 +86,6 @@ def show(results: Iterable[R], line: Callable[[R], str], *, as_json: bool, heade
         for text in header:
             print(text)
     for result in results:
-        print(json.dumps(result.as_dict()) if as_json else line(result), flush=True)
+        print(json.dumps(asdict(result)) if as_json else line(result), flush=True)
         shown.append(result)
     return shown
