@@ -1,4 +1,4 @@
-"""Who takes part: the protocol, and Foreword from arrays and from vLLM's scheduler output."""
+"""The protocol of a contender, and Foreword from arrays and from vLLM's scheduler output."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from foreword.batch import InputBatch, InputBuffers, KVGroup, RequestStates, prepare_inputs
+from foreword.batch import InputBatch, prepare_inputs
 from foreword.batch.adapters.vllm import apply
-from foreword.bench.host import Ours
-from foreword.bench.traffic import BLOCK_SIZE, MAX_MODEL_LEN, MAX_NUM_TOKENS, VOCAB_SIZE, Step, Workload
+from foreword.bench.host import Ours, new_states
+from foreword.bench.traffic import Step, Workload
 
 Tensors = dict[str, npt.NDArray[np.integer[Any]]]
 
 
 class Contender(Protocol):
-    """An engine's input layer. take and ready are not timed: they bring a step, and what was sampled in it, into the
-    form this engine works on. output: the step as vLLM's SchedulerOutput. tensors: in the step's order of requests.
+    """The input layer of an engine. take and ready are not timed: they convert a step and its samples into the form
+    that the engine works on. output: the step as vLLM's SchedulerOutput. tensors: in the step's order of requests.
     """
 
     name: str
@@ -30,7 +30,7 @@ class Contender(Protocol):
 
 
 class FromArrays:
-    """Foreword where the scheduler holds rows: what `foreword bench host` measures."""
+    """Foreword with a scheduler that holds rows, as in `foreword bench host`."""
 
     name = "foreword arrays"
 
@@ -48,19 +48,12 @@ class FromArrays:
 
 
 class Applied:
-    """Foreword behind vLLM's scheduler: its SchedulerOutput through the adapter."""
+    """Foreword behind vLLM's scheduler: the adapter applies its SchedulerOutput."""
 
     name = "foreword apply"
 
     def __init__(self, workload: Workload) -> None:
-        self.states = RequestStates(
-            max_num_reqs=workload.max_num_reqs,
-            max_model_len=MAX_MODEL_LEN,
-            vocab_size=VOCAB_SIZE,
-            kv_groups=[KVGroup(block_size=BLOCK_SIZE)],
-            max_num_draft_tokens=workload.num_drafts,
-        )
-        self.buffers = InputBuffers.for_states(self.states, MAX_NUM_TOKENS)
+        self.states, self.buffers = new_states(workload)
 
     def take(self, step: Step, output: Any) -> None:
         self.step, self.output = step, output

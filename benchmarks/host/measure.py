@@ -1,4 +1,4 @@
-"""Contenders take turns on the same steps; their tensors must agree."""
+"""Time contenders that take turns on the same steps; their tensors must agree."""
 
 from __future__ import annotations
 
@@ -36,12 +36,11 @@ def measure(
     turn: int,
     nice: int | None = None,
 ) -> list[Cost]:
-    """``turn`` steps of one contender, then the next one's; who begins a turn changes. With turn = 1 all contenders
-    get the very same output object of a step; else each gets its own, made just before the timed call. nice: the
-    process's priority meanwhile.
+    """``turn`` steps of each contender, then the next ``turn`` steps; the first contender rotates.
 
-    AssertionError if tensors that two contenders both have differ in a turn's last step.
-    The first WARM_UP steps (at least one turn) don't count.
+    With turn = 1 all contenders get the same output object of a step; otherwise each gets its own, made just before
+    the timed call. nice: priority of the process meanwhile. The first WARM_UP steps (at least one turn) are not
+    counted. AssertionError if tensors that two contenders both have differ in the last step of a turn.
     """
     times: dict[str, tuple[list[int], list[int]]] = {c.name: ([], []) for c in contenders}
     gc.collect()

@@ -1,4 +1,4 @@
-"""The benchmark's steps as vLLM's scheduler would have sent them."""
+"""The steps of the benchmark as `SchedulerOutput` objects of vLLM."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from foreword.bench.traffic import TEMPERATURE, TOP_P, Step
 
 
 class SchedulerOutputs:
-    """What the scheduler knows of each request before each step, and the `SchedulerOutput` it makes of that."""
+    """Builds the `SchedulerOutput` of each step from the progress of the requests before it."""
 
     def __init__(self, steps: Sequence[Step]) -> None:
         self.steps = steps
-        # A request's id is one object for its life, as with a scheduler in the same process: hashes stay cached.
+        # One string object per request, as with a scheduler in the same process, so that its hash is cached.
         numbers = {int(r) for step in steps for r in step.arrived.numbers}
         self._names = {r: f"request-{r}" for r in numbers}
         self._computed: list[list[int]] = []
@@ -36,7 +36,7 @@ class SchedulerOutputs:
                 outputs[r] += sampled
 
     def make(self, t: int) -> SchedulerOutput:
-        """A new object with its own lists each time: vLLM's runner keeps and extends them."""
+        """A new object with new lists, because vLLM's runner keeps and extends them."""
         step = self.steps[t]
         scheduled = step.scheduled.tolist()
         names = [self._names[r] for r in scheduled]

@@ -1,4 +1,4 @@
-"""transformers' continuous batching: its own input preparation, over its own paged cache."""
+"""Input preparation of transformers' continuous batching, over its own paged cache."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from transformers.generation.logits_process import LogitsProcessorList
 from foreword.bench.traffic import MAX_MODEL_LEN, MAX_NUM_TOKENS, VOCAB_SIZE, Step, Workload
 from host.contenders import Tensors
 
-PAGE_SIZE = 256  # its default
+PAGE_SIZE = 256  # the default
 
 
 class TransformersRunner:
-    """prepare: `prepare_batch_tensors` and `get_model_kwargs`. Choosing requests and giving them pages is its
-    scheduler's work and not timed; nor is `RequestState.update_and_check_completion`, its part of a commit, left out.
+    """prepare: `prepare_batch_tensors` and `get_model_kwargs`. Selecting requests and allocating pages belong to its
+    scheduler and are not timed; `RequestState.update_and_check_completion`, its commit, is not called.
 
-    Attention is set to flash: no dense masks, and a block table where every request has one token, its fastest case.
+    Attention is set to flash, its fastest case: no dense masks, and block tables in steps of one token per request.
     """
 
     name = "transformers CB"
@@ -87,7 +87,7 @@ class TransformersRunner:
 
     def _give_pages(self, state: RequestState, count: int) -> None:
         if count and not self.cache.can_store_request_tokens(state, count):
-            raise RuntimeError("its cache is full")
+            raise RuntimeError("the paged cache is full")
 
     def prepare(self) -> object:
         one_each = self.step.num_scheduled.size == int(self.step.num_scheduled.sum())

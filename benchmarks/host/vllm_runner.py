@@ -1,4 +1,4 @@
-"""vLLM's own model runner, driven as its `execute_model` drives it."""
+"""vLLM's model runner, called as by its `execute_model`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ I64 = npt.NDArray[np.int64]
 
 class VllmRunner:
     """`_update_states`, `_prepare_inputs`, padding, slot mappings and the metadata common to all attention backends;
-    then `_bookkeeping_sync`. What a backend's own builder makes of the common metadata is left out, as it is of ours.
+    then `_bookkeeping_sync`. The metadata builders of the backends are not timed, as for Foreword.
     """
 
     name = "vllm"
@@ -34,7 +34,7 @@ class VllmRunner:
         self.runner = worker.model_runner
         for groups in self.runner.attn_groups:
             for group in groups:
-                group.build_metadata = _the_common_one
+                group.build_metadata = _common_metadata
 
     def take(self, step: Step, output: Any) -> None:
         self.step, self.output = step, output
@@ -93,7 +93,9 @@ class VllmRunner:
         sampled = np.empty_like(self.step.sampled)
         sampled[self._order()] = self.step.sampled
         if self.spec is None:
-            sampled = np.maximum(sampled, 0)  # its sampler gives partial prompts a token too, and it drops that
+            sampled = np.maximum(
+                sampled, 0
+            )  # its sampler also samples for partial prompts; the token is discarded later
         self.sampled = SamplerOutput(sampled_token_ids=torch.from_numpy(sampled), logprobs_tensors=None)
         self.hidden = torch.zeros(self.output.total_num_scheduled_tokens, 1)
 
@@ -102,22 +104,22 @@ class VllmRunner:
         return self.runner._bookkeeping_sync(self.output, self.sampled, None, self.hidden, num_tokens)
 
     def _order(self) -> I64:
-        """[B] where each of the step's requests stands in vLLM's batch."""
+        """[B] index of each request of the step in vLLM's batch."""
         place = {r: i for i, r in enumerate(self.runner.input_batch.req_ids)}
         return np.array([place[r] for r in self.output.num_scheduled_tokens], np.int64)
 
 
-def _the_common_one(common: Any, *_: Any, **__: Any) -> Any:
+def _common_metadata(common: Any, *_: Any, **__: Any) -> Any:
     return common
 
 
 def _ranges(loc: npt.NDArray[Any], order: I64) -> I64:
-    """loc[b] … loc[b + 1] − 1 of every b in order, one after the other."""
+    """loc[b] … loc[b + 1] − 1 for each b of ``order``, concatenated."""
     return np.concatenate([np.arange(loc[b], loc[b + 1]) for b in order])
 
 
 def _small_llama(workload: Workload) -> LLM:
-    """vLLM's engine for two layers of dummy weights, which no step here ever runs."""
+    """vLLM's engine for two layers of dummy weights, which are never run."""
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -134,7 +136,7 @@ def _small_llama(workload: Workload) -> LLM:
     drafting = {"method": "ngram", "num_speculative_tokens": workload.num_drafts, "prompt_lookup_max": 2}
     with tempfile.TemporaryDirectory() as model:
         (Path(model) / "config.json").write_text(json.dumps(config))
-        # Its CPU kernels, which never run here, want blocks of 32; a GPU's, and the steps made for all, have 16.
+        # vLLM's CPU kernels, which never run here, need blocks of 32; the steps have blocks of 16.
         CPUAttentionBackend.get_supported_kernel_block_sizes = staticmethod(lambda *_: [MultipleOf(BLOCK_SIZE)])
         return LLM(
             model=model,
@@ -147,7 +149,7 @@ def _small_llama(workload: Workload) -> LLM:
             max_model_len=MAX_MODEL_LEN,
             max_num_seqs=workload.max_num_reqs,
             max_num_batched_tokens=MAX_NUM_TOKENS,
-            num_gpu_blocks_override=2 * MAX_MODEL_LEN // BLOCK_SIZE,  # no step touches the cache itself
+            num_gpu_blocks_override=2 * MAX_MODEL_LEN // BLOCK_SIZE,  # the cache itself is not accessed
             speculative_config=drafting if workload.num_drafts else None,
             disable_log_stats=True,
         )

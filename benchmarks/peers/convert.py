@@ -1,4 +1,4 @@
-"""The default model's GGUF file in the form each peer loads; all from the same dequantised weights, without a network.
+"""Convert the default model's GGUF file for each peer, from the same dequantised weights and without a network.
 
 python convert.py GGUF OUTPUT_DIRECTORY WHAT…       in the environment `convert`
 
@@ -30,7 +30,7 @@ def main() -> None:
 
 
 def make(gguf: Path, out: Path, what: str) -> Path:
-    """out/what, which appears only when it is whole."""
+    """The path out/what, which is created under a temporary name and renamed when complete."""
     if not (out / what).exists():
         partial = out / f"{what}.partial"
         shutil.rmtree(partial, ignore_errors=True)

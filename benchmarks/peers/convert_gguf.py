@@ -1,8 +1,8 @@
-"""The default model's GGUF file in another of llama.cpp's formats, by llama.cpp itself.
+"""Convert the default model's GGUF file to another format with llama.cpp.
 
     python convert_gguf.py GGUF OUTPUT TYPE       in the environment `llama_cpp`; TYPE: q4_0, q8_0, bf16, f16, f32
 
-From Q4_1 this goes through floats: q8_0, bf16 and f32 keep what the file holds, q4_0 visibly loses quality.
+Q4_1 weights are dequantised first: q8_0, bf16 and f32 preserve them, q4_0 loses visible quality.
 """
 
 from __future__ import annotations
@@ -25,5 +25,5 @@ params.ftype = {
 params.allow_requantize = True
 partial = f"{target}.partial"
 if llama_cpp.llama_model_quantize(source.encode(), partial.encode(), ctypes.byref(params)):
-    raise SystemExit(f"llama.cpp could not turn {source} into {kind}")
+    raise SystemExit(f"llama.cpp could not convert {source} to {kind}")
 os.replace(partial, target)

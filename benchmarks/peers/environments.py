@@ -1,8 +1,7 @@
-"""One virtual environment a peer, with pinned versions, under one directory. Nothing of a peer is imported here.
+"""One virtual environment per peer, with pinned versions, under one directory. This module imports no peer.
 
-Each is made with the Python that runs the script, once; it is made anew when its list of packages changes.
-torch comes from pip's index as it is set up: on Linux, point PIP_EXTRA_INDEX_URL at PyTorch's index of CPU builds, or
-pip takes the much larger CUDA build.
+Each is created once with the Python that runs the script, and again when its list of packages changes. torch comes from
+pip's index: on Linux, set PIP_EXTRA_INDEX_URL to PyTorch's index of CPU builds, or pip installs the larger CUDA build.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ _INSIDE = "FOREWORD_PEER_ENVIRONMENT"
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """packages: what pip installs. removed: dependencies taken out again, because they need a GPU build of torch.
-    build_env: variables for packages that are compiled here. with_foreword: this repository too.
+    """packages: installed by pip. removed: dependencies uninstalled afterwards, because they need a GPU build of torch.
+    build_env: environment variables for compiled packages. with_foreword: this repository is installed too.
     """
 
     name: str
@@ -82,15 +81,15 @@ def python_of(directory: Path, name: str) -> Path:
 
 
 def ensure(directory: Path, name: str) -> Path:
-    """The Python of an environment, which is made if it is not there or holds other packages. This repository, where
-    it belongs in, is built once for all and installed again when a source changed.
+    """The Python of an environment, created if it is missing or has other packages.
 
+    If the environment includes this repository, its wheel is built once and reinstalled when a source has changed.
     Raises subprocess.CalledProcessError if pip fails.
     """
     wanted = ENVIRONMENTS[name]
     python, stamp = python_of(directory, name), directory / name / "foreword-peers.json"
     wheel = _wheel(directory) if wanted.with_foreword else None
-    state = json.loads(json.dumps(asdict(wanted)))  # as it reads back
+    state = json.loads(json.dumps(asdict(wanted)))  # tuples become lists, as in the file
     built = wheel.stat().st_mtime_ns if wheel else 0
     found = json.loads(stamp.read_text()) if stamp.exists() else {}
     if found.get("packages") != state:
@@ -108,7 +107,7 @@ def ensure(directory: Path, name: str) -> Path:
 
 
 def _wheel(directory: Path) -> Path:
-    """This repository as a wheel, built if a source is newer."""
+    """The wheel of this repository, rebuilt if a source is newer."""
     sources = [REPO / "pyproject.toml", REPO / "CMakeLists.txt"]
     sources += [p for d in ("src", "native") for p in (REPO / d).rglob("*") if p.suffix not in (".so", ".pyc")]
     newest = max(p.stat().st_mtime for p in sources if p.is_file())
@@ -122,7 +121,7 @@ def _wheel(directory: Path) -> Path:
 
 
 def run_inside(directory: Path | None, name: str, *, variables: dict[str, str]) -> None:
-    """Go on in an environment: returns in it; outside, runs this script there with the same arguments and exits."""
+    """Return if inside the environment; otherwise run this script there with the same arguments and exit."""
     if os.environ.get(_INSIDE) == name:
         return
     python = ensure(directory or DEFAULT_DIRECTORY, name)

@@ -1,13 +1,13 @@
-"""What every peer's runner shares: the protocol, the timing, and the form of the results (JSON lines).
+"""Shared by all runners: the protocol, the timing, and the form of the results (JSON lines).
 
-A runner is a script with a class that fulfils `Engine`, run in the peer's own environment:
+A runner is a script with a class that implements `Engine`, run in the environment of its peer:
 
     python run_llama_cpp.py --model FILE --weights q8_0 --workloads W1,W6 --out results.jsonl
 
-A result, one a line: engine, package, version, weights, workload, repeat, threads, seconds, num_prompt_tokens,
+A result, one per line: engine, package, version, weights, workload, repeat, threads, seconds, num_prompt_tokens,
 num_output_tokens, output_tok_s (over the whole run, prompts included), prompt_tok_s and decode_tok_s (W1: from a second
 run with one output token; W6: prompt_tok_s), load_s, peak_mb (of all processes, 10⁶ bytes; grows over a runner's life).
-A workload that an engine cannot run makes a line with `skipped`: the reason.
+A workload that an engine cannot run gives a line with `skipped`: the reason.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from typing import Any, ClassVar, Protocol
 
 from workloads import NAMES, Requests, make
 
-WARM_UP = 1000  # a repeat that is never measured: its ids are in no prefix cache
-AGAIN = "W7 again"  # other requests with W7's prefix, which the run before left in the cache
+WARM_UP = 1000  # number of the unmeasured repeat; no other repeat has its token ids
+AGAIN = "W7 again"  # other requests with the prefix of W7, which the preceding run left in the cache
 
 
 class Engine(Protocol):
-    """engine: the row's name; package: whose version is stated; cannot: workload → why it cannot run it."""
+    """engine: name of the row; package: its version is reported; cannot: unsupported workload → reason."""
 
     engine: str
     package: str
@@ -39,14 +39,14 @@ class Engine(Protocol):
     def __init__(self, model: Path, weights: str, threads: int) -> None: ...
 
     def generate(self, prompts: list[list[int]], output_lens: list[int], max_num_seqs: int) -> list[int]:
-        """Greedy, never stopping early, at most ``max_num_seqs`` at once. How many tokens each prompt got."""
+        """Greedy, ignoring stop tokens, at most ``max_num_seqs`` concurrent requests. Returns tokens per prompt."""
         ...
 
 
 def main(runner: type[Engine]) -> None:
     parser = argparse.ArgumentParser(description=sys.modules["__main__"].__doc__)
-    parser.add_argument("--model", type=Path, required=True, help="what this engine loads")
-    parser.add_argument("--weights", required=True, help="their number format, as this engine names it")
+    parser.add_argument("--model", type=Path, required=True, help="file or directory that the engine loads")
+    parser.add_argument("--weights", required=True, help="number format of the weights, as the engine names it")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--workloads", default="W1,W2,W3,W4,W5,W6,W7")
     parser.add_argument("--repeats", type=int, default=1)
@@ -73,7 +73,7 @@ def main(runner: type[Engine]) -> None:
                 print(line, file=out, flush=True)
                 print(line, file=sys.stderr, flush=True)
     sys.stderr.flush()
-    os._exit(0)  # some engines keep threads that never end
+    os._exit(0)  # some engines keep threads that do not terminate
 
 
 def _workload(engine: Engine, name: str, repeats: int) -> list[dict[str, Any]]:
@@ -120,12 +120,12 @@ def _run(engine: Engine, requests: Any, output_lens: Sequence[int]) -> float:
     counts = engine.generate(requests.prompts, list(output_lens), requests.max_num_seqs)
     seconds = time.perf_counter() - begin
     if list(counts) != list(output_lens):
-        raise AssertionError(f"{requests.name}: {engine.engine} made {counts} tokens, {output_lens} were asked for")
+        raise AssertionError(f"{requests.name}: {engine.engine} generated {counts} tokens, expected {output_lens}")
     return seconds
 
 
 def _peak_mb() -> float:
-    """The sum of the most memory that this process and its children each held."""
+    """Sum of the peak memory of this process and of each child, in 10⁶ bytes."""
     total, waiting = 0, [os.getpid()]
     while waiting:
         process = Path("/proc") / str(waiting.pop())
@@ -136,5 +136,5 @@ def _peak_mb() -> float:
             for task in (process / "task").iterdir():
                 waiting += map(int, (task / "children").read_text().split())
         except FileNotFoundError:
-            continue  # it ended meanwhile
+            continue  # the process has ended
     return total * 1024 / 1e6

@@ -1,11 +1,11 @@
-"""W1–W7 through Foreword and its peers, each in its own environment, one after the other; one table with versions.
+"""W1–W7 on Foreword and its peers, one after the other, each in its own environment; one table with versions.
 
     python benchmarks/peers/run.py                            # everything: environments, conversions, runs
     python benchmarks/peers/run.py --only foreword,vllm:w8a8 --workloads W1,W4
-    python benchmarks/peers/run.py --table-only               # the table of what was measured before
+    python benchmarks/peers/run.py --table-only               # the table of earlier results
 
-The machine should have nothing else to do. Everything lies in --peers (default ~/.cache/foreword/peers): environments,
-models/ (conversions), results.jsonl (one result a line, appended; the table takes the best of each row and workload).
+The machine should be otherwise idle. All files are in --peers (default ~/.cache/foreword/peers): environments,
+models/ (conversions), results.jsonl (one result per line, appended; the table shows the best per row and workload).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ALL = "W1,W2,W3,W4,W5,W6,W7"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line of the table. form: what the engine loads, "" for the GGUF file itself."""
+    """A row of the table. form: the converted model that the engine loads, "" for the GGUF file itself."""
 
     peer: str
     script: str
@@ -52,14 +52,14 @@ ROWS = (
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="W1–W7 through Foreword and its peers; one table.")
-    parser.add_argument("--peers", type=Path, default=environments.DEFAULT_DIRECTORY, help="where everything lies")
+    parser = argparse.ArgumentParser(description="W1–W7 on Foreword and its peers; one table.")
+    parser.add_argument("--peers", type=Path, default=environments.DEFAULT_DIRECTORY, help="directory of all files")
     parser.add_argument("--gguf", type=Path, help="SmolLM2-135M-Instruct.Q4_1.gguf (default: pulled by Foreword)")
     parser.add_argument("--only", default="", help="peers or peer:weights, separated by commas")
     parser.add_argument("--workloads", default=ALL)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--limit", type=int, default=1800, help="seconds a row may take")
+    parser.add_argument("--limit", type=int, default=1800, help="maximum seconds per row")
     parser.add_argument("--table-only", action="store_true")
     args = parser.parse_args()
     results = args.peers / "results.jsonl"
@@ -98,7 +98,7 @@ def _run(row: Row, gguf: Path, results: Path, args: argparse.Namespace) -> None:
 
 
 def _model(form: str, gguf: Path, peers: Path) -> Path:
-    """The file or directory to load, made if it is not there."""
+    """The file or directory to load, converted if it is missing."""
     path = peers / "models" / form if form else gguf
     if path.exists():
         return path

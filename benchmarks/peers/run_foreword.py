@@ -22,7 +22,7 @@ class Foreword:
         self.llm = LLM(**self.options, max_num_seqs=64)
 
     def generate(self, prompts: list[list[int]], output_lens: list[int], max_num_seqs: int) -> list[int]:
-        if len(prompts) > max_num_seqs != self.max_num_seqs:  # W5: some have to wait
+        if len(prompts) > max_num_seqs != self.max_num_seqs:  # W5: more requests than max_num_seqs
             self.max_num_seqs = max_num_seqs
             self.llm = LLM(**self.options, max_num_seqs=max_num_seqs)
         params = [SamplingParams(temperature=0.0, max_tokens=n, ignore_eos=True, detokenize=False) for n in output_lens]

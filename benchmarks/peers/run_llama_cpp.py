@@ -1,8 +1,8 @@
-"""llama.cpp through llama-cpp-python: its C interface, with all sequences in one context.
+"""llama.cpp through the C interface of llama-cpp-python, with all sequences in one context.
 
-The package's own `Llama` class runs one sequence at a time, so the batching is here: each call of `llama_decode` gets
-one token of every running sequence and as much of the waiting prompts as fits 2,048 tokens; greedy choice in NumPy.
-Sequences share no prefix, as slots of its server share none.
+The `Llama` class of the package runs one sequence at a time, so this runner batches: each call of `llama_decode` gets
+one token per running sequence and prompt tokens up to 2,048 in total; greedy choice in NumPy. Sequences share no
+prefix, as in its server.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from harness import main
 
 MAX_BATCH = 2048
-CONTEXT_OF_ONE = 2304  # W6 is the longest
+CONTEXT_OF_ONE = 2304  # the longest request, of W6
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ class LlamaCpp:
         self.contexts: dict[int, ctypes.c_void_p] = {}
 
     def _context(self, num_seqs: int) -> ctypes.c_void_p:
-        """A context with a cache of its own for each of ``num_seqs`` sequences: the faster way at large batches."""
+        """A context with a separate cache per sequence, which is faster for large batches."""
         if num_seqs not in self.contexts:
             params = llama_cpp.llama_context_default_params()
             params.n_ctx = CONTEXT_OF_ONE * num_seqs
@@ -81,7 +81,7 @@ class LlamaCpp:
         return counts
 
     def _fill(self, running: dict[int, Sequence]) -> list[tuple[int, int]]:
-        """Write the batch; return (row of logits, slot) of the sequences that get a token."""
+        """Fill the batch. Returns (row of logits, slot) of the sequences that get a token."""
         batch, t, rows = self.batch, 0, []
         for slot, s in sorted(running.items(), key=lambda item: not item[1].tokens):  # decodes first
             known = s.prompt if not s.tokens else s.tokens[-1:]

@@ -17,9 +17,9 @@ from harness import main
 class OnnxRuntime:
     engine, package = "onnxruntime-genai", "onnxruntime-genai"
     cannot: ClassVar[dict[str, str]] = {
-        "W4": "it takes batches of at most 32",
-        "W5": "its batches are static and need prompts of one length",
-        "W7": "it shares no prefix between the rows of a batch",
+        "W4": "batches are limited to 32",
+        "W5": "batches are static and need prompts of one length",
+        "W7": "rows of a batch share no prefix",
     }
 
     def __init__(self, model: Path, weights: str, threads: int) -> None:

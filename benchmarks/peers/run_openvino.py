@@ -1,4 +1,4 @@
-"""OpenVINO GenAI: its continuous batching pipeline on the CPU, prefix cache on.
+"""OpenVINO GenAI: continuous batching pipeline on the CPU, prefix cache on.
 
 Weights: fp32 or bf16 (hints on one model in floats), int8 or int4 (weights only).
 """
@@ -21,7 +21,7 @@ class OpenVino:
     def __init__(self, model: Path, weights: str, threads: int) -> None:
         self.model = str(model)
         self.properties = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY"}
-        if weights in ("fp32", "bf16"):  # else what OpenVINO chooses: bf16 where the processor has it
+        if weights in ("fp32", "bf16"):  # otherwise OpenVINO chooses: bf16 if the processor supports it
             self.properties["INFERENCE_PRECISION_HINT"] = {"fp32": "f32", "bf16": "bf16"}[weights]
         self.max_num_seqs = 64
         self.pipeline = self._pipeline()
@@ -35,7 +35,7 @@ class OpenVino:
         return openvino_genai.ContinuousBatchingPipeline(self.model, config, "CPU", self.properties)
 
     def generate(self, prompts: list[list[int]], output_lens: list[int], max_num_seqs: int) -> list[int]:
-        if len(prompts) > max_num_seqs != self.max_num_seqs:  # W5: some have to wait
+        if len(prompts) > max_num_seqs != self.max_num_seqs:  # W5: more requests than max_num_seqs
             self.max_num_seqs = max_num_seqs
             self.pipeline = self._pipeline()
         configs = []

@@ -1,6 +1,6 @@
 """transformers' `generate` on static batches, padded on the left, with SDPA attention.
 
-W5 runs in batches of 32 in the order given, each until its longest output is done; surplus tokens are not counted.
+W5 runs in batches of 32 in the given order, each until its longest output is complete; surplus tokens are not counted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 class Transformers:
     engine, package = "transformers", "transformers"
-    cannot: ClassVar[dict[str, str]] = {"W7": "generate shares no prefix between the rows of a batch"}
+    cannot: ClassVar[dict[str, str]] = {"W7": "rows of a batch share no prefix in generate"}
 
     def __init__(self, model: Path, weights: str, threads: int) -> None:
         torch.set_num_threads(threads)

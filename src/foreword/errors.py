@@ -1,10 +1,10 @@
-"""The errors Foreword raises on purpose. Each message names the request, the field, the value and the fix."""
+"""Exceptions of Foreword. Each message names the request, the field, the value and the fix."""
 
 from __future__ import annotations
 
 
 class ForewordError(Exception):
-    """Base of every error below."""
+    """Base class of all exceptions below."""
 
 
 class ConfigError(ForewordError, ValueError):
@@ -12,15 +12,15 @@ class ConfigError(ForewordError, ValueError):
 
 
 class RequestError(ForewordError, ValueError):
-    """A request that cannot be served as given. The engine and its other requests go on."""
+    """A request that cannot be served as given. The engine and its other requests continue."""
 
     def __init__(self, request_id: str | None, field: str, value: object, reason: str, fix: str) -> None:
         self.request_id, self.field, self.value, self.reason, self.fix = request_id, field, value, reason, fix
         shown = repr(value)
         if len(shown) > 80:
             shown = shown[:77] + "..."
-        who = f"request {request_id!r}: " if request_id is not None else ""
-        super().__init__(f"{who}{field} = {shown}: {reason}. {fix}")
+        prefix = f"request {request_id!r}: " if request_id is not None else ""
+        super().__init__(f"{prefix}{field} = {shown}: {reason}. {fix}")
 
 
 class CapacityError(ForewordError, RuntimeError):
@@ -56,8 +56,8 @@ class PlanError(ForewordError, ValueError):
 
 
 class ModelError(ForewordError):
-    """A model file is missing, truncated, corrupt or of an unsupported kind."""
+    """A model file is missing, truncated, corrupt or not supported."""
 
 
 class EngineError(ForewordError, RuntimeError):
-    """A request was given up because the engine failed or was closed. The request itself may be in order."""
+    """A request was aborted because the engine failed or was closed. The request itself may be valid."""

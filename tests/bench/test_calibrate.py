@@ -1,4 +1,4 @@
-"""Calibration: the shapes that are measured, and the costs that come out of an executor whose costs are known."""
+"""Calibration: the measured shapes, and the cost model fitted to an executor with known costs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LIMITS = {"max_model_len": 300, "max_num_seqs": 8, "max_num_batched_tokens": 64,
 
 
 class Clockwork:
-    """An executor that takes exactly what a cost model says, on a clock of its own."""
+    """An executor whose steps take exactly the time of a cost model, on a simulated clock."""
 
     reads_gathered_tables = True
     compute_threads = None
@@ -34,7 +34,7 @@ class Clockwork:
     def execute(self, batch):
         tables = [t[: batch.num_reqs] for t in batch.block_table]
         held = np.concatenate([t[t > 0] for t in tables])
-        assert len(np.unique(held)) == len(held)  # nobody shares a block
+        assert len(np.unique(held)) == len(held)  # no block is shared
         context = int(batch.seq_lens[: batch.num_reqs].sum())
         self.contexts.append(context)
         self.now += self.truth.seconds(batch.num_tokens, context)
@@ -44,7 +44,7 @@ class Clockwork:
         raise AssertionError("nothing to copy")
 
 
-def test_shapes_stay_within_the_limits_and_tell_the_costs_apart():
+def test_shapes_stay_within_the_limits_and_determine_the_costs():
     found = shapes(**LIMITS)
     assert all(s.num_computed + s.num_new < 300 and s.num_tokens <= 64 and s.num_context_tokens <= 1500 for s in found)
     assert all(s.num_reqs <= 8 for s in found)
@@ -54,22 +54,27 @@ def test_shapes_stay_within_the_limits_and_tell_the_costs_apart():
 
 
 @pytest.mark.parametrize("groups", [[KVGroup(4)], [KVGroup(4), KVGroup(8, sliding_window=16)]])
-def test_measured_steps_give_back_the_costs_of_the_executor(groups):
+def test_the_fitted_costs_are_those_of_the_executor(groups):
     truth = CostModel(step=2e-3, token=3e-5, context=4e-7)
     executor = Clockwork(truth)
     steps = list(
         measure(
-            executor, shapes(**LIMITS), vocab_size=50, max_model_len=300, kv_groups=groups, num_blocks=700,
+            executor,
+            shapes(**LIMITS),
+            vocab_size=50,
+            max_model_len=300,
+            kv_groups=groups,
+            num_blocks=700,
             clock=executor.clock,
         )
-    )  # fmt: skip
+    )
     cost, error = fit(steps)
     assert (cost.step, cost.token, cost.context) == pytest.approx((truth.step, truth.token, truth.context))
     assert error < 1e-9
     assert {s.shape.num_context_tokens for s in steps} == set(executor.contexts)
 
 
-def test_what_the_pool_cannot_hold_is_not_measured():
+def test_shapes_larger_than_the_pool_are_not_measured():
     executor = Clockwork(CostModel())
     wanted = [Shape(1, 4, 0), Shape(8, 1, 100), Shape(1, 1, 299)]
     steps = list(measure(executor, wanted, vocab_size=50, max_model_len=300, kv_groups=[KVGroup(4)], num_blocks=20))
@@ -78,7 +83,7 @@ def test_what_the_pool_cannot_hold_is_not_measured():
         fit(steps)
 
 
-def test_a_simulation_takes_the_saved_costs(tmp_path: Path):
+def test_a_simulation_uses_the_saved_costs(tmp_path: Path):
     trace, cost = tmp_path / "a.jsonl", tmp_path / "cost.json"
     rows = [{"timestamp": 0, "input_length": 10, "output_length": 3, "hash_ids": [1]}] * 2
     trace.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -1,4 +1,4 @@
-"""The host benchmark measures engines that agree, and our step keeps no memory."""
+"""The contenders of the host benchmark make equal tensors, and a step does not leak memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_every_contender_makes_the_same_tensors(workload):
     assert [r.engine for r in results] == ["foreword (native)", "foreword (numpy)", "python lists"]
 
 
-def test_ten_thousand_steps_keep_no_memory():
+def test_ten_thousand_steps_do_not_leak_memory():
     states = RequestStates(max_num_reqs=8, max_model_len=256, vocab_size=100, kv_groups=[KVGroup(block_size=16)])
     buffers = InputBuffers.for_states(states, 64)
     blocks = np.arange(1, 17, dtype=np.int32)

@@ -15,8 +15,7 @@ from foreword.executors import native
 def test_both_loops_are_measured_with_and_without_speculation(smollm2_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(overlap, "PROMPTS", {"echo": ("Repeat this: one two three one two three one two",)})
     results = list(overlap.run(str(smollm2_path), at_once=(2,), max_tokens=8, repeats=1))
-    assert [(r.speculation, r.async_scheduling) for r in results] == [
-        (False, False), (False, True), (True, False), (True, True)
-    ]  # fmt: skip
+    modes = [(r.speculation, r.async_scheduling) for r in results]
+    assert modes == [(False, False), (False, True), (True, False), (True, True)]
     assert all(r.step_ms > 0 and r.gap_us > 0 and r.tok_s > 0 for r in results)
     assert all(r.ratio == 1 for r in results if not r.async_scheduling)

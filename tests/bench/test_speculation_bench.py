@@ -1,4 +1,4 @@
-"""The speculation benchmark measures what it says, on the default model."""
+"""The speculation benchmark measures each method on the default model, with equal outputs."""
 
 from __future__ import annotations
 

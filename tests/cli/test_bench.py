@@ -1,15 +1,15 @@
-"""`foreword bench`: what its options come to, and the two forms of its results."""
+"""`foreword bench`: its options, and its results as a table and as JSON."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 from typer.testing import CliRunner
 
-import foreword
 from foreword.bench import overlap, serving
+from foreword.cli import bench as commands
 from foreword.cli.app import app
 from foreword.errors import ConfigError
 
@@ -17,10 +17,10 @@ RESULT = serving.ServingResult("W1", 1, 128, 128, 2.0, 64.0, 500.0, 66.0, 250.0,
 
 
 @pytest.fixture
-def asked(monkeypatch):
-    """The settings of every engine that was made, and the workloads and repeats that were measured."""
+def measured(monkeypatch):
+    """The settings of every engine made, and the workloads and repeats measured."""
     found = []
-    monkeypatch.setattr(foreword, "LLM", lambda model, **settings: found.append((model, settings)))
+    monkeypatch.setattr(commands, "LLM", lambda model, **settings: found.append((model, settings)))
     monkeypatch.setattr(
         serving, "best_of", lambda llm, name, repeats: found.append((name, repeats)) or replace(RESULT, workload=name)
     )
@@ -38,23 +38,23 @@ def bench(*arguments):
     ("command", "workloads", "repeats"),
     [("throughput", ["W2", "W3", "W4", "W5", "W7"], 2), ("latency", ["W1"], 3), ("prefill", ["W6"], 2)],
 )
-def test_a_command_measures_its_workloads(asked, command, workloads, repeats):
+def test_a_command_measures_its_workloads(measured, command, workloads, repeats):
     bench(command)
-    assert asked == [
+    assert measured == [
         ("smollm2", {"max_num_seqs": 64, "max_model_len": 4096}),
         *((name, repeats) for name in workloads),
     ]
 
 
-def test_the_engine_gets_the_options_that_were_given(asked):
+def test_the_engine_gets_the_options_that_were_given(measured):
     bench("latency", "--num-threads", "3", "--kv-format", "int8", "--model", "mine", "--repeats", "1")
-    assert asked[0] == ("mine", {"max_num_seqs": 64, "max_model_len": 4096, "num_threads": 3, "kv_format": "int8"})
-    assert asked[1] == ("W1", 1)
+    assert measured[0] == ("mine", {"max_num_seqs": 64, "max_model_len": 4096, "num_threads": 3, "kv_format": "int8"})
+    assert measured[1] == ("W1", 1)
 
 
-def test_results_are_json_lines_or_a_table(asked):
+def test_results_are_json_lines_or_a_table(measured):
     lines = bench("throughput", "--workloads", "W2,W7", "--json").splitlines()
-    assert [json.loads(line) for line in lines] == [replace(RESULT, workload=n).as_dict() for n in ("W2", "W7")]
+    assert [json.loads(line) for line in lines] == [asdict(replace(RESULT, workload=n)) for n in ("W2", "W7")]
     table = bench("throughput", "--workloads", "W2,W7").splitlines()
     assert table[0].split() == ["output", "prompt", "decode", "first", "token", "ms", "step", "ms", "wall", "s"]
     assert table[2].split() == ["W2", "64.0", "500.0", "66.0", "250.0", "260.0", "15.00", "2.00"]
@@ -62,17 +62,30 @@ def test_results_are_json_lines_or_a_table(asked):
     assert table[-1].endswith(" 64 output tok/s")
 
 
-def test_a_workload_that_is_not_there_is_named(asked):
+def test_an_unknown_workload_is_named(measured):
     with pytest.raises(ConfigError, match=r"--workloads 'W9': must be of W1, W2"):
         bench("throughput", "--workloads", "W1,W9")
-    assert asked == []
+    assert measured == []
 
 
-def test_numbers_of_requests_are_read_from_one_option(monkeypatch):
-    asked = []
-    monkeypatch.setattr(overlap, "run", lambda model, **given: asked.append(given) or [])
+def test_numbers_of_requests_are_positive_integers_separated_by_commas(monkeypatch):
+    given_to_run = []
+    monkeypatch.setattr(overlap, "run", lambda model, **given: given_to_run.append(given) or [])
     bench("overlap", "--at-once", "2, 16", "--weight-format", "q4")
-    assert asked == [{"at_once": [2, 16], "max_tokens": 64, "repeats": 3, "options": {"weight_format": "q4"}}]
+    assert given_to_run == [{"at_once": [2, 16], "max_tokens": 64, "repeats": 3, "options": {"weight_format": "q4"}}]
     for wrong in ("", "0", "1,x", "1,,2", "-1"):
         with pytest.raises(ConfigError, match=r"--at-once .*: must be whole numbers above zero"):
             bench("overlap", "--at-once", wrong)
+
+
+@pytest.mark.parametrize("arguments", [("host", "--steps", "0"), ("latency", "--repeats", "0")])
+def test_a_measurement_without_runs_is_refused(arguments):
+    result = CliRunner().invoke(app, ["bench", *arguments])
+    assert result.exit_code == 2
+    assert "Invalid value for" in result.output
+    assert arguments[1] in result.output
+
+
+def test_too_few_steps_for_the_warm_up_turn_are_refused():
+    with pytest.raises(ConfigError, match="num_steps = 25: the first turn is not counted; give more than chunk = 25"):
+        bench("host", "--steps", "25")

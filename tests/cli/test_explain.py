@@ -1,4 +1,4 @@
-"""`foreword explain` prints the documents' worked example, from real steps."""
+"""`foreword explain` prints the worked example of the documents from real steps."""
 
 from __future__ import annotations
 
@@ -38,8 +38,23 @@ def test_the_tables_show_every_derived_tensor():
         assert name in text
 
 
-def test_a_token_is_told_in_a_sentence():
+def test_a_token_is_explained_in_a_sentence():
     assert "prompt token 2 of request '2'" in invoke("--token", "7", "--steps", "1")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--token", "-1"), "Invalid value for '--token'"),
+        (("--token", "99"), "Invalid value for --token: 99: the steps have tokens 0 to 9"),
+        (("--token", "1", "--json"), "Invalid value for --token: cannot be combined with --json"),
+        (("--steps", "0"), "Invalid value for '--steps'"),
+    ],
+)
+def test_impossible_options_are_refused(arguments, message):
+    result = CliRunner().invoke(app, ["explain", *arguments], env={"COLUMNS": "120"})
+    assert result.exit_code == 2
+    assert message in result.output
 
 
 @pytest.mark.parametrize("prompts", ["", "a,b", "0", "12"])

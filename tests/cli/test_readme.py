@@ -1,4 +1,4 @@
-"""What the README shows is what the program prints, and its code runs."""
+"""The README shows real output of the program, and its code runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from foreword.insight.toy import toy_steps
 README = (Path(__file__).parents[2] / "README.md").read_text()
 
 
-def test_the_step_in_the_readme_is_a_real_one():
+def test_the_step_in_the_readme_is_real_output():
     steps = [str(b.explain()) for b, _ in toy_steps([3, 2, 8], budget=10, block_size=2, max_model_len=12, steps=2)]
     assert steps[1] in README
 

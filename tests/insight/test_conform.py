@@ -1,4 +1,4 @@
-"""Traces of steps: golden ones, recorded ones, and what replaying reports."""
+"""Traces of steps: golden traces, recorded traces, and the reports of their replay."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from foreword.insight.record import RECORDED, TraceRecorder
 GOLDEN = conform.golden_vectors()
 
 
-def test_the_shipped_traces_are_what_the_definition_makes(tmp_path):
+def test_the_shipped_traces_are_those_of_the_defining_backend(tmp_path):
     made = golden.main(tmp_path)
     assert [p.name for p in GOLDEN] == sorted(p.name for p in made)
     for path in made:
@@ -41,7 +41,7 @@ def test_the_golden_traces_hold_every_tensor():
 
 
 def changed(value):
-    """The value with its last number one higher."""
+    """The value with its last number incremented."""
     if isinstance(value, list):
         for i in reversed(range(len(value))):
             new = changed(value[i])
@@ -54,7 +54,7 @@ def changed(value):
 
 
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda p: p.stem)
-def test_a_changed_number_is_reported_with_its_place(path, tmp_path):
+def test_a_changed_number_is_reported_with_its_index(path, tmp_path):
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     number = max(i for i, line in enumerate(lines) if "step" in line)
     for name, value in lines[number]["tensors"].items():
@@ -70,7 +70,7 @@ def test_a_changed_number_is_reported_with_its_place(path, tmp_path):
         assert f"line {number + 1}, step {report.num_steps}: {name}" in str(report)
 
 
-def test_padding_may_be_left_out_and_must_be_padding(tmp_path):
+def test_padding_may_be_omitted_and_must_hold_the_padding_value(tmp_path):
     path = conform.VECTORS / "chunks_and_decodes.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     at = next(i for i, line in enumerate(lines) if "pad_to" in line.get("step", {}))
@@ -86,18 +86,28 @@ def test_padding_may_be_left_out_and_must_be_padding(tmp_path):
         assert found == wrong
 
 
-def test_a_trace_written_by_hand_may_have_tables_of_its_own_width_and_derived_tensors(tmp_path):
+def test_a_trace_may_have_tables_of_another_width_and_derived_tensors(tmp_path):
     lines = [
-        {"foreword_trace": 1, "max_num_reqs": 2, "max_num_batched_tokens": 8, "max_model_len": 12, "vocab_size": 9,
-         "kv_groups": [{"block_size": 2}]},
+        {
+            "foreword_trace": 1,
+            "max_num_reqs": 2,
+            "max_num_batched_tokens": 8,
+            "max_model_len": 12,
+            "vocab_size": 9,
+            "kv_groups": [{"block_size": 2}],
+        },
         {"add": {"req_id": "a", "prompt_token_ids": [1, 2, 3], "block_ids": [[4, 5]]}},
         {"step": {"num_scheduled_tokens": {"a": 3}}, "tensors": {}},
-    ]  # fmt: skip
+    ]
     path = tmp_path / "hand.jsonl"
     for table, found in (
-        ([[4, 5]], []), ([[4, 5] + 10 * [0]], []), ([[4, 5, 0], [0, 0, 0]], []),
-        ([[4]], [((0, 0, 1), 5, 0)]), ([[4, 5, 6]], [((0, 0, 2), 0, 6)]), ([[4, 5], [6]], [((0, 1, 0), 0, 6)]),
-    ):  # fmt: skip
+        ([[4, 5]], []),
+        ([[4, 5] + 10 * [0]], []),
+        ([[4, 5, 0], [0, 0, 0]], []),
+        ([[4]], [((0, 0, 1), 5, 0)]),
+        ([[4, 5, 6]], [((0, 0, 2), 0, 6)]),
+        ([[4, 5], [6]], [((0, 1, 0), 0, 6)]),
+    ):
         lines[2]["tensors"] = {"block_table": [table], "block_numbers": [[4, 4, 5]], "block_offsets": [[0, 1, 0]]}
         path.write_text("\n".join(map(json.dumps, lines)))
         assert [(d.index, d.expected, d.got) for d in conform.run(path).differences] == found
@@ -197,8 +207,8 @@ def test_a_recorded_run_replays(tmp_path: Path):
     ]
 
 
-def test_recording_starts_with_no_requests(tmp_path):
+def test_recording_starts_without_requests(tmp_path):
     states = RequestStates(max_num_reqs=1, max_model_len=4, vocab_size=9, kv_groups=[KVGroup(2)])
     states.add_request(NewRequest("a", [1], [[1]]))
-    with pytest.raises(ValueError, match="starts with no requests"):
+    with pytest.raises(ValueError, match="starts without requests, but the states hold 1"):
         TraceRecorder(tmp_path / "t.jsonl", states, InputBuffers.for_states(states, 4))

@@ -1,4 +1,4 @@
-"""The tiny models as GGUF files: names, metadata and habits as converters have them, written out by hand."""
+"""The tiny models as GGUF files: names, metadata and conventions of converters, written out by hand."""
 
 import re
 
@@ -12,8 +12,8 @@ ARCHITECTURES = {
     "llama": "llama", "mistral": "llama", "mixtral": "llama", "smollm3": "smollm3", "phi3": "phi3", "qwen2": "qwen2",
     "qwen3": "qwen3", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "gemma2": "gemma2", "gemma3_text": "gemma3",
 }  # fmt: skip
-INTERLEAVED = {"llama", "smollm3"}  # architectures whose q and k rows are reordered for the other kind of rotation
-GEMMA = {"gemma2", "gemma3"}  # their norms stand in a file as what multiplies
+INTERLEAVED = {"llama", "smollm3"}  # architectures whose q and k rows are in interleaved rotary order
+GEMMA = {"gemma2", "gemma3"}  # GGUF files hold their norm weights as 1 + w
 
 KEYS = {
     "embedding_length": "hidden_size", "feed_forward_length": "intermediate_size", "block_count": "num_hidden_layers",
@@ -53,7 +53,7 @@ def interleave(tensor, head_dim, rotated=None):
 
 
 def gguf_tensors(config, tensors):
-    """{name in a GGUF file: float32 array} of a checkpoint; experts one behind the other in one tensor."""
+    """{name in a GGUF file: float32 array} of a checkpoint; the experts of a layer stacked in one tensor."""
     architecture = ARCHITECTURES[config["model_type"]]
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     block = {**BLOCK, **(GEMMA_BLOCK if architecture in GEMMA else {})}
@@ -77,7 +77,7 @@ def gguf_tensors(config, tensors):
 
 
 def metadata(config):
-    """Keys of the architecture, and a vocabulary of single characters with one merge."""
+    """The metadata of the architecture, and a vocabulary of single characters with one merge."""
     architecture = ARCHITECTURES[config["model_type"]]
     rope = config["rope_parameters"]
     rope = rope.get("full_attention", rope)
@@ -98,7 +98,7 @@ def metadata(config):
 
 
 def write(path, config, tensors, more=(), extra_tensors=()):
-    """The model as a GGUF file. more: metadata besides; extra_tensors: {name: array} besides."""
+    """The model as a GGUF file. more: additional metadata; extra_tensors: additional {name: array}."""
     arrays = gguf_tensors(config, tensors) | dict(extra_tensors)
     found = {name: (Quant.F32, array.shape, gguf_writer.f32(array).ravel()) for name, array in arrays.items()}
     return gguf_writer.write(path, metadata(config) | dict(more), found)

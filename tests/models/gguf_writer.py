@@ -1,4 +1,4 @@
-"""Write small GGUF files, part by part, so that a test can cut and damage them at known places."""
+"""Write small GGUF files part by part, so that tests can cut and damage them at known offsets."""
 
 import struct
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The tiny random models whose logits transformers computed (tests/data/models/make_tiny.py)."""
+"""Tiny random models with logits recorded from transformers (tests/data/models/make_tiny.py)."""
 
 import json
 from dataclasses import replace
@@ -19,7 +19,7 @@ def make(tmp_path, name, **changes):
 
 
 def assert_logits(model, name, executor="numpy"):
-    """A loaded model gives the recorded logits, from whole texts and from chunks."""
+    """A loaded model gives the recorded logits, for whole texts and for chunks."""
     tiny = TINY[name]
     text, want = tiny["token_ids"], np.array(tiny["last_logits"])
     model = replace(model, spec=model.spec.for_length(len(text)))

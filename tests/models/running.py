@@ -1,4 +1,4 @@
-"""Run an executor over whole texts through real steps, and keep the logits of every position."""
+"""Run an executor over whole texts in real steps and keep the logits of every position."""
 
 from functools import partial
 from types import SimpleNamespace
@@ -20,8 +20,8 @@ FIELDS = (
 
 
 def all_logits(model, texts, chunks, executor="numpy", block_size=16, first_position=0):
-    """[len(text) − first_position, V] logits of each text. Texts share every step; ``chunks`` yields (text, tokens)
-    pairs a step. Blocks are handed out in a shuffled order.
+    """[len(text) − first_position, V] logits of each text. Texts share every step; ``chunks`` yields the
+    (text, tokens) pairs of each step. Blocks are allocated in shuffled order.
     """
     spec = model.spec
     groups = [KVGroup(block_size, sliding_window=g.sliding_window) for g in spec.kv_groups()]
@@ -32,7 +32,7 @@ def all_logits(model, texts, chunks, executor="numpy", block_size=16, first_posi
     num_blocks = 1 + len(texts) * len(groups) * per_text
     shuffled = np.random.default_rng(0).permutation(np.arange(1, num_blocks)).reshape(len(texts), len(groups), per_text)
     for i, text in enumerate(texts):
-        # One token more than is ever computed: no step samples.
+        # One token more than is computed, so that no step samples.
         states.add_request(NewRequest(str(i), [*text, 0], [blocks.tolist() for blocks in shuffled[i]]))
     run = EXECUTORS[executor](spec, model.weights, num_blocks=num_blocks, block_size=block_size)
     kept = [[] for _ in texts]

@@ -1,4 +1,4 @@
-"""Chat templates: what they render, what they refuse, and what they can never reach."""
+"""Chat templates: rendering, refusals, and the limits of the sandbox."""
 
 import json
 
@@ -20,66 +20,66 @@ def render(source, messages=HI, **options):
     return ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"}).render(messages, **options)
 
 
-def test_a_conversation_is_written_turn_by_turn():
+def test_messages_are_rendered_in_order():
     text = render(CHATML, [{"role": "system", "content": "Be brief."}, *HI])
     assert text == "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
 
 
-def test_without_a_generation_prompt_it_ends_with_the_last_turn():
+def test_without_a_generation_prompt_the_text_ends_with_the_last_turn():
     assert render(CHATML, add_generation_prompt=False) == "<|im_start|>user\nhi<|im_end|>\n"
 
 
-def test_special_tokens_tools_and_extra_variables_reach_the_template():
+def test_special_tokens_tools_and_extra_variables_are_available_in_the_template():
     tools = [{"type": "function", "function": {"name": "f"}}]
     text = render("{{ bos_token }}{{ tools[0].function.name }}{{ enable_thinking }}", tools=tools, enable_thinking=True)
     assert text == "<s>fTrue"
 
 
-def test_no_tools_are_none():
+def test_an_empty_list_of_tools_is_none():
     assert render("{{ tools is none }}") == render("{{ tools is none }}", tools=[]) == "True"
 
 
-def test_messages_cannot_be_replaced_by_a_variable_named_alike():
+def test_an_extra_variable_cannot_replace_the_messages():
     with pytest.raises(TypeError):
         ChatTemplate("", {}).render(HI, messages=[])
 
 
-def test_blocks_leave_no_lines_or_indents_behind():
+def test_block_tags_leave_no_lines_or_indentation():
     assert render("a\n  {% if true %}\nb\n  {% endif %}\nc") == "a\nb\nc"
 
 
-def test_loops_can_be_left():
+def test_break_leaves_a_loop():
     assert render("{% for i in range(9) %}{% if i == 3 %}{% break %}{% endif %}{{ i }}{% endfor %}") == "012"
 
 
-def test_generation_marks_only_hold_what_they_mark():
+def test_generation_tags_render_only_their_content():
     assert render("a{% generation %}b{{ messages[0].content }}{% endgeneration %}c") == "abhic"
 
 
-def test_json_is_written_for_models_not_for_browsers():
+def test_tojson_does_not_escape_for_html():
     value = {"a": "<é>'&", "b": [1, None]}
     assert render("{{ v | tojson }}", v=value) == json.dumps(value, ensure_ascii=False)
     assert render("{{ v | tojson(indent=2) }}", v=value) == json.dumps(value, ensure_ascii=False, indent=2)
 
 
-def test_the_date_can_be_written():
+def test_strftime_now_is_available():
     assert render("{{ strftime_now('%Y') }}").isdigit()
 
 
-def test_a_text_in_parts_is_joined_by_lines():
+def test_text_parts_are_joined_by_newlines():
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
     assert render("{{ messages[0].content }}", [{"role": "user", "content": parts}]) == "one\ntwo"
 
 
-def test_arguments_of_calls_given_as_json_reach_the_template_as_objects():
+def test_call_arguments_given_as_json_are_parsed():
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"city": "Köln"}'}}
     messages = [*HI, {"role": "assistant", "content": None, "tool_calls": [call]}]
     source = "{{ messages[1].tool_calls[0].function.arguments | tojson }}"
     assert render(source, messages) == '{"city": "Köln"}'
-    assert call["function"]["arguments"] == '{"city": "Köln"}'  # the caller's message is not changed
+    assert call["function"]["arguments"] == '{"city": "Köln"}'  # the input is not modified
 
 
-def test_a_call_without_its_wrapping_is_taken_too():
+def test_a_call_without_the_function_wrapper_is_accepted():
     messages = [*HI, {"role": "assistant", "tool_calls": [{"name": "f", "arguments": {"x": 1}}]}]
     assert render("{{ messages[1].tool_calls[0].arguments.x }}", messages) == "1"
 
@@ -136,7 +136,7 @@ ANYTHING = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3) | st.
 
 
 @given(messages=ANYTHING | st.lists(st.dictionaries(NAMES, ANYTHING), min_size=1), tools=ANYTHING)
-def test_whatever_comes_is_a_prompt_or_the_requests_error(messages, tools):
+def test_any_input_gives_a_prompt_or_a_request_error(messages, tools):
     source = "{{ tools | tojson }}{% for m in messages %}{{ m.role + (m.content or '') }}{{ m.tool_calls }}{% endfor %}"
     try:
         outcome = render(source, messages, tools=tools)
@@ -152,7 +152,7 @@ def test_a_wrong_tool_is_named(tools, field):
     assert caught.value.field == field
 
 
-def test_a_refusal_of_the_template_is_the_requests_error():
+def test_a_refusal_by_the_template_is_a_request_error():
     with pytest.raises(RequestError, match="refuses them: roles must alternate") as caught:
         render("{{ raise_exception('roles must alternate') }}")
     assert caught.value.field == "messages"
@@ -171,14 +171,14 @@ def test_a_refusal_of_the_template_is_the_requests_error():
         "{% for i in range(10 ** 9) %}{% endfor %}",
     ],
 )
-def test_a_template_that_fails_is_the_requests_error(source):
+def test_a_failing_template_is_a_request_error(source):
     with pytest.raises(RequestError, match="fails on them"):
         render(source)
 
 
 @pytest.mark.parametrize("source", ["{% for %}", "{{ messages", "{% nonsense %}", "{{ x | nosuchfilter }}"])
-def test_a_broken_template_is_the_models_error(source):
-    with pytest.raises(ModelError, match=r"chat template is broken.*Give the prompt as text"):
+def test_an_invalid_template_is_a_model_error(source):
+    with pytest.raises(ModelError, match=r"chat template is invalid.*Give the prompt as text"):
         ChatTemplate(source, {})
 
 
@@ -203,7 +203,7 @@ REACH = [
 
 
 @pytest.mark.parametrize("source", REACH)
-def test_the_sandbox_lets_nothing_out(source):
+def test_the_sandbox_hides_python_objects(source):
     try:
         text = render("{{ " + source + " }}")
     except RequestError:
@@ -212,6 +212,6 @@ def test_the_sandbox_lets_nothing_out(source):
 
 
 @pytest.mark.parametrize("source", ["messages.append(1)", "messages[0].update(role='x')", "messages.clear()"])
-def test_a_template_cannot_change_what_it_is_given(source):
+def test_a_template_cannot_modify_the_messages(source):
     with pytest.raises(RequestError, match="SecurityError"):
         render("{{ " + source + " }}")

@@ -1,4 +1,4 @@
-"""Streaming gives the same text as decoding at once, and never half a character."""
+"""Streaming gives the text of decoding at once, in complete characters."""
 
 import numpy as np
 import pytest
@@ -16,14 +16,14 @@ BYTE_LEVEL = Tokenizer.from_gguf(vocabularies.byte_level())
 SENTENCE_PIECE = Tokenizer.from_gguf(vocabularies.sentence_piece())
 BOTH = pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, SENTENCE_PIECE], ids=["byte-level", "sentence-piece"])
 IDS = st.lists(st.integers(0, 400), max_size=40)
-# Bytes of characters of two, three and four bytes, whole, cut and mixed up.
+# Characters of two, three and four bytes: complete, truncated and mixed.
 TORN = st.lists(
     st.sampled_from([0x41, 0xC3, 0xA9, 0xE6, 0x97, 0xA5, 0xF0, 0x9F, 0x99, 0x82, 0xED, 0xA0, 0xFF]), max_size=20
 )
 
 
 def streamed(tokenizer, ids, cuts, **options):
-    """The pushes, cut where told, and the end."""
+    """The text of each push, split at ``cuts``, and of `finish`."""
     detokenizer = tokenizer.detokenizer(**options)
     starts = sorted({0, *(cut for cut in cuts if cut < len(ids))})
     chunks = [ids[start:end] for start, end in zip(starts, [*starts[1:], len(ids)], strict=True)]
@@ -43,53 +43,53 @@ def test_streamed_text_is_the_text_decoded_at_once(tokenizer, ids, cuts, skip):
 
 @BOTH
 @given(data=TORN, cuts=st.sets(st.integers(0, 20)))
-def test_torn_bytes_read_as_python_reads_them(tokenizer, data, cuts):
+def test_invalid_bytes_decode_as_in_python(tokenizer, data, cuts):
     ids = [byte_id(tokenizer, byte) for byte in data]
     assert "".join(streamed(tokenizer, ids, cuts)) == bytes(data).decode("utf-8", "replace")
 
 
 @given(ids=IDS)
-def test_byte_level_text_is_the_librarys(ids):
+def test_byte_level_text_equals_that_of_tokenizers(ids):
     ids = [i for i in ids if i < BYTE_LEVEL.vocab_size]
     for skip in (True, False):
         assert BYTE_LEVEL.decode(ids, skip) == BYTE_LEVEL.backend.decode(ids, skip_special_tokens=skip)
 
 
 @given(text=st.text(alphabet="ab helo\néß日🙂▁", max_size=30))
-def test_sentence_piece_text_is_the_librarys(text):
+def test_sentence_piece_text_equals_that_of_tokenizers(text):
     ids = SENTENCE_PIECE.encode(text)
     assert SENTENCE_PIECE.decode(ids) == SENTENCE_PIECE.backend.decode(ids) == text.replace("▁", " ")
 
 
 @BOTH
 @given(text=st.text(max_size=20))
-def test_every_push_of_sound_text_is_whole_characters(tokenizer, text):
+def test_every_push_of_valid_text_is_complete_characters(tokenizer, text):
     ids = tokenizer.encode(text, add_special_tokens=False, parse_special=False)
     pieces = streamed(tokenizer, ids, range(len(ids)))
-    assert pieces[-1] == ""  # nothing is left unfinished
+    assert pieces[-1] == ""  # no incomplete character remains
     assert "".join(pieces).count("�") == text.count("�")
 
 
 @BOTH
-def test_a_character_over_four_tokens_comes_with_the_last(tokenizer):
+def test_a_character_of_four_tokens_is_emitted_with_the_last(tokenizer):
     ids = [byte_id(tokenizer, byte) for byte in "🙂".encode()]
     assert streamed(tokenizer, ids, range(4)) == ["", "", "", "🙂", ""]
 
 
 @BOTH
-def test_an_unfinished_character_comes_at_the_end_as_one_replacement(tokenizer):
+def test_an_incomplete_character_at_the_end_becomes_one_replacement(tokenizer):
     ids = [byte_id(tokenizer, byte) for byte in "🙂".encode()[:3]]
     assert streamed(tokenizer, ids, range(3)) == ["", "", "", "�"]
 
 
 @BOTH
-def test_a_character_that_can_no_longer_be_is_replaced_at_once(tokenizer):
+def test_an_invalid_character_is_replaced_immediately(tokenizer):
     detokenizer = tokenizer.detokenizer()
     assert detokenizer.push([byte_id(tokenizer, 0xF0)]) == ""
     assert detokenizer.push([byte_id(tokenizer, 0x41)]) == "�A"
 
 
-def test_special_tokens_are_shown_only_if_asked():
+def test_special_tokens_are_decoded_only_on_request():
     ids = BYTE_LEVEL.encode("hello<|im_end|>")
     assert BYTE_LEVEL.decode(ids) == "hello"
     assert BYTE_LEVEL.decode(ids, skip_special_tokens=False) == "hello<|im_end|>"
@@ -107,11 +107,11 @@ def test_ids_may_be_an_array():
 
 
 @BOTH
-def test_ids_past_the_vocabulary_add_nothing(tokenizer):
+def test_ids_outside_the_vocabulary_add_nothing(tokenizer):
     assert tokenizer.decode([tokenizer.vocab_size, 10**6]) == ""
 
 
-def test_text_that_goes_on_after_a_prompt_keeps_its_first_space():
+def test_text_that_follows_a_prompt_keeps_its_first_space():
     ids = [SENTENCE_PIECE.backend.token_to_id("▁hello")]
     assert streamed(SENTENCE_PIECE, ids, ()) == ["hello", ""]
     assert streamed(SENTENCE_PIECE, ids, (), continues=True) == [" hello", ""]
@@ -122,7 +122,7 @@ def test_only_the_first_of_many_spaces_is_dropped():
 
 
 def library(decoder):
-    """A library tokenizer over a few tokens, with this decoder."""
+    """A tokenizers.Tokenizer of a few tokens with this decoder."""
     tokens = ["▁the", "▁", "s", "##ing", "talk", "!", "n't", "<0xE9>", "é", "Ġ", ",", "▁▁", "[CLS]"]
     backend = tokenizers.Tokenizer(models.WordLevel({token: i for i, token in enumerate(tokens)}, unk_token="s"))
     backend.decoder = decoder
@@ -142,14 +142,14 @@ def library(decoder):
     ids=["ByteLevel", "WordPiece", "WordPiece-raw", "Metaspace", "ByteFallback", "Strip"],
 )
 @given(ids=st.lists(st.integers(0, 12), max_size=12))
-def test_each_known_decoder_gives_the_librarys_text(decoder, ids):
+def test_each_supported_decoder_gives_the_text_of_tokenizers(decoder, ids):
     ids = [0, *ids]  # a text does not begin inside a word
     backend = library(decoder)
     assert Tokenizer(backend).decode(ids) == backend.decode(ids)
 
 
-def test_an_unknown_decoder_is_named():
-    with pytest.raises(ModelError, match=r"CTC.*Known are"):
+def test_an_unsupported_decoder_is_named():
+    with pytest.raises(ModelError, match=r"CTC.*Supported are"):
         TokenBytes(library(decoders.CTC()))
     with pytest.raises(ModelError, match="no decoder"):
         TokenBytes(tokenizers.Tokenizer(models.BPE()))

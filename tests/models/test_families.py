@@ -1,4 +1,4 @@
-"""Every family on a tiny random model, against logits that transformers computed (tests/data/models/make_tiny.py)."""
+"""Every family on a tiny random model, against logits recorded from transformers (tests/data/models/make_tiny.py)."""
 
 import contextlib
 import json
@@ -18,16 +18,16 @@ from models.tiny import random_tensors, write_safetensors
 
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("name", TINY)
-def test_logits_are_transformers(tmp_path, name, executor):
+def test_logits_equal_those_of_transformers(tmp_path, name, executor):
     assert_logits(load_model(make(tmp_path, name)), name, executor)
 
 
-def test_every_family_is_held_to_transformers():
+def test_every_family_has_recorded_logits():
     assert {tiny["config"]["model_type"] for tiny in TINY.values()} == set(FAMILIES)
 
 
 def older(config):
-    """The same configuration as transformers wrote it before version 5."""
+    """The configuration in the form that transformers wrote before version 5."""
     config = dict(config)
     parameters = config.pop("rope_parameters")
     if "full_attention" in parameters:
@@ -40,14 +40,14 @@ def older(config):
 
 
 @pytest.mark.parametrize("name", TINY)
-def test_an_older_configuration_means_the_same(tmp_path, name):
+def test_an_older_configuration_gives_the_same_spec(tmp_path, name):
     folder = make(tmp_path, name)
     new = load_model(folder).spec
     (folder / "config.json").write_text(json.dumps(older(TINY[name]["config"])))
     assert load_model(folder).spec == new
 
 
-def test_the_first_name_of_longrope_is_understood(tmp_path):
+def test_su_is_an_alias_of_longrope(tmp_path):
     folder = make(tmp_path, "phi3-longrope")
     new = load_model(folder).spec
     config = older(TINY["phi3-longrope"]["config"])
@@ -57,7 +57,7 @@ def test_the_first_name_of_longrope_is_understood(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["gemma2", "gemma3", "qwen2-sliding", "smollm3", "mistral"])
-def test_layers_follow_the_familys_rule_where_the_configuration_does_not_list_them(tmp_path, name):
+def test_layers_follow_the_rule_of_the_family_if_the_configuration_does_not_list_them(tmp_path, name):
     folder = make(tmp_path, name)
     listed = load_model(folder).spec
     config = {k: v for k, v in TINY[name]["config"].items() if k not in ("layer_types", "no_rope_layers")}
@@ -68,7 +68,10 @@ def test_layers_follow_the_familys_rule_where_the_configuration_does_not_list_th
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "resnet"}, r"config\.json: model_type 'resnet' is not supported\. Those .* gemma2, .*qwen2"),
+        (
+            {"model_type": "resnet"},
+            r"config\.json: model_type 'resnet' is not supported\. Supported .* gemma2, .*qwen2",
+        ),
         ({"model_type": None}, "model_type is missing"),
         (
             {"hidden_size": 64},
@@ -83,7 +86,7 @@ def test_layers_follow_the_familys_rule_where_the_configuration_does_not_list_th
         ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4}}, "rope_type 'dynamic' is not supported"),
     ],
 )
-def test_a_configuration_that_cannot_work_says_why(tmp_path, changes, message):
+def test_an_invalid_configuration_is_explained(tmp_path, changes, message):
     with pytest.raises(ModelError, match=message):
         load_model(make(tmp_path, "llama3", **changes))
 
@@ -92,7 +95,7 @@ NONSENSE = [None, 0, -1, 1, 3, 2**31, 2**70, 1e300, 0.0, -2.5, float("nan"), "x"
 
 
 @pytest.mark.parametrize("name", ["llama3", "llama-yarn", "qwen3-moe", "gemma3", "phi3-longrope", "smollm3"])
-def test_no_nonsense_in_a_configuration_escapes_the_loader(tmp_path, name):
+def test_any_invalid_configuration_is_a_model_error(tmp_path, name):
     folder = make(tmp_path, name)
     config = TINY[name]["config"]
     rope = config["rope_parameters"]
@@ -118,7 +121,7 @@ def test_shards_are_read_through_their_index(tmp_path):
     assert_logits(load_model(folder), "qwen2")
 
 
-def test_every_damage_of_a_safetensors_header_is_a_model_error(tmp_path):
+def test_every_damage_to_a_safetensors_header_is_a_model_error(tmp_path):
     folder = make(tmp_path, "phi3")
     path = folder / "model.safetensors"
     data = path.read_bytes()
@@ -136,8 +139,8 @@ def test_every_damage_of_a_safetensors_header_is_a_model_error(tmp_path):
             load_model(folder)
 
 
-def test_files_and_names_that_are_not_there(tmp_path):
-    with pytest.raises(ModelError, match=r"absent\.gguf: there is no such file"):
+def test_missing_files_and_unknown_names_are_model_errors(tmp_path):
+    with pytest.raises(ModelError, match=r"absent\.gguf: the file or directory does not exist"):
         load_model(tmp_path / "absent.gguf")
     with pytest.raises(ModelError, match=r"has no config\.json and 0 \.gguf files"):
         load_model(tmp_path)
@@ -167,16 +170,16 @@ def test_a_hub_id_is_fetched_and_loaded(tmp_path, monkeypatch):
     assert asked == [("org/tiny-mistral", ["*.json", "*.safetensors", "*.jinja"])]
 
 
-def test_a_hub_that_cannot_be_reached_is_a_model_error(monkeypatch):
+def test_an_unreachable_hub_is_a_model_error(monkeypatch):
     def refuse(name, allow_patterns):
         raise ConnectionError("no route\nand more")
 
     fake_hub(monkeypatch, refuse)
-    with pytest.raises(ModelError, match=r"org/model: the hub says: no route\. Check .* known names are smollm2"):
+    with pytest.raises(ModelError, match=r"org/model: the hub reports: no route\. Check .* known names are smollm2"):
         load_model("org/model")
 
 
-def test_a_hub_id_without_the_hubs_library_names_the_extra(monkeypatch):
+def test_a_hub_id_without_huggingface_hub_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(ModelError, match=r"pip install foreword\[hub\]"):
         load_model("org/model")

@@ -1,4 +1,4 @@
-"""The GGUF reader: what it reads, and that no damage of a header gets past it."""
+"""The GGUF reader: values and tensors, and an error for every damage to a header."""
 
 import contextlib
 import struct
@@ -61,7 +61,7 @@ def test_everything_written_is_read(tmp_path, version, alignment):
         assert tensor.dequantize().shape == shape
 
 
-def test_a_key_without_value_or_of_another_type_is_named(tmp_path):
+def test_a_missing_key_or_one_of_another_type_is_named(tmp_path):
     gguf = read(tmp_path, DATA)
     assert gguf.get("absent", int, 7) == 7
     assert gguf.get("llama.block_count", float) == 2.0
@@ -74,13 +74,13 @@ def test_a_key_without_value_or_of_another_type_is_named(tmp_path):
 def test_every_truncation_names_file_offset_and_field(tmp_path):
     cuts = {cut for end in ENDS for cut in (end - 1, end) if cut < len(DATA)}
     for cut in sorted(cuts | set(range(HEADER_SIZE))):
-        if len(DATA) - cut <= 8:  # only the last tensor's padding is gone
+        if len(DATA) - cut <= 8:  # only padding of the last tensor is missing
             continue
         with pytest.raises(ModelError, match=r"model\.gguf: (\d+ bytes are too few|at byte \d+, .+: .+)"):
             read(tmp_path, DATA[:cut])
 
 
-def test_no_flipped_byte_of_the_header_escapes_the_reader(tmp_path):
+def test_any_flipped_byte_of_the_header_is_read_or_a_model_error(tmp_path):
     for at in range(HEADER_SIZE):
         for flip in (0x01, 0x80, 0xFF):
             damaged = bytearray(DATA)
@@ -88,7 +88,7 @@ def test_no_flipped_byte_of_the_header_escapes_the_reader(tmp_path):
             read_or_model_error(tmp_path, damaged)
 
 
-def test_random_damage_never_escapes_the_reader(tmp_path):
+def test_random_damage_is_read_or_a_model_error(tmp_path):
     rng = np.random.default_rng(1)
     for _ in range(300):
         damaged = np.frombuffer(DATA[: rng.integers(24, len(DATA))], np.uint8).copy()
@@ -101,7 +101,7 @@ def test_random_damage_never_escapes_the_reader(tmp_path):
     ("data", "message"),
     [
         (b"", "0 bytes are too few"),
-        (b"PK\3\4" + bytes(40), r"at byte 4, magic: found b'PK\\x03\\x04'.*safetensors"),
+        (b"PK\3\4" + bytes(40), r"at byte 4, magic: expected b'GGUF', found b'PK\\x03\\x04'.*safetensors"),
         (b"GGUF" + struct.pack("<I", 1) + bytes(40), "version: 1 is not 2 or 3"),
         (b"GGUF" + struct.pack(">I", 3) + bytes(40), "big-endian"),
         (b"GGUF" + struct.pack("<IQQ", 3, 2**63, 0) + bytes(40), "num_tensors: .* cannot fit"),
@@ -110,7 +110,7 @@ def test_random_damage_never_escapes_the_reader(tmp_path):
          "value type 9 .*arrays do not nest"),
         (gguf_writer.assemble({"k": ("str", "ab")}, {})[0].replace(b"ab", b"\xff\xfe"), "not UTF-8"),
         (gguf_writer.assemble({"k": ("[str]", ["ab"])}, {})[0].replace(b"ab", b"\xff\xfe"), "not UTF-8"),
-        (gguf_writer.assemble({"kk": ("u8", 1), "kl": ("u8", 1)}, {})[0].replace(b"kl", b"kk"), "stands twice"),
+        (gguf_writer.assemble({"kk": ("u8", 1), "kl": ("u8", 1)}, {})[0].replace(b"kl", b"kk"), "occurs twice"),
     ],
 )  # fmt: skip
 def test_damage_is_explained(tmp_path, data, message):
@@ -127,7 +127,7 @@ def test_damage_is_explained(tmp_path, data, message):
         ),
         (lambda info: info[:-12] + struct.pack("<IQ", 23, 32), "number format 23 is not supported"),
         (lambda info: info[:-8] + struct.pack("<Q", 33), "offset 33 is not a multiple"),
-        (lambda info: info[:-8] + struct.pack("<Q", 2**40), "204 bytes wanted, 0 left"),
+        (lambda info: info[:-8] + struct.pack("<Q", 2**40), "204 bytes needed, 0 left"),
         (lambda info: struct.pack("<I", 5) + info[4:], "5 dimensions"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Every architecture of GGUF files on a tiny random model: the same logits as from a directory, or as transformers'."""
+"""Every GGUF architecture on a tiny random model: the logits of transformers, or of the model's directory."""
 
 import contextlib
 import math
@@ -65,14 +65,14 @@ WITH_TRANSFORMERS_LOGITS = {
 
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("name", WITH_TRANSFORMERS_LOGITS)
-def test_a_file_gives_transformers_logits(tmp_path, name, executor):
+def test_a_file_gives_the_logits_of_transformers(tmp_path, name, executor):
     model = load_model(as_gguf(tmp_path, name, *WITH_TRANSFORMERS_LOGITS[name]))
     assert model.eos_token_ids == (2,)
     assert_logits(model, name, executor)
 
 
 def experts_everywhere(tiny, like):
-    """The shapes of a model with experts in every layer, as layer ``like`` has them."""
+    """The shapes of a model in which every layer has the experts of layer ``like``."""
     mlp = re.compile(r"model\.layers\.(\d+)\.mlp\.")
     shapes = {name: shape for name, shape in tiny["shapes"].items() if not mlp.match(name)}
     for name, shape in tiny["shapes"].items():
@@ -84,7 +84,7 @@ def experts_everywhere(tiny, like):
 
 LOCAL = {"full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0},
          "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}  # fmt: skip
-# What a file cannot say of the recorded model is changed in the directory: (changes, more metadata).
+# Settings that GGUF cannot express are changed in the directory: (changes, more metadata).
 LIKE_A_DIRECTORY = {
     "mistral": ({"sliding_window": None, "layer_types": None}, {}),
     "qwen2-moe": ({"decoder_sparse_step": 1}, {}),
@@ -94,7 +94,7 @@ LIKE_A_DIRECTORY = {
         {"query_pre_attn_scalar": 8},
         linear("gemma3", 2.0) | {"gemma3.rope.freq_base_swa": ("f32", 100.0)},
     ),
-    "gemma3, its usual local base": ({"query_pre_attn_scalar": 8, "rope_parameters": LOCAL}, linear("gemma3", 2.0)),
+    "gemma3, default local base": ({"query_pre_attn_scalar": 8, "rope_parameters": LOCAL}, linear("gemma3", 2.0)),
     "gemma3, every third full": (
         {"query_pre_attn_scalar": 8, "rope_parameters": LOCAL, "layer_types": None, "sliding_window_pattern": 3},
         linear("gemma3", 2.0) | {"gemma3.attention.sliding_window_pattern": ("u32", 3)},
@@ -126,8 +126,8 @@ def test_every_architecture_is_tested():
     assert set(GGUF_FAMILIES) == set(ARCHITECTURES.values())
 
 
-def test_frequencies_are_divided_as_a_file_says(tmp_path):
-    """A converted Llama 3 keeps its rotary scaling as one divisor a frequency."""
+def test_frequencies_are_divided_by_the_tensor_of_a_file(tmp_path):
+    """A converted Llama 3 has its rotary scaling as one divisor per frequency."""
     directory = load_model(
         write_model(tmp_path / "llama3", TINY["llama3"]["config"], random_tensors(TINY["llama3"]["shapes"]))
     )
@@ -136,7 +136,7 @@ def test_frequencies_are_divided_as_a_file_says(tmp_path):
     assert_logits(load_model(as_gguf(tmp_path, "llama3", (), {"rope_freqs.weight": divisors})), "llama3")
 
 
-def test_gemma2_without_caps_in_the_file_has_the_familys(tmp_path):
+def test_gemma2_without_caps_in_the_file_has_the_default_caps(tmp_path):
     config = {k: v for k, v in TINY["gemma2"]["config"].items() if "softcapping" not in k}
     path = write(tmp_path / "model.gguf", config, random_tensors(TINY["gemma2"]["shapes"]))
     spec = load_model(path).spec
@@ -152,25 +152,25 @@ def test_splitting_halves_undoes_interleaving(rotated):
 
 
 @pytest.mark.parametrize("extra", ["blk.1.attn_q.bias", "blk.0.ffn_gate_inp.weight", "output.bias"])
-def test_a_tensor_that_the_arithmetic_does_not_know_is_refused(tmp_path, extra):
+def test_an_unused_tensor_is_refused(tmp_path, extra):
     path = as_gguf(tmp_path, "llama-linear-tied", (), {extra: np.zeros(32, np.float32)})
-    with pytest.raises(ModelError, match=rf"model\.gguf: tensor {re.escape(extra)} is in no llama model"):
+    with pytest.raises(ModelError, match=rf"model\.gguf: tensor {re.escape(extra)} is not part of a llama model"):
         load_model(path)
 
 
-def test_a_part_of_a_split_model_says_so(tmp_path):
+def test_one_file_of_a_split_model_is_refused(tmp_path):
     with pytest.raises(ModelError, match=r"model\.gguf: is one of 3 files"):
         load_model(as_gguf(tmp_path, "qwen2", {"split.count": ("u16", 3)}))
 
 
-def test_an_architecture_that_is_not_known_is_named(tmp_path):
+def test_an_unsupported_architecture_is_named(tmp_path):
     path = gguf_writer.write(tmp_path / "m.gguf", {"general.architecture": ("str", "mamba")}, {})
-    with pytest.raises(ModelError, match=r"architecture 'mamba' is not supported\. .*gemma2, gemma3, llama"):
+    with pytest.raises(ModelError, match=r"architecture 'mamba' is not supported\. Supported .*gemma2, gemma3, llama"):
         load_model(path)
 
 
 @pytest.mark.parametrize("name", ["qwen2", "phi3-longrope"])
-def test_no_flipped_byte_of_a_header_escapes_the_loader(tmp_path, name):
+def test_any_flipped_byte_of_a_header_is_loaded_or_a_model_error(tmp_path, name):
     path = as_gguf(tmp_path, name, *WITH_TRANSFORMERS_LOGITS[name])
     data = path.read_bytes()
     header = len(data) - sum(4 * int(np.prod(shape)) for shape in TINY[name]["shapes"].values())

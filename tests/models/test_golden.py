@@ -1,4 +1,4 @@
-"""Real models against what transformers recorded for the same files, in float32."""
+"""Real models against results recorded from transformers for the same files, in float32."""
 
 import json
 from pathlib import Path
@@ -41,7 +41,7 @@ MODELS = [("smollm2", "smollm2"), ("qwen", "qwen2.5-coder-0.5b"), ("gemma3", "ge
 
 
 @pytest.mark.parametrize(("model", "name"), MODELS, indirect=["model"])
-def test_prompts_are_rendered_and_tokenised_alike(model, name):
+def test_prompts_are_rendered_and_tokenised_as_recorded(model, name):
     for result in golden(name)["results"]:
         if result["rendered"] != result["prompt"]:
             text = model.tokenizer.apply_chat_template([{"role": "user", "content": result["prompt"]}])
@@ -54,8 +54,8 @@ def test_prompts_are_rendered_and_tokenised_alike(model, name):
 
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize(("model", "name"), MODELS, indirect=["model"])
-def test_greedy_tokens_and_their_log_probabilities_are_transformers(model, name, executor):
-    """Each step sees the recorded tokens before it, all prompts in shared steps of uneven chunks."""
+def test_greedy_tokens_and_log_probabilities_equal_those_of_transformers(model, name, executor):
+    """The recorded tokens are the input; all prompts share steps of uneven chunks."""
     results = golden(name)["results"]
     texts = [r["prompt_ids"] + r["output_ids"][:-1] for r in results]
     all_of_them = all_logits(model, texts, in_chunks(texts, [40, 1, 17]), executor)
@@ -70,7 +70,7 @@ def test_greedy_tokens_and_their_log_probabilities_are_transformers(model, name,
 
 @pytest.mark.parametrize("sizes", [None, [512, 1, 77, 16]], ids=["whole", "uneven"])
 @pytest.mark.parametrize("executor", EXECUTORS)
-def test_a_long_text_is_transformers_in_any_chunks(smollm2, executor, sizes):
+def test_a_long_text_gives_the_results_of_transformers_in_any_chunks(smollm2, executor, sizes):
     """Log-probabilities of 1,200 positions, and the best token at each of the 24 greedy steps after them."""
     want = golden("smollm2_long1200")
     text, outputs = want["prompt_ids"], want["output_ids"]
@@ -82,15 +82,15 @@ def test_a_long_text_is_transformers_in_any_chunks(smollm2, executor, sizes):
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
-def test_a_text_longer_than_the_sliding_window_is_transformers(gemma3, executor):
-    """The last 400 of 1,200 positions, which look past a window of 512, in sliding and full layers."""
+def test_a_text_longer_than_the_sliding_window_gives_the_results_of_transformers(gemma3, executor):
+    """The last 400 of 1,200 positions, which exceed the window of 512, in sliding and full layers."""
     want = golden("gemma3-270m_long1200")
     text = want["prompt_ids"]
     [logits] = all_logits(gemma3, [text], in_chunks([text], [500, 37]), executor, first_position=800)
     np.testing.assert_allclose(log_probs(logits[:-1], text[801:]), want["prompt_logprobs"][800:], atol=1e-3)
 
 
-def test_a_model_without_a_chat_template_says_so(gemma3):
+def test_a_model_without_a_chat_template_refuses_messages(gemma3):
     from foreword.errors import ModelError
 
     with pytest.raises(ModelError, match="no chat template"):

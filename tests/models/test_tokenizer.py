@@ -1,4 +1,4 @@
-"""Text to ids: by the cut the model was trained with, by its special tokens, and with every damaged file explained."""
+"""Text to ids: pre-tokenization, special tokens, chat templates, and errors for damaged files."""
 
 import json
 from itertools import pairwise
@@ -45,28 +45,28 @@ def smollm2(smollm2_path):
 
 @pytest.mark.model
 @pytest.mark.parametrize(("text", "ids"), recorded("smollm2"))
-def test_smollm2_gives_the_recorded_ids_and_back(smollm2, text, ids):
+def test_smollm2_encodes_to_the_recorded_ids_and_decodes_them(smollm2, text, ids):
     assert smollm2.encode(text) == ids
     assert smollm2.decode(ids, skip_special_tokens=False) == text
 
 
 @pytest.mark.model
 @pytest.mark.parametrize("chat", GOLDEN["smollm2_chats"], ids=lambda chat: chat["prompt"][:20])
-def test_smollm2_writes_the_recorded_chats(smollm2, chat):
+def test_smollm2_renders_the_recorded_chats(smollm2, chat):
     text = smollm2.apply_chat_template([{"role": "user", "content": chat["prompt"]}])
     assert text == chat["rendered"]
     assert smollm2.encode(text, add_special_tokens=False) == chat["prompt_ids"]
 
 
 @pytest.mark.model
-def test_smollm2_knows_its_ends(smollm2):
+def test_smollm2_has_its_end_tokens(smollm2):
     assert (smollm2.vocab_size, smollm2.bos_id, smollm2.eos_ids) == (49152, 1, (2,))
 
 
 # The vocabulary has no tokens for some control characters and for planes above 3.
 @pytest.mark.model
 @given(text=st.text(st.characters(max_codepoint=0x3FFFF, exclude_categories=["Cs", "Cc"]), max_size=40))
-def test_smollm2_reads_back_any_text(smollm2, text):
+def test_smollm2_decodes_any_encoded_text(smollm2, text):
     assert smollm2.decode(smollm2.encode(text, parse_special=False)) == text
 
 
@@ -77,13 +77,13 @@ def qwen(qwen_path):
 
 @pytest.mark.model
 @pytest.mark.parametrize(("text", "ids"), recorded("qwen2.5"))
-def test_qwen_gives_the_vendors_ids_and_back(qwen, text, ids):
+def test_qwen_encodes_to_the_recorded_ids_and_decodes_them(qwen, text, ids):
     assert qwen.encode(text) == ids
     assert qwen.decode(ids, skip_special_tokens=False) == text
 
 
 @pytest.mark.model
-def test_qwen_writes_tools_calls_and_answers(qwen):
+def test_qwen_renders_tools_calls_and_answers(qwen):
     tools = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
     call = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "<Köln>"}'}}
     messages = [
@@ -106,13 +106,13 @@ def gemma3(gemma3_path):
 
 @pytest.mark.model
 @pytest.mark.parametrize(("text", "ids"), recorded("gemma3"))
-def test_gemma3_gives_the_vendors_ids_and_back(gemma3, text, ids):
+def test_gemma3_encodes_to_the_recorded_ids_and_decodes_them(gemma3, text, ids):
     assert gemma3.encode(text) == [2, *ids]
     assert gemma3.decode(ids, skip_special_tokens=False) == text
 
 
 @pytest.mark.model
-def test_gemma3_ends_a_text_and_a_turn(gemma3):
+def test_gemma3_has_tokens_for_the_end_of_text_and_of_turn(gemma3):
     assert (gemma3.bos_id, gemma3.eos_ids) == (2, (1, 106))
 
 
@@ -122,42 +122,42 @@ def test_gemma3_ends_a_text_and_a_turn(gemma3):
 @pytest.mark.parametrize(
     ("pre", "text", "words"),
     [
-        ("gpt-2", "\n\n12", ["\n", "\n", "12"]),  # the line ends' last stays with the number: "\n" + "\n" + "12"
-        ("smollm", "\n\n12", ["\n\n", "1", "2"]),  # digits are cut off first, so the line ends are alone
+        ("gpt-2", "\n\n12", ["\n", "\n", "12"]),  # the regex splits before the last newline
+        ("smollm", "\n\n12", ["\n\n", "1", "2"]),  # digits are split off first, so the newlines form a word
         ("qwen2", "\n\n12", ["\n\n", "1", "2"]),
         ("llama-bpe", "\n\n1234", ["\n\n", "123", "4"]),
         ("gpt-2", "\n\n1234", ["\n", "\n", "123", "4"]),
         ("llama-bpe", "hello hello", ["hello", " hello"]),
     ],
 )
-def test_text_is_cut_as_the_file_names_it(pre, text, words):
+def test_the_pre_tokenizer_is_that_of_the_file(pre, text, words):
     assert pieces(byte_level(pre), text, add_special_tokens=False) == words
 
 
-def test_a_file_that_names_no_cut_gets_that_of_gpt_2():
+def test_the_default_pre_tokenizer_is_gpt_2():
     metadata = vocabularies.byte_level()
     del metadata["tokenizer.ggml.pre"]
     assert pieces(Tokenizer.from_gguf(metadata), "\n\n12") == ["\n", "\n", "12"]
 
 
-def test_a_whole_word_needs_no_merges_in_llama_3():
+def test_llama_3_encodes_a_word_in_the_vocabulary_without_merges():
     metadata = vocabularies.byte_level("llama-bpe")
     metadata["tokenizer.ggml.merges"] = ["h e"]
     assert pieces(Tokenizer.from_gguf(metadata), "hello", add_special_tokens=False) == ["hello"]
 
 
-def test_qwen_composes_characters_first():
+def test_qwen_normalises_to_nfc():
     assert pieces(byte_level("qwen2"), "e\N{COMBINING ACUTE ACCENT}") == ["é"]
 
 
-def test_an_unknown_cut_is_an_error_that_names_it_and_the_known_ones():
+def test_an_unsupported_pre_tokenizer_is_named_with_the_supported_ones():
     with pytest.raises(ModelError, match=r"tokenizer.ggml.pre is 'tekken'.*llama-bpe.*smollm.*tokenizer.json"):
         byte_level("tekken")
 
 
 @pytest.mark.parametrize("pre", ["gpt-2", "smollm", "llama-bpe"])
 @given(text=st.text(max_size=40))
-def test_byte_level_ids_read_back_as_the_text(pre, text):
+def test_byte_level_ids_decode_to_the_text(pre, text):
     tokenizer = TOKENIZERS[pre]
     assert tokenizer.decode(tokenizer.encode(text, parse_special=False)) == text
 
@@ -173,16 +173,16 @@ def test_special_tokens_in_a_text_are_parsed():
     assert tokenizer.encode("<|im_start|>hello<|im_end|>")[::2] == [0, 1]
 
 
-def test_special_tokens_in_a_text_can_be_taken_literally():
+def test_special_tokens_in_a_text_can_be_encoded_literally():
     tokenizer = byte_level()
     ids = tokenizer.encode("<|im_end|><tool>", parse_special=False)
     assert 1 not in ids
     assert tokenizer.decode(ids) == "<|im_end|><tool>"
-    assert ids[-1] == tokenizer.backend.token_to_id("<tool>")  # no control token: part of the language
-    assert tokenizer.encode("<|im_end|>") == [1]  # and the other way is still there
+    assert ids[-1] == tokenizer.backend.token_to_id("<tool>")  # user-defined, not a control token
+    assert tokenizer.encode("<|im_end|>") == [1]  # the default is unchanged
 
 
-def test_taking_them_literally_changes_nothing_else():
+def test_literal_encoding_changes_only_special_tokens():
     tokenizer = byte_level("llama-bpe")
     assert tokenizer.encode("hello 12", parse_special=False) == tokenizer.encode("hello 12")
     assert tokenizer.encode("hello 12", parse_special=False)[0] == tokenizer.bos_id
@@ -198,18 +198,18 @@ def test_taking_them_literally_changes_nothing_else():
         ("llama-bpe", {"ggml.add_bos_token": False}, ([], [])),
     ],
 )
-def test_the_file_says_what_stands_around_a_text(pre, more, around):
+def test_the_file_determines_the_tokens_around_a_text(pre, more, around):
     tokenizer = byte_level(pre, **more)
     inner = tokenizer.encode("hello", add_special_tokens=False)
     assert tokenizer.encode("hello") == [*around[0], *inner, *around[1]]
 
 
-def test_every_token_that_ends_a_reply_is_known_the_usual_one_first():
+def test_eos_ids_are_all_end_tokens_with_eos_token_first():
     control = ("<s>", "</s>", "<|eot_id|>", "<|eom_id|>", "<|im_end|>")
     assert byte_level(control=control, **{"ggml.eom_token_id": 3}).eos_ids == (1, 3, 2, 4)
 
 
-def test_text_that_looks_like_an_end_is_none_unless_it_is_a_control_token():
+def test_only_control_tokens_end_a_reply():
     assert byte_level(control=("<s>", "</s>"), user=("<|im_end|>",)).eos_ids == (1,)
 
 
@@ -217,7 +217,7 @@ def test_text_that_looks_like_an_end_is_none_unless_it_is_a_control_token():
 
 
 def naive_sentence_piece(text, metadata):
-    """Join the neighbours whose joint scores best, leftmost first, until none is left; then bytes for the rest."""
+    """Merge the neighbours with the best joint score, leftmost first, while there are any; then bytes for the rest."""
     tokens = metadata["tokenizer.ggml.tokens"]
     score = {t: metadata["tokenizer.ggml.scores"][i] for i, t in enumerate(tokens) if i >= 259}
     symbols = list(text)
@@ -232,7 +232,7 @@ def naive_sentence_piece(text, metadata):
 
 
 @given(text=st.text(alphabet="abcehlo é🙂", min_size=1, max_size=30))
-def test_sentence_pieces_are_joined_best_first(text):
+def test_sentence_pieces_are_merged_best_first(text):
     expected = naive_sentence_piece("▁" + text.replace(" ", "▁"), vocabularies.sentence_piece())
     assert SENTENCE_PIECE.encode(text, add_special_tokens=False) == expected
 
@@ -240,20 +240,20 @@ def test_sentence_pieces_are_joined_best_first(text):
 SENTENCE_PIECE = sentence_piece()
 
 
-def test_sentence_piece_texts_begin_with_the_beginning():
+def test_sentence_piece_texts_begin_with_bos():
     assert SENTENCE_PIECE.encode("a")[0] == SENTENCE_PIECE.bos_id == 1
     assert sentence_piece(**{"ggml.add_bos_token": False}).encode("a") == SENTENCE_PIECE.encode("a")[1:]
 
 
-def test_a_space_goes_in_front_only_where_the_file_wants_it():
+def test_a_space_prefix_is_added_only_if_the_file_has_it():
     assert pieces(SENTENCE_PIECE, "hello", add_special_tokens=False) == [" hello"]
     without = sentence_piece(**{"ggml.add_space_prefix": False})
     assert pieces(without, "hello hello", add_special_tokens=False) == ["hello", " hello"]
     assert without.decode(without.encode(" hello")) == " hello"
 
 
-def test_user_defined_runs_of_spaces_are_taken_whole():
-    for mark in " ▁":  # files write them either way
+def test_user_defined_runs_of_spaces_are_single_tokens():
+    for mark in " ▁":  # files use either form
         tokenizer = sentence_piece(user=(mark * 2, mark * 3), **{"ggml.add_space_prefix": False})
         assert pieces(tokenizer, "a     b", add_special_tokens=False) == ["a", "   ", "  ", "b"]
 
@@ -286,20 +286,20 @@ def test_a_missing_key_is_named(key):
         ("add_bos_token", 1),
     ],
 )
-def test_a_damaged_key_is_the_models_error(key, value):
+def test_a_damaged_key_is_a_model_error(key, value):
     metadata = vocabularies.byte_level() | {f"tokenizer.ggml.{key}": value}
     with pytest.raises(ModelError):
         Tokenizer.from_gguf(metadata)
 
 
 @pytest.mark.parametrize("text", ["\ud800", b"hello", 5, None])
-def test_what_is_not_text_is_the_requests_error(text):
+def test_invalid_text_is_a_request_error(text):
     with pytest.raises(RequestError, match="not text"):
         byte_level().encode(text)
 
 
 @pytest.mark.parametrize("ids", [[-1], ["a"], 5, [None], [1.5]])
-def test_what_are_not_token_ids_is_the_requests_error(ids):
+def test_invalid_token_ids_are_a_request_error(ids):
     with pytest.raises(RequestError, match="not token ids"):
         byte_level().decode(ids)
 
@@ -309,18 +309,18 @@ def test_what_are_not_token_ids_is_the_requests_error(ids):
 HI = [{"role": "user", "content": "hi"}]
 
 
-def test_templates_come_with_the_file_and_know_its_tokens():
+def test_templates_and_special_tokens_come_from_the_file():
     tokenizer = byte_level(chat_template="{{ bos_token }}{{ messages[0].content }}{{ eos_token }}")
     assert tokenizer.apply_chat_template(HI) == "<|im_start|>hi<|im_end|>"
 
 
-def test_tools_have_their_own_template_where_there_is_one():
+def test_tools_use_the_tool_template_if_there_is_one():
     tokenizer = byte_level(**{"chat_template": "plain", "chat_template.tool_use": "tools"})
     assert tokenizer.apply_chat_template(HI) == "plain"
     assert tokenizer.apply_chat_template(HI, tools=[{"name": "f"}]) == "tools"
 
 
-def test_a_model_without_a_template_says_what_to_do():
+def test_the_error_of_a_model_without_template_names_the_fix():
     with pytest.raises(ModelError, match="Give the prompt as text"):
         byte_level().apply_chat_template(HI)
 
@@ -351,11 +351,11 @@ def test_a_directory_gives_the_same_tokenizer_as_the_file(directory):
     assert read.apply_chat_template(HI) == "<|im_end|>!"
 
 
-def test_texts_are_neither_cut_nor_padded(directory):
+def test_texts_are_neither_truncated_nor_padded(directory):
     assert len(Tokenizer.from_directory(directory).encode("a" * 20)) == 20
 
 
-def test_a_template_file_goes_before_the_configuration(directory):
+def test_a_template_file_overrides_the_configuration(directory):
     (directory / "chat_template.jinja").write_text("from the file")
     assert Tokenizer.from_directory(directory).apply_chat_template(HI) == "from the file"
 
@@ -368,7 +368,7 @@ def test_named_templates_are_read(directory):
     assert tokenizer.apply_chat_template(HI, tools=[{}]) == "two"
 
 
-def test_without_a_generation_config_the_models_end_and_the_turns_end_are_taken(directory):
+def test_without_a_generation_config_eos_comes_from_the_model_config_and_the_turn_end(directory):
     (directory / "generation_config.json").unlink()
     assert Tokenizer.from_directory(directory).eos_ids == (1, 9)
     (directory / "tokenizer_config.json").unlink()
@@ -383,14 +383,14 @@ def test_a_damaged_file_is_named(directory, name, content):
         Tokenizer.from_directory(directory)
 
 
-def test_a_template_file_that_is_no_text_is_named(directory):
+def test_a_template_file_that_is_not_text_is_named(directory):
     (directory / "chat_template.jinja").write_bytes(b"\xff")
     with pytest.raises(ModelError, match=r"chat_template.jinja.*fetch it again"):
         Tokenizer.from_directory(directory)
 
 
 @pytest.mark.parametrize("value", [5, [5], [{"name": "default"}], [{"name": ["default"], "template": "x"}], {}])
-def test_a_template_entry_of_another_kind_is_none(directory, value):
+def test_a_template_entry_of_another_type_is_ignored(directory, value):
     (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": value}))
     with pytest.raises(ModelError, match="no chat template"):
         Tokenizer.from_directory(directory).apply_chat_template(HI)

@@ -7,7 +7,7 @@ import numpy as np
 
 
 def random_tensors(shapes, seed=0):
-    """{name: float32 array} for {name: shape}, the same wherever drawn. Norm weights vary around one."""
+    """{name: float32 array} for {name: shape}, equal for equal seeds. Norm weights vary around one."""
     rng = np.random.default_rng(seed)
     tensors = {}
     for name in sorted(shapes):

@@ -1,4 +1,4 @@
-"""Small vocabularies, written like the metadata of a GGUF file."""
+"""Small vocabularies in the form of GGUF metadata."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ MERGED = ["\n\n", " a", "é", "12", "123", "he", "hello", " hello", "日本", "�
 
 
 def spelled(text):
-    """A text in a byte-level vocabulary's characters."""
+    """A text in the byte alphabet of a byte-level vocabulary."""
     return "".join(BYTES[byte] for byte in text.encode())
 
 
@@ -40,7 +40,7 @@ PIECES = ["▁", "a", "b", "c", "e", "h", "l", "o", "▁a", "ab", "▁ab", "he",
 
 
 def sentence_piece(*, pieces=PIECES, user=(), **more):
-    """<unk>, <s>, </s>, a token for each byte, user-defined tokens, then pieces, the first one best."""
+    """<unk>, <s>, </s>, a token for each byte, user-defined tokens, then pieces with descending scores."""
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *user, *pieces]
     types = [UNKNOWN, CONTROL, CONTROL, *[BYTE] * 256, *[USER_DEFINED] * len(user), *[NORMAL] * len(pieces)]
     scores = [0.0] * (len(tokens) - len(pieces)) + [-float(n) for n in range(len(pieces))]

@@ -1,4 +1,4 @@
-"""Runs a static aarch64 Linux program of one thread on Unicorn's processor, with the system calls that it makes."""
+"""Run a static, single-threaded aarch64 Linux program on the Unicorn emulator, with the system calls it needs."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ PAGE = 4096
 STACK, STACK_BYTES = 0x7F00_0000_0000, 8 << 20
 HEAP, MAPPINGS = 0x1000_0000, 0x200_0000_0000
 AT_PHDR, AT_PHENT, AT_PHNUM, AT_PAGESZ, AT_ENTRY, AT_HWCAP, AT_RANDOM = 3, 4, 5, 6, 9, 16, 25
-FP, ASIMD, ASIMDDP = 1 << 0, 1 << 1, 1 << 20  # HWCAP: the dot product among it
-NOT_KNOWN, NO_TERMINAL = 2**64 - 38, 2**64 - 25  # −ENOSYS, −ENOTTY
+FP, ASIMD, ASIMDDP = 1 << 0, 1 << 1, 1 << 20  # bits of HWCAP; ASIMDDP: dot product
+NOT_IMPLEMENTED, NO_TERMINAL = 2**64 - 38, 2**64 - 25  # −ENOSYS, −ENOTTY
 
 
 def run(program: Path) -> int:
-    """Its exit status; what it writes goes to standard output."""
+    """Run the program and return its exit status. Its output goes to standard output."""
     return _Machine(program).run()
 
 
@@ -35,7 +35,7 @@ class _Machine:
     def __init__(self, program: Path) -> None:
         self.cpu = Uc(UC_ARCH_ARM64, UC_MODE_ARM)
         self.cpu.ctl_set_cpu_model(UC_CPU_ARM64_MAX)
-        self.cpu.reg_write(UC_ARM64_REG_CPACR_EL1, 3 << 20)  # floating point is on
+        self.cpu.reg_write(UC_ARM64_REG_CPACR_EL1, 3 << 20)  # enables floating point
         self.heap_end, self.next_mapping, self.status = HEAP, MAPPINGS, -1
         with program.open("rb") as file:
             self._load(ELFFile(file))
@@ -88,7 +88,7 @@ class _Machine:
             case 214:  # brk
                 result = self._grow_heap(a)
             case 215:  # munmap
-                with suppress(UcError):  # a part of it may have been unmapped before
+                with suppress(UcError):  # part of it may already be unmapped
                     cpu.mem_unmap(a, _pages(b))
             case 222:  # mmap
                 result, self.next_mapping = self.next_mapping, self.next_mapping + _pages(b) + PAGE
@@ -100,7 +100,7 @@ class _Machine:
             case 131 | 134 | 135 | 226 | 233:  # signals, mprotect, madvise
                 pass
             case _:
-                result = NOT_KNOWN
+                result = NOT_IMPLEMENTED
         cpu.reg_write(UC_ARM64_REG_X0, result)
 
     def _write(self, address: int, size: int) -> int:

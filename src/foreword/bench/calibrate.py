@@ -1,4 +1,4 @@
-"""What the steps of an executor cost, and the cost model for `foreword simulate` that follows from it."""
+"""Measure the step cost of an executor and fit the cost model of `foreword simulate`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredStep:
-    """A step of this shape takes ``seconds``, prepared, run and sampled: the median of some."""
+    """Median ``seconds`` to prepare, run and sample a step of this shape."""
 
     shape: Shape
     seconds: float
@@ -43,7 +43,7 @@ class MeasuredStep:
 def shapes(
     *, max_model_len: int, max_num_seqs: int, max_num_batched_tokens: int, max_context_tokens: int
 ) -> list[Shape]:
-    """Decode steps and prompt chunks of many sizes, within these limits."""
+    """Decode steps and prompt chunks of many sizes within these limits."""
     lengths = [n for n in (0, 64, 256, 1024, 4096) if n < max_model_len]
     reqs = [n for n in (1, 2, 4, 8, 16, 32, 64, 128, 256) if n <= max_num_seqs]
     chunks = [n for n in (16, 64, 256, 512, 1024) if n <= max_num_batched_tokens]
@@ -69,9 +69,9 @@ def measure(
     num_runs: int = 3,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Iterator[MeasuredStep]:
-    """Steps as an engine runs them, one shape after the other. Shapes that the pool cannot hold are left out.
+    """Time steps as an engine runs them, one shape after the other. Shapes that exceed the pool are skipped.
 
-    Every request has blocks of its own, so that contexts are read from memory as they would be.
+    No two requests share blocks, so that each context is read from memory.
     """
     random = np.random.default_rng(0)
     for shape in wanted:

@@ -1,10 +1,10 @@
-"""The engine's own cost a step: schedule, prepare, sample, commit, with a model that does nothing."""
+"""Host time of the engine per step: schedule, prepare, sample, commit, with a model that computes nothing."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from foreword.engine.engine import Engine
 
 
 class NothingModel:
-    """Always the same logits, [L, V] with a small vocabulary."""
+    """An executor that returns constant logits [L, V] with a small vocabulary."""
 
     reads_gathered_tables = False
     compute_threads = None
@@ -38,12 +38,9 @@ class EngineHostResult:
     num_reqs: int
     step_us: float
 
-    def as_dict(self) -> dict[str, object]:
-        return asdict(self)
-
 
 def run(*, num_steps: int = 300, sizes: tuple[int, ...] = (1, 8, 64, 256)) -> Iterator[EngineHostResult]:
-    """Decode steps of each size, 128 tokens of context, nobody coming or going."""
+    """Decode steps of each size from 128 tokens of context; no request arrives or finishes while measured."""
     for size in sizes:
         engine = Engine(
             NothingModel(size, 64),

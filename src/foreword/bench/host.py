@@ -1,11 +1,11 @@
-"""What a step costs on the host: ours, ours in NumPy, and the same tensors built request by request in Python."""
+"""Host time per step: the native and NumPy backends, and Python lists that build the same tensors per request."""
 
 from __future__ import annotations
 
 import gc
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,6 +24,7 @@ from foreword.bench.traffic import (
     Step,
     Workload,
 )
+from foreword.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +36,10 @@ class HostResult:
     prepare_us: float
     commit_us: float
 
-    def as_dict(self) -> dict[str, object]:
-        return asdict(self)
-
 
 class Contender(Protocol):
-    """An engine's input layer. ``take`` and ``ready`` are not timed: they bring a step, and what came of preparing it,
-    into the form the engine likes.
+    """The input layer of an engine. ``take`` and ``ready`` are not timed: they convert a step, and the result of its
+    preparation, into the form that the engine works on.
     """
 
     name: str
@@ -53,19 +51,24 @@ class Contender(Protocol):
     def tensors(self) -> dict[str, npt.NDArray[np.integer[Any]]]: ...
 
 
+def new_states(workload: Workload) -> tuple[RequestStates, InputBuffers]:
+    """Empty states and buffers of the sizes that a workload needs."""
+    states = RequestStates(
+        max_num_reqs=workload.max_num_reqs,
+        max_model_len=MAX_MODEL_LEN,
+        vocab_size=VOCAB_SIZE,
+        kv_groups=[KVGroup(block_size=BLOCK_SIZE)],
+        max_num_draft_tokens=workload.num_drafts,
+    )
+    return states, InputBuffers.for_states(states, MAX_NUM_TOKENS)
+
+
 class Ours:
     """Foreword from array inputs: rows are handles that the engine holds."""
 
     def __init__(self, workload: Workload, num_steps: int, backend: Backend) -> None:
         self.name = f"foreword ({backend})"
-        self.states = RequestStates(
-            max_num_reqs=workload.max_num_reqs,
-            max_model_len=MAX_MODEL_LEN,
-            vocab_size=VOCAB_SIZE,
-            kv_groups=[KVGroup(block_size=BLOCK_SIZE)],
-            max_num_draft_tokens=workload.num_drafts,
-        )
-        self.buffers = InputBuffers.for_states(self.states, MAX_NUM_TOKENS)
+        self.states, self.buffers = new_states(workload)
         self.backend = backend
         self.rows = np.zeros(workload.decodes + num_steps * (workload.max_num_reqs + 1), np.int32)
 
@@ -84,8 +87,8 @@ class Ours:
                 "top_p": np.full(len(a.numbers), TOP_P, np.float32),
             },
         )
-        self.gone = self.rows[step.departed]
-        # The rows of those who are here; those of the newcomers, who stand at the end, are known when they are.
+        self.departed = self.rows[step.departed]
+        # Rows of the scheduled requests; those that arrive in this step come last and get their rows in `prepare`.
         self.running = self.rows[step.scheduled]
         self.appended = self.rows[step.appended]
         self.appended_new = np.flatnonzero(np.isin(step.appended, a.numbers))
@@ -93,8 +96,8 @@ class Ours:
 
     def prepare(self) -> InputBatch:
         step, states = self.step, self.states
-        if len(self.gone):
-            states.remove_rows(self.gone)
+        if len(self.departed):
+            states.remove_rows(self.departed)
         if count := len(self.new.req_ids):
             self.arrived = self.running[-count:] = states.add_requests(self.new)
             if len(self.appended_new):
@@ -108,7 +111,7 @@ class Ours:
         return self.batch
 
     def ready(self) -> None:
-        """The engine's own note of who is where; not timed."""
+        """Record the rows of the new requests."""
         self.rows[self.step.arrived.numbers] = self.arrived
 
     def commit(self) -> None:
@@ -129,7 +132,7 @@ class _Sequence:
 
 
 class PythonLists:
-    """The way small engines do it: a Python object a request, a loop over requests and tokens, arrays at the end."""
+    """The way of small engines: one Python object per request, loops over requests and tokens, then arrays."""
 
     name = "python lists"
 
@@ -150,10 +153,10 @@ class PythonLists:
         self.scheduled = list(zip(step.scheduled.tolist(), step.num_scheduled.tolist(), strict=True))
         self.drafts = None if step.drafts is None else step.drafts.tolist()
         self.sampled = [[token for token in row if token >= 0] for row in step.sampled.tolist()]
-        self.gone = step.departed.tolist()
+        self.departed = step.departed.tolist()
 
     def prepare(self) -> object:
-        for number in self.gone:
+        for number in self.departed:
             del self.sequences[number]
         for number, sequence in self.new:
             self.sequences[number] = sequence
@@ -216,10 +219,12 @@ def run(
     *, num_steps: int = 300, chunk: int = 25, workloads: tuple[Workload, ...] = WORKLOADS
 ) -> Iterator[list[HostResult]]:
     """Measure each workload: all contenders get the same steps, in turns of ``chunk`` steps, and their tensors must
-    agree after each turn. The first turn is not counted.
+    agree after each turn. The first turn is not counted. ConfigError unless num_steps > chunk.
 
-    Yields the results of one workload at a time, ours first.
+    Yields the results of one workload at a time, Foreword's native backend first.
     """
+    if num_steps <= chunk:
+        raise ConfigError(f"num_steps = {num_steps}: the first turn is not counted; give more than chunk = {chunk}")
     for workload in workloads:
         steps = list(workload.steps(num_steps))
         ours = Ours(workload, num_steps, "native")

@@ -1,36 +1,34 @@
-"""What this machine's memory and arithmetic could do, and how much of it a step of the native executor reaches."""
+"""Roofline of this machine, and the fraction of it that steps of the native executor reach."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
 
-from foreword import _native
 from foreword.batch import InputBatch, InputBuffers, KVGroup, NewRequest, RequestStates, prepare_inputs
 from foreword.executors.native import NativeExecutor
 from foreword.models.loader import load_model
+from foreword.native import native
 
 BLOCK_SIZE = 16
-# (requests, tokens each, context before them)
+# (requests, tokens per request, computed tokens per request)
 SHAPES = ((1, 1, 256), (8, 1, 256), (32, 1, 256), (64, 1, 256), (1, 512, 0))
 
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """The machine's limits, measured: bytes and operations a second."""
+    """Measured limits of the machine: memory bandwidth and arithmetic throughput."""
 
+    kind: str = field(default="roofline", init=False)
     isa: str
     memory_gb_s: float
     f32_gflop_s: float
     bf16_gflop_s: float
     int8_gop_s: float
-
-    def as_dict(self) -> dict[str, object]:
-        return {"kind": "roofline", **asdict(self)}
 
     def __str__(self) -> str:
         return (
@@ -41,11 +39,12 @@ class Roofline:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """A step of the executor: its time, the least the roofline allows, and where the time went.
+    """A step of the executor: its time, the lower bound from the roofline, and the time per stage.
 
     limit_ms = max(bytes / memory, operations / arithmetic of the weights' format); fraction = limit_ms / step_ms.
     """
 
+    kind: str = field(default="step", init=False)
     weight_format: str
     num_reqs: int
     query_len: int
@@ -55,9 +54,6 @@ class StepResult:
     arithmetic_ms: float
     fraction: float
     stages_ms: dict[str, float]
-
-    def as_dict(self) -> dict[str, object]:
-        return {"kind": "step", **asdict(self)}
 
     def __str__(self) -> str:
         stages = ", ".join(f"{name} {ms:.2f}" for name, ms in self.stages_ms.items() if ms >= 0.005)
@@ -75,8 +71,8 @@ def run(
     weight_formats: tuple[str, ...] = ("fp32", "bf16", "int8", "q4"),
     repeats: int = 7,
 ) -> Iterator[Roofline | StepResult]:
-    """The roofline first, then steps of each shape and weight format with a bf16 cache; medians."""
-    measured = _native.roofline(num_threads or 0)
+    """The roofline first, then the median step of each shape and weight format, with a bf16 cache."""
+    measured = native.roofline(num_threads or 0)
     roof = Roofline(
         measured["isa"],
         measured["memory_bytes"] / 1e9,

@@ -1,10 +1,10 @@
-"""How much of the host's work the asynchronous loop hides: the time between two runs of the model, with and without."""
+"""Time between two runs of the model in the asynchronous and the synchronous loop."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import cycle, islice, pairwise
 from typing import Any
 
@@ -23,9 +23,11 @@ from foreword.models.loader import load_model
 
 @dataclass(frozen=True, slots=True)
 class OverlapResult:
-    """Of the steps that only decode or verify. step_ms: median from one run of the model to the next. gap_us: median
-    from the end of a run to the beginning of the next, sampling included. tok_s: median over the repeats of output
-    tokens a second, prompts included; ratio: to the synchronous loop in the same turn, median.
+    """Medians over the steps that only decode or verify, and over repeats.
+
+    step_ms: from the start of one run of the model to the next. gap_us: from the end of one run to the start of the
+    next, sampling included. tok_s: output tokens per second, prompts included. ratio: tok_s over that of the
+    synchronous loop in the same turn.
     """
 
     at_once: int
@@ -36,18 +38,15 @@ class OverlapResult:
     tok_s: float
     ratio: float
 
-    def as_dict(self) -> dict[str, object]:
-        return asdict(self)
-
 
 class Watched:
-    """An executor that notes when it computes."""
+    """An executor that records when it computes."""
 
     def __init__(self, executor: Executor) -> None:
         self.executor = executor
         self.reads_gathered_tables = executor.reads_gathered_tables
         self.compute_threads = executor.compute_threads
-        self.runs: list[tuple[float, float, bool]] = []  # begin, end, whether it computed a part of a prompt
+        self.runs: list[tuple[float, float, bool]] = []  # begin, end, whether the step has prompt tokens
 
     def execute(self, batch: InputBatch) -> F32:
         prefills = bool(batch.is_prefilling.any())
@@ -75,8 +74,9 @@ def run(
     repeats: int = 3,
     options: dict[str, Any] | None = None,
 ) -> Iterator[OverlapResult]:
-    """Both loops in turns on one executor, with and without speculation by prompt lookup. Their tokens are checked to
-    be equal: AssertionError if they are not.
+    """Both loops taking turns on one executor, with and without prompt-lookup speculation.
+
+    AssertionError if their tokens differ.
     """
     loaded = load_model(model)
     base = EngineConfig(max_num_seqs=max(at_once), max_model_len=1024, prefix_caching=False)
@@ -106,7 +106,7 @@ def run(
                 tokens, tok_s = _serve(engine, list(islice(cycle(prompts), count)), max_tokens)
                 wanted = tokens if wanted is None else wanted
                 assert tokens == wanted, f"speculation, async_scheduling = {key} changed the output"
-                if repeat:  # the first one warms up
+                if repeat:  # the first repeat is the warm-up
                     _note(runs[key], watched.runs, tok_s)
         for (speculation, ahead), r in runs.items():
             yield OverlapResult(

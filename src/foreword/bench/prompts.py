@@ -1,4 +1,4 @@
-"""Prompts that differ in how much of the answer stands in the prompt: what speculation lives on."""
+"""Prompts whose answers repeat parts of the prompt to different degrees, for benchmarks of speculation."""
 
 from __future__ import annotations
 

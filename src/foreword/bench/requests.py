@@ -1,4 +1,4 @@
-"""The workloads of the engine benchmarks: fixed token ids and lengths, so that every engine does the same work.
+"""Workloads of the engine benchmarks: fixed token ids and lengths, so that all engines do the same work.
 
 W1       1 × (128 in, 128 out)            W2, W3, W4   8, 32, 64 × (128, 128)
 W5       64 requests, 32 … 512 in, 32 … 256 out, 32 at once
@@ -10,14 +10,14 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-LOWEST_ID, HIGHEST_ID = 1000, 49000  # ordinary tokens of SmolLM2's vocabulary
+LOWEST_ID, HIGHEST_ID = 1000, 49000  # no control tokens in SmolLM2's vocabulary
 _BATCHES = {"W1": 1, "W2": 8, "W3": 32, "W4": 64}
 NAMES = ("W1", "W2", "W3", "W4", "W5", "W6", "W7")
 
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """Prompts as token ids, tokens to generate for each, and how many run at once."""
+    """Prompts as token ids, output length of each, and maximum number of concurrent requests."""
 
     name: str
     prompts: list[list[int]]
@@ -34,7 +34,7 @@ class Requests:
 
 
 def make(name: str, repeat: int = 0, vocab_size: int = HIGHEST_ID) -> Requests:
-    """A workload by name. ``repeat`` changes the ids, never the lengths, so that no repeat hits a prefix cache."""
+    """A workload by name. ``repeat`` changes ids but not lengths, so that no repeat hits a prefix cache."""
     rng = random.Random(f"{name}/{repeat}")
     highest = min(HIGHEST_ID, vocab_size)
 

@@ -1,9 +1,9 @@
-"""Whole workloads through the engine: tokens a second, times to the first token and between tokens."""
+"""Whole workloads through the engine: throughput, time to the first token and time per step."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,10 +14,10 @@ from foreword.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class ServingResult:
-    """One run of a workload. Rates in tokens a second over the whole run, times in milliseconds.
+    """One run of a workload. Rates in tokens per second over the whole run, times in milliseconds.
 
-    decode_tok_s: output tokens after each request's first over the time from the first to the last; the rate of one
-    stream in W1. step_ms: median time of a step that only decodes.
+    decode_tok_s: output tokens except the first of each request, over the time from the last first token to the end.
+    step_ms: median time of a step that only decodes.
     """
 
     workload: str
@@ -33,12 +33,9 @@ class ServingResult:
     step_ms: float
     num_cached_tokens: int
 
-    def as_dict(self) -> dict[str, object]:
-        return asdict(self)
-
 
 def run(llm: LLM, requests: Requests) -> ServingResult:
-    """Serve all requests, greedy, to their full length, whatever the model says. ConfigError if they do not fit."""
+    """Serve all requests, greedy and ignoring stop tokens. ConfigError if max_num_seqs is too small."""
     engine = llm.engine
     if requests.max_num_seqs > engine.config.max_num_seqs:
         raise ConfigError(f"max_num_seqs={engine.config.max_num_seqs}: {requests.name} needs {requests.max_num_seqs}")
@@ -79,7 +76,7 @@ def run(llm: LLM, requests: Requests) -> ServingResult:
 
 
 def best_of(llm: LLM, name: str, repeats: int) -> ServingResult:
-    """The fastest of some runs with different ids, after one to warm up."""
+    """The fastest of ``repeats`` runs with different ids, after a warm-up run."""
     vocab_size = llm.engine.states.vocab_size
     runs = [run(llm, make(name, repeat, vocab_size)) for repeat in range(repeats + 1)]
     return min(runs[1:], key=lambda r: r.seconds)

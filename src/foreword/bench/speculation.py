@@ -1,10 +1,10 @@
-"""Speculation on real prompts: tokens a second with each method against none, in turns on one executor."""
+"""Speculation on real prompts: tokens per second of each method, taking turns on one executor."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import cycle, islice
 from typing import Any
 
@@ -22,8 +22,10 @@ from foreword.models.loader import load_model
 
 @dataclass(frozen=True, slots=True)
 class SpeculationResult:
-    """Medians over the repeats. tok_s: output tokens a second from the last first token to the end. ratio: to the
-    run without speculation in the same turn. tokens_per_step: of a request in the steps that verified drafts.
+    """Medians over the repeats.
+
+    tok_s: output tokens per second from the last first token to the end. ratio: tok_s over that of the run without
+    speculation in the same turn. tokens_per_step: tokens per request in steps that verified drafts.
     """
 
     kind: str
@@ -34,9 +36,6 @@ class SpeculationResult:
     drafts_per_token: float
     acceptance: float
     tokens_per_step: float
-
-    def as_dict(self) -> dict[str, object]:
-        return asdict(self)
 
 
 @dataclass(slots=True)
@@ -62,8 +61,9 @@ def run(
     async_scheduling: bool = False,
     options: dict[str, Any] | None = None,
 ) -> Iterator[SpeculationResult]:
-    """One line for each kind of prompt, number of requests at once and method. Every method's tokens are checked to be
-    those without speculation: AssertionError if they are not.
+    """One result per kind of prompt, number of concurrent requests and method.
+
+    AssertionError if the tokens of a method differ from those without speculation.
     """
     loaded = load_model(model)
     ngram = SpeculationConfig(num_tokens=num_tokens, adaptive=adaptive, step_overhead=step_overhead)
@@ -86,7 +86,7 @@ def run(
             for message in messages
         ]
         for count in at_once:
-            # One by one where one is wanted: each prompt in a batch of its own.
+            # For a count of 1 each prompt is a batch of its own.
             batches = [[p] for p in prompts] if count == 1 else [list(islice(cycle(prompts), count))]
             runs = {name: _Runs() for name in engines}
             for repeat in range(repeats + 1):
@@ -96,7 +96,7 @@ def run(
                         tokens, tok_s = _serve(engine, batch, max_tokens, temperature, runs[name])
                         wanted = tokens if wanted is None else wanted
                         assert tokens == wanted, f"{kind}: {name} changed the output"
-                        if repeat:  # the first one warms up
+                        if repeat:  # the first repeat is the warm-up
                             runs[name].tok_s.append(tok_s)
             for name, r in runs.items():
                 yield SpeculationResult(
@@ -116,7 +116,7 @@ def run(
 def _serve(
     engine: Engine, prompts: list[list[int]], max_tokens: int, temperature: float, runs: _Runs
 ) -> tuple[list[list[int]], float]:
-    """The tokens of each prompt, and how many came a second once all had begun."""
+    """The tokens of each prompt, and the rate in tokens per second after all first tokens."""
     stats = engine.speculation.stats if engine.speculation is not None else None
     before = (stats.num_drafted, stats.num_accepted, stats.num_steps) if stats is not None else (0, 0, 0)
     params = SamplingParams(temperature=temperature, seed=1, max_tokens=max_tokens, detokenize=False)
@@ -137,15 +137,16 @@ def _serve(
 
 
 def step_overhead(model: str, *, options: dict[str, Any] | None = None, repeats: int = 12) -> float:
-    """What a step of one request costs besides its tokens, in tokens: F / c of the line  seconds = F + c · tokens
-    through the fastest steps with 1 … 9 tokens, measured in turns.
+    """Fixed cost of a step of one request, in units of the cost of a token: F / c of seconds = F + c · tokens.
+
+    The line is fitted to the fastest step of each size from 1 to 9 tokens; the sizes take turns.
     """
     config = SpeculationConfig(num_tokens=8, adaptive=False)
     engine = build_engine(
         load_model(model), EngineConfig(max_num_seqs=1, max_model_len=1024, speculation=config), **(options or {})
     )
     assert engine.speculation is not None
-    drafter = engine.speculation.drafter = _Wrong(engine.states.max_num_draft_tokens)
+    drafter = engine.speculation.drafter = _FixedDrafts(engine.states.max_num_draft_tokens)
     fastest: dict[int, float] = {}
     sizes = (1, 2, 3, 5, 9)
     engine.add_request(
@@ -165,8 +166,8 @@ def step_overhead(model: str, *, options: dict[str, Any] | None = None, repeats:
     return float(start / slope)
 
 
-class _Wrong:
-    """As many drafts as it is told to make."""
+class _FixedDrafts:
+    """A drafter that proposes ``count`` tokens per row, which the model rejects."""
 
     relative_cost = 0.0
 

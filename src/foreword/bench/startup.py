@@ -1,4 +1,4 @@
-"""From the start of a process to its first token, and the memory it took: measured from outside."""
+"""Time from the start of a process to its first token, and its peak memory, measured by the parent process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import resource
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 _CHILD = """
 import json, sys, time
@@ -23,8 +23,8 @@ print(json.dumps([started, imported, loaded, time.time()]))
 
 @dataclass(frozen=True, slots=True)
 class StartupResult:
-    """Seconds from the start of the process: to Python running, the import done, the model loaded, the first token.
-    peak_mb: the most memory the process held, in 10⁶ bytes.
+    """Seconds from the start of the process until Python runs, the import is done, the model is loaded, and the first
+    token is generated. peak_mb: peak resident memory in 10⁶ bytes.
     """
 
     python_s: float
@@ -33,12 +33,9 @@ class StartupResult:
     first_token_s: float
     peak_mb: float
 
-    def as_dict(self) -> dict[str, object]:
-        return asdict(self)
-
 
 def run(model: str, options: dict[str, object]) -> StartupResult:
-    """Start a process that loads ``model`` and generates a token. Run it twice to see a warm file cache."""
+    """Start a process that loads ``model`` and generates a token. The first call warms the file cache."""
     begin = time.time()
     child = subprocess.run(
         [sys.executable, "-c", _CHILD, model, json.dumps(options)], capture_output=True, text=True, check=True

@@ -1,9 +1,9 @@
-"""The steps that the host benchmark prepares: made beforehand, the same for every engine measured.
+"""The steps of the host benchmark, generated in advance and equal for all contenders.
 
 S1  decode of R requests at about 1,000 tokens of context
-S2  63 decodes and a chunk of a 4,000-token prompt, 2,048 tokens a step; every second step a new prompt starts
-S3  16 prompts of 512 tokens, all computed at once; every step 16 arrive and 16 leave
-S4  256 requests of which 13 finish and 13 with 512-token prompts arrive in every step
+S2  63 decodes and a chunk of a 4,000-token prompt, 2,048 tokens per step; a new prompt in every second step
+S3  16 prompts of 512 tokens, each computed in one step; per step 16 arrive and 16 leave
+S4  256 requests; per step 13 finish and 13 with 512-token prompts arrive
 S5  decode of R requests with 4 drafts each, of which 0 … 4 are accepted
 """
 
@@ -26,7 +26,7 @@ TEMPERATURE, TOP_P = 0.8, 0.95  # of every request
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Arrivals:
-    """N requests as columns: numbers, flat tokens and blocks with their counts, tokens computed already."""
+    """N requests as columns: numbers, flat tokens and blocks with counts per request, computed tokens."""
 
     numbers: I32
     tokens: I32
@@ -38,7 +38,7 @@ class Arrivals:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
-    """What a scheduler says in one step, and what was sampled. Requests are numbers that are never used again.
+    """A scheduler's decisions for one step, and its samples. Requests are unique numbers.
 
     appended, new_blocks: one block each. scheduled, num_scheduled: batch order. drafts: [B, D] or None.
     sampled: [B, D + 1], padded with −1.
@@ -64,8 +64,8 @@ class _Request:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """How to make steps. ``decodes`` requests with context; ``prompts`` of ``prompt_len`` in flight besides;
-    ``chunk`` tokens of one prompt a step at most; ``churn`` requests replaced in every step.
+    """Parameters of the steps: ``decodes`` requests with context, and ``prompts`` in flight of ``prompt_len`` tokens;
+    at most ``chunk`` tokens of a prompt per step; ``churn`` requests replaced per step.
     """
 
     name: str
@@ -81,7 +81,7 @@ class Workload:
         return self.decodes + self.prompts + self.churn
 
     def steps(self, count: int, seed: int = 0) -> Iterator[Step]:
-        """``count`` steps, the first of which admits the standing requests."""
+        """``count`` steps; the first admits the decoding requests."""
         rng = np.random.default_rng(seed)
         next_number, next_block = 0, 1
 
@@ -115,7 +115,7 @@ class Workload:
                     arrived.append(admit(context, context - 1))
             else:
                 for r in [r for r in live if r.known > MAX_MODEL_LEN - 2 * (self.num_drafts + 2)]:
-                    departed.append(r)  # full: another one takes its place
+                    departed.append(r)  # at its maximum length: replaced by a new request
                     context = int(rng.integers(900, 1100))
                     arrived.append(admit(context, context - 1))
                 for _ in range(self.churn):

@@ -1,17 +1,5 @@
-"""The command line: one module a command."""
+"""The command line: one module per command."""
 
-from __future__ import annotations
+from foreword.cli.app import main
 
-import sys
-
-
-def main() -> None:
-    """Run `foreword`. An error made on purpose is one line and exit status 2, not a traceback."""
-    from foreword.cli.app import app
-    from foreword.errors import ForewordError
-
-    try:
-        app()
-    except ForewordError as error:
-        print(f"foreword: {error}", file=sys.stderr)
-        sys.exit(2)
+__all__ = ["main"]

@@ -1,4 +1,4 @@
-"""`foreword calibrate`: what a model's steps cost here, for `foreword simulate --cost`."""
+"""`foreword calibrate`: measure the step cost of a model on this machine, for `foreword simulate --cost`."""
 
 from __future__ import annotations
 
@@ -7,25 +7,29 @@ from typing import Annotated
 
 import typer
 
+from foreword.bench.calibrate import fit, measure, shapes
+from foreword.cli.options import BlockSize, Budget, MaxModelLen
+from foreword.engine.build import build_executor, pool_size, uses_native
+from foreword.engine.config import EngineConfig
+from foreword.models.loader import load_model
+
 
 def calibrate(
     model: Annotated[str, typer.Argument(help="A name from `foreword models list`, or a path.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Where the cost model goes, as JSON.")] = Path("cost.json"),
-    max_model_len: Annotated[int, typer.Option(help="Tokens of a request at most.")] = 2048,
-    max_num_seqs: Annotated[int, typer.Option(help="Requests of a step at most.")] = 64,
-    budget: Annotated[int, typer.Option(help="Tokens of a step at most.")] = 512,
-    max_context_tokens: Annotated[int, typer.Option(help="Tokens of context of a step at most.")] = 16384,
-    block_size: Annotated[int, typer.Option(help="Tokens of a block.")] = 16,
-    num_runs: Annotated[int, typer.Option(help="Timed runs of each shape.")] = 3,
+    out: Annotated[Path, typer.Option("--out", "-o", help="File for the cost model, as JSON.")] = Path("cost.json"),
+    max_model_len: MaxModelLen = 2048,
+    max_num_seqs: Annotated[int, typer.Option(min=1, help="Maximum number of requests per step.")] = 64,
+    budget: Budget = 512,
+    max_context_tokens: Annotated[int, typer.Option(help="Maximum number of context tokens per step.")] = 16384,
+    block_size: BlockSize = 16,
+    num_runs: Annotated[int, typer.Option(min=1, help="Timed runs per shape.")] = 3,
     executor: Annotated[str, typer.Option(help="auto, native or numpy.")] = "auto",
     threads: Annotated[int, typer.Option(help="Threads of the native executor. 0: all cores.")] = 0,
 ) -> None:
-    """Time real steps of many shapes, fit seconds = step + token · tokens + context · context tokens, save it."""
-    from foreword.bench.calibrate import fit, measure, shapes
-    from foreword.engine.build import build_executor, pool_size, uses_native
-    from foreword.engine.config import EngineConfig
-    from foreword.models.loader import load_model
+    """Time real steps of many shapes, fit a linear cost model and save it.
 
+    seconds of a step = step + token · scheduled tokens + context · context tokens
+    """
     loaded = load_model(model)
     config = EngineConfig(
         max_model_len=min(max_model_len, loaded.spec.longest_model_len),
@@ -58,6 +62,6 @@ def calibrate(
     cost, error = fit(steps)
     cost.write(out, model=loaded.name, num_steps=len(steps), mean_relative_error=error)
     print(
-        f"\n{1e3 * cost.step:.3f} ms a step + {1e6 * cost.token:.3f} us a token + {1e9 * cost.context:.3f} ns a token "
-        f"of context; off by {100 * error:.0f}% on average; saved in {out}"
+        f"\n{1e3 * cost.step:.3f} ms per step + {1e6 * cost.token:.3f} us per token + {1e9 * cost.context:.3f} ns per "
+        f"context token; mean relative error {100 * error:.0f}%; saved in {out}"
     )

@@ -1,4 +1,4 @@
-"""`foreword explain`: the tables of a few steps, no model needed."""
+"""`foreword explain`: the tables of the first steps of some requests, without a model."""
 
 from __future__ import annotations
 
@@ -6,36 +6,41 @@ from typing import Annotated
 
 import typer
 
+from foreword.cli.options import BlockSize, Budget, MaxModelLen
 from foreword.errors import ConfigError
+from foreword.insight.steps import step_as_json
 from foreword.insight.toy import toy_steps
 
 
 def explain(
-    prompts: Annotated[str, typer.Option(help="Prompt lengths, one a request.")] = "3,2,8",
-    budget: Annotated[int, typer.Option(help="Tokens of a step at most.")] = 10,
-    block_size: Annotated[int, typer.Option(help="Tokens of a KV block.")] = 2,
-    max_model_len: Annotated[int, typer.Option(help="Tokens of a request at most.")] = 12,
-    steps: Annotated[int, typer.Option(help="Steps to show.")] = 2,
-    token: Annotated[int | None, typer.Option(help="Tell in a sentence where this token comes from.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the tensors as JSON, one step a line.")] = False,
+    prompts: Annotated[str, typer.Option(help="Prompt lengths, one per request, separated by commas.")] = "3,2,8",
+    budget: Budget = 10,
+    block_size: BlockSize = 2,
+    max_model_len: MaxModelLen = 12,
+    steps: Annotated[int, typer.Option(min=1, help="Number of steps to show.")] = 2,
+    token: Annotated[int | None, typer.Option(min=0, help="Describe the origin of one token of each step.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the tensors as JSON, one step per line.")] = False,
 ) -> None:
     """Show what a step prepares: which tokens, at which positions, from which rows, into which slots.
 
-    The default is three requests with prompts of 3, 2 and 8 tokens, 10 tokens a step and blocks of 2: the first step
+    The default is three requests with prompts of 3, 2 and 8 tokens, 10 tokens per step and blocks of 2: the first step
     computes all of two prompts and a chunk of the third, the second mixes two decodes with the rest of the chunk.
     """
-    from foreword.insight.steps import step_as_json
-
+    if as_json and token is not None:
+        raise typer.BadParameter("cannot be combined with --json; give one of them", param_hint="--token")
     try:
         lengths = [int(part) for part in prompts.split(",")]
     except ValueError:
         raise ConfigError(f"--prompts {prompts!r}: give lengths separated by commas, such as 3,2,8") from None
+    widest = 0
     shown = toy_steps(lengths, budget=budget, block_size=block_size, max_model_len=max_model_len, steps=steps)
     for i, (batch, states) in enumerate(shown):
+        widest = max(widest, batch.num_tokens)
         if as_json:
             print(step_as_json(batch, states))
-        elif token is not None:
-            if token < batch.num_tokens:
-                print(f"Step {batch.step}. {batch.explain(token=token)}")
-        else:
+        elif token is None:
             print(("\n" if i else "") + str(batch.explain()))
+        elif token < batch.num_tokens:
+            print(f"Step {batch.step}. {batch.explain(token=token)}")
+    if token is not None and token >= widest:
+        raise typer.BadParameter(f"{token}: the steps have tokens 0 to {widest - 1}", param_hint="--token")

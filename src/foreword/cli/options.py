@@ -1,23 +1,37 @@
-"""What several commands share: options of the native executor, lists of numbers, and results as lines."""
+"""Options that several commands share, and their results as lines or JSON."""
 
 from __future__ import annotations
 
 import inspect
 import json
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import Field, asdict, dataclass
 from functools import wraps
-from typing import Annotated, Any, Protocol, TypeVar
+from typing import Annotated, Any, ClassVar, Protocol, TypeVar
 
 import typer
 
 from foreword.errors import ConfigError
 
-EngineOptions = dict[str, Any]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, one result a line.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, one result per line.")]
 Model = Annotated[str, typer.Option(help="A known name, a .gguf file, a directory of safetensors, or a hub id.")]
 Threads = Annotated[int | None, typer.Option(help="Threads; default: the physical cores.")]
+Budget = Annotated[int, typer.Option(min=1, help="Maximum number of tokens per step.")]
+BlockSize = Annotated[int, typer.Option(min=1, help="Tokens per KV block.")]
+MaxModelLen = Annotated[int, typer.Option(min=1, help="Maximum number of tokens of a request.")]
+MaxTokens = Annotated[int, typer.Option(min=1, help="Maximum number of tokens of each answer.")]
 
-_ENGINE_OPTIONS = {
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """The model to measure, the engine options that were given, and the form of the results."""
+
+    model: str
+    settings: dict[str, Any]
+    as_json: bool
+
+
+_SETTINGS = {
     "num_threads": Threads,
     "weight_format": Annotated[str | None, typer.Option(help="auto, fp32, bf16, int8 or q4.")],
     "kv_format": Annotated[str | None, typer.Option(help="fp32, bf16 or int8.")],
@@ -25,27 +39,31 @@ _ENGINE_OPTIONS = {
 
 
 def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:
-    """A command with the options of the native executor in place of its parameter ``options``, which gets a dictionary
-    of those that were given.
-    """
+    """Replaces the parameter ``options: EngineOptions`` of a command by --model, one option per setting, and --json."""
 
     @wraps(command)
-    def run(**given: Any) -> None:
-        chosen = {name: given.pop(name) for name in _ENGINE_OPTIONS}
-        command(**given, options={name: value for name, value in chosen.items() if value is not None})
+    def run(*, model: str, as_json: bool, **given: Any) -> None:
+        chosen = {name: given.pop(name) for name in _SETTINGS}
+        settings = {name: value for name, value in chosen.items() if value is not None}
+        command(options=EngineOptions(model, settings, as_json), **given)
 
-    own = list(inspect.signature(command, eval_str=True).parameters.values())
-    at = [parameter.name for parameter in own].index("options")
-    engine = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=option)
-        for name, option in _ENGINE_OPTIONS.items()
-    ]
-    run.__signature__ = inspect.Signature([*own[:at], *engine, *own[at + 1 :]])  # type: ignore[attr-defined]
+    def parameter(name: str, annotation: Any, default: object) -> inspect.Parameter:
+        return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
+
+    own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "options"]
+    run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [
+            parameter("model", Model, "smollm2"),
+            *own,
+            *(parameter(name, option, None) for name, option in _SETTINGS.items()),
+            parameter("as_json", Json, False),
+        ]
+    )
     return run
 
 
 def counts(option: str, text: str) -> list[int]:
-    """Whole numbers above zero, separated by commas; ConfigError naming the option for anything else."""
+    """Positive integers separated by commas. ConfigError, naming the option, for anything else."""
     found = text.split(",")
     if not all(part.strip().isdecimal() and int(part) for part in found):
         raise ConfigError(f"{option} {text!r}: must be whole numbers above zero, separated by commas, such as 1,8")
@@ -53,19 +71,21 @@ def counts(option: str, text: str) -> list[int]:
 
 
 class Result(Protocol):
-    def as_dict(self) -> dict[str, object]: ...
+    """A dataclass; its fields are the keys of the JSON form."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
 
 R = TypeVar("R", bound=Result)
 
 
 def show(results: Iterable[R], line: Callable[[R], str], *, as_json: bool, header: Sequence[str] = ()) -> list[R]:
-    """Print results as they come, as JSON or as lines under a header. Returns them."""
+    """Print each result as soon as it is measured, as JSON or as a line below the header. Returns all of them."""
     shown: list[R] = []
     if not as_json:
         for text in header:
             print(text)
     for result in results:
-        print(json.dumps(result.as_dict()) if as_json else line(result), flush=True)
+        print(json.dumps(asdict(result)) if as_json else line(result), flush=True)
         shown.append(result)
     return shown

@@ -7,25 +7,24 @@ from typing import Annotated
 
 import typer
 
-from foreword.cli.options import Model
+from foreword import LLM, SamplingParams
+from foreword.cli.options import MaxTokens, Model
 
 
 def run(
-    prompt: Annotated[str, typer.Argument(help="What to say to the model.")],
+    prompt: Annotated[str, typer.Argument(help="The prompt, or with --raw the text to continue.")],
     model: Model = "smollm2",
-    max_tokens: Annotated[int, typer.Option(help="Tokens to generate at most.")] = 128,
+    max_tokens: MaxTokens = 128,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
-    top_p: Annotated[float, typer.Option(help="Keep the most likely tokens of this probability.")] = 1.0,
-    top_k: Annotated[int, typer.Option(help="Keep this many tokens; 0: all.")] = 0,
-    seed: Annotated[int | None, typer.Option(help="Equal seeds give equal answers.")] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt as it is: no chat template.")] = False,
+    top_p: Annotated[float, typer.Option(help="Sample from the most likely tokens with this total probability.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Sample from this many most likely tokens; 0: all.")] = 0,
+    seed: Annotated[int | None, typer.Option(help="Seed of the sampler: equal seeds give equal answers.")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt without a chat template.")] = False,
     show_steps: Annotated[bool, typer.Option("--explain", help="Show the tables of the first steps.")] = False,
-    steps: Annotated[int, typer.Option(help="How many steps --explain shows.")] = 2,
+    steps: Annotated[int, typer.Option(min=1, help="Number of steps that --explain shows.")] = 2,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Generate an answer with a real model on this machine's CPU."""
-    from foreword import LLM, SamplingParams
-
     llm = LLM(model)
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed)
     shown: list[str] = []
@@ -37,14 +36,15 @@ def run(
         output = llm.chat([{"role": "user", "content": prompt}], params, progress=False)[0]
     answer = output.outputs[0]
     if as_json:
-        print(json.dumps({
+        result = {
             "prompt": prompt,
             "prompt_token_ids": list(output.prompt_token_ids),
             "text": answer.text,
             "token_ids": list(answer.token_ids),
             "finish_reason": str(answer.finish_reason),
             "steps": shown,
-        }))  # fmt: skip
+        }
+        print(json.dumps(result))
         return
     print(answer.text.strip())
     for text in shown:

@@ -1,4 +1,4 @@
-"""`foreword simulate`: a recorded load through the real scheduler and cache, with a clock instead of a model."""
+"""`foreword simulate`: a recorded load through the real scheduler and cache, with a cost model instead of a model."""
 
 from __future__ import annotations
 
@@ -9,37 +9,46 @@ from typing import Annotated
 
 import typer
 
+from foreword.cli.options import BlockSize, Budget
+from foreword.scheduler import SchedulerConfig, simulation
+
 
 def simulate(
     trace: Annotated[Path, typer.Option(help="Arrivals: .csv or .jsonl; see foreword.scheduler.simulation.")],
-    requests: Annotated[int, typer.Option(min=0, help="Requests to serve; the trace repeats. 0: once.")] = 0,
+    requests: Annotated[
+        int, typer.Option(min=0, help="Requests to serve, repeating the trace. 0: the trace once.")
+    ] = 0,
     policies: Annotated[str, typer.Option(help="Policies to compare, separated by commas.")] = "fcfs,shortest-first",
-    speed: Annotated[float, typer.Option(help="How many times as fast the requests arrive.")] = 1.0,
+    speed: Annotated[float, typer.Option(help="Factor on the arrival rate.")] = 1.0,
     num_blocks: Annotated[int, typer.Option(help="Blocks of the KV pool.")] = 8192,
-    block_size: Annotated[int, typer.Option(help="Tokens of a block.")] = 64,
-    max_num_seqs: Annotated[int, typer.Option(help="Requests that run at once.")] = 256,
-    budget: Annotated[int, typer.Option(help="Tokens of a step at most.")] = 8192,
-    max_model_len: Annotated[int, typer.Option(help="Tokens of a request at most. 0: the trace's longest.")] = 0,
-    cost_file: Annotated[Path | None, typer.Option("--cost", help="Costs from `foreword calibrate`.")] = None,
-    step_ms: Annotated[float, typer.Option(help="Cost of a step, without --cost.")] = 8.0,
-    token_us: Annotated[float, typer.Option(help="Cost of a scheduled token.")] = 40.0,
-    context_ns: Annotated[float, typer.Option(help="Cost of a token of context, a step.")] = 15.0,
-    prefix_caching: Annotated[bool, typer.Option(help="Whether equal beginnings share blocks.")] = True,
-    plot: Annotated[bool, typer.Option(help="Draw the use of memory over time (--json: list it).")] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one policy a line.")] = False,
+    block_size: BlockSize = 64,
+    max_num_seqs: Annotated[int, typer.Option(help="Maximum number of running requests.")] = 256,
+    budget: Budget = 8192,
+    max_model_len: Annotated[
+        int, typer.Option(help="Maximum number of tokens of a request. 0: the longest of the trace.")
+    ] = 0,
+    cost_file: Annotated[Path | None, typer.Option("--cost", help="Cost model from `foreword calibrate`.")] = None,
+    step_ms: Annotated[float, typer.Option(help="Cost per step, in ms. Ignored with --cost, like the next two.")] = 8.0,
+    token_us: Annotated[float, typer.Option(help="Cost per scheduled token, in µs.")] = 40.0,
+    context_ns: Annotated[float, typer.Option(help="Cost per context token and step, in ns.")] = 15.0,
+    prefix_caching: Annotated[bool, typer.Option(help="Whether requests with equal prefixes share blocks.")] = True,
+    plot: Annotated[bool, typer.Option(help="Draw memory use over time (--json: list it).")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one policy per line.")] = False,
 ) -> None:
-    """Ask what would happen: percentiles, preemptions, hits and memory, for several policies in one table."""
-    from foreword.scheduler import SchedulerConfig
-    from foreword.scheduler.simulation import CostModel, read_trace
-    from foreword.scheduler.simulation import simulate as run
+    """Predict latencies, preemptions, cache hits and memory use of a recorded load, per policy.
 
-    loaded = read_trace(trace)
-    # A simulation makes no cyclic garbage, and the collector would walk the whole trace over and over.
+    The arrivals pass through the real scheduler and cache; a cost model gives the duration of each step.
+    """
+    loaded = simulation.read_trace(trace)
+    # A simulation makes no cyclic garbage, and each collection would traverse the whole trace.
     gc.disable()
     count = requests or len(loaded.arrivals)
-    cost = CostModel.read(cost_file) if cost_file else CostModel(step_ms / 1e3, token_us / 1e6, context_ns / 1e9)
+    if cost_file:
+        cost = simulation.CostModel.read(cost_file)
+    else:
+        cost = simulation.CostModel(step_ms / 1e3, token_us / 1e6, context_ns / 1e9)
     if not as_json:
-        print(f"{count:,} requests, {num_blocks:,} blocks of {block_size}, {budget:,} tokens a step\n")
+        print(f"{count:,} requests, {num_blocks:,} blocks of {block_size}, {budget:,} tokens per step\n")
         print(f"{'':16}{'first token s':^26}{'between tokens ms':^26}{'':>9}{'hit':>8}{'pre-':>10}{'simulated':>11}")
         print(
             f"{'policy':<16}"
@@ -48,7 +57,7 @@ def simulate(
         )
     plots: list[str] = []
     for policy in map(str.strip, policies.split(",")):
-        report = run(
+        report = simulation.simulate(
             loaded.requests(count, speed=speed),
             max_model_len=max_model_len or loaded.max_length,
             num_blocks=num_blocks,
@@ -60,7 +69,7 @@ def simulate(
         first, between = report.time_to_first_token, report.time_between_tokens
         levels = (50, 90, 99)
         if as_json:
-            print(json.dumps({
+            row = {
                 "policy": policy,
                 "requests": report.num_requests,
                 "steps": report.num_steps,
@@ -73,7 +82,8 @@ def simulate(
                 "leaked_blocks": report.num_leaked_blocks,
                 "peak_memory_use": report.memory_use.peak,
                 "memory_use": report.memory_use.points if plot else [],
-            }), flush=True)  # fmt: skip
+            }
+            print(json.dumps(row), flush=True)
             continue
         print(
             f"{policy:<16}{first.percentile(50):>8.2f}{first.percentile(90):>9.2f}{first.percentile(99):>9.2f}"

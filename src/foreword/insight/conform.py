@@ -1,4 +1,4 @@
-"""Replay a trace of steps that some engine wrote, and report where its tensors differ from the definition.
+"""Replay a trace of steps from any engine and report where its tensors differ from the definition.
 
 The format: docs/conformance.md. Golden traces made from the definition ship in ``vectors/``.
 """
@@ -36,7 +36,7 @@ _EVENTS = {"add", "append_blocks", "remove", "step", "commit"}
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One tensor of one step that is not what it must be; the first entry that differs."""
+    """The first entry that differs in one tensor of one step."""
 
     line: int
     step: int
@@ -48,15 +48,15 @@ class Difference:
 
     def __str__(self) -> str:
         where = f"[{', '.join(map(str, self.index))}]" if self.index else ""
-        who = f" (request {self.request!r})" if self.request is not None else ""
+        owner = f" (request {self.request!r})" if self.request is not None else ""
         return (
-            f"line {self.line}, step {self.step}: {self.tensor}{where}{who}: expected {self.expected}, got {self.got}"
+            f"line {self.line}, step {self.step}: {self.tensor}{where}{owner}: expected {self.expected}, got {self.got}"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a replay found."""
+    """The result of a replay."""
 
     path: str
     num_steps: int
@@ -94,7 +94,7 @@ def run(path: str | Path, *, backend: Backend = "auto") -> Report:
         except (ForewordError, KeyError, TypeError, ValueError, AttributeError) as error:
             raise PlanError(f"{path}, line {number}: {type(error).__name__}: {error}") from error
     if replay.states is None:
-        raise PlanError(f"{path}: the trace is empty; its first line says what the engine is like")
+        raise PlanError(f"{path}: the trace is empty; its first line must be a header")
     return Report(str(path), replay.num_steps, replay.num_tensors, tuple(replay.differences))
 
 
@@ -112,23 +112,23 @@ class _Replay:
             return
         states = self.states
         if len(_EVENTS & line.keys()) != 1:
-            raise ValueError(f"a line is one of add, append_blocks, remove, step and commit, not {sorted(line)}")
+            raise ValueError(f"expected one of add, append_blocks, remove, step and commit, got {sorted(line)}")
         match line:
             case {"add": request}:
                 states.add_request(NewRequest(**request))
             case {"append_blocks": {"req_id": req_id, "block_ids": block_ids}}:
                 states.append_blocks(req_id, block_ids)
             case {"remove": req_id}:
-                states.row_of(req_id)  # refuses one that is not here
+                states.row_of(req_id)  # raises for an unknown request
                 states.remove_request(req_id)
             case {"step": plan, **rest}:
                 self._step(number, plan, rest.get("tensors", {}))
             case {"commit": sampled}:
                 if self.batch is None:
-                    raise ValueError("a commit without a step before it")
+                    raise ValueError("a commit needs a step before it")
                 states.commit(self.batch, sampled)
             case _:
-                raise ValueError("append_blocks has req_id and block_ids")
+                raise ValueError("append_blocks needs req_id and block_ids")
 
     def _begin(self, header: dict[str, Any]) -> None:
         if header.get("foreword_trace") != FORMAT:
@@ -148,9 +148,14 @@ class _Replay:
         assert self.states is not None
         pads = plan.get("pad_to")
         self.batch = batch = prepare_inputs(
-            self.states, plan["num_scheduled_tokens"], self.buffers, draft_tokens=plan.get("draft_tokens"),
-            pad_to=None if pads is None else (pads[0], pads[1]), order=plan.get("order", "given"), backend=self.backend,
-        )  # fmt: skip
+            self.states,
+            plan["num_scheduled_tokens"],
+            self.buffers,
+            draft_tokens=plan.get("draft_tokens"),
+            pad_to=None if pads is None else (pads[0], pads[1]),
+            order=plan.get("order", "given"),
+            backend=self.backend,
+        )
         self.num_steps += 1
         for name, theirs in tensors.items():
             self.num_tensors += 1
@@ -169,7 +174,7 @@ def _differences(batch: InputBatch, name: str, theirs: Any) -> Iterator[Found]:
         yield from _compare(list(batch.req_ids), theirs, ())
         return
     if name not in _SPECS:
-        raise ValueError(f"{name} is no tensor of a trace; those are req_ids, {', '.join(_SPECS)}")
+        raise ValueError(f"{name} is not a tensor of a trace; use one of req_ids, {', '.join(_SPECS)}")
     spec = _SPECS[name]
     ours: Any
     if spec in _DERIVED:
@@ -179,7 +184,7 @@ def _differences(batch: InputBatch, name: str, theirs: Any) -> Iterator[Found]:
     if ours is None:
         raise ValueError(f"{name} needs {spec.optional} in the first line")
     if (spec.per_group or np.ndim(ours)) and not isinstance(theirs, list):
-        raise ValueError(f"{name} is a list, not {theirs!r}")
+        raise ValueError(f"{name}: expected a list, got {theirs!r}")
     if name == "attention_state":
         yield from _compare([ours.name], [theirs], None)
     elif spec.per_group:
@@ -194,9 +199,10 @@ def _differences(batch: InputBatch, name: str, theirs: Any) -> Iterator[Found]:
 
 
 def _arrays(batch: InputBatch, spec: TensorSpec, ours: Any, theirs: Any, prefix: tuple[int, ...]) -> Iterator[Found]:
-    """Entries that are there in both; beyond the live ones a shorter or longer list may hold padding only."""
+    """Differences of two arrays, which may differ in length by entries that hold padding."""
     mine = ours.tolist()
-    if ours.ndim == 2 and all(isinstance(row, list) for row in theirs):  # block tables, each engine's of its own width
+    # The width of block tables depends on the engine.
+    if ours.ndim == 2 and all(isinstance(row, list) for row in theirs):
         widest = max(map(len, (*mine, *theirs)), default=0)
         mine, theirs = ([[*row, *[spec.padding] * (widest - len(row))] for row in table] for table in (mine, theirs))
     pad: Any = batch.num_tokens if spec.padding == "T" else spec.padding

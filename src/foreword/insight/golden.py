@@ -1,4 +1,4 @@
-"""Make the golden traces from the definition (the loops): ``python -m foreword.insight.golden DIRECTORY``."""
+"""Generate the golden traces with the defining backend (loops): ``python -m foreword.insight.golden DIRECTORY``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ VOCAB = 100
 
 
 class _Engine:
-    """Just enough of an engine to lead requests through steps."""
+    """A minimal engine that runs scripted steps and records them."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class _Engine:
         return [self.random.randrange(VOCAB) for _ in range(count)]
 
     def blocks(self, held: list[int], num_tokens: int) -> list[list[int]]:
-        """New ids for what each group lacks to hold so many tokens."""
+        """New block ids per group, so that each can hold this many tokens."""
         out = []
         for table, have in zip(self.states.block_tables, held, strict=True):
             count = max(-(-num_tokens // table.tokens_per_block) - have, 0)
@@ -79,7 +79,7 @@ class _Engine:
 
 
 def chunks_and_decodes(path: Path) -> _Engine:
-    """A prompt in chunks beside decodes; lengths on both sides of a block's end; a row used again."""
+    """A chunked prompt beside decodes; lengths on both sides of a block boundary; a reused row."""
     e = _Engine(path, KVGroup(4))
     e.admit("a", e.tokens(9))
     e.admit("b", e.tokens(3))
@@ -95,7 +95,7 @@ def chunks_and_decodes(path: Path) -> _Engine:
 
 
 def hits_and_resumes(path: Path) -> _Engine:
-    """Requests that bring computed tokens, and one that comes back with its outputs."""
+    """Requests admitted with computed tokens, and one resumed with its outputs."""
     e = _Engine(path, KVGroup(2))
     e.admit("full hit", e.tokens(6), computed=5)
     e.admit("half hit", e.tokens(7), computed=2)
@@ -109,7 +109,7 @@ def hits_and_resumes(path: Path) -> _Engine:
 
 
 def groups_and_windows(path: Path) -> _Engine:
-    """Several KV groups with their own block sizes, and windows that leave blocks behind."""
+    """Several KV groups with different block sizes, and windows that pass whole blocks."""
     e = _Engine(
         path, KVGroup(4), KVGroup(2, sliding_window=3), KVGroup(3, sliding_window=1), KVGroup(1, recurrent=True)
     )
@@ -123,7 +123,7 @@ def groups_and_windows(path: Path) -> _Engine:
 
 
 def drafts(path: Path) -> _Engine:
-    """Verification with all, some and none accepted, beside rows without drafts, up to the model's length."""
+    """Verification with all, some and no drafts accepted, beside rows without drafts, up to max_model_len."""
     e = _Engine(path, KVGroup(4), drafts=3)
     e.admit("a", e.tokens(4))
     e.admit("b", e.tokens(5))
@@ -135,7 +135,7 @@ def drafts(path: Path) -> _Engine:
 
 
 def context_parallel(path: Path) -> _Engine:
-    """Keys and values spread over ranks, beside a group that each rank holds whole."""
+    """A group interleaved over ranks beside a group that each rank holds in full."""
     cp = ContextParallel(size=2, rank=1, interleave=2)
     e = _Engine(path, KVGroup(4, context_parallel=True), KVGroup(2), cp=cp, max_model_len=17)
     e.admit("a", e.tokens(11))

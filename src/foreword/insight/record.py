@@ -1,30 +1,30 @@
-"""Write steps down as a trace that `foreword.insight.conform` can replay. The format: docs/conformance.md."""
+"""Record steps as a trace that `foreword.insight.conform` can replay. The format: docs/conformance.md."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from foreword.arrays import I32
+from foreword.batch import InputBatch, InputBuffers, RequestStates
 from foreword.batch.proof.spec import TENSORS, Level
-
-if TYPE_CHECKING:
-    from foreword.batch import InputBatch, InputBuffers, RequestStates
 
 FORMAT = 1
 
-# What a trace says of a step: everything but what is numbered by rows, which are each engine's own, and what only this
-# library keeps.
-_OWN = {"idx_mapping", "expanded_idx_mapping", "row_generation", "num_placeholders", "num_blocks"}
-RECORDED = tuple(t for t in TENSORS if t.level is not Level.SYSTEM and t.attribute != "explain" and t.name not in _OWN)
+# The tensors of a trace: all except those indexed by row, because row numbers differ between engines, and those that
+# only this library has.
+_NOT_RECORDED = {"idx_mapping", "expanded_idx_mapping", "row_generation", "num_placeholders", "num_blocks"}
+RECORDED = tuple(
+    t for t in TENSORS if t.level is not Level.SYSTEM and t.attribute != "explain" and t.name not in _NOT_RECORDED
+)
 
 
 def tensors_of(batch: InputBatch) -> dict[str, Any]:
-    """The step's tensors as plain lists; one list a KV group where there is one a group."""
+    """The step's tensors as lists; a tensor per KV group becomes a list of lists."""
     out: dict[str, Any] = {"req_ids": list(batch.req_ids)}
     for spec in RECORDED:
         if spec.optional == "gathered block tables" and not batch.is_gathered:
@@ -48,15 +48,15 @@ class TraceRecorder:
             states.commit(batch, sampled)
             trace.commit(batch, sampled)             # the same samples
 
-    Arrivals, departures and new blocks are seen by themselves. Steps are recorded as they are run: one after the other.
+    Admissions, removals and new blocks are recorded automatically. Steps must not overlap.
     """
 
     def __init__(self, path: str | Path, states: RequestStates, buffers: InputBuffers) -> None:
         if len(states):
-            raise ValueError(f"a trace starts with no requests, and {len(states)} are here")
+            raise ValueError(f"a trace starts without requests, but the states hold {len(states)}; start it earlier")
         self._states = states
         self._file = Path(path).open("w", encoding="utf-8")  # noqa: SIM115 (closed by close)
-        self._held: dict[str, list[int]] = {}  # blocks written down so far, a request and group
+        self._held: dict[str, list[int]] = {}  # recorded blocks per request and group
         self._write(_header(states, buffers))
         states.watchers.append(self)
 
@@ -75,7 +75,7 @@ class TraceRecorder:
     def _write(self, line: Mapping[str, Any]) -> None:
         self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
 
-    # -- told by the states ------------------------------------------------------------------------------------------
+    # -- called by the states ----------------------------------------------------------------------------------------
 
     def filled(self, row: int) -> None:
         """A request was admitted."""
@@ -96,18 +96,18 @@ class TraceRecorder:
         )
 
     def freed(self, row: int) -> None:
-        """A request leaves."""
+        """A request is removed."""
         req_id = self._states.req_id_of(row)
         self._held.pop(req_id, None)
         self._write({"remove": req_id})
 
     def exchanged(self, a: int, b: int) -> None:
-        """Rows are not part of a trace."""
+        """Row numbers are not part of a trace."""
 
-    # -- told by the engine --------------------------------------------------------------------------------------------
+    # -- called by the engine ----------------------------------------------------------------------------------------
 
     def step(self, batch: InputBatch) -> None:
-        """Write down a step just prepared."""
+        """Record a step after `prepare_inputs`."""
         tensors = tensors_of(batch)
         for req_id in tensors["req_ids"]:
             for line in self._grown(req_id):
@@ -125,7 +125,7 @@ class TraceRecorder:
         self._write({"step": plan, "tensors": tensors})
 
     def commit(self, batch: InputBatch, sampled: Mapping[str, Sequence[int]] | I32) -> None:
-        """Write down the samples that were committed."""
+        """Record the committed samples."""
         if isinstance(sampled, Mapping):
             lists = {req_id: [int(t) for t in tokens] for req_id, tokens in sampled.items()}
         else:

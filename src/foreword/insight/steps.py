@@ -1,4 +1,4 @@
-"""A prepared step as plain JSON, for programs that look at it."""
+"""A prepared step as JSON, for other programs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DERIVED = ("token_indices", "block_table_indices", "block_numbers", "block_offs
 
 
 def step_as_json(batch: InputBatch, states: RequestStates) -> str:
-    """One line: the step's scalars and tensors by name; what exists once a KV group is a list of them."""
+    """One line: the step's scalars and tensors by name; a tensor per KV group is a list of tensors."""
     step: dict[str, Any] = {
         "step": batch.step,
         "num_reqs": batch.num_reqs,

@@ -1,4 +1,4 @@
-"""Steps without a model: the real scheduler, cache and input layer on requests of given lengths."""
+"""Steps without a model: scheduler, cache and input layer on requests of given lengths."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from foreword.scheduler import Request, Scheduler, SchedulerConfig
 def toy_steps(
     prompt_lens: Sequence[int], *, budget: int, block_size: int, max_model_len: int, steps: int
 ) -> Iterator[tuple[InputBatch, RequestStates]]:
-    """Prepare up to ``steps`` steps for requests "0", "1", … with these prompts, each valid until the next one.
+    """Prepare up to ``steps`` steps for requests "0", "1", … with these prompt lengths, each valid until the next one.
 
-    Token p of request r has the id 1000 + 100 r + p, sampled ones too, so that every id tells where it comes from.
+    Token p of request r has the id 1000 + 100 r + p, sampled tokens too, so that an id encodes its origin.
     """
     if not prompt_lens:
         raise ConfigError("prompts: give at least one length, such as 3,2,8")

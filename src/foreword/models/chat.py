@@ -1,7 +1,7 @@
-"""Chat templates: a conversation, written the way the model was taught to read one.
+"""Chat templates: a list of messages rendered as the prompt format that the model was trained on.
 
-A template is a program that came with a model from somewhere, run on messages that came from someone. So it runs in a
-sandbox where it can change and reach nothing, and every way it fails is an error of the model or of the request.
+A template is an untrusted program from the model's files, run on untrusted messages. It therefore runs in a sandbox
+without side effects and without access to Python objects, and every failure is a `ModelError` or a `RequestError`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ROLE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
 class ChatTemplate:
-    """One template, compiled. ``special_tokens`` (bos_token, eos_token, …) are variables it may use.
+    """A compiled template. ``special_tokens`` (bos_token, eos_token, …) are variables of the template.
 
     ModelError if the source is not a Jinja template.
     """
@@ -36,7 +36,7 @@ class ChatTemplate:
         except (jinja2.TemplateError, RecursionError) as error:
             where = f" in line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
             fix = "Give the prompt as text, or use a newer file of the model"
-            raise ModelError(f"the model's chat template is broken{where}: {error}. {fix}") from None
+            raise ModelError(f"the model's chat template is invalid{where}: {error}. {fix}") from None
 
     def render(
         self,
@@ -46,24 +46,24 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         **extra: Any,
     ) -> str:
-        """The prompt. ``extra`` are further variables it may use. RequestError if the template refuses or fails."""
+        """The prompt. ``extra``: further variables of the template. RequestError if the template refuses or fails."""
         given = {"messages": check_messages(messages), "tools": check_tools(tools)}
         variables = {**self._special_tokens, **extra, **given, "add_generation_prompt": add_generation_prompt}
         try:
             return self._template.render(variables)
         except _Refused as refusal:
             reason = f"the model's chat template refuses them: {refusal}"
-            raise RequestError(None, "messages", _roles(messages), reason, "Change the messages as it says") from None
-        except Exception as error:  # a template can fail like any program; that is this request's trouble alone
+            raise RequestError(None, "messages", _roles(messages), reason, "Change the messages accordingly") from None
+        except Exception as error:  # a template can raise anything; only this request fails
             reason = f"the model's chat template fails on them: {type(error).__name__}: {error}"
             fix = "Check roles, order and fields of the messages against the model's documentation"
             raise RequestError(None, "messages", _roles(messages), reason, fix) from None
 
 
 def check_messages(messages: object) -> list[dict[str, Any]]:
-    """The messages as a template wants them: content as one text, arguments of calls as objects. Input is not changed.
+    """The messages in the form that templates expect: content as one string, arguments of calls as objects.
 
-    RequestError names the first field at fault, such as ``messages[2].role``.
+    The input is not modified. RequestError names the first wrong field, such as ``messages[2].role``.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
         _fail("messages", messages, "is not a list of messages", 'Give [{"role": "user", "content": "…"}]')
@@ -73,7 +73,7 @@ def check_messages(messages: object) -> list[dict[str, Any]]:
 
 
 def check_tools(tools: object) -> list[dict[str, Any]] | None:
-    """Tool descriptions: None or a list of objects; what they hold is between the caller and the template."""
+    """Tool descriptions: None or a list of objects, whose fields are not checked."""
     if tools is None:
         return None
     if not isinstance(tools, Sequence) or isinstance(tools, str | bytes):
@@ -89,13 +89,13 @@ def _check_message(field: str, message: object) -> dict[str, Any]:
         _fail(field, message, "is not an object", 'Give {"role": "user", "content": "…"}')
     role = message.get("role")
     if not isinstance(role, str) or not _ROLE.fullmatch(role):
-        found = "is missing" if "role" not in message else "is not one plain word"
+        found = "is missing" if "role" not in message else "is not a name of letters, digits, '_', '.' and '-'"
         _fail(f"{field}.role", role, found, "Give system, user, assistant or tool")
     calls = _check_calls(f"{field}.tool_calls", message.get("tool_calls"))
     content = _check_content(f"{field}.content", message.get("content"))
     if content is None and not calls:
         found = "is missing" if "content" not in message else "is null, and there are no tool_calls"
-        _fail(f"{field}.content", content, found, "Give a text, maybe an empty one")
+        _fail(f"{field}.content", content, found, "Give a string, which may be empty")
     checked = {**message, "content": content}
     if "tool_calls" in message:
         checked["tool_calls"] = calls
@@ -106,15 +106,18 @@ def _check_content(field: str, content: object) -> str | None:
     if content is None or isinstance(content, str):
         return content
     if not isinstance(content, Sequence) or isinstance(content, bytes):
-        _fail(field, content, "is neither a text nor a list of parts", 'Give "…" or [{"type": "text", "text": "…"}]')
+        _fail(field, content, "is neither a string nor a list of parts", 'Give "…" or [{"type": "text", "text": "…"}]')
     texts = []
     for i, part in enumerate(content):
         if not isinstance(part, Mapping) or part.get("type") != "text":
             _fail(
-                f"{field}[{i}]", part, "is not a part of text", 'Give {"type": "text", "text": "…"}: only text is read'
+                f"{field}[{i}]",
+                part,
+                "is not a text part",
+                'Give {"type": "text", "text": "…"}: only text is supported',
             )
         if not isinstance(text := part.get("text"), str):
-            _fail(f"{field}[{i}].text", text, "is not a text", "Give a str")
+            _fail(f"{field}[{i}].text", text, "is not a string", "Give a str")
         texts.append(text)
     return "\n".join(texts)
 
@@ -128,11 +131,11 @@ def _check_calls(field: str, calls: object) -> list[dict[str, Any]] | None:
 
 
 def _check_call(field: str, call: object) -> dict[str, Any]:
-    """A call; arguments written as JSON are parsed, since templates write them as JSON themselves."""
+    """A tool call. Arguments given as a JSON string are parsed, because templates serialise them themselves."""
     if not isinstance(call, Mapping) or not isinstance(function := call.get("function", call), Mapping):
         _fail(field, call, "is not a call", 'Give {"type": "function", "function": {"name": "…", "arguments": {…}}}')
     if not isinstance(name := function.get("name"), str):
-        _fail(f"{field}.function.name", name, "is not a text", "Name the tool that was called")
+        _fail(f"{field}.function.name", name, "is not a string", "Give the name of the called tool")
     arguments = function.get("arguments", {})
     if isinstance(arguments, str):
         try:
@@ -166,14 +169,14 @@ def _now(style: str) -> str:
 
 
 def _to_json(value: object, indent: int | None = None, ensure_ascii: bool = False, **options: Any) -> str:
-    """Jinja's own filter writes "<" as an escape for HTML; a model should see "<"."""
+    """Replaces Jinja's filter of this name, which escapes "<" for HTML."""
     return json.dumps(value, indent=indent, ensure_ascii=ensure_ascii, **options)
 
 
 class _Generation(Extension):
-    """``{% generation %}…{% endgeneration %}`` marks replies for training; to write a prompt it only holds them."""
+    """``{% generation %}…{% endgeneration %}`` marks training targets; a prompt contains only its content."""
 
-    tags = {"generation"}  # noqa: RUF012 (Jinja's own way to name them)
+    tags = {"generation"}  # noqa: RUF012 (the form that Jinja requires)
 
     def parse(self, parser: Parser) -> list[Node]:
         next(parser.stream)

@@ -1,4 +1,4 @@
-"""A model's hyperparameters under the names of a ``config.json``, whatever file they came from."""
+"""A model's hyperparameters under the names of a ``config.json``, read from that file or from GGUF metadata."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from foreword.models.gguf import GGUF
 
 T = TypeVar("T", int, float, bool, str)
 
+USE_ITS_CONFIG = "Use the configuration that came with the weights"
+"""The fix of most errors about a configuration."""
+
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Named values, and the file they stand in for the errors about them. A value of null counts as absent.
+    """Named values and the file that holds them, which errors name. A value of null counts as absent.
 
-    served_length: the most tokens of a request, for models whose arithmetic depends on it; None: the model's default.
+    served_length: maximum number of tokens of a request, where the arithmetic depends on it; None: the default.
     """
 
     path: Path
@@ -34,30 +37,28 @@ class Config:
             value = float(value)
         if type(value) is not kind or (kind is float and not math.isfinite(value)):
             found = "is missing" if value is None else f"is {value!r:.80}, not of type {kind.__name__}"
-            raise self.error(f"{key} {found}", "Use the configuration that came with the weights")
+            raise self.error(f"{key} {found}", USE_ITS_CONFIG)
         return value
 
     def size(self, key: str, default: int | None = None, *, most: int = 1 << 28) -> int:
-        """A whole number from 1 to ``most``."""
+        """An integer from 1 to ``most``."""
         value = self.get(key, int, default)
         if not 0 < value <= most:
-            raise self.error(
-                f"{key} = {value} is not from 1 to {most}", "Use the configuration that came with the weights"
-            )
+            raise self.error(f"{key} = {value} is not from 1 to {most}", USE_ITS_CONFIG)
         return value
 
     def positive(self, key: str, default: float | None = None) -> float:
         """A number above zero."""
         value = self.get(key, float, default)
         if value <= 0:
-            raise self.error(f"{key} = {value} is not above zero", "Use the configuration that came with the weights")
+            raise self.error(f"{key} = {value} is not above zero", USE_ITS_CONFIG)
         return value
 
     def sequence(self, key: str) -> Sequence[Any]:
-        """A list; an empty one if it is absent."""
+        """A list, empty if the key is absent."""
         value = self.values.get(key)
         if value is not None and not isinstance(value, list):
-            raise self.error(f"{key} is {value!r:.80}, not a list", "Use the configuration that came with the weights")
+            raise self.error(f"{key} is {value!r:.80}, not a list", USE_ITS_CONFIG)
         return value or ()
 
     def optional(self, key: str, kind: type[T]) -> T | None:
@@ -68,7 +69,7 @@ class Config:
 
 
 def read_config(path: Path) -> Config:
-    """A config.json. ModelError if it cannot be read or is no JSON object."""
+    """Read a config.json. ModelError if it cannot be read or is not a JSON object."""
     return Config(path, read_json(path))
 
 
@@ -96,7 +97,7 @@ _GGUF_KEYS = {
 
 
 def config_from_gguf(gguf: GGUF) -> Config:
-    """The metadata of a GGUF file as a config. What the format leaves unsaid is left to each family's defaults."""
+    """The metadata of a GGUF file as a config. Keys that GGUF lacks are left to each family's defaults."""
     prefix = gguf.get("general.architecture", str) + "."
     found = {name: gguf.metadata.get(prefix + key) for name, key in _GGUF_KEYS.items()}
     values: dict[str, Any] = {name: value for name, value in found.items() if value is not None}
@@ -107,13 +108,16 @@ def config_from_gguf(gguf: GGUF) -> Config:
     return Config(gguf.path, values)
 
 
-ROPE_FACTORS = {"divisors": "rope_freqs.weight", "short_factor": "rope_factors_short.weight",
-                "long_factor": "rope_factors_long.weight"}  # fmt: skip
-"""Tensors of a GGUF file that belong to its rotary embedding."""
+ROPE_FACTORS = {
+    "divisors": "rope_freqs.weight",
+    "short_factor": "rope_factors_short.weight",
+    "long_factor": "rope_factors_long.weight",
+}
+"""Tensors of a GGUF file that are parameters of the rotary embedding."""
 
 
 def _rope_scaling(gguf: GGUF, prefix: str) -> dict[str, Any] | None:
-    """Metadata and tensors as ``rope_scaling``. Factors come with no type, or with any."""
+    """Metadata and tensors as ``rope_scaling``. Files with factor tensors may have any scaling type, or none."""
     tensors = {key: gguf.tensors[name] for key, name in ROPE_FACTORS.items() if name in gguf.tensors}
     factors: dict[str, Any] = {key: tensor.dequantize().ravel().tolist() for key, tensor in tensors.items()}
     if "divisors" in factors:

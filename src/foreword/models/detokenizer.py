@@ -1,11 +1,11 @@
-"""From token ids to text, all at once or as they come.
+"""From token ids to text, at once or incrementally.
 
-A token adds bytes to the text, not characters: one character may be spread over several tokens. So there is one rule,
+A token stands for bytes, not characters: one character may be spread over several tokens. The text is therefore
 
-    text(ids) = UTF-8( b"".join(token_bytes[i] for i in ids) ), each maximal part that is not UTF-8 read as U+FFFD,
+    text(ids) = UTF-8( b"".join(token_bytes[i] for i in ids) ), each maximal invalid part replaced by U+FFFD,
 
-less the first space where the vocabulary puts one before every text ("▁Hello"). Streaming follows the same rule, so
-what is pushed piece by piece always joins to the text decoded at once.
+without the first space where the vocabulary puts one before every text ("▁Hello"). Streaming follows the same rule:
+the pieces always join to the text decoded at once.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ import tokenizers
 from foreword.errors import ModelError
 
 _DECODER = codecs.getincrementaldecoder("utf-8")
-# Byte-level vocabularies write a byte as one printable character: itself if that prints, else the next from U+0100.
+# Byte-level vocabularies write a byte as one printable character: itself if printable, else the next from U+0100.
 _PRINTABLE = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
 _HIDDEN = [byte for byte in range(256) if byte not in set(_PRINTABLE)]
 _BYTE_OF = {chr(byte): byte for byte in _PRINTABLE} | {chr(0x100 + n): byte for n, byte in enumerate(_HIDDEN)}
 
 
 class TokenBytes:
-    """``token_bytes[id]``: what a token adds to the text, b"" for an id the vocabulary lacks.
+    """``token_bytes[id]``: the bytes that a token adds to the text, b"" for an id outside the vocabulary.
 
-    Knows the decoders of byte-level BPE, of SentencePiece vocabularies with or without byte fallback, and of WordPiece;
-    ModelError for any other. Each token is worked out when first asked for, and kept.
+    Supports the decoders of byte-level BPE, of SentencePiece with or without byte fallback, and of WordPiece;
+    ModelError for any other. The bytes of each token are computed on first use and cached.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
@@ -43,16 +43,16 @@ class TokenBytes:
 
     @property
     def skips_first_space(self) -> bool:
-        """Whether the vocabulary writes a space before every text, which is none of its."""
+        """Whether the vocabulary writes a space before every text that is not part of it."""
         return self._rule.skips_first_space
 
     def __getitem__(self, token_id: int) -> bytes:
         known = self._known.get(token_id)
         if known is None:
-            known = self._known[token_id] = self._work_out(token_id)
+            known = self._known[token_id] = self._compute(token_id)
         return known
 
-    def _work_out(self, token_id: int) -> bytes:
+    def _compute(self, token_id: int) -> bytes:
         if token_id in self._added and self._rule.keeps_added_tokens:
             return self._added[token_id].content.encode()
         token = self._id_to_token(token_id)
@@ -60,10 +60,10 @@ class TokenBytes:
 
 
 class Detokenizer:
-    """Text from tokens as they come: ``"".join(pushes) + finish()`` is the text of all the tokens at once.
+    """Incremental decoding: ``"".join(pushes) + finish()`` equals the text of all tokens decoded at once.
 
-    Each push costs O(its tokens) and emits whole characters only; the bytes of an unfinished one (at most 3) wait.
-    ``hidden`` tokens add nothing. ``continues`` keeps the first space, for text that goes on after a prompt.
+    Each push costs O(its tokens) and emits complete characters only; up to 3 bytes of an incomplete one are kept for
+    the next push. ``hidden`` tokens add nothing. ``continues`` keeps the first space, for text that follows a prompt.
     """
 
     __slots__ = ("_decode", "_hidden", "_skip_space", "_token_bytes")
@@ -75,12 +75,12 @@ class Detokenizer:
         self._decode = _DECODER("replace").decode
 
     def push(self, token_ids: Iterable[int]) -> str:
-        """The characters these tokens complete, "" if none."""
+        """The characters completed by these tokens, "" if none."""
         token_bytes, hidden = self._token_bytes, self._hidden
         return self._emit(self._decode(b"".join([token_bytes[i] for i in token_ids if i not in hidden])))
 
     def finish(self) -> str:
-        """U+FFFD if a character was left unfinished, else "". No tokens follow."""
+        """U+FFFD if the last character is incomplete, else "". Call after the last push."""
         return self._emit(self._decode(b"", True))
 
     def _emit(self, text: str) -> str:
@@ -92,7 +92,7 @@ class Detokenizer:
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """What a `tokenizers` decoder does to each token. Added tokens are kept where they are not written like others."""
+    """What a `tokenizers` decoder does to each token. ``keeps_added_tokens``: added tokens are not decoded by it."""
 
     to_bytes: Callable[[str], bytes]
     skips_first_space: bool = False
@@ -110,8 +110,8 @@ def _rule_of(decoder: dict[str, Any] | None) -> _Rule:
             return _sentence_piece(steps)
     kind = "no decoder" if decoder is None else f"the decoder {json.dumps(decoder)[:200]}"
     raise ModelError(
-        f"the tokenizer has {kind}. Known are ByteLevel, WordPiece, Metaspace and sequences of Replace, ByteFallback, "
-        "Fuse and Strip; use a model with one of these"
+        f"the tokenizer has {kind}. Supported are ByteLevel, WordPiece, Metaspace and sequences of Replace, "
+        "ByteFallback, Fuse and Strip; use a model with one of these"
     )
 
 
@@ -119,7 +119,7 @@ def _byte_level(token: str) -> bytes:
     try:
         return bytes([_BYTE_OF[char] for char in token])
     except KeyError:
-        return token.encode()  # not written in bytes: it stands for itself
+        return token.encode()  # not in the byte alphabet: literal text
 
 
 def _word_piece(prefix: str, cleanup: bool) -> Callable[[str], bytes]:
@@ -150,7 +150,7 @@ def _sentence_piece(steps: list[dict[str, Any]]) -> _Rule:
                 pass
             case _:
                 raise ModelError(
-                    f"the tokenizer decodes by {json.dumps(step)[:200]}, which is not known. Use another model"
+                    f"the tokenizer decodes by {json.dumps(step)[:200]}, which is not supported. Use another model"
                 )
 
     def to_bytes(token: str) -> bytes:

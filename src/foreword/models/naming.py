@@ -1,4 +1,4 @@
-"""From the tensors of a file to the canonical weights of a spec: found by name, checked by shape, habits undone."""
+"""From the tensors of a file to the canonical weights of a spec: renamed, checked by shape, and converted."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _CANONICAL = re.compile(r"(?:layers\.(\d+)\.)?(?:(experts)\.(\d+)\.)?(.+)")
 def weights_from_gguf(
     path: Path, tensors: Mapping[str, Tensor], spec: DecoderSpec, family: Family
 ) -> dict[str, Tensor]:
-    """All weights of a spec from a GGUF file. ModelError for one that is missing or has another shape, and for a
-    tensor that is no weight of the spec: a bias, a scale, another kind of layer.
+    """All weights of a spec from a GGUF file. ModelError for a weight that is missing or has another shape,
+    and for a tensor that the spec does not use: a bias, a scale, another type of layer.
     """
     names: dict[str, str | Rows] = {**GGUF_NAMES, **family.fused(spec)}
     used = {_source(name, names)[0] for name, _ in weight_names(spec)}.union(ROPE_FACTORS.values())
     if extra := sorted(tensors.keys() - used):
-        raise ModelError(f"{path}: tensor {extra[0]} is in no {spec.architecture} model that is known here. "
-                         "Use a directory of safetensors, or another model")  # fmt: skip
+        fix = "Use a directory of safetensors, or another model"
+        raise ModelError(f"{path}: tensor {extra[0]} is not part of a {spec.architecture} model. {fix}")
     weights = _collect(path, tensors, spec, names)
     if family.gguf_interleaved:
         for i, layer in enumerate(spec.layers):
@@ -40,7 +40,7 @@ def weights_from_gguf(
 def weights_from_safetensors(
     path: Path, tensors: Mapping[str, Tensor], spec: DecoderSpec, family: Family
 ) -> dict[str, Tensor]:
-    """All weights of a spec from safetensors. ModelError for one that is missing or has another shape."""
+    """All weights of a spec from safetensors. ModelError for a weight that is missing or has another shape."""
     weights = _collect(path, tensors, spec, {**SAFETENSORS_NAMES, **family.names, **family.fused(spec)})
     if family.norms_less_one:
         for name in weights:
@@ -80,13 +80,13 @@ def _find(
         per_expert = tensor.shape[1]  # all experts in one tensor: [experts, out, in]
         tensor = _rows(tensor, expert * per_expert, (expert + 1) * per_expert, tensor.shape[1:])
     if tensor.shape != shape and tensor.shape != shape[1:]:
-        raise ModelError(f"{path}: tensor {found} ({name}) has shape {whole}, expected {shape}. "
-                         "The configuration and the weights are not of the same model")  # fmt: skip
+        fix = "Use configuration and weights of the same model"
+        raise ModelError(f"{path}: tensor {found} ({name}) has shape {whole}, expected {shape}. {fix}")
     return Tensor(tensor.data, tensor.quant, shape)
 
 
 def _source(name: str, names: Mapping[str, str | Rows]) -> tuple[str, Rows | None, int | None]:
-    """Where the weight of a canonical name is: the tensor, its rows there, or its expert if all are in there."""
+    """(tensor, rows, expert) that hold a canonical weight. rows: of a fused tensor; expert: of a stacked tensor."""
     layer, experts, e, rest = re.fullmatch(_CANONICAL, name).groups()  # type: ignore[union-attr]
     source = names[f"{experts}.{rest}" if experts else rest]
     rows = source if isinstance(source, Rows) else None

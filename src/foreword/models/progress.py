@@ -1,4 +1,4 @@
-"""A bar for a download."""
+"""Progress of a download."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 Progress = Callable[[int, int], None]
-"""Called with (bytes here, bytes in all) as they arrive."""
+"""Called with (bytes received, bytes in total)."""
 
 
 @contextlib.contextmanager
 def download_bar(label: str) -> Iterator[Progress]:
-    """A progress bar on standard error, shown only where that is a terminal."""
-    from rich import progress
+    """A progress bar on standard error, shown only on a terminal."""
+    from rich import progress  # takes 0.1 s to import, which every start would pay for
     from rich.console import Console
 
     console = Console(stderr=True)

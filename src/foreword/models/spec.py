@@ -1,7 +1,7 @@
-"""A decoder architecture as data: what an executor must know to run a model, and nothing about how.
+"""A decoder architecture as data: everything an executor needs to run a model, and nothing about how it runs.
 
 An executor reads a `DecoderSpec` and a `Weights` mapping with the canonical names of `weight_names`.
-Loaders fold file-format habits away before that: rotary halves are in the split ("neox") order, norm weights
+Loaders convert file-format conventions first: rotary halves are in the split ("neox") order, norm weights
 are the factors that multiply (Gemma's ``1 + w`` is already added), fused projections are split.
 
 One decoder layer, with ``x`` the residual stream [T, hidden]:
@@ -31,7 +31,7 @@ class RopeSpec:
     """Rotary embedding of the first ``2 * len(inv_freq)`` dimensions of a head.
 
     angle(p, j) = p * inv_freq[j];  pairs are (j, j + len(inv_freq));  cos and sin are multiplied by ``scale``.
-    Every scaling rule of the field (linear, llama3, yarn, …) ends in these two values; loaders compute them.
+    Each scaling rule (linear, llama3, yarn, …) yields these two values; loaders compute them.
     """
 
     inv_freq: tuple[float, ...]
@@ -55,7 +55,7 @@ class MoeSpec:
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """What may differ from layer to layer. A query at position p sees keys in (p − sliding_window, p]; None: all."""
+    """What differs between layers. A query at position p sees keys in (p − sliding_window, p]; None: all to p."""
 
     rope: RopeSpec | None
     sliding_window: int | None = None
@@ -74,8 +74,8 @@ class KVGroupSpec:
 class DecoderSpec:
     """A decoder-only transformer. Sizes are element counts; the module docstring gives the arithmetic.
 
-    longer: the same model for requests of more than ``max_model_len`` tokens, if it has other rotary frequencies then
-    (longrope). One of the two serves all requests of an engine, so that cached keys are of one kind: see `for_length`.
+    longer: the same model for requests of more than ``max_model_len`` tokens, if those use other rotary frequencies
+    (longrope). An engine uses one of the two for all requests, so that cached keys stay consistent: see `for_length`.
     """
 
     architecture: str
@@ -105,15 +105,15 @@ class DecoderSpec:
 
     @property
     def longest_model_len(self) -> int:
-        """The most tokens that a request may have in any spec of this model."""
+        """Maximum number of tokens of a request over all specs of this model."""
         return self.longer.max_model_len if self.longer else self.max_model_len
 
     def for_length(self, max_model_len: int) -> DecoderSpec:
-        """The spec that serves requests of up to this many tokens: ``longer`` if this one does not reach so far."""
+        """The spec for requests of up to this many tokens: ``longer`` if that exceeds this spec's max_model_len."""
         return self.longer if self.longer and max_model_len > self.max_model_len else self
 
     def kv_groups(self) -> tuple[KVGroupSpec, ...]:
-        """Partition the layers into groups of one window each and of equal size, so that they can share one pool.
+        """Partition the layers into groups of nearly equal size, each with one window, so that they can share one pool.
 
         With f full and s sliding layers and n = min of the non-zero counts, every group has at most n layers:
         18 layers at 5 sliding : 1 full (15 and 3) make five sliding groups and one full group of three layers.

@@ -1,12 +1,12 @@
-"""Text to token ids and back, and messages to a prompt, by a model's own vocabulary and chat template."""
+"""Text to token ids and back, and messages to a prompt, by a model's vocabulary and chat template."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import tokenizers
 
@@ -14,16 +14,13 @@ from foreword.errors import ModelError, RequestError
 from foreword.models.detokenizer import Detokenizer, TokenBytes
 from foreword.models.tokenizer_gguf import build_from_gguf, turn_ends
 
-if TYPE_CHECKING:
-    from foreword.models.chat import ChatTemplate
-
 
 class Tokenizer:
-    """A vocabulary and what belongs to it.
+    """A model's tokenizer and chat templates.
 
-    ``bos_id`` is the token that begins a text, None without one; ``eos_ids`` end a reply, the usual one first.
-    ``chat_templates`` are Jinja sources by name: "default", and "tool_use" where tools have one of their own.
-    ``special_tokens`` are the names a template may use: bos_token, eos_token, unk_token, pad_token.
+    ``bos_id`` is the token that begins a text, or None; ``eos_ids`` end a reply, the model's eos_token first.
+    ``chat_templates`` are Jinja sources by name: "default", and "tool_use" if there is a separate one for tools.
+    ``special_tokens`` are variables of the templates: bos_token, eos_token, unk_token, pad_token.
     """
 
     def __init__(
@@ -40,12 +37,13 @@ class Tokenizer:
         self.eos_ids = tuple(eos_ids)
         self._chat_sources = dict(chat_templates or {})
         self._special_tokens = dict(special_tokens or {})
+        self._renderers: dict[str, Callable[..., str]] = {}
         self._token_bytes = TokenBytes(backend)
         self._special_ids = frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, object]) -> Self:
-        """From a GGUF file's metadata (``tokenizer.ggml.*``). ModelError if it is incomplete or of a kind not known."""
+        """From a GGUF file's metadata (``tokenizer.ggml.*``). ModelError if it is incomplete or not supported."""
         parts = build_from_gguf(metadata)
         return cls(
             parts.backend,
@@ -57,17 +55,18 @@ class Tokenizer:
 
     @classmethod
     def from_directory(cls, path: str | Path) -> Self:
-        """From tokenizer.json and what stands beside it: tokenizer_config.json, generation_config.json, config.json,
-        chat_template.jinja. ModelError if a file is missing or damaged."""
+        """From tokenizer.json and, if present, tokenizer_config.json, generation_config.json, config.json and
+        chat_template.jinja. ModelError if a file is damaged or tokenizer.json is missing.
+        """
         path = Path(path)
         try:
             backend = tokenizers.Tokenizer.from_buffer((path / "tokenizer.json").read_bytes())
         except OSError as error:
-            fix = "Give a directory with the fast tokenizer's file; a tokenizer.model alone is not read"
+            fix = "Give a directory with the fast tokenizer's file; a tokenizer.model alone is not supported"
             raise ModelError(f"{path / 'tokenizer.json'}: cannot be read ({error.strerror}). {fix}") from None
-        except Exception as error:  # the library raises bare Exception
+        except Exception as error:  # tokenizers raises plain Exception
             raise ModelError(f"{path / 'tokenizer.json'}: {error}. The file is damaged: fetch it again") from None
-        backend.no_truncation()  # limits are the caller's; some files cut texts or pad them without a word
+        backend.no_truncation()  # some files truncate or pad silently; limits are the caller's
         backend.no_padding()
         config = _read_json(path / "tokenizer_config.json")
         generation, model = _read_json(path / "generation_config.json"), _read_json(path / "config.json")
@@ -87,25 +86,25 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """The number of token ids. A model's logits may be wider, padded to a rounder number."""
+        """The number of token ids. A model's logits may be wider because of padding."""
         return self.backend.get_vocab_size(with_added_tokens=True)
 
     def encode(self, text: str, add_special_tokens: bool = True, *, parse_special: bool = True) -> list[int]:
         """Token ids of a text.
 
-        ``add_special_tokens`` puts the beginning-of-text token in front where the model wants one; leave it off for a
-        rendered chat template, which brings its own. With ``parse_special`` False, "<|im_end|>" in the text is ten
+        ``add_special_tokens`` adds the beginning-of-text token if the model uses one; pass False for a rendered chat
+        template, which contains it. With ``parse_special`` False, "<|im_end|>" in the text is ten
         ordinary characters rather than the token that ends a turn. RequestError if ``text`` is not Unicode text.
         """
         backend = self.backend if parse_special else self._literal_backend
         try:
             return backend.encode(text, add_special_tokens=add_special_tokens).ids
         except TypeError:
-            reason, fix = "is not text of whole Unicode characters", "Give a str without lone surrogates"
+            reason, fix = "is not text of valid Unicode characters", "Give a str without lone surrogates"
             raise RequestError(None, "prompt", text, reason, fix) from None
 
     def decode(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> str:
-        """The text of token ids. Ids outside the vocabulary add nothing; what is not UTF-8 becomes U+FFFD."""
+        """The text of token ids. Ids outside the vocabulary add nothing; invalid UTF-8 becomes U+FFFD."""
         detokenizer = self.detokenizer(skip_special_tokens)
         try:
             return detokenizer.push(token_ids) + detokenizer.finish()
@@ -114,17 +113,17 @@ class Tokenizer:
             raise RequestError(None, "token_ids", token_ids, reason, fix) from None
 
     def detokenizer(self, skip_special_tokens: bool = True, *, continues: bool = False) -> Detokenizer:
-        """A decoder for tokens that come one by one; ``continues`` if their text goes on after a prompt's."""
+        """An incremental decoder; ``continues``: the text follows a prompt, so its first space is kept."""
         hidden = self._special_ids if skip_special_tokens else ()
         return Detokenizer(self._token_bytes, hidden=hidden, continues=continues)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What a token adds to the text, special or not; maybe not whole characters. b"" for an unknown id."""
+        """The bytes a token adds to the text, special or not, possibly part of a character. b"" for an unknown id."""
         return self._token_bytes[token_id]
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether `apply_chat_template` can work."""
+        """Whether the model has a chat template."""
         return bool(self._chat_sources)
 
     def apply_chat_template(
@@ -135,33 +134,29 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         **extra: Any,
     ) -> str:
-        """The prompt of a conversation, to be encoded with ``add_special_tokens=False``.
+        """The prompt of a list of messages, to be encoded with ``add_special_tokens=False``.
 
-        RequestError names the message at fault; ModelError if the model has no chat template or a broken one.
+        RequestError names the wrong message; ModelError if the model has no chat template or an invalid one.
         """
         name = "tool_use" if tools and "tool_use" in self._chat_sources else "default"
-        return self._chat_template(name).render(
-            messages, tools=tools, add_generation_prompt=add_generation_prompt, **extra
-        )
+        render = self._renderer(name)
+        return render(messages, tools=tools, add_generation_prompt=add_generation_prompt, **extra)
 
-    def _chat_template(self, name: str) -> ChatTemplate:
-        if name not in self._compiled:
-            from foreword.models.chat import ChatTemplate  # importing Jinja takes long, and only chats need it
+    def _renderer(self, name: str) -> Callable[..., str]:
+        """The `ChatTemplate.render` of a template, which is compiled on first use."""
+        if name not in self._renderers:
+            from foreword.models.chat import ChatTemplate  # Jinja takes 0.05 s to import; only chats need it
 
             if name not in self._chat_sources:
                 raise ModelError(
                     "the model has no chat template. Give the prompt as text, or use a model tuned for conversation"
                 )
-            self._compiled[name] = ChatTemplate(self._chat_sources[name], self._special_tokens)
-        return self._compiled[name]
-
-    @cached_property
-    def _compiled(self) -> dict[str, ChatTemplate]:
-        return {}
+            self._renderers[name] = ChatTemplate(self._chat_sources[name], self._special_tokens).render
+        return self._renderers[name]
 
     @cached_property
     def _literal_backend(self) -> tokenizers.Tokenizer:
-        """The same vocabulary (shared, not copied), reading special tokens as ordinary text."""
+        """The same vocabulary (shared, not copied), which encodes special tokens as ordinary text."""
         literal = tokenizers.Tokenizer(self.backend.model)
         for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
             if (value := getattr(self.backend, part)) is not None:
@@ -173,7 +168,7 @@ class Tokenizer:
 
 
 def _read(path: Path) -> str | None:
-    """A text, None if there is no such file."""
+    """The file's text, None if it does not exist."""
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -183,7 +178,7 @@ def _read(path: Path) -> str | None:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """A JSON object, {} if there is no such file."""
+    """The file's JSON object, {} if it does not exist."""
     text = _read(path)
     try:
         value = {} if text is None else json.loads(text)

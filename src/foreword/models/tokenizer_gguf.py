@@ -1,7 +1,7 @@
-"""Tokenizers from the vocabulary in a GGUF file's metadata.
+"""Tokenizers from the vocabulary in GGUF metadata.
 
-The file holds tokens, their types and either merges (byte-level BPE) or scores (SentencePiece); it only *names* how
-text is cut before merging. The wrong cut still gives plausible ids, so an unknown name is an error, never a guess.
+The file holds tokens, their types and either merges (byte-level BPE) or scores (SentencePiece); of the pre-tokenizer
+it holds only the name. A wrong pre-tokenizer still gives plausible ids, so an unknown name is an error.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ T = TypeVar("T", int, bool, str)
 
 @dataclass(frozen=True, slots=True)
 class TokenizerParts:
-    """What a `foreword.models.tokenizer.Tokenizer` is made of."""
+    """The parts of a `foreword.models.tokenizer.Tokenizer`."""
 
     backend: Tokenizer
     bos_id: int | None
@@ -38,12 +38,12 @@ class _Type(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class _Cut:
-    """How a byte-level vocabulary cuts text into words before merging, and what comes with it by default."""
+class _Preset:
+    """The pre-tokenizer of a byte-level vocabulary, and the defaults that come with its name."""
 
     pre_tokenizer: Callable[[], pre_tokenizers.PreTokenizer]
     nfc: bool = False
-    whole_words_first: bool = False  # a word that is a token needs no merges
+    whole_words_first: bool = False  # a word that is a token is not built by merges
     add_bos: bool = False
 
 
@@ -56,7 +56,7 @@ def _digits_then_gpt2() -> pre_tokenizers.PreTokenizer:
 
 
 def _by_pattern(num_digits: str) -> Callable[[], pre_tokenizers.PreTokenizer]:
-    """Contractions, words with one leading mark, up to so many digits, punctuation, line ends, spaces."""
+    """Contractions, words with one leading symbol, runs of ``num_digits`` digits, punctuation, line ends, spaces."""
     pattern = (
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + num_digits + r"| ?[^\s\p{L}\p{N}]+[\r\n]*"
         r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -69,16 +69,16 @@ def _by_pattern(num_digits: str) -> Callable[[], pre_tokenizers.PreTokenizer]:
     )
 
 
-_LLAMA3 = _Cut(_by_pattern("{1,3}"), whole_words_first=True, add_bos=True)
-_SMOLLM = _Cut(_digits_then_gpt2)
-_GPT2 = _Cut(_gpt2)
-_CUTS = {  # by tokenizer.ggml.pre
+_LLAMA3 = _Preset(_by_pattern("{1,3}"), whole_words_first=True, add_bos=True)
+_SMOLLM = _Preset(_digits_then_gpt2)
+_GPT2 = _Preset(_gpt2)
+_PRESETS = {  # by tokenizer.ggml.pre
     "default": _GPT2,
     "gpt-2": _GPT2,
     "llama-bpe": _LLAMA3,
     "llama-v3": _LLAMA3,
     "llama3": _LLAMA3,
-    "qwen2": _Cut(_by_pattern(""), nfc=True),
+    "qwen2": _Preset(_by_pattern(""), nfc=True),
     "refact": _SMOLLM,
     "smollm": _SMOLLM,
     "starcoder": _SMOLLM,
@@ -87,7 +87,7 @@ _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>", "<|eot|>")
 
 
 def build_from_gguf(metadata: Mapping[str, object]) -> TokenizerParts:
-    """The tokenizer of a GGUF file. ModelError names the key at fault, or the kind of vocabulary and the known ones."""
+    """The tokenizer of a GGUF file. ModelError names the wrong key, or the vocabulary type and the supported ones."""
     tokens = _list(metadata, "tokenizer.ggml.tokens")
     types = _numbers(metadata, "tokenizer.ggml.token_type", len(tokens))
     kind = _get(metadata, "tokenizer.ggml.model", str)
@@ -95,19 +95,19 @@ def build_from_gguf(metadata: Mapping[str, object]) -> TokenizerParts:
         if kind == "gpt2":
             backend, add_bos = _byte_level(metadata, tokens)
         elif kind == "llama":
-            # Some files write user-defined runs of spaces as spaces, which the vocabulary knows marked only.
+            # Some files write user-defined runs of spaces as " ", where the vocabulary uses "▁".
             typed = zip(tokens, types, strict=True)
             tokens = [token.replace(" ", "▁") if type_ == _Type.USER_DEFINED else token for token, type_ in typed]
             backend, add_bos = _sentence_piece(metadata, tokens, types), True
         else:
             raise ModelError(
-                f"metadata tokenizer.ggml.model is {kind!r}; known are 'gpt2' (byte-level BPE) and 'llama' "
+                f"metadata tokenizer.ggml.model is {kind!r}; supported are 'gpt2' (byte-level BPE) and 'llama' "
                 "(SentencePiece). Use the model's directory with its tokenizer.json"
             )
     except ModelError:
         raise
-    except Exception as error:  # the library raises bare Exception
-        raise ModelError(f"the vocabulary in the file does not fit together: {error}. Convert the model anew") from None
+    except Exception as error:  # tokenizers raises plain Exception
+        raise ModelError(f"the vocabulary in the file is inconsistent: {error}. Convert the model again") from None
     _add_tokens(backend, tokens, types)
     ids = {name: _token_id(metadata, name, len(tokens)) for name in ("bos", "eos", "eot", "eom", "unknown", "padding")}
     first = [ids["bos"]] if _get(metadata, "tokenizer.ggml.add_bos_token", bool, add_bos) else []
@@ -126,27 +126,27 @@ def build_from_gguf(metadata: Mapping[str, object]) -> TokenizerParts:
 
 
 def turn_ends(backend: Tokenizer) -> list[int]:
-    """The control tokens that end a turn by their name: files of chat models often say only what ends a text."""
+    """Control tokens that end a turn, found by name: files of chat models often list only the end of text."""
     return [i for i, t in backend.get_added_tokens_decoder().items() if t.special and t.content in _TURN_ENDS]
 
 
 def _byte_level(metadata: Mapping[str, object], tokens: list[str]) -> tuple[Tokenizer, bool]:
     pre = _get(metadata, "tokenizer.ggml.pre", str, "default")
-    cut = _CUTS.get(pre)
-    if cut is None:
+    preset = _PRESETS.get(pre)
+    if preset is None:
         raise ModelError(
-            f"metadata tokenizer.ggml.pre is {pre!r}, a way to cut text that is not known; known are "
-            f"{', '.join(_CUTS)}. Use the model's directory with its tokenizer.json"
+            f"metadata tokenizer.ggml.pre is {pre!r}, a pre-tokenizer that is not supported; supported are "
+            f"{', '.join(_PRESETS)}. Use the model's directory with its tokenizer.json"
         )
     merges = list(map(tuple, map(str.split, _list(metadata, "tokenizer.ggml.merges"), repeat(" "))))
     vocabulary = dict(zip(tokens, range(len(tokens)), strict=True))
-    # Lists go to the library as they are: writing JSON for it to parse takes twice as long.
-    backend = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=cut.whole_words_first))  # type: ignore[arg-type]
-    if cut.nfc:
+    # Building from lists takes half the time of building from JSON.
+    backend = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=preset.whole_words_first))  # type: ignore[arg-type]
+    if preset.nfc:
         backend.normalizer = normalizers.NFC()
-    backend.pre_tokenizer = cut.pre_tokenizer()
+    backend.pre_tokenizer = preset.pre_tokenizer()
     backend.decoder = decoders.ByteLevel()
-    return backend, cut.add_bos
+    return backend, preset.add_bos
 
 
 def _sentence_piece(metadata: Mapping[str, object], tokens: list[str], types: Sequence[int]) -> Tokenizer:
@@ -177,7 +177,7 @@ def _sentence_piece(metadata: Mapping[str, object], tokens: list[str], types: Se
 def _merges(
     vocabulary: Mapping[str, int], tokens: list[str], types: Sequence[int], scores: Sequence[float]
 ) -> list[tuple[str, str]]:
-    """SentencePiece joins the neighbours whose joint scores best: every split of every token into two, best first."""
+    """SentencePiece merges the neighbours with the best joint score: all splits of all tokens in two, best first."""
     id_of = vocabulary.get
     pairs: list[tuple[int, int]] = []
     for i in np.argsort(-np.asarray(scores), kind="stable").tolist():
@@ -193,7 +193,7 @@ def _merges(
 
 
 def _add_tokens(backend: Tokenizer, tokens: list[str], types: Sequence[int]) -> None:
-    """Control and user-defined tokens are found before text is cut; those of marked spaces, after spaces are marked."""
+    """Control and user-defined tokens match before pre-tokenization; those containing "▁" match after normalization."""
     kinds = np.asarray(types)
     special = np.flatnonzero((kinds == _Type.CONTROL) | (kinds == _Type.UNKNOWN)).tolist()
     backend.add_special_tokens([AddedToken(tokens[i], special=True, normalized=False) for i in special])
@@ -202,7 +202,7 @@ def _add_tokens(backend: Tokenizer, tokens: list[str], types: Sequence[int]) -> 
 
 
 def _surround(backend: Tokenizer, tokens: list[str], first: list[int], last: list[int]) -> None:
-    """Let encoding put these tokens around a text."""
+    """Make encoding put these tokens before and after a text."""
     if first or last:
         before, after = [tokens[i] for i in first], [tokens[i] for i in last]
         backend.post_processor = processors.TemplateProcessing(
@@ -224,7 +224,7 @@ def _get(metadata: Mapping[str, object], key: str, kind: type[T], default: T | N
     value = metadata.get(key, default)
     if type(value) is not kind:
         found = "is missing" if value is None else f"is {value!r:.80}, not of type {kind.__name__}"
-        raise ModelError(f"metadata {key} {found}. Convert the model anew")
+        raise ModelError(f"metadata {key} {found}. Convert the model again")
     return value
 
 
@@ -232,7 +232,7 @@ def _list(metadata: Mapping[str, object], key: str) -> list[str]:
     value = metadata.get(key)
     if not isinstance(value, list) or not value:
         raise ModelError(
-            f"metadata {key} is {'missing' if value is None else 'not a list of texts'}. Convert the model anew"
+            f"metadata {key} is {'missing' if value is None else 'not a list of strings'}. Convert the model again"
         )
     return value
 
@@ -241,7 +241,7 @@ def _numbers(metadata: Mapping[str, object], key: str, count: int) -> list[int]:
     value = metadata.get(key)
     if not isinstance(value, np.ndarray) or len(value) != count:
         raise ModelError(
-            f"metadata {key} does not hold a number for each of the {count} tokens. Convert the model anew"
+            f"metadata {key} does not hold a number for each of the {count} tokens. Convert the model again"
         )
     numbers: list[int] = value.tolist()
     return numbers
@@ -253,5 +253,5 @@ def _token_id(metadata: Mapping[str, object], name: str, count: int) -> int | No
         return None
     token_id = _get(metadata, key, int)
     if not 0 <= token_id < count:
-        raise ModelError(f"metadata {key} is {token_id}, but there are {count} tokens. Convert the model anew")
+        raise ModelError(f"metadata {key} is {token_id}, but there are {count} tokens. Convert the model again")
     return token_id

@@ -1,4 +1,4 @@
-"""Weights as a file holds them: raw bytes with a number format and a shape, dequantised only by who asks for it."""
+"""Weights as stored in a file: raw bytes with a number format and a shape, dequantised on request."""
 
 from __future__ import annotations
 

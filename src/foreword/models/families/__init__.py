@@ -1,4 +1,4 @@
-"""The families of decoders: each a spec from a config and a map of weight names, about forty lines."""
+"""The supported model families: each builds a spec from a config and maps weight names, in about forty lines."""
 
 from __future__ import annotations
 

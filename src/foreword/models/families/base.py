@@ -1,4 +1,4 @@
-"""What the families of decoders share: names of weights in files, and the part of a spec that all read alike."""
+"""Shared by all families: names of weights in files, and the parts of a spec that are read from common keys."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from foreword.models.config import Config
+from foreword.models.config import USE_ITS_CONFIG, Config
 from foreword.models.rope import model_length, rope_parameters, rope_spec
 from foreword.models.spec import DecoderSpec, LayerSpec, MoeSpec, RopeSpec
 
-# Canonical name less its layer and expert → name in a file; {i} is the layer, {e} the expert.
+# Canonical name without layer and expert → name in a file; {i} is the layer, {e} the expert.
 _LAYER = "model.layers.{i}."
 SAFETENSORS_NAMES: Mapping[str, str] = {
     "embed": "model.embed_tokens.weight",
@@ -54,7 +54,7 @@ GGUF_NAMES: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows [start, stop) of a tensor that holds several weights one below the other: ``qkv`` or ``gate_up``."""
+    """Rows [start, stop) of a tensor that stacks several weights along its rows: ``qkv`` or ``gate_up``."""
 
     name: str
     start: int
@@ -63,12 +63,12 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How one kind of model is read.
+    """How one family of models is read.
 
     spec: its `DecoderSpec` from a config. names: where its safetensors differ from `SAFETENSORS_NAMES`.
-    norms_less_one: norm weights stand there as w − 1. gguf: the architecture's name in a GGUF file, if it has one.
-    gguf_interleaved: q and k rows stand there in interleaved rotary order. fused: weights that are rows of another
-    tensor, in either kind of file.
+    norms_less_one: safetensors hold norm weights as w − 1. gguf: the architecture's name in GGUF files, if it has one.
+    gguf_interleaved: GGUF files hold q and k rows in interleaved rotary order. fused: weights that are rows of another
+    tensor, in either file format.
     """
 
     spec: Callable[[Config], DecoderSpec]
@@ -79,7 +79,7 @@ class Family:
     fused: Callable[[DecoderSpec], Mapping[str, Rows]] = lambda spec: {}
 
     def read(self, config: Config) -> DecoderSpec:
-        """The spec of a config, with that for longer requests if the model is another one then."""
+        """The spec of a config, with ``longer`` set if longer requests use other rotary frequencies."""
         spec, longest = self.spec(config), config.size("max_position_embeddings")
         if spec.max_model_len >= longest:
             return spec
@@ -87,10 +87,10 @@ class Family:
 
 
 def decoder(config: Config, architecture: str, layers: tuple[LayerSpec, ...], **differences: Any) -> DecoderSpec:
-    """A Llama-like spec: a config's common keys, and what the family does otherwise."""
+    """A Llama-like spec from the common keys of a config, with the family's ``differences``."""
     for key in ("attention_bias", "mlp_bias", "use_bias"):
         if config.values.get(key) and "qkv_bias" not in differences:
-            raise config.error(f"{key} is set, which {architecture} models here do not have", "Use a model without it")
+            raise config.error(f"{key} is set, which is not supported for {architecture}", "Use a model without it")
     dim = head_dim(config)
     spec: dict[str, Any] = {
         "architecture": architecture,
@@ -108,8 +108,8 @@ def decoder(config: Config, architecture: str, layers: tuple[LayerSpec, ...], **
     }
     made = DecoderSpec(**{**spec, **differences})
     if made.num_heads % made.num_kv_heads:
-        raise config.error(f"{made.num_heads} heads are not a multiple of {made.num_kv_heads} key/value heads",
-                           "Use the configuration that came with the weights")  # fmt: skip
+        heads = f"{made.num_heads} heads are not a multiple of {made.num_kv_heads} key/value heads"
+        raise config.error(heads, USE_ITS_CONFIG)
     return made
 
 
@@ -127,16 +127,16 @@ def rope(config: Config, layer_type: str = "full_attention") -> RopeSpec:
 
 
 def windows(config: Config, sliding: Callable[[int], bool]) -> tuple[int | None, ...]:
-    """Each layer's sliding window: from ``layer_types`` if the config has it, else by the family's rule."""
+    """Sliding window of each layer (None: full): from ``layer_types`` if present, else by the family's rule."""
     window, count = config.optional("sliding_window", int), num_layers(config)
     types = config.sequence("layer_types") or [
         "sliding_attention" if window and sliding(i) else "full_attention" for i in range(count)
     ]
     if len(types) != count or not all(kind in ("sliding_attention", "full_attention") for kind in types):
-        raise config.error(f"layer_types {types!r:.80} is not {count} of full_attention and sliding_attention",
-                           "Use a model whose layers are of these kinds")  # fmt: skip
+        reason = f"layer_types {types!r:.80} is not {count} of full_attention and sliding_attention"
+        raise config.error(reason, "Use a model whose layers are of these types")
     if "sliding_attention" in types and (window or 0) <= 0:
-        raise config.error(f"sliding_window = {window}, with sliding layers", "Use the model's own configuration")
+        raise config.error(f"sliding_window = {window}, but some layers are sliding", USE_ITS_CONFIG)
     return tuple(window if kind == "sliding_attention" else None for kind in types)
 
 
@@ -149,6 +149,6 @@ def experts(config: Config, *, norm_topk: bool, shared: bool = False) -> MoeSpec
         shared_intermediate_size=config.size("shared_expert_intermediate_size") if shared else 0,
     )
     if moe.experts_per_token > moe.num_experts:
-        raise config.error(f"num_experts_per_tok = {moe.experts_per_token} of {moe.num_experts} experts",
-                           "Use the configuration that came with the weights")  # fmt: skip
+        reason = f"num_experts_per_tok = {moe.experts_per_token} of {moe.num_experts} experts"
+        raise config.error(reason, USE_ITS_CONFIG)
     return moe

@@ -1,4 +1,4 @@
-"""Gemma 2 and 3: sliding and full layers, norms before and after each half, scaled embeddings, a gated GELU."""
+"""Gemma 2 and 3: sliding and full layers, norms before and after attention and MLP, scaled embeddings, gated GELU."""
 
 from __future__ import annotations
 
@@ -12,40 +12,42 @@ from foreword.models.spec import DecoderSpec, LayerSpec
 
 
 def gemma2(config: Config) -> DecoderSpec:
-    """Every other layer slides, the first included. Softcaps on attention and on the logits."""
+    """Even layers slide, odd layers are full. Soft caps on attention scores and logits."""
     rotary = rope(config)
     layers = tuple(LayerSpec(rotary, window) for window in windows(config, lambda i: i % 2 == 0))
-    return decoder(config, "gemma2", layers, **_common(config, largest=46),
-                   attn_softcap=_cap(config, "attn_logit_softcapping", 50.0),
-                   final_softcap=_cap(config, "final_logit_softcapping", 30.0))  # fmt: skip
+    caps = _caps(config, attn=50.0, final=30.0)
+    return decoder(config, "gemma2", layers, **_common(config, largest=46), **caps)
 
 
 def gemma3(config: Config) -> DecoderSpec:
-    """Five layers slide, the sixth is full; sliding layers have a rotary base of their own. q and k have norms."""
+    """Five sliding layers, then a full one; sliding layers have their own rotary base. Norms on q and k."""
     every = config.size("sliding_window_pattern", 6)
     full, local = rope(config), rope(_local(config), "sliding_attention")
     layers = tuple(
         LayerSpec(full if window is None else local, window)
         for window in windows(config, lambda i: (i + 1) % every != 0)
     )
-    return decoder(config, "gemma3", layers, **_common(config, largest=62), qk_norm=True,
-                   attn_softcap=_cap(config, "attn_logit_softcapping"),
-                   final_softcap=_cap(config, "final_logit_softcapping"))  # fmt: skip
+    return decoder(config, "gemma3", layers, **_common(config, largest=62), **_caps(config), qk_norm=True)
 
 
 def _local(config: Config) -> Config:
-    """The config as sliding layers see it: an unscaled rotary embedding with its own base."""
+    """The config of the sliding layers: an unscaled rotary embedding with its own base."""
     theta = config.positive("rope_local_base_freq", 10000.0)
     return replace(config, values={**config.values, "rope_theta": theta, "rope_scaling": None})
 
 
-def _cap(config: Config, key: str, default: float | None = None) -> float | None:
-    """The cap, or None if the config says null; the family's default if it says nothing."""
-    return config.positive(key, default) if config.values.get(key, default) is not None else None
+def _caps(config: Config, **defaults: float) -> dict[str, float | None]:
+    """``attn_softcap`` and ``final_softcap``: the config's value, None for null; the default if the key is absent."""
+    caps: dict[str, float | None] = {}
+    for name in ("attn", "final"):
+        key, default = f"{name}_logit_softcapping", defaults.get(name)
+        capped = config.values.get(key, default) is not None
+        caps[f"{name}_softcap"] = config.positive(key, default) if capped else None
+    return caps
 
 
 def _common(config: Config, largest: int) -> dict[str, Any]:
-    """What both share. Queries are scaled by the head size, in the largest model of each by hidden size over heads."""
+    """Settings of both. query_scale follows the head size; in the ``largest`` model (layers) hidden size / heads."""
     by_head = config.size("num_hidden_layers") != largest
     default = head_dim(config) if by_head else config.size("hidden_size") / config.size("num_attention_heads")
     return {

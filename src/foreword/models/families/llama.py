@@ -1,14 +1,16 @@
-"""Llama 2 and 3, Mistral, Mixtral and SmolLM3: the plain decoder, with windows, experts or position-free layers."""
+"""Llama 2 and 3, Mistral, Mixtral and SmolLM3: the base decoder, with windows, experts or layers without rotation."""
 
 from __future__ import annotations
 
-from foreword.models.config import Config
+from foreword.models.config import USE_ITS_CONFIG, Config
 from foreword.models.families.base import Family, decoder, experts, num_layers, rope, windows
 from foreword.models.spec import DecoderSpec, LayerSpec
 
 
 def llama(config: Config) -> DecoderSpec:
-    moe = experts(config, norm_topk=True) if config.values.get("num_experts") else None  # Mixtral in a GGUF file
+    moe = (
+        experts(config, norm_topk=True) if config.values.get("num_experts") else None
+    )  # GGUF files name Mixtral "llama"
     layer = LayerSpec(rope(config), moe=moe)
     return decoder(config, "llama", (layer,) * num_layers(config))
 
@@ -24,12 +26,12 @@ def mixtral(config: Config) -> DecoderSpec:
 
 
 def smollm3(config: Config) -> DecoderSpec:
-    """Every fourth layer has no rotary embedding, unless ``no_rope_layers`` says (1: rotary) which."""
+    """Every fourth layer has no rotary embedding, unless ``no_rope_layers`` lists the layers (1: rotary)."""
     rotary, count = rope(config), num_layers(config)
     every = config.size("no_rope_layer_interval", 4)
     flags = config.sequence("no_rope_layers") or [(i + 1) % every != 0 for i in range(count)]
     if len(flags) != count:
-        raise config.error(f"no_rope_layers has {len(flags)} entries for {count} layers", "Use the model's own")
+        raise config.error(f"no_rope_layers has {len(flags)} entries for {count} layers", USE_ITS_CONFIG)
     spans = windows(config, lambda i: config.get("use_sliding_window", bool, False))
     layers = tuple(LayerSpec(rotary if flag else None, w) for flag, w in zip(flags, spans, strict=True))
     return decoder(config, "smollm3", layers, tie_embeddings=config.get("tie_word_embeddings", bool, True))

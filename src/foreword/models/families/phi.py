@@ -1,4 +1,4 @@
-"""Phi-3: q, k and v in one matrix, gate and up in another, often a rotary embedding for a long context."""
+"""Phi-3: q, k and v fused in one matrix, gate and up in another; optionally longrope."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen2 (biases on q, k and v) and Qwen3 (norms on q and k instead), dense and with experts."""
+"""Qwen2 (biases on q, k and v) and Qwen3 (norms on q and k), dense and with experts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from foreword.models.spec import DecoderSpec, LayerSpec, MoeSpec
 
 
 def _layers(config: Config, moe: MoeSpec | None = None) -> tuple[LayerSpec, ...]:
-    """Layers from ``max_window_layers`` on slide if ``use_sliding_window``; those that experts replace are sparse."""
+    """Layers from ``max_window_layers`` on slide if ``use_sliding_window``; sparse layers use ``moe``."""
     rotary, first = rope(config), config.get("max_window_layers", int, 0)
     slides = config.get("use_sliding_window", bool, False)
     spans = windows(config, lambda i: slides and i >= first)
