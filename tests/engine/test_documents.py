@@ -1,0 +1,353 @@
+"""The worked examples of the reference documents, through the whole engine: every step's tensors as the documents
+print them.
+
+Errata: 002 prints query_start_loc as [0, 1, 1, 2, 95, 170, 200]; 000 names request 2's tokens T_3_x; 003 puts T_0_2 in
+block 2 in step 2, where it is T_0_3.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from engine_rig import V, make_engine, run
+from oracle_model import plain_output
+
+from foreword.batch import InputBuffers, KVGroup, NewRequest, RequestStates, SamplingParams, prepare_inputs
+from foreword.batch.adapters.nano_vllm import nano_vllm_context
+from foreword.batch.adapters.vllm_ascend import ascend_metadata
+
+T, F = True, False
+PLANNING = pytest.mark.parametrize("async_scheduling", [False, True], ids=["in turn", "ahead"])
+
+
+class Steps(list):
+    """The steps that an engine runs, each as the arrays that the documents name. Filled while the engine runs."""
+
+    def __init__(self, engine) -> None:
+        super().__init__()
+        engine.on_step = lambda _plan, batch: self.append(arrays_of(batch))
+
+
+def arrays_of(batch) -> dict:
+    """Copies of the step's tensors, its derived ones, and what adapters make of them."""
+    names = (
+        "req_ids", "req_indices", "positions", "input_ids", "query_start_loc", "seq_lens", "num_computed_tokens",
+        "num_scheduled_tokens", "num_reqs", "num_tokens", "max_query_len", "max_seq_len", "logits_indices",
+    )  # fmt: skip
+    arrays = {name: np.array(getattr(batch, name)) for name in names}
+    explained = batch.explain()
+    for name in ("token_indices", "block_table_indices", "block_numbers", "block_offsets"):
+        arrays[name] = getattr(explained, name)
+    ascend, nano = ascend_metadata(batch), nano_vllm_context(batch)
+    arrays |= {
+        "slot_mapping": batch.slot_mapping[0].copy(),
+        "block_table": batch.block_table[0].copy(),
+        "attention_state": batch.attention_state.name,
+        "attn_state": ascend.attn_state.name,
+        "attn_mask": None if ascend.attn_mask is None else ascend.attn_mask.copy(),
+        "attention_mask": batch.attention_mask(),
+        "cu_seqlens_q": nano.cu_seqlens_q,
+        "cu_seqlens_k": nano.cu_seqlens_k,
+        "context_lens": nano.context_lens,
+        "block_tables": nano.block_tables,
+    }
+    return arrays
+
+
+def assert_step(arrays: dict, expected: dict) -> None:
+    for name, value in expected.items():
+        if value is None or isinstance(value, str):
+            assert arrays[name] == value, name
+        else:
+            assert np.array_equal(arrays[name], value), f"{name}: {arrays[name]}"
+
+
+def greedy(max_tokens: int) -> SamplingParams:
+    return SamplingParams(temperature=0.0, max_tokens=max_tokens)
+
+
+def greedy_output(prompt: list[int], length: int) -> list[int]:
+    return plain_output(prompt, lambda logits, _position: logits.argmax(), length, V)
+
+
+# -- 000 and 003: prompts of 3, 2 and 8 tokens, a budget of 10, S = 2, M = 12, K = 6 --------------------------------
+
+
+@pytest.mark.smoke
+@PLANNING
+def test_three_requests_with_a_budget_of_ten(async_scheduling):
+    engine = make_engine(
+        blocks=20, M=12, block_size=2, max_num_batched_tokens=10, max_num_seqs=4, async_scheduling=async_scheduling
+    )
+    steps = Steps(engine)
+    prompts = [[1, 2, 3], [11, 12], [21, 22, 23, 24, 25, 26, 27, 28]]
+    for i, prompt in enumerate(prompts):
+        engine.add_request(str(i), prompt, greedy(3))
+    outputs = run(engine)
+    (t_0_3, t_0_4, _), (t_1_2, t_1_3, _), (t_2_8, t_2_9, _) = tokens = [greedy_output(p, 3) for p in prompts]
+    assert [outputs[str(i)].outputs[0].token_ids for i in range(3)] == tokens
+    assert len(steps) == 4
+
+    causal = [
+        [T, F, F, F, F],
+        [T, T, F, F, F],
+        [T, T, T, F, F],
+        [T, T, T, T, F],
+        [T, T, T, T, T],
+    ]
+    assert_step(
+        steps[0],
+        {
+            "req_ids": ["0", "1", "2"],
+            "num_scheduled_tokens": [3, 2, 5],
+            "req_indices": [0, 0, 0, 1, 1, 2, 2, 2, 2, 2],
+            "positions": [0, 1, 2, 0, 1, 0, 1, 2, 3, 4],
+            "token_indices": [0, 1, 2, 12, 13, 24, 25, 26, 27, 28],
+            "input_ids": [1, 2, 3, 11, 12, 21, 22, 23, 24, 25],
+            "block_table": [[1, 2, 0, 0, 0, 0], [3, 0, 0, 0, 0, 0], [4, 5, 6, 0, 0, 0]],
+            "block_table_indices": [0, 0, 1, 6, 6, 12, 12, 13, 13, 14],
+            "block_numbers": [1, 1, 2, 3, 3, 4, 4, 5, 5, 6],
+            "block_offsets": [0, 1, 0, 0, 1, 0, 1, 0, 1, 0],
+            "slot_mapping": [2, 3, 4, 6, 7, 8, 9, 10, 11, 12],
+            "query_start_loc": [0, 3, 5, 10],
+            "seq_lens": [3, 2, 5],
+            "num_computed_tokens": [0, 0, 0],
+            "num_reqs": 3,
+            "num_tokens": 10,
+            "max_query_len": 5,
+            "attention_state": "PREFILL_NO_CACHE",
+            "attn_state": "PrefillNoCache",
+            "attention_mask": causal,
+            "attn_mask": causal,
+        },
+    )
+    rows_by_position = [
+        [T, T, T, T, F, F, F, F],
+        [T, T, T, F, F, F, F, F],
+        [T, T, T, T, T, T, F, F],
+        [T, T, T, T, T, T, T, F],
+        [T, T, T, T, T, T, T, T],
+    ]
+    assert_step(
+        steps[1],
+        {
+            "req_ids": ["0", "1", "2"],
+            "num_scheduled_tokens": [1, 1, 3],
+            "req_indices": [0, 1, 2, 2, 2],
+            "positions": [3, 2, 5, 6, 7],
+            "token_indices": [3, 14, 29, 30, 31],
+            "input_ids": [t_0_3, t_1_2, 26, 27, 28],
+            "block_table": [[1, 2, 0, 0, 0, 0], [3, 7, 0, 0, 0, 0], [4, 5, 6, 8, 0, 0]],
+            "block_table_indices": [1, 7, 14, 15, 15],
+            "block_numbers": [2, 7, 6, 8, 8],
+            "block_offsets": [1, 0, 1, 0, 1],
+            "slot_mapping": [5, 14, 13, 16, 17],
+            "query_start_loc": [0, 1, 2, 5],
+            "seq_lens": [4, 3, 8],
+            "num_computed_tokens": [3, 2, 5],
+            "num_reqs": 3,
+            "num_tokens": 5,
+            "max_query_len": 3,
+            "attention_state": "CHUNKED_PREFILL",
+            "attn_state": "ChunkedPrefill",
+            "attention_mask": rows_by_position,
+            "attn_mask": rows_by_position,
+        },
+    )
+    # "If you understand the step_1 and step_2, you will know the all following steps."
+    assert_step(
+        steps[2],
+        {
+            "positions": [4, 3, 8],
+            "token_indices": [4, 15, 32],
+            "input_ids": [t_0_4, t_1_3, t_2_8],
+            "block_table": [[1, 2, 9, 0, 0, 0], [3, 7, 0, 0, 0, 0], [4, 5, 6, 8, 10, 0]],
+            "block_table_indices": [2, 7, 16],
+            "slot_mapping": [18, 15, 20],
+            "query_start_loc": [0, 1, 2, 3],
+            "seq_lens": [5, 4, 9],
+            "attn_state": "DecodeOnly",
+            "attention_mask": None,
+            "attn_mask": None,
+        },
+    )
+    assert_step(steps[3], {"req_ids": ["2"], "positions": [9], "input_ids": [t_2_9], "slot_mapping": [21]})
+
+
+# -- 003's note: M = 5, S = 2, K = 3, where S does not divide M ----------------------------------------------------
+
+
+@PLANNING
+def test_a_block_size_that_does_not_divide_the_length_keeps_requests_apart(async_scheduling):
+    """The note's requests have 2, 5 and 3 tokens. An engine needs room for an output: 4 prompt tokens, then the end."""
+    engine = make_engine(
+        blocks=20, M=5, block_size=2, max_num_batched_tokens=10, max_num_seqs=4, async_scheduling=async_scheduling
+    )
+    steps = Steps(engine)
+    prompts = [[1, 2], [11, 12, 13, 14], [21, 22, 23]]
+    for i, prompt in enumerate(prompts):
+        engine.add_request(str(i), prompt, greedy(2))
+    outputs = run(engine)
+    tokens = [greedy_output(p, min(2, 5 - len(p))) for p in prompts]
+    assert [outputs[str(i)].outputs[0].token_ids for i in range(3)] == tokens
+    assert_step(
+        steps[0],
+        {
+            "positions": [0, 1, 0, 1, 2, 3, 0, 1, 2],
+            "token_indices": [0, 1, 5, 6, 7, 8, 10, 11, 12],
+            "block_table": [[1, 0, 0], [2, 3, 0], [4, 5, 0]],
+            "block_table_indices": [0, 0, 3, 3, 4, 4, 6, 6, 7],
+            "slot_mapping": [2, 3, 4, 5, 6, 7, 8, 9, 10],
+        },
+    )
+    assert_step(
+        steps[1],
+        {
+            "req_ids": ["0", "2"],
+            "positions": [2, 3],
+            "token_indices": [2, 13],
+            "input_ids": [tokens[0][0], tokens[2][0]],
+            "block_table_indices": [1, 7],
+            "block_table": [[1, 6, 0], [4, 5, 0]],
+            "seq_lens": [3, 4],
+        },
+    )
+
+
+@pytest.mark.parametrize("backend", ["loops", "numpy", "native"])
+def test_the_notes_own_lengths_at_the_batch_level(backend):
+    states = RequestStates(max_num_reqs=4, max_model_len=5, vocab_size=V, kv_groups=[KVGroup(2)])
+    for i, (length, blocks) in enumerate([(2, [1]), (5, [2, 3, 4]), (3, [5, 6])]):
+        states.add_request(NewRequest(str(i), [1] * length, [blocks]))
+    batch = prepare_inputs(
+        states, {"0": 2, "1": 5, "2": 3}, InputBuffers.for_states(states, 10), backend=backend, check="full"
+    )
+    explained = batch.explain()
+    assert batch.positions.tolist() == [0, 1, 0, 1, 2, 3, 4, 0, 1, 2]
+    assert explained.token_indices.tolist() == [0, 1, 5, 6, 7, 8, 9, 10, 11, 12]
+    assert batch.block_table[0].tolist() == [[1, 0, 0], [2, 3, 4], [5, 6, 0]]
+    assert explained.block_table_indices.tolist() == [0, 0, 3, 3, 4, 4, 5, 6, 6, 7]
+    assert batch.slot_mapping[0].tolist() == [2, 3, 4, 5, 6, 7, 8, 10, 11, 12]
+    # token_indices // S puts request 1 into entry 2, which is of request 0's row.
+    assert (explained.token_indices // 2).tolist() == [0, 0, 2, 3, 3, 4, 4, 5, 5, 6]
+
+
+# -- 002: five requests, 200 tokens, S = 16, M = 240, K = 15 -------------------------------------------------------
+
+
+def test_five_requests_of_two_hundred_tokens():
+    engine = make_engine(blocks=40, M=240, block_size=16, max_num_batched_tokens=200, max_num_seqs=8)
+    steps = Steps(engine)
+    prompts = [[1 + (7 * i + j) % 29 for j in range(n)] for i, n in enumerate([54, 145, 93, 75, 60])]
+    for i in (0, 1):
+        engine.add_request(str(i), prompts[i], greedy(2))
+    engine.step()
+    for i in (2, 3, 4):
+        engine.add_request(str(i), prompts[i], greedy(2))
+    outputs = run(engine)
+    tokens = [greedy_output(p, 2) for p in prompts]
+    assert {i: outputs[str(i)].outputs[0].token_ids for i in (2, 3, 4)} == dict(enumerate(tokens[2:], 2))
+    row = lambda first, last: [*range(first, last + 1), *[0] * (15 - (last - first + 1))]  # noqa: E731
+    assert_step(
+        steps[1],
+        {
+            "req_ids": ["0", "1", "2", "3", "4"],
+            "num_scheduled_tokens": [1, 1, 93, 75, 30],
+            "num_computed_tokens": [54, 145, 0, 0, 0],
+            "num_reqs": 5,
+            "num_tokens": 200,
+            "req_indices": [0, 1] + [2] * 93 + [3] * 75 + [4] * 30,
+            "positions": [54, 145, *range(93), *range(75), *range(30)],
+            "token_indices": [54, 145 + 240, *range(480, 573), *range(720, 795), *range(960, 990)],
+            "input_ids": [tokens[0][0], tokens[1][0], *prompts[2], *prompts[3], *prompts[4][:30]],
+            "block_table": [row(1, 4), row(5, 14), row(15, 20), row(21, 25), row(26, 27)],
+            "block_table_indices": (
+                [3, 24]
+                + [30] * 16 + [31] * 16 + [32] * 16 + [33] * 16 + [34] * 16 + [35] * 13
+                + [45] * 16 + [46] * 16 + [47] * 16 + [48] * 16 + [49] * 11
+                + [60] * 16 + [61] * 14
+            ),
+            "block_numbers": (
+                [4, 14]
+                + [15] * 16 + [16] * 16 + [17] * 16 + [18] * 16 + [19] * 16 + [20] * 13
+                + [21] * 16 + [22] * 16 + [23] * 16 + [24] * 16 + [25] * 11
+                + [26] * 16 + [27] * 14
+            ),
+            "block_offsets": (
+                [6, 1]
+                + [*range(16)] * 5 + [*range(13)]
+                + [*range(16)] * 4 + [*range(11)]
+                + [*range(16)] + [*range(14)]
+            ),
+            "slot_mapping": [70, 225, *range(240, 333), *range(336, 411), *range(416, 446)],
+            "query_start_loc": [0, 1, 2, 95, 170, 200],
+            "seq_lens": [55, 146, 93, 75, 30],
+            "max_query_len": 93,
+            "logits_indices": [0, 1, 94, 169, 199],
+            "attn_state": "ChunkedPrefill",
+        },
+    )  # fmt: skip
+    mask = steps[1]["attn_mask"]
+    assert mask.shape == (200, 146)
+    assert np.array_equal(mask.sum(1), steps[1]["positions"] + 1)
+    assert np.array_equal(mask, steps[1]["attention_mask"])
+
+
+# -- 004: prompts of 11 and 17 tokens, S = 256; tables padded with −1 ----------------------------------------------
+
+
+@PLANNING
+def test_two_prompts_as_one_sequence_then_a_decode(async_scheduling):
+    """The document numbers blocks from 0; block 0 is reserved here, so every slot is 256 larger."""
+    engine = make_engine(
+        blocks=40, M=4096, block_size=256, max_num_batched_tokens=64, max_num_seqs=4, async_scheduling=async_scheduling
+    )
+    steps = Steps(engine)
+    prompts = [[*range(1, 12)], [*range(1, 18)]]
+    for i, prompt in enumerate(prompts):
+        engine.add_request(str(i), prompt, greedy(2))
+    outputs = run(engine)
+    tokens = [greedy_output(p, 2) for p in prompts]
+    assert [outputs[str(i)].outputs[0].token_ids for i in range(2)] == tokens
+    assert_step(
+        steps[0],
+        {
+            "input_ids": [*range(1, 12), *range(1, 18)],
+            "positions": [*range(11), *range(17)],
+            "cu_seqlens_q": [0, 11, 28],
+            "cu_seqlens_k": [0, 11, 28],
+            "slot_mapping": [*range(256, 267), *range(512, 529)],
+            "logits_indices": [10, 27],
+            "block_tables": None,
+        },
+    )
+    assert_step(
+        steps[1],
+        {
+            "input_ids": [tokens[0][0], tokens[1][0]],
+            "positions": [11, 17],
+            "slot_mapping": [267, 529],
+            "context_lens": [12, 18],
+            "cu_seqlens_q": None,
+            "cu_seqlens_k": None,
+            "block_tables": [[1], [2]],
+        },
+    )
+
+
+def test_a_decodes_tables_are_as_wide_as_the_longest_and_padded_with_minus_one():
+    engine = make_engine(blocks=20, M=24, block_size=4, max_num_batched_tokens=64)
+    steps = Steps(engine)
+    for i, length in enumerate([11, 17]):
+        engine.add_request(str(i), [*range(1, length + 1)], greedy(2))
+    run(engine)
+    assert_step(steps[1], {"block_tables": [[1, 2, 3, -1, -1], [4, 5, 6, 7, 8]], "context_lens": [12, 18]})
+
+
+@pytest.mark.parametrize("backend", ["loops", "numpy", "native"])
+def test_the_documents_own_table_at_the_batch_level(backend):
+    states = RequestStates(max_num_reqs=4, max_model_len=2048, vocab_size=V, kv_groups=[KVGroup(256)])
+    for i, (computed, blocks) in enumerate([(600, [10, 25, 3]), (1100, [101, 78, 5, 9, 11])]):
+        states.add_request(NewRequest(str(i), [1] * computed, [blocks], (2,), computed))
+    batch = prepare_inputs(states, {"0": 1, "1": 1}, InputBuffers.for_states(states, 8), backend=backend)
+    assert nano_vllm_context(batch).block_tables.tolist() == [[10, 25, 3, -1, -1], [101, 78, 5, 9, 11]]
