@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMPS := .stamps
 
-.PHONY: help demo test smoke check bench native arm clean
+.PHONY: help demo test smoke proofs torch check bench native arm clean
 .DEFAULT_GOAL := demo
 
 help:  ## list the targets
@@ -37,15 +37,22 @@ demo: $(STAMPS)/install  ## build, get the default model, answer a prompt, show 
 	$(BIN)/foreword models pull smollm2
 	$(BIN)/foreword run "What is the capital of France? Answer in one sentence." --max-tokens 24 --explain
 
-test: $(STAMPS)/test  ## everything, the default model included
-	$(BIN)/python -m pytest
+test: $(STAMPS)/test  ## everything, the default model included, on all cores
+	$(BIN)/python -m pytest -n auto
 
 smoke: $(STAMPS)/test  ## a few quick tests of each layer, in seconds
 	$(BIN)/python -m pytest -m smoke
 
+proofs: $(STAMPS)/test  ## corrupt each name of the reference pages, run its proof (minutes)
+	$(BIN)/python tests/reference/prove.py
+
+torch: $(STAMPS)/test  ## the program of docs/torch.md, with PyTorch for the CPU
+	$(PIP) 'torch>=2.11,<2.14'
+	$(BIN)/python -m pytest tests/examples/test_torch_page.py
+
 check: $(STAMPS)/dev  ## format, lint, types
-	$(BIN)/ruff format --check src tests benchmarks tools
-	$(BIN)/ruff check src tests benchmarks tools
+	$(BIN)/ruff format --check src tests benchmarks tools examples
+	$(BIN)/ruff check src tests benchmarks tools examples
 	$(BIN)/mypy
 
 bench: $(STAMPS)/install  ## host cost of a step: Foreword's backends and Python lists

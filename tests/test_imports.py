@@ -33,11 +33,12 @@ LAYERS = {
 ROOMS = {
     "values": set(),
     "state": {"values"},
-    "prepare.tensors": {"values", "state"},
-    "features": {"values", "state", "prepare.tensors"},
-    "adapters": {"values", "state", "prepare.tensors", "features"},
-    "proof": {"values", "state", "prepare.tensors", "features"},
-    "prepare": {"values", "state", "prepare.tensors", "features", "adapters", "proof"},
+    "step": {"values", "state"},
+    "features": {"values", "state", "step"},
+    "adapters": {"values", "state", "step", "features"},
+    "proof": {"values", "state", "step", "features"},
+    "prepare": {"values", "state", "step", "features", "adapters", "proof"},
+    "difference": {"values", "state", "step", "prepare"},
 }
 """Part of `foreword.batch` → the parts that it may import. A module belongs to the longest prefix."""
 

@@ -7,7 +7,11 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from foreword.batch import InputBatch, prepare_inputs
+from foreword.batch import (
+    InputBatch,
+    prepare_inputs,
+    sampling_metadata,
+)
 from foreword.batch.adapters.vllm import apply
 from foreword.bench.host import Ours, new_states
 from foreword.bench.traffic import Step, Workload
@@ -60,7 +64,7 @@ class Applied:
 
     def prepare(self) -> object:
         self.batch = prepare_inputs(self.states, apply(self.states, self.output), self.buffers)
-        self.sampling = self.batch.sampling_metadata()
+        self.sampling = sampling_metadata(self.batch)
         return self.batch
 
     def tensors(self) -> Tensors:

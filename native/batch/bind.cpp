@@ -1,243 +1,275 @@
-#include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
+#include "batch/bind.h"
+
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <bit>
+#include <cstring>
 #include <optional>
+#include <stdexcept>
+#include <tuple>
 
 #include "batch/rows.h"
 #include "batch/step.h"
 
-namespace nb = nanobind;
-
 namespace foreword {
 namespace {
 
-template <class T>
-using Vector = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-template <class T>
-using Matrix = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using AnyVector = nb::ndarray<nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using AnyConstVector = nb::ndarray<nb::ro, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-template <class... Options>
-using AnyVector = nb::ndarray<nb::ndim<1>, nb::c_contig, nb::device::cpu, Options...>;
-
-template <class T>
-T *pointer(const nb::dict &arrays, const char *name) {
-  return nb::cast<Vector<T>>(arrays[name]).data();
+States make_states(const nb::dict &arrays, int32_t vocab_size, int32_t max_num_draft_tokens) {
+  const auto tokens = nb::cast<nb::ndarray<int32_t, nb::ndim<2>, nb::device::cpu>>(arrays["token_ids"]);
+  States s;
+  s.max_num_reqs = int32_t(tokens.shape(0));
+  s.max_model_len = int32_t(tokens.shape(1));
+  s.vocab_size = vocab_size;
+  s.max_num_draft_tokens = max_num_draft_tokens;
+  s.token_ids = tokens.data();
+  s.token_stride = tokens.stride(0);
+#define FOREWORD_BIND(type, name) s.name = pointer<type>(arrays, #name);
+  FOREWORD_ROW_ARRAYS(FOREWORD_BIND)
+#undef FOREWORD_BIND
+  return s;
 }
 
-States make_states(const nb::dict &s, int32_t vocab_size, int32_t max_num_draft_tokens) {
-  const auto tokens = nb::cast<nb::ndarray<int32_t, nb::ndim<2>, nb::device::cpu>>(s["token_ids"]);
-  return {
-      .max_num_reqs = int32_t(tokens.shape(0)),
-      .max_model_len = int32_t(tokens.shape(1)),
-      .vocab_size = vocab_size,
-      .max_num_draft_tokens = max_num_draft_tokens,
-      .token_ids = tokens.data(),
-      .num_tokens = pointer<int32_t>(s, "num_tokens"),
-      .num_computed_tokens = pointer<int32_t>(s, "num_computed_tokens"),
-      .num_placeholders = pointer<int32_t>(s, "num_placeholders"),
-      .prompt_len = pointer<int32_t>(s, "prompt_len"),
-      .prefill_len = pointer<int32_t>(s, "prefill_len"),
-      .last_sampled_token = pointer<int32_t>(s, "last_sampled_token"),
-      .row_generation = pointer<int64_t>(s, "row_generation"),
-      .live = pointer<bool>(s, "live"),
-      .token_stride = tokens.stride(0),
-  };
-}
+// A default value as the bits of a column's type, and the function of a flag rule over a column.
+struct ColumnType {
+  nb::dlpack::dtype type;
+  uint64_t (*bits)(double value);
+  decltype(FlagRule::apply) (*rule)(std::string_view comparison);
 
-// `columns`: the arrays of SamplingColumns by name. `req_ids`: the address of the states' object array, which has no
-// buffer of its own.
-RowsCore make_rows(const nb::dict &s, const nb::dict &c, const nb::dict &row_of, uintptr_t req_ids, const nb::list &free,
-                   int32_t vocab_size, int32_t max_num_draft_tokens) {
-  RowsCore core;
-  core.states = make_states(s, vocab_size, max_num_draft_tokens);
-  core.lora_id = pointer<int32_t>(s, "lora_id");
-  core.row_generation = pointer<int64_t>(s, "row_generation");
-  core.live = pointer<bool>(s, "live");
-  core.directory = {row_of.ptr(), reinterpret_cast<PyObject **>(req_ids), free.ptr()};
-  core.sampling = {
-      .temperature = pointer<float>(c, "temperature"),
-      .top_p = pointer<float>(c, "top_p"),
-      .min_p = pointer<float>(c, "min_p"),
-      .presence_penalty = pointer<float>(c, "presence_penalty"),
-      .frequency_penalty = pointer<float>(c, "frequency_penalty"),
-      .repetition_penalty = pointer<float>(c, "repetition_penalty"),
-      .top_k = pointer<int32_t>(c, "top_k"),
-      .min_tokens = pointer<int32_t>(c, "min_tokens"),
-      .num_logprobs = pointer<int32_t>(c, "num_logprobs"),
-      .num_prompt_logprobs = pointer<int32_t>(c, "num_prompt_logprobs"),
-      .needs = pointer<int32_t>(c, "needs"),
-      .seed = pointer<int64_t>(c, "seed"),
-      .stamp = pointer<int64_t>(c, "stamp"),
-      .is_set = pointer<bool>(c, "is_set"),
-  };
-  for (const auto [name, array] : c) {
-    const auto column = nb::cast<AnyVector<>>(array);
-    core.parameters[nb::cast<std::string>(name)] = {static_cast<uint8_t *>(column.data()), column.itemsize(), column.dtype().code};
+  template <class T>
+  static ColumnType of() {
+    const auto bits = [](double value) {
+      const T typed = T(value);
+      uint64_t out = 0;
+      std::memcpy(&out, &typed, sizeof(T));
+      return out;
+    };
+    return {nb::dtype<T>(), bits, &FlagRule::function<T>};
   }
-  for (const char *derived : {"needs", "stamp", "is_set"}) core.parameters.erase(derived);
+};
+
+const ColumnType &column_type(nb::dlpack::dtype type) {
+  static const ColumnType types[] = {ColumnType::of<float>(), ColumnType::of<int32_t>(), ColumnType::of<int64_t>()};
+  for (const ColumnType &known : types)
+    if (known.type == type) return known;
+  throw std::invalid_argument("a sampling column must be float32, int32 or int64");
+}
+
+// `layout`: SamplingColumns.native_layout().
+SamplingColumns make_sampling(const nb::dict &layout) {
+  SamplingColumns sampling;
+  sampling.stamp = pointer<int64_t>(layout, "stamp");
+  sampling.is_set = pointer<bool>(layout, "is_set");
+  const auto columns = nb::cast<nb::dict>(layout["columns"]);
+  for (const auto [name, entry] : columns) {
+    const auto [array, value] = nb::cast<std::pair<AnyVector, double>>(entry);
+    sampling.all.push_back({static_cast<uint8_t *>(array.data()), array.itemsize(), array.dtype().code,
+                            column_type(array.dtype()).bits(value)});
+    sampling.by_name[nb::cast<std::string>(name)] = sampling.all.back();
+  }
+  for (const nb::handle rule : nb::cast<nb::list>(layout["flag_rules"])) {
+    const auto [flag, name, comparison, operand] = nb::cast<std::tuple<int32_t, std::string, std::string, double>>(rule);
+    const auto array = nb::cast<AnyVector>(columns[name.c_str()][nb::int_(0)]);
+    const auto apply = column_type(array.dtype()).rule(comparison);
+    if (!apply) throw std::invalid_argument("unknown comparison in a flag rule: " + comparison);
+    sampling.flag_rules.push_back({flag, array.data(), operand, apply});
+  }
+  sampling.needs = sampling.values<int32_t>("needs");
+  sampling.by_name.erase("needs");
+  return sampling;
+}
+
+// `req_ids`: the address of the states' object array, which has no buffer of its own.
+RowsCore make_rows(const nb::dict &arrays, const nb::dict &sampling, const nb::dict &row_of, uintptr_t req_ids,
+                   const nb::list &free, int32_t vocab_size, int32_t max_num_draft_tokens) {
+  RowsCore core;
+  core.states = make_states(arrays, vocab_size, max_num_draft_tokens);
+  core.directory = {row_of.ptr(), reinterpret_cast<PyObject **>(req_ids), free.ptr()};
+  core.sampling = make_sampling(sampling);
   return core;
 }
 
 // Columns of sampling parameters, one value for each of `count` requests, as arrays of the very types they are kept in.
-bool read_columns(const RowsCore &core, const nb::dict &sampling, size_t count, std::vector<Given> &out) {
+bool read_columns(const RowsCore &core, const nb::dict &sampling, size_t count, std::vector<ColumnWrite> &out) {
   for (const auto [name, values] : sampling) {
     std::string text;
-    AnyVector<nb::ro> from;
+    AnyConstVector from;
     if (!nb::try_cast(name, text) || !nb::try_cast(values, from, false) || from.shape(0) != count) return false;
-    const auto to = core.parameters.find(text);
-    if (to == core.parameters.end() || from.itemsize() != to->second.size || from.dtype().code != to->second.type_code) return false;
+    const auto to = core.sampling.by_name.find(text);
+    if (to == core.sampling.by_name.end() || from.itemsize() != to->second.size || from.dtype().code != to->second.type_code) return false;
     out.push_back({to->second.data, static_cast<const uint8_t *>(from.data()), to->second.size});
   }
   return true;
 }
 
-void add_table(RowsCore &core, Matrix<int32_t> table, Vector<int32_t> num_blocks, Vector<int64_t> content_id) {
-  core.tables.push_back({table.data(), num_blocks.data(), content_id.data(), int32_t(table.shape(1))});
+void add_table(RowsCore &core, Matrix<int32_t> table, Vector<int32_t> num_blocks, Vector<int64_t> content_id,
+               Vector<bool> holds_null, int32_t null_block) {
+  core.tables.push_back({table.data(), num_blocks.data(), content_id.data(), holds_null.data(), int32_t(table.shape(1)), null_block});
 }
 
-// Columns of N requests; `rows` gets their rows. False, with nothing changed, for any that are not as they should be, among
-// them sampling parameters of another type than their columns'. stamp: of the rows whose parameters are written.
-bool admit(RowsCore &core, nb::sequence req_ids, Vector<int32_t> rows, Vector<const int32_t> tokens,
-           Vector<const int32_t> num_tokens, std::optional<Vector<const int32_t>> prompt_len,
-           std::optional<Vector<const int32_t>> num_computed, const std::vector<Vector<const int32_t>> &blocks,
-           const std::vector<Vector<const int32_t>> &num_blocks, int64_t first_content_id, const std::optional<nb::dict> &sampling,
-           int64_t stamp) {
+// Columns of N requests; `rows` gets their rows. False, with nothing changed, for values of other types or shapes, and
+// for requests that break a rule. stamp: of the rows whose parameters are written.
+bool admit(RowsCore &core, nb::handle req_ids, Vector<int32_t> rows, nb::handle tokens, nb::handle num_tokens,
+           nb::handle prompt_len, nb::handle num_computed, nb::handle blocks, nb::handle num_blocks,
+           int64_t first_content_id, nb::handle sampling, int64_t stamp, int64_t base_seed, int64_t first_admission) {
+  using Column = Vector<const int32_t>;
   const auto count = rows.shape(0);
   const auto fits = [&](const auto &column) { return column.shape(0) == count; };
-  const nb::object ids = nb::steal(PySequence_Fast(req_ids.ptr(), "req_ids is no sequence"));
-  if (!ids.is_valid()) throw nb::python_error();
-  if (size_t(PySequence_Fast_GET_SIZE(ids.ptr())) != count || !fits(num_tokens) || (prompt_len && !fits(*prompt_len)) ||
-      (num_computed && !fits(*num_computed)) || blocks.size() != core.tables.size() || num_blocks.size() != blocks.size())
+  Column all_tokens, known;
+  std::optional<Column> prompts, computed;
+  std::vector<Column> block_ids, held;
+  std::optional<nb::dict> parameters;
+  if (!nb::try_cast(tokens, all_tokens) || !nb::try_cast(num_tokens, known) || !nb::try_cast(prompt_len, prompts) ||
+      !nb::try_cast(num_computed, computed) || !nb::try_cast(blocks, block_ids) || !nb::try_cast(num_blocks, held) ||
+      !nb::try_cast(sampling, parameters) || !PySequence_Check(req_ids.ptr()))
     return false;
-  const std::vector<int32_t> none(num_computed ? 0 : count, 0);
-  Arrivals a{
+  const nb::object ids = nb::steal(PySequence_Fast(req_ids.ptr(), "req_ids must be a sequence"));
+  if (!ids.is_valid()) throw nb::python_error();
+  if (size_t(PySequence_Fast_GET_SIZE(ids.ptr())) != count || !fits(known) || (prompts && !fits(*prompts)) ||
+      (computed && !fits(*computed)) || block_ids.size() != core.tables.size() || held.size() != block_ids.size())
+    return false;
+  const std::vector<int32_t> none(computed ? 0 : count, 0);
+  NewRows a{
       .count = int64_t(count),
       .rows = rows.data(),
-      .tokens = tokens.data(),
-      .num_tokens = num_tokens.data(),
-      .prompt_len = prompt_len ? prompt_len->data() : num_tokens.data(),
-      .num_computed = num_computed ? num_computed->data() : none.data(),
-      .total_tokens = int64_t(tokens.shape(0)),
+      .tokens = all_tokens.data(),
+      .num_tokens = known.data(),
+      .prompt_len = prompts ? prompts->data() : known.data(),
+      .num_computed = computed ? computed->data() : none.data(),
+      .total_tokens = int64_t(all_tokens.shape(0)),
   };
-  for (size_t g = 0; g < blocks.size(); ++g) {
-    if (!fits(num_blocks[g])) return false;
-    a.blocks.push_back(blocks[g].data());
-    a.num_blocks.push_back(num_blocks[g].data());
-    a.total_blocks.push_back(int64_t(blocks[g].shape(0)));
+  for (size_t g = 0; g < block_ids.size(); ++g) {
+    if (!fits(held[g])) return false;
+    a.blocks.push_back(block_ids[g].data());
+    a.num_blocks.push_back(held[g].data());
+    a.total_blocks.push_back(int64_t(block_ids[g].shape(0)));
   }
-  std::vector<Given> given;
-  if (sampling && !read_columns(core, *sampling, count, given)) return false;
+  std::vector<ColumnWrite> writes;
+  if (parameters && !read_columns(core, *parameters, count, writes)) return false;
   if (!core.directory.next_rows(a.count, rows.data()) ||
       !core.admit(a, PySequence_Fast_ITEMS(ids.ptr()), first_content_id))
     return false;
-  if (sampling) core.set_sampling(a.rows, a.count, given, stamp);
+  if (parameters) {
+    core.set_sampling(a.rows, a.count, writes, stamp);
+    if (parameters->contains("temperature") && !parameters->contains("seed"))
+      core.derive_seeds(a.rows, a.count, base_seed, first_admission);
+  }
   return true;
 }
 
-StepCore make_core(const nb::dict &s, const nb::dict &b, int32_t vocab_size, int32_t max_num_draft_tokens,
-                   bool context_parallel) {
+StepCore make_core(const nb::dict &rows, const nb::dict &arrays, int32_t vocab_size, int32_t max_num_draft_tokens) {
   StepCore core;
-  core.context_parallel = context_parallel;
-  core.states = make_states(s, vocab_size, max_num_draft_tokens);
-  core.buffers = {
-      .max_num_batched_tokens = int64_t(nb::cast<Vector<int32_t>>(b["input_ids"]).shape(0)),
-      .idx_mapping = pointer<int32_t>(b, "idx_mapping"),
-      .num_scheduled_tokens = pointer<int32_t>(b, "num_scheduled_tokens"),
-      .num_draft_tokens = pointer<int32_t>(b, "num_draft_tokens"),
-      .num_computed_tokens = pointer<int32_t>(b, "num_computed_tokens"),
-      .num_placeholders = pointer<int32_t>(b, "num_placeholders"),
-      .is_prefilling = pointer<bool>(b, "is_prefilling"),
-      .samples = pointer<bool>(b, "samples"),
-      .row_generation = pointer<int64_t>(b, "row_generation"),
-      .query_start_loc = pointer<int32_t>(b, "query_start_loc"),
-      .seq_lens = pointer<int32_t>(b, "seq_lens"),
-      .dcp_local_seq_lens = pointer<int32_t>(b, "dcp_local_seq_lens"),
-      .cu_num_logits = pointer<int32_t>(b, "cu_num_logits"),
-      .cu_num_draft_tokens = pointer<int32_t>(b, "cu_num_draft_tokens"),
-      .req_indices = pointer<int32_t>(b, "req_indices"),
-      .input_ids = pointer<int32_t>(b, "input_ids"),
-      .expanded_idx_mapping = pointer<int32_t>(b, "expanded_idx_mapping"),
-      .expanded_local_pos = pointer<int32_t>(b, "expanded_local_pos"),
-      .draft_token_ids = pointer<int32_t>(b, "draft_token_ids"),
-      .positions = pointer<int64_t>(b, "positions"),
-      .logits_indices = pointer<int64_t>(b, "logits_indices"),
-      .target_logits_indices = pointer<int64_t>(b, "target_logits_indices"),
-      .bonus_logits_indices = pointer<int64_t>(b, "bonus_logits_indices"),
-      .written = pointer<int64_t>(b, "written"),
-  };
+  core.states = make_states(rows, vocab_size, max_num_draft_tokens);
+  core.buffers.max_num_batched_tokens = int64_t(nb::cast<Vector<int32_t>>(arrays["input_ids"]).shape(0));
+#define FOREWORD_BIND(type, name) core.buffers.name = pointer<type>(arrays, #name);
+  FOREWORD_STEP_ARRAYS(FOREWORD_BIND)
+#undef FOREWORD_BIND
   return core;
 }
 
-void add_group(StepCore &core, Matrix<int32_t> table, Vector<int32_t> num_blocks, Vector<int64_t> content_id,
-               Matrix<int32_t> gathered, Vector<int32_t> gathered_written, Vector<int32_t> gathered_nulled,
-               Vector<int64_t> gathered_content, Vector<int64_t> slot_mapping, int32_t block_size,
-               int32_t sliding_window, int32_t cp_size, int32_t cp_rank, int32_t cp_interleave, bool recurrent) {
+// `table`: the arrays of the group's BlockTable; `step`: the step's arrays of the group; both by name.
+void add_group(StepCore &core, const nb::dict &table, const nb::dict &step, int32_t block_size, int32_t tokens_per_block,
+               int32_t sliding_window, std::tuple<int32_t, int32_t, int32_t> context_parallel, bool recurrent,
+               int32_t null_block) {
+  const auto blocks = nb::cast<Matrix<int32_t>>(table["table"]);
+  const auto [size, rank, interleave] = context_parallel;
+  const auto power = uint32_t(tokens_per_block);
   core.groups.push_back({
-      .table = table.data(),
-      .num_blocks = num_blocks.data(),
-      .content_id = content_id.data(),
-      .gathered = gathered.data(),
-      .gathered_written = gathered_written.data(),
-      .gathered_nulled = gathered_nulled.data(),
-      .gathered_content = gathered_content.data(),
-      .slot_mapping = slot_mapping.data(),
-      .width = int32_t(table.shape(1)),
+      .table = blocks.data(),
+      .num_blocks = pointer<int32_t>(table, "num_blocks"),
+      .content_id = pointer<int64_t>(table, "content_id"),
+      .holds_null = pointer<bool>(table, "holds_null"),
+      .step =
+          {
+              .slot_mapping = pointer<int64_t>(step, "slot_mapping"),
+              .block_table = nb::cast<Matrix<int32_t>>(step["block_table"]).data(),
+              .num_blocks = pointer<int32_t>(step, "num_blocks"),
+              .num_nulled = pointer<int32_t>(step, "num_nulled"),
+              .content_id = pointer<int64_t>(step, "content_id"),
+          },
+      .width = int32_t(blocks.shape(1)),
       .block_size = block_size,
+      .tokens_per_block = tokens_per_block,
       .sliding_window = sliding_window,
-      .cp = {cp_size, cp_rank, cp_interleave},
+      .null_block = null_block,
+      .cp = {size, rank, interleave},
       .recurrent = recurrent,
+      .shift = std::has_single_bit(power) ? std::countr_zero(power) : -1,
   });
-  Group &g = core.groups.back();
-  if (const auto p = uint32_t(g.tokens_per_block()); std::has_single_bit(p)) g.shift = std::countr_zero(p);
 }
 
-nb::object prepare(StepCore &core, const Plan &plan) {
-  Scalars s;
-  if (!core.prepare(plan, s)) return nb::none();
-  return nb::make_tuple(s.num_reqs, s.num_tokens, s.num_reqs_padded, s.num_tokens_padded, s.num_logits,
-                        s.num_draft_tokens, s.max_query_len, s.max_seq_len, s.attention_state, s.num_unresolved);
+// The step's scalars, or None for a plan that breaks a rule: foreword.batch.prepare.plan.check names it.
+nb::object prepared(StepCore &core, const Plan &plan) {
+  if (!core.prepare(plan)) return nb::none();
+  const auto *s = reinterpret_cast<const Scalars *>(core.buffers.scalars);
+  return nb::make_tuple(s->num_reqs, s->num_tokens, s->num_reqs_padded, s->num_tokens_padded, s->num_logits,
+                        s->num_draft_tokens, s->max_query_len, s->max_seq_len, s->attention_state, s->num_unresolved);
 }
 
-nb::object prepare_lists(StepCore &core, Vector<const int32_t> rows, Vector<const int32_t> num_scheduled,
-                         Vector<const int32_t> num_drafts, Vector<const int32_t> draft_ids, int64_t pad_tokens,
-                         int64_t pad_reqs, bool gather, std::optional<Vector<const bool>> inert) {
-  return prepare(core, {
-                           .rows = rows.data(),
-                           .num_scheduled = num_scheduled.data(),
-                           .num_drafts = num_drafts.shape(0) ? num_drafts.data() : nullptr,
-                           .draft_ids = draft_ids.data(),
-                           .num_reqs = int64_t(rows.shape(0)),
-                           .num_draft_ids = int64_t(draft_ids.shape(0)),
-                           .pad_tokens = pad_tokens,
-                           .pad_reqs = pad_reqs,
-                           .gather = gather,
-                           .inert = inert ? inert->data() : nullptr,
-                       });
+nb::object prepare_ragged(StepCore &core, Vector<const int32_t> rows, Vector<const int32_t> num_scheduled,
+                          Vector<const int32_t> num_drafts, Vector<const int32_t> draft_ids, int64_t pad_tokens,
+                          int64_t pad_reqs, bool gather, std::optional<Vector<const bool>> cancelled) {
+  return prepared(core, {
+      .rows = rows.data(),
+      .num_scheduled = num_scheduled.data(),
+      .num_drafts = draft_ids.shape(0) ? num_drafts.data() : nullptr,
+      .draft_ids = draft_ids.data(),
+      .num_reqs = int64_t(rows.shape(0)),
+      .num_draft_ids = int64_t(draft_ids.shape(0)),
+      .pad_tokens = pad_tokens,
+      .pad_reqs = pad_reqs,
+      .gather = gather,
+      .cancelled = cancelled ? cancelled->data() : nullptr,
+  });
 }
 
-// Drafts as [B, D] padded with −1. None for shapes and paddings that do not fit too: the caller says what is wrong.
-nb::object prepare_arrays(StepCore &core, Vector<const int32_t> rows, Vector<const int32_t> num_scheduled,
-                          std::optional<Matrix<const int32_t>> drafts, int64_t pad_tokens, int64_t pad_reqs,
-                          bool gather) {
+// Drafts as [B, D] padded with −1, or None. None for arrays of other types or shapes as well.
+nb::object prepare(StepCore &core, nb::handle plan_rows, nb::handle plan_counts, nb::handle plan_drafts,
+                   int64_t pad_tokens, int64_t pad_reqs, bool gather) {
+  Vector<const int32_t> rows, num_scheduled;
+  std::optional<Matrix<const int32_t>> drafts;
+  if (!plan_drafts.is_none() && !nb::try_cast(plan_drafts, drafts, false)) return nb::none();
+  if (!nb::try_cast(plan_rows, rows, false) || !nb::try_cast(plan_counts, num_scheduled, false)) return nb::none();
   const auto B = int64_t(rows.shape(0));
   if (int64_t(num_scheduled.shape(0)) != B || (drafts && int64_t(drafts->shape(0)) != B)) return nb::none();
   if (drafts && !core.flatten_drafts(drafts->data(), B, int64_t(drafts->shape(1)))) return nb::none();
   const bool any = drafts && !core.draft_ids.empty();
-  return prepare(core, {
-                           .rows = rows.data(),
-                           .num_scheduled = num_scheduled.data(),
-                           .num_drafts = any ? core.num_drafts.data() : nullptr,
-                           .draft_ids = core.draft_ids.data(),
-                           .num_reqs = B,
-                           .num_draft_ids = any ? int64_t(core.draft_ids.size()) : 0,
-                           .pad_tokens = pad_tokens,
-                           .pad_reqs = pad_reqs,
-                           .gather = gather,
-                       });
+  return prepared(core, {
+      .rows = rows.data(),
+      .num_scheduled = num_scheduled.data(),
+      .num_drafts = any ? core.num_drafts.data() : nullptr,
+      .draft_ids = core.draft_ids.data(),
+      .num_reqs = B,
+      .num_draft_ids = any ? int64_t(core.draft_ids.size()) : 0,
+      .pad_tokens = pad_tokens,
+      .pad_reqs = pad_reqs,
+      .gather = gather,
+  });
+}
+
+// (name, dtype) of every array that the cores take, for a test against the Python tables.
+nb::dict array_names() {
+  nb::dict out;
+#define FOREWORD_NAME(type, name) list.append(nb::make_tuple(#name, sizeof(type) == 1 ? "bool" : sizeof(type) == 4 ? "int32" : "int64"));
+  {
+    nb::list list;
+    FOREWORD_ROW_ARRAYS(FOREWORD_NAME)
+    out["rows"] = list;
+  }
+  {
+    nb::list list;
+    FOREWORD_STEP_ARRAYS(FOREWORD_NAME)
+    FOREWORD_GROUP_STEP_ARRAYS(FOREWORD_NAME)
+    out["step"] = list;
+  }
+#undef FOREWORD_NAME
+  return out;
 }
 
 }  // namespace
@@ -245,15 +277,16 @@ nb::object prepare_arrays(StepCore &core, Vector<const int32_t> rows, Vector<con
 void bind_vllm(nb::module_ &m);
 
 void bind_batch(nb::module_ &m) {
+  m.def("array_names", &array_names, "The arrays that the batch cores take: {'rows' | 'step': [(name, dtype)]}.");
   nb::class_<RowsCore>(m, "RowsCore", "Bulk changes of the rows of one RequestStates.")
       .def("__init__",
-           [](RowsCore *self, const nb::dict &states, const nb::dict &columns, const nb::dict &row_of, uintptr_t req_ids,
+           [](RowsCore *self, const nb::dict &states, const nb::dict &sampling, const nb::dict &row_of, uintptr_t req_ids,
               const nb::list &free, int32_t vocab_size, int32_t max_num_draft_tokens) {
-             new (self) RowsCore(make_rows(states, columns, row_of, req_ids, free, vocab_size, max_num_draft_tokens));
+             new (self) RowsCore(make_rows(states, sampling, row_of, req_ids, free, vocab_size, max_num_draft_tokens));
            }, nb::keep_alive<1, 4>(), nb::keep_alive<1, 6>())
       .def("add_table", &add_table)
       .def("admit", &admit, nb::arg(), nb::arg().noconvert(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg().none(),
-           nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg())
+           nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg())
       .def("remove", [](RowsCore &c, Vector<const int32_t> rows, int64_t first_content_id, int64_t stamp) {
         return c.remove(rows.data(), int64_t(rows.shape(0)), first_content_id, stamp);
       })
@@ -265,23 +298,27 @@ void bind_batch(nb::module_ &m) {
       });
   nb::class_<StepCore>(m, "StepCore", "Step preparation over the arrays of one RequestStates and one InputBuffers.")
       .def("__init__",
-           [](StepCore *self, const nb::dict &states, const nb::dict &buffers, int32_t vocab_size,
-              int32_t max_num_draft_tokens, bool context_parallel) {
-             new (self) StepCore(make_core(states, buffers, vocab_size, max_num_draft_tokens, context_parallel));
+           [](StepCore *self, const nb::dict &rows, const nb::dict &arrays, int32_t vocab_size,
+              int32_t max_num_draft_tokens) {
+             new (self) StepCore(make_core(rows, arrays, vocab_size, max_num_draft_tokens));
            })
-      .def("add_group", &add_group)
-      .def("set_context_parallel", [](StepCore &c, int32_t size, int32_t rank, int32_t i) { c.cp = {size, rank, i}; })
-      .def("prepare", &prepare_lists, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
-           nb::arg().none())
-      .def("prepare_arrays", &prepare_arrays, nb::arg().noconvert(), nb::arg().noconvert(),
-           nb::arg().noconvert().none(), nb::arg(), nb::arg(), nb::arg())
+      .def("add_group", &add_group, nb::arg(), nb::arg(), nb::kw_only(), nb::arg("block_size"),
+           nb::arg("tokens_per_block"), nb::arg("sliding_window"), nb::arg("context_parallel"), nb::arg("recurrent"),
+           nb::arg("null_block"))
+      .def("set_context_parallel", [](StepCore &c, int32_t size, int32_t rank, int32_t interleave) {
+        c.context_parallel = true;
+        c.cp = {size, rank, interleave};
+      })
+      .def("prepare", &prepare, nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg())
+      .def("prepare_ragged", &prepare_ragged, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
+           nb::arg(), nb::arg().none())
       .def("advance", &StepCore::advance)
       .def("commit", [](StepCore &core, Vector<const int32_t> s, bool advanced) {
         return core.commit(s.data(), int64_t(s.shape(0)), 1, advanced);
-      }, nb::arg().noconvert(), nb::arg())
+      })
       .def("commit", [](StepCore &core, Matrix<const int32_t> s, bool advanced) {
         return core.commit(s.data(), int64_t(s.shape(0)), int64_t(s.shape(1)), advanced);
-      }, nb::arg().noconvert(), nb::arg());
+      });
   bind_vllm(m);
 }
 

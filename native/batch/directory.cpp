@@ -23,7 +23,7 @@ bool Directory::enter(PyObject *const *ids, const int32_t *rows, int64_t count) 
   const Py_ssize_t available = PyList_GET_SIZE(free);
   for (int64_t i = 0; i < count; ++i) {
     PyObject *row = PyList_GET_ITEM(free, available - 1 - i);
-    // An id that is here already, or was entered a moment ago, keeps the row object that it has.
+    // An id that has a row already, or is named twice, keeps the row object that it has.
     const Py_ssize_t known = PyDict_GET_SIZE(row_of);
     if (PyUnicode_CheckExact(ids[i]) && PyDict_SetDefault(row_of, ids[i], row) && PyDict_GET_SIZE(row_of) > known) continue;
     PyErr_Clear();

@@ -1,4 +1,4 @@
-// Who is in which row. All three belong to the Python side's RequestStates.
+// Which request is in which row. All three belong to the Python side's RequestStates.
 #pragma once
 
 #include <Python.h>
@@ -14,7 +14,8 @@ struct Directory {
 
   // The rows that the next requests get. False if there are not so many.
   bool next_rows(int64_t count, int32_t *rows) const;
-  // Seat requests in their `next_rows`. False, with nothing changed, for an id that is no string, here, or named twice.
+  // Enter requests in their `next_rows`. False, with nothing changed, for an id that is not a string, has a row or is
+  // named twice.
   bool enter(PyObject *const *ids, const int32_t *rows, int64_t count) const;
   // The row is free again. Undoes `enter` in reverse order.
   void leave(int32_t row) const;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "batch/seeds.h"
 #include "batch/vectorized.h"
 
 namespace foreword {
@@ -14,7 +15,7 @@ FOREWORD_VECTORIZED static bool all_token_ids(const int32_t *ids, int64_t n, uin
   return largest < vocab_size;
 }
 
-bool RowsCore::acceptable(const Arrivals &a) const {
+bool RowsCore::acceptable(const NewRows &a) const {
   int64_t tokens = 0;
   std::vector<int64_t> blocks(tables.size(), 0);
   for (int64_t i = 0; i < a.count; ++i) {
@@ -26,8 +27,7 @@ bool RowsCore::acceptable(const Arrivals &a) const {
     for (size_t g = 0; g < tables.size(); ++g) {
       const int32_t held = a.num_blocks[g][i];
       if (held < 0 || held > tables[g].width || blocks[g] + held > a.total_blocks[g]) return false;
-      for (int32_t k = 0; k < held; ++k)
-        if (a.blocks[g][blocks[g] + k] < 0) return false;
+      if (!tables[g].accepts(a.blocks[g] + blocks[g], held)) return false;
       blocks[g] += held;
     }
   }
@@ -36,24 +36,19 @@ bool RowsCore::acceptable(const Arrivals &a) const {
   return tokens == a.total_tokens;
 }
 
-bool RowsCore::admit(const Arrivals &a, PyObject *const *ids, int64_t first_content_id) {
+bool RowsCore::admit(const NewRows &a, PyObject *const *ids, int64_t first_content_id) {
   if (!acceptable(a) || !directory.enter(ids, a.rows, a.count)) return false;
   fill(a, first_content_id);
   return true;
 }
 
-void RowsCore::fill(const Arrivals &a, int64_t first_content_id) {
+void RowsCore::fill(const NewRows &a, int64_t first_content_id) {
   int64_t start = 0;
   for (int64_t i = 0; i < a.count; ++i) {
-    const int32_t row = a.rows[i], n = a.num_tokens[i], prompt = a.prompt_len[i];
-    int32_t *tokens = states.tokens_of(row);
-    if (a.tokens) std::memcpy(tokens, a.tokens + start, sizeof(int32_t) * n);
-    states.num_tokens[row] = states.prefill_len[row] = n;
-    states.prompt_len[row] = prompt;
-    states.num_computed_tokens[row] = a.num_computed[i];
-    states.num_placeholders[row] = 0;
-    states.last_sampled_token[row] = n > prompt ? tokens[n - 1] : -1;
-    live[row] = true;
+    const int32_t row = a.rows[i], n = a.num_tokens[i];
+    if (a.tokens) std::memcpy(states.tokens_of(row), a.tokens + start, sizeof(int32_t) * n);
+    states.begin(row, n, a.prompt_len[i], a.num_computed[i]);
+    states.live[row] = true;
     start += n;
   }
   for (size_t g = 0; g < tables.size(); ++g) {
@@ -71,43 +66,47 @@ void RowsCore::fill(const Arrivals &a, int64_t first_content_id) {
 
 bool RowsCore::remove(const int32_t *rows, int64_t count, int64_t first_content_id, int64_t stamp) {
   for (int64_t i = 0; i < count; ++i) {
-    if (rows[i] >= 0 && rows[i] < states.max_num_reqs && live[rows[i]]) {
-      live[rows[i]] = false;  // so that a row named twice is found
+    if (rows[i] >= 0 && rows[i] < states.max_num_reqs && states.live[rows[i]]) {
+      states.live[rows[i]] = false;  // so that a row named twice is found
       continue;
     }
-    while (i-- > 0) live[rows[i]] = true;
+    while (i-- > 0) states.live[rows[i]] = true;
     return false;
   }
   for (int64_t i = 0; i < count; ++i) {
     const int32_t row = rows[i];
-    states.num_tokens[row] = states.num_computed_tokens[row] = states.num_placeholders[row] = 0;
-    states.prompt_len[row] = states.prefill_len[row] = 0;
-    states.last_sampled_token[row] = -1;
-    lora_id[row] = 0;
-    ++row_generation[row];
+    states.end(row);
+    states.lora_id[row] = 0;
+    ++states.row_generation[row];
     for (const RowTable &t : tables) {
-      std::fill_n(t.table + int64_t(row) * t.width, t.num_blocks[row], 0);
+      std::fill_n(t.table + int64_t(row) * t.width, t.num_blocks[row], t.null_block);
       t.num_blocks[row] = 0;
       t.content_id[row] = first_content_id + i;
     }
-    sampling.reset(row, stamp);
     directory.leave(row);
   }
+  sampling.reset(rows, count, stamp);
   return true;
 }
 
-void RowsCore::set_sampling(const int32_t *rows, int64_t count, const std::vector<Given> &given, int64_t stamp) const {
-  for (const Given &g : given)
+void RowsCore::set_sampling(const int32_t *rows, int64_t count, const std::vector<ColumnWrite> &given, int64_t stamp) const {
+  for (const ColumnWrite &g : given)
     for (int64_t i = 0; i < count; ++i) std::memcpy(g.column + g.size * size_t(rows[i]), g.values + g.size * size_t(i), g.size);
-  for (int64_t i = 0; i < count; ++i) sampling.renew(rows[i], stamp);
+  sampling.renew(rows, count, stamp);
+}
+
+void RowsCore::derive_seeds(const int32_t *rows, int64_t count, int64_t base_seed, int64_t first_admission) const {
+  int64_t *seeds = sampling.values<int64_t>("seed");
+  for (int64_t i = 0; i < count; ++i) seeds[rows[i]] = derived_seed(base_seed, first_admission + i);
 }
 
 bool RowsCore::append(const int32_t *rows, const int32_t *blocks, int64_t count, int32_t group) {
   if (group < 0 || size_t(group) >= tables.size()) return false;
   const RowTable &t = tables[group];
+  if (!t.accepts(blocks, count)) return false;
   for (int64_t i = 0; i < count; ++i) {  // a row may be named twice: each of its blocks counts at once
     const int32_t row = rows[i];
-    if (row >= 0 && row < states.max_num_reqs && live[row] && t.num_blocks[row] < t.width && blocks[i] >= 0) {
+    if (row >= 0 && row < states.max_num_reqs && states.live[row] && t.num_blocks[row] < t.width) {
       __builtin_prefetch(t.table + int64_t(row) * t.width + t.num_blocks[row]++, 1);
       continue;
     }

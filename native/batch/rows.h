@@ -1,9 +1,8 @@
-// Rows of RequestStates changed in bulk: many arrivals, departures or new blocks in one call.
+// Rows of RequestStates changed in bulk: many admissions, removals or new blocks in one call.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
-#include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "batch/directory.h"
@@ -15,12 +14,21 @@ namespace foreword {
 struct RowTable {
   int32_t *table, *num_blocks;  // [R, width], [R]
   int64_t *content_id;          // [R]
-  int32_t width;
+  bool *holds_null;             // whether any row was given a null block
+  int32_t width, null_block;
+
+  // Whether all of them are blocks or the null block, which is the lowest number allowed; notes a null block.
+  bool accepts(const int32_t *blocks, int64_t count) const {
+    int32_t lowest = INT32_MAX;
+    for (int64_t k = 0; k < count; ++k) lowest = std::min(lowest, blocks[k]);
+    if (lowest == null_block) *holds_null = true;
+    return lowest >= std::min(null_block, 0);
+  }
 };
 
-// Arrivals as columns: request i has num_tokens[i] of `tokens` and num_blocks[g][i] of `blocks[g]`, in order. Null
-// `tokens` stand in their rows already, checked.
-struct Arrivals {
+// Admitted requests as columns: request i has num_tokens[i] of `tokens` and num_blocks[g][i] of `blocks[g]`, in order.
+// Null `tokens`: they are in their rows already, checked.
+struct NewRows {
   int64_t count;
   const int32_t *rows, *tokens, *num_tokens, *prompt_len, *num_computed;
   int64_t total_tokens;
@@ -28,15 +36,8 @@ struct Arrivals {
   std::vector<int64_t> total_blocks{};
 };
 
-// A column of sampling parameters that requests may bring values for.
-struct ParameterColumn {
-  uint8_t *data;      // [R] values
-  size_t size;        // of a value
-  uint8_t type_code;  // as DLPack counts types
-};
-
 // One value for each of some requests, and the column they go to.
-struct Given {
+struct ColumnWrite {
   uint8_t *column;
   const uint8_t *values;
   size_t size;  // of a value
@@ -45,27 +46,26 @@ struct Given {
 class RowsCore {
  public:
   States states;
-  int32_t *lora_id;
-  int64_t *row_generation;
-  bool *live;
   std::vector<RowTable> tables;
-  SamplingArrays sampling;
-  std::unordered_map<std::string, ParameterColumn> parameters;
+  SamplingColumns sampling;
   Directory directory;
 
-  // Seat and fill; arrivals.rows are the directory's next. False, with nothing changed, where an arrival breaks a rule
+  // Enter and fill; new_rows.rows are the directory's next. False, with nothing changed, where a request breaks a rule
   // of RequestStates.add_requests.
-  bool admit(const Arrivals &arrivals, PyObject *const *ids, int64_t first_content_id);
+  bool admit(const NewRows &new_rows, PyObject *const *ids, int64_t first_content_id);
   // False, with nothing changed, for a row that is not live or named twice.
   bool remove(const int32_t *rows, int64_t count, int64_t first_content_id, int64_t stamp);
   // column[rows[i]] = values[i] for each column given, and what follows from the parameters of these rows.
-  void set_sampling(const int32_t *rows, int64_t count, const std::vector<Given> &given, int64_t stamp) const;
-  // The next block of each row. False, with nothing changed, for a row that is full or not live, or no block.
+  void set_sampling(const int32_t *rows, int64_t count, const std::vector<ColumnWrite> &given, int64_t stamp) const;
+  // Seeds of requests without one, admitted in this order.
+  void derive_seeds(const int32_t *rows, int64_t count, int64_t base_seed, int64_t first_admission) const;
+  // The next block of each row. False, with nothing changed, for a row that is full or not live, and for a number that
+  // is not a block.
   bool append(const int32_t *rows, const int32_t *blocks, int64_t count, int32_t group);
 
  private:
-  bool acceptable(const Arrivals &arrivals) const;
-  void fill(const Arrivals &arrivals, int64_t first_content_id);
+  bool acceptable(const NewRows &new_rows) const;
+  void fill(const NewRows &new_rows, int64_t first_content_id);
 };
 
 }  // namespace foreword

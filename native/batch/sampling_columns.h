@@ -1,45 +1,105 @@
-// The arrays of SamplingColumns, [R] each, as native code writes them.
+// The arrays of foreword.batch.state.sampling_columns.SamplingColumns, [R] each, as native code writes them. Defaults and
+// flag rules are data that this class passes: its COLUMNS and FLAG_RULES.
 #pragma once
 
 #include <cstdint>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
 
 namespace foreword {
 
-struct SamplingArrays {
-  float *temperature, *top_p, *min_p, *presence_penalty, *frequency_penalty, *repetition_penalty;
-  int32_t *top_k, *min_tokens, *num_logprobs, *num_prompt_logprobs, *needs;
-  int64_t *seed, *stamp;
-  bool *is_set;
+// A column of sampling parameters.
+struct SamplingColumn {
+  uint8_t *data;          // [R] values
+  size_t size;            // of a value in bytes: 4 or 8
+  uint8_t type_code;      // as DLPack numbers types
+  uint64_t default_bits;  // the default value, in its first `size` bytes
 
-  // The defaults: greedy, nothing else.
-  void reset(int32_t row, int64_t new_stamp) const {
-    if (!is_set[row]) return;
-    is_set[row] = false;
-    stamp[row] = new_stamp;
-    needs[row] = GREEDY;
-    temperature[row] = min_p[row] = presence_penalty[row] = frequency_penalty[row] = 0;
-    top_p[row] = repetition_penalty[row] = 1;
-    top_k[row] = min_tokens[row] = 0;
-    num_logprobs[row] = num_prompt_logprobs[row] = -1;
-    seed[row] = 0;
-  }
-
-  // Note that the columns of a row were written.
-  void renew(int32_t row, int64_t new_stamp) const {
-    const bool penalties = presence_penalty[row] != 0 || frequency_penalty[row] != 0 || repetition_penalty[row] != 1;
-    is_set[row] = true;
-    stamp[row] = new_stamp;
-    needs[row] = (temperature[row] > 0 ? RANDOM : GREEDY) | (top_p[row] < 1 ? TOP_P : 0) | (top_k[row] > 0 ? TOP_K : 0) |
-                 (min_p[row] > 0 ? MIN_P : 0) | (penalties ? PENALTIES : 0) | (num_logprobs[row] >= 0 ? LOGPROBS : 0) |
-                 (num_prompt_logprobs[row] >= 0 ? PROMPT_LOGPROBS : 0) | (min_tokens[row] > 0 ? MIN_TOKENS : 0);
+  void set_default(const int32_t *rows, int64_t count) const {
+    size == 8 ? fill<8>(rows, count) : fill<4>(rows, count);
   }
 
  private:
-  // As foreword.batch.state.sampling_columns.Need.
-  enum {
-    GREEDY = 1, RANDOM = 2, TOP_P = 4, TOP_K = 8, MIN_P = 16, PENALTIES = 32, LOGPROBS = 64, PROMPT_LOGPROBS = 128,
-    MIN_TOKENS = 256
+  template <size_t kSize>
+  void fill(const int32_t *rows, int64_t count) const {
+    uint8_t *const values = data;
+    const uint64_t bits = default_bits;
+    for (int64_t i = 0; i < count; ++i) std::memcpy(values + kSize * size_t(rows[i]), &bits, kSize);
+  }
+};
+
+// A row has `flag` if its value in `column` compares so with the operand.
+struct FlagRule {
+  int32_t flag;
+  const void *column;  // [R]
+  double operand;
+  void (*apply)(const FlagRule &rule, const int32_t *rows, int64_t count, int32_t *needs);
+
+  // Null for an unknown comparison.
+  template <class T>
+  static decltype(apply) function(std::string_view comparison) {
+    if (comparison == ">") return &add_flag<T, std::greater<T>>;
+    if (comparison == ">=") return &add_flag<T, std::greater_equal<T>>;
+    if (comparison == "<") return &add_flag<T, std::less<T>>;
+    if (comparison == "!=") return &add_flag<T, std::not_equal_to<T>>;
+    if (comparison == "not >") return &add_flag<T, NotGreater<T>>;
+    return nullptr;
+  }
+
+ private:
+  template <class T>
+  struct NotGreater {
+    bool operator()(T a, T b) const { return !(a > b); }
   };
+  template <class T, class Compare>
+  static void add_flag(const FlagRule &rule, const int32_t *rows, int64_t count, int32_t *needs) {
+    const T *column = static_cast<const T *>(rule.column);
+    const T operand = T(rule.operand);
+    const int32_t flag = rule.flag;
+    for (int64_t i = 0; i < count; ++i) needs[rows[i]] |= Compare{}(column[rows[i]], operand) ? flag : 0;
+  }
+};
+
+struct SamplingColumns {
+  std::unordered_map<std::string, SamplingColumn> by_name;  // those with values of requests
+  std::vector<SamplingColumn> all;                          // and `needs`
+  std::vector<FlagRule> flag_rules;
+  int32_t *needs;
+  int64_t *stamp;
+  bool *is_set;
+
+  // The values of a column that is known to hold T.
+  template <class T>
+  T *values(const char *name) const {
+    return reinterpret_cast<T *>(by_name.at(name).data);
+  }
+
+  // Write the defaults to these rows.
+  void reset(const int32_t *rows, int64_t count, int64_t new_stamp) const {
+    bool any = false;
+    for (int64_t i = 0; i < count; ++i) {
+      if (!is_set[rows[i]]) continue;
+      any = true;
+      is_set[rows[i]] = false;
+      stamp[rows[i]] = new_stamp;
+    }
+    if (!any) return;
+    for (const SamplingColumn &column : all) column.set_default(rows, count);
+  }
+
+  // Note that columns of these rows were written.
+  void renew(const int32_t *rows, int64_t count, int64_t new_stamp) const {
+    for (int64_t i = 0; i < count; ++i) {
+      is_set[rows[i]] = true;
+      stamp[rows[i]] = new_stamp;
+      needs[rows[i]] = 0;
+    }
+    for (const FlagRule &rule : flag_rules) rule.apply(rule, rows, count, needs);
+  }
 };
 
 }  // namespace foreword

@@ -1,4 +1,4 @@
-// Whether a batch's members and their sampling parameters are those of one of the last few batches asked about.
+// Finds a batch among the last few by its rows and their sampling parameters.
 #pragma once
 
 #include <array>
@@ -13,6 +13,7 @@ class SamplingProbe {
   static constexpr int kSlots = 2;  // steps in flight alternate
   const int32_t *needs;             // [R] flags of each row
   const int64_t *stamp;             // [R] renewed by every change of a row
+  const int32_t *rows;              // the batch's rows are its first entries
 
   struct Answer {
     int slot;   // where the batch is known, or will be from now on
@@ -20,10 +21,10 @@ class SamplingProbe {
     int32_t needs;  // the union of the rows' flags
   };
   // version: grows with every change of any row.
-  Answer look(const int32_t *rows, int64_t count, int64_t version) {
+  Answer lookup(int64_t count, int64_t version) {
     int32_t all = 0;
     for (int s = 0; s < kSlots; ++s)
-      if (same(entries_[s], rows, count, version)) return {s, true, entries_[s].needs};
+      if (same(entries_[s], count, version)) return {s, true, entries_[s].needs};
     Entry &entry = entries_[oldest_];
     entry.rows.assign(rows, rows + count);
     entry.stamps.resize(count);
@@ -45,7 +46,7 @@ class SamplingProbe {
     int32_t needs = 0;
     int64_t version = -1;
   };
-  bool same(Entry &entry, const int32_t *rows, int64_t count, int64_t version) const {
+  bool same(Entry &entry, int64_t count, int64_t version) const {
     if (entry.version < 0 || int64_t(entry.rows.size()) != count) return false;
     if (count && std::memcmp(entry.rows.data(), rows, sizeof(int32_t) * count)) return false;
     if (entry.version == version) return true;

@@ -4,5 +4,5 @@ target_sources(_native PRIVATE
   native/batch/directory.cpp
   native/batch/rows.cpp
   native/batch/step.cpp
-  native/batch/vllm_front.cpp
+  native/batch/vllm_fast_path.cpp
 )

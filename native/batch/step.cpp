@@ -21,13 +21,13 @@ FOREWORD_VECTORIZED void copy_tokens(const Plan &plan, const States &s, const Bu
   for (int64_t b = 0; b < plan.num_reqs; ++b) {
     const int32_t n = o.num_scheduled_tokens[b], c = o.num_computed_tokens[b];
     const int32_t *ids = s.tokens_of(o.idx_mapping[b]) + c;
-    if (n == 1 && !plan.inert) {
+    if (n == 1 && !plan.cancelled) {
       o.input_ids[t] = *ids;
       o.positions[t] = c;
       o.req_indices[t++] = int32_t(b);
       continue;
     }
-    if (plan.is_inert(b))
+    if (plan.is_cancelled(b))
       std::fill_n(o.input_ids + t, n, 0);
     else
       std::memcpy(o.input_ids + t, ids, sizeof(int32_t) * n);
@@ -40,31 +40,31 @@ FOREWORD_VECTORIZED void copy_tokens(const Plan &plan, const States &s, const Bu
 // The slot of each token in one KV group.
 FOREWORD_VECTORIZED void fill_slots(const Plan &plan, const Buffers &o, const Group &g) {
   if (g.recurrent) return;
-  const int32_t S = g.block_size, P = g.tokens_per_block(), round = g.cp.interleave * g.cp.size;
-  int64_t t = 0;
+  const int32_t S = g.block_size, P = g.tokens_per_block, round = g.cp.interleave * g.cp.size;
+  int64_t *slots = g.step.slot_mapping, t = 0;
   for (int64_t b = 0; b < plan.num_reqs; ++b) {
-    const int32_t *blocks = g.table + int64_t(o.idx_mapping[b]) * g.width;
+    const int32_t *blocks = g.row(o.idx_mapping[b]);
     const int32_t n = o.num_scheduled_tokens[b];
     int32_t k = g.block_of(o.num_computed_tokens[b]), offset = o.num_computed_tokens[b] - k * P;
-    if (plan.is_inert(b)) {
-      std::fill_n(g.slot_mapping + t, n, int64_t(-1));
+    if (plan.is_cancelled(b)) {
+      std::fill_n(slots + t, n, int64_t(-1));
       t += n;
       continue;
     }
     if (n == 1 && g.cp.size == 1) {
-      g.slot_mapping[t++] = int64_t(blocks[k]) * S + offset;
+      slots[t++] = int64_t(blocks[k]) * S + offset;
       continue;
     }
-    for (int32_t i = 0; i < n;) {  // one run of tokens a block
+    for (int32_t i = 0; i < n;) {  // one run of tokens per block
       const int32_t run = std::min(n - i, P - offset);
       const int64_t base = int64_t(blocks[k]) * S;
       if (g.cp.size == 1) {
-        for (int32_t j = 0; j < run; ++j) g.slot_mapping[t + j] = base + offset + j;
+        for (int32_t j = 0; j < run; ++j) slots[t + j] = base + offset + j;
       } else {
         for (int32_t j = 0; j < run; ++j) {
           const int32_t at = offset + j;
           const bool owned = at / g.cp.interleave % g.cp.size == g.cp.rank;
-          g.slot_mapping[t + j] = owned ? base + at / round * g.cp.interleave + at % g.cp.interleave : -1;
+          slots[t + j] = owned ? base + at / round * g.cp.interleave + at % g.cp.interleave : -1;
         }
       }
       t += run;
@@ -75,10 +75,19 @@ FOREWORD_VECTORIZED void fill_slots(const Plan &plan, const Buffers &o, const Gr
   }
 }
 
+// The pad values after the step's own logit rows.
+void clear_logits(const Buffers &o, int64_t num_logits) {
+  const int64_t stale = o.written[LOGITS];
+  if (stale <= num_logits) return;
+  std::fill(o.logits_indices + num_logits, o.logits_indices + stale, int64_t(0));
+  std::fill(o.expanded_idx_mapping + num_logits, o.expanded_idx_mapping + stale, -1);
+}
+
 }  // namespace
 
-bool StepCore::prepare(const Plan &plan, Scalars &out) {
+bool StepCore::prepare(const Plan &plan) {
   if (!acceptable(plan)) return false;
+  Scalars out;
   requests(plan, out);
   tokens(plan, out);
   logits(plan, out);
@@ -86,9 +95,11 @@ bool StepCore::prepare(const Plan &plan, Scalars &out) {
     fill_slots(plan, buffers, group);
     if (plan.gather) gather(plan, group);
   }
-  buffers.written[0] = out.num_tokens;
-  buffers.written[1] = out.num_reqs;
-  if (plan.gather) buffers.written[2] = out.num_reqs;
+  *reinterpret_cast<Scalars *>(buffers.scalars) = out;
+  buffers.written[TOKENS] = out.num_tokens;
+  buffers.written[REQUESTS] = out.num_reqs;
+  buffers.written[LOGITS] = out.num_logits;
+  if (plan.gather) buffers.written[GATHERED] = out.num_reqs;
   return true;
 }
 
@@ -102,7 +113,7 @@ bool StepCore::acceptable(const Plan &plan) {
     const int32_t row = plan.rows[b], n = plan.num_scheduled[b], k = plan.num_drafts ? plan.num_drafts[b] : 0;
     num_tokens += n;
     num_drafts += k;
-    if (plan.is_inert(b)) continue;
+    if (plan.is_cancelled(b)) continue;
     if (row < 0 || row >= s.max_num_reqs || !s.live[row] || seen_[row] == call_) return false;
     seen_[row] = call_;
     prefetch(row, s.num_computed_tokens[row]);
@@ -111,8 +122,10 @@ bool StepCore::acceptable(const Plan &plan) {
     const int32_t known = s.num_tokens[row] + s.num_placeholders[row];
     if (k > 0 ? end - k != known : end > known) return false;
     for (const Group &g : groups)
-      if (end > int64_t(g.num_blocks[row]) * g.tokens_per_block()) return false;
+      if (end > int64_t(g.num_blocks[row]) * g.tokens_per_block) return false;
   }
+  for (const Group &g : groups)
+    if (g.may_hold_null() && writes_null(plan, g)) return false;
   if (num_drafts != plan.num_draft_ids || num_tokens > buffers.max_num_batched_tokens) return false;
   for (int64_t d = 0; d < num_drafts; ++d)
     if (plan.draft_ids[d] < -1 || plan.draft_ids[d] >= s.vocab_size) return false;
@@ -122,13 +135,25 @@ bool StepCore::acceptable(const Plan &plan) {
   return tokens_fit && reqs_fit;
 }
 
+// Whether a token would be written to the null block.
+bool StepCore::writes_null(const Plan &plan, const Group &g) const {
+  for (int64_t b = 0; b < plan.num_reqs; ++b) {
+    if (plan.is_cancelled(b)) continue;
+    const int32_t c = states.num_computed_tokens[plan.rows[b]], last = g.block_of(c + plan.num_scheduled[b] - 1);
+    const int32_t *blocks = g.row(plan.rows[b]);
+    for (int32_t k = g.block_of(c); k <= last; ++k)
+      if (blocks[k] == g.null_block) return true;
+  }
+  return false;
+}
+
 // A decode step touches one line of each request's tokens and blocks, all of them cold: ask for them early.
 void StepCore::prefetch(int32_t row, int32_t position) const {
   __builtin_prefetch(states.tokens_of(row) + position);
-  for (const Group &g : groups) __builtin_prefetch(g.table + int64_t(row) * g.width + g.block_of(position));
+  for (const Group &g : groups) __builtin_prefetch(g.row(row) + g.block_of(position));
 }
 
-// Everything of one entry a request, and the scalars that follow from it.
+// Everything of one entry per request, and the scalars that follow from it.
 void StepCore::requests(const Plan &plan, Scalars &out) {
   const States &s = states;
   Buffers &o = buffers;
@@ -144,25 +169,30 @@ void StepCore::requests(const Plan &plan, Scalars &out) {
     std::fill_n(o.num_draft_tokens, B, 0);
   for (int64_t b = 0; b < B; ++b) {
     const int32_t row = plan.rows[b], n = plan.num_scheduled[b];
-    const bool inert = plan.is_inert(b);
-    const int32_t c = inert ? 0 : s.num_computed_tokens[row], prompt = inert ? 0 : s.prompt_len[row];
+    const bool cancelled = plan.is_cancelled(b);
+    const int32_t c = cancelled ? 0 : s.num_computed_tokens[row], prompt = cancelled ? 0 : s.prompt_len[row];
     o.num_computed_tokens[b] = c;
-    o.num_placeholders[b] = inert ? 0 : s.num_placeholders[row];
+    o.num_placeholders[b] = cancelled ? 0 : s.num_placeholders[row];
     unresolved += o.num_placeholders[b] > 0;
-    o.is_prefilling[b] = !inert && c < s.prefill_len[row];
-    o.row_generation[b] = inert ? -1 : s.row_generation[row];
+    o.is_prefilling[b] = !cancelled && c < s.prefill_len[row];
+    o.row_generation[b] = cancelled ? -1 : s.row_generation[row];
     o.query_start_loc[b] = loc;
     o.seq_lens[b] = c + n;
     loc += n;
     max_query = std::max(max_query, n);
     max_seq = std::max(max_seq, c + n);
-    decode_only &= n == 1 && (c > 0 || inert);
+    decode_only &= n == 1 && (c > 0 || cancelled);
     no_cache &= c == 0;
-    reach_end &= inert || (c < prompt && c + n >= prompt);
+    reach_end &= cancelled || (c < prompt && c + n >= prompt);
   }
   std::fill(o.query_start_loc + B, o.query_start_loc + padded + 1, loc);
-  const int64_t stale = o.written[1];
-  if (stale > B) std::fill(o.seq_lens + B, o.seq_lens + stale, 0);
+  const int64_t stale = o.written[REQUESTS];
+  if (stale > B) {
+    std::fill(o.seq_lens + B, o.seq_lens + stale, 0);
+    std::fill(o.idx_mapping + B, o.idx_mapping + stale, -1);
+    std::fill(o.num_computed_tokens + B, o.num_computed_tokens + stale, 0);
+    std::fill(o.is_prefilling + B, o.is_prefilling + stale, false);
+  }
   if (context_parallel) {
     for (int64_t b = 0; b < B; ++b) o.dcp_local_seq_lens[b] = local_seq_len(o.seq_lens[b], cp);
     if (stale > B) std::fill(o.dcp_local_seq_lens + B, o.dcp_local_seq_lens + stale, 0);
@@ -182,7 +212,7 @@ void StepCore::requests(const Plan &plan, Scalars &out) {
                                            : CHUNKED_PREFILL;
 }
 
-// Everything of one entry a token. Drafts are staged past the known tokens first, so that one copy serves every row.
+// Everything of one entry per token. Drafts are staged past the known tokens first, so that one copy serves every row.
 void StepCore::tokens(const Plan &plan, Scalars &out) {
   const States &s = states;
   Buffers &o = buffers;
@@ -191,7 +221,7 @@ void StepCore::tokens(const Plan &plan, Scalars &out) {
     const int32_t row = plan.rows[b];
     int32_t *staged = s.tokens_of(row) + s.num_tokens[row] + s.num_placeholders[row];
     for (int32_t j = 0; j < plan.num_drafts[b]; ++j, ++d) {
-      if (!plan.is_inert(b)) staged[j] = std::max(plan.draft_ids[d], 0);
+      if (!plan.is_cancelled(b)) staged[j] = std::max(plan.draft_ids[d], 0);
       o.draft_token_ids[d] = plan.draft_ids[d];
     }
   }
@@ -203,10 +233,10 @@ void StepCore::tokens(const Plan &plan, Scalars &out) {
       std::fill(o.input_ids + o.query_start_loc[b] + first,
                 o.input_ids + o.query_start_loc[b] + std::clamp(from + placeholders, first, n), 0);
     }
-  if (const int64_t stale = o.written[0]; stale > T) {
+  if (const int64_t stale = o.written[TOKENS]; stale > T) {
     std::fill(o.input_ids + T, o.input_ids + stale, 0);
     std::fill(o.positions + T, o.positions + stale, 0);
-    for (Group &g : groups) std::fill(g.slot_mapping + T, g.slot_mapping + stale, int64_t(-1));
+    for (Group &g : groups) std::fill(g.step.slot_mapping + T, g.step.slot_mapping + stale, int64_t(-1));
   }
 }
 
@@ -215,7 +245,7 @@ void StepCore::logits(const Plan &plan, Scalars &out) {
   Buffers &o = buffers;
   const int64_t B = out.num_reqs;
   o.cu_num_logits[0] = o.cu_num_draft_tokens[0] = 0;
-  if (!plan.num_drafts) {  // one a request, in order
+  if (!plan.num_drafts) {  // one per request, in order
     for (int64_t b = 0; b < B; ++b) o.logits_indices[b] = o.query_start_loc[b + 1] - 1;
     for (int64_t b = 0; b < B; ++b) o.bonus_logits_indices[b] = b;
     for (int64_t b = 0; b < B; ++b) o.cu_num_logits[b + 1] = int32_t(b + 1);
@@ -223,6 +253,7 @@ void StepCore::logits(const Plan &plan, Scalars &out) {
     std::fill_n(o.expanded_local_pos, B, 0);
     std::fill_n(o.cu_num_draft_tokens + 1, B, 0);
     out.num_logits = B;
+    clear_logits(o, B);
     return;
   }
   int32_t l = 0, d = 0;
@@ -239,42 +270,44 @@ void StepCore::logits(const Plan &plan, Scalars &out) {
     o.cu_num_draft_tokens[b + 1] = d += k;
   }
   out.num_logits = l;
+  clear_logits(o, l);
 }
 
 // Row b of the gathered table: the request's blocks, null past the end and wholly below the sliding window.
 // A row that still copies the same content only gets what was appended, so a step costs its changed blocks.
 void StepCore::gather(const Plan &plan, Group &g) {
+  GroupBuffers &o = g.step;
   const auto clear = [&](int64_t b) {
-    std::fill_n(g.gathered + b * g.width, g.gathered_written[b], 0);
-    g.gathered_written[b] = 0;
-    g.gathered_content[b] = 0;
+    std::fill_n(o.block_table + b * g.width, o.num_blocks[b], g.null_block);
+    o.num_blocks[b] = 0;
+    o.content_id[b] = 0;
   };
   for (int64_t b = 0; b < plan.num_reqs; ++b) {
-    if (plan.is_inert(b)) {
+    if (plan.is_cancelled(b)) {
       clear(b);
       continue;
     }
     const int32_t row = buffers.idx_mapping[b], held = g.num_blocks[row];
-    const bool same = g.gathered_content[b] == g.content_id[row];
-    int32_t *to = g.gathered + b * g.width;
-    const int32_t have = same ? g.gathered_written[b] : 0;
+    const bool same = o.content_id[b] == g.content_id[row];
+    int32_t *to = o.block_table + b * g.width;
+    const int32_t have = same ? o.num_blocks[b] : 0;
     if (held > have)
-      std::memcpy(to + have, g.table + int64_t(row) * g.width + have, sizeof(int32_t) * (held - have));
+      std::memcpy(to + have, g.row(row) + have, sizeof(int32_t) * (held - have));
     else if (same && g.sliding_window < 2)
       continue;
     if (g.sliding_window >= 2) {
-      const int32_t below = std::max(buffers.num_computed_tokens[b] - g.sliding_window + 1, 0) / g.tokens_per_block();
-      const int32_t nulled = std::min(below, held), done = same ? g.gathered_nulled[b] : 0;
-      if (nulled > done) std::fill(to + done, to + nulled, 0);
+      const int32_t below = std::max(buffers.num_computed_tokens[b] - g.sliding_window + 1, 0) / g.tokens_per_block;
+      const int32_t nulled = std::min(below, held), done = same ? o.num_nulled[b] : 0;
+      if (nulled > done) std::fill(to + done, to + nulled, g.null_block);
       if (nulled < done)  // progress that was assumed and taken back
-        std::memcpy(to + nulled, g.table + int64_t(row) * g.width + nulled, sizeof(int32_t) * (done - nulled));
-      g.gathered_nulled[b] = nulled;
+        std::memcpy(to + nulled, g.row(row) + nulled, sizeof(int32_t) * (done - nulled));
+      o.num_nulled[b] = nulled;
     }
-    if (const int32_t stale = g.gathered_written[b]; stale > held) std::fill(to + held, to + stale, 0);
-    g.gathered_written[b] = held;
-    g.gathered_content[b] = g.content_id[row];
+    if (const int32_t stale = o.num_blocks[b]; stale > held) std::fill(to + held, to + stale, g.null_block);
+    o.num_blocks[b] = held;
+    o.content_id[b] = g.content_id[row];
   }
-  for (int64_t b = plan.num_reqs; b < buffers.written[2]; ++b) clear(b);
+  for (int64_t b = plan.num_reqs; b < buffers.written[GATHERED]; ++b) clear(b);
 }
 
 bool StepCore::flatten_drafts(const int32_t *drafts, int64_t B, int64_t width) {
@@ -299,8 +332,7 @@ void StepCore::advance(int64_t B) {
     const int32_t end = o.num_computed_tokens[b] + o.num_scheduled_tokens[b];
     const bool current = s.row_generation[row] == o.row_generation[b];
     o.samples[b] = current && end - k >= s.num_tokens[row] + s.num_placeholders[row];
-    if (current) s.num_computed_tokens[row] = end;
-    if (o.samples[b]) s.num_placeholders[row] += 1 + k;
+    if (current) s.advance(row, end, o.samples[b], k);
   }
 }
 
@@ -335,18 +367,10 @@ bool StepCore::commit(const int32_t *sampled, int64_t B, int64_t width, bool adv
     num_samples_[b] = int32_t(m);
   }
   for (int64_t b = 0; b < B; ++b) {
-    const int32_t m = num_samples_[b], row = o.idx_mapping[b], k = o.num_draft_tokens[b];
+    const int32_t m = num_samples_[b], row = o.idx_mapping[b];
     if (m == LATE) continue;
-    if (!advanced) s.num_computed_tokens[row] = o.num_computed_tokens[b] + o.num_scheduled_tokens[b];
-    if (m == CHUNK) continue;
-    s.num_computed_tokens[row] -= k - std::max(m - 1, 0);
-    if (advanced) s.num_placeholders[row] -= 1 + k;
-    if (m == 0) continue;
-    const int32_t v = s.num_tokens[row];
-    int32_t *to = s.tokens_of(row) + v;
-    for (int32_t j = 0; j < m; ++j) to[j] = sampled[b * width + j];
-    s.num_tokens[row] = v + m;
-    s.last_sampled_token[row] = sampled[b * width + m - 1];
+    s.reach(row, o.num_computed_tokens[b] + o.num_scheduled_tokens[b], advanced);
+    if (m != CHUNK) s.accept(row, sampled + b * width, m, o.num_draft_tokens[b], advanced);
   }
   return true;
 }

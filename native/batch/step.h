@@ -7,52 +7,44 @@
 #include <cstdint>
 #include <vector>
 
+#include "batch/arrays.h"
+#include "batch/progress.h"
+
 namespace foreword {
 
 struct ContextParallel {
   int32_t size = 1, rank = 0, interleave = 1;
 };
 
-struct Group {
-  const int32_t *table;        // [R, width]
-  const int32_t *num_blocks;   // [R]
-  const int64_t *content_id;   // [R] renewed by every change of a row but an append
-  int32_t *gathered;           // [R, width]
-  int32_t *gathered_written;   // [R] of each row of `gathered`: entries written,
-  int32_t *gathered_nulled;    // [R] leading entries nulled below the window,
-  int64_t *gathered_content;   // [R] the content it copies (0: unknown)
-  int64_t *slot_mapping;       // [max tokens]
-  int32_t width, block_size, sliding_window;
-  ContextParallel cp;
-  bool recurrent;  // a state a request instead of keys and values: no slots
-
-  int32_t tokens_per_block() const { return block_size * cp.size; }
-  int32_t shift = -1;  // log2(tokens_per_block) where that is whole: a division is the dearest thing a decode row does
-  int32_t block_of(int32_t position) const {
-    return shift >= 0 ? position >> shift : position / tokens_per_block();
-  }
+// The step's arrays of one KV group: `block_table` [R, width] are gathered rows, of which `num_blocks` entries are
+// written, `num_nulled` leading ones nulled below the window, and which copy the content `content_id` (0: unknown).
+struct GroupBuffers {
+  FOREWORD_GROUP_STEP_ARRAYS(FOREWORD_MEMBER)
 };
 
-struct States {
-  int32_t max_num_reqs, max_model_len, vocab_size, max_num_draft_tokens;
-  int32_t *token_ids, *num_tokens, *num_computed_tokens, *num_placeholders, *prompt_len, *prefill_len, *last_sampled_token;
-  const int64_t *row_generation;
-  const bool *live;
-  int64_t token_stride;  // elements from one row of token_ids to the next
+struct Group {
+  const int32_t *table;       // [R, width]
+  const int32_t *num_blocks;  // [R]
+  const int64_t *content_id;  // [R] renewed by every change of a row but an append
+  const bool *holds_null;     // whether any row was given a null block
+  GroupBuffers step;
+  int32_t width, block_size, tokens_per_block, sliding_window, null_block;
+  ContextParallel cp;
+  bool recurrent;  // a state per request instead of keys and values: no slots
+  int32_t shift;   // log2(tokens_per_block), or −1: a division is the most expensive operation per decode request
 
-  int32_t *tokens_of(int32_t row) const { return token_ids + row * token_stride; }
+  bool may_hold_null() const { return *holds_null || sliding_window; }
+  int32_t block_of(int32_t position) const { return shift >= 0 ? position >> shift : position / tokens_per_block; }
+  const int32_t *row(int32_t row) const { return table + int64_t(row) * width; }
 };
 
 struct Buffers {
-  int64_t max_num_batched_tokens;
-  int32_t *idx_mapping, *num_scheduled_tokens, *num_draft_tokens, *num_computed_tokens, *num_placeholders;
-  bool *is_prefilling, *samples;
-  int64_t *row_generation;
-  int32_t *query_start_loc, *seq_lens, *dcp_local_seq_lens, *cu_num_logits, *cu_num_draft_tokens;
-  int32_t *req_indices, *input_ids, *expanded_idx_mapping, *expanded_local_pos, *draft_token_ids;
-  int64_t *positions, *logits_indices, *target_logits_indices, *bonus_logits_indices;
-  int64_t *written;  // tokens, requests, gathered requests of the last step
+  int64_t max_num_batched_tokens = 0;
+  FOREWORD_STEP_ARRAYS(FOREWORD_MEMBER)
 };
+
+// The entries of Buffers::written: what the step before wrote.
+enum Written { TOKENS, REQUESTS, LOGITS, GATHERED };
 
 struct Plan {
   const int32_t *rows, *num_scheduled;  // [B]
@@ -61,12 +53,12 @@ struct Plan {
   int64_t num_reqs, num_draft_ids;
   int64_t pad_tokens, pad_reqs;         // −1: no padding
   bool gather;
-  const bool *inert = nullptr;          // [B], or null: none
+  const bool *cancelled = nullptr;      // [B], or null: none
 
-  bool is_inert(int64_t b) const { return inert && inert[b]; }
+  bool is_cancelled(int64_t b) const { return cancelled && cancelled[b]; }
 };
 
-// In the order of foreword.batch.prepare.backends.Scalars.
+// Buffers::scalars, in the order of foreword.batch.step.layout.Scalars.
 struct Scalars {
   int64_t num_reqs, num_tokens, num_reqs_padded, num_tokens_padded, num_logits, num_draft_tokens, max_query_len,
       max_seq_len, attention_state, num_unresolved;
@@ -81,20 +73,21 @@ class StepCore {
   ContextParallel cp;
 
   // False, with nothing written, for a plan that breaks a rule of foreword.batch.prepare.plan.check.
-  bool prepare(const Plan &plan, Scalars &out);
+  bool prepare(const Plan &plan);
 
-  // Drafts [B, width] padded with −1 → num_drafts, draft_ids. False where a −1 stands before a draft.
+  // Drafts [B, width] padded with −1 → num_drafts, draft_ids. False where a −1 comes before a draft.
   bool flatten_drafts(const int32_t *drafts, int64_t num_reqs, int64_t width);
   std::vector<int32_t> num_drafts, draft_ids;
 
-  // Count the last prepared step as done before its samples are known (foreword.batch.prepare.commit.advance).
+  // Count the last prepared step as done before its samples are known (foreword.batch.prepare.commit).
   void advance(int64_t num_reqs);
 
-  // Apply samples [B, width], padded with −1. False, with nothing written, if a rule of foreword.batch.prepare.commit is broken.
+  // Apply samples [B, width], padded with −1. False, with nothing written, if a rule of that module is broken.
   bool commit(const int32_t *sampled, int64_t num_reqs, int64_t width, bool advanced);
 
  private:
   bool acceptable(const Plan &plan);
+  bool writes_null(const Plan &plan, const Group &g) const;
   void requests(const Plan &plan, Scalars &out);
   void tokens(const Plan &plan, Scalars &out);
   void logits(const Plan &plan, Scalars &out);

@@ -1,4 +1,4 @@
-"""Foreword: what comes before the forward pass of an LLM, as a library, and a complete small engine around it.
+"""Foreword: step preparation for the forward pass of an LLM, as a library, and a complete small engine around it.
 
 `foreword.batch` is the library and needs NumPy alone; the names below load the engine when they are first used.
 """

@@ -12,14 +12,21 @@ class RowsCore:
     def __init__(
         self,
         states: dict[str, npt.NDArray[Any]],
-        columns: dict[str, npt.NDArray[Any]],
+        sampling: dict[str, Any],
         row_of: dict[str, int],
         req_ids: int,
         free: list[int],
         vocab_size: int,
         max_num_draft_tokens: int,
     ) -> None: ...
-    def add_table(self, table: _I32, num_blocks: _I32, content_id: npt.NDArray[np.int64]) -> None: ...
+    def add_table(
+        self,
+        table: _I32,
+        num_blocks: _I32,
+        content_id: npt.NDArray[np.int64],
+        holds_null: npt.NDArray[np.bool_],
+        null_block: int,
+    ) -> None: ...
     def admit(
         self,
         req_ids: Sequence[str],
@@ -33,49 +40,50 @@ class RowsCore:
         first_content_id: int,
         sampling: Mapping[str, npt.NDArray[Any]] | None,
         stamp: int,
+        base_seed: int,
+        first_admission: int,
     ) -> bool: ...
     def remove(self, rows: _I32, first_content_id: int, stamp: int) -> bool: ...
     def renew_sampling(self, rows: _I32, stamp: int) -> None: ...
     def append(self, rows: _I32, blocks: _I32, group: int) -> bool: ...
 
 class SamplingProbe:
-    def __init__(self, needs: _I32, stamp: npt.NDArray[np.int64]) -> None: ...
-    def look(self, rows: _I32, version: int) -> tuple[int, bool, int]: ...
+    def __init__(self, needs: _I32, stamp: npt.NDArray[np.int64], rows: _I32) -> None: ...
+    def lookup(self, count: int, version: int) -> tuple[int, bool, int]: ...
 
-class VllmFront:
+class VllmFastPath:
     def __init__(self, rows: RowsCore, arrays: dict[str, npt.NDArray[Any]]) -> None: ...
     def step(self, cached: object, num_scheduled: object, drafts: object) -> int: ...
-    def admit(self, requests: list[Any], first_content_id: int, stamp: int) -> tuple[bool, list[int]]: ...
+    def admit(
+        self, requests: list[Any], first_content_id: int, stamp: int, base_seed: int, first_admission: int
+    ) -> tuple[bool, list[int]]: ...
     def finish(self, ids: list[str], first_content_id: int, stamp: int) -> list[int]: ...
 
 class StepCore:
     def __init__(
         self,
-        states: dict[str, npt.NDArray[Any]],
-        buffers: dict[str, npt.NDArray[Any]],
+        rows: dict[str, npt.NDArray[Any]],
+        arrays: dict[str, npt.NDArray[Any]],
         vocab_size: int,
         max_num_draft_tokens: int,
-        context_parallel: bool,
     ) -> None: ...
     def add_group(
         self,
-        table: _I32,
-        num_blocks: _I32,
-        content_id: npt.NDArray[np.int64],
-        gathered: _I32,
-        gathered_written: _I32,
-        gathered_nulled: _I32,
-        gathered_content: npt.NDArray[np.int64],
-        slot_mapping: npt.NDArray[np.int64],
+        table: dict[str, npt.NDArray[Any]],
+        step: dict[str, npt.NDArray[Any]],
+        *,
         block_size: int,
+        tokens_per_block: int,
         sliding_window: int,
-        cp_size: int,
-        cp_rank: int,
-        cp_interleave: int,
+        context_parallel: tuple[int, int, int],
         recurrent: bool,
+        null_block: int,
     ) -> None: ...
     def set_context_parallel(self, size: int, rank: int, interleave: int) -> None: ...
     def prepare(
+        self, rows: _I32, num_scheduled: _I32, drafts: _I32 | None, pad_tokens: int, pad_reqs: int, gather: bool
+    ) -> tuple[int, ...] | None: ...
+    def prepare_ragged(
         self,
         rows: _I32,
         num_scheduled: _I32,
@@ -84,10 +92,7 @@ class StepCore:
         pad_tokens: int,
         pad_reqs: int,
         gather: bool,
-        inert: npt.NDArray[np.bool_] | None,
-    ) -> tuple[int, ...] | None: ...
-    def prepare_arrays(
-        self, rows: _I32, num_scheduled: _I32, drafts: _I32 | None, pad_tokens: int, pad_reqs: int, gather: bool
+        cancelled: npt.NDArray[np.bool_] | None,
     ) -> tuple[int, ...] | None: ...
     def advance(self, num_reqs: int) -> None: ...
     def commit(self, sampled: _I32, advanced: bool) -> bool: ...
@@ -185,3 +190,4 @@ def bench_attention(
 ) -> float: ...
 def isa_levels() -> list[str]: ...
 def default_num_threads() -> int: ...
+def array_names() -> dict[str, list[tuple[str, str]]]: ...

@@ -1,6 +1,6 @@
-"""An independent model of step preparation: requests are lists, every tensor is made by asking each token.
+"""An independent model of step preparation: requests are lists, every tensor is made by looking at each token.
 
-Written from the reference page, without a look at the backends. Slow, plain, and never shared with them.
+Written from the reference page, independently of the backends, and never shared with them. Slow and plain.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ class Group:
     block_size: int
     window: int | None = None
     ranks: tuple[int, int, int] | None = None  # size, rank, interleave of a group spread over ranks
-    state_of: int | None = None  # a recurrent group: one entry stands for this many positions, and none has a slot
+    state_of: int | None = None  # a recurrent group: one entry covers this many positions, and none has a slot
 
     @property
     def span(self) -> int:
@@ -103,6 +103,7 @@ class Model:
         seq_lens = [s.computed + s.num for s in step]
         logits = [(b, j) for b, s in enumerate(step) for j in range(1 + len(s.drafts))]
         rest = max_tokens - T
+        no_logits = min(max_tokens, R * (1 + self.max_drafts)) - len(logits)
         out: dict[str, list] = {
             "num_reqs": B,
             "num_tokens": T,
@@ -112,11 +113,11 @@ class Model:
             "max_seq_len": max(seq_lens, default=0),
             "attention_state": self.attention_state(step),
             "req_ids": [s.rid for s in step],
-            "idx_mapping": [s.request.row for s in step],
+            "idx_mapping": [s.request.row for s in step] + [-1] * (R - B),
             "num_scheduled_tokens": [s.num for s in step],
             "num_draft_tokens": [len(s.drafts) for s in step],
-            "num_computed_tokens": [s.computed for s in step],
-            "is_prefilling": [s.computed < s.request.prefill_len for s in step],
+            "num_computed_tokens": [s.computed for s in step] + [0] * (R - B),
+            "is_prefilling": [s.computed < s.request.prefill_len for s in step] + [False] * (R - B),
             "query_start_loc": starts + [T] * ((B if pad_reqs is None else pad_reqs) - B),
             "seq_lens": seq_lens + [0] * (R - B),
             "cu_num_logits": [sum(1 + len(s.drafts) for s in step[:b]) for b in range(B + 1)],
@@ -124,8 +125,8 @@ class Model:
             "req_indices": [b for b, _, _ in tokens],
             "positions": [p for _, _, p in tokens] + [0] * rest,
             "input_ids": [known[b][p] for b, _, p in tokens] + [0] * rest,
-            "logits_indices": [starts[b + 1] - len(step[b].drafts) - 1 + j for b, j in logits],
-            "expanded_idx_mapping": [step[b].request.row for b, _ in logits],
+            "logits_indices": [starts[b + 1] - len(step[b].drafts) - 1 + j for b, j in logits] + [0] * no_logits,
+            "expanded_idx_mapping": [step[b].request.row for b, _ in logits] + [-1] * no_logits,
             "expanded_local_pos": [j for _, j in logits],
             "target_logits_indices": [i for i, (b, j) in enumerate(logits) if j < len(step[b].drafts)],
             "bonus_logits_indices": [i for i, (b, j) in enumerate(logits) if j == len(step[b].drafts)],

@@ -14,7 +14,9 @@ from foreword.batch import (
     NewRequest,
     RequestStates,
     SamplingParams,
+    advance,
     prepare_inputs,
+    resolve,
 )
 
 SCENES = (
@@ -25,7 +27,7 @@ SCENES = (
     "not gathered",
     "empty",
     "in flight",
-    "inert",
+    "cancelled",
     "recurrent",
     "embeddings",
 )
@@ -39,7 +41,7 @@ class Scene:
 
 
 def scene(name: str, backend: str = "numpy") -> Scene:
-    """A step over rows in another order than the batch, beside a live row that is not scheduled and a free one."""
+    """A step over rows in another order than the batch, with a live row that is not scheduled and a free one."""
     cp = ContextParallel(size=2, rank=1, interleave=2) if name == "context parallel" else None
     states = RequestStates(
         max_num_reqs=6,
@@ -65,8 +67,8 @@ def scene(name: str, backend: str = "numpy") -> Scene:
     add("c", [1, 2, 3, 4, 5, 6, 7, 8, 9], (10,), 9)
     states.remove_request("gone")
     buffers = InputBuffers.for_states(states, max_num_batched_tokens=16)
-    if name in ("in flight", "inert", "recurrent"):
-        return _in_flight(states, buffers, backend, remove=name == "inert")
+    if name in ("in flight", "cancelled", "recurrent"):
+        return _in_flight(states, buffers, backend, remove=name == "cancelled")
     states.step = 41
     if name == "empty":
         plan, drafts = {}, None
@@ -87,7 +89,7 @@ def _in_flight(states: RequestStates, buffers: InputBuffers, backend: str, *, re
     """A step on top of one whose samples are not known; or, with those known, after one of its requests was removed."""
     early = InputBuffers.for_states(states, max_num_batched_tokens=16)
     first = prepare_inputs(states, {"a": 4, "c": 1}, early, draft_tokens={"a": [3, 4, 5]}, backend=backend)
-    states.advance(first)
+    advance(states, first)
     states.step = 41
     drafts = {"a": [-1, 7]}
     plan = {"b": 5, "c": 1, "a": 3} if remove else {"b": 5, "a": 3, "c": 1}
@@ -95,5 +97,5 @@ def _in_flight(states: RequestStates, buffers: InputBuffers, backend: str, *, re
     if remove:
         states.commit(first, {"a": [3, 4], "c": [6]})
         states.remove_request("c")
-        second.resolve()
+        resolve(second)
     return Scene(states, buffers, second)

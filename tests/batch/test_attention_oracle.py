@@ -1,4 +1,4 @@
-"""Every adapter must say enough for attention: a kernel that has its arguments and a paged cache alone must equal plain
+"""Every adapter must suffice for attention: a kernel that has its arguments and a paged cache alone must equal plain
 attention of each request over its own contiguous keys and values.
 
 The cache starts as NaN, the null block stays NaN, and blocks wholly below a window are null, so that reading anything
@@ -13,6 +13,13 @@ import numpy as np
 import pytest
 
 from foreword.batch import InputBuffers, KVGroup, NewRequest, RequestStates, prepare_inputs
+from foreword.batch.adapters import (
+    chunked_local,
+    common_attention_metadata,
+    dense_inputs,
+    nano_vllm_context,
+    token_tables,
+)
 from foreword.errors import ConfigError
 
 HEAD = 4
@@ -84,7 +91,7 @@ def random_step(seed, kinds=("prefill", "chunk", "resume", "decode", "verify"), 
             for p in range(computed):
                 for cache, values in zip(caches[g], kv[g], strict=True):
                     cache[table[p // S] * S + p % S] = values[p]
-            if W is not None:  # what no query of this step can see is freed: null, and somebody else's
+            if W is not None:  # blocks that no query of this step can see are null, and may belong to other requests
                 table = [0 if (i + 1) * S <= computed - W + 1 else b for i, b in enumerate(table)]
             tables.append(table)
         states.add_request(
@@ -148,7 +155,7 @@ def flashinfer(step, g):
 
 
 def page_size_one(step, g):
-    a, window = step.batch.to_token_tables(g), GROUPS[g].sliding_window
+    a, window = token_tables(step.batch, g), GROUPS[g].sliding_window
     k, v = (
         np.full_like(c, np.nan) for c in step.caches[g]
     )  # what the step writes is written by this adapter's own loc
@@ -162,7 +169,7 @@ def page_size_one(step, g):
 
 
 def dense(step, g):
-    a, batch = step.batch.to_dense(g), step.batch
+    a, batch = dense_inputs(step.batch, g), step.batch
     B, Q, N = a.mask.shape
     assert (batch.max_query_len, batch.max_seq_len) == (Q, N)
     out = np.full((B, Q, HEAD), np.nan)
@@ -177,7 +184,7 @@ def dense(step, g):
 
 
 def nano_vllm(step, g):
-    a, group = step.batch.to_nano_vllm(g), GROUPS[g]
+    a, group = nano_vllm_context(step.batch, g), GROUPS[g]
     S, window = group.block_size, group.sliding_window
     assert a.slot_mapping.dtype == np.int32
     if not a.is_prefill:
@@ -190,8 +197,8 @@ def nano_vllm(step, g):
     return paged_varlen(step.q, step.caches[g], a.cu_seqlens_q, np.diff(a.cu_seqlens_k), a.block_tables, S, window)
 
 
-def common_attention_metadata(step, g):
-    padded = step.batch.to_common_attention_metadata(g)
+def by_common_attention_metadata(step, g):
+    padded = common_attention_metadata(step.batch, g)
     a, group = padded.unpadded(), GROUPS[g]
     assert (padded.slot_mapping[padded.num_actual_tokens :] == -1).all()
     assert (np.diff(padded.query_start_loc) >= 0).all()
@@ -209,7 +216,7 @@ def common_attention_metadata(step, g):
 
 def masked(step, g):
     """The batch's own dense mask with gathered keys: what kernels that take a mask read."""
-    batch, tables = step.batch, step.batch.to_token_tables(g)
+    batch, tables = step.batch, token_tables(step.batch, g)
     mask = batch.attention_mask(g)
     out = np.empty_like(step.q)
     for t in range(batch.num_tokens):
@@ -228,7 +235,7 @@ def masked(step, g):
     return out
 
 
-KERNELS = [flash_attn, flashinfer, page_size_one, dense, nano_vllm, common_attention_metadata, masked]
+KERNELS = [flash_attn, flashinfer, page_size_one, dense, nano_vllm, by_common_attention_metadata, masked]
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda k: k.__name__)
@@ -252,7 +259,7 @@ def test_chunked_local_pieces_are_plain_attention_inside_their_chunk():
         step = random_step(seed)
         for g in (0, 1):
             group = GROUPS[g]
-            a = step.batch.to_chunked_local(16, g)
+            a = chunked_local(step.batch, 16, g)
             got = paged_varlen(
                 step.q, step.caches[g], a.cu_seqlens_q, a.seqlens_k, a.block_table, group.block_size, None
             )
@@ -285,8 +292,8 @@ def test_chunked_local_worked_examples(requests, queries, keys):
         n = computed + scheduled
         states.add_request(NewRequest(str(r), [1] * n, [list(range(1, -(-n // 2) + 1))], num_computed_tokens=computed))
     batch = prepare_inputs(states, {str(r): n for r, (_, n) in enumerate(requests)}, buffers)
-    got = batch.to_chunked_local(4)
+    got = chunked_local(batch, 4)
     assert np.diff(got.cu_seqlens_q).tolist() == queries
     assert got.seqlens_k.tolist() == keys
     with pytest.raises(ConfigError, match="multiple of the group's block_size"):
-        batch.to_chunked_local(3)
+        chunked_local(batch, 3)

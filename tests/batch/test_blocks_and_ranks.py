@@ -14,8 +14,20 @@ from foreword.batch import (
     NewRequest,
     PlanError,
     RequestStates,
+    is_decode,
     prepare_inputs,
+    share_prefill,
+    split_decodes_and_prefills,
+    state_indices,
+    uniform_decode_len,
     validate,
+)
+from foreword.batch.adapters import (
+    chunked_local,
+    common_attention_metadata,
+    dense_inputs,
+    nano_vllm_context,
+    token_tables,
 )
 from foreword.batch.features.classify import region_swaps
 from foreword.batch.values.block_ops import BlockOps
@@ -47,7 +59,7 @@ def add(states, rid, prompt, computed=0, outputs=0, extra=0):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_recurrent_group_holds_one_state_a_request_and_has_no_slots(backend):
+def test_a_recurrent_group_holds_one_state_per_request_and_has_no_slots(backend):
     states, buffers = make([KVGroup(block_size=4), KVGroup(block_size=4, recurrent=True)])
     add(states, "new", 30)
     add(states, "old", 30, computed=11)
@@ -56,9 +68,9 @@ def test_a_recurrent_group_holds_one_state_a_request_and_has_no_slots(backend):
         assert (batch.slot_mapping[1] == -1).all()
         assert (batch.slot_mapping[0][:35] >= 0).all()
         assert batch.block_table[1].shape == (batch.num_reqs_padded, 1)
-        validate(batch, states)
-        assert "one state a request" in str(batch.explain(1, token=0))
-        got = batch.state_indices(1)
+        validate(batch)
+        assert "one state per request" in str(batch.explain(1, token=0))
+        got = state_indices(batch, 1)
         assert got.write.tolist() == [8, 7] + [-1] * (batch.num_reqs_padded - 2)
         assert got.read.tolist() == [8, -1] + [-1] * (batch.num_reqs_padded - 2)
 
@@ -77,7 +89,7 @@ def test_states_at_block_borders_are_read_from_one_block_and_written_to_another(
     states.add_request(NewRequest("a", [1] * 20, [[11, 12, 13, 14, 15]]))
     blocks, seen = [11, 12, 13, 14, 15], []
     for c, n in ((0, 4), (4, 4), (8, 6), (14, 1), (15, 1), (16, 4)):
-        got = prepare_inputs(states, {"a": n}, buffers).state_indices()
+        got = state_indices(prepare_inputs(states, {"a": n}, buffers))
         seen.append((int(got.read[0]), int(got.write[0])))
         assert seen[-1] == (blocks[(c - 1) // 4] if c else -1, blocks[(c + n - 1) // 4])
         states.commit(prepare_inputs(states, {"a": n}, buffers), {})
@@ -133,7 +145,7 @@ def test_shares_partition_the_step_balance_it_and_restore_its_order(size):
             plan[str(r)] = int(rng.integers(1, prompt - computed + 1))
         batch = prepare_inputs(states, plan, buffers)
         T = batch.num_tokens
-        shares = [batch.share_prefill(size, rank) for rank in range(size)]
+        shares = [share_prefill(batch, size, rank) for rank in range(size)]
         x = rng.standard_normal(T)
         outputs = np.concatenate([x[s.token_indices] for s in shares])
         for rank, s in enumerate(shares):
@@ -160,7 +172,7 @@ def test_long_prompts_give_every_rank_the_same_attention_to_do():
     batch = prepare_inputs(states, {"a": 64}, buffers)
     work = [
         int((batch.positions[s.token_indices[: s.num_tokens]] + 1).sum())
-        for s in (batch.share_prefill(4, r) for r in range(4))
+        for s in (share_prefill(batch, 4, r) for r in range(4))
     ]
     assert len(set(work)) == 1
 
@@ -168,7 +180,7 @@ def test_long_prompts_give_every_rank_the_same_attention_to_do():
 # -- kinds of request
 
 
-def test_a_chunk_as_long_as_a_verification_is_no_decode_and_a_one_token_tail_is():
+def test_a_chunk_as_long_as_a_verification_is_not_a_decode_and_a_one_token_tail_is():
     states, buffers = make(drafts=3)
     add(states, "verify", 5, computed=6, outputs=2, extra=4)
     add(states, "chunk", 20, computed=8)
@@ -179,13 +191,13 @@ def test_a_chunk_as_long_as_a_verification_is_no_decode_and_a_one_token_tail_is(
     plan = {"verify": 4, "chunk": 4, "tail": 1, "padded tail": 4, "one": 1, "decode": 1}
     drafts = {"verify": [5, 5, 5], "padded tail": [-1, -1, -1]}
     batch = prepare_inputs(states, plan, buffers, draft_tokens=drafts)
-    assert dict(zip(batch.req_ids, batch.is_decode.tolist(), strict=True)) == {
+    assert dict(zip(batch.req_ids, is_decode(batch).tolist(), strict=True)) == {
         "verify": True, "chunk": False, "tail": True, "padded tail": True, "one": False, "decode": True,
     }  # fmt: skip
 
     def uniform(*ids):
         chosen = {r: d for r, d in drafts.items() if r in ids}
-        return prepare_inputs(states, {r: plan[r] for r in ids}, buffers, draft_tokens=chosen).uniform_decode_len
+        return uniform_decode_len(prepare_inputs(states, {r: plan[r] for r in ids}, buffers, draft_tokens=chosen))
 
     assert uniform("verify", "padded tail") == 4
     assert uniform("decode", "tail") == 1
@@ -209,15 +221,15 @@ def test_splitting_counts_the_leading_short_queries():
     add(states, "long", 20)
     plan = {"d1": 1, "d2": 1, "extend": 3, "long": 20}
     batch = prepare_inputs(states, plan, buffers)
-    assert batch.split_decodes_and_prefills() == (2, 2, 2, 23)
-    assert batch.split_decodes_and_prefills(4) == (3, 1, 5, 20)
-    assert batch.split_decodes_and_prefills(4, require_uniform=True) == (2, 2, 2, 23)
-    assert batch.split_decodes_and_prefills(4, short_extends_are_decodes=False) == (2, 2, 2, 23)
-    assert batch.split_decodes_and_prefills(20) == (4, 0, 25, 0)
+    assert split_decodes_and_prefills(batch) == (2, 2, 2, 23)
+    assert split_decodes_and_prefills(batch, 4) == (3, 1, 5, 20)
+    assert split_decodes_and_prefills(batch, 4, require_uniform=True) == (2, 2, 2, 23)
+    assert split_decodes_and_prefills(batch, 4, short_extends_are_decodes=False) == (2, 2, 2, 23)
+    assert split_decodes_and_prefills(batch, 20) == (4, 0, 25, 0)
     only = prepare_inputs(states, {"long": 20}, buffers)
-    assert only.split_decodes_and_prefills() == (0, 1, 0, 20)
+    assert split_decodes_and_prefills(only) == (0, 1, 0, 20)
     empty = prepare_inputs(states, {}, buffers)
-    assert empty.split_decodes_and_prefills() == (0, 0, 0, 0)
+    assert split_decodes_and_prefills(empty) == (0, 0, 0, 0)
 
 
 def test_decode_first_puts_every_decode_before_every_prompt_chunk_and_is_stable():
@@ -245,13 +257,13 @@ def test_decode_first_puts_every_decode_before_every_prompt_chunk_and_is_stable(
         kinds = ["verify" if r in drafts else "decode" if plan[r] == 1 else "chunk" for r in batch.req_ids]
         assert kinds[: len(drafts)] == ["verify"] * len(drafts)
         assert batch.draft_token_ids.tolist() == [t for rid in batch.req_ids for t in drafts.get(rid, ())]
-        told, ids = batch.req_ids, batch.input_ids.tolist()
-        for names in (list(plan), told):  # as arrays: out of order, and in it
+        ordered, ids = batch.req_ids, batch.input_ids.tolist()
+        for names in (list(plan), ordered):  # as arrays: out of order, and in it
             rows = np.array([states.row_of(rid) for rid in names], np.int32)
             table = np.array([(drafts.get(rid, []) + [-1] * 3)[:3] for rid in names], np.int32)
             n = np.array([plan[rid] for rid in names], np.int32)
             batch = prepare_inputs(states, (rows, n), buffers, draft_tokens=table, order="decode_first")
-            assert (batch.req_ids, batch.input_ids.tolist()) == (told, ids)
+            assert (batch.req_ids, batch.input_ids.tolist()) == (ordered, ids)
 
 
 @pytest.mark.parametrize(
@@ -296,7 +308,7 @@ def test_region_swaps_sort_with_the_fewest_swaps_a_cycle_needs(seed):
         want = np.sort(regions)
         assert np.array_equal(now, want)
         moved = {i for swap in swaps for i in swap}
-        assert moved == set(np.flatnonzero(regions != want).tolist())  # who is in its region stays
+        assert moved == set(np.flatnonzero(regions != want).tolist())  # a request in its region stays
         # a cycle of k places takes k − 1 swaps; regions that trade places directly are cycles of two
         pairs = Counter((int(a), int(b)) for a, b in zip(regions, want, strict=True) if a != b)
         direct = sum(min(c, pairs[b, a]) for (a, b), c in pairs.items() if a < b)
@@ -309,7 +321,7 @@ def test_an_idle_step_has_kernel_blocks_of_the_right_width():
     )
     batch = prepare_inputs(states, {}, InputBuffers.for_states(states, 8))
     assert batch.kernel_block_table().shape == (0, 4)
-    assert batch.to_common_attention_metadata().block_table_tensor.shape == (0, 4)
+    assert common_attention_metadata(batch).block_table_tensor.shape == (0, 4)
 
 
 @pytest.mark.parametrize("interleave", [1, 2, 4])
@@ -353,6 +365,11 @@ def test_forms_for_whole_requests_refuse_a_group_spread_over_ranks():
     )
     states.add_request(NewRequest("a", [1, 2, 3], [[1]]))
     batch = prepare_inputs(states, {"a": 3}, InputBuffers.for_states(states, 16))
-    for form in (batch.to_token_tables, batch.to_nano_vllm, batch.to_dense, lambda: batch.to_chunked_local(4)):
+    for form in (
+        lambda: token_tables(batch),
+        lambda: nano_vllm_context(batch),
+        lambda: dense_inputs(batch),
+        lambda: chunked_local(batch, 4),
+    ):
         with pytest.raises(PlanError, match="rank"):
             form()

@@ -22,8 +22,8 @@ from foreword.batch import (
     StaleBatchError,
     prepare_inputs,
 )
-from foreword.batch.prepare.buffers import ARRAYS
 from foreword.batch.proof.spec import TENSORS, Level
+from foreword.batch.step.layout import STEP
 from foreword.errors import ConfigError
 
 BACKENDS = ["loops", "numpy", "native"]
@@ -53,12 +53,16 @@ class World:
     def snapshot(self) -> dict[str, object]:
         s, out = (
             self.states,
-            {"rows": dict(self.states._rows), "free": list(self.states._free), "step": self.states.step},
+            {
+                "rows": dict(self.states._directory.rows),
+                "free": list(self.states._directory.free),
+                "step": self.states.step,
+            },
         )
-        for i, array in enumerate([*s.row_arrays(), s.token_ids]):
+        for i, array in enumerate([*s._row_arrays(), s.token_ids]):
             out[f"state {i}"] = array.copy()
-        for name in ARRAYS:
-            value = getattr(self.buffers, name)
+        for name in (field.name for field in STEP):
+            value = self.buffers[name]
             for g, array in enumerate(value if isinstance(value, tuple) else (value,)):
                 out[f"{name} {g}"] = array.copy()
         return out | {"generation": self.buffers.generation, "scalars": list(self.buffers.written)}
@@ -132,7 +136,7 @@ def test_one_request_too_many_changes_nothing(world):
     world.assert_unchanged(before)
 
 
-def test_removing_an_unknown_request_says_so_and_changes_nothing(world):
+def test_removing_an_unknown_request_returns_false_and_changes_nothing(world):
     before = world.snapshot()
     assert world.states.remove_request("nobody") is False
     world.assert_unchanged(before)
@@ -194,7 +198,7 @@ def test_a_refused_plan_changes_nothing(world, backend, plan, how, error):
     with pytest.raises(error):
         prepare_inputs(world.states, plan, world.buffers, backend=backend, **how)
     world.assert_unchanged(before)
-    assert batch.num_reqs == 1, "the batch before is still whole"
+    assert batch.num_reqs == 1, "the batch before is still valid"
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -353,7 +357,7 @@ def test_all_ways_to_say_that_a_chunk_sampled_nothing_mean_the_same(backend):
         world = World()
         world.add("a", [1, 2, 3])
         world.states.commit(prepare_inputs(world.states, {"a": 2}, world.buffers, backend=backend), sampled)
-        ends.append([a[:1].tolist() for a in (*world.states.row_arrays(), world.states.token_ids[:, :3])])
+        ends.append([a[:1].tolist() for a in (*world.states._row_arrays(), world.states.token_ids[:, :3])])
     assert all(end == ends[0] for end in ends)
 
 
@@ -382,8 +386,10 @@ def test_a_row_used_again_equals_a_fresh_one():
     used.states.remove_request("old")
     used.next = fresh.next
     assert used.add("a", [1, 2]) == fresh.add("a", [1, 2])
-    for mine, theirs in zip(used.states.row_arrays(), fresh.states.row_arrays(), strict=True):
-        if mine.dtype != np.int64 or mine is used.states.sampling.seed:  # not the counters of tenancies and contents
+    for mine, theirs in zip(used.states._row_arrays(), fresh.states._row_arrays(), strict=True):
+        if (
+            mine.dtype != np.int64 or mine is used.states.sampling.seed
+        ):  # not the counters of row generations and contents
             assert np.array_equal(mine, theirs)
 
 
@@ -431,7 +437,7 @@ def test_importing_loads_numpy_and_nothing_else():
     code = "import sys, foreword.batch; print([m for m in sys.modules if m.startswith('foreword.')])"
     loaded = eval(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
     assert not [m for m in loaded if not m.startswith(LIBRARY)]
-    assert "foreword.batch.proof.spec" not in loaded, "the specification is loaded by those who check against it"
+    assert "foreword.batch.proof.spec" not in loaded, "the specification is loaded only where it is checked"
 
 
 @pytest.mark.parametrize(
@@ -451,7 +457,7 @@ def test_importing_loads_numpy_and_nothing_else():
         ([[0], [0, 1]], [1]),
     ],
 )
-def test_a_plan_that_is_no_plan_is_refused(plan):
+def test_a_malformed_plan_is_refused(plan):
     world = World()
     world.add("a", [1, 2, 3])
     before = world.snapshot()
@@ -460,14 +466,14 @@ def test_a_plan_that_is_no_plan_is_refused(plan):
     world.assert_unchanged(before)
 
 
-def test_a_count_that_is_no_number_is_refused_by_request(world):
+def test_a_count_that_is_not_a_number_is_refused_by_request(world):
     with pytest.raises(PlanError, match=r"request 'b'.*got '2'"):
         prepare_inputs(world.states, {"a": 3, "b": "2"}, world.buffers)
 
 
 @pytest.mark.parametrize("drafts", [{"a": None}, {"a": 5}, {"a": [0.5]}, {"c": [1]}, np.array([1, 2]), [[1]]])
 @pytest.mark.parametrize("form", ["names", "rows"])
-def test_drafts_that_are_no_lists_are_refused(world, drafts, form):
+def test_drafts_that_are_not_lists_are_refused(world, drafts, form):
     plan = {"a": 3, "b": 2}
     if form == "rows":
         plan = (np.array([world.states.row_of(rid) for rid in plan], np.int32), np.array([3, 2], np.int32))
@@ -499,7 +505,7 @@ def test_a_configuration_of_other_types_is_refused(make):
 
 @pytest.mark.parametrize("pad_to", [(-1, None), (None, -5), ("8", None), (8,), 8])
 @pytest.mark.parametrize("form", ["names", "rows"])
-def test_padding_that_is_no_number_is_refused(pad_to, form):
+def test_padding_that_is_not_a_number_is_refused(pad_to, form):
     world = World()
     world.add("a", [1, 2, 3])
     plan = {"a": 3} if form == "names" else (np.array([world.states.row_of("a")], np.int32), np.array([3], np.int32))
@@ -508,7 +514,7 @@ def test_padding_that_is_no_number_is_refused(pad_to, form):
 
 
 @pytest.mark.parametrize("sampled", [{"a": 5}, {"a": "x"}, {"a": [1.5]}, {"a": [None]}])
-def test_samples_that_are_no_tokens_are_refused_by_request(sampled):
+def test_samples_that_are_not_tokens_are_refused_by_request(sampled):
     world = World()
     world.add("a", [1, 2, 3])
     batch = prepare_inputs(world.states, {"a": 3}, world.buffers)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foreword.batch import InputBuffers, KVGroup, NewRequest, RequestStates, prepare_inputs
-from foreword.batch.prepare.padding import PaddingBuckets
+from foreword.batch.values.padding import PaddingBuckets
 from foreword.errors import ConfigError, PlanError
 
 BUCKETS = st.builds(

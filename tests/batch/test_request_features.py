@@ -5,9 +5,24 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from foreword.batch import InputBuffers, KVGroup, NewRequest, RequestError, RequestStates, prepare_inputs
-from foreword.batch.features.multimodal import MultiModalFeature, stage_mrope_positions
-from foreword.batch.features.pooling import PoolingParams
+from foreword.batch import (
+    InputBuffers,
+    KVGroup,
+    MultiModalFeature,
+    NewRequest,
+    PoolingParams,
+    RequestError,
+    RequestStates,
+    encoder_seq_lens,
+    is_token_ids,
+    lora_mapping,
+    mm_inputs,
+    mrope_positions,
+    pooling_metadata,
+    prepare_inputs,
+    prompt_embeds,
+    stage_mrope_positions,
+)
 
 HIDDEN = 3
 
@@ -35,8 +50,8 @@ def test_nothing_is_made_for_embeddings_until_a_request_brings_some():
     states.add_request(NewRequest("a", [1, 2, 3], blocks(3)))
     batch = prepare_inputs(states, {"a": 3}, buffers)
     assert states.is_token_id is None
-    assert batch.is_token_ids.all()
-    assert batch.prompt_embeds()[0].size == 0
+    assert is_token_ids(batch).all()
+    assert prompt_embeds(batch)[0].size == 0
 
 
 def test_an_embedding_prompt_is_overlaid_chunk_by_chunk_and_its_outputs_are_tokens():
@@ -47,17 +62,17 @@ def test_an_embedding_prompt_is_overlaid_chunk_by_chunk_and_its_outputs_are_toke
     seen = np.zeros_like(embeds)
     for start, n in ((0, 3), (3, 4)):
         batch = prepare_inputs(states, {"b": 2, "a": n} if start == 0 else {"a": n}, buffers)
-        rows, values = batch.prompt_embeds()
-        assert not batch.is_token_ids[rows].any()
-        assert batch.is_token_ids.sum() == batch.num_tokens - n
+        rows, values = prompt_embeds(batch)
+        assert not is_token_ids(batch)[rows].any()
+        assert is_token_ids(batch).sum() == batch.num_tokens - n
         assert np.array_equal(batch.positions[rows], np.arange(start, start + n))
         seen[start : start + n] = values
         states.commit(batch, {"a": [9]} if start else {"b": [7]})
     assert np.array_equal(seen, embeds)
     batch = prepare_inputs(states, {"a": 1}, buffers)
-    assert batch.is_token_ids.all()
+    assert is_token_ids(batch).all()
     assert batch.input_ids.tolist() == [9]
-    assert batch.prompt_embeds()[0].size == 0
+    assert prompt_embeds(batch)[0].size == 0
 
 
 def test_mixed_prompts_take_each_position_from_its_own_source():
@@ -68,11 +83,11 @@ def test_mixed_prompts_take_each_position_from_its_own_source():
     batch = prepare_inputs(states, {"a": 9}, buffers, pad_to=(12, 2))
     table = rng.standard_normal((1000, HIDDEN)).astype(np.float32)
     inputs = table[batch.input_ids]
-    rows, values = batch.prompt_embeds()
+    rows, values = prompt_embeds(batch)
     inputs[rows] = values
     for p in range(9):
         assert np.array_equal(inputs[p], table[ids[p]] if mask[p] else embeds[p])
-    assert batch.is_token_ids.tolist() == [*mask, True, True, True]
+    assert is_token_ids(batch).tolist() == [*mask, True, True, True]
 
 
 def test_a_row_freed_by_embeddings_serves_tokens_next():
@@ -81,8 +96,8 @@ def test_a_row_freed_by_embeddings_serves_tokens_next():
     states.remove_request("a")
     states.add_request(NewRequest("b", [1, 2, 3, 4], blocks(4)))
     batch = prepare_inputs(states, {"b": 4}, buffers)
-    assert batch.is_token_ids.all()
-    assert batch.prompt_embeds()[0].size == 0
+    assert is_token_ids(batch).all()
+    assert prompt_embeds(batch)[0].size == 0
 
 
 @pytest.mark.parametrize(
@@ -102,7 +117,7 @@ def test_features_that_do_not_fit_the_prompt_are_refused_and_change_nothing(bad)
     with pytest.raises(RequestError, match="'a'"):
         states.add_request(NewRequest("a", block_ids=blocks(3), **bad))
     assert len(states) == 0
-    assert len(states._free) == 4
+    assert len(states._directory.free) == 4
 
 
 # -- multimodal
@@ -136,7 +151,7 @@ def test_chunks_that_cut_an_image_read_exactly_their_rows_of_its_encoder_output(
                 r: int(rng.integers(1, len(prompts[r]) - done[r] + 1)) for r in prompts if done[r] < len(prompts[r])
             }
             batch = prepare_inputs(states, plan, buffers)
-            mm = batch.mm_inputs()
+            mm = mm_inputs(batch)
             rows = [sources[batch.req_ids[s.batch_index]][s.identifier][s.start : s.stop] for s in mm.slices]
             gathered = np.concatenate(rows) if rows else np.zeros((0, HIDDEN))
             assert len(gathered) == len(mm.token_indices) == mm.is_mm_embed.sum()
@@ -177,7 +192,7 @@ def test_text_has_the_same_rotary_position_in_every_dimension(num_dims):
     states, buffers = make()
     states.add_request(NewRequest("a", [1] * 6, blocks(6), num_computed_tokens=2))
     batch = prepare_inputs(states, {"a": 4}, buffers, pad_to=(8, 1))
-    got = batch.mrope_positions(num_dims)
+    got = mrope_positions(batch, num_dims)
     assert got.shape == (num_dims, 8)
     assert got.dtype == np.int64
     assert (got == batch.positions).all()
@@ -192,16 +207,16 @@ def test_rotary_positions_cross_an_image_in_chunks_and_go_on_with_the_delta():
     seen = []
     for chunk in (5, 2, 4):  # the second chunk is inside the image
         batch = prepare_inputs(states, {"text": 4, "a": chunk} if not seen else {"a": chunk}, buffers)
-        got = batch.mrope_positions()
+        got = mrope_positions(batch)
         first = batch.query_start_loc[batch.num_reqs - 1]
-        seen.append(got[:, first : first + chunk])
+        seen.append(got[:, first : first + chunk].copy())
         if first:
             assert got[:, :first].tolist() == [[0, 1, 2, 3]] * 3
         states.commit(batch, {"a": [7]} if sum(map(np.size, seen)) == 3 * n else {})
     assert np.array_equal(np.concatenate(seen, 1), positions)
     for step in range(3):
         batch = prepare_inputs(states, {"a": 1}, buffers)
-        assert batch.mrope_positions().tolist() == [[following + step]] * 3
+        assert mrope_positions(batch).tolist() == [[following + step]] * 3
         states.commit(batch, {"a": [7]})
 
 
@@ -211,12 +226,12 @@ def test_rotary_positions_may_come_after_admission_and_leave_with_the_request():
     states, buffers = make()
     states.add_request(NewRequest("a", [1] * n, blocks(20), [4]))
     stage_mrope_positions(states, "a", positions, following - n)
-    assert prepare_inputs(states, {"a": n + 1}, buffers).mrope_positions().tolist() == [
+    assert mrope_positions(prepare_inputs(states, {"a": n + 1}, buffers)).tolist() == [
         [*row, following] for row in positions.tolist()
     ]
     states.remove_request("a")
     states.add_request(NewRequest("b", [1] * n, blocks(20)))
-    assert prepare_inputs(states, {"b": n}, buffers).mrope_positions().tolist() == [list(range(n))] * 3
+    assert mrope_positions(prepare_inputs(states, {"b": n}, buffers)).tolist() == [list(range(n))] * 3
 
 
 def test_a_resumed_request_computes_its_outputs_with_the_delta():
@@ -227,7 +242,7 @@ def test_a_resumed_request_computes_its_outputs_with_the_delta():
         NewRequest("a", [1] * n, blocks(20), [4, 5], mrope_positions=positions, mrope_delta=following - n)
     )
     batch = prepare_inputs(states, {"a": n + 2}, buffers)
-    assert batch.mrope_positions()[:, n:].tolist() == [[following, following + 1]] * 3
+    assert mrope_positions(batch)[:, n:].tolist() == [[following, following + 1]] * 3
 
 
 # -- encoder lengths, adapters
@@ -238,9 +253,9 @@ def test_encoder_lengths_hold_in_every_step_and_are_zero_on_padding():
     states.add_request(NewRequest("a", [1, 2], blocks(8), encoder_len=17))
     states.add_request(NewRequest("b", [1], blocks(1, 9)))
     batch = prepare_inputs(states, {"b": 1, "a": 2}, buffers, pad_to=(3, 4))
-    assert batch.encoder_seq_lens.tolist() == [0, 17, 0, 0]
+    assert encoder_seq_lens(batch).tolist() == [0, 17, 0, 0]
     states.commit(batch, {"a": [5]})
-    assert prepare_inputs(states, {"a": 1}, buffers).encoder_seq_lens.tolist() == [17]
+    assert encoder_seq_lens(prepare_inputs(states, {"a": 1}, buffers)).tolist() == [17]
 
 
 def test_adapters_are_mapped_to_requests_tokens_and_logit_rows():
@@ -248,7 +263,7 @@ def test_adapters_are_mapped_to_requests_tokens_and_logit_rows():
     for rid, lora in (("a", 7), ("b", 0), ("c", 3)):
         states.add_request(NewRequest(rid, [1] * 5, blocks(12, 4 * ord(rid)), lora_id=lora, num_computed_tokens=4))
     batch = prepare_inputs(states, {"c": 1, "a": 3, "b": 1}, buffers, draft_tokens={"a": [8, 9]}, pad_to=(8, 4))
-    mapping = batch.lora_mapping()
+    mapping = lora_mapping(batch)
     adapter = {"a": 7, "b": 0, "c": 3}
     assert mapping.requests.tolist() == [adapter[r] for r in batch.req_ids]
     tokens = [adapter[batch.req_ids[b]] for b in batch.req_indices]
@@ -282,7 +297,7 @@ def test_pooling_requests_have_a_result_in_their_last_chunk_only_and_no_sampling
     finished = []
     for chunk in (3, 2, 2):
         batch = prepare_inputs(states, {"s": 3, "p": chunk} if not finished else {"p": chunk}, buffers)
-        pooling = batch.pooling_metadata()
+        pooling = pooling_metadata(batch)
         assert [batch.req_ids[b] for b in pooling.batch_indices] == ["p"]
         assert pooling.params[0].task == "classify"
         assert (pooling.last_token - pooling.first_token + 1).tolist() == [chunk]
@@ -295,4 +310,4 @@ def test_pooling_requests_have_a_result_in_their_last_chunk_only_and_no_sampling
 def test_a_step_without_pooling_requests_has_empty_pooling_metadata():
     states, buffers = make()
     states.add_request(NewRequest("s", [1] * 3, blocks(3)))
-    assert prepare_inputs(states, {"s": 3}, buffers).pooling_metadata().batch_indices.size == 0
+    assert pooling_metadata(prepare_inputs(states, {"s": 3}, buffers)).batch_indices.size == 0

@@ -8,18 +8,22 @@ import pytest
 from foreword.batch import (
     InputBuffers,
     KVGroup,
+    MultiModalFeature,
     NewRequest,
+    PoolingParams,
     RequestError,
     RequestStates,
     SamplingParams,
+    logits_sampling_metadata,
     prepare_inputs,
+    sampling_metadata,
 )
-from foreword.batch.features.multimodal import MultiModalFeature
-from foreword.batch.features.pooling import PoolingParams
-from foreword.batch.prepare.backends import native
+from foreword.batch.state import sampling_metadata as metadata_module
 from foreword.batch.state.batch_update import BatchUpdates
-from foreword.batch.state.sampling_columns import COLUMNS
+from foreword.batch.state.sampling_columns import COLUMNS, FLAG_RULES, Need, SamplingColumns
 from foreword.batch.state.sampling_metadata import token_counts
+from foreword.batch.values.seeds import derived_seed
+from foreword.native import available
 
 V = 50
 
@@ -90,8 +94,8 @@ def test_flags_and_parameters_are_those_of_the_requests_in_batch_order():
         for rid, p in params.items():
             states.add_request(NewRequest(rid, [1, 2], [[1]], sampling_params=p))
         order = rng.permutation(list(params)).tolist()
-        m = prepare_inputs(states, dict.fromkeys(order, 1), buffers).sampling_metadata()
-        # the default of a row is greedy, of a request with parameters what they say
+        m = sampling_metadata(prepare_inputs(states, dict.fromkeys(order, 1), buffers))
+        # a row is greedy by default; a request with parameters follows them
         ps = [params[rid] or SamplingParams(temperature=0.0) for rid in order]
         assert m.all_greedy == all(p.temperature == 0 for p in ps)
         assert m.all_random == all(p.temperature > 0 for p in ps)
@@ -110,7 +114,10 @@ def test_flags_and_parameters_are_those_of_the_requests_in_batch_order():
             got = (m.presence_penalty, m.frequency_penalty, m.repetition_penalty)
             assert np.allclose(np.array(got).T, penalties)
         assert m.temperature is None or np.allclose(m.temperature, [p.temperature for p in ps])
-        assert m.seed is None or m.seed.tolist() == [p.seed or 0 for p in ps]
+        if m.seed is not None:
+            stored = [int(states.sampling.seed[states.row_of(rid)]) for rid in order]
+            assert m.seed.tolist() == stored
+            assert all(s == p.seed for s, p in zip(stored, ps, strict=True) if p.seed is not None)
         logprobs = [-1 if p.logprobs is None else V if p.logprobs == -1 else p.logprobs for p in ps]
         assert m.max_num_logprobs == max(logprobs)
         assert (m.num_prompt_logprobs is None) == all(p.prompt_logprobs is None for p in ps)
@@ -129,10 +136,10 @@ def test_flags_and_parameters_are_those_of_the_requests_in_batch_order():
             assert set(np.flatnonzero(mask[b])) == set(allowed)
 
 
-def test_a_plain_greedy_batch_says_so_and_holds_no_arrays():
+def test_a_plain_greedy_batch_is_plain_and_holds_no_arrays():
     states, buffers = make()
     states.add_request(NewRequest("a", [1], [[1]], sampling_params=SamplingParams(temperature=0.0)))
-    m = prepare_inputs(states, {"a": 1}, buffers).sampling_metadata()
+    m = sampling_metadata(prepare_inputs(states, {"a": 1}, buffers))
     assert m.is_plain
     assert all(getattr(m, name) is None for name in COLUMNS if name != "needs")
 
@@ -148,7 +155,7 @@ def test_flags_are_those_of_the_values_as_stored(params):
     states, buffers = make()
     states.add_request(NewRequest("a", [1], [[1]], sampling_params=SamplingParams(**params)))
     batch = prepare_inputs(states, {"a": 1}, buffers, check="full")
-    metadata = batch.sampling_metadata()
+    metadata = sampling_metadata(batch)
     assert metadata.all_greedy == (states.sampling.temperature[0] == 0)
     assert metadata.top_p is metadata.top_k is metadata.min_p is metadata.presence_penalty is None
     assert metadata.max_num_logprobs == (V if "logprobs" in params else -1)
@@ -159,8 +166,46 @@ def test_columns_given_in_bulk_count_like_parameters():
     states.add_request(NewRequest("a", [1], [[1]]))
     row = np.array([states.row_of("a")], np.int32)
     states.sampling.set_columns(row, {"temperature": np.array([0.5], np.float32), "top_k": np.array([3], np.int32)})
-    m = prepare_inputs(states, {"a": 1}, buffers).sampling_metadata()
+    m = sampling_metadata(prepare_inputs(states, {"a": 1}, buffers))
     assert (m.all_random, m.top_k.tolist()) == (True, [3])
+
+
+@pytest.mark.parametrize("value", [-1.0, 0.0, 0.5, 1.0, 2.0, float("nan")])
+def test_native_and_python_columns_have_equal_flags_and_defaults(value):
+    (states, _), python = make(), SamplingColumns(6)
+    rows = np.array([4, 1], np.int32)
+    for name in sorted({rule.column for rule in FLAG_RULES}):
+        dtype = COLUMNS[name][0]
+        if np.issubdtype(dtype, np.integer) and value != value:
+            continue
+        for columns in (states.sampling, python):
+            columns.set_columns(rows, {name: np.full(2, value, dtype)})
+        assert states.sampling.needs.tolist() == python.needs.tolist(), name
+    for rid in "abcde":
+        states.add_request(NewRequest(rid, [1], [[1]]))
+    states.remove_rows(np.flatnonzero(states.live).astype(np.int32))
+    python.reset(np.arange(6))
+    for name, (_, default) in COLUMNS.items():
+        assert getattr(states.sampling, name).tolist() == getattr(python, name).tolist() == [default] * 6
+
+
+def test_every_row_is_greedy_or_random():
+    columns = SamplingColumns(3)
+    columns.set_columns(np.arange(3), {"temperature": np.array([0, 0.5, np.nan], np.float32)})
+    assert columns.needs.tolist() == [Need.GREEDY, Need.RANDOM, Need.GREEDY]
+
+
+def test_requests_without_a_seed_get_one_from_their_admission():
+    one, all_at_once = SamplingColumns(100, base_seed=7), SamplingColumns(100, base_seed=7)
+    for row in range(100):
+        one.set(row, SamplingParams(), V, admission=row + 20)
+    all_at_once.set_derived_seeds(np.arange(100), 20)
+    assert one.seed.tolist() == all_at_once.seed.tolist() == [derived_seed(7, n) for n in range(20, 120)]
+    assert len(set(one.seed.tolist())) == 100
+    all_at_once.set_derived_seeds(np.arange(3), 0)
+    assert all_at_once.seed[:3].tolist() == [derived_seed(7, n) for n in range(3)]
+    one.set(0, SamplingParams(seed=5), V, admission=9)
+    assert one.seed[0] == 5
 
 
 def test_logit_rows_repeat_their_request():
@@ -169,23 +214,23 @@ def test_logit_rows_repeat_their_request():
         params = SamplingParams(temperature=t, logit_bias={3: t})
         states.add_request(NewRequest(rid, [1, 2], [[1, 2]], num_computed_tokens=1, sampling_params=params))
     batch = prepare_inputs(states, {"b": 3, "a": 1}, buffers, draft_tokens={"b": [7, 8]})
-    m = batch.logits_sampling_metadata()
+    m = logits_sampling_metadata(batch)
     assert m.temperature.tolist() == [0.25, 0.25, 0.25, 0.5]
     assert m.logit_bias()[2].tolist() == [0.25, 0.25, 0.25, 0.5]
 
 
-# -- when it is made anew
+# -- when it is rebuilt
 
 
-@pytest.mark.parametrize("probe", [native.sampling_probe, lambda *_: None], ids=["native", "python"])
-def test_metadata_is_the_same_object_until_members_or_parameters_change(probe, monkeypatch):
-    monkeypatch.setattr(native, "sampling_probe", probe)
+@pytest.mark.parametrize("is_native", [available(), False])
+def test_metadata_is_the_same_object_until_members_or_parameters_change(is_native, monkeypatch):
+    monkeypatch.setattr(metadata_module, "available", lambda: is_native)
     states, buffers = make()
     for rid in "abc":
         states.add_request(NewRequest(rid, [1, 2, 3, 4], [[1]], sampling_params=SamplingParams(temperature=0.5)))
 
     def metadata(*ids):
-        return prepare_inputs(states, dict.fromkeys(ids, 1), buffers).sampling_metadata()
+        return sampling_metadata(prepare_inputs(states, dict.fromkeys(ids, 1), buffers))
 
     first = metadata("a", "b")
     assert metadata("a", "b") is first
@@ -208,16 +253,16 @@ def test_rows_that_were_set_together_and_swapped_are_other_parameters():
     rows = np.array([states.row_of(r) for r in "ab"], np.int32)
     states.sampling.set_columns(rows, {"temperature": np.array([0.5, 0.25], np.float32)})
     counts = np.ones(2, np.int32)
-    assert prepare_inputs(states, (rows, counts), buffers).sampling_metadata().temperature.tolist() == [0.5, 0.25]
+    assert sampling_metadata(prepare_inputs(states, (rows, counts), buffers)).temperature.tolist() == [0.5, 0.25]
     states.swap_rows(*rows.tolist())
-    assert prepare_inputs(states, (rows, counts), buffers).sampling_metadata().temperature.tolist() == [0.25, 0.5]
+    assert sampling_metadata(prepare_inputs(states, (rows, counts), buffers)).temperature.tolist() == [0.25, 0.5]
 
 
 def test_two_batches_in_turn_keep_their_metadata():
     states, buffers = make()
     for rid in "ab":
         states.add_request(NewRequest(rid, [1, 2, 3, 4], [[1]], sampling_params=SamplingParams()))
-    seen = {id(prepare_inputs(states, {r: 1}, buffers).sampling_metadata()) for r in "abababab"}
+    seen = {id(sampling_metadata(prepare_inputs(states, {r: 1}, buffers))) for r in "abababab"}
     assert len(seen) == 2
 
 
@@ -234,7 +279,8 @@ def test_penalties_count_resumed_outputs_as_outputs_and_skip_embeddings():
         NewRequest("c", [4, 5], [[4]], sampling_params=params, prompt_embeds=embeds, prompt_is_token_id=mask)
     )
     batch = prepare_inputs(states, {"a": 6, "b": 1, "c": 2}, buffers)
-    counts = token_counts(states, batch.sampling_metadata())
+    s = states
+    counts = token_counts(sampling_metadata(batch), s.token_ids, s.prompt_len, s.num_tokens, s.is_token_id)
     assert counts.batch_indices.tolist() == [0, 2]
     assert np.flatnonzero(counts.in_prompt[0]).tolist() == [1, 2]
     assert np.flatnonzero(counts.in_prompt[1]).tolist() == [5]
@@ -246,7 +292,7 @@ def test_penalties_count_resumed_outputs_as_outputs_and_skip_embeddings():
 
 
 def picture(states, rid):
-    """Everything the states know about a request, whatever its row."""
+    """Everything that the states hold of a request, whatever its row."""
     row = states.row_of(rid)
     known = int(states.num_tokens[row])
     dense = {
@@ -289,8 +335,8 @@ def test_after_any_moves_every_field_is_that_of_its_request(seed):
         for rid in states.req_ids:
             new = picture(states, rid)
             assert pictures.setdefault(rid, new)[:5] == new[:5]
-        assert sorted(states._free) == np.flatnonzero(~states.live).tolist()
-    for rid in states.req_ids:  # and a row that everything has left is like new
+        assert sorted(states._directory.free) == np.flatnonzero(~states.live).tolist()
+    for rid in states.req_ids:  # and a row without its request is like a new one
         states.remove_request(rid)
     for values in (*states.extras.sparse(), states.sampling.params):
         assert not values
@@ -303,11 +349,11 @@ def test_after_any_moves_every_field_is_that_of_its_request(seed):
     assert states.is_token_id.all()
 
 
-# -- what processors are told
+# -- changes of rows for processors
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_a_processor_that_applies_the_updates_knows_who_is_where(seed):
+def test_updates_applied_in_order_give_the_request_of_each_row(seed):
     rng = np.random.default_rng(seed)
     states, _ = make()
     states.add_request(NewRequest("early", [1], [[1]]))
@@ -338,10 +384,10 @@ def test_a_processor_that_applies_the_updates_knows_who_is_where(seed):
             case _:
                 pass
     updates.close()
-    assert not states.watchers
+    assert not states.observers
 
 
-def test_a_request_that_came_and_went_between_two_questions_is_not_mentioned():
+def test_a_request_added_and_removed_between_two_calls_is_left_out():
     states, _ = make()
     updates = BatchUpdates(states)
     states.add_request(NewRequest("a", [1], [[1]]))
@@ -359,7 +405,7 @@ def test_a_request_that_came_and_went_between_two_questions_is_not_mentioned():
         ("logit_bias", [1, 2]), ("logit_bias", {5: "x"}), ("logit_bias", {5: float("nan")}),
         ("logit_bias", {5: float("inf")}), ("logit_bias", {5: 1e300}), ("stop_token_ids", 5),
         ("bad_words_token_ids", [5]), ("bad_words_token_ids", 5), ("repetition_penalty", 1e-46),
-        ("min_tokens", 2**40),
+        ("min_tokens", 2**40), ("extra_args", ["a"]), ("extra_args", {1: "a"}),
     ],
 )  # fmt: skip
 def test_a_parameter_of_the_wrong_type_is_refused_by_name(field, value):

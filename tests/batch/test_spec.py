@@ -9,30 +9,34 @@ import numpy as np
 import pytest
 from batch_scenes import SCENES, Scene, scene
 
-from foreword.batch import PlanError, validate
-from foreword.batch.prepare.inputs import InputBatch
+from foreword.batch import (
+    PlanError,
+    validate,
+)
 from foreword.batch.proof import validator
 from foreword.batch.proof.spec import TENSORS, Level, render
+from foreword.batch.step.layout import Scalars
+from foreword.batch.step.tensors import BatchTensors
 
-BUFFERS = {"num_blocks": "block_table_written"}  # where a tensor of the batch lies, if not under its own name
+BUFFERS = {"num_blocks": "num_blocks"}  # where a tensor of the batch lies, if not under its own name
 
 
 @pytest.mark.parametrize("backend", ["loops", "numpy", "native"])
 @pytest.mark.parametrize("name", SCENES)
 def test_a_prepared_batch_keeps_every_rule(name, backend):
     made = scene(name, backend)
-    validate(made.batch, made.states)
+    validate(made.batch)
 
 
 @pytest.mark.parametrize("name", SCENES)
 def test_every_value_is_in_the_range_its_page_states(name):
     made = scene(name)
-    step = validator.Step(made.batch, made.states)
+    step = validator.Step(made.batch)
     for spec in TENSORS:
         if spec.range is None:
             continue
         rule = validator._range(spec, *spec.range)
-        for group, array in validator.arrays_of(spec, made.batch, made.states):
+        for group, array in validator.arrays_of(spec, made.batch):
             got, expected, _ = rule.check(step, array, group)
             assert np.array_equal(got, expected), rule.name
 
@@ -51,41 +55,40 @@ def test_one_flipped_entry_of_a_batch_is_named(name):
     for spec in TENSORS:
         if spec.level in (Level.SYSTEM, Level.STEP) or spec.attribute == "explain":
             continue
-        for group, view in validator.arrays_of(spec, made.batch, made.states):
-            base = getattr(made.buffers, BUFFERS.get(spec.name, spec.name))
+        for group, view in validator.arrays_of(spec, made.batch):
+            base = made.buffers[BUFFERS.get(spec.name, spec.name)]
             base = base[group] if spec.per_group else base
             for at in np.ndindex(view.shape):
                 good = base[at]
                 for bad in changed(good) if at[0] == 0 else changed(good)[:1]:
                     if spec.name == "draft_token_ids" and {int(good), int(bad)} == {0, -1}:
-                        continue  # an unknown draft stands as token 0: the id alone tells them apart
+                        continue  # an unknown draft is staged as token 0: the id alone distinguishes them
                     base[at] = bad
                     with pytest.raises(PlanError) as caught:
-                        validate(made.batch, made.states)
+                        validate(made.batch)
                     label = f"{spec.name}[{group}]" if spec.per_group else spec.name
-                    if name == "inert" and caught.value.tensor == "expanded_idx_mapping" == f"expanded_{spec.name}":
-                        continue  # nothing but these two still knows the row of a removed request
+                    if name == "cancelled" and caught.value.tensor == "expanded_idx_mapping" == f"expanded_{spec.name}":
+                        continue  # only these two still hold the row of a removed request
                     assert caught.value.tensor == label, f"{label}{at}: {good} → {bad}: {caught.value}"
                     assert caught.value.index == (at if len(at) > 1 else at[0])
                     assert caught.value.got == bad.item()
                     assert caught.value.expected == good.item() or spec.name == "draft_token_ids"
                     assert caught.value.step == 42
                 base[at] = good
-    validate(made.batch, made.states)
+    validate(made.batch)
 
 
 def test_a_flipped_scalar_is_named():
     made = scene("mixed")
     good = made.batch._scalars
     for field in ("num_reqs", "num_tokens", "max_query_len", "max_seq_len", "attention_state"):
-        at = type(made.batch).__dict__.get(field)
-        index = 8 if field == "attention_state" else at.index
+        index = Scalars._fields.index(field)
         for delta in (1, -1):
             if field == "attention_state" and delta > 0:
                 continue  # 4 is SPEC_DECODING, covered by −1's like
             made.batch._scalars = (*good[:index], good[index] + delta, *good[index + 1 :])
             with pytest.raises(PlanError) as caught:
-                validate(made.batch, made.states)
+                validate(made.batch)
             assert caught.value.tensor == field, caught.value
     made.batch._scalars = good
 
@@ -108,7 +111,7 @@ def corruptions(rule: validator.Rule, array: np.ndarray):
 
 def caught(rules: list[validator.Rule], made: Scene) -> bool:
     try:
-        validator.check_rules(rules, made.batch, made.states)
+        validator.check_rules(rules, made.batch)
     except PlanError:
         return True
     return False
@@ -119,7 +122,7 @@ def test_a_rule_removed_lets_a_corruption_through(rule, monkeypatch):
     others = [r for r in validator.RULES if r.spec is rule.spec and r is not rule]
     for name in SCENES:
         made = scene(name)
-        arrays = list(validator.arrays_of(rule.spec, made.batch, made.states))
+        arrays = list(validator.arrays_of(rule.spec, made.batch))
         for i, (group, array) in enumerate(arrays):
             for bad in corruptions(rule, array):
                 monkeypatch.setattr(
@@ -138,9 +141,9 @@ def test_explained_tensors_are_checked(monkeypatch):
     made = scene("drafts")
     explained = [made.batch.explain(g) for g in range(2)]
     explained[0].block_offsets[3] += 1
-    monkeypatch.setattr(InputBatch, "explain", lambda self, group=0: explained[group])
+    monkeypatch.setattr(validator.Explanation, "of", lambda batch, group=0: explained[group])
     with pytest.raises(PlanError) as caught:
-        validate(made.batch, made.states)
+        validate(made.batch)
     assert (caught.value.tensor, caught.value.index) == ("block_offsets[0]", 3)
 
 
@@ -149,7 +152,7 @@ def test_a_wrong_row_of_the_state_is_named_with_its_request():
     row = made.states.row_of("waits")
     made.states.num_computed_tokens[row] = 4
     with pytest.raises(PlanError) as caught:
-        validate(made.batch, made.states)
+        validate(made.batch)
     assert (caught.value.tensor, caught.value.index) == ("states.num_computed_tokens", row)
     assert (caught.value.request, caught.value.expected, caught.value.got) == ("waits", 3, 4)
 
@@ -160,41 +163,41 @@ def test_a_value_of_the_state_that_others_contradict_is_named(name, value):
     row = made.states.row_of("waits")
     getattr(made.states, name)[row] = value
     with pytest.raises(PlanError) as caught:
-        validate(made.batch, made.states)
+        validate(made.batch)
     assert (caught.value.tensor, caught.value.index) == (f"states.{name}", row)
 
 
 def test_two_tensors_that_agree_on_a_free_row_are_still_refused():
     made = scene("mixed")
     free = int(np.flatnonzero(~made.states.live)[0])
-    made.buffers.idx_mapping[1] = made.buffers.expanded_idx_mapping[1] = free
+    made.buffers["idx_mapping"][1] = made.buffers["expanded_idx_mapping"][1] = free
     with pytest.raises(PlanError, match="holds no request"):
-        validate(made.batch, made.states)
+        validate(made.batch)
 
 
 def test_a_committed_batch_is_no_longer_validated():
     made = scene("mixed")
     made.states.commit(made.batch, {"a": [1], "c": [2]})
     with pytest.raises(PlanError, match="before it is committed"):
-        validate(made.batch, made.states)
+        validate(made.batch)
 
 
 def test_every_array_of_a_batch_is_specified():
     arrays = {
         name
-        for name, value in vars(InputBatch).items()
-        if type(value).__name__ in ("_Array", "_Scalar") or name in ("block_table", "num_blocks", "dcp_local_seq_lens")
+        for name, value in vars(BatchTensors).items()
+        if type(value).__name__ in ("View", "Scalar") or name == "dcp_local_seq_lens"
     }
     specified = {spec.name for spec in TENSORS if spec.level is not Level.SYSTEM and spec.attribute != "explain"}
-    assert arrays | {"attention_state"} == specified
+    assert (arrays - {"_attention_state", "num_unresolved"}) | {"attention_state"} == specified
 
 
 def test_every_array_of_a_row_is_specified():
     made = scene("embeddings")
     states = made.states
-    specified = [a for s in TENSORS if s.level is Level.SYSTEM for _, a in validator.arrays_of(s, made.batch, states)]
+    specified = [a for s in TENSORS if s.level is Level.SYSTEM for _, a in validator.arrays_of(s, made.batch)]
     private = [states.sampling.is_set, *(t.content_id for t in states.block_tables)]  # what has changed, for caches
-    for array in [*states.row_arrays(), states.token_ids]:
+    for array in [*states._row_arrays(), states.token_ids]:
         assert any(np.shares_memory(array, other) for other in [*specified, *private])
 
 

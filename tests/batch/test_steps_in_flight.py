@@ -16,10 +16,12 @@ from foreword.batch import (
     PlanError,
     RequestStates,
     StagingRing,
+    advance,
     make_dummy,
     prepare_inputs,
+    resolve,
 )
-from foreword.batch.prepare.buffers import ARRAYS
+from foreword.batch.step.layout import STEP
 
 BACKENDS = ["loops", "numpy", "native"]
 D, M, VOCAB = 3, 40, 97
@@ -137,7 +139,7 @@ def run(backend: str, depth: int, seed: int) -> dict[str, list[int]]:
             batch = prepare_inputs(engine.states, plan, buffers, draft_tokens=drafts, backend=backend)
         else:
             batch, buffers = ahead
-        batch.resolve(engine.known_drafts(batch))
+        resolve(batch, engine.known_drafts(batch))
         fresh = InputBuffers.for_states(engine.states, 128)
         alive = [rid for b, rid in enumerate(batch.req_ids) if batch.row_generation[b] >= 0]
         in_time = prepare_inputs(
@@ -148,8 +150,8 @@ def run(backend: str, depth: int, seed: int) -> dict[str, list[int]]:
             backend=backend,
         )
         if len(alive) == batch.num_reqs:
-            for name in ARRAYS:
-                if name != "block_table_written":
+            for name in (field.name for field in STEP if hasattr(InputBatch, field.name)):
+                if name != "num_blocks":
                     for ours, theirs in zip(as_tuple(batch, name), as_tuple(in_time, name), strict=True):
                         assert np.array_equal(ours, theirs), name
         else:
@@ -162,7 +164,7 @@ def run(backend: str, depth: int, seed: int) -> dict[str, list[int]]:
             assert (batch.input_ids[dead] == 0).all()
         sampled = engine.run_model(batch)
         if depth == 2:
-            engine.states.advance(batch)
+            advance(engine.states, batch)
             plan, drafts = engine.plan(drafts_of)
             ahead = None
             if plan:
@@ -193,16 +195,16 @@ def test_an_unresolved_step_can_be_neither_committed_nor_advanced():
     states.add_request(NewRequest("a", [1, 2], blocks_of(1)))
     ring = StagingRing(states, max_num_batched_tokens=16)
     first = prepare_inputs(states, {"a": 2}, ring.acquire())
-    states.advance(first)
+    advance(states, first)
     second = prepare_inputs(states, {"a": 1}, ring.acquire())
-    assert not second.resolved
+    assert not second.is_resolved
     assert second.input_ids.tolist() == [0]
-    for use in (lambda: states.commit(second, {"a": [3]}), lambda: states.advance(second), second.resolve):
+    for use in (lambda: states.commit(second, {"a": [3]}), lambda: advance(states, second), lambda: resolve(second)):
         with pytest.raises(PlanError):
             use()
     states.commit(first, {"a": [9]})
-    second.resolve()
-    assert second.resolved
+    resolve(second)
+    assert second.is_resolved
     assert second.input_ids.tolist() == [9]
 
 
@@ -245,9 +247,9 @@ def test_a_dummy_touches_nothing_and_shares_addresses(tokens, reqs):
     assert dummy.max_query_len == -(-tokens // reqs)
     assert (dummy.seq_lens == dummy.num_scheduled_tokens).all()
     for g in range(2):
-        assert (buffers.slot_mapping[g] == -1).all()
-        assert (buffers.block_table[g] == 0).all()
-    assert (buffers.input_ids == 0).all()
+        assert (buffers["slot_mapping"][g] == -1).all()
+        assert (buffers["block_table"][g] == 0).all()
+    assert (buffers["input_ids"] == 0).all()
     assert np.array_equal(before[0], states.token_ids)
     assert np.array_equal(before[1], states.num_computed_tokens)
     with pytest.raises(PlanError):

@@ -18,10 +18,17 @@ from foreword.batch import (
     PlanError,
     RequestError,
     RequestStates,
+    advance,
+    lora_mapping,
+    mm_inputs,
+    pooling_metadata,
     prepare_inputs,
+    prompt_embeds,
+    resolve,
+    sampling_metadata,
 )
-from foreword.batch.adapters.vllm import apply
-from foreword.batch.prepare.backends import native
+from foreword.batch.adapters import vllm_front
+from foreword.batch.adapters.vllm import VllmAdapter, apply
 from foreword.batch.state.sampling_columns import COLUMNS
 
 GROUPS = [KVGroup(block_size=4), KVGroup(block_size=2)]
@@ -201,7 +208,7 @@ class Scheduler:
 @pytest.mark.parametrize("generation", [1, 2])
 def test_random_schedules_prepare_what_a_dictionary_of_requests_says(generation, form, way, monkeypatch):
     if way == "python":
-        monkeypatch.setattr(native, "vllm_front", lambda *_: None)
+        monkeypatch.setattr(vllm_front, "native_core", lambda *_: None)
     for seed in range(6):
         scheduler = Scheduler(seed, generation)
         states, buffers = make()
@@ -298,13 +305,13 @@ def test_a_preempted_request_keeps_parameters_of_every_kind():
         assert {name: getattr(states.sampling, name)[row] for name in before} == before
 
 
-def test_a_preempted_request_that_finishes_is_forgotten():
+def test_a_preempted_request_that_finishes_is_dropped():
     states, _ = make()
     apply(states, output([new_data("a", [1, 2], ([1], [1]))], scheduled={"a": 2}))
     apply(states, output(preempted=["a"]))
-    assert list(states.parked) == ["a"]
+    assert list(VllmAdapter.of(states).preempted) == ["a"]
     apply(states, output(finished=["a"]))
-    assert not states.parked
+    assert not VllmAdapter.of(states).preempted
 
 
 def test_the_schedulers_computed_tokens_correct_ours():
@@ -314,9 +321,9 @@ def test_the_schedulers_computed_tokens_correct_ours():
     assert states.num_computed_tokens[states.row_of("a")] == 4
 
 
-@pytest.mark.parametrize("front", [native.vllm_front, lambda *_: None], ids=["native", "python"])
-def test_computed_tokens_counted_before_a_rejection_was_known_are_not_believed(front, monkeypatch):
-    monkeypatch.setattr(native, "vllm_front", front)
+@pytest.mark.parametrize("front", [vllm_front.native_core, lambda *_: None], ids=["native", "python"])
+def test_computed_tokens_counted_before_a_rejection_was_known_are_corrected(front, monkeypatch):
+    monkeypatch.setattr(vllm_front, "native_core", front)
     states, buffers = make()
     apply(states, output([new_data("a", [1, 2, 3], ([1, 2, 3], [1, 2, 3, 4, 5]))]))
     states.commit(prepare_inputs(states, {"a": 3}, buffers), {"a": [4]})
@@ -329,22 +336,22 @@ def test_computed_tokens_counted_before_a_rejection_was_known_are_not_believed(f
     assert batch.input_ids[0] == 9
 
 
-@pytest.mark.parametrize("front", [native.vllm_front, lambda *_: None], ids=["native", "python"])
+@pytest.mark.parametrize("front", [vllm_front.native_core, lambda *_: None], ids=["native", "python"])
 def test_a_step_may_be_applied_while_the_one_before_is_in_flight(front, monkeypatch):
-    monkeypatch.setattr(native, "vllm_front", front)
+    monkeypatch.setattr(vllm_front, "native_core", front)
     states, first = make()
     second = InputBuffers.for_states(states, max_num_batched_tokens=256)
     apply(states, output([new_data("a", [1, 2, 3], ([1, 2, 3], [1, 2, 3, 4, 5]))]))
     flying = prepare_inputs(states, {"a": 3}, first)
-    states.advance(flying)
+    advance(states, flying)
     for step, buffers in enumerate((second, first, second)):  # the outputs the scheduler counts include placeholders
         cached = cached_data([("a", None, 3 + step, 1 + step)])
         batch = prepare_inputs(states, apply(states, output(cached=cached, scheduled={"a": 1})), buffers)
-        assert not batch.resolved
+        assert not batch.is_resolved
         states.commit(flying, {"a": [50 + step]})
-        batch.resolve()
+        resolve(batch)
         assert (batch.input_ids.tolist(), batch.positions.tolist()) == ([50 + step], [3 + step])
-        states.advance(batch)
+        advance(states, batch)
         flying = batch
 
 
@@ -382,13 +389,13 @@ def odd_outputs(rng):
             cached.req_ids = ["a", "a"]
         case 12:
             out.scheduled_new_reqs.append(new_data("n", [1, value], ([value], [5])))
-    return out  # fmt: skip
+    return out
 
 
 def test_odd_outputs_end_as_an_error_or_as_python_would_apply_them(monkeypatch):
     def run(out, front):
         with monkeypatch.context() as patch:
-            patch.setattr(native, "vllm_front", front)
+            patch.setattr(vllm_front, "native_core", front)
             states, buffers = make()
             for i, rid in enumerate("ab"):
                 states.add_request(NewRequest(rid, [1, 2], [[1 + i], [2 + i, 5]], num_computed_tokens=1))
@@ -400,7 +407,7 @@ def test_odd_outputs_end_as_an_error_or_as_python_would_apply_them(monkeypatch):
 
     for seed in range(400):
         outs = [odd_outputs(np.random.default_rng(seed)) for _ in range(2)]
-        assert run(outs[0], native.vllm_front) == run(outs[1], lambda *_: None), seed
+        assert run(outs[0], vllm_front.native_core) == run(outs[1], lambda *_: None), seed
 
 
 def test_decode_steps_keep_no_memory():
@@ -412,7 +419,7 @@ def test_decode_steps_keep_no_memory():
 
     def steps(n):
         for _ in range(n):
-            prepare_inputs(states, apply(states, out), buffers).sampling_metadata()
+            sampling_metadata(prepare_inputs(states, apply(states, out), buffers))
 
     steps(20)
     tracemalloc.start()
@@ -420,7 +427,7 @@ def test_decode_steps_keep_no_memory():
         steps(20)
         before = tracemalloc.get_traced_memory()[0]
         steps(2000)
-        assert tracemalloc.get_traced_memory()[0] - before < 2000  # bytes: nothing a step
+        assert tracemalloc.get_traced_memory()[0] - before < 2000  # bytes: nothing per step
     finally:
         tracemalloc.stop()
 
@@ -505,13 +512,13 @@ def test_everything_a_new_request_may_carry_arrives():
                  "repetition_penalty", "seed", "min_tokens"):  # fmt: skip
         assert getattr(states.sampling, name)[a] == pytest.approx(getattr(params, name))
     assert states.sampling.num_logprobs[a] == 3
-    metadata = batch.sampling_metadata()
+    metadata = sampling_metadata(batch)
     assert metadata.bad_words() == {0: ((7, 8),)}
     assert metadata.end_token_ids() == {0: (4,)}
-    assert batch.mm_inputs().token_indices.tolist() == [1, 3]
-    assert batch.lora_mapping().requests.tolist() == [6, 0, 0]
-    assert np.array_equal(batch.prompt_embeds()[1], embeds)
-    assert batch.pooling_metadata().params[0].task == "score"
+    assert mm_inputs(batch).token_indices.tolist() == [1, 3]
+    assert lora_mapping(batch).requests.tolist() == [6, 0, 0]
+    assert np.array_equal(prompt_embeds(batch)[1], embeds)
+    assert pooling_metadata(batch).params[0].task == "score"
 
 
 def random_sampling(rng):
@@ -534,9 +541,9 @@ def test_parameters_read_in_native_code_are_those_read_in_python(monkeypatch):
         params = [random_sampling(rng) if rng.random() < 0.8 else None for _ in range(8)]
         new = [new_data(str(i), [1, 2], ([1], [1]), sampling_params=p) for i, p in enumerate(params)]
         columns = []
-        for front in (native.vllm_front, lambda *_: None):
+        for front in (vllm_front.native_core, lambda *_: None):
             with monkeypatch.context() as patch:
-                patch.setattr(native, "vllm_front", front)
+                patch.setattr(vllm_front, "native_core", front)
                 states, _ = make()
                 apply(states, output(new))
                 rows = [states.row_of(str(i)) for i in range(8)]

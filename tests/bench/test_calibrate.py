@@ -13,32 +13,31 @@ from foreword.batch import KVGroup
 from foreword.bench.calibrate import Shape, fit, measure, shapes
 from foreword.cli.app import app
 from foreword.errors import ConfigError
+from foreword.executors import HostExecutor
 from foreword.scheduler.simulation import CostModel
 
 LIMITS = {"max_model_len": 300, "max_num_seqs": 8, "max_num_batched_tokens": 64, "max_context_tokens": 1500}
 
 
-class Clockwork:
-    """An executor whose steps take exactly the time of a cost model, on a simulated clock."""
-
-    reads_gathered_tables = True
-    compute_threads = None
+class Clockwork(HostExecutor):
+    """An executor whose steps take the time of a cost model, on a clock of its own."""
 
     def __init__(self, truth: CostModel) -> None:
+        super().__init__()
         self.truth, self.now = truth, 0.0
         self.contexts: list[int] = []
 
     def clock(self) -> float:
         return self.now
 
-    def execute(self, batch):
+    def compute(self, batch, logits_indices):
         tables = [t[: batch.num_reqs] for t in batch.block_table]
         held = np.concatenate([t[t > 0] for t in tables])
         assert len(np.unique(held)) == len(held)  # no block is shared
         context = int(batch.seq_lens[: batch.num_reqs].sum())
         self.contexts.append(context)
         self.now += self.truth.seconds(batch.num_tokens, context)
-        return np.zeros((len(batch.logits_indices), 50), np.float32)
+        return np.zeros((len(logits_indices), 50), np.float32)
 
     def copy_blocks(self, sources, destinations):
         raise AssertionError("nothing to copy")

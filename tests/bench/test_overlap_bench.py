@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from foreword.bench import overlap
-from foreword.executors import native
+from foreword.native import available
 
 
 @pytest.mark.model
-@pytest.mark.skipif(not native.available(), reason="the native module is not built")
+@pytest.mark.skipif(not available(), reason="the native module is not built")
 def test_both_loops_are_measured_with_and_without_speculation(smollm2_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(overlap, "PROMPTS", {"echo": ("Repeat this: one two three one two three one two",)})
     results = list(overlap.run(str(smollm2_path), at_once=(2,), max_tokens=8, repeats=1))

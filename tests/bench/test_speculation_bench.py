@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from foreword.bench import speculation
-from foreword.executors import native
+from foreword.native import available
 
 
 @pytest.mark.model
-@pytest.mark.skipif(not native.available(), reason="the native module is not built")
+@pytest.mark.skipif(not available(), reason="the native module is not built")
 def test_every_method_is_measured_on_equal_outputs(smollm2_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(speculation, "PROMPTS", {"echo": ("Repeat this: one two three one two three one two",)})
     results = list(speculation.run(str(smollm2_path), at_once=(1, 2), max_tokens=10, repeats=1))

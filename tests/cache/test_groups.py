@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foreword.cache.groups import FullAttention, RunningState, SlidingWindow, longest_common_hit
+from foreword.cache.groups import FullAttention, RecurrentState, SlidingWindow, longest_common_hit
 
 presence = st.lists(st.booleans(), max_size=12)
 
@@ -35,9 +35,9 @@ def test_a_window_hit_needs_what_the_next_token_reads(present: list[bool], size:
 
 
 @given(presence, st.integers(0, 12))
-def test_a_running_state_goes_on_where_it_was_kept_and_takes_one_block(present: list[bool], limit: int):
+def test_a_recurrent_state_continues_at_the_last_snapshot_and_takes_one_block(present: list[bool], limit: int):
     limit = min(limit, len(present))
-    group = RunningState(4)
+    group = RecurrentState(4)
     assert group.longest_hit(present, limit) == max(n for n in range(limit + 1) if n == 0 or present[n - 1])
     assert group.most_blocks(60, 7) == 1
 
@@ -49,7 +49,7 @@ def test_the_first_needed_block_holds_the_lowest_position_read(size: int, window
 
 
 @given(st.integers(1, 5), st.integers(1, 20), st.integers(1, 8), st.integers(1, 40))
-def test_a_window_never_holds_more_blocks_than_it_says(size: int, window: int, chunk: int, length: int):
+def test_a_window_never_holds_more_blocks_than_its_bound(size: int, window: int, chunk: int, length: int):
     group, most = SlidingWindow(size, window), 0
     for computed in range(0, length, 1):
         first = int(group.first_needed(np.array([computed]))[0])
@@ -59,7 +59,7 @@ def test_a_window_never_holds_more_blocks_than_it_says(size: int, window: int, c
 
 @given(st.data(), st.integers(0, 40))
 def test_the_common_hit_is_the_longest_every_group_accepts(data: st.DataObject, limit: int):
-    groups = [FullAttention(2), SlidingWindow(2, 5), SlidingWindow(4, 3), RunningState(4)]
+    groups = [FullAttention(2), SlidingWindow(2, 5), SlidingWindow(4, 3), RecurrentState(4)]
     present = [data.draw(st.lists(st.booleans(), min_size=20, max_size=20)) for _ in groups]
     windows = [None, 5, 3]
 

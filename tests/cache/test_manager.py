@@ -1,4 +1,4 @@
-"""The KV cache on real rows: hits, sharing, windows, copies, and nothing ever lost."""
+"""The KV cache on real rows: hits, sharing, windows, copies, and no block lost."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from foreword.batch import KVGroup, NewRequest, RequestStates
-from foreword.cache import BlockRemoved, BlockStored, CacheCleared, KVCache, prefix_keys
-from foreword.errors import CapacityError
+from foreword.cache import BlockRemoved, BlockStored, CacheCleared, KVCacheManager, prefix_keys
+from foreword.errors import CapacityError, RequestError
+from foreword.scheduler import admit
 
 
 def held(node) -> list[tuple[int, int]]:
@@ -19,19 +20,19 @@ def held(node) -> list[tuple[int, int]]:
 
 
 class Rig:
-    """A cache with rows, and a pretended model that computes everything at once."""
+    """A cache with rows, and a simulated model that computes everything at once."""
 
     def __init__(self, *, blocks: int = 32, groups: list[KVGroup] | None = None, **options) -> None:
         self.states = RequestStates(
             max_num_reqs=8, max_model_len=64, vocab_size=1000, kv_groups=groups or [KVGroup(block_size=4)]
         )
-        self.cache = KVCache(self.states, blocks, **options)
+        self.cache = KVCacheManager(self.states, blocks, **options)
 
     def start(self, name: str, prompt: list[int], keys=None):
         """Admit and compute the whole prompt. Returns the hit and the copies."""
         keys = keys or {}
         hit = self.cache.lookup(np.array(prompt, np.int32), keys)
-        row, copies = self.cache.admit(NewRequest(name, prompt, ()), hit, len(prompt), keys)
+        row, copies = admit(self.states, self.cache, NewRequest(name, prompt, ()), hit, len(prompt), keys)
         self.states.num_computed_tokens[row] = len(prompt)
         self.cache.publish(row)
         return hit, copies
@@ -47,7 +48,7 @@ class Rig:
             n = int(self.states.num_tokens[row])
             self.states.token_ids[row, n] = token
             self.states.num_tokens[row] = n + 1
-            self.cache.drop_dead(rows, np.array([n]))
+            self.cache.free_expired(rows, np.array([n]))
             self.cache.grow(rows, self.cache.wanted(rows, np.array([n + 1])))
             self.states.num_computed_tokens[row] = n + 1
 
@@ -114,20 +115,19 @@ def test_the_hit_report_names_the_first_difference():
 def test_a_partial_block_is_reused_by_copy_and_never_written_by_two():
     rig = Rig()
     rig.start("a", [1, 2, 3, 4, 5, 6])
-    hit, (sources, destinations) = rig.start("b", [1, 2, 3, 4, 5, 6, 7])
+    hit, copies = rig.start("b", [1, 2, 3, 4, 5, 6, 7])
     assert hit.num_partial == 2
-    assert sources == [rig.blocks("a")[1]]
-    assert destinations == [rig.blocks("b")[1]]
-    assert sources != destinations
+    assert copies.tolist() == [[rig.blocks("a")[1], rig.blocks("b")[1]]]
+    assert copies[0, 0] != copies[0, 1]
 
 
 def test_a_copy_source_survives_the_admission_that_reads_it():
     rig = Rig(blocks=4)
     rig.start("a", [1, 2, 3, 4, 5, 6])
     rig.end("a")
-    hit, (sources, destinations) = rig.start("b", [1, 2, 3, 4, 5, 6, 7])
+    hit, copies = rig.start("b", [1, 2, 3, 4, 5, 6, 7])
     assert hit.num_partial == 2
-    assert sources != destinations
+    assert copies[0, 0] != copies[0, 1]
 
 
 def test_duplicates_are_kept_and_either_serves_a_hit():
@@ -135,7 +135,7 @@ def test_duplicates_are_kept_and_either_serves_a_hit():
     prompt = [1, 2, 3, 4, 5]
     empty = rig.cache.lookup(np.array(prompt, np.int32))
     for name in ("a", "b"):  # both looked up before either was computed
-        row, _ = rig.cache.admit(NewRequest(name, prompt, ()), empty, 5)
+        row, _ = admit(rig.states, rig.cache, NewRequest(name, prompt, ()), empty, 5)
         rig.states.num_computed_tokens[row] = 5
         rig.cache.publish(row)
     assert rig.blocks("a") != rig.blocks("b")
@@ -194,7 +194,7 @@ def test_events_name_blocks_by_their_whole_prefix():
     events = []
     rig = Rig(on_event=events.append, partial_reuse=False)
     rig.start("a", list(range(1, 13)))
-    rig.start("b", [*range(1, 9), 9, 9, 9, 9])  # parts from a's run in the middle
+    rig.start("b", [*range(1, 9), 9, 9, 9, 9])  # diverges from a's run in the middle
     chain = {event.hash: event for event in events}
     for event in events:
         tokens = list(event.token_ids)
@@ -206,7 +206,7 @@ def test_events_name_blocks_by_their_whole_prefix():
     assert len(chain) == len(events) == 4
 
 
-def test_reset_waits_for_the_last_owner_and_then_forgets_everything():
+def test_reset_waits_for_the_last_owner_and_then_clears_everything():
     rig = Rig()
     rig.start("a", list(range(1, 11)))
     assert not rig.cache.reset()
@@ -248,12 +248,39 @@ def test_running_out_of_blocks_changes_nothing():
     refs = rig.cache.pool.num_refs.copy()
     assert rig.cache.blocks_to_admit(hit, 10) == 2
     with pytest.raises(CapacityError):
-        rig.cache.admit(NewRequest("b", [1, 2, 3, 4, 8, 8, 8, 8, 9, 9], ()), hit, 10)
+        rig.cache.allocate(hit, 10)
     assert (rig.cache.pool.num_refs == refs).all()
-    assert "b" not in rig.states
 
 
-def test_blocks_below_the_window_are_given_back_and_nulled():
+def test_a_request_that_gets_no_row_leaves_its_blocks_free():
+    rig = Rig()
+    rig.start("a", [1, 2, 3, 4, 5])
+    prompt = [1, 2, 3, 4, 8]
+    refs = rig.cache.pool.num_refs.copy()
+    with pytest.raises(RequestError, match="'a'"):
+        admit(rig.states, rig.cache, NewRequest("a", prompt, ()), rig.cache.lookup(np.array(prompt, np.int32)), 5)
+    assert (rig.cache.pool.num_refs == refs).all()
+
+
+def test_observers_of_the_pool_are_called_with_the_blocks_that_became_free_and_their_group():
+    seen = []
+
+    class Watcher:
+        def blocks_freed(self, block_ids, group):
+            seen.append((group, block_ids))
+
+    rig = Rig(groups=[KVGroup(block_size=4), KVGroup(block_size=4, sliding_window=4)], prefix_caching=False)
+    rig.cache.pool.observers.append(Watcher())
+    rig.start("a", [1, 2, 3, 4, 5])
+    full, window = rig.blocks("a", 0), rig.blocks("a", 1)
+    rig.extend("a", [6, 7, 8, 9])
+    assert seen == [(1, window[:1])]
+    rig.end("a")
+    assert [(g, len(ids)) for g, ids in seen[1:]] == [(0, 3), (1, 2)]
+    assert seen[1][1][1:] == full[::-1]
+
+
+def test_blocks_below_the_window_are_freed_and_nulled():
     rig = Rig(groups=[KVGroup(block_size=4, sliding_window=6)])
     rig.start("a", list(range(1, 5)))
     rig.extend("a", list(range(5, 22)))
@@ -333,13 +360,13 @@ def compute(rig: Rig, name: str, until: int) -> list[int]:
     return ends
 
 
-def admit(rig: Rig, name: str, prompt: list[int]):
+def start_chunk(rig: Rig, name: str, prompt: list[int]):
     hit = rig.cache.lookup(np.array(prompt, np.int32))
-    _, copies = rig.cache.admit(NewRequest(name, prompt, ()), hit, hit.num_tokens + 1)
+    _, copies = admit(rig.states, rig.cache, NewRequest(name, prompt, ()), hit, hit.num_tokens + 1)
     return hit, copies
 
 
-def test_a_running_state_is_one_block_a_request_however_long_it_is():
+def test_a_recurrent_state_is_one_block_per_request_whatever_its_length():
     rig = Rig(groups=HYBRID)
     rig.start("a", list(range(1, 15)))
     rig.extend("a", [1, 2, 3, 4, 5])
@@ -349,11 +376,12 @@ def test_a_running_state_is_one_block_a_request_however_long_it_is():
     assert rig.cache.pool.num_used == 0
 
 
-def test_a_hit_ends_where_the_state_was_kept_and_starts_from_a_copy_of_it():
+def test_a_hit_ends_at_a_snapshot_and_starts_from_a_copy_of_it():
     rig = Rig(groups=HYBRID)
-    admit(rig, "a", list(range(1, 15)))
+    start_chunk(rig, "a", list(range(1, 15)))
     assert compute(rig, "a", 14) == [12, 14]
-    hit, (sources, destinations) = admit(rig, "b", list(range(1, 18)))
+    hit, copies = start_chunk(rig, "b", list(range(1, 18)))
+    sources, destinations = copies.T.tolist()
     assert (hit.num_tokens, [len(ids) for ids in hit.blocks]) == (12, [3, 0])
     assert rig.blocks("b", 0)[:3] == rig.blocks("a", 0)[:3]
     assert destinations == rig.blocks("b", 1) != rig.blocks("a", 1)
@@ -367,11 +395,11 @@ def test_a_hit_ends_where_the_state_was_kept_and_starts_from_a_copy_of_it():
 
 def test_a_state_can_be_hit_once_the_step_that_goes_on_from_it_is_done():
     rig = Rig(groups=HYBRID)
-    admit(rig, "a", list(range(1, 15)))
+    start_chunk(rig, "a", list(range(1, 15)))
     row, ids = rig.states.row_of("a"), np.arange(1, 15, dtype=np.int32)
     rows = np.array([row], np.int32)
     compute(rig, "a", 12)
-    sources, destinations = rig.cache.keep_states(rows, rig.states.num_computed_tokens[rows])
+    sources, destinations = rig.cache.keep_states(rows, rig.states.num_computed_tokens[rows]).T.tolist()
     assert sources == rig.blocks("a", 1)
     assert rig.cache.pool.num_refs[destinations].tolist() == [1]
     rig.cache.publish_states()
@@ -384,10 +412,10 @@ def test_a_state_can_be_hit_once_the_step_that_goes_on_from_it_is_done():
 
 def test_a_request_that_leaves_before_its_state_was_copied_leaves_none():
     rig = Rig(groups=HYBRID)
-    admit(rig, "a", list(range(1, 15)))
+    start_chunk(rig, "a", list(range(1, 15)))
     rows = np.array([rig.states.row_of("a")], np.int32)
     compute(rig, "a", 12)
-    assert rig.cache.keep_states(rows, np.array([12]))[1]
+    assert len(rig.cache.keep_states(rows, np.array([12]))) == 1
     rig.end("a")
     assert rig.cache.pool.num_used == 0
     assert rig.cache.lookup(np.arange(1, 15, dtype=np.int32)).num_tokens == 0
@@ -395,9 +423,9 @@ def test_a_request_that_leaves_before_its_state_was_copied_leaves_none():
 
 def test_a_prompt_stops_where_it_leaves_known_content():
     rig = Rig(groups=HYBRID)
-    admit(rig, "a", list(range(1, 15)))
+    start_chunk(rig, "a", list(range(1, 15)))
     compute(rig, "a", 14)
-    hit, _ = admit(rig, "b", [*range(1, 11), *range(50, 60)])
+    hit, _ = start_chunk(rig, "b", [*range(1, 11), *range(50, 60)])
     assert (hit.num_tokens, hit.num_known) == (0, 10)
     assert compute(rig, "b", 20) == [8, 16, 20]
     assert rig.cache.lookup(np.array([*range(1, 9), 99], np.int32)).num_tokens == 8
@@ -406,16 +434,16 @@ def test_a_prompt_stops_where_it_leaves_known_content():
 def test_equal_states_are_kept_once():
     rig = Rig(groups=HYBRID)
     for name in "ab":
-        admit(rig, name, list(range(1, 15)))
+        start_chunk(rig, name, list(range(1, 15)))
     compute(rig, "a", 14)
     cached = int(rig.cache.pool.is_cached.sum())
     assert compute(rig, "b", 14) == [12, 14]
     assert int(rig.cache.pool.is_cached.sum()) == cached + 3  # the keys, which its row holds
 
 
-def test_no_free_block_no_checkpoint():
+def test_without_a_free_block_no_snapshot_is_kept():
     rig = Rig(groups=HYBRID, blocks=6)
-    admit(rig, "a", list(range(1, 15)))
+    start_chunk(rig, "a", list(range(1, 15)))
     assert compute(rig, "a", 14) == [12, 14]
     assert rig.cache.pool.num_free == 0
     rig.end("a")
@@ -425,17 +453,17 @@ def test_no_free_block_no_checkpoint():
 def test_of_what_a_request_leaves_its_state_is_lost_last():
     removed = []
     rig = Rig(groups=HYBRID, on_event=lambda e: removed.append(e.group) if isinstance(e, BlockRemoved) else None)
-    admit(rig, "a", list(range(1, 15)))
+    start_chunk(rig, "a", list(range(1, 15)))
     compute(rig, "a", 14)
     rig.end("a")
-    admit(rig, "b", [99] * 10)
+    start_chunk(rig, "b", [99] * 10)
     rig.cache.pool.allocate(rig.cache.pool.num_free)
     assert removed == [0, 0, 0, 1]
 
 
 def test_what_an_admission_needs_counts_the_state_it_starts_from():
     rig = Rig(groups=HYBRID, blocks=8)
-    admit(rig, "a", list(range(1, 15)))
+    start_chunk(rig, "a", list(range(1, 15)))
     compute(rig, "a", 14)
     rig.end("a")
     hit = rig.cache.lookup(np.arange(1, 15, dtype=np.int32))
@@ -445,14 +473,14 @@ def test_what_an_admission_needs_counts_the_state_it_starts_from():
     rig.cache.pool.allocate(2)
     refs = rig.cache.pool.num_refs.copy()
     with pytest.raises(CapacityError):
-        rig.cache.admit(NewRequest("b", list(range(1, 15)), ()), hit, 14)
+        rig.cache.allocate(hit, 14)
     assert (rig.cache.pool.num_refs == refs).all()
 
 
-def test_a_model_without_recurrent_layers_is_asked_to_stop_nowhere():
+def test_chunks_of_a_model_without_recurrent_layers_are_not_cut():
     rig = Rig()
     hit, _ = rig.start("a", list(range(1, 15)))
     rows, n = np.array([0], np.int32), np.array([9], np.int32)
     assert (hit.stops, hit.cut(9)) == ((), 9)
     assert rig.cache.cut_chunks(rows, rows, n) is n
-    assert rig.cache.keep_states(rows, np.array([16])) == ([], [])
+    assert len(rig.cache.keep_states(rows, np.array([16]))) == 0

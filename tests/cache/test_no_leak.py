@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from foreword.batch import KVGroup, NewRequest, RequestStates
-from foreword.cache import BlockRemoved, BlockStored, KVCache
+from foreword.cache import BlockRemoved, BlockStored, KVCacheManager
 from foreword.errors import CapacityError
+from foreword.scheduler import admit
 
 GROUPS = {
     "full": [KVGroup(block_size=3)],
@@ -29,7 +30,7 @@ M = 24
 
 
 class Mirror:
-    """What an observer of the events believes can be hit."""
+    """What can be hit according to the events."""
 
     def __init__(self) -> None:
         self.blocks: dict[int, bytes] = {}
@@ -53,7 +54,7 @@ class Mirror:
 class CacheMachine(RuleBasedStateMachine):
     """Physical memory is simulated: each slot remembers the whole token prefix whose KV was written there.
 
-    A running state is one more such slot: the first of its block.
+    A recurrent state is one more such slot: the first of its block.
     """
 
     @initialize(kind=st.sampled_from(sorted(GROUPS)), blocks=st.integers(8, 20), mirrored=st.booleans())
@@ -61,14 +62,15 @@ class CacheMachine(RuleBasedStateMachine):
         groups = GROUPS[kind]
         self.states = RequestStates(max_num_reqs=4, max_model_len=M, vocab_size=3, kv_groups=groups)
         self.mirror = Mirror() if mirrored else None
-        self.cache = KVCache(self.states, blocks, on_event=self.mirror)
+        self.cache = KVCacheManager(self.states, blocks, on_event=self.mirror)
         if self.mirror is not None:
             self.mirror.node_size = self.cache.tree.block_size
         self.memory = [[[None] * (1 if g.recurrent else g.block_size) for _ in range(blocks)] for g in groups]
         self.kept: dict[int, list[tuple[int, list[int]]]] = {}  # row → copies of its state that are its own as yet
         self.count = 0
 
-    def copy(self, sources: list[int], destinations: list[int]) -> None:
+    def copy(self, copies: np.ndarray) -> None:
+        sources, destinations = copies.T.tolist()
         assert len(set(destinations)) == len(destinations)
         for memory in self.memory:
             read = [list(memory[block]) for block in sources]
@@ -131,10 +133,10 @@ class CacheMachine(RuleBasedStateMachine):
         request = NewRequest(str(self.count), prompt, ())
         if short:
             with pytest.raises(CapacityError):
-                self.cache.admit(request, hit, stop)
+                admit(self.states, self.cache, request, hit, stop)
             return
-        row, copies = self.cache.admit(request, hit, stop)
-        self.copy(*copies)
+        row, copies = admit(self.states, self.cache, request, hit, stop)
+        self.copy(copies)
         self.check_reads(row, hit.num_tokens)
         self.write(row, hit.num_tokens, stop)
         self.states.num_computed_tokens[row] = stop
@@ -153,20 +155,21 @@ class CacheMachine(RuleBasedStateMachine):
             known = self.states.num_tokens[row] = known + 1
         rows = np.array([row], np.int32)
         known = computed + int(self.cache.cut_chunks(rows, np.array([computed]), np.array([known - computed]))[0])
-        self.cache.drop_dead(rows, np.array([computed]))
+        self.cache.free_expired(rows, np.array([computed]))
         wanted = self.cache.wanted(rows, np.array([known]))
         if sum(int(w.sum()) for w in wanted) > self.cache.pool.num_free:
             with pytest.raises(CapacityError):
                 self.cache.grow(rows, wanted)
             return
         self.cache.grow(rows, wanted)
-        sources, destinations = self.cache.keep_states(rows, np.array([computed]))
-        if destinations:
+        copies = self.cache.keep_states(rows, np.array([computed]))
+        if len(copies):
+            sources, destinations = copies.T.tolist()
             assert sources == [int(t.table[row, 0]) for t in self.states.block_tables if t.group.recurrent]
             self.kept.setdefault(row, []).append((computed, destinations))
-            self.cache.publish(row)  # nothing may come of it yet: the copy is not made
+            self.cache.publish(row)  # no effect: the copy is not made yet
             self.published(row)
-            self.copy(sources, destinations)
+            self.copy(copies)
         self.check_reads(row, computed)
         self.write(row, computed, known)
         self.states.num_computed_tokens[row] = known

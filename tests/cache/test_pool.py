@@ -101,7 +101,7 @@ def test_null_blocks_are_never_freed():
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """A list in the wanted order is the oracle; it is slow and obviously right."""
+    """A list in the wanted order is the oracle; it is slow and simple."""
 
     def __init__(self) -> None:
         super().__init__()

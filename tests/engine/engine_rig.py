@@ -6,7 +6,7 @@ import numpy as np
 from oracle_model import START, LetterTokenizer, OracleExecutor, following, logits_after
 
 from foreword.batch import KVGroup
-from foreword.engine import Engine, EngineConfig, RequestOutput
+from foreword.engine import Engine, EngineObserver, RequestOutput, engine_config
 
 V = 30
 
@@ -20,6 +20,8 @@ def make_engine(
     eos=(),
     tokenizer=None,
     drafter=None,
+    observers=(),
+    logits_processors=(),
     **config,
 ) -> Engine:
     settings = {"max_num_seqs": 8, "max_num_batched_tokens": 32, "block_size": 4, "watermark": 0.0}
@@ -31,10 +33,12 @@ def make_engine(
         max_model_len=M,
         kv_groups=groups,
         num_blocks=blocks,
-        config=EngineConfig(**settings),
+        config=engine_config(settings),
         tokenizer=LetterTokenizer(),
         eos_token_ids=eos,
         drafter=drafter,
+        observers=observers,
+        logits_processors=logits_processors,
     )
 
 
@@ -53,8 +57,15 @@ def run(engine: Engine, max_steps: int = 5000) -> dict[str, RequestOutput]:
     return outputs
 
 
+class OnStep(EngineObserver):
+    """Calls a function with the plan and the batch of every step before it runs."""
+
+    def __init__(self, function) -> None:
+        self.step_planned = function
+
+
 class Guesser:
-    """Drafts that are right about half of the time: it asks the model itself."""
+    """Drafts from the model itself, of which about half are made wrong."""
 
     relative_cost = 0.0
 

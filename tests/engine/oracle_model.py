@@ -1,10 +1,10 @@
-"""A model without weights whose every output depends on every token before it, and which checks what it reads.
+"""A model without weights: each output depends on all tokens before it, and every read of the cache is checked.
 
-In a slot it stores a hash of the whole token prefix up to that position. To compute a token it reads the hash of the
-prefix before it from the cache, and compares all that a real attention kernel would read with what belongs there.
+A slot stores a hash of the whole token prefix up to its position. To compute a token, the hash of the prefix before it
+is read from the cache, and all slots that an attention kernel would read are compared with the expected hashes.
 
-A recurrent layer has no slots: it reads that hash from the block that the step names for the state before it, and
-leaves the one after the step's last token in the block named for the state after it. Nothing else remembers a request.
+A recurrent layer has no slots: it reads that hash from the block of the state before the step, and writes the hash
+after the step's last token to the block of the state after it. No other memory of a request is kept.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from foreword.batch import InputBatch, KVGroup
+from foreword.batch import InputBatch, KVGroup, state_indices
+from foreword.executors import Capability, HostExecutor
 
 START = 12345
 
@@ -28,8 +29,11 @@ def logits_after(prefix: int, vocab_size: int) -> np.ndarray:
     return np.random.default_rng(prefix).normal(size=vocab_size).astype(np.float32) * 2
 
 
-class OracleExecutor:
+class OracleExecutor(HostExecutor):
+    capabilities = frozenset({Capability.RECURRENT_STATE, Capability.GRAMMAR})
+
     def __init__(self, vocab_size: int, kv_groups: Sequence[KVGroup], num_blocks: int) -> None:
+        super().__init__()
         self.vocab_size = vocab_size
         self.groups = kv_groups
         self.memory = [np.full((num_blocks, g.block_size), -1, np.int64) for g in kv_groups]
@@ -38,18 +42,15 @@ class OracleExecutor:
         self.num_tokens = 0
         self.num_steps = 0
 
-    reads_gathered_tables = True
-    compute_threads = None
-
     def copy_blocks(self, sources: np.ndarray, destinations: np.ndarray) -> None:
         for memory in self.memory:
             memory[destinations] = memory[sources]
 
-    def execute(self, batch: InputBatch) -> np.ndarray:
+    def compute(self, batch: InputBatch, logits_indices: np.ndarray) -> np.ndarray:
         self.num_steps += 1
         self.num_tokens += batch.num_tokens
         prefixes = np.zeros(batch.num_tokens, np.int64)
-        self.states = {g: batch.state_indices(g) for g in self.recurrent}
+        self.states = {g: state_indices(batch, g) for g in self.recurrent}
         for b in range(batch.num_reqs):
             start, stop = int(batch.query_start_loc[b]), int(batch.query_start_loc[b + 1])
             computed = int(batch.num_computed_tokens[b])
@@ -63,7 +64,7 @@ class OracleExecutor:
                         memory.reshape(-1)[slots[t]] = prefix
             for g, states in self.states.items():
                 self.memory[g][states.write[b], 0] = prefix
-        return np.stack([logits_after(int(prefixes[t]), self.vocab_size) for t in batch.logits_indices])
+        return np.stack([logits_after(int(prefixes[t]), self.vocab_size) for t in logits_indices])
 
     def read(self, batch: InputBatch, b: int, computed: int) -> int:
         """The prefix of ``computed`` tokens, after checking everything that the next token reads."""

@@ -1,4 +1,4 @@
-"""One step ahead: the same outputs, the same accounts, and the planning really happens beside the run."""
+"""One step ahead: the same outputs and accounts, and the next step is planned while one runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from engine_rig import Guesser, V, make_engine, run
+from engine_rig import Guesser, OnStep, V, make_engine, run
 from oracle_model import OracleExecutor
 
 from foreword.batch import KVGroup, SamplingParams
@@ -34,14 +34,14 @@ def test_depth_two_gives_the_outputs_of_depth_one():
 def test_the_next_step_is_planned_while_one_runs():
     engine = make_engine(async_scheduling=True)
     running, planned = threading.Event(), threading.Event()
-    execute, schedule = engine.executor.execute, engine.scheduler.schedule
+    compute, schedule = engine.executor.compute, engine.scheduler.schedule
     overlaps = []
 
-    def slow(batch):
+    def slow(batch, logits_indices):
         running.set()
         overlaps.append(planned.wait(timeout=10))
         planned.clear()
-        return execute(batch)
+        return compute(batch, logits_indices)
 
     def watched(in_flight=None):
         plan = schedule(in_flight)
@@ -51,7 +51,7 @@ def test_the_next_step_is_planned_while_one_runs():
             planned.set()
         return plan
 
-    engine.executor.execute, engine.scheduler.schedule = slow, watched
+    engine.executor.compute, engine.scheduler.schedule = slow, watched
     engine.add_request("a", [1, 2, 3], SamplingParams(temperature=0.0, max_tokens=4))
     run(engine)
     assert overlaps == [True] * 4
@@ -66,7 +66,7 @@ def test_a_request_that_certainly_ends_is_not_scheduled_again():
     engine.close()
 
 
-def test_a_request_that_ends_by_surprise_computes_nothing_more():
+def test_a_request_that_ends_at_a_sampled_end_token_computes_nothing_more():
     engine = make_engine()
     engine.add_request("a", [1, 2, 3], SamplingParams(temperature=0.0, max_tokens=9))
     engine.add_request("b", [4, 5, 6], SamplingParams(temperature=0.0, max_tokens=9))
@@ -97,13 +97,13 @@ def test_abort_is_at_once_though_the_next_step_is_planned():
 @pytest.mark.parametrize("async_scheduling", [False, True])
 def test_a_failed_step_reaches_the_caller_and_the_engine_goes_on(async_scheduling: bool):
     class Flaky(OracleExecutor):
-        def execute(self, batch):
+        def compute(self, batch, logits_indices):
             if self.num_steps in (1, 4):
                 self.num_steps += 1
                 for memory in self.memory:
-                    memory[:] = np.where(memory == -1, 77, memory)  # whatever it wrote is rubbish
+                    memory[:] = np.where(memory == -1, 77, memory)  # its writes are invalid
                 raise MemoryError("no more memory")
-            return super().execute(batch)
+            return super().compute(batch, logits_indices)
 
     def outputs(executor):
         engine = make_engine(async_scheduling=async_scheduling, executor=executor, max_num_seqs=3)
@@ -141,7 +141,7 @@ GROUPS = {"full": [KVGroup(4)], "hybrid": [KVGroup(4), KVGroup(4, sliding_window
 @pytest.mark.parametrize("kind", sorted(GROUPS))
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_speculation_and_depth_two_together_change_nothing(kind: str, temperature: float):
-    """Drafts right and wrong, preemptions, aborts between any two steps, stops by surprise and by length."""
+    """Drafts right and wrong, preemptions, aborts between any two steps, stops at sampled tokens and by length."""
 
     preemptions = []
 
@@ -187,8 +187,8 @@ def test_speculation_and_depth_two_together_change_nothing(kind: str, temperatur
     assert sum(preemptions) > 0
 
 
-def test_drafts_for_the_next_step_are_planned_beside_the_run_and_filled_in_after_it():
-    """Places are kept for drafts that nobody knows yet; the step that runs has no place without a draft."""
+def test_draft_slots_are_reserved_during_a_run_and_filled_after_it():
+    """The step that runs has no slot without a draft."""
     seen: list[tuple[list[int], list[int]]] = []
     config = SpeculationConfig(method="draft_model", model="guesser", num_tokens=3, adaptive=False)
     engine = make_engine(async_scheduling=True, speculation=config, drafter=Guesser)
@@ -201,7 +201,8 @@ def test_drafts_for_the_next_step_are_planned_beside_the_run_and_filled_in_after
         return plan
 
     engine.scheduler.schedule = watched
-    engine.on_step = lambda plan, batch: seen.append((plan.num_scheduled.tolist(), batch.draft_token_ids.tolist()))
+    note = lambda plan, batch: seen.append((plan.num_scheduled.tolist(), batch.draft_token_ids.tolist()))  # noqa: E731
+    engine.observers.add(OnStep(note))
     engine.add_request("a", [1, 2, 3], SamplingParams(temperature=0.0, max_tokens=12))
     run(engine)
     engine.close()
@@ -212,7 +213,7 @@ def test_drafts_for_the_next_step_are_planned_beside_the_run_and_filled_in_after
     assert sum(counts[0] for counts in ran[1:]) < 4 * 11
 
 
-def test_a_step_that_cannot_start_leaves_the_engine_whole():
+def test_a_step_that_cannot_start_is_cancelled_and_the_engine_continues():
     engine = make_engine(async_scheduling=True, speculation=SpeculationConfig(min_match=1))
     work(engine)
     failures = 0
@@ -221,7 +222,7 @@ def test_a_step_that_cannot_start_leaves_the_engine_whole():
         if failures < 3 and batch.step % 2:
             raise RuntimeError("not now")
 
-    engine.on_step = refuse
+    engine.observers.add(OnStep(refuse))
     done = {}
     while engine.has_work:
         try:
@@ -236,8 +237,8 @@ def test_a_step_that_cannot_start_leaves_the_engine_whole():
     assert done == {i: [c.token_ids for c in o.outputs] for i, o in run(plain).items()}
 
 
-def test_a_planned_step_that_nobody_waits_for_still_makes_its_copies():
-    """The block that the aborted request was to start from counts as filled."""
+def test_a_planned_step_without_requests_still_makes_its_copies():
+    """The block that the aborted request started from is cached as filled."""
     engine = make_engine(async_scheduling=True)
     copied, copy_blocks = [], engine.executor.copy_blocks
     engine.executor.copy_blocks = lambda a, b: (copied.append(len(a)), copy_blocks(a, b))

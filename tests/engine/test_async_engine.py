@@ -1,4 +1,4 @@
-"""The engine behind an event loop: every stream gets its own outputs, whoever comes, leaves or fails."""
+"""The engine behind an event loop: every stream gets its own outputs, through arrivals, aborts and failures."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import aclosing
 from random import Random
 
 import pytest
-from engine_rig import Guesser, V, make_engine, run
+from engine_rig import Guesser, OnStep, V, make_engine, run
 from oracle_model import OracleExecutor
 
 from foreword.batch import SamplingParams
@@ -26,10 +26,10 @@ class Gate(OracleExecutor):
         super().__init__(*args)
         self.opened, self.entered = threading.Event(), threading.Event()
 
-    def execute(self, batch):
+    def compute(self, batch, logits_indices):
         self.entered.set()
         assert self.opened.wait(timeout=30)
-        return super().execute(batch)
+        return super().compute(batch, logits_indices)
 
 
 async def final(serving: AsyncEngine, prompt, params=GREEDY, **options):
@@ -45,7 +45,7 @@ def check_nothing_is_left(serving: AsyncEngine) -> None:
     assert not serving._thread.is_alive()
 
 
-def jobs(count: int) -> list[tuple[list[int], SamplingParams]]:
+def work_of(count: int) -> list[tuple[list[int], SamplingParams]]:
     random = Random(2)
     return [
         (
@@ -63,7 +63,7 @@ def outcome(output) -> list[tuple]:
 
 
 def test_many_streams_at_once_get_what_they_would_get_one_by_one():
-    work = jobs(60)
+    work = work_of(60)
     plain = make_engine(blocks=40)
     for i, (prompt, params) in enumerate(work):
         plain.add_request(str(i), prompt, params)
@@ -93,7 +93,7 @@ def test_a_stream_grows_and_ends_finished():
     assert lengths[-1] == 9
 
 
-def test_a_slow_consumer_sees_the_latest_state_and_holds_up_nobody():
+def test_a_slow_consumer_sees_the_latest_state_and_delays_no_other():
     async def main():
         async with AsyncEngine(make_engine()) as serving:
             slow = serving.generate([1, 2, 3], SamplingParams(temperature=0.0, max_tokens=30))
@@ -108,7 +108,7 @@ def test_a_slow_consumer_sees_the_latest_state_and_holds_up_nobody():
     assert all(o.finished for o in rest)
 
 
-def test_who_leaves_the_iteration_or_is_cancelled_ends_the_request():
+def test_a_consumer_that_stops_iterating_or_is_cancelled_aborts_its_request():
     async def main():
         async with AsyncEngine(make_engine(M=64)) as serving:
             endless = SamplingParams(temperature=0.0, max_tokens=60)
@@ -131,8 +131,8 @@ def test_who_leaves_the_iteration_or_is_cancelled_ends_the_request():
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_cancellation_at_any_moment_leaks_nothing_and_harms_nobody(seed: int):
-    work = jobs(30)
+def test_cancellation_at_any_moment_leaks_nothing_and_changes_no_other_output(seed: int):
+    work = work_of(30)
     wanted = {}
     for i, (prompt, params) in enumerate(work):
         plain = make_engine()
@@ -173,7 +173,7 @@ def test_abort_ends_the_stream_with_what_there_is():
                 seen.append(output)
                 serving.abort("a")
             serving.abort("a")
-            serving.abort("nobody")
+            serving.abort("unknown")
             return seen
 
     seen = asyncio.run(main())
@@ -197,12 +197,12 @@ def test_an_abort_before_the_engine_has_the_request_is_not_lost():
     assert output.outputs[0].finish_reason == "abort"
 
 
-def test_a_full_engine_lets_the_next_one_wait():
+def test_a_full_engine_makes_the_next_request_wait():
     most = []
 
     async def main():
         engine = make_engine()
-        engine.on_step = lambda plan, batch: most.append(engine.num_unfinished)
+        engine.observers.add(OnStep(lambda plan, batch: most.append(engine.num_unfinished)))
         async with AsyncEngine(engine, max_num_requests=3) as serving:
             await asyncio.gather(*(final(serving, [1 + i % 5, 2]) for i in range(12)))
 
@@ -215,7 +215,7 @@ def test_what_cannot_be_served_is_refused_and_the_others_go_on():
         async with AsyncEngine(make_engine()) as serving:
             good = asyncio.create_task(final(serving, [1, 2, 3], request_id="a"))
             await asyncio.sleep(0)
-            with pytest.raises(RequestError, match="here already"):
+            with pytest.raises(RequestError, match="is in use"):
                 await final(serving, [1, 2, 3], request_id="a")
             with pytest.raises(RequestError, match="empty"):
                 await final(serving, [])
@@ -241,11 +241,11 @@ def test_the_best_of_several_come_at_the_end_alone():
 @pytest.mark.parametrize("async_scheduling", [False, True])
 def test_a_failed_step_ends_every_stream_with_an_error_that_says_so(async_scheduling: bool):
     class Failing(Gate):
-        def execute(self, batch):
+        def compute(self, batch, logits_indices):
             if not self.opened.is_set():
-                super().execute(batch)
+                super().compute(batch, logits_indices)
                 raise MemoryError("no more memory")
-            return super().execute(batch)
+            return super().compute(batch, logits_indices)
 
     async def main():
         engine = make_engine(executor=Failing, async_scheduling=async_scheduling)
@@ -289,7 +289,7 @@ def test_closing_ends_every_stream_and_refuses_new_ones():
     check_nothing_is_left(serving)
 
 
-def test_a_loop_that_is_gone_leaves_no_request_behind():
+def test_a_closed_event_loop_leaves_no_request_behind():
     engine = make_engine(executor=Gate)
     serving = AsyncEngine(engine)
     loop = asyncio.new_event_loop()

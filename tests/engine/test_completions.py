@@ -62,9 +62,9 @@ def test_the_prompt_is_computed_once(params, length):
     prompt = [1 + i % 29 for i in range(length)]
     engine = make_engine()
     engine.add_request("a", prompt, SamplingParams(seed=3, max_tokens=8, **params))
-    completions = list(engine._jobs["a"].completions)
+    completions = list(engine._outputs.groups["a"].completions)
     run(engine)
-    assert engine.executor.num_tokens == length + 3 + 4 * 7  # it, its last token for each follower, and decodes
+    assert engine.executor.num_tokens == length + 3 + 4 * 7  # it, its last token for each sibling, and decodes
     assert [c.request.num_cached for c in completions] == [0, *[length - 1] * 3]
 
 
@@ -142,7 +142,7 @@ def test_completions_are_the_same_in_a_crowd():
     assert run(engine)["a"].outputs == serve(params)[0].outputs
 
 
-def test_a_prompt_that_is_preempted_itself_still_serves_its_followers():
+def test_a_prompt_that_is_preempted_itself_still_serves_its_siblings():
     """The first completion loses its blocks before or after the others got the prompt."""
     params = SamplingParams(n=4, seed=3, max_tokens=20)
     prompt = [1 + i % 9 for i in range(30)]
@@ -214,7 +214,7 @@ def test_an_aborted_best_of_returns_the_best_beginnings(num_steps, config):
     engine.add_request("b", [1, 2], SamplingParams(temperature=0.0, max_tokens=4))
     for _ in range(num_steps):
         engine.step()
-    completions = list(engine._jobs["a"].completions)
+    completions = list(engine._outputs.groups["a"].completions)
     out = engine.abort("a")
     begun = [c.token_ids for c in completions]
     assert all(tokens == expected(PROMPT, 5, i, 20)[0][: len(tokens)] for i, tokens in enumerate(begun))

@@ -58,14 +58,14 @@ def outcome(output) -> list[tuple]:
 
 
 def aborted_after(count: int, whole: tuple, text: str) -> tuple:
-    """What an abort leaves of an outcome: its first tokens, whatever of the text was certain then."""
+    """What an abort leaves of an outcome: its first tokens, and the text that was certain by then."""
     tokens, _, _, _, logprobs = whole
     return tokens[:count], text, "abort", None, None if logprobs is None else logprobs[:count]
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from(sorted(GROUPS)))
-def test_company_changes_nothing(seed: int, kind: str):
+def test_other_requests_change_nothing(seed: int, kind: str):
     random = Random(seed)
     groups = GROUPS[kind]
     work = [(p, some_params(random)) for p in some_prompts(random, random.randint(1, 8))]
@@ -162,7 +162,7 @@ def test_thousands_of_aborts_at_any_moment_leak_nothing():
     assert len(engine.cache.tree) == 0
 
 
-def test_two_engines_in_one_process_do_not_meet():
+def test_two_engines_in_one_process_are_independent():
     first, second = make_engine(), make_engine()
     for engine in (first, second):
         engine.add_request("a", [1, 2, 3], SamplingParams(seed=1, max_tokens=9))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from engine_rig import V, make_engine, run
+from engine_rig import OnStep, V, make_engine, run
 from oracle_model import plain_output
 
 from foreword.batch import InputBuffers, KVGroup, NewRequest, RequestStates, SamplingParams, prepare_inputs
@@ -25,7 +25,7 @@ class Steps(list):
 
     def __init__(self, engine) -> None:
         super().__init__()
-        engine.on_step = lambda _plan, batch: self.append(arrays_of(batch))
+        engine.observers.add(OnStep(lambda _plan, batch: self.append(arrays_of(batch))))
 
 
 def arrays_of(batch) -> dict:
@@ -46,11 +46,10 @@ def arrays_of(batch) -> dict:
         "attn_state": ascend.attn_state.name,
         "attn_mask": None if ascend.attn_mask is None else ascend.attn_mask.copy(),
         "attention_mask": batch.attention_mask(),
-        "cu_seqlens_q": nano.cu_seqlens_q,
-        "cu_seqlens_k": nano.cu_seqlens_k,
-        "context_lens": nano.context_lens,
-        "block_tables": nano.block_tables,
     }
+    for name in ("cu_seqlens_q", "cu_seqlens_k", "context_lens", "block_tables"):
+        value = getattr(nano, name)
+        arrays[name] = None if value is None else value.copy()
     return arrays
 
 

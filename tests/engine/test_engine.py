@@ -7,11 +7,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from engine_rig import V, make_engine, run
-from oracle_model import START, OracleExecutor, following, logits_after, plain_output
+from oracle_model import START, following, logits_after, plain_output
 
 from foreword.batch import SamplingParams
 from foreword.errors import ConfigError, PlanError, RequestError
-from foreword.sampling import gumbel_noise, token_logprobs
+from foreword.sampling import RowValues, gumbel_noise, token_logprobs
 
 
 def greedy(**more) -> SamplingParams:
@@ -120,7 +120,7 @@ def test_a_stream_never_takes_back_text_and_ends_as_the_whole():
     assert run(whole)["a"].outputs[0].text == texts[-1]
 
 
-def test_nobody_who_does_not_stream_is_reported_before_the_end():
+def test_only_streams_are_reported_before_the_end():
     engine = make_engine()
     engine.add_request("a", [1, 2, 3], greedy())
     reports = []
@@ -151,7 +151,7 @@ def test_nobody_who_does_not_stream_is_reported_before_the_end():
         ([1], {"bad_words": [5]}, "bad_words"),
     ],
 )
-def test_bad_input_is_refused_by_name_and_harms_nobody(prompt, params, field):
+def test_bad_input_is_refused_by_name_and_changes_nothing(prompt, params, field):
     engine = make_engine()
     engine.add_request("good", [1, 2, 3], greedy())
     engine.step()
@@ -172,7 +172,7 @@ def test_bad_input_is_refused_by_name_and_harms_nobody(prompt, params, field):
     ],
 )
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
-def test_options_of_other_types_are_refused_by_name_and_harm_nobody(field, options, policy):
+def test_options_of_other_types_are_refused_by_name_and_change_nothing(field, options, policy):
     engine = make_engine(policy=policy)
     engine.add_request("good", [1, 2, 3], greedy())
     with pytest.raises(RequestError, match=f"request 'bad': {field} = "):
@@ -185,14 +185,14 @@ def test_options_of_other_types_are_refused_by_name_and_harm_nobody(field, optio
 def test_an_id_in_use_is_refused_and_free_again_afterwards():
     engine = make_engine()
     engine.add_request("a", [1], greedy())
-    with pytest.raises(RequestError, match="here already"):
+    with pytest.raises(RequestError, match="is in use"):
         engine.add_request("a", [1], greedy())
     run(engine)
     engine.add_request("a", [1], greedy())
     run(engine)
 
 
-def test_logprobs_come_one_entry_a_token():
+def test_logprobs_have_one_entry_per_token():
     engine = make_engine()
     engine.add_request("a", [1, 2, 3], greedy(logprobs=2))
     out = run(engine)["a"].outputs[0]
@@ -211,7 +211,7 @@ def test_abort_returns_what_there_is_and_frees_everything():
     assert running.outputs[0].finish_reason == "abort"
     assert waiting.outputs[0].token_ids == []
     assert engine.abort("a") is None
-    assert engine.abort("nobody") is None
+    assert engine.abort("unknown") is None
     assert list(run(engine)) == ["b"]
 
 
@@ -226,7 +226,7 @@ def test_why_gives_the_reason():
     run(engine)
 
 
-def test_metrics_say_what_was_cached_and_when_tokens_came():
+def test_metrics_report_cached_tokens_and_token_times():
     engine = make_engine()
     ticks = iter(range(10_000))
     engine.clock = lambda: float(next(ticks))
@@ -294,13 +294,13 @@ def test_prompt_logprobs_are_not_repeated_after_a_preemption():
     assert all(len(o.prompt_logprobs) == 30 for o in outputs.values())
 
 
-def test_a_block_given_away_too_early_is_caught_before_the_step_runs():
+def test_a_block_freed_too_early_is_caught_before_the_step_runs():
     engine = make_engine(check="full")
     engine.add_request("a", [1, 2, 3, 4, 5, 6], SamplingParams(temperature=0.0, max_tokens=8))
     engine.step()
     table = engine.states.block_tables[0]
-    engine.cache._give_back(table.table[engine.states.row_of("a"), :1].copy(), 0)
-    with pytest.raises(PlanError, match="given back"):
+    engine.cache.pool.free(table.table[engine.states.row_of("a"), :1].copy(), group=0)
+    with pytest.raises(PlanError, match="freed block is still seen"):
         engine.step()
 
 
@@ -309,11 +309,36 @@ def test_an_unknown_check_is_refused():
         make_engine(check="some")
 
 
-def test_the_sampler_borrows_the_threads_of_whatever_executor_has_some():
-    threads = object()
+class Ban:
+    """Forbids the tokens in extra_args["ban"]."""
 
-    class Lending(OracleExecutor):
-        compute_threads = threads
+    extra_args = frozenset({"ban"})
 
-    assert make_engine(executor=Lending).sampler.threads is threads
-    assert make_engine().sampler.threads is None
+    def __init__(self, states) -> None:
+        self.rows = RowValues(states.max_num_reqs)
+
+    def update(self, change) -> None:
+        self.rows.update(change, lambda added: (added.params.extra_args or {}).get("ban"))
+
+    def apply(self, logits, at) -> None:
+        for i, row in enumerate(at.rows.tolist()):
+            logits[i, self.rows[row]] = -np.inf
+
+
+@pytest.mark.parametrize("config", [{}, {"async_scheduling": True}, {"blocks": 17, "reserve_full_prompt": False}])
+def test_a_custom_logits_processor_changes_the_requests_that_ask_for_it_alone(config):
+    ban = [1, 5, 9, 13, 17, 21, 25]
+
+    def most_likely_of_the_others(logits, position):
+        return np.where(np.isin(np.arange(V), ban), -np.inf, logits).argmax()
+
+    engine = make_engine(logits_processors=[Ban], **config)
+    for i in range(6):
+        engine.add_request(str(i), [1 + i, 2, 3], greedy(max_tokens=20, extra_args={"ban": ban} if i % 2 else None))
+    outputs = run(engine)
+    engine.close()
+    for i in range(6):
+        choose = most_likely_of_the_others if i % 2 else lambda logits, position: logits.argmax()
+        assert outputs[str(i)].outputs[0].token_ids == plain_output([1 + i, 2, 3], choose, 20, V)
+    with pytest.raises(RequestError, match="extra_args = 'bann'"):
+        engine.add_request("x", [1], greedy(extra_args={"bann": ban}))

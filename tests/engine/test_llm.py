@@ -7,10 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from engine_rig import OnStep
 from oracle_model import LetterTokenizer
 
 from foreword import LLM, SamplingParams
-from foreword.engine import EngineConfig
+from foreword.engine import EngineConfig, engine_config
 from foreword.engine.build import build_engine, pool_size
 from foreword.engine.speculation import SpeculationConfig
 from foreword.errors import ConfigError, RequestError
@@ -102,10 +103,11 @@ def test_an_interrupt_leaves_nothing_in_the_engine(llm: LLM):
         if len(calls) == 2:
             raise KeyboardInterrupt
 
-    llm.engine.on_step = interrupt
+    observer = OnStep(interrupt)
+    llm.engine.observers.add(observer)
     with pytest.raises(KeyboardInterrupt):
         llm.generate(["abc", "def"], SamplingParams(max_tokens=9, ignore_eos=True))
-    llm.engine.on_step = None
+    llm.engine.observers.remove(observer)
     assert not llm.engine.has_work
     assert llm.engine.cache.pool.num_used == 0
     assert len(llm.generate("abc", SamplingParams(max_tokens=2, ignore_eos=True))[0].outputs[0].token_ids) == 2
@@ -114,12 +116,12 @@ def test_an_interrupt_leaves_nothing_in_the_engine(llm: LLM):
 @pytest.mark.parametrize(
     "config", [{}, {"max_num_batched_tokens": 5}, {"async_scheduling": True}, {"prefix_caching": False}]
 )
-def test_a_hybrid_model_says_the_same_however_it_is_served(config):
+def test_a_hybrid_model_gives_the_same_output_however_it_is_served(config):
     prompts = [[1 + (i * j) % 29 for j in range(1, 14 + i)] for i in range(5)]
     params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 
     def tokens(**config) -> list[list[int]]:
-        engine = build_engine(tiny_model(), EngineConfig(block_size=4, **config), executor="numpy")
+        engine = build_engine(tiny_model(), engine_config({"block_size": 4, **config}), executor="numpy")
         for i, prompt in enumerate(prompts):
             engine.add_request(str(i), prompt, params)
         done = {}
@@ -133,12 +135,14 @@ def test_a_hybrid_model_says_the_same_however_it_is_served(config):
 
 def test_the_pool_holds_all_requests_or_what_the_memory_allows():
     spec = tiny_model().spec  # one full and two windowed groups of one layer
-    config = EngineConfig(block_size=4, max_num_seqs=2)
+    config = engine_config({"block_size": 4, "max_num_seqs": 2})
     size = pool_size(spec, config)
     one = 16 + 2 * 16  # a chunk of the whole prompt holds the window groups' blocks at once
     assert size.num_blocks == 1 + 2 * one
     assert size.block_bytes == 2 * 1 * 4 * 1 * 4 * 4
-    small = pool_size(spec, EngineConfig(block_size=4, max_num_seqs=2, kv_cache_bytes=60 * size.block_bytes))
+    small = pool_size(
+        spec, engine_config({"block_size": 4, "max_num_seqs": 2, "kv_cache_bytes": 60 * size.block_bytes})
+    )
     assert small.num_blocks == 60
 
 
@@ -165,7 +169,7 @@ def test_the_default_model_answers(smollm2_path: Path):
 
 def test_a_draft_model_comes_from_the_settings(monkeypatch: pytest.MonkeyPatch):
     def tokens(**config) -> tuple[list[int], int]:
-        engine = build_engine(tiny_model(), EngineConfig(block_size=4, **config), executor="numpy")
+        engine = build_engine(tiny_model(), engine_config({"block_size": 4, **config}), executor="numpy")
         engine.add_request("a", [1, 2, 3], SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True))
         steps = 0
         while engine.has_work:

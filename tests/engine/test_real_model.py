@@ -1,4 +1,4 @@
-"""The default model on the native executor: bit-equal in any company, chunking, depth, and with guesses."""
+"""The default model on the native executor: bit-equal with any other requests, chunking, depth and drafts."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 
 from foreword import LLM, AsyncLLM
 from foreword.batch import SamplingParams
-from foreword.engine import EngineConfig
+from foreword.engine import EngineConfig, engine_config
 from foreword.engine.build import build_engine
 from foreword.engine.speculation import SpeculationConfig
-from foreword.executors import native
 from foreword.models.loader import load_model
+from foreword.native import available
 
 PROMPTS = [
     "The capital of France is",
@@ -37,14 +37,14 @@ def serve(model, config: EngineConfig, *, alone: bool = False) -> list[tuple]:
 
 
 @pytest.mark.model
-@pytest.mark.skipif(not native.available(), reason="the native module is not built")
-def test_company_changes_no_bit(smollm2_path: Path):
+@pytest.mark.skipif(not available(), reason="the native module is not built")
+def test_other_requests_change_no_bit(smollm2_path: Path):
     model = load_model(smollm2_path)
     alone = serve(model, EngineConfig(max_model_len=64, prefix_caching=False), alone=True)
     for config in (
-        EngineConfig(max_model_len=64, max_num_batched_tokens=5),
+        engine_config({"max_model_len": 64, "max_num_batched_tokens": 5}),
         EngineConfig(max_model_len=64, async_scheduling=True),
-        EngineConfig(max_model_len=64, num_blocks=6, reserve_full_prompt=False),
+        engine_config({"max_model_len": 64, "num_blocks": 6, "reserve_full_prompt": False}),
         EngineConfig(max_model_len=64, speculation=SpeculationConfig()),
         EngineConfig(max_model_len=64, speculation=SpeculationConfig(adaptive=False), async_scheduling=True),
     ):
@@ -52,19 +52,19 @@ def test_company_changes_no_bit(smollm2_path: Path):
 
 
 @pytest.mark.model
-@pytest.mark.skipif(not native.available(), reason="the native module is not built")
-def test_python_runs_beside_the_native_model(smollm2_path: Path):
-    """Nobody is asked to make room for another thread here, so that one runs only where the model lets it."""
+@pytest.mark.skipif(not available(), reason="the native module is not built")
+def test_python_runs_while_the_native_model_computes(smollm2_path: Path):
+    """Threads are not switched by time here, so another one runs only because the model releases the lock."""
     engine = build_engine(load_model(smollm2_path), EngineConfig(max_model_len=1024))
-    execute, began, events = engine.executor.execute, threading.Event(), []
+    compute, began, events = engine.executor.compute, threading.Event(), []
 
-    def watched(batch):
+    def watched(batch, logits_indices):
         began.set()
-        logits = execute(batch)
+        logits = compute(batch, logits_indices)
         events.append("model")
         return logits
 
-    engine.executor.execute = watched
+    engine.executor.compute = watched
     engine.add_request("a", list(range(1000, 1900)), SamplingParams(temperature=0.0, max_tokens=1))
     interval = sys.getswitchinterval()
     sys.setswitchinterval(100)
@@ -80,7 +80,7 @@ def test_python_runs_beside_the_native_model(smollm2_path: Path):
 
 
 @pytest.mark.model
-@pytest.mark.skipif(not native.available(), reason="the native module is not built")
+@pytest.mark.skipif(not available(), reason="the native module is not built")
 def test_coroutines_get_what_a_batch_run_gets(smollm2_path: Path):
     messages = [[{"role": "user", "content": f"Say {word}."}] for word in ("yes", "no", "maybe")]
     greedy = SamplingParams(temperature=0.0, max_tokens=6)

@@ -1,9 +1,9 @@
-"""Models with recurrent layers: requests start from states that others left, and get the tokens they get alone."""
+"""Models with recurrent layers: requests start from snapshots of others, and get the tokens that they get alone."""
 
 from __future__ import annotations
 
 import pytest
-from engine_rig import make_engine, run
+from engine_rig import OnStep, make_engine, run
 from oracle_model import OracleExecutor, plain_output
 
 from foreword.batch import KVGroup, RequestStates, SamplingParams
@@ -24,7 +24,7 @@ def alone(prompt: list[int], length: int = 5) -> list[int]:
 
 
 def cached(engine, name: str, prompt: list[int], params: SamplingParams = GREEDY) -> int:
-    """Run one request and hold its tokens to the definition. How many of its prompt's it did not compute."""
+    """Run one request and compare its tokens with the definition. Returns how many prompt tokens it did not compute."""
     engine.add_request(name, prompt, params)
     output = run(engine)[name]
     for completion in output.outputs:
@@ -45,7 +45,7 @@ def test_an_equal_prompt_goes_on_from_its_last_whole_unit(kind, async_scheduling
 @both
 @kinds
 def test_a_shared_beginning_is_found_by_the_third_that_has_it(kind, async_scheduling):
-    """The first does not know where others will part from it; the second sees it, and keeps its state there."""
+    """The first cannot predict where others diverge from it; where the second diverges, a state is kept."""
     engine = make_engine(groups=GROUPS[kind], async_scheduling=async_scheduling)
     shared = list(range(1, 14))
     ends = [[20, 21, 22, 23, 24], [25, 26, 27], [28, 29, 28, 29, 28, 29]]
@@ -65,7 +65,7 @@ def test_a_conversation_goes_on_from_the_last_turn(kind, async_scheduling):
 
 @both
 @kinds
-def test_long_outputs_leave_states_on_their_way(kind, async_scheduling):
+def test_snapshots_are_kept_along_long_outputs(kind, async_scheduling):
     engine = make_engine(groups=GROUPS[kind], M=128, blocks=150, async_scheduling=async_scheduling)
     first, params = [1, 2, 3, 4, 5, 6], SamplingParams(temperature=0.0, max_tokens=80)
     assert cached(engine, "1", first, params) == 0
@@ -100,7 +100,7 @@ def test_a_preempted_request_resumes_from_its_state():
 
 
 @both
-def test_a_full_pool_keeps_no_states_and_preempts_nobody(async_scheduling):
+def test_a_full_pool_keeps_no_snapshots_and_preempts_no_request(async_scheduling):
     engine = make_engine(groups=GROUPS["states"], blocks=4, max_num_seqs=3, async_scheduling=async_scheduling)
     prompts = {str(i): [i, *range(1, 14)] for i in range(3)}
     for name, prompt in prompts.items():
@@ -115,7 +115,7 @@ def test_a_full_pool_keeps_no_states_and_preempts_nobody(async_scheduling):
     engine.close()
 
 
-def test_kept_states_are_forgotten_with_the_prefixes():
+def test_snapshots_are_dropped_with_the_prefixes():
     engine = make_engine(groups=GROUPS["hybrid"])
     prompt = list(range(1, 15))
     cached(engine, "a", prompt)
@@ -147,7 +147,7 @@ def test_chunks_end_where_states_are_kept_and_nowhere_without_caching():
     def chunks(**config) -> list[int]:
         counts: list[int] = []
         engine = make_engine(groups=GROUPS["hybrid"], max_num_batched_tokens=64, **config)
-        engine.on_step = lambda plan, batch: counts.extend(plan.num_scheduled.tolist())
+        engine.observers.add(OnStep(lambda plan, batch: counts.extend(plan.num_scheduled.tolist())))
         for prompt in ([1] * 20, [1] * 9 + [2] * 10):
             engine.add_request(str(len(counts)), prompt, SamplingParams(temperature=0.0, max_tokens=1))
             run(engine)

@@ -1,10 +1,10 @@
-"""Speculation: the drafts of the lookup, what is learnt, and outputs that do not change."""
+"""Speculation: the drafts of the lookup, their statistics, and outputs that do not change."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from engine_rig import Guesser, V, make_engine, run
+from engine_rig import Guesser, OnStep, V, make_engine, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle_model import OracleExecutor
@@ -109,7 +109,7 @@ def test_a_large_batch_verifies_nothing_that_may_be_wrong():
 
 
 def test_guesses_are_judged_even_where_they_are_not_worth_verifying():
-    """Nothing is drafted while the guesses are wrong; when they turn right, drafts come back by themselves."""
+    """Nothing is drafted while the guesses are wrong; when they become right, drafts resume."""
 
     class Turning(Guesser):
         right = False
@@ -139,7 +139,7 @@ def test_guesses_are_judged_even_where_they_are_not_worth_verifying():
     assert any(drafted[30:])
 
 
-def test_statistics_count_by_place():
+def test_statistics_count_by_position():
     stats = SpeculationStats.empty(3)
     stats.add(np.array([3, 2, 0]), np.array([1, 2, 0]))
     assert stats.num_drafted_at.tolist() == [2, 2, 1]
@@ -150,7 +150,7 @@ def test_statistics_count_by_place():
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_a_draft_model_equal_to_the_target_is_always_right(temperature: float):
-    """It draws with the target's own noise, so that even its samples are the target's."""
+    """It draws with the target's noise, so that even its samples are the target's."""
     groups = [KVGroup(4)]
 
     def drafter(states):
@@ -175,7 +175,7 @@ def test_a_draft_model_equal_to_the_target_is_always_right(temperature: float):
     assert engine.executor.num_steps < 10
 
 
-def test_a_draft_model_without_room_drafts_nothing_and_harms_nobody():
+def test_a_draft_model_without_room_drafts_nothing_and_changes_nothing():
     groups = [KVGroup(4)]
 
     def drafter(states):
@@ -200,7 +200,7 @@ def test_a_draft_model_without_room_drafts_nothing_and_harms_nobody():
 
 
 def test_lookup_takes_fewer_steps_where_the_output_repeats_the_prompt():
-    """With a strong bias the model walks a cycle, which the lookup foresees."""
+    """With a strong bias the model walks a cycle, which the lookup predicts."""
     params = SamplingParams(temperature=0.0, max_tokens=40, allowed_token_ids=[5])
     steps = []
     for speculation in (None, SpeculationConfig()):
@@ -211,14 +211,15 @@ def test_lookup_takes_fewer_steps_where_the_output_repeats_the_prompt():
     assert steps == [40, 9]
 
 
-def test_drafts_are_dropped_before_somebody_loses_blocks():
+def test_drafts_are_dropped_before_a_request_is_preempted():
     """The pool holds both requests to their ends, but not a block for a guess past them."""
     config = SpeculationConfig(method="draft_model", model="guesser", num_tokens=8, adaptive=False)
     engine = make_engine(blocks=1 + 6, M=22, speculation=config, drafter=Guesser, prefix_caching=False)
     for i in range(2):
         engine.add_request(str(i), [1 + i] * 6, SamplingParams(temperature=0.0, max_tokens=5 + 9 * i))
     steps = []
-    engine.on_step = lambda plan, batch: steps.append((plan.draft_tokens is None, len(plan.preempted)))
+    note = lambda plan, batch: steps.append((plan.draft_tokens is None, len(plan.preempted)))  # noqa: E731
+    engine.observers.add(OnStep(note))
     run(engine)
     assert (True, 0) in steps[1:]
     assert all(preempted == 0 for _, preempted in steps)

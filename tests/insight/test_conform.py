@@ -8,9 +8,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from foreword.batch import InputBuffers, KVGroup, NewRequest, PlanError, RequestStates, prepare_inputs
+from foreword.batch import (
+    InputBuffers,
+    KVGroup,
+    NewRequest,
+    PlanError,
+    RequestStates,
+    SamplingParams,
+    prepare_inputs,
+)
+from foreword.bench.engine_host import NothingModel
+from foreword.engine import Engine, EngineConfig
+from foreword.engine.speculation import SpeculationConfig
 from foreword.insight import conform, golden
-from foreword.insight.record import RECORDED, TraceRecorder
+from foreword.insight.record import RECORDED, EngineRecorder, TraceRecorder
+from foreword.insight.steps import StepInspector
+from foreword.scheduler import SchedulerConfig
 
 GOLDEN = conform.golden_vectors()
 
@@ -175,7 +188,7 @@ def test_a_recorded_run_replays(tmp_path: Path):
         max_num_reqs=2, max_model_len=9, vocab_size=50, kv_groups=[KVGroup(2)], max_num_draft_tokens=1
     )
     buffers = InputBuffers.for_states(states, 8)
-    with TraceRecorder(path, states, buffers) as trace:
+    with TraceRecorder(path, states, buffers.max_num_batched_tokens) as trace:
         states.add_request(NewRequest("a", [1, 2, 3], [[1, 2]]))
         for plan, drafts, blocks, sampled in (
             ({"a": 3}, None, [], {"a": [4]}),
@@ -207,8 +220,46 @@ def test_a_recorded_run_replays(tmp_path: Path):
     ]
 
 
-def test_recording_starts_without_requests(tmp_path):
+class GatheredNothing(NothingModel):
+    reads_gathered_tables = True
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_the_steps_of_an_engine_replay(tmp_path: Path, async_scheduling: bool):
+    path = tmp_path / "engine.jsonl"
+    scheduler = SchedulerConfig(max_num_seqs=3, max_num_batched_tokens=16)
+    engine = Engine(
+        GatheredNothing(48, 64),
+        vocab_size=64,
+        max_model_len=64,
+        kv_groups=[KVGroup(4)],
+        num_blocks=65,
+        config=EngineConfig(
+            scheduler=scheduler, async_scheduling=async_scheduling, speculation=SpeculationConfig(num_tokens=2)
+        ),
+    )
+    recorder = EngineRecorder(path, engine)
+    inspector = StepInspector(2)
+    engine.observers.add(inspector)
+    for i in range(5):
+        params = SamplingParams(temperature=0.0, max_tokens=4 + i, detokenize=False)
+        engine.add_request(str(i), [1 + j % 9 for j in range(5 + 7 * i)], params)
+    while engine.has_work:
+        engine.step()
+    engine.close()
+    recorder.close()
+    report = conform.run(path)
+    assert report.ok
+    assert report.num_steps > 8
+    kinds = [next(iter(json.loads(line))) for line in path.read_text().splitlines()]
+    assert kinds.count("add") == kinds.count("remove") == 5
+    assert kinds.count("commit") == report.num_steps
+    assert len(inspector.shown) == 2
+    assert "input_ids" in inspector.shown[0]
+
+
+def test_recording_starts_with_no_requests(tmp_path):
     states = RequestStates(max_num_reqs=1, max_model_len=4, vocab_size=9, kv_groups=[KVGroup(2)])
     states.add_request(NewRequest("a", [1], [[1]]))
-    with pytest.raises(ValueError, match="starts without requests, but the states hold 1"):
-        TraceRecorder(tmp_path / "t.jsonl", states, InputBuffers.for_states(states, 4))
+    with pytest.raises(ValueError, match="starts with no requests"):
+        TraceRecorder(tmp_path / "t.jsonl", states, 4)

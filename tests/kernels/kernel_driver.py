@@ -62,7 +62,7 @@ class Driver:
     def step(self, scheduled: dict[str, int]) -> dict[str, Floats]:
         """Logits of each request's last scheduled token."""
         batch = prepare_inputs(self.states, scheduled, self.buffers, gather_block_tables=False)
-        logits = self.executor.execute(batch).copy()
+        logits = self.executor.compute(batch, batch.logits_indices).copy()
         self.states.commit(batch, {})
         return {name: logits[b] for b, name in enumerate(scheduled)}
 

@@ -1,4 +1,4 @@
-"""A decoder's forward pass as its spec says it, in float64 with no cache, and small random models to run it on."""
+"""A decoder's forward pass as its spec defines it, in float64 with no cache, and small random models to run it on."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def rope(dim: int, theta: float = 10000.0, scale: float = 1.0) -> RopeSpec:
 
 
 def tiny_spec(**changes: object) -> DecoderSpec:
-    """Two layers, three query heads a KV head."""
+    """Two layers, three query heads per KV head."""
     spec = DecoderSpec(
         architecture="tiny",
         vocab_size=301,

@@ -1,4 +1,4 @@
-"""A request's logits are its own: bit for bit the same in any company, any chunks, with any number of threads."""
+"""A request's logits do not depend, bit for bit, on other requests, chunks or the number of threads."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_threads_do_not_change_a_bit(weight_format, kv_format, num_threads):
 
 @pytest.mark.parametrize(("weight_format", "kv_format"), FORMATS)
 @pytest.mark.parametrize("name", ["llama", "moe", "gemma"])
-def test_company_does_not_change_a_bit(name, weight_format, kv_format):
+def test_other_requests_do_not_change_a_bit(name, weight_format, kv_format):
     spec = SPECS[name]
     weights = random_weights(spec)
     rng = np.random.default_rng(6)

@@ -107,7 +107,7 @@ def test_mixed_formats_side_by_side_share_their_input():
     assert run(spec, weights, weight_format="auto") < 3e-3
 
 
-def test_formats_follow_the_file_or_the_wish():
+def test_formats_follow_the_file_or_the_request():
     assert packed_format(Quant.Q4_K, "auto") == "q4_min"
     assert packed_format(Quant.Q6_K, "q4") == "q8_half"
     assert packed_format(Quant.Q3_K, "auto") == "q8"

@@ -96,7 +96,7 @@ def test_padding_and_unwritten_slots_leave_the_cache_alone():
     np.testing.assert_array_equal(fresh.step({"a": 1})["a"], again)
 
 
-def test_copied_block_answers_for_the_original():
+def test_copied_block_gives_the_logits_of_the_original():
     spec = SPECS["llama"]
     weights = random_weights(spec)
     tokens = tokens_of(spec, 33)

@@ -1,27 +1,22 @@
 """Run an executor over whole texts in real steps and keep the logits of every position."""
 
 from functools import partial
-from types import SimpleNamespace
 
 import numpy as np
 
 from foreword.batch import InputBuffers, KVGroup, NewRequest, RequestStates, prepare_inputs
-from foreword.executors import native
+from foreword.executors.native import NativeExecutor
 from foreword.executors.numpy import NumpyExecutor
+from foreword.native import available
 
 EXECUTORS = {"numpy": NumpyExecutor}
-if native.available():
-    EXECUTORS["native"] = partial(native.NativeExecutor, weight_format="fp32", kv_format="fp32")
-
-FIELDS = (
-    "num_reqs", "num_tokens", "input_ids", "positions", "query_start_loc", "seq_lens", "idx_mapping", "slot_mapping",
-    "block_table", "states", "step",
-)  # fmt: skip
+if available():
+    EXECUTORS["native"] = partial(NativeExecutor, weight_format="fp32", kv_format="fp32")
 
 
 def all_logits(model, texts, chunks, executor="numpy", block_size=16, first_position=0):
-    """[len(text) − first_position, V] logits of each text. Texts share every step; ``chunks`` yields the
-    (text, tokens) pairs of each step. Blocks are allocated in shuffled order.
+    """[len(text) − first_position, V] logits of each text. Texts share every step; ``chunks`` yields (text, tokens)
+    pairs of each step. Blocks are handed out in a shuffled order.
     """
     spec = model.spec
     groups = [KVGroup(block_size, sliding_window=g.sliding_window) for g in spec.kv_groups()]
@@ -39,8 +34,7 @@ def all_logits(model, texts, chunks, executor="numpy", block_size=16, first_posi
     for plan in chunks:
         batch = prepare_inputs(states, {str(i): n for i, n in plan}, buffers)
         wanted = np.flatnonzero(batch.positions[: batch.num_tokens] >= first_position)
-        everything = SimpleNamespace(**{name: getattr(batch, name) for name in FIELDS}, logits_indices=wanted)
-        logits = run.execute(everything)
+        logits = run.compute(batch, wanted)
         owners = batch.req_indices[wanted]
         for b, request in enumerate(batch.req_ids):
             kept[int(request)].append(logits[owners == b])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from foreword.batch import SamplingParams
-from foreword.engine import EngineConfig
+from foreword.engine import EngineConfig, engine_config
 from foreword.engine.build import build_engine
 from foreword.errors import ConfigError, ModelError
 from foreword.models.loader import load_model
@@ -85,7 +85,9 @@ def next_token_logprobs(engine, prompt):
 @pytest.mark.parametrize(("max_model_len", "tiny"), [(None, WITHIN), (ORIGINAL, WITHIN), (LONGEST, PAST), (41, PAST)])
 def test_an_engine_of_either_length_gives_the_probabilities_of_transformers(tmp_path, executor, max_model_len, tiny):
     options = {} if executor == "numpy" else {"weight_format": "fp32", "kv_format": "fp32"}
-    config = EngineConfig(max_model_len=max_model_len, block_size=4, max_num_batched_tokens=16, max_num_seqs=2)
+    config = engine_config(
+        {"max_model_len": max_model_len, "block_size": 4, "max_num_batched_tokens": 16, "max_num_seqs": 2}
+    )
     engine = build_engine(model(tmp_path), config, executor=executor, **options)
     assert engine.states.max_model_len == (max_model_len or ORIGINAL)
     found = next_token_logprobs(engine, tiny["token_ids"])
@@ -105,7 +107,7 @@ def test_max_model_len_is_limited_by_the_model(tmp_path):
 def test_a_request_that_grows_past_the_original_length_equals_one_long_prompt(tmp_path, executor):
     """All its keys use the long set from the beginning, so crossing the original length changes nothing."""
     options = {} if executor == "numpy" else {"weight_format": "fp32", "kv_format": "fp32"}
-    config = EngineConfig(max_model_len=LONGEST, block_size=4, max_num_seqs=2, prefix_caching=False)
+    config = engine_config({"max_model_len": LONGEST, "block_size": 4, "max_num_seqs": 2, "prefix_caching": False})
     engine = build_engine(model(tmp_path), config, executor=executor, **options)
     text = PAST["token_ids"][:28]
     for _ in range(12):

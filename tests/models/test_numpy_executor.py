@@ -67,7 +67,7 @@ def serve(spec: DecoderSpec, prompts: list[list[int]], chunk: int, num_outputs: 
             if len(logits[i]) < num_outputs:
                 plan[str(i)] = min(need, chunk)
         batch = prepare_inputs(states, plan, buffers)
-        out = executor.execute(batch).copy()
+        out = executor.compute(batch, batch.logits_indices).copy()
         sampled = {}
         for b, rid in enumerate(batch.req_ids):
             if batch.seq_lens[b] == states.num_tokens[states.row_of(rid)]:
@@ -114,5 +114,5 @@ def test_identical_experts_equal_a_dense_mlp():
         states = RequestStates(max_num_reqs=1, max_model_len=64, vocab_size=50, kv_groups=groups)
         states.add_request(NewRequest("a", [5, 6, 7], [[1]]))
         batch = prepare_inputs(states, {"a": 3}, InputBuffers.for_states(states, 8))
-        outputs.append(NumpyExecutor(spec, weights, num_blocks=2, block_size=S).execute(batch))
+        outputs.append(NumpyExecutor(spec, weights, num_blocks=2, block_size=S).compute(batch, batch.logits_indices))
     np.testing.assert_allclose(outputs[1], outputs[0], atol=1e-5)

@@ -1,6 +1,6 @@
 """Failures that other engines had in preparing steps: here each is impossible, or caught before the step runs.
 
-Each test says in its own words what went wrong elsewhere, and where.
+Each docstring describes the failure, and where it occurred.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import pytest
 
 from foreword.batch import (
     BlockFence,
+    CacheChecker,
     CapacityError,
     ContextParallel,
     InputBuffers,
@@ -23,6 +24,7 @@ from foreword.batch import (
     SamplingParams,
     StagingRing,
     StaleBatchError,
+    advance,
     make_dummy,
     prepare_inputs,
     validate,
@@ -83,9 +85,9 @@ def test_swapping_rows_does_not_alias_them():
     engine = Engine()
     engine.add("a", 3, lora_id=1)
     engine.add("b", 5, lora_id=2)
-    before = [array[:2].copy() for array in (*engine.states.row_arrays(), engine.states.token_ids[:, :5])]
+    before = [array[:2].copy() for array in (*engine.states._row_arrays(), engine.states.token_ids[:, :5])]
     engine.states.swap_rows(0, 1)
-    after = [array[:2] for array in (*engine.states.row_arrays(), engine.states.token_ids[:, :5])]
+    after = [array[:2] for array in (*engine.states._row_arrays(), engine.states.token_ids[:, :5])]
     assert all(np.array_equal(x[::-1], y) for x, y in zip(before, after, strict=True))
 
 
@@ -103,16 +105,16 @@ def test_a_dummy_step_cannot_touch_blocks_of_vacated_rows(backend):
 
 
 def test_a_duplicate_admission_is_refused_by_name():
-    """vllm-project/vllm#42655: a duplicated update of one request brought the whole batch down."""
+    """vllm-project/vllm#42655: a duplicated update of one request made the whole batch fail."""
     engine = Engine()
     engine.add("a", 2)
-    with pytest.raises(RequestError, match=r"'a'.*is here already"):
+    with pytest.raises(RequestError, match=r"'a'.*is in use"):
         engine.add("a", 3)
     assert engine.step({"a": 2}).num_tokens == 2
 
 
 def test_a_request_finished_and_sent_again_at_once_is_new():
-    """vllm-metal#488 and its kin: state of the last owner of a slot was kept by the next one."""
+    """vllm-metal#488 and similar: the next owner of a slot kept the state of the last one."""
     engine = Engine()
     engine.add("a", 5, lora_id=3)
     engine.step({"a": 5}, {"a": [9]})
@@ -160,12 +162,12 @@ def test_a_batch_read_after_its_buffers_were_reused_raises():
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_preempted_request_forgets_its_placeholders(backend):
+def test_a_preempted_request_loses_its_placeholders(backend):
     """vllm-project/vllm#28787, #38624: placeholders of a preempted request stayed, and truncated its tokens."""
     engine = Engine()
     engine.add("a", 3)
     batch = engine.step({"a": 3}, backend=backend)
-    engine.states.advance(batch)
+    advance(engine.states, batch)
     engine.states.remove_request("a")
     row = engine.add("a", 3, outputs=[7])
     engine.states.commit(batch, {"a": [8]})  # late
@@ -230,14 +232,14 @@ def test_padded_offsets_never_decrease(backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_the_pad_slot_is_no_place_of_the_cache(backend):
-    """vllm-project/vllm#43810, mini-sglang: −1 was used as an index, and overwrote the last cell. So it stands only
+def test_the_pad_slot_is_outside_the_cache(backend):
+    """vllm-project/vllm#43810, mini-sglang: −1 was used as an index, and overwrote the last cell. So it is only
     where there is no token, or no token of this rank's, and slots of tokens are never negative.
     """
     engine = Engine()
     engine.add("a", 9)
     batch = engine.step({"a": 9}, pad_to=(12, None), backend=backend)
-    assert (batch.slot_mapping[0][:9] >= S).all(), "block 0 is nobody's"
+    assert (batch.slot_mapping[0][:9] >= S).all(), "block 0 is reserved"
     assert (batch.slot_mapping[0][9:] == -1).all()
 
 
@@ -292,8 +294,8 @@ def test_a_freed_block_in_a_live_row_is_caught():
     engine = Engine()
     engine.add("a", 3, blocks=[[1]])
     engine.step({"a": 3}, {"a": [5]}, check="full")
-    engine.states.checker.blocks_freed([1])
-    with pytest.raises(PlanError, match="given back is still seen"):
+    CacheChecker.of(engine.states).blocks_freed([1])
+    with pytest.raises(PlanError, match="freed block is still seen"):
         engine.step({"a": 1}, check="full")
 
 
@@ -343,7 +345,7 @@ def test_a_full_hit_leaves_a_token_to_compute():
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_chunk_knows_the_keys_it_has_not_the_prompts_length(backend):
+def test_a_chunk_has_the_keys_up_to_its_end_not_the_prompts_length(backend):
     """GeeeekExplorer/nano-vllm#212: during a chunk the key length was that of the whole prompt."""
     engine = Engine()
     engine.add("a", 20)
@@ -369,8 +371,8 @@ def test_a_resumed_request_is_the_same_case_as_a_new_one(backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_chunk_as_long_as_a_verification_is_no_verification(backend):
-    """vllm-project/vllm#47381: verification and prompt chunks were told apart by their length alone."""
+def test_a_chunk_as_long_as_a_verification_is_not_taken_for_one(backend):
+    """vllm-project/vllm#47381: verification and prompt chunks were distinguished by their length alone."""
     engine = Engine()
     engine.add("chunk", 8)
     engine.add("verify", 2)
@@ -410,12 +412,12 @@ def test_rejected_drafts_are_replaced_not_kept(backend):
     assert engine.states.num_computed_tokens[row] == 3
     batch = engine.step({"a": 1}, backend=backend)
     assert (batch.positions.tolist(), batch.input_ids.tolist()) == ([3], [9])
-    validate(batch, engine.states)
+    validate(batch)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_drafts_of_different_numbers_keep_to_their_rows(backend):
-    """NVIDIA/TensorRT-LLM: rows of different widths were reshaped into one rectangle, and later rows slid along."""
+    """NVIDIA/TensorRT-LLM: rows of different widths were reshaped into one rectangle, which shifted later rows."""
     engine = Engine()
     for rid in "abc":
         engine.add(rid, 2)

@@ -8,50 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sampling_rig import Rig, V, logits, tokens_of
 
-from foreword.batch import InputBuffers, KVGroup, NewRequest, RequestStates, SamplingParams, prepare_inputs
-from foreword.sampling import Sampler, gumbel_noise, token_logprobs
-
-V = 50
-ENDS = np.array([0], np.int64)
-
-
-class Rig:
-    def __init__(self, *params: SamplingParams, prompt=(1, 2, 3), output=(), drafts: int = 0) -> None:
-        self.states = RequestStates(
-            max_num_reqs=8,
-            max_model_len=32,
-            vocab_size=V,
-            kv_groups=[KVGroup(block_size=32)],
-            max_num_draft_tokens=drafts,
-        )
-        self.buffers = InputBuffers.for_states(self.states, 64)
-        self.sampler = Sampler(self.states)
-        for i, p in enumerate(params):
-            known = len(prompt) + len(output)
-            row = self.states.add_request(
-                NewRequest(
-                    str(i), list(prompt), [[i + 1]], list(output), num_computed_tokens=known - 1, sampling_params=p
-                )
-            )
-            # A resumed request's outputs count as outputs from the start.
-            self.sampler.set_request(row, p, ENDS)
-
-    def batch(self, drafts=None):
-        drafts = drafts or {}
-        return prepare_inputs(
-            self.states,
-            {r: 1 + len(drafts.get(r, ())) for r in self.states.req_ids},
-            self.buffers,
-            draft_tokens=drafts,
-        )
-
-    def draw(self, logits: np.ndarray, drafts=None):
-        return self.sampler.sample(self.batch(drafts), np.ascontiguousarray(logits, np.float32))
-
-
-def logits(n: int = 1, seed: int = 0, scale: float = 2.0) -> np.ndarray:
-    return (np.random.default_rng(seed).normal(size=(n, V)) * scale).astype(np.float32)
+from foreword.batch import SamplingParams
+from foreword.native import available
+from foreword.sampling import LogitRows, gumbel_noise, token_logprobs
 
 
 def test_temperature_zero_is_the_argmax_and_the_lowest_id_wins():
@@ -74,9 +35,10 @@ def test_draws_follow_the_softmax():
     rig = Rig(SamplingParams(temperature=0.8))
     counts = np.zeros(V)
     batch = rig.batch()
+    sampling = rig.sampling(batch)
     for seed in range(4000):
         rig.states.sampling.seed[0] = seed
-        counts[rig.sampler.sample(batch, z[None]).token_ids[0]] += 1
+        counts[rig.sampler.sample(batch, z[None], sampling).token_ids[0]] += 1
     chi2 = ((counts - 4000 * p) ** 2 / (4000 * p)).sum()
     assert chi2 < V + 5 * math.sqrt(2 * V)
 
@@ -124,8 +86,11 @@ def test_penalties_are_those_of_the_definition():
     for t in set(output):
         expected[t] -= 0.6 * output.count(t) + 0.9
     rig = Rig(p, prompt=prompt, output=output)
-    got = rig.sampler._processors[0].process(z[0], np.array(prompt, np.int32), np.array(output, np.int32))
-    np.testing.assert_allclose(got, expected, rtol=1e-5)
+    batch = rig.batch()
+    (rules,) = rig.sampling(batch).processors
+    got = z.copy()
+    rules.apply(got, LogitRows.of(batch, np.array([0])))
+    np.testing.assert_allclose(got[0], expected, rtol=1e-5)
     assert rig.draw(z).token_ids.tolist() == [int(expected.argmax())]
 
 
@@ -180,3 +145,84 @@ def test_verified_output_is_the_output_without_drafts(seed: int, temperature: fl
     rig = Rig(params, drafts=3)
     got = rig.draw(table[:4], {"0": drafts}).token_ids[0].tolist()
     assert got == plain[: right + 1] + [-1] * (3 - right)
+
+
+# -- against the definition, on all combinations of parameters
+
+
+@st.composite
+def some_params(draw: st.DrawFn) -> SamplingParams:
+    def maybe(value, otherwise):
+        return draw(st.one_of(st.just(otherwise), value))
+
+    token = st.integers(0, V - 1)
+    return SamplingParams(
+        temperature=draw(st.sampled_from([0.0, 0.3, 1.0, 2.5])),
+        top_k=draw(st.sampled_from([0, 1, 3, 20])),
+        top_p=draw(st.sampled_from([1.0, 0.95, 0.5, 0.05])),
+        min_p=draw(st.sampled_from([0.0, 0.02, 0.4])),
+        presence_penalty=maybe(st.just(0.9), 0.0),
+        frequency_penalty=maybe(st.just(-0.6), 0.0),
+        repetition_penalty=maybe(st.sampled_from([0.7, 1.6]), 1.0),
+        seed=draw(st.integers(-(2**63), 2**63 - 1)),
+        min_tokens=maybe(st.integers(0, 6), 0),
+        ignore_eos=draw(st.booleans()),
+        stop_token_ids=maybe(st.lists(token, max_size=3), ()),
+        allowed_token_ids=maybe(st.lists(token, min_size=1, max_size=25), None),
+        logit_bias=maybe(st.dictionaries(token, st.sampled_from([-math.inf, -5.0, 3.0, 8.0]), max_size=4), None),
+        bad_words_token_ids=maybe(st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=3), max_size=5), ()),
+        logprobs=maybe(st.just(2), None),
+        max_tokens=None,
+    )
+
+
+@st.composite
+def scenes(draw: st.DrawFn):
+    """Requests (parameters, prompt, output, drafts), some of which are prompt chunks that are not the last."""
+    token = st.integers(0, 4)  # few, so that penalties and bad words apply
+    requests = []
+    for _ in range(draw(st.integers(1, 5))):
+        prompt = draw(st.lists(token, min_size=2, max_size=5))
+        output = draw(st.lists(token, max_size=4))
+        is_chunk = draw(st.integers(0, 4)) == 0
+        wrong = [] if is_chunk else draw(st.lists(token, max_size=3))
+        requests.append((draw(some_params()), prompt, output, wrong, is_chunk, draw(st.integers(0, 3))))
+    return requests, draw(st.integers(0, 2**31))
+
+
+@pytest.mark.parametrize("is_native", [available(), False])
+@settings(max_examples=150, deadline=None)
+@given(scenes())
+def test_drawn_tokens_are_those_of_the_definition(is_native: bool, scene):
+    requests, seed = scene
+    z = logits(25, seed)
+    if seed % 3 == 0:
+        z[:, 25:] = -np.inf
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("foreword.sampling.draw.available", lambda: is_native)
+        rig, counts, drafts, wanted, start = Rig(drafts=4), {}, {}, {}, 0
+        for i, (params, prompt, output, wrong, is_chunk, right) in enumerate(requests):
+            name, known = str(i), len(prompt) + len(output)
+            rig.add(name, params, prompt, output, 0 if is_chunk else known - 1)
+            counts[name] = 1
+            if not is_chunk:
+                given_drafts: list[int] = []  # some that will be drawn, then some others
+                while len(given_drafts) < min(right, 4 - len(wrong)):
+                    rows = z[start : start + len(given_drafts) + 1]
+                    given_drafts = tokens_of(rows, params, prompt, output, given_drafts)
+                drafts[name] = given_drafts + wrong
+                counts[name] += len(drafts[name])
+                wanted[i] = tokens_of(z[start : start + counts[name]], params, prompt, output, drafts[name])
+            start += counts[name]
+        sampled = rig.draw(z[:start], drafts, counts)
+        table = sampled.token_ids.reshape(len(requests), -1)
+        for i, tokens in wanted.items():
+            assert [t for t in table[i].tolist() if t >= 0] == tokens
+        assert sorted(sampled.logprobs) == [i for i, r in enumerate(requests) if r[0].logprobs is not None]
+
+
+def test_a_prompt_chunk_that_is_not_the_last_is_not_processed():
+    rig = Rig(SamplingParams(temperature=0.0, allowed_token_ids=[4]), computed=0)
+    z = logits()
+    assert rig.draw(z, counts={"0": 1}).token_ids.tolist() == [int(z[0].argmax())] != [4]
+    assert rig.draw(z, counts={"0": 3}).token_ids.tolist() == [4]

@@ -1,4 +1,4 @@
-"""Which drafts stay: the vectorised rule against the loop."""
+"""Which drafts are accepted: the vectorised rule against the loop."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from foreword.batch import InputBuffers, KVGroup, RequestStates, prepare_inputs
-from foreword.cache import KVCache
+from foreword.cache import KVCacheManager
 from foreword.scheduler import Request, Scheduler, SchedulerConfig
 
 
@@ -17,7 +17,7 @@ class Rig:
             max_num_reqs=rows, max_model_len=M, vocab_size=100, kv_groups=groups or [KVGroup(block_size=4)]
         )
         config = {"max_num_batched_tokens": 32, "max_num_seqs": rows, "watermark": 0.0} | config
-        self.cache = KVCache(self.states, blocks, **{"prefix_caching": False, **(cache or {})})
+        self.cache = KVCacheManager(self.states, blocks, **{"prefix_caching": False, **(cache or {})})
         self.scheduler = Scheduler(self.states, self.cache, SchedulerConfig(**config))
         self.buffers = InputBuffers.for_states(self.states, config["max_num_batched_tokens"])
         self.arrivals = 0

@@ -1,4 +1,4 @@
-"""Random load on small pools: the budget holds, nothing leaks, everybody finishes, and in the policy's order."""
+"""Random load on small pools: the budget holds, nothing leaks, and every request finishes in the policy's order."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def check_blocks(rig: Rig) -> None:
     st.booleans(),
     st.integers(0, 2**32),
 )
-def test_everybody_finishes_and_nothing_leaks(arrivals, kind, policy, budget, threshold, reserve, caching, seed):
+def test_every_request_finishes_and_nothing_leaks(arrivals, kind, policy, budget, threshold, reserve, caching, seed):
     random = Random(seed)
     groups = GROUPS[kind]
     rig = Rig(

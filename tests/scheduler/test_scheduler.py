@@ -1,4 +1,4 @@
-"""What the scheduler decides, on real rows and blocks; the model is pretended."""
+"""What the scheduler decides, on real rows and blocks, with a simulated model."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_long_prompt_alone_is_not_held_back():
     assert rig.step() == {"long": 30}
 
 
-def test_without_chunks_a_prompt_waits_for_a_whole_budget_and_nobody_overtakes():
+def test_without_chunks_a_prompt_waits_for_a_whole_budget_and_no_request_overtakes():
     rig = Rig(chunked_prefill=False, max_num_batched_tokens=64)
     rig.add("a", 40)
     rig.add("b", 30)
@@ -71,7 +71,7 @@ def test_a_prompt_whose_blocks_are_not_all_there_waits_although_a_chunk_would_fi
     rig.add("b", 28)
     assert rig.step() == {"a": 8}
     rig.step()
-    rig.states.num_tokens[0] = 0  # nobody else changes the picture
+    rig.states.num_tokens[0] = 0  # the row computes nothing more
     rig.states.num_tokens[0] = 40
     assert rig.why("b").startswith("token_budget")
     for _ in range(4):
@@ -79,7 +79,7 @@ def test_a_prompt_whose_blocks_are_not_all_there_waits_although_a_chunk_would_fi
     assert rig.why("b") == "no_blocks need=7 free=5"
 
 
-def test_the_victim_is_the_newest_and_nobody_is_admitted_in_that_step():
+def test_the_victim_is_the_newest_and_no_request_is_admitted_in_that_step():
     rig = Rig(blocks=17, reserve_full_prompt=False)
     a, b = rig.add("a", 30), rig.add("b", 30)
     rig.step()
@@ -154,7 +154,7 @@ def test_every_waiting_request_has_one_reason():
         "c": "behind request=b waits_for=(no_blocks need=11 free=5)",
     }
     assert rig.why("a") == "running"
-    assert rig.why("nobody") == "unknown"
+    assert rig.why("unknown") == "unknown"
 
 
 def test_the_watermark_holds_back_admissions_only_while_something_runs():
@@ -182,10 +182,10 @@ def test_a_waiting_or_running_request_can_be_removed_at_any_time():
 def test_an_id_is_refused_while_it_is_in_use():
     rig = Rig()
     rig.add("a", 5)
-    with pytest.raises(RequestError, match="here already"):
+    with pytest.raises(RequestError, match="is in use"):
         rig.add("a", 5)
     rig.step()
-    with pytest.raises(RequestError, match="here already"):
+    with pytest.raises(RequestError, match="is in use"):
         rig.add("a", 5)
     rig.scheduler.remove("a")
     rig.add("a", 5)
@@ -212,7 +212,7 @@ def test_a_prefix_hit_is_not_computed_again_and_is_reported():
     assert rig.step() == {"b": 1}
     assert b.num_cached == 17
     assert b.hit_report == "reused 17 of 18; the last token is always computed"
-    assert len(rig.plan.block_copies[0]) == 1
+    assert len(rig.plan.block_ops.copies) == 1
 
 
 def test_a_request_may_refuse_the_cache():

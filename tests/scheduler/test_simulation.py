@@ -20,7 +20,7 @@ def run(arrivals, **options):
     return simulate(arrivals, config=config, cost=cost, **settings)
 
 
-def test_one_request_takes_what_the_cost_model_says():
+def test_one_request_takes_the_time_of_the_cost_model():
     report = run([Arrival(5.0, 100, 3)])
     assert (report.num_requests, report.num_steps, report.num_output_tokens) == (1, 3, 3)
     assert report.seconds == pytest.approx(5.0 + 2.0 + 1.01 + 1.01)
@@ -91,14 +91,14 @@ def test_both_trace_formats_are_read(tmp_path: Path):
         ("a.csv", "when,in,out\n0,1,2\n", 2),
     ],
 )
-def test_a_line_that_is_no_arrival_is_named(tmp_path: Path, name: str, text: str, line: int):
+def test_a_line_that_is_not_an_arrival_is_named(tmp_path: Path, name: str, text: str, line: int):
     broken = tmp_path / name
     broken.write_text(text)
     with pytest.raises(ConfigError, match=f"line {line}:"):
         read_trace(broken)
 
 
-def test_traces_may_be_out_of_order_and_leave_out_what_they_do_not_know(tmp_path: Path):
+def test_traces_may_be_out_of_order_and_without_optional_fields(tmp_path: Path):
     lines = tmp_path / "a.jsonl"
     lines.write_text('{"timestamp": 5000, "input_length": 0, "output_length": 0}\n\n'
                      '{"timestamp": 0, "input_length": 7, "output_length": 2, "hash_ids": null}\n')  # fmt: skip
@@ -182,7 +182,7 @@ def test_a_cost_model_is_fitted_to_measured_steps():
         assert fit.error(tokens, context, seconds) < 1e-9
 
 
-def test_a_fit_has_no_negative_cost_and_nobody_near_it_is_better():
+def test_a_fit_has_no_negative_cost_and_no_close_one_is_better():
     random = np.random.default_rng(4)
     tokens, context = random.integers(1, 200, 40), random.integers(1, 5000, 40)
     seconds = np.maximum(5e-3 + 1e-5 * tokens - 6e-7 * context, 1e-3) * random.uniform(0.8, 1.2, 40)
@@ -215,7 +215,7 @@ def test_a_saved_cost_model_is_read_back(tmp_path: Path):
 
 @pytest.mark.parametrize("policy", ["fcfs", "shortest-first"])
 @pytest.mark.parametrize("load", [1.0, 4.0, 30.0])
-def test_steps_done_in_one_go_have_the_outcome_of_single_ones(
+def test_steps_simulated_together_have_the_outcome_of_single_ones(
     policy: str, load: float, monkeypatch: pytest.MonkeyPatch
 ):
     random = np.random.default_rng(5)

@@ -2,7 +2,7 @@
 
     python tools/arm/check.py        or: make arm
 
-Makes its environment in build/arm. isas.cpp says what is compared.
+Creates an environment in build/arm. isas.cpp defines what is compared.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def build() -> Path:
-    """The program, static, for Linux on aarch64."""
+    """Build the program, statically linked, for Linux on aarch64."""
     jobs = [(SOURCES / f"{name}.cpp", isa, flags) for isa, flags in ISAS.items() for name in PER_ISA]
     others = [s for s in sorted(SOURCES.rglob("*.cpp")) if s.stem not in (*PER_ISA, *NEEDS_PYTHON)]
     jobs += [(source, "driver", ("-DFOREWORD_HAS_neon",)) for source in others]

@@ -7,60 +7,111 @@
     print(batch.explain())                                 # the same as tables
     states.commit(batch, {"a": [token]})                   # what was sampled
 
-Needs NumPy alone. `foreword.batch.proof.spec` holds every tensor as data.
+Needs NumPy alone. `foreword.batch.proof.spec` has every tensor as data. Tensors that few steps need, and other kernels'
+arguments, are functions of a batch: those exported here, and `foreword.batch.adapters`.
 """
 
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import Any
 
-from foreword.batch.features.multimodal import MultiModalFeature
-from foreword.batch.features.pooling import PoolingParams
-from foreword.batch.prepare.buffers import InputBuffers
+from foreword.batch.features.classify import is_decode, split_decodes_and_prefills, uniform_decode_len
+from foreword.batch.features.context_parallel import share_prefill
+from foreword.batch.features.embeds import is_token_ids, prompt_embeds
+from foreword.batch.features.explain import Explanation
+from foreword.batch.features.kernel_blocks import kernel_block_table
+from foreword.batch.features.lora import lora_mapping
+from foreword.batch.features.masks import attention_mask, discard_mask
+from foreword.batch.features.multimodal import encoder_seq_lens, mm_inputs, mrope_positions, stage_mrope_positions
+from foreword.batch.features.pooling import pooling_metadata
+from foreword.batch.features.recurrent import state_indices
+from foreword.batch.features.sampling import logits_sampling_metadata, sampling_metadata
 from foreword.batch.prepare.dummy import make_dummy
-from foreword.batch.prepare.inputs import InputBatch, StaleBatchError, prepare_inputs
+from foreword.batch.prepare.input_batch import InputBatch
+from foreword.batch.prepare.prepare import advance, prepare_inputs, resolve
 from foreword.batch.prepare.ring import BlockFence, StagingRing
-from foreword.batch.proof.explain import Explanation
-from foreword.batch.state.batch_update import BatchUpdates
+from foreword.batch.state.batch_update import BatchUpdate, BatchUpdates
 from foreword.batch.state.request_states import RequestStates
+from foreword.batch.state.sampling_metadata import SamplingMetadata
+from foreword.batch.step.buffers import InputBuffers
+from foreword.batch.step.tensors import StaleBatchError
 from foreword.batch.values.attention import AttentionState
 from foreword.batch.values.block_ops import BlockOps
 from foreword.batch.values.kv_groups import ContextParallel, KVGroup
+from foreword.batch.values.lora import LoraRequest
+from foreword.batch.values.multimodal import MultiModalFeature
+from foreword.batch.values.padding import PaddingBuckets
+from foreword.batch.values.plan import Check
+from foreword.batch.values.pooling import PoolingParams
 from foreword.batch.values.requests import NewRequest, NewRequests
 from foreword.batch.values.sampling_params import SamplingParams
 from foreword.errors import CapacityError, PlanError, RequestError
 
-if TYPE_CHECKING:
-    from foreword.batch.proof.validator import validate
-
 __all__ = [
     "AttentionState",
+    "BatchUpdate",
     "BatchUpdates",
     "BlockFence",
     "BlockOps",
+    "CacheChecker",
     "CapacityError",
+    "Check",
     "ContextParallel",
+    "DifferenceRecorder",
     "Explanation",
     "InputBatch",
     "InputBuffers",
     "KVGroup",
+    "LoraRequest",
     "MultiModalFeature",
     "NewRequest",
     "NewRequests",
+    "PaddingBuckets",
     "PlanError",
     "PoolingParams",
     "RequestError",
     "RequestStates",
+    "SamplingMetadata",
     "SamplingParams",
     "StagingRing",
     "StaleBatchError",
+    "StepDifference",
+    "advance",
+    "apply_difference",
+    "attention_mask",
+    "discard_mask",
+    "encoder_seq_lens",
+    "is_decode",
+    "is_token_ids",
+    "kernel_block_table",
+    "logits_sampling_metadata",
+    "lora_mapping",
     "make_dummy",
+    "mm_inputs",
+    "mrope_positions",
+    "pooling_metadata",
     "prepare_inputs",
+    "prompt_embeds",
+    "resolve",
+    "sampling_metadata",
+    "share_prefill",
+    "split_decodes_and_prefills",
+    "stage_mrope_positions",
+    "state_indices",
+    "uniform_decode_len",
     "validate",
 ]
 
+_LAZY = {
+    "CacheChecker": "foreword.batch.proof.checker",
+    "DifferenceRecorder": "foreword.batch.difference",
+    "StepDifference": "foreword.batch.difference",
+    "apply_difference": "foreword.batch.difference",
+    "validate": "foreword.batch.proof.validator",
+}
+
 
 def __getattr__(name: str) -> Any:
-    if name == "validate":  # the specification is loaded by those who check against it
-        from foreword.batch.proof.validator import validate
-
-        return validate
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    """The names that an engine's steps do not need, on first use."""
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_LAZY[name]), name)

@@ -1,4 +1,4 @@
-"""Measure the step cost of an executor and fit the cost model of `foreword simulate`."""
+"""The cost of an executor's steps, and the cost model for `foreword simulate` fitted to it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foreword.batch import InputBuffers, KVGroup, NewRequest, RequestStates, prepare_inputs
+from foreword.batch import (
+    InputBuffers,
+    KVGroup,
+    NewRequest,
+    RequestStates,
+    prepare_inputs,
+    sampling_metadata,
+)
 from foreword.errors import ConfigError
-from foreword.executors.executor import Executor
-from foreword.sampling import Sampler
+from foreword.executors import Executor
+from foreword.sampling import StepSampling
 from foreword.scheduler.simulation import CostModel
 
 
@@ -34,7 +41,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredStep:
-    """Median ``seconds`` to prepare, run and sample a step of this shape."""
+    """Median seconds of a step of this shape: prepared, run and sampled."""
 
     shape: Shape
     seconds: float
@@ -69,9 +76,9 @@ def measure(
     num_runs: int = 3,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Iterator[MeasuredStep]:
-    """Time steps as an engine runs them, one shape after the other. Shapes that exceed the pool are skipped.
+    """Steps as an engine runs them, one shape after the other. Shapes that do not fit in the pool are left out.
 
-    No two requests share blocks, so that each context is read from memory.
+    Every request has blocks of its own, so that its context is read from memory.
     """
     random = np.random.default_rng(0)
     for shape in wanted:
@@ -88,13 +95,12 @@ def measure(
             blocks = np.split(free[i * sum(held) : (i + 1) * sum(held)], np.cumsum(held)[:-1])
             prompt = random.integers(0, vocab_size, length)
             states.add_request(NewRequest(str(i), prompt, blocks, (), shape.num_computed))
-        sampler = Sampler(states, threads=executor.compute_threads)
         plan = np.arange(shape.num_reqs, dtype=np.int32), np.full(shape.num_reqs, shape.num_new, np.int32)
         times = []
         for _ in range(1 + num_runs):
             start = clock()
             batch = prepare_inputs(states, plan, buffers, gather_block_tables=executor.reads_gathered_tables)
-            sampler.sample(batch, executor.execute(batch))
+            executor.launch(batch, StepSampling(sampling_metadata(batch))).result()
             times.append(clock() - start)
         yield MeasuredStep(shape, float(np.median(times[1:])))
 

@@ -1,4 +1,4 @@
-"""Host time of the engine per step: schedule, prepare, sample, commit, with a model that computes nothing."""
+"""The engine's own cost per step: schedule, prepare, sample, commit, with a model that computes nothing."""
 
 from __future__ import annotations
 
@@ -8,24 +8,26 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foreword.arrays import F32, I32
+from foreword.arrays import F32, I32, I64
 from foreword.batch import InputBatch, KVGroup, SamplingParams
 from foreword.engine.config import EngineConfig
 from foreword.engine.engine import Engine
+from foreword.executors import HostExecutor
+from foreword.scheduler import SchedulerConfig
 
 
-class NothingModel:
-    """An executor that returns constant logits [L, V] with a small vocabulary."""
+class NothingModel(HostExecutor):
+    """Always the same logits, [L, V] with a small vocabulary."""
 
     reads_gathered_tables = False
-    compute_threads = None
 
     def __init__(self, max_num_logits: int, vocab_size: int) -> None:
+        super().__init__()
         self.logits = np.zeros((max_num_logits, vocab_size), np.float32)
         self.logits[:, 7] = 1.0
 
-    def execute(self, batch: InputBatch) -> F32:
-        return self.logits[: len(batch.logits_indices)]
+    def compute(self, batch: InputBatch, logits_indices: I64) -> F32:
+        return self.logits[: len(logits_indices)]
 
     def copy_blocks(self, sources: I32, destinations: I32) -> None:
         pass
@@ -40,7 +42,7 @@ class EngineHostResult:
 
 
 def run(*, num_steps: int = 300, sizes: tuple[int, ...] = (1, 8, 64, 256)) -> Iterator[EngineHostResult]:
-    """Decode steps of each size from 128 tokens of context; no request arrives or finishes while measured."""
+    """Decode steps of each size, 128 tokens of context, without arrivals and departures."""
     for size in sizes:
         engine = Engine(
             NothingModel(size, 64),
@@ -48,7 +50,9 @@ def run(*, num_steps: int = 300, sizes: tuple[int, ...] = (1, 8, 64, 256)) -> It
             max_model_len=1024,
             kv_groups=[KVGroup(block_size=16)],
             num_blocks=1 + size * 64,
-            config=EngineConfig(max_num_seqs=size, max_num_batched_tokens=max(2048, 128 * size)),
+            config=EngineConfig(
+                scheduler=SchedulerConfig(max_num_seqs=size, max_num_batched_tokens=max(2048, 128 * size))
+            ),
         )
         rng = np.random.default_rng(0)
         for i in range(size):

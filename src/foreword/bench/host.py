@@ -11,8 +11,16 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from foreword.batch import InputBatch, InputBuffers, KVGroup, NewRequests, RequestStates, prepare_inputs
-from foreword.batch.prepare.inputs import Backend
+from foreword.batch import (
+    InputBatch,
+    InputBuffers,
+    KVGroup,
+    NewRequests,
+    RequestStates,
+    prepare_inputs,
+    sampling_metadata,
+)
+from foreword.batch.values.plan import Backend
 from foreword.bench.traffic import (
     BLOCK_SIZE,
     MAX_MODEL_LEN,
@@ -107,7 +115,7 @@ class Ours:
             states.append_blocks_rows(self.appended, step.new_blocks)
         plan = self.running, step.num_scheduled
         self.batch = prepare_inputs(states, plan, self.buffers, draft_tokens=step.drafts, backend=self.backend)
-        self.sampling = self.batch.sampling_metadata()
+        self.sampling = sampling_metadata(self.batch)
         return self.batch
 
     def ready(self) -> None:

@@ -10,15 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from foreword.arrays import F32, I32
+from foreword.arrays import F32, I32, I64
 from foreword.batch import InputBatch, SamplingParams
 from foreword.bench.prompts import PROMPTS
 from foreword.engine.build import build_engine
 from foreword.engine.config import EngineConfig
 from foreword.engine.engine import Engine
 from foreword.engine.speculation import SpeculationConfig
-from foreword.executors.executor import Executor
+from foreword.executors import HostExecutor
 from foreword.models.loader import load_model
+from foreword.scheduler import SchedulerConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,19 +40,19 @@ class OverlapResult:
     ratio: float
 
 
-class Watched:
+class Watched(HostExecutor):
     """An executor that records when it computes."""
 
-    def __init__(self, executor: Executor) -> None:
-        self.executor = executor
+    def __init__(self, executor: HostExecutor) -> None:
+        super().__init__(executor.sampler)
+        self.executor, self.capabilities = executor, executor.capabilities
         self.reads_gathered_tables = executor.reads_gathered_tables
-        self.compute_threads = executor.compute_threads
-        self.runs: list[tuple[float, float, bool]] = []  # begin, end, whether the step has prompt tokens
+        self.runs: list[tuple[float, float, bool]] = []  # begin, end, whether it computed a part of a prompt
 
-    def execute(self, batch: InputBatch) -> F32:
+    def compute(self, batch: InputBatch, logits_indices: I64) -> F32:
         prefills = bool(batch.is_prefilling.any())
         begin = time.perf_counter()
-        logits = self.executor.execute(batch)
+        logits = self.executor.compute(batch, logits_indices)
         self.runs.append((begin, time.perf_counter(), prefills))
         return logits
 
@@ -79,8 +80,10 @@ def run(
     AssertionError if their tokens differ.
     """
     loaded = load_model(model)
-    base = EngineConfig(max_num_seqs=max(at_once), max_model_len=1024, prefix_caching=False)
-    watched = Watched(build_engine(loaded, base, **(options or {})).executor)
+    base = EngineConfig(scheduler=SchedulerConfig(max_num_seqs=max(at_once)), max_model_len=1024, prefix_caching=False)
+    executor = build_engine(loaded, base, **(options or {})).executor
+    assert isinstance(executor, HostExecutor)
+    watched = Watched(executor)
     engines = {
         (speculation is not None, ahead): build_engine(
             loaded,

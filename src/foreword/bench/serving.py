@@ -8,8 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from foreword import LLM, SamplingParams
+from foreword.batch import InputBatch
 from foreword.bench.requests import Requests, make
+from foreword.engine import EngineObserver
 from foreword.errors import ConfigError
+from foreword.scheduler import StepPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +37,24 @@ class ServingResult:
     num_cached_tokens: int
 
 
+class StepTimes(EngineObserver):
+    """The start of each step, and whether it only decodes."""
+
+    def __init__(self) -> None:
+        self.starts: list[tuple[float, bool]] = []
+
+    def step_planned(self, plan: StepPlan, batch: InputBatch) -> None:
+        self.starts.append((time.perf_counter(), batch.max_query_len == 1))
+
+
 def run(llm: LLM, requests: Requests) -> ServingResult:
-    """Serve all requests, greedy and ignoring stop tokens. ConfigError if max_num_seqs is too small."""
+    """Serve all requests, greedy, to their full length, ignoring end tokens. ConfigError if they do not fit."""
     engine = llm.engine
-    if requests.max_num_seqs > engine.config.max_num_seqs:
-        raise ConfigError(f"max_num_seqs={engine.config.max_num_seqs}: {requests.name} needs {requests.max_num_seqs}")
-    times: list[tuple[float, bool]] = []
-    engine.on_step = lambda plan, batch: times.append((time.perf_counter(), batch.max_query_len == 1))
+    most = engine.config.scheduler.max_num_seqs
+    if requests.max_num_seqs > most:
+        raise ConfigError(f"max_num_seqs={most}: {requests.name} needs {requests.max_num_seqs}")
+    times = StepTimes()
+    engine.observers.add(times)
     start = time.perf_counter()
     for i, (prompt, length) in enumerate(zip(requests.prompts, requests.output_lens, strict=True)):
         params = SamplingParams(temperature=0.0, max_tokens=length, ignore_eos=True, detokenize=False)
@@ -49,15 +63,15 @@ def run(llm: LLM, requests: Requests) -> ServingResult:
     while engine.has_work:
         outputs += engine.step()
     end = time.perf_counter()
-    engine.on_step = None
+    engine.observers.remove(times)
     generated = sum(len(o.outputs[0].token_ids) for o in outputs)
     if generated != requests.num_output_tokens:
         raise AssertionError(f"{requests.name}: {generated} tokens generated, {requests.num_output_tokens} wanted")
     first = np.array(
         [o.metrics.first_token_time - o.metrics.arrival_time for o in outputs if o.metrics.first_token_time]
     )
-    stamps = [t for t, _ in times] + [end]
-    decode_steps = [b - a for (a, decodes), b in zip(times, stamps[1:], strict=True) if decodes]
+    stamps = [t for t, _ in times.starts] + [end]
+    decode_steps = [b - a for (a, decodes), b in zip(times.starts, stamps[1:], strict=True) if decodes]
     after_first = start + float(first.max())
     return ServingResult(
         workload=requests.name,

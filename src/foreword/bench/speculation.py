@@ -10,14 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from foreword.batch import SamplingParams
+from foreword.batch import InputBatch, SamplingParams
 from foreword.bench.prompts import PROMPTS
 from foreword.engine.build import build_engine
 from foreword.engine.config import EngineConfig
 from foreword.engine.engine import Engine
+from foreword.engine.observer import EngineObserver
 from foreword.engine.outputs import RequestOutput
 from foreword.engine.speculation import SpeculationConfig
 from foreword.models.loader import load_model
+from foreword.scheduler import SchedulerConfig, StepPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,10 @@ def run(
     if draft_model is not None:
         methods["draft_model"] = replace(ngram, method="draft_model", model=draft_model)
     base = EngineConfig(
-        max_num_seqs=max(at_once), max_model_len=1024, prefix_caching=False, async_scheduling=async_scheduling
+        scheduler=SchedulerConfig(max_num_seqs=max(at_once)),
+        max_model_len=1024,
+        prefix_caching=False,
+        async_scheduling=async_scheduling,
     )
     off = build_engine(loaded, base, **(options or {}))
     engines = {"off": off} | {
@@ -137,13 +142,14 @@ def _serve(
 
 
 def step_overhead(model: str, *, options: dict[str, Any] | None = None, repeats: int = 12) -> float:
-    """Fixed cost of a step of one request, in units of the cost of a token: F / c of seconds = F + c · tokens.
-
-    The line is fitted to the fastest step of each size from 1 to 9 tokens; the sizes take turns.
+    """The cost of a step of one request besides its tokens, in tokens: F / c of the line  seconds = F + c · tokens
+    through the fastest steps with 1 … 9 tokens, measured in turns.
     """
     config = SpeculationConfig(num_tokens=8, adaptive=False)
     engine = build_engine(
-        load_model(model), EngineConfig(max_num_seqs=1, max_model_len=1024, speculation=config), **(options or {})
+        load_model(model),
+        EngineConfig(scheduler=SchedulerConfig(max_num_seqs=1), max_model_len=1024, speculation=config),
+        **(options or {}),
     )
     assert engine.speculation is not None
     drafter = engine.speculation.drafter = _FixedDrafts(engine.states.max_num_draft_tokens)
@@ -152,22 +158,31 @@ def step_overhead(model: str, *, options: dict[str, Any] | None = None, repeats:
     engine.add_request(
         "0", [1000] * 128, SamplingParams(temperature=0.0, max_tokens=len(sizes) * repeats + 8, ignore_eos=True)
     )
-    seen: list[int] = []
-    engine.on_step = lambda plan, batch: seen.append(batch.num_tokens)
+    sizes_run = StepSizes()
+    engine.observers.add(sizes_run)
     for turn in range(len(sizes) * repeats):
         drafter.count = sizes[turn % len(sizes)] - 1
         start = time.perf_counter()
         engine.step()
         seconds = time.perf_counter() - start
-        fastest[seen[-1]] = min(seconds, fastest.get(seen[-1], seconds))
+        fastest[sizes_run.last] = min(seconds, fastest.get(sizes_run.last, seconds))
     engine.abort("0")
     tokens = np.array([size for size in sizes if size in fastest])
     slope, start = np.polyfit(tokens, [fastest[size] for size in tokens.tolist()], 1)
     return float(start / slope)
 
 
+class StepSizes(EngineObserver):
+    """last: tokens of the last step."""
+
+    last = 0
+
+    def step_planned(self, plan: StepPlan, batch: InputBatch) -> None:
+        self.last = batch.num_tokens
+
+
 class _FixedDrafts:
-    """A drafter that proposes ``count`` tokens per row, which the model rejects."""
+    """Proposes ``count`` drafts."""
 
     relative_cost = 0.0
 

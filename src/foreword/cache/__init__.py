@@ -1,21 +1,23 @@
-"""Paged KV bookkeeping: who owns which block of the cache, and which prefixes can be reused."""
+"""Paged KV bookkeeping: the owners of every block, and the prefixes that can be reused."""
 
 from foreword.cache.events import BlockRemoved, BlockStored, CacheCleared, CacheEvent
 from foreword.cache.groups import (
     CacheGroup,
     FullAttention,
-    RunningState,
+    RecurrentState,
     SlidingWindow,
     cache_group,
     longest_common_hit,
 )
 from foreword.cache.hits import PrefixHit
 from foreword.cache.keys import prefix_keys
-from foreword.cache.manager import KVCache
-from foreword.cache.pool import BlockPool
+from foreword.cache.manager import Allocation, KVCacheManager
+from foreword.cache.pool import BlockPool, PoolObserver
 from foreword.cache.prefix import PrefixNode, PrefixTree, hash_block
+from foreword.cache.snapshots import StateSnapshots
 
 __all__ = [
+    "Allocation",
     "BlockPool",
     "BlockRemoved",
     "BlockStored",
@@ -23,12 +25,14 @@ __all__ = [
     "CacheEvent",
     "CacheGroup",
     "FullAttention",
-    "KVCache",
+    "KVCacheManager",
+    "PoolObserver",
     "PrefixHit",
     "PrefixNode",
     "PrefixTree",
-    "RunningState",
+    "RecurrentState",
     "SlidingWindow",
+    "StateSnapshots",
     "cache_group",
     "hash_block",
     "longest_common_hit",

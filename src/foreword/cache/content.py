@@ -44,7 +44,7 @@ class CachedContent:
         self._group = np.zeros(len(is_cached), np.int16)
 
     def add(self, node: PrefixNode, first: int, end: int, group: int, table_row: I32) -> None:
-        """The row's blocks of a group hold blocks first … end − 1 of the node from now on; null ones are skipped."""
+        """A row's blocks of a group hold blocks first … end − 1 of the node from now on; null ones are skipped."""
         ratio = self._node_blocks[group]
         ids = table_row[first // ratio : end // ratio]
         if not len(ids):
@@ -61,7 +61,7 @@ class CachedContent:
             index, ids = index[ids != 0], ids[ids != 0]
         at = index - node.start
         taken = node.blocks[group].take(at) != 0
-        if taken.any():  # somebody else computed the same
+        if taken.any():  # the same content is cached already
             for block, i in zip(ids[taken].tolist(), index[taken].tolist(), strict=True):
                 node.spares.setdefault((group, i), []).append(block)
             node.blocks[group][at[~taken]] = ids[~taken]
@@ -70,7 +70,7 @@ class CachedContent:
         self._added(node, group, ids, index)
 
     def add_one(self, node: PrefixNode, index: int, group: int, block: int) -> None:
-        """This block, which holds no content, holds block ``index`` of the node, which no block of the group holds."""
+        """A block without content holds block ``index`` of the node from now on; the group has no block for it yet."""
         node.blocks[group][index - node.start] = block
         self._added(node, group, np.array([block], np.int32), np.array([index]))
 
@@ -89,7 +89,7 @@ class CachedContent:
                 self._on_event(BlockStored(*names, tuple(np.frombuffer(tokens, np.int32).tolist()), block, group))
 
     def remove(self, blocks: I32) -> None:
-        """These cached blocks lose their content; ``is_cached`` is the caller's to change."""
+        """Forget the content of these cached blocks; the caller changes ``is_cached``."""
         serials = self._serial[blocks]
         parts = [0, *((serials[1:] != serials[:-1]).nonzero()[0] + 1).tolist(), len(blocks)]
         for begin, end in pairwise(parts):
@@ -99,7 +99,7 @@ class CachedContent:
         self.version += 1
 
     def clear(self) -> None:
-        """No block holds any content any more."""
+        """Forget the content of every block."""
         self.tree.clear_blocks()
         self._is_cached[:] = False
         self.version += 1
@@ -138,7 +138,7 @@ class CachedContent:
         )
 
     def _move(self, upper: PrefixNode, lower: PrefixNode) -> None:
-        """A run was cut: the lower part's blocks are in another node now."""
+        """Follow the cut of a run: the blocks of its lower part belong to another node now."""
         for ids in lower.blocks:
             self._serial[ids[ids != 0]] = lower.serial
         for spares in lower.spares.values():

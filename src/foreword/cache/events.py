@@ -1,4 +1,4 @@
-"""What happened to the cached content, for a router or another process that mirrors it."""
+"""Changes of the cached content, for a router or another process that mirrors it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class BlockStored:
-    """A block can be hit from now on. hash names the whole prefix up to its end; parent_hash the one before it."""
+    """A block can be hit from now on. hash names the whole prefix up to its end, parent_hash the prefix before it."""
 
     hash: bytes
     parent_hash: bytes
@@ -18,7 +18,7 @@ class BlockStored:
 
 @dataclass(frozen=True, slots=True)
 class BlockRemoved:
-    """The block's content can no longer be hit: it was evicted, or is known under a longer prefix now."""
+    """The block's content can no longer be hit: it was evicted, or now belongs to a longer prefix."""
 
     hash: bytes
     block: int
@@ -27,7 +27,7 @@ class BlockRemoved:
 
 @dataclass(frozen=True, slots=True)
 class CacheCleared:
-    """Nothing can be hit any more."""
+    """No block can be hit any more."""
 
 
 CacheEvent = BlockStored | BlockRemoved | CacheCleared

@@ -1,12 +1,12 @@
-"""What each kind of layer needs from the cache: which blocks a hit must find, and which ones are dead.
+"""What each kind of layer needs from the cache: which blocks a hit must find, and which ones are no longer read.
 
 A model is a list of groups over one pool of blocks. A group is a few lines of arithmetic in blocks of its own size:
 
-    full attention      a hit of n blocks needs blocks 0 … n−1            nothing dies
-    sliding window w    a hit needs the last ceil((w−1)/S) before it      blocks wholly below the window die
-    running state       a hit needs the state kept after block n−1        nothing dies
+    full attention      a hit of n blocks needs blocks 0 … n−1            nothing expires
+    sliding window w    a hit needs the last ceil((w−1)/S) before it      blocks wholly below the window expire
+    recurrent state     a hit needs the state kept after block n−1        nothing expires
 
-Of a running state block k is no content of its own: it is a copy of the state after k + 1 blocks, kept at few places.
+Block k of a recurrent state is a snapshot of the state after k + 1 blocks, kept at few places.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class CacheGroup(Protocol):
         ...
 
     def longest_hit(self, present: Bools, limit: int) -> int:
-        """The largest n ≤ limit such that a request can go on after n blocks."""
+        """The largest n ≤ limit such that a request can continue after n blocks."""
         ...
 
     def first_needed(self, num_computed: Ints) -> I64:
@@ -41,7 +41,7 @@ class CacheGroup(Protocol):
         ...
 
     def most_blocks(self, num_tokens: int, num_new: int) -> int:
-        """Blocks held at most while a request grows to ``num_tokens``, at most ``num_new`` tokens a step."""
+        """Blocks held at most while a request grows to ``num_tokens``, at most ``num_new`` tokens per step."""
         ...
 
 
@@ -96,10 +96,10 @@ class SlidingWindow:
 
 
 @dataclass(frozen=True, slots=True)
-class RunningState:
-    """One state a request, overwritten by every step: one block for all its tokens.
+class RecurrentState:
+    """One state per request, overwritten by every step: one block for all its tokens.
 
-    block_size: the state can be kept after any multiple of as many tokens, in a block of its own.
+    block_size: snapshots can be kept after any multiple of this many tokens, each in its own block.
     """
 
     block_size: int
@@ -122,7 +122,7 @@ class RunningState:
 def cache_group(group: KVGroup) -> CacheGroup:
     """The rules of a batch-layer group."""
     if group.recurrent:
-        return RunningState(group.block_size)
+        return RecurrentState(group.block_size)
     if group.sliding_window is None:
         return FullAttention(group.block_size)
     return SlidingWindow(group.block_size, group.sliding_window)

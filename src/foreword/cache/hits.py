@@ -10,14 +10,14 @@ from foreword.cache.prefix import PrefixNode
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PrefixHit:
-    """What the cache can give a request. It holds no reference: it is true until the cache's next change.
+    """What the cache can give a request. It holds no reference: it is valid until the cache's next change.
 
     prompt_len: tokens of the request. num_full: tokens covered by whole blocks, shared with other owners.
     num_partial: further tokens at the start of the next block, taken by copying that block.
-    blocks[g]: int32, one entry per block of group g up to num_full, null where the group no longer reads it; none for
-    a running state. copy_from: int32, the block of each group to copy, 0 for none, or empty: the block that num_partial
-    is part of, or a running state. path: the nodes that are known. num_known: leading tokens that equal content in the
-    tree, reusable or not; −1 if nobody looked. stops: where chunks of the prompt should end, so that a running state
+    blocks[g]: int32, one entry per block of group g up to num_full, null where the group no longer reads it; empty
+    for a recurrent state. copy_from: int32, the block of each group to copy, 0 for none, or empty: the block that
+    num_partial is part of, or a snapshot. path: the known nodes. num_known: leading tokens that equal content in the
+    tree, reusable or not; −1 without a lookup. stops: where chunks of the prompt should end, so that a recurrent state
     can be kept there.
     """
 

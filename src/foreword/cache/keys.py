@@ -14,7 +14,7 @@ def prefix_keys(
     salt: str | None = None,
     images: Iterable[tuple[str, int, int]] = (),
 ) -> dict[int, ExtraKeys]:
-    """Block index → extra keys, for `KVCache.lookup` and `admit`.
+    """Block index → extra keys, for `KVCacheManager.lookup` and `attach`.
 
     The adapter and the salt (which keeps tenants apart) go into the first block and reach all later ones through the
     chain. images: (content hash, first position, length); each goes into every block it touches, with its offset.

@@ -1,40 +1,56 @@
-"""The KV cache of an engine: gives rows their blocks, shares prefixes between them, takes blocks back."""
+"""Allocation of KV blocks to rows, sharing of prefixes between them, and release."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from foreword.arrays import I32, I64, Ints
-from foreword.batch import NewRequest, RequestStates
+from foreword.batch import RequestStates
 from foreword.batch.state.block_table import BlockTable
-from foreword.cache.checkpoints import Checkpoints
 from foreword.cache.content import CachedContent
 from foreword.cache.events import CacheEvent
 from foreword.cache.groups import cache_group, longest_common_hit
 from foreword.cache.hits import PrefixHit
 from foreword.cache.pool import BlockPool
 from foreword.cache.prefix import NO_EXTRA, BlockKeys, ExtraKeys, HashFunction, PrefixNode, PrefixTree, hash_block
-
-BlockCopies = tuple[list[int], list[int]]
+from foreword.cache.snapshots import NO_BLOCKS, NO_COPIES, StateSnapshots
 
 NO_KEYS: BlockKeys = {}
-NO_BLOCKS: I32 = np.zeros(0, np.int32)
 
 
-class KVCache:
-    """One pool of blocks for all groups of a model, and the rows of `RequestStates` that hold them.
+@dataclass(frozen=True, slots=True, eq=False)
+class Allocation:
+    """Blocks for a request that is not yet in a row.
 
-    Whole blocks of a prompt can be hit as soon as they are computed; the blocks of a request's own output when it
-    leaves. So a decode step hashes nothing. A running state is overwritten by every step, so copies of it are kept at
-    few places (`Checkpoints`), and a hit of a model that has one ends at such a place.
+    block_ids: int32, one array per group, for `NewRequest.block_ids`. copies: int32 [C, 2] (from, to), to make before
+    the next forward pass: all sources are read before any destination is written.
+    """
 
-    Ownership of row r in group g, with S the block size:
+    block_ids: tuple[I32, ...]
+    copies: I32
 
-        [0, first_live)           null: below the sliding window, given back
+
+class KVCacheManager:
+    """One pool of blocks for all groups of a model, held by the rows of a `RequestStates`.
+
+        blocks = cache.allocate(hit, num_tokens)             # the scheduler then adds the row with blocks.block_ids
+        cache.attach(row, hit, keys)
+        cache.grow_to(rows, num_tokens); cache.publish(row)  # while it runs
+        cache.free(row)                                      # the scheduler then removes the row
+
+    The manager owns blocks only: rows are added and removed by the scheduler.
+
+    Whole blocks of a prompt can be hit as soon as they are computed, the blocks of the output when the request ends, so
+    a decode step hashes nothing. A recurrent state is overwritten by every step, so snapshots of it are kept at few
+    places (`StateSnapshots`), and a hit of a model with recurrent groups ends at a snapshot.
+
+    Blocks of row r in group g, with S the block size:
+
+        [0, first_live)           null: below the sliding window, freed
         [first_live, num_blocks)  one reference each; shared blocks (refs > 1) are full and never written again
         slots [num_computed, num_blocks·S)  owned, not yet written, never read
     """
@@ -69,15 +85,15 @@ class KVCache:
         self._windowed = tuple(g for g, t in enumerate(states.block_tables) if t.group.sliding_window is not None)
         self._paged = tuple(g for g, t in enumerate(states.block_tables) if not t.group.recurrent)
         recurrent = {g: t for g, t in enumerate(states.block_tables) if t.group.recurrent}
-        self._checkpoints: Checkpoints | None = None
+        self._snapshots: StateSnapshots | None = None
         if recurrent and prefix_caching:
-            self._checkpoints = Checkpoints(self._content, self.pool, recurrent, self._hit_unit, states.max_num_reqs)
-        # Whether a scheduler has anything to ask of `cut_chunks`, `keep_states` and `publish_states`.
-        self.keeps_states = self._checkpoints is not None
+            self._snapshots = StateSnapshots(self._content, self.pool, recurrent, self._hit_unit, states.max_num_reqs)
+        # Whether `cut_chunks`, `keep_states` and `publish_states` have any effect.
+        self.keeps_states = self._snapshots is not None
 
     @property
     def tree(self) -> PrefixTree:
-        """What is known of prefixes, whether blocks hold it or not."""
+        """The known prefixes, whether blocks hold their content or not."""
         return self._content.tree
 
     @property
@@ -106,10 +122,10 @@ class KVCache:
             most = min(limit, known * size)
             full = longest_common_hit(self.groups, [ids != 0 for ids in held], most, self._hit_unit)
         num_partial, copy_from = self._partial(path, full, data, limit, keys)
-        if self._checkpoints is not None and full:
-            copy_from = self._states_at(held, full)
-        tip = path[-1] if path else self.tree.root
-        following = self.tree.best_partial(tip, known, data[4 * known * size :], keys.get(known, NO_EXTRA))
+        if self._snapshots is not None and full:
+            copy_from = self._snapshots_at(held, full)
+        end = path[-1] if path else self.tree.root
+        following = self.tree.best_partial(end, known, data[4 * known * size :], keys.get(known, NO_EXTRA))
         num_known = known * size + (following[1] if following else 0)
         return PrefixHit(
             prompt_len=len(token_ids),
@@ -123,14 +139,14 @@ class KVCache:
         )
 
     def miss(self, num_tokens: int, num_known: int = -1) -> PrefixHit:
-        """The hit of nothing, for a request of ``num_tokens``; −1: what of it is known was not looked up."""
+        """An empty hit for a request of ``num_tokens``. num_known: see `PrefixHit`; −1 without a lookup."""
         stops = self._stops(num_tokens, max(num_known, 0))
         return PrefixHit(num_tokens, 0, 0, (NO_BLOCKS,) * len(self.groups), NO_BLOCKS, (), num_known, stops)
 
     def blocks_to_admit(self, hit: PrefixHit, num_tokens: int, *, chunk: int | None = None) -> int:
-        """Free blocks that a request consumes to hold num_tokens: new ones, and hit ones that nobody owns now.
+        """Free blocks that a request takes to hold num_tokens: new blocks, and hit blocks without an owner.
 
-        chunk: tokens computed a step, so that a windowed group gives blocks back on the way; None: all in one step.
+        chunk: tokens computed per step, between which a windowed group frees blocks; None: all in one step.
         """
         new = 0
         for group, blocks in zip(self.groups, hit.blocks, strict=True):
@@ -142,9 +158,9 @@ class KVCache:
         return new + int(np.count_nonzero((self.pool.num_refs[reused] == 0) & (reused != 0)))
 
     def blocks_reserved(self, rows: I32) -> int:
-        """Blocks that these rows still want for the rest of their prompts.
+        """Blocks that these rows still need for the rest of their prompts.
 
-        A windowed group gives back what it takes while it goes, so it reserves none.
+        A windowed group frees blocks as it takes new ones, so it reserves none.
         """
         prefill = self.states.prefill_len[rows]
         if not np.count_nonzero(self.states.num_computed_tokens[rows] < prefill):
@@ -153,13 +169,10 @@ class KVCache:
         wanted = self.wanted(rows, prefill)
         return sum(int(wanted[g].sum()) for g in full)
 
-    def admit(
-        self, request: NewRequest, hit: PrefixHit, num_tokens: int, keys: BlockKeys = NO_KEYS
-    ) -> tuple[int, BlockCopies]:
-        """Give a request a row and blocks for its first ``num_tokens`` tokens, the hit's among them.
+    def allocate(self, hit: PrefixHit, num_tokens: int) -> Allocation:
+        """Take blocks for the first ``num_tokens`` tokens of a request, the hit's among them.
 
-        Returns the row and the copies (sources, destinations) to make before the next forward pass: all sources are
-        read before any destination is written. CapacityError when blocks or rows are short, and nothing changes.
+        CapacityError when blocks are short, and nothing changes.
         """
         pool = self.pool
         kept = np.concatenate(hit.blocks)
@@ -178,25 +191,28 @@ class KVCache:
             if len(sources):
                 pool.free(sources)
         parts = np.split(fresh, np.cumsum(new)[:-1]) if len(new) > 1 else [fresh]
-        block_ids = [np.concatenate((old, part)) for old, part in zip(hit.blocks, parts, strict=True)]
-        try:
-            row = self.states.add_request(replace(request, block_ids=block_ids, num_computed_tokens=hit.num_tokens))
-        except Exception:
-            pool.free(fresh)
-            pool.free(kept)
-            raise
-        self.tree.enter(row, hit.path, hit.num_full // self.tree.block_size)
+        copies = NO_COPIES
+        if len(sources):
+            copies = np.array([(hit.copy_from[g], parts[g][0]) for g in hit.copy_from.nonzero()[0]], np.int32)
+        return Allocation(tuple(np.concatenate(both) for both in zip(hit.blocks, parts, strict=True)), copies)
+
+    def cancel(self, allocation: Allocation) -> None:
+        """Free the blocks of a request that got no row."""
+        self.pool.free(np.concatenate(allocation.block_ids))
+
+    def attach(self, row: int, hit: PrefixHit, keys: BlockKeys = NO_KEYS) -> None:
+        """Follow a row that was added with an allocation for this hit."""
+        self.tree.attach(row, hit.path, hit.num_full // self.tree.block_size)
         self._keys[row] = keys
         for live, blocks in zip(self._first_live, hit.blocks, strict=True):
             live[row] = int(np.argmax(blocks != 0)) if len(blocks) and blocks[-1] else len(blocks)
-        if self._checkpoints is not None:
-            self._checkpoints.enter(row, hit.stops, hit.num_full)
-        return row, (sources.tolist(), [int(parts[g][0]) for g in hit.copy_from.nonzero()[0]])
+        if self._snapshots is not None:
+            self._snapshots.attach(row, hit.stops, hit.num_full)
 
     # -- growth: the hot path, arrays only ------------------------------------------------------------------------
 
     def wanted(self, rows: I32, num_tokens: Ints) -> tuple[I64, ...]:
-        """Blocks that each of these rows lacks to hold num_tokens[i] tokens, one array [B] a group."""
+        """Blocks that each of these rows lacks to hold num_tokens[i] tokens, one array [B] per group."""
         return tuple(
             np.maximum(-(-num_tokens // t.tokens_per_block) - t.num_blocks[rows], 0).astype(np.int64)
             for t in self.states.block_tables
@@ -237,81 +253,81 @@ class KVCache:
             _append(table, some, table.num_blocks[some], want[want > 0], fresh[start : start + total])
             start += total
 
-    def drop_dead(self, rows: I32, num_computed: Ints) -> None:
-        """Give back the blocks that no token from ``num_computed`` on can read; their entries become null."""
+    def free_expired(self, rows: I32, num_computed: Ints) -> None:
+        """Free the blocks that no token from ``num_computed`` on can read; their entries become null."""
         for g in self._windowed:
             live, table = self._first_live[g], self.states.block_tables[g].table
             needed = self.groups[g].first_needed(num_computed)
-            dying = np.flatnonzero(needed > live[rows])
-            if not dying.size:
+            expired = np.flatnonzero(needed > live[rows])
+            if not expired.size:
                 continue
-            chosen, start = rows[dying], live[rows[dying]]
-            count = needed[dying] - start
+            chosen, start = rows[expired], live[rows[expired]]
+            count = needed[expired] - start
             within = np.arange(int(count.sum())) - np.repeat(np.cumsum(count) - count, count)
             at = np.repeat(chosen, count), np.repeat(start, count) + within
-            dead = table[at]
+            unread = table[at]
             table[at] = 0
             ids = self.states.block_tables[g]
             ids.content_id[chosen] = ids.ids.take(len(chosen)) + np.arange(len(chosen))
-            live[chosen] = needed[dying]
-            self._give_back(dead, g)
+            live[chosen] = needed[expired]
+            self.pool.free(unread, group=g)
 
-    # -- running states: nothing to do in a model without, see `keeps_states` ----------------------------------------
+    # -- recurrent states, in a model that has them: see `keeps_states` ----------------------------------------------
 
     def cut_chunks(self, rows: I32, computed: I32, n: I32) -> I32:
         """Of n[i] tokens after computed[i], those up to the next place where the row's state should be kept."""
-        return n if self._checkpoints is None else self._checkpoints.cut(rows, computed, n)
+        return n if self._snapshots is None else self._snapshots.cut(rows, computed, n)
 
-    def keep_states(self, rows: I32, computed: I32) -> BlockCopies:
-        """Keep the states after computed[i] tokens that are worth it and find a free block.
+    def keep_states(self, rows: I32, computed: I32) -> I32:
+        """Copies, int32 [C, 2] (from, to), that keep the states after computed[i] tokens at stops and intervals.
 
-        To be asked for each row that the next step goes on with, once all else has its blocks. The copies are made
-        before that step.
+        Call it with the running rows of the next step, after all other allocations; the copies are made before it.
         """
-        return ([], []) if self._checkpoints is None else self._checkpoints.keep(rows, computed)
+        return NO_COPIES if self._snapshots is None else self._snapshots.keep(rows, computed)
 
     def publish_states(self) -> None:
-        """Make the kept states hittable whose step is committed."""
-        if self._checkpoints is not None:
-            for row in self._checkpoints.pending:
+        """Make the snapshots hittable whose step is committed."""
+        if self._snapshots is not None:
+            for row in self._snapshots.pending:
                 self.publish(row)
 
-    # -- after a step, and at the end -------------------------------------------------------------------------------
+    # -- after a step, and at the end --------------------------------------------------------------------------------
 
     def publish(self, row: int) -> None:
         """Make the row's computed whole blocks hittable, and the computed tokens after them by copy."""
         if not self.prefix_caching:
             return
         states, size, keys = self.states, self.tree.block_size, self._keys[row]
-        done = self.tree.tip(row)[1]
+        done = self.tree.path_end(row)[1]
         computed = int(min(states.num_computed_tokens[row], states.num_tokens[row]))
         data = states.token_ids[row, done * size : computed].tobytes()
         end = computed // size
         if done < end:
-            for g in self._paged:  # what was a partial block is a whole one now
+            for g in self._paged:  # a partial block has become a whole one
                 ratio = self._node_blocks[g]
                 if end // ratio > done // ratio:
                     self._content_changes(self.states.block_tables[g].table[row, done // ratio])
             for span in self.tree.extend(row, data, keys):
                 for g in self._paged:
                     self._content.add(*span, g, states.block_tables[g].table[row])
-        if self._checkpoints is not None:
-            self._checkpoints.publish(row, computed)
+        if self._snapshots is not None:
+            self._snapshots.publish(row, computed)
         if self.partial_reuse and computed % size:
             self._publish_partial(row, data[-4 * (computed % size) :], keys.get(end, NO_EXTRA))
 
     def free(self, row: int, *, publish: bool = True) -> None:
-        """Give the row's blocks back, tail first; the caller then removes the request.
+        """Free the row's blocks, tail first; the caller then removes the row.
 
         publish: what the row computed can be hit from now on. False: it may not have been computed.
         """
         if publish:
             self.publish(row)
-        last = NO_BLOCKS if self._checkpoints is None else self._checkpoints.leave(row)
-        self.tree.leave(row)
+        last = NO_BLOCKS if self._snapshots is None else self._snapshots.detach(row)
+        self.tree.detach(row)
         self._keys[row] = NO_KEYS
         for g, (table, live) in enumerate(zip(self.states.block_tables, self._first_live, strict=True)):
-            self._give_back(table.table[row, live[row] : table.num_blocks[row]][::-1].copy(), g, distinct=True)
+            held = table.table[row, live[row] : table.num_blocks[row]][::-1].copy()
+            self.pool.free(held, group=g, distinct=True)
             live[row] = 0
         if len(last):
             self.pool.free(last)
@@ -325,12 +341,6 @@ class KVCache:
 
     # -- content -----------------------------------------------------------------------------------------------------
 
-    def _give_back(self, blocks: I32, group: int, *, distinct: bool = False) -> None:
-        self.pool.free(blocks, distinct=distinct)
-        if self.states.checker is not None:
-            freed = blocks[(self.pool.num_refs[blocks] == 0) & (blocks != 0)]
-            self.states.checker.blocks_freed(freed.tolist(), group)
-
     def _hit_blocks(self, held: list[I32], full: int) -> tuple[I32, ...]:
         out = []
         for g, (group, ids) in enumerate(zip(self.groups, held, strict=True)):
@@ -341,13 +351,13 @@ class KVCache:
             out.append(blocks)
         return tuple(out)
 
-    def _states_at(self, held: list[I32], full: int) -> I32:
-        """The checkpoint of each group after ``full`` tokens, 0 for a group without."""
+    def _snapshots_at(self, held: list[I32], full: int) -> I32:
+        """The snapshot of each recurrent group after ``full`` tokens, 0 for the others."""
         at = [full // group.block_size - 1 for group in self.groups]
         return np.array([0 if g in self._paged else held[g][at[g]] for g in range(len(at))], np.int32)
 
     def _stops(self, num_tokens: int, num_known: int) -> tuple[int, ...]:
-        return () if self._checkpoints is None else self._checkpoints.stops(num_tokens, num_known)
+        return () if self._snapshots is None else self._snapshots.stops(num_tokens, num_known)
 
     def _partial(self, path: list[PrefixNode], full: int, data: bytes, limit: int, keys: BlockKeys) -> tuple[int, I32]:
         size = self.tree.block_size
@@ -355,7 +365,7 @@ class KVCache:
         if not self.partial_reuse or limit <= full:
             return 0, NO_BLOCKS
         wanted = data[4 * full : 4 * min(full + size, limit)]
-        best = self.tree.best_partial(self.tree.owner(path, i), i, wanted, keys.get(i, NO_EXTRA))
+        best = self.tree.best_partial(self.tree.node_at(path, i), i, wanted, keys.get(i, NO_EXTRA))
         if best is None:
             return 0, NO_BLOCKS
         node, shared = best
@@ -363,8 +373,8 @@ class KVCache:
         return (shared, sources) if sources.all() else (0, NO_BLOCKS)
 
     def _publish_partial(self, row: int, tokens: bytes, extra: ExtraKeys) -> None:
-        tip, at = self.tree.tip(row)
-        known = self.tree.best_partial(tip, at, tokens, extra)
+        end, at = self.tree.path_end(row)
+        known = self.tree.best_partial(end, at, tokens, extra)
         if known is not None and known[1] * 4 == len(tokens):
             return  # these tokens, or a longer block that begins with them
         leaf = self.tree.leaf(row, tokens, extra)

@@ -1,8 +1,9 @@
-"""The block pool: which blocks are free, who shares the others, and in what order free ones are taken again."""
+"""The block pool: free blocks and their order, and the number of owners of the others."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 
@@ -10,26 +11,33 @@ from foreword.arrays import I32
 from foreword.errors import CapacityError, ConfigError
 
 
+class PoolObserver(Protocol):
+    """Called with blocks that became free, by the KV group whose block table held them."""
+
+    def blocks_freed(self, block_ids: list[int], group: int) -> None: ...
+
+
 class BlockPool:
     """``num_blocks`` blocks with reference counts. Block 0 is the null block: never handed out, never freed.
 
-    The free blocks stand in one order, and `allocate` takes from its front:
+    The free blocks have one order, and `allocate` takes from its front:
 
         front ─▶ [ stack: no cached content, last freed first ][ queue: cached content, longest free first ] ◀─ back
 
-    so that content which can still be hit is lost last, least recently used first. A block leaves the middle of the
+    so that content which can still be hit is evicted last, least recently used first. A block leaves the middle of the
     queue in O(1) when a hit takes it (`touch`): its entry goes stale and is skipped later. All operations take arrays.
 
     num_refs: int32 [num_blocks], owners of each block. is_cached: bool [num_blocks], content that a lookup can find.
-    on_evict: called with the cached blocks that an allocation is about to overwrite.
+    on_evict: called with the cached blocks that an allocation is about to overwrite. observers: called by `free`.
     """
 
     def __init__(self, num_blocks: int, on_evict: Callable[[I32], None] | None = None) -> None:
         if num_blocks < 2:
-            raise ConfigError(f"num_blocks = {num_blocks}: block 0 is the null block, so at least 2 are needed")
+            raise ConfigError(f"num_blocks={num_blocks}: must be at least 2, since block 0 is the null block")
         self.num_blocks = num_blocks
         self.num_refs = np.zeros(num_blocks, np.int32)
         self.is_cached = np.zeros(num_blocks, np.bool_)
+        self.observers: list[PoolObserver] = []
         self._on_evict = on_evict
         self._stack = np.arange(num_blocks - 1, -1, -1, dtype=np.int32)  # the top is the end: 1 is taken first
         self._stack_len = num_blocks - 1
@@ -76,11 +84,12 @@ class BlockPool:
             self._num_queued -= free.size
         self.num_refs[blocks] += 1
 
-    def free(self, blocks: I32, *, distinct: bool = False) -> None:
+    def free(self, blocks: I32, *, group: int | None = None, distinct: bool = False) -> None:
         """One owner fewer for each entry; a block without owners becomes free, in the order given.
 
-        A request gives its blocks tail first: of two blocks freed together, the later part of a prompt is lost first.
-        A block may occur more than once (two owners leave together), unless ``distinct``. Null blocks are skipped.
+        Pass a request's blocks tail first: of two blocks freed together, the first one given is evicted first. A block
+        may occur more than once (two owners leave together), unless ``distinct``. Null blocks are skipped.
+        group: the KV group whose table held them, reported to the observers; None: no table held them.
         """
         blocks = blocks[blocks != 0]
         if not blocks.size:
@@ -95,6 +104,9 @@ class BlockPool:
             freed = blocks[self.num_refs[blocks] == 0]
             if freed.size > 1:
                 freed = self._distinct(freed)
+        if self.observers and group is not None:
+            for observer in self.observers:
+                observer.blocks_freed(freed.tolist(), group)
         cached = self.is_cached[freed]
         plain = freed[~cached]
         if plain.size:
@@ -104,7 +116,7 @@ class BlockPool:
             self._append_to_queue(freed[cached])
 
     def _distinct(self, freed: I32) -> I32:
-        # A scatter keeps one writer of each block; that entry stays. `place` of a block that is not queued is unused.
+        # A scatter keeps one entry of each block. `place` of a block that is not queued is unused.
         order = np.arange(freed.size)
         self._place[freed] = order
         kept: I32 = freed[self._place[freed] == order]
@@ -133,7 +145,7 @@ class BlockPool:
         self._num_queued += blocks.size
 
     def _compact(self) -> None:
-        # At most every num_blocks frees, so the cost a free stays constant.
+        # At most every num_blocks frees, so the amortised cost of a free is constant.
         entries = self._queue[self._head : self._tail]
         valid = entries[self._place[entries] == np.arange(self._head, self._tail)]
         self._queue[: valid.size] = valid

@@ -6,7 +6,7 @@
 
 A run is cut where two sequences part, so the work of a lookup is a comparison of bytes for each of the few runs on its
 path, however many blocks they have. A child is found by its first block and its extra keys. Equal content is found by
-being equal: hashes only name blocks for those who mirror the cache (`foreword.cache.events`).
+being equal: hashes only name blocks for a process that mirrors the cache (`foreword.cache.events`).
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class PrefixNode:
     """Blocks start … end − 1 of some sequences that are equal up to there.
 
     tokens: int32, little or big endian as the machine. extra: the keys of its first block; a block with keys is a node
-    of its own. blocks[g][i]: the physical block of group g with the content of block start + i, 0 where there is none.
+    of its own. blocks[g][i]: the physical block of group g with the content of block start + i, 0 for none.
     spares: (group, block index) → further physical blocks of equal content, oldest first. rows: the requests whose
-    path ends in it. It lives while a physical block, a child or a request's path needs it.
+    path ends in it. A node is kept while it has a physical block, a child or a row.
     """
 
     __slots__ = (
@@ -77,7 +77,7 @@ class PrefixNode:
 class PrefixTree:
     """Token sequences in blocks of ``block_size`` tokens, and where in it the path of each live row ends.
 
-    on_cut: told of each run that was cut, as (upper part, lower part). hash_function: names blocks; None: no names.
+    on_cut: called with (upper part, lower part) of each run that is cut. hash_function: names blocks; None: no names.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class PrefixTree:
         self._on_cut = on_cut
         self._hash = hash_function
         self._serial = 0
-        self._tips: dict[int, tuple[PrefixNode, int]] = {}  # row → the node its path ends in, and its whole blocks
+        self._path_ends: dict[int, tuple[PrefixNode, int]] = {}  # row → the node its path ends in, and its whole blocks
         self.root = PrefixNode(None, 0, 0, 0, b"", NO_EXTRA)
         self.root.hashes = [ROOT_HASH]
 
@@ -109,7 +109,7 @@ class PrefixTree:
     # -- reading ---------------------------------------------------------------------------------------------------
 
     def walk(self, data: bytes, keys: BlockKeys) -> tuple[list[PrefixNode], int]:
-        """The runs that ``data`` (int32) begins with, and how many whole blocks they cover; the last one in part."""
+        """The runs that ``data`` (int32) begins with, and the whole blocks they cover; the last matches in part."""
         path: list[PrefixNode] = []
         node, at, end = self.root, 0, len(data) // self._bytes
         while at == node.end and at < end:
@@ -122,14 +122,14 @@ class PrefixTree:
             node = child
         return path, at
 
-    def owner(self, path: Sequence[PrefixNode], num_blocks: int) -> PrefixNode:
+    def node_at(self, path: Sequence[PrefixNode], num_blocks: int) -> PrefixNode:
         """The node on a path in which its first ``num_blocks`` blocks end."""
         return next(node for node in path if num_blocks <= node.end) if num_blocks else self.root
 
     def best_partial(self, node: PrefixNode, at: int, tokens: bytes, extra: ExtraKeys) -> tuple[PrefixNode, int] | None:
-        """Of the blocks that follow block at − 1 of ``node`` the one that shares the longest beginning with ``tokens``.
+        """Of the blocks that follow block at − 1 of ``node``, the one with the longest common prefix with ``tokens``.
 
-        Returns the node it is in (its first block, or block ``at`` of ``node`` itself) and how many tokens are shared.
+        Returns the node it is in (its first block, or block ``at`` of ``node`` itself) and the length of that prefix.
         """
         best: tuple[PrefixNode, int] | None = None
         for other in self._following(node, at, tokens[:4]):
@@ -148,32 +148,32 @@ class PrefixTree:
 
     # -- rows ------------------------------------------------------------------------------------------------------
 
-    def enter(self, row: int, path: Sequence[PrefixNode], num_blocks: int) -> None:
-        """The row's path is the first ``num_blocks`` blocks of this one."""
-        self._seat(row, self.owner(path, num_blocks), num_blocks)
+    def attach(self, row: int, path: Sequence[PrefixNode], num_blocks: int) -> None:
+        """Make the first ``num_blocks`` blocks of this path the path of the row."""
+        self._place(row, self.node_at(path, num_blocks), num_blocks)
 
-    def tip(self, row: int) -> tuple[PrefixNode, int]:
+    def path_end(self, row: int) -> tuple[PrefixNode, int]:
         """The node in which the row's path ends, and the whole blocks of the path."""
-        return self._tips[row]
+        return self._path_ends[row]
 
     def node_of(self, row: int, index: int) -> PrefixNode:
         """The node on the row's path that block ``index`` is in; the path reaches that far."""
-        node, _ = self._tips[row]
+        node, _ = self._path_ends[row]
         while index < node.start:
             assert node.parent is not None
             node = node.parent
         return node
 
-    def leave(self, row: int) -> None:
-        """Forget the row, and what only it needed. Unknown rows are none."""
-        if row in self._tips:
-            node, _ = self._tips.pop(row)
+    def detach(self, row: int) -> None:
+        """Forget the row, and what only it needed. Does nothing for an unknown row."""
+        if row in self._path_ends:
+            node, _ = self._path_ends.pop(row)
             node.rows.discard(row)
             self.prune(node)
 
     def extend(self, row: int, data: bytes, keys: BlockKeys) -> list[Span]:
         """Lengthen the row's path by the whole blocks of ``data``. The spans (node, first block, end) they are in."""
-        node, at = self._tips[row]
+        node, at = self._path_ends[row]
         begin, end = at, at + len(data) // self._bytes
         spans: list[Span] = []
         while at < end:
@@ -196,13 +196,13 @@ class PrefixTree:
                     self._lengthen(node, tokens, count)
             spans.append((node, at, at + count))
             at += count
-        self._tips[row][0].rows.discard(row)
-        self._seat(row, node, at)
+        self._path_ends[row][0].rows.discard(row)
+        self._place(row, node, at)
         return spans
 
     def leaf(self, row: int, tokens: bytes, extra: ExtraKeys) -> PrefixNode:
-        """The node of a partial block after the row's path, made if it is not there. It needs a block, or `prune`."""
-        node, at = self._tips[row]
+        """The node of a partial block after the row's path, made if missing. Add a block to it, or call `prune`."""
+        node, at = self._path_ends[row]
         if at < node.end:
             self._cut(node, at)
         return self._child(node, tokens, extra) or self._add(node, tokens, 1, extra)
@@ -210,7 +210,7 @@ class PrefixTree:
     # -- forgetting ------------------------------------------------------------------------------------------------
 
     def prune(self, node: PrefixNode) -> None:
-        """Forget a node that nobody needs, and then perhaps its parent; shorten one whose end nobody needs."""
+        """Forget a node without blocks, children and rows, and its parents likewise; shorten an unused leaf."""
         while node.parent is not None and not (node.num_blocks or node.children or node.rows):
             parent = node.parent
             del self.nodes[node.serial]
@@ -224,7 +224,7 @@ class PrefixTree:
             self._shorten(node)
 
     def clear_blocks(self) -> None:
-        """No physical block holds any of it any more."""
+        """Forget every physical block."""
         for node in list(self.nodes.values()):
             node.num_blocks = 0
             node.spares.clear()
@@ -254,8 +254,8 @@ class PrefixTree:
         wanted = data[(at - begin) * self._bytes : (stop - begin) * self._bytes]
         return stop - at if own == wanted else 4 * common_tokens(own, wanted) // self._bytes
 
-    def _seat(self, row: int, node: PrefixNode, num_blocks: int) -> None:
-        self._tips[row] = node, num_blocks
+    def _place(self, row: int, node: PrefixNode, num_blocks: int) -> None:
+        self._path_ends[row] = node, num_blocks
         if node is not self.root:
             node.rows.add(row)
 
@@ -284,7 +284,7 @@ class PrefixTree:
             node.hashes.append(self._hash(before, block, NO_EXTRA if i else node.extra))
 
     def _cut(self, node: PrefixNode, at: int) -> None:
-        """The node ends before block ``at`` from now on; a new child has the rest."""
+        """End the node before block ``at``; a new child takes the rest."""
         n = at - node.start
         lower = self._add_lower(node, at, node.tokens[n * self._bytes :])
         node.tokens = node.tokens[: n * self._bytes]
@@ -294,9 +294,9 @@ class PrefixTree:
         node.spares = {key: ids for key, ids in node.spares.items() if key[1] < at}
         lower.num_blocks = sum(int(np.count_nonzero(b)) for b in lower.blocks) + sum(map(len, lower.spares.values()))
         node.num_blocks -= lower.num_blocks
-        for row in [row for row in node.rows if self._tips[row][1] > at]:
+        for row in [row for row in node.rows if self._path_ends[row][1] > at]:
             node.rows.discard(row)
-            self._seat(row, lower, self._tips[row][1])
+            self._place(row, lower, self._path_ends[row][1])
         if self._on_cut is not None:
             self._on_cut(node, lower)
         self.prune(lower)
@@ -313,8 +313,8 @@ class PrefixTree:
         return lower
 
     def _shorten(self, node: PrefixNode) -> None:
-        """Drop the end of a leaf that no block and no row needs, once it is half of it: then it costs what it frees."""
-        needed = 1 + max((self._tips[row][1] - 1 - node.start for row in node.rows), default=0)
+        """Drop the unused end of a leaf once it is half of it, so that the cost is in proportion to what is freed."""
+        needed = 1 + max((self._path_ends[row][1] - 1 - node.start for row in node.rows), default=0)
         for ids in node.blocks:
             held = ids.nonzero()[0]
             if held.size:

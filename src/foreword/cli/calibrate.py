@@ -12,6 +12,7 @@ from foreword.cli.options import BlockSize, Budget, MaxModelLen
 from foreword.engine.build import build_executor, pool_size, uses_native
 from foreword.engine.config import EngineConfig
 from foreword.models.loader import load_model
+from foreword.scheduler import SchedulerConfig
 
 
 def calibrate(
@@ -33,8 +34,7 @@ def calibrate(
     loaded = load_model(model)
     config = EngineConfig(
         max_model_len=min(max_model_len, loaded.spec.longest_model_len),
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=budget,
+        scheduler=SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=budget),
         block_size=block_size,
     )
     size = pool_size(loaded.spec, config)

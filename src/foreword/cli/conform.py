@@ -7,7 +7,8 @@ from typing import Annotated, cast, get_args
 
 import typer
 
-from foreword.insight.conform import Backend, golden_vectors, run
+from foreword.batch.values.plan import Backend
+from foreword.insight.conform import golden_vectors, run
 
 BACKENDS = get_args(Backend)
 

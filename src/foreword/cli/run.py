@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Annotated
 
 import typer
 
 from foreword import LLM, SamplingParams
 from foreword.cli.options import MaxTokens, Model
+from foreword.executors.native import NativeExecutor
+from foreword.insight.steps import StepInspector
 
 
 def run(
@@ -20,16 +23,20 @@ def run(
     top_k: Annotated[int, typer.Option(help="Sample from this many most likely tokens; 0: all.")] = 0,
     seed: Annotated[int | None, typer.Option(help="Seed of the sampler: equal seeds give equal answers.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt without a chat template.")] = False,
-    show_steps: Annotated[bool, typer.Option("--explain", help="Show the tables of the first steps.")] = False,
+    show_steps: Annotated[
+        bool, typer.Option("--explain", help="Show the tables of the first steps, and the memory in use.")
+    ] = False,
     steps: Annotated[int, typer.Option(min=1, help="Number of steps that --explain shows.")] = 2,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Generate an answer with a real model on this machine's CPU."""
     llm = LLM(model)
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed)
-    shown: list[str] = []
+    inspector = StepInspector(steps)
     if show_steps:
-        llm.engine.on_step = lambda plan, batch: shown.append(str(batch.explain())) if len(shown) < steps else None
+        if isinstance(llm.engine.executor, NativeExecutor):
+            print(llm.engine.executor.memory_report(), file=sys.stderr)
+        llm.engine.observers.add(inspector)
     if raw or not llm.tokenizer.has_chat_template:
         output = llm.generate(prompt, params, progress=False)[0]
     else:
@@ -42,10 +49,10 @@ def run(
             "text": answer.text,
             "token_ids": list(answer.token_ids),
             "finish_reason": str(answer.finish_reason),
-            "steps": shown,
+            "steps": inspector.shown,
         }
         print(json.dumps(result))
         return
     print(answer.text.strip())
-    for text in shown:
+    for text in inspector.shown:
         print("\n" + text)

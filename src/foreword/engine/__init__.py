@@ -1,17 +1,22 @@
-"""The loop that turns requests into outputs, and the offline interface on top of it."""
+"""The engine: its loop, the offline and the online interface, and observers."""
 
-from foreword.engine.config import EngineConfig
+from foreword.engine.config import EngineConfig, engine_config
 from foreword.engine.engine import Engine
+from foreword.engine.metrics import EngineMetrics
+from foreword.engine.observer import EngineObserver
 from foreword.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from foreword.engine.request_group import RequestOptions
 from foreword.engine.text import TextStream
-from foreword.executors.executor import Executor
 
 __all__ = [
     "CompletionOutput",
     "Engine",
     "EngineConfig",
-    "Executor",
+    "EngineMetrics",
+    "EngineObserver",
     "RequestMetrics",
+    "RequestOptions",
     "RequestOutput",
     "TextStream",
+    "engine_config",
 ]

@@ -1,7 +1,7 @@
 """The engine behind an event loop: requests in from coroutines, steps in one thread, outputs back as streams.
 
 coroutine   generate ──check──▶ inbox ┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄▶ stream ──▶ yield
-thread                          inbox ──▶ add, abort ──▶ step ──▶ outputs ──▶ one call into the loop a step
+thread                          inbox ──▶ add, abort ──▶ step ──▶ outputs ──▶ one call into the loop per step
 """
 
 from __future__ import annotations
@@ -14,22 +14,23 @@ from functools import partial
 from itertools import count
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
-from typing import Self
+from typing import Self, Unpack
 
-from foreword.batch.values.sampling_params import SamplingParams
-from foreword.engine.completion import Job
-from foreword.engine.engine import Engine, Prompt
+from foreword.batch import SamplingParams
+from foreword.engine.engine import Engine
+from foreword.engine.intake import Prompt
 from foreword.engine.outputs import RequestOutput
+from foreword.engine.request_group import RequestGroup, RequestOptions
 from foreword.errors import ConfigError, EngineError, RequestError
 
-News = RequestOutput | Exception
+Event = RequestOutput | Exception
 
 
 class Stream:
-    """What one consumer has not seen yet. An output tells everything so far, so only the latest is kept, and a slow
+    """The latest output of one request. An output is complete from the start, so only the latest is kept, and a slow
     consumer costs no memory.
 
-    is_aborted: somebody asked for its end, perhaps before the engine had it.
+    is_aborted: its abort was requested, perhaps before it was in the engine.
     """
 
     __slots__ = ("_arrived", "_latest", "is_aborted", "loop", "request_id")
@@ -38,15 +39,15 @@ class Stream:
         self.request_id, self.loop = request_id, loop
         self.is_aborted = False
         self._arrived = asyncio.Event()
-        self._latest: News | None = None
+        self._latest: Event | None = None
 
-    def put(self, news: News) -> None:
+    def put(self, event: Event) -> None:
         """Called in the loop."""
-        self._latest = news
+        self._latest = event
         self._arrived.set()
 
     async def next(self) -> RequestOutput:
-        """Wait for news. An exception among them is raised."""
+        """Wait for the next output. Raises the exception that ended the request, if there is one."""
         await self._arrived.wait()
         self._arrived.clear()
         if isinstance(self._latest, Exception):
@@ -56,27 +57,27 @@ class Stream:
 
 
 class AsyncEngine:
-    """Serves the coroutines of an event loop with an engine that runs in a thread of its own.
+    """Serves the coroutines of event loops with an engine that runs in a thread of its own.
 
         async with AsyncEngine(engine) as serving:
             async for output in serving.generate("Once upon a time", params):
                 print(output.outputs[0].text)
 
-    Nobody else may use the engine meanwhile. max_num_requests: requests in the engine at once; for the next one
-    `generate` waits until a place is free.
+    The engine must not be used otherwise meanwhile. max_num_requests: requests in the engine at the same time; a
+    further `generate` waits until one ends.
     """
 
     def __init__(self, engine: Engine, *, max_num_requests: int = 1024) -> None:
         if max_num_requests < 1:
             raise ConfigError(f"max_num_requests={max_num_requests}: must be at least 1")
         self.engine = engine
-        self._places = asyncio.Semaphore(max_num_requests)
-        self._tokenizing = asyncio.Lock()  # one text at a time, beside the loop
-        self._streams: dict[str, Stream] = {}  # until the engine has let go of the request
+        self._admission = asyncio.Semaphore(max_num_requests)
+        self._tokenizing = asyncio.Lock()  # one text at a time, outside the loop
+        self._streams: dict[str, Stream] = {}  # by request id, until the request has ended
         self._names = count()
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._closing = Lock()  # nothing enters the inbox after the command that ends the thread
-        self._closed = self._given_up = False
+        self._closing = Lock()  # no command enters the inbox after the one that ends the thread
+        self._closed = self._ended = False
         self._thread = Thread(target=self._serve, name="foreword-engine", daemon=True)
         self._thread.start()
         atexit.register(self._end)
@@ -85,7 +86,7 @@ class AsyncEngine:
 
     @property
     def num_unfinished(self) -> int:
-        """Requests that the engine has or is about to get."""
+        """Requests that are in the engine or on their way to it."""
         return len(self._streams)
 
     async def generate(
@@ -95,31 +96,28 @@ class AsyncEngine:
         *,
         request_id: str | None = None,
         prompt_text: str | None = None,
-        priority: int = 0,
-        lora_id: int = 0,
-        cache_salt: str | None = None,
-        stream: bool = True,
+        **options: Unpack[RequestOptions],
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Complete one prompt: yields the request's state whenever it has new tokens, the last time ``finished``.
+        """Complete one prompt: yields the request's state at new tokens, at the end with ``finished``.
 
-        A consumer that is slower than the engine sees fewer states, never an old one. Who stops listening, by leaving
-        the iteration or by being cancelled, ends the request. stream: False yields the final state alone, and so does
-        best_of above n.
-        prompt_text: what token ids were made from, for the output.
+        A consumer slower than the engine sees fewer states, never an old one. A consumer that stops iterating or is
+        cancelled aborts its request.
+        prompt_text: the text that the token ids were made from, for the output. options: see `RequestOptions`; stream
+        is True by default, and False yields the final state alone, as does best_of above n.
 
-        RequestError for what cannot be served; EngineError when a step failed, or the engine is closed.
+        RequestError for a request that cannot be served; EngineError if a step failed, or the engine is closed.
         """
         request_id = f"request-{next(self._names)}" if request_id is None else request_id
-        async with self._places:
+        async with self._admission:
             ours = Stream(request_id, asyncio.get_running_loop())
             if self._streams.setdefault(request_id, ours) is not ours:
-                raise RequestError(request_id, "request_id", request_id, "is here already", "Use another id.")
+                raise RequestError(request_id, "request_id", request_id, "is in use", "Use another id.")
             try:
-                check = partial(self.engine.check, request_id, prompt, params, stream=stream, prompt_text=prompt_text)
+                options.setdefault("stream", True)
+                check = partial(self.engine.check, request_id, prompt, params, prompt_text=prompt_text, **options)
                 async with self._tokenizing:
-                    job = await ours.loop.run_in_executor(None, check)
-                add = partial(self.engine.add, job, priority=priority, lora_id=lora_id, cache_salt=cache_salt)
-                self._send(partial(self._add, job, add, ours))
+                    group = await ours.loop.run_in_executor(None, check)
+                self._send(partial(self._add, group, ours))
             except BaseException:
                 self._streams.pop(request_id, None)
                 raise
@@ -131,13 +129,13 @@ class AsyncEngine:
                     yield output
             finally:
                 if not finished:
-                    self._ask_to_abort(ours)
+                    self._request_abort(ours)
 
     def abort(self, request_id: str) -> None:
-        """End a request with what it has; its stream ends with finish_reason "abort". Nothing for an unknown id."""
+        """End a request with its tokens so far; finish_reason is "abort". An unknown id is ignored."""
         stream = self._streams.get(request_id)
         if stream is not None:
-            self._ask_to_abort(stream)
+            self._request_abort(stream)
 
     async def close(self) -> None:
         """End every request as `abort` does, and the thread. Closing twice is harmless."""
@@ -149,7 +147,7 @@ class AsyncEngine:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    def _ask_to_abort(self, stream: Stream) -> None:
+    def _request_abort(self, stream: Stream) -> None:
         stream.is_aborted = True
         with suppress(EngineError):  # closed: it has ended already
             self._send(partial(self._abort, stream))
@@ -164,7 +162,7 @@ class AsyncEngine:
         with self._closing:
             if not self._closed:
                 self._closed = True
-                self._inbox.put(self._give_up)
+                self._inbox.put(self._end_all)
         self._thread.join()
         atexit.unregister(self._end)
 
@@ -172,7 +170,7 @@ class AsyncEngine:
 
     def _serve(self) -> None:
         try:
-            while not self._given_up:
+            while not self._ended:
                 try:
                     command = self._inbox.get(block=not self.engine.has_work)
                 except Empty:
@@ -182,7 +180,7 @@ class AsyncEngine:
         finally:
             with self._closing:
                 self._closed = True
-            self._tell((request_id, EngineError("the engine was closed")) for request_id in list(self._streams))
+            self._deliver((request_id, EngineError("the engine was closed")) for request_id in list(self._streams))
 
     def _step(self) -> None:
         try:
@@ -190,57 +188,71 @@ class AsyncEngine:
         except Exception as error:
             self._fail(error)
         else:
-            self._tell((output.request_id, output) for output in outputs)
+            self._deliver((output.request_id, output) for output in outputs)
 
-    def _add(self, job: Job, add: Callable[[], None], stream: Stream) -> None:
+    def _add(self, group: RequestGroup, stream: Stream) -> None:
         try:
-            add()
+            self.engine.add(group)
         except Exception as error:
-            self._tell([(job.request_id, error)])
+            self._deliver([(group.request_id, error)])
             return
         if stream.is_aborted:
             self._abort(stream)
 
     def _abort(self, stream: Stream) -> None:
         if self._streams.get(stream.request_id) is not stream:
-            return  # it has ended; another one may have its name
-        output = self.engine.abort(stream.request_id)
-        if output is not None:
-            self._tell([(stream.request_id, output)])
+            return  # it has ended; another one may have its id
+        event = self._abort_now(stream.request_id)
+        if event is not None:
+            self._deliver([(stream.request_id, event)])
+
+    def _abort_now(self, request_id: str) -> Event | None:
+        """The final output, or the error of an observer; the request has ended. None if the engine does not have it."""
+        try:
+            return self.engine.abort(request_id)
+        except Exception as error:
+            return error
 
     def _fail(self, error: Exception) -> None:
-        """A step failed: give up every request that the engine has. Later ones may have better luck."""
-        news: list[tuple[str, News]] = []
+        """A step failed: abort the request that the error names, or else every request in the engine.
+
+        Later requests are still accepted.
+        """
+        if isinstance(error, RequestError) and error.request_id in self._streams:
+            self._abort_now(error.request_id)
+            self._deliver([(error.request_id, error)])
+            return
+        events: list[tuple[str, Event]] = []
         for request_id in list(self._streams):
-            if self.engine.abort(request_id) is not None:
+            if self._abort_now(request_id) is not None:
                 failure = EngineError(f"a step failed, and its requests with it: {type(error).__name__}: {error}")
                 failure.__cause__ = error
-                news.append((request_id, failure))
-        self._tell(news)
+                events.append((request_id, failure))
+        self._deliver(events)
 
-    def _give_up(self) -> None:
+    def _end_all(self) -> None:
         """The last command."""
-        self._given_up = True
+        self._ended = True
         for stream in list(self._streams.values()):
             self._abort(stream)
         self.engine.close()
 
-    def _tell(self, news: Iterable[tuple[str, News]]) -> None:
-        """Hand news to the streams, in one call into their event loop, and let go of those that end."""
-        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Stream, News]]] = {}
-        for request_id, item in news:
+    def _deliver(self, events: Iterable[tuple[str, Event]]) -> None:
+        """Pass events to the streams, in one call into their event loop, and forget those that end."""
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Stream, Event]]] = {}
+        for request_id, event in events:
             stream = self._streams[request_id]
-            if isinstance(item, Exception) or item.finished:
+            if isinstance(event, Exception) or event.finished:
                 del self._streams[request_id]
-            by_loop.setdefault(stream.loop, []).append((stream, item))
+            by_loop.setdefault(stream.loop, []).append((stream, event))
         for loop, items in by_loop.items():
             try:
                 loop.call_soon_threadsafe(put_all, items)
-            except RuntimeError:  # the loop is closed and nobody listens any more
+            except RuntimeError:  # the loop is closed
                 for stream, _ in items:
                     self._inbox.put(partial(self._abort, stream))
 
 
-def put_all(items: list[tuple[Stream, News]]) -> None:
-    for stream, news in items:
-        stream.put(news)
+def put_all(items: list[tuple[Stream, Event]]) -> None:
+    for stream, event in items:
+        stream.put(event)

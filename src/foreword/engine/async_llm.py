@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
-from foreword.batch.values.sampling_params import SamplingParams
+from foreword.batch import SamplingParams
 from foreword.engine.async_engine import AsyncEngine
-from foreword.engine.llm import LLM, Message
+from foreword.engine.llm import LLM, Message, chat_prompt
 from foreword.engine.outputs import RequestOutput
 from foreword.models.tokenizer import Tokenizer
 
 
 class AsyncLLM(AsyncEngine):
-    """A model that answers many coroutines at once.
+    """A model that serves many coroutines at the same time.
 
         async with AsyncLLM("smollm2") as llm:
             async for output in llm.generate("The capital of France is", SamplingParams(max_tokens=8)):
@@ -41,10 +41,10 @@ class AsyncLLM(AsyncEngine):
         template: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Answer a conversation through the model's chat template. template: more for it; options: as `generate`."""
-        text = self.tokenizer.apply_chat_template(
-            messages, tools=tools, add_generation_prompt=add_generation_prompt, **(template or {})
-        )
-        # The template writes the special tokens itself.
-        prompt = self.tokenizer.encode(text, add_special_tokens=False)
+        """Answer a conversation through the model's chat template.
+
+        template: further variables of the template. options: as `generate`.
+        """
+        variables = {**(template or {}), "tools": tools, "add_generation_prompt": add_generation_prompt}
+        text, prompt = chat_prompt(self.tokenizer, messages, variables)
         return self.generate(prompt, params, prompt_text=text, **options)

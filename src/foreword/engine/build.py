@@ -1,4 +1,4 @@
-"""From a loaded model to an engine: the sizes of the pool, and the executor."""
+"""From a loaded model to an engine: the size of the KV pool, the executor and the drafter."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from foreword.engine.config import EngineConfig
 from foreword.engine.engine import Engine
 from foreword.engine.speculation import Drafter, DraftModelDrafter
 from foreword.errors import ConfigError
-from foreword.executors.executor import Executor
-from foreword.executors.native import NativeExecutor, available
+from foreword.executors import Executor
+from foreword.executors.native import NativeExecutor
 from foreword.executors.numpy import NumpyExecutor
 from foreword.models.loader import LoadedModel, load_model
 from foreword.models.spec import DecoderSpec
+from foreword.native import available
 
 ExecutorKind = Literal["auto", "native", "numpy"]
 
@@ -26,7 +27,7 @@ KV_BYTES = {"fp32": 4, "bf16": 2, "int8": 2}  # of one value, scales included
 
 @dataclass(frozen=True, slots=True)
 class PoolSize:
-    """What the pool of a model comes to. block_bytes: keys and values of one block in all its storage slots."""
+    """The KV pool of a model. block_bytes: keys and values of one block in all its storage slots."""
 
     max_model_len: int
     kv_groups: tuple[KVGroup, ...]
@@ -35,10 +36,10 @@ class PoolSize:
 
 
 def pool_size(spec: DecoderSpec, config: EngineConfig, *, bytes_per_value: int = 4) -> PoolSize:
-    """Blocks for max_num_seqs requests of max_model_len, within kv_cache_bytes; ConfigError if not one request fits.
+    """Blocks for max_num_seqs requests of max_model_len, within kv_cache_bytes; ConfigError if no request fits.
 
-    max_model_len: the spec's own unless the configuration has one. Up to that the model is exact; a longrope model
-    serves more if asked to, all requests then with the frequencies for long ones (`DecoderSpec.for_length`).
+    max_model_len: the spec's own unless configured. A longrope model can be configured for more; then all requests use
+    the frequencies for long contexts (`DecoderSpec.for_length`).
     block_bytes = 2 · storage slots · block_size · num_kv_heads · head_dim · bytes_per_value
     """
     length = config.max_model_len or spec.max_model_len
@@ -49,11 +50,11 @@ def pool_size(spec: DecoderSpec, config: EngineConfig, *, bytes_per_value: int =
     groups = tuple(KVGroup(config.block_size, sliding_window=g.sliding_window) for g in spec.kv_groups())
     slots = max(len(g.layers) for g in spec.kv_groups())
     block_bytes = 2 * slots * config.block_size * spec.num_kv_heads * spec.head_dim * bytes_per_value
-    chunk = min(length, config.max_num_batched_tokens)
+    chunk = min(length, config.scheduler.max_num_batched_tokens)
     one = sum(cache_group(g).most_blocks(length, chunk) for g in groups)
     if config.num_blocks is not None:
         return PoolSize(length, groups, block_bytes, config.num_blocks)
-    num_blocks = min(1 + one * config.max_num_seqs, config.kv_cache_bytes // block_bytes)
+    num_blocks = min(1 + one * config.scheduler.max_num_seqs, config.kv_cache_bytes // block_bytes)
     if num_blocks < 1 + one:
         raise ConfigError(
             f"kv_cache_bytes={config.kv_cache_bytes}: one request of max_model_len={length} tokens needs "
@@ -63,7 +64,7 @@ def pool_size(spec: DecoderSpec, config: EngineConfig, *, bytes_per_value: int =
 
 
 def build_executor(model: LoadedModel, size: PoolSize, kind: ExecutorKind = "auto", **options: Any) -> Executor:
-    """The native executor where it is built, else the NumPy one. ConfigError for "native" without it."""
+    """The native executor if it is built, else the NumPy one. ConfigError for "native" if it is not."""
     spec = model.spec.for_length(size.max_model_len)
     num_blocks, block_size = size.num_blocks, size.kv_groups[0].block_size
     if uses_native(kind):
@@ -72,11 +73,11 @@ def build_executor(model: LoadedModel, size: PoolSize, kind: ExecutorKind = "aut
 
 
 def uses_native(kind: ExecutorKind) -> bool:
-    """Which executor ``kind`` comes to here."""
+    """Whether ``kind`` is the native executor in this installation."""
     if kind not in ("auto", "native", "numpy"):
         raise ConfigError(f"executor={kind!r}: must be 'auto', 'native' or 'numpy'")
     if kind == "native" and not available():
-        raise ConfigError("executor='native': the native module is not built; install with a C++20 compiler there")
+        raise ConfigError("executor='native': the native module is not built; install with a C++20 compiler")
     return kind != "numpy" and available()
 
 
@@ -88,11 +89,10 @@ def build_engine(
     runs_on: Executor | None = None,
     **options: Any,
 ) -> Engine:
-    """An engine that serves a loaded model. options go to the native executor (num_threads, weight_format, …).
+    """An engine that serves a loaded model. options: for the native executor (num_threads, weight_format, …).
 
-    runs_on: an executor made before, with at least the blocks that the settings come to (`pool_size`), of the spec for
-    their max_model_len. Engines that take turns may share one; each forgets what it cached there before the other's
-    turn.
+    runs_on: an existing executor, with at least the blocks of `pool_size`, of the spec for its max_model_len. Engines
+    may share one in turns, if each resets its prefix cache before the other's turn.
     """
     config = config or EngineConfig()
     bytes_per_value = KV_BYTES.get(options.get("kv_format", "bf16"), 4) if uses_native(executor) else 4
@@ -132,7 +132,7 @@ def build_drafter(
     kind: ExecutorKind,
     **options: Any,
 ) -> DraftModelDrafter:
-    """A drafter that runs ``draft`` beside the target. ConfigError unless both have one vocabulary and length."""
+    """A drafter that runs ``draft``. ConfigError unless it has the target's vocabulary and length."""
     if draft.spec.vocab_size != target.vocab_size:
         raise ConfigError(
             f"draft model {draft.name!r} has {draft.spec.vocab_size} token ids, the target {target.vocab_size}: "
@@ -147,11 +147,11 @@ def build_drafter(
         build_executor(draft, size, kind, **options),
         kv_groups=size.kv_groups,
         num_blocks=size.num_blocks,
-        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
         relative_cost=relative_cost,
     )
 
 
 def weight_bytes(model: LoadedModel) -> int:
-    """Bytes of all weights, which is about what a step of a small batch takes time for."""
+    """Bytes of all weights, which a step of a small batch takes time in proportion to."""
     return sum(tensor.data.nbytes for tensor in model.weights.values())

@@ -2,40 +2,38 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
+from typing import Any, get_args
 
-from foreword.batch.proof.checker import Check
+from foreword.batch.values.plan import Check
 from foreword.engine.speculation.config import SpeculationConfig
 from foreword.errors import ConfigError
 from foreword.scheduler import SchedulerConfig
+
+CHECKS = get_args(Check)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """
-    max_model_len: tokens of a request, prompt included (None: what the model was made for; of a longrope model its
-        original length, since beyond that all its requests have other rotary frequencies).
-    max_num_seqs, max_num_batched_tokens, policy, chunked_prefill, long_prefill_threshold, reserve_full_prompt,
-        watermark: see `SchedulerConfig`.
-    block_size: tokens of a KV block. num_blocks: blocks of the pool, the null block among them (None: as many as
+    scheduler: token budget, number of running requests and policy; see `SchedulerConfig`.
+    max_model_len: tokens of a request, prompt included (None: the model's own length; of a longrope model its original
+        length, since beyond that all its requests have other rotary frequencies).
+    block_size: tokens of a KV block. num_blocks: blocks of the pool, the null block included (None: as many as
         max_num_seqs requests of max_model_len could need, within kv_cache_bytes).
     kv_cache_bytes: memory for keys and values when num_blocks is None.
-    prefix_caching: reuse the blocks of equal prompt beginnings. partial_reuse: part of a block too, by copying it.
-    async_scheduling: plan and prepare the next step while one runs. Same outputs.
-    speculation: guess tokens and verify them; see `SpeculationConfig` (None: one token a step).
-    seed: from which requests without a seed get theirs (None: a different one each run).
-    check: what each step is held against before it runs, see `prepare_inputs`: "off", "cheap", or "full", which proves
-        every read and write of the cache and is slow.
+    prefix_caching: reuse the blocks of equal prompt prefixes. partial_reuse: also a part of a block, by copying it.
+    async_scheduling: plan and prepare the next step while one runs. The outputs are the same.
+    speculation: draft tokens and verify them; see `SpeculationConfig` (None: one token per step).
+    seed: the seeds of requests without one are derived from it (None: a different one each run).
+    check: how each step is checked before it runs, see `prepare_inputs`: "off", "bounds", or "full", which proves every
+        read and write of the cache and is slow.
     """
 
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     max_model_len: int | None = None
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int = 2048
-    policy: str = "fcfs"
-    chunked_prefill: bool = True
-    long_prefill_threshold: int = 0
-    reserve_full_prompt: bool = True
-    watermark: float = 0.01
     block_size: int = 16
     num_blocks: int | None = None
     kv_cache_bytes: int = 2 << 30
@@ -53,17 +51,21 @@ class EngineConfig:
             raise ConfigError(f"max_model_len={self.max_model_len}: must hold a prompt token and an output token")
         if self.kv_cache_bytes < 1:
             raise ConfigError(f"kv_cache_bytes={self.kv_cache_bytes}: must be positive")
-        if self.check not in ("off", "cheap", "full"):
-            raise ConfigError(f"check={self.check!r}: must be 'off', 'cheap' or 'full'")
-        self.scheduler_config()
+        if self.check not in CHECKS:
+            raise ConfigError(f"check={self.check!r}: must be one of {', '.join(map(repr, CHECKS))}")
 
-    def scheduler_config(self) -> SchedulerConfig:
-        return SchedulerConfig(
-            max_num_batched_tokens=self.max_num_batched_tokens,
-            max_num_seqs=self.max_num_seqs,
-            policy=self.policy,
-            chunked_prefill=self.chunked_prefill,
-            long_prefill_threshold=self.long_prefill_threshold,
-            reserve_full_prompt=self.reserve_full_prompt,
-            watermark=self.watermark,
-        )
+
+def engine_config(options: Mapping[str, Any], *, other_names: Iterable[str] = ()) -> EngineConfig:
+    """An `EngineConfig` from flat options: the fields of `EngineConfig` and those of its `SchedulerConfig`.
+
+    ConfigError for any other name, with the closest known one; other_names: options that the caller takes itself.
+    """
+    scheduler = {f.name for f in fields(SchedulerConfig)}
+    engine = {f.name for f in fields(EngineConfig)}
+    for name in options:
+        if name not in scheduler | engine:
+            close = get_close_matches(name, sorted(scheduler | engine | set(other_names)), n=1, cutoff=0.0)
+            raise ConfigError(f"{name}={options[name]!r}: unknown option; did you mean {close[0]!r}?")
+    config = EngineConfig(**{name: value for name, value in options.items() if name in engine})
+    flat = {name: value for name, value in options.items() if name in scheduler}
+    return replace(config, scheduler=replace(config.scheduler, **flat))

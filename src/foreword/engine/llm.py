@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from foreword.batch.values.sampling_params import SamplingParams
+from foreword.batch import SamplingParams
 from foreword.engine.build import ExecutorKind, build_engine
-from foreword.engine.config import EngineConfig
-from foreword.engine.engine import Engine, Prompt
+from foreword.engine.config import engine_config
+from foreword.engine.engine import Engine
+from foreword.engine.intake import Prompt
 from foreword.engine.outputs import RequestOutput
 from foreword.engine.progress import progress_bar
 from foreword.errors import RequestError
@@ -20,33 +21,28 @@ from foreword.models.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
 
+EXECUTOR_OPTIONS = ("num_threads", "weight_format", "kv_format")  # of the native executor
+
 
 class LLM:
-    """A model, ready to answer.
+    """A model that completes prompts in batches.
 
         llm = LLM("smollm2")
         llm.generate("The capital of France is", SamplingParams(temperature=0.0, max_tokens=8))
         llm.chat([{"role": "user", "content": "What is the capital of France?"}])
 
     model: a name the project knows, a .gguf file, a directory of safetensors, or a hub id.
-    executor: "auto" is the native one where it is built, else "numpy". num_threads, weight_format, kv_format: for the
-    native one. All other options are those of `EngineConfig`.
+    executor: "auto" is the native one if it is built, else "numpy".
+    options: num_threads, weight_format and kv_format of the native executor; the fields of `EngineConfig` and of its
+        `SchedulerConfig`. ConfigError for any other name.
     """
 
-    def __init__(
-        self,
-        model: str,
-        *,
-        executor: ExecutorKind = "auto",
-        num_threads: int | None = None,
-        weight_format: str | None = None,
-        kv_format: str | None = None,
-        **config: Any,
-    ) -> None:
-        chosen = {"num_threads": num_threads, "weight_format": weight_format, "kv_format": kv_format}
-        options: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
+    def __init__(self, model: str, *, executor: ExecutorKind = "auto", **options: Any) -> None:
+        native = {name: options.pop(name) for name in EXECUTOR_OPTIONS if name in options}
+        native = {name: value for name, value in native.items() if value is not None}
+        config = engine_config(options, other_names=("executor", *EXECUTOR_OPTIONS))
         self.model = load_model(model)
-        self.engine: Engine = build_engine(self.model, EngineConfig(**config), executor=executor, **options)
+        self.engine: Engine = build_engine(self.model, config, executor=executor, **native)
         self._ids = count()
 
     @property
@@ -62,10 +58,10 @@ class LLM:
     ) -> list[RequestOutput]:
         """Complete one prompt or many, in one list in the order given.
 
-        prompts: a text, token ids, or a list of either. sampling_params: one for all, or one a prompt; None: the
-        defaults. progress: a bar on standard error; None: where that is a terminal.
+        prompts: a text, token ids, or a list of either. sampling_params: one for all, or one per prompt; None:
+        the defaults. progress: a bar on standard error; None: if that is a terminal.
 
-        RequestError for a prompt or parameter that cannot be served, naming its place in the list, before anything
+        RequestError for a prompt or parameter that cannot be served, with its index in the list, before any request
         has started.
         """
         return self._run([(None, prompt) for prompt in as_list(prompts)], sampling_params, progress)
@@ -80,13 +76,9 @@ class LLM:
         progress: bool | None = None,
         **template: Any,
     ) -> list[RequestOutput]:
-        """Answer one conversation or many, through the model's chat template. template: more for the template."""
-        texts = [
-            self.tokenizer.apply_chat_template(c, tools=tools, add_generation_prompt=add_generation_prompt, **template)
-            for c in as_conversations(messages)
-        ]
-        # The template writes the special tokens itself.
-        prompts = [(text, self.tokenizer.encode(text, add_special_tokens=False)) for text in texts]
+        """Answer one conversation or many through the model's chat template. template: further variables of it."""
+        template |= {"tools": tools, "add_generation_prompt": add_generation_prompt}
+        prompts = [chat_prompt(self.tokenizer, c, template) for c in as_conversations(messages)]
         return self._run(prompts, sampling_params, progress)
 
     def _run(
@@ -97,25 +89,33 @@ class LLM:
     ) -> list[RequestOutput]:
         params = one_each(sampling_params, len(prompts))
         engine = self.engine
-        jobs = [
+        groups = [
             engine.check(f"prompts[{i}]", prompt, p, prompt_text=text)
             for i, ((text, prompt), p) in enumerate(zip(prompts, params, strict=True))
         ]
-        for job in jobs:
-            job.request_id = str(next(self._ids))
-            engine.add(job)
         results: dict[str, RequestOutput] = {}
         try:
-            with progress_bar(len(jobs), show=progress) as advance:
-                while len(results) < len(jobs):
+            for group in groups:
+                group.request_id = str(next(self._ids))
+                engine.add(group)
+            with progress_bar(len(groups), show=progress) as advance:
+                while len(results) < len(groups):
                     for output in engine.step():
                         results[output.request_id] = output
                         advance(1, sum(len(c.token_ids) for c in output.outputs))
         except BaseException:
-            for job in jobs:  # an interrupt must not leave half a batch in the engine
-                engine.abort(job.request_id)
+            for group in groups:  # also after an interrupt, no request of the batch stays in the engine
+                engine.abort(group.request_id)
             raise
-        return [results[job.request_id] for job in jobs]
+        return [results[group.request_id] for group in groups]
+
+
+def chat_prompt(
+    tokenizer: Tokenizer, messages: Sequence[Message], template: Mapping[str, Any]
+) -> tuple[str, list[int]]:
+    """A conversation as text and token ids, through the chat template with these variables."""
+    text = tokenizer.apply_chat_template(messages, **template)
+    return text, tokenizer.encode(text, add_special_tokens=False)  # the template writes the special tokens
 
 
 def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
@@ -123,7 +123,9 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str):
         return [prompts]
     if not isinstance(prompts, Sequence | np.ndarray):
-        raise RequestError(None, "prompts", prompts, "is no prompt", "Give a text, token ids, or a list of either.")
+        raise RequestError(
+            None, "prompts", prompts, "must be a text, token ids, or a list of these", "Pass one of them."
+        )
     items = list(prompts)
     if not items or isinstance(items[0], str) or np.ndim(items[0]) > 0:
         return items  # type: ignore[return-value]
@@ -142,15 +144,15 @@ def as_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) 
 def one_each(
     params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
 ) -> Sequence[SamplingParams | None]:
-    """One set of parameters a prompt. RequestError if a list is not as long as the prompts."""
+    """One set of parameters per prompt. RequestError if a list has another length than the prompts."""
     if params is None or isinstance(params, SamplingParams):
         return [params] * num_prompts
     if len(params) != num_prompts:
         raise RequestError(
             None,
             "sampling_params",
-            f"{len(params)} of them",
+            f"{len(params)} values",
             f"there are {num_prompts} prompts",
-            "Give one, or one each.",
+            "Give one, or one per prompt.",
         )
     return params

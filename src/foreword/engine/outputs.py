@@ -1,4 +1,4 @@
-"""What the engine gives back."""
+"""The outputs of the engine."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ FinishReason = Literal["stop", "length", "abort"]
 class CompletionOutput:
     """One completion of a prompt.
 
-    text: without the stop string or stop token that ended it (unless asked for). token_ids: every sampled token, the
+    text: without the stop string or stop token that ended it (unless requested). token_ids: every sampled token, the
     one that ended it included. finish_reason: "stop" (the model's end token, a stop token or a stop string), "length",
-    "abort", or None while it goes on. stop_reason: the stop string or stop token id; None for the model's end token.
-    logprobs: one mapping a token, if asked for.
+    "abort", or None while it runs. stop_reason: the stop string or stop token id; None for the model's end token.
+    logprobs: one mapping per token, if requested.
     """
 
     index: int
@@ -31,10 +31,10 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True)
 class RequestMetrics:
-    """Times in seconds on the engine's clock, None for what has not happened.
+    """Times in seconds on the engine's clock, None for events that have not happened.
 
-    num_cached_tokens: prompt tokens that the cache had; cache_report says up to where and why not further.
-    num_preemptions: how often its blocks went to others.
+    num_cached_tokens: prompt tokens found in the cache; cache_report: the same in words, with the position where the
+    hit ends. num_preemptions: how often it was preempted.
     """
 
     arrival_time: float
@@ -52,9 +52,9 @@ class RequestMetrics:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """The state of a request: final when ``finished``, else what there is so far. token_ids and text are complete.
+    """The state of a request: final if ``finished``, else so far. token_ids and text are always from the start.
 
-    prompt_logprobs: one entry a prompt token, if asked for; None for the first, which nothing comes before.
+    prompt_logprobs: one entry per prompt token, if requested; None for the first token.
     """
 
     request_id: str

@@ -1,75 +1,79 @@
-"""Prepares steps and runs them; a second thread can prepare the next one meanwhile.
+"""Prepares and launches steps; a second thread can prepare the next step while one runs.
 
     depth 1     prepare t ─▶ run t ─▶ commit t ─▶ prepare t+1 ─▶ run t+1 …
-    depth 2     run t ──────────────▶ commit t ─▶ settle t+1 ─▶ run t+1 ────────────▶ …      caller
-                └─ plan, prepare t+1 ┄┄┄┄┄┄┄┄┄┄┄┄┘              └─ plan, prepare t+2 ┄       helper
+    depth 2     run t ──────────────▶ commit t ─▶ resolve t+1 ─▶ run t+1 ───────────▶ …      caller
+                └─ plan, prepare t+1 ┄┄┄┄┄┄┄┄┄┄┄┄┘               └─ plan, prepare t+2 ┄      planner thread
 
-The model runs in the caller's thread and lets go of the interpreter there, so that nothing between two runs waits for
-another thread to wake up.
+A host executor computes in the caller's thread and releases the interpreter lock, so that no thread has to wake up
+between two runs.
 
-Settling brings a step prepared early to the truth: tokens in place of placeholders, the drafts that were proposed
-since in the places kept for them, and without places that stayed empty and requests that ended.
+Resolving updates a step prepared early with the committed samples: tokens replace placeholders, proposed drafts fill
+the reserved draft slots, and unused slots and ended requests are left out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from foreword.batch import InputBatch, InputBuffers, RequestStates, StagingRing, prepare_inputs
-from foreword.batch.proof.checker import Check
-from foreword.engine.helper import Helper
-from foreword.engine.prompt_logprobs import (
-    PromptLogprobs,
-    prompt_tokens,
-    read_prompt_logprobs,
-    with_more_logits,
+from foreword.batch import (
+    Check,
+    InputBatch,
+    InputBuffers,
+    RequestStates,
+    StagingRing,
+    prepare_inputs,
+    resolve,
+    sampling_metadata,
 )
-from foreword.executors.executor import Executor
-from foreword.sampling import Sampled, Sampler
+from foreword.batch.proof.checker import CacheChecker
+from foreword.engine.planner_thread import PlannerThread
+from foreword.executors import Executor, PendingStep
+from foreword.sampling import Grammar, Processors, token_masks
 from foreword.scheduler import StepPlan
 
 
 @dataclass(slots=True, eq=False)
-class Step:
-    """A planned and prepared step.
-
-    prompt_logprobs: what the run found out about prompts, for the rows that asked.
-    """
+class InFlightStep:
+    """A planned and prepared step."""
 
     plan: StepPlan
     batch: InputBatch
     buffers: InputBuffers
-    prompt_logprobs: PromptLogprobs = field(default_factory=dict)
 
 
 class Pipeline:
-    """``depth`` sets of buffers, one executor, one sampler."""
+    """``depth`` sets of buffers, and the logits processors and grammars that steps are sampled with.
+
+    grammars: by state row, of the requests that have one.
+    """
 
     def __init__(
         self,
         states: RequestStates,
         executor: Executor,
-        sampler: Sampler,
+        processors: Processors,
         *,
         max_num_batched_tokens: int,
         depth: int,
         check: Check = "off",
     ) -> None:
-        self.states, self.executor, self.sampler = states, executor, sampler
-        self.check = check
+        self.states, self.executor, self.processors, self.check = states, executor, processors, check
+        self.grammars: dict[int, Grammar] = {}
         self._ring = StagingRing(states, max_num_batched_tokens=max_num_batched_tokens, depth=depth)
-        self._helper: Helper[Step | None] | None = None
+        self._thread: PlannerThread[InFlightStep | None] | None = None
 
-    def prepare(self, plan: StepPlan) -> Step:
-        """The tensors of a plan. With a step in flight they need `settle` before they run."""
+    def prepare(self, plan: StepPlan) -> InFlightStep:
+        """The tensors of a plan. Prepared during a step in flight, they need `resolve` before they are launched."""
+        if plan.admitted:
+            self.processors.update()
         buffers = self._ring.acquire()
-        return Step(plan, self._batch(plan, buffers), buffers)
+        return InFlightStep(plan, self._batch(plan, buffers), buffers)
 
-    def settle(self, step: Step, plan: StepPlan) -> None:
-        """The step before is committed; ``plan`` is what `Scheduler.settle` made of this step's."""
+    def resolve(self, step: InFlightStep, plan: StepPlan) -> None:
+        """Update a step after the commit of the one before; ``plan``: the result of `Scheduler.resolve`."""
         if plan is step.plan:
-            step.batch.resolve()
+            resolve(step.batch)
         else:
             step.plan, step.batch = plan, self._batch(plan, step.buffers)
 
@@ -79,42 +83,38 @@ class Pipeline:
             (plan.rows, plan.num_scheduled),
             buffers,
             draft_tokens=plan.draft_tokens,
+            pad_to=self.executor.pad_for(plan.num_tokens, len(plan.rows)),
             gather_block_tables=self.executor.reads_gathered_tables,
+            block_ops=plan.block_ops,
             check=self.check,
         )
 
-    def run(self, step: Step) -> Sampled:
-        """Copy blocks, run the model, sample."""
-        if len(step.plan.block_copies[0]):
-            self.executor.copy_blocks(*step.plan.block_copies)
+    def launch(self, step: InFlightStep) -> PendingStep:
+        """Start the step on the executor."""
         batch = step.batch
-        tokens = prompt_tokens(self.states, batch, step.plan.prefilling)
-        if not len(tokens):
-            return self.sampler.sample(batch, self.executor.execute(batch))
-        own = len(batch.logits_indices)
-        logits = self.executor.execute(with_more_logits(batch, tokens))
-        step.prompt_logprobs = read_prompt_logprobs(self.states, batch, tokens, logits[own:])
-        return self.sampler.sample(batch, logits[:own])
+        masks = token_masks(batch, self.grammars, self.states.vocab_size) if self.grammars else None
+        return self.executor.launch(batch, self.processors.step(sampling_metadata(batch), masks))
 
-    def beside(self, work: Callable[[], Step | None]) -> Helper[Step | None]:
-        """Let another thread do this while the caller runs a step."""
-        if self._helper is None:
-            self._helper = Helper()
-        self._helper.start(work)
-        return self._helper
+    def overlap(self, work: Callable[[], InFlightStep | None]) -> PlannerThread[InFlightStep | None]:
+        """Run ``work`` in the planner thread, while the caller waits for a step."""
+        if self._thread is None:
+            self._thread = PlannerThread()
+        self._thread.start(work)
+        return self._thread
 
-    def drop(self, step: Step) -> None:
-        """Nobody is left of a step. Blocks that its requests were to start from are known as copied: copy them."""
-        if len(step.plan.block_copies[0]):
-            self.executor.copy_blocks(*step.plan.block_copies)
+    def drop(self, step: InFlightStep) -> None:
+        """Release a step of which no request is left. Its block copies are made: the cache has their content."""
+        self.executor.apply_block_ops(step.plan.block_ops)
+        if self.check == "full":
+            CacheChecker.of(self.states).blocks_copied(step.plan.block_ops)
         self.release(step)
 
-    def release(self, step: Step) -> None:
-        """The step is committed or given up: its buffers are free."""
+    def release(self, step: InFlightStep) -> None:
+        """The step is committed or cancelled: its buffers are free."""
         self._ring.release(step.buffers)
 
     def close(self) -> None:
-        """End the helper's thread."""
-        if self._helper is not None:
-            self._helper.close()
-            self._helper = None
+        """End the planner thread."""
+        if self._thread is not None:
+            self._thread.close()
+            self._thread = None

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
+
+WIDTH = 30  # characters of the bar
 
 
 class Advance(Protocol):
@@ -14,36 +17,22 @@ class Advance(Protocol):
 
 @contextmanager
 def progress_bar(total: int, *, show: bool | None) -> Iterator[Advance]:
-    """Yields a function to call with what was added. show: None shows it where standard error is a terminal."""
+    """Yields a function to call with increments. show: None: if standard error is a terminal."""
     if not (sys.stderr.isatty() if show is None else show):
         yield lambda finished, generated_tokens: None
         return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+    start, done, tokens = time.perf_counter(), 0, 0
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("requests", total=total, rate="")
-        tokens = 0
+    def advance(finished: int, generated_tokens: int) -> None:
+        nonlocal done, tokens
+        done, tokens = done + finished, tokens + generated_tokens
+        seconds = max(time.perf_counter() - start, 1e-9)
+        bar = "━" * (WIDTH * done // total)
+        times = f"{seconds:.0f} s, {seconds * (total - done) / done:.0f} s left" if done else ""
+        line = f"requests {bar:{WIDTH}} {done}/{total} {times} {tokens / seconds:.0f} tokens/s"
+        print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
 
-        def advance(finished: int, generated_tokens: int) -> None:
-            nonlocal tokens
-            tokens += generated_tokens
-            elapsed = bar.tasks[0].elapsed or 0.0
-            bar.update(task, advance=finished, rate=f"{tokens / elapsed:.0f} tokens/s" if elapsed > 0 else "")
-
+    try:
         yield advance
+    finally:
+        print(file=sys.stderr)

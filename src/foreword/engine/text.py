@@ -1,4 +1,4 @@
-"""From tokens to text while they come: whole characters only, and nothing that may turn out to be a stop string."""
+"""Incremental text of a completion: whole characters only, and no beginning of a possible stop string."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Detokenizer(Protocol):
-    """Incremental decoding. `push` returns only whole characters; `finish` returns what is left."""
+    """Incremental decoding. `push` returns only whole characters; `finish` returns the rest."""
 
     def push(self, token_ids: Sequence[int]) -> str: ...
 
@@ -18,7 +18,7 @@ class TextStream:
     """The text of one completion.
 
     text: everything released so far. A beginning of a stop string at the end of the text is held back until the next
-    token decides. Work is O(new text), whatever came before.
+    token decides. The cost is O(new text).
     """
 
     __slots__ = ("_detokenizer", "_held", "_include_stop", "_released", "_stops", "stop")
@@ -29,7 +29,7 @@ class TextStream:
         self._include_stop = include_stop
         self._released: list[str] = []
         self._held = ""
-        self.stop: str | None = None  # the stop string that was met
+        self.stop: str | None = None  # the stop string that ended the text
 
     @property
     def text(self) -> str:
@@ -41,7 +41,7 @@ class TextStream:
         return self._take(new, may_stop) if new else False
 
     def finish(self) -> None:
-        """The output is over: release what was held back."""
+        """End of the output: release the text held back."""
         self._released += [self._held, self._detokenizer.finish()]
         self._held = ""
 
@@ -49,7 +49,7 @@ class TextStream:
         text = self._held + new
         self._held = ""
         if self._stops and may_stop:
-            # Nothing released can be part of a match: what could have been was held back.
+            # Released text cannot be part of a match: the beginnings of stop strings were held back.
             found = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
             if found:
                 at, self.stop = min(found, key=lambda match: match[0] + len(match[1]))

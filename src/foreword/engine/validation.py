@@ -1,21 +1,25 @@
-"""What a request must be before it is let in. Nothing that passes here can make a step fail."""
+"""Checks of a request before it enters the engine. A request that passes cannot make a step fail."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from foreword.arrays import I32
+from foreword.batch import SamplingParams
 from foreword.batch.values.integers import is_int32
-from foreword.batch.values.sampling_params import SamplingParams
+from foreword.engine.request_group import RequestOptions
 from foreword.errors import RequestError
+from foreword.executors import Capability, Executor
+from foreword.sampling import Grammar
 
 MAX_COMPLETIONS = 16384  # of one prompt: each is a request of its own, made at once
+OPTIONS = tuple(RequestOptions.__annotations__)
 
 
 def checked_prompt(request_id: str, token_ids: Sequence[int], *, vocab_size: int, max_model_len: int) -> I32:
-    """The prompt as int32; RequestError if it is empty, too long, or holds something that is no token id."""
+    """The prompt as int32; RequestError if it is empty, too long, or not a list of token ids."""
     try:
         ids = np.asarray(token_ids)
     except (ValueError, OverflowError):
@@ -33,7 +37,7 @@ def checked_prompt(request_id: str, token_ids: Sequence[int], *, vocab_size: int
             request_id,
             f"prompt_token_ids[{at}]",
             int(ids[at]),
-            f"is no token id, the vocabulary has {vocab_size}",
+            f"must be in [0, {vocab_size - 1}], the vocabulary has {vocab_size} tokens",
             "Use the tokenizer of this model.",
         )
     if len(ids) >= max_model_len:
@@ -48,9 +52,9 @@ def checked_prompt(request_id: str, token_ids: Sequence[int], *, vocab_size: int
 
 
 def checked_params(request_id: str, params: object, *, vocab_size: int) -> SamplingParams:
-    """The parameters; RequestError for what is none, or has a value out of range."""
+    """The parameters; RequestError for another type, or a value out of range."""
     if not isinstance(params, SamplingParams):
-        raise RequestError(request_id, "params", params, "is no SamplingParams", "Pass foreword.SamplingParams(...).")
+        raise RequestError(request_id, "params", params, "must be a SamplingParams", "Pass SamplingParams(...).")
     params.check(request_id, vocab_size)
     for field, count in (("n", params.n), ("best_of", params.best_of or 1)):
         if count > MAX_COMPLETIONS:
@@ -61,16 +65,54 @@ def checked_params(request_id: str, params: object, *, vocab_size: int) -> Sampl
 def check_id(request_id: object) -> None:
     """RequestError unless it is a string without a null character."""
     if not isinstance(request_id, str):
-        raise RequestError(None, "request_id", request_id, "is no string", "Name requests by strings.")
+        raise RequestError(None, "request_id", request_id, "must be a string", "Name requests by strings.")
     if "\0" in request_id:
-        raise RequestError(request_id, "request_id", request_id, "holds a null character", "Use another id.")
+        raise RequestError(request_id, "request_id", request_id, "contains a null character", "Use another id.")
 
 
-def check_options(request_id: str, *, priority: object, lora_id: object, cache_salt: object) -> None:
-    """RequestError for an option of another type, which would fail the step that admits it."""
+def check_options(request_id: str, options: Mapping[str, object]) -> None:
+    """TypeError for an unknown option; RequestError for a value of another type, which would fail a step."""
+    if unknown := options.keys() - OPTIONS:
+        raise TypeError(f"unknown options of a request: {', '.join(sorted(unknown))}; known: {', '.join(OPTIONS)}")
+    priority, lora_id, cache_salt = options.get("priority", 0), options.get("lora_id", 0), options.get("cache_salt")
     if not is_int32(priority):
-        raise RequestError(request_id, "priority", priority, "is no whole number", "Smaller goes first; 0 is usual.")
+        raise RequestError(request_id, "priority", priority, "must be an int32", "Smaller is first; 0 is usual.")
     if not is_int32(lora_id, 0):
-        raise RequestError(request_id, "lora_id", lora_id, "is no adapter's number", "Use 0 for none, or 1 and up.")
+        raise RequestError(request_id, "lora_id", lora_id, "must be an int32 ≥ 0", "Use 0 for none, or 1 and up.")
     if cache_salt is not None and not isinstance(cache_salt, str):
-        raise RequestError(request_id, "cache_salt", cache_salt, "is no string", "Give a string, or None for none.")
+        raise RequestError(request_id, "cache_salt", cache_salt, "must be a string or None", "Pass a string, or None.")
+
+
+def check_capabilities(
+    request_id: str, executor: Executor, params: SamplingParams, *, lora_id: int, grammar: Grammar | None
+) -> None:
+    """RequestError for the first field that needs a capability which the executor lacks."""
+    for capability, field, value, is_given in (
+        (Capability.LORA, "lora_id", lora_id, lora_id != 0),
+        (Capability.GRAMMAR, "structured_outputs", params.structured_outputs, params.structured_outputs is not None),
+        (Capability.GRAMMAR, "grammar", grammar, grammar is not None),
+    ):
+        if is_given and capability not in executor.capabilities:
+            raise RequestError(
+                request_id,
+                field,
+                value,
+                f"{type(executor).__name__} does not support {capability.value} (Capability.{capability.name})",
+                "Leave it out, or use an executor that does.",
+            )
+    if params.structured_outputs is not None and grammar is None:
+        raise RequestError(
+            request_id,
+            "structured_outputs",
+            params.structured_outputs,
+            "the engine does not compile grammars",
+            "Compile it, and pass the result as grammar=.",
+        )
+    if grammar is not None and (params.best_of or params.n) > 1:
+        raise RequestError(
+            request_id,
+            "grammar",
+            grammar,
+            f"holds the state of one output, and n or best_of is {params.best_of or params.n}",
+            "Add one request per completion.",
+        )

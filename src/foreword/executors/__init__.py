@@ -1,1 +1,6 @@
-"""What runs a `DecoderSpec` on an `InputBatch`: `numpy` is short and is the oracle, `native` is the product."""
+"""Executors: run a model on an `InputBatch` and sample. `numpy` is short and the oracle, `native` is the product."""
+
+from foreword.executors.executor import Capability, Executor, PendingStep, check_inputs
+from foreword.executors.host import HostExecutor
+
+__all__ = ["Capability", "Executor", "HostExecutor", "PendingStep", "check_inputs"]

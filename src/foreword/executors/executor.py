@@ -1,36 +1,89 @@
-"""What the engine asks of the thing that runs the model."""
+"""The seam between the engine and the model: a step is launched, and its samples are awaited."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from enum import Enum
+from typing import Protocol
 
-from foreword.arrays import F32, I32
-from foreword.batch import InputBatch
+from foreword.batch import BlockOps, InputBatch
+from foreword.errors import PlanError
+from foreword.sampling import Sampled, StepSampling
 
-if TYPE_CHECKING:
-    from foreword import _native
+
+class Capability(Enum):
+    """An optional input that an executor reads, or a parameter that it follows."""
+
+    LORA = "LoRA adapters"
+    PROMPT_EMBEDS = "prompt embeddings"
+    MROPE = "M-RoPE positions"
+    MULTIMODAL = "multimodal features"
+    POOLING = "pooling"
+    ENCODER = "encoder lengths"
+    RECURRENT_STATE = "recurrent KV groups"
+    GRAMMAR = "structured outputs"
+
+
+class PendingStep(Protocol):
+    """A step that was launched."""
+
+    def result(self) -> Sampled:
+        """Wait for the step and return its samples. Call it once."""
+        ...
 
 
 class Executor(Protocol):
-    """Runs the model over a batch. It keeps keys and values in blocks and nothing else between two steps.
+    """Runs the model over a batch and samples. Between two steps it keeps the KV blocks and nothing else.
 
-    reads_gathered_tables: whether it reads `InputBatch.block_table`, or the states' own tables through ``idx_mapping``.
+    capabilities: what it supports beyond text generation. The engine refuses requests that need more.
+    reads_gathered_tables: True if it reads `InputBatch.block_table`; False if it reads the states' own block tables
+    through ``idx_mapping``.
     """
 
-    reads_gathered_tables: bool
+    @property
+    def capabilities(self) -> frozenset[Capability]: ...
 
     @property
-    def compute_threads(self) -> _native.CpuModel | None:
-        """What owns native threads that others may borrow between two runs, as the sampler does; None without any."""
+    def reads_gathered_tables(self) -> bool: ...
+
+    def pad_for(self, num_tokens: int, num_reqs: int) -> tuple[int, int] | None:
+        """The padded (num_tokens, num_reqs) that a step of this size is prepared with; None for no padding."""
         ...
 
-    def execute(self, batch: InputBatch) -> F32:
-        """Compute the batch, write its keys and values, and return the logits [L, V] at ``batch.logits_indices``.
+    def launch(self, batch: InputBatch, sampling: StepSampling) -> PendingStep:
+        """Apply ``batch.block_ops``, then start the step. The batch stays valid until its result was returned.
 
-        The logits stay valid until the next call.
+        PlanError for a batch with inputs that the executor does not read; then nothing was written.
         """
         ...
 
-    def copy_blocks(self, sources: I32, destinations: I32) -> None:
-        """Copy whole blocks, in every storage slot. All sources are read before any destination is written."""
+    def apply_block_ops(self, ops: BlockOps) -> None:
+        """Zero blocks, then copy blocks, in every layer. All copies are read before any is written."""
         ...
+
+
+def check_inputs(batch: InputBatch, capabilities: frozenset[Capability]) -> None:
+    """PlanError for the first request of the batch with an input that is not among the capabilities.
+
+    O(1) while no live request has such an input.
+    """
+    states = batch.states
+    extras = states.extras
+    if not extras and not states.loras:
+        return
+    for row in batch.idx_mapping.tolist():
+        for capability, tensor, is_given in (
+            (Capability.LORA, "lora_id", states.lora_id[row] != 0),
+            (Capability.PROMPT_EMBEDS, "prompt_embeds", row in extras.prompt_embeds),
+            (Capability.MROPE, "mrope_positions", row in extras.mrope_positions or states.rope_delta[row] != 0),
+            (Capability.MULTIMODAL, "mm_features", row in extras.mm_features),
+            (Capability.POOLING, "pooling_params", row in extras.pooling_params),
+            (Capability.ENCODER, "encoder_len", states.encoder_len[row] != 0),
+        ):
+            if is_given and capability not in capabilities:
+                raise PlanError(
+                    f"the executor does not support {capability.value} (Capability.{capability.name}); "
+                    "use one that does, or leave the input out",
+                    step=batch.step,
+                    request=states.req_id_of(row),
+                    tensor=tensor,
+                )

@@ -1,30 +1,25 @@
 """The CPU executor: packs a model's weights for this machine and runs a whole step in one native call.
 
-`native/kernels/` has the arithmetic and its pictures. Results depend on a request alone: not on the batch it runs in,
-on how its prompt was cut into chunks, nor on the number of threads.
+The arithmetic is in `native/kernels/`. The results of a request depend on that request alone: not on the batch it runs
+in, on the chunks of its prompt, nor on the number of threads.
 """
 
 from __future__ import annotations
 
 import mmap
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from foreword.arrays import F32, I32
+from foreword.arrays import F32, I32, I64
+from foreword.batch import InputBatch
 from foreword.errors import ConfigError, PlanError
+from foreword.executors.host import HostExecutor
 from foreword.models.quants import Quant
 from foreword.models.spec import DecoderSpec, LayerSpec, RopeSpec
 from foreword.models.weights import Tensor, Weights
-
-if TYPE_CHECKING:
-    from foreword import _native
-    from foreword.batch import InputBatch
-else:
-    try:
-        from foreword import _native
-    except ImportError:  # not built: see available()
-        _native = None
+from foreword.native import native
+from foreword.sampling import Sampler
 
 WeightFormat = Literal["auto", "fp32", "bf16", "int8", "q4"]
 KVFormat = Literal["fp32", "bf16", "int8"]
@@ -45,17 +40,12 @@ _AS_IN_FILE = {
 _FLOATS = (Quant.F32, Quant.F16, Quant.BF16)
 
 
-def available() -> bool:
-    """Whether the native module is built here."""
-    return _native is not None
-
-
 def packed_format(quant: Quant, weight_format: WeightFormat, *, keep_precise: bool = False) -> str:
     """How a matrix stored as ``quant`` is packed (native/kernels/formats.h).
 
     auto: as the file holds it; 5 and 6 bit are kept, exactly, in 8. q4: the same, and floats become 4 bit with a scale
-    and a minimum a block of 32, or 8 bit where ``keep_precise`` (the output projection). A format that is not read
-    directly (2 and 3 bit) becomes 8 bit with a scale a block.
+    and a minimum per block of 32, or 8 bit where ``keep_precise`` (the output projection). A format that is not read
+    directly (2 and 3 bit) becomes 8 bit with a scale per block.
     """
     match weight_format:
         case "fp32":
@@ -72,8 +62,8 @@ def packed_format(quant: Quant, weight_format: WeightFormat, *, keep_precise: bo
 
 
 def kv_report(spec: DecoderSpec, *, num_blocks: int, block_size: int, kv_format: KVFormat = "bf16") -> str:
-    """What a KV pool takes and holds, without taking it: "KV 1.2 GiB = 2,048 blocks of 16 tokens: 4 requests of 8k"."""
-    size = _native.kv_bytes(
+    """Size and capacity of a KV pool: "KV 1.2 GiB = 2,048 blocks of 16 tokens: 4 requests of 8k"."""
+    size = native.kv_bytes(
         kv_format=kv_format,
         num_blocks=num_blocks,
         block_size=block_size,
@@ -94,19 +84,19 @@ def kv_report(spec: DecoderSpec, *, num_blocks: int, block_size: int, kv_format:
     return f"KV {_bytes_text(size)} = {num_blocks:,} blocks of {block_size} tokens: {holds}"
 
 
-class NativeExecutor:
+class NativeExecutor(HostExecutor):
     """Runs ``spec`` with ``weights`` on this machine's CPU.
 
     num_blocks, block_size: the KV pool; block ids are shared by all KV groups and block 0 is the null block.
     weight_format: "auto": as the file holds them, and integer weights with 15-bit activations, which gives the tokens
-    of a float computation. "fp32", "bf16". With 8-bit activations, faster and less exact: "int8" (8 bit a channel) and
-    "q4" (as the file holds them, floats in 4 bit).
+    of a float computation. "fp32", "bf16". With 8-bit activations, faster and less exact: "int8" (8 bit, a scale per
+    channel) and "q4" (as the file holds them, floats in 4 bit).
     kv_format: "fp32", "bf16" or "int8" (a scale for each token and head).
     num_threads: default FOREWORD_NUM_THREADS, else the physical cores.
     isa: default FOREWORD_ISA, else the machine's best.
 
-    Weights are packed matrix by matrix from ``weights``, whose mapped pages are given back layer by layer.
-    ConfigError if the machine lacks the instruction set or a format has another name.
+    Weights are packed matrix by matrix from ``weights``; the pages of the mapped file are released layer by layer.
+    ConfigError for an instruction set that the machine lacks, or an unknown format.
     """
 
     reads_gathered_tables = False
@@ -129,7 +119,7 @@ class NativeExecutor:
         self.kv_format: KVFormat = kv_format
         self.num_groups = len(spec.kv_groups())
         try:
-            self.core = _native.CpuModel(
+            self.core = native.CpuModel(
                 hidden_size=spec.hidden_size,
                 num_heads=spec.num_heads,
                 num_kv_heads=spec.num_kv_heads,
@@ -151,12 +141,8 @@ class NativeExecutor:
             )
         except ValueError as error:
             raise ConfigError(str(error)) from None
+        super().__init__(Sampler(threads=self.core))  # its threads are idle while tokens are sampled
         _Packer(spec, weights, self.core, weight_format).pack_all()
-
-    @property
-    def compute_threads(self) -> _native.CpuModel:
-        """The model, whose threads are idle between two steps."""
-        return self.core
 
     @property
     def isa(self) -> str:
@@ -172,8 +158,8 @@ class NativeExecutor:
         kv = kv_report(self.spec, num_blocks=self.num_blocks, block_size=self.block_size, kv_format=self.kv_format)
         return f"weights {_bytes_text(self.core.packed_bytes)} packed ({self.weight_format}, {self.isa}); {kv}"
 
-    def execute(self, batch: InputBatch) -> F32:
-        """Logits [L, V] at ``batch.logits_indices``, valid until the next call.
+    def compute(self, batch: InputBatch, logits_indices: I64) -> F32:
+        """Logits [L, V] at ``logits_indices``, valid until the next call.
 
         Keys and values of the batch's tokens are written at its slots; the states' own block tables are read, no
         gathered copy. PlanError if a tensor of the batch is out of range; nothing was written then.
@@ -188,7 +174,7 @@ class NativeExecutor:
                 query_start_loc=batch.query_start_loc,
                 seq_lens=batch.seq_lens,
                 idx_mapping=batch.idx_mapping,
-                logits_indices=batch.logits_indices,
+                logits_indices=logits_indices,
                 slot_mapping=list(batch.slot_mapping),
                 block_tables=[table.table for table in batch.states.block_tables],
             )
@@ -201,23 +187,21 @@ class NativeExecutor:
 
 
 class _Packer:
-    """Hands a model's weights to the native side, in execution order."""
+    """Packs a model's weights into the native model, in execution order."""
 
-    def __init__(
-        self, spec: DecoderSpec, weights: Weights, core: _native.CpuModel, weight_format: WeightFormat
-    ) -> None:
+    def __init__(self, spec: DecoderSpec, weights: Weights, core: native.CpuModel, weight_format: WeightFormat) -> None:
         self.spec, self.weights, self.core, self.weight_format = spec, weights, core, weight_format
         self.ropes: dict[RopeSpec, int] = {}
 
     def pack_all(self) -> None:
         spec = self.spec
-        place = {
+        position = {
             layer: (group, slot)
             for group, members in enumerate(spec.kv_groups())
             for slot, layer in enumerate(members.layers)
         }
         for i, layer in enumerate(spec.layers):
-            self.core.add_layer(self._layer(f"layers.{i}.", layer, *place[i]))
+            self.core.add_layer(self._layer(f"layers.{i}.", layer, *position[i]))
         embed = self.weights["embed"]
         head = self._matrix("embed" if spec.tie_embeddings else "lm_head", keep_precise=True)
         final_norm = self._vector("final_norm")
@@ -293,8 +277,8 @@ def _num_slots(spec: DecoderSpec) -> int:
 
 def _num_threads(asked: int | None) -> int:
     if asked is not None and asked < 1:
-        raise ConfigError(f"num_threads = {asked}: at least one thread runs the model")
-    return asked or _native.default_num_threads()
+        raise ConfigError(f"num_threads={asked}: must be at least 1")
+    return asked or native.default_num_threads()
 
 
 def _bytes_text(size: int) -> str:
@@ -302,7 +286,7 @@ def _bytes_text(size: int) -> str:
 
 
 def _release(tensor: Tensor) -> None:
-    """Give the pages of the file behind ``tensor`` back: they are packed. A later read maps them again."""
+    """Release the mapped pages of a packed tensor. A later read maps them again."""
     base: Any = tensor.data
     while isinstance(base, np.ndarray):
         base = base.base

@@ -1,36 +1,31 @@
-"""The executor to read: a decoder in float32 NumPy, with a paged KV cache. The oracle for every other one.
+"""The reference executor: a decoder in float32 NumPy with a paged KV cache. The oracle for all others.
 
 It follows the arithmetic of `foreword.models.spec` line by line. All tokens of a step go through the matrices together;
-attention goes request by request, from the cache only, so that what a step reads is what `slot_mapping` wrote and the
-block table names, and nothing else.
+attention goes request by request and reads the cache only, so that a step reads exactly what `slot_mapping` wrote and
+the block table names.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from foreword.arrays import F32, I32, I64
+from foreword.batch import InputBatch
 from foreword.batch.values.attention import visible
+from foreword.executors.host import HostExecutor
 from foreword.models.spec import DecoderSpec, LayerSpec, RopeSpec
 from foreword.models.weights import Weights
 
-if TYPE_CHECKING:
-    from foreword.batch import InputBatch
 
-
-class NumpyExecutor:
+class NumpyExecutor(HostExecutor):
     """Runs ``spec`` with ``weights``. Dequantised weights are kept, so it holds the whole model in float32.
 
-    keys, values: float32 [slots a block, num_blocks, block_size, num_kv_heads, head_dim]; layer ``groups[g].layers[j]``
-    uses slot j, and a block belongs to one group at a time, so all groups share one pool.
+    keys, values: float32 [slots per block, num_blocks, block_size, num_kv_heads, head_dim]; layer
+    ``groups[g].layers[j]`` uses slot j, and a block belongs to one group at a time, so all groups share one pool.
     """
 
-    reads_gathered_tables = True
-    compute_threads = None
-
     def __init__(self, spec: DecoderSpec, weights: Weights, *, num_blocks: int, block_size: int) -> None:
+        super().__init__()
         self.spec, self.weights = spec, weights
         self.groups = spec.kv_groups()
         slots = max(len(g.layers) for g in self.groups)
@@ -50,8 +45,12 @@ class NumpyExecutor:
         for cache in (self.keys, self.values):
             cache[:, destinations] = cache[:, sources]
 
-    def execute(self, batch: InputBatch) -> F32:
-        """Compute the batch, write its keys and values, and return the logits [L, V] at ``batch.logits_indices``."""
+    def zero_blocks(self, blocks: I32) -> None:
+        """Fill whole blocks with zeros, in every slot."""
+        self.keys[:, blocks] = self.values[:, blocks] = 0
+
+    def compute(self, batch: InputBatch, logits_indices: I64) -> F32:
+        """Compute the batch, write its keys and values, and return the logits [L, V] at ``logits_indices``."""
         spec, T = self.spec, batch.num_tokens
         positions = batch.positions[:T]
         place = {layer: (g, j) for g, group in enumerate(self.groups) for j, layer in enumerate(group.layers)}
@@ -69,7 +68,7 @@ class NumpyExecutor:
             h = self.norm(x, p + "mlp_norm")
             m = self.mlp(h, p) if layer.moe is None else self.experts(h, p, layer)
             x = x + (self.norm(m, p + "post_mlp_norm") if spec.post_norms else m)
-        h = self.norm(x[batch.logits_indices], "final_norm")  # [L, hidden]
+        h = self.norm(x[logits_indices], "final_norm")  # [L, hidden]
         logits = h @ self.weight("embed" if spec.tie_embeddings else "lm_head").T
         return cap(logits, spec.final_softcap)
 
@@ -80,14 +79,14 @@ class NumpyExecutor:
         return scaled * self.weight(name)
 
     def project(self, h: F32, name: str) -> F32:
-        """[T, hidden] → [T, heads, head_dim], with the bias if the model has one."""
+        """[T, hidden] → [T, heads, head_dim], plus the bias if the model has one."""
         out = h @ self.weight(name).T
         if self.spec.qkv_bias:
             out = out + self.weight(name + "_bias")
         return out.reshape(len(h), -1, self.spec.head_dim)
 
     def attention(self, q: F32, k: F32, v: F32, layer: LayerSpec, group: int, slot: int, batch: InputBatch) -> F32:
-        """Write k and v to their slots, then let each request's queries look at its own blocks. [T, heads, head_dim]"""
+        """Write k and v to their slots, then attend from each request to its own blocks. [T, heads, head_dim]"""
         spec = self.spec
         keys, values = self.keys[slot], self.values[slot]
         flat = (-1, spec.num_kv_heads, spec.head_dim)

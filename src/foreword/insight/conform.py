@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -24,10 +24,10 @@ from foreword.batch import (
     prepare_inputs,
 )
 from foreword.batch.proof.spec import TENSORS, TensorSpec
+from foreword.batch.values.plan import Backend
 from foreword.errors import ForewordError, PlanError
 from foreword.insight.record import FORMAT, RECORDED
 
-Backend = Literal["auto", "loops", "numpy", "native"]
 VECTORS = Path(__file__).parent / "vectors"
 _DERIVED = tuple(spec for spec in TENSORS if spec.name in ("block_numbers", "block_offsets"))
 _SPECS = {spec.name: spec for spec in (*RECORDED, *_DERIVED)}
@@ -141,6 +141,7 @@ class _Replay:
             kv_groups=[KVGroup(**group) for group in header["kv_groups"]],
             max_num_draft_tokens=header.get("max_num_draft_tokens", 0),
             context_parallel=None if cp is None else ContextParallel(**cp),
+            null_block=header.get("null_block", 0),
         )
         self.buffers = InputBuffers.for_states(self.states, header["max_num_batched_tokens"])
 
@@ -201,11 +202,12 @@ def _differences(batch: InputBatch, name: str, theirs: Any) -> Iterator[Found]:
 def _arrays(batch: InputBatch, spec: TensorSpec, ours: Any, theirs: Any, prefix: tuple[int, ...]) -> Iterator[Found]:
     """Differences of two arrays, which may differ in length by entries that hold padding."""
     mine = ours.tolist()
+    named = {"T": batch.num_tokens, "null": batch.states.null_block}
+    pad: Any = named[spec.padding] if isinstance(spec.padding, str) else spec.padding
     # The width of block tables depends on the engine.
     if ours.ndim == 2 and all(isinstance(row, list) for row in theirs):
         widest = max(map(len, (*mine, *theirs)), default=0)
-        mine, theirs = ([[*row, *[spec.padding] * (widest - len(row))] for row in table] for table in (mine, theirs))
-    pad: Any = batch.num_tokens if spec.padding == "T" else spec.padding
+        mine, theirs = ([[*row, *[pad] * (widest - len(row))] for row in table] for table in (mine, theirs))
     if spec.padding is not None:
         if isinstance(pad, int) and ours.ndim == 2:
             pad = [pad] * len((mine or theirs or [[]])[0])

@@ -33,7 +33,7 @@ class _Engine:
             context_parallel=cp,
         )
         self.buffers = InputBuffers.for_states(self.states, 24)
-        self.trace = TraceRecorder(path, self.states, self.buffers)
+        self.trace = TraceRecorder(path, self.states, self.buffers.max_num_batched_tokens)
         self.next_block = 1
         self.random = random.Random(path.stem)
 

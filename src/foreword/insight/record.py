@@ -10,21 +10,23 @@ from typing import Any
 import numpy as np
 
 from foreword.arrays import I32
-from foreword.batch import InputBatch, InputBuffers, RequestStates
+from foreword.batch import InputBatch, RequestStates
 from foreword.batch.proof.spec import TENSORS, Level
+from foreword.engine.engine import Engine
+from foreword.engine.observer import EngineObserver
+from foreword.sampling import Sampled
+from foreword.scheduler import StepPlan
 
 FORMAT = 1
 
-# The tensors of a trace: all except those indexed by row, because row numbers differ between engines, and those that
-# only this library has.
-_NOT_RECORDED = {"idx_mapping", "expanded_idx_mapping", "row_generation", "num_placeholders", "num_blocks"}
-RECORDED = tuple(
-    t for t in TENSORS if t.level is not Level.SYSTEM and t.attribute != "explain" and t.name not in _NOT_RECORDED
-)
+# The tensors of a trace: all but those with row numbers, which differ between engines, and those that only this library
+# has.
+_OWN = {"idx_mapping", "expanded_idx_mapping", "row_generation", "num_placeholders", "num_blocks"}
+RECORDED = tuple(t for t in TENSORS if t.level is not Level.SYSTEM and t.attribute != "explain" and t.name not in _OWN)
 
 
 def tensors_of(batch: InputBatch) -> dict[str, Any]:
-    """The step's tensors as lists; a tensor per KV group becomes a list of lists."""
+    """The step's tensors as plain lists; one list per KV group for tensors that exist per group."""
     out: dict[str, Any] = {"req_ids": list(batch.req_ids)}
     for spec in RECORDED:
         if spec.optional == "gathered block tables" and not batch.is_gathered:
@@ -40,25 +42,26 @@ def tensors_of(batch: InputBatch) -> dict[str, Any]:
 
 
 class TraceRecorder:
-    """Records what happens to a `RequestStates` from an empty start.
+    """Records the changes of an empty `RequestStates`.
 
-        with TraceRecorder("steps.jsonl", states, buffers) as trace:
+        with TraceRecorder("steps.jsonl", states, max_num_batched_tokens=…) as trace:
             batch = prepare_inputs(states, plan, buffers)
             trace.step(batch)                        # after prepare_inputs
             states.commit(batch, sampled)
             trace.commit(batch, sampled)             # the same samples
 
-    Admissions, removals and new blocks are recorded automatically. Steps must not overlap.
+    Arrivals, departures and new blocks are recorded as an observer of the states. Steps are recorded in the order in
+    which they run.
     """
 
-    def __init__(self, path: str | Path, states: RequestStates, buffers: InputBuffers) -> None:
+    def __init__(self, path: str | Path, states: RequestStates, max_num_batched_tokens: int) -> None:
         if len(states):
-            raise ValueError(f"a trace starts without requests, but the states hold {len(states)}; start it earlier")
+            raise ValueError(f"a trace starts with no requests, and there are {len(states)}")
         self._states = states
         self._file = Path(path).open("w", encoding="utf-8")  # noqa: SIM115 (closed by close)
-        self._held: dict[str, list[int]] = {}  # recorded blocks per request and group
-        self._write(_header(states, buffers))
-        states.watchers.append(self)
+        self._held: dict[str, list[int]] = {}  # blocks recorded so far, per request and group
+        self._write(_header(states, max_num_batched_tokens))
+        states.observers.append(self)
 
     def __enter__(self) -> TraceRecorder:
         return self
@@ -68,8 +71,8 @@ class TraceRecorder:
 
     def close(self) -> None:
         """Stop recording and close the file."""
-        if self in self._states.watchers:
-            self._states.watchers.remove(self)
+        if self in self._states.observers:
+            self._states.observers.remove(self)
         self._file.close()
 
     def _write(self, line: Mapping[str, Any]) -> None:
@@ -96,7 +99,7 @@ class TraceRecorder:
         )
 
     def freed(self, row: int) -> None:
-        """A request is removed."""
+        """A request is about to be removed."""
         req_id = self._states.req_id_of(row)
         self._held.pop(req_id, None)
         self._write({"remove": req_id})
@@ -104,10 +107,10 @@ class TraceRecorder:
     def exchanged(self, a: int, b: int) -> None:
         """Row numbers are not part of a trace."""
 
-    # -- called by the engine ----------------------------------------------------------------------------------------
+    # -- called for each step ------------------------------------------------------------------------------------------
 
     def step(self, batch: InputBatch) -> None:
-        """Record a step after `prepare_inputs`."""
+        """Record a step that was just prepared."""
         tensors = tensors_of(batch)
         for req_id in tensors["req_ids"]:
             for line in self._grown(req_id):
@@ -125,7 +128,7 @@ class TraceRecorder:
         self._write({"step": plan, "tensors": tensors})
 
     def commit(self, batch: InputBatch, sampled: Mapping[str, Sequence[int]] | I32) -> None:
-        """Record the committed samples."""
+        """Record the samples that were committed."""
         if isinstance(sampled, Mapping):
             lists = {req_id: [int(t) for t in tokens] for req_id, tokens in sampled.items()}
         else:
@@ -143,14 +146,38 @@ class TraceRecorder:
             yield {"append_blocks": {"req_id": req_id, "block_ids": new}}
 
 
-def _header(states: RequestStates, buffers: InputBuffers) -> dict[str, Any]:
+class EngineRecorder(EngineObserver):
+    """Records the steps of an engine without requests, as a `TraceRecorder` of its states; close it at the end.
+
+    The engine's executor has to read gathered block tables if the trace is to have them.
+    """
+
+    def __init__(self, path: str | Path, engine: Engine) -> None:
+        self._trace = TraceRecorder(path, engine.states, engine.config.scheduler.max_num_batched_tokens)
+        self._engine = engine
+        engine.observers.add(self)
+
+    def close(self) -> None:
+        """Stop recording and close the file."""
+        self._engine.observers.remove(self)
+        self._trace.close()
+
+    def step_planned(self, plan: StepPlan, batch: InputBatch) -> None:
+        self._trace.step(batch)
+
+    def step_committed(self, plan: StepPlan, batch: InputBatch, sampled: Sampled) -> None:
+        self._trace.commit(batch, sampled.token_ids)
+
+
+def _header(states: RequestStates, max_num_batched_tokens: int) -> dict[str, Any]:
     cp = states.context_parallel
     return {
         "foreword_trace": FORMAT,
         "max_num_reqs": states.max_num_reqs,
-        "max_num_batched_tokens": buffers.max_num_batched_tokens,
+        "max_num_batched_tokens": max_num_batched_tokens,
         "max_model_len": states.max_model_len,
         "vocab_size": states.vocab_size,
+        "null_block": states.null_block,
         "max_num_draft_tokens": states.max_num_draft_tokens,
         "context_parallel": None if cp is None else {"size": cp.size, "rank": cp.rank, "interleave": cp.interleave},
         "kv_groups": [

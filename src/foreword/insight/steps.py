@@ -1,4 +1,4 @@
-"""A prepared step as JSON, for other programs."""
+"""Prepared steps as JSON, and as tables from a running engine."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import json
 from typing import Any
 
 from foreword.batch import InputBatch, RequestStates
+from foreword.engine.observer import EngineObserver
+from foreword.scheduler import StepPlan
 
 _ARRAYS = (
     "idx_mapping",
@@ -22,7 +24,7 @@ _DERIVED = ("token_indices", "block_table_indices", "block_numbers", "block_offs
 
 
 def step_as_json(batch: InputBatch, states: RequestStates) -> str:
-    """One line: the step's scalars and tensors by name; a tensor per KV group is a list of tensors."""
+    """One line: the step's scalars and tensors by name; tensors that exist per KV group are lists."""
     step: dict[str, Any] = {
         "step": batch.step,
         "num_reqs": batch.num_reqs,
@@ -38,3 +40,15 @@ def step_as_json(batch: InputBatch, states: RequestStates) -> str:
     step["slot_mapping"] = [slots.tolist() for slots in batch.slot_mapping]
     step["block_table"] = [table.tolist() for table in batch.block_table]
     return json.dumps(step)
+
+
+class StepInspector(EngineObserver):
+    """Explains an engine's first steps. shown: `InputBatch.explain` of each, at most ``num_steps``."""
+
+    def __init__(self, num_steps: int) -> None:
+        self._num_steps = num_steps
+        self.shown: list[str] = []
+
+    def step_planned(self, plan: StepPlan, batch: InputBatch) -> None:
+        if len(self.shown) < self._num_steps:
+            self.shown.append(str(batch.explain()))

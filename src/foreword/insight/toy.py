@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from foreword.batch import InputBatch, InputBuffers, KVGroup, RequestStates, SamplingParams, prepare_inputs
-from foreword.cache import KVCache
+from foreword.cache import KVCacheManager
 from foreword.errors import ConfigError
 from foreword.scheduler import Request, Scheduler, SchedulerConfig
 
@@ -33,7 +33,7 @@ def toy_steps(
         kv_groups=[KVGroup(block_size=block_size)],
     )
     num_blocks = 1 + len(prompt_lens) * states.block_tables[0].width
-    cache = KVCache(states, num_blocks, prefix_caching=False)
+    cache = KVCacheManager(states, num_blocks, prefix_caching=False)
     scheduler = Scheduler(
         states, cache, SchedulerConfig(max_num_seqs=len(prompt_lens), max_num_batched_tokens=budget, watermark=0.0)
     )

@@ -1,21 +1,32 @@
-"""From logits to tokens: what may be drawn, the draw itself, and the verification of drafts."""
+"""From logits to tokens: masks and processors, the draw, and the verification of drafts."""
 
+from foreword.batch.values.seeds import derived_seed
 from foreword.sampling.filters import kept_tokens
 from foreword.sampling.logprobs import Logprob, TokenLogprobs, token_logprobs
-from foreword.sampling.noise import derived_seed, gumbel_noise
-from foreword.sampling.processors import Processors
+from foreword.sampling.masks import Grammar, NoTokenLeftError, TokenMasks, token_masks
+from foreword.sampling.noise import gumbel_noise
+from foreword.sampling.processors import LogitsProcessor, Processors, StepSampling
+from foreword.sampling.rows import LogitRows, RowValues
 from foreword.sampling.sampler import Sampled, Sampler
 from foreword.sampling.verification import accepted_tokens
 
 __all__ = [
+    "Grammar",
+    "LogitRows",
+    "LogitsProcessor",
     "Logprob",
+    "NoTokenLeftError",
     "Processors",
+    "RowValues",
     "Sampled",
     "Sampler",
+    "StepSampling",
     "TokenLogprobs",
+    "TokenMasks",
     "accepted_tokens",
     "derived_seed",
     "gumbel_noise",
     "kept_tokens",
     "token_logprobs",
+    "token_masks",
 ]

@@ -1,4 +1,4 @@
-"""Log-probabilities beside the tokens, from the model's own logits (before any change or temperature)."""
+"""Log-probabilities of tokens, from the model's own logits (before any change or temperature)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from foreword.arrays import F32
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """One token's log-probability and its rank (1 is the most likely; tokens that are equal share the best rank)."""
+    """One token's log-probability and its rank (1 is the most likely; equal tokens share the lowest rank number)."""
 
     logprob: float
     rank: int

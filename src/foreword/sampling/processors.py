@@ -1,93 +1,94 @@
-"""What changes one row of logits before a token is chosen from it, in this order:
-
-allowed ids, bias, minimum length  →  penalties  →  bad words
-"""
+"""Logits processors: what changes the logits of some requests before their tokens are chosen."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 
-from foreword.arrays import F32, I32, I64
-from foreword.batch.values.sampling_params import SamplingParams
+from foreword.arrays import F32
+from foreword.batch import BatchUpdates, RequestStates, SamplingParams
+from foreword.batch.state.batch_update import BatchUpdate
+from foreword.batch.state.sampling_metadata import SamplingMetadata
+from foreword.errors import RequestError
+from foreword.sampling.masks import TokenMasks
+from foreword.sampling.rows import LogitRows, RowValues
+from foreword.sampling.rules import RulesProcessor
 
-NEVER = np.float32(-np.inf)
+
+class LogitsProcessor(Protocol):
+    """Changes the logits of the requests in ``rows``.
+
+    rows: a value for each state row that it applies to. extra_args: the names in `SamplingParams.extra_args` it reads.
+    """
+
+    rows: RowValues[Any]
+    extra_args: frozenset[str]
+
+    def update(self, change: BatchUpdate) -> None:
+        """Follow a change of the state rows, usually by ``self.rows.update``."""
+        ...
+
+    def apply(self, logits: F32, at: LogitRows) -> None:
+        """Change logits [N, V] in place. Row i is at.rows[i]'s; every one of them is in ``rows``."""
+        ...
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
+class StepSampling:
+    """What the sampler needs for one step beside the batch and its logits. Not to be changed; not frozen, for speed.
+
+    metadata: of the batch's requests [B]. processors: those that apply to some of these, in order.
+    masks: applied before the processors.
+    """
+
+    metadata: SamplingMetadata
+    processors: tuple[LogitsProcessor, ...] = ()
+    masks: TokenMasks | None = None
+
+
 class Processors:
-    """The rarely used parameters of one request, as arrays. ``process`` applies them."""
+    """The logits processors of some states: the rules of `SamplingParams`, then the custom ones in their order.
 
-    allowed: I64 | None
-    bias_ids: I64
-    bias: F32
-    min_tokens: int
-    end_ids: I64
-    repetition: float
-    frequency: float
-    presence: float
-    bad_words: tuple[tuple[int, ...], ...]
+    custom: processors over the rows of ``states``. eos_token_ids: the model's end tokens, for min_tokens.
+    """
 
-    @classmethod
-    def of(cls, params: SamplingParams, end_ids: I64) -> Processors | None:
-        """None if the parameters leave logits as they are. end_ids: tokens that would end the output."""
-        bias = params.logit_bias or {}
-        penalties = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
-        bad_words = tuple(tuple(word) for word in params.bad_words_token_ids if len(word))
-        masks = params.allowed_token_ids is not None or bool(bias) or params.min_tokens > 0 or bool(bad_words)
-        if not masks and penalties == (1.0, 0.0, 0.0):
-            return None
-        return cls(
-            None if params.allowed_token_ids is None else np.unique(np.array(params.allowed_token_ids, np.int64)),
-            np.array(list(bias), np.int64),
-            np.array(list(bias.values()), np.float32),
-            params.min_tokens,
-            end_ids,
-            *penalties,
-            bad_words,
-        )
+    def __init__(
+        self, states: RequestStates, custom: Iterable[LogitsProcessor] = (), *, eos_token_ids: Sequence[int] = ()
+    ) -> None:
+        self._all: tuple[LogitsProcessor, ...] = (RulesProcessor(states, eos_token_ids), *custom)
+        self._active: tuple[LogitsProcessor, ...] = ()  # those that apply to some row
+        self._extra_args: frozenset[str] = frozenset().union(*(p.extra_args for p in self._all))
+        self._updates = BatchUpdates(states)
+        for row in np.flatnonzero(states.live).tolist():
+            self._updates.filled(row)
 
-    def process(self, logits: F32, prompt: I32, output: I32) -> F32:
-        """The changed copy of one row [V], for the token after ``prompt + output``.
+    def check(self, request_id: str, params: SamplingParams) -> None:
+        """RequestError for an entry of extra_args that no processor reads."""
+        for name in params.extra_args or ():
+            if name not in self._extra_args:
+                known = ", ".join(sorted(self._extra_args)) or "none"
+                raise RequestError(
+                    request_id, "extra_args", name, f"no logits processor reads it; those read: {known}", "Remove it."
+                )
 
-        A rule that would forbid every token that is still possible is not applied.
-        """
-        z = logits.copy()
-        if self.allowed is not None:
-            z[:] = NEVER
-            z[self.allowed] = logits[self.allowed]
-        if len(self.bias):
-            biased = z.copy()
-            biased[self.bias_ids] += self.bias
-            z = _unless_all_forbidden(biased, z)
-        if len(output) < self.min_tokens:
-            z = _without(z, self.end_ids)
-        self._penalize(z, prompt, output)
-        return _without(z, self._bad_ends(prompt, output)) if self.bad_words else z
+    def update(self) -> None:
+        """Follow the changes of the rows since the last call. Call it between an admission and its first step."""
+        change = self._updates.take()
+        if change:
+            for processor in self._all:
+                processor.update(change)
+            self._active = tuple(p for p in self._all if len(p.rows))
 
-    def _penalize(self, z: F32, prompt: I32, output: I32) -> None:
-        if self.repetition != 1.0:
-            seen = np.union1d(prompt, output)
-            z[seen] = np.where(
-                z[seen] > 0, z[seen] / np.float32(self.repetition), z[seen] * np.float32(self.repetition)
-            )
-        if self.frequency or self.presence:
-            made, count = np.unique(output, return_counts=True)
-            z[made] -= np.float32(self.frequency) * count.astype(np.float32) + np.float32(self.presence)
+    def step(self, metadata: SamplingMetadata, masks: TokenMasks | None = None) -> StepSampling:
+        """The sampling of a step over the requests of ``metadata``."""
+        active = self._active
+        if active:
+            active = tuple(p for p in active if p.rows.mask.take(metadata.rows).any())
+        return StepSampling(metadata, active, masks)
 
-    def _bad_ends(self, prompt: I32, output: I32) -> I64:
-        longest = max(len(word) for word in self.bad_words) - 1
-        tail = tuple(np.concatenate([prompt[-longest:], output[-longest:]])[-longest:].tolist()) if longest else ()
-        ends = [w[-1] for w in self.bad_words if len(w) == 1 or tail[-(len(w) - 1) :] == w[:-1]]
-        return np.array(ends, np.int64)
-
-
-def _without(z: F32, ids: I64) -> F32:
-    masked = z.copy()
-    masked[ids] = NEVER
-    return _unless_all_forbidden(masked, z)
-
-
-def _unless_all_forbidden(z: F32, before: F32) -> F32:
-    return z if (z > NEVER).any() else before
+    def close(self) -> None:
+        """Stop observing the states."""
+        self._updates.close()

@@ -12,13 +12,14 @@ from foreword.scheduler.policies import POLICIES
 class SchedulerConfig:
     """
     max_num_batched_tokens: the token budget of a step.
-    max_num_seqs: requests that run at once.
+    max_num_seqs: requests that run at the same time.
     policy: "fcfs", "priority" or "shortest-first".
-    chunked_prefill: whether a prompt may be spread over steps. Without, a prompt that does not fit what is left of the
-        budget waits, and everybody behind it; and the state of a recurrent model is not kept at the end of its prompts.
-    long_prefill_threshold: most prompt tokens of one request in a step that others share (0: no limit).
-    reserve_full_prompt: admit only when the blocks of the whole prompt are there, those of running prompts set aside.
-    watermark: the share of all blocks that an admission leaves free while others run, so that they can grow.
+    chunked_prefill: whether a prompt may be spread over steps. Without, a prompt that does not fit in the rest of
+        the budget waits, with all requests behind it, and no recurrent state is kept at the end of a prompt.
+    long_prefill_threshold: most prompt tokens of one request in a step with other requests (0: no limit).
+    reserve_full_prompt: admit a request only if the blocks of its whole prompt are free, apart from those that running
+        prompts still need.
+    watermark: the share of all blocks that an admission leaves free while other requests run.
     """
 
     max_num_batched_tokens: int = 2048

@@ -1,4 +1,4 @@
-"""Why a request waits: one reason each, kept by the step that decided it."""
+"""The reason why each request waits, recorded by the step that decided it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class Reason:
     """``str(reason)`` is one line: the code and its numbers, such as ``no_blocks need=9 free=4``.
 
     running        it was scheduled in the last step
-    new            no step has looked at it yet
+    new            no step has considered it yet
     no_blocks      it needs more blocks than are free (beyond what running prompts and the watermark reserve)
-    token_budget   the step's tokens went to others
-    max_num_seqs   every place is taken
-    preemption     a running request lost its blocks in this step, so nobody new was admitted
-    behind         the request it names is first, and waits for the reason it names
-    prompt_of      it shares the prompt that the request it names is computing
-    unknown        no such request
+    token_budget   other requests took the step's tokens
+    max_num_seqs   max_num_seqs requests are running
+    preemption     a running request was preempted in this step, so no request was admitted
+    behind         the named request is first, and waits for the named reason
+    prompt_of      it shares the prompt that the named request is computing
+    unknown        the id is unknown
     """
 
     code: Code
@@ -36,12 +36,12 @@ def reason(code: Code, **details: int | str) -> Reason:
     return Reason(code, tuple(details.items()))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Ledger:
-    """The books of one step.
+    """The accounts of one step. Not to be changed; not frozen, for speed.
 
-    num_tokens of token_budget were given out; num_running requests hold rows, num_waiting do not; num_free_blocks are
-    left. blocked: why admission stopped at the request ``head``, None when nobody waited any more.
+    num_tokens of token_budget were scheduled; num_running requests hold rows, num_waiting do not; num_free_blocks are
+    left. blocked: why admission stopped at the request ``head``; None if the queue was emptied.
     """
 
     step: int

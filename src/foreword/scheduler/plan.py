@@ -1,30 +1,33 @@
-"""What the scheduler decided for one step."""
+"""The scheduler's decisions for one step."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from foreword.arrays import I32
+from foreword.batch import BlockOps
 from foreword.scheduler.ledger import Ledger
 from foreword.scheduler.request import Request
 
+NO_BLOCK_OPS = BlockOps.of()
 
-@dataclass(frozen=True, slots=True, eq=False)
+
+@dataclass(slots=True, eq=False)
 class StepPlan:
-    """Complete when made. Rows stand in the order of the running list.
+    """Not to be changed; not frozen, for speed. Rows are in the order of the running list.
 
     rows, num_scheduled: int32 [B], for `prepare_inputs`; the counts include drafts.
     draft_tokens: int32 [B, D] padded with −1, or None when the step verifies nothing.
     prefilling: int32, the rows of this step that were still computing their prompt when it began.
-    block_copies: (sources, destinations) int32, to copy before the forward pass; all sources are read first.
-    admitted: requests that got a row. preempted: requests that lost theirs.
+    block_ops: blocks to copy before the forward pass, for `prepare_inputs`.
+    admitted: requests that were given a row. preempted: requests whose row was freed.
     """
 
     rows: I32
     num_scheduled: I32
     draft_tokens: I32 | None
     prefilling: I32
-    block_copies: tuple[I32, I32]
+    block_ops: BlockOps
     admitted: tuple[Request, ...]
     preempted: tuple[Request, ...]
     ledger: Ledger

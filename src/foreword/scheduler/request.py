@@ -1,4 +1,4 @@
-"""A request as the scheduler knows it: waiting with its tokens, or running in a row."""
+"""A request of the scheduler: waiting with its tokens, or running in a row."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ NO_TOKENS: I32 = np.zeros(0, np.int32)
 class Request:
     """One sequence to complete.
 
-    arrival: its place in the order of arrival, unique. priority: smaller goes first where the policy looks at it.
-    max_len: known tokens at which it ends, prompt included. keys: extra prefix keys, see `prefix_keys`.
+    arrival: its number in the order of arrival, unique. priority: smaller first, under the priority policy.
+    max_len: number of known tokens at which it ends, prompt included. keys: extra prefix keys, see `prefix_keys`.
     reuse_prefix: whether it may start from cached blocks.
 
     The scheduler keeps:
     row             its row while it runs, −1 while it waits
-    output          the tokens it had when it was preempted; while it runs they live in its row
-    num_cached      prompt tokens that the cache gave it at its first admission
-    hit_report      that in words: "reused 112 of 128; differs at position 112"
-    num_preemptions how often it lost its blocks
+    output          the output tokens at its last preemption or end; while it runs they are in its row
+    num_cached      prompt tokens found in the cache at its first admission
+    hit_report      the same in words: "reused 112 of 128; differs at position 112"
+    num_preemptions number of preemptions
     """
 
     request_id: str

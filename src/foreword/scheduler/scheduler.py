@@ -1,11 +1,11 @@
 """The scheduler: which requests compute how many tokens in the next step, and with which blocks.
 
     running first, in the order of admission        need = known + drafts − computed, at most what the budget leaves
-    short of blocks?  preempt the policy's last     it waits again with all its tokens, and nobody is admitted
+    short of blocks?  preempt the policy's last     it waits again with all its tokens, and no request is admitted
     then the waiting, in the policy's order         the first one that does not fit stops admission
 
-There is no prefill and no decode here: a prompt chunk, a decode token and a verification are all "tokens not computed
-yet". While nobody comes or goes a step is a few array operations, however many requests run.
+Prefill and decode are not distinguished: a prompt chunk, a decode token and a verification are all "tokens not computed
+yet". A step without arrivals and departures is a few array operations, however many requests run.
 """
 
 from __future__ import annotations
@@ -16,23 +16,22 @@ from dataclasses import replace
 import numpy as np
 
 from foreword.arrays import I32
-from foreword.batch import NewRequest, RequestStates
-from foreword.cache import KVCache, PrefixHit
+from foreword.batch import BlockOps, NewRequest, RequestStates
+from foreword.cache import KVCacheManager, PrefixHit
 from foreword.errors import ConfigError, RequestError
+from foreword.scheduler.admission import admit
 from foreword.scheduler.config import SchedulerConfig
 from foreword.scheduler.ledger import Ledger, Reason, reason
-from foreword.scheduler.plan import StepPlan
+from foreword.scheduler.plan import NO_BLOCK_OPS, StepPlan
 from foreword.scheduler.policies import POLICIES
 from foreword.scheduler.request import NO_TOKENS, Request
 from foreword.scheduler.waiting import WaitingQueue
 
-NO_COPIES = (NO_TOKENS, NO_TOKENS)
-
 
 class Scheduler:
-    """Decides over the rows of ``states`` and the blocks of ``cache``; it alone admits and removes rows."""
+    """Plans steps over the rows of ``states`` and the blocks of ``cache``. Only the scheduler adds and removes rows."""
 
-    def __init__(self, states: RequestStates, cache: KVCache, config: SchedulerConfig | None = None) -> None:
+    def __init__(self, states: RequestStates, cache: KVCacheManager, config: SchedulerConfig | None = None) -> None:
         self.config = config = config or SchedulerConfig(max_num_seqs=states.max_num_reqs)
         if config.max_num_seqs > states.max_num_reqs:
             raise ConfigError(
@@ -46,7 +45,7 @@ class Scheduler:
         if states.max_num_draft_tokens and any(t.group.recurrent for t in states.block_tables):
             raise ConfigError(
                 f"max_num_draft_tokens={states.max_num_draft_tokens} with a recurrent KV group: its state after "
-                "rejected drafts cannot be taken back; serve this model without speculation"
+                "rejected drafts cannot be restored; serve this model without speculation"
             )
         check_pool(cache, states.max_model_len, config.max_num_batched_tokens + states.max_num_draft_tokens)
         self.states, self.cache = states, cache
@@ -59,13 +58,13 @@ class Scheduler:
         self._num_drafts = np.zeros(states.max_num_reqs, np.int32)
         self._num_in_flight = np.zeros(states.max_num_reqs, np.int32)  # by row: tokens of the step in flight
         self._watermark = int(config.watermark * cache.pool.num_blocks)
-        self._hits: dict[str, tuple[int, PrefixHit]] = {}  # what a lookup said at which version of the cache
+        self._hits: dict[str, tuple[int, PrefixHit]] = {}  # request id → version of the cache and its hit there
         self._step = 0
         self._last_scheduled = NO_TOKENS
         self._may_prefill = False  # whether a running row may still compute its prompt
         self.ledger = Ledger(0, 0, config.max_num_batched_tokens, 0, 0, cache.pool.num_free)
 
-    # -- who is here --------------------------------------------------------------------------------------------
+    # -- requests ---------------------------------------------------------------------------------------------------
 
     @property
     def running(self) -> I32:
@@ -83,15 +82,19 @@ class Scheduler:
         return request
 
     def add(self, request: Request) -> None:
-        """Let a request wait. RequestError for an id that is here already."""
+        """Queue a request. RequestError for an id that is waiting or running already."""
         if request.request_id in self.waiting or request.request_id in self.states:
             raise RequestError(
-                request.request_id, "request_id", request.request_id, "is here already", "Use another id, or abort it."
+                request.request_id,
+                "request_id",
+                request.request_id,
+                "is in use",
+                "Use another id, or abort that request.",
             )
         self.waiting.push(request)
 
     def remove(self, request_id: str) -> Request | None:
-        """Drop a waiting request or free a running one, at any moment between two steps. None for an unknown id."""
+        """Remove a waiting or running request, at any time between two steps. None for an unknown id."""
         self._hits.pop(request_id, None)
         if request_id in self.states:
             request = self.request_in(self.states.row_of(request_id))
@@ -110,22 +113,24 @@ class Scheduler:
         self._drafts[rows] = drafts
         self._num_drafts[rows] = (drafts >= 0).sum(1)
 
-    def reserve(self, rows: I32, places: I32) -> None:
-        """Places for drafts whose ids are not known before `settle`: at most places[i] behind the tokens in flight."""
-        self.propose(rows, np.where(np.arange(self._drafts.shape[1]) < places[:, None], 0, -1).astype(np.int32))
+    def reserve_draft_slots(self, rows: I32, draft_slots: I32) -> None:
+        """Plan for draft_slots[i] drafts after the tokens in flight of rows[i]; `resolve` fills in their ids."""
+        self.propose(rows, np.where(np.arange(self._drafts.shape[1]) < draft_slots[:, None], 0, -1).astype(np.int32))
 
-    def settle(self, plan: StepPlan) -> StepPlan:
-        """A plan made beside a step in flight, now that the step is committed: without the requests it ended, and
-        with the drafts proposed since, no more than it has places for. The plan itself where that changes nothing.
+    def resolve(self, plan: StepPlan) -> StepPlan:
+        """Update a plan that was made during a step in flight, after the commit of that step.
+
+        Requests that have ended are left out. Reserved draft slots get the drafts proposed since, as far as there are
+        any. Returns the plan itself if nothing changes.
         """
         live, drafts = self.states.live[plan.rows], None
         if plan.draft_tokens is None and live.all():
             return plan
         rows, n = plan.rows[live], plan.num_scheduled[live]
         if plan.draft_tokens is not None:
-            places = (plan.draft_tokens[live] >= 0).sum(1, dtype=np.int32)
-            kept = np.minimum(places, self._num_drafts[rows])
-            n = n - (places - kept)
+            slots = (plan.draft_tokens[live] >= 0).sum(1, dtype=np.int32)
+            kept = np.minimum(slots, self._num_drafts[rows])
+            n = n - (slots - kept)
             if kept.any():
                 drafts = np.where(np.arange(self._drafts.shape[1]) < kept[:, None], self._drafts[rows], np.int32(-1))
         return replace(
@@ -140,21 +145,20 @@ class Scheduler:
     # -- the step ------------------------------------------------------------------------------------------------
 
     def schedule(self, in_flight: StepPlan | None = None) -> StepPlan:
-        """Plan the next step and take the blocks it writes. The plan is empty when nothing can be done.
+        """Plan the next step and allocate the blocks it writes. The plan is empty when no request can run.
 
-        in_flight: a step that was counted as done (`RequestStates.advance`) but is not committed. A request that its
-        samples are certain to end is left out, and where blocks are short the plan is empty: wait for the step first.
+        in_flight: a step that is counted as done (`foreword.batch.advance`) but not committed. A request that is
+        certain to end with its samples is left out. If blocks are short, the plan is empty: commit that step first.
         """
         self._step += 1
         rows, computed, n, num_tokens, preempted = self._run(in_flight)
         left = self.config.max_num_batched_tokens - num_tokens
-        copies: tuple[list[int], list[int]] = ([], [])
+        copies: list[I32] = []
         admitted: list[Request] = []
         counts: list[int] = []
         head, blocked = self._admit(left, preempted, admitted, counts, copies)
         if self.cache.keeps_states:
-            for all_blocks, blocks in zip(copies, self.cache.keep_states(rows, computed), strict=True):
-                all_blocks.extend(blocks)
+            copies.append(self.cache.keep_states(rows, computed))
         if admitted:
             new = np.array([r.row for r in admitted], np.int32)
             self._rows = np.concatenate([self._rows, new])
@@ -183,14 +187,14 @@ class Scheduler:
             num_scheduled=n,
             draft_tokens=self._scheduled_drafts(rows, computed, n),
             prefilling=prefilling,
-            block_copies=(np.array(copies[0], np.int32), np.array(copies[1], np.int32)) if copies[0] else NO_COPIES,
+            block_ops=self._block_ops(copies) if copies else NO_BLOCK_OPS,
             admitted=tuple(admitted),
             preempted=tuple(preempted or ()),
             ledger=self.ledger,
         )
 
     def commit(self, plan: StepPlan) -> None:
-        """After `RequestStates.commit`: what the step computed of its prompts can be hit from now on."""
+        """After `RequestStates.commit`: the prompt tokens that the step computed can be hit from now on."""
         for row in plan.prefilling.tolist():
             if self._by_row[row] is not None:
                 self.cache.publish(row)
@@ -200,7 +204,7 @@ class Scheduler:
             self._num_drafts[plan.rows] = 0
 
     def cancel(self, plan: StepPlan) -> I32:
-        """The step failed: its requests wait again, with all their tokens, and nothing it may have written is kept.
+        """The step failed: queue its requests again with all their tokens, and drop the blocks it may have written.
 
         Returns the rows that were freed.
         """
@@ -213,7 +217,7 @@ class Scheduler:
     # -- why -----------------------------------------------------------------------------------------------------
 
     def why(self, request_id: str) -> Reason:
-        """The one reason a request is not running, or that it runs."""
+        """The reason why a request waits, or `running`."""
         if request_id in self.states:
             row = self.states.row_of(request_id)
             if row in self._last_scheduled:
@@ -230,17 +234,17 @@ class Scheduler:
     # -- running -------------------------------------------------------------------------------------------------
 
     def _run(self, in_flight: StepPlan | None) -> tuple[I32, I32, I32, int, list[Request] | None]:
-        """Rows that run in this step, their computed tokens, tokens to compute and their sum, and who was preempted.
+        """Rows of this step, their computed tokens, tokens to compute and their sum, and the preempted requests.
 
-        None in the last place: somebody would have to be preempted, but a step is in flight.
+        None as the last value: a preemption is needed, but a step is in flight.
         """
         preempted: list[Request] = []
         while True:
             rows, computed, n, num_tokens = self._needs(in_flight)
-            self._drop_dead(rows, computed, in_flight)
+            self._free_expired(rows, computed, in_flight)
             if self.cache.grow_to(rows, computed + n):
                 return rows, computed, n, num_tokens, preempted
-            if self._num_drafts[rows].any():  # a guess takes nobody's blocks
+            if self._num_drafts[rows].any():  # drafts never preempt a request
                 self._num_drafts[rows] = 0
                 continue
             if in_flight is not None:
@@ -249,7 +253,7 @@ class Scheduler:
             preempted.append(self._preempt(last))
 
     def _needs(self, in_flight: StepPlan | None) -> tuple[I32, I32, I32, int]:
-        """What the running rows would compute, and its sum, within the budget; rows that get nothing are left out."""
+        """The tokens that running rows compute within the budget, and their sum; rows without tokens are left out."""
         rows, states, budget = self._rows, self.states, self.config.max_num_batched_tokens
         computed = states.num_computed_tokens.take(rows)
         n = states.num_tokens.take(rows) - computed
@@ -273,13 +277,13 @@ class Scheduler:
             rows, computed, n = rows[some], computed[some], n[some]
         return rows, computed, n, total
 
-    def _drop_dead(self, rows: I32, computed: I32, in_flight: StepPlan | None) -> None:
-        """Give back blocks below the windows, of what no step in flight reads any more."""
+    def _free_expired(self, rows: I32, computed: I32, in_flight: StepPlan | None) -> None:
+        """Free blocks below the windows that no step in flight reads."""
         if in_flight is None:
-            self.cache.drop_dead(rows, computed)
+            self.cache.free_expired(rows, computed)
             return
         self._num_in_flight[in_flight.rows] = in_flight.num_scheduled
-        self.cache.drop_dead(rows, computed - self._num_in_flight[rows])
+        self.cache.free_expired(rows, computed - self._num_in_flight[rows])
         self._num_in_flight[in_flight.rows] = 0
 
     def _preempt(self, row: int) -> Request:
@@ -290,7 +294,7 @@ class Scheduler:
         return request
 
     def _drop(self, rows: I32) -> None:
-        """Take these rows out of the running ones."""
+        """Remove these rows from the running ones."""
         stays = np.ones(self.states.max_num_reqs, np.bool_)
         stays[rows] = False
         self._rows = self._rows[stays[self._rows]]
@@ -306,13 +310,16 @@ class Scheduler:
         return request
 
     def _scheduled_drafts(self, rows: I32, computed: I32, n: I32) -> I32 | None:
-        """The drafts that fit into what each row was given, [B, D]; a prompt chunk verifies nothing."""
+        """The drafts that fit into the tokens of each row, [B, D], or None. Prompt chunks verify nothing."""
         if not self.states.max_num_draft_tokens or not self._num_drafts[rows].any():
             return None
         known = self.states.num_tokens[rows] + self.states.num_placeholders[rows]
         fit = np.maximum(n - (known - computed), 0)
         drafts = self._drafts[rows]
         return np.where(np.arange(drafts.shape[1]) < fit[:, None], drafts, -1).astype(np.int32)
+
+    def _block_ops(self, copies: Sequence[I32]) -> BlockOps:
+        return BlockOps(NO_TOKENS, np.concatenate(copies)) if any(map(len, copies)) else NO_BLOCK_OPS
 
     # -- waiting -------------------------------------------------------------------------------------------------
 
@@ -322,9 +329,9 @@ class Scheduler:
         preempted: list[Request] | None,
         admitted: list[Request],
         counts: list[int],
-        copies: tuple[list[int], list[int]],
+        copies: list[I32],
     ) -> tuple[str | None, Reason | None]:
-        """Admit from the front until one does not fit. Returns that one and its reason."""
+        """Admit requests in order until one does not fit. Returns its id and the reason."""
         config, states = self.config, self.states
         while len(self.waiting):
             request = self.waiting.peek()
@@ -350,14 +357,14 @@ class Scheduler:
             if config.chunked_prefill:
                 n = hit.cut(n)
             self.waiting.pop()
-            self._place(request, hit, n, copies)
+            copies.append(self._place(request, hit, n))
             admitted.append(request)
             counts.append(n)
             left -= n
         return None, None
 
-    def _place(self, request: Request, hit: PrefixHit, n: int, copies: tuple[list[int], list[int]]) -> None:
-        """Give the request its row, with blocks for the hit and n tokens more."""
+    def _place(self, request: Request, hit: PrefixHit, n: int) -> I32:
+        """Give the request a row, with blocks for the hit and n more tokens. Returns the block copies."""
         self._hits.pop(request.request_id, None)
         if not request.hit_report:
             request.hit_report, request.num_cached = str(hit), hit.num_tokens
@@ -369,11 +376,11 @@ class Scheduler:
             sampling_params=request.params,
             lora_id=request.lora_id,
         )
-        request.row, (sources, destinations) = self.cache.admit(admission, hit, hit.num_tokens + n, request.keys)
+        num_tokens = hit.num_tokens + n
+        request.row, copies = admit(self.states, self.cache, admission, hit, num_tokens, request.keys)
         self._by_row[request.row] = request
         self.max_len[request.row] = request.max_len
-        copies[0].extend(sources)
-        copies[1].extend(destinations)
+        return copies
 
     def _lookup(self, request: Request) -> PrefixHit:
         known = self._hits.get(request.request_id)
@@ -384,7 +391,7 @@ class Scheduler:
         return known[1]
 
     def _free_for_admission(self, admitted: Sequence[Request], counts: Sequence[int]) -> int:
-        """Free blocks, less what running prompts still need and the watermark."""
+        """Free blocks, less the need of running prompts and the watermark."""
         rows = self._rows
         if len(admitted):
             rows = np.concatenate([rows, np.array([r.row for r in admitted], np.int32)])
@@ -394,10 +401,10 @@ class Scheduler:
         return self.cache.pool.num_free - reserved - self._watermark
 
     def _fit(self, hit: PrefixHit, n: int, free: int) -> tuple[PrefixHit, Reason | None]:
-        """The hit to use, and why it does not fit.
+        """The hit to use, and the reason if it does not fit.
 
-        Copying a block needs its source as well, and a hit in a window more than the window: a tight pool may only do
-        without.
+        A copy needs its source block too, and a hit in a window more blocks than the window. When the pool is nearly
+        full, fall back to a smaller hit.
         """
         tokens = hit.prompt_len if self.config.reserve_full_prompt else hit.num_tokens + n
         need = self.cache.blocks_to_admit(hit, tokens, chunk=n)
@@ -411,7 +418,7 @@ class Scheduler:
         return hit, reason("no_blocks", need=need, free=max(free, 0))
 
 
-def check_pool(cache: KVCache, max_model_len: int, max_new_tokens: int) -> None:
+def check_pool(cache: KVCacheManager, max_model_len: int, max_new_tokens: int) -> None:
     """ConfigError unless one request of max_model_len tokens fits the pool, with the numbers that would work."""
 
     def needed(length: int) -> int:
@@ -425,5 +432,5 @@ def check_pool(cache: KVCache, max_model_len: int, max_new_tokens: int) -> None:
         low, high = (middle, high) if needed(middle) <= cache.pool.num_blocks else (low, middle)
     raise ConfigError(
         f"num_blocks={cache.pool.num_blocks}: one request of max_model_len={max_model_len} tokens needs "
-        f"{needed(max_model_len)}, the null block among them; use at least that many, or max_model_len={low}"
+        f"{needed(max_model_len)}, the null block included; use at least that many, or max_model_len={low}"
     )

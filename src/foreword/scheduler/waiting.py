@@ -11,7 +11,7 @@ from foreword.scheduler.request import Request
 
 
 class WaitingQueue:
-    """A heap by key. Removing from the middle is O(1): the entry goes stale and is dropped when it comes up."""
+    """A heap by key. Removal from the middle is O(1): the entry becomes stale, and is dropped at the front."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -37,7 +37,7 @@ class WaitingQueue:
         heappush(self._heap, (self._policy(request), next(self._pushes), request))
 
     def peek(self) -> Request:
-        """The first one. IndexError if nobody waits."""
+        """The first one. IndexError if the queue is empty."""
         while not self._is_current(self._heap[0][2]):
             heappop(self._heap)
         return self._heap[0][2]
@@ -50,7 +50,7 @@ class WaitingQueue:
         return request
 
     def remove(self, request_id: str) -> Request | None:
-        """Remove one that need not be first; None if it does not wait."""
+        """Remove a request from anywhere in the queue; None if it is not waiting."""
         request = self._here.pop(request_id, None)
         if len(self._heap) > 64 and len(self._heap) > 2 * len(self._here):
             self._heap = [entry for entry in self._heap if self._is_current(entry[2])]

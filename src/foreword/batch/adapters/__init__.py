@@ -1,1 +1,25 @@
-"""A step in the form that other attention kernels and engines take: one small module each."""
+"""Other systems' forms of a step: functions of a batch, and `vllm.apply` for vLLM's scheduler output."""
+
+from foreword.batch.adapters.chunked_local import chunked_local
+from foreword.batch.adapters.common_attention_metadata import common_attention_metadata
+from foreword.batch.adapters.dense import dense_inputs
+from foreword.batch.adapters.flash_attn import flash_attn_varlen
+from foreword.batch.adapters.flashinfer import flashinfer_plan
+from foreword.batch.adapters.nano_vllm import nano_vllm_context
+from foreword.batch.adapters.page_size_one import token_tables
+from foreword.batch.adapters.vllm_ascend import AscendMasks, AscendMetadata, AscendState, ascend_metadata, ascend_state
+
+__all__ = [
+    "AscendMasks",
+    "AscendMetadata",
+    "AscendState",
+    "ascend_metadata",
+    "ascend_state",
+    "chunked_local",
+    "common_attention_metadata",
+    "dense_inputs",
+    "flash_attn_varlen",
+    "flashinfer_plan",
+    "nano_vllm_context",
+    "token_tables",
+]

@@ -10,16 +10,13 @@ borders, every piece is plain causal attention over one chunk's keys:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from foreword.arrays import I32, I64
-from foreword.batch.prepare.backends.vectorized import ragged_arange
+from foreword.batch.step.slots import ragged_arange
+from foreword.batch.step.tensors import BatchTensors, refuse_spread
 from foreword.errors import ConfigError
-
-if TYPE_CHECKING:
-    from foreword.batch.prepare.inputs import InputBatch
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,7 +24,7 @@ class LocalBatches:
     """The virtual requests, V of them, in the token order of the step.
 
     cu_seqlens_q: int32 [V + 1]; seqlens_k: int32 [V], keys of the chunk up to the piece's last query;
-    block_table: int32 [V, C / S]; req_indices: int64 [V], whose piece it is. Sum over b of
+    block_table: int32 [V, C / S]; req_indices: int64 [V], the request of each piece. Sum over b of
     ceil((c + n) / C) − c // C pieces: never more than B + T / C + B.
     """
 
@@ -39,32 +36,34 @@ class LocalBatches:
     req_indices: I64
 
 
-def chunked_local(batch: InputBatch, chunk_size: int, group: int = 0) -> LocalBatches:
-    """Cut the step at multiples of chunk_size, which the group's block size must divide (ConfigError)."""
-    batch.refuse_spread(group, "chunked-local attention")
-    B, S = batch.num_reqs, batch.tokens_per_block(group)
+def chunked_local(batch: BatchTensors, chunk_size: int, group: int = 0) -> LocalBatches:
+    """Cut the step at multiples of chunk_size, which the group's block size must divide (ConfigError).
+
+    At stable addresses per chunk size; valid as long as the batch is.
+    """
+    refuse_spread(batch, group, "chunked-local attention")
+    B, S = batch.num_reqs, batch.states.block_tables[group].tokens_per_block
     if chunk_size < 1 or chunk_size % S:
         raise ConfigError(f"chunk_size={chunk_size}: must be a multiple of the group's block_size={S}")
     computed = batch.num_computed_tokens.astype(np.int64)
     end = batch.seq_lens[:B].astype(np.int64)
     first = computed // chunk_size
     pieces = -(-end // chunk_size) - first
-    req = np.repeat(np.arange(B), pieces)
+    per_chunk, V = chunk_size // S, int(pieces.sum())
+    req: I64 = batch.optional("local_req_indices", group, per_chunk)[:V]
+    req[:] = np.repeat(np.arange(B), pieces)
     chunk = first[req] + ragged_arange(pieces)
     start = np.maximum(computed[req], chunk * chunk_size)
     stop = np.minimum(end[req], (chunk + 1) * chunk_size)
-    cu = np.zeros(len(req) + 1, np.int32)
+    cu: I32 = batch.optional("local_cu_seqlens_q", group, per_chunk)[: V + 1]
+    cu[0] = 0
     np.cumsum(stop - start, out=cu[1:])
-    keys = (stop - chunk * chunk_size).astype(np.int32)
-    per_chunk = chunk_size // S
+    keys: I32 = batch.optional("local_seqlens_k", group, per_chunk)[:V]
+    keys[:] = stop - chunk * chunk_size
     table = batch.block_table[group]
     columns = chunk[:, None] * per_chunk + np.arange(per_chunk)
-    blocks = np.where(columns < table.shape[1], table[req[:, None], np.minimum(columns, table.shape[1] - 1)], 0)
-    return LocalBatches(
-        cu,
-        keys,
-        int((stop - start).max(initial=0)),
-        int(keys.max(initial=0)),
-        blocks.astype(np.int32, copy=False),
-        req,
-    )
+    blocks: I32 = batch.optional("local_block_table", group, per_chunk)[:V]
+    blocks[:] = table[req[:, None], np.minimum(columns, table.shape[1] - 1)]
+    blocks[columns >= table.shape[1]] = batch.states.null_block
+    longest = int((stop - start).max(initial=0))
+    return LocalBatches(cu, keys, longest, int(keys.max(initial=0)), blocks, req)

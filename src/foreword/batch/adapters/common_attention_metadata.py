@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from foreword.arrays import I32, I64, Bools
-
-if TYPE_CHECKING:
-    from foreword.batch.prepare.inputs import InputBatch
-
-_T = TypeVar("_T", bound=np.generic)
+from foreword.batch.features.kernel_blocks import kernel_block_table
+from foreword.batch.features.multimodal import encoder_seq_lens
+from foreword.batch.step.tensors import BatchTensors
+from foreword.errors import PlanError
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -23,8 +20,8 @@ class CommonAttentionMetadata:
     query_start_loc int32 [Bp + 1], seq_lens int32 [Bp], num_computed_tokens_cpu int32 [Bp],
     block_table_tensor int32 [Bp, K] (kernel blocks where they are smaller), slot_mapping int64 [Tp], positions
     int64 [Tp], is_prefilling bool [Bp], req_idx int32 [B] state rows, encoder_seq_lens int32 [Bp] or None,
-    dcp_local_seq_lens int32 [Bp] or None, logits_indices_padded int64 [L].
-    The host knows every value, so the ``_cpu`` names are the same arrays and the upper bound is exact.
+    dcp_local_seq_lens int32 [Bp] or None, logits_indices_padded int64 [L], or padded for a captured graph.
+    Every value is known on the host: the ``_cpu`` names are the same arrays and the upper bound is exact.
     """
 
     query_start_loc: I32
@@ -87,33 +84,38 @@ class CommonAttentionMetadata:
         )
 
 
-def common_attention_metadata(batch: InputBatch, group: int = 0) -> CommonAttentionMetadata:
-    """The step's metadata for one KV group. Views of the step's tensors where they have the shape already: valid as
-    long as the batch is.
+def common_attention_metadata(
+    batch: BatchTensors, group: int = 0, num_logits_padded: int = 0
+) -> CommonAttentionMetadata:
+    """The step's metadata for one KV group: views of the step's tensors, valid as long as the batch is.
+
+    num_logits_padded: the padded number of logit rows of a captured graph; 0 pads nothing. Padding repeats the last
+    index, so that a graph reads no row outside the step.
     """
-    encoder = batch.encoder_seq_lens
-    padded = batch.num_reqs_padded
+    encoder, padded, num_logits = encoder_seq_lens(batch), batch.num_reqs_padded, len(batch.logits_indices)
+    if num_logits_padded and num_logits_padded < num_logits:
+        raise PlanError("fewer padded logit rows than logit rows", step=batch.step, tensor="logits_indices_padded",
+                        expected=f"{num_logits} or more", got=num_logits_padded)  # fmt: skip
+    logits_indices = batch.logits_indices
+    if num_logits_padded:
+        logits_indices = batch.optional("logits_indices_padded", size=num_logits_padded)
+        logits_indices[:num_logits] = batch.logits_indices
+        logits_indices[num_logits:] = batch.logits_indices[-1] if num_logits else 0
     return CommonAttentionMetadata(
         query_start_loc=batch.query_start_loc,
         seq_lens=batch.seq_lens,
-        num_computed_tokens_cpu=_pad(batch.num_computed_tokens, padded),
+        num_computed_tokens_cpu=batch.padded("num_computed_tokens", padded),
         num_reqs=batch.num_reqs,
         num_actual_tokens=batch.num_tokens,
         max_query_len=batch.max_query_len,
         max_seq_len=batch.max_seq_len,
-        block_table_tensor=batch.kernel_block_table(group),
+        block_table_tensor=kernel_block_table(batch, group),
         slot_mapping=batch.slot_mapping[group],
         positions=batch.positions,
-        is_prefilling=_pad(batch.is_prefilling, padded),
+        is_prefilling=batch.padded("is_prefilling", padded),
         req_idx=batch.idx_mapping,
-        logits_indices_padded=batch.logits_indices,
-        num_logits_indices=len(batch.logits_indices),
+        logits_indices_padded=logits_indices,
+        num_logits_indices=num_logits,
         encoder_seq_lens=encoder if encoder.any() else None,
         dcp_local_seq_lens=batch.dcp_local_seq_lens,
     )
-
-
-def _pad(values: npt.NDArray[_T], size: int) -> npt.NDArray[_T]:
-    out = np.zeros(size, values.dtype)
-    out[: len(values)] = values
-    return out

@@ -1,18 +1,15 @@
-"""A rectangle a step, for kernels that know neither ragged batches nor pages: padded queries, gathered keys, a mask."""
+"""A step as padded rectangles, for kernels without ragged batches and pages: queries, gathered keys, a mask."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from foreword.arrays import I64, Bools
 from foreword.batch.adapters.page_size_one import token_tables
+from foreword.batch.step.tensors import BatchTensors
 from foreword.batch.values.attention import visible
-
-if TYPE_CHECKING:
-    from foreword.batch.prepare.inputs import InputBatch
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,14 +29,14 @@ class DenseInputs:
     mask: Bools
 
 
-def dense_inputs(batch: InputBatch, group: int = 0) -> DenseInputs:
+def dense_inputs(batch: BatchTensors, group: int = 0) -> DenseInputs:
     """The step as rectangles, O(B · Q · N). PlanError for a group spread over ranks."""
     tables = token_tables(batch, group)
     local = np.arange(batch.max_query_len)
     real = local < tables.extend_seq_lens[:, None]
     token_indices = np.where(real, tables.extend_start_loc[:, None] + local, 0)
     positions = np.where(real, tables.extend_prefix_lens[:, None] + local, 0)
-    mask = visible(positions.reshape(-1), batch.max_seq_len, batch.sliding_window(group))
+    mask = visible(positions.reshape(-1), batch.max_seq_len, batch.states.block_tables[group].group.sliding_window)
     return DenseInputs(
         token_indices, positions, tables.req_to_token, mask.reshape(*positions.shape, -1) & real[:, :, None]
     )

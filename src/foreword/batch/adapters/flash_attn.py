@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from foreword.arrays import I32
-
-if TYPE_CHECKING:
-    from foreword.batch.prepare.inputs import InputBatch
+from foreword.batch.step.tensors import BatchTensors, local_seq_lens
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,15 +26,16 @@ class FlashAttnVarlen:
     block_table: I32
 
 
-def flash_attn_varlen(batch: InputBatch, group: int = 0) -> FlashAttnVarlen:
-    """The step as FlashAttention takes it. Copies: it stays true after the next step."""
-    B = batch.num_reqs
-    lens = batch.local_seq_lens(group)
-    cu_seqlens_k = np.zeros(B + 1, np.int32)
+def flash_attn_varlen(batch: BatchTensors, group: int = 0) -> FlashAttnVarlen:
+    """The step as FlashAttention takes it, at stable addresses; valid as long as the batch is."""
+    B, lens, held = batch.num_reqs, local_seq_lens(batch, group), batch.num_blocks[group]
+    cu_seqlens_k: I32 = batch.optional("cu_seqlens_k", group)[: B + 1]
+    cu_seqlens_k[0] = 0
     np.cumsum(lens, out=cu_seqlens_k[1:])
-    held = batch.num_blocks[group]
-    table = batch.block_table[group][:B, : int(held.max(initial=0))].copy()
-    table[np.arange(table.shape[1]) >= held[:, None]] = -1
+    width = int(held.max(initial=0))
+    table: I32 = batch.optional("varlen_block_table", group)[:B, :width]
+    table[:] = batch.block_table[group][:B, :width]
+    table[np.arange(width) >= held[:, None]] = -1
     return FlashAttnVarlen(
-        batch.query_start_loc[: B + 1].copy(), cu_seqlens_k, batch.max_query_len, int(lens.max(initial=0)), table
+        batch.query_start_loc[: B + 1], cu_seqlens_k, batch.max_query_len, int(lens.max(initial=0)), table
     )

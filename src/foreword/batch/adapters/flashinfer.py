@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from foreword.arrays import I32
-from foreword.batch.prepare.backends.vectorized import ragged_arange
-
-if TYPE_CHECKING:
-    from foreword.batch.prepare.inputs import InputBatch
+from foreword.batch.step.slots import ragged_arange
+from foreword.batch.step.tensors import BatchTensors, local_seq_lens
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,15 +26,17 @@ class FlashInferPlan:
     kv_last_page_len: I32
 
 
-def flashinfer_plan(batch: InputBatch, group: int = 0) -> FlashInferPlan:
-    """The step as FlashInfer takes it. Copies: it stays true after the next step."""
+def flashinfer_plan(batch: BatchTensors, group: int = 0) -> FlashInferPlan:
+    """The step as FlashInfer takes it, at stable addresses; valid as long as the batch is."""
     B, S = batch.num_reqs, batch.states.block_tables[group].group.block_size
-    seq_lens = batch.local_seq_lens(group)
+    seq_lens = local_seq_lens(batch, group)
     pages = -(-seq_lens // S)
-    kv_indptr = np.zeros(B + 1, np.int32)
+    kv_indptr: I32 = batch.optional("kv_indptr", group)[: B + 1]
+    kv_indptr[0] = 0
     np.cumsum(pages, out=kv_indptr[1:])
-    rows = np.repeat(np.arange(B), pages)
-    kv_indices = batch.block_table[group][rows, ragged_arange(pages)]
-    return FlashInferPlan(
-        batch.query_start_loc[: B + 1].copy(), kv_indptr, kv_indices, seq_lens - np.maximum(pages - 1, 0) * S
-    )
+    kv_indices: I32 = batch.optional("kv_indices", group)[: int(kv_indptr[-1])]
+    kv_indices[:] = batch.block_table[group][np.repeat(np.arange(B), pages), ragged_arange(pages)]
+    np.maximum(kv_indices, 0, out=kv_indices)  # null_block −1 below the window: any page that exists
+    kv_last_page_len: I32 = batch.optional("kv_last_page_len", group)[:B]
+    kv_last_page_len[:] = seq_lens - np.maximum(pages - 1, 0) * S
+    return FlashInferPlan(batch.query_start_loc[: B + 1], kv_indptr, kv_indices, kv_last_page_len)

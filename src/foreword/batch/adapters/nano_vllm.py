@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-import numpy as np
 
 from foreword.arrays import I32
 from foreword.batch.adapters.flash_attn import flash_attn_varlen
+from foreword.batch.step.tensors import BatchTensors, refuse_spread
 from foreword.batch.values.attention import AttentionState
-
-if TYPE_CHECKING:
-    from foreword.batch.prepare.inputs import InputBatch
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,13 +29,14 @@ class Context:
     block_tables: I32 | None = None
 
 
-def nano_vllm_context(batch: InputBatch, group: int = 0) -> Context:
-    """The step as nano-vllm prepares it, input_ids and positions apart. Copies."""
-    batch.refuse_spread(group, "nano-vllm's context")
+def nano_vllm_context(batch: BatchTensors, group: int = 0) -> Context:
+    """The step as nano-vllm prepares it, input_ids and positions apart; valid as long as the batch is."""
+    refuse_spread(batch, group, "nano-vllm's context")
     varlen = flash_attn_varlen(batch, group)
-    slots = batch.slot_mapping[group][: batch.num_tokens].astype(np.int32)
+    slots: I32 = batch.optional("slot_mapping_int32", group)[: batch.num_tokens]
+    slots[:] = batch.slot_mapping[group][: batch.num_tokens]
     if batch.attention_state is AttentionState.DECODE_ONLY:
-        context_lens = batch.seq_lens[: batch.num_reqs].copy()
+        context_lens = batch.seq_lens[: batch.num_reqs]
         return Context(False, slots, context_lens=context_lens, block_tables=varlen.block_table)
     cached = bool(varlen.cu_seqlens_k[-1] > varlen.cu_seqlens_q[-1])
     return Context(

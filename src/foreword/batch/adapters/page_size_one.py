@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from foreword.arrays import I32, I64
-
-if TYPE_CHECKING:
-    from foreword.batch.prepare.inputs import InputBatch
+from foreword.batch.step.tensors import BatchTensors, refuse_spread
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenTables:
-    """Request b's key at position p is in slot req_to_token[b, p], for p < seq_lens[b]; 0 past the end.
+    """Request b's key at position p is in slot req_to_token[b, p], for p < seq_lens[b]; 0 past the end
+    and where the block is null (below the sliding window).
 
     req_to_token: int64 [B, max_seq_len]. seq_lens: int32 [B].
     out_cache_loc: int64 [T], where the scheduled tokens' own keys and values go.
@@ -31,20 +29,21 @@ class TokenTables:
     extend_start_loc: I32
 
 
-def token_tables(batch: InputBatch, group: int = 0) -> TokenTables:
-    """The step as token tables. Copies: it stays true after the next step. PlanError for a group spread over ranks."""
-    batch.refuse_spread(group, "a token table")
-    B, S = batch.num_reqs, batch.tokens_per_block(group)
-    seq_lens = batch.seq_lens[:B].copy()
-    positions = np.arange(batch.max_seq_len)
-    table = batch.block_table[group][:B, : -(-batch.max_seq_len // S)].astype(np.int64)
-    slots = table[:, positions // S] * S + positions % S
-    slots[positions >= seq_lens[:, None]] = 0
+def token_tables(batch: BatchTensors, group: int = 0) -> TokenTables:
+    """The step as token tables, valid as long as the batch is. PlanError for a group spread over ranks."""
+    refuse_spread(batch, group, "a token table")
+    B, S = batch.num_reqs, batch.states.block_tables[group].tokens_per_block
+    seq_lens, positions = batch.seq_lens[:B], np.arange(batch.max_seq_len)
+    slots: I64 = batch.optional("req_to_token", group)[:B, : batch.max_seq_len]
+    blocks = batch.block_table[group][:B, positions // S]
+    np.multiply(blocks, S, out=slots)
+    slots += positions % S
+    slots[(positions >= seq_lens[:, None]) | (blocks == batch.states.null_block)] = 0
     return TokenTables(
         slots,
         seq_lens,
-        batch.slot_mapping[group][: batch.num_tokens].copy(),
-        batch.num_computed_tokens.copy(),
-        batch.num_scheduled_tokens.copy(),
-        batch.query_start_loc[:B].copy(),
+        batch.slot_mapping[group][: batch.num_tokens],
+        batch.num_computed_tokens,
+        batch.num_scheduled_tokens,
+        batch.query_start_loc[:B],
     )

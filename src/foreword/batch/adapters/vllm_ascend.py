@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from foreword.arrays import I32, I64, AnyArray
-from foreword.batch.prepare.inputs import InputBatch
+from foreword.batch.features.kernel_blocks import kernel_block_table
+from foreword.batch.step.tensors import BatchTensors, refuse_spread
 from foreword.batch.values.attention import visible
 from foreword.errors import ConfigError, PlanError
 
@@ -24,7 +25,7 @@ class AscendState(Enum):
     SpecDecoding = 4
 
 
-def ascend_state(batch: InputBatch, *, chunked_prefill: bool = True) -> AscendState:
+def ascend_state(batch: BatchTensors, *, chunked_prefill: bool = True) -> AscendState:
     """The state of the step, with c computed tokens, n scheduled tokens and k drafts per request:
 
         every c = 0        PrefillNoCache
@@ -113,7 +114,7 @@ class AscendMetadata:
     query_start_loc int32 [Bp + 1]; query_lens int32 [B]; num_computed_tokens int32 [B]; seq_lens int32 [Bp] = computed
     + scheduled, 0 on padding; block_tables int32 [Bp, K] (kernel blocks where they are smaller); slot_mapping int64
     [Tp], −1 on padding; attn_state as `ascend_state` gives it.
-    attn_mask, bool or float as its `AscendMasks` says:
+    attn_mask, of the dtype of its `AscendMasks`:
         PrefillNoCache     [max_query_len, max_query_len], one for all requests
         DecodeOnly         None: a query sees every key of its request; a kernel applies a sliding window itself
         any other state    [Tp, max_seq_len], row t for token t; padding has position 0
@@ -135,7 +136,7 @@ class AscendMetadata:
 
 
 def ascend_metadata(
-    batch: InputBatch, group: int = 0, *, masks: AscendMasks | None = None, chunked_prefill: bool = True
+    batch: BatchTensors, group: int = 0, *, masks: AscendMasks | None = None, chunked_prefill: bool = True
 ) -> AscendMetadata:
     """The step's metadata for one KV group, as views that are valid as long as the batch is.
 
@@ -143,8 +144,8 @@ def ascend_metadata(
     in new memory. chunked_prefill: see `ascend_state`.
     PlanError for masks of another window and for a group spread over ranks.
     """
-    batch.refuse_spread(group, "vllm-ascend's metadata")
-    window = batch.sliding_window(group)
+    refuse_spread(batch, group, "vllm-ascend's metadata")
+    window = batch.states.block_tables[group].group.sliding_window
     if masks is None:
         masks = AscendMasks(sliding_window=window)
     elif masks.sliding_window != window:
@@ -169,7 +170,7 @@ def ascend_metadata(
         query_lens=batch.num_scheduled_tokens,
         num_computed_tokens=batch.num_computed_tokens,
         seq_lens=batch.seq_lens,
-        block_tables=batch.kernel_block_table(group),
+        block_tables=kernel_block_table(batch, group),
         slot_mapping=batch.slot_mapping[group],
         attn_state=state,
         attn_mask=mask,

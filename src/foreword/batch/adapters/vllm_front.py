@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from foreword.arrays import I32, AnyArray
 from foreword.batch.adapters.vllm_requests import sampling_params
-from foreword.batch.prepare.backends import native
-
-if TYPE_CHECKING:
-    from foreword.batch.state.request_states import RequestStates
+from foreword.batch.state.request_states import RequestStates
+from foreword.native import native
 
 
-class VllmFront:
-    """Made for the first scheduler output that is applied to some states, and kept by them.
+def native_core(states: RequestStates, plan: dict[str, AnyArray]) -> Any:
+    """The native core that reads vLLM-shaped scheduler output into ``plan``, or None where it is not built."""
+    return None if states._core is None else native.VllmFastPath(states._core, plan)
 
-    rows, num_scheduled, num_drafts: int32 [R]; draft_ids: int32 [R · D]: the plan of the last output.
-    """
+
+class FastPath:
+    """The plan of the last scheduler output: rows, num_scheduled, num_drafts int32 [R]; draft_ids int32 [R · D]."""
 
     __slots__ = ("_core", "_views", "draft_ids", "num_drafts", "num_scheduled", "rows", "states")
 
@@ -30,19 +30,13 @@ class VllmFront:
         self.num_drafts = np.zeros(reqs, np.int32)
         self.draft_ids = np.zeros(max(reqs * states.max_num_draft_tokens, 1), np.int32)
         self._views: dict[int, tuple[I32, I32]] = {}
-        self._core: Any = native.vllm_front(states, self._arrays())
-
-    def _arrays(self) -> dict[str, AnyArray]:
-        return {
-            "num_placeholders": self.states.num_placeholders,
-            "rows": self.rows,
-            "num_scheduled": self.num_scheduled,
-            "num_drafts": self.num_drafts,
-            "draft_ids": self.draft_ids,
-        }
+        arrays = {name: getattr(self, name) for name in ("rows", "num_scheduled", "num_drafts", "draft_ids")}
+        self._core = native_core(states, arrays)
 
     def step(self, cached: Any, num_scheduled: Any, drafts: Any) -> int:
-        """Apply the cached requests and read the plan. The number of drafts; −1, and nothing done, if unusual."""
+        """Apply the cached requests and read the plan. Returns the number of drafts; −1, with nothing changed, for
+        cases that only the Python code covers.
+        """
         return -1 if self._core is None else int(self._core.step(cached, num_scheduled, drafts))
 
     def plan(self, num_reqs: int) -> tuple[I32, I32]:
@@ -53,25 +47,32 @@ class VllmFront:
         return views
 
     def admit(self, new: Any) -> bool:
-        """Admit plain requests all at once. False, and nothing done, where one of them is not plain."""
+        """Admit plain requests all at once. False, with nothing changed, where one of them is not plain."""
         states = self.states
-        if self._core is None or states.watchers or states.parked:
+        if self._core is None or states.observers:
             return False
         columns = states.sampling
-        done, special = self._core.admit(new, states.content_ids.take(len(new)), columns.version + 1)
+        first = states._num_admissions
+        done, special = self._core.admit(
+            new, states._content_ids.take(len(new)), columns.version + 1, columns.base_seed, first
+        )
         if not done:
             return False
         columns.version += 1
+        states._num_admissions = first + len(new)
         for i in special:
-            columns.set(states.row_of(new[i].req_id), sampling_params(new[i].sampling_params), states.vocab_size)
+            params = sampling_params(new[i].sampling_params)
+            columns.set(states.row_of(new[i].req_id), params, states.vocab_size, first + i)
         return True
 
     def finish(self, ids: list[str]) -> bool:
-        """Free the rows of those ids that are here. False, and nothing done, where somebody has to be told."""
+        """Free the rows of the live ones of these ids. False, with nothing changed, if more than their
+        rows has to change.
+        """
         states = self.states
-        if self._core is None or states.watchers or states.loras or states.extras:
+        if self._core is None or states.observers or states.loras or states.extras:
             return False
         columns = states.sampling
-        rows = self._core.finish(ids, states.content_ids.take(len(ids)), columns.version + 1)
+        rows = self._core.finish(ids, states._content_ids.take(len(ids)), columns.version + 1)
         columns.were_reset(rows)
         return True

@@ -1,4 +1,4 @@
-"""vLLM's per-request objects in our terms: NewRequestData, SamplingParams, PoolingParams, multimodal features."""
+"""vLLM's per-request objects as the types of this package: requests, sampling, pooling, LoRA, multimodal features."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from foreword.batch.features.multimodal import MultiModalFeature
-from foreword.batch.features.pooling import PoolingParams
+from foreword.batch.values.lora import LoraRequest
+from foreword.batch.values.multimodal import MultiModalFeature
+from foreword.batch.values.pooling import PoolingParams
 from foreword.batch.values.requests import NewRequest
 from foreword.batch.values.sampling_params import SamplingParams
 
@@ -31,11 +32,12 @@ def new_request(data: Any) -> NewRequest:
         () if known is None else known[prompt_len:],
         data.num_computed_tokens,
         sampling_params(data.sampling_params),
-        0 if data.lora_request is None else int(data.lora_request.lora_int_id),
+        0,
         embeds,
         prompt_is_token_id=None if mask is None else np.asarray(mask, np.bool_),
         mm_features=[_feature(f) for f in data.mm_features or ()],
         pooling_params=_pooling(data.pooling_params),
+        lora_request=_lora(data.lora_request),
     )
 
 
@@ -49,6 +51,13 @@ def sampling_params(params: Any) -> SamplingParams | None:
     values["stop"] = getattr(params, "stop", None) or ()
     values["stop_token_ids"] = tuple(getattr(params, "stop_token_ids", None) or ())
     return SamplingParams(**values)
+
+
+def _lora(request: Any) -> LoraRequest | None:
+    if request is None or isinstance(request, LoraRequest):
+        return request
+    name, path = getattr(request, "lora_name", ""), getattr(request, "lora_path", "")
+    return LoraRequest(int(request.lora_int_id), str(name), str(path))
 
 
 def _pooling(params: Any) -> PoolingParams | None:

@@ -1,15 +1,13 @@
-"""Decodes and prefills told apart, for kernels with a path for each, and for graphs of one query length."""
+"""Decodes distinguished from prefills, for kernels with a path for each, and for graphs of one query length."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from foreword.arrays import Bools, Ints
-
-if TYPE_CHECKING:
-    from foreword.batch.prepare.inputs import InputBatch
+from foreword.batch.step.tensors import BatchTensors
 
 
 class Split(NamedTuple):
@@ -21,7 +19,7 @@ class Split(NamedTuple):
     num_prefill_tokens: int
 
 
-def is_decode(batch: InputBatch) -> Bools:
+def is_decode(batch: BatchTensors) -> Bools:
     """bool [B]: one known token over context, and its drafts if it has any (n − k = 1 and c > 0).
 
     A prompt's last token over context is one, also with placeholder drafts. A chunk of K + 1 prompt tokens is not one,
@@ -31,7 +29,7 @@ def is_decode(batch: InputBatch) -> Bools:
     return decodes
 
 
-def uniform_decode_len(batch: InputBatch) -> int | None:
+def uniform_decode_len(batch: BatchTensors) -> int | None:
     """The query length of a batch of decodes that all have the same, as a captured graph needs it; None for others."""
     n = batch.num_scheduled_tokens
     if not len(n) or int(n[0]) != batch.max_query_len or (n != n[0]).any() or not is_decode(batch).all():
@@ -40,7 +38,7 @@ def uniform_decode_len(batch: InputBatch) -> int | None:
 
 
 def split_decodes_and_prefills(
-    batch: InputBatch,
+    batch: BatchTensors,
     decode_threshold: int = 1,
     *,
     require_uniform: bool = False,
@@ -51,7 +49,7 @@ def split_decodes_and_prefills(
     A request counts as a decode while it has at most decode_threshold tokens, and
         require_uniform: as many as the first request;
         not short_extends_are_decodes: no prompt token left to compute, or is_decode.
-    A kernel's decode path computes any short query over context rightly, so a short extend may take it.
+    A kernel's decode path computes any short query over context correctly, so a short extend may take it.
     """
     n = batch.num_scheduled_tokens
     decodes = n <= decode_threshold
@@ -77,7 +75,7 @@ def region_swaps(regions: Ints) -> list[tuple[int, int]]:
     waiting: dict[tuple[int, int], list[int]] = {}
     for i in np.flatnonzero(have != want).tolist():
         waiting.setdefault((int(have[i]), int(want[i])), []).append(i)
-    for (a, b), places in waiting.items():  # one stands where the other belongs: a swap settles both
+    for (a, b), places in waiting.items():  # each is in the region of the other: one swap corrects both
         others = waiting.get((b, a), [])
         while a < b and places and others:
             i, j = places.pop(0), others.pop(0)

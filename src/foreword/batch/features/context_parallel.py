@@ -1,4 +1,4 @@
-"""Prefill context parallelism: one step's tokens shared out among ranks so that each has as much attention to do.
+"""Prefill context parallelism: one step's tokens split among ranks with balanced attention work.
 
 The first tokens of a prompt have few keys and the last ones many. So each request's n scheduled tokens are cut into
 2·R chunks, and rank r takes the r-th from the front and the r-th from the back:
@@ -12,16 +12,13 @@ its keys are all positions before its end, wherever they were computed.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from foreword.arrays import I32, I64
-from foreword.batch.prepare.backends.vectorized import ragged_arange
+from foreword.batch.step.slots import ragged_arange
+from foreword.batch.step.tensors import BatchTensors
 from foreword.errors import ConfigError
-
-if TYPE_CHECKING:
-    from foreword.batch.prepare.inputs import InputBatch
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,25 +39,33 @@ class PrefillShare:
     restore_indices: I64
 
 
-def share_prefill(batch: InputBatch, size: int, rank: int) -> PrefillShare:
-    """This rank's share of the step. Chunks are ceil(n / 2R) long; the last ones of a short request are empty."""
+def share_prefill(batch: BatchTensors, size: int, rank: int) -> PrefillShare:
+    """This rank's share of the step, at addresses of its own. Chunks are ceil(n / 2R) long; the last ones of a short
+    request are empty.
+    """
     if size < 1 or not 0 <= rank < size:
         raise ConfigError(f"share_prefill(size={size}, rank={rank}): rank must be in [0, size)")
     tokens, pieces = zip(*(_tokens_of(batch, size, r) for r in range(size)), strict=True)
     longest = max(map(len, tokens))
-    restore = np.empty(batch.num_tokens, np.int64)
+    restore: I64 = batch.optional("share_restore_indices", size=rank)[: batch.num_tokens]
     for r, here in enumerate(tokens):
         restore[here] = r * longest + np.arange(len(here))
     req, start, stop = pieces[rank]
-    loc = np.zeros(len(req) + 1, np.int32)
+    V = len(req)
+    req_indices: I64 = batch.optional("share_req_indices", size=rank)[:V]
+    req_indices[:] = req
+    loc: I32 = batch.optional("share_query_start_loc", size=rank)[: V + 1]
+    loc[0] = 0
     np.cumsum(stop - start, out=loc[1:])
-    token_indices = np.zeros(longest, np.int64)
+    token_indices: I64 = batch.optional("share_token_indices", size=rank)[:longest]
     token_indices[: len(tokens[rank])] = tokens[rank]
-    seq_lens = (batch.num_computed_tokens[req] + stop).astype(np.int32)
-    return PrefillShare(req, loc, seq_lens, len(tokens[rank]), token_indices, restore)
+    token_indices[len(tokens[rank]) :] = 0
+    seq_lens: I32 = batch.optional("share_seq_lens", size=rank)[:V]
+    seq_lens[:] = batch.num_computed_tokens[req] + stop
+    return PrefillShare(req_indices, loc, seq_lens, len(tokens[rank]), token_indices, restore)
 
 
-def _tokens_of(batch: InputBatch, size: int, rank: int) -> tuple[I64, tuple[I64, I64, I64]]:
+def _tokens_of(batch: BatchTensors, size: int, rank: int) -> tuple[I64, tuple[I64, I64, I64]]:
     """(token rows, (request, first, end of each piece inside its request)) of one rank, in the order of the step."""
     n = batch.num_scheduled_tokens.astype(np.int64)
     chunk = -(-n // (2 * size))

@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from foreword.arrays import I64, AnyArray, Bools
 from foreword.batch.features.multimodal import requests_with
-
-if TYPE_CHECKING:
-    from foreword.batch.prepare.inputs import InputBatch
-    from foreword.batch.state.request_states import RequestStates
+from foreword.batch.step.tensors import BatchTensors
 
 
-def is_token_ids(states: RequestStates, batch: InputBatch) -> Bools:
+def is_token_ids(batch: BatchTensors) -> Bools:
     """bool [Tp]: True where input_ids holds the input, False where a prompt embedding does. True on padding."""
-    out = np.ones(batch.num_tokens_padded, np.bool_)
-    if states.is_token_id is not None:
+    out: Bools = batch.optional("is_token_ids")[: batch.num_tokens_padded]
+    out[:] = True
+    mask = batch.states.is_token_id
+    if mask is not None:
         T = batch.num_tokens
-        out[:T] = states.is_token_id[batch.idx_mapping[batch.req_indices], batch.positions[:T]]
+        out[:T] = mask[batch.idx_mapping[batch.req_indices], batch.positions[:T]]
     return out
 
 
-def prompt_embeds(states: RequestStates, batch: InputBatch) -> tuple[I64, AnyArray]:
+def prompt_embeds(batch: BatchTensors) -> tuple[I64, AnyArray]:
     """(token rows int64 [N], vectors [N, hidden]): inputs_embeds[token rows] = vectors. N = 0: shape [0, 0].
 
-    N are the scheduled tokens that is_token_ids calls False. Costs O(N + Tp), nothing where nobody brought embeddings.
+    N counts the scheduled tokens where is_token_ids is False. Costs O(N + Tp), nothing without embeddings.
     """
-    staged = states.extras.prompt_embeds
+    staged, mask = batch.states.extras.prompt_embeds, batch.states.is_token_id
     rows: list[I64] = []
     vectors: list[AnyArray] = []
     for b in requests_with(staged, batch.idx_mapping):
@@ -37,8 +34,8 @@ def prompt_embeds(states: RequestStates, batch: InputBatch) -> tuple[I64, AnyArr
         n = min(int(batch.num_scheduled_tokens[b]), len(embeds) - c)
         if n <= 0:
             continue
-        assert states.is_token_id is not None
-        local = np.flatnonzero(~states.is_token_id[row, c : c + n])
+        assert mask is not None
+        local = np.flatnonzero(~mask[row, c : c + n])
         rows.append(first + local)
         vectors.append(embeds[c + local])
     if not rows:

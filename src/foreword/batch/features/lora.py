@@ -1,57 +1,19 @@
-"""LoRA adapters: who uses which, and the adapter of every request, token and logit row of a step. 0 is no adapter."""
+"""LoRA adapters of a step: the adapter of every request, token and logit row. 0 is no adapter."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from foreword.arrays import I32
-
-if TYPE_CHECKING:
-    from foreword.batch.prepare.inputs import InputBatch
-    from foreword.batch.state.request_states import RequestStates
-
-
-class LoraUsers:
-    """The live requests of each adapter. An adapter is in use from its first user's admission to its last one's end."""
-
-    __slots__ = ("_users",)
-
-    def __init__(self) -> None:
-        self._users: dict[int, dict[str, None]] = {}
-
-    def __len__(self) -> int:
-        return len(self._users)
-
-    @property
-    def in_use(self) -> tuple[int, ...]:
-        """Adapters with at least one live request, in order of first use."""
-        return tuple(self._users)
-
-    def users(self, lora_id: int) -> tuple[str, ...]:
-        """The adapter's live requests, in order of admission."""
-        return tuple(self._users.get(lora_id, ()))
-
-    def add(self, lora_id: int, req_id: str) -> None:
-        """Note a user; adapter 0 is none."""
-        if lora_id:
-            self._users.setdefault(lora_id, {})[req_id] = None
-
-    def drop(self, lora_id: int, req_id: str) -> None:
-        """Forget a user, and the adapter with its last one."""
-        users = self._users.get(lora_id)
-        if users is not None:
-            users.pop(req_id, None)
-            if not users:
-                del self._users[lora_id]
+from foreword.batch.step.tensors import BatchTensors
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoraMapping:
     """Adapters of one step. requests: int32 [B]; tokens: int32 [Tp], 0 on padding; logits: int32 [L];
-    active: the adapters this step runs, ascending, without 0.
+    active: the adapters of this step, ascending, without 0. `RequestStates.loras` has their names and paths.
     """
 
     requests: I32
@@ -60,10 +22,14 @@ class LoraMapping:
     active: tuple[int, ...]
 
 
-def lora_mapping(states: RequestStates, batch: InputBatch) -> LoraMapping:
+def lora_mapping(batch: BatchTensors) -> LoraMapping:
     """The adapter of each request, of each of its tokens, and of each of its logit rows."""
-    requests = states.lora_id[batch.idx_mapping]
-    tokens = np.zeros(batch.num_tokens_padded, np.int32)
-    tokens[: batch.num_tokens] = requests[batch.req_indices]
-    active = tuple(int(i) for i in np.unique(requests) if i)
-    return LoraMapping(requests, tokens, states.lora_id[batch.expanded_idx_mapping], active)
+    lora_id, T = batch.states.lora_id, batch.num_tokens
+    requests: I32 = batch.optional("lora_requests")[: batch.num_reqs]
+    tokens: I32 = batch.optional("lora_tokens")[: batch.num_tokens_padded]
+    logits: I32 = batch.optional("lora_logits")[: len(batch.logits_indices)]
+    np.take(lora_id, batch.idx_mapping, out=requests)
+    np.take(requests, batch.req_indices, out=tokens[:T])
+    tokens[T:] = 0
+    np.take(lora_id, batch.expanded_idx_mapping, out=logits)
+    return LoraMapping(requests, tokens, logits, tuple(int(i) for i in np.unique(requests) if i))

@@ -1,58 +1,20 @@
 """Multimodal prompts: which encoder outputs a step needs, and where their rows go.
 
-A feature (an image, a clip) stands in the prompt as a run of placeholder tokens. A step computes some of them, maybe
-from the middle of an image to its end; `mm_inputs` says which encoder rows those are.
+A feature (an image, a clip) is a run of placeholder tokens in the prompt. A step computes some of them, possibly from
+the middle of an image on; `mm_inputs` gives the encoder rows of those tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from foreword.arrays import I32, I64, Bools, Ints
+from foreword.batch.state.request_states import RequestStates
+from foreword.batch.step.tensors import BatchTensors
 from foreword.errors import RequestError
-
-if TYPE_CHECKING:
-    from foreword.batch.prepare.inputs import InputBatch
-    from foreword.batch.state.request_states import RequestStates
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class MultiModalFeature:
-    """One encoder input of a prompt.
-
-    identifier: what the encoder cache calls its output (a content hash).
-    offset, length: the placeholder range [offset, offset + length) of prompt positions.
-    is_embed: bool [length], False where a position of the range keeps its token (a separator); None: all are embedded.
-    The encoder output has one row for each embedded position, in order.
-    """
-
-    identifier: str
-    offset: int
-    length: int
-    is_embed: Bools | None = None
-    modality: str = "image"
-
-    @property
-    def num_embeds(self) -> int:
-        """Rows of the encoder output."""
-        return self.length if self.is_embed is None else int(np.count_nonzero(self.is_embed))
-
-    def check(self, req_id: str, prompt_len: int) -> None:
-        """RequestError for a range outside the prompt or a mask of another length."""
-        if self.offset < 0 or self.length < 1 or self.offset + self.length > prompt_len:
-            raise RequestError(
-                req_id, "mm_features", (self.offset, self.length), f"is no range of the prompt's {prompt_len} tokens",
-                "Give the placeholder range as it stands in prompt_token_ids.",
-            )  # fmt: skip
-        if self.is_embed is not None and np.shape(self.is_embed) != (self.length,):
-            raise RequestError(
-                req_id, "mm_features", np.shape(self.is_embed), f"is_embed must have {self.length} entries",
-                "Give one truth value a placeholder.",
-            )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +30,11 @@ class EncoderSlice:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MultiModalInputs:
-    """What a step takes from encoder outputs.
+    """What a step reads of encoder outputs.
 
     slices: the outputs it needs, in batch order, then prompt order. With E = their rows, concatenated [N, hidden]:
     inputs_embeds[token_indices] = E.
-    is_mm_embed: bool [Tp], True at the tokens that take an encoder row. token_indices: int64 [N], where it is True.
+    is_mm_embed: bool [Tp], True at the tokens that read an encoder row. token_indices: int64 [N], where it is True.
     """
 
     slices: tuple[EncoderSlice, ...]
@@ -81,20 +43,21 @@ class MultiModalInputs:
 
     @property
     def identifiers(self) -> tuple[str, ...]:
-        """The encoder outputs this step reads, each once, in order of first use."""
+        """The encoder outputs that this step reads, each once, in order of first use."""
         return tuple(dict.fromkeys(s.identifier for s in self.slices))
 
 
-def mm_inputs(states: RequestStates, batch: InputBatch) -> MultiModalInputs:
+def mm_inputs(batch: BatchTensors) -> MultiModalInputs:
     """Cut every feature of the scheduled requests to the tokens of this step.
 
     For request b with c computed and n scheduled tokens, and a feature at [o, o + l): positions
-    max(c, o) … min(c + n, o + l) − 1, as far as they are embedded, take the encoder rows of the same rank.
+    max(c, o) … min(c + n, o + l) − 1, as far as they are embedded, read the encoder rows of the same rank.
     Costs O(features of the scheduled requests + Tp).
     """
-    mask = np.zeros(batch.num_tokens_padded, np.bool_)
+    mask = batch.optional("is_mm_embed")[: batch.num_tokens_padded]
+    mask[:] = False
     slices: list[EncoderSlice] = []
-    features = states.extras.mm_features
+    features = batch.states.extras.mm_features
     start_loc, computed, scheduled = batch.query_start_loc, batch.num_computed_tokens, batch.num_scheduled_tokens
     for b in requests_with(features, batch.idx_mapping):
         c, first = int(computed[b]), int(start_loc[b])
@@ -118,13 +81,13 @@ def mm_inputs(states: RequestStates, batch: InputBatch) -> MultiModalInputs:
 
 
 def requests_with(by_row: Mapping[int, object], rows: I32) -> list[int]:
-    """The batch indices of the rows that have an entry, in batch order; free where nobody has one."""
+    """The batch indices of the rows that have an entry, in batch order; no cost where no request has one."""
     if not by_row:
         return []
     return [b for b, row in enumerate(rows.tolist()) if row in by_row]
 
 
-def mrope_positions(states: RequestStates, batch: InputBatch, num_dims: int) -> I64:
+def mrope_positions(batch: BatchTensors, num_dims: int = 3) -> I64:
     """Rotary positions of num_dims dimensions, int64 [num_dims, Tp], 0 on padding.
 
     For a token at position p of a request that was admitted with mrope_positions m [num_dims, n]:
@@ -132,18 +95,17 @@ def mrope_positions(states: RequestStates, batch: InputBatch, num_dims: int) -> 
     and p in every dimension for a request without: text.
     """
     T = batch.num_tokens
-    out = np.zeros((num_dims, batch.num_tokens_padded), np.int64)
+    out: I64 = batch.optional("mrope_positions", size=num_dims)[:, : batch.num_tokens_padded]
     positions, rows = batch.positions[:T], batch.idx_mapping
-    out[:, :T] = positions + states.rope_delta[rows][batch.req_indices]
+    out[:, T:] = 0
+    out[:, :T] = positions + batch.states.rope_delta[rows][batch.req_indices]
     start_loc, computed = batch.query_start_loc, batch.num_computed_tokens
-    staged = states.extras.mrope_positions
+    staged = batch.states.extras.mrope_positions
     for b in requests_with(staged, rows):
         m, c = staged[int(rows[b])], int(computed[b])
         if len(m) != num_dims:
-            raise RequestError(
-                batch.req_ids[b], "mrope_positions", m.shape, f"has {len(m)} dimensions, the model {num_dims}",
-                "Give one row a dimension.",
-            )  # fmt: skip
+            reason = f"has {len(m)} dimensions, the model {num_dims}"
+            raise RequestError(batch.req_ids[b], "mrope_positions", m.shape, reason, "Give one row per dimension.")
         n = min(int(start_loc[b + 1] - start_loc[b]), m.shape[1] - c)
         if n > 0:
             out[:, start_loc[b] : start_loc[b] + n] = m[:, c : c + n]
@@ -155,14 +117,17 @@ def stage_mrope_positions(states: RequestStates, req_id: str, positions: Ints, d
     engines whose model computes them from the prompt.
     """
     if np.ndim(positions) != 2:
-        raise RequestError(req_id, "positions", np.shape(positions), "must be [dims, tokens]", "One row a dimension.")
+        raise RequestError(
+            req_id, "positions", np.shape(positions), "must be [dims, tokens]", "Give one row per dimension."
+        )
     row = states.row_of(req_id)
     states.extras.stage_mrope(row, np.ascontiguousarray(positions, np.int32))
     states.rope_delta[row] = delta
 
 
-def encoder_seq_lens(states: RequestStates, batch: InputBatch) -> I32:
+def encoder_seq_lens(batch: BatchTensors) -> I32:
     """Cross-attention lengths, int32 [Bp]: each request's encoder_len in every one of its steps; 0 on padding."""
-    out = np.zeros(batch.num_reqs_padded, np.int32)
-    out[: batch.num_reqs] = states.encoder_len[batch.idx_mapping]
+    out: I32 = batch.optional("encoder_seq_lens")[: batch.num_reqs_padded]
+    out[: batch.num_reqs] = batch.states.encoder_len[batch.idx_mapping]
+    out[batch.num_reqs :] = 0
     return out

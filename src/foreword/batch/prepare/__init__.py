@@ -1,0 +1,1 @@
+"""From a plan to a checked batch, and from its samples back to the state."""

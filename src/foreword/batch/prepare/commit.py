@@ -4,125 +4,113 @@ For request b of the batch with c computed and n scheduled tokens, k of them dra
 
     if its row was freed since the batch was prepared:  nothing (a late result)
     if c + n − k < v:                                   num_computed = c + n     a prompt chunk: s is discarded
+                                                        num_accepted = 1
     else:                                               token_ids[row, v : v + len(s)] = s
                                                         num_tokens = v + len(s)
                                                         num_computed = c + n − k + accepted
+                                                        num_accepted = max(len(s), 1)
 
 with accepted = max(len(s) − 1, 0): the drafts that verification kept.
 
 With two steps in flight the second is prepared before the samples of the first are known. `advance` counts the first
 as done, all drafts accepted: num_computed = c + n and, where it samples, num_placeholders += 1 + k. The commit then
-takes back what was assumed: num_computed −= k − accepted, num_placeholders −= 1 + k. `InputBatch.resolve` brings the
-second step's tensors to the truth before it runs.
+takes back what was assumed: num_computed −= k − accepted, num_placeholders −= 1 + k. `resolve` updates the second
+step's tensors before it runs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from foreword.arrays import I32, Bools
-from foreword.batch.prepare.backends.vectorized import ragged_arange
-from foreword.batch.prepare.plan import int32s
+from foreword.batch.state.request_states import RequestStates
+from foreword.batch.step.slots import ragged_arange
+from foreword.batch.step.tensors import BatchTensors
+from foreword.batch.values.integers import INT32, as_integer, int32s, length_of
 from foreword.errors import CapacityError, PlanError, RequestError
 
-if TYPE_CHECKING:
-    from foreword.batch.prepare.inputs import InputBatch
-    from foreword.batch.state.request_states import RequestStates
 
-
-def advance(states: RequestStates, batch: InputBatch) -> None:
-    """Count a step as done, all of its drafts accepted and its samples unknown. Once, before its commit.
-
-    Raises PlanError for a batch advanced or committed before, of other states, or not resolved.
-    """
-    batch.claim_advance(states)
-    if batch.advance_native():
+def count_as_done(states: RequestStates, batch: BatchTensors) -> None:
+    """Count a step as done, all of its drafts accepted and its samples unknown. See `advance`."""
+    core = batch.buffers.core
+    if core is not None:
+        core.advance(batch.num_reqs)
         return
     rows, k = batch.idx_mapping, batch.num_draft_tokens
     end = batch.num_computed_tokens + batch.num_scheduled_tokens
     current = states.row_generation[rows] == batch.row_generation
     samples = current & (end - k >= states.num_tokens[rows] + states.num_placeholders[rows])
-    batch.set_samples(samples)
-    states.num_computed_tokens[rows[current]] = end[current]
-    states.num_placeholders[rows[samples]] += 1 + k[samples]
+    batch.buffers["samples"][: len(samples)] = samples
+    states._progress.advance(rows[current], end[current], samples[current], k[current])
 
 
-def commit(states: RequestStates, batch: InputBatch, sampled: Mapping[str, Sequence[int]] | I32) -> None:
+def apply_samples(
+    states: RequestStates, batch: BatchTensors, sampled: Mapping[str, Sequence[int]] | I32, advanced: bool
+) -> None:
     """Apply a step. ``sampled``: {req_id: tokens}, or int32 [B] or [B, D + 1] padded with −1. All or nothing.
 
-    Raises PlanError for a batch committed before, prepared from other states or before rows moved, not resolved, or
-    for more samples than drafts + 1; RequestError for an id not in the batch or a token outside the vocabulary;
-    CapacityError for a token past max_model_len.
+    A token of a list is anything with ``__index__``. Raises PlanError for more samples than drafts + 1, RequestError
+    for an id not in the batch or a token outside the vocabulary, CapacityError for a token past max_model_len.
     """
-    batch.claim_commit(states)
-    try:
-        if type(sampled) is np.ndarray and batch.commit_native(sampled):
-            return
+    if type(sampled) is np.ndarray and sampled.dtype is INT32 and len(sampled) == batch._scalars[0]:
+        table = sampled
+    else:
         table = _from_lists(states, batch, sampled) if isinstance(sampled, Mapping) else _as_table(batch, sampled)
-        if not batch.commit_native(table):
-            _apply(states, batch, table)  # the same in NumPy, and what says which rule a refused table breaks
-    except Exception:
-        batch.release_commit()
-        raise
+    core = batch.buffers.core
+    if core is None or not core.commit(table, advanced):
+        _apply(states, batch, table, advanced)  # the same in NumPy; it names the rule that a refused table breaks
 
 
-def _from_lists(states: RequestStates, batch: InputBatch, sampled: Mapping[str, Sequence[int]]) -> I32:
+def _from_lists(states: RequestStates, batch: BatchTensors, sampled: Mapping[str, Sequence[int]]) -> I32:
     index = {rid: b for b, rid in enumerate(batch.req_ids)}
+    table = np.full((batch.num_reqs, max([1, *map(length_of, sampled.values())])), -1, np.int32)
     for rid, tokens in sampled.items():
         if rid not in index:
             raise RequestError(rid, "sampled", tokens, "is not in this batch", "Commit each batch's own samples.")
-        if not hasattr(tokens, "__len__"):
-            raise RequestError(rid, "sampled", tokens, "is no list of token ids", "Give a list, empty for none.")
-        for t in tokens:
-            if not isinstance(t, int | np.integer) or not 0 <= t < states.vocab_size:
-                raise RequestError(
-                    rid, "sampled", t, f"is no token id, the vocabulary has {states.vocab_size}", "Sample again."
-                )
-    width = max(map(len, sampled.values()), default=0)
-    table = np.full((batch.num_reqs, max(width, 1)), -1, np.int32)
-    for rid, tokens in sampled.items():
-        table[index[rid], : len(tokens)] = tokens
+        if length_of(tokens) < 0:
+            raise RequestError(rid, "sampled", tokens, "expected a list of token ids", "Give an empty list for none.")
+        for i, t in enumerate(tokens):
+            token = as_integer(t)
+            if token is None or not 0 <= token < states.vocab_size:
+                limit = f"must be a token id; the vocabulary has {states.vocab_size}"
+                raise RequestError(rid, "sampled", t, limit, "Sample again.")
+            table[index[rid], i] = token
     return table
 
 
-def _as_table(batch: InputBatch, sampled: I32) -> I32:
+def _as_table(batch: BatchTensors, sampled: I32) -> I32:
+    """int32 [B] or [B, width]; PlanError for another shape."""
     table = int32s(sampled, "sampled")
     if table.ndim not in (1, 2) or len(table) != batch.num_reqs:
         raise PlanError("sampled must be int32 [B] or [B, D + 1], padded with −1", tensor="sampled",
                         expected=(batch.num_reqs, "D + 1"), got=table.shape)  # fmt: skip
-    return table[:, None] if table.ndim == 1 else table
+    return table
 
 
-def _apply(states: RequestStates, batch: InputBatch, table: I32) -> None:
+def _apply(states: RequestStates, batch: BatchTensors, table: I32, advanced: bool) -> None:
     rows, n, c = batch.idx_mapping, batch.num_scheduled_tokens, batch.num_computed_tokens
     k = batch.num_draft_tokens
+    table = _as_table(batch, table)
+    table = table[:, None] if table.ndim == 1 else table
     present = table >= 0
     m = present.sum(1, dtype=np.int32)
     _check_padding(states, batch, table, present)
     current = states.row_generation[rows] == batch.row_generation
     v = states.num_tokens[rows]
-    samples = current & (batch.samples if batch.advanced else c + n - k >= v)
+    samples = current & (batch.buffers["samples"][: len(rows)] if advanced else c + n - k >= v)
     m = np.where(samples, m, 0)
     _check_fit(states, batch, m, k, v)
-
-    if not batch.advanced:
-        states.num_computed_tokens[rows[current]] = (c + n)[current]
-    rejected = k - np.maximum(m - 1, 0)
-    states.num_computed_tokens[rows[samples]] -= rejected[samples]
-    if batch.advanced:
-        states.num_placeholders[rows[samples]] -= 1 + k[samples]
-    states.num_tokens[rows[current]] = (v + m)[current]
+    progress = states._progress
+    progress.reach(rows[current], None if advanced else (c + n)[current])
+    rows, m, k, v, table = rows[samples], m[samples], k[samples], v[samples], table[samples]
     local = ragged_arange(m)
     tokens = table[np.repeat(np.arange(len(m)), m), local]
-    states.token_ids[np.repeat(rows, m), np.repeat(v, m) + local] = tokens
-    some = m > 0
-    states.last_sampled_token[rows[some]] = tokens[np.cumsum(m)[some] - 1]
+    progress.accept(rows, m, (np.repeat(rows, m), np.repeat(v, m) + local), tokens, k, advanced)
 
 
-def _check_padding(states: RequestStates, batch: InputBatch, table: I32, present: Bools) -> None:
+def _check_padding(states: RequestStates, batch: BatchTensors, table: I32, present: Bools) -> None:
     bad = (present[:, 1:] & ~present[:, :-1]).any(1)
     bad |= (table < -1).any(1) | (table >= states.vocab_size).any(1)
     if bad.any():
@@ -132,7 +120,7 @@ def _check_padding(states: RequestStates, batch: InputBatch, table: I32, present
                         got=table[b].tolist())  # fmt: skip
 
 
-def _check_fit(states: RequestStates, batch: InputBatch, m: I32, k: I32, v: I32) -> None:
+def _check_fit(states: RequestStates, batch: BatchTensors, m: I32, k: I32, v: I32) -> None:
     if (bad := m > k + 1).any():
         b = int(np.argmax(bad))
         raise PlanError("more samples than drafts + 1", request=batch.req_ids[b], tensor="sampled", index=b,

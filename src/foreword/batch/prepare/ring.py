@@ -1,34 +1,41 @@
-"""Two or more steps in flight: buffers in turn, and blocks that wait until nobody can touch them."""
+"""Two or more steps in flight: buffers used in turn, and freed blocks kept until no step can read them."""
 
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from foreword.arrays import I32
-from foreword.batch.prepare.buffers import InputBuffers
+from foreword.batch.state.request_states import RequestStates
+from foreword.batch.step.arena import Allocator
+from foreword.batch.step.buffers import InputBuffers
 from foreword.errors import ConfigError, PlanError
-
-if TYPE_CHECKING:
-    from foreword.batch.state.request_states import RequestStates
 
 
 class StagingRing:
-    """``depth`` `InputBuffers` used in turn. A slot is handed out again only after its step was released, so that no
-    buffer is written while a step in flight still reads it.
+    """``depth`` `InputBuffers` used in turn. A slot is reused only after its step was released, so that no buffer is
+    written while a step in flight reads it.
 
         buffers = ring.acquire()                       # refuses while the step that used the slot is in flight
         batch = prepare_inputs(states, plan, buffers)
-        …                                              # the step runs, reading the buffers
-        ring.release(buffers)                          # it is done with them
+        …                                              # the step runs and reads the buffers
+        ring.release(buffers)                          # the step no longer reads them
     """
 
-    def __init__(self, states: RequestStates, *, max_num_batched_tokens: int, depth: int = 2) -> None:
+    def __init__(
+        self,
+        states: RequestStates,
+        *,
+        max_num_batched_tokens: int,
+        depth: int = 2,
+        allocator: Allocator | None = None,
+    ) -> None:
         if depth < 1:
             raise ConfigError(f"depth={depth}: a ring has at least one slot")
-        self._slots = [InputBuffers.for_states(states, max_num_batched_tokens) for _ in range(depth)]
+        self._slots = [
+            InputBuffers.for_states(states, max_num_batched_tokens, allocator=allocator) for _ in range(depth)
+        ]
         self._busy = [False] * depth
         self._next = 0
 
@@ -51,7 +58,7 @@ class StagingRing:
         return self._slots[slot]
 
     def release(self, buffers: InputBuffers) -> None:
-        """The step that used these buffers is done with them. PlanError if they are not in use, or of another ring."""
+        """The step no longer reads these buffers. PlanError if they are not in use, or belong to another ring."""
         for slot, candidate in enumerate(self._slots):
             if candidate is buffers and self._busy[slot]:
                 self._busy[slot] = False
@@ -61,6 +68,8 @@ class StagingRing:
 
 class BlockFence:
     """Blocks freed while a step in flight may still read or write them, kept until that step is done.
+
+    For engines that launch several steps at once. `foreword.engine` runs one step at a time and frees between two runs.
 
     fence.hold(blocks, after=step)     # freed now; ``step`` was launched before and may touch them
     free = fence.pass_(step)           # ``step`` and all before it are done: these may be handed out again
@@ -82,7 +91,7 @@ class BlockFence:
         self._held.append((after, np.array(block_ids, np.int32)))
 
     def pass_(self, step: int) -> I32:
-        """The blocks whose last possible reader, ``step`` or one before it, is done; each once."""
+        """The blocks whose last possible reader is ``step`` or an earlier one; each block once."""
         out = [np.zeros(0, np.int32)]
         while self._held and self._held[0][0] <= step:
             out.append(self._held.popleft()[1])

@@ -1,63 +1,60 @@
-"""Proof, step by step, that the cache is used as it must be: on a shadow that knows who wrote each slot, and what.
+"""Proof, step by step, that the cache is used correctly: on a shadow with the writer and content of each slot.
 
-    prepare_inputs(…, check="cheap")   the step's own sums and bounds, O(B)
+    prepare_inputs(…, check="bounds")   the step's own sums and bounds, O(B)
     prepare_inputs(…, check="full")    every tensor (`foreword.batch.validate`), and every slot the step reads or writes
 
 A key and value depend on the token at their position and on all tokens before it. So the shadow holds for each slot
 its writer and a fingerprint of the tokens up to there, and a step is right if
 
     each slot it writes has one writer, and no other live request can see its block
-    each slot it reads was written, by the request itself, or before its admission with the very same tokens
-    no block that was given back is still seen by the request that had it
-    the block of a running state is seen by its request alone
+    each slot it reads was written, by the request itself, or before its admission with the same tokens
+    no freed block is still seen by the request that had it
+    the block of a recurrent state is seen by its request alone
 
-What a request brings at admission (num_computed_tokens > 0) is a sharing on purpose: what was written there must have
-its tokens, what was never written was put there by the caller. `CacheChecker.share` declares more.
+Tokens that are computed at admission (num_computed_tokens > 0) are declared as shared: what was written in their slots
+must have these tokens, and slots never written count as filled by the caller. `CacheChecker.share` declares more.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 import numpy as np
 
 from foreword.arrays import I32, I64, U64, AnyArray, Bools
 from foreword.batch.proof.spec.step import slots
 from foreword.batch.proof.validator import validate
+from foreword.batch.state.block_table import BlockTable
+from foreword.batch.state.request_states import RequestStates
+from foreword.batch.step.tensors import BatchTensors
+from foreword.batch.values.block_ops import BlockOps
+from foreword.batch.values.plan import Check
+from foreword.batch.values.seeds import STRIDE, mix64
 from foreword.errors import PlanError
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from foreword.batch.prepare.inputs import InputBatch
-    from foreword.batch.state.block_table import BlockTable
-    from foreword.batch.state.request_states import RequestStates
-
-Check = Literal["off", "cheap", "full"]
-
-NOBODY = 0  # the writer of a slot never written
+NO_WRITER = 0  # the writer of a slot never written
 UNKNOWN = np.uint64(1)  # the fingerprint of a token whose id is not known here
 
 
-def run_check(batch: InputBatch, states: RequestStates, level: Check) -> None:
-    """Check a batch just prepared. PlanError for the first violation; the batch must not be run then."""
-    if level == "cheap":
-        check_cheap(batch, states)
+def run_check(batch: BatchTensors, level: Check) -> None:
+    """PlanError for the first violation in a batch just prepared or resolved; the batch must not be run then."""
+    if level == "bounds":
+        check_bounds(batch)
     elif level == "full":
-        validate(batch, states)
-        if states.checker is None:
-            states.checker = CacheChecker(states)
-        states.checker.check(batch)
-    elif level != "off":
-        raise PlanError(f"check={level!r}: must be 'off', 'cheap' or 'full'")
+        validate(batch)
+        CacheChecker.of(batch.states).check(batch)
+    else:
+        raise PlanError(f"check={level!r}: must be 'off', 'bounds' or 'full'")
 
 
-def check_cheap(batch: InputBatch, states: RequestStates) -> None:
+def check_bounds(batch: BatchTensors) -> None:
     """O(B): offsets grow and end where they must, lengths add up, rows and blocks are within their capacity."""
+    states = batch.states
     B, rows = batch.num_reqs, batch.idx_mapping.astype(np.int64)
     n, k, ends = batch.num_scheduled_tokens, batch.num_draft_tokens, batch.seq_lens[:B]
-    inert = batch.row_generation == -1
+    cancelled = batch.row_generation == -1
     within = (rows >= 0) & (rows < states.max_num_reqs)
     safe = np.where(within, rows, 0)
 
@@ -68,9 +65,9 @@ def check_cheap(batch: InputBatch, states: RequestStates) -> None:
         row = int(safe[b]) if b < B else -1
         want = np.broadcast_to(expected, got.shape)[b].item() if not isinstance(expected, str) else expected
         raise PlanError("a step's sums do not add up", step=batch.step, tensor=tensor, index=b, expected=want,
-                        got=got[b].item(), request=states._req_ids[row] if row >= 0 else None)  # fmt: skip
+                        got=got[b].item(), request=states._find_req_id(row))  # fmt: skip
 
-    require(within & (states.live[safe] | inert), "idx_mapping", "a live row", rows)
+    require(within & (states.live[safe] | cancelled), "idx_mapping", "a live row", rows)
     require(n >= 1, "num_scheduled_tokens", "1 or more", n)
     require((k >= 0) & (k <= states.max_num_draft_tokens) & (k < n), "num_draft_tokens", "fewer than scheduled", k)
     for name, offsets, parts in (
@@ -87,29 +84,35 @@ def check_cheap(batch: InputBatch, states: RequestStates) -> None:
     require(ends <= states.max_model_len, "seq_lens", states.max_model_len, ends)
     for g, table in enumerate(states.block_tables):
         held, need = table.num_blocks[safe], -(-ends // table.tokens_per_block)
-        require(inert | ((need <= held) & (held <= table.width)), f"num_blocks[{g}]", need, held)
+        require(cancelled | ((need <= held) & (held <= table.width)), f"num_blocks[{g}]", need, held)
 
 
 @dataclass(slots=True)
 class _Tenant:
-    """A request in its row, as the shadow knows it."""
+    """A request in its row, as the shadow has it."""
 
     name: str
     serial: int
     brought: int | None = None  # tokens that were computed when it was first seen
     shared: int = 0  # tokens declared by `share`
-    seen: list[I32] = field(default_factory=list)  # its blocks at the last check, a group each
+    seen: list[I32] = field(default_factory=list)  # its blocks at the last check, per group
 
 
 class CacheChecker:
-    """The shadow of one `RequestStates`' cache; `prepare_inputs(check="full")` makes it as ``states.checker``.
+    """The shadow of one `RequestStates`' cache, made by the first `prepare_inputs(check="full")`; see `of`.
 
-    Use "full" for every step from the first: after steps that were not checked, it takes what is live for granted.
+    Use "full" for every step from the first: after unchecked steps, what is live counts as correct.
     """
+
+    @staticmethod
+    def of(states: RequestStates) -> CacheChecker:
+        """The checker that follows these states, made on first use."""
+        found = (observer for observer in states.observers if isinstance(observer, CacheChecker))
+        return next(found, None) or CacheChecker(states)
 
     def __init__(self, states: RequestStates) -> None:
         self._states = states
-        self._serial = NOBODY
+        self._serial = NO_WRITER
         self._names: dict[int, str] = {}
         self._tenants: dict[int, _Tenant] = {}
         self._shadows = [_Shadow(t.group.block_size) for t in states.block_tables]
@@ -117,9 +120,9 @@ class CacheChecker:
         self._last_step = -1
         for req_id in states.req_ids:
             self.filled(states.row_of(req_id))
-        states.watchers.append(self)
+        states.observers.append(self)
 
-    # -- told by the states ----------------------------------------------------------------------------------------
+    # -- called by the states --------------------------------------------------------------------------------------
 
     def filled(self, row: int) -> None:
         """A request was admitted to the row."""
@@ -137,36 +140,40 @@ class CacheChecker:
         moved = {b: self._tenants.pop(a, None), a: self._tenants.pop(b, None)}
         self._tenants.update({row: tenant for row, tenant in moved.items() if tenant is not None})
 
-    # -- told by the cache -------------------------------------------------------------------------------------------
+    # -- called by the cache -----------------------------------------------------------------------------------------
 
     def share(self, req_id: str, num_tokens: int) -> None:
-        """The keys and values of the request's first tokens were put in its blocks on purpose, whatever was there."""
+        """Declare that the keys and values of the request's first tokens were written outside the checked steps."""
         self._tenants[self._states.row_of(req_id)].shared = num_tokens
 
     def blocks_freed(self, block_ids: Iterable[int], group: int = 0) -> None:
-        """The pool took these blocks back: whoever had them must not see them any more."""
+        """The pool freed these blocks: the requests that had them must not see them any more."""
         self._freed[group].update(int(block) for block in block_ids)
 
+    def blocks_copied(self, ops: BlockOps) -> None:
+        """Blocks were copied for a step that does not run: all its requests ended after it was planned."""
+        for shadow in self._shadows:
+            shadow.copy(ops.copies)
+
     def close(self) -> None:
-        """Stop watching."""
-        self._states.watchers.remove(self)
-        self._states.checker = None
+        """Stop following the states."""
+        self._states.observers.remove(self)
 
     # -- the check -----------------------------------------------------------------------------------------------------
 
-    def check(self, batch: InputBatch) -> None:
-        """Hold a step against the shadow, then let it write there. PlanError for the first violation.
+    def check(self, batch: BatchTensors) -> None:
+        """Compare a step with the shadow, then record its writes there. PlanError for the first violation.
 
-        A step prepared before the samples it stands on were known is checked when it is resolved.
+        A step prepared before the samples it needs were known is checked when it is resolved.
         """
-        if batch.step > self._last_step + 1:  # steps went by unchecked
+        if batch.step > self._last_step + 1:  # steps were not checked
             self._shadows = [_Shadow(t.group.block_size) for t in self._states.block_tables]
             for tenant in self._tenants.values():
                 tenant.brought, tenant.seen = None, []
         self._last_step = max(self._last_step, batch.step)
         for g, table in enumerate(self._states.block_tables):
             self._check_freed(batch, g, table)
-        if not batch.resolved:
+        if not batch.is_resolved:
             return
         alive = [b for b in range(batch.num_reqs) if batch.row_generation[b] != -1]
         for g, table in enumerate(self._states.block_tables):
@@ -178,24 +185,24 @@ class CacheChecker:
             writers = self._check_writes(batch, g, table, alive)
             for b in alive:
                 self._check_reads(batch, g, table, b)
-            self._write(batch, g, table, alive, writers)
+            self._write(batch, g, alive, writers)
         for b in alive:
             tenant = self._tenants[int(batch.idx_mapping[b])]
             if tenant.brought is None:
                 tenant.brought = int(batch.num_computed_tokens[b])
 
-    def _check_freed(self, batch: InputBatch, g: int, table: BlockTable) -> None:
-        """An entry that was there at the last check must not have been freed since; a new entry is an allocation."""
+    def _check_freed(self, batch: BatchTensors, g: int, table: BlockTable) -> None:
+        """An entry of the last check must not have been freed since; a new entry is an allocation."""
         freed, fresh = self._freed[g], set[int]()
         for row, tenant in self._tenants.items():
-            now, first = table.table[row, : table.num_blocks[row]], self._first_visible(row, g, table)
+            now, first = table.table[row, : table.num_blocks[row]], self._first_visible(row, table)
             before = tenant.seen[g] if g < len(tenant.seen) else now[:0]
             common = min(len(before), len(now))
             old = np.zeros(len(now), np.bool_)
             old[:common] = now[:common] == before[:common]
             for i in np.flatnonzero(old[first:]).tolist() if freed else ():
                 if int(now[first + i]) in freed:
-                    raise PlanError("a block that was given back is still seen by the request that had it",
+                    raise PlanError("a freed block is still seen by the request that had it",
                                     step=batch.step, request=tenant.name, tensor=f"states.block_table[{g}]",
                                     index=(row, first + i), expected="a block it owns",
                                     got=int(now[first + i]))  # fmt: skip
@@ -203,13 +210,13 @@ class CacheChecker:
             tenant.seen[g : g + 1] = [now.copy()]
         freed -= fresh
 
-    def _first_visible(self, row: int, g: int, table: BlockTable) -> int:
+    def _first_visible(self, row: int, table: BlockTable) -> int:
         """The first entry that a token from num_computed on can see."""
         window = table.group.sliding_window
         low = 0 if window is None else int(self._states.num_computed_tokens[row]) - window + 1
         return max(low, 0) // table.tokens_per_block
 
-    def _check_writes(self, batch: InputBatch, g: int, table: BlockTable, alive: list[int]) -> I64:
+    def _check_writes(self, batch: BatchTensors, g: int, table: BlockTable, alive: list[int]) -> I64:
         """[R] serials of the rows. No slot twice, and no slot in a block that another live request sees."""
         slot_mapping = batch.slot_mapping[g][: batch.num_tokens]
         writes = np.flatnonzero(slot_mapping >= 0)
@@ -219,7 +226,7 @@ class CacheChecker:
             self._refuse("two tokens of a step write one slot", batch, g, int(writes[t]), "a slot of its own")
         viewers: dict[int, set[int]] = {}
         for row in self._tenants:
-            first_entry = self._first_visible(row, g, table)
+            first_entry = self._first_visible(row, table)
             for block in set(table.table[row, first_entry : table.num_blocks[row]].tolist()):
                 viewers.setdefault(block, set()).add(row)
         for t, block in zip(writes.tolist(), (slot_mapping[writes] // table.group.block_size).tolist(), strict=True):
@@ -236,7 +243,7 @@ class CacheChecker:
             serials[row] = self._tenants[row].serial
         return serials
 
-    def _check_states(self, batch: InputBatch, g: int, table: BlockTable) -> None:
+    def _check_states(self, batch: BatchTensors, g: int, table: BlockTable) -> None:
         """Every step of a request overwrites its state, so no two live requests have theirs in one block."""
         owners: dict[int, _Tenant] = {}
         for row, tenant in self._tenants.items():
@@ -247,12 +254,12 @@ class CacheChecker:
                                 expected=f"a block that request {owners[block].name!r} does not have",
                                 got=block)  # fmt: skip
 
-    def _refuse(self, message: str, batch: InputBatch, g: int, t: int, expected: str) -> None:
+    def _refuse(self, message: str, batch: BatchTensors, g: int, t: int, expected: str) -> None:
         row = int(batch.idx_mapping[batch.req_indices[t]])
         raise PlanError(message, step=batch.step, request=self._tenants[row].name, tensor=f"slot_mapping[{g}]", index=t,
                         expected=expected, got=int(batch.slot_mapping[g][t]))  # fmt: skip
 
-    def _check_reads(self, batch: InputBatch, g: int, table: BlockTable, b: int) -> None:
+    def _check_reads(self, batch: BatchTensors, g: int, table: BlockTable, b: int) -> None:
         """The context of request b: every slot that its first token sees."""
         row, c = int(batch.idx_mapping[b]), int(batch.num_computed_tokens[b])
         tenant, window = self._tenants[row], table.group.sliding_window
@@ -262,7 +269,7 @@ class CacheChecker:
         writer, content = self._shadows[g].read(where)
         wanted = self._fingerprints(batch, b)[positions]
         if tenant.brought is None:
-            given = (writer == NOBODY) | (positions < tenant.shared) | self._private_tail(row, g, table, positions, c)
+            given = (writer == NO_WRITER) | (positions < tenant.shared)
             self._shadows[g].write(where[given], tenant.serial, wanted[given])
             writer, content = self._shadows[g].read(where)
         brought = c if tenant.brought is None else max(tenant.brought, tenant.shared)
@@ -271,7 +278,7 @@ class CacheChecker:
         if not (strange | other).any():
             return
         i = int(np.argmax(strange | other))
-        if writer[i] == NOBODY:
+        if writer[i] == NO_WRITER:
             got = "nothing was written there"
         else:
             got = f"written by request {self._names[int(writer[i])]!r}" + (", with other tokens" if other[i] else "")
@@ -280,16 +287,7 @@ class CacheChecker:
                         request=tenant.name, tensor=f"block_table[{g}]", index=(b, p // table.tokens_per_block),
                         expected=f"the key and value of position {p}", got=got)  # fmt: skip
 
-    def _private_tail(self, row: int, g: int, table: BlockTable, positions: I64, c: int) -> Bools:
-        """A hit that ends inside a block is a copy the caller made, if nobody else sees the block."""
-        k = c // table.tokens_per_block
-        mine = table.table[row, k] if k < table.num_blocks[row] else -1
-        for other in self._tenants:
-            if other != row and mine in table.table[other, : table.num_blocks[other]]:
-                return np.zeros(len(positions), np.bool_)
-        return np.asarray(positions >= k * table.tokens_per_block)
-
-    def _write(self, batch: InputBatch, g: int, table: BlockTable, alive: list[int], serials: I64) -> None:
+    def _write(self, batch: BatchTensors, g: int, alive: list[int], serials: I64) -> None:
         for b in alive:
             tokens = slice(int(batch.query_start_loc[b]), int(batch.query_start_loc[b + 1]))
             where, positions = batch.slot_mapping[g][tokens], batch.positions[tokens]
@@ -297,7 +295,7 @@ class CacheChecker:
             prints = self._fingerprints(batch, b)[positions[owned]]
             self._shadows[g].write(where[owned], int(serials[batch.idx_mapping[b]]), prints)
 
-    def _fingerprints(self, batch: InputBatch, b: int) -> U64:
+    def _fingerprints(self, batch: BatchTensors, b: int) -> U64:
         """[seq_lens[b]] of all tokens up to each position; UNKNOWN from the first draft whose id is not known."""
         states, row, end = self._states, int(batch.idx_mapping[b]), int(batch.seq_lens[b])
         tokens = states.token_ids[row, :end].astype(np.uint64)
@@ -345,10 +343,6 @@ class _Shadow:
 
 
 def _mix(values: U64) -> U64:
-    """A 64-bit finaliser, so that sums of different tokens differ."""
-    with np.errstate(over="ignore"):
-        values = values + np.uint64(0x9E3779B97F4A7C15)
-        values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        mixed: U64 = values ^ (values >> np.uint64(31))
+    """Spread over 64 bits, so that sums of different tokens differ."""
+    mixed: U64 = mix64(values + np.uint64(STRIDE))
     return mixed

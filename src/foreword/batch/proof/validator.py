@@ -1,4 +1,4 @@
-"""Hold a batch and its state against the specification."""
+"""Check a batch and its state against the specification."""
 
 from __future__ import annotations
 
@@ -6,23 +6,21 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import reduce
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from foreword.arrays import AnyArray
+from foreword.batch.features.explain import Explanation
 from foreword.batch.proof.spec import TENSORS, Level, TensorSpec
 from foreword.batch.proof.spec.step import Step
+from foreword.batch.step.tensors import BatchTensors
 from foreword.errors import PlanError
-
-if TYPE_CHECKING:
-    from foreword.batch.prepare.inputs import InputBatch
-    from foreword.batch.state.request_states import RequestStates
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One executable statement about a tensor. check(step, array, group) returns the entries it wants, in the shape
+    """One executable statement about a tensor. check(step, array, group) returns the expected entries, in the shape
     of the array it governs, or raises PlanError itself where there are none to compare.
     """
 
@@ -35,36 +33,37 @@ class Rule:
         return f"{self.spec.label}: {self.text}"
 
 
-def validate(batch: InputBatch, states: RequestStates) -> None:
+def validate(batch: BatchTensors) -> None:
     """Check every tensor of the batch, and every row of the state, against `foreword.batch.proof.spec.TENSORS`.
 
     Call it between `prepare_inputs` and `commit`: the relations hold for the state that the step was made from.
     A debugging aid: O(T + R·M), and it allocates. Raises PlanError naming step, request, tensor, index, expected and
     got for the first entry that is wrong.
     """
-    check_rules(RULES, batch, states)
+    check_rules(RULES, batch)
 
 
-def check_rules(rules: Iterable[Rule], batch: InputBatch, states: RequestStates) -> None:
+def check_rules(rules: Iterable[Rule], batch: BatchTensors) -> None:
     """`validate` by these rules alone."""
     if batch.is_committed:
         raise PlanError("validate a batch before it is committed: the state has moved on", step=batch.step)
-    step = Step(batch, states)
+    step = Step(batch)
     for spec, its in groupby(rules, key=lambda rule: rule.spec):
-        arrays = list(arrays_of(spec, batch, states))
+        arrays = list(arrays_of(spec, batch))
         for rule in its:
             for group, array in arrays:
                 _compare(step, rule, group, array)
 
 
-def arrays_of(spec: TensorSpec, batch: InputBatch, states: RequestStates) -> Iterator[tuple[int, AnyArray]]:
+def arrays_of(spec: TensorSpec, batch: BatchTensors) -> Iterator[tuple[int, AnyArray]]:
     """(group, array) of each array that the specified tensor consists of in this batch; none where it is not made."""
+    states = batch.states
     if spec.optional == "gathered block tables" and not batch.is_gathered:
         return
     groups = range(len(states.block_tables)) if spec.per_group else (0,)
     for g in groups:
         if spec.attribute == "explain":
-            value = getattr(batch.explain(g), spec.name)
+            value = getattr(Explanation.of(batch, g), spec.name)
         elif spec.level is Level.SYSTEM:
             path = (spec.attribute or spec.name).split(".")
             value = getattr(states, path[0])
@@ -106,7 +105,7 @@ def _request(step: Step, spec: TensorSpec, at: tuple[int, ...]) -> str | None:
     }[spec.level]
     if spec.shape == ("D",):
         owners = step.b_of_draft
-    if at[0] >= len(owners) or step.inert[owners[at[0]]]:
+    if at[0] >= len(owners) or step.cancelled[owners[at[0]]]:
         return None
     return states.req_id_of(int(step.rows[owners[at[0]]]))
 
@@ -159,19 +158,24 @@ def _shape(spec: TensorSpec) -> Rule:
     return Rule(spec, f"shape is [{', '.join(spec.shape)}]", sizes)
 
 
+def _padding_value(step: Step, spec: TensorSpec, group: int) -> Any:
+    if spec.padding == "null":
+        return step.states.null_block
+    return _symbol(step, spec.padding, group) if isinstance(spec.padding, str) else spec.padding
+
+
 def _padding(spec: TensorSpec) -> Rule:
     if spec.level is Level.SYSTEM:
 
         def free_rows(s: Step, x: AnyArray, g: int) -> tuple[AnyArray, Any, int]:
             rows = _live(spec, s, x, g)
-            return rows, s.where_live(rows, np.full_like(rows, spec.padding)), 0
+            return rows, s.where_live(rows, np.full_like(rows, _padding_value(s, spec, g))), 0
 
         return Rule(spec, f"a row without a request holds {spec.padding}", free_rows)
 
     def tail(s: Step, x: AnyArray, g: int) -> tuple[AnyArray, Any, int]:
         live = len(_live(spec, s, x, g))
-        value = _symbol(s, spec.padding, g) if isinstance(spec.padding, str) else spec.padding
-        return x[live:], np.asarray(value, x.dtype), live
+        return x[live:], np.asarray(_padding_value(s, spec, g), x.dtype), live
 
     return Rule(spec, f"padding is {spec.padding}", tail)
 

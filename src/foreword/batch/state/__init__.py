@@ -1,0 +1,1 @@
+"""What the batch layer keeps between two steps: one permanent row per request, its blocks and its parameters."""

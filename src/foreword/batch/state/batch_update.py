@@ -1,28 +1,17 @@
-"""What changed in the rows since somebody last asked, for logits processors that keep a state of their own by row."""
+"""Changes of the rows between two moments, for logits processors that keep a state per row."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
 
 from foreword.arrays import I32
+from foreword.batch.state.request_states import RequestStates
 from foreword.batch.values.sampling_params import SamplingParams
-
-if TYPE_CHECKING:
-    from foreword.batch.state.request_states import RequestStates
-
-
-class RowWatcher(Protocol):
-    """Told by `RequestStates` of every row that is filled, about to be freed, or exchanged with another."""
-
-    def filled(self, row: int) -> None: ...
-    def freed(self, row: int) -> None: ...
-    def exchanged(self, a: int, b: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AddedRow:
-    """A request that came. The token arrays are views of the states: read them before the next change."""
+    """A request that was admitted. The token arrays are views of the states: read them before the next change."""
 
     row: int
     req_id: str
@@ -35,9 +24,9 @@ class AddedRow:
 class BatchUpdate:
     """The net change of the rows. Apply it in this order, with ``old`` a processor's state before:
 
-    removed: rows (old numbers) whose request is gone:            forget old[row]
-    moved: (from, to) of requests that live on in another row:    new[to] = old[from], all at once
-    added: requests that came, and stayed:                        new[row] = …
+    removed: rows (old numbers) whose request was removed:        drop old[row]
+    moved: (from, to) of live requests that changed rows:         new[to] = old[from], all at once
+    added: requests admitted and still live:                      new[row] = …
     """
 
     added: tuple[AddedRow, ...]
@@ -52,13 +41,13 @@ _NEW, _FREE = -1, -2
 
 
 class BatchUpdates:
-    """Collects changes from the moment it is made; `take` returns them and starts anew. Call `close` when done.
+    """Collects changes from its construction on; `take` returns them and starts again. Call `close` at the end.
 
         updates = BatchUpdates(states)
         …steps…
         if change := updates.take(): processor.update(change)
 
-    A request that came and went between two calls is not mentioned. States nobody watches pay nothing.
+    A request admitted and removed between two calls is left out. States without observers have no extra cost.
     """
 
     __slots__ = ("_origin", "_removed", "_states")
@@ -67,11 +56,11 @@ class BatchUpdates:
         self._states = states
         self._origin: dict[int, int] = {}  # touched row → the row its request had at the last take, _NEW or _FREE
         self._removed: list[int] = []
-        states.watchers.append(self)
+        states.observers.append(self)
 
     def close(self) -> None:
-        """Stop watching."""
-        self._states.watchers.remove(self)
+        """Stop collecting."""
+        self._states.observers.remove(self)
 
     def filled(self, row: int) -> None:
         self._origin[row] = _NEW
@@ -86,7 +75,7 @@ class BatchUpdates:
         self._origin[a], self._origin[b] = self._now(b, a), self._now(a, b)
 
     def _now(self, row: int, holder: int) -> int:
-        """The origin of what stood in ``row`` and has just gone to ``holder``."""
+        """The origin of the request that was in ``row`` and is now in ``holder``."""
         return self._origin.get(row, row if self._states.live[holder] else _FREE)
 
     def take(self) -> BatchUpdate:

@@ -1,4 +1,4 @@
-"""The system-level block table of one KV group: logical block of a request → physical block in the cache."""
+"""Block tables: logical block of a request → physical block in the cache."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foreword.arrays import I32, I64
+from foreword.arrays import I32, I64, Bools
 from foreword.batch.values.kv_groups import ContextParallel, KVGroup
 
 
 class ContentIds:
-    """Hands out numbers that were never handed out before, from 1."""
+    """Numbers that are never used twice, from 1."""
 
     __slots__ = ("next",)
 
@@ -30,33 +30,45 @@ class BlockTable:
     """Rows of one KV group.
 
     table: int32 [R, K], entry k of a row holds positions k·P … k·P + P − 1 with P = ``tokens_per_block``;
-    0 from num_blocks[row] on. num_blocks: int32 [R]. K = ceil(M / P). The addresses never change.
-    content_id: int64 [R], a number no other content of any row ever had; appending keeps it, any other change renews
-    it, so that a gathered copy of a row knows whether only its tail is new. Change a row through the methods.
+    ``null_block`` from num_blocks[row] on. num_blocks: int32 [R]. K = ceil(M / P). The addresses never change.
+    content_id: int64 [R], unique per content of any row; appending keeps it, any other change renews it. A gathered
+    copy of a row with the same number lacks at most the tail. Change a row through the methods.
+    holds_null: bool [1], whether any row was ever given a null block. Without it, and without a sliding window, the
+    native backend does not look for nulls among the blocks that a step writes.
     """
 
     group: KVGroup
     context_parallel: ContextParallel | None
     tokens_per_block: int
+    null_block: int
     table: I32
     num_blocks: I32
     content_id: I64
+    holds_null: Bools
     ids: ContentIds
 
     @classmethod
     def allocate(
-        cls, group: KVGroup, cp: ContextParallel | None, max_num_reqs: int, max_model_len: int, ids: ContentIds
+        cls,
+        group: KVGroup,
+        cp: ContextParallel | None,
+        max_num_reqs: int,
+        max_model_len: int,
+        null_block: int,
+        ids: ContentIds,
     ) -> BlockTable:
         group.check_context_parallel(cp)
         per_block = group.tokens_per_block(cp, max_model_len)
-        width = -(-max_model_len // per_block)
+        shape = max_num_reqs, -(-max_model_len // per_block)
         return cls(
             group,
             cp if group.context_parallel else None,
             per_block,
-            np.zeros((max_num_reqs, width), np.int32),
+            null_block,
+            np.full(shape, null_block, np.int32) if null_block else np.zeros(shape, np.int32),
             np.zeros(max_num_reqs, np.int32),
             np.zeros(max_num_reqs, np.int64),
+            np.zeros(1, np.bool_),
             ids,
         )
 
@@ -64,6 +76,11 @@ class BlockTable:
     def width(self) -> int:
         """K, the number of entries of a row."""
         return int(self.table.shape[1])
+
+    def note_nulls(self, lowest: np.integer) -> None:
+        """Record that a row holds a null block, if the lowest of some block ids is one."""
+        if lowest == self.null_block:
+            self.holds_null[0] = True
 
     def append(self, row: int, block_ids: I32) -> None:
         """table[row, num_blocks[row] :][: len(block_ids)] = block_ids. The caller has checked that they fit."""
@@ -73,16 +90,17 @@ class BlockTable:
 
     def start(self, row: int, block_ids: I32) -> None:
         """Make the row hold these blocks and nothing else."""
-        self.table[row, len(block_ids) : self.num_blocks[row]] = 0
+        self.table[row, len(block_ids) : self.num_blocks[row]] = self.null_block
         self.table[row, : len(block_ids)] = block_ids
         self.num_blocks[row] = len(block_ids)
         self.content_id[row] = self.ids.take()
 
     def replace(self, row: int, index: int, block_id: int) -> None:
-        """Put another block in the place of one entry: a copy on write, or null for one below the sliding window."""
+        """Replace the block of one entry: a copy on write, or null for one below the sliding window."""
+        self.note_nulls(np.int32(block_id))
         self.table[row, index] = block_id
         self.content_id[row] = self.ids.take()
 
     def clear(self, row: int) -> None:
-        """Null every entry of the row, so that nothing of its last owner can be reached."""
+        """Null every entry of the row, so that no block of its last request can be reached."""
         self.start(row, self.table[row, :0])

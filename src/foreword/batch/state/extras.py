@@ -1,40 +1,47 @@
-"""What few requests have, kept by row beside the arrays that all have. A request without any of it costs nothing."""
+"""Values that few requests have, by row: embeddings, features, rotary positions, pooling."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from foreword.arrays import I32, AnyArray, Bools
 from foreword.batch.values.integers import is_int32
+from foreword.batch.values.multimodal import MultiModalFeature
+from foreword.batch.values.pooling import PoolingParams, PoolingState
+from foreword.batch.values.requests import NewRequest
 from foreword.errors import RequestError
-
-if TYPE_CHECKING:
-    from foreword.batch.features.multimodal import MultiModalFeature
-    from foreword.batch.features.pooling import PoolingParams
-    from foreword.batch.values.requests import NewRequest
 
 
 class RowExtras:
-    """Sparse per-row values, and two dense arrays that are made when the first request needs them.
+    """Sparse values by row, and one dense array that is made when the first request needs it.
 
     prompt_embeds    row → [prompt_len, hidden]
     mm_features      row → features, in prompt order
     mrope_positions  row → int32 [dims, n], the rotary positions of the first n tokens
-    pooling_params   row → what to pool
+    pooling_params   row → `PoolingParams`;  pooling_states  row → `PoolingState`, empty at admission
     is_token_id      bool [R, M], False where the position is a prompt embedding; None until a request brings one
 
     `sparse` and `arrays` list them all, so that moving, swapping and clearing rows are loops over the list.
     """
 
-    __slots__ = ("_rows", "is_token_id", "mm_features", "mrope_positions", "pooling_params", "prompt_embeds")
+    __slots__ = (
+        "_rows",
+        "is_token_id",
+        "mm_features",
+        "mrope_positions",
+        "pooling_params",
+        "pooling_states",
+        "prompt_embeds",
+    )
 
     def __init__(self) -> None:
         self.prompt_embeds: dict[int, AnyArray] = {}
         self.mm_features: dict[int, tuple[MultiModalFeature, ...]] = {}
         self.mrope_positions: dict[int, I32] = {}
         self.pooling_params: dict[int, PoolingParams] = {}
+        self.pooling_states: dict[int, PoolingState] = {}
         self.is_token_id: Bools | None = None
         self._rows: set[int] = set()
 
@@ -42,15 +49,15 @@ class RowExtras:
         return len(self._rows)
 
     def sparse(self) -> tuple[dict[int, Any], ...]:
-        """Every row → value map."""
-        return (self.prompt_embeds, self.mm_features, self.mrope_positions, self.pooling_params)
+        """Every map from row to value."""
+        return self.prompt_embeds, self.mm_features, self.mrope_positions, self.pooling_params, self.pooling_states
 
     def arrays(self) -> list[AnyArray]:
         """Every array whose first axis is the row."""
         return [] if self.is_token_id is None else [self.is_token_id]
 
     def set(self, row: int, request: NewRequest, shape: tuple[int, int]) -> None:
-        """Keep what a request brought. ``shape`` is (R, M)."""
+        """Store the values of a new request. ``shape`` is (R, M)."""
         self._rows.add(row)
         if request.prompt_embeds is not None:
             if self.is_token_id is None:
@@ -64,6 +71,7 @@ class RowExtras:
             self.mrope_positions[row] = np.ascontiguousarray(request.mrope_positions, np.int32)
         if request.pooling_params is not None:
             self.pooling_params[row] = request.pooling_params
+            self.pooling_states[row] = PoolingState()
 
     def stage_mrope(self, row: int, positions: I32) -> None:
         """Keep the rotary positions of an admitted request."""
@@ -71,7 +79,7 @@ class RowExtras:
         self.mrope_positions[row] = positions
 
     def clear(self, row: int) -> bool:
-        """Forget everything about a row. Whether there was anything."""
+        """Remove everything of a row. Whether there was anything."""
         if row not in self._rows:
             return False
         self._rows.remove(row)
@@ -82,12 +90,10 @@ class RowExtras:
         return True
 
     def exchange(self, a: int, b: int) -> None:
-        """Swap what two rows have, in the sparse maps (`arrays` move with the states' own)."""
-        for values in (*self.sparse(),):
-            old = {b: values.pop(a)} if a in values else {}
-            if b in values:
-                old[a] = values.pop(b)
-            values.update(old)
+        """Exchange two rows in the sparse maps (`arrays` move with the states' own)."""
+        for values in self.sparse():
+            moved = {to: values.pop(row) for row, to in ((a, b), (b, a)) if row in values}
+            values.update(moved)
         self._rows = {{a: b, b: a}.get(row, row) for row in self._rows}
 
 
@@ -104,41 +110,35 @@ def has_extras(request: NewRequest) -> bool:
 
 
 def check_extras(request: NewRequest, prompt_len: int) -> None:
-    """RequestError for the first value that does not fit the prompt, or is none of its kind."""
-    rid = request.req_id
+    """RequestError for the first value that does not fit the prompt or has the wrong type."""
 
     def require(ok: object, field: str, value: object, reason: str, fix: str) -> None:
         if not ok:
-            raise RequestError(rid, field, value, reason, fix)
+            raise RequestError(request.req_id, field, value, reason, fix)
 
     embeds, mask, m = request.prompt_embeds, request.prompt_is_token_id, request.mrope_positions
     if embeds is not None:
-        shape = shape_of(embeds)
+        shape, limit = shape_of(embeds), f"must be [{prompt_len}, hidden]"
         require(
-            len(shape) == 2 and shape[0] == prompt_len, "prompt_embeds", shape, f"must be [{prompt_len}, hidden]",
-            "Give one vector a position.",
-        )  # fmt: skip
+            len(shape) == 2 and shape[0] == prompt_len, "prompt_embeds", shape, limit, "Give one vector per position."
+        )
     if mask is not None:
-        require(
-            embeds is not None and shape_of(mask) == (prompt_len,), "prompt_is_token_id", shape_of(mask),
-            f"must be [{prompt_len}], beside prompt_embeds", "Give one truth value a position, or leave it out.",
-        )  # fmt: skip
-        missing = request.prompt_token_ids is None and np.any(mask)
-        require(
-            not missing, "prompt_is_token_id", True, "names a token, but prompt_token_ids is missing",
-            "Give the token ids.",
-        )  # fmt: skip
+        shape, limit = shape_of(mask), f"must be [{prompt_len}], together with prompt_embeds"
+        fits = embeds is not None and shape == (prompt_len,)
+        require(fits, "prompt_is_token_id", shape, limit, "Give one truth value per position, or leave it out.")
+        missing, limit = request.prompt_token_ids is None and np.any(mask), "names a token without prompt_token_ids"
+        require(not missing, "prompt_is_token_id", True, limit, "Give the token ids.")
     for feature in request.mm_features:
-        require(hasattr(feature, "check"), "mm_features", feature, "is no MultiModalFeature", "Pass one an image.")
-        feature.check(rid, prompt_len)
-    require(
-        m is None or len(shape_of(m)) == 2, "mrope_positions", m, "must be [dims, tokens]", "Give one row a dimension."
-    )
-    require(is_int32(request.mrope_delta), "mrope_delta", request.mrope_delta, "is no int32", "Give a whole number.")
-    length = request.encoder_len
-    require(is_int32(length, 0), "encoder_len", length, "is no number of tokens", "Give 0 for no encoder.")
-    pooling = request.pooling_params
-    require(pooling is None or hasattr(pooling, "task"), "pooling_params", pooling, "is no PoolingParams", "Pass one.")
+        known = isinstance(feature, MultiModalFeature)
+        require(known, "mm_features", feature, "expected a MultiModalFeature", "Pass one per image.")
+        feature.check(request.req_id, prompt_len)
+    ok = m is None or len(shape_of(m)) == 2
+    require(ok, "mrope_positions", m, "must be [dims, tokens]", "Give one row per dimension.")
+    delta, length, pooling = request.mrope_delta, request.encoder_len, request.pooling_params
+    require(is_int32(delta), "mrope_delta", delta, "must fit int32", "Give a whole number.")
+    require(is_int32(length, 0), "encoder_len", length, "must be a number of tokens", "Give 0 for no encoder.")
+    ok = pooling is None or isinstance(pooling, PoolingParams)
+    require(ok, "pooling_params", pooling, "expected PoolingParams or None", "Pass one of them.")
 
 
 def shape_of(values: Any) -> tuple[int, ...]:

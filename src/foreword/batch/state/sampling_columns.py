@@ -1,20 +1,25 @@
-"""Sampling parameters of the live requests: one array a parameter, by state row."""
+"""Sampling parameters of the live requests: one array per parameter, by state row.
+
+`COLUMNS` and `FLAG_RULES` define the parameters' types, defaults and flags, for this module and for native code.
+"""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Mapping
 from enum import IntFlag
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from foreword.arrays import F32, I32, I64, AnyArray, Ints
 from foreword.batch.values.sampling_params import SamplingParams
+from foreword.batch.values.seeds import derived_seed, derived_seeds
 
 
 class Need(IntFlag):
-    """What sampling a row takes, so that a step can skip what none of its rows needs."""
+    """What the sampling of a row needs, so that a step can skip what none of its rows needs."""
 
     GREEDY = 1  # temperature 0
     RANDOM = 2
@@ -33,7 +38,7 @@ class Need(IntFlag):
 
 RARE = Need.MIN_TOKENS | Need.LOGIT_BIAS | Need.BAD_WORDS | Need.ALLOWED_TOKENS | Need.STRUCTURED_OUTPUT
 
-# column → (dtype, value of a row without sampling parameters). Greedy is the default of a row, not of a request.
+# column → (dtype, value of a row without sampling parameters). A row is greedy by default; a request is not.
 COLUMNS: dict[str, tuple[type[np.generic], float]] = {
     "temperature": (np.float32, 0.0),
     "top_p": (np.float32, 1.0),
@@ -48,31 +53,51 @@ COLUMNS: dict[str, tuple[type[np.generic], float]] = {
     "num_prompt_logprobs": (np.int32, -1),
     "needs": (np.int32, int(Need.GREEDY)),
 }
+GIVEN = tuple(name for name in COLUMNS if name != "needs")  # needs follow from the others
 
-# (flag, column, whether a value of it needs that), for one value and for arrays
-_TELLING: tuple[tuple[int, str, Callable[[Any], Any]], ...] = (
-    (int(Need.GREEDY), "temperature", lambda x: x <= 0),
-    (int(Need.RANDOM), "temperature", lambda x: x > 0),
-    (int(Need.TOP_P), "top_p", lambda x: x < 1),
-    (int(Need.TOP_K), "top_k", lambda x: x > 0),
-    (int(Need.MIN_P), "min_p", lambda x: x > 0),
-    (int(Need.PENALTIES), "presence_penalty", lambda x: x != 0),
-    (int(Need.PENALTIES), "frequency_penalty", lambda x: x != 0),
-    (int(Need.PENALTIES), "repetition_penalty", lambda x: x != 1),
-    (int(Need.LOGPROBS), "num_logprobs", lambda x: x >= 0),
-    (int(Need.PROMPT_LOGPROBS), "num_prompt_logprobs", lambda x: x >= 0),
-    (int(Need.MIN_TOKENS), "min_tokens", lambda x: x > 0),
+
+class FlagRule(NamedTuple):
+    """A row has ``flag`` if its value of ``column``, as stored, compares so with ``operand``."""
+
+    flag: int
+    column: str
+    comparison: str  # a key of COMPARISONS
+    operand: float
+
+
+COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
+    ">": operator.gt,
+    ">=": operator.ge,
+    "<": operator.lt,
+    "!=": operator.ne,
+    "not >": lambda x, y: ~(x > y),  # true of NaN
+}
+FLAG_RULES = (
+    FlagRule(int(Need.GREEDY), "temperature", "not >", 0),
+    FlagRule(int(Need.RANDOM), "temperature", ">", 0),
+    FlagRule(int(Need.TOP_P), "top_p", "<", 1),
+    FlagRule(int(Need.TOP_K), "top_k", ">", 0),
+    FlagRule(int(Need.MIN_P), "min_p", ">", 0),
+    FlagRule(int(Need.PENALTIES), "presence_penalty", "!=", 0),
+    FlagRule(int(Need.PENALTIES), "frequency_penalty", "!=", 0),
+    FlagRule(int(Need.PENALTIES), "repetition_penalty", "!=", 1),
+    FlagRule(int(Need.LOGPROBS), "num_logprobs", ">=", 0),
+    FlagRule(int(Need.PROMPT_LOGPROBS), "num_prompt_logprobs", ">=", 0),
+    FlagRule(int(Need.MIN_TOKENS), "min_tokens", ">", 0),
 )
+_COMPILED_RULES = tuple((rule.flag, rule.column, COMPARISONS[rule.comparison], rule.operand) for rule in FLAG_RULES)
 
 
 class SamplingColumns:
-    """One array a parameter, [R], by state row. ``num_logprobs`` is −1 where none are wanted and V where all are.
+    """One array per parameter, [R], by state row. ``num_logprobs`` is −1 where none are requested and V where all are.
 
-    needs: int32 [R], the `Need` flags of each row. params: the request's own parameters object by row, for what no
-    column holds; a row filled from columns has none. stamp: int64 [R], renewed by every change of a row.
+    needs: int32 [R], the `Need` flags of each row. params: row → the request's parameters object, for what no column
+    holds; a row filled from columns has none. stamp: int64 [R], renewed by every change of a row.
+    version: grows with every change, so that what was made from the columns can be checked for being current.
+    base_seed: what the seeds of requests without one are derived from.
     """
 
-    __slots__ = (*COLUMNS, "_blocks", "core", "is_set", "params", "stamp", "version")
+    __slots__ = (*COLUMNS, "_blocks", "base_seed", "core", "is_set", "params", "stamp", "version")
 
     temperature: F32
     top_p: F32
@@ -87,8 +112,8 @@ class SamplingColumns:
     num_prompt_logprobs: I32
     needs: I32
 
-    def __init__(self, max_num_reqs: int) -> None:
-        # Columns of one type are rows of one array, so that resetting a request is one assignment a type.
+    def __init__(self, max_num_reqs: int, base_seed: int = 0) -> None:
+        # Columns of one type are rows of one array, so that resetting a request is one assignment per type.
         self._blocks: list[tuple[AnyArray, AnyArray]] = []
         for dtype in dict.fromkeys(dtype for dtype, _ in COLUMNS.values()):
             names = [name for name, column in COLUMNS.items() if column[0] is dtype]
@@ -101,10 +126,24 @@ class SamplingColumns:
         self.stamp = np.zeros(max_num_reqs, np.int64)
         self.params: dict[int, SamplingParams] = {}
         self.core: Any = None  # the native core over these arrays, where it is built
-        self.version = 0  # grows with every change: what was made from the columns can tell whether it is still true
+        self.version = 0
+        self.base_seed = base_seed
 
-    def set(self, row: int, params: SamplingParams | None, vocab_size: int) -> None:
-        """Write a request's parameters to its row; None writes the defaults (greedy, nothing else)."""
+    def native_layout(self) -> dict[str, Any]:
+        """The arrays, their defaults and the flag rules, as native code takes them."""
+        return {
+            "columns": {name: (getattr(self, name), default) for name, (_, default) in COLUMNS.items()},
+            "flag_rules": [tuple(rule) for rule in FLAG_RULES],
+            "stamp": self.stamp,
+            "is_set": self.is_set,
+        }
+
+    def set(self, row: int, params: SamplingParams | None, vocab_size: int, admission: int = 0) -> None:
+        """Write a request's parameters to its row; None writes the defaults (greedy, nothing else).
+
+        admission: the number of the request's admission. Without a seed of its own it gets the one derived from
+        ``base_seed`` and this number, so that requests without a seed draw independently.
+        """
         if params is None:
             self.reset(np.array([row]))
             return
@@ -116,7 +155,7 @@ class SamplingColumns:
             "presence_penalty": params.presence_penalty,
             "frequency_penalty": params.frequency_penalty,
             "repetition_penalty": params.repetition_penalty,
-            "seed": params.seed if params.seed is not None else 0,
+            "seed": derived_seed(self.base_seed, admission) if params.seed is None else params.seed,
             "min_tokens": params.min_tokens,
             "num_logprobs": _count(params.logprobs, vocab_size),
             "num_prompt_logprobs": _count(params.prompt_logprobs, vocab_size),
@@ -124,7 +163,7 @@ class SamplingColumns:
         for name, value in values.items():
             getattr(self, name)[row] = value
         self.params[row] = params
-        self.needs[row] = self._told(row) | needs_of(params)
+        self.needs[row] = self.flags_from_columns(row) | flags_from_params(params)
         self.version += 1
         self.is_set[row] = True
         self.stamp[row] = self.version
@@ -134,6 +173,10 @@ class SamplingColumns:
         for name, values in columns.items():
             getattr(self, name)[rows] = values
         self._renew(rows)
+
+    def set_derived_seeds(self, rows: Ints, first_admission: int) -> None:
+        """The seeds of requests without one, admitted in this order from ``first_admission`` on."""
+        self.seed[rows] = derived_seeds(self.base_seed, first_admission, len(rows))
 
     def reset(self, rows: Ints) -> None:
         """The defaults (greedy, nothing else) in these rows."""
@@ -154,13 +197,13 @@ class SamplingColumns:
                 self.params.pop(row, None)
 
     def exchange(self, a: int, b: int) -> None:
-        """Swap what two rows have that is in no array."""
+        """Swap the parameters objects of two rows, whose arrays the caller swaps."""
         held = self.params
         values = held.pop(a, None), held.pop(b, None)
         for row, value in zip((b, a), values, strict=True):
             if value is not None:
                 held[row] = value
-        # Rows set in one call share a stamp: after a move each gets its own.
+        # Rows set in one call share a stamp; after a move each gets its own.
         self.stamp[a], self.stamp[b] = self.version + 1, self.version + 2
         self.version += 2
 
@@ -168,25 +211,25 @@ class SamplingColumns:
         return [self.is_set, *(getattr(self, name) for name in COLUMNS)]
 
     def _renew(self, rows: Ints) -> None:
-        """Note a change of rows, and what they need by their columns."""
+        """Note a change of rows, and set their flags from the columns."""
         self.version += 1
         if self.core is not None:
             self.core.renew_sampling(np.ascontiguousarray(rows, np.int32), self.version)
             return
         self.is_set[rows] = True
         self.stamp[rows] = self.version
-        self.needs[rows] = self._told(rows)
+        self.needs[rows] = self.flags_from_columns(rows)
 
-    def _told(self, rows: Any) -> Any:
-        """The flags that the columns of a row, or of rows, tell: by the values there, rounded as they are."""
+    def flags_from_columns(self, rows: Any) -> Any:
+        """The flags of a row, or of rows, by `FLAG_RULES`."""
         needs: Any = 0
-        for flag, name, tells in _TELLING:
-            needs = needs | tells(getattr(self, name)[rows]) * flag
+        for flag, name, compare, operand in _COMPILED_RULES:
+            needs = needs | compare(getattr(self, name)[rows], operand) * flag
         return needs
 
 
-def needs_of(params: SamplingParams) -> int:
-    """The `Need` flags of what no column holds."""
+def flags_from_params(params: SamplingParams) -> int:
+    """The `Need` flags of parameters that no column holds."""
     rare = (
         (Need.LOGIT_BIAS, bool(params.logit_bias)),
         (Need.BAD_WORDS, len(params.bad_words_token_ids) > 0),
@@ -197,6 +240,7 @@ def needs_of(params: SamplingParams) -> int:
 
 
 def _count(wanted: int | None, vocab_size: int) -> int:
+    """num_logprobs as stored: −1 for None, V for −1 (all)."""
     if wanted is None:
         return -1
     return vocab_size if wanted == -1 else min(wanted, vocab_size)

@@ -1,20 +1,16 @@
-"""What a sampler reads for one step, and flags that let it skip what no row needs."""
+"""What a sampler reads for one step, with flags that let it skip what no row needs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from foreword.arrays import F32, I32, I64, Bools
-from foreword.batch.prepare.backends import native
-from foreword.batch.state.sampling_columns import RARE, Need
+from foreword.batch.state.sampling_columns import COLUMNS, RARE, Need, SamplingColumns
 from foreword.batch.values.sampling_params import SamplingParams
-
-if TYPE_CHECKING:
-    from foreword.batch.state.request_states import RequestStates
-
+from foreword.native import available, native
 
 # As plain integers: arithmetic on enum members costs more than the arrays here.
 _GREEDY, _RANDOM, _TOP_P, _TOP_K, _MIN_P, _PENALTIES, _LOGPROBS, _PROMPT_LOGPROBS, _MIN_TOKENS = (
@@ -32,8 +28,8 @@ class SamplingMetadata:
     """Parameters of B rows in batch order (requests, or logit rows). None where no row of the step needs the parameter.
 
     rows: int32 [B] state rows. needs: the union of their `Need` flags. params: batch index → the request's parameters,
-    for the rows with a rare one. Copies: it stays true after the step. Shared by all who ask for the same batch, so not
-    to be changed; not frozen, because freezing would cost more than all the rest of making one.
+    for the rows with a rare one. The arrays are copies and stay valid after the step. Batches of the same requests
+    share one object: do not change it. Not frozen, because a frozen one takes twice as long to make.
     """
 
     rows: I32
@@ -70,15 +66,15 @@ class SamplingMetadata:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the arg max of the logits is all there is to do."""
+        """Whether each token is the argmax of its logits, without log-probabilities."""
         return self.needs in (0, _GREEDY)
 
     @property
     def max_num_logprobs(self) -> int:
-        """The most alternatives any row wants; −1 if none does."""
+        """The largest number of alternatives requested by a row; −1 if no row requests log-probabilities."""
         return -1 if self.num_logprobs is None else int(self.num_logprobs.max())
 
-    # -- rare tables, made when asked ----------------------------------------------------------------------------
+    # -- rare tables, made on demand ----------------------------------------------------------------------------
 
     def logit_bias(self) -> tuple[I64, I64, F32]:
         """(batch indices, token ids, values), N each: logits[batch indices, token ids] += values."""
@@ -102,14 +98,14 @@ class SamplingMetadata:
         return {b: tuple(map(tuple, p.bad_words_token_ids)) for b, p in self.params.items() if p.bad_words_token_ids}
 
     def end_token_ids(self) -> dict[int, tuple[int, ...]]:
-        """Batch index → stop tokens not to choose before min_tokens outputs; the engine adds the model's end tokens."""
+        """Batch index → stop tokens not to choose before min_tokens outputs, besides the model's end tokens."""
         return {b: tuple(p.stop_token_ids) for b, p in self.params.items() if p.min_tokens}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenCounts:
-    """What penalties look at, for the P rows that have one. batch_indices: int64 [P]. in_prompt: bool [P, V].
-    in_output: int32 [P, V], how often; outputs a resumed request brought are outputs.
+    """What penalties read, for the P rows that have one. batch_indices: int64 [P]. in_prompt: bool [P, V].
+    in_output: int32 [P, V], occurrences. Outputs that a resumed request was admitted with are outputs.
     """
 
     batch_indices: I64
@@ -117,11 +113,11 @@ class TokenCounts:
     in_output: I32
 
 
-def build_metadata(states: RequestStates, rows: I32, needs: int | None = None) -> SamplingMetadata:
-    """The metadata of these state rows, in this order; ``needs``: the union of their flags, where it is known.
-    O(B), and one gather a parameter that somebody needs.
+def build_metadata(columns: SamplingColumns, vocab_size: int, rows: I32, needs: int | None = None) -> SamplingMetadata:
+    """The metadata of these state rows, in this order. needs: the union of their flags, if known. O(B), with one gather
+    for each parameter that a row needs.
     """
-    c = states.sampling
+    c = columns
     if needs is None:
         needs = int(np.bitwise_or.reduce(c.needs[rows])) if len(rows) else 0
     params: dict[int, SamplingParams] = {}
@@ -129,13 +125,13 @@ def build_metadata(states: RequestStates, rows: I32, needs: int | None = None) -
         rare = np.flatnonzero(c.needs[rows] & _RARE)
         held = zip(rare.tolist(), rows[rare].tolist(), strict=True)
         params = {b: c.params[row] for b, row in held if row in c.params}
-    at = rows.astype(np.intp)  # once: NumPy would convert it for every gather
+    at = rows.astype(np.intp)  # once, not in every gather
     penalties = needs & _PENALTIES
     is_random = needs & _RANDOM
     return SamplingMetadata(
         rows,
         needs,
-        states.vocab_size,
+        vocab_size,
         c.temperature.take(at) if is_random else None,
         c.seed.take(at) if is_random else None,
         c.top_p.take(at) if needs & _TOP_P else None,
@@ -151,55 +147,74 @@ def build_metadata(states: RequestStates, rows: I32, needs: int | None = None) -
     )
 
 
-def token_counts(states: RequestStates, metadata: SamplingMetadata) -> TokenCounts:
-    """Counted from the committed tokens now, O(P · (V + tokens))."""
-    index = np.flatnonzero(states.sampling.needs[metadata.rows] & Need.PENALTIES)
-    in_prompt = np.zeros((len(index), metadata.vocab_size), np.bool_)
-    in_output = np.zeros((len(index), metadata.vocab_size), np.int32)
+def token_counts(
+    metadata: SamplingMetadata, token_ids: I32, prompt_len: I32, num_tokens: I32, is_token_id: Bools | None = None
+) -> TokenCounts:
+    """Counted from the committed tokens, O(P · (V + tokens)).
+
+    token_ids [R, M], prompt_len [R], num_tokens [R], is_token_id [R, M]: the arrays of `RequestStates`.
+    """
+    vocab_size = metadata.vocab_size
+    index = _penalized(metadata)
+    in_prompt = np.zeros((len(index), vocab_size), np.bool_)
+    in_output = np.zeros((len(index), vocab_size), np.int32)
     for i, row in enumerate(metadata.rows[index].tolist()):
-        prompt, known = int(states.prompt_len[row]), int(states.num_tokens[row])
-        ids = states.token_ids[row, :prompt]
-        if states.is_token_id is not None:
-            ids = ids[states.is_token_id[row, :prompt]]
+        prompt, known = int(prompt_len[row]), int(num_tokens[row])
+        ids = token_ids[row, :prompt]
+        if is_token_id is not None:
+            ids = ids[is_token_id[row, :prompt]]
         in_prompt[i, ids] = True
-        in_output[i] = np.bincount(states.token_ids[row, prompt:known], minlength=metadata.vocab_size)
+        in_output[i] = np.bincount(token_ids[row, prompt:known], minlength=vocab_size)
     return TokenCounts(index, in_prompt, in_output)
 
 
-class MetadataCache:
-    """The metadata of the last few batches: the same object as long as neither rows nor parameters changed."""
+def _penalized(metadata: SamplingMetadata) -> I64:
+    """The batch indices of rows with a penalty."""
+    has_one = np.zeros(len(metadata.rows), np.bool_)
+    if metadata.needs_penalties:
+        for name in ("presence_penalty", "frequency_penalty", "repetition_penalty"):
+            has_one |= getattr(metadata, name) != COLUMNS[name][1]
+    return np.flatnonzero(has_one)
 
-    __slots__ = ("_known", "_probe", "_states")
+
+class MetadataCache:
+    """The metadata of the last few batches: the same object as long as neither rows nor parameters changed.
+
+    rows: the buffer, at one address, whose first entries are a batch's state rows.
+    """
+
+    __slots__ = ("_columns", "_known", "_probe", "_rows", "_vocab_size")
     SIZE = 2  # steps in flight alternate
 
-    def __init__(self, states: RequestStates) -> None:
-        self._states = states
-        self._probe: Any = native.sampling_probe(states.sampling.needs, states.sampling.stamp) or _Probe(states)
+    def __init__(self, columns: SamplingColumns, vocab_size: int, rows: I32) -> None:
+        self._columns, self._vocab_size, self._rows = columns, vocab_size, rows
+        make: Any = native.SamplingProbe if available() else _Probe
+        self._probe: Any = make(columns.needs, columns.stamp, rows)
         self._known: list[SamplingMetadata | None] = [None] * self.SIZE
 
-    def get(self, rows: I32) -> SamplingMetadata:
-        """Metadata for these rows. Costs a comparison where it is known, `build_metadata` where it is not."""
-        answer: tuple[int, bool, int | None] = self._probe.look(rows, self._states.sampling.version)
-        slot, known, needs = answer
-        metadata = self._known[slot]
+    def get(self, count: int) -> SamplingMetadata:
+        """The metadata of the first ``count`` rows in the buffer: a comparison if known, else `build_metadata`."""
+        slot, known, needs = self._probe.lookup(count, self._columns.version)
+        metadata: SamplingMetadata | None = self._known[slot]
         if known and metadata is not None:
             return metadata
-        metadata = build_metadata(self._states, rows.copy(), needs)
+        metadata = build_metadata(self._columns, self._vocab_size, self._rows[:count].copy(), needs)
         self._known[slot] = metadata
         return metadata
 
 
 class _Probe:
-    """Which of the last batches asked about this is, by its rows and the stamps of their parameters."""
+    """Which of the last batches has the same rows with the same stamps of their parameters. As native SamplingProbe."""
 
-    def __init__(self, states: RequestStates) -> None:
-        self._columns = states.sampling
+    def __init__(self, needs: I32, stamp: I64, rows: I32) -> None:
+        self._stamp, self._rows = stamp, rows
         self._keys: list[tuple[bytes, bytes] | None] = [None] * MetadataCache.SIZE
         self._oldest = 0
 
-    def look(self, rows: I32, version: int) -> tuple[int, bool, None]:
-        """(slot, whether it is known there, its needs: not counted here)"""
-        key = rows.tobytes(), self._columns.stamp[rows].tobytes()
+    def lookup(self, count: int, version: int) -> tuple[int, bool, None]:
+        """(slot, whether the batch is known there, its needs: None, not computed here)"""
+        rows = self._rows[:count]
+        key = rows.tobytes(), self._stamp[rows].tobytes()
         if key in self._keys:
             return self._keys.index(key), True, None
         slot, self._oldest = self._oldest, (self._oldest + 1) % MetadataCache.SIZE

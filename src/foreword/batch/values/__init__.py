@@ -1,0 +1,1 @@
+"""Plain values that enter and leave the batch layer: requests, parameters, KV groups, plans, block operations."""

@@ -1,4 +1,4 @@
-"""What attention kernels ask about a batch besides its tables: the state of the step, and a dense mask."""
+"""What attention kernels need of a batch besides its tables: the state of the step, and a dense mask."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from foreword.arrays import I64, Bools
 
 
 class AttentionState(IntEnum):
-    """The kinds of step that attention kernels tell apart. The first test that holds, in this order, decides.
+    """The kinds of step that attention kernels distinguish. The first test that holds, in this order, decides.
 
     SPEC_DECODING       any row has drafts
     DECODE_ONLY         every row is one token over context (num_scheduled = 1, num_computed > 0)

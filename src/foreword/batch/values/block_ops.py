@@ -1,4 +1,4 @@
-"""Cache blocks before a step reads them: new ones zeroed where that matters, shared ones copied before a write."""
+"""Operations on cache blocks before a step reads them: zeroed where that matters, copied before a write if shared."""
 
 from __future__ import annotations
 
@@ -13,32 +13,33 @@ from foreword.errors import PlanError
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockOps:
-    """A plain value beside the batch. Order: zero, then copy, then the step's own reads and writes.
+    """What the executor does to the cache before a step. Order: zero, then copy, then the step's reads and writes.
 
     zero: int32 [Z], blocks that must read as zeros until they are written (recurrent states, sparse layouts).
-    copies: int32 [C, 2], (from, to): ``to`` is a private copy of a shared block that its owner is about to write.
+    copies: int32 [C, 2], (from, to): ``to`` is a private copy of a shared block that its request is about to write.
+    All sources are read before any destination is written.
     """
 
     zero: I32
     copies: I32
 
     @classmethod
-    def of(cls, zero: Iterable[int] = (), copies: Iterable[tuple[int, int]] = ()) -> BlockOps:
-        """From plain numbers. PlanError where a block is written twice, or a copy writes the null block."""
+    def of(cls, zero: Iterable[int] = (), copies: Iterable[tuple[int, int]] = (), *, null_block: int = 0) -> BlockOps:
+        """From plain numbers. PlanError where two copies write one block, or a copy writes the null block."""
         z = np.array(list(zero), np.int32)
         c = np.array([tuple(pair) for pair in copies], np.int32).reshape(-1, 2)
         targets = c[:, 1]
         if len(np.unique(targets)) != len(targets):
             raise PlanError("two copies write one block", tensor="block_ops.copies", got=targets.tolist())
-        if (targets == 0).any():
+        if (targets == null_block).any():
             raise PlanError("a copy writes the null block", tensor="block_ops.copies", got=c.tolist())
-        return cls(z, c)
+        return cls(z, c) if len(z) or len(c) else NO_BLOCK_OPS
 
     def __bool__(self) -> bool:
         return bool(len(self.zero) or len(self.copies))
 
     def apply(self, *caches: AnyArray) -> None:
-        """Do it on caches [num_blocks, …]. The copies read what was there before any of them writes."""
+        """Apply them to caches [num_blocks, …]."""
         for cache in caches:
             cache[self.zero] = 0
             cache[self.copies[:, 1]] = cache[self.copies[:, 0]]

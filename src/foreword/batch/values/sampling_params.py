@@ -14,21 +14,23 @@ from foreword.errors import RequestError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How to choose a request's tokens, and when to stop.
+    """How the tokens of a request are chosen, and when its output ends.
 
-    n: completions of one prompt. best_of: candidates to choose the n from, by the mean log-probability of their tokens
-    under the model alone, the largest first (None: n).
-    temperature: 0 is greedy. top_k: keep the k most likely tokens (0: all). top_p: keep the smallest set of the most
-    likely tokens with at least this much probability. min_p: keep tokens with at least min_p times the largest.
-    presence_penalty, frequency_penalty: subtracted from the logits of tokens in the output, once and a time each.
-    repetition_penalty: divides positive and multiplies negative logits of tokens in prompt or output.
-    seed: equal seeds and prompts give equal tokens, whatever else is in the batch (None: the engine chooses one).
-    max_tokens: None is up to the model's length. min_tokens: no end token and no stop before this many.
-    stop: strings that end the output; stop_token_ids: tokens that do; ignore_eos: the model's end token does not.
-    logprobs, prompt_logprobs: this many alternatives with each token (None: none, −1: the whole vocabulary).
-    bad_words_token_ids: sequences never to produce; allowed_token_ids: the only tokens to produce;
-    logit_bias: added to the logits of these tokens.
-    structured_outputs: a grammar the output must follow, for the engine's grammar back end; here it is only a flag.
+    n: completions per prompt. best_of: candidates from which the n are chosen, by the largest mean log-probability of
+    their tokens under the unchanged logits (None: n).
+    temperature: divides the logits; 0 is greedy. top_k: keep the k most likely tokens (0: all). top_p: keep the
+    smallest set of most likely tokens with at least this probability. min_p: keep tokens with at least min_p times the
+    largest probability.
+    presence_penalty: subtracted from the logits of tokens in the output. frequency_penalty: the same, per occurrence.
+    repetition_penalty: divides positive and multiplies negative logits of tokens in the prompt or the output.
+    seed: equal seeds and prompts give equal tokens, whatever else is in the batch (None: derived per admission).
+    max_tokens: of the output; None: up to the model's length. min_tokens: no end token and no stop before this many.
+    stop: strings that end the output. stop_token_ids: tokens that end it. ignore_eos: the model's end tokens do not.
+    logprobs, prompt_logprobs: alternatives reported with each token (None: no log-probabilities, −1: all tokens).
+    bad_words, bad_words_token_ids: sequences that are never completed, as strings and as token ids.
+    allowed_token_ids: the only tokens that may be chosen. logit_bias: token id → value added to its logit.
+    structured_outputs: a grammar that the output must follow, for the engine's grammar backend.
+    extra_args: arguments of custom logits processors, by name.
     """
 
     n: int = 1
@@ -56,6 +58,7 @@ class SamplingParams:
     allowed_token_ids: Sequence[int] | None = None
     logit_bias: Mapping[int, float] | None = None
     structured_outputs: object | None = None
+    extra_args: Mapping[str, object] | None = None
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -68,11 +71,11 @@ class SamplingParams:
             if not ok:
                 raise RequestError(request_id, field, value, reason, fix)
 
-        for field, is_optional in _WHOLE_NUMBERS:
+        for field, is_optional in _INTEGERS:
             value = getattr(self, field)
-            whole = _is_whole(value) or (is_optional and value is None)
-            require(whole, field, value, "is no whole number", "Give a whole number" + " or None." * is_optional)
-        require(self.n >= 1, "n", self.n, "must be at least 1", "Ask for one or more completions.")
+            valid = _is_integer(value) or (is_optional and value is None)
+            require(valid, field, value, "expected an integer", "Give an integer" + " or None." * is_optional)
+        require(self.n >= 1, "n", self.n, "must be at least 1", "Use 1 or more.")
         require(
             self.best_of is None or self.best_of >= self.n,
             "best_of", self.best_of, f"must be at least n = {self.n}", "Raise best_of or lower n.",
@@ -85,7 +88,7 @@ class SamplingParams:
         require(self.top_k >= 0, "top_k", self.top_k, "must be 0 (off) or more", "Use 0 for no limit.")
         require(
             self.max_tokens is None or self.max_tokens >= 1,
-            "max_tokens", self.max_tokens, "must be at least 1", "Ask for at least one token, or None for no limit.",
+            "max_tokens", self.max_tokens, "must be at least 1", "Use 1 or more, or None for no limit.",
         )  # fmt: skip
         require(
             0 <= self.min_tokens <= INT32_MAX, "min_tokens", self.min_tokens, "must be 0 or more, and fit int32",
@@ -93,24 +96,26 @@ class SamplingParams:
         )  # fmt: skip
         require(
             self.max_tokens is None or self.min_tokens <= self.max_tokens,
-            "min_tokens", self.min_tokens, f"is above max_tokens = {self.max_tokens}", "Lower it.",
+            "min_tokens", self.min_tokens, f"is above max_tokens = {self.max_tokens}", "Lower it or raise max_tokens.",
         )  # fmt: skip
         require(
             self.seed is None or -(2**63) <= self.seed < 2**63,
-            "seed",
-            self.seed,
-            "must fit 64 bits",
-            "Use a smaller one.",
-        )
+            "seed", self.seed, "must fit int64", "Use a seed in [−2^63, 2^63).",
+        )  # fmt: skip
         for field in ("logprobs", "prompt_logprobs"):
             value = getattr(self, field)
             require(value is None or value >= -1, field, value, "must be −1 or more", "Use None for none, −1 for all.")
-        require(_are_strings(self.stop), "stop", self.stop, "is no string and no list of them", "Give strings.")
-        words = self.bad_words
+        require(_are_strings(self.stop), "stop", self.stop, "expected a string or a list of strings", "Give strings.")
+        require(all(self.stop_strings), "stop", self.stop, "contains an empty string", "Remove it.")
+        words, extra = self.bad_words, self.extra_args
         require(
-            _are_strings(words) and not isinstance(words, str), "bad_words", words, "is no list of strings", "Give one."
-        )
-        require(all(self.stop_strings), "stop", self.stop, "holds an empty string", "Remove it.")
+            _are_strings(words) and not isinstance(words, str),
+            "bad_words", words, "expected a list of strings", "Give a list.",
+        )  # fmt: skip
+        require(
+            extra is None or (isinstance(extra, Mapping) and all(isinstance(name, str) for name in extra)),
+            "extra_args", extra, "expected a mapping from names to values", "Give a dictionary with string keys.",
+        )  # fmt: skip
         if vocab_size is not None:
             self._check_ids(request_id, vocab_size)
 
@@ -120,7 +125,7 @@ class SamplingParams:
 
         bias, words = self.logit_bias, self.bad_words_token_ids
         if bias is not None and not isinstance(bias, Mapping):
-            refuse("logit_bias", bias, "is no mapping", "Give {token id: what to add to its logit}.")
+            refuse("logit_bias", bias, "expected a mapping", "Give {token id: value added to its logit}.")
         for field, ids in (
             ("stop_token_ids", self.stop_token_ids),
             ("allowed_token_ids", () if self.allowed_token_ids is None else self.allowed_token_ids),
@@ -128,31 +133,31 @@ class SamplingParams:
             *(("bad_words_token_ids", word) for word in (words if isinstance(words, Iterable) else (words,))),
         ):
             if not isinstance(ids, Iterable):
-                refuse(field, ids, "is no list of token ids", "Give a list.")
+                refuse(field, ids, "expected a list of token ids", "Give a list.")
             for token in ids:
-                if not _is_whole(token) or not 0 <= token < vocab_size:
-                    refuse(field, token, f"is no token id, the vocabulary has {vocab_size}", "Remove it.")
+                if not _is_integer(token) or not 0 <= token < vocab_size:
+                    refuse(field, token, f"expected a token id in [0, {vocab_size})", "Remove it.")
         for value in (bias or {}).values():
-            if not _is_number(value) or not (value == -math.inf or abs(value) <= _MOST_BIAS):
-                reason = f"must be in [{-_MOST_BIAS:g}, {_MOST_BIAS:g}], or −inf"
+            if not _is_number(value) or not (value == -math.inf or abs(value) <= _MAX_BIAS):
+                reason = f"must be in [{-_MAX_BIAS:g}, {_MAX_BIAS:g}], or −inf"
                 refuse("logit_bias", value, reason, "Use −inf to forbid a token, allowed_token_ids to force some.")
         if self.allowed_token_ids is not None and not len(self.allowed_token_ids):
-            refuse("allowed_token_ids", [], "allows nothing", "Name a token, or use None.")
+            refuse("allowed_token_ids", [], "allows no token", "Give at least one token, or None for no limit.")
 
 
 def _are_strings(value: object) -> bool:
     return isinstance(value, Sequence) and all(isinstance(item, str) for item in value)
 
 
-def _is_whole(value: object) -> bool:
-    return type(value) is int or isinstance(value, Integral)  # asking an abstract class costs more than the rest
+def _is_integer(value: object) -> bool:
+    return type(value) is int or isinstance(value, Integral)  # isinstance of an abstract class is slow
 
 
 def _is_number(value: object) -> bool:
     return type(value) is float or isinstance(value, Real)
 
 
-_WHOLE_NUMBERS = (  # and whether None stands for something
+_INTEGERS = (  # and whether None is valid
     ("n", False),
     ("best_of", True),
     ("top_k", False),
@@ -162,7 +167,7 @@ _WHOLE_NUMBERS = (  # and whether None stands for something
     ("logprobs", True),
     ("prompt_logprobs", True),
 )
-_MOST_BIAS = 1e30  # biased logits stay finite in float32, whatever the penalties
+_MAX_BIAS = 1e30  # biased logits stay finite in float32 under all penalties
 _RANGES = (
     ("temperature", 0.0, 100.0, "Use 0 for greedy, around 0.7 for variety."),
     ("top_p", 0.0, 1.0, "Use 1.0 for no limit."),

@@ -1,4 +1,4 @@
-"""Speculative decoding: who proposes drafts, how many, and what became of them. `foreword.sampling` verifies them."""
+"""Speculative decoding: drafters, the number of drafts, and statistics. `foreword.sampling` verifies drafts."""
 
 from foreword.engine.speculation.adaptive import DraftLengths, SpeculationStats
 from foreword.engine.speculation.config import SpeculationConfig

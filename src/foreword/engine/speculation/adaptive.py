@@ -1,4 +1,4 @@
-"""How many drafts are worth it, and what came of them."""
+"""The number of drafts worth verifying, and statistics of their acceptance."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ import numpy as np
 
 from foreword.arrays import F64, I32, I64
 
-FORGET = 0.9  # of what a row's earlier drafts said, in each step that says something new
-START = 1.0, 2.0  # accepted, judged: a row begins as if one draft of two had been right
+FORGET = 0.9  # factor of a row's earlier counts, at each step with drafts
+START = 1.0, 2.0  # accepted, judged: a row begins with a rate of 1/2
 
 
 class DraftLengths:
-    """The number of drafts that rows get, at most ``most``; without adaption always that.
+    """The number of drafts of each row, at most ``most``; always that if not ``adaptive``.
 
-    Counted in tokens, a step of T tokens costs max(overhead + T, saturated · T): reading the weights and a little for
-    each token, until arithmetic takes longer than reading. If a row's drafts are right at the rate a, its j-th draft
-    adds a^j tokens, and costs 1 + relative_cost · (overhead + B) / B, what the drafter took included. The drafts
-    verified are those with which a step of B rows yields most for its cost
+    Counted in tokens, a step of T tokens costs max(overhead + T, saturated · T): reading the weights plus a little per
+    token, until arithmetic takes longer than reading. If a row's drafts are right at the rate a, its j-th draft adds
+    a^j tokens and costs 1 + relative_cost · (overhead + B) / B, the drafter's share included. The chosen drafts
+    maximise the yield of a step of B rows per cost
 
         (B + Σ a^j) / cost(B + Σ costs of the drafts)
 
-    so that a small batch verifies weak guesses too, and a large one, where every token has its full price, next to
-    none. relative_cost: what the drafter's own step costs in terms of the target's; a batch shares it.
+    so that a small batch verifies uncertain drafts too, and a large one, where every token has its full cost, almost
+    none. relative_cost: the cost of a step of the drafter relative to the target's, shared by the batch.
     """
 
     def __init__(
@@ -43,26 +43,26 @@ class DraftLengths:
         self._lengths = np.full(max_num_reqs, most, np.int32)  # as last chosen
 
     def start(self, row: int) -> None:
-        """The row has a new request."""
+        """A request was admitted to the row."""
         self._accepted[row], self._judged[row] = START
         self._lengths[row] = self._most
 
     def choose(self, rows: I32) -> I32:
-        """The numbers for a step of these rows, which share its cost: int32 [n]."""
+        """The numbers of drafts for a step of these rows: int32 [n]."""
         if self._adaptive and len(rows):
             self._lengths[rows] = self._worth(self._accepted[rows] / self._judged[rows])
         return self._lengths[rows]
 
     def most_next(self, rows: I32) -> I32:
-        """As many as the next `choose` will hardly exceed."""
+        """A likely upper bound of the next `choose`."""
         return np.minimum(2 * self._lengths[rows] + 1, self._most)
 
     def update(self, rows: I32, judged: I32, accepted: I32) -> None:
-        """Learn from a step: of judged[i] drafts the first accepted[i] were right. Rows without any keep their rate."""
+        """After a step: of judged[i] drafts the first accepted[i] were right. Rows without drafts keep their rate."""
         some = judged > 0
         rows, judged, accepted = rows[some], judged[some], accepted[some]
         self._accepted[rows] = FORGET * self._accepted[rows] + accepted
-        # Behind a wrong draft nothing is known of the others.
+        # The drafts after a wrong one are not judged.
         self._judged[rows] = FORGET * self._judged[rows] + np.minimum(accepted + 1, judged)
 
     def _worth(self, rate: F64) -> I32:
@@ -77,7 +77,7 @@ class DraftLengths:
 
 @dataclass(slots=True)
 class SpeculationStats:
-    """Counts since the engine started. num_accepted_at[j]: how often the j-th draft of a step was accepted."""
+    """Counts since the engine started. num_accepted_at[j]: accepted drafts at place j of their step."""
 
     num_steps: int
     num_drafted: int
@@ -96,11 +96,11 @@ class SpeculationStats:
 
     @property
     def mean_tokens_per_step(self) -> float:
-        """Tokens that a verified request got in a step: the accepted drafts and one more."""
+        """Tokens per step of a request with drafts: the accepted drafts and one more."""
         return 1 + self.num_accepted / self.num_steps if self.num_steps else 1.0
 
     def add(self, drafted: I32, accepted: I32) -> None:
-        """One entry a request of a step."""
+        """Add a step: one entry per request."""
         column = np.arange(len(self.num_drafted_at))
         self.num_steps += int(np.count_nonzero(drafted))
         self.num_drafted += int(drafted.sum())

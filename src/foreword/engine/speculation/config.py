@@ -12,16 +12,16 @@ Method = Literal["ngram", "suffix", "draft_model"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationConfig:
-    """Guess the next tokens cheaply, verify all guesses in one step. The output is the same with and without.
+    """Draft the next tokens cheaply, and verify all drafts in one step. The output is the same with and without.
 
-    method: "ngram" looks for the last tokens earlier in prompt and output and proposes what followed there; "suffix"
-        looks in the request's own output alone; "draft_model" asks a small model with the same vocabulary.
-    num_tokens: most drafts in a step. min_match, max_match: how many tokens have to be, and are at most, compared.
-    adaptive: whether the number of drafts follows what they are worth, down to none; see `DraftLengths`.
-    step_overhead: what a small step costs besides its tokens, in tokens: the time to read the weights over the time
-        that one token more takes. `foreword bench speculation` measures it.
-    saturated_cost: what a token costs in a step so large that arithmetic takes longer than reading the weights, in
-        tokens of a small step.
+    method: "ngram" searches prompt and output for an earlier occurrence of the last tokens and proposes what followed;
+        "suffix" searches the output alone; "draft_model" runs a small model with the same vocabulary.
+    num_tokens: most drafts of a request in a step. min_match, max_match: fewest and most tokens of a match.
+    adaptive: adapt the number of drafts to their acceptance, down to none; see `DraftLengths`.
+    step_overhead: the cost of a small step apart from its tokens, in tokens: the time to read the weights over the time
+        per further token. `foreword bench speculation` measures it.
+    saturated_cost: the cost of a token in a step so large that arithmetic takes longer than reading the weights,
+        in tokens of a small step.
     model: the draft model's name, for "draft_model".
     """
 

@@ -8,23 +8,32 @@ from dataclasses import replace
 import numpy as np
 
 from foreword.arrays import I32
-from foreword.batch import InputBuffers, KVGroup, NewRequest, RequestStates, SamplingParams, prepare_inputs
-from foreword.cache import KVCache
+from foreword.batch import (
+    InputBuffers,
+    KVGroup,
+    NewRequest,
+    RequestStates,
+    SamplingParams,
+    prepare_inputs,
+    sampling_metadata,
+)
+from foreword.cache import KVCacheManager
 from foreword.errors import ConfigError
-from foreword.executors.executor import Executor
-from foreword.sampling import Sampler
+from foreword.executors import Executor
+from foreword.sampling import Processors
+from foreword.scheduler import admit
 
 GREEDY = SamplingParams(temperature=0.0)
 
 
 class DraftModelDrafter:
-    """Keeps a sequence of its own for each row of the target, with its own blocks, and lets the draft model run on it.
+    """Mirrors rows of the target in states and blocks of its own, and runs the draft model on them.
 
-    It draws with the request's own noise, the one the target will use at that position: where both models agree on the
+    Drafts are drawn with the request's own seed and position, as the target draws: where both models agree on the
     distribution they draw the same token, sampled or greedy.
 
     Invariant of a mirrored row: its first num_computed tokens are the target's, and their KV is in the draft cache.
-    Drafts that the target rejected are cut off when the row is next seen.
+    Rejected drafts are cut off when drafts are next proposed for the row.
     """
 
     def __init__(
@@ -39,8 +48,8 @@ class DraftModelDrafter:
     ) -> None:
         if any(group.recurrent for group in kv_groups):
             raise ConfigError(
-                "a draft model with a recurrent KV group: its state after rejected drafts cannot be taken back; "
-                "use one without, or method='ngram'"
+                "a draft model with a recurrent KV group: its state after rejected drafts cannot be restored; "
+                "use a model without, or method='ngram'"
             )
         self.target, self.executor, self.relative_cost = target, executor, relative_cost
         self.states = RequestStates(
@@ -49,25 +58,25 @@ class DraftModelDrafter:
             vocab_size=target.vocab_size,
             kv_groups=list(kv_groups),
         )
-        self.cache = KVCache(self.states, num_blocks, prefix_caching=False)
+        self.cache = KVCacheManager(self.states, num_blocks, prefix_caching=False)
         self.buffers = InputBuffers.for_states(self.states, max_num_batched_tokens)
-        self.sampler = Sampler(self.states, threads=executor.compute_threads)
-        self._mirrored: dict[int, tuple[int, int]] = {}  # target row → its generation, and our row
+        self.processors = Processors(self.states)
+        self._mirrored: dict[int, tuple[int, int]] = {}  # target row → its generation, and its mirror row
 
     def propose(self, rows: I32, most: I32) -> I32:
         """Rows whose blocks do not fit the draft cache get no drafts."""
         drafts = np.full((len(rows), self.target.max_num_draft_tokens), -1, np.int32)
         self._drop_gone()
-        wanting = [i for i in np.flatnonzero(most > 0).tolist() if self._mirror(int(rows[i]), int(most[i]))]
-        ours = np.array([self._mirrored[int(rows[i])][1] for i in wanting], np.int32)
-        places = np.array(wanting, np.int64)
+        drafted = [i for i in np.flatnonzero(most > 0).tolist() if self._mirror(int(rows[i]), int(most[i]))]
+        ours = np.array([self._mirrored[int(rows[i])][1] for i in drafted], np.int32)
+        at = np.array(drafted, np.int64)
         for j in range(int(most.max(initial=0))):
-            still = most[places] > j
-            places, ours = places[still], ours[still]
+            still = most[at] > j
+            at, ours = at[still], ours[still]
             if not len(ours):
                 break
             self._run_until_sampled(ours)
-            drafts[places, j] = self.states.token_ids[ours, self.states.num_tokens[ours] - 1]
+            drafts[at, j] = self.states.token_ids[ours, self.states.num_tokens[ours] - 1]
         return drafts
 
     def _run_until_sampled(self, rows: I32) -> None:
@@ -83,10 +92,11 @@ class DraftModelDrafter:
             n = np.clip(budget - (np.cumsum(n) - n), 0, n).astype(np.int32)
             todo, n = todo[n > 0], n[n > 0]
             batch = prepare_inputs(states, (todo, n), self.buffers)
-            states.commit(batch, self.sampler.sample(batch, self.executor.execute(batch)).token_ids)
+            sampling = self.processors.step(sampling_metadata(batch))
+            states.commit(batch, self.executor.launch(batch, sampling).result().token_ids)
 
     def _mirror(self, row: int, drafts: int) -> bool:
-        """Bring our copy of a target row up to date, with blocks for its drafts. False if they are not free."""
+        """Update the mirror of a target row, with blocks for its drafts. False if these are not free."""
         target, states = self.target, self.states
         known = int(target.num_tokens[row])
         if row not in self._mirrored and not self._admit(row, known):
@@ -108,9 +118,10 @@ class DraftModelDrafter:
         if self.cache.blocks_to_admit(hit, known) > self.cache.pool.num_free:
             return False
         tokens = self.target.token_ids[row, :known]
-        params = replace(self.target.sampling.params.get(row, GREEDY), logprobs=None)
-        ours, _ = self.cache.admit(NewRequest(str(row), tokens, (), sampling_params=params), hit, known)
-        self.sampler.set_request(ours, params, np.zeros(0, np.int64))
+        params = replace(self.target.sampling.params.get(row, GREEDY), logprobs=None, prompt_logprobs=None)
+        request = NewRequest(str(row), tokens, (), sampling_params=params)
+        ours, _ = admit(self.states, self.cache, request, hit, known)
+        self.processors.update()
         self._mirrored[row] = int(self.target.row_generation[row]), ours
         return True
 

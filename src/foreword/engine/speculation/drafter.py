@@ -1,4 +1,4 @@
-"""What proposes drafts."""
+"""The protocol of drafters."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from foreword.arrays import I32
 
 
 class Drafter(Protocol):
-    """Guesses what follows the last known token of rows of the engine's `RequestStates`.
+    """Proposes tokens that may follow the last known token of rows of the engine's `RequestStates`.
 
-    relative_cost: what guessing one token for a batch costs in terms of the target's step; 0 where that is negligible.
+    relative_cost: the cost of drafting one token for a batch, relative to a step of the target; 0 where negligible.
     """
 
     relative_cost: float

@@ -1,4 +1,4 @@
-"""Drafts from the request itself: what followed the last time its latest tokens occurred."""
+"""Drafts from the request's own tokens: those that followed an earlier occurrence of its latest tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class LookupDrafter:
         take the longest match, of equal ones the one followed by most tokens (up to k), of those the latest;
         if it has min_match tokens, draft t[j … min(j + k, v))
 
-    Whole arrays at a time: O(max_match · Σ known tokens) comparisons a step, no loop over requests.
+    Array operations: O(max_match · Σ known tokens) comparisons per step, without a loop over requests.
     """
 
     relative_cost = 0.0

@@ -1,4 +1,4 @@
-"""Speculation as the engine uses it: a drafter, how many drafts each row gets, and the counts."""
+"""Speculation in the engine: a drafter, the number of drafts of each row, and the counts."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from foreword.engine.speculation.config import SpeculationConfig
 from foreword.engine.speculation.drafter import Drafter
 from foreword.engine.speculation.lookup import LookupDrafter
 from foreword.errors import ConfigError
-from foreword.scheduler import StepPlan
+from foreword.scheduler import Scheduler, StepPlan
 
-PROBE_EVERY = 16  # tokens of a row, where a guess costs a run of the draft model
+PROBE_EVERY = 16  # tokens of a row between two drafts that are only compared, with a drafter that costs time
 
 
 class Speculation:
-    """Proposes drafts for rows, and learns from each step what they were worth.
+    """Proposes drafts for rows, and adapts their number to the acceptance in each step.
 
-    A row whose drafts are not worth verifying is still guessed for, and the guess held against the token that comes,
-    so that better times are noticed: each token where guessing is free, now and then where it is not.
+    For a row whose drafts are not worth verifying, a draft is still made and compared with the sampled token, to notice
+    when drafts become right: at every token with a drafter that costs nothing, else every `PROBE_EVERY` tokens.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class Speculation:
         drafter: Callable[[RequestStates], Drafter] | None = None,
     ) -> None:
         if drafter is None and config.method == "draft_model":
-            raise ConfigError("speculation method='draft_model' needs a drafter that runs the model; see build_engine")
+            raise ConfigError("speculation method='draft_model' needs a drafter that runs the model; use build_engine")
         self.drafter: Drafter = drafter(states) if drafter is not None else LookupDrafter(states, config)
         self.lengths = DraftLengths(
             states.max_num_reqs,
@@ -43,10 +43,9 @@ class Speculation:
             relative_cost=self.drafter.relative_cost,
         )
         self.stats = SpeculationStats.empty(config.num_tokens)
-        self._guess = np.full(states.max_num_reqs, -1, np.int32)  # for the next token, −1 for none
-        self._unguessed = np.zeros(
-            states.max_num_reqs, np.int32
-        )  # tokens since the last guess; a new row is guessed for at once
+        self._states = states
+        self._guess = np.full(states.max_num_reqs, -1, np.int32)  # by row: the draft of the next token, −1 for none
+        self._unguessed = np.zeros(states.max_num_reqs, np.int32)  # by row: tokens since the last guess
 
     def start(self, row: int) -> None:
         """A request was admitted to the row."""
@@ -54,7 +53,7 @@ class Speculation:
         self._guess[row], self._unguessed[row] = -1, PROBE_EVERY
 
     def propose(self, rows: I32, room: I32) -> I32:
-        """Drafts for these rows, at most room[i] and what is worth it: [n, D] padded with −1."""
+        """Drafts for these rows, at most room[i], as many as are worth verifying: [n, D] padded with −1."""
         most = np.minimum(self.lengths.choose(rows), np.maximum(room, 0))
         probe = (self.drafter.relative_cost == 0) | (self._unguessed[rows] >= PROBE_EVERY)
         drafts = self.drafter.propose(rows, np.where(probe & (room > 0), np.maximum(most, 1), most))
@@ -62,12 +61,21 @@ class Speculation:
         self._unguessed[rows] = np.where(drafts[:, 0] >= 0, 0, self._unguessed[rows] + 1)
         return np.where(np.arange(drafts.shape[1]) < most[:, None], drafts, np.int32(-1))
 
-    def places(self, rows: I32, room: I32) -> I32:
-        """Places to keep for what `propose` may give these rows after one step more, at most room[i]: [n]."""
-        return np.minimum(self.lengths.most_next(rows), np.maximum(room, 0))
+    def propose_next(self, scheduler: Scheduler, rows: I32) -> None:
+        """Propose drafts for the next step of rows that continue, within their length limits."""
+        if len(rows):
+            room = scheduler.max_len[rows] - self._states.num_tokens[rows] - 1
+            scheduler.propose(rows, self.propose(rows, room))
+
+    def reserve_draft_slots(self, scheduler: Scheduler, in_flight: StepPlan) -> None:
+        """Reserve slots for the drafts that may be proposed once the samples of the step in flight are known."""
+        states = self._states
+        rows = in_flight.rows[states.num_placeholders[in_flight.rows] > 0]
+        room = scheduler.max_len[rows] - states.num_tokens[rows] - states.num_placeholders[rows] - 1
+        scheduler.reserve_draft_slots(rows, np.minimum(self.lengths.most_next(rows), np.maximum(room, 0)))
 
     def learn(self, plan: StepPlan, sampled: I32) -> None:
-        """Take note of a step's result: sampled [B] or [B, D + 1] padded with −1."""
+        """Compare the drafts with the step's samples, [B] or [B, D + 1] padded with −1."""
         sampled, rows = sampled.reshape(len(sampled), -1), plan.rows
         guessed = (self._guess[rows] >= 0).astype(np.int32)
         right = guessed * (self._guess[rows] == sampled[:, 0])

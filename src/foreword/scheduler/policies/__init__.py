@@ -1,7 +1,7 @@
-"""Who goes first. A policy is one function of a request; each stands in its own file.
+"""Order of admission and preemption. A policy is one function of a request, in its own file.
 
 The waiting request with the smallest key is admitted first, and the running one with the largest is preempted first,
-so nobody is preempted for somebody it would have gone before. Keys end in the arrival number: the order is total.
+so a request is never preempted for one that comes after it. Keys end in the arrival number: the order is total.
 """
 
 from foreword.scheduler.policies.fcfs import fcfs

@@ -4,5 +4,5 @@ from foreword.scheduler.request import Request
 
 
 def fcfs(request: Request) -> tuple[int, ...]:
-    """By arrival. A preempted request arrived before everybody who waits, so it is first again."""
+    """By arrival. A preempted request arrived before all waiting ones, so it is first again."""
     return (request.arrival,)

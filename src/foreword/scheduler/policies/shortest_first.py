@@ -4,5 +4,5 @@ from foreword.scheduler.request import Request
 
 
 def shortest_first(request: Request) -> tuple[int, ...]:
-    """By prompt tokens, fewer first. Under lasting overload a long prompt may wait for ever."""
+    """By prompt tokens, fewer first. Under lasting overload a long prompt may wait forever."""
     return (len(request.prompt), request.arrival)

@@ -15,7 +15,7 @@ from foreword.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """seconds(step) = step + token · scheduled tokens + context · Σ tokens that the requests of the step look back on.
+    """seconds(step) = step + token · scheduled tokens + context · Σ tokens of context of the requests of the step.
 
     The defaults are of the order of an 8B model on one datacentre GPU.
     """
@@ -26,14 +26,14 @@ class CostModel:
 
     def __post_init__(self) -> None:
         if not (self.step >= 0 and self.token >= 0 and self.context >= 0):
-            raise ConfigError(f"{self}: no cost is below 0")
+            raise ConfigError(f"{self}: costs must be 0 or more")
 
     def seconds(self, num_tokens: int, num_context_tokens: int) -> float:
         return self.step + self.token * num_tokens + self.context * num_context_tokens
 
     @classmethod
     def fitted(cls, num_tokens: Ints, num_context_tokens: Ints, seconds: Floats) -> CostModel:
-        """The coefficients ≥ 0 with the least squares of the relative errors, for measured steps, one entry a step."""
+        """The coefficients ≥ 0 with the least squares of the relative errors, for measured steps [N]."""
         measured = np.asarray(seconds, np.float64)
         columns = np.stack([np.ones(len(measured)), num_tokens, num_context_tokens], 1) / measured[:, None]
         best, least = np.zeros(3), float(len(measured))
@@ -53,7 +53,7 @@ class CostModel:
         return float(np.abs(said / seconds - 1).mean())
 
     def write(self, path: str | Path, **about: object) -> None:
-        """Save it as JSON for `read`; ``about`` goes along, for people."""
+        """Save it as JSON for `read`, with the description ``about``."""
         Path(path).write_text(json.dumps({**asdict(self), **about}, indent=1) + "\n", encoding="utf-8")
 
     @classmethod
@@ -65,5 +65,7 @@ class CostModel:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"cost model {path}: {error!r}; make one with `foreword calibrate`") from None
         if not all(0 <= value < float("inf") for value in values) or not any(values):
-            raise ConfigError(f"cost model {path}: {values} are no costs; make one with `foreword calibrate`")
+            raise ConfigError(
+                f"cost model {path}: costs {values}: must be 0 or more, not all 0; use `foreword calibrate`"
+            )
         return cls(*values)

@@ -11,7 +11,7 @@ import numpy as np
 from foreword.arrays import I32
 from foreword.batch import KVGroup, RequestStates
 from foreword.batch.values.sampling_params import SamplingParams
-from foreword.cache import KVCache
+from foreword.cache import KVCacheManager
 from foreword.errors import ConfigError
 from foreword.scheduler.config import SchedulerConfig
 from foreword.scheduler.plan import StepPlan
@@ -24,13 +24,13 @@ from foreword.scheduler.simulation.trace import Arrival
 GREEDY = SamplingParams(temperature=0.0)
 # Under lasting overload the rest of the queue stays in the trace, so that memory stays flat.
 MAX_WAITING = 4096
-# Steps done in one go at most, so that the list of their times stays small.
+# Limit of steps simulated at once, so that the list of their times stays small.
 MAX_REPEAT = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class SimulationReport:
-    """What a run came to. Times are simulated seconds; memory_use is the share of blocks with an owner."""
+    """The outcome of a run. Times are simulated seconds; memory_use is the share of blocks with an owner."""
 
     num_requests: int
     num_steps: int
@@ -67,8 +67,8 @@ def simulate(
     """Serve the arrivals to the end. Memory does not grow with their number.
 
     A request longer than max_model_len is cut to it, prompt first. Priorities are those of arrival order alone.
-    Steps that only repeat the one before are done in one go, with the outcome they have one by one; only memory_use,
-    a drawing, is sampled at their end.
+    Steps that only repeat the one before are simulated together, with the outcome of single steps; only memory_use is
+    sampled at their end alone.
     """
     config = config or SchedulerConfig()
     if max_model_len < 2:
@@ -92,9 +92,9 @@ class _Simulation:
         self, states: RequestStates, num_blocks: int, config: SchedulerConfig, cost: CostModel, prefix_caching: bool
     ) -> None:
         self.states, self.cost = states, cost
-        self.cache = KVCache(states, num_blocks, prefix_caching=prefix_caching, partial_reuse=False)
+        self.cache = KVCacheManager(states, num_blocks, prefix_caching=prefix_caching, partial_reuse=False)
         self.scheduler = Scheduler(states, self.cache, config)
-        # Whether somebody who arrives may be admitted before those who wait already.
+        # Whether an arriving request may be admitted before the waiting ones.
         self.may_overtake = config.policy != "fcfs"
         self.now = 0.0
         self.num_steps = self.num_tokens = self.num_preemptions = self.num_prompt = self.num_cached = 0
@@ -149,7 +149,7 @@ class _Simulation:
         self.scheduler.add(request)
 
     def _step(self, plan: StepPlan) -> bool:
-        """Take the step. Whether the next one is the same again: everybody decoded, and nobody can come."""
+        """Take the step. Returns whether the next one repeats it: all requests decoded, and none can be admitted."""
         states, rows = self.states, plan.rows
         if plan.admitted or plan.preempted:
             self._note_moves(plan)
@@ -174,15 +174,15 @@ class _Simulation:
         self.num_steps += 1
         self.num_tokens += len(sampled)
         self.memory.add(self.now, self.cache.pool.num_used / (self.cache.pool.num_blocks - 1))
-        everybody = len(sampled) == len(self.scheduler.running)
+        all_decoded = len(sampled) == len(self.scheduler.running)
         ended = self._end(sampled, known)
-        return everybody and self._nobody_comes(ended, published=len(plan.prefilling) > 0)
+        return all_decoded and self._admits_none(ended, published=len(plan.prefilling) > 0)
 
     def _repeat(self, next_arrival: float | None) -> bool:
-        """All running requests decode, and nobody is let in: do in one go the steps that would only repeat this one.
+        """Take at once all steps that repeat this one: all running requests decode, and none is admitted.
 
-        They end with the first request that does, before blocks run out, and when somebody arrives who could be let
-        in. Returns whether there are more such steps.
+        They stop when a request ends, before blocks run out, and when a request arrives that could be admitted. Returns
+        whether there are more such steps.
         """
         states, rows = self.states, self.scheduler.running
         if not len(rows):
@@ -209,7 +209,7 @@ class _Simulation:
         self.num_steps += steps
         self.num_tokens += steps * len(rows)
         self.memory.add(self.now, self.cache.pool.num_used / (self.cache.pool.num_blocks - 1))
-        return self._nobody_comes(steps == left and self._end(rows, known + 1))
+        return self._admits_none(steps == left and self._end(rows, known + 1))
 
     def _times(self, steps: int, num_reqs: int, context: int, until: float) -> list[float]:
         """Now, and the end of each decode step from now on, up to the first that is not before ``until``."""
@@ -230,10 +230,10 @@ class _Simulation:
             self.scheduler.finish(done)
         return len(done) > 0
 
-    def _nobody_comes(self, ended: bool, *, published: bool = False) -> bool:
-        """Whether the next step admits nobody of those who wait: it has been tried, and nothing got better since.
+    def _admits_none(self, ended: bool, *, published: bool = False) -> bool:
+        """Whether the next step admits no waiting request: the last one tried, and the conditions have not improved.
 
-        ended: a request left. published: a prompt was computed, so that somebody may share its blocks now.
+        ended: a request ended. published: a prompt was computed, so that its blocks can be shared now.
         """
         if not len(self.scheduler.waiting):
             return True

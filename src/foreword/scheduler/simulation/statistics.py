@@ -17,7 +17,7 @@ EDGE_LIST: list[float] = EDGES.tolist()
 
 
 class LatencyHistogram:
-    """Durations in seconds from 10 µs to 10⁵ s, each kept to 1.2 %. counts: int64, one entry a bin."""
+    """Durations in seconds from 10 µs to 10⁵ s, each kept to 1.2 %. counts: int64, one entry per bin."""
 
     def __init__(self) -> None:
         self.counts = np.zeros(len(EDGES) + 1, np.int64)

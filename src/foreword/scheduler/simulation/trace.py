@@ -18,8 +18,8 @@ import numpy as np
 from foreword.arrays import I32
 from foreword.errors import ConfigError
 
-HASHED_TOKENS = 512  # tokens that one hash id of a trace stands for
-_HALF = 2**30  # token ids below stand for hash ids, those from here on for requests
+HASHED_TOKENS = 512  # tokens per hash id of a trace
+_HALF = 2**30  # token ids below this represent hash ids, those from here on requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Arrival:
     hash_ids: tuple[int, ...] = ()
 
     def prompt(self, index: int) -> I32:
-        """Token ids that begin alike where the trace says so; past its hash ids like nobody else's (``index``)."""
+        """Token ids that begin alike where the trace says so; past its hash ids unique to the request (``index``)."""
         tokens = np.full(self.input_length, _HALF + index % (_HALF - 1), np.int32)
         alike = np.repeat(np.array([h % _HALF for h in self.hash_ids], np.int32), HASHED_TOKENS)[: len(tokens)]
         tokens[: len(alike)] = alike
@@ -55,7 +55,7 @@ class Trace:
         return max(a.input_length + a.output_length for a in self.arrivals)
 
     def requests(self, num_requests: int, *, speed: float = 1.0) -> Iterator[Arrival]:
-        """``num_requests`` arrivals, ``speed`` times as fast; the trace is repeated as often as that takes, with
+        """``num_requests`` arrivals, ``speed`` times as fast; the trace is repeated as often as needed, with
         prompts of its own each time. ConfigError for a speed that is not above 0.
         """
         if not 0 < speed < math.inf:
@@ -104,7 +104,7 @@ def _arrivals(path: Path, lines: Iterable[str]) -> Iterator[Arrival]:
         try:
             arrival = read(row)
             if arrival.input_length < 0 or arrival.output_length < 0 or not math.isfinite(arrival.time):
-                raise ValueError("a length below 0, or a time that is no number")
+                raise ValueError("a length below 0, or a time that is not a number")
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ConfigError(
                 f"trace {path}, line {number}: {error!r}; see foreword.scheduler.simulation.read_trace for the format"

@@ -1,121 +1,61 @@
-"""The step in one native call. The plan's checks run in the same pass; what they find is told by `plan.check`."""
+"""The step in one native call, checks included; `plan.check` names the rule that a refused plan breaks."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
-from foreword.arrays import I32, I64, AnyArray
-from foreword.batch.prepare import plan as _plan
-from foreword.batch.prepare.backends import Scalars
-from foreword.batch.prepare.buffers import ARRAYS
-from foreword.batch.prepare.plan import Plan
-from foreword.batch.state.sampling_columns import COLUMNS
-from foreword.errors import ConfigError
-from foreword.native import available
-from foreword.native import native as _native
-
-if TYPE_CHECKING:
-    from foreword.batch.prepare.buffers import InputBuffers
-    from foreword.batch.state.request_states import RequestStates
+from foreword.batch.prepare.plan import Padding, check
+from foreword.batch.state.request_states import RequestStates
+from foreword.batch.step.buffers import InputBuffers
+from foreword.batch.values.plan import Plan, RaggedDrafts, ragged
+from foreword.errors import ConfigError, PlanError
+from foreword.native import available, native
 
 
-def run(
-    states: RequestStates, buffers: InputBuffers, plan: Plan, padded: tuple[int | None, int | None], gather: bool
-) -> Scalars:
-    result = core_of(states, buffers).prepare(
-        plan.rows,
-        plan.num_scheduled,
-        plan.num_drafts,
-        plan.draft_ids,
-        -1 if padded[0] is None else padded[0],
-        -1 if padded[1] is None else padded[1],
-        gather,
-        plan.inert,
-    )
-    if result is None:
-        _plan.check(states, buffers, plan, padded)
-        raise AssertionError("the native core refused a plan that plan.check accepts")
-    return Scalars._make(result)
-
-
-def core_of(states: RequestStates, buffers: InputBuffers) -> Any:
-    """The native core over these arrays, made when it is first asked for."""
-    if buffers.native is None:
-        buffers.native = _bind(states, buffers)
-    return buffers.native
+def run(states: RequestStates, buffers: InputBuffers, plan: Plan, pad: Padding, gather: bool) -> Sequence[int]:
+    core = buffers.core
+    if core is None:
+        core = buffers.core = _bind(states, buffers)
+    rows, num_scheduled, drafts, cancelled = plan
+    scalars: Sequence[int] | None
+    if cancelled is None and type(drafts) is not RaggedDrafts:
+        scalars = core.prepare(rows, num_scheduled, drafts, pad[0], pad[1], gather)
+    else:
+        scalars = core.prepare_ragged(rows, num_scheduled, *ragged(plan), pad[0], pad[1], gather, cancelled)
+    if scalars is not None:
+        return scalars
+    accepted = check(states, buffers, plan, pad)  # raises, unless the core refused the arrays' types
+    if all(mine is given for mine, given in zip(accepted, plan, strict=True)):
+        raise PlanError("the native backend refused a plan that breaks no rule", step=states.step)
+    return run(states, buffers, accepted, pad, gather)
 
 
 def _bind(states: RequestStates, buffers: InputBuffers) -> Any:
     if not available():
         raise ConfigError("backend='native': the native module is not built; run `pip install .`, or use 'numpy'")
-    core = _native.StepCore(
-        {name: getattr(states, name) for name in _STATE_ARRAYS},
-        {name: getattr(buffers, name) for name in _BUFFER_ARRAYS},
-        states.vocab_size,
-        states.max_num_draft_tokens,
-        states.context_parallel is not None,
-    )
-    for g, table in enumerate(states.block_tables):
-        cp = table.context_parallel
-        core.add_group(
-            table.table,
-            table.num_blocks,
-            table.content_id,
-            buffers.block_table[g],
-            buffers.block_table_written[g],
-            buffers.block_table_nulled[g],
-            buffers.block_table_content[g],
-            buffers.slot_mapping[g],
-            table.tokens_per_block if table.group.recurrent else table.group.block_size,
-            table.group.sliding_window or 0,
-            *((cp.size, cp.rank, cp.interleave) if cp is not None else (1, 0, 1)),
-            table.group.recurrent,
-        )
-    if states.context_parallel is not None:
-        cp = states.context_parallel
+    arrays = buffers.arrays
+    single = {name: array for name, array in arrays.items() if not isinstance(array, tuple)}
+    columns = {"token_ids": states.token_ids, **states._columns}
+    cp = states.context_parallel
+    core = native.StepCore(columns, single, states.vocab_size, states.max_num_draft_tokens)
+    if cp is not None:
         core.set_context_parallel(cp.size, cp.rank, cp.interleave)
+    for g, table in enumerate(states.block_tables):
+        spread = table.context_parallel
+        core.add_group(
+            {
+                "table": table.table,
+                "num_blocks": table.num_blocks,
+                "content_id": table.content_id,
+                "holds_null": table.holds_null,
+            },
+            {name: array[g] for name, array in arrays.items() if isinstance(array, tuple)},
+            block_size=table.group.block_size,
+            tokens_per_block=table.tokens_per_block,
+            sliding_window=table.group.sliding_window or 0,
+            context_parallel=(spread.size, spread.rank, spread.interleave) if spread is not None else (1, 0, 1),
+            recurrent=table.group.recurrent,
+            null_block=table.null_block,
+        )
     return core
-
-
-def sampling_probe(needs: I32, stamp: I64) -> Any:
-    """Tells which of the last batches asked about a batch is, or None where it is not built."""
-    return None if not available() else _native.SamplingProbe(needs, stamp)
-
-
-def vllm_front(states: RequestStates, arrays: dict[str, AnyArray]) -> Any:
-    """The native core that reads vLLM-shaped scheduler output, or None where it is not built."""
-    if states.core is None:
-        return None
-    return _native.VllmFront(states.core, arrays)
-
-
-def rows_core(states: RequestStates) -> Any:
-    """The native core for bulk changes of rows, or None where it is not built."""
-    if not available():
-        return None
-    core = _native.RowsCore(
-        {name: getattr(states, name) for name in _STATE_ARRAYS},
-        {name: getattr(states.sampling, name) for name in (*COLUMNS, "stamp", "is_set")},
-        *states.directory,
-        states.vocab_size,
-        states.max_num_draft_tokens,
-    )
-    for table in states.block_tables:
-        core.add_table(table.table, table.num_blocks, table.content_id)
-    return core
-
-
-_PER_GROUP = ("block_table", "block_table_written", "slot_mapping")  # these come with their group
-_BUFFER_ARRAYS = (*(name for name in ARRAYS if name not in _PER_GROUP), "samples", "written")
-_STATE_ARRAYS = (
-    "token_ids",
-    "num_tokens",
-    "num_computed_tokens",
-    "num_placeholders",
-    "prompt_len",
-    "prefill_len",
-    "last_sampled_token",
-    "lora_id",
-    "row_generation",
-    "live",
-)

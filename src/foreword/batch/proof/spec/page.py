@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from foreword.batch.proof.spec.tensor import SYMBOLS, Level, TensorSpec
 
 _HEADINGS = {
-    Level.SYSTEM: ("System level", "One row a request in `RequestStates`, as long as the engine lives."),
+    Level.SYSTEM: ("System level", "One row per request in `RequestStates`, as long as the engine lives."),
     Level.STEP: ("Step level", "The scalars of an `InputBatch`."),
-    Level.REQUEST: ("Request level", "One entry a request of the step, in batch order."),
-    Level.TOKEN: ("Token level", "One entry a scheduled token, request by request."),
-    Level.LOGIT: ("Logit level", "One entry a row of logits, or a draft."),
+    Level.REQUEST: ("Request level", "One entry per request of the step, in batch order."),
+    Level.TOKEN: ("Token level", "One entry per scheduled token, request by request."),
+    Level.LOGIT: ("Logit level", "One entry per row of logits, or per draft."),
 }
 
 
@@ -42,7 +42,7 @@ def render(tensors: Iterable[TensorSpec]) -> str:
 def _entry(spec: TensorSpec) -> list[str]:
     facts = [f"[{', '.join(spec.shape)}] {spec.dtype}" if spec.shape else "scalar"]
     if spec.per_group:
-        facts.append("one a KV group")
+        facts.append("one per KV group")
     if spec.optional:
         facts.append(f"with {spec.optional}")
     if spec.attribute == "explain":

@@ -1,10 +1,10 @@
-"""The tensors of one entry a request (batch order), and the scalars of a step."""
+"""The tensors of one entry per request (batch order), and the scalars of a step."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from foreword.batch.proof.spec.tensor import Level, Relation, TensorSpec
+from foreword.batch.proof.spec.tensor import Level, Relation, TensorSpec, step_tensor
 
 REQUEST: tuple[TensorSpec, ...] = (
     TensorSpec(
@@ -65,7 +65,7 @@ REQUEST: tuple[TensorSpec, ...] = (
         level=Level.STEP,
         shape=(),
         dtype="int64",
-        definition="the most keys a request of the step attends to",
+        definition="the largest number of keys that a request of the step attends to",
         producer="prepare_inputs",
         consumers=("attention",),
         range=(0, "M"),
@@ -89,38 +89,32 @@ REQUEST: tuple[TensorSpec, ...] = (
             ),
         ),
     ),
-    TensorSpec(
+    step_tensor(
         name="idx_mapping",
         level=Level.REQUEST,
-        shape=("B",),
-        dtype="int32",
         definition="batch row → state row; each row at most once",
         producer="prepare_inputs",
         consumers=("sampler", "kernels that read the state's own tables"),
         range=(0, "R-1"),
         relations=(Relation("idx_mapping[b] = the row that request b's other tensors are of", lambda s, x, g: s.rows),),
     ),
-    TensorSpec(
+    step_tensor(
         name="row_generation",
         level=Level.REQUEST,
-        shape=("B",),
-        dtype="int64",
-        definition="the tenancy of the row when the step was prepared; −1 for a request removed since, which keeps its "
-        "place in a step in flight and is inert: it starts at 0, its tokens are 0, its slots −1, its blocks null",
+        definition="the generation of the row when the step was prepared; −1 for a request removed since, which keeps "
+        "its tokens in a step in flight and is cancelled: starts at 0, tokens are 0, slots −1, blocks null",
         producer="prepare_inputs",
         consumers=("commit",),
         relations=(
             Relation(
                 "row_generation[b] = states.row_generation[idx_mapping[b]]",
-                lambda s, x, g: np.where(s.inert, -1, s.state("row_generation")[s.rows]),
+                lambda s, x, g: np.where(s.cancelled, -1, s.state("row_generation")[s.rows]),
             ),
         ),
     ),
-    TensorSpec(
+    step_tensor(
         name="num_computed_tokens",
         level=Level.REQUEST,
-        shape=("B",),
-        dtype="int32",
         definition="tokens of the request whose keys and values are in the cache before the step",
         producer="prepare_inputs",
         consumers=("attention", "commit"),
@@ -129,12 +123,10 @@ REQUEST: tuple[TensorSpec, ...] = (
             Relation("num_computed_tokens[b] = states.num_computed_tokens[idx_mapping[b]]", lambda s, x, g: s.c),
         ),
     ),
-    TensorSpec(
+    step_tensor(
         name="num_placeholders",
         level=Level.REQUEST,
-        shape=("B",),
-        dtype="int32",
-        definition="tokens of the request that a step in flight is about to sample: behind the known ones, read as 0",
+        definition="tokens of the request that a step in flight is about to sample: after the known ones, read as 0",
         producer="prepare_inputs",
         consumers=("resolve",),
         range=(0, "M"),
@@ -142,11 +134,9 @@ REQUEST: tuple[TensorSpec, ...] = (
             Relation("num_placeholders[b] = states.num_placeholders[idx_mapping[b]]", lambda s, x, g: s.in_flight),
         ),
     ),
-    TensorSpec(
+    step_tensor(
         name="num_scheduled_tokens",
         level=Level.REQUEST,
-        shape=("B",),
-        dtype="int32",
         definition="query length of the request, its drafts included",
         producer="scheduler",
         consumers=("attention", "commit"),
@@ -159,11 +149,9 @@ REQUEST: tuple[TensorSpec, ...] = (
             ),
         ),
     ),
-    TensorSpec(
+    step_tensor(
         name="num_draft_tokens",
         level=Level.REQUEST,
-        shape=("B",),
-        dtype="int32",
         definition="how many of the scheduled tokens are drafts to verify: the last ones",
         producer="scheduler",
         consumers=("sampler", "commit"),
@@ -176,37 +164,29 @@ REQUEST: tuple[TensorSpec, ...] = (
             ),
         ),
     ),
-    TensorSpec(
+    step_tensor(
         name="query_start_loc",
         level=Level.REQUEST,
-        shape=("Bp+1",),
-        dtype="int32",
         definition="the tokens of request b are [query_start_loc[b], query_start_loc[b + 1]); padding is empty",
         producer="prepare_inputs",
         consumers=("attention",),
-        padding="T",
         range=(0, "T"),
         relations=(Relation("query_start_loc[b] = Σ num_scheduled_tokens[: b]", lambda s, x, g: s.loc),),
     ),
-    TensorSpec(
+    step_tensor(
         name="seq_lens",
         level=Level.REQUEST,
-        shape=("Bp",),
-        dtype="int32",
         definition="keys of the request after the step: the context and the query",
         producer="prepare_inputs",
         consumers=("attention",),
-        padding=0,
         range=(1, "M"),
         relations=(
             Relation("seq_lens[b] = num_computed_tokens[b] + num_scheduled_tokens[b]", lambda s, x, g: s.c + s.n),
         ),
     ),
-    TensorSpec(
+    step_tensor(
         name="is_prefilling",
         level=Level.REQUEST,
-        shape=("B",),
-        dtype="bool",
         definition="whether the step starts before the end of what must be computed first",
         producer="prepare_inputs",
         consumers=("attention", "sampler"),
@@ -217,15 +197,12 @@ REQUEST: tuple[TensorSpec, ...] = (
             ),
         ),
     ),
-    TensorSpec(
+    step_tensor(
         name="dcp_local_seq_lens",
         level=Level.REQUEST,
-        shape=("Bp",),
-        dtype="int32",
         definition="this rank's share of seq_lens; over all ranks it sums to them",
         producer="prepare_inputs",
         consumers=("attention",),
-        padding=0,
         range=(0, "M"),
         optional="context parallelism",
         relations=(
@@ -235,17 +212,13 @@ REQUEST: tuple[TensorSpec, ...] = (
             ),
         ),
     ),
-    TensorSpec(
+    step_tensor(
         name="block_table",
         level=Level.REQUEST,
-        shape=("Bp", "K"),
-        dtype="int32",
         definition="the requests' rows of the group's block table, null past the end and below the sliding window",
         producer="prepare_inputs(gather_block_tables=True)",
         consumers=("attention",),
-        padding=0,
         range=(0, None),
-        per_group=True,
         optional="gathered block tables",
         relations=(
             Relation(
@@ -253,25 +226,22 @@ REQUEST: tuple[TensorSpec, ...] = (
                 lambda s, x, g: np.where(s.held(g) & ~s.below_window(g), s.table(g).table[s.rows], x),
             ),
             Relation(
-                "block_table[b, k] = 0 for k ≥ num_blocks[b]",
-                lambda s, x, g: np.where(s.held(g), x, 0),
+                "block_table[b, k] = null_block for k ≥ num_blocks[b]",
+                lambda s, x, g: np.where(s.held(g), x, s.states.null_block),
             ),
             Relation(
-                "block_table[b, k] = 0 where (k + 1)·P ≤ num_computed_tokens[b] − W + 1, for a sliding window W ≥ 2",
-                lambda s, x, g: np.where(s.below_window(g) & s.held(g), 0, x),
+                "block_table[b, k] = null_block where (k + 1)·P ≤ num_computed_tokens[b] − W + 1, for a window W ≥ 2",
+                lambda s, x, g: np.where(s.below_window(g) & s.held(g), s.states.null_block, x),
             ),
         ),
     ),
-    TensorSpec(
+    step_tensor(
         name="num_blocks",
         level=Level.REQUEST,
-        shape=("B",),
-        dtype="int32",
         definition="entries of the gathered row that are the request's",
         producer="prepare_inputs(gather_block_tables=True)",
         consumers=("adapters",),
         range=(0, "K"),
-        per_group=True,
         optional="gathered block tables",
         relations=(
             Relation(
@@ -280,22 +250,18 @@ REQUEST: tuple[TensorSpec, ...] = (
             ),
         ),
     ),
-    TensorSpec(
+    step_tensor(
         name="cu_num_logits",
         level=Level.REQUEST,
-        shape=("B+1",),
-        dtype="int32",
         definition="the logit rows of request b are [cu_num_logits[b], cu_num_logits[b + 1])",
         producer="prepare_inputs",
         consumers=("sampler",),
         range=(0, "L"),
         relations=(Relation("cu_num_logits[b] = Σ (1 + num_draft_tokens)[: b]", lambda s, x, g: s.cu_logits),),
     ),
-    TensorSpec(
+    step_tensor(
         name="cu_num_draft_tokens",
         level=Level.REQUEST,
-        shape=("B+1",),
-        dtype="int32",
         definition="the drafts of request b are [cu_num_draft_tokens[b], cu_num_draft_tokens[b + 1])",
         producer="prepare_inputs",
         consumers=("verification",),

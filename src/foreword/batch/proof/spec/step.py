@@ -1,47 +1,45 @@
-"""The step that a batch claims to be, told by the majority of its tensors, so that one wrong entry is found by name."""
+"""The step of a batch, reconstructed by majority vote over redundant tensors: one wrong entry is found by name."""
 
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from foreword.arrays import I64, AnyArray, Bools, Ints
+from foreword.batch.state.block_table import BlockTable
+from foreword.batch.step.tensors import BatchTensors
+from foreword.batch.values.attention import AttentionState
 from foreword.errors import PlanError
-
-if TYPE_CHECKING:
-    from foreword.batch.prepare.inputs import InputBatch
-    from foreword.batch.state.block_table import BlockTable
-    from foreword.batch.state.request_states import RequestStates
 
 
 class Step:
     """What the relations of `TENSORS` are written in. Lower-case letters are vectors over the requests of the batch:
 
     rows  state row        c  computed tokens    n  scheduled tokens    k  drafts    v  known tokens
-    inert  the request was removed while its step was in flight: nothing of its row is read, c = v = 0
+    cancelled  the request was removed while its step was in flight: nothing of its row is read, c = v = 0
 
-    n, k, rows and inert are each told by several tensors. The value that most of them agree on is taken, so an entry
-    that differs is wrong in its own tensor and nowhere else.
+    n, k, rows and cancelled each follow from several tensors. The value that most of them agree on is taken, so an
+    entry that differs is wrong in its own tensor and nowhere else.
     """
 
-    def __init__(self, batch: InputBatch, states: RequestStates) -> None:
-        self.batch, self.states = batch, states
+    def __init__(self, batch: BatchTensors) -> None:
+        self.batch, self.states = batch, batch.states
 
     # -- the plan ----------------------------------------------------------------------------------------------
 
     @cached_property
     def B(self) -> int:
         loc = self.batch.query_start_loc
-        told = (self.batch.num_reqs, np.count_nonzero(self.batch.seq_lens), np.count_nonzero(loc[:-1] < loc[-1]))
-        return sorted(int(number) for number in told)[1]
+        claims = (self.batch.num_reqs, np.count_nonzero(self.batch.seq_lens), np.count_nonzero(loc[:-1] < loc[-1]))
+        return sorted(int(number) for number in claims)[1]
 
     @cached_property
     def n(self) -> I64:
         b, B = self.batch, self.B
-        told = (b.num_scheduled_tokens, np.diff(b.query_start_loc[: B + 1]), b.seq_lens[:B] - b.num_computed_tokens)
-        return _median(*told)
+        claims = (b.num_scheduled_tokens, np.diff(b.query_start_loc[: B + 1]), b.seq_lens[:B] - b.num_computed_tokens)
+        return _median(*claims)
 
     @cached_property
     def k(self) -> I64:
@@ -61,7 +59,7 @@ class Step:
             if self._agrees(b, int(other[b])) > self._agrees(b, int(rows[b])):
                 rows[b] = other[b]
         bad = (rows < 0) | (rows >= self.states.max_num_reqs)
-        bad[~bad] = ~self.states.live[rows[~bad]] & ~self.inert[~bad]
+        bad[~bad] = ~self.states.live[rows[~bad]] & ~self.cancelled[~bad]
         if bad.any():
             b = int(np.argmax(bad))
             raise PlanError("a row that holds no request", step=batch.step, tensor="idx_mapping", index=b,
@@ -69,17 +67,17 @@ class Step:
         return rows
 
     @cached_property
-    def inert(self) -> Bools:
-        """[B] row_generation is −1; it starts at 0 and computes nothing; every token is 0 and goes nowhere."""
+    def cancelled(self) -> Bools:
+        """[B] row_generation is −1; it starts at 0 and computes nothing; every token is 0, with slot −1."""
         batch, ends = self.batch, np.cumsum(self.n)
-        told = np.zeros((3, self.B), np.int8)
-        told[0] = batch.row_generation == -1
-        told[1] = (batch.num_computed_tokens == 0) & ~batch.is_prefilling
+        claims = np.zeros((3, self.B), np.int8)
+        claims[0] = batch.row_generation == -1
+        claims[1] = (batch.num_computed_tokens == 0) & ~batch.is_prefilling
         for b, end in enumerate(ends.tolist()):
             tokens = slice(end - int(self.n[b]), end)
             nowhere = all((slots[tokens] == -1).all() for slots in batch.slot_mapping)
-            told[2, b] = nowhere and not batch.input_ids[tokens].any()
-        most: Bools = told.sum(0) >= 2
+            claims[2, b] = nowhere and not batch.input_ids[tokens].any()
+        most: Bools = claims.sum(0) >= 2
         return most
 
     def _agrees(self, b: int, row: int) -> int:
@@ -91,13 +89,13 @@ class Step:
         if c >= states.max_model_len:
             return -1
         slot = slots(states.block_tables[0], np.array([row]), np.array([c]))[0]
-        told = (
+        claims = (
             (batch.num_computed_tokens[b], c),
             (batch.row_generation[b], states.row_generation[row]),
             (batch.input_ids[t], states.token_ids[row, c]),
             (batch.slot_mapping[0][t], slot),
         )
-        return sum(int(x == y) for x, y in told)
+        return sum(int(x == y) for x, y in claims)
 
     # -- what follows from it ----------------------------------------------------------------------------------
 
@@ -111,12 +109,12 @@ class Step:
 
     @cached_property
     def in_flight(self) -> I64:
-        """[B] tokens behind the known ones that a step in flight is about to sample."""
+        """[B] tokens after the known ones that a step in flight is about to sample."""
         return self.of_rows("num_placeholders")
 
     def of_rows(self, name: str) -> I64:
-        """[B] a column of the state in batch order; 0 for an inert request."""
-        column: I64 = np.where(self.inert, 0, self.state(name)[self.rows]).astype(np.int64)
+        """[B] a column of the state in batch order; 0 for a cancelled request."""
+        column: I64 = np.where(self.cancelled, 0, self.state(name)[self.rows]).astype(np.int64)
         return column
 
     @cached_property
@@ -167,29 +165,27 @@ class Step:
         return np.arange(self.cu_drafts[-1]) - self.cu_drafts[self.b_of_draft]
 
     def staged_drafts(self, got: Ints) -> I64:
-        """[D] the drafts as staged behind the known tokens, where an unknown one (−1) stands as token 0."""
+        """[D] the drafts as staged after the known tokens, an unknown one (−1) as token 0."""
         b = self.b_of_draft
         at = (self.v + self.in_flight)[b] + self.draft_pos
         staged = self.states.token_ids[self.rows[b], np.minimum(at, self.M - 1)].astype(np.int64)
-        return np.where((got == -1) & (staged == 0) | self.inert[b], got, staged)
+        return np.where((got == -1) & (staged == 0) | self.cancelled[b], got, staged)
 
     def input_ids(self) -> I64:
-        """[T] the tokens; 0 where they are in flight, or nobody's."""
+        """[T] the tokens; 0 where they are in flight, or of a cancelled request."""
         b, p = self.b_of_token, self.positions
         unknown = (p >= self.v[b]) & (p < (self.v + self.in_flight)[b])
-        ids: I64 = np.where(unknown | self.inert[b], 0, self.states.token_ids[self.token_rows, p]).astype(np.int64)
+        ids: I64 = np.where(unknown | self.cancelled[b], 0, self.states.token_ids[self.token_rows, p]).astype(np.int64)
         return ids
 
     def attention_state(self) -> int:
         """The first test that holds, see `AttentionState`."""
-        from foreword.batch.values.attention import AttentionState
-
-        c, n, prompt, inert = self.c, self.n, self.of_rows("prompt_len"), self.inert
+        c, n, prompt, cancelled = self.c, self.n, self.of_rows("prompt_len"), self.cancelled
         tests = (
             (bool(self.k.any()), AttentionState.SPEC_DECODING),
-            (self.B > 0 and bool(((n == 1) & ((c > 0) | inert)).all()), AttentionState.DECODE_ONLY),
+            (self.B > 0 and bool(((n == 1) & ((c > 0) | cancelled)).all()), AttentionState.DECODE_ONLY),
             (not c.any(), AttentionState.PREFILL_NO_CACHE),
-            (bool(((c < prompt) & (c + n >= prompt) | inert).all()), AttentionState.PREFILL_CACHE_HIT),
+            (bool(((c < prompt) & (c + n >= prompt) | cancelled).all()), AttentionState.PREFILL_CACHE_HIT),
         )
         return int(next((state for holds, state in tests if holds), AttentionState.CHUNKED_PREFILL))
 
@@ -204,7 +200,7 @@ class Step:
 
     def num_blocks(self, g: int) -> I64:
         """[B] how many those are."""
-        held: I64 = np.where(self.inert, 0, self.table(g).num_blocks[self.rows]).astype(np.int64)
+        held: I64 = np.where(self.cancelled, 0, self.table(g).num_blocks[self.rows]).astype(np.int64)
         return held
 
     def below_window(self, g: int) -> Bools:
@@ -227,7 +223,7 @@ class Step:
     def slots(self, g: int) -> I64:
         """[T] block · S + offset, −1 where another rank owns the position."""
         where = slots(self.table(g), self.token_rows, self.positions)
-        where[self.inert[self.b_of_token]] = -1
+        where[self.cancelled[self.b_of_token]] = -1
         return where
 
     def block_offsets(self, g: int) -> I64:
@@ -262,7 +258,7 @@ class Step:
         return np.where(live, expected, got)
 
     def adapters(self) -> I64:
-        """[R] the adapter of each row, told by the adapters' lists of users."""
+        """[R] the adapter of each row, by the adapters' lists of users."""
         s = self.states
         out = np.zeros(s.max_num_reqs, np.int64)
         for adapter in s.loras.in_use:
@@ -286,7 +282,7 @@ def local_offsets(table: BlockTable, offsets: I64) -> I64:
 
 
 def slots(table: BlockTable, rows: I64, positions: I64) -> I64:
-    """Where the keys and values of these positions go; −1 where another rank owns them, or a state stands for them."""
+    """Where the keys and values of these positions go; −1 where another rank owns them, and in recurrent groups."""
     if table.group.recurrent:
         return np.full(len(positions), -1, np.int64)
     cp, offsets = table.context_parallel, positions % table.tokens_per_block
@@ -301,7 +297,7 @@ def _prefix_sum(values: I64) -> I64:
     return out
 
 
-def _median(*told: AnyArray) -> I64:
+def _median(*claims: AnyArray) -> I64:
     """Entry by entry the middle of three: the value of at least two of them if two are equal."""
-    middle: I64 = np.sort(np.stack([t.astype(np.int64) for t in told]), axis=0)[1]
+    middle: I64 = np.sort(np.stack([t.astype(np.int64) for t in claims]), axis=0)[1]
     return middle

@@ -1,17 +1,13 @@
-"""The tensors that live as long as the engine: one row a request, in `RequestStates`."""
+"""The tensors that live as long as the engine: one row per request, in `RequestStates`."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from foreword.arrays import AnyArray
-from foreword.batch.proof.spec.tensor import Level, Relation, TensorSpec
+from foreword.batch.proof.spec.step import Step
+from foreword.batch.proof.spec.tensor import Level, Relation, TensorSpec, row_tensor
 from foreword.batch.state.sampling_columns import Need
-
-if TYPE_CHECKING:
-    from foreword.batch.proof.spec.step import Step
 
 
 def _sampling(
@@ -36,9 +32,9 @@ def _sampling(
 
 
 def _needs(step: Step, needs: AnyArray) -> AnyArray:
-    """The flags that columns tell, by their definition; the others, which parameters objects tell, as they are."""
+    """The flags that follow from columns, by their definition; flags that follow from parameters objects unchanged."""
     c = step.states.sampling
-    told = {
+    derived = {
         Need.GREEDY: ~(c.temperature > 0),
         Need.RANDOM: c.temperature > 0,
         Need.TOP_P: c.top_p < 1,
@@ -49,31 +45,24 @@ def _needs(step: Step, needs: AnyArray) -> AnyArray:
         Need.PROMPT_LOGPROBS: c.num_prompt_logprobs >= 0,
         Need.MIN_TOKENS: c.min_tokens > 0,
     }
-    for flag, present in told.items():
+    for flag, present in derived.items():
         needs = np.where(present, needs | int(flag), needs & ~int(flag))
     return needs
 
 
 SYSTEM: tuple[TensorSpec, ...] = (
-    TensorSpec(
+    row_tensor(
         name="live",
-        level=Level.SYSTEM,
-        shape=("R",),
-        dtype="bool",
         definition="whether the row holds a request",
         producer="add_request, remove_request",
         consumers=("prepare_inputs",),
         relations=(Relation("live[row] = some request has this row", lambda s, x, g: s.live),),
     ),
-    TensorSpec(
+    row_tensor(
         name="num_tokens",
-        level=Level.SYSTEM,
-        shape=("R",),
-        dtype="int32",
         definition="known tokens: prompt and committed outputs",
         producer="add_request, commit",
         consumers=("prepare_inputs", "scheduler"),
-        padding=0,
         range=(1, "M"),
     ),
     TensorSpec(
@@ -81,7 +70,7 @@ SYSTEM: tuple[TensorSpec, ...] = (
         level=Level.SYSTEM,
         shape=("R", "M"),
         dtype="int32",
-        definition="every known token of a request: prompt, then committed outputs; the drafts of a step stand behind",
+        definition="every known token of a request: prompt, then committed outputs; drafts are staged past them",
         producer="add_request, commit",
         consumers=("prepare_inputs", "sampler"),
         relations=(
@@ -98,7 +87,7 @@ SYSTEM: tuple[TensorSpec, ...] = (
         level=Level.SYSTEM,
         shape=("R", "M"),
         dtype="bool",
-        definition="false where the position is a prompt embedding, whose token id nobody reads",
+        definition="false where the position is a prompt embedding, whose token id is not read",
         producer="add_request",
         consumers=("embedding layer", "penalties"),
         padding=True,
@@ -110,15 +99,11 @@ SYSTEM: tuple[TensorSpec, ...] = (
             ),
         ),
     ),
-    TensorSpec(
+    row_tensor(
         name="prefill_len",
-        level=Level.SYSTEM,
-        shape=("R",),
-        dtype="int32",
         definition="what must be computed before sampling starts: prompt, and after a resume the outputs it brought",
         producer="add_request",
         consumers=("prepare_inputs",),
-        padding=0,
         range=(1, "M"),
         relations=(
             Relation(
@@ -127,15 +112,11 @@ SYSTEM: tuple[TensorSpec, ...] = (
             ),
         ),
     ),
-    TensorSpec(
+    row_tensor(
         name="prompt_len",
-        level=Level.SYSTEM,
-        shape=("R",),
-        dtype="int32",
         definition="the user's prompt",
         producer="add_request",
         consumers=("prepare_inputs", "sampler"),
-        padding=0,
         range=(1, "M"),
         relations=(
             Relation(
@@ -144,26 +125,25 @@ SYSTEM: tuple[TensorSpec, ...] = (
             ),
         ),
     ),
-    TensorSpec(
+    row_tensor(
+        name="num_accepted_tokens",
+        definition="tokens kept of the last committed step: accepted drafts + 1; 1 after admission and a prompt chunk",
+        producer="add_request, commit",
+        consumers=("recurrent layers with drafts",),
+        range=(1, None),
+    ),
+    row_tensor(
         name="num_placeholders",
-        level=Level.SYSTEM,
-        shape=("R",),
-        dtype="int32",
-        definition="tokens behind the known ones that a step in flight is about to sample",
+        definition="tokens after the known ones that a step in flight is about to sample",
         producer="advance, commit",
         consumers=("prepare_inputs",),
-        padding=0,
         range=(0, "M"),
     ),
-    TensorSpec(
+    row_tensor(
         name="num_computed_tokens",
-        level=Level.SYSTEM,
-        shape=("R",),
-        dtype="int32",
         definition="tokens whose keys and values are in the cache",
         producer="add_request, commit",
         consumers=("prepare_inputs", "scheduler"),
-        padding=0,
         range=(0, "M"),
         relations=(
             Relation(
@@ -172,15 +152,11 @@ SYSTEM: tuple[TensorSpec, ...] = (
             ),
         ),
     ),
-    TensorSpec(
+    row_tensor(
         name="last_sampled_token",
-        level=Level.SYSTEM,
-        shape=("R",),
-        dtype="int32",
         definition="the last output, −1 before there is one",
         producer="add_request, commit",
         consumers=("device-side decode",),
-        padding=-1,
         range=(-1, "V-1"),
         relations=(
             Relation(
@@ -189,15 +165,11 @@ SYSTEM: tuple[TensorSpec, ...] = (
             ),
         ),
     ),
-    TensorSpec(
+    row_tensor(
         name="lora_id",
-        level=Level.SYSTEM,
-        shape=("R",),
-        dtype="int32",
         definition="adapter, 0 for none",
         producer="add_request",
         consumers=("adapter layers",),
-        padding=0,
         range=(0, None),
         relations=(
             Relation(
@@ -206,33 +178,22 @@ SYSTEM: tuple[TensorSpec, ...] = (
             ),
         ),
     ),
-    TensorSpec(
+    row_tensor(
         name="rope_delta",
-        level=Level.SYSTEM,
-        shape=("R",),
-        dtype="int32",
-        definition="what tokens behind the prompt add to their rotary position (multi-dimensional positions)",
+        definition="what tokens after the prompt add to their rotary position (multi-dimensional positions)",
         producer="add_request",
         consumers=("rotary embedding",),
-        padding=0,
     ),
-    TensorSpec(
+    row_tensor(
         name="encoder_len",
-        level=Level.SYSTEM,
-        shape=("R",),
-        dtype="int32",
         definition="tokens of the encoder that the request attends to",
         producer="add_request",
         consumers=("cross attention",),
-        padding=0,
         range=(0, None),
     ),
-    TensorSpec(
+    row_tensor(
         name="row_generation",
-        level=Level.SYSTEM,
-        shape=("R",),
-        dtype="int64",
-        definition="which tenancy of the row this is: tells a late result from a current one",
+        definition="how often the row was freed: separates a late result from a current one",
         producer="add_request, remove_request",
         consumers=("commit",),
         range=(0, None),
@@ -242,16 +203,20 @@ SYSTEM: tuple[TensorSpec, ...] = (
         level=Level.SYSTEM,
         shape=("R", "K"),
         dtype="int32",
-        definition="logical block → physical block: entry k of a row holds positions k·P … k·P + P − 1; 0 is no block",
+        definition="logical block → physical block: entry k of a row holds positions k·P … k·P + P − 1; or null_block",
         producer="add_request, append_blocks",
         consumers=("prepare_inputs", "attention kernels that need no gathered copy"),
         per_group=True,
         attribute="block_tables.table",
         relations=(
-            Relation("blocks are 0 or more", lambda s, x, g: np.maximum(x, 0)),
             Relation(
-                "block_table[row, k] = 0 for k ≥ num_blocks[row]",
-                lambda s, x, g: np.where(np.arange(x.shape[1]) < s.table(g).num_blocks[:, None], x, 0),
+                "blocks are min(null_block, 0) or more", lambda s, x, g: np.maximum(x, min(s.states.null_block, 0))
+            ),
+            Relation(
+                "block_table[row, k] = null_block for k ≥ num_blocks[row]",
+                lambda s, x, g: np.where(
+                    np.arange(x.shape[1]) < s.table(g).num_blocks[:, None], x, s.states.null_block
+                ),
             ),
         ),
     ),
@@ -287,20 +252,23 @@ SYSTEM: tuple[TensorSpec, ...] = (
     _sampling("repetition_penalty", "float32", "divides positive, multiplies negative logits", (0.0, 100.0), 1.0),
     _sampling("seed", "int64", "of the request's own random numbers", None, 0),
     _sampling("min_tokens", "int32", "no end before this many outputs", (0, None), 0),
-    _sampling("num_logprobs", "int32", "alternatives wanted with each token, −1 for none", (-1, "V"), -1),
+    _sampling("num_logprobs", "int32", "alternatives requested with each token, −1 for none", (-1, "V"), -1),
     _sampling("num_prompt_logprobs", "int32", "the same for the prompt's tokens", (-1, "V"), -1),
     TensorSpec(
         name="needs",
         level=Level.SYSTEM,
         shape=("R",),
         dtype="int32",
-        definition="the `Need` flags of the row: what sampling it takes, so that a step skips what no row needs",
+        definition="the `Need` flags of the row: what its sampling needs, so that a step skips what no row needs",
         producer="add_request",
         consumers=("sampling metadata",),
         padding=int(Need.GREEDY),
         attribute="sampling.needs",
         relations=(
-            Relation("each flag that a column tells is that column's", lambda s, x, g: s.where_live(_needs(s, x), x)),
+            Relation(
+                "each flag that follows from a column is set by that column",
+                lambda s, x, g: s.where_live(_needs(s, x), x),
+            ),
         ),
     ),
 )

@@ -1,16 +1,17 @@
-"""What one tensor of a step is, as a value: the row of a table that the checks, the page and the strategies read."""
+"""The specification of one tensor as a value, read by the checks, the reference page and the property tests."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from foreword.arrays import AnyArray
-
-if TYPE_CHECKING:
-    from foreword.batch.proof.spec.step import Step
+from foreword.batch.proof.spec.step import Step
+from foreword.batch.state.layout import ROWS
+from foreword.batch.step.layout import FIELDS
+from foreword.batch.values.fields import Field
 
 
 class Level(StrEnum):
@@ -25,7 +26,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """A rule that fixes entries of a tensor. ``formula`` says it, ``expected`` computes it.
+    """A rule that fixes entries of a tensor: ``formula`` for readers, ``expected`` computes it.
 
     expected(step, got, group) is what the live entries must equal; an entry that the rule leaves free it returns as
     it is in ``got``.
@@ -40,10 +41,10 @@ class TensorSpec:
     """One tensor.
 
     shape: symbols, see `SYMBOLS`. An axis ``Tp`` or ``Bp`` has T or B live entries; the rest hold ``padding``. At
-    system level ``padding`` is what a row without a request holds. None: nobody may read there.
+    system level ``padding`` is the value of a row without a request. None: unspecified, not to be read.
     range: lowest and highest live value (symbols allowed, None: no bound). It is checked where no relation fixes the
     value; where one does, it follows.
-    per_group: a tuple of such tensors, one a KV group. optional: only there under the named condition.
+    per_group: a tuple of such tensors, one per KV group. optional: present only under the named condition.
     """
 
     name: str
@@ -58,12 +59,36 @@ class TensorSpec:
     relations: tuple[Relation, ...] = ()
     per_group: bool = False
     optional: str | None = None
-    attribute: str | None = None  # where it is found, if not under its name
+    attribute: str | None = None  # the path to it, if not its name
 
     @property
     def label(self) -> str:
         """The name in messages; state and batch share some names."""
         return f"states.{self.name}" if self.level is Level.SYSTEM else self.name
+
+
+def row_tensor(name: str, **facts: Any) -> TensorSpec:
+    """A column of `RequestStates`: shape, dtype and padding are those of its layout."""
+    return _of_field(next(field for field in ROWS if field.name == name), level=Level.SYSTEM, **facts)
+
+
+def step_tensor(name: str, **facts: Any) -> TensorSpec:
+    """A tensor of `InputBuffers`: shape, dtype and padding are those of its layout."""
+    return _of_field(FIELDS[name], **facts)
+
+
+PADDED_AXES = ("R", "Bp", "Bp+1", "Tp")  # a view of a step without padding has no padded entries
+
+
+def _of_field(field: Field, **facts: Any) -> TensorSpec:
+    return TensorSpec(
+        name=field.name,
+        shape=field.shape,
+        dtype=field.dtype,
+        padding=field.padding if field.shape[0] in PADDED_AXES else None,
+        per_group=field.per_group,
+        **facts,
+    )
 
 
 SYMBOLS = {

@@ -1,16 +1,14 @@
-"""The tensors of one entry a scheduled token, and of one entry a row of logits."""
+"""The tensors of one entry per scheduled token, and of one entry per row of logits."""
 
 from __future__ import annotations
 
-from foreword.batch.proof.spec.tensor import Level, Relation, TensorSpec
+from foreword.batch.proof.spec.tensor import Level, Relation, TensorSpec, step_tensor
 
 TOKEN: tuple[TensorSpec, ...] = (
-    TensorSpec(
+    step_tensor(
         name="req_indices",
         level=Level.TOKEN,
-        shape=("T",),
-        dtype="int32",
-        definition="the request of the token, as its place in the batch",
+        definition="the request of the token, as batch index",
         producer="prepare_inputs",
         consumers=("attention", "adapter layers"),
         range=(0, "B-1"),
@@ -21,15 +19,12 @@ TOKEN: tuple[TensorSpec, ...] = (
             ),
         ),
     ),
-    TensorSpec(
+    step_tensor(
         name="positions",
         level=Level.TOKEN,
-        shape=("Tp",),
-        dtype="int64",
-        definition="the place of the token in its request: right behind what is computed",
+        definition="the position of the token in its request: right after what is computed",
         producer="prepare_inputs",
         consumers=("rotary embedding", "attention"),
-        padding=0,
         range=(0, "M-1"),
         relations=(
             Relation(
@@ -38,15 +33,12 @@ TOKEN: tuple[TensorSpec, ...] = (
             ),
         ),
     ),
-    TensorSpec(
+    step_tensor(
         name="input_ids",
         level=Level.TOKEN,
-        shape=("Tp",),
-        dtype="int32",
         definition="the token itself: of the prompt, the last sampled one, or a draft; 0 where it is not known yet",
         producer="prepare_inputs",
         consumers=("embedding",),
-        padding=0,
         range=(0, "V-1"),
         relations=(
             Relation(
@@ -55,17 +47,13 @@ TOKEN: tuple[TensorSpec, ...] = (
             ),
         ),
     ),
-    TensorSpec(
+    step_tensor(
         name="slot_mapping",
         level=Level.TOKEN,
-        shape=("Tp",),
-        dtype="int64",
         definition="where the token's key and value go; −1: nowhere (padding, another rank's, a recurrent group's)",
         producer="prepare_inputs",
         consumers=("cache write",),
-        padding=-1,
         range=(-1, None),
-        per_group=True,
         relations=(
             Relation(
                 "slot_mapping[t] = block_table[b, positions[t] // P] · S + offset; −1 where another rank owns it",
@@ -76,11 +64,9 @@ TOKEN: tuple[TensorSpec, ...] = (
 )
 
 LOGIT: tuple[TensorSpec, ...] = (
-    TensorSpec(
+    step_tensor(
         name="logits_indices",
         level=Level.LOGIT,
-        shape=("L",),
-        dtype="int64",
         definition="token rows to project to logits: the last 1 + drafts of each request",
         producer="prepare_inputs",
         consumers=("executor",),
@@ -92,11 +78,9 @@ LOGIT: tuple[TensorSpec, ...] = (
             ),
         ),
     ),
-    TensorSpec(
+    step_tensor(
         name="expanded_idx_mapping",
         level=Level.LOGIT,
-        shape=("L",),
-        dtype="int32",
         definition="logit row → state row",
         producer="prepare_inputs",
         consumers=("sampler",),
@@ -107,23 +91,19 @@ LOGIT: tuple[TensorSpec, ...] = (
             ),
         ),
     ),
-    TensorSpec(
+    step_tensor(
         name="expanded_local_pos",
         level=Level.LOGIT,
-        shape=("L",),
-        dtype="int32",
         definition="logit row → place among the logit rows of its request",
         producer="prepare_inputs",
         consumers=("sampler",),
         range=(0, "L-1"),
         relations=(Relation("expanded_local_pos[cu_num_logits[b] + j] = j", lambda s, x, g: s.local_pos),),
     ),
-    TensorSpec(
+    step_tensor(
         name="target_logits_indices",
         level=Level.LOGIT,
-        shape=("D",),
-        dtype="int64",
-        definition="the logit row that judges each draft",
+        definition="the logit row that verifies each draft",
         producer="prepare_inputs",
         consumers=("verification",),
         range=(0, "L-1"),
@@ -134,11 +114,9 @@ LOGIT: tuple[TensorSpec, ...] = (
             ),
         ),
     ),
-    TensorSpec(
+    step_tensor(
         name="bonus_logits_indices",
         level=Level.LOGIT,
-        shape=("B",),
-        dtype="int64",
         definition="the logit row that gives the token after all drafts: the last of each request",
         producer="prepare_inputs",
         consumers=("sampler", "verification"),
@@ -147,11 +125,9 @@ LOGIT: tuple[TensorSpec, ...] = (
             Relation("bonus_logits_indices[b] = cu_num_logits[b + 1] − 1", lambda s, x, g: s.cu_logits[1:] - 1),
         ),
     ),
-    TensorSpec(
+    step_tensor(
         name="draft_token_ids",
         level=Level.LOGIT,
-        shape=("D",),
-        dtype="int32",
         definition="the drafts, request by request; −1 for one whose id is not known here",
         producer="scheduler",
         consumers=("verification",),
@@ -173,7 +149,7 @@ EXPLAINED: tuple[TensorSpec, ...] = (
         level=Level.TOKEN,
         shape=("T",),
         dtype="int64",
-        definition="where the id stands in the flattened token table",
+        definition="index of the id in the flattened token table",
         producer="explain",
         consumers=("readers",),
         range=(0, None),
@@ -190,7 +166,7 @@ EXPLAINED: tuple[TensorSpec, ...] = (
         level=Level.TOKEN,
         shape=("T",),
         dtype="int64",
-        definition="where the block stands in the flattened block table (not token_indices // P: M need not be K·P)",
+        definition="index of the block in the flattened block table (not token_indices // P: M need not be K·P)",
         producer="explain",
         consumers=("readers",),
         range=(0, None),

@@ -1,0 +1,375 @@
+#include "batch/vllm_fast_path.h"
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+
+#include "batch/seeds.h"
+
+namespace foreword {
+namespace {
+
+struct Release {
+  void operator()(PyObject *o) const { Py_XDECREF(o); }
+};
+using Owned = std::unique_ptr<PyObject, Release>;
+
+// An attribute that may be missing: null then, with no error set.
+Owned attribute(PyObject *object, PyObject *name) {
+  PyObject *value = PyObject_GetAttr(object, name);
+  if (!value) PyErr_Clear();
+  return Owned(value);
+}
+
+PyObject *name(const char *text) { return PyUnicode_InternFromString(text); }
+
+// The names read every step, interned once for the process like any constant of a module.
+struct Names {
+  PyObject *req_ids = name("req_ids"), *resumed = name("resumed_req_ids"), *new_tokens = name("new_token_ids"),
+           *new_blocks = name("new_block_ids"), *computed = name("num_computed_tokens"),
+           *outputs = name("num_output_tokens"), *req_id = name("req_id"), *prompt = name("prompt_token_ids"),
+           *prefill = name("prefill_token_ids"), *blocks = name("block_ids"), *embeds = name("prompt_embeds"),
+           *features = name("mm_features"), *pooling = name("pooling_params"), *lora = name("lora_request"),
+           *sampling = name("sampling_params"), *temperature = name("temperature"), *top_p = name("top_p"),
+           *top_k = name("top_k"), *min_p = name("min_p"), *presence = name("presence_penalty"),
+           *frequency = name("frequency_penalty"), *repetition = name("repetition_penalty"), *seed = name("seed"),
+           *min_tokens = name("min_tokens"), *logprobs = name("logprobs"), *prompt_logprobs = name("prompt_logprobs"),
+           *bias = name("logit_bias"), *allowed = name("allowed_token_ids"), *bad_words = name("bad_words_token_ids"),
+           *structured = name("structured_outputs");
+};
+const Names &names() {
+  static const Names n;
+  return n;
+}
+
+// A Python int that fits int32. False, with no error set, for anything else.
+inline bool as_int32(PyObject *o, int32_t &out) {
+  if (!PyLong_CheckExact(o)) return false;
+#if PY_VERSION_HEX >= 0x030C0000
+  if (PyUnstable_Long_IsCompact(reinterpret_cast<PyLongObject *>(o))) {
+    out = int32_t(PyUnstable_Long_CompactValue(reinterpret_cast<PyLongObject *>(o)));
+    return true;
+  }
+#else
+  const Py_ssize_t digits = Py_SIZE(o);
+  if (digits >= -1 && digits <= 1) {
+    out = int32_t(digits * Py_ssize_t(reinterpret_cast<PyLongObject *>(o)->ob_digit[0]));
+    return true;
+  }
+#endif
+  int overflow;
+  const long long value = PyLong_AsLongLongAndOverflow(o, &overflow);
+  if (overflow || value < INT32_MIN || value > INT32_MAX) return false;
+  out = int32_t(value);
+  return true;
+}
+
+inline bool is_sequence(PyObject *o) { return o && (PyList_CheckExact(o) || PyTuple_CheckExact(o)); }
+inline PyObject **items(PyObject *o) { return PySequence_Fast_ITEMS(o); }
+inline Py_ssize_t length(PyObject *o) { return Py_SIZE(o); }
+
+// A list or tuple of token ids into `out`, which has room for it. False for one that is not a token id of the vocabulary.
+bool read_tokens(PyObject *o, int32_t *out, uint32_t vocab_size) {
+  const Py_ssize_t n = length(o);
+  PyObject **in = items(o);
+  uint32_t largest = 0;  // a negative id is a large unsigned one
+  for (Py_ssize_t i = 0; i < n; ++i) {
+    if (i + 16 < n) __builtin_prefetch(in[i + 16]);
+    if (!as_int32(in[i], out[i])) return false;
+    largest = std::max(largest, uint32_t(out[i]));
+  }
+  return largest < vocab_size;
+}
+
+// Append a list or tuple of ints to `out`.
+bool append_ints(PyObject *o, std::vector<int32_t> &out) {
+  if (!is_sequence(o)) return false;
+  const Py_ssize_t n = length(o);
+  const size_t start = out.size();
+  out.resize(start + n);
+  PyObject **in = items(o);
+  for (Py_ssize_t i = 0; i < n; ++i) {
+    if (i + 16 < n) __builtin_prefetch(in[i + 16]);
+    if (!as_int32(in[i], out[start + i])) return false;
+  }
+  return true;
+}
+
+inline bool same_text(PyObject *a, PyObject *b) {
+  if (a == b) return true;
+  if (!PyUnicode_CheckExact(a) || !PyUnicode_CheckExact(b)) return false;
+  const auto kind = PyUnicode_KIND(a);
+  return PyUnicode_GET_LENGTH(a) == PyUnicode_GET_LENGTH(b) && kind == PyUnicode_KIND(b) &&
+         !std::memcmp(PyUnicode_DATA(a), PyUnicode_DATA(b), size_t(PyUnicode_GET_LENGTH(a)) * size_t(kind));
+}
+
+inline bool is_empty(PyObject *o) { return !o || o == Py_None || PyObject_Size(o) == 0; }
+inline bool is_none(const Owned &o) { return !o || o.get() == Py_None; }
+
+}  // namespace
+
+// Outputs name the same requests in the same order step after step, some left out: look behind the last one first.
+int32_t VllmFastPath::find(PyObject *req_id, size_t &cursor) {
+  if (cursor < order_.size() && same_text(rows->directory.req_ids[order_[cursor]], req_id)) return order_[cursor++];
+  PyObject *found = PyDict_GetItemWithError(rows->directory.row_of, req_id);
+  int32_t row;
+  if (!found || !as_int32(found, row)) {
+    PyErr_Clear();
+    return -1;
+  }
+  const size_t place = size_t(place_[row]);
+  if (place < order_.size() && order_[place] == row) cursor = place + 1;
+  return row;
+}
+
+// What `find` goes by: the rows of a plan that was read.
+void VllmFastPath::keep_order(int64_t num_reqs) {
+  order_.assign(out_rows, out_rows + num_reqs);
+  for (size_t b = 0; b < order_.size(); ++b) place_[order_[b]] = int32_t(b);
+}
+
+// Rows and growth of every cached request, checked; nothing is written.
+bool VllmFastPath::check_cached(PyObject *cached) {
+  const Names &n = names();
+  const States &s = rows->states;
+  growth_.clear();
+  const Owned ids = attribute(cached, n.req_ids);
+  if (!ids || !PyList_CheckExact(ids.get())) return false;
+  const Py_ssize_t count = length(ids.get());
+  if (count == 0) return true;
+  const Owned resumed = attribute(cached, n.resumed), pipeline = attribute(cached, n.new_tokens),
+              blocks = attribute(cached, n.new_blocks), computed = attribute(cached, n.computed),
+              outputs = attribute(cached, n.outputs);
+  if (!is_empty(resumed.get()) || !is_empty(pipeline.get())) return false;
+  if (!is_sequence(blocks.get()) || !is_sequence(computed.get())) return false;
+  if (length(blocks.get()) != count || length(computed.get()) != count) return false;
+  const bool has_outputs = !is_empty(outputs.get());
+  if (has_outputs && (!is_sequence(outputs.get()) || length(outputs.get()) != count)) return false;
+  ++call_;
+  size_t cursor = 0;
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    const int32_t row = find(items(ids.get())[i], cursor);
+    int32_t c, made;
+    if (row < 0 || seen_[row] == call_ || !as_int32(items(computed.get())[i], c) || c < 0 || c > s.max_model_len) return false;
+    seen_[row] = call_;
+    if (has_outputs) {
+      if (!as_int32(items(outputs.get())[i], made)) return false;
+      if (!rows->states.num_placeholders[row] && s.prompt_len[row] + made < s.num_tokens[row]) return false;
+    }
+    c = s.clamp_computed(row, c);
+    PyObject *grown = items(blocks.get())[i];
+    if (grown == Py_None) {
+      if (c != s.num_computed_tokens[row]) growth_.push_back({row, c, nullptr});
+      continue;
+    }
+    if (!is_sequence(grown) || size_t(length(grown)) != rows->tables.size()) return false;
+    for (size_t g = 0; g < rows->tables.size(); ++g) {
+      PyObject *list = items(grown)[g];
+      const RowTable &t = rows->tables[g];
+      if (!is_sequence(list) || t.num_blocks[row] + length(list) > t.width) return false;
+      int32_t block;
+      for (Py_ssize_t k = 0; k < length(list); ++k)
+        if (!as_int32(items(list)[k], block) || !t.accepts(&block, 1)) return false;
+    }
+    growth_.push_back({row, c, grown});
+  }
+  return true;
+}
+
+bool VllmFastPath::read_plan(PyObject *num_scheduled, PyObject *drafts, int64_t &num_draft_ids) {
+  Py_ssize_t at = 0, draft_at = 0;
+  PyObject *key, *value, *draft_key = nullptr, *draft_list = nullptr;
+  int64_t b = 0, d = 0, used = 0;
+  size_t cursor = 0;
+  if (drafts) PyDict_Next(drafts, &draft_at, &draft_key, &draft_list);
+  while (PyDict_Next(num_scheduled, &at, &key, &value)) {
+    const int32_t row = find(key, cursor);
+    if (row < 0 || !as_int32(value, out_counts[b])) return false;
+    out_rows[b] = row;
+    if (drafts) {
+      PyObject *list = nullptr;
+      if (draft_key == key) {  // drafts usually come in the order of the plan
+        list = draft_list;
+        if (!PyDict_Next(drafts, &draft_at, &draft_key, &draft_list)) draft_key = nullptr;
+      } else {
+        list = PyDict_GetItemWithError(drafts, key);
+        if (!list && PyErr_Occurred()) {
+          PyErr_Clear();
+          return false;
+        }
+      }
+      out_num_drafts[b] = 0;
+      if (list) {
+        if (!is_sequence(list) || d + length(list) > max_draft_ids) return false;
+        for (Py_ssize_t k = 0; k < length(list); ++k)
+          if (!as_int32(items(list)[k], out_draft_ids[d + k])) return false;
+        out_num_drafts[b] = int32_t(length(list));
+        d += length(list);
+        ++used;
+      }
+    }
+    ++b;
+  }
+  num_draft_ids = d;
+  keep_order(b);
+  return !drafts || used == PyDict_Size(drafts);
+}
+
+int64_t VllmFastPath::step(PyObject *cached, PyObject *num_scheduled, PyObject *drafts) {
+  if (!PyDict_CheckExact(num_scheduled) || PyDict_Size(num_scheduled) > rows->states.max_num_reqs) return -1;
+  if (drafts == Py_None || (PyDict_CheckExact(drafts) && PyDict_Size(drafts) == 0)) drafts = nullptr;
+  if (drafts && !PyDict_CheckExact(drafts)) return -1;
+  seen_.resize(rows->states.max_num_reqs);
+  place_.resize(rows->states.max_num_reqs);
+  int64_t num_draft_ids = 0;
+  if (!check_cached(cached) || !read_plan(num_scheduled, drafts, num_draft_ids)) {
+    PyErr_Clear();
+    return -1;
+  }
+  for (const Growth &grown : growth_) {
+    rows->states.set_computed(grown.row, grown.computed);
+    for (size_t g = 0; grown.blocks && g < rows->tables.size(); ++g) {
+      const RowTable &t = rows->tables[g];
+      PyObject *list = items(grown.blocks)[g];
+      int32_t *end = t.table + int64_t(grown.row) * t.width + t.num_blocks[grown.row];
+      for (Py_ssize_t k = 0; k < length(list); ++k) as_int32(items(list)[k], end[k]);
+      t.num_blocks[grown.row] += int32_t(length(list));
+    }
+  }
+  return num_draft_ids;
+}
+
+// One request's tokens into the row, which is free and so may be written, the rest into the columns.
+bool VllmFastPath::read_request(PyObject *request, int32_t row) {
+  const Names &n = names();
+  if (!is_none(attribute(request, n.embeds)) || !is_none(attribute(request, n.pooling)) ||
+      !is_none(attribute(request, n.lora)) || !is_empty(attribute(request, n.features).get()))
+    return false;
+  const Owned prompt = attribute(request, n.prompt), known = attribute(request, n.prefill),
+              blocks = attribute(request, n.blocks), computed = attribute(request, n.computed);
+  if (!is_sequence(prompt.get()) || !is_sequence(blocks.get())) return false;
+  if (size_t(length(blocks.get())) != rows->tables.size()) return false;
+  const bool longer = !is_none(known) && is_sequence(known.get()) && length(known.get()) > length(prompt.get());
+  PyObject *tokens = longer ? known.get() : prompt.get();
+  int32_t c;
+  if (length(tokens) > rows->states.max_model_len || !computed || !as_int32(computed.get(), c)) return false;
+  if (!read_tokens(tokens, rows->states.tokens_of(row), uint32_t(rows->states.vocab_size))) return false;
+  num_tokens_.push_back(int32_t(length(tokens)));
+  total_tokens_ += length(tokens);
+  prompt_len_.push_back(int32_t(length(prompt.get())));
+  num_computed_.push_back(c);
+  for (size_t g = 0; g < rows->tables.size(); ++g) {
+    PyObject *list = items(blocks.get())[g];
+    if (!append_ints(list, blocks_[g])) return false;
+    num_blocks_[g].push_back(int32_t(length(list)));
+  }
+  return true;
+}
+
+// Write the parameters of a request that has none of the rare ones. False, with nothing written, for another.
+bool VllmFastPath::plain_sampling(PyObject *params, int32_t row, int64_t stamp, int64_t unseeded) {
+  const Names &n = names();
+  for (PyObject *rare : {n.bias, n.allowed, n.bad_words, n.structured, n.prompt_logprobs}) {
+    const Owned value = attribute(params, rare);
+    if (!value || (value.get() != Py_None && !(is_sequence(value.get()) && length(value.get()) == 0))) return false;
+  }
+  const auto number = [&](PyObject *field, double &out) {
+    const Owned value = attribute(params, field);
+    if (!value) return false;
+    out = PyFloat_CheckExact(value.get()) ? PyFloat_AS_DOUBLE(value.get()) : PyFloat_AsDouble(value.get());
+    if (out == -1.0 && PyErr_Occurred()) PyErr_Clear(), out = 2e9;  // not a number: not plain
+    return out < 1e9;
+  };
+  double temperature, top_p, min_p, presence, frequency, repetition, top_k, min_tokens;
+  if (!number(n.temperature, temperature) || !number(n.top_p, top_p) || !number(n.min_p, min_p) ||
+      !number(n.presence, presence) || !number(n.frequency, frequency) || !number(n.repetition, repetition) ||
+      !number(n.top_k, top_k) || !number(n.min_tokens, min_tokens) || min_tokens != 0)
+    return false;
+  const Owned seed = attribute(params, n.seed), logprobs = attribute(params, n.logprobs);
+  if (!seed || !logprobs) return false;
+  int64_t seed_value = unseeded;
+  if (seed.get() != Py_None) {
+    int overflow = 0;
+    if (!PyLong_CheckExact(seed.get())) return false;
+    seed_value = PyLong_AsLongLongAndOverflow(seed.get(), &overflow);
+    if (overflow) return false;
+  }
+  const int32_t vocab = rows->states.vocab_size;
+  int32_t alternatives = -1;
+  if (logprobs.get() != Py_None) {
+    if (!as_int32(logprobs.get(), alternatives)) return false;
+    if (alternatives == -1) alternatives = vocab;
+  }
+  const int32_t k = top_k > 0 && top_k < vocab ? int32_t(top_k) : 0;
+  temperature_[row] = float(temperature);
+  top_p_[row] = float(top_p);
+  top_k_[row] = k;
+  min_p_[row] = float(min_p);
+  presence_penalty_[row] = float(presence);
+  frequency_penalty_[row] = float(frequency);
+  repetition_penalty_[row] = float(repetition);
+  seed_[row] = seed_value;
+  num_logprobs_[row] = alternatives;
+  rows->sampling.renew(&row, 1, stamp);
+  return true;
+}
+
+bool VllmFastPath::admit(PyObject *requests, int64_t first_content_id, int64_t stamp, int64_t base_seed,
+                         int64_t first_admission, std::vector<int32_t> &special) {
+  if (!PyList_CheckExact(requests)) return false;
+  const int64_t count = length(requests);
+  to_.resize(count);
+  if (!rows->directory.next_rows(count, to_.data())) return false;
+  total_tokens_ = 0;
+  num_tokens_.clear(), prompt_len_.clear(), num_computed_.clear();
+  blocks_.resize(rows->tables.size()), num_blocks_.resize(rows->tables.size());
+  for (size_t g = 0; g < rows->tables.size(); ++g) blocks_[g].clear(), num_blocks_[g].clear();
+  std::vector<Owned> owned;
+  std::vector<PyObject *> ids;
+  for (int64_t i = 0; i < count; ++i) {
+    PyObject *request = items(requests)[i];
+    owned.push_back(attribute(request, names().req_id));
+    ids.push_back(owned.back().get());
+    if (!ids.back() || !read_request(request, to_[i])) {
+      PyErr_Clear();
+      return false;
+    }
+  }
+  NewRows a{
+      .count = count,
+      .rows = to_.data(),
+      .tokens = nullptr,
+      .num_tokens = num_tokens_.data(),
+      .prompt_len = prompt_len_.data(),
+      .num_computed = num_computed_.data(),
+      .total_tokens = total_tokens_,
+  };
+  for (size_t g = 0; g < rows->tables.size(); ++g) {
+    a.blocks.push_back(blocks_[g].data());
+    a.num_blocks.push_back(num_blocks_[g].data());
+    a.total_blocks.push_back(int64_t(blocks_[g].size()));
+  }
+  if (!rows->admit(a, ids.data(), first_content_id)) return false;
+  for (int64_t i = 0; i < count; ++i) {
+    const Owned params = attribute(items(requests)[i], names().sampling);
+    if (!is_none(params) && !plain_sampling(params.get(), to_[i], stamp, derived_seed(base_seed, first_admission + i))) special.push_back(int32_t(i));
+  }
+  return true;
+}
+
+std::vector<int32_t> VllmFastPath::finish(PyObject *ids, int64_t first_content_id, int64_t stamp) {
+  std::vector<int32_t> freed;
+  for (Py_ssize_t i = 0; i < length(ids); ++i) {
+    PyObject *found = PyDict_GetItemWithError(rows->directory.row_of, items(ids)[i]);
+    int32_t row;
+    if (!found || !as_int32(found, row)) {
+      PyErr_Clear();
+      continue;
+    }
+    freed.push_back(row);
+  }
+  rows->remove(freed.data(), int64_t(freed.size()), first_content_id, stamp);
+  return freed;
+}
+
+}  // namespace foreword

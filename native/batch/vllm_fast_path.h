@@ -1,0 +1,72 @@
+// vLLM-shaped scheduler output, walked with CPython's own calls: no Python statement per request.
+//
+// The meaning of every field, and every other case, is in foreword/batch/adapters/vllm.py. This side does
+// the common step, or nothing at all.
+#pragma once
+
+#include <Python.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "batch/rows.h"
+
+namespace foreword {
+
+class VllmFastPath {
+ public:
+  explicit VllmFastPath(RowsCore &core)
+      : rows(&core), temperature_(parameter<float>("temperature")), top_p_(parameter<float>("top_p")),
+        min_p_(parameter<float>("min_p")), presence_penalty_(parameter<float>("presence_penalty")),
+        frequency_penalty_(parameter<float>("frequency_penalty")),
+        repetition_penalty_(parameter<float>("repetition_penalty")), top_k_(parameter<int32_t>("top_k")),
+        num_logprobs_(parameter<int32_t>("num_logprobs")), seed_(parameter<int64_t>("seed")) {}
+
+  RowsCore *rows;
+  int32_t *out_rows, *out_counts, *out_num_drafts, *out_draft_ids;  // a step's plan, [R] and [R · D]
+  int64_t max_draft_ids;
+
+  // Apply scheduled_cached_reqs and read num_scheduled_tokens and scheduled_spec_decode_tokens into the out arrays.
+  // The number of draft ids; −1, with nothing changed, for cases that only the Python code covers.
+  int64_t step(PyObject *cached, PyObject *num_scheduled, PyObject *drafts);
+
+  // Admit requests (a list). False, with nothing changed, if one of them is not plain. `special` gets the indices of
+  // those whose sampling parameters the caller has to write; `stamp` marks the rows written here. A request without a
+  // seed gets the one derived from `base_seed` and the number of its admission.
+  bool admit(PyObject *requests, int64_t first_content_id, int64_t stamp, int64_t base_seed, int64_t first_admission,
+             std::vector<int32_t> &special);
+
+  // Free the rows of those of the ids (a list, each once) that are live. The rows, in the order of the ids.
+  std::vector<int32_t> finish(PyObject *ids, int64_t first_content_id, int64_t stamp);
+
+ private:
+  struct Growth {
+    int32_t row, computed;
+    PyObject *blocks;
+  };
+  int32_t find(PyObject *req_id, size_t &cursor);
+  void keep_order(int64_t num_reqs);
+  bool check_cached(PyObject *cached);
+  bool read_plan(PyObject *num_scheduled, PyObject *drafts, int64_t &num_draft_ids);
+  bool read_request(PyObject *request, int32_t row);
+  bool plain_sampling(PyObject *params, int32_t row, int64_t stamp, int64_t unseeded);
+  template <class T>
+  T *parameter(const char *name) const {
+    return rows->sampling.values<T>(name);
+  }
+
+  float *temperature_, *top_p_, *min_p_, *presence_penalty_, *frequency_penalty_, *repetition_penalty_;  // [R] each
+  int32_t *top_k_, *num_logprobs_;
+  int64_t *seed_;
+
+  std::vector<int64_t> seen_;  // [R] the call that last met a row among the cached: finds one named twice
+  int64_t call_ = 0;
+  std::vector<int32_t> order_;  // rows of the last plan
+  std::vector<int32_t> place_;  // [R] where in it a row was
+  std::vector<Growth> growth_;
+  int64_t total_tokens_ = 0;
+  std::vector<int32_t> to_, num_tokens_, prompt_len_, num_computed_;
+  std::vector<std::vector<int32_t>> blocks_, num_blocks_;
+};
+
+}  // namespace foreword

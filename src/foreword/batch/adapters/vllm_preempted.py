@@ -1,0 +1,76 @@
+"""Preempted requests of a vLLM scheduler: without row and blocks, but kept, so that they can be resumed by id."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from foreword.arrays import AnyArray
+from foreword.batch.state.request_states import RequestStates
+from foreword.batch.state.sampling_columns import GIVEN
+from foreword.batch.values.requests import NewRequest, TokenIds
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PreemptedRequest:
+    """A preempted request as it would be admitted again.
+
+    sampling: its columns, where it has no parameters object. seed: the one it draws with, given or derived.
+    """
+
+    request: NewRequest
+    sampling: dict[str, AnyArray] | None
+    seed: int
+
+
+def preempt(states: RequestStates, req_id: str) -> PreemptedRequest:
+    """Free the request's row and return what it was. RequestError for an unknown id."""
+    row = states.row_of(req_id)
+    prompt, known = int(states.prompt_len[row]), int(states.num_tokens[row])
+    extras, lora_id = states.extras, int(states.lora_id[row])
+    embeds = extras.prompt_embeds.get(row)
+    mask = None if states.is_token_id is None or embeds is None else states.is_token_id[row, :prompt].copy()
+    tokens = states.token_ids[row, :known].copy()
+    request = NewRequest(
+        req_id,
+        None if mask is not None and not mask.any() else tokens[:prompt],
+        [[] for _ in states.block_tables],
+        tokens[prompt:],
+        0,
+        states.sampling.params.get(row),
+        lora_id,
+        embeds,
+        prompt_is_token_id=mask,
+        mm_features=extras.mm_features.get(row, ()),
+        mrope_positions=extras.mrope_positions.get(row),
+        mrope_delta=int(states.rope_delta[row]),
+        encoder_len=int(states.encoder_len[row]),
+        pooling_params=extras.pooling_params.get(row),
+        lora_request=states.loras.request(lora_id),
+    )
+    columns, sampling = states.sampling, None
+    if columns.is_set[row] and request.sampling_params is None:
+        sampling = {name: getattr(columns, name)[row : row + 1].copy() for name in GIVEN}
+    seed = int(columns.seed[row])
+    states.remove_request(req_id)
+    return PreemptedRequest(request, sampling, seed)
+
+
+def resume(
+    states: RequestStates,
+    preempted: PreemptedRequest,
+    block_ids: Sequence[TokenIds],
+    num_computed_tokens: int,
+    output_token_ids: TokenIds | None = None,
+) -> int:
+    """Admit a preempted request again, with other blocks, and return its row. Its outputs count as known tokens."""
+    request = replace(preempted.request, block_ids=block_ids, num_computed_tokens=num_computed_tokens)
+    if output_token_ids is not None:
+        request = replace(request, output_token_ids=output_token_ids)
+    row = states.add_request(request)
+    if preempted.sampling is not None:
+        states.sampling.set_columns(np.array([row], np.int32), preempted.sampling)
+    states.sampling.seed[row] = preempted.seed
+    return row

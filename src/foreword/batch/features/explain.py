@@ -1,0 +1,162 @@
+"""One step for readers: the derived tensors, as attributes and as printed tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from foreword.arrays import I32, I64
+from foreword.batch.features.masks import attention_mask
+from foreword.batch.step.tensors import BatchTensors
+from foreword.batch.values.attention import AttentionState
+
+MAX_COLUMNS = 24  # of a printed row, then "…"
+MAX_ROWS = 16
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Explanation:
+    """The result of `InputBatch.explain`: copies, valid after the next step.
+
+    token_indices        int64 [T]  row(b)·M + position: index of its id in the flattened token table
+    block_table_indices  int64 [T]  row(b)·K + position // P: index of its block in the flattened block table
+    block_numbers        int32 [T]  block_table.flat[block_table_indices]
+    block_offsets        int32 [T]  position mod S (with context parallelism: the offset inside this rank's block)
+    """
+
+    group: int
+    token_indices: I64
+    block_table_indices: I64
+    block_numbers: I32
+    block_offsets: I32
+    text: str
+
+    @classmethod
+    def of(cls, batch: BatchTensors, group: int = 0, token: int | None = None) -> Explanation:
+        states = batch.states
+        if not 0 <= group < len(states.block_tables):
+            raise IndexError(f"group={group}: the model has {len(states.block_tables)} KV groups")
+        table = states.block_tables[group]
+        T = batch.num_tokens
+        positions, b = batch.positions[:T], batch.req_indices
+        rows = batch.idx_mapping[b].astype(np.int64)
+        token_indices = rows * states.max_model_len + positions
+        block_table_indices = rows * table.width + positions // table.tokens_per_block
+        blocks = table.table[rows, positions // table.tokens_per_block]
+        offsets = positions % table.tokens_per_block
+        if (cp := table.context_parallel) is not None:
+            offsets = offsets // (cp.interleave * cp.size) * cp.interleave + offsets % cp.interleave
+        parts = (token_indices, block_table_indices, blocks, offsets.astype(np.int32))
+        if token is None:
+            text = _tables(batch, group, *parts)
+        elif 0 <= token < T:
+            text = _sentence(batch, group, token, token_indices, blocks, offsets)
+        else:
+            raise IndexError(f"token={token}: this step has tokens 0 … {T - 1}")
+        return cls(group, *parts, text)
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def _row(values: Iterable[object], label: str, shape: str = "") -> str:
+    cells = [str(v) for v in values]
+    more = len(cells) - MAX_COLUMNS
+    if more > 0:
+        cells = [*cells[: MAX_COLUMNS - 2], f"… {more + 1} more …", cells[-1]]
+    return f"  {label:<22}{shape:<12}{'  '.join(f'{c:>4}' for c in cells)}"
+
+
+def _tables(
+    batch: BatchTensors,
+    group: int,
+    token_indices: I64,
+    table_indices: I64,
+    blocks: I32,
+    offsets: I32,
+) -> str:
+    states = batch.states
+    table, B, T = states.block_tables[group], batch.num_reqs, batch.num_tokens
+    S, M, K = table.group.block_size, states.max_model_len, table.width
+    lines = [
+        f"step {batch.step}: {B} requests, {T} tokens, {batch.attention_state.name}"
+        + (f", KV group {group}" if len(states.block_tables) > 1 else ""),
+        "",
+        f"Tokens [T={T}]: where each one comes from and where its key and value go",
+        _row(range(T), "token t"),
+        _row(batch.req_indices, "req_indices", "b"),
+        _row(batch.positions[:T], "positions", "p"),
+        _row(token_indices, "token_indices", f"r·{M}+p"),
+        _row(batch.input_ids[:T], "input_ids"),
+        _row(table_indices, "block_table_indices", f"r·{K}+p/{table.tokens_per_block}"),
+        _row(blocks, "block_numbers", "n"),
+        _row(offsets, "block_offsets", "o"),
+        _row(batch.slot_mapping[group][:T], "slot_mapping", f"n·{S}+o"),
+        "",
+        f"Requests [B={B}]",
+        _row(batch.req_ids, "req_ids"),
+        _row(batch.idx_mapping, "idx_mapping", "row r"),
+        _row(batch.num_scheduled_tokens, "num_scheduled_tokens"),
+        _row(batch.num_computed_tokens, "num_computed_tokens"),
+        _row(batch.query_start_loc, "query_start_loc", "[B+1]"),
+        _row(batch.seq_lens, "seq_lens"),
+        _row(batch.logits_indices, "logits_indices", "[L]"),
+        f"  max_query_len {batch.max_query_len}, max_seq_len {batch.max_seq_len}",
+        "",
+        f"Block table [B, K={K}] ({states.null_block}: no block; S={S} tokens per block)",
+    ]
+    for b, row in list(enumerate(batch.idx_mapping))[:MAX_ROWS]:
+        shown = max(int(table.num_blocks[row]) + 1, min(K, 8))  # then only nulls follow
+        lines.append(_row(table.table[row, :shown], f"request {batch.req_ids[b]}") + ("  …" if shown < K else ""))
+    if B > MAX_ROWS:
+        lines.append(f"  … {B - MAX_ROWS} more")
+    return "\n".join([*lines, "", *_mask(batch, group)])
+
+
+def _mask(batch: BatchTensors, group: int) -> list[str]:
+    if batch.attention_state is AttentionState.DECODE_ONLY:
+        return ["Attention mask: none (each request's one token sees all of its keys)"]
+    rows, keys = (
+        (batch.max_query_len,) * 2
+        if batch.attention_state is AttentionState.PREFILL_NO_CACHE
+        else (batch.num_tokens, batch.max_seq_len)
+    )
+    shared = ", one for all requests" if batch.attention_state is AttentionState.PREFILL_NO_CACHE else ""
+    lines = [f"Attention mask [{rows}, {keys}]{shared} (x: visible)"]
+    if rows > 2 * MAX_ROWS or keys > 4 * MAX_ROWS:
+        return lines
+    mask = attention_mask(batch, group)
+    assert mask is not None
+    return lines + ["  " + " ".join("x" if v else "." for v in row) for row in mask]
+
+
+def _sentence(batch: BatchTensors, group: int, t: int, token_indices: I64, blocks: I32, offsets: I64) -> str:
+    states = batch.states
+    b, p = int(batch.req_indices[t]), int(batch.positions[t])
+    row, rid = int(batch.idx_mapping[b]), batch.req_ids[b]
+    first, last = int(batch.query_start_loc[b]), int(batch.query_start_loc[b + 1]) - 1
+    k, v = int(batch.num_draft_tokens[b]), int(states.num_tokens[row])
+    if t > last - k:
+        kind = f"draft {t - last + k - 1}"
+    elif p < states.prompt_len[row]:
+        kind = f"prompt token {p}"
+    else:
+        kind = f"output token {p - int(states.prompt_len[row])}"
+    table, slot = states.block_tables[group], int(batch.slot_mapping[group][t])
+    goes = (
+        f"go to slot {slot}: entry {p // table.tokens_per_block} of its block-table row is block {int(blocks[t])}, "
+        f"offset {int(offsets[t])}"
+        if slot >= 0
+        else "are not written: the group keeps one state per request"
+        if table.group.recurrent
+        else "are kept by another rank of the context-parallel group"
+    )
+    logits = np.flatnonzero(batch.logits_indices == t)
+    projected = f" Its hidden state is logit row {int(logits[0])}." if len(logits) else ""
+    chunk = f" (token {t - first} of the {last - first + 1} scheduled, {v} known)"
+    return (
+        f"Token {t} is {kind} of request {rid!r}, position {p}{chunk}; its id {int(batch.input_ids[t])} is read from "
+        f"entry {int(token_indices[t])} of the token table (row {row}); its key and value {goes}.{projected}"
+    )

@@ -1,0 +1,39 @@
+"""Dense masks and per-request masks of a step."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from foreword.arrays import Bools
+from foreword.batch.step.tensors import BatchTensors
+from foreword.batch.values.attention import AttentionState, visible
+
+
+def attention_mask(batch: BatchTensors, group: int = 0) -> Bools | None:
+    """A new dense mask, True = visible. PREFILL_NO_CACHE: one [max_query_len, max_query_len] for all requests;
+    DECODE_ONLY: None; otherwise [T, max_seq_len], row t sees the keys of its request up to its position.
+    """
+    window = batch.states.block_tables[group].group.sliding_window
+    match batch.attention_state:
+        case AttentionState.DECODE_ONLY:
+            return None
+        case AttentionState.PREFILL_NO_CACHE:
+            return visible(np.arange(batch.max_query_len), batch.max_query_len, window)
+        case _:
+            return visible(batch.positions[: batch.num_tokens], batch.max_seq_len, window)
+
+
+def discard_mask(batch: BatchTensors) -> Bools:
+    """bool [Bp]: whether the request's sample of this step is discarded, since known tokens are left to compute.
+
+    discard[b] = num_computed[b] + num_scheduled[b] − num_drafts[b] < num_tokens[b] + num_placeholders[b]
+
+    True on padding and for requests that were removed since. Call it before the step is advanced or committed.
+    """
+    states, B, rows = batch.states, batch.num_reqs, batch.idx_mapping
+    out: Bools = batch.optional("discard_mask")[: batch.num_reqs_padded]
+    known = states.num_tokens[rows] + states.num_placeholders[rows]
+    np.less(batch.seq_lens[:B] - batch.num_draft_tokens, known, out=out[:B])
+    out[:B] |= batch.row_generation != states.row_generation[rows]
+    out[B:] = True
+    return out

@@ -1,0 +1,99 @@
+"""A prepared step: its tensors, and what happens to it once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from foreword.arrays import I32, Bools
+from foreword.batch.adapters.flash_attn import FlashAttnVarlen, flash_attn_varlen
+from foreword.batch.adapters.flashinfer import FlashInferPlan, flashinfer_plan
+from foreword.batch.features.explain import Explanation
+from foreword.batch.features.kernel_blocks import kernel_block_table
+from foreword.batch.features.masks import attention_mask
+from foreword.batch.prepare.commit import apply_samples, count_as_done
+from foreword.batch.state.request_states import RequestStates
+from foreword.batch.step.layout import Scalars
+from foreword.batch.step.tensors import ADVANCED, COMMITTED, PREPARED, BatchTensors
+from foreword.errors import PlanError
+
+NUM_UNRESOLVED = Scalars._fields.index("num_unresolved")
+
+
+class InputBatch(BatchTensors):
+    """The tensors of one step, in batch order, valid until the next `prepare_inputs` on the same buffers.
+
+    Tensors that few steps need, and other kernels' arguments, are functions of a batch: `foreword.batch.features`,
+    `foreword.batch.adapters`.
+    """
+
+    __slots__ = ()
+
+    def attention_mask(self, group: int = 0) -> Bools | None:
+        """See `foreword.batch.features.masks.attention_mask`."""
+        return attention_mask(self, group)
+
+    def explain(self, group: int = 0, *, token: int | None = None) -> Explanation:
+        """The step's derived tensors, printable as tables; with ``token`` as one sentence about that token."""
+        return Explanation.of(self, group, token)
+
+    def to_flash_attn(self, group: int = 0) -> FlashAttnVarlen:
+        """See `flash_attn_varlen`."""
+        return flash_attn_varlen(self, group)
+
+    def to_flashinfer(self, group: int = 0) -> FlashInferPlan:
+        """See `flashinfer_plan`."""
+        return flashinfer_plan(self, group)
+
+    def kernel_block_table(self, group: int = 0) -> I32:
+        """See `foreword.batch.features.kernel_blocks`."""
+        return kernel_block_table(self, group)
+
+    # -- once per step ---------------------------------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        """PlanError for a stale batch, and one that was advanced or committed."""
+        self._check_alive()
+        if self._stage != PREPARED:
+            raise PlanError("this batch was advanced or committed before", step=self.step)
+
+    def _advance(self, states: RequestStates) -> None:
+        """See `foreword.batch.advance`."""
+        self._check_current(states)
+        self._check_open()
+        self._stage = ADVANCED
+        count_as_done(states, self)
+
+    def _commit(self, states: RequestStates, sampled: Mapping[str, Sequence[int]] | I32) -> None:
+        """See `RequestStates.commit`."""
+        self._check_current(states)
+        apply_samples(states, self, sampled, self._stage == ADVANCED)
+        self._stage = COMMITTED
+
+    def _close(self) -> None:
+        """Refuse a commit: for batches that compute nothing."""
+        self._stage = COMMITTED
+
+    def _update(self, scalars: Sequence[int]) -> None:
+        """The step's scalars after `resolve` wrote the buffers."""
+        self._scalars = scalars
+
+    def _check_current(self, states: RequestStates) -> None:
+        if self._generation != self.buffers.generation:
+            self._check_alive()
+        if states is not self.states:
+            raise PlanError("this batch was prepared from other states", step=self.step)
+        if self._layout != states._layout_version:
+            raise PlanError("rows moved between prepare_inputs and commit: commit first", step=self.step)
+        if self._stage == COMMITTED:
+            raise PlanError("this batch was committed before", step=self.step)
+        if self._scalars[NUM_UNRESOLVED]:
+            raise PlanError("this batch needs samples that are not known yet: commit the step before, then resolve "
+                            "this one", step=self.step)  # fmt: skip
+
+    def __repr__(self) -> str:
+        if self._generation != self.buffers.generation:
+            return f"<InputBatch of step {self.step}, replaced>"
+        return (
+            f"<InputBatch of step {self.step}: {self.num_reqs} requests, {self.num_tokens} tokens, "
+            f"{self.attention_state.name}>"
+        )

@@ -1,0 +1,134 @@
+"""The way from a scheduler's plan to a checked batch, and the same for steps in flight."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from foreword.arrays import I32
+from foreword.batch.prepare.backends import loops, native, vectorized
+from foreword.batch.prepare.input_batch import InputBatch
+from foreword.batch.prepare.plan import NO_PADDING, normalize, padding
+from foreword.batch.state.request_states import RequestStates
+from foreword.batch.step.buffers import InputBuffers
+from foreword.batch.values.block_ops import NO_BLOCK_OPS, BlockOps
+from foreword.batch.values.plan import Backend, Check, Drafts, Order, PlanLike, RaggedDrafts
+from foreword.errors import PlanError
+from foreword.native import available
+
+BACKENDS = {"loops": loops.run, "numpy": vectorized.run, "native": native.run}
+AUTO: Backend = "native" if available() else "numpy"
+
+
+def prepare_inputs(
+    states: RequestStates,
+    plan: PlanLike,
+    buffers: InputBuffers,
+    *,
+    draft_tokens: Drafts = None,
+    pad_to: tuple[int | None, int | None] | None = None,
+    order: Order = "given",
+    backend: Backend = "auto",
+    gather_block_tables: bool = True,
+    block_ops: BlockOps = NO_BLOCK_OPS,
+    check: Check = "off",
+) -> InputBatch:
+    """Turn the scheduler's choice into the tensors of a step.
+
+    plan: {req_id: tokens to schedule}, or (rows, num_scheduled) int32 [B]. A count includes the request's drafts.
+    draft_tokens: {req_id: [ids]}, or with array plans int32 [B, D] padded with −1; drafts take the last positions.
+    pad_to: (num_tokens, num_reqs) for a captured graph; None in either place pads nothing there.
+    order: "given", or "decode_first": stable by (no drafts, tokens != 1 + max_num_draft_tokens, tokens).
+    backend: "auto" is native where it is built, else numpy. All three give equal bits.
+    block_ops: blocks to zero and to copy before the step; the batch carries them to the executor.
+    gather_block_tables: False leaves `InputBatch.block_table` out, for kernels that read the states' own tables.
+    check: "bounds" compares the step's sums and bounds, O(B); "full" proves every tensor and every slot read or
+    written, see `foreword.batch.proof.checker`. A batch that they refuse must not be run.
+
+    Raises PlanError where a row would read or write what it must not, CapacityError past the buffers, RequestError
+    for an unknown id. A refused plan changes nothing. A batch refused by ``check`` is not counted as a step, but the
+    buffers have been written: the batch before on the same buffers is stale. The drafts of a step are staged in
+    `RequestStates.token_ids` past the known tokens; nothing else of the states changes before `RequestStates.commit`.
+    """
+    if buffers.states is not states:
+        raise PlanError("these buffers were made for other states: use InputBuffers.for_states(states, …)")
+    wanted = normalize(states, plan, draft_tokens, order)
+    if backend == "auto":
+        backend = AUTO
+    elif backend not in BACKENDS:
+        raise PlanError(f"backend={backend!r}: must be 'auto', 'native', 'numpy' or 'loops'")
+    pad = NO_PADDING if pad_to is None else padding(pad_to)
+    scalars = BACKENDS[backend](states, buffers, wanted, pad, gather_block_tables)
+    req_ids = list(plan) if type(plan) is dict and order == "given" else None  # else found by row on demand
+    batch = InputBatch(states, buffers, scalars, req_ids, gather_block_tables, block_ops, backend, check)
+    if check != "off":
+        _check(batch, check)
+    states.step = batch.step
+    return batch
+
+
+def _check(batch: InputBatch, level: Check) -> None:
+    from foreword.batch.proof.checker import run_check  # here: the specification is loaded only where it is checked
+
+    run_check(batch, level)
+
+
+def advance(states: RequestStates, batch: InputBatch) -> None:
+    """Count a step as done before its samples are known, so that the next one can be prepared. Once, before its commit.
+
+    All its drafts count as accepted; see `foreword.batch.prepare.commit`. Raises PlanError for a batch advanced or
+    committed before, of other states, or not resolved.
+    """
+    batch._advance(states)
+
+
+def resolve(batch: InputBatch, draft_tokens: Drafts = None) -> None:
+    """Update a step that was prepared early, once the step before it is committed.
+
+    Afterwards every tensor equals that of a step prepared now from the same plan, with every token at its place:
+    positions and lengths lose the drafts that were rejected, placeholders become the tokens sampled. A request that was
+    removed meanwhile keeps its tokens and is cancelled: token 0, positions from 0, slots −1, null blocks.
+    draft_tokens: the drafts' ids where −1 was planned, no more than planned.
+
+    Raises PlanError while the step before is not committed, and after `advance` or `RequestStates.commit`.
+    """
+    batch._check_open()
+    states = batch.states
+    rows, counts = batch.idx_mapping.copy(), batch.num_scheduled_tokens.copy()
+    pad = batch.num_tokens_padded, batch.num_reqs_padded
+    cancelled = states.row_generation.take(rows) != batch.row_generation
+    waiting = (states.num_placeholders.take(rows) > 0) & ~cancelled
+    if waiting.any():
+        b = int(np.argmax(waiting))
+        raise PlanError("the step before is not committed", step=batch.step, request=batch.req_ids[b], index=b)
+    drafts = None
+    if len(batch.draft_token_ids):
+        ids = batch.draft_token_ids.copy() if draft_tokens is None else _filled_in(batch, draft_tokens)
+        drafts = RaggedDrafts(batch.num_draft_tokens.copy(), ids)
+    elif draft_tokens is not None:
+        _filled_in(batch, draft_tokens)
+    plan = rows, counts, drafts, cancelled if cancelled.any() else None
+    batch._update(BACKENDS[batch.backend](states, batch.buffers, plan, pad, batch.is_gathered))
+    if batch.check != "off":
+        _check(batch, batch.check)
+
+
+def _filled_in(batch: InputBatch, drafts: Mapping[str, Sequence[int]] | I32) -> I32:
+    """The batch's drafts with the ids given: a request without any keeps what was planned, fewer ids leave −1."""
+    ids, starts = batch.draft_token_ids.copy(), batch.cu_num_draft_tokens
+    given = drafts.items() if isinstance(drafts, Mapping) else zip(batch.req_ids, drafts, strict=True)
+    index = {req_id: b for b, req_id in enumerate(batch.req_ids)}
+    for req_id, tokens in given:
+        if req_id not in index:
+            raise PlanError("drafts for a request that is not in this batch", request=req_id, tensor="draft_tokens")
+        b = index[req_id]
+        planned = ids[starts[b] : starts[b + 1]]
+        known = [t for t in tokens if t >= 0]
+        if len(known) > len(planned):
+            raise PlanError("more drafts than planned", step=batch.step, request=req_id, tensor="draft_tokens",
+                            index=b, expected=len(planned), got=len(known))  # fmt: skip
+        if known:
+            planned[: len(known)] = known
+            planned[len(known) :] = -1
+    return ids

@@ -1,0 +1,146 @@
+"""A new request checked and brought into arrays, before anything changes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from foreword.arrays import I32
+from foreword.batch.state.block_table import BlockTable
+from foreword.batch.state.extras import check_extras, shape_of
+from foreword.batch.state.loras import LoraUsers
+from foreword.batch.state.sampling_columns import GIVEN
+from foreword.batch.values.integers import as_int32, is_int32
+from foreword.batch.values.requests import NewRequest, NewRequests, TokenIds, per_request
+from foreword.batch.values.sampling_params import SamplingParams
+from foreword.errors import CapacityError, RequestError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Admission:
+    """What a row gets: prompt and outputs int32, blocks int32 per KV group, the adapter's number."""
+
+    prompt: I32
+    outputs: I32
+    blocks: list[I32]
+    lora_id: int
+
+
+def checked(
+    request: NewRequest, *, max_model_len: int, vocab_size: int, tables: Sequence[BlockTable], loras: LoraUsers
+) -> Admission:
+    """The request in arrays. RequestError for bad values, CapacityError past the end of a block-table row."""
+    rid = request.req_id
+    prompt = _prompt_ids(request, vocab_size)
+    outputs = token_ids(rid, "output_token_ids", request.output_token_ids, vocab_size)
+    known = len(prompt) + len(outputs)
+    if known > max_model_len:
+        got, limit = f"{known} tokens", f"is longer than max_model_len = {max_model_len}"
+        raise RequestError(
+            rid, "prompt_token_ids", got, limit, "Shorten it, or build RequestStates with a larger max_model_len."
+        )
+    if not (is_int32(request.num_computed_tokens) and 0 <= request.num_computed_tokens < known):
+        computed, fix = (
+            request.num_computed_tokens,
+            "At least the last known token has to be computed to sample after it.",
+        )
+        raise RequestError(rid, "num_computed_tokens", computed, f"must be in [0, {known - 1}]", fix)
+    if not is_int32(request.lora_id, 0):
+        limit = "must be the number of an adapter"
+        raise RequestError(rid, "lora_id", request.lora_id, limit, "Use 0 for no adapter, or 1 and up.")
+    params = request.sampling_params
+    if params is not None:
+        if not isinstance(params, SamplingParams):
+            raise RequestError(rid, "sampling_params", params, "expected SamplingParams or None", "Pass one of them.")
+        params.check(rid, vocab_size)
+    blocks = check_blocks(rid, request.block_ids, tables, [0] * len(tables))
+    check_extras(request, len(prompt))
+    return Admission(prompt, outputs, blocks, loras.check(rid, request.lora_id, request.lora_request))
+
+
+def check_columns(new: NewRequests) -> I32 | None:
+    """The adapters, int32 [N] or None. RequestError for a column of ``sampling`` that is unknown, one of it or
+    ``lora_id`` without one entry per request, and a number that is not an adapter's.
+    """
+    for name, column in (new.sampling or {}).items():
+        if name not in GIVEN:
+            fix = f"Use one of {', '.join(sorted(GIVEN))}."
+            raise RequestError(None, "sampling", name, "is not the name of a column", fix)
+        per_request(name, column, len(new.req_ids))
+    if new.lora_id is None:
+        return None
+    lora_id = flat_int32(None, "lora_id", per_request("lora_id", new.lora_id, len(new.req_ids)))
+    if (bad := lora_id < 0).any():
+        i = int(np.argmax(bad))
+        limit = "must be the number of an adapter"
+        raise RequestError(new.req_ids[i], "lora_id", int(lora_id[i]), limit, "Use 0 for no adapter, or 1 and up.")
+    return lora_id
+
+
+def check_blocks(
+    rid: str, block_ids: Sequence[TokenIds], tables: Sequence[BlockTable], held: Sequence[int]
+) -> list[I32]:
+    """block_ids as int32, one array per KV group, for a row that holds held[g] blocks in group g."""
+    given = len(block_ids) if hasattr(block_ids, "__len__") else 0
+    if given != len(tables):
+        limit = f"the model has {len(tables)} KV groups"
+        raise RequestError(rid, "block_ids", f"{given} lists", limit, "Give one list of blocks per group.")
+    blocks = [flat_int32(rid, f"block_ids[{g}]", ids) for g, ids in enumerate(block_ids)]
+    for g, (table, ids, have) in enumerate(zip(tables, blocks, held, strict=True)):
+        check_block_ids(rid, f"block_ids[{g}]", ids, table)
+        if have + len(ids) > table.width:
+            raise CapacityError(
+                f"request {rid!r}: group {g} holds {table.width} blocks per row, enough for max_model_len; "
+                f"it has {have} and was given {len(ids)} more"
+            )
+    return blocks
+
+
+def check_block_ids(rid: str | None, field: str, ids: I32, table: BlockTable) -> None:
+    """RequestError for a number that is neither a block nor the null block; the table records a null block."""
+    if not ids.size:
+        return
+    low = min(table.null_block, 0)
+    if (lowest := ids.min()) < low:
+        limit = "is not the number of a block"
+        fix = f"Blocks are {low} or more; {table.null_block} means no block."
+        raise RequestError(rid, field, int(lowest), limit, fix)
+    table.note_nulls(lowest)
+
+
+def token_ids(rid: str, field: str, ids: TokenIds, vocab_size: int) -> I32:
+    """ids as int32 [n]; RequestError for one outside the vocabulary."""
+    out = flat_int32(rid, field, ids)
+    if out.size and (out.min() < 0 or out.max() >= vocab_size):
+        i = int(np.argmax((out < 0) | (out >= vocab_size)))
+        limit = f"must be a token id; the vocabulary has {vocab_size}"
+        raise RequestError(rid, f"{field}[{i}]", int(out[i]), limit, "Remove it.")
+    return out
+
+
+def flat_int32(rid: str | None, field: str, ids: TokenIds) -> I32:
+    """ids as int32 [n]; RequestError where they are not integers that fit."""
+    array = as_int32(ids)
+    if array is None or array.ndim != 1:
+        limit = "must be a flat list of integers that fit int32"
+        raise RequestError(rid, field, ids, limit, "Pass token or block ids.")
+    return array
+
+
+def _prompt_ids(request: NewRequest, vocab_size: int) -> I32:
+    rid = request.req_id
+    if request.prompt_token_ids is None:
+        if request.prompt_embeds is None:
+            fix = "Give the prompt's token ids or embeddings."
+            raise RequestError(rid, "prompt_token_ids", None, "is missing", fix)
+        shape = shape_of(request.prompt_embeds)
+        if len(shape) != 2 or not shape[0]:
+            limit = "must be [tokens, hidden] with at least one token"
+            raise RequestError(rid, "prompt_embeds", shape, limit, "Give one vector per position.")
+        return np.zeros(shape[0], np.int32)
+    ids = token_ids(rid, "prompt_token_ids", request.prompt_token_ids, vocab_size)
+    if not len(ids):
+        raise RequestError(rid, "prompt_token_ids", [], "is empty", "Give at least one token.")
+    return ids

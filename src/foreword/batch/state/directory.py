@@ -1,0 +1,74 @@
+"""Which request is in which row."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from foreword.arrays import Bools, Ints
+from foreword.errors import CapacityError, RequestError
+
+
+class Directory:
+    """The map from request id to row, its inverse, and the free rows. The last free row serves the next request."""
+
+    __slots__ = ("free", "ids", "rows")
+
+    def __init__(self, max_num_reqs: int) -> None:
+        self.rows: dict[str, int] = {}
+        self.ids: npt.NDArray[np.object_] = np.full(max_num_reqs, None, object)
+        self.free = list(range(max_num_reqs - 1, -1, -1))
+
+    @property
+    def native(self) -> tuple[dict[str, int], int, list[int]]:
+        """For native code: the map, the address of the ids by row (str or None, [R]), the free rows."""
+        return self.rows, self.ids.ctypes.data, self.free
+
+    def check_new(self, req_id: str) -> None:
+        """RequestError for an id that is not a string or has a row; CapacityError without a free row."""
+        if not isinstance(req_id, str):
+            raise RequestError(None, "req_id", req_id, "expected a string", "Name requests by strings.")
+        if req_id in self.rows:
+            raise RequestError(req_id, "req_id", req_id, "is in use", "Remove that request first, or use another id.")
+
+    def enter(self, req_id: str) -> int:
+        """A row for the request; CapacityError without a free one."""
+        if not self.free:
+            raise CapacityError(f"request {req_id!r}: all max_num_reqs = {len(self.ids)} rows are taken")
+        row = self.free.pop()
+        self.rows[req_id] = row
+        self.ids[row] = req_id
+        return row
+
+    def leave(self, row: int) -> None:
+        """Free the row."""
+        del self.rows[self.ids[row]]
+        self.ids[row] = None
+        self.free.append(row)
+
+    def row_of(self, req_id: str) -> int:
+        """The request's row; RequestError for an unknown id."""
+        row = self.rows.get(req_id)
+        if row is None:
+            raise RequestError(req_id, "req_id", req_id, "is unknown", "Admit it with add_request first.")
+        return row
+
+    def ids_of(self, rows: Ints) -> list[str]:
+        """The ids of the requests in live rows; CapacityError for a free one."""
+        if len(rows) and (rows.min() < 0 or rows.max() >= len(self.ids)):
+            raise CapacityError(f"rows must be in [0, max_num_reqs = {len(self.ids)})")
+        ids: list[str | None] = self.ids[rows].tolist()
+        if None in ids:
+            raise CapacityError(f"row {int(rows[ids.index(None)])} holds no request")
+        return ids  # type: ignore[return-value]
+
+    def exchange(self, a: int, b: int) -> None:
+        """Exchange what two rows hold; `refill` afterwards brings the free rows up to date."""
+        self.ids[a], self.ids[b] = self.ids[b], self.ids[a]
+        for row in (a, b):
+            if self.ids[row] is not None:
+                self.rows[self.ids[row]] = row
+
+    def refill(self, live: Bools) -> None:
+        """All free rows in descending order."""
+        self.free[:] = np.flatnonzero(~live)[::-1].tolist()

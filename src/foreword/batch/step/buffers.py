@@ -1,0 +1,156 @@
+"""The memory of a step's tensors: allocated once, written every step, at addresses that never change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from foreword.arrays import I64, U8, AnyArray
+from foreword.batch.state.request_states import RequestStates
+from foreword.batch.state.sampling_metadata import MetadataCache
+from foreword.batch.step.arena import Allocator, carve
+from foreword.batch.step.layout import FIELDS, STEP, Scalars
+from foreword.batch.values.fields import Field
+from foreword.batch.values.integers import is_int32
+from foreword.errors import ConfigError
+
+Arrays = AnyArray | tuple[AnyArray, ...]
+
+
+class InputBuffers:
+    """The buffers that `prepare_inputs` writes and an `InputBatch` views: every tensor of `layout.STEP`, in one arena.
+
+    The entries past a step's own hold the pad value at all times, so no value of a larger earlier batch can be read,
+    and clearing costs what the earlier batch wrote.
+
+    A batch is valid until the next `prepare_inputs` on its buffers. To keep two steps in flight use two of these
+    (`foreword.batch.prepare.ring`).
+
+    max_num_batched_tokens bounds T and Tp; the states' max_num_reqs bounds B and Bp.
+    arena: uint8, the memory of all of these tensors: one copy of it moves a whole step to a device.
+    arrays: name → array, or a tuple of arrays, one per KV group. views: the same, read-only.
+    """
+
+    __slots__ = (
+        "_allocator",
+        "_optional",
+        "arena",
+        "arrays",
+        "core",
+        "generation",
+        "logits_metadata",
+        "max_num_batched_tokens",
+        "max_num_reqs",
+        "metadata",
+        "scalars",
+        "slices",
+        "states",
+        "views",
+        "written",
+    )
+
+    def __init__(
+        self, states: RequestStates, *, max_num_batched_tokens: int, allocator: Allocator | None = None
+    ) -> None:
+        if not is_int32(max_num_batched_tokens, 1):
+            raise ConfigError(f"max_num_batched_tokens={max_num_batched_tokens!r}: must be at least 1")
+        self.states = states
+        self.max_num_reqs = states.max_num_reqs
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.generation = 0
+        self._allocator = allocator
+        shapes = [(self._shape(field, g), field.dtype) for field in STEP for g in self._groups(field)]
+        self.arena: U8
+        self.arena, carved = carve(shapes, allocator)
+        arrays = iter(carved)
+        self.arrays: dict[str, Arrays] = {field.name: self._named(field, arrays) for field in STEP}
+        self.views = {name: _read_only(value) for name, value in self.arrays.items()}
+        self.slices: dict[str, tuple[int, Arrays]] = {}  # name → (size, the last view of that size)
+        self._optional: dict[tuple[str, int, int], AnyArray] = {}
+        self.scalars: I64 = self["scalars"]
+        self.written: I64 = self["written"]
+        sampling = states.sampling, states.vocab_size
+        self.metadata = MetadataCache(*sampling, self["idx_mapping"])
+        self.logits_metadata = MetadataCache(*sampling, self["expanded_idx_mapping"])
+        self.core: Any = None  # the native core over these arrays, made by the native backend
+
+    @classmethod
+    def for_states(
+        cls, states: RequestStates, max_num_batched_tokens: int, *, allocator: Allocator | None = None
+    ) -> InputBuffers:
+        """Buffers that fit ``states``, for steps of up to ``max_num_batched_tokens`` tokens, padding included.
+
+        allocator(num_bytes) → writable uint8 memory of that size, pinned memory for example; None: ordinary memory.
+        """
+        return cls(states, max_num_batched_tokens=max_num_batched_tokens, allocator=allocator)
+
+    def __getitem__(self, name: str) -> Any:
+        """A tensor's whole buffer, or a tuple of them, one per KV group."""
+        return self.arrays[name]
+
+    def optional(self, name: str, group: int = 0, size: int = 0) -> Any:
+        """The whole buffer of a tensor of `layout.OPTIONAL`, allocated on first use; its address stays from then on.
+
+        size: the number of entries of an axis that the states do not determine (``dims``, ``Lp``, ``C/S``).
+        """
+        key = name, group, size
+        array = self._optional.get(key)
+        if array is None:
+            field = FIELDS[name]
+            array = carve([(self._shape(field, group, size), field.dtype)], self._allocator)[1][0]
+            array[...] = self._padding(field)
+            self._optional[key] = array
+        return array
+
+    def _groups(self, field: Field) -> range:
+        return range(len(self.states.block_tables) if field.per_group else 1)
+
+    def _named(self, field: Field, arrays: Any) -> Arrays:
+        """The field's arrays with the pad value everywhere."""
+        mine = tuple(next(arrays) for _ in self._groups(field))
+        if padding := self._padding(field):
+            for array in mine:
+                array[...] = padding
+        return mine if field.per_group else mine[0]
+
+    def _padding(self, field: Field) -> int:
+        if field.padding == "null":
+            return self.states.null_block
+        return field.padding if isinstance(field.padding, int) else 0
+
+    def _shape(self, field: Field, group: int, size: int = 0) -> tuple[int, ...]:
+        states, table = self.states, self.states.block_tables[group]
+        reqs, tokens, drafts = self.max_num_reqs, self.max_num_batched_tokens, states.max_num_draft_tokens
+        capacity = {
+            "N": len(Scalars._fields),
+            "B": reqs,
+            "B+1": reqs + 1,
+            "Bp": reqs,
+            "Bp+1": reqs + 1,
+            "T": tokens,
+            "Tp": tokens,
+            "L": min(tokens, reqs * (1 + drafts)),
+            "D": reqs * drafts,
+            "4": 4,
+            "K": table.width,
+            "K·r": table.width * (table.group.block_size // (table.group.kernel_block_size or table.group.block_size)),
+            "B·K": reqs * table.width,
+            "M": states.max_model_len,
+            "dims": size,
+            "Lp": size,
+            "2B": 2 * reqs,
+            "2B+1": 2 * reqs + 1,
+            "C/S": size,
+            "V": (pieces := 2 * reqs + tokens // max(size * table.tokens_per_block, 1)),
+            "V+1": pieces + 1,
+        }
+        return tuple(capacity[axis] for axis in field.shape)
+
+
+def _read_only(value: Arrays) -> Arrays:
+    if isinstance(value, tuple):
+        return tuple(view for array in value if isinstance(view := _read_only(array), np.ndarray))
+    view = value.view()
+    view.flags.writeable = False
+    return view

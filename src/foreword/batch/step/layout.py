@@ -1,0 +1,112 @@
+"""The tensors of a step: the one table from which buffers, views, native pointers and specification follow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from foreword.batch.values.fields import Field
+
+PAD_SLOT_ID = -1
+
+
+class Scalars(NamedTuple):
+    """The scalars of a step, in the order of ``InputBuffers.scalars`` (int64)."""
+
+    num_reqs: int
+    num_tokens: int
+    num_reqs_padded: int
+    num_tokens_padded: int
+    num_logits: int
+    num_draft_tokens: int
+    max_query_len: int
+    max_seq_len: int
+    attention_state: int
+    num_unresolved: int  # requests with placeholders
+
+
+STEP = (
+    Field("scalars", ("N",), "int64"),
+    Field("idx_mapping", ("B",), "int32", -1),
+    Field("num_scheduled_tokens", ("B",), "int32"),
+    Field("num_draft_tokens", ("B",), "int32"),
+    Field("num_computed_tokens", ("B",), "int32", 0),
+    Field("num_placeholders", ("B",), "int32"),
+    Field("is_prefilling", ("B",), "bool", 0),
+    Field("row_generation", ("B",), "int64"),
+    Field("query_start_loc", ("Bp+1",), "int32", "T"),
+    Field("seq_lens", ("Bp",), "int32", 0),
+    Field("dcp_local_seq_lens", ("Bp",), "int32", 0),
+    Field("cu_num_logits", ("B+1",), "int32"),
+    Field("cu_num_draft_tokens", ("B+1",), "int32"),
+    Field("req_indices", ("T",), "int32"),
+    Field("positions", ("Tp",), "int64", 0),
+    Field("input_ids", ("Tp",), "int32", 0),
+    Field("slot_mapping", ("Tp",), "int64", PAD_SLOT_ID, per_group=True),
+    Field("logits_indices", ("L",), "int64", 0),
+    Field("expanded_idx_mapping", ("L",), "int32", -1),
+    Field("expanded_local_pos", ("L",), "int32"),
+    Field("target_logits_indices", ("D",), "int64"),
+    Field("bonus_logits_indices", ("B",), "int64"),
+    Field("draft_token_ids", ("D",), "int32"),
+    Field("samples", ("B",), "bool"),  # of an advanced step: requests whose samples count
+    Field(
+        "written", ("4",), "int64"
+    ),  # by the step before: tokens, requests, logit rows; by the last gathered step: requests
+    Field("block_table", ("Bp", "K"), "int32", "null", per_group=True),
+    Field("num_blocks", ("B",), "int32", 0, per_group=True),  # of the gathered rows
+    Field("num_nulled", ("B",), "int32", per_group=True),  # entries of a gathered row nulled below the window
+    Field("content_id", ("B",), "int64", per_group=True),  # the content a gathered row copies, 0: unknown
+)
+
+# Allocated on first use, at an address that stays: tensors that few steps have, and other kernels' arguments.
+OPTIONAL = (
+    Field("is_token_ids", ("Tp",), "bool", 1),
+    Field("is_mm_embed", ("Tp",), "bool", 0),
+    Field("mrope_positions", ("dims", "Tp"), "int64", 0),
+    Field("encoder_seq_lens", ("Bp",), "int32", 0),
+    Field("lora_requests", ("B",), "int32", 0),
+    Field("lora_tokens", ("Tp",), "int32", 0),
+    Field("lora_logits", ("L",), "int32", 0),
+    Field("discard_mask", ("Bp",), "bool", 1),
+    Field("state_read", ("Bp",), "int32", -1, per_group=True),
+    Field("state_write", ("Bp",), "int32", -1, per_group=True),
+    Field("kernel_block_table", ("Bp", "K·r"), "int32", "null", per_group=True),
+    Field("cu_seqlens_k", ("B+1",), "int32", per_group=True),
+    Field("varlen_block_table", ("B", "K"), "int32", -1, per_group=True),
+    Field("kv_indptr", ("B+1",), "int32", per_group=True),
+    Field("kv_indices", ("B·K",), "int32", per_group=True),
+    Field("kv_last_page_len", ("B",), "int32", per_group=True),
+    Field("slot_mapping_int32", ("Tp",), "int32", PAD_SLOT_ID, per_group=True),
+    Field("req_to_token", ("B", "M"), "int64", 0, per_group=True),
+    Field("logits_indices_padded", ("Lp",), "int64", 0),
+    Field("local_cu_seqlens_q", ("V+1",), "int32"),
+    Field("local_seqlens_k", ("V",), "int32"),
+    Field("local_block_table", ("V", "C/S"), "int32", "null", per_group=True),
+    Field("local_req_indices", ("V",), "int64"),
+    Field("share_token_indices", ("Tp",), "int64", 0),
+    Field("share_restore_indices", ("Tp",), "int64"),
+    Field("share_req_indices", ("2B",), "int64"),
+    Field("share_query_start_loc", ("2B+1",), "int32"),
+    Field("share_seq_lens", ("2B",), "int32"),
+)
+FIELDS: Mapping[str, Field] = {field.name: field for field in (*STEP, *OPTIONAL)}
+
+
+class Extent(NamedTuple):
+    """How many entries an axis has in a step: a scalar of the step, plus ``extra``."""
+
+    scalar: str
+    extra: int
+
+
+EXTENTS: Mapping[str, Extent] = {
+    "B": Extent("num_reqs", 0),
+    "B+1": Extent("num_reqs", 1),
+    "Bp": Extent("num_reqs_padded", 0),
+    "Bp+1": Extent("num_reqs_padded", 1),
+    "T": Extent("num_tokens", 0),
+    "Tp": Extent("num_tokens_padded", 0),
+    "L": Extent("num_logits", 0),
+    "D": Extent("num_draft_tokens", 0),
+}

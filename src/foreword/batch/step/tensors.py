@@ -1,0 +1,243 @@
+"""The tensors of one step, as functions of a batch read them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Generic, TypeVar, overload
+
+from foreword.arrays import I32, I64, Bools
+from foreword.batch.state.request_states import RequestStates
+from foreword.batch.step.buffers import InputBuffers
+from foreword.batch.step.layout import EXTENTS, FIELDS, Scalars
+from foreword.batch.values.attention import AttentionState
+from foreword.batch.values.block_ops import BlockOps
+from foreword.batch.values.plan import Check
+from foreword.errors import ForewordError, PlanError
+
+_T = TypeVar("_T")
+GATHERED = ("block_table", "num_blocks")  # made with gather_block_tables alone
+
+
+PREPARED, ADVANCED, COMMITTED = range(3)  # stages of a batch
+
+
+class StaleBatchError(ForewordError, RuntimeError):
+    """A batch was used after the next `prepare_inputs` on its buffers."""
+
+
+class Scalar:
+    """The step's scalar of this name, or of ``name``."""
+
+    def __init__(self, name: str = "") -> None:
+        self.name = name
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.index = Scalars._fields.index(self.name or name)
+
+    @overload
+    def __get__(self, batch: None, owner: type) -> Scalar: ...
+    @overload
+    def __get__(self, batch: BatchTensors, owner: type) -> int: ...
+    def __get__(self, batch: BatchTensors | None, owner: type) -> Any:
+        if batch is None:
+            return self
+        if batch._generation != batch.buffers.generation:
+            batch._check_alive()
+        return batch._scalars[self.index]
+
+
+class View(Generic[_T]):
+    """The step's entries of the buffer of this name, read-only; of each KV group where there is one per group."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+        extent = EXTENTS[FIELDS[name].shape[0]]
+        self.index, self.extra = Scalars._fields.index(extent.scalar), extent.extra
+        self.gathered = name in GATHERED
+
+    @overload
+    def __get__(self, batch: None, owner: type) -> View[_T]: ...
+    @overload
+    def __get__(self, batch: BatchTensors, owner: type) -> _T: ...
+    def __get__(self, batch: BatchTensors | None, owner: type) -> Any:
+        if batch is None:
+            return self
+        buffers, size = batch.buffers, batch._scalars[self.index] + self.extra
+        if batch._generation != buffers.generation:
+            batch._check_alive()
+        if self.gathered and not batch.is_gathered:
+            raise _not_gathered(batch, self.name)
+        last = buffers.slices.get(self.name)
+        if last is not None and last[0] == size:  # the sizes of one step are mostly those of the step before
+            return last[1]
+        view = buffers.views[self.name]
+        sliced = tuple(v[:size] for v in view) if isinstance(view, tuple) else view[:size]
+        buffers.slices[self.name] = size, sliced
+        return sliced
+
+
+class BatchTensors:
+    """The tensors of one step, in batch order: read-only views of the buffers, valid until the next `prepare_inputs`
+    on them. `foreword.batch.proof.spec` describes each one.
+
+    states: what the step was prepared from, for kernels that read their block tables through ``idx_mapping``.
+    step: number of the step, for messages. is_gathered: whether `block_table` was made.
+    backend, check: how the step was prepared and checked.
+    block_ops: blocks to zero, then to copy, before the step reads or writes the cache.
+    """
+
+    __slots__ = (
+        "_generation",
+        "_layout",
+        "_req_ids",
+        "_scalars",
+        "_stage",
+        "backend",
+        "block_ops",
+        "buffers",
+        "check",
+        "is_gathered",
+        "states",
+        "step",
+    )
+
+    num_reqs = Scalar()
+    num_tokens = Scalar()
+    num_reqs_padded = Scalar()
+    num_tokens_padded = Scalar()
+    max_query_len = Scalar()
+    max_seq_len = Scalar()
+    num_unresolved = Scalar()
+    _attention_state = Scalar("attention_state")
+
+    idx_mapping = View[I32]()
+    num_scheduled_tokens = View[I32]()
+    num_draft_tokens = View[I32]()
+    num_computed_tokens = View[I32]()
+    num_placeholders = View[I32]()
+    is_prefilling = View[Bools]()
+    row_generation = View[I64]()
+    query_start_loc = View[I32]()
+    seq_lens = View[I32]()
+    cu_num_logits = View[I32]()
+    cu_num_draft_tokens = View[I32]()
+    req_indices = View[I32]()
+    positions = View[I64]()
+    input_ids = View[I32]()
+    slot_mapping = View[tuple[I64, ...]]()
+    logits_indices = View[I64]()
+    expanded_idx_mapping = View[I32]()
+    expanded_local_pos = View[I32]()
+    target_logits_indices = View[I64]()
+    bonus_logits_indices = View[I64]()
+    draft_token_ids = View[I32]()
+    block_table = View[tuple[I32, ...]]()
+    num_blocks = View[tuple[I32, ...]]()
+
+    def __init__(
+        self,
+        states: RequestStates,
+        buffers: InputBuffers,
+        scalars: Sequence[int],
+        req_ids: list[str] | None,
+        gathered: bool,
+        block_ops: BlockOps,
+        backend: str,
+        check: Check = "off",
+    ) -> None:
+        self._generation = buffers.generation = buffers.generation + 1
+        self.states = states
+        self.buffers = buffers
+        self._scalars = scalars
+        self._req_ids = req_ids
+        self._layout = states._layout_version
+        self._stage = PREPARED
+        self.is_gathered = gathered
+        self.block_ops = block_ops
+        self.backend = backend
+        self.check = check
+        self.step = states.step + 1
+
+    def _check_alive(self) -> None:
+        """StaleBatchError after the next `prepare_inputs` on the buffers."""
+        if self._generation != self.buffers.generation:
+            raise StaleBatchError(
+                f"the batch of step {self.step} was replaced by a later prepare_inputs on the same buffers; "
+                "read a batch before preparing the next, or alternate between two InputBuffers"
+            )
+
+    @property
+    def is_resolved(self) -> bool:
+        """False where the step was prepared before the samples it needs were known: `resolve` it before it runs."""
+        return self.num_unresolved == 0
+
+    @property
+    def is_committed(self) -> bool:
+        """Whether the step's samples were committed."""
+        return self._stage == COMMITTED
+
+    @property
+    def req_ids(self) -> list[str]:
+        """The scheduled requests, in batch order."""
+        self._check_alive()
+        if self._req_ids is None:
+            freed = self.states.row_generation[self.idx_mapping] != self.row_generation
+            if self._layout != self.states._layout_version or freed.any():
+                raise StaleBatchError(f"step {self.step}: read req_ids before rows are freed or moved")
+            self._req_ids = self.states.req_ids_of(self.idx_mapping)
+        return self._req_ids
+
+    @property
+    def attention_state(self) -> AttentionState:
+        """The kind of step. See `AttentionState`."""
+        return AttentionState(self._attention_state)
+
+    @property
+    def dcp_local_seq_lens(self) -> I32 | None:
+        """int32 [Bp] this rank's share of seq_lens; None without context parallelism."""
+        if self.states.context_parallel is None:
+            return None
+        lens: I32 = self.padded("dcp_local_seq_lens", self.num_reqs_padded)
+        return lens
+
+    def padded(self, name: str, size: int) -> Any:
+        """The first ``size`` entries of a tensor that has a pad value, for a captured graph: the step's, then padding.
+
+        idx_mapping, expanded_idx_mapping −1; num_computed_tokens, is_prefilling, logits_indices, … 0 (`layout.STEP`).
+        PlanError for another tensor, and for a size below the step's or above the buffer's.
+        """
+        self._check_alive()
+        view = self.buffers.views.get(name)
+        if view is None or FIELDS[name].padding in (None, "T"):
+            raise PlanError("the tensor has no pad value", tensor=name, expected="a name with padding in layout.STEP")
+        if name in GATHERED and not self.is_gathered:
+            raise _not_gathered(self, name)
+        extent, capacity = EXTENTS[FIELDS[name].shape[0]], len(view[0] if type(view) is tuple else view)
+        least = self._scalars[Scalars._fields.index(extent.scalar)] + extent.extra
+        if not least <= size <= capacity:
+            raise PlanError("a padded size out of range", tensor=name, expected=f"{least} … {capacity}", got=size)
+        return tuple(v[:size] for v in view) if type(view) is tuple else view[:size]
+
+    def optional(self, name: str, group: int = 0, size: int = 0) -> Any:
+        """The whole buffer of a tensor of `layout.OPTIONAL`, at a stable address; a function of the batch fills it."""
+        self._check_alive()
+        return self.buffers.optional(name, group, size)
+
+
+def _not_gathered(batch: BatchTensors, name: str) -> PlanError:
+    return PlanError("block tables were not gathered: pass gather_block_tables=True, or read the states' block_tables "
+                     "through idx_mapping", step=batch.step, tensor=name)  # fmt: skip
+
+
+def local_seq_lens(batch: BatchTensors, group: int = 0) -> I32:
+    """int32 [B]: keys of each request on this rank; all of them where the group is not spread over ranks."""
+    spread = batch.states.block_tables[group].context_parallel is not None
+    lens = batch.dcp_local_seq_lens if spread else None
+    return (batch.seq_lens if lens is None else lens)[: batch.num_reqs]
+
+
+def refuse_spread(batch: BatchTensors, group: int, what: str) -> None:
+    """PlanError where the group is spread over ranks, for forms that need all keys of a request on one rank."""
+    if batch.states.block_tables[group].context_parallel is not None:
+        raise PlanError(f"{what} needs all keys of a request on one rank", tensor=f"group {group}",
+                        expected="context_parallel=False", got="True")  # fmt: skip

@@ -1,0 +1,56 @@
+"""A step as the scheduler gives it, and the same in arrays."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from foreword.arrays import I32, Bools
+
+PlanLike = Mapping[str, int] | tuple[I32, I32]
+Drafts = Mapping[str, Sequence[int]] | I32 | None
+Order = Literal["given", "decode_first"]
+Check = Literal["off", "bounds", "full"]
+Backend = Literal["auto", "loops", "numpy", "native"]
+
+
+class RaggedDrafts(NamedTuple):
+    """counts: int32 [B], drafts per request. ids: int32 [D], request by request; −1: the id is not known yet."""
+
+    counts: I32
+    ids: I32
+
+
+# A step in arrays, in batch order, as every backend reads it: (rows, num_scheduled, drafts, cancelled).
+#
+# rows, num_scheduled: int32 [B]; the counts include drafts.
+# drafts: None, a table int32 [B, D] padded with −1, or `RaggedDrafts`.
+# cancelled: bool [B], requests that were removed after the plan was made and keep their tokens in a step in flight;
+# None: none. A cancelled request has num_computed 0, tokens 0, slots −1 and null blocks; its row is not read.
+Plan = tuple[I32, I32, I32 | RaggedDrafts | None, Bools | None]
+
+
+def ragged(plan: Plan) -> RaggedDrafts:
+    """The plan's drafts as counts [B] and ids [D], all 0 and empty without drafts."""
+    rows, _, drafts, _ = plan
+    if drafts is None:
+        return RaggedDrafts(np.zeros(len(rows), np.int32), np.zeros(0, np.int32))
+    if isinstance(drafts, RaggedDrafts):
+        return drafts
+    present = drafts >= 0
+    return RaggedDrafts(present.sum(1, dtype=np.int32), drafts[present])
+
+
+class PlannedStep(Mapping[str, int]):
+    """{req_id: tokens to schedule} that is in arrays already, drafts included."""
+
+    __slots__ = ()
+    draft_tokens: Mapping[str, Sequence[int]] | None
+
+    @property
+    @abstractmethod
+    def arrays(self) -> Plan:
+        """The same as a `Plan`."""

@@ -1,0 +1,109 @@
+"""Snapshots of recurrent states, kept at few places so that a later request with the same prefix starts from there.
+
+    row        ──── step ends at a stop ──┬── next step ──────── …      its state stays in one block, overwritten
+                                          └─copy─▶ snapshot             a block of the prefix tree, like any content
+
+The copy is made before the step that computes the next token, so it exists once more tokens are computed than it
+covers; until then the row holds its blocks. A hit copies the snapshot back: a snapshot is never written again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from foreword.arrays import I32
+from foreword.batch.state.block_table import BlockTable
+from foreword.cache.content import CachedContent
+from foreword.cache.pool import BlockPool
+
+# Apart from the stops, a state is kept where a step ends at a multiple of so many hit units: at most one block in 16.
+INTERVAL = 16
+
+NO_BLOCKS: I32 = np.zeros(0, np.int32)
+NO_COPIES: I32 = np.zeros((0, 2), np.int32)
+
+
+class StateSnapshots:
+    """The snapshots of all recurrent groups.
+
+    tables: the block table of each recurrent group, by group index. unit: snapshots are at multiples of this many
+    tokens.
+    """
+
+    def __init__(
+        self, content: CachedContent, pool: BlockPool, tables: dict[int, BlockTable], unit: int, max_num_reqs: int
+    ) -> None:
+        self._content, self._pool, self._tables, self._unit = content, pool, tables, unit
+        self._stops = np.zeros((max_num_reqs, 2), np.int32)
+        self._newest = np.zeros(max_num_reqs, np.int32)  # by row: tokens of its last snapshot, 0 for none
+        # Row → (tokens, one block per group) of copies whose step is not committed, oldest first.
+        self._pending: dict[int, list[tuple[int, I32]]] = {}
+
+    @property
+    def pending(self) -> Sequence[int]:
+        """The rows with copies whose step is not committed."""
+        return tuple(self._pending)
+
+    def stops(self, num_tokens: int, num_known: int) -> tuple[int, int]:
+        """Where chunks of a prompt should end: where it leaves known content, and at its last whole unit."""
+        last = (num_tokens - 1) // self._unit * self._unit
+        return min(num_known // self._unit * self._unit, last), last
+
+    def attach(self, row: int, stops: tuple[int, ...], num_hit: int) -> None:
+        """A request was admitted to the row, with a state after ``num_hit`` tokens."""
+        self._stops[row] = stops
+        self._newest[row] = num_hit
+
+    def cut(self, rows: I32, computed: I32, n: I32) -> I32:
+        """Of n[i] tokens after computed[i], those up to the next stop of the row."""
+        ahead = self._stops[rows] - computed[:, None]
+        room: I32 = np.where(ahead > 0, ahead, n[:, None]).min(1)
+        return np.minimum(n, room)
+
+    def keep(self, rows: I32, computed: I32) -> I32:
+        """The copies, int32 [C, 2] (from, to), to make before a step that continues from computed[i] tokens.
+
+        They take free blocks only; rows for which no block is free keep nothing.
+        """
+        here = (self._stops[rows] == computed[:, None]).any(1) | (computed % (INTERVAL * self._unit) == 0)
+        at = np.flatnonzero(here & (computed > 0))[: self._pool.num_free // len(self._tables)]
+        if not at.size:
+            return NO_COPIES
+        blocks = self._pool.allocate(at.size * len(self._tables)).reshape(at.size, -1)
+        for i, own in zip(at.tolist(), blocks, strict=True):
+            self._pending.setdefault(int(rows[i]), []).append((int(computed[i]), own))
+        sources = np.stack([table.table[rows[at], 0] for table in self._tables.values()], 1)
+        return np.stack([sources.ravel(), blocks.ravel()], 1)
+
+    def publish(self, row: int, computed: int) -> None:
+        """Make the row's completed copies hittable. The row's path in the tree covers ``computed`` tokens."""
+        pending = self._pending.get(row, [])
+        while pending and pending[0][0] < computed:
+            num_tokens, blocks = pending.pop(0)
+            index = num_tokens // self._content.tree.block_size - 1
+            node = self._content.tree.node_of(row, index)
+            for g, block in zip(self._tables, blocks.tolist(), strict=True):
+                if not node.blocks[g][index - node.start]:  # else an equal state is kept already
+                    self._content.add_one(node, index, g, block)
+            self._pool.free(blocks)
+            self._newest[row] = num_tokens
+        if not pending:
+            self._pending.pop(row, None)
+
+    def detach(self, row: int) -> I32:
+        """Forget the row, which is still in the tree. The caller frees the returned blocks after the row's own.
+
+        The newest snapshot is among them, so that it is the last of the row's blocks to be evicted.
+        """
+        blocks = [own for _, own in self._pending.pop(row, [])]
+        if self._newest[row]:
+            index = int(self._newest[row]) // self._content.tree.block_size - 1
+            node = self._content.tree.node_of(row, index)
+            newest = np.array([node.blocks[g][index - node.start] for g in self._tables], np.int32)
+            self._pool.touch(newest[newest != 0])
+            blocks.append(newest)
+        self._newest[row] = 0
+        self._stops[row] = 0
+        return np.concatenate(blocks) if blocks else NO_BLOCKS

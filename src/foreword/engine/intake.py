@@ -1,0 +1,145 @@
+"""From a user's request to the scheduler's requests."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Protocol, Unpack
+
+import numpy as np
+
+from foreword.batch import RequestStates, SamplingParams
+from foreword.cache import prefix_keys
+from foreword.engine.request_group import Completion, RequestGroup, RequestOptions
+from foreword.engine.text import Detokenizer, TextStream
+from foreword.engine.validation import check_capabilities, check_id, check_options, checked_params, checked_prompt
+from foreword.errors import RequestError
+from foreword.executors import Executor
+from foreword.sampling import Processors, derived_seed
+from foreword.scheduler import Request
+
+Prompt = str | Sequence[int]
+
+
+class Tokenizer(Protocol):
+    """The part of a tokenizer that the engine uses."""
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
+
+    def detokenizer(self, skip_special_tokens: bool = True, *, continues: bool = False) -> Detokenizer: ...
+
+
+class Intake:
+    """Checks requests, and expands each into one scheduler request per completion.
+
+    seed: the seeds of requests without one are derived from it and their arrival number; None: a random one.
+    """
+
+    def __init__(
+        self,
+        states: RequestStates,
+        executor: Executor,
+        processors: Processors,
+        *,
+        node_size: int,
+        tokenizer: Tokenizer | None,
+        eos_token_ids: frozenset[int],
+        seed: int | None,
+        clock: Callable[[], float],
+    ) -> None:
+        """node_size: tokens of a block of the prefix tree."""
+        self._states, self._executor, self._processors = states, executor, processors
+        self._node_size, self._tokenizer, self._eos_token_ids = node_size, tokenizer, eos_token_ids
+        self._seed = seed if seed is not None else int.from_bytes(os.urandom(7), "little")
+        self._clock = clock
+        self._num_arrivals = 0
+
+    def check(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        prompt_text: str | None,
+        **options: Unpack[RequestOptions],
+    ) -> RequestGroup:
+        """See `Engine.check`."""
+        check_id(request_id)
+        check_options(request_id, options)
+        if isinstance(prompt, str):
+            prompt_text, prompt = prompt, self._encode(request_id, prompt)
+        vocab_size, max_model_len = self._states.vocab_size, self._states.max_model_len
+        tokens = checked_prompt(request_id, prompt, vocab_size=vocab_size, max_model_len=max_model_len)
+        params = SamplingParams() if params is None else checked_params(request_id, params, vocab_size=vocab_size)
+        lora_id, grammar = options.get("lora_id", 0), options.get("grammar")
+        check_capabilities(request_id, self._executor, params, lora_id=lora_id, grammar=grammar)
+        self._processors.check(request_id, params)
+        if (params.stop_strings or params.bad_words) and self._tokenizer is None:
+            raise RequestError(request_id, "stop", params.stop, "needs a tokenizer", "Use stop_token_ids.")
+        if words := self._bad_words(params):
+            params = replace(params, bad_words_token_ids=(*params.bad_words_token_ids, *words))
+        return RequestGroup(
+            request_id,
+            prompt_text,
+            tokens.tolist(),
+            params,
+            options.get("stream", False) and (params.best_of or params.n) == params.n,
+            self._clock(),
+            priority=options.get("priority", 0),
+            lora_id=lora_id,
+            cache_salt=options.get("cache_salt"),
+            grammar=grammar,
+        )
+
+    def expand(self, group: RequestGroup) -> None:
+        """Make the group's completions, each with a request of its own."""
+        params, prompt = group.params, np.array(group.prompt_token_ids, np.int32)
+        limit = self._states.max_model_len
+        if params.max_tokens is not None:
+            limit = min(limit, len(prompt) + params.max_tokens)
+        end_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos_token_ids)
+        count = params.best_of or params.n
+        seed = params.seed if params.seed is not None else derived_seed(self._seed, self._num_arrivals + 1)
+        keys = prefix_keys(self._node_size, lora_id=group.lora_id, salt=group.cache_salt)
+        logprobs = 0 if params.logprobs is None and count > params.n else params.logprobs
+        for index in range(count):
+            request = Request(
+                request_id=group.request_id if count == 1 else f"{group.request_id}\0{index}",
+                prompt=prompt,
+                arrival=self._num_arrivals,
+                max_len=limit,
+                params=replace(
+                    params,
+                    seed=derived_seed(seed, index),
+                    logprobs=logprobs,
+                    prompt_logprobs=params.prompt_logprobs if index == 0 else None,
+                    n=1,
+                    best_of=None,
+                ),
+                reuse_prefix=params.prompt_logprobs is None or index > 0,
+                priority=group.priority,
+                lora_id=group.lora_id,
+                keys=keys,
+            )
+            self._num_arrivals += 1
+            group.completions.append(Completion(group, index, request, end_ids, self._text_stream(params)))
+        group.num_unfinished = count
+
+    def _encode(self, request_id: str, text: str) -> list[int]:
+        if self._tokenizer is None:
+            raise RequestError(request_id, "prompt", text, "needs a tokenizer", "Pass token ids.")
+        return self._tokenizer.encode(text)
+
+    def _bad_words(self, params: SamplingParams) -> list[list[int]]:
+        """The tokens of each bad word, at the beginning of a text and inside it."""
+        if self._tokenizer is None:
+            return []
+        spellings = [spelling for word in params.bad_words for spelling in (word, " " + word.lstrip())]
+        ids = (self._tokenizer.encode(spelling, add_special_tokens=False) for spelling in spellings)
+        return [word for word in ids if word]
+
+    def _text_stream(self, params: SamplingParams) -> TextStream | None:
+        if self._tokenizer is None or not params.detokenize:
+            return None
+        detokenizer = self._tokenizer.detokenizer(params.skip_special_tokens, continues=True)
+        return TextStream(detokenizer, params.stop_strings, include_stop=params.include_stop_str_in_output)

@@ -1,0 +1,104 @@
+"""Observers of an engine: what happens to requests, steps and cached content."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from foreword.batch import InputBatch
+from foreword.cache import CacheEvent
+from foreword.engine.outputs import RequestOutput
+from foreword.errors import ConfigError
+from foreword.sampling import Sampled
+from foreword.scheduler import StepPlan
+
+
+class EngineObserver:
+    """The base of observers; override the methods of interest. All are called in the thread that steps the engine.
+
+    A step whose observer raises is cancelled: its requests wait again, and `Engine.step` raises the error. If
+    step_committed, request_ended or cache_event raises, nothing is undone, and the outputs of the step are returned by
+    the next call of `Engine.step`. If request_added raises, the request is aborted.
+    """
+
+    def request_added(self, request_id: str, num_prompt_tokens: int) -> None:
+        """A request entered the engine."""
+
+    def request_ended(self, output: RequestOutput) -> None:
+        """A request ended, or was aborted."""
+
+    def step_planned(self, plan: StepPlan, batch: InputBatch) -> None:
+        """A step is about to run: its batch is final."""
+
+    def step_ran(self, plan: StepPlan, batch: InputBatch, sampled: Sampled) -> None:
+        """The executor returned the step's samples; they are not committed."""
+
+    def step_committed(self, plan: StepPlan, batch: InputBatch, sampled: Sampled) -> None:
+        """The step's samples are in the states; requests that they end still have rows."""
+
+    def cache_event(self, event: CacheEvent) -> None:
+        """The cached content changed. Delivered in order, after the step or call that caused it."""
+
+
+class Observers:
+    """The observers of one engine. Each receives every event; the first error is raised after all of them were called.
+
+    `notify` calls at once; `notify_done` too, but keeps errors until `deliver`, for what cannot be undone. `post`
+    keeps the event itself until `deliver`, for events inside a change of the engine's state.
+    members: the observers; with none of them a step skips these calls.
+    """
+
+    def __init__(self, observers: Iterable[EngineObserver] = ()) -> None:
+        self.members = list(observers)
+        self._posted: list[tuple[str, tuple[object, ...]]] = []
+        self._errors: list[Exception] = []
+        self.wants_cache_events = any(map(observes_cache, self.members))
+
+    def add(self, observer: EngineObserver) -> None:
+        """Add an observer. ConfigError if it overrides cache_event and the engine was made without one that does."""
+        if observes_cache(observer) and not self.wants_cache_events:
+            raise ConfigError(
+                f"observers: {type(observer).__name__} overrides cache_event, for which blocks are named from the "
+                "engine's start; pass it to Engine(observers=[...])"
+            )
+        self.members.append(observer)
+
+    def remove(self, observer: EngineObserver) -> None:
+        """Remove an observer that was added."""
+        self.members.remove(observer)
+
+    def notify(self, method: str, *arguments: object) -> None:
+        """Call a method of every observer."""
+        for error in self._call(method, arguments):
+            raise error
+
+    def notify_done(self, method: str, *arguments: object) -> None:
+        """Call a method of every observer; an error is raised by `deliver`."""
+        self._errors += self._call(method, arguments)
+
+    def post(self, method: str, *arguments: object) -> None:
+        """Keep an event for `deliver`."""
+        if self.members:
+            self._posted.append((method, arguments))
+
+    def deliver(self) -> None:
+        """Call the observers for every posted event, in order, then raise the first error since the last call."""
+        if self._posted:
+            posted, self._posted = self._posted, []
+            self._errors += [error for method, arguments in posted for error in self._call(method, arguments)]
+        if self._errors:
+            errors, self._errors = self._errors, []
+            raise errors[0]
+
+    def _call(self, method: str, arguments: tuple[object, ...]) -> list[Exception]:
+        errors: list[Exception] = []
+        for observer in tuple(self.members):
+            try:
+                getattr(observer, method)(*arguments)
+            except Exception as error:
+                errors.append(error)
+        return errors
+
+
+def observes_cache(observer: EngineObserver) -> bool:
+    """Whether the observer overrides cache_event."""
+    return type(observer).cache_event is not EngineObserver.cache_event

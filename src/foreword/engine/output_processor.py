@@ -1,0 +1,159 @@
+"""From the committed tokens of a step to outputs: stops, text, log-probabilities, and the requests that end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from foreword.arrays import I32, I64
+from foreword.batch import RequestStates
+from foreword.engine.outputs import FinishReason, RequestOutput
+from foreword.engine.request_group import Completion, RequestGroup, StopReason
+from foreword.sampling import Sampled, TokenLogprobs
+from foreword.scheduler import Request
+
+Stop = tuple[list[int], FinishReason, StopReason]  # the final tokens, and why they end
+
+
+@dataclass(slots=True, eq=False)
+class Readings:
+    """The result of reading a step.
+
+    outputs: of groups that ended, and of streaming ones with new tokens. ended_rows: rows to free. ready: siblings
+    whose prompt is in the cache now, for the scheduler.
+    """
+
+    outputs: list[RequestOutput] = field(default_factory=list)
+    ended_rows: list[int] = field(default_factory=list)
+    ready: list[Request] = field(default_factory=list)
+
+
+NOTHING_READ = Readings()
+
+
+class OutputProcessor:
+    """The groups in the engine, and what is read of their tokens.
+
+    A step touches in Python only the requests that start, end, stream, or may stop at their new token.
+    """
+
+    def __init__(self, states: RequestStates, *, eos_token_ids: frozenset[int], clock: Callable[[], float]) -> None:
+        self.groups: dict[str, RequestGroup] = {}
+        self._states, self._eos_token_ids, self._clock = states, eos_token_ids, clock
+        self._by_request: dict[str, Completion] = {}  # by the scheduler's request id
+        self._by_row: list[Completion | None] = [None] * states.max_num_reqs
+        # By row, the number of known tokens from which on its new tokens are read: 0 for every token (streams, stop
+        # strings, log-probabilities, the first token of a group), else its length limit.
+        self._read_from = np.zeros(states.max_num_reqs, np.int32)
+        self._is_end = np.zeros(states.vocab_size, np.bool_)  # token ids that may end some request
+
+    def add(self, group: RequestGroup) -> None:
+        """Register an expanded group."""
+        self.groups[group.request_id] = group
+        for completion in group.completions:
+            self._by_request[completion.request.request_id] = completion
+            self._is_end[list(completion.end_ids)] = True
+
+    def admitted(self, request: Request) -> Completion:
+        """The request was given a row. Returns its completion."""
+        completion = self._by_request[request.request_id]
+        group, row = completion.group, request.row
+        self._by_row[row] = completion
+        # The first token of a group is read for its time, and because the siblings wait for it.
+        every_token = completion.reads_every_token or group.first_token_time is None
+        self._read_from[row] = 0 if every_token else request.max_len
+        if group.first_scheduled_time is None:
+            group.first_scheduled_time = self._clock()
+        return completion
+
+    def end(self, completion: Completion, stop: Stop) -> None:
+        """The completion ends with these tokens."""
+        group = completion.group
+        completion.finish(*stop)
+        del self._by_request[completion.request.request_id]
+        if not group.num_unfinished:
+            group.finished_time = self._clock()
+            self.groups.pop(group.request_id, None)
+
+    def process(self, rows: I32, before: I32 | None, sampled: Sampled) -> Readings:
+        """Read the new tokens of a committed step.
+
+        before: known tokens [B] before the commit; None if every row has exactly one new token.
+        """
+        for row, found in sampled.prompt_logprobs.items():
+            self._completion(row).group.add_prompt_logprobs(found)
+        known, tokens = self._states.num_tokens.take(rows), sampled.token_ids
+        reads = known >= self._read_from.take(rows)
+        if tokens.ndim == 1:
+            reads |= self._is_end.take(tokens)
+        else:
+            reads |= (self._is_end[tokens] & (tokens >= 0)).any(1)
+        if before is not None:
+            reads &= known > before
+        at = reads.nonzero()[0]
+        return self._read(rows, at, sampled) if at.size else NOTHING_READ
+
+    def _read(self, rows: I32, at: I64, sampled: Sampled) -> Readings:
+        now, readings = self._clock(), Readings()
+        reported: dict[str, RequestGroup] = {}
+        for b in at.tolist():
+            row = int(rows[b])
+            completion = self._completion(row)
+            group = completion.group
+            if group.first_token_time is None:
+                group.first_token_time = now
+            stop = self._advance(completion, row, sampled.logprobs.get(b, []))
+            siblings, group.siblings = group.siblings, []
+            readings.ready += [sibling.request for sibling in siblings]
+            if stop is not None:
+                readings.ended_rows.append(row)
+                self.end(completion, stop)
+            else:
+                self._read_from[row] = 0 if completion.reads_every_token else completion.request.max_len
+            if group.stream or not group.num_unfinished:
+                reported[group.request_id] = group
+        readings.outputs = [self._report(group) for group in reported.values()]
+        return readings
+
+    def _advance(self, completion: Completion, row: int, logprobs: list[TokenLogprobs]) -> Stop | None:
+        """Read the row's new tokens one by one; returns why they end the completion, or None."""
+        start, known = int(self._states.prompt_len[row]), int(self._states.num_tokens[row])
+        output = self._states.token_ids[row, start:known]
+        params, text, grammar = completion.params, completion.text, completion.group.grammar
+        reads = completion.reads_every_token
+        new = completion.num_read if reads else max(0, len(output) - 1 - self._states.max_num_draft_tokens)
+        for i, token in enumerate(output[new:].tolist(), new):
+            if reads:
+                completion.logprobs += logprobs[i - new : i - new + 1]
+            if grammar is not None:
+                grammar.accept([token])
+            if token in completion.end_ids or (grammar is not None and grammar.is_terminated):
+                is_eos = token in self._eos_token_ids and not params.ignore_eos
+                return output[: i + 1].tolist(), "stop", None if is_eos else token
+            if reads:
+                completion.num_read = i + 1
+                if text is not None and text.push([token], may_stop=i + 1 >= params.min_tokens):
+                    return output[: i + 1].tolist(), "stop", text.stop
+        return (output.tolist(), "length", None) if known >= completion.request.max_len else None
+
+    def _report(self, group: RequestGroup) -> RequestOutput:
+        if not group.num_unfinished:
+            return group.final()
+        return group.result([c.output(self._tokens_so_far(c)) for c in group.completions])
+
+    def _tokens_so_far(self, completion: Completion) -> list[int]:
+        request = completion.request
+        if completion.finish_reason is not None:
+            return completion.token_ids
+        row, tokens = request.row, request.output
+        if row >= 0:
+            tokens = self._states.token_ids[row, len(request.prompt) : int(self._states.num_tokens[row])]
+        so_far: list[int] = tokens.tolist()
+        return so_far
+
+    def _completion(self, row: int) -> Completion:
+        completion = self._by_row[row]
+        assert completion is not None, f"row {row} was never given to a request"
+        return completion

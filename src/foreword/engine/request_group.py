@@ -1,0 +1,161 @@
+"""A user's request in the engine: its completions, with their text, log-probabilities and times."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypedDict
+
+from foreword.batch import SamplingParams
+from foreword.engine.outputs import CompletionOutput, FinishReason, RequestMetrics, RequestOutput
+from foreword.engine.text import TextStream
+from foreword.sampling import Grammar, TokenLogprobs
+from foreword.scheduler import Request
+
+StopReason = int | str | None
+
+
+class RequestOptions(TypedDict, total=False):
+    """Options of a request in addition to its prompt and parameters.
+
+    priority: smaller first, under the priority policy (0). lora_id: its adapter (0: none).
+    cache_salt: its prefix is shared with equal salts only (None). grammar: every token has to follow it (None).
+    stream: report it in every step that brings new tokens, not only at its end (False). With best_of above n it is
+        reported at its end alone, since only then the n completions are known.
+    """
+
+    priority: int
+    lora_id: int
+    cache_salt: str | None
+    grammar: Grammar | None
+    stream: bool
+
+
+@dataclass(slots=True, eq=False)
+class Completion:
+    """One of the n completions of a group: a request of the scheduler, with its text and log-probabilities.
+
+    token_ids is filled at the end; until then the tokens are in the request's row. num_read: output tokens that were
+    read so far; a completion that need not be read token by token is read at its end alone.
+    """
+
+    group: RequestGroup
+    index: int
+    request: Request
+    end_ids: frozenset[int]
+    text: TextStream | None
+    token_ids: list[int] = field(default_factory=list)
+    num_read: int = 0
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stop_reason: StopReason = None
+
+    @property
+    def params(self) -> SamplingParams:
+        return self.request.params
+
+    @property
+    def reads_every_token(self) -> bool:
+        """Whether each token is read when it is sampled: for a stream, stop strings, log-probabilities or a grammar."""
+        group = self.group
+        return (
+            group.stream
+            or bool(self.params.stop_strings)
+            or self.params.logprobs is not None
+            or group.grammar is not None
+        )
+
+    def output(self, token_ids: list[int]) -> CompletionOutput:
+        wants_logprobs = self.group.params.logprobs is not None
+        return CompletionOutput(
+            index=self.index,
+            text=self.text.text if self.text is not None else "",
+            token_ids=token_ids,
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+            logprobs=self.logprobs if wants_logprobs else None,
+            cumulative_logprob=self.cumulative_logprob if self.logprobs else None,
+        )
+
+    def finish(self, token_ids: list[int], finish_reason: FinishReason, stop_reason: StopReason) -> None:
+        """End with these tokens; the text gets the tokens not read yet, without the one that ended it."""
+        self.token_ids, self.finish_reason, self.stop_reason = token_ids, finish_reason, stop_reason
+        if self.text is not None and self.text.stop is None:
+            ended_by_token = finish_reason == "stop" and not self.params.include_stop_str_in_output
+            self.text.push(token_ids[self.num_read : len(token_ids) - ended_by_token], may_stop=False)
+            self.text.finish()
+        self.group.num_unfinished -= 1
+
+    @property
+    def cumulative_logprob(self) -> float:
+        """Σ log-probability of the sampled tokens; the sampled token is the first of each entry."""
+        return sum(next(iter(entry.values())).logprob for entry in self.logprobs)
+
+    @property
+    def mean_logprob(self) -> float:
+        """cumulative_logprob / tokens, which compares outputs of different lengths; −∞ without tokens."""
+        return self.cumulative_logprob / len(self.logprobs) if self.logprobs else -math.inf
+
+
+@dataclass(slots=True, eq=False)
+class RequestGroup:
+    """A checked request: a prompt and its n (or best_of) completions. stream: reported at every new token.
+
+    siblings: completions that wait until the first one has computed the prompt.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    stream: bool
+    arrival_time: float
+    priority: int = 0
+    lora_id: int = 0
+    cache_salt: str | None = None
+    grammar: Grammar | None = None
+    completions: list[Completion] = field(default_factory=list)
+    siblings: list[Completion] = field(default_factory=list)
+    num_unfinished: int = 0
+    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=lambda: [None])
+    first_scheduled_time: float | None = None
+    first_token_time: float | None = None
+    finished_time: float | None = None
+
+    def add_prompt_logprobs(self, found: Sequence[tuple[int, TokenLogprobs]]) -> None:
+        """Append the entries of a step; those that a preempted request computes again are skipped."""
+        for position, entry in found:
+            if position == len(self.prompt_logprobs):
+                self.prompt_logprobs.append(entry)
+
+    def result(self, outputs: Sequence[CompletionOutput]) -> RequestOutput:
+        first = self.completions[0].request
+        return RequestOutput(
+            request_id=self.request_id,
+            prompt=self.prompt,
+            prompt_token_ids=self.prompt_token_ids,
+            outputs=list(outputs),
+            finished=self.num_unfinished == 0,
+            prompt_logprobs=None if self.params.prompt_logprobs is None else list(self.prompt_logprobs),
+            metrics=RequestMetrics(
+                arrival_time=self.arrival_time,
+                first_scheduled_time=self.first_scheduled_time,
+                first_token_time=self.first_token_time,
+                finished_time=self.finished_time,
+                num_cached_tokens=first.num_cached,
+                cache_report=first.hit_report,
+                num_preemptions=sum(c.request.num_preemptions for c in self.completions),
+            ),
+        )
+
+    def final(self) -> RequestOutput:
+        """The result with n completions. Of best_of, those with the largest mean log-probability, the best first, and
+        of equal ones the first.
+        """
+        chosen = self.completions
+        if len(chosen) > self.params.n:
+            chosen = sorted(chosen, key=lambda c: -c.mean_logprob)[: self.params.n]
+            for index, completion in enumerate(chosen):
+                completion.index = index
+        return self.result([c.output(c.token_ids) for c in chosen])

@@ -1,0 +1,81 @@
+"""The base of executors whose logits are in host memory."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import replace
+
+import numpy as np
+
+from foreword.arrays import F32, I32, I64
+from foreword.batch import BlockOps, InputBatch
+from foreword.errors import PlanError
+from foreword.executors.executor import Capability, check_inputs
+from foreword.executors.prompt_logprobs import prompt_tokens, read_prompt_logprobs
+from foreword.sampling import Sampled, Sampler, StepSampling
+
+
+class HostExecutor(ABC):
+    """Implements `Executor` from `compute` and `copy_blocks`, with a `Sampler` of its own.
+
+    A step is computed in `HostStep.result`, by the calling thread.
+    """
+
+    capabilities: frozenset[Capability] = frozenset({Capability.GRAMMAR})
+    reads_gathered_tables: bool = True
+
+    def __init__(self, sampler: Sampler | None = None) -> None:
+        self.sampler = sampler or Sampler()
+
+    @abstractmethod
+    def compute(self, batch: InputBatch, logits_indices: I64) -> F32:
+        """Compute the batch, write its keys and values, and return the logits [L, V] at tokens ``logits_indices``.
+
+        logits_indices: int64 [L], the batch's own and, after these, prompt tokens whose log-probabilities are wanted.
+        The logits stay valid until the next call.
+        """
+
+    @abstractmethod
+    def copy_blocks(self, sources: I32, destinations: I32) -> None:
+        """Copy whole blocks in every layer. All sources are read before any destination is written."""
+
+    def zero_blocks(self, blocks: I32) -> None:
+        """Fill whole blocks with zeros in every layer."""
+        raise PlanError(f"{type(self).__name__} cannot zero blocks", tensor="block_ops.zero", got=blocks.tolist())
+
+    def pad_for(self, num_tokens: int, num_reqs: int) -> tuple[int, int] | None:
+        """No padding."""
+        return None
+
+    def launch(self, batch: InputBatch, sampling: StepSampling) -> HostStep:
+        """See `Executor.launch`."""
+        check_inputs(batch, self.capabilities)
+        self.apply_block_ops(batch.block_ops)
+        return HostStep(self, batch, sampling)
+
+    def apply_block_ops(self, ops: BlockOps) -> None:
+        """See `Executor.apply_block_ops`."""
+        if len(ops.zero):
+            self.zero_blocks(ops.zero)
+        if len(ops.copies):
+            self.copy_blocks(ops.copies[:, 0].copy(), ops.copies[:, 1].copy())
+
+
+class HostStep:
+    """A step of a `HostExecutor`, computed when its result is asked for."""
+
+    __slots__ = ("_batch", "_executor", "_sampling")
+
+    def __init__(self, executor: HostExecutor, batch: InputBatch, sampling: StepSampling) -> None:
+        self._executor, self._batch, self._sampling = executor, batch, sampling
+
+    def result(self) -> Sampled:
+        """Compute and sample."""
+        executor, batch, sampling = self._executor, self._batch, self._sampling
+        own = batch.logits_indices
+        tokens = prompt_tokens(batch, sampling.metadata)
+        if not len(tokens):
+            return executor.sampler.sample(batch, executor.compute(batch, own), sampling)
+        logits = executor.compute(batch, np.concatenate([own, tokens]))
+        sampled = executor.sampler.sample(batch, logits[: len(own)], sampling)
+        return replace(sampled, prompt_logprobs=read_prompt_logprobs(batch, tokens, logits[len(own) :]))

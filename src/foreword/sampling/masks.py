@@ -1,0 +1,124 @@
+"""Token masks of a step, and the grammars they come from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from foreword.arrays import F32, I32, I64, Ints
+from foreword.batch import InputBatch
+from foreword.errors import RequestError
+
+WORD_BITS = 32
+
+
+class NoTokenLeftError(RequestError):
+    """A token mask allows no token to which the model gives a probability above 0."""
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(
+            request_id,
+            "structured_outputs",
+            "token mask",
+            "it allows no token that the model can produce here",
+            "Use a grammar that the tokenizer's vocabulary can follow, and that allows an end token when complete.",
+        )
+
+
+class Grammar(Protocol):
+    """What one request's output has to follow, with the state after the tokens accepted so far."""
+
+    @property
+    def is_terminated(self) -> bool:
+        """Whether the output is complete: an end token was accepted."""
+        ...
+
+    def fill_mask(self, words: I32) -> None:
+        """Write the tokens that may follow to int32 [ceil(V / 32)]: bit t mod 32 of word t // 32 is 1 for an allowed
+        token t. Every bit has to be written.
+        """
+        ...
+
+    def accept(self, token_ids: Sequence[int]) -> int:
+        """Advance by the longest prefix that is allowed; returns its length."""
+        ...
+
+    def roll_back(self, num_tokens: int) -> None:
+        """Undo the last ``num_tokens`` accepted tokens."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenMasks:
+    """Allowed tokens for some of a step's rows of logits.
+
+    logit_rows: int32 [N], ascending indices of rows of logits. words: int32 [N, ceil(V / 32)], bit t mod 32 of word
+    t // 32 is 1 where token t is allowed.
+    """
+
+    logit_rows: I32
+    words: I32
+
+    def apply(self, logits: F32, indices: Ints) -> I64:
+        """Forbid tokens in logits [n, V], of which row i is row indices[i] (ascending) of the step. Rows without a mask
+        stay as they are. Returns the i of the rows in which no token is left.
+        """
+        vocab_size = logits.shape[1]
+        if self.words.shape != (len(self.logit_rows), num_words(vocab_size)):
+            raise ValueError(
+                f"words has shape {self.words.shape}, expected {len(self.logit_rows), num_words(vocab_size)}"
+            )
+        masked = np.isin(self.logit_rows, indices)
+        at = np.searchsorted(indices, self.logit_rows[masked])
+        octets = np.ascontiguousarray(self.words[masked], "<i4").view(np.uint8)
+        allowed = np.unpackbits(octets, axis=1, count=vocab_size, bitorder="little").view(np.bool_)
+        left = np.where(allowed, logits[at], np.float32(-np.inf))
+        logits[at] = left
+        return at[~(left > -np.inf).any(axis=1)]
+
+
+def num_words(vocab_size: int) -> int:
+    """The int32 words of a mask."""
+    return -(-vocab_size // WORD_BITS)
+
+
+def token_masks(batch: InputBatch, grammars: Mapping[int, Grammar], vocab_size: int) -> TokenMasks | None:
+    """Masks for the scheduled requests that have a grammar, by state row; None without any.
+
+        for each request, j = 0 … its drafts:  mask of its logit row j = allowed after the first j drafts
+
+    Behind a draft that the grammar does not accept, or that ends the output, everything is allowed: those rows are
+    discarded. A prompt chunk that is not the last gets no mask. The grammars are left as they were.
+    """
+    states, spans = batch.states, []
+    for b in np.flatnonzero(np.isin(batch.idx_mapping, list(grammars))).tolist():
+        first, end, row = int(batch.cu_num_logits[b]), int(batch.cu_num_logits[b + 1]), int(batch.idx_mapping[b])
+        if batch.positions[batch.logits_indices[first]] + 1 >= states.num_tokens[row]:
+            draft = int(batch.cu_num_draft_tokens[b])
+            drafts = batch.draft_token_ids[draft : draft + end - first - 1].tolist()
+            spans.append((grammars[row], range(first, end), drafts))
+    if not spans:
+        return None
+    words = np.full((sum(len(span) for _, span, _ in spans), num_words(vocab_size)), -1, np.int32)
+    start = 0
+    for grammar, span, drafts in spans:
+        _fill(grammar, words[start : start + len(span)], drafts)
+        start += len(span)
+    return TokenMasks(np.concatenate([np.array(span, np.int32) for _, span, _ in spans]), words)
+
+
+def _fill(grammar: Grammar, words: I32, drafts: Sequence[int]) -> None:
+    """The masks [1 + drafts, ceil(V / 32)] of one request."""
+    accepted = 0
+    grammar.fill_mask(words[0])
+    for draft in drafts:
+        if not grammar.accept([draft]):
+            break
+        accepted += 1
+        if grammar.is_terminated:
+            break
+        grammar.fill_mask(words[accepted])
+    grammar.roll_back(accepted)

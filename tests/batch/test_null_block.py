@@ -1,0 +1,402 @@
+"""The number that means "no block", on every backend: 0, which reserves block 0, or −1, which numbers blocks from 0."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from foreword.batch import (
+    ContextParallel,
+    InputBuffers,
+    KVGroup,
+    NewRequest,
+    NewRequests,
+    PlanError,
+    RequestError,
+    RequestStates,
+    advance,
+    make_dummy,
+    prepare_inputs,
+    resolve,
+    validate,
+)
+from foreword.errors import ConfigError
+
+NULLS = pytest.mark.parametrize("null", [0, -1], ids=["null 0", "null -1"])
+BACKENDS = pytest.mark.parametrize("backend", ["loops", "numpy", "native"])
+CHECKS = pytest.mark.parametrize("check", ["off", "bounds", "full"])
+
+
+def states_of(null: int, *groups: KVGroup, **more) -> RequestStates:
+    settings = {"max_num_reqs": 4, "max_model_len": 12, "vocab_size": 50, "max_num_draft_tokens": 2} | more
+    return RequestStates(kv_groups=list(groups) or [KVGroup(2)], null_block=null, **settings)
+
+
+def plan_of(states: RequestStates, counts: dict[str, int], form: str):
+    """A plan by request id, or as arrays."""
+    if form == "ids":
+        return counts
+    return np.array([states.row_of(rid) for rid in counts], np.int32), np.array(list(counts.values()), np.int32)
+
+
+# -- the number itself ---------------------------------------------------------------------------------------------
+
+
+def test_block_zero_is_reserved_unless_said_otherwise():
+    states = RequestStates(max_num_reqs=1, max_model_len=4, vocab_size=9, kv_groups=[KVGroup(2)])
+    states.add_request(NewRequest("a", [1, 2, 3], [[0, 1]]))
+    with pytest.raises(PlanError, match="null block"):
+        prepare_inputs(states, {"a": 1}, InputBuffers.for_states(states, 4))
+
+
+@pytest.mark.parametrize("null", [1, -2, None, True, 0.0])
+def test_other_numbers_are_refused(null):
+    with pytest.raises(ConfigError, match="null_block"):
+        states_of(null)
+
+
+@NULLS
+def test_numbers_below_the_null_block_are_refused(null):
+    states = states_of(null)
+    with pytest.raises(RequestError, match="block_ids"):
+        states.add_request(NewRequest("a", [1, 2], [[null - 1]]))
+    states.add_request(NewRequest("a", [1, 2], [[null + 1]]))
+    with pytest.raises(RequestError, match="block_ids"):
+        states.append_blocks("a", [[null - 1]])
+    assert states.block_tables[0].num_blocks[states.row_of("a")] == 1
+
+
+@NULLS
+def test_entries_that_hold_no_block_are_null_whatever_happens_to_rows(null):
+    states = states_of(null)
+    table = states.block_tables[0]
+    assert (table.table == null).all()
+    states.add_request(NewRequest("a", [1, 2, 3], [[5, 6]]))
+    states.add_requests(
+        NewRequests(
+            req_ids=["b", "c"],
+            token_ids=np.array([1, 2, 3, 4, 5], np.int32),
+            num_tokens=np.array([3, 2], np.int32),
+            block_ids=[np.array([7, 8, 9], np.int32)],
+            num_blocks=[np.array([2, 1], np.int32)],
+        )
+    )
+    states.append_blocks("a", [[10]])
+    states.append_blocks_rows(np.array([states.row_of("c")], np.int32), np.array([11], np.int32), group=0)
+    expected = {"a": [5, 6, 10], "b": [7, 8], "c": [9, 11]}
+
+    def check() -> None:
+        want = np.full((4, 6), null)
+        for rid, blocks in expected.items():
+            want[states.row_of(rid), : len(blocks)] = blocks
+        assert np.array_equal(table.table, want)
+
+    check()
+    states.swap_rows(0, 3)
+    check()
+    states.remove_request("b")
+    del expected["b"]
+    check()
+    states.condense()
+    check()
+
+
+# -- writes --------------------------------------------------------------------------------------------------------
+
+
+@CHECKS
+@BACKENDS
+@NULLS
+@pytest.mark.parametrize("form", ["ids", "arrays"])
+@pytest.mark.parametrize(
+    ("blocks", "computed", "scheduled", "drafts"),
+    [
+        ([0], 0, 1, 0),  # the only block
+        ([0, 4], 0, 4, 0),  # the first of two
+        ([3, 0, 5], 1, 5, 0),  # between two
+        ([3, 4, 0], 2, 3, 0),  # the last
+        ([3, 4, 0], 4, 1, 0),  # over context
+        ([3, 4, 0], 3, 2, 1),  # a draft alone
+    ],
+)
+def test_a_write_to_the_null_block_is_refused(null, backend, check, form, blocks, computed, scheduled, drafts):
+    blocks = [null if block == 0 else block for block in blocks]
+    states = states_of(null)
+    states.add_request(NewRequest("other", [1], [[9]]))
+    states.add_request(NewRequest("a", [1] * (computed + scheduled - drafts), [blocks], num_computed_tokens=computed))
+    buffers = InputBuffers.for_states(states, 16)
+    ids = {"a": [7] * drafts} if drafts else None
+    if form == "arrays" and drafts:
+        ids = np.array([[-1] * drafts, [7] * drafts], np.int32)
+    plan = plan_of(states, {"other": 1, "a": scheduled}, form)
+    tokens, known = states.token_ids.copy(), states.num_tokens.copy()
+    with pytest.raises(PlanError, match="null block") as caught:
+        prepare_inputs(states, plan, buffers, draft_tokens=ids, backend=backend, check=check)
+    assert caught.value.request == "a"
+    assert caught.value.tensor == "block_table[0]"
+    assert np.array_equal(states.token_ids, tokens)
+    assert np.array_equal(states.num_tokens, known)
+    prepare_inputs(states, plan_of(states, {"other": 1}, form), buffers, backend=backend, check=check)
+
+
+@CHECKS
+@BACKENDS
+@pytest.mark.parametrize("form", ["ids", "arrays"])
+def test_an_appended_null_block_cannot_be_written(backend, check, form):
+    states = states_of(0)
+    states.add_request(NewRequest("a", [1, 2], [[4]]))
+    buffers = InputBuffers.for_states(states, 16)
+    plan = plan_of(states, {"a": 2}, form)
+    states.commit(prepare_inputs(states, plan, buffers, backend=backend, check=check), {"a": [3]})
+    states.append_blocks("a", [[0]])
+    with pytest.raises(PlanError, match="null block"):
+        prepare_inputs(states, plan_of(states, {"a": 1}, form), buffers, backend=backend, check=check)
+
+
+@CHECKS
+@BACKENDS
+def test_block_zero_is_a_block_like_any_other_where_the_null_block_is_minus_one(backend, check):
+    states = states_of(-1)
+    states.add_request(NewRequest("a", [1, 2, 3], [[0, 2]]))
+    states.add_request(NewRequest("b", [4], [[1]]))
+    buffers = InputBuffers.for_states(states, 16)
+    batch = prepare_inputs(states, {"a": 3, "b": 1}, buffers, backend=backend, check=check)
+    assert batch.slot_mapping[0].tolist() == [0, 1, 4, 2]
+    assert batch.block_table[0].tolist() == [[0, 2, -1, -1, -1, -1], [1, -1, -1, -1, -1, -1]]
+    states.commit(batch, {"a": [7], "b": [8]})
+    batch = prepare_inputs(states, {"b": 1, "a": 1}, buffers, backend=backend, check=check)
+    assert batch.slot_mapping[0].tolist() == [3, 5]
+
+
+@BACKENDS
+@NULLS
+def test_one_null_block_in_any_group_is_found(null, backend):
+    states = states_of(null, KVGroup(2), KVGroup(4, sliding_window=3), KVGroup(2, kernel_block_size=1))
+    states.add_request(NewRequest("a", [1, 2, 3, 4, 5], [[1, 2, 3], [1, null], [1, 2, 3]]))
+    buffers = InputBuffers.for_states(states, 16)
+    prepare_inputs(states, {"a": 4}, buffers, backend=backend)
+    with pytest.raises(PlanError, match="null block") as caught:
+        prepare_inputs(states, {"a": 5}, buffers, backend=backend)
+    assert caught.value.tensor == "block_table[1]"
+
+
+# -- reads: sliding windows ----------------------------------------------------------------------------------------
+
+
+@CHECKS
+@BACKENDS
+@NULLS
+def test_null_blocks_below_the_window_are_legal(null, backend, check):
+    """W = 3, 6 computed tokens: the first scheduled token sees positions 4 … 6, in entries 2 and 3."""
+    states = states_of(null, KVGroup(2, sliding_window=3))
+    states.add_request(NewRequest("a", [1] * 8, [[null, null, 7, 8]], num_computed_tokens=6))
+    buffers = InputBuffers.for_states(states, 16)
+    batch = prepare_inputs(states, {"a": 2}, buffers, backend=backend, check=check)
+    assert batch.block_table[0].tolist() == [[null, null, 7, 8, null, null]]
+    assert batch.slot_mapping[0].tolist() == [16, 17]
+    states.commit(batch, {"a": [5]})
+    states.append_blocks("a", [[9]])
+    batch = prepare_inputs(states, {"a": 1}, buffers, backend=backend, check=check)
+    assert batch.block_table[0].tolist() == [[null, null, null, 8, 9, null]]
+
+
+@BACKENDS
+@NULLS
+def test_entries_below_the_window_are_gathered_as_null(null, backend):
+    states = states_of(null, KVGroup(2, sliding_window=3), KVGroup(2, sliding_window=1), KVGroup(2))
+    states.add_request(NewRequest("a", [1] * 8, [[1, 2, 3, 4]] * 3, num_computed_tokens=6))
+    batch = prepare_inputs(states, {"a": 2}, InputBuffers.for_states(states, 16), backend=backend)
+    whole = [[1, 2, 3, 4, null, null]]
+    assert [table.tolist() for table in batch.block_table] == [[[null, null, 3, 4, null, null]], whole, whole]
+    assert states.block_tables[0].table[states.row_of("a"), :4].tolist() == [1, 2, 3, 4]
+
+
+# -- padding -------------------------------------------------------------------------------------------------------
+
+
+@BACKENDS
+@NULLS
+def test_gathered_rows_are_padded_with_the_null_block(null, backend):
+    states = states_of(null, KVGroup(2), KVGroup(4))
+    buffers = InputBuffers.for_states(states, 16)
+    for i in range(4):
+        states.add_request(
+            NewRequest(str(i), [1] * 6, [[10 * i + 1, 10 * i + 2, 10 * i + 3], [10 * i + 1, 10 * i + 2]])
+        )
+    for num_reqs, length in ((4, 4), (2, 6), (1, 1), (3, 5), (0, 0)):
+        plan = {str(i): length for i in range(num_reqs)}
+        batch = prepare_inputs(states, plan, buffers, pad_to=(16, 4), backend=backend)
+        for table, blocks in zip(batch.block_table, (3, 2), strict=True):
+            want = np.full(table.shape, null)
+            for i in range(num_reqs):
+                want[i, :blocks] = range(10 * i + 1, 10 * i + 1 + blocks)
+            assert np.array_equal(table, want)
+        assert all((slots[batch.num_tokens :] == -1).all() for slots in batch.slot_mapping)
+
+
+@NULLS
+def test_a_dummy_has_null_blocks(null):
+    states = states_of(null)
+    states.add_request(NewRequest("a", [1], [[3]]))
+    batch = make_dummy(states, InputBuffers.for_states(states, 16), num_tokens=4, num_reqs=2)
+    assert (batch.block_table[0] == null).all()
+    assert (batch.slot_mapping[0] == -1).all()
+
+
+@BACKENDS
+@NULLS
+def test_a_request_removed_from_a_step_in_flight_has_null_blocks(null, backend):
+    states = states_of(null, KVGroup(2), KVGroup(4))
+    for i, rid in enumerate(("a", "b")):
+        states.add_request(NewRequest(rid, [1, 2], [[2 * i + 1, 2 * i + 2], [2 * i + 1]]))
+    first = prepare_inputs(states, {"a": 2, "b": 2}, InputBuffers.for_states(states, 16), backend=backend)
+    advance(states, first)
+    second = prepare_inputs(states, {"a": 1, "b": 1}, InputBuffers.for_states(states, 16), backend=backend)
+    states.commit(first, {"a": [3], "b": [4]})
+    states.remove_request("a")
+    resolve(second)
+    assert second.block_table[0].tolist() == [[null] * 6, [3, 4, *[null] * 4]]
+    assert second.block_table[1].tolist() == [[null] * 3, [3, null, null]]
+    assert [slots.tolist() for slots in second.slot_mapping] == [[-1, 8], [-1, 14]]
+    validate(second)
+
+
+# -- kernel blocks -------------------------------------------------------------------------------------------------
+
+
+@BACKENDS
+@NULLS
+def test_a_null_block_is_null_in_kernel_blocks_too(null, backend):
+    states = states_of(null, KVGroup(4, kernel_block_size=2, sliding_window=5), KVGroup(6, kernel_block_size=2))
+    states.add_request(NewRequest("a", [1] * 10, [[1, 2, 5], [1, 3]], num_computed_tokens=9))
+    batch = prepare_inputs(states, {"a": 1}, InputBuffers.for_states(states, 16), pad_to=(2, 2), backend=backend)
+    assert batch.kernel_block_table(0).tolist() == [[null, null, 4, 5, 10, 11], [null] * 6]
+    assert batch.kernel_block_table(1).tolist() == [[3, 4, 5, 9, 10, 11], [null] * 6]
+
+
+# -- the document that numbers blocks from 0 -----------------------------------------------------------------------
+
+
+@BACKENDS
+def test_two_prompts_in_blocks_zero_and_one_and_tables_padded_with_minus_one(backend):
+    states = states_of(-1, KVGroup(256), max_model_len=1280)
+    buffers = InputBuffers.for_states(states, 64)
+    states.add_request(NewRequest("0", [1] * 11, [[0]]))
+    states.add_request(NewRequest("1", [1] * 17, [[1]]))
+    batch = prepare_inputs(states, {"0": 11, "1": 17}, buffers, backend=backend, check="full")
+    assert batch.slot_mapping[0].tolist() == [*range(11), *range(256, 273)]
+    states.commit(batch, {"0": [2], "1": [2]})
+    batch = prepare_inputs(states, {"0": 1, "1": 1}, buffers, backend=backend, check="full")
+    assert batch.positions.tolist() == [11, 17]
+    assert batch.slot_mapping[0].tolist() == [11, 273]
+    assert batch.block_table[0].tolist() == [[0, -1, -1, -1, -1], [1, -1, -1, -1, -1]]
+    states.add_request(NewRequest("2", [1] * 601, [[10, 25, 3]], num_computed_tokens=600))
+    states.add_request(NewRequest("3", [1] * 1101, [[101, 78, 5, 9, 11]], num_computed_tokens=1100))
+    batch = prepare_inputs(states, {"2": 1, "3": 1}, buffers, backend=backend)
+    assert batch.block_table[0].tolist() == [[10, 25, 3, -1, -1], [101, 78, 5, 9, 11]]
+
+
+# -- random traces: equal up to the shift by one block -------------------------------------------------------------
+
+UNSHIFTED = (
+    "idx_mapping", "num_scheduled_tokens", "num_draft_tokens", "num_computed_tokens", "is_prefilling",
+    "query_start_loc", "seq_lens", "cu_num_logits", "cu_num_draft_tokens", "req_indices", "positions", "input_ids",
+    "logits_indices", "expanded_idx_mapping", "expanded_local_pos", "target_logits_indices", "bonus_logits_indices",
+    "draft_token_ids",
+)  # fmt: skip
+
+
+def assert_shifted(zero, minus_one, groups) -> None:
+    """The batch with null block 0 is the one with null block −1 whose blocks are numbered one higher."""
+    for name in UNSHIFTED:
+        assert np.array_equal(getattr(zero, name), getattr(minus_one, name)), name
+    assert zero.attention_state is minus_one.attention_state
+    for g, group in enumerate(groups):
+        assert np.array_equal(zero.block_table[g] - 1, minus_one.block_table[g])
+        slots = zero.slot_mapping[g]
+        assert np.array_equal(np.where(slots < 0, -1, slots - group.block_size), minus_one.slot_mapping[g])
+        ratio = group.block_size // (group.kernel_block_size or group.block_size)
+        kernel = zero.kernel_block_table(g)
+        assert np.array_equal(np.where(kernel == 0, -1, kernel - ratio), minus_one.kernel_block_table(g))
+        assert np.array_equal(zero.explain(g).block_numbers - 1, minus_one.explain(g).block_numbers)
+        past_end = zero.to_flash_attn(g).block_table
+        assert np.array_equal(np.where(past_end < 0, -1, past_end - 1), minus_one.to_flash_attn(g).block_table)
+        if not group.recurrent:
+            # a null page below the window is any page that exists: block 0
+            pages = np.maximum(zero.to_flashinfer(g).kv_indices - 1, 0)
+            assert np.array_equal(pages, minus_one.to_flashinfer(g).kv_indices)
+
+
+@BACKENDS
+@pytest.mark.parametrize("ranks", [None, ContextParallel(size=2, rank=1)])
+@pytest.mark.parametrize("seed", range(4))
+def test_random_traces_are_equal_up_to_the_shift(seed, ranks, backend):
+    pick, M, max_tokens, max_drafts = random.Random(seed), 17, 30, 2
+    groups = [
+        KVGroup(2, context_parallel=ranks is not None),
+        KVGroup(4, sliding_window=3, kernel_block_size=2),
+        KVGroup(3, sliding_window=1),
+        KVGroup(1, recurrent=True),
+    ]
+    both = [
+        states_of(null, *groups, max_num_reqs=5, max_model_len=M, context_parallel=ranks, max_num_draft_tokens=2)
+        for null in (0, -1)
+    ]
+    buffers = [InputBuffers.for_states(states, max_tokens) for states in both]
+    known: dict[str, int] = {}
+    computed: dict[str, int] = {}
+    next_block, serial = 0, 0
+    for _ in range(60):
+        for rid in [rid for rid in known if known[rid] >= M - 1 or pick.random() < 0.08]:
+            del known[rid]
+            assert all(states.remove_request(rid) for states in both)
+        while len(known) < 5 and pick.random() < 0.6:
+            length = pick.randint(1, M - 2)
+            start = pick.choice([0, pick.randint(0, length - 1)])
+            tokens, serial, blocks = [pick.randrange(50) for _ in range(length)], serial + 1, []
+            for g, group in enumerate(groups):
+                width = both[0].block_tables[g].width
+                blocks.append([*range(next_block, next_block + width)])
+                next_block += width
+                if group.sliding_window is not None and pick.random() < 0.5:
+                    below = max(start - group.sliding_window + 1, 0) // group.block_size
+                    blocks[g][:below] = [-1] * below
+            for states, shift in zip(both, (1, 0), strict=True):
+                ids = [[block + shift for block in row] for row in blocks]
+                states.add_request(NewRequest(f"r{serial}", tokens, ids, num_computed_tokens=start))
+            known[f"r{serial}"], computed[f"r{serial}"] = length, start
+        if pick.random() < 0.2:
+            assert both[0].condense() == both[1].condense()
+        plan, drafts, left = {}, {}, max_tokens
+        for rid in pick.sample(sorted(known), pick.randint(0, len(known))):
+            rest = known[rid] - computed[rid]
+            n = min(pick.choice([rest, pick.randint(1, rest)]), left)
+            k = min(pick.randint(0, max_drafts), M - 1 - known[rid], left - n) if n == rest else 0
+            if n > 0:
+                plan[rid], left = n + k, left - n - k
+                if k:
+                    drafts[rid] = [pick.randrange(50) for _ in range(k)]
+        pad_to = pick.choice([None, (max_tokens, 5)])
+        batches = [
+            prepare_inputs(
+                states, plan, buffer, draft_tokens=drafts or None, pad_to=pad_to, backend=backend, check="full"
+            )
+            for states, buffer in zip(both, buffers, strict=True)
+        ]
+        assert_shifted(*batches, groups)
+        sampled = {}
+        for rid, n in plan.items():
+            k = len(drafts.get(rid, ()))
+            if computed[rid] + n - k == known[rid]:
+                accepted = pick.randint(0, k)
+                sampled[rid] = [*drafts.get(rid, [])[:accepted], pick.randrange(50)]
+                computed[rid] += n - k + accepted
+                known[rid] += 1 + accepted
+            else:
+                computed[rid] += n
+        for states, batch in zip(both, batches, strict=True):
+            states.commit(batch, sampled)
+        for zero, minus_one in zip(both[0].block_tables, both[1].block_tables, strict=True):
+            assert np.array_equal(zero.table - 1, minus_one.table)

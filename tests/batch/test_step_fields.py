@@ -1,0 +1,343 @@
+"""Values with many fields that are made from a step, each field against a definition by lists of requests."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from foreword.batch import (
+    BlockOps,
+    ContextParallel,
+    InputBatch,
+    InputBuffers,
+    KVGroup,
+    NewRequest,
+    PoolingParams,
+    RequestStates,
+    SamplingParams,
+    kernel_block_table,
+    logits_sampling_metadata,
+    make_dummy,
+    pooling_metadata,
+    prepare_inputs,
+    sampling_metadata,
+)
+from foreword.batch.adapters import chunked_local, common_attention_metadata, dense_inputs, nano_vllm_context
+from foreword.batch.state.sampling_metadata import build_metadata
+from foreword.batch.step.layout import STEP
+
+V = 40
+
+
+def rows(values) -> list:
+    return np.asarray(values).tolist()
+
+
+# -- CommonAttentionMetadata
+
+
+def test_common_attention_metadata_is_the_step_under_its_names():
+    cp = ContextParallel(size=2, rank=1, interleave=2)
+    states = RequestStates(
+        max_num_reqs=4, max_model_len=16, vocab_size=V, max_num_draft_tokens=2, context_parallel=cp,
+        kv_groups=[KVGroup(4, kernel_block_size=2, context_parallel=True), KVGroup(4, kernel_block_size=2)],
+    )  # fmt: skip
+    states.add_request(NewRequest("gone", [1], [[], []]))
+    states.add_request(NewRequest("a", [1, 2, 3, 4, 5], [[3], [4, 5]], num_computed_tokens=1, encoder_len=9))
+    states.add_request(NewRequest("b", [6, 7], [[6], [7, 8]], [8], 2, encoder_len=11))
+    states.remove_request("gone")
+    # "b" verifies two drafts, "a" computes positions 1 … 3 of its prompt
+    batch = prepare_inputs(
+        states, {"b": 3, "a": 3}, InputBuffers.for_states(states, 12), draft_tokens={"b": [9, 10]}, pad_to=(8, 3)
+    )
+    padded = common_attention_metadata(batch, 1)
+    lists = {
+        "query_start_loc": [0, 3, 6, 6],
+        "seq_lens": [5, 4, 0],
+        "num_computed_tokens_cpu": [2, 1, 0],
+        "block_table_tensor": [[14, 15, 16, 17, 0, 0, 0, 0], [8, 9, 10, 11, 0, 0, 0, 0], [0] * 8],
+        "slot_mapping": [30, 31, 32, 17, 18, 19, -1, -1],
+        "positions": [2, 3, 4, 1, 2, 3, 0, 0],
+        "is_prefilling": [True, True, False],  # "b" was admitted with its first output: prompt + output are prefill
+        "req_idx": [2, 1],
+        "encoder_seq_lens": [11, 9, 0],
+        "dcp_local_seq_lens": [2, 2, 0],  # rank 1 holds positions 2, 3, 6, 7, …
+    }
+    assert {name: rows(getattr(padded, name)) for name in lists} == lists
+    numbers = {"num_reqs": 2, "num_actual_tokens": 6, "max_query_len": 3, "max_seq_len": 5, "num_logits_indices": 4}
+    assert {name: getattr(padded, name) for name in numbers} == numbers
+    assert padded.causal is True
+    assert rows(padded.logits_indices_padded[:4]) == [0, 1, 2, 5]
+    for name in ("query_start_loc_cpu", "seq_lens_cpu", "seq_lens_cpu_upper_bound", "encoder_seq_lens_cpu",
+                 "dcp_local_seq_lens_cpu"):  # fmt: skip
+        assert rows(getattr(padded, name)) == lists[name.removesuffix("_upper_bound").removesuffix("_cpu")]
+
+    real = padded.unpadded()
+    per_request = {"seq_lens", "num_computed_tokens_cpu", "block_table_tensor", "is_prefilling", "encoder_seq_lens",
+                   "dcp_local_seq_lens"}  # fmt: skip
+    for name, values in lists.items():
+        count = {"query_start_loc": 3, "slot_mapping": 6, "positions": 6}.get(name, 2 if name in per_request else None)
+        assert rows(getattr(real, name)) == values[:count], name
+    assert {name: getattr(real, name) for name in numbers} == numbers
+    assert real.causal is True
+    assert rows(real.logits_indices_padded[:4]) == [0, 1, 2, 5]
+    assert rows(real.token_to_req_indices()) == [0, 0, 0, 1, 1, 1]
+
+
+def test_a_block_is_as_many_kernel_blocks_as_fit_in_it():
+    states = RequestStates(
+        max_num_reqs=2, max_model_len=96, vocab_size=V, kv_groups=[KVGroup(32, kernel_block_size=16), KVGroup(32)]
+    )
+    states.add_request(NewRequest("a", [1] * 40, [[3, 5], [3, 5]]))
+    batch = prepare_inputs(states, {"a": 40}, InputBuffers.for_states(states, 64))
+    assert rows(kernel_block_table(batch, 0)) == [[6, 7, 10, 11, 0, 0]]
+    assert rows(kernel_block_table(batch, 1)) == [[3, 5, 0]]
+
+
+# -- block operations
+
+
+def test_a_batch_carries_the_blocks_to_zero_and_to_copy():
+    states = RequestStates(max_num_reqs=2, max_model_len=8, vocab_size=V, kv_groups=[KVGroup(4)])
+    states.add_request(NewRequest("a", [1, 2], [[1]]))
+    buffers = InputBuffers.for_states(states, 8)
+    ops = BlockOps.of(zero=[3, 4], copies=[(1, 2), (5, 6)])
+    got = prepare_inputs(states, {"a": 2}, buffers, block_ops=ops).block_ops
+    assert (rows(got.zero), rows(got.copies)) == ([3, 4], [[1, 2], [5, 6]])
+    none = prepare_inputs(states, {"a": 2}, buffers).block_ops
+    assert (rows(none.zero), rows(none.copies)) == ([], [])
+
+
+# -- padded rectangles, nano-vLLM's context
+
+
+def test_a_rectangle_holds_each_query_and_key_of_a_request_in_its_row():
+    states = RequestStates(max_num_reqs=2, max_model_len=8, vocab_size=V, kv_groups=[KVGroup(4)])
+    states.add_request(NewRequest("a", [1] * 5, [[3, 4]], num_computed_tokens=3))
+    states.add_request(NewRequest("b", [1] * 3, [[6]]))
+    got = dense_inputs(prepare_inputs(states, {"b": 3, "a": 2}, InputBuffers.for_states(states, 8)))
+    assert rows(got.token_indices) == [[0, 1, 2], [3, 4, 0]]
+    assert rows(got.positions) == [[0, 1, 2], [3, 4, 0]]
+    assert rows(got.key_slots) == [[24, 25, 26, 0, 0], [12, 13, 14, 15, 16]]
+    sees = [[1, 2, 3], [4, 5, 0]]  # keys that each query sees: the first so many
+    assert rows(got.mask) == [[[k < n for k in range(5)] for n in row] for row in sees]
+
+
+def test_a_context_of_nano_vllm_is_that_of_a_prefill_or_of_a_decode():
+    """Prompts of 11 and 17 tokens: a prefill, a prefill after cached blocks, and a decode."""
+    blocks = {"a": [7], "b": [5, 3]}
+
+    def context(computed: dict[str, int], outputs: list[int]):
+        states = RequestStates(max_num_reqs=2, max_model_len=32, vocab_size=V, kv_groups=[KVGroup(16)])
+        plan = {}
+        for rid, n in (("a", 11), ("b", 17)):
+            states.add_request(NewRequest(rid, [1] * n, [blocks[rid]], outputs, computed[rid]))
+            plan[rid] = n + len(outputs) - computed[rid]
+        return nano_vllm_context(prepare_inputs(states, plan, InputBuffers.for_states(states, 32)))
+
+    fresh = context({"a": 0, "b": 0}, [])
+    assert fresh.is_prefill
+    assert rows(fresh.slot_mapping) == [*range(112, 123), *range(80, 96), 48]
+    assert rows(fresh.cu_seqlens_q) == rows(fresh.cu_seqlens_k) == [0, 11, 28]
+    assert (fresh.max_seqlen_q, fresh.max_seqlen_k) == (17, 17)
+    assert fresh.context_lens is None
+    assert fresh.block_tables is None
+
+    cached = context({"a": 0, "b": 16}, [])
+    assert cached.is_prefill
+    assert rows(cached.slot_mapping) == [*range(112, 123), 48]
+    assert (rows(cached.cu_seqlens_q), rows(cached.cu_seqlens_k)) == ([0, 11, 12], [0, 11, 28])
+    assert (cached.max_seqlen_q, cached.max_seqlen_k) == (11, 17)
+    assert cached.context_lens is None
+    assert rows(cached.block_tables) == [[7, -1], [5, 3]]
+
+    decode = context({"a": 11, "b": 17}, [2])
+    assert not decode.is_prefill
+    assert rows(decode.slot_mapping) == [123, 49]
+    assert rows(decode.context_lens) == [12, 18]
+    assert rows(decode.block_tables) == [[7, -1], [5, 3]]
+    assert decode.cu_seqlens_q is decode.cu_seqlens_k is None
+
+
+# -- chunked-local attention
+
+
+def test_pieces_of_chunked_local_attention_are_those_of_the_positions():
+    """Chunks of 4, blocks of 2: a piece is the run of a request's queries inside one chunk."""
+    states = RequestStates(max_num_reqs=3, max_model_len=16, vocab_size=V, kv_groups=[KVGroup(2)])
+    states.add_request(NewRequest("a", [1] * 7, [[11, 12, 13, 14]], num_computed_tokens=2))
+    states.add_request(NewRequest("b", [1] * 9, [[21, 22, 23, 24, 25]], num_computed_tokens=8))
+    got = chunked_local(prepare_inputs(states, {"b": 1, "a": 5}, InputBuffers.for_states(states, 16)), 4)
+    # b: position 8, a chunk of its own; a: positions 2, 3 in chunk 0 and 4, 5, 6 in chunk 1
+    assert rows(got.cu_seqlens_q) == [0, 1, 3, 6]
+    assert rows(got.seqlens_k) == [1, 4, 3]
+    assert (got.max_seqlen_q, got.max_seqlen_k) == (3, 4)
+    assert rows(got.req_indices) == [0, 1, 1]
+    used = [-(-k // 2) for k in got.seqlens_k]
+    tables = [row[:n] for row, n in zip(rows(got.block_table), used, strict=True)]
+    assert tables == [[25], [11, 12], [13, 14]]
+    assert got.block_table.shape == (3, 2)
+    assert rows(got.block_table)[0][1] in (0, -1)  # past the keys: no block of a request
+
+
+# -- sampling metadata
+
+PARAMS = {
+    "a": SamplingParams(
+        temperature=0.5, top_p=0.9, top_k=5, min_p=0.1, presence_penalty=0.25, frequency_penalty=0.5,
+        repetition_penalty=1.5, seed=3, min_tokens=2, logprobs=4, prompt_logprobs=1, stop_token_ids=(7,),
+        bad_words_token_ids=((1, 2),), allowed_token_ids=(1, 2, 3), logit_bias={4: 1.5}, structured_outputs="x",
+    ),
+    "b": SamplingParams(
+        temperature=0.75, top_p=0.5, top_k=9, min_p=0.2, presence_penalty=-0.5, frequency_penalty=0.75,
+        repetition_penalty=0.5, seed=8, min_tokens=1, logprobs=2, prompt_logprobs=3, stop_token_ids=(9,),
+        bad_words_token_ids=((5,),), allowed_token_ids=(0,), logit_bias={6: -1.0},
+    ),
+}  # fmt: skip
+FIELDS = {name: name for name in ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
+                                  "repetition_penalty", "seed", "min_tokens")}  # fmt: skip
+FIELDS |= {"num_logprobs": "logprobs", "num_prompt_logprobs": "prompt_logprobs"}
+NEEDS = sum(2**i for i in range(1, 13))  # all flags but "greedy"
+
+
+def sampling_step() -> InputBatch:
+    """A step of "b" with one draft, then "a"; their rows in the other order."""
+    states = RequestStates(
+        max_num_reqs=3, max_model_len=8, vocab_size=V, kv_groups=[KVGroup(4)], max_num_draft_tokens=1
+    )
+    for rid, params in PARAMS.items():
+        states.add_request(NewRequest(rid, [1, 2], [[1, 2]], num_computed_tokens=1, sampling_params=params))
+    return prepare_inputs(states, {"b": 2, "a": 1}, InputBuffers.for_states(states, 8), draft_tokens={"b": [5]})
+
+
+def assert_parameters(metadata, ids: list[str]) -> None:
+    """The metadata of these requests, one entry each."""
+    row_of = {"a": 0, "b": 1}
+    assert rows(metadata.rows) == [row_of[rid] for rid in ids]
+    assert (metadata.needs, metadata.vocab_size) == (NEEDS, V)
+    for name, field in FIELDS.items():
+        assert np.allclose(getattr(metadata, name), [getattr(PARAMS[rid], field) for rid in ids]), name
+    assert metadata.params == {b: PARAMS[rid] for b, rid in enumerate(ids)}
+    assert metadata.max_num_logprobs == 4
+    assert metadata.has_structured_output
+    assert metadata.needs_penalties
+    assert metadata.all_random
+    assert not metadata.all_greedy
+    assert not metadata.is_plain
+    assert metadata.bad_words() == {b: PARAMS[rid].bad_words_token_ids for b, rid in enumerate(ids)}
+    assert metadata.end_token_ids() == {b: PARAMS[rid].stop_token_ids for b, rid in enumerate(ids)}
+    assert rows(metadata.allowed_token_ids_mask()) == [
+        [t in PARAMS[rid].allowed_token_ids for t in range(V)] for rid in ids
+    ]
+    bias = [(b, t, v) for b, rid in enumerate(ids) for t, v in PARAMS[rid].logit_bias.items()]
+    assert list(zip(*map(rows, metadata.logit_bias()), strict=True)) == bias
+
+
+def test_each_parameter_of_each_request_is_in_the_metadata_in_batch_order():
+    batch = sampling_step()
+    assert_parameters(sampling_metadata(batch), ["b", "a"])
+    assert_parameters(build_metadata(batch.states.sampling, V, batch.idx_mapping.copy()), ["b", "a"])
+
+
+def test_each_parameter_is_repeated_for_the_logit_rows_of_its_request():
+    assert_parameters(logits_sampling_metadata(sampling_step()), ["b", "b", "a"])
+
+
+# -- pooling
+
+
+def test_each_pooling_request_has_its_own_parameters_tokens_and_lengths():
+    states = RequestStates(max_num_reqs=3, max_model_len=8, vocab_size=V, kv_groups=[KVGroup(4)])
+    params = {"p": PoolingParams(task="classify", dimensions=5, normalize=False), "q": PoolingParams(task="score")}
+    for i, rid in enumerate(("p", "s", "q")):
+        states.add_request(NewRequest(rid, [1] * (4 + i), [[1, 2]], pooling_params=params.get(rid)))
+    batch = prepare_inputs(states, {"q": 3, "s": 2, "p": 4}, InputBuffers.for_states(states, 16))
+    got = pooling_metadata(batch)
+    assert got.params == (params["q"], params["p"])
+    lists = {
+        "batch_indices": [0, 2], "first_token": [0, 5], "last_token": [2, 8], "prompt_lens": [6, 4],
+        "seq_lens": [3, 4], "is_last_chunk": [False, True],
+    }  # fmt: skip
+    assert {name: rows(getattr(got, name)) for name in lists} == lists
+
+
+# -- addresses
+
+
+@pytest.mark.parametrize("backend", ["loops", "numpy", "native"])
+def test_every_tensor_of_every_step_is_at_one_address(backend):
+    """What a captured graph has read, the next step writes: also after other sizes, padding and a dummy."""
+    states = RequestStates(
+        max_num_reqs=4, max_model_len=16, vocab_size=V, kv_groups=[KVGroup(4, context_parallel=True), KVGroup(2)],
+        max_num_draft_tokens=2, context_parallel=ContextParallel(2, 0, 1),
+    )  # fmt: skip
+    for i, rid in enumerate("abc"):
+        states.add_request(NewRequest(rid, [1, 2, 3], [[1, 2], [3, 4, 5]], [4], 3 if i else 0))
+    buffers = InputBuffers.for_states(states, 16)
+    names = [field.name for field in STEP if hasattr(InputBatch, field.name)]
+    assert {"input_ids", "positions", "query_start_loc", "seq_lens", "dcp_local_seq_lens", "block_table"} <= set(names)
+
+    def address(read) -> dict[str, tuple[int, ...]]:
+        found = {name: read(name) for name in names}
+        return {
+            name: tuple(a.ctypes.data for a in (value if isinstance(value, tuple) else (value,)))
+            for name, value in found.items()
+        }
+
+    want = address(buffers.__getitem__)
+    for plan, drafts, pad in (
+        ({"b": 3, "a": 4}, {"b": [5, 6]}, None),
+        ({"c": 2}, {"c": [7]}, (8, 4)),
+        ({"a": 1, "b": 3, "c": 1}, {"b": [1, 2]}, (None, 4)),
+    ):
+        batch = prepare_inputs(states, plan, buffers, draft_tokens=drafts, pad_to=pad, backend=backend)
+        assert address(batch.__getattribute__) == want
+    dummy = address(make_dummy(states, buffers, num_tokens=4, num_reqs=2).__getattribute__)
+    assert dummy == want
+
+
+# -- tables of the documents
+
+
+def test_block_tables_of_different_lengths_are_padded_with_minus_one():
+    states = RequestStates(max_num_reqs=2, max_model_len=40, vocab_size=V, kv_groups=[KVGroup(4)])
+    states.add_request(NewRequest("a", [1] * 12, [[10, 25, 3]]))
+    states.add_request(NewRequest("b", [1] * 20, [[101, 78, 5, 9, 11]]))
+    batch = prepare_inputs(states, {"a": 12, "b": 20}, InputBuffers.for_states(states, 32))
+    got = batch.to_flash_attn()
+    assert rows(got.block_table) == [[10, 25, 3, -1, -1], [101, 78, 5, 9, 11]]
+    assert rows(got.cu_seqlens_q) == rows(got.cu_seqlens_k) == [0, 12, 32]
+    assert (got.max_seqlen_q, got.max_seqlen_k) == (20, 20)
+
+
+def test_a_row_of_blocks_is_as_wide_as_the_longest_request_needs():
+    """max_model_len 5 and blocks of 2: three entries per row, so no two requests share one."""
+    states = RequestStates(max_num_reqs=3, max_model_len=5, vocab_size=V, kv_groups=[KVGroup(2)])
+    for rid, blocks in (("a", [1]), ("b", [2, 3, 4]), ("c", [5, 6])):
+        states.add_request(NewRequest(rid, [1] * {"a": 2, "b": 5, "c": 3}[rid], [blocks]))
+    batch = prepare_inputs(states, {"a": 2, "b": 5, "c": 3}, InputBuffers.for_states(states, 16))
+    got = batch.explain()
+    assert rows(got.token_indices) == [0, 1, 5, 6, 7, 8, 9, 10, 11, 12]
+    assert rows(got.block_table_indices) == [0, 0, 3, 3, 4, 4, 5, 6, 6, 7]
+    assert rows(got.block_numbers) == [1, 1, 2, 2, 3, 3, 4, 5, 5, 6]
+    assert rows(got.block_offsets) == [0, 1, 0, 1, 0, 1, 0, 0, 1, 0]
+    assert rows(batch.slot_mapping[0]) == [2, 3, 4, 5, 6, 7, 8, 10, 11, 12]
+
+
+def test_logits_of_a_step_with_drafts_are_those_of_the_worked_example():
+    """Five requests with 4, 100, 3, 100 and 2 tokens, of which 3, 0, 2, 0 and 1 are drafts."""
+    states = RequestStates(
+        max_num_reqs=5, max_model_len=128, vocab_size=V, kv_groups=[KVGroup(64)], max_num_draft_tokens=3
+    )
+    plan, drafts = {}, {"a": [11, 12, 13], "c": [14, 15], "e": [16]}
+    for rid, tokens in zip("abcde", (4, 100, 3, 100, 2), strict=True):
+        plan[rid] = tokens
+        known = tokens - len(drafts.get(rid, ()))
+        states.add_request(NewRequest(rid, [1] * known, [[1, 2]]))
+    batch = prepare_inputs(states, plan, InputBuffers.for_states(states, 256), draft_tokens=drafts)
+    assert rows(batch.cu_num_draft_tokens) == [0, 3, 3, 5, 5, 6]
+    assert rows(batch.logits_indices) == [0, 1, 2, 3, 103, 104, 105, 106, 206, 207, 208]
+    assert rows(batch.target_logits_indices) == [0, 1, 2, 5, 6, 9]
+    assert rows(batch.bonus_logits_indices) == [3, 4, 7, 8, 10]
+    assert rows(batch.draft_token_ids) == [11, 12, 13, 14, 15, 16]
+    assert rows(batch.input_ids[[1, 2, 3, 105, 106, 208]]) == [11, 12, 13, 14, 15, 16]

@@ -1,0 +1,161 @@
+"""The seam between engine and executor: capabilities, block operations, padding, pending steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from engine_rig import V, make_engine, run
+from oracle_model import OracleExecutor
+
+from foreword.batch import (
+    BlockOps,
+    InputBuffers,
+    KVGroup,
+    MultiModalFeature,
+    NewRequest,
+    PoolingParams,
+    RequestStates,
+    SamplingParams,
+    prepare_inputs,
+    sampling_metadata,
+)
+from foreword.errors import ConfigError, PlanError, RequestError
+from foreword.executors import Capability, HostExecutor, check_inputs
+from foreword.executors.native import NativeExecutor
+from foreword.executors.numpy import NumpyExecutor
+from foreword.sampling import StepSampling
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
+EVERYTHING = frozenset(Capability)
+
+
+def test_the_executors_here_only_follow_grammars_beyond_text():
+    assert NumpyExecutor.capabilities == NativeExecutor.capabilities == frozenset({Capability.GRAMMAR})
+
+
+def test_a_request_that_needs_a_missing_capability_is_refused_by_name():
+    engine = make_engine()
+    with pytest.raises(RequestError, match=r"request 'a': lora_id = 7: OracleExecutor .*Capability\.LORA"):
+        engine.add_request("a", [1, 2, 3], GREEDY, lora_id=7)
+    assert not engine.has_work
+
+    class Adapters(OracleExecutor):
+        capabilities = OracleExecutor.capabilities | {Capability.LORA}
+
+    engine = make_engine(executor=Adapters)
+    engine.add_request("a", [1, 2, 3], GREEDY, lora_id=7)
+    engine.step()
+    assert engine.states.lora_id[engine.states.row_of("a")] == 7
+    run(engine)
+
+
+def test_recurrent_groups_need_a_capability_too():
+    class Paged(OracleExecutor):
+        capabilities = frozenset()
+
+    with pytest.raises(ConfigError, match=r"kv_groups: Paged .*Capability\.RECURRENT_STATE"):
+        make_engine(executor=Paged, groups=[KVGroup(4, recurrent=True)])
+
+
+INPUTS = {
+    Capability.LORA: {"lora_id": 3},
+    Capability.PROMPT_EMBEDS: {"prompt_token_ids": None, "prompt_embeds": np.ones((3, 2), np.float32)},
+    Capability.MROPE: {"mrope_positions": np.zeros((3, 3), np.int32)},
+    Capability.MULTIMODAL: {"mm_features": [MultiModalFeature("cat", 0, 2)]},
+    Capability.POOLING: {"pooling_params": PoolingParams(task="embed")},
+    Capability.ENCODER: {"encoder_len": 5},
+}
+
+
+@pytest.mark.parametrize("capability", INPUTS, ids=lambda c: c.name)
+def test_a_batch_with_an_input_that_is_not_read_is_refused_before_anything_is_written(capability):
+    states = RequestStates(max_num_reqs=3, max_model_len=8, vocab_size=V, kv_groups=[KVGroup(4)])
+    states.add_request(NewRequest("plain", [1, 2, 3], [[1]]))
+    states.add_request(replace(NewRequest("special", [1, 2, 3], [[2]]), **INPUTS[capability]))
+    buffers = InputBuffers.for_states(states, 16)
+    executor = OracleExecutor(V, [KVGroup(4)], 4)
+    batch = prepare_inputs(states, {"plain": 3, "special": 3}, buffers, block_ops=BlockOps.of(copies=[(3, 2)]))
+    with pytest.raises(PlanError, match=rf"Capability\.{capability.name}\).*request 'special'"):
+        executor.launch(batch, StepSampling(sampling_metadata(batch)))
+    assert (executor.memory[0] == -1).all()
+    check_inputs(batch, EVERYTHING - set(INPUTS) | {capability})
+    check_inputs(prepare_inputs(states, {"plain": 3}, buffers), frozenset())
+
+
+def test_block_operations_come_before_the_step_zeros_before_copies():
+    calls = []
+
+    class Recording(HostExecutor):
+        def compute(self, batch, logits_indices):
+            calls.append("compute")
+            return np.zeros((len(logits_indices), V), np.float32)
+
+        def copy_blocks(self, sources, destinations):
+            calls.append(("copy", sources.tolist(), destinations.tolist()))
+
+        def zero_blocks(self, blocks):
+            calls.append(("zero", blocks.tolist()))
+
+    states = RequestStates(max_num_reqs=1, max_model_len=8, vocab_size=V, kv_groups=[KVGroup(4)])
+    states.add_request(NewRequest("a", [1, 2, 3], [[2]]))
+    ops = BlockOps.of([2], [(1, 2), (3, 4)])
+    batch = prepare_inputs(states, {"a": 3}, InputBuffers.for_states(states, 8), block_ops=ops)
+    pending = Recording().launch(batch, StepSampling(sampling_metadata(batch)))
+    assert calls == [("zero", [2]), ("copy", [1, 3], [2, 4])]
+    assert pending.result().token_ids.tolist() == [0]
+    assert calls[2:] == ["compute"]
+
+
+def test_zeroing_is_refused_by_an_executor_without_it():
+    with pytest.raises(PlanError, match="OracleExecutor cannot zero blocks"):
+        OracleExecutor(V, [KVGroup(4)], 4).apply_block_ops(BlockOps.of([2]))
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_steps_are_padded_to_the_sizes_of_the_executor(async_scheduling):
+    shapes = []
+
+    class Padded(OracleExecutor):
+        def pad_for(self, num_tokens, num_reqs):
+            return -(-num_tokens // 8) * 8, -(-num_reqs // 4) * 4
+
+        def compute(self, batch, logits_indices):
+            shapes.append((batch.num_tokens_padded, batch.num_reqs_padded, len(batch.input_ids), len(batch.seq_lens)))
+            return super().compute(batch, logits_indices)
+
+    def tokens(executor):
+        engine = make_engine(executor=executor, async_scheduling=async_scheduling)
+        for i in range(5):
+            engine.add_request(str(i), list(range(1, 4 + i)), GREEDY)
+        outputs = run(engine)
+        engine.close()
+        return {name: output.outputs[0].token_ids for name, output in outputs.items()}
+
+    assert tokens(Padded) == tokens(OracleExecutor)
+    assert {(t % 8, b % 4) for t, b, _, _ in shapes} == {(0, 0)}
+    assert all((t, b) == (num_ids, num_lens) for t, b, num_ids, num_lens in shapes)
+
+
+def test_a_step_without_its_block_copies_is_refused_by_the_full_check():
+    """A hit inside a block starts from a copy; without it the request would read what an earlier one left there."""
+    engine = make_engine(blocks=17, check="full")
+    schedule = engine.scheduler.schedule
+    dropped = []
+
+    def without_copies(in_flight=None):
+        plan = schedule(in_flight)
+        dropped.extend(plan.block_ops.copies.tolist())
+        return replace(plan, block_ops=BlockOps.of())
+
+    first = list(range(1, 11))
+    engine.add_request("fills the pool", [20] * 60, SamplingParams(temperature=0.0, max_tokens=4))
+    run(engine)
+    engine.add_request("a", first, SamplingParams(temperature=0.0, max_tokens=1))
+    run(engine)
+    engine.scheduler.schedule = without_copies
+    engine.add_request("b", [*first[:6], 28, 28], SamplingParams(temperature=0.0, max_tokens=4))
+    with pytest.raises(PlanError, match="does not hold the request's tokens"):
+        engine.step()
+    assert len(dropped) == 1

@@ -1,0 +1,133 @@
+"""Requests with a grammar: every output follows it, and is the most likely one step by step."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from engine_rig import Guesser, V, make_engine, run
+from oracle_model import START, OracleExecutor, following, logits_after
+
+from foreword.batch import SamplingParams
+from foreword.engine.speculation import SpeculationConfig
+from foreword.errors import RequestError
+from foreword.executors import Capability
+
+END = 29
+ALLOWED = {0: {1, 2, 3, 4}, 1: {5, 6, 7, 8}, 2: {9, 10, END}}  # state → tokens; the states follow in a circle
+DRAFTS = SpeculationConfig(method="draft_model", model="guesser", num_tokens=3, adaptive=False)
+
+
+class Circle:
+    """Tokens of ALLOWED[number of tokens mod 3], until END."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+
+    @property
+    def is_terminated(self) -> bool:
+        return END in self.tokens
+
+    def fill_mask(self, words) -> None:
+        words[:] = sum(1 << token for token in ALLOWED[len(self.tokens) % 3])
+
+    def accept(self, token_ids) -> int:
+        for n, token in enumerate(token_ids):
+            if self.is_terminated or token not in ALLOWED[len(self.tokens) % 3]:
+                return n
+            self.tokens.append(token)
+        return len(token_ids)
+
+    def roll_back(self, num_tokens: int) -> None:
+        del self.tokens[len(self.tokens) - num_tokens :]
+
+
+def expected(prompt: list[int], length: int) -> list[int]:
+    """The greedy output under the grammar, with no engine at all."""
+    prefix, output = START, []
+    for token in prompt:
+        prefix = following(prefix, token)
+    while len(output) < length and END not in output:
+        ids = sorted(ALLOWED[len(output) % 3])
+        output.append(ids[int(np.argmax(logits_after(prefix, V)[ids]))])
+        prefix = following(prefix, output[-1])
+    return output
+
+
+@pytest.mark.parametrize("stops_at", ["eos", "grammar"])
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"async_scheduling": True},
+        {"max_num_batched_tokens": 3},
+        {"speculation": DRAFTS, "drafter": Guesser},
+        {"speculation": DRAFTS, "drafter": Guesser, "async_scheduling": True},
+        {"blocks": 17, "reserve_full_prompt": False, "async_scheduling": True},
+    ],
+)
+def test_outputs_follow_the_grammar_to_its_end(config, stops_at):
+    engine = make_engine(eos=[END] if stops_at == "eos" else [], **config)
+    params = SamplingParams(temperature=0.0, max_tokens=20)
+    prompts = {str(i): [1 + (i + j) % 9 for j in range(5 + 3 * i)] for i in range(8)}
+    grammars = {name: Circle() for name in prompts}
+    for name, prompt in prompts.items():
+        engine.add_request(name, prompt, params, grammar=grammars[name])
+        engine.add_request(f"free {name}", prompt, params)
+    outputs = run(engine)
+    engine.close()
+    lengths = []
+    for name, prompt in prompts.items():
+        output = outputs[name].outputs[0]
+        assert output.token_ids == grammars[name].tokens == expected(prompt, 20)
+        assert output.finish_reason == ("stop" if END in output.token_ids else "length")
+        assert outputs[f"free {name}"].outputs[0].token_ids[:1] != [END]
+        lengths.append(len(output.token_ids))
+    assert min(lengths) < 20
+    if "blocks" in config:
+        assert sum(o.metrics.num_preemptions for o in outputs.values()) > 0
+    assert not engine.pipeline.grammars
+
+
+def test_a_failed_step_leaves_the_grammar_at_the_committed_tokens():
+    class Flaky(OracleExecutor):
+        def compute(self, batch, logits_indices):
+            if self.num_steps == 1:
+                self.num_steps += 1
+                raise MemoryError("no more memory")
+            return super().compute(batch, logits_indices)
+
+    engine = make_engine(executor=Flaky, eos=[END], speculation=DRAFTS, drafter=Guesser)
+    engine.add_request("a", [1, 2, 3], SamplingParams(temperature=0.0, max_tokens=20), grammar=Circle())
+    assert engine.step() == []
+    with pytest.raises(MemoryError):
+        engine.step()
+    assert run(engine)["a"].outputs[0].token_ids == expected([1, 2, 3], 20)
+
+
+def test_a_grammar_that_leaves_no_token_fails_the_step_and_names_the_request():
+    class Nothing(Circle):
+        def fill_mask(self, words) -> None:
+            words[:] = 0
+
+    engine = make_engine()
+    engine.add_request("a", [1, 2, 3], grammar=Nothing())
+    with pytest.raises(RequestError, match="request 'a': structured_outputs"):
+        engine.step()
+    engine.abort("a")
+    assert not engine.has_work
+
+
+def test_what_cannot_be_followed_is_refused():
+    schema = SamplingParams(structured_outputs={"json": {"type": "object"}})
+    with pytest.raises(RequestError, match=r"structured_outputs = .* does not compile grammars"):
+        make_engine().add_request("a", [1], schema)
+    make_engine().add_request("a", [1], schema, grammar=Circle())
+    with pytest.raises(RequestError, match=r"grammar = .* n or best_of is 2"):
+        make_engine().add_request("a", [1], SamplingParams(n=2), grammar=Circle())
+
+    class Without(OracleExecutor):
+        capabilities = frozenset({Capability.RECURRENT_STATE})
+
+    for field, options in (("structured_outputs", {"params": schema}), ("grammar", {"grammar": Circle()})):
+        with pytest.raises(RequestError, match=rf"request 'a': {field} = .*Without .*Capability\.GRAMMAR"):
+            make_engine(executor=Without).add_request("a", [1], **options)
