@@ -74,7 +74,8 @@ SamplingColumns make_sampling(const nb::dict &layout) {
     sampling.by_name[nb::cast<std::string>(name)] = sampling.all.back();
   }
   for (const nb::handle rule : nb::cast<nb::list>(layout["flag_rules"])) {
-    const auto [flag, name, comparison, operand] = nb::cast<std::tuple<int32_t, std::string, std::string, double>>(rule);
+    const auto [flag, name, comparison, operand] =
+        nb::cast<std::tuple<int32_t, std::string, std::string, double>>(rule);
     const auto array = nb::cast<AnyVector>(columns[name.c_str()][nb::int_(0)]);
     const auto apply = column_type(array.dtype()).rule(comparison);
     if (!apply) throw std::invalid_argument("unknown comparison in a flag rule: " + comparison);
@@ -102,7 +103,9 @@ bool read_columns(const RowsCore &core, const nb::dict &sampling, size_t count, 
     AnyConstVector from;
     if (!nb::try_cast(name, text) || !nb::try_cast(values, from, false) || from.shape(0) != count) return false;
     const auto to = core.sampling.by_name.find(text);
-    if (to == core.sampling.by_name.end() || from.itemsize() != to->second.size || from.dtype().code != to->second.type_code) return false;
+    if (to == core.sampling.by_name.end() || from.itemsize() != to->second.size ||
+        from.dtype().code != to->second.type_code)
+      return false;
     out.push_back({to->second.data, static_cast<const uint8_t *>(from.data()), to->second.size});
   }
   return true;
@@ -110,7 +113,8 @@ bool read_columns(const RowsCore &core, const nb::dict &sampling, size_t count, 
 
 void add_table(RowsCore &core, Matrix<int32_t> table, Vector<int32_t> num_blocks, Vector<int64_t> content_id,
                Vector<bool> holds_null, int32_t null_block) {
-  core.tables.push_back({table.data(), num_blocks.data(), content_id.data(), holds_null.data(), int32_t(table.shape(1)), null_block});
+  core.tables.push_back({table.data(), num_blocks.data(), content_id.data(), holds_null.data(),
+                         int32_t(table.shape(1)), null_block});
 }
 
 // Columns of N requests; `rows` gets their rows. False, with nothing changed, for values of other types or shapes, and
@@ -174,8 +178,8 @@ StepCore make_core(const nb::dict &rows, const nb::dict &arrays, int32_t vocab_s
 }
 
 // `table`: the arrays of the group's BlockTable; `step`: the step's arrays of the group; both by name.
-void add_group(StepCore &core, const nb::dict &table, const nb::dict &step, int32_t block_size, int32_t tokens_per_block,
-               int32_t sliding_window, std::tuple<int32_t, int32_t, int32_t> context_parallel, bool recurrent,
+void add_group(StepCore &core, const nb::dict &table, const nb::dict &step, int32_t block_size,
+               int32_t tokens_per_block, int32_t sliding_window, std::tuple<int32_t, int32_t, int32_t> context_parallel, bool recurrent,
                int32_t null_block) {
   const auto blocks = nb::cast<Matrix<int32_t>>(table["table"]);
   const auto [size, rank, interleave] = context_parallel;
@@ -256,7 +260,8 @@ nb::object prepare(StepCore &core, nb::handle plan_rows, nb::handle plan_counts,
 // (name, dtype) of every array that the cores take, for a test against the Python tables.
 nb::dict array_names() {
   nb::dict out;
-#define FOREWORD_NAME(type, name) list.append(nb::make_tuple(#name, sizeof(type) == 1 ? "bool" : sizeof(type) == 4 ? "int32" : "int64"));
+#define FOREWORD_NAME(type, name) \
+  list.append(nb::make_tuple(#name, sizeof(type) == 1 ? "bool" : sizeof(type) == 4 ? "int32" : "int64"));
   {
     nb::list list;
     FOREWORD_ROW_ARRAYS(FOREWORD_NAME)
@@ -280,8 +285,8 @@ void bind_batch(nb::module_ &m) {
   m.def("array_names", &array_names, "The arrays that the batch cores take: {'rows' | 'step': [(name, dtype)]}.");
   nb::class_<RowsCore>(m, "RowsCore", "Bulk changes of the rows of one RequestStates.")
       .def("__init__",
-           [](RowsCore *self, const nb::dict &states, const nb::dict &sampling, const nb::dict &row_of, uintptr_t req_ids,
-              const nb::list &free, int32_t vocab_size, int32_t max_num_draft_tokens) {
+           [](RowsCore *self, const nb::dict &states, const nb::dict &sampling, const nb::dict &row_of,
+              uintptr_t req_ids, const nb::list &free, int32_t vocab_size, int32_t max_num_draft_tokens) {
              new (self) RowsCore(make_rows(states, sampling, row_of, req_ids, free, vocab_size, max_num_draft_tokens));
            }, nb::keep_alive<1, 4>(), nb::keep_alive<1, 6>())
       .def("add_table", &add_table)

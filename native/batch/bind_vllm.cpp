@@ -23,7 +23,8 @@ VllmFastPath make_front(RowsCore &rows, const nb::dict &arrays) {
 void bind_vllm(nb::module_ &m) {
   nb::class_<SamplingProbe>(m, "SamplingProbe", "Which of the last batches has the same rows with the same parameters.")
       .def("__init__",
-           [](SamplingProbe *self, Vector<const int32_t> needs, Vector<const int64_t> stamp, Vector<const int32_t> rows) {
+           [](SamplingProbe *self, Vector<const int32_t> needs, Vector<const int64_t> stamp,
+              Vector<const int32_t> rows) {
              new (self) SamplingProbe{};
              self->needs = needs.data();
              self->stamp = stamp.data();
@@ -35,7 +36,9 @@ void bind_vllm(nb::module_ &m) {
       });
   nb::class_<VllmFastPath>(m, "VllmFastPath", "The common step of foreword.batch.adapters.vllm over one RequestStates.")
       .def("__init__",
-           [](VllmFastPath *self, RowsCore &rows, const nb::dict &arrays) { new (self) VllmFastPath(make_front(rows, arrays)); },
+           [](VllmFastPath *self, RowsCore &rows, const nb::dict &arrays) {
+             new (self) VllmFastPath(make_front(rows, arrays));
+           },
            nb::keep_alive<1, 2>())
       .def("step", [](VllmFastPath &front, nb::handle cached, nb::handle num_scheduled, nb::handle drafts) {
         return front.step(cached.ptr(), num_scheduled.ptr(), drafts.ptr());

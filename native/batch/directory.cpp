@@ -25,7 +25,8 @@ bool Directory::enter(PyObject *const *ids, const int32_t *rows, int64_t count) 
     PyObject *row = PyList_GET_ITEM(free, available - 1 - i);
     // An id that has a row already, or is named twice, keeps the row object that it has.
     const Py_ssize_t known = PyDict_GET_SIZE(row_of);
-    if (PyUnicode_CheckExact(ids[i]) && PyDict_SetDefault(row_of, ids[i], row) && PyDict_GET_SIZE(row_of) > known) continue;
+    if (PyUnicode_CheckExact(ids[i]) && PyDict_SetDefault(row_of, ids[i], row) && PyDict_GET_SIZE(row_of) > known)
+      continue;
     PyErr_Clear();
     while (i-- > 0) PyDict_DelItem(row_of, ids[i]);
     return false;

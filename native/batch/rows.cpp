@@ -89,9 +89,11 @@ bool RowsCore::remove(const int32_t *rows, int64_t count, int64_t first_content_
   return true;
 }
 
-void RowsCore::set_sampling(const int32_t *rows, int64_t count, const std::vector<ColumnWrite> &given, int64_t stamp) const {
+void RowsCore::set_sampling(const int32_t *rows, int64_t count, const std::vector<ColumnWrite> &given,
+                            int64_t stamp) const {
   for (const ColumnWrite &g : given)
-    for (int64_t i = 0; i < count; ++i) std::memcpy(g.column + g.size * size_t(rows[i]), g.values + g.size * size_t(i), g.size);
+    for (int64_t i = 0; i < count; ++i)
+      std::memcpy(g.column + g.size * size_t(rows[i]), g.values + g.size * size_t(i), g.size);
   sampling.renew(rows, count, stamp);
 }
 

@@ -150,7 +150,8 @@ bool VllmFastPath::check_cached(PyObject *cached) {
   for (Py_ssize_t i = 0; i < count; ++i) {
     const int32_t row = find(items(ids.get())[i], cursor);
     int32_t c, made;
-    if (row < 0 || seen_[row] == call_ || !as_int32(items(computed.get())[i], c) || c < 0 || c > s.max_model_len) return false;
+    if (row < 0 || seen_[row] == call_ || !as_int32(items(computed.get())[i], c) || c < 0 || c > s.max_model_len)
+      return false;
     seen_[row] = call_;
     if (has_outputs) {
       if (!as_int32(items(outputs.get())[i], made)) return false;
@@ -352,7 +353,9 @@ bool VllmFastPath::admit(PyObject *requests, int64_t first_content_id, int64_t s
   if (!rows->admit(a, ids.data(), first_content_id)) return false;
   for (int64_t i = 0; i < count; ++i) {
     const Owned params = attribute(items(requests)[i], names().sampling);
-    if (!is_none(params) && !plain_sampling(params.get(), to_[i], stamp, derived_seed(base_seed, first_admission + i))) special.push_back(int32_t(i));
+    if (is_none(params)) continue;
+    const int64_t unseeded = derived_seed(base_seed, first_admission + i);
+    if (!plain_sampling(params.get(), to_[i], stamp, unseeded)) special.push_back(int32_t(i));
   }
   return true;
 }

@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from typing import Any, get_args
 
 from foreword.batch.values.plan import Check
+from foreword.batch.values.sampling_params import SamplingParams
 from foreword.engine.speculation.config import SpeculationConfig
 from foreword.errors import ConfigError
 from foreword.scheduler import SchedulerConfig
@@ -64,8 +65,10 @@ def engine_config(options: Mapping[str, Any], *, other_names: Iterable[str] = ()
     engine = {f.name for f in fields(EngineConfig)}
     for name in options:
         if name not in scheduler | engine:
-            close = get_close_matches(name, sorted(scheduler | engine | set(other_names)), n=1, cutoff=0.0)
-            raise ConfigError(f"{name}={options[name]!r}: unknown option; did you mean {close[0]!r}?")
+            sampling = {f.name for f in fields(SamplingParams)}
+            close = get_close_matches(name, sorted(scheduler | engine | sampling | set(other_names)), n=1, cutoff=0.0)
+            hint = " It is a parameter of a request: pass SamplingParams." if close[0] in sampling else ""
+            raise ConfigError(f"{name}={options[name]!r}: unknown option; did you mean {close[0]!r}?{hint}")
     config = EngineConfig(**{name: value for name, value in options.items() if name in engine})
     flat = {name: value for name, value in options.items() if name in scheduler}
     return replace(config, scheduler=replace(config.scheduler, **flat))
