@@ -199,6 +199,8 @@ def check(states: RequestStates, buffers: InputBuffers, plan: Plan, pad: Padding
         need, held = -(-(c + n) // table.tokens_per_block), table.num_blocks[rows]
         if (bad := need > held).any():
             fail(bad, "too few blocks for the tokens scheduled", f"block_table[{g}]", need, held)
+        if not table.may_hold_null:
+            continue
         if (bad := _writes_null(table.table, table.null_block, rows, c // table.tokens_per_block, need)).any():
             null = np.full(B, table.null_block)
             fail(bad, "scheduled tokens would be written to the null block", f"block_table[{g}]",

@@ -33,8 +33,7 @@ class BlockTable:
     ``null_block`` from num_blocks[row] on. num_blocks: int32 [R]. K = ceil(M / P). The addresses never change.
     content_id: int64 [R], unique per content of any row; appending keeps it, any other change renews it. A gathered
     copy of a row with the same number lacks at most the tail. Change a row through the methods.
-    holds_null: bool [1], whether any row was ever given a null block. Without it, and without a sliding window, the
-    native backend does not look for nulls among the blocks that a step writes.
+    holds_null: bool [1], whether any row was ever given a null block. ``may_hold_null`` reads it.
     """
 
     group: KVGroup
@@ -76,6 +75,12 @@ class BlockTable:
     def width(self) -> int:
         """K, the number of entries of a row."""
         return int(self.table.shape[1])
+
+    @property
+    def may_hold_null(self) -> bool:
+        """Whether a step must look for nulls among the blocks that it writes: a row was given one, or a window frees
+        blocks."""
+        return bool(self.holds_null[0]) or self.group.sliding_window is not None
 
     def note_nulls(self, lowest: np.integer) -> None:
         """Record that a row holds a null block, if the lowest of some block ids is one."""
