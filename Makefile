@@ -45,6 +45,7 @@ smoke: $(STAMPS)/test  ## a few quick tests of each layer, in seconds
 
 storms: $(STAMPS)/test  ## interrupts and failures at random moments of the engine, 2,000 of each (an hour)
 	$(BIN)/python tests/storms/interrupt_storm.py --runs 2000
+	$(BIN)/python tests/storms/fault_storm.py --runs 100
 
 proofs: $(STAMPS)/test  ## corrupt each name of the reference pages, run its proof (minutes)
 	$(BIN)/python tests/reference/prove.py

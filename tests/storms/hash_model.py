@@ -9,6 +9,7 @@ request raises `WrongRead` or gives another token. A recurrent layer keeps the h
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from itertools import pairwise
 
 import numpy as np
@@ -30,6 +31,7 @@ def following(prefixes: np.ndarray, tokens: np.ndarray) -> np.ndarray:
     return x ^ (x >> np.uint64(29))
 
 
+@cache
 def logits_table(vocab_size: int) -> np.ndarray:
     return np.random.default_rng(7).normal(size=(NUM_LOGITS, vocab_size)).astype(np.float32) * 2
 

@@ -23,18 +23,14 @@ the next `generate` must give each request the output that it has alone. One eng
 from __future__ import annotations
 
 import argparse
-import sys
 import time
-import traceback
-from collections import Counter, defaultdict
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from random import Random
 
 from interrupts import (
     INJECTED,
-    Hang,
     Line,
     Lines,
     Stopped,
@@ -59,6 +55,7 @@ from scenes import (
     llm_on,
     run,
 )
+from tally import Tally, causes, describe
 
 from foreword import LLM
 from foreword.engine import Engine, RequestOutput
@@ -66,53 +63,6 @@ from foreword.errors import RequestError
 
 PER_ENGINE = 8  # interrupts of one engine
 PATIENCE = 20.0  # seconds for one interrupt and its checks
-SHOWN = 3  # violations of each kind
-
-
-@dataclass
-class Tally:
-    """What happened, by module."""
-
-    verbose: bool = False
-    results: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
-    violations: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
-
-    @property
-    def num_injected(self) -> int:
-        return sum(counts.total() for where, counts in self.results.items() if where != "not reached")
-
-    def add(self, hit: str | None, result: str) -> None:
-        where = "not reached" if hit is None else hit.split(":")[0]
-        self.results[where][result] += 1
-        if self.verbose:
-            print(f"{result:14} {hit}", flush=True)
-
-    def fail(self, hit: str | None, error: BaseException, repeat: str) -> None:
-        kind = kind_of(error)
-        self.add(hit or "unknown place:", kind)
-        self.violations[kind].append(f"interrupted at {hit}\n    {repeat}\n    {describe(error)}")
-
-    def report(self) -> None:
-        columns = sorted({result for counts in self.results.values() for result in counts})
-        print(f"\n{'interrupted in':34}" + "".join(f"{c[:22]:>24}" for c in columns))
-        for where, counts in sorted(self.results.items(), key=lambda item: -item[1].total()):
-            print(f"{where:34}" + "".join(f"{counts[c] or '':>24}" for c in columns))
-        for kind, found in self.violations.items():
-            print(f"\n{len(found)} × {kind}")
-            for text in found[:SHOWN]:
-                print("  " + text)
-        sys.stdout.flush()
-
-
-def kind_of(error: BaseException) -> str:
-    if isinstance(error, Violation):
-        return error.kind
-    return "hang" if isinstance(error, Hang) else f"raises {type(error).__name__}"
-
-
-def describe(error: BaseException) -> str:
-    at = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {str(error)[:3000]}  ({at.filename.split('/src/')[-1]}:{at.lineno})"
 
 
 @dataclass
@@ -332,14 +282,6 @@ def chosen_line(random: Random, count: Lines) -> Lines:
         return Lines(error, after=random.randint(1, count.num_lines))
     line: Line = random.choice(sorted(count.seen, key=lambda at: (at[0].co_filename, at[1], at[0].co_name)))
     return Lines(error, after=random.randint(1, count.seen[line]), line=line)
-
-
-def causes(error: BaseException | None) -> list[BaseException]:
-    found: list[BaseException] = []
-    while error is not None:
-        found.append(error)
-        error = error.__cause__ or error.__context__
-    return found
 
 
 def storm(mode: str, scheduling: str, runs: int, seed: int, *, engine: int | None = None, trace: bool = False) -> Tally:
