@@ -47,6 +47,9 @@ storms: $(STAMPS)/test  ## interrupts and failures at random moments of the engi
 	$(BIN)/python tests/storms/interrupt_storm.py --runs 2000
 	$(BIN)/python tests/storms/fault_storm.py --runs 100
 
+soak: $(STAMPS)/test  ## mixed traffic with failures, every output checked; MINUTES=10 or STEPS=1000000
+	$(BIN)/python tests/storms/soak.py $(if $(STEPS),--steps $(STEPS),--minutes $(or $(MINUTES),10))
+
 proofs: $(STAMPS)/test  ## corrupt each name of the reference pages, run its proof (minutes)
 	$(BIN)/python tests/reference/prove.py
 

@@ -3,9 +3,9 @@
     PYTHONPATH=src python tests/storms/fault_storm.py --runs 50                      # per callable and scheduling
     PYTHONPATH=src python tests/storms/fault_storm.py --targets clock --scheduling async --trial 17 --trace
 
-An executor, a drafter, a logits processor, an observer, a tokenizer, a detokenizer, a grammar or the clock raises at one
-of its calls. The engine then goes on: every request must end once, with the output that it has alone, and nothing may be
-left. If the callable belongs to one request, that one may end instead, also if its callable raises for ever.
+An executor, a drafter, a logits processor, an observer, a tokenizer, a detokenizer, a grammar or the clock raises at
+one of its calls. The engine then goes on: every request must end once, with the output that it has alone, and nothing
+may be left. If the callable belongs to one request, that one may end instead, also if its callable raises for ever.
 Ends with 1 and prints the first violations of each kind, each with the command that repeats it.
 """
 

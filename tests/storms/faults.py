@@ -1,4 +1,4 @@
-"""Host callables of an engine that raise at one of their calls: executor, drafter, processors, observers, text, clock."""
+"""Host callables of an engine that raise at one of their calls: executor, drafter, observers, tokenizer and others."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -40,12 +41,13 @@ DRAFTS = {
 
 @dataclass(frozen=True)
 class Scene:
-    """An engine's configuration. ``parts`` are further arguments of `Engine`."""
+    """An engine's configuration. kind: a key of GROUPS; drafts: a key of DRAFTS; options: of `EngineConfig`."""
 
     kind: str
     drafts: str
     num_blocks: int
     options: dict[str, Any]
+    max_model_len: int = M
 
     @classmethod
     def choose(cls, random: Random, *, async_scheduling: bool) -> Scene:
@@ -73,6 +75,7 @@ class Scene:
         return f"{self.kind}, {self.drafts}, num_blocks={self.num_blocks}, {options}"
 
     def engine(self, **parts: Any) -> Engine:
+        """parts: further arguments of `Engine`."""
         groups = GROUPS[self.kind]
         if self.drafts == "drafter":
             parts.setdefault("drafter", HalfRight)
@@ -80,7 +83,7 @@ class Scene:
         parts.setdefault("tokenizer", LetterTokenizer())
         return Engine(
             vocab_size=V,
-            max_model_len=M,
+            max_model_len=self.max_model_len,
             kv_groups=groups,
             num_blocks=self.num_blocks,
             config=engine_config({"watermark": 0.0, "speculation": DRAFTS[self.drafts]} | self.options),
@@ -88,7 +91,7 @@ class Scene:
         )
 
 
-PLAIN = Scene("full", "no drafts", 65, {"prefix_caching": False, "max_num_seqs": 8})
+PLAIN = Scene("full", "no drafts", 65, {"prefix_caching": False, "max_num_seqs": 8}, 2 * M)
 
 
 def llm_on(engine: Engine) -> LLM:
@@ -157,6 +160,7 @@ class Catalogue:
 
     seed: int
     size: int = 60
+    make_params: Callable[[Random], SamplingParams] = some_params
     entries: list[Entry] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -166,7 +170,7 @@ class Catalogue:
         for _ in range(self.size):
             stem = random.choice(stems)[: random.randint(0, 36)]
             prompt = stem + [random.randrange(V) for _ in range(random.randint(1, 6))]
-            self.entries.append(Entry(prompt, some_params(random)))
+            self.entries.append(Entry(prompt, self.make_params(random)))
 
     def choose(self, random: Random, most: int = 8) -> list[Entry]:
         return random.choices(self.entries, k=random.randint(1, most))
