@@ -100,14 +100,17 @@ class HashExecutor(HostExecutor):
             window = longest + 1 if group.sliding_window is None else group.sliding_window
             positions = np.arange(longest)
             reads = (positions < computed[:, None]) & (positions >= computed[:, None] - window + 1)
-            blocks = batch.block_table[g][:B][:, positions // group.block_size]
-            at = blocks, np.broadcast_to(positions % group.block_size, blocks.shape)
-            held, tokens = self.prefixes[g][at], self.tokens[g][at]
-            before = np.concatenate([np.full((B, 1), START), held[:, :-1]], 1)
-            checked = reads.copy()
-            checked[:, 1:] &= reads[:, :-1]  # the first token of a window has no hash before it
-            right = np.where(checked, following(before, tokens) == held, True) & ((blocks != 0) | ~reads)
-            self._expect(batch, right.all(1), goes_on, f"reads wrong keys in group {g}")
+            size = group.block_size
+            blocks = batch.block_table[g][:B].take(positions // size, 1)
+            slots = blocks * size + positions % size
+            held, tokens = self.prefixes[g].reshape(-1).take(slots), self.tokens[g].reshape(-1).take(slots)
+            before = np.empty_like(held)
+            before[:, 0], before[:, 1:] = START, held[:, :-1]
+            wrong = following(before, tokens) != held
+            wrong[:, 1:] &= reads[:, :-1]  # the first token of a window has no hash before it
+            wrong |= blocks == 0
+            wrong &= reads
+            self._expect(batch, ~wrong.any(1), goes_on, f"reads wrong keys in group {g}")
             found.append(held[rows, computed - 1])
         for one, other in pairwise(found):
             self._expect(batch, one == other, goes_on, "has groups with different histories")

@@ -45,7 +45,8 @@ from foreword.engine import RequestOutput
 from foreword.sampling import Sampled
 from foreword.sampling.verification import accepted_tokens
 
-TURN = 500  # steps of a lane before the next one runs
+TURN = 500  # most steps of a lane before the next one runs; LIGHT times as many of a light one
+LIGHT = 10
 DRAIN = 2000  # steps of a lane between two drains
 WARM_UP = 0.25  # of the run, before memory is compared
 MOST_GROWTH = 16 << 20  # bytes, after the warm-up
@@ -210,10 +211,6 @@ def lanes_of(seed: int) -> list[Lane]:
     tight = {"max_num_seqs": 6, "max_num_batched_tokens": 32, "reserve_full_prompt": False}
     asynchronous, priority = {"async_scheduling": True}, {"policy": "priority"}
     kinds: list[tuple[str, type[Failing], Catalogue, Scene]] = [
-        ("light", Light, light, Scene("full", "no drafts", 120, long, 128)),
-        ("light async", Light, light, Scene("full", "no drafts", 120, long | asynchronous, 128)),
-        ("light tight", Light, light, Scene("full", "no drafts", 50, tight | priority, 128)),
-        ("light drafts", Light, light, Scene("full", "ngram", 120, long | asynchronous, 128)),
         ("rich", Failing, rich, Scene("full", "drafter", 30, tight | priority)),
         ("rich async", Failing, rich, Scene("hybrid", "ngram", 50, tight | asynchronous)),
         ("window", Failing, rich, Scene("window", "no drafts", 24, few)),
@@ -226,6 +223,10 @@ def lanes_of(seed: int) -> list[Lane]:
             rich,
             Scene("hybrid states", "no drafts", 60, tight | asynchronous | {"check": "full"}),
         ),
+        ("light", Light, light, Scene("full", "no drafts", 120, long, 128)),
+        ("light async", Light, light, Scene("full", "no drafts", 120, long | asynchronous, 128)),
+        ("light tight", Light, light, Scene("full", "no drafts", 50, tight | priority, 128)),
+        ("light drafts", Light, light, Scene("full", "ngram", 120, long | asynchronous, 128)),
     ]
     for catalogue in (light, rich):
         for entry in catalogue.entries:
@@ -233,11 +234,13 @@ def lanes_of(seed: int) -> list[Lane]:
     return [Lane(name, s, e, c, Random(f"{seed} {name}")) for name, e, c, s in kinds]
 
 
-def turns(lanes: list[Lane]) -> Iterator[tuple[Lane, int]]:
-    """Lanes and their numbers of steps, in turns: longer turns of the light ones, short ones with a check."""
+def turns(lanes: list[Lane], turn: int) -> Iterator[tuple[Lane, int]]:
+    """Lanes and their numbers of steps, in turns: long ones of the light lanes, short ones of those with a check."""
     for lane in cycle(lanes):
-        share = 5 if lane.executor is Light else 1
-        yield lane, TURN * share if lane.scene.options.get("check") != "full" else TURN // 10
+        if lane.executor is Light:
+            yield lane, turn * LIGHT
+        else:
+            yield lane, turn if lane.scene.options.get("check") != "full" else max(turn // 10, 1)
 
 
 def resident() -> int:
@@ -269,11 +272,11 @@ class Memory:
         return f"{growth / 2**20:+.1f} MiB after the warm-up"
 
 
-def soak(lanes: list[Lane], progress: Callable[[], float], report: Callable[[], None]) -> str:
+def soak(lanes: list[Lane], turn: int, progress: Callable[[], float], report: Callable[[], None]) -> str:
     """Run until the progress is 1. Returns how memory grew; Violation, with lane and step, at the first damage."""
     memory, lane, next_report = Memory(), lanes[0], time.perf_counter() + 30
     try:
-        for lane, num_steps in turns(lanes):
+        for lane, num_steps in turns(lanes, turn):
             with watchdog(PATIENCE):
                 lane.turn(num_steps)
             memory.sample(progress())
@@ -317,7 +320,8 @@ def main() -> int:
         print(f"{seconds:.0f} s: {counts['steps'] / seconds:,.0f} steps/s; {shown}", flush=True)
 
     try:
-        growth = soak(lanes, progress, report)
+        turn = min(TURN, max(options.steps // 50, 10)) if options.steps else TURN
+        growth = soak(lanes, turn, progress, report)
     except Violation as error:
         report()
         print(f"VIOLATION with --seed {options.seed}: {error}")
