@@ -46,6 +46,7 @@ smoke: $(STAMPS)/test  ## a few quick tests of each layer, in seconds
 storms: $(STAMPS)/test  ## interrupts and failures at random moments of the engine, 2,000 of each (an hour)
 	$(BIN)/python tests/storms/interrupt_storm.py --runs 2000
 	$(BIN)/python tests/storms/fault_storm.py --runs 100
+	$(BIN)/python tests/storms/async_storm.py --runs 50
 
 soak: $(STAMPS)/test  ## mixed traffic with failures, every output checked; MINUTES=10 or STEPS=1000000
 	$(BIN)/python tests/storms/soak.py $(if $(STEPS),--steps $(STEPS),--minutes $(or $(MINUTES),10))
