@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMPS := .stamps
 
-.PHONY: help demo test smoke proofs torch check bench native arm clean
+.PHONY: help demo test smoke storms soak proofs torch check bench native arm clean
 .DEFAULT_GOAL := demo
 
 help:  ## list the targets
@@ -42,6 +42,14 @@ test: $(STAMPS)/test  ## everything, the default model included, on all cores
 
 smoke: $(STAMPS)/test  ## a few quick tests of each layer, in seconds
 	$(BIN)/python -m pytest -m smoke
+
+storms: $(STAMPS)/test  ## interrupts and failures at random moments of the engine, 2,000 of each (an hour)
+	$(BIN)/python tests/storms/interrupt_storm.py --runs 2000
+	$(BIN)/python tests/storms/fault_storm.py --runs 100
+	$(BIN)/python tests/storms/async_storm.py --runs 50
+
+soak: $(STAMPS)/test  ## mixed traffic with failures, every output checked; MINUTES=10 or STEPS=1000000
+	$(BIN)/python tests/storms/soak.py $(if $(STEPS),--steps $(STEPS),--minutes $(or $(MINUTES),10))
 
 proofs: $(STAMPS)/test  ## corrupt each name of the reference pages, run its proof (minutes)
 	$(BIN)/python tests/reference/prove.py

@@ -1,0 +1,9 @@
+"""Host callables that raise at one of their calls."""
+
+from __future__ import annotations
+
+from programs import check_program
+
+
+def test_a_callable_that_raises_harms_no_request_but_its_own():
+    check_program("fault_storm", "--runs", "1", "--seed", "1")

@@ -1,0 +1,9 @@
+"""Mixed traffic, in short form."""
+
+from __future__ import annotations
+
+from programs import check_program
+
+
+def test_mixed_traffic_loses_nothing_and_leaves_nothing():
+    check_program("soak", "--steps", "8000", "--seed", "1")
