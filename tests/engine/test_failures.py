@@ -124,8 +124,7 @@ def test_a_failed_step_drops_no_cached_prefix(config):
     engine.add_request("b", list(range(1, 21)), GREEDY)
     engine.executor.fails = True
     with pytest.raises(MemoryError):
-        while True:
-            engine.step()
+        run(engine)
     engine.executor.fails = False
     engine.add_request("c", [*range(1, 17), 5], GREEDY)
     outputs = run(engine)
