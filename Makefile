@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMPS := .stamps
 
-.PHONY: help demo test smoke proofs torch check bench native arm clean
+.PHONY: help demo test smoke fuzz proofs torch check bench native arm clean
 .DEFAULT_GOAL := demo
 
 help:  ## list the targets
@@ -42,6 +42,9 @@ test: $(STAMPS)/test  ## everything, the default model included, on all cores
 
 smoke: $(STAMPS)/test  ## a few quick tests of each layer, in seconds
 	$(BIN)/python -m pytest -m smoke
+
+fuzz: $(STAMPS)/test  ## damaged files and requests for every reader, for three minutes
+	PYTHONPATH=tests $(BIN)/python -m fuzz $(FUZZ)
 
 proofs: $(STAMPS)/test  ## corrupt each name of the reference pages, run its proof (minutes)
 	$(BIN)/python tests/reference/prove.py

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from foreword.errors import ModelError
-from foreword.models.files import read_json
+from foreword.jsonfile import read_object
 from foreword.models.gguf import GGUF
 
 T = TypeVar("T", int, float, bool, str)
@@ -70,7 +70,7 @@ class Config:
 
 def read_config(path: Path) -> Config:
     """Read a config.json. ModelError if it cannot be read or is not a JSON object."""
-    return Config(path, read_json(path))
+    return Config(path, read_object(path, ModelError))
 
 
 _GGUF_KEYS = {
