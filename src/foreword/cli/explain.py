@@ -34,10 +34,10 @@ def explain(
         raise ConfigError(f"--prompts {prompts!r}: give lengths separated by commas, such as 3,2,8") from None
     widest = 0
     shown = toy_steps(lengths, budget=budget, block_size=block_size, max_model_len=max_model_len, steps=steps)
-    for i, (batch, states) in enumerate(shown):
+    for i, batch in enumerate(shown):
         widest = max(widest, batch.num_tokens)
         if as_json:
-            print(step_as_json(batch, states))
+            print(step_as_json(batch))
         elif token is None:
             print(("\n" if i else "") + str(batch.explain()))
         elif token < batch.num_tokens:

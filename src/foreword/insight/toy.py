@@ -14,7 +14,7 @@ from foreword.scheduler import Request, Scheduler, SchedulerConfig
 
 def toy_steps(
     prompt_lens: Sequence[int], *, budget: int, block_size: int, max_model_len: int, steps: int
-) -> Iterator[tuple[InputBatch, RequestStates]]:
+) -> Iterator[InputBatch]:
     """Prepare up to ``steps`` steps for requests "0", "1", … with these prompt lengths, each valid until the next one.
 
     Token p of request r has the id 1000 + 100 r + p, sampled tokens too, so that an id encodes its origin.
@@ -48,7 +48,7 @@ def toy_steps(
         if not len(plan.rows):
             return
         batch = prepare_inputs(states, (plan.rows, plan.num_scheduled), buffers)
-        yield batch, states
+        yield batch
         numbers = np.array([int(r) for r in batch.req_ids], np.int32)
         states.commit(batch, 1000 + 100 * numbers + states.num_tokens[plan.rows])
         scheduler.commit(plan)
