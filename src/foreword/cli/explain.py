@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from foreword.cli.options import BlockSize, Budget, MaxModelLen
-from foreword.errors import ConfigError
+from foreword.cli.options import BlockSize, Budget, MaxModelLen, counts
 from foreword.insight.steps import step_as_json
 from foreword.insight.toy import toy_steps
 
@@ -28,10 +27,7 @@ def explain(
     """
     if as_json and token is not None:
         raise typer.BadParameter("cannot be combined with --json; give one of them", param_hint="--token")
-    try:
-        lengths = [int(part) for part in prompts.split(",")]
-    except ValueError:
-        raise ConfigError(f"--prompts {prompts!r}: give lengths separated by commas, such as 3,2,8") from None
+    lengths = counts("--prompts", prompts, max_model_len - 1)
     widest = 0
     shown = toy_steps(lengths, budget=budget, block_size=block_size, max_model_len=max_model_len, steps=steps)
     for i, batch in enumerate(shown):
