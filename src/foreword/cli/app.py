@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from importlib import import_module
 from typing import Annotated, Any, NoReturn
@@ -83,10 +82,10 @@ def main() -> None:
             sys.stdout.flush()
     except ForewordError as error:
         _fail(error, 2)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the end of the process
-        sys.exit(1)
     except (OSError, MemoryError) as error:
+        sys.stdout = None  # what could not be written is not tried again at the exit
+        if isinstance(error, BrokenPipeError):
+            sys.exit(1)
         _fail(str(error) or "not enough memory", 1)
     except SystemExit as end:
         if end.code == 130:

@@ -16,7 +16,7 @@ from foreword.bench import kernels as kernels_bench
 from foreword.bench import overlap as overlap_bench
 from foreword.bench import speculation as speculation_bench
 from foreword.bench import startup as startup_bench
-from foreword.cli.options import EngineOptions, Json, Threads, counts, show, with_engine_options
+from foreword.cli.options import EngineOptions, Json, Threads, counts, not_nan, show, with_engine_options
 from foreword.errors import ConfigError
 
 bench = typer.Typer(
@@ -105,7 +105,8 @@ def speculation(
     draft_model: Annotated[str | None, typer.Option(help="A small model with the same vocabulary.")] = None,
     num_tokens: Annotated[int, typer.Option(min=1, max=64, help="Maximum number of drafts per step.")] = 4,
     step_overhead: Annotated[
-        float | None, typer.Option(min=0, max=1e6, help="See SpeculationConfig; default: measured at the start.")
+        float | None,
+        typer.Option(min=0, max=1e6, callback=not_nan, help="See SpeculationConfig; default: measured at the start."),
     ] = None,
     adaptive: Annotated[bool, typer.Option(help="Whether drafts with too low an expected gain are omitted.")] = True,
     async_scheduling: Annotated[

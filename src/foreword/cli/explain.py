@@ -16,8 +16,10 @@ def explain(
     budget: Budget = 10,
     block_size: BlockSize = 2,
     max_model_len: MaxModelLen = 12,
-    steps: Annotated[int, typer.Option(min=1, help="Number of steps to show.")] = 2,
-    token: Annotated[int | None, typer.Option(min=0, help="Describe the origin of one token of each step.")] = None,
+    steps: Annotated[int, typer.Option(min=1, max=2**20, help="Number of steps to show.")] = 2,
+    token: Annotated[
+        int | None, typer.Option(min=0, max=2**20, help="Describe the origin of one token of each step.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the tensors as JSON, one step per line.")] = False,
 ) -> None:
     """Show what a step prepares: which tokens, at which positions, from which rows, into which slots.

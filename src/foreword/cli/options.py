@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import Field, asdict, dataclass
 from functools import wraps
@@ -61,6 +62,13 @@ def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:
         ]
     )
     return run
+
+
+def not_nan(value: float | None) -> float | None:
+    """Callback of a number with a range, which NaN is not refused by."""
+    if value is not None and math.isnan(value):
+        raise typer.BadParameter("nan is not a number.")
+    return value
 
 
 def counts(option: str, text: str, most: int) -> list[int]:
