@@ -36,8 +36,8 @@ _SPECS = {
     spec.name: spec for spec in STEP_TENSORS if spec in RECORDED or spec.name in ("block_numbers", "block_offsets")
 }
 _EVENTS = {"add", "append_blocks", "remove", "step", "commit"}
-MAX_ENTRIES = 2**28
-"""Limit of the entries of all arrays of a replay, 4 bytes each."""
+MAX_ENTRIES, MAX_GROUPS = 2**28, 256
+"""Limits of a replay: the entries of all its arrays, 4 bytes each, and its KV groups."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,9 @@ class _Replay:
         if header.get("foreword_trace") != FORMAT:
             raise ValueError(f'the first line must hold "foreword_trace": {FORMAT}')
         cp = header.get("context_parallel")
-        groups = [KVGroup(**group) for group in header["kv_groups"]]
+        groups = [KVGroup(**group) for group in header["kv_groups"][: MAX_GROUPS + 1]]
+        if len(groups) > MAX_GROUPS:
+            raise ValueError(f"kv_groups: {len(header['kv_groups'])} groups, above the limit of {MAX_GROUPS}")
         sizes = {name: header[name] for name in ("max_num_reqs", "max_num_batched_tokens", "max_model_len")}
         drafts = header.get("max_num_draft_tokens", 0)
         for name, size in (*sizes.items(), ("max_num_draft_tokens", drafts)):
