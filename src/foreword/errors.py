@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import reprlib
+
+_SHORT = reprlib.Repr()
+"""Writes the beginning of any value, also of one whose own ``repr`` fails, nests deeply or is long."""
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 80
+_SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = _SHORT.maxset = _SHORT.maxfrozenset = 40
+
 
 class ForewordError(Exception):
     """Base class of all exceptions below."""
@@ -16,7 +23,7 @@ class RequestError(ForewordError, ValueError):
 
     def __init__(self, request_id: str | None, field: str, value: object, reason: str, fix: str) -> None:
         self.request_id, self.field, self.value, self.reason, self.fix = request_id, field, value, reason, fix
-        shown = repr(value)
+        shown = _SHORT.repr(value)
         if len(shown) > 80:
             shown = shown[:77] + "..."
         prefix = f"request {request_id!r}: " if request_id is not None else ""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import NoReturn
+from typing import Any, NoReturn, TypeGuard
+
+import numpy as np
 
 from foreword.batch.values.integers import INT32_MAX
 from foreword.errors import RequestError
@@ -82,8 +84,7 @@ class SamplingParams:
         )  # fmt: skip
         for field, low, high, fix in _RANGES:
             value = getattr(self, field)
-            inside = _is_number(value) and math.isfinite(value) and low <= value <= high
-            require(inside, field, value, f"must be in [{low:g}, {high:g}]", fix)
+            require(_is_number(value) and low <= value <= high, field, value, f"must be in [{low:g}, {high:g}]", fix)
         require(self.top_p > 0, "top_p", self.top_p, "must be above 0", "Use 1.0 for no limit.")
         require(self.top_k >= 0, "top_k", self.top_k, "must be 0 (off) or more", "Use 0 for no limit.")
         require(
@@ -102,6 +103,9 @@ class SamplingParams:
             self.seed is None or -(2**63) <= self.seed < 2**63,
             "seed", self.seed, "must fit int64", "Use a seed in [−2^63, 2^63).",
         )  # fmt: skip
+        for field in _FLAGS:
+            value = getattr(self, field)
+            require(type(value) is bool, field, value, "expected a bool", "Give True or False.")
         for field in ("logprobs", "prompt_logprobs"):
             value = getattr(self, field)
             require(value is None or value >= -1, field, value, "must be −1 or more", "Use None for none, −1 for all.")
@@ -123,26 +127,37 @@ class SamplingParams:
         def refuse(field: str, value: object, reason: str, fix: str) -> NoReturn:
             raise RequestError(request_id, field, value, reason, fix)
 
-        bias, words = self.logit_bias, self.bad_words_token_ids
-        if bias is not None and not isinstance(bias, Mapping):
-            refuse("logit_bias", bias, "expected a mapping", "Give {token id: value added to its logit}.")
-        for field, ids in (
-            ("stop_token_ids", self.stop_token_ids),
-            ("allowed_token_ids", () if self.allowed_token_ids is None else self.allowed_token_ids),
-            ("logit_bias", bias or ()),
-            *(("bad_words_token_ids", word) for word in (words if isinstance(words, Iterable) else (words,))),
-        ):
-            if not isinstance(ids, Iterable):
+        def check(field: str, ids: object) -> None:
+            if not _is_list(ids):
                 refuse(field, ids, "expected a list of token ids", "Give a list.")
             for token in ids:
                 if not _is_integer(token) or not 0 <= token < vocab_size:
                     refuse(field, token, f"expected a token id in [0, {vocab_size})", "Remove it.")
+
+        bias, words = self.logit_bias, self.bad_words_token_ids
+        if bias is not None and not isinstance(bias, Mapping):
+            refuse("logit_bias", bias, "expected a mapping", "Give {token id: value added to its logit}.")
+        check("stop_token_ids", self.stop_token_ids)
+        check("logit_bias", list(bias or ()))
+        if self.allowed_token_ids is not None:
+            check("allowed_token_ids", self.allowed_token_ids)
+        if not _is_list(words):
+            refuse("bad_words_token_ids", words, "expected a list of lists of token ids", "Give a list.")
+        for word in words:
+            check("bad_words_token_ids", word)
         for value in (bias or {}).values():
             if not _is_number(value) or not (value == -math.inf or abs(value) <= _MAX_BIAS):
                 reason = f"must be in [{-_MAX_BIAS:g}, {_MAX_BIAS:g}], or −inf"
                 refuse("logit_bias", value, reason, "Use −inf to forbid a token, allowed_token_ids to force some.")
         if self.allowed_token_ids is not None and not len(self.allowed_token_ids):
             refuse("allowed_token_ids", [], "allows no token", "Give at least one token, or None for no limit.")
+
+
+def _is_list(value: object) -> TypeGuard[Sequence[Any]]:
+    """Whether it can be iterated many times, in order: a sequence that is no text, or an array."""
+    if isinstance(value, np.ndarray):
+        return value.ndim > 0
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview)
 
 
 def _are_strings(value: object) -> bool:
@@ -167,6 +182,7 @@ _INTEGERS = (  # and whether None is valid
     ("logprobs", True),
     ("prompt_logprobs", True),
 )
+_FLAGS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "detokenize")
 _MAX_BIAS = 1e30  # biased logits stay finite in float32 under all penalties
 _RANGES = (
     ("temperature", 0.0, 100.0, "Use 0 for greedy, around 0.7 for variety."),
