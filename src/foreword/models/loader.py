@@ -67,7 +67,7 @@ def _load_gguf(path: Path, name: str) -> LoadedModel:
         tokenizer = Tokenizer.from_gguf(gguf.metadata)
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from None
-    return LoadedModel(spec, weights, tokenizer, tokenizer.eos_ids, name, path)
+    return _loaded(spec, weights, tokenizer, name, path)
 
 
 def _load_directory(folder: Path) -> LoadedModel:
@@ -86,7 +86,16 @@ def _load_directory(folder: Path) -> LoadedModel:
     spec = family.read(config)
     weights = weights_from_safetensors(folder, read_directory(folder), spec, family)
     tokenizer = Tokenizer.from_directory(folder)
-    return LoadedModel(spec, weights, tokenizer, tokenizer.eos_ids, folder.resolve().name, folder)
+    return _loaded(spec, weights, tokenizer, folder.resolve().name, folder)
+
+
+def _loaded(spec: DecoderSpec, weights: Weights, tokenizer: Tokenizer, name: str, path: Path) -> LoadedModel:
+    """The model. ModelError if its tokenizer begins or ends texts with tokens that the weights do not have."""
+    for kind, ids in (("bos", [tokenizer.bos_id]), ("eos", tokenizer.eos_ids)):
+        if wrong := [i for i in ids if i is not None and i >= spec.vocab_size]:
+            fix = "Use configuration, tokenizer and weights of the same model"
+            raise ModelError(f"{path}: {kind} token id {wrong[0]} is not below vocab_size {spec.vocab_size}. {fix}")
+    return LoadedModel(spec, weights, tokenizer, tokenizer.eos_ids, name, path)
 
 
 def _unsupported(path: Path, what: str, form: str, supported: Iterable[str]) -> ModelError:
