@@ -97,6 +97,12 @@ def test_an_end_token_beyond_the_vocabulary_is_a_model_error(tmp_path):
         load_model(make(tmp_path, "llama3", eos_token_id=[1, 48]))
 
 
+@pytest.mark.parametrize("model", [None, "", 5, b"llama", "a" * 300, "\0", "a\0/b", "\ud800"])
+def test_what_names_no_model_is_a_model_error(model):
+    with pytest.raises(ModelError):
+        load_model(model)
+
+
 NONSENSE = [None, 0, -1, 1, 3, 2**31, 2**70, 1e300, 0.0, -2.5, float("nan"), "x", [], [1], {}, {"a": 1}, True]
 
 

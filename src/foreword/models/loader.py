@@ -38,18 +38,23 @@ def load_model(model: str | Path) -> LoadedModel:
     name, fetched if it is not cached; or a hub id such as "org/model", which needs ``huggingface_hub``.
     ModelError if the model is missing, damaged or not supported.
     """
-    path = Path(model)
-    if path.is_dir():
+    if not isinstance(model, str | Path) or not str(model):
+        raise ModelError(f"model is {model!r:.80}: give a path or one of {', '.join(registry.KNOWN)}")
+    path, name = Path(model), str(model)
+    try:
+        is_directory, is_file = path.is_dir(), path.is_file()
+    except OSError as error:  # such as a name that is too long
+        raise ModelError(f"{name:.200}: cannot be read ({error.strerror}). Check the path") from None
+    if is_directory:
         return _load_directory(path)
-    if path.is_file():
+    if is_file:
         return _load_gguf(path, path.stem)
-    name = str(model)
     if path.suffix in (".gguf", ".safetensors") or name.startswith((".", "~", os.sep)) or name.count("/") > 1:
         raise ModelError(f"{name}: the file or directory does not exist. Check the path")
     if "/" in name:
         return _load_directory(_from_hub(name))
     known = registry.known_model(name)
-    return _load_gguf(registry.cached_path(known.name) or registry.pull(known), known.name)
+    return _load_gguf(registry.verified_path(known), known.name)
 
 
 def _load_gguf(path: Path, name: str) -> LoadedModel:
