@@ -21,14 +21,14 @@ def parse_json(text: str | bytes, source: object, error: type[ForewordError]) ->
         reason = "the values need more memory than there is"
     except ValueError as fault:  # also UnicodeDecodeError, and an integer of thousands of digits
         reason = str(fault)
-    raise error(f"{source}: not valid JSON ({reason}). Get the file again, or correct it") from None
+    raise error(f"{source}: not valid JSON ({reason}). Fetch it again, or correct it") from None
 
 
 def parse_object(text: str | bytes, source: object, error: type[ForewordError]) -> dict[str, Any]:
     """The object of a JSON text. ``error`` as in `parse_json`, and for any other value."""
     value = parse_json(text, source, error)
     if not isinstance(value, dict):
-        raise error(f"{source}: holds a {type(value).__name__}, not a JSON object. Get the file again, or correct it")
+        raise error(f"{source}: holds a {type(value).__name__}, not a JSON object. Fetch it again, or correct it")
     return value
 
 
