@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import pickle
+import reprlib
 from collections.abc import Iterable
 from dataclasses import fields
 from functools import wraps
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+_SHORT = reprlib.Repr()
+"""Writes the beginning of any value, also of one whose own ``repr`` fails, nests deeply or is long."""
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 80
+_SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = _SHORT.maxset = _SHORT.maxfrozenset = 40
 
 
 class ForewordError(Exception):
@@ -54,13 +60,10 @@ def known_keywords(cls: type[T]) -> type[T]:
     return cls
 
 
-def shown(value: object, limit: int = 80) -> str:
-    """``repr(value)``, at most ``limit`` characters."""
-    try:
-        text = repr(value)
-    except Exception:
-        text = f"<{type(value).__name__}>"
-    return text if len(text) <= limit else text[: limit - 3] + "..."
+def shown(value: object) -> str:
+    """The beginning of ``repr(value)``, at most 80 characters."""
+    text = _SHORT.repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
 
 
 class ConfigError(ForewordError, ValueError):

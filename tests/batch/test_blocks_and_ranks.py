@@ -6,6 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from batch_scenes import scene
 
 from foreword.batch import (
     ContextParallel,
@@ -356,15 +357,7 @@ def test_pages_of_all_ranks_hold_each_key_once(interleave):
 
 
 def test_forms_for_whole_requests_refuse_a_group_spread_over_ranks():
-    states = RequestStates(
-        max_num_reqs=1,
-        max_model_len=16,
-        vocab_size=9,
-        kv_groups=[KVGroup(4, context_parallel=True)],
-        context_parallel=ContextParallel(size=2, rank=0),
-    )
-    states.add_request(NewRequest("a", [1, 2, 3], [[1]]))
-    batch = prepare_inputs(states, {"a": 3}, InputBuffers.for_states(states, 16))
+    batch = scene("context parallel").batch
     for form in (
         lambda: token_tables(batch),
         lambda: nano_vllm_context(batch),

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from batch_scenes import scene
 
-from foreword.batch import ContextParallel, InputBuffers, KVGroup, NewRequest, PlanError, RequestStates, prepare_inputs
+from foreword.batch import InputBuffers, KVGroup, NewRequest, PlanError, RequestStates, prepare_inputs
 from foreword.batch.adapters.vllm_ascend import AscendMasks, AscendState, ascend_metadata, ascend_state
 from foreword.errors import ConfigError
 
@@ -300,14 +301,5 @@ def test_what_a_mask_cannot_express_is_refused():
     for _, batch, _, _ in Trace(0, "numpy").steps(1):
         with pytest.raises(PlanError, match="window"):
             ascend_metadata(batch, 1, masks=AscendMasks())
-    states = RequestStates(
-        max_num_reqs=1,
-        max_model_len=8,
-        vocab_size=9,
-        kv_groups=[KVGroup(4, context_parallel=True)],
-        context_parallel=ContextParallel(size=2, rank=0),
-    )
-    states.add_request(NewRequest("a", [1, 2], [[1]]))
-    batch = prepare_inputs(states, {"a": 2}, InputBuffers.for_states(states, 8))
     with pytest.raises(PlanError, match="one rank"):
-        ascend_metadata(batch)
+        ascend_metadata(scene("context parallel").batch)

@@ -11,7 +11,7 @@ README = (Path(__file__).parents[2] / "README.md").read_text()
 
 
 def test_the_step_in_the_readme_is_real_output():
-    steps = [str(b.explain()) for b, _ in toy_steps([3, 2, 8], budget=10, block_size=2, max_model_len=12, steps=2)]
+    steps = [str(b.explain()) for b in toy_steps([3, 2, 8], budget=10, block_size=2, max_model_len=12, steps=2)]
     assert steps[1] in README
 
 

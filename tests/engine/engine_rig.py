@@ -57,6 +57,24 @@ def run(engine: Engine, max_steps: int = 5000) -> dict[str, RequestOutput]:
     return outputs
 
 
+def run_through(engine: Engine, failure: type[Exception]) -> tuple[dict[str, list[list[int]]], int]:
+    """Step until nothing is left, although steps raise. The tokens of each request, and the number of failures."""
+    done, failures = {}, 0
+    while engine.has_work:
+        try:
+            done |= token_ids({o.request_id: o for o in engine.step()})
+        except failure:
+            failures += 1
+    engine.close()
+    assert engine.cache.pool.num_used == 0
+    return done, failures
+
+
+def token_ids(outputs: dict[str, RequestOutput]) -> dict[str, list[list[int]]]:
+    """Request id → the tokens of each of its completions."""
+    return {request_id: [c.token_ids for c in output.outputs] for request_id, output in outputs.items()}
+
+
 class OnStep(EngineObserver):
     """Calls a function with the plan and the batch of every step before it runs."""
 

@@ -108,7 +108,7 @@ class LetterTokenizer:
 
     HALVES = (20, 21)  # two of them in a row make "é"
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool = True, *, max_tokens: int | None = None) -> list[int]:
         return [ord(c) - 96 for c in text.lower() if c.isalpha()]
 
     def detokenizer(self, skip_special_tokens: bool = True, *, continues: bool = False):

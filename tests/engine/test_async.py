@@ -7,7 +7,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from engine_rig import Guesser, OnStep, V, make_engine, run
+from engine_rig import Guesser, OnStep, V, make_engine, run, run_through, token_ids
 from oracle_model import OracleExecutor
 
 from foreword.batch import KVGroup, SamplingParams
@@ -216,25 +216,18 @@ def test_draft_slots_are_reserved_during_a_run_and_filled_after_it():
 def test_a_step_that_cannot_start_is_cancelled_and_the_engine_continues():
     engine = make_engine(async_scheduling=True, speculation=SpeculationConfig(min_match=1))
     work(engine)
-    failures = 0
+    left = [RuntimeError("not now")] * 3
 
     def refuse(plan, batch):
-        if failures < 3 and batch.step % 2:
-            raise RuntimeError("not now")
+        if left and batch.step % 2:
+            raise left.pop()
 
     engine.observers.add(OnStep(refuse))
-    done = {}
-    while engine.has_work:
-        try:
-            done |= {o.request_id: [c.token_ids for c in o.outputs] for o in engine.step()}
-        except RuntimeError:
-            failures += 1
-    engine.close()
+    done, failures = run_through(engine, RuntimeError)
     assert failures == 3
-    assert engine.cache.pool.num_used == 0
     plain = make_engine()
     work(plain)
-    assert done == {i: [c.token_ids for c in o.outputs] for i, o in run(plain).items()}
+    assert done == token_ids(run(plain))
 
 
 def test_a_planned_step_without_requests_makes_no_copies_and_what_they_would_fill_is_not_cached():

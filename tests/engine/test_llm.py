@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import pytest
 from engine_rig import OnStep
 from oracle_model import LetterTokenizer
 
-from foreword import LLM, SamplingParams
+from foreword import LLM, AsyncLLM, SamplingParams
 from foreword.engine import EngineConfig, engine_config
 from foreword.engine.build import build_engine, pool_size
 from foreword.engine.speculation import SpeculationConfig
@@ -80,6 +82,25 @@ def test_chat_goes_through_the_template(llm: LLM):
     assert len(llm.chat([[{"role": "user", "content": "a"}], [{"role": "user", "content": "b"}]], params)) == 2
     with pytest.raises(RequestError, match="messages"):
         llm.chat([], params)
+
+
+def test_a_conversation_is_rendered_outside_the_event_loop(monkeypatch: pytest.MonkeyPatch):
+    threads = []
+
+    class Watched(TinyTokenizer):
+        def apply_chat_template(self, messages, **options) -> str:
+            threads.append(threading.get_ident())
+            return super().apply_chat_template(messages, **options)
+
+    monkeypatch.setattr("foreword.engine.llm.load_model", lambda name: replace(tiny_model(), tokenizer=Watched()))
+
+    async def main() -> list:
+        async with AsyncLLM("tiny", executor="numpy", block_size=4) as llm:
+            messages = [{"role": "user", "content": "abc"}]
+            return [output async for output in llm.chat(messages, SamplingParams(max_tokens=3))]
+
+    assert asyncio.run(main())[-1].prompt == "abcx"
+    assert threading.get_ident() not in threads
 
 
 def test_a_bad_prompt_in_a_list_is_named_and_nothing_starts(llm: LLM):

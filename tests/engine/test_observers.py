@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from engine_rig import Guesser, make_engine, run
+from engine_rig import Guesser, make_engine, run, run_through, token_ids
 
 from foreword.batch import SamplingParams
 from foreword.cache import BlockRemoved, BlockStored, CacheCleared
@@ -82,26 +82,20 @@ def test_an_observer_that_raises_changes_no_output_and_the_others_are_called(hoo
     setattr(Failing, hook, fail)
     failing, log = Failing(), Log()
     engine = make_engine(observers=[failing, log], max_num_seqs=4, blocks=40, **config)
-    failures, done = 0, {}
+    refused = 0
     for i in range(9):
         arguments = str(i), [1 + j % 9 for j in range(5 + 2 * i)], SamplingParams(seed=i, max_tokens=3 + i % 5)
         try:
             engine.add_request(*arguments)
         except ArithmeticError:
-            failures += 1
+            refused += 1
             engine.add_request(*arguments)
-    while engine.has_work:
-        try:
-            done |= {o.request_id: [c.token_ids for c in o.outputs] for o in engine.step()}
-        except ArithmeticError:
-            failures += 1
-    engine.close()
-    assert failures == 2
-    assert engine.cache.pool.num_used == 0
+    done, failures = run_through(engine, ArithmeticError)
+    assert refused + failures == 2
     assert len(engine.states) == 0
     plain = make_engine()
     work(plain)
-    assert done == {name: [c.token_ids for c in o.outputs] for name, o in run(plain).items()}
+    assert done == token_ids(run(plain))
     called = {"request_added": "added", "request_ended": "ended"}.get(hook, hook.removeprefix("step_"))
     assert sum(call[0] == called for call in log.calls) == failing.calls
 

@@ -168,6 +168,32 @@ def test_a_line_that_cannot_be_replayed_is_named(line, tmp_path):
         conform.run(path)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_model_len": 2**31 - 1}, "above the limit of 268435456"),
+        ({"max_num_batched_tokens": 2**31 - 1}, "above the limit of 268435456"),
+        ({"max_num_draft_tokens": 2**31 - 1}, "above the limit of 268435456"),
+        ({"max_model_len": 2**31}, "max_model_len=2147483648: must be in"),
+        ({"max_num_reqs": "4"}, "max_num_reqs='4': must be in"),
+        ({"kv_groups": [{"block_size": 4}] * 257}, "257 groups, above the limit of 256"),
+    ],
+)
+def test_a_header_that_asks_for_too_much_memory_is_refused(changes, message, tmp_path):
+    header, *lines = GOLDEN[0].read_text().splitlines()
+    path = tmp_path / "large.jsonl"
+    path.write_text("\n".join([json.dumps({**json.loads(header), **changes}), *lines]))
+    with pytest.raises(PlanError, match=f"line 1: .*{message}"):
+        conform.run(path)
+
+
+def test_a_replay_needs_rows_for_its_requests_alone(tmp_path):
+    header, *lines = GOLDEN[0].read_text().splitlines()
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join([json.dumps({**json.loads(header), "max_num_reqs": 2**31 - 1}), *lines]))
+    assert conform.run(path).ok
+
+
 def test_a_file_that_cannot_be_read_is_refused(tmp_path):
     (tmp_path / "binary.jsonl").write_bytes(b"\xff\xfe\x00")
     for name in ("missing.jsonl", "binary.jsonl", "."):

@@ -76,6 +76,17 @@ def gguf_tensors(config, tensors):
     return written | {name: np.stack([parts[e] for e in sorted(parts)]) for name, parts in experts.items()}
 
 
+def experts_everywhere(tiny, like):
+    """The shapes of a model in which every layer has the experts of layer ``like``."""
+    mlp = re.compile(r"model\.layers\.(\d+)\.mlp\.")
+    shapes = {name: shape for name, shape in tiny["shapes"].items() if not mlp.match(name)}
+    for name, shape in tiny["shapes"].items():
+        if name.startswith(f"model.layers.{like}.mlp."):
+            for i in range(tiny["config"]["num_hidden_layers"]):
+                shapes[mlp.sub(f"model.layers.{i}.mlp.", name)] = shape
+    return shapes
+
+
 def metadata(config):
     """The metadata of the architecture, and a vocabulary of single characters with one merge."""
     architecture = ARCHITECTURES[config["model_type"]]

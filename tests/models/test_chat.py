@@ -215,3 +215,81 @@ def test_the_sandbox_hides_python_objects(source):
 def test_a_template_cannot_modify_the_messages(source):
     with pytest.raises(RequestError, match="SecurityError"):
         render("{{ " + source + " }}")
+
+
+# --- bounded work -------------------------------------------------------------------------------------------------
+
+ENDLESS = [
+    "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+    "{% macro f() %}{{ 'x' * 1000 }}{% endmacro %}{% for i in range(99999) %}{{ f() }}{% endfor %}",
+    "{% for i in range(99999) %}{{ 'x' * 10 ** 4 }}{% endfor %}",
+    "{% set x %}{% for i in range(99999) %}{{ 'x' * 10 ** 4 }}{% endfor %}{% endset %}",
+    "{{ 'x' * 10 ** 9 }}",
+    "{{ [1] * 10 ** 9 }}",
+    "{{ (10 ** 4000) ** 4000 }}",
+    "{{ '%1000000000d' % 5 }}",
+    "{{ '%(a)1000000000d' | format(a=5) }}",
+    "{{ '{:1000000000}'.format(5) }}",
+    "{{ messages | slice(10 ** 9) }}",
+    "{{ messages | batch(10 ** 9, 'x') | list }}",
+    "{{ 'a' | center(10 ** 9) }}",
+    "{{ messages | tojson(indent=10 ** 9) }}",
+    "{{ ('x' * 10 ** 5).replace('x', 'y' * 10 ** 5) }}",
+    "{{ ('x' * 10 ** 5) | replace('x', 'y' * 10 ** 5) }}",
+    "{{ ('x' * 10 ** 5).join(['a'] * 99999) }}",
+    "{{ range(99999) | join('x' * 10 ** 5) }}",
+    "{{ ([range(99999)] * 99999) | map('sum') | sum }}",
+    "{{ ([[1]] * 99999) | sum(start=[]) }}",
+    "{{ 5 | round(10 ** 7, 'floor') }}",
+    "{% set n = namespace(x='x') %}{% for i in range(99999) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
+    "{% set n = namespace(x=[1]) %}{% for i in range(99999) %}{% set n.x = n.x + n.x %}{% endfor %}",
+    *(
+        "{% set n = namespace(x=[]) %}{% for i in range(60) %}{% set n.x = [n.x, n.x] %}{% endfor %}" + use
+        for use in ("{{ n.x }}", "{{ n.x | tojson }}", "{{ n.x == [n.x] }}", "{{ n.x ~ '' }}", "{{ [n.x] | string }}")
+    ),
+]
+
+
+@pytest.mark.parametrize("source", ENDLESS)
+def test_a_template_that_does_not_end_soon_is_a_request_error(source):
+    with pytest.raises(RequestError, match="does not end soon"):
+        render(source)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ strftime_now('%Y' * 10 ** 6) }}",
+        "{{ '%*d' % (10 ** 9, 5) }}",
+        "{{ '{:{}}'.format(5, 10 ** 9) }}",
+        "{{ 'a'.ljust(10 ** 9) }}",
+        "{{ 'a'.zfill(10 ** 9) }}",
+        "{{ '\t'.expandtabs(10 ** 9) }}",
+        "{{ (5).to_bytes(10 ** 9, 'big') }}",
+        "{{ lipsum(n=10 ** 7) }}",
+        "{% for i in range(99999) recursive %}{{ loop([1, 2]) }}{% endfor %}",
+    ],
+)
+def test_a_function_that_templates_do_not_need_is_refused(source):
+    with pytest.raises(RequestError, match="fails on them"):
+        render(source)
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["{% break %}", "{{ 'x' | pprint }}", "{% if 1 %}" * 10**4, "{{ " + "(" * 10**4, "x" * 10**6, "{{ " + "9" * 5000],
+)
+def test_a_source_that_cannot_be_compiled_is_a_model_error(source):
+    with pytest.raises(ModelError, match="Give the prompt as text"):
+        ChatTemplate(source, {})
+
+
+def test_a_long_conversation_is_rendered():
+    messages = [{"role": ("user", "assistant")[i % 2], "content": "word " * 1000} for i in range(2000)]
+    assert len(render(CHATML, messages)) > 10**7
+
+
+def test_the_work_of_one_render_is_not_charged_to_the_next():
+    template = ChatTemplate("{{ ('x' * 10 ** 7) | length }}", {})
+    assert {template.render(HI) for _ in range(5)} == {str(10**7)}

@@ -10,6 +10,7 @@ from tokenizers import decoders, models
 from foreword.errors import ModelError
 from foreword.models.detokenizer import TokenBytes
 from foreword.models.tokenizer import Tokenizer
+from foreword.models.tokenizer_parts import TokenizerParts
 from models import vocabularies
 
 BYTE_LEVEL = Tokenizer.from_gguf(vocabularies.byte_level())
@@ -145,7 +146,7 @@ def library(decoder):
 def test_each_supported_decoder_gives_the_text_of_tokenizers(decoder, ids):
     ids = [0, *ids]  # a text does not begin inside a word
     backend = library(decoder)
-    assert Tokenizer(backend).decode(ids) == backend.decode(ids)
+    assert Tokenizer(TokenizerParts(backend)).decode(ids) == backend.decode(ids)
 
 
 def test_an_unsupported_decoder_is_named():

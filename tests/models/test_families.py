@@ -11,6 +11,7 @@ import pytest
 from foreword.errors import ModelError
 from foreword.models.families import FAMILIES
 from foreword.models.loader import load_model
+from foreword.models.safetensors import read_directory
 from models.recorded import TINY, assert_logits, make
 from models.running import EXECUTORS
 from models.tiny import random_tensors, write_safetensors
@@ -89,6 +90,17 @@ def test_layers_follow_the_rule_of_the_family_if_the_configuration_does_not_list
 def test_an_invalid_configuration_is_explained(tmp_path, changes, message):
     with pytest.raises(ModelError, match=message):
         load_model(make(tmp_path, "llama3", **changes))
+
+
+def test_an_end_token_beyond_the_vocabulary_is_a_model_error(tmp_path):
+    with pytest.raises(ModelError, match=r"llama3: eos token id 48 is not below vocab_size 48\. Use .* same model"):
+        load_model(make(tmp_path, "llama3", eos_token_id=[1, 48]))
+
+
+@pytest.mark.parametrize("model", [None, "", 5, b"llama", "a" * 300, "\0", "a\0/b", "\ud800"])
+def test_what_names_no_model_is_a_model_error(model):
+    with pytest.raises(ModelError):
+        load_model(model)
 
 
 NONSENSE = [None, 0, -1, 1, 3, 2**31, 2**70, 1e300, 0.0, -2.5, float("nan"), "x", [], [1], {}, {"a": 1}, True]
@@ -183,3 +195,47 @@ def test_a_hub_id_without_huggingface_hub_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(ModelError, match=r"pip install foreword\[hub\]"):
         load_model("org/model")
+
+
+def damaged(tmp_path, changes):
+    """A safetensors file whose first entry has these changes."""
+    header = {"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}} | {
+        "b": {"dtype": "F32", "shape": [2], "data_offsets": [8, 16]}
+    }
+    header["a"] |= changes
+    text = json.dumps(header).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(16))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dtype": {}}, "is not a dtype, a shape and data_offsets"),
+        ({"shape": [float("inf")]}, "is not a dtype, a shape and data_offsets"),
+        ({"data_offsets": [0.0, 8.0]}, "is not a dtype, a shape and data_offsets"),
+        ({"shape": [0]}, "is not a dtype, a shape and data_offsets"),
+        ({"dtype": "I64"}, "dtype 'I64' is not supported"),
+        ({"data_offsets": [4, 12]}, "tensors 'a' and 'b' overlap"),
+        ({"data_offsets": [12, 20]}, "does not fit bytes 12 to 20 of 16"),
+        ({"data_offsets": [-8, 0]}, "does not fit bytes -8 to 0 of 16"),
+    ],
+)
+def test_a_wrong_entry_of_a_safetensors_header_is_named(tmp_path, changes, message):
+    with pytest.raises(ModelError, match=rf"model\.safetensors: .*{message}"):
+        read_directory(damaged(tmp_path, changes))
+
+
+@pytest.mark.parametrize("name", ["\0", "\ud800", "a" * 300, "absent"])
+def test_a_shard_that_cannot_be_opened_is_named(tmp_path, name):
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
+    with pytest.raises(ModelError, match="cannot be read"):
+        read_directory(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["[" * 10**5, '{"a":' * 10**5, "9" * 5000, '{"a": 1', "\ud800", "[1]", ""])
+def test_json_of_any_kind_is_a_model_error(tmp_path, text):
+    folder = make(tmp_path, "llama3")
+    (folder / "config.json").write_bytes(text.encode(errors="surrogatepass"))
+    with pytest.raises(ModelError, match=r"config\.json: .*etch it again"):
+        load_model(folder)

@@ -13,7 +13,7 @@ from foreword.models.loader import load_model
 from foreword.models.naming import split_halves
 from foreword.models.weights import float_tensor
 from models import gguf_writer
-from models.gguf_models import ARCHITECTURES, interleave, write
+from models.gguf_models import ARCHITECTURES, experts_everywhere, interleave, write
 from models.recorded import TINY, assert_logits
 from models.running import EXECUTORS, all_logits, in_chunks
 from models.tiny import random_tensors, write_model
@@ -69,17 +69,6 @@ def test_a_file_gives_the_logits_of_transformers(tmp_path, name, executor):
     model = load_model(as_gguf(tmp_path, name, *WITH_TRANSFORMERS_LOGITS[name]))
     assert model.eos_token_ids == (2,)
     assert_logits(model, name, executor)
-
-
-def experts_everywhere(tiny, like):
-    """The shapes of a model in which every layer has the experts of layer ``like``."""
-    mlp = re.compile(r"model\.layers\.(\d+)\.mlp\.")
-    shapes = {name: shape for name, shape in tiny["shapes"].items() if not mlp.match(name)}
-    for name, shape in tiny["shapes"].items():
-        if name.startswith(f"model.layers.{like}.mlp."):
-            for i in range(tiny["config"]["num_hidden_layers"]):
-                shapes[mlp.sub(f"model.layers.{i}.mlp.", name)] = shape
-    return shapes
 
 
 LOCAL = {"full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0},

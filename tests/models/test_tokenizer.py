@@ -13,6 +13,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from foreword.errors import ModelError, RequestError
 from foreword.models.gguf import read_gguf
+from foreword.models.text_bounds import TextBound
 from foreword.models.tokenizer import Tokenizer
 from models import vocabularies
 
@@ -304,6 +305,90 @@ def test_invalid_token_ids_are_a_request_error(ids):
         byte_level().decode(ids)
 
 
+def with_normalizer(normalizer):
+    """A byte-level tokenizer with a normalizer, as the text of a tokenizer.json."""
+    return json.dumps({**json.loads(byte_level().backend.to_str()), "normalizer": normalizer})
+
+
+def replacing(pattern, content):
+    return {"type": "Replace", "pattern": pattern, "content": content}
+
+
+def test_a_panic_of_the_tokenizer_is_a_request_error_and_the_next_text_is_encoded(tmp_path):
+    (tmp_path / "tokenizer.json").write_text(with_normalizer(replacing({"Regex": "(a+)+$"}, "x")))
+    tokenizer = Tokenizer.from_directory(tmp_path)
+    with pytest.raises(RequestError, match=r"the tokenizer fails on it \(Onig"):
+        tokenizer.encode("a" * 40 + "b")
+    assert tokenizer.encode("hello") == byte_level().encode("hello")
+
+
+@pytest.mark.parametrize(
+    "normalizer",
+    [
+        replacing({"String": "a"}, "x" * 200),
+        {"type": "Prepend", "prepend": "x" * 200},
+        {"type": "Sequence", "normalizers": [replacing({"String": "a"}, "aa")] * 7},
+    ],
+)
+def test_a_normalizer_that_multiplies_a_text_is_a_model_error(tmp_path, normalizer):
+    (tmp_path / "tokenizer.json").write_text(with_normalizer(normalizer))
+    with pytest.raises(ModelError, match=r"tokenizer\.json: its normalizer replaces a character by up to \d+"):
+        Tokenizer.from_directory(tmp_path)
+
+
+# --- the least number of tokens of a text -------------------------------------------------------------------------
+
+
+def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(monkeypatch):
+    tokenizer = byte_level("qwen2")
+    monkeypatch.setattr(tokenizer, "backend", None)
+    tokenizer._bound = TextBound(byte_level("qwen2").backend)
+    with pytest.raises(RequestError, match=r"its 20000000 characters are at least \d+ tokens, more than 1000"):
+        tokenizer.encode(" " * 20_000_000, max_tokens=1000)
+
+
+def test_a_text_that_may_fit_is_tokenized():
+    assert byte_level().encode("hello " * 4, max_tokens=9) == byte_level().encode("hello " * 4)
+
+
+def bounded():
+    for pre in ("gpt-2", "smollm", "llama-bpe", "qwen2"):
+        yield pre, byte_level(pre)
+    yield "sentence pieces", SENTENCE_PIECE
+    yield "runs of spaces", sentence_piece(user=("▁▁", "▁▁▁"))
+    few = vocabularies.byte_level(words=("\x7f\x7f",))
+    few["tokenizer.ggml.token_type"][10:50] = vocabularies.CONTROL  # bytes that cannot be encoded
+    few["tokenizer.ggml.tokens"][10:50] = [f"<|{i}|>" for i in range(40)]
+    yield "without some bytes", Tokenizer.from_gguf(few)
+
+
+@pytest.mark.parametrize("tokenizer", [pytest.param(made, id=name) for name, made in bounded()])
+@given(text=st.text(alphabet="hello 12\n日本é🙂\0\t\x7f\N{COMBINING ACUTE ACCENT}ᄀ\N{HANGUL JUNGSEONG A}<|im_start|>"))
+def test_no_text_has_fewer_tokens_than_its_bound(tokenizer, text):
+    least = tokenizer._bound.min_tokens(text)
+    assert least <= len(tokenizer.encode(text, add_special_tokens=False))
+    assert least > 0 or not text or tokenizer._bound._dropped
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"normalizer": {"type": "Strip", "strip_left": True, "strip_right": True}},
+        {"normalizer": {"type": "StripAccents"}},
+        {"normalizer": replacing({"String": "a"}, "")},
+        {"normalizer": replacing({"Regex": "a+"}, "a")},
+        {"pre_tokenizer": {"type": "WhitespaceSplit"}},
+        {"pre_tokenizer": {"type": "Split", "pattern": {"String": " "}, "behavior": "Removed", "invert": False}},
+        {"added_tokens": [{"id": 0, "content": "<|im_start|>", "single_word": False, "lstrip": False, "rstrip": True,
+                           "normalized": False, "special": True}]},
+    ],
+)  # fmt: skip
+def test_there_is_no_bound_where_the_tokenizer_removes_characters(tmp_path, change):
+    made = json.loads(byte_level().backend.to_str())
+    (tmp_path / "tokenizer.json").write_text(json.dumps({**made, **change}))
+    assert Tokenizer.from_directory(tmp_path)._bound.min_tokens("a" * 10**6) == 0
+
+
 # --- chat ---------------------------------------------------------------------------------------------------------
 
 HI = [{"role": "user", "content": "hi"}]
@@ -386,6 +471,20 @@ def test_a_damaged_file_is_named(directory, name, content):
 def test_a_template_file_that_is_not_text_is_named(directory):
     (directory / "chat_template.jinja").write_bytes(b"\xff")
     with pytest.raises(ModelError, match=r"chat_template.jinja.*fetch it again"):
+        Tokenizer.from_directory(directory)
+
+
+@pytest.mark.parametrize("name", ["bos_token", "eos_token", "pad_token"])
+def test_a_token_that_is_not_text_is_named(directory, name):
+    (directory / "tokenizer_config.json").write_text(json.dumps({name: "\ud800"}))
+    with pytest.raises(ModelError, match=rf"tokenizer_config.json: {name} is '\\ud800', not Unicode text"):
+        Tokenizer.from_directory(directory)
+
+
+@pytest.mark.parametrize("value", ["2", 1.5, -1, [1, "2"], [[1]], True, {"id": 1}])
+def test_an_end_token_that_is_no_id_is_named(directory, value):
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": value}))
+    with pytest.raises(ModelError, match=r"generation_config.json: eos_token_id is .*, not a token id"):
         Tokenizer.from_directory(directory)
 
 

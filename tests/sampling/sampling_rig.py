@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -94,6 +95,16 @@ def changed_by_rules(z: list[float], p: SamplingParams, prompt: list[int], outpu
     return unless_none_left(dict.fromkeys(ends, -math.inf))
 
 
+def nucleus(order: list[int], weight: Sequence[float], top_p: float) -> list[int]:
+    """The fewest first tokens of the order that have top_p of its weight together."""
+    wanted, reached = top_p * sum(weight[t] for t in order), 0.0
+    for count, t in enumerate(order if top_p < 1 else [], 1):
+        reached += weight[t]
+        if reached >= wanted:
+            return order[:count]
+    return order
+
+
 def token_of(z: list[float], p: SamplingParams, position: int) -> int:
     """Temperature → min-p → top-k → top-p → draw, on the descending order with lower ids first."""
     if p.temperature == 0:
@@ -106,14 +117,7 @@ def token_of(z: list[float], p: SamplingParams, position: int) -> int:
         kept = [t for t in kept if scaled[t] >= least]
     if p.top_k:
         kept = kept[: p.top_k]
-    if p.top_p < 1:
-        wanted, reached, nucleus = float(np.float32(p.top_p)) * sum(weight[t] for t in kept), 0.0, []
-        for t in kept:
-            nucleus.append(t)
-            reached += weight[t]
-            if reached >= wanted:
-                break
-        kept = nucleus
+    kept = nucleus(kept, weight, float(np.float32(p.top_p)))
     noise = gumbel_noise(p.seed, position, np.arange(V))
     return max(kept, key=lambda t: (scaled[t] + noise[t], -t))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+from sampling_rig import nucleus
 
 from foreword.sampling import kept_tokens
 
@@ -20,15 +21,7 @@ def plain(z: list[float], top_k: int, top_p: float, min_p: float) -> list[int]:
     order = [t for t in order if p[t] > 0 and p[t] >= min_p * p.max() * (1 - 1e-12)]
     if top_k:
         order = order[:top_k]
-    if top_p < 1:
-        wanted, reached, kept = top_p * sum(p[t] for t in order), 0.0, []
-        for t in order:
-            kept.append(t)
-            reached += p[t]
-            if reached >= wanted:
-                break
-        order = kept
-    return sorted(order)
+    return sorted(nucleus(order, p, top_p))
 
 
 @given(rows, st.integers(0, 45), st.sampled_from([0.05, 0.31, 0.77, 0.99, 1.0]), st.sampled_from([0.0, 0.11, 0.6, 1.0]))

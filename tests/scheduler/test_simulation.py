@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -86,6 +87,10 @@ def test_both_trace_formats_are_read(tmp_path: Path):
         ("a.jsonl", '{"timestamp": NaN, "input_length": 5, "output_length": 3}\n', 1),
         ("a.jsonl", '{"timestamp": 0, "input_length": -5, "output_length": 3}\n', 1),
         ("a.jsonl", '{"timestamp": 0, "input_length": 5, "output_length": 3, "hash_ids": ["x"]}\n', 1),
+        ("a.jsonl", '{"timestamp": -1, "input_length": 5, "output_length": 3}\n', 1),
+        ("a.jsonl", '{"timestamp": 1e14, "input_length": 5, "output_length": 3}\n', 1),
+        ("a.jsonl", '{"timestamp": 0, "input_length": 2147483648, "output_length": 3}\n', 1),
+        ("a.jsonl", "[" * 100_000, 1),
         ("a.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,374\n", 2),
         ("a.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,374,44\n", 2),
         ("a.csv", "when,in,out\n0,1,2\n", 2),
@@ -121,13 +126,27 @@ def test_prompts_are_alike_only_where_the_trace_says_so():
 
 def test_a_run_that_cannot_be_is_refused():
     trace = Trace((Arrival(0.0, 5, 2),))
-    for speed in (0.0, -1.0, float("nan"), float("inf")):
+    for speed in (0.0, -1.0, 1e-7, 1e7, float("nan"), float("inf")):
         with pytest.raises(ConfigError, match="speed"):
             list(trace.requests(1, speed=speed))
     with pytest.raises(ConfigError, match="max_model_len=1"):
         simulate(trace.requests(1), max_model_len=1, num_blocks=9)
-    with pytest.raises(ConfigError, match="step"):
-        CostModel(step=-0.1)
+    with pytest.raises(ConfigError, match="max_model_len=33: 9 blocks of 4 hold 32 tokens"):
+        simulate(trace.requests(1), max_model_len=33, num_blocks=9, block_size=4)
+    for cost in (-0.1, 1.1e6, float("nan"), float("inf"), "1"):
+        with pytest.raises(ConfigError, match=r"must be in \[0, 1e\+06\] seconds"):
+            CostModel(token=cost)
+
+
+def test_a_prompt_takes_no_more_memory_than_its_limit():
+    arrival = Arrival(0.0, 2**31 - 1, 1, tuple(range(10**5)))
+    tracemalloc.start()
+    try:
+        prompt = arrival.prompt(0, 600)
+        assert tracemalloc.get_traced_memory()[1] < 100_000
+    finally:
+        tracemalloc.stop()
+    assert prompt.tolist() == [0] * 512 + [1] * 88
 
 
 def test_the_histogram_keeps_durations_to_a_percent():
@@ -205,6 +224,7 @@ def test_a_saved_cost_model_is_read_back(tmp_path: Path):
     assert CostModel.read(file) == CostModel(3e-3, 2e-5, 1e-8)
     assert json.loads(file.read_text())["model"] == "a model"
     for text in ("", "[]", "{}", '{"step": "x", "token": 1, "context": 1}', '{"step": -1, "token": 1, "context": 1}',
+                 '{"step": 1e308, "token": 1, "context": 1}', "[" * 100_000, '{"step": true, "token": 1, "context": 1}',
                  '{"step": 0, "token": 0, "context": 0}', '{"step": NaN, "token": 1, "context": 1}'):  # fmt: skip
         file.write_text(text)
         with pytest.raises(ConfigError, match=r"cost\.json"):

@@ -8,35 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foreword.batch import (
-    InputBuffers,
-    KVGroup,
-    NewRequest,
-    RequestStates,
-    prepare_inputs,
-    sampling_metadata,
-)
+from foreword.batch import InputBuffers, KVGroup, prepare_inputs, sampling_metadata
+from foreword.bench.shapes import Shape
 from foreword.errors import ConfigError
 from foreword.executors import Executor
 from foreword.sampling import StepSampling
 from foreword.scheduler.simulation import CostModel
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """``num_reqs`` requests that each compute ``num_new`` tokens after ``num_computed``."""
-
-    num_reqs: int
-    num_new: int
-    num_computed: int
-
-    @property
-    def num_tokens(self) -> int:
-        return self.num_reqs * self.num_new
-
-    @property
-    def num_context_tokens(self) -> int:
-        return self.num_reqs * (self.num_computed + self.num_new)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +36,7 @@ def shapes(
     return [
         shape
         for shape in wanted
-        if shape.num_computed + shape.num_new < max_model_len
+        if shape.length < max_model_len
         and shape.num_tokens <= max_num_batched_tokens
         and shape.num_context_tokens <= max_context_tokens
     ]
@@ -76,26 +53,12 @@ def measure(
     num_runs: int = 3,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Iterator[MeasuredStep]:
-    """Steps as an engine runs them, one shape after the other. Shapes that do not fit in the pool are left out.
-
-    Every request has blocks of its own, so that its context is read from memory.
-    """
-    random = np.random.default_rng(0)
+    """Steps as an engine runs them, one shape after the other. Shapes that do not fit in the pool are left out."""
     for shape in wanted:
-        length = shape.num_computed + shape.num_new
-        held = [-(-length // group.block_size) for group in kv_groups]
-        if 1 + shape.num_reqs * sum(held) > num_blocks or length >= max_model_len:
+        if shape.num_blocks(kv_groups) > num_blocks or shape.length >= max_model_len:
             continue
-        states = RequestStates(
-            max_num_reqs=shape.num_reqs, max_model_len=max_model_len, vocab_size=vocab_size, kv_groups=list(kv_groups)
-        )
-        buffers = InputBuffers.for_states(states, max(shape.num_tokens, 1))
-        free = np.arange(1, 1 + shape.num_reqs * sum(held), dtype=np.int32)
-        for i in range(shape.num_reqs):
-            blocks = np.split(free[i * sum(held) : (i + 1) * sum(held)], np.cumsum(held)[:-1])
-            prompt = random.integers(0, vocab_size, length)
-            states.add_request(NewRequest(str(i), prompt, blocks, (), shape.num_computed))
-        plan = np.arange(shape.num_reqs, dtype=np.int32), np.full(shape.num_reqs, shape.num_new, np.int32)
+        states, plan = shape.admit(vocab_size=vocab_size, max_model_len=max_model_len, kv_groups=kv_groups)
+        buffers = InputBuffers.for_states(states, shape.num_tokens)
         times = []
         for _ in range(1 + num_runs):
             start = clock()

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from foreword.arrays import F32, I32, I64
-from foreword.batch import InputBatch, KVGroup, SamplingParams
+from foreword.batch import InputBatch, KVGroup
+from foreword.bench.turns import greedy
 from foreword.engine.config import EngineConfig
 from foreword.engine.engine import Engine
 from foreword.executors import HostExecutor
@@ -56,8 +57,7 @@ def run(*, num_steps: int = 300, sizes: tuple[int, ...] = (1, 8, 64, 256)) -> It
         )
         rng = np.random.default_rng(0)
         for i in range(size):
-            params = SamplingParams(temperature=0.0, max_tokens=num_steps + 50, ignore_eos=True, detokenize=False)
-            engine.add_request(str(i), rng.integers(0, 64, 128).tolist(), params)
+            engine.add_request(str(i), rng.integers(0, 64, 128).tolist(), greedy(num_steps + 50))
         times: list[int] = []
         while engine.has_work:
             start = time.perf_counter_ns()

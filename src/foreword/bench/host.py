@@ -6,11 +6,11 @@ import gc
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
+from foreword.arrays import AnyArray
 from foreword.batch import (
     InputBatch,
     InputBuffers,
@@ -56,7 +56,7 @@ class Contender(Protocol):
     def prepare(self) -> object: ...
     def ready(self) -> None: ...
     def commit(self) -> None: ...
-    def tensors(self) -> dict[str, npt.NDArray[np.integer[Any]]]: ...
+    def tensors(self) -> dict[str, AnyArray]: ...
 
 
 def new_states(workload: Workload) -> tuple[RequestStates, InputBuffers]:
@@ -125,7 +125,7 @@ class Ours:
     def commit(self) -> None:
         self.states.commit(self.batch, self.step.sampled)
 
-    def tensors(self) -> dict[str, npt.NDArray[np.integer[Any]]]:
+    def tensors(self) -> dict[str, AnyArray]:
         b = self.batch
         return {"input_ids": b.input_ids, "positions": b.positions, "slot_mapping": b.slot_mapping[0]}
 
@@ -135,8 +135,8 @@ class _Sequence:
     tokens: list[int]
     computed: int
     blocks: list[int]
-    temperature: float
-    top_p: float
+    temperature: float = TEMPERATURE
+    top_p: float = TOP_P
 
 
 class PythonLists:
@@ -148,18 +148,20 @@ class PythonLists:
         self.sequences: dict[int, _Sequence] = {}
 
     def take(self, step: Step) -> None:
-        self.step = step
         a = step.arrived
-        tokens, blocks, t, k = a.tokens.tolist(), a.blocks.tolist(), 0, 0
-        self.new: list[tuple[int, _Sequence]] = []
-        for number, n, held, computed in zip(
-            a.numbers.tolist(), a.num_tokens.tolist(), a.num_blocks.tolist(), a.num_computed.tolist(), strict=True
-        ):
-            self.new.append((number, _Sequence(tokens[t : t + n], computed, blocks[k : k + held], TEMPERATURE, TOP_P)))
-            t, k = t + n, k + held
+        self.new = [
+            (number, _Sequence(tokens.tolist(), computed, blocks.tolist()))
+            for number, tokens, computed, blocks in zip(
+                a.numbers.tolist(),
+                np.split(a.tokens, np.cumsum(a.num_tokens)),
+                a.num_computed.tolist(),
+                np.split(a.blocks, np.cumsum(a.num_blocks)),
+                strict=False,
+            )
+        ]
         self.appended = list(zip(step.appended.tolist(), step.new_blocks.tolist(), strict=True))
-        self.scheduled = list(zip(step.scheduled.tolist(), step.num_scheduled.tolist(), strict=True))
-        self.drafts = None if step.drafts is None else step.drafts.tolist()
+        drafts: list[list[int]] = [[]] * len(step.scheduled) if step.drafts is None else step.drafts.tolist()
+        self.scheduled = list(zip(step.scheduled.tolist(), step.num_scheduled.tolist(), drafts, strict=True))
         self.sampled = [[token for token in row if token >= 0] for row in step.sampled.tolist()]
         self.departed = step.departed.tolist()
 
@@ -170,15 +172,14 @@ class PythonLists:
             self.sequences[number] = sequence
         for number, block in self.appended:
             self.sequences[number].blocks.append(block)
+        batch = [self.sequences[number] for number, _, _ in self.scheduled]
         input_ids: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
         query_start_loc = [0]
         seq_lens: list[int] = []
         logits: list[int] = []
-        for b, (number, n) in enumerate(self.scheduled):
-            s = self.sequences[number]
-            drafts = self.drafts[b] if self.drafts is not None else []
+        for s, (_, n, drafts) in zip(batch, self.scheduled, strict=True):
             end = s.computed + n
             input_ids += s.tokens[s.computed : end - len(drafts)] + drafts
             positions += range(s.computed, end)
@@ -187,40 +188,33 @@ class PythonLists:
             query_start_loc.append(query_start_loc[-1] + n)
             seq_lens.append(end)
             logits += range(query_start_loc[-1] - 1 - len(drafts), query_start_loc[-1])
-        width = max(len(self.sequences[number].blocks) for number, _ in self.scheduled)
-        table = [
-            self.sequences[number].blocks + [-1] * (width - len(self.sequences[number].blocks))
-            for number, _ in self.scheduled
-        ]
-        self.arrays: dict[str, npt.NDArray[np.integer[Any]]] = {
+        width = max(len(s.blocks) for s in batch)
+        self.arrays: dict[str, AnyArray] = {
             "input_ids": np.array(input_ids, np.int32),
             "positions": np.array(positions, np.int64),
             "slot_mapping": np.array(slots, np.int64),
             "query_start_loc": np.array(query_start_loc, np.int32),
             "seq_lens": np.array(seq_lens, np.int32),
             "logits_indices": np.array(logits, np.int64),
-            "block_table": np.array(table, np.int32),
+            "block_table": np.array([s.blocks + [-1] * (width - len(s.blocks)) for s in batch], np.int32),
+            "temperature": np.array([s.temperature for s in batch], np.float32),
+            "top_p": np.array([s.top_p for s in batch], np.float32),
         }
-        self.temperature = np.array([self.sequences[number].temperature for number, _ in self.scheduled], np.float32)
-        self.top_p = np.array([self.sequences[number].top_p for number, _ in self.scheduled], np.float32)
         return self.arrays
 
     def ready(self) -> None:
         pass
 
     def commit(self) -> None:
-        for b, (number, n) in enumerate(self.scheduled):
+        for (number, n, drafts), sampled in zip(self.scheduled, self.sampled, strict=True):
             s = self.sequences[number]
-            k = len(self.drafts[b]) if self.drafts is not None else 0
-            sampled = self.sampled[b]
-            if s.computed + n - k < len(s.tokens):
-                s.computed += n
-                continue
-            s.computed += n - k + max(len(sampled) - 1, 0)
-            s.tokens += sampled
+            s.computed += n - len(drafts)
+            if s.computed == len(s.tokens):  # else a part of a prompt
+                s.computed += len(sampled) - 1
+                s.tokens += sampled
 
-    def tensors(self) -> dict[str, npt.NDArray[np.integer[Any]]]:
-        return {name: self.arrays[name] for name in ("input_ids", "positions", "slot_mapping")}
+    def tensors(self) -> dict[str, AnyArray]:
+        return self.arrays
 
 
 def run(

@@ -9,14 +9,14 @@ from typing import Any, cast
 
 import numpy as np
 
-from foreword.batch import InputBatch, InputBuffers, KVGroup, NewRequest, RequestStates, prepare_inputs
+from foreword.batch import InputBatch, InputBuffers, KVGroup, prepare_inputs
+from foreword.bench.shapes import Shape
 from foreword.executors.native import NativeExecutor
 from foreword.models.loader import load_model
 from foreword.native import native
 
 BLOCK_SIZE = 16
-# (requests, tokens per request, computed tokens per request)
-SHAPES = ((1, 1, 256), (8, 1, 256), (32, 1, 256), (64, 1, 256), (1, 512, 0))
+SHAPES = (*(Shape(n, 1, 256) for n in (1, 8, 32, 64)), Shape(1, 512, 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,30 +82,26 @@ def run(
     )
     yield roof
     loaded = load_model(model)
-    most = max(n * -(-(context + q + 64) // BLOCK_SIZE) for n, q, context in SHAPES)
+    groups = [KVGroup(BLOCK_SIZE, sliding_window=g.sliding_window) for g in loaded.spec.kv_groups()]
     for weight_format in weight_formats:
         executor = NativeExecutor(
             loaded.spec,
             loaded.weights,
-            num_blocks=1 + most * len(loaded.spec.kv_groups()),
+            num_blocks=max(shape.num_blocks(groups) for shape in SHAPES),
             block_size=BLOCK_SIZE,
             weight_format=cast(Any, weight_format),
             num_threads=num_threads,
         )
         for shape in SHAPES:
-            yield _measure(executor, roof, weight_format, *shape, repeats)
+            states, plan = shape.admit(vocab_size=loaded.spec.vocab_size, max_model_len=shape.length, kv_groups=groups)
+            buffers = InputBuffers.for_states(states, shape.num_tokens)
+            batch = prepare_inputs(states, plan, buffers, gather_block_tables=False)
+            yield _measure(executor, roof, weight_format, shape, batch, repeats)
 
 
 def _measure(
-    executor: NativeExecutor,
-    roof: Roofline,
-    weight_format: str,
-    num_reqs: int,
-    query_len: int,
-    context: int,
-    repeats: int,
+    executor: NativeExecutor, roof: Roofline, weight_format: str, shape: Shape, batch: InputBatch, repeats: int
 ) -> StepResult:
-    batch = _batch(executor, num_reqs, query_len, context)
     executor.compute(batch, batch.logits_indices)
     times, stages = [], []
     for _ in range(repeats):
@@ -116,15 +112,15 @@ def _measure(
         after = executor.core.stage_seconds()
         stages.append({name: 1e3 * (after[name] - before[name]) for name in after})
     spec = executor.spec
-    tokens = num_reqs * query_len
+    num_reqs, query_len, context = shape.num_reqs, shape.num_new, shape.num_computed
     kv_row = 2 * spec.num_kv_heads * spec.head_dim * spec.num_layers
-    kv_bytes = 2 * kv_row * num_reqs * (context + query_len)
+    kv_bytes = 2 * kv_row * shape.num_context_tokens
     body = spec.num_layers * (
         spec.hidden_size * spec.head_dim * (2 * spec.num_heads + 2 * spec.num_kv_heads)
         + 3 * spec.hidden_size * spec.intermediate_size
     )
-    linear_ops = 2 * (body * tokens + spec.hidden_size * spec.vocab_size * num_reqs)
-    attention_ops = 4 * spec.num_layers * spec.num_heads * spec.head_dim * tokens * (context + query_len / 2)
+    linear_ops = 2 * (body * shape.num_tokens + spec.hidden_size * spec.vocab_size * num_reqs)
+    attention_ops = 4 * spec.num_layers * spec.num_heads * spec.head_dim * shape.num_tokens * (context + query_len / 2)
     peak = {"fp32": roof.f32_gflop_s, "bf16": roof.bf16_gflop_s}.get(weight_format, roof.int8_gop_s)
     memory_ms = 1e3 * (executor.core.packed_bytes + kv_bytes) / (roof.memory_gb_s * 1e9)
     arithmetic_ms = 1e3 * (linear_ops / (peak * 1e9) + attention_ops / (roof.f32_gflop_s * 1e9))
@@ -140,21 +136,3 @@ def _measure(
         fraction=max(memory_ms, arithmetic_ms) / step_ms,
         stages_ms={name: float(np.median([s[name] for s in stages])) for name in stages[0]},
     )
-
-
-def _batch(executor: NativeExecutor, num_reqs: int, query_len: int, context: int) -> InputBatch:
-    """``num_reqs`` requests with ``context`` computed tokens that compute ``query_len`` more. The cache holds zeros."""
-    spec = executor.spec
-    groups = [KVGroup(BLOCK_SIZE, sliding_window=g.sliding_window) for g in spec.kv_groups()]
-    length = context + query_len
-    states = RequestStates(max_num_reqs=num_reqs, max_model_len=length, vocab_size=spec.vocab_size, kv_groups=groups)
-    per_request, next_block = -(-length // BLOCK_SIZE), 1
-    for i in range(num_reqs):
-        blocks = []
-        for _ in groups:
-            blocks.append(list(range(next_block, next_block + per_request)))
-            next_block += per_request
-        states.add_request(NewRequest(str(i), np.full(length, 1000 + i, np.int32), blocks, num_computed_tokens=context))
-    rows = np.arange(num_reqs, dtype=np.int32)
-    buffers = InputBuffers.for_states(states, num_reqs * query_len)
-    return prepare_inputs(states, (rows, np.full(num_reqs, query_len, np.int32)), buffers, gather_block_tables=False)

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from foreword.arrays import F32, I32, I64
-from foreword.batch import InputBatch, SamplingParams
+from foreword.batch import InputBatch
 from foreword.bench.prompts import PROMPTS
+from foreword.bench.turns import Served, chat_prompts, greedy, in_turns
 from foreword.engine.build import build_engine
 from foreword.engine.config import EngineConfig
-from foreword.engine.engine import Engine
 from foreword.engine.speculation import SpeculationConfig
 from foreword.executors import HostExecutor
 from foreword.models.loader import load_model
@@ -66,6 +66,14 @@ class _Runs:
     gaps: list[float] = field(default_factory=list)
     tok_s: list[float] = field(default_factory=list)
 
+    def add(self, served: Served, watched: list[tuple[float, float, bool]]) -> None:
+        mine = (run for run in watched if run[0] >= served.begin)
+        for (begin, end, before), (after, _, prefills) in pairwise(mine):
+            if not before and not prefills:
+                self.steps.append(after - begin)
+                self.gaps.append(after - end)
+        self.tok_s.append(served.num_tokens / (served.end - served.begin))
+
 
 def run(
     model: str,
@@ -94,23 +102,11 @@ def run(
         for speculation in (None, SpeculationConfig())
         for ahead in (False, True)
     }
-    texts = [
-        loaded.tokenizer.apply_chat_template([{"role": "user", "content": message}])
-        for messages in PROMPTS.values()
-        for message in messages
-    ]
-    prompts = [loaded.tokenizer.encode(text, add_special_tokens=False) for text in texts]
+    prompts = chat_prompts(loaded, [message for messages in PROMPTS.values() for message in messages])
     for count in at_once:
-        runs = {key: _Runs() for key in engines}
-        for repeat in range(repeats + 1):
-            wanted: list[list[int]] | None = None
-            for key, engine in engines.items():
-                watched.runs.clear()
-                tokens, tok_s = _serve(engine, list(islice(cycle(prompts), count)), max_tokens)
-                wanted = tokens if wanted is None else wanted
-                assert tokens == wanted, f"speculation, async_scheduling = {key} changed the output"
-                if repeat:  # the first repeat is the warm-up
-                    _note(runs[key], watched.runs, tok_s)
+        runs = {mode: _Runs() for mode in engines}
+        for mode, served in in_turns(engines, list(islice(cycle(prompts), count)), greedy(max_tokens), repeats):
+            runs[mode].add(served, watched.runs)
         for (speculation, ahead), r in runs.items():
             yield OverlapResult(
                 at_once=count,
@@ -123,23 +119,3 @@ def run(
             )
     for engine in engines.values():
         engine.close()
-
-
-def _note(runs: _Runs, watched: list[tuple[float, float, bool]], tok_s: float) -> None:
-    for (begin, end, before), (after, _, prefills) in pairwise(watched):
-        if not before and not prefills:
-            runs.steps.append(after - begin)
-            runs.gaps.append(after - end)
-    runs.tok_s.append(tok_s)
-
-
-def _serve(engine: Engine, prompts: list[list[int]], max_tokens: int) -> tuple[list[list[int]], float]:
-    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, detokenize=False)
-    begin = time.perf_counter()
-    for i, prompt in enumerate(prompts):
-        engine.add_request(str(i), prompt, params)
-    tokens: dict[str, list[int]] = {}
-    while engine.has_work:
-        tokens |= {o.request_id: o.outputs[0].token_ids for o in engine.step()}
-    seconds = time.perf_counter() - begin
-    return [tokens[str(i)] for i in range(len(prompts))], sum(map(len, tokens.values())) / seconds

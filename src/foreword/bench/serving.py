@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
-from foreword import LLM, SamplingParams
+from foreword import LLM
 from foreword.batch import InputBatch
 from foreword.bench.requests import Requests, make
+from foreword.bench.turns import greedy, serve
 from foreword.engine import EngineObserver
 from foreword.errors import ConfigError
 from foreword.scheduler import StepPlan
@@ -55,33 +57,25 @@ def run(llm: LLM, requests: Requests) -> ServingResult:
         raise ConfigError(f"max_num_seqs={most}: {requests.name} needs {requests.max_num_seqs}")
     times = StepTimes()
     engine.observers.add(times)
-    start = time.perf_counter()
-    for i, (prompt, length) in enumerate(zip(requests.prompts, requests.output_lens, strict=True)):
-        params = SamplingParams(temperature=0.0, max_tokens=length, ignore_eos=True, detokenize=False)
-        engine.add_request(f"{requests.name}-{i}", prompt, params)
-    outputs = []
-    while engine.has_work:
-        outputs += engine.step()
-    end = time.perf_counter()
+    served = serve(engine, requests.prompts, list(map(greedy, requests.output_lens)))
     engine.observers.remove(times)
-    generated = sum(len(o.outputs[0].token_ids) for o in outputs)
+    outputs, generated, seconds = served.outputs, served.num_tokens, served.end - served.begin
     if generated != requests.num_output_tokens:
         raise AssertionError(f"{requests.name}: {generated} tokens generated, {requests.num_output_tokens} wanted")
     first = np.array(
         [o.metrics.first_token_time - o.metrics.arrival_time for o in outputs if o.metrics.first_token_time]
     )
-    stamps = [t for t, _ in times.starts] + [end]
-    decode_steps = [b - a for (a, decodes), b in zip(times.starts, stamps[1:], strict=True) if decodes]
-    after_first = start + float(first.max())
+    stamps = [*times.starts, (served.end, False)]
+    decode_steps = [after - before for (before, decodes), (after, _) in pairwise(stamps) if decodes]
     return ServingResult(
         workload=requests.name,
         num_requests=len(requests.prompts),
         num_prompt_tokens=requests.num_prompt_tokens,
         num_output_tokens=generated,
-        seconds=end - start,
-        output_tok_s=generated / (end - start),
+        seconds=seconds,
+        output_tok_s=generated / seconds,
         prompt_tok_s=requests.num_prompt_tokens / float(first.max()),
-        decode_tok_s=(generated - len(outputs)) / (end - after_first) if generated > len(outputs) else 0.0,
+        decode_tok_s=served.decode_tok_s,
         first_token_ms_p50=1e3 * float(np.percentile(first, 50)),
         first_token_ms_p99=1e3 * float(np.percentile(first, 99)),
         step_ms=1e3 * float(np.median(decode_steps)) if decode_steps else 0.0,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from typing import Any
 
@@ -12,11 +12,10 @@ import numpy as np
 
 from foreword.batch import InputBatch, SamplingParams
 from foreword.bench.prompts import PROMPTS
+from foreword.bench.turns import Served, chat_prompts, greedy, in_turns
 from foreword.engine.build import build_engine
 from foreword.engine.config import EngineConfig
-from foreword.engine.engine import Engine
 from foreword.engine.observer import EngineObserver
-from foreword.engine.outputs import RequestOutput
 from foreword.engine.speculation import SpeculationConfig
 from foreword.models.loader import load_model
 from foreword.scheduler import SchedulerConfig, StepPlan
@@ -40,15 +39,6 @@ class SpeculationResult:
     tokens_per_step: float
 
 
-@dataclass(slots=True)
-class _Runs:
-    tok_s: list[float] = field(default_factory=list)
-    drafted: int = 0
-    accepted: int = 0
-    verified: int = 0
-    tokens: int = 0
-
-
 def run(
     model: str,
     *,
@@ -59,7 +49,6 @@ def run(
     at_once: Sequence[int] = (1, 8),
     max_tokens: int = 128,
     repeats: int = 3,
-    temperature: float = 0.0,
     async_scheduling: bool = False,
     options: dict[str, Any] | None = None,
 ) -> Iterator[SpeculationResult]:
@@ -83,62 +72,31 @@ def run(
         name: build_engine(loaded, replace(base, speculation=speculation), runs_on=off.executor, **(options or {}))
         for name, speculation in methods.items()
     }
+    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, detokenize=False)
     for kind, messages in PROMPTS.items():
-        prompts = [
-            loaded.tokenizer.encode(
-                loaded.tokenizer.apply_chat_template([{"role": "user", "content": message}]), add_special_tokens=False
-            )
-            for message in messages
-        ]
+        prompts = chat_prompts(loaded, messages)
         for count in at_once:
             # For a count of 1 each prompt is a batch of its own.
             batches = [[p] for p in prompts] if count == 1 else [list(islice(cycle(prompts), count))]
-            runs = {name: _Runs() for name in engines}
-            for repeat in range(repeats + 1):
-                for batch in batches:
-                    wanted: list[list[int]] | None = None
-                    for name, engine in engines.items():
-                        tokens, tok_s = _serve(engine, batch, max_tokens, temperature, runs[name])
-                        wanted = tokens if wanted is None else wanted
-                        assert tokens == wanted, f"{kind}: {name} changed the output"
-                        if repeat:  # the first repeat is the warm-up
-                            runs[name].tok_s.append(tok_s)
-            for name, r in runs.items():
+            runs: dict[str, list[Served]] = {name: [] for name in engines}
+            for batch in batches:
+                for name, served in in_turns(engines, batch, params, repeats):
+                    runs[name].append(served)
+            rates = {name: np.array([served.decode_tok_s for served in of_method]) for name, of_method in runs.items()}
+            for name, of_method in runs.items():
+                drafted, accepted, verified = np.sum([served.drafts for served in of_method], 0).tolist()
                 yield SpeculationResult(
                     kind=kind,
                     at_once=count,
                     method=name,
-                    tok_s=float(np.median(r.tok_s)),
-                    ratio=float(np.median(np.array(r.tok_s) / np.array(runs["off"].tok_s))),
-                    drafts_per_token=r.drafted / r.tokens,
-                    acceptance=r.accepted / r.drafted if r.drafted else 0.0,
-                    tokens_per_step=1 + r.accepted / r.verified if r.verified else 1.0,
+                    tok_s=float(np.median(rates[name])),
+                    ratio=float(np.median(rates[name] / rates["off"])),
+                    drafts_per_token=drafted / sum(served.num_tokens for served in of_method),
+                    acceptance=accepted / max(drafted, 1),
+                    tokens_per_step=1 + accepted / max(verified, 1),
                 )
     for engine in engines.values():
         engine.close()
-
-
-def _serve(
-    engine: Engine, prompts: list[list[int]], max_tokens: int, temperature: float, runs: _Runs
-) -> tuple[list[list[int]], float]:
-    """The tokens of each prompt, and the rate in tokens per second after all first tokens."""
-    stats = engine.speculation.stats if engine.speculation is not None else None
-    before = (stats.num_drafted, stats.num_accepted, stats.num_steps) if stats is not None else (0, 0, 0)
-    params = SamplingParams(temperature=temperature, seed=1, max_tokens=max_tokens, detokenize=False)
-    for i, prompt in enumerate(prompts):
-        engine.add_request(str(i), prompt, params)
-    outputs: dict[str, RequestOutput] = {}
-    while engine.has_work:
-        outputs |= {o.request_id: o for o in engine.step()}
-    end = time.perf_counter()
-    begin = max(o.metrics.first_token_time or end for o in outputs.values())
-    tokens = [outputs[str(i)].outputs[0].token_ids for i in range(len(prompts))]
-    if stats is not None:
-        runs.drafted += stats.num_drafted - before[0]
-        runs.accepted += stats.num_accepted - before[1]
-        runs.verified += stats.num_steps - before[2]
-    runs.tokens += sum(map(len, tokens))
-    return tokens, (sum(map(len, tokens)) - len(tokens)) / (end - begin)
 
 
 def step_overhead(model: str, *, options: dict[str, Any] | None = None, repeats: int = 12) -> float:
@@ -155,9 +113,7 @@ def step_overhead(model: str, *, options: dict[str, Any] | None = None, repeats:
     drafter = engine.speculation.drafter = _FixedDrafts(engine.states.max_num_draft_tokens)
     fastest: dict[int, float] = {}
     sizes = (1, 2, 3, 5, 9)
-    engine.add_request(
-        "0", [1000] * 128, SamplingParams(temperature=0.0, max_tokens=len(sizes) * repeats + 8, ignore_eos=True)
-    )
+    engine.add_request("0", [1000] * 128, greedy(len(sizes) * repeats + 8))
     sizes_run = StepSizes()
     engine.observers.add(sizes_run)
     for turn in range(len(sizes) * repeats):

@@ -9,6 +9,8 @@ import sys
 import time
 from dataclasses import dataclass
 
+from foreword.errors import EngineError
+
 _CHILD = """
 import json, sys, time
 started = time.time()
@@ -35,11 +37,17 @@ class StartupResult:
 
 
 def run(model: str, options: dict[str, object]) -> StartupResult:
-    """Start a process that loads ``model`` and generates a token. The first call warms the file cache."""
+    """Start a process that loads ``model`` and generates a token. The first call warms the file cache.
+
+    EngineError, with the last line of the process, if it fails.
+    """
     begin = time.time()
     child = subprocess.run(
-        [sys.executable, "-c", _CHILD, model, json.dumps(options)], capture_output=True, text=True, check=True
+        [sys.executable, "-c", _CHILD, model, json.dumps(options)], capture_output=True, text=True, check=False
     )
+    if child.returncode:
+        reason = child.stderr.strip().rpartition("\n")[2]
+        raise EngineError(f"the measured process ended with status {child.returncode}: {reason}")
     started, imported, loaded, first = (t - begin for t in json.loads(child.stdout.splitlines()[-1]))
     peak_kb = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     return StartupResult(started, imported, loaded, first, peak_kb * 1024 / 1e6)

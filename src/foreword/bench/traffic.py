@@ -9,9 +9,8 @@ S5  decode of R requests with 4 drafts each, of which 0 … 4 are accepted
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import numpy as np
 
@@ -92,43 +91,28 @@ class Workload:
             next_block += request.blocks
             return request
 
-        def columns(requests: list[_Request]) -> Arrivals:
-            n = np.array([r.known for r in requests], np.int32)
-            held = np.array([r.blocks for r in requests], np.int32)
-            first = next_block - int(held.sum())
-            return Arrivals(
-                np.array([r.number for r in requests], np.int32),
-                rng.integers(0, VOCAB_SIZE, int(n.sum()), dtype=np.int32),
-                n,
-                np.arange(first, next_block, dtype=np.int32),
-                held,
-                np.array([r.computed for r in requests], np.int32),
-            )
+        def decoding() -> _Request:
+            context = int(rng.integers(900, 1100))
+            return admit(context, context - 1)
 
-        live: deque[_Request] = deque()
+        def columns(requests: list[_Request]) -> Arrivals:
+            numbers, n, computed, held = np.array([astuple(r) for r in requests], np.int32).reshape(-1, 4).T.copy()
+            tokens = rng.integers(0, VOCAB_SIZE, int(n.sum()), dtype=np.int32)
+            blocks = np.arange(next_block - int(held.sum()), next_block, dtype=np.int32)
+            return Arrivals(numbers, tokens, n, blocks, held, computed)
+
+        live: list[_Request] = []
         for t in range(count):
-            arrived: list[_Request] = []
-            departed: list[_Request] = []
-            if t == 0:
-                for _ in range(self.decodes):
-                    context = int(rng.integers(900, 1100))
-                    arrived.append(admit(context, context - 1))
-            else:
-                for r in [r for r in live if r.known > MAX_MODEL_LEN - 2 * (self.num_drafts + 2)]:
-                    departed.append(r)  # at its maximum length: replaced by a new request
-                    context = int(rng.integers(900, 1100))
-                    arrived.append(admit(context, context - 1))
-                for _ in range(self.churn):
-                    departed.append(next(r for r in live if r not in departed))
-                    arrived.append(admit(self.prompt_len, 0))
-                done = [r for r in live if r.known >= self.prompt_len and r.computed >= self.prompt_len]
-                if self.prompts and not self.churn:
-                    departed += [r for r in done if r.number >= self.decodes]
-            for r in departed:
-                live.remove(r)
-            prompts_here = sum(r.number >= self.decodes for r in live)
-            if not self.churn:
-                arrived += [admit(self.prompt_len, 0) for _ in range(self.prompts - prompts_here)]
+            full = [r for r in live if r.known > MAX_MODEL_LEN - 2 * (self.num_drafts + 2)]
+            departed = full + [r for r in live if r not in full][: self.churn]
+            if self.prompts:
+                departed += [r for r in live if r.number >= self.decodes and r.computed >= self.prompt_len]
+            arrived = [decoding() for _ in (full if t else range(self.decodes))]
+            if t:
+                arrived += [admit(self.prompt_len, 0) for _ in range(self.churn)]
+            live = [r for r in live if r not in departed]
+            in_prompt = sum(r.number >= self.decodes for r in live)
+            arrived += [admit(self.prompt_len, 0) for _ in range(self.prompts - in_prompt)]
             live += arrived
             admitted = columns(arrived)
             counts = np.array([min(r.known - r.computed, self.chunk) for r in live], np.int32)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
-from typing import Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperCommand
 
+from foreword import __version__
 from foreword.errors import ForewordError
 
 COMMANDS = {
@@ -51,10 +52,47 @@ for _name, _help in COMMANDS.items():
     app.command(_name, cls=_LazyCommand, help=_help)(lambda: None)
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"foreword {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show it.")
+    ] = False,
+) -> None:
+    pass
+
+
 def main() -> None:
-    """Run `foreword`. A `ForewordError` is printed as one line with exit status 2, not as a traceback."""
+    """Run `foreword` and exit, after a failure with one line on standard error in place of a traceback.
+
+    Exit status: 2 for a `ForewordError` and for wrong usage, 130 after an interrupt, 1 for other failures. If the
+    reader of the output is gone, as in `foreword … | head`, nothing is printed.
+    """
+    for stream in (sys.stdout, sys.stderr):  # text that the terminal cannot show does not fail
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
     except ForewordError as error:
-        print(f"foreword: {error}", file=sys.stderr)
-        sys.exit(2)
+        _fail(error, 2)
+    except (OSError, MemoryError) as error:
+        sys.stdout = None  # what could not be written is not tried again at the exit
+        if isinstance(error, BrokenPipeError):
+            sys.exit(1)
+        _fail(str(error) or "not enough memory", 1)
+    except SystemExit as end:
+        if end.code == 130:
+            _fail("interrupted", 130)
+        raise
+
+
+def _fail(reason: object, status: int) -> NoReturn:
+    print("foreword:", *str(reason).split(), file=sys.stderr)
+    sys.exit(status)

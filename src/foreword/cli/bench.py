@@ -16,21 +16,24 @@ from foreword.bench import kernels as kernels_bench
 from foreword.bench import overlap as overlap_bench
 from foreword.bench import speculation as speculation_bench
 from foreword.bench import startup as startup_bench
-from foreword.cli.options import EngineOptions, Json, MaxTokens, Threads, counts, show, with_engine_options
+from foreword.cli.options import EngineOptions, Json, Threads, counts, not_nan, show, with_engine_options
 from foreword.errors import ConfigError
 
 bench = typer.Typer(
     help="Measure the input layer, the kernels and the whole engine.", no_args_is_help=True, add_completion=False
 )
 
-Repeats = Annotated[int, typer.Option(min=1, help="Runs per workload; the fastest counts.")]
-Turns = Annotated[int, typer.Option(min=1, help="Measured runs of each contender, after one to warm up.")]
+Repeats = Annotated[int, typer.Option(min=1, max=1000, help="Runs per workload; the fastest counts.")]
+Turns = Annotated[int, typer.Option(min=1, max=1000, help="Measured runs of each contender, after one to warm up.")]
+# Fewer tokens may leave no step that only decodes.
+MaxTokens = Annotated[int, typer.Option(min=8, max=512, help="Maximum number of tokens of each answer.")]
+MAX_AT_ONCE = 4096
 AtOnce = Annotated[str, typer.Option(help="Numbers of concurrent requests, separated by commas.")]
 
 
 @bench.command()
 def host(
-    steps: Annotated[int, typer.Option(min=1, help="Steps per workload.")] = 300,
+    steps: Annotated[int, typer.Option(min=1, max=10_000, help="Steps per workload.")] = 300,
     engine: Annotated[
         bool, typer.Option("--engine", help="The whole engine, with a model that computes nothing.")
     ] = False,
@@ -100,9 +103,10 @@ def startup(*, repeats: Repeats = 3, options: EngineOptions) -> None:
 def speculation(
     *,
     draft_model: Annotated[str | None, typer.Option(help="A small model with the same vocabulary.")] = None,
-    num_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of drafts per step.")] = 4,
+    num_tokens: Annotated[int, typer.Option(min=1, max=64, help="Maximum number of drafts per step.")] = 4,
     step_overhead: Annotated[
-        float | None, typer.Option(help="See SpeculationConfig; default: measured at the start.")
+        float | None,
+        typer.Option(min=0, max=1e6, callback=not_nan, help="See SpeculationConfig; default: measured at the start."),
     ] = None,
     adaptive: Annotated[bool, typer.Option(help="Whether drafts with too low an expected gain are omitted.")] = True,
     async_scheduling: Annotated[
@@ -114,7 +118,7 @@ def speculation(
     options: EngineOptions,
 ) -> None:
     """Speculative decoding on fixed prompts, the methods taking turns; all must give the same tokens."""
-    sizes = counts("--at-once", at_once)
+    sizes = counts("--at-once", at_once, MAX_AT_ONCE)
     if step_overhead is None:
         step_overhead = speculation_bench.step_overhead(options.model, options=options.settings)
     if options.as_json:
@@ -156,7 +160,7 @@ def overlap(
     show(
         overlap_bench.run(
             options.model,
-            at_once=counts("--at-once", at_once),
+            at_once=counts("--at-once", at_once, MAX_AT_ONCE),
             max_tokens=max_tokens,
             repeats=repeats,
             options=options.settings,

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from foreword.bench.calibrate import fit, measure, shapes
-from foreword.cli.options import BlockSize, Budget, MaxModelLen
+from foreword.cli.options import MAX_THREADS, BlockSize, Budget, MaxModelLen, MaxNumSeqs
 from foreword.engine.build import build_executor, pool_size, uses_native
 from foreword.engine.config import EngineConfig
 from foreword.models.loader import load_model
@@ -19,18 +19,24 @@ def calibrate(
     model: Annotated[str, typer.Argument(help="A name from `foreword models list`, or a path.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="File for the cost model, as JSON.")] = Path("cost.json"),
     max_model_len: MaxModelLen = 2048,
-    max_num_seqs: Annotated[int, typer.Option(min=1, help="Maximum number of requests per step.")] = 64,
+    max_num_seqs: MaxNumSeqs = 64,
     budget: Budget = 512,
-    max_context_tokens: Annotated[int, typer.Option(help="Maximum number of context tokens per step.")] = 16384,
+    max_context_tokens: Annotated[
+        int, typer.Option(min=1, max=2**30, help="Maximum number of context tokens per step.")
+    ] = 16384,
     block_size: BlockSize = 16,
-    num_runs: Annotated[int, typer.Option(min=1, help="Timed runs per shape.")] = 3,
+    num_runs: Annotated[int, typer.Option(min=1, max=1000, help="Timed runs per shape.")] = 3,
     executor: Annotated[str, typer.Option(help="auto, native or numpy.")] = "auto",
-    threads: Annotated[int, typer.Option(help="Threads of the native executor. 0: all cores.")] = 0,
+    threads: Annotated[
+        int, typer.Option(min=0, max=MAX_THREADS, help="Threads of the native executor. 0: all cores.")
+    ] = 0,
 ) -> None:
     """Time real steps of many shapes, fit a linear cost model and save it.
 
     seconds of a step = step + token · scheduled tokens + context · context tokens
     """
+    if not out.parent.is_dir() or out.is_dir():
+        raise typer.BadParameter(f"{out}: not a file in an existing folder", param_hint="--out")
     loaded = load_model(model)
     config = EngineConfig(
         max_model_len=min(max_model_len, loaded.spec.longest_model_len),

@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from foreword.cli.options import BlockSize, Budget, MaxModelLen
-from foreword.errors import ConfigError
+from foreword.cli.options import BlockSize, Budget, MaxModelLen, counts
 from foreword.insight.steps import step_as_json
 from foreword.insight.toy import toy_steps
 
@@ -17,8 +16,10 @@ def explain(
     budget: Budget = 10,
     block_size: BlockSize = 2,
     max_model_len: MaxModelLen = 12,
-    steps: Annotated[int, typer.Option(min=1, help="Number of steps to show.")] = 2,
-    token: Annotated[int | None, typer.Option(min=0, help="Describe the origin of one token of each step.")] = None,
+    steps: Annotated[int, typer.Option(min=1, max=2**20, help="Number of steps to show.")] = 2,
+    token: Annotated[
+        int | None, typer.Option(min=0, max=2**20, help="Describe the origin of one token of each step.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the tensors as JSON, one step per line.")] = False,
 ) -> None:
     """Show what a step prepares: which tokens, at which positions, from which rows, into which slots.
@@ -28,16 +29,13 @@ def explain(
     """
     if as_json and token is not None:
         raise typer.BadParameter("cannot be combined with --json; give one of them", param_hint="--token")
-    try:
-        lengths = [int(part) for part in prompts.split(",")]
-    except ValueError:
-        raise ConfigError(f"--prompts {prompts!r}: give lengths separated by commas, such as 3,2,8") from None
+    lengths = counts("--prompts", prompts, max_model_len - 1)
     widest = 0
     shown = toy_steps(lengths, budget=budget, block_size=block_size, max_model_len=max_model_len, steps=steps)
-    for i, (batch, states) in enumerate(shown):
+    for i, batch in enumerate(shown):
         widest = max(widest, batch.num_tokens)
         if as_json:
-            print(step_as_json(batch, states))
+            print(step_as_json(batch))
         elif token is None:
             print(("\n" if i else "") + str(batch.explain()))
         elif token < batch.num_tokens:

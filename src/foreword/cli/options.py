@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import Field, asdict, dataclass
 from functools import wraps
@@ -15,11 +16,12 @@ from foreword.errors import ConfigError
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, one result per line.")]
 Model = Annotated[str, typer.Option(help="A known name, a .gguf file, a directory of safetensors, or a hub id.")]
-Threads = Annotated[int | None, typer.Option(help="Threads; default: the physical cores.")]
-Budget = Annotated[int, typer.Option(min=1, help="Maximum number of tokens per step.")]
-BlockSize = Annotated[int, typer.Option(min=1, help="Tokens per KV block.")]
-MaxModelLen = Annotated[int, typer.Option(min=1, help="Maximum number of tokens of a request.")]
-MaxTokens = Annotated[int, typer.Option(min=1, help="Maximum number of tokens of each answer.")]
+MAX_THREADS = 1024
+Threads = Annotated[int | None, typer.Option(min=1, max=MAX_THREADS, help="Threads; default: the physical cores.")]
+Budget = Annotated[int, typer.Option(min=1, max=2**20, help="Maximum number of tokens per step.")]
+BlockSize = Annotated[int, typer.Option(min=1, max=2**16, help="Tokens per KV block.")]
+MaxNumSeqs = Annotated[int, typer.Option(min=1, max=2**16, help="Maximum number of running requests.")]
+MaxModelLen = Annotated[int, typer.Option(min=2, max=2**24, help="Maximum number of tokens of a request.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +64,24 @@ def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def counts(option: str, text: str) -> list[int]:
-    """Positive integers separated by commas. ConfigError, naming the option, for anything else."""
-    found = text.split(",")
-    if not all(part.strip().isdecimal() and int(part) for part in found):
-        raise ConfigError(f"{option} {text!r}: must be whole numbers above zero, separated by commas, such as 1,8")
-    return [int(part) for part in found]
+def not_nan(value: float | None) -> float | None:
+    """Callback of a number with a range, which NaN is not refused by."""
+    if value is not None and math.isnan(value):
+        raise typer.BadParameter("nan is not a number.")
+    return value
+
+
+def counts(option: str, text: str, most: int) -> list[int]:
+    """Integers in [1, most] separated by commas. ConfigError, naming the option, for anything else."""
+    try:
+        found = list(map(int, text.split(",")))
+    except ValueError:
+        found = [0]
+    if not all(1 <= count <= most for count in found):
+        raise ConfigError(
+            f"{option} {text!r:.80}: must be whole numbers above zero, at most {most}, separated by commas, such as 1,8"
+        )
+    return found
 
 
 class Result(Protocol):

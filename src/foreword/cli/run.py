@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from foreword import LLM, SamplingParams
-from foreword.cli.options import MaxTokens, Model
+from foreword.cli.options import Model
 from foreword.executors.native import NativeExecutor
 from foreword.insight.steps import StepInspector
 
@@ -17,8 +17,10 @@ from foreword.insight.steps import StepInspector
 def run(
     prompt: Annotated[str, typer.Argument(help="The prompt, or with --raw the text to continue.")],
     model: Model = "smollm2",
-    max_tokens: MaxTokens = 128,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    max_tokens: Annotated[
+        int, typer.Option(min=1, max=2**24, help="Maximum number of tokens. The default of the Python API is 16.")
+    ] = 128,
+    temperature: Annotated[float, typer.Option(help="0 is greedy. The default of the Python API is 1.")] = 0.0,
     top_p: Annotated[float, typer.Option(help="Sample from the most likely tokens with this total probability.")] = 1.0,
     top_k: Annotated[int, typer.Option(help="Sample from this many most likely tokens; 0: all.")] = 0,
     seed: Annotated[int | None, typer.Option(help="Seed of the sampler: equal seeds give equal answers.")] = None,
@@ -26,12 +28,13 @@ def run(
     show_steps: Annotated[
         bool, typer.Option("--explain", help="Show the tables of the first steps, and the memory in use.")
     ] = False,
-    steps: Annotated[int, typer.Option(min=1, help="Number of steps that --explain shows.")] = 2,
+    steps: Annotated[int, typer.Option(min=1, max=2**20, help="Number of steps that --explain shows.")] = 2,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Generate an answer with a real model on this machine's CPU."""
-    llm = LLM(model)
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed)
+    params.check()  # before the model is loaded
+    llm = LLM(model)
     inspector = StepInspector(steps)
     if show_steps:
         if isinstance(llm.engine.executor, NativeExecutor):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any
 
 from foreword.batch import SamplingParams
@@ -35,7 +37,7 @@ class AsyncLLM(AsyncEngine):
     def tokenizer(self) -> Tokenizer:
         return self.model.tokenizer
 
-    def chat(
+    async def chat(
         self,
         messages: Sequence[Message],
         params: SamplingParams | None = None,
@@ -50,5 +52,8 @@ class AsyncLLM(AsyncEngine):
         template: further variables of the template. options: as `generate`.
         """
         variables = {**(template or {}), "tools": tools, "add_generation_prompt": add_generation_prompt}
-        text, prompt = chat_prompt(self.tokenizer, messages, variables)
-        return self.generate(prompt, params, prompt_text=text, **options)
+        limit = self.engine.states.max_model_len
+        text, prompt = await asyncio.to_thread(chat_prompt, self.tokenizer, messages, variables, limit)
+        async with aclosing(self.generate(prompt, params, prompt_text=text, **options)) as outputs:
+            async for output in outputs:
+                yield output

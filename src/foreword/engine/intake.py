@@ -26,7 +26,7 @@ Prompt = str | Sequence[int]
 class Tokenizer(Protocol):
     """The part of a tokenizer that the engine uses."""
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
+    def encode(self, text: str, add_special_tokens: bool = True, *, max_tokens: int | None = None) -> list[int]: ...
 
     def detokenizer(self, skip_special_tokens: bool = True, *, continues: bool = False) -> Detokenizer: ...
 
@@ -133,7 +133,10 @@ class Intake:
     def _encode(self, request_id: str, text: str) -> list[int]:
         if self._tokenizer is None:
             raise RequestError(request_id, "prompt", text, "needs a tokenizer", "Pass token ids.")
-        return self._tokenizer.encode(text)
+        try:
+            return self._tokenizer.encode(text, max_tokens=self._states.max_model_len)
+        except RequestError as error:
+            raise RequestError(request_id, "prompt", error.value, error.reason, error.fix) from None
 
     def _bad_words(self, params: SamplingParams) -> list[list[int]]:
         """The tokens of each bad word, at the beginning of a text and inside it."""

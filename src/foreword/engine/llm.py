@@ -83,7 +83,8 @@ class LLM:
         """Complete one prompt or many, in one list in the order given.
 
         prompts: a text, token ids, or a list of either. sampling_params: one for all, or one per prompt; None:
-        the defaults. progress: a bar on standard error; None: if that is a terminal.
+        the defaults, temperature 1 and 16 tokens (those of `foreword run` are 0 and 128). progress: a bar on standard
+        error; None: if that is a terminal.
 
         RequestError for a prompt or parameter that cannot be served, with its index in the list, before any request
         has started. A request that fails later, such as for logits that are not numbers, has its error in
@@ -103,7 +104,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer one conversation or many through the model's chat template. template: further variables of it."""
         template |= {"tools": tools, "add_generation_prompt": add_generation_prompt}
-        prompts = [chat_prompt(self.tokenizer, c, template) for c in as_conversations(messages)]
+        limit = self.engine.states.max_model_len
+        prompts = [chat_prompt(self.tokenizer, c, template, limit) for c in as_conversations(messages)]
         return self._run(prompts, sampling_params, progress)
 
     def _run(
@@ -154,11 +156,12 @@ class LLM:
 
 
 def chat_prompt(
-    tokenizer: Tokenizer, messages: Sequence[Message], template: Mapping[str, Any]
+    tokenizer: Tokenizer, messages: Sequence[Message], template: Mapping[str, Any], max_tokens: int
 ) -> tuple[str, list[int]]:
     """A conversation as text and token ids, through the chat template with these variables."""
     text = tokenizer.apply_chat_template(messages, **template)
-    return text, tokenizer.encode(text, add_special_tokens=False)  # the template writes the special tokens
+    # The template writes the special tokens.
+    return text, tokenizer.encode(text, add_special_tokens=False, max_tokens=max_tokens)
 
 
 def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

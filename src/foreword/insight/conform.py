@@ -5,9 +5,10 @@ The format: docs/conformance.md. Golden traces made from the definition ship in 
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+import reprlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +24,20 @@ from foreword.batch import (
     RequestStates,
     prepare_inputs,
 )
-from foreword.batch.proof.spec import TENSORS, TensorSpec
+from foreword.batch.proof.spec import TensorSpec
+from foreword.batch.values.integers import INT32_MAX, is_int32
 from foreword.batch.values.plan import Backend
 from foreword.errors import ForewordError, PlanError
-from foreword.insight.record import FORMAT, RECORDED
+from foreword.insight.record import FORMAT, RECORDED, STEP_TENSORS, value_of
+from foreword.jsonfile import parse_object, read_bytes
 
 VECTORS = Path(__file__).parent / "vectors"
-_DERIVED = tuple(spec for spec in TENSORS if spec.name in ("block_numbers", "block_offsets"))
-_SPECS = {spec.name: spec for spec in (*RECORDED, *_DERIVED)}
+_SPECS = {
+    spec.name: spec for spec in STEP_TENSORS if spec in RECORDED or spec.name in ("block_numbers", "block_offsets")
+}
 _EVENTS = {"add", "append_blocks", "remove", "step", "commit"}
+MAX_ENTRIES, MAX_GROUPS = 2**28, 256
+"""Limits of a replay: the entries of all its arrays, 4 bytes each, and its KV groups."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +55,9 @@ class Difference:
     def __str__(self) -> str:
         where = f"[{', '.join(map(str, self.index))}]" if self.index else ""
         owner = f" (request {self.request!r})" if self.request is not None else ""
-        return (
-            f"line {self.line}, step {self.step}: {self.tensor}{where}{owner}: expected {self.expected}, got {self.got}"
-        )
+        values = (value if isinstance(value, str) else reprlib.repr(value) for value in (self.expected, self.got))
+        expected, got = (f"{text:.80}" for text in values)
+        return f"line {self.line}, step {self.step}: {self.tensor}{where}{owner}: expected {expected}, got {got}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,39 +87,40 @@ def golden_vectors() -> list[Path]:
 
 def run(path: str | Path, *, backend: Backend = "auto") -> Report:
     """Replay a trace. Differences are reported; PlanError, with the line, for a trace that cannot be replayed."""
-    replay = _Replay(backend)
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise PlanError(f"{path}: {error}") from None
+    lines = read_bytes(Path(path), PlanError).splitlines()
+    replay = _Replay(backend, len(lines))
     for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            replay.apply(number, json.loads(line))
-        except (ForewordError, KeyError, TypeError, ValueError, AttributeError) as error:
-            raise PlanError(f"{path}, line {number}: {type(error).__name__}: {error}") from error
+        if line.strip():
+            replay.apply(number, line, f"{path}, line {number}")
     if replay.states is None:
         raise PlanError(f"{path}: the trace is empty; its first line must be a header")
     return Report(str(path), replay.num_steps, replay.num_tensors, tuple(replay.differences))
 
 
 class _Replay:
-    def __init__(self, backend: Backend) -> None:
+    states: RequestStates | None = None
+    batch: InputBatch | None = None
+    num_steps = num_tensors = 0
+
+    def __init__(self, backend: Backend, num_lines: int) -> None:
         self.backend: Backend = backend
-        self.states: RequestStates | None = None
-        self.batch: InputBatch | None = None
-        self.num_steps = self.num_tensors = 0
+        self.num_lines = num_lines
         self.differences: list[Difference] = []
 
-    def apply(self, number: int, line: dict[str, Any]) -> None:
-        if self.states is None:
-            self._begin(line)
-            return
-        states = self.states
-        if len(_EVENTS & line.keys()) != 1:
-            raise ValueError(f"expected one of add, append_blocks, remove, step and commit, got {sorted(line)}")
-        match line:
+    def apply(self, number: int, line: bytes, source: str) -> None:
+        event = parse_object(line, source, PlanError)
+        try:
+            if self.states is None:
+                self._begin(event)
+            else:
+                self._apply(self.states, number, event)
+        except (ForewordError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            raise PlanError(f"{source}: {type(error).__name__}: {error}") from error
+
+    def _apply(self, states: RequestStates, number: int, event: dict[str, Any]) -> None:
+        if len(_EVENTS & event.keys()) != 1:
+            raise ValueError(f"expected one of add, append_blocks, remove, step and commit, got {sorted(event)}")
+        match event:
             case {"add": request}:
                 states.add_request(NewRequest(**request))
             case {"append_blocks": {"req_id": req_id, "block_ids": block_ids}}:
@@ -122,7 +129,7 @@ class _Replay:
                 states.row_of(req_id)  # raises for an unknown request
                 states.remove_request(req_id)
             case {"step": plan, **rest}:
-                self._step(number, plan, rest.get("tensors", {}))
+                self._step(states, number, plan, rest.get("tensors", {}))
             case {"commit": sampled}:
                 if self.batch is None:
                     raise ValueError("a commit needs a step before it")
@@ -134,22 +141,38 @@ class _Replay:
         if header.get("foreword_trace") != FORMAT:
             raise ValueError(f'the first line must hold "foreword_trace": {FORMAT}')
         cp = header.get("context_parallel")
+        groups = [KVGroup(**group) for group in header["kv_groups"][: MAX_GROUPS + 1]]
+        if len(groups) > MAX_GROUPS:
+            raise ValueError(f"kv_groups: {len(header['kv_groups'])} groups, above the limit of {MAX_GROUPS}")
+        sizes = {name: header[name] for name in ("max_num_reqs", "max_num_batched_tokens", "max_model_len")}
+        drafts = header.get("max_num_draft_tokens", 0)
+        for name, size in (*sizes.items(), ("max_num_draft_tokens", drafts)):
+            if not is_int32(size, 0):
+                raise ValueError(f"{name}={reprlib.repr(size)}: must be in [0, {INT32_MAX}]")
+        reqs, tokens, length = sizes.values()
+        reqs = min(reqs, self.num_lines)  # one line adds one request at most
+        blocks = sum(-(-length // group.block_size) for group in groups)
+        entries = reqs * (length + 2 * blocks + 2 * drafts) + tokens * (8 + 2 * len(groups))
+        if entries > MAX_ENTRIES:
+            raise ValueError(
+                f"{sizes}, max_num_draft_tokens={drafts}: the replay of {self.num_lines} lines would need {entries} "
+                f"entries, above the limit of {MAX_ENTRIES}; record with the sizes that the engine uses"
+            )
         self.states = RequestStates(
-            max_num_reqs=header["max_num_reqs"],
-            max_model_len=header["max_model_len"],
+            max_num_reqs=reqs,
+            max_model_len=length,
             vocab_size=header["vocab_size"],
-            kv_groups=[KVGroup(**group) for group in header["kv_groups"]],
-            max_num_draft_tokens=header.get("max_num_draft_tokens", 0),
+            kv_groups=groups,
+            max_num_draft_tokens=drafts,
             context_parallel=None if cp is None else ContextParallel(**cp),
             null_block=header.get("null_block", 0),
         )
-        self.buffers = InputBuffers.for_states(self.states, header["max_num_batched_tokens"])
+        self.buffers = InputBuffers.for_states(self.states, tokens)
 
-    def _step(self, number: int, plan: dict[str, Any], tensors: dict[str, Any]) -> None:
-        assert self.states is not None
+    def _step(self, states: RequestStates, number: int, plan: dict[str, Any], tensors: dict[str, Any]) -> None:
         pads = plan.get("pad_to")
         self.batch = batch = prepare_inputs(
-            self.states,
+            states,
             plan["num_scheduled_tokens"],
             self.buffers,
             draft_tokens=plan.get("draft_tokens"),
@@ -166,76 +189,56 @@ class _Replay:
                 self.differences.append(Difference(number, self.num_steps, name, index, request, expected, got))
 
 
-Found = tuple[tuple[int, ...], str | None, object, object]
-
-
-def _differences(batch: InputBatch, name: str, theirs: Any) -> Iterator[Found]:
+def _differences(batch: InputBatch, name: str, theirs: Any) -> Iterator[tuple[tuple[int, ...], str | None, Any, Any]]:
     """(index, request, expected, got) of the entries of one tensor that differ."""
-    if name == "req_ids":
-        yield from _compare(list(batch.req_ids), theirs, ())
-        return
-    if name not in _SPECS:
-        raise ValueError(f"{name} is not a tensor of a trace; use one of req_ids, {', '.join(_SPECS)}")
-    spec = _SPECS[name]
-    ours: Any
-    if spec in _DERIVED:
-        ours = [getattr(batch.explain(g), name) for g in range(len(batch.slot_mapping))]
-    else:
-        ours = getattr(batch, name)
-    if ours is None:
+    spec = _SPECS.get(name)
+    if spec is None and name != "req_ids":
+        raise ValueError(f"{name!r:.80} is not a tensor of a trace; use one of req_ids, {', '.join(_SPECS)}")
+    ours = value_of(batch, spec) if spec else list(batch.req_ids)
+    if spec and ours is None:
         raise ValueError(f"{name} needs {spec.optional} in the first line")
-    if (spec.per_group or np.ndim(ours)) and not isinstance(theirs, list):
-        raise ValueError(f"{name}: expected a list, got {theirs!r}")
-    if name == "attention_state":
-        yield from _compare([ours.name], [theirs], None)
-    elif spec.per_group:
-        if len(theirs) != len(ours):
-            yield (), None, f"{len(ours)} KV groups", f"{len(theirs)}"
-        for g, (mine, other) in enumerate(zip(ours, theirs, strict=False)):
-            yield from _arrays(batch, spec, mine, other, (g,))
-    elif np.ndim(ours) == 0:
-        yield from _compare([int(ours)], [theirs], None)
-    else:
-        yield from _arrays(batch, spec, ours, theirs, ())
+    if isinstance(ours, list) and not isinstance(theirs, list):
+        raise ValueError(f"{name}: expected a list, got {reprlib.repr(theirs)}")
+    for index, expected, got in _compare(ours, theirs, _axes(batch, spec) if spec else [None]):
+        yield index, _owner(batch, spec, index[spec.per_group :]) if spec else None, expected, got
 
 
-def _arrays(batch: InputBatch, spec: TensorSpec, ours: Any, theirs: Any, prefix: tuple[int, ...]) -> Iterator[Found]:
-    """Differences of two arrays, which may differ in length by entries that hold padding."""
-    mine = ours.tolist()
-    named = {"T": batch.num_tokens, "null": batch.states.null_block}
-    pad: Any = named[spec.padding] if isinstance(spec.padding, str) else spec.padding
-    # The width of block tables depends on the engine.
-    if ours.ndim == 2 and all(isinstance(row, list) for row in theirs):
-        widest = max(map(len, (*mine, *theirs)), default=0)
-        mine, theirs = ([[*row, *[pad] * (widest - len(row))] for row in table] for table in (mine, theirs))
-    if spec.padding is not None:
-        if isinstance(pad, int) and ours.ndim == 2:
-            pad = [pad] * len((mine or theirs or [[]])[0])
-        longest = max(len(mine), len(theirs))
-        live = {"Tp": batch.num_tokens, "Bp": batch.num_reqs, "Bp+1": batch.num_reqs + 1}[spec.shape[0]]
-        mine += [pad] * (longest - len(mine))
-        if len(theirs) >= live:
-            theirs = list(theirs) + [pad] * (longest - len(theirs))
-    for index, request, expected, got in _compare(mine, theirs, prefix):
-        yield index, request or _owner(batch, spec, index[len(prefix) :]), expected, got
+Axis = tuple[Any, int] | None
 
 
-def _compare(mine: list[Any], theirs: list[Any], prefix: tuple[int, ...] | None) -> Iterator[Found]:
-    if len(mine) != len(theirs):
-        yield prefix or (), None, f"{len(mine)} entries", f"{len(theirs)}"
+def _axes(batch: InputBatch, spec: TensorSpec) -> list[Axis]:
+    """Per axis (value of entries past the end, entries that must be given); None: as many entries as in the definition.
+
+    Padding may be absent, and the width of block tables depends on the engine.
+    """
+    named: dict[Any, Any] = {"T": batch.num_tokens, "null": batch.states.null_block}
+    pad = named.get(spec.padding, spec.padding)
+    given = {"Tp": batch.num_tokens, "Bp": batch.num_reqs, "Bp+1": batch.num_reqs + 1, "K": 0}
+    axes: list[Axis] = [(pad, given[axis]) if axis in given else None for axis in spec.shape]
+    if axes[1:]:
+        axes[0] = [], batch.num_reqs  # a row that is absent has no entries
+    return [None, *axes] if spec.per_group else axes
+
+
+def _compare(
+    ours: Any, theirs: Any, axes: Sequence[Axis], at: tuple[int, ...] = ()
+) -> Iterator[tuple[tuple[int, ...], Any, Any]]:
+    """(index, expected, got) of the values that differ."""
+    if not (isinstance(ours, list) and isinstance(theirs, list)):
+        if ours != theirs:
+            yield at, ours, theirs
         return
-    for i, (expected, got) in enumerate(zip(mine, theirs, strict=True)):
-        if expected == got:
-            continue
-        if isinstance(expected, list) and isinstance(got, list):
-            yield from _compare(expected, got, (*(prefix or ()), i))
-        else:
-            yield () if prefix is None else (*prefix, i), None, expected, got
+    axis, *inner = axes
+    if len(theirs) < axis[1] if axis else len(theirs) != len(ours):
+        yield at, f"{len(ours)} entries", f"{len(theirs)}"
+        return
+    for i, (expected, got) in enumerate(zip_longest(ours, theirs, fillvalue=axis and axis[0])):
+        yield from _compare(expected, got, inner, (*at, i))
 
 
 def _owner(batch: InputBatch, spec: TensorSpec, index: tuple[int, ...]) -> str | None:
     """The request that an entry belongs to, None for padding."""
-    if not index:
+    if not index or not spec.shape:
         return None
     requests = np.arange(batch.num_reqs)
     owners: dict[str, AnyArray] = {

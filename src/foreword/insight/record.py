@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -11,34 +13,41 @@ import numpy as np
 
 from foreword.arrays import I32
 from foreword.batch import InputBatch, RequestStates
-from foreword.batch.proof.spec import TENSORS, Level
+from foreword.batch.proof.spec import TENSORS, Level, TensorSpec
 from foreword.engine.engine import Engine
 from foreword.engine.observer import EngineObserver
+from foreword.errors import ConfigError
 from foreword.sampling import Sampled
 from foreword.scheduler import StepPlan
 
 FORMAT = 1
+GROUP_KEYS = ("block_size", "sliding_window", "context_parallel", "recurrent")
 
-# The tensors of a trace: all but those with row numbers, which differ between engines, and those that only this library
-# has.
+STEP_TENSORS = tuple(spec for spec in TENSORS if spec.level is not Level.SYSTEM)
+# Row numbers, which differ between engines, and what only this library has.
 _OWN = {"idx_mapping", "expanded_idx_mapping", "row_generation", "num_placeholders", "num_blocks"}
-RECORDED = tuple(t for t in TENSORS if t.level is not Level.SYSTEM and t.attribute != "explain" and t.name not in _OWN)
+RECORDED = tuple(spec for spec in STEP_TENSORS if spec.attribute != "explain" and spec.name not in _OWN)
+"""The tensors of a trace."""
 
 
-def tensors_of(batch: InputBatch) -> dict[str, Any]:
-    """The step's tensors as plain lists; one list per KV group for tensors that exist per group."""
-    out: dict[str, Any] = {"req_ids": list(batch.req_ids)}
-    for spec in RECORDED:
-        if spec.optional == "gathered block tables" and not batch.is_gathered:
-            continue
-        value = getattr(batch, spec.name)
-        if spec.name == "attention_state":
-            out[spec.name] = value.name
-        elif spec.per_group:
-            out[spec.name] = [array.tolist() for array in value]
-        elif value is not None:
-            out[spec.name] = np.asarray(value).tolist()
-    return out
+def value_of(batch: InputBatch, spec: TensorSpec) -> Any:
+    """A tensor of a step as plain lists, one per KV group if it exists per group; None if the step does not have it."""
+    if spec.optional == "gathered block tables" and not batch.is_gathered:
+        return None
+    if spec.attribute == "explain":
+        return [getattr(batch.explain(group), spec.name).tolist() for group in range(len(batch.slot_mapping))]
+    value = getattr(batch, spec.name)
+    if spec.per_group:
+        return [array.tolist() for array in value]
+    if isinstance(value, Enum):
+        return value.name
+    return None if value is None else np.asarray(value).tolist()
+
+
+def values_of(batch: InputBatch, specs: Iterable[TensorSpec]) -> dict[str, Any]:
+    """``req_ids``, and those of the tensors that the step has, by name."""
+    values = {spec.name: value_of(batch, spec) for spec in specs}
+    return {"req_ids": list(batch.req_ids)} | {name: value for name, value in values.items() if value is not None}
 
 
 class TraceRecorder:
@@ -56,7 +65,7 @@ class TraceRecorder:
 
     def __init__(self, path: str | Path, states: RequestStates, max_num_batched_tokens: int) -> None:
         if len(states):
-            raise ValueError(f"a trace starts with no requests, and there are {len(states)}")
+            raise ConfigError(f"a trace starts with no requests, and there are {len(states)}: record from the start")
         self._states = states
         self._file = Path(path).open("w", encoding="utf-8")  # noqa: SIM115 (closed by close)
         self._held: dict[str, list[int]] = {}  # blocks recorded so far, per request and group
@@ -111,21 +120,17 @@ class TraceRecorder:
 
     def step(self, batch: InputBatch) -> None:
         """Record a step that was just prepared."""
-        tensors = tensors_of(batch)
-        for req_id in tensors["req_ids"]:
-            for line in self._grown(req_id):
-                self._write(line)
-        drafts = np.split(batch.draft_token_ids, batch.cu_num_draft_tokens[1:-1])
+        for req_id, row in zip(batch.req_ids, batch.idx_mapping.tolist(), strict=True):
+            self._write_new_blocks(req_id, row)
         counts = batch.num_scheduled_tokens.tolist()
-        plan: dict[str, Any] = {"num_scheduled_tokens": dict(zip(tensors["req_ids"], counts, strict=True))}
+        plan: dict[str, Any] = {"num_scheduled_tokens": dict(zip(batch.req_ids, counts, strict=True))}
         if len(batch.draft_token_ids):
-            plan["draft_tokens"] = {
-                req_id: ids.tolist() for req_id, ids in zip(tensors["req_ids"], drafts, strict=True) if len(ids)
-            }
+            drafts = np.split(batch.draft_token_ids, batch.cu_num_draft_tokens[1:-1])
+            plan["draft_tokens"] = {r: ids.tolist() for r, ids in zip(batch.req_ids, drafts, strict=True) if len(ids)}
         padded = batch.num_tokens_padded, batch.num_reqs_padded
         if padded != (batch.num_tokens, batch.num_reqs):
             plan["pad_to"] = padded
-        self._write({"step": plan, "tensors": tensors})
+        self._write({"step": plan, "tensors": values_of(batch, RECORDED)})
 
     def commit(self, batch: InputBatch, sampled: Mapping[str, Sequence[int]] | I32) -> None:
         """Record the samples that were committed."""
@@ -136,14 +141,12 @@ class TraceRecorder:
             lists = {r: [t for t in row if t >= 0] for r, row in zip(batch.req_ids, table.tolist(), strict=True)}
         self._write({"commit": {req_id: tokens for req_id, tokens in lists.items() if tokens}})
 
-    def _grown(self, req_id: str) -> Iterator[dict[str, Any]]:
-        row, held = self._states.row_of(req_id), self._held[req_id]
-        new = [
-            t.table[row, n : t.num_blocks[row]].tolist() for t, n in zip(self._states.block_tables, held, strict=True)
-        ]
+    def _write_new_blocks(self, req_id: str, row: int) -> None:
+        tables, held = self._states.block_tables, self._held[req_id]
+        new = [t.table[row, n : t.num_blocks[row]].tolist() for t, n in zip(tables, held, strict=True)]
         if any(new):
             self._held[req_id] = [n + len(ids) for n, ids in zip(held, new, strict=True)]
-            yield {"append_blocks": {"req_id": req_id, "block_ids": new}}
+            self._write({"append_blocks": {"req_id": req_id, "block_ids": new}})
 
 
 class EngineRecorder(EngineObserver):
@@ -170,7 +173,7 @@ class EngineRecorder(EngineObserver):
 
 
 def _header(states: RequestStates, max_num_batched_tokens: int) -> dict[str, Any]:
-    cp = states.context_parallel
+    cp, groups = states.context_parallel, [table.group for table in states.block_tables]
     return {
         "foreword_trace": FORMAT,
         "max_num_reqs": states.max_num_reqs,
@@ -179,14 +182,6 @@ def _header(states: RequestStates, max_num_batched_tokens: int) -> dict[str, Any
         "vocab_size": states.vocab_size,
         "null_block": states.null_block,
         "max_num_draft_tokens": states.max_num_draft_tokens,
-        "context_parallel": None if cp is None else {"size": cp.size, "rank": cp.rank, "interleave": cp.interleave},
-        "kv_groups": [
-            {
-                "block_size": g.block_size,
-                "sliding_window": g.sliding_window,
-                "context_parallel": g.context_parallel,
-                "recurrent": g.recurrent,
-            }
-            for g in (t.group for t in states.block_tables)
-        ],
+        "context_parallel": None if cp is None else asdict(cp),
+        "kv_groups": [{name: getattr(group, name) for name in GROUP_KEYS} for group in groups],
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -14,18 +15,16 @@ from foreword.scheduler import Request, Scheduler, SchedulerConfig
 
 def toy_steps(
     prompt_lens: Sequence[int], *, budget: int, block_size: int, max_model_len: int, steps: int
-) -> Iterator[tuple[InputBatch, RequestStates]]:
+) -> Iterator[InputBatch]:
     """Prepare up to ``steps`` steps for requests "0", "1", … with these prompt lengths, each valid until the next one.
 
     Token p of request r has the id 1000 + 100 r + p, sampled tokens too, so that an id encodes its origin.
     """
-    if not prompt_lens:
-        raise ConfigError("prompts: give at least one length, such as 3,2,8")
-    for r, length in enumerate(prompt_lens):
-        if not 1 <= length < max_model_len:
-            raise ConfigError(
-                f"prompt {r} has {length} tokens: must be in [1, {max_model_len - 1}] (max_model_len − 1)"
-            )
+    if not prompt_lens or not all(1 <= length < max_model_len for length in prompt_lens):
+        raise ConfigError(
+            f"prompt_lens={reprlib.repr(prompt_lens)}: give at least one length, each in [1, {max_model_len - 1}] "
+            "(max_model_len − 1)"
+        )
     states = RequestStates(
         max_num_reqs=len(prompt_lens),
         max_model_len=max_model_len,
@@ -48,7 +47,7 @@ def toy_steps(
         if not len(plan.rows):
             return
         batch = prepare_inputs(states, (plan.rows, plan.num_scheduled), buffers)
-        yield batch, states
+        yield batch
         numbers = np.array([int(r) for r in batch.req_ids], np.int32)
         states.commit(batch, 1000 + 100 * numbers + states.num_tokens[plan.rows])
         scheduler.commit(plan)

@@ -1,7 +1,7 @@
 """Chat templates: a list of messages rendered as the prompt format that the model was trained on.
 
 A template is an untrusted program from the model's files, run on untrusted messages. It therefore runs in a sandbox
-without side effects and without access to Python objects, and every failure is a `ModelError` or a `RequestError`.
+(`foreword.models.template_sandbox`), and every failure is a `ModelError` or a `RequestError`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,9 @@ from datetime import datetime
 from typing import Any, NoReturn
 
 import jinja2
-from jinja2.ext import Extension, loopcontrols
-from jinja2.nodes import Node
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from foreword.errors import ModelError, RequestError
+from foreword.models.template_sandbox import Sandbox, TooMuchWork
 
 _ROLE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
@@ -32,11 +29,12 @@ class ChatTemplate:
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         self._special_tokens = dict(special_tokens)
         try:
-            self._template = _environment().from_string(source)
-        except (jinja2.TemplateError, RecursionError) as error:
+            self._render = Sandbox(raise_exception=_refuse, strftime_now=_now).template(source)
+        except Exception as error:  # of Jinja, or of Python's compiler for what Jinja makes of the source
             where = f" in line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
+            reason = f"{type(error).__name__}: {error!s:.200}"
             fix = "Give the prompt as text, or use a newer file of the model"
-            raise ModelError(f"the model's chat template is invalid{where}: {error}. {fix}") from None
+            raise ModelError(f"the model's chat template is invalid{where}: {reason}. {fix}") from None
 
     def render(
         self,
@@ -50,14 +48,15 @@ class ChatTemplate:
         given = {"messages": check_messages(messages), "tools": check_tools(tools)}
         variables = {**self._special_tokens, **extra, **given, "add_generation_prompt": add_generation_prompt}
         try:
-            return self._template.render(variables)
+            return self._render(variables)
         except _Refused as refusal:
-            reason = f"the model's chat template refuses them: {refusal}"
-            raise RequestError(None, "messages", _roles(messages), reason, "Change the messages accordingly") from None
+            reason, fix = f"refuses them: {refusal!s:.1000}", "Change the messages accordingly"
+        except TooMuchWork as error:
+            reason, fix = f"does not end soon: {error}", "Give less text, or the prompt as text"
         except Exception as error:  # a template can raise anything; only this request fails
-            reason = f"the model's chat template fails on them: {type(error).__name__}: {error}"
+            reason = f"fails on them: {type(error).__name__}: {error!s:.1000}"
             fix = "Check roles, order and fields of the messages against the model's documentation"
-            raise RequestError(None, "messages", _roles(messages), reason, fix) from None
+        raise RequestError(None, "messages", _roles(messages), f"the model's chat template {reason}", fix)
 
 
 def check_messages(messages: object) -> list[dict[str, Any]]:
@@ -165,27 +164,6 @@ def _refuse(message: object = "") -> NoReturn:
 
 
 def _now(style: str) -> str:
+    if len(style) > 100:
+        raise ValueError("the format of strftime_now has more than 100 characters")
     return datetime.now().strftime(style)
-
-
-def _to_json(value: object, indent: int | None = None, ensure_ascii: bool = False, **options: Any) -> str:
-    """Replaces Jinja's filter of this name, which escapes "<" for HTML."""
-    return json.dumps(value, indent=indent, ensure_ascii=ensure_ascii, **options)
-
-
-class _Generation(Extension):
-    """``{% generation %}…{% endgeneration %}`` marks training targets; a prompt contains only its content."""
-
-    tags = {"generation"}  # noqa: RUF012 (the form that Jinja requires)
-
-    def parse(self, parser: Parser) -> list[Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    extensions = [loopcontrols, _Generation]
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
-    environment.filters["tojson"] = _to_json
-    environment.globals.update(raise_exception=_refuse, strftime_now=_now)
-    return environment

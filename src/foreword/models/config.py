@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from foreword.errors import ModelError
-from foreword.models.files import read_json
+from foreword.jsonfile import read_object
+from foreword.models.files import T, typed_value
 from foreword.models.gguf import GGUF
-
-T = TypeVar("T", int, float, bool, str)
 
 USE_ITS_CONFIG = "Use the configuration that came with the weights"
 """The fix of most errors about a configuration."""
@@ -31,14 +29,10 @@ class Config:
 
     def get(self, key: str, kind: type[T], default: T | None = None) -> T:
         """The value of a key. ModelError if it is absent without a default, or not a ``kind``."""
-        value = self.values.get(key)
-        value = default if value is None else value
-        if kind is float and type(value) is int and abs(value) < 1 << 62:
-            value = float(value)
-        if type(value) is not kind or (kind is float and not math.isfinite(value)):
-            found = "is missing" if value is None else f"is {value!r:.80}, not of type {kind.__name__}"
-            raise self.error(f"{key} {found}", USE_ITS_CONFIG)
-        return value
+        try:
+            return typed_value(self.values, key, kind, default)
+        except TypeError as error:
+            raise self.error(str(error), USE_ITS_CONFIG) from None
 
     def size(self, key: str, default: int | None = None, *, most: int = 1 << 28) -> int:
         """An integer from 1 to ``most``."""
@@ -70,7 +64,7 @@ class Config:
 
 def read_config(path: Path) -> Config:
     """Read a config.json. ModelError if it cannot be read or is not a JSON object."""
-    return Config(path, read_json(path))
+    return Config(path, read_object(path, ModelError))
 
 
 _GGUF_KEYS = {

@@ -24,7 +24,7 @@ _DECODER = codecs.getincrementaldecoder("utf-8")
 # Byte-level vocabularies write a byte as one printable character: itself if printable, else the next from U+0100.
 _PRINTABLE = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
 _HIDDEN = [byte for byte in range(256) if byte not in set(_PRINTABLE)]
-_BYTE_OF = {chr(byte): byte for byte in _PRINTABLE} | {chr(0x100 + n): byte for n, byte in enumerate(_HIDDEN)}
+BYTE_OF = {chr(byte): byte for byte in _PRINTABLE} | {chr(0x100 + n): byte for n, byte in enumerate(_HIDDEN)}
 
 
 class TokenBytes:
@@ -117,7 +117,7 @@ def _rule_of(decoder: dict[str, Any] | None) -> _Rule:
 
 def _byte_level(token: str) -> bytes:
     try:
-        return bytes([_BYTE_OF[char] for char in token])
+        return bytes([BYTE_OF[char] for char in token])
     except KeyError:
         return token.encode()  # not in the byte alphabet: literal text
 

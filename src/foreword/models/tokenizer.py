@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +11,10 @@ import tokenizers
 
 from foreword.errors import ModelError, RequestError
 from foreword.models.detokenizer import Detokenizer, TokenBytes
-from foreword.models.tokenizer_gguf import build_from_gguf, turn_ends
+from foreword.models.text_bounds import TextBound
+from foreword.models.tokenizer_files import read_from_directory
+from foreword.models.tokenizer_gguf import build_from_gguf
+from foreword.models.tokenizer_parts import TokenizerParts, panics_caught
 
 
 class Tokenizer:
@@ -23,85 +25,62 @@ class Tokenizer:
     ``special_tokens`` are variables of the templates: bos_token, eos_token, unk_token, pad_token.
     """
 
-    def __init__(
-        self,
-        backend: tokenizers.Tokenizer,
-        *,
-        bos_id: int | None = None,
-        eos_ids: Sequence[int] = (),
-        chat_templates: Mapping[str, str] | None = None,
-        special_tokens: Mapping[str, str] | None = None,
-    ) -> None:
-        self.backend = backend
-        self.bos_id = bos_id
-        self.eos_ids = tuple(eos_ids)
-        self._chat_sources = dict(chat_templates or {})
-        self._special_tokens = dict(special_tokens or {})
+    def __init__(self, parts: TokenizerParts) -> None:
+        self.backend, self.bos_id, self.eos_ids = parts.backend, parts.bos_id, parts.eos_ids
+        self._chat_sources, self._special_tokens = parts.chat_templates, parts.special_tokens
         self._renderers: dict[str, Callable[..., str]] = {}
-        self._token_bytes = TokenBytes(backend)
-        self._special_ids = frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
+        self._token_bytes = TokenBytes(self.backend)
+        added = self.backend.get_added_tokens_decoder()
+        self._special_ids = frozenset(i for i, token in added.items() if token.special)
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, object]) -> Self:
         """From a GGUF file's metadata (``tokenizer.ggml.*``). ModelError if it is incomplete or not supported."""
-        parts = build_from_gguf(metadata)
-        return cls(
-            parts.backend,
-            bos_id=parts.bos_id,
-            eos_ids=parts.eos_ids,
-            chat_templates=parts.chat_templates,
-            special_tokens=parts.special_tokens,
-        )
+        return cls(build_from_gguf(metadata))
 
     @classmethod
     def from_directory(cls, path: str | Path) -> Self:
         """From tokenizer.json and, if present, tokenizer_config.json, generation_config.json, config.json and
         chat_template.jinja. ModelError if a file is damaged or tokenizer.json is missing.
         """
-        path = Path(path)
-        try:
-            backend = tokenizers.Tokenizer.from_buffer((path / "tokenizer.json").read_bytes())
-        except OSError as error:
-            fix = "Give a directory with the fast tokenizer's file; a tokenizer.model alone is not supported"
-            raise ModelError(f"{path / 'tokenizer.json'}: cannot be read ({error.strerror}). {fix}") from None
-        except Exception as error:  # tokenizers raises plain Exception
-            raise ModelError(f"{path / 'tokenizer.json'}: {error}. The file is damaged: fetch it again") from None
-        backend.no_truncation()  # some files truncate or pad silently; limits are the caller's
-        backend.no_padding()
-        config = _read_json(path / "tokenizer_config.json")
-        generation, model = _read_json(path / "generation_config.json"), _read_json(path / "config.json")
-        special = {
-            name: text
-            for name in ("bos_token", "eos_token", "unk_token", "pad_token")
-            if (text := _token_text(config.get(name))) is not None
-        }
-        bos_id = backend.token_to_id(special.get("bos_token", ""))
-        ends = _id_list(generation.get("eos_token_id")) or _id_list(model.get("eos_token_id")) + turn_ends(backend)
-        eos_id = backend.token_to_id(special.get("eos_token", ""))
-        eos_ids = dict.fromkeys(ends if eos_id is None else [eos_id, *ends])
-        templates = _chat_templates(config.get("chat_template"))
-        if (source := _read(path / "chat_template.jinja")) is not None:
-            templates["default"] = source
-        return cls(backend, bos_id=bos_id, eos_ids=list(eos_ids), chat_templates=templates, special_tokens=special)
+        return cls(read_from_directory(Path(path)))
 
     @property
     def vocab_size(self) -> int:
         """The number of token ids. A model's logits may be wider because of padding."""
         return self.backend.get_vocab_size(with_added_tokens=True)
 
-    def encode(self, text: str, add_special_tokens: bool = True, *, parse_special: bool = True) -> list[int]:
+    def encode(
+        self,
+        text: str,
+        add_special_tokens: bool = True,
+        *,
+        parse_special: bool = True,
+        max_tokens: int | None = None,
+    ) -> list[int]:
         """Token ids of a text.
 
         ``add_special_tokens`` adds the beginning-of-text token if the model uses one; pass False for a rendered chat
         template, which contains it. With ``parse_special`` False, "<|im_end|>" in the text is ten
-        ordinary characters rather than the token that ends a turn. RequestError if ``text`` is not Unicode text.
+        ordinary characters rather than the token that ends a turn.
+
+        RequestError if ``text`` is not Unicode text, if the tokenizer fails on it, or if it certainly has more than
+        ``max_tokens`` tokens (`foreword.models.text_bounds`), which is found out before it is tokenized.
         """
-        backend = self.backend if parse_special else self._literal_backend
+        if max_tokens is not None and isinstance(text, str) and max_tokens < len(text):
+            least = self._bound.min_tokens(text)
+            if least > max_tokens:
+                reason = f"its {len(text)} characters are at least {least} tokens, more than {max_tokens}"
+                raise RequestError(None, "prompt", text[:100], reason, "Shorten it, or raise max_model_len")
         try:
-            return backend.encode(text, add_special_tokens=add_special_tokens).ids
+            with panics_caught():
+                backend = self.backend if parse_special else self._literal_backend
+                return backend.encode(text, add_special_tokens=add_special_tokens).ids
         except TypeError:
             reason, fix = "is not text of valid Unicode characters", "Give a str without lone surrogates"
-            raise RequestError(None, "prompt", text, reason, fix) from None
+        except Exception as error:  # tokenizers raises plain Exception
+            reason, fix = f"the tokenizer fails on it ({error!s:.200})", "Change the text, such as very long runs in it"
+        raise RequestError(None, "prompt", text, reason, fix)
 
     def decode(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """The text of token ids. Ids outside the vocabulary add nothing; invalid UTF-8 becomes U+FFFD."""
@@ -155,6 +134,10 @@ class Tokenizer:
         return self._renderers[name]
 
     @cached_property
+    def _bound(self) -> TextBound:
+        return TextBound(self.backend)
+
+    @cached_property
     def _literal_backend(self) -> tokenizers.Tokenizer:
         """The same vocabulary (shared, not copied), which encodes special tokens as ordinary text."""
         literal = tokenizers.Tokenizer(self.backend.model)
@@ -165,46 +148,3 @@ class Tokenizer:
         literal.add_tokens([token for _, token in added])
         literal.encode_special_tokens = True
         return literal
-
-
-def _read(path: Path) -> str | None:
-    """The file's text, None if it does not exist."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path}: {error}. The file is damaged: fetch it again") from None
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """The file's JSON object, {} if it does not exist."""
-    text = _read(path)
-    try:
-        value = {} if text is None else json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path}: {error}. The file is damaged: fetch it again") from None
-    if not isinstance(value, dict):
-        raise ModelError(f"{path}: holds a {type(value).__name__}, not an object. Fetch it again")
-    return value
-
-
-def _token_text(value: object) -> str | None:
-    """A token in a configuration: its text, or an object with the text as "content"."""
-    if isinstance(value, Mapping):
-        value = value.get("content")
-    return value if isinstance(value, str) else None
-
-
-def _id_list(value: object) -> list[int]:
-    values = value if isinstance(value, list) else [value]
-    return [i for i in values if type(i) is int and i >= 0]
-
-
-def _chat_templates(value: object) -> dict[str, str]:
-    """The configuration's chat_template: one source, or a list of {"name", "template"}."""
-    if isinstance(value, str):
-        return {"default": value}
-    entries = [entry for entry in value if isinstance(entry, Mapping)] if isinstance(value, list) else []
-    named = [(entry.get("name"), entry.get("template")) for entry in entries]
-    return {name: source for name, source in named if isinstance(name, str) and isinstance(source, str)}

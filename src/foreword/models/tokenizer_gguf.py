@@ -10,25 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import repeat
-from typing import TypeVar
 
 import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from foreword.errors import ModelError
-
-T = TypeVar("T", int, bool, str)
-
-
-@dataclass(frozen=True, slots=True)
-class TokenizerParts:
-    """The parts of a `foreword.models.tokenizer.Tokenizer`."""
-
-    backend: Tokenizer
-    bos_id: int | None
-    eos_ids: tuple[int, ...]
-    chat_templates: dict[str, str]
-    special_tokens: dict[str, str]
+from foreword.models.files import T, typed_value
+from foreword.models.tokenizer_parts import TokenizerParts, panics_caught, turn_ends
 
 
 class _Type(IntEnum):
@@ -83,62 +71,52 @@ _PRESETS = {  # by tokenizer.ggml.pre
     "smollm": _SMOLLM,
     "starcoder": _SMOLLM,
 }
-_TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>", "<|eot|>")
 
 
 def build_from_gguf(metadata: Mapping[str, object]) -> TokenizerParts:
     """The tokenizer of a GGUF file. ModelError names the wrong key, or the vocabulary type and the supported ones."""
-    tokens = _list(metadata, "tokenizer.ggml.tokens")
-    types = _numbers(metadata, "tokenizer.ggml.token_type", len(tokens))
-    kind = _get(metadata, "tokenizer.ggml.model", str)
+    tokens = _list(metadata, "tokens")
+    types = _numbers(metadata, "token_type", len(tokens))
+    ids = {name: _token_id(metadata, name, len(tokens)) for name in ("bos", "eos", "eot", "eom", "unknown", "padding")}
+    kind = _get(metadata, "model", str)
+    build = {"gpt2": _byte_level, "llama": _sentence_piece}.get(kind)
+    if build is None:
+        raise ModelError(
+            f"metadata tokenizer.ggml.model is {kind!r}; supported are 'gpt2' (byte-level BPE) and 'llama' "
+            "(SentencePiece). Use the model's directory with its tokenizer.json"
+        )
     try:
-        if kind == "gpt2":
-            backend, add_bos = _byte_level(metadata, tokens)
-        elif kind == "llama":
-            # Some files write user-defined runs of spaces as " ", where the vocabulary uses "▁".
-            typed = zip(tokens, types, strict=True)
-            tokens = [token.replace(" ", "▁") if type_ == _Type.USER_DEFINED else token for token, type_ in typed]
-            backend, add_bos = _sentence_piece(metadata, tokens, types), True
-        else:
-            raise ModelError(
-                f"metadata tokenizer.ggml.model is {kind!r}; supported are 'gpt2' (byte-level BPE) and 'llama' "
-                "(SentencePiece). Use the model's directory with its tokenizer.json"
-            )
+        with panics_caught():
+            backend, add_bos = build(metadata, tokens, types)
+            _add_tokens(backend, tokens, types)
+            first = _flagged(metadata, "add_bos_token", add_bos, ids["bos"])
+            last = _flagged(metadata, "add_eos_token", False, ids["eos"])
+            _surround(backend, tokens, first, last)
     except ModelError:
         raise
     except Exception as error:  # tokenizers raises plain Exception
         raise ModelError(f"the vocabulary in the file is inconsistent: {error}. Convert the model again") from None
-    _add_tokens(backend, tokens, types)
-    ids = {name: _token_id(metadata, name, len(tokens)) for name in ("bos", "eos", "eot", "eom", "unknown", "padding")}
-    first = [ids["bos"]] if _get(metadata, "tokenizer.ggml.add_bos_token", bool, add_bos) else []
-    last = [ids["eos"]] if _get(metadata, "tokenizer.ggml.add_eos_token", bool, False) else []
-    _surround(backend, tokens, [i for i in first if i is not None], [i for i in last if i is not None])
+    ends = [i for i in (ids["eos"], ids["eot"], ids["eom"], *turn_ends(backend)) if i is not None]
     named = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
-    return TokenizerParts(
-        backend=backend,
-        bos_id=ids["bos"],
-        eos_ids=tuple(
-            dict.fromkeys(i for i in (ids["eos"], ids["eot"], ids["eom"], *turn_ends(backend)) if i is not None)
-        ),
-        chat_templates=_chat_templates(metadata),
-        special_tokens={key: tokens[i] for key, name in named.items() if (i := ids[name]) is not None},
-    )
+    special = {key: tokens[i] for key, name in named.items() if (i := ids[name]) is not None}
+    return TokenizerParts(backend, ids["bos"], tuple(dict.fromkeys(ends)), _chat_templates(metadata), special)
 
 
-def turn_ends(backend: Tokenizer) -> list[int]:
-    """Control tokens that end a turn, found by name: files of chat models often list only the end of text."""
-    return [i for i, t in backend.get_added_tokens_decoder().items() if t.special and t.content in _TURN_ENDS]
+def _flagged(metadata: Mapping[str, object], key: str, default: bool, token_id: int | None) -> list[int]:
+    """The token, if there is one and the file says that it is added."""
+    return [] if token_id is None or not _get(metadata, key, bool, default) else [token_id]
 
 
-def _byte_level(metadata: Mapping[str, object], tokens: list[str]) -> tuple[Tokenizer, bool]:
-    pre = _get(metadata, "tokenizer.ggml.pre", str, "default")
+def _byte_level(metadata: Mapping[str, object], tokens: list[str], types: Sequence[int]) -> tuple[Tokenizer, bool]:
+    """The backend, and whether a text begins with the bos token by default."""
+    pre = _get(metadata, "pre", str, "default")
     preset = _PRESETS.get(pre)
     if preset is None:
         raise ModelError(
             f"metadata tokenizer.ggml.pre is {pre!r}, a pre-tokenizer that is not supported; supported are "
             f"{', '.join(_PRESETS)}. Use the model's directory with its tokenizer.json"
         )
-    merges = list(map(tuple, map(str.split, _list(metadata, "tokenizer.ggml.merges"), repeat(" "))))
+    merges = list(map(tuple, map(str.split, _list(metadata, "merges"), repeat(" "))))
     vocabulary = dict(zip(tokens, range(len(tokens)), strict=True))
     # Building from lists takes half the time of building from JSON.
     backend = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=preset.whole_words_first))  # type: ignore[arg-type]
@@ -149,8 +127,11 @@ def _byte_level(metadata: Mapping[str, object], tokens: list[str]) -> tuple[Toke
     return backend, preset.add_bos
 
 
-def _sentence_piece(metadata: Mapping[str, object], tokens: list[str], types: Sequence[int]) -> Tokenizer:
-    scores = _numbers(metadata, "tokenizer.ggml.scores", len(tokens))
+def _sentence_piece(metadata: Mapping[str, object], tokens: list[str], types: Sequence[int]) -> tuple[Tokenizer, bool]:
+    # Some files write user-defined runs of spaces as " ", where the vocabulary uses "▁".
+    for i in np.flatnonzero(np.asarray(types) == _Type.USER_DEFINED).tolist():
+        tokens[i] = tokens[i].replace(" ", "▁")
+    scores = _numbers(metadata, "scores", len(tokens))
     unknown = _token_id(metadata, "unknown", len(tokens))
     vocabulary = dict(zip(tokens, range(len(tokens)), strict=True))
     merges = _merges(vocabulary, tokens, types, scores)
@@ -165,13 +146,13 @@ def _sentence_piece(metadata: Mapping[str, object], tokens: list[str], types: Se
     )
     to_mark = normalizers.Replace(" ", "▁")
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    if _get(metadata, "tokenizer.ggml.add_space_prefix", bool, True):
+    if _get(metadata, "add_space_prefix", bool, True):
         backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), to_mark])
         steps.append(decoders.Strip(" ", 1, 0))
     else:
         backend.normalizer = to_mark
     backend.decoder = decoders.Sequence(steps)
-    return backend
+    return backend, True
 
 
 def _merges(
@@ -221,37 +202,37 @@ def _chat_templates(metadata: Mapping[str, object]) -> dict[str, str]:
 
 
 def _get(metadata: Mapping[str, object], key: str, kind: type[T], default: T | None = None) -> T:
-    value = metadata.get(key, default)
-    if type(value) is not kind:
-        found = "is missing" if value is None else f"is {value!r:.80}, not of type {kind.__name__}"
-        raise ModelError(f"metadata {key} {found}. Convert the model again")
-    return value
+    """The value of tokenizer.ggml.KEY."""
+    try:
+        return typed_value(metadata, f"tokenizer.ggml.{key}", kind, default)
+    except TypeError as error:
+        raise _wrong(str(error)) from None
 
 
 def _list(metadata: Mapping[str, object], key: str) -> list[str]:
-    value = metadata.get(key)
+    """A copy of the strings of tokenizer.ggml.KEY."""
+    value = metadata.get(f"tokenizer.ggml.{key}")
     if not isinstance(value, list) or not value:
-        raise ModelError(
-            f"metadata {key} is {'missing' if value is None else 'not a list of strings'}. Convert the model again"
-        )
-    return value
+        raise _wrong(f"tokenizer.ggml.{key} is {'missing' if value is None else 'not a list of strings'}")
+    return list(value)
 
 
 def _numbers(metadata: Mapping[str, object], key: str, count: int) -> list[int]:
-    value = metadata.get(key)
+    value = metadata.get(f"tokenizer.ggml.{key}")
     if not isinstance(value, np.ndarray) or len(value) != count:
-        raise ModelError(
-            f"metadata {key} does not hold a number for each of the {count} tokens. Convert the model again"
-        )
-    numbers: list[int] = value.tolist()
-    return numbers
+        raise _wrong(f"tokenizer.ggml.{key} does not hold a number for each of the {count} tokens")
+    return list(value.tolist())
 
 
 def _token_id(metadata: Mapping[str, object], name: str, count: int) -> int | None:
-    key = f"tokenizer.ggml.{name}_token_id"
-    if key not in metadata:
+    key = f"{name}_token_id"
+    if f"tokenizer.ggml.{key}" not in metadata:
         return None
     token_id = _get(metadata, key, int)
     if not 0 <= token_id < count:
-        raise ModelError(f"metadata {key} is {token_id}, but there are {count} tokens. Convert the model again")
+        raise _wrong(f"tokenizer.ggml.{key} is {token_id}, but there are {count} tokens")
     return token_id
+
+
+def _wrong(what: str) -> ModelError:
+    return ModelError(f"metadata {what}. Convert the model again")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, NoReturn
@@ -96,11 +96,7 @@ class SamplingParams:
         )  # fmt: skip
         for field, low, high, fix in _RANGES:
             value = getattr(self, field)
-            inside = _is_number(value) and math.isfinite(value) and low <= value <= high
-            require(inside, field, value, f"must be in [{low:g}, {high:g}]", fix)
-        for field in _FLAGS:
-            value = getattr(self, field)
-            require(value is True or value is False, field, value, "expected True or False", "Give one of them.")
+            require(_is_number(value) and low <= value <= high, field, value, f"must be in [{low:g}, {high:g}]", fix)
         require(self.top_p > 0, "top_p", self.top_p, "must be above 0", "Use 1.0 for no limit.")
         require(self.top_k >= 0, "top_k", self.top_k, "must be 0 (off) or more", "Use 0 for no limit.")
         require(
@@ -119,6 +115,9 @@ class SamplingParams:
             self.seed is None or -(2**63) <= self.seed < 2**63,
             "seed", self.seed, "must fit int64", "Use a seed in [−2^63, 2^63).",
         )  # fmt: skip
+        for field in _FLAGS:
+            value = getattr(self, field)
+            require(type(value) is bool, field, value, "expected a bool", "Give True or False.")
         for field in ("logprobs", "prompt_logprobs"):
             value = getattr(self, field)
             require(value is None or value >= -1, field, value, "must be −1 or more", "Use None for none, −1 for all.")
@@ -140,20 +139,24 @@ class SamplingParams:
         def refuse(field: str, value: object, reason: str, fix: str) -> NoReturn:
             raise RequestError(request_id, field, value, reason, fix)
 
-        bias, words = self.logit_bias, self.bad_words_token_ids
-        if bias is not None and not isinstance(bias, Mapping):
-            refuse("logit_bias", bias, "expected a mapping", "Give {token id: value added to its logit}.")
-        for field, ids in (
-            ("stop_token_ids", self.stop_token_ids),
-            ("allowed_token_ids", () if self.allowed_token_ids is None else self.allowed_token_ids),
-            ("logit_bias", bias or ()),
-            *(("bad_words_token_ids", word) for word in (words if isinstance(words, Iterable) else (words,))),
-        ):
-            if not isinstance(ids, Iterable):
+        def check(field: str, ids: object) -> None:
+            if not isinstance(ids, tuple):
                 refuse(field, ids, "expected a list of token ids", "Give a list.")
             for token in ids:
                 if not _is_integer(token) or not 0 <= token < vocab_size:
                     refuse(field, token, f"expected a token id in [0, {vocab_size})", "Remove it.")
+
+        bias, words = self.logit_bias, self.bad_words_token_ids
+        if bias is not None and not isinstance(bias, Mapping):
+            refuse("logit_bias", bias, "expected a mapping", "Give {token id: value added to its logit}.")
+        check("stop_token_ids", self.stop_token_ids)
+        check("logit_bias", tuple(bias or ()))
+        if self.allowed_token_ids is not None:
+            check("allowed_token_ids", self.allowed_token_ids)
+        if not isinstance(words, tuple):
+            refuse("bad_words_token_ids", words, "expected a list of lists of token ids", "Give a list.")
+        for word in words:
+            check("bad_words_token_ids", word)
         for value in (bias or {}).values():
             if not _is_number(value) or not (value == -math.inf or abs(value) <= _MAX_BIAS):
                 reason = f"must be in [{-_MAX_BIAS:g}, {_MAX_BIAS:g}], or −inf"
@@ -198,16 +201,28 @@ def _flag(value: Any) -> Any:
     return bool(value) if isinstance(value, np.bool_) else value
 
 
+def _each(convert: Callable[[Any], Any], values: Any) -> Any:
+    """A tuple of the converted values, or the values themselves if they cannot be iterated."""
+    try:
+        return tuple(map(convert, values))
+    except Exception:
+        return values
+
+
 def _ids(values: Any) -> Any:
-    return tuple(map(_integer, values)) if isinstance(values, Iterable) else values
+    return _each(_integer, values)
 
 
 def _id_lists(values: Any) -> Any:
-    return tuple(map(_ids, values)) if isinstance(values, Iterable) else values
+    return _each(_ids, values)
 
 
 def _texts(values: Any) -> Any:
-    return tuple(values) if isinstance(values, Iterable) and not isinstance(values, str) else values
+    return _each(_same, values)
+
+
+def _same(value: Any) -> Any:
+    return value
 
 
 def _biases(values: Any) -> Any:

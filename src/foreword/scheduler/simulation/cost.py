@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import reprlib
 from dataclasses import asdict, dataclass
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from foreword.arrays import Floats, Ints
 from foreword.errors import ConfigError
+from foreword.jsonfile import read_object
+
+MAX_COST = 1e6
+"""Limit of each cost, in seconds: far above any real one, and the simulated time stays finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +31,8 @@ class CostModel:
     context: float = 1.5e-8
 
     def __post_init__(self) -> None:
-        if not (self.step >= 0 and self.token >= 0 and self.context >= 0):
-            raise ConfigError(f"{self}: costs must be 0 or more")
+        if not all(_is_cost(value) for value in (self.step, self.token, self.context)):
+            raise ConfigError(f"{self}: step, token and context must be in [0, {MAX_COST:g}] seconds")
 
     def seconds(self, num_tokens: int, num_context_tokens: int) -> float:
         return self.step + self.token * num_tokens + self.context * num_context_tokens
@@ -59,13 +65,15 @@ class CostModel:
     @classmethod
     def read(cls, path: str | Path) -> CostModel:
         """What `write` saved. ConfigError for anything else."""
-        try:
-            found = json.loads(Path(path).read_text(encoding="utf-8"))
-            values = [float(found[name]) for name in ("step", "token", "context")]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ConfigError(f"cost model {path}: {error!r}; make one with `foreword calibrate`") from None
-        if not all(0 <= value < float("inf") for value in values) or not any(values):
+        found = read_object(Path(path), ConfigError)
+        values: list[Any] = [found.get(name) for name in ("step", "token", "context")]
+        if not all(map(_is_cost, values)) or not any(values):
             raise ConfigError(
-                f"cost model {path}: costs {values}: must be 0 or more, not all 0; use `foreword calibrate`"
+                f"cost model {path}: step, token, context = {reprlib.repr(values)}: must be seconds in "
+                f"[0, {MAX_COST:g}], not all 0; make one with `foreword calibrate`"
             )
         return cls(*values)
+
+
+def _is_cost(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MAX_COST

@@ -73,6 +73,11 @@ def simulate(
     config = config or SchedulerConfig()
     if max_model_len < 2:
         raise ConfigError(f"max_model_len={max_model_len}: must hold a prompt token and an output token")
+    if num_blocks > 1 and max_model_len > (num_blocks - 1) * block_size:  # before such an amount of memory is allocated
+        raise ConfigError(
+            f"max_model_len={max_model_len}: {num_blocks} blocks of {block_size} hold {(num_blocks - 1) * block_size} "
+            "tokens, one block being the null block; use at most that, or raise num_blocks"
+        )
     return _Simulation(
         RequestStates(
             max_num_reqs=config.max_num_seqs,
@@ -136,7 +141,7 @@ class _Simulation:
 
     def _arrive(self, arrival: Arrival) -> None:
         limit, index = self.states.max_model_len, self.num_requests
-        prompt = arrival.prompt(index)[: limit - 1]
+        prompt = arrival.prompt(index, limit - 1)
         request = Request(
             request_id=str(index),
             prompt=prompt,

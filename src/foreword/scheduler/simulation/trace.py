@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import csv
-import json
-import math
+import io
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import count
@@ -16,9 +15,12 @@ from typing import Any
 import numpy as np
 
 from foreword.arrays import I32
+from foreword.batch.values.integers import INT32_MAX
 from foreword.errors import ConfigError
+from foreword.jsonfile import parse_object, read_bytes
 
 HASHED_TOKENS = 512  # tokens per hash id of a trace
+MAX_TIME = 1e10  # seconds of a trace: 300 years
 _HALF = 2**30  # token ids below this represent hash ids, those from here on requests
 
 
@@ -31,10 +33,13 @@ class Arrival:
     output_length: int
     hash_ids: tuple[int, ...] = ()
 
-    def prompt(self, index: int) -> I32:
-        """Token ids that begin alike where the trace says so; past its hash ids unique to the request (``index``)."""
-        tokens = np.full(self.input_length, _HALF + index % (_HALF - 1), np.int32)
-        alike = np.repeat(np.array([h % _HALF for h in self.hash_ids], np.int32), HASHED_TOKENS)[: len(tokens)]
+    def prompt(self, index: int, max_len: int = INT32_MAX) -> I32:
+        """The first ``max_len`` token ids, which begin alike where the trace says so; past its hash ids they are unique
+        to the request (``index``).
+        """
+        tokens = np.full(min(self.input_length, max_len), _HALF + index % (_HALF - 1), np.int32)
+        ids = self.hash_ids[: -(-len(tokens) // HASHED_TOKENS)]
+        alike = np.repeat(np.array([h % _HALF for h in ids], np.int32), HASHED_TOKENS)[: len(tokens)]
         tokens[: len(alike)] = alike
         return tokens
 
@@ -56,10 +61,10 @@ class Trace:
 
     def requests(self, num_requests: int, *, speed: float = 1.0) -> Iterator[Arrival]:
         """``num_requests`` arrivals, ``speed`` times as fast; the trace is repeated as often as needed, with
-        prompts of its own each time. ConfigError for a speed that is not above 0.
+        prompts of its own each time. ConfigError for a speed outside [1e-6, 1e6].
         """
-        if not 0 < speed < math.inf:
-            raise ConfigError(f"speed={speed}: must be above 0; 1 is the trace's own")
+        if not 1e-6 <= speed <= 1e6:
+            raise ConfigError(f"speed={speed}: must be in [1e-6, 1e6]; 1 is the trace's own")
         period = self.arrivals[-1].time + 1e-3
         stride = 1 + max((max(a.hash_ids) for a in self.arrivals if a.hash_ids), default=0)
         left = num_requests
@@ -79,9 +84,8 @@ def read_trace(path: str | Path) -> Trace:
     """
     path = Path(path)
     try:
-        with path.open(encoding="utf-8", newline="") as lines:
-            arrivals = list(_arrivals(path, lines))
-    except (OSError, UnicodeDecodeError) as error:
+        arrivals = list(_arrivals(path, read_bytes(path, ConfigError)))
+    except (csv.Error, UnicodeDecodeError) as error:
         raise ConfigError(f"trace {path}: {error}") from None
     if not arrivals:
         raise ConfigError(f"trace {path}: no requests")
@@ -92,33 +96,38 @@ def read_trace(path: str | Path) -> Trace:
     return Trace(tuple(arrivals))
 
 
-def _arrivals(path: Path, lines: Iterable[str]) -> Iterator[Arrival]:
+def _arrivals(path: Path, data: bytes) -> Iterator[Arrival]:
+    rows: Iterator[tuple[int, Any]]
     if path.suffix == ".csv":
-        table = csv.DictReader(lines)
-        rows: Iterator[tuple[int, Any]] = ((table.line_num, row) for row in table)
-        read: Callable[[Any], Arrival] = _from_csv
+        table = csv.DictReader(io.StringIO(data.decode("utf-8"), newline=""))
+        rows, read = ((table.line_num, row) for row in table), _from_csv
     else:
-        rows = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
-        read = _from_json
+        lines = ((number, line) for number, line in enumerate(data.splitlines(), 1) if line.strip())
+        rows, read = ((n, parse_object(line, f"trace {path}, line {n}", ConfigError)) for n, line in lines), _from_json
     for number, row in rows:
         try:
-            arrival = read(row)
-            if arrival.input_length < 0 or arrival.output_length < 0 or not math.isfinite(arrival.time):
-                raise ValueError("a length below 0, or a time that is not a number")
+            yield read(row)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ConfigError(
                 f"trace {path}, line {number}: {error!r}; see foreword.scheduler.simulation.read_trace for the format"
             ) from None
-        yield replace(arrival, input_length=max(arrival.input_length, 1), output_length=max(arrival.output_length, 1))
 
 
 def _from_csv(row: Mapping[str, str]) -> Arrival:
     moment = datetime.fromisoformat(row["TIMESTAMP"])
     seconds = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-    return Arrival(seconds, int(row["ContextTokens"]), int(row["GeneratedTokens"]))
+    return Arrival(seconds, _length(row["ContextTokens"]), _length(row["GeneratedTokens"]))
 
 
-def _from_json(line: str) -> Arrival:
-    row = json.loads(line)
-    seconds, lengths = row["timestamp"] / 1000, (int(row["input_length"]), int(row["output_length"]))
-    return Arrival(seconds, *lengths, tuple(map(operator.index, row.get("hash_ids") or ())))
+def _from_json(row: Mapping[str, Any]) -> Arrival:
+    seconds, ids = row["timestamp"] / 1000, tuple(map(operator.index, row.get("hash_ids") or ()))
+    if not 0 <= seconds <= MAX_TIME:
+        raise ValueError(f"timestamp: must be in [0, {1000 * MAX_TIME:g}] ms")
+    return Arrival(seconds, _length(row["input_length"]), _length(row["output_length"]), ids)
+
+
+def _length(value: Any) -> int:
+    length = int(value)
+    if not 0 <= length <= INT32_MAX:
+        raise ValueError(f"a length must be in [0, {INT32_MAX}]")
+    return max(length, 1)

@@ -1,0 +1,57 @@
+"""Steps of given shapes, for measuring an executor alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from foreword.arrays import I32
+from foreword.batch import KVGroup, NewRequest, RequestStates
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """``num_reqs`` requests that each compute ``num_new`` tokens after ``num_computed``."""
+
+    num_reqs: int
+    num_new: int
+    num_computed: int
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_reqs * self.num_new
+
+    @property
+    def length(self) -> int:
+        """Tokens of each request."""
+        return self.num_computed + self.num_new
+
+    @property
+    def num_context_tokens(self) -> int:
+        return self.num_reqs * self.length
+
+    def num_blocks(self, kv_groups: Sequence[KVGroup]) -> int:
+        """Blocks of a pool for the requests, the null block included."""
+        return 1 + self.num_reqs * sum(-(-self.length // group.block_size) for group in kv_groups)
+
+    def admit(
+        self, *, vocab_size: int, max_model_len: int, kv_groups: Sequence[KVGroup]
+    ) -> tuple[RequestStates, tuple[I32, I32]]:
+        """States with the requests, and the plan of the step as rows and counts.
+
+        Every request has blocks of its own, so that its context is read from memory. Its tokens are random.
+        """
+        states = RequestStates(
+            max_num_reqs=self.num_reqs, max_model_len=max_model_len, vocab_size=vocab_size, kv_groups=list(kv_groups)
+        )
+        random = np.random.default_rng(0)
+        held = [-(-self.length // group.block_size) for group in kv_groups]
+        blocks = np.arange(1, self.num_blocks(kv_groups), dtype=np.int32).reshape(self.num_reqs, -1)
+        for i, mine in enumerate(blocks):
+            prompt = random.integers(0, vocab_size, self.length)
+            ids = np.split(mine, np.cumsum(held)[:-1])
+            states.add_request(NewRequest(str(i), prompt, ids, num_computed_tokens=self.num_computed))
+        rows = np.arange(self.num_reqs, dtype=np.int32)
+        return states, (rows, np.full(self.num_reqs, self.num_new, np.int32))

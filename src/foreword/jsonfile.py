@@ -1,0 +1,46 @@
+"""Reading JSON that others wrote: whatever it holds, the outcome is a value or a typed error."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from foreword.errors import ForewordError
+
+
+def parse_json(text: str | bytes, source: object, error: type[ForewordError]) -> Any:
+    """The value of a JSON text. ``error`` names the source: for text that is not JSON or not UTF-8, that nests too
+    deeply, or whose numbers have too many digits.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        reason = "the values nest too deeply"
+    except MemoryError:
+        reason = "the values need more memory than there is"
+    except ValueError as fault:  # also UnicodeDecodeError, and an integer of thousands of digits
+        reason = str(fault)
+    raise error(f"{source}: not valid JSON ({reason}). Fetch it again, or correct it") from None
+
+
+def parse_object(text: str | bytes, source: object, error: type[ForewordError]) -> dict[str, Any]:
+    """The object of a JSON text. ``error`` as in `parse_json`, and for any other value."""
+    value = parse_json(text, source, error)
+    if not isinstance(value, dict):
+        raise error(f"{source}: holds a {type(value).__name__}, not a JSON object. Fetch it again, or correct it")
+    return value
+
+
+def read_object(path: Path, error: type[ForewordError]) -> dict[str, Any]:
+    """The object of a JSON file. ``error`` as in `parse_object`, and for a file that cannot be read."""
+    return parse_object(read_bytes(path, error), path, error)
+
+
+def read_bytes(path: Path, error: type[ForewordError]) -> bytes:
+    """The file's bytes. ``error`` names the file and the reason if it cannot be read."""
+    try:
+        return path.read_bytes()
+    except (OSError, ValueError) as fault:  # ValueError: a null byte in the name
+        reason = getattr(fault, "strerror", None) or fault
+        raise error(f"{path}: cannot be read ({reason}). Check the path and its permissions") from None

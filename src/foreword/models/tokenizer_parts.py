@@ -1,0 +1,38 @@
+"""What a tokenizer is made of, whichever files hold it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import tokenizers
+
+_TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>", "<|eot|>")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerParts:
+    """The parts of a `foreword.models.tokenizer.Tokenizer`."""
+
+    backend: tokenizers.Tokenizer
+    bos_id: int | None = None
+    eos_ids: tuple[int, ...] = ()
+    chat_templates: Mapping[str, str] = field(default_factory=dict)
+    special_tokens: Mapping[str, str] = field(default_factory=dict)
+
+
+def turn_ends(backend: tokenizers.Tokenizer) -> list[int]:
+    """Control tokens that end a turn, found by name: files of chat models often list only the end of text."""
+    return [i for i, t in backend.get_added_tokens_decoder().items() if t.special and t.content in _TURN_ENDS]
+
+
+@contextlib.contextmanager
+def panics_caught() -> Iterator[None]:
+    """A panic in `tokenizers` as a RuntimeError: its class, which cannot be imported, is not an Exception."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise RuntimeError(str(error)) from None

@@ -1,0 +1,222 @@
+"""Values and files that no command can use: the answer is one error, never a traceback."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import foreword
+from foreword.cli import main
+from foreword.cli.app import COMMANDS, app
+
+WORKS = {
+    "run": ["Hi", "--model", "none.gguf"],
+    "calibrate": ["none.gguf"],
+    "simulate": ["--trace", "trace.jsonl"],
+    "bench speculation": ["--model", "none.gguf"],
+    "bench overlap": ["--model", "none.gguf"],
+}
+"""Arguments that each command needs, with a model that does not exist: what passes the checks ends at the model."""
+
+FREE = {("run", "--seed", "-1"), ("run", "--top-k", "9" * 20)}
+"""Values that are valid after all."""
+
+
+def commands():
+    """Words of a command → its function."""
+    for name in COMMANDS:
+        command = getattr(import_module(f"foreword.cli.{name}"), name)
+        if isinstance(command, typer.Typer):
+            for info in command.registered_commands:
+                yield f"{name} {info.name or info.callback.__name__}", info.callback
+        else:
+            yield name, command
+
+
+def options(function):
+    """(option, types of its value) of a command."""
+    for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
+        kind, info = get_args(parameter.annotation)
+        if isinstance(info, typer.models.OptionInfo):
+            given = [text for text in (info.default, *(info.param_decls or ())) if str(text).startswith("--")]
+            yield (given or [f"--{name.replace('_', '-')}"])[0], {kind, *get_args(kind)}
+
+
+def numbers():
+    """(command, option, value) for each option that takes a number, and values that are none or out of any range."""
+    for words, function in commands():
+        for option, kinds in options(function):
+            wrong = ["1.5", "9" * 20] if int in kinds else ["nan", "inf", "1e400"] if float in kinds else []
+            for value in wrong and ["", "x", "-1", "9" * 5000, *wrong]:
+                if (words, option, value) not in FREE:
+                    yield words, option, value
+
+
+@pytest.fixture
+def run(monkeypatch, capsys, tmp_path):
+    """Runs `foreword` with these arguments in an empty folder. Returns exit status, output and standard error."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "500")
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["foreword", *arguments])
+        with pytest.raises(SystemExit) as end:
+            main()
+        return end.value.code or 0, *capsys.readouterr()
+
+    return call
+
+
+def test_every_command_with_numbers_is_tried():
+    benchmarks = ("host", "throughput", "latency", "prefill", "startup", "speculation", "overlap", "kernels")
+    others = {"run", "explain", "simulate", "calibrate"}
+    assert {words for words, _, _ in numbers()} == {f"bench {name}" for name in benchmarks} | others
+
+
+@pytest.mark.parametrize("words", sorted({words for words, _, _ in numbers()}))
+def test_a_number_out_of_range_is_refused_with_the_name_of_its_option(run, tmp_path, words):
+    (tmp_path / "trace.jsonl").write_text('{"timestamp": 0, "input_length": 5, "output_length": 3}\n')
+    for command, option, value in numbers():
+        if command != words:
+            continue
+        status, _, error = run(*words.split(), *WORKS.get(words, []), option, value)
+        assert status == 2, (option, value)
+        assert "Traceback" not in error
+        assert "none.gguf" not in error, (option, value)
+        assert option in error or f"{option[2:].replace('-', '_')}" in error or "CostModel" in error, error
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *(
+            [*command, "--model", model]
+            for command in (["run", "Hi"], ["bench", "latency"], ["bench", "speculation"], ["bench", "overlap"])
+            for model in (
+                "",
+                ".",
+                "missing.gguf",
+                "missing/",
+                "a/b/c",
+                "binary.gguf",
+                "../..",
+                "\udcff",
+                "é",
+            )
+        ),
+        ["bench", "startup", "--model", "missing.gguf"],
+        ["calibrate", "missing.gguf"],
+        ["calibrate", "missing.gguf", "--out", "."],
+        ["calibrate", "missing.gguf", "--out", "missing/cost.json"],
+        ["bench", "throughput", "--workloads", ""],
+        ["bench", "overlap", "--at-once", "9" * 5000],
+        ["bench", "overlap", "--at-once", "999999999"],
+        *(["explain", "--prompts", text] for text in ("", "x", "-1", "0", "12", "1,,2", "9" * 5000, "1.5")),
+        ["explain", "--token", "99"],
+        *(
+            ["simulate", "--trace", trace]
+            for trace in ("", ".", "missing", "binary.csv", "binary.jsonl", "empty.csv", "empty.jsonl", "x" * 300)
+        ),
+        *(
+            ["simulate", "--trace", "trace.jsonl", "--cost", cost]
+            for cost in (".", "missing", "binary.csv", "empty.csv", "trace.jsonl")
+        ),
+        *(["simulate", "--trace", "trace.jsonl", "--policies", policies] for policies in ("", "x", "fcfs,")),
+        ["simulate", "--trace", "trace.jsonl", "--num-blocks", "2", "--block-size", "4"],
+        ["simulate", "--trace", "trace.jsonl", "--max-model-len", "1"],
+        ["simulate", "--trace", "trace.jsonl", "--max-model-len", "10000000"],
+        *(
+            ["conform", trace]
+            for trace in ("", ".", "missing", "binary.jsonl", "empty.jsonl", "trace.jsonl", "x" * 300)
+        ),
+        ["conform", "--backend", "torch"],
+        *(["models", "pull", name] for name in ("", "missing", "x" * 300, "../..", "\udcff")),
+    ],
+    ids=lambda arguments: " ".join(arguments)[:60].encode("ascii", "replace").decode(),
+)
+def test_a_value_or_file_that_cannot_be_used_is_refused(run, tmp_path, arguments):
+    for name in ("binary.csv", "binary.jsonl", "binary.gguf"):
+        (tmp_path / name).write_bytes(bytes(range(256)) * 40)
+    for name in ("empty.csv", "empty.jsonl"):
+        (tmp_path / name).write_bytes(b"")
+    (tmp_path / "trace.jsonl").write_text('{"timestamp": 0, "input_length": 5, "output_length": 3}\n')
+    status, _, error = run(*arguments)
+    assert status == 2
+    assert "Traceback" not in error
+    last = error.splitlines()[-1]
+    assert last.startswith(("foreword: ", "╰")), error
+    assert len(last) < 1000
+
+
+@pytest.mark.parametrize("words", [words for words, _ in commands()])
+def test_an_unknown_option_is_answered_with_the_nearest(run, words):
+    known = next((option for option, _ in options(dict(commands())[words])), "--help")
+    status, _, error = run(*words.split(), known + "x")
+    assert status == 2
+    assert known in error
+
+
+@pytest.mark.parametrize(
+    ("failure", "status", "line"),
+    [
+        (KeyboardInterrupt(), 130, "foreword: interrupted"),
+        (OSError(28, "No space left on device"), 1, "foreword: [Errno 28] No space left on device"),
+        (MemoryError("Unable to allocate 640 GiB"), 1, "foreword: Unable to allocate 640 GiB"),
+        (MemoryError(), 1, "foreword: not enough memory"),
+        (foreword.errors.ModelError("two\nlines"), 2, "foreword: two lines"),
+    ],
+)
+def test_a_failure_ends_with_one_line_and_its_status(run, monkeypatch, failure, status, line):
+    def fail(*arguments, **options):
+        raise failure
+
+    monkeypatch.setattr(import_module("foreword.cli.explain"), "toy_steps", fail)
+    monkeypatch.setattr(sys, "stdout", sys.stdout)  # main replaces it
+    code, _, error = run("explain")
+    assert (code, error.strip().splitlines()) == (status, [line])
+
+
+def started(*arguments, **streams):
+    source = str(Path(foreword.__file__).parents[1])
+    command = [sys.executable, "-c", "from foreword.cli import main; main()", *arguments]
+    return subprocess.Popen(command, env={**os.environ, "PYTHONPATH": source}, stderr=subprocess.PIPE, **streams)
+
+
+def test_a_reader_that_stops_reading_ends_the_command_in_silence():
+    arguments = ["explain", "--json", "--max-model-len", "400", "--steps", "380"]  # more than a pipe holds
+    with started(*arguments, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline()
+        process.stdout.close()
+        assert (process.wait(60), process.stderr.read()) == (1, b"")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_output_that_cannot_be_written_is_reported():
+    with Path("/dev/full").open("w") as full, started("models", "list", "--json", stdout=full) as process:
+        assert process.wait(60) == 1
+        assert process.stderr.read() == b"foreword: [Errno 28] No space left on device\n"
+
+
+def test_output_that_the_terminal_cannot_show_does_not_fail():
+    with started("explain", stdout=subprocess.PIPE) as process:
+        expected = process.communicate(timeout=60)[0].decode()
+    os.environ["PYTHONIOENCODING"] = "ascii"
+    try:
+        with started("explain", stdout=subprocess.PIPE) as process:
+            shown = process.communicate(timeout=60)[0].decode()
+    finally:
+        del os.environ["PYTHONIOENCODING"]
+    assert shown == expected.encode("ascii", "backslashreplace").decode()
+
+
+def test_the_version_is_shown():
+    assert CliRunner().invoke(app, ["--version"]).output == f"foreword {foreword.__version__}\n"

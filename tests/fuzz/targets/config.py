@@ -1,0 +1,40 @@
+"""config.json of every family, with the weights and the tokenizer that belong to it."""
+
+import json
+
+from foreword.models.families import FAMILIES
+from foreword.models.loader import load_model
+from fuzz.mutations import mutate_json
+from fuzz.target import Target
+from models.recorded import TINY, make
+
+HOSTILE = (
+    {"eos_token_id": [1, 64]}, {"eos_token_id": 64}, {"eos_token_id": "2"}, {"bos_token_id": 64}, {"vocab_size": 2**28},
+    {"num_hidden_layers": 4096}, {"num_hidden_layers": 2**70}, {"max_position_embeddings": 2**28},
+    {"head_dim": 65536}, {"partial_rotary_factor": 1e308}, {"num_experts": 2**28}, {"sliding_window": -1},
+    {"layer_types": ["\ud800"] * 4},
+)  # fmt: skip
+
+
+def encoded(name, **changes):
+    return json.dumps({"tiny": name, **TINY[name]["config"], **changes}).encode()
+
+
+def valid():
+    assert {tiny["config"]["model_type"] for tiny in TINY.values()} == set(FAMILIES)
+    return [encoded(name) for name in TINY]
+
+
+def hostile():
+    return [encoded(name, **changes) for changes in HOSTILE for name in ("llama3", "qwen3-moe", "gemma3")]
+
+
+def read(data, folder):
+    name = next((name for name in TINY if f'"tiny": "{name}"'.encode() in data), "llama3")
+    if not (folder / name).exists():
+        make(folder, name)
+    (folder / name / "config.json").write_bytes(data)
+    load_model(folder / name)
+
+
+TARGET = Target(valid, read, mutate_json, hostile)

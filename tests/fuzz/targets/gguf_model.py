@@ -1,0 +1,46 @@
+"""Whole models as GGUF files, of every architecture: loaded and run for a few tokens."""
+
+import tempfile
+from pathlib import Path
+
+from foreword.models.families import GGUF_FAMILIES
+from foreword.models.loader import load_model
+from fuzz.mutations import mutate_bytes
+from fuzz.target import Target
+from models.gguf_models import ARCHITECTURES, experts_everywhere, write
+from models.recorded import TINY
+from models.running import EXECUTORS, all_logits, whole
+from models.tiny import random_tensors
+
+NAMES = ("llama3", "mixtral", "smollm3", "qwen2", "qwen3", "qwen2-moe", "qwen3-moe", "gemma2", "gemma3", "phi3")
+ALL_SPARSE = {"decoder_sparse_step": 1, "mlp_only_layers": []}
+
+
+def valid():
+    assert {ARCHITECTURES[TINY[name]["config"]["model_type"]] for name in NAMES} == set(GGUF_FAMILIES)
+    with tempfile.TemporaryDirectory() as folder:
+        return [made(name, Path(folder) / "model.gguf").read_bytes() for name in NAMES]
+
+
+def made(name, path):
+    tiny = TINY[name]
+    shapes = experts_everywhere(tiny, 3) if name.endswith("-moe") else tiny["shapes"]
+    return write(path, {**tiny["config"], **ALL_SPARSE}, random_tensors(shapes))
+
+
+def mutate(rng, data):
+    header = data.rindex(b"blk.") + 80
+    return mutate_bytes(rng, data, within=rng.choice((None, 2000, header, header)))
+
+
+def read(data, folder):
+    path = folder / "model.gguf"
+    path.write_bytes(data)
+    model = load_model(path)
+    model.tokenizer.decode(model.tokenizer.encode("hello"))
+    text = [i % model.spec.vocab_size for i in (1, 2, 3)]
+    for executor in EXECUTORS:
+        all_logits(model, [text], whole([text]), executor)
+
+
+TARGET = Target(valid, read, mutate)

@@ -1,0 +1,78 @@
+"""A short run of the fuzzer with a fixed seed, and the fuzzer itself on readers that fail on purpose."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import foreword
+from foreword.errors import ModelError
+from fuzz.runner import run
+from fuzz.target import Corpus, Target, names
+
+TESTS = Path(__file__).parents[1]
+
+
+def test_every_reader_accepts_or_refuses_what_it_is_given(tmp_path):
+    command = [sys.executable, "-m", "fuzz", "--seed", "1", "--cases", "40", "--failures", str(tmp_path / "failures")]
+    source = Path(foreword.__file__).parents[1]
+    environment = {**os.environ, "PYTHONPATH": f"{TESTS}{os.pathsep}{source}"}
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert all(f"\n{name} " in done.stdout for name in names())
+
+
+def crash(data, folder):
+    if data == b"crash":
+        os.abort()
+
+
+def hang(data, folder):
+    if data == b"hang":
+        time.sleep(100)
+
+
+def allocate(data, folder):
+    bytearray(len(data) << 28)
+
+
+def refuse(data, folder):
+    raise ModelError("refused")
+
+
+@pytest.mark.parametrize(
+    ("read", "data", "outcome"),
+    [
+        (crash, b"crash", "died with status -6"),
+        (hang, b"hang", "no end after 0.5 s"),
+        (allocate, b"much", "MemoryError"),
+        (lambda data, folder: [][1], b"", "IndexError"),
+        (lambda data, folder: sys.exit(1), b"", "SystemExit"),
+        (refuse, b"", "a valid input was refused"),
+    ],
+)
+def test_a_failure_is_reported_and_the_next_case_runs(monkeypatch, read, data, outcome):
+    target = Target(lambda: [data, b""], read, seconds=0.5)
+    monkeypatch.setattr("fuzz.target.load", lambda name: target)
+    report = run(Corpus("x", 0))
+    (case, what, _), *_ = report.failures.values()
+    assert case == 0
+    assert outcome in what
+    assert report.outcomes.total() == 2
+
+
+def test_a_refusal_is_no_failure_unless_the_input_is_valid(monkeypatch):
+    target = Target(list, refuse, hostile=lambda: [b"x"])
+    monkeypatch.setattr("fuzz.target.load", lambda name: target)
+    assert run(Corpus("x", 0)).outcomes == {"refused": 1}
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_case_depends_on_seed_and_number_alone(name):
+    first, again, other = Corpus(name, 1), Corpus(name, 1), Corpus(name, 2)
+    cases = range(first.num_fixed, first.num_fixed + 5)
+    assert [first[i] for i in cases] == [again[i] for i in reversed(cases)][::-1]
+    assert [first[i] for i in cases] != [other[i] for i in cases]
