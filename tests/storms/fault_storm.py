@@ -96,12 +96,15 @@ def trial(target: str, scheduling: str, seed: int, index: int, catalogue: Catalo
             repeat += f", {type(error).__name__} at call {fault.at}" + ", and later ones" * persists
             engine, tokenizer = faulty_engine(scene, fault)
             outputs = Traffic(engine, tokenizer, fault, entries, again).go()
-            for name, entry in entries.items():
-                if name not in outputs:
-                    if name != fault.owner:
-                        raise Violation("lost output", f"request {name}, the fault belongs to {fault.owner}")
-                elif name != fault.owner or all(c.finish_reason != "abort" for c in outputs[name].outputs):
-                    check_outcome(outputs[name], entry, name)
+            lost = entries.keys() - outputs.keys() - ({fault.owner} if fault.persists else set())
+            if lost:
+                raise Violation("lost output", f"of requests {lost}, the fault belongs to {fault.owner}")
+            failed = [name for name, output in outputs.items() if fault.error in causes(output.error)]
+            if len(failed) > (target in OF_REQUEST):
+                raise Violation("failed with another", f"requests {failed}, the fault belongs to {fault.owner}")
+            for name, output in outputs.items():
+                if not (name == fault.owner and fault.persists and output.outputs[0].finish_reason == "abort"):
+                    check_outcome(output, entries[name], name, may_fail=name in failed)
             check_idle(engine)
             check_pool(engine)
             fault.error = None
