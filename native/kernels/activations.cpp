@@ -1,15 +1,10 @@
 #include "kernels/activations.h"
 
+#include "kernels/isa_functions.h"
 #include "kernels/rotation.h"
 
 namespace foreword::kernels::FOREWORD_ISA {
 namespace {
-
-float largest_magnitude(const float *x, int size) {
-  F32 largest = set1(0.f);
-  for (int k = 0; k < size; k += kLanes) largest = max_f32(largest, abs_f32(load(x + k)));
-  return reduce_max(largest);
-}
 
 // One block: `top` becomes ±127, or ±127 · 128 in two planes. Returns Σ q of the two halves, exact in floats because
 // the terms are integers.
@@ -33,7 +28,7 @@ FW_INLINE HalfSums quantise_block(const float *x, float top, int8_t *q, int8_t *
     }
     sum[2 * n / N] = add(sum[2 * n / N], rounded);
   });
-  return {int32_t(reduce_add(sum[0])), int32_t(reduce_add(sum[1]))};
+  return {whole(reduce_add(sum[0])), whole(reduce_add(sum[1]))};
 }
 
 void set_sums(const HalfSums &half, ActivationBlock *block) {
@@ -78,7 +73,7 @@ void prepare_rotated(const Activations &a, int row, const float *x, float *rotat
     sum = add(sum, steps);
   }
   a.blocks[row].scale = top / (127.f * factor);
-  a.blocks[row].neg128_sum = -kDotBias * int32_t(reduce_add(sum));
+  a.blocks[row].neg128_sum = -kDotBias * whole(reduce_add(sum));
 }
 
 }  // namespace

@@ -20,6 +20,4 @@ FW_INLINE T *activation_at(const Activations &a, int row, int k, int inputs_per_
   return reinterpret_cast<T *>(a.data + piece * a.piece_stride + size_t(row) * kPieceBytes) + within;
 }
 
-void prepare_row(const Activations &a, int row, const float *x, float *scratch);
-
 }  // namespace foreword::kernels::FOREWORD_ISA

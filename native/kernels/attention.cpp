@@ -12,7 +12,7 @@
 // query's result depends on its own keys alone: not on the other queries, on how a prompt was divided into prefill
 // chunks, nor on whether its splits ran one after the other or on several threads.
 
-#include "kernels/attention.h"
+#include "kernels/isa_functions.h"
 
 #include "kernels/attention_keys.h"
 #include "kernels/attention_softmax.h"
@@ -27,9 +27,7 @@ int max_rows(const AttentionConfig &c) { return attention_queries(c) * group_siz
 // ---------------------------------------------------------------------------------------------- queries
 
 void split_query(const float *x, int dim, int row, const Queries &q) {
-  F32 largest = set1(0.f);
-  for (int d = 0; d < dim; d += kLanes) largest = max_f32(largest, abs_f32(load(x + d)));
-  const float top = reduce_max(largest);
+  const float top = largest_magnitude(x, dim);
   constexpr float kSteps = 127.f * 128.f;
   const F32 inverse = set1(top > 0.f ? kSteps / top : 0.f);
   F32 high = set1(0.f), low = set1(0.f);
@@ -42,10 +40,9 @@ void split_query(const float *x, int dim, int row, const Queries &q) {
     low = add(low, fine);
   }
   // Exact in floats: the terms are small integers.
-  const int32_t sum_high = int32_t(reduce_add(high)), sum_low = int32_t(reduce_add(low));
   q.scale[row] = top / kSteps;
-  q.neg128_high[row] = -kDotBias * sum_high;
-  q.neg128_low[row] = -kDotBias * sum_low;
+  q.neg128_high[row] = -kDotBias * whole(reduce_add(high));
+  q.neg128_low[row] = -kDotBias * whole(reduce_add(low));
 }
 
 // Copies all rows (query, head of the group) of the tile in the form that the KV format takes.

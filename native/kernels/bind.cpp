@@ -1,5 +1,4 @@
 // The kernels in Python.
-#include "kernels/bench.h"
 #include "kernels/bind_model.h"
 #include "kernels/roofline.h"
 #include "kernels/sampling.h"
@@ -11,49 +10,48 @@ namespace foreword {
 namespace kernels {
 namespace {
 
-ThreadPool make_pool(int num_threads) { return ThreadPool(num_threads > 0 ? num_threads : default_num_threads()); }
-
 void sample_logits(const nb::ndarray<const float, nb::ndim<2>, nb::device::cpu> &logits,
                    const Array1<float> &temperature, const Array1<int32_t> &top_k, const Array1<float> &top_p,
                    const Array1<float> &min_p, const Array1<int64_t> &seeds, const Array1<int64_t> &positions,
                    const Array1<int32_t> &rows,
                    const nb::ndarray<int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> &out, CpuModel *model) {
-  const size_t count = logits.shape(0), size = logits.shape(1), num_rows = temperature.shape(0);
-  if (size == 0 || (size > 1 && logits.stride(1) != 1))
-    throw std::invalid_argument("the logits of a row must be contiguous");
-  if (out.shape(0) < count) throw std::invalid_argument("out is shorter than logits");
-  for (const size_t other : {top_k.shape(0), top_p.shape(0), min_p.shape(0), seeds.shape(0)}) {
-    if (other != num_rows) throw std::invalid_argument("temperature, top_k, top_p, min_p and seeds differ in length");
-  }
-  const SamplingInput input{.num_logits = int(count),
-                            .vocab_size = int(size),
+  const int count = in_range(int64_t(logits.shape(0)), 0, kMostTokens, "the number of logits");
+  const int size = in_range(int64_t(logits.shape(1)), 1, kMostSize, "the width of logits");
+  const int num_rows = in_range(int64_t(temperature.shape(0)), 0, INT32_MAX, "the length of temperature");
+  if (size > 1 && logits.stride(1) != 1) throw std::invalid_argument("the logits of a row must be contiguous");
+  const SamplingInput input{.num_logits = count,
+                            .vocab_size = size,
                             .logits = logits.data(),
                             .logits_stride = logits.stride(0),
                             .positions = at_least(positions, count, "positions"),
                             .rows = at_least(rows, count, "rows"),
-                            .num_rows = int64_t(num_rows),
+                            .num_rows = num_rows,
                             .temperature = temperature.data(),
-                            .top_k = top_k.data(),
-                            .top_p = top_p.data(),
-                            .min_p = min_p.data(),
-                            .seeds = seeds.data()};
+                            .top_k = at_least(top_k, num_rows, "top_k"),
+                            .top_p = at_least(top_p, num_rows, "top_p"),
+                            .min_p = at_least(min_p, num_rows, "min_p"),
+                            .seeds = at_least(seeds, num_rows, "seeds")};
+  in_range(int64_t(out.shape(0)), count, INT64_MAX, "the length of out");
   const Isa &isa = model ? model->isa() : choose_isa("");
   const size_t scratch_bytes = sampling_scratch_bytes(isa, input.vocab_size);
-  nb::gil_scoped_release release;
   if (model) {
-    uint8_t *scratch = model->sampling_scratch(scratch_bytes * size_t(model->num_threads()));
+    const auto lock = model->exclusive();
+    nb::gil_scoped_release release;
+    uint8_t *scratch = model->sampling_scratch(product(scratch_bytes, size_t(model->num_threads())));
     return sample(input, isa, &model->pool(), scratch, out.data());
   }
+  nb::gil_scoped_release release;
   const std::unique_ptr<uint8_t[]> scratch(new uint8_t[scratch_bytes]);
   sample(input, isa, nullptr, scratch.get(), out.data());
 }
 
-nb::dict roofline(int num_threads, const std::string &isa_name, int megabytes) {
+nb::dict roofline(std::optional<int> num_threads, const std::string &isa_name, int megabytes) {
+  in_range(megabytes, 1, INT32_MAX, "megabytes");
   const Isa &isa = choose_isa(isa_name);
   Roofline limits;
   {
     nb::gil_scoped_release release;
-    ThreadPool pool = make_pool(num_threads);
+    ThreadPool pool(num_threads);
     limits = measure_roofline(isa, pool, megabytes);
   }
   nb::dict out;
@@ -63,26 +61,6 @@ nb::dict roofline(int num_threads, const std::string &isa_name, int megabytes) {
   out["i8_ops"] = limits.i8_ops;
   out["memory_bytes"] = limits.memory_bytes;
   return out;
-}
-
-double bench_linear(const std::string &format, int outputs, int inputs, int rows, int copies, int num_threads,
-                    const std::string &isa_name, int rounds, bool exact) {
-  const LinearShape shape{by_name(kFormats, format, "weight format"), exact, outputs, inputs, rows, copies};
-  const Isa &isa = choose_isa(isa_name);
-  nb::gil_scoped_release release;
-  ThreadPool pool = make_pool(num_threads);
-  return time_linear(shape, isa, pool, rounds);
-}
-
-double bench_attention(const std::string &format, int num_reqs, int queries, int context, int num_heads,
-                       int num_kv_heads, int head_dim, int copies, int num_threads, const std::string &isa_name,
-                       int rounds) {
-  const AttentionShape shape{
-      by_name(kKVFormats, format, "KV format"), num_reqs, queries, context, num_heads, num_kv_heads, head_dim, copies};
-  const Isa &isa = choose_isa(isa_name);
-  nb::gil_scoped_release release;
-  ThreadPool pool = make_pool(num_threads);
-  return time_attention(shape, isa, pool, rounds);
 }
 
 std::vector<std::string> isa_names() {
@@ -98,13 +76,13 @@ size_t kv_bytes(const std::string &format, int num_blocks, int block_size, int n
 
 void bind_model(nb::module_ &m) {
   nb::class_<CpuModel>(m, "CpuModel",
-                       "A decoder's packed weights, its KV pool and threads. See foreword.models.executors.native.")
+                       "A decoder's packed weights, its KV pool and threads. See foreword.executors.native.")
       .def(
           "__init__",
           [](CpuModel *self, int hidden_size, int num_heads, int num_kv_heads, int head_dim, int vocab_size,
              double norm_eps, double query_scale, double embedding_scale, const std::string &activation,
              double attn_softcap, double final_softcap, int num_groups, int num_slots, int num_blocks, int block_size,
-             const std::string &kv_format, const std::string &isa, int num_threads) {
+             const std::string &kv_format, const std::string &isa, std::optional<int> num_threads) {
             const ModelConfig config{hidden_size, num_heads, num_kv_heads, head_dim, vocab_size, num_groups,
                                      float(norm_eps), float(query_scale), float(embedding_scale),
                                      by_name(kGates, activation, "activation"), float(attn_softcap),
@@ -114,16 +92,19 @@ void bind_model(nb::module_ &m) {
           },
           nb::kw_only(), "hidden_size"_a, "num_heads"_a, "num_kv_heads"_a, "head_dim"_a, "vocab_size"_a, "norm_eps"_a,
           "query_scale"_a, "embedding_scale"_a, "activation"_a, "attn_softcap"_a, "final_softcap"_a, "num_groups"_a,
-          "num_slots"_a, "num_blocks"_a, "block_size"_a, "kv_format"_a, "isa"_a, "num_threads"_a)
-      .def("pack", &CpuModel::pack, "data"_a, "source"_a, "cols"_a, "format"_a, "exact"_a)
-      .def("vector", &CpuModel::vector, "values"_a)
+          "num_slots"_a, "num_blocks"_a, "block_size"_a, "kv_format"_a, "isa"_a, "num_threads"_a.none())
+      .def("pack", &CpuModel::pack, "data"_a.noconvert(), "source"_a, "cols"_a, "format"_a, "exact"_a)
+      .def("vector", nb::overload_cast<const Array1<float> &>(&CpuModel::vector), "values"_a.noconvert())
       .def("set_embedding", &CpuModel::set_embedding, "data"_a.noconvert(), "source"_a, "cols"_a)
       .def("add_rope", &CpuModel::add_rope, "inv_freq"_a, "scale"_a)
       .def("add_layer", &CpuModel::add_layer, "layer"_a)
       .def("finish", &CpuModel::finish, "final_norm"_a, "lm_head"_a)
-      .def("step", &CpuModel::step, "num_tokens"_a, "num_reqs"_a, "input_ids"_a, "positions"_a, "query_start_loc"_a,
-           "seq_lens"_a, "idx_mapping"_a, "logits_indices"_a, "slot_mapping"_a, "block_tables"_a)
-      .def("copy_blocks", &CpuModel::copy_blocks, "sources"_a, "destinations"_a)
+      .def("step", &CpuModel::step, "num_tokens"_a, "num_reqs"_a, "input_ids"_a.noconvert(),
+           "positions"_a.noconvert(), "query_start_loc"_a.noconvert(), "seq_lens"_a.noconvert(),
+           "idx_mapping"_a.noconvert(), "logits_indices"_a.noconvert(), "slot_mapping"_a.noconvert(),
+           "block_tables"_a.noconvert())
+      .def("copy_blocks", &CpuModel::copy_blocks, "sources"_a.noconvert(), "destinations"_a.noconvert())
+      .def("zero_blocks", &CpuModel::zero_blocks, "blocks"_a.noconvert())
       .def("stage_seconds", &CpuModel::stage_seconds,
            "Seconds of all steps so far in each stage, measured on one thread.")
       .def_prop_ro("packed_bytes", &CpuModel::packed_bytes)
@@ -139,23 +120,15 @@ void bind_kernels(nb::module_ &m) {
   bind_model(m);
   m.def("kv_bytes", &kv_bytes, "kv_format"_a, "num_blocks"_a, "block_size"_a, "num_slots"_a, "num_kv_heads"_a,
         "head_dim"_a, "Bytes of a KV pool, computed without allocating it.");
-  m.def("sample", &sample_logits, "logits"_a, "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "seeds"_a,
-        "positions"_a, "rows"_a, "out"_a.noconvert(), "model"_a.none() = nb::none(),
+  m.def("sample", &sample_logits, "logits"_a.noconvert(), "temperature"_a.noconvert(), "top_k"_a.noconvert(),
+        "top_p"_a.noconvert(), "min_p"_a.noconvert(), "seeds"_a.noconvert(), "positions"_a.noconvert(),
+        "rows"_a.noconvert(), "out"_a.noconvert(), "model"_a.none() = nb::none(),
         "Samples row i of logits [L, V] with the parameters at rows[i] for the token at positions[i]; writes out [L].\n"
-        "native/kernels/sampler.cpp defines the draw. With `model`, its threads and scratch memory are used: at most "
-        "one call "
-        "at a time per model.");
-  m.def("roofline", &roofline, "num_threads"_a = 0, "isa"_a = "", "megabytes"_a = 256,
+        "native/kernels/sampler.cpp defines the draw; -1 for a row with a NaN or an infinite maximum. With `model`, its "
+        "threads and scratch memory are used.");
+  m.def("roofline", &roofline, "num_threads"_a.none() = nb::none(), "isa"_a = "", "megabytes"_a = 256,
         "The limits of this machine with one instruction set: peak operations and memory bytes per second.");
-  m.def("bench_linear", &bench_linear, "format"_a, "outputs"_a, "inputs"_a, "rows"_a, "copies"_a = 1,
-        "num_threads"_a = 0, "isa"_a = "", "rounds"_a = 5, "exact"_a = false,
-        "Seconds of one product of packed weights [outputs, inputs] with `rows` rows.");
-  m.def("bench_attention", &bench_attention, "format"_a, "num_reqs"_a, "queries"_a, "context"_a, "num_heads"_a,
-        "num_kv_heads"_a, "head_dim"_a, "copies"_a = 1, "num_threads"_a = 0, "isa"_a = "", "rounds"_a = 5,
-        "Seconds of one layer's attention: `queries` new tokens of each request over `context` keys.");
   m.def("isa_levels", &isa_names, "Instruction sets that this build and this machine have, best first.");
-  m.def("default_num_threads", &default_num_threads,
-        "FOREWORD_NUM_THREADS, or the physical cores this process may use.");
 }
 
 }  // namespace foreword

@@ -1,9 +1,12 @@
 // The Python class CpuModel.
 #pragma once
 
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
+
+#include <mutex>
 
 #include "kernels/bind_values.h"
 #include "kernels/dispatch.h"
@@ -12,61 +15,89 @@
 namespace foreword::kernels {
 
 // A model under construction, then in use. Adding a matrix, vector or rope returns the integer that identifies it.
+// Every argument is checked: std::invalid_argument names the one that does not fit.
 class CpuModel {
  public:
-  CpuModel(const ModelConfig &config, const KVConfig &kv, const std::string &isa, int num_threads)
-      : model_(config, kv, choose_isa(isa), num_threads) {}
+  CpuModel(const ModelConfig &c, const KVConfig &kv, const std::string &isa, std::optional<int> num_threads)
+      : model_(checked(c), kv, choose_isa(isa), num_threads), windows_(size_t(c.num_groups), -1) {}
 
-  int pack(const Array2<uint8_t> &data, const std::string &source, int cols, const std::string &format,
-           bool exact) {
-    const SourceMatrix matrix = source_matrix(data, source, cols);
-    const Format packed = by_name(kFormats, format, "weight format");
+  int pack(const Array2<uint8_t> &data, const std::string &source, int cols, const std::string &format, bool exact) {
+    check_finished(false);
+    const SourceFormat &from = by_name(kSources, source, "weight source");
+    const SourceMatrix matrix = source_matrix(data, from, cols);
+    const Format to = by_name(kFormats, format, "weight format");
+    if (from.values > 1 && to >= Format::q4 && to != from.packed) {
+      throw std::invalid_argument("blocks of " + source + " are not packed as " + format);
+    }
+    const auto lock = exclusive();
     nb::gil_scoped_release release;
-    matrices_.push_back(model_.pack(matrix, packed, exact));
+    matrices_.push_back(model_.pack(matrix, to, exact));
     return int(matrices_.size()) - 1;
   }
 
   int vector(const Array1<float> &values) {
-    vectors_.push_back(model_.copy_vector(values.data(), int(values.shape(0))));
+    const int size = in_range(int64_t(values.shape(0)), 1, kMostSize, "the size of a vector");
+    vectors_.push_back({model_.copy_vector(values.data(), size), size});
     return int(vectors_.size()) - 1;
   }
 
   void set_embedding(const Array2<uint8_t> &data, const std::string &source, int cols) {
+    check_finished(false);
+    const SourceMatrix matrix = source_matrix(data, by_name(kSources, source, "weight source"), cols);
+    check_shape(matrix, model_.config.vocab_size, model_.config.hidden_size, "embedding");
     embedding_ = nb::cast(data);  // keeps the rows alive: every step reads them
-    model_.set_embedding(source_matrix(data, source, cols));
+    model_.embedding = matrix;
   }
 
   int add_rope(const std::vector<double> &inv_freq, double scale) {
+    in_range(int64_t(inv_freq.size()), 1, model_.config.head_dim / 2, "the length of inv_freq");
     model_.ropes.push_back({inv_freq, scale});
     return int(model_.ropes.size()) - 1;
   }
 
   void add_layer(const nb::dict &d) {
+    check_finished(false);
+    const ModelConfig &c = model_.config;
+    const int hidden = c.hidden_size, heads = c.num_heads * c.head_dim, kv_heads = c.num_kv_heads * c.head_dim;
     Layer layer;
-    auto vec = [&](const char *name) { return d.contains(name) ? vectors_.at(nb::cast<size_t>(d[name])) : nullptr; };
-    layer.attn_norm = vec("attn_norm");
-    layer.mlp_norm = vec("mlp_norm");
-    layer.post_attn_norm = vec("post_attn_norm");
-    layer.post_mlp_norm = vec("post_mlp_norm");
-    layer.q_norm = vec("q_norm");
-    layer.k_norm = vec("k_norm");
-    layer.q_bias = vec("q_bias");
-    layer.k_bias = vec("k_bias");
-    layer.v_bias = vec("v_bias");
-    layer.qkv = linear({nb::cast<int>(d["q"]), nb::cast<int>(d["k"]), nb::cast<int>(d["v"])});
-    layer.o = linear({nb::cast<int>(d["o"])});
-    layer.rope = nb::cast<int>(d["rope"]);
-    layer.sliding_window = nb::cast<int64_t>(d["sliding_window"]);
-    layer.group = nb::cast<int>(d["group"]);
-    layer.slot = nb::cast<int>(d["slot"]);
-    if (d.contains("mlp")) layer.mlp = std::make_unique<Mlp>(mlp(d["mlp"]));
-    if (d.contains("moe")) layer.moe = moe(nb::cast<nb::dict>(d["moe"]));
+    layer.attn_norm = vector(d, "attn_norm", hidden);
+    layer.mlp_norm = vector(d, "mlp_norm", hidden);
+    layer.post_attn_norm = optional_vector(d, "post_attn_norm", hidden);
+    layer.post_mlp_norm = optional_vector(d, "post_mlp_norm", hidden);
+    layer.q_norm = optional_vector(d, "q_norm", c.head_dim);
+    layer.k_norm = optional_vector(d, "k_norm", c.head_dim);
+    layer.q_bias = optional_vector(d, "q_bias", heads);
+    layer.k_bias = optional_vector(d, "k_bias", kv_heads);
+    layer.v_bias = optional_vector(d, "v_bias", kv_heads);
+    layer.qkv = model_.make_linear(
+        {matrix(d, "q", heads, hidden), matrix(d, "k", kv_heads, hidden), matrix(d, "v", kv_heads, hidden)});
+    layer.o = linear(d, "o", hidden, heads);
+    layer.rope = integer(d, "rope", -1, int64_t(model_.ropes.size()) - 1);
+    layer.sliding_window = integer(d, "sliding_window", 0, INT32_MAX);
+    layer.group = integer(d, "group", 0, c.num_groups - 1);
+    layer.slot = integer(d, "slot", 0, model_.kv.config().num_slots - 1);
+    nb::dict moe_ids;
+    if (d.contains("moe") && nb::try_cast(d["moe"], moe_ids)) {
+      layer.moe = moe(moe_ids);
+    } else {
+      layer.mlp = std::make_unique<Mlp>(mlp(d, "mlp"));
+    }
+    int64_t &window = windows_[size_t(layer.group)];
+    if (window >= 0 && window != layer.sliding_window) {
+      throw std::invalid_argument("sliding_window: the layers of a KV group have one");
+    }
+    window = layer.sliding_window;
     model_.layers.push_back(std::move(layer));
   }
 
   void finish(int final_norm, int lm_head) {
-    model_.final_norm = vectors_.at(size_t(final_norm));
-    model_.lm_head = linear({lm_head});
+    check_finished(false);
+    const ModelConfig &c = model_.config;
+    if (!embedding_.is_valid() || model_.layers.empty()) {
+      throw std::invalid_argument("finish() needs an embedding and a layer");
+    }
+    model_.final_norm = vector(final_norm, "final_norm", c.hidden_size);
+    model_.lm_head = model_.make_linear({matrix(lm_head, "lm_head", c.vocab_size, c.hidden_size)});
     forward_ = std::make_unique<ForwardPass>(model_);
   }
 
@@ -75,27 +106,31 @@ class CpuModel {
       const Array1<int32_t> &query_start_loc, const Array1<int32_t> &seq_lens, const Array1<int32_t> &idx_mapping,
       const Array1<int64_t> &logits_indices, const std::vector<Array1<int64_t>> &slot_mapping,
       const std::vector<Array2<int32_t>> &block_tables) {
-    if (!forward_) throw std::invalid_argument("the model is not finished: call finish() before step()");
-    const size_t t = size_t(num_tokens), b = size_t(num_reqs);
-    ForwardInput in{};
-    in.num_tokens = num_tokens;
-    in.num_reqs = num_reqs;
-    in.num_logits = int(logits_indices.shape(0));
-    in.input_ids = at_least(input_ids, t, "input_ids");
-    in.positions = at_least(positions, t, "positions");
-    in.query_start_loc = at_least(query_start_loc, b + 1, "query_start_loc");
-    in.seq_lens = at_least(seq_lens, b, "seq_lens");
-    in.idx_mapping = at_least(idx_mapping, b, "idx_mapping");
-    in.logits_indices = logits_indices.data();
+    check_finished(true);
+    const int t = in_range(num_tokens, 0, kMostTokens, "num_tokens");
+    const int b = in_range(num_reqs, 0, kMostTokens, "num_reqs");
+    ForwardInput in{.num_tokens = t,
+                    .num_reqs = b,
+                    .num_logits = in_range(int64_t(logits_indices.shape(0)), 0, kMostTokens, "the number of logits"),
+                    .input_ids = at_least(input_ids, t, "input_ids"),
+                    .positions = at_least(positions, t, "positions"),
+                    .query_start_loc = at_least(query_start_loc, b + 1, "query_start_loc"),
+                    .seq_lens = at_least(seq_lens, b, "seq_lens"),
+                    .idx_mapping = at_least(idx_mapping, b, "idx_mapping"),
+                    .logits_indices = logits_indices.data(),
+                    .groups = {}};
     if (slot_mapping.size() != block_tables.size()) {
       throw std::invalid_argument("slot_mapping and block_tables differ in groups");
     }
     for (size_t g = 0; g < slot_mapping.size(); ++g) {
-      in.groups.push_back({at_least(slot_mapping[g], t, "slot_mapping"), block_tables[g].data(),
-                           int(block_tables[g].shape(0)), int(block_tables[g].shape(1))});
+      const Array2<int32_t> &table = block_tables[g];
+      in.groups.push_back({at_least(slot_mapping[g], t, "slot_mapping"), table.data(),
+                           in_range(int64_t(table.shape(0)), 0, INT32_MAX, "the rows of a block table"),
+                           in_range(int64_t(table.shape(1)), 0, INT32_MAX, "the columns of a block table")});
     }
     const float *logits;
     {
+      const auto lock = exclusive();
       nb::gil_scoped_release release;
       logits = forward_->run(in);
     }
@@ -105,18 +140,18 @@ class CpuModel {
   }
 
   void copy_blocks(const Array1<int32_t> &sources, const Array1<int32_t> &destinations) {
-    const int count = int(sources.shape(0)), num_blocks = model_.kv.config().num_blocks;
-    at_least(destinations, sources.shape(0), "destinations");
-    for (int i = 0; i < count; ++i) {
-      for (const int32_t id : {sources.data()[i], destinations.data()[i]}) {
-        if (id < 0 || id >= num_blocks) {
-          throw std::invalid_argument("copy_blocks: block " + std::to_string(id) + " is outside [0, " +
-                                      std::to_string(num_blocks) + ")");
-        }
-      }
-    }
+    const int count = check_blocks(sources);
+    if (check_blocks(destinations) != count) throw std::invalid_argument("sources and destinations differ in length");
+    const auto lock = exclusive();
     nb::gil_scoped_release release;
     model_.kv.copy_blocks(sources.data(), destinations.data(), count);
+  }
+
+  void zero_blocks(const Array1<int32_t> &blocks) {
+    const int count = check_blocks(blocks);
+    const auto lock = exclusive();
+    nb::gil_scoped_release release;
+    model_.kv.zero_blocks(blocks.data(), count);
   }
 
   nb::dict stage_seconds() const {
@@ -131,37 +166,124 @@ class CpuModel {
   int num_threads() const { return model_.pool.size(); }
   uint8_t *sampling_scratch(size_t bytes) { return sampling_.reserve(bytes); }
 
- private:
-  Linear linear(const std::vector<int> &ids) {
-    std::vector<const PackedMatrix *> parts;
-    for (int id : ids) parts.push_back(matrices_.at(size_t(id)));
-    return model_.make_linear(parts);
+  // Held by a call that uses the threads or the KV pool. Throws std::runtime_error if another one holds it, or in a
+  // process forked after the threads started.
+  std::unique_lock<std::mutex> exclusive() {
+    model_.pool.check_process();
+    std::unique_lock<std::mutex> lock(in_use_, std::try_to_lock);
+    if (!lock) throw std::runtime_error("another thread is using this model: it runs one call at a time");
+    return lock;
   }
 
-  Mlp mlp(nb::handle ids) {
-    const auto [gate, up, down] = nb::cast<std::tuple<int, int, int>>(ids);
-    return {linear({gate}), linear({up}), linear({down})};
+ private:
+  struct SizedVector {
+    Vector data;
+    int size;
+  };
+
+  static const ModelConfig &checked(const ModelConfig &c) {
+    in_range(c.hidden_size, 1, kMostSize, "hidden_size");
+    in_range(c.num_heads, 1, kMostHeads, "num_heads");
+    in_range(c.head_dim, 1, kMostSize / c.num_heads, "head_dim");
+    in_range(c.vocab_size, 1, kMostSize, "vocab_size");
+    in_range(c.num_groups, 1, kMostSize, "num_groups");
+    if (c.num_kv_heads < 1 || c.num_heads % c.num_kv_heads) {
+      throw std::invalid_argument("num_heads is not a multiple of num_kv_heads = " + std::to_string(c.num_kv_heads));
+    }
+    return c;
+  }
+
+  void check_finished(bool finished) const {
+    if (bool(forward_) != finished) {
+      throw std::invalid_argument(finished ? "the model is not finished: call finish() first"
+                                           : "the model is finished: nothing can be added");
+    }
+  }
+
+  // The number of block ids, all in the pool.
+  int check_blocks(const Array1<int32_t> &ids) const {
+    const int count = in_range(int64_t(ids.shape(0)), 0, INT32_MAX, "the number of blocks");
+    for (int i = 0; i < count; ++i) in_range(ids.data()[i], 0, model_.kv.config().num_blocks - 1, "block");
+    return count;
+  }
+
+  template <class Matrix>
+  static void check_shape(const Matrix &m, int rows, int cols, const char *name) {
+    if (m.rows == rows && m.cols == cols) return;
+    throw std::invalid_argument(std::string(name) + " has shape (" + std::to_string(m.rows) + ", " +
+                                std::to_string(m.cols) + "), expected (" + std::to_string(rows) + ", " +
+                                std::to_string(cols) + ")");
+  }
+
+  Vector vector(int64_t id, const char *name, int size) const {
+    const SizedVector &v = vectors_[size_t(in_range(id, 0, int64_t(vectors_.size()) - 1, name))];
+    in_range(v.size, size, size, name);
+    return v.data;
+  }
+  Vector vector(const nb::dict &d, const char *name, int size) const {
+    return vector(integer(d, name, 0, INT32_MAX), name, size);
+  }
+  Vector optional_vector(const nb::dict &d, const char *name, int size) const {
+    return d.contains(name) ? vector(d, name, size) : nullptr;
+  }
+
+  const PackedMatrix *matrix(int64_t id, const char *name, int rows, int cols) const {
+    const PackedMatrix *m = matrices_[size_t(in_range(id, 0, int64_t(matrices_.size()) - 1, name))];
+    check_shape(*m, rows, cols, name);
+    return m;
+  }
+  const PackedMatrix *matrix(const nb::dict &d, const char *name, int rows, int cols) const {
+    return matrix(integer(d, name, 0, INT32_MAX), name, rows, cols);
+  }
+  Linear linear(const nb::dict &d, const char *name, int rows, int cols) {
+    return model_.make_linear({matrix(d, name, rows, cols)});
+  }
+
+  // (gate, up, down). `inner`: outputs of gate; 0: any number.
+  Mlp mlp(nb::handle ids, int inner) {
+    std::tuple<int, int, int> id;
+    if (!nb::try_cast(ids, id)) throw std::invalid_argument("an MLP is three integers: gate, up, down");
+    const auto [gate, up, down] = id;
+    const int hidden = model_.config.hidden_size;
+    if (!inner) inner = matrices_[size_t(in_range(gate, 0, int64_t(matrices_.size()) - 1, "gate"))]->rows;
+    return {model_.make_linear({matrix(gate, "gate", inner, hidden)}),
+            model_.make_linear({matrix(up, "up", inner, hidden)}),
+            model_.make_linear({matrix(down, "down", hidden, inner)})};
+  }
+  Mlp mlp(const nb::dict &d, const char *name) {
+    if (!d.contains(name)) throw std::invalid_argument(std::string(name) + " is missing");
+    return mlp(d[name], 0);
   }
 
   std::unique_ptr<Moe> moe(const nb::dict &d) {
+    const int hidden = model_.config.hidden_size;
     auto moe = std::make_unique<Moe>();
-    moe->router = linear({nb::cast<int>(d["router"])});
-    for (nb::handle ids : nb::cast<nb::list>(d["experts"])) moe->experts.push_back(mlp(ids));
-    moe->experts_per_token = nb::cast<int>(d["experts_per_token"]);
-    moe->norm_topk = nb::cast<bool>(d["norm_topk"]);
+    nb::list experts;
+    if (!d.contains("experts") || !nb::try_cast(d["experts"], experts)) {
+      throw std::invalid_argument("experts is missing or no list");
+    }
+    const int num_experts = in_range(int64_t(nb::len(experts)), 1, kMostExperts, "the number of experts");
+    for (nb::handle ids : experts) {
+      moe->experts.push_back(mlp(ids, moe->experts.empty() ? 0 : moe->experts[0].down.cols));
+    }
+    moe->router = linear(d, "router", num_experts, hidden);
+    moe->experts_per_token = integer(d, "experts_per_token", 1, num_experts);
+    moe->norm_topk = integer(d, "norm_topk", 0, 1);
     if (d.contains("shared")) {
-      moe->shared = std::make_unique<Mlp>(mlp(d["shared"]));
-      moe->shared_gate = linear({nb::cast<int>(d["shared_gate"])});
+      moe->shared = std::make_unique<Mlp>(mlp(d, "shared"));
+      moe->shared_gate = linear(d, "shared_gate", 1, hidden);
     }
     return moe;
   }
 
   Model model_;
   std::vector<const PackedMatrix *> matrices_;
-  std::vector<Vector> vectors_;
+  std::vector<SizedVector> vectors_;
+  std::vector<int64_t> windows_;  // sliding window of each KV group; −1 before its first layer
   nb::object embedding_;
   std::unique_ptr<ForwardPass> forward_;
   Buffer<uint8_t> sampling_;
+  std::mutex in_use_;
 };
 
 }  // namespace foreword::kernels

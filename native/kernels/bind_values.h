@@ -24,10 +24,19 @@ struct Named {
   T value;
 };
 
-constexpr Named<Source> kSources[] = {
-    {"F32", Source::f32},   {"F16", Source::f16},   {"BF16", Source::bf16}, {"Q4_0", Source::q4_0},
-    {"Q4_1", Source::q4_1}, {"Q5_0", Source::q5_0}, {"Q5_1", Source::q5_1}, {"Q8_0", Source::q8_0},
-    {"Q4_K", Source::q4_k}, {"Q5_K", Source::q5_k}, {"Q6_K", Source::q6_k},
+// A weight format of files: `values` weights in `bytes` bytes, and the format that packs its blocks.
+struct SourceFormat {
+  Source source;
+  int values, bytes;
+  Format packed;
+};
+constexpr Named<SourceFormat> kSources[] = {
+    {"F32", {Source::f32, 1, 4, Format::f32}},         {"F16", {Source::f16, 1, 2, Format::bf16}},
+    {"BF16", {Source::bf16, 1, 2, Format::bf16}},      {"Q4_0", {Source::q4_0, 32, 18, Format::q4}},
+    {"Q4_1", {Source::q4_1, 32, 20, Format::q4_min}},  {"Q5_0", {Source::q5_0, 32, 22, Format::q8}},
+    {"Q5_1", {Source::q5_1, 32, 24, Format::q8_min}},  {"Q8_0", {Source::q8_0, 32, 34, Format::q8}},
+    {"Q4_K", {Source::q4_k, 256, 144, Format::q4_min}}, {"Q5_K", {Source::q5_k, 256, 176, Format::q8_min}},
+    {"Q6_K", {Source::q6_k, 256, 210, Format::q8_half}},
 };
 constexpr Named<Format> kFormats[] = {
     {"f32", Format::f32},       {"bf16", Format::bf16}, {"i8", Format::i8},         {"q4", Format::q4},
@@ -47,23 +56,55 @@ T by_name(const Named<T> (&table)[N], const std::string &name, const char *what)
   throw std::invalid_argument(std::string(what) + " '" + name + "' is not one of: " + known);
 }
 
+// `value`. Throws std::invalid_argument if it is outside [least, most].
+inline int in_range(int64_t value, int64_t least, int64_t most, const char *name) {
+  if (value >= least && value <= most) return int(value);
+  throw std::invalid_argument(std::string(name) + " = " + std::to_string(value) + " is outside [" +
+                              std::to_string(least) + ", " + std::to_string(most) + "]");
+}
+
+// The most rows or columns of a matrix, heads, experts, and tokens, requests or logits of a step. A step's tokens times
+// heads or experts fit int.
+constexpr int kMostSize = 1 << 24, kMostHeads = 1 << 9, kMostExperts = 1 << 10, kMostTokens = 1 << 20;
+
 // The array's data. Throws std::invalid_argument if it has fewer than `size` entries.
 template <class T>
-const T *at_least(const Array1<T> &array, size_t size, const char *name) {
-  if (array.shape(0) < size) {
+const T *at_least(const Array1<T> &array, int size, const char *name) {
+  if (array.shape(0) < size_t(size)) {
     throw std::invalid_argument(std::string(name) + " has " + std::to_string(array.shape(0)) + " entries, " +
                                 std::to_string(size) + " are needed");
   }
   return array.data();
 }
 
-inline SourceMatrix source_matrix(const Array2<uint8_t> &data, const std::string &source, int cols) {
-  return {by_name(kSources, source, "weight source"), int(data.shape(0)), cols, data.shape(1), data.data()};
+// An entry of a dict. Throws std::invalid_argument if it is missing or no integer of [least, most].
+inline int integer(const nb::dict &d, const char *name, int64_t least, int64_t most) {
+  int64_t value = 0;
+  if (!d.contains(name) || !nb::try_cast(d[name], value)) {
+    throw std::invalid_argument(std::string(name) + " is missing or not an integer");
+  }
+  return in_range(value, least, most, name);
+}
+
+inline SourceMatrix source_matrix(const Array2<uint8_t> &data, const SourceFormat &format, int cols) {
+  const int rows = in_range(int64_t(data.shape(0)), 1, kMostSize, "rows");
+  const size_t row_bytes = size_t(in_range(cols, 1, kMostSize, "cols") / format.values) * size_t(format.bytes);
+  if (cols % format.values || data.shape(1) != row_bytes) {
+    throw std::invalid_argument("a row of " + std::to_string(data.shape(1)) + " bytes is not " + std::to_string(cols) +
+                                " weights in blocks of " + std::to_string(format.values));
+  }
+  return {format.source, rows, cols, row_bytes, data.data()};
 }
 
 inline KVConfig kv_config(const std::string &format, int num_blocks, int block_size, int num_slots, int num_kv_heads,
                           int head_dim) {
-  return {by_name(kKVFormats, format, "KV format"), num_blocks, block_size, num_slots, num_kv_heads, head_dim,
+  constexpr int kMost = INT32_MAX;
+  return {by_name(kKVFormats, format, "KV format"),
+          in_range(num_blocks, 1, kMost, "num_blocks"),
+          in_range(block_size, 1, kMost, "block_size"),
+          in_range(num_slots, 1, kMostSize, "num_slots"),
+          in_range(num_kv_heads, 1, kMostHeads, "num_kv_heads"),
+          in_range(head_dim, 1, kMostSize, "head_dim"),
           (head_dim + kTile - 1) / kTile * kTile};
 }
 

@@ -29,7 +29,7 @@ struct Isa {
   // Rows.
   void (*rms_norm)(const float *x, const float *weight, int size, float eps, float *out);
   void (*gate_mul)(Gate gate, const float *g, const float *u, size_t size, float *out);
-  void (*add)(const float *x, size_t size, float *out);
+  void (*add_row)(const float *x, size_t size, float *out);
   void (*rotate)(const float *cosines, const float *sines, int pairs, float *x);
   void (*softcap)(float cap, size_t size, float *x);
 

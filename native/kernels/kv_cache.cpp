@@ -16,12 +16,14 @@ KVLayer KVCache::shape(const KVConfig &c) {
   layer.padded_dim = c.padded_dim;
   layer.token_bytes = size_t(c.padded_dim) * element + scale;
   layer.tile_bytes = kTile * layer.token_bytes;
-  layer.head_stride = 2 * layer.token_bytes * size_t(c.block_size);
-  layer.block_stride = layer.head_stride * size_t(c.num_kv_heads);
+  layer.head_stride = product(2 * layer.token_bytes, size_t(c.block_size));
+  layer.block_stride = product(layer.head_stride, size_t(c.num_kv_heads));
   return layer;
 }
 
-size_t KVCache::bytes(const KVConfig &c) { return shape(c).block_stride * size_t(c.num_blocks) * size_t(c.num_slots); }
+size_t KVCache::bytes(const KVConfig &c) {
+  return product(product(shape(c).block_stride, size_t(c.num_blocks)), size_t(c.num_slots));
+}
 
 KVCache::KVCache(const KVConfig &config) : config_(config), memory_(bytes(config)) {}
 
@@ -34,7 +36,7 @@ KVLayer KVCache::layer(int slot) const {
 void KVCache::copy_blocks(const int32_t *sources, const int32_t *destinations, int count) {
   Buffer<uint8_t> between;
   const size_t size = shape(config_).block_stride;
-  if (count > 1) between.reserve(size * size_t(count));
+  if (count > 1) between.reserve(product(size, size_t(count)));
   for (int slot = 0; slot < config_.num_slots; ++slot) {
     const KVLayer l = layer(slot);
     auto block = [&](int32_t id) { return l.base + size_t(id) * size; };
@@ -44,6 +46,14 @@ void KVCache::copy_blocks(const int32_t *sources, const int32_t *destinations, i
     }
     for (int i = 0; i < count; ++i) std::memcpy(between.data() + size * size_t(i), block(sources[i]), size);
     for (int i = 0; i < count; ++i) std::memcpy(block(destinations[i]), between.data() + size * size_t(i), size);
+  }
+}
+
+void KVCache::zero_blocks(const int32_t *blocks, int count) {
+  const size_t size = shape(config_).block_stride;
+  for (int slot = 0; slot < config_.num_slots; ++slot) {
+    uint8_t *base = layer(slot).base;
+    for (int i = 0; i < count; ++i) std::memset(base + size_t(blocks[i]) * size, 0, size);
   }
 }
 

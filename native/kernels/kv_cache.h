@@ -23,6 +23,8 @@ class KVCache {
   // Copies the keys and values of blocks in all layers, for copy on write. All sources are read before any destination
   // is written.
   void copy_blocks(const int32_t *sources, const int32_t *destinations, int count);
+  // Sets the keys and values of blocks in all layers to zero.
+  void zero_blocks(const int32_t *blocks, int count);
 
  private:
   static KVLayer shape(const KVConfig &config);

@@ -1,4 +1,4 @@
-#include "kernels/attention.h"
+#include "kernels/isa_functions.h"
 #include "kernels/kv_layout.h"
 
 namespace foreword::kernels::FOREWORD_ISA {

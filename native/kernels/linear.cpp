@@ -16,9 +16,7 @@
 // Staging: with many rows, formats that are expensive to unpack (bf16 without bf16 dot products, 4 bit) are unpacked
 // once per panel into f32 or q8 panels in scratch memory; the numbers and their order are the same.
 
-#include "kernels/linear.h"
-
-#include "kernels/activations.h"
+#include "kernels/isa_functions.h"
 #include "kernels/linear_tiles.h"
 
 namespace foreword::kernels::FOREWORD_ISA {

@@ -43,8 +43,9 @@ Mapping::~Mapping() {
 uint8_t *Arena::allocate(size_t bytes) {
   bytes = (bytes + 63) / 64 * 64;
   if (bytes > left_) {
-    left_ = bytes > kChunkBytes ? bytes : kChunkBytes;
-    chunks_.emplace_back(left_);
+    const size_t chunk = bytes > kChunkBytes ? bytes : kChunkBytes;
+    chunks_.emplace_back(chunk);
+    left_ = chunk;
     next_ = chunks_.back().data();
   }
   uint8_t *p = next_;

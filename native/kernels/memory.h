@@ -3,10 +3,18 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <new>
 #include <utility>
 #include <vector>
 
 namespace foreword::kernels {
+
+// The product. Throws std::bad_alloc if it is larger than any size.
+inline size_t product(size_t a, size_t b) {
+  size_t out;
+  if (__builtin_mul_overflow(a, b, &out)) throw std::bad_alloc();
+  return out;
+}
 
 // One mapping. Throws std::bad_alloc.
 class Mapping {
@@ -42,13 +50,13 @@ class Arena {
   uint8_t *next_ = nullptr;
 };
 
-// A zeroed array that only grows. Growing discards the contents.
+// A zeroed array that only grows. Growing discards the contents; if it fails, the array is as before.
 template <class T>
 class Buffer {
  public:
   T *reserve(size_t count) {
     if (count > count_) {
-      memory_ = Mapping(count * sizeof(T));
+      memory_ = Mapping(product(count, sizeof(T)));
       count_ = count;
     }
     return data();

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <stdexcept>
 
 namespace foreword::kernels {
 
@@ -53,7 +52,7 @@ ActivationSet ActivationBuffer::view(int rows, int cols) const {
   return set;
 }
 
-Model::Model(const ModelConfig &config, const KVConfig &kv_config, const Isa &isa, int num_threads)
+Model::Model(const ModelConfig &config, const KVConfig &kv_config, const Isa &isa, std::optional<int> num_threads)
     : config(config), isa(isa), pool(num_threads), kv(kv_config), padded_dim(kv_config.padded_dim) {}
 
 const PackedMatrix *Model::pack(const SourceMatrix &source, Format format, bool exact) {
@@ -87,8 +86,6 @@ Vector Model::copy_vector(const float *data, int size) {
 Linear Model::make_linear(const std::vector<const PackedMatrix *> &matrices) {
   Linear linear;
   for (const PackedMatrix *m : matrices) {
-    if (!linear.parts.empty() && m->cols != linear.cols)
-      throw std::invalid_argument("matrices side by side differ in inputs");
     linear.cols = m->cols;
     linear.parts.push_back({m, linear.stride});
     linear.stride += padded_row(m->rows);

@@ -97,11 +97,12 @@ class ActivationBuffer {
 
 class Model {
  public:
-  Model(const ModelConfig &config, const KVConfig &kv, const Isa &isa, int num_threads);
+  Model(const ModelConfig &config, const KVConfig &kv, const Isa &isa, std::optional<int> num_threads);
 
   // Packing copies `source`. `set_embedding` does not: its rows are read in every step.
   const PackedMatrix *pack(const SourceMatrix &source, Format format, bool exact);
   Vector copy_vector(const float *data, int size);
+  // The matrices have the same number of inputs.
   Linear make_linear(const std::vector<const PackedMatrix *> &matrices);
   void set_embedding(const SourceMatrix &source) { embedding = source; }
 

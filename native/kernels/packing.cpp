@@ -4,6 +4,7 @@
 #include <cstdlib>
 
 #include "kernels/half.h"
+#include "kernels/isa_functions.h"
 #include "kernels/rotation.h"
 
 namespace foreword::kernels::FOREWORD_ISA {
@@ -19,12 +20,6 @@ Scratch carve(void *memory, int padded_cols) {
   float *values = static_cast<float *>(memory);
   float *d = values + cols, *m = d + cols / kHalf;
   return {values, {reinterpret_cast<int8_t *>(m + cols / kHalf), d, m}};
-}
-
-float largest_magnitude(const float *x, int size) {
-  F32 largest = set1(0.f);
-  for (int k = 0; k < size; k += kLanes) largest = max_f32(largest, abs_f32(load(x + k)));
-  return reduce_max(largest);
 }
 
 int8_t rounded(float x) { return int8_t(std::lrintf(x)); }

@@ -26,9 +26,4 @@ constexpr size_t input_offset(Format f, int k) {
   }
 }
 
-size_t panel_bytes(Format format, int padded_cols);
-size_t pack_scratch_bytes(int padded_cols);
-void pack_panel(const SourceMatrix &source, const PackedMatrix &matrix, int panel, void *scratch);
-void decode_row(const SourceMatrix &source, int row, float *out);
-
 }  // namespace foreword::kernels::FOREWORD_ISA

@@ -1,4 +1,4 @@
-#include "kernels/peaks.h"
+#include "kernels/isa_functions.h"
 
 namespace foreword::kernels::FOREWORD_ISA {
 namespace {

@@ -1,4 +1,4 @@
-#include "kernels/row_ops.h"
+#include "kernels/isa_functions.h"
 
 #include <cmath>
 

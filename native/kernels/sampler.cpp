@@ -11,6 +11,8 @@
 //   h = seed + position * 0x9E3779B97F4A7C15 + i * 0xBF58476D1CE4E5B9          (mod 2^64)
 //   h ^= h >> 30;  h *= 0xBF58476D1CE4E5B9;  h ^= h >> 27;  h *= 0x94D049BB133111EB;  h ^= h >> 31
 //
+// A row that has a NaN, or whose maximum is infinite, has no such token: the result is -1.
+//
 // So a draw is a function of (seed, position, logits) alone. Sums, quotients and logarithms are in double precision.
 //
 // The kept tokens are always a prefix of the order, described by its last token, the "edge". The algorithm:
@@ -19,7 +21,7 @@
 //   top-p: lower a threshold until the mass above it suffices; then select by mass inside what was collected;
 //   draw:  u <= 1 - 2^-25 bounds g, so the noise of a token far below the best so far need not be computed.
 
-#include "kernels/sampler.h"
+#include "kernels/isa_functions.h"
 
 #include <cmath>
 
@@ -47,18 +49,33 @@ struct Row {
 
 int block_end(const Row &row, int block) { return smaller(row.size, (block + 1) * kLogitBlock); }
 
-void find_block_maxima(Row &row) {
+bool has_nan(const float *x, int size) {
+  for (int i = 0; i < size; ++i) {
+    if (x[i] != x[i]) return true;
+  }
+  return false;
+}
+
+// Also false if there is nothing to draw: a NaN, or an infinite maximum. A sum of logits is NaN if one of them is; it
+// may be NaN for infinities too, hence the second look.
+bool find_block_maxima(Row &row) {
   row.max = -__builtin_inff();
   for (int b = 0; b < row.blocks; ++b) {
     const int begin = b * kLogitBlock, end = block_end(row, b);
-    F32 largest = set1(-__builtin_inff());
+    F32 largest = set1(-__builtin_inff()), sums = set1(0.f);
     int i = begin;
-    for (; i + kLanes <= end; i += kLanes) largest = max_f32(largest, load(row.x + i));
-    float m = reduce_max(largest);
-    for (; i < end; ++i) m = larger(m, row.x[i]);
+    for (; i + kLanes <= end; i += kLanes) {
+      const F32 x = load(row.x + i);
+      largest = max_f32(largest, x);
+      sums = add(sums, x);
+    }
+    float m = reduce_max(largest), sum = reduce_add(sums);
+    for (; i < end; ++i) m = larger(m, row.x[i]), sum += row.x[i];
+    if (sum != sum && has_nan(row.x + begin, end - begin)) return false;
     row.block_max[b] = m;
     row.max = larger(row.max, m);
   }
+  return __builtin_isfinite(row.max);
 }
 
 int32_t first_of_value(const Row &row, float value) {
@@ -68,7 +85,7 @@ int32_t first_of_value(const Row &row, float value) {
       if (row.x[i] == value) return i;
     }
   }
-  return 0;  // every logit is NaN
+  return -1;
 }
 
 // Calls f(token) for every x >= threshold, ids ascending.
@@ -261,7 +278,7 @@ int32_t sample_row(const float *logits, int vocab_size, const SamplingRow &optio
   row.blocks = (vocab_size + kLogitBlock - 1) / kLogitBlock;
   row.found = static_cast<Token *>(scratch);
   row.block_max = reinterpret_cast<float *>(row.found + vocab_size + row.blocks);
-  find_block_maxima(row);
+  if (!find_block_maxima(row)) return -1;
   if (!(options.temperature > 0.f)) return first_of_value(row, row.max);
 
   const double temperature = double(options.temperature), top_p = double(options.top_p);

@@ -38,7 +38,6 @@ elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64|ARM64")
 endif()
 
 target_sources(_native PRIVATE
-  native/kernels/bench.cpp
   native/kernels/bind.cpp
   native/kernels/dispatch.cpp
   native/kernels/forward/attention_plan.cpp
@@ -47,7 +46,6 @@ target_sources(_native PRIVATE
   native/kernels/forward/embedding_stage.cpp
   native/kernels/forward/forward.cpp
   native/kernels/forward/input.cpp
-  native/kernels/forward/logits_stage.cpp
   native/kernels/forward/mlp_stage.cpp
   native/kernels/forward/moe_stage.cpp
   native/kernels/forward/products.cpp

@@ -1,13 +1,18 @@
 #include "kernels/thread_pool.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <set>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 
 #if defined(__linux__)
 #include <sched.h>
+#endif
+#if defined(__unix__) || defined(__APPLE__)
+#include <unistd.h>
 #endif
 
 namespace foreword::kernels {
@@ -37,17 +42,87 @@ void spin_until(F &&done) {
   }
 }
 
+// Cores this process may use, hardware threads of one core counted once.
+int physical_cores() {
+  const int logical = int(std::thread::hardware_concurrency());
+#if defined(__linux__)
+  cpu_set_t allowed;
+  if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return logical > 0 ? logical : 1;
+  std::set<std::string> cores;
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (!CPU_ISSET(cpu, &allowed)) continue;
+    const std::string path = "/sys/devices/system/cpu/cpu" + std::to_string(cpu) + "/topology/thread_siblings_list";
+    char line[256] = {};
+    if (std::FILE *file = std::fopen(path.c_str(), "r")) {
+      if (!std::fgets(line, sizeof line, file)) line[0] = 0;
+      std::fclose(file);
+    }
+    cores.insert(line[0] ? std::string(line) : std::to_string(cpu));
+  }
+  if (!cores.empty()) return int(cores.size());
+#endif
+  return logical > 0 ? logical : 1;
+}
+
+int64_t this_process() {
+#if defined(__unix__) || defined(__APPLE__)
+  return getpid();
+#else
+  return 0;
+#endif
+}
+
+int pool_size(std::optional<int> num_threads) {
+  const std::string range = " is not a number of threads from 1 to " + std::to_string(kMaxThreads);
+  if (num_threads) {
+    if (*num_threads >= 1 && *num_threads <= kMaxThreads) return *num_threads;
+    throw std::invalid_argument("num_threads = " + std::to_string(*num_threads) + range);
+  }
+  const char *variable = std::getenv("FOREWORD_NUM_THREADS");
+  if (!variable || !*variable) return std::min(physical_cores(), kMaxThreads);
+  char *end = nullptr;
+  const long count = std::strtol(variable, &end, 10);
+  if (!*end && count >= 1 && count <= kMaxThreads) return int(count);
+  throw std::invalid_argument(std::string("FOREWORD_NUM_THREADS = '") + variable + "'" + range);
+}
+
 }  // namespace
 
-ThreadPool::ThreadPool(int num_threads) : size_(num_threads < 1 ? 1 : num_threads) {
-  for (int thread = 1; thread < size_; ++thread) threads_.emplace_back([this, thread] { work(thread); });
+ThreadPool::ThreadPool(std::optional<int> num_threads) : size_(pool_size(num_threads)), process_(this_process()) {
+  try {
+    threads_.reserve(size_t(size_));
+    for (int thread = 1; thread < size_; ++thread) threads_.emplace_back([this, thread] { work(thread); });
+  } catch (const std::system_error &) {
+    stop();
+    const std::string most = std::to_string(threads_.size() + 1);
+    throw std::invalid_argument("num_threads = " + std::to_string(size_) + ": this process can have only " + most +
+                                ". Use fewer threads, or raise its limits (ulimit -u, ulimit -v)");
+  } catch (...) {
+    stop();
+    throw;
+  }
 }
 
 ThreadPool::~ThreadPool() {
+  if (process_ != this_process()) {
+    new std::vector<std::thread>(std::move(threads_));  // threads of another process: neither joined nor destroyed
+  } else {
+    stop();
+  }
+}
+
+void ThreadPool::stop() {
   quit_ = true;
   region_.fetch_add(1, std::memory_order_release);
   region_.notify_all();
   for (auto &thread : threads_) thread.join();
+}
+
+void ThreadPool::check_process() const {
+  if (size_ == 1 || process_ == this_process()) return;
+  throw std::runtime_error("the model was created in process " + std::to_string(process_) + " and its threads are not "
+                           "in this one, which was forked from it. Create the model after the fork, or start "
+                           "processes with the 'spawn' method");
 }
 
 void ThreadPool::run_region(Function function, void *context) {
@@ -87,43 +162,6 @@ void ThreadPool::barrier() {
     return;
   }
   spin_until([this, phase] { return phase_.load(std::memory_order_acquire) != phase; });
-}
-
-namespace {
-
-// Cores this process may use, hardware threads of one core counted once.
-int physical_cores() {
-  const int logical = int(std::thread::hardware_concurrency());
-#if defined(__linux__)
-  cpu_set_t allowed;
-  if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return logical > 0 ? logical : 1;
-  std::set<std::string> cores;
-  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
-    if (!CPU_ISSET(cpu, &allowed)) continue;
-    const std::string path = "/sys/devices/system/cpu/cpu" + std::to_string(cpu) + "/topology/thread_siblings_list";
-    char line[256] = {};
-    if (std::FILE *file = std::fopen(path.c_str(), "r")) {
-      if (!std::fgets(line, sizeof line, file)) line[0] = 0;
-      std::fclose(file);
-    }
-    cores.insert(line[0] ? std::string(line) : std::to_string(cpu));
-  }
-  if (!cores.empty()) return int(cores.size());
-#endif
-  return logical > 0 ? logical : 1;
-}
-
-}  // namespace
-
-int default_num_threads() {
-  const char *variable = std::getenv("FOREWORD_NUM_THREADS");
-  if (!variable || !*variable) return physical_cores();
-  char *end = nullptr;
-  const long count = std::strtol(variable, &end, 10);
-  if (*end || count < 1 || count > 4096) {
-    throw std::invalid_argument(std::string("FOREWORD_NUM_THREADS = '") + variable + "' is not a number of threads");
-  }
-  return int(count);
 }
 
 }  // namespace foreword::kernels

@@ -3,21 +3,29 @@
 
 #include <atomic>
 #include <cstdint>
+#include <optional>
 #include <thread>
 #include <vector>
 
 namespace foreword::kernels {
 
+constexpr int kMaxThreads = 1024;
+
 // The calling thread is thread 0, so a pool of size n owns n - 1 threads. They spin shortly after a region, because the
 // next step usually follows at once, then sleep: an idle pool uses no processor time.
 class ThreadPool {
  public:
-  explicit ThreadPool(int num_threads);
+  // `num_threads`: from 1 to kMaxThreads; by default the variable FOREWORD_NUM_THREADS, else the physical cores that
+  // this process may use. Throws std::invalid_argument if it is out of range or so many threads cannot start.
+  explicit ThreadPool(std::optional<int> num_threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool &) = delete;
   ThreadPool &operator=(const ThreadPool &) = delete;
 
   int size() const { return size_; }
+
+  // Throws std::runtime_error in a process forked after the threads started: it has none of them.
+  void check_process() const;
 
   // Runs f(thread) on every thread and returns when all are done. f must not throw. One region at a time.
   template <class F>
@@ -32,8 +40,10 @@ class ThreadPool {
   using Function = void (*)(void *, int);
   void run_region(Function function, void *context);
   void work(int thread);
+  void stop();
 
-  int size_;
+  const int size_;
+  const int64_t process_;
   std::vector<std::thread> threads_;
   Function function_ = nullptr;
   void *context_ = nullptr;
@@ -51,9 +61,5 @@ struct Share {
 inline Share share_of(int n, int thread, int num_threads) {
   return {int(int64_t(n) * thread / num_threads), int(int64_t(n) * (thread + 1) / num_threads)};
 }
-
-// The variable FOREWORD_NUM_THREADS, or the physical cores this process may use. Throws std::invalid_argument if the
-// variable is not a number from 1 to 4096.
-int default_num_threads();
 
 }  // namespace foreword::kernels

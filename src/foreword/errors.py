@@ -2,9 +2,39 @@
 
 from __future__ import annotations
 
+import pickle
+from typing import Any
+
 
 class ForewordError(Exception):
-    """Base class of all exceptions below."""
+    """Base class of all exceptions below. They can be copied and pickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _remake, (type(self), self.args, {name: _portable(value) for name, value in vars(self).items()})
+
+
+def _remake(kind: type[ForewordError], args: tuple[Any, ...], attributes: dict[str, Any]) -> ForewordError:
+    error = kind.__new__(kind, *args)
+    vars(error).update(attributes)
+    return error
+
+
+def _portable(value: object) -> object:
+    """The value, or its text if it cannot be pickled."""
+    try:
+        pickle.dumps(value)
+    except Exception:
+        return shown(value)
+    return value
+
+
+def shown(value: object, limit: int = 80) -> str:
+    """``repr(value)``, at most ``limit`` characters."""
+    try:
+        text = repr(value)
+    except Exception:
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 class ConfigError(ForewordError, ValueError):
@@ -16,11 +46,8 @@ class RequestError(ForewordError, ValueError):
 
     def __init__(self, request_id: str | None, field: str, value: object, reason: str, fix: str) -> None:
         self.request_id, self.field, self.value, self.reason, self.fix = request_id, field, value, reason, fix
-        shown = repr(value)
-        if len(shown) > 80:
-            shown = shown[:77] + "..."
         prefix = f"request {request_id!r}: " if request_id is not None else ""
-        super().__init__(f"{prefix}{field} = {shown}: {reason}. {fix}")
+        super().__init__(f"{prefix}{field} = {shown(value)}: {reason}. {fix}")
 
 
 class CapacityError(ForewordError, RuntimeError):

@@ -237,8 +237,7 @@ def test_a_step_that_cannot_start_is_cancelled_and_the_engine_continues():
     assert done == {i: [c.token_ids for c in o.outputs] for i, o in run(plain).items()}
 
 
-def test_a_planned_step_without_requests_still_makes_its_copies():
-    """The block that the aborted request started from is cached as filled."""
+def test_a_planned_step_without_requests_makes_no_copies_and_what_they_would_fill_is_not_cached():
     engine = make_engine(async_scheduling=True)
     copied, copy_blocks = [], engine.executor.copy_blocks
     engine.executor.copy_blocks = lambda a, b: (copied.append(len(a)), copy_blocks(a, b))
@@ -255,7 +254,7 @@ def test_a_planned_step_without_requests_still_makes_its_copies():
     engine.add_request("c", [1, 2, 3, 4, 5, 6, 9], greedy)
     got = run(engine)["c"].outputs[0].token_ids
     engine.close()
-    assert copied == [1, 1]
+    assert copied == [1], "its own, from the block of the first request"
     plain = make_engine()
     plain.add_request("c", [1, 2, 3, 4, 5, 6, 9], greedy)
     assert run(plain)["c"].outputs[0].token_ids == got

@@ -11,6 +11,7 @@ from foreword.batch import SamplingParams
 from foreword.engine.speculation import SpeculationConfig
 from foreword.errors import RequestError
 from foreword.executors import Capability
+from foreword.sampling import NoTokenLeftError
 
 END = 29
 ALLOWED = {0: {1, 2, 3, 4}, 1: {5, 6, 7, 8}, 2: {9, 10, END}}  # state → tokens; the states follow in a circle
@@ -39,6 +40,9 @@ class Circle:
 
     def roll_back(self, num_tokens: int) -> None:
         del self.tokens[len(self.tokens) - num_tokens :]
+
+    def reset(self) -> None:
+        self.tokens.clear()
 
 
 def expected(prompt: list[int], length: int) -> list[int]:
@@ -104,17 +108,21 @@ def test_a_failed_step_leaves_the_grammar_at_the_committed_tokens():
     assert run(engine)["a"].outputs[0].token_ids == expected([1, 2, 3], 20)
 
 
-def test_a_grammar_that_leaves_no_token_fails_the_step_and_names_the_request():
+def test_a_grammar_that_leaves_no_token_ends_its_request_alone_with_an_error_that_names_it():
     class Nothing(Circle):
         def fill_mask(self, words) -> None:
             words[:] = 0
 
     engine = make_engine()
     engine.add_request("a", [1, 2, 3], grammar=Nothing())
-    with pytest.raises(RequestError, match="request 'a': structured_outputs"):
-        engine.step()
-    engine.abort("a")
-    assert not engine.has_work
+    engine.add_request("b", [1, 2, 3], SamplingParams(temperature=0.0, max_tokens=5), grammar=Circle())
+    outputs = run(engine)
+    assert isinstance(outputs["a"].error, NoTokenLeftError)
+    assert str(outputs["a"].error).startswith("request 'a': structured_outputs = 'token mask of step 1'")
+    assert (outputs["a"].outputs[0].finish_reason, outputs["a"].outputs[0].token_ids) == ("error", [])
+    assert outputs["b"].error is None
+    assert outputs["b"].outputs[0].token_ids == expected([1, 2, 3], 5)
+    assert engine.cache.pool.num_used == 0
 
 
 def test_what_cannot_be_followed_is_refused():

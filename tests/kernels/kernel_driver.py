@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foreword.batch import InputBuffers, KVGroup, NewRequest, RequestStates, prepare_inputs
+from foreword.executors.host import HostExecutor
 from foreword.executors.native import KVFormat, NativeExecutor, WeightFormat
 from foreword.models.spec import DecoderSpec
 from foreword.models.weights import Tensor
@@ -28,8 +29,9 @@ class Driver:
         max_num_draft_tokens: int = 0,
         weight_format: WeightFormat = "fp32",
         kv_format: KVFormat = "fp32",
-        num_threads: int = 2,
+        num_threads: int | None = 2,
         isa: str | None = None,
+        executor: HostExecutor | None = None,
     ) -> None:
         groups = [KVGroup(block_size=block_size, sliding_window=g.sliding_window) for g in spec.kv_groups()]
         self.states = RequestStates(
@@ -40,7 +42,7 @@ class Driver:
             max_num_draft_tokens=max_num_draft_tokens,
         )
         self.buffers = InputBuffers.for_states(self.states, max_num_batched_tokens=max_tokens)
-        self.executor = NativeExecutor(
+        self.executor = executor or NativeExecutor(
             spec,
             weights,
             num_blocks=num_blocks,
@@ -61,7 +63,8 @@ class Driver:
 
     def step(self, scheduled: dict[str, int]) -> dict[str, Floats]:
         """Logits of each request's last scheduled token."""
-        batch = prepare_inputs(self.states, scheduled, self.buffers, gather_block_tables=False)
+        gather = self.executor.reads_gathered_tables
+        batch = prepare_inputs(self.states, scheduled, self.buffers, gather_block_tables=gather)
         logits = self.executor.compute(batch, batch.logits_indices).copy()
         self.states.commit(batch, {})
         return {name: logits[b] for b, name in enumerate(scheduled)}

@@ -8,8 +8,10 @@ from kernel_driver import Driver
 from kernel_reference import SPECS, Reference, random_weights, rope, tiny_spec
 
 from foreword import _native
+from foreword.batch import BlockOps
 from foreword.errors import ConfigError, PlanError
 from foreword.executors.native import NativeExecutor, kv_report
+from foreword.executors.numpy import NumpyExecutor
 from foreword.models.spec import LayerSpec
 
 LEVELS = _native.isa_levels()
@@ -124,8 +126,37 @@ def test_blocks_are_read_before_any_is_written():
     table[row, :2] = y, x
     driver.states.num_computed_tokens[row] = 32
     np.testing.assert_array_equal(driver.step({"a": 1})["a"], want)
-    with pytest.raises(ValueError, match="block 8"):
+    with pytest.raises(ValueError, match="block = 8"):
         driver.executor.copy_blocks(np.array([8], np.int32), np.array([1], np.int32))
+
+
+@pytest.mark.parametrize("kv_format", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize("block_size", [16, 7])
+def test_zeroed_blocks_are_as_those_never_written(block_size, kv_format):
+    """With the keys and values of NumPy's cache, and with a cache in which nothing was written there."""
+    spec = SPECS["llama"]
+    weights = random_weights(spec)
+    tokens = tokens_of(spec, 3 * block_size + 1)
+
+    def run(zero, **options):
+        driver = Driver(spec, weights, block_size=block_size, kv_format=kv_format, **options)
+        driver.add("a", tokens)
+        driver.step({"a": 3 * block_size})
+        blocks = driver.states.block_tables[0].table[driver.states.row_of("a"), [0, 2]]
+        if zero:
+            driver.executor.apply_block_ops(BlockOps.of(zero=blocks.tolist()))
+        return driver, blocks
+
+    driver, blocks = run(True)
+    other, same = run(False)
+    np.testing.assert_array_equal(blocks, same)
+    untouched = np.setdiff1d(np.arange(1, 400), other.states.block_tables[0].table[:, :4])[:2].astype(np.int32)
+    other.executor.copy_blocks(untouched, blocks)
+    got = driver.step({"a": 1})["a"]
+    np.testing.assert_array_equal(got, other.step({"a": 1})["a"])
+    if kv_format == "fp32":
+        numpy, _ = run(True, executor=NumpyExecutor(spec, weights, num_blocks=400, block_size=block_size))
+        assert relative_error(got, numpy.step({"a": 1})["a"]) < 1e-5
 
 
 @pytest.mark.parametrize(

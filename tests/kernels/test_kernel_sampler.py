@@ -91,3 +91,39 @@ def test_rows_apart_and_wrong_arguments():
         draw(logits, [(0.0, 0, 1.0, 0.0)], np.array([0]), np.zeros(3, np.int64), zeros.repeat(3) + 1)
     with pytest.raises(ValueError, match="contiguous"):
         draw(logits[:, ::2], [(0.0, 0, 1.0, 0.0)], np.array([0]), np.zeros(3, np.int64), zeros.repeat(3))
+
+
+def broken_rows(size):
+    """Rows that have no token to draw, and rows with infinities that have one."""
+    rows = RNG.normal(0, 2, (24, size)).astype(np.float32)
+    at = RNG.integers(0, size, len(rows))
+    spoil = [np.nan, -np.nan, np.inf, -np.inf, 3e38]
+    for i, row in enumerate(rows[:20]):
+        row[at[i]] = spoil[i % len(spoil)]
+    rows[20] = -np.inf
+    rows[21], rows[21, at[21]] = -np.inf, np.nan
+    rows[22], rows[22, at[22]] = -np.inf, 1.0
+    rows[23, :2] = np.inf, -np.inf
+    return rows
+
+
+@pytest.mark.parametrize("isa", _native.isa_levels())
+@pytest.mark.parametrize("size", [2, 5, 255, 256, 257, 1000, 5003])
+@pytest.mark.parametrize("parameters", [(0.0, 0, 1.0, 0.0), (1.0, 0, 1.0, 0.0), (0.7, 3, 0.9, 0.1), (1.5, 0, 0.5, 0.0)])
+def test_a_row_with_a_nan_or_an_infinite_maximum_draws_nothing(parameters, size, isa, monkeypatch):
+    monkeypatch.setenv("FOREWORD_ISA", isa)
+    logits = broken_rows(size)
+    rows = np.zeros(len(logits), np.int32)
+    positions = np.arange(len(logits))
+    got = draw(logits, [parameters], np.array([5]), positions, rows)
+    broken = np.isnan(logits).any(1) | ~np.isfinite(logits.max(1, initial=-np.inf))
+    for i, row in enumerate(logits):
+        assert got[i] == (-1 if broken[i] else by_definition(row, *parameters, 5, i)), row
+
+
+def test_a_nan_is_found_at_every_place():
+    for size in (1, 7, 40, 300):
+        logits = np.zeros((size, size), np.float32)
+        np.fill_diagonal(logits, np.nan)
+        zeros = np.zeros(size, np.int32)
+        assert (draw(logits, [(0.0, 0, 1.0, 0.0)], np.array([0]), np.zeros(size, np.int64), zeros) == -1).all()

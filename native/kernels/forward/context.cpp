@@ -54,7 +54,7 @@ void PassContext::add_branch(int thread, Vector norm) {
   const Share share = token_share(thread);
   for (int t = share.begin; t < share.end; ++t) {
     const float *row = norm ? norm_row(thread, branch.row(t), norm) : branch.row(t);
-    isa.add(row, size_t(x.stride()), x.row(t));
+    isa.add_row(row, size_t(x.stride()), x.row(t));
   }
   pool.barrier();
 }

@@ -3,7 +3,12 @@
 namespace foreword::kernels {
 
 ForwardPass::ForwardPass(Model &model)
-    : ctx_(model), embedding_(ctx_), attention_(ctx_, embedding_), mlp_(ctx_), moe_(ctx_, mlp_), logits_(ctx_) {}
+    : ctx_(model),
+      embedding_(ctx_),
+      attention_(ctx_, embedding_),
+      mlp_(ctx_),
+      moe_(ctx_, mlp_),
+      logits_(model.config.vocab_size) {}
 
 const float *ForwardPass::run(const ForwardInput &input) {
   check_input(input, ctx_.model);
@@ -13,9 +18,9 @@ const float *ForwardPass::run(const ForwardInput &input) {
   attention_.reserve();
   mlp_.reserve();
   moe_.reserve();
-  logits_.reserve();
+  logits_.reserve(input.num_logits);
   ctx_.pool.run([this](int thread) { run_stages(thread); });
-  return logits_.logits().data();
+  return logits_.data();
 }
 
 void ForwardPass::run_stages(int thread) {
@@ -31,7 +36,25 @@ void ForwardPass::run_stages(int thread) {
       mlp_.run(thread, layers[i], next);
     }
   }
-  logits_.run(thread);
+  run_logits(thread);
+}
+
+// logits[l] = softcap(final_norm(x[logits_indices[l]]) Wlm_headᵀ)
+void ForwardPass::run_logits(int thread) {
+  const Model &model = ctx_.model;
+  const Share rows{0, ctx_.input.num_logits};
+  const ActivationSet in = ctx_.products.prepare(thread, ctx_.normed, model.lm_head.cols, rows.end, [&](int r) {
+    return ctx_.norm_row(thread, ctx_.x.row(ctx_.input.logits_indices[r]), model.final_norm);
+  });
+  ctx_.products.linear(thread, model.lm_head, in, rows, logits_.data(), Store::assign);
+  if (model.config.final_softcap > 0.f) {
+    ctx_.pool.barrier();
+    const Share share = share_of(rows.end, thread, ctx_.pool.size());
+    for (int r = share.begin; r < share.end; ++r) {
+      ctx_.isa.softcap(model.config.final_softcap, size_t(logits_.stride()), logits_.row(r));
+    }
+  }
+  ctx_.clock.finish(thread, Stage::logits);
 }
 
 }  // namespace foreword::kernels

@@ -11,7 +11,6 @@
 
 #include "kernels/forward/attention_stage.h"
 #include "kernels/forward/embedding_stage.h"
-#include "kernels/forward/logits_stage.h"
 #include "kernels/forward/mlp_stage.h"
 #include "kernels/forward/moe_stage.h"
 
@@ -28,19 +27,20 @@ class ForwardPass {
   // before anything is written.
   const float *run(const ForwardInput &input);
 
-  int logits_stride() const { return logits_.logits().stride(); }
+  int logits_stride() const { return logits_.stride(); }
   // Seconds spent in `stage` by all calls so far, measured on thread 0.
   double seconds(Stage stage) const { return ctx_.clock.seconds(stage); }
 
  private:
   void run_stages(int thread);
+  void run_logits(int thread);
 
   PassContext ctx_;
   EmbeddingStage embedding_;
   AttentionStage attention_;
   MlpStage mlp_;
   MoeStage moe_;
-  LogitsStage logits_;
+  FloatRows logits_;  // [L, vocab_size]
 };
 
 }  // namespace foreword::kernels

@@ -78,7 +78,6 @@ FW_INLINE void store_bytes(int8_t *p, I32 a, I32 b, I32 c, I32 d) {
 FW_INLINE U8 load_u8(const uint8_t *p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)); }
 FW_INLINE U8 low_nibbles(U8 a) { return _mm256_and_si256(a, _mm256_set1_epi8(0x0f)); }
 FW_INLINE U8 high_nibbles(U8 a) { return _mm256_and_si256(_mm256_srli_epi16(a, 4), _mm256_set1_epi8(0x0f)); }
-FW_INLINE void store_u8(uint8_t *p, U8 a) { _mm256_storeu_si256(reinterpret_cast<__m256i *>(p), a); }
 // The quad of signed bytes at p in every lane.
 FW_INLINE I32 quad(const int8_t *p) {
   int32_t bits;
@@ -98,9 +97,6 @@ FW_INLINE I32 dot4_positive(I32 acc, U8 w, I32 a) { return dot4(acc, a, w); }
 
 FW_INLINE F32 load_f16(const uint16_t *p) {
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)));
-}
-FW_INLINE F32 load_s8(const int8_t *p) {
-  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(p))));
 }
 // Rounds to nearest even; the caller keeps |v| <= 127.
 FW_INLINE void store_s8(int8_t *p, F32 v) {

@@ -61,7 +61,6 @@ FW_INLINE void store_bytes(int8_t *p, I32 a, I32 b, I32 c, I32 d) {
 FW_INLINE U8 load_u8(const uint8_t *p) { return _mm512_loadu_si512(p); }
 FW_INLINE U8 low_nibbles(U8 a) { return _mm512_and_si512(a, _mm512_set1_epi8(0x0f)); }
 FW_INLINE U8 high_nibbles(U8 a) { return _mm512_and_si512(_mm512_srli_epi16(a, 4), _mm512_set1_epi8(0x0f)); }
-FW_INLINE void store_u8(uint8_t *p, U8 a) { _mm512_storeu_si512(p, a); }
 // The quad of signed bytes at p in every lane.
 FW_INLINE I32 quad(const int8_t *p) {
   int32_t bits;
@@ -83,9 +82,6 @@ FW_INLINE I32 dot4_positive(I32 acc, U8 w, I32 a) { return dot4(acc, a, w); }
 
 FW_INLINE F32 load_f16(const uint16_t *p) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)));
-}
-FW_INLINE F32 load_s8(const int8_t *p) {
-  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p))));
 }
 // Rounds to nearest even; the caller keeps |v| <= 127.
 FW_INLINE void store_s8(int8_t *p, F32 v) {

@@ -68,7 +68,6 @@ FW_INLINE void store_bytes(int8_t *p, I32 a, I32 b, I32 c, I32 d) {
 FW_INLINE U8 load_u8(const uint8_t *p) { return vld1q_u8(p); }
 FW_INLINE U8 low_nibbles(U8 a) { return vandq_u8(a, vdupq_n_u8(0x0f)); }
 FW_INLINE U8 high_nibbles(U8 a) { return vshrq_n_u8(a, 4); }
-FW_INLINE void store_u8(uint8_t *p, U8 a) { vst1q_u8(p, a); }
 // The quad of signed bytes at p in every lane.
 FW_INLINE I32 quad(const int8_t *p) {
   int32_t bits;
@@ -92,12 +91,6 @@ FW_INLINE I32 dot4_biased(I32 acc, U8 w, I32 a) {
 FW_INLINE I32 dot4_positive(I32 acc, U8 w, I32 a) { return dot4(acc, w, a); }
 
 FW_INLINE F32 load_f16(const uint16_t *p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))); }
-FW_INLINE F32 load_s8(const int8_t *p) {
-  int32_t bits;
-  std::memcpy(&bits, p, 4);
-  const int8x8_t v = vreinterpret_s8_s32(vdup_n_s32(bits));
-  return vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(v))));
-}
 // Rounds to nearest even; the caller keeps |v| <= 127.
 FW_INLINE void store_s8(int8_t *p, F32 v) {
   const int16x4_t h = vqmovn_s32(vcvtnq_s32_f32(v));

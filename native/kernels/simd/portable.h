@@ -92,7 +92,6 @@ FW_INLINE void store_bytes(int8_t *p, I32 a, I32 b, I32 c, I32 d) {
 FW_INLINE U8 load_u8(const uint8_t *p) { return load_bits<U8>(p); }
 FW_INLINE U8 low_nibbles(U8 a) { return a & 0x0f; }
 FW_INLINE U8 high_nibbles(U8 a) { return a >> 4; }
-FW_INLINE void store_u8(uint8_t *p, U8 a) { std::memcpy(p, &a, sizeof a); }
 // The quad of signed bytes at p in every lane.
 FW_INLINE I32 quad(const int8_t *p) {
   int32_t bits;
@@ -117,10 +116,6 @@ FW_INLINE F32 load_f16(const uint16_t *p) {
   const F32 scaled = bits_as<F32>(magnitude) * 5.192296858534828e33f;  // 2^112: difference of the exponent biases
   const I32 special = (h & 0x7c00) == 0x7c00;                          // infinities and NaN
   return bits_as<F32>((special ? (magnitude | 0x7f800000) : bits_as<I32>(scaled)) | sign);
-}
-FW_INLINE F32 load_s8(const int8_t *p) {
-  const I32 v = {p[0], p[1], p[2], p[3]};
-  return to_f32(v);
 }
 // Rounds to nearest even; the caller keeps |v| <= 127.
 FW_INLINE void store_s8(int8_t *p, F32 v) {

@@ -56,6 +56,19 @@ FW_INLINE T larger(T a, T b) { return a < b ? b : a; }
 template <class T>
 FW_INLINE T round_up(T a, T b) { return (a + b - 1) / b * b; }
 
+// max |x|, or NaN if an x is not finite. `size` is a multiple of kLanes.
+FW_INLINE float largest_magnitude(const float *x, int size) {
+  F32 largest = set1(0.f), zero = set1(0.f);
+  for (int k = 0; k < size; k += kLanes) {
+    largest = max_f32(largest, abs_f32(load(x + k)));
+    zero = fma(load(x + k), set1(0.f), zero);
+  }
+  return reduce_max(largest) + reduce_add(zero);
+}
+
+// A float that is an integer; NaN gives 0.
+FW_INLINE int32_t whole(float x) { return x == x ? int32_t(x) : 0; }
+
 // acc[r] += x[r] v, rows of x `Stride` numbers apart.
 template <int Stride, int R, int N>
 FW_INLINE void add_outer(F32 (&acc)[R][N], const float *x, const F32 (&v)[N]) {

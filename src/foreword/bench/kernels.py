@@ -72,7 +72,7 @@ def run(
     repeats: int = 7,
 ) -> Iterator[Roofline | StepResult]:
     """The roofline first, then the median step of each shape and weight format, with a bf16 cache."""
-    measured = native.roofline(num_threads or 0)
+    measured = native.roofline(num_threads)
     roof = Roofline(
         measured["isa"],
         measured["memory_bytes"] / 1e9,

@@ -12,9 +12,35 @@ from foreword.cache.events import BlockRemoved, BlockStored, CacheCleared, Cache
 from foreword.cache.prefix import HashFunction, PrefixNode, PrefixTree
 
 
+class Changes:
+    """``with changes:`` around a change of the content. is_torn: whether a change raised before its end."""
+
+    __slots__ = ("_num_open",)
+
+    def __init__(self) -> None:
+        self._num_open = 0
+
+    @property
+    def is_torn(self) -> bool:
+        """Outside of every change."""
+        return self._num_open > 0
+
+    def __enter__(self) -> None:
+        self._num_open += 1
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self._num_open -= 1
+
+    def forget(self) -> None:
+        """The content was made anew."""
+        self._num_open = 0
+
+
 class CachedContent:
     """The tree, and the blocks of the pool whose content a lookup can find in it.
 
+    changes: entered around every change of tree and content, so that an interrupted one is noticed.
     node_blocks[g]: tree blocks that one block of group g covers; it is kept at the last of them.
     is_cached: bool [num_blocks], the pool's. version: grows whenever the answer of a lookup may change.
     """
@@ -35,6 +61,7 @@ class CachedContent:
             hash_function=None if on_event is None else hash_function,
         )
         self.version = 0
+        self.changes = Changes()
         self._node_blocks = tuple(node_blocks)
         self._is_cached = is_cached
         self._on_event = on_event
@@ -89,19 +116,30 @@ class CachedContent:
                 self._on_event(BlockStored(*names, tuple(np.frombuffer(tokens, np.int32).tolist()), block, group))
 
     def remove(self, blocks: I32) -> None:
-        """Forget the content of these cached blocks; the caller changes ``is_cached``."""
-        serials = self._serial[blocks]
-        parts = [0, *((serials[1:] != serials[:-1]).nonzero()[0] + 1).tolist(), len(blocks)]
-        for begin, end in pairwise(parts):
-            node = self.tree.nodes[int(serials[begin])]
-            self._remove_from(node, blocks[begin:end])
-            self.tree.prune(node)
-        self.version += 1
+        """Forget the content of these cached blocks."""
+        with self.changes:
+            serials = self._serial[blocks]
+            parts = [0, *((serials[1:] != serials[:-1]).nonzero()[0] + 1).tolist(), len(blocks)]
+            for begin, end in pairwise(parts):
+                node = self.tree.nodes[int(serials[begin])]
+                self._remove_from(node, blocks[begin:end])
+                self.tree.prune(node)
+            self._is_cached[blocks] = False
+            self.version += 1
+
+    def detach_all(self) -> None:
+        """Forget every row, and all content if a change of it was interrupted."""
+        if self.changes.is_torn:
+            self.clear()
+        with self.changes:
+            self.tree.detach_all()
+            self.version += 1
 
     def clear(self) -> None:
-        """Forget the content of every block."""
-        self.tree.clear_blocks()
+        """Forget the content of every block, and every row."""
+        self.tree.clear()
         self._is_cached[:] = False
+        self.changes.forget()
         self.version += 1
         if self._on_event is not None:
             self._on_event(CacheCleared())

@@ -70,7 +70,7 @@ class KVCacheManager:
         sizes = [g.block_size for g in self.groups]
         self._node_blocks = tuple(size // math.gcd(*sizes) for size in sizes)
         self._hit_unit = math.lcm(*sizes)
-        self.pool = BlockPool(num_blocks, self._evict)
+        self.pool = BlockPool(num_blocks, lambda blocks: self._content.remove(blocks))
         self._content = CachedContent(
             math.gcd(*sizes),
             self._node_blocks,
@@ -202,7 +202,8 @@ class KVCacheManager:
 
     def attach(self, row: int, hit: PrefixHit, keys: BlockKeys = NO_KEYS) -> None:
         """Follow a row that was added with an allocation for this hit."""
-        self.tree.attach(row, hit.path, hit.num_full // self.tree.block_size)
+        with self._content.changes:
+            self.tree.attach(row, hit.path, hit.num_full // self.tree.block_size)
         self._keys[row] = keys
         for live, blocks in zip(self._first_live, hit.blocks, strict=True):
             live[row] = int(np.argmax(blocks != 0)) if len(blocks) and blocks[-1] else len(blocks)
@@ -297,6 +298,10 @@ class KVCacheManager:
         """Make the row's computed whole blocks hittable, and the computed tokens after them by copy."""
         if not self.prefix_caching:
             return
+        with self._content.changes:
+            self._publish(row)
+
+    def _publish(self, row: int) -> None:
         states, size, keys = self.states, self.tree.block_size, self._keys[row]
         done = self.tree.path_end(row)[1]
         computed = int(min(states.num_computed_tokens[row], states.num_tokens[row]))
@@ -323,7 +328,8 @@ class KVCacheManager:
         if publish:
             self.publish(row)
         last = NO_BLOCKS if self._snapshots is None else self._snapshots.detach(row)
-        self.tree.detach(row)
+        with self._content.changes:
+            self.tree.detach(row)
         self._keys[row] = NO_KEYS
         for g, (table, live) in enumerate(zip(self.states.block_tables, self._first_live, strict=True)):
             held = table.table[row, live[row] : table.num_blocks[row]][::-1].copy()
@@ -331,6 +337,19 @@ class KVCacheManager:
             live[row] = 0
         if len(last):
             self.pool.free(last)
+
+    def free_all(self) -> None:
+        """Free the blocks of every row, whatever an interrupted change left behind; the caller removes the rows.
+
+        Cached content stays, unless a change of it was interrupted.
+        """
+        self._content.detach_all()
+        if self._snapshots is not None:
+            self._snapshots.detach_all()
+        self._keys[:] = [NO_KEYS] * len(self._keys)
+        for live in self._first_live:
+            live[:] = 0
+        self.pool.free_all()
 
     def reset(self) -> bool:
         """Forget all cached content. False, and nothing changes, while a request holds blocks."""
@@ -384,11 +403,7 @@ class KVCacheManager:
 
     def _content_changes(self, block: np.int32) -> None:
         if block and self.pool.is_cached[block]:
-            self._evict(np.array([block], np.int32))
-            self.pool.is_cached[block] = False
-
-    def _evict(self, blocks: I32) -> None:
-        self._content.remove(blocks)
+            self._content.remove(np.array([block], np.int32))
 
 
 def _append(table: BlockTable, rows: I32, held: I32, count: Ints, blocks: I32) -> None:

@@ -115,6 +115,19 @@ class BlockPool:
         if plain.size < freed.size:
             self._append_to_queue(freed[cached])
 
+    def free_all(self) -> None:
+        """Every block is free, whatever an interrupted change left behind. Cached content stays, in its order."""
+        self.num_refs[:] = 0
+        cached = np.flatnonzero(self.is_cached).astype(np.int32)
+        place = self._place[cached]
+        queued = cached[np.argsort(np.where(place < 0, self._queue.size, place), kind="stable")]
+        plain = np.flatnonzero(~self.is_cached[1:])[::-1] + 1  # block 0 is never free
+        self._stack[: plain.size] = plain
+        self._stack_len = plain.size
+        self._place[:] = -1
+        self._head = self._tail = self._num_queued = 0
+        self._append_to_queue(queued)
+
     def _distinct(self, freed: I32) -> I32:
         # A scatter keeps one entry of each block. `place` of a block that is not queued is unused.
         order = np.arange(freed.size)

@@ -223,16 +223,16 @@ class PrefixTree:
         if not node.children and 2 * node.num_blocks <= node.end - node.start > 1:
             self._shorten(node)
 
-    def clear_blocks(self) -> None:
-        """Forget every physical block."""
-        for node in list(self.nodes.values()):
-            node.num_blocks = 0
-            node.spares.clear()
-            for ids in node.blocks:
-                ids[:] = 0
-        for node in list(self.nodes.values()):
-            if node.serial in self.nodes:
-                self.prune(node)
+    def detach_all(self) -> None:
+        """Forget every row, and what only they needed."""
+        for row in list(self._path_ends):
+            self.detach(row)
+
+    def clear(self) -> None:
+        """Forget every node and every row."""
+        self.nodes.clear()
+        self.root.children.clear()
+        self._path_ends.clear()
 
     # -- inside ----------------------------------------------------------------------------------------------------
 

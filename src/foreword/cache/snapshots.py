@@ -92,6 +92,12 @@ class StateSnapshots:
         if not pending:
             self._pending.pop(row, None)
 
+    def detach_all(self) -> None:
+        """Forget every row. The caller frees all blocks."""
+        self._pending.clear()
+        self._newest[:] = 0
+        self._stops[:] = 0
+
     def detach(self, row: int) -> I32:
         """Forget the row, which is still in the tree. The caller frees the returned blocks after the row's own.
 

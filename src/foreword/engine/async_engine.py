@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import atexit
 from collections.abc import AsyncGenerator, Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from itertools import count
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 from typing import Self, Unpack
+from weakref import WeakKeyDictionary
 
 from foreword.batch import SamplingParams
 from foreword.engine.engine import Engine
@@ -63,16 +65,20 @@ class AsyncEngine:
             async for output in serving.generate("Once upon a time", params):
                 print(output.outputs[0].text)
 
-    The engine must not be used otherwise meanwhile. max_num_requests: requests in the engine at the same time; a
-    further `generate` waits until one ends.
+    Event loops may come one after another, or run in several threads at the same time. The engine must not be used
+    otherwise meanwhile. max_num_requests: requests of one event loop in the engine at the same time; a further
+    `generate` waits until one ends.
     """
 
     def __init__(self, engine: Engine, *, max_num_requests: int = 1024) -> None:
         if max_num_requests < 1:
             raise ConfigError(f"max_num_requests={max_num_requests}: must be at least 1")
         self.engine = engine
-        self._admission = asyncio.Semaphore(max_num_requests)
-        self._tokenizing = asyncio.Lock()  # one text at a time, outside the loop
+        if engine.has_work:
+            raise ConfigError("the engine has requests already: finish or abort them first")
+        self._max_num_requests = max_num_requests
+        self._admission: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+        self._checking = ThreadPoolExecutor(1, "foreword-check")  # one text is tokenized at a time, outside the loop
         self._streams: dict[str, Stream] = {}  # by request id, until the request has ended
         self._names = count()
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
@@ -108,15 +114,15 @@ class AsyncEngine:
         RequestError for a request that cannot be served; EngineError if a step failed, or the engine is closed.
         """
         request_id = f"request-{next(self._names)}" if request_id is None else request_id
-        async with self._admission:
-            ours = Stream(request_id, asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
+        async with self._admission.setdefault(loop, asyncio.Semaphore(self._max_num_requests)):
+            ours = Stream(request_id, loop)
             if self._streams.setdefault(request_id, ours) is not ours:
                 raise RequestError(request_id, "request_id", request_id, "is in use", "Use another id.")
             try:
                 options.setdefault("stream", True)
                 check = partial(self.engine.check, request_id, prompt, params, prompt_text=prompt_text, **options)
-                async with self._tokenizing:
-                    group = await ours.loop.run_in_executor(None, check)
+                group = await loop.run_in_executor(self._checking, check)
                 self._send(partial(self._add, group, ours))
             except BaseException:
                 self._streams.pop(request_id, None)
@@ -241,7 +247,9 @@ class AsyncEngine:
         """Pass events to the streams, in one call into their event loop, and forget those that end."""
         by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Stream, Event]]] = {}
         for request_id, event in events:
-            stream = self._streams[request_id]
+            stream = self._streams.get(request_id)
+            if stream is None:  # not a request of `generate`
+                continue
             if isinstance(event, Exception) or event.finished:
                 del self._streams[request_id]
             by_loop.setdefault(stream.loop, []).append((stream, event))

@@ -25,8 +25,9 @@ from foreword.engine.outputs import RequestOutput
 from foreword.engine.pipeline import InFlightStep, Pipeline
 from foreword.engine.request_group import RequestGroup, RequestOptions
 from foreword.engine.speculation import Drafter, Speculation
+from foreword.engine.transaction import Transaction
 from foreword.errors import ConfigError, RequestError
-from foreword.executors import Capability, Executor, PendingStep
+from foreword.executors import Capability, Executor
 from foreword.sampling import Grammar, LogitsProcessor, Processors, Sampled
 from foreword.scheduler import Reason, Scheduler, StepPlan
 from foreword.scheduler.ledger import reason
@@ -106,6 +107,8 @@ class Engine:
         )
         self._outputs = OutputProcessor(states, eos_token_ids=eos, clock=self._now)
         self._planned: InFlightStep | None = None  # prepared during the last step, and not resolved yet
+        self._committing: InFlightStep | None = None
+        self._transaction = Transaction(self, ("add", "abort", "step", "reset_prefix_cache"), self._restore)
         self._ready: list[RequestOutput] = []  # returned by the next `step`, also if an error comes first
 
     # -- requests ----------------------------------------------------------------------------------------------------
@@ -118,6 +121,10 @@ class Engine:
     @property
     def num_unfinished(self) -> int:
         return len(self._outputs.groups)
+
+    def __contains__(self, request_id: object) -> bool:
+        """Whether the request is in the engine."""
+        return request_id in self._outputs.groups
 
     def add_request(
         self, request_id: str, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
@@ -145,12 +152,13 @@ class Engine:
     def add(self, group: RequestGroup) -> None:
         """Add a checked request. RequestError for an id in use."""
         self._check_unused(group.request_id)
-        self._intake.expand(group)
-        first, *others = group.completions
-        group.siblings = others if self.config.prefix_caching else []
-        self._outputs.add(group)
-        for completion in [first] if self.config.prefix_caching else group.completions:
-            self.scheduler.add(completion.request)
+        with self._transaction:
+            self._intake.expand(group)
+            first, *others = group.completions
+            group.siblings = others if self.config.prefix_caching else []
+            self._outputs.add(group)
+            for completion in [first] if self.config.prefix_caching else group.completions:
+                self.scheduler.add(completion.request)
         try:
             self.observers.notify("request_added", group.request_id, len(group.prompt_token_ids))
         except BaseException:
@@ -159,21 +167,27 @@ class Engine:
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request at once, with its tokens so far. None for an unknown id, so aborting twice is harmless."""
-        group = self._outputs.groups.get(request_id)
-        if group is None:
-            return None
-        self._ready = [output for output in self._ready if output.request_id != request_id]
-        group.siblings = []
-        for completion in group.completions:
-            if completion.finish_reason is None:
-                row = completion.request.row
-                self.scheduler.remove(completion.request.request_id)
-                self.pipeline.grammars.pop(row, None)
-                self._outputs.end(completion, (completion.request.output.tolist(), "abort", None))
-        output = group.final()
-        self.observers.post("request_ended", output)
+        with self._transaction:
+            group = self._outputs.groups.get(request_id)
+            if group is None:
+                return None
+            self._ready = [output for output in self._ready if output.request_id != request_id]
+            group.siblings = []
+            for completion in group.completions:
+                if completion.finish_reason is None:
+                    row = completion.request.row
+                    self.scheduler.remove(completion.request.request_id)
+                    self.pipeline.grammars.pop(row, None)
+                    self._outputs.end(completion, (completion.request.output.tolist(), "abort", None))
+            output = group.final()
+            self._outputs.remove([output])
+            self.observers.post("request_ended", output)
         self.observers.deliver()
         return output
+
+    def give_back(self, outputs: Iterable[RequestOutput]) -> None:
+        """Outputs of `step` that belong to another caller: the next `step` returns them again."""
+        self._ready[:0] = outputs
 
     def why(self, request_id: str) -> Reason:
         """The reason why a request waits, or `running`."""
@@ -187,7 +201,8 @@ class Engine:
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes. False, and nothing changes, while requests hold blocks."""
-        is_reset = self.cache.reset()
+        with self._transaction:
+            is_reset = self.cache.reset()
         self.observers.deliver()
         return is_reset
 
@@ -198,73 +213,50 @@ class Engine:
     # -- the step ----------------------------------------------------------------------------------------------------
 
     def step(self) -> list[RequestOutput]:
-        """Run one step. Returns the requests that ended, and the streaming ones that have new tokens."""
+        """Run one step. Returns the requests that ended, and the streaming ones that have new tokens.
+
+        If it raises, at whatever point, each request is as before the step or as after it: those that had ended are
+        returned by the next `step`, all others wait with their tokens.
+        """
         try:
-            if self.config.async_scheduling:
-                self._step_overlapped()
-            elif (step := self._plan()) is not None:
-                self._step(step)
+            with self._transaction:
+                self._run_step()
         finally:
             if self.observers.members:
                 self.observers.deliver()
         outputs, self._ready = self._ready, []
         return outputs
 
-    def _step(self, step: InFlightStep) -> None:
-        try:
-            sampled = self._launch(step).result()
-            if self.observers.members:
-                self.observers.notify("step_ran", step.plan, step.batch, sampled)
-        except BaseException:
-            self._cancel(step)
-            raise
-        self._commit(step, sampled)
-
-    def _step_overlapped(self) -> None:
-        """Run a step, and plan the next one meanwhile."""
+    def _run_step(self) -> None:
         step = self._take_planned() or self._plan()
         if step is None:
             return
-        try:
-            pending = self._launch(step)
-            advance(self.states, step.batch)
-        except BaseException:
-            self._cancel(step)
-            raise
-        planning = self.pipeline.overlap(partial(self._plan, step.plan))
-        try:
-            sampled = pending.result()
-            planning.wait()
-            if self.observers.members:
-                self.observers.notify("step_ran", step.plan, step.batch, sampled)
-        except BaseException:
-            planning.wait()  # also after an interrupt: the planner must not see the cancellation
-            self._cancel(step)
-            if (ahead := planning.result()) is not None:
-                self._cancel(ahead)
-            raise
-        self._commit(step, sampled)
-        self._planned = planning.result()
-
-    def _launch(self, step: InFlightStep) -> PendingStep:
         if self.observers.members:
             self.observers.notify("step_planned", step.plan, step.batch)
-        return self.pipeline.launch(step)
+        pending = self.pipeline.launch(step)
+        planning = None
+        if self.config.async_scheduling:
+            advance(self.states, step.batch)
+            planning = self.pipeline.overlap(partial(self._plan, step.plan))
+        sampled = pending.result()
+        planned, error = planning.wait() if planning is not None else (None, None)
+        if self.observers.members:
+            self.observers.notify("step_ran", step.plan, step.batch, sampled)
+        self._commit(step, sampled)
+        if error is not None:
+            raise error
+        self._planned = planned
 
     def _take_planned(self) -> InFlightStep | None:
         """The step planned during the last one, resolved; None if all its requests have ended."""
         step, self._planned = self._planned, None
         if step is None:
             return None
-        try:
-            plan = self.scheduler.resolve(step.plan)
-            if not len(plan.rows):
-                self.pipeline.drop(step)
-                return None
-            self.pipeline.resolve(step, plan)
-        except BaseException:
-            self._cancel(step)
-            raise
+        plan = self.scheduler.resolve(step.plan)
+        if not len(plan.rows):
+            self.pipeline.release(step)
+            return None
+        self.pipeline.resolve(step, plan)
         return step
 
     def _plan(self, in_flight: StepPlan | None = None) -> InFlightStep | None:
@@ -284,16 +276,12 @@ class Engine:
         if self.speculation is not None:
             self.speculation.start(row)
 
-    def _cancel(self, step: InFlightStep) -> None:
-        """A step failed: its requests wait again, as if it had not been planned."""
-        self.pipeline.release(step)
-        self.scheduler.cancel(step.plan)
-
     def _commit(self, step: InFlightStep, sampled: Sampled) -> None:
         plan, rows, states = step.plan, step.plan.rows, self.states
         # A decode step adds one token to each of its rows.
         decoded = not len(plan.prefilling) and plan.draft_tokens is None
         before = None if decoded else states.num_tokens.take(rows)
+        self._committing = step
         states.commit(step.batch, sampled.token_ids)
         if self.observers.members:
             self.observers.notify_done("step_committed", plan, step.batch, sampled)
@@ -306,6 +294,7 @@ class Engine:
             grown = rows if before is None else rows[states.num_tokens.take(rows) > before]
         if readings is not NOTHING_READ:
             self._apply(readings)
+        self._committing = None
         if self.speculation is not None:
             self.speculation.propose_next(self.scheduler, grown[states.live[grown]])
 
@@ -316,10 +305,37 @@ class Engine:
             self.pipeline.grammars.pop(row, None)
         if readings.ended_rows:
             self.scheduler.finish(np.array(readings.ended_rows, np.int32))
-        self._ready += readings.outputs
-        for output in readings.outputs:
+        self._report(readings.outputs)
+
+    def _report(self, outputs: list[RequestOutput]) -> None:
+        self._ready += outputs
+        self._outputs.remove(outputs)
+        for output in outputs:
             if output.finished:
                 self.observers.post("request_ended", output)
+
+    def _restore(self) -> None:
+        """After a failure anywhere in a change: no step is in flight, and unfinished requests wait with their tokens.
+
+        The samples of a step that was not wholly committed are dropped: equal seeds draw them again.
+        """
+        self.pipeline.reset()
+        self._planned = None
+        num_tokens = self.states.num_tokens.copy()
+        if self._committing is not None:
+            batch = self._committing.batch
+            rows = batch.idx_mapping
+            end = batch.num_computed_tokens + batch.num_scheduled_tokens - batch.num_draft_tokens
+            known = np.maximum(end, self.states.prefill_len[rows])  # before the commit; a prompt chunk adds no token
+            num_tokens[rows] = np.minimum(num_tokens[rows], known)
+        requests = [completion.request for completion in self._outputs.unfinished()]
+        self.scheduler.free_all(requests, num_tokens)
+        self._committing = None
+        ended = self._outputs.rewind()
+        for completion in self._outputs.unfinished():
+            self.scheduler.add(completion.request)
+        reported = {output.request_id for output in self._ready if output.finished}
+        self._report([output for output in ended if output.request_id not in reported])
 
     def _check_unused(self, request_id: str) -> None:
         if request_id in self._outputs.groups:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Protocol, Unpack
 
 import numpy as np
@@ -102,6 +103,10 @@ class Intake:
         seed = params.seed if params.seed is not None else derived_seed(self._seed, self._num_arrivals + 1)
         keys = prefix_keys(self._node_size, lora_id=group.lora_id, salt=group.cache_salt)
         logprobs = 0 if params.logprobs is None and count > params.n else params.logprobs
+        make_text = None
+        if self._tokenizer is not None and params.detokenize:
+            make_text = partial(_text_stream, self._tokenizer, params)
+        group.completions = []
         for index in range(count):
             request = Request(
                 request_id=group.request_id if count == 1 else f"{group.request_id}\0{index}",
@@ -122,7 +127,7 @@ class Intake:
                 keys=keys,
             )
             self._num_arrivals += 1
-            group.completions.append(Completion(group, index, request, end_ids, self._text_stream(params)))
+            group.completions.append(Completion(group, index, request, end_ids, make_text))
         group.num_unfinished = count
 
     def _encode(self, request_id: str, text: str) -> list[int]:
@@ -138,8 +143,7 @@ class Intake:
         ids = (self._tokenizer.encode(spelling, add_special_tokens=False) for spelling in spellings)
         return [word for word in ids if word]
 
-    def _text_stream(self, params: SamplingParams) -> TextStream | None:
-        if self._tokenizer is None or not params.detokenize:
-            return None
-        detokenizer = self._tokenizer.detokenizer(params.skip_special_tokens, continues=True)
-        return TextStream(detokenizer, params.stop_strings, include_stop=params.include_stop_str_in_output)
+
+def _text_stream(tokenizer: Tokenizer, params: SamplingParams) -> TextStream:
+    detokenizer = tokenizer.detokenizer(params.skip_special_tokens, continues=True)
+    return TextStream(detokenizer, params.stop_strings, include_stop=params.include_stop_str_in_output)

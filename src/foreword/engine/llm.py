@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import count
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -15,7 +16,9 @@ from foreword.engine.engine import Engine
 from foreword.engine.intake import Prompt
 from foreword.engine.outputs import RequestOutput
 from foreword.engine.progress import progress_bar
-from foreword.errors import RequestError
+from foreword.engine.request_group import RequestGroup
+from foreword.engine.transaction import Transaction
+from foreword.errors import EngineError, RequestError
 from foreword.models.loader import load_model
 from foreword.models.tokenizer import Tokenizer
 
@@ -43,7 +46,28 @@ class LLM:
         config = engine_config(options, other_names=("executor", *EXECUTOR_OPTIONS))
         self.model = load_model(model)
         self.engine: Engine = build_engine(self.model, config, executor=executor, **native)
+        self._name, self._is_closed = model, False
         self._ids = count()
+        self._running: list[RequestGroup] = []
+        self._transaction = Transaction(self, ("_run", "close"), self._abort_running)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = ", closed" if self._is_closed else ""
+        return f"<LLM {self._name!r} on {type(self.engine.executor).__name__}{state}>"
+
+    def close(self) -> None:
+        """End its thread; the model can no longer be used, and its memory is freed with the object. Closing twice is
+        harmless.
+        """
+        with self._transaction:
+            self._is_closed = True
+            self.engine.close()
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -62,7 +86,8 @@ class LLM:
         the defaults. progress: a bar on standard error; None: if that is a terminal.
 
         RequestError for a prompt or parameter that cannot be served, with its index in the list, before any request
-        has started.
+        has started. A request that fails later, such as for logits that are not numbers, has its error in
+        ``RequestOutput.error``; if every request failed, the first error is raised.
         """
         return self._run([(None, prompt) for prompt in as_list(prompts)], sampling_params, progress)
 
@@ -89,25 +114,43 @@ class LLM:
     ) -> list[RequestOutput]:
         params = one_each(sampling_params, len(prompts))
         engine = self.engine
-        groups = [
-            engine.check(f"prompts[{i}]", prompt, p, prompt_text=text)
-            for i, ((text, prompt), p) in enumerate(zip(prompts, params, strict=True))
-        ]
-        results: dict[str, RequestOutput] = {}
-        try:
-            for group in groups:
-                group.request_id = str(next(self._ids))
-                engine.add(group)
-            with progress_bar(len(groups), show=progress) as advance:
-                while len(results) < len(groups):
-                    for output in engine.step():
-                        results[output.request_id] = output
-                        advance(1, sum(len(c.token_ids) for c in output.outputs))
-        except BaseException:
-            for group in groups:  # also after an interrupt, no request of the batch stays in the engine
-                engine.abort(group.request_id)
-            raise
+        with self._transaction:
+            if self._is_closed:
+                raise EngineError("this LLM is closed: make a new one")
+            groups = [
+                engine.check(f"prompts[{i}]", prompt, p, prompt_text=text)
+                for i, ((text, prompt), p) in enumerate(zip(prompts, params, strict=True))
+            ]
+            results: dict[str, RequestOutput] = {}
+            others: dict[str, RequestOutput] = {}  # the latest of requests that were added to the engine directly
+            self._running = groups
+            try:
+                for group in groups:
+                    group.request_id = next(name for name in map(str, self._ids) if name not in engine)
+                    engine.add(group)
+                own = {group.request_id for group in groups}
+                with progress_bar(len(groups), show=progress) as advance:
+                    while len(results) < len(groups):
+                        for output in engine.step():
+                            if output.request_id in own:
+                                results[output.request_id] = output
+                                advance(1, sum(len(c.token_ids) for c in output.outputs))
+                            else:
+                                others[output.request_id] = output
+            finally:
+                engine.give_back(others.values())
+            self._running = []
+        errors = [output.error for output in results.values() if output.error is not None]
+        if errors and len(errors) == len(results):
+            raise errors[0]
         return [results[group.request_id] for group in groups]
+
+    def _abort_running(self) -> None:
+        """Also after an interrupt, no request of a batch stays in the engine."""
+        while self._running:
+            with suppress(Exception):  # an observer's
+                self.engine.abort(self._running[-1].request_id)
+            self._running.pop()
 
 
 def chat_prompt(

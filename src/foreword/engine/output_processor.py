@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -68,14 +68,51 @@ class OutputProcessor:
             group.first_scheduled_time = self._clock()
         return completion
 
-    def end(self, completion: Completion, stop: Stop) -> None:
-        """The completion ends with these tokens."""
-        group = completion.group
-        completion.finish(*stop)
-        del self._by_request[completion.request.request_id]
-        if not group.num_unfinished:
-            group.finished_time = self._clock()
-            self.groups.pop(group.request_id, None)
+    def end(self, completion: Completion, stop: Stop | Exception) -> None:
+        """The completion ends with these tokens, or with its tokens so far and an error."""
+        if isinstance(stop, Exception):
+            completion.fail(self._tokens_so_far(completion), stop)
+        else:
+            try:
+                completion.finish(*stop)
+            except Exception as error:  # the detokenizer's
+                completion.fail(stop[0], error)
+        self._by_request.pop(completion.request.request_id, None)
+        if not completion.group.num_unfinished:
+            completion.group.finished_time = self._clock()
+
+    def remove(self, outputs: Iterable[RequestOutput]) -> None:
+        """Forget the groups whose final outputs were reported."""
+        for output in outputs:
+            if output.finished:
+                self.groups.pop(output.request_id, None)
+
+    def unfinished(self) -> list[Completion]:
+        """The completions that a step may add to, all of which have requests in the scheduler."""
+        found: list[Completion] = []
+        for group in self.groups.values():
+            later = set(group.siblings)
+            found += [c for c in group.completions if c.finish_reason is None and c not in later]
+        return found
+
+    def rewind(self) -> list[RequestOutput]:
+        """After a failure anywhere in a step, with every unfinished request waiting: continue from their tokens.
+
+        Returns the outputs of groups of which all completions have ended.
+        """
+        self._by_row[:] = [None] * len(self._by_row)
+        self._read_from[:] = 0
+        self._by_request = {}
+        for group in self.groups.values():
+            for completion in group.completions:
+                self._by_request[completion.request.request_id] = completion
+            group.num_unfinished = sum(completion.finish_reason is None for completion in group.completions)
+        for completion in self.unfinished():
+            try:
+                completion.rewind()
+            except Exception as error:  # the grammar's or the detokenizer's
+                self.end(completion, error)
+        return [group.final() for group in self.groups.values() if not group.num_unfinished]
 
     def process(self, rows: I32, before: I32 | None, sampled: Sampled) -> Readings:
         """Read the new tokens of a committed step.
@@ -92,6 +129,8 @@ class OutputProcessor:
             reads |= (self._is_end[tokens] & (tokens >= 0)).any(1)
         if before is not None:
             reads &= known > before
+        if sampled.failures:
+            reads[list(sampled.failures)] = True
         at = reads.nonzero()[0]
         return self._read(rows, at, sampled) if at.size else NOTHING_READ
 
@@ -104,7 +143,14 @@ class OutputProcessor:
             group = completion.group
             if group.first_token_time is None:
                 group.first_token_time = now
-            stop = self._advance(completion, row, sampled.logprobs.get(b, []))
+            stop: Stop | Exception | None
+            if b in sampled.failures:
+                stop = sampled.failures[b](group.request_id, self._states.step)
+            else:
+                try:
+                    stop = self._advance(completion, row, sampled.logprobs.get(b, []))
+                except Exception as error:  # the grammar's or the detokenizer's
+                    stop = error
             siblings, group.siblings = group.siblings, []
             readings.ready += [sibling.request for sibling in siblings]
             if stop is not None:

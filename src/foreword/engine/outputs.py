@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from foreword.errors import ForewordError
 from foreword.sampling import TokenLogprobs
 
-FinishReason = Literal["stop", "length", "abort"]
+FinishReason = Literal["stop", "length", "abort", "error"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,8 +17,8 @@ class CompletionOutput:
 
     text: without the stop string or stop token that ended it (unless requested). token_ids: every sampled token, the
     one that ended it included. finish_reason: "stop" (the model's end token, a stop token or a stop string), "length",
-    "abort", or None while it runs. stop_reason: the stop string or stop token id; None for the model's end token.
-    logprobs: one mapping per token, if requested.
+    "abort", "error", or None while it runs. stop_reason: the stop string or stop token id; None for the model's end
+    token. logprobs: one mapping per token, if requested.
     """
 
     index: int
@@ -54,7 +55,8 @@ class RequestMetrics:
 class RequestOutput:
     """The state of a request: final if ``finished``, else so far. token_ids and text are always from the start.
 
-    prompt_logprobs: one entry per prompt token, if requested; None for the first token.
+    prompt_logprobs: one entry per prompt token, if requested; None for the first token. error: why a completion ended
+    with finish_reason "error", such as logits that are not numbers; other requests are not concerned.
     """
 
     request_id: str
@@ -64,3 +66,4 @@ class RequestOutput:
     finished: bool = True
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     metrics: RequestMetrics = field(default_factory=lambda: RequestMetrics(0.0))
+    error: ForewordError | None = None

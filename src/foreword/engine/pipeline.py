@@ -26,7 +26,6 @@ from foreword.batch import (
     resolve,
     sampling_metadata,
 )
-from foreword.batch.proof.checker import CacheChecker
 from foreword.engine.planner_thread import PlannerThread
 from foreword.executors import Executor, PendingStep
 from foreword.sampling import Grammar, Processors, token_masks
@@ -61,7 +60,7 @@ class Pipeline:
         self.states, self.executor, self.processors, self.check = states, executor, processors, check
         self.grammars: dict[int, Grammar] = {}
         self._ring = StagingRing(states, max_num_batched_tokens=max_num_batched_tokens, depth=depth)
-        self._thread: PlannerThread[InFlightStep | None] | None = None
+        self._thread: PlannerThread[InFlightStep] | None = None
 
     def prepare(self, plan: StepPlan) -> InFlightStep:
         """The tensors of a plan. Prepared during a step in flight, they need `resolve` before they are launched."""
@@ -95,23 +94,23 @@ class Pipeline:
         masks = token_masks(batch, self.grammars, self.states.vocab_size) if self.grammars else None
         return self.executor.launch(batch, self.processors.step(sampling_metadata(batch), masks))
 
-    def overlap(self, work: Callable[[], InFlightStep | None]) -> PlannerThread[InFlightStep | None]:
+    def overlap(self, work: Callable[[], InFlightStep | None]) -> PlannerThread[InFlightStep]:
         """Run ``work`` in the planner thread, while the caller waits for a step."""
         if self._thread is None:
             self._thread = PlannerThread()
         self._thread.start(work)
         return self._thread
 
-    def drop(self, step: InFlightStep) -> None:
-        """Release a step of which no request is left. Its block copies are made: the cache has their content."""
-        self.executor.apply_block_ops(step.plan.block_ops)
-        if self.check == "full":
-            CacheChecker.of(self.states).blocks_copied(step.plan.block_ops)
-        self.release(step)
-
     def release(self, step: InFlightStep) -> None:
-        """The step is committed or cancelled: its buffers are free."""
+        """The step is committed, or will not run: its buffers are free."""
         self._ring.release(step.buffers)
+
+    def reset(self) -> None:
+        """No step is planned or in flight, and no row holds a request, whatever an interrupt left behind."""
+        if self._thread is not None:
+            self._thread.settle()
+        self._ring.release_all()
+        self.grammars.clear()
 
     def close(self) -> None:
         """End the planner thread."""

@@ -4,68 +4,56 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from threading import Lock, Thread
+from queue import SimpleQueue
+from threading import Thread
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
+Outcome = tuple[T | None, BaseException | None]  # what the work returned, or the error it raised
+
 
 class PlannerThread(Generic[T]):
     """
-    thread.start(work)       work() runs in the thread while the owner continues
-    thread.wait()            returns when it has ended, normally or with an error
-    thread.result()          its return value; an error of work() is raised
+    thread.start(work)             work() runs in the thread while the owner continues
+    value, error = thread.wait()   when it has ended; once for each start
+    thread.settle()                waits until nothing runs, after an interrupt of the owner too; drops all outcomes
     """
 
     def __init__(self) -> None:
-        self._mailbox: _Mailbox[T] = _Mailbox()
-        Thread(target=self._mailbox.serve, name="foreword-planner", daemon=True).start()
-        self.close = weakref.finalize(self, self._mailbox.start, None)  # also when the owner is garbage-collected
+        self._inbox: SimpleQueue[Callable[[], T | None] | None] = SimpleQueue()
+        self._outbox: SimpleQueue[Outcome[T]] = SimpleQueue()
+        Thread(target=_serve, args=(self._inbox, self._outbox), name="foreword-planner", daemon=True).start()
+        self.close = weakref.finalize(self, self._inbox.put, None)  # also when the owner is garbage-collected
 
-    def start(self, work: Callable[[], T]) -> None:
+    def start(self, work: Callable[[], T | None]) -> None:
         """Run ``work``, after the one before it has ended."""
-        self._mailbox.start(work)
+        self._inbox.put(work)
 
-    def wait(self) -> None:
-        """Returns at once if nothing runs. After an interrupt, wait again."""
-        with self._mailbox.idle:
+    def wait(self) -> Outcome[T]:
+        """The outcome of the oldest work not waited for."""
+        return self._outbox.get()
+
+    def settle(self) -> None:
+        """Wait until nothing runs, and forget every outcome."""
+        end = _End()
+        self._inbox.put(end.reached)
+        while self.wait()[1] is not end:
             pass
 
-    def result(self) -> T:
-        """The result of the work that was waited for. Call it once."""
-        mailbox = self._mailbox
-        error, mailbox.error = mailbox.error, None
-        if error is not None:
-            raise error
-        results, mailbox.results = mailbox.results, []
-        return results[0]
+
+class _End(Exception):
+    """Work that marks a place in the order of the outcomes."""
+
+    def reached(self) -> None:
+        raise self
 
 
-class _Mailbox(Generic[T]):
-    """The state that owner and thread share. ``posted`` is unlocked when work is posted, ``idle`` while none runs."""
-
-    def __init__(self) -> None:
-        self.posted, self.idle = Lock(), Lock()
-        self.posted.acquire()
-        self.work: Callable[[], T] | None = None
-        self.results: list[T] = []
-        self.error: BaseException | None = None
-
-    def start(self, work: Callable[[], T] | None) -> None:
-        """Post work; None ends the thread."""
-        self.idle.acquire()
-        self.work = work
-        self.posted.release()
-
-    def serve(self) -> None:
-        while True:
-            self.posted.acquire()
-            work, self.work = self.work, None
-            if work is None:
-                return
-            try:
-                self.results = [work()]
-            except BaseException as error:
-                self.error = error
-            del work  # a reference to the owner
-            self.idle.release()
+def _serve(inbox: SimpleQueue[Callable[[], T | None] | None], outbox: SimpleQueue[Outcome[T]]) -> None:
+    while (work := inbox.get()) is not None:
+        try:
+            outcome: Outcome[T] = work(), None
+        except BaseException as error:
+            outcome = None, error
+        outbox.put(outcome)
+        del work, outcome  # references to the owner

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypedDict
 
 from foreword.batch import SamplingParams
 from foreword.engine.outputs import CompletionOutput, FinishReason, RequestMetrics, RequestOutput
 from foreword.engine.text import TextStream
+from foreword.errors import EngineError, ForewordError
 from foreword.sampling import Grammar, TokenLogprobs
 from foreword.scheduler import Request
 
@@ -37,19 +38,25 @@ class Completion:
     """One of the n completions of a group: a request of the scheduler, with its text and log-probabilities.
 
     token_ids is filled at the end; until then the tokens are in the request's row. num_read: output tokens that were
-    read so far; a completion that need not be read token by token is read at its end alone.
+    read so far; a completion that need not be read token by token is read at its end alone. make_text: an empty text;
+    None without a tokenizer, or if no text is wanted.
     """
 
     group: RequestGroup
     index: int
     request: Request
     end_ids: frozenset[int]
-    text: TextStream | None
+    make_text: Callable[[], TextStream] | None
+    text: TextStream | None = field(init=False)
     token_ids: list[int] = field(default_factory=list)
     num_read: int = 0
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     stop_reason: StopReason = None
+    error: ForewordError | None = None
+
+    def __post_init__(self) -> None:
+        self.text = self.make_text() if self.make_text is not None else None
 
     @property
     def params(self) -> SamplingParams:
@@ -78,13 +85,37 @@ class Completion:
             cumulative_logprob=self.cumulative_logprob if self.logprobs else None,
         )
 
+    def rewind(self) -> None:
+        """Continue from the tokens that the waiting request has, after a step that failed."""
+        output = self.request.output.tolist()
+        self.num_read = min(self.num_read, len(output))
+        del self.logprobs[self.num_read :]
+        if self.group.grammar is not None:
+            self.group.grammar.reset()
+            self.group.grammar.accept(output)
+        if self.make_text is not None:
+            self.text = self.make_text()
+            self.text.push(output[: self.num_read], may_stop=False)
+
     def finish(self, token_ids: list[int], finish_reason: FinishReason, stop_reason: StopReason) -> None:
         """End with these tokens; the text gets the tokens not read yet, without the one that ended it."""
-        self.token_ids, self.finish_reason, self.stop_reason = token_ids, finish_reason, stop_reason
         if self.text is not None and self.text.stop is None:
             ended_by_token = finish_reason == "stop" and not self.params.include_stop_str_in_output
             self.text.push(token_ids[self.num_read : len(token_ids) - ended_by_token], may_stop=False)
             self.text.finish()
+        self._end(token_ids, finish_reason, stop_reason, None)
+
+    def fail(self, token_ids: list[int], error: Exception) -> None:
+        """End with these tokens and an error; the text ends where it was read."""
+        if not isinstance(error, ForewordError):
+            failure = EngineError(f"request {self.group.request_id!r}: {type(error).__name__}: {error}")
+            failure.__cause__, error = error, failure
+        self._end(token_ids, "error", None, error)
+
+    def _end(
+        self, token_ids: list[int], reason: FinishReason, stop_reason: StopReason, error: ForewordError | None
+    ) -> None:
+        self.token_ids, self.finish_reason, self.stop_reason, self.error = token_ids, reason, stop_reason, error
         self.group.num_unfinished -= 1
 
     @property
@@ -137,6 +168,7 @@ class RequestGroup:
             prompt_token_ids=self.prompt_token_ids,
             outputs=list(outputs),
             finished=self.num_unfinished == 0,
+            error=next((c.error for c in self.completions if c.error is not None), None),
             prompt_logprobs=None if self.params.prompt_logprobs is None else list(self.prompt_logprobs),
             metrics=RequestMetrics(
                 arrival_time=self.arrival_time,

@@ -13,7 +13,7 @@ import numpy as np
 
 from foreword.arrays import F32, I32, I64
 from foreword.batch import InputBatch
-from foreword.errors import ConfigError, PlanError
+from foreword.errors import ConfigError, EngineError, PlanError
 from foreword.executors.host import HostExecutor
 from foreword.models.quants import Quant
 from foreword.models.spec import DecoderSpec, LayerSpec, RopeSpec
@@ -92,11 +92,14 @@ class NativeExecutor(HostExecutor):
     of a float computation. "fp32", "bf16". With 8-bit activations, faster and less exact: "int8" (8 bit, a scale per
     channel) and "q4" (as the file holds them, floats in 4 bit).
     kv_format: "fp32", "bf16" or "int8" (a scale for each token and head).
-    num_threads: default FOREWORD_NUM_THREADS, else the physical cores.
+    num_threads: 1 to 1024; default FOREWORD_NUM_THREADS, else the physical cores.
     isa: default FOREWORD_ISA, else the machine's best.
 
     Weights are packed matrix by matrix from ``weights``; the pages of the mapped file are released layer by layer.
-    ConfigError for an instruction set that the machine lacks, or an unknown format.
+    ConfigError for an instruction set that the machine lacks, an unknown format, or threads that cannot start.
+    MemoryError if the KV pool or the weights do not fit.
+
+    Not thread-safe. A process forked from the one that made it cannot use it, unless it has one thread: EngineError.
     """
 
     reads_gathered_tables = False
@@ -137,10 +140,12 @@ class NativeExecutor(HostExecutor):
                 block_size=block_size,
                 kv_format=kv_format,
                 isa=isa or "",
-                num_threads=_num_threads(num_threads),
+                num_threads=num_threads,
             )
         except ValueError as error:
             raise ConfigError(str(error)) from None
+        except MemoryError:
+            raise MemoryError(f"the KV pool of {num_blocks} blocks does not fit: use fewer") from None
         super().__init__(Sampler(threads=self.core))  # its threads are idle while tokens are sampled
         _Packer(spec, weights, self.core, weight_format).pack_all()
 
@@ -162,7 +167,8 @@ class NativeExecutor(HostExecutor):
         """Logits [L, V] at ``logits_indices``, valid until the next call.
 
         Keys and values of the batch's tokens are written at its slots; the states' own block tables are read, no
-        gathered copy. PlanError if a tensor of the batch is out of range; nothing was written then.
+        gathered copy. PlanError if a tensor of the batch is out of range, MemoryError if buffers cannot grow; nothing
+        was written then.
         """
         num_tokens, num_reqs = batch.num_tokens, batch.num_reqs
         try:
@@ -180,10 +186,16 @@ class NativeExecutor(HostExecutor):
             )
         except ValueError as error:
             raise PlanError(str(error), step=batch.step) from None
+        except RuntimeError as error:
+            raise EngineError(str(error)) from None
 
     def copy_blocks(self, sources: I32, destinations: I32) -> None:
         """Copy blocks' keys and values of every layer. All sources are read before any destination is written."""
         self.core.copy_blocks(sources, destinations)
+
+    def zero_blocks(self, blocks: I32) -> None:
+        """Fill blocks' keys and values with zeros in every layer."""
+        self.core.zero_blocks(blocks)
 
 
 class _Packer:
@@ -273,12 +285,6 @@ class _Packer:
 
 def _num_slots(spec: DecoderSpec) -> int:
     return max(len(group.layers) for group in spec.kv_groups())
-
-
-def _num_threads(asked: int | None) -> int:
-    if asked is not None and asked < 1:
-        raise ConfigError(f"num_threads={asked}: must be at least 1")
-    return asked or native.default_num_threads()
 
 
 def _bytes_text(size: int) -> str:

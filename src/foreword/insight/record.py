@@ -101,8 +101,8 @@ class TraceRecorder:
     def freed(self, row: int) -> None:
         """A request is about to be removed."""
         req_id = self._states.req_id_of(row)
-        self._held.pop(req_id, None)
-        self._write({"remove": req_id})
+        if self._held.pop(req_id, None) is not None:
+            self._write({"remove": req_id})
 
     def exchanged(self, a: int, b: int) -> None:
         """Row numbers are not part of a trace."""

@@ -1,9 +1,10 @@
 """From logits to tokens: masks and processors, the draw, and the verification of drafts."""
 
 from foreword.batch.values.seeds import derived_seed
+from foreword.sampling.failures import BadLogitsError, NoTokenLeftError
 from foreword.sampling.filters import kept_tokens
 from foreword.sampling.logprobs import Logprob, TokenLogprobs, token_logprobs
-from foreword.sampling.masks import Grammar, NoTokenLeftError, TokenMasks, token_masks
+from foreword.sampling.masks import Grammar, TokenMasks, token_masks
 from foreword.sampling.noise import gumbel_noise
 from foreword.sampling.processors import LogitsProcessor, Processors, StepSampling
 from foreword.sampling.rows import LogitRows, RowValues
@@ -11,6 +12,7 @@ from foreword.sampling.sampler import Sampled, Sampler
 from foreword.sampling.verification import accepted_tokens
 
 __all__ = [
+    "BadLogitsError",
     "Grammar",
     "LogitRows",
     "LogitsProcessor",

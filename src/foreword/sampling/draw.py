@@ -19,7 +19,8 @@ def draw_tokens(
         temperature 0    argmax of the logits
         else             argmax over the kept tokens of logits / temperature + noise(seed, position, token)
 
-    with `kept_tokens` and `gumbel_noise`. Among equals the lowest id wins. Runs in native code where that is built.
+    with `kept_tokens` and `gumbel_noise`. Among equals the lowest id wins. −1 for a row with NaN or +∞, and one of −∞
+    alone. Runs in native code where that is built.
 
     threads: the model whose idle threads draw too. The tokens are the same without.
     """
@@ -38,8 +39,9 @@ def draw_tokens(
             threads,
         )
         return drawn
-    drawn = logits.argmax(axis=1).astype(np.int32)
-    for i in np.flatnonzero(columns.temperature.take(rows) > 0).tolist():
+    can_choose = np.isfinite(logits.max(axis=1))
+    drawn = np.where(can_choose, logits.argmax(axis=1), -1).astype(np.int32)
+    for i in np.flatnonzero(can_choose & (columns.temperature.take(rows) > 0)).tolist():
         row = rows[i]
         scaled = logits[i].astype(np.float64) / float(columns.temperature[row])
         kept = kept_tokens(

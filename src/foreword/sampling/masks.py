@@ -8,24 +8,10 @@ from typing import Protocol
 
 import numpy as np
 
-from foreword.arrays import F32, I32, I64, Ints
+from foreword.arrays import F32, I32, Ints
 from foreword.batch import InputBatch
-from foreword.errors import RequestError
 
 WORD_BITS = 32
-
-
-class NoTokenLeftError(RequestError):
-    """A token mask allows no token to which the model gives a probability above 0."""
-
-    def __init__(self, request_id: str) -> None:
-        super().__init__(
-            request_id,
-            "structured_outputs",
-            "token mask",
-            "it allows no token that the model can produce here",
-            "Use a grammar that the tokenizer's vocabulary can follow, and that allows an end token when complete.",
-        )
 
 
 class Grammar(Protocol):
@@ -50,6 +36,10 @@ class Grammar(Protocol):
         """Undo the last ``num_tokens`` accepted tokens."""
         ...
 
+    def reset(self) -> None:
+        """Undo every accepted token, also after an interrupt in the middle of another method."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenMasks:
@@ -62,9 +52,9 @@ class TokenMasks:
     logit_rows: I32
     words: I32
 
-    def apply(self, logits: F32, indices: Ints) -> I64:
+    def apply(self, logits: F32, indices: Ints) -> None:
         """Forbid tokens in logits [n, V], of which row i is row indices[i] (ascending) of the step. Rows without a mask
-        stay as they are. Returns the i of the rows in which no token is left.
+        stay as they are.
         """
         vocab_size = logits.shape[1]
         if self.words.shape != (len(self.logit_rows), num_words(vocab_size)):
@@ -75,9 +65,7 @@ class TokenMasks:
         at = np.searchsorted(indices, self.logit_rows[masked])
         octets = np.ascontiguousarray(self.words[masked], "<i4").view(np.uint8)
         allowed = np.unpackbits(octets, axis=1, count=vocab_size, bitorder="little").view(np.bool_)
-        left = np.where(allowed, logits[at], np.float32(-np.inf))
-        logits[at] = left
-        return at[~(left > -np.inf).any(axis=1)]
+        logits[at] = np.where(allowed, logits[at], np.float32(-np.inf))
 
 
 def num_words(vocab_size: int) -> int:

@@ -6,8 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
-
 from foreword.arrays import F32
 from foreword.batch import BatchUpdates, RequestStates, SamplingParams
 from foreword.batch.state.batch_update import BatchUpdate
@@ -62,8 +60,7 @@ class Processors:
         self._active: tuple[LogitsProcessor, ...] = ()  # those that apply to some row
         self._extra_args: frozenset[str] = frozenset().union(*(p.extra_args for p in self._all))
         self._updates = BatchUpdates(states)
-        for row in np.flatnonzero(states.live).tolist():
-            self._updates.filled(row)
+        self._is_behind = True  # a processor may have missed changes: before the first update, after one that failed
 
     def check(self, request_id: str, params: SamplingParams) -> None:
         """RequestError for an entry of extra_args that no processor reads."""
@@ -76,11 +73,13 @@ class Processors:
 
     def update(self) -> None:
         """Follow the changes of the rows since the last call. Call it between an admission and its first step."""
-        change = self._updates.take()
+        was_behind, self._is_behind = self._is_behind, True
+        change = self._updates.take_all() if was_behind else self._updates.take()
         if change:
             for processor in self._all:
                 processor.update(change)
             self._active = tuple(p for p in self._all if len(p.rows))
+        self._is_behind = False
 
     def step(self, metadata: SamplingMetadata, masks: TokenMasks | None = None) -> StepSampling:
         """The sampling of a step over the requests of ``metadata``."""

@@ -9,13 +9,16 @@ import numpy as np
 from foreword.arrays import F32, I32, I64
 from foreword.batch import InputBatch
 from foreword.batch.state.sampling_metadata import SamplingMetadata
+from foreword.errors import PlanError
 from foreword.native import native
 from foreword.sampling.draw import draw_tokens
+from foreword.sampling.failures import BadLogitsError, NoTokenLeftError, has_choice
 from foreword.sampling.logprobs import TokenLogprobs, token_logprobs
-from foreword.sampling.masks import NoTokenLeftError
 from foreword.sampling.processors import StepSampling
 from foreword.sampling.rows import LogitRows
 from foreword.sampling.verification import accepted_tokens
+
+Failure = type[BadLogitsError] | type[NoTokenLeftError]
 
 
 @dataclass(slots=True, eq=False)
@@ -26,11 +29,13 @@ class Sampled:
     logprobs: batch index → one entry per token, for the requests that want them.
     prompt_logprobs: state row → (position of a prompt token, its log-probability and the likeliest tokens there), for
     the requests that want them, in order.
+    failures: batch index → the error of a request whose logits give no token; its first token is −1.
     """
 
     token_ids: I32
     logprobs: dict[int, list[TokenLogprobs]]
     prompt_logprobs: dict[int, list[tuple[int, TokenLogprobs]]] = field(default_factory=dict)
+    failures: dict[int, Failure] = field(default_factory=dict)
 
 
 class Sampler:
@@ -51,8 +56,12 @@ class Sampler:
         """Draw for every request of the batch from ``logits`` [L, V], which are not changed.
 
         A prompt chunk that is not the last gets a token too, that masks and processors do not affect;
-        `RequestStates.commit` discards it. NoTokenLeftError if a mask leaves no token to choose from.
+        `RequestStates.commit` discards it. PlanError for logits of another shape or type.
         """
+        shape = len(batch.logits_indices), batch.states.vocab_size
+        if logits.shape != shape or logits.dtype != np.float32:
+            raise PlanError("the logits must be float32 [L, V]", step=batch.step, tensor="logits", expected=shape,
+                            got=(*logits.shape, str(logits.dtype)))  # fmt: skip
         rows, columns = batch.expanded_idx_mapping, batch.states.sampling
         positions = batch.positions.take(batch.logits_indices)
         positions += 1
@@ -66,7 +75,10 @@ class Sampler:
         if len(drawn) > batch.num_reqs:
             width = int(np.diff(batch.cu_num_logits).max())
         tokens = drawn if width == 1 else accepted_tokens(drawn, batch.draft_token_ids, batch.cu_num_logits, width)
-        return Sampled(tokens, _logprobs(batch, logits, tokens, sampling.metadata))
+        sampled = Sampled(tokens, _logprobs(batch, logits, tokens, sampling.metadata))
+        if drawn.min() < 0:
+            sampled.failures = _failures(batch, logits, drawn, positions)
+        return sampled
 
 
 def _changed_rows(batch: InputBatch, positions: I64, sampling: StepSampling) -> I64:
@@ -85,8 +97,7 @@ def _change(batch: InputBatch, logits: F32, indices: I64, sampling: StepSampling
     """These rows of the logits [N, V], masked and processed."""
     changed, at = logits.take(indices, axis=0), LogitRows.of(batch, indices)
     if sampling.masks is not None:
-        for i in sampling.masks.apply(changed, indices).tolist():
-            raise NoTokenLeftError(batch.states.req_id_of(int(at.rows[i])))
+        sampling.masks.apply(changed, indices)
     for processor in sampling.processors:
         applies = processor.rows.mask.take(at.rows)
         if applies.all():
@@ -97,6 +108,14 @@ def _change(batch: InputBatch, logits: F32, indices: I64, sampling: StepSampling
             processor.apply(part, at.take(some))
             changed[some] = part
     return changed
+
+
+def _failures(batch: InputBatch, logits: F32, drawn: I32, positions: I64) -> dict[int, Failure]:
+    """The requests whose first token of this step could not be drawn; not those whose token is discarded anyway."""
+    first = batch.cu_num_logits[:-1]
+    samples = positions[first] >= batch.states.num_tokens[batch.idx_mapping]
+    failed = (samples & (drawn[first] < 0)).nonzero()[0]
+    return {b: NoTokenLeftError if has_choice(logits[first[b]]) else BadLogitsError for b in failed.tolist()}
 
 
 def _logprobs(

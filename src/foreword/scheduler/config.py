@@ -16,7 +16,7 @@ class SchedulerConfig:
     policy: "fcfs", "priority" or "shortest-first".
     chunked_prefill: whether a prompt may be spread over steps. Without, a prompt that does not fit in the rest of
         the budget waits, with all requests behind it, and no recurrent state is kept at the end of a prompt.
-    long_prefill_threshold: most prompt tokens of one request in a step with other requests (0: no limit).
+    long_prefill_threshold: most prompt tokens of one request in a step that also serves others (0: no limit).
     reserve_full_prompt: admit a request only if the blocks of its whole prompt are free, apart from those that running
         prompts still need.
     watermark: the share of all blocks that an admission leaves free while other requests run.

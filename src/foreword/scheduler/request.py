@@ -28,6 +28,7 @@ class Request:
     num_cached      prompt tokens found in the cache at its first admission
     hit_report      the same in words: "reused 112 of 128; differs at position 112"
     num_preemptions number of preemptions
+    has_run         whether a step computed tokens of it since its last admission
     """
 
     request_id: str
@@ -44,6 +45,7 @@ class Request:
     num_cached: int = 0
     hit_report: str = ""
     num_preemptions: int = 0
+    has_run: bool = False
 
     def __len__(self) -> int:
         """Known tokens while it waits."""

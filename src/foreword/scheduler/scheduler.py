@@ -10,7 +10,7 @@ yet". A step without arrivals and departures is a few array operations, however 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -157,8 +157,7 @@ class Scheduler:
         admitted: list[Request] = []
         counts: list[int] = []
         head, blocked = self._admit(left, preempted, admitted, counts, copies)
-        if self.cache.keeps_states:
-            copies.append(self.cache.keep_states(rows, computed))
+        running, reached = rows, computed
         if admitted:
             new = np.array([r.row for r in admitted], np.int32)
             self._rows = np.concatenate([self._rows, new])
@@ -167,6 +166,11 @@ class Scheduler:
             computed = self.states.num_computed_tokens[rows]
             num_tokens += sum(counts)
             self._may_prefill = True
+        if self.config.long_prefill_threshold and len(rows) == 1:
+            n = self._use_rest(rows, computed, n)
+            num_tokens = int(n[0])
+        if self.cache.keeps_states:
+            copies.append(self.cache.keep_states(running, reached))
         prefilling = NO_TOKENS
         if self._may_prefill:
             prefilling = rows[computed < self.states.prefill_len[rows]]
@@ -195,6 +199,8 @@ class Scheduler:
 
     def commit(self, plan: StepPlan) -> None:
         """After `RequestStates.commit`: the prompt tokens that the step computed can be hit from now on."""
+        for request in plan.admitted:
+            request.has_run = True
         for row in plan.prefilling.tolist():
             if self._by_row[row] is not None:
                 self.cache.publish(row)
@@ -203,16 +209,22 @@ class Scheduler:
         if plan.draft_tokens is not None:
             self._num_drafts[plan.rows] = 0
 
-    def cancel(self, plan: StepPlan) -> I32:
-        """The step failed: queue its requests again with all their tokens, and drop the blocks it may have written.
+    def free_all(self, requests: Iterable[Request], num_tokens: I32) -> None:
+        """After a failure anywhere in a step: no row or block is held, and nothing waits.
 
-        Returns the rows that were freed.
+        These requests, which may have rows, leave with the first num_tokens[row] tokens; `add` queues them again.
+        Blocks that the failed step may have written are not found by lookups.
         """
-        rows = np.array([row for row in plan.rows.tolist() if self._by_row[row] is not None], np.int32)
-        self._drop(rows)
-        for row in rows.tolist():
-            self.waiting.push(self._leave(row, publish=False))
-        return rows
+        for request in requests:
+            if request.row >= 0:
+                self._keep_output(request, int(num_tokens[request.row]))
+        self.cache.free_all()
+        self.states.clear()
+        self._rows = self._last_scheduled = NO_TOKENS
+        self._by_row[:] = [None] * len(self._by_row)
+        self._num_drafts[:] = self._num_in_flight[:] = 0
+        self._hits.clear()
+        self.waiting.clear()
 
     # -- why -----------------------------------------------------------------------------------------------------
 
@@ -263,9 +275,8 @@ class Scheduler:
             in_flight_tokens = states.num_placeholders[rows]
             n += in_flight_tokens
             n[states.num_tokens[rows] + (in_flight_tokens > 0) >= self.max_len[rows]] = 0  # drafts may be rejected
-        threshold = self.config.long_prefill_threshold
-        if threshold and len(rows) + len(self.waiting) > 1:
-            n = np.minimum(n, threshold)
+        if self.config.long_prefill_threshold:
+            n = np.minimum(n, self.config.long_prefill_threshold)
         if self.cache.keeps_states and self.config.chunked_prefill:
             n = self.cache.cut_chunks(rows, computed, n)
         total = int(np.add.reduce(n))
@@ -276,6 +287,15 @@ class Scheduler:
             some = np.flatnonzero(n > 0)
             rows, computed, n = rows[some], computed[some], n[some]
         return rows, computed, n, total
+
+    def _use_rest(self, rows: I32, computed: I32, n: I32) -> I32:
+        """The tokens of the only request of a step, beyond the long-prefill threshold: no other can use the budget."""
+        states = self.states
+        need = states.num_tokens[rows] + states.num_placeholders[rows] - computed
+        more = np.maximum(n, np.minimum(need, self.config.max_num_batched_tokens))
+        if self.cache.keeps_states and self.config.chunked_prefill:
+            more = self.cache.cut_chunks(rows, computed, more)
+        return more if self.cache.grow_to(rows, computed + more) else n
 
     def _free_expired(self, rows: I32, computed: I32, in_flight: StepPlan | None) -> None:
         """Free blocks below the windows that no step in flight reads."""
@@ -299,15 +319,19 @@ class Scheduler:
         stays[rows] = False
         self._rows = self._rows[stays[self._rows]]
 
-    def _leave(self, row: int, *, publish: bool = True) -> Request:
-        request, states = self.request_in(row), self.states
-        request.output = states.token_ids[row, int(states.prompt_len[row]) : int(states.num_tokens[row])].copy()
-        request.row = -1
-        self.cache.free(row, publish=publish)
-        states.remove_request(request.request_id)
+    def _leave(self, row: int) -> Request:
+        request = self.request_in(row)
+        self._keep_output(request, int(self.states.num_tokens[row]))
+        self.cache.free(row, publish=request.has_run)  # else its block copies may not have been made
+        self.states.remove_request(request.request_id)
         self._by_row[row] = None
         self._num_drafts[row] = 0
         return request
+
+    def _keep_output(self, request: Request, num_tokens: int) -> None:
+        """The request leaves its row with this many tokens."""
+        request.output = self.states.token_ids[request.row, len(request.prompt) : num_tokens].copy()
+        request.row = -1
 
     def _scheduled_drafts(self, rows: I32, computed: I32, n: I32) -> I32 | None:
         """The drafts that fit into the tokens of each row, [B, D], or None. Prompt chunks verify nothing."""
@@ -344,7 +368,7 @@ class Scheduler:
                 return request.request_id, reason("token_budget", left=left, need=len(request))
             hit = self._lookup(request)
             n = need = len(request) - hit.num_tokens
-            if config.long_prefill_threshold and running + len(self.waiting) > 1:
+            if config.long_prefill_threshold:
                 n = min(n, config.long_prefill_threshold)
             if n > left and not config.chunked_prefill:
                 return request.request_id, reason("token_budget", left=left, need=need)
@@ -366,6 +390,7 @@ class Scheduler:
     def _place(self, request: Request, hit: PrefixHit, n: int) -> I32:
         """Give the request a row, with blocks for the hit and n more tokens. Returns the block copies."""
         self._hits.pop(request.request_id, None)
+        request.has_run = False
         if not request.hit_report:
             request.hit_report, request.num_cached = str(hit), hit.num_tokens
         admission = NewRequest(

@@ -36,6 +36,10 @@ class WaitingQueue:
         self._here[request.request_id] = request
         heappush(self._heap, (self._policy(request), next(self._pushes), request))
 
+    def clear(self) -> None:
+        """Remove every request."""
+        self._heap, self._here = [], {}
+
     def peek(self) -> Request:
         """The first one. IndexError if the queue is empty."""
         while not self._is_current(self._heap[0][2]):

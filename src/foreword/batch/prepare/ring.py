@@ -57,6 +57,10 @@ class StagingRing:
         self._next = (slot + 1) % self.depth
         return self._slots[slot]
 
+    def release_all(self) -> None:
+        """No step reads any of the buffers."""
+        self._busy[:] = [False] * self.depth
+
     def release(self, buffers: InputBuffers) -> None:
         """The step no longer reads these buffers. PlanError if they are not in use, or belong to another ring."""
         for slot, candidate in enumerate(self._slots):

@@ -29,7 +29,6 @@ from foreword.batch.proof.validator import validate
 from foreword.batch.state.block_table import BlockTable
 from foreword.batch.state.request_states import RequestStates
 from foreword.batch.step.tensors import BatchTensors
-from foreword.batch.values.block_ops import BlockOps
 from foreword.batch.values.plan import Check
 from foreword.batch.values.seeds import STRIDE, mix64
 from foreword.errors import PlanError
@@ -149,11 +148,6 @@ class CacheChecker:
     def blocks_freed(self, block_ids: Iterable[int], group: int = 0) -> None:
         """The pool freed these blocks: the requests that had them must not see them any more."""
         self._freed[group].update(int(block) for block in block_ids)
-
-    def blocks_copied(self, ops: BlockOps) -> None:
-        """Blocks were copied for a step that does not run: all its requests ended after it was planned."""
-        for shadow in self._shadows:
-            shadow.copy(ops.copies)
 
     def close(self) -> None:
         """Stop following the states."""

@@ -91,6 +91,13 @@ class BatchUpdates:
         assert all(states.live[a.row] for a in update.added)
         return update
 
+    def take_all(self) -> BatchUpdate:
+        """For a processor that may have missed changes: every row removed, then the live ones added."""
+        rows = self._states.live.nonzero()[0].tolist()
+        update = BatchUpdate(tuple(map(self._added, rows)), tuple(range(len(self._states.live))), ())
+        self._origin, self._removed = {}, []
+        return update
+
     def _added(self, row: int) -> AddedRow:
         s = self._states
         prompt, known = int(s.prompt_len[row]), int(s.num_tokens[row])

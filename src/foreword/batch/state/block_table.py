@@ -106,6 +106,12 @@ class BlockTable:
         self.table[row, index] = block_id
         self.content_id[row] = self.ids.take()
 
+    def clear_all(self) -> None:
+        """Null every entry of every row."""
+        self.table[:] = self.null_block
+        self.num_blocks[:] = 0
+        self.content_id[:] = self.ids.take(len(self.content_id)) + np.arange(len(self.content_id))
+
     def clear(self, row: int) -> None:
         """Null every entry of the row, so that no block of its last request can be reached."""
         self.start(row, self.table[row, :0])

@@ -46,6 +46,12 @@ class Directory:
         self.ids[row] = None
         self.free.append(row)
 
+    def clear(self) -> None:
+        """Free every row."""
+        self.rows.clear()
+        self.ids[:] = None
+        self.free[:] = range(len(self.ids) - 1, -1, -1)
+
     def row_of(self, req_id: str) -> int:
         """The request's row; RequestError for an unknown id."""
         row = self.rows.get(req_id)

@@ -89,6 +89,14 @@ class RowExtras:
             self.is_token_id[row] = True
         return True
 
+    def clear_all(self) -> None:
+        """Remove everything."""
+        self._rows.clear()
+        for values in self.sparse():
+            values.clear()
+        if self.is_token_id is not None:
+            self.is_token_id[:] = True
+
     def exchange(self, a: int, b: int) -> None:
         """Exchange two rows in the sparse maps (`arrays` move with the states' own)."""
         for values in self.sparse():

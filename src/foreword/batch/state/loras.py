@@ -54,6 +54,11 @@ class LoraUsers:
         if request is not None:
             self._requests[lora_id] = request
 
+    def clear(self) -> None:
+        """Remove every user and adapter."""
+        self._users.clear()
+        self._requests.clear()
+
     def drop(self, lora_id: int, req_id: str) -> None:
         """Remove a user, and the adapter with its last one."""
         users = self._users.get(lora_id)

@@ -336,6 +336,25 @@ class RequestStates:
         self.sampling.set(row, None, self.vocab_size)
         return True
 
+    def clear(self) -> None:
+        """Free every row, whatever an interrupted change of the states left behind."""
+        named = self.live & (self._directory.ids != None)  # noqa: E711 (elementwise)
+        for row in named.nonzero()[0].tolist():
+            for observer in self.observers:
+                observer.freed(row)
+        self.live[:] = False
+        self._directory.clear()
+        self.row_generation += 1
+        for field in ROWS:
+            if field.padding is not None:
+                self._columns[field.name][:] = field.padding
+        self.loras.clear()
+        self.extras.clear_all()
+        for table in self.block_tables:
+            table.clear_all()
+        self.sampling.is_set[:] = True  # also of rows that were not completely set
+        self.sampling.reset(np.arange(self.max_num_reqs))
+
     # -- blocks ----------------------------------------------------------------------------------------------------
 
     def append_blocks(self, req_id: str, block_ids: Sequence[TokenIds]) -> None:

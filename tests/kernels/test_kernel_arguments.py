@@ -1,0 +1,205 @@
+"""Arguments that do not fit are refused by every function of the native kernels, and harm nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from kernel_driver import Driver
+from kernel_reference import SPECS, random_weights
+
+from foreword import _native
+
+REFUSED = (ValueError, TypeError, MemoryError)
+SPEC = SPECS["llama"]
+WEIGHTS = random_weights(SPEC)
+MODEL = {
+    "hidden_size": 64, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "vocab_size": 50, "norm_eps": 1e-5,
+    "query_scale": 0.25, "embedding_scale": 1.0, "activation": "silu", "attn_softcap": 0.0, "final_softcap": 0.0,
+    "num_groups": 1, "num_slots": 1, "num_blocks": 8, "block_size": 16, "kv_format": "fp32", "isa": "",
+    "num_threads": 1,
+}  # fmt: skip
+
+
+def odd_array(rng, array):
+    """The array with another dtype, shape, order of memory or values; now and then unchanged."""
+    match rng.integers(9):
+        case 0:
+            return array.astype(rng.choice(["f8", "i1", "u2", "c8", "?", "O", "U4"]))
+        case 1:
+            return array[..., :0] if rng.random() < 0.5 else array[: len(array) // 2]
+        case 2:
+            return np.stack([array, array])
+        case 3:
+            return np.repeat(array, 2, axis=-1)[..., ::2]  # not contiguous
+        case 4:
+            return rng.choice(np.array([None, 3, "x", [1, 2]], object))
+        case 5 | 6 if array.size and array.dtype.kind in "iu":
+            array = array.copy()
+            limits = np.iinfo(array.dtype)
+            wrong = [limits.min, -1, -2, 0, 1, 2**20, limits.max]
+            array.flat[rng.integers(array.size)] = min(int(rng.choice(wrong)), limits.max)
+            return array
+        case _:
+            return array
+
+
+def odd_number(rng, value, most=2**40):
+    """Another number of at most ``most``, or no number; now and then unchanged."""
+    others = (0, -1, 1, 3, 17, 2**12, 2**20, 2**31 - 1, -(2**31), 2**40, 1.5, None)
+    other = others[rng.integers(len(others))]
+    return value if rng.random() < 0.5 or (other is not None and other > most) else other
+
+
+def calls(count, call):
+    """``call(rng)`` for many seeds; how many were accepted."""
+    accepted = 0
+    for seed in range(count):
+        try:
+            call(np.random.default_rng(seed))
+            accepted += 1
+        except REFUSED:
+            pass
+    return accepted
+
+
+@pytest.fixture
+def driver():
+    return Driver(SPEC, WEIGHTS, num_blocks=12, max_num_reqs=4)
+
+
+def test_steps(driver):
+    table = np.zeros((4, 128), np.int32)
+    table[:2, :2] = [[1, 2], [3, 4]]
+    arguments = {
+        "num_tokens": 20,
+        "num_reqs": 2,
+        "input_ids": np.arange(20, dtype=np.int32),
+        "positions": np.concatenate([np.arange(17), np.arange(3)]),
+        "query_start_loc": np.array([0, 17, 20], np.int32),
+        "seq_lens": np.array([17, 3], np.int32),
+        "idx_mapping": np.array([0, 1], np.int32),
+        "logits_indices": np.array([16, 19]),
+        "slot_mapping": [np.concatenate([np.arange(16, 33), np.arange(48, 51)])],
+        "block_tables": [table],
+    }
+    step = driver.executor.core.step
+    want = step(**arguments).copy()
+
+    def call(rng):
+        changed = dict(arguments)
+        for name in rng.choice(list(arguments), rng.integers(1, 3), replace=False):
+            value = changed[name]
+            if isinstance(value, list):
+                changed[name] = [odd_array(rng, value[0])] * rng.integers(0, 3) if rng.random() < 0.8 else None
+            else:
+                changed[name] = odd_array(rng, value) if isinstance(value, np.ndarray) else odd_number(rng, value)
+        step(**changed)
+
+    assert 0 < calls(3000, call) < 3000
+    np.testing.assert_array_equal(step(**arguments), want)
+
+
+def test_draws(driver):
+    arguments = (
+        np.random.default_rng(0).normal(0, 1, (6, 300)).astype(np.float32),
+        *(np.array([value] * 3, dtype) for value, dtype in ((1, "f4"), (4, "i4"), (0.9, "f4"), (0.1, "f4"), (7, "i8"))),
+        np.arange(6),
+        np.array([0, 1, 2, 0, 1, 2], np.int32),
+        np.zeros(6, np.int32),
+    )
+
+    def call(rng):
+        changed = [odd_array(rng, a) if rng.random() < 0.3 else a for a in arguments]
+        if rng.random() < 0.3:  # any number is a parameter
+            changed[rng.choice([1, 3, 4])] = rng.choice([np.nan, np.inf, -np.inf, -1, 1e-45, 3e38], 3).astype("f4")
+        _native.sample(*changed, rng.choice([None, driver.executor.core]))
+
+    assert 0 < calls(3000, call) < 3000
+
+
+def test_blocks(driver):
+    core = driver.executor.core
+    ids = np.array([1, 2, 3], np.int32)
+    assert 0 < calls(500, lambda rng: core.copy_blocks(odd_array(rng, ids), odd_array(rng, ids))) < 500
+    assert 0 < calls(500, lambda rng: core.zero_blocks(odd_array(rng, ids))) < 500
+
+
+def test_sizes_of_models_and_pools():
+    def model(rng):
+        changed = {k: odd_number(rng, v) if type(v) is int and rng.random() < 0.2 else v for k, v in MODEL.items()}
+        _native.CpuModel(**changed)
+
+    assert 0 < calls(2000, model) < 2000
+    sizes = {k: MODEL[k] for k in ("kv_format", "num_blocks", "block_size", "num_slots", "num_kv_heads", "head_dim")}
+
+    def pool(rng):
+        size = _native.kv_bytes(**{k: odd_number(rng, v) if type(v) is int else v for k, v in sizes.items()})
+        assert size > 0
+
+    assert 0 < calls(2000, pool) < 2000
+    for wrong in ((0, "", 1), (1, "", 0), (1, "", -1), (1025, "", 1), (1, "mmx", 1)):
+        with pytest.raises(ValueError, match=r"num_threads|megabytes|mmx"):
+            _native.roofline(*wrong)
+    with pytest.raises(ValueError, match="num_heads"):
+        _native.CpuModel(**{**MODEL, "num_kv_heads": 3})
+
+
+def test_weights_and_layers():
+    def matrix(model, rows, cols):
+        return model.pack(np.zeros((rows, 4 * cols), np.uint8), "F32", cols, "f32", False)
+
+    def build(rng):
+        model = _native.CpuModel(**MODEL)
+
+        def odd(value):
+            """Each argument is wrong in one call of fifty."""
+            if rng.random() > 0.02:
+                return value
+            return odd_number(rng, value, 2**12) if isinstance(value, int) else odd_array(rng, value)
+
+        sizes = {"q": (64, 64), "k": (32, 64), "v": (32, 64), "o": (64, 64)}
+        layer = {name: matrix(model, *map(odd, size)) for name, size in sizes.items()}
+        mlp = tuple(matrix(model, odd(rows), odd(cols)) for rows, cols in ((96, 64), (96, 64), (64, 96)))
+        vectors = {"attn_norm": 64, "mlp_norm": 64, "post_attn_norm": 64, "q_norm": 16, "q_bias": 64, "k_bias": 32}
+        layer |= {name: model.vector(odd(np.zeros(odd(size), np.float32))) for name, size in vectors.items()}
+        layer |= {"rope": model.add_rope([1.0] * (odd(8) or 0), 1.0), "sliding_window": 0, "group": 0, "slot": 0}
+        if rng.random() < 0.5:
+            layer["mlp"] = mlp
+        else:
+            layer["moe"] = moe = {
+                "router": matrix(model, odd(3), 64), "experts": [mlp] * (odd(3) or 0), "experts_per_token": 2,
+                "norm_topk": True, "shared": mlp, "shared_gate": matrix(model, odd(1), 64),
+            }  # fmt: skip
+            moe |= {key: odd(value) for key, value in moe.items() if isinstance(value, int)}
+        layer |= {key: odd(value) for key, value in layer.items() if isinstance(value, int)}
+        if rng.random() < 0.1:
+            del layer[rng.choice(list(layer))]
+        model.set_embedding(np.zeros((odd(50), 256), np.uint8), "F32", odd(64))
+        model.add_layer(layer)
+        model.finish(odd(model.vector(np.zeros(64, np.float32))), odd(matrix(model, odd(50), 64)))
+        slots, table = np.arange(16, 20), np.array([[1]], np.int32)
+        counts = [np.array(values, np.int32) for values in ([0, 4], [4], [0])]
+        model.step(4, 1, np.arange(4, dtype=np.int32), np.arange(4), *counts, np.array([3]), [slots], [table])
+
+    assert 0 < calls(1500, build) < 1500
+
+
+@pytest.mark.parametrize(
+    ("columns", "row_bytes", "source", "target"),
+    [(64, 255, "F32", "f32"), (48, 34, "Q8_0", "q8"), (64, 68, "Q8_0", "q4"), (256, 210, "Q6_K", "q8"),
+     (64, 256, "F64", "f32"), (64, 256, "F32", "f64"), (0, 0, "F32", "f32"), (-64, 256, "F32", "f32")],
+)  # fmt: skip
+def test_weights_that_do_not_fit_their_format(columns, row_bytes, source, target):
+    model = _native.CpuModel(**MODEL)
+    with pytest.raises(ValueError, match=r"weight|blocks|cols"):
+        model.pack(np.zeros((4, row_bytes), np.uint8), source, columns, target, False)
+
+
+def test_a_model_is_complete_before_it_runs_and_fixed_after(driver):
+    model = _native.CpuModel(**MODEL)
+    with pytest.raises(ValueError, match="embedding"):
+        model.finish(0, 0)
+    with pytest.raises(ValueError, match="finish"):
+        model.step(0, 0, *[np.zeros(0, t) for t in ("i4", "i8", "i4", "i4", "i4", "i8")], [], [])
+    with pytest.raises(ValueError, match="nothing can be added"):
+        driver.executor.core.add_layer({})
