@@ -24,7 +24,7 @@ from tally import Tally, causes
 from foreword.engine import Engine, RequestOutput
 from foreword.errors import RequestError
 
-PATIENCE = 20.0  # seconds for one trial
+PATIENCE = 40.0  # seconds for one trial
 MOST_FAILURES = 12  # of `step`, of one fault that does not persist or of one request's
 
 
@@ -89,7 +89,8 @@ def trial(target: str, scheduling: str, seed: int, index: int, catalogue: Catalo
                 tally.add(None, "right")
                 return
             again.setstate(state)
-            persists = target in OF_REQUEST and random.random() < 0.3
+            # A detokenizer may be made again in a step, for a request that this program cannot tell.
+            persists = target in OF_REQUEST and target != "tokenizer.detokenizer" and random.random() < 0.3
             kinds = [RuntimeError] if persists else [RuntimeError, MemoryError, KeyboardInterrupt, Stopped]
             error = random.choice(kinds)("storm")
             fault = Fault(target, error, random.randint(1, fault.num_calls), persists)

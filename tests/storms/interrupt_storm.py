@@ -64,7 +64,7 @@ from foreword.engine import Engine, RequestOutput
 from foreword.errors import RequestError
 
 PER_ENGINE = 8  # interrupts of one engine
-PATIENCE = 20.0  # seconds for one interrupt and its checks
+PATIENCE = 90.0  # seconds for one engine
 
 
 @dataclass
