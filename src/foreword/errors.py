@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import pickle
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import fields
+from functools import wraps
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 class ForewordError(Exception):
@@ -26,6 +31,27 @@ def _portable(value: object) -> object:
     except Exception:
         return shown(value)
     return value
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The most similar of some names."""
+    from difflib import get_close_matches  # not needed as a rule, and slow to import
+
+    return get_close_matches(name, sorted(known), n=1, cutoff=0.0)[0]
+
+
+def known_keywords(cls: type[T]) -> type[T]:
+    """For a dataclass: the TypeError for an unknown keyword names the nearest known one."""
+    init, names = cls.__init__, frozenset(field.name for field in fields(cls))  # type: ignore[arg-type]
+
+    @wraps(init)
+    def __init__(self: T, *args: Any, **values: Any) -> None:
+        for name in values.keys() - names:
+            raise TypeError(f"{cls.__name__} has no parameter {name!r}; did you mean {nearest(name, names)!r}?")
+        init(self, *args, **values)
+
+    cls.__init__ = __init__  # type: ignore[assignment, method-assign]
+    return cls
 
 
 def shown(value: object, limit: int = 80) -> str:

@@ -14,10 +14,11 @@ from foreword import LLM, SamplingParams
 from foreword.engine import EngineConfig, engine_config
 from foreword.engine.build import build_engine, pool_size
 from foreword.engine.speculation import SpeculationConfig
-from foreword.errors import ConfigError, RequestError
+from foreword.errors import ConfigError, EngineError, RequestError
 from foreword.models.loader import LoadedModel
 from foreword.models.spec import DecoderSpec, LayerSpec, RopeSpec, weight_names
 from foreword.models.weights import float_tensor
+from foreword.sampling import BadLogitsError
 
 V = 30
 
@@ -190,3 +191,64 @@ def test_a_draft_model_of_another_vocabulary_is_refused(monkeypatch: pytest.Monk
     config = EngineConfig(speculation=SpeculationConfig(method="draft_model", model="other"))
     with pytest.raises(ConfigError, match="31 token ids, the target 30"):
         build_engine(tiny_model(), config, executor="numpy")
+
+
+def test_an_llm_closes_once_and_for_all(llm: LLM):
+    with llm as same:
+        assert same is llm
+        assert repr(llm) == "<LLM 'tiny' on NumpyExecutor>"
+        llm.generate("abc", SamplingParams(max_tokens=2))
+    llm.close()
+    assert repr(llm) == "<LLM 'tiny' on NumpyExecutor, closed>"
+    with pytest.raises(EngineError, match="this LLM is closed"):
+        llm.generate("abc")
+
+
+def test_requests_of_another_user_of_the_engine_keep_their_outputs(llm: LLM):
+    params = SamplingParams(temperature=0.0, max_tokens=3)
+    expected = {name: llm.generate(name, params)[0].outputs[0].text for name in ("ab", "cd", "ef")}
+    for name in ("0", "3", "mine"):  # also names that the LLM would use
+        llm.engine.add_request(name, "ef", params)
+    got = [output.outputs[0].text for output in llm.generate(["ab", "cd"], params)]
+    assert got == [expected["ab"], expected["cd"]]
+    others: dict[str, str] = {}
+    while llm.engine.has_work:
+        others |= {output.request_id: output.outputs[0].text for output in llm.engine.step()}
+    assert others == dict.fromkeys(("0", "3", "mine"), expected["ef"])
+
+
+@pytest.mark.parametrize("spoiled", [["a"], ["a", "b"]])
+def test_a_request_that_fails_has_an_error_and_a_batch_that_fails_raises(llm: LLM, spoiled: list[str]):
+    compute = llm.engine.executor.compute
+
+    def broken(batch, logits_indices):
+        logits = compute(batch, logits_indices)
+        for i, b in enumerate(np.searchsorted(batch.query_start_loc[1:], logits_indices, side="right").tolist()):
+            if batch.states.token_ids[batch.idx_mapping[b], 0] in [llm.tokenizer.encode(text)[0] for text in spoiled]:
+                logits[i, 3] = np.nan
+        return logits
+
+    llm.engine.executor.compute = broken
+    params = SamplingParams(temperature=0.0, max_tokens=3)
+    if spoiled == ["a", "b"]:
+        with pytest.raises(BadLogitsError, match="logits"):
+            llm.generate(["a", "b"], params)
+    else:
+        bad, good = llm.generate(["a", "b"], params)
+        assert bad.outputs[0].finish_reason == "error"
+        assert isinstance(bad.error, BadLogitsError)
+        assert good.outputs[0].finish_reason == "length"
+    assert not llm.engine.has_work
+
+
+def test_an_interrupt_leaves_no_request_behind(llm: LLM):
+    def interrupt(plan, batch):
+        raise KeyboardInterrupt
+
+    observer = OnStep(interrupt)
+    llm.engine.observers.add(observer)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(["ab", "cd"])
+    llm.engine.observers.remove(observer)
+    assert not llm.engine.has_work
+    assert llm.engine.cache.pool.num_used == 0

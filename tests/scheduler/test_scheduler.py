@@ -221,3 +221,11 @@ def test_a_request_may_refuse_the_cache():
     rig.step()
     rig.add("b", 18, reuse_prefix=False)
     assert rig.step() == {"b": 18}
+
+
+def test_the_threshold_does_not_bind_while_no_other_request_can_be_admitted():
+    rig = Rig(long_prefill_threshold=6, max_num_seqs=1)
+    rig.add("long", 40)
+    rig.add("short", 3)
+    assert rig.step() == {"long": 32}
+    assert rig.step() == {"long": 8}

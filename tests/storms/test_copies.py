@@ -15,7 +15,7 @@ import foreword
 from foreword import errors
 from foreword.batch import SamplingParams
 from foreword.batch.step.tensors import StaleBatchError
-from foreword.sampling.masks import NoTokenLeftError
+from foreword.sampling import BadLogitsError, NoTokenLeftError
 
 ERRORS: list[errors.ForewordError] = [
     errors.ForewordError("something"),
@@ -27,7 +27,8 @@ ERRORS: list[errors.ForewordError] = [
     errors.PlanError("wrong"),
     errors.ModelError("model.gguf: ends early"),
     errors.EngineError("the engine was closed"),
-    NoTokenLeftError("a"),
+    BadLogitsError("a", 3),
+    NoTokenLeftError("a", 3),
     StaleBatchError("step 3 is committed"),
 ]
 WAYS: dict[str, Callable[[object], object]] = {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import os
 from collections.abc import AsyncGenerator, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -23,6 +24,7 @@ from foreword.engine.engine import Engine
 from foreword.engine.intake import Prompt
 from foreword.engine.outputs import RequestOutput
 from foreword.engine.request_group import RequestGroup, RequestOptions
+from foreword.engine.transaction import check_process
 from foreword.errors import ConfigError, EngineError, RequestError
 
 Event = RequestOutput | Exception
@@ -84,6 +86,7 @@ class AsyncEngine:
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._closing = Lock()  # no command enters the inbox after the one that ends the thread
         self._closed = self._ended = False
+        self._pid = os.getpid()
         self._thread = Thread(target=self._serve, name="foreword-engine", daemon=True)
         self._thread.start()
         atexit.register(self._end)
@@ -111,9 +114,11 @@ class AsyncEngine:
         prompt_text: the text that the token ids were made from, for the output. options: see `RequestOptions`; stream
         is True by default, and False yields the final state alone, as does best_of above n.
 
-        RequestError for a request that cannot be served; EngineError if a step failed, or the engine is closed.
+        RequestError for a request that cannot be served, or that fails, such as for logits that are not numbers;
+        EngineError if a step failed, or the engine is closed.
         """
         request_id = f"request-{next(self._names)}" if request_id is None else request_id
+        check_process(self._pid)
         loop = asyncio.get_running_loop()
         async with self._admission.setdefault(loop, asyncio.Semaphore(self._max_num_requests)):
             ours = Stream(request_id, loop)
@@ -165,11 +170,14 @@ class AsyncEngine:
             self._inbox.put(command)
 
     def _end(self) -> None:
+        if os.getpid() != self._pid:
+            return  # forked: the thread is the parent's
         with self._closing:
             if not self._closed:
                 self._closed = True
                 self._inbox.put(self._end_all)
         self._thread.join()
+        self._checking.shutdown(wait=False)
         atexit.unregister(self._end)
 
     # -- in the engine's thread ------------------------------------------------------------------------------------
@@ -194,7 +202,7 @@ class AsyncEngine:
         except Exception as error:
             self._fail(error)
         else:
-            self._deliver((output.request_id, output) for output in outputs)
+            self._deliver((output.request_id, output.failure or output) for output in outputs)
 
     def _add(self, group: RequestGroup, stream: Stream) -> None:
         try:

@@ -26,6 +26,10 @@ class AsyncLLM(AsyncEngine):
         llm = LLM(model, **options)
         self.model = llm.model
         super().__init__(llm.engine, max_num_requests=max_num_requests)
+        self._name = model
+
+    def __repr__(self) -> str:
+        return f"<AsyncLLM {self._name!r}: {self.num_unfinished} requests>"
 
     @property
     def tokenizer(self) -> Tokenizer:

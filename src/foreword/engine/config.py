@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from difflib import get_close_matches
 from typing import Any, get_args
 
 from foreword.batch.values.plan import Check
 from foreword.batch.values.sampling_params import SamplingParams
 from foreword.engine.speculation.config import SpeculationConfig
-from foreword.errors import ConfigError
+from foreword.errors import ConfigError, nearest
 from foreword.scheduler import SchedulerConfig
 
 CHECKS = get_args(Check)
@@ -66,9 +65,9 @@ def engine_config(options: Mapping[str, Any], *, other_names: Iterable[str] = ()
     for name in options:
         if name not in scheduler | engine:
             sampling = {f.name for f in fields(SamplingParams)}
-            close = get_close_matches(name, sorted(scheduler | engine | sampling | set(other_names)), n=1, cutoff=0.0)
-            hint = " It is a parameter of a request: pass SamplingParams." if close[0] in sampling else ""
-            raise ConfigError(f"{name}={options[name]!r}: unknown option; did you mean {close[0]!r}?{hint}")
+            close = nearest(name, scheduler | engine | sampling | set(other_names))
+            hint = " It is a parameter of a request: pass SamplingParams." if close in sampling else ""
+            raise ConfigError(f"{name}={options[name]!r}: unknown option; did you mean {close!r}?{hint}")
     config = EngineConfig(**{name: value for name, value in options.items() if name in engine})
     flat = {name: value for name, value in options.items() if name in scheduler}
     return replace(config, scheduler=replace(config.scheduler, **flat))

@@ -168,10 +168,10 @@ class Engine:
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request at once, with its tokens so far. None for an unknown id, so aborting twice is harmless."""
         with self._transaction:
+            self._ready = [output for output in self._ready if output.request_id != request_id]
             group = self._outputs.groups.get(request_id)
             if group is None:
                 return None
-            self._ready = [output for output in self._ready if output.request_id != request_id]
             group.siblings = []
             for completion in group.completions:
                 if completion.finish_reason is None:

@@ -87,7 +87,7 @@ class LLM:
 
         RequestError for a prompt or parameter that cannot be served, with its index in the list, before any request
         has started. A request that fails later, such as for logits that are not numbers, has its error in
-        ``RequestOutput.error``; if every request failed, the first error is raised.
+        ``RequestOutput.error``; if all requests failed, the first error is raised.
         """
         return self._run([(None, prompt) for prompt in as_list(prompts)], sampling_params, progress)
 
@@ -140,9 +140,9 @@ class LLM:
             finally:
                 engine.give_back(others.values())
             self._running = []
-        errors = [output.error for output in results.values() if output.error is not None]
-        if errors and len(errors) == len(results):
-            raise errors[0]
+        failures = [output.failure for output in results.values() if output.failure is not None]
+        if failures and len(failures) == len(results):
+            raise failures[0]
         return [results[group.request_id] for group in groups]
 
     def _abort_running(self) -> None:

@@ -75,6 +75,8 @@ class OutputProcessor:
         else:
             try:
                 completion.finish(*stop)
+            except MemoryError:
+                raise
             except Exception as error:  # the detokenizer's
                 completion.fail(stop[0], error)
         self._by_request.pop(completion.request.request_id, None)
@@ -110,6 +112,8 @@ class OutputProcessor:
         for completion in self.unfinished():
             try:
                 completion.rewind()
+            except MemoryError:
+                raise
             except Exception as error:  # the grammar's or the detokenizer's
                 self.end(completion, error)
         return [group.final() for group in self.groups.values() if not group.num_unfinished]
@@ -149,6 +153,8 @@ class OutputProcessor:
             else:
                 try:
                     stop = self._advance(completion, row, sampled.logprobs.get(b, []))
+                except MemoryError:
+                    raise
                 except Exception as error:  # the grammar's or the detokenizer's
                     stop = error
             siblings, group.siblings = group.siblings, []

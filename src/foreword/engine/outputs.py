@@ -67,3 +67,8 @@ class RequestOutput:
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     metrics: RequestMetrics = field(default_factory=lambda: RequestMetrics(0.0))
     error: ForewordError | None = None
+
+    @property
+    def failure(self) -> ForewordError | None:
+        """The error, if every completion ended with one."""
+        return self.error if all(output.finish_reason == "error" for output in self.outputs) else None

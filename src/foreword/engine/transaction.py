@@ -11,6 +11,14 @@ from types import FrameType
 from foreword.errors import EngineError
 
 
+def check_process(owner: int) -> None:
+    """EngineError in a process that was forked from the ``owner``, a process id."""
+    if os.getpid() != owner:
+        raise EngineError(
+            f"this engine belongs to process {owner}, whose threads a fork does not copy: make a new one here"
+        )
+
+
 class Transaction:
     """``with transaction:`` around a change of ``owner``, in its methods named ``methods``.
 
@@ -27,10 +35,7 @@ class Transaction:
         self._holder: int | None = None  # the thread in a change, or of a change that ended without its restore
 
     def __enter__(self) -> None:
-        if self._pid != os.getpid():
-            raise EngineError(
-                f"this engine belongs to process {self._pid}, whose threads a fork does not copy: make a new one here"
-            )
+        check_process(self._pid)
         if self._holder is not None:
             self._check_free(self._holder)
             self._restore()

@@ -10,7 +10,7 @@ from foreword.arrays import I32
 from foreword.batch import SamplingParams
 from foreword.batch.values.integers import is_int32
 from foreword.engine.request_group import RequestOptions
-from foreword.errors import RequestError
+from foreword.errors import RequestError, nearest
 from foreword.executors import Capability, Executor
 from foreword.sampling import Grammar
 
@@ -72,8 +72,8 @@ def check_id(request_id: object) -> None:
 
 def check_options(request_id: str, options: Mapping[str, object]) -> None:
     """TypeError for an unknown option; RequestError for a value of another type, which would fail a step."""
-    if unknown := options.keys() - OPTIONS:
-        raise TypeError(f"unknown options of a request: {', '.join(sorted(unknown))}; known: {', '.join(OPTIONS)}")
+    for name in options.keys() - OPTIONS:
+        raise TypeError(f"a request has no option {name!r}; did you mean {nearest(name, OPTIONS)!r}?")
     priority, lora_id, cache_salt = options.get("priority", 0), options.get("lora_id", 0), options.get("cache_salt")
     if not is_int32(priority):
         raise RequestError(request_id, "priority", priority, "must be an int32", "Smaller is first; 0 is usual.")

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import NoReturn
+from typing import Any, NoReturn
+
+import numpy as np
 
 from foreword.batch.values.integers import INT32_MAX
-from foreword.errors import RequestError
+from foreword.errors import RequestError, known_keywords
 
 
+@known_keywords
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How the tokens of a request are chosen, and when its output ends.
@@ -60,6 +64,16 @@ class SamplingParams:
     structured_outputs: object | None = None
     extra_args: Mapping[str, object] | None = None
 
+    def __post_init__(self) -> None:
+        """Make values of what was given: tuples and dictionaries of their own, and plain numbers, as far as possible.
+
+        What is left is refused by `check`.
+        """
+        for field, convert in _CONVERSIONS:
+            value = getattr(self, field)
+            if value is not None and type(value) not in _PLAIN and (converted := convert(value)) is not value:
+                object.__setattr__(self, field, converted)
+
     @property
     def stop_strings(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
@@ -84,6 +98,9 @@ class SamplingParams:
             value = getattr(self, field)
             inside = _is_number(value) and math.isfinite(value) and low <= value <= high
             require(inside, field, value, f"must be in [{low:g}, {high:g}]", fix)
+        for field in _FLAGS:
+            value = getattr(self, field)
+            require(value is True or value is False, field, value, "expected True or False", "Give one of them.")
         require(self.top_p > 0, "top_p", self.top_p, "must be above 0", "Use 1.0 for no limit.")
         require(self.top_k >= 0, "top_k", self.top_k, "must be 0 (off) or more", "Use 0 for no limit.")
         require(
@@ -157,6 +174,50 @@ def _is_number(value: object) -> bool:
     return type(value) is float or isinstance(value, Real)
 
 
+def _integer(value: Any) -> Any:
+    """``value.__index__()``, or the value itself without one."""
+    if type(value) is int:
+        return value
+    try:
+        return operator.index(value)
+    except Exception:
+        return value
+
+
+def _float(value: Any) -> Any:
+    """``value.__float__()``, or the value itself without one."""
+    if not hasattr(type(value), "__float__"):
+        return value
+    try:
+        return float(value)
+    except Exception:
+        return value
+
+
+def _flag(value: Any) -> Any:
+    return bool(value) if isinstance(value, np.bool_) else value
+
+
+def _ids(values: Any) -> Any:
+    return tuple(map(_integer, values)) if isinstance(values, Iterable) else values
+
+
+def _id_lists(values: Any) -> Any:
+    return tuple(map(_ids, values)) if isinstance(values, Iterable) else values
+
+
+def _texts(values: Any) -> Any:
+    return tuple(values) if isinstance(values, Iterable) and not isinstance(values, str) else values
+
+
+def _biases(values: Any) -> Any:
+    return {_integer(token): _float(bias) for token, bias in values.items()} if isinstance(values, Mapping) else values
+
+
+def _arguments(values: Any) -> Any:
+    return dict(values) if isinstance(values, Mapping) else values
+
+
 _INTEGERS = (  # and whether None is valid
     ("n", False),
     ("best_of", True),
@@ -175,4 +236,18 @@ _RANGES = (
     ("presence_penalty", -2.0, 2.0, "Use 0.0 for none."),
     ("frequency_penalty", -2.0, 2.0, "Use 0.0 for none."),
     ("repetition_penalty", 0.01, 100.0, "Use 1.0 for none."),
+)
+_FLAGS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "detokenize")
+_PLAIN = (int, float, bool, str)
+_CONVERSIONS: tuple[tuple[str, Callable[[Any], Any]], ...] = (
+    *((field, _integer) for field, _ in _INTEGERS),
+    *((field, _float) for field, *_ in _RANGES),
+    *((field, _flag) for field in _FLAGS),
+    ("stop", _texts),
+    ("stop_token_ids", _ids),
+    ("bad_words", _texts),
+    ("bad_words_token_ids", _id_lists),
+    ("allowed_token_ids", _ids),
+    ("logit_bias", _biases),
+    ("extra_args", _arguments),
 )
