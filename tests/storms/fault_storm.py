@@ -79,7 +79,7 @@ def trial(target: str, scheduling: str, seed: int, index: int, catalogue: Catalo
     repeat = f"--targets {target!r} --scheduling {scheduling} --seed {seed} --trial {index}: {scene}"
     try:
         with watchdog(PATIENCE):
-            entries = {str(i): entry for i, entry in enumerate(catalogue.choose(random, 10))}
+            entries = {str(i): entry for i, entry in enumerate(catalogue.choose(random))}
             again = Random(random.random())
             state = again.getstate()
             plain, tokenizer = faulty_engine(scene, fault)

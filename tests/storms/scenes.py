@@ -66,7 +66,7 @@ class Scene:
                 "prefix_caching": random.random() < 0.9,
                 "policy": random.choice(["fcfs", "fcfs", "shortest-first", "priority"]),
                 "long_prefill_threshold": random.choice([0, 0, 5]),
-                "check": random.choice(["off", "off", "off", "full"]),
+                "check": "full" if random.random() < 0.12 else "off",
             },
         )
 
