@@ -24,7 +24,7 @@ from tally import Tally, causes
 from foreword.engine import Engine, RequestOutput
 from foreword.errors import RequestError
 
-PATIENCE = 20.0  # seconds for one trial
+PATIENCE = 40.0  # seconds for one trial
 MOST_FAILURES = 12  # of `step`, of one fault that does not persist or of one request's
 
 
@@ -79,7 +79,7 @@ def trial(target: str, scheduling: str, seed: int, index: int, catalogue: Catalo
     repeat = f"--targets {target!r} --scheduling {scheduling} --seed {seed} --trial {index}: {scene}"
     try:
         with watchdog(PATIENCE):
-            entries = {str(i): entry for i, entry in enumerate(catalogue.choose(random, 10))}
+            entries = {str(i): entry for i, entry in enumerate(catalogue.choose(random))}
             again = Random(random.random())
             state = again.getstate()
             plain, tokenizer = faulty_engine(scene, fault)
@@ -89,19 +89,23 @@ def trial(target: str, scheduling: str, seed: int, index: int, catalogue: Catalo
                 tally.add(None, "right")
                 return
             again.setstate(state)
-            persists = target in OF_REQUEST and random.random() < 0.3
+            # A detokenizer may be made again in a step, for a request that this program cannot tell.
+            persists = target in OF_REQUEST and target != "tokenizer.detokenizer" and random.random() < 0.3
             kinds = [RuntimeError] if persists else [RuntimeError, MemoryError, KeyboardInterrupt, Stopped]
             error = random.choice(kinds)("storm")
             fault = Fault(target, error, random.randint(1, fault.num_calls), persists)
             repeat += f", {type(error).__name__} at call {fault.at}" + ", and later ones" * persists
             engine, tokenizer = faulty_engine(scene, fault)
             outputs = Traffic(engine, tokenizer, fault, entries, again).go()
-            for name, entry in entries.items():
-                if name not in outputs:
-                    if name != fault.owner:
-                        raise Violation("lost output", f"request {name}, the fault belongs to {fault.owner}")
-                elif name != fault.owner or all(c.finish_reason != "abort" for c in outputs[name].outputs):
-                    check_outcome(outputs[name], entry, name)
+            lost = entries.keys() - outputs.keys() - ({fault.owner} if fault.persists else set())
+            if lost:
+                raise Violation("lost output", f"of requests {lost}, the fault belongs to {fault.owner}")
+            failed = [name for name, output in outputs.items() if fault.error in causes(output.error)]
+            if len(failed) > (target in OF_REQUEST):
+                raise Violation("failed with another", f"requests {failed}, the fault belongs to {fault.owner}")
+            for name, output in outputs.items():
+                if not (name == fault.owner and fault.persists and output.outputs[0].finish_reason == "abort"):
+                    check_outcome(output, entries[name], name, may_fail=name in failed)
             check_idle(engine)
             check_pool(engine)
             fault.error = None

@@ -170,6 +170,10 @@ class FaultyGrammar:
         self.fault.strike("grammar.roll_back", self.owner)
         del self.tokens[len(self.tokens) - num_tokens :]
 
+    def reset(self) -> None:
+        self.fault.strike("grammar.reset", self.owner)
+        self.tokens.clear()
+
 
 OF_ENGINE = (
     "executor.pad_for",
@@ -194,6 +198,7 @@ OF_REQUEST = (
     "grammar.accept",
     "grammar.is_terminated",
     "grammar.roll_back",
+    "grammar.reset",
 )
 TARGETS = (*OF_ENGINE, *OF_REQUEST)
 

@@ -37,7 +37,8 @@ class Lines:
     """A trace function: counts the lines of Foreword's sources that run, and raises an exception before one of them.
 
     error: what it raises; None: nothing, it counts alone. after: raise before the line with this number. line: count
-    this line alone. hit: where it raised. seen: how often each line ran, without an error.
+    this line alone. hit: where it raised. seen: how often each line ran, without an error. The loop of the planner
+    thread itself is left out there: it calls no user code.
     """
 
     def __init__(self, error: BaseException | None = None, *, after: int = 0, line: Line | None = None) -> None:
@@ -48,16 +49,11 @@ class Lines:
 
     def __call__(self, frame: FrameType, event: str, arg: Any) -> Any:
         name = frame.f_code.co_filename
-        if not name.startswith(SRC) or (name == PLANNER_LOOP and self.in_planner(frame)):
+        if not name.startswith(SRC) or (name == PLANNER_LOOP and threading.current_thread().daemon):
             return None
         if self.line is not None and frame.f_code is not self.line[0]:
             return None
         return self._count if self.error is None else self._watch
-
-    @staticmethod
-    def in_planner(frame: FrameType) -> bool:
-        """Whether the frame is the loop of the planner thread itself, which no user code runs in."""
-        return frame.f_code.co_name in ("serve", "__init__")
 
     def _count(self, frame: FrameType, event: str, arg: Any) -> Any:
         if event == "line":
@@ -163,36 +159,44 @@ def interrupted_by_thread(delay: float, error: type[BaseException]) -> Iterator[
 
 @contextlib.contextmanager
 def watchdog(seconds: float) -> Iterator[None]:
-    """Raises `Hang` in the main thread after this time, also while it waits for a lock. If that does not end the block
-    either, the process ends with all tracebacks.
+    """Raises `Hang` in the main thread after this time, also while it waits for a lock, and again every second until
+    the block has ended. If that does not help, the process ends with all tracebacks.
     """
-    main, stacks = threading.main_thread().ident, [""]
+    main, done, stacks = threading.main_thread().ident, threading.Event(), [""]
+    assert main is not None
 
     def bark() -> None:
-        frames = sys._current_frames()
-        names = {thread.ident: thread.name for thread in threading.enumerate()}
-        stacks[0] = "\n".join(
-            f"thread {names.get(ident)}:\n" + "".join(traceback.format_stack(frame))
-            for ident, frame in frames.items()
-            if ident != threading.get_ident()
-        )
-        signal.pthread_kill(main, signal.SIGUSR1)  # type: ignore[arg-type]
+        wait = seconds
+        while not done.wait(wait):
+            stacks[0] = stacks[0] or current_stacks()
+            signal.pthread_kill(main, signal.SIGUSR1)
+            wait = 1.0
 
     def hang(number: int, frame: FrameType | None) -> None:
         raise Hang(f"after {seconds:g} s\n{stacks[0]}")
 
     old = signal.signal(signal.SIGUSR1, hang)
-    timer = threading.Timer(seconds, bark)
-    timer.daemon = True
-    timer.start()
-    faulthandler.dump_traceback_later(3 * seconds, exit=True, file=sys.__stderr__)
+    thread = threading.Thread(target=bark, daemon=True)
+    thread.start()
+    faulthandler.dump_traceback_later(seconds + 20, exit=True, file=sys.__stderr__)
     try:
         yield
     finally:
-        timer.cancel()
-        timer.join()
+        done.set()
+        thread.join()
         faulthandler.cancel_dump_traceback_later()
         signal.signal(signal.SIGUSR1, old)
+
+
+def current_stacks() -> str:
+    """The different stacks of all other threads."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    found: Counter[str] = Counter(
+        f"thread {names.get(ident)}:\n" + "".join(traceback.format_stack(frame)[-8:])
+        for ident, frame in sys._current_frames().items()
+        if ident != threading.get_ident()
+    )
+    return "\n".join(f"{count} × {stack}" for stack, count in found.items())
 
 
 def end_process(code: int) -> None:
