@@ -109,6 +109,7 @@ def test_a_number_out_of_range_is_refused_with_the_name_of_its_option(run, tmp_p
                 "a/b/c",
                 "binary.gguf",
                 "../..",
+                "x" * 300,
                 "\udcff",
                 "é",
             )
