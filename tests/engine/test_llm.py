@@ -95,8 +95,7 @@ def test_a_conversation_is_rendered_outside_the_event_loop(monkeypatch: pytest.M
 
     async def main() -> list:
         async with AsyncLLM("tiny", executor="numpy", block_size=4) as llm:
-            outputs = [o async for o in llm.chat([{"role": "user", "content": "abc"}], SamplingParams(max_tokens=3))]
-            return outputs
+            return [o async for o in llm.chat([{"role": "user", "content": "abc"}], SamplingParams(max_tokens=3))]
 
     assert asyncio.run(main())[-1].prompt == "abcx"
     assert threading.get_ident() not in threads

@@ -11,7 +11,8 @@ from models.recorded import TINY, make
 HOSTILE = (
     {"eos_token_id": [1, 64]}, {"eos_token_id": 64}, {"eos_token_id": "2"}, {"bos_token_id": 64}, {"vocab_size": 2**28},
     {"num_hidden_layers": 4096}, {"num_hidden_layers": 2**70}, {"max_position_embeddings": 2**28},
-    {"head_dim": 65536}, {"partial_rotary_factor": 1e308}, {"num_experts": 2**28}, {"sliding_window": -1}, {"layer_types": ["\ud800"] * 4},
+    {"head_dim": 65536},
+    {"partial_rotary_factor": 1e308}, {"num_experts": 2**28}, {"sliding_window": -1}, {"layer_types": ["\ud800"] * 4},
 )  # fmt: skip
 
 
