@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foreword.errors import ModelError
-from foreword.models.files import FETCH_AGAIN, T, map_file, typed_value
+from foreword.models.files import FETCH_AGAIN, T, check_overlap, map_file, typed_value
 from foreword.models.quants import Quant
 from foreword.models.weights import Tensor
 
@@ -94,7 +94,10 @@ def _parse(at: _Cursor) -> GGUF:
             at.fail("the tensor occurs twice")
         described[name] = quant, shape, offset
     start = -(-at.offset // alignment) * alignment
-    return GGUF(at.path, version, metadata, {name: at.tensor(name, start, *info) for name, info in described.items()})
+    tensors = {name: at.tensor(name, start, *info) for name, info in described.items()}
+    offsets = {name: offset for name, (_, _, offset) in described.items()}
+    check_overlap(at.path, ((offsets[name], offsets[name] + t.data.size, name) for name, t in tensors.items()))
+    return GGUF(at.path, version, metadata, tensors)
 
 
 def _tensor_infos(at: _Cursor, num_tensors: int, alignment: int) -> Iterator[tuple[str, Quant, tuple[int, ...], int]]:
