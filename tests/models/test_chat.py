@@ -291,5 +291,5 @@ def test_a_long_conversation_is_rendered():
 
 
 def test_the_work_of_one_render_is_not_charged_to_the_next():
-    template = ChatTemplate("{{ ('x' * 10 ** 7) | length }}", {})
-    assert {template.render(HI) for _ in range(5)} == {str(10**7)}
+    template = ChatTemplate("{{ ('x' * 5 * 10 ** 6) | length }}", {})
+    assert {template.render(HI) for _ in range(5)} == {str(5 * 10**6)}

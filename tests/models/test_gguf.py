@@ -138,6 +138,12 @@ def test_a_bad_tensor_description_names_the_tensor(tmp_path, change, message):
         read(tmp_path, DATA.replace(info, change(info)))
 
 
+def test_tensors_that_overlap_are_named(tmp_path):
+    info = struct.pack("<IQQIQ", 2, 64, 3, Quant.Q8_0.ggml_type, 32)
+    with pytest.raises(ModelError, match=r"tensors 'matrix' and 'norm' overlap|tensors 'norm' and 'matrix' overlap"):
+        read(tmp_path, DATA.replace(info, info[:-8] + struct.pack("<Q", 0)))
+
+
 def test_a_missing_file_and_a_directory_are_model_errors(tmp_path):
     with pytest.raises(ModelError, match="cannot be read"):
         read_gguf(tmp_path / "absent.gguf")

@@ -64,23 +64,28 @@ def check_messages(messages: object) -> list[dict[str, Any]]:
 
     The input is not modified. RequestError names the first wrong field, such as ``messages[2].role``.
     """
-    if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
-        _fail("messages", messages, "is not a list of messages", 'Give [{"role": "user", "content": "…"}]')
-    if not messages:
+    listed = _items("messages", messages, "a list of messages", '[{"role": "user", "content": "…"}]')
+    if not listed:
         _fail("messages", messages, "is empty", "Give at least one message")
-    return [_check_message(f"messages[{i}]", message) for i, message in enumerate(messages)]
+    return [_check_message(f"messages[{i}]", message) for i, message in enumerate(listed)]
 
 
 def check_tools(tools: object) -> list[dict[str, Any]] | None:
     """Tool descriptions: None or a list of objects, whose fields are not checked."""
     if tools is None:
         return None
-    if not isinstance(tools, Sequence) or isinstance(tools, str | bytes):
-        _fail("tools", tools, "is not a list of tools", 'Give [{"type": "function", "function": {…}}]')
-    for i, tool in enumerate(tools):
+    listed = _items("tools", tools, "a list of tools", '[{"type": "function", "function": {…}}]')
+    for i, tool in enumerate(listed):
         if not isinstance(tool, Mapping):
             _fail(f"tools[{i}]", tool, "is not an object", 'Give {"type": "function", "function": {…}}')
-    return [dict(tool) for tool in tools] or None
+    return [dict(tool) for tool in listed] or None
+
+
+def _items(field: str, value: object, kind: str, example: str) -> Sequence[Any]:
+    """A value that must be a list. RequestError if it is not."""
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+        _fail(field, value, f"is not {kind}", f"Give {example}")
+    return value
 
 
 def _check_message(field: str, message: object) -> dict[str, Any]:
@@ -104,17 +109,12 @@ def _check_message(field: str, message: object) -> dict[str, Any]:
 def _check_content(field: str, content: object) -> str | None:
     if content is None or isinstance(content, str):
         return content
-    if not isinstance(content, Sequence) or isinstance(content, bytes):
-        _fail(field, content, "is neither a string nor a list of parts", 'Give "…" or [{"type": "text", "text": "…"}]')
     texts = []
-    for i, part in enumerate(content):
+    example = '"…" or [{"type": "text", "text": "…"}]'
+    for i, part in enumerate(_items(field, content, "a string or a list of parts", example)):
         if not isinstance(part, Mapping) or part.get("type") != "text":
-            _fail(
-                f"{field}[{i}]",
-                part,
-                "is not a text part",
-                'Give {"type": "text", "text": "…"}: only text is supported',
-            )
+            fix = 'Give {"type": "text", "text": "…"}: only text is supported'
+            _fail(f"{field}[{i}]", part, "is not a text part", fix)
         if not isinstance(text := part.get("text"), str):
             _fail(f"{field}[{i}].text", text, "is not a string", "Give a str")
         texts.append(text)
@@ -124,9 +124,8 @@ def _check_content(field: str, content: object) -> str | None:
 def _check_calls(field: str, calls: object) -> list[dict[str, Any]] | None:
     if calls is None:
         return None
-    if not isinstance(calls, Sequence) or isinstance(calls, str | bytes):
-        _fail(field, calls, "is not a list of calls", 'Give [{"type": "function", "function": {…}}]')
-    return [_check_call(f"{field}[{i}]", call) for i, call in enumerate(calls)]
+    listed = _items(field, calls, "a list of calls", '[{"type": "function", "function": {…}}]')
+    return [_check_call(f"{field}[{i}]", call) for i, call in enumerate(listed)]
 
 
 def _check_call(field: str, call: object) -> dict[str, Any]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
 
@@ -41,3 +42,10 @@ def typed_value(values: Mapping[str, object], key: str, kind: type[T], default: 
         found = "is missing" if value is None else f"is {value!r:.80}, not of type {kind.__name__}"
         raise TypeError(f"{key} {found}")
     return value
+
+
+def check_overlap(path: Path, spans: Iterable[tuple[int, int, str]]) -> None:
+    """ModelError names two tensors whose bytes (first, last + 1, name) overlap."""
+    for (_, end, name), (first, _, other) in pairwise(sorted(spans)):
+        if first < end:
+            raise ModelError(f"{path}: tensors {name!r:.80} and {other!r:.80} overlap. {FETCH_AGAIN}")

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foreword.errors import ModelError
-from foreword.models.files import FETCH_AGAIN, T, map_file, typed_value
+from foreword.models.files import FETCH_AGAIN, T, check_overlap, map_file, typed_value
 from foreword.models.quants import Quant
 from foreword.models.weights import Tensor
 
@@ -73,11 +73,14 @@ def _parse(at: _Cursor) -> GGUF:
     if version not in (2, 3):
         big = version & 0xFFFF == 0
         at.fail(f"{version} is not 2 or 3" + " (a big-endian file?)" * big, "Convert the model with a current tool")
-    num_tensors, num_metadata = at.count("num_tensors", 24), at.count("num_metadata", 13)
+    at.field = "num_tensors"
+    num_tensors = at.count(24)
+    at.field = "num_metadata"
+    num_metadata = at.count(13)
     metadata: dict[str, Value] = {}
     for i in range(num_metadata):
         at.field = f"metadata {i} of {num_metadata}"
-        at.field = key = at.string()
+        at.field = key = at.strings(1)[0]
         if key in metadata:
             at.fail("the key occurs twice")
         metadata[key] = at.value()
@@ -91,13 +94,16 @@ def _parse(at: _Cursor) -> GGUF:
             at.fail("the tensor occurs twice")
         described[name] = quant, shape, offset
     start = -(-at.offset // alignment) * alignment
-    return GGUF(at.path, version, metadata, {name: at.tensor(name, start, *info) for name, info in described.items()})
+    tensors = {name: at.tensor(name, start, *info) for name, info in described.items()}
+    offsets = {name: offset for name, (_, _, offset) in described.items()}
+    check_overlap(at.path, ((offsets[name], offsets[name] + t.data.size, name) for name, t in tensors.items()))
+    return GGUF(at.path, version, metadata, tensors)
 
 
 def _tensor_infos(at: _Cursor, num_tensors: int, alignment: int) -> Iterator[tuple[str, Quant, tuple[int, ...], int]]:
     for i in range(num_tensors):
         at.field = f"tensor {i} of {num_tensors}"
-        name = at.string()
+        name = at.strings(1)[0]
         at.field = f"tensor {name}"
         num_dims = at.u32()
         if not 1 <= num_dims <= 4:
@@ -137,44 +143,35 @@ class _Cursor:
     def u64(self) -> int:
         return int(_U64.unpack(self.take(8))[0])
 
-    def count(self, field: str, min_bytes: int) -> int:
+    def count(self, min_bytes: int) -> int:
         """A count of entries of at least ``min_bytes`` each; fails if they cannot fit into the rest of the file."""
-        self.field = field
         count = self.u64()
         if count * min_bytes > self.size - self.offset:
             self.fail(f"{count} cannot fit into the remaining {self.size - self.offset} bytes")
         return count
 
-    def string(self) -> str:
-        start = self.offset
-        try:
-            return self.take(self.u64()).decode()
-        except UnicodeDecodeError as error:
-            self.fail(f"the string is not UTF-8 ({error.reason})", at=start)
-
     def value(self) -> Value:
         kind = self.u32()
         if kind == _STRING:
-            return self.string()
-        if kind == _ARRAY:
-            kind = self.u32()
-            if kind == _STRING:
-                return self._strings(self.count(self.field, 8))
-            values = self._numbers(kind, self.count(self.field, 1))
-            return values.astype(np.bool_) if kind == _BOOL else values
-        number = self._numbers(kind, 1)[0].item()
-        return bool(number) if kind == _BOOL else number
+            return self.strings(1)[0]
+        if kind != _ARRAY:
+            number: Scalar = self._numbers(kind, 1)[0].item()
+            return number
+        kind = self.u32()
+        return self.strings(self.count(8)) if kind == _STRING else self._numbers(kind, self.count(1))
 
     def _numbers(self, kind: int, count: int) -> npt.NDArray[np.generic]:
         dtype = _DTYPES.get(kind)
         if dtype is None:
             self.fail(f"value type {kind} is not one of a GGUF file" + " (arrays do not nest)" * (kind == _ARRAY))
         values = np.frombuffer(self.take(count * dtype.itemsize), dtype)
-        if kind == _BOOL and (values.view(np.uint8) > 1).any():
+        if kind != _BOOL:
+            return values
+        if (values.view(np.uint8) > 1).any():
             self.fail("a boolean is neither 0 nor 1")
-        return values
+        return values.astype(np.bool_)
 
-    def _strings(self, count: int) -> list[str]:
+    def strings(self, count: int) -> list[str]:
         """``count`` strings. Most of a header is its vocabulary, so this loop is written for speed."""
         data, offset, unpack, texts = self.data, self.offset, _U64.unpack_from, []
         try:
@@ -190,7 +187,7 @@ class _Cursor:
         try:
             return [text.decode() for text in texts]
         except UnicodeDecodeError as error:
-            self.fail(f"one of {count} strings is not UTF-8 ({error.reason})")
+            self.fail(f"a string is not UTF-8 ({error.reason})")
 
     def tensor(self, name: str, start: int, quant: Quant, shape: tuple[int, ...], offset: int) -> Tensor:
         num_bytes = quant.row_bytes(shape[-1]) * (rows := int(np.prod([1, *shape[:-1]], dtype=object)))

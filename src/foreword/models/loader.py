@@ -110,16 +110,11 @@ def _unsupported(path: Path, what: str, form: str, supported: Iterable[str]) -> 
 def _from_hub(name: str) -> Path:
     try:
         from huggingface_hub import snapshot_download
-    except ImportError:
-        raise ModelError(
-            f"{name}: a hub id needs huggingface_hub. Run `pip install foreword[hub]`, or give a local path; "
-            f"known names are {', '.join(registry.KNOWN)}"
-        ) from None
-    try:
+
         return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.jinja"]))
+    except ImportError:
+        reason = "a hub id needs huggingface_hub. Run `pip install foreword[hub]`"
     except Exception as error:  # network, authentication, an unknown id: many exception types
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise ModelError(
-            f"{name}: the hub reports: {reason[0]}. Check the id and the network, or give a local path; "
-            f"known names are {', '.join(registry.KNOWN)}"
-        ) from None
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        reason = f"the hub reports: {lines[0]}. Check the id and the network"
+    raise ModelError(f"{name}: {reason}, or give a local path; known names are {', '.join(registry.KNOWN)}")

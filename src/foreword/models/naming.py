@@ -23,12 +23,10 @@ def weights_from_gguf(
     """All weights of a spec from a GGUF file. ModelError for a weight that is missing or has another shape,
     and for a tensor that the spec does not use: a bias, a scale, another type of layer.
     """
-    names: dict[str, str | Rows] = {**GGUF_NAMES, **family.fused(spec)}
-    used = {_source(name, names)[0] for name, _ in weight_names(spec)}.union(ROPE_FACTORS.values())
-    if extra := sorted(tensors.keys() - used):
+    weights, used = _collect(path, tensors, spec, {**GGUF_NAMES, **family.fused(spec)})
+    if extra := sorted(tensors.keys() - used - set(ROPE_FACTORS.values())):
         fix = "Use a directory of safetensors, or another model"
         raise ModelError(f"{path}: tensor {extra[0]} is not part of a {spec.architecture} model. {fix}")
-    weights = _collect(path, tensors, spec, names)
     if family.gguf_interleaved:
         for i, layer in enumerate(spec.layers):
             rotated = 2 * len(layer.rope.inv_freq) if layer.rope else 0
@@ -41,7 +39,7 @@ def weights_from_safetensors(
     path: Path, tensors: Mapping[str, Tensor], spec: DecoderSpec, family: Family
 ) -> dict[str, Tensor]:
     """All weights of a spec from safetensors. ModelError for a weight that is missing or has another shape."""
-    weights = _collect(path, tensors, spec, {**SAFETENSORS_NAMES, **family.names, **family.fused(spec)})
+    weights, _ = _collect(path, tensors, spec, {**SAFETENSORS_NAMES, **family.names, **family.fused(spec)})
     if family.norms_less_one:
         for name in weights:
             if name.endswith("_norm"):
@@ -62,27 +60,25 @@ def split_halves(tensor: Tensor, head_dim: int, rotated: int) -> Tensor:
 
 def _collect(
     path: Path, tensors: Mapping[str, Tensor], spec: DecoderSpec, names: Mapping[str, str | Rows]
-) -> dict[str, Tensor]:
-    return {name: _find(path, tensors, name, shape, names) for name, shape in weight_names(spec)}
-
-
-def _find(
-    path: Path, tensors: Mapping[str, Tensor], name: str, shape: tuple[int, ...], names: Mapping[str, str | Rows]
-) -> Tensor:
-    found, rows, expert = _source(name, names)
-    tensor = tensors.get(found)
-    if tensor is None:
-        raise ModelError(f"{path}: tensor {found} ({name}) is missing. Use a file that holds the whole model")
-    whole = tensor.shape
-    if rows is not None:
-        tensor = _rows(tensor, rows.start, rows.stop, shape)
-    elif expert is not None and len(tensor.shape) == 3 and expert < tensor.shape[0]:
-        per_expert = tensor.shape[1]  # all experts in one tensor: [experts, out, in]
-        tensor = _rows(tensor, expert * per_expert, (expert + 1) * per_expert, tensor.shape[1:])
-    if tensor.shape != shape and tensor.shape != shape[1:]:
-        fix = "Use configuration and weights of the same model"
-        raise ModelError(f"{path}: tensor {found} ({name}) has shape {whole}, expected {shape}. {fix}")
-    return Tensor(tensor.data, tensor.quant, shape)
+) -> tuple[dict[str, Tensor], set[str]]:
+    """The weights, and the tensors that hold them. Ends at the first fault, whatever sizes the spec claims."""
+    weights, used = {}, set()
+    for name, shape in weight_names(spec):
+        found, rows, expert = _source(name, names)
+        used.add(found)
+        tensor = tensors.get(found)
+        if tensor is None:
+            raise ModelError(f"{path}: tensor {found} ({name}) is missing. Use a file that holds the whole model")
+        whole = tensor.shape
+        if rows is not None:
+            tensor = _rows(tensor, rows.start, rows.stop, shape)
+        elif expert is not None and len(whole) == 3 and expert < whole[0]:
+            tensor = _rows(tensor, expert * whole[1], (expert + 1) * whole[1], whole[1:])  # from [experts, out, in]
+        if tensor.shape not in (shape, shape[1:]):
+            fix = "Use configuration and weights of the same model"
+            raise ModelError(f"{path}: tensor {found} ({name}) has shape {whole}, expected {shape}. {fix}")
+        weights[name] = Tensor(tensor.data, tensor.quant, shape)
+    return weights, used
 
 
 def _source(name: str, names: Mapping[str, str | Rows]) -> tuple[str, Rows | None, int | None]:

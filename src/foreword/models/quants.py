@@ -108,34 +108,23 @@ def _q8_0(b: U8, out: F32) -> None:
     np.multiply(b[:, 2:].view(np.int8), _f16(b, 0), out=out)
 
 
-def _q4_0(b: U8, out: F32) -> None:
-    """| d | 16 bytes: low nibbles are weights 0…15, high nibbles 16…31 |"""
-    q = _halves(b[:, None, 2:]).view(np.int8) - np.int8(8)
-    np.multiply(q.reshape(-1, 32), _f16(b, 0), out=out)
+def _nibbles(*, offset: bool, fifth: bool) -> Callable[[U8, F32], None]:
+    """| d | m if ``offset`` | 32 bits if ``fifth`` | 16 bytes: low nibbles are weights 0…15, high nibbles 16…31 |
 
+    Bit i of the 32, little-endian, is the fifth bit of weight i. Weights are signed without an offset.
+    """
+    bits = 4 if offset else 2
+    start = bits + 4 if fifth else bits
 
-def _q4_1(b: U8, out: F32) -> None:
-    """| d | m | 16 bytes as in Q4_0 |"""
-    np.multiply(_halves(b[:, None, 4:]).reshape(-1, 32), _f16(b, 0), out=out)
-    out += _f16(b, 2)
+    def decode(b: U8, out: F32) -> None:
+        q = _halves(b[:, None, start:]).reshape(-1, 32)
+        if fifth:
+            q |= np.unpackbits(b[:, bits:start], axis=1, bitorder="little") << np.uint8(4)
+        np.multiply(q if offset else q.view(np.int8) - np.int8(16 if fifth else 8), _f16(b, 0), out=out)
+        if offset:
+            out += _f16(b, 2)
 
-
-def _fifth_bits(b: U8) -> U8:
-    """[n, 4] little-endian: bit i is the fifth bit of weight i → [n, 32] of 0 or 16."""
-    return np.unpackbits(b, axis=1, bitorder="little") << np.uint8(4)
-
-
-def _q5_0(b: U8, out: F32) -> None:
-    """| d | 32 fifth bits | 16 bytes as in Q4_0 |"""
-    q = _halves(b[:, None, 6:]).reshape(-1, 32) | _fifth_bits(b[:, 2:6])
-    np.multiply(q.view(np.int8) - np.int8(16), _f16(b, 0), out=out)
-
-
-def _q5_1(b: U8, out: F32) -> None:
-    """| d | m | 32 fifth bits | 16 bytes as in Q4_0 |"""
-    q = _halves(b[:, None, 8:]).reshape(-1, 32) | _fifth_bits(b[:, 4:8])
-    np.multiply(q, _f16(b, 0), out=out)
-    out += _f16(b, 2)
+    return decode
 
 
 def _scales_and_offsets(s: U8) -> tuple[U8, U8]:
@@ -159,15 +148,14 @@ def _scaled(out: F32, q: npt.NDArray[np.uint8 | np.int8], scale: F32, offset: F3
 
 
 def _q4_k(b: U8, out: F32) -> None:
-    """| d | m | 12 bytes of scales and offsets | 4 × 32 bytes: low nibbles 32 weights, high nibbles the next 32 |"""
-    s, o = _scales_and_offsets(b[:, 4:16])
-    _scaled(out, _halves(b[:, 16:].reshape(-1, 4, 32)), _f16(b, 0) * s, _f16(b, 2) * o)
+    """| d | m | 12 bytes of scales and offsets | 4 × 32 bytes: low nibbles 32 weights, high nibbles the next 32 |
 
-
-def _q5_k(b: U8, out: F32) -> None:
-    """| d | m | 12 bytes of scales and offsets | 32 bytes: bit g is the fifth of sub-block g | nibbles as in Q4_K |"""
+    Q5_K has 32 bytes before the nibbles: bit g is the fifth of sub-block g.
+    """
     s, o = _scales_and_offsets(b[:, 4:16])
-    q = _halves(b[:, 48:].reshape(-1, 4, 32)) | _bits(b[:, None, 16:48], 1) << np.uint8(4)
+    q = _halves(b[:, -128:].reshape(-1, 4, 32))
+    if b.shape[1] == Quant.Q5_K.block_bytes:
+        q |= _bits(b[:, None, 16:48], 1) << np.uint8(4)
     _scaled(out, q, _f16(b, 0) * s, _f16(b, 2) * o)
 
 
@@ -201,14 +189,14 @@ _DECODERS: dict[Quant, Callable[[U8, F32], None]] = {
     Quant.F32: _f32_block,
     Quant.F16: _f16_block,
     Quant.BF16: _bf16_block,
-    Quant.Q4_0: _q4_0,
-    Quant.Q4_1: _q4_1,
-    Quant.Q5_0: _q5_0,
-    Quant.Q5_1: _q5_1,
+    Quant.Q4_0: _nibbles(offset=False, fifth=False),
+    Quant.Q4_1: _nibbles(offset=True, fifth=False),
+    Quant.Q5_0: _nibbles(offset=False, fifth=True),
+    Quant.Q5_1: _nibbles(offset=True, fifth=True),
     Quant.Q8_0: _q8_0,
     Quant.Q2_K: _q2_k,
     Quant.Q3_K: _q3_k,
     Quant.Q4_K: _q4_k,
-    Quant.Q5_K: _q5_k,
+    Quant.Q5_K: _q4_k,
     Quant.Q6_K: _q6_k,
 }

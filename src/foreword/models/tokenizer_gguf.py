@@ -185,10 +185,8 @@ def _add_tokens(backend: Tokenizer, tokens: list[str], types: Sequence[int]) -> 
 def _surround(backend: Tokenizer, tokens: list[str], first: list[int], last: list[int]) -> None:
     """Make encoding put these tokens before and after a text."""
     if first or last:
-        before, after = [tokens[i] for i in first], [tokens[i] for i in last]
         backend.post_processor = processors.TemplateProcessing(
-            single=[*before, "$A", *after],
-            pair=[*before, "$A", *after, *before, "$B", *after],
+            single=[*(tokens[i] for i in first), "$A", *(tokens[i] for i in last)],
             special_tokens=[(tokens[i], i) for i in dict.fromkeys(first + last)],
         )
 

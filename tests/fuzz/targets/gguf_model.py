@@ -22,10 +22,20 @@ def valid():
         return [made(name, Path(folder) / "model.gguf").read_bytes() for name in NAMES]
 
 
-def made(name, path):
+def made(name, path, more=()):
     tiny = TINY[name]
     shapes = experts_everywhere(tiny, 3) if name.endswith("-moe") else tiny["shapes"]
-    return write(path, {**tiny["config"], **ALL_SPARSE}, random_tensors(shapes))
+    return write(path, {**tiny["config"], **ALL_SPARSE}, random_tensors(shapes), more)
+
+
+def hostile():
+    """Sizes that the tensors do not have."""
+    changes = ("expert_count", 1 << 28), ("block_count", 4096), ("context_length", 1 << 28)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.gguf"
+        return [made("mixtral", path, {f"llama.{key}": ("u32", value)}).read_bytes() for key, value in changes] + [
+            made("qwen3-moe", path, {f"qwen3moe.{key}": ("u32", value) for key, value in changes}).read_bytes()
+        ]
 
 
 def mutate(rng, data):
@@ -43,4 +53,4 @@ def read(data, folder):
         all_logits(model, [text], whole([text]), executor)
 
 
-TARGET = Target(valid, read, mutate)
+TARGET = Target(valid, read, mutate, hostile)
