@@ -43,15 +43,12 @@ void bind_vllm(nb::module_ &m) {
       .def("step", [](VllmFastPath &front, nb::handle cached, nb::handle num_scheduled, nb::handle drafts) {
         return front.step(cached.ptr(), num_scheduled.ptr(), drafts.ptr());
       }, nb::arg(), nb::arg(), nb::arg().none())
-      .def("admit", [](VllmFastPath &front, nb::handle requests, int64_t first_content_id, int64_t stamp,
-                       int64_t base_seed, int64_t first_admission) {
+      .def("admit", [](VllmFastPath &front, nb::handle requests) {
         std::vector<int32_t> special;
-        const bool done = front.admit(requests.ptr(), first_content_id, stamp, base_seed, first_admission, special);
+        const bool done = front.admit(requests.ptr(), special);
         return nb::make_tuple(done, special);
       })
-      .def("finish", [](VllmFastPath &front, nb::list ids, int64_t first_content_id, int64_t stamp) {
-        return front.finish(ids.ptr(), first_content_id, stamp);
-      });
+      .def("finish", [](VllmFastPath &front, nb::list ids) { front.finish(ids.ptr()); });
 }
 
 }  // namespace foreword

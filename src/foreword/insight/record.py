@@ -12,6 +12,7 @@ import numpy as np
 from foreword.arrays import I32
 from foreword.batch import InputBatch, RequestStates
 from foreword.batch.proof.spec import TENSORS, Level
+from foreword.batch.step.tensors import is_gathered
 from foreword.engine.engine import Engine
 from foreword.engine.observer import EngineObserver
 from foreword.sampling import Sampled
@@ -29,7 +30,7 @@ def tensors_of(batch: InputBatch) -> dict[str, Any]:
     """The step's tensors as plain lists; one list per KV group for tensors that exist per group."""
     out: dict[str, Any] = {"req_ids": list(batch.req_ids)}
     for spec in RECORDED:
-        if spec.optional == "gathered block tables" and not batch.is_gathered:
+        if spec.optional == "gathered block tables" and not is_gathered(batch):
             continue
         value = getattr(batch, spec.name)
         if spec.name == "attention_state":

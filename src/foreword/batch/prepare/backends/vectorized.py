@@ -20,6 +20,7 @@ from foreword.batch.values.plan import Plan, ragged
 
 def run(states: RequestStates, buffers: InputBuffers, plan: Plan, pad: Padding, gather: bool) -> Scalars:
     plan = check(states, buffers, plan, pad)
+    buffers.generation += 1
     out: dict[str, Any] = buffers.arrays
     rows, n, _, removed = plan
     B = len(rows)
