@@ -24,14 +24,15 @@ void bind_vllm(nb::module_ &m) {
   nb::class_<SamplingProbe>(m, "SamplingProbe", "Which of the last batches has the same rows with the same parameters.")
       .def("__init__",
            [](SamplingProbe *self, Vector<const int32_t> needs, Vector<const int64_t> stamp,
-              Vector<const int32_t> rows) {
+              Vector<const int32_t> rows, Vector<const int64_t> counters) {
              new (self) SamplingProbe{};
              self->needs = needs.data();
              self->stamp = stamp.data();
              self->rows = rows.data();
+             self->version = counters.data() + VERSION;
            })
-      .def("lookup", [](SamplingProbe &probe, int64_t count, int64_t version) {
-        const SamplingProbe::Answer a = probe.lookup(count, version);
+      .def("lookup", [](SamplingProbe &probe, int64_t count) {
+        const SamplingProbe::Answer a = probe.lookup(count);
         return nb::make_tuple(a.slot, a.known, a.needs);
       });
   nb::class_<VllmFastPath>(m, "VllmFastPath", "The common step of foreword.batch.adapters.vllm over one RequestStates.")

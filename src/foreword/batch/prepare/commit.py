@@ -29,7 +29,7 @@ from foreword.arrays import I32
 from foreword.batch.state.changes import Change
 from foreword.batch.state.request_states import RequestStates
 from foreword.batch.step.tensors import BatchTensors, buffers_of, row_generation
-from foreword.batch.values.integers import INT32, as_integer, int32s, length_of
+from foreword.batch.values.integers import as_integer, int32s, length_of
 from foreword.errors import CapacityError, PlanError, RequestError
 
 
@@ -54,10 +54,7 @@ def sample_table(states: RequestStates, batch: BatchTensors, sampled: Mapping[st
     A token is anything with ``__index__``. RequestError for an id not in the batch or a token outside the vocabulary,
     PlanError for another shape.
     """
-    if type(sampled) is np.ndarray and sampled.dtype is INT32:
-        table = sampled
-    else:
-        table = _from_lists(states, batch, sampled) if isinstance(sampled, Mapping) else int32s(sampled, "sampled")
+    table = _from_lists(states, batch, sampled) if isinstance(sampled, Mapping) else int32s(sampled, "sampled")
     if not 0 < table.ndim < 3 or len(table) != batch.num_reqs:
         raise PlanError("sampled must be int32 [B] or [B, D + 1], padded with −1", tensor="sampled",
                         expected=(batch.num_reqs, "D + 1"), got=table.shape)  # fmt: skip

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from foreword.arrays import I32, Bools
 from foreword.batch.adapters.flash_attn import FlashAttnVarlen, flash_attn_varlen
 from foreword.batch.adapters.flashinfer import FlashInferPlan, flashinfer_plan
@@ -14,7 +16,10 @@ from foreword.batch.prepare.commit import commits, counts_as_done, sample_table
 from foreword.batch.state.changes import make
 from foreword.batch.state.request_states import RequestStates
 from foreword.batch.step.tensors import ADVANCED, COMMITTED, PREPARED, BatchTensors
+from foreword.batch.values.integers import INT32
 from foreword.errors import PlanError
+
+_NUM_UNRESOLVED = BatchTensors._num_unresolved.index
 
 
 class InputBatch(BatchTensors):
@@ -63,7 +68,14 @@ class InputBatch(BatchTensors):
     def _commit(self, states: RequestStates, sampled: Mapping[str, Sequence[int]] | I32) -> None:
         """See `RequestStates.commit`."""
         self._check_current(states)
-        core, table, advanced = self._buffers.core, sample_table(states, self, sampled), self._stage == ADVANCED
+        core, advanced, table = self._buffers.core, self._stage == ADVANCED, sampled
+        if (
+            type(table) is not np.ndarray
+            or table.dtype is not INT32
+            or not 0 < table.ndim < 3
+            or len(table) != self._scalars[0]
+        ):
+            table = sample_table(states, self, sampled)
         # One statement, so that no step is committed without a record of it.
         self._stage = COMMITTED if core is not None and core.commit(table, advanced) else self._stage
         if self._stage != COMMITTED:  # the same in NumPy, which names the rule that a refused table breaks
@@ -86,7 +98,7 @@ class InputBatch(BatchTensors):
             raise PlanError("rows moved between prepare_inputs and commit: commit first", step=self.step)
         if self._stage == COMMITTED:
             raise PlanError("this batch was committed before", step=self.step)
-        if self._num_unresolved:
+        if self._scalars[_NUM_UNRESOLVED]:
             raise PlanError("this batch needs samples that are not known yet: commit the step before, then resolve "
                             "this one", step=self.step)  # fmt: skip
 

@@ -225,12 +225,12 @@ def num_blocks(batch: BatchTensors) -> tuple[I32, ...]:
 
 def optional(batch: BatchTensors, name: str, group: int = 0, size: int = 0) -> Any:
     """The whole buffer of a tensor of `layout.OPTIONAL`, at a stable address; a function of the batch fills it."""
-    return buffers_of(batch).optional(name, group, size)
+    batch._check_alive()
+    return batch._buffers.optional(name, group, size)
 
 
 def buffers_of(batch: BatchTensors) -> InputBuffers:
-    """The memory of the batch. StaleBatchError after the next `prepare_inputs` on it."""
-    batch._check_alive()
+    """The memory of the batch."""
     return batch._buffers
 
 
