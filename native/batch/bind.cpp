@@ -240,6 +240,7 @@ nb::object prepare(StepCore &core, nb::handle plan_rows, nb::handle plan_counts,
                    int64_t pad_tokens, int64_t pad_reqs, bool gather) {
   Vector<const int32_t> rows, num_scheduled;
   std::optional<Matrix<const int32_t>> drafts;
+  if (plan_rows.is_none() || plan_counts.is_none()) return nb::none();
   if (!plan_drafts.is_none() && !nb::try_cast(plan_drafts, drafts, false)) return nb::none();
   if (!nb::try_cast(plan_rows, rows, false) || !nb::try_cast(plan_counts, num_scheduled, false)) return nb::none();
   const auto B = int64_t(rows.shape(0));
@@ -315,7 +316,7 @@ void bind_batch(nb::module_ &m) {
         c.context_parallel = true;
         c.cp = {size, rank, interleave};
       })
-      .def("prepare", &prepare, nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg())
+      .def("prepare", &prepare, nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg())
       .def("prepare_ragged", &prepare_ragged, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
            nb::arg(), nb::arg().none())
       .def("advance", &StepCore::advance)

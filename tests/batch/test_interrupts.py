@@ -141,7 +141,7 @@ class World:
         left = {rid: int(s.num_tokens[s.row_of(rid)] - s.num_computed_tokens[s.row_of(rid)]) for rid in s.req_ids}
         batch = self.prepare(left)
         validate(batch)
-        s.commit(batch, dict.fromkeys(left, [3]))
+        s.commit(batch, {rid: [3] for rid in left})
 
 
 OPERATIONS: dict[str, Callable[[World], object]] = {
