@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from foreword.arrays import I32, Bools
-from foreword.batch.adapters.flash_attn import FlashAttnVarlen, flash_attn_varlen
-from foreword.batch.adapters.flashinfer import FlashInferPlan, flashinfer_plan
 from foreword.batch.features.explain import Explanation
+from foreword.batch.features.flash_attn import FlashAttnVarlen, flash_attn_varlen
+from foreword.batch.features.flashinfer import FlashInferPlan, flashinfer_plan
 from foreword.batch.features.kernel_blocks import kernel_block_table
 from foreword.batch.features.masks import attention_mask
 from foreword.batch.prepare.commit import commits, counts_as_done, sample_table
