@@ -65,7 +65,9 @@ const ColumnType &column_type(nb::dlpack::dtype type) {
 SamplingColumns make_sampling(const nb::dict &layout) {
   SamplingColumns sampling;
   sampling.stamp = pointer<int64_t>(layout, "stamp");
+  sampling.counters = pointer<int64_t>(layout, "counters");
   sampling.is_set = pointer<bool>(layout, "is_set");
+  sampling.params = nb::object(layout["params"]).ptr();
   const auto columns = nb::cast<nb::dict>(layout["columns"]);
   for (const auto [name, entry] : columns) {
     const auto [array, value] = nb::cast<std::pair<AnyVector, double>>(entry);
@@ -93,6 +95,7 @@ RowsCore make_rows(const nb::dict &arrays, const nb::dict &sampling, const nb::d
   core.states = make_states(arrays, vocab_size, max_num_draft_tokens);
   core.directory = {row_of.ptr(), reinterpret_cast<PyObject **>(req_ids), free.ptr()};
   core.sampling = make_sampling(sampling);
+  core.next_content_id = pointer<int64_t>(arrays, "next_content_id");
   return core;
 }
 
@@ -118,10 +121,10 @@ void add_table(RowsCore &core, Matrix<int32_t> table, Vector<int32_t> num_blocks
 }
 
 // Columns of N requests; `rows` gets their rows. False, with nothing changed, for values of other types or shapes, and
-// for requests that break a rule. stamp: of the rows whose parameters are written.
+// for requests that break a rule.
 bool admit(RowsCore &core, nb::handle req_ids, Vector<int32_t> rows, nb::handle tokens, nb::handle num_tokens,
            nb::handle prompt_len, nb::handle num_computed, nb::handle blocks, nb::handle num_blocks,
-           int64_t first_content_id, nb::handle sampling, int64_t stamp, int64_t base_seed, int64_t first_admission) {
+           nb::handle sampling) {
   using Column = Vector<const int32_t>;
   const auto count = rows.shape(0);
   const auto fits = [&](const auto &column) { return column.shape(0) == count; };
@@ -157,12 +160,11 @@ bool admit(RowsCore &core, nb::handle req_ids, Vector<int32_t> rows, nb::handle 
   std::vector<ColumnWrite> writes;
   if (parameters && !read_columns(core, *parameters, count, writes)) return false;
   if (!core.directory.next_rows(a.count, rows.data()) ||
-      !core.admit(a, PySequence_Fast_ITEMS(ids.ptr()), first_content_id))
+      !core.admit(a, PySequence_Fast_ITEMS(ids.ptr())))
     return false;
   if (parameters) {
-    core.set_sampling(a.rows, a.count, writes, stamp);
-    if (parameters->contains("temperature") && !parameters->contains("seed"))
-      core.derive_seeds(a.rows, a.count, base_seed, first_admission);
+    core.set_sampling(a.rows, a.count, writes);
+    if (parameters->contains("temperature") && !parameters->contains("seed")) core.derive_seeds(a.rows, a.count);
   }
   return true;
 }
@@ -238,6 +240,7 @@ nb::object prepare(StepCore &core, nb::handle plan_rows, nb::handle plan_counts,
                    int64_t pad_tokens, int64_t pad_reqs, bool gather) {
   Vector<const int32_t> rows, num_scheduled;
   std::optional<Matrix<const int32_t>> drafts;
+  if (plan_rows.is_none() || plan_counts.is_none()) return nb::none();
   if (!plan_drafts.is_none() && !nb::try_cast(plan_drafts, drafts, false)) return nb::none();
   if (!nb::try_cast(plan_rows, rows, false) || !nb::try_cast(plan_counts, num_scheduled, false)) return nb::none();
   const auto B = int64_t(rows.shape(0));
@@ -288,15 +291,14 @@ void bind_batch(nb::module_ &m) {
            [](RowsCore *self, const nb::dict &states, const nb::dict &sampling, const nb::dict &row_of,
               uintptr_t req_ids, const nb::list &free, int32_t vocab_size, int32_t max_num_draft_tokens) {
              new (self) RowsCore(make_rows(states, sampling, row_of, req_ids, free, vocab_size, max_num_draft_tokens));
-           }, nb::keep_alive<1, 4>(), nb::keep_alive<1, 6>())
+           }, nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(), nb::keep_alive<1, 6>())
       .def("add_table", &add_table)
       .def("admit", &admit, nb::arg(), nb::arg().noconvert(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg().none(),
-           nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg())
-      .def("remove", [](RowsCore &c, Vector<const int32_t> rows, int64_t first_content_id, int64_t stamp) {
-        return c.remove(rows.data(), int64_t(rows.shape(0)), first_content_id, stamp);
-      })
-      .def("renew_sampling", [](const RowsCore &c, Vector<const int32_t> rows, int64_t stamp) {
-        c.set_sampling(rows.data(), int64_t(rows.shape(0)), {}, stamp);
+           nb::arg(), nb::arg(), nb::arg().none())
+      .def("remove",
+           [](RowsCore &c, Vector<const int32_t> rows) { return c.remove(rows.data(), int64_t(rows.shape(0))); })
+      .def("renew_sampling", [](const RowsCore &c, Vector<const int32_t> rows) {
+        c.set_sampling(rows.data(), int64_t(rows.shape(0)), {});
       })
       .def("append", [](RowsCore &c, Vector<const int32_t> rows, Vector<const int32_t> blocks, int32_t group) {
         return rows.shape(0) == blocks.shape(0) && c.append(rows.data(), blocks.data(), int64_t(rows.shape(0)), group);
@@ -314,7 +316,7 @@ void bind_batch(nb::module_ &m) {
         c.context_parallel = true;
         c.cp = {size, rank, interleave};
       })
-      .def("prepare", &prepare, nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg())
+      .def("prepare", &prepare, nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg())
       .def("prepare_ragged", &prepare_ragged, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
            nb::arg(), nb::arg().none())
       .def("advance", &StepCore::advance)

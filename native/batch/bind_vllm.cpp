@@ -24,14 +24,15 @@ void bind_vllm(nb::module_ &m) {
   nb::class_<SamplingProbe>(m, "SamplingProbe", "Which of the last batches has the same rows with the same parameters.")
       .def("__init__",
            [](SamplingProbe *self, Vector<const int32_t> needs, Vector<const int64_t> stamp,
-              Vector<const int32_t> rows) {
+              Vector<const int32_t> rows, Vector<const int64_t> counters) {
              new (self) SamplingProbe{};
              self->needs = needs.data();
              self->stamp = stamp.data();
              self->rows = rows.data();
+             self->version = counters.data() + VERSION;
            })
-      .def("lookup", [](SamplingProbe &probe, int64_t count, int64_t version) {
-        const SamplingProbe::Answer a = probe.lookup(count, version);
+      .def("lookup", [](SamplingProbe &probe, int64_t count) {
+        const SamplingProbe::Answer a = probe.lookup(count);
         return nb::make_tuple(a.slot, a.known, a.needs);
       });
   nb::class_<VllmFastPath>(m, "VllmFastPath", "The common step of foreword.batch.adapters.vllm over one RequestStates.")
@@ -43,15 +44,12 @@ void bind_vllm(nb::module_ &m) {
       .def("step", [](VllmFastPath &front, nb::handle cached, nb::handle num_scheduled, nb::handle drafts) {
         return front.step(cached.ptr(), num_scheduled.ptr(), drafts.ptr());
       }, nb::arg(), nb::arg(), nb::arg().none())
-      .def("admit", [](VllmFastPath &front, nb::handle requests, int64_t first_content_id, int64_t stamp,
-                       int64_t base_seed, int64_t first_admission) {
+      .def("admit", [](VllmFastPath &front, nb::handle requests) {
         std::vector<int32_t> special;
-        const bool done = front.admit(requests.ptr(), first_content_id, stamp, base_seed, first_admission, special);
+        const bool done = front.admit(requests.ptr(), special);
         return nb::make_tuple(done, special);
       })
-      .def("finish", [](VllmFastPath &front, nb::list ids, int64_t first_content_id, int64_t stamp) {
-        return front.finish(ids.ptr(), first_content_id, stamp);
-      });
+      .def("finish", [](VllmFastPath &front, nb::list ids) { front.finish(ids.ptr()); });
 }
 
 }  // namespace foreword

@@ -36,13 +36,14 @@ bool RowsCore::acceptable(const NewRows &a) const {
   return tokens == a.total_tokens;
 }
 
-bool RowsCore::admit(const NewRows &a, PyObject *const *ids, int64_t first_content_id) {
+bool RowsCore::admit(const NewRows &a, PyObject *const *ids) {
   if (!acceptable(a) || !directory.enter(ids, a.rows, a.count)) return false;
-  fill(a, first_content_id);
+  fill(a);
+  sampling.counters[NUM_ADMISSIONS] += a.count;
   return true;
 }
 
-void RowsCore::fill(const NewRows &a, int64_t first_content_id) {
+void RowsCore::fill(const NewRows &a) {
   int64_t start = 0;
   for (int64_t i = 0; i < a.count; ++i) {
     const int32_t row = a.rows[i], n = a.num_tokens[i];
@@ -58,13 +59,13 @@ void RowsCore::fill(const NewRows &a, int64_t first_content_id) {
       const int32_t row = a.rows[i], held = a.num_blocks[g][i];
       std::memcpy(t.table + int64_t(row) * t.width, blocks, sizeof(int32_t) * held);
       t.num_blocks[row] = held;
-      t.content_id[row] = first_content_id + i;
+      t.content_id[row] = (*next_content_id)++;
       blocks += held;
     }
   }
 }
 
-bool RowsCore::remove(const int32_t *rows, int64_t count, int64_t first_content_id, int64_t stamp) {
+bool RowsCore::remove(const int32_t *rows, int64_t count) {
   for (int64_t i = 0; i < count; ++i) {
     if (rows[i] >= 0 && rows[i] < states.max_num_reqs && states.live[rows[i]]) {
       states.live[rows[i]] = false;  // so that a row named twice is found
@@ -81,25 +82,25 @@ bool RowsCore::remove(const int32_t *rows, int64_t count, int64_t first_content_
     for (const RowTable &t : tables) {
       std::fill_n(t.table + int64_t(row) * t.width, t.num_blocks[row], t.null_block);
       t.num_blocks[row] = 0;
-      t.content_id[row] = first_content_id + i;
+      t.content_id[row] = (*next_content_id)++;
     }
     directory.leave(row);
   }
-  sampling.reset(rows, count, stamp);
+  sampling.reset(rows, count);
   return true;
 }
 
-void RowsCore::set_sampling(const int32_t *rows, int64_t count, const std::vector<ColumnWrite> &given,
-                            int64_t stamp) const {
+void RowsCore::set_sampling(const int32_t *rows, int64_t count, const std::vector<ColumnWrite> &given) const {
   for (const ColumnWrite &g : given)
     for (int64_t i = 0; i < count; ++i)
       std::memcpy(g.column + g.size * size_t(rows[i]), g.values + g.size * size_t(i), g.size);
-  sampling.renew(rows, count, stamp);
+  sampling.renew(rows, count);
 }
 
-void RowsCore::derive_seeds(const int32_t *rows, int64_t count, int64_t base_seed, int64_t first_admission) const {
+void RowsCore::derive_seeds(const int32_t *rows, int64_t count) const {
   int64_t *seeds = sampling.values<int64_t>("seed");
-  for (int64_t i = 0; i < count; ++i) seeds[rows[i]] = derived_seed(base_seed, first_admission + i);
+  const int64_t first = sampling.counters[NUM_ADMISSIONS] - count;
+  for (int64_t i = 0; i < count; ++i) seeds[rows[i]] = derived_seed(sampling.counters[BASE_SEED], first + i);
 }
 
 bool RowsCore::append(const int32_t *rows, const int32_t *blocks, int64_t count, int32_t group) {

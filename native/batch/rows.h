@@ -49,23 +49,24 @@ class RowsCore {
   std::vector<RowTable> tables;
   SamplingColumns sampling;
   Directory directory;
+  int64_t *next_content_id;
 
   // Enter and fill; new_rows.rows are the directory's next. False, with nothing changed, where a request breaks a rule
   // of RequestStates.add_requests.
-  bool admit(const NewRows &new_rows, PyObject *const *ids, int64_t first_content_id);
+  bool admit(const NewRows &new_rows, PyObject *const *ids);
   // False, with nothing changed, for a row that is not live or named twice.
-  bool remove(const int32_t *rows, int64_t count, int64_t first_content_id, int64_t stamp);
+  bool remove(const int32_t *rows, int64_t count);
   // column[rows[i]] = values[i] for each column given, and what follows from the parameters of these rows.
-  void set_sampling(const int32_t *rows, int64_t count, const std::vector<ColumnWrite> &given, int64_t stamp) const;
-  // Seeds of requests without one, admitted in this order.
-  void derive_seeds(const int32_t *rows, int64_t count, int64_t base_seed, int64_t first_admission) const;
+  void set_sampling(const int32_t *rows, int64_t count, const std::vector<ColumnWrite> &given) const;
+  // Seeds of the requests just admitted to these rows, in this order, without one.
+  void derive_seeds(const int32_t *rows, int64_t count) const;
   // The next block of each row. False, with nothing changed, for a row that is full or not live, and for a number that
   // is not a block.
   bool append(const int32_t *rows, const int32_t *blocks, int64_t count, int32_t group);
 
  private:
   bool acceptable(const NewRows &new_rows) const;
-  void fill(const NewRows &new_rows, int64_t first_content_id);
+  void fill(const NewRows &new_rows);
 };
 
 }  // namespace foreword

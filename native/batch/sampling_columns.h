@@ -2,6 +2,8 @@
 // flag rules are data that this class passes: its COLUMNS and FLAG_RULES.
 #pragma once
 
+#include <Python.h>
+
 #include <cstdint>
 #include <cstring>
 #include <functional>
@@ -64,13 +66,17 @@ struct FlagRule {
   }
 };
 
+// The entries of SamplingColumns::counters.
+enum Counter { VERSION, BASE_SEED, NUM_ADMISSIONS };
+
 struct SamplingColumns {
   std::unordered_map<std::string, SamplingColumn> by_name;  // those with values of requests
   std::vector<SamplingColumn> all;                          // and `needs`
   std::vector<FlagRule> flag_rules;
   int32_t *needs;
-  int64_t *stamp;
+  int64_t *stamp, *counters;
   bool *is_set;
+  PyObject *params;  // dict: row → parameters object
 
   // The values of a column that is known to hold T.
   template <class T>
@@ -79,26 +85,36 @@ struct SamplingColumns {
   }
 
   // Write the defaults to these rows.
-  void reset(const int32_t *rows, int64_t count, int64_t new_stamp) const {
+  void reset(const int32_t *rows, int64_t count) const {
     bool any = false;
     for (int64_t i = 0; i < count; ++i) {
       if (!is_set[rows[i]]) continue;
       any = true;
       is_set[rows[i]] = false;
-      stamp[rows[i]] = new_stamp;
+      stamp[rows[i]] = counters[VERSION] + 1;
+      if (PyDict_GET_SIZE(params)) drop_params(rows[i]);
     }
     if (!any) return;
+    ++counters[VERSION];
     for (const SamplingColumn &column : all) column.set_default(rows, count);
   }
 
   // Note that columns of these rows were written.
-  void renew(const int32_t *rows, int64_t count, int64_t new_stamp) const {
+  void renew(const int32_t *rows, int64_t count) const {
+    ++counters[VERSION];
     for (int64_t i = 0; i < count; ++i) {
       is_set[rows[i]] = true;
-      stamp[rows[i]] = new_stamp;
+      stamp[rows[i]] = counters[VERSION];
       needs[rows[i]] = 0;
     }
     for (const FlagRule &rule : flag_rules) rule.apply(rule, rows, count, needs);
+  }
+
+ private:
+  void drop_params(int32_t row) const {
+    PyObject *key = PyLong_FromLong(row);
+    if (!key || PyDict_DelItem(params, key)) PyErr_Clear();  // a row filled from columns has none
+    Py_XDECREF(key);
   }
 };
 

@@ -267,8 +267,9 @@ bool VllmFastPath::read_request(PyObject *request, int32_t row) {
   return true;
 }
 
-// Write the parameters of a request that has none of the rare ones. False, with nothing written, for another.
-bool VllmFastPath::plain_sampling(PyObject *params, int32_t row, int64_t stamp, int64_t unseeded) {
+// Write the parameters of a request that has none of the rare ones, with a seed from the number of its admission if it
+// brings none. False, with nothing written, for another.
+bool VllmFastPath::plain_sampling(PyObject *params, int32_t row, int64_t admission) {
   const Names &n = names();
   for (PyObject *rare : {n.bias, n.allowed, n.bad_words, n.structured, n.prompt_logprobs}) {
     const Owned value = attribute(params, rare);
@@ -288,7 +289,7 @@ bool VllmFastPath::plain_sampling(PyObject *params, int32_t row, int64_t stamp, 
     return false;
   const Owned seed = attribute(params, n.seed), logprobs = attribute(params, n.logprobs);
   if (!seed || !logprobs) return false;
-  int64_t seed_value = unseeded;
+  int64_t seed_value = derived_seed(rows->sampling.counters[BASE_SEED], admission);
   if (seed.get() != Py_None) {
     int overflow = 0;
     if (!PyLong_CheckExact(seed.get())) return false;
@@ -311,12 +312,11 @@ bool VllmFastPath::plain_sampling(PyObject *params, int32_t row, int64_t stamp, 
   repetition_penalty_[row] = float(repetition);
   seed_[row] = seed_value;
   num_logprobs_[row] = alternatives;
-  rows->sampling.renew(&row, 1, stamp);
+  rows->sampling.renew(&row, 1);
   return true;
 }
 
-bool VllmFastPath::admit(PyObject *requests, int64_t first_content_id, int64_t stamp, int64_t base_seed,
-                         int64_t first_admission, std::vector<int32_t> &special) {
+bool VllmFastPath::admit(PyObject *requests, std::vector<int32_t> &special) {
   if (!PyList_CheckExact(requests)) return false;
   const int64_t count = length(requests);
   to_.resize(count);
@@ -350,17 +350,16 @@ bool VllmFastPath::admit(PyObject *requests, int64_t first_content_id, int64_t s
     a.num_blocks.push_back(num_blocks_[g].data());
     a.total_blocks.push_back(int64_t(blocks_[g].size()));
   }
-  if (!rows->admit(a, ids.data(), first_content_id)) return false;
+  const int64_t first = rows->sampling.counters[NUM_ADMISSIONS];
+  if (!rows->admit(a, ids.data())) return false;
   for (int64_t i = 0; i < count; ++i) {
     const Owned params = attribute(items(requests)[i], names().sampling);
-    if (is_none(params)) continue;
-    const int64_t unseeded = derived_seed(base_seed, first_admission + i);
-    if (!plain_sampling(params.get(), to_[i], stamp, unseeded)) special.push_back(int32_t(i));
+    if (!is_none(params) && !plain_sampling(params.get(), to_[i], first + i)) special.push_back(int32_t(i));
   }
   return true;
 }
 
-std::vector<int32_t> VllmFastPath::finish(PyObject *ids, int64_t first_content_id, int64_t stamp) {
+void VllmFastPath::finish(PyObject *ids) {
   std::vector<int32_t> freed;
   for (Py_ssize_t i = 0; i < length(ids); ++i) {
     PyObject *found = PyDict_GetItemWithError(rows->directory.row_of, items(ids)[i]);
@@ -371,8 +370,7 @@ std::vector<int32_t> VllmFastPath::finish(PyObject *ids, int64_t first_content_i
     }
     freed.push_back(row);
   }
-  rows->remove(freed.data(), int64_t(freed.size()), first_content_id, stamp);
-  return freed;
+  rows->remove(freed.data(), int64_t(freed.size()));
 }
 
 }  // namespace foreword

@@ -31,13 +31,11 @@ class VllmFastPath {
   int64_t step(PyObject *cached, PyObject *num_scheduled, PyObject *drafts);
 
   // Admit requests (a list). False, with nothing changed, if one of them is not plain. `special` gets the indices of
-  // those whose sampling parameters the caller has to write; `stamp` marks the rows written here. A request without a
-  // seed gets the one derived from `base_seed` and the number of its admission.
-  bool admit(PyObject *requests, int64_t first_content_id, int64_t stamp, int64_t base_seed, int64_t first_admission,
-             std::vector<int32_t> &special);
+  // those whose sampling parameters the caller has to write.
+  bool admit(PyObject *requests, std::vector<int32_t> &special);
 
-  // Free the rows of those of the ids (a list, each once) that are live. The rows, in the order of the ids.
-  std::vector<int32_t> finish(PyObject *ids, int64_t first_content_id, int64_t stamp);
+  // Free the rows of those of the ids (a list, each once) that are live.
+  void finish(PyObject *ids);
 
  private:
   struct Growth {
@@ -49,7 +47,7 @@ class VllmFastPath {
   bool check_cached(PyObject *cached);
   bool read_plan(PyObject *num_scheduled, PyObject *drafts, int64_t &num_draft_ids);
   bool read_request(PyObject *request, int32_t row);
-  bool plain_sampling(PyObject *params, int32_t row, int64_t stamp, int64_t unseeded);
+  bool plain_sampling(PyObject *params, int32_t row, int64_t admission);
   template <class T>
   T *parameter(const char *name) const {
     return rows->sampling.values<T>(name);

@@ -18,6 +18,10 @@ from foreword.batch import (
     prepare_inputs,
     resolve,
 )
+from foreword.batch.step.layout import STEP
+
+TENSOR_NAMES = [f.name for f in STEP if {f.name, f"_{f.name}"} & set(dir(InputBatch)) - {"_scalars"}]
+"""The tensors of `layout.STEP` that `foreword.batch.step.tensors.tensor` reads."""
 
 SCENES = (
     "mixed",

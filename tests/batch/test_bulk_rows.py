@@ -19,7 +19,7 @@ M, VOCAB, ROWS, GROUPS = 12, 20, 5, (KVGroup(2), KVGroup(4))
 def states(bulk: bool = True, native: bool = True) -> RequestStates:
     made = RequestStates(max_num_reqs=ROWS, max_model_len=M, vocab_size=VOCAB, kv_groups=GROUPS)
     if not (bulk and native):
-        made.core = made.sampling.core = None
+        made._core = made.sampling.core = None
     return made
 
 
@@ -136,8 +136,11 @@ def refused_one_by_one(s: RequestStates, new: list[NewRequest]) -> type[Foreword
             s.add_request(request)
         except ForewordError as error:
             for name in reversed(admitted):
+                s.row_generation[s.row_of(name)] -= 1  # a call that is refused is no use of a row
                 s.remove_request(name)
-            s._num_admissions -= len(admitted)  # a call that is refused leaves the seeds of later requests as they were
+            s.sampling.num_admissions -= len(
+                admitted
+            )  # a call that is refused leaves the seeds of later requests as they were
             return type(error)
         admitted.append(request.req_id)
     return None

@@ -44,6 +44,7 @@ from foreword.batch import (
 )
 from foreword.batch.state.sampling_columns import COLUMNS
 from foreword.batch.step.layout import EXTENTS, STEP, Scalars
+from foreword.batch.step.tensors import buffers_of, is_gathered
 from foreword.errors import ForewordError
 
 BACKENDS = ("loops", "numpy", "native")
@@ -76,11 +77,11 @@ class Mirror:
     def follow(self, batch):
         data = self.recorder.take(batch).to_bytes()
         self.sizes.append(len(data))
-        buffers = self.buffers.get(id(batch.buffers))
+        buffers = self.buffers.get(id(buffers_of(batch)))
         if buffers is None:
-            buffers = InputBuffers.for_states(self.states, batch.buffers.max_num_batched_tokens)
-            self.buffers[id(batch.buffers)] = buffers
-        mine = apply_difference(self.states, StepDifference.from_bytes(data), buffers, backend=batch.backend)
+            buffers = InputBuffers.for_states(self.states, buffers_of(batch).max_num_batched_tokens)
+            self.buffers[id(buffers_of(batch))] = buffers
+        mine = apply_difference(self.states, StepDifference.from_bytes(data), buffers, backend=batch._backend)
         assert_equal_steps(batch, mine)
         assert_equal_states(batch.states, self.states)
         return mine
@@ -89,16 +90,16 @@ class Mirror:
 def assert_equal_steps(batch, mine) -> None:
     """Every tensor of the step; those with a pad value to the end of their buffers."""
     assert mine.step == batch.step
-    assert mine.is_gathered == batch.is_gathered
+    assert is_gathered(mine) == is_gathered(batch)
     for name in ("zero", "copies"):
         assert np.array_equal(getattr(mine.block_ops, name), getattr(batch.block_ops, name))
-    scalars = Scalars(*batch.buffers.scalars.tolist())
+    scalars = Scalars(*buffers_of(batch).scalars.tolist())
     for field in STEP:
         if field.name in ("samples", "written"):  # of a step advanced later, and of the buffers' earlier steps
             continue
-        if field.name in ("block_table", "num_blocks", "num_nulled", "content_id") and not batch.is_gathered:
+        if field.name in ("block_table", "num_blocks", "num_nulled", "content_id") and not is_gathered(batch):
             continue
-        got, want = mine.buffers[field.name], batch.buffers[field.name]
+        got, want = buffers_of(mine)[field.name], buffers_of(batch)[field.name]
         for a, b in zip(got, want, strict=True) if field.per_group else ((got, want),):
             if field.padding is None and field.name != "scalars":
                 extent = EXTENTS[field.shape[0]]
@@ -112,7 +113,7 @@ def assert_equal_steps(batch, mine) -> None:
 def assert_equal_states(states: RequestStates, mine: RequestStates) -> None:
     assert mine.req_ids == states.req_ids
     assert [mine.row_of(rid) for rid in mine.req_ids] == [states.row_of(rid) for rid in states.req_ids]
-    assert mine._num_admissions == states._num_admissions
+    assert mine.sampling.num_admissions == states.sampling.num_admissions
     for name, column in states._columns.items():
         assert np.array_equal(getattr(mine, name), column), name
     for a, b in zip(mine.block_tables, states.block_tables, strict=True):

@@ -6,6 +6,7 @@ import random
 
 import numpy as np
 import pytest
+from batch_scenes import TENSOR_NAMES
 
 from foreword.batch import (
     AttentionState,
@@ -22,6 +23,7 @@ from foreword.batch import (
     uniform_decode_len,
 )
 from foreword.batch.step.layout import STEP
+from foreword.batch.step.tensors import buffers_of, is_gathered, tensor
 from foreword.errors import CapacityError
 
 BACKENDS = ["loops", "numpy", "native"]
@@ -50,8 +52,7 @@ def memory(buffers: InputBuffers) -> dict[str, list]:
 
 
 def tensors(batch: InputBatch) -> dict[str, list]:
-    names = [f.name for f in STEP if hasattr(InputBatch, f.name)]
-    return {name: [a.tolist() for a in arrays(getattr(batch, name)) if a is not None] for name in names}
+    return {name: [a.tolist() for a in arrays(tensor(batch, name)) if a is not None] for name in TENSOR_NAMES}
 
 
 def check(
@@ -81,9 +82,9 @@ def check(
         "bonus_logits_indices": [i for i in range(len(logits)) if i % (drafts + 1) == drafts],
         "draft_token_ids": [-1] * (B * drafts),
     }
-    assert {name: getattr(batch, name).tolist() for name in want} == want
+    assert {name: tensor(batch, name).tolist() for name in want} == want
     for g, table in enumerate(states.block_tables):
-        assert (batch.buffers["slot_mapping"][g] == -1).all()
+        assert (buffers_of(batch)["slot_mapping"][g] == -1).all()
         rows = [[block if k * table.tokens_per_block < computed + n and computed else null for k in range(table.width)]
                 for n in counts]  # fmt: skip
         assert batch.block_table[g].tolist() == rows + [[null] * table.width] * (Bp - B)
@@ -155,7 +156,7 @@ def test_a_rank_has_its_share_of_a_dummys_context():
 def test_without_block_tables_a_dummy_has_none():
     states, buffers = make()
     batch = make_dummy(states, buffers, num_tokens=2, num_reqs=2, num_computed=3, gather_block_tables=False)
-    assert not batch.is_gathered
+    assert not is_gathered(batch)
     assert batch.seq_lens.tolist() == [4, 4]
     for g in range(len(GROUPS)):
         assert (buffers["block_table"][g] == 0).all()

@@ -24,6 +24,7 @@ from foreword.batch import (
 )
 from foreword.batch.proof.spec import TENSORS, Level
 from foreword.batch.step.layout import STEP
+from foreword.batch.step.tensors import tensor
 from foreword.errors import ConfigError
 
 BACKENDS = ["loops", "numpy", "native"]
@@ -330,7 +331,7 @@ def test_the_arrays_of_a_batch_cannot_be_written(world):
     for spec in TENSORS:
         if spec.level in (Level.SYSTEM, Level.STEP) or spec.attribute == "explain":
             continue
-        value = getattr(batch, spec.name)
+        value = tensor(batch, spec.name)
         for array in value if isinstance(value, tuple) else (value,):
             if array is not None and array.size:
                 with pytest.raises(ValueError, match="read-only"):

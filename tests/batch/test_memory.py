@@ -41,6 +41,7 @@ from foreword.batch.adapters import (
 )
 from foreword.batch.state.layout import ROWS
 from foreword.batch.step.layout import OPTIONAL, STEP
+from foreword.batch.step.tensors import tensor
 from foreword.errors import ConfigError
 from foreword.native import native
 
@@ -181,10 +182,10 @@ def test_behind_the_entries_of_a_step_are_pad_values_whatever_was_there_before(b
         batch = prepare_inputs(states, plan, buffers, draft_tokens=drafts, pad_to=pads, backend=backend)
         for name, value in (PAD | PER_GROUP).items():
             capacity = len(arrays(buffers[name])[0])
-            for whole, own in zip(arrays(batch.padded(name, capacity)), arrays(getattr(batch, name)), strict=True):
+            for whole, own in zip(arrays(batch.padded(name, capacity)), arrays(tensor(batch, name)), strict=True):
                 assert np.array_equal(whole[: len(own)], own), name
                 assert (whole[len(own) :] == (null if value == "null" else value)).all(), name
-            size = (len(arrays(getattr(batch, name))[0]) + capacity) // 2
+            size = (len(arrays(tensor(batch, name))[0]) + capacity) // 2
             assert [len(a) for a in arrays(batch.padded(name, size))] == [size] * len(arrays(buffers[name]))
         states.commit(batch, {rid: [7] for rid in plan})
 

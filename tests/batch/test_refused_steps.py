@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from batch_scenes import TENSOR_NAMES
 
 from foreword.batch import (
     InputBatch,
@@ -16,7 +17,7 @@ from foreword.batch import (
     StaleBatchError,
     prepare_inputs,
 )
-from foreword.batch.step.layout import STEP
+from foreword.batch.step.tensors import tensor
 
 BACKENDS = pytest.mark.parametrize("backend", ["loops", "numpy", "native"])
 CHECKS = pytest.mark.parametrize("check", ["off", "bounds", "full"])
@@ -38,7 +39,7 @@ def admit_thief(states: RequestStates) -> None:
 
 
 def tensors(batch: InputBatch) -> dict[str, list]:
-    found = {f.name: getattr(batch, f.name) for f in STEP if hasattr(InputBatch, f.name)}
+    found = {name: tensor(batch, name) for name in TENSOR_NAMES}
     return {
         name: [a.tolist() for a in (value if isinstance(value, tuple) else (value,)) if a is not None]
         for name, value in found.items()

@@ -20,6 +20,7 @@ from foreword.batch import (
     resolve,
 )
 from foreword.batch.adapters.vllm_preempted import preempt, resume
+from foreword.batch.state.changes import make as make_changes
 
 GROUPS = [KVGroup(block_size=4), KVGroup(block_size=2)]
 ROWS = 4
@@ -218,10 +219,10 @@ def test_a_table_row_holds_what_it_was_started_with_and_what_was_appended():
     assert (table.table[0].tolist(), table.num_blocks[0]) == ([6, 7, 8, 9, 4, 0, 0, 0], 5)
     assert (states.block_tables[0].table[0].tolist(), states.block_tables[0].num_blocks[0]) == ([5, 0, 0, 0], 1)
     before = table.content_id[0]
-    table.start(0, np.array([1, 2], np.int32))
+    make_changes(table.start(0, np.array([1, 2], np.int32)))
     assert (table.table[0].tolist(), table.num_blocks[0]) == ([1, 2, 0, 0, 0, 0, 0, 0], 2)
     assert table.content_id[0] != before
-    table.clear(0)
+    make_changes(table.start(0, np.array([], np.int32)))
     assert (table.table[0].tolist(), table.num_blocks[0]) == ([0] * 8, 0)
 
 

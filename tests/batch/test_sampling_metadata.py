@@ -20,6 +20,7 @@ from foreword.batch import (
 )
 from foreword.batch.state import sampling_metadata as metadata_module
 from foreword.batch.state.batch_update import BatchUpdates
+from foreword.batch.state.changes import make as make_changes
 from foreword.batch.state.sampling_columns import COLUMNS, FLAG_RULES, Need, SamplingColumns
 from foreword.batch.state.sampling_metadata import token_counts
 from foreword.batch.values.seeds import derived_seed
@@ -184,7 +185,7 @@ def test_native_and_python_columns_have_equal_flags_and_defaults(value):
     for rid in "abcde":
         states.add_request(NewRequest(rid, [1], [[1]]))
     states.remove_rows(np.flatnonzero(states.live).astype(np.int32))
-    python.reset(np.arange(6))
+    make_changes(python.reset(np.arange(6)))
     for name, (_, default) in COLUMNS.items():
         assert getattr(states.sampling, name).tolist() == getattr(python, name).tolist() == [default] * 6
 
@@ -196,16 +197,16 @@ def test_every_row_is_greedy_or_random():
 
 
 def test_requests_without_a_seed_get_one_from_their_admission():
-    one, all_at_once = SamplingColumns(100, base_seed=7), SamplingColumns(100, base_seed=7)
-    for row in range(100):
-        one.set(row, SamplingParams(), V, admission=row + 20)
-    all_at_once.set_derived_seeds(np.arange(100), 20)
-    assert one.seed.tolist() == all_at_once.seed.tolist() == [derived_seed(7, n) for n in range(20, 120)]
-    assert len(set(one.seed.tolist())) == 100
-    all_at_once.set_derived_seeds(np.arange(3), 0)
-    assert all_at_once.seed[:3].tolist() == [derived_seed(7, n) for n in range(3)]
-    one.set(0, SamplingParams(seed=5), V, admission=9)
-    assert one.seed[0] == 5
+    one, named = SamplingColumns(100, base_seed=7), SamplingColumns(100, base_seed=7)
+    for first in (20, 0):
+        for row in range(100):
+            make_changes(one.set(row, SamplingParams(), V, admission=row + first))
+            make_changes(named.set_given(row, {"temperature": 0.5}, admission=row + first))
+        assert one.seed.tolist() == named.seed.tolist() == [derived_seed(7, first + n) for n in range(100)]
+        assert len(set(one.seed.tolist())) == 100
+    make_changes(one.set(0, SamplingParams(seed=5), V, admission=9))
+    make_changes(named.set_given(0, {"temperature": 0.5, "seed": 5}, admission=9))
+    assert one.seed[0] == named.seed[0] == 5
 
 
 def test_logit_rows_repeat_their_request():

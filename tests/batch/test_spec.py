@@ -184,7 +184,7 @@ def test_a_committed_batch_is_no_longer_validated():
 
 def test_every_array_of_a_batch_is_specified():
     arrays = {
-        name
+        name if name == "_attention_state" else name.removeprefix("_")
         for name, value in vars(BatchTensors).items()
         if type(value).__name__ in ("View", "Scalar") or name == "dcp_local_seq_lens"
     }

@@ -59,11 +59,11 @@ def test_a_dozen_corruptions_spread_over_the_pages_are_caught():
 def test_a_proof_that_does_not_look_at_its_row_is_reported(tmp_path):
     proof = "test_row_fields::test_a_table_row_holds_what_it_was_started_with_and_what_was_appended"
     table = ["| theirs | ours | how | proof |", "|---|---|---|---|"]
-    table += [f"| x | `{name}` | | {proof} |" for name in ("table.clear", "batch.positions", "states.lora_id")]
+    table += [f"| x | `{name}` | | {proof} |" for name in ("table.num_blocks", "batch.positions", "states.lora_id")]
     (tmp_path / "page.md").write_text("\n".join(table))
     done = prove("--pages", str(tmp_path))
     assert done.returncode == 1
     assert "page.md:4  batch.positions" in done.stdout
     assert "page.md:5  states.lora_id" in done.stdout
-    assert "table.clear" not in done.stdout
+    assert "table.num_blocks" not in done.stdout
     assert done.stdout.endswith("1 passed, 2 failed\n")

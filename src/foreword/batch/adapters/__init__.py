@@ -3,11 +3,11 @@
 from foreword.batch.adapters.chunked_local import chunked_local
 from foreword.batch.adapters.common_attention_metadata import common_attention_metadata
 from foreword.batch.adapters.dense import dense_inputs
-from foreword.batch.adapters.flash_attn import flash_attn_varlen
-from foreword.batch.adapters.flashinfer import flashinfer_plan
 from foreword.batch.adapters.nano_vllm import nano_vllm_context
 from foreword.batch.adapters.page_size_one import token_tables
 from foreword.batch.adapters.vllm_ascend import AscendMasks, AscendMetadata, AscendState, ascend_metadata, ascend_state
+from foreword.batch.features.flash_attn import flash_attn_varlen
+from foreword.batch.features.flashinfer import flashinfer_plan
 
 __all__ = [
     "AscendMasks",

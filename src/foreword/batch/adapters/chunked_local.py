@@ -15,7 +15,7 @@ import numpy as np
 
 from foreword.arrays import I32, I64
 from foreword.batch.step.slots import ragged_arange
-from foreword.batch.step.tensors import BatchTensors, refuse_spread
+from foreword.batch.step.tensors import BatchTensors, optional, refuse_spread
 from foreword.errors import ConfigError
 
 
@@ -50,19 +50,19 @@ def chunked_local(batch: BatchTensors, chunk_size: int, group: int = 0) -> Local
     first = computed // chunk_size
     pieces = -(-end // chunk_size) - first
     per_chunk, V = chunk_size // S, int(pieces.sum())
-    req: I64 = batch.optional("local_req_indices", group, per_chunk)[:V]
+    req: I64 = optional(batch, "local_req_indices", group, per_chunk)[:V]
     req[:] = np.repeat(np.arange(B), pieces)
     chunk = first[req] + ragged_arange(pieces)
     start = np.maximum(computed[req], chunk * chunk_size)
     stop = np.minimum(end[req], (chunk + 1) * chunk_size)
-    cu: I32 = batch.optional("local_cu_seqlens_q", group, per_chunk)[: V + 1]
+    cu: I32 = optional(batch, "local_cu_seqlens_q", group, per_chunk)[: V + 1]
     cu[0] = 0
     np.cumsum(stop - start, out=cu[1:])
-    keys: I32 = batch.optional("local_seqlens_k", group, per_chunk)[:V]
+    keys: I32 = optional(batch, "local_seqlens_k", group, per_chunk)[:V]
     keys[:] = stop - chunk * chunk_size
     table = batch.block_table[group]
     columns = chunk[:, None] * per_chunk + np.arange(per_chunk)
-    blocks: I32 = batch.optional("local_block_table", group, per_chunk)[:V]
+    blocks: I32 = optional(batch, "local_block_table", group, per_chunk)[:V]
     blocks[:] = table[req[:, None], np.minimum(columns, table.shape[1] - 1)]
     blocks[columns >= table.shape[1]] = batch.states.null_block
     longest = int((stop - start).max(initial=0))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from foreword.arrays import I32
-from foreword.batch.adapters.flash_attn import flash_attn_varlen
-from foreword.batch.step.tensors import BatchTensors, refuse_spread
+from foreword.batch.features.flash_attn import flash_attn_varlen
+from foreword.batch.step.tensors import BatchTensors, optional, refuse_spread
 from foreword.batch.values.attention import AttentionState
 
 
@@ -33,7 +33,7 @@ def nano_vllm_context(batch: BatchTensors, group: int = 0) -> Context:
     """The step as nano-vllm prepares it, input_ids and positions apart; valid as long as the batch is."""
     refuse_spread(batch, group, "nano-vllm's context")
     varlen = flash_attn_varlen(batch, group)
-    slots: I32 = batch.optional("slot_mapping_int32", group)[: batch.num_tokens]
+    slots: I32 = optional(batch, "slot_mapping_int32", group)[: batch.num_tokens]
     slots[:] = batch.slot_mapping[group][: batch.num_tokens]
     if batch.attention_state is AttentionState.DECODE_ONLY:
         context_lens = batch.seq_lens[: batch.num_reqs]

@@ -8,6 +8,7 @@ import numpy as np
 
 from foreword.arrays import I32, AnyArray
 from foreword.batch.adapters.vllm_requests import sampling_params
+from foreword.batch.state.changes import make
 from foreword.batch.state.request_states import RequestStates
 from foreword.native import native
 
@@ -51,19 +52,12 @@ class FastPath:
         states = self.states
         if self._core is None or states.observers:
             return False
-        columns = states.sampling
-        first = states._num_admissions
-        done, special = self._core.admit(
-            new, states._content_ids.take(len(new)), columns.version + 1, columns.base_seed, first
-        )
-        if not done:
-            return False
-        columns.version += 1
-        states._num_admissions = first + len(new)
+        columns, first = states.sampling, states.sampling.num_admissions
+        done, special = self._core.admit(new)
         for i in special:
-            params = sampling_params(new[i].sampling_params)
-            columns.set(states.row_of(new[i].req_id), params, states.vocab_size, first + i)
-        return True
+            row, params = states.row_of(new[i].req_id), sampling_params(new[i].sampling_params)
+            make(() if params is None else columns.set(row, params, states.vocab_size, first + i))
+        return bool(done)
 
     def finish(self, ids: list[str]) -> bool:
         """Free the rows of the live ones of these ids. False, with nothing changed, if more than their
@@ -72,7 +66,5 @@ class FastPath:
         states = self.states
         if self._core is None or states.observers or states.loras or states.extras:
             return False
-        columns = states.sampling
-        rows = self._core.finish(ids, states._content_ids.take(len(ids)), columns.version + 1)
-        columns.were_reset(rows)
+        self._core.finish(ids)
         return True

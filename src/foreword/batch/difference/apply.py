@@ -236,7 +236,7 @@ class _Applied:
                 at, index, blocks = self.entries[g]
                 table.table[at, index] = blocks
                 table.num_blocks[rows], table.content_id[rows] = num_blocks, ids
-                table.ids.next = max(table.ids.next, int(ids.max()) + 1)
+                table.ids.next[0] = max(table.ids.next[0], ids.max() + 1)
             rows, count, blocks = self.appended[g]
             if len(rows):
                 start = table.num_blocks[rows]
@@ -253,7 +253,7 @@ class _Applied:
             sampling.params.update(difference.params)
         for row, positions in difference.staged.items():
             states.extras.stage_mrope(row, positions)
-        states._num_admissions, states.sampling.base_seed = difference.num_admissions, difference.base_seed
+        states.sampling.num_admissions, states.sampling.base_seed = difference.num_admissions, difference.base_seed
 
     def _write_progress(self) -> None:
         states, M = self.states, self.states.max_model_len
@@ -278,9 +278,9 @@ class _Applied:
 
 def _check_base(states: RequestStates, difference: StepDifference) -> None:
     if difference.base is None:
-        if states._num_admissions or len(states):
+        if states.sampling.num_admissions or len(states):
             raise PlanError("a snapshot is applied to new states", tensor="base", expected="no admissions",
-                            got=states._num_admissions)  # fmt: skip
+                            got=states.sampling.num_admissions)  # fmt: skip
         given = difference.geometry or {}
         for name, value in geometry_of(states).items():
             if given.get(name) != value:

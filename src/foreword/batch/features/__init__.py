@@ -1,4 +1,4 @@
-"""Tensors that few steps need, as functions of a batch: adapters, embeddings, images, pooling, recurrent state, ranks.
+"""Functions of a batch: tensors that few steps need, and arguments of attention kernels that a batch has as methods.
 
 A function fills its tensor's buffer (`layout.OPTIONAL`): the address stays the same in every step, and the values are
 valid as long as the batch is.

@@ -21,46 +21,44 @@ step's tensors before it runs.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import setitem
 
 import numpy as np
 
-from foreword.arrays import I32, Bools
+from foreword.arrays import I32
+from foreword.batch.state.changes import Change
 from foreword.batch.state.request_states import RequestStates
-from foreword.batch.step.slots import ragged_arange
-from foreword.batch.step.tensors import BatchTensors
-from foreword.batch.values.integers import INT32, as_integer, int32s, length_of
+from foreword.batch.step.tensors import BatchTensors, buffers_of, row_generation
+from foreword.batch.values.integers import as_integer, int32s, length_of
 from foreword.errors import CapacityError, PlanError, RequestError
 
 
-def count_as_done(states: RequestStates, batch: BatchTensors) -> None:
-    """Count a step as done, all of its drafts accepted and its samples unknown. See `advance`."""
-    core = batch.buffers.core
-    if core is not None:
-        core.advance(batch.num_reqs)
-        return
+def counts_as_done(states: RequestStates, batch: BatchTensors) -> list[Change]:
+    """The changes that count a step as done, all of its drafts accepted and its samples unknown. See `advance`."""
+    buffers = buffers_of(batch)
+    if buffers.core is not None:
+        return [(buffers.core.advance, batch.num_reqs)]
     rows, k = batch.idx_mapping, batch.num_draft_tokens
     end = batch.num_computed_tokens + batch.num_scheduled_tokens
-    current = states.row_generation[rows] == batch.row_generation
+    current = states.row_generation[rows] == row_generation(batch)
     samples = current & (end - k >= states.num_tokens[rows] + states.num_placeholders[rows])
-    batch.buffers["samples"][: len(samples)] = samples
-    states._progress.advance(rows[current], end[current], samples[current], k[current])
+    return [
+        (setitem, buffers["samples"], slice(len(samples)), samples),
+        *states._progress.advance(rows[current], end[current], samples[current], k[current]),
+    ]
 
 
-def apply_samples(
-    states: RequestStates, batch: BatchTensors, sampled: Mapping[str, Sequence[int]] | I32, advanced: bool
-) -> None:
-    """Apply a step. ``sampled``: {req_id: tokens}, or int32 [B] or [B, D + 1] padded with −1. All or nothing.
+def sample_table(states: RequestStates, batch: BatchTensors, sampled: Mapping[str, Sequence[int]] | I32) -> I32:
+    """{req_id: tokens}, or [B] or [B, width] padded with −1, as int32 [B] or [B, width].
 
-    A token of a list is anything with ``__index__``. Raises PlanError for more samples than drafts + 1, RequestError
-    for an id not in the batch or a token outside the vocabulary, CapacityError for a token past max_model_len.
+    A token is anything with ``__index__``. RequestError for an id not in the batch or a token outside the vocabulary,
+    PlanError for another shape.
     """
-    if type(sampled) is np.ndarray and sampled.dtype is INT32 and len(sampled) == batch._scalars[0]:
-        table = sampled
-    else:
-        table = _from_lists(states, batch, sampled) if isinstance(sampled, Mapping) else _as_table(batch, sampled)
-    core = batch.buffers.core
-    if core is None or not core.commit(table, advanced):
-        _apply(states, batch, table, advanced)  # the same in NumPy; it names the rule that a refused table breaks
+    table = _from_lists(states, batch, sampled) if isinstance(sampled, Mapping) else int32s(sampled, "sampled")
+    if not 0 < table.ndim < 3 or len(table) != batch.num_reqs:
+        raise PlanError("sampled must be int32 [B] or [B, D + 1], padded with −1", tensor="sampled",
+                        expected=(batch.num_reqs, "D + 1"), got=table.shape)  # fmt: skip
+    return table
 
 
 def _from_lists(states: RequestStates, batch: BatchTensors, sampled: Mapping[str, Sequence[int]]) -> I32:
@@ -80,44 +78,37 @@ def _from_lists(states: RequestStates, batch: BatchTensors, sampled: Mapping[str
     return table
 
 
-def _as_table(batch: BatchTensors, sampled: I32) -> I32:
-    """int32 [B] or [B, width]; PlanError for another shape."""
-    table = int32s(sampled, "sampled")
-    if table.ndim not in (1, 2) or len(table) != batch.num_reqs:
-        raise PlanError("sampled must be int32 [B] or [B, D + 1], padded with −1", tensor="sampled",
-                        expected=(batch.num_reqs, "D + 1"), got=table.shape)  # fmt: skip
-    return table
+def commits(states: RequestStates, batch: BatchTensors, table: I32, advanced: bool) -> list[Change]:
+    """The changes of a step with these samples.
 
-
-def _apply(states: RequestStates, batch: BatchTensors, table: I32, advanced: bool) -> None:
-    rows, n, c = batch.idx_mapping, batch.num_scheduled_tokens, batch.num_computed_tokens
-    k = batch.num_draft_tokens
-    table = _as_table(batch, table)
+    PlanError for more samples than drafts + 1, CapacityError for a token past max_model_len.
+    """
+    rows, k = batch.idx_mapping, batch.num_draft_tokens
+    end = batch.num_computed_tokens + batch.num_scheduled_tokens
     table = table[:, None] if table.ndim == 1 else table
-    present = table >= 0
-    m = present.sum(1, dtype=np.int32)
-    _check_padding(states, batch, table, present)
-    current = states.row_generation[rows] == batch.row_generation
+    m = _num_samples(states, batch, table)
     v = states.num_tokens[rows]
-    samples = current & (batch.buffers["samples"][: len(rows)] if advanced else c + n - k >= v)
-    m = np.where(samples, m, 0)
+    current = states.row_generation[rows] == row_generation(batch)
+    samples = current & (buffers_of(batch)["samples"][: len(rows)] if advanced else end - k >= v)
+    m *= samples
     _check_fit(states, batch, m, k, v)
-    progress = states._progress
-    progress.reach(rows[current], None if advanced else (c + n)[current])
-    rows, m, k, v, table = rows[samples], m[samples], k[samples], v[samples], table[samples]
-    local = ragged_arange(m)
-    tokens = table[np.repeat(np.arange(len(m)), m), local]
-    progress.accept(rows, m, (np.repeat(rows, m), np.repeat(v, m) + local), tokens, k, advanced)
+    if not current.all():
+        rows, k, end, table, m, samples = (x[current] for x in (rows, k, end, table, m, samples))
+    return states._progress.commit(rows, table, m, samples, k, None if advanced else end)
 
 
-def _check_padding(states: RequestStates, batch: BatchTensors, table: I32, present: Bools) -> None:
-    bad = (present[:, 1:] & ~present[:, :-1]).any(1)
-    bad |= (table < -1).any(1) | (table >= states.vocab_size).any(1)
+def _num_samples(states: RequestStates, batch: BatchTensors, table: I32) -> I32:
+    """int32 [B] the entries that are not padding; PlanError for one that is no token id, or after padding."""
+    present = table >= 0
+    bad = (table < -1) | (table >= states.vocab_size)
+    bad[:, 1:] |= present[:, 1:] > present[:, :-1]
     if bad.any():
-        b = int(np.argmax(bad))
+        b = int(np.argmax(bad.any(1)))
         raise PlanError("samples must be token ids, padded with −1 at the end only", request=batch.req_ids[b],
                         tensor="sampled", index=b, expected=f"0 … {states.vocab_size - 1}",
                         got=table[b].tolist())  # fmt: skip
+    counts: I32 = present.sum(1, dtype=np.int32)
+    return counts
 
 
 def _check_fit(states: RequestStates, batch: BatchTensors, m: I32, k: I32, v: I32) -> None:

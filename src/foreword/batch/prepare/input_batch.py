@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from foreword.arrays import I32, Bools
-from foreword.batch.adapters.flash_attn import FlashAttnVarlen, flash_attn_varlen
-from foreword.batch.adapters.flashinfer import FlashInferPlan, flashinfer_plan
 from foreword.batch.features.explain import Explanation
+from foreword.batch.features.flash_attn import FlashAttnVarlen, flash_attn_varlen
+from foreword.batch.features.flashinfer import FlashInferPlan, flashinfer_plan
 from foreword.batch.features.kernel_blocks import kernel_block_table
 from foreword.batch.features.masks import attention_mask
-from foreword.batch.prepare.commit import apply_samples, count_as_done
+from foreword.batch.prepare.commit import commits, counts_as_done, sample_table
+from foreword.batch.state.changes import make
 from foreword.batch.state.request_states import RequestStates
-from foreword.batch.step.layout import Scalars
 from foreword.batch.step.tensors import ADVANCED, COMMITTED, PREPARED, BatchTensors
+from foreword.batch.values.integers import INT32
 from foreword.errors import PlanError
 
-NUM_UNRESOLVED = Scalars._fields.index("num_unresolved")
+_NUM_UNRESOLVED = BatchTensors._num_unresolved.index
 
 
 class InputBatch(BatchTensors):
@@ -60,14 +63,23 @@ class InputBatch(BatchTensors):
         """See `foreword.batch.advance`."""
         self._check_current(states)
         self._check_open()
-        self._stage = ADVANCED
-        count_as_done(states, self)
+        make([*counts_as_done(states, self), (setattr, self, "_stage", ADVANCED)])
 
     def _commit(self, states: RequestStates, sampled: Mapping[str, Sequence[int]] | I32) -> None:
         """See `RequestStates.commit`."""
         self._check_current(states)
-        apply_samples(states, self, sampled, self._stage == ADVANCED)
-        self._stage = COMMITTED
+        core, advanced, table = self._buffers.core, self._stage == ADVANCED, sampled
+        if (
+            type(table) is not np.ndarray
+            or table.dtype is not INT32
+            or not 0 < table.ndim < 3
+            or len(table) != self._scalars[0]
+        ):
+            table = sample_table(states, self, sampled)
+        # One statement, so that no step is committed without a record of it.
+        self._stage = COMMITTED if core is not None and core.commit(table, advanced) else self._stage
+        if self._stage != COMMITTED:  # the same in NumPy, which names the rule that a refused table breaks
+            make([*commits(states, self, table, advanced), (setattr, self, "_stage", COMMITTED)])
 
     def _close(self) -> None:
         """Refuse a commit: for batches that compute nothing."""
@@ -75,10 +87,10 @@ class InputBatch(BatchTensors):
 
     def _update(self, scalars: Sequence[int]) -> None:
         """The step's scalars after `resolve` wrote the buffers."""
-        self._scalars = scalars
+        self._scalars, self._generation = scalars, self._buffers.generation
 
     def _check_current(self, states: RequestStates) -> None:
-        if self._generation != self.buffers.generation:
+        if self._generation != self._buffers.generation:
             self._check_alive()
         if states is not self.states:
             raise PlanError("this batch was prepared from other states", step=self.step)
@@ -86,12 +98,12 @@ class InputBatch(BatchTensors):
             raise PlanError("rows moved between prepare_inputs and commit: commit first", step=self.step)
         if self._stage == COMMITTED:
             raise PlanError("this batch was committed before", step=self.step)
-        if self._scalars[NUM_UNRESOLVED]:
+        if self._scalars[_NUM_UNRESOLVED]:
             raise PlanError("this batch needs samples that are not known yet: commit the step before, then resolve "
                             "this one", step=self.step)  # fmt: skip
 
     def __repr__(self) -> str:
-        if self._generation != self.buffers.generation:
+        if self._generation != self._buffers.generation:
             return f"<InputBatch of step {self.step}, replaced>"
         return (
             f"<InputBatch of step {self.step}: {self.num_reqs} requests, {self.num_tokens} tokens, "

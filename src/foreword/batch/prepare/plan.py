@@ -10,7 +10,7 @@ import numpy as np
 from foreword.arrays import I32, I64, Bools, Ints
 from foreword.batch.state.request_states import RequestStates
 from foreword.batch.step.buffers import InputBuffers
-from foreword.batch.values.integers import INT32, as_int32, as_integer, int32s, length_of
+from foreword.batch.values.integers import INT32, as_int32, as_integer, int32s, is_int32, length_of
 from foreword.batch.values.plan import Drafts, Order, Plan, PlanLike, PlannedStep, RaggedDrafts, ragged
 from foreword.errors import CapacityError, PlanError
 
@@ -106,7 +106,7 @@ def padding(pad_to: tuple[int | None, int | None] | None) -> Padding:
     if not isinstance(pad_to, tuple | list) or len(pad_to) != 2:
         raise PlanError("pad_to is a pair", tensor="pad_to", expected="(num_tokens, num_reqs)", got=pad_to)
     for what, pad in zip(("tokens", "requests"), pad_to, strict=True):
-        if pad is not None and ((size := as_integer(pad)) is None or size < 0):
+        if pad is not None and not is_int32(as_integer(pad), 0):
             raise PlanError("expected a number to pad to", tensor=f"pad_to ({what})", expected="None or 0 or more",
                             got=pad)  # fmt: skip
     return -1 if pad_to[0] is None else int(pad_to[0]), -1 if pad_to[1] is None else int(pad_to[1])

@@ -12,6 +12,7 @@ from foreword.batch.prepare.input_batch import InputBatch
 from foreword.batch.prepare.plan import NO_PADDING, normalize, padding
 from foreword.batch.state.request_states import RequestStates
 from foreword.batch.step.buffers import InputBuffers
+from foreword.batch.step.tensors import buffers_of, is_gathered, row_generation
 from foreword.batch.values.block_ops import NO_BLOCK_OPS, BlockOps
 from foreword.batch.values.plan import Backend, Check, Drafts, Order, PlanLike, RaggedDrafts
 from foreword.errors import PlanError
@@ -97,7 +98,7 @@ def resolve(batch: InputBatch, draft_tokens: Drafts = None) -> None:
     states = batch.states
     rows, counts = batch.idx_mapping.copy(), batch.num_scheduled_tokens.copy()
     pad = batch.num_tokens_padded, batch.num_reqs_padded
-    cancelled = states.row_generation.take(rows) != batch.row_generation
+    cancelled = states.row_generation.take(rows) != row_generation(batch)
     waiting = (states.num_placeholders.take(rows) > 0) & ~cancelled
     if waiting.any():
         b = int(np.argmax(waiting))
@@ -109,9 +110,9 @@ def resolve(batch: InputBatch, draft_tokens: Drafts = None) -> None:
     elif draft_tokens is not None:
         _filled_in(batch, draft_tokens)
     plan = rows, counts, drafts, cancelled if cancelled.any() else None
-    batch._update(BACKENDS[batch.backend](states, batch.buffers, plan, pad, batch.is_gathered))
-    if batch.check != "off":
-        _check(batch, batch.check)
+    batch._update(BACKENDS[batch._backend](states, buffers_of(batch), plan, pad, is_gathered(batch)))
+    if batch._check != "off":
+        _check(batch, batch._check)
 
 
 def _filled_in(batch: InputBatch, drafts: Mapping[str, Sequence[int]] | I32) -> I32:

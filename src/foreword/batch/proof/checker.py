@@ -28,7 +28,7 @@ from foreword.batch.proof.spec.step import slots
 from foreword.batch.proof.validator import validate
 from foreword.batch.state.block_table import BlockTable
 from foreword.batch.state.request_states import RequestStates
-from foreword.batch.step.tensors import BatchTensors
+from foreword.batch.step.tensors import BatchTensors, is_resolved, row_generation
 from foreword.batch.values.plan import Check
 from foreword.batch.values.seeds import STRIDE, mix64
 from foreword.errors import PlanError
@@ -53,7 +53,7 @@ def check_bounds(batch: BatchTensors) -> None:
     states = batch.states
     B, rows = batch.num_reqs, batch.idx_mapping.astype(np.int64)
     n, k, ends = batch.num_scheduled_tokens, batch.num_draft_tokens, batch.seq_lens[:B]
-    cancelled = batch.row_generation == -1
+    cancelled = row_generation(batch) == -1
     within = (rows >= 0) & (rows < states.max_num_reqs)
     safe = np.where(within, rows, 0)
 
@@ -167,9 +167,9 @@ class CacheChecker:
         self._last_step = max(self._last_step, batch.step)
         for g, table in enumerate(self._states.block_tables):
             self._check_freed(batch, g, table)
-        if not batch.is_resolved:
+        if not is_resolved(batch):
             return
-        alive = [b for b in range(batch.num_reqs) if batch.row_generation[b] != -1]
+        alive = [b for b in range(batch.num_reqs) if row_generation(batch)[b] != -1]
         for g, table in enumerate(self._states.block_tables):
             if batch.block_ops:
                 self._shadows[g].copy(batch.block_ops.copies)

@@ -14,7 +14,7 @@ from foreword.arrays import AnyArray
 from foreword.batch.features.explain import Explanation
 from foreword.batch.proof.spec import TENSORS, Level, TensorSpec
 from foreword.batch.proof.spec.step import Step
-from foreword.batch.step.tensors import BatchTensors
+from foreword.batch.step.tensors import BatchTensors, is_committed, is_gathered, tensor
 from foreword.errors import PlanError
 
 
@@ -45,7 +45,7 @@ def validate(batch: BatchTensors) -> None:
 
 def check_rules(rules: Iterable[Rule], batch: BatchTensors) -> None:
     """`validate` by these rules alone."""
-    if batch.is_committed:
+    if is_committed(batch):
         raise PlanError("validate a batch before it is committed: the state has moved on", step=batch.step)
     step = Step(batch)
     for spec, its in groupby(rules, key=lambda rule: rule.spec):
@@ -58,7 +58,7 @@ def check_rules(rules: Iterable[Rule], batch: BatchTensors) -> None:
 def arrays_of(spec: TensorSpec, batch: BatchTensors) -> Iterator[tuple[int, AnyArray]]:
     """(group, array) of each array that the specified tensor consists of in this batch; none where it is not made."""
     states = batch.states
-    if spec.optional == "gathered block tables" and not batch.is_gathered:
+    if spec.optional == "gathered block tables" and not is_gathered(batch):
         return
     groups = range(len(states.block_tables)) if spec.per_group else (0,)
     for g in groups:
@@ -69,7 +69,7 @@ def arrays_of(spec: TensorSpec, batch: BatchTensors) -> Iterator[tuple[int, AnyA
             value = getattr(states, path[0])
             value = reduce(getattr, path[1:], value[g] if spec.per_group else value)
         else:
-            value = getattr(batch, spec.name)
+            value = tensor(batch, spec.name)
             value = value[g] if spec.per_group else value
         if value is not None:
             yield g, np.asarray(value)

@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from foreword.arrays import I32
 from foreword.batch.state.block_table import BlockTable
-from foreword.batch.state.extras import check_extras, shape_of
+from foreword.batch.state.extras import GivenExtras, checked_extras, shape_of
 from foreword.batch.state.loras import LoraUsers
-from foreword.batch.state.sampling_columns import GIVEN
-from foreword.batch.values.integers import as_int32, is_int32
+from foreword.batch.state.sampling_columns import COLUMNS, GIVEN
+from foreword.batch.values.integers import as_int32, as_integer, is_int32
 from foreword.batch.values.requests import NewRequest, NewRequests, TokenIds, per_request
 from foreword.batch.values.sampling_params import SamplingParams
 from foreword.errors import CapacityError, RequestError
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Admission:
-    """What a row gets: prompt and outputs int32, blocks int32 per KV group, the adapter's number."""
+class Admission(NamedTuple):
+    """What a row gets: prompt and outputs int32, blocks int32 per KV group, the adapter's number, what few have."""
 
     prompt: I32
     outputs: I32
+    num_computed_tokens: int
     blocks: list[I32]
     lora_id: int
+    extras: GivenExtras
 
 
 def checked(
@@ -37,17 +39,13 @@ def checked(
     outputs = token_ids(rid, "output_token_ids", request.output_token_ids, vocab_size)
     known = len(prompt) + len(outputs)
     if known > max_model_len:
-        got, limit = f"{known} tokens", f"is longer than max_model_len = {max_model_len}"
-        raise RequestError(
-            rid, "prompt_token_ids", got, limit, "Shorten it, or build RequestStates with a larger max_model_len."
-        )
-    if not (is_int32(request.num_computed_tokens) and 0 <= request.num_computed_tokens < known):
-        computed, fix = (
-            request.num_computed_tokens,
-            "At least the last known token has to be computed to sample after it.",
-        )
-        raise RequestError(rid, "num_computed_tokens", computed, f"must be in [0, {known - 1}]", fix)
-    if not is_int32(request.lora_id, 0):
+        limit, fix = f"is longer than max_model_len = {max_model_len}", "Shorten it, or build with a larger one."
+        raise RequestError(rid, "prompt_token_ids", f"{known} tokens", limit, fix)
+    computed, lora_id = as_integer(request.num_computed_tokens), as_integer(request.lora_id)
+    if computed is None or not 0 <= computed < known:
+        limit, fix = f"must be in [0, {known - 1}]", "The last known token has to be computed to sample after it."
+        raise RequestError(rid, "num_computed_tokens", request.num_computed_tokens, limit, fix)
+    if lora_id is None or not is_int32(lora_id, 0):
         limit = "must be the number of an adapter"
         raise RequestError(rid, "lora_id", request.lora_id, limit, "Use 0 for no adapter, or 1 and up.")
     params = request.sampling_params
@@ -56,34 +54,31 @@ def checked(
             raise RequestError(rid, "sampling_params", params, "expected SamplingParams or None", "Pass one of them.")
         params.check(rid, vocab_size)
     blocks = check_blocks(rid, request.block_ids, tables, [0] * len(tables))
-    check_extras(request, len(prompt))
-    return Admission(prompt, outputs, blocks, loras.check(rid, request.lora_id, request.lora_request))
+    lora_id = loras.check(rid, lora_id, request.lora_request)
+    return Admission(prompt, outputs, computed, blocks, lora_id, checked_extras(request, len(prompt)))
 
 
-def check_columns(new: NewRequests) -> I32 | None:
-    """The adapters, int32 [N] or None. RequestError for a column of ``sampling`` that is unknown, one of it or
-    ``lora_id`` without one entry per request, and a number that is not an adapter's.
+def checked_sampling(new: NewRequests) -> dict[str, npt.NDArray[np.generic]]:
+    """The columns of ``sampling`` in the types they are kept in. RequestError for one that is unknown, does not have
+    one entry per request, or not of numbers.
     """
+    columns: dict[str, npt.NDArray[np.generic]] = {}
     for name, column in (new.sampling or {}).items():
         if name not in GIVEN:
             fix = f"Use one of {', '.join(sorted(GIVEN))}."
             raise RequestError(None, "sampling", name, "is not the name of a column", fix)
-        per_request(name, column, len(new.req_ids))
-    if new.lora_id is None:
-        return None
-    lora_id = flat_int32(None, "lora_id", per_request("lora_id", new.lora_id, len(new.req_ids)))
-    if (bad := lora_id < 0).any():
-        i = int(np.argmax(bad))
-        limit = "must be the number of an adapter"
-        raise RequestError(new.req_ids[i], "lora_id", int(lora_id[i]), limit, "Use 0 for no adapter, or 1 and up.")
-    return lora_id
+        values = per_request(name, column, len(new.req_ids))
+        if values.dtype.kind not in "biuf":
+            raise RequestError(None, name, column, "must be numbers", "Give one number per request.")
+        columns[name] = values.astype(COLUMNS[name][0], copy=False)
+    return columns
 
 
 def check_blocks(
     rid: str, block_ids: Sequence[TokenIds], tables: Sequence[BlockTable], held: Sequence[int]
 ) -> list[I32]:
     """block_ids as int32, one array per KV group, for a row that holds held[g] blocks in group g."""
-    given = len(block_ids) if hasattr(block_ids, "__len__") else 0
+    given = len(block_ids) if isinstance(block_ids, Sequence | np.ndarray) else 0
     if given != len(tables):
         limit = f"the model has {len(tables)} KV groups"
         raise RequestError(rid, "block_ids", f"{given} lists", limit, "Give one list of blocks per group.")

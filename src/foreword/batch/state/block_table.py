@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import setitem
 
 import numpy as np
 
 from foreword.arrays import I32, I64, Bools
+from foreword.batch.state.changes import Change, make
 from foreword.batch.values.kv_groups import ContextParallel, KVGroup
 
 
 class ContentIds:
-    """Numbers that are never used twice, from 1."""
+    """Numbers that are never used twice, from 1. next: int64 [1], where native code takes its own."""
 
     __slots__ = ("next",)
 
     def __init__(self) -> None:
-        self.next = 1
+        self.next: I64 = np.ones(1, np.int64)
 
     def take(self, count: int = 1) -> int:
         """The first of ``count`` new numbers in a row."""
-        first = self.next
+        first = int(self.next[0])
         self.next += count
         return first
 
@@ -32,7 +34,8 @@ class BlockTable:
     table: int32 [R, K], entry k of a row holds positions k·P … k·P + P − 1 with P = ``tokens_per_block``;
     ``null_block`` from num_blocks[row] on. num_blocks: int32 [R]. K = ceil(M / P). The addresses never change.
     content_id: int64 [R], unique per content of any row; appending keeps it, any other change renews it. A gathered
-    copy of a row with the same number lacks at most the tail. Change a row through the methods.
+    copy of a row with the same number lacks at most the tail. Change a row through the methods; `changes.make` makes
+    the changes that they return.
     holds_null: bool [1], whether any row was ever given a null block. ``may_hold_null`` reads it.
     """
 
@@ -87,31 +90,30 @@ class BlockTable:
         if lowest == self.null_block:
             self.holds_null[0] = True
 
-    def append(self, row: int, block_ids: I32) -> None:
-        """table[row, num_blocks[row] :][: len(block_ids)] = block_ids. The caller has checked that they fit."""
-        start = int(self.num_blocks[row])
-        self.table[row, start : start + len(block_ids)] = block_ids
-        self.num_blocks[row] = start + len(block_ids)
+    def append(self, row: int, block_ids: I32) -> list[Change]:
+        """The changes to append blocks to a row. The caller has checked that they fit."""
+        return self._write(row, int(self.num_blocks[row]), block_ids)
 
-    def start(self, row: int, block_ids: I32) -> None:
-        """Make the row hold these blocks and nothing else."""
-        self.table[row, len(block_ids) : self.num_blocks[row]] = self.null_block
-        self.table[row, : len(block_ids)] = block_ids
-        self.num_blocks[row] = len(block_ids)
-        self.content_id[row] = self.ids.take()
+    def start(self, row: int, block_ids: I32) -> list[Change]:
+        """The changes for a row to hold these blocks and nothing else."""
+        rest = row, slice(len(block_ids), int(self.num_blocks[row]))
+        return [
+            (setitem, self.table, rest, self.null_block),
+            *self._write(row, 0, block_ids),
+            (setitem, self.content_id, row, self.ids.take()),
+        ]
+
+    def _write(self, row: int, start: int, block_ids: I32) -> list[Change]:
+        end = start + len(block_ids)
+        return [(setitem, self.table, (row, slice(start, end)), block_ids), (setitem, self.num_blocks, row, end)]
 
     def replace(self, row: int, index: int, block_id: int) -> None:
         """Replace the block of one entry: a copy on write, or null for one below the sliding window."""
         self.note_nulls(np.int32(block_id))
-        self.table[row, index] = block_id
-        self.content_id[row] = self.ids.take()
+        make([(setitem, self.table, (row, index), block_id), (setitem, self.content_id, row, self.ids.take())])
 
     def clear_all(self) -> None:
-        """Null every entry of every row."""
+        """Null every entry of every row, also past the blocks that a row holds."""
         self.table[:] = self.null_block
         self.num_blocks[:] = 0
         self.content_id[:] = self.ids.take(len(self.content_id)) + np.arange(len(self.content_id))
-
-    def clear(self, row: int) -> None:
-        """Null every entry of the row, so that no block of its last request can be reached."""
-        self.start(row, self.table[row, :0])

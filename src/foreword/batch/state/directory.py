@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+from operator import delitem, setitem
+
 import numpy as np
 import numpy.typing as npt
 
 from foreword.arrays import Bools, Ints
+from foreword.batch.state.changes import Change
 from foreword.errors import CapacityError, RequestError
 
 
@@ -24,40 +28,33 @@ class Directory:
         """For native code: the map, the address of the ids by row (str or None, [R]), the free rows."""
         return self.rows, self.ids.ctypes.data, self.free
 
-    def check_new(self, req_id: str) -> None:
-        """RequestError for an id that is not a string or has a row; CapacityError without a free row."""
+    def check_new(self, req_id: str, others: Container[str] = ()) -> None:
+        """RequestError for an id that is not a string, has a row, or is among ``others``."""
         if not isinstance(req_id, str):
             raise RequestError(None, "req_id", req_id, "expected a string", "Name requests by strings.")
-        if req_id in self.rows:
+        if req_id in self.rows or req_id in others:
             raise RequestError(req_id, "req_id", req_id, "is in use", "Remove that request first, or use another id.")
 
-    def enter(self, req_id: str) -> int:
-        """A row for the request; CapacityError without a free one."""
-        if not self.free:
+    def next_row(self, req_id: str, nth: int) -> int:
+        """The row of the request that enters after ``nth`` others; CapacityError without a free one."""
+        if nth >= len(self.free):
             raise CapacityError(f"request {req_id!r}: all max_num_reqs = {len(self.ids)} rows are taken")
-        row = self.free.pop()
-        self.rows[req_id] = row
-        self.ids[row] = req_id
-        return row
+        return self.free[-1 - nth]
 
-    def leave(self, row: int) -> None:
-        """Free the row."""
-        del self.rows[self.ids[row]]
-        self.ids[row] = None
-        self.free.append(row)
+    def enter(self, row: int, req_id: str) -> list[Change]:
+        """The changes for a request to enter its `next_row`, in the order of these."""
+        return [(setitem, self.rows, req_id, row), (setitem, self.ids, row, req_id), (self.free.pop,)]
 
-    def clear(self) -> None:
-        """Free every row."""
-        self.rows.clear()
-        self.ids[:] = None
-        self.free[:] = range(len(self.ids) - 1, -1, -1)
+    def leave(self, row: int) -> list[Change]:
+        """The changes to free the row."""
+        return [(delitem, self.rows, self.ids[row]), (setitem, self.ids, row, None), (self.free.append, row)]
 
     def row_of(self, req_id: str) -> int:
         """The request's row; RequestError for an unknown id."""
-        row = self.rows.get(req_id)
-        if row is None:
-            raise RequestError(req_id, "req_id", req_id, "is unknown", "Admit it with add_request first.")
-        return row
+        try:
+            return self.rows[req_id]
+        except (KeyError, TypeError):  # TypeError: no dictionary has such a key
+            raise RequestError(req_id, "req_id", req_id, "is unknown", "Admit it with add_request first.") from None
 
     def ids_of(self, rows: Ints) -> list[str]:
         """The ids of the requests in live rows; CapacityError for a free one."""

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
+from operator import setitem
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from foreword.arrays import I32, AnyArray, Bools
-from foreword.batch.values.integers import is_int32
+from foreword.batch.state.changes import Change
+from foreword.batch.values.integers import as_int32, as_integer, is_int32
 from foreword.batch.values.multimodal import MultiModalFeature
 from foreword.batch.values.pooling import PoolingParams, PoolingState
 from foreword.batch.values.requests import NewRequest
 from foreword.errors import RequestError
+
+
+class GivenExtras(NamedTuple):
+    """What a request brings for `RowExtras`, checked. values: attribute of `RowExtras` → its value for the row."""
+
+    rope_delta: int
+    encoder_len: int
+    is_token_id: Bools | None
+    values: dict[str, Any]
 
 
 class RowExtras:
@@ -56,46 +67,30 @@ class RowExtras:
         """Every array whose first axis is the row."""
         return [] if self.is_token_id is None else [self.is_token_id]
 
-    def set(self, row: int, request: NewRequest, shape: tuple[int, int]) -> None:
-        """Store the values of a new request. ``shape`` is (R, M)."""
-        self._rows.add(row)
-        if request.prompt_embeds is not None:
-            if self.is_token_id is None:
-                self.is_token_id = np.ones(shape, np.bool_)
-            self.prompt_embeds[row] = np.asarray(request.prompt_embeds)
-            mask = request.prompt_is_token_id
-            self.is_token_id[row, : len(request.prompt_embeds)] = False if mask is None else mask
-        if request.mm_features:
-            self.mm_features[row] = tuple(request.mm_features)
-        if request.mrope_positions is not None:
-            self.mrope_positions[row] = np.ascontiguousarray(request.mrope_positions, np.int32)
-        if request.pooling_params is not None:
-            self.pooling_params[row] = request.pooling_params
-            self.pooling_states[row] = PoolingState()
+    def set(self, row: int, given: GivenExtras, shape: tuple[int, int]) -> list[Change]:
+        """The changes to store what a new request brings. ``shape`` is (R, M)."""
+        if not (given.values or given.rope_delta or given.encoder_len):
+            return []
+        changes: list[Change] = [(self._rows.add, row)]
+        if (mask := given.is_token_id) is not None:
+            of_row = np.ones(shape, np.bool_) if self.is_token_id is None else self.is_token_id
+            changes += (setattr, self, "is_token_id", of_row), (setitem, of_row, (row, slice(len(mask))), mask)
+        return changes + [(setitem, getattr(self, name), row, value) for name, value in given.values.items()]
 
     def stage_mrope(self, row: int, positions: I32) -> None:
         """Keep the rotary positions of an admitted request."""
         self._rows.add(row)
         self.mrope_positions[row] = positions
 
-    def clear(self, row: int) -> bool:
-        """Remove everything of a row. Whether there was anything."""
+    def clear(self, row: int) -> list[Change]:
+        """The changes to remove everything of a row."""
         if row not in self._rows:
-            return False
-        self._rows.remove(row)
-        for values in self.sparse():
-            values.pop(row, None)
-        if self.is_token_id is not None:
-            self.is_token_id[row] = True
-        return True
-
-    def clear_all(self) -> None:
-        """Remove everything."""
-        self._rows.clear()
-        for values in self.sparse():
-            values.clear()
-        if self.is_token_id is not None:
-            self.is_token_id[:] = True
+            return []
+        return [
+            (self._rows.remove, row),
+            *((values.pop, row, None) for values in self.sparse()),
+            *((setitem, array, row, True) for array in self.arrays()),
+        ]
 
     def exchange(self, a: int, b: int) -> None:
         """Exchange two rows in the sparse maps (`arrays` move with the states' own)."""
@@ -105,53 +100,54 @@ class RowExtras:
         self._rows = {{a: b, b: a}.get(row, row) for row in self._rows}
 
 
-def has_extras(request: NewRequest) -> bool:
-    """Whether a request brings anything for `RowExtras`."""
-    return bool(
-        request.prompt_embeds is not None
-        or request.mm_features
-        or request.mrope_positions is not None
-        or request.mrope_delta
-        or request.encoder_len
-        or request.pooling_params is not None
-    )
-
-
-def check_extras(request: NewRequest, prompt_len: int) -> None:
-    """RequestError for the first value that does not fit the prompt or has the wrong type."""
+def checked_extras(request: NewRequest, prompt_len: int) -> GivenExtras:
+    """What the request brings; RequestError for the first value that does not fit the prompt or has the wrong type."""
 
     def require(ok: object, field: str, value: object, reason: str, fix: str) -> None:
         if not ok:
             raise RequestError(request.req_id, field, value, reason, fix)
 
-    embeds, mask, m = request.prompt_embeds, request.prompt_is_token_id, request.mrope_positions
+    values: dict[str, Any] = {}
+    embeds, mask, positions = request.prompt_embeds, request.prompt_is_token_id, request.mrope_positions
     if embeds is not None:
-        shape, limit = shape_of(embeds), f"must be [{prompt_len}, hidden]"
-        require(
-            len(shape) == 2 and shape[0] == prompt_len, "prompt_embeds", shape, limit, "Give one vector per position."
-        )
+        shape, limit = shape_of(embeds), f"must be numbers [{prompt_len}, hidden]"
+        fits = len(shape) == 2 and shape[0] == prompt_len and np.asarray(embeds).dtype.kind not in "OSU"
+        require(fits, "prompt_embeds", shape, limit, "Give one vector per position.")
+        values["prompt_embeds"] = np.asarray(embeds)
     if mask is not None:
-        shape, limit = shape_of(mask), f"must be [{prompt_len}], together with prompt_embeds"
-        fits = embeds is not None and shape == (prompt_len,)
+        shape, limit = shape_of(mask), f"must be bool [{prompt_len}], together with prompt_embeds"
+        fits = embeds is not None and shape == (prompt_len,) and np.asarray(mask).dtype.kind in "biu"
         require(fits, "prompt_is_token_id", shape, limit, "Give one truth value per position, or leave it out.")
         missing, limit = request.prompt_token_ids is None and np.any(mask), "names a token without prompt_token_ids"
         require(not missing, "prompt_is_token_id", True, limit, "Give the token ids.")
+    listed = isinstance(request.mm_features, list | tuple)
+    require(listed, "mm_features", request.mm_features, "expected a list of MultiModalFeature", "Give () for none.")
     for feature in request.mm_features:
         known = isinstance(feature, MultiModalFeature)
         require(known, "mm_features", feature, "expected a MultiModalFeature", "Pass one per image.")
         feature.check(request.req_id, prompt_len)
-    ok = m is None or len(shape_of(m)) == 2
-    require(ok, "mrope_positions", m, "must be [dims, tokens]", "Give one row per dimension.")
-    delta, length, pooling = request.mrope_delta, request.encoder_len, request.pooling_params
-    require(is_int32(delta), "mrope_delta", delta, "must fit int32", "Give a whole number.")
-    require(is_int32(length, 0), "encoder_len", length, "must be a number of tokens", "Give 0 for no encoder.")
-    ok = pooling is None or isinstance(pooling, PoolingParams)
-    require(ok, "pooling_params", pooling, "expected PoolingParams or None", "Pass one of them.")
+    if request.mm_features:
+        values["mm_features"] = tuple(request.mm_features)
+    if positions is not None:
+        table = as_int32(positions)
+        ok, limit = table is not None and table.ndim == 2, "must be integers [dims, tokens]"
+        require(ok, "mrope_positions", positions, limit, "Give one row per dimension.")
+        values["mrope_positions"] = np.ascontiguousarray(table)
+    delta, length, pooling = as_integer(request.mrope_delta), as_integer(request.encoder_len), request.pooling_params
+    require(is_int32(delta), "mrope_delta", request.mrope_delta, "must fit int32", "Give a whole number.")
+    ok, limit = is_int32(length, 0), "must be a number of tokens"
+    require(ok, "encoder_len", request.encoder_len, limit, "Give 0 for no encoder.")
+    if pooling is not None:
+        ok, limit = isinstance(pooling, PoolingParams), "expected PoolingParams or None"
+        require(ok, "pooling_params", pooling, limit, "Pass one of them.")
+        values |= {"pooling_params": pooling, "pooling_states": PoolingState()}
+    of_tokens = None if embeds is None else np.zeros(prompt_len, np.bool_) if mask is None else np.asarray(mask)
+    return GivenExtras(delta or 0, length or 0, of_tokens, values)
 
 
 def shape_of(values: Any) -> tuple[int, ...]:
     """The shape of an array or of nested lists; () where it has none."""
     try:
         return np.shape(values)
-    except ValueError:  # lists of lists of different lengths
+    except (TypeError, ValueError):  # lists of lists of different lengths, or what NumPy cannot read
         return ()

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from operator import setitem
+
+from foreword.batch.state.changes import Change
 from foreword.batch.values.lora import LoraRequest
 from foreword.errors import RequestError
 
@@ -9,23 +13,23 @@ from foreword.errors import RequestError
 class LoraUsers:
     """The live requests of each adapter. An adapter is in use from its first user's admission to its last one's end."""
 
-    __slots__ = ("_requests", "_users")
+    __slots__ = ("_adapter_of", "_requests")
 
     def __init__(self) -> None:
-        self._users: dict[int, dict[str, None]] = {}
+        self._adapter_of: dict[str, int] = {}  # request → adapter, in order of admission
         self._requests: dict[int, LoraRequest] = {}
 
-    def __len__(self) -> int:
-        return len(self._users)
+    def __bool__(self) -> bool:
+        return bool(self._adapter_of)
 
     @property
     def in_use(self) -> tuple[int, ...]:
-        """Adapters with at least one live request, in order of first use."""
-        return tuple(self._users)
+        """Adapters with at least one live request, in order of their first one."""
+        return tuple(dict.fromkeys(self._adapter_of.values()))
 
     def users(self, lora_id: int) -> tuple[str, ...]:
         """The adapter's live requests, in order of admission."""
-        return tuple(self._users.get(lora_id, ()))
+        return tuple(req_id for req_id, adapter in self._adapter_of.items() if adapter == lora_id)
 
     def request(self, lora_id: int) -> LoraRequest | None:
         """Name and path of an adapter in use; None where its requests gave a number alone."""
@@ -46,24 +50,15 @@ class LoraUsers:
             raise RequestError(req_id, "lora_request", request, limit, "Give each adapter a number of its own.")
         return request.lora_id
 
-    def add(self, lora_id: int, req_id: str, request: LoraRequest | None = None) -> None:
-        """Add a user; 0 means no adapter."""
-        if not lora_id:
-            return
-        self._users.setdefault(lora_id, {})[req_id] = None
-        if request is not None:
-            self._requests[lora_id] = request
+    def add(self, req_id: str, lora_id: int, request: LoraRequest | None) -> list[Change]:
+        """The changes to add a user of an adapter, which is not 0."""
+        named: list[Change] = [] if request is None else [(setitem, self._requests, lora_id, request)]
+        return [(setitem, self._adapter_of, req_id, lora_id), *named]
 
-    def clear(self) -> None:
-        """Remove every user and adapter."""
-        self._users.clear()
-        self._requests.clear()
-
-    def drop(self, lora_id: int, req_id: str) -> None:
-        """Remove a user, and the adapter with its last one."""
-        users = self._users.get(lora_id)
-        if users is not None:
-            users.pop(req_id, None)
-            if not users:
-                del self._users[lora_id]
-                self._requests.pop(lora_id, None)
+    def drop(self, req_ids: Collection[str]) -> list[Change]:
+        """The changes to remove these requests, and the adapters without any other user."""
+        stay = {adapter for req_id, adapter in self._adapter_of.items() if req_id not in req_ids}
+        return [
+            *((self._adapter_of.pop, req_id, None) for req_id in req_ids),
+            *((self._requests.pop, adapter) for adapter in self._requests if adapter not in stay),
+        ]

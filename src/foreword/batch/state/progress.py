@@ -7,9 +7,12 @@ native/batch/progress.h is the same for the native calls.
 
 from __future__ import annotations
 
+from operator import setitem
+
 import numpy as np
 
-from foreword.arrays import I32, I64, AnyArray, Bools
+from foreword.arrays import I32, AnyArray, Bools
+from foreword.batch.state.changes import Change
 from foreword.errors import CapacityError
 
 
@@ -37,22 +40,18 @@ class Progress:
         self.prefill_len: I32 = columns["prefill_len"]
         self.last_sampled_token: I32 = columns["last_sampled_token"]
 
-    def begin(self, row: int, prompt: I32, outputs: I32, num_computed: int) -> None:
-        """A request enters the row."""
+    def begin(self, row: int, prompt: I32, outputs: I32, num_computed: int) -> list[Change]:
+        """The changes when a request enters the row, which holds the padding of `ROWS`."""
         known = len(prompt) + len(outputs)
-        self.token_ids[row, : len(prompt)] = prompt
-        self.token_ids[row, len(prompt) : known] = outputs
-        self.num_tokens[row] = self.prefill_len[row] = known
-        self.prompt_len[row] = len(prompt)
-        self.num_computed_tokens[row] = num_computed
-        self.last_sampled_token[row] = outputs[-1] if len(outputs) else -1
-
-    def end(self, row: int) -> None:
-        """The row's request leaves."""
-        self.num_tokens[row] = self.num_computed_tokens[row] = self.num_placeholders[row] = 0
-        self.prompt_len[row] = self.prefill_len[row] = 0
-        self.num_accepted_tokens[row] = 1
-        self.last_sampled_token[row] = -1
+        return [
+            (setitem, self.token_ids, (row, slice(len(prompt))), prompt),
+            (setitem, self.token_ids, (row, slice(len(prompt), known)), outputs),
+            (setitem, self.num_tokens, row, known),
+            (setitem, self.prefill_len, row, known),
+            (setitem, self.prompt_len, row, len(prompt)),
+            (setitem, self.num_computed_tokens, row, num_computed),
+            (setitem, self.last_sampled_token, row, outputs[-1] if len(outputs) else -1),
+        ]
 
     def set_computed(self, row: int, num_computed: int) -> None:
         """Set num_computed_tokens to a scheduler's count, at most all known tokens but the last.
@@ -83,28 +82,40 @@ class Progress:
             last = self.token_ids[row, known - 1] if known > self.prompt_len[row] else -1
             self.last_sampled_token[row] = last
 
-    def advance(self, rows: I32, computed: I32, samples: Bools, num_drafts: I32) -> None:
-        """Count steps in flight as done, all their drafts accepted: for the rows [n] and where ``samples``
-        num_placeholders += 1 + drafts.
+    def advance(self, rows: I32, computed: I32, samples: Bools, num_drafts: I32) -> list[Change]:
+        """The changes to count steps in flight as done, all their drafts accepted: for the rows [n] and where
+        ``samples`` num_placeholders += 1 + drafts.
         """
-        self.num_computed_tokens[rows] = computed
-        self.num_placeholders[rows[samples]] += 1 + num_drafts[samples]
+        placeholders = self.num_placeholders[rows] + samples * (1 + num_drafts)
+        return [
+            (setitem, self.num_computed_tokens, rows, computed),
+            (setitem, self.num_placeholders, rows, placeholders),
+        ]
 
-    def reach(self, rows: I32, computed: I32 | None) -> None:
-        """A committed step of the rows [n]: num_computed_tokens, unless `advance` counted it, and nothing verified."""
+    def commit(
+        self, rows: I32, table: I32, counts: I32, samples: Bools, num_drafts: I32, computed: I32 | None
+    ) -> list[Change]:
+        """The changes of a committed step of the rows [n]: the first counts [n] entries of table [n, width].
+
+        samples: bool [n], False for a prompt chunk, whose count is 0. computed: num_computed_tokens with all drafts
+        accepted; None where `advance` counted the step.
+        """
+        accepted = np.maximum(counts, 1)
+        rejected = (num_drafts + 1 - accepted) * samples
+        known = self.num_tokens[rows]
+        some = np.flatnonzero(counts)
+        b, j = np.nonzero(np.arange(table.shape[1]) < counts[:, None])
+        changes: list[Change] = [
+            (setitem, self.token_ids, (rows[b], known[b] + j), table[b, j]),
+            (setitem, self.num_tokens, rows, known + counts),
+            (setitem, self.num_accepted_tokens, rows, accepted),
+            (setitem, self.last_sampled_token, rows[some], table[some, counts[some] - 1]),
+        ]
         if computed is not None:
-            self.num_computed_tokens[rows] = computed
-        self.num_accepted_tokens[rows] = 1
-
-    def accept(
-        self, rows: I32, counts: I32, where: tuple[I64, I64], tokens: I32, num_drafts: I32, advanced: bool
-    ) -> None:
-        """After `reach`, the samples of the rows [n] that have some: counts [n] of them, ``tokens`` at ``where``."""
-        self.num_computed_tokens[rows] -= num_drafts - np.maximum(counts - 1, 0)
-        if advanced:
-            self.num_placeholders[rows] -= 1 + num_drafts
-        self.num_tokens[rows] += counts
-        self.num_accepted_tokens[rows] = np.maximum(counts, 1)
-        self.token_ids[where] = tokens
-        some = counts > 0
-        self.last_sampled_token[rows[some]] = tokens[np.cumsum(counts)[some] - 1]
+            return [*changes, (setitem, self.num_computed_tokens, rows, computed - rejected)]
+        placeholders = self.num_placeholders[rows] - samples * (1 + num_drafts)
+        return [
+            *changes,
+            (setitem, self.num_computed_tokens, rows, self.num_computed_tokens[rows] - rejected),
+            (setitem, self.num_placeholders, rows, placeholders),
+        ]

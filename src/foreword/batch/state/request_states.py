@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import setitem
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from foreword.arrays import I32, I64, AnyArray, Bools, Ints
-from foreword.batch.state.admission import (
-    check_block_ids,
-    check_blocks,
-    check_columns,
-    checked,
-    flat_int32,
-)
+from foreword.batch.state.admission import check_block_ids, check_blocks, checked, checked_sampling, flat_int32
 from foreword.batch.state.block_table import BlockTable, ContentIds
+from foreword.batch.state.changes import Change, make
 from foreword.batch.state.directory import Directory
-from foreword.batch.state.extras import RowExtras, has_extras
+from foreword.batch.state.extras import RowExtras
 from foreword.batch.state.layout import ROWS
 from foreword.batch.state.loras import LoraUsers
 from foreword.batch.state.native_rows import rows_core
 from foreword.batch.state.observers import RowObserver
 from foreword.batch.state.progress import Progress
-from foreword.batch.state.sampling_columns import SamplingColumns
+from foreword.batch.state.sampling_columns import NUM_ADMISSIONS, SamplingColumns
 from foreword.batch.values.integers import INT32_MAX, is_int32
 from foreword.batch.values.kv_groups import ContextParallel, KVGroup
 from foreword.batch.values.requests import NewRequest, NewRequests, TokenIds
@@ -109,9 +104,9 @@ class RequestStates:
         self.max_num_draft_tokens = max_num_draft_tokens
         self.context_parallel = context_parallel
         self.null_block = null_block
-        self._content_ids = ContentIds()
+        content_ids = ContentIds()
         self.block_tables = tuple(
-            BlockTable.allocate(group, context_parallel, max_num_reqs, max_model_len, null_block, self._content_ids)
+            BlockTable.allocate(group, context_parallel, max_num_reqs, max_model_len, null_block, content_ids)
             for group in kv_groups
         )
         self._columns: dict[str, AnyArray] = {
@@ -127,11 +122,10 @@ class RequestStates:
         self.observers: list[RowObserver] = []
         self._adapters: dict[type, Any] = {}  # what an adapter keeps with these states, by its type
         self.step = 0  # prepared steps, for messages
-        self._num_admissions = 0  # requests admitted so far: the seeds of requests without one are derived from it
         self._layout_version = 0  # grows when rows move
         self._directory = Directory(max_num_reqs)
         self._core = self.sampling.core = rows_core(
-            {"token_ids": self.token_ids, **self._columns},
+            {"token_ids": self.token_ids, "next_content_id": content_ids.next, **self._columns},
             self.sampling.native_layout(),
             self._directory,
             self.block_tables,
@@ -145,7 +139,7 @@ class RequestStates:
         return len(self._directory.rows)
 
     def __contains__(self, req_id: object) -> bool:
-        return req_id in self._directory.rows
+        return isinstance(req_id, str) and req_id in self._directory.rows
 
     @property
     def req_ids(self) -> tuple[str, ...]:
@@ -194,166 +188,103 @@ class RequestStates:
 
         Raises RequestError for bad values and CapacityError without a free row or past the end of a block-table row.
         """
-        rid = request.req_id
-        self._directory.check_new(rid)
-        new = checked(
-            request,
-            max_model_len=self.max_model_len,
-            vocab_size=self.vocab_size,
-            tables=self.block_tables,
-            loras=self.loras,
-        )
-        row = self._directory.enter(rid)
-        self.live[row] = True
-        self._progress.begin(row, new.prompt, new.outputs, request.num_computed_tokens)
-        if new.lora_id:
-            self.lora_id[row] = new.lora_id
-            self.loras.add(new.lora_id, rid, request.lora_request)
-        if has_extras(request):
-            self.rope_delta[row] = request.mrope_delta
-            self.encoder_len[row] = request.encoder_len
-            self.extras.set(row, request, self.token_ids.shape)
-        for table, ids in zip(self.block_tables, new.blocks, strict=True):
-            table.start(row, ids)
-        self.sampling.set(row, request.sampling_params, self.vocab_size, self._num_admissions)
-        self._num_admissions += 1
-        for observer in self.observers:
-            observer.filled(row)
-        return row
+        return self._admit([request], [{}])[0]
 
     def add_requests(self, new: NewRequests) -> I32:
         """Admit many requests at once and return their rows, int32 [N]. All or nothing; errors as in `add_request`."""
         rows = np.empty(len(new.req_ids), np.int32)
-        if new.lora_id is not None or not self._admit(new, rows, new.sampling):
-            lora_id = check_columns(new)
-            if not self._admit(new, rows):
-                return self._add_one_by_one(new)
-            if lora_id is not None:
-                self.lora_id[rows] = lora_id
-                for rid, adapter in zip(new.req_ids, lora_id.tolist(), strict=True):
-                    self.loras.add(adapter, rid)
-            self._set_columns(rows, new)
+        if self._core is None or new.lora_id is not None or not self._core.admit(
+            new.req_ids, rows, new.token_ids, new.num_tokens, new.prompt_len, new.num_computed_tokens, new.block_ids,
+            new.num_blocks, new.sampling,
+        ):  # fmt: skip
+            columns, requests = checked_sampling(new), new.split()
+            sampling = [{name: values[i] for name, values in columns.items()} for i in range(len(requests))]
+            return np.array(self._admit(requests, sampling), np.int32)
         for observer in self.observers:
             for row in rows.tolist():
                 observer.filled(row)
         return rows
 
-    def _set_columns(self, rows: I32, new: NewRequests) -> None:
-        """The sampling columns of requests just admitted; those that sample at random without a seed derive one."""
-        if new.sampling is not None:
-            self.sampling.set_columns(rows, new.sampling)
-            if "temperature" in new.sampling and "seed" not in new.sampling:
-                self.sampling.set_derived_seeds(rows, self._num_admissions - len(rows))
-
-    def _admit(
-        self, new: NewRequests, rows: I32, sampling: Mapping[str, npt.NDArray[np.generic]] | None = None
-    ) -> bool:
-        """Whether the native core admitted them; False, with nothing changed, without it, or where it refuses.
-
-        sampling: columns for it to write as well; it refuses values that would have to be converted.
-        """
-        if self._core is None:
-            return False
-        version = self.sampling.version + (sampling is not None)
-        done: bool = self._core.admit(
-            new.req_ids,
-            rows,
-            new.token_ids,
-            new.num_tokens,
-            new.prompt_len,
-            new.num_computed_tokens,
-            new.block_ids,
-            new.num_blocks,
-            self._content_ids.take(len(rows)),
-            sampling,
-            version,
-            self.sampling.base_seed,
-            self._num_admissions,
-        )
-        if done:
-            self.sampling.version = version
-            self._num_admissions += len(rows)
-        return done
-
-    def _add_one_by_one(self, new: NewRequests) -> I32:
-        added: list[str] = []
-        try:
-            for request in new.split():
-                self.add_request(request)
-                added.append(request.req_id)
-        except Exception:
-            for req_id in reversed(added):  # so that the free rows are as they were
-                self.remove_request(req_id)
-            self._num_admissions -= len(added)
-            raise
-        rows = np.array([self.row_of(req_id) for req_id in added], np.int32)
-        self._set_columns(rows, new)
-        return rows
+    def _admit(self, requests: Sequence[NewRequest], sampling: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Admit requests, all or none, each with ``sampling_params`` or values by sampling column. Their rows."""
+        directory, first, changes = self._directory, self.sampling.num_admissions, list[Change]()
+        entering: dict[str, int] = {}
+        for i, request in enumerate(requests):
+            rid, params = request.req_id, request.sampling_params
+            directory.check_new(rid, entering)
+            new = checked(
+                request,
+                max_model_len=self.max_model_len,
+                vocab_size=self.vocab_size,
+                tables=self.block_tables,
+                loras=self.loras,
+            )
+            row = entering[rid] = directory.next_row(rid, i)
+            values = {"live": True, "rope_delta": new.extras.rope_delta, "encoder_len": new.extras.encoder_len}
+            changes += directory.enter(row, rid)
+            changes += self._progress.begin(row, new.prompt, new.outputs, new.num_computed_tokens)
+            if new.lora_id:
+                values["lora_id"] = new.lora_id
+                changes += self.loras.add(rid, new.lora_id, request.lora_request)
+            changes += ((setitem, self._columns[name], row, value) for name, value in values.items())
+            changes += self.extras.set(row, new.extras, self.token_ids.shape)
+            for table, ids in zip(self.block_tables, new.blocks, strict=True):
+                changes += table.start(row, ids)
+            if params is not None:
+                changes += self.sampling.set(row, params, self.vocab_size, first + i)
+            elif sampling[i]:
+                changes += self.sampling.set_given(row, sampling[i], first + i)
+        make([*changes, (setitem, self.sampling.counters, NUM_ADMISSIONS, first + len(requests))])
+        for row in entering.values():
+            for observer in self.observers:
+                observer.filled(row)
+        return list(entering.values())
 
     def remove_rows(self, rows: I32) -> None:
         """Free these rows. CapacityError for a row that holds no request; then nothing changes."""
         rows = flat_int32(None, "rows", rows)
-        if not self._remove(rows):
-            for req_id in dict.fromkeys(self.req_ids_of(rows)):
-                self.remove_request(req_id)
-
-    def _remove(self, rows: I32) -> bool:
-        """Whether the native core removed them; False, with nothing changed, without it, or where it refuses."""
-        if self._core is None or self.loras or self.extras:  # the native core does not have these
-            return False
-        if self.observers:
-            within = len(rows) and rows.min() >= 0 and rows.max() < self.max_num_reqs
-            if not within or not self.live[rows].all() or len(np.unique(rows)) < len(rows):
-                return False
-            for observer in self.observers:
-                for row in rows.tolist():
-                    observer.freed(row)
-        if not self._core.remove(rows, self._content_ids.take(len(rows)), self.sampling.version + 1):
-            return False
-        self.sampling.were_reset(rows.tolist() if self.sampling.params else ())
-        return True
+        if self.observers or not self._remove_native(rows):
+            self.req_ids_of(rows)
+            self._remove(list(dict.fromkeys(rows.tolist())))
 
     def remove_request(self, req_id: str) -> bool:
         """Free the request's row. False for an unknown id, so removing twice is harmless."""
-        row = self._directory.rows.get(req_id)
-        if row is None:
+        if req_id not in self:
             return False
-        if self._remove(np.array([row], np.int32)):
-            return True
-        for observer in self.observers:
-            observer.freed(row)
-        self._directory.leave(row)
-        self.live[row] = False
-        self.row_generation[row] += 1
-        self._progress.end(row)
-        if lora_id := int(self.lora_id[row]):
-            self.loras.drop(lora_id, req_id)
-            self.lora_id[row] = 0
-        if self.extras.clear(row):
-            self.rope_delta[row] = self.encoder_len[row] = 0
-        for table in self.block_tables:
-            table.clear(row)
-        self.sampling.set(row, None, self.vocab_size)
+        self._remove([self._directory.rows[req_id]])
         return True
 
     def clear(self) -> None:
-        """Free every row, whatever an interrupted change of the states left behind."""
-        named = self.live & (self._directory.ids != None)  # noqa: E711 (elementwise)
-        for row in named.nonzero()[0].tolist():
-            for observer in self.observers:
-                observer.freed(row)
-        self.live[:] = False
-        self._directory.clear()
-        self.row_generation += 1
-        for field in ROWS:
-            if field.padding is not None:
-                self._columns[field.name][:] = field.padding
-        self.loras.clear()
-        self.extras.clear_all()
+        """Free every row, also if a writer of block tables was interrupted."""
+        self._remove(self.live.nonzero()[0].tolist())
         for table in self.block_tables:
             table.clear_all()
-        self.sampling.is_set[:] = True  # also of rows that were not completely set
-        self.sampling.reset(np.arange(self.max_num_reqs))
+
+    def _remove_native(self, rows: I32) -> bool:
+        """Whether the native core removed them; False, with nothing changed, without it, or where it refuses."""
+        # It does not have what few requests bring.
+        return not (self._core is None or self.loras or self.extras) and self._core.remove(rows)
+
+    def _remove(self, rows: Sequence[int]) -> None:
+        """Free different rows, all of them live."""
+        for observer in self.observers:
+            for row in rows:
+                observer.freed(row)
+        index = np.array(rows, np.int32)
+        if self._remove_native(index):
+            return
+        changes: list[Change] = [(setitem, self.row_generation, index, self.row_generation[index] + 1)]
+        for field in ROWS:
+            if field.name != "row_generation":
+                changes.append((setitem, self._columns[field.name], index, field.padding or 0))
+        changes += self.loras.drop(self.req_ids_of(index)) if self.loras else ()
+        changes += self.sampling.reset(index)
+        for row in rows:
+            changes += self._directory.leave(row)
+            changes += self.extras.clear(row)
+            for table in self.block_tables:
+                changes += table.start(row, index[:0])
+        make(changes)
 
     # -- blocks ----------------------------------------------------------------------------------------------------
 
@@ -361,8 +292,8 @@ class RequestStates:
         """Append newly allocated blocks, one list per group. CapacityError past a row's end, and no group changes."""
         row = self.row_of(req_id)
         held = [int(t.num_blocks[row]) for t in self.block_tables]
-        for table, ids in zip(self.block_tables, check_blocks(req_id, block_ids, self.block_tables, held), strict=True):
-            table.append(row, ids)
+        blocks = check_blocks(req_id, block_ids, self.block_tables, held)
+        make([c for table, ids in zip(self.block_tables, blocks, strict=True) for c in table.append(row, ids)])
 
     def append_blocks_rows(self, rows: I32, block_ids: I32, group: int = 0) -> None:
         """One new block for each entry of rows: table[rows[i], num_blocks[rows[i]]++] = block_ids[i], i ascending.
@@ -382,8 +313,9 @@ class RequestStates:
         check_block_ids(None, "block_ids", block_ids, table)
         self.req_ids_of(rows)
         order = np.argsort(rows, kind="stable")
-        new = np.bincount(rows, minlength=self.max_num_reqs)
-        if (full := table.num_blocks + new > table.width).any():
+        new = np.bincount(rows, minlength=self.max_num_reqs).astype(np.int32)
+        held = table.num_blocks + new
+        if (full := held > table.width).any():
             row = int(np.argmax(full))
             raise CapacityError(
                 f"request {self._find_req_id(row)!r}: group {group} holds {table.width} blocks per row, "
@@ -391,8 +323,8 @@ class RequestStates:
                 f"and {int(new[row])} more do not fit"
             )
         nth = np.arange(len(rows)) - (np.cumsum(new) - new)[rows[order]]  # of a row named more than once
-        table.table[rows[order], table.num_blocks[rows[order]] + nth] = block_ids[order]
-        table.num_blocks[:] += new.astype(np.int32)
+        at = rows[order], table.num_blocks[rows[order]] + nth
+        make([(setitem, table.table, at, block_ids[order]), (setitem, table.num_blocks, slice(None), held)])
 
     # -- after the step --------------------------------------------------------------------------------------------
 

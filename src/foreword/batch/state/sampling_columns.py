@@ -6,16 +6,18 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from enum import IntFlag
+from operator import setitem
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from foreword.arrays import F32, I32, I64, AnyArray, Ints
+from foreword.batch.state.changes import Change, make
 from foreword.batch.values.sampling_params import SamplingParams
-from foreword.batch.values.seeds import derived_seed, derived_seeds
+from foreword.batch.values.seeds import derived_seed
 
 
 class Need(IntFlag):
@@ -54,6 +56,15 @@ COLUMNS: dict[str, tuple[type[np.generic], float]] = {
     "needs": (np.int32, int(Need.GREEDY)),
 }
 GIVEN = tuple(name for name in COLUMNS if name != "needs")  # needs follow from the others
+_AS_GIVEN = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "min_tokens",
+)
 
 
 class FlagRule(NamedTuple):
@@ -88,16 +99,20 @@ FLAG_RULES = (
 _COMPILED_RULES = tuple((rule.flag, rule.column, COMPARISONS[rule.comparison], rule.operand) for rule in FLAG_RULES)
 
 
+VERSION, BASE_SEED, NUM_ADMISSIONS = range(3)  # the entries of `SamplingColumns.counters`
+
+
 class SamplingColumns:
     """One array per parameter, [R], by state row. ``num_logprobs`` is −1 where none are requested and V where all are.
 
     needs: int32 [R], the `Need` flags of each row. params: row → the request's parameters object, for what no column
     holds; a row filled from columns has none. stamp: int64 [R], renewed by every change of a row.
-    version: grows with every change, so that what was made from the columns can be checked for being current.
-    base_seed: what the seeds of requests without one are derived from.
+    counters: int64 [3], which native code advances as well. version: grows with every change, so that what was made
+    from the columns can be checked for being current. base_seed, num_admissions: a request without a seed gets the one
+    derived from ``base_seed`` and the number of its admission, so that such requests draw independently.
     """
 
-    __slots__ = (*COLUMNS, "_blocks", "base_seed", "core", "is_set", "params", "stamp", "version")
+    __slots__ = (*COLUMNS, "_blocks", "core", "counters", "is_set", "params", "stamp")
 
     temperature: F32
     top_p: F32
@@ -126,8 +141,27 @@ class SamplingColumns:
         self.stamp = np.zeros(max_num_reqs, np.int64)
         self.params: dict[int, SamplingParams] = {}
         self.core: Any = None  # the native core over these arrays, where it is built
-        self.version = 0
-        self.base_seed = base_seed
+        self.counters: I64 = np.array([0, base_seed, 0], np.int64)
+
+    @property
+    def version(self) -> int:
+        return int(self.counters[VERSION])
+
+    @property
+    def base_seed(self) -> int:
+        return int(self.counters[BASE_SEED])
+
+    @base_seed.setter
+    def base_seed(self, seed: int) -> None:
+        self.counters[BASE_SEED] = seed
+
+    @property
+    def num_admissions(self) -> int:
+        return int(self.counters[NUM_ADMISSIONS])
+
+    @num_admissions.setter
+    def num_admissions(self, count: int) -> None:
+        self.counters[NUM_ADMISSIONS] = count
 
     def native_layout(self) -> dict[str, Any]:
         """The arrays, their defaults and the flag rules, as native code takes them."""
@@ -136,65 +170,61 @@ class SamplingColumns:
             "flag_rules": [tuple(rule) for rule in FLAG_RULES],
             "stamp": self.stamp,
             "is_set": self.is_set,
+            "counters": self.counters,
+            "params": self.params,
         }
 
-    def set(self, row: int, params: SamplingParams | None, vocab_size: int, admission: int = 0) -> None:
-        """Write a request's parameters to its row; None writes the defaults (greedy, nothing else).
-
-        admission: the number of the request's admission. Without a seed of its own it gets the one derived from
-        ``base_seed`` and this number, so that requests without a seed draw independently.
-        """
-        if params is None:
-            self.reset(np.array([row]))
-            return
-        values = {
-            "temperature": params.temperature,
-            "top_p": params.top_p,
+    def set(self, row: int, params: SamplingParams, vocab_size: int, admission: int) -> list[Change]:
+        """The changes to write the parameters of a request, with the number of its admission, to its row."""
+        given = {name: getattr(params, name) for name in _AS_GIVEN} | {
             "top_k": params.top_k if params.top_k < vocab_size else 0,
-            "min_p": params.min_p,
-            "presence_penalty": params.presence_penalty,
-            "frequency_penalty": params.frequency_penalty,
-            "repetition_penalty": params.repetition_penalty,
             "seed": derived_seed(self.base_seed, admission) if params.seed is None else params.seed,
-            "min_tokens": params.min_tokens,
             "num_logprobs": _count(params.logprobs, vocab_size),
             "num_prompt_logprobs": _count(params.prompt_logprobs, vocab_size),
         }
-        for name, value in values.items():
-            getattr(self, name)[row] = value
-        self.params[row] = params
-        self.needs[row] = self.flags_from_columns(row) | flags_from_params(params)
-        self.version += 1
-        self.is_set[row] = True
-        self.stamp[row] = self.version
+        return [*self._write(row, given, flags_from_params(params)), (setitem, self.params, row, params)]
 
-    def set_columns(self, rows: I32, columns: Mapping[str, npt.NDArray[np.generic]]) -> None:
-        """column[rows] = values for each named column."""
-        for name, values in columns.items():
-            getattr(self, name)[rows] = values
-        self._renew(rows)
+    def set_given(self, row: int, given: Mapping[str, Any], admission: int) -> list[Change]:
+        """The changes to write named values of a request; if it samples at random without a seed, one is derived."""
+        if "temperature" in given and "seed" not in given:
+            given = {**given, "seed": derived_seed(self.base_seed, admission)}
+        return self._write(row, given, 0)
 
-    def set_derived_seeds(self, rows: Ints, first_admission: int) -> None:
-        """The seeds of requests without one, admitted in this order from ``first_admission`` on."""
-        self.seed[rows] = derived_seeds(self.base_seed, first_admission, len(rows))
+    def _write(self, row: int, given: Mapping[str, Any], rare: int) -> list[Change]:
+        values = {name: dtype(given.get(name, default)) for name, (dtype, default) in COLUMNS.items()}
+        values["needs"] = self._flags(values.__getitem__) | rare
+        return [
+            *((setitem, getattr(self, name), row, value) for name, value in values.items()),
+            (setitem, self.is_set, row, True),
+            *self._renewed(row),
+        ]
 
-    def reset(self, rows: Ints) -> None:
-        """The defaults (greedy, nothing else) in these rows."""
+    def reset(self, rows: Ints) -> list[Change]:
+        """The changes to write the defaults (greedy, nothing else) to these rows."""
         rows = rows[self.is_set[rows]]
         if not len(rows):
-            return
-        self.is_set[rows] = False
-        self.stamp[rows] = self.version + 1
-        for block, defaults in self._blocks:
-            block[:, rows] = defaults
-        self.were_reset(rows.tolist())
+            return []
+        return [
+            *((setitem, block, (slice(None), rows), defaults) for block, defaults in self._blocks),
+            (setitem, self.is_set, rows, False),
+            *((self.params.pop, row, None) for row in rows.tolist()),
+            *self._renewed(rows),
+        ]
 
-    def were_reset(self, rows: Iterable[int]) -> None:
-        """Note that the columns of these rows have the defaults again, and stamps of the next version."""
-        self.version += 1
-        if self.params:
-            for row in rows:
-                self.params.pop(row, None)
+    def _renewed(self, rows: Any) -> list[Change]:
+        version = self.version + 1
+        return [(setitem, self.stamp, rows, version), (setitem, self.counters, VERSION, version)]
+
+    def set_columns(self, rows: I32, columns: Mapping[str, npt.NDArray[np.generic]]) -> None:
+        """column[rows] = values for each named column, and the flags that follow from them."""
+        for name, values in columns.items():
+            getattr(self, name)[rows] = values
+        if self.core is not None:
+            self.core.renew_sampling(np.ascontiguousarray(rows, np.int32))
+            return
+        self.is_set[rows] = True
+        self.needs[rows] = self._flags(lambda name: getattr(self, name)[rows])
+        make(self._renewed(rows))
 
     def exchange(self, a: int, b: int) -> None:
         """Swap the parameters objects of two rows, whose arrays the caller swaps."""
@@ -204,27 +234,17 @@ class SamplingColumns:
             if value is not None:
                 held[row] = value
         # Rows set in one call share a stamp; after a move each gets its own.
-        self.stamp[a], self.stamp[b] = self.version + 1, self.version + 2
-        self.version += 2
+        for row in (a, b):
+            make(self._renewed(row))
 
     def arrays(self) -> list[npt.NDArray[np.generic]]:
         return [self.is_set, *(getattr(self, name) for name in COLUMNS)]
 
-    def _renew(self, rows: Ints) -> None:
-        """Note a change of rows, and set their flags from the columns."""
-        self.version += 1
-        if self.core is not None:
-            self.core.renew_sampling(np.ascontiguousarray(rows, np.int32), self.version)
-            return
-        self.is_set[rows] = True
-        self.stamp[rows] = self.version
-        self.needs[rows] = self.flags_from_columns(rows)
-
-    def flags_from_columns(self, rows: Any) -> Any:
-        """The flags of a row, or of rows, by `FLAG_RULES`."""
+    def _flags(self, values: Callable[[str], Any]) -> Any:
+        """The flags of rows with these values by column, by `FLAG_RULES`."""
         needs: Any = 0
         for flag, name, compare, operand in _COMPILED_RULES:
-            needs = needs | compare(getattr(self, name)[rows], operand) * flag
+            needs = needs | compare(values(name), operand) * flag
         return needs
 
 

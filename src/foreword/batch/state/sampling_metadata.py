@@ -189,12 +189,12 @@ class MetadataCache:
     def __init__(self, columns: SamplingColumns, vocab_size: int, rows: I32) -> None:
         self._columns, self._vocab_size, self._rows = columns, vocab_size, rows
         make: Any = native.SamplingProbe if available() else _Probe
-        self._probe: Any = make(columns.needs, columns.stamp, rows)
+        self._probe: Any = make(columns.needs, columns.stamp, rows, columns.counters)
         self._known: list[SamplingMetadata | None] = [None] * self.SIZE
 
     def get(self, count: int) -> SamplingMetadata:
         """The metadata of the first ``count`` rows in the buffer: a comparison if known, else `build_metadata`."""
-        slot, known, needs = self._probe.lookup(count, self._columns.version)
+        slot, known, needs = self._probe.lookup(count)
         metadata: SamplingMetadata | None = self._known[slot]
         if known and metadata is not None:
             return metadata
@@ -206,12 +206,12 @@ class MetadataCache:
 class _Probe:
     """Which of the last batches has the same rows with the same stamps of their parameters. As native SamplingProbe."""
 
-    def __init__(self, needs: I32, stamp: I64, rows: I32) -> None:
+    def __init__(self, needs: I32, stamp: I64, rows: I32, counters: I64) -> None:
         self._stamp, self._rows = stamp, rows
         self._keys: list[tuple[bytes, bytes] | None] = [None] * MetadataCache.SIZE
         self._oldest = 0
 
-    def lookup(self, count: int, version: int) -> tuple[int, bool, None]:
+    def lookup(self, count: int) -> tuple[int, bool, None]:
         """(slot, whether the batch is known there, its needs: None, not computed here)"""
         rows = self._rows[:count]
         key = rows.tobytes(), self._stamp[rows].tobytes()

@@ -26,13 +26,10 @@ class StaleBatchError(ForewordError, RuntimeError):
 
 
 class Scalar:
-    """The step's scalar of this name, or of ``name``."""
-
-    def __init__(self, name: str = "") -> None:
-        self.name = name
+    """The step's scalar of this name, without the ``_`` of a private one."""
 
     def __set_name__(self, owner: type, name: str) -> None:
-        self.index = Scalars._fields.index(self.name or name)
+        self.index = Scalars._fields.index(name.removeprefix("_"))
 
     @overload
     def __get__(self, batch: None, owner: type) -> Scalar: ...
@@ -41,16 +38,19 @@ class Scalar:
     def __get__(self, batch: BatchTensors | None, owner: type) -> Any:
         if batch is None:
             return self
-        if batch._generation != batch.buffers.generation:
+        if batch._generation != batch._buffers.generation:
             batch._check_alive()
         return batch._scalars[self.index]
 
 
 class View(Generic[_T]):
-    """The step's entries of the buffer of this name, read-only; of each KV group where there is one per group."""
+    """The step's entries of the buffer of this name, read-only; of each KV group where there is one per group.
+
+    A private one has the name of its buffer after a ``_``; `tensor` reads it.
+    """
 
     def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
+        self.name = name = name.removeprefix("_")
         extent = EXTENTS[FIELDS[name].shape[0]]
         self.index, self.extra = Scalars._fields.index(extent.scalar), extent.extra
         self.gathered = name in GATHERED
@@ -62,10 +62,10 @@ class View(Generic[_T]):
     def __get__(self, batch: BatchTensors | None, owner: type) -> Any:
         if batch is None:
             return self
-        buffers, size = batch.buffers, batch._scalars[self.index] + self.extra
+        buffers, size = batch._buffers, batch._scalars[self.index] + self.extra
         if batch._generation != buffers.generation:
             batch._check_alive()
-        if self.gathered and not batch.is_gathered:
+        if self.gathered and not batch._gathered:
             raise _not_gathered(batch, self.name)
         last = buffers.slices.get(self.name)
         if last is not None and last[0] == size:  # the sizes of one step are mostly those of the step before
@@ -81,22 +81,21 @@ class BatchTensors:
     on them. `foreword.batch.proof.spec` describes each one.
 
     states: what the step was prepared from, for kernels that read their block tables through ``idx_mapping``.
-    step: number of the step, for messages. is_gathered: whether `block_table` was made.
-    backend, check: how the step was prepared and checked.
+    step: number of the step, for messages.
     block_ops: blocks to zero, then to copy, before the step reads or writes the cache.
     """
 
     __slots__ = (
+        "_backend",
+        "_buffers",
+        "_check",
+        "_gathered",
         "_generation",
         "_layout",
         "_req_ids",
         "_scalars",
         "_stage",
-        "backend",
         "block_ops",
-        "buffers",
-        "check",
-        "is_gathered",
         "states",
         "step",
     )
@@ -107,16 +106,16 @@ class BatchTensors:
     num_tokens_padded = Scalar()
     max_query_len = Scalar()
     max_seq_len = Scalar()
-    num_unresolved = Scalar()
-    _attention_state = Scalar("attention_state")
+    _num_unresolved = Scalar()
+    _attention_state = Scalar()
 
     idx_mapping = View[I32]()
     num_scheduled_tokens = View[I32]()
     num_draft_tokens = View[I32]()
     num_computed_tokens = View[I32]()
-    num_placeholders = View[I32]()
+    _num_placeholders = View[I32]()
     is_prefilling = View[Bools]()
-    row_generation = View[I64]()
+    _row_generation = View[I64]()
     query_start_loc = View[I32]()
     seq_lens = View[I32]()
     cu_num_logits = View[I32]()
@@ -132,7 +131,7 @@ class BatchTensors:
     bonus_logits_indices = View[I64]()
     draft_token_ids = View[I32]()
     block_table = View[tuple[I32, ...]]()
-    num_blocks = View[tuple[I32, ...]]()
+    _num_blocks = View[tuple[I32, ...]]()
 
     def __init__(
         self,
@@ -145,43 +144,33 @@ class BatchTensors:
         backend: str,
         check: Check = "off",
     ) -> None:
-        self._generation = buffers.generation = buffers.generation + 1
+        self._generation = buffers.generation
         self.states = states
-        self.buffers = buffers
+        self._buffers = buffers
         self._scalars = scalars
         self._req_ids = req_ids
         self._layout = states._layout_version
         self._stage = PREPARED
-        self.is_gathered = gathered
+        self._gathered = gathered
         self.block_ops = block_ops
-        self.backend = backend
-        self.check = check
+        self._backend = backend
+        self._check = check
         self.step = states.step + 1
 
     def _check_alive(self) -> None:
         """StaleBatchError after the next `prepare_inputs` on the buffers."""
-        if self._generation != self.buffers.generation:
+        if self._generation != self._buffers.generation:
             raise StaleBatchError(
                 f"the batch of step {self.step} was replaced by a later prepare_inputs on the same buffers; "
                 "read a batch before preparing the next, or alternate between two InputBuffers"
             )
 
     @property
-    def is_resolved(self) -> bool:
-        """False where the step was prepared before the samples it needs were known: `resolve` it before it runs."""
-        return self.num_unresolved == 0
-
-    @property
-    def is_committed(self) -> bool:
-        """Whether the step's samples were committed."""
-        return self._stage == COMMITTED
-
-    @property
     def req_ids(self) -> list[str]:
         """The scheduled requests, in batch order."""
         self._check_alive()
         if self._req_ids is None:
-            freed = self.states.row_generation[self.idx_mapping] != self.row_generation
+            freed = self.states.row_generation[self.idx_mapping] != self._row_generation
             if self._layout != self.states._layout_version or freed.any():
                 raise StaleBatchError(f"step {self.step}: read req_ids before rows are freed or moved")
             self._req_ids = self.states.req_ids_of(self.idx_mapping)
@@ -207,10 +196,10 @@ class BatchTensors:
         PlanError for another tensor, and for a size below the step's or above the buffer's.
         """
         self._check_alive()
-        view = self.buffers.views.get(name)
+        view = self._buffers.views.get(name)
         if view is None or FIELDS[name].padding in (None, "T"):
             raise PlanError("the tensor has no pad value", tensor=name, expected="a name with padding in layout.STEP")
-        if name in GATHERED and not self.is_gathered:
+        if name in GATHERED and not self._gathered:
             raise _not_gathered(self, name)
         extent, capacity = EXTENTS[FIELDS[name].shape[0]], len(view[0] if type(view) is tuple else view)
         least = self._scalars[Scalars._fields.index(extent.scalar)] + extent.extra
@@ -218,10 +207,46 @@ class BatchTensors:
             raise PlanError("a padded size out of range", tensor=name, expected=f"{least} … {capacity}", got=size)
         return tuple(v[:size] for v in view) if type(view) is tuple else view[:size]
 
-    def optional(self, name: str, group: int = 0, size: int = 0) -> Any:
-        """The whole buffer of a tensor of `layout.OPTIONAL`, at a stable address; a function of the batch fills it."""
-        self._check_alive()
-        return self.buffers.optional(name, group, size)
+
+def tensor(batch: BatchTensors, name: str) -> Any:
+    """A tensor of the batch by its name in the specification, also one that is not an attribute of a batch."""
+    return getattr(batch, name) if hasattr(BatchTensors, name) else getattr(batch, f"_{name}")
+
+
+def row_generation(batch: BatchTensors) -> I64:
+    """int64 [B]: the generation of each request's row when the step was prepared; −1 for a cancelled request."""
+    return batch._row_generation
+
+
+def num_blocks(batch: BatchTensors) -> tuple[I32, ...]:
+    """int32 [B] per KV group: the entries of the gathered row that are the request's."""
+    return batch._num_blocks
+
+
+def optional(batch: BatchTensors, name: str, group: int = 0, size: int = 0) -> Any:
+    """The whole buffer of a tensor of `layout.OPTIONAL`, at a stable address; a function of the batch fills it."""
+    batch._check_alive()
+    return batch._buffers.optional(name, group, size)
+
+
+def buffers_of(batch: BatchTensors) -> InputBuffers:
+    """The memory of the batch."""
+    return batch._buffers
+
+
+def is_gathered(batch: BatchTensors) -> bool:
+    """Whether `block_table` was made."""
+    return batch._gathered
+
+
+def is_resolved(batch: BatchTensors) -> bool:
+    """False where the step was prepared before the samples it needs were known: `resolve` it before it runs."""
+    return batch._num_unresolved == 0
+
+
+def is_committed(batch: BatchTensors) -> bool:
+    """Whether the step's samples were committed."""
+    return batch._stage == COMMITTED
 
 
 def _not_gathered(batch: BatchTensors, name: str) -> PlanError:

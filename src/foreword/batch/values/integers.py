@@ -51,7 +51,7 @@ def as_integer(value: Any) -> int | None:
         return None
     try:
         return operator.index(value)
-    except TypeError:
+    except Exception:  # whatever an ``__index__`` raises: it gives no integer
         return None
 
 
@@ -59,7 +59,7 @@ def length_of(values: object) -> int:
     """len(values), −1 for what has none."""
     try:
         return len(values)  # type: ignore[arg-type]
-    except TypeError:
+    except Exception:  # whatever a ``__len__`` raises
         return -1
 
 

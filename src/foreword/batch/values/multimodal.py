@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from foreword.arrays import Bools
+from foreword.batch.values.integers import is_int32
 from foreword.errors import RequestError
 
 
@@ -33,7 +34,7 @@ class MultiModalFeature:
 
     def check(self, req_id: str, prompt_len: int) -> None:
         """RequestError for a range outside the prompt or a mask of another length."""
-        if self.offset < 0 or self.length < 1 or self.offset + self.length > prompt_len:
+        if not (is_int32(self.offset, 0) and is_int32(self.length, 1) and self.offset + self.length <= prompt_len):
             got, limit = (self.offset, self.length), f"(offset, length) must be inside the prompt's {prompt_len} tokens"
             raise RequestError(req_id, "mm_features", got, limit, "Give the placeholder range of prompt_token_ids.")
         if self.is_embed is not None and np.shape(self.is_embed) != (self.length,):

@@ -88,6 +88,7 @@ class NewRequests:
             i = int(np.argmax(bad))
             limit = f"must be in [1, num_tokens = {int(num_tokens[i])}]"
             raise RequestError(self.req_ids[i], "prompt_len", int(prompt_len[i]), limit, "Count the prompt's tokens.")
+        lora_id = np.zeros(count, np.int32) if self.lora_id is None else per_request("lora_id", self.lora_id, count)
         tokens = _pieces("token_ids", self.token_ids, "num_tokens", num_tokens)
         blocks = []
         for g, (ids, held) in enumerate(zip(self.block_ids, self.num_blocks, strict=True)):
@@ -100,7 +101,7 @@ class NewRequests:
                 [group[i] for group in blocks],
                 tokens[i][prompt_len[i] :],
                 int(computed[i]),
-                lora_id=0 if self.lora_id is None else int(self.lora_id[i]),
+                lora_id=lora_id[i],
             )
             for i, req_id in enumerate(self.req_ids)
         ]

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
-from foreword.arrays import I64
-
 MASK = 0xFFFFFFFFFFFFFFFF
 STRIDE = 0x9E3779B97F4A7C15
 
@@ -28,12 +24,3 @@ def derived_seed(seed: int, index: int) -> int:
         return seed
     x: int = mix64((seed + index * STRIDE) & MASK)
     return x - (1 << 64) if x >> 63 else x
-
-
-def derived_seeds(seed: int, first: int, count: int) -> I64:
-    """`derived_seed` of first, first + 1, …, first + count − 1: int64 [count]."""
-    x = np.arange(first, first + count, dtype=np.uint64) * np.uint64(STRIDE) + np.uint64(seed & MASK)
-    seeds: I64 = mix64(x).view(np.int64)
-    if first == 0:
-        seeds[:1] = seed
-    return seeds

@@ -82,6 +82,7 @@ def attention_state(
 
 def run(states: RequestStates, buffers: InputBuffers, plan: Plan, pad: Padding, gather: bool) -> Scalars:
     plan = check(states, buffers, plan, pad)
+    buffers.generation += 1
     out: dict[str, Any] = buffers.arrays
     rows = [int(r) for r in plan[0]]
     n = [int(x) for x in plan[1]]

@@ -19,12 +19,14 @@ def run(states: RequestStates, buffers: InputBuffers, plan: Plan, pad: Padding, 
         core = buffers.core = _bind(states, buffers)
     rows, num_scheduled, drafts, cancelled = plan
     scalars: Sequence[int] | None
+    buffers.generation += 1
     if cancelled is None and type(drafts) is not RaggedDrafts:
         scalars = core.prepare(rows, num_scheduled, drafts, pad[0], pad[1], gather)
     else:
         scalars = core.prepare_ragged(rows, num_scheduled, *ragged(plan), pad[0], pad[1], gather, cancelled)
     if scalars is not None:
         return scalars
+    buffers.generation -= 1  # nothing was written
     accepted = check(states, buffers, plan, pad)  # raises, unless the core refused the arrays' types
     if all(mine is given for mine, given in zip(accepted, plan, strict=True)):
         raise PlanError("the native backend refused a plan that breaks no rule", step=states.step)

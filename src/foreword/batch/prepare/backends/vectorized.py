@@ -20,6 +20,7 @@ from foreword.batch.values.plan import Plan, ragged
 
 def run(states: RequestStates, buffers: InputBuffers, plan: Plan, pad: Padding, gather: bool) -> Scalars:
     plan = check(states, buffers, plan, pad)
+    buffers.generation += 1
     out: dict[str, Any] = buffers.arrays
     rows, n, _, removed = plan
     B = len(rows)
@@ -49,7 +50,8 @@ def run(states: RequestStates, buffers: InputBuffers, plan: Plan, pad: Padding, 
         ("seq_lens", c + n, 0),
     ):
         out[name][:B] = values
-        out[name][B:old_B] = padding
+        if old_B > B:
+            out[name][B:old_B] = padding
     out["num_scheduled_tokens"][:B] = n
     out["num_draft_tokens"][:B] = k
     out["num_placeholders"][:B] = placeholders
@@ -74,14 +76,15 @@ def run(states: RequestStates, buffers: InputBuffers, plan: Plan, pad: Padding, 
         input_ids[(positions >= first) & (positions < first + placeholders[req_indices])] = 0
     if removed is not None:
         input_ids[cancelled[req_indices]] = 0
-    out["positions"][T:old_T] = 0
-    out["input_ids"][T:old_T] = 0
+    if old_T > T:
+        out["positions"][T:old_T] = out["input_ids"][T:old_T] = 0
 
     for g, table in enumerate(states.block_tables):
         if gather:
             _gather(table, rows, c, out["block_table"][g], out["num_blocks"][g], old_gathered)
-            out["block_table"][g][:B][cancelled] = table.null_block
-            out["num_blocks"][g][:B][cancelled] = 0
+            if removed is not None:
+                out["block_table"][g][:B][removed] = table.null_block
+                out["num_blocks"][g][:B][removed] = 0
             out["content_id"][g][: max(B, old_gathered)] = 0
         slot_mapping = out["slot_mapping"][g]
         slot_mapping[:T] = slots(table, token_rows, positions)

@@ -54,7 +54,7 @@ def _entry(spec: TensorSpec) -> list[str]:
         facts.append(f"padding {spec.padding}")
     return [
         f"**`{spec.name}`** {' · '.join(facts)}  ",
-        f"{spec.definition[0].upper()}{spec.definition[1:]}. {spec.producer} → {', '.join(spec.consumers)}.",
+        f"{spec.definition[0].upper()}{spec.definition[1:]}. {spec.producer} → {spec.consumers}.",
         *(f"- `{relation.formula}`" for relation in spec.relations),
         "",
     ]

@@ -52,8 +52,8 @@ class TensorSpec:
     shape: tuple[str, ...]
     dtype: str
     definition: str
-    producer: str
-    consumers: tuple[str, ...]
+    consumers: str
+    producer: str = "prepare_inputs"
     padding: int | float | str | None = None
     range: tuple[int | float | str, int | float | str | None] | None = None
     relations: tuple[Relation, ...] = ()
@@ -67,14 +67,15 @@ class TensorSpec:
         return f"states.{self.name}" if self.level is Level.SYSTEM else self.name
 
 
-def row_tensor(name: str, **facts: Any) -> TensorSpec:
+def row_tensor(name: str, definition: str, *relations: Relation, **facts: Any) -> TensorSpec:
     """A column of `RequestStates`: shape, dtype and padding are those of its layout."""
-    return _of_field(next(field for field in ROWS if field.name == name), level=Level.SYSTEM, **facts)
+    field = next(field for field in ROWS if field.name == name)
+    return _of_field(field, level=Level.SYSTEM, definition=definition, relations=relations, **facts)
 
 
-def step_tensor(name: str, **facts: Any) -> TensorSpec:
+def step_tensor(level: Level, name: str, definition: str, *relations: Relation, **facts: Any) -> TensorSpec:
     """A tensor of `InputBuffers`: shape, dtype and padding are those of its layout."""
-    return _of_field(FIELDS[name], **facts)
+    return _of_field(FIELDS[name], level=level, definition=definition, relations=relations, **facts)
 
 
 PADDED_AXES = ("R", "Bp", "Bp+1", "Tp")  # a view of a step without padding has no padded entries
