@@ -264,6 +264,8 @@ class Engine:
         if in_flight is not None and self.speculation is not None:
             self.speculation.reserve_draft_slots(self.scheduler, in_flight)
         plan = self.scheduler.schedule(in_flight)
+        if plan.preempted:
+            self.pipeline.forget_grammars()
         for request in plan.admitted:
             self._on_admitted(request.row, self._outputs.admitted(request).group.grammar)
         return self.pipeline.prepare(plan) if len(plan.rows) else None

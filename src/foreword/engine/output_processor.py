@@ -115,6 +115,7 @@ class OutputProcessor:
             except MemoryError:
                 raise
             except Exception as error:  # the grammar's or the detokenizer's
+                completion.group.siblings = []  # they compute the prompt themselves
                 self.end(completion, error)
         return [group.final() for group in self.groups.values() if not group.num_unfinished]
 
@@ -148,8 +149,8 @@ class OutputProcessor:
             if group.first_token_time is None:
                 group.first_token_time = now
             stop: Stop | Exception | None
-            if b in sampled.failures:
-                stop = sampled.failures[b](group.request_id, self._states.step)
+            if (failure := sampled.failures.get(b)) is not None:
+                stop = failure if isinstance(failure, Exception) else failure(group.request_id, self._states.step)
             else:
                 try:
                     stop = self._advance(completion, row, sampled.logprobs.get(b, []))

@@ -88,6 +88,11 @@ class Pipeline:
             check=self.check,
         )
 
+    def forget_grammars(self) -> None:
+        """Of rows without a request."""
+        for row in [row for row in self.grammars if not self.states.live[row]]:
+            del self.grammars[row]
+
     def launch(self, step: InFlightStep) -> PendingStep:
         """Start the step on the executor."""
         batch = step.batch

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
-import numpy as np
+from collections.abc import Mapping
+from contextlib import suppress
 
 from foreword.arrays import I32
 from foreword.batch import SamplingParams
-from foreword.batch.values.integers import is_int32
+from foreword.batch.values.integers import as_int32, is_int32, length_of
 from foreword.engine.request_group import RequestOptions
 from foreword.errors import RequestError, nearest
 from foreword.executors import Capability, Executor
@@ -16,39 +15,40 @@ from foreword.sampling import Grammar
 
 MAX_COMPLETIONS = 16384  # of one prompt: each is a request of its own, made at once
 OPTIONS = tuple(RequestOptions.__annotations__)
+GRAMMAR = tuple(name for name in vars(Grammar) if not name.startswith("_"))
 
 
-def checked_prompt(request_id: str, token_ids: Sequence[int], *, vocab_size: int, max_model_len: int) -> I32:
+def checked_prompt(request_id: str, token_ids: object, *, vocab_size: int, max_model_len: int) -> I32:
     """The prompt as int32; RequestError if it is empty, too long, or not a list of token ids."""
-    try:
-        ids = np.asarray(token_ids)
-    except (ValueError, OverflowError):
-        ids = np.empty((0, 0), object)
-    if ids.size == 0 and ids.ndim <= 1:
-        raise RequestError(request_id, "prompt_token_ids", [], "is empty", "Give at least one token.")
-    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+    field, length = "prompt_token_ids", length_of(token_ids)
+    if length == 0:
+        raise RequestError(request_id, field, [], "is empty", "Give at least one token.")
+    if length >= max_model_len:  # before an array of this length is made
         raise RequestError(
-            request_id, "prompt_token_ids", token_ids, "must be a flat list of integers", "Pass token ids, or a string."
+            request_id,
+            field,
+            f"{length} tokens",
+            f"leaves no room for an output: max_model_len is {max_model_len}",
+            f"Shorten the prompt to {max_model_len - 1} tokens, or raise max_model_len if the model allows it.",
         )
+    ids = None
+    if length > 0 and not isinstance(token_ids, Mapping | bytes | bytearray):
+        with suppress(Exception):  # the caller's items may raise anything
+            ids = as_int32(token_ids)  # type: ignore[arg-type]
+    if ids is None or ids.ndim != 1:
+        limit = "must be a flat list of integers that fit int32"
+        raise RequestError(request_id, field, token_ids, limit, "Pass token ids, or a string.")
     bad = (ids < 0) | (ids >= vocab_size)
     if bad.any():
         at = int(bad.argmax())
         raise RequestError(
             request_id,
-            f"prompt_token_ids[{at}]",
+            f"{field}[{at}]",
             int(ids[at]),
             f"must be in [0, {vocab_size - 1}], the vocabulary has {vocab_size} tokens",
             "Use the tokenizer of this model.",
         )
-    if len(ids) >= max_model_len:
-        raise RequestError(
-            request_id,
-            "prompt_token_ids",
-            f"{len(ids)} tokens",
-            f"leaves no room for an output: max_model_len is {max_model_len}",
-            f"Shorten the prompt to {max_model_len - 1} tokens, or raise max_model_len if the model allows it.",
-        )
-    return ids.astype(np.int32)
+    return ids
 
 
 def checked_params(request_id: str, params: object, *, vocab_size: int) -> SamplingParams:
@@ -75,6 +75,11 @@ def check_options(request_id: str, options: Mapping[str, object]) -> None:
     for name in options.keys() - OPTIONS:
         raise TypeError(f"a request has no option {name!r}; did you mean {nearest(name, OPTIONS)!r}?")
     priority, lora_id, cache_salt = options.get("priority", 0), options.get("lora_id", 0), options.get("cache_salt")
+    stream, grammar = options.get("stream", False), options.get("grammar")
+    if type(stream) is not bool:
+        raise RequestError(request_id, "stream", stream, "must be a bool", "Pass True or False.")
+    if grammar is not None and not all(hasattr(type(grammar), name) for name in GRAMMAR):
+        raise RequestError(request_id, "grammar", grammar, "must be a Grammar", "See foreword.sampling.Grammar.")
     if not is_int32(priority):
         raise RequestError(request_id, "priority", priority, "must be an int32", "Smaller is first; 0 is usual.")
     if not is_int32(lora_id, 0):

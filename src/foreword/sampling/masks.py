@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -46,11 +46,13 @@ class TokenMasks:
     """Allowed tokens for some of a step's rows of logits.
 
     logit_rows: int32 [N], ascending indices of rows of logits. words: int32 [N, ceil(V / 32)], bit t mod 32 of word
-    t // 32 is 1 where token t is allowed.
+    t // 32 is 1 where token t is allowed. failures: batch index → the error of a request's grammar; its rows are not
+    masked, and it ends without a token of this step.
     """
 
     logit_rows: I32
     words: I32
+    failures: Mapping[int, Exception] = field(default_factory=dict)
 
     def apply(self, logits: F32, indices: Ints) -> None:
         """Forbid tokens in logits [n, V], of which row i is row indices[i] (ascending) of the step. Rows without a mask
@@ -79,7 +81,8 @@ def token_masks(batch: InputBatch, grammars: Mapping[int, Grammar], vocab_size: 
         for each request, j = 0 … its drafts:  mask of its logit row j = allowed after the first j drafts
 
     Behind a draft that the grammar does not accept, or that ends the output, everything is allowed: those rows are
-    discarded. A prompt chunk that is not the last gets no mask. The grammars are left as they were.
+    discarded. A prompt chunk that is not the last gets no mask. The grammars are left as they were, except one that
+    raises an error.
     """
     states, spans = batch.states, []
     for b in np.flatnonzero(np.isin(batch.idx_mapping, list(grammars))).tolist():
@@ -87,15 +90,23 @@ def token_masks(batch: InputBatch, grammars: Mapping[int, Grammar], vocab_size: 
         if batch.positions[batch.logits_indices[first]] + 1 >= states.num_tokens[row]:
             draft = int(batch.cu_num_draft_tokens[b])
             drafts = batch.draft_token_ids[draft : draft + end - first - 1].tolist()
-            spans.append((grammars[row], range(first, end), drafts))
+            spans.append((b, grammars[row], range(first, end), drafts))
     if not spans:
         return None
-    words = np.full((sum(len(span) for _, span, _ in spans), num_words(vocab_size)), -1, np.int32)
+    words = np.full((sum(len(span) for _, _, span, _ in spans), num_words(vocab_size)), -1, np.int32)
+    failures: dict[int, Exception] = {}
     start = 0
-    for grammar, span, drafts in spans:
-        _fill(grammar, words[start : start + len(span)], drafts)
+    for b, grammar, span, drafts in spans:
+        own = words[start : start + len(span)]
+        try:
+            _fill(grammar, own, drafts)
+        except MemoryError:
+            raise
+        except Exception as error:
+            own[:] = -1
+            failures[b] = error
         start += len(span)
-    return TokenMasks(np.concatenate([np.array(span, np.int32) for _, span, _ in spans]), words)
+    return TokenMasks(np.concatenate([np.array(span, np.int32) for _, _, span, _ in spans]), words, failures)
 
 
 def _fill(grammar: Grammar, words: I32, drafts: Sequence[int]) -> None:

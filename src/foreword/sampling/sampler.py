@@ -18,7 +18,7 @@ from foreword.sampling.processors import StepSampling
 from foreword.sampling.rows import LogitRows
 from foreword.sampling.verification import accepted_tokens
 
-Failure = type[BadLogitsError] | type[NoTokenLeftError]
+Failure = Exception | type[BadLogitsError] | type[NoTokenLeftError]  # a type is made with the request's id and the step
 
 
 @dataclass(slots=True, eq=False)
@@ -29,7 +29,7 @@ class Sampled:
     logprobs: batch index → one entry per token, for the requests that want them.
     prompt_logprobs: state row → (position of a prompt token, its log-probability and the likeliest tokens there), for
     the requests that want them, in order.
-    failures: batch index → the error of a request whose logits give no token; its first token is −1.
+    failures: batch index → the error of a request whose logits or grammar give no token; it has none in token_ids.
     """
 
     token_ids: I32
@@ -75,10 +75,13 @@ class Sampler:
         if len(drawn) > batch.num_reqs:
             width = int(np.diff(batch.cu_num_logits).max())
         tokens = drawn if width == 1 else accepted_tokens(drawn, batch.draft_token_ids, batch.cu_num_logits, width)
-        sampled = Sampled(tokens, _logprobs(batch, logits, tokens, sampling.metadata))
+        failures: dict[int, Failure] = {}
         if drawn.min() < 0:
-            sampled.failures = _failures(batch, logits, drawn, positions)
-        return sampled
+            failures |= _failures(batch, logits, drawn, positions)
+        if sampling.masks is not None and sampling.masks.failures:
+            failures |= sampling.masks.failures
+            tokens[list(sampling.masks.failures)] = -1
+        return Sampled(tokens, _logprobs(batch, logits, tokens, sampling.metadata), failures=failures)
 
 
 def _changed_rows(batch: InputBatch, positions: I64, sampling: StepSampling) -> I64:
