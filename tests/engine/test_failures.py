@@ -11,7 +11,7 @@ from oracle_model import OracleExecutor
 
 from foreword.batch import SamplingParams
 from foreword.engine import EngineObserver
-from foreword.errors import EngineError, PlanError
+from foreword.errors import EngineError, PlanError, RequestError
 from foreword.sampling import BadLogitsError
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
@@ -186,3 +186,52 @@ def test_outputs_that_are_given_back_come_again():
     assert engine.has_work
     assert engine.step() == outputs
     assert not engine.has_work
+
+
+@pytest.mark.parametrize(
+    ("params", "field"),
+    [
+        ({"logprobs": 10**9}, "logprobs"),
+        ({"prompt_logprobs": V + 1}, "prompt_logprobs"),
+        ({"bad_words": ["a", ""]}, "bad_words"),
+        ({"bad_words_token_ids": [[1], []]}, "bad_words_token_ids"),
+        ({"allowed_token_ids": []}, "allowed_token_ids"),
+    ],
+)
+def test_parameters_that_mean_nothing_are_refused(params, field):
+    with pytest.raises(RequestError, match=rf"request 'a': {field} = "):
+        make_engine().add_request("a", [1, 2], SamplingParams(**params))
+
+
+def test_parameters_are_values():
+    source = {4: 1.5}
+    given = {
+        "stop_token_ids": (i for i in (3, 4)),
+        "allowed_token_ids": {1, 2},
+        "bad_words_token_ids": (iter(word) for word in ([1, 2], [3])),
+        "logit_bias": source,
+        "stop": iter(["x"]),
+        "max_tokens": np.int64(3),
+        "temperature": np.float32(0.5),
+        "ignore_eos": np.True_,
+        "bad_words": None,
+    }
+    params = SamplingParams(**given)
+    source[5] = 2.0
+    assert params == SamplingParams(
+        stop_token_ids=(3, 4),
+        allowed_token_ids=(1, 2),
+        bad_words_token_ids=((1, 2), (3,)),
+        logit_bias={4: 1.5},
+        stop=("x",),
+        max_tokens=3,
+        temperature=0.5,
+        ignore_eos=True,
+    )
+    assert type(params.max_tokens) is int
+    params.check("a", V)
+
+
+def test_an_unknown_parameter_names_the_nearest():
+    with pytest.raises(TypeError, match="no parameter 'temprature'; did you mean 'temperature'"):
+        SamplingParams(temprature=0.5)

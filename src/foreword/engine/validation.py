@@ -59,6 +59,9 @@ def checked_params(request_id: str, params: object, *, vocab_size: int) -> Sampl
     for field, count in (("n", params.n), ("best_of", params.best_of or 1)):
         if count > MAX_COMPLETIONS:
             raise RequestError(request_id, field, count, f"is above {MAX_COMPLETIONS}", "Add the prompt several times.")
+    for field, count in (("logprobs", params.logprobs or 0), ("prompt_logprobs", params.prompt_logprobs or 0)):
+        if count > vocab_size:
+            raise RequestError(request_id, field, count, f"the vocabulary has {vocab_size} tokens", "Use −1 for all.")
     return params
 
 

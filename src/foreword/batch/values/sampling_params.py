@@ -71,7 +71,11 @@ class SamplingParams:
         """
         for field, convert in _CONVERSIONS:
             value = getattr(self, field)
-            if value is not None and type(value) not in _PLAIN and (converted := convert(value)) is not value:
+            if value is None:
+                converted = () if field in _LISTS else None
+            else:
+                converted = value if type(value) in _PLAIN else convert(value)
+            if converted is not value:
                 object.__setattr__(self, field, converted)
 
     @property
@@ -128,6 +132,7 @@ class SamplingParams:
             _are_strings(words) and not isinstance(words, str),
             "bad_words", words, "expected a list of strings", "Give a list.",
         )  # fmt: skip
+        require(all(words), "bad_words", words, "contains an empty string", "Remove it.")
         require(
             extra is None or (isinstance(extra, Mapping) and all(isinstance(name, str) for name in extra)),
             "extra_args", extra, "expected a mapping from names to values", "Give a dictionary with string keys.",
@@ -157,6 +162,8 @@ class SamplingParams:
             refuse("bad_words_token_ids", words, "expected a list of lists of token ids", "Give a list.")
         for word in words:
             check("bad_words_token_ids", word)
+            if not word:
+                refuse("bad_words_token_ids", words, "contains an empty list", "Remove it.")
         for value in (bias or {}).values():
             if not _is_number(value) or not (value == -math.inf or abs(value) <= _MAX_BIAS):
                 reason = f"must be in [{-_MAX_BIAS:g}, {_MAX_BIAS:g}], or −inf"
@@ -253,6 +260,7 @@ _RANGES = (
     ("repetition_penalty", 0.01, 100.0, "Use 1.0 for none."),
 )
 _FLAGS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "detokenize")
+_LISTS = ("stop", "stop_token_ids", "bad_words", "bad_words_token_ids")  # None: empty
 _PLAIN = (int, float, bool, str)
 _CONVERSIONS: tuple[tuple[str, Callable[[Any], Any]], ...] = (
     *((field, _integer) for field, _ in _INTEGERS),
