@@ -14,7 +14,7 @@ import numpy as np
 from foreword.arrays import I32
 from foreword.batch import InputBatch, RequestStates
 from foreword.batch.proof.spec import TENSORS, Level, TensorSpec
-from foreword.batch.step.tensors import is_gathered
+from foreword.batch.step.tensors import is_gathered, tensor
 from foreword.engine.engine import Engine
 from foreword.engine.observer import EngineObserver
 from foreword.errors import ConfigError
@@ -37,7 +37,7 @@ def value_of(batch: InputBatch, spec: TensorSpec) -> Any:
         return None
     if spec.attribute == "explain":
         return [getattr(batch.explain(group), spec.name).tolist() for group in range(len(batch.slot_mapping))]
-    value = getattr(batch, spec.name)
+    value = tensor(batch, spec.name)
     if spec.per_group:
         return [array.tolist() for array in value]
     if isinstance(value, Enum):
