@@ -407,7 +407,7 @@ def test_a_request_added_and_removed_between_two_calls_is_left_out():
         ("logit_bias", {5: float("inf")}), ("logit_bias", {5: 1e300}), ("stop_token_ids", 5),
         ("bad_words_token_ids", [5]), ("bad_words_token_ids", 5), ("repetition_penalty", 1e-46),
         ("min_tokens", 2**40), ("extra_args", ["a"]), ("extra_args", {1: "a"}), ("temperature", 10**400),
-        ("allowed_token_ids", {1, 2}), ("stop_token_ids", iter([1])), ("allowed_token_ids", np.array(3)),
+        ("allowed_token_ids", {1: 2}), ("stop_token_ids", iter(int, 1)), ("allowed_token_ids", np.array(3)),
         ("bad_words_token_ids", [{1: 2}]), ("bad_words_token_ids", range(10**12)), ("stop_token_ids", b"ab"),
         ("ignore_eos", np.ones(2)), ("detokenize", "no"),
     ],

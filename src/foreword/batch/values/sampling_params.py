@@ -6,6 +6,7 @@ import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from numbers import Integral, Real
 from typing import Any, NoReturn
 
@@ -13,6 +14,8 @@ import numpy as np
 
 from foreword.batch.values.integers import INT32_MAX
 from foreword.errors import RequestError, known_keywords
+
+MAX_ITEMS = 1 << 20  # of a list: more than any vocabulary has
 
 
 @known_keywords
@@ -209,11 +212,14 @@ def _flag(value: Any) -> Any:
 
 
 def _each(convert: Callable[[Any], Any], values: Any) -> Any:
-    """A tuple of the converted values, or the values themselves if they cannot be iterated."""
+    """A tuple of the converted values, or the values themselves if they are no list, or one without an end."""
+    if isinstance(values, Mapping | bytes | bytearray):
+        return values
     try:
-        return tuple(map(convert, values))
+        found = tuple(map(convert, islice(values, MAX_ITEMS + 1)))
     except Exception:
         return values
+    return found if len(found) <= MAX_ITEMS else values
 
 
 def _ids(values: Any) -> Any:
