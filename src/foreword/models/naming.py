@@ -55,9 +55,10 @@ def split_halves(tensor: Tensor, head_dim: int, rotated: int) -> Tensor:
     """
     if not rotated:
         return tensor
-    order = np.arange(len(tensor.data)).reshape(-1, head_dim)
+    data = tensor.data
+    order = np.arange(len(data)).reshape(-1, head_dim)
     order[:, :rotated] = order[:, :rotated].reshape(len(order), -1, 2).swapaxes(1, 2).reshape(len(order), -1)
-    return Tensor(tensor.data[order.ravel()], tensor.quant, tensor.shape)
+    return Tensor(data[order.ravel()], tensor.quant, tensor.shape)
 
 
 def _collect(
@@ -82,7 +83,7 @@ def _find(
     if tensor.shape != shape and tensor.shape != shape[1:]:
         fix = "Use configuration and weights of the same model"
         raise ModelError(f"{path}: tensor {found} ({name}) has shape {whole}, expected {shape}. {fix}")
-    return Tensor(tensor.data, tensor.quant, shape)
+    return Tensor(tensor.stored, tensor.quant, shape)
 
 
 def _source(name: str, names: Mapping[str, str | Rows]) -> tuple[str, Rows | None, int | None]:
@@ -96,5 +97,5 @@ def _source(name: str, names: Mapping[str, str | Rows]) -> tuple[str, Rows | Non
 
 
 def _rows(tensor: Tensor, start: int, stop: int, shape: tuple[int, ...]) -> Tensor:
-    rows = tensor.data[start:stop]
+    rows = tensor.stored[start:stop]
     return Tensor(rows, tensor.quant, (len(rows), *shape[1:]))

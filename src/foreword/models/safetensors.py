@@ -1,9 +1,8 @@
-"""Weights in safetensors files, memory-mapped: ``header size u64 | JSON header | data``, each tensor at its offsets."""
+"""Weights in safetensors files: ``header size u64 | JSON header | data``, each tensor at its offsets."""
 
 from __future__ import annotations
 
 import json
-import mmap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from foreword.errors import ModelError
-from foreword.models.files import FETCH_AGAIN, map_file, read_json
+from foreword.models.files import FETCH_AGAIN, FileRows, ModelFile, read_json
 from foreword.models.quants import Quant
 from foreword.models.weights import Tensor
 
@@ -33,21 +32,22 @@ def read_directory(folder: Path) -> dict[str, Tensor]:
 
 def read_safetensors(path: Path) -> Iterator[tuple[str, Tensor]]:
     """(name, tensor) pairs of one file. ModelError names the file, the tensor and the fault."""
-    data = map_file(path, at_least=8)
-    size = len(data)
-    start = 8 + int.from_bytes(data[:8], "little")
+    file = ModelFile(path, at_least=8)
+    size = file.size
+    start = 8 + int.from_bytes(file.read(0, 8), "little")
     if start > size:
         raise ModelError(f"{path}: a header of {start - 8} bytes needed, {size - 8} left in the file. {FETCH_AGAIN}")
     try:
-        header = json.loads(data[8:start])
+        header = json.loads(file.read(8, start - 8).tobytes())
         entries = [(name, entry) for name, entry in header.items() if name != "__metadata__"]
     except (ValueError, AttributeError, RecursionError) as error:
         raise ModelError(f"{path}: the header is not a JSON object ({error}). {FETCH_AGAIN}") from None
     for name, entry in entries:
-        yield name, _tensor(path, data, start, name, entry)
+        yield name, _tensor(file, start, name, entry)
 
 
-def _tensor(path: Path, data: mmap.mmap, start: int, name: str, entry: Any) -> Tensor:
+def _tensor(file: ModelFile, start: int, name: str, entry: Any) -> Tensor:
+    path = file.path
     try:
         dtype, shape, (first, last) = entry["dtype"], tuple(map(int, entry["shape"])), map(int, entry["data_offsets"])
     except (KeyError, TypeError, ValueError) as error:
@@ -60,7 +60,7 @@ def _tensor(path: Path, data: mmap.mmap, start: int, name: str, entry: Any) -> T
     columns = shape[-1] if shape else 1
     rows = int(np.prod([1, *shape[:-1]], dtype=object))
     wanted = rows * columns * quant.block_bytes
-    if min((0, *shape)) < 0 or first < 0 or last - first != wanted or start + last > len(data):
-        found = f"bytes {first} to {last} of {len(data) - start}"
+    if min((0, *shape)) < 0 or first < 0 or last - first != wanted or start + last > file.size:
+        found = f"bytes {first} to {last} of {file.size - start}"
         raise ModelError(f"{path}: tensor {name}: shape {shape} of {dtype} does not fit {found}. {FETCH_AGAIN}")
-    return Tensor(np.frombuffer(data, np.uint8, wanted, start + first).reshape(rows, -1), quant, shape or (1,))
+    return Tensor(FileRows(file, start + first, rows, columns * quant.block_bytes), quant, shape or (1,))
