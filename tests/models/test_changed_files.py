@@ -82,5 +82,5 @@ def test_a_header_of_many_megabytes_is_read(tmp_path):
     assert found.metadata["long"] == texts
     assert found.metadata["last"] == "x"
     path.write_bytes(path.read_bytes()[: 18 << 20])
-    with pytest.raises(ModelError, match="string 2.* of 300000 goes past the end of the file"):
+    with pytest.raises(ModelError, match=r"string 2.* of 300000 goes past the end of the file"):
         read_gguf(path)

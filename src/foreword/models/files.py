@@ -19,8 +19,9 @@ FETCH_AGAIN = "The file is damaged or incomplete: fetch it again"
 
 
 class ModelFile:
-    """A file that is open for reading while this object exists. What is read is copied, so that a file that is truncated
-    or changed meanwhile raises ModelError.
+    """A file that is open for reading while this object exists.
+
+    What is read is copied: a file that is truncated or changed meanwhile is a ModelError, never a fault of memory.
     """
 
     def __init__(self, path: Path, at_least: int) -> None:
