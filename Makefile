@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMPS := .stamps
 
-.PHONY: help demo test smoke fuzz storms soak proofs torch check bench native arm clean
+.PHONY: help demo test smoke fuzz storms soak sanitize proofs torch check bench native arm clean
 .DEFAULT_GOAL := demo
 
 help:  ## list the targets
@@ -73,6 +73,9 @@ native:  ## build the native module in place, for work on the sources (PYTHONPAT
 	cmake -S . -B build/dev -G Ninja -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE=$$(command -v $(PYTHON)) >/dev/null
 	cmake --build build/dev
 	cp build/dev/_native*.so src/foreword/
+
+sanitize: $(STAMPS)/test  ## the native module's tests under the address, undefined-behaviour and thread sanitizers
+	$(BIN)/python tools/sanitize.py
 
 arm: $(BIN)/python  ## the NEON kernels against the scalar ones, cross-compiled and emulated
 	$(BIN)/python tools/arm/check.py

@@ -11,7 +11,7 @@ function(foreword_add_isa isa)
   target_include_directories(foreword_kernels_${isa} PRIVATE native)
   target_compile_definitions(foreword_kernels_${isa} PRIVATE FOREWORD_ISA=${isa})
   # No contraction: fused multiply-adds are explicit in the source, so that every tile shape rounds alike.
-  target_compile_options(foreword_kernels_${isa} PRIVATE -O3 -Wall -Wextra -ffp-contract=off -fno-math-errno ${ARGN})
+  target_compile_options(foreword_kernels_${isa} PRIVATE ${optimization} -Wall -Wextra -ffp-contract=off -fno-math-errno ${ARGN})
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     target_compile_options(foreword_kernels_${isa} PRIVATE -Wno-uninitialized -Wno-maybe-uninitialized)  # GCC bug 105593
   endif()
@@ -56,5 +56,8 @@ target_sources(_native PRIVATE
   native/kernels/sampling.cpp
   native/kernels/thread_pool.cpp
 )
+if(FOREWORD_SANITIZE MATCHES address)
+  set_source_files_properties(native/kernels/memory.cpp PROPERTIES COMPILE_DEFINITIONS FOREWORD_SEPARATE_ARRAYS)
+endif()
 find_package(Threads REQUIRED)
 target_link_libraries(_native PRIVATE Threads::Threads)

@@ -20,7 +20,10 @@ SPEC = SPECS["llama"]
 WEIGHTS = random_weights(SPEC)
 TOKENS = np.random.default_rng(1).integers(0, SPEC.vocab_size, 1200).tolist()
 
-linux = pytest.mark.skipif(sys.platform != "linux", reason="limits of a process as Linux has them")
+linux = pytest.mark.skipif(
+    sys.platform != "linux" or "san.so" in os.environ.get("LD_PRELOAD", ""),
+    reason="limits of a process as Linux has them; a sanitizer reserves the address space",
+)
 
 
 def in_process(program: str) -> str:

@@ -154,4 +154,4 @@ def build_drafter(
 
 def weight_bytes(model: LoadedModel) -> int:
     """Bytes of all weights, which a step of a small batch takes time in proportion to."""
-    return sum(tensor.data.nbytes for tensor in model.weights.values())
+    return sum(tensor.stored.nbytes for tensor in model.weights.values())

@@ -6,12 +6,11 @@ in, on the chunks of its prompt, nor on the number of threads.
 
 from __future__ import annotations
 
-import mmap
 from typing import Any, Literal
 
 import numpy as np
 
-from foreword.arrays import F32, I32, I64
+from foreword.arrays import F32, I32, I64, U8
 from foreword.batch import InputBatch
 from foreword.errors import ConfigError, EngineError, PlanError
 from foreword.executors.host import HostExecutor
@@ -95,7 +94,7 @@ class NativeExecutor(HostExecutor):
     num_threads: 1 to 1024; default FOREWORD_NUM_THREADS, else the physical cores.
     isa: default FOREWORD_ISA, else the machine's best.
 
-    Weights are packed matrix by matrix from ``weights``; the pages of the mapped file are released layer by layer.
+    Weights are read and packed matrix by matrix from ``weights``; afterwards no file is read. ModelError if it changed.
     ConfigError for an instruction set that the machine lacks, an unknown format, or threads that cannot start.
     MemoryError if the KV pool or the weights do not fit.
 
@@ -214,16 +213,10 @@ class _Packer:
         }
         for i, layer in enumerate(spec.layers):
             self.core.add_layer(self._layer(f"layers.{i}.", layer, *position[i]))
-        embed = self.weights["embed"]
         head = self._matrix("embed" if spec.tie_embeddings else "lm_head", keep_precise=True)
         final_norm = self._vector("final_norm")
-        if embed.quant in _AS_IN_FILE:
-            data, source = np.ascontiguousarray(embed.data), embed.quant.name
-        else:
-            data, source = embed.dequantize().view(np.uint8), "F32"
-        self.core.set_embedding(data, source, spec.hidden_size)
+        self.core.set_embedding(*_source(self.weights["embed"]), spec.hidden_size)
         self.core.finish(final_norm, head)
-        _release(embed)
 
     def _layer(self, prefix: str, layer: LayerSpec, group: int, slot: int) -> dict[str, Any]:
         spec = self.spec
@@ -256,7 +249,6 @@ class _Packer:
             if layer.moe.shared_intermediate_size:
                 moe["shared_gate"] = self._matrix(prefix + "shared_gate", weight_format="fp32")
                 moe["shared"] = self._mlp(prefix + "shared.")
-        _release(self.weights[prefix + "o"])  # q and k may be reordered copies, with no file behind them
         return packed
 
     def _mlp(self, prefix: str) -> tuple[int, int, int]:
@@ -275,12 +267,14 @@ class _Packer:
     def _matrix(self, name: str, *, keep_precise: bool = False, weight_format: WeightFormat | None = None) -> int:
         tensor = self.weights[name]
         target = packed_format(tensor.quant, weight_format or self.weight_format, keep_precise=keep_precise)
-        if tensor.quant in _AS_IN_FILE:
-            data, source = np.ascontiguousarray(tensor.data), tensor.quant.name
-        else:
-            data, source = tensor.dequantize().view(np.uint8), "F32"
-        exact = self.weight_format == "auto"
-        return self.core.pack(data, source, tensor.shape[-1], target, exact)
+        return self.core.pack(*_source(tensor), tensor.shape[-1], target, self.weight_format == "auto")
+
+
+def _source(tensor: Tensor) -> tuple[U8, str]:
+    """The weights in a format that the native model reads, and its name."""
+    if tensor.quant in _AS_IN_FILE:
+        return np.ascontiguousarray(tensor.data), tensor.quant.name
+    return tensor.dequantize().view(np.uint8), "F32"
 
 
 def _num_slots(spec: DecoderSpec) -> int:
@@ -289,14 +283,3 @@ def _num_slots(spec: DecoderSpec) -> int:
 
 def _bytes_text(size: int) -> str:
     return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
-
-
-def _release(tensor: Tensor) -> None:
-    """Release the mapped pages of a packed tensor. A later read maps them again."""
-    base: Any = tensor.data
-    while isinstance(base, np.ndarray):
-        base = base.base
-    if isinstance(base, memoryview):
-        base = base.obj
-    if isinstance(base, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
-        base.madvise(mmap.MADV_DONTNEED)

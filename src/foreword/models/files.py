@@ -1,14 +1,19 @@
-"""Mapping model files, and values of metadata by type. Errors name the file and the fix."""
+"""Reading model files, and values of metadata by type. Errors name the file and the fix."""
 
 from __future__ import annotations
 
 import math
-import mmap
+import os
+import weakref
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
+
+from foreword.arrays import U8
 from foreword.errors import ModelError
 
 T = TypeVar("T", int, float, bool, str)
@@ -17,17 +22,72 @@ FETCH_AGAIN = "The file is damaged or incomplete: fetch it again"
 """The fix of errors about damaged files."""
 
 
-def map_file(path: Path, at_least: int) -> mmap.mmap:
-    """The file's bytes, mapped for reading. ModelError if it cannot be read or has fewer than ``at_least`` bytes."""
-    try:
-        with path.open("rb") as file:
-            size = file.seek(0, 2)
-            if size < at_least:
-                raise ModelError(f"{path}: {size} bytes are too few for a header of {at_least}. {FETCH_AGAIN}")
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except (OSError, ValueError) as error:  # ValueError: a null byte in the name
+class ModelFile:
+    """A file that is open for reading while this object exists.
+
+    What is read is copied: a file that is truncated or changed meanwhile is a ModelError, never a fault of memory.
+    """
+
+    def __init__(self, path: Path, at_least: int) -> None:
+        """ModelError if the file cannot be read or has fewer than ``at_least`` bytes."""
+        self.path = path
+        try:
+            self._descriptor = os.open(path, os.O_RDONLY)
+            weakref.finalize(self, os.close, self._descriptor)
+            self._opened = self._state()
+        except (OSError, ValueError) as error:  # ValueError: a null byte in the name
+            raise self._unreadable(error) from None
+        self.size = self._opened[0]
+        if self.size < at_least:
+            raise ModelError(f"{path}: {self.size} bytes are too few for a header of {at_least}. {FETCH_AGAIN}")
+
+    def read(self, offset: int, count: int) -> U8:
+        """Bytes [offset, offset + count). ModelError if the file cannot be read or is not as it was when opened."""
+        data = np.empty(count, np.uint8)
+        done = 0
+        try:
+            unchanged = self._state() == self._opened
+            while unchanged and done < count:
+                got = os.preadv(self._descriptor, [data[done:]], offset + done)  # type: ignore[list-item]
+                done, unchanged = done + got, got > 0
+        except OSError as error:
+            raise self._unreadable(error) from None
+        if not unchanged:
+            raise ModelError(f"{self.path}: was changed while it was in use. Load the model again")
+        return data
+
+    def _state(self) -> tuple[int, int]:
+        status = os.fstat(self._descriptor)
+        return status.st_size, status.st_mtime_ns
+
+    def _unreadable(self, error: OSError | ValueError) -> ModelError:
         reason = getattr(error, "strerror", None) or error
-        raise ModelError(f"{path}: cannot be read ({reason}). Check the path and its permissions") from None
+        return ModelError(f"{self.path}: cannot be read ({reason}). Check the path and its permissions")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FileRows:
+    """Rows of bytes in a file, which `read` copies out of it."""
+
+    file: ModelFile
+    offset: int
+    num_rows: int
+    row_bytes: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.num_rows * self.row_bytes
+
+    def __len__(self) -> int:
+        return self.num_rows
+
+    def __getitem__(self, rows: slice) -> FileRows:
+        start, stop, _ = rows.indices(self.num_rows)
+        return FileRows(self.file, self.offset + start * self.row_bytes, max(0, stop - start), self.row_bytes)
+
+    def read(self) -> U8:
+        """uint8 [num_rows, row_bytes]. ModelError as `ModelFile.read`."""
+        return self.file.read(self.offset, self.nbytes).reshape(self.num_rows, self.row_bytes)
 
 
 def typed_value(values: Mapping[str, object], key: str, kind: type[T], default: T | None = None) -> T:

@@ -1,4 +1,4 @@
-"""The GGUF file format, versions 2 and 3: metadata and tensors of one file, memory-mapped and checked.
+"""The GGUF file format, versions 2 and 3: metadata and tensors of one file, checked.
 
 A file is, little-endian and without gaps up to the tensor data:
 
@@ -13,7 +13,6 @@ raises `ModelError` with the file, the byte offset, the field and the fix; no re
 
 from __future__ import annotations
 
-import mmap
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foreword.errors import ModelError
-from foreword.models.files import FETCH_AGAIN, T, check_overlap, map_file, typed_value
+from foreword.models.files import FETCH_AGAIN, FileRows, ModelFile, T, check_overlap, typed_value
 from foreword.models.quants import Quant
 from foreword.models.weights import Tensor
 
@@ -43,7 +42,7 @@ _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 
 @dataclass(frozen=True, slots=True)
 class GGUF:
-    """A parsed file. ``tensors`` are views of the mapped file, which stays mapped while any of them exists."""
+    """A parsed file. The file stays open while one of ``tensors`` exists."""
 
     path: Path
     version: int
@@ -59,9 +58,13 @@ class GGUF:
 
 
 def read_gguf(path: str | Path) -> GGUF:
-    """Map a file and parse everything except tensor data. ModelError unless it is a valid GGUF file."""
-    path = Path(path)
-    return _parse(_Cursor(path, map_file(path, at_least=24)))
+    """Parse everything except tensor data. ModelError unless it is a valid GGUF file."""
+    file, length = ModelFile(Path(path), at_least=24), 1 << 24
+    while True:
+        try:
+            return _parse(_Cursor(file, file.read(0, min(length, file.size)).tobytes()))
+        except _LongHeaderError:
+            length *= 8
 
 
 def _parse(at: _Cursor) -> GGUF:
@@ -121,11 +124,16 @@ def _tensor_infos(at: _Cursor, num_tensors: int, alignment: int) -> Iterator[tup
         yield name, quant, shape, offset
 
 
-class _Cursor:
-    """A position in the mapped file, and the name of the field that is read there."""
+class _LongHeaderError(Exception):
+    """The header goes past the bytes that were read."""
 
-    def __init__(self, path: Path, data: mmap.mmap) -> None:
-        self.path, self.data, self.size, self.offset, self.field = path, data, len(data), 0, ""
+
+class _Cursor:
+    """A position in the file, and the name of the field that is read there. ``data``: the beginning of the file."""
+
+    def __init__(self, file: ModelFile, data: bytes) -> None:
+        self.file, self.path, self.size = file, file.path, file.size
+        self.data, self.offset, self.field = data, 0, ""
 
     def fail(self, what: str, fix: str = FETCH_AGAIN, at: int | None = None) -> NoReturn:
         where = self.offset if at is None else at
@@ -135,6 +143,8 @@ class _Cursor:
         start, self.offset = self.offset, self.offset + count
         if self.offset > self.size:
             self.fail(f"{count} bytes needed, {self.size - start} left in the file", at=start)
+        if self.offset > len(self.data):
+            raise _LongHeaderError
         return self.data[start : self.offset]
 
     def u32(self) -> int:
@@ -180,7 +190,9 @@ class _Cursor:
                 offset = start + unpack(data, offset)[0]
                 texts.append(data[start:offset])
         except (struct.error, OverflowError):
-            offset = self.size + 1
+            offset = max(offset, len(self.data)) + 1
+        if len(self.data) < offset and len(self.data) < self.size:
+            raise _LongHeaderError
         if offset > self.size:
             self.fail(f"string {len(texts)} of {count} goes past the end of the file")
         self.offset = offset
@@ -194,5 +206,4 @@ class _Cursor:
         self.field, first = f"tensor {name}", start + offset
         if first + num_bytes > self.size:
             self.fail(f"{num_bytes} bytes needed, {max(0, self.size - first)} left in the file", at=first)
-        data = np.frombuffer(self.data, np.uint8, num_bytes, first).reshape(rows, -1)
-        return Tensor(data, quant, shape)
+        return Tensor(FileRows(self.file, first, rows, num_bytes // rows), quant, shape)

@@ -32,7 +32,7 @@ class LoadedModel:
 
 
 def load_model(model: str | Path) -> LoadedModel:
-    """Load a model. Weights stay in the memory-mapped file until an executor reads them.
+    """Load a model. Weights stay in the file until an executor reads them.
 
     model: a .gguf file; a directory with config.json, tokenizer.json and safetensors, or with one .gguf file; a known
     name, fetched if it is not cached; or a hub id such as "org/model", which needs ``huggingface_hub``.

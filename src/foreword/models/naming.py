@@ -53,9 +53,10 @@ def split_halves(tensor: Tensor, head_dim: int, rotated: int) -> Tensor:
     """
     if not rotated:
         return tensor
-    order = np.arange(len(tensor.data)).reshape(-1, head_dim)
+    data = tensor.data
+    order = np.arange(len(data)).reshape(-1, head_dim)
     order[:, :rotated] = order[:, :rotated].reshape(len(order), -1, 2).swapaxes(1, 2).reshape(len(order), -1)
-    return Tensor(tensor.data[order.ravel()], tensor.quant, tensor.shape)
+    return Tensor(data[order.ravel()], tensor.quant, tensor.shape)
 
 
 def _collect(
@@ -77,7 +78,7 @@ def _collect(
         if tensor.shape not in (shape, shape[1:]):
             fix = "Use configuration and weights of the same model"
             raise ModelError(f"{path}: tensor {found} ({name}) has shape {whole}, expected {shape}. {fix}")
-        weights[name] = Tensor(tensor.data, tensor.quant, shape)
+        weights[name] = Tensor(tensor.stored, tensor.quant, shape)
     return weights, used
 
 
@@ -92,5 +93,5 @@ def _source(name: str, names: Mapping[str, str | Rows]) -> tuple[str, Rows | Non
 
 
 def _rows(tensor: Tensor, start: int, stop: int, shape: tuple[int, ...]) -> Tensor:
-    rows = tensor.data[start:stop]
+    rows = tensor.stored[start:stop]
     return Tensor(rows, tensor.quant, (len(rows), *shape[1:]))

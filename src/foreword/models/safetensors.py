@@ -1,16 +1,13 @@
-"""Weights in safetensors files, memory-mapped: ``header size u64 | JSON header | data``, each tensor at its offsets."""
+"""Weights in safetensors files: ``header size u64 | JSON header | data``, each tensor at its offsets."""
 
 from __future__ import annotations
 
 import math
-import mmap
 from pathlib import Path
-
-import numpy as np
 
 from foreword.errors import ModelError
 from foreword.jsonfile import parse_object, read_object
-from foreword.models.files import FETCH_AGAIN, check_overlap, map_file
+from foreword.models.files import FETCH_AGAIN, FileRows, ModelFile, check_overlap
 from foreword.models.quants import Quant
 from foreword.models.weights import Tensor
 
@@ -31,23 +28,24 @@ def read_directory(folder: Path) -> dict[str, Tensor]:
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
     """The tensors of one file by name. ModelError names the file, the tensor and the fault."""
-    data = map_file(path, at_least=8)
-    start = 8 + int.from_bytes(data[:8], "little")
-    if start > len(data):
-        needed = f"a header of {start - 8} bytes needed, {len(data) - 8} left in the file"
+    file = ModelFile(path, at_least=8)
+    start = 8 + int.from_bytes(file.read(0, 8), "little")
+    if start > file.size:
+        needed = f"a header of {start - 8} bytes needed, {file.size - 8} left in the file"
         raise ModelError(f"{path}: {needed}. {FETCH_AGAIN}")
-    header = parse_object(data[8:start], f"{path}: the header", ModelError)
+    header = parse_object(file.read(8, start - 8).tobytes(), f"{path}: the header", ModelError)
     header.pop("__metadata__", None)
     tensors, spans = {}, []
     for name, entry in header.items():
-        tensors[name], first, last = _tensor(path, data, start, name, entry)
+        tensors[name], first, last = _tensor(file, start, name, entry)
         spans.append((first, last, name))
     check_overlap(path, spans)
     return tensors
 
 
-def _tensor(path: Path, data: mmap.mmap, start: int, name: str, entry: object) -> tuple[Tensor, int, int]:
+def _tensor(file: ModelFile, start: int, name: str, entry: object) -> tuple[Tensor, int, int]:
     """The tensor of an entry, and the first and last offset of its bytes."""
+    path = file.path
     match entry:
         case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [int(first), int(last)]} if all(
             type(n) is int and n > 0 for n in shape
@@ -61,11 +59,10 @@ def _tensor(path: Path, data: mmap.mmap, start: int, name: str, entry: object) -
         fix = f"Use weights in {', '.join(_QUANTS)}"
         raise ModelError(f"{path}: tensor {name!r:.80}: dtype {dtype!r:.80} is not supported. {fix}")
     wanted = math.prod(shape) * quant.block_bytes
-    if first < 0 or last - first != wanted or start + last > len(data):
+    if first < 0 or last - first != wanted or start + last > file.size:
         reason = (
-            f"shape {shape!r:.80} of {dtype} does not fit bytes {first!r:.40} to {last!r:.40} of {len(data) - start}"
+            f"shape {shape!r:.80} of {dtype} does not fit bytes {first!r:.40} to {last!r:.40} of {file.size - start}"
         )
         raise ModelError(f"{path}: tensor {name!r:.80}: {reason}. {FETCH_AGAIN}")
-    values = np.frombuffer(data, np.uint8, wanted, start + first)
     rows = math.prod(shape[:-1])
-    return Tensor(values.reshape(rows, -1), quant, tuple(shape) or (1,)), first, last
+    return Tensor(FileRows(file, start + first, rows, wanted // rows), quant, tuple(shape) or (1,)), first, last

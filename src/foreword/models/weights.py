@@ -8,18 +8,24 @@ from dataclasses import dataclass
 import numpy as np
 
 from foreword.arrays import F32, U8
+from foreword.models.files import FileRows
 from foreword.models.quants import Quant, dequantize
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tensor:
-    """One weight. ``data`` is uint8 [rows, row_bytes] (usually a view of a memory-mapped file), rows = product of all
-    dimensions but the last; blocks of a quantised format run along the last dimension.
-    """
+    """One weight: ``stored`` bytes in memory or in a file, a number format and a shape."""
 
-    data: U8
+    stored: U8 | FileRows
     quant: Quant
     shape: tuple[int, ...]
+
+    @property
+    def data(self) -> U8:
+        """uint8 [rows, row_bytes], read from the file every time; rows = product of all dimensions but the last. Blocks
+        of a quantised format run along the last dimension. ModelError if the file was changed since it was opened.
+        """
+        return self.stored.read() if isinstance(self.stored, FileRows) else self.stored
 
     def dequantize(self) -> F32:
         """The weight as float32 of ``shape``."""

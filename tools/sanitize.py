@@ -1,0 +1,86 @@
+"""Runs the tests of the native module in builds that check memory, undefined behaviour and data races.
+
+    python tools/sanitize.py        or: make sanitize
+
+Builds with the cmake and ninja beside this Python and the system's compiler, in build/sanitize-*. Memory that is not
+freed is not reported: the interpreter frees much of its own at no time.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+TOOLS = Path(sys.executable).parent
+CXX = os.environ.get("CXX", "c++")
+# Name of the build → (sanitizers, runtime library, options).
+SANITIZERS = {
+    "address": (
+        "address,undefined",
+        "asan",
+        {"ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1", "UBSAN_OPTIONS": "print_stacktrace=1"},
+    ),
+    "thread": ("thread", "tsan", {"TSAN_OPTIONS": "die_after_fork=0"}),
+}
+TESTS = (
+    "tests/kernels",
+    *(f"tests/batch/test_{name}.py" for name in ("bulk_rows", "random_traces", "refused_steps", "vllm_apply")),
+)
+# The default model takes long, and the long contexts add no path to the shorter ones.
+DESELECTED = ("-m", "not model", "-k", "not long_context and not error_of_a_format and not loops")
+
+
+def main() -> None:
+    for name, (sanitizers, library, options) in SANITIZERS.items():
+        print(f"{sanitizers}:", flush=True)
+        package = build(ROOT / "build" / f"sanitize-{name}", sanitizers)
+        run(package, f"lib{library}", options)
+
+
+def build(folder: Path, sanitizers: str) -> Path:
+    """A folder to import the package from, with the native module built with these sanitizers."""
+    folder.mkdir(parents=True, exist_ok=True)
+    command = [CXX, f"-fsanitize={sanitizers}", "-x", "c++", "-", "-o", folder / "empty"]
+    if subprocess.run(command, input=b"int main() {}", capture_output=True, check=False).returncode:
+        sys.exit(f"{CXX} cannot build with -fsanitize={sanitizers}: install its sanitizers, or set CXX to a compiler "
+                 "that has them")  # fmt: skip
+    cmake, ninja = TOOLS / "cmake", TOOLS / "ninja"
+    options = {
+        "CMAKE_MAKE_PROGRAM": ninja, "CMAKE_CXX_COMPILER": shutil.which(CXX), "Python_EXECUTABLE": sys.executable,
+        "FOREWORD_SANITIZE": sanitizers,
+    }  # fmt: skip
+    defined = [f"-D{name}={value}" for name, value in options.items()]
+    subprocess.run([cmake, "-S", ROOT, "-B", folder, "-G", "Ninja", *defined], stdout=subprocess.DEVNULL, check=True)
+    subprocess.run([cmake, "--build", folder], check=True)
+    package = folder / "package"
+    shutil.rmtree(package, ignore_errors=True)
+    shutil.copytree(ROOT / "src", package, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    for module in folder.glob("_native*.so"):
+        shutil.copy(module, package / "foreword")
+    return package
+
+
+def run(package: Path, library: str, options: dict[str, str]) -> None:
+    """The tests, with the sanitizer's runtime loaded before the interpreter."""
+    preload = [_library(f"{name}.so") for name in (library, "libstdc++")]
+    environment = os.environ | options | {
+        "LD_PRELOAD": " ".join(preload), "PYTHONPATH": str(package), "PYTHONMALLOC": "malloc",
+        "OPENBLAS_NUM_THREADS": "1", "FOREWORD_NUM_THREADS": "2",
+    }  # fmt: skip
+    command = [sys.executable, "-m", "pytest", "-n", str(os.cpu_count()), "-p", "no:cacheprovider", *DESELECTED, *TESTS]
+    done = subprocess.run(command, cwd=ROOT, env=environment, check=False)
+    if done.returncode:
+        sys.exit(done.returncode)
+
+
+def _library(name: str) -> str:
+    found = subprocess.run([CXX, f"-print-file-name={name}"], capture_output=True, text=True, check=True)
+    return found.stdout.strip()
+
+
+if __name__ == "__main__":
+    main()
