@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import struct
 import zlib
 from dataclasses import replace
@@ -42,6 +43,8 @@ from foreword.batch import (
     sampling_metadata,
     stage_mrope_positions,
 )
+from foreword.batch.difference.encoding import pack, unpack
+from foreword.batch.state import request_states
 from foreword.batch.state.sampling_columns import COLUMNS
 from foreword.batch.step.layout import EXTENTS, STEP, Scalars
 from foreword.batch.step.tensors import buffers_of, is_gathered
@@ -374,6 +377,22 @@ def test_a_mirror_on_another_rank_writes_its_own_slots():
     assert mine.slot_mapping[0].tolist() == [-1, 4, -1, 5]
 
 
+def test_a_mirror_without_native_rows_follows_states_with_them(monkeypatch):
+    """Removals, moves and admissions of rows in NumPy on one side; columns that only one of them resets."""
+    states, buffers = make()
+    with monkeypatch.context() as patch:
+        patch.setattr(request_states, "rows_core", lambda *given: None)
+        mirror = Mirror(states)
+    assert mirror.states._core is None
+    for serial in range(1, 12):
+        if len(states) == 3:
+            states.remove_request(states.req_ids[0])
+        states.condense()
+        states.add_request(NewRequest(f"r{serial}", [1, 2, 3], blocks_of(states, serial)))
+        stage_mrope_positions(states, f"r{serial}", np.ones((2, 3), int), serial)
+        mirror.follow(prepare_inputs(states, {f"r{serial}": 3}, buffers))
+
+
 def test_observers_of_the_mirror_see_the_same_changes():
     states, buffers = make()
     mirror = Mirror(states)
@@ -425,7 +444,7 @@ def test_a_refused_byte_string_names_what_is_wrong():
     for at in range(len(data)):
         with pytest.raises(PlanError):
             StepDifference.from_bytes(data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :])
-    for wrong, name in ((b"JUNK" + data[4:], "magic"), (data[:4] + b"\x02" + data[5:], "version")):
+    for wrong, name in ((b"JUNK" + data[4:], "magic"), (data[:4] + b"\x03" + data[5:], "version")):
         with pytest.raises(PlanError, match=name):
             StepDifference.from_bytes(wrong)
 
@@ -460,10 +479,79 @@ def test_bytes_with_a_valid_checksum_and_wrong_content_give_a_typed_error_or_a_s
 
 
 def test_an_array_larger_than_the_bytes_is_refused():
-    text = b'{"step":1,"seed":0,"admissions":0,"arrays":[["plan.rows","i8",1099511627775]]}'
-    data = struct.pack("<4sIII", b"FWSD", 1, len(text), zlib.crc32(text)) + text
+    text = b'{"step":1,"num_admissions":0,"arrays":[["plan.rows","i8",1099511627775]]}'
+    data = struct.pack("<4sIII", b"FWSD", 2, len(text), zlib.crc32(text)) + text
     with pytest.raises(PlanError, match=r"plan\.rows"):
         StepDifference.from_bytes(data)
+
+
+def test_arrays_of_any_type_and_size_return_equal():
+    rng = np.random.default_rng(0)
+    given = {
+        "float": rng.random((3, 2), np.float32),
+        "flags": np.array([True, False]),
+        "equal": np.full(9, -7),
+        "many": np.full(2**16 + 1, 3),
+        "table": np.full((3, 4), 70_000),
+        "wide": np.array([-1, 2**63 - 1]),
+        "unsigned": np.array([0, 2**32]),
+        "columns": np.arange(6).reshape(2, 3).T,
+    }
+    _, found = unpack(pack({}, given))
+    for name, array in given.items():
+        assert np.array_equal(found[name], array), name
+        assert found[name].shape == array.shape
+    assert len(pack({}, {"equal": np.full(9, 3)})) < len(pack({}, {"other": np.arange(9)}))
+    with pytest.raises(PlanError, match="complex"):
+        pack({}, {"complex": np.ones(2, complex)})
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("removed", [9]),
+        ("swaps", [0]),
+        ("swaps", [0, 1] * 7),
+        ("swaps", [0, 6]),
+        ("admitted.rows", [0]),
+        ("admitted.num_tokens", [0]),
+        ("admitted.token_ids", [100]),
+        ("admitted.block_ids.0", [*range(9), -1]),
+        ("entries.0.at", [10**6]),
+        ("entries.0.blocks", [-1]),
+        ("rows.1", [6]),
+        ("num_tokens.0", [-9]),
+        ("num_tokens.0", [1, 1]),
+        ("num_blocks.0.0", [100]),
+        ("num_tokens.7", [1]),
+        ("resent.0", [30]),
+        ("tokens", [5, 5]),
+        ("tokens", [100]),
+        ("needs.0", [2**20]),
+        ("mrope_positions.5", [[1]]),
+        ("mrope_positions.x", [[1]]),
+        ("plan.rows", [6]),
+        ("plan.counts", [99]),
+        ("plan.cancelled", [2]),
+        ("drafts.ids", [1]),
+        ("ops.copies", [1]),
+        ("other", [1]),
+    ],
+)
+def test_an_array_with_a_wrong_value_is_refused_by_name(name, wrong):
+    """A difference with an admission and a sampled token, of which one array is wrong."""
+    states, buffers = make()
+    mirror = Mirror(states)
+    states.add_request(NewRequest("a", [1, 2], blocks_of(states, 1)))
+    mirror.follow(batch := prepare_inputs(states, {"a": 2}, buffers))
+    states.commit(batch, {"a": [3]})
+    states.add_request(NewRequest("b", [1], blocks_of(states, 2)))
+    difference = mirror.recorder.take(prepare_inputs(states, {"a": 1}, buffers))
+    changed = replace(difference, arrays={**difference.arrays, name: np.array(wrong)})
+    named = {"admitted.num_tokens": "prompt_len", "admitted.token_ids": "100", "admitted.block_ids.0": "-1",
+             "plan.counts": "num_scheduled_tokens", "resent.0": "resent"}.get(name, name)  # fmt: skip
+    with pytest.raises(ForewordError, match="row 6" if wrong == [0, 6] else re.escape(named)):
+        apply_difference(mirror.states, StepDifference.from_bytes(changed.to_bytes()), mirror.buffers[id(buffers)])
 
 
 # -- refusals ----------------------------------------------------------------------------------------------------------

@@ -82,7 +82,12 @@ def hostile():
     def packed(header):
         return frame(sealed(header, b""))
 
-    huge = [["admitted.token_ids", "i4", 2**40 - 1]], [["a", "b1", *[2**39] * 3]], [["a", "i4", 0, 2**40 - 1]]
+    huge = (
+        [["admitted.token_ids", "i4", 2**40 - 1]],
+        [["a", "b1", *[2**39] * 3]],
+        [["a", "i4", 0, 2**40 - 1]],
+        [["tokens", "=u1", 2**40 - 1]],
+    )
     return [
         *(packed(json.dumps({"step": 1, "arrays": table}).encode()) for table in huge),
         packed(b"[" * DEEP),
@@ -97,7 +102,7 @@ def frame(data):
 
 def sealed(header, arrays):
     """Header and arrays behind a prefix that belongs to them."""
-    return PREFIX.pack(b"FWSD", 1, len(header), zlib.crc32(header + arrays)) + header + arrays
+    return PREFIX.pack(b"FWSD", 2, len(header), zlib.crc32(header + arrays)) + header + arrays
 
 
 def frames(data):

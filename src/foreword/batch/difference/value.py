@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any
 
-from foreword.arrays import I32, AnyArray
-from foreword.batch.difference.encoding import (
-    Header,
-    extras_from_json,
-    extras_to_json,
-    mrope,
-    number,
-    pack,
-    params_from_json,
-    params_to_json,
-    unpack,
-)
-from foreword.batch.values.sampling_params import SamplingParams
+import numpy as np
+
+from foreword.arrays import AnyArray
+from foreword.batch.difference.encoding import malformed, pack, unpack
+from foreword.batch.difference.request_json import from_json, to_json
+from foreword.batch.values.integers import is_int32
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -28,23 +21,19 @@ class StepDifference:
     step: its number. base: checksum of the states that the difference belongs to; None: a snapshot, for new states.
     geometry: of a snapshot, what both states must have in common. base_seed, num_admissions: as in the states.
     pad_to: (tokens, requests), −1 for none. gather: whether the block tables are gathered.
-    req_ids: the requests admitted, in order. extras: index in req_ids → fields of `NewRequest` that few requests have.
-    params: state row → sampling parameters. staged: state row → M-RoPE positions given after the admission.
-    arrays: all other values by name, listed in docs/difference.md. An absent array is empty. Where every entry of a
-    column is equal, one entry represents all of them.
+    req_ids: the requests admitted, in order. extras: of each, the fields of `NewRequest` that no array holds.
+    arrays: all other values by name, listed in docs/difference.md. An absent array is empty.
     """
 
     step: int
-    base: int | None
-    base_seed: int
     num_admissions: int
-    gather: bool
+    base: int | None = None
+    base_seed: int = 0
+    gather: bool = True
     pad_to: tuple[int, int] = (-1, -1)
     geometry: Mapping[str, Any] | None = None
     req_ids: tuple[str, ...] = ()
-    extras: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
-    params: Mapping[int, SamplingParams] = field(default_factory=dict)
-    staged: Mapping[int, I32] = field(default_factory=dict)
+    extras: tuple[Mapping[str, Any], ...] = ()
     arrays: Mapping[str, AnyArray] = field(default_factory=dict)
 
     @property
@@ -54,46 +43,47 @@ class StepDifference:
 
     def to_bytes(self) -> bytes:
         """The difference in the format of docs/difference.md. RequestError for parameters that JSON cannot hold."""
-        header: dict[str, Any] = {"step": self.step, "seed": self.base_seed, "admissions": self.num_admissions}
-        arrays = dict(self.arrays)
-        if self.base is not None:
-            header["base"] = self.base
-        if self.geometry is not None:
-            header["geometry"] = self.geometry
-        if self.pad_to != (-1, -1):
-            header["pad_to"] = self.pad_to
-        if not self.gather:
-            header["gather"] = False
-        if self.req_ids:
-            header["req_ids"] = self.req_ids
+        header = {f.name: value for f in fields(self) if (value := getattr(self, f.name)) != f.default}
+        arrays = dict(header.pop("arrays"))
         if self.extras:
-            header["extras"] = {i: extras_to_json(i, values, arrays) for i, values in self.extras.items()}
-        if self.params:
-            header["params"] = {row: params_to_json(params, f"row {row}") for row, params in self.params.items()}
-        arrays |= {f"staged.{row}": positions for row, positions in self.staged.items()}
+            header["extras"] = list(map(to_json, self.extras, self.req_ids))
+        for i, values in enumerate(self.extras):
+            arrays |= {f"{name}.{i}": value for name, value in values.items() if isinstance(value, np.ndarray)}
         return pack(header, arrays)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> StepDifference:
         """The inverse of `to_bytes`; its arrays are views of ``data``. PlanError, naming the part, for malformed bytes;
-        RequestError for sampling parameters out of range.
+        ConfigError for an adapter without number.
         """
         header, arrays = unpack(data)
-        given = Header(header)
-        staged = {name: arrays.pop(name) for name in list(arrays) if name.startswith("staged.")}
-        difference = cls(
-            step=given.integer("step"),
-            base=given.integer("base") if "base" in header else None,
-            base_seed=given.integer("seed"),
-            num_admissions=given.integer("admissions"),
-            gather=given.of("gather", bool, True),
-            pad_to=given.pair("pad_to"),
-            geometry=given.of("geometry", dict, None),
-            req_ids=given.strings("req_ids"),
-            extras={i: extras_from_json(i, values, arrays) for i, values in given.bynumber("extras").items()},
-            params={row: params_from_json(value) for row, value in given.bynumber("params").items()},
-            staged={number("staged", name[7:]): mrope(name, array) for name, array in staged.items()},
-            arrays=arrays,
-        )
-        given.finish()
+        for name in {"step", "num_admissions"} - header.keys():
+            raise malformed("header", expected=name)
+        for name, value in header.items():
+            if name not in _VALID or not _VALID[name](value):
+                raise malformed(name, expected="a value of this format", got=value)
+        extras = [from_json(values) for values in header.pop("extras", ())]
+        for i, values in enumerate(extras):
+            for name in ("prompt_embeds", "prompt_is_token_id"):
+                if f"{name}.{i}" in arrays:
+                    values[name] = arrays.pop(f"{name}.{i}").copy()
+        given: dict[str, Any] = {name: tuple(value) if type(value) is list else value for name, value in header.items()}
+        difference = cls(**given, extras=tuple(extras), arrays=arrays)
+        if len(extras) not in (0, len(difference.req_ids)):
+            raise malformed("extras", expected=len(difference.req_ids), got=len(extras))
         return difference
+
+
+def _is_int64(value: Any) -> bool:
+    return type(value) is int and -(2**63) <= value < 2**63
+
+
+_VALID: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("step", "num_admissions", "base", "base_seed"), _is_int64),
+    "gather": lambda value: type(value) is bool,
+    "geometry": lambda value: type(value) is dict,
+    "pad_to": lambda value: type(value) is list and len(value) == 2 and all(is_int32(n, -1) for n in value),
+    "req_ids": lambda value: type(value) is list and all(type(req_id) is str for req_id in value),
+    "extras": lambda value: type(value) is list,
+}
+"""Value of the header → whether it has the right type."""
