@@ -339,7 +339,8 @@ class KVCacheManager:
             self.pool.free(last)
 
     def free_all(self) -> None:
-        """Free the blocks of every row, whatever an interrupted change left behind; the caller removes the rows.
+        """Free the blocks of every row and clear the block tables, whatever an interrupted change left behind; the
+        caller removes the rows.
 
         Cached content stays, unless a change of it was interrupted.
         """
@@ -347,7 +348,8 @@ class KVCacheManager:
         if self._snapshots is not None:
             self._snapshots.detach_all()
         self._keys[:] = [NO_KEYS] * len(self._keys)
-        for live in self._first_live:
+        for table, live in zip(self.states.block_tables, self._first_live, strict=True):
+            table.clear_all()
             live[:] = 0
         self.pool.free_all()
 

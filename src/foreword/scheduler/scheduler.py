@@ -219,7 +219,7 @@ class Scheduler:
             if request.row >= 0:
                 self._keep_output(request, int(num_tokens[request.row]))
         self.cache.free_all()
-        self.states.clear()
+        self.states.remove_rows(np.flatnonzero(self.states.live))
         self._rows = self._last_scheduled = NO_TOKENS
         self._by_row[:] = [None] * len(self._by_row)
         self._num_drafts[:] = self._num_in_flight[:] = 0

@@ -50,9 +50,9 @@ def apply_difference(
     step.write()
     name = AUTO if backend == "auto" else backend
     scalars = BACKENDS[name](states, buffers, step.plan, difference.pad_to, difference.gather)
-    before, states.step = states.step, difference.step - 1
+    before, states._step = states._step, difference.step - 1
     batch = InputBatch(states, buffers, scalars, None, difference.gather, step.ops, name)
-    states.step = max(before, difference.step)
+    states._step = max(before, difference.step)
     return batch
 
 
