@@ -73,7 +73,7 @@ def scene(name: str, backend: str = "numpy") -> Scene:
     buffers = InputBuffers.for_states(states, max_num_batched_tokens=16)
     if name in ("in flight", "cancelled", "recurrent"):
         return _in_flight(states, buffers, backend, remove=name == "cancelled")
-    states.step = 41
+    states._step = 41
     if name == "empty":
         plan, drafts = {}, None
     elif name == "drafts":
@@ -94,7 +94,7 @@ def _in_flight(states: RequestStates, buffers: InputBuffers, backend: str, *, re
     early = InputBuffers.for_states(states, max_num_batched_tokens=16)
     first = prepare_inputs(states, {"a": 4, "c": 1}, early, draft_tokens={"a": [3, 4, 5]}, backend=backend)
     advance(states, first)
-    states.step = 41
+    states._step = 41
     drafts = {"a": [-1, 7]}
     plan = {"b": 5, "c": 1, "a": 3} if remove else {"b": 5, "a": 3, "c": 1}
     second = prepare_inputs(states, plan, buffers, draft_tokens=drafts, pad_to=(12, 5), backend=backend)

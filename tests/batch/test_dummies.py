@@ -169,7 +169,7 @@ def test_without_block_tables_a_dummy_has_none():
 def test_a_dummy_reads_no_live_block_and_changes_no_row(null):
     states, buffers = make(null)
     before = [a.copy() for a in (*states._row_arrays(), states.token_ids)]
-    step, requests = states.step, states.req_ids
+    step, requests = states._step, states.req_ids
     for context in (0, 8):
         batch = make_dummy(states, buffers, num_tokens=8, num_reqs=4, num_computed=context, context_block=9)
         for table in batch.block_table:
@@ -178,7 +178,7 @@ def test_a_dummy_reads_no_live_block_and_changes_no_row(null):
             states.commit(batch, np.zeros(4, np.int32))
     for array, was in zip((*states._row_arrays(), states.token_ids), before, strict=True):
         assert np.array_equal(array, was)
-    assert (states.step, states.req_ids) == (step, requests)
+    assert (states._step, states.req_ids) == (step, requests)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

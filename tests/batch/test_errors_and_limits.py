@@ -57,7 +57,7 @@ class World:
             {
                 "rows": dict(self.states._directory.rows),
                 "free": list(self.states._directory.free),
-                "step": self.states.step,
+                "step": self.states._step,
             },
         )
         for i, array in enumerate([*s._row_arrays(), s.token_ids]):

@@ -47,7 +47,7 @@ def tensors(batch: InputBatch) -> dict[str, list]:
 
 
 def state(states: RequestStates) -> list:
-    return [states.step, states.req_ids, *[array.tolist() for array in states._row_arrays()]]
+    return [states._step, states.req_ids, *[array.tolist() for array in states._row_arrays()]]
 
 
 REFUSED = [  # plan, and more
@@ -96,7 +96,7 @@ def test_a_step_that_the_full_check_refuses_is_not_counted(backend):
     states.commit(batch, {"a": [9]})
     states.remove_request("thief")
     after = prepare_inputs(states, {"a": 1}, second, backend=backend, check="full")
-    assert (after.step, states.step) == (2, 2)
+    assert (after.step, states._step) == (2, 2)
     states.commit(after, {"a": [8]})
     assert states.token_ids[0, :5].tolist() == [1, 2, 3, 9, 8]
 
@@ -114,4 +114,4 @@ def test_on_its_own_buffers_a_step_that_the_check_refuses_replaces_the_batch_bef
     states.remove_request("thief")
     again = prepare_inputs(states, {"a": 3}, buffers, backend=backend, check="full")
     states.commit(again, {"a": [9]})
-    assert states.step == 2
+    assert states._step == 2

@@ -14,6 +14,7 @@ from foreword.batch import (
     PoolingParams,
     RequestError,
     RequestStates,
+    get_token_id,
     lora_mapping,
     pooling_metadata,
     prepare_inputs,
@@ -44,13 +45,13 @@ def test_a_known_position_has_the_token_of_the_prompt_or_of_the_output(backend):
         prepare_inputs(states, {"a": 3}, buffers, draft_tokens={"a": [12, 40]}, backend=backend), {"a": [12, 13]}
     )
     states.swap_rows(1, 3)
-    assert [states.get_token_id("a", p) for p in range(7)] == [5, 6, 7, 8, 11, 12, 13]
+    assert [get_token_id(states, "a", p) for p in range(7)] == [5, 6, 7, 8, 11, 12, 13]
     prepare_inputs(states, {"a": 2}, buffers, draft_tokens={"a": [14]}, backend=backend)
     for position in (7, -1, 16):  # a draft is no known token
         with pytest.raises(RequestError, match=f"position.*{position}"):
-            states.get_token_id("a", position)
+            get_token_id(states, "a", position)
     with pytest.raises(RequestError):
-        states.get_token_id("b", 0)
+        get_token_id(states, "b", 0)
 
 
 @pytest.mark.parametrize("mask", [None, [True, False, True]])
@@ -66,15 +67,15 @@ def test_a_position_given_as_an_embedding_has_no_token(mask):
     states.add_request(NewRequest("b", [1, 2, 3], [[2]]))
     for position, token in enumerate([5, 6, 7]):
         if is_token[position]:
-            assert states.get_token_id("a", position) == token
+            assert get_token_id(states, "a", position) == token
         else:
             with pytest.raises(RequestError, match="embedding"):
-                states.get_token_id("a", position)
-    assert states.get_token_id("a", 3) == 8
-    assert [states.get_token_id("b", p) for p in range(3)] == [1, 2, 3]
+                get_token_id(states, "a", position)
+    assert get_token_id(states, "a", 3) == 8
+    assert [get_token_id(states, "b", p) for p in range(3)] == [1, 2, 3]
     states.remove_request("a")
     states.add_request(NewRequest("c", [4], [[3]]))
-    assert states.get_token_id("c", 0) == 4
+    assert get_token_id(states, "c", 0) == 4
 
 
 # -- adapters ------------------------------------------------------------------------------------------------------

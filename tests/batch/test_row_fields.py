@@ -60,7 +60,7 @@ def fields(states: RequestStates, rid: str) -> dict[str, object]:
     known, extras = int(states.num_tokens[row]), states.extras
     columns = ("num_computed_tokens", "num_placeholders", "num_accepted_tokens", "prompt_len", "prefill_len",
                "last_sampled_token", "lora_id", "rope_delta", "encoder_len", "live")  # fmt: skip
-    mask = states.is_token_id
+    mask = states.extras.is_token_id
     return {
         "req_id": states.req_id_of(row),
         "tokens": states.token_ids[row, :known].tolist(),

@@ -49,7 +49,7 @@ class Rig:
             self.states.token_ids[row, n] = token
             self.states.num_tokens[row] = n + 1
             self.cache.free_expired(rows, np.array([n]))
-            self.cache.grow(rows, self.cache.wanted(rows, np.array([n + 1])))
+            assert self.cache.grow_to(rows, np.array([n + 1]))
             self.states.num_computed_tokens[row] = n + 1
 
     def blocks(self, name: str, group: int = 0) -> list[int]:
@@ -334,9 +334,9 @@ def test_growth_gives_each_row_what_it_lacks():
     rig.start("a", [1, 2, 3])
     rig.start("b", [4, 5, 6, 7, 8])
     rows = np.array([rig.states.row_of("a"), rig.states.row_of("b")], np.int32)
-    wanted = rig.cache.wanted(rows, np.array([20, 6]))
-    assert [w.tolist() for w in wanted] == [[4, 0]]
-    rig.cache.grow(rows, wanted)
+    free = rig.cache.pool.num_free
+    assert rig.cache.grow_to(rows, np.array([20, 6]))
+    assert free - rig.cache.pool.num_free == 4
     assert len(set(rig.blocks("a")) | set(rig.blocks("b"))) == 7
     assert rig.blocks("a")[1:] == [4, 5, 6, 7]
 

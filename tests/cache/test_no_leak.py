@@ -156,12 +156,16 @@ class CacheMachine(RuleBasedStateMachine):
         rows = np.array([row], np.int32)
         known = computed + int(self.cache.cut_chunks(rows, np.array([computed]), np.array([known - computed]))[0])
         self.cache.free_expired(rows, np.array([computed]))
-        wanted = self.cache.wanted(rows, np.array([known]))
-        if sum(int(w.sum()) for w in wanted) > self.cache.pool.num_free:
-            with pytest.raises(CapacityError):
-                self.cache.grow(rows, wanted)
+        tables, free = self.states.block_tables, self.cache.pool.num_free
+        before = [int(t.num_blocks[row]) for t in tables]
+        needed = [-(-known // t.tokens_per_block) for t in tables]
+        grown = [max(pair) for pair in zip(before, needed, strict=True)]
+        fits = sum(grown) - sum(before) <= free
+        assert self.cache.grow_to(rows, np.array([known])) == fits
+        assert [int(t.num_blocks[row]) for t in tables] == (grown if fits else before)
+        if not fits:
+            assert self.cache.pool.num_free == free
             return
-        self.cache.grow(rows, wanted)
         copies = self.cache.keep_states(rows, np.array([computed]))
         if len(copies):
             sources, destinations = copies.T.tolist()

@@ -596,7 +596,7 @@ SPECIAL: dict[str, Callable[[Row, Subject], list[Mutation]]] = {
     "states.condense": _row_arrays_lost,
     "states.swap_rows": _row_arrays_lost,
     "states.block_tables": _tables,
-    "states.get_token_id": _token,
+    "get_token_id": _token,
     "sampling_metadata": _anew,
     "buffers.optional": _allocated_anew,
     "InputBuffers.for_states": _allocated,

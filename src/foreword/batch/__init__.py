@@ -16,7 +16,7 @@ from typing import Any
 
 from foreword.batch.features.classify import is_decode, split_decodes_and_prefills, uniform_decode_len
 from foreword.batch.features.context_parallel import share_prefill
-from foreword.batch.features.embeds import is_token_ids, prompt_embeds
+from foreword.batch.features.embeds import get_token_id, is_token_ids, prompt_embeds
 from foreword.batch.features.explain import Explanation
 from foreword.batch.features.kernel_blocks import kernel_block_table
 from foreword.batch.features.lora import lora_mapping
@@ -80,6 +80,7 @@ __all__ = [
     "attention_mask",
     "discard_mask",
     "encoder_seq_lens",
+    "get_token_id",
     "is_decode",
     "is_token_ids",
     "kernel_block_table",

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from foreword.arrays import I32, Bools, Ints
+from foreword.arrays import I32, I64, Bools
 from foreword.cache.events import BlockRemoved, BlockStored, CacheCleared, CacheEvent
 from foreword.cache.prefix import HashFunction, PrefixNode, PrefixTree
 
@@ -79,13 +79,16 @@ class CachedContent:
         index = np.arange(first // ratio, end // ratio) * ratio + (ratio - 1)
         known = self._is_cached[ids]
         if known.any():
-            for i in np.flatnonzero(known).tolist():
-                if not self._holds(int(ids[i]), node, int(index[i]), group):
-                    self.remove(ids[i : i + 1])
-                    known[i] = False
-            ids, index = ids[~known], index[~known]
+            other = (self._serial[ids] != node.serial) | (self._index[ids] != index) | (self._group[ids] != group)
+            if (known & other).any():
+                self.remove(ids[known & other])
+            ids, index = ids[~known | other], index[~known | other]
         if not ids.all():  # below a window
             index, ids = index[ids != 0], ids[ids != 0]
+        self.hold(node, group, ids, index)
+
+    def hold(self, node: PrefixNode, group: int, ids: I32, index: I64) -> None:
+        """These blocks, which have no content, hold the blocks ``index`` of the node from now on."""
         at = index - node.start
         taken = node.blocks[group].take(at) != 0
         if taken.any():  # the same content is cached already
@@ -94,14 +97,6 @@ class CachedContent:
             node.blocks[group][at[~taken]] = ids[~taken]
         else:
             node.blocks[group][at] = ids
-        self._added(node, group, ids, index)
-
-    def add_one(self, node: PrefixNode, index: int, group: int, block: int) -> None:
-        """A block without content holds block ``index`` of the node from now on; the group has no block for it yet."""
-        node.blocks[group][index - node.start] = block
-        self._added(node, group, np.array([block], np.int32), np.array([index]))
-
-    def _added(self, node: PrefixNode, group: int, ids: I32, index: Ints) -> None:
         node.num_blocks += len(ids)
         self._serial[ids] = node.serial
         self._index[ids] = index
@@ -167,13 +162,6 @@ class CachedContent:
         else:
             for g, ids in enumerate(node.blocks):
                 ids[index[group == g] - node.start] = 0
-
-    def _holds(self, block: int, node: PrefixNode, index: int, group: int) -> bool:
-        return (int(self._serial[block]), int(self._index[block]), int(self._group[block])) == (
-            node.serial,
-            index,
-            group,
-        )
 
     def _move(self, upper: PrefixNode, lower: PrefixNode) -> None:
         """Follow the cut of a run: the blocks of its lower part belong to another node now."""

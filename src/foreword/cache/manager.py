@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foreword.arrays import I32, I64, Ints
+from foreword.arrays import I32, Ints
 from foreword.batch import RequestStates
 from foreword.batch.state.block_table import BlockTable
 from foreword.cache.content import CachedContent
@@ -165,9 +165,8 @@ class KVCacheManager:
         prefill = self.states.prefill_len[rows]
         if not np.count_nonzero(self.states.num_computed_tokens[rows] < prefill):
             return 0
-        full = [g for g in range(len(self.groups)) if g not in self._windowed]
-        wanted = self.wanted(rows, prefill)
-        return sum(int(wanted[g].sum()) for g in full)
+        full = [t for g, t in enumerate(self.states.block_tables) if g not in self._windowed]
+        return sum(int(np.maximum(-(-prefill // t.tokens_per_block) - t.num_blocks[rows], 0).sum()) for t in full)
 
     def allocate(self, hit: PrefixHit, num_tokens: int) -> Allocation:
         """Take blocks for the first ``num_tokens`` tokens of a request, the hit's among them.
@@ -212,47 +211,27 @@ class KVCacheManager:
 
     # -- growth: the hot path, arrays only ------------------------------------------------------------------------
 
-    def wanted(self, rows: I32, num_tokens: Ints) -> tuple[I64, ...]:
-        """Blocks that each of these rows lacks to hold num_tokens[i] tokens, one array [B] per group."""
-        return tuple(
-            np.maximum(-(-num_tokens // t.tokens_per_block) - t.num_blocks[rows], 0).astype(np.int64)
-            for t in self.states.block_tables
-        )
-
     def grow_to(self, rows: I32, num_tokens: Ints) -> bool:
         """Append the blocks that each of these rows lacks to hold num_tokens[i] tokens.
 
         False, and nothing changes, when fewer are free.
         """
-        if len(self.groups) > 1:
-            wanted = self.wanted(rows, num_tokens)
-            if sum(int(w.sum()) for w in wanted) > self.pool.num_free:
-                return False
-            self.grow(rows, wanted)
-            return True
-        table = self.states.block_tables[0]
-        held = table.num_blocks.take(rows)
-        lacking = (held * table.tokens_per_block < num_tokens).nonzero()[0]  # as a rule few
-        if lacking.size:
-            held = held.take(lacking)
-            count = -(-num_tokens.take(lacking) // table.tokens_per_block) - held
-            total = int(np.add.reduce(count))
+        total, growth = 0, []
+        for table in self.states.block_tables:
+            held = table.num_blocks.take(rows)
+            lacking = (held * table.tokens_per_block < num_tokens).nonzero()[0]  # as a rule few
+            if lacking.size:
+                held = held.take(lacking)
+                count = -(-num_tokens.take(lacking) // table.tokens_per_block) - held
+                start, total = total, total + int(np.add.reduce(count))
+                growth.append((table, rows.take(lacking), held, count, slice(start, total)))
+        if total:
             if total > self.pool.num_free:
                 return False
-            _append(table, rows.take(lacking), held, count, self.pool.allocate(total))
+            fresh = self.pool.allocate(total)
+            for table, some, held, count, part in growth:
+                _append(table, some, held, count, fresh[part])
         return True
-
-    def grow(self, rows: I32, wanted: tuple[I64, ...]) -> None:
-        """Append the wanted blocks. CapacityError when fewer are free, and nothing changes."""
-        totals = [int(w.sum()) for w in wanted]
-        if not any(totals):
-            return
-        fresh = self.pool.allocate(sum(totals))
-        start = 0
-        for table, want, total in zip(self.states.block_tables, wanted, totals, strict=True):
-            some = rows[want > 0]
-            _append(table, some, table.num_blocks[some], want[want > 0], fresh[start : start + total])
-            start += total
 
     def free_expired(self, rows: I32, num_computed: Ints) -> None:
         """Free the blocks that no token from ``num_computed`` on can read; their entries become null."""
@@ -310,8 +289,9 @@ class KVCacheManager:
         if done < end:
             for g in self._paged:  # a partial block has become a whole one
                 ratio = self._node_blocks[g]
-                if end // ratio > done // ratio:
-                    self._content_changes(self.states.block_tables[g].table[row, done // ratio])
+                block = states.block_tables[g].table[row, done // ratio]
+                if end // ratio > done // ratio and block and self.pool.is_cached[block]:
+                    self._content.remove(np.array([block]))
             for span in self.tree.extend(row, data, keys):
                 for g in self._paged:
                     self._content.add(*span, g, states.block_tables[g].table[row])
@@ -339,7 +319,8 @@ class KVCacheManager:
             self.pool.free(last)
 
     def free_all(self) -> None:
-        """Free the blocks of every row, whatever an interrupted change left behind; the caller removes the rows.
+        """Free the blocks of every row and clear the block tables, whatever an interrupted change left behind; the
+        caller removes the rows.
 
         Cached content stays, unless a change of it was interrupted.
         """
@@ -347,7 +328,8 @@ class KVCacheManager:
         if self._snapshots is not None:
             self._snapshots.detach_all()
         self._keys[:] = [NO_KEYS] * len(self._keys)
-        for live in self._first_live:
+        for table, live in zip(self.states.block_tables, self._first_live, strict=True):
+            table.clear_all()
             live[:] = 0
         self.pool.free_all()
 
@@ -400,10 +382,6 @@ class KVCacheManager:
         for g, table in enumerate(self.states.block_tables):
             self._content.add(leaf, at, at + 1, g, table.table[row])
         self.tree.prune(leaf)
-
-    def _content_changes(self, block: np.int32) -> None:
-        if block and self.pool.is_cached[block]:
-            self._content.remove(np.array([block], np.int32))
 
 
 def _append(table: BlockTable, rows: I32, held: I32, count: Ints, blocks: I32) -> None:

@@ -84,9 +84,9 @@ class StateSnapshots:
             num_tokens, blocks = pending.pop(0)
             index = num_tokens // self._content.tree.block_size - 1
             node = self._content.tree.node_of(row, index)
-            for g, block in zip(self._tables, blocks.tolist(), strict=True):
+            for i, g in enumerate(self._tables):
                 if not node.blocks[g][index - node.start]:  # else an equal state is kept already
-                    self._content.add_one(node, index, g, block)
+                    self._content.hold(node, g, blocks[i : i + 1], np.array([index]))
             self._pool.free(blocks)
             self._newest[row] = num_tokens
         if not pending:

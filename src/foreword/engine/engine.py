@@ -289,7 +289,7 @@ class Engine:
             self.observers.notify_done("step_committed", plan, step.batch, sampled)
         self.pipeline.release(step)
         self.scheduler.commit(plan)
-        readings = self._outputs.process(rows, before, sampled)
+        readings = self._outputs.process(rows, before, sampled, step.batch.step)
         grown = rows
         if self.speculation is not None:
             self.speculation.learn(plan, sampled.token_ids)

@@ -119,10 +119,10 @@ class OutputProcessor:
                 self.end(completion, error)
         return [group.final() for group in self.groups.values() if not group.num_unfinished]
 
-    def process(self, rows: I32, before: I32 | None, sampled: Sampled) -> Readings:
+    def process(self, rows: I32, before: I32 | None, sampled: Sampled, step: int) -> Readings:
         """Read the new tokens of a committed step.
 
-        before: known tokens [B] before the commit; None if every row has exactly one new token.
+        before: known tokens [B] before the commit; None if every row has exactly one new token. step: its number.
         """
         for row, found in sampled.prompt_logprobs.items():
             self._completion(row).group.add_prompt_logprobs(found)
@@ -137,9 +137,9 @@ class OutputProcessor:
         if sampled.failures:
             reads[list(sampled.failures)] = True
         at = reads.nonzero()[0]
-        return self._read(rows, at, sampled) if at.size else NOTHING_READ
+        return self._read(rows, at, sampled, step) if at.size else NOTHING_READ
 
-    def _read(self, rows: I32, at: I64, sampled: Sampled) -> Readings:
+    def _read(self, rows: I32, at: I64, sampled: Sampled, step: int) -> Readings:
         now, readings = self._clock(), Readings()
         reported: dict[str, RequestGroup] = {}
         for b in at.tolist():
@@ -150,7 +150,7 @@ class OutputProcessor:
                 group.first_token_time = now
             stop: Stop | Exception | None
             if (failure := sampled.failures.get(b)) is not None:
-                stop = failure if isinstance(failure, Exception) else failure(group.request_id, self._states.step)
+                stop = failure if isinstance(failure, Exception) else failure(group.request_id, step)
             else:
                 try:
                     stop = self._advance(completion, row, sampled.logprobs.get(b, []))

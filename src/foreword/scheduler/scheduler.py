@@ -10,7 +10,7 @@ yet". A step without arrivals and departures is a few array operations, however 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -152,19 +152,15 @@ class Scheduler:
         """
         self._step += 1
         rows, computed, n, num_tokens, preempted = self._run(in_flight)
-        left = self.config.max_num_batched_tokens - num_tokens
         copies: list[I32] = []
-        admitted: list[Request] = []
-        counts: list[int] = []
-        head, blocked = self._admit(left, preempted, admitted, counts, copies)
+        admitted: dict[Request, int] = {}  # and how many tokens each computes
+        head, blocked = self._admit(self.config.max_num_batched_tokens - num_tokens, preempted, admitted, copies)
         running, reached = rows, computed
         if admitted:
-            new = np.array([r.row for r in admitted], np.int32)
-            self._rows = np.concatenate([self._rows, new])
-            rows = np.concatenate([rows, new])
-            n = np.concatenate([n, np.array(counts, np.int32)])
+            counts = np.array(list(admitted.values()), np.int32)
+            rows, n = np.concatenate([rows, self._rows[-len(counts) :]]), np.concatenate([n, counts])
             computed = self.states.num_computed_tokens[rows]
-            num_tokens += sum(counts)
+            num_tokens += int(counts.sum())
             self._may_prefill = True
         if self.config.long_prefill_threshold and len(rows) == 1:
             n = self._use_rest(rows, computed, n)
@@ -191,7 +187,7 @@ class Scheduler:
             num_scheduled=n,
             draft_tokens=self._scheduled_drafts(rows, computed, n),
             prefilling=prefilling,
-            block_ops=self._block_ops(copies) if copies else NO_BLOCK_OPS,
+            block_ops=BlockOps(NO_TOKENS, np.concatenate(copies)) if any(map(len, copies)) else NO_BLOCK_OPS,
             admitted=tuple(admitted),
             preempted=tuple(preempted or ()),
             ledger=self.ledger,
@@ -219,7 +215,7 @@ class Scheduler:
             if request.row >= 0:
                 self._keep_output(request, int(num_tokens[request.row]))
         self.cache.free_all()
-        self.states.clear()
+        self.states.remove_rows(np.flatnonzero(self.states.live))
         self._rows = self._last_scheduled = NO_TOKENS
         self._by_row[:] = [None] * len(self._by_row)
         self._num_drafts[:] = self._num_in_flight[:] = 0
@@ -342,50 +338,66 @@ class Scheduler:
         drafts = self._drafts[rows]
         return np.where(np.arange(drafts.shape[1]) < fit[:, None], drafts, -1).astype(np.int32)
 
-    def _block_ops(self, copies: Sequence[I32]) -> BlockOps:
-        return BlockOps(NO_TOKENS, np.concatenate(copies)) if any(map(len, copies)) else NO_BLOCK_OPS
-
     # -- waiting -------------------------------------------------------------------------------------------------
 
     def _admit(
         self,
         left: int,
         preempted: list[Request] | None,
-        admitted: list[Request],
-        counts: list[int],
+        admitted: dict[Request, int],
         copies: list[I32],
     ) -> tuple[str | None, Reason | None]:
         """Admit requests in order until one does not fit. Returns its id and the reason."""
-        config, states = self.config, self.states
         while len(self.waiting):
             request = self.waiting.peek()
-            running = len(self._rows) + len(admitted)
-            if preempted is None or preempted:
-                return request.request_id, reason("preemption")
-            if running >= config.max_num_seqs or len(states) >= states.max_num_reqs:
-                return request.request_id, reason("max_num_seqs", running=running, limit=config.max_num_seqs)
-            if left < 1:
-                return request.request_id, reason("token_budget", left=left, need=len(request))
-            hit = self._lookup(request)
-            n = need = len(request) - hit.num_tokens
-            if config.long_prefill_threshold:
-                n = min(n, config.long_prefill_threshold)
-            if n > left and not config.chunked_prefill:
-                return request.request_id, reason("token_budget", left=left, need=need)
-            n = min(n, left)
-            free = self._free_for_admission(admitted, counts)
-            hit, short = self._fit(hit, n, free)
-            if short:
-                return request.request_id, short
-            n = min(n, len(request) - hit.num_tokens)
-            if config.chunked_prefill:
-                n = hit.cut(n)
+            fit = reason("preemption") if preempted is None or preempted else self._fit(request, left)
+            if isinstance(fit, Reason):
+                return request.request_id, fit
             self.waiting.pop()
-            copies.append(self._place(request, hit, n))
-            admitted.append(request)
-            counts.append(n)
-            left -= n
+            copies.append(self._place(request, *fit))
+            admitted[request] = fit[1]
+            left -= fit[1]
         return None, None
+
+    def _fit(self, request: Request, left: int) -> tuple[PrefixHit, int] | Reason:
+        """The hit to admit a waiting request with and the tokens to compute, at most ``left``; or why not."""
+        config, states, running = self.config, self.states, len(self._rows)
+        if running >= config.max_num_seqs or len(states) >= states.max_num_reqs:
+            return reason("max_num_seqs", running=running, limit=config.max_num_seqs)
+        if left < 1:
+            return reason("token_budget", left=left, need=len(request))
+        hit = self._lookup(request)
+        n = need = len(request) - hit.num_tokens
+        if config.long_prefill_threshold:
+            n = min(n, config.long_prefill_threshold)
+        if n > left and not config.chunked_prefill:
+            return reason("token_budget", left=left, need=need)
+        n = min(n, left)
+        fitting = self._fitting_hit(hit, n)
+        if isinstance(fitting, Reason):
+            return fitting
+        n = min(n, len(request) - fitting.num_tokens)
+        return fitting, fitting.cut(n) if config.chunked_prefill else n
+
+    def _fitting_hit(self, hit: PrefixHit, n: int) -> PrefixHit | Reason:
+        """The hit to use for a request that computes n tokens; the reason if there are too few blocks.
+
+        A copy needs its source block too, and a hit in a window more blocks than the window. When the pool is nearly
+        full, fall back to a smaller hit.
+        """
+        free = self.cache.pool.num_free
+        if len(self._rows):
+            reserved = self.cache.blocks_reserved(self._rows) if self.config.reserve_full_prompt else 0
+            free -= reserved + self._watermark
+        tokens = hit.prompt_len if self.config.reserve_full_prompt else hit.num_tokens + n
+        need = self.cache.blocks_to_admit(hit, tokens, chunk=n)
+        if need <= free:
+            return hit
+        smaller = (hit.without_partial(), self.cache.miss(hit.prompt_len, hit.num_known)) if hit.num_tokens else ()
+        for less in smaller:
+            if less is not hit and self.cache.blocks_to_admit(less, tokens, chunk=n) <= free:
+                return less
+        return reason("no_blocks", need=need, free=max(free, 0))
 
     def _place(self, request: Request, hit: PrefixHit, n: int) -> I32:
         """Give the request a row, with blocks for the hit and n more tokens. Returns the block copies."""
@@ -403,6 +415,7 @@ class Scheduler:
         )
         num_tokens = hit.num_tokens + n
         request.row, copies = admit(self.states, self.cache, admission, hit, num_tokens, request.keys)
+        self._rows = np.append(self._rows, np.int32(request.row))
         self._by_row[request.row] = request
         self.max_len[request.row] = request.max_len
         return copies
@@ -414,33 +427,6 @@ class Scheduler:
             hit = self.cache.lookup(tokens, request.keys) if request.reuse_prefix else self.cache.miss(len(tokens))
             known = self._hits[request.request_id] = self.cache.version, hit
         return known[1]
-
-    def _free_for_admission(self, admitted: Sequence[Request], counts: Sequence[int]) -> int:
-        """Free blocks, less the need of running prompts and the watermark."""
-        rows = self._rows
-        if len(admitted):
-            rows = np.concatenate([rows, np.array([r.row for r in admitted], np.int32)])
-        if not len(rows):
-            return self.cache.pool.num_free
-        reserved = self.cache.blocks_reserved(rows) if self.config.reserve_full_prompt else 0
-        return self.cache.pool.num_free - reserved - self._watermark
-
-    def _fit(self, hit: PrefixHit, n: int, free: int) -> tuple[PrefixHit, Reason | None]:
-        """The hit to use, and the reason if it does not fit.
-
-        A copy needs its source block too, and a hit in a window more blocks than the window. When the pool is nearly
-        full, fall back to a smaller hit.
-        """
-        tokens = hit.prompt_len if self.config.reserve_full_prompt else hit.num_tokens + n
-        need = self.cache.blocks_to_admit(hit, tokens, chunk=n)
-        if need <= free:
-            return hit, None
-        if not hit.num_tokens:
-            return hit, reason("no_blocks", need=need, free=max(free, 0))
-        for less in (hit.without_partial(), self.cache.miss(hit.prompt_len, hit.num_known)):
-            if less is not hit and self.cache.blocks_to_admit(less, tokens, chunk=n) <= free:
-                return less, None
-        return hit, reason("no_blocks", need=need, free=max(free, 0))
 
 
 def check_pool(cache: KVCacheManager, max_model_len: int, max_new_tokens: int) -> None:

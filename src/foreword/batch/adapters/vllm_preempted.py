@@ -31,7 +31,9 @@ def preempt(states: RequestStates, req_id: str) -> PreemptedRequest:
     prompt, known = int(states.prompt_len[row]), int(states.num_tokens[row])
     extras, lora_id = states.extras, int(states.lora_id[row])
     embeds = extras.prompt_embeds.get(row)
-    mask = None if states.is_token_id is None or embeds is None else states.is_token_id[row, :prompt].copy()
+    mask = (
+        None if states.extras.is_token_id is None or embeds is None else states.extras.is_token_id[row, :prompt].copy()
+    )
     tokens = states.token_ids[row, :known].copy()
     request = NewRequest(
         req_id,

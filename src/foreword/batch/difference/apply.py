@@ -54,9 +54,9 @@ def apply_difference(
     states.sampling.num_admissions, states.sampling.base_seed = difference.num_admissions, difference.base_seed
     name = AUTO if backend == "auto" else backend
     scalars = BACKENDS[name](states, buffers, plan, difference.pad_to, difference.gather)
-    before, states.step = states.step, difference.step - 1
+    before, states._step = states._step, difference.step - 1
     batch = InputBatch(states, buffers, scalars, None, difference.gather, ops, name)
-    states.step = max(before, difference.step)
+    states._step = max(before, difference.step)
     return batch
 
 

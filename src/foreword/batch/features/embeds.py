@@ -6,14 +6,16 @@ import numpy as np
 
 from foreword.arrays import I64, AnyArray, Bools
 from foreword.batch.features.multimodal import requests_with
+from foreword.batch.state.request_states import RequestStates
 from foreword.batch.step.tensors import BatchTensors, optional
+from foreword.errors import RequestError
 
 
 def is_token_ids(batch: BatchTensors) -> Bools:
     """bool [Tp]: True where input_ids holds the input, False where a prompt embedding does. True on padding."""
     out: Bools = optional(batch, "is_token_ids")[: batch.num_tokens_padded]
     out[:] = True
-    mask = batch.states.is_token_id
+    mask = batch.states.extras.is_token_id
     if mask is not None:
         T = batch.num_tokens
         out[:T] = mask[batch.idx_mapping[batch.req_indices], batch.positions[:T]]
@@ -25,7 +27,7 @@ def prompt_embeds(batch: BatchTensors) -> tuple[I64, AnyArray]:
 
     N counts the scheduled tokens where is_token_ids is False. Costs O(N + Tp), nothing without embeddings.
     """
-    staged, mask = batch.states.extras.prompt_embeds, batch.states.is_token_id
+    staged, mask = batch.states.extras.prompt_embeds, batch.states.extras.is_token_id
     rows: list[I64] = []
     vectors: list[AnyArray] = []
     for b in requests_with(staged, batch.idx_mapping):
@@ -41,3 +43,15 @@ def prompt_embeds(batch: BatchTensors) -> tuple[I64, AnyArray]:
     if not rows:
         return np.zeros(0, np.int64), np.zeros((0, 0), np.float32)
     return np.concatenate(rows), np.concatenate(vectors)
+
+
+def get_token_id(states: RequestStates, req_id: str, position: int) -> int:
+    """The token at a position of a request. RequestError past its known tokens, and where it is an embedding."""
+    row, mask = states.row_of(req_id), states.extras.is_token_id
+    known = int(states.num_tokens[row])
+    if not 0 <= position < known:
+        raise RequestError(req_id, "position", position, f"must be in [0, {known - 1}]", "Ask for a known token.")
+    if mask is not None and not mask[row, position]:
+        reason = "was given as a prompt embedding and has no token id"
+        raise RequestError(req_id, "position", position, reason, "Read states.extras.prompt_embeds instead.")
+    return int(states.token_ids[row, position])

@@ -28,7 +28,7 @@ def normalize(states: RequestStates, plan: PlanLike, drafts: Drafts, order: Orde
         if drafts is None or type(drafts) is np.ndarray:
             wanted = rows, num_scheduled, drafts, None
         elif isinstance(drafts, Mapping):
-            wanted = rows, num_scheduled, _from_lists(states.req_ids_of(rows), drafts), None
+            wanted = rows, num_scheduled, _from_lists(states._directory.ids_of(rows), drafts), None
         else:
             wanted = rows, num_scheduled, int32s(drafts, "draft_tokens"), None
     elif isinstance(plan, PlannedStep) and (drafts is None or drafts is plan.draft_tokens):
@@ -153,7 +153,7 @@ def check(states: RequestStates, buffers: InputBuffers, plan: Plan, pad: Padding
         ("requests", pad[1], B, states.max_num_reqs),
     ):
         if size >= 0 and not got <= size <= cap:
-            raise PlanError(f"pad_to {what} out of range", step=states.step, tensor=f"pad_to ({what})",
+            raise PlanError(f"pad_to {what} out of range", step=states._step, tensor=f"pad_to ({what})",
                             expected=f"{got} … {cap}", got=size)  # fmt: skip
     counts, ids = ragged(plan)
     k = counts.astype(np.int64)
@@ -169,7 +169,7 @@ def check(states: RequestStates, buffers: InputBuffers, plan: Plan, pad: Padding
         want = expected[b].item() if isinstance(expected, np.ndarray) else expected
         rid = states._find_req_id(int(rows[b]))
         raise PlanError(
-            message, step=states.step, request=rid, tensor=tensor, index=b, expected=want, got=got[b].item()
+            message, step=states._step, request=rid, tensor=tensor, index=b, expected=want, got=got[b].item()
         )
 
     if (bad := (rows < 0) | (rows >= states.max_num_reqs)).any():
@@ -208,7 +208,7 @@ def check(states: RequestStates, buffers: InputBuffers, plan: Plan, pad: Padding
     if ids.size and (ids.min() < -1 or ids.max() >= states.vocab_size):
         i = int(np.argmax((ids < -1) | (ids >= states.vocab_size)))
         b = int(np.searchsorted(np.cumsum(k), i, side="right"))
-        raise PlanError("a draft is not a token id", step=states.step, request=states._find_req_id(int(rows[b])),
+        raise PlanError("a draft is not a token id", step=states._step, request=states._find_req_id(int(rows[b])),
                         tensor="draft_tokens", index=i, expected=f"−1 … {states.vocab_size - 1}",
                         got=int(ids[i]))  # fmt: skip
     _capacity("tokens", T, buffers.max_num_batched_tokens, "max_num_batched_tokens")

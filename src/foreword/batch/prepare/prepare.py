@@ -65,7 +65,7 @@ def prepare_inputs(
     batch = InputBatch(states, buffers, scalars, req_ids, gather_block_tables, block_ops, backend, check)
     if check != "off":
         _check(batch, check)
-    states.step = batch.step
+    states._step = batch.step
     return batch
 
 

@@ -121,7 +121,7 @@ class RequestStates:
         self.loras = LoraUsers()
         self.observers: list[RowObserver] = []
         self._adapters: dict[type, Any] = {}  # what an adapter keeps with these states, by its type
-        self.step = 0  # prepared steps, for messages
+        self._step = 0  # prepared steps, for messages
         self._layout_version = 0  # grows when rows move
         self._directory = Directory(max_num_reqs)
         self._core = self.sampling.core = rows_core(
@@ -154,32 +154,10 @@ class RequestStates:
         """The id of the request in a live row; CapacityError for a free one."""
         return self._directory.ids_of(np.array([row]))[0]
 
-    def req_ids_of(self, rows: Ints) -> list[str]:
-        """The ids of the requests in live rows; CapacityError for a free one."""
-        return self._directory.ids_of(rows)
-
     def _find_req_id(self, row: int) -> str | None:
         """The id of the request in a row, for messages; None for a free row or a number outside [0, R)."""
         found: str | None = self._directory.ids[row] if 0 <= row < self.max_num_reqs else None
         return found
-
-    @property
-    def is_token_id(self) -> Bools | None:
-        """bool [R, M], False where the position is a prompt embedding; None until a request brings one."""
-        return self.extras.is_token_id
-
-    def get_token_id(self, req_id: str, position: int) -> int:
-        """The token at a position of a request. RequestError past its known tokens, and where it is an embedding."""
-        row = self.row_of(req_id)
-        known = int(self.num_tokens[row])
-        if not 0 <= position < known:
-            fix = "Ask for a known token."
-            raise RequestError(req_id, "position", position, f"must be in [0, {known - 1}]", fix)
-        mask = self.extras.is_token_id
-        if mask is not None and not mask[row, position]:
-            reason = "was given as a prompt embedding and has no token id"
-            raise RequestError(req_id, "position", position, reason, "Read states.extras.prompt_embeds instead.")
-        return int(self.token_ids[row, position])
 
     # -- admission and removal -------------------------------------------------------------------------------------
 
@@ -240,11 +218,11 @@ class RequestStates:
                 observer.filled(row)
         return list(entering.values())
 
-    def remove_rows(self, rows: I32) -> None:
+    def remove_rows(self, rows: Ints) -> None:
         """Free these rows. CapacityError for a row that holds no request; then nothing changes."""
         rows = flat_int32(None, "rows", rows)
         if self.observers or not self._remove_native(rows):
-            self.req_ids_of(rows)
+            self._directory.ids_of(rows)
             self._remove(list(dict.fromkeys(rows.tolist())))
 
     def remove_request(self, req_id: str) -> bool:
@@ -253,12 +231,6 @@ class RequestStates:
             return False
         self._remove([self._directory.rows[req_id]])
         return True
-
-    def clear(self) -> None:
-        """Free every row, also if a writer of block tables was interrupted."""
-        self._remove(self.live.nonzero()[0].tolist())
-        for table in self.block_tables:
-            table.clear_all()
 
     def _remove_native(self, rows: I32) -> bool:
         """Whether the native core removed them; False, with nothing changed, without it, or where it refuses."""
@@ -277,7 +249,7 @@ class RequestStates:
         for field in ROWS:
             if field.name != "row_generation":
                 changes.append((setitem, self._columns[field.name], index, field.padding or 0))
-        changes += self.loras.drop(self.req_ids_of(index)) if self.loras else ()
+        changes += self.loras.drop(self._directory.ids_of(index)) if self.loras else ()
         changes += self.sampling.reset(index)
         for row in rows:
             changes += self._directory.leave(row)
@@ -311,7 +283,7 @@ class RequestStates:
             raise RequestError(None, "block_ids", got, limit, "Give one block per row.")
         table = self.block_tables[group]
         check_block_ids(None, "block_ids", block_ids, table)
-        self.req_ids_of(rows)
+        self._directory.ids_of(rows)
         order = np.argsort(rows, kind="stable")
         new = np.bincount(rows, minlength=self.max_num_reqs).astype(np.int32)
         held = table.num_blocks + new

@@ -155,7 +155,7 @@ class BatchTensors:
         self.block_ops = block_ops
         self._backend = backend
         self._check = check
-        self.step = states.step + 1
+        self.step = states._step + 1
 
     def _check_alive(self) -> None:
         """StaleBatchError after the next `prepare_inputs` on the buffers."""
@@ -173,7 +173,7 @@ class BatchTensors:
             freed = self.states.row_generation[self.idx_mapping] != self._row_generation
             if self._layout != self.states._layout_version or freed.any():
                 raise StaleBatchError(f"step {self.step}: read req_ids before rows are freed or moved")
-            self._req_ids = self.states.req_ids_of(self.idx_mapping)
+            self._req_ids = self.states._directory.ids_of(self.idx_mapping)
         return self._req_ids
 
     @property

@@ -106,12 +106,7 @@ class DraftModelDrafter:
         states.token_ids[ours, :known] = target.token_ids[row, :known]
         states.num_tokens[ours] = known
         states.last_sampled_token[ours] = target.last_sampled_token[row]
-        at = np.array([ours], np.int32)
-        wanted = self.cache.wanted(at, np.array([known + drafts]))
-        if sum(int(w.sum()) for w in wanted) > self.cache.pool.num_free:
-            return False
-        self.cache.grow(at, wanted)
-        return True
+        return self.cache.grow_to(np.array([ours], np.int32), np.array([known + drafts]))
 
     def _admit(self, row: int, known: int) -> bool:
         hit = self.cache.miss(known)

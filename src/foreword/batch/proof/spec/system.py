@@ -86,6 +86,7 @@ SYSTEM: tuple[TensorSpec, ...] = (
         consumers="embedding layer, penalties",
         padding=True,
         optional="prompt embeddings",
+        attribute="extras.is_token_id",
     ),
     row_tensor(
         "prefill_len",
