@@ -77,7 +77,7 @@ def test_a_moved_row_leaves_no_parameter_behind():
     for name in ("temperature", "top_k", "top_p", "min_tokens", "num_logprobs"):
         assert getattr(engine.states.sampling, name)[1] == getattr(fresh.states.sampling, name)[0]
     assert engine.states.sampling.params.get(1) is None
-    assert engine.states.sampling.params[0].allowed_token_ids == [5]
+    assert engine.states.sampling.params[0].allowed_token_ids == (5,)
 
 
 def test_swapping_rows_does_not_alias_them():

@@ -177,7 +177,6 @@ class AsyncEngine:
                 self._closed = True
                 self._inbox.put(self._end_all)
         self._thread.join()
-        self._checking.shutdown(wait=False)
         atexit.unregister(self._end)
 
     # -- in the engine's thread ------------------------------------------------------------------------------------

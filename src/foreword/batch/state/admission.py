@@ -43,7 +43,8 @@ def checked(
         raise RequestError(rid, "prompt_token_ids", f"{known} tokens", limit, fix)
     computed, lora_id = as_integer(request.num_computed_tokens), as_integer(request.lora_id)
     if computed is None or not 0 <= computed < known:
-        limit, fix = f"must be in [0, {known - 1}]", "The last known token has to be computed to sample after it."
+        limit = f"must be in [0, {known - 1}]"
+        fix = "At least the last known token has to be computed to sample after it."
         raise RequestError(rid, "num_computed_tokens", request.num_computed_tokens, limit, fix)
     if lora_id is None or not is_int32(lora_id, 0):
         limit = "must be the number of an adapter"
