@@ -89,14 +89,13 @@ SamplingColumns make_sampling(const nb::dict &layout) {
 }
 
 // `req_ids`: the address of the states' object array, which has no buffer of its own.
-RowsCore make_rows(const nb::dict &arrays, const nb::dict &sampling, const nb::dict &row_of, uintptr_t req_ids,
-                   const nb::list &free, int32_t vocab_size, int32_t max_num_draft_tokens) {
-  RowsCore core;
+void init_rows(RowsCore *self, const nb::dict &arrays, const nb::dict &sampling, const nb::dict &row_of,
+               uintptr_t req_ids, const nb::list &free, int32_t vocab_size, int32_t max_num_draft_tokens) {
+  RowsCore &core = *new (self) RowsCore;
   core.states = make_states(arrays, vocab_size, max_num_draft_tokens);
   core.directory = {row_of.ptr(), reinterpret_cast<PyObject **>(req_ids), free.ptr()};
   core.sampling = make_sampling(sampling);
   core.next_content_id = pointer<int64_t>(arrays, "next_content_id");
-  return core;
 }
 
 // Columns of sampling parameters, one value for each of `count` requests, as arrays of the very types they are kept in.
@@ -169,14 +168,14 @@ bool admit(RowsCore &core, nb::handle req_ids, Vector<int32_t> rows, nb::handle 
   return true;
 }
 
-StepCore make_core(const nb::dict &rows, const nb::dict &arrays, int32_t vocab_size, int32_t max_num_draft_tokens) {
-  StepCore core;
+void init_step(StepCore *self, const nb::dict &rows, const nb::dict &arrays, int32_t vocab_size,
+               int32_t max_num_draft_tokens) {
+  StepCore &core = *new (self) StepCore;
   core.states = make_states(rows, vocab_size, max_num_draft_tokens);
   core.buffers.max_num_batched_tokens = int64_t(nb::cast<Vector<int32_t>>(arrays["input_ids"]).shape(0));
 #define FOREWORD_BIND(type, name) core.buffers.name = pointer<type>(arrays, #name);
   FOREWORD_STEP_ARRAYS(FOREWORD_BIND)
 #undef FOREWORD_BIND
-  return core;
 }
 
 // `table`: the arrays of the group's BlockTable; `step`: the step's arrays of the group; both by name.
@@ -211,7 +210,11 @@ void add_group(StepCore &core, const nb::dict &table, const nb::dict &step, int3
 }
 
 // The step's scalars, or None for a plan that breaks a rule: foreword.batch.prepare.plan.check names it.
-nb::object prepared(StepCore &core, const Plan &plan) {
+nb::object prepared(StepCore &core, const Vector<const int32_t> &rows, const Vector<const int32_t> &num_scheduled,
+                    const int32_t *num_drafts, const int32_t *draft_ids, size_t num_draft_ids, int64_t pad_tokens,
+                    int64_t pad_reqs, bool gather, const bool *cancelled) {
+  const Plan plan{rows.data(),          num_scheduled.data(), num_draft_ids ? num_drafts : nullptr, draft_ids,
+                  int64_t(rows.shape(0)), int64_t(num_draft_ids), pad_tokens, pad_reqs, gather, cancelled};
   if (!core.prepare(plan)) return nb::none();
   const auto *s = reinterpret_cast<const Scalars *>(core.buffers.scalars);
   return nb::make_tuple(s->num_reqs, s->num_tokens, s->num_reqs_padded, s->num_tokens_padded, s->num_logits,
@@ -221,18 +224,8 @@ nb::object prepared(StepCore &core, const Plan &plan) {
 nb::object prepare_ragged(StepCore &core, Vector<const int32_t> rows, Vector<const int32_t> num_scheduled,
                           Vector<const int32_t> num_drafts, Vector<const int32_t> draft_ids, int64_t pad_tokens,
                           int64_t pad_reqs, bool gather, std::optional<Vector<const bool>> cancelled) {
-  return prepared(core, {
-      .rows = rows.data(),
-      .num_scheduled = num_scheduled.data(),
-      .num_drafts = draft_ids.shape(0) ? num_drafts.data() : nullptr,
-      .draft_ids = draft_ids.data(),
-      .num_reqs = int64_t(rows.shape(0)),
-      .num_draft_ids = int64_t(draft_ids.shape(0)),
-      .pad_tokens = pad_tokens,
-      .pad_reqs = pad_reqs,
-      .gather = gather,
-      .cancelled = cancelled ? cancelled->data() : nullptr,
-  });
+  return prepared(core, rows, num_scheduled, num_drafts.data(), draft_ids.data(), draft_ids.shape(0), pad_tokens,
+                  pad_reqs, gather, cancelled ? cancelled->data() : nullptr);
 }
 
 // Drafts as [B, D] padded with −1, or None. None for arrays of other types or shapes as well.
@@ -246,37 +239,23 @@ nb::object prepare(StepCore &core, nb::handle plan_rows, nb::handle plan_counts,
   const auto B = int64_t(rows.shape(0));
   if (int64_t(num_scheduled.shape(0)) != B || (drafts && int64_t(drafts->shape(0)) != B)) return nb::none();
   if (drafts && !core.flatten_drafts(drafts->data(), B, int64_t(drafts->shape(1)))) return nb::none();
-  const bool any = drafts && !core.draft_ids.empty();
-  return prepared(core, {
-      .rows = rows.data(),
-      .num_scheduled = num_scheduled.data(),
-      .num_drafts = any ? core.num_drafts.data() : nullptr,
-      .draft_ids = core.draft_ids.data(),
-      .num_reqs = B,
-      .num_draft_ids = any ? int64_t(core.draft_ids.size()) : 0,
-      .pad_tokens = pad_tokens,
-      .pad_reqs = pad_reqs,
-      .gather = gather,
-  });
+  return prepared(core, rows, num_scheduled, core.num_drafts.data(), core.draft_ids.data(),
+                  drafts ? core.draft_ids.size() : 0, pad_tokens, pad_reqs, gather, nullptr);
 }
 
 // (name, dtype) of every array that the cores take, for a test against the Python tables.
 nb::dict array_names() {
-  nb::dict out;
+  nb::list rows, step, *list = &rows;
 #define FOREWORD_NAME(type, name) \
-  list.append(nb::make_tuple(#name, sizeof(type) == 1 ? "bool" : sizeof(type) == 4 ? "int32" : "int64"));
-  {
-    nb::list list;
-    FOREWORD_ROW_ARRAYS(FOREWORD_NAME)
-    out["rows"] = list;
-  }
-  {
-    nb::list list;
-    FOREWORD_STEP_ARRAYS(FOREWORD_NAME)
-    FOREWORD_GROUP_STEP_ARRAYS(FOREWORD_NAME)
-    out["step"] = list;
-  }
+  list->append(nb::make_tuple(#name, sizeof(type) == 1 ? "bool" : sizeof(type) == 4 ? "int32" : "int64"));
+  FOREWORD_ROW_ARRAYS(FOREWORD_NAME)
+  list = &step;
+  FOREWORD_STEP_ARRAYS(FOREWORD_NAME)
+  FOREWORD_GROUP_STEP_ARRAYS(FOREWORD_NAME)
 #undef FOREWORD_NAME
+  nb::dict out;
+  out["rows"] = rows;
+  out["step"] = step;
   return out;
 }
 
@@ -287,11 +266,7 @@ void bind_vllm(nb::module_ &m);
 void bind_batch(nb::module_ &m) {
   m.def("array_names", &array_names, "The arrays that the batch cores take: {'rows' | 'step': [(name, dtype)]}.");
   nb::class_<RowsCore>(m, "RowsCore", "Bulk changes of the rows of one RequestStates.")
-      .def("__init__",
-           [](RowsCore *self, const nb::dict &states, const nb::dict &sampling, const nb::dict &row_of,
-              uintptr_t req_ids, const nb::list &free, int32_t vocab_size, int32_t max_num_draft_tokens) {
-             new (self) RowsCore(make_rows(states, sampling, row_of, req_ids, free, vocab_size, max_num_draft_tokens));
-           }, nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(), nb::keep_alive<1, 6>())
+      .def("__init__", &init_rows, nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(), nb::keep_alive<1, 6>())
       .def("add_table", &add_table)
       .def("admit", &admit, nb::arg(), nb::arg().noconvert(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg().none(),
            nb::arg(), nb::arg(), nb::arg().none())
@@ -304,11 +279,7 @@ void bind_batch(nb::module_ &m) {
         return rows.shape(0) == blocks.shape(0) && c.append(rows.data(), blocks.data(), int64_t(rows.shape(0)), group);
       });
   nb::class_<StepCore>(m, "StepCore", "Step preparation over the arrays of one RequestStates and one InputBuffers.")
-      .def("__init__",
-           [](StepCore *self, const nb::dict &rows, const nb::dict &arrays, int32_t vocab_size,
-              int32_t max_num_draft_tokens) {
-             new (self) StepCore(make_core(rows, arrays, vocab_size, max_num_draft_tokens));
-           })
+      .def("__init__", &init_step)
       .def("add_group", &add_group, nb::arg(), nb::arg(), nb::kw_only(), nb::arg("block_size"),
            nb::arg("tokens_per_block"), nb::arg("sliding_window"), nb::arg("context_parallel"), nb::arg("recurrent"),
            nb::arg("null_block"))

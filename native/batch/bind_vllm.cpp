@@ -8,14 +8,13 @@ namespace foreword {
 namespace {
 
 // `arrays`: the plan, by name.
-VllmFastPath make_front(RowsCore &rows, const nb::dict &arrays) {
-  VllmFastPath front(rows);
+void init_front(VllmFastPath *self, RowsCore &rows, const nb::dict &arrays) {
+  VllmFastPath &front = *new (self) VllmFastPath(rows);
   front.out_rows = pointer<int32_t>(arrays, "rows");
   front.out_counts = pointer<int32_t>(arrays, "num_scheduled");
   front.out_num_drafts = pointer<int32_t>(arrays, "num_drafts");
   front.out_draft_ids = pointer<int32_t>(arrays, "draft_ids");
   front.max_draft_ids = int64_t(nb::cast<Vector<int32_t>>(arrays["draft_ids"]).shape(0));
-  return front;
 }
 
 }  // namespace
@@ -36,11 +35,7 @@ void bind_vllm(nb::module_ &m) {
         return nb::make_tuple(a.slot, a.known, a.needs);
       });
   nb::class_<VllmFastPath>(m, "VllmFastPath", "The common step of foreword.batch.adapters.vllm over one RequestStates.")
-      .def("__init__",
-           [](VllmFastPath *self, RowsCore &rows, const nb::dict &arrays) {
-             new (self) VllmFastPath(make_front(rows, arrays));
-           },
-           nb::keep_alive<1, 2>())
+      .def("__init__", &init_front, nb::keep_alive<1, 2>())
       .def("step", [](VllmFastPath &front, nb::handle cached, nb::handle num_scheduled, nb::handle drafts) {
         return front.step(cached.ptr(), num_scheduled.ptr(), drafts.ptr());
       }, nb::arg(), nb::arg(), nb::arg().none())

@@ -75,12 +75,10 @@ FOREWORD_VECTORIZED void fill_slots(const Plan &plan, const Buffers &o, const Gr
   }
 }
 
-// The pad values after the step's own logit rows.
-void clear_logits(const Buffers &o, int64_t num_logits) {
-  const int64_t stale = o.written[LOGITS];
-  if (stale <= num_logits) return;
-  std::fill(o.logits_indices + num_logits, o.logits_indices + stale, int64_t(0));
-  std::fill(o.expanded_idx_mapping + num_logits, o.expanded_idx_mapping + stale, -1);
+// The pad value in entries from … stale − 1, which a larger step before wrote.
+template <class T>
+void pad(T *array, int64_t from, int64_t stale, T value = 0) {
+  if (stale > from) std::fill(array + from, array + stale, value);
 }
 
 }  // namespace
@@ -90,7 +88,9 @@ bool StepCore::prepare(const Plan &plan) {
   Scalars out;
   requests(plan, out);
   tokens(plan, out);
-  logits(plan, out);
+  out.num_logits = logits(plan);
+  pad(buffers.logits_indices, out.num_logits, buffers.written[LOGITS]);
+  pad(buffers.expanded_idx_mapping, out.num_logits, buffers.written[LOGITS], -1);
   for (Group &group : groups) {
     fill_slots(plan, buffers, group);
     if (plan.gather) gather(plan, group);
@@ -187,15 +187,13 @@ void StepCore::requests(const Plan &plan, Scalars &out) {
   }
   std::fill(o.query_start_loc + B, o.query_start_loc + padded + 1, loc);
   const int64_t stale = o.written[REQUESTS];
-  if (stale > B) {
-    std::fill(o.seq_lens + B, o.seq_lens + stale, 0);
-    std::fill(o.idx_mapping + B, o.idx_mapping + stale, -1);
-    std::fill(o.num_computed_tokens + B, o.num_computed_tokens + stale, 0);
-    std::fill(o.is_prefilling + B, o.is_prefilling + stale, false);
-  }
+  pad(o.seq_lens, B, stale);
+  pad(o.idx_mapping, B, stale, -1);
+  pad(o.num_computed_tokens, B, stale);
+  pad(o.is_prefilling, B, stale);
   if (context_parallel) {
     for (int64_t b = 0; b < B; ++b) o.dcp_local_seq_lens[b] = local_seq_len(o.seq_lens[b], cp);
-    if (stale > B) std::fill(o.dcp_local_seq_lens + B, o.dcp_local_seq_lens + stale, 0);
+    pad(o.dcp_local_seq_lens, B, stale);
   }
   out.num_reqs = B;
   out.num_reqs_padded = padded;
@@ -233,17 +231,16 @@ void StepCore::tokens(const Plan &plan, Scalars &out) {
       std::fill(o.input_ids + o.query_start_loc[b] + first,
                 o.input_ids + o.query_start_loc[b] + std::clamp(from + placeholders, first, n), 0);
     }
-  if (const int64_t stale = o.written[TOKENS]; stale > T) {
-    std::fill(o.input_ids + T, o.input_ids + stale, 0);
-    std::fill(o.positions + T, o.positions + stale, 0);
-    for (Group &g : groups) std::fill(g.step.slot_mapping + T, g.step.slot_mapping + stale, int64_t(-1));
-  }
+  const int64_t stale = o.written[TOKENS];
+  pad(o.input_ids, T, stale);
+  pad(o.positions, T, stale);
+  for (Group &g : groups) pad(g.step.slot_mapping, T, stale, int64_t(-1));
 }
 
 // The last 1 + drafts tokens of each request are projected to logits.
-void StepCore::logits(const Plan &plan, Scalars &out) {
+int64_t StepCore::logits(const Plan &plan) {
   Buffers &o = buffers;
-  const int64_t B = out.num_reqs;
+  const int64_t B = plan.num_reqs;
   o.cu_num_logits[0] = o.cu_num_draft_tokens[0] = 0;
   if (!plan.num_drafts) {  // one per request, in order
     for (int64_t b = 0; b < B; ++b) o.logits_indices[b] = o.query_start_loc[b + 1] - 1;
@@ -252,9 +249,7 @@ void StepCore::logits(const Plan &plan, Scalars &out) {
     std::memcpy(o.expanded_idx_mapping, plan.rows, sizeof(int32_t) * B);
     std::fill_n(o.expanded_local_pos, B, 0);
     std::fill_n(o.cu_num_draft_tokens + 1, B, 0);
-    out.num_logits = B;
-    clear_logits(o, B);
-    return;
+    return B;
   }
   int32_t l = 0, d = 0;
   for (int64_t b = 0; b < B; ++b) {
@@ -269,8 +264,7 @@ void StepCore::logits(const Plan &plan, Scalars &out) {
     o.cu_num_logits[b + 1] = l += k + 1;
     o.cu_num_draft_tokens[b + 1] = d += k;
   }
-  out.num_logits = l;
-  clear_logits(o, l);
+  return l;
 }
 
 // Row b of the gathered table: the request's blocks, null past the end and wholly below the sliding window.

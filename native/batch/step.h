@@ -90,7 +90,7 @@ class StepCore {
   bool writes_null(const Plan &plan, const Group &g) const;
   void requests(const Plan &plan, Scalars &out);
   void tokens(const Plan &plan, Scalars &out);
-  void logits(const Plan &plan, Scalars &out);
+  int64_t logits(const Plan &plan);  // returns how many there are
   void gather(const Plan &plan, Group &group);
   void prefetch(int32_t row, int32_t position) const;
 

@@ -24,19 +24,19 @@ Owned attribute(PyObject *object, PyObject *name) {
 PyObject *name(const char *text) { return PyUnicode_InternFromString(text); }
 
 // The names read every step, interned once for the process like any constant of a module.
+#define FOREWORD_NAMES(X)                                                                                        \
+  X(req_ids) X(resumed_req_ids) X(new_token_ids) X(new_block_ids) X(num_computed_tokens) X(num_output_tokens)    \
+  X(req_id) X(prompt_token_ids) X(prefill_token_ids) X(block_ids) X(prompt_embeds) X(mm_features)                \
+  X(pooling_params) X(lora_request) X(sampling_params) X(top_k) X(seed) X(min_tokens) X(logprobs)                \
+  X(prompt_logprobs) X(logit_bias) X(allowed_token_ids) X(bad_words_token_ids) X(structured_outputs)
+#define FOREWORD_INTERN(text) PyObject *text = name(#text);
 struct Names {
-  PyObject *req_ids = name("req_ids"), *resumed = name("resumed_req_ids"), *new_tokens = name("new_token_ids"),
-           *new_blocks = name("new_block_ids"), *computed = name("num_computed_tokens"),
-           *outputs = name("num_output_tokens"), *req_id = name("req_id"), *prompt = name("prompt_token_ids"),
-           *prefill = name("prefill_token_ids"), *blocks = name("block_ids"), *embeds = name("prompt_embeds"),
-           *features = name("mm_features"), *pooling = name("pooling_params"), *lora = name("lora_request"),
-           *sampling = name("sampling_params"), *temperature = name("temperature"), *top_p = name("top_p"),
-           *top_k = name("top_k"), *min_p = name("min_p"), *presence = name("presence_penalty"),
-           *frequency = name("frequency_penalty"), *repetition = name("repetition_penalty"), *seed = name("seed"),
-           *min_tokens = name("min_tokens"), *logprobs = name("logprobs"), *prompt_logprobs = name("prompt_logprobs"),
-           *bias = name("logit_bias"), *allowed = name("allowed_token_ids"), *bad_words = name("bad_words_token_ids"),
-           *structured = name("structured_outputs");
+  FOREWORD_NAMES(FOREWORD_INTERN)
+  std::array<PyObject *, VllmFastPath::REALS.size()> reals;
+  Names() { std::transform(VllmFastPath::REALS.begin(), VllmFastPath::REALS.end(), reals.begin(), name); }
 };
+#undef FOREWORD_INTERN
+#undef FOREWORD_NAMES
 const Names &names() {
   static const Names n;
   return n;
@@ -137,9 +137,9 @@ bool VllmFastPath::check_cached(PyObject *cached) {
   if (!ids || !PyList_CheckExact(ids.get())) return false;
   const Py_ssize_t count = length(ids.get());
   if (count == 0) return true;
-  const Owned resumed = attribute(cached, n.resumed), pipeline = attribute(cached, n.new_tokens),
-              blocks = attribute(cached, n.new_blocks), computed = attribute(cached, n.computed),
-              outputs = attribute(cached, n.outputs);
+  const Owned resumed = attribute(cached, n.resumed_req_ids), pipeline = attribute(cached, n.new_token_ids),
+              blocks = attribute(cached, n.new_block_ids), computed = attribute(cached, n.num_computed_tokens),
+              outputs = attribute(cached, n.num_output_tokens);
   if (!is_empty(resumed.get()) || !is_empty(pipeline.get())) return false;
   if (!is_sequence(blocks.get()) || !is_sequence(computed.get())) return false;
   if (length(blocks.get()) != count || length(computed.get()) != count) return false;
@@ -243,11 +243,11 @@ int64_t VllmFastPath::step(PyObject *cached, PyObject *num_scheduled, PyObject *
 // One request's tokens into the row, which is free and so may be written, the rest into the columns.
 bool VllmFastPath::read_request(PyObject *request, int32_t row) {
   const Names &n = names();
-  if (!is_none(attribute(request, n.embeds)) || !is_none(attribute(request, n.pooling)) ||
-      !is_none(attribute(request, n.lora)) || !is_empty(attribute(request, n.features).get()))
+  if (!is_none(attribute(request, n.prompt_embeds)) || !is_none(attribute(request, n.pooling_params)) ||
+      !is_none(attribute(request, n.lora_request)) || !is_empty(attribute(request, n.mm_features).get()))
     return false;
-  const Owned prompt = attribute(request, n.prompt), known = attribute(request, n.prefill),
-              blocks = attribute(request, n.blocks), computed = attribute(request, n.computed);
+  const Owned prompt = attribute(request, n.prompt_token_ids), known = attribute(request, n.prefill_token_ids),
+              blocks = attribute(request, n.block_ids), computed = attribute(request, n.num_computed_tokens);
   if (!is_sequence(prompt.get()) || !is_sequence(blocks.get())) return false;
   if (size_t(length(blocks.get())) != rows->tables.size()) return false;
   const bool longer = !is_none(known) && is_sequence(known.get()) && length(known.get()) > length(prompt.get());
@@ -271,7 +271,8 @@ bool VllmFastPath::read_request(PyObject *request, int32_t row) {
 // brings none. False, with nothing written, for another.
 bool VllmFastPath::plain_sampling(PyObject *params, int32_t row, int64_t admission) {
   const Names &n = names();
-  for (PyObject *rare : {n.bias, n.allowed, n.bad_words, n.structured, n.prompt_logprobs}) {
+  for (PyObject *rare :
+       {n.logit_bias, n.allowed_token_ids, n.bad_words_token_ids, n.structured_outputs, n.prompt_logprobs}) {
     const Owned value = attribute(params, rare);
     if (!value || (value.get() != Py_None && !(is_sequence(value.get()) && length(value.get()) == 0))) return false;
   }
@@ -282,11 +283,10 @@ bool VllmFastPath::plain_sampling(PyObject *params, int32_t row, int64_t admissi
     if (out == -1.0 && PyErr_Occurred()) PyErr_Clear(), out = 2e9;  // not a number: not plain
     return out < 1e9;
   };
-  double temperature, top_p, min_p, presence, frequency, repetition, top_k, min_tokens;
-  if (!number(n.temperature, temperature) || !number(n.top_p, top_p) || !number(n.min_p, min_p) ||
-      !number(n.presence, presence) || !number(n.frequency, frequency) || !number(n.repetition, repetition) ||
-      !number(n.top_k, top_k) || !number(n.min_tokens, min_tokens) || min_tokens != 0)
-    return false;
+  double reals[REALS.size()], top_k, min_tokens;
+  for (size_t i = 0; i < REALS.size(); ++i)
+    if (!number(n.reals[i], reals[i])) return false;
+  if (!number(n.top_k, top_k) || !number(n.min_tokens, min_tokens) || min_tokens != 0) return false;
   const Owned seed = attribute(params, n.seed), logprobs = attribute(params, n.logprobs);
   if (!seed || !logprobs) return false;
   int64_t seed_value = derived_seed(rows->sampling.counters[BASE_SEED], admission);
@@ -302,14 +302,8 @@ bool VllmFastPath::plain_sampling(PyObject *params, int32_t row, int64_t admissi
     if (!as_int32(logprobs.get(), alternatives)) return false;
     if (alternatives == -1) alternatives = vocab;
   }
-  const int32_t k = top_k > 0 && top_k < vocab ? int32_t(top_k) : 0;
-  temperature_[row] = float(temperature);
-  top_p_[row] = float(top_p);
-  top_k_[row] = k;
-  min_p_[row] = float(min_p);
-  presence_penalty_[row] = float(presence);
-  frequency_penalty_[row] = float(frequency);
-  repetition_penalty_[row] = float(repetition);
+  for (size_t i = 0; i < REALS.size(); ++i) reals_[i][row] = float(reals[i]);
+  top_k_[row] = top_k > 0 && top_k < vocab ? int32_t(top_k) : 0;
   seed_[row] = seed_value;
   num_logprobs_[row] = alternatives;
   rows->sampling.renew(&row, 1);
@@ -353,7 +347,7 @@ bool VllmFastPath::admit(PyObject *requests, std::vector<int32_t> &special) {
   const int64_t first = rows->sampling.counters[NUM_ADMISSIONS];
   if (!rows->admit(a, ids.data())) return false;
   for (int64_t i = 0; i < count; ++i) {
-    const Owned params = attribute(items(requests)[i], names().sampling);
+    const Owned params = attribute(items(requests)[i], names().sampling_params);
     if (!is_none(params) && !plain_sampling(params.get(), to_[i], first + i)) special.push_back(int32_t(i));
   }
   return true;

@@ -6,6 +6,7 @@
 
 #include <Python.h>
 
+#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -15,12 +16,15 @@ namespace foreword {
 
 class VllmFastPath {
  public:
+  // The sampling parameters that are real numbers: vLLM's names are those of the columns.
+  static constexpr std::array REALS{"temperature",      "top_p",             "min_p",
+                                    "presence_penalty", "frequency_penalty", "repetition_penalty"};
+
   explicit VllmFastPath(RowsCore &core)
-      : rows(&core), temperature_(parameter<float>("temperature")), top_p_(parameter<float>("top_p")),
-        min_p_(parameter<float>("min_p")), presence_penalty_(parameter<float>("presence_penalty")),
-        frequency_penalty_(parameter<float>("frequency_penalty")),
-        repetition_penalty_(parameter<float>("repetition_penalty")), top_k_(parameter<int32_t>("top_k")),
-        num_logprobs_(parameter<int32_t>("num_logprobs")), seed_(parameter<int64_t>("seed")) {}
+      : rows(&core), top_k_(core.sampling.values<int32_t>("top_k")),
+        num_logprobs_(core.sampling.values<int32_t>("num_logprobs")), seed_(core.sampling.values<int64_t>("seed")) {
+    for (size_t i = 0; i < REALS.size(); ++i) reals_[i] = core.sampling.values<float>(REALS[i]);
+  }
 
   RowsCore *rows;
   int32_t *out_rows, *out_counts, *out_num_drafts, *out_draft_ids;  // a step's plan, [R] and [R · D]
@@ -48,12 +52,8 @@ class VllmFastPath {
   bool read_plan(PyObject *num_scheduled, PyObject *drafts, int64_t &num_draft_ids);
   bool read_request(PyObject *request, int32_t row);
   bool plain_sampling(PyObject *params, int32_t row, int64_t admission);
-  template <class T>
-  T *parameter(const char *name) const {
-    return rows->sampling.values<T>(name);
-  }
 
-  float *temperature_, *top_p_, *min_p_, *presence_penalty_, *frequency_penalty_, *repetition_penalty_;  // [R] each
+  float *reals_[REALS.size()];  // [R] each, as all of these
   int32_t *top_k_, *num_logprobs_;
   int64_t *seed_;
 

@@ -11,9 +11,10 @@ Block k of a recurrent state is a snapshot of the state after k + 1 blocks, kept
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar
 
 import numpy as np
 
@@ -21,61 +22,43 @@ from foreword.arrays import I64, Bools, Ints
 from foreword.batch.values.kv_groups import KVGroup
 
 
-class CacheGroup(Protocol):
-    """The rules of one group. Lengths are in blocks of the group, ``present[k]``: block k of the prefix is cached."""
+@dataclass(frozen=True, slots=True)
+class CacheGroup(ABC):
+    """The rules of one group. Lengths are in blocks of the group, ``present[k]``: block k of the prefix is cached.
 
-    @property
-    def block_size(self) -> int: ...
+    allows_partial_hit: whether the content at the start of a block can be reused without the rest of it.
+    """
 
-    @property
-    def allows_partial_hit(self) -> bool:
-        """Whether the content at the start of a block can be reused without the rest of it."""
-        ...
+    allows_partial_hit: ClassVar[bool] = True
+    block_size: int
 
+    @abstractmethod
     def longest_hit(self, present: Bools, limit: int) -> int:
         """The largest n ≤ limit such that a request can continue after n blocks."""
-        ...
 
     def first_needed(self, num_computed: Ints) -> I64:
         """By request: the first block that the token at position ``num_computed`` or a later one can read."""
-        ...
+        return np.zeros(len(num_computed), np.int64)
 
     def most_blocks(self, num_tokens: int, num_new: int) -> int:
         """Blocks held at most while a request grows to ``num_tokens``, at most ``num_new`` tokens per step."""
-        ...
+        return -(-num_tokens // self.block_size)
 
 
 @dataclass(frozen=True, slots=True)
-class FullAttention:
+class FullAttention(CacheGroup):
     """Every token reads all before it."""
-
-    block_size: int
-
-    @property
-    def allows_partial_hit(self) -> bool:
-        return True
 
     def longest_hit(self, present: Bools, limit: int) -> int:
         cached = np.asarray(present[:limit], np.bool_)
         return limit if cached.all() else int(np.argmin(cached))
 
-    def first_needed(self, num_computed: Ints) -> I64:
-        return np.zeros(len(num_computed), np.int64)
-
-    def most_blocks(self, num_tokens: int, num_new: int) -> int:
-        return -(-num_tokens // self.block_size)
-
 
 @dataclass(frozen=True, slots=True)
-class SlidingWindow:
+class SlidingWindow(CacheGroup):
     """A token at position p reads positions (p − window, p]."""
 
-    block_size: int
     window: int
-
-    @property
-    def allows_partial_hit(self) -> bool:
-        return True
 
     def longest_hit(self, present: Bools, limit: int) -> int:
         wanted = -(-(self.window - 1) // self.block_size)
@@ -96,24 +79,17 @@ class SlidingWindow:
 
 
 @dataclass(frozen=True, slots=True)
-class RecurrentState:
+class RecurrentState(CacheGroup):
     """One state per request, overwritten by every step: one block for all its tokens.
 
     block_size: snapshots can be kept after any multiple of this many tokens, each in its own block.
     """
 
-    block_size: int
-
-    @property
-    def allows_partial_hit(self) -> bool:
-        return False
+    allows_partial_hit: ClassVar[bool] = False
 
     def longest_hit(self, present: Bools, limit: int) -> int:
         kept = np.flatnonzero(present[:limit])
         return int(kept[-1]) + 1 if kept.size else 0
-
-    def first_needed(self, num_computed: Ints) -> I64:
-        return np.zeros(len(num_computed), np.int64)
 
     def most_blocks(self, num_tokens: int, num_new: int) -> int:
         return 1

@@ -114,7 +114,7 @@ class PrefixTree:
         node, at, end = self.root, 0, len(data) // self._bytes
         while at == node.end and at < end:
             extra = keys.get(at, NO_EXTRA)
-            child = self._child(node, data[at * self._bytes : (at + 1) * self._bytes], extra)
+            child = self._child(node, self._blocks(data, at), extra)
             if child is None:
                 break
             path.append(child)
@@ -134,8 +134,7 @@ class PrefixTree:
         best: tuple[PrefixNode, int] | None = None
         for other in self._following(node, at, tokens[:4]):
             if (other.extra if other is not node else NO_EXTRA) == extra and other.has_block(at):
-                begin = (at - other.start) * self._bytes
-                shared = common_tokens(other.tokens[begin : begin + self._bytes], tokens)
+                shared = common_tokens(self._blocks(other.tokens, at - other.start), tokens)
                 if shared and (best is None or shared > best[1]):
                     best = other, shared
         return best
@@ -178,7 +177,7 @@ class PrefixTree:
         spans: list[Span] = []
         while at < end:
             extra = keys.get(at, NO_EXTRA)
-            block = data[(at - begin) * self._bytes : (at - begin + 1) * self._bytes]
+            block = self._blocks(data, at - begin)
             if at < node.end:
                 count = 0 if extra else self._common(node, at, data, begin, end, keys)
                 if not count:
@@ -189,7 +188,7 @@ class PrefixTree:
                 count = self._common(node, at, data, begin, end, keys)
             else:
                 count = 1 if extra else _next_key(keys, at, end) - at
-                tokens = data[(at - begin) * self._bytes : (at - begin + count) * self._bytes]
+                tokens = self._blocks(data, at - begin, count)
                 if node is self.root or node.children or node.extra or extra:
                     node = self._add(node, tokens, count, extra)
                 else:
@@ -236,6 +235,10 @@ class PrefixTree:
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
+    def _blocks(self, tokens: bytes, first: int, count: int = 1) -> bytes:
+        """``count`` blocks of some tokens, from block ``first`` of them on."""
+        return tokens[first * self._bytes : (first + count) * self._bytes]
+
     def _child(self, node: PrefixNode, block: bytes, extra: ExtraKeys) -> PrefixNode | None:
         siblings = node.children.get(block[:4])
         return None if siblings is None else siblings.get((block, extra))
@@ -250,8 +253,8 @@ class PrefixTree:
     def _common(self, node: PrefixNode, at: int, data: bytes, begin: int, end: int, keys: BlockKeys) -> int:
         """Whole blocks from ``at`` on in which the node equals ``data``, which begins with block ``begin``."""
         stop = min(node.end, _next_key(keys, at, end))
-        own = node.tokens[(at - node.start) * self._bytes : (stop - node.start) * self._bytes]
-        wanted = data[(at - begin) * self._bytes : (stop - begin) * self._bytes]
+        own = self._blocks(node.tokens, at - node.start, stop - at)
+        wanted = self._blocks(data, at - begin, stop - at)
         return stop - at if own == wanted else 4 * common_tokens(own, wanted) // self._bytes
 
     def _place(self, row: int, node: PrefixNode, num_blocks: int) -> None:
@@ -260,12 +263,15 @@ class PrefixTree:
             node.rows.add(row)
 
     def _add(self, parent: PrefixNode, tokens: bytes, count: int, extra: ExtraKeys) -> PrefixNode:
-        self._serial += 1
-        node = PrefixNode(parent, self._serial, parent.end, parent.end + count, tokens, extra)
+        node = self._node(parent, parent.end, parent.end + count, tokens, extra)
         node.blocks = [np.zeros(count, np.int32) for _ in range(self._num_groups)]
-        self.nodes[node.serial] = node
         parent.children.setdefault(tokens[:4], {})[tokens[: self._bytes], extra] = node
         self._name(node)
+        return node
+
+    def _node(self, parent: PrefixNode, start: int, end: int, tokens: bytes, extra: ExtraKeys) -> PrefixNode:
+        self._serial += 1
+        node = self.nodes[self._serial] = PrefixNode(parent, self._serial, start, end, tokens, extra)
         return node
 
     def _lengthen(self, node: PrefixNode, tokens: bytes, count: int) -> None:
@@ -280,8 +286,7 @@ class PrefixTree:
             return
         for i in range(len(node.hashes), node.end - node.start):
             before = node.hashes[-1] if i else node.parent.hashes[-1]
-            block = node.tokens[i * self._bytes : (i + 1) * self._bytes]
-            node.hashes.append(self._hash(before, block, NO_EXTRA if i else node.extra))
+            node.hashes.append(self._hash(before, self._blocks(node.tokens, i), NO_EXTRA if i else node.extra))
 
     def _cut(self, node: PrefixNode, at: int) -> None:
         """End the node before block ``at``; a new child takes the rest."""
@@ -302,9 +307,7 @@ class PrefixTree:
         self.prune(lower)
 
     def _add_lower(self, node: PrefixNode, at: int, tokens: bytes) -> PrefixNode:
-        self._serial += 1
-        lower = PrefixNode(node, self._serial, at, node.end, tokens, NO_EXTRA)
-        self.nodes[lower.serial] = lower
+        lower = self._node(node, at, node.end, tokens, NO_EXTRA)
         lower.children, node.children = node.children, {tokens[:4]: {(tokens[: self._bytes], NO_EXTRA): lower}}
         node.end = at
         for siblings in lower.children.values():

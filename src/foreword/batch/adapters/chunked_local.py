@@ -15,7 +15,7 @@ import numpy as np
 
 from foreword.arrays import I32, I64
 from foreword.batch.step.slots import ragged_arange
-from foreword.batch.step.tensors import BatchTensors, optional, refuse_spread
+from foreword.batch.step.tensors import BatchTensors, filled, prefix_sum, refuse_spread
 from foreword.errors import ConfigError
 
 
@@ -49,21 +49,17 @@ def chunked_local(batch: BatchTensors, chunk_size: int, group: int = 0) -> Local
     end = batch.seq_lens[:B].astype(np.int64)
     first = computed // chunk_size
     pieces = -(-end // chunk_size) - first
-    per_chunk, V = chunk_size // S, int(pieces.sum())
-    req: I64 = optional(batch, "local_req_indices", group, per_chunk)[:V]
-    req[:] = np.repeat(np.arange(B), pieces)
+    per_chunk = chunk_size // S
+    req: I64 = filled(batch, "local_req_indices", np.repeat(np.arange(B), pieces), group, per_chunk)
     chunk = first[req] + ragged_arange(pieces)
     start = np.maximum(computed[req], chunk * chunk_size)
     stop = np.minimum(end[req], (chunk + 1) * chunk_size)
-    cu: I32 = optional(batch, "local_cu_seqlens_q", group, per_chunk)[: V + 1]
-    cu[0] = 0
-    np.cumsum(stop - start, out=cu[1:])
-    keys: I32 = optional(batch, "local_seqlens_k", group, per_chunk)[:V]
-    keys[:] = stop - chunk * chunk_size
+    cu: I32 = prefix_sum(batch, "local_cu_seqlens_q", stop - start, group, per_chunk)
+    keys: I32 = filled(batch, "local_seqlens_k", stop - chunk * chunk_size, group, per_chunk)
     table = batch.block_table[group]
     columns = chunk[:, None] * per_chunk + np.arange(per_chunk)
-    blocks: I32 = optional(batch, "local_block_table", group, per_chunk)[:V]
-    blocks[:] = table[req[:, None], np.minimum(columns, table.shape[1] - 1)]
+    read = table[req[:, None], np.minimum(columns, table.shape[1] - 1)]
+    blocks: I32 = filled(batch, "local_block_table", read, group, per_chunk)
     blocks[columns >= table.shape[1]] = batch.states.null_block
     longest = int((stop - start).max(initial=0))
     return LocalBatches(cu, keys, longest, int(keys.max(initial=0)), blocks, req)

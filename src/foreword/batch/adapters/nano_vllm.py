@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from foreword.arrays import I32
 from foreword.batch.features.flash_attn import flash_attn_varlen
-from foreword.batch.step.tensors import BatchTensors, optional, refuse_spread
+from foreword.batch.step.tensors import BatchTensors, filled, refuse_spread
 from foreword.batch.values.attention import AttentionState
 
 
@@ -33,8 +33,7 @@ def nano_vllm_context(batch: BatchTensors, group: int = 0) -> Context:
     """The step as nano-vllm prepares it, input_ids and positions apart; valid as long as the batch is."""
     refuse_spread(batch, group, "nano-vllm's context")
     varlen = flash_attn_varlen(batch, group)
-    slots: I32 = optional(batch, "slot_mapping_int32", group)[: batch.num_tokens]
-    slots[:] = batch.slot_mapping[group][: batch.num_tokens]
+    slots: I32 = filled(batch, "slot_mapping_int32", batch.slot_mapping[group][: batch.num_tokens], group)
     if batch.attention_state is AttentionState.DECODE_ONLY:
         context_lens = batch.seq_lens[: batch.num_reqs]
         return Context(False, slots, context_lens=context_lens, block_tables=varlen.block_table)

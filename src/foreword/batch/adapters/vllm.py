@@ -211,13 +211,11 @@ def _read_plan(
         raise CapacityError(f"{B} requests in one step, max_num_reqs is {states.max_num_reqs}")
     front.rows[:B] = np.fromiter(map(states.row_of, counts), np.int32, B)
     front.num_scheduled[:B] = int32s(list(counts.values()), "num_scheduled_tokens")
-    for rid in drafts:
-        if rid not in counts:
-            raise PlanError("drafts for a request that is not scheduled", request=rid, tensor="draft_tokens")
-    lists = [drafts.get(rid, ()) for rid in counts]
-    front.num_drafts[:B] = np.fromiter(map(len, lists), np.int32, B)
-    ids = int32s([t for tokens in lists for t in tokens], "draft_tokens")
+    given = RaggedDrafts.of(counts, drafts)
+    if given is None:
+        return 0
+    num_drafts, ids = given
     if len(ids) > len(front.draft_ids):
         raise CapacityError(f"{len(ids)} drafts in one step, room for {len(front.draft_ids)}")
-    front.draft_ids[: len(ids)] = ids
+    front.num_drafts[:B], front.draft_ids[: len(ids)] = num_drafts, ids
     return len(ids)

@@ -17,7 +17,7 @@ import numpy as np
 
 from foreword.arrays import I32, I64
 from foreword.batch.step.slots import ragged_arange
-from foreword.batch.step.tensors import BatchTensors, optional
+from foreword.batch.step.tensors import BatchTensors, filled, optional, prefix_sum
 from foreword.errors import ConfigError
 
 
@@ -51,17 +51,12 @@ def share_prefill(batch: BatchTensors, size: int, rank: int) -> PrefillShare:
     for r, here in enumerate(tokens):
         restore[here] = r * longest + np.arange(len(here))
     req, start, stop = pieces[rank]
-    V = len(req)
-    req_indices: I64 = optional(batch, "share_req_indices", size=rank)[:V]
-    req_indices[:] = req
-    loc: I32 = optional(batch, "share_query_start_loc", size=rank)[: V + 1]
-    loc[0] = 0
-    np.cumsum(stop - start, out=loc[1:])
+    req_indices: I64 = filled(batch, "share_req_indices", req, size=rank)
+    loc: I32 = prefix_sum(batch, "share_query_start_loc", stop - start, size=rank)
     token_indices: I64 = optional(batch, "share_token_indices", size=rank)[:longest]
     token_indices[: len(tokens[rank])] = tokens[rank]
     token_indices[len(tokens[rank]) :] = 0
-    seq_lens: I32 = optional(batch, "share_seq_lens", size=rank)[:V]
-    seq_lens[:] = batch.num_computed_tokens[req] + stop
+    seq_lens: I32 = filled(batch, "share_seq_lens", batch.num_computed_tokens[req] + stop, size=rank)
     return PrefillShare(req_indices, loc, seq_lens, len(tokens[rank]), token_indices, restore)
 
 

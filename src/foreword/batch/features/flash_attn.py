@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from foreword.arrays import I32
-from foreword.batch.step.tensors import BatchTensors, local_seq_lens, num_blocks, optional
+from foreword.batch.step.tensors import BatchTensors, local_seq_lens, num_blocks, optional, prefix_sum
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,9 +29,7 @@ class FlashAttnVarlen:
 def flash_attn_varlen(batch: BatchTensors, group: int = 0) -> FlashAttnVarlen:
     """The step as FlashAttention takes it, at stable addresses; valid as long as the batch is."""
     B, lens, held = batch.num_reqs, local_seq_lens(batch, group), num_blocks(batch)[group]
-    cu_seqlens_k: I32 = optional(batch, "cu_seqlens_k", group)[: B + 1]
-    cu_seqlens_k[0] = 0
-    np.cumsum(lens, out=cu_seqlens_k[1:])
+    cu_seqlens_k: I32 = prefix_sum(batch, "cu_seqlens_k", lens, group)
     width = int(held.max(initial=0))
     table: I32 = optional(batch, "varlen_block_table", group)[:B, :width]
     table[:] = batch.block_table[group][:B, :width]

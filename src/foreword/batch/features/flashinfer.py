@@ -8,7 +8,7 @@ import numpy as np
 
 from foreword.arrays import I32
 from foreword.batch.step.slots import ragged_arange
-from foreword.batch.step.tensors import BatchTensors, local_seq_lens, optional
+from foreword.batch.step.tensors import BatchTensors, filled, local_seq_lens, prefix_sum
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,12 +31,9 @@ def flashinfer_plan(batch: BatchTensors, group: int = 0) -> FlashInferPlan:
     B, S = batch.num_reqs, batch.states.block_tables[group].group.block_size
     seq_lens = local_seq_lens(batch, group)
     pages = -(-seq_lens // S)
-    kv_indptr: I32 = optional(batch, "kv_indptr", group)[: B + 1]
-    kv_indptr[0] = 0
-    np.cumsum(pages, out=kv_indptr[1:])
-    kv_indices: I32 = optional(batch, "kv_indices", group)[: int(kv_indptr[-1])]
-    kv_indices[:] = batch.block_table[group][np.repeat(np.arange(B), pages), ragged_arange(pages)]
+    kv_indptr: I32 = prefix_sum(batch, "kv_indptr", pages, group)
+    blocks = batch.block_table[group][np.repeat(np.arange(B), pages), ragged_arange(pages)]
+    kv_indices: I32 = filled(batch, "kv_indices", blocks, group)
     np.maximum(kv_indices, 0, out=kv_indices)  # null_block −1 below the window: any page that exists
-    kv_last_page_len: I32 = optional(batch, "kv_last_page_len", group)[:B]
-    kv_last_page_len[:] = seq_lens - np.maximum(pages - 1, 0) * S
+    kv_last_page_len: I32 = filled(batch, "kv_last_page_len", seq_lens - np.maximum(pages - 1, 0) * S, group)
     return FlashInferPlan(batch.query_start_loc[: B + 1], kv_indptr, kv_indices, kv_last_page_len)

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from foreword.arrays import I32, Bools
+from foreword.arrays import I32
 from foreword.batch.features.explain import Explanation
-from foreword.batch.features.flash_attn import FlashAttnVarlen, flash_attn_varlen
-from foreword.batch.features.flashinfer import FlashInferPlan, flashinfer_plan
+from foreword.batch.features.flash_attn import flash_attn_varlen
+from foreword.batch.features.flashinfer import flashinfer_plan
 from foreword.batch.features.kernel_blocks import kernel_block_table
 from foreword.batch.features.masks import attention_mask
 from foreword.batch.prepare.commit import commits, counts_as_done, sample_table
@@ -31,25 +31,14 @@ class InputBatch(BatchTensors):
 
     __slots__ = ()
 
-    def attention_mask(self, group: int = 0) -> Bools | None:
-        """See `foreword.batch.features.masks.attention_mask`."""
-        return attention_mask(self, group)
+    attention_mask = attention_mask
+    to_flash_attn = flash_attn_varlen
+    to_flashinfer = flashinfer_plan
+    kernel_block_table = kernel_block_table
 
     def explain(self, group: int = 0, *, token: int | None = None) -> Explanation:
         """The step's derived tensors, printable as tables; with ``token`` as one sentence about that token."""
         return Explanation.of(self, group, token)
-
-    def to_flash_attn(self, group: int = 0) -> FlashAttnVarlen:
-        """See `flash_attn_varlen`."""
-        return flash_attn_varlen(self, group)
-
-    def to_flashinfer(self, group: int = 0) -> FlashInferPlan:
-        """See `flashinfer_plan`."""
-        return flashinfer_plan(self, group)
-
-    def kernel_block_table(self, group: int = 0) -> I32:
-        """See `foreword.batch.features.kernel_blocks`."""
-        return kernel_block_table(self, group)
 
     # -- once per step ---------------------------------------------------------------------------------------------
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import NoReturn
+from collections.abc import Mapping
 
 import numpy as np
 
 from foreword.arrays import I32, I64, Bools, Ints
 from foreword.batch.state.request_states import RequestStates
 from foreword.batch.step.buffers import InputBuffers
-from foreword.batch.values.integers import INT32, as_int32, as_integer, int32s, is_int32, length_of
+from foreword.batch.values.integers import INT32, as_int32, as_integer, int32s, is_int32
 from foreword.batch.values.plan import Drafts, Order, Plan, PlanLike, PlannedStep, RaggedDrafts, ragged
 from foreword.errors import CapacityError, PlanError
 
@@ -28,7 +27,7 @@ def normalize(states: RequestStates, plan: PlanLike, drafts: Drafts, order: Orde
         if drafts is None or type(drafts) is np.ndarray:
             wanted = rows, num_scheduled, drafts, None
         elif isinstance(drafts, Mapping):
-            wanted = rows, num_scheduled, _from_lists(states._directory.ids_of(rows), drafts), None
+            wanted = rows, num_scheduled, RaggedDrafts.of(states._directory.ids_of(rows), drafts), None
         else:
             wanted = rows, num_scheduled, int32s(drafts, "draft_tokens"), None
     elif isinstance(plan, PlannedStep) and (drafts is None or drafts is plan.draft_tokens):
@@ -38,7 +37,7 @@ def normalize(states: RequestStates, plan: PlanLike, drafts: Drafts, order: Orde
         if drafts is not None and not isinstance(drafts, Mapping):
             raise PlanError("with a plan by request id, draft_tokens is a mapping too", tensor="draft_tokens",
                             expected="{req_id: [ids]}", got=type(drafts).__name__)  # fmt: skip
-        wanted = rows, counts, None if drafts is None else _from_lists(plan, drafts), None
+        wanted = rows, counts, None if drafts is None else RaggedDrafts.of(plan, drafts), None
     else:
         raise PlanError("a plan is {req_id: tokens} or (rows, num_scheduled)", tensor="plan", got=type(plan).__name__)
     if order == "given":
@@ -79,24 +78,6 @@ def _counts(plan: Mapping[str, int]) -> I32:
         raise PlanError("expected a number of tokens", request=rid, tensor="num_scheduled_tokens",
                         expected="an integer", got=got)  # fmt: skip
     return counts
-
-
-def _from_lists(req_ids: Collection[str], drafts: Mapping[str, Sequence[int]]) -> RaggedDrafts | None:
-    """The requests' drafts; PlanError for drafts that are not a list, or of a request that is not scheduled."""
-    scheduled = set(req_ids)
-    for rid, ids in drafts.items():
-        if length_of(ids) < 0:
-            raise PlanError("drafts are lists", request=rid, tensor="draft_tokens", expected="token ids", got=ids)
-        if rid not in scheduled and len(ids):
-            raise PlanError("drafts for a request that is not scheduled", request=rid, tensor="draft_tokens")
-    lists = [drafts.get(rid, ()) for rid in req_ids]
-    counts = np.fromiter(map(len, lists), np.int32, len(lists))
-    if not counts.any():
-        return None
-    flat = int32s([t for ids in lists for t in ids], "draft_tokens")
-    if flat.ndim != 1:
-        raise PlanError("drafts are flat lists", tensor="draft_tokens", expected="{req_id: [ids]}", got=dict(drafts))
-    return RaggedDrafts(counts, flat)
 
 
 def padding(pad_to: tuple[int | None, int | None] | None) -> Padding:
@@ -164,47 +145,42 @@ def check(states: RequestStates, buffers: InputBuffers, plan: Plan, pad: Padding
     if not B:
         return plan
 
-    def fail(bad: Bools, message: str, tensor: str, expected: object, got: Ints) -> NoReturn:
-        b = int(np.argmax(bad))
+    def require(ok: Bools, message: str, tensor: str, expected: object, got: Ints) -> None:
+        if ok.all():
+            return
+        b = int(np.argmin(ok))
         want = expected[b].item() if isinstance(expected, np.ndarray) else expected
         rid = states._find_req_id(int(rows[b]))
         raise PlanError(
             message, step=states._step, request=rid, tensor=tensor, index=b, expected=want, got=got[b].item()
         )
 
-    if (bad := (rows < 0) | (rows >= states.max_num_reqs)).any():
-        fail(bad, "a row that does not exist", "rows", f"0 … {states.max_num_reqs - 1}", rows)
-    if (bad := ~states.live[rows]).any():
-        fail(bad, "a row that holds no request", "rows", "a live row", rows)
-    first = np.unique(rows, return_index=True)[1]
-    if len(first) != B:
-        bad = np.ones(B, np.bool_)
-        bad[first] = False
-        fail(bad, "a request is scheduled twice", "rows", "each row once", rows)
-    if (bad := n < 1).any():
-        fail(bad, "a scheduled request needs at least one token", "num_scheduled_tokens", "1 or more", n)
-    if (bad := k > states.max_num_draft_tokens).any():
-        fail(bad, "more drafts than max_num_draft_tokens", "draft_tokens", states.max_num_draft_tokens, k)
-    if (bad := n < 1 + k).any():
-        fail(bad, "drafts need a known token before them", "num_scheduled_tokens", k + 1, n)
-    c, v = states.num_computed_tokens[rows].astype(np.int64), states.num_tokens[rows].astype(np.int64)
-    v += states.num_placeholders[rows]
-    if (bad := (k > 0) & (c + n - k != v)).any():
-        fail(bad, "drafts must follow the last known token", "num_scheduled_tokens", v - c + k, n)
-    if (bad := c + n - k > v).any():
-        fail(bad, "scheduled past the known tokens", "num_scheduled_tokens", v - c, n)
-    if (bad := c + n > states.max_model_len).any():
-        fail(bad, "scheduled past max_model_len", "num_scheduled_tokens", states.max_model_len - c, n)
+    counted, exists = "num_scheduled_tokens", (rows >= 0) & (rows < states.max_num_reqs)
+    require(exists, "a row that does not exist", "rows", f"0 … {states.max_num_reqs - 1}", rows)
+    require(states.live[rows], "a row that holds no request", "rows", "a live row", rows)
+    first = np.zeros(B, np.bool_)
+    first[np.unique(rows, return_index=True)[1]] = True
+    require(first, "a request is scheduled twice", "rows", "each row once", rows)
+    require(n >= 1, "a scheduled request needs at least one token", counted, "1 or more", n)
+    most = states.max_num_draft_tokens
+    require(k <= most, "more drafts than max_num_draft_tokens", "draft_tokens", most, k)
+    require(n > k, "drafts need a known token before them", counted, k + 1, n)
+    c, known = states.num_computed_tokens[rows].astype(np.int64), states.num_tokens[rows].astype(np.int64)
+    known += states.num_placeholders[rows]
+    end, left = c + n, known - c
+    require((k == 0) | (n - k == left), "drafts must follow the last known token", counted, left + k, n)
+    require(n - k <= left, "scheduled past the known tokens", counted, left, n)
+    require(end <= states.max_model_len, "scheduled past max_model_len", counted, states.max_model_len - c, n)
     for g, table in enumerate(states.block_tables):
-        need, held = -(-(c + n) // table.tokens_per_block), table.num_blocks[rows]
-        if (bad := need > held).any():
-            fail(bad, "too few blocks for the tokens scheduled", f"block_table[{g}]", need, held)
-        if not table.may_hold_null:
-            continue
-        if (bad := _writes_null(table.table, table.null_block, rows, c // table.tokens_per_block, need)).any():
-            null = np.full(B, table.null_block)
-            fail(bad, "scheduled tokens would be written to the null block", f"block_table[{g}]",
-                 "a block other than the null block", null)  # fmt: skip
+        need, held, name = -(-end // table.tokens_per_block), table.num_blocks[rows], f"block_table[{g}]"
+        require(need <= held, "too few blocks for the tokens scheduled", name, need, held)
+        if table.may_hold_null:
+            null = _writes_null(table.table, table.null_block, rows, c // table.tokens_per_block, need)
+            message, expected = (
+                "scheduled tokens would be written to the null block",
+                "a block other than the null block",
+            )
+            require(~null, message, name, expected, np.full(B, table.null_block))
     if ids.size and (ids.min() < -1 or ids.max() >= states.vocab_size):
         i = int(np.argmax((ids < -1) | (ids >= states.vocab_size)))
         b = int(np.searchsorted(np.cumsum(k), i, side="right"))

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar, overload
 
-from foreword.arrays import I32, I64, Bools
+import numpy as np
+
+from foreword.arrays import I32, I64, AnyArray, Bools
 from foreword.batch.state.request_states import RequestStates
 from foreword.batch.step.buffers import InputBuffers
 from foreword.batch.step.layout import EXTENTS, FIELDS, Scalars
@@ -227,6 +229,21 @@ def optional(batch: BatchTensors, name: str, group: int = 0, size: int = 0) -> A
     """The whole buffer of a tensor of `layout.OPTIONAL`, at a stable address; a function of the batch fills it."""
     batch._check_alive()
     return batch._buffers.optional(name, group, size)
+
+
+def filled(batch: BatchTensors, name: str, values: AnyArray, group: int = 0, size: int = 0) -> Any:
+    """`optional` with these values, and no further entries."""
+    out = optional(batch, name, group, size)[: len(values)]
+    out[:] = values
+    return out
+
+
+def prefix_sum(batch: BatchTensors, name: str, lens: AnyArray, group: int = 0, size: int = 0) -> Any:
+    """`optional` with [n + 1] entries, out[i] = sum(lens[:i]), for lens [n]."""
+    out = optional(batch, name, group, size)[: len(lens) + 1]
+    out[0] = 0
+    np.cumsum(lens, out=out[1:])
+    return out
 
 
 def buffers_of(batch: BatchTensors) -> InputBuffers:

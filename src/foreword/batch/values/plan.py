@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from foreword.arrays import I32, Bools
+from foreword.batch.values.integers import int32s, length_of
+from foreword.errors import PlanError
 
 PlanLike = Mapping[str, int] | tuple[I32, I32]
 Drafts = Mapping[str, Sequence[int]] | I32 | None
@@ -22,6 +24,28 @@ class RaggedDrafts(NamedTuple):
 
     counts: I32
     ids: I32
+
+    @classmethod
+    def of(cls, req_ids: Collection[str], drafts: Mapping[str, Sequence[int]]) -> RaggedDrafts | None:
+        """The drafts of these requests in this order, None without any. PlanError for drafts that are not a list, and
+        for those of another request.
+        """
+        scheduled = set(req_ids)
+        for rid, ids in drafts.items():
+            if length_of(ids) < 0:
+                raise PlanError("drafts are lists", request=rid, tensor="draft_tokens", expected="token ids", got=ids)
+            if rid not in scheduled and len(ids):
+                raise PlanError("drafts for a request that is not scheduled", request=rid, tensor="draft_tokens")
+        lists = [drafts.get(rid, ()) for rid in req_ids]
+        counts = np.fromiter(map(len, lists), np.int32, len(lists))
+        if not counts.any():
+            return None
+        flat = int32s([t for ids in lists for t in ids], "draft_tokens")
+        if flat.ndim != 1:
+            raise PlanError(
+                "drafts are flat lists", tensor="draft_tokens", expected="{req_id: [ids]}", got=dict(drafts)
+            )
+        return cls(counts, flat)
 
 
 # A step in arrays, in batch order, as every backend reads it: (rows, num_scheduled, drafts, cancelled).
