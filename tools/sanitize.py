@@ -24,7 +24,7 @@ SANITIZERS = {
         "asan",
         {"ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1", "UBSAN_OPTIONS": "print_stacktrace=1"},
     ),
-    "thread": ("thread", "tsan", {"TSAN_OPTIONS": "die_after_fork=0"}),
+    "thread": ("thread", "tsan", {"TSAN_OPTIONS": "die_after_fork=0:halt_on_error=1"}),
 }
 TESTS = (
     "tests/kernels",
