@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 
 from foreword.arrays import I32
 from foreword.batch import SamplingParams
@@ -33,8 +32,12 @@ def checked_prompt(request_id: str, token_ids: object, *, vocab_size: int, max_m
         )
     ids = None
     if length > 0 and not isinstance(token_ids, Mapping | bytes | bytearray):
-        with suppress(Exception):  # the caller's items may raise anything
+        try:
             ids = as_int32(token_ids)  # type: ignore[arg-type]
+        except MemoryError:
+            raise
+        except Exception:  # whatever the caller's items raise
+            pass
     if ids is None or ids.ndim != 1:
         limit = "must be a flat list of integers that fit int32"
         raise RequestError(request_id, field, token_ids, limit, "Pass token ids, or a string.")

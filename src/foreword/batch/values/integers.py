@@ -51,6 +51,8 @@ def as_integer(value: Any) -> int | None:
         return None
     try:
         return operator.index(value)
+    except MemoryError:
+        raise
     except Exception:  # whatever an ``__index__`` raises: it gives no integer
         return None
 
@@ -59,6 +61,8 @@ def length_of(values: object) -> int:
     """len(values), −1 for what has none."""
     try:
         return len(values)  # type: ignore[arg-type]
+    except MemoryError:
+        raise
     except Exception:  # whatever a ``__len__`` raises
         return -1
 

@@ -193,6 +193,8 @@ def _integer(value: Any) -> Any:
         return value
     try:
         return operator.index(value)
+    except MemoryError:
+        raise
     except Exception:
         return value
 
@@ -203,6 +205,8 @@ def _float(value: Any) -> Any:
         return value
     try:
         return float(value)
+    except MemoryError:
+        raise
     except Exception:
         return value
 
@@ -217,6 +221,8 @@ def _each(convert: Callable[[Any], Any], values: Any) -> Any:
         return values
     try:
         found = tuple(map(convert, islice(values, MAX_ITEMS + 1)))
+    except MemoryError:
+        raise
     except Exception:
         return values
     return found if len(found) <= MAX_ITEMS else values
