@@ -18,6 +18,8 @@ from foreword.sampling.processors import StepSampling
 from foreword.sampling.rows import LogitRows
 from foreword.sampling.verification import accepted_tokens
 
+FLOAT32 = np.dtype(np.float32)
+
 Failure = Exception | type[BadLogitsError] | type[NoTokenLeftError]  # a type is made with the request's id and the step
 
 
@@ -58,12 +60,13 @@ class Sampler:
         A prompt chunk that is not the last gets a token too, that masks and processors do not affect;
         `RequestStates.commit` discards it. PlanError for logits of another shape or type.
         """
-        shape = len(batch.logits_indices), batch.states.vocab_size
-        if logits.shape != shape or logits.dtype != np.float32:
-            raise PlanError("the logits must be float32 [L, V]", step=batch.step, tensor="logits", expected=shape,
+        at = batch.logits_indices
+        if logits.shape != (len(at), batch.states.vocab_size) or logits.dtype is not FLOAT32:
+            raise PlanError("the logits must be float32 [L, V]", step=batch.step, tensor="logits",
+                            expected=(len(at), batch.states.vocab_size),
                             got=(*logits.shape, str(logits.dtype)))  # fmt: skip
         rows, columns = batch.expanded_idx_mapping, batch.states.sampling
-        positions = batch.positions.take(batch.logits_indices)
+        positions = batch.positions.take(at)
         positions += 1
         drawn = draw_tokens(logits, columns, rows, positions, self.threads)
         if sampling.processors or sampling.masks is not None:
@@ -76,7 +79,7 @@ class Sampler:
             width = int(np.diff(batch.cu_num_logits).max())
         tokens = drawn if width == 1 else accepted_tokens(drawn, batch.draft_token_ids, batch.cu_num_logits, width)
         failures: dict[int, Failure] = {}
-        if drawn.min() < 0:
+        if drawn[drawn.argmin()] < 0:  # faster than min()
             failures |= _failures(batch, logits, drawn, positions)
         if sampling.masks is not None and sampling.masks.failures:
             failures |= sampling.masks.failures
