@@ -17,7 +17,7 @@ FW_INLINE HalfSums quantise_block(const float *x, float top, int8_t *q, int8_t *
   constexpr int N = kBlock / kLanes;
   const F32 inverse = set1(top > 0.f ? kSteps / top : 0.f);
   F32 sum[2] = {set1(0.f), set1(0.f)};
-  unroll<N>([&](auto n) FW_LAMBDA {
+  FW_UNROLL for (int n = 0; n < N; ++n) {
     const F32 rounded = round_f32(mul(load(x + n * kLanes), inverse));
     if constexpr (Planes == 1) {
       store_s8(q + n * kLanes, rounded);
@@ -27,7 +27,7 @@ FW_INLINE HalfSums quantise_block(const float *x, float top, int8_t *q, int8_t *
       store_s8(low_plane + n * kLanes, fma(high, set1(-128.f), rounded));
     }
     sum[2 * n / N] = add(sum[2 * n / N], rounded);
-  });
+  }
   return {whole(reduce_add(sum[0])), whole(reduce_add(sum[1]))};
 }
 

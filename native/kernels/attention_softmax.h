@@ -32,7 +32,7 @@ FW_INLINE Visible visible_keys(const AttentionConfig &c, int64_t position, int64
 template <bool Masked>
 FW_INLINE void raise_maximum(float *scores, Visible seen, float cap, const States &s, float *lane_sum, int row) {
   F32 largest = set1(kNothing);
-  unroll<kChunkVectors>([&](auto n) FW_LAMBDA {
+  FW_UNROLL for (int n = 0; n < kChunkVectors; ++n) {
     F32 x = load(scores + n * kLanes);
     if (cap > 0.f) {
       x = mul(set1(cap), tanh_f32(div(x, set1(cap))));
@@ -40,7 +40,7 @@ FW_INLINE void raise_maximum(float *scores, Visible seen, float cap, const State
     }
     if constexpr (Masked) x = seen.keep(x, n, set1(kNothing));
     largest = max_f32(largest, x);
-  });
+  }
   const float m = reduce_max(largest), before = s.m(row);
   if (m <= before) return;
   s.m(row) = m;
@@ -62,13 +62,13 @@ struct ValueScales {
 FW_INLINE ValueScales value_scales(const ChunkTiles &c, int dim, Visible seen) {
   ValueScales s;
   F32 largest = set1(0.f);
-  unroll<kChunkVectors>([&](auto n) FW_LAMBDA {
+  FW_UNROLL for (int n = 0; n < kChunkVectors; ++n) {
     s.factor[n] = seen.keep(load(tile_scales(c.v[n / kTileVectors], dim) + n % kTileVectors * kLanes), n, set1(0.f));
     largest = max_f32(largest, s.factor[n]);
-  });
+  }
   const float top = reduce_max(largest);
   const F32 inverse = set1(top > 0.f ? kProbabilitySteps / top : 0.f);
-  unroll<kChunkVectors>([&](auto n) FW_LAMBDA { s.factor[n] = mul(s.factor[n], inverse); });
+  FW_UNROLL for (int n = 0; n < kChunkVectors; ++n) s.factor[n] = mul(s.factor[n], inverse);
   s.step = top / kProbabilitySteps;
   return s;
 }
@@ -79,24 +79,24 @@ FW_INLINE void probabilities(const AttentionScratch &s, int row, Visible seen, c
   float *x = s.scores + row * kChunk, *lane_sum = s.lane_sums + row * kLanes;
   const F32 m = set1(s.part.m(row));
   F32 sum = load(lane_sum);
-  unroll<kChunkVectors / 4>([&](auto four) FW_LAMBDA {
+  FW_UNROLL for (int four = 0; four < kChunkVectors / 4; ++four) {
     F32 p[4];
-    unroll<4>([&](auto i) FW_LAMBDA {
-      constexpr int n = 4 * four + i;
+    FW_UNROLL for (int i = 0; i < 4; ++i) {
+      const int n = 4 * four + i;
       p[i] = exp2_f32(sub(load(x + n * kLanes), m));
       if constexpr (Masked) p[i] = seen.keep(p[i], n, set1(0.f));
       sum = add(sum, p[i]);
       if constexpr (!Steps) store(x + n * kLanes, p[i]);
-    });
+    }
     if constexpr (Steps) {
       I32 steps[4];
-      unroll<4>([&](auto i) FW_LAMBDA { steps[i] = round_to_i32(mul(p[i], scales->factor[4 * four + i])); });
+      FW_UNROLL for (int i = 0; i < 4; ++i) steps[i] = round_to_i32(mul(p[i], scales->factor[4 * four + i]));
       const int at = row * kChunk + four * 4 * kLanes;
       store_bytes(s.p_high + at, shift_right_7(steps[0]), shift_right_7(steps[1]), shift_right_7(steps[2]),
                   shift_right_7(steps[3]));
       store_bytes(s.p_low + at, low_7_bits(steps[0]), low_7_bits(steps[1]), low_7_bits(steps[2]), low_7_bits(steps[3]));
     }
-  });
+  }
   store(lane_sum, sum);
   if constexpr (Steps) s.p_step[row] = scales->step;
 }

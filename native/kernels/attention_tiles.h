@@ -43,17 +43,17 @@ struct ChunkTiles {
 // address of each vector at d = 0.
 template <int N>
 FW_INLINE void key_vectors(const ChunkTiles &c, int vector, const uint8_t *(&keys)[N]) {
-  unroll<N>([&](auto n) FW_LAMBDA {
+  FW_UNROLL for (int n = 0; n < N; ++n) {
     const int v = vector + n;
     keys[n] = c.k[v / kTileVectors] + (v % kTileVectors) * kLanes * 4;  // every layout: units of four bytes
-  });
+  }
 }
 
 // The keys of the next chunk at the place that this tile reads in its own.
 template <int N>
 FW_INLINE void prefetch_keys(const ChunkTiles &c, int vector, size_t offset) {
   constexpr int kTiles = (N + kTileVectors - 1) / kTileVectors;
-  unroll<kTiles>([&](auto t) FW_LAMBDA { prefetch<3>(c.next_k[vector / kTileVectors + t] + offset); });
+  FW_UNROLL for (int t = 0; t < kTiles; ++t) prefetch<3>(c.next_k[vector / kTileVectors + t] + offset);
 }
 
 // Scores in floats. add_to(acc, keys, piece, end) adds the dimensions [piece, end), all of them in one piece of the
@@ -61,13 +61,13 @@ FW_INLINE void prefetch_keys(const ChunkTiles &c, int vector, size_t offset) {
 template <int R, int N, class Add>
 FW_INLINE void float_scores(int dim, const ChunkTiles &c, int vector, float *scores, Add &&add_to) {
   F32 acc[R][N];
-  unroll<R>([&](auto r) FW_LAMBDA { unroll<N>([&](auto n) FW_LAMBDA { acc[r][n] = set1(0.f); }); });
+  FW_UNROLL for (int r = 0; r < R; ++r) { FW_UNROLL for (int n = 0; n < N; ++n) acc[r][n] = set1(0.f); }
   const uint8_t *keys[N];
   key_vectors(c, vector, keys);
   for (int piece = 0; piece < dim; piece += kQueryPiece) add_to(acc, keys, piece, smaller(piece + kQueryPiece, dim));
-  unroll<R>([&](auto r) FW_LAMBDA {
-    unroll<N>([&](auto n) FW_LAMBDA { store(scores + r * kChunk + n * kLanes, acc[r][n]); });
-  });
+  FW_UNROLL for (int r = 0; r < R; ++r) {
+    FW_UNROLL for (int n = 0; n < N; ++n) store(scores + r * kChunk + n * kLanes, acc[r][n]);
+  }
 }
 
 struct ScoresF32 {
@@ -77,7 +77,7 @@ struct ScoresF32 {
     float_scores<R, N>(dim, c, vector, scores, [&](F32 (&acc)[R][N], auto &keys, int d, int end) FW_LAMBDA {
       for (const float *x = q.f32 + q.at(row, d); d < end; ++d, ++x) {
         F32 k[N];
-        unroll<N>([&](auto n) FW_LAMBDA { k[n] = load(reinterpret_cast<const float *>(keys[n]) + d * kTile); });
+        FW_UNROLL for (int n = 0; n < N; ++n) k[n] = load(reinterpret_cast<const float *>(keys[n]) + d * kTile);
         add_outer<kQueryPiece>(acc, x, k);
       }
     });
@@ -91,20 +91,20 @@ struct ScoresBf16 {
     float_scores<R, N>(dim, c, vector, scores, [&](F32 (&acc)[R][N], auto &keys, int d, int end) FW_LAMBDA {
       for (size_t at = q.at(row, d); d < end; d += 2, at += 2) {
         I32 k[N];
-        unroll<N>([&](auto n) FW_LAMBDA {
+        FW_UNROLL for (int n = 0; n < N; ++n) {
           k[n] = load_pairs(reinterpret_cast<const uint16_t *>(keys[n]) + d * kTile);
-        });
+        }
         prefetch_keys<N>(c, vector, size_t(d) * 2 * kTile);
 #if defined(FOREWORD_SIMD_BF16)
-        unroll<R>([&](auto r) FW_LAMBDA {
+        FW_UNROLL for (int r = 0; r < R; ++r) {
           const I32 xv = pair(q.bf16 + at + r * kQueryPiece);
-          unroll<N>([&](auto n) FW_LAMBDA { acc[r][n] = dot2(acc[r][n], k[n], xv); });
-        });
+          FW_UNROLL for (int n = 0; n < N; ++n) acc[r][n] = dot2(acc[r][n], k[n], xv);
+        }
 #else
         F32 half[N];
-        unroll<N>([&](auto n) FW_LAMBDA { half[n] = even_of_pairs(k[n]); });
+        FW_UNROLL for (int n = 0; n < N; ++n) half[n] = even_of_pairs(k[n]);
         add_outer<kQueryPiece>(acc, q.f32 + at, half);
-        unroll<N>([&](auto n) FW_LAMBDA { half[n] = odd_of_pairs(k[n]); });
+        FW_UNROLL for (int n = 0; n < N; ++n) half[n] = odd_of_pairs(k[n]);
         add_outer<kQueryPiece>(acc, q.f32 + at + 1, half);
 #endif
       }
@@ -117,12 +117,12 @@ struct ScoresI8 {
   template <int R, int N>
   static FW_INLINE void run(const Queries &q, int dim, int row, const ChunkTiles &c, int vector, float *scores) {
     I32 high[R][N], low[R][N];
-    unroll<R>([&](auto r) FW_LAMBDA {
-      unroll<N>([&](auto n) FW_LAMBDA {
+    FW_UNROLL for (int r = 0; r < R; ++r) {
+      FW_UNROLL for (int n = 0; n < N; ++n) {
         high[r][n] = set1_i32(q.neg128_high[row + r]);
         low[r][n] = set1_i32(q.neg128_low[row + r]);
-      });
-    });
+      }
+    }
     const uint8_t *keys[N];
     key_vectors(c, vector, keys);
     for (int piece = 0; piece < dim; piece += kQueryPiece) {
@@ -130,25 +130,25 @@ struct ScoresI8 {
       const int8_t *xh = q.high + at, *xl = q.low + at;
       for (int d = piece; d < smaller(piece + kQueryPiece, dim); d += 4, xh += 4, xl += 4) {
         U8 k[N];
-        unroll<N>([&](auto n) FW_LAMBDA { k[n] = load_u8(keys[n] + d * kTile); });
+        FW_UNROLL for (int n = 0; n < N; ++n) k[n] = load_u8(keys[n] + d * kTile);
         prefetch_keys<N>(c, vector, size_t(d) * kTile);
-        unroll<R>([&](auto r) FW_LAMBDA {
+        FW_UNROLL for (int r = 0; r < R; ++r) {
           const I32 h = quad(xh + r * kQueryPiece), l = quad(xl + r * kQueryPiece);
-          unroll<N>([&](auto n) FW_LAMBDA {
+          FW_UNROLL for (int n = 0; n < N; ++n) {
             high[r][n] = dot4_biased(high[r][n], k[n], h);
             low[r][n] = dot4_biased(low[r][n], k[n], l);
-          });
-        });
+          }
+        }
       }
     }
-    unroll<N>([&](auto n) FW_LAMBDA {
+    FW_UNROLL for (int n = 0; n < N; ++n) {
       const int v = vector + n;
       const F32 scale = load(tile_scales(c.k[v / kTileVectors], dim) + (v % kTileVectors) * kLanes);
-      unroll<R>([&](auto r) FW_LAMBDA {
+      FW_UNROLL for (int r = 0; r < R; ++r) {
         const F32 dot = fma(to_f32(high[r][n]), set1(128.f), to_f32(low[r][n]));
         store(scores + r * kChunk + n * kLanes, mul(mul(dot, set1(q.scale[row + r])), scale));
-      });
-    });
+      }
+    }
   }
 };
 
@@ -166,13 +166,13 @@ struct Probabilities {
 template <int R, int N, class Add>
 FW_INLINE void update_rows(float *o, size_t stride, Add &&add_to) {
   F32 acc[R][N];
-  unroll<R>([&](auto r) FW_LAMBDA {
-    unroll<N>([&](auto n) FW_LAMBDA { acc[r][n] = load(o + r * stride + n * kLanes); });
-  });
+  FW_UNROLL for (int r = 0; r < R; ++r) {
+    FW_UNROLL for (int n = 0; n < N; ++n) acc[r][n] = load(o + r * stride + n * kLanes);
+  }
   add_to(acc);
-  unroll<R>([&](auto r) FW_LAMBDA {
-    unroll<N>([&](auto n) FW_LAMBDA { store(o + r * stride + n * kLanes, acc[r][n]); });
-  });
+  FW_UNROLL for (int r = 0; r < R; ++r) {
+    FW_UNROLL for (int n = 0; n < N; ++n) store(o + r * stride + n * kLanes, acc[r][n]);
+  }
 }
 
 // The kernels below add to R rows of O from `row` on, N vectors from dimension `d` on, over `count` keys of the chunk.
@@ -187,7 +187,7 @@ struct ValuesF32 {
         const float *const end = pt + smaller(kTile, count - tile * kTile);
         for (; pt < end; ++pt, v += dim) {
           F32 value[N];
-          unroll<N>([&](auto n) FW_LAMBDA { value[n] = load(v + n * kLanes); });
+          FW_UNROLL for (int n = 0; n < N; ++n) value[n] = load(v + n * kLanes);
           add_outer<kChunk>(acc, pt, value);
         }
       }
@@ -207,13 +207,13 @@ struct ValuesBf16 {
         const float *pt = p.f32 + row * kChunk + tile * kTile, *const end = pt + smaller(kTile, count - tile * kTile);
         for (; pt < end; pt += 2, v += 2 * dim, next += 2 * dim) {
           I32 pairs[N];
-          unroll<N>([&](auto n) FW_LAMBDA { pairs[n] = load_pairs(v + n * 2 * kLanes); });
-          unroll<(N * kLanes * 4 + 63) / 64>([&](auto line) FW_LAMBDA { prefetch<3>(next + 32 * line); });
+          FW_UNROLL for (int n = 0; n < N; ++n) pairs[n] = load_pairs(v + n * 2 * kLanes);
+          FW_UNROLL for (int line = 0; line < (N * kLanes * 4 + 63) / 64; ++line) prefetch<3>(next + 32 * line);
           F32 half[N];
-          unroll<N>([&](auto n) FW_LAMBDA { half[n] = even_of_pairs(pairs[n]); });
+          FW_UNROLL for (int n = 0; n < N; ++n) half[n] = even_of_pairs(pairs[n]);
           add_outer<kChunk>(acc, pt, half);
           if (pt + 1 == end) break;  // the other key of the pair was never written
-          unroll<N>([&](auto n) FW_LAMBDA { half[n] = odd_of_pairs(pairs[n]); });
+          FW_UNROLL for (int n = 0; n < N; ++n) half[n] = odd_of_pairs(pairs[n]);
           add_outer<kChunk>(acc, pt + 1, half);
         }
       }
@@ -227,31 +227,31 @@ struct ValuesI8 {
   static FW_INLINE void run(const Probabilities &p, int dim, int row, int d, const ChunkTiles &c, int count, float *o,
                             size_t stride) {
     I32 high[R][N], low[R][N];
-    unroll<R>([&](auto r) FW_LAMBDA { unroll<N>([&](auto n) FW_LAMBDA { high[r][n] = low[r][n] = set1_i32(0); }); });
+    FW_UNROLL for (int r = 0; r < R; ++r) { FW_UNROLL for (int n = 0; n < N; ++n) high[r][n] = low[r][n] = set1_i32(0); }
     const int8_t *ph = p.high + row * kChunk, *pl = p.low + row * kChunk;
     for (int tile = 0; tile * kTile < count; ++tile) {
       const uint8_t *v = c.v[tile] + 4 * d, *next = c.next_v[tile] + 4 * d;
       const int quads = smaller(kTile, count - tile * kTile + 3) / 4;  // a quad's keys past the end have p = 0
       for (int q = 0; q < quads; ++q, v += 4 * dim, next += 4 * dim, ph += 4, pl += 4) {
         U8 value[N];
-        unroll<N>([&](auto n) FW_LAMBDA { value[n] = load_u8(v + n * 4 * kLanes); });
-        unroll<(N * kLanes * 4 + 63) / 64>([&](auto line) FW_LAMBDA { prefetch<3>(next + 64 * line); });
-        unroll<R>([&](auto r) FW_LAMBDA {
+        FW_UNROLL for (int n = 0; n < N; ++n) value[n] = load_u8(v + n * 4 * kLanes);
+        FW_UNROLL for (int line = 0; line < (N * kLanes * 4 + 63) / 64; ++line) prefetch<3>(next + 64 * line);
+        FW_UNROLL for (int r = 0; r < R; ++r) {
           const I32 h = quad(ph + r * kChunk), l = quad(pl + r * kChunk);
-          unroll<N>([&](auto n) FW_LAMBDA {
+          FW_UNROLL for (int n = 0; n < N; ++n) {
             high[r][n] = dot4_positive(high[r][n], value[n], h);
             low[r][n] = dot4_positive(low[r][n], value[n], l);
-          });
-        });
+          }
+        }
       }
     }
     update_rows<R, N>(o, stride, [&](F32 (&acc)[R][N]) FW_LAMBDA {
-      unroll<R>([&](auto r) FW_LAMBDA {
+      FW_UNROLL for (int r = 0; r < R; ++r) {
         const F32 step = set1(p.step[row + r]);
-        unroll<N>([&](auto n) FW_LAMBDA {
+        FW_UNROLL for (int n = 0; n < N; ++n) {
           acc[r][n] = fma(to_f32(shift_7_add(high[r][n], low[r][n])), step, acc[r][n]);
-        });
-      });
+        }
+      }
     });
   }
 };
@@ -263,7 +263,7 @@ template <int Most, class F, int... R>
 FW_INLINE void for_row_tiles(int rows, F &&f, std::integer_sequence<int, R...>) {
   for (int row = 0; row < rows;) {
     const int count = smaller(Most, rows - row);
-    (void)((count == R + 1 ? (f(row, Index<R + 1>{}), true) : false) || ...);
+    (void)((count == R + 1 ? (f(row, std::integral_constant<int, R + 1>{}), true) : false) || ...);
     row += count;
   }
 }

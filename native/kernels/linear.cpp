@@ -91,27 +91,27 @@ void run_tile(Tile &t, const Carry &carry, const Output &out) {
   Sum sums[R][P * V];
   auto at = [](uint8_t *base, int r, int v) FW_LAMBDA { return base + Carry::kRowBytes * r + sizeof(Sum) * v; };
   if (carry.from) {
-    unroll<R>([&](auto r) FW_LAMBDA {
-      unroll<P * V>([&](auto v) FW_LAMBDA { std::memcpy(&sums[r][v], at(carry.from, r, v), sizeof(Sum)); });
-    });
+    FW_UNROLL for (int r = 0; r < R; ++r) {
+      FW_UNROLL for (int v = 0; v < P * V; ++v) std::memcpy(&sums[r][v], at(carry.from, r, v), sizeof(Sum));
+    }
   } else {
     Kernel::template begin<R, P>(t, sums);
   }
   Kernel::template add<R, P>(t, sums);
   if (carry.to) {
-    unroll<R>([&](auto r) FW_LAMBDA {
-      unroll<P * V>([&](auto v) FW_LAMBDA { std::memcpy(at(carry.to, r, v), &sums[r][v], sizeof(Sum)); });
-    });
+    FW_UNROLL for (int r = 0; r < R; ++r) {
+      FW_UNROLL for (int v = 0; v < P * V; ++v) std::memcpy(at(carry.to, r, v), &sums[r][v], sizeof(Sum));
+    }
     return;
   }
   F32 result[R][P * V];
   Kernel::template end<R, P>(t, sums, result);
-  unroll<R>([&](auto r) FW_LAMBDA {
-    unroll<P * V>([&](auto v) FW_LAMBDA {
+  FW_UNROLL for (int r = 0; r < R; ++r) {
+    FW_UNROLL for (int v = 0; v < P * V; ++v) {
       float *o = out.data + r * out.stride + v * kLanes;
       store(o, out.store == Store::add ? add(load(o), result[r][v]) : result[r][v]);
-    });
-  });
+    }
+  }
 }
 
 using TileFunction = void (*)(Tile &, const Carry &, const Output &);

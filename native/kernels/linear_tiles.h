@@ -55,7 +55,7 @@ struct FloatKernel {
 
   template <int R, int P>
   static FW_INLINE void begin(const Tile &, F32 (&acc)[R][P * V]) {
-    unroll<R>([&](auto r) FW_LAMBDA { unroll<P * V>([&](auto v) FW_LAMBDA { acc[r][v] = set1(0.f); }); });
+    FW_UNROLL for (int r = 0; r < R; ++r) { FW_UNROLL for (int v = 0; v < P * V; ++v) acc[r][v] = set1(0.f); }
   }
 
   template <int R, int P>
@@ -79,7 +79,7 @@ struct FloatKernel {
 
   template <int R, int P>
   static FW_INLINE void end(const Tile &, F32 (&acc)[R][P * V], F32 (&out)[R][P * V]) {
-    unroll<R>([&](auto r) FW_LAMBDA { unroll<P * V>([&](auto v) FW_LAMBDA { out[r][v] = acc[r][v]; }); });
+    FW_UNROLL for (int r = 0; r < R; ++r) { FW_UNROLL for (int v = 0; v < P * V; ++v) out[r][v] = acc[r][v]; }
   }
 };
 
@@ -91,17 +91,17 @@ struct F32Pairs {
 
   template <int R, int N>
   static FW_INLINE void multiply(const float *w, size_t panel, const float *x, F32 (&acc)[R][N]) {
-    unroll<2>([&](auto i) FW_LAMBDA {
+    FW_UNROLL for (int i = 0; i < 2; ++i) {
       F32 wv[N];
-      unroll<N>([&](auto n) FW_LAMBDA { wv[n] = load(w + (n / V) * panel + i * kPanelWidth + (n % V) * kLanes); });
+      FW_UNROLL for (int n = 0; n < N; ++n) wv[n] = load(w + (n / V) * panel + i * kPanelWidth + (n % V) * kLanes);
       add_outer<kFloatRow>(acc, x + i, wv);
-    });
+    }
   }
 };
 
 template <int N>
 FW_INLINE void load_weight_pairs(const uint16_t *w, size_t panel, I32 (&wv)[N]) {
-  unroll<N>([&](auto n) FW_LAMBDA { wv[n] = load_pairs(w + (n / V) * panel + (n % V) * 2 * kLanes); });
+  FW_UNROLL for (int n = 0; n < N; ++n) wv[n] = load_pairs(w + (n / V) * panel + (n % V) * 2 * kLanes);
 }
 
 #if defined(FOREWORD_SIMD_BF16)
@@ -113,10 +113,10 @@ struct Bf16Pairs {
   static FW_INLINE void multiply(const uint16_t *w, size_t panel, const uint16_t *x, F32 (&acc)[R][N]) {
     I32 wv[N];
     load_weight_pairs(w, panel, wv);
-    unroll<R>([&](auto r) FW_LAMBDA {
+    FW_UNROLL for (int r = 0; r < R; ++r) {
       const I32 xv = pair(x + r * kPieceBytes / sizeof(uint16_t));
-      unroll<N>([&](auto n) FW_LAMBDA { acc[r][n] = dot2(acc[r][n], wv[n], xv); });
-    });
+      FW_UNROLL for (int n = 0; n < N; ++n) acc[r][n] = dot2(acc[r][n], wv[n], xv);
+    }
   }
 };
 #else
@@ -130,9 +130,9 @@ struct Bf16Pairs {
     I32 wv[N];
     load_weight_pairs(w, panel, wv);
     F32 half[N];
-    unroll<N>([&](auto n) FW_LAMBDA { half[n] = even_of_pairs(wv[n]); });
+    FW_UNROLL for (int n = 0; n < N; ++n) half[n] = even_of_pairs(wv[n]);
     add_outer<kFloatRow>(acc, x, half);
-    unroll<N>([&](auto n) FW_LAMBDA { half[n] = odd_of_pairs(wv[n]); });
+    FW_UNROLL for (int n = 0; n < N; ++n) half[n] = odd_of_pairs(wv[n]);
     add_outer<kFloatRow>(acc, x + 1, half);
   }
 };
@@ -152,10 +152,10 @@ struct I8Kernel {
   template <int R, int P>
   static FW_INLINE void begin(const Tile &t, I32 (&sum)[R][P * V]) {
     const ActivationBlock *blocks = t.a.blocks + t.row;
-    unroll<R>([&](auto r) FW_LAMBDA {
+    FW_UNROLL for (int r = 0; r < R; ++r) {
       const I32 start = set1_i32(blocks[r].neg128_sum);
-      unroll<P * V>([&](auto v) FW_LAMBDA { sum[r][v] = start; });
-    });
+      FW_UNROLL for (int v = 0; v < P * V; ++v) sum[r][v] = start;
+    }
   }
 
   template <int R, int P>
@@ -166,14 +166,14 @@ struct I8Kernel {
       const int8_t *x = activation_at<const int8_t>(t.a, t.row, k, kPieceBytes);
       for (; k < end; k += kBlock) {
         t.stream.advance();
-        unroll<kBlock / 4>([&](auto j) FW_LAMBDA {
+        FW_UNROLL for (int j = 0; j < kBlock / 4; ++j) {
           U8 wv[P * V];
-          unroll<P * V>([&](auto v) FW_LAMBDA { wv[v] = load_u8(w + (v / V) * panel + (j * V + v % V) * 4 * kLanes); });
-          unroll<R>([&](auto r) FW_LAMBDA {
+          FW_UNROLL for (int v = 0; v < P * V; ++v) wv[v] = load_u8(w + (v / V) * panel + (j * V + v % V) * 4 * kLanes);
+          FW_UNROLL for (int r = 0; r < R; ++r) {
             const I32 xv = quad(x + r * kPieceBytes + 4 * j);
-            unroll<P * V>([&](auto v) FW_LAMBDA { sum[r][v] = dot4_biased(sum[r][v], wv[v], xv); });
-          });
-        });
+            FW_UNROLL for (int v = 0; v < P * V; ++v) sum[r][v] = dot4_biased(sum[r][v], wv[v], xv);
+          }
+        }
         w += kBlock * kPanelWidth;
         x += kBlock;
       }
@@ -183,12 +183,12 @@ struct I8Kernel {
   template <int R, int P>
   static FW_INLINE void end(const Tile &t, I32 (&sum)[R][P * V], F32 (&out)[R][P * V]) {
     const ActivationBlock *blocks = t.a.blocks + t.row;
-    unroll<P * V>([&](auto v) FW_LAMBDA {
+    FW_UNROLL for (int v = 0; v < P * V; ++v) {
       const F32 scale = load(t.scales + (v / V) * (t.panel_bytes / sizeof(float)) + (v % V) * kLanes);
-      unroll<R>([&](auto r) FW_LAMBDA {
+      FW_UNROLL for (int r = 0; r < R; ++r) {
         out[r][v] = mul(to_f32(sum[r][v]), mul(scale, set1(blocks[r].scale)));
-      });
-    });
+      }
+    }
   }
 };
 
@@ -205,7 +205,7 @@ struct BlockKernel {
 
   template <int R, int P>
   static FW_INLINE void begin(const Tile &, F32 (&acc)[R][P * V]) {
-    unroll<R>([&](auto r) FW_LAMBDA { unroll<P * V>([&](auto v) FW_LAMBDA { acc[r][v] = set1(0.f); }); });
+    FW_UNROLL for (int r = 0; r < R; ++r) { FW_UNROLL for (int v = 0; v < P * V; ++v) acc[r][v] = set1(0.f); }
   }
 
   static FW_INLINE int32_t start(const ActivationBlock &b, int half) {
@@ -215,26 +215,26 @@ struct BlockKernel {
     return b.neg128_sum;
   }
 
-  // Quads [begin, end) of the block against every plane of the activations. A 4-bit load holds quad j in its low and
-  // quad j + 4 in its high nibbles.
-  template <int Begin, int End, int R, int N>
-  static FW_INLINE void dots(const uint8_t *w, size_t panel, const int8_t *x, I32 (&sum)[Planes][R][N]) {
-    unroll<is_4bit(Fmt) ? 4 : End - Begin>([&](auto load_index) FW_LAMBDA {
-      constexpr int j = Begin + load_index;
+  // `Quads` quads of the block, from quad `begin` on, against every plane of the activations. A 4-bit load holds quad j
+  // in its low and quad j + 4 in its high nibbles.
+  template <int Quads, int R, int N>
+  static FW_INLINE void dots(const uint8_t *w, size_t panel, const int8_t *x, int begin, I32 (&sum)[Planes][R][N]) {
+    constexpr int kLoads = is_4bit(Fmt) ? 4 : Quads;
+    FW_UNROLL for (int j = begin; j < begin + kLoads; ++j) {
       U8 wv[N];
-      unroll<N>([&](auto n) FW_LAMBDA { wv[n] = load_u8(w + (n / V) * panel + (j * V + n % V) * 4 * kLanes); });
-      unroll<R>([&](auto r) FW_LAMBDA {
-        unroll<Planes>([&](auto plane) FW_LAMBDA {
+      FW_UNROLL for (int n = 0; n < N; ++n) wv[n] = load_u8(w + (n / V) * panel + (j * V + n % V) * 4 * kLanes);
+      FW_UNROLL for (int r = 0; r < R; ++r) {
+        FW_UNROLL for (int plane = 0; plane < Planes; ++plane) {
           const int8_t *xr = x + plane * (kPieceBytes / 2) + r * kPieceBytes;
           const I32 first = quad(xr + 4 * j), second = is_4bit(Fmt) ? quad(xr + 4 * (j + 4)) : first;
-          unroll<N>([&](auto n) FW_LAMBDA {
+          FW_UNROLL for (int n = 0; n < N; ++n) {
             I32 &s = sum[plane][r][n];
             s = is_4bit(Fmt) ? dot4(dot4(s, low_nibbles(wv[n]), first), high_nibbles(wv[n]), second)
                              : dot4_biased(s, wv[n], first);
-          });
-        });
-      });
-    });
+          }
+        }
+      }
+    }
   }
 
   template <int R, int P>
@@ -262,42 +262,41 @@ struct BlockKernel {
       const uint8_t *p = block + (n / V) * panel + sizeof(uint16_t) * (which * kPanelWidth + (n % V) * kLanes);
       return load_f16(reinterpret_cast<const uint16_t *>(p));
     };
-    unroll<kHalves ? 2 : 1>([&](auto half) FW_LAMBDA {
+    FW_UNROLL for (int half = 0; half < (kHalves ? 2 : 1); ++half) {
       // With two planes the sum is 128 high + low; the low one includes the offset of the weights.
       I32 sum[Planes][R][N];
-      unroll<R>([&](auto r) FW_LAMBDA {
+      FW_UNROLL for (int r = 0; r < R; ++r) {
         const I32 offset = set1_i32(start(blocks[r], half));
-        unroll<N>([&](auto n) FW_LAMBDA {
+        FW_UNROLL for (int n = 0; n < N; ++n) {
           sum[0][r][n] = Planes == 1 ? offset : set1_i32(0);
           if constexpr (Planes == 2) sum[1][r][n] = offset;
-        });
-      });
-      constexpr int kBegin = kHalves ? 4 * half : 0, kEnd = kHalves ? 4 * half + 4 : 8;
-      dots<kBegin, kEnd>(block + kScales, panel, x, sum);
-      unroll<N>([&](auto n) FW_LAMBDA {
+        }
+      }
+      dots<kHalves ? 4 : 8>(block + kScales, panel, x, 4 * half, sum);
+      FW_UNROLL for (int n = 0; n < N; ++n) {
         const F32 d = scales(n, half);
-        unroll<R>([&](auto r) FW_LAMBDA {
+        FW_UNROLL for (int r = 0; r < R; ++r) {
           const I32 total = Planes == 1 ? sum[0][r][n] : shift_7_add(sum[0][r][n], sum[Planes - 1][r][n]);
           const F32 scale = Planes == 2 ? d : mul(d, set1(blocks[r].scale));
           acc[r][n] = fma(to_f32(total), scale, acc[r][n]);
-        });
-      });
-    });
+        }
+      }
+    }
     if constexpr (has_min(Fmt)) {
-      unroll<N>([&](auto n) FW_LAMBDA {
+      FW_UNROLL for (int n = 0; n < N; ++n) {
         const F32 m = scales(n, 1);
-        unroll<R>([&](auto r) FW_LAMBDA { acc[r][n] = fma(m, set1(blocks[r].sum), acc[r][n]); });
-      });
+        FW_UNROLL for (int r = 0; r < R; ++r) acc[r][n] = fma(m, set1(blocks[r].sum), acc[r][n]);
+      }
     }
   }
 
   template <int R, int P>
   static FW_INLINE void end(const Tile &t, F32 (&acc)[R][P * V], F32 (&out)[R][P * V]) {
     const ActivationBlock *blocks = t.a.blocks + t.row;
-    unroll<R>([&](auto r) FW_LAMBDA {
+    FW_UNROLL for (int r = 0; r < R; ++r) {
       const F32 scale = set1(blocks[r].scale);
-      unroll<P * V>([&](auto v) FW_LAMBDA { out[r][v] = Planes == 2 ? mul(acc[r][v], scale) : acc[r][v]; });
-    });
+      FW_UNROLL for (int v = 0; v < P * V; ++v) out[r][v] = Planes == 2 ? mul(acc[r][v], scale) : acc[r][v];
+    }
   }
 };
 

@@ -21,12 +21,12 @@ FW_INLINE void opaque(T &value) {
 
 double peak_f32(int64_t repeats) {
   F32 acc[kChains], a = set1(0.5f);
-  unroll<kChains>([&](auto i) FW_LAMBDA { acc[i] = set1(float(i)); });
+  FW_UNROLL for (int i = 0; i < kChains; ++i) acc[i] = set1(float(i));
   for (int64_t n = 0; n < repeats; ++n) {
-    unroll<kChains>([&](auto i) FW_LAMBDA {
+    FW_UNROLL for (int i = 0; i < kChains; ++i) {
       acc[i] = fma(a, a, acc[i]);
       opaque(acc[i]);
-    });
+    }
   }
   return 2. * kLanes * kChains * double(repeats);
 }
@@ -35,12 +35,12 @@ double peak_bf16(int64_t repeats) {
 #if defined(FOREWORD_SIMD_BF16)
   F32 acc[kChains];
   const I32 a = set1_i32(0x3f003f00);
-  unroll<kChains>([&](auto i) FW_LAMBDA { acc[i] = set1(float(i)); });
+  FW_UNROLL for (int i = 0; i < kChains; ++i) acc[i] = set1(float(i));
   for (int64_t n = 0; n < repeats; ++n) {
-    unroll<kChains>([&](auto i) FW_LAMBDA {
+    FW_UNROLL for (int i = 0; i < kChains; ++i) {
       acc[i] = dot2(acc[i], a, a);
       opaque(acc[i]);
-    });
+    }
   }
   return 4. * kLanes * kChains * double(repeats);
 #else
@@ -53,12 +53,12 @@ double peak_i8(int64_t repeats) {
   const uint8_t ones[64] = {1};
   const U8 w = load_u8(ones);
   const I32 a = set1_i32(0x01010101);
-  unroll<kChains>([&](auto i) FW_LAMBDA { acc[i] = set1_i32(i); });
+  FW_UNROLL for (int i = 0; i < kChains; ++i) acc[i] = set1_i32(i);
   for (int64_t n = 0; n < repeats; ++n) {
-    unroll<kChains>([&](auto i) FW_LAMBDA {
+    FW_UNROLL for (int i = 0; i < kChains; ++i) {
       acc[i] = dot4(acc[i], w, a);
       opaque(acc[i]);
-    });
+    }
   }
   return 8. * kLanes * kChains * double(repeats);
 }
@@ -66,16 +66,16 @@ double peak_i8(int64_t repeats) {
 size_t read_memory(const uint8_t *data, size_t bytes) {
   constexpr size_t kStep = 4 * sizeof(F32), kAhead = 2048;
   F32 x[4];
-  unroll<4>([&](auto i) FW_LAMBDA { x[i] = set1(0.f); });
+  FW_UNROLL for (int i = 0; i < 4; ++i) x[i] = set1(0.f);
   for (size_t at = 0; at + kStep <= bytes; at += kStep) {
     if (at % 64 == 0) {
       for (size_t line = 0; line < (kStep + 63) / 64; ++line) prefetch<3>(data + at + kAhead + 64 * line);
     }
-    unroll<4>([&](auto i) FW_LAMBDA {
+    FW_UNROLL for (int i = 0; i < 4; ++i) {
       x[i] = max_f32(x[i], load(reinterpret_cast<const float *>(data + at) + i * kLanes));
-    });
+    }
   }
-  unroll<4>([&](auto i) FW_LAMBDA { opaque(x[i]); });
+  FW_UNROLL for (int i = 0; i < 4; ++i) opaque(x[i]);
   return bytes / kStep * kStep;
 }
 

@@ -8,6 +8,7 @@ namespace foreword::kernels::FOREWORD_ISA {
 
 typedef float F32 __attribute__((vector_size(16)));
 typedef int32_t I32 __attribute__((vector_size(16)));
+typedef int16_t I16 __attribute__((vector_size(16)));
 typedef uint8_t U8 __attribute__((vector_size(16)));
 
 constexpr int kLanes = 4;
@@ -98,13 +99,15 @@ FW_INLINE I32 quad(const int8_t *p) {
   std::memcpy(&bits, p, 4);
   return set1_i32(bits);
 }
+FW_INLINE I32 sum_of_pairs(I16 v) {
+  const I32 pairs = bits_as<I32>(v);
+  return ((pairs << 16) >> 16) + (pairs >> 16);
+}
 FW_INLINE I32 dot4(I32 acc, U8 w, I32 a) {
-  const I32 words = bits_as<I32>(w);
-  acc += (words & 0xff) * ((a << 24) >> 24);
-  acc += ((words >> 8) & 0xff) * ((a << 16) >> 24);
-  acc += ((words >> 16) & 0xff) * ((a << 8) >> 24);
-  acc += ((words >> 24) & 0xff) * (a >> 24);
-  return acc;
+  const I32 words = bits_as<I32>(w);  // the product of an unsigned and a signed byte fits 16 bits
+  const I16 even = bits_as<I16>(words & 0x00ff00ff) * (bits_as<I16>(a << 8) >> 8);
+  const I16 odd = bits_as<I16>((words >> 8) & 0x00ff00ff) * (bits_as<I16>(a) >> 8);
+  return acc + sum_of_pairs(even) + sum_of_pairs(odd);
 }
 FW_INLINE I32 dot4_biased(I32 acc, U8 w, I32 a) { return dot4(acc, w, a); }
 FW_INLINE I32 dot4_positive(I32 acc, U8 w, I32 a) { return dot4(acc, bits_as<U8>(a), bits_as<I32>(w)); }

@@ -33,21 +33,16 @@
 #include "kernels/simd/portable.h"
 #endif
 
+// Before a loop with a constant number of iterations, so that the arrays it indexes stay in registers.
+#if defined(__clang__)
+#define FW_UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define FW_UNROLL _Pragma("GCC unroll 64")
+#endif
+
 namespace foreword::kernels::FOREWORD_ISA {
 
 constexpr int kPanelWidth = kLanes * kPanelVectors;
-
-// Compile-time loops, which keep the accumulator arrays they index in registers; a plain loop may not.
-template <int I>
-using Index = std::integral_constant<int, I>;
-template <class F, int... I>
-FW_INLINE void unroll_sequence(F &&f, std::integer_sequence<int, I...>) {
-  (f(Index<I>{}), ...);
-}
-template <int N, class F>
-FW_INLINE void unroll(F &&f) {
-  unroll_sequence(static_cast<F &&>(f), std::make_integer_sequence<int, N>{});
-}
 
 template <class T>
 FW_INLINE T smaller(T a, T b) { return b < a ? b : a; }
@@ -72,10 +67,10 @@ FW_INLINE int32_t whole(float x) { return x == x ? int32_t(x) : 0; }
 // acc[r] += x[r] v, rows of x `Stride` numbers apart.
 template <int Stride, int R, int N>
 FW_INLINE void add_outer(F32 (&acc)[R][N], const float *x, const F32 (&v)[N]) {
-  unroll<R>([&](auto r) FW_LAMBDA {
+  FW_UNROLL for (int r = 0; r < R; ++r) {
     const F32 xv = set1(x[r * Stride]);
-    unroll<N>([&](auto n) FW_LAMBDA { acc[r][n] = accumulate(acc[r][n], xv, v[n]); });
-  });
+    FW_UNROLL for (int n = 0; n < N; ++n) acc[r][n] = accumulate(acc[r][n], xv, v[n]);
+  }
 }
 
 // 2^f for f in [-0.5, 0.5] to 2e-7 relative: the minimax polynomial.
