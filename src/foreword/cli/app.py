@@ -18,7 +18,8 @@ COMMANDS = {
     "simulate": "Predict latencies, preemptions, cache hits and memory use of a recorded load, per policy.",
     "calibrate": "Time real steps of many shapes, fit a linear cost model and save it.",
     "conform": "Replay traces of steps and report every difference. Exit status 1 if there is one.",
-    "models": "List the models known by name, or download one.",
+    "models": "List, download, describe or remove models.",
+    "doctor": "Show what the engine finds on this machine, what slows it down, and the fix.",
     "bench": "Measure the input layer, the kernels and the whole engine.",
 }
 """Module of `foreword.cli`, with a function or `typer.Typer` of the same name → the first line of its help."""

@@ -1,23 +1,29 @@
-"""`foreword models`: the models known by name, and how to download one."""
+"""`foreword models`: list, download, describe and remove models."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from math import prod
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from foreword.cli.options import Json
 from foreword.models import registry
+from foreword.models.hub import from_hub
+from foreword.models.loader import LoadedModel, load_model
 
-models = typer.Typer(help="List the models known by name, or download one.", no_args_is_help=True, add_completion=False)
+models = typer.Typer(help="List, download, describe or remove models.", no_args_is_help=True, add_completion=False)
+
+Name = Annotated[str, typer.Argument(help="A name from `foreword models list`.")]
 
 
 @models.command("list")
-def list_models(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one model per line.")] = False,
-) -> None:
+def list_models(as_json: Json = False) -> None:
     """The models known by name, with size, licence and whether the file is on this machine."""
     table = Table(box=None, pad_edge=False)
     for column in ("name", "size", "licence", "here", "what it is"):
@@ -42,10 +48,61 @@ def list_models(
 
 @models.command()
 def pull(
-    name: Annotated[str, typer.Argument(help="A name from `foreword models list`.")],
+    name: Annotated[str, typer.Argument(help="A known name, or with -hf a hub id such as org/model:Q4_K_M.")],
+    hub: Annotated[bool, typer.Option("-hf", "--hub", help="The name is an id of the Hugging Face hub.")] = False,
     accept_license: Annotated[
         bool, typer.Option("--accept-license", help="Accept the terms of a model that requires it.")
     ] = False,
 ) -> None:
-    """Download a model, verify its sha256 and keep it. A cached model is not fetched again; a download resumes."""
-    print(registry.pull(name, accept_license=accept_license))
+    """Download a model, verify it and keep it. A cached model is not fetched again; a download resumes."""
+    print(from_hub(name) if hub or "/" in name else registry.pull(name, accept_license=accept_license))
+
+
+@models.command("rm")
+def remove(name: Name) -> None:
+    """Delete a model from the cache, and what an interrupted download left."""
+    freed = registry.remove(name)
+    print(f"{freed / 1e6:.1f} MB freed" if freed else f"{name} is not in the cache")
+
+
+@models.command()
+def info(
+    model: Annotated[str, typer.Argument(help="A known name, a .gguf file, a directory, or a hub id.")],
+    as_json: Json = False,
+) -> None:
+    """What a model is: its file, licence, architecture, sizes, and formats of weights.
+
+    A model that is not on this machine is fetched.
+    """
+    facts = dict(_facts(load_model(model)))
+    if as_json:
+        print(json.dumps(facts))
+        return
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column()
+    table.add_column(overflow="fold")
+    for name, value in facts.items():
+        table.add_row(name, str(value))
+    Console(highlight=False).print(table)
+
+
+def _facts(model: LoadedModel) -> Iterator[tuple[str, object]]:
+    spec, known = model.spec, registry.KNOWN.get(model.name)
+    yield "name", model.name
+    if known is not None:
+        yield "description", known.description
+        yield "licence", known.license
+    yield "path", str(model.path)
+    yield "bytes", _size(model.path)
+    yield "parameters", sum(prod(tensor.shape) for tensor in model.weights.values())
+    yield "weights", ", ".join(sorted({tensor.quant.name for tensor in model.weights.values()}))
+    yield "layers", spec.num_layers
+    yield "hidden size", spec.hidden_size
+    yield "heads", f"{spec.num_heads} of {spec.head_dim}, {spec.num_kv_heads} for keys and values"
+    yield "vocabulary", spec.vocab_size
+    yield "context", f"{spec.max_model_len} tokens"
+    yield "chat template", "yes" if model.tokenizer.has_chat_template else "no"
+
+
+def _size(path: Path) -> int:
+    return sum(file.stat().st_size for file in ([path] if path.is_file() else path.rglob("*")) if file.is_file())

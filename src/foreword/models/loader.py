@@ -12,6 +12,7 @@ from foreword.models import registry
 from foreword.models.config import config_from_gguf, read_config
 from foreword.models.families import FAMILIES, GGUF_FAMILIES
 from foreword.models.gguf import read_gguf
+from foreword.models.hub import from_hub
 from foreword.models.naming import weights_from_gguf, weights_from_safetensors
 from foreword.models.safetensors import read_directory
 from foreword.models.spec import DecoderSpec
@@ -35,7 +36,7 @@ def load_model(model: str | Path) -> LoadedModel:
     """Load a model. Weights stay in the file until an executor reads them.
 
     model: a .gguf file; a directory with config.json, tokenizer.json and safetensors, or with one .gguf file; a known
-    name, fetched if it is not cached; or a hub id such as "org/model", which needs ``huggingface_hub``.
+    name, fetched if it is not cached; or a hub id such as "org/model" or "org/model:Q4_K_M", see `from_hub`.
     ModelError if the model is missing, damaged or not supported.
     """
     if not isinstance(model, str | Path) or not str(model):
@@ -52,7 +53,8 @@ def load_model(model: str | Path) -> LoadedModel:
     if path.suffix in (".gguf", ".safetensors") or name.startswith((".", "~", os.sep)) or name.count("/") > 1:
         raise ModelError(f"{name}: the file or directory does not exist. Check the path")
     if "/" in name:
-        return _load_directory(_from_hub(name))
+        found = from_hub(name)
+        return _load_directory(found) if found.is_dir() else _load_gguf(found, found.stem)
     known = registry.known_model(name)
     return _load_gguf(registry.verified_path(known), known.name)
 
@@ -105,16 +107,3 @@ def _loaded(spec: DecoderSpec, weights: Weights, tokenizer: Tokenizer, name: str
 
 def _unsupported(path: Path, what: str, form: str, supported: Iterable[str]) -> ModelError:
     return ModelError(f"{path}: {what} is not supported. Supported in {form}: {', '.join(sorted(supported))}")
-
-
-def _from_hub(name: str) -> Path:
-    try:
-        from huggingface_hub import snapshot_download
-
-        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.jinja"]))
-    except ImportError:
-        reason = "a hub id needs huggingface_hub. Run `pip install foreword[hub]`"
-    except Exception as error:  # network, authentication, an unknown id: many exception types
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        reason = f"the hub reports: {lines[0]}. Check the id and the network"
-    raise ModelError(f"{name}: {reason}, or give a local path; known names are {', '.join(registry.KNOWN)}")

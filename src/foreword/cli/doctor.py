@@ -1,0 +1,75 @@
+"""`foreword doctor`: this machine as the engine finds it, what slows it down, and the fix."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from foreword import LLM, SamplingParams
+from foreword.cli.options import Json, Threads
+from foreword.insight.machine import Finding, examine, measured
+from foreword.models import registry
+from foreword.native import available, native
+
+PROMPT_TOKENS, OUTPUT_TOKENS = 256, 48
+MARKS = {"ok": "[green]ok[/]", "slow": "[yellow]slow[/]", "missing": "[red]missing[/]"}
+
+
+def doctor(
+    quick: Annotated[bool, typer.Option("--quick", help="Measure nothing.")] = False,
+    threads: Threads = None,
+    as_json: Json = False,
+) -> None:
+    """Show what the engine finds on this machine, what slows it down, and the fix.
+
+    Measures memory and arithmetic, and the default model if it is here, in about ten seconds.
+    """
+    findings: list[Finding] = []
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for overflow in ("ellipsis", "ellipsis", "fold"):
+        table.add_column(overflow=overflow)  # type: ignore[arg-type]
+    for finding in _all(quick, threads):
+        findings.append(finding)
+        if as_json:
+            print(json.dumps(asdict(finding)), flush=True)
+        fix = f"\n[bold]→ {finding.fix}[/]" if finding.fix else ""
+        table.add_row(MARKS[finding.verdict], finding.subject, finding.value + fix)
+    if not as_json:
+        Console(highlight=False).print(table)
+
+
+def _all(quick: bool, threads: int | None) -> Iterator[Finding]:
+    yield from examine()
+    if quick or not available():
+        return
+    model = registry.SMOLLM2
+    rates = native.roofline(threads, megabytes=64)
+    yield from measured(rates, model)
+    if registry.cached_path(model.name) is not None:
+        yield from _speed(rates, model, threads)
+
+
+def _speed(rates: dict[str, float], model: registry.KnownModel, threads: int | None) -> Iterator[Finding]:
+    """The default model's tokens/s for one request, against the limits."""
+    prompt = list(range(1000, 1000 + PROMPT_TOKENS))
+    params = SamplingParams(temperature=0.0, max_tokens=OUTPUT_TOKENS, ignore_eos=True)
+    with LLM(model.name, num_threads=threads, prefix_caching=False) as llm:
+        llm.generate(prompt, SamplingParams(max_tokens=1), progress=False)
+        metrics = llm.generate(prompt, params, progress=False)[0].metrics
+    first, scheduled, finished = metrics.first_token_time, metrics.first_scheduled_time, metrics.finished_time
+    assert first is not None
+    assert scheduled is not None
+    assert finished is not None
+    decode, limit = (OUTPUT_TOKENS - 1) / (finished - first), rates["memory_bytes"] / model.size
+    value = f"{decode:.0f} tokens/s, {PROMPT_TOKENS / (first - scheduled):.0f} prompt tokens/s"
+    if decode < 0.4 * limit:
+        yield Finding(model.name, value, "slow", f"{limit:.0f} tokens/s are possible: stop other programs, or use "
+                      "fewer threads than there are idle cores (--threads).")  # fmt: skip
+    else:
+        yield Finding(model.name, value)

@@ -1,0 +1,156 @@
+"""What the engine finds on this machine, what slows it down, and the fix."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Literal
+
+from foreword.models import registry
+from foreword.native import available, native
+
+Verdict = Literal["ok", "slow", "missing"]
+
+EXTRAS = {"hub": "huggingface_hub", "grammar": "llguidance", "torch": "torch", "transformers": "transformers"}
+"""Extra of the package → the distribution that it installs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One fact. fix: what to do about a verdict other than "ok"; empty if nothing can be done, or need be."""
+
+    subject: str
+    value: str
+    verdict: Verdict = "ok"
+    fix: str = ""
+
+
+def examine(root: Path = Path("/")) -> Iterator[Finding]:
+    """Facts that need no measurement, from the files below ``root``."""
+    yield Finding("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
+    yield Finding("processor", processor_name(root))
+    yield _instruction_sets()
+    yield from _processors(root)
+    yield from _memory(root)
+    yield _default_model()
+    yield from _extras()
+
+
+def measured(rates: dict[str, Any], model: registry.KnownModel) -> Iterator[Finding]:
+    """The machine's rates, as `native.roofline` gives them, and the most that they allow with a model."""
+    memory, arithmetic = rates["memory_bytes"], rates["i8_ops"]
+    yield Finding("memory rate", f"{memory / 1e9:.1f} GB/s: at most {memory / model.size:.0f} tokens/s per request")
+    most = arithmetic / (2 * model.num_parameters)
+    yield Finding("8-bit arithmetic", f"{arithmetic / 1e9:.0f} GOP/s: at most {most:.0f} prompt tokens/s")
+    yield Finding("fp32, bf16", f"{rates['f32_flops'] / 1e9:.0f}, {rates['bf16_flops'] / 1e9:.0f} GFLOP/s")
+
+
+def processor_name(root: Path = Path("/")) -> str:
+    """As the system names it, else its architecture."""
+    lines = _read(root / "proc/cpuinfo").splitlines()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def cpu_quota(root: Path = Path("/")) -> float | None:
+    """Processors that a container may use at once; None without a limit."""
+    quota, _, period = _read(root / "sys/fs/cgroup/cpu.max").partition(" ")
+    if not period:  # the older control groups
+        quota = _read(root / "sys/fs/cgroup/cpu/cpu.cfs_quota_us")
+        period = _read(root / "sys/fs/cgroup/cpu/cpu.cfs_period_us")
+    try:
+        share = int(quota) / int(period)
+    except (ValueError, ZeroDivisionError):
+        return None
+    return share if share > 0 else None
+
+
+def _instruction_sets() -> Finding:
+    if not available():
+        return Finding(
+            "native module", "not built: the engine runs in NumPy", "missing",
+            "Install a C++20 compiler, then install foreword again.",
+        )  # fmt: skip
+    levels = native.isa_levels()
+    chosen = os.environ.get("FOREWORD_ISA") or levels[0]
+    value = f"{chosen}, of {', '.join(levels)}"
+    if chosen != levels[0]:
+        return Finding("instruction set", value, "slow", "Unset FOREWORD_ISA.")
+    if chosen == "scalar":
+        return Finding("instruction set", value, "slow", "Use a processor with AVX2 or NEON, if there is one.")
+    return Finding("instruction set", value)
+
+
+def _processors(root: Path) -> Iterator[Finding]:
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    total, quota = os.cpu_count() or usable, cpu_quota(root)
+    given = os.environ.get("FOREWORD_NUM_THREADS", "")
+    threads = f"; {given} threads by FOREWORD_NUM_THREADS" if given else ""
+    if quota is not None and quota < usable:
+        yield Finding(
+            "processors", f"{quota:g} of {total} by the container's limit{threads}", "slow",
+            f"Raise the limit, or set FOREWORD_NUM_THREADS={max(1, int(quota))}: more threads wait for each other.",
+        )  # fmt: skip
+    elif usable < total:
+        yield Finding("processors", f"{usable} of {total} by this process's affinity{threads}")
+    else:
+        yield Finding("processors", f"{usable}{threads}")
+    if hasattr(os, "getloadavg") and (load := os.getloadavg()[0]) > 0.5 * usable:
+        yield Finding("load", f"{load:.1f} programs wanted a processor in the last minute", "slow",
+                      "Stop other programs while the engine runs.")  # fmt: skip
+    governor = _read(root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
+    if governor == "powersave" and "intel_pstate" not in _read(
+        root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_driver"
+    ):
+        yield Finding("frequency", "kept low by the governor 'powersave'", "slow",
+                      "Run `cpupower frequency-set -g performance` as root.")  # fmt: skip
+
+
+def _memory(root: Path) -> Iterator[Finding]:
+    sizes = {
+        line.partition(":")[0]: int(line.split()[1]) * 1024
+        for line in _read(root / "proc/meminfo").splitlines()
+        if line.endswith("kB")
+    }
+    free, total = sizes.get("MemAvailable"), sizes.get("MemTotal")
+    if free is not None and total is not None:
+        value = f"{free / 1e9:.1f} GB free of {total / 1e9:.1f}"
+        need = 4 * registry.SMOLLM2.size  # packed weights, and a cache of some thousand tokens
+        if free < need:
+            yield Finding("memory", value, "slow", f"Free memory: {registry.SMOLLM2.name} wants {need / 1e9:.1f} GB.")
+        else:
+            yield Finding("memory", value)
+    if pages := _read(root / "sys/kernel/mm/transparent_hugepage/enabled"):
+        chosen = pages.partition("[")[2].partition("]")[0]
+        if chosen == "never":
+            yield Finding("huge pages", "off", "slow",
+                          "As root: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled")  # fmt: skip
+        else:
+            yield Finding("huge pages", chosen)
+
+
+def _default_model() -> Finding:
+    model = registry.SMOLLM2
+    if path := registry.cached_path(model.name):
+        return Finding("default model", f"{model.name}, {path}")
+    return Finding("default model", f"{model.name} is not here", "missing", f"Run `foreword models pull {model.name}`.")
+
+
+def _extras() -> Iterator[Finding]:
+    for extra, package in EXTRAS.items():
+        try:
+            yield Finding(f"extra {extra}", f"{package} {version(package)}")
+        except PackageNotFoundError:
+            yield Finding(f"extra {extra}", f"{package} is not installed")
+
+
+def _read(path: Path) -> str:
+    """The text of a small file, without spaces around it; empty if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""

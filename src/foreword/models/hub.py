@@ -1,0 +1,92 @@
+"""Models of the Hugging Face hub, kept in the hub's own cache. Needs the extra ``foreword[hub]``."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Mapping
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from foreword.errors import ModelError
+from foreword.models import registry
+
+DIRECTORY = ("*.json", "*.safetensors", "*.jinja")
+_QUANT = re.compile(r"(?:^|[-_.])((?:i?q\d|tq\d|mxfp\d|bf16|f16|f32)[a-z0-9_]*)\.gguf$", re.IGNORECASE)
+
+
+def from_hub(name: str) -> Path:
+    """The files of ``org/model``, a directory, or of ``org/model:QUANT``, a .gguf file; fetched unless they are cached.
+
+    Without QUANT, a repository of .gguf files alone gives its Q4_K_M, or its only file. Without a network, what is
+    cached is used. ModelError names what there is, and the bytes that a full disk lacks.
+    """
+    repository, _, quant = name.partition(":")
+    try:
+        import huggingface_hub as hub
+    except ImportError:
+        raise _error(name, "a hub id needs huggingface_hub. Run `pip install foreword[hub]`") from None
+    try:
+        info = hub.HfApi().model_info(repository, files_metadata=True)
+    except Exception as error:  # network, authentication, an unknown id: many exception types
+        return _cached(hub, name, repository, quant, error)
+    sizes = {file.rfilename: file.size or 0 for file in info.siblings}
+    chosen = _chosen(name, list(sizes), quant)
+    patterns = [chosen] if chosen else list(DIRECTORY)
+    _check_space(hub, name, repository, sizes, patterns)
+    try:
+        folder = Path(hub.snapshot_download(repository, allow_patterns=patterns))
+    except Exception as error:
+        raise _error(name, f"the hub reports: {_first_line(error)}. Check the network and the disk") from None
+    return folder / (chosen or "")
+
+
+def _cached(hub: Any, name: str, repository: str, quant: str, error: Exception) -> Path:
+    """What is on this machine, after the hub could not be asked; ModelError with the reason if that is nothing."""
+    try:
+        folder = Path(hub.snapshot_download(repository, local_files_only=True))
+    except Exception:
+        raise _error(name, f"the hub reports: {_first_line(error)}. Check the id and the network") from None
+    files = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
+    return folder / (_chosen(name, files, quant) or "")
+
+
+def _chosen(name: str, files: list[str], quant: str) -> str | None:
+    """The .gguf file to use; None for the directory of safetensors."""
+    found = {file: match[1].lower() for file in sorted(files) if (match := _QUANT.search(Path(file).name))}
+    gguf = sorted(file for file in files if file.endswith(".gguf"))
+    if not quant:
+        if not gguf or any(file.endswith(".safetensors") for file in files):
+            return None
+        if len(gguf) == 1:
+            return gguf[0]
+    wanted = (quant or "Q4_K_M").lower()
+    matches = [file for file, known in found.items() if known == wanted]
+    if len(matches) == 1:
+        return matches[0]
+    known = ", ".join(sorted({known.upper() for known in found.values()})) or "none"
+    reason = f"has {len(matches)} .gguf files of {wanted.upper()}; its formats are {known}"
+    raise _error(name, f"{reason}. Give one as {name.partition(':')[0]}:FORMAT")
+
+
+def _check_space(hub: Any, name: str, repository: str, sizes: Mapping[str, int], patterns: list[str]) -> None:
+    missing = [
+        file
+        for file in sizes
+        if any(fnmatch(file, pattern) for pattern in patterns)
+        and not isinstance(hub.try_to_load_from_cache(repository, file), str)
+    ]
+    need = sum(sizes[file] for file in missing)
+    cache = Path(hub.constants.HF_HUB_CACHE)
+    free = shutil.disk_usage(next(path for path in (cache, *cache.parents) if path.exists())).free
+    if need > free:
+        raise _error(name, f"{need} bytes are needed and {free} are free in {cache}. Make room, or set HF_HOME")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _error(name: str, reason: str) -> ModelError:
+    return ModelError(f"{name}: {reason}, or give a local path; known names are {', '.join(registry.KNOWN)}")

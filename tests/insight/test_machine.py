@@ -1,0 +1,111 @@
+"""What `foreword doctor` finds, on machines made of files."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from foreword.cli.app import app
+from foreword.insight.machine import cpu_quota, examine, measured, processor_name
+from foreword.models import registry
+
+
+def machine(root, files):
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return {finding.subject: finding for finding in examine(root)}
+
+
+@pytest.mark.parametrize(
+    ("files", "processors"),
+    [
+        ({"sys/fs/cgroup/cpu.max": "150000 100000\n"}, 1.5),
+        ({"sys/fs/cgroup/cpu.max": "max 100000\n"}, None),
+        ({"sys/fs/cgroup/cpu/cpu.cfs_quota_us": "50000", "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000"}, 0.5),
+        ({"sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1", "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000"}, None),
+        ({"sys/fs/cgroup/cpu.max": "what 0"}, None),
+        ({}, None),
+    ],
+)
+def test_the_limit_of_a_container(tmp_path, files, processors):
+    machine(tmp_path, files)
+    assert cpu_quota(tmp_path) == processors
+
+
+def test_a_limit_below_the_processors_is_slow(tmp_path):
+    found = machine(tmp_path, {"sys/fs/cgroup/cpu.max": "50000 100000"})["processors"]
+    assert found.verdict == "slow"
+    assert found.value.startswith("0.5 of ")
+    assert "FOREWORD_NUM_THREADS=1" in found.fix
+
+
+@pytest.mark.parametrize(
+    ("enabled", "value", "verdict"),
+    [
+        ("always [madvise] never", "madvise", "ok"),
+        ("[always] madvise never", "always", "ok"),
+        ("always madvise [never]", "off", "slow"),
+    ],
+)
+def test_huge_pages(tmp_path, enabled, value, verdict):
+    found = machine(tmp_path, {"sys/kernel/mm/transparent_hugepage/enabled": enabled})["huge pages"]
+    assert (found.value, found.verdict) == (value, verdict)
+
+
+@pytest.mark.parametrize(("free_kb", "verdict"), [(100_000, "slow"), (8_000_000, "ok")])
+def test_memory(tmp_path, free_kb, verdict):
+    text = f"MemTotal:       16000000 kB\nMemAvailable:    {free_kb} kB\nHugePages_Total:    0\n"
+    assert machine(tmp_path, {"proc/meminfo": text})["memory"].verdict == verdict
+
+
+def test_the_governor_that_keeps_frequencies_low(tmp_path):
+    folder = "sys/devices/system/cpu/cpu0/cpufreq"
+    assert "frequency" not in machine(tmp_path, {f"{folder}/scaling_governor": "performance"})
+    found = machine(tmp_path, {f"{folder}/scaling_governor": "powersave", f"{folder}/scaling_driver": "acpi-cpufreq"})
+    assert found["frequency"].verdict == "slow"
+    found = machine(tmp_path, {f"{folder}/scaling_driver": "intel_pstate"})  # its powersave raises frequencies too
+    assert "frequency" not in found
+
+
+def test_the_processor_has_a_name(tmp_path):
+    machine(tmp_path, {"proc/cpuinfo": "processor\t: 0\nmodel name\t: Some CPU @ 2 GHz\n"})
+    assert processor_name(tmp_path) == "Some CPU @ 2 GHz"
+    assert processor_name(tmp_path / "nothing")
+
+
+def test_an_instruction_set_below_the_best_is_slow(tmp_path, monkeypatch):
+    monkeypatch.setenv("FOREWORD_ISA", "scalar")
+    found = machine(tmp_path, {})
+    assert found["instruction set"].verdict == "slow"
+    assert "FOREWORD_ISA" in found["instruction set"].fix
+
+
+def test_a_missing_model_has_a_fix(tmp_path, monkeypatch):
+    monkeypatch.setenv("FOREWORD_HOME", str(tmp_path))
+    monkeypatch.setattr(registry, "_installed", lambda part: [])
+    found = machine(tmp_path, {})["default model"]
+    assert (found.verdict, found.fix) == ("missing", "Run `foreword models pull smollm2`.")
+
+
+def test_limits_follow_from_the_rates():
+    model = registry.SMOLLM2
+    rates = {
+        "memory_bytes": 10.0 * model.size,
+        "i8_ops": 2e3 * model.num_parameters,
+        "f32_flops": 1e9,
+        "bf16_flops": 2e9,
+    }
+    found = {finding.subject: finding.value for finding in measured(rates, model)}
+    assert found["memory rate"].endswith("at most 10 tokens/s per request")
+    assert found["8-bit arithmetic"].endswith("at most 1000 prompt tokens/s")
+
+
+def test_the_command_prints_lines_or_json():
+    quick = CliRunner().invoke(app, ["doctor", "--quick"])
+    assert quick.exit_code == 0
+    assert "instruction set" in quick.output
+    lines = CliRunner().invoke(app, ["doctor", "--quick", "--json"]).output.splitlines()
+    assert {json.loads(line)["verdict"] for line in lines} <= {"ok", "slow", "missing"}

@@ -1,0 +1,128 @@
+"""Models of the Hugging Face hub, with a hub of the test's own in place of the library."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from foreword.errors import ModelError
+from foreword.models.hub import from_hub
+from foreword.models.loader import load_model
+
+FILES = {
+    "org/tiny": ["config.json", "tokenizer.json", "model.safetensors", "README.md"],
+    "org/tiny-GGUF": ["tiny-Q4_K_M.gguf", "tiny-Q8_0.gguf", "tiny.f16.gguf", "README.md"],
+    "org/one-GGUF": ["one-iq3_xs.gguf"],
+    "org/split-GGUF": ["q4_k_m/split-Q4_K_M.gguf", "old/split-Q4_K_M.gguf"],
+}
+
+
+class Hub(ModuleType):
+    """Repositories of small files. is_reachable: whether the hub answers. fetched: (repository, file) so far."""
+
+    def __init__(self, folder, size=100):
+        super().__init__("huggingface_hub")
+        self.folder, self.size, self.is_reachable = folder, size, True
+        self.fetched = set()
+        self.constants = SimpleNamespace(HF_HUB_CACHE=str(folder))
+        self.HfApi = lambda: SimpleNamespace(model_info=self.model_info)
+
+    def model_info(self, repository, files_metadata):
+        if not self.is_reachable:
+            raise ConnectionError("no route\nand more")
+        if repository not in FILES:
+            raise LookupError(f"404: {repository}")
+        return SimpleNamespace(siblings=[SimpleNamespace(rfilename=name, size=self.size) for name in FILES[repository]])
+
+    def try_to_load_from_cache(self, repository, file):
+        return "path" if (repository, file) in self.fetched else None
+
+    def snapshot_download(self, repository, allow_patterns=None, local_files_only=False):
+        snapshot = self.folder / repository
+        if local_files_only:
+            if not snapshot.exists():
+                raise FileNotFoundError(repository)
+            return str(snapshot)
+        for name in FILES[repository]:
+            if any(name == p or (p[0] == "*" and name.endswith(p[1:])) for p in allow_patterns):
+                self.fetched.add((repository, name))
+                (snapshot / name).parent.mkdir(parents=True, exist_ok=True)
+                (snapshot / name).touch()
+        return str(snapshot)
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    hub = Hub(tmp_path)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
+    return hub
+
+
+def test_a_repository_of_safetensors_is_a_directory_without_other_files(hub, tmp_path):
+    assert from_hub("org/tiny") == tmp_path / "org/tiny"
+    assert hub.fetched == {("org/tiny", name) for name in FILES["org/tiny"][:3]}
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("org/tiny-GGUF", "tiny-Q4_K_M.gguf"),
+        ("org/tiny-GGUF:q8_0", "tiny-Q8_0.gguf"),
+        ("org/tiny-GGUF:F16", "tiny.f16.gguf"),
+        ("org/one-GGUF", "one-iq3_xs.gguf"),
+    ],
+)
+def test_one_file_of_a_repository_of_gguf_files_is_fetched(hub, tmp_path, name, file):
+    repository = name.partition(":")[0]
+    assert from_hub(name) == tmp_path / repository / file
+    assert hub.fetched == {(repository, file)}
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (
+            "org/tiny-GGUF:Q5_0",
+            r"0 \.gguf files of Q5_0; its formats are F16, Q4_K_M, Q8_0\. Give one as org/tiny-GGUF:",
+        ),
+        ("org/tiny:Q4_K_M", "its formats are none"),
+        ("org/split-GGUF", r"2 \.gguf files of Q4_K_M"),
+        ("org/missing", "the hub reports: 404"),
+    ],
+)
+def test_what_there_is_not_is_refused_with_what_there_is(hub, name, words):
+    with pytest.raises(ModelError, match=words):
+        from_hub(name)
+    assert not hub.fetched
+
+
+def test_without_a_network_the_cache_serves(hub, tmp_path):
+    from_hub("org/tiny-GGUF:Q8_0")
+    hub.is_reachable = False
+    assert from_hub("org/tiny-GGUF:Q8_0") == tmp_path / "org/tiny-GGUF/tiny-Q8_0.gguf"
+    with pytest.raises(ModelError, match=r"its formats are Q8_0"):
+        from_hub("org/tiny-GGUF:Q4_K_M")
+
+
+def test_without_a_network_and_cache_the_reason_is_one_line(hub):
+    hub.is_reachable = False
+    with pytest.raises(ModelError, match=r"org/tiny: the hub reports: no route\. Check .* known names are smollm2"):
+        load_model("org/tiny")
+
+
+def test_the_disk_is_checked_before_the_download(hub, monkeypatch):
+    usage = SimpleNamespace(total=1000, used=850, free=150)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(ModelError, match=r"300 bytes are needed and 150 are free in .* set HF_HOME"):
+        from_hub("org/tiny")
+    hub.fetched |= {("org/tiny", name) for name in FILES["org/tiny"][1:3]}  # 100 bytes are missing
+    from_hub("org/tiny")
+
+
+def test_a_hub_id_without_huggingface_hub_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(ModelError, match=r"pip install foreword\[hub\]"):
+        load_model("org/model")
