@@ -33,7 +33,7 @@ def doctor(
     findings: list[Finding] = []
     table = Table(box=None, pad_edge=False, show_header=False)
     for overflow in ("ellipsis", "ellipsis", "fold"):
-        table.add_column(overflow=overflow)  # type: ignore[arg-type]
+        table.add_column(overflow=overflow)
     for finding in _all(quick, threads):
         findings.append(finding)
         if as_json:

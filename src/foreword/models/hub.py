@@ -31,7 +31,7 @@ def from_hub(name: str) -> Path:
         info = hub.HfApi().model_info(repository, files_metadata=True)
     except Exception as error:  # network, authentication, an unknown id: many exception types
         return _cached(hub, name, repository, quant, error)
-    sizes = {file.rfilename: file.size or 0 for file in info.siblings}
+    sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
     chosen = _chosen(name, list(sizes), quant)
     patterns = [chosen] if chosen else list(DIRECTORY)
     _check_space(hub, name, repository, sizes, patterns)
