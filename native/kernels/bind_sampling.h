@@ -47,9 +47,9 @@ inline LogprobOutput checked_logprobs(const Array1<int64_t> &offsets, int rows, 
 }
 
 // Calls f(isa, pool, scratch) without the interpreter lock, with scratch memory for each thread: those of the model, or
-// the calling one.
+// the calling one, whose memory is `own`.
 template <class Bytes, class F>
-void with_threads(CpuModel *model, Bytes &&bytes_of, F &&f) {
+void with_threads(CpuModel *model, Buffer<uint8_t> &own, Bytes &&bytes_of, F &&f) {
   const Isa &isa = model ? model->isa() : choose_isa("");
   const size_t bytes = bytes_of(isa);
   if (model) {
@@ -58,8 +58,7 @@ void with_threads(CpuModel *model, Bytes &&bytes_of, F &&f) {
     return f(isa, &model->pool(), model->sampling_scratch(product(bytes, size_t(model->num_threads()))));
   }
   nb::gil_scoped_release release;
-  Buffer<uint8_t> scratch;
-  f(isa, static_cast<ThreadPool *>(nullptr), scratch.reserve(bytes));
+  f(isa, static_cast<ThreadPool *>(nullptr), own.reserve(bytes));
 }
 
 class PySamplingRows {
@@ -107,7 +106,7 @@ class PySamplingRows {
     const StepInput in = input(logits, rows, starts, cu_num_logits, positions, drafts, is_token_id, masked, words,
                                changed_rows, changed);
     const auto lock = exclusive();
-    with_threads(model, [](const Isa &) { return size_t{1}; },
+    with_threads(model, scratch_, [](const Isa &) { return size_t{1}; },
                  [&](const Isa &isa, ThreadPool *pool, uint8_t *) { rows_.change(in, isa, pool); });
   }
 
@@ -132,7 +131,7 @@ class PySamplingRows {
       wanted = checked_logprobs(*offsets, in.num_logits, *ids, *logprobs, *ranks, rows_.states().vocab_size);
     }
     const auto lock = exclusive();
-    with_threads(model, [&](const Isa &isa) { return rows_.scratch_bytes(isa); },
+    with_threads(model, scratch_, [&](const Isa &isa) { return rows_.scratch_bytes(isa); },
                  [&](const Isa &isa, ThreadPool *pool, uint8_t *scratch) {
                    rows_.sample(in, isa, pool, scratch, width, out.data(), wanted);
                  });
@@ -250,6 +249,7 @@ class PySamplingRows {
   const Rows2<int32_t> token_ids_;
   const Array1<int32_t> prompt_len_, num_tokens_;
   SamplingRows rows_;
+  Buffer<uint8_t> scratch_;
   std::mutex in_use_;
 };
 
@@ -263,7 +263,8 @@ inline void read_logprobs(const Logits &logits, const Array1<int32_t> &tokens, c
   for (int i = 0; i < count; ++i) in_range(chosen[i], 0, size - 1, "a token");
   const LogprobOutput out = checked_logprobs(offsets, count, ids, logprobs, ranks, size);
   const auto bytes = [&](const Isa &isa) { return (isa.sample_scratch_bytes(size) + 63) / 64 * 64; };
-  with_threads(model, bytes, [&](const Isa &isa, ThreadPool *pool, uint8_t *scratch) {
+  Buffer<uint8_t> own;
+  with_threads(model, own, bytes, [&](const Isa &isa, ThreadPool *pool, uint8_t *scratch) {
     token_logprobs(logits.data(), logits.stride(0), count, size, chosen, isa, pool, scratch, bytes(isa), out);
   });
 }

@@ -360,11 +360,14 @@ void draw_from_all(const Row &row, Draw &draw) {
     for (; i + kLanes <= end; i += kLanes) {
       const double best_shift = double(row.max) / draw.temperature - draw.best;
       const F32 z = fma(sub(load(row.x + i), set1(row.max)), set1(inverse), set1(float(best_shift)));
-      float limit[kLanes];  // of h >> 40
-      store(limit, sub(set1(16777214.f), mul(exp_f32(z), set1(1.001f * 16777216.f))));
-      for (int lane = 0; lane < kLanes; ++lane) {
-        const uint64_t h = hash(draw.row.seed, draw.row.position, i + lane);
-        if (float(h >> 40) >= limit[lane]) draw.offer({row.x[i + lane], i + lane});
+      const F32 limit = sub(set1(16777214.f), mul(exp_f32(z), set1(1.001f * 16777216.f)));  // of h >> 40
+      float high[kLanes];
+      for (int lane = 0; lane < kLanes; ++lane) {  // without a branch, so that it becomes vector code
+        high[lane] = float(int32_t(hash(draw.row.seed, draw.row.position, i + lane) >> 40));
+      }
+      for (uint32_t lanes = lanes_at_least(load(high), limit); lanes; lanes &= lanes - 1) {
+        const int lane = __builtin_ctz(lanes);
+        draw.offer({row.x[i + lane], i + lane});
       }
     }
     for (; i < end; ++i) draw.offer({row.x[i], i});

@@ -84,8 +84,9 @@ class Sampler:
         logprobs = _NO_LOGPROBS if wanted is None else wanted.arrays.all()
         sampling.rules.core.sample(*step, indices, changed, tokens, *logprobs, self.threads)
         failures: dict[int, Failure] = {}
-        if tokens[:, 0].min(initial=0) < 0:
-            failures |= _failures(batch, logits, tokens[:, 0], positions)
+        first = tokens[:, 0]
+        if first[first.argmin()] < 0:  # faster than min()
+            failures |= _failures(batch, logits, first, positions)
         if masks is not None and masks.failures:
             failures |= masks.failures
             tokens[list(masks.failures)] = -1
