@@ -156,8 +156,8 @@ class Intake:
         if self._tokenizer is None or not params.dry_multiplier:
             return []
         breakers = DRY_BREAKERS if params.dry_sequence_breakers is None else params.dry_sequence_breakers
-        ids = (self._tokenizer.encode("a" + breaker, add_special_tokens=False) for breaker in breakers)
-        return [token_ids[-1] for token_ids in ids if token_ids]
+        before, *ids = (self._tokenizer.encode("a" + breaker, add_special_tokens=False) for breaker in ("", *breakers))
+        return [token_ids[-1] for token_ids in ids if token_ids != before]
 
 
 def _text_stream(tokenizer: Tokenizer, params: SamplingParams) -> TextStream:
