@@ -135,6 +135,38 @@ def test_a_models_threads_draw_the_same_tokens():
     np.testing.assert_array_equal(draw(*arguments, model=model), draw(*arguments))
 
 
+def test_a_models_threads_apply_the_same_rules():
+    model = Driver(SPECS["llama"], random_weights(SPECS["llama"]), num_threads=3).executor.core
+    count, size = 200, 900
+    tokens = RNG.integers(0, 9, (count, 40)).astype(np.int32)
+    columns = columns_of([some_parameters(size) for _ in range(count)], RNG.integers(0, 2**62, count))
+    columns.repetition_penalty[::2], columns.frequency_penalty[::3], columns.dry_multiplier[::5] = 1.6, 0.4, 2.0
+    prompt_len, num_tokens = np.full(count, 20, np.int32), np.full(count, 40, np.int32)
+    logits = RNG.normal(0, 2, (2 * count, size)).astype(np.float32)  # one draft each
+    arguments = (
+        logits,
+        np.arange(count, dtype=np.int32),
+        num_tokens - 1,
+        2 * np.arange(count + 1, dtype=np.int32),
+        np.full(2 * count, 40) + np.arange(2 * count) % 2,
+        RNG.integers(0, 9, count).astype(np.int32),
+    )
+    found = []
+    for threads in (None, model):
+        named = {name: getattr(columns, name) for name in COLUMNS}
+        rows = _native.SamplingRows(named, tokens, prompt_len, num_tokens, size)
+        none = np.zeros(0, np.int32)
+        for row in range(count):
+            rows.set(row, None, none, np.zeros(0, np.float32), none, none, none, none)
+        out = np.empty((count, 2), np.int32)
+        logprobs = LogprobArrays.for_counts(np.full(2 * count, 3))
+        logprobs.ids[:], logprobs.logprobs[:], logprobs.ranks[:] = 0, 0, 0
+        rows.sample(*arguments, None, None, None, None, None, out, *logprobs.all(), threads)
+        found.append((out, logprobs.ids, logprobs.logprobs, logprobs.ranks))
+    for alone, together in zip(*found, strict=True):
+        np.testing.assert_array_equal(alone, together)
+
+
 def test_rows_apart_and_wrong_arguments():
     logits = np.zeros((3, 64), np.float32)
     logits[:, 9] = 1
