@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -134,6 +135,16 @@ def test_equal_tokens_share_a_rank_and_the_lower_id_is_listed():
     entry = token_logprobs(np.zeros(5, np.float32), 3, 2)
     assert list(entry) == [3, 0, 1]
     assert {e.rank for e in entry.values()} == {1}
+
+
+def test_log_probabilities_are_values():
+    entry = token_logprobs(logits(1, 5)[0], 3, 2)
+    chosen = entry.chosen
+    assert chosen == entry[3] == next(iter(entry.values()))
+    assert entry.chosen == chosen
+    copied = pickle.loads(pickle.dumps(entry))
+    assert copied == entry == dict(entry)
+    assert repr(copied) == repr(dict(entry))
 
 
 @settings(max_examples=40, deadline=None)

@@ -34,6 +34,13 @@ class TokenLogprobs(Mapping[int, Logprob]):
             self._entries, self._arrays = self._arrays.read(self._at), None
         return self._entries
 
+    @property
+    def chosen(self) -> Logprob:
+        """That of the chosen token."""
+        if self._entries is None and self._arrays is not None:
+            return self._arrays.chosen(self._at)
+        return next(iter(self._read().values()))
+
     def __getitem__(self, token: int) -> Logprob:
         return self._read()[token]
 
@@ -73,6 +80,11 @@ class LogprobArrays:
     def all(self) -> tuple[I64, I32, F64, I32]:
         """The arrays in their order."""
         return self.offsets, self.ids, self.logprobs, self.ranks
+
+    def chosen(self, i: int) -> Logprob:
+        """The first of entry i."""
+        at = self.offsets[i]
+        return Logprob(float(self.logprobs[at]), int(self.ranks[at]))
 
     def read(self, i: int) -> dict[int, Logprob]:
         """Entry i: the chosen token first."""

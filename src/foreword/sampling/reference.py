@@ -241,11 +241,12 @@ class ReferenceRows:
 
     def _changed(self, step: StepArrays) -> Iterator[tuple[int, F32]]:
         """Every row of logits after lines 1 to 8."""
-        masks = (
-            {}
-            if step.masked is None or step.words is None
-            else dict(zip(step.masked.tolist(), step.words, strict=True))
-        )
+        masks: dict[int, I32] = {}
+        if step.masked is not None and step.words is not None:
+            wanted = len(step.masked), -(-step.logits.shape[1] // 32)
+            if step.words.shape != wanted:
+                raise ValueError(f"words has shape {step.words.shape}, expected {wanted}")
+            masks = dict(zip(step.masked.tolist(), step.words, strict=True))
         for b, row in enumerate(step.rows.tolist()):
             first, end = step.cu_num_logits[b : b + 2].tolist()
             prompt_len, num_tokens = int(self._prompt_len[row]), int(self._num_tokens[row])

@@ -21,7 +21,7 @@ MAX_ITEMS = 1 << 20  # of a list: more than any vocabulary has
 @known_keywords
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How the tokens of a request are chosen, and when its output ends.
+    """How the tokens of a request are chosen, and when its output ends. `foreword.sampling.reference` has the order.
 
     n: completions per prompt. best_of: candidates from which the n are chosen, by the largest mean log-probability of
     their tokens under the unchanged logits (None: n).
