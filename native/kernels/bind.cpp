@@ -1,7 +1,6 @@
 // The kernels in Python.
-#include "kernels/bind_model.h"
+#include "kernels/bind_sampling.h"
 #include "kernels/roofline.h"
-#include "kernels/sampling.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -9,41 +8,6 @@ using namespace nb::literals;
 namespace foreword {
 namespace kernels {
 namespace {
-
-void sample_logits(const nb::ndarray<const float, nb::ndim<2>, nb::device::cpu> &logits,
-                   const Array1<float> &temperature, const Array1<int32_t> &top_k, const Array1<float> &top_p,
-                   const Array1<float> &min_p, const Array1<int64_t> &seeds, const Array1<int64_t> &positions,
-                   const Array1<int32_t> &rows,
-                   const nb::ndarray<int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> &out, CpuModel *model) {
-  const int count = in_range(int64_t(logits.shape(0)), 0, kMostTokens, "the number of logits");
-  const int size = in_range(int64_t(logits.shape(1)), 1, kMostSize, "the width of logits");
-  const int num_rows = in_range(int64_t(temperature.shape(0)), 0, INT32_MAX, "the length of temperature");
-  if (size > 1 && logits.stride(1) != 1) throw std::invalid_argument("the logits of a row must be contiguous");
-  const SamplingInput input{.num_logits = count,
-                            .vocab_size = size,
-                            .logits = logits.data(),
-                            .logits_stride = logits.stride(0),
-                            .positions = at_least(positions, count, "positions"),
-                            .rows = at_least(rows, count, "rows"),
-                            .num_rows = num_rows,
-                            .temperature = temperature.data(),
-                            .top_k = at_least(top_k, num_rows, "top_k"),
-                            .top_p = at_least(top_p, num_rows, "top_p"),
-                            .min_p = at_least(min_p, num_rows, "min_p"),
-                            .seeds = at_least(seeds, num_rows, "seeds")};
-  in_range(int64_t(out.shape(0)), count, INT64_MAX, "the length of out");
-  const Isa &isa = model ? model->isa() : choose_isa("");
-  const size_t scratch_bytes = sampling_scratch_bytes(isa, input.vocab_size);
-  if (model) {
-    const auto lock = model->exclusive();
-    nb::gil_scoped_release release;
-    uint8_t *scratch = model->sampling_scratch(product(scratch_bytes, size_t(model->num_threads())));
-    return sample(input, isa, &model->pool(), scratch, out.data());
-  }
-  nb::gil_scoped_release release;
-  const std::unique_ptr<uint8_t[]> scratch(new uint8_t[scratch_bytes]);
-  sample(input, isa, nullptr, scratch.get(), out.data());
-}
 
 nb::dict roofline(std::optional<int> num_threads, const std::string &isa_name, int megabytes) {
   in_range(megabytes, 1, INT32_MAX, "megabytes");
@@ -118,14 +82,9 @@ void bind_model(nb::module_ &m) {
 void bind_kernels(nb::module_ &m) {
   using namespace kernels;
   bind_model(m);
+  bind_sampling(m);
   m.def("kv_bytes", &kv_bytes, "kv_format"_a, "num_blocks"_a, "block_size"_a, "num_slots"_a, "num_kv_heads"_a,
         "head_dim"_a, "Bytes of a KV pool, computed without allocating it.");
-  m.def("sample", &sample_logits, "logits"_a.noconvert(), "temperature"_a.noconvert(), "top_k"_a.noconvert(),
-        "top_p"_a.noconvert(), "min_p"_a.noconvert(), "seeds"_a.noconvert(), "positions"_a.noconvert(),
-        "rows"_a.noconvert(), "out"_a.noconvert(), "model"_a.none() = nb::none(),
-        "Samples row i of logits [L, V] with the parameters at rows[i] for the token at positions[i]; writes out [L].\n"
-        "native/kernels/sampler.cpp defines the draw; -1 for a row with a NaN or an infinite maximum. With `model`, its "
-        "threads and scratch memory are used.");
   m.def("roofline", &roofline, "num_threads"_a.none() = nb::none(), "isa"_a = "", "megabytes"_a = 256,
         "The limits of this machine with one instruction set: peak operations and memory bytes per second.");
   m.def("isa_levels", &isa_names, "Instruction sets that this build and this machine have, best first.");

@@ -159,7 +159,7 @@ struct AttentionTile {
 struct SamplingRow {
   float temperature;
   int32_t top_k;
-  float top_p, min_p;
+  float top_p, min_p, typical_p, top_n_sigma, xtc_probability, xtc_threshold;
   uint64_t seed;
   int64_t position;
 };

@@ -42,9 +42,12 @@ struct Isa {
   // order, into tile.out. The partial results are overwritten.
   void (*merge_splits)(const AttentionConfig &config, const AttentionTile &tile, int num_splits, size_t split_stride);
 
-  // Sampling.
+  // Sampling: see sampler.cpp. `scratch` has `sample_scratch_bytes`.
   size_t (*sample_scratch_bytes)(int vocab_size);
   int32_t (*sample_row)(const float *logits, int vocab_size, const SamplingRow &row, void *scratch);
+  bool (*copy_logits)(const float *logits, int vocab_size, float *out);
+  void (*row_logprobs)(const float *logits, int vocab_size, int32_t token, int count, int32_t *ids, double *logprobs,
+                       int32_t *ranks, void *scratch);
 
   // Peak rates. Each runs `repeats` rounds of a fixed amount of work and returns the operations done, or the bytes
   // read.

@@ -1,10 +1,15 @@
 // Sampling a row of logits x[0..V) without sorting the vocabulary. By definition:
 //
 //   temperature 0:  argmax x, ties to the lowest id
-//   otherwise:      order the tokens by (x descending, id ascending);  p_i = exp((x_i - max x) / temperature)
+//   otherwise:      order the tokens by (x descending, id ascending);  s_i = (x_i - max x) / temperature, p_i = e^s_i
 //     min-p         keep p_i >= min_p * p_max (0: all)
+//     top-n-sigma   keep s_i >= -n * standard deviation of the finite s (0 or less: all)
 //     top-k         of those, keep the first k (0: all)
 //     top-p         of those, renormalised, keep the shortest prefix whose sum is >= top_p (1 or more: all)
+//     typical-p     of those, renormalised, order by |s_i - sum of p s|, then as before; keep the shortest prefix whose
+//                   sum is >= typical_p (1 or more: all)
+//     XTC           of those, renormalised, if u_(-1) < xtc_probability and at least two have p_i >= xtc_threshold:
+//                   drop all of these but the last
 //     draw          argmax of x_i / temperature + g_i over the kept tokens, ties to the lowest id, with
 //                   g_i = -log(-log(u_i)),  u_i = ((h_i >> 40) + 0.5) * 2^-24,  h_i = hash(seed, position, i):
 //
@@ -15,10 +20,12 @@
 //
 // So a draw is a function of (seed, position, logits) alone. Sums, quotients and logarithms are in double precision.
 //
-// The kept tokens are always a prefix of the order, described by its last token, the "edge". The algorithm:
+// The vocabulary is never sorted. The algorithm:
 //   block maxima (256 logits per block) bound every search: a block whose maximum is below a threshold is skipped;
 //   top-k: the k-th largest block maximum is a lower bound of the k-th largest logit; collect, then select;
 //   top-p: lower a threshold until the mass above it suffices; then select by mass inside what was collected;
+//   typical-p: the same with a growing distance from the mean;
+//   XTC: collect the tokens above the threshold; what it drops is all that comes before the last of them;
 //   draw:  u <= 1 - 2^-25 bounds g, so the noise of a token far below the best so far need not be computed.
 
 #include "kernels/isa_functions.h"
@@ -29,6 +36,7 @@ namespace foreword::kernels::FOREWORD_ISA {
 namespace {
 
 constexpr int kLogitBlock = 256;
+constexpr float kLowest = -__FLT_MAX__;  // the lowest logit that a kept token can have
 
 struct Token {
   float x;
@@ -114,9 +122,10 @@ int collect(const Row &row, float threshold) {
   return count;
 }
 
-// Moves the first `rank + 1` tokens of found[begin, end) in order to its front, in any order, with the rank-th at its
-// place. Not a library function, which the instruction sets would share.
-void select(Token *found, int begin, int end, int rank) {
+// Moves the first tokens of found[begin, end), as `before` orders them, to [begin, rank], with the rank-th at its place.
+// Not a library function, which the instruction sets would share.
+template <class Before>
+void select(Token *found, int begin, int end, int rank, Before &&before) {
   while (end - begin > 1) {
     const Token pivot = found[begin + (end - begin - 1) / 2];  // not the last: both parts get smaller
     int i = begin - 1, j = end;
@@ -132,29 +141,46 @@ void select(Token *found, int begin, int end, int rank) {
   }
 }
 
-// The k largest logits to the front of `found`.
-void collect_top_k(const Row &row, int k) {
-  float threshold = -__builtin_inff();
+void sort(Token *found, int begin, int end) {
+  if (end - begin < 2) return;
+  const int middle = begin + (end - begin) / 2;
+  select(found, begin, end, middle, before);
+  sort(found, begin, middle);
+  sort(found, middle + 1, end);
+}
+
+// The k largest logits to the front of `found`; returns how many there are.
+int collect_top_k(const Row &row, int k) {
+  float threshold = kLowest;
   if (k <= row.blocks) {  // k blocks reach the k-th largest maximum, so at least k logits do
     Token *maxima = row.found;
     for (int b = 0; b < row.blocks; ++b) maxima[b] = {row.block_max[b], b};
-    select(maxima, 0, row.blocks, k - 1);
-    threshold = maxima[k - 1].x;
+    select(maxima, 0, row.blocks, k - 1, before);
+    threshold = larger(threshold, maxima[k - 1].x);
   }
   const int count = collect(row, threshold);
-  if (k < count) select(row.found, 0, count, k - 1);
+  if (k < count) select(row.found, 0, count, k - 1, before);
+  return smaller(k, count);
 }
 
 double mass(float x, float max, double temperature) {
   return std::exp(double(x) / temperature - double(max) / temperature);
 }
 
-// The shortest prefix of found[0, count) in order with at least `target` mass, moved to the front; returns its length.
-int select_mass(Token *found, int count, float max, double temperature, double target) {
+double mass_of(const Row &row, int count, double temperature) {
+  double sum = 0.;
+  for (int i = 0; i < count; ++i) sum += mass(row.found[i].x, row.max, temperature);
+  return sum;
+}
+
+// The shortest prefix of found[0, count), as `before` orders it, with at least `target` mass, moved to the front;
+// returns its length.
+template <class Before>
+int select_mass(Token *found, int count, float max, double temperature, double target, Before &&before) {
   int begin = 0, end = count;  // the edge is in [begin, end); everything before `begin` is kept
   while (end - begin > 1) {
     const int middle = begin + (end - begin - 1) / 2;
-    select(found, begin, end, middle);
+    select(found, begin, end, middle, before);
     double sum = 0.;
     for (int i = begin; i <= middle; ++i) sum += mass(found[i].x, max, temperature);
     if (sum >= target) {
@@ -167,41 +193,121 @@ int select_mass(Token *found, int count, float max, double temperature, double t
   return smaller(count, begin + 1);
 }
 
-// Σ exp((x - max) / T) of the whole row: single-precision exponentials, summed in double.
-double total_mass(const Row &row, double temperature) {
-  const F32 m = set1(row.max), t = set1(float(1. / temperature));
-  double total = 0.;
+// Σ e^s and Σ s e^s of the whole row: single-precision exponentials, summed in double.
+struct Moments {
+  double total, first;
+};
+Moments moments(const Row &row, double temperature) {
+  const F32 m = set1(row.max), t = set1(float(1. / temperature)), low = set1(-87.f);
+  Moments sum{0., 0.};
   for (int b = 0; b < row.blocks; ++b) {
     const int end = block_end(row, b);
-    F32 sum = set1(0.f);
+    F32 total = set1(0.f), first = set1(0.f);
     int i = b * kLogitBlock;
-    for (; i + kLanes <= end; i += kLanes) sum = add(sum, exp_f32(mul(sub(load(row.x + i), m), t)));
-    total += double(reduce_add(sum));
-    for (; i < end; ++i) total += mass(row.x[i], row.max, temperature);
+    for (; i + kLanes <= end; i += kLanes) {
+      const F32 s = max_f32(mul(sub(load(row.x + i), m), t), low), p = exp_f32(s);
+      total = add(total, p);
+      first = fma(s, p, first);
+    }
+    sum.total += double(reduce_add(total));
+    sum.first += double(reduce_add(first));
+    for (; i < end; ++i) {
+      if (row.x[i] < kLowest) continue;
+      const double p = mass(row.x[i], row.max, temperature);
+      sum.total += p;
+      sum.first += p * (double(row.x[i]) - double(row.max)) / temperature;
+    }
   }
-  return total;
+  return sum;
+}
+
+// The standard deviation of the finite logits.
+double deviation(const Row &row) {
+  constexpr int kSums = 8;
+  double sum[kSums] = {}, squares[kSums] = {};
+  int64_t count[kSums] = {};
+  const double max = double(row.max);
+  int i = 0;
+  const auto take = [&](int lane, float x) FW_LAMBDA {
+    const bool counts = x >= kLowest;
+    const double d = counts ? double(x) - max : 0.;
+    sum[lane] += d;
+    squares[lane] += d * d;
+    count[lane] += counts;
+  };
+  for (; i + kSums <= row.size; i += kSums) {
+    for (int lane = 0; lane < kSums; ++lane) take(lane, row.x[i + lane]);
+  }
+  for (; i < row.size; ++i) take(0, row.x[i]);
+  for (int lane = 1; lane < kSums; ++lane) {
+    sum[0] += sum[lane], squares[0] += squares[lane], count[0] += count[lane];
+  }
+  const double n = double(count[0]), mean = sum[0] / n;
+  return std::sqrt(larger(0., squares[0] / n - mean * mean));
 }
 
 // Top-p over the whole vocabulary: the kept tokens to the front of `found`; returns how many.
 int collect_top_p(const Row &row, double temperature, double top_p) {
-  const double target = top_p * total_mass(row, temperature);
+  const double target = top_p * moments(row, temperature).total;
   for (double depth = 4.;; depth *= 1.6) {
     const bool everything = depth > 80.;
-    const float threshold = everything ? -__builtin_inff() : row.max - float(depth * temperature);
-    const int count = collect(row, threshold);
-    double sum = 0.;
-    for (int i = 0; i < count; ++i) sum += mass(row.found[i].x, row.max, temperature);
-    if (sum >= target || everything) return select_mass(row.found, count, row.max, temperature, target);
+    const int count = collect(row, everything ? kLowest : row.max - float(depth * temperature));
+    if (mass_of(row, count, temperature) >= target || everything) {
+      return select_mass(row.found, count, row.max, temperature, target, before);
+    }
   }
 }
 
-// Of the first `kept` tokens found (-1: of all) those with x / T >= max / T + log(min_p), to the front; returns how
-// many.
-int keep_min_p(const Row &row, int kept, double temperature, double min_p) {
-  const double least = double(row.max) / temperature + std::log(min_p);
+// typical-p of the first `kept` tokens found (-1: of all), to the front; returns how many.
+int keep_typical(const Row &row, int kept, double temperature, double typical_p) {
+  const double inverse = 1. / temperature, max = double(row.max);
+  Moments sum{0., 0.};
+  for (int i = 0; i < kept; ++i) {
+    const double p = mass(row.found[i].x, row.max, temperature);
+    sum.total += p;
+    sum.first += p * (double(row.found[i].x) - max) * inverse;
+  }
+  if (kept < 0) sum = moments(row, temperature);
+  const double mean = sum.first / sum.total, target = typical_p * sum.total;
+  const auto distance = [=](Token t) FW_LAMBDA { return std::fabs((double(t.x) - max) * inverse - mean); };
+  for (double reach = 2.; kept < 0; reach *= 1.6) {
+    const bool everything = reach - mean > 80.;
+    const int count = collect(row, everything ? kLowest : row.max - float((reach - mean) * temperature));
+    int near = 0;
+    for (int i = 0; i < count; ++i) {
+      if (everything || distance(row.found[i]) <= reach) row.found[near++] = row.found[i];
+    }
+    if (everything || mass_of(row, near, temperature) >= target) kept = near;
+  }
+  return select_mass(row.found, kept, row.max, temperature, target, [&](Token a, Token b) {
+    const double da = distance(a), db = distance(b);
+    return da < db || (da == db && before(a, b));
+  });
+}
+
+// The last of the tokens with at least `threshold` of the probability of the first `kept` found (-1: of all); if these
+// are fewer than two, one that nothing precedes.
+Token find_xtc_edge(const Row &row, int kept, double temperature, double threshold) {
+  const double least = threshold * (kept < 0 ? moments(row, temperature).total : mass_of(row, kept, temperature));
+  if (kept < 0) {
+    const double x = double(row.max) + std::log(least) * temperature;
+    kept = collect(row, larger(kLowest, float(x - 1e-5 * (1. + std::fabs(x)))));
+  }
+  Token edge{__builtin_inff(), -1};
+  int count = 0;
+  for (int i = 0; i < kept; ++i) {
+    const Token t = row.found[i];
+    if (mass(t.x, row.max, temperature) < least) continue;
+    if (!count++ || before(edge, t)) edge = t;
+  }
+  return count < 2 ? Token{__builtin_inff(), -1} : edge;
+}
+
+// Of the first `kept` tokens found (-1: of all) those with x / T >= `least`, to the front; returns how many.
+int keep_at_least(const Row &row, int kept, double temperature, double least) {
   if (kept < 0) {  // collect with a margin, then compare exactly
     const double x = least * temperature;
-    kept = collect(row, float(x - 1e-5 * (1. + std::fabs(x))));
+    kept = collect(row, larger(kLowest, float(x - 1e-5 * (1. + std::fabs(x)))));
   }
   int count = 0;
   for (int i = 0; i < kept; ++i) {
@@ -225,6 +331,7 @@ constexpr double kLargestGumbel = 17.4;  // -log(-log(1 - 2^-25)) = 17.33
 struct Draw {
   const SamplingRow &row;
   double temperature;
+  Token first{__builtin_inff(), -1};  // what comes before it is not drawn
   double best = -__builtin_inf();
   int32_t id = 0;
 
@@ -232,7 +339,7 @@ struct Draw {
   // u the logarithms are skipped.
   FW_INLINE void offer(Token t) {
     const double score = double(t.x) / temperature, z = score - best;
-    if (z < -kLargestGumbel) return;
+    if (z < -kLargestGumbel || before(t, first)) return;
     const double u = uniform(hash(row.seed, row.position, t.id));
     if (z < -3. && u < 1. - std::exp(z) - 1e-9) return;
     const double value = score + gumbel(u);
@@ -253,11 +360,14 @@ void draw_from_all(const Row &row, Draw &draw) {
     for (; i + kLanes <= end; i += kLanes) {
       const double best_shift = double(row.max) / draw.temperature - draw.best;
       const F32 z = fma(sub(load(row.x + i), set1(row.max)), set1(inverse), set1(float(best_shift)));
-      float limit[kLanes];  // of h >> 40
-      store(limit, sub(set1(16777214.f), mul(exp_f32(z), set1(1.001f * 16777216.f))));
-      for (int lane = 0; lane < kLanes; ++lane) {
-        const uint64_t h = hash(draw.row.seed, draw.row.position, i + lane);
-        if (float(h >> 40) >= limit[lane]) draw.offer({row.x[i + lane], i + lane});
+      const F32 limit = sub(set1(16777214.f), mul(exp_f32(z), set1(1.001f * 16777216.f)));  // of h >> 40
+      float high[kLanes];
+      for (int lane = 0; lane < kLanes; ++lane) {  // without a branch, so that it becomes vector code
+        high[lane] = float(int32_t(hash(draw.row.seed, draw.row.position, i + lane) >> 40));
+      }
+      for (uint32_t lanes = lanes_at_least(load(high), limit); lanes; lanes &= lanes - 1) {
+        const int lane = __builtin_ctz(lanes);
+        draw.offer({row.x[i + lane], i + lane});
       }
     }
     for (; i < end; ++i) draw.offer({row.x[i], i});
@@ -271,38 +381,99 @@ size_t sample_scratch_bytes(int vocab_size) {
   return (size + blocks) * sizeof(Token) + blocks * sizeof(float);
 }
 
-int32_t sample_row(const float *logits, int vocab_size, const SamplingRow &options, void *scratch) {
+Row row_of(const float *logits, int vocab_size, void *scratch) {
   Row row{};
   row.x = logits;
   row.size = vocab_size;
   row.blocks = (vocab_size + kLogitBlock - 1) / kLogitBlock;
   row.found = static_cast<Token *>(scratch);
   row.block_max = reinterpret_cast<float *>(row.found + vocab_size + row.blocks);
+  return row;
+}
+
+int32_t sample_row(const float *logits, int vocab_size, const SamplingRow &options, void *scratch) {
+  Row row = row_of(logits, vocab_size, scratch);
   if (!find_block_maxima(row)) return -1;
   if (!(options.temperature > 0.f)) return first_of_value(row, row.max);
 
   const double temperature = double(options.temperature), top_p = double(options.top_p);
-  const bool use_k = options.top_k > 0 && options.top_k < vocab_size;
-  const bool use_min = options.min_p > 0.f, use_p = options.top_p < 1.f;
-  int kept = -1;  // tokens at the front of `found`; -1: every token
-  if (use_k) {
-    collect_top_k(row, options.top_k);
-    kept = options.top_k;
+  const double max = double(row.max) / temperature;
+  double least = -__builtin_inf();
+  if (options.min_p > 0.f) least = max + std::log(double(options.min_p));
+  if (options.top_n_sigma > 0.f) {
+    least = larger(least, max - double(options.top_n_sigma) * deviation(row) / temperature);
   }
-  if (use_min) kept = keep_min_p(row, kept, temperature, double(options.min_p));
-  if (use_p && kept >= 0) {
-    double total = 0.;
-    for (int i = 0; i < kept; ++i) total += mass(row.found[i].x, row.max, temperature);
-    kept = select_mass(row.found, kept, row.max, temperature, top_p * total);
-  } else if (use_p) {
+  int kept = -1;  // tokens at the front of `found`; -1: every token
+  if (options.top_k > 0 && options.top_k < vocab_size) kept = collect_top_k(row, options.top_k);
+  if (least > -__builtin_inf()) kept = keep_at_least(row, kept, temperature, least);
+  if (options.top_p < 1.f && kept >= 0) {
+    const double target = top_p * mass_of(row, kept, temperature);
+    kept = select_mass(row.found, kept, row.max, temperature, target, before);
+  } else if (options.top_p < 1.f) {
     kept = collect_top_p(row, temperature, top_p);
   }
+  if (options.typical_p < 1.f) kept = keep_typical(row, kept, temperature, double(options.typical_p));
 
   Draw draw{options, temperature};
-  draw.offer({row.max, first_of_value(row, row.max)});  // a high first score excludes most of the others
+  if (options.xtc_probability > 0.f && uniform(hash(options.seed, options.position, -1)) < options.xtc_probability) {
+    draw.first = find_xtc_edge(row, kept, temperature, double(options.xtc_threshold));
+  }
+  if (draw.first.id >= 0) {
+    draw.offer(draw.first);
+  } else if (kept < 0 || !(options.typical_p < 1.f)) {
+    draw.offer({row.max, first_of_value(row, row.max)});  // a high first score excludes most of the others
+  }
   if (kept < 0) draw_from_all(row, draw);
   for (int i = 0; i < kept; ++i) draw.offer(row.found[i]);
   return draw.id;
+}
+
+// Copies a row of logits. False if no token can be drawn from it: a NaN, or an infinite maximum.
+bool copy_logits(const float *logits, int vocab_size, float *out) {
+  F32 largest = set1(-__builtin_inff()), zero = set1(0.f);
+  int i = 0;
+  for (; i + kLanes <= vocab_size; i += kLanes) {
+    const F32 x = load(logits + i);
+    store(out + i, x);
+    largest = max_f32(largest, x);
+    zero = fma(x, set1(0.f), zero);  // NaN for NaN and for infinities
+  }
+  float max = reduce_max(largest), nothing = reduce_add(zero);
+  for (; i < vocab_size; ++i) out[i] = logits[i], max = larger(max, logits[i]), nothing += logits[i] * 0.f;
+  if (nothing != nothing && has_nan(logits, vocab_size)) return false;
+  return __builtin_isfinite(max);
+}
+
+// The log-probabilities and ranks of `token`, then of the `count` most likely tokens, lower ids first among equals. The
+// rank is 1 + the number of larger logits. Without a finite maximum, or with a NaN, log-probabilities are NaN and ranks 0.
+void row_logprobs(const float *logits, int vocab_size, int32_t token, int count, int32_t *ids, double *logprobs,
+                  int32_t *ranks, void *scratch) {
+  Row row = row_of(logits, vocab_size, scratch);
+  ids[0] = token;
+  if (!find_block_maxima(row)) {
+    for (int i = 0; i <= count; ++i) logprobs[i] = __builtin_nan(""), ranks[i] = 0, ids[i] = i ? i - 1 : token;
+    return;
+  }
+  const double shift = double(row.max) + std::log(moments(row, 1.).total);
+  const float x = logits[token];
+  int larger_ones = 0;
+  for_each_at_least(row, x, [&](Token t) FW_LAMBDA { larger_ones += t.x > x; });
+  logprobs[0] = double(x) - shift;
+  ranks[0] = larger_ones + 1;
+  if (count == 0) return;
+  int found = collect_top_k(row, smaller(count, vocab_size));
+  if (found < count) {  // tokens of probability 0 are listed too
+    found = 0;
+    for (int i = 0; i < vocab_size; ++i) row.found[found++] = {logits[i], i};
+    if (count < found) select(row.found, 0, found, count - 1, before);
+  }
+  sort(row.found, 0, count);
+  for (int i = 0; i < count; ++i) {
+    const Token t = row.found[i];
+    ids[i + 1] = t.id;
+    logprobs[i + 1] = double(t.x) - shift;
+    ranks[i + 1] = i && row.found[i - 1].x == t.x ? ranks[i] : i + 1;
+  }
 }
 
 }  // namespace foreword::kernels::FOREWORD_ISA

@@ -1,37 +1,231 @@
 #include "kernels/sampling.h"
 
+#include <algorithm>
 #include <atomic>
+#include <cstring>
+#include <new>
 #include <stdexcept>
 #include <string>
 
 namespace foreword::kernels {
+namespace {
 
-size_t sampling_scratch_bytes(const Isa &isa, int vocab_size) {
-  return (isa.sample_scratch_bytes(vocab_size) + 63) / 64 * 64;
-}
+constexpr int64_t kLeastWork = 1 << 17;  // logits; fewer cost less than waking a thread
 
-void sample(const SamplingInput &in, const Isa &isa, ThreadPool *pool, uint8_t *scratch, int32_t *out) {
-  int searches = 0;  // rows that draw from the whole vocabulary; the others cost less than waking a thread
-  for (int i = 0; i < in.num_logits; ++i) {
-    const int32_t row = in.rows[i];
-    if (row < 0 || row >= in.num_rows) {
-      throw std::invalid_argument("rows[" + std::to_string(i) + "] = " + std::to_string(row) + " is outside [0, " +
-                                  std::to_string(in.num_rows) + ")");
-    }
-    searches += in.temperature[row] > 0.f && in.top_k[row] <= 0;
-  }
+// Calls f(i, thread) for i in [0, count), each once. Throws std::bad_alloc if one did.
+template <class F>
+void for_each(int count, int64_t work, ThreadPool *pool, F &&f) {
   std::atomic<int> next{0};
-  auto work = [&](uint8_t *memory) {
-    for (int i; (i = next.fetch_add(1, std::memory_order_relaxed)) < in.num_logits;) {
-      const int32_t row = in.rows[i];
-      const SamplingRow options{in.temperature[row], in.top_k[row],           in.top_p[row],
-                                in.min_p[row],       uint64_t(in.seeds[row]), in.positions[i]};
-      out[i] = isa.sample_row(in.logits + i * in.logits_stride, in.vocab_size, options, memory);
+  std::atomic<bool> failed{false};
+  const auto run = [&](int thread) {
+    try {
+      for (int i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) f(i, thread);
+    } catch (const std::bad_alloc &) {
+      failed = true;
     }
   };
-  if (!pool || searches < 2) return work(scratch);
-  const size_t bytes = sampling_scratch_bytes(isa, in.vocab_size);
-  pool->run([&](int thread) { work(scratch + bytes * size_t(thread)); });
+  if (pool && count > 1 && work >= kLeastWork) {
+    pool->run([&](int thread) { run(thread); });
+  } else {
+    run(0);
+  }
+  if (failed) throw std::bad_alloc();
+}
+
+// The index of `value` among ascending ones, or -1.
+int index_of(const int32_t *values, int count, int32_t value) {
+  const int32_t *at = std::lower_bound(values, values + count, value);
+  return at != values + count && *at == value ? int(at - values) : -1;
+}
+
+[[noreturn]] void out_of_range(const char *name, int index, int64_t value) {
+  throw std::invalid_argument(std::string(name) + "[" + std::to_string(index) + "] = " + std::to_string(value) +
+                              " is out of range");
+}
+
+void check_ascending(const int32_t *rows, int count, int limit, const char *name) {
+  for (int i = 0; i < count; ++i) {
+    if (rows[i] < 0 || rows[i] >= limit || (i && rows[i] <= rows[i - 1])) out_of_range(name, i, rows[i]);
+  }
+}
+
+void write_logprobs(const LogprobOutput &out, int i, const float *x, int vocab_size, int32_t token, const Isa &isa,
+                    void *scratch) {
+  const int64_t begin = out.offsets[i], count = out.offsets[i + 1] - begin;
+  if (count > 0) {
+    isa.row_logprobs(x, vocab_size, token, int(count) - 1, out.ids + begin, out.logprobs + begin, out.ranks + begin,
+                     scratch);
+  }
+}
+
+}  // namespace
+
+// One request of a step, while its rows of logits are processed.
+struct SamplingRows::Rows {
+  Request *request;  // null: no rules
+  int row, first, count;
+  bool samples;  // false for a prompt chunk that is not the last: nothing changes its logits
+  const int32_t *drafts;
+  Penalties penalties;
+  TokenText text;
+  int num_outputs;
+};
+
+void SamplingRows::set(int row, TokenRules rules) {
+  auto request = std::make_unique<Request>();
+  request->rules = std::move(rules);
+  requests_[size_t(row)] = std::move(request);
+}
+
+size_t SamplingRows::scratch_bytes(const Isa &isa) const {
+  const size_t row = (size_t(states_.vocab_size) * sizeof(float) + 63) / 64 * 64;
+  return row + (isa.sample_scratch_bytes(states_.vocab_size) + 63) / 64 * 64;
+}
+
+void SamplingRows::check(const StepInput &in) const {
+  const StateRows &s = states_;
+  for (int b = 0; b < in.num_reqs; ++b) {
+    const int row = in.rows[b];
+    if (row < 0 || row >= s.num_rows) out_of_range("rows", b, row);
+    if (s.num_tokens[row] < 0 || s.num_tokens[row] > s.max_len) out_of_range("num_tokens", row, s.num_tokens[row]);
+    if (s.prompt_len[row] < 0 || s.prompt_len[row] > s.num_tokens[row]) {
+      out_of_range("prompt_len", row, s.prompt_len[row]);
+    }
+    const int begin = b ? in.cu_num_logits[b] : 0;
+    if (in.cu_num_logits[b] != begin || in.cu_num_logits[b + 1] <= begin || in.cu_num_logits[b + 1] > in.num_logits) {
+      out_of_range("cu_num_logits", b + 1, in.cu_num_logits[b + 1]);
+    }
+  }
+  if (in.num_reqs ? in.cu_num_logits[in.num_reqs] != in.num_logits : in.num_logits != 0) {
+    throw std::invalid_argument("cu_num_logits does not end at " + std::to_string(in.num_logits) + ", the rows of logits");
+  }
+  check_ascending(in.masked, in.num_masked, in.num_logits, "logit_rows");
+  check_ascending(in.changed_rows, in.num_changed, in.num_logits, "changed_rows");
+}
+
+// Brings the counts of request b up to its text. Positions that were computed hold the tokens that they held then, so
+// only a count beyond the first position of this step may be of other tokens.
+void SamplingRows::prepare(const StepInput &in, int b, RuleScratch &scratch, Rows &rows) {
+  const StateRows &s = states_;
+  const int row = in.rows[b], first = in.cu_num_logits[b], count = in.cu_num_logits[b + 1] - first;
+  Request *request = requests_[size_t(row)].get();
+  const int prompt_len = s.prompt_len[row], num_tokens = s.num_tokens[row];
+  const bool samples = in.positions[first] >= num_tokens;
+  rows = {request, row, first, count, samples, in.drafts + (first - b), {}, {}, num_tokens - prompt_len};
+  if (!request) return;
+  if (request->counted > std::max(in.starts[b], 0) || request->prompt_len != prompt_len) {
+    request->counts.clear();
+    request->counted = 0;
+    request->prompt_len = prompt_len;
+  }
+  if (!samples) return;
+  rows.penalties = {s.repetition_penalty[row], s.frequency_penalty[row], s.presence_penalty[row],
+                    s.dry_multiplier[row],     s.dry_base[row],          std::max(1, s.dry_allowed_length[row]),
+                    s.dry_range[row]};
+  const int32_t *tokens = s.token_ids + row * s.token_ids_stride;
+  const bool *is_token = in.is_token_id ? in.is_token_id + row * in.is_token_id_stride : nullptr;
+  if (rows.penalties.count() && request->counted < num_tokens) {
+    request->counts.reserve(size_t(num_tokens - request->counted + count));
+    for (int &i = request->counted; i < num_tokens; ++i) {
+      if (i >= prompt_len) {
+        request->counts.add_output(tokens[i], 1);
+      } else if (!is_token || is_token[i]) {
+        request->counts.add_prompt(tokens[i]);
+      }
+    }
+  } else if (rows.penalties.count()) {
+    request->counts.reserve(size_t(count));
+  }
+  rows.text = {tokens, num_tokens, rows.drafts, 0};
+  if (is_token) {  // the text is without positions that are embeddings
+    scratch.prompted.clear();
+    for (int i = 0; i < num_tokens; ++i) {
+      if (i >= prompt_len || is_token[i]) scratch.prompted.push_back(tokens[i]);
+    }
+    rows.text.known = scratch.prompted.data();
+    rows.text.num_known = int(scratch.prompted.size());
+  }
+}
+
+// Changes x, a copy of the request's j-th row of logits. The drafts before it are in the counts.
+void SamplingRows::apply(const StepInput &in, const Rows &rows, int j, float *x, RuleScratch &scratch) const {
+  const int vocab_size = states_.vocab_size;
+  const int mask = index_of(in.masked, in.num_masked, rows.first + j);
+  if (mask >= 0) apply_mask(in.words + size_t(mask) * size_t((vocab_size + 31) / 32), vocab_size, x);
+  if (!rows.request) return;
+  TokenText text = rows.text;
+  text.num_drafts = j;
+  apply_rules(rows.request->rules, rows.penalties, rows.request->counts, text, rows.num_outputs + j,
+              states_.min_tokens[rows.row], vocab_size, x, scratch);
+}
+
+// Calls f(rows, j, thread) for the rows of logits of each request in order, with the drafts before each in the counts,
+// until it returns false.
+template <class F>
+void SamplingRows::for_each_row(const StepInput &in, ThreadPool *pool, F &&f) {
+  scratch_.resize(size_t(pool ? pool->size() : 1));
+  for_each(in.num_reqs, int64_t(in.num_logits) * states_.vocab_size, pool, [&](int b, int thread) {
+    Rows rows;
+    prepare(in, b, scratch_[size_t(thread)], rows);
+    const bool counts = rows.request && rows.samples && rows.penalties.count();
+    int j = 0;
+    while (f(b, rows, j, thread) && j + 1 < rows.count) {
+      if (counts) rows.request->counts.add_output(rows.drafts[j], 1);
+      ++j;
+    }
+    while (j-- > 0) {
+      if (counts) rows.request->counts.add_output(rows.drafts[j], -1);
+    }
+  });
+}
+
+void SamplingRows::change(const StepInput &in, const Isa &isa, ThreadPool *pool) {
+  for_each_row(in, pool, [&](int, const Rows &rows, int j, int thread) {
+    const int at = index_of(in.changed_rows, in.num_changed, rows.first + j);
+    if (at < 0) return true;
+    float *x = in.changed + ptrdiff_t(at) * states_.vocab_size;
+    const bool has_choice = isa.copy_logits(in.logits + (rows.first + j) * in.logits_stride, states_.vocab_size, x);
+    if (has_choice && rows.samples) apply(in, rows, j, x, scratch_[size_t(thread)]);
+    return true;
+  });
+}
+
+void SamplingRows::sample(const StepInput &in, const Isa &isa, ThreadPool *pool, uint8_t *scratch, int width,
+                          int32_t *out, const LogprobOutput &logprobs) {
+  const StateRows &s = states_;
+  const size_t bytes = scratch_bytes(isa), row_bytes = (size_t(s.vocab_size) * sizeof(float) + 63) / 64 * 64;
+  std::fill(out, out + ptrdiff_t(in.num_reqs) * width, -1);
+  for_each_row(in, pool, [&](int b, const Rows &rows, int j, int thread) {
+    uint8_t *memory = scratch + bytes * size_t(thread);
+    float *copy = reinterpret_cast<float *>(memory);
+    void *search = memory + row_bytes;
+    const int i = rows.first + j, row = rows.row;
+    const float *logits = in.logits + i * in.logits_stride, *x = logits;
+    if (const int at = index_of(in.changed_rows, in.num_changed, i); at >= 0) {
+      x = in.changed + ptrdiff_t(at) * s.vocab_size;
+    } else if (rows.samples && (rows.request || index_of(in.masked, in.num_masked, i) >= 0)) {
+      if (!isa.copy_logits(logits, s.vocab_size, copy)) return false;
+      apply(in, rows, j, copy, scratch_[size_t(thread)]);
+      x = copy;
+    }
+    const SamplingRow options{s.temperature[row],      s.top_k[row],           s.top_p[row],
+                              s.min_p[row],            s.typical_p[row],       s.top_n_sigma[row],
+                              s.xtc_probability[row],  s.xtc_threshold[row],   uint64_t(s.seed[row]),
+                              in.positions[i]};
+    const int32_t token = isa.sample_row(x, s.vocab_size, options, search);
+    out[ptrdiff_t(b) * width + j] = token;
+    if (token < 0) return false;
+    if (logprobs.offsets) write_logprobs(logprobs, i, logits, s.vocab_size, token, isa, search);
+    return j + 1 < rows.count && rows.drafts[j] == token;
+  });
+}
+
+void token_logprobs(const float *logits, ptrdiff_t stride, int count, int vocab_size, const int32_t *tokens,
+                    const Isa &isa, ThreadPool *pool, uint8_t *scratch, size_t scratch_bytes,
+                    const LogprobOutput &out) {
+  for_each(count, int64_t(count) * vocab_size, pool, [&](int i, int thread) {
+    write_logprobs(out, i, logits + i * stride, vocab_size, tokens[i], isa, scratch + scratch_bytes * size_t(thread));
+  });
 }
 
 }  // namespace foreword::kernels

@@ -1,30 +1,101 @@
-// Sampling the next tokens of a batch. sampler.cpp defines the draw from one row of logits.
+// Sampling a step: from the rows of logits of its requests, drafts included, to the tokens to commit.
+// foreword/sampling/reference.py defines the steps; sampler.cpp the draw from one row.
 #pragma once
 
+#include <memory>
+#include <vector>
+
 #include "kernels/isa.h"
+#include "kernels/sampling_rules.h"
 #include "kernels/thread_pool.h"
 
 namespace foreword::kernels {
 
-struct SamplingInput {
-  int num_logits, vocab_size;
-  const float *logits;  // [L, vocab_size], rows logits_stride floats apart
-  ptrdiff_t logits_stride;
-  const int64_t *positions;  // [L]
-  const int32_t *rows;       // [L]: the row of the parameters below
-  int64_t num_rows;
-  const float *temperature;
-  const int32_t *top_k;
-  const float *top_p, *min_p;
-  const int64_t *seeds;
+// Parameters and tokens by state row. [R] each; token_ids and is_token_id have rows of max_len entries.
+struct StateRows {
+  int num_rows, vocab_size, max_len;
+  const float *temperature, *top_p, *min_p, *typical_p, *top_n_sigma, *xtc_probability, *xtc_threshold;
+  const int32_t *top_k, *min_tokens;
+  const int64_t *seed;
+  const float *repetition_penalty, *frequency_penalty, *presence_penalty, *dry_multiplier, *dry_base;
+  const int32_t *dry_allowed_length, *dry_range;
+  const int32_t *token_ids, *prompt_len, *num_tokens;
+  ptrdiff_t token_ids_stride;
 };
 
-// Scratch memory of one thread.
-size_t sampling_scratch_bytes(const Isa &isa, int vocab_size);
+struct StepInput {
+  int num_reqs, num_logits;
+  const float *logits;  // [L, vocab_size], rows logits_stride floats apart
+  ptrdiff_t logits_stride;
+  const int32_t *rows;           // [B] state rows
+  const int32_t *starts;         // [B] the first position that the step computes; what is before has not changed
+  const int32_t *cu_num_logits;  // [B + 1]
+  const int64_t *positions;      // [L] that the drawn tokens take
+  const int32_t *drafts;         // [L - B], request by request
+  const bool *is_token_id;       // [R, max_len], or null: prompt positions that are tokens
+  ptrdiff_t is_token_id_stride;
+  int num_masked;
+  const int32_t *masked;  // [num_masked] ascending rows of logits
+  const int32_t *words;   // [num_masked, ceil(vocab_size / 32)]
+  int num_changed;
+  const int32_t *changed_rows;  // [num_changed] ascending rows of logits
+  float *changed;               // [num_changed, vocab_size]: these rows after the rules
+};
 
-// out[i] = the token drawn from logits[i] with the parameters at rows[i] for positions[i]. `pool`: null for the calling
-// thread alone. `scratch`: memory for each thread. Throws std::invalid_argument if a row is out of range, before
-// anything is written.
-void sample(const SamplingInput &input, const Isa &isa, ThreadPool *pool, uint8_t *scratch, int32_t *out);
+// For row i of logits, entries [offsets[i], offsets[i + 1]): its token, then the most likely ones. None: an empty range.
+struct LogprobOutput {
+  const int64_t *offsets;  // [L + 1]; null: none for any row
+  int32_t *ids;
+  double *logprobs;
+  int32_t *ranks;
+};
+
+// The rules of requests by state row, and the counts of their tokens: a cache of token_ids that follows the text.
+class SamplingRows {
+ public:
+  explicit SamplingRows(const StateRows &states) : states_(states), requests_(size_t(states.num_rows)) {}
+
+  const StateRows &states() const { return states_; }
+
+  // The rules of the request in this row; those of the one before are forgotten.
+  void set(int row, TokenRules rules);
+  void forget(int row) { requests_[size_t(row)].reset(); }
+
+  // Writes the rows input.changed: masked, and changed by the rules of their requests.
+  void change(const StepInput &input, const Isa &isa, ThreadPool *pool);
+
+  // out[b * width + j]: the j-th token of request b, −1 after the first that is not its j-th draft. −1 itself for a row
+  // without a token to draw. Rows input.changed are drawn from as they are there.
+  void sample(const StepInput &input, const Isa &isa, ThreadPool *pool, uint8_t *scratch, int width, int32_t *out,
+              const LogprobOutput &logprobs);
+
+  size_t scratch_bytes(const Isa &isa) const;  // of one thread
+
+  // Throws std::invalid_argument for an entry out of range. Every call needs a checked input.
+  void check(const StepInput &input) const;
+
+ private:
+  struct Request {
+    TokenRules rules;
+    TokenCounts counts;
+    int counted = 0;  // tokens of the text in `counts`
+    int prompt_len = 0;
+  };
+  struct Rows;
+
+  template <class F>
+  void for_each_row(const StepInput &input, ThreadPool *pool, F &&f);
+  void prepare(const StepInput &input, int b, RuleScratch &scratch, Rows &rows);
+  void apply(const StepInput &input, const Rows &rows, int j, float *x, RuleScratch &scratch) const;
+
+  const StateRows states_;
+  std::vector<std::unique_ptr<Request>> requests_;
+  std::vector<RuleScratch> scratch_;  // of each thread
+};
+
+// The log-probabilities of tokens[i] and the most likely tokens in row i of logits [n, vocab_size].
+void token_logprobs(const float *logits, ptrdiff_t stride, int count, int vocab_size, const int32_t *tokens,
+                    const Isa &isa, ThreadPool *pool, uint8_t *scratch, size_t scratch_bytes,
+                    const LogprobOutput &out);
 
 }  // namespace foreword::kernels

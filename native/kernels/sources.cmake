@@ -57,8 +57,10 @@ target_sources(_native PRIVATE
   native/kernels/model.cpp
   native/kernels/roofline.cpp
   native/kernels/sampling.cpp
+  native/kernels/sampling_rules.cpp
   native/kernels/thread_pool.cpp
 )
+set_source_files_properties(native/kernels/sampling_rules.cpp PROPERTIES COMPILE_OPTIONS -ffp-contract=off)
 if(FOREWORD_SANITIZE MATCHES address)
   set_source_files_properties(native/kernels/memory.cpp PROPERTIES COMPILE_DEFINITIONS FOREWORD_SEPARATE_ARRAYS)
 endif()

@@ -7,6 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 _I32 = npt.NDArray[np.int32]
+_I64 = npt.NDArray[np.int64]
+_F32 = npt.NDArray[np.float32]
 
 class RowsCore:
     def __init__(
@@ -23,7 +25,7 @@ class RowsCore:
         self,
         table: _I32,
         num_blocks: _I32,
-        content_id: npt.NDArray[np.int64],
+        content_id: _I64,
         holds_null: npt.NDArray[np.bool_],
         null_block: int,
     ) -> None: ...
@@ -44,9 +46,7 @@ class RowsCore:
     def append(self, rows: _I32, blocks: _I32, group: int) -> bool: ...
 
 class SamplingProbe:
-    def __init__(
-        self, needs: _I32, stamp: npt.NDArray[np.int64], rows: _I32, counters: npt.NDArray[np.int64]
-    ) -> None: ...
+    def __init__(self, needs: _I32, stamp: _I64, rows: _I32, counters: _I64) -> None: ...
     def lookup(self, count: int) -> tuple[int, bool, int]: ...
 
 class VllmFastPath:
@@ -117,7 +117,7 @@ class CpuModel:
         num_threads: int | None,
     ) -> None: ...
     def pack(self, data: npt.NDArray[np.uint8], source: str, cols: int, format: str, exact: bool) -> int: ...
-    def vector(self, values: npt.NDArray[np.float32]) -> int: ...
+    def vector(self, values: _F32) -> int: ...
     def set_embedding(self, data: npt.NDArray[np.uint8], source: str, cols: int) -> None: ...
     def add_rope(self, inv_freq: list[float], scale: float) -> int: ...
     def add_layer(self, layer: dict[str, Any]) -> None: ...
@@ -127,14 +127,14 @@ class CpuModel:
         num_tokens: int,
         num_reqs: int,
         input_ids: _I32,
-        positions: npt.NDArray[np.int64],
+        positions: _I64,
         query_start_loc: _I32,
         seq_lens: _I32,
         idx_mapping: _I32,
-        logits_indices: npt.NDArray[np.int64],
-        slot_mapping: list[npt.NDArray[np.int64]],
+        logits_indices: _I64,
+        slot_mapping: list[_I64],
         block_tables: list[_I32],
-    ) -> npt.NDArray[np.float32]: ...
+    ) -> _F32: ...
     def copy_blocks(self, sources: _I32, destinations: _I32) -> None: ...
     def zero_blocks(self, blocks: _I32) -> None: ...
     def stage_seconds(self) -> dict[str, float]: ...
@@ -145,19 +145,73 @@ class CpuModel:
     @property
     def num_threads(self) -> int: ...
 
+class SamplingRows:
+    def __init__(
+        self,
+        columns: dict[str, npt.NDArray[Any]],
+        token_ids: _I32,
+        prompt_len: _I32,
+        num_tokens: _I32,
+        vocab_size: int,
+    ) -> None: ...
+    def set(
+        self,
+        row: int,
+        allowed: _I32 | None,
+        bias_ids: _I32,
+        bias: _F32,
+        end_ids: _I32,
+        bad_words: _I32,
+        bad_word_ends: _I32,
+        dry_breakers: _I32,
+    ) -> None: ...
+    def forget(self, row: int) -> None: ...
+    def change(
+        self,
+        logits: _F32,
+        rows: _I32,
+        starts: _I32,
+        cu_num_logits: _I32,
+        positions: _I64,
+        drafts: _I32,
+        is_token_id: npt.NDArray[np.bool_] | None,
+        masked: _I32 | None,
+        words: _I32 | None,
+        changed_rows: _I32,
+        changed: _F32,
+        model: CpuModel | None = None,
+    ) -> None: ...
+    def sample(
+        self,
+        logits: _F32,
+        rows: _I32,
+        starts: _I32,
+        cu_num_logits: _I32,
+        positions: _I64,
+        drafts: _I32,
+        is_token_id: npt.NDArray[np.bool_] | None,
+        masked: _I32 | None,
+        words: _I32 | None,
+        changed_rows: _I32 | None,
+        changed: _F32 | None,
+        out: _I32,
+        offsets: _I64 | None,
+        ids: _I32 | None,
+        logprobs: npt.NDArray[np.float64] | None,
+        ranks: _I32 | None,
+        model: CpuModel | None = None,
+    ) -> None: ...
+
 def kv_bytes(
     kv_format: str, num_blocks: int, block_size: int, num_slots: int, num_kv_heads: int, head_dim: int
 ) -> int: ...
-def sample(
-    logits: npt.NDArray[np.float32],
-    temperature: npt.NDArray[np.float32],
-    top_k: _I32,
-    top_p: npt.NDArray[np.float32],
-    min_p: npt.NDArray[np.float32],
-    seeds: npt.NDArray[np.int64],
-    positions: npt.NDArray[np.int64],
-    rows: _I32,
-    out: _I32,
+def token_logprobs(
+    logits: _F32,
+    tokens: _I32,
+    offsets: _I64,
+    ids: _I32,
+    logprobs: npt.NDArray[np.float64],
+    ranks: _I32,
     model: CpuModel | None = None,
 ) -> None: ...
 def roofline(num_threads: int | None = None, isa: str = "", megabytes: int = 256) -> dict[str, Any]: ...

@@ -52,6 +52,10 @@ def random_params(rng):
         presence_penalty=maybe(0.5, 0.0),
         frequency_penalty=maybe(-0.5, 0.0),
         repetition_penalty=maybe(1.2, 1.0),
+        typical_p=maybe(0.5, 1.0),
+        top_n_sigma=maybe(1.5, 0.0),
+        xtc_probability=maybe(0.5, 0.0),
+        dry_multiplier=maybe(0.8, 0.0),
         seed=maybe(int(rng.integers(1000)), None),
         min_tokens=maybe(2, 0),
         logprobs=maybe(int(rng.integers(-1, 4)), None),
@@ -100,7 +104,10 @@ def test_flags_and_parameters_are_those_of_the_requests_in_batch_order():
         ps = [params[rid] or SamplingParams(temperature=0.0) for rid in order]
         assert m.all_greedy == all(p.temperature == 0 for p in ps)
         assert m.all_random == all(p.temperature > 0 for p in ps)
-        defaults = {"top_p": 1.0, "min_p": 0.0}
+        defaults = {
+            "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0, "top_n_sigma": 0.0, "xtc_probability": 0.0,
+            "dry_multiplier": 0.0,
+        }  # fmt: skip
         for name, off in defaults.items():
             values = [getattr(p, name) for p in ps]
             got = getattr(m, name)
@@ -409,7 +416,11 @@ def test_a_request_added_and_removed_between_two_calls_is_left_out():
         ("min_tokens", 2**40), ("extra_args", ["a"]), ("extra_args", {1: "a"}), ("temperature", 10**400),
         ("allowed_token_ids", {1: 2}), ("stop_token_ids", iter(int, 1)), ("allowed_token_ids", np.array(3)),
         ("bad_words_token_ids", [{1: 2}]), ("bad_words_token_ids", range(10**12)), ("stop_token_ids", b"ab"),
-        ("ignore_eos", np.ones(2)), ("detokenize", "no"),
+        ("ignore_eos", np.ones(2)), ("detokenize", "no"), ("typical_p", 0), ("typical_p", 1.5), ("typical_p", "x"),
+        ("top_n_sigma", -2), ("top_n_sigma", float("nan")), ("xtc_probability", 1.01), ("xtc_threshold", -0.1),
+        ("dry_multiplier", -1), ("dry_base", 0.5), ("dry_allowed_length", 0), ("dry_allowed_length", 1.5),
+        ("dry_range", -2), ("dry_range", None), ("dry_sequence_breakers", "ab"), ("dry_sequence_breakers", [""]),
+        ("dry_sequence_breakers", 0), ("dry_breaker_token_ids", [100]), ("dry_breaker_token_ids", 3),
     ],
 )  # fmt: skip
 def test_a_parameter_of_the_wrong_type_is_refused_by_name(field, value):

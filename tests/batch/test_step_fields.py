@@ -190,17 +190,23 @@ PARAMS = {
         temperature=0.5, top_p=0.9, top_k=5, min_p=0.1, presence_penalty=0.25, frequency_penalty=0.5,
         repetition_penalty=1.5, seed=3, min_tokens=2, logprobs=4, prompt_logprobs=1, stop_token_ids=(7,),
         bad_words_token_ids=((1, 2),), allowed_token_ids=(1, 2, 3), logit_bias={4: 1.5}, structured_outputs="x",
+        typical_p=0.25, top_n_sigma=1.5, xtc_probability=0.5, xtc_threshold=0.125, dry_multiplier=0.75, dry_base=2.5,
+        dry_allowed_length=3, dry_range=5,
     ),
     "b": SamplingParams(
         temperature=0.75, top_p=0.5, top_k=9, min_p=0.2, presence_penalty=-0.5, frequency_penalty=0.75,
         repetition_penalty=0.5, seed=8, min_tokens=1, logprobs=2, prompt_logprobs=3, stop_token_ids=(9,),
         bad_words_token_ids=((5,),), allowed_token_ids=(0,), logit_bias={6: -1.0},
+        typical_p=0.5, top_n_sigma=0.5, xtc_probability=0.75, xtc_threshold=0.25, dry_multiplier=1.5, dry_base=1.5,
+        dry_allowed_length=1, dry_range=-1,
     ),
 }  # fmt: skip
 FIELDS = {name: name for name in ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
-                                  "repetition_penalty", "seed", "min_tokens")}  # fmt: skip
+                                  "repetition_penalty", "seed", "min_tokens", "typical_p", "top_n_sigma",
+                                  "xtc_probability", "xtc_threshold", "dry_multiplier", "dry_base",
+                                  "dry_allowed_length", "dry_range")}  # fmt: skip
 FIELDS |= {"num_logprobs": "logprobs", "num_prompt_logprobs": "prompt_logprobs"}
-NEEDS = sum(2**i for i in range(1, 13))  # all flags but "greedy"
+NEEDS = sum(2**i for i in range(1, 17))  # all flags but "greedy"
 
 
 def sampling_step() -> InputBatch:

@@ -77,7 +77,17 @@ def run(monkeypatch, capsys, tmp_path):
 
 
 def test_every_command_with_numbers_is_tried():
-    benchmarks = ("host", "throughput", "latency", "prefill", "startup", "speculation", "overlap", "kernels")
+    benchmarks = (
+        "host",
+        "throughput",
+        "latency",
+        "prefill",
+        "startup",
+        "speculation",
+        "overlap",
+        "kernels",
+        "sampling",
+    )
     others = {"run", "explain", "simulate", "calibrate"}
     assert {words for words, _, _ in numbers()} == {f"bench {name}" for name in benchmarks} | others
 

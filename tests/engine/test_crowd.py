@@ -30,6 +30,15 @@ def most_blocks(group: KVGroup) -> int:
 
 def some_params(random: Random) -> SamplingParams:
     return SamplingParams(
+        min_p=random.choice([0.0, 0.0, 0.1]),
+        typical_p=random.choice([1.0, 1.0, 0.7]),
+        top_n_sigma=random.choice([0.0, 0.0, 1.5]),
+        xtc_probability=random.choice([0.0, 0.0, 0.5]),
+        dry_multiplier=random.choice([0.0, 0.0, 1.5]),
+        dry_sequence_breakers=random.choice([None, ("b", "ef")]),
+        logit_bias=random.choice([None, None, {3: 2.0, 4: -1.0}]),
+        bad_words=random.choice([(), (), ("c", "de")]),
+        allowed_token_ids=random.choice([None, None, None, range(1, 20)]),
         temperature=random.choice([0.0, 0.7, 1.3]),
         top_p=random.choice([1.0, 0.8]),
         top_k=random.choice([0, 5]),

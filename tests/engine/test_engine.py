@@ -342,3 +342,12 @@ def test_a_custom_logits_processor_changes_the_requests_that_ask_for_it_alone(co
         assert outputs[str(i)].outputs[0].token_ids == plain_output([1 + i, 2, 3], choose, 20, V)
     with pytest.raises(RequestError, match="extra_args = 'bann'"):
         engine.add_request("x", [1], greedy(extra_args={"bann": ban}))
+
+
+def test_sequence_breakers_are_the_last_tokens_of_their_encodings():
+    engine = make_engine()
+    given = {"b": [2], "ef": [6], "7": []}  # the tokenizer has no digits
+    for i, (text, wanted) in enumerate(given.items()):
+        params = greedy(dry_multiplier=1.0, dry_sequence_breakers=[text], dry_breaker_token_ids=[9])
+        assert engine.check(str(i), [1], params).params.dry_breaker_token_ids == (9, *wanted)
+    assert engine.check("x", [1], greedy(dry_sequence_breakers=["b"])).params.dry_breaker_token_ids == ()

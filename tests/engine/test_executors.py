@@ -25,7 +25,7 @@ from foreword.errors import ConfigError, PlanError, RequestError
 from foreword.executors import Capability, HostExecutor, check_inputs
 from foreword.executors.native import NativeExecutor
 from foreword.executors.numpy import NumpyExecutor
-from foreword.sampling import StepSampling
+from foreword.sampling import Processors
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 EVERYTHING = frozenset(Capability)
@@ -78,7 +78,7 @@ def test_a_batch_with_an_input_that_is_not_read_is_refused_before_anything_is_wr
     executor = OracleExecutor(V, [KVGroup(4)], 4)
     batch = prepare_inputs(states, {"plain": 3, "special": 3}, buffers, block_ops=BlockOps.of(copies=[(3, 2)]))
     with pytest.raises(PlanError, match=rf"Capability\.{capability.name}\).*request 'special'"):
-        executor.launch(batch, StepSampling(sampling_metadata(batch)))
+        executor.launch(batch, Processors(states).step(sampling_metadata(batch)))
     assert (executor.memory[0] == -1).all()
     check_inputs(batch, EVERYTHING - set(INPUTS) | {capability})
     check_inputs(prepare_inputs(states, {"plain": 3}, buffers), frozenset())
@@ -102,7 +102,7 @@ def test_block_operations_come_before_the_step_zeros_before_copies():
     states.add_request(NewRequest("a", [1, 2, 3], [[2]]))
     ops = BlockOps.of([2], [(1, 2), (3, 4)])
     batch = prepare_inputs(states, {"a": 3}, InputBuffers.for_states(states, 8), block_ops=ops)
-    pending = Recording().launch(batch, StepSampling(sampling_metadata(batch)))
+    pending = Recording().launch(batch, Processors(states).step(sampling_metadata(batch)))
     assert calls == [("zero", [2]), ("copy", [1, 3], [2, 4])]
     assert pending.result().token_ids.tolist() == [0]
     assert calls[2:] == ["compute"]

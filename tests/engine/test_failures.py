@@ -196,6 +196,8 @@ def test_outputs_that_are_given_back_come_again():
         ({"bad_words": ["a", ""]}, "bad_words"),
         ({"bad_words_token_ids": [[1], []]}, "bad_words_token_ids"),
         ({"allowed_token_ids": []}, "allowed_token_ids"),
+        ({"dry_base": 0.9}, "dry_base"),
+        ({"typical_p": 0.0}, "typical_p"),
     ],
 )
 def test_parameters_that_mean_nothing_are_refused(params, field):

@@ -8,6 +8,7 @@ from kernel_driver import Driver
 from kernel_reference import SPECS, random_weights
 
 from foreword import _native
+from foreword.batch.state.sampling_columns import COLUMNS
 
 REFUSED = (ValueError, TypeError, MemoryError)
 SPEC = SPECS["llama"]
@@ -99,20 +100,50 @@ def test_steps(driver):
     np.testing.assert_array_equal(step(**arguments), want)
 
 
-def test_draws(driver):
-    arguments = (
-        np.random.default_rng(0).normal(0, 1, (6, 300)).astype(np.float32),
-        *(np.array([value] * 3, dtype) for value, dtype in ((1, "f4"), (4, "i4"), (0.9, "f4"), (0.1, "f4"), (7, "i8"))),
-        np.arange(6),
-        np.array([0, 1, 2, 0, 1, 2], np.int32),
-        np.zeros(6, np.int32),
-    )
+def test_sampled_steps(driver):
+    columns = {name: np.full(3, default, dtype) for name, (dtype, default) in COLUMNS.items()}
+    columns["temperature"][:2] = 1
+    columns["repetition_penalty"][:] = 2
+    columns["dry_multiplier"][1:] = 1
+    columns["min_tokens"][:] = 9
+    tokens = np.random.default_rng(1).integers(0, 300, (3, 12)).astype(np.int32)
+    prompt_len, num_tokens = np.array([3, 2, 5], np.int32), np.array([6, 7, 8], np.int32)
+    rows = _native.SamplingRows(columns, tokens, prompt_len, num_tokens, 300)
+    ids = np.array([3, 7, 9, 250], np.int32)
+    rules = [ids, ids, np.ones(4, np.float32), ids[:2], ids, np.array([1, 4], np.int32), ids]
+    arguments = [
+        np.random.default_rng(0).normal(0, 1, (5, 300)).astype(np.float32),
+        np.array([0, 1, 2], np.int32),
+        np.array([5, 6, 7], np.int32),
+        np.array([0, 1, 3, 5], np.int32),
+        np.array([6, 7, 8, 8, 9]),
+        np.array([4, 5], np.int32),
+        np.ones((3, 12), np.bool_),
+        np.array([1, 4], np.int32),
+        np.full((2, 10), -1, np.int32),
+        np.array([0, 2], np.int32),
+    ]
+    changed = np.zeros((2, 300), np.float32)
+    offsets = np.array([0, 3, 6, 9, 12, 15])
+    outputs = [np.zeros((3, 2), np.int32), offsets, np.zeros(15, np.int32), np.zeros(15), np.zeros(15, np.int32)]
 
     def call(rng):
-        changed = [odd_array(rng, a) if rng.random() < 0.3 else a for a in arguments]
-        if rng.random() < 0.3:  # any number is a parameter
-            changed[rng.choice([1, 3, 4])] = rng.choice([np.nan, np.inf, -np.inf, -1, 1e-45, 3e38], 3).astype("f4")
-        _native.sample(*changed, rng.choice([None, driver.executor.core]))
+        def some(values, chance):
+            return [odd_array(rng, a) if rng.random() < chance else a for a in values]
+
+        if rng.random() < 0.2:  # any number is a parameter
+            numbers = np.array([np.nan, np.inf, -np.inf, -1, 1e-45, 3e38], np.float32)
+            columns[rng.choice([n for n in columns if columns[n].dtype.kind == "f"])][:] = rng.choice(numbers, 3)
+            columns[rng.choice(["dry_allowed_length", "dry_range", "min_tokens", "top_k"])][:] = rng.choice(
+                [-(2**31), -1, 0, 1, 2**31 - 1], 3
+            )
+        model, changed[:] = rng.choice([None, driver.executor.core]), 0
+        if rng.random() < 0.3:
+            rows.set(odd_number(rng, 1), *some(rules, 0.1))
+        if rng.random() < 0.3:
+            rows.change(*some([*arguments, changed], 0.1), model)
+        else:
+            rows.sample(*some([*arguments, changed, *outputs], 0.07), model)
 
     assert 0 < calls(3000, call) < 3000
 

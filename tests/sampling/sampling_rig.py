@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,6 +18,7 @@ from foreword.batch import (
     sampling_metadata,
 )
 from foreword.sampling import Processors, Sampler, gumbel_noise
+from foreword.sampling.noise import uniform_noise
 
 V = 50
 END = 0
@@ -89,10 +91,25 @@ def changed_by_rules(z: list[float], p: SamplingParams, prompt: list[int], outpu
             x = x / r if x > 0 else x * r
         if t in output:
             x -= f32(p.frequency_penalty) * f32(output.count(t)) + f32(p.presence_penalty)
+        if p.dry_multiplier > 0 and (m := repeated(t, prompt + output, p)) >= p.dry_allowed_length:
+            growth = float(f32(p.dry_base)) ** (m - p.dry_allowed_length)
+            x -= f32(min(float(f32(p.dry_multiplier)) * growth, 1e30))
         penalized[t] = float(x)
     z, known = penalized, prompt + output
     ends = [w[-1] for w in p.bad_words_token_ids if known[len(known) - len(w) + 1 :] == list(w[:-1])]
     return unless_none_left(dict.fromkeys(ends, -math.inf))
+
+
+def repeated(token: int, text: list[int], p: SamplingParams) -> int:
+    """The most tokens that end the text and are also before an occurrence of ``token``, behind the last breaker."""
+    text = text[max(0, len(text) - p.dry_range) :] if p.dry_range >= 0 else text
+    longest = 0
+    for i in range(len(text)):
+        for m in range(1, i + 1):
+            end = text[len(text) - m :]
+            if text[i] == token and text[i - m : i] == end and not set(end) & set(p.dry_breaker_token_ids):
+                longest = max(longest, m)
+    return longest
 
 
 def nucleus(order: list[int], weight: Sequence[float], top_p: float) -> list[int]:
@@ -106,7 +123,7 @@ def nucleus(order: list[int], weight: Sequence[float], top_p: float) -> list[int
 
 
 def token_of(z: list[float], p: SamplingParams, position: int) -> int:
-    """Temperature → min-p → top-k → top-p → draw, on the descending order with lower ids first."""
+    """Temperature, the filters and the draw, on the descending order with lower ids first."""
     if p.temperature == 0:
         return max(range(V), key=lambda t: (z[t], -t))
     scaled = [x / float(np.float32(p.temperature)) for x in z]
@@ -115,9 +132,23 @@ def token_of(z: list[float], p: SamplingParams, position: int) -> int:
     if p.min_p > 0:
         least = max(scaled) + math.log(float(np.float32(p.min_p)))
         kept = [t for t in kept if scaled[t] >= least]
+    if p.top_n_sigma > 0:
+        least = max(scaled) - float(np.float32(p.top_n_sigma)) * statistics.pstdev(x for x in scaled if x > -math.inf)
+        kept = [t for t in kept if scaled[t] >= least]
     if p.top_k:
         kept = kept[: p.top_k]
     kept = nucleus(kept, weight, float(np.float32(p.top_p)))
+    if p.typical_p < 1:
+        total = sum(weight[t] for t in kept)
+        share = {t: weight[t] / total for t in kept}
+        entropy = -sum(x * math.log(x) for x in share.values() if x > 0)
+        surprise = {t: abs((max(scaled) - scaled[t] + math.log(total)) - entropy) for t in kept}
+        typical = nucleus(sorted(kept, key=lambda t: round(surprise[t], 9)), weight, float(np.float32(p.typical_p)))
+        kept = [t for t in kept if t in typical]
+    if uniform_noise(p.seed, position, np.array([-1]))[0] < float(np.float32(p.xtc_probability)):
+        least = float(np.float32(p.xtc_threshold)) * sum(weight[t] for t in kept)
+        count = sum(weight[t] >= least for t in kept)
+        kept = kept[max(0, count - 1) :]
     noise = gumbel_noise(p.seed, position, np.arange(V))
     return max(kept, key=lambda t: (scaled[t] + noise[t], -t))
 

@@ -102,7 +102,9 @@ def test_requests_admitted_before_the_processors_are_made_count():
     rig = Rig(SamplingParams(temperature=0.0, logit_bias={4: 50.0}))
     processors = Processors(rig.states)
     processors.update()
-    assert len(processors.step(sampling_metadata(rig.batch())).processors) == 1
+    batch = rig.batch()
+    sampling = processors.step(sampling_metadata(batch))
+    assert rig.sampler.sample(batch, logits(), sampling).token_ids.tolist() == [4]
     processors.close()
     rig.processors.close()
     assert not rig.states.observers

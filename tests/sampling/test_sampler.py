@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ from sampling_rig import Rig, V, logits, tokens_of
 
 from foreword.batch import SamplingParams
 from foreword.native import available
-from foreword.sampling import LogitRows, gumbel_noise, token_logprobs
+from foreword.sampling import gumbel_noise, token_logprobs
+from foreword.sampling.reference import StepArrays
 
 
 def test_temperature_zero_is_the_argmax_and_the_lowest_id_wins():
@@ -87,9 +89,13 @@ def test_penalties_are_those_of_the_definition():
         expected[t] -= 0.6 * output.count(t) + 0.9
     rig = Rig(p, prompt=prompt, output=output)
     batch = rig.batch()
-    (rules,) = rig.sampling(batch).processors
-    got = z.copy()
-    rules.apply(got, LogitRows.of(batch, np.array([0])))
+    rules = rig.sampling(batch).rules
+    got = np.empty_like(z)
+    step = StepArrays(
+        z, batch.idx_mapping, batch.num_computed_tokens, batch.cu_num_logits, np.array([6]), batch.draft_token_ids,
+        None, None, None,
+    )  # fmt: skip
+    rules.core.change(*step, np.array([0], np.int32), got, None)
     np.testing.assert_allclose(got[0], expected, rtol=1e-5)
     assert rig.draw(z).token_ids.tolist() == [int(expected.argmax())]
 
@@ -131,6 +137,16 @@ def test_equal_tokens_share_a_rank_and_the_lower_id_is_listed():
     assert {e.rank for e in entry.values()} == {1}
 
 
+def test_log_probabilities_are_values():
+    entry = token_logprobs(logits(1, 5)[0], 3, 2)
+    chosen = entry.chosen
+    assert chosen == entry[3] == next(iter(entry.values()))
+    assert entry.chosen == chosen
+    copied = pickle.loads(pickle.dumps(entry))
+    assert copied == entry == dict(entry)
+    assert repr(copied) == repr(dict(entry))
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**31), st.sampled_from([0.0, 0.6, 1.2]), st.integers(0, 3))
 def test_verified_output_is_the_output_without_drafts(seed: int, temperature: float, right: int):
@@ -161,6 +177,15 @@ def some_params(draw: st.DrawFn) -> SamplingParams:
         top_k=draw(st.sampled_from([0, 1, 3, 20])),
         top_p=draw(st.sampled_from([1.0, 0.95, 0.5, 0.05])),
         min_p=draw(st.sampled_from([0.0, 0.02, 0.4])),
+        typical_p=draw(st.sampled_from([1.0, 1.0, 0.93, 0.41])),
+        top_n_sigma=draw(st.sampled_from([0.0, 0.0, -1.0, 0.7, 1.9])),
+        xtc_probability=draw(st.sampled_from([0.0, 0.0, 0.5, 1.0])),
+        xtc_threshold=draw(st.sampled_from([0.0, 0.013, 0.11, 0.5, 0.7])),
+        dry_multiplier=draw(st.sampled_from([0.0, 0.0, 0.8, 3.0])),
+        dry_base=draw(st.sampled_from([1.0, 1.75, 900.0])),
+        dry_allowed_length=draw(st.integers(1, 3)),
+        dry_range=draw(st.sampled_from([-1, 0, 3, 5])),
+        dry_breaker_token_ids=maybe(st.lists(token, max_size=2), ()),
         presence_penalty=maybe(st.just(0.9), 0.0),
         frequency_penalty=maybe(st.just(-0.6), 0.0),
         repetition_penalty=maybe(st.sampled_from([0.7, 1.6]), 1.0),
@@ -179,10 +204,10 @@ def some_params(draw: st.DrawFn) -> SamplingParams:
 @st.composite
 def scenes(draw: st.DrawFn):
     """Requests (parameters, prompt, output, drafts), some of which are prompt chunks that are not the last."""
-    token = st.integers(0, 4)  # few, so that penalties and bad words apply
+    token = st.integers(0, 4)  # few, so that penalties, repetitions and bad words apply
     requests = []
     for _ in range(draw(st.integers(1, 5))):
-        prompt = draw(st.lists(token, min_size=2, max_size=5))
+        prompt = draw(st.lists(token, min_size=2, max_size=9))
         output = draw(st.lists(token, max_size=4))
         is_chunk = draw(st.integers(0, 4)) == 0
         wrong = [] if is_chunk else draw(st.lists(token, max_size=3))
@@ -199,7 +224,7 @@ def test_drawn_tokens_are_those_of_the_definition(is_native: bool, scene):
     if seed % 3 == 0:
         z[:, 25:] = -np.inf
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("foreword.sampling.draw.available", lambda: is_native)
+        patch.setattr("foreword.sampling.row_rules.available", lambda: is_native)
         rig, counts, drafts, wanted, start = Rig(drafts=4), {}, {}, {}, 0
         for i, (params, prompt, output, wrong, is_chunk, right) in enumerate(requests):
             name, known = str(i), len(prompt) + len(output)

@@ -129,6 +129,9 @@ def some_params(random: Random) -> SamplingParams:
                 {"prompt_logprobs": 1},
                 {"best_of": 3},
                 {"min_p": 0.1},
+                {"typical_p": 0.7, "top_n_sigma": 1.5},
+                {"xtc_probability": 0.5, "xtc_threshold": 0.05},
+                {"dry_multiplier": 1.5, "dry_sequence_breakers": ["c"]},
             ]
         ),
     )

@@ -12,7 +12,7 @@ from foreword.batch import InputBuffers, KVGroup, prepare_inputs, sampling_metad
 from foreword.bench.shapes import Shape
 from foreword.errors import ConfigError
 from foreword.executors import Executor
-from foreword.sampling import StepSampling
+from foreword.sampling import Processors
 from foreword.scheduler.simulation import CostModel
 
 
@@ -59,11 +59,12 @@ def measure(
             continue
         states, plan = shape.admit(vocab_size=vocab_size, max_model_len=max_model_len, kv_groups=kv_groups)
         buffers = InputBuffers.for_states(states, shape.num_tokens)
+        processors = Processors(states)
         times = []
         for _ in range(1 + num_runs):
             start = clock()
             batch = prepare_inputs(states, plan, buffers, gather_block_tables=executor.reads_gathered_tables)
-            executor.launch(batch, StepSampling(sampling_metadata(batch))).result()
+            executor.launch(batch, processors.step(sampling_metadata(batch))).result()
             times.append(clock() - start)
         yield MeasuredStep(shape, float(np.median(times[1:])))
 

@@ -14,6 +14,7 @@ from foreword.bench import engine_host, requests, serving
 from foreword.bench import host as host_bench
 from foreword.bench import kernels as kernels_bench
 from foreword.bench import overlap as overlap_bench
+from foreword.bench import sampling as sampling_bench
 from foreword.bench import speculation as speculation_bench
 from foreword.bench import startup as startup_bench
 from foreword.cli.options import EngineOptions, Json, Threads, counts, not_nan, show, with_engine_options
@@ -178,6 +179,22 @@ def overlap(
 def kernels(num_threads: Threads = None, as_json: Json = False) -> None:
     """Memory bandwidth and arithmetic throughput of this machine, and the fraction that model steps reach."""
     show(kernels_bench.run(num_threads=num_threads), str, as_json=as_json)
+
+
+@bench.command()
+def sampling(
+    model: Annotated[str, typer.Option(help="The model whose step and threads are measured.")] = "smollm2",
+    repeats: Turns = 5,
+    num_threads: Threads = None,
+    as_json: Json = False,
+) -> None:
+    """Time of sampling 256 requests by set of parameters, beside the model's step and PyTorch."""
+    show(
+        sampling_bench.run(model=model, num_threads=num_threads, repeats=repeats),
+        str,
+        as_json=as_json,
+        header=[f"{'vocab':>8}  {'parameters':<20}{'ms':>9}{'of a step':>11}{'torch ms':>12}"],
+    )
 
 
 def _serve(

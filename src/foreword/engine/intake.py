@@ -21,6 +21,7 @@ from foreword.sampling import Processors, derived_seed
 from foreword.scheduler import Request
 
 Prompt = str | Sequence[int]
+DRY_BREAKERS = ("\n", ":", '"', "*")
 
 
 class Tokenizer(Protocol):
@@ -75,10 +76,14 @@ class Intake:
         lora_id, grammar = options.get("lora_id", 0), options.get("grammar")
         check_capabilities(request_id, self._executor, params, lora_id=lora_id, grammar=grammar)
         self._processors.check(request_id, params)
-        if (params.stop_strings or params.bad_words) and self._tokenizer is None:
-            raise RequestError(request_id, "stop", params.stop, "needs a tokenizer", "Use stop_token_ids.")
+        if self._tokenizer is None:
+            for field in ("stop", "bad_words", "dry_sequence_breakers"):
+                if value := getattr(params, field):
+                    raise RequestError(request_id, field, value, "needs a tokenizer", "Use token ids.")
         if words := self._bad_words(params):
             params = replace(params, bad_words_token_ids=(*params.bad_words_token_ids, *words))
+        if breakers := self._dry_breakers(params):
+            params = replace(params, dry_breaker_token_ids=(*params.dry_breaker_token_ids, *breakers))
         return RequestGroup(
             request_id,
             prompt_text,
@@ -145,6 +150,14 @@ class Intake:
         spellings = [spelling for word in params.bad_words for spelling in (word, " " + word.lstrip())]
         ids = (self._tokenizer.encode(spelling, add_special_tokens=False) for spelling in spellings)
         return [word for word in ids if word]
+
+    def _dry_breakers(self, params: SamplingParams) -> list[int]:
+        """The last token of each sequence breaker inside a text."""
+        if self._tokenizer is None or not params.dry_multiplier:
+            return []
+        breakers = DRY_BREAKERS if params.dry_sequence_breakers is None else params.dry_sequence_breakers
+        before, *ids = (self._tokenizer.encode("a" + breaker, add_special_tokens=False) for breaker in ("", *breakers))
+        return [token_ids[-1] for token_ids in ids if token_ids != before]
 
 
 def _text_stream(tokenizer: Tokenizer, params: SamplingParams) -> TextStream:

@@ -120,8 +120,8 @@ class Completion:
 
     @property
     def cumulative_logprob(self) -> float:
-        """Σ log-probability of the sampled tokens; the sampled token is the first of each entry."""
-        return sum(next(iter(entry.values())).logprob for entry in self.logprobs)
+        """Σ log-probability of the sampled tokens."""
+        return sum(entry.chosen.logprob for entry in self.logprobs)
 
     @property
     def mean_logprob(self) -> float:

@@ -78,4 +78,5 @@ class HostStep:
             return executor.sampler.sample(batch, executor.compute(batch, own), sampling)
         logits = executor.compute(batch, np.concatenate([own, tokens]))
         sampled = executor.sampler.sample(batch, logits[: len(own)], sampling)
-        return replace(sampled, prompt_logprobs=read_prompt_logprobs(batch, tokens, logits[len(own) :]))
+        found = read_prompt_logprobs(batch, tokens, logits[len(own) :], executor.sampler.threads)
+        return replace(sampled, prompt_logprobs=found)

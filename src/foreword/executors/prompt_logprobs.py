@@ -7,7 +7,8 @@ import numpy as np
 from foreword.arrays import F32, I64
 from foreword.batch import InputBatch
 from foreword.batch.state.sampling_metadata import SamplingMetadata
-from foreword.sampling import TokenLogprobs, token_logprobs
+from foreword.native import native
+from foreword.sampling.logprobs import TokenLogprobs, read_logprobs
 
 NO_TOKENS: I64 = np.zeros(0, np.int64)
 
@@ -21,16 +22,19 @@ def prompt_tokens(batch: InputBatch, metadata: SamplingMetadata) -> I64:
     return np.flatnonzero(wanted & (batch.positions[: batch.num_tokens] + 1 < batch.states.prompt_len[rows]))
 
 
-def read_prompt_logprobs(batch: InputBatch, tokens: I64, logits: F32) -> dict[int, list[tuple[int, TokenLogprobs]]]:
+def read_prompt_logprobs(
+    batch: InputBatch, tokens: I64, logits: F32, threads: native.CpuModel | None = None
+) -> dict[int, list[tuple[int, TokenLogprobs]]]:
     """State row → (position of a prompt token, its log-probability and the likeliest tokens there), in order.
 
-    Row i of logits [n, V] is at batch token tokens[i].
+    Row i of logits [n, V] is at batch token tokens[i]. threads: the model whose idle threads compute too.
     """
     states = batch.states
+    rows, positions = batch.idx_mapping[batch.req_indices[tokens]], batch.positions[tokens] + 1
+    arrays = read_logprobs(
+        logits, states.token_ids[rows, positions], states.sampling.num_prompt_logprobs[rows], threads
+    )
     found: dict[int, list[tuple[int, TokenLogprobs]]] = {}
-    for i, t in enumerate(tokens.tolist()):
-        row, position = int(batch.idx_mapping[batch.req_indices[t]]), int(batch.positions[t]) + 1
-        count = int(states.sampling.num_prompt_logprobs[row])
-        entry = token_logprobs(logits[i], int(states.token_ids[row, position]), count)
-        found.setdefault(row, []).append((position, entry))
+    for i, (row, position) in enumerate(zip(rows.tolist(), positions.tolist(), strict=True)):
+        found.setdefault(row, []).append((position, TokenLogprobs(arrays, i)))
     return found

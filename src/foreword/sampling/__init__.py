@@ -2,11 +2,11 @@
 
 from foreword.batch.values.seeds import derived_seed
 from foreword.sampling.failures import BadLogitsError, NoTokenLeftError
-from foreword.sampling.filters import kept_tokens
 from foreword.sampling.logprobs import Logprob, TokenLogprobs, token_logprobs
 from foreword.sampling.masks import Grammar, TokenMasks, token_masks
 from foreword.sampling.noise import gumbel_noise
 from foreword.sampling.processors import LogitsProcessor, Processors, StepSampling
+from foreword.sampling.reference import kept_tokens
 from foreword.sampling.rows import LogitRows, RowValues
 from foreword.sampling.sampler import Sampled, Sampler
 from foreword.sampling.verification import accepted_tokens

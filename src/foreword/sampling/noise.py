@@ -15,14 +15,18 @@ from foreword.batch.values.seeds import MASK, STRIDE, mix64
 PER_TOKEN = 0xBF58476D1CE4E5B9
 
 
-def gumbel_noise(seed: int, position: int, token_ids: Ints) -> F64:
-    """One Gumbel(0, 1) number per token, float64 [n]. Integer arithmetic is modulo 2^64:
+def uniform_noise(seed: int, position: int, token_ids: Ints) -> F64:
+    """One number of (0, 1) per token, float64 [n]. Integer arithmetic is modulo 2^64:
 
-    x = mix64(seed + position · 0x9E3779B97F4A7C15 + token · 0xBF58476D1CE4E5B9)
-    u = ((x >> 40) + 0.5) · 2^−24                 gumbel = −log(−log u)
+    x = mix64(seed + position · 0x9E3779B97F4A7C15 + token · 0xBF58476D1CE4E5B9)        u = ((x >> 40) + 0.5) · 2^−24
     """
     x = token_ids.astype(np.uint64) * np.uint64(PER_TOKEN)
     x += np.uint64((seed + position * STRIDE) & MASK)
     u: F64 = ((mix64(x) >> 40).astype(np.float64) + 0.5) * 2.0**-24
-    gumbel: F64 = -np.log(-np.log(u))
+    return u
+
+
+def gumbel_noise(seed: int, position: int, token_ids: Ints) -> F64:
+    """One Gumbel(0, 1) number per token, float64 [n]: −log(−log u) of `uniform_noise`."""
+    gumbel: F64 = -np.log(-np.log(uniform_noise(seed, position, token_ids)))
     return gumbel

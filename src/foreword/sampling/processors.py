@@ -12,8 +12,8 @@ from foreword.batch.state.batch_update import BatchUpdate
 from foreword.batch.state.sampling_metadata import SamplingMetadata
 from foreword.errors import RequestError
 from foreword.sampling.masks import TokenMasks
+from foreword.sampling.row_rules import RowRules
 from foreword.sampling.rows import LogitRows, RowValues
-from foreword.sampling.rules import RulesProcessor
 
 
 class LogitsProcessor(Protocol):
@@ -38,17 +38,18 @@ class LogitsProcessor(Protocol):
 class StepSampling:
     """What the sampler needs for one step beside the batch and its logits. Not to be changed; not frozen, for speed.
 
-    metadata: of the batch's requests [B]. processors: those that apply to some of these, in order.
-    masks: applied before the processors.
+    metadata: of the batch's requests [B]. rules: of its states, up to date. processors: custom ones that apply to some
+    of these requests, in order. masks: applied before rules and processors.
     """
 
     metadata: SamplingMetadata
+    rules: RowRules
     processors: tuple[LogitsProcessor, ...] = ()
     masks: TokenMasks | None = None
 
 
 class Processors:
-    """The logits processors of some states: the rules of `SamplingParams`, then the custom ones in their order.
+    """What changes the logits of some states' requests: the rules of `SamplingParams`, then custom processors in order.
 
     custom: processors over the rows of ``states``. eos_token_ids: the model's end tokens, for min_tokens.
     """
@@ -56,10 +57,11 @@ class Processors:
     def __init__(
         self, states: RequestStates, custom: Iterable[LogitsProcessor] = (), *, eos_token_ids: Sequence[int] = ()
     ) -> None:
-        self._all: tuple[LogitsProcessor, ...] = (RulesProcessor(states, eos_token_ids), *custom)
+        self._rules = RowRules(states, eos_token_ids)
+        self._all: tuple[LogitsProcessor, ...] = tuple(custom)
         self._active: tuple[LogitsProcessor, ...] = ()  # those that apply to some row
         self._extra_args: frozenset[str] = frozenset().union(*(p.extra_args for p in self._all))
-        self._updates = BatchUpdates(states)
+        self._updates = BatchUpdates(states) if self._all else None  # observed states change more slowly
         self._is_behind = True  # a processor may have missed changes: before the first update, after one that failed
 
     def check(self, request_id: str, params: SamplingParams) -> None:
@@ -73,6 +75,8 @@ class Processors:
 
     def update(self) -> None:
         """Follow the changes of the rows since the last call. Call it between an admission and its first step."""
+        if self._updates is None:
+            return
         was_behind, self._is_behind = self._is_behind, True
         change = self._updates.take_all() if was_behind else self._updates.take()
         if change:
@@ -86,8 +90,10 @@ class Processors:
         active = self._active
         if active:
             active = tuple(p for p in active if p.rows.mask.take(metadata.rows).any())
-        return StepSampling(metadata, active, masks)
+        self._rules.update(metadata)
+        return StepSampling(metadata, self._rules, active, masks)
 
     def close(self) -> None:
         """Stop observing the states."""
-        self._updates.close()
+        if self._updates is not None:
+            self._updates.close()

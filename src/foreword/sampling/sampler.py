@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from foreword.arrays import F32, I32, I64
 from foreword.batch import InputBatch
-from foreword.batch.state.sampling_metadata import SamplingMetadata
 from foreword.errors import PlanError
 from foreword.native import native
-from foreword.sampling.draw import draw_tokens
 from foreword.sampling.failures import BadLogitsError, NoTokenLeftError, has_choice
-from foreword.sampling.logprobs import TokenLogprobs, token_logprobs
+from foreword.sampling.logprobs import LogprobArrays, StepLogprobs, TokenLogprobs
 from foreword.sampling.processors import StepSampling
+from foreword.sampling.reference import StepArrays
 from foreword.sampling.rows import LogitRows
-from foreword.sampling.verification import accepted_tokens
 
 FLOAT32 = np.dtype(np.float32)
+_NO_LOGPROBS = (None, None, None, None)
 
 Failure = Exception | type[BadLogitsError] | type[NoTokenLeftError]  # a type is made with the request's id and the step
 
@@ -35,18 +35,15 @@ class Sampled:
     """
 
     token_ids: I32
-    logprobs: dict[int, list[TokenLogprobs]]
+    logprobs: Mapping[int, list[TokenLogprobs]]
     prompt_logprobs: dict[int, list[tuple[int, TokenLogprobs]]] = field(default_factory=dict)
     failures: dict[int, Failure] = field(default_factory=dict)
 
 
 class Sampler:
-    """Draws the tokens of steps. It holds no state of requests. For each row of logits, in this order:
+    """Draws the tokens of steps, as `foreword.sampling.reference` defines. It holds no state of requests.
 
-        token mask → processors (allowed ids, bias, minimum length → penalties → bad words → custom ones)
-        → temperature → min-p → top-k → top-p → draw
-
-    threads: the model whose idle threads draw too; no step of it may run meanwhile. The tokens are the same without.
+    threads: the model whose idle threads sample too; no step of it may run meanwhile. The tokens are the same without.
     """
 
     __slots__ = ("threads",)
@@ -57,86 +54,81 @@ class Sampler:
     def sample(self, batch: InputBatch, logits: F32, sampling: StepSampling) -> Sampled:
         """Draw for every request of the batch from ``logits`` [L, V], which are not changed.
 
-        A prompt chunk that is not the last gets a token too, that masks and processors do not affect;
+        A prompt chunk that is not the last gets a token too, that rules, masks and processors do not affect;
         `RequestStates.commit` discards it. PlanError for logits of another shape or type.
         """
-        at = batch.logits_indices
-        if logits.shape != (len(at), batch.states.vocab_size) or logits.dtype is not FLOAT32:
+        at, states, masks = batch.logits_indices, batch.states, sampling.masks
+        if logits.shape != (len(at), states.vocab_size) or logits.dtype is not FLOAT32:
             raise PlanError("the logits must be float32 [L, V]", step=batch.step, tensor="logits",
-                            expected=(len(at), batch.states.vocab_size),
+                            expected=(len(at), states.vocab_size),
                             got=(*logits.shape, str(logits.dtype)))  # fmt: skip
-        rows, columns = batch.expanded_idx_mapping, batch.states.sampling
         positions = batch.positions.take(at)
         positions += 1
-        drawn = draw_tokens(logits, columns, rows, positions, self.threads)
-        if sampling.processors or sampling.masks is not None:
-            indices = _changed_rows(batch, positions, sampling)
-            if indices.size:
-                changed = _change(batch, logits, indices, sampling)
-                drawn[indices] = draw_tokens(changed, columns, rows[indices], positions[indices], self.threads)
+        step = StepArrays(
+            logits,
+            batch.idx_mapping,
+            batch.num_computed_tokens,
+            batch.cu_num_logits,
+            positions,
+            batch.draft_token_ids,
+            states.extras.is_token_id,
+            None if masks is None else masks.logit_rows,
+            None if masks is None else masks.words,
+        )
+        indices, changed = self._process(batch, step, sampling) if sampling.processors else (None, None)
         width = 1  # the most logits of a request; each has at least one
-        if len(drawn) > batch.num_reqs:
+        if len(at) > batch.num_reqs:
             width = int(np.diff(batch.cu_num_logits).max())
-        tokens = drawn if width == 1 else accepted_tokens(drawn, batch.draft_token_ids, batch.cu_num_logits, width)
+        tokens = np.empty((batch.num_reqs, width), np.int32)
+        wanted = None if sampling.metadata.num_logprobs is None else _wanted_logprobs(batch, sampling, tokens)
+        logprobs = _NO_LOGPROBS if wanted is None else wanted.arrays.all()
+        sampling.rules.core.sample(*step, indices, changed, tokens, *logprobs, self.threads)
         failures: dict[int, Failure] = {}
-        if drawn[drawn.argmin()] < 0:  # faster than min()
-            failures |= _failures(batch, logits, drawn, positions)
-        if sampling.masks is not None and sampling.masks.failures:
-            failures |= sampling.masks.failures
-            tokens[list(sampling.masks.failures)] = -1
-        return Sampled(tokens, _logprobs(batch, logits, tokens, sampling.metadata), failures=failures)
+        first = tokens[:, 0]
+        if first[first.argmin()] < 0:  # faster than min()
+            failures |= _failures(batch, logits, first, positions)
+        if masks is not None and masks.failures:
+            failures |= masks.failures
+            tokens[list(masks.failures)] = -1
+        return Sampled(tokens if width > 1 else tokens.reshape(-1), wanted or {}, failures=failures)
+
+    def _process(
+        self, batch: InputBatch, step: StepArrays, sampling: StepSampling
+    ) -> tuple[I32, F32] | tuple[None, None]:
+        """The rows of logits that custom processors change, ascending, and these rows [n, V] after rules and
+        processors. None of a prompt chunk that is not the last.
+        """
+        rows = batch.expanded_idx_mapping
+        applies = [processor.rows.mask.take(rows) for processor in sampling.processors]
+        selected = np.logical_or.reduce(applies) & (step.positions >= batch.states.num_tokens.take(rows))
+        indices = selected.nonzero()[0].astype(np.int32)
+        if not indices.size:
+            return None, None
+        changed, at = np.empty((len(indices), step.logits.shape[1]), np.float32), LogitRows.of(batch, indices)
+        sampling.rules.core.change(*step, indices, changed, self.threads)
+        for processor, applied in zip(sampling.processors, applies, strict=True):
+            some = applied[indices].nonzero()[0]
+            if len(some) == len(indices):
+                processor.apply(changed, at)
+            elif len(some):
+                part = changed[some]
+                processor.apply(part, at.take(some))
+                changed[some] = part
+        return indices, changed
 
 
-def _changed_rows(batch: InputBatch, positions: I64, sampling: StepSampling) -> I64:
-    """The rows of logits that masks or processors change, ascending: none of a prompt chunk that is not the last."""
-    rows = batch.expanded_idx_mapping
-    selected = np.zeros(len(rows), np.bool_)
-    for processor in sampling.processors:
-        selected |= processor.rows.mask.take(rows)
-    if sampling.masks is not None:
-        selected[sampling.masks.logit_rows] = True
-    selected &= positions >= batch.states.num_tokens.take(rows)
-    return selected.nonzero()[0]
-
-
-def _change(batch: InputBatch, logits: F32, indices: I64, sampling: StepSampling) -> F32:
-    """These rows of the logits [N, V], masked and processed."""
-    changed, at = logits.take(indices, axis=0), LogitRows.of(batch, indices)
-    if sampling.masks is not None:
-        sampling.masks.apply(changed, indices)
-    for processor in sampling.processors:
-        applies = processor.rows.mask.take(at.rows)
-        if applies.all():
-            processor.apply(changed, at)
-        else:
-            some = applies.nonzero()[0]
-            part = changed[some]
-            processor.apply(part, at.take(some))
-            changed[some] = part
-    return changed
+def _wanted_logprobs(batch: InputBatch, sampling: StepSampling, tokens: I32) -> StepLogprobs:
+    """Memory for the log-probabilities of each row of logits whose request wants them."""
+    counts = sampling.metadata.num_logprobs
+    assert counts is not None
+    wanting = (counts >= 0).nonzero()[0]
+    per_row = np.repeat(counts.astype(np.int64), np.diff(batch.cu_num_logits))
+    return StepLogprobs(LogprobArrays.for_counts(per_row), wanting, batch.cu_num_logits[wanting], tokens)
 
 
 def _failures(batch: InputBatch, logits: F32, drawn: I32, positions: I64) -> dict[int, Failure]:
     """The requests whose first token of this step could not be drawn; not those whose token is discarded anyway."""
     first = batch.cu_num_logits[:-1]
     samples = positions[first] >= batch.states.num_tokens[batch.idx_mapping]
-    failed = (samples & (drawn[first] < 0)).nonzero()[0]
+    failed = (samples & (drawn < 0)).nonzero()[0]
     return {b: NoTokenLeftError if has_choice(logits[first[b]]) else BadLogitsError for b in failed.tolist()}
-
-
-def _logprobs(
-    batch: InputBatch, logits: F32, tokens: I32, metadata: SamplingMetadata
-) -> dict[int, list[TokenLogprobs]]:
-    if metadata.num_logprobs is None:
-        return {}
-    table = tokens.reshape(len(tokens), -1)
-    wanting = (metadata.num_logprobs >= 0).nonzero()[0]
-    counts = metadata.num_logprobs[wanting]
-    return {
-        b: [
-            token_logprobs(logits[int(batch.cu_num_logits[b]) + j], token, count)
-            for j, token in enumerate(table[b].tolist())
-            if token >= 0
-        ]
-        for b, count in zip(wanting.tolist(), counts.tolist(), strict=True)
-    }

@@ -36,9 +36,13 @@ class Need(IntFlag):
     BAD_WORDS = 1024
     ALLOWED_TOKENS = 2048
     STRUCTURED_OUTPUT = 4096
+    TYPICAL_P = 8192
+    TOP_N_SIGMA = 16384
+    XTC = 32768
+    DRY = 65536
 
 
-RARE = Need.MIN_TOKENS | Need.LOGIT_BIAS | Need.BAD_WORDS | Need.ALLOWED_TOKENS | Need.STRUCTURED_OUTPUT
+RARE = Need.MIN_TOKENS | Need.LOGIT_BIAS | Need.BAD_WORDS | Need.ALLOWED_TOKENS | Need.STRUCTURED_OUTPUT | Need.DRY
 
 # column → (dtype, value of a row without sampling parameters). A row is greedy by default; a request is not.
 COLUMNS: dict[str, tuple[type[np.generic], float]] = {
@@ -49,6 +53,14 @@ COLUMNS: dict[str, tuple[type[np.generic], float]] = {
     "presence_penalty": (np.float32, 0.0),
     "frequency_penalty": (np.float32, 0.0),
     "repetition_penalty": (np.float32, 1.0),
+    "typical_p": (np.float32, 1.0),
+    "top_n_sigma": (np.float32, 0.0),
+    "xtc_probability": (np.float32, 0.0),
+    "xtc_threshold": (np.float32, float(np.float32(0.1))),
+    "dry_multiplier": (np.float32, 0.0),
+    "dry_base": (np.float32, 1.75),
+    "dry_allowed_length": (np.int32, 2),
+    "dry_range": (np.int32, -1),
     "seed": (np.int64, 0),
     "min_tokens": (np.int32, 0),
     "num_logprobs": (np.int32, -1),
@@ -56,15 +68,8 @@ COLUMNS: dict[str, tuple[type[np.generic], float]] = {
     "needs": (np.int32, int(Need.GREEDY)),
 }
 GIVEN = tuple(name for name in COLUMNS if name != "needs")  # needs follow from the others
-_AS_GIVEN = (
-    "temperature",
-    "top_p",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "min_tokens",
-)
+_COMPUTED = ("top_k", "seed", "num_logprobs", "num_prompt_logprobs")
+_AS_GIVEN = tuple(name for name in GIVEN if name not in _COMPUTED)
 
 
 class FlagRule(NamedTuple):
@@ -92,6 +97,10 @@ FLAG_RULES = (
     FlagRule(int(Need.PENALTIES), "presence_penalty", "!=", 0),
     FlagRule(int(Need.PENALTIES), "frequency_penalty", "!=", 0),
     FlagRule(int(Need.PENALTIES), "repetition_penalty", "!=", 1),
+    FlagRule(int(Need.TYPICAL_P), "typical_p", "<", 1),
+    FlagRule(int(Need.TOP_N_SIGMA), "top_n_sigma", ">", 0),
+    FlagRule(int(Need.XTC), "xtc_probability", ">", 0),
+    FlagRule(int(Need.DRY), "dry_multiplier", ">", 0),
     FlagRule(int(Need.LOGPROBS), "num_logprobs", ">=", 0),
     FlagRule(int(Need.PROMPT_LOGPROBS), "num_prompt_logprobs", ">=", 0),
     FlagRule(int(Need.MIN_TOKENS), "min_tokens", ">", 0),
@@ -121,6 +130,14 @@ class SamplingColumns:
     presence_penalty: F32
     frequency_penalty: F32
     repetition_penalty: F32
+    typical_p: F32
+    top_n_sigma: F32
+    xtc_probability: F32
+    xtc_threshold: F32
+    dry_multiplier: F32
+    dry_base: F32
+    dry_allowed_length: I32
+    dry_range: I32
     seed: I64
     min_tokens: I32
     num_logprobs: I32

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -13,14 +13,7 @@ from foreword.batch.values.sampling_params import SamplingParams
 from foreword.native import available, native
 
 # As plain integers: arithmetic on enum members costs more than the arrays here.
-_GREEDY, _RANDOM, _TOP_P, _TOP_K, _MIN_P, _PENALTIES, _LOGPROBS, _PROMPT_LOGPROBS, _MIN_TOKENS = (
-    int(n)
-    for n in (
-        Need.GREEDY, Need.RANDOM, Need.TOP_P, Need.TOP_K, Need.MIN_P, Need.PENALTIES, Need.LOGPROBS,
-        Need.PROMPT_LOGPROBS, Need.MIN_TOKENS,
-    )
-)  # fmt: skip
-_RARE = int(RARE)
+_GREEDY, _RANDOM, _PENALTIES, _RARE = map(int, (Need.GREEDY, Need.RANDOM, Need.PENALTIES, RARE))
 
 
 @dataclass(slots=True, eq=False)
@@ -40,9 +33,17 @@ class SamplingMetadata:
     top_p: F32 | None
     top_k: I32 | None
     min_p: F32 | None
+    typical_p: F32 | None
+    top_n_sigma: F32 | None
+    xtc_probability: F32 | None
+    xtc_threshold: F32 | None
     presence_penalty: F32 | None
     frequency_penalty: F32 | None
     repetition_penalty: F32 | None
+    dry_multiplier: F32 | None
+    dry_base: F32 | None
+    dry_allowed_length: I32 | None
+    dry_range: I32 | None
     min_tokens: I32 | None
     num_logprobs: I32 | None
     num_prompt_logprobs: I32 | None
@@ -102,6 +103,17 @@ class SamplingMetadata:
         return {b: tuple(p.stop_token_ids) for b, p in self.params.items() if p.min_tokens}
 
 
+_NEEDED_FOR = {"temperature": Need.RANDOM, "seed": Need.RANDOM, "top_p": Need.TOP_P, "top_k": Need.TOP_K,
+               "min_p": Need.MIN_P, "typical_p": Need.TYPICAL_P, "top_n_sigma": Need.TOP_N_SIGMA,
+               "xtc_probability": Need.XTC, "xtc_threshold": Need.XTC,
+               "presence_penalty": Need.PENALTIES, "frequency_penalty": Need.PENALTIES,
+               "repetition_penalty": Need.PENALTIES,
+               "dry_multiplier": Need.DRY, "dry_base": Need.DRY, "dry_allowed_length": Need.DRY, "dry_range": Need.DRY,
+               "min_tokens": Need.MIN_TOKENS, "num_logprobs": Need.LOGPROBS,
+               "num_prompt_logprobs": Need.PROMPT_LOGPROBS}  # fmt: skip
+_GATHERED = tuple((f.name, int(_NEEDED_FOR[f.name])) for f in fields(SamplingMetadata) if f.name in _NEEDED_FOR)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenCounts:
     """What penalties read, for the P rows that have one. batch_indices: int64 [P]. in_prompt: bool [P, V].
@@ -126,25 +138,8 @@ def build_metadata(columns: SamplingColumns, vocab_size: int, rows: I32, needs: 
         held = zip(rare.tolist(), rows[rare].tolist(), strict=True)
         params = {b: c.params[row] for b, row in held if row in c.params}
     at = rows.astype(np.intp)  # once, not in every gather
-    penalties = needs & _PENALTIES
-    is_random = needs & _RANDOM
-    return SamplingMetadata(
-        rows,
-        needs,
-        vocab_size,
-        c.temperature.take(at) if is_random else None,
-        c.seed.take(at) if is_random else None,
-        c.top_p.take(at) if needs & _TOP_P else None,
-        c.top_k.take(at) if needs & _TOP_K else None,
-        c.min_p.take(at) if needs & _MIN_P else None,
-        c.presence_penalty.take(at) if penalties else None,
-        c.frequency_penalty.take(at) if penalties else None,
-        c.repetition_penalty.take(at) if penalties else None,
-        c.min_tokens.take(at) if needs & _MIN_TOKENS else None,
-        c.num_logprobs.take(at) if needs & _LOGPROBS else None,
-        c.num_prompt_logprobs.take(at) if needs & _PROMPT_LOGPROBS else None,
-        params,
-    )
+    gathered: dict[str, Any] = {name: getattr(c, name).take(at) if needs & flag else None for name, flag in _GATHERED}
+    return SamplingMetadata(rows, needs, vocab_size, params=params, **gathered)
 
 
 def token_counts(

@@ -21,15 +21,23 @@ MAX_ITEMS = 1 << 20  # of a list: more than any vocabulary has
 @known_keywords
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How the tokens of a request are chosen, and when its output ends.
+    """How the tokens of a request are chosen, and when its output ends. `foreword.sampling.reference` has the order.
 
     n: completions per prompt. best_of: candidates from which the n are chosen, by the largest mean log-probability of
     their tokens under the unchanged logits (None: n).
-    temperature: divides the logits; 0 is greedy. top_k: keep the k most likely tokens (0: all). top_p: keep the
-    smallest set of most likely tokens with at least this probability. min_p: keep tokens with at least min_p times the
-    largest probability.
+    temperature: divides the logits; 0 is greedy, whatever the filters. top_k: keep the k most likely tokens (0: all).
+    top_p: keep the smallest set of most likely tokens with at least this probability. min_p: keep tokens with at least
+    min_p times the largest probability. top_n_sigma: keep logits of at least the largest less n standard deviations of
+    them all (0 or less: all). typical_p: keep the smallest set with this probability of the tokens whose
+    log-probability is nearest to the expected one. xtc_probability, xtc_threshold: with this chance, drop all but the
+    least likely of the tokens with at least this probability.
     presence_penalty: subtracted from the logits of tokens in the output. frequency_penalty: the same, per occurrence.
     repetition_penalty: divides positive and multiplies negative logits of tokens in the prompt or the output.
+    dry_multiplier, dry_base, dry_allowed_length: a token that would extend a repetition of m tokens, m at least
+    dry_allowed_length, loses dry_multiplier · dry_base^(m − dry_allowed_length) (multiplier 0: off). dry_range: the
+    latest tokens in which repetitions are searched (−1: all, 0: none). dry_sequence_breakers: strings over which no
+    repetition extends, each by the last token of its encoding (None: newline, colon, quote and asterisk where there is
+    a tokenizer). dry_breaker_token_ids: the same as token ids.
     seed: equal seeds and prompts give equal tokens, whatever else is in the batch (None: derived per admission).
     max_tokens: of the output; None: up to the model's length. min_tokens: no end token and no stop before this many.
     stop: strings that end the output. stop_token_ids: tokens that end it. ignore_eos: the model's end tokens do not.
@@ -46,9 +54,19 @@ class SamplingParams:
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
+    typical_p: float = 1.0
+    top_n_sigma: float = 0.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_range: int = -1
+    dry_sequence_breakers: Sequence[str] | None = None
+    dry_breaker_token_ids: Sequence[int] = ()
     seed: int | None = None
     max_tokens: int | None = 16
     min_tokens: int = 0
@@ -104,8 +122,16 @@ class SamplingParams:
         for field, low, high, fix in _RANGES:
             value = getattr(self, field)
             require(_is_number(value) and low <= value <= high, field, value, f"must be in [{low:g}, {high:g}]", fix)
-        require(self.top_p > 0, "top_p", self.top_p, "must be above 0", "Use 1.0 for no limit.")
+        for field in ("top_p", "typical_p"):
+            value = getattr(self, field)
+            require(value > 0, field, value, "must be above 0", "Use 1.0 for no limit.")
         require(self.top_k >= 0, "top_k", self.top_k, "must be 0 (off) or more", "Use 0 for no limit.")
+        for field, least, fix in (
+            ("dry_allowed_length", 1, "Use 2 for repetitions of two tokens and more."),
+            ("dry_range", -1, "Use −1 for the whole context, 0 for none."),
+        ):
+            value = getattr(self, field)
+            require(least <= value <= INT32_MAX, field, value, f"must be {least} or more, and fit int32", fix)
         require(
             self.max_tokens is None or self.max_tokens >= 1,
             "max_tokens", self.max_tokens, "must be at least 1", "Use 1 or more, or None for no limit.",
@@ -130,12 +156,13 @@ class SamplingParams:
             require(value is None or value >= -1, field, value, "must be −1 or more", "Use None for none, −1 for all.")
         require(_are_strings(self.stop), "stop", self.stop, "expected a string or a list of strings", "Give strings.")
         require(all(self.stop_strings), "stop", self.stop, "contains an empty string", "Remove it.")
-        words, extra = self.bad_words, self.extra_args
-        require(
-            _are_strings(words) and not isinstance(words, str),
-            "bad_words", words, "expected a list of strings", "Give a list.",
-        )  # fmt: skip
-        require(all(words), "bad_words", words, "contains an empty string", "Remove it.")
+        extra = self.extra_args
+        for field in ("bad_words", "dry_sequence_breakers"):
+            words = getattr(self, field)
+            words = () if words is None else words
+            is_list = _are_strings(words) and not isinstance(words, str)
+            require(is_list, field, words, "expected a list of strings", "Give a list.")
+            require(all(words), field, words, "contains an empty string", "Remove it.")
         require(
             extra is None or (isinstance(extra, Mapping) and all(isinstance(name, str) for name in extra)),
             "extra_args", extra, "expected a mapping from names to values", "Give a dictionary with string keys.",
@@ -158,6 +185,7 @@ class SamplingParams:
         if bias is not None and not isinstance(bias, Mapping):
             refuse("logit_bias", bias, "expected a mapping", "Give {token id: value added to its logit}.")
         check("stop_token_ids", self.stop_token_ids)
+        check("dry_breaker_token_ids", self.dry_breaker_token_ids)
         check("logit_bias", tuple(bias or ()))
         if self.allowed_token_ids is not None:
             check("allowed_token_ids", self.allowed_token_ids)
@@ -259,6 +287,8 @@ _INTEGERS = (  # and whether None is valid
     ("seed", True),
     ("max_tokens", True),
     ("min_tokens", False),
+    ("dry_allowed_length", False),
+    ("dry_range", False),
     ("logprobs", True),
     ("prompt_logprobs", True),
 )
@@ -267,12 +297,18 @@ _RANGES = (
     ("temperature", 0.0, 100.0, "Use 0 for greedy, around 0.7 for variety."),
     ("top_p", 0.0, 1.0, "Use 1.0 for no limit."),
     ("min_p", 0.0, 1.0, "Use 0.0 for no limit."),
+    ("typical_p", 0.0, 1.0, "Use 1.0 for no limit."),
+    ("top_n_sigma", -1.0, 1000.0, "Use 0.0 for no limit, around 1.0 for the most likely tokens."),
+    ("xtc_probability", 0.0, 1.0, "Use 0.0 for never."),
+    ("xtc_threshold", 0.0, 1.0, "Use 0.1; above 0.5 it has no effect."),
     ("presence_penalty", -2.0, 2.0, "Use 0.0 for none."),
     ("frequency_penalty", -2.0, 2.0, "Use 0.0 for none."),
     ("repetition_penalty", 0.01, 100.0, "Use 1.0 for none."),
+    ("dry_multiplier", 0.0, 1000.0, "Use 0.0 for none, around 0.8 to penalize repetitions."),
+    ("dry_base", 1.0, 1000.0, "Use 1.75."),
 )
 _FLAGS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "detokenize")
-_LISTS = ("stop", "stop_token_ids", "bad_words", "bad_words_token_ids")  # None: empty
+_LISTS = ("stop", "stop_token_ids", "bad_words", "bad_words_token_ids", "dry_breaker_token_ids")  # None: empty
 _PLAIN = (int, float, bool, str)
 _CONVERSIONS: tuple[tuple[str, Callable[[Any], Any]], ...] = (
     *((field, _integer) for field, _ in _INTEGERS),
@@ -282,6 +318,8 @@ _CONVERSIONS: tuple[tuple[str, Callable[[Any], Any]], ...] = (
     ("stop_token_ids", _ids),
     ("bad_words", _texts),
     ("bad_words_token_ids", _id_lists),
+    ("dry_sequence_breakers", _texts),
+    ("dry_breaker_token_ids", _ids),
     ("allowed_token_ids", _ids),
     ("logit_bias", _biases),
     ("extra_args", _arguments),

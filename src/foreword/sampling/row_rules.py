@@ -1,0 +1,58 @@
+"""The rules of requests by state row, and the counts of their tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from foreword.arrays import I64
+from foreword.batch import RequestStates, SamplingParams
+from foreword.batch.state.sampling_columns import Need
+from foreword.batch.state.sampling_metadata import SamplingMetadata
+from foreword.native import available, native
+from foreword.sampling.reference import ReferenceRows
+from foreword.sampling.rules import RequestRules
+
+CHANGING = int(
+    Need.ALLOWED_TOKENS | Need.LOGIT_BIAS | Need.MIN_TOKENS | Need.PENALTIES | Need.DRY | Need.BAD_WORDS
+)  # the flags of rows whose logits change before the draw
+_NO_PARAMS = SamplingParams()
+
+
+class RowRules:
+    """The rules of the requests in some states, and the counts of their tokens.
+
+    They are a cache: the truth are the parameters objects and token ids of the states. A row's rules are made when the
+    row is first sampled, and made again after its stamp in `SamplingColumns` changed.
+
+    core: native `SamplingRows`, or `ReferenceRows` with the same methods where native code is not built.
+    eos_token_ids: the model's end tokens; they end an output unless its parameters say ignore_eos.
+    """
+
+    __slots__ = ("_columns", "_eos_token_ids", "_metadata", "_stamp", "core")
+
+    def __init__(self, states: RequestStates, eos_token_ids: Iterable[int] = ()) -> None:
+        self._columns, self._eos_token_ids = states.sampling, frozenset(eos_token_ids)
+        self._stamp: I64 = np.zeros(states.max_num_reqs, np.int64)  # of the rules in `core`; 0 for none
+        self._metadata: SamplingMetadata | None = None  # of the last step; while it is the same nothing has changed
+        make: Any = native.SamplingRows if available() else ReferenceRows
+        columns = {name: array for name, (array, _) in states.sampling.native_layout()["columns"].items()}
+        self.core: Any = make(columns, states.token_ids, states.prompt_len, states.num_tokens, states.vocab_size)
+
+    def update(self, metadata: SamplingMetadata) -> None:
+        """Make the rules of a step's requests, and drop those of requests that have gone."""
+        if metadata is self._metadata:
+            return
+        self._metadata = None
+        columns, stamp = self._columns, self._stamp
+        for row in ((stamp != 0) & (stamp != columns.stamp)).nonzero()[0].tolist():
+            self.core.forget(row)
+            stamp[row] = 0
+        if metadata.needs & CHANGING:
+            rows = metadata.rows[(columns.needs[metadata.rows] & CHANGING != 0) & (stamp[metadata.rows] == 0)]
+            for row in rows.tolist():
+                self.core.set(row, *RequestRules.of(columns.params.get(row, _NO_PARAMS), self._eos_token_ids))
+                stamp[row] = columns.stamp[row]
+        self._metadata = metadata
