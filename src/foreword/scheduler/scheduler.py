@@ -109,8 +109,9 @@ class Scheduler:
             self._leave(row)
 
     def propose(self, rows: I32, drafts: I32) -> None:
-        """Drafts for the next step, [n, D] padded with −1: they follow the last known token of these rows."""
-        self._drafts[rows] = drafts
+        """Drafts for the next step, [n, ≤ D] padded with −1: they follow the last known token of these rows."""
+        self._drafts[rows] = -1
+        self._drafts[rows, : drafts.shape[1]] = drafts
         self._num_drafts[rows] = (drafts >= 0).sum(1)
 
     def reserve_draft_slots(self, rows: I32, draft_slots: I32) -> None:
