@@ -74,7 +74,10 @@ class GrammarCompiler:
         except MemoryError:
             raise
         except Exception as error:
-            refuse(f"cannot be compiled: {str(error).strip()}", "See docs/structured-outputs.md for what is supported.")
+            refuse(
+                "cannot be compiled: " + " ".join(str(error).split()),
+                "See docs/structured-outputs.md for what is supported.",
+            )
         with self._lock:
             self._compiled[value] = made
             if len(self._compiled) > MAX_CACHED:

@@ -73,4 +73,5 @@ class Matcher:
     def _check(self) -> None:
         """ValueError if llguidance gave up, such as at one of its limits."""
         if self._matcher.is_error():
-            raise ValueError(f"the grammar failed: {self._matcher.get_error():.500}")
+            reason = self._matcher.get_error().replace("<non-verbose/>", "").strip()
+            raise ValueError(f"llguidance: {reason:.500}")

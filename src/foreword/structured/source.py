@@ -55,8 +55,8 @@ def _schema(schema: Any, value: StructuredOutputs) -> Any:
         raise ValueError(f"a schema is an object, not {json.dumps(schema):.40}")
     own = schema.get("x-guidance")
     options = {name: own[name] for name in KEPT if name in own} if isinstance(own, dict) else {}
-    optional_space = "" if value.disable_any_whitespace else " ?"
-    options |= {"item_separator": "," + optional_space, "key_separator": ":" + optional_space}
+    space = "" if value.disable_any_whitespace or value.max_whitespace else " "
+    options |= {"item_separator": "," + space, "key_separator": ":" + space}
     if value.max_whitespace:
         options["whitespace_pattern"] = f"[ \\n\\r\\t]{{1,{value.max_whitespace}}}"
     else:

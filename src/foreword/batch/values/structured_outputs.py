@@ -23,9 +23,10 @@ class StructuredOutputs:
     kind: "json" (text: a JSON schema), "regex", "choice" (text: a JSON list of strings), "grammar" (Lark or GBNF) or
     "structural_tag" (text: JSON with "structures" and "triggers").
 
-    For JSON, with one optional space after each comma and colon as a rule: disable_any_whitespace allows none;
-    max_whitespace allows this many characters of whitespace between any two parts too. There is no form without a
-    limit. disable_additional_properties: objects that list properties have no others, unless the schema says so.
+    JSON has one space after each comma and colon, as json.dumps writes it, and no other whitespace. Instead,
+    disable_any_whitespace: none. max_whitespace: up to so many characters between any two parts; there is no form
+    without a limit. disable_additional_properties: objects that list properties have no others, unless the schema says
+    so.
     """
 
     kind: Kind
@@ -50,10 +51,16 @@ class StructuredOutputs:
             return given
         if not isinstance(given, Mapping):
             refuse(given, "expected a mapping", 'Give {"json": schema}, or another kind: ' + ", ".join(KINDS) + ".")
-        values = {name: value for name, value in given.items() if value is not None}
+        try:
+            values = {name: value for name, value in given.items() if value is not None}
+        except MemoryError:
+            raise
+        except Exception as error:  # whatever the caller's mapping raises
+            refuse(given, f"cannot be read: {error!s:.200}", "Give a dictionary.")
         for name in values:
             if name not in KINDS + OPTIONS:
-                refuse(name, f"is unknown; did you mean {nearest(str(name), KINDS + OPTIONS)!r}?", "Correct the name.")
+                close = nearest(name if isinstance(name, str) else "", KINDS + OPTIONS)
+                refuse(name, f"is unknown; did you mean {close!r}?", "Correct the name.")
         kinds = [name for name in KINDS if name in values]
         if len(kinds) != 1:
             refuse(kinds, f"expected exactly one of {', '.join(KINDS)}", "Give one.")
@@ -105,8 +112,8 @@ class StructuredOutputs:
 
 
 def structured_outputs(given: Any) -> Any:
-    """The value of a valid mapping; a copy of another mapping, and anything else as it is."""
+    """The value of a valid mapping; anything else as it is, for the engine to refuse."""
     try:
         return StructuredOutputs.of(given)
     except RequestError:
-        return dict(given) if isinstance(given, Mapping) else given
+        return given

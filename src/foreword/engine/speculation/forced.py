@@ -32,7 +32,7 @@ class ForcedTokens:
     def propose_next(self, scheduler: Scheduler, rows: I32) -> I32:
         """Propose drafts for the next step of rows that continue. Returns the rows that have none from here."""
         self.is_forced[rows] = False
-        if not self._grammars:
+        if not self._grammars or not self._most:
             return rows
         asked = rows[np.isin(rows, list(self._grammars))]
         room = scheduler.max_len[asked] - self._states.num_tokens[asked] - 1
@@ -46,7 +46,7 @@ class ForcedTokens:
 
     def reserve_draft_slots(self, scheduler: Scheduler, in_flight: StepPlan) -> None:
         """Reserve slots, beside those of a drafter, for the tokens that the samples in flight may force."""
-        if self._grammars:
+        if self._grammars and self._most:
             states = self._states
             rows = in_flight.rows[np.isin(in_flight.rows, list(self._grammars))]
             rows = rows[states.num_placeholders[rows] > 0]
