@@ -33,7 +33,7 @@ class Tally:
     num_tokens: int = 0
 
 
-def check_outputs(llm: LLM, num_outputs: int, *, max_tokens: int = 300, batch: int = 50) -> Tally:
+def check_outputs(llm: LLM, num_outputs: int, *, max_tokens: int = 200, batch: int = 200) -> Tally:
     """At temperature 1: each output that was not cut off parses, and is valid against its schema."""
     tally, names = Tally(), sorted(FUNCTIONS)
     for start in range(0, num_outputs, batch):
@@ -68,10 +68,11 @@ def check_outputs(llm: LLM, num_outputs: int, *, max_tokens: int = 300, batch: i
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--outputs", type=int, default=1000)
+    parser.add_argument("--max-tokens", type=int, default=200)
     parser.add_argument("--model", default="smollm2")
     options = parser.parse_args()
     start = time.perf_counter()
-    tally = check_outputs(LLM(options.model, max_model_len=1024), options.outputs)
+    tally = check_outputs(LLM(options.model, max_model_len=1024), options.outputs, max_tokens=options.max_tokens)
     for name, reason in tally.refused.items():
         print(f"refused: {name}: {reason}")
     for line in tally.wrong:

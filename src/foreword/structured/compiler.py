@@ -103,7 +103,8 @@ class GrammarCompiler:
             vocabulary = self._vocabulary
         end, budget = params.thinking_end, params.thinking_budget
         if isinstance(end, str):
-            text, tokens = end.encode(), vocabulary(end)
+            text = end.encode(errors="ignore")
+            tokens = vocabulary(end) if text.decode() == end else []
         else:
             tokens = [int(end or 0)]
             text = vocabulary.bytes_of(tokens)
