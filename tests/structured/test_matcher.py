@@ -143,3 +143,17 @@ def test_text_between_tags_is_free_and_a_tag_follows_its_schema():
     for text in ("x<f=b", 'x<f=a>"green', 'x<f=a> "red"'):
         ours, tokens = grammar({"structural_tag": tags}), tokenizer.encode(text)
         assert ours.accept(tokens) < len(tokens), text
+
+
+def test_a_special_token_begins_a_tag_or_is_named_by_a_grammar():
+    tags = {"structures": [{"begin": "<other>", "schema": COLOURS, "end": "!"}], "triggers": ["<other>"]}
+    text = [*BytesTokenizer().encode("x"), OTHER, *BytesTokenizer().encode('"red"!')]
+    ours = grammar({"structural_tag": tags})
+    assert ours.accept(text) == len(text)
+    assert END in allowed(ours)
+    assert grammar({"structural_tag": tags}).accept([OTHER, *BytesTokenizer().encode("x")]) == 1
+    named, tokens = grammar({"grammar": 'start: "a" <other> "b"'}), [OTHER, *BytesTokenizer().encode("b")]
+    assert named.accept(BytesTokenizer().encode("a")) == 1
+    assert allowed(named) == {OTHER}
+    assert named.accept(tokens) == 2
+    assert named.is_terminated

@@ -12,9 +12,8 @@ from foreword.sampling import Grammar
 
 @dataclass(frozen=True, slots=True)
 class ThinkingEnd:
-    """What ends the thinking. tokens: forced when the budget is used up, None for no limit. text: recognised wherever
-    it is complete, however it is tokenized. words: the mask of the thinking. forced: the mask of each of the tokens.
-    token_bytes: of every token.
+    """What ends the thinking. text: recognised where it is complete, however it is tokenized. tokens: forced when the
+    budget of tokens (None: no limit) is used up. words: the mask of the thinking. token_bytes: of every token.
     """
 
     text: bytes

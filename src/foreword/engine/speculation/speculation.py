@@ -79,8 +79,8 @@ class Speculation:
         drafts are a grammar's, which say nothing of the drafter.
         """
         sampled, rows, drafts = sampled.reshape(len(sampled), -1), plan.rows, plan.draft_tokens
-        if is_forced.any():
-            own = ~is_forced[rows]
+        own = ~is_forced[rows]
+        if not own.all():
             sampled, rows, drafts = sampled[own], rows[own], None if drafts is None else drafts[own]
         guessed = (self._guess[rows] >= 0).astype(np.int32)
         right = guessed * (self._guess[rows] == sampled[:, 0])
