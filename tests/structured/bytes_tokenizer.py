@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+from typing import ClassVar
 
 import numpy as np
 
@@ -23,7 +24,7 @@ class BytesTokenizer:
     """Takes the longest token at each place."""
 
     vocab_size = len(TOKENS)
-    special_ids = frozenset({END, OTHER})
+    special_token_ids: ClassVar[dict[str, int]] = {"<end>": END, "<other>": OTHER}
 
     def token_bytes(self, token_id: int) -> bytes:
         return TOKENS[token_id] if token_id < len(TOKENS) else b""
@@ -37,7 +38,7 @@ class BytesTokenizer:
         return found
 
     def detokenizer(self, skip_special_tokens: bool = True, *, continues: bool = False):
-        return _Text(self.special_ids if skip_special_tokens else ())
+        return _Text(self.special_token_ids.values() if skip_special_tokens else ())
 
 
 class _Text:

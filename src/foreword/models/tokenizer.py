@@ -22,8 +22,8 @@ class Tokenizer:
 
     ``bos_id`` is the token that begins a text, or None; ``eos_ids`` end a reply, the model's eos_token first.
     ``chat_templates`` are Jinja sources by name: "default", and "tool_use" if there is a separate one for tools.
-    ``special_tokens`` are variables of the templates: bos_token, eos_token, unk_token, pad_token. ``special_ids``
-    are the tokens that are no ordinary text.
+    ``special_tokens`` are variables of the templates: bos_token, eos_token, unk_token, pad_token.
+    ``special_token_ids`` are the ids of all special tokens by their text, which `decode` leaves out.
     """
 
     def __init__(self, parts: TokenizerParts) -> None:
@@ -32,7 +32,8 @@ class Tokenizer:
         self._renderers: dict[str, Callable[..., str]] = {}
         self._token_bytes = TokenBytes(self.backend)
         added = self.backend.get_added_tokens_decoder()
-        self.special_ids = frozenset(i for i, token in added.items() if token.special)
+        self._special_ids = frozenset(i for i, token in added.items() if token.special)
+        self.special_token_ids = {token.content: i for i, token in added.items() if token.special}
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, object]) -> Self:
@@ -94,7 +95,7 @@ class Tokenizer:
 
     def detokenizer(self, skip_special_tokens: bool = True, *, continues: bool = False) -> Detokenizer:
         """An incremental decoder; ``continues``: the text follows a prompt, so its first space is kept."""
-        hidden = self.special_ids if skip_special_tokens else ()
+        hidden = self._special_ids if skip_special_tokens else ()
         return Detokenizer(self._token_bytes, hidden=hidden, continues=continues)
 
     def token_bytes(self, token_id: int) -> bytes:

@@ -23,7 +23,7 @@ class Backend:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._tables = LLTokenizer(TokenizerWrapper(vocabulary), eos_token=vocabulary.eos_token_ids)
         self._end_ids = frozenset(vocabulary.eos_token_ids)
-        self._special_tokens = {vocabulary.tokens[token].decode() for token in vocabulary.special_token_ids}
+        self._special_tokens = vocabulary.special_tokens.keys()
         self._num_words = num_words(len(vocabulary.tokens))
 
     def compile(self, value: StructuredOutputs) -> Matcher:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 GUARD = "\x02"  # no vocabulary merges it with what follows
@@ -15,7 +15,7 @@ class TokenizerBytes(Protocol):
     def vocab_size(self) -> int: ...
 
     @property
-    def special_ids(self) -> Collection[int]: ...
+    def special_token_ids(self) -> Mapping[str, int]: ...
 
     def token_bytes(self, token_id: int) -> bytes: ...
 
@@ -34,7 +34,8 @@ class Vocabulary:
         self._tokenizer = tokenizer
         known = min(tokenizer.vocab_size, vocab_size)
         self.tokens = [tokenizer.token_bytes(token) for token in range(known)] + [b""] * (vocab_size - known)
-        self.special_token_ids = sorted(token for token in tokenizer.special_ids if token < vocab_size)
+        self.special_tokens = {text: i for text, i in tokenizer.special_token_ids.items() if i < vocab_size}
+        self.special_token_ids = sorted(self.special_tokens.values())
         self.eos_token_ids = sorted(eos_token_ids)
         self.eos_token_id = self.eos_token_ids[0] if self.eos_token_ids else self.tokens.index(b"")
 
