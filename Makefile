@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMPS := .stamps
 
-.PHONY: help demo test smoke fuzz storms soak sanitize proofs torch check bench native arm clean
+.PHONY: help demo test smoke schemas fuzz storms soak sanitize proofs torch check bench native arm clean
 .DEFAULT_GOAL := demo
 
 help:  ## list the targets
@@ -50,6 +50,9 @@ storms: $(STAMPS)/test  ## interrupts and failures at random moments of the engi
 
 soak: $(STAMPS)/test  ## mixed traffic with failures, every output checked; MINUTES=10 or STEPS=1000000
 	$(BIN)/python tests/storms/soak.py $(if $(STEPS),--steps $(STEPS),--minutes $(or $(MINUTES),10))
+
+schemas: $(STAMPS)/test  ## 1,000 outputs of the default model under public JSON schemas, each validated (minutes)
+	$(BIN)/python tests/structured/schemas.py --outputs 1000
 
 fuzz: $(STAMPS)/test  ## damaged files and requests for every reader, for three minutes
 	PYTHONPATH=tests $(BIN)/python -m fuzz $(FUZZ)

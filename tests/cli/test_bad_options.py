@@ -88,7 +88,7 @@ def test_every_command_with_numbers_is_tried():
         "kernels",
         "sampling",
     )
-    others = {"run", "explain", "simulate", "calibrate"}
+    others = {"run", "explain", "simulate", "calibrate", "doctor"}
     assert {words for words, _, _ in numbers()} == {f"bench {name}" for name in benchmarks} | others
 
 

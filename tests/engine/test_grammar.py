@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 from engine_rig import Guesser, V, make_engine, run
@@ -43,6 +45,12 @@ class Circle:
 
     def reset(self) -> None:
         self.tokens.clear()
+
+    def copy(self) -> Circle:
+        return type(self)()
+
+    def forced_tokens(self, limit: int) -> list[int]:
+        return []
 
 
 def expected(prompt: list[int], length: int) -> list[int]:
@@ -92,6 +100,51 @@ def test_outputs_follow_the_grammar_to_its_end(config, stops_at):
     assert not engine.pipeline.grammars
 
 
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_masks_are_computed_while_the_model_runs(async_scheduling: bool):
+    filled = threading.Event()
+
+    class Watched(Circle):
+        def fill_mask(self, words) -> None:
+            super().fill_mask(words)
+            filled.set()
+
+    class Waiting(OracleExecutor):
+        def compute(self, batch, logits_indices):
+            logits = super().compute(batch, logits_indices)
+            assert filled.wait(60)
+            filled.clear()
+            return logits
+
+    engine = make_engine(executor=Waiting, eos=[END], async_scheduling=async_scheduling)
+    engine.add_request("a", [1, 2, 3], SamplingParams(temperature=0.0, max_tokens=20), grammar=Watched())
+    assert run(engine)["a"].outputs[0].token_ids == expected([1, 2, 3], 20)
+    engine.close()
+
+
+def test_further_completions_follow_copies_of_the_grammar():
+    engine = make_engine(eos=[END])
+    engine.add_request("a", [1, 2, 3], SamplingParams(seed=3, n=8, max_tokens=20), grammar=Circle())
+    outputs = run(engine)["a"].outputs
+    assert len({tuple(output.token_ids) for output in outputs}) > 1
+    for output in outputs:
+        assert Circle().accept(output.token_ids) == len(output.token_ids)
+
+
+def test_wrong_forced_tokens_cost_time_alone():
+    class Wrong(Circle):
+        def forced_tokens(self, limit: int) -> list[int]:
+            if len(self.tokens) == 2:
+                raise RuntimeError("no forced tokens")
+            return [1, 6, 2, 9][:limit]
+
+    for config in ({}, {"async_scheduling": True}, {"speculation": DRAFTS, "drafter": Guesser}):
+        engine = make_engine(eos=[END], **config)
+        engine.add_request("a", [1, 2, 3], SamplingParams(temperature=0.0, max_tokens=20), grammar=Wrong())
+        assert run(engine)["a"].outputs[0].token_ids == expected([1, 2, 3], 20)
+        engine.close()
+
+
 def test_a_failed_step_leaves_the_grammar_at_the_committed_tokens():
     class Flaky(OracleExecutor):
         def compute(self, batch, logits_indices):
@@ -130,8 +183,6 @@ def test_what_cannot_be_followed_is_refused():
     with pytest.raises(RequestError, match=r"structured_outputs = .* does not compile grammars"):
         make_engine().add_request("a", [1], schema)
     make_engine().add_request("a", [1], schema, grammar=Circle())
-    with pytest.raises(RequestError, match=r"grammar = .* n or best_of is 2"):
-        make_engine().add_request("a", [1], SamplingParams(n=2), grammar=Circle())
 
     class Without(OracleExecutor):
         capabilities = frozenset({Capability.RECURRENT_STATE})

@@ -116,6 +116,21 @@ def test_a_mask_that_leaves_nothing_fails_its_request_alone():
     assert rig.draw(z, masks=masks).token_ids.tolist() == [int(z[0].argmax()), 40]
 
 
+def test_masks_may_be_computed_elsewhere_until_they_are_read():
+    rig, works = Rig(GREEDY, drafts=3), []
+    masks = token_masks(rig.batch({"0": [5, 33]}), {0: counting()}, V, lambda work: works.append(work) or work)
+    assert masks.logit_rows.tolist() == [0, 1, 2]
+    assert allowed(masks) == {0: [5], 1: [33], 2: [49]}
+    assert masks.failures == {}
+
+    def fail() -> None:
+        raise MemoryError("no more memory")
+
+    masks = token_masks(rig.batch({"0": [5]}), {0: counting()}, V, lambda work: fail)
+    with pytest.raises(MemoryError):
+        _ = masks.words
+
+
 def test_masks_of_another_width_are_an_error():
     masks = TokenMasks(np.array([0], np.int32), np.zeros((1, 1), np.int32))
     with pytest.raises(ValueError, match=r"words has shape \(1, 1\), expected \(1, 2\)"):

@@ -65,8 +65,7 @@ class Traffic:
     def add(self, name: str) -> None:
         entry = self.entries[name]
         self.tokenizer.adding = name
-        count = entry.params.best_of or entry.params.n
-        grammar = FaultyGrammar(self.fault, name) if int(name) % 2 and count == 1 else None
+        grammar = FaultyGrammar(self.fault, name) if int(name) % 2 else None
         self.engine.add_request(name, entry.prompt, entry.params, grammar=grammar, stream=int(name) % 3 == 0)
 
 

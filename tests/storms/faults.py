@@ -174,6 +174,14 @@ class FaultyGrammar:
         self.fault.strike("grammar.reset", self.owner)
         self.tokens.clear()
 
+    def copy(self) -> FaultyGrammar:
+        self.fault.strike("grammar.copy", self.owner)
+        return FaultyGrammar(self.fault, self.owner)
+
+    def forced_tokens(self, limit: int) -> list[int]:
+        self.fault.strike("grammar.forced_tokens", self.owner)
+        return []
+
 
 OF_ENGINE = (
     "executor.pad_for",
@@ -199,6 +207,8 @@ OF_REQUEST = (
     "grammar.is_terminated",
     "grammar.roll_back",
     "grammar.reset",
+    "grammar.copy",
+    "grammar.forced_tokens",
 )
 TARGETS = (*OF_ENGINE, *OF_REQUEST)
 

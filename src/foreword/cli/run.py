@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -24,6 +25,9 @@ def run(
     top_p: Annotated[float, typer.Option(help="Sample from the most likely tokens with this total probability.")] = 1.0,
     top_k: Annotated[int, typer.Option(help="Sample from this many most likely tokens; 0: all.")] = 0,
     seed: Annotated[int | None, typer.Option(help="Seed of the sampler: equal seeds give equal answers.")] = None,
+    json_schema: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="A JSON schema that the answer follows.")
+    ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt without a chat template.")] = False,
     show_steps: Annotated[
         bool, typer.Option("--explain", help="Show the tables of the first steps, and the memory in use.")
@@ -32,7 +36,14 @@ def run(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Generate an answer with a real model on this machine's CPU."""
-    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed)
+    params = SamplingParams(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        seed=seed,
+        structured_outputs=None if json_schema is None else {"json": json_schema.read_text(errors="replace")},
+    )
     params.check()  # before the model is loaded
     llm = LLM(model)
     inspector = StepInspector(steps)

@@ -80,7 +80,9 @@ class AsyncEngine:
             raise ConfigError("the engine has requests already: finish or abort them first")
         self._max_num_requests = max_num_requests
         self._admission: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
-        self._checking = ThreadPoolExecutor(1, "foreword-check")  # one text is tokenized at a time, outside the loop
+        # One text is tokenized at a time, outside the loop; one grammar is compiled at a time, apart from the texts.
+        self._checking = ThreadPoolExecutor(1, "foreword-check")
+        self._compiling = ThreadPoolExecutor(1, "foreword-grammar")
         self._streams: dict[str, Stream] = {}  # by request id, until the request has ended
         self._names = count()
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
@@ -127,7 +129,8 @@ class AsyncEngine:
             try:
                 options.setdefault("stream", True)
                 check = partial(self.engine.check, request_id, prompt, params, prompt_text=prompt_text, **options)
-                group = await loop.run_in_executor(self._checking, check)
+                compiles = getattr(params, "structured_outputs", None) is not None
+                group = await loop.run_in_executor(self._compiling if compiles else self._checking, check)
                 self._send(partial(self._add, group, ours))
             except BaseException:
                 self._streams.pop(request_id, None)

@@ -19,6 +19,7 @@ from foreword.executors.numpy import NumpyExecutor
 from foreword.models.loader import LoadedModel, load_model
 from foreword.models.spec import DecoderSpec
 from foreword.native import available
+from foreword.structured import GrammarCompiler
 
 ExecutorKind = Literal["auto", "native", "numpy"]
 
@@ -119,6 +120,7 @@ def build_engine(
         tokenizer=model.tokenizer,
         eos_token_ids=model.eos_token_ids,
         drafter=drafter,
+        grammars=GrammarCompiler(model.tokenizer, vocab_size=model.spec.vocab_size, eos_token_ids=model.eos_token_ids),
     )
 
 

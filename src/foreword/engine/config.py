@@ -27,6 +27,8 @@ class EngineConfig:
     prefix_caching: reuse the blocks of equal prompt prefixes. partial_reuse: also a part of a block, by copying it.
     async_scheduling: plan and prepare the next step while one runs. The outputs are the same.
     speculation: draft tokens and verify them; see `SpeculationConfig` (None: one token per step).
+    max_forced_tokens: tokens of a request that a grammar leaves no choice of, and that one step takes (0: none; a model
+        with recurrent layers never takes any).
     seed: the seeds of requests without one are derived from it (None: a different one each run).
     check: how each step is checked before it runs, see `prepare_inputs`: "off", "bounds", or "full", which proves every
         read and write of the cache and is slow.
@@ -41,6 +43,7 @@ class EngineConfig:
     partial_reuse: bool = True
     async_scheduling: bool = False
     speculation: SpeculationConfig | None = None
+    max_forced_tokens: int = 8
     seed: int | None = 0
     check: Check = "off"
 
@@ -51,6 +54,8 @@ class EngineConfig:
             raise ConfigError(f"max_model_len={self.max_model_len}: must hold a prompt token and an output token")
         if self.kv_cache_bytes < 1:
             raise ConfigError(f"kv_cache_bytes={self.kv_cache_bytes}: must be positive")
+        if self.max_forced_tokens < 0:
+            raise ConfigError(f"max_forced_tokens={self.max_forced_tokens}: must be 0 or more")
         if self.check not in CHECKS:
             raise ConfigError(f"check={self.check!r}: must be one of {', '.join(map(repr, CHECKS))}")
 

@@ -24,13 +24,14 @@ from foreword.engine.output_processor import NOTHING_READ, OutputProcessor, Read
 from foreword.engine.outputs import RequestOutput
 from foreword.engine.pipeline import InFlightStep, Pipeline
 from foreword.engine.request_group import RequestGroup, RequestOptions
-from foreword.engine.speculation import Drafter, Speculation
+from foreword.engine.speculation import Drafter, ForcedTokens, Speculation
 from foreword.engine.transaction import Transaction
 from foreword.errors import ConfigError, RequestError
 from foreword.executors import Capability, Executor
 from foreword.sampling import Grammar, LogitsProcessor, Processors, Sampled
 from foreword.scheduler import Reason, Scheduler, StepPlan
 from foreword.scheduler.ledger import reason
+from foreword.structured import GrammarCompiler
 
 
 class Engine:
@@ -52,10 +53,12 @@ class Engine:
         eos_token_ids: Sequence[int] = (),
         clock: Callable[[], float] = time.perf_counter,
         drafter: Callable[[RequestStates], Drafter] | None = None,
+        grammars: GrammarCompiler | None = None,
         logits_processors: Iterable[Callable[[RequestStates], LogitsProcessor]] = (),
         observers: Iterable[EngineObserver] = (),
     ) -> None:
-        """num_blocks: the executor's pool. drafter: makes the drafter, in place of the configured method.
+        """num_blocks: the executor's pool. drafter: makes the drafter, in place of the configured method. grammars:
+        compiles structured outputs.
         logits_processors: make the custom logits processors over the engine's state rows, in their order.
         """
         self.config = config = config or EngineConfig()
@@ -68,12 +71,14 @@ class Engine:
         self.observers = Observers(observers)
         eos = frozenset(eos_token_ids)
         limits = config.scheduler
+        # The state of a recurrent layer cannot be taken back from a draft.
+        most_forced = 0 if any(group.recurrent for group in kv_groups) else config.max_forced_tokens
         self.states = states = RequestStates(
             max_num_reqs=limits.max_num_seqs,
             max_model_len=max_model_len,
             vocab_size=vocab_size,
             kv_groups=list(kv_groups),
-            max_num_draft_tokens=config.speculation.num_tokens if config.speculation else 0,
+            max_num_draft_tokens=max(most_forced, config.speculation.num_tokens if config.speculation else 0),
         )
         self.speculation = Speculation(states, config.speculation, drafter) if config.speculation else None
         self.cache = KVCacheManager(
@@ -95,6 +100,9 @@ class Engine:
             depth=2 if config.async_scheduling else 1,
             check=config.check,
         )
+        self._forced = ForcedTokens(
+            states, self.pipeline.grammars, most_forced, self.pipeline.grammar_thread.forced_tokens
+        )
         self._intake = Intake(
             states,
             executor,
@@ -102,6 +110,7 @@ class Engine:
             node_size=self.cache.tree.block_size,
             tokenizer=tokenizer,
             eos_token_ids=eos,
+            grammars=grammars,
             seed=config.seed,
             clock=self._now,
         )
@@ -207,7 +216,7 @@ class Engine:
         return is_reset
 
     def close(self) -> None:
-        """End the planner thread. The engine can be used again."""
+        """End its threads. The engine can be used again."""
         self.pipeline.close()
 
     # -- the step ----------------------------------------------------------------------------------------------------
@@ -261,13 +270,15 @@ class Engine:
 
     def _plan(self, in_flight: StepPlan | None = None) -> InFlightStep | None:
         """The next step, planned and prepared; None if no request can run now."""
-        if in_flight is not None and self.speculation is not None:
-            self.speculation.reserve_draft_slots(self.scheduler, in_flight)
+        if in_flight is not None:
+            if self.speculation is not None:
+                self.speculation.reserve_draft_slots(self.scheduler, in_flight)
+            self._forced.reserve_draft_slots(self.scheduler, in_flight)
         plan = self.scheduler.schedule(in_flight)
         if plan.preempted:
             self.pipeline.forget_grammars()
         for request in plan.admitted:
-            self._on_admitted(request.row, self._outputs.admitted(request).group.grammar)
+            self._on_admitted(request.row, self._outputs.admitted(request).grammar)
         return self.pipeline.prepare(plan) if len(plan.rows) else None
 
     def _on_admitted(self, row: int, grammar: Grammar | None) -> None:
@@ -290,15 +301,19 @@ class Engine:
         self.pipeline.release(step)
         self.scheduler.commit(plan)
         readings = self._outputs.process(rows, before, sampled, step.batch.step)
+        proposes = self.speculation is not None or bool(self.pipeline.grammars)
         grown = rows
+        if proposes and before is not None:
+            grown = rows[states.num_tokens.take(rows) > before]
         if self.speculation is not None:
-            self.speculation.learn(plan, sampled.token_ids)
-            grown = rows if before is None else rows[states.num_tokens.take(rows) > before]
+            self.speculation.learn(plan, sampled.token_ids, self._forced.is_forced)
         if readings is not NOTHING_READ:
             self._apply(readings)
         self._committing = None
-        if self.speculation is not None:
-            self.speculation.propose_next(self.scheduler, grown[states.live[grown]])
+        if proposes:
+            others = self._forced.propose_next(self.scheduler, grown[states.live[grown]])
+            if self.speculation is not None:
+                self.speculation.propose_next(self.scheduler, others)
 
     def _apply(self, readings: Readings) -> None:
         for request in readings.ready:

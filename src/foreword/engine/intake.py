@@ -17,8 +17,9 @@ from foreword.engine.text import Detokenizer, TextStream
 from foreword.engine.validation import check_capabilities, check_id, check_options, checked_params, checked_prompt
 from foreword.errors import RequestError
 from foreword.executors import Executor
-from foreword.sampling import Processors, derived_seed
+from foreword.sampling import Grammar, Processors, derived_seed
 from foreword.scheduler import Request
+from foreword.structured import GrammarCompiler
 
 Prompt = str | Sequence[int]
 DRY_BREAKERS = ("\n", ":", '"', "*")
@@ -47,6 +48,7 @@ class Intake:
         node_size: int,
         tokenizer: Tokenizer | None,
         eos_token_ids: frozenset[int],
+        grammars: GrammarCompiler | None,
         seed: int | None,
         clock: Callable[[], float],
     ) -> None:
@@ -54,7 +56,7 @@ class Intake:
         self._states, self._executor, self._processors = states, executor, processors
         self._node_size, self._tokenizer, self._eos_token_ids = node_size, tokenizer, eos_token_ids
         self._seed = seed if seed is not None else int.from_bytes(os.urandom(7), "little")
-        self._clock = clock
+        self._clock, self._grammars = clock, grammars
         self._num_arrivals = 0
 
     def check(
@@ -75,6 +77,8 @@ class Intake:
         params = SamplingParams() if params is None else checked_params(request_id, params, vocab_size=vocab_size)
         lora_id, grammar = options.get("lora_id", 0), options.get("grammar")
         check_capabilities(request_id, self._executor, params, lora_id=lora_id, grammar=grammar)
+        if grammar is None and (params.structured_outputs is not None or params.thinking_end is not None):
+            grammar = self._grammar(request_id, params)
         self._processors.check(request_id, params)
         if self._tokenizer is None:
             for field in ("stop", "bad_words", "dry_sequence_breakers"):
@@ -132,8 +136,16 @@ class Intake:
                 keys=keys,
             )
             self._num_arrivals += 1
-            group.completions.append(Completion(group, index, request, end_ids, make_text))
+            grammar = group.grammar if index == 0 or group.grammar is None else group.grammar.copy()
+            group.completions.append(Completion(group, index, request, end_ids, make_text, grammar))
         group.num_unfinished = count
+
+    def _grammar(self, request_id: str, params: SamplingParams) -> Grammar | None:
+        if self._grammars is None:
+            asks = "thinking_end" if params.structured_outputs is None else "structured_outputs"
+            reason, fix = "the engine does not compile grammars", "Compile it, and pass the result as grammar=."
+            raise RequestError(request_id, asks, getattr(params, asks), reason, fix)
+        return self._grammars.grammar(request_id, params)
 
     def _encode(self, request_id: str, text: str) -> list[int]:
         if self._tokenizer is None:

@@ -174,7 +174,7 @@ class OutputProcessor:
         """Read the row's new tokens one by one; returns why they end the completion, or None."""
         start, known = int(self._states.prompt_len[row]), int(self._states.num_tokens[row])
         output = self._states.token_ids[row, start:known]
-        params, text, grammar = completion.params, completion.text, completion.group.grammar
+        params, text, grammar = completion.params, completion.text, completion.grammar
         reads = completion.reads_every_token
         new = completion.num_read if reads else max(0, len(output) - 1 - self._states.max_num_draft_tokens)
         for i, token in enumerate(output[new:].tolist(), new):
@@ -182,13 +182,15 @@ class OutputProcessor:
                 completion.logprobs += logprobs[i - new : i - new + 1]
             if grammar is not None:
                 grammar.accept([token])
-            if token in completion.end_ids or (grammar is not None and grammar.is_terminated):
+            if token in completion.end_ids:
                 is_eos = token in self._eos_token_ids and not params.ignore_eos
                 return output[: i + 1].tolist(), "stop", None if is_eos else token
             if reads:
                 completion.num_read = i + 1
                 if text is not None and text.push([token], may_stop=i + 1 >= params.min_tokens):
                     return output[: i + 1].tolist(), "stop", text.stop
+            if grammar is not None and grammar.is_terminated:
+                return output[: i + 1].tolist(), "stop", None
         return (output.tolist(), "length", None) if known >= completion.request.max_len else None
 
     def _report(self, group: RequestGroup) -> RequestOutput:

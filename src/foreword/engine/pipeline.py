@@ -26,9 +26,10 @@ from foreword.batch import (
     resolve,
     sampling_metadata,
 )
+from foreword.engine.grammar_thread import GrammarThread
 from foreword.engine.planner_thread import PlannerThread
 from foreword.executors import Executor, PendingStep
-from foreword.sampling import Grammar, Processors, token_masks
+from foreword.sampling import Grammar, Processors
 from foreword.scheduler import StepPlan
 
 
@@ -59,6 +60,7 @@ class Pipeline:
     ) -> None:
         self.states, self.executor, self.processors, self.check = states, executor, processors, check
         self.grammars: dict[int, Grammar] = {}
+        self.grammar_thread = GrammarThread()
         self._ring = StagingRing(states, max_num_batched_tokens=max_num_batched_tokens, depth=depth)
         self._thread: PlannerThread[InFlightStep] | None = None
 
@@ -94,9 +96,10 @@ class Pipeline:
             del self.grammars[row]
 
     def launch(self, step: InFlightStep) -> PendingStep:
-        """Start the step on the executor."""
-        batch = step.batch
-        masks = token_masks(batch, self.grammars, self.states.vocab_size) if self.grammars else None
+        """Start the step on the executor; its token masks are computed meanwhile."""
+        batch, masks = step.batch, None
+        if self.grammars:
+            masks = self.grammar_thread.masks(batch, self.grammars, self.states.vocab_size)
         return self.executor.launch(batch, self.processors.step(sampling_metadata(batch), masks))
 
     def overlap(self, work: Callable[[], InFlightStep | None]) -> PlannerThread[InFlightStep]:
@@ -108,17 +111,20 @@ class Pipeline:
 
     def release(self, step: InFlightStep) -> None:
         """The step is committed, or will not run: its buffers are free."""
+        self.grammar_thread.wait()
         self._ring.release(step.buffers)
 
     def reset(self) -> None:
         """No step is planned or in flight, and no row holds a request, whatever an interrupt left behind."""
         if self._thread is not None:
             self._thread.settle()
+        self.grammar_thread.reset()
         self._ring.release_all()
         self.grammars.clear()
 
     def close(self) -> None:
-        """End the planner thread."""
+        """End the threads."""
+        self.grammar_thread.close()
         if self._thread is not None:
             self._thread.close()
             self._thread = None

@@ -20,10 +20,10 @@ class PlannerThread(Generic[T]):
     thread.settle()                waits until nothing runs, after an interrupt of the owner too; drops all outcomes
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "foreword-planner") -> None:
         self._inbox: SimpleQueue[Callable[[], T | None] | None] = SimpleQueue()
         self._outbox: SimpleQueue[Outcome[T]] = SimpleQueue()
-        Thread(target=_serve, args=(self._inbox, self._outbox), name="foreword-planner", daemon=True).start()
+        Thread(target=_serve, args=(self._inbox, self._outbox), name=name, daemon=True).start()
         self.close = weakref.finalize(self, self._inbox.put, None)  # also when the owner is garbage-collected
 
     def start(self, work: Callable[[], T | None]) -> None:

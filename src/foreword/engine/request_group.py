@@ -21,7 +21,8 @@ class RequestOptions(TypedDict, total=False):
     """Options of a request in addition to its prompt and parameters.
 
     priority: smaller first, under the priority policy (0). lora_id: its adapter (0: none).
-    cache_salt: its prefix is shared with equal salts only (None). grammar: every token has to follow it (None).
+    cache_salt: its prefix is shared with equal salts only (None). grammar: every token has to follow it, or for further
+        completions its copies (None: what the parameters ask for).
     stream: report it in every step that brings new tokens, not only at its end (False). With best_of above n it is
         reported at its end alone, since only then the n completions are known.
     """
@@ -39,7 +40,7 @@ class Completion:
 
     token_ids is filled at the end; until then the tokens are in the request's row. num_read: output tokens that were
     read so far; a completion that need not be read token by token is read at its end alone. make_text: an empty text;
-    None without a tokenizer, or if no text is wanted.
+    None without a tokenizer, or if no text is wanted. grammar: its own, at the tokens read so far.
     """
 
     group: RequestGroup
@@ -47,6 +48,7 @@ class Completion:
     request: Request
     end_ids: frozenset[int]
     make_text: Callable[[], TextStream] | None
+    grammar: Grammar | None
     text: TextStream | None = field(init=False)
     token_ids: list[int] = field(default_factory=list)
     num_read: int = 0
@@ -70,7 +72,7 @@ class Completion:
             group.stream
             or bool(self.params.stop_strings)
             or self.params.logprobs is not None
-            or group.grammar is not None
+            or self.grammar is not None
         )
 
     def output(self, token_ids: list[int]) -> CompletionOutput:
@@ -90,9 +92,9 @@ class Completion:
         output = self.request.output.tolist()
         self.num_read = min(self.num_read, len(output))
         del self.logprobs[self.num_read :]
-        if self.group.grammar is not None:
-            self.group.grammar.reset()
-            self.group.grammar.accept(output)
+        if self.grammar is not None:
+            self.grammar.reset()
+            self.grammar.accept(output)
         if self.make_text is not None:
             self.text = self.make_text()
             self.text.push(output[: self.num_read], may_stop=False)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from foreword.arrays import I32
 from foreword.batch import SamplingParams
 from foreword.batch.values.integers import as_int32, is_int32, length_of
+from foreword.batch.values.structured_outputs import StructuredOutputs
 from foreword.engine.request_group import RequestOptions
 from foreword.errors import RequestError, nearest
 from foreword.executors import Capability, Executor
@@ -59,6 +60,8 @@ def checked_params(request_id: str, params: object, *, vocab_size: int) -> Sampl
     if not isinstance(params, SamplingParams):
         raise RequestError(request_id, "params", params, "must be a SamplingParams", "Pass SamplingParams(...).")
     params.check(request_id, vocab_size)
+    if params.structured_outputs is not None:
+        StructuredOutputs.of(params.structured_outputs, request_id)
     for field, count in (("n", params.n), ("best_of", params.best_of or 1)):
         if count > MAX_COMPLETIONS:
             raise RequestError(request_id, field, count, f"is above {MAX_COMPLETIONS}", "Add the prompt several times.")
@@ -101,6 +104,7 @@ def check_capabilities(
     for capability, field, value, is_given in (
         (Capability.LORA, "lora_id", lora_id, lora_id != 0),
         (Capability.GRAMMAR, "structured_outputs", params.structured_outputs, params.structured_outputs is not None),
+        (Capability.GRAMMAR, "thinking_end", params.thinking_end, params.thinking_end is not None),
         (Capability.GRAMMAR, "grammar", grammar, grammar is not None),
     ):
         if is_given and capability not in executor.capabilities:
@@ -111,19 +115,3 @@ def check_capabilities(
                 f"{type(executor).__name__} does not support {capability.value} (Capability.{capability.name})",
                 "Leave it out, or use an executor that does.",
             )
-    if params.structured_outputs is not None and grammar is None:
-        raise RequestError(
-            request_id,
-            "structured_outputs",
-            params.structured_outputs,
-            "the engine does not compile grammars",
-            "Compile it, and pass the result as grammar=.",
-        )
-    if grammar is not None and (params.best_of or params.n) > 1:
-        raise RequestError(
-            request_id,
-            "grammar",
-            grammar,
-            f"holds the state of one output, and n or best_of is {params.best_of or params.n}",
-            "Add one request per completion.",
-        )

@@ -23,6 +23,7 @@ class Tokenizer:
     ``bos_id`` is the token that begins a text, or None; ``eos_ids`` end a reply, the model's eos_token first.
     ``chat_templates`` are Jinja sources by name: "default", and "tool_use" if there is a separate one for tools.
     ``special_tokens`` are variables of the templates: bos_token, eos_token, unk_token, pad_token.
+    ``special_token_ids`` are the ids of all special tokens by their text, which `decode` leaves out.
     """
 
     def __init__(self, parts: TokenizerParts) -> None:
@@ -32,6 +33,7 @@ class Tokenizer:
         self._token_bytes = TokenBytes(self.backend)
         added = self.backend.get_added_tokens_decoder()
         self._special_ids = frozenset(i for i, token in added.items() if token.special)
+        self.special_token_ids = {token.content: i for i, token in added.items() if token.special}
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, object]) -> Self:

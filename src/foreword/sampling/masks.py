@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple, Protocol, Self
 
 import numpy as np
 
@@ -19,7 +19,7 @@ class Grammar(Protocol):
 
     @property
     def is_terminated(self) -> bool:
-        """Whether the output is complete: an end token was accepted."""
+        """Whether the output is complete: nothing may follow the tokens accepted."""
         ...
 
     def fill_mask(self, words: I32) -> None:
@@ -40,19 +40,52 @@ class Grammar(Protocol):
         """Undo every accepted token, also after an interrupt in the middle of another method."""
         ...
 
+    def copy(self) -> Self:
+        """The same grammar with no token accepted, for another completion."""
+        ...
 
-@dataclass(frozen=True, slots=True, eq=False)
+    def forced_tokens(self, limit: int) -> Sequence[int]:
+        """Up to ``limit`` tokens that have to follow, each the only one that the mask at its place allows. They are
+        drafts, verified as any: none, or wrong ones, cost time alone. An error here means none.
+        """
+        ...
+
+
+Wait = Callable[[], None]
+
+
 class TokenMasks:
     """Allowed tokens for some of a step's rows of logits.
 
     logit_rows: int32 [N], ascending indices of rows of logits. words: int32 [N, ceil(V / 32)], bit t mod 32 of word
     t // 32 is 1 where token t is allowed. failures: batch index → the error of a request's grammar; its rows are not
     masked, and it ends without a token of this step.
+
+    words and failures may still be computed in another thread: reading one of them waits for that.
     """
 
-    logit_rows: I32
-    words: I32
-    failures: Mapping[int, Exception] = field(default_factory=dict)
+    __slots__ = ("_failures", "_wait", "_words", "logit_rows")
+
+    def __init__(
+        self, logit_rows: I32, words: I32, failures: Mapping[int, Exception] | None = None, wait: Wait | None = None
+    ) -> None:
+        self.logit_rows, self._words, self._failures, self._wait = logit_rows, words, failures or {}, wait
+
+    @property
+    def words(self) -> I32:
+        self.wait()
+        return self._words
+
+    @property
+    def failures(self) -> Mapping[int, Exception]:
+        self.wait()
+        return self._failures
+
+    def wait(self) -> None:
+        """Until they are computed; raises the error of the computation."""
+        wait, self._wait = self._wait, None
+        if wait is not None:
+            wait()
 
     def apply(self, logits: F32, indices: Ints) -> None:
         """Forbid tokens in logits [n, V], of which row i is row indices[i] (ascending) of the step. Rows without a mask
@@ -75,43 +108,64 @@ def num_words(vocab_size: int) -> int:
     return -(-vocab_size // WORD_BITS)
 
 
-def token_masks(batch: InputBatch, grammars: Mapping[int, Grammar], vocab_size: int) -> TokenMasks | None:
+class Masked(NamedTuple):
+    """A scheduled request with a grammar: its batch index, the rows of its logits, and its drafts."""
+
+    batch_index: int
+    grammar: Grammar
+    logit_rows: range
+    drafts: list[int]
+
+
+def token_masks(
+    batch: InputBatch,
+    grammars: Mapping[int, Grammar],
+    vocab_size: int,
+    start: Callable[[Callable[[], None]], Wait] | None = None,
+) -> TokenMasks | None:
     """Masks for the scheduled requests that have a grammar, by state row; None without any.
 
         for each request, j = 0 … its drafts:  mask of its logit row j = allowed after the first j drafts
 
     Behind a draft that the grammar does not accept, or that ends the output, everything is allowed: those rows are
     discarded. A prompt chunk that is not the last gets no mask. The grammars are left as they were, except one that
-    raises an error.
+    raises an error. start: starts the computation elsewhere, and returns what waits for its end.
     """
-    states, spans = batch.states, []
+    states, requests = batch.states, list[Masked]()
     for b in np.flatnonzero(np.isin(batch.idx_mapping, list(grammars))).tolist():
         first, end, row = int(batch.cu_num_logits[b]), int(batch.cu_num_logits[b + 1]), int(batch.idx_mapping[b])
         if batch.positions[batch.logits_indices[first]] + 1 >= states.num_tokens[row]:
             draft = int(batch.cu_num_draft_tokens[b])
             drafts = batch.draft_token_ids[draft : draft + end - first - 1].tolist()
-            spans.append((b, grammars[row], range(first, end), drafts))
-    if not spans:
+            requests.append(Masked(b, grammars[row], range(first, end), drafts))
+    if not requests:
         return None
-    words = np.full((sum(len(span) for _, _, span, _ in spans), num_words(vocab_size)), -1, np.int32)
-    failures: dict[int, Exception] = {}
+    rows = np.concatenate([np.array(request.logit_rows, np.int32) for request in requests])
+    words, failures = np.empty((len(rows), num_words(vocab_size)), np.int32), dict[int, Exception]()
+    fill = partial(_fill_all, requests, words, failures)
+    if start is not None:
+        return TokenMasks(rows, words, failures, start(fill))
+    fill()
+    return TokenMasks(rows, words, failures)
+
+
+def _fill_all(requests: Sequence[Masked], words: I32, failures: dict[int, Exception]) -> None:
     start = 0
-    for b, grammar, span, drafts in spans:
-        own = words[start : start + len(span)]
+    for request in requests:
+        own = words[start : start + len(request.logit_rows)]
         try:
-            _fill(grammar, own, drafts)
+            _fill(request.grammar, own, request.drafts)
         except MemoryError:
             raise
         except Exception as error:
             own[:] = -1
-            failures[b] = error
-        start += len(span)
-    return TokenMasks(np.concatenate([np.array(span, np.int32) for _, _, span, _ in spans]), words, failures)
+            failures[request.batch_index] = error
+        start += len(own)
 
 
 def _fill(grammar: Grammar, words: I32, drafts: Sequence[int]) -> None:
     """The masks [1 + drafts, ceil(V / 32)] of one request."""
-    accepted = 0
+    accepted, filled = 0, 1
     grammar.fill_mask(words[0])
     for draft in drafts:
         if not grammar.accept([draft]):
@@ -119,5 +173,7 @@ def _fill(grammar: Grammar, words: I32, drafts: Sequence[int]) -> None:
         accepted += 1
         if grammar.is_terminated:
             break
-        grammar.fill_mask(words[accepted])
+        grammar.fill_mask(words[filled])
+        filled += 1
+    words[filled:] = -1
     grammar.roll_back(accepted)

@@ -56,6 +56,7 @@ class Scheduler:
         self._by_row: list[Request | None] = [None] * states.max_num_reqs
         self._drafts = np.full((states.max_num_reqs, states.max_num_draft_tokens), -1, np.int32)
         self._num_drafts = np.zeros(states.max_num_reqs, np.int32)
+        self._may_verify = False  # whether a running row may have drafts
         self._num_in_flight = np.zeros(states.max_num_reqs, np.int32)  # by row: tokens of the step in flight
         self._watermark = int(config.watermark * cache.pool.num_blocks)
         self._hits: dict[str, tuple[int, PrefixHit]] = {}  # request id → version of the cache and its hit there
@@ -109,9 +110,11 @@ class Scheduler:
             self._leave(row)
 
     def propose(self, rows: I32, drafts: I32) -> None:
-        """Drafts for the next step, [n, D] padded with −1: they follow the last known token of these rows."""
-        self._drafts[rows] = drafts
+        """Drafts for the next step, [n, ≤ D] padded with −1: they follow the last known token of these rows."""
+        self._drafts[rows] = -1
+        self._drafts[rows, : drafts.shape[1]] = drafts
         self._num_drafts[rows] = (drafts >= 0).sum(1)
+        self._may_verify = True
 
     def reserve_draft_slots(self, rows: I32, draft_slots: I32) -> None:
         """Plan for draft_slots[i] drafts after the tokens in flight of rows[i]; `resolve` fills in their ids."""
@@ -265,8 +268,10 @@ class Scheduler:
         rows, states, budget = self._rows, self.states, self.config.max_num_batched_tokens
         computed = states.num_computed_tokens.take(rows)
         n = states.num_tokens.take(rows) - computed
-        if states.max_num_draft_tokens:
-            n += self._num_drafts[rows]
+        if self._may_verify:
+            drafts = self._num_drafts[rows]
+            self._may_verify = bool(drafts.any())
+            n += drafts
         if in_flight is not None:
             in_flight_tokens = states.num_placeholders[rows]
             n += in_flight_tokens
@@ -331,7 +336,7 @@ class Scheduler:
 
     def _scheduled_drafts(self, rows: I32, computed: I32, n: I32) -> I32 | None:
         """The drafts that fit into the tokens of each row, [B, D], or None. Prompt chunks verify nothing."""
-        if not self.states.max_num_draft_tokens or not self._num_drafts[rows].any():
+        if not self._may_verify or not self._num_drafts[rows].any():
             return None
         known = self.states.num_tokens[rows] + self.states.num_placeholders[rows]
         fit = np.maximum(n - (known - computed), 0)

@@ -14,6 +14,7 @@ from foreword.batch.values.lora import LoraRequest
 from foreword.batch.values.multimodal import MultiModalFeature
 from foreword.batch.values.pooling import PoolingParams
 from foreword.batch.values.sampling_params import SamplingParams
+from foreword.batch.values.structured_outputs import StructuredOutputs
 from foreword.errors import ForewordError, RequestError
 
 _TYPES = {"sampling_params": SamplingParams, "lora_request": LoraRequest, "pooling_params": PoolingParams}
@@ -49,7 +50,7 @@ def _differing(value: Any, req_id: str) -> dict[str, Any]:
     for f in fields(value):
         v = getattr(value, f.name)
         if type(v) is not type(f.default) or v != f.default:
-            found[f.name] = v
+            found[f.name] = v = v.mapping() if isinstance(v, StructuredOutputs) else v
             try:
                 json.dumps(v, default=plain)
             except (TypeError, ValueError):

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from foreword.batch.values.integers import INT32_MAX
+from foreword.batch.values.structured_outputs import structured_outputs
 from foreword.errors import RequestError, known_keywords
 
 MAX_ITEMS = 1 << 20  # of a list: more than any vocabulary has
@@ -44,7 +45,9 @@ class SamplingParams:
     logprobs, prompt_logprobs: alternatives reported with each token (None: no log-probabilities, −1: all tokens).
     bad_words, bad_words_token_ids: sequences that are never completed, as strings and as token ids.
     allowed_token_ids: the only tokens that may be chosen. logit_bias: token id → value added to its logit.
-    structured_outputs: a grammar that the output must follow, for the engine's grammar backend.
+    structured_outputs: what the output looks like: a mapping such as {"json": schema}; see `StructuredOutputs.of`.
+    thinking_end: the text, or the token id, that ends a first part of the output; structured outputs begin after it.
+    thinking_budget: most tokens before thinking_end, which is then forced (None: no limit).
     extra_args: arguments of custom logits processors, by name.
     """
 
@@ -83,6 +86,8 @@ class SamplingParams:
     allowed_token_ids: Sequence[int] | None = None
     logit_bias: Mapping[int, float] | None = None
     structured_outputs: object | None = None
+    thinking_end: str | int | None = None
+    thinking_budget: int | None = None
     extra_args: Mapping[str, object] | None = None
 
     def __post_init__(self) -> None:
@@ -167,6 +172,19 @@ class SamplingParams:
             extra is None or (isinstance(extra, Mapping) and all(isinstance(name, str) for name in extra)),
             "extra_args", extra, "expected a mapping from names to values", "Give a dictionary with string keys.",
         )  # fmt: skip
+        end, budget = self.thinking_end, self.thinking_budget
+        require(
+            end is None or (isinstance(end, str) and end != "") or _is_integer(end),
+            "thinking_end", end, "expected a text that is not empty, or a token id", 'Give one, such as "</think>".',
+        )  # fmt: skip
+        require(
+            budget is None or 0 <= budget <= INT32_MAX,
+            "thinking_budget", budget, "must be 0 or more, and fit int32", "Use None for no limit.",
+        )  # fmt: skip
+        require(
+            budget is None or end is not None,
+            "thinking_budget", budget, "needs thinking_end, the text that ends the thinking", "Give both.",
+        )  # fmt: skip
         if vocab_size is not None:
             self._check_ids(request_id, vocab_size)
 
@@ -186,6 +204,8 @@ class SamplingParams:
             refuse("logit_bias", bias, "expected a mapping", "Give {token id: value added to its logit}.")
         check("stop_token_ids", self.stop_token_ids)
         check("dry_breaker_token_ids", self.dry_breaker_token_ids)
+        if _is_integer(self.thinking_end):
+            check("thinking_end", (self.thinking_end,))
         check("logit_bias", tuple(bias or ()))
         if self.allowed_token_ids is not None:
             check("allowed_token_ids", self.allowed_token_ids)
@@ -291,6 +311,7 @@ _INTEGERS = (  # and whether None is valid
     ("dry_range", False),
     ("logprobs", True),
     ("prompt_logprobs", True),
+    ("thinking_budget", True),
 )
 _MAX_BIAS = 1e30  # biased logits stay finite in float32 under all penalties
 _RANGES = (
@@ -322,5 +343,7 @@ _CONVERSIONS: tuple[tuple[str, Callable[[Any], Any]], ...] = (
     ("dry_breaker_token_ids", _ids),
     ("allowed_token_ids", _ids),
     ("logit_bias", _biases),
+    ("structured_outputs", structured_outputs),
+    ("thinking_end", _integer),
     ("extra_args", _arguments),
 )

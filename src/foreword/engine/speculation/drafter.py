@@ -16,5 +16,5 @@ class Drafter(Protocol):
     relative_cost: float
 
     def propose(self, rows: I32, most: I32) -> I32:
-        """Up to most[i] drafts for rows[i]: [n, D] padded with −1, D = max_num_draft_tokens."""
+        """Up to most[i] drafts for rows[i]: [n, k] padded with −1, where max(most) ≤ k ≤ max_num_draft_tokens."""
         ...

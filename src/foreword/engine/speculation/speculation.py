@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from foreword.arrays import I32
+from foreword.arrays import I32, Bools
 from foreword.batch import RequestStates
 from foreword.engine.speculation.adaptive import DraftLengths, SpeculationStats
 from foreword.engine.speculation.config import SpeculationConfig
@@ -74,15 +74,20 @@ class Speculation:
         room = scheduler.max_len[rows] - states.num_tokens[rows] - states.num_placeholders[rows] - 1
         scheduler.reserve_draft_slots(rows, np.minimum(self.lengths.most_next(rows), np.maximum(room, 0)))
 
-    def learn(self, plan: StepPlan, sampled: I32) -> None:
-        """Compare the drafts with the step's samples, [B] or [B, D + 1] padded with −1."""
-        sampled, rows = sampled.reshape(len(sampled), -1), plan.rows
+    def learn(self, plan: StepPlan, sampled: I32, is_forced: Bools) -> None:
+        """Compare the drafts with the step's samples, [B] or [B, D + 1] padded with −1. is_forced: by row, whether its
+        drafts are a grammar's, which say nothing of the drafter.
+        """
+        sampled, rows, drafts = sampled.reshape(len(sampled), -1), plan.rows, plan.draft_tokens
+        own = ~is_forced[rows]
+        if not own.all():
+            sampled, rows, drafts = sampled[own], rows[own], None if drafts is None else drafts[own]
         guessed = (self._guess[rows] >= 0).astype(np.int32)
         right = guessed * (self._guess[rows] == sampled[:, 0])
-        if plan.draft_tokens is None:
+        if drafts is None:
             self.lengths.update(rows, guessed, right)
             return
-        drafted = (plan.draft_tokens >= 0).sum(1, dtype=np.int32)
+        drafted = (drafts >= 0).sum(1, dtype=np.int32)
         accepted = (sampled >= 0).sum(1, dtype=np.int32) - 1
         accepted = np.minimum(np.maximum(accepted, 0), drafted)
         self.lengths.update(rows, np.maximum(drafted, guessed), np.where(drafted > 0, accepted, right))

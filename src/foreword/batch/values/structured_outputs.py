@@ -1,0 +1,119 @@
+"""What an output has to look like: a JSON schema, a regular expression, a choice, a grammar, or tags in free text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NoReturn, get_args
+
+from foreword.errors import RequestError, nearest
+
+Kind = Literal["json", "json_object", "regex", "choice", "grammar", "structural_tag"]
+KINDS = get_args(Kind)
+OPTIONS = ("disable_any_whitespace", "max_whitespace", "disable_additional_properties")
+MOST_WHITESPACE = 64
+ANY_OBJECT = '{"type": "object"}'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StructuredOutputs:
+    """A constraint of the output, as plain text, so that equal ones are equal values.
+
+    kind: "json" (text: a JSON schema), "regex", "choice" (text: a JSON list of strings), "grammar" (Lark or GBNF) or
+    "structural_tag" (text: JSON with "structures" and "triggers").
+
+    JSON has one space after each comma and colon, as json.dumps writes it, and no other whitespace. Instead,
+    disable_any_whitespace: none. max_whitespace: up to so many characters between any two parts; there is no form
+    without a limit. disable_additional_properties: objects that list properties have no others, unless the schema says
+    so.
+    """
+
+    kind: Kind
+    text: str
+    disable_any_whitespace: bool = False
+    max_whitespace: int = 0
+    disable_additional_properties: bool = False
+
+    @classmethod
+    def of(cls, given: object, request_id: str | None = None) -> StructuredOutputs:
+        """From a mapping with one kind and options: ``{"json": schema}``, ``{"choice": ["yes", "no"]}``.
+
+        json: a schema as a dictionary or as JSON text, or True for any object, as is json_object: True. choice: a list
+        of strings. structural_tag: a dictionary, or its JSON text. RequestError, with the nearest name, for others.
+        """
+
+        def refuse(value: object, reason: str, fix: str, name: str | None = None) -> NoReturn:
+            field = "structured_outputs" if name is None else f"structured_outputs[{name!r}]"
+            raise RequestError(request_id, field, value, reason, fix)
+
+        if isinstance(given, cls):
+            return given
+        if not isinstance(given, Mapping):
+            refuse(given, "expected a mapping", 'Give {"json": schema}, or another kind: ' + ", ".join(KINDS) + ".")
+        try:
+            values = {name: value for name, value in given.items() if value is not None}
+        except MemoryError:
+            raise
+        except Exception as error:  # whatever the caller's mapping raises
+            refuse(given, f"cannot be read: {error!s:.200}", "Give a dictionary.")
+        for name in values:
+            if name not in KINDS + OPTIONS:
+                close = nearest(name if isinstance(name, str) else "", KINDS + OPTIONS)
+                refuse(name, f"is unknown; did you mean {close!r}?", "Correct the name.")
+        kinds = [name for name in KINDS if name in values]
+        if len(kinds) != 1:
+            refuse(kinds, f"expected exactly one of {', '.join(KINDS)}", "Give one.")
+        kind, options = kinds[0], {name: values[name] for name in OPTIONS if name in values}
+        for name in ("disable_any_whitespace", "disable_additional_properties"):
+            if type(options.get(name, False)) is not bool:
+                refuse(options[name], "expected a bool", "Give True or False.", name)
+        most = options.get("max_whitespace", 0)
+        if type(most) is not int or not 0 <= most <= MOST_WHITESPACE:
+            refuse(most, f"must be an integer in [0, {MOST_WHITESPACE}]", "Use 0 for none.", "max_whitespace")
+        if most and options.get("disable_any_whitespace"):
+            refuse(most, "contradicts disable_any_whitespace", "Leave one out.", "max_whitespace")
+        if options and kind not in ("json", "json_object", "structural_tag"):
+            refuse(next(iter(options)), f"is an option of JSON, not of {kind!r}", "Leave it out.")
+
+        def as_text() -> str:
+            value = values[kind]
+            if kind == "json_object" or (kind == "json" and value is True):
+                if value is not True:
+                    refuse(value, "expected True", "Give True, or leave it out.", kind)
+                return ANY_OBJECT
+            if kind in ("regex", "grammar"):
+                if not isinstance(value, str) or not value:
+                    refuse(value, "expected a string that is not empty", "Give its text.", kind)
+                return value
+            if kind == "choice":
+                if isinstance(value, str) or not isinstance(value, Sequence) or not len(value):
+                    refuse(value, "expected a list of strings", "Give at least one string.", kind)
+                if not all(isinstance(item, str) and item for item in value):
+                    refuse(value, "expected strings that are not empty", "Remove the others.", kind)
+                return json.dumps(list(value))
+            if isinstance(value, str):
+                return value
+            if not isinstance(value, Mapping):
+                refuse(value, "expected a dictionary or JSON text", "Give one of them.", kind)
+            try:
+                return json.dumps(value)
+            except MemoryError:
+                raise
+            except Exception as error:  # whatever the caller's items raise
+                refuse(value, f"is no JSON: {error!s:.200}", "Use plain dictionaries, lists, texts and numbers.", kind)
+
+        return cls(kind="json" if kind == "json_object" else kind, text=as_text(), **options)
+
+    def mapping(self) -> dict[str, object]:
+        """The mapping that it is made from."""
+        options = {name: value for name in OPTIONS if (value := getattr(self, name))}
+        return {self.kind: json.loads(self.text) if self.kind == "choice" else self.text, **options}
+
+
+def structured_outputs(given: Any) -> Any:
+    """The value of a valid mapping; anything else as it is, for the engine to refuse."""
+    try:
+        return StructuredOutputs.of(given)
+    except RequestError:
+        return given

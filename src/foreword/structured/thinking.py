@@ -1,0 +1,104 @@
+"""A first part of the output, before the part that has a structure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+from foreword.arrays import I32
+from foreword.sampling import Grammar
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkingEnd:
+    """What ends the thinking. text: recognised where it is complete, however it is tokenized. tokens: forced when the
+    budget of tokens (None: no limit) is used up. words: the mask of the thinking. token_bytes: of every token.
+    """
+
+    text: bytes
+    tokens: Sequence[int]
+    budget: int | None
+    words: I32
+    token_bytes: Sequence[bytes]
+
+
+@dataclass(slots=True)
+class Thinking:
+    """Implements `foreword.sampling.Grammar`: free tokens, the end of the thinking, then ``grammar`` (None: free).
+
+    The token that completes the end belongs to the thinking as a whole. tokens: those of the thinking.
+    num_after: number of tokens after it.
+    """
+
+    end: ThinkingEnd
+    grammar: Grammar | None
+    tokens: list[int] = field(default_factory=list)
+    num_after: int = 0
+    is_over: bool = False
+
+    @property
+    def is_terminated(self) -> bool:
+        return self.is_over and self.grammar is not None and self.grammar.is_terminated
+
+    def fill_mask(self, words: I32) -> None:
+        if not self.is_over:
+            words[:] = self.end.words
+            if forced := self._forced():
+                words[:] = 0
+                words.view("u4")[forced[0] // 32] = 1 << forced[0] % 32
+        elif self.grammar is not None:
+            self.grammar.fill_mask(words)
+        else:
+            words[:] = -1
+
+    def accept(self, token_ids: Sequence[int]) -> int:
+        for count, token in enumerate(token_ids):
+            if not self._accept(token):
+                return count
+        return len(token_ids)
+
+    def _accept(self, token: int) -> bool:
+        if self.is_over:
+            is_accepted = self.grammar is None or self.grammar.accept([token]) == 1
+            self.num_after += is_accepted
+            return is_accepted
+        forced = self._forced()
+        if forced[0] != token if forced else not self.end.words[token // 32] >> token % 32 & 1:
+            return False
+        self.tokens.append(token)
+        last = self.tokens[-len(self.end.text) :]
+        self.is_over = self.end.text in b"".join([self.end.token_bytes[token] for token in last])
+        return True
+
+    def roll_back(self, num_tokens: int) -> None:
+        after = min(num_tokens, self.num_after)
+        if self.grammar is not None:
+            self.grammar.roll_back(after)
+        self.num_after -= after
+        if num_tokens > after:
+            del self.tokens[len(self.tokens) - (num_tokens - after) :]
+            self.is_over = False
+
+    def reset(self) -> None:
+        if self.grammar is not None:
+            self.grammar.reset()
+        self.tokens.clear()
+        self.num_after, self.is_over = 0, False
+
+    def copy(self) -> Self:
+        return type(self)(self.end, None if self.grammar is None else self.grammar.copy())
+
+    def forced_tokens(self, limit: int) -> Sequence[int]:
+        if self.is_over:
+            return () if self.grammar is None else self.grammar.forced_tokens(limit)
+        forced = self._forced()
+        if forced and self.grammar is not None:
+            forced = [*forced, *self.grammar.forced_tokens(limit)]
+        return forced[:limit]
+
+    def _forced(self) -> Sequence[int]:
+        """The tokens of the end that have to follow now; none while there is a budget."""
+        if self.end.budget is None or len(self.tokens) < self.end.budget:
+            return ()
+        return self.end.tokens[len(self.tokens) - self.end.budget :]

@@ -1,0 +1,85 @@
+"""Structured outputs as values of a request."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from foreword.batch import SamplingParams
+from foreword.batch.values.structured_outputs import StructuredOutputs
+from foreword.errors import RequestError
+
+VALID = [
+    ({"json": {"type": "object"}}, "json", '{"type": "object"}'),
+    ({"json": '{"type":"object"}'}, "json", '{"type":"object"}'),
+    ({"json": True}, "json", '{"type": "object"}'),
+    ({"json_object": True}, "json", '{"type": "object"}'),
+    ({"regex": "a+", "json": None}, "regex", "a+"),
+    ({"choice": ("a", 'b"')}, "choice", '["a", "b\\""]'),
+    ({"grammar": 'start: "a"'}, "grammar", 'start: "a"'),
+    ({"structural_tag": {"triggers": []}}, "structural_tag", '{"triggers": []}'),
+]
+
+
+@pytest.mark.parametrize(("given", "kind", "text"), VALID)
+def test_a_mapping_becomes_a_value(given, kind, text):
+    params = SamplingParams(structured_outputs=given)
+    made = params.structured_outputs
+    assert made == StructuredOutputs(kind=kind, text=text)
+    assert replace(params, n=2).structured_outputs is made
+    assert {made: 1}[StructuredOutputs.of(given)] == 1
+    assert StructuredOutputs.of(json.loads(json.dumps(made.mapping()))) == made
+
+
+def test_options_are_part_of_the_value_and_a_changed_schema_is_not():
+    schema = {"type": "object"}
+    options = {"max_whitespace": 3, "disable_additional_properties": True}
+    params = SamplingParams(structured_outputs={"json": schema, **options})
+    schema["type"] = "array"
+    assert params.structured_outputs == StructuredOutputs(kind="json", text='{"type": "object"}', **options)
+    assert params.structured_outputs.mapping() == {"json": '{"type": "object"}', **options}
+
+
+class Raises(dict):
+    def items(self):
+        raise RuntimeError("no items")
+
+
+CYCLE: dict = {}
+CYCLE["a"] = CYCLE
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ("json", "expected a mapping"),
+        (Raises(), "cannot be read: no items"),
+        ({}, "expected exactly one of json, json_object"),
+        ({"json": True, "regex": "a"}, r"\['json', 'regex'\]: expected exactly one"),
+        ({"json_schema": {}}, r"'json_schema': is unknown; did you mean 'json_object'\?|did you mean 'json'"),
+        ({1: 2, "json": True}, "1: is unknown"),
+        ({"choices": ["a"]}, "did you mean 'choice'"),
+        ({"json": False}, r"\['json'\] = False: expected a dictionary or JSON text"),
+        ({"json": 3}, "expected a dictionary or JSON text"),
+        ({"json": {"a": {1, 2}}}, "is no JSON: Object of type set"),
+        ({"json": CYCLE}, "is no JSON: Circular"),
+        ({"json_object": False}, "expected True"),
+        ({"regex": ""}, "not empty"),
+        ({"regex": 3}, "expected a string"),
+        ({"choice": "yes"}, "expected a list of strings"),
+        ({"choice": []}, "expected a list of strings"),
+        ({"choice": ["a", 3]}, "expected strings"),
+        ({"choice": ["a", ""]}, "expected strings that are not empty"),
+        ({"json": True, "disable_any_whitespace": 1}, r"\['disable_any_whitespace'\] = 1: expected a bool"),
+        ({"json": True, "max_whitespace": 65}, r"must be an integer in \[0, 64\]"),
+        ({"json": True, "max_whitespace": True}, "must be an integer"),
+        ({"json": True, "max_whitespace": 2, "disable_any_whitespace": True}, "contradicts"),
+        ({"regex": "a", "max_whitespace": 2}, "is an option of JSON, not of 'regex'"),
+    ],
+)
+def test_what_is_no_such_mapping_is_refused_when_it_is_used(given, reason):
+    params = SamplingParams(structured_outputs=given)
+    with pytest.raises(RequestError, match=rf"request 'a': structured_outputs.*{reason}"):
+        StructuredOutputs.of(params.structured_outputs, "a")

@@ -1,0 +1,182 @@
+"""What is refused, within which time, and what is kept."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from threading import Event, Thread
+
+import numpy as np
+import pytest
+from bytes_tokenizer import END, BytesTokenizer, V, allowed, grammar, make_compiler
+
+from foreword.batch import SamplingParams
+from foreword.errors import RequestError
+from foreword.structured import GrammarCompiler, compiler
+
+
+def refused(structured_outputs, reason: str, **params) -> None:
+    with pytest.raises(RequestError, match=reason) as failure:
+        grammar(structured_outputs, **params)
+    assert failure.value.request_id == "a"
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"json": {"not": {"type": "string"}}}, 'Unimplemented keys: \\["not"\\]'),
+        ({"json": {"type": "array", "uniqueItems": True}}, "uniqueItems"),
+        ({"json": "{"}, "not JSON"),
+        ({"json": "[" * 10000}, "nests too deeply"),
+        ({"json": "3"}, "a schema is an object"),
+        ({"json": {"type": "strin"}}, "strin"),
+        ({"json": {"$ref": "https://example.com/schema"}}, "example.com"),
+        ({"json": {"$ref": "#"}}, "cannot be compiled"),
+        ({"regex": "(?=a)b"}, "look-around"),
+        ({"regex": "((("}, "unclosed group"),
+        ({"grammar": "start: other"}, "other"),
+        ({"grammar": "start: start"}, "cannot be compiled"),
+        ({"grammar": 'root ::= "a'}, "cannot be compiled"),
+        ({"structural_tag": {"triggers": ["<f="]}}, "structures"),
+        ({"structural_tag": {"triggers": ["<f="], "structures": [{"begin": "<g", "schema": {}}]}}, "none of the trigg"),
+    ],
+)
+def test_what_cannot_be_compiled_is_refused_with_the_reason(given, reason):
+    refused(given, rf"request 'a': structured_outputs = .*{reason}")
+
+
+def deep(levels: int) -> dict:
+    schema: dict = {"type": "string"}
+    for _ in range(levels):
+        schema = {"type": "object", "properties": {"a": schema}}
+    return schema
+
+
+def definitions(count: int) -> dict:
+    """A chain of references, each in the definition before it."""
+    chain = {f"d{i}": {"items": {"$ref": f"#/$defs/d{i + 1}"}} for i in range(count)}
+    return {"$ref": "#/$defs/d0", "$defs": {**chain, f"d{count}": {"type": "string"}}}
+
+
+HOSTILE = {
+    "deep": {"json": deep(400)},
+    "references": {"json": definitions(2400)},
+    "recursion": {"json": {"type": "object", "properties": {"a": {"$ref": "#"}}}},
+    "properties": {"json": {"properties": {f"p{i}": {} for i in range(1500)}}},
+    "all of any of": {"json": {"allOf": [{"anyOf": [{"minLength": i + j} for j in range(3)]} for i in range(14)]}},
+    "values": {"json": {"enum": [f"value {i}" for i in range(5000)]}},
+    "choices": {"choice": [f"value {i}" for i in range(5000)]},
+    "exponential": {"regex": "(.*a.{20}){3}|(a|aa)+b"},
+    "repeated": {"regex": "((a{0,1000}){0,1000}){0,1000}"},
+    "exact": {"regex": "(a{1000}){1000}"},
+    "nested": {"regex": "(" * 3000 + "a" + ")" * 3000},
+    "intersection": {"grammar": "start: /" + "&".join(f"(.*a{i}.*)" for i in range(200)) + "/"},
+    "ambiguous": {"grammar": 'start: s\ns: s s | "a" | ""'},
+    "rules": {"grammar": "start: r0\n" + "\n".join(f'r{i}: "x" r{i + 1}' for i in range(7000)) + '\nr7000: "y"'},
+    "terminals": {"grammar": "start: R0\n" + "\n".join(f'R{i}: "x" R{i + 1}' for i in range(7000)) + '\nR7000: "y"'},
+    "alternatives": {"grammar": "start: " + " | ".join(f'"a{i}" start' for i in range(3000)) + ' | "b"'},
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_grammar_is_refused_or_followed_or_ends_its_request_soon(name: str):
+    """In a thread with the stack of an engine's."""
+    events: list[float] = []
+    reasons: list[str] = []
+
+    def follow() -> None:
+        start = time.monotonic()
+        try:
+            ours = grammar(HOSTILE[name], compiler=make_compiler())
+            random = np.random.default_rng(0)
+            for _ in range(40):
+                if ours.is_terminated:
+                    break
+                token = int(random.choice(sorted(allowed(ours))))
+                ours.forced_tokens(8)
+                assert ours.accept([token]) == 1
+                copy = ours.copy()
+                copy.roll_back(0)
+        except (RequestError, ValueError) as error:
+            reasons.append(str(error))
+        events.append(time.monotonic() - start)
+
+    thread = Thread(target=follow)
+    thread.start()
+    thread.join(60)
+    assert events
+    assert all(reasons)
+
+
+def test_text_and_time_have_limits(monkeypatch: pytest.MonkeyPatch):
+    refused({"regex": "a" * (1 << 17) + "b"}, "has 131073 characters, more than 131072")
+    monkeypatch.setattr(compiler, "COMPILE_SECONDS", 0.1)
+    slow, released = make_compiler(), Event()
+    monkeypatch.setattr(slow._made_backend(), "compile", lambda value: released.wait(60))
+    with pytest.raises(RequestError, match=r"takes more than 0\.1 s to compile"):
+        grammar({"regex": "a"}, compiler=slow)
+    released.set()
+
+
+def test_equal_grammars_are_compiled_once_and_the_oldest_is_forgotten(monkeypatch: pytest.MonkeyPatch):
+    compiled, ours = [], make_compiler()
+    backend = ours._made_backend()
+    compile_one = backend.compile
+    monkeypatch.setattr(backend, "compile", lambda value: compiled.append(value.text) or compile_one(value))
+    monkeypatch.setattr(compiler, "MAX_CACHED", 2)
+    for given in ({"json": {"type": "null"}}, {"json": '{"type": "null"}'}, {"regex": "a"}, {"json": {"type": "null"}}):
+        grammar(given, compiler=ours)
+    assert compiled == ['{"type": "null"}', "a"]
+    grammar({"regex": "b"}, compiler=ours)
+    grammar({"json": {"type": "null"}}, compiler=ours)
+    grammar({"regex": "a"}, compiler=ours)
+    assert compiled == ['{"type": "null"}', "a", "b", "a"]
+    grammar({"json": {"type": "null"}, "disable_any_whitespace": True}, compiler=ours)
+    assert len(compiled) == 5
+
+
+def test_two_outputs_of_one_grammar_do_not_share_their_place():
+    one, other = grammar({"regex": "abc+"}), grammar({"regex": "abc+"})
+    assert one.accept(BytesTokenizer().encode("abc")) == 1
+    assert END in allowed(one)
+    assert END not in allowed(other)
+
+
+def test_a_request_without_the_extra_is_refused_with_its_name(monkeypatch: pytest.MonkeyPatch):
+    for name in ("foreword.structured.backend", "foreword.structured.matcher", "foreword.structured.source"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(RequestError, match=r"pip install 'foreword\[grammar\]'"):
+        grammar({"regex": "a"}, compiler=make_compiler())
+    assert grammar(None, compiler=make_compiler(), thinking_end="</think>") is not None
+
+
+def test_a_model_without_an_end_token_has_no_structured_outputs():
+    endless = GrammarCompiler(BytesTokenizer(), vocab_size=V, eos_token_ids=[])
+    with pytest.raises(RequestError, match="no end token"):
+        grammar({"regex": "a"}, compiler=endless)
+
+
+def test_a_vocabulary_that_writes_a_space_before_every_text_is_read_without_it():
+    class Spaced(BytesTokenizer):
+        def encode(self, text: str, add_special_tokens: bool = True, *, max_tokens: int | None = None) -> list[int]:
+            return super().encode(" " + text)
+
+    ours = GrammarCompiler(Spaced(), vocab_size=V, eos_token_ids=[END])
+    made = ours.grammar("a", SamplingParams(structured_outputs={"choice": ["abc name"]}))
+    assert made is not None
+    assert list(made.forced_tokens(9))[:2] == BytesTokenizer().encode("abc name")[:2]
+
+
+def test_a_schema_cannot_bring_back_endless_whitespace():
+    for given in (
+        {"json": {"type": "array", "x-guidance": {"whitespace_pattern": " *", "whitespace_flexible": True}}},
+        {"json": {"type": "array"}},
+        {"json": {"type": "array"}, "max_whitespace": 3},
+        {"json_object": True},
+    ):
+        ours, text = grammar(given), "{" if "json_object" in given else "["
+        assert ours.accept(BytesTokenizer().encode(text)) == 1
+        spaces = BytesTokenizer().encode(" " * 9)
+        assert ours.accept(spaces) == given.get("max_whitespace", 0), json.dumps(given)
