@@ -29,7 +29,7 @@ TEXTS = (
 WORDS = (
     "<tool_call>", "</tool_call>", "<think>", "</think>", "<|python_tag|>", "<|tool_call>call:", "<tool_call|>",
     '<|"|>', "<escape>", "<start_function_call>call:", "<end_function_call>", "{", "}", "[", "]", '"', "\\", "\\u12",
-    ":", ",", ";", "(", ")", "=", "'", '{"name": "f"', '"arguments": {', '"arguments": "', "name", "\n", "é🙂", "\0", "<",
+    ":", ",", ";", "(", ")", "=", "'", '{"name": "f"', '"arguments": {', '"arguments": "', "name", "\n", "é🙂", "<",
     "[" * 10_000, '{"a":' * 5_000, "9" * 5_000, " " * 5_000, "<tool_call>" * 500, "<think>" * 500, '"\\' * 2_000,
 )  # fmt: skip
 
