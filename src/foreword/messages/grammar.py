@@ -38,10 +38,11 @@ def call_grammar(
 ) -> str:
     """A Lark grammar whose texts are calls of the tools, as the format writes them.
 
-    tools: descriptions with JSON schemas of their parameters. tool_choice: "required", "auto": calls or any other
-    text, or {"type": "function", "function": {"name": …}}. parallel: several calls are allowed. special_token_ids: the
-    ids of the tokenizer's special tokens by text, which the grammar writes as tokens. in_reasoning: the prompt has
-    opened the reasoning, so its end comes first; else an output may begin with reasoning if the format has it.
+    tools: descriptions with JSON schemas of their parameters. tool_choice: "required", "auto": any text, in which
+    calls are as they must be, or {"type": "function", "function": {"name": …}}. parallel: several calls are allowed.
+    special_token_ids: the ids of the tokenizer's special tokens by text, which the grammar writes as tokens.
+    in_reasoning: the prompt has opened the reasoning, so its end comes first; else an output may begin with reasoning
+    if the format has it.
 
     RequestError if there is no such tool, or the format's calls have no grammar.
     """
@@ -60,10 +61,11 @@ def call_grammar(
     else:
         names = [writer.named_call(calls, name, schema) for name, schema in chosen]
     writer.rule("call", " | ".join(names))
-    opening, closing = (
-        writer.text(_first(region.open) + region.padding),
-        writer.text(region.padding + _first(region.close)),
-    )
+    free, closing = tool_choice == "auto", writer.text(region.padding + _first(region.close))
+    if free and region.open is not None:
+        opening = f"{writer.text_before(_first(region.open))} {writer.text(region.padding)}"
+    else:
+        opening = writer.text(_first(region.open) + region.padding)
     if calls.listed:
         writer.rule("region", f'{opening} "[" {_many("call", ", ", parallel)} "]" {closing}')
         body = "region"
@@ -71,12 +73,13 @@ def call_grammar(
         body = f"{opening} {_many('call', calls.separators[:1] + ' ', parallel)}"
     else:
         writer.rule("region", f"{opening} call {closing}")
-        body = _many("region", region.padding, parallel)
-    if tool_choice == "auto":
-        writer.rule("answer", f"{body} | {writer.other_text(region)}")
-        body = "answer"
+        body = "region" if free else _many("region", region.padding, parallel)
     reasoning = next((r for r in format.regions if r.kind == "reasoning" and isinstance(r.close, Literals)), None)
-    if reasoning is not None:
+    if free:
+        repeated = "*" if parallel and not calls.listed else "?"
+        other = writer.other_text(region)
+        body = f"({body}){repeated} {other}" if region.open is not None else f"{body} | {other}"
+    elif reasoning is not None:
         writer.rule("thought", writer.text_before(_first(reasoning.close)) + r" /\s{0,2}/")
         if in_reasoning:
             body = f"thought ({body})"
@@ -213,7 +216,9 @@ class _Values:
     def object(self, schema: Mapping[str, Any], opening: str, closing: str, colon: str) -> str:
         """Required properties, then any of the others, each group in the order given."""
         properties, required = schema.get("properties") or {}, schema.get("required") or ()
-        named = {key: f"{self._key(key)} {_quoted(colon)} {self.value(item)}" for key, item in properties.items()}
+        named = {
+            key: f"{self._key(key, colon)} {_quoted(colon)} {self.value(item)}" for key, item in properties.items()
+        }
         first = [named[key] for key in named if key in required]
         others = [named[key] for key in named if key not in required]
         if first:
@@ -232,11 +237,13 @@ class _Values:
     def _either(self, alternatives: Iterable[str]) -> str:
         return self._rule(" | ".join(alternatives))
 
-    def _key(self, key: str) -> str:
+    def _key(self, key: str, colon: str) -> str:
+        if colon != "=" and not self._notation.names_as_keys:
+            return self._literal(key)
         if not _KEY.fullmatch(key):
             fix = "Use a name of letters, digits and underscores."
             raise RequestError(None, "tools", key, "is a parameter that the model's format cannot write", fix)
-        return _quoted(key if self._notation.names_as_keys or self._notation.call_brackets else json.dumps(key))
+        return _quoted(key)
 
     def _list(self, item: str) -> str:
         return self._rule(f'"[" ({item} ("," {item})*)? "]"')
