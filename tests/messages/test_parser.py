@@ -1,10 +1,12 @@
 """The parser: messages that models wrote come back, however their text is cut, and damaged text is not lost."""
 
 import json
+import re
 import time
+from pathlib import Path
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from foreword.messages import (
@@ -21,6 +23,7 @@ from messages.rig import ARGUMENTS, CALLS, CUTS, NAMES, PROSE, THINKS, WRITERS, 
 
 HERMES = FORMATS["hermes"]
 EVERY = range(10_000)
+PAGE = Path(__file__).parents[2] / "docs" / "messages.md"
 EACH_WRITER = pytest.mark.parametrize("writer", WRITERS)
 
 
@@ -29,6 +32,7 @@ def calls_of(message):
 
 
 @EACH_WRITER
+@settings(deadline=None)
 @given(calls=CALLS, cuts=CUTS)
 def test_written_calls_come_back(writer, calls, cuts):
     message = in_pieces(WRITERS[writer](calls), cuts, format_of(writer), tool_names=[name for name, _ in calls])
@@ -39,6 +43,7 @@ def test_written_calls_come_back(writer, calls, cuts):
 
 
 @pytest.mark.parametrize("writer", THINKS)
+@settings(deadline=None)
 @given(calls=CALLS, cuts=CUTS, reasoning=PROSE, before=PROSE, after=PROSE)
 def test_text_around_calls_is_reasoning_and_content(writer, calls, cuts, reasoning, before, after):
     start, end = THINKS[writer]
@@ -61,6 +66,7 @@ BROKEN = st.lists(FRAGMENTS, max_size=12).map("".join)
 
 
 @pytest.mark.parametrize("name", FORMATS)
+@settings(deadline=None)
 @given(text=BROKEN, cuts=CUTS)
 def test_any_cutting_of_any_text_gives_the_same_message(name, text, cuts):
     format = FORMATS[name]
@@ -70,6 +76,7 @@ def test_any_cutting_of_any_text_gives_the_same_message(name, text, cuts):
     assert in_pieces(text, EVERY, format) == expected
 
 
+@settings(deadline=None)
 @given(text=BROKEN)
 def test_an_error_marks_exactly_the_arguments_that_are_no_object(text):
     for call in parse_message(text, HERMES).tool_calls:
@@ -81,6 +88,7 @@ def test_an_error_marks_exactly_the_arguments_that_are_no_object(text):
         assert call.name
 
 
+@settings(deadline=None)
 @given(call=st.tuples(NAMES, ARGUMENTS), at=st.integers(0, 300))
 @example(call=("f", {"a": "</tool_call>"}), at=40)
 def test_a_truncated_call_is_incomplete_or_content(call, at):
@@ -199,3 +207,17 @@ def test_the_cost_is_linear_in_the_text(piece):
             parser.push(piece)
         parser.finish()
     assert time.monotonic() - start < 60
+
+
+def test_the_example_of_the_page_runs(capsys):
+    (example,) = re.findall(r"```python\n(from foreword.messages.*?)```", PAGE.read_text(), re.DOTALL)
+    exec(example, {})
+    *events, arguments = capsys.readouterr().out.splitlines()
+    assert events[0] == "ReasoningDelta(text='Look it up.')"
+    assert arguments == '{"city": "Paris"}'
+
+
+def test_the_page_lists_the_formats():
+    table = PAGE.read_text().partition("## Formats")[2].partition("\n\n`chat`")[0]
+    names = [re.findall(r"`(\w+)`", row.split("|")[1]) for row in table.splitlines() if row.startswith("| `")]
+    assert sorted(name for row in names for name in row) == sorted(FORMATS)

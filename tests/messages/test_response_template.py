@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foreword.errors import ModelError
@@ -26,6 +26,7 @@ def as_transformers(message):
 
 
 @pytest.mark.parametrize("case", CASES)
+@settings(deadline=None)
 @given(cuts=CUTS)
 def test_a_message_is_that_of_transformers(case, cuts):
     format = read_response_template(case["template"])
@@ -38,6 +39,7 @@ WORDS = sorted({word for case in CASES for word in case["text"].replace("<", " <
 
 
 @pytest.mark.parametrize("template", TEMPLATES, ids=range(len(TEMPLATES)))
+@settings(deadline=None)
 @given(words=st.lists(st.sampled_from(WORDS), max_size=12), cuts=CUTS)
 def test_any_cutting_gives_the_same_message(template, words, cuts):
     format, text = read_response_template(template), " ".join(words)
