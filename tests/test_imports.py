@@ -19,15 +19,16 @@ BASE = {"arrays", "errors", "jsonfile", "native", "_native"}
 LAYERS = {
     "batch": set(),
     "models": set(),
+    "messages": set(),
     "cache": {"batch"},
     "scheduler": {"batch", "cache"},
     "sampling": {"batch"},
     "executors": {"batch", "models", "sampling"},
     "structured": {"batch", "sampling"},
-    "engine": {"batch", "cache", "scheduler", "models", "sampling", "executors", "structured"},
-    "insight": {"batch", "cache", "scheduler", "models", "sampling", "executors", "engine"},
-    "bench": {"batch", "cache", "scheduler", "models", "sampling", "executors", "engine"},
-    "cli": {"batch", "cache", "scheduler", "models", "sampling", "executors", "engine", "insight", "bench"},
+    "engine": {"batch", "cache", "scheduler", "models", "messages", "sampling", "executors", "structured"},
+    "insight": {"batch", "cache", "scheduler", "models", "messages", "sampling", "executors", "engine"},
+    "bench": {"batch", "cache", "scheduler", "models", "messages", "sampling", "executors", "engine"},
+    "cli": {"batch", "cache", "scheduler", "models", "messages", "sampling", "executors", "engine", "insight", "bench"},
 }
 """Package → the packages that it may import (docs/architecture.md)."""
 

@@ -111,7 +111,7 @@ class LetterTokenizer:
     def encode(self, text: str, add_special_tokens: bool = True, *, max_tokens: int | None = None) -> list[int]:
         return [ord(c) - 96 for c in text.lower() if c.isalpha()]
 
-    def detokenizer(self, skip_special_tokens: bool = True, *, continues: bool = False):
+    def detokenizer(self, skip_special_tokens: bool = True, **options):
         return _Letters(skip_special_tokens)
 
 

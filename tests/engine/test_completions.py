@@ -216,7 +216,7 @@ def test_an_aborted_best_of_returns_the_best_beginnings(num_steps, config):
         engine.step()
     completions = list(engine._outputs.groups["a"].completions)
     out = engine.abort("a")
-    begun = [c.token_ids for c in completions]
+    begun = [c.transcript.token_ids for c in completions]
     assert all(tokens == expected(PROMPT, 5, i, 20)[0][: len(tokens)] for i, tokens in enumerate(begun))
     means = [expected(PROMPT, 5, i, len(t))[1] if t else -np.inf for i, t in enumerate(begun)]
     order = sorted(range(8), key=lambda i: -means[i])

@@ -26,6 +26,12 @@ V = 30
 
 
 class TinyTokenizer(LetterTokenizer):
+    def __init__(self) -> None:
+        self.response_template, self.special_token_ids = None, {"<end>": 0}
+
+    def chat_template(self, *, tools=False) -> str:
+        return "{{ messages }}"
+
     def apply_chat_template(self, messages, *, tools=None, add_generation_prompt=True, **extra) -> str:
         return "".join(m["content"] for m in messages) + ("x" if add_generation_prompt else "")
 

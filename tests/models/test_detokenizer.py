@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tokenizers
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from tokenizers import decoders, models
 
@@ -56,6 +56,31 @@ def test_byte_level_text_equals_that_of_tokenizers(ids):
         assert BYTE_LEVEL.decode(ids, skip) == BYTE_LEVEL.backend.decode(ids, skip_special_tokens=skip)
 
 
+SPACED = Tokenizer.from_gguf(vocabularies.sentence_piece(**{"ggml.add_space_prefix": False}))
+
+
+@pytest.mark.parametrize("tokenizer", [SENTENCE_PIECE, SPACED], ids=["prefix-space", "no-prefix-space"])
+@given(ids=IDS, cuts=st.sets(st.integers(0, 40)), skip=st.booleans())
+def test_sentence_piece_ids_decode_as_in_tokenizers_where_their_bytes_are_valid(tokenizer, ids, cuts, skip):
+    """Of an invalid run of bytes tokenizers makes every byte U+FFFD, also those that are characters."""
+    ids = [i for i in ids if i < tokenizer.vocab_size]
+    expected = tokenizer.backend.decode(ids, skip_special_tokens=skip)
+    assume("�" not in expected)
+    assert "".join(streamed(tokenizer, ids, cuts, skip_special_tokens=skip)) == expected
+
+
+@pytest.mark.parametrize("tokenizer", [SENTENCE_PIECE, SPACED, BYTE_LEVEL], ids=["prefix", "no-prefix", "byte-level"])
+@given(parts=st.lists(st.text(max_size=3) | IDS.map(lambda ids: ids[:2]), max_size=8), skip=st.booleans())
+def test_characters_in_bytes_between_any_tokens_decode_as_in_tokenizers(tokenizer, parts, skip):
+    ids = []
+    for part in parts:
+        known = [byte_id(tokenizer, byte) for byte in part.encode()] if isinstance(part, str) else part
+        ids += [i for i in known if i < tokenizer.vocab_size]
+    expected = tokenizer.backend.decode(ids, skip_special_tokens=skip)
+    assume("�" not in expected)
+    assert "".join(streamed(tokenizer, ids, range(len(ids)), skip_special_tokens=skip)) == expected
+
+
 @given(text=st.text(alphabet="ab helo\néß日🙂▁", max_size=30))
 def test_sentence_piece_text_equals_that_of_tokenizers(text):
     ids = SENTENCE_PIECE.encode(text)
@@ -100,6 +125,26 @@ def test_special_tokens_are_decoded_only_on_request():
 def test_user_defined_tokens_are_text(text):
     tokenizer = Tokenizer.from_gguf(vocabularies.byte_level(user=(text,)))
     assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_spaces_between_added_tokens_are_left_out_on_request():
+    backend = library(decoders.WordPiece("##", True))
+    backend.add_special_tokens(["[SEP]"])
+    backend.add_tokens(["<tool>"])
+    tokenizer = Tokenizer(TokenizerParts(backend))
+    ids = [
+        backend.token_to_id(token) for token in ("talk", "[SEP]", "<tool>", "talk", "<tool>", "[SEP]", "[SEP]", "##ing")
+    ]
+    texts = {
+        (False, True): "talk [SEP] <tool> talk <tool> [SEP] [SEP]ing",
+        (False, False): "talk [SEP]<tool> talk <tool>[SEP][SEP]ing",
+        (True, False): "talk <tool> talk <tool>ing",
+    }
+    for (skip, spaces), text in texts.items():
+        options = {"skip_special_tokens": skip, "spaces_between_special_tokens": spaces}
+        assert "".join(streamed(tokenizer, ids, range(8), **options)) == text
+        assert "".join(streamed(tokenizer, ids, (), **options)) == text
+    assert backend.decode(ids, skip_special_tokens=False) == texts[False, True]
 
 
 def test_ids_may_be_an_array():

@@ -124,9 +124,9 @@ class FaultyTokenizer(LetterTokenizer):
         self.fault.strike("tokenizer.encode", self.adding)
         return super().encode(text, add_special_tokens)
 
-    def detokenizer(self, skip_special_tokens: bool = True, *, continues: bool = False) -> Any:
+    def detokenizer(self, skip_special_tokens: bool = True, **options: Any) -> Any:
         self.fault.strike("tokenizer.detokenizer", self.adding)
-        return FaultyDetokenizer(self.fault, self.adding, super().detokenizer(skip_special_tokens, continues=continues))
+        return FaultyDetokenizer(self.fault, self.adding, super().detokenizer(skip_special_tokens, **options))
 
 
 @dataclass

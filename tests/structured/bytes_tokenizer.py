@@ -37,7 +37,7 @@ class BytesTokenizer:
             at += length
         return found
 
-    def detokenizer(self, skip_special_tokens: bool = True, *, continues: bool = False):
+    def detokenizer(self, skip_special_tokens: bool = True, *, continues: bool = False, **options: bool):
         return _Text(self.special_token_ids.values() if skip_special_tokens else ())
 
 

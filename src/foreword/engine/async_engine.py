@@ -31,8 +31,8 @@ Event = RequestOutput | Exception
 
 
 class Stream:
-    """The latest output of one request. An output is complete from the start, so only the latest is kept, and a slow
-    consumer costs no memory.
+    """The latest output of one request. It has all of the text, and new is what the consumer has not got: only the
+    latest is kept, and a slow consumer costs no memory.
 
     is_aborted: its abort was requested, perhaps before it was in the engine.
     """
@@ -47,6 +47,9 @@ class Stream:
 
     def put(self, event: Event) -> None:
         """Called in the loop."""
+        unread = self._latest if self._arrived.is_set() else None
+        if isinstance(event, RequestOutput) and isinstance(unread, RequestOutput):
+            event = event.following(unread)
         self._latest = event
         self._arrived.set()
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
 from foreword.batch import SamplingParams
 from foreword.engine.async_engine import AsyncEngine
-from foreword.engine.llm import LLM, Message, chat_prompt
+from foreword.engine.chat import ChatOptions, Message, chat_options, make_chat
+from foreword.engine.llm import LLM
 from foreword.engine.outputs import RequestOutput
 from foreword.models.tokenizer import Tokenizer
 
@@ -38,22 +39,18 @@ class AsyncLLM(AsyncEngine):
         return self.model.tokenizer
 
     async def chat(
-        self,
-        messages: Sequence[Message],
-        params: SamplingParams | None = None,
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        template: Mapping[str, Any] | None = None,
-        **options: Any,
+        self, messages: Sequence[Message], params: SamplingParams | None = None, **options: Any
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Answer a conversation through the model's chat template.
+        """Answer a conversation through the model's chat template. Outputs have ``events``, the final one its
+        ``message``.
 
-        template: further variables of the template. options: as `generate`.
+        options: see `ChatOptions`; the others as `generate`.
         """
-        variables = {**(template or {}), "tools": tools, "add_generation_prompt": add_generation_prompt}
+        chosen = {name: options.pop(name) for name in list(options) if name in ChatOptions.__annotations__}
         limit = self.engine.states.max_model_len
-        text, prompt = await asyncio.to_thread(chat_prompt, self.tokenizer, messages, variables, limit)
-        async with aclosing(self.generate(prompt, params, prompt_text=text, **options)) as outputs:
+        chat = await asyncio.to_thread(make_chat, self.tokenizer, messages, params, limit, chat_options(chosen))
+        reader = chat.reader()
+        outputs = self.generate(chat.token_ids, chat.params, prompt_text=chat.text, **options)
+        async with aclosing(outputs):
             async for output in outputs:
-                yield output
+                yield reader.read(output)

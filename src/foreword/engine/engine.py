@@ -177,6 +177,7 @@ class Engine:
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request at once, with its tokens so far. None for an unknown id, so aborting twice is harmless."""
         with self._transaction:
+            mine = [output for output in self._ready if output.request_id == request_id]
             self._ready = [output for output in self._ready if output.request_id != request_id]
             group = self._outputs.groups.get(request_id)
             if group is None:
@@ -188,7 +189,7 @@ class Engine:
                     self.scheduler.remove(completion.request.request_id)
                     self.pipeline.grammars.pop(row, None)
                     self._outputs.end(completion, (completion.request.output.tolist(), "abort", None))
-            output = group.final()
+            output = group.final().following(mine[0] if mine else None)
             self._outputs.remove([output])
             self.observers.post("request_ended", output)
         self.observers.deliver()
@@ -300,7 +301,8 @@ class Engine:
             self.observers.notify_done("step_committed", plan, step.batch, sampled)
         self.pipeline.release(step)
         self.scheduler.commit(plan)
-        readings = self._outputs.process(rows, before, sampled, step.batch.step)
+        num_drafts = None if plan.draft_tokens is None else step.batch.num_draft_tokens
+        readings = self._outputs.process(rows, before, sampled, step.batch.step, num_drafts)
         proposes = self.speculation is not None or bool(self.pipeline.grammars)
         grown = rows
         if proposes and before is not None:

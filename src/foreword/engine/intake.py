@@ -30,7 +30,13 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str, add_special_tokens: bool = True, *, max_tokens: int | None = None) -> list[int]: ...
 
-    def detokenizer(self, skip_special_tokens: bool = True, *, continues: bool = False) -> Detokenizer: ...
+    def detokenizer(
+        self,
+        skip_special_tokens: bool = True,
+        *,
+        continues: bool = False,
+        spaces_between_special_tokens: bool = True,
+    ) -> Detokenizer: ...
 
 
 class Intake:
@@ -70,11 +76,14 @@ class Intake:
         """See `Engine.check`."""
         check_id(request_id)
         check_options(request_id, options)
-        if isinstance(prompt, str):
-            prompt_text, prompt = prompt, self._encode(request_id, prompt)
         vocab_size, max_model_len = self._states.vocab_size, self._states.max_model_len
-        tokens = checked_prompt(request_id, prompt, vocab_size=vocab_size, max_model_len=max_model_len)
         params = SamplingParams() if params is None else checked_params(request_id, params, vocab_size=vocab_size)
+        num_kept = self._num_kept(request_id, params)
+        if isinstance(prompt, str):
+            prompt_text, prompt = prompt, self._encode(request_id, prompt, None if num_kept else max_model_len)
+        if num_kept and isinstance(prompt, Sequence | np.ndarray):
+            prompt = prompt[-num_kept:]
+        tokens = checked_prompt(request_id, prompt, vocab_size=vocab_size, max_model_len=max_model_len)
         lora_id, grammar = options.get("lora_id", 0), options.get("grammar")
         check_capabilities(request_id, self._executor, params, lora_id=lora_id, grammar=grammar)
         if grammar is None and (params.structured_outputs is not None or params.thinking_end is not None):
@@ -147,11 +156,21 @@ class Intake:
             raise RequestError(request_id, asks, getattr(params, asks), reason, fix)
         return self._grammars.grammar(request_id, params)
 
-    def _encode(self, request_id: str, text: str) -> list[int]:
+    def _num_kept(self, request_id: str, params: SamplingParams) -> int | None:
+        """How many of the last prompt tokens are kept; None: all."""
+        if params.truncate_prompt_tokens != -1:
+            return params.truncate_prompt_tokens
+        num_kept = self._states.max_model_len - (params.max_tokens or 1)
+        if num_kept < 1:
+            reason = f"max_tokens = {params.max_tokens} leaves no room: max_model_len is {self._states.max_model_len}"
+            raise RequestError(request_id, "truncate_prompt_tokens", -1, reason, "Lower max_tokens.")
+        return num_kept
+
+    def _encode(self, request_id: str, text: str, max_tokens: int | None) -> list[int]:
         if self._tokenizer is None:
             raise RequestError(request_id, "prompt", text, "needs a tokenizer", "Pass token ids.")
         try:
-            return self._tokenizer.encode(text, max_tokens=self._states.max_model_len)
+            return self._tokenizer.encode(text, max_tokens=max_tokens)
         except RequestError as error:
             raise RequestError(request_id, "prompt", error.value, error.reason, error.fix) from None
 
@@ -173,5 +192,9 @@ class Intake:
 
 
 def _text_stream(tokenizer: Tokenizer, params: SamplingParams) -> TextStream:
-    detokenizer = tokenizer.detokenizer(params.skip_special_tokens, continues=True)
+    detokenizer = tokenizer.detokenizer(
+        params.skip_special_tokens,
+        continues=True,
+        spaces_between_special_tokens=params.spaces_between_special_tokens,
+    )
     return TextStream(detokenizer, params.stop_strings, include_stop=params.include_stop_str_in_output)

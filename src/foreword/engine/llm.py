@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, Self
 
@@ -11,6 +13,7 @@ import numpy as np
 
 from foreword.batch import SamplingParams
 from foreword.engine.build import ExecutorKind, build_engine
+from foreword.engine.chat import ChatReader, Message, chat_options, make_chat
 from foreword.engine.config import engine_config
 from foreword.engine.engine import Engine
 from foreword.engine.intake import Prompt
@@ -18,11 +21,9 @@ from foreword.engine.outputs import RequestOutput
 from foreword.engine.progress import progress_bar
 from foreword.engine.request_group import RequestGroup
 from foreword.engine.transaction import Transaction
-from foreword.errors import EngineError, RequestError
+from foreword.errors import EngineError, ForewordError, RequestError
 from foreword.models.loader import load_model
 from foreword.models.tokenizer import Tokenizer
-
-Message = Mapping[str, Any]
 
 EXECUTOR_OPTIONS = ("num_threads", "weight_format", "kv_format")  # of the native executor
 
@@ -33,6 +34,8 @@ class LLM:
         llm = LLM("smollm2")
         llm.generate("The capital of France is", SamplingParams(temperature=0.0, max_tokens=8))
         llm.chat([{"role": "user", "content": "What is the capital of France?"}])
+        for output in llm.stream("Once upon a time"):
+            print(output.outputs[0].new_text, end="")
 
     model: a name the project knows, a .gguf file, a directory of safetensors, or a hub id.
     executor: "auto" is the native one if it is built, else "numpy".
@@ -49,7 +52,10 @@ class LLM:
         self._name, self._is_closed = model, False
         self._ids = count()
         self._running: list[RequestGroup] = []
-        self._transaction = Transaction(self, ("_run", "close"), self._abort_running)
+        self._streaming: set[str] = set()  # requests of streams that are read
+        self._unread: dict[str, RequestOutput] = {}  # their outputs, of steps that others ran
+        self._abandoned: deque[str] = deque()  # requests of closed streams that could not be aborted at once
+        self._transaction = Transaction(self, ("_run", "_begin", "_next", "_leave", "close"), self._abort_running)
 
     def __enter__(self) -> Self:
         return self
@@ -90,62 +96,165 @@ class LLM:
         has started. A request that fails later, such as for logits that are not numbers, has its error in
         ``RequestOutput.error``; if all requests failed, the first error is raised.
         """
-        return self._run([(None, prompt) for prompt in as_list(prompts)], sampling_params, progress)
+        return self._run(self._jobs(prompts, sampling_params), progress)
+
+    def stream(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> Iterator[RequestOutput]:
+        """Complete one prompt or many, and iterate over their outputs as their tokens come.
+
+        prompts, sampling_params, errors: see `generate`. ``prompt_index`` of an output is the place of its prompt in
+        the list; ``new_text`` and ``new_token_ids`` of its completions are what came since the one before. The requests
+        begin with the first output that is asked for, and run whenever the LLM does. When the iterator is closed or
+        forgotten they are aborted; other requests are not concerned.
+        """
+        return self._stream(self._jobs(prompts, sampling_params, stream=True))
 
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
         progress: bool | None = None,
-        **template: Any,
+        **options: Any,
     ) -> list[RequestOutput]:
-        """Answer one conversation or many through the model's chat template. template: further variables of it."""
-        template |= {"tools": tools, "add_generation_prompt": add_generation_prompt}
-        limit = self.engine.states.max_model_len
-        prompts = [chat_prompt(self.tokenizer, c, template, limit) for c in as_conversations(messages)]
-        return self._run(prompts, sampling_params, progress)
+        """Answer one conversation or many through the model's chat template; outputs have their ``message``.
 
-    def _run(
+        options: see `ChatOptions`; any other name is a variable of the template.
+        """
+        return self._run(self._chats(messages, sampling_params, options), progress)
+
+    def chat_stream(
         self,
-        prompts: Sequence[tuple[str | None, Prompt]],
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **options: Any,
+    ) -> Iterator[RequestOutput]:
+        """As `chat`, but as `stream` does. Outputs have ``events``, the final one its ``message``."""
+        return self._stream(self._chats(messages, sampling_params, options, stream=True))
+
+    def _jobs(
+        self,
+        prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
-        progress: bool | None,
-    ) -> list[RequestOutput]:
-        params = one_each(sampling_params, len(prompts))
-        engine = self.engine
+        *,
+        stream: bool = False,
+    ) -> list[Job]:
+        listed = as_list(prompts)
+        params = one_each(sampling_params, len(listed))
+        check = self.engine.check
+        return [Job(i, check(f"prompts[{i}]", listed[i], params[i], stream=stream)) for i in range(len(listed))]
+
+    def _chats(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        options: Mapping[str, Any],
+        *,
+        stream: bool = False,
+    ) -> list[Job]:
+        conversations, limit = as_conversations(messages), self.engine.states.max_model_len
+        params = one_each(sampling_params, len(conversations))
+        jobs = []
+        for i, conversation in enumerate(conversations):
+            chat = make_chat(self.tokenizer, conversation, params[i], limit, chat_options(options))
+            name = f"prompts[{i}]"
+            group = self.engine.check(name, chat.token_ids, chat.params, prompt_text=chat.text, stream=stream)
+            jobs.append(Job(i, group, chat.reader()))
+        return jobs
+
+    def _run(self, jobs: Sequence[Job], progress: bool | None) -> list[RequestOutput]:
+        results: dict[str, RequestOutput] = {}
         with self._transaction:
-            if self._is_closed:
-                raise EngineError("this LLM is closed: make a new one")
-            groups = [
-                engine.check(f"prompts[{i}]", prompt, p, prompt_text=text)
-                for i, ((text, prompt), p) in enumerate(zip(prompts, params, strict=True))
-            ]
-            results: dict[str, RequestOutput] = {}
-            others: dict[str, RequestOutput] = {}  # the latest of requests that were added to the engine directly
-            self._running = groups
-            try:
-                for group in groups:
-                    group.request_id = next(name for name in map(str, self._ids) if name not in engine)
-                    engine.add(group)
-                own = {group.request_id for group in groups}
-                with progress_bar(len(groups), show=progress) as advance:
-                    while len(results) < len(groups):
-                        for output in engine.step():
-                            if output.request_id in own:
-                                results[output.request_id] = output
-                                advance(1, sum(len(c.token_ids) for c in output.outputs))
-                            else:
-                                others[output.request_id] = output
-            finally:
-                engine.give_back(others.values())
+            names = self._add(jobs)
+            with progress_bar(len(jobs), show=progress) as advance:
+                while len(results) < len(jobs):
+                    for output in self._step(names):
+                        results[output.request_id] = output
+                        advance(1, sum(c.num_tokens for c in output.outputs))
             self._running = []
-        failures = [output.failure for output in results.values() if output.failure is not None]
-        if failures and len(failures) == len(results):
-            raise failures[0]
-        return [results[group.request_id] for group in groups]
+        raise_if_all_failed(results.values())
+        return [job.read(results[job.group.request_id]) for job in jobs]
+
+    def _stream(self, jobs: Sequence[Job]) -> Iterator[RequestOutput]:
+        running: dict[str, Job] = {}
+        finals: list[RequestOutput] = []
+        try:
+            self._begin(jobs, running)
+            while running:
+                for output in self._next(running):
+                    job = running[output.request_id]
+                    if output.finished:
+                        finals.append(output)
+                        del running[output.request_id]
+                    yield job.read(output)
+        finally:
+            self._leave(jobs, running)
+        raise_if_all_failed(finals)
+
+    def _begin(self, jobs: Sequence[Job], running: dict[str, Job]) -> None:
+        """Add the requests of a stream."""
+        with self._transaction:
+            self._streaming |= self._add(jobs)
+            running.update((job.group.request_id, job) for job in jobs)
+            self._running = []
+
+    def _next(self, running: Mapping[str, Job]) -> list[RequestOutput]:
+        """Outputs of a stream, of its own step if others have run none for it."""
+        with self._transaction:
+            unread = [self._unread.pop(name) for name in list(self._unread) if name in running]
+            outputs = unread or self._step(running)
+            if not outputs and not any(name in self.engine for name in running):
+                raise EngineError("the outputs of a stream are missing: only the LLM may step or abort in its engine")
+            return outputs
+
+    def _leave(self, jobs: Sequence[Job], running: Mapping[str, Job]) -> None:
+        """A stream ends; the requests that still run are aborted, in the middle of a step by the next one."""
+        self._abandoned += running
+        for job in jobs:
+            self._streaming.discard(job.group.request_id)
+            self._unread.pop(job.group.request_id, None)
+        with suppress(EngineError), self._transaction:
+            self._abort_abandoned()
+
+    def _add(self, jobs: Sequence[Job]) -> set[str]:
+        """Add requests under names that are free, and return these. In `_running` until they are in safe hands."""
+        self._check_open()
+        self._running = [job.group for job in jobs]
+        for group in self._running:
+            group.request_id = next(name for name in map(str, self._ids) if name not in self.engine)
+            self.engine.add(group)
+        return {group.request_id for group in self._running}
+
+    def _step(self, names: Collection[str]) -> list[RequestOutput]:
+        """Run a step and return the outputs of these requests. Those of streams are kept, and others given back."""
+        self._check_open()
+        self._abort_abandoned()
+        mine: list[RequestOutput] = []
+        others: dict[str, RequestOutput] = {}
+        try:
+            for output in self.engine.step():
+                name = output.request_id
+                if name in names:
+                    mine.append(output)
+                else:
+                    kept = self._unread if name in self._streaming else others
+                    kept[name] = output.following(kept.get(name))
+        finally:
+            self.engine.give_back(others.values())
+        return mine
+
+    def _abort_abandoned(self) -> None:
+        while self._abandoned:
+            with suppress(ForewordError):
+                self.engine.abort(self._abandoned[0])
+            self._abandoned.popleft()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise EngineError("this LLM is closed: make a new one")
 
     def _abort_running(self) -> None:
         """Also after an interrupt, no request of a batch stays in the engine."""
@@ -155,13 +264,25 @@ class LLM:
             self._running.pop()
 
 
-def chat_prompt(
-    tokenizer: Tokenizer, messages: Sequence[Message], template: Mapping[str, Any], max_tokens: int
-) -> tuple[str, list[int]]:
-    """A conversation as text and token ids, through the chat template with these variables."""
-    text = tokenizer.apply_chat_template(messages, **template)
-    # The template writes the special tokens.
-    return text, tokenizer.encode(text, add_special_tokens=False, max_tokens=max_tokens)
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A checked request of the prompt at ``index``, and the reader of its answer if it is a conversation."""
+
+    index: int
+    group: RequestGroup
+    reader: ChatReader | None = None
+
+    def read(self, output: RequestOutput) -> RequestOutput:
+        """The output as users get it."""
+        output = replace(output, prompt_index=self.index) if self.index else output
+        return output if self.reader is None else self.reader.read(output)
+
+
+def raise_if_all_failed(outputs: Collection[RequestOutput]) -> None:
+    """Raise the first error if every request failed."""
+    failures = [output.failure for output in outputs if output.failure is not None]
+    if failures and len(failures) == len(outputs):
+        raise failures[0]
 
 
 def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -42,7 +42,7 @@ class EngineMetrics(EngineObserver):
         self.num_requests_ended += 1
         self.num_prompt_tokens += len(output.prompt_token_ids)
         self.num_cached_tokens += output.metrics.num_cached_tokens
-        self.num_sampled_tokens += sum(len(completion.token_ids) for completion in output.outputs)
+        self.num_sampled_tokens += sum(completion.num_tokens for completion in output.outputs)
 
     def step_committed(self, plan: StepPlan, batch: InputBatch, sampled: Sampled) -> None:
         self.num_steps += 1

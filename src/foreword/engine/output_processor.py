@@ -47,6 +47,7 @@ class OutputProcessor:
         # By row, the number of known tokens from which on its new tokens are read: 0 for every token (streams, stop
         # strings, log-probabilities, the first token of a group), else its length limit.
         self._read_from = np.zeros(states.max_num_reqs, np.int32)
+        self._num_drafts = np.zeros((2, states.max_num_reqs), np.int64)  # by row: proposed, accepted
         self._is_end = np.zeros(states.vocab_size, np.bool_)  # token ids that may end some request
 
     def add(self, group: RequestGroup) -> None:
@@ -60,7 +61,10 @@ class OutputProcessor:
         """The request was given a row. Returns its completion."""
         completion = self._by_request[request.request_id]
         group, row = completion.group, request.row
-        self._by_row[row] = completion
+        self._leave(completion)
+        if (last := self._by_row[row]) is not None:
+            self._leave(last)
+        self._by_row[row], completion.row = completion, row
         # The first token of a group is read for its time, and because the siblings wait for it.
         every_token = completion.reads_every_token or group.first_token_time is None
         self._read_from[row] = 0 if every_token else request.max_len
@@ -68,8 +72,17 @@ class OutputProcessor:
             group.first_scheduled_time = self._clock()
         return completion
 
+    def _leave(self, completion: Completion) -> None:
+        """Take the counts of the row that the completion was given last, which another one may get."""
+        if (row := completion.row) >= 0:
+            completion.row = -1
+            proposed, accepted = self._num_drafts[:, row].tolist()
+            completion.num_drafts = (completion.num_drafts[0] + proposed, completion.num_drafts[1] + accepted)
+            self._num_drafts[:, row] = 0
+
     def end(self, completion: Completion, stop: Stop | Exception) -> None:
         """The completion ends with these tokens, or with its tokens so far and an error."""
+        self._leave(completion)
         if isinstance(stop, Exception):
             completion.fail(self._tokens_so_far(completion), stop)
         else:
@@ -102,6 +115,9 @@ class OutputProcessor:
 
         Returns the outputs of groups of which all completions have ended.
         """
+        for last in self._by_row:
+            if last is not None:
+                self._leave(last)
         self._by_row[:] = [None] * len(self._by_row)
         self._read_from[:] = 0
         self._by_request = {}
@@ -119,10 +135,13 @@ class OutputProcessor:
                 self.end(completion, error)
         return [group.final() for group in self.groups.values() if not group.num_unfinished]
 
-    def process(self, rows: I32, before: I32 | None, sampled: Sampled, step: int) -> Readings:
+    def process(
+        self, rows: I32, before: I32 | None, sampled: Sampled, step: int, num_drafts: I32 | None = None
+    ) -> Readings:
         """Read the new tokens of a committed step.
 
         before: known tokens [B] before the commit; None if every row has exactly one new token. step: its number.
+        num_drafts: draft tokens [B] that it verified, None for a step without any.
         """
         for row, found in sampled.prompt_logprobs.items():
             self._completion(row).group.add_prompt_logprobs(found)
@@ -134,6 +153,9 @@ class OutputProcessor:
             reads |= (self._is_end[tokens] & (tokens >= 0)).any(1)
         if before is not None:
             reads &= known > before
+            if num_drafts is not None:
+                accepted = np.minimum(known - before - 1, num_drafts)
+                self._num_drafts[:, rows] += np.stack([num_drafts, np.maximum(accepted, 0)])
         if sampled.failures:
             reads[list(sampled.failures)] = True
         at = reads.nonzero()[0]
@@ -175,18 +197,18 @@ class OutputProcessor:
         start, known = int(self._states.prompt_len[row]), int(self._states.num_tokens[row])
         output = self._states.token_ids[row, start:known]
         params, text, grammar = completion.params, completion.text, completion.grammar
-        reads = completion.reads_every_token
-        new = completion.num_read if reads else max(0, len(output) - 1 - self._states.max_num_draft_tokens)
+        reads, token_ids = completion.reads_every_token, completion.transcript.token_ids
+        new = len(token_ids) if reads else max(0, len(output) - 1 - self._states.max_num_draft_tokens)
         for i, token in enumerate(output[new:].tolist(), new):
-            if reads:
-                completion.logprobs += logprobs[i - new : i - new + 1]
+            if reads and i - new < len(logprobs):
+                completion.add_logprobs(logprobs[i - new])
             if grammar is not None:
                 grammar.accept([token])
             if token in completion.end_ids:
                 is_eos = token in self._eos_token_ids and not params.ignore_eos
                 return output[: i + 1].tolist(), "stop", None if is_eos else token
             if reads:
-                completion.num_read = i + 1
+                token_ids.append(token)
                 if text is not None and text.push([token], may_stop=i + 1 >= params.min_tokens):
                     return output[: i + 1].tolist(), "stop", text.stop
             if grammar is not None and grammar.is_terminated:
@@ -194,14 +216,10 @@ class OutputProcessor:
         return (output.tolist(), "length", None) if known >= completion.request.max_len else None
 
     def _report(self, group: RequestGroup) -> RequestOutput:
-        if not group.num_unfinished:
-            return group.final()
-        return group.result([c.output(self._tokens_so_far(c)) for c in group.completions])
+        return group.result(group.completions) if group.num_unfinished else group.final()
 
     def _tokens_so_far(self, completion: Completion) -> list[int]:
         request = completion.request
-        if completion.finish_reason is not None:
-            return completion.token_ids
         row, tokens = request.row, request.output
         if row >= 0:
             tokens = self._states.token_ids[row, len(request.prompt) : int(self._states.num_tokens[row])]

@@ -2,32 +2,132 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple
 
 from foreword.errors import ForewordError
+from foreword.messages import Event, Message
 from foreword.sampling import TokenLogprobs
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
-@dataclass(frozen=True, slots=True)
-class CompletionOutput:
-    """One completion of a prompt.
+class Position(NamedTuple):
+    """A place in a transcript."""
 
-    text: without the stop string or stop token that ended it (unless requested). token_ids: every sampled token, the
-    one that ended it included. finish_reason: "stop" (the model's end token, a stop token or a stop string), "length",
-    "abort", "error", or None while it runs. stop_reason: the stop string or stop token id; None for the model's end
-    token. logprobs: one mapping per token, if requested.
+    pieces: int = 0
+    tokens: int = 0
+
+
+BEGINNING = Position()
+
+
+@dataclass(slots=True, eq=False)
+class Transcript:
+    """What a completion has so far: lists that only grow, so that outputs share them.
+
+    pieces: its text, in the pieces in which it came. logprobs: one entry per token, None if not requested.
+    """
+
+    pieces: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] | None = None
+
+    @property
+    def end(self) -> Position:
+        return Position(len(self.pieces), len(self.token_ids))
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class CompletionOutput:
+    """One completion of a prompt: its transcript up to ``end``, of which all from ``start`` on is new.
+
+    finish_reason: "stop" (the model's end token, a stop token or a stop string), "length", "abort", "error", or None
+    while it runs. stop_reason: the stop string or stop token id; None for the model's end token. cumulative_logprob: of
+    the tokens, if log-probabilities were requested.
+    Of chats: events: what the new text adds to the message; message: of the final output. reasoning_tokens: tokens up
+    to the end of the reasoning, None if not known.
     """
 
     index: int
-    text: str
-    token_ids: list[int]
+    transcript: Transcript
+    start: Position
+    end: Position
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
-    logprobs: list[TokenLogprobs] | None = None
     cumulative_logprob: float | None = None
+    events: tuple[Event, ...] = ()
+    message: Message | None = None
+    reasoning_tokens: int | None = None
+
+    @property
+    def text(self) -> str:
+        """All of the text, without the stop string or stop token that ended it (unless requested). O(text)."""
+        return "".join(self.transcript.pieces[: self.end.pieces])
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Every sampled token, the one that ended it included. O(tokens)."""
+        return self.transcript.token_ids[: self.end.tokens]
+
+    @property
+    def logprobs(self) -> list[TokenLogprobs] | None:
+        """One mapping per token, None if not requested. O(tokens)."""
+        found = self.transcript.logprobs
+        return None if found is None else found[: self.end.tokens]
+
+    @property
+    def new_text(self) -> str:
+        """The text since the last output. O(new text)."""
+        return "".join(self.transcript.pieces[self.start.pieces : self.end.pieces])
+
+    @property
+    def new_token_ids(self) -> list[int]:
+        """The tokens since the last output."""
+        return self.transcript.token_ids[self.start.tokens : self.end.tokens]
+
+    @property
+    def new_logprobs(self) -> list[TokenLogprobs] | None:
+        """The log-probabilities since the last output."""
+        found = self.transcript.logprobs
+        return None if found is None else found[self.start.tokens : self.end.tokens]
+
+    @property
+    def num_tokens(self) -> int:
+        return self.end.tokens
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CompletionOutput) and self._values() == other._values()
+
+    def __repr__(self) -> str:
+        names = ("index", "text", "token_ids", "finish_reason", "stop_reason", "logprobs", "cumulative_logprob")
+        return f"CompletionOutput({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
+
+    def _values(self) -> tuple[object, ...]:
+        return (
+            self.index,
+            self.text,
+            self.token_ids,
+            self.finish_reason,
+            self.stop_reason,
+            self.logprobs,
+            self.cumulative_logprob,
+            self.message,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of a request. cached_tokens: of the prompt, found in the cache. reasoning_tokens: None if not known."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+    reasoning_tokens: int | None = None
+
+    @property
+    def total_tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +135,8 @@ class RequestMetrics:
     """Times in seconds on the engine's clock, None for events that have not happened.
 
     num_cached_tokens: prompt tokens found in the cache; cache_report: the same in words, with the position where the
-    hit ends. num_preemptions: how often it was preempted.
+    hit ends. num_preemptions: how often it was preempted. num_output_tokens: sampled by all of its completions.
+    num_proposed_drafts, num_accepted_drafts: tokens guessed by speculation, and how many of them were right.
     """
 
     arrival_time: float
@@ -45,10 +146,31 @@ class RequestMetrics:
     num_cached_tokens: int = 0
     cache_report: str = ""
     num_preemptions: int = 0
+    num_output_tokens: int = 0
+    num_proposed_drafts: int = 0
+    num_accepted_drafts: int = 0
+
+    @property
+    def queue_time(self) -> float | None:
+        """From its arrival until it is first scheduled."""
+        return None if self.first_scheduled_time is None else self.first_scheduled_time - self.arrival_time
 
     @property
     def time_to_first_token(self) -> float | None:
         return None if self.first_token_time is None else self.first_token_time - self.arrival_time
+
+    @property
+    def e2e_latency(self) -> float | None:
+        """From its arrival to its end."""
+        return None if self.finished_time is None else self.finished_time - self.arrival_time
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Output tokens after the first one per second since it; None before the end, or with fewer than two."""
+        if self.finished_time is None or self.first_token_time is None or self.num_output_tokens < 2:
+            return None
+        seconds = self.finished_time - self.first_token_time
+        return (self.num_output_tokens - 1) / seconds if seconds > 0 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +179,7 @@ class RequestOutput:
 
     prompt_logprobs: one entry per prompt token, if requested; None for the first token. error: why a completion ended
     with finish_reason "error", such as logits that are not numbers; other requests are not concerned.
+    prompt_index: the place of its prompt among those of a call of `LLM`.
     """
 
     request_id: str
@@ -67,8 +190,28 @@ class RequestOutput:
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     metrics: RequestMetrics = field(default_factory=lambda: RequestMetrics(0.0))
     error: ForewordError | None = None
+    prompt_index: int = 0
 
     @property
     def failure(self) -> ForewordError | None:
         """The error, if every completion ended with one."""
         return self.error if all(output.finish_reason == "error" for output in self.outputs) else None
+
+    @property
+    def usage(self) -> Usage:
+        """The tokens of the prompt and of these outputs."""
+        reasoning = [output.reasoning_tokens for output in self.outputs if output.reasoning_tokens is not None]
+        return Usage(
+            prompt_tokens=len(self.prompt_token_ids),
+            completion_tokens=sum(output.num_tokens for output in self.outputs),
+            cached_tokens=self.metrics.num_cached_tokens,
+            reasoning_tokens=sum(reasoning) if reasoning else None,
+        )
+
+    def following(self, earlier: RequestOutput | None) -> RequestOutput:
+        """This output for a consumer who has not got the one before it: what is new in either is new."""
+        if earlier is None:
+            return self
+        starts = {output.index: output.start for output in earlier.outputs}
+        outputs = [replace(output, start=starts.get(output.index, output.start)) for output in self.outputs]
+        return replace(self, outputs=outputs)

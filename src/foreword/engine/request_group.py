@@ -8,7 +8,15 @@ from dataclasses import dataclass, field
 from typing import TypedDict
 
 from foreword.batch import SamplingParams
-from foreword.engine.outputs import CompletionOutput, FinishReason, RequestMetrics, RequestOutput
+from foreword.engine.outputs import (
+    BEGINNING,
+    CompletionOutput,
+    FinishReason,
+    Position,
+    RequestMetrics,
+    RequestOutput,
+    Transcript,
+)
 from foreword.engine.text import TextStream
 from foreword.errors import EngineError, ForewordError
 from foreword.sampling import Grammar, TokenLogprobs
@@ -38,9 +46,11 @@ class RequestOptions(TypedDict, total=False):
 class Completion:
     """One of the n completions of a group: a request of the scheduler, with its text and log-probabilities.
 
-    token_ids is filled at the end; until then the tokens are in the request's row. num_read: output tokens that were
-    read so far; a completion that need not be read token by token is read at its end alone. make_text: an empty text;
-    None without a tokenizer, or if no text is wanted. grammar: its own, at the tokens read so far.
+    transcript.token_ids has the tokens read so far, and all of them at the end; a completion that need not be read
+    token by token is read at its end alone, until when its tokens are in the request's row. reported: the end of what
+    outputs had. make_text: an empty text; None without a tokenizer, or if no text is wanted.
+    row: the one it was given, -1 for none. num_drafts: draft tokens that were proposed and accepted before.
+    grammar: its own, at the tokens read so far.
     """
 
     group: RequestGroup
@@ -50,15 +60,22 @@ class Completion:
     make_text: Callable[[], TextStream] | None
     grammar: Grammar | None
     text: TextStream | None = field(init=False)
-    token_ids: list[int] = field(default_factory=list)
-    num_read: int = 0
+    transcript: Transcript = field(default_factory=Transcript)
+    reported: Position = BEGINNING
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    cumulative_logprob: float = 0.0
     finish_reason: FinishReason | None = None
     stop_reason: StopReason = None
     error: ForewordError | None = None
+    row: int = -1
+    num_drafts: tuple[int, int] = (0, 0)
 
     def __post_init__(self) -> None:
         self.text = self.make_text() if self.make_text is not None else None
+        if self.text is not None:
+            self.text.pieces = self.transcript.pieces
+        if self.group.params.logprobs is not None:
+            self.transcript.logprobs = self.logprobs
 
     @property
     def params(self) -> SamplingParams:
@@ -75,29 +92,46 @@ class Completion:
             or self.grammar is not None
         )
 
-    def output(self, token_ids: list[int]) -> CompletionOutput:
-        wants_logprobs = self.group.params.logprobs is not None
+    @property
+    def num_read(self) -> int:
+        """Output tokens that were read so far."""
+        return len(self.transcript.token_ids)
+
+    def output(self) -> CompletionOutput:
+        """What there is, of which all since the last call is new."""
+        start, end = self.reported, self.transcript.end
+        self.reported = end
         return CompletionOutput(
             index=self.index,
-            text=self.text.text if self.text is not None else "",
-            token_ids=token_ids,
+            transcript=self.transcript,
+            start=start,
+            end=end,
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
-            logprobs=self.logprobs if wants_logprobs else None,
             cumulative_logprob=self.cumulative_logprob if self.logprobs else None,
         )
 
+    def add_logprobs(self, entry: TokenLogprobs) -> None:
+        """The log-probabilities of the next token."""
+        self.logprobs.append(entry)
+        self.cumulative_logprob += _sampled_logprob(entry)
+
     def rewind(self) -> None:
         """Continue from the tokens that the waiting request has, after a step that failed."""
-        output = self.request.output.tolist()
-        self.num_read = min(self.num_read, len(output))
+        output, transcript = self.request.output.tolist(), self.transcript
+        del transcript.token_ids[len(output) :]
         del self.logprobs[self.num_read :]
+        self.cumulative_logprob = sum(map(_sampled_logprob, self.logprobs))
         if self.grammar is not None:
             self.grammar.reset()
             self.grammar.accept(output)
         if self.make_text is not None:
-            self.text = self.make_text()
-            self.text.push(output[: self.num_read], may_stop=False)
+            self.text = text = self.make_text()
+            text.push(transcript.token_ids, may_stop=False)
+            # Outputs share the pieces that they had.
+            num_reported = sum(map(len, transcript.pieces[: self.reported.pieces]))
+            transcript.pieces[self.reported.pieces :] = [text.text[num_reported:]]
+            text.pieces = transcript.pieces
 
     def finish(self, token_ids: list[int], finish_reason: FinishReason, stop_reason: StopReason) -> None:
         """End with these tokens; the text gets the tokens not read yet, without the one that ended it."""
@@ -117,18 +151,19 @@ class Completion:
     def _end(
         self, token_ids: list[int], reason: FinishReason, stop_reason: StopReason, error: ForewordError | None
     ) -> None:
-        self.token_ids, self.finish_reason, self.stop_reason, self.error = token_ids, reason, stop_reason, error
+        self.transcript.token_ids[self.reported.tokens :] = token_ids[self.reported.tokens :]
+        self.finish_reason, self.stop_reason, self.error = reason, stop_reason, error
         self.group.num_unfinished -= 1
-
-    @property
-    def cumulative_logprob(self) -> float:
-        """Σ log-probability of the sampled tokens."""
-        return sum(entry.chosen.logprob for entry in self.logprobs)
 
     @property
     def mean_logprob(self) -> float:
         """cumulative_logprob / tokens, which compares outputs of different lengths; −∞ without tokens."""
         return self.cumulative_logprob / len(self.logprobs) if self.logprobs else -math.inf
+
+
+def _sampled_logprob(entry: TokenLogprobs) -> float:
+    """Of the sampled token, which is the first of the entry."""
+    return entry.chosen.logprob
 
 
 @dataclass(slots=True, eq=False)
@@ -162,16 +197,17 @@ class RequestGroup:
             if position == len(self.prompt_logprobs):
                 self.prompt_logprobs.append(entry)
 
-    def result(self, outputs: Sequence[CompletionOutput]) -> RequestOutput:
+    def result(self, chosen: Sequence[Completion]) -> RequestOutput:
+        """The state of the request, with what these completions have."""
         first = self.completions[0].request
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.prompt,
             prompt_token_ids=self.prompt_token_ids,
-            outputs=list(outputs),
+            outputs=[completion.output() for completion in chosen],
             finished=self.num_unfinished == 0,
             error=next((c.error for c in self.completions if c.error is not None), None),
-            prompt_logprobs=None if self.params.prompt_logprobs is None else list(self.prompt_logprobs),
+            prompt_logprobs=None if self.params.prompt_logprobs is None else self.prompt_logprobs,
             metrics=RequestMetrics(
                 arrival_time=self.arrival_time,
                 first_scheduled_time=self.first_scheduled_time,
@@ -180,6 +216,9 @@ class RequestGroup:
                 num_cached_tokens=first.num_cached,
                 cache_report=first.hit_report,
                 num_preemptions=sum(c.request.num_preemptions for c in self.completions),
+                num_output_tokens=sum(len(c.transcript.token_ids) for c in self.completions),
+                num_proposed_drafts=sum(c.num_drafts[0] for c in self.completions),
+                num_accepted_drafts=sum(c.num_drafts[1] for c in self.completions),
             ),
         )
 
@@ -192,4 +231,4 @@ class RequestGroup:
             chosen = sorted(chosen, key=lambda c: -c.mean_logprob)[: self.params.n]
             for index, completion in enumerate(chosen):
                 completion.index = index
-        return self.result([c.output(c.token_ids) for c in chosen])
+        return self.result(chosen)

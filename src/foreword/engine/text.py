@@ -17,23 +17,23 @@ class Detokenizer(Protocol):
 class TextStream:
     """The text of one completion.
 
-    text: everything released so far. A beginning of a stop string at the end of the text is held back until the next
-    token decides. The cost is O(new text).
+    pieces: everything released so far. A beginning of a stop string at the end of the text
+    is held back until the next token decides. The cost is O(new text).
     """
 
-    __slots__ = ("_detokenizer", "_held", "_include_stop", "_released", "_stops", "stop")
+    __slots__ = ("_detokenizer", "_held", "_include_stop", "_stops", "pieces", "stop")
 
     def __init__(self, detokenizer: Detokenizer, stops: Sequence[str] = (), *, include_stop: bool = False) -> None:
         self._detokenizer = detokenizer
         self._stops = tuple(stops)
         self._include_stop = include_stop
-        self._released: list[str] = []
+        self.pieces: list[str] = []
         self._held = ""
         self.stop: str | None = None  # the stop string that ended the text
 
     @property
     def text(self) -> str:
-        return "".join(self._released)
+        return "".join(self.pieces)
 
     def push(self, token_ids: Sequence[int], *, may_stop: bool = True) -> bool:
         """Add tokens. True when a stop string is complete; the text then ends before it, or after it if included."""
@@ -42,7 +42,7 @@ class TextStream:
 
     def finish(self) -> None:
         """End of the output: release the text held back."""
-        self._released += [self._held, self._detokenizer.finish()]
+        self._release(self._held + self._detokenizer.finish())
         self._held = ""
 
     def _take(self, new: str, may_stop: bool) -> bool:
@@ -54,13 +54,17 @@ class TextStream:
             if found:
                 at, self.stop = min(found, key=lambda match: match[0] + len(match[1]))
                 text = text[: at + len(self.stop)] if self._include_stop else text[:at]
-                self._released.append(text)
+                self._release(text)
                 return True
         if self._stops:
             held = max(_overlap(text, stop) for stop in self._stops)
             text, self._held = text[: len(text) - held], text[len(text) - held :]
-        self._released.append(text)
+        self._release(text)
         return False
+
+    def _release(self, text: str) -> None:
+        if text:
+            self.pieces.append(text)
 
 
 def _overlap(text: str, stop: str) -> int:

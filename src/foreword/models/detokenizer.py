@@ -46,6 +46,10 @@ class TokenBytes:
         """Whether the vocabulary writes a space before every text that is not part of it."""
         return self._rule.skips_first_space
 
+    def added_text(self, token_id: int) -> bytes | None:
+        """The text of an added token as it is, without a space before it; None for other tokens."""
+        return self._added[token_id].content.encode() if token_id in self._added else None
+
     def __getitem__(self, token_id: int) -> bytes:
         known = self._known.get(token_id)
         if known is None:
@@ -64,11 +68,20 @@ class Detokenizer:
 
     Each push costs O(its tokens) and emits complete characters only; up to 3 bytes of an incomplete one are kept for
     the next push. ``hidden`` tokens add nothing. ``continues`` keeps the first space, for text that follows a prompt.
+    Without ``added_spaces`` an added token directly behind another one adds its own text, without a space before it.
     """
 
-    __slots__ = ("_decode", "_hidden", "_skip_space", "_token_bytes")
+    __slots__ = ("_added_spaces", "_after_added", "_decode", "_hidden", "_skip_space", "_token_bytes")
 
-    def __init__(self, token_bytes: TokenBytes, *, hidden: Collection[int] = (), continues: bool = False) -> None:
+    def __init__(
+        self,
+        token_bytes: TokenBytes,
+        *,
+        hidden: Collection[int] = (),
+        continues: bool = False,
+        added_spaces: bool = True,
+    ) -> None:
+        self._added_spaces, self._after_added = added_spaces, False
         self._token_bytes = token_bytes
         self._hidden = hidden
         self._skip_space = token_bytes.skips_first_space and not continues
@@ -77,11 +90,19 @@ class Detokenizer:
     def push(self, token_ids: Iterable[int]) -> str:
         """The characters completed by these tokens, "" if none."""
         token_bytes, hidden = self._token_bytes, self._hidden
+        if not self._added_spaces:
+            return self._emit(self._decode(b"".join([self._joined(i) for i in token_ids if i not in hidden])))
         return self._emit(self._decode(b"".join([token_bytes[i] for i in token_ids if i not in hidden])))
 
     def finish(self) -> str:
         """U+FFFD if the last character is incomplete, else "". Call after the last push."""
         return self._emit(self._decode(b"", True))
+
+    def _joined(self, token_id: int) -> bytes:
+        """The bytes of a token whose added neighbours have no space between them."""
+        added, was_added = self._token_bytes.added_text(token_id), self._after_added
+        self._after_added = added is not None
+        return added if added is not None and was_added else self._token_bytes[token_id]
 
     def _emit(self, text: str) -> str:
         if self._skip_space and text:

@@ -24,11 +24,13 @@ class Tokenizer:
     ``chat_templates`` are Jinja sources by name: "default", and "tool_use" if there is a separate one for tools.
     ``special_tokens`` are variables of the templates: bos_token, eos_token, unk_token, pad_token.
     ``special_token_ids`` are the ids of all special tokens by their text, which `decode` leaves out.
+    ``response_template`` is Hugging Face's declaration of the model's outputs, as it was read; None without one.
     """
 
     def __init__(self, parts: TokenizerParts) -> None:
         self.backend, self.bos_id, self.eos_ids = parts.backend, parts.bos_id, parts.eos_ids
         self._chat_sources, self._special_tokens = parts.chat_templates, parts.special_tokens
+        self.response_template = parts.response_template
         self._renderers: dict[str, Callable[..., str]] = {}
         self._token_bytes = TokenBytes(self.backend)
         added = self.backend.get_added_tokens_decoder()
@@ -93,10 +95,17 @@ class Tokenizer:
             reason, fix = f"not token ids: {error}", f"Give integers from 0 to {self.vocab_size - 1}"
             raise RequestError(None, "token_ids", token_ids, reason, fix) from None
 
-    def detokenizer(self, skip_special_tokens: bool = True, *, continues: bool = False) -> Detokenizer:
+    def detokenizer(
+        self,
+        skip_special_tokens: bool = True,
+        *,
+        continues: bool = False,
+        spaces_between_special_tokens: bool = True,
+    ) -> Detokenizer:
         """An incremental decoder; ``continues``: the text follows a prompt, so its first space is kept."""
         hidden = self._special_ids if skip_special_tokens else ()
-        return Detokenizer(self._token_bytes, hidden=hidden, continues=continues)
+        spaces = spaces_between_special_tokens
+        return Detokenizer(self._token_bytes, hidden=hidden, continues=continues, added_spaces=spaces)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes a token adds to the text, special or not, possibly part of a character. b"" for an unknown id."""
@@ -106,6 +115,10 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         """Whether the model has a chat template."""
         return bool(self._chat_sources)
+
+    def chat_template(self, *, tools: bool = False) -> str:
+        """The Jinja source of the chat template, with ``tools`` of the one for tools; "" if there is none."""
+        return self._chat_sources.get(self._template_name(tools), "")
 
     def apply_chat_template(
         self,
@@ -119,9 +132,11 @@ class Tokenizer:
 
         RequestError names the wrong message; ModelError if the model has no chat template or an invalid one.
         """
-        name = "tool_use" if tools and "tool_use" in self._chat_sources else "default"
-        render = self._renderer(name)
+        render = self._renderer(self._template_name(bool(tools)))
         return render(messages, tools=tools, add_generation_prompt=add_generation_prompt, **extra)
+
+    def _template_name(self, tools: bool) -> str:
+        return "tool_use" if tools and "tool_use" in self._chat_sources else "default"
 
     def _renderer(self, name: str) -> Callable[..., str]:
         """The `ChatTemplate.render` of a template, which is compiled on first use."""

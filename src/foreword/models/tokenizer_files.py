@@ -35,7 +35,10 @@ def read_from_directory(folder: Path) -> TokenizerParts:
             templates["default"] = read_bytes(template_path, ModelError).decode()
         except UnicodeDecodeError as error:
             raise ModelError(f"{template_path}: {error}. {FETCH_AGAIN}") from None
-    return TokenizerParts(backend, ids.get("bos_token"), tuple(dict.fromkeys(ends)), templates, special)
+    response_template = config.get("response_template")
+    return TokenizerParts(
+        backend, ids.get("bos_token"), tuple(dict.fromkeys(ends)), templates, special, response_template
+    )
 
 
 def _read_backend(path: Path) -> tokenizers.Tokenizer:

@@ -20,6 +20,7 @@ class TokenizerParts:
     eos_ids: tuple[int, ...] = ()
     chat_templates: Mapping[str, str] = field(default_factory=dict)
     special_tokens: Mapping[str, str] = field(default_factory=dict)
+    response_template: object = None
 
 
 def turn_ends(backend: tokenizers.Tokenizer) -> list[int]:

@@ -45,6 +45,9 @@ class SamplingParams:
     logprobs, prompt_logprobs: alternatives reported with each token (None: no log-probabilities, −1: all tokens).
     bad_words, bad_words_token_ids: sequences that are never completed, as strings and as token ids.
     allowed_token_ids: the only tokens that may be chosen. logit_bias: token id → value added to its logit.
+    skip_special_tokens: the text is without special tokens. spaces_between_special_tokens: False joins the texts of
+    added tokens next to each other, where the vocabulary writes a space before each. detokenize: make text at all.
+    truncate_prompt_tokens: keep only the last ones of the prompt, this many; −1: as many as leave room for max_tokens.
     structured_outputs: what the output looks like: a mapping such as {"json": schema}; see `StructuredOutputs.of`.
     thinking_end: the text, or the token id, that ends a first part of the output; structured outputs begin after it.
     thinking_budget: most tokens before thinking_end, which is then forced (None: no limit).
@@ -78,7 +81,9 @@ class SamplingParams:
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
     detokenize: bool = True
+    truncate_prompt_tokens: int | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     bad_words: Sequence[str] = ()
@@ -156,6 +161,12 @@ class SamplingParams:
         for field in _FLAGS:
             value = getattr(self, field)
             require(type(value) is bool, field, value, "expected a bool", "Give True or False.")
+        kept = self.truncate_prompt_tokens
+        require(
+            kept is None or kept == -1 or kept >= 1,
+            "truncate_prompt_tokens", kept, "must be at least 1, or −1",
+            "Use None for the whole prompt, −1 for all that leaves room for the output.",
+        )  # fmt: skip
         for field in ("logprobs", "prompt_logprobs"):
             value = getattr(self, field)
             require(value is None or value >= -1, field, value, "must be −1 or more", "Use None for none, −1 for all.")
@@ -312,6 +323,7 @@ _INTEGERS = (  # and whether None is valid
     ("logprobs", True),
     ("prompt_logprobs", True),
     ("thinking_budget", True),
+    ("truncate_prompt_tokens", True),
 )
 _MAX_BIAS = 1e30  # biased logits stay finite in float32 under all penalties
 _RANGES = (
@@ -328,7 +340,13 @@ _RANGES = (
     ("dry_multiplier", 0.0, 1000.0, "Use 0.0 for none, around 0.8 to penalize repetitions."),
     ("dry_base", 1.0, 1000.0, "Use 1.75."),
 )
-_FLAGS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "detokenize")
+_FLAGS = (
+    "ignore_eos",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "detokenize",
+)
 _LISTS = ("stop", "stop_token_ids", "bad_words", "bad_words_token_ids", "dry_breaker_token_ids")  # None: empty
 _PLAIN = (int, float, bool, str)
 _CONVERSIONS: tuple[tuple[str, Callable[[Any], Any]], ...] = (

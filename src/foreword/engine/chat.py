@@ -1,0 +1,174 @@
+"""Conversations: their prompt, how their answer is read, and a grammar where a call of a tool is demanded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypedDict
+
+from foreword.batch import SamplingParams
+from foreword.engine.outputs import CompletionOutput, RequestOutput
+from foreword.errors import RequestError
+from foreword.messages import MessageParser, ResponseFormat, format_named, format_of_template
+from foreword.messages.grammar import call_grammar, tool_name
+from foreword.messages.response_template import read_response_template
+from foreword.models.tokenizer import Tokenizer
+
+Message = Mapping[str, Any]
+Tools = Sequence[Mapping[str, Any]]
+
+
+class ChatOptions(TypedDict, total=False):
+    """How a conversation is made a prompt, and how its answer is read.
+
+    tools: descriptions of tools, for the chat template (None). tool_choice: "auto" (the default), "none": text that
+    looks like a call is content, "required", or {"type": "function", "function": {"name": …}}; the last two constrain
+    the output by a grammar. parallel_tool_calls: whether such an output may have several calls (True).
+    message_format: a `ResponseFormat` or the name of a built-in one (None: the model's ``response_template``, or by
+    its chat template). add_generation_prompt: the prompt ends with the beginning of an answer (True).
+    template: further variables of the template (None).
+    """
+
+    tools: Tools | None
+    tool_choice: str | Mapping[str, Any]
+    parallel_tool_calls: bool
+    message_format: str | ResponseFormat | None
+    add_generation_prompt: bool
+    template: Mapping[str, Any] | None
+
+
+def chat_options(given: Mapping[str, Any]) -> ChatOptions:
+    """Keyword arguments as options; any other name is a variable of the template."""
+    known = {name: value for name, value in given.items() if name in ChatOptions.__annotations__}
+    others = {name: value for name, value in given.items() if name not in known}
+    return ChatOptions(**{**known, "template": {**(known.get("template") or {}), **others}})  # type: ignore[typeddict-item]
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A conversation as text and token ids, its parameters, and how its answer is read."""
+
+    text: str
+    token_ids: list[int]
+    params: SamplingParams
+    format: ResponseFormat
+    tool_names: tuple[str, ...]
+    tokenizer: Tokenizer
+
+    def parser(self) -> MessageParser:
+        """A parser of one answer."""
+        return MessageParser(self.format, prompt=self.text, tool_names=self.tool_names)
+
+    def reader(self) -> ChatReader:
+        """A reader of the outputs of this conversation."""
+        return ChatReader(self)
+
+
+class ChatReader:
+    """Adds to the outputs of a conversation their events, and to the final one its messages. O(new text) per output."""
+
+    __slots__ = ("_chat", "_parsers")
+
+    def __init__(self, chat: Chat) -> None:
+        self._chat = chat
+        self._parsers: dict[int, MessageParser] = {}
+
+    def read(self, output: RequestOutput) -> RequestOutput:
+        """The output with what its new text means."""
+        return replace(output, outputs=[self._read(completion, output.finished) for completion in output.outputs])
+
+    def _read(self, completion: CompletionOutput, is_final: bool) -> CompletionOutput:
+        parser = self._parsers.get(completion.index)
+        if parser is None:
+            parser = self._parsers[completion.index] = self._chat.parser()
+        events = parser.push(completion.new_text)
+        if not is_final:
+            return replace(completion, events=tuple(events))
+        events += parser.finish()
+        message = parser.message
+        num = None if message.reasoning is None else self._num_reasoning_tokens(completion.token_ids)
+        return replace(completion, events=tuple(events), message=message, reasoning_tokens=num)
+
+    def _num_reasoning_tokens(self, token_ids: Sequence[int]) -> int:
+        """The tokens up to the one that ends the reasoning."""
+        parser, tokenizer = self._chat.parser(), self._chat.tokenizer
+        detokenizer = tokenizer.detokenizer(self._chat.params.skip_special_tokens, continues=True)
+        last = -1
+        for at, token in enumerate(token_ids):
+            was_in_reasoning = parser.in_reasoning
+            parser.push(detokenizer.push([token]))
+            if was_in_reasoning or parser.in_reasoning:
+                last = at
+            elif last >= 0:
+                break
+        return last + 1
+
+
+def make_chat(
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    params: SamplingParams | None,
+    max_tokens: int,
+    options: ChatOptions,
+) -> Chat:
+    """A conversation through the chat template. max_tokens: more tokens than this are refused.
+
+    RequestError for wrong messages or options; ModelError for an invalid template of the model.
+    """
+    params = SamplingParams() if params is None else params
+    tools, choice = options.get("tools") or None, options.get("tool_choice", "auto")
+    names = tuple(map(tool_name, tools or ()))
+    source = tokenizer.chat_template(tools=bool(tools))
+    given = options.get("message_format")
+    if tools and given is None and "tools" not in source:
+        reason = "the model's chat template has no place for tools"
+        raise RequestError(None, "tools", names, reason, "Describe them in a message, and give message_format.")
+    format = given if isinstance(given, ResponseFormat) else _format(tokenizer, source, given)
+    text = tokenizer.apply_chat_template(
+        messages,
+        tools=tools,
+        add_generation_prompt=options.get("add_generation_prompt", True),
+        **(options.get("template") or {}),
+    )
+    if choice not in ("auto", "none"):
+        params = _constrained(tokenizer, params, format, tools, choice, options.get("parallel_tool_calls", True), text)
+    if not tools or choice == "none":
+        format = format.without_calls()
+    if any(token in mark for mark in format.marks for token in tokenizer.special_token_ids):
+        params = replace(params, skip_special_tokens=False)  # else the marks are not in the text
+    # The template writes the special tokens.
+    limit = None if getattr(params, "truncate_prompt_tokens", None) else max_tokens
+    token_ids = tokenizer.encode(text, add_special_tokens=False, max_tokens=limit)
+    return Chat(text, token_ids, params, format, names, tokenizer)
+
+
+def _format(tokenizer: Tokenizer, chat_template: str, name: str | None) -> ResponseFormat:
+    if name is not None:
+        return format_named(name)
+    if tokenizer.response_template is not None:
+        return read_response_template(tokenizer.response_template)
+    return format_of_template(chat_template)
+
+
+def _constrained(
+    tokenizer: Tokenizer,
+    params: SamplingParams,
+    format: ResponseFormat,
+    tools: Tools | None,
+    choice: str | Mapping[str, Any],
+    parallel: bool,
+    prompt: str,
+) -> SamplingParams:
+    """The parameters with a grammar of the calls that ``choice`` demands."""
+    if params.structured_outputs is not None:
+        reason = "the output cannot follow two grammars"
+        raise RequestError(None, "tool_choice", choice, reason, "Leave out structured_outputs or tool_choice.")
+    grammar = call_grammar(
+        format,
+        tools or (),
+        choice,
+        parallel=parallel,
+        special_token_ids=tokenizer.special_token_ids,
+        in_reasoning=MessageParser(format, prompt=prompt).in_reasoning,
+    )
+    return replace(params, structured_outputs={"grammar": grammar})

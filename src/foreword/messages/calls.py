@@ -1,0 +1,348 @@
+"""Readers of tool calls: the text of a call region, piece by piece, to events."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from foreword.messages.message import ArgumentsDelta, CallEnd, CallError, CallStart, Event
+from foreword.messages.notation import JSON, MAX_WORD, Notation, Status, ValueReader, decoded, is_object
+
+_SPACE = " \t\r\n"
+_NAME = re.compile(r"[\w.\-]+")
+
+
+class CallSink:
+    """Collects the events of calls, which are numbered through a message, and the text that no event has.
+
+    unread: text of the region since its beginning or the last event that is in no event.
+    """
+
+    __slots__ = ("_error", "_make_id", "_open", "allowed", "events", "num_calls", "unread")
+
+    def __init__(self, make_id: Callable[[int], str], allowed: frozenset[str] | None) -> None:
+        self._make_id, self.allowed = make_id, allowed
+        self.events: list[Event] = []
+        self.unread: list[str] = []
+        self.num_calls = 0
+        self._open = False
+        self._error: CallError | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a call has started and not ended."""
+        return self._open
+
+    def start(self, name: str) -> None:
+        self.events.append(CallStart(self.num_calls, self._make_id(self.num_calls), name))
+        self.unread.clear()
+        self._open, self._error = True, None
+        self.num_calls += 1
+
+    def arguments(self, text: str, error: CallError | None = None) -> None:
+        if text:
+            self.events.append(ArgumentsDelta(self.num_calls - 1, text))
+            self.unread.clear()
+        self._error = self._error or error
+
+    def end(self, error: CallError | None = None) -> None:
+        self.events.append(CallEnd(self.num_calls - 1, error or self._error))
+        self.unread.clear()
+        self._open = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JsonCalls:
+    """Calls as JSON objects, alone or in lists: ``{"name": "f", "arguments": {…}}``.
+
+    name, arguments: the keys. listed: a grammar writes a list. separators: characters between two calls without a list.
+    unmarked: no mark tells a call from other JSON, so it has to have arguments and the name of a known tool.
+    """
+
+    name: str = "name"
+    arguments: str = "arguments"
+    listed: bool = False
+    separators: str = ""
+    unmarked: bool = False
+    notation: Notation = JSON
+
+    def reader(self, sink: CallSink, captures: Mapping[str, str]) -> JsonCallsReader:
+        return JsonCallsReader(self, sink)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedCalls:
+    """Calls as a name with its arguments behind it: ``name{…}``, or ``[name(key=value), …]`` if listed.
+
+    capture: the group of the opening mark's pattern that has the name, if one has. The rest: see `JsonCalls`.
+    """
+
+    notation: Notation = JSON
+    opening: Literal["{", "("] = "{"
+    listed: bool = False
+    capture: str = ""
+    separators: str = ""
+    unmarked: bool = False
+
+    def reader(self, sink: CallSink, captures: Mapping[str, str]) -> NamedCallsReader:
+        return NamedCallsReader(self, sink, captures.get(self.capture, ""))
+
+
+class CallsReader:
+    """Reads the calls of a region. is_bad: the text is damaged where the last `read` ended."""
+
+    __slots__ = ("_expect", "_in_list", "_separators", "_sink", "_value", "is_bad")
+
+    def __init__(self, sink: CallSink, separators: str) -> None:
+        self._sink, self._separators = sink, separators
+        self._value: ValueReader | None = None
+        self._in_list = False
+        self._expect: Callable[[str, int], int] = self._item
+        self.is_bad = False
+
+    @property
+    def is_resting(self) -> bool:
+        """Whether it is outside every call and list, so that the region may end."""
+        return not self.is_bad and not self._in_list and self._expect == self._item
+
+    def read(self, text: str, at: int) -> int:
+        """Consume text until the reader rests, or to the end of the text; returns the position behind it."""
+        while at < len(text) and not self.is_bad:
+            num_events = len(self._sink.events)
+            behind = self._expect(text, at)
+            if len(self._sink.events) == num_events and not self._streams:
+                self._sink.unread.append(text[at:behind])
+            at = behind
+            if self.is_resting:
+                break
+        return at
+
+    def collect(self) -> None:
+        """The region has ended: send calls that are read as a whole."""
+
+    def take_held(self) -> str:
+        """The text inside arguments that was consumed and is in no event."""
+        return self._value.take_held() if self._value is not None and self._streams else ""
+
+    @property
+    def _streams(self) -> bool:
+        raise NotImplementedError
+
+    def _item(self, text: str, at: int) -> int:
+        raise NotImplementedError
+
+    def _after_item(self, text: str, at: int) -> int:
+        """Behind an item of a list."""
+        char = text[at]
+        if char in _SPACE:
+            return at + 1
+        if char == ",":
+            self._expect = self._item
+        elif char == "]":
+            self._in_list = False
+            self._expect = self._item
+        else:
+            return self._refuse(at)
+        return at + 1
+
+    def _end_call(self, error: CallError | None = None) -> None:
+        self._sink.end(error)
+        self._expect = self._after_item if self._in_list else self._item
+
+    def _refuse(self, at: int) -> int:
+        self.is_bad = True
+        return at
+
+
+class JsonCallsReader(CallsReader):
+    """Reads `JsonCalls`."""
+
+    __slots__ = ("_arguments", "_calls", "_has_arguments", "_is_streaming", "_key", "_name")
+
+    def __init__(self, calls: JsonCalls, sink: CallSink) -> None:
+        super().__init__(sink, calls.separators)
+        self._calls = calls
+        self._key = ""
+        self._begin()
+
+    def _begin(self) -> None:
+        self._name: str | None = None
+        self._arguments: list[str] = []  # before the name is known
+        self._has_arguments = self._is_streaming = False
+
+    @property
+    def _streams(self) -> bool:
+        return self._is_streaming
+
+    def _item(self, text: str, at: int) -> int:
+        char = text[at]
+        if char == "{":
+            self._begin()
+            self._expect = self._first_key
+        elif char == "[" and not self._in_list:
+            self._in_list = True
+        elif char == "]" and self._in_list:
+            self._in_list = False
+        elif char not in _SPACE and (self._in_list or char not in self._separators):
+            return self._refuse(at)
+        return at + 1
+
+    def _first_key(self, text: str, at: int) -> int:
+        if text[at] == "}":
+            return self._refuse(at)  # no name
+        return self._next_key(text, at)
+
+    def _next_key(self, text: str, at: int) -> int:
+        if text[at] in _SPACE:
+            return at + 1
+        if text[at] != '"':
+            return self._refuse(at)
+        self._value, self._expect = ValueReader(), self._in_key
+        return at
+
+    def _in_key(self, text: str, at: int) -> int:
+        assert self._value is not None
+        at = self._value.read(text, at)
+        if self._value.status is Status.DONE:
+            self._key = decoded("".join(self._value.written))
+            self._expect = self._colon
+        elif self._value.status is Status.BAD:
+            return self._refuse(at)
+        return at
+
+    def _colon(self, text: str, at: int) -> int:
+        if text[at] == ":":
+            self._expect = self._before_value
+            return at + 1
+        return at + 1 if text[at] in _SPACE else self._refuse(at)
+
+    def _before_value(self, text: str, at: int) -> int:
+        char = text[at]
+        if char in _SPACE:
+            return at + 1
+        if self._key == self._calls.arguments:
+            if self._has_arguments or char not in '{"' or not self._may_start():
+                return self._refuse(at)
+            self._has_arguments = True
+            self._start_if_known()
+            self._is_streaming = char == "{" and self._sink.is_open
+        elif self._key == self._calls.name and (self._name is not None or char != '"'):
+            return self._refuse(at)
+        self._value, self._expect = ValueReader(self._calls.notation), self._in_value
+        return at
+
+    def _in_value(self, text: str, at: int) -> int:
+        value = self._value
+        assert value is not None
+        at = value.read(text, at)
+        if self._is_streaming:
+            self._sink.arguments("".join(value.written))
+            value.written.clear()
+        if value.status is Status.BAD:
+            return self._refuse(at)
+        if value.status is Status.DONE:
+            self._expect = self._after_value
+            if self._is_streaming:
+                self._is_streaming = False
+            elif self._key == self._calls.arguments:
+                self._take_arguments("".join(value.written))
+            elif self._key == self._calls.name:
+                self._name = decoded("".join(value.written))
+                if not self._name or not self._may_start():
+                    return self._refuse(at)
+                self._start_if_known()
+        return at
+
+    def _take_arguments(self, written: str) -> None:
+        """Arguments in a string, or before the name."""
+        if written.startswith('"'):
+            written = decoded(written)
+        self._arguments = [written]
+        if self._sink.is_open:
+            self._send_arguments()
+
+    def _send_arguments(self) -> None:
+        for text in self._arguments:
+            self._sink.arguments(text, None if is_object(text) else "malformed")
+        self._arguments = []
+
+    def _may_start(self) -> bool:
+        """Whether the name, if it is known, may be that of a call."""
+        allowed = self._sink.allowed
+        return not self._calls.unmarked or allowed is None or self._name is None or self._name in allowed
+
+    def _start_if_known(self) -> None:
+        if self._name is not None and (self._has_arguments or not self._calls.unmarked):
+            if not self._sink.is_open:
+                self._sink.start(self._name)
+            self._send_arguments()
+
+    def _after_value(self, text: str, at: int) -> int:
+        char = text[at]
+        if char == ",":
+            self._expect = self._next_key
+        elif char == "}":
+            if not self._sink.is_open:
+                return self._refuse(at)
+            if not self._has_arguments:
+                self._sink.arguments("{}")
+            self._end_call()
+        elif char not in _SPACE:
+            return self._refuse(at)
+        return at + 1
+
+
+class NamedCallsReader(CallsReader):
+    """Reads `NamedCalls`."""
+
+    __slots__ = ("_calls", "_is_streaming", "_name")
+
+    def __init__(self, calls: NamedCalls, sink: CallSink, captured: str) -> None:
+        super().__init__(sink, calls.separators)
+        self._calls, self._name = calls, captured
+        self._is_streaming = False
+        if captured:
+            self._expect = self._in_name
+
+    @property
+    def _streams(self) -> bool:
+        return self._is_streaming
+
+    def _item(self, text: str, at: int) -> int:
+        char = text[at]
+        if _NAME.match(char) and self._in_list == self._calls.listed:
+            self._name, self._expect = "", self._in_name
+            return at
+        if char == "[" and self._calls.listed and not self._in_list:
+            self._in_list = True
+        elif char == "]" and self._in_list:
+            self._in_list = False
+        elif char not in _SPACE and (self._in_list or char not in self._separators):
+            return self._refuse(at)
+        return at + 1
+
+    def _in_name(self, text: str, at: int) -> int:
+        if name := _NAME.match(text, at):
+            self._name += name[0]
+            return name.end() if len(self._name) <= MAX_WORD else self._refuse(name.end())
+        allowed = self._sink.allowed if self._calls.unmarked else None
+        if text[at] != self._calls.opening or (allowed is not None and self._name not in allowed):
+            return self._refuse(at)
+        self._sink.start(self._name)
+        self._value, self._expect, self._is_streaming = ValueReader(self._calls.notation), self._in_arguments, True
+        return at
+
+    def _in_arguments(self, text: str, at: int) -> int:
+        value = self._value
+        assert value is not None
+        at = value.read(text, at)
+        self._sink.arguments("".join(value.written))
+        value.written.clear()
+        if value.status is Status.BAD:
+            return self._refuse(at)
+        if value.status is Status.DONE:
+            self._is_streaming = False
+            self._end_call()
+        return at

@@ -1,0 +1,191 @@
+"""Declarations of how models write messages, and the built-in ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, Protocol
+
+from foreword.errors import ConfigError, nearest
+from foreword.messages.calls import CallSink, CallsReader, JsonCalls, NamedCalls
+from foreword.messages.markers import Literals, Marker
+from foreword.messages.notation import PYTHON, Notation, Quotes
+
+
+class Calls(Protocol):
+    """How the calls of a region are written."""
+
+    def reader(self, sink: CallSink, captures: Mapping[str, str]) -> CallsReader: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Region:
+    """A part of an output.
+
+    kind: what it has; "discard": nothing. open, close: marks around it; without close it ends with the output, or where
+    no call can follow. unmarked: characters one of which, at the beginning of the output, opens it instead of a mark.
+    strip: white space at its ends is dropped. join: between two regions of a kind. calls: how its calls are written.
+    padding: written by a grammar between the marks and the calls.
+    """
+
+    kind: Literal["content", "reasoning", "calls", "discard"]
+    open: Marker | None = None
+    close: Marker | None = None
+    unmarked: str = ""
+    strip: bool = True
+    join: str = "\n"
+    calls: Calls | None = None
+    padding: str = ""
+
+
+CONTENT = Region(kind="content")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResponseFormat:
+    """How a family of models writes a message.
+
+    regions: its parts. outside: text outside of them. anchor: what begins an answer in a prompt, whose text behind the
+    last anchor is part of the answer. strip_ends: white space at the ends of the output is dropped.
+    signs: a chat template with all of these belongs to the format.
+    """
+
+    name: str
+    regions: tuple[Region, ...]
+    outside: Region = CONTENT
+    anchor: Marker | None = None
+    strip_ends: bool = False
+    signs: tuple[str, ...] = ()
+
+    @property
+    def content(self) -> Region:
+        """How content outside of the regions is written."""
+        return self.outside if self.outside.kind == "content" else CONTENT
+
+    @cached_property
+    def owners(self) -> Mapping[str, Region]:
+        """The regions by the literal text of their opening mark; the outside by its closing mark."""
+        found = dict.fromkeys(_texts(self.outside.close), self.outside)
+        return found | {text: region for region in self.regions for text in _texts(region.open)}
+
+    @cached_property
+    def openings(self) -> tuple[tuple[Marker, Region | None], ...]:
+        """What may end the text outside: all literal texts as one mark, and each pattern with its region."""
+        marks = [(self.outside.close, self.outside), *((region.open, region) for region in self.regions)]
+        patterns = [(mark, region) for mark, region in marks if mark is not None and not isinstance(mark, Literals)]
+        return (*([(Literals(tuple(self.owners)), None)] if self.owners else []), *patterns)
+
+    @cached_property
+    def has_patterns(self) -> bool:
+        """Whether a mark is a regular expression."""
+        marks = [mark for region in (self.outside, *self.regions) for mark in (region.open, region.close)]
+        return any(mark is not None and not isinstance(mark, Literals) for mark in marks)
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """The literal texts of all marks."""
+        regions = (self.outside, *self.regions)
+        return tuple(text for region in regions for mark in (region.open, region.close) for text in _texts(mark))
+
+    @cached_property
+    def calls_region(self) -> Region | None:
+        """The first region of calls, which a grammar writes; None if the format has none."""
+        return next((region for region in self.regions if region.calls is not None), None)
+
+    def without_calls(self) -> ResponseFormat:
+        """The same format for answers without tools: text that looks like a call is content."""
+        regions = tuple(region for region in self.regions if region.calls is None)
+        return ResponseFormat(
+            name=self.name,
+            regions=regions,
+            outside=self.outside,
+            anchor=self.anchor,
+            strip_ends=self.strip_ends,
+            signs=self.signs,
+        )
+
+
+def _texts(marker: Marker | None) -> tuple[str, ...]:
+    return marker.texts if isinstance(marker, Literals) else ()
+
+
+def _between(kind: Literal["reasoning", "calls"], start: str, end: str, **options: object) -> Region:
+    return Region(kind=kind, open=Literals([start]), close=Literals([end]), **options)  # type: ignore[arg-type]
+
+
+_THINK = _between("reasoning", "<think>", "</think>")
+_CHATML = Literals(["<|im_start|>assistant"])
+_GEMMA_4 = Notation(names_as_keys=True, quotes={'"': Quotes('"'), '<|"|>': Quotes('<|"|>', "none")})
+_GEMMA_3 = Notation(names_as_keys=True, quotes={'"': Quotes('"'), "<escape>": Quotes("<escape>", "none")})
+_LLAMA = JsonCalls(arguments="parameters", separators=";")
+_LLAMA_UNMARKED = JsonCalls(arguments="parameters", separators=";", unmarked=True)
+_PYTHONIC = NamedCalls(notation=PYTHON, opening="(", listed=True, unmarked=True)
+
+FORMATS = {
+    format.name: format
+    for format in (
+        ResponseFormat(
+            name="gemma4",
+            anchor=Literals(["<|turn>model", "<tool_response|>"]),
+            regions=(
+                _between("reasoning", "<|channel>thought", "<channel|>"),
+                _between("calls", "<|tool_call>call:", "<tool_call|>", calls=NamedCalls(notation=_GEMMA_4)),
+            ),
+            signs=("<|tool_call>",),
+        ),
+        ResponseFormat(
+            name="functiongemma",
+            anchor=Literals(["<start_of_turn>model"]),
+            regions=(
+                _between(
+                    "calls",
+                    "<start_function_call>call:",
+                    "<end_function_call>",
+                    calls=NamedCalls(notation=_GEMMA_3),
+                ),
+            ),
+            signs=("<start_function_call>",),
+        ),
+        ResponseFormat(
+            name="llama3",
+            anchor=Literals(["<|start_header_id|>assistant<|end_header_id|>"]),
+            regions=(
+                Region(kind="calls", unmarked="{", calls=_LLAMA_UNMARKED),
+                Region(kind="calls", unmarked="[", calls=_PYTHONIC),
+                Region(kind="calls", open=Literals(["<|python_tag|>"]), calls=_LLAMA),
+            ),
+            signs=("<|start_header_id|>",),
+        ),
+        ResponseFormat(
+            name="smollm2",
+            anchor=_CHATML,
+            regions=(_THINK, _between("calls", "<tool_call>", "</tool_call>", calls=JsonCalls(listed=True))),
+            signs=("<tool_call>[",),
+        ),
+        ResponseFormat(
+            name="hermes",
+            anchor=_CHATML,
+            regions=(_THINK, _between("calls", "<tool_call>", "</tool_call>", calls=JsonCalls(), padding="\n")),
+            signs=("<tool_call>",),
+        ),
+        ResponseFormat(name="think", anchor=_CHATML, regions=(_THINK,), signs=("<think>",)),
+        ResponseFormat(name="plain", regions=()),
+    )
+}
+"""The built-in formats by name. "hermes" is also that of Qwen 2.5 and Qwen 3."""
+
+
+def format_named(name: str) -> ResponseFormat:
+    """A built-in format. ConfigError for an unknown name."""
+    if name not in FORMATS:
+        raise ConfigError(
+            f"message_format={name!r}: there is none of this name; did you mean {nearest(name, FORMATS)!r}?"
+        )
+    return FORMATS[name]
+
+
+def format_of_template(chat_template: str) -> ResponseFormat:
+    """The built-in format that a chat template belongs to, by the marks that it has; "plain" without any."""
+    found = (f for f in FORMATS.values() if f.signs and all(sign in chat_template for sign in f.signs))
+    return next(found, FORMATS["plain"])

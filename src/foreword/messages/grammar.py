@@ -1,0 +1,292 @@
+"""The grammar of a format's tool calls, in the Lark syntax of llguidance."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from foreword.errors import RequestError
+from foreword.messages.calls import JsonCalls, NamedCalls
+from foreword.messages.formats import Region, ResponseFormat
+from foreword.messages.markers import Literals, Marker
+from foreword.messages.notation import Notation
+
+_SEPARATORS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # as chat templates write
+_KEY = re.compile(r"[\w.+$-]+")
+
+
+def tool_name(tool: Mapping[str, Any]) -> str:
+    """The name of a tool's description. RequestError without one."""
+    function = tool.get("function", tool) if isinstance(tool, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(name, str) or not name:
+        example = 'Give {"type": "function", "function": {"name": "…", "parameters": {…}}}'
+        raise RequestError(None, "tools", tool, "has no function with a name", example)
+    return name
+
+
+def call_grammar(
+    format: ResponseFormat,
+    tools: Sequence[Mapping[str, Any]],
+    tool_choice: str | Mapping[str, Any] = "required",
+    *,
+    parallel: bool = True,
+    special_token_ids: Mapping[str, int] | None = None,
+    in_reasoning: bool = False,
+) -> str:
+    """A Lark grammar whose texts are calls of the tools, as the format writes them.
+
+    tools: descriptions with JSON schemas of their parameters. tool_choice: "required", "auto": any text, in which
+    calls are as they must be, or {"type": "function", "function": {"name": …}}. parallel: several calls are allowed.
+    special_token_ids: the ids of the tokenizer's special tokens by text, which the grammar writes as tokens.
+    in_reasoning: the prompt has opened the reasoning, so its end comes first; else an output may begin with reasoning
+    if the format has it.
+
+    RequestError if there is no such tool, or the format's calls have no grammar.
+    """
+    chosen = _chosen(tools, tool_choice)
+    region = format.calls_region
+    writer = _Writer(special_token_ids or {})
+    calls = region.calls if region is not None else None
+    is_written = region is not None and (isinstance(region.open, Literals) or bool(region.unmarked))
+    if region is None or not is_written or not isinstance(calls, JsonCalls | NamedCalls):
+        reason = f"no grammar can be made of the calls of the format {format.name!r}"
+        raise RequestError(
+            None, "tool_choice", tool_choice, reason, "Use tool_choice='auto', or another message_format."
+        )
+    if isinstance(calls, JsonCalls):
+        names = [writer.json_call(calls, name, schema) for name, schema in chosen]
+    else:
+        names = [writer.named_call(calls, name, schema) for name, schema in chosen]
+    writer.rule("call", " | ".join(names))
+    free, closing = tool_choice == "auto", writer.text(region.padding + _first(region.close))
+    if free and region.open is not None:
+        opening = f"{writer.text_before(_first(region.open))} {writer.text(region.padding)}"
+    else:
+        opening = writer.text(_first(region.open) + region.padding)
+    if calls.listed:
+        writer.rule("region", f'{opening} "[" {_many("call", ", ", parallel)} "]" {closing}')
+        body = "region"
+    elif region.close is None:
+        body = f"{opening} {_many('call', calls.separators[:1] + ' ', parallel)}"
+    else:
+        writer.rule("region", f"{opening} call {closing}")
+        body = "region" if free else _many("region", region.padding, parallel)
+    reasoning = next((r for r in format.regions if r.kind == "reasoning" and isinstance(r.close, Literals)), None)
+    if free:
+        repeated = "*" if parallel and not calls.listed else "?"
+        other = writer.other_text(region)
+        body = f"({body}){repeated} {other}" if region.open is not None else f"{body} | {other}"
+    elif reasoning is not None:
+        writer.rule("thought", writer.text_before(_first(reasoning.close)) + r" /\s{0,2}/")
+        if in_reasoning:
+            body = f"thought ({body})"
+        elif isinstance(reasoning.open, Literals):
+            body = f"({writer.text(_first(reasoning.open))} thought)? ({body})"
+    writer.rule("start", body)
+    return writer.grammar
+
+
+def _chosen(
+    tools: Sequence[Mapping[str, Any]], tool_choice: str | Mapping[str, Any]
+) -> list[tuple[str, Mapping[str, Any]]]:
+    """Names and schemas of the tools that may be called."""
+    name = None
+    if isinstance(tool_choice, Mapping):
+        name = tool_name(tool_choice)
+    elif tool_choice not in ("auto", "required"):
+        fix = 'Give "auto", "none", "required" or {"type": "function", "function": {"name": "…"}}.'
+        raise RequestError(None, "tool_choice", tool_choice, "is none of the choices", fix)
+    found = []
+    for tool in tools:
+        function = tool.get("function", tool)
+        schema = function.get("parameters") or {"type": "object", "properties": {}}
+        if not isinstance(schema, Mapping):
+            raise RequestError(None, "tools", tool, "has parameters that are no JSON schema", "Give an object.")
+        if name in (None, tool_name(tool)):
+            found.append((tool_name(tool), schema))
+    if not found:
+        reason = "there are no tools" if name is None else f"there is no tool {name!r}"
+        raise RequestError(None, "tool_choice", tool_choice, reason, "Give the tools, and the name of one of them.")
+    return found
+
+
+def _many(item: str, separator: str, parallel: bool) -> str:
+    """One item, or several if calls may be parallel."""
+    return f"{item} ({_quoted(separator) if separator else ''} {item})*" if parallel else item
+
+
+def _first(marker: Marker | None) -> str:
+    return marker.texts[0] if isinstance(marker, Literals) else ""
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+class _Writer:
+    """The rules of a grammar."""
+
+    def __init__(self, special_token_ids: Mapping[str, int]) -> None:
+        self._special = special_token_ids
+        texts = sorted(special_token_ids, key=len, reverse=True)
+        self._split = re.compile("|".join(map(re.escape, texts))) if texts else None
+        self._rules: dict[str, str] = {}
+
+    @property
+    def grammar(self) -> str:
+        return "\n".join(f"{name}: {body}" for name, body in reversed(self._rules.items())) + "\n"
+
+    def rule(self, name: str, body: str) -> str:
+        self._rules[name] = body
+        return name
+
+    def text(self, text: str) -> str:
+        """A fixed text, with its special tokens as tokens."""
+        parts, at = [], 0
+        for match in self._split.finditer(text) if self._split is not None else ():
+            parts += [_quoted(text[at : match.start()]), f"<[{self._special[match[0]]}]>"]
+            at = match.end()
+        return " ".join(part for part in [*parts, _quoted(text[at:])] if part != '""')
+
+    def text_before(self, mark: str) -> str:
+        """Any text and the mark that ends it."""
+        if mark in self._special:
+            return f"TEXT_ {self.text(mark)}" if self.rule("TEXT_", r"/(?s:.*)/") else ""
+        name = f"before{len(self._rules)}[suffix={_quoted(mark)}]"
+        self.rule(name, r"/(?s:.*)/")
+        return name.partition("[")[0]
+
+    def other_text(self, region: Region) -> str:
+        """A text that does not begin like a call, or one with calls behind it."""
+        if region.unmarked:
+            return self.rule("OTHER", rf"/[^{re.escape(region.unmarked)}\s](?s:.*)/")
+        return self.rule(
+            "OTHER", r"/(?s:.*)/ & ~/(?s:.*)" + re.escape(_first(region.open)).replace("/", r"\/") + "(?s:.*)/"
+        )
+
+    def json_call(self, calls: JsonCalls, name: str, schema: Mapping[str, Any]) -> str:
+        index = len(self._rules)
+        arguments = self.rule(f"arguments{index}", "%json " + json.dumps({**schema, "x-guidance": _SEPARATORS}))
+        head = f"{{{json.dumps(calls.name)}: {json.dumps(name)}, {json.dumps(calls.arguments)}: "
+        return self.rule(f"call{index}", f"{_quoted(head)} {arguments} {_quoted('}')}")
+
+    def named_call(self, calls: NamedCalls, name: str, schema: Mapping[str, Any]) -> str:
+        values = _Values(self, calls.notation)
+        brackets = ("(", ")", "=") if calls.opening == "(" else ("{", "}", ":")
+        body = values.object(schema, *brackets)
+        return self.rule(f"call{len(self._rules)}", f"{_quoted(name)} {body}")
+
+
+class _Values:
+    """Rules of values in a notation, by the common part of JSON schema: type, properties, items, enum, anyOf.
+
+    Other keywords are not expressed; the calls are of the right notation and types.
+    """
+
+    def __init__(self, writer: _Writer, notation: Notation) -> None:
+        self._writer, self._notation = writer, notation
+        # The mark that is not JSON's, if there is one: models are trained on it.
+        self._quote = next((mark for mark in notation.quotes if mark != '"'), '"')
+        self._words = {json_word: word for word, json_word in reversed(list(notation.constants.items()))}
+
+    def value(self, schema: object) -> str:
+        if not isinstance(schema, Mapping):
+            return self._any()
+        if "const" in schema or "enum" in schema:
+            items = [schema["const"]] if "const" in schema else schema["enum"]
+            return self._either(self._literal(item) for item in items)
+        for union in ("anyOf", "oneOf"):
+            if union in schema:
+                return self._either(map(self.value, schema[union]))
+        kind = schema.get("type")
+        if isinstance(kind, list):
+            return self._either(self.value({**schema, "type": item}) for item in kind)
+        match kind:
+            case "object":
+                return self.object(schema, "{", "}", ":") if schema.get("properties") else self._any_object()
+            case "array":
+                return self._list(self.value(schema.get("items")))
+            case "string" | "integer" | "number" | "boolean" | "null":
+                return self._scalar(kind)
+        return self._any()
+
+    def object(self, schema: Mapping[str, Any], opening: str, closing: str, colon: str) -> str:
+        """Required properties, then any of the others, each group in the order given."""
+        properties, required = schema.get("properties") or {}, schema.get("required") or ()
+        named = {
+            key: f"{self._key(key, colon)} {_quoted(colon)} {self.value(item)}" for key, item in properties.items()
+        }
+        first = [named[key] for key in named if key in required]
+        others = [named[key] for key in named if key not in required]
+        if first:
+            body = ' "," '.join(first) + "".join(f' ("," {item})?' for item in others)
+        else:
+            body = ""
+            for item in reversed(others):  # the first that is there has no comma before it
+                rest = f' ("," {body})?' if body else ""
+                body = self._rule(f"{item}{rest}" + (f" | {body}" if body else ""))
+            body = f"({body})?" if body else ""
+        return self._rule(f"{_quoted(opening)} {body} {_quoted(closing)}")
+
+    def _rule(self, body: str) -> str:
+        return self._writer.rule(f"value{len(self._writer._rules)}", body)
+
+    def _either(self, alternatives: Iterable[str]) -> str:
+        return self._rule(" | ".join(alternatives))
+
+    def _key(self, key: str, colon: str) -> str:
+        if colon != "=" and not self._notation.names_as_keys:
+            return self._literal(key)
+        if not _KEY.fullmatch(key):
+            fix = "Use a name of letters, digits and underscores."
+            raise RequestError(None, "tools", key, "is a parameter that the model's format cannot write", fix)
+        return _quoted(key)
+
+    def _list(self, item: str) -> str:
+        return self._rule(f'"[" ({item} ("," {item})*)? "]"')
+
+    def _scalar(self, kind: str) -> str:
+        match kind:
+            case "string":
+                close = self._notation.quotes[self._quote].close
+                escapes = r"(\\[\\'\"nt])" if self._notation.quotes[self._quote].escapes != "none" else ""
+                inner = rf"[^{re.escape(close[0])}\\\n]" if escapes else f"[^{re.escape(close[0])}]"
+                text = self._writer.rule("STRING_TEXT", f"/({inner}{'|' + escapes if escapes else ''})*/")
+                return self._rule(f"{self._writer.text(self._quote)} {text} {self._writer.text(close)}")
+            case "integer":
+                return self._writer.rule("INTEGER", "/-?(0|[1-9][0-9]{0,17})/")
+            case "number":
+                return self._writer.rule("NUMBER", r"/-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?/")
+            case "boolean":
+                return self._rule(f"{_quoted(self._words['true'])} | {_quoted(self._words['false'])}")
+        return _quoted(self._words["null"])
+
+    def _any(self) -> str:
+        if "any_value" not in self._writer._rules:
+            self._writer.rule("any_value", "")
+            scalars = [self._scalar(kind) for kind in ("string", "number", "boolean", "null")]
+            self._writer.rule("any_value", " | ".join([*scalars, self._list("any_value"), self._any_object()]))
+        return "any_value"
+
+    def _any_object(self) -> str:
+        self._any()
+        key = self._writer.rule("ANY_KEY", r"/[A-Za-z_][A-Za-z0-9_]*/")
+        quotes = "" if self._notation.names_as_keys else _quoted(self._quote)
+        pair = f'{quotes} {key} {quotes} ":" any_value'
+        return self._rule(f'"{{" ({pair} ("," {pair})*)? "}}"')
+
+    def _literal(self, value: Any) -> str:
+        """A fixed value."""
+        if isinstance(value, str):
+            quotes = self._notation.quotes[self._quote]
+            text = (
+                value
+                if quotes.escapes == "none"
+                else value.replace("\\", "\\\\").replace(self._quote, "\\" + self._quote)
+            )
+            return self._writer.text(self._quote + text + quotes.close)
+        text = json.dumps(value)
+        return _quoted(self._words.get(text, text))

@@ -1,0 +1,292 @@
+"""The incremental parser: text in pieces of any size, events out, and the message that they add up to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from uuid import uuid4
+
+from foreword.messages.calls import CallSink, CallsReader
+from foreword.messages.formats import Region, ResponseFormat
+from foreword.messages.markers import Match
+from foreword.messages.message import (
+    ContentDelta,
+    Event,
+    Message,
+    MessageBuilder,
+    ReasoningDelta,
+)
+
+
+class MessageParser:
+    """Parses the output of a model in pieces. Every way of cutting a text gives the same message.
+
+    format: how the model writes. prompt: what the output continues; a chat template may have opened the reasoning.
+    tool_names: the tools, None if they are not known; calls without a mark around them count only if known.
+    call_id: the beginning of the ids of calls, which are numbered; None: a random one.
+
+    A call begins when its name is known. Damaged text before that is content; from then on it belongs to the call's
+    arguments. The cost is O(text) in total.
+    """
+
+    def __init__(
+        self,
+        format: ResponseFormat,
+        *,
+        prompt: str = "",
+        tool_names: Iterable[str] | None = None,
+        call_id: str | None = None,
+    ) -> None:
+        prefix = f"call-{uuid4().hex[:12]}-" if call_id is None else call_id
+        self._format = format
+        self._sink = CallSink(lambda index: f"{prefix}{index}", None if tool_names is None else frozenset(tool_names))
+        self._builder = MessageBuilder()
+        self._buffer = ""  # from _at on, text that may be the beginning of a mark
+        self._at = 0
+        self._content = _Text(ContentDelta, strip_start=format.strip_ends)
+        self._reasoning = _Text(ReasoningDelta, strip_start=format.strip_ends)
+        self._region = format.outside
+        self._reader: CallsReader | None = None
+        self._opening, self._calls_before = "", 0
+        self._at_start = True  # only white space so far
+        start = format.anchor.last_end(prompt) if format.anchor is not None else None
+        if start is not None:
+            self._advance(prompt[start:])
+            self._sink.events[:] = [event for event in self._sink.events if not isinstance(event, _TEXT_EVENTS)]
+            self._content.forget()
+            self._reasoning.forget()
+
+    @property
+    def in_reasoning(self) -> bool:
+        """Whether the text ends inside the reasoning."""
+        return self._region.kind == "reasoning"
+
+    @property
+    def message(self) -> Message:
+        """The message so far."""
+        return self._builder.message
+
+    def push(self, text: str) -> list[Event]:
+        """More text; returns the events that it completes."""
+        self._advance(text)
+        return self._take_events()
+
+    def finish(self) -> list[Event]:
+        """The end of the output. A call that has not ended is incomplete."""
+        self._process(at_end=True)
+        if self._reader is not None:
+            self._end_calls(None)
+        self._region = self._format.outside
+        if not self._format.strip_ends:
+            self._sink.events += [*self._content.rest(), *self._reasoning.rest()]
+        return self._take_events()
+
+    def _take_events(self) -> list[Event]:
+        events = self._sink.events
+        self._sink.events = []
+        self._builder.add(events)
+        return events
+
+    def _advance(self, text: str) -> None:
+        # What a pattern matches may depend on where its text ends; one character at a time it cannot.
+        for piece in text if self._format.has_patterns else (text,):
+            self._buffer += piece
+            self._process(at_end=False)
+
+    def _process(self, *, at_end: bool) -> None:
+        at, before = self._at, None
+        while before != (state := (at, self._region, self._reader)):  # until nothing changes
+            before = state
+            if self._reader is not None:
+                at = self._in_calls(at, at_end)
+            elif self._region is self._format.outside:
+                at = self._outside(at, at_end)
+            else:
+                at = self._in_text(at, at_end)
+        self._at = min(at, _CONTEXT) if self._format.has_patterns else 0
+        self._buffer = self._buffer[at - self._at :]
+
+    def _outside(self, at: int, at_end: bool) -> int:
+        text = self._buffer
+        found: Match | None = None
+        region: Region | None = None
+        if self._at_start:
+            first = _skip_space(text, at)
+            unmarked = [r for r in self._format.regions if first < len(text) and text[first] in r.unmarked]
+            if unmarked:
+                self._write(self._region, text[at:first])
+                return self._open(unmarked[0], Match(first, first, {}))
+            self._at_start = first == len(text)
+        stop = len(text)
+        for marker, owner in self._format.openings:
+            match, pending = marker.find(text, at, at_end=at_end)
+            stop = min(stop, pending)
+            if match is not None and (found is None or (match.start, -match.end) < (found.start, -found.end)):
+                found, region = match, owner or self._format.owners[text[match.start : match.end]]
+        if found is None or found.start >= stop:
+            self._write(self._region, text[at:stop])
+            return stop
+        self._write(self._region, text[at : found.start])
+        assert region is not None
+        return self._open(region, found)
+
+    def _in_text(self, at: int, at_end: bool) -> int:
+        text, region = self._buffer, self._region
+        found, stop = None, len(text)
+        if region.close is not None:
+            found, stop = region.close.find(text, at, at_end=at_end)
+        if found is None or found.start >= stop:
+            self._write(region, text[at:stop])
+            return stop
+        self._write(region, text[at : found.start])
+        self._mark()
+        self._region = self._format.outside
+        return found.end
+
+    def _open(self, region: Region, match: Match) -> int:
+        self._at_start = False
+        if region is self._format.outside:  # its closing mark
+            self._mark()
+        elif region.calls is None:
+            self._mark()
+            self._region = region
+        else:
+            self._region = region
+            self._opening, self._calls_before = self._buffer[match.start : match.end], self._sink.num_calls
+            self._sink.unread = []
+            self._reader = region.calls.reader(self._sink, match.captures)
+        return match.end
+
+    def _in_calls(self, at: int, at_end: bool) -> int:
+        text, region, reader = self._buffer, self._region, self._reader
+        assert reader is not None
+        was_bad = reader.is_bad
+        if at == len(text):
+            return at
+        if was_bad:
+            return self._damaged(at, at_end)
+        if reader.is_resting:
+            if (behind := _skip_space(text, at)) > at:
+                self._sink.unread.append(text[at:behind])
+                return behind
+            for marker in (region.close, region.open):
+                match, may_come = marker.match(text, at) if marker is not None else (None, False)
+                if match is not None:
+                    is_close = marker is region.close
+                    self._end_calls(text[at : match.end] if is_close else "")
+                    return match.end if is_close else at
+                if may_come and not at_end:
+                    return at
+        behind = reader.read(text, at)
+        if reader.is_bad and region.close is None and not self._sink.is_open:
+            self._end_calls("")
+        return behind
+
+    def _damaged(self, at: int, at_end: bool) -> int:
+        """Text up to the closing mark, which no call can be read from."""
+        text, close = self._buffer, self._region.close
+        found, stop = close.find(text, at, at_end=at_end) if close is not None else (None, len(text))
+        if found is not None and found.start < stop:
+            self._sink.unread.append(text[at : found.start])
+            self._end_calls(text[found.start : found.end])
+            return found.end
+        self._sink.unread.append(text[at:stop])
+        return stop
+
+    def _end_calls(self, closing: str | None) -> None:
+        """The region ends, with its closing mark or ""; None: with the output. Text that is in no call is content."""
+        sink, reader = self._sink, self._reader
+        assert reader is not None
+        reader.collect()
+        has_calls = sink.num_calls > self._calls_before
+        if has_calls:
+            self._mark()
+        if sink.is_open:
+            unread = "".join(sink.unread) if reader.is_bad else ""
+            sink.arguments(reader.take_held() + unread)
+            sink.end("malformed" if reader.is_bad else "incomplete")
+        elif not has_calls:
+            self._write(self._format.content, "".join([self._opening, *sink.unread, closing or ""]))
+        elif (reader.is_bad or closing is None) and (rest := "".join(sink.unread)).strip(", \t\r\n[]"):
+            self._write(self._format.content, rest)
+        sink.unread = []
+        self._reader, self._region = None, self._format.outside
+
+    def _write(self, region: Region, text: str) -> None:
+        if text and region.kind != "discard":
+            writer = self._reasoning if region.kind == "reasoning" else self._content
+            self._sink.events += writer.write(text, region)
+
+    def _mark(self) -> None:
+        """White space beside a mark is no part of a text."""
+        self._content.mark()
+        self._reasoning.mark()
+
+
+_CONTEXT = 100  # characters before the position that a pattern can look back at
+_TEXT_EVENTS = (ContentDelta, ReasoningDelta)
+
+
+class _Text:
+    """The content or the reasoning of a message, without white space beside marks.
+
+    White space at the end is held back until more text follows. Parts with a mark between them are joined.
+    """
+
+    __slots__ = ("_event", "_has_text", "_is_fresh", "_space")
+
+    def __init__(self, event: Callable[[str], Event], *, strip_start: bool) -> None:
+        self._event = event
+        self._space: list[str] = []
+        self._is_fresh = strip_start  # behind a mark
+        self._has_text = False
+
+    def write(self, text: str, region: Region) -> list[Event]:
+        kept = text.rstrip() if region.strip else text
+        space = text[len(kept) :]
+        if self._is_fresh and region.strip:
+            kept = kept.lstrip()
+        if not kept:
+            if not self._is_fresh:
+                self._space.append(space)
+            return []
+        join = region.join if self._is_fresh and self._has_text else ""
+        new = "".join([join, *self._space, kept])
+        self._space = [space]
+        self._is_fresh, self._has_text = False, True
+        return [self._event(new)]
+
+    def mark(self) -> None:
+        """A mark follows."""
+        self._space = []
+        self._is_fresh = True
+
+    def forget(self) -> None:
+        """What was written belongs to the prompt."""
+        self._space = []
+        self._has_text = False
+
+    def rest(self) -> list[Event]:
+        """The white space at the end of the output."""
+        space, self._space = "".join(self._space), []
+        return [self._event(space)] if space else []
+
+
+def _skip_space(text: str, at: int) -> int:
+    while at < len(text) and text[at] in " \t\r\n":
+        at += 1
+    return at
+
+
+def parse_message(
+    text: str,
+    format: ResponseFormat,
+    *,
+    prompt: str = "",
+    tool_names: Iterable[str] | None = None,
+    call_id: str | None = None,
+) -> Message:
+    """The message of a whole output. See `MessageParser`."""
+    parser = MessageParser(format, prompt=prompt, tool_names=tool_names, call_id=call_id)
+    parser.push(text)
+    parser.finish()
+    return parser.message

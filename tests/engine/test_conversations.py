@@ -1,0 +1,210 @@
+"""Conversations: tools go into the prompt, answers come back as messages, and demanded calls are constrained."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from foreword import LLM, SamplingParams
+from foreword.engine.chat import chat_options, make_chat
+from foreword.engine.outputs import CompletionOutput, Position, RequestOutput, Transcript
+from foreword.errors import ConfigError, RequestError
+from foreword.messages import FORMATS, ContentDelta, Message, ReasoningDelta, ToolCall, parse_message
+from foreword.messages.message import MessageBuilder
+from foreword.models.tokenizer import Tokenizer
+from models import vocabularies
+
+TEMPLATE = (
+    "{{ '<tools>' ~ (tools | tojson) ~ '</tools>' if tools }}"
+    "{% for m in messages %}{{ '<|im_start|>' ~ m.role ~ '\n' ~ m.content ~ '<|im_end|>' }}{% endfor %}"
+    "{{ '<|im_start|>assistant\n' if add_generation_prompt }}{{ '<think>\n' if thinking }}{# <tool_call> #}"
+)
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {}}}}}]
+ASK = [{"role": "user", "content": "hello"}]
+ANSWER = '<think>\nhe llo\n</think>\n\nhello<tool_call>\n{"name": "f", "arguments": {"a": "é🙂"}}\n</tool_call>'
+
+
+def tokenizer_with(template=TEMPLATE, **options):
+    return Tokenizer.from_gguf(vocabularies.byte_level(chat_template=template, **options))
+
+
+TOKENIZER = tokenizer_with()
+
+
+def chat(options=None, params=None, tokenizer=TOKENIZER):
+    return make_chat(tokenizer, ASK, params, 1000, chat_options(options or {}))
+
+
+def outputs_of(chat, text):
+    """The outputs of a stream that has one token more each time, and the final one alone."""
+    ids = TOKENIZER.encode(text, add_special_tokens=False)
+    detokenizer, transcript, found = TOKENIZER.detokenizer(), Transcript(), []
+    start = Position()
+    for i, token in enumerate(ids):
+        transcript.token_ids.append(token)
+        transcript.pieces.append(detokenizer.push([token]))
+        is_last = i == len(ids) - 1
+        part = CompletionOutput(0, transcript, start, transcript.end, "stop" if is_last else None)
+        start = transcript.end
+        found.append(RequestOutput("a", chat.text, chat.token_ids, [part], is_last))
+    return found, replace(found[-1], outputs=[replace(found[-1].outputs[0], start=Position())])
+
+
+def test_an_answer_is_a_message():
+    asked = chat({"tools": TOOLS})
+    parts, whole = outputs_of(asked, ANSWER)
+    (completion,) = asked.reader().read(whole).outputs
+    (call,) = completion.message.tool_calls
+    assert completion.message == Message("hello", "he llo", (ToolCall(call.id, "f", '{"a": "é🙂"}'),))
+    assert completion.text == ANSWER
+    assert len(parts) > 20
+
+
+@settings(deadline=None)
+@given(skipped=st.sets(st.integers(0, 200)))
+def test_events_of_a_stream_add_up_to_the_message(skipped):
+    """Also for a consumer that misses outputs."""
+    asked, builder, missed = chat({"tools": TOOLS}), MessageBuilder(), None
+    reader, (parts, whole) = asked.reader(), outputs_of(asked, ANSWER)
+    for i, part in enumerate(parts):
+        merged = part.following(missed)
+        if i in skipped and not part.finished:
+            missed = merged
+            continue
+        missed = None
+        (completion,) = reader.read(merged).outputs
+        builder.add(completion.events)
+        assert (completion.message is not None) == part.finished
+    assert builder.message == completion.message
+    expected = asked.reader().read(whole).outputs[0].message
+    assert [replace(c, id="") for c in builder.message.tool_calls] == [replace(c, id="") for c in expected.tool_calls]
+    assert (builder.message.content, builder.message.reasoning) == (expected.content, expected.reasoning)
+
+
+@pytest.mark.parametrize(
+    ("thinking", "text"), [(False, "<think>hello</think>ab"), (True, "hello</think>ab"), (True, "ab")]
+)
+def test_reasoning_tokens_are_counted_to_the_end_of_the_reasoning(thinking, text):
+    asked = chat({"thinking": thinking})
+    _, whole = outputs_of(asked, text)
+    output = asked.reader().read(whole)
+    reasoning = text[: text.find("</think>") + len("</think>")] if "</think>" in text else text
+    assert output.usage.reasoning_tokens == len(TOKENIZER.encode(reasoning, add_special_tokens=False))
+    assert output.outputs[0].message.reasoning is not None
+
+
+def test_an_answer_without_reasoning_has_no_count_of_it():
+    asked = chat()
+    output = asked.reader().read(outputs_of(asked, "hello")[1])
+    assert (output.usage.reasoning_tokens, output.outputs[0].message) == (None, Message("hello"))
+    assert output.outputs[0].events == (ContentDelta("hello"),)
+
+
+def test_tools_are_in_the_prompt():
+    assert chat({"tools": TOOLS}).text.startswith('<tools>[{"type": "function"')
+    assert chat({"tools": []}).text == chat().text == "<|im_start|>user\nhello<|im_end|><|im_start|>assistant\n"
+    assert chat({"add_generation_prompt": False}).text.endswith("<|im_end|>")
+    assert chat({"template": {"thinking": True}}).text == chat({"thinking": True}).text
+
+
+@pytest.mark.parametrize("options", [{}, {"tools": TOOLS, "tool_choice": "none"}])
+def test_calls_are_content_unless_there_are_tools(options):
+    asked = chat(options)
+    message = asked.reader().read(outputs_of(asked, ANSWER)[1]).outputs[0].message
+    assert message.tool_calls == ()
+    assert "<tool_call>" in message.content
+    assert message.reasoning == "he llo"
+
+
+def test_a_demanded_call_is_a_grammar():
+    free = chat({"tools": TOOLS})
+    assert free.params.structured_outputs is None
+    for choice in ("required", {"type": "function", "function": {"name": "f"}}):
+        grammar = chat({"tools": TOOLS, "tool_choice": choice}).params.structured_outputs.text
+        assert "start:" in grammar
+        assert '\\"name\\": \\"f\\"' in grammar
+    opened = chat({"tools": TOOLS, "tool_choice": "required", "thinking": True}).params.structured_outputs.text
+    assert "start: thought (" in opened
+    alone = chat({"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False})
+    assert "*" not in alone.params.structured_outputs.text.splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "params", "message"),
+    [
+        ({"tool_choice": "required"}, {}, "there are no tools"),
+        ({"tools": TOOLS, "tool_choice": "sometimes"}, {}, "none of the choices"),
+        ({"tools": TOOLS, "tool_choice": "required"}, {"structured_outputs": {"json_object": True}}, "two grammars"),
+        ({"tools": [{}]}, {}, "no function with a name"),
+    ],
+)
+def test_a_wrong_choice_is_refused(options, params, message):
+    with pytest.raises(RequestError, match=message):
+        chat(options, SamplingParams(**params))
+
+
+def test_a_template_without_tools_refuses_them_unless_the_format_is_named():
+    plain = tokenizer_with("{% for m in messages %}{{ m.content }}{% endfor %}")
+    with pytest.raises(RequestError, match=r"no place for tools.*message_format"):
+        chat({"tools": TOOLS}, tokenizer=plain)
+    assert chat({"tools": TOOLS, "message_format": "smollm2"}, tokenizer=plain).format.name == "smollm2"
+    with pytest.raises(ConfigError, match="did you mean 'smollm2'"):
+        chat({"message_format": "smolm2"})
+
+
+def test_the_format_is_that_of_the_model_or_the_one_given():
+    template = {"start_anchor": "A:", "fields": {"content": {}}}
+    own = tokenizer_with()
+    own.response_template = template
+    assert chat(tokenizer=own).format.name == "response_template"
+    assert chat({"message_format": FORMATS["llama3"]}, tokenizer=own).format.name == "llama3"
+    assert chat().format.name == "hermes"
+
+
+@pytest.mark.parametrize(
+    ("sign", "name"),
+    [
+        ("<|tool_call>call:", "gemma4"),
+        ("<start_function_call>", "functiongemma"),
+        ("<|start_header_id|>", "llama3"),
+        ("<tool_call>[{", "smollm2"),
+        ("<tool_call>\n{", "hermes"),
+        ("<think>", "think"),
+        ("", "plain"),
+    ],
+)
+def test_a_chat_template_shows_its_format(sign, name):
+    assert chat(tokenizer=tokenizer_with("{{ messages[0].content }}" + sign)).format.name == name
+
+
+def test_marks_that_are_special_tokens_stay_in_the_text():
+    special = tokenizer_with(control=("<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>"))
+    assert chat({"tools": TOOLS}, tokenizer=special).params.skip_special_tokens is False
+    assert chat(tokenizer=special).params.skip_special_tokens is True
+    assert chat({"tools": TOOLS}).params.skip_special_tokens is True
+
+
+def test_a_long_conversation_is_truncated_only_on_request():
+    with pytest.raises(RequestError, match="at least"):
+        make_chat(TOKENIZER, ASK * 100, None, 50, chat_options({}))
+    assert (
+        len(make_chat(TOKENIZER, ASK * 100, SamplingParams(truncate_prompt_tokens=5), 50, chat_options({})).token_ids)
+        > 50
+    )
+
+
+@pytest.mark.model
+def test_a_real_model_answers_with_a_message(smollm2_path):
+    with LLM(str(smollm2_path), max_model_len=128) as llm:
+        params = SamplingParams(temperature=0.0, max_tokens=12)
+        (output,) = llm.chat(ASK, params)
+        assert output.outputs[0].message == Message(output.outputs[0].text)
+        *_, last = parts = list(llm.chat_stream(ASK, params))
+        events = [event for part in parts for event in part.outputs[0].events]
+        assert "".join(event.text for event in events) == output.outputs[0].text
+        assert last.outputs[0].message == output.outputs[0].message
+        assert not any(isinstance(event, ReasoningDelta) for event in events)
+        assert json.dumps(last.outputs[0].message.as_dict())
+        assert parse_message(last.outputs[0].text, FORMATS["plain"]) == last.outputs[0].message

@@ -1,0 +1,117 @@
+"""Messages written as models write them, and texts cut into pieces."""
+
+import json
+
+from hypothesis import strategies as st
+
+from foreword.messages import FORMATS, MessageParser
+from foreword.messages.message import MessageBuilder
+
+NAMES = st.from_regex(r"[a-z_][a-z0-9_]{0,8}", fullmatch=True)
+WORDS = st.sampled_from(
+    [
+        "</tool_call>",
+        "<tool_call>",
+        "</think>",
+        "<tool",
+        "{",
+        "}",
+        '"',
+        "\\",
+        "[",
+        "é🙂",
+        "a b",
+        "\n",
+        '<|"|',
+        "</s>",
+        "",
+    ]
+)
+TEXTS = st.lists(WORDS, max_size=5).map("".join)
+ARGUMENTS = st.dictionaries(
+    NAMES,
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | TEXTS,
+        lambda v: st.lists(v, max_size=3) | st.dictionaries(NAMES, v, max_size=3),
+        max_leaves=6,
+    ),
+    max_size=3,
+)
+CALLS = st.lists(st.tuples(NAMES, ARGUMENTS), min_size=1, max_size=3)
+PROSE = st.text("ab .,é🙂<", max_size=12).map(str.strip).map(lambda text: text + "." if text else "")
+CUTS = st.sets(st.integers(0, 200))
+
+
+def quoted(value, quote):
+    """A value in the notation of Gemma's calls, with this mark around strings."""
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{quoted(item, quote)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(quoted(item, quote) for item in value) + "]"
+    return f"{quote}{value}{quote}" if isinstance(value, str) else json.dumps(value)
+
+
+def hermes(calls):
+    objects = [json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False) for name, arguments in calls]
+    return "\n".join(f"<tool_call>\n{text}\n</tool_call>" for text in objects)
+
+
+def smollm2(calls):
+    return f"<tool_call>{json.dumps([{'name': name, 'arguments': arguments} for name, arguments in calls])}</tool_call>"
+
+
+def llama3(calls):
+    return "; ".join(json.dumps({"name": name, "parameters": arguments}) for name, arguments in calls)
+
+
+def pythonic(calls):
+    texts = (f"{name}({', '.join(f'{key}={value!r}' for key, value in a.items())})" for name, a in calls)
+    return f"[{', '.join(texts)}]"
+
+
+def gemma4(calls):
+    return "".join(
+        f"<|tool_call>call:{name}{quoted(arguments, chr(60) + '|' + chr(34) + '|>')}<tool_call|>"
+        for name, arguments in calls
+    )
+
+
+def functiongemma(calls):
+    return "".join(
+        f"<start_function_call>call:{name}{quoted(arguments, '<escape>')}<end_function_call>"
+        for name, arguments in calls
+    )
+
+
+WRITERS = {
+    "hermes": hermes,
+    "smollm2": smollm2,
+    "llama3": llama3,
+    "pythonic": pythonic,
+    "gemma4": gemma4,
+    "functiongemma": functiongemma,
+}
+THINKS = {
+    "hermes": ("<think>\n", "\n</think>\n\n"),
+    "smollm2": ("<think>", "</think>"),
+    "gemma4": ("<|channel>thought\n", "<channel|>"),
+}
+
+
+def format_of(writer):
+    return FORMATS["llama3" if writer == "pythonic" else writer]
+
+
+def pieces(text, cuts):
+    ends = sorted({*(cut for cut in cuts if 0 < cut < len(text)), len(text)})
+    return [text[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def in_pieces(text, cuts, format, **options):
+    """The message of a text that arrives in pieces, which its events have to add up to."""
+    parser, builder = MessageParser(format, call_id="c", **options), MessageBuilder()
+    for piece in pieces(text, cuts):
+        builder.add(parser.push(piece))
+    builder.add(parser.finish())
+    assert builder.message == parser.message
+    return parser.message

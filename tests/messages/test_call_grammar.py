@@ -1,0 +1,182 @@
+"""Grammars of calls: they allow what models write, and whatever they allow is read back as calls of the tools."""
+
+import json
+from random import Random
+
+import numpy as np
+import pytest
+
+from foreword.errors import RequestError
+from foreword.messages import FORMATS, Region, ResponseFormat, parse_message
+from foreword.messages.calls import NamedCalls
+from foreword.messages.grammar import call_grammar
+from foreword.messages.markers import Literals
+from foreword.messages.notation import PYTHON
+from messages.rig import WRITERS, format_of
+
+llguidance = pytest.importorskip("llguidance")
+TOKENIZER = llguidance.LLTokenizer("byte")
+PARAMETERS = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string"},
+        "days": {"type": "integer"},
+        "unit": {"enum": ["c", "f", 3, None]},
+        "where": {
+            "type": "object",
+            "properties": {"at": {"type": "array", "items": {"type": "number"}}, "on": {"type": "boolean"}},
+        },
+        "other": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        "more": {},
+    },
+    "required": ["city"],
+    "additionalProperties": False,
+}
+TOOLS = [
+    {"type": "function", "function": {"name": "weather", "parameters": PARAMETERS}},
+    {"type": "function", "function": {"name": "stop"}},
+]
+CALLS = [
+    ("weather", {"city": "Paris", "days": -3, "unit": "c", "where": {"at": [1, 2.5], "on": True}, "other": None}),
+    ("stop", {}),
+]
+STOP = {"type": "function", "function": {"name": "stop"}}
+PYTHONIC = ResponseFormat(
+    name="pythonic",
+    regions=(Region(kind="calls", unmarked="[", calls=NamedCalls(notation=PYTHON, opening="(", listed=True)),),
+)
+
+
+def format_for(writer):
+    return PYTHONIC if writer == "pythonic" else format_of(writer)
+
+
+def written(writer, calls):
+    """The calls as a model writes them; Python's without the spaces that a grammar leaves out."""
+    text = WRITERS[writer](calls)
+    if writer == "pythonic":
+        text = text.replace(", ", ",").replace(": ", ":").replace("),stop", "), stop")
+    return text
+
+
+def accepts(grammar, text):
+    matcher = llguidance.LLMatcher(TOKENIZER, grammar)
+    assert not matcher.is_error(), matcher.get_error()
+    ids = list(text.encode())
+    return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+
+def drawn(grammar, random, longest=700):
+    """A text that the grammar allows, byte by byte; None if it does not end soon."""
+    matcher, text = llguidance.LLMatcher(TOKENIZER, grammar), bytearray()
+    preferred = [ord(char) for char in "\"'}])>,:<|0"]
+    while len(text) < longest:
+        if matcher.is_accepting() and random.random() < 0.5:
+            return text.decode()
+        mask = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
+        allowed = [int(token) for token in mask[:128].nonzero()[0]]  # ASCII
+        if not allowed:
+            return text.decode() if matcher.is_accepting() else None
+        likely = [token for token in preferred if token in allowed]
+        token = random.choice(likely if likely and random.random() < 0.6 else allowed)
+        assert matcher.consume_token(token)
+        text.append(token)
+    return None
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_calls_as_models_write_them_are_allowed(writer):
+    format, text = format_for(writer), written(writer, CALLS)
+    assert accepts(call_grammar(format, TOOLS), text)
+    assert accepts(call_grammar(format, TOOLS, "auto"), text)
+    assert accepts(call_grammar(format, TOOLS, STOP), written(writer, [("stop", {})]))
+    assert accepts(call_grammar(format, TOOLS, parallel=False), written(writer, CALLS[:1]))
+    for grammar in (call_grammar(format, TOOLS, STOP), call_grammar(format, TOOLS, parallel=False)):
+        assert not accepts(grammar, text)
+    for wrong in ("", "Hello", written(writer, [("go", {})]), written(writer, [("weather", {"city": 3})])):
+        assert not accepts(call_grammar(format, TOOLS), wrong)
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("choice", ["required", STOP])
+def test_what_is_allowed_is_read_as_calls_of_the_tools(writer, choice):
+    format, num_read = format_for(writer), 0
+    grammar = call_grammar(format, TOOLS, choice)
+    for seed in range(25):
+        text = drawn(grammar, Random(seed))
+        if text is None:
+            continue
+        num_read += 1
+        message = parse_message(text, format, tool_names=["weather", "stop"])
+        assert message.tool_calls, text
+        assert message.content == "", text
+        for call in message.tool_calls:
+            arguments = json.loads(call.arguments)
+            assert call.error is None
+            assert call.name in (("weather", "stop") if choice == "required" else ("stop",))
+            if call.name == "weather":
+                assert isinstance(arguments["city"], str)
+                assert arguments.keys() <= PARAMETERS["properties"].keys()
+                assert isinstance(arguments.get("days", 0), int)
+                assert arguments.get("unit", "c") in ("c", "f", 3, None)
+    assert num_read > 2
+
+
+def test_text_around_calls_is_free_if_calls_are():
+    grammar = call_grammar(FORMATS["hermes"], TOOLS, "auto")
+    call = WRITERS["hermes"]([("stop", {})])
+    for text in ("", "Hello <b>", f"<think>a</think>Let me see. {call} and {call}"):
+        assert accepts(grammar, text)
+    assert not accepts(grammar, "So <tool_call>\n{nothing")
+
+
+def test_reasoning_comes_before_demanded_calls():
+    call = WRITERS["hermes"]([("stop", {})])
+    closed, opened = (call_grammar(FORMATS["hermes"], TOOLS, in_reasoning=value) for value in (False, True))
+    assert accepts(closed, f"<think>so\n</think>\n\n{call}")
+    assert accepts(opened, f"so\n</think>\n\n{call}")
+    assert not accepts(opened, call)
+
+
+def test_special_tokens_are_written_as_tokens():
+    grammar = call_grammar(
+        FORMATS["gemma4"], TOOLS, special_token_ids={"<|tool_call>": 48, '<|"|>': 52, "<tool_call|>": 49}
+    )
+    assert '<[48]> "call:"' in grammar
+    assert "<[52]> STRING_TEXT <[52]>" in grammar
+    assert '"<|tool_call>' not in grammar
+
+
+def test_schemas_keep_their_own_references():
+    item = {"$defs": {"n": {"type": "integer"}}, "type": "object", "properties": {"a": {"$ref": "#/$defs/n"}}}
+    grammar = call_grammar(FORMATS["hermes"], [{"name": "f", "parameters": item}, *TOOLS])
+    assert accepts(grammar, '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>')
+    assert not accepts(grammar, '<tool_call>\n{"name": "f", "arguments": {"a": "1"}}\n</tool_call>')
+
+
+@pytest.mark.parametrize(
+    ("tools", "choice", "message"),
+    [
+        (TOOLS, "always", "tool_choice.*none of the choices"),
+        (TOOLS, {"function": {"name": "go"}}, "there is no tool 'go'"),
+        ([], "required", "there are no tools"),
+        ([{"function": {}}], "required", "no function with a name"),
+        ([{"name": "f", "parameters": 3}], "required", "no JSON schema"),
+    ],
+)
+def test_a_wrong_choice_is_refused(tools, choice, message):
+    with pytest.raises(RequestError, match=message):
+        call_grammar(FORMATS["hermes"], tools, choice)
+
+
+def test_a_format_without_a_grammar_is_refused():
+    with pytest.raises(RequestError, match="no grammar"):
+        call_grammar(FORMATS["plain"], TOOLS)
+    with pytest.raises(RequestError, match="cannot write"):
+        call_grammar(FORMATS["gemma4"], [{"name": "f", "parameters": {"type": "object", "properties": {"a b": {}}}}])
+
+
+def test_a_marker_is_needed_for_calls():
+    region = Region(kind="calls", open=Literals(["<c>"]), close=Literals(["</c>"]), calls=NamedCalls())
+    grammar = call_grammar(ResponseFormat(name="own", regions=(region,)), TOOLS[1:])
+    assert accepts(grammar, "<c>stop{}</c><c>stop{}</c>")

@@ -1,0 +1,81 @@
+"""Response templates of Hugging Face give the messages that transformers gives."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from foreword.errors import ModelError
+from foreword.messages import parse_message, response_template
+from foreword.messages.response_template import read_response_template
+from messages.rig import CUTS, in_pieces
+
+pytest.importorskip("regex")
+CASES = json.loads((Path(__file__).parents[1] / "data" / "response_templates.json").read_text())["cases"]
+
+
+def as_transformers(message):
+    found = {"role": message.role, "content": message.content, "thinking": message.reasoning}
+    found["tool_calls"] = [
+        {"type": "function", "function": {"name": call.name, "arguments": json.loads(call.arguments)}}
+        for call in message.tool_calls
+    ]
+    return {key: value for key, value in found.items() if value}
+
+
+@pytest.mark.parametrize("case", CASES)
+@settings(deadline=None)
+@given(cuts=CUTS)
+def test_a_message_is_that_of_transformers(case, cuts):
+    format = read_response_template(case["template"])
+    message = in_pieces(case["text"], cuts, format, prompt=case["prompt"])
+    assert as_transformers(message) == case["message"]
+
+
+TEMPLATES = list({json.dumps(case["template"]): case["template"] for case in CASES}.values())
+WORDS = sorted({word for case in CASES for word in case["text"].replace("<", " <").replace(">", "> ").split()})
+
+
+@pytest.mark.parametrize("template", TEMPLATES, ids=range(len(TEMPLATES)))
+@settings(deadline=None)
+@given(words=st.lists(st.sampled_from(WORDS), max_size=12), cuts=CUTS)
+def test_any_cutting_gives_the_same_message(template, words, cuts):
+    format, text = read_response_template(template), " ".join(words)
+    assert in_pieces(text, cuts, format) == parse_message(text, format, call_id="c")
+
+
+SMALL = {"start_anchor": "A:", "fields": {"content": {"close": "<end>"}}}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ([], "not an object with fields"),
+        ({"version": 2}, "unknown version"),
+        ({"start_anchor": ""}, "start_anchor"),
+        ({"fields": {}}, "not an object with fields"),
+        ({"fields": {"citations": {}}}, "not supported.*citations"),
+        ({"fields": {"content": {}, "thinking": {}}}, "several fields"),
+        ({"fields": {"content": {"close": []}}}, "wrong close"),
+        ({"fields": {"content": {"close_pattern": "("}}}, "invalid pattern"),
+        ({"fields": {"tool_calls": {"content": "json"}}}, "without an opening mark"),
+        ({"fields": {"tool_calls": {"open": "<t>", "content": "yaml"}}}, "unknown content parser"),
+        ({"fields": {"tool_calls": {"open": "<t>", "content": "xml-inline"}}}, "invalid pattern|without a group"),
+        (
+            {"fields": {"tool_calls": {"open": "<t>", "content": "json", "content_args": {"string_delims": [1]}}}},
+            "string_delims",
+        ),
+    ],
+)
+def test_a_wrong_template_is_refused(change, message):
+    template = {**SMALL, **change} if isinstance(change, dict) else change
+    with pytest.raises(ModelError, match=message):
+        read_response_template(template)
+
+
+def test_a_pattern_without_its_package_names_the_package(monkeypatch):
+    monkeypatch.setattr(response_template, "regex", None)
+    with pytest.raises(ModelError, match=r"pip install .foreword\[templates\]"):
+        read_response_template({"start_anchor": "A:", "fields": {"content": {"open_pattern": "a+"}}})
