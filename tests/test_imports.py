@@ -27,7 +27,8 @@ LAYERS = {
     "engine": {"batch", "cache", "scheduler", "models", "sampling", "executors", "structured"},
     "insight": {"batch", "cache", "scheduler", "models", "sampling", "executors", "engine"},
     "bench": {"batch", "cache", "scheduler", "models", "sampling", "executors", "engine"},
-    "cli": {"batch", "cache", "scheduler", "models", "sampling", "executors", "engine", "insight", "bench"},
+    "openai": {"batch", "sampling", "engine"},
+    "cli": {"batch", "cache", "scheduler", "models", "sampling", "executors", "engine", "insight", "bench", "openai"},
 }
 """Package → the packages that it may import (docs/architecture.md)."""
 
