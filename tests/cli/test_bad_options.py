@@ -27,7 +27,23 @@ WORKS = {
 }
 """Arguments that each command needs, with a model that does not exist: what passes the checks ends at the model."""
 
-FREE = {("run", "--seed", "-1"), ("run", "--top-k", "9" * 20)}
+FREE = {
+    (command, option, value)
+    for command in ("run", "chat")
+    for option, values in {
+        "--seed": ["-1"],
+        "--top-k": ["9" * 20],
+        "--max-tokens": ["9" * 20],
+        "--presence-penalty": ["-1"],
+        "--frequency-penalty": ["-1"],
+        # The engine limits these by its own size.
+        "--n": ["9" * 20],
+        "--best-of": ["9" * 20],
+        "--logprobs": ["-1", "9" * 20],
+        "--prompt-logprobs": ["-1", "9" * 20],
+    }.items()
+    for value in values
+}
 """Values that are valid after all."""
 
 

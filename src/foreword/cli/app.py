@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperCommand
 
 from foreword import __version__
+from foreword.cli.examples import epilog
 from foreword.errors import ForewordError
 
 COMMANDS = {
@@ -29,7 +30,7 @@ app = typer.Typer(
     help="What comes before the forward pass of an LLM, and a small engine around it.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
+    epilog=epilog(""),
 )
 
 
@@ -46,7 +47,11 @@ class _LazyCommand(TyperCommand):
             single = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
             single.command(name)(command)
             command = single
-        return typer.main.get_command(command).make_context(info_name, args, parent, **extra)
+        real = typer.main.get_command(command)
+        real.epilog = epilog(name)
+        for word, part in getattr(real, "commands", {}).items():
+            part.epilog = epilog(f"{name} {word}")
+        return real.make_context(info_name, args, parent, **extra)
 
 
 for _name, _help in COMMANDS.items():
