@@ -147,8 +147,8 @@ class _Fields:
         """RequestError for the first field that was not taken."""
         for name, value in self._left.items():
             if name not in NEUTRAL:
-                close = nearest(name, self._known)
-                raise RequestError(None, name, value, f"unknown field; did you mean {close!r}?", "Leave it out.")
+                fix = f"Did you mean {nearest(name, self._known)!r}? Else leave it out."
+                raise RequestError(None, name, value, "unknown field", fix)
             if value not in NEUTRAL[name]:
                 instead = "".join(f" or give {neutral!r}" for neutral in NEUTRAL[name][:1])
                 raise RequestError(None, name, value, "is not supported", f"Leave it out{instead}.")
