@@ -20,6 +20,8 @@ from foreword.cli.app import COMMANDS, app
 
 WORKS = {
     "run": ["Hi", "--model", "none.gguf"],
+    "chat": ["--model", "none.gguf"],
+    "batch": ["trace.jsonl", "out.jsonl", "--model", "none.gguf"],
     "calibrate": ["none.gguf"],
     "simulate": ["--trace", "trace.jsonl"],
     "bench speculation": ["--model", "none.gguf"],
@@ -104,7 +106,7 @@ def test_every_command_with_numbers_is_tried():
         "kernels",
         "sampling",
     )
-    others = {"run", "explain", "simulate", "calibrate", "doctor"}
+    others = {"run", "chat", "batch", "explain", "simulate", "calibrate", "doctor"}
     assert {words for words, _, _ in numbers()} == {f"bench {name}" for name in benchmarks} | others
 
 
@@ -126,7 +128,14 @@ def test_a_number_out_of_range_is_refused_with_the_name_of_its_option(run, tmp_p
     [
         *(
             [*command, "--model", model]
-            for command in (["run", "Hi"], ["bench", "latency"], ["bench", "speculation"], ["bench", "overlap"])
+            for command in (
+                ["run", "Hi"],
+                ["chat"],
+                ["batch", "trace.jsonl", "-"],
+                ["bench", "latency"],
+                ["bench", "speculation"],
+                ["bench", "overlap"],
+            )
             for model in (
                 "",
                 ".",

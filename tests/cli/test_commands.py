@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import subprocess
 import sys
 from importlib import import_module
@@ -11,6 +13,7 @@ import typer
 from typer.testing import CliRunner
 
 from foreword.cli.app import COMMANDS, app
+from foreword.cli.examples import EXAMPLES
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -25,6 +28,67 @@ def test_every_command_shows_its_help_and_its_full_name(arguments):
     result = CliRunner().invoke(app, [*arguments, "--help"])
     assert result.exit_code == 0
     assert f"{' '.join(arguments)} [OPTIONS]" in result.output
+
+
+def commands(root):
+    """Words of a command → its Click command, of every command and group."""
+    found = {"": root}
+    for name in COMMANDS:
+        context = root.commands[name].make_context(name, [], resilient_parsing=True)
+        found[name] = context.command
+        found |= {f"{name} {word}": part for word, part in getattr(context.command, "commands", {}).items()}
+    return found
+
+
+FOREWORD = typer.main.get_command(app)
+
+
+def test_every_command_has_examples_and_every_example_is_a_command():
+    assert set(EXAMPLES) == set(commands(FOREWORD))
+    for words, lines in EXAMPLES.items():
+        for line in lines:
+            program, *arguments = shlex.split(line.rpartition(" | ")[2])
+            assert program == "foreword"
+            assert " ".join(arguments).startswith(words), line
+            context = FOREWORD.make_context("foreword", list(arguments))
+            command, rest = FOREWORD, arguments
+            while hasattr(command, "resolve_command"):
+                name, command, rest = command.resolve_command(context, rest)
+                context = command.make_context(name, rest, parent=context)
+                command = context.command
+                rest = [*context._protected_args, *context.args]
+            assert not rest, line  # every word was understood
+
+
+@pytest.mark.parametrize("words", sorted(EXAMPLES))
+def test_help_ends_with_the_examples_within_80_columns(words):
+    shown = CliRunner().invoke(app, [*words.split(), "--help"], env={"COLUMNS": "80"}).output
+    lines = [line.rstrip() for line in shown.splitlines()]
+    assert max(map(len, lines)) <= 80
+    at = lines.index(" Examples:")
+    assert [line.strip() for line in lines[at + 1 :] if line] == list(EXAMPLES[words])
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("foreword r", "run"),
+        ("foreword run --temp", "--temperature"),
+        ("foreword run -m smol", "smollm2"),
+        ("foreword bench h", "host"),
+    ],
+)
+def test_a_shell_completes_commands_options_and_models(typed, expected):
+    environment = {
+        "COMP_WORDS": typed,
+        "COMP_CWORD": str(len(typed.split()) - 1),
+        "_FOREWORD_COMPLETE": "complete_bash",
+    }
+    code = "import sys; sys.argv = ['foreword']; from foreword.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout.split(), done.stderr) == (0, [expected], "")
 
 
 def test_the_list_is_shown_without_numpy():

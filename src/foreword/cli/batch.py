@@ -77,7 +77,7 @@ def batch(
             note(
                 f"{answers.num_lines} lines in {seconds:.1f} s",
                 *([f"{num_done} done before"] if num_done else []),
-                *([f"{out.num_errors} errors"] if out.num_errors else []),
+                *([f"errors: {out.num_errors}"] if out.num_errors else []),
                 f"{metrics.num_prompt_tokens} prompt tokens ({metrics.num_cached_tokens} reused)",
                 f"{metrics.num_sampled_tokens} output tokens, {metrics.num_sampled_tokens / seconds:.1f}/s",
             )
