@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from foreword.cli.app import COMMANDS, app
+from foreword.cli.chat import COMMANDS as CHAT_COMMANDS
 from foreword.cli.examples import EXAMPLES
 
 
@@ -43,21 +46,36 @@ def commands(root):
 FOREWORD = typer.main.get_command(app)
 
 
+def parse(line: str) -> str:
+    """The words of the command in a line of a shell, whose options are all understood."""
+    program, *rest = shlex.split(line.rpartition(" | ")[2].partition(" < ")[0])
+    assert program == "foreword"
+    context, command, words = FOREWORD.make_context("foreword", list(rest)), FOREWORD, []
+    while hasattr(command, "resolve_command"):
+        name, command, rest = command.resolve_command(context, rest)
+        context = command.make_context(name, rest, parent=context)
+        command, words = context.command, [*words, name]
+        rest = [*context._protected_args, *context.args]
+    assert not rest, line
+    return " ".join(words)
+
+
 def test_every_command_has_examples_and_every_example_is_a_command():
     assert set(EXAMPLES) == set(commands(FOREWORD))
     for words, lines in EXAMPLES.items():
         for line in lines:
-            program, *arguments = shlex.split(line.rpartition(" | ")[2])
-            assert program == "foreword"
-            assert " ".join(arguments).startswith(words), line
-            context = FOREWORD.make_context("foreword", list(arguments))
-            command, rest = FOREWORD, arguments
-            while hasattr(command, "resolve_command"):
-                name, command, rest = command.resolve_command(context, rest)
-                context = command.make_context(name, rest, parent=context)
-                command = context.command
-                rest = [*context._protected_args, *context.args]
-            assert not rest, line  # every word was understood
+            assert parse(line).startswith(words), line
+
+
+def test_every_command_line_of_the_page_is_a_command():
+    page = (Path(__file__).parents[2] / "docs" / "command-line.md").read_text()
+    lines = [line for line in page.splitlines() if re.match(r"foreword |[^|`]* \| foreword ", line)]
+    assert {parse(line) for line in lines} == {"run", "chat", "batch"}
+
+
+def test_the_page_has_every_command_of_the_chat():
+    page = (Path(__file__).parents[2] / "docs" / "command-line.md").read_text()
+    assert set(re.findall(r"`/([a-z]+)", page)) >= {*CHAT_COMMANDS, "exit"}
 
 
 @pytest.mark.parametrize("words", sorted(EXAMPLES))

@@ -99,6 +99,13 @@ def test_what_cannot_be_answered_is_refused_in_one_line(talker, arguments, given
     assert error.count("\n") == 1
 
 
+def test_an_open_pipe_without_data_is_reported(talker):
+    with start("run", "Hi", "-m", talker, "--max-tokens", 5) as process:
+        assert b"waiting for standard input; with </dev/null" in process.stderr.readline()
+        out, _ = process.communicate(timeout=60)
+    assert len(out) == 6
+
+
 def test_without_a_prompt_on_a_terminal_the_usage_is_shown(talker):
     with Terminal("run", "-m", talker) as terminal:
         assert terminal.end() == 2

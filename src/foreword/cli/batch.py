@@ -15,11 +15,12 @@ from uuid import uuid4
 import typer
 
 from foreword import LLM, RequestOutput
+from foreword.batch import InputBatch
 from foreword.cli.answers import prompt_of
 from foreword.cli.batch_file import BatchLine, Record, Results, batch_lines
 from foreword.cli.options import ENGINE, EngineOptions, grouped
 from foreword.cli.terminal import note
-from foreword.engine import EngineMetrics
+from foreword.engine import EngineMetrics, EngineObserver
 from foreword.errors import ConfigError, ForewordError, RequestError
 from foreword.openai import (
     ChatRequest,
@@ -30,6 +31,8 @@ from foreword.openai import (
     parse_completion,
     text_completion,
 )
+from foreword.sampling import Sampled
+from foreword.scheduler import StepPlan
 
 
 @grouped(engine=ENGINE)
@@ -65,7 +68,7 @@ def batch(
         started, shows = time.perf_counter(), sys.stderr.isatty() and not quiet
         pending = (line for line in batch_lines(file) if line.key not in out.done)
         try:
-            with _progress(size() if shows else None, num_done, metrics, show=shows) as advance:
+            with _progress(llm, metrics, size() if shows else None, num_done, show=shows) as advance:
                 for record in answers.run(pending):
                     out.write(record)
                     advance()
@@ -207,8 +210,20 @@ def _count_lines(name: str) -> int | None:
         return sum(bool(line.strip()) for line in file)
 
 
+class _OnStep(EngineObserver):
+    """Calls a function after each step."""
+
+    def __init__(self, function: Callable[[], None]) -> None:
+        self._function = function
+
+    def step_committed(self, plan: StepPlan, batch: InputBatch, sampled: Sampled) -> None:
+        self._function()
+
+
 @contextmanager
-def _progress(total: int | None, done: int, metrics: EngineMetrics, *, show: bool) -> Iterator[Callable[[], None]]:
+def _progress(
+    llm: LLM, metrics: EngineMetrics, total: int | None, done: int, *, show: bool
+) -> Iterator[Callable[[], None]]:
     """Yields a function to call after each result; a bar on standard error. total: None: not known."""
     if not show:
         yield lambda: None
@@ -225,10 +240,16 @@ def _progress(total: int | None, done: int, metrics: EngineMetrics, *, show: boo
     )
     with progress.Progress(*columns, console=Console(stderr=True), refresh_per_second=4) as bar:
         task = bar.add_task("", total=total, completed=done, speed="")
-        started = time.perf_counter()
+        started, states = time.perf_counter(), llm.engine.states
+        shown = started
 
-        def advance() -> None:
-            speed = metrics.num_sampled_tokens / (time.perf_counter() - started)
-            bar.update(task, advance=1, speed=f"{speed:.0f} tokens/s")
+        def show_speed() -> None:
+            nonlocal shown
+            if (now := time.perf_counter()) > shown + 0.25:
+                unfinished = int((states.num_tokens - states.prompt_len)[states.live].sum())
+                speed = (metrics.num_sampled_tokens + unfinished) / (now - started)
+                bar.update(task, speed=f"{speed:.0f} tokens/s")
+                shown = now
 
-        yield advance
+        llm.engine.observers.add(_OnStep(show_speed))
+        yield lambda: bar.advance(task)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import shutil
 import signal
 import stat
@@ -11,6 +12,8 @@ from types import FrameType
 from typing import Any, Self
 
 from foreword.errors import RequestError
+
+PATIENCE = 3.0  # seconds
 
 
 def has_input() -> bool:
@@ -25,7 +28,12 @@ def has_input() -> bool:
 
 
 def read_input() -> str:
-    """Standard input up to its end, without its last line break. RequestError if it is not UTF-8."""
+    """Standard input up to its end, without its last line break. RequestError if it is not UTF-8.
+
+    Where nothing comes for some seconds, such as from a program that left its end of a pipe open, a note says so.
+    """
+    if sys.platform != "win32" and not select.select([0], [], [], PATIENCE)[0]:
+        note("waiting for standard input; with </dev/null it is not read")
     data = sys.stdin.buffer.read()
     try:
         return data.decode("utf-8-sig").removesuffix("\n").removesuffix("\r")
