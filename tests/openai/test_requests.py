@@ -201,5 +201,10 @@ def test_options_of_the_engine_and_the_template():
     assert request.template == {"enable_thinking": False, "add_generation_prompt": True}
 
 
+@pytest.mark.parametrize("name", ["messages", "tools", "self", "add_generation_prompt"])
+def test_a_template_variable_is_no_other_field(name):
+    assert refusal(chat, chat_template_kwargs={name: 1}).field == f"chat_template_kwargs.{name}"
+
+
 def test_biases_have_integer_keys():
     assert chat(logit_bias={"5": -100, "7": 0.5}).params.logit_bias == {5: -100.0, 7: 0.5}

@@ -121,6 +121,10 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
 """Fields that are not supported → the values that ask for nothing and are therefore accepted."""
 
 
+OF_TEMPLATES = frozenset(("self", "messages", "tools", "add_generation_prompt"))
+"""Variables of chat templates that are no further ones."""
+
+
 class _Fields:
     """The fields of a body; each is taken once, and what is left in the end is refused."""
 
@@ -172,10 +176,7 @@ def parse_chat(body: object) -> ChatRequest:
         params=SamplingParams(
             **sampling, max_tokens=max(found, default=None), logprobs=alternatives if wants_logprobs else None
         ),
-        template={
-            **given.take("chat_template_kwargs", _OBJECT, {}),
-            "add_generation_prompt": given.take("add_generation_prompt", _BOOLEAN, True),
-        },
+        template=_template(given),
         **_common(given),
     )
     given.end()
@@ -250,6 +251,16 @@ def _common(given: _Fields) -> dict[str, Any]:
         "stream": stream,
         "include_usage": include_usage,
     }
+
+
+def _template(given: _Fields) -> dict[str, Any]:
+    """The variables of the chat template, but those that the request's other fields set."""
+    wanted: dict[str, Any] = given.take("chat_template_kwargs", _OBJECT, {})
+    for name in wanted.keys() & OF_TEMPLATES:
+        raise RequestError(
+            None, f"chat_template_kwargs.{name}", wanted[name], "is set by other fields", "Leave it out."
+        )
+    return {**wanted, "add_generation_prompt": given.take("add_generation_prompt", _BOOLEAN, True)}
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
