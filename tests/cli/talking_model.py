@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from foreword import LLM
 from models.tiny import random_tensors, write_safetensors
 
 SIZE, INNER, HEADS, LAYERS = 16, 24, 2, 2
@@ -58,3 +59,22 @@ def write_talking_model(folder: Path, max_model_len: int = 1 << 17) -> Path:
     for name, content in (("config", config), ("tokenizer", tokenizer), ("tokenizer_config", settings)):
         (folder / f"{name}.json").write_text(json.dumps(content))
     return folder
+
+
+def failing_llm(model: str, **options) -> LLM:
+    """The model, whose logits are not numbers for prompts that contain a "!"."""
+    llm = LLM(model, executor="numpy", **options)
+    compute = llm.engine.executor.compute
+
+    def broken(batch, logits_indices):
+        logits = compute(batch, logits_indices)
+        for i, b in enumerate(np.searchsorted(batch.query_start_loc[1:], logits_indices, side="right").tolist()):
+            if (
+                ord("!")
+                in batch.states.token_ids[batch.idx_mapping[b], : batch.states.prompt_len[batch.idx_mapping[b]]]
+            ):
+                logits[i, 3] = np.nan
+        return logits
+
+    llm.engine.executor.compute = broken
+    return llm

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from processes import Terminal, run, start
-from talking_model import write_talking_model
+from talking_model import failing_llm, write_talking_model
 from typer.testing import CliRunner
 
 from foreword import LLM, SamplingParams
@@ -215,6 +215,20 @@ def test_other_names_of_the_model(talker, paths):
     write(source, line("a", body))
     batch(source, out, "-m", talker, "--served-model-name", "gpt-4o")
     assert records(out)["a"]["response"]["body"]["model"] == "gpt-4o"
+
+
+def test_a_request_that_fails_while_it_runs_is_one_error_line(talker, llm, paths, monkeypatch):
+    source, out = paths
+    monkeypatch.setattr("foreword.cli.batch.LLM", failing_llm)
+    write(source, line("a"), line("b!"), text_line("c", ["c", "d!"]), line("d"))
+    batch(source, out, "-m", talker, "--max-model-len", 64, status=1)
+    found = records(out)
+    for name in ("b!", "c"):
+        response = found[name]["response"]
+        assert (response["status_code"], response["body"]["error"]["type"]) == (500, "server_error")
+    for name in ("a", "d"):
+        body = found[name]["response"]["body"]
+        assert body["choices"][0]["message"]["content"][:3] == answer_to(llm, name)[:3]
 
 
 @pytest.mark.parametrize("ordered", [True, False])

@@ -10,11 +10,13 @@ import subprocess
 
 import pytest
 from processes import Terminal, run, start
+from talking_model import failing_llm
 from typer.testing import CliRunner
 
 from foreword import LLM, SamplingParams
 from foreword.cli.app import app
 from foreword.errors import ForewordError
+from foreword.sampling import BadLogitsError
 
 ENDLESS = ("--max-tokens", "100000")
 
@@ -146,6 +148,13 @@ def test_structured_outputs_are_passed_to_the_engine(talker, tmp_path):
         assert "structured_outputs" in str(error)  # noqa: PT017
     else:
         assert shown.startswith("{")
+
+
+def test_a_request_that_fails_is_an_error_after_what_there_is(talker, monkeypatch):
+    monkeypatch.setattr("foreword.cli.run.LLM", failing_llm)
+    result = CliRunner().invoke(app, ["run", "Hi!", "-m", str(talker), "--max-model-len", "64"])
+    assert isinstance(result.exception, BadLogitsError)
+    assert result.stdout == "\n"
 
 
 @pytest.mark.parametrize("piped", [True, False])

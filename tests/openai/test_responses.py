@@ -10,7 +10,7 @@ from foreword import CompletionOutput, RequestOutput
 from foreword.engine import RequestMetrics
 from foreword.errors import EngineError, RequestError
 from foreword.openai import chat_completion, error_body, parse_chat, parse_completion, text_completion
-from foreword.sampling import Logprob
+from foreword.sampling import BadLogitsError, Logprob
 
 NAMED = {"response_id": "7", "created": 1700000000, "model": "m"}
 
@@ -130,4 +130,6 @@ def test_an_error_says_which_parameter_is_wrong():
     assert body["error"]["param"] == "temperature"
     assert body["error"]["code"] is None
     assert "must be smaller" in body["error"]["message"]
-    assert error_body(EngineError("broken"))[0] == 500
+    for failure in (EngineError("broken"), BadLogitsError("r", 3)):
+        status, body = error_body(failure)
+        assert (status, body["error"]["type"], body["error"]["param"]) == (500, "server_error", None)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from foreword.engine import CompletionOutput, RequestOutput
 from foreword.errors import ForewordError, RequestError
 from foreword.openai.request import ChatRequest, CompletionRequest
-from foreword.sampling import TokenLogprobs
+from foreword.sampling import BadLogitsError, TokenLogprobs
 
 Body = dict[str, Any]
 
@@ -71,10 +71,10 @@ def text_completion(
 
 def error_body(error: ForewordError) -> tuple[int, Body]:
     """The HTTP status and the body for a request that cannot be served: 400 for its own fault, else 500."""
-    is_bad = isinstance(error, RequestError)
-    kind = "invalid_request_error" if is_bad else "server_error"
-    param = error.field if isinstance(error, RequestError) else None
-    return 400 if is_bad else 500, {"error": {"message": str(error), "type": kind, "param": param, "code": None}}
+    status, kind, param = 500, "server_error", None
+    if isinstance(error, RequestError) and not isinstance(error, BadLogitsError):
+        status, kind, param = 400, "invalid_request_error", error.field
+    return status, {"error": {"message": str(error), "type": kind, "param": param, "code": None}}
 
 
 def _body(
