@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
-from foreword import CompletionOutput, RequestOutput
 from foreword.engine import RequestMetrics
 from foreword.errors import EngineError, RequestError
 from foreword.openai import chat_completion, error_body, parse_chat, parse_completion, text_completion
@@ -25,13 +25,16 @@ class Letters:
         return b"".join(map(self.token_bytes, token_ids)).decode("utf-8", "replace")
 
 
-def output(*completions: CompletionOutput, prompt="ab", prompt_logprobs=None, cached=0) -> RequestOutput:
+def output(*completions, prompt="ab", prompt_logprobs=None, cached=0):
+    """What responses read of a `RequestOutput`."""
     metrics = RequestMetrics(0.0, num_cached_tokens=cached)
-    return RequestOutput("r", prompt, [1, 2], list(completions), True, prompt_logprobs, metrics)
+    fields = {"prompt": prompt, "prompt_token_ids": [1, 2], "prompt_logprobs": prompt_logprobs, "metrics": metrics}
+    return SimpleNamespace(outputs=list(completions), error=None, **fields)
 
 
-def completed(index=0, reason="stop", **more) -> CompletionOutput:
-    return CompletionOutput(index, "cd", [3, 4], reason, **more)
+def completed(index=0, reason="stop", logprobs=None):
+    """What responses read of a `CompletionOutput`."""
+    return SimpleNamespace(index=index, text="cd", token_ids=[3, 4], finish_reason=reason, logprobs=logprobs)
 
 
 def chat_body(*completions, **fields):

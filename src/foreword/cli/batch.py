@@ -68,7 +68,7 @@ def batch(
         started, shows = time.perf_counter(), sys.stderr.isatty() and not quiet
         pending = (line for line in batch_lines(file) if line.key not in out.done)
         try:
-            with _progress(llm, metrics, size() if shows else None, num_done, show=shows) as advance:
+            with _progress(llm, metrics, size() if shows else None, num_done, is_shown=shows) as advance:
                 for record in answers.run(pending):
                     out.write(record)
                     advance()
@@ -222,10 +222,10 @@ class _OnStep(EngineObserver):
 
 @contextmanager
 def _progress(
-    llm: LLM, metrics: EngineMetrics, total: int | None, done: int, *, show: bool
+    llm: LLM, metrics: EngineMetrics, total: int | None, done: int, *, is_shown: bool
 ) -> Iterator[Callable[[], None]]:
     """Yields a function to call after each result; a bar on standard error. total: None: not known."""
-    if not show:
+    if not is_shown:
         yield lambda: None
         return
     from rich import progress  # takes 0.1 s to import, which only a terminal needs
@@ -243,13 +243,16 @@ def _progress(
         started, states = time.perf_counter(), llm.engine.states
         shown = started
 
-        def show_speed() -> None:
+        def show(num_results: int) -> None:
             nonlocal shown
-            if (now := time.perf_counter()) > shown + 0.25:
-                unfinished = int((states.num_tokens - states.prompt_len)[states.live].sum())
-                speed = (metrics.num_sampled_tokens + unfinished) / (now - started)
-                bar.update(task, speed=f"{speed:.0f} tokens/s")
-                shown = now
+            shown = time.perf_counter()
+            unfinished = int((states.num_tokens - states.prompt_len)[states.live].sum())
+            speed = (metrics.num_sampled_tokens + unfinished) / (shown - started)
+            bar.update(task, advance=num_results, speed=f"{speed:.0f} tokens/s")
 
-        llm.engine.observers.add(_OnStep(show_speed))
-        yield lambda: bar.advance(task)
+        def show_now_and_then() -> None:
+            if time.perf_counter() > shown + 0.25:
+                show(0)
+
+        llm.engine.observers.add(_OnStep(show_now_and_then))
+        yield lambda: show(1)
