@@ -266,9 +266,9 @@ def test_a_batch_file_is_read_lazily():
 
 def test_killed_at_any_moment_and_continued_nothing_is_lost_or_done_twice(talker, paths):
     source, out = paths
-    count = 60
+    count = 40
     entries = [text_line(f"r{i}", "abc", max_tokens=200 + 10 * (i % 7)) for i in range(count)]
-    write(source, *entries[:30], "{", line("r3"), *entries[30:])
+    write(source, *entries[:20], "{", line("r3"), *entries[20:])
     random.seed(7)
     arguments = ("batch", source, out, "-m", talker, "--max-num-seqs", 4)
     kills = 0
@@ -277,7 +277,7 @@ def test_killed_at_any_moment_and_continued_nothing_is_lost_or_done_twice(talker
         with start(*arguments) as process:
             # Killed some results later: between two results, or in the middle of one.
             until = time.monotonic() + 60
-            wanted = lines_before + random.randint(3, 25)
+            wanted = lines_before + random.randint(3, 15)
             while process.poll() is None and (out.read_bytes().count(b"\n") if out.exists() else 0) < wanted:
                 assert time.monotonic() < until
                 time.sleep(0.001)
@@ -289,7 +289,7 @@ def test_killed_at_any_moment_and_continued_nothing_is_lost_or_done_twice(talker
         if kills % 2:  # as if the kill had come inside a write
             data = out.read_bytes()
             out.write_bytes(data[: len(data) - random.randint(1, 200)])
-    assert (process.returncode, kills >= 3) == (1, True)
+    assert (process.returncode, kills >= 2) == (1, True)
     found = [json.loads(text) for text in out.read_text().splitlines()]
     assert len(found) == count + 2
     ids = Counter(record["id"] for record in found)

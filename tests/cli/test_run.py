@@ -223,6 +223,14 @@ def test_no_escape_sequences_where_they_are_not_wanted(talker, environment):
     assert "5 prompt tokens" in terminal.shown
 
 
+def test_an_answer_cannot_command_the_terminal(talker):
+    arguments = ("run", "Hi", "-m", talker, "--max-tokens", 5, "--logit-bias", "27=1000", "--quiet")
+    with Terminal(*arguments) as terminal:
+        assert terminal.end() == 0
+    assert terminal.shown == "\ufffd" * 5 + "\r\n"
+    assert run(*arguments) == (0, "\x1b" * 5 + "\n", "")
+
+
 def test_a_narrow_window_has_one_part_per_line(talker):
     with Terminal("run", "Hi", "-m", talker, "--max-tokens", 20, columns=40) as terminal:
         assert terminal.end() == 0

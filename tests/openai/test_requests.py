@@ -176,13 +176,19 @@ def test_a_wrong_prompt_is_named(prompt):
     assert refusal(completion, prompt=prompt).field.startswith("prompt")
 
 
-def test_the_response_format_becomes_a_grammar():
+def test_the_response_format_becomes_structured_outputs():
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     wanted = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}}
-    assert chat(response_format={"type": "text"}).params.structured_outputs is None
-    assert chat(response_format={"type": "json_object"}).params.structured_outputs == {"json": {"type": "object"}}
-    assert chat(response_format=wanted).params.structured_outputs == {"json": schema}
-    assert chat(structured_outputs={"regex": "a+"}).params.structured_outputs == {"regex": "a+"}
+    for given, expected in (
+        ({"response_format": {"type": "text"}}, None),
+        ({"response_format": {"type": "json_object"}}, {"json": {"type": "object"}}),
+        ({"response_format": wanted}, {"json": schema}),
+        ({"structured_outputs": {"regex": "a+"}}, {"regex": "a+"}),
+        ({"structured_outputs": {"regex": "a+"}, "response_format": {"type": "text"}}, {"regex": "a+"}),
+    ):
+        for request in (chat(**given), completion(**given)):
+            made = SamplingParams(structured_outputs=expected)
+            assert request.params.structured_outputs == made.structured_outputs
     assert refusal(chat, response_format={"type": "xml"}).field == "response_format.type"
     assert refusal(chat, response_format={"type": "json_schema"}).field == "response_format.json_schema.schema"
     assert refusal(chat, response_format=wanted, structured_outputs={"regex": "a"}).field == "response_format"

@@ -38,18 +38,23 @@ def prompt_of(llm: LLM, messages: Sequence[Message], template: Mapping[str, Any]
     return chat_prompt(llm.tokenizer, messages, variables, llm.engine.states.max_model_len)[1]
 
 
+CONTROLS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+"""Characters with which a text could command a terminal → what is shown for them there."""
+
+
 class Printer:
     """Prints a text as it grows, each new part at once; with ``strip`` without white space around the whole."""
 
     def __init__(self, *, strip: bool) -> None:
         self._strip, self._shown = strip, ""
+        self._replaced = CONTROLS if sys.stdout.isatty() else {}
 
     def show(self, text: str) -> None:
         """Print what the text has more than before."""
         if self._strip:
             text = text.strip()
         if len(text) > len(self._shown):
-            sys.stdout.write(text[len(self._shown) :])
+            sys.stdout.write(text[len(self._shown) :].translate(self._replaced))
             sys.stdout.flush()
             self._shown = text
 

@@ -103,8 +103,10 @@ def _prompt_text(argument: str | None) -> str:
 def _print_all(output: RequestOutput, *, strip: bool) -> None:
     """Several completions, each below a line with its number."""
     for completion in output.outputs:
-        print(f"--- {completion.index + 1} of {len(output.outputs)} ---")
-        print(completion.text.strip() if strip else completion.text)
+        print(f"--- {completion.index + 1} of {len(output.outputs)} ---", flush=True)
+        printer = Printer(strip=strip)
+        printer.show(completion.text)
+        printer.end()
 
 
 def _as_json(llm: LLM, prompt: str, output: RequestOutput, tables: list[str]) -> dict[str, object]:

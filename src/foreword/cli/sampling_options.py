@@ -68,6 +68,10 @@ def _on_or_off(text: str) -> bool:
     return {"on": True, "true": True, "off": False, "false": False}[text.lower()]
 
 
+def _text_or_id(text: str) -> str | int:
+    return int(text) if text.isdecimal() else text
+
+
 def _token_ids(text: str) -> tuple[int, ...]:
     return tuple(map(int, text.split(",")))
 
@@ -84,7 +88,9 @@ _KINDS = {
     "float | None": Kind(float, "X"),
     "bool": Kind(_on_or_off, "on|off"),
     "str | Sequence[str]": Kind(str, "TEXT", is_list=True),
+    "str | int | None": Kind(_text_or_id, "TEXT|ID"),
     "Sequence[str]": Kind(str, "TEXT", is_list=True),
+    "Sequence[str] | None": Kind(str, "TEXT", is_list=True),
     "Sequence[int]": Kind(int, "ID", is_list=True),
     "Sequence[int] | None": Kind(int, "ID", is_list=True),
     "Sequence[Sequence[int]]": Kind(_token_ids, "ID,ID", is_list=True),
@@ -138,9 +144,9 @@ def _option(name: str, panel: str, default: Any) -> tuple[Any, object]:
 def _collected(name: str, value: Any) -> Any:
     """The value of a field from that of its option: Typer has read numbers, flags and texts."""
     kind = KINDS[name]
-    if not kind.is_list or value is None:
-        return value
-    return kind.collect(_read(name, item) if isinstance(item, str) else item for item in value) or None
+    if not kind.is_list:
+        return _read(name, value) if isinstance(value, str) else value
+    return kind.collect(_read(name, item) if isinstance(item, str) else item for item in value or ()) or None
 
 
 def _read(name: str, text: str) -> Any:
