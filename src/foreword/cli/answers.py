@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 from foreword import LLM, RequestOutput, SamplingParams
 from foreword.cli.terminal import Interrupt
@@ -16,7 +16,8 @@ REQUEST_ID = "answer"
 def answer(
     llm: LLM, prompt: str | Sequence[int], params: SamplingParams, interrupt: Interrupt
 ) -> Iterator[RequestOutput]:
-    """The state of a request at each new token, and in the end. RequestError if it cannot be served as given.
+    """The state of a request at each new token, and in the end: at least one output. RequestError if it cannot be
+    served as given.
 
     After an interrupt the last output has finish_reason "abort" and what there is. Closing the iterator ends the
     request.
@@ -43,26 +44,29 @@ CONTROLS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(cod
 
 
 class Printer:
-    """Prints a text as it grows, each new part at once; with ``strip`` without white space around the whole."""
+    """Prints a text as it grows, each new part at once, and ends its last line when ``with`` ends.
 
-    def __init__(self, *, strip: bool) -> None:
-        self._strip, self._shown = strip, ""
+    strip: without white space around the whole. is_shown: False: prints nothing.
+    """
+
+    def __init__(self, *, strip: bool, is_shown: bool = True) -> None:
+        self._strip, self._is_shown, self._shown = strip, is_shown, ""
         self._replaced = CONTROLS if sys.stdout.isatty() else {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._is_shown and (self._shown or kind is None) and not self._shown.endswith("\n"):
+            print(flush=True)
 
     def show(self, text: str) -> None:
         """Print what the text has more than before."""
         if self._strip:
             text = text.strip()
-        if len(text) > len(self._shown):
-            sys.stdout.write(text[len(self._shown) :].translate(self._replaced))
-            sys.stdout.flush()
+        if self._is_shown and len(text) > len(self._shown):
+            print(text[len(self._shown) :].translate(self._replaced), end="", flush=True)
             self._shown = text
-
-    def end(self) -> None:
-        """End the last line."""
-        if not self._shown.endswith("\n"):
-            sys.stdout.write("\n")
-        sys.stdout.flush()
 
 
 def timings(llm: LLM, output: RequestOutput) -> dict[str, float | int | None]:

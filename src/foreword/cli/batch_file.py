@@ -149,8 +149,10 @@ class Results:
         if sys.platform != "win32":
             try:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+            except BlockingIOError:
                 raise ConfigError(f"{path}: another process writes this file. Wait for it, or give another") from None
+            except OSError:  # a file system without locks
+                pass
 
     def _continue(self, path: Path) -> None:
         """Read what an earlier run wrote."""

@@ -131,8 +131,8 @@ class Chat:
 
     def _answer(self, messages: list[dict[str, Any]]) -> None:
         """Answer the last of the messages; they and the answer become the conversation, which otherwise stays."""
-        printer, output = Printer(strip=True), None
-        with Interrupt() as interrupt:
+        output = None
+        with Interrupt() as interrupt, Printer(strip=True) as printer:
             try:
                 prompt = prompt_of(self.llm, messages)
                 for output in answer(self.llm, prompt, self.params, interrupt):
@@ -143,7 +143,6 @@ class Chat:
                 reason, fix = f"does not fit: {error.reason}", "Use /undo or /clear, or start with --max-model-len."
                 raise RequestError(None, "conversation", f"{len(messages)} messages", reason, fix) from None
         assert output is not None
-        printer.end()
         self._before = [] if self._last is None else self._last.prompt_token_ids + self._last.outputs[0].token_ids
         self._last = output
         if output.error is not None:

@@ -61,16 +61,12 @@ def run(
     messages = [{"role": "system", "content": system}] if system is not None else []
     given = text if is_text else prompt_of(llm, [*messages, {"role": "user", "content": text}])
     shows_text = not as_json and params.n == 1
-    printer = Printer(strip=not is_text)
-    with Interrupt() as interrupt:
+    with Interrupt() as interrupt, Printer(strip=not is_text, is_shown=shows_text) as printer:
         for output in answer(llm, given, params, interrupt):
-            if shows_text:
-                printer.show(output.outputs[0].text)
+            printer.show(output.outputs[0].text)
     if as_json:
         print(json.dumps(_as_json(llm, text, output, inspector.shown)))
-    elif shows_text:
-        printer.end()
-    else:
+    elif not shows_text:
         _print_all(output, strip=not is_text)
     if output.error is not None:
         raise output.error
@@ -103,10 +99,9 @@ def _prompt_text(argument: str | None) -> str:
 def _print_all(output: RequestOutput, *, strip: bool) -> None:
     """Several completions, each below a line with its number."""
     for completion in output.outputs:
-        print(f"--- {completion.index + 1} of {len(output.outputs)} ---", flush=True)
-        printer = Printer(strip=strip)
-        printer.show(completion.text)
-        printer.end()
+        print(f"--- {completion.index + 1} of {len(output.outputs)} ---")
+        with Printer(strip=strip) as printer:
+            printer.show(completion.text)
 
 
 def _as_json(llm: LLM, prompt: str, output: RequestOutput, tables: list[str]) -> dict[str, object]:
