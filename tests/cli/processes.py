@@ -49,6 +49,7 @@ class Terminal:
         self.process = start(*arguments, program=ON_TERMINAL, start_new_session=True, **every)
         os.close(slave)
         self.shown = ""
+        self._prompted = 0  # up to where prompts were answered
 
     def __enter__(self) -> Terminal:
         return self
@@ -61,6 +62,12 @@ class Terminal:
 
     def send(self, text: str) -> None:
         os.write(self._master, text.encode())
+
+    def answer_prompt(self, text: str) -> None:
+        """Wait for the next prompt of a chat and type a text; typed earlier, Ctrl-D would be lost."""
+        self.read_until(">>> ", after=self._prompted)
+        self._prompted = self.plain.index(">>> ", self._prompted) + 1
+        self.send(text)
 
     def read_until(self, wanted: str, after: int = 0) -> str:
         """What is shown when the pattern is found in it, past the first ``after`` characters."""

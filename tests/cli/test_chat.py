@@ -110,8 +110,8 @@ def test_an_error_ends_a_pipe_and_not_a_terminal(talker, expected, line, message
     assert message in error
     if len(line) < 100:
         with Terminal("chat", "-m", talker, *SHORT, columns=200) as terminal:
-            terminal.read_until(">>> ")
-            terminal.send(f"{line}\nHi\n\x04")
+            for text in (f"{line}\n", "Hi\n", "\x04"):
+                terminal.answer_prompt(text)
             assert terminal.end() == 0
         assert message in terminal.plain
         assert expected("Hi")[0] in terminal.plain
@@ -124,38 +124,34 @@ def test_a_conversation_that_is_full_says_so_and_stays(talker):
     assert "does not fit" in shown[2]
     assert "/undo or /clear" in shown[2]
     with Terminal("chat", "-m", talker, "--max-model-len", "64", "--max-tokens", "30", columns=200) as terminal:
-        terminal.read_until(">>> ")
-        terminal.send(f"Hi\nHow are you\n{'x' * 20}\n/undo\nHi\n\x04")
+        for text in ("Hi\n", "How are you\n", "x" * 20 + "\n", "/undo\n", "Hi\n", "\x04"):
+            terminal.answer_prompt(text)
         assert terminal.end() == 0
     assert terminal.plain.index("does not fit") < terminal.plain.index("removed: How are you")
 
 
 def test_a_turn_tells_its_speed_and_what_was_reused(talker):
     with Terminal("chat", "-m", talker, *SHORT, columns=120) as terminal:
-        terminal.read_until(">>> ")
-        terminal.send("Hi\n")
-        at = len(terminal.read_until("5 prompt tokens, .*20 output tokens, .*\n"))
-        terminal.send("you\n")
-        terminal.read_until(r"32 prompt tokens \(24 reused\), .*20 output tokens, ", after=at)
-        terminal.send("\x04")
+        for text in ("Hi\n", "you\n", "\x04"):
+            terminal.answer_prompt(text)
         assert terminal.end() == 0
     assert "/help lists the commands" in terminal.plain
+    assert re.search(
+        r"\n5 prompt tokens, .* · 20 output tokens, .*\n(.*\n)+32 prompt tokens \(24 reused\), .* · 20 output tokens, ",
+        terminal.plain.replace("\r", ""),
+    )
 
 
 def test_ctrl_c_ends_the_answer_and_keeps_its_beginning(talker, expected, tmp_path):
     path = tmp_path / "talk.json"
     with Terminal("chat", "-m", talker, *ENDLESS, columns=200) as terminal:
-        terminal.read_until(">>> ")
-        terminal.send("Hi\n")
-        at = len(terminal.read_until("[a-z]{40}"))
+        terminal.answer_prompt("Hi\n")
+        terminal.read_until("[a-z]{40}")
         terminal.send("\x03")
-        terminal.read_until("interrupted", after=at - 40)
-        terminal.send(f"/save {path}\n")
-        terminal.read_until("saved 2 messages", after=at)
-        terminal.send("\x03")
-        terminal.read_until("Ctrl-C again", after=at)
-        terminal.send("\x03")
+        for text in (f"/save {path}\n", "\x03", "\x03"):
+            terminal.answer_prompt(text)
         assert terminal.end() == 130
+    assert re.search("interrupted.*saved 2 messages.*Ctrl-C again", terminal.plain, re.S)
     (_, answer) = (message["content"] for message in json.loads(path.read_text()))
     assert len(answer) >= 40
     assert answer == expected("Hi", max_tokens=len(answer))[0]
@@ -165,12 +161,8 @@ def test_ctrl_c_ends_the_answer_and_keeps_its_beginning(talker, expected, tmp_pa
 def test_a_line_can_be_edited_and_recalled(talker, expected):
     pytest.importorskip("readline")
     with Terminal("chat", "-m", talker, *SHORT) as terminal:
-        terminal.read_until(">>> ")
-        terminal.send("Ho\x7fi\n")
-        at = len(terminal.read_until(r"prompt tokens[^>]*>>> "))
-        terminal.send("/undo\n")
-        terminal.read_until("removed: Hi", after=at)
-        terminal.send("\x1b[A\x1b[A\n")  # up, twice: the message again
-        terminal.read_until(expected("Hi")[0], after=at)
-        terminal.send("\x04")
+        for text in ("Ho\x7fi\n", "/undo\n", "\x1b[A\x1b[A\n", "\x04"):  # up, twice: the message again
+            terminal.answer_prompt(text)
         assert terminal.end() == 0
+    assert terminal.plain.count(expected("Hi")[0]) == 2
+    assert "removed: Hi" in terminal.plain
