@@ -36,6 +36,8 @@ FREE = {
         "--seed": ["-1"],
         "--top-k": ["9" * 20],
         "--max-tokens": ["9" * 20],
+        "--top-n-sigma": ["-1"],
+        "--dry-range": ["-1"],
         "--presence-penalty": ["-1"],
         "--frequency-penalty": ["-1"],
         # The engine limits these by its own size.

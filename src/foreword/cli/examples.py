@@ -31,6 +31,9 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "models": ("foreword models list", "foreword models pull smollm2"),
     "models list": ("foreword models list", "foreword models list --json"),
     "models pull": ("foreword models pull smollm2",),
+    "models rm": ("foreword models rm smollm2",),
+    "models info": ("foreword models info smollm2",),
+    "doctor": ("foreword doctor", "foreword doctor --quick"),
     "bench": ("foreword bench host", "foreword bench latency --model smollm2"),
     "bench host": ("foreword bench host --steps 100", "foreword bench host --engine"),
     "bench throughput": ("foreword bench throughput --workloads W2,W3",),
@@ -39,6 +42,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "bench startup": ("foreword bench startup",),
     "bench speculation": ("foreword bench speculation",),
     "bench overlap": ("foreword bench overlap --at-once 1,8",),
+    "bench sampling": ("foreword bench sampling --json",),
     "bench kernels": ("foreword bench kernels --json",),
 }
 """Words of a command → command lines."""
