@@ -28,7 +28,11 @@ LAYERS = {
     "engine": {"batch", "cache", "scheduler", "models", "messages", "sampling", "executors", "structured"},
     "insight": {"batch", "cache", "scheduler", "models", "messages", "sampling", "executors", "engine"},
     "bench": {"batch", "cache", "scheduler", "models", "messages", "sampling", "executors", "engine"},
-    "cli": {"batch", "cache", "scheduler", "models", "messages", "sampling", "executors", "engine", "insight", "bench"},
+    "openai": {"batch", "sampling", "engine", "messages"},
+    "cli": {
+        "batch", "cache", "scheduler", "models", "messages", "sampling", "executors", "engine", "insight", "bench",
+        "openai",
+    },  # fmt: skip
 }
 """Package → the packages that it may import (docs/architecture.md)."""
 

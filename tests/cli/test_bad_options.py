@@ -20,6 +20,8 @@ from foreword.cli.app import COMMANDS, app
 
 WORKS = {
     "run": ["Hi", "--model", "none.gguf"],
+    "chat": ["--model", "none.gguf"],
+    "batch": ["trace.jsonl", "out.jsonl", "--model", "none.gguf"],
     "calibrate": ["none.gguf"],
     "simulate": ["--trace", "trace.jsonl"],
     "bench speculation": ["--model", "none.gguf"],
@@ -27,7 +29,25 @@ WORKS = {
 }
 """Arguments that each command needs, with a model that does not exist: what passes the checks ends at the model."""
 
-FREE = {("run", "--seed", "-1"), ("run", "--top-k", "9" * 20)}
+FREE = {
+    (command, option, value)
+    for command in ("run", "chat")
+    for option, values in {
+        "--seed": ["-1"],
+        "--top-k": ["9" * 20],
+        "--max-tokens": ["9" * 20],
+        "--top-n-sigma": ["-1"],
+        "--dry-range": ["-1"],
+        "--presence-penalty": ["-1"],
+        "--frequency-penalty": ["-1"],
+        # The engine limits these by its own size.
+        "--n": ["9" * 20],
+        "--best-of": ["9" * 20],
+        "--logprobs": ["-1", "9" * 20],
+        "--prompt-logprobs": ["-1", "9" * 20],
+    }.items()
+    for value in values
+}
 """Values that are valid after all."""
 
 
@@ -88,7 +108,7 @@ def test_every_command_with_numbers_is_tried():
         "kernels",
         "sampling",
     )
-    others = {"run", "explain", "simulate", "calibrate", "doctor"}
+    others = {"run", "chat", "batch", "explain", "simulate", "calibrate", "doctor"}
     assert {words for words, _, _ in numbers()} == {f"bench {name}" for name in benchmarks} | others
 
 
@@ -110,7 +130,14 @@ def test_a_number_out_of_range_is_refused_with_the_name_of_its_option(run, tmp_p
     [
         *(
             [*command, "--model", model]
-            for command in (["run", "Hi"], ["bench", "latency"], ["bench", "speculation"], ["bench", "overlap"])
+            for command in (
+                ["run", "Hi"],
+                ["chat"],
+                ["batch", "trace.jsonl", "-"],
+                ["bench", "latency"],
+                ["bench", "speculation"],
+                ["bench", "overlap"],
+            )
             for model in (
                 "",
                 ".",

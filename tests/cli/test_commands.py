@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shlex
 import subprocess
 import sys
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from foreword.cli.app import COMMANDS, app
+from foreword.cli.chat import COMMANDS as CHAT_COMMANDS
+from foreword.cli.examples import EXAMPLES
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -25,6 +31,82 @@ def test_every_command_shows_its_help_and_its_full_name(arguments):
     result = CliRunner().invoke(app, [*arguments, "--help"])
     assert result.exit_code == 0
     assert f"{' '.join(arguments)} [OPTIONS]" in result.output
+
+
+def commands(root):
+    """Words of a command → its Click command, of every command and group."""
+    found = {"": root}
+    for name in COMMANDS:
+        context = root.commands[name].make_context(name, [], resilient_parsing=True)
+        found[name] = context.command
+        found |= {f"{name} {word}": part for word, part in getattr(context.command, "commands", {}).items()}
+    return found
+
+
+FOREWORD = typer.main.get_command(app)
+
+
+def parse(line: str) -> str:
+    """The words of the command in a line of a shell, whose options are all understood."""
+    program, *rest = shlex.split(line.rpartition(" | ")[2].partition(" < ")[0])
+    assert program == "foreword"
+    context, command, words = FOREWORD.make_context("foreword", list(rest)), FOREWORD, []
+    while hasattr(command, "resolve_command"):
+        name, command, rest = command.resolve_command(context, rest)
+        context = command.make_context(name, rest, parent=context)
+        command, words = context.command, [*words, name]
+        rest = [*context._protected_args, *context.args]
+    assert not rest, line
+    return " ".join(words)
+
+
+def test_every_command_has_examples_and_every_example_is_a_command():
+    assert set(EXAMPLES) == set(commands(FOREWORD))
+    for words, lines in EXAMPLES.items():
+        for line in lines:
+            assert parse(line).startswith(words), line
+
+
+def test_every_command_line_of_the_page_is_a_command():
+    page = (Path(__file__).parents[2] / "docs" / "command-line.md").read_text()
+    lines = [line for line in page.splitlines() if re.match(r"foreword |[^|`]* \| foreword ", line)]
+    assert {parse(line) for line in lines} == {"run", "chat", "batch"}
+
+
+def test_the_page_has_every_command_of_the_chat():
+    page = (Path(__file__).parents[2] / "docs" / "command-line.md").read_text()
+    assert set(re.findall(r"`/([a-z]+)", page)) >= {*CHAT_COMMANDS, "exit"}
+
+
+@pytest.mark.parametrize("words", sorted(EXAMPLES))
+def test_help_ends_with_the_examples_within_80_columns(words):
+    shown = CliRunner().invoke(app, [*words.split(), "--help"], env={"COLUMNS": "80"}).output
+    lines = [line.rstrip() for line in shown.splitlines()]
+    assert max(map(len, lines)) <= 80
+    at = lines.index(" Examples:")
+    assert [line.strip() for line in lines[at + 1 :] if line] == list(EXAMPLES[words])
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("foreword r", "run"),
+        ("foreword run --temp", "--temperature"),
+        ("foreword run -m smol", "smollm2"),
+        ("foreword bench h", "host"),
+    ],
+)
+def test_a_shell_completes_commands_options_and_models(typed, expected):
+    environment = {
+        "COMP_WORDS": typed,
+        "COMP_CWORD": str(len(typed.split()) - 1),
+        "_FOREWORD_COMPLETE": "complete_bash",
+    }
+    code = "import sys; sys.argv = ['foreword']; from foreword.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout.split(), done.stderr) == (0, [expected], "")
 
 
 def test_the_list_is_shown_without_numpy():

@@ -10,10 +10,13 @@ import typer
 from typer.core import TyperCommand
 
 from foreword import __version__
+from foreword.cli.examples import epilog
 from foreword.errors import ForewordError
 
 COMMANDS = {
     "run": "Generate an answer with a real model on this machine's CPU.",
+    "chat": "Talk with a model; it remembers the conversation.",
+    "batch": "Answer a file of requests in OpenAI's batch format.",
     "explain": "Show what a step prepares: which tokens, at which positions, from which rows, into which slots.",
     "simulate": "Predict latencies, preemptions, cache hits and memory use of a recorded load, per policy.",
     "calibrate": "Time real steps of many shapes, fit a linear cost model and save it.",
@@ -29,7 +32,7 @@ app = typer.Typer(
     help="What comes before the forward pass of an LLM, and a small engine around it.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
+    epilog=epilog(""),
 )
 
 
@@ -46,7 +49,11 @@ class _LazyCommand(TyperCommand):
             single = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
             single.command(name)(command)
             command = single
-        return typer.main.get_command(command).make_context(info_name, args, parent, **extra)
+        real = typer.main.get_command(command)
+        real.epilog = epilog(name)
+        for word, part in getattr(real, "commands", {}).items():
+            part.epilog = epilog(f"{name} {word}")
+        return real.make_context(info_name, args, parent, **extra)
 
 
 for _name, _help in COMMANDS.items():

@@ -4,69 +4,129 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
+import time
 from typing import Annotated
 
 import typer
 
-from foreword import LLM, SamplingParams
-from foreword.cli.options import Model
+from foreword import LLM, RequestOutput, SamplingParams
+from foreword.cli.answers import Printer, answer, prompt_of, summary, timings
+from foreword.cli.options import ENGINE, EngineOptions, grouped
+from foreword.cli.sampling_options import sampling_options
+from foreword.cli.terminal import Interrupt, has_input, note, read_input
+from foreword.errors import ConfigError, RequestError
 from foreword.executors.native import NativeExecutor
 from foreword.insight.steps import StepInspector
+from foreword.sampling import TokenLogprobs
 
 
+@grouped(engine=ENGINE, params=sampling_options())
 def run(
-    prompt: Annotated[str, typer.Argument(help="The prompt, or with --raw the text to continue.")],
-    model: Model = "smollm2",
-    max_tokens: Annotated[
-        int, typer.Option(min=1, max=2**24, help="Maximum number of tokens. The default of the Python API is 16.")
-    ] = 128,
-    temperature: Annotated[float, typer.Option(help="0 is greedy. The default of the Python API is 1.")] = 0.0,
-    top_p: Annotated[float, typer.Option(help="Sample from the most likely tokens with this total probability.")] = 1.0,
-    top_k: Annotated[int, typer.Option(help="Sample from this many most likely tokens; 0: all.")] = 0,
-    seed: Annotated[int | None, typer.Option(help="Seed of the sampler: equal seeds give equal answers.")] = None,
-    json_schema: Annotated[
-        Path | None, typer.Option(exists=True, dir_okay=False, help="A JSON schema that the answer follows.")
+    prompt: Annotated[
+        str | None,
+        typer.Argument(metavar="PROMPT", help="The prompt. Standard input follows it; -: only that."),
     ] = None,
+    system: Annotated[str | None, typer.Option(metavar="TEXT", help="The system prompt.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt without a chat template.")] = False,
     show_steps: Annotated[
-        bool, typer.Option("--explain", help="Show the tables of the first steps, and the memory in use.")
+        bool, typer.Option("--explain", help="Show the first steps' tables, and the memory.")
     ] = False,
-    steps: Annotated[int, typer.Option(min=1, max=2**20, help="Number of steps that --explain shows.")] = 2,
+    steps: Annotated[
+        int, typer.Option(min=1, max=2**20, metavar="N", help="Number of steps that --explain shows.")
+    ] = 2,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No line about the speed.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="That line also without a terminal.")] = False,
+    *,
+    engine: EngineOptions,
+    params: SamplingParams,
 ) -> None:
-    """Generate an answer with a real model on this machine's CPU."""
-    params = SamplingParams(
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        seed=seed,
-        structured_outputs=None if json_schema is None else {"json": json_schema.read_text(errors="replace")},
-    )
-    params.check()  # before the model is loaded
-    llm = LLM(model)
+    """Generate an answer with a real model on this machine's CPU.
+
+    The answer is shown as it is generated; Ctrl-C ends it, with exit status 130.
+    """
+    text = _prompt_text(prompt)
+    started = time.perf_counter()
+    llm = LLM(engine.model, seed=None, **engine.settings)
+    loaded = time.perf_counter() - started
     inspector = StepInspector(steps)
     if show_steps:
         if isinstance(llm.engine.executor, NativeExecutor):
             print(llm.engine.executor.memory_report(), file=sys.stderr)
         llm.engine.observers.add(inspector)
-    if raw or not llm.tokenizer.has_chat_template:
-        output = llm.generate(prompt, params, progress=False)[0]
-    else:
-        output = llm.chat([{"role": "user", "content": prompt}], params, progress=False)[0]
-    answer = output.outputs[0]
+    is_text = raw or not llm.tokenizer.has_chat_template
+    if is_text and system is not None:
+        reason = "--raw is given" if raw else f"model {engine.model!r:.80} has no chat template"
+        raise ConfigError(f"--system: {reason}, and it needs one. Leave it out, or write it into the prompt")
+    messages = [{"role": "system", "content": system}] if system is not None else []
+    given = text if is_text else prompt_of(llm, [*messages, {"role": "user", "content": text}])
+    shows_text = not as_json and params.n == 1
+    with Interrupt() as interrupt, Printer(strip=not is_text, is_shown=shows_text) as printer:
+        for output in answer(llm, given, params, interrupt):
+            printer.show(output.outputs[0].text)
     if as_json:
-        result = {
-            "prompt": prompt,
-            "prompt_token_ids": list(output.prompt_token_ids),
-            "text": answer.text,
-            "token_ids": list(answer.token_ids),
-            "finish_reason": str(answer.finish_reason),
-            "steps": inspector.shown,
+        print(json.dumps(_as_json(llm, text, output, inspector.shown)))
+    elif not shows_text:
+        _print_all(output, strip=not is_text)
+    if output.error is not None:
+        raise output.error
+    if verbose or (sys.stderr.isatty() and sys.stdout.isatty() and not as_json and not quiet):
+        note(*summary(llm, output))
+    if verbose:
+        note(f"loaded in {loaded:.2f} s", output.metrics.cache_report)
+    if not as_json:
+        for table in inspector.shown:
+            print("\n" + table)
+    if interrupt.pressed:
+        raise typer.Exit(130)
+
+
+def _prompt_text(argument: str | None) -> str:
+    """The prompt: the argument, standard input, or both, one after the other."""
+    typed = [] if argument in (None, "-") else [argument]
+    if argument == "-" or has_input():
+        typed.append(read_input())
+    elif argument is None:
+        raise typer.BadParameter(
+            "give it as an argument or on standard input; `foreword chat` is for conversations.", param_hint="PROMPT"
+        )
+    text = "\n\n".join(part for part in typed if part)
+    if not text.strip():
+        raise RequestError(None, "prompt", text, "is empty", "Give a text.")
+    return text
+
+
+def _print_all(output: RequestOutput, *, strip: bool) -> None:
+    """Several completions, each below a line with its number."""
+    for completion in output.outputs:
+        print(f"--- {completion.index + 1} of {len(output.outputs)} ---")
+        with Printer(strip=strip) as printer:
+            printer.show(completion.text)
+
+
+def _as_json(llm: LLM, prompt: str, output: RequestOutput, tables: list[str]) -> dict[str, object]:
+    """The result for programs. The keys text, token_ids and finish_reason are those of the first completion."""
+    completions = [
+        {
+            "text": completion.text,
+            "token_ids": list(completion.token_ids),
+            "finish_reason": str(completion.finish_reason),
+            "stop_reason": completion.stop_reason,
+            "logprobs": None if completion.logprobs is None else list(map(_values, completion.logprobs)),
         }
-        print(json.dumps(result))
-        return
-    print(answer.text.strip())
-    for text in inspector.shown:
-        print("\n" + text)
+        for completion in output.outputs
+    ]
+    of_prompt = output.prompt_logprobs
+    return {
+        "prompt": prompt,
+        "prompt_token_ids": list(output.prompt_token_ids),
+        **completions[0],
+        "completions": completions,
+        "prompt_logprobs": None if of_prompt is None else [e and _values(e) for e in of_prompt],
+        "timings": timings(llm, output),
+        "steps": tables,
+    }
+
+
+def _values(entry: TokenLogprobs) -> dict[int, float]:
+    return {token: found.logprob for token, found in entry.items()}

@@ -89,7 +89,7 @@ class LLM:
         """Complete one prompt or many, in one list in the order given.
 
         prompts: a text, token ids, or a list of either. sampling_params: one for all, or one per prompt; None:
-        the defaults, temperature 1 and 16 tokens (those of `foreword run` are 0 and 128). progress: a bar on standard
+        the defaults, temperature 1 and 16 tokens (those of `foreword run` are 0 and 1024). progress: a bar on standard
         error; None: if that is a terminal.
 
         RequestError for a prompt or parameter that cannot be served, with its index in the list, before any request

@@ -1,0 +1,122 @@
+"""An answer while it is generated: its outputs, its text as it grows, and its speed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Self
+
+from foreword import LLM, RequestOutput, SamplingParams
+from foreword.cli.terminal import Interrupt
+from foreword.engine.llm import Message, chat_prompt
+
+REQUEST_ID = "answer"
+
+
+def answer(
+    llm: LLM, prompt: str | Sequence[int], params: SamplingParams, interrupt: Interrupt
+) -> Iterator[RequestOutput]:
+    """The state of a request at each new token, and in the end: at least one output. RequestError if it cannot be
+    served as given.
+
+    After an interrupt the last output has finish_reason "abort" and what there is. Closing the iterator ends the
+    request.
+    """
+    engine = llm.engine
+    engine.add_request(REQUEST_ID, prompt, params, stream=True)
+    try:
+        while REQUEST_ID in engine and not interrupt.pressed:
+            yield from engine.step()
+    finally:
+        ended = engine.abort(REQUEST_ID)
+    if ended is not None:
+        yield ended
+
+
+def prompt_of(llm: LLM, messages: Sequence[Message], template: Mapping[str, Any] | None = None) -> list[int]:
+    """The token ids of a conversation, through the model's chat template with these variables."""
+    variables = {"add_generation_prompt": True} if template is None else template
+    return chat_prompt(llm.tokenizer, messages, variables, llm.engine.states.max_model_len)[1]
+
+
+CONTROLS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+"""Characters with which a text could command a terminal → what is shown for them there."""
+
+
+class Printer:
+    """Prints a text as it grows, each new part at once, and ends its last line when ``with`` ends.
+
+    strip: without white space around the whole. is_shown: False: prints nothing.
+    """
+
+    def __init__(self, *, strip: bool, is_shown: bool = True) -> None:
+        self._strip, self._is_shown, self._shown = strip, is_shown, ""
+        self._replaced = CONTROLS if sys.stdout.isatty() else {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._is_shown and (self._shown or kind is None) and not self._shown.endswith("\n"):
+            print(flush=True)
+
+    def show(self, text: str) -> None:
+        """Print what the text has more than before."""
+        if self._strip:
+            text = text.strip()
+        if self._is_shown and len(text) > len(self._shown):
+            print(text[len(self._shown) :].translate(self._replaced), end="", flush=True)
+            self._shown = text
+
+
+def timings(llm: LLM, output: RequestOutput) -> dict[str, float | int | None]:
+    """Numbers of tokens, and speeds in tokens per second: of the prompt tokens that were computed, up to the first
+    output token; and of the output tokens after the first. None where nothing was measured.
+    """
+    metrics = output.metrics
+    num_prompt, num_output = len(output.prompt_token_ids), sum(len(c.token_ids) for c in output.outputs)
+    first, decoding = metrics.time_to_first_token, None
+    if metrics.first_token_time is not None:
+        decoding = (metrics.finished_time or llm.engine.clock()) - metrics.first_token_time
+    num_later = num_output - len(output.outputs)
+    return {
+        "num_prompt_tokens": num_prompt,
+        "num_cached_tokens": metrics.num_cached_tokens,
+        "num_output_tokens": num_output,
+        "time_to_first_token": first,
+        "prompt_tokens_per_second": (num_prompt - metrics.num_cached_tokens) / first if first else None,
+        "output_tokens_per_second": num_later / decoding if decoding and num_later > 0 else None,
+    }
+
+
+def summary(llm: LLM, output: RequestOutput) -> list[str]:
+    """The same in words, and why the answer ended if the model did not end it."""
+    measured = timings(llm, output)
+
+    def speed(name: str) -> str:
+        value = measured[f"{name}_tokens_per_second"]
+        return "" if value is None else f", {value:.1f}/s"
+
+    cached, first = measured["num_cached_tokens"], measured["time_to_first_token"]
+    reused = f" ({cached} reused)" if cached else ""
+    parts = [
+        f"{measured['num_prompt_tokens']} prompt tokens{reused}{speed('prompt')}",
+        f"{measured['num_output_tokens']} output tokens{speed('output')}",
+    ]
+    if first is not None:
+        parts.append(f"first after {first:.2f} s")
+    return parts + endings(llm, output)
+
+
+def endings(llm: LLM, output: RequestOutput) -> list[str]:
+    """Why completions ended before the model ended them."""
+    found = []
+    reasons = {completion.finish_reason for completion in output.outputs}
+    longest = max(len(completion.token_ids) for completion in output.outputs)
+    if "length" in reasons:
+        is_full = len(output.prompt_token_ids) + longest >= llm.engine.states.max_model_len
+        limit = f"max_model_len = {llm.engine.states.max_model_len}" if is_full else f"max_tokens = {longest}"
+        found.append(f"stopped at {limit}")
+    if "abort" in reasons:
+        found.append("interrupted")
+    return found

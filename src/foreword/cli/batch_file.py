@@ -1,0 +1,184 @@
+"""OpenAI's batch files: lines of requests in, and lines of results out, which a later run continues."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Self
+
+from foreword.errors import ConfigError, ForewordError
+from foreword.jsonfile import parse_object
+
+if sys.platform != "win32":
+    import fcntl
+
+Record = dict[str, Any]
+"""A line of the output: id, custom_id, response, error."""
+
+URLS = ("/v1/chat/completions", "/v1/completions")
+FIELDS = ("custom_id", "method", "url", "body")
+SYNC_SECONDS = 5.0
+_BEGINNING = b'{"id": "batch_req_'
+
+
+class LineError(ForewordError, ValueError):
+    """A line that is no request. code: for programs. custom_id: if the line has a usable one."""
+
+    def __init__(self, code: str, message: str, custom_id: str | None = None) -> None:
+        self.code, self.custom_id = code, custom_id
+        super().__init__(message)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLine:
+    """A line of the input, numbered from 1: a request, or the reason why it is none."""
+
+    number: int
+    custom_id: str | None
+    url: str = ""
+    body: object = None
+    error: LineError | None = None
+
+    @property
+    def key(self) -> str:
+        """What an earlier run is recognised by: its custom_id, or the number of a line that is no request."""
+        return f"line {self.number}" if self.error is not None else f"id {self.custom_id}"
+
+    def record(self, response: Record | None, error: Record | None) -> Record:
+        return {"id": f"batch_req_{self.number}", "custom_id": self.custom_id, "response": response, "error": error}
+
+
+def batch_lines(file: Iterable[bytes]) -> Iterator[BatchLine]:
+    """The lines of a batch file, read one by one; empty ones are skipped. The custom_id of a request is its first."""
+    seen: set[str] = set()
+    for number, text in enumerate(file, 1):
+        if not text.strip():
+            continue
+        try:
+            line = _read(number, text)
+            if line.custom_id in seen:
+                message = (
+                    f"line {number}: custom_id {line.custom_id!r:.80} is that of an earlier line. Give each its own"
+                )
+                raise LineError("duplicate_custom_id", message, line.custom_id)
+        except LineError as error:
+            yield BatchLine(number, error.custom_id, error=error)
+            continue
+        seen.add(str(line.custom_id))
+        yield line
+
+
+def _read(number: int, text: bytes) -> BatchLine:
+    """The request of a line, whose body is not looked at. LineError if it is none."""
+    try:
+        given = parse_object(text, f"line {number}", ConfigError)
+    except ConfigError as error:
+        raise LineError("invalid_json", str(error)) from None
+    custom_id = given.get("custom_id")
+    if not isinstance(custom_id, str) or not custom_id:
+        message = f"line {number}: custom_id = {custom_id!r:.80}: expected a string. Give each line its own"
+        raise LineError("invalid_custom_id", message)
+    for name, value, expected in (
+        *((name, given[name], None) for name in given.keys() - set(FIELDS)),
+        ("method", given.get("method"), ("POST",)),
+        ("url", given.get("url"), URLS),
+    ):
+        if expected is None or value not in expected:
+            fix = "unknown field. Leave it out" if expected is None else f"must be {' or '.join(expected)}"
+            raise LineError("invalid_request", f"line {number}: {name} = {value!r:.80}: {fix}", custom_id)
+    return BatchLine(number, custom_id, str(given["url"]), given.get("body"))
+
+
+class Results:
+    """The output of a batch: a file to which each result is appended as a whole line, or standard output for "-".
+
+    An existing file is continued: `done` has the keys of its lines, and a last line that was cut off is removed. The
+    file is locked against a second writer. ConfigError for a file that cannot be written or has other lines.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.done: set[str] = set()
+        self.num_errors = 0  # lines with an error or a status other than 200
+        self._synced, self._is_regular = time.monotonic(), False
+        if name == "-":
+            self._file: IO[bytes] = sys.stdout.buffer
+            return
+        path = Path(name)
+        try:
+            self._file = path.open("ab")
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{path}: cannot be written ({getattr(error, 'strerror', None) or error})") from None
+        self._is_regular = stat.S_ISREG(os.fstat(self._file.fileno()).st_mode)
+        if self._is_regular:
+            try:
+                self._lock(path)
+                self._continue(path)
+            except BaseException:
+                self._file.close()
+                raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._is_regular:
+            os.fsync(self._file.fileno())
+        if self._file is not sys.stdout.buffer:
+            self._file.close()
+
+    def write(self, record: Record) -> None:
+        """Append a result. It survives the end of this process; every few seconds, also that of the machine."""
+        self._count(record)
+        self._file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
+        self._file.flush()
+        if self._is_regular and time.monotonic() - self._synced > SYNC_SECONDS:
+            os.fsync(self._file.fileno())
+            self._synced = time.monotonic()
+
+    def _count(self, record: Record) -> None:
+        response = record["response"]
+        self.num_errors += response is None or response["status_code"] != 200
+
+    def _lock(self, path: Path) -> None:
+        if sys.platform != "win32":
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ConfigError(f"{path}: another process writes this file. Wait for it, or give another") from None
+            except OSError:  # a file system without locks
+                pass
+
+    def _continue(self, path: Path) -> None:
+        """Read what an earlier run wrote."""
+        end = 0
+        with path.open("rb") as written:
+            for number, text in enumerate(written, 1):
+                beginning = text.rstrip(b"\0")[: len(_BEGINNING)]
+                if not text.endswith(b"\n") and _BEGINNING.startswith(beginning):
+                    self._file.truncate(end)
+                    break
+                record = _result(text, f"{path}: line {number}")
+                self.done.add(
+                    f"id {record['custom_id']}" if record["response"] else f"line {record['id'].rpartition('_')[2]}"
+                )
+                self._count(record)
+                end += len(text)
+
+
+def _result(text: bytes, source: str) -> Record:
+    """A line that `Results.write` wrote. ConfigError for any other, so that no other file is appended to."""
+    record = parse_object(text, source, ConfigError)
+    if (
+        list(record) != ["id", "custom_id", "response", "error"]
+        or not isinstance(record["id"], str)
+        or (record["response"] is not None and not isinstance(record["response"], dict))
+        or (record["response"] is not None and "status_code" not in record["response"])
+    ):
+        raise ConfigError(f"{source}: is no result of a batch. Give another output file")
+    return record

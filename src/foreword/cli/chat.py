@@ -1,0 +1,279 @@
+"""`foreword chat`: a conversation in the terminal, or one message per line through a pipe."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from itertools import takewhile
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+from foreword import LLM, RequestOutput, SamplingParams
+from foreword.cli.answers import Printer, answer, endings, prompt_of, summary
+from foreword.cli.chat_input import Command, Message, read, unknown
+from foreword.cli.conversation import Conversation
+from foreword.cli.options import ENGINE, EngineOptions, grouped
+from foreword.cli.sampling_options import FIELDS, OF_ONE_PROMPT, sampling_options, setting
+from foreword.cli.terminal import Interrupt, note
+from foreword.engine import EngineMetrics
+from foreword.errors import ConfigError, ForewordError, RequestError
+
+with suppress(ImportError):  # not part of every Python
+    import readline  # noqa: F401  (gives `input` line editing and a history)
+
+TOO_LONG = ("prompt", "prompt_token_ids")  # fields of the errors for a prompt that does not fit
+
+
+@grouped(engine=ENGINE, params=sampling_options(without=OF_ONE_PROMPT))
+def chat(
+    system: Annotated[str | None, typer.Option(metavar="TEXT", help="The system prompt.")] = None,
+    load: Annotated[Path | None, typer.Option(metavar="FILE", help="A conversation that /save wrote.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No lines about the speed.")] = False,
+    *,
+    engine: EngineOptions,
+    params: SamplingParams,
+) -> None:
+    """Talk with a model; it remembers the conversation.
+
+    /help lists the commands of the chat. Ctrl-C ends an answer, and at the prompt, pressed twice, the chat, as Ctrl-D
+    does. Through a pipe each line is a message, and an error ends the chat.
+    """
+    conversation = Conversation()
+    if load is not None:
+        conversation.load(load)
+    if system is not None:
+        conversation.system = system
+    Chat(engine, params, conversation, is_terminal=sys.stdin.isatty(), quiet=quiet).run()
+
+
+class Chat:
+    """A model, a conversation, and the commands that change them."""
+
+    def __init__(
+        self,
+        engine: EngineOptions,
+        params: SamplingParams,
+        conversation: Conversation,
+        *,
+        is_terminal: bool,
+        quiet: bool = False,
+    ) -> None:
+        self.conversation, self.params = conversation, params
+        self._engine, self._is_terminal = engine, is_terminal
+        self._shows_speed = sys.stderr.isatty() and not quiet
+        self._last: RequestOutput | None = None
+        self._before: list[int] = []  # the tokens of the turn before the last
+        self._start(engine.model)
+
+    def run(self) -> None:
+        """Read and answer until the end of the input."""
+        if self._is_terminal:
+            note(self._name, f"{self.llm.engine.states.max_model_len} tokens", "/help lists the commands")
+        else:
+            sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")  # type: ignore[union-attr]
+        was_interrupted = False
+        while True:
+            try:
+                given = read(self._next_line)
+                was_interrupted = False
+                if isinstance(given, Message):
+                    self.say(given.text)
+                elif given is not None and self.do(given):
+                    return
+            except EOFError:
+                if self._is_terminal:
+                    print()
+                return
+            except KeyboardInterrupt:
+                if was_interrupted or not self._is_terminal:
+                    raise
+                was_interrupted = True
+                print()
+                note("Ctrl-C again or /exit ends the chat")
+            except ForewordError as error:
+                if not self._is_terminal:
+                    raise
+                print(f"foreword: {error}", file=sys.stderr)
+
+    def say(self, text: str) -> None:
+        """Answer a message of the user. RequestError if it does not fit; then it is not part of the conversation."""
+        self._answer([*self.conversation.messages, {"role": "user", "content": text}])
+
+    def do(self, command: Command) -> bool:
+        """Run a command. Returns whether it ends the chat. RequestError for one that does not exist or fails."""
+        if command.name in ("exit", "quit"):
+            return True
+        if command.name not in COMMANDS:
+            raise unknown(command.name, [*COMMANDS, "exit"])
+        COMMANDS[command.name].run(self, command)
+        return False
+
+    def _next_line(self, continues: bool) -> str:
+        prompt = "... " if continues else ">>> "
+        if self._is_terminal and sys.stdout.isatty():
+            return input(prompt)
+        if self._is_terminal:
+            print(prompt, end="", file=sys.stderr, flush=True)
+        if not (line := sys.stdin.readline()):
+            raise EOFError
+        return line.removesuffix("\n").removesuffix("\r")
+
+    def _start(self, model: str) -> None:
+        llm = LLM(model, seed=None, **self._engine.settings)
+        if not llm.tokenizer.has_chat_template:
+            raise ConfigError(f"model {model!r:.80} has no chat template. Use `foreword run --raw`, or another model")
+        self.llm, self._name, self._metrics = llm, model, EngineMetrics()
+        llm.engine.observers.add(self._metrics)
+
+    def _answer(self, messages: list[dict[str, Any]]) -> None:
+        """Answer the last of the messages; they and the answer become the conversation, which otherwise stays."""
+        output = None
+        with Interrupt() as interrupt, Printer(strip=True) as printer:
+            try:
+                prompt = prompt_of(self.llm, messages)
+                for output in answer(self.llm, prompt, self.params, interrupt):
+                    printer.show(output.outputs[0].text)
+            except RequestError as error:
+                if error.field not in TOO_LONG:
+                    raise
+                reason, fix = f"does not fit: {error.reason}", "Use /undo or /clear, or start with --max-model-len."
+                raise RequestError(None, "conversation", f"{len(messages)} messages", reason, fix) from None
+        assert output is not None
+        self._before = [] if self._last is None else self._last.prompt_token_ids + self._last.outputs[0].token_ids
+        self._last = output
+        if output.error is not None:
+            raise output.error
+        text = output.outputs[0].text
+        if text or not interrupt.pressed:
+            self.conversation.messages = [*messages, {"role": "assistant", "content": text}]
+        if self._shows_speed:
+            note(*summary(self.llm, output))
+        elif not interrupt.pressed and (found := endings(self.llm, output)):
+            note(*found)
+
+    # -- commands ----------------------------------------------------------------------------------------------------
+
+    def help(self, command: Command) -> None:
+        for name, (form, text, _) in COMMANDS.items():
+            print(f"/{name + ' ' + form:<18} {text}")
+        print(f"/{'exit':<18} End the chat.")
+        print('""" begins and ends a message of several lines.')
+        print("A backslash at the end of a line joins the next. // begins a text with a slash.")
+
+    def system(self, command: Command) -> None:
+        if command.argument:
+            self.conversation.system = " ".join(command.words) if command.argument in EMPTY else command.argument
+        print(f"system prompt: {self.conversation.system or 'none'}")
+
+    def model(self, command: Command) -> None:
+        if command.argument:
+            before = self.llm
+            self._start(command.argument)
+            before.close()
+            self._last, self._before = None, []
+        print(f"model: {self._name}, {self.llm.engine.states.max_model_len} tokens")
+
+    def set(self, command: Command) -> None:
+        words = command.words
+        if len(words) > 1:
+            name, value = setting(words[0], words[1:])
+            params = replace(self.params, **{name: value})
+            params.check(vocab_size=self.llm.engine.states.vocab_size)
+            self.params = params
+        for name in FIELDS if not words else [setting(words[0], ["none"])[0]]:
+            if name not in OF_ONE_PROMPT:
+                print(f"{name:<27} {_shown(getattr(self.params, name))}")
+
+    def save(self, command: Command) -> None:
+        self.conversation.save(_path(command))
+        print(f"saved {len(self.conversation.messages)} messages")
+
+    def load(self, command: Command) -> None:
+        self.conversation.load(_path(command))
+        waits = "; /retry answers the last" if self.conversation.waits else ""
+        print(f"loaded {len(self.conversation.messages)} messages{waits}")
+
+    def retry(self, command: Command) -> None:
+        messages = self.conversation.up_to_question()
+        if messages is None:
+            raise RequestError(None, "command", "/retry", "there is no message to answer", "Type one.")
+        if self.params.temperature == 0:
+            note("temperature is 0, so that equal messages have equal answers; /set temperature 0.7")
+        self._answer(messages)
+
+    def undo(self, command: Command) -> None:
+        messages = self.conversation.up_to_question()
+        if messages is None:
+            raise RequestError(None, "command", "/undo", "there is no message to remove", "Type one.")
+        self.conversation.messages = messages[:-1]
+        print(f"removed: {messages[-1]['content']:.60}")
+
+    def clear(self, command: Command) -> None:
+        self.conversation.clear()
+        print("removed all messages but the system prompt")
+
+    def why(self, command: Command) -> None:
+        """What the cache had of the last prompt, and where that differs from the turn before."""
+        if self._last is None:
+            print("nothing was computed yet")
+            return
+        prompt, decode = self._last.prompt_token_ids, self.llm.tokenizer.decode
+        print(self._last.metrics.cache_report)
+        reused = self._last.metrics.num_cached_tokens
+        print(f"computed from token {reused}: {decode(prompt[reused : reused + 12], False)!r}")
+        if self._before:
+            same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(self._before, prompt, strict=False)))
+            print(
+                f"the {len(self._before)} tokens of the turn before: the first {same} are the beginning of the prompt"
+            )
+            if same < len(self._before):
+                was, now = (decode(ids[same : same + 6], False) for ids in (self._before, prompt))
+                print(f"then there was {was!r}, and now there is {now!r}")
+
+    def stats(self, command: Command) -> None:
+        found, states = self._metrics, self.llm.engine.states
+        used = 0 if self._last is None else len(self._last.prompt_token_ids) + len(self._last.outputs[0].token_ids)
+        print(f"answers            {found.num_requests_ended}")
+        print(f"prompt tokens      {found.num_prompt_tokens}, {found.num_cached_tokens} of them reused")
+        print(f"output tokens      {found.num_sampled_tokens}")
+        print(f"steps              {found.num_steps}")
+        print(f"conversation       {used} of {states.max_model_len} tokens")
+
+
+class _Command(NamedTuple):
+    form: str
+    help: str
+    run: Callable[[Chat, Command], None]
+
+
+EMPTY = ("''", '""')
+COMMANDS = {
+    "help": _Command("", "Show this list.", Chat.help),
+    "system": _Command("TEXT", 'Set the system prompt; "" removes it.', Chat.system),
+    "model": _Command("NAME", "Go on with another model.", Chat.model),
+    "set": _Command("NAME VALUE", "Change how tokens are chosen; alone: show all settings.", Chat.set),
+    "retry": _Command("", "Answer the last message again.", Chat.retry),
+    "undo": _Command("", "Remove the last message and its answer.", Chat.undo),
+    "clear": _Command("", "Remove all messages.", Chat.clear),
+    "save": _Command("FILE", "Write the messages as JSON.", Chat.save),
+    "load": _Command("FILE", "Read messages from JSON.", Chat.load),
+    "why": _Command("", "Show what the prefix cache reused, and why not more.", Chat.why),
+    "stats": _Command("", "Show the numbers of this chat.", Chat.stats),
+}
+"""Name → form of the argument, help, function."""
+
+
+def _path(command: Command) -> Path:
+    if not (words := command.words):
+        raise RequestError(None, f"/{command.name}", "", "needs a file", f"Type /{command.name} FILE.")
+    return Path(" ".join(words)).expanduser()
+
+
+def _shown(value: object) -> str:
+    return (
+        "none" if value is None or value == () else "on" if value is True else "off" if value is False else f"{value}"
+    )

@@ -1,0 +1,73 @@
+"""The messages of a chat, as a list that can be taken back, saved and loaded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from foreword.errors import ConfigError
+from foreword.jsonfile import parse_json, read_bytes
+from foreword.models.chat import check_messages
+
+
+class Conversation:
+    """messages: as chat templates take them; the system prompt first, if there is one."""
+
+    def __init__(self, system: str | None = None) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self.system = system
+
+    @property
+    def system(self) -> str | None:
+        """The system prompt; setting it to None or "" removes it. The other messages stay."""
+        return self.messages[0]["content"] if self._start else None
+
+    @system.setter
+    def system(self, text: str | None) -> None:
+        self.messages[: self._start] = [{"role": "system", "content": text}] if text else []
+
+    @property
+    def _start(self) -> int:
+        """Index of the first message after the system prompt."""
+        return int(bool(self.messages) and self.messages[0]["role"] == "system")
+
+    @property
+    def waits(self) -> bool:
+        """Whether the last message is the user's, not answered."""
+        return bool(self.messages) and self.messages[-1]["role"] == "user"
+
+    def up_to_question(self) -> list[dict[str, Any]] | None:
+        """The messages up to the user's last one, which is included; None if there is none."""
+        for at in range(len(self.messages), 0, -1):
+            if self.messages[at - 1]["role"] == "user":
+                return self.messages[:at]
+        return None
+
+    def clear(self) -> None:
+        """Remove all messages but the system prompt."""
+        del self.messages[self._start :]
+
+    def save(self, path: Path) -> None:
+        """Write the messages as JSON. ConfigError if that fails, or if the file holds anything but messages."""
+        if path.exists():
+            _messages(path)  # what else is there is not overwritten
+        try:
+            path.write_text(json.dumps(self.messages, indent=1) + "\n")
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"{path}: cannot be written ({getattr(error, 'strerror', None) or error}). Give another file"
+            ) from None
+
+    def load(self, path: Path) -> None:
+        """Read messages that were saved, or written elsewhere, as a JSON list. ConfigError or RequestError if the file
+        has none; then nothing changes.
+        """
+        self.messages = _messages(path)
+
+
+def _messages(path: Path) -> list[dict[str, Any]]:
+    found = parse_json(read_bytes(path, ConfigError), path, ConfigError)
+    if not isinstance(found, list):
+        raise ConfigError(f"{path}: holds no list of messages. Give another file")
+    return check_messages(found)

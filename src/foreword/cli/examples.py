@@ -1,0 +1,54 @@
+"""Examples of each command, shown at the end of its help."""
+
+EXAMPLES: dict[str, tuple[str, ...]] = {
+    "": ('foreword run "Why is the sky blue?"', "foreword chat", "foreword explain"),
+    "run": (
+        'foreword run "Why is the sky blue?" --temperature 0.7',
+        'git diff | foreword run "Write a commit message for this:"',
+        'foreword run -m model.gguf --raw "Once upon a time" --max-tokens 50',
+        'foreword run "The capital of France?" --json',
+    ),
+    "chat": (
+        "foreword chat",
+        'foreword chat --system "Answer in one sentence." --temperature 0.7',
+        "foreword chat --load talk.json",
+    ),
+    "batch": (
+        "foreword batch requests.jsonl answers.jsonl",
+        "foreword batch requests.jsonl - -m qwen2.5-coder-0.5b",
+    ),
+    "explain": (
+        "foreword explain",
+        "foreword explain --prompts 3,2,8 --budget 10 --steps 2",
+        "foreword explain --token 3",
+    ),
+    "simulate": (
+        "foreword simulate --trace arrivals.jsonl",
+        "foreword simulate --trace arrivals.jsonl --cost cost.json",
+    ),
+    "calibrate": ("foreword calibrate smollm2 -o cost.json",),
+    "conform": ("foreword conform trace.jsonl",),
+    "models": ("foreword models list", "foreword models pull smollm2"),
+    "models list": ("foreword models list", "foreword models list --json"),
+    "models pull": ("foreword models pull smollm2",),
+    "models rm": ("foreword models rm smollm2",),
+    "models info": ("foreword models info smollm2",),
+    "doctor": ("foreword doctor", "foreword doctor --quick"),
+    "bench": ("foreword bench host", "foreword bench latency --model smollm2"),
+    "bench host": ("foreword bench host --steps 100", "foreword bench host --engine"),
+    "bench throughput": ("foreword bench throughput --workloads W2,W3",),
+    "bench latency": ("foreword bench latency --kv-format int8",),
+    "bench prefill": ("foreword bench prefill --json",),
+    "bench startup": ("foreword bench startup",),
+    "bench speculation": ("foreword bench speculation",),
+    "bench overlap": ("foreword bench overlap --at-once 1,8",),
+    "bench sampling": ("foreword bench sampling --json",),
+    "bench kernels": ("foreword bench kernels --json",),
+}
+"""Words of a command → command lines."""
+
+
+def epilog(words: str) -> str | None:
+    """The examples of a command as the last part of its help, one per line."""
+    lines = EXAMPLES.get(words, ())
+    return "\n  ".join(["Examples:", *lines]) if lines else None

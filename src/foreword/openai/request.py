@@ -1,0 +1,286 @@
+"""From the body of an OpenAI request to a prompt and `SamplingParams`.
+
+A body may have OpenAI's fields and, under their own names, the fields of `SamplingParams` (vLLM's extensions are among
+them). A field that is null counts as absent. Each function raises RequestError, naming the field, for a field that is
+unknown or not supported and for a value of another type; ranges are checked by `SamplingParams.check`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple, NoReturn
+
+from foreword.batch import SamplingParams
+from foreword.engine import RequestOptions
+from foreword.errors import RequestError, nearest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatRequest:
+    """The body of /v1/chat/completions.
+
+    model: as given, or None. messages: as the chat template takes them. template: further variables of the template.
+    options: of the request in the engine. stream: chunks are wanted; include_usage: also one with the usage.
+    """
+
+    model: str | None
+    messages: list[dict[str, Any]]
+    params: SamplingParams
+    template: dict[str, Any] = field(default_factory=dict)
+    options: RequestOptions = field(default_factory=RequestOptions)
+    stream: bool = False
+    include_usage: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionRequest:
+    """The body of /v1/completions: one or more prompts, each a text or token ids. echo: texts begin with the prompt.
+
+    The other fields are those of `ChatRequest`.
+    """
+
+    model: str | None
+    prompts: list[str | list[int]]
+    params: SamplingParams
+    echo: bool = False
+    options: RequestOptions = field(default_factory=RequestOptions)
+    stream: bool = False
+    include_usage: bool = False
+
+
+class _Kind(NamedTuple):
+    """A type of JSON values: its name in messages, and the test of a value."""
+
+    name: str
+    accepts: Callable[[Any], bool]
+
+
+def _list_of(kind: _Kind, name: str) -> _Kind:
+    return _Kind(name, lambda value: isinstance(value, list) and all(map(kind.accepts, value)))
+
+
+def _either(one: _Kind, other: _Kind) -> _Kind:
+    return _Kind(f"{one.name} or {other.name}", lambda value: one.accepts(value) or other.accepts(value))
+
+
+_INTEGER = _Kind("an integer", lambda value: type(value) is int)
+_NUMBER = _Kind("a number", lambda value: type(value) in (int, float))
+_BOOLEAN = _Kind("true or false", lambda value: type(value) is bool)
+_STRING = _Kind("a string", lambda value: isinstance(value, str))
+_OBJECT = _Kind("an object", lambda value: isinstance(value, dict))
+_STRINGS = _list_of(_STRING, "a list of strings")
+_IDS = _list_of(_INTEGER, "a list of token ids")
+_MESSAGES = _list_of(_OBJECT, "a list of messages")
+_BIASES = _Kind(
+    "an object of numbers by token id",
+    lambda value: isinstance(value, dict) and all(key.isdecimal() and _NUMBER.accepts(v) for key, v in value.items()),
+)
+
+_KIND_OF_TYPE = {
+    "int": _INTEGER,
+    "int | None": _INTEGER,
+    "float": _NUMBER,
+    "float | None": _NUMBER,
+    "bool": _BOOLEAN,
+    "str | Sequence[str]": _either(_STRING, _STRINGS),
+    "str | int | None": _either(_STRING, _INTEGER),
+    "Sequence[str]": _STRINGS,
+    "Sequence[str] | None": _STRINGS,
+    "Sequence[int]": _IDS,
+    "Sequence[int] | None": _IDS,
+    "Sequence[Sequence[int]]": _list_of(_IDS, "a list of lists of token ids"),
+}
+"""Annotation of a field of `SamplingParams` → the JSON values that it takes."""
+
+SAMPLING = {
+    f.name: _KIND_OF_TYPE[str(f.type)]
+    for f in fields(SamplingParams)
+    if str(f.type) in _KIND_OF_TYPE and f.name not in ("logprobs", "prompt_logprobs", "max_tokens", "detokenize")
+}
+"""The fields of a body that are fields of `SamplingParams` of the same name and meaning."""
+
+LABELS = {"user": _STRING, "metadata": _OBJECT, "safety_identifier": _STRING, "prompt_cache_key": _STRING}
+"""Fields that name the caller, and change no output."""
+
+NEUTRAL: dict[str, tuple[object, ...]] = {
+    "audio": (),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "modalities": (["text"],),
+    "parallel_tool_calls": (True, False),
+    "prediction": (),
+    "prompt_cache_retention": ("in-memory", "in_memory"),
+    "reasoning_effort": (),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "verbosity": (),
+    "web_search_options": (),
+}
+"""Fields that are not supported → the values that ask for nothing and are therefore accepted."""
+
+
+OF_TEMPLATES = frozenset(("self", "messages", "tools", "add_generation_prompt"))
+"""Variables of chat templates that are no further ones."""
+
+
+class _Fields:
+    """The fields of a body; each is taken once, and what is left in the end is refused."""
+
+    def __init__(self, body: object) -> None:
+        if not isinstance(body, dict):
+            raise RequestError(None, "body", body, "expected a JSON object", 'Give {"model": "…", …}.')
+        self._left = {name: value for name, value in body.items() if value is not None}
+        self._known: set[str] = set()
+
+    def take(self, name: str, kind: _Kind, default: Any = None) -> Any:
+        self._known.add(name)
+        value = self._left.pop(name, default)
+        if value is not default and not kind.accepts(value):
+            raise RequestError(None, name, value, f"expected {kind.name}", "Give one, or leave the field out.")
+        return value
+
+    def require(self, name: str, kind: _Kind) -> Any:
+        value = self.take(name, kind)
+        if value is None:
+            raise RequestError(None, name, None, "is missing", f"Give {kind.name}.")
+        return value
+
+    def end(self) -> None:
+        """RequestError for the first field that was not taken."""
+        for name, value in self._left.items():
+            if name not in NEUTRAL:
+                fix = f"Did you mean {nearest(name, self._known)!r}? Else leave it out."
+                raise RequestError(None, name, value, "unknown field", fix)
+            if value not in NEUTRAL[name]:
+                instead = "".join(f" or give {neutral!r}" for neutral in NEUTRAL[name][:1])
+                raise RequestError(None, name, value, "is not supported", f"Leave it out{instead}.")
+
+
+def parse_chat(body: object) -> ChatRequest:
+    """The request in a body of /v1/chat/completions. RequestError if it cannot be served as given."""
+    given = _Fields(body)
+    sampling = _sampling(given)
+    limits = {name: given.take(name, _INTEGER) for name in ("max_completion_tokens", "max_tokens")}
+    found = {limit for limit in limits.values() if limit is not None}
+    if len(found) > 1:
+        _fail("max_completion_tokens", limits["max_completion_tokens"], f"max_tokens is {limits['max_tokens']}", "one")
+    wants_logprobs, alternatives = given.take("logprobs", _BOOLEAN, False), given.take("top_logprobs", _INTEGER, 0)
+    if alternatives < 0 or (alternatives and not wants_logprobs):
+        reason = "must be 0 or more" if alternatives < 0 else "needs logprobs: true"
+        raise RequestError(None, "top_logprobs", alternatives, reason, "Correct it, or leave it out.")
+    request = ChatRequest(
+        model=given.take("model", _STRING),
+        messages=[_message(message) for message in given.require("messages", _MESSAGES)],
+        params=SamplingParams(
+            **sampling, max_tokens=max(found, default=None), logprobs=alternatives if wants_logprobs else None
+        ),
+        template=_template(given),
+        **_common(given),
+    )
+    given.end()
+    request.params.check()
+    return request
+
+
+def parse_completion(body: object) -> CompletionRequest:
+    """The request in a body of /v1/completions. RequestError if it cannot be served as given."""
+    given = _Fields(body)
+    sampling = _sampling(given)
+    logprobs, echo = given.take("logprobs", _INTEGER), given.take("echo", _BOOLEAN, False)
+    if logprobs is not None and logprobs < 0:
+        raise RequestError(None, "logprobs", logprobs, "must be 0 or more", "Leave it out for none.")
+    if echo and logprobs is not None:
+        sampling.setdefault("prompt_logprobs", logprobs)
+    request = CompletionRequest(
+        model=given.take("model", _STRING),
+        prompts=_prompts(given),
+        params=SamplingParams(**sampling, max_tokens=given.take("max_tokens", _INTEGER, 16), logprobs=logprobs),
+        echo=echo,
+        **_common(given),
+    )
+    given.end()
+    request.params.check()
+    return request
+
+
+def _sampling(given: _Fields) -> dict[str, Any]:
+    """The fields of `SamplingParams` that both kinds of requests have."""
+    found = {name: given.take(name, kind) for name, kind in SAMPLING.items()}
+    biases = given.take("logit_bias", _BIASES)
+    found["logit_bias"] = None if biases is None else {int(token): bias for token, bias in biases.items()}
+    found["structured_outputs"] = _structured_outputs(given)
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _structured_outputs(given: _Fields) -> dict[str, Any] | None:
+    """``structured_outputs`` itself (vLLM's), or what ``response_format`` (OpenAI's) asks for."""
+    direct: dict[str, Any] | None = given.take("structured_outputs", _OBJECT)
+    wanted: dict[str, Any] | None = given.take("response_format", _OBJECT)
+    if wanted is None or wanted.get("type") == "text":
+        return direct
+    if direct is not None:
+        _fail("response_format", wanted, "structured_outputs is given too", "one")
+    if wanted.get("type") == "json_object":
+        return {"json": {"type": "object"}}
+    if wanted.get("type") != "json_schema":
+        fix = "Give text, json_object or json_schema."
+        raise RequestError(None, "response_format.type", wanted.get("type"), "is not supported", fix)
+    described = wanted.get("json_schema")
+    schema = described.get("schema") if isinstance(described, dict) else None
+    if not isinstance(schema, dict):
+        name = "response_format.json_schema.schema"
+        raise RequestError(None, name, schema, "expected an object", "Give a JSON schema.")
+    return {"json": schema}
+
+
+def _common(given: _Fields) -> dict[str, Any]:
+    """Fields of both kinds of requests that are not for the sampler."""
+    for name, kind in LABELS.items():
+        given.take(name, kind)
+    options = {"priority": given.take("priority", _INTEGER), "cache_salt": given.take("cache_salt", _STRING)}
+    stream, wanted = given.take("stream", _BOOLEAN, False), given.take("stream_options", _OBJECT, {})
+    if wanted and not stream:
+        raise RequestError(None, "stream_options", wanted, "needs stream: true", "Leave it out.")
+    in_stream = _Fields(wanted)
+    include_usage = in_stream.take("include_usage", _BOOLEAN, False)
+    in_stream.end()
+    return {
+        "options": RequestOptions(**{k: v for k, v in options.items() if v is not None}),  # type: ignore[typeddict-item]
+        "stream": stream,
+        "include_usage": include_usage,
+    }
+
+
+def _template(given: _Fields) -> dict[str, Any]:
+    """The variables of the chat template, but those that the request's other fields set."""
+    wanted: dict[str, Any] = given.take("chat_template_kwargs", _OBJECT, {})
+    for name in wanted.keys() & OF_TEMPLATES:
+        raise RequestError(
+            None, f"chat_template_kwargs.{name}", wanted[name], "is set by other fields", "Leave it out."
+        )
+    return {**wanted, "add_generation_prompt": given.take("add_generation_prompt", _BOOLEAN, True)}
+
+
+def _message(message: Mapping[str, Any]) -> dict[str, Any]:
+    """The message with OpenAI's role "developer" under the name "system", which chat templates know."""
+    return {**message, "role": "system"} if message.get("role") == "developer" else dict(message)
+
+
+def _prompts(given: _Fields) -> list[str | list[int]]:
+    """``prompt`` as a list of texts or of lists of token ids."""
+    kind = _Kind("a string, token ids, or a list of these", lambda value: isinstance(value, str | list) and value != [])
+    prompt = given.require("prompt", kind)
+    prompts: list[Any] = [prompt] if isinstance(prompt, str) or _IDS.accepts(prompt) else prompt
+    each = _either(_STRING, _IDS)
+    for i, one in enumerate(prompts):
+        if not each.accepts(one):
+            raise RequestError(None, f"prompt[{i}]", one, f"expected {each.name}", "Correct it.")
+    return prompts
+
+
+def _fail(name: str, value: object, reason: str, what: str) -> NoReturn:
+    raise RequestError(None, name, value, reason, f"Give only {what} of them.")

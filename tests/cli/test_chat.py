@@ -1,0 +1,168 @@
+"""`foreword chat` through a pipe and on a terminal."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from processes import Terminal, run
+
+from foreword import LLM, SamplingParams
+from foreword.cli.chat import COMMANDS
+
+SHORT = ("--max-tokens", "20")
+ENDLESS = ("--max-tokens", "100000")
+
+
+@pytest.fixture(scope="module")
+def expected(talker):
+    """The greedy answers to messages of one conversation, by the library."""
+    llm = LLM(str(talker))
+
+    def answers(*texts: str, system: str | None = None, **params) -> list[str]:
+        messages = [{"role": "system", "content": system}] if system is not None else []
+        for text in texts:
+            messages.append({"role": "user", "content": text})
+            given = SamplingParams(**{"temperature": 0.0, "max_tokens": 20, **params})
+            messages.append({"role": "assistant", "content": llm.chat(messages, given)[0].outputs[0].text})
+        return [message["content"] for message in messages if message["role"] == "assistant"]
+
+    return answers
+
+
+def piped(talker, *lines: str, status: int = 0, options=SHORT) -> list[str]:
+    """The lines of output for these lines of input."""
+    code, out, error = run("chat", "-m", talker, *options, input=("\n".join(lines) + "\n").encode())
+    assert (code, "Traceback" in error) == (status, False), error
+    return out.splitlines()
+
+
+def test_each_line_of_a_pipe_is_a_turn_that_knows_the_others(talker, expected):
+    assert piped(talker, "Hi", "", "you", "there") == expected("Hi", "you", "there")
+    assert piped(talker, "a\\", "b", '"""', "c", '"""') == expected("a\nb", "c")
+    assert piped(talker, "Hi", options=(*SHORT, "--system", "Be brief.")) == expected("Hi", system="Be brief.")
+
+
+def test_commands_change_the_conversation(talker, expected, tmp_path):
+    path = tmp_path / "talk.json"
+    first, second = expected("Hi", "you")
+    shown = piped(talker, "Hi", "you", "/retry", "/undo", f"/save {path}", "you", "/clear", "Hi", "/exit", "never")
+    assert shown == [
+        first, second, second, "removed: you", "saved 2 messages", second,
+        "removed all messages but the system prompt", first,
+    ]  # fmt: skip
+    assert [message["content"] for message in json.loads(path.read_text())] == ["Hi", first]
+    assert piped(talker, f"/load {path}", "you") == ["loaded 2 messages", second]
+    assert piped(talker, "you", options=(*SHORT, "--load", path)) == [second]
+
+
+def test_settings_and_the_system_prompt(talker, expected):
+    shown = piped(talker, "/set max_tokens 7", "/set stop odz", "/set stop", "Hi", "/system Be brief.", "Hi", "/set")
+    assert shown[:2] == [f"{'max_tokens':<27} 7", f"{'stop':<27} ('odz',)"]
+    assert shown[3] == expected("Hi", max_tokens=7, stop=["odz"])[0]
+    assert shown[4] == "system prompt: Be brief."
+    assert f"{'temperature':<27} 0.0" in shown
+    assert piped(talker, '/system ""') == ["system prompt: none"]
+
+
+def test_another_model_goes_on(talker, expected, tmp_path):
+    _, second = expected("Hi", "you")
+    assert piped(talker, "Hi", f"/model {talker}", "you")[2] == second
+    code, _, error = run("chat", "-m", talker, input=b"/model none.gguf\n")
+    assert code == 2
+    assert "none.gguf" in error
+
+
+def test_why_and_stats_tell_what_was_reused(talker):
+    shown = "\n".join(piped(talker, "/why", "Hi", "you", "/why", "/stats"))
+    assert shown.startswith("nothing was computed yet\n")
+    num_first = len("_Hi__") + 20  # roles and ends of messages are a token each
+    num_second = num_first + len("__you__")
+    assert f"reused {num_first - 1} of {num_second}" in shown  # the last sampled token was never computed
+    assert f"the {num_first} tokens of the turn before: the first {num_first} are the beginning of the prompt" in shown
+    assert f"prompt tokens      {5 + num_second}, {num_first - 1} of them reused" in shown
+
+
+def test_help_lists_every_command_within_80_columns(talker):
+    shown = piped(talker, "/help")
+    assert {line.split()[0] for line in shown if line.startswith("/")} == {f"/{name}" for name in (*COMMANDS, "exit")}
+    assert max(map(len, shown)) <= 80
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("/hepl", "Did you mean /help?"),
+        ("/set temperature hot", "temperature = 'hot': expected X"),
+        ("/set temperature -1", "temperature = -1.0: must be in [0, 100]"),
+        ("/load none.json", "none.json: cannot be read"),
+        ("/save", "/save = '': needs a file"),
+        ("/undo", "there is no message to remove"),
+        ("/retry", "there is no message to answer"),
+        ("x" * 200_000, "conversation = '1 messages': does not fit"),
+    ],
+    ids=lambda text: text[:20],
+)
+def test_an_error_ends_a_pipe_and_not_a_terminal(talker, expected, line, message):
+    code, out, error = run("chat", "-m", talker, *SHORT, input=f"{line}\nHi\n".encode())
+    assert (code, out) == (2, "")
+    assert message in error
+    if len(line) < 100:
+        with Terminal("chat", "-m", talker, *SHORT, columns=200) as terminal:
+            for text in (f"{line}\n", "Hi\n", "\x04"):
+                terminal.answer_prompt(text)
+            assert terminal.end() == 0
+        assert message in terminal.plain
+        assert expected("Hi")[0] in terminal.plain
+
+
+def test_a_conversation_that_is_full_says_so_and_stays(talker):
+    shown = run("chat", "-m", talker, "--max-model-len", "64", "--max-tokens", "30", input=b"Hi\nHow are you\nHi\n")
+    assert shown[0] == 2
+    assert "stopped at max_model_len = 64" in shown[2]  # the second answer
+    assert "does not fit" in shown[2]
+    assert "/undo or /clear" in shown[2]
+    with Terminal("chat", "-m", talker, "--max-model-len", "64", "--max-tokens", "30", columns=200) as terminal:
+        for text in ("Hi\n", "How are you\n", "x" * 20 + "\n", "/undo\n", "Hi\n", "\x04"):
+            terminal.answer_prompt(text)
+        assert terminal.end() == 0
+    assert terminal.plain.index("does not fit") < terminal.plain.index("removed: How are you")
+
+
+def test_a_turn_tells_its_speed_and_what_was_reused(talker):
+    with Terminal("chat", "-m", talker, *SHORT, columns=120) as terminal:
+        for text in ("Hi\n", "you\n", "\x04"):
+            terminal.answer_prompt(text)
+        assert terminal.end() == 0
+    assert "/help lists the commands" in terminal.plain
+    assert re.search(
+        r"\n5 prompt tokens, .* · 20 output tokens, .*\n(.*\n)+32 prompt tokens \(24 reused\), .* · 20 output tokens, ",
+        terminal.plain.replace("\r", ""),
+    )
+
+
+def test_ctrl_c_ends_the_answer_and_keeps_its_beginning(talker, expected, tmp_path):
+    path = tmp_path / "talk.json"
+    with Terminal("chat", "-m", talker, *ENDLESS, columns=200) as terminal:
+        terminal.answer_prompt("Hi\n")
+        terminal.read_until("[a-z]{40}")
+        terminal.send("\x03")
+        for text in (f"/save {path}\n", "\x03", "\x03"):
+            terminal.answer_prompt(text)
+        assert terminal.end() == 130
+    assert re.search("interrupted.*saved 2 messages.*Ctrl-C again", terminal.plain, re.S)
+    (_, answer) = (message["content"] for message in json.loads(path.read_text()))
+    assert len(answer) >= 40
+    assert answer == expected("Hi", max_tokens=len(answer))[0]
+    assert re.sub(r"\s", "", answer) in re.sub(r"\s|\^C", "", terminal.plain)
+
+
+def test_a_line_can_be_edited_and_recalled(talker, expected):
+    pytest.importorskip("readline")
+    with Terminal("chat", "-m", talker, *SHORT) as terminal:
+        for text in ("Ho\x7fi\n", "/undo\n", "\x1b[A\x1b[A\n", "\x04"):  # up, twice: the message again
+            terminal.answer_prompt(text)
+        assert terminal.end() == 0
+    assert terminal.plain.count(expected("Hi")[0]) == 2
+    assert "removed: Hi" in terminal.plain

@@ -1,0 +1,138 @@
+"""Outputs of the engine become the response bodies of OpenAI's published schema."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from foreword.engine import RequestMetrics
+from foreword.errors import EngineError, RequestError
+from foreword.openai import chat_completion, error_body, parse_chat, parse_completion, text_completion
+from foreword.sampling import BadLogitsError, Logprob
+
+NAMED = {"response_id": "7", "created": 1700000000, "model": "m"}
+
+
+class Letters:
+    """Token i is the i-th letter from "a"; 30 is the first byte of "é"."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return b"\xc3" if token_id == 30 else bytes([96 + token_id])
+
+    def decode(self, token_ids, skip_special_tokens: bool = True) -> str:
+        return b"".join(map(self.token_bytes, token_ids)).decode("utf-8", "replace")
+
+
+def output(*completions, prompt="ab", prompt_logprobs=None, cached=0):
+    """What responses read of a `RequestOutput`."""
+    metrics = RequestMetrics(0.0, num_cached_tokens=cached)
+    fields = {"prompt": prompt, "prompt_token_ids": [1, 2], "prompt_logprobs": prompt_logprobs, "metrics": metrics}
+    return SimpleNamespace(outputs=list(completions), error=None, **fields)
+
+
+def completed(index=0, reason="stop", logprobs=None):
+    """What responses read of a `CompletionOutput`."""
+    return SimpleNamespace(index=index, text="cd", token_ids=[3, 4], finish_reason=reason, logprobs=logprobs)
+
+
+def chat_body(*completions, **fields):
+    request = parse_chat({"messages": [{"role": "user", "content": "ab"}], **fields})
+    return chat_completion(request, output(*completions, cached=1), Letters(), **NAMED)
+
+
+def text_body(outputs, **fields):
+    return text_completion(parse_completion({"prompt": "ab", **fields}), outputs, Letters(), **NAMED)
+
+
+@pytest.mark.smoke
+def test_a_chat_completion_has_the_published_form():
+    body = chat_body(completed(), completed(1, "length"))
+    assert body == {
+        "id": "chatcmpl-7",
+        "object": "chat.completion",
+        "created": 1700000000,
+        "model": "m",
+        "choices": [
+            {
+                "index": index,
+                "message": {"role": "assistant", "content": "cd", "refusal": None},
+                "logprobs": None,
+                "finish_reason": reason,
+            }
+            for index, reason in ((0, "stop"), (1, "length"))
+        ],
+        "usage": {
+            "prompt_tokens": 2,
+            "completion_tokens": 4,
+            "total_tokens": 6,
+            "prompt_tokens_details": {"cached_tokens": 1},
+        },
+    }
+    assert json.loads(json.dumps(body)) == body
+
+
+def test_log_probabilities_of_a_chat():
+    found = [
+        {3: Logprob(-1.5, 3), 5: Logprob(-0.1, 1), 30: Logprob(-0.7, 2)},  # the chosen token is not among the first 2
+        {4: Logprob(float("-inf"), 1), 5: Logprob(float("-inf"), 1)},
+    ]
+    body = chat_body(completed(logprobs=found), logprobs=True, top_logprobs=2)
+    first, second = body["choices"][0]["logprobs"]["content"]
+    assert first == {
+        "token": "c",
+        "logprob": -1.5,
+        "bytes": [99],
+        "top_logprobs": [
+            {"token": "e", "logprob": -0.1, "bytes": [101]},
+            {"token": "\ufffd", "logprob": -0.7, "bytes": [0xC3]},
+        ],
+    }
+    assert second["logprob"] == -9999.0
+    json.dumps(body, allow_nan=False)
+    (only,) = chat_body(completed(logprobs=found[:1]), logprobs=True)["choices"][0]["logprobs"]["content"]
+    assert only["top_logprobs"] == []
+
+
+def test_a_text_completion_has_the_published_form():
+    body = text_body([output(completed(), completed(1)), output(completed())])
+    assert (body["id"], body["object"]) == ("cmpl-7", "text_completion")
+    assert [choice["index"] for choice in body["choices"]] == [0, 1, 2]
+    assert body["choices"][0] == {"index": 0, "text": "cd", "logprobs": None, "finish_reason": "stop"}
+    assert body["usage"]["prompt_tokens"] == 4
+    assert body["usage"]["completion_tokens"] == 6
+
+
+def test_log_probabilities_of_a_text():
+    found = [{3: Logprob(-1.0, 2), 5: Logprob(-0.5, 1)}, {4: Logprob(-2.0, 1)}]
+    (choice,) = text_body([output(completed(logprobs=found))], logprobs=1)["choices"]
+    assert choice["logprobs"] == {
+        "tokens": ["c", "d"],
+        "token_logprobs": [-1.0, -2.0],
+        "top_logprobs": [{"c": -1.0, "e": -0.5}, {"d": -2.0}],
+        "text_offset": [2, 3],
+    }
+
+
+@pytest.mark.parametrize("prompt", ["ab", None])
+def test_an_echo_begins_with_the_prompt(prompt):
+    assert text_body([output(completed(), prompt=prompt)], echo=True)["choices"][0]["text"] == "abcd"
+    found, of_prompt = [{3: Logprob(-1.0, 1)}, {4: Logprob(-2.0, 1)}], [None, {2: Logprob(-3.0, 1)}]
+    outputs = [output(completed(logprobs=found), prompt=prompt, prompt_logprobs=of_prompt)]
+    (choice,) = text_body(outputs, echo=True, logprobs=0)["choices"]
+    assert choice["logprobs"]["tokens"] == ["a", "b", "c", "d"]
+    assert choice["logprobs"]["token_logprobs"] == [None, -3.0, -1.0, -2.0]
+    assert choice["logprobs"]["text_offset"] == [0, 1, 2, 3]
+
+
+def test_an_error_says_which_parameter_is_wrong():
+    status, body = error_body(RequestError(None, "temperature", 5, "must be smaller", "Lower it."))
+    assert status == 400
+    assert body["error"]["type"] == "invalid_request_error"
+    assert body["error"]["param"] == "temperature"
+    assert body["error"]["code"] is None
+    assert "must be smaller" in body["error"]["message"]
+    for failure in (EngineError("broken"), BadLogitsError("r", 3)):
+        status, body = error_body(failure)
+        assert (status, body["error"]["type"], body["error"]["param"]) == (500, "server_error", None)
