@@ -30,7 +30,16 @@ LAYERS = {
     "bench": {"batch", "cache", "scheduler", "models", "messages", "sampling", "executors", "engine"},
     "openai": {"batch", "sampling", "engine", "messages"},
     "cli": {
-        "batch", "cache", "scheduler", "models", "messages", "sampling", "executors", "engine", "insight", "bench",
+        "batch",
+        "cache",
+        "scheduler",
+        "models",
+        "messages",
+        "sampling",
+        "executors",
+        "engine",
+        "insight",
+        "bench",
         "openai",
     },  # fmt: skip
 }

@@ -45,6 +45,7 @@ FREE = {
         "--best-of": ["9" * 20],
         "--logprobs": ["-1", "9" * 20],
         "--prompt-logprobs": ["-1", "9" * 20],
+        "--truncate-prompt-tokens": ["-1", "9" * 20],
     }.items()
     for value in values
 }

@@ -117,6 +117,10 @@ REFUSED = {
     "role": ({"messages": [{"role": "no one", "content": "a"}]}, "messages[0].role"),
     "range": ({"messages": [{"role": "user", "content": "a"}], "top_p": 7}, "top_p"),
     "stream": ({"messages": [{"role": "user", "content": "a"}], "stream": True}, "stream"),
+    "tools": (
+        {"messages": [{"role": "user", "content": "a"}], "tools": [{"type": "function", "function": {"name": "f"}}]},
+        "tools",  # the model's template has no place for them
+    ),
     "surrogate": ({"messages": [{"role": "user", "content": "\ud800"}]}, "prompt"),
     "vocabulary": ({"messages": [{"role": "user", "content": "a"}], "stop_token_ids": [10**6]}, "stop_token_ids"),
 }

@@ -204,7 +204,21 @@ def test_a_stream_and_its_usage():
 def test_options_of_the_engine_and_the_template():
     request = chat(priority=2, cache_salt="s", chat_template_kwargs={"enable_thinking": False})
     assert request.options == {"priority": 2, "cache_salt": "s"}
-    assert request.template == {"enable_thinking": False, "add_generation_prompt": True}
+    assert request.chat["template"] == {"enable_thinking": False}
+    assert request.chat["add_generation_prompt"]
+
+
+def test_tools_and_their_choice():
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    named = {"type": "function", "function": {"name": "f"}}
+    request = chat(tools=tools, tool_choice=named, parallel_tool_calls=False)
+    assert (request.chat["tools"], request.chat["tool_choice"]) == (tools, named)
+    assert request.chat["parallel_tool_calls"] is False
+    for choice in ("none", "auto", "required"):
+        assert chat(tools=tools, tool_choice=choice).chat["tool_choice"] == choice
+    assert refusal(chat, tools="f").field == "tools"
+    assert refusal(chat, tool_choice="f").field == "tool_choice"
+    assert refusal(chat, tool_choice={"type": "custom"}).field == "tool_choice"
 
 
 @pytest.mark.parametrize("name", ["messages", "tools", "self", "add_generation_prompt"])

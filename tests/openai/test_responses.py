@@ -9,6 +9,7 @@ import pytest
 
 from foreword.engine import RequestMetrics
 from foreword.errors import EngineError, RequestError
+from foreword.messages import Message, ToolCall
 from foreword.openai import chat_completion, error_body, parse_chat, parse_completion, text_completion
 from foreword.sampling import BadLogitsError, Logprob
 
@@ -32,9 +33,10 @@ def output(*completions, prompt="ab", prompt_logprobs=None, cached=0):
     return SimpleNamespace(outputs=list(completions), error=None, **fields)
 
 
-def completed(index=0, reason="stop", logprobs=None):
+def completed(index=0, reason="stop", logprobs=None, message=None):
     """What responses read of a `CompletionOutput`."""
-    return SimpleNamespace(index=index, text="cd", token_ids=[3, 4], finish_reason=reason, logprobs=logprobs)
+    fields = {"text": "cd", "token_ids": [3, 4], "finish_reason": reason, "logprobs": logprobs, "message": message}
+    return SimpleNamespace(index=index, **fields)
 
 
 def chat_body(*completions, **fields):
@@ -71,6 +73,21 @@ def test_a_chat_completion_has_the_published_form():
         },
     }
     assert json.loads(json.dumps(body)) == body
+
+
+def test_a_message_has_its_calls_and_reasoning():
+    call = ToolCall("call_1", "f", '{"a": 1}')
+    (choice,) = chat_body(completed(message=Message("", "why", (call,))))["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"] == {
+        "role": "assistant",
+        "content": None,
+        "refusal": None,
+        "reasoning_content": "why",
+        "tool_calls": [{"id": "call_1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}],
+    }
+    (choice,) = chat_body(completed(reason="length", message=Message("so", None, (call,))))["choices"]
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("length", "so")
 
 
 def test_log_probabilities_of_a_chat():

@@ -3,40 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Self
+from collections.abc import Iterator
+from typing import Self
 
-from foreword import LLM, RequestOutput, SamplingParams
+from foreword import LLM, RequestOutput
 from foreword.cli.terminal import Interrupt
-from foreword.engine.llm import Message, chat_prompt
-
-REQUEST_ID = "answer"
 
 
-def answer(
-    llm: LLM, prompt: str | Sequence[int], params: SamplingParams, interrupt: Interrupt
-) -> Iterator[RequestOutput]:
-    """The state of a request at each new token, and in the end: at least one output. RequestError if it cannot be
-    served as given.
-
-    After an interrupt the last output has finish_reason "abort" and what there is. Closing the iterator ends the
-    request.
-    """
-    engine = llm.engine
-    engine.add_request(REQUEST_ID, prompt, params, stream=True)
-    try:
-        while REQUEST_ID in engine and not interrupt.pressed:
-            yield from engine.step()
-    finally:
-        ended = engine.abort(REQUEST_ID)
-    if ended is not None:
-        yield ended
-
-
-def prompt_of(llm: LLM, messages: Sequence[Message], template: Mapping[str, Any] | None = None) -> list[int]:
-    """The token ids of a conversation, through the model's chat template with these variables."""
-    variables = {"add_generation_prompt": True} if template is None else template
-    return chat_prompt(llm.tokenizer, messages, variables, llm.engine.states.max_model_len)[1]
+def answer(outputs: Iterator[RequestOutput], interrupt: Interrupt) -> Iterator[RequestOutput]:
+    """The outputs of one request, up to the last before an interrupt, which ends the request."""
+    for output in outputs:
+        yield output
+        if interrupt.pressed:
+            return
 
 
 CONTROLS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
@@ -117,6 +96,6 @@ def endings(llm: LLM, output: RequestOutput) -> list[str]:
         is_full = len(output.prompt_token_ids) + longest >= llm.engine.states.max_model_len
         limit = f"max_model_len = {llm.engine.states.max_model_len}" if is_full else f"max_tokens = {longest}"
         found.append(f"stopped at {limit}")
-    if "abort" in reasons:
+    if not output.finished:
         found.append("interrupted")
     return found

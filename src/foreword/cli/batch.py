@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -14,13 +14,13 @@ from uuid import uuid4
 
 import typer
 
-from foreword import LLM, RequestOutput
+from foreword import LLM, RequestOutput, SamplingParams
 from foreword.batch import InputBatch
-from foreword.cli.answers import prompt_of
 from foreword.cli.batch_file import BatchLine, Record, Results, batch_lines
 from foreword.cli.options import ENGINE, EngineOptions, grouped
 from foreword.cli.terminal import note
 from foreword.engine import EngineMetrics, EngineObserver
+from foreword.engine.chat import ChatReader, make_chat
 from foreword.errors import ConfigError, ForewordError, RequestError
 from foreword.openai import (
     ChatRequest,
@@ -90,11 +90,12 @@ def batch(
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """A line in the engine, and its outputs, one per prompt."""
+    """A line in the engine, and its outputs, one per prompt. reader: of a conversation's output."""
 
     line: BatchLine
     request: ChatRequest | CompletionRequest
     model: str
+    reader: ChatReader | None = None
     outputs: dict[str, RequestOutput | None] = field(default_factory=dict)
 
 
@@ -135,10 +136,10 @@ class Batch:
             return line.record(None, {"code": line.error.code, "message": str(line.error)})
         engine = self._llm.engine
         try:
-            job, prompts = self._parse(line)
+            job, prompts, params = self._parse(line)
             groups = [
-                engine.check(f"{line.number}.{i}", prompt, job.request.params, prompt_text=text, **job.request.options)
-                for i, (text, prompt) in enumerate(prompts)
+                engine.check(f"{line.number}.{i}", prompt, params, **job.request.options)
+                for i, prompt in enumerate(prompts)
             ]
         except ForewordError as error:
             return line.record(_response(*error_body(error)), None)
@@ -148,8 +149,8 @@ class Batch:
             engine.add(group)
         return None
 
-    def _parse(self, line: BatchLine) -> tuple[_Job, list[tuple[str | None, Any]]]:
-        """The line's request and its prompts, each with its text if that is not the prompt itself."""
+    def _parse(self, line: BatchLine) -> tuple[_Job, Sequence[str | list[int]], SamplingParams]:
+        """The line's request, and the prompts and parameters for the engine."""
         request = parse_chat(line.body) if line.url.endswith("/chat/completions") else parse_completion(line.body)
         model = request.model or self._names[0]
         if model not in self._names:
@@ -157,10 +158,11 @@ class Batch:
             raise RequestError(None, "model", model, reason, "Use --model, or --served-model-name for another name.")
         if request.stream:
             raise RequestError(None, "stream", True, "a batch has no streams", "Leave it out.")
-        job = _Job(line, request, model)
-        if isinstance(request, ChatRequest):
-            return job, [(None, prompt_of(self._llm, request.messages, request.template))]
-        return job, [(None, prompt) for prompt in request.prompts]
+        if isinstance(request, CompletionRequest):
+            return _Job(line, request, model), request.prompts, request.params
+        limit = self._llm.engine.states.max_model_len
+        chat = make_chat(self._llm.tokenizer, request.messages, request.params, limit, request.chat)
+        return _Job(line, request, model, chat.reader()), [chat.token_ids], chat.params
 
     def _result(self, job: _Job) -> Record:
         outputs = [output for output in job.outputs.values() if output is not None]
@@ -170,7 +172,8 @@ class Batch:
         tokens = self._llm.tokenizer
         named: dict[str, Any] = {"response_id": uuid4().hex, "created": int(time.time()), "model": job.model}
         if isinstance(job.request, ChatRequest):
-            body = chat_completion(job.request, outputs[0], tokens, **named)
+            output = outputs[0] if job.reader is None else job.reader.read(outputs[0])
+            body = chat_completion(job.request, output, tokens, **named)
         else:
             body = text_completion(job.request, outputs, tokens, **named)
         return job.line.record(_response(200, body), None)

@@ -13,7 +13,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from foreword import LLM, RequestOutput, SamplingParams
-from foreword.cli.answers import Printer, answer, endings, prompt_of, summary
+from foreword.cli.answers import Printer, answer, endings, summary
 from foreword.cli.chat_input import Command, Message, read, unknown
 from foreword.cli.conversation import Conversation
 from foreword.cli.options import ENGINE, EngineOptions, grouped
@@ -134,22 +134,25 @@ class Chat:
         output = None
         with Interrupt() as interrupt, Printer(strip=True) as printer:
             try:
-                prompt = prompt_of(self.llm, messages)
-                for output in answer(self.llm, prompt, self.params, interrupt):
+                for output in answer(self.llm.chat_stream(messages, self.params), interrupt):
                     printer.show(output.outputs[0].text)
             except RequestError as error:
                 if error.field not in TOO_LONG:
                     raise
                 reason, fix = f"does not fit: {error.reason}", "Use /undo or /clear, or start with --max-model-len."
                 raise RequestError(None, "conversation", f"{len(messages)} messages", reason, fix) from None
-        assert output is not None
+        if output is None:  # interrupted before the first
+            return
         self._before = [] if self._last is None else self._last.prompt_token_ids + self._last.outputs[0].token_ids
         self._last = output
         if output.error is not None:
             raise output.error
-        text = output.outputs[0].text
-        if text or not interrupt.pressed:
-            self.conversation.messages = [*messages, {"role": "assistant", "content": text}]
+        completion = output.outputs[0]
+        said = {"role": "assistant", "content": completion.text}
+        if completion.message is not None:
+            said = completion.message.as_dict()
+        if completion.text or not interrupt.pressed:
+            self.conversation.messages = [*messages, said]
         if self._shows_speed:
             note(*summary(self.llm, output))
         elif not interrupt.pressed and (found := endings(self.llm, output)):

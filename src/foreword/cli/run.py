@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from foreword import LLM, RequestOutput, SamplingParams
-from foreword.cli.answers import Printer, answer, prompt_of, summary, timings
+from foreword.cli.answers import Printer, answer, summary, timings
 from foreword.cli.options import ENGINE, EngineOptions, grouped
 from foreword.cli.sampling_options import sampling_options
 from foreword.cli.terminal import Interrupt, has_input, note, read_input
@@ -59,11 +59,15 @@ def run(
         reason = "--raw is given" if raw else f"model {engine.model!r:.80} has no chat template"
         raise ConfigError(f"--system: {reason}, and it needs one. Leave it out, or write it into the prompt")
     messages = [{"role": "system", "content": system}] if system is not None else []
-    given = text if is_text else prompt_of(llm, [*messages, {"role": "user", "content": text}])
+    question = [*messages, {"role": "user", "content": text}]
+    outputs = llm.stream(text, params) if is_text else llm.chat_stream(question, params)
+    output = None
     shows_text = not as_json and params.n == 1
     with Interrupt() as interrupt, Printer(strip=not is_text, is_shown=shows_text) as printer:
-        for output in answer(llm, given, params, interrupt):
+        for output in answer(outputs, interrupt):
             printer.show(output.outputs[0].text)
+    if output is None:  # interrupted before the first
+        raise typer.Exit(130)
     if as_json:
         print(json.dumps(_as_json(llm, text, output, inspector.shown)))
     elif not shows_text:
@@ -110,7 +114,7 @@ def _as_json(llm: LLM, prompt: str, output: RequestOutput, tables: list[str]) ->
         {
             "text": completion.text,
             "token_ids": list(completion.token_ids),
-            "finish_reason": str(completion.finish_reason),
+            "finish_reason": completion.finish_reason or "abort",
             "stop_reason": completion.stop_reason,
             "logprobs": None if completion.logprobs is None else list(map(_values, completion.logprobs)),
         }

@@ -47,10 +47,12 @@ HELP = {
         "stop_token_ids": "End at this token. Repeatable.",
         "include_stop_str_in_output": "Show the stop that ended it.",
         "skip_special_tokens": "Show special tokens in the text.",
+        "spaces_between_special_tokens": "No spaces between such tokens.",
         "allowed_token_ids": "Choose only these. Repeatable.",
         "bad_words_token_ids": "Never these in a row. Repeatable.",
         "dry_breaker_token_ids": "As --dry-sequence-breakers.",
         "logit_bias": "Added to a logit, as 5=-2.5. Repeatable.",
+        "truncate_prompt_tokens": "Only the prompt's last ones; -1: what fits.",
         "logprobs": "Alternatives shown per token, with --json.",
         "prompt_logprobs": "The same for the tokens of the prompt.",
     },
@@ -59,7 +61,7 @@ HELP = {
 
 FIELDS = {name: text for panel in HELP.values() for name, text in panel.items()}
 
-OF_ONE_PROMPT = ("n", "best_of", "logprobs", "prompt_logprobs")
+OF_ONE_PROMPT = ("n", "best_of", "logprobs", "prompt_logprobs", "truncate_prompt_tokens")
 """Fields that a conversation does not have: each of its turns is one answer, shown as text."""
 
 DEFAULTS: dict[str, Any] = {"temperature": 0.0, "max_tokens": 1024}

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from foreword.batch import SamplingParams
 from foreword.engine import RequestOptions
+from foreword.engine.chat import ChatOptions
 from foreword.errors import RequestError, nearest
 
 
@@ -20,14 +21,15 @@ from foreword.errors import RequestError, nearest
 class ChatRequest:
     """The body of /v1/chat/completions.
 
-    model: as given, or None. messages: as the chat template takes them. template: further variables of the template.
-    options: of the request in the engine. stream: chunks are wanted; include_usage: also one with the usage.
+    model: as given, or None. messages: as the chat template takes them. chat: how they are made a prompt, and how the
+    answer is read. options: of the request in the engine. stream: chunks are wanted; include_usage: also one with the
+    usage.
     """
 
     model: str | None
     messages: list[dict[str, Any]]
     params: SamplingParams
-    template: dict[str, Any] = field(default_factory=dict)
+    chat: ChatOptions = field(default_factory=ChatOptions)
     options: RequestOptions = field(default_factory=RequestOptions)
     stream: bool = False
     include_usage: bool = False
@@ -72,6 +74,13 @@ _OBJECT = _Kind("an object", lambda value: isinstance(value, dict))
 _STRINGS = _list_of(_STRING, "a list of strings")
 _IDS = _list_of(_INTEGER, "a list of token ids")
 _MESSAGES = _list_of(_OBJECT, "a list of messages")
+_TOOLS = _list_of(_OBJECT, "a list of tools")
+_TOOL_CHOICE = _Kind(
+    'none, auto, required or {"type": "function", "function": {"name": …}}',
+    lambda value: (
+        value in ("none", "auto", "required") or (isinstance(value, dict) and value.get("type") == "function")
+    ),
+)
 _BIASES = _Kind(
     "an object of numbers by token id",
     lambda value: isinstance(value, dict) and all(key.isdecimal() and _NUMBER.accepts(v) for key, v in value.items()),
@@ -108,15 +117,12 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "function_call": ("none", "auto"),
     "functions": ([],),
     "modalities": (["text"],),
-    "parallel_tool_calls": (True, False),
     "prediction": (),
     "prompt_cache_retention": ("in-memory", "in_memory"),
     "reasoning_effort": (),
     "service_tier": ("auto", "default"),
     "store": (False,),
     "suffix": ("",),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
     "verbosity": (),
     "web_search_options": (),
 }
@@ -178,7 +184,7 @@ def parse_chat(body: object) -> ChatRequest:
         params=SamplingParams(
             **sampling, max_tokens=max(found, default=None), logprobs=alternatives if wants_logprobs else None
         ),
-        template=_template(given),
+        chat=_chat_options(given),
         **_common(given),
     )
     given.end()
@@ -255,14 +261,20 @@ def _common(given: _Fields) -> dict[str, Any]:
     }
 
 
-def _template(given: _Fields) -> dict[str, Any]:
-    """The variables of the chat template, but those that the request's other fields set."""
+def _chat_options(given: _Fields) -> ChatOptions:
+    """Tools, and the variables of the chat template but those that the request's other fields set."""
     wanted: dict[str, Any] = given.take("chat_template_kwargs", _OBJECT, {})
     for name in wanted.keys() & OF_TEMPLATES:
         raise RequestError(
             None, f"chat_template_kwargs.{name}", wanted[name], "is set by other fields", "Leave it out."
         )
-    return {**wanted, "add_generation_prompt": given.take("add_generation_prompt", _BOOLEAN, True)}
+    return ChatOptions(
+        tools=given.take("tools", _TOOLS),
+        tool_choice=given.take("tool_choice", _TOOL_CHOICE, "auto"),
+        parallel_tool_calls=given.take("parallel_tool_calls", _BOOLEAN, True),
+        add_generation_prompt=given.take("add_generation_prompt", _BOOLEAN, True),
+        template=wanted,
+    )
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from foreword.engine import CompletionOutput, RequestOutput
 from foreword.errors import ForewordError, RequestError
+from foreword.messages import Message
 from foreword.openai.request import ChatRequest, CompletionRequest
 from foreword.sampling import BadLogitsError, TokenLogprobs
 
@@ -35,9 +36,9 @@ def chat_completion(
     choices = [
         {
             "index": completion.index,
-            "message": {"role": "assistant", "content": completion.text, "refusal": None},
+            "message": _message(completion),
             "logprobs": _chat_logprobs(completion, request.params.logprobs or 0, tokens),
-            "finish_reason": completion.finish_reason,
+            "finish_reason": _finish_reason(completion),
         }
         for completion in output.outputs
     ]
@@ -88,6 +89,20 @@ def _body(
         "choices": choices,
         "usage": usage(outputs),
     }
+
+
+def _message(completion: CompletionOutput) -> Body:
+    """The message of a chat: its content is null if it has only tool calls."""
+    message = completion.message or Message(completion.text)
+    found = {**message.as_dict(), "refusal": None}
+    if message.tool_calls and not message.content:
+        found["content"] = None
+    return found
+
+
+def _finish_reason(completion: CompletionOutput) -> str | None:
+    calls = completion.message is not None and completion.message.tool_calls
+    return "tool_calls" if calls and completion.finish_reason == "stop" else completion.finish_reason
 
 
 def usage(outputs: Sequence[RequestOutput]) -> Body:

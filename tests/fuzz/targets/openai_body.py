@@ -28,7 +28,7 @@ def read(data, folder):
     request.params.check("r", vocab_size=48)
     if isinstance(request, ChatRequest):
         for template in TEMPLATES:
-            template.render(request.messages, tools=REQUEST["tools"], **request.template)
+            template.render(request.messages, tools=REQUEST["tools"], **request.chat["template"])
     elif not request.prompts:
         raise AssertionError("a completion without a prompt")
 
