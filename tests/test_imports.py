@@ -41,7 +41,7 @@ LAYERS = {
         "insight",
         "bench",
         "openai",
-    },  # fmt: skip
+    },
 }
 """Package → the packages that it may import (docs/architecture.md)."""
 
