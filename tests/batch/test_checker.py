@@ -144,6 +144,24 @@ def test_two_steps_in_flight_are_checked_when_resolved(engine):
     engine.step({"a": 1}, sampled={"a": [4]})
 
 
+@pytest.mark.parametrize("again", ["resolved", "prepared again"])
+def test_the_copies_of_a_step_are_made_once(engine, again):
+    engine.admit("a", [1, 2, 3], [1, 2])
+    engine.step({"a": 3}, sampled={"a": [4]})
+    engine.states.remove_request("a")
+    engine.admit("b", [1, 2, 5], [3, 4], computed=1)  # reads the copy of block 1,
+    engine.admit("c", [6, 7], [1])  # which is written over in the same step
+    copied = {"block_ops": BlockOps(np.zeros(0, np.int32), np.array([[1, 3]], np.int32))}
+    batch = engine.step({"b": 2, "c": 2}, **copied)
+    if again == "resolved":
+        resolve(batch)
+        engine.states.commit(batch, {"b": [8], "c": [9]})
+    else:
+        engine.step({"b": 2, "c": 2}, sampled={"b": [8], "c": [9]}, **copied)
+    engine.states.append_blocks("c", [[5]])
+    engine.step({"b": 1, "c": 1}, sampled={"b": [1], "c": [2]})
+
+
 def test_steps_that_went_by_unchecked_are_taken_for_granted(engine):
     engine.admit("a", [1, 2], [1, 2])
     engine.step({"a": 1}, sampled={"a": []})

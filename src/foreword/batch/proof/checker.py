@@ -28,7 +28,7 @@ from foreword.batch.proof.spec.step import slots
 from foreword.batch.proof.validator import validate
 from foreword.batch.state.block_table import BlockTable
 from foreword.batch.state.request_states import RequestStates
-from foreword.batch.step.tensors import BatchTensors, is_resolved, row_generation
+from foreword.batch.step.tensors import BatchTensors, buffers_of, is_pending, is_resolved, row_generation
 from foreword.batch.values.plan import Check
 from foreword.batch.values.seeds import STRIDE, mix64
 from foreword.errors import PlanError
@@ -117,6 +117,8 @@ class CacheChecker:
         self._shadows = [_Shadow(t.group.block_size) for t in states.block_tables]
         self._freed: list[set[int]] = [set() for _ in states.block_tables]
         self._last_step = -1
+        self._last: BatchTensors | None = None  # the batch recorded last
+        self._first_seen: list[_Tenant] = []  # in that batch
         for req_id in states.req_ids:
             self.filled(states.row_of(req_id))
         states.observers.append(self)
@@ -158,8 +160,14 @@ class CacheChecker:
     def check(self, batch: BatchTensors) -> None:
         """Compare a step with the shadow, then record its writes there. PlanError for the first violation.
 
-        A step prepared before the samples it needs were known is checked when it is resolved.
+        A step prepared before the samples it needs were known is checked when it is resolved. A step that is resolved
+        or prepared again before it ran replaces what was recorded of it: its copies are made once.
         """
+        if self._last is not None and buffers_of(self._last) is buffers_of(batch) and is_pending(self._last):
+            for shadow in self._shadows:
+                shadow.undo()
+            for tenant in self._first_seen:
+                tenant.brought = None
         if batch.step > self._last_step + 1:  # steps were not checked
             self._shadows = [_Shadow(t.group.block_size) for t in self._states.block_tables]
             for tenant in self._tenants.values():
@@ -169,7 +177,10 @@ class CacheChecker:
             self._check_freed(batch, g, table)
         if not is_resolved(batch):
             return
+        self._last, self._first_seen = batch, []
         alive = [b for b in range(batch.num_reqs) if row_generation(batch)[b] != -1]
+        for shadow in self._shadows:
+            shadow.keep()
         for g, table in enumerate(self._states.block_tables):
             if batch.block_ops:
                 self._shadows[g].copy(batch.block_ops.copies)
@@ -184,6 +195,7 @@ class CacheChecker:
             tenant = self._tenants[int(batch.idx_mapping[b])]
             if tenant.brought is None:
                 tenant.brought = int(batch.num_computed_tokens[b])
+                self._first_seen.append(tenant)
 
     def _check_freed(self, batch: BatchTensors, g: int, table: BlockTable) -> None:
         """An entry of the last check must not have been freed since; a new entry is an allocation."""
@@ -302,10 +314,14 @@ class CacheChecker:
 
 
 class _Shadow:
-    """Writer and fingerprint of each slot of one group. Only blocks that were touched take memory."""
+    """Writer and fingerprint of each slot of one group. Only blocks that were touched take memory.
+
+    `undo` takes back all changes since `keep`.
+    """
 
     def __init__(self, block_size: int) -> None:
         self._size = block_size
+        self._before: list[tuple[I64, I64, U64]] = []  # blocks, their writers and contents before each change
         self._index: dict[int, int] = {}
         self._writer = np.zeros((0, block_size), np.int64)
         self._content = np.zeros((0, block_size), np.uint64)
@@ -324,14 +340,27 @@ class _Shadow:
         places, offsets = self._places(where // self._size), where % self._size
         return self._writer[places, offsets], self._content[places, offsets]
 
+    def keep(self) -> None:
+        self._before.clear()
+
+    def undo(self) -> None:
+        while self._before:
+            places, writer, content = self._before.pop()
+            self._writer[places], self._content[places] = writer, content
+
+    def _record(self, places: I64) -> None:
+        self._before.append((places, self._writer[places], self._content[places]))
+
     def write(self, where: I64, writer: int, content: U64) -> None:
         places, offsets = self._places(where // self._size), where % self._size
+        self._record(places)
         self._writer[places, offsets] = writer
         self._content[places, offsets] = content
 
     def copy(self, pairs: I32) -> None:
         """Blocks copied, all of them read before any is written."""
         sources, targets = (self._places(blocks.astype(np.int64)) for blocks in (pairs[:, 0], pairs[:, 1]))
+        self._record(targets)
         self._writer[targets] = self._writer[sources]
         self._content[targets] = self._content[sources]
 

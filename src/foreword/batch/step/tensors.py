@@ -251,6 +251,11 @@ def buffers_of(batch: BatchTensors) -> InputBuffers:
     return batch._buffers
 
 
+def is_pending(batch: BatchTensors) -> bool:
+    """Whether the batch was neither advanced nor committed."""
+    return batch._stage == PREPARED
+
+
 def is_gathered(batch: BatchTensors) -> bool:
     """Whether `block_table` was made."""
     return batch._gathered
