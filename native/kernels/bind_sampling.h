@@ -61,6 +61,17 @@ void with_threads(CpuModel *model, Buffer<uint8_t> &own, Bytes &&bytes_of, F &&f
   f(isa, static_cast<ThreadPool *>(nullptr), own.reserve(bytes));
 }
 
+inline StepInput input_of(const StateRows &states, int64_t num_reqs, const Logits &logits) {
+  StepInput in{};
+  in.num_reqs = in_range(num_reqs, 0, kMostTokens, "the number of requests");
+  in.num_logits = in_range(int64_t(logits.shape(0)), in.num_reqs, kMostTokens, "the number of logits");
+  check_rows_contiguous(logits, "logits");
+  in_range(int64_t(logits.shape(1)), states.vocab_size, states.vocab_size, "the width of logits");
+  in.logits = logits.data();
+  in.logits_stride = logits.stride(0);
+  return in;
+}
+
 class PySamplingRows {
  public:
   // `columns`: the arrays of SamplingColumns by name. All arrays are kept and read in every call.
@@ -120,15 +131,22 @@ class PySamplingRows {
               CpuModel *model) {
     const StepInput in = input(logits, rows, starts, cu_num_logits, positions, drafts, is_token_id, masked, words,
                                changed_rows, changed);
-    check_size(out.shape(0), size_t(in.num_reqs), "out");
-    const int width = in_range(int64_t(out.shape(1)), 0, kMostTokens, "the width of out");
-    for (int b = 0; b < in.num_reqs; ++b) {
-      in_range(in.cu_num_logits[b + 1] - in.cu_num_logits[b], 1, width, "the rows of logits of a request");
-    }
     LogprobOutput wanted{};
     if (offsets) {
       if (!ids || !logprobs || !ranks) throw std::invalid_argument("offsets need ids, logprobs and ranks");
       wanted = checked_logprobs(*offsets, in.num_logits, *ids, *logprobs, *ranks, rows_.states().vocab_size);
+    }
+    run(in, out, wanted, model);
+  }
+
+  const StateRows &states() const { return rows_.states(); }
+
+  // Samples a checked input.
+  void run(const StepInput &in, const Out2<int32_t> &out, const LogprobOutput &wanted, CpuModel *model) {
+    check_size(out.shape(0), size_t(in.num_reqs), "out");
+    const int width = in_range(int64_t(out.shape(1)), 0, kMostTokens, "the width of out");
+    for (int b = 0; b < in.num_reqs; ++b) {
+      in_range(in.cu_num_logits[b + 1] - in.cu_num_logits[b], 1, width, "the rows of logits of a request");
     }
     const auto lock = exclusive();
     with_threads(model, scratch_, [&](const Isa &isa) { return rows_.scratch_bytes(isa); },
@@ -136,6 +154,9 @@ class PySamplingRows {
                    rows_.sample(in, isa, pool, scratch, width, out.data(), wanted);
                  });
   }
+
+  // Throws std::invalid_argument unless the input may be sampled.
+  void check(const StepInput &in) const { rows_.check(in); }
 
  private:
   static StateRows states(const nb::dict &columns, const Rows2<int32_t> &token_ids, const Array1<int32_t> &prompt_len,
@@ -191,13 +212,7 @@ class PySamplingRows {
                   const std::optional<Array1<int32_t>> &masked, const std::optional<Array2<int32_t>> &words,
                   const Indices &changed_rows, const Changed &changed) const {
     const StateRows &s = rows_.states();
-    StepInput in{};
-    in.num_reqs = in_range(int64_t(rows.shape(0)), 0, kMostTokens, "the number of requests");
-    in.num_logits = in_range(int64_t(logits.shape(0)), in.num_reqs, kMostTokens, "the number of logits");
-    check_rows_contiguous(logits, "logits");
-    in_range(int64_t(logits.shape(1)), s.vocab_size, s.vocab_size, "the width of logits");
-    in.logits = logits.data();
-    in.logits_stride = logits.stride(0);
+    StepInput in = input_of(s, int64_t(rows.shape(0)), logits);
     in.rows = rows.data();
     in.starts = at_least(starts, in.num_reqs, "starts");
     in.cu_num_logits = at_least(cu_num_logits, in.num_reqs + 1, "cu_num_logits");
@@ -253,6 +268,50 @@ class PySamplingRows {
   std::mutex in_use_;
 };
 
+// The buffers of steps, for steps without masks, custom processors, log-probabilities and embeddings: an array that is
+// passed to a function costs as much as the draw of a row.
+class PySamplingBuffers {
+ public:
+  PySamplingBuffers(PySamplingRows *rows, const Array1<int32_t> &idx_mapping, const Array1<int32_t> &starts,
+                    const Array1<int32_t> &cu_num_logits, const Array1<int64_t> &positions,
+                    const Array1<int64_t> &logits_indices, const Array1<int32_t> &drafts)
+      : rows_(rows),
+        idx_mapping_(idx_mapping),
+        starts_(starts),
+        cu_num_logits_(cu_num_logits),
+        positions_(positions),
+        logits_indices_(logits_indices),
+        drafts_(drafts) {}
+
+  // As SamplingRows.sample. True if a request has no token.
+  bool sample(int num_reqs, const Logits &logits, const Out2<int32_t> &out, CpuModel *model) {
+    StepInput in = input_of(rows_->states(), num_reqs, logits);
+    in.rows = at_least(idx_mapping_, in.num_reqs, "idx_mapping");
+    in.starts = at_least(starts_, in.num_reqs, "starts");
+    in.cu_num_logits = at_least(cu_num_logits_, in.num_reqs + 1, "cu_num_logits");
+    in.drafts = at_least(drafts_, in.num_logits - in.num_reqs, "drafts");
+    const int64_t *at = at_least(logits_indices_, in.num_logits, "logits_indices");
+    drawn_.resize(size_t(in.num_logits));
+    for (int i = 0; i < in.num_logits; ++i) {
+      const int64_t last = int64_t(positions_.shape(0)) - 1;
+      drawn_[size_t(i)] = positions_.data()[in_range(at[i], 0, last, "an index of logits_indices")] + 1;
+    }
+    in.positions = drawn_.data();
+    rows_->check(in);
+    rows_->run(in, out, {}, model);
+    bool is_missing = false;
+    for (int b = 0; b < in.num_reqs; ++b) is_missing |= out.data()[size_t(b) * out.shape(1)] < 0;
+    return is_missing;
+  }
+
+ private:
+  PySamplingRows *rows_;
+  const Array1<int32_t> idx_mapping_, starts_, cu_num_logits_;
+  const Array1<int64_t> positions_, logits_indices_;
+  const Array1<int32_t> drafts_;
+  std::vector<int64_t> drawn_;  // the positions that the tokens take
+};
+
 inline void read_logprobs(const Logits &logits, const Array1<int32_t> &tokens, const Array1<int64_t> &offsets,
                           const Out1<int32_t> &ids, const Out1<double> &logprobs, const Out1<int32_t> &ranks,
                           CpuModel *model) {
@@ -291,6 +350,16 @@ inline void bind_sampling(nb::module_ &m) {
            "changed_rows"_a.noconvert().none(), "changed"_a.noconvert().none(), "out"_a.noconvert(),
            "offsets"_a.noconvert().none(), "ids"_a.noconvert().none(), "logprobs"_a.noconvert().none(),
            "ranks"_a.noconvert().none(), "model"_a.none() = nb::none());
+  nb::class_<PySamplingBuffers>(m, "SamplingBuffers",
+                                "The buffers of steps that have neither masks, custom processors, log-probabilities "
+                                "nor embeddings.")
+      .def(nb::init<PySamplingRows *, const Array1<int32_t> &, const Array1<int32_t> &, const Array1<int32_t> &,
+                    const Array1<int64_t> &, const Array1<int64_t> &, const Array1<int32_t> &>(),
+           nb::keep_alive<1, 2>(), "rows"_a, "idx_mapping"_a.noconvert(), "starts"_a.noconvert(),
+           "cu_num_logits"_a.noconvert(), "positions"_a.noconvert(), "logits_indices"_a.noconvert(),
+           "drafts"_a.noconvert())
+      .def("sample", &PySamplingBuffers::sample, "num_reqs"_a, "logits"_a.noconvert(), "out"_a.noconvert(),
+           "model"_a.none() = nb::none());
   m.def("token_logprobs", &read_logprobs, "logits"_a.noconvert(), "tokens"_a.noconvert(), "offsets"_a.noconvert(),
         "ids"_a.noconvert(), "logprobs"_a.noconvert(), "ranks"_a.noconvert(), "model"_a.none() = nb::none(),
         "For row i of logits [n, V], entries [offsets[i], offsets[i + 1]): tokens[i], then the most likely tokens.");

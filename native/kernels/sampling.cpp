@@ -15,6 +15,10 @@ constexpr int64_t kLeastWork = 1 << 17;  // logits; fewer cost less than waking 
 // Calls f(i, thread) for i in [0, count), each once. Throws std::bad_alloc if one did.
 template <class F>
 void for_each(int count, int64_t work, ThreadPool *pool, F &&f) {
+  if (!pool || count <= 1 || work < kLeastWork) {
+    for (int i = 0; i < count; ++i) f(i, 0);
+    return;
+  }
   std::atomic<int> next{0};
   std::atomic<bool> failed{false};
   const auto run = [&](int thread) {
@@ -24,11 +28,7 @@ void for_each(int count, int64_t work, ThreadPool *pool, F &&f) {
       failed = true;
     }
   };
-  if (pool && count > 1 && work >= kLeastWork) {
-    pool->run([&](int thread) { run(thread); });
-  } else {
-    run(0);
-  }
+  pool->run([&](int thread) { run(thread); });
   if (failed) throw std::bad_alloc();
 }
 
@@ -111,8 +111,14 @@ void SamplingRows::prepare(const StepInput &in, int b, RuleScratch &scratch, Row
   Request *request = requests_[size_t(row)].get();
   const int prompt_len = s.prompt_len[row], num_tokens = s.num_tokens[row];
   const bool samples = in.positions[first] >= num_tokens;
-  rows = {request, row, first, count, samples, in.drafts + (first - b), {}, {}, num_tokens - prompt_len};
+  rows.request = request;
+  rows.row = row;
+  rows.first = first;
+  rows.count = count;
+  rows.samples = samples;
+  rows.drafts = in.drafts + (first - b);
   if (!request) return;
+  rows.num_outputs = num_tokens - prompt_len;
   if (request->counted > std::max(in.starts[b], 0) || request->prompt_len != prompt_len) {
     request->counts.clear();
     request->counted = 0;
@@ -208,10 +214,13 @@ void SamplingRows::sample(const StepInput &in, const Isa &isa, ThreadPool *pool,
       apply(in, rows, j, copy, scratch_[size_t(thread)]);
       x = copy;
     }
-    const SamplingRow options{s.temperature[row],      s.top_k[row],           s.top_p[row],
-                              s.min_p[row],            s.typical_p[row],       s.top_n_sigma[row],
-                              s.xtc_probability[row],  s.xtc_threshold[row],   uint64_t(s.seed[row]),
-                              in.positions[i]};
+    SamplingRow options{};
+    if (s.temperature[row] > 0.f) {
+      options = {s.temperature[row],     s.top_k[row],         s.top_p[row],
+                 s.min_p[row],           s.typical_p[row],     s.top_n_sigma[row],
+                 s.xtc_probability[row], s.xtc_threshold[row], uint64_t(s.seed[row]),
+                 in.positions[i]};
+    }
     const int32_t token = isa.sample_row(x, s.vocab_size, options, search);
     out[ptrdiff_t(b) * width + j] = token;
     if (token < 0) return false;

@@ -202,6 +202,19 @@ class SamplingRows:
         model: CpuModel | None = None,
     ) -> None: ...
 
+class SamplingBuffers:
+    def __init__(
+        self,
+        rows: SamplingRows,
+        idx_mapping: _I32,
+        starts: _I32,
+        cu_num_logits: _I32,
+        positions: _I64,
+        logits_indices: _I64,
+        drafts: _I32,
+    ) -> None: ...
+    def sample(self, num_reqs: int, logits: _F32, out: _I32, model: CpuModel | None = None) -> bool: ...
+
 def kv_bytes(
     kv_format: str, num_blocks: int, block_size: int, num_slots: int, num_kv_heads: int, head_dim: int
 ) -> int: ...

@@ -39,6 +39,9 @@ class Tokenizer(Protocol):
     ) -> Detokenizer: ...
 
 
+DEFAULT_PARAMS = SamplingParams()
+
+
 class Intake:
     """Checks requests, and expands each into one scheduler request per completion.
 
@@ -64,6 +67,7 @@ class Intake:
         self._seed = seed if seed is not None else int.from_bytes(os.urandom(7), "little")
         self._clock, self._grammars = clock, grammars
         self._num_arrivals = 0
+        self._last_params: SamplingParams | None = None  # checked before, and of values that cannot change
 
     def check(
         self,
@@ -77,7 +81,11 @@ class Intake:
         check_id(request_id)
         check_options(request_id, options)
         vocab_size, max_model_len = self._states.vocab_size, self._states.max_model_len
-        params = SamplingParams() if params is None else checked_params(request_id, params, vocab_size=vocab_size)
+        if params is None:
+            params = DEFAULT_PARAMS
+        if params is not self._last_params:
+            params = checked_params(request_id, params, vocab_size=vocab_size)
+            self._last_params = None if params.has_mappings else params
         num_kept = self._num_kept(request_id, params)
         if isinstance(prompt, str):
             prompt_text, prompt = prompt, self._encode(request_id, prompt, None if num_kept else max_model_len)
@@ -131,8 +139,7 @@ class Intake:
                 prompt=prompt,
                 arrival=self._num_arrivals,
                 max_len=limit,
-                params=replace(
-                    params,
+                params=params.with_values(
                     seed=derived_seed(seed, index),
                     logprobs=logprobs,
                     prompt_logprobs=params.prompt_logprobs if index == 0 else None,

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from foreword.arrays import F32, I32, I64
+from foreword.arrays import F32, I32
 from foreword.batch import InputBatch
+from foreword.batch.step.tensors import buffers_of
 from foreword.errors import PlanError
 from foreword.native import native
 from foreword.sampling.failures import BadLogitsError, NoTokenLeftError, has_choice
@@ -62,35 +63,45 @@ class Sampler:
             raise PlanError("the logits must be float32 [L, V]", step=batch.step, tensor="logits",
                             expected=(len(at), states.vocab_size),
                             got=(*logits.shape, str(logits.dtype)))  # fmt: skip
-        positions = batch.positions.take(at)
-        positions += 1
+        width = 1  # the most logits of a request; each has at least one
+        if len(at) > batch.num_reqs:
+            width = int(np.diff(batch.cu_num_logits).max())
+        tokens = np.empty((batch.num_reqs, width), np.int32)
+        wanted, buffers = None, None
+        if sampling.metadata.num_logprobs is not None:
+            wanted = _wanted_logprobs(batch, sampling, tokens)
+        elif masks is None and not sampling.processors and states.extras.is_token_id is None:
+            buffers = sampling.rules.buffers(buffers_of(batch))
+        if buffers is not None:
+            has_failed = buffers.sample(batch.num_reqs, logits, tokens, self.threads)
+        else:
+            self._sample(batch, logits, sampling, tokens, wanted)
+            has_failed = bool((tokens[:, 0] < 0).any())
+        failures: dict[int, Failure] = _failures(batch, logits, tokens[:, 0]) if has_failed else {}
+        if masks is not None and masks.failures:
+            failures |= masks.failures
+            tokens[list(masks.failures)] = -1
+        return Sampled(tokens if width > 1 else tokens.reshape(-1), wanted or {}, failures=failures)
+
+    def _sample(
+        self, batch: InputBatch, logits: F32, sampling: StepSampling, tokens: I32, wanted: StepLogprobs | None
+    ) -> None:
+        """Fill the tokens [B, W] of a step with anything, and the log-probabilities that are wanted."""
+        masks = sampling.masks
         step = StepArrays(
             logits,
             batch.idx_mapping,
             batch.num_computed_tokens,
             batch.cu_num_logits,
-            positions,
+            batch.positions.take(batch.logits_indices) + 1,
             batch.draft_token_ids,
-            states.extras.is_token_id,
+            batch.states.extras.is_token_id,
             None if masks is None else masks.logit_rows,
             None if masks is None else masks.words,
         )
         indices, changed = self._process(batch, step, sampling) if sampling.processors else (None, None)
-        width = 1  # the most logits of a request; each has at least one
-        if len(at) > batch.num_reqs:
-            width = int(np.diff(batch.cu_num_logits).max())
-        tokens = np.empty((batch.num_reqs, width), np.int32)
-        wanted = None if sampling.metadata.num_logprobs is None else _wanted_logprobs(batch, sampling, tokens)
         logprobs = _NO_LOGPROBS if wanted is None else wanted.arrays.all()
         sampling.rules.core.sample(*step, indices, changed, tokens, *logprobs, self.threads)
-        failures: dict[int, Failure] = {}
-        first = tokens[:, 0]
-        if first[first.argmin()] < 0:  # faster than min()
-            failures |= _failures(batch, logits, first, positions)
-        if masks is not None and masks.failures:
-            failures |= masks.failures
-            tokens[list(masks.failures)] = -1
-        return Sampled(tokens if width > 1 else tokens.reshape(-1), wanted or {}, failures=failures)
 
     def _process(
         self, batch: InputBatch, step: StepArrays, sampling: StepSampling
@@ -126,9 +137,9 @@ def _wanted_logprobs(batch: InputBatch, sampling: StepSampling, tokens: I32) -> 
     return StepLogprobs(LogprobArrays.for_counts(per_row), wanting, batch.cu_num_logits[wanting], tokens)
 
 
-def _failures(batch: InputBatch, logits: F32, drawn: I32, positions: I64) -> dict[int, Failure]:
+def _failures(batch: InputBatch, logits: F32, drawn: I32) -> dict[int, Failure]:
     """The requests whose first token of this step could not be drawn; not those whose token is discarded anyway."""
     first = batch.cu_num_logits[:-1]
-    samples = positions[first] >= batch.states.num_tokens[batch.idx_mapping]
+    samples = batch.positions[batch.logits_indices[first]] + 1 >= batch.states.num_tokens[batch.idx_mapping]
     failed = (samples & (drawn < 0)).nonzero()[0]
     return {b: NoTokenLeftError if has_choice(logits[first[b]]) else BadLogitsError for b in failed.tolist()}

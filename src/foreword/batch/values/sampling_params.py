@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import islice
 from numbers import Integral, Real
 from typing import Any, NoReturn
@@ -102,12 +102,24 @@ class SamplingParams:
         """
         for field, convert in _CONVERSIONS:
             value = getattr(self, field)
-            if value is None:
-                converted = () if field in _LISTS else None
-            else:
-                converted = value if type(value) in _PLAIN else convert(value)
-            if converted is not value:
-                object.__setattr__(self, field, converted)
+            if type(value) in _PLAIN or value is _EMPTY:
+                continue
+            if value is not None:
+                object.__setattr__(self, field, convert(value))
+            elif field in _LISTS:
+                object.__setattr__(self, field, ())
+
+    def with_values(self, **values: Any) -> SamplingParams:
+        """A copy with other values of some fields, which are not converted and not checked."""
+        other = object.__new__(SamplingParams)
+        for field in _FIELDS:
+            object.__setattr__(other, field, values[field] if field in values else getattr(self, field))
+        return other
+
+    @property
+    def has_mappings(self) -> bool:
+        """Whether a field holds a mapping, the only kind of value that can change."""
+        return self.logit_bias is not None or self.extra_args is not None or self.structured_outputs is not None
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -122,8 +134,8 @@ class SamplingParams:
 
         for field, is_optional in _INTEGERS:
             value = getattr(self, field)
-            valid = _is_integer(value) or (is_optional and value is None)
-            require(valid, field, value, "expected an integer", "Give an integer" + " or None." * is_optional)
+            if not (type(value) is int or (is_optional and value is None) or _is_integer(value)):
+                require(False, field, value, "expected an integer", "Give an integer" + " or None." * is_optional)
         require(self.n >= 1, "n", self.n, "must be at least 1", "Use 1 or more.")
         require(
             self.best_of is None or self.best_of >= self.n,
@@ -131,7 +143,8 @@ class SamplingParams:
         )  # fmt: skip
         for field, low, high, fix in _RANGES:
             value = getattr(self, field)
-            require(_is_number(value) and low <= value <= high, field, value, f"must be in [{low:g}, {high:g}]", fix)
+            if not (_is_number(value) and low <= value <= high):
+                require(False, field, value, f"must be in [{low:g}, {high:g}]", fix)
         for field in ("top_p", "typical_p"):
             value = getattr(self, field)
             require(value > 0, field, value, "must be above 0", "Use 1.0 for no limit.")
@@ -235,7 +248,7 @@ class SamplingParams:
 
 
 def _are_strings(value: object) -> bool:
-    return isinstance(value, Sequence) and all(isinstance(item, str) for item in value)
+    return value is _EMPTY or (isinstance(value, Sequence) and all(isinstance(item, str) for item in value))
 
 
 def _is_integer(value: object) -> bool:
@@ -348,7 +361,9 @@ _FLAGS = (
     "detokenize",
 )
 _LISTS = ("stop", "stop_token_ids", "bad_words", "bad_words_token_ids", "dry_breaker_token_ids")  # None: empty
+_FIELDS = tuple(field.name for field in fields(SamplingParams))
 _PLAIN = (int, float, bool, str)
+_EMPTY: tuple[object, ...] = ()
 _CONVERSIONS: tuple[tuple[str, Callable[[Any], Any]], ...] = (
     *((field, _integer) for field, _ in _INTEGERS),
     *((field, _float) for field, *_ in _RANGES),
