@@ -1,4 +1,4 @@
-"""Runs the tests of the native module in builds that check memory, undefined behaviour and data races.
+"""Runs the tests of the native module, and mixed traffic, in builds that check memory, undefined behaviour and races.
 
     python tools/sanitize.py        or: make sanitize
 
@@ -28,6 +28,7 @@ SANITIZERS = {
 }
 TESTS = (
     "tests/kernels",
+    *(f"tests/sampling/test_{name}.py" for name in ("native_rows", "token_counts", "sampler")),
     *(f"tests/batch/test_{name}.py" for name in ("bulk_rows", "random_traces", "refused_steps", "vllm_apply")),
 )
 # The default model takes long, and the long contexts add no path to the shorter ones.
@@ -65,16 +66,17 @@ def build(folder: Path, sanitizers: str) -> Path:
 
 
 def run(package: Path, library: str, options: dict[str, str]) -> None:
-    """The tests, with the sanitizer's runtime loaded before the interpreter."""
+    """The tests and the traffic, with the sanitizer's runtime loaded before the interpreter."""
     preload = [_library(f"{name}.so") for name in (library, "libstdc++")]
     environment = os.environ | options | {
         "LD_PRELOAD": " ".join(preload), "PYTHONPATH": str(package), "PYTHONMALLOC": "malloc",
         "OPENBLAS_NUM_THREADS": "1", "FOREWORD_NUM_THREADS": "2",
     }  # fmt: skip
-    command = [sys.executable, "-m", "pytest", "-n", str(os.cpu_count()), "-p", "no:cacheprovider", *DESELECTED, *TESTS]
-    done = subprocess.run(command, cwd=ROOT, env=environment, check=False)
-    if done.returncode:
-        sys.exit(done.returncode)
+    tests = ["-m", "pytest", "-n", str(os.cpu_count()), "-p", "no:cacheprovider", *DESELECTED, *TESTS]
+    for arguments in (tests, ["tests/storms/soak.py", "--steps", "4000"]):
+        done = subprocess.run([sys.executable, *arguments], cwd=ROOT, env=environment, check=False)
+        if done.returncode:
+            sys.exit(done.returncode)
 
 
 def _library(name: str) -> str:
