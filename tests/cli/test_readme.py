@@ -12,9 +12,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from processes import MAIN, PATIENCE, SOURCE
 
 from foreword.insight.toy import toy_steps
-from processes import MAIN, PATIENCE, SOURCE
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
