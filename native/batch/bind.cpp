@@ -12,6 +12,7 @@
 #include <stdexcept>
 #include <tuple>
 
+#include "batch/python_values.h"
 #include "batch/rows.h"
 #include "batch/step.h"
 
@@ -137,7 +138,7 @@ bool admit(RowsCore &core, nb::handle req_ids, Vector<int32_t> rows, nb::handle 
     return false;
   const nb::object ids = nb::steal(PySequence_Fast(req_ids.ptr(), "req_ids must be a sequence"));
   if (!ids.is_valid()) throw nb::python_error();
-  if (size_t(PySequence_Fast_GET_SIZE(ids.ptr())) != count || !fits(known) || (prompts && !fits(*prompts)) ||
+  if (size_t(length(ids.ptr())) != count || !fits(known) || (prompts && !fits(*prompts)) ||
       (computed && !fits(*computed)) || block_ids.size() != core.tables.size() || held.size() != block_ids.size())
     return false;
   const std::vector<int32_t> none(computed ? 0 : count, 0);
@@ -158,9 +159,9 @@ bool admit(RowsCore &core, nb::handle req_ids, Vector<int32_t> rows, nb::handle 
   }
   std::vector<ColumnWrite> writes;
   if (parameters && !read_columns(core, *parameters, count, writes)) return false;
-  if (!core.directory.next_rows(a.count, rows.data()) ||
-      !core.admit(a, PySequence_Fast_ITEMS(ids.ptr())))
-    return false;
+  std::vector<PyObject *> names(count);
+  for (size_t i = 0; i < count; ++i) names[i] = item(ids.ptr(), Py_ssize_t(i));
+  if (!core.directory.next_rows(a.count, rows.data()) || !core.admit(a, names.data())) return false;
   if (parameters) {
     core.set_sampling(a.rows, a.count, writes);
     if (parameters->contains("temperature") && !parameters->contains("seed")) core.derive_seeds(a.rows, a.count);

@@ -13,19 +13,17 @@ void put(PyObject *&slot, PyObject *value) {
 }  // namespace
 
 bool Directory::next_rows(int64_t count, int32_t *rows) const {
-  const Py_ssize_t available = PyList_GET_SIZE(free);
+  const Py_ssize_t available = PyList_Size(free);
   if (available < count) return false;
-  for (int64_t i = 0; i < count; ++i) rows[i] = int32_t(PyLong_AsLong(PyList_GET_ITEM(free, available - 1 - i)));
+  for (int64_t i = 0; i < count; ++i) rows[i] = int32_t(PyLong_AsLong(PyList_GetItem(free, available - 1 - i)));
   return true;
 }
 
 bool Directory::enter(PyObject *const *ids, const int32_t *rows, int64_t count) const {
-  const Py_ssize_t available = PyList_GET_SIZE(free);
+  const Py_ssize_t available = PyList_Size(free);
   for (int64_t i = 0; i < count; ++i) {
-    PyObject *row = PyList_GET_ITEM(free, available - 1 - i);
-    // An id that has a row already, or is named twice, keeps the row object that it has.
-    const Py_ssize_t known = PyDict_GET_SIZE(row_of);
-    if (PyUnicode_CheckExact(ids[i]) && PyDict_SetDefault(row_of, ids[i], row) && PyDict_GET_SIZE(row_of) > known)
+    PyObject *row = PyList_GetItem(free, available - 1 - i);
+    if (PyUnicode_CheckExact(ids[i]) && PyDict_Contains(row_of, ids[i]) == 0 && !PyDict_SetItem(row_of, ids[i], row))
       continue;
     PyErr_Clear();
     while (i-- > 0) PyDict_DelItem(row_of, ids[i]);

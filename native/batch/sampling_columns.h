@@ -92,7 +92,7 @@ struct SamplingColumns {
       any = true;
       is_set[rows[i]] = false;
       stamp[rows[i]] = counters[VERSION] + 1;
-      if (PyDict_GET_SIZE(params)) drop_params(rows[i]);
+      if (PyDict_Size(params)) drop_params(rows[i]);
     }
     if (!any) return;
     ++counters[VERSION];

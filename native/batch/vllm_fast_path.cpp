@@ -1,9 +1,9 @@
 #include "batch/vllm_fast_path.h"
 
 #include <algorithm>
-#include <cstring>
 #include <memory>
 
+#include "batch/python_values.h"
 #include "batch/seeds.h"
 
 namespace foreword {
@@ -42,40 +42,13 @@ const Names &names() {
   return n;
 }
 
-// A Python int that fits int32. False, with no error set, for anything else.
-inline bool as_int32(PyObject *o, int32_t &out) {
-  if (!PyLong_CheckExact(o)) return false;
-#if PY_VERSION_HEX >= 0x030C0000
-  if (PyUnstable_Long_IsCompact(reinterpret_cast<PyLongObject *>(o))) {
-    out = int32_t(PyUnstable_Long_CompactValue(reinterpret_cast<PyLongObject *>(o)));
-    return true;
-  }
-#else
-  const Py_ssize_t digits = Py_SIZE(o);
-  if (digits >= -1 && digits <= 1) {
-    out = int32_t(digits * Py_ssize_t(reinterpret_cast<PyLongObject *>(o)->ob_digit[0]));
-    return true;
-  }
-#endif
-  int overflow;
-  const long long value = PyLong_AsLongLongAndOverflow(o, &overflow);
-  if (overflow || value < INT32_MIN || value > INT32_MAX) return false;
-  out = int32_t(value);
-  return true;
-}
-
-inline bool is_sequence(PyObject *o) { return o && (PyList_CheckExact(o) || PyTuple_CheckExact(o)); }
-inline PyObject **items(PyObject *o) { return PySequence_Fast_ITEMS(o); }
-inline Py_ssize_t length(PyObject *o) { return Py_SIZE(o); }
-
 // A list or tuple of token ids into `out`, which has room for it. False for one that is not a token id of the vocabulary.
 bool read_tokens(PyObject *o, int32_t *out, uint32_t vocab_size) {
   const Py_ssize_t n = length(o);
-  PyObject **in = items(o);
   uint32_t largest = 0;  // a negative id is a large unsigned one
   for (Py_ssize_t i = 0; i < n; ++i) {
-    if (i + 16 < n) __builtin_prefetch(in[i + 16]);
-    if (!as_int32(in[i], out[i])) return false;
+    prefetch_item(o, i + 16);
+    if (!as_int32(item(o, i), out[i])) return false;
     largest = std::max(largest, uint32_t(out[i]));
   }
   return largest < vocab_size;
@@ -87,20 +60,11 @@ bool append_ints(PyObject *o, std::vector<int32_t> &out) {
   const Py_ssize_t n = length(o);
   const size_t start = out.size();
   out.resize(start + n);
-  PyObject **in = items(o);
   for (Py_ssize_t i = 0; i < n; ++i) {
-    if (i + 16 < n) __builtin_prefetch(in[i + 16]);
-    if (!as_int32(in[i], out[start + i])) return false;
+    prefetch_item(o, i + 16);
+    if (!as_int32(item(o, i), out[start + i])) return false;
   }
   return true;
-}
-
-inline bool same_text(PyObject *a, PyObject *b) {
-  if (a == b) return true;
-  if (!PyUnicode_CheckExact(a) || !PyUnicode_CheckExact(b)) return false;
-  const auto kind = PyUnicode_KIND(a);
-  return PyUnicode_GET_LENGTH(a) == PyUnicode_GET_LENGTH(b) && kind == PyUnicode_KIND(b) &&
-         !std::memcmp(PyUnicode_DATA(a), PyUnicode_DATA(b), size_t(PyUnicode_GET_LENGTH(a)) * size_t(kind));
 }
 
 inline bool is_empty(PyObject *o) { return !o || o == Py_None || PyObject_Size(o) == 0; }
@@ -148,29 +112,29 @@ bool VllmFastPath::check_cached(PyObject *cached) {
   ++call_;
   size_t cursor = 0;
   for (Py_ssize_t i = 0; i < count; ++i) {
-    const int32_t row = find(items(ids.get())[i], cursor);
+    const int32_t row = find(item(ids.get(), i), cursor);
     int32_t c, made;
-    if (row < 0 || seen_[row] == call_ || !as_int32(items(computed.get())[i], c) || c < 0 || c > s.max_model_len)
+    if (row < 0 || seen_[row] == call_ || !as_int32(item(computed.get(), i), c) || c < 0 || c > s.max_model_len)
       return false;
     seen_[row] = call_;
     if (has_outputs) {
-      if (!as_int32(items(outputs.get())[i], made)) return false;
+      if (!as_int32(item(outputs.get(), i), made)) return false;
       if (!rows->states.num_placeholders[row] && s.prompt_len[row] + made < s.num_tokens[row]) return false;
     }
     c = s.clamp_computed(row, c);
-    PyObject *grown = items(blocks.get())[i];
+    PyObject *grown = item(blocks.get(), i);
     if (grown == Py_None) {
       if (c != s.num_computed_tokens[row]) growth_.push_back({row, c, nullptr});
       continue;
     }
     if (!is_sequence(grown) || size_t(length(grown)) != rows->tables.size()) return false;
     for (size_t g = 0; g < rows->tables.size(); ++g) {
-      PyObject *list = items(grown)[g];
+      PyObject *list = item(grown, g);
       const RowTable &t = rows->tables[g];
       if (!is_sequence(list) || t.num_blocks[row] + length(list) > t.width) return false;
       int32_t block;
       for (Py_ssize_t k = 0; k < length(list); ++k)
-        if (!as_int32(items(list)[k], block) || !t.accepts(&block, 1)) return false;
+        if (!as_int32(item(list, k), block) || !t.accepts(&block, 1)) return false;
     }
     growth_.push_back({row, c, grown});
   }
@@ -203,7 +167,7 @@ bool VllmFastPath::read_plan(PyObject *num_scheduled, PyObject *drafts, int64_t 
       if (list) {
         if (!is_sequence(list) || d + length(list) > max_draft_ids) return false;
         for (Py_ssize_t k = 0; k < length(list); ++k)
-          if (!as_int32(items(list)[k], out_draft_ids[d + k])) return false;
+          if (!as_int32(item(list, k), out_draft_ids[d + k])) return false;
         out_num_drafts[b] = int32_t(length(list));
         d += length(list);
         ++used;
@@ -231,9 +195,9 @@ int64_t VllmFastPath::step(PyObject *cached, PyObject *num_scheduled, PyObject *
     rows->states.set_computed(grown.row, grown.computed);
     for (size_t g = 0; grown.blocks && g < rows->tables.size(); ++g) {
       const RowTable &t = rows->tables[g];
-      PyObject *list = items(grown.blocks)[g];
+      PyObject *list = item(grown.blocks, g);
       int32_t *end = t.table + int64_t(grown.row) * t.width + t.num_blocks[grown.row];
-      for (Py_ssize_t k = 0; k < length(list); ++k) as_int32(items(list)[k], end[k]);
+      for (Py_ssize_t k = 0; k < length(list); ++k) as_int32(item(list, k), end[k]);
       t.num_blocks[grown.row] += int32_t(length(list));
     }
   }
@@ -260,7 +224,7 @@ bool VllmFastPath::read_request(PyObject *request, int32_t row) {
   prompt_len_.push_back(int32_t(length(prompt.get())));
   num_computed_.push_back(c);
   for (size_t g = 0; g < rows->tables.size(); ++g) {
-    PyObject *list = items(blocks.get())[g];
+    PyObject *list = item(blocks.get(), g);
     if (!append_ints(list, blocks_[g])) return false;
     num_blocks_[g].push_back(int32_t(length(list)));
   }
@@ -279,7 +243,7 @@ bool VllmFastPath::plain_sampling(PyObject *params, int32_t row, int64_t admissi
   const auto number = [&](PyObject *field, double &out) {
     const Owned value = attribute(params, field);
     if (!value) return false;
-    out = PyFloat_CheckExact(value.get()) ? PyFloat_AS_DOUBLE(value.get()) : PyFloat_AsDouble(value.get());
+    out = PyFloat_AsDouble(value.get());
     if (out == -1.0 && PyErr_Occurred()) PyErr_Clear(), out = 2e9;  // not a number: not plain
     return out < 1e9;
   };
@@ -322,7 +286,7 @@ bool VllmFastPath::admit(PyObject *requests, std::vector<int32_t> &special) {
   std::vector<Owned> owned;
   std::vector<PyObject *> ids;
   for (int64_t i = 0; i < count; ++i) {
-    PyObject *request = items(requests)[i];
+    PyObject *request = item(requests, i);
     owned.push_back(attribute(request, names().req_id));
     ids.push_back(owned.back().get());
     if (!ids.back() || !read_request(request, to_[i])) {
@@ -347,7 +311,7 @@ bool VllmFastPath::admit(PyObject *requests, std::vector<int32_t> &special) {
   const int64_t first = rows->sampling.counters[NUM_ADMISSIONS];
   if (!rows->admit(a, ids.data())) return false;
   for (int64_t i = 0; i < count; ++i) {
-    const Owned params = attribute(items(requests)[i], names().sampling_params);
+    const Owned params = attribute(item(requests, i), names().sampling_params);
     if (!is_none(params) && !plain_sampling(params.get(), to_[i], first + i)) special.push_back(int32_t(i));
   }
   return true;
@@ -356,7 +320,7 @@ bool VllmFastPath::admit(PyObject *requests, std::vector<int32_t> &special) {
 void VllmFastPath::finish(PyObject *ids) {
   std::vector<int32_t> freed;
   for (Py_ssize_t i = 0; i < length(ids); ++i) {
-    PyObject *found = PyDict_GetItemWithError(rows->directory.row_of, items(ids)[i]);
+    PyObject *found = PyDict_GetItemWithError(rows->directory.row_of, item(ids, i));
     int32_t row;
     if (!found || !as_int32(found, row)) {
       PyErr_Clear();

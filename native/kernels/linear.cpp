@@ -19,6 +19,12 @@
 #include "kernels/isa_functions.h"
 #include "kernels/linear_tiles.h"
 
+#if defined(FOREWORD_SIMD_BF16)
+namespace foreword::kernels::avx512_vnni {
+std::remove_pointer_t<decltype(Isa::linear)> linear;
+}
+#endif
+
 namespace foreword::kernels::FOREWORD_ISA {
 namespace {
 
@@ -254,6 +260,12 @@ void linear(const PackedMatrix &w, const Activations &a, int row_begin, int row_
   const int pass = passes ? (row_end - row_begin + passes - 1) / passes : 1;
   for (int row = row_begin; row < row_end; row += pass) {
     const Range rows{row, smaller(row_end, row + pass)};
+#if defined(FOREWORD_SIMD_BF16)  // the other formats take the same instructions without bf16
+    if (w.format != Format::bf16) {
+      return avx512_vnni::linear(w, a, row, row_end, panel_begin, panel_end, out, out_stride, store, next, memory);
+    }
+    run_product<Bf16Kernel, Bf16Kernel>(w, a, rows, panels, output, next, scratch);
+#else
     switch (w.format) {
       case Format::f32: run_product<F32Kernel, F32Kernel>(w, a, rows, panels, output, next, scratch); break;
       case Format::bf16: run_product<Bf16Kernel, F32Kernel>(w, a, rows, panels, output, next, scratch); break;
@@ -265,6 +277,7 @@ void linear(const PackedMatrix &w, const Activations &a, int row_begin, int row_
           run_blocks<1>(w, a, rows, panels, output, next, scratch);
         }
     }
+#endif
   }
 }
 

@@ -2,6 +2,11 @@
 # time by native/kernels/dispatch.cpp. Adding an instruction set: a header in simd/, a line here, a line there.
 set(FOREWORD_KERNEL_SOURCES activations attention gguf isa kv_store linear packing peaks row_ops sampler)
 
+# In a unity build (pyproject.toml) the small files of an instruction set are one, and the others are compiled in
+# parallel. Files with options of their own are never part of it.
+set_source_files_properties(native/kernels/attention.cpp native/kernels/linear.cpp PROPERTIES
+                            SKIP_UNITY_BUILD_INCLUSION ON)
+
 function(foreword_add_isa isa)
   set(sources)
   foreach(source ${FOREWORD_KERNEL_SOURCES})
@@ -33,7 +38,7 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64|amd64")
   if(FOREWORD_COMPILER_HAS_VNNI)
     foreword_add_isa(avx512_vnni -DFOREWORD_SIMD_AVX512 ${avx512})
   endif()
-  if(FOREWORD_COMPILER_HAS_BF16)
+  if(FOREWORD_COMPILER_HAS_VNNI AND FOREWORD_COMPILER_HAS_BF16)  # products without bf16 are those of avx512_vnni
     foreword_add_isa(avx512_bf16 -DFOREWORD_SIMD_AVX512 -DFOREWORD_SIMD_BF16 ${avx512} -mavx512bf16)
   endif()
 elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64|ARM64")

@@ -1,0 +1,71 @@
+// Lists, tuples, ints and strings of Python, read without a copy. A build for one version of Python reads their memory;
+// one for the stable ABI (`make wheel`) calls functions.
+#pragma once
+
+#include <Python.h>
+
+#include <cstdint>
+#include <cstring>
+
+namespace foreword {
+
+inline bool is_sequence(PyObject *o) { return o && (PyList_CheckExact(o) || PyTuple_CheckExact(o)); }
+
+// Of lists and tuples. References are borrowed.
+#if defined(Py_LIMITED_API)
+
+inline Py_ssize_t length(PyObject *o) { return PyList_Check(o) ? PyList_Size(o) : PyTuple_Size(o); }
+inline PyObject *item(PyObject *o, Py_ssize_t i) {
+  return PyList_Check(o) ? PyList_GetItem(o, i) : PyTuple_GetItem(o, i);
+}
+inline void prefetch_item(PyObject *, Py_ssize_t) {}
+inline bool small_int(PyObject *, int32_t &) { return false; }
+inline bool same_characters(PyObject *a, PyObject *b) { return PyUnicode_Compare(a, b) == 0; }
+
+#else
+
+inline Py_ssize_t length(PyObject *o) { return Py_SIZE(o); }
+inline PyObject *item(PyObject *o, Py_ssize_t i) { return PySequence_Fast_ITEMS(o)[i]; }
+// Before item i is read.
+inline void prefetch_item(PyObject *o, Py_ssize_t i) {
+  if (i < length(o)) __builtin_prefetch(item(o, i));
+}
+
+// An int of one digit.
+inline bool small_int(PyObject *o, int32_t &out) {
+#if PY_VERSION_HEX >= 0x030C0000
+  if (!PyUnstable_Long_IsCompact(reinterpret_cast<PyLongObject *>(o))) return false;
+  out = int32_t(PyUnstable_Long_CompactValue(reinterpret_cast<PyLongObject *>(o)));
+#else
+  const Py_ssize_t digits = Py_SIZE(o);
+  if (digits < -1 || digits > 1) return false;
+  out = int32_t(digits * Py_ssize_t(reinterpret_cast<PyLongObject *>(o)->ob_digit[0]));
+#endif
+  return true;
+}
+
+inline bool same_characters(PyObject *a, PyObject *b) {
+  const auto kind = PyUnicode_KIND(a);
+  return PyUnicode_GET_LENGTH(a) == PyUnicode_GET_LENGTH(b) && kind == PyUnicode_KIND(b) &&
+         !std::memcmp(PyUnicode_DATA(a), PyUnicode_DATA(b), size_t(PyUnicode_GET_LENGTH(a)) * size_t(kind));
+}
+
+#endif
+
+// A Python int that fits int32. False, with no error set, for anything else.
+inline bool as_int32(PyObject *o, int32_t &out) {
+  if (!PyLong_CheckExact(o)) return false;
+  if (small_int(o, out)) return true;
+  int overflow;
+  const long long value = PyLong_AsLongLongAndOverflow(o, &overflow);
+  if (overflow || value < INT32_MIN || value > INT32_MAX) return false;
+  out = int32_t(value);
+  return true;
+}
+
+// Whether two objects are the same string.
+inline bool same_text(PyObject *a, PyObject *b) {
+  return a == b || (PyUnicode_CheckExact(a) && PyUnicode_CheckExact(b) && same_characters(a, b));
+}
+
+}  // namespace foreword

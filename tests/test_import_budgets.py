@@ -1,0 +1,49 @@
+"""What an import loads, in a process of its own. Import times follow from it; times themselves are never asserted."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = {"asyncio", "http", "jinja2", "llguidance", "numpy", "rich", "tokenizers", "typer"}
+"""Packages that take 10 ms or more to import."""
+
+HELP = "from foreword.cli.app import app; app(['--help'], standalone_mode=False)"
+
+BUDGETS = {
+    "import foreword": set(),
+    "import foreword; foreword.__version__, foreword.__all__": set(),
+    "import foreword.errors": set(),
+    "import foreword.messages": set(),
+    "import foreword.batch": {"numpy"},
+    "from foreword import SamplingParams": {"numpy"},
+    "from foreword import LLM": {"numpy", "tokenizers", "http"},
+    HELP: {"typer", "rich"},
+}
+"""Statement → those of the heavy packages that it may load."""
+
+
+def loaded_by(statement: str) -> set[str]:
+    """The modules that a statement loads in a new process."""
+    code = f"import sys; before = set(sys.modules)\n{statement}\nprint('loaded', *sorted(set(sys.modules) - before))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.splitlines()[-1].split()[1:])
+
+
+@pytest.mark.parametrize("statement", BUDGETS)
+def test_an_import_loads_only_the_heavy_packages_that_it_needs(statement):
+    packages = {name.partition(".")[0] for name in loaded_by(statement)}
+    assert packages & HEAVY <= BUDGETS[statement]
+
+
+@pytest.mark.parametrize(
+    ("statement", "modules"),
+    [
+        ("import foreword", {"foreword"}),
+        (HELP, {"foreword", "foreword.cli", "foreword.cli.app", "foreword.cli.examples", "foreword.errors"}),
+    ],
+)
+def test_modules_of_the_package_that_are_loaded(statement, modules):
+    assert {name for name in loaded_by(statement) if name.partition(".")[0] == "foreword"} == modules

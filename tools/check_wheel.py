@@ -1,0 +1,81 @@
+"""Installs a wheel in a new environment that has no compiler and uses it there.
+
+    python tools/check_wheel.py dist/foreword-*.whl        or: make wheel
+
+Fails if the wheel is too large, has files that it should not have or is not for every Linux with a recent libc.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import venv
+import zipfile
+from pathlib import Path
+
+LARGEST_MB = 2.0
+WANTED = ("foreword/py.typed", "foreword/_native.pyi", "foreword/cli/app.py", "licenses/LICENSE")
+KINDS = (".py", ".pyi", ".so", ".typed", ".jsonl")
+"""File types of the package; the wheel's own metadata has others."""
+
+LIBRARY = """
+import foreword.batch, foreword.native
+assert foreword.native.available(), "no native module"
+states = foreword.batch.RequestStates(max_num_reqs=1, max_model_len=8, vocab_size=9,
+                                      kv_groups=[foreword.batch.KVGroup(block_size=2)])
+buffers = foreword.batch.InputBuffers.for_states(states, max_num_batched_tokens=8)
+states.add_request(foreword.batch.NewRequest("a", prompt_token_ids=[1, 2, 3], block_ids=[[1, 2]]))
+assert foreword.batch.prepare_inputs(states, {"a": 3}, buffers).slot_mapping[0].tolist() == [2, 3, 4]
+"""
+
+
+def check_contents(wheel: Path) -> None:
+    megabytes = wheel.stat().st_size / 1e6
+    with zipfile.ZipFile(wheel) as archive:
+        names = [name for name in archive.namelist() if not name.endswith("/")]
+    package = [name for name in names if name.startswith("foreword/")]
+    faults = [f"no {end}" for end in WANTED if not any(name.endswith(end) for name in names)]
+    faults += [f"{name} is no file of the package" for name in package if Path(name).suffix not in KINDS]
+    if sum(name.endswith(".so") for name in package) != 1:
+        faults.append("not exactly one native module")
+    if "manylinux" not in wheel.name:
+        faults.append("not a manylinux wheel")
+    if megabytes > LARGEST_MB:
+        faults.append(f"{megabytes:.2f} MB, and {LARGEST_MB} MB are allowed")
+    if faults:
+        sys.exit(f"{wheel.name}: {'; '.join(faults)}")
+    print(f"{wheel.name}: {megabytes:.2f} MB, {len(names)} files")
+
+
+def check_installed(wheel: Path) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        venv.create(folder, with_pip=True)
+        programs = Path(folder, "bin")
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+        environment |= {"PATH": str(programs), "CC": "/nonexistent", "CXX": "/nonexistent"}
+
+        def run(*command: object) -> str:
+            done = subprocess.run(
+                [programs / str(command[0]), *map(str, command[1:])],
+                cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, timeout=600,
+            )  # fmt: skip
+            if done.returncode:
+                sys.exit(f"{wheel.name}: {' '.join(map(str, command))} failed")
+            return done.stdout.strip()
+
+        run("python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--only-binary=:all:", wheel)
+        run("python", "-W", "error", "-c", LIBRARY)
+        print(run("foreword", "--version"))
+        print(run("foreword", "run", "What is the capital of France?", "--max-tokens", "16", "--quiet"))
+
+
+def main() -> None:
+    for wheel in map(Path, sys.argv[1:]):
+        check_contents(wheel.resolve())
+        check_installed(wheel.resolve())
+
+
+if __name__ == "__main__":
+    main()
