@@ -6,11 +6,11 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Router
 from starlette.types import ASGIApp
 
-from foreword.server import status
+from foreword.server import openai_routes, status
 from foreword.server.context import Context
 from foreword.server.gate import Gate
 
-MODULES = (status,)
+MODULES = (status, openai_routes)
 """Modules with a function ``routes_of(context)`` that returns a list of Starlette's `Route`."""
 
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 
 from foreword.engine.async_engine import AsyncEngine
 from foreword.models.tokenizer import Tokenizer
+from foreword.server.admission import Admission
 from foreword.server.config import ServerConfig
 from foreword.server.errors import HttpError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Context:
     """The engine and its tokenizer; names: of the model in requests, the first one in responses; created: seconds
     since 1970.
@@ -22,6 +23,11 @@ class Context:
     names: tuple[str, ...]
     config: ServerConfig = field(default_factory=ServerConfig)
     created: int = field(default_factory=lambda: int(time.time()))
+    admission: Admission = field(init=False)
+
+    def __post_init__(self) -> None:
+        limits = self.config.max_requests, self.config.max_prompt_tokens
+        object.__setattr__(self, "admission", Admission(*limits))
 
     def check_model(self, name: str | None) -> str:
         """The name of the model in the response. HttpError if a request asks for another model."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from foreword.errors import EngineError, ForewordError
-from foreword.openai import error_body
+from foreword.openai import error_body, error_frame
 
 TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
@@ -44,17 +45,27 @@ def as_http_error(error: Exception) -> HttpError:
     return HttpError(500, f"the server failed: {type(error).__name__}")
 
 
-ErrorForm = Callable[[HttpError], Any]
-"""From an error to the JSON value of its body."""
-
-
 def openai_error(error: HttpError) -> dict[str, Any]:
     return {"error": {"message": str(error), "type": error.type, "param": error.param, "code": error.code}}
 
 
-FORMS: dict[str, ErrorForm] = {}
-"""First part of the paths of an interface → its form of errors. All others have OpenAI's."""
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How an interface tells errors. body: the JSON value. event: the name of the event that ends a failed stream."""
+
+    body: Callable[[HttpError], dict[str, Any]] = openai_error
+    event: str | None = None
+
+    def frame(self, error: HttpError) -> bytes:
+        """The last frame of a stream that failed."""
+        name = b"" if self.event is None else f"event: {self.event}\n".encode()
+        return name + error_frame(self.body(error))
 
 
-def form_of(path: str) -> ErrorForm:
-    return next((form for prefix, form in FORMS.items() if path.startswith(prefix)), openai_error)
+OPENAI = Dialect()
+DIALECTS: dict[str, Dialect] = {}
+"""First part of the paths of an interface → its dialect. All others have OpenAI's."""
+
+
+def dialect_of(path: str) -> Dialect:
+    return next((dialect for prefix, dialect in DIALECTS.items() if path.startswith(prefix)), OPENAI)

@@ -8,7 +8,7 @@ import re
 import sys
 import time
 from collections.abc import AsyncGenerator, MutableMapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from traceback import print_exception
 from uuid import uuid4
 
@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from foreword.errors import ForewordError
 from foreword.server.access import Access
 from foreword.server.config import ServerConfig
-from foreword.server.errors import HttpError, as_http_error, form_of
+from foreword.server.errors import HttpError, as_http_error, dialect_of
 
 PLAIN_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
@@ -47,7 +47,8 @@ class Gate:
         try:
             self._access.check(scope["path"], headers)
             body = await self._body(scope, headers, receive)
-            async with _while_connected(receive):
+            async with _while_connected(receive), AsyncExitStack() as stack:
+                scope["stack"] = stack  # what ends with the request
                 await self._app(scope, _replay(body), response)
         except asyncio.CancelledError:
             await response.fail(HttpError(503, "the server is being stopped", code="stopped"), scope)
@@ -107,20 +108,27 @@ class _Response:
         self._send, self._request_id = send, request_id
         self.status: int | None = None  # None before the response begins
         self.num_bytes = 0
+        self.is_stream = self.is_complete = False
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            message["headers"] = [*message.get("headers", ()), (b"x-request-id", self._request_id)]
+            headers = message.get("headers", ())
+            self.is_stream = any(value.startswith(b"text/event-stream") for name, value in headers)
+            message["headers"] = [*headers, (b"x-request-id", self._request_id)]
         else:
+            self.is_complete = not message.get("more_body", False)
             self.num_bytes += len(message.get("body", b""))
         await self._send(message)
 
     async def fail(self, error: HttpError, scope: Scope) -> None:
-        """Answer with an error, unless a response has begun."""
+        """Answer with an error, or end the stream that has begun with one."""
+        dialect = dialect_of(scope["path"])
         if self.status is not None:
+            if not self.is_complete and self.is_stream:
+                await self({"type": "http.response.body", "body": dialect.frame(error)})
             return
-        body = msgspec.json.encode(form_of(scope["path"])(error))
+        body = msgspec.json.encode(dialect.body(error))
         headers = {"content-type": "application/json", "content-length": str(len(body)), **error.headers}
         encoded = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
         await self({"type": "http.response.start", "status": error.status, "headers": encoded})
