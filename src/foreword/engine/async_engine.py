@@ -113,6 +113,11 @@ class AsyncEngine:
         """Requests that are in the engine or on their way to it."""
         return len(self._streams)
 
+    @property
+    def request_ids(self) -> tuple[str, ...]:
+        """Their ids."""
+        return tuple(self._streams)
+
     async def generate(
         self,
         prompt: Prompt,

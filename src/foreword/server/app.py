@@ -6,18 +6,18 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Router
 from starlette.types import ASGIApp
 
-from foreword.server import openai_routes, status
+from foreword.server import openai_routes, requests, status, tokens
 from foreword.server.context import Context
 from foreword.server.gate import Gate
 
-MODULES = (status, openai_routes)
+MODULES = (status, openai_routes, tokens, requests)
 """Modules with a function ``routes_of(context)`` that returns a list of Starlette's `Route`."""
 
 
 def make_app(context: Context) -> ASGIApp:
     """All routes, behind keys and limits. The engine stays its owner's: the application does not close it."""
     router = Router([route for module in MODULES for route in module.routes_of(context)], redirect_slashes=False)
-    app = Gate(router, context.config)
+    app = Gate(router, context.config, context.metrics.responses)
     if not context.config.cors_origin:
         return app
     return CORSMiddleware(

@@ -10,6 +10,7 @@ from foreword.models.tokenizer import Tokenizer
 from foreword.server.admission import Admission
 from foreword.server.config import ServerConfig
 from foreword.server.errors import HttpError
+from foreword.server.metrics import ServerMetrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -24,10 +25,12 @@ class Context:
     config: ServerConfig = field(default_factory=ServerConfig)
     created: int = field(default_factory=lambda: int(time.time()))
     admission: Admission = field(init=False)
+    metrics: ServerMetrics = field(init=False)
 
     def __post_init__(self) -> None:
         limits = self.config.max_requests, self.config.max_prompt_tokens
         object.__setattr__(self, "admission", Admission(*limits))
+        object.__setattr__(self, "metrics", ServerMetrics(self.engine.engine, self.admission, self.names[0]))
 
     def check_model(self, name: str | None) -> str:
         """The name of the model in the response. HttpError if a request asks for another model."""

@@ -7,6 +7,7 @@ import json
 import re
 import sys
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, MutableMapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from traceback import print_exception
@@ -21,6 +22,7 @@ from foreword.server.access import Access
 from foreword.server.config import ServerConfig
 from foreword.server.errors import HttpError, as_http_error, dialect_of
 
+CLOSED = 499  # status of a request whose client has closed the connection; it is counted, and not sent
 PLAIN_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
@@ -31,8 +33,10 @@ class Gate:
     closes the connection is cancelled, whether its response is a stream or not.
     """
 
-    def __init__(self, app: ASGIApp, config: ServerConfig) -> None:
+    def __init__(self, app: ASGIApp, config: ServerConfig, responses: Counter[int]) -> None:
+        """responses: counts the requests by the status of their response."""
         self._app, self._config, self._access = app, config, Access(config)
+        self._responses = responses
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -55,6 +59,7 @@ class Gate:
             raise
         except Exception as error:
             await response.fail(_known(error, scope), scope)
+        self._responses[response.status or CLOSED] += 1
         if self._config.access_log:
             self._log(scope, response, time.perf_counter() - started)
 
@@ -76,7 +81,7 @@ class Gate:
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
-                        raise HttpError(499, "the connection was closed")
+                        raise HttpError(CLOSED, "the connection was closed")
                     parts.append(message.get("body", b""))
                     size += len(parts[-1])
                     if size > limit:
@@ -94,7 +99,7 @@ class Gate:
             "client": client[0] if client else None,
             "method": scope["method"],
             "path": scope["path"],
-            "status": response.status,
+            "status": response.status or CLOSED,
             "seconds": round(seconds, 4),
             "bytes": response.num_bytes,
         }
