@@ -54,9 +54,8 @@ class Gate:
             async with _while_connected(receive), AsyncExitStack() as stack:
                 scope["stack"] = stack  # what ends with the request
                 await self._app(scope, _replay(body), response)
-        except asyncio.CancelledError:
+        except asyncio.CancelledError:  # by the server, which ends; the task ends with this
             await response.fail(HttpError(503, "the server is being stopped", code="stopped"), scope)
-            raise
         except Exception as error:
             await response.fail(_known(error, scope), scope)
         self._responses[response.status or CLOSED] += 1

@@ -92,6 +92,10 @@ class ServingTimes(EngineObserver):
             self.inter_token.observe(now - self._committed_at, num_decoding)
         self._committed_at = now
         self.num_generated += int((sampled.token_ids >= 0).sum())
+        if len(plan.prefilling):  # without those that go on computing their prompt, whose token does not count
+            states = batch.states
+            left = states.num_tokens.take(plan.prefilling) - states.num_computed_tokens.take(plan.prefilling)
+            self.num_generated -= int((left > 1).sum())
 
 
 class ServerMetrics:

@@ -74,6 +74,7 @@ class Server(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 backlog=2048,
+                timeout_keep_alive=75,  # longer than clients keep idle connections, so that they close them
                 timeout_graceful_shutdown=ceil(config.drain_timeout),
                 ssl_certfile=config.tls_certificate,
                 ssl_keyfile=config.tls_key,
@@ -83,6 +84,11 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._on_ready(self.url)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        for connection in list(self.server_state.connections):  # whose client did not read to the end in time
+            connection.transport.abort()
 
 
 def _protocol(config: ServerConfig) -> type[asyncio.Protocol]:
