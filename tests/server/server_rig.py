@@ -25,11 +25,11 @@ HI = [{"role": "user", "content": "Hi"}]
 
 
 class Serving:
-    """A running server. hold: while it is set, the model does not compute."""
+    """A running server. pace: seconds that each step of the model takes at least."""
 
     def __init__(self, llm: AsyncLLM, context: Context, url: str) -> None:
         self.llm, self.context, self.url = llm, context, url
-        self.steps = 0
+        self.steps, self.pace = 0, 0.0
         self._open = threading.Event()
         self._open.set()
         compute = llm.engine.executor.compute
@@ -37,6 +37,7 @@ class Serving:
         def held(batch, logits_indices):
             assert self._open.wait(PATIENCE)
             self.steps += 1
+            time.sleep(self.pace)
             return compute(batch, logits_indices)
 
         llm.engine.executor.compute = held

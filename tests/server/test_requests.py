@@ -103,7 +103,7 @@ def test_abort_ends_a_stream_with_what_there_is(server):
 
 def test_the_reason_why_a_request_waits(talker):
     with serving(talker, engine={"max_num_seqs": 1}) as running:
-        connections = []
+        connections, running.pace = [], 0.01
         for name in ("one", "two"):
             place, data = urlsplit(running.url), json.dumps({"prompt": "a", "max_tokens": 3000}).encode()
             connections.append(socket.create_connection((place.hostname, place.port)))

@@ -87,6 +87,9 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await super().shutdown(sockets)
+        if self.server_state.tasks:  # cancelled: they tell their clients
+            await asyncio.wait(self.server_state.tasks, timeout=1.0)
+        await asyncio.sleep(0)
         for connection in list(self.server_state.connections):  # whose client did not read to the end in time
             connection.transport.abort()
 
