@@ -2,8 +2,8 @@
 
     python benchmarks/serve_front.py [--streams 1,64,256,1000] [--tokens 64]
 
-Client and server are processes of this machine. Printed per number of streams: requests/s and tokens/s through HTTP, the
-same of the engine without HTTP, and the median time to the first token through HTTP and without.
+Client and server are processes of this machine. Printed per number of streams: requests/s and tokens/s through HTTP,
+tokens/s of the engine without HTTP, and the median time to the first token through HTTP and without.
 """
 
 from __future__ import annotations

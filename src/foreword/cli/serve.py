@@ -108,7 +108,7 @@ def serve(
     model: Annotated[
         str | None,
         typer.Argument(
-            metavar="[MODEL]",
+            metavar="MODEL",
             envvar=VARIABLE + "MODEL",
             show_envvar=False,
             help="A known name, a .gguf file, a directory of safetensors, or a hub id.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import signal
 import socket
 import sys
@@ -22,16 +23,24 @@ from foreword.server.context import Context
 def run(model: str, config: ServerConfig, **options: Any) -> None:
     """Serve a model until SIGTERM or SIGINT; requests in progress are finished then, within drain_timeout.
 
-    options: of `AsyncLLM`. OSError if the address cannot be used, before the model is loaded.
+    options: of `AsyncLLM`; without a seed, each run draws other tokens. OSError if the address cannot be used, before the
+    model is loaded.
     """
+    allow_connections()
     with bound_socket(config.host, config.port) as sock:
-        llm = AsyncLLM(model, max_num_requests=config.max_requests, **options)
+        llm = AsyncLLM(model, **{"seed": None, **options})
         names = config.served_model_name or (model,)
         context = Context(engine=llm, tokenizer=llm.tokenizer, names=names, config=config)
         try:
             serve(context, sock, lambda url: print(f"foreword: {names[0]} at {url}", file=sys.stderr, flush=True))
         finally:
             asyncio.run(llm.close())
+
+
+def allow_connections() -> None:
+    """Raise the limit of open files, each connection being one, as far as the system lets this process."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def bound_socket(host: str, port: int) -> socket.socket:
