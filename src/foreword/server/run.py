@@ -23,8 +23,8 @@ from foreword.server.context import Context
 def run(model: str, config: ServerConfig, **options: Any) -> None:
     """Serve a model until SIGTERM or SIGINT; requests in progress are finished then, within drain_timeout.
 
-    options: of `AsyncLLM`; without a seed, each run draws other tokens. OSError if the address cannot be used, before the
-    model is loaded.
+    options: of `AsyncLLM`; without a seed, each run draws other tokens. OSError if the address cannot be used, before
+    the model is loaded.
     """
     allow_connections()
     with bound_socket(config.host, config.port) as sock:
