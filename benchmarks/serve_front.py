@@ -29,7 +29,7 @@ from foreword.engine.async_engine import AsyncEngine
 from foreword.engine.build import load_model
 from foreword.server.config import ServerConfig
 from foreword.server.context import Context
-from foreword.server.run import Server, bound_socket
+from foreword.server.run import Server, bound_socket, tune_process
 
 
 class LetterModel(NothingModel):
@@ -60,6 +60,7 @@ def params_of(num_tokens: int) -> dict:
 
 
 def run_server(num_streams: int, connection) -> None:
+    tune_process()
     model = load_model("smollm2")
 
     async def without_http(num_tokens: int) -> tuple[float, float]:
