@@ -29,6 +29,7 @@ LAYERS = {
     "insight": {"batch", "cache", "scheduler", "models", "messages", "sampling", "executors", "engine"},
     "bench": {"batch", "cache", "scheduler", "models", "messages", "sampling", "executors", "engine"},
     "openai": {"batch", "sampling", "engine", "messages"},
+    "server": {"batch", "scheduler", "models", "messages", "sampling", "executors", "engine", "insight", "openai"},
     "cli": {
         "batch",
         "cache",
@@ -41,6 +42,7 @@ LAYERS = {
         "insight",
         "bench",
         "openai",
+        "server",
     },
 }
 """Package → the packages that it may import (docs/architecture.md)."""

@@ -21,6 +21,7 @@ from foreword.cli.app import COMMANDS, app
 WORKS = {
     "run": ["Hi", "--model", "none.gguf"],
     "chat": ["--model", "none.gguf"],
+    "serve": ["none.gguf"],
     "batch": ["trace.jsonl", "out.jsonl", "--model", "none.gguf"],
     "calibrate": ["none.gguf"],
     "simulate": ["--trace", "trace.jsonl"],
@@ -109,7 +110,7 @@ def test_every_command_with_numbers_is_tried():
         "kernels",
         "sampling",
     )
-    others = {"run", "chat", "batch", "explain", "simulate", "calibrate", "doctor"}
+    others = {"run", "chat", "batch", "serve", "explain", "simulate", "calibrate", "doctor"}
     assert {words for words, _, _ in numbers()} == {f"bench {name}" for name in benchmarks} | others
 
 

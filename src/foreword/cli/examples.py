@@ -17,6 +17,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "foreword batch requests.jsonl answers.jsonl",
         "foreword batch requests.jsonl - -m qwen2.5-coder-0.5b",
     ),
+    "serve": (
+        "foreword serve",
+        "foreword serve model.gguf --port 8080 --api-key SECRET",
+        "foreword serve --config serve.toml --access-log",
+    ),
     "explain": (
         "foreword explain",
         "foreword explain --prompts 3,2,8 --budget 10 --steps 2",

@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import atexit
 import os
-from collections.abc import AsyncGenerator, Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import count
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
-from typing import Self, Unpack
+from typing import Self, TypeVar, Unpack
 from weakref import WeakKeyDictionary
 
 from foreword.batch import SamplingParams
@@ -27,21 +27,24 @@ from foreword.engine.request_group import RequestGroup, RequestOptions
 from foreword.engine.transaction import check_process
 from foreword.errors import ConfigError, EngineError, RequestError
 
+T = TypeVar("T")
 Event = RequestOutput | Exception
+NUM_CHECKING = 4  # texts that are tokenized at the same time
 
 
 class Stream:
     """The latest output of one request. It has all of the text, and new is what the consumer has not got: only the
     latest is kept, and a slow consumer costs no memory.
 
+    is_sent: it is in the engine or on its way there. is_finished: the consumer has got the final output, or its error.
     is_aborted: its abort was requested, perhaps before it was in the engine.
     """
 
-    __slots__ = ("_arrived", "_latest", "is_aborted", "loop", "request_id")
+    __slots__ = ("_arrived", "_latest", "is_aborted", "is_finished", "is_sent", "loop", "request_id")
 
     def __init__(self, request_id: str, loop: asyncio.AbstractEventLoop) -> None:
         self.request_id, self.loop = request_id, loop
-        self.is_aborted = False
+        self.is_sent = self.is_finished = self.is_aborted = False
         self._arrived = asyncio.Event()
         self._latest: Event | None = None
 
@@ -53,14 +56,21 @@ class Stream:
         self._latest = event
         self._arrived.set()
 
-    async def next(self) -> RequestOutput:
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> RequestOutput:
         """Wait for the next output. Raises the exception that ended the request, if there is one."""
+        if self.is_finished:
+            raise StopAsyncIteration
         await self._arrived.wait()
         self._arrived.clear()
-        if isinstance(self._latest, Exception):
-            raise self._latest
-        assert self._latest is not None
-        return self._latest
+        event = self._latest
+        assert event is not None
+        self.is_finished = isinstance(event, Exception) or event.finished
+        if isinstance(event, Exception):
+            raise event
+        return event
 
 
 class AsyncEngine:
@@ -83,8 +93,8 @@ class AsyncEngine:
             raise ConfigError("the engine has requests already: finish or abort them first")
         self._max_num_requests = max_num_requests
         self._admission: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
-        # One text is tokenized at a time, outside the loop; one grammar is compiled at a time, apart from the texts.
-        self._checking = ThreadPoolExecutor(1, "foreword-check")
+        # Texts are tokenized outside the loop; one grammar is compiled at a time, apart from the texts.
+        self._checking = ThreadPoolExecutor(NUM_CHECKING, "foreword-check")
         self._compiling = ThreadPoolExecutor(1, "foreword-grammar")
         self._streams: dict[str, Stream] = {}  # by request id, until the request has ended
         self._names = count()
@@ -102,6 +112,11 @@ class AsyncEngine:
     def num_unfinished(self) -> int:
         """Requests that are in the engine or on their way to it."""
         return len(self._streams)
+
+    @property
+    def request_ids(self) -> tuple[str, ...]:
+        """Their ids."""
+        return tuple(self._streams)
 
     async def generate(
         self,
@@ -126,27 +141,60 @@ class AsyncEngine:
         check_process(self._pid)
         loop = asyncio.get_running_loop()
         async with self._admission.setdefault(loop, asyncio.Semaphore(self._max_num_requests)):
-            ours = Stream(request_id, loop)
-            if self._streams.setdefault(request_id, ours) is not ours:
-                raise RequestError(request_id, "request_id", request_id, "is in use", "Use another id.")
-            try:
+            with self._reserved(request_id) as stream:
                 options.setdefault("stream", True)
-                check = partial(self.engine.check, request_id, prompt, params, prompt_text=prompt_text, **options)
-                compiles = getattr(params, "structured_outputs", None) is not None
-                group = await loop.run_in_executor(self._compiling if compiles else self._checking, check)
-                self._send(partial(self._add, group, ours))
-            except BaseException:
-                self._streams.pop(request_id, None)
-                raise
-            finished = False
-            try:
-                while not finished:
-                    output = await ours.next()
-                    finished = output.finished
+                group = await self.check(request_id, prompt, params, prompt_text=prompt_text, **options)
+                self._start(group, stream)
+                async for output in stream:
                     yield output
-            finally:
-                if not finished:
-                    self._request_abort(ours)
+
+    async def check(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        prompt_text: str | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> RequestGroup:
+        """The checked request for `run`, made in another thread: see `Engine.check`.
+
+        Several texts are tokenized at the same time; a grammar, one at a time, delays no other request.
+        """
+        check_process(self._pid)
+        checks = partial(self.engine.check, request_id, prompt, params, prompt_text=prompt_text, **options)
+        compiles = getattr(params, "structured_outputs", None) is not None
+        return await asyncio.get_running_loop().run_in_executor(self._compiling if compiles else self._checking, checks)
+
+    @contextmanager
+    def run(self, group: RequestGroup) -> Iterator[Stream]:
+        """Send a checked request to the engine: iterate over the stream for its outputs. Leaving the block aborts it.
+
+        It does not wait for other requests: the caller limits their number.
+        """
+        check_process(self._pid)
+        with self._reserved(group.request_id) as stream:
+            self._start(group, stream)
+            yield stream
+
+    async def call(self, function: Callable[[], T]) -> T:
+        """The result of a function that reads or changes the engine, called in its thread between two steps."""
+        result: Future[T] = Future()
+
+        def run() -> None:
+            if result.set_running_or_notify_cancel():
+                try:
+                    result.set_result(function())
+                except Exception as error:
+                    result.set_exception(error)
+
+        self._send(run)
+        return await asyncio.wrap_future(result)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the engine takes no more requests."""
+        return self._closed
 
     def abort(self, request_id: str) -> None:
         """End a request with its tokens so far; finish_reason is "abort". An unknown id is ignored."""
@@ -163,6 +211,24 @@ class AsyncEngine:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+    @contextmanager
+    def _reserved(self, request_id: str) -> Iterator[Stream]:
+        """A stream under an id. RequestError for an id in use. After the block its request is aborted or has ended."""
+        stream = Stream(request_id, asyncio.get_running_loop())
+        if self._streams.setdefault(request_id, stream) is not stream:
+            raise RequestError(request_id, "request_id", request_id, "is in use", "Use another id.")
+        try:
+            yield stream
+        finally:
+            if not stream.is_sent:
+                self._streams.pop(request_id, None)
+            elif not stream.is_finished:
+                self._request_abort(stream)
+
+    def _start(self, group: RequestGroup, stream: Stream) -> None:
+        self._send(partial(self._add, group, stream))
+        stream.is_sent = True
 
     def _request_abort(self, stream: Stream) -> None:
         stream.is_aborted = True

@@ -51,54 +51,54 @@ class CompletionRequest:
     include_usage: bool = False
 
 
-class _Kind(NamedTuple):
+class Kind(NamedTuple):
     """A type of JSON values: its name in messages, and the test of a value."""
 
     name: str
     accepts: Callable[[Any], bool]
 
 
-def _list_of(kind: _Kind, name: str) -> _Kind:
-    return _Kind(name, lambda value: isinstance(value, list) and all(map(kind.accepts, value)))
+def _list_of(kind: Kind, name: str) -> Kind:
+    return Kind(name, lambda value: isinstance(value, list) and all(map(kind.accepts, value)))
 
 
-def _either(one: _Kind, other: _Kind) -> _Kind:
-    return _Kind(f"{one.name} or {other.name}", lambda value: one.accepts(value) or other.accepts(value))
+def _either(one: Kind, other: Kind) -> Kind:
+    return Kind(f"{one.name} or {other.name}", lambda value: one.accepts(value) or other.accepts(value))
 
 
-_INTEGER = _Kind("an integer", lambda value: type(value) is int)
-_NUMBER = _Kind("a number", lambda value: type(value) in (int, float))
-_BOOLEAN = _Kind("true or false", lambda value: type(value) is bool)
-_STRING = _Kind("a string", lambda value: isinstance(value, str))
-_OBJECT = _Kind("an object", lambda value: isinstance(value, dict))
-_STRINGS = _list_of(_STRING, "a list of strings")
-_IDS = _list_of(_INTEGER, "a list of token ids")
-_MESSAGES = _list_of(_OBJECT, "a list of messages")
-_TOOLS = _list_of(_OBJECT, "a list of tools")
-_TOOL_CHOICE = _Kind(
+INTEGER = Kind("an integer", lambda value: type(value) is int)
+NUMBER = Kind("a number", lambda value: type(value) in (int, float))
+BOOLEAN = Kind("true or false", lambda value: type(value) is bool)
+STRING = Kind("a string", lambda value: isinstance(value, str))
+OBJECT = Kind("an object", lambda value: isinstance(value, dict))
+STRINGS = _list_of(STRING, "a list of strings")
+IDS = _list_of(INTEGER, "a list of token ids")
+MESSAGES = _list_of(OBJECT, "a list of messages")
+TOOLS = _list_of(OBJECT, "a list of tools")
+_TOOL_CHOICE = Kind(
     'none, auto, required or {"type": "function", "function": {"name": …}}',
     lambda value: (
         value in ("none", "auto", "required") or (isinstance(value, dict) and value.get("type") == "function")
     ),
 )
-_BIASES = _Kind(
+_BIASES = Kind(
     "an object of numbers by token id",
-    lambda value: isinstance(value, dict) and all(key.isdecimal() and _NUMBER.accepts(v) for key, v in value.items()),
+    lambda value: isinstance(value, dict) and all(key.isdecimal() and NUMBER.accepts(v) for key, v in value.items()),
 )
 
 _KIND_OF_TYPE = {
-    "int": _INTEGER,
-    "int | None": _INTEGER,
-    "float": _NUMBER,
-    "float | None": _NUMBER,
-    "bool": _BOOLEAN,
-    "str | Sequence[str]": _either(_STRING, _STRINGS),
-    "str | int | None": _either(_STRING, _INTEGER),
-    "Sequence[str]": _STRINGS,
-    "Sequence[str] | None": _STRINGS,
-    "Sequence[int]": _IDS,
-    "Sequence[int] | None": _IDS,
-    "Sequence[Sequence[int]]": _list_of(_IDS, "a list of lists of token ids"),
+    "int": INTEGER,
+    "int | None": INTEGER,
+    "float": NUMBER,
+    "float | None": NUMBER,
+    "bool": BOOLEAN,
+    "str | Sequence[str]": _either(STRING, STRINGS),
+    "str | int | None": _either(STRING, INTEGER),
+    "Sequence[str]": STRINGS,
+    "Sequence[str] | None": STRINGS,
+    "Sequence[int]": IDS,
+    "Sequence[int] | None": IDS,
+    "Sequence[Sequence[int]]": _list_of(IDS, "a list of lists of token ids"),
 }
 """Annotation of a field of `SamplingParams` → the JSON values that it takes."""
 
@@ -109,7 +109,7 @@ SAMPLING = {
 }
 """The fields of a body that are fields of `SamplingParams` of the same name and meaning."""
 
-LABELS = {"user": _STRING, "metadata": _OBJECT, "safety_identifier": _STRING, "prompt_cache_key": _STRING}
+LABELS = {"user": STRING, "metadata": OBJECT, "safety_identifier": STRING, "prompt_cache_key": STRING}
 """Fields that name the caller, and change no output."""
 
 NEUTRAL: dict[str, tuple[object, ...]] = {
@@ -133,7 +133,7 @@ OF_TEMPLATES = frozenset(("self", "messages", "tools", "add_generation_prompt"))
 """Variables of chat templates that are no further ones."""
 
 
-class _Fields:
+class Fields:
     """The fields of a body; each is taken once, and what is left in the end is refused."""
 
     def __init__(self, body: object) -> None:
@@ -142,14 +142,14 @@ class _Fields:
         self._left = {name: value for name, value in body.items() if value is not None}
         self._known: set[str] = set()
 
-    def take(self, name: str, kind: _Kind, default: Any = None) -> Any:
+    def take(self, name: str, kind: Kind, default: Any = None) -> Any:
         self._known.add(name)
         value = self._left.pop(name, default)
         if value is not default and not kind.accepts(value):
             raise RequestError(None, name, value, f"expected {kind.name}", "Give one, or leave the field out.")
         return value
 
-    def require(self, name: str, kind: _Kind) -> Any:
+    def require(self, name: str, kind: Kind) -> Any:
         value = self.take(name, kind)
         if value is None:
             raise RequestError(None, name, None, "is missing", f"Give {kind.name}.")
@@ -168,19 +168,19 @@ class _Fields:
 
 def parse_chat(body: object) -> ChatRequest:
     """The request in a body of /v1/chat/completions. RequestError if it cannot be served as given."""
-    given = _Fields(body)
+    given = Fields(body)
     sampling = _sampling(given)
-    limits = {name: given.take(name, _INTEGER) for name in ("max_completion_tokens", "max_tokens")}
+    limits = {name: given.take(name, INTEGER) for name in ("max_completion_tokens", "max_tokens")}
     found = {limit for limit in limits.values() if limit is not None}
     if len(found) > 1:
         _fail("max_completion_tokens", limits["max_completion_tokens"], f"max_tokens is {limits['max_tokens']}", "one")
-    wants_logprobs, alternatives = given.take("logprobs", _BOOLEAN, False), given.take("top_logprobs", _INTEGER, 0)
+    wants_logprobs, alternatives = given.take("logprobs", BOOLEAN, False), given.take("top_logprobs", INTEGER, 0)
     if alternatives < 0 or (alternatives and not wants_logprobs):
         reason = "must be 0 or more" if alternatives < 0 else "needs logprobs: true"
         raise RequestError(None, "top_logprobs", alternatives, reason, "Correct it, or leave it out.")
     request = ChatRequest(
-        model=given.take("model", _STRING),
-        messages=[_message(message) for message in given.require("messages", _MESSAGES)],
+        model=given.take("model", STRING),
+        messages=[_message(message) for message in given.require("messages", MESSAGES)],
         params=SamplingParams(
             **sampling, max_tokens=max(found, default=None), logprobs=alternatives if wants_logprobs else None
         ),
@@ -194,17 +194,17 @@ def parse_chat(body: object) -> ChatRequest:
 
 def parse_completion(body: object) -> CompletionRequest:
     """The request in a body of /v1/completions. RequestError if it cannot be served as given."""
-    given = _Fields(body)
+    given = Fields(body)
     sampling = _sampling(given)
-    logprobs, echo = given.take("logprobs", _INTEGER), given.take("echo", _BOOLEAN, False)
+    logprobs, echo = given.take("logprobs", INTEGER), given.take("echo", BOOLEAN, False)
     if logprobs is not None and logprobs < 0:
         raise RequestError(None, "logprobs", logprobs, "must be 0 or more", "Leave it out for none.")
     if echo and logprobs is not None:
         sampling.setdefault("prompt_logprobs", logprobs)
     request = CompletionRequest(
-        model=given.take("model", _STRING),
+        model=given.take("model", STRING),
         prompts=_prompts(given),
-        params=SamplingParams(**sampling, max_tokens=given.take("max_tokens", _INTEGER, 16), logprobs=logprobs),
+        params=SamplingParams(**sampling, max_tokens=given.take("max_tokens", INTEGER, 16), logprobs=logprobs),
         echo=echo,
         **_common(given),
     )
@@ -213,7 +213,7 @@ def parse_completion(body: object) -> CompletionRequest:
     return request
 
 
-def _sampling(given: _Fields) -> dict[str, Any]:
+def _sampling(given: Fields) -> dict[str, Any]:
     """The fields of `SamplingParams` that both kinds of requests have."""
     found = {name: given.take(name, kind) for name, kind in SAMPLING.items()}
     biases = given.take("logit_bias", _BIASES)
@@ -222,10 +222,10 @@ def _sampling(given: _Fields) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _structured_outputs(given: _Fields) -> dict[str, Any] | None:
+def _structured_outputs(given: Fields) -> dict[str, Any] | None:
     """``structured_outputs`` itself (vLLM's), or what ``response_format`` (OpenAI's) asks for."""
-    direct: dict[str, Any] | None = given.take("structured_outputs", _OBJECT)
-    wanted: dict[str, Any] | None = given.take("response_format", _OBJECT)
+    direct: dict[str, Any] | None = given.take("structured_outputs", OBJECT)
+    wanted: dict[str, Any] | None = given.take("response_format", OBJECT)
     if wanted is None or wanted.get("type") == "text":
         return direct
     if direct is not None:
@@ -243,16 +243,16 @@ def _structured_outputs(given: _Fields) -> dict[str, Any] | None:
     return {"json": schema}
 
 
-def _common(given: _Fields) -> dict[str, Any]:
+def _common(given: Fields) -> dict[str, Any]:
     """Fields of both kinds of requests that are not for the sampler."""
     for name, kind in LABELS.items():
         given.take(name, kind)
-    options = {"priority": given.take("priority", _INTEGER), "cache_salt": given.take("cache_salt", _STRING)}
-    stream, wanted = given.take("stream", _BOOLEAN, False), given.take("stream_options", _OBJECT, {})
+    options = {"priority": given.take("priority", INTEGER), "cache_salt": given.take("cache_salt", STRING)}
+    stream, wanted = given.take("stream", BOOLEAN, False), given.take("stream_options", OBJECT, {})
     if wanted and not stream:
         raise RequestError(None, "stream_options", wanted, "needs stream: true", "Leave it out.")
-    in_stream = _Fields(wanted)
-    include_usage = in_stream.take("include_usage", _BOOLEAN, False)
+    in_stream = Fields(wanted)
+    include_usage = in_stream.take("include_usage", BOOLEAN, False)
     in_stream.end()
     return {
         "options": RequestOptions(**{k: v for k, v in options.items() if v is not None}),  # type: ignore[typeddict-item]
@@ -261,18 +261,18 @@ def _common(given: _Fields) -> dict[str, Any]:
     }
 
 
-def _chat_options(given: _Fields) -> ChatOptions:
+def _chat_options(given: Fields) -> ChatOptions:
     """Tools, and the variables of the chat template but those that the request's other fields set."""
-    wanted: dict[str, Any] = given.take("chat_template_kwargs", _OBJECT, {})
+    wanted: dict[str, Any] = given.take("chat_template_kwargs", OBJECT, {})
     for name in wanted.keys() & OF_TEMPLATES:
         raise RequestError(
             None, f"chat_template_kwargs.{name}", wanted[name], "is set by other fields", "Leave it out."
         )
     return ChatOptions(
-        tools=given.take("tools", _TOOLS),
+        tools=given.take("tools", TOOLS),
         tool_choice=given.take("tool_choice", _TOOL_CHOICE, "auto"),
-        parallel_tool_calls=given.take("parallel_tool_calls", _BOOLEAN, True),
-        add_generation_prompt=given.take("add_generation_prompt", _BOOLEAN, True),
+        parallel_tool_calls=given.take("parallel_tool_calls", BOOLEAN, True),
+        add_generation_prompt=given.take("add_generation_prompt", BOOLEAN, True),
         template=wanted,
     )
 
@@ -282,12 +282,12 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
     return {**message, "role": "system"} if message.get("role") == "developer" else dict(message)
 
 
-def _prompts(given: _Fields) -> list[str | list[int]]:
+def _prompts(given: Fields) -> list[str | list[int]]:
     """``prompt`` as a list of texts or of lists of token ids."""
-    kind = _Kind("a string, token ids, or a list of these", lambda value: isinstance(value, str | list) and value != [])
+    kind = Kind("a string, token ids, or a list of these", lambda value: isinstance(value, str | list) and value != [])
     prompt = given.require("prompt", kind)
-    prompts: list[Any] = [prompt] if isinstance(prompt, str) or _IDS.accepts(prompt) else prompt
-    each = _either(_STRING, _IDS)
+    prompts: list[Any] = [prompt] if isinstance(prompt, str) or IDS.accepts(prompt) else prompt
+    each = _either(STRING, IDS)
     for i, one in enumerate(prompts):
         if not each.accepts(one):
             raise RequestError(None, f"prompt[{i}]", one, f"expected {each.name}", "Correct it.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict, Unpack
 
 from foreword.engine import CompletionOutput, RequestOutput
 from foreword.errors import ForewordError, RequestError
@@ -18,6 +18,14 @@ LEAST_LOGPROB = -9999.0
 """Stands for −∞, which JSON cannot write; OpenAI's value for "too unlikely"."""
 
 
+class Named(TypedDict):
+    """What each body of a response says of it. created: seconds since 1970."""
+
+    response_id: str
+    created: int
+    model: str
+
+
 class Tokens(Protocol):
     """The part of a tokenizer that log-probabilities need."""
 
@@ -26,10 +34,8 @@ class Tokens(Protocol):
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
 
 
-def chat_completion(
-    request: ChatRequest, output: RequestOutput, tokens: Tokens, *, response_id: str, created: int, model: str
-) -> Body:
-    """The body that answers /v1/chat/completions. created: seconds since 1970.
+def chat_completion(request: ChatRequest, output: RequestOutput, tokens: Tokens, **named: Unpack[Named]) -> Body:
+    """The body that answers /v1/chat/completions.
 
     A request that failed (``output.error``) has no such body; see `error_body`.
     """
@@ -37,29 +43,32 @@ def chat_completion(
         {
             "index": completion.index,
             "message": _message(completion),
-            "logprobs": _chat_logprobs(completion, request.params.logprobs or 0, tokens),
-            "finish_reason": _finish_reason(completion),
+            "logprobs": chat_logprobs(completion.token_ids, completion.logprobs, request.params.logprobs or 0, tokens),
+            "finish_reason": finish_reason(completion),
         }
         for completion in output.outputs
     ]
-    return _body("chat.completion", f"chatcmpl-{response_id}", created, model, choices, [output])
+    return _body("chat.completion", "chatcmpl", named, choices, [output])
 
 
 def text_completion(
     request: CompletionRequest,
     outputs: Sequence[RequestOutput],
     tokens: Tokens,
-    *,
-    response_id: str,
-    created: int,
-    model: str,
+    **named: Unpack[Named],
 ) -> Body:
     """The body that answers /v1/completions. outputs: one per prompt, whose choices follow one another."""
     choices = [
         {
             "index": 0,
-            "text": _prompt_text(request, output, tokens) + completion.text,
-            "logprobs": _text_logprobs(request, output, completion, tokens),
+            "text": prompt_text(request, output, tokens) + completion.text,
+            "logprobs": text_logprobs(
+                completion.token_ids,
+                completion.logprobs,
+                tokens,
+                start=0 if request.echo else len(text_of_prompt(output, tokens)),
+                prompt=output if request.echo else None,
+            ),
             "finish_reason": completion.finish_reason,
         }
         for output in outputs
@@ -67,7 +76,7 @@ def text_completion(
     ]
     for index, choice in enumerate(choices):
         choice["index"] = index
-    return _body("text_completion", f"cmpl-{response_id}", created, model, choices, outputs)
+    return _body("text_completion", "cmpl", named, choices, outputs)
 
 
 def error_body(error: ForewordError) -> tuple[int, Body]:
@@ -78,17 +87,14 @@ def error_body(error: ForewordError) -> tuple[int, Body]:
     return status, {"error": {"message": str(error), "type": kind, "param": param, "code": None}}
 
 
-def _body(
-    kind: str, response_id: str, created: int, model: str, choices: list[Body], outputs: Sequence[RequestOutput]
-) -> Body:
-    return {
-        "id": response_id,
-        "object": kind,
-        "created": created,
-        "model": model,
-        "choices": choices,
-        "usage": usage(outputs),
-    }
+def _body(kind: str, prefix: str, named: Named, choices: list[Body], outputs: Sequence[RequestOutput]) -> Body:
+    return {**head(kind, prefix, named), "choices": choices, "usage": usage(outputs)}
+
+
+def head(kind: str, prefix: str, named: Named) -> Body:
+    """The fields that bodies and chunks begin with."""
+    response_id = f"{prefix}-{named['response_id']}"
+    return {"id": response_id, "object": kind, "created": named["created"], "model": named["model"]}
 
 
 def _message(completion: CompletionOutput) -> Body:
@@ -100,7 +106,8 @@ def _message(completion: CompletionOutput) -> Body:
     return found
 
 
-def _finish_reason(completion: CompletionOutput) -> str | None:
+def finish_reason(completion: CompletionOutput) -> str | None:
+    """Of a choice of a chat."""
     calls = completion.message is not None and completion.message.tool_calls
     return "tool_calls" if calls and completion.finish_reason == "stop" else completion.finish_reason
 
@@ -117,8 +124,11 @@ def usage(outputs: Sequence[RequestOutput]) -> Body:
     }
 
 
-def _chat_logprobs(completion: CompletionOutput, num_alternatives: int, tokens: Tokens) -> Body | None:
-    if completion.logprobs is None:
+def chat_logprobs(
+    token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] | None, num_alternatives: int, tokens: Tokens
+) -> Body | None:
+    """Of tokens of a chat. logprobs: an entry per token, or None."""
+    if logprobs is None:
         return None
 
     def entry(token_id: int, logprob: float) -> Body:
@@ -126,28 +136,33 @@ def _chat_logprobs(completion: CompletionOutput, num_alternatives: int, tokens: 
         return {"token": _text(raw), "logprob": _finite(logprob), "bytes": list(raw)}
 
     content = []
-    for chosen, found in zip(completion.token_ids, completion.logprobs, strict=False):
+    for chosen, found in zip(token_ids, logprobs, strict=False):
         likely = sorted(found, key=lambda token_id: -found[token_id].logprob)[:num_alternatives]
         top = [entry(token_id, found[token_id].logprob) for token_id in likely]
         content.append({**entry(chosen, found[chosen].logprob), "top_logprobs": top})
     return {"content": content, "refusal": None}
 
 
-def _text_logprobs(
-    request: CompletionRequest, output: RequestOutput, completion: CompletionOutput, tokens: Tokens
+def text_logprobs(
+    token_ids: Sequence[int],
+    logprobs: Sequence[TokenLogprobs] | None,
+    tokens: Tokens,
+    *,
+    start: int,
+    prompt: RequestOutput | None,
 ) -> Body | None:
-    if completion.logprobs is None:
+    """Of tokens of a completion. start: characters before them. prompt: has tokens that come before them."""
+    if logprobs is None:
         return None
-    ids: list[int] = list(completion.token_ids[: len(completion.logprobs)])
-    entries: list[TokenLogprobs | None] = list(completion.logprobs)
-    if request.echo and output.prompt_logprobs is not None:
-        ids, entries = output.prompt_token_ids + ids, output.prompt_logprobs + entries
+    ids: list[int] = list(token_ids[: len(logprobs)])
+    entries: list[TokenLogprobs | None] = list(logprobs)
+    if prompt is not None and prompt.prompt_logprobs is not None:
+        ids, entries = prompt.prompt_token_ids + ids, prompt.prompt_logprobs + entries
     by_text = [
         None if found is None else {_text(tokens.token_bytes(i)): _finite(found[i].logprob) for i in found}
         for found in entries
     ]
     texts = [_text(tokens.token_bytes(token_id)) for token_id in ids]
-    start = 0 if request.echo else len(_text_of_prompt(output, tokens))
     return {
         "tokens": texts,
         "token_logprobs": [
@@ -159,11 +174,12 @@ def _text_logprobs(
     }
 
 
-def _prompt_text(request: CompletionRequest, output: RequestOutput, tokens: Tokens) -> str:
-    return _text_of_prompt(output, tokens) if request.echo else ""
+def prompt_text(request: CompletionRequest, output: RequestOutput, tokens: Tokens) -> str:
+    """What a completion's text begins with."""
+    return text_of_prompt(output, tokens) if request.echo else ""
 
 
-def _text_of_prompt(output: RequestOutput, tokens: Tokens) -> str:
+def text_of_prompt(output: RequestOutput, tokens: Tokens) -> str:
     return tokens.decode(output.prompt_token_ids) if output.prompt is None else output.prompt
 
 

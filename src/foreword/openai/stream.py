@@ -1,0 +1,159 @@
+"""From the outputs of the engine to OpenAI's chunks, as frames of server-sent events.
+
+What does not change in the chunks of a response is encoded once; an output costs the encoding of its new text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from json.encoder import encode_basestring
+from typing import Any, Unpack
+
+from foreword.engine import CompletionOutput, RequestOutput
+from foreword.messages import ArgumentsDelta, CallStart, ContentDelta, Event, ReasoningDelta
+from foreword.openai.request import ChatRequest, CompletionRequest
+from foreword.openai.response import (
+    Body,
+    Named,
+    Tokens,
+    chat_logprobs,
+    finish_reason,
+    head,
+    prompt_text,
+    text_logprobs,
+    text_of_prompt,
+    usage,
+)
+
+DONE = "data: [DONE]\n\n"
+
+
+class Chunks:
+    """The frames of one response. A choice's chunk is ``index, what, logprobs, finish_reason``."""
+
+    def __init__(self, kind: str, prefix: str, named: Named, *, include_usage: bool) -> None:
+        self._head = f"data: {_json(head(kind, prefix, named))[:-1]}"
+        self._prefix = f'{self._head},"choices":[{{"index":'
+        self._include_usage = include_usage
+        self._end = ',"usage":null}\n\n' if include_usage else "}\n\n"
+        self._suffix = f',"logprobs":null,"finish_reason":null}}]{self._end}'
+
+    def chunk(self, index: int, what: str, logprobs: Body | None = None, reason: str | None = None) -> str:
+        """what: the choice's own field, as JSON."""
+        if logprobs is None and reason is None:
+            return f"{self._prefix}{index},{what}{self._suffix}"
+        ending = f'"logprobs":{_json(logprobs)},"finish_reason":{_json(reason)}'
+        return f"{self._prefix}{index},{what},{ending}}}]{self._end}"
+
+    def end(self, outputs: Iterable[RequestOutput]) -> bytes:
+        """The last frames. outputs: the final one of each prompt."""
+        found = f'{self._head},"choices":[],"usage":{_json(usage(list(outputs)))}}}\n\n' if self._include_usage else ""
+        return (found + DONE).encode()
+
+
+class ChatStream:
+    """The frames of an answer to /v1/chat/completions."""
+
+    def __init__(self, request: ChatRequest, tokens: Tokens, **named: Unpack[Named]) -> None:
+        self._chunks = Chunks("chat.completion.chunk", "chatcmpl", named, include_usage=request.include_usage)
+        self._tokens, self._num_alternatives = tokens, request.params.logprobs or 0
+        self._begun: set[int] = set()
+        self._outputs: list[RequestOutput] = []
+
+    def frames(self, output: RequestOutput) -> bytes:
+        """The frames of an output that `foreword.engine.chat.ChatReader` has read: one per choice with news."""
+        if output.finished:
+            self._outputs.append(output)
+        return "".join([self._frames(completion) for completion in output.outputs]).encode()
+
+    def end(self) -> bytes:
+        return self._chunks.end(self._outputs)
+
+    def _frames(self, completion: CompletionOutput) -> str:
+        index, events = completion.index, completion.events
+        begin = ""
+        if index not in self._begun:
+            self._begun.add(index)
+            begin = self._chunks.chunk(index, '"delta":{"role":"assistant","content":""}')
+        found = chat_logprobs(completion.new_token_ids, completion.new_logprobs, self._num_alternatives, self._tokens)
+        # The message is read as a whole at the end of all choices, and then they end.
+        reason = None if completion.message is None else finish_reason(completion)
+        if not events and reason is None and (found is None or not found["content"]):
+            return begin
+        return begin + self._chunks.chunk(index, f'"delta":{_delta(events)}', found, reason)
+
+
+class CompletionStream:
+    """The frames of an answer to /v1/completions."""
+
+    def __init__(self, request: CompletionRequest, tokens: Tokens, **named: Unpack[Named]) -> None:
+        self._chunks = Chunks("text_completion", "cmpl", named, include_usage=request.include_usage)
+        self._request, self._tokens = request, tokens
+        self._offsets: dict[int, int] = {}  # of the choices that have begun: characters of their tokens so far
+        self._ended: set[int] = set()
+        self._outputs: dict[int, RequestOutput] = {}
+
+    def frames(self, output: RequestOutput) -> bytes:
+        """The frames of an output of one of the prompts, whose number it has: one per choice with news."""
+        if output.finished:
+            self._outputs[output.prompt_index] = output
+        return "".join([self._frames(output, completion) for completion in output.outputs]).encode()
+
+    def end(self) -> bytes:
+        return self._chunks.end(self._outputs.values())
+
+    def _frames(self, output: RequestOutput, completion: CompletionOutput) -> str:
+        index = output.prompt_index * self._request.params.n + completion.index
+        text, reason = completion.new_text, completion.finish_reason
+        is_first = index not in self._offsets
+        if is_first:
+            echoes = self._request.echo
+            self._offsets[index] = 0 if echoes else len(text_of_prompt(output, self._tokens))
+            text = prompt_text(self._request, output, self._tokens) + text
+        found = text_logprobs(
+            completion.new_token_ids,
+            completion.new_logprobs,
+            self._tokens,
+            start=self._offsets[index],
+            prompt=output if self._request.echo and is_first else None,
+        )
+        if found is not None:
+            self._offsets[index] += sum(map(len, found["tokens"]))
+        has_news = text or (found is not None and found["tokens"]) or reason is not None
+        if index in self._ended or not has_news:
+            return ""
+        if reason is not None:
+            self._ended.add(index)
+        return self._chunks.chunk(index, f'"text":{encode_basestring(text)}', found, reason)
+
+
+def error_frame(body: Body) -> bytes:
+    """The frame that ends a stream that failed."""
+    return f"data: {_json(body)}\n\n".encode()
+
+
+def _delta(events: Iterable[Event]) -> str:
+    """What some events add to a message, as one object."""
+    texts: dict[str, str] = {}
+    calls: dict[int, Body] = {}
+    for event in events:
+        match event:
+            case ContentDelta(text):
+                texts["content"] = texts.get("content", "") + text
+            case ReasoningDelta(text):
+                texts["reasoning_content"] = texts.get("reasoning_content", "") + text
+            case CallStart(index, call_id, name):
+                function = {"name": name, "arguments": ""}
+                calls[index] = {"index": index, "id": call_id, "type": "function", "function": function}
+            case ArgumentsDelta(index, text):
+                call = calls.setdefault(index, {"index": index, "function": {"arguments": ""}})
+                call["function"]["arguments"] += text
+    fields = [f'"{name}":{encode_basestring(text)}' for name, text in texts.items()]
+    if calls:
+        fields.append(f'"tool_calls":{_json(list(calls.values()))}')
+    return f"{{{','.join(fields)}}}"
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)

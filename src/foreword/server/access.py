@@ -1,0 +1,45 @@
+"""Who may use which route."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from hmac import compare_digest
+
+from foreword.server.config import ServerConfig
+from foreword.server.errors import HttpError
+
+PUBLIC = frozenset(("/health", "/ready"))
+"""Paths that need no key."""
+
+ADMIN = frozenset(("/abort", "/requests", "/reset_prefix_cache"))
+"""Paths that show or change what belongs to all: they need the admin key, if there is one."""
+
+
+class Access:
+    """Checks the keys of requests, in a time that does not depend on how much of a key is right."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self._admin = () if config.admin_key is None else (config.admin_key.encode(),)
+        self._ordinary = (*(key.encode() for key in config.api_key), *self._admin) if config.api_key else ()
+
+    def check(self, path: str, headers: Mapping[bytes, bytes]) -> None:
+        """HttpError 401 without a valid key. headers: by lower-case names."""
+        keys = () if path in PUBLIC else self._admin or self._ordinary if path in ADMIN else self._ordinary
+        if keys and not _is_one_of(_given(headers), keys):
+            needed = "the admin key" if keys is self._admin else "an API key"
+            raise HttpError(
+                401,
+                f"{path} needs {needed}: send the header Authorization: Bearer KEY",
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+
+
+def _given(headers: Mapping[bytes, bytes]) -> bytes:
+    """The key in OpenAI's header or in Anthropic's."""
+    scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
+    return key.strip() if scheme.lower() == b"bearer" else headers.get(b"x-api-key", b"")
+
+
+def _is_one_of(key: bytes, keys: Iterable[bytes]) -> bool:
+    return sum(compare_digest(key, known) for known in keys) > 0

@@ -1,0 +1,70 @@
+"""How much the server takes on at the same time. What goes beyond is refused at once, with the time to come back."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from math import ceil
+
+from foreword.server.errors import HttpError
+
+LONGEST_WAIT = 60  # seconds that a client is told to wait, at most
+
+
+class Admission:
+    """Counts the completions in progress (being tokenized, waiting or running) and the tokens of their prompts.
+
+    A request is refused only while there are others: one that is larger than a limit is served alone.
+    num_refused: by the limit that was reached.
+    """
+
+    def __init__(self, max_requests: int, max_prompt_tokens: int) -> None:
+        self._max_requests, self._max_prompt_tokens = max_requests, max_prompt_tokens
+        self.num_requests = self.num_prompt_tokens = 0
+        self.num_refused: Counter[str] = Counter()
+        self._seconds = 1.0  # that a request takes, the latest ones counting most
+
+    def enter(self, num_requests: int) -> Place:
+        """A place for some completions, to be left in the end. HttpError 429 if there is none."""
+        if self.num_requests and self.num_requests + num_requests > self._max_requests:
+            self._refuse("requests", f"{self.num_requests} requests are in progress, of max_requests")
+        self.num_requests += num_requests
+        return Place(self, num_requests)
+
+    def add_tokens(self, count: int) -> None:
+        """HttpError 429 if the prompts in progress have too many tokens."""
+        if self.num_prompt_tokens and self.num_prompt_tokens + count > self._max_prompt_tokens:
+            self._refuse("tokens", f"prompts in progress have {self.num_prompt_tokens} tokens, of max_prompt_tokens")
+        self.num_prompt_tokens += count
+
+    def leave(self, num_requests: int, num_prompt_tokens: int, seconds: float) -> None:
+        self.num_requests -= num_requests
+        self.num_prompt_tokens -= num_prompt_tokens
+        self._seconds += 0.1 * (seconds - self._seconds)
+
+    def _refuse(self, limit: str, reason: str) -> None:
+        self.num_refused[limit] += 1
+        wait = min(ceil(self._seconds / max(self.num_requests, 1)), LONGEST_WAIT)
+        raise HttpError(
+            429, f"the server is full: {reason}. Try again", code="full", headers={"Retry-After": str(max(wait, 1))}
+        )
+
+
+class Place:
+    """What one request has taken. Leaving twice is harmless."""
+
+    __slots__ = ("_admission", "_num_requests", "_num_tokens", "_started")
+
+    def __init__(self, admission: Admission, num_requests: int) -> None:
+        self._admission, self._num_requests, self._num_tokens = admission, num_requests, 0
+        self._started = time.perf_counter()
+
+    def add_tokens(self, count: int) -> None:
+        """See `Admission.add_tokens`."""
+        self._admission.add_tokens(count)
+        self._num_tokens += count
+
+    def leave(self) -> None:
+        if self._num_requests:
+            self._admission.leave(self._num_requests, self._num_tokens, time.perf_counter() - self._started)
+            self._num_requests = 0

@@ -1,0 +1,25 @@
+"""The server as an ASGI application."""
+
+from __future__ import annotations
+
+from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Router
+from starlette.types import ASGIApp
+
+from foreword.server import openai_routes, requests, status, tokens
+from foreword.server.context import Context
+from foreword.server.gate import Gate
+
+MODULES = (status, openai_routes, tokens, requests)
+"""Modules with a function ``routes_of(context)`` that returns a list of Starlette's `Route`."""
+
+
+def make_app(context: Context) -> ASGIApp:
+    """All routes, behind keys and limits. The engine stays its owner's: the application does not close it."""
+    router = Router([route for module in MODULES for route in module.routes_of(context)], redirect_slashes=False)
+    app = Gate(router, context.config, context.metrics.responses)
+    if not context.config.cors_origin:
+        return app
+    return CORSMiddleware(
+        app, context.config.cors_origin, allow_methods=["*"], allow_headers=["*"], expose_headers=["x-request-id"]
+    )

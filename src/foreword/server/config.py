@@ -1,0 +1,71 @@
+"""The server's settings: one table for the command line, the environment and the configuration file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from foreword.errors import ConfigError, nearest
+
+
+def setting(default: Any, help: str, *, least: float = 0, most: float = 2**31, name: str = "") -> Any:
+    """A field of `ServerConfig`. least, most: of a number. name: of its value, for messages and help."""
+    make = {"default_factory": tuple} if default == () else {"default": default}
+    return field(**make, metadata={"help": help, "least": least, "most": most, "name": name})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """Settings of `foreword serve`. ConfigError for a value of another type or out of range."""
+
+    host: str = setting("127.0.0.1", "Address to listen on; 0.0.0.0: all.", name="ADDRESS")
+    port: int = setting(8000, "Port; 0: any free one.", most=65535, name="N")
+    served_model_name: tuple[str, ...] = setting((), "Name of the model in requests. Repeatable.", name="NAME")
+    api_key: tuple[str, ...] = setting((), "Key that requests must have. Repeatable.", name="KEY")
+    admin_key: str | None = setting(None, "Key for routes that change the server.", name="KEY")
+    cors_origin: tuple[str, ...] = setting((), "Web page that may call the server. Repeatable.", name="URL")
+    tls_certificate: str | None = setting(None, "Certificate file (PEM), for https.", name="FILE")
+    tls_key: str | None = setting(None, "File of its private key.", name="FILE")
+    max_requests: int = setting(1024, "Most completions in progress; more: status 429.", least=1, name="N")
+    max_prompt_tokens: int = setting(2**20, "Most prompt tokens in progress; more: status 429.", least=1, name="N")
+    max_body_bytes: int = setting(8 << 20, "Largest body of a request.", least=1, name="N")
+    max_header_bytes: int = setting(32 << 10, "Largest head of a request.", least=256, name="N")
+    receive_timeout: float = setting(30.0, "Most seconds for receiving a request.", least=0.01, name="X")
+    timeout: float | None = setting(None, "Most seconds for answering a request.", least=0.001, name="X")
+    keep_alive: float = setting(15.0, "Seconds between signs of life in silent streams.", least=0.01, name="X")
+    drain_timeout: float = setting(30.0, "Most seconds to finish requests at the end.", least=0, name="X")
+    access_log: bool = setting(False, "Log each request as a line of JSON.")
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            _check(item.name, getattr(self, item.name), str(item.type), item.metadata)
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ConfigError("tls_certificate, tls_key: give both or neither")
+
+
+def server_config(given: Mapping[str, Any]) -> ServerConfig:
+    """From names and values, such as those of a configuration file. ConfigError for an unknown name."""
+    known = [item.name for item in fields(ServerConfig)]
+    for name in given.keys() - set(known):
+        raise ConfigError(f"{name}={given[name]!r:.80}: unknown setting; did you mean {nearest(name, known)!r}?")
+    values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in given.items()}
+    return ServerConfig(**values)
+
+
+def _check(name: str, value: Any, kind: str, limits: Mapping[str, Any]) -> None:
+    """ConfigError unless the value has the annotated type and lies within its limits."""
+    if value is None and "None" in kind:
+        return
+    is_number = "int" in kind or "float" in kind
+    if kind.startswith("tuple"):
+        fits = isinstance(value, tuple) and all(isinstance(item, str) and item for item in value)
+    elif is_number:
+        fits = type(value) is int or ("float" in kind and type(value) is float and math.isfinite(value))
+    else:
+        fits = type(value) is (bool if kind == "bool" else str) and value != ""
+    if not fits:
+        raise ConfigError(f"{name}={value!r:.80}: expected {kind.removesuffix(' | None')}")
+    if is_number and not limits["least"] <= value <= limits["most"]:
+        raise ConfigError(f"{name}={value!r:.80}: must be from {limits['least']} to {limits['most']}")

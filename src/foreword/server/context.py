@@ -1,0 +1,44 @@
+"""What the routes share."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from foreword.engine.async_engine import AsyncEngine
+from foreword.models.tokenizer import Tokenizer
+from foreword.server.admission import Admission
+from foreword.server.config import ServerConfig
+from foreword.server.errors import HttpError
+from foreword.server.metrics import ServerMetrics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Context:
+    """The engine and its tokenizer; names: of the model in requests, the first one in responses; created: seconds
+    since 1970.
+    """
+
+    engine: AsyncEngine
+    tokenizer: Tokenizer
+    names: tuple[str, ...]
+    config: ServerConfig = field(default_factory=ServerConfig)
+    created: int = field(default_factory=lambda: int(time.time()))
+    admission: Admission = field(init=False)
+    metrics: ServerMetrics = field(init=False)
+
+    def __post_init__(self) -> None:
+        limits = self.config.max_requests, self.config.max_prompt_tokens
+        object.__setattr__(self, "admission", Admission(*limits))
+        object.__setattr__(self, "metrics", ServerMetrics(self.engine.engine, self.admission, self.names[0]))
+
+    def check_model(self, name: str | None) -> str:
+        """The name of the model in the response. HttpError if a request asks for another model."""
+        if name is None:
+            return self.names[0]
+        if name not in self.names:
+            known = ", ".join(map(repr, self.names))
+            raise HttpError(
+                404, f"model = {name!r:.80}: not served. Use {known}", param="model", code="model_not_found"
+            )
+        return name

@@ -1,0 +1,71 @@
+"""Errors as responses, in the form of the interface that a request belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from foreword.errors import EngineError, ForewordError
+from foreword.openai import error_body, error_frame
+
+TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+class HttpError(Exception):
+    """A request that is answered with a status. param: the field that is wrong; code: a word for programs."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.param, self.code, self.headers = status, param, code, dict(headers or {})
+
+    @property
+    def type(self) -> str:
+        return TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+
+
+def as_http_error(error: Exception) -> HttpError:
+    """Any failure of a request. What is wrong inside the server is not told in detail."""
+    if isinstance(error, HttpError):
+        return error
+    if isinstance(error, TimeoutError):
+        return HttpError(504, "the request's time is over", code="timeout")
+    if isinstance(error, ForewordError):
+        status, body = error_body(error)
+        status = 503 if isinstance(error, EngineError) and "closed" in str(error) else status
+        return HttpError(status, str(error), param=body["error"]["param"])
+    return HttpError(500, f"the server failed: {type(error).__name__}")
+
+
+def openai_error(error: HttpError) -> dict[str, Any]:
+    return {"error": {"message": str(error), "type": error.type, "param": error.param, "code": error.code}}
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How an interface tells errors. body: the JSON value. event: the name of the event that ends a failed stream."""
+
+    body: Callable[[HttpError], dict[str, Any]] = openai_error
+    event: str | None = None
+
+    def frame(self, error: HttpError) -> bytes:
+        """The last frame of a stream that failed."""
+        name = b"" if self.event is None else f"event: {self.event}\n".encode()
+        return name + error_frame(self.body(error))
+
+
+OPENAI = Dialect()
+DIALECTS: dict[str, Dialect] = {}
+"""First part of the paths of an interface → its dialect. All others have OpenAI's."""
+
+
+def dialect_of(path: str) -> Dialect:
+    return next((dialect for prefix, dialect in DIALECTS.items() if path.startswith(prefix)), OPENAI)

@@ -1,0 +1,57 @@
+"""Server-sent events as a response."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # nginx passes each frame on at once
+]
+COMMENT = b": keep-alive\n\n"
+
+
+class EventStream(Response):
+    """Sends frames as they come, and a comment whenever there was none for some seconds.
+
+    The status and headers are sent at once. While the client does not read, no frame is asked for. An exception of the
+    frames ends the stream with an event that says so; see `foreword.server.gate`.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, frames: AsyncGenerator[bytes, None], *, keep_alive: float) -> None:
+        super().__init__()
+        self._frames, self._keep_alive = frames, keep_alive
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        loop = asyncio.get_running_loop()
+        is_sending, sent_at = False, loop.time()
+
+        async def send_frame(frame: bytes) -> None:
+            nonlocal is_sending, sent_at
+            is_sending = True
+            await send({"type": "http.response.body", "body": frame, "more_body": True})
+            is_sending, sent_at = False, loop.time()
+
+        async def comment() -> None:
+            while True:
+                await asyncio.sleep(self._keep_alive - min(loop.time() - sent_at, 0.9 * self._keep_alive))
+                if not is_sending and loop.time() - sent_at >= self._keep_alive:
+                    await send_frame(COMMENT)
+
+        comments = loop.create_task(comment())
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+            async for frame in self._frames:
+                if frame:
+                    await send_frame(frame)
+        finally:
+            comments.cancel()
+            await self._frames.aclose()
+        await send({"type": "http.response.body", "body": b""})

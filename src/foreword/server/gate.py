@@ -1,0 +1,184 @@
+"""What surrounds every route: keys, limits, closed connections, errors and the access log."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, MutableMapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from random import getrandbits
+from traceback import print_exception
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from foreword.errors import ForewordError
+from foreword.server.access import Access
+from foreword.server.config import ServerConfig
+from foreword.server.errors import HttpError, as_http_error, dialect_of
+
+CLOSED = 499  # status of a request whose client has closed the connection; it is counted, and not sent
+PLAIN_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+
+
+class Gate:
+    """An ASGI application around another one.
+
+    The body of a request is received as a whole, within limits, before its handler begins. A handler whose client
+    closes the connection is cancelled, whether its response is a stream or not.
+    """
+
+    def __init__(self, app: ASGIApp, config: ServerConfig, responses: Counter[int]) -> None:
+        """responses: counts the requests by the status of their response."""
+        self._app, self._config, self._access = app, config, Access(config)
+        self._responses = responses
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        headers = dict(scope["headers"])
+        given = headers.get(b"x-request-id", b"")
+        request_id = given if PLAIN_ID.fullmatch(given) else b"%032x" % getrandbits(128)
+        response = _Response(send, request_id)
+        started = time.perf_counter()
+        scope["app"] = self  # so that the router raises what it does not find
+        scope["request_id"] = request_id.decode()
+        try:
+            self._access.check(scope["path"], headers)
+            body = await self._body(scope, headers, receive)
+            async with _while_connected(receive), AsyncExitStack() as stack:
+                scope["stack"] = stack  # what ends with the request
+                await self._app(scope, _replay(body), response)
+        except asyncio.CancelledError:  # by the server, which ends; the task ends with this
+            await response.fail(HttpError(503, "the server is being stopped", code="stopped"), scope)
+        except Exception as error:
+            await response.fail(_known(error, scope), scope)
+        self._responses[response.status or CLOSED] += 1
+        if self._config.access_log:
+            self._log(scope, response, time.perf_counter() - started)
+
+    async def _body(self, scope: Scope, headers: MutableMapping[bytes, bytes], receive: Receive) -> bytes:
+        """The whole body. HttpError if it is too long, too slow or not JSON."""
+        if scope["method"] not in ("POST", "PUT", "PATCH"):
+            return b""
+        kind, limit = headers.get(b"content-type", b"").partition(b";")[0].strip().lower(), self._config.max_body_bytes
+        # A web page of another origin cannot send this type without being asked about it first.
+        if kind != b"application/json":
+            raise HttpError(415, "send the body as JSON, with the header Content-Type: application/json")
+        too_long = HttpError(413, f"the body is longer than max_body_bytes = {limit}", headers={"Connection": "close"})
+        declared = headers.get(b"content-length", b"0")
+        if declared.isdigit() and int(declared) > limit:
+            raise too_long
+        parts, size = [], 0
+        try:
+            async with asyncio.timeout(self._config.receive_timeout):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise HttpError(CLOSED, "the connection was closed")
+                    parts.append(message.get("body", b""))
+                    size += len(parts[-1])
+                    if size > limit:
+                        raise too_long
+                    if not message.get("more_body", False):
+                        return b"".join(parts)
+        except TimeoutError:
+            raise HttpError(408, "the body did not arrive in time", headers={"Connection": "close"}) from None
+
+    def _log(self, scope: Scope, response: _Response, seconds: float) -> None:
+        client = scope.get("client")
+        line = {
+            "time": round(time.time(), 3),
+            "request_id": scope["request_id"],
+            "client": client[0] if client else None,
+            "method": scope["method"],
+            "path": scope["path"],
+            "status": response.status or CLOSED,
+            "seconds": round(seconds, 4),
+            "bytes": response.num_bytes,
+        }
+        print(json.dumps(line), file=sys.stderr, flush=True)
+
+
+class _Response:
+    """Passes the messages of a response on, with the id of its request."""
+
+    def __init__(self, send: Send, request_id: bytes) -> None:
+        self._send, self._request_id = send, request_id
+        self.status: int | None = None  # None before the response begins
+        self.num_bytes = 0
+        self.is_stream = self.is_complete = False
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            headers = message.get("headers", ())
+            self.is_stream = any(value.startswith(b"text/event-stream") for name, value in headers)
+            message["headers"] = [*headers, (b"x-request-id", self._request_id)]
+        else:
+            self.is_complete = not message.get("more_body", False)
+            self.num_bytes += len(message.get("body", b""))
+        await self._send(message)
+
+    async def fail(self, error: HttpError, scope: Scope) -> None:
+        """Answer with an error, or end the stream that has begun with one."""
+        dialect = dialect_of(scope["path"])
+        if self.status is not None:
+            if not self.is_complete and self.is_stream:
+                await self({"type": "http.response.body", "body": dialect.frame(error)})
+            return
+        body = msgspec.json.encode(dialect.body(error))
+        headers = {"content-type": "application/json", "content-length": str(len(body)), **error.headers}
+        encoded = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+        await self({"type": "http.response.start", "status": error.status, "headers": encoded})
+        await self({"type": "http.response.body", "body": body})
+
+
+@asynccontextmanager
+async def _while_connected(receive: Receive) -> AsyncGenerator[None, None]:
+    """Cancels the block when the client closes the connection; then it ends as if it were done."""
+    task = asyncio.current_task()
+    assert task is not None
+    is_closed = False
+
+    async def watch() -> None:
+        nonlocal is_closed
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        is_closed = True
+        task.cancel()
+
+    watcher = asyncio.create_task(watch())
+    try:
+        yield
+    except asyncio.CancelledError:
+        if not is_closed or task.uncancel() > 0:
+            raise
+    finally:
+        watcher.cancel()
+
+
+def _replay(body: bytes) -> Receive:
+    """A `receive` that has the whole body as its first message."""
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def again() -> Message:
+        while not messages:
+            await asyncio.get_running_loop().create_future()  # cancelled with the handler
+        return messages.pop()
+
+    return again
+
+
+def _known(error: Exception, scope: Scope) -> HttpError:
+    if isinstance(error, HTTPException):
+        reason = f"{scope['method']} {scope['path']}: {error.detail}"
+        return HttpError(error.status_code, reason, headers=error.headers)
+    if not isinstance(error, HttpError | ForewordError | TimeoutError):
+        print_exception(error)
+    return as_http_error(error)

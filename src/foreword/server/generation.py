@@ -1,0 +1,142 @@
+"""From a parsed request to the outputs of the engine: what all interfaces that generate share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+from starlette.requests import Request
+
+from foreword.batch import SamplingParams
+from foreword.engine import RequestOptions, RequestOutput
+from foreword.engine.chat import ChatOptions, ChatReader, make_chat
+from foreword.engine.request_group import RequestGroup
+from foreword.server.admission import Place
+from foreword.server.context import Context
+from foreword.server.errors import HttpError
+
+TIMEOUT = "x-request-timeout"
+"""The header with a request's time in seconds; in a body it is the field ``timeout``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A checked request of the engine, and the reader of its answer if it is a conversation."""
+
+    group: RequestGroup
+    reader: ChatReader | None = None
+    index: int = 0
+
+    def read(self, output: RequestOutput) -> RequestOutput:
+        output = replace(output, prompt_index=self.index) if self.index else output
+        return output if self.reader is None else self.reader.read(output)
+
+
+class Generation:
+    """The prompts of one HTTP request on their way through the engine. Everything ends with that request."""
+
+    def __init__(self, context: Context, request: Request) -> None:
+        self._context = context
+        self.id: str = request.scope["request_id"]
+        self._stack: AsyncExitStack = request.scope["stack"]
+        self._headers = request.headers
+        self._place: Place | None = None
+
+    async def limit_time(self, body: dict[str, Any]) -> None:
+        """Take ``timeout`` out of the body: the handler fails with TimeoutError after that time."""
+        field, value = "timeout", body.pop("timeout", None)
+        if value is None:
+            field, value = TIMEOUT, self._headers.get(TIMEOUT)
+        most = self._context.config.timeout
+        if value is not None:
+            seconds = _seconds(field, value)
+            most = seconds if most is None else min(seconds, most)
+        if most is not None:
+            await self._stack.enter_async_context(asyncio.timeout(most))
+
+    def enter(self, params: SamplingParams, num_prompts: int = 1) -> None:
+        """Take a place, before any work is done. HttpError 429 if the server is full."""
+        self._place = self._context.admission.enter(num_prompts * (params.best_of or params.n))
+        self._stack.callback(self._place.leave)
+
+    async def chat(
+        self,
+        messages: Sequence[dict[str, Any]],
+        params: SamplingParams,
+        chat: ChatOptions,
+        options: RequestOptions,
+        *,
+        stream: bool,
+    ) -> Job:
+        """A conversation as a checked request; stream: of its outputs."""
+        engine, tokenizer = self._context.engine, self._context.tokenizer
+        limit = engine.engine.states.max_model_len
+        made = await asyncio.to_thread(make_chat, tokenizer, messages, params, limit, chat)
+        group = await self._checked(self.id, made.token_ids, made.params, made.text, options, stream)
+        return Job(group, made.reader())
+
+    async def texts(
+        self, prompts: Sequence[str | list[int]], params: SamplingParams, options: RequestOptions, *, stream: bool
+    ) -> list[Job]:
+        """Each prompt as a checked request."""
+        jobs = []
+        for i, prompt in enumerate(prompts):
+            name = self.id if len(prompts) == 1 else f"{self.id}-{i}"
+            jobs.append(Job(await self._checked(name, prompt, params, None, options, stream), index=i))
+        return jobs
+
+    async def outputs(self, jobs: Sequence[Job]) -> AsyncGenerator[RequestOutput, None]:
+        """Run the jobs: their outputs as they come."""
+        with ExitStack() as stack:
+            streams = [stack.enter_context(self._context.engine.run(job.group)) for job in jobs]
+            if len(jobs) == 1:
+                async for output in streams[0]:
+                    yield jobs[0].read(output)
+            else:
+                running = {asyncio.ensure_future(anext(stream)): i for i, stream in enumerate(streams)}
+                stack.callback(lambda: [task.cancel() for task in running])
+                while running:
+                    done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                    for task in done:
+                        i, output = running.pop(task), task.result()
+                        if not streams[i].is_finished:
+                            running[asyncio.ensure_future(anext(streams[i]))] = i
+                        yield jobs[i].read(output)
+
+    async def finals(self, jobs: Sequence[Job]) -> list[RequestOutput]:
+        """Run the jobs: the final output of each."""
+        found = {output.prompt_index: output async for output in self.outputs(jobs) if output.finished}
+        return [found[i] for i in range(len(jobs))]
+
+    def leave(self) -> None:
+        """Give the place back, as soon as the engine has done its part: a slow reader does not hold it."""
+        if self._place is not None:
+            self._place.leave()
+
+    async def _checked(
+        self,
+        name: str,
+        prompt: str | list[int],
+        params: SamplingParams,
+        text: str | None,
+        options: RequestOptions,
+        stream: bool,
+    ) -> RequestGroup:
+        chosen: RequestOptions = {**options, "stream": stream}
+        group = await self._context.engine.check(name, prompt, params, prompt_text=text, **chosen)
+        if self._place is not None:
+            self._place.add_tokens(len(group.prompt_token_ids))
+        return group
+
+
+def _seconds(field: str, value: object) -> float:
+    try:
+        seconds = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        seconds = -1.0
+    if not 0 < seconds < 2**31:
+        raise HttpError(400, f"{field} = {value!r:.80}: expected seconds above 0", param=field)
+    return seconds

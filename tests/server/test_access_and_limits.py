@@ -1,0 +1,236 @@
+"""Keys, limits of requests, and errors of routes."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from urllib.parse import urlsplit
+
+import pytest
+from server_rig import HI, serving
+from starlette.routing import Route
+
+from foreword.errors import ConfigError
+from foreword.server.access import ADMIN, PUBLIC
+from foreword.server.app import MODULES
+from foreword.server.config import ServerConfig, server_config
+
+
+@pytest.fixture(scope="module")
+def guarded(talker):
+    limits = {"max_body_bytes": 2000, "max_header_bytes": 1000, "receive_timeout": 0.3}
+    with serving(talker, api_key=("one", "two"), admin_key="root", cors_origin=("https://a.b",), **limits) as running:
+        yield running
+
+
+def routes(context) -> list[Route]:
+    return [route for module in MODULES for route in module.routes_of(context)]
+
+
+def test_every_route_but_health_needs_a_key(guarded):
+    asked = 0
+    for route in routes(guarded.context):
+        path = route.path.replace("{name:path}", "talker").replace("{id}", "x")
+        for method in route.methods - {"HEAD"}:
+            with guarded.client() as client:
+                status = client.request(method, path, json={}).status_code
+                wrong = client.request(method, path, json={}, headers={"Authorization": "Bearer on"}).status_code
+            asked += 1
+            assert (status == 401 and wrong == 401) == (path not in PUBLIC), path
+    assert asked > 12
+    with guarded.client() as client:
+        assert client.get("/nowhere").status_code == 401
+
+
+def test_any_of_the_keys_fits_in_the_header_of_either_client(guarded):
+    for headers in ({"Authorization": "Bearer two"}, {"x-api-key": "one"}, {"authorization": "bearer root"}):
+        assert guarded.get("/v1/models", headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize("path", sorted(ADMIN))
+def test_what_changes_the_server_needs_the_admin_key(guarded, path):
+    with guarded.client() as client:
+        method = "GET" if path == "/requests" else "POST"
+        ordinary = client.request(method, path, json={}, headers={"Authorization": "Bearer one"})
+        admin = client.request(method, path, json={}, headers={"Authorization": "Bearer root"})
+    assert ordinary.status_code == 401
+    assert "admin" in ordinary.json()["error"]["message"]
+    assert admin.status_code in (200, 400)
+
+
+def test_an_admin_key_alone_leaves_the_other_routes_open(talker):
+    with serving(talker, admin_key="root") as running:
+        assert running.get("/v1/models").status_code == 200
+        assert running.get("/requests").status_code == 401
+
+
+KEY = {"Authorization": "Bearer one"}
+
+
+def test_bodies_beyond_the_limit_are_refused_before_they_are_read(guarded):
+    for options in ({"content": b" " * 2001}, {"content": iter([b" " * 1500] * 2)}):
+        with guarded.client() as client:
+            response = client.post("/v1/completions", headers={**KEY, "Content-Type": "application/json"}, **options)
+        assert response.status_code == 413
+        assert "max_body_bytes" in response.json()["error"]["message"]
+
+
+def test_what_is_not_json_is_refused(guarded):
+    headers = {**KEY, "Content-Type": "application/json"}
+    with guarded.client() as client:
+        for content in (b"{", b"[1]", b"\xff", b"[" * 1000):
+            response = client.post("/v1/completions", headers=headers, content=content)
+            assert (response.status_code, response.json()["error"]["param"]) == (400, "body")
+        plain = client.post("/v1/completions", headers={**KEY, "Content-Type": "text/plain"}, content=b"{}")
+    assert plain.status_code == 415
+
+
+def test_a_page_of_another_origin_may_call_only_if_it_is_allowed(guarded, talker):
+    asks = {"Origin": "https://a.b", "Access-Control-Request-Method": "POST"}
+    with guarded.client() as client:
+        assert client.options("/v1/completions", headers=asks).headers["access-control-allow-origin"]
+        other = client.options("/v1/completions", headers={**asks, "Origin": "https://c.d"})
+    assert "access-control-allow-origin" not in other.headers
+    with serving(talker) as running, running.client() as client:
+        closed = client.options("/v1/completions", headers=asks)
+    assert "access-control-allow-origin" not in closed.headers
+
+
+def raw(server, sent: bytes) -> bytes:
+    """What the server answers before it closes the connection."""
+    place = urlsplit(server.url)
+    with socket.create_connection((place.hostname, place.port), timeout=30) as connection:
+        connection.sendall(sent)
+        parts = []
+        while part := connection.recv(65536):
+            parts.append(part)
+    return b"".join(parts)
+
+
+def test_half_open_connections_and_heads_without_an_end_are_closed(guarded):
+    assert raw(guarded, b"").startswith(b"HTTP/1.1 408")
+    assert raw(guarded, b"GET /health HTTP/1.1\r\nHost: a\r\n").startswith(b"HTTP/1.1 408")
+    assert raw(guarded, b"GET /health HTTP/1.1\r\nHost: a\r\nX: " + b"a" * 1100).startswith(b"HTTP/1.1 431")
+    body = (
+        b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer one\r\nContent-Type: application/json\r\n"
+    )
+    assert raw(guarded, body + b"Content-Length: 50\r\n\r\n{").startswith(b"HTTP/1.1 408")
+
+
+def test_half_open_connections_delay_no_other(guarded):
+    place = urlsplit(guarded.url)
+    idle = [socket.create_connection((place.hostname, place.port)) for _ in range(200)]
+    try:
+        assert guarded.get("/health").status_code == 200
+    finally:
+        for connection in idle:
+            connection.close()
+
+
+def test_an_unknown_route_or_method_is_told_as_clients_expect(guarded):
+    for method, path, status in (("GET", "/v1/nothing", 404), ("GET", "/v1/completions", 405)):
+        with guarded.client() as client:
+            response = client.request(method, path, headers=KEY)
+        assert response.status_code == status
+        assert path in response.json()["error"]["message"]
+
+
+def test_another_model_is_not_found(guarded):
+    response = guarded.post("/v1/completions", {"prompt": "a", "model": "gpt"}, headers=KEY)
+    assert (response.status_code, response.json()["error"]["code"]) == (404, "model_not_found")
+    body = guarded.post("/v1/completions", {"prompt": "a", "model": "other", "max_tokens": 1}, headers=KEY).json()
+    assert body["model"] == "other"
+
+
+def test_the_id_of_a_request_is_the_clients_if_it_is_plain(guarded):
+    assert guarded.get("/health", headers={"X-Request-Id": "mine-1"}).headers["x-request-id"] == "mine-1"
+    assert len(guarded.get("/health", headers={"X-Request-Id": "a b"}).headers["x-request-id"]) == 32
+
+
+def test_the_access_log_is_one_object_per_request(talker, capfd):
+    with serving(talker, access_log=True) as running:
+        running.get("/health")
+        running.post("/v1/chat/completions", {"messages": HI, "max_tokens": 2})
+    lines = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+    assert [(line["method"], line["path"], line["status"]) for line in lines] == [
+        ("GET", "/health", 200),
+        ("POST", "/v1/chat/completions", 200),
+    ]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"port": 70000}, {"port": "x"}, {"api_key": [""]}, {"timeout": float("nan")}, {"tls_key": "a"}, {"prot": 1}],
+)
+def test_wrong_settings_are_refused_with_their_name(settings):
+    with pytest.raises(ConfigError, match=next(iter(settings))):
+        server_config(settings)
+
+
+def test_the_server_listens_on_this_machine_alone_unless_told_otherwise():
+    assert ServerConfig().host == "127.0.0.1"
+
+
+# -- how much the server takes on ----------------------------------------------------------------------------------
+
+
+def started(server, body: dict, path: str = "/v1/completions") -> threading.Thread:
+    """A request in a thread of its own."""
+    thread = threading.Thread(target=server.post, args=(path, body), daemon=True)
+    thread.start()
+    return thread
+
+
+def test_beyond_the_limit_of_requests_the_answer_is_429_with_a_time_to_come_back(talker):
+    with serving(talker, max_requests=2) as running:
+        with running.held():
+            threads = [started(running, {"prompt": "a", "max_tokens": 2}) for _ in range(2)]
+            running.wait_until(lambda: running.context.admission.num_requests == 2)
+            response = running.post("/v1/completions", {"prompt": "a"})
+            assert response.status_code == 429
+            assert int(response.headers["retry-after"]) >= 1
+            assert response.json()["error"]["type"] == "rate_limit_error"
+            assert running.get("/health").status_code == 200
+        for thread in threads:
+            thread.join()
+        assert running.post("/v1/completions", {"prompt": "a", "max_tokens": 1}).status_code == 200
+        assert (
+            'vllm:admission_rejections_total{model_name="talker",reason="requests"} 1.0' in running.get("/metrics").text
+        )
+        running.check_nothing_is_left()
+
+
+def test_beyond_the_limit_of_prompt_tokens_too_and_a_large_request_is_served_alone(talker):
+    with serving(talker, max_prompt_tokens=10) as running:
+        with running.held():
+            thread = started(running, {"prompt": "a" * 20, "max_tokens": 2})
+            running.wait_until(lambda: running.context.admission.num_prompt_tokens == 20)
+            assert running.post("/v1/completions", {"prompt": "a" * 5}).status_code == 429
+        thread.join()
+        running.check_nothing_is_left()
+
+
+def test_a_request_ends_at_its_deadline_and_leaves_the_engine(talker):
+    with serving(talker, timeout=20.0) as running:
+        with running.held():
+            for options in ({"json": {"timeout": 0.2}}, {"json": {}, "headers": {"X-Request-Timeout": "0.2"}}):
+                body = {"prompt": "a", "max_tokens": 2, **options["json"]}
+                response = running.post("/v1/completions", body, headers=options.get("headers"))
+                assert (response.status_code, response.json()["error"]["code"]) == (504, "timeout")
+            with running.client() as client:
+                text = client.post("/v1/completions", json={"prompt": "a", "timeout": 0.2, "stream": True}).text
+            assert json.loads(text.strip().removeprefix("data: "))["error"]["code"] == "timeout"
+        running.check_nothing_is_left()
+
+
+def test_silence_is_filled_with_comments_while_a_prompt_is_computed(talker):
+    with serving(talker, keep_alive=0.05) as running:
+        with running.held(), running.client() as client:
+            body = {"prompt": "a", "max_tokens": 2, "stream": True}
+            with client.stream("POST", "/v1/completions", json=body) as response:
+                lines = response.iter_lines()
+                assert next(lines) == ": keep-alive"
+        time.sleep(0)
+        running.check_nothing_is_left()

@@ -1,0 +1,142 @@
+"""`foreword serve` as a process: options, files and variables; start, drain and end."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from dataclasses import fields
+from pathlib import Path
+
+import httpx
+import pytest
+from processes import start
+from server_rig import frames_of
+
+from foreword.cli.serve import ENGINE, SETTINGS
+from foreword.errors import ConfigError
+from foreword.server.config import ServerConfig
+
+READY = re.compile(rb"foreword: (\S+) at (http://\S+)")
+
+
+def started(*arguments: object, env: dict[str, str] | None = None) -> tuple[subprocess.Popen, str, str]:
+    """A server that is ready, the name of its model and its address."""
+    process = start("serve", *arguments, env=env or {})
+    line = process.stderr.readline()
+    found = READY.match(line)
+    assert found, line + process.stderr.read()
+    return process, found[1].decode(), found[2].decode()
+
+
+def ended(process: subprocess.Popen) -> int:
+    process.send_signal(signal.SIGTERM)
+    with process:
+        return process.wait(60)
+
+
+def test_it_serves_until_sigterm_and_ends_with_status_0(talker):
+    process, name, url = started(talker, "--port", 0, "--served-model-name", "tiny", "--max-model-len", 512)
+    assert name == "tiny"
+    (model,) = httpx.get(f"{url}/v1/models", trust_env=False).json()["data"]
+    assert (model["id"], model["max_model_len"]) == ("tiny", 512)
+    assert ended(process) == 0
+
+
+def test_sigterm_lets_requests_in_progress_end_and_takes_no_new_ones(talker):
+    process, _, url = started(talker, "--port", 0)
+    texts: list[str] = []
+    got_first = threading.Event()
+
+    def read() -> None:
+        body = {"prompt": "a", "max_tokens": 2000, "stream": True, "temperature": 0, "ignore_eos": True}
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=120, trust_env=False) as response:
+            for part in response.iter_text():
+                texts.append(part)
+                got_first.set()
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    assert got_first.wait(60)
+    assert ended(process) == 0
+    thread.join()
+    frames = frames_of("".join(texts))
+    assert frames[-1]["choices"][0]["finish_reason"] == "length"
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{url}/health", trust_env=False)
+
+
+def test_what_does_not_end_in_time_is_ended_with_an_error(talker):
+    process, _, url = started(talker, "--port", 0, "--drain-timeout", "1", "--max-model-len", 100000)
+    body = {"prompt": "a", "max_tokens": 90000, "stream": True, "temperature": 0, "ignore_eos": True}
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=120, trust_env=False) as response:
+        parts = response.iter_text()
+        text = next(parts)
+        process.send_signal(signal.SIGTERM)
+        text += "".join(parts)
+    assert '"code":"stopped"' in text.splitlines()[-2]
+    with process:
+        assert process.wait(60) == 0
+
+
+def test_an_address_in_use_is_told_before_the_model_is_loaded(tmp_path):
+    taken = socket.create_server(("127.0.0.1", 0))
+    with taken, start("serve", "none.gguf", "--port", taken.getsockname()[1], cwd=tmp_path) as process:
+        _, error = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert b"in use" in error
+    assert error.count(b"\n") == 1
+
+
+def settings(config: Path | None = None, **given):
+    return SETTINGS.make(config, **given)
+
+
+def test_a_file_a_variable_and_an_option_are_one_table(tmp_path, talker):
+    file = tmp_path / "serve.toml"
+    file.write_text(f'model = "{talker}"\nport = 0\nserved_model_name = ["file"]\nmax_model_len = 300\n')
+    env = {"FOREWORD_SERVE_MAX_MODEL_LEN": "400", "FOREWORD_SERVE_SERVED_MODEL_NAME": "variable"}
+    process, name, url = started("--config", file, "--served-model-name", "option", env=env)
+    try:
+        assert name == "option"
+        assert httpx.get(f"{url}/v1/models", trust_env=False).json()["data"][0]["max_model_len"] == 400
+    finally:
+        assert ended(process) == 0
+
+
+def test_every_setting_is_an_option_and_a_key_of_the_file(tmp_path):
+    file = tmp_path / "serve.toml"
+    names = [item.name for item in fields(ServerConfig)]
+    assert set(SETTINGS.options) == {"config", *names, *ENGINE}
+    file.write_text('max_requests = 3\nkeep_alive = 2\napi_key = ["a"]\naccess_log = true\nnum_threads = 2\n')
+    found = settings(file, max_requests=4)
+    assert (found.server.max_requests, found.server.keep_alive, found.server.access_log) == (4, 2, True)
+    assert (found.server.api_key, found.engine) == (("a",), {"num_threads": 2})
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [("max_request = 3", "max_requests"), ("max_requests = 0", "max_requests"), ("a", "toml"), ("model = 3", "model"),
+     ("num_threads = 'x'", "num_threads")],
+)  # fmt: skip
+def test_a_wrong_file_is_refused_with_the_name(tmp_path, text, named):
+    (tmp_path / "serve.toml").write_text(text)
+    with pytest.raises(ConfigError, match=named):
+        settings(tmp_path / "serve.toml")
+
+
+def test_without_the_extra_the_command_names_it():
+    code = "import sys; sys.modules['uvicorn'] = None; from foreword.cli import main; sys.argv = ['', 'serve']; main()"
+    source = str(Path(sys.modules["foreword"].__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": source},
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, b"foreword[serve]" in done.stderr) == (2, True)

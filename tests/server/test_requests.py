@@ -1,0 +1,203 @@
+"""Requests in the engine: their end with their connection, the reasons why they wait, abort, failures, metrics."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+from server_rig import HI, frames_of, serving
+
+
+@pytest.fixture
+def server(talker):
+    with serving(talker) as running:
+        yield running
+        running.check_nothing_is_left()
+
+
+def sent(server, body: dict, path: str = "/v1/completions") -> socket.socket:
+    """A connection on which a request was sent, and nothing read."""
+    place, data = urlsplit(server.url), json.dumps(body).encode()
+    connection = socket.create_connection((place.hostname, place.port), timeout=60)
+    head = f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    connection.sendall(head.encode() + data)
+    return connection
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_a_closed_connection_frees_its_blocks_within_a_step(server, path, stream):
+    body = {"max_tokens": 3000, "stream": stream, "temperature": 0}
+    body |= {"prompt": ["a", "b"]} if path == "/v1/completions" else {"messages": HI, "n": 2}
+    connection = sent(server, body, path)
+    server.wait_until(lambda: server.steps > 2)
+    with server.held():
+        connection.close()
+        server.wait_until(lambda: not server.context.admission.num_requests)
+        before = server.steps
+    server.check_nothing_is_left()
+    assert server.steps <= before + 1
+
+
+def test_a_connection_that_closes_while_its_prompt_is_tokenized_never_enters_the_engine(server):
+    inside, may_go_on = threading.Event(), threading.Event()
+    encode = server.llm.tokenizer.encode
+
+    def slow(*arguments, **options):
+        inside.set()
+        assert may_go_on.wait(60)
+        return encode(*arguments, **options)
+
+    server.llm.tokenizer.encode = slow
+    connection = sent(server, {"prompt": "abc", "max_tokens": 5})
+    assert inside.wait(60)
+    connection.close()
+    server.wait_until(lambda: not server.context.admission.num_requests)
+    may_go_on.set()
+    server.check_nothing_is_left()
+    assert server.steps == 0
+
+
+def test_a_long_text_being_tokenized_delays_no_other_request(server):
+    inside, may_go_on = threading.Event(), threading.Event()
+    encode = server.llm.tokenizer.encode
+
+    def slow(text, *arguments, **options):
+        if "long" in text:
+            inside.set()
+            assert may_go_on.wait(60)
+        return encode(text, *arguments, **options)
+
+    server.llm.tokenizer.encode = slow
+    thread = threading.Thread(target=server.post, args=("/v1/completions", {"prompt": "long", "max_tokens": 1}))
+    thread.start()
+    assert inside.wait(60)
+    try:
+        for path, body in (("/v1/completions", {"prompt": "short"}), ("/v1/chat/completions", {"messages": HI})):
+            assert server.post(path, {**body, "max_tokens": 1}).status_code == 200
+    finally:
+        may_go_on.set()
+        thread.join()
+
+
+def test_abort_ends_a_stream_with_what_there_is(server):
+    done: list[str] = []
+
+    def read() -> None:
+        with server.client() as client:
+            body = {"prompt": "a", "max_tokens": 3000, "stream": True, "temperature": 0}
+            done.append(client.post("/v1/completions", json=body, headers={"X-Request-Id": "it"}).text)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    server.wait_until(lambda: server.steps > 2)
+    assert server.post("/abort", {"request_id": "it"}).json() == {"request_id": "it", "aborted": True}
+    thread.join()
+    assert frames_of(done[0])[-1]["choices"][0]["finish_reason"] == "abort"
+    assert server.post("/abort", {"request_id": "it"}).status_code == 404
+
+
+def test_the_reason_why_a_request_waits(talker):
+    with serving(talker, engine={"max_num_seqs": 1}) as running:
+        connections, running.pace = [], 0.01
+        for name in ("one", "two"):
+            place, data = urlsplit(running.url), json.dumps({"prompt": "a", "max_tokens": 3000}).encode()
+            connections.append(socket.create_connection((place.hostname, place.port)))
+            head = f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nX-Request-Id: {name}\r\n"
+            head += f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+            connections[-1].sendall(head.encode() + data)
+            running.wait_until(lambda name=name: name in running.llm.engine)
+        running.wait_until(lambda: running.get("/requests/two/why").json()["state"] == "max_num_seqs")
+        assert running.get("/requests/one/why").json()["state"] == "running"
+        assert {r["id"]: r["state"] for r in running.get("/requests").json()["data"]} == {
+            "one": "running",
+            "two": "max_num_seqs",
+        }
+        metrics = running.get("/metrics").text
+        assert 'vllm:num_requests_waiting_by_reason{model_name="talker",reason="max_num_seqs"} 1.0' in metrics
+        assert 'vllm:num_requests_running{model_name="talker"} 1.0' in metrics
+        assert running.get("/requests/none/why").status_code == 404
+        for connection in connections:
+            connection.close()
+        running.check_nothing_is_left()
+
+
+def test_a_failed_step_ends_its_requests_with_an_error_and_the_server_goes_on(server):
+    compute = server.llm.engine.executor.compute
+
+    def broken(batch, logits_indices):
+        if server.steps > 3:
+            raise RuntimeError("the model broke")
+        return compute(batch, logits_indices)
+
+    server.llm.engine.executor.compute = broken
+    body = {"prompt": "a", "max_tokens": 50}
+    with server.client() as client:
+        text = client.post("/v1/completions", json={**body, "stream": True}).text
+    *_, last = [json.loads(frame.removeprefix("data: ")) for frame in text.split("\n\n") if frame]
+    assert (last["error"]["type"], "the model broke" in last["error"]["message"]) == ("server_error", True)
+    assert server.post("/v1/completions", body).status_code == 500
+    server.llm.engine.executor.compute = compute
+    assert server.post("/v1/completions", body).status_code == 200
+
+
+def test_a_request_whose_logits_are_not_numbers_fails_alone(server):
+    compute = server.llm.engine.executor.compute
+
+    def broken(batch, logits_indices):
+        logits = compute(batch, logits_indices)
+        logits[:] = np.nan
+        return logits
+
+    server.llm.engine.executor.compute = broken
+    response = server.post("/v1/completions", {"prompt": "a"})
+    assert (response.status_code, response.json()["error"]["type"]) == (500, "server_error")
+
+
+def test_metrics_count_tokens_requests_and_times(talker):
+    with serving(talker, engine={"max_num_batched_tokens": 512}) as server:  # a prompt takes several steps
+        before = values(server.get("/metrics").text)
+        server.post("/v1/completions", {"prompt": "a" * 2000, "max_tokens": 7, "ignore_eos": True})
+        server.post("/v1/completions", {"prompt": "a" * 2000, "max_tokens": 5, "ignore_eos": True, "n": 2})
+        after = values(server.get("/metrics").text)
+
+    def grown(name: str, label: str = "") -> float:
+        found = [key for key in after if key.partition("{")[0] == name and label in key]
+        return sum(after[key] - before.get(key, 0) for key in found)
+
+    assert grown("vllm:prompt_tokens_total") == 4000
+    assert grown("vllm:generation_tokens_total") == 17
+    assert grown("vllm:prefix_cache_hits_total") >= 1984
+    assert grown("vllm:request_success_total", 'finished_reason="length"') == 3
+    for name in ("time_to_first_token_seconds", "e2e_request_latency_seconds", "request_queue_time_seconds"):
+        assert grown(f"vllm:{name}_count") == 2
+    assert grown("vllm:inter_token_latency_seconds_count") == 14
+    assert grown("foreword:http_responses_total", 'status="200"') >= 2
+
+
+def values(text: str) -> dict[str, float]:
+    lines = [line.rpartition(" ") for line in text.splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, _, value in lines}
+
+
+def test_texts_become_tokens_and_texts_again(server):
+    body = server.post("/tokenize", {"prompt": "abc", "return_token_strs": True}).json()
+    assert body == {"count": 3, "max_model_len": 4096, "tokens": [97, 98, 99], "token_strs": ["a", "b", "c"]}
+    assert server.post("/detokenize", {"tokens": [97, 98, 99]}).json() == {"prompt": "abc"}
+    chat = server.post("/tokenize", {"messages": HI}).json()
+    assert server.post("/detokenize", {"tokens": chat["tokens"]}).json()["prompt"] == "<|user|>Hi<|end|><|assistant|>"
+    info = server.get("/tokenizer_info").json()
+    assert (info["eos_token"], info["vocab_size"], "m.content" in info["chat_template"]) == ("<|end|>", 260, True)
+    assert server.post("/tokenize", {"text": "abc"}).json()["error"]["param"] in ("prompt", "text")
+    assert server.post("/detokenize", {"tokens": [99999999999999999999]}).status_code == 400
+
+
+def test_the_prefix_cache_can_be_forgotten(server):
+    server.post("/v1/completions", {"prompt": "a" * 100, "max_tokens": 1})
+    assert server.post("/reset_prefix_cache", {}).json() == {"reset": True}
+    usage = server.post("/v1/completions", {"prompt": "a" * 100, "max_tokens": 1}).json()["usage"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] == 0
