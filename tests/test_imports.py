@@ -13,7 +13,7 @@ import pytest
 
 SRC = Path(__file__).parents[1] / "src"
 
-BASE = {"arrays", "errors", "jsonfile", "native", "_native"}
+BASE = {"arrays", "errors", "fields", "jsonfile", "native", "_native"}
 """Modules that any other may import."""
 
 LAYERS = {

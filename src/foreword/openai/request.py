@@ -7,14 +7,27 @@ unknown or not supported and for a value of another type; ranges are checked by 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from foreword.batch import SamplingParams
 from foreword.engine import RequestOptions
 from foreword.engine.chat import ChatOptions
-from foreword.errors import RequestError, nearest
+from foreword.errors import RequestError
+from foreword.fields import (
+    BOOLEAN,
+    INTEGER,
+    NUMBER,
+    OBJECT,
+    STRING,
+    STRINGS,
+    Fields,
+    Kind,
+    Neutral,
+    either,
+    list_of,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,30 +64,9 @@ class CompletionRequest:
     include_usage: bool = False
 
 
-class Kind(NamedTuple):
-    """A type of JSON values: its name in messages, and the test of a value."""
-
-    name: str
-    accepts: Callable[[Any], bool]
-
-
-def _list_of(kind: Kind, name: str) -> Kind:
-    return Kind(name, lambda value: isinstance(value, list) and all(map(kind.accepts, value)))
-
-
-def _either(one: Kind, other: Kind) -> Kind:
-    return Kind(f"{one.name} or {other.name}", lambda value: one.accepts(value) or other.accepts(value))
-
-
-INTEGER = Kind("an integer", lambda value: type(value) is int)
-NUMBER = Kind("a number", lambda value: type(value) in (int, float))
-BOOLEAN = Kind("true or false", lambda value: type(value) is bool)
-STRING = Kind("a string", lambda value: isinstance(value, str))
-OBJECT = Kind("an object", lambda value: isinstance(value, dict))
-STRINGS = _list_of(STRING, "a list of strings")
-IDS = _list_of(INTEGER, "a list of token ids")
-MESSAGES = _list_of(OBJECT, "a list of messages")
-TOOLS = _list_of(OBJECT, "a list of tools")
+IDS = list_of(INTEGER, "a list of token ids")
+MESSAGES = list_of(OBJECT, "a list of messages")
+TOOLS = list_of(OBJECT, "a list of tools")
 _TOOL_CHOICE = Kind(
     'none, auto, required or {"type": "function", "function": {"name": …}}',
     lambda value: (
@@ -92,13 +84,13 @@ _KIND_OF_TYPE = {
     "float": NUMBER,
     "float | None": NUMBER,
     "bool": BOOLEAN,
-    "str | Sequence[str]": _either(STRING, STRINGS),
-    "str | int | None": _either(STRING, INTEGER),
+    "str | Sequence[str]": either(STRING, STRINGS),
+    "str | int | None": either(STRING, INTEGER),
     "Sequence[str]": STRINGS,
     "Sequence[str] | None": STRINGS,
     "Sequence[int]": IDS,
     "Sequence[int] | None": IDS,
-    "Sequence[Sequence[int]]": _list_of(IDS, "a list of lists of token ids"),
+    "Sequence[Sequence[int]]": list_of(IDS, "a list of lists of token ids"),
 }
 """Annotation of a field of `SamplingParams` → the JSON values that it takes."""
 
@@ -112,7 +104,7 @@ SAMPLING = {
 LABELS = {"user": STRING, "metadata": OBJECT, "safety_identifier": STRING, "prompt_cache_key": STRING}
 """Fields that name the caller, and change no output."""
 
-NEUTRAL: dict[str, tuple[object, ...]] = {
+NEUTRAL: Neutral = {
     "audio": (),
     "function_call": ("none", "auto"),
     "functions": ([],),
@@ -126,44 +118,9 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "verbosity": (),
     "web_search_options": (),
 }
-"""Fields that are not supported → the values that ask for nothing and are therefore accepted."""
-
 
 OF_TEMPLATES = frozenset(("self", "messages", "tools", "add_generation_prompt"))
 """Variables of chat templates that are no further ones."""
-
-
-class Fields:
-    """The fields of a body; each is taken once, and what is left in the end is refused."""
-
-    def __init__(self, body: object) -> None:
-        if not isinstance(body, dict):
-            raise RequestError(None, "body", body, "expected a JSON object", 'Give {"model": "…", …}.')
-        self._left = {name: value for name, value in body.items() if value is not None}
-        self._known: set[str] = set()
-
-    def take(self, name: str, kind: Kind, default: Any = None) -> Any:
-        self._known.add(name)
-        value = self._left.pop(name, default)
-        if value is not default and not kind.accepts(value):
-            raise RequestError(None, name, value, f"expected {kind.name}", "Give one, or leave the field out.")
-        return value
-
-    def require(self, name: str, kind: Kind) -> Any:
-        value = self.take(name, kind)
-        if value is None:
-            raise RequestError(None, name, None, "is missing", f"Give {kind.name}.")
-        return value
-
-    def end(self) -> None:
-        """RequestError for the first field that was not taken."""
-        for name, value in self._left.items():
-            if name not in NEUTRAL:
-                fix = f"Did you mean {nearest(name, self._known)!r}? Else leave it out."
-                raise RequestError(None, name, value, "unknown field", fix)
-            if value not in NEUTRAL[name]:
-                instead = "".join(f" or give {neutral!r}" for neutral in NEUTRAL[name][:1])
-                raise RequestError(None, name, value, "is not supported", f"Leave it out{instead}.")
 
 
 def parse_chat(body: object) -> ChatRequest:
@@ -187,7 +144,7 @@ def parse_chat(body: object) -> ChatRequest:
         chat=_chat_options(given),
         **_common(given),
     )
-    given.end()
+    given.end(NEUTRAL)
     request.params.check()
     return request
 
@@ -208,7 +165,7 @@ def parse_completion(body: object) -> CompletionRequest:
         echo=echo,
         **_common(given),
     )
-    given.end()
+    given.end(NEUTRAL)
     request.params.check()
     return request
 
@@ -287,7 +244,7 @@ def _prompts(given: Fields) -> list[str | list[int]]:
     kind = Kind("a string, token ids, or a list of these", lambda value: isinstance(value, str | list) and value != [])
     prompt = given.require("prompt", kind)
     prompts: list[Any] = [prompt] if isinstance(prompt, str) or IDS.accepts(prompt) else prompt
-    each = _either(STRING, IDS)
+    each = either(STRING, IDS)
     for i, one in enumerate(prompts):
         if not each.accepts(one):
             raise RequestError(None, f"prompt[{i}]", one, f"expected {each.name}", "Correct it.")

@@ -1,0 +1,104 @@
+"""Fields of a JSON object of a request: each is taken once, with its type; what is left in the end is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from foreword.errors import RequestError, nearest
+
+Neutral = Mapping[str, tuple[object, ...]]
+"""Fields that are not supported → the values that ask for nothing and are therefore accepted."""
+
+
+class Kind(NamedTuple):
+    """A type of JSON values: its name in messages, and the test of a value."""
+
+    name: str
+    accepts: Callable[[Any], bool]
+
+
+def list_of(kind: Kind, name: str) -> Kind:
+    return Kind(name, lambda value: isinstance(value, list) and all(map(kind.accepts, value)))
+
+
+def either(one: Kind, other: Kind) -> Kind:
+    return Kind(f"{one.name} or {other.name}", lambda value: one.accepts(value) or other.accepts(value))
+
+
+def one_of(*values: str) -> Kind:
+    return Kind(" or ".join(map(repr, values)), lambda value: value in values)
+
+
+INTEGER = Kind("an integer", lambda value: type(value) is int)
+NUMBER = Kind("a number", lambda value: type(value) in (int, float))
+BOOLEAN = Kind("true or false", lambda value: type(value) is bool)
+STRING = Kind("a string", lambda value: isinstance(value, str))
+OBJECT = Kind("an object", lambda value: isinstance(value, dict))
+STRINGS = list_of(STRING, "a list of strings")
+OBJECTS = list_of(OBJECT, "a list of objects")
+
+
+class Fields:
+    """The fields of an object. One that is null counts as absent.
+
+    at: the path of the object in the body, "" for the body itself; errors name fields with it, such as
+    ``messages[0].content``.
+    """
+
+    def __init__(self, given: object, at: str = "") -> None:
+        if not isinstance(given, dict):
+            fix = "Give one." if at else 'Give {"model": "…", …}.'
+            raise RequestError(None, at or "body", given, "expected a JSON object", fix)
+        self._at = at
+        self._left = {name: value for name, value in given.items() if value is not None}
+        self._known: set[str] = set()
+
+    def path(self, name: str) -> str:
+        """The path of one of its fields in the body."""
+        return f"{self._at}.{name}" if self._at else name
+
+    def take(self, name: str, kind: Kind, default: Any = None) -> Any:
+        """The value of a field, or the default. RequestError if it is of another type."""
+        self._known.add(name)
+        value = self._left.pop(name, default)
+        if value is not default and not kind.accepts(value):
+            fix = "Give one, or leave the field out."
+            raise RequestError(None, self.path(name), value, f"expected {kind.name}", fix)
+        return value
+
+    def require(self, name: str, kind: Kind) -> Any:
+        """The value of a field. RequestError if it is missing or of another type."""
+        value = self.take(name, kind)
+        if value is None:
+            raise RequestError(None, self.path(name), None, "is missing", f"Give {kind.name}.")
+        return value
+
+    def object(self, name: str) -> Fields | None:
+        """The fields of a field that is an object; None if it is absent."""
+        value = self.take(name, OBJECT)
+        return None if value is None else Fields(value, self.path(name))
+
+    def objects(self, name: str) -> list[Fields] | None:
+        """The fields of each object of a field that is a list of them; None if it is absent."""
+        listed = self.take(name, OBJECTS)
+        return None if listed is None else [Fields(one, f"{self.path(name)}[{i}]") for i, one in enumerate(listed)]
+
+    def refuse(self, name: str, value: object, fix: str) -> RequestError:
+        """The error of a value that is not supported."""
+        return RequestError(None, self.path(name), value, "is not supported", fix)
+
+    def end(self, neutral: Neutral | None = None) -> None:
+        """RequestError for the first field that was not taken."""
+        for name, value in self._left.items():
+            values = (neutral or {}).get(name)
+            if values is None:
+                near = (
+                    f"Did you mean {nearest(name, self._known)!r}? Else leave it out."
+                    if self._known
+                    else "Leave it out."
+                )
+                raise RequestError(None, self.path(name), value, "unknown field", near)
+            if value not in values:
+                instead = "".join(f" or give {other!r}" for other in values[:1])
+                raise self.refuse(name, value, f"Leave it out{instead}.")
