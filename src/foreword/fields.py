@@ -74,12 +74,12 @@ class Fields:
             raise RequestError(None, self.path(name), None, "is missing", f"Give {kind.name}.")
         return value
 
-    def object(self, name: str) -> Fields | None:
+    def nested(self, name: str) -> Fields | None:
         """The fields of a field that is an object; None if it is absent."""
         value = self.take(name, OBJECT)
         return None if value is None else Fields(value, self.path(name))
 
-    def objects(self, name: str) -> list[Fields] | None:
+    def nested_list(self, name: str) -> list[Fields] | None:
         """The fields of each object of a field that is a list of them; None if it is absent."""
         listed = self.take(name, OBJECTS)
         return None if listed is None else [Fields(one, f"{self.path(name)}[{i}]") for i, one in enumerate(listed)]

@@ -32,7 +32,7 @@ from foreword.fields import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest:
-    """The body of /v1/chat/completions.
+    """A conversation to be answered, such as the body of /v1/chat/completions.
 
     model: as given, or None. messages: as the chat template takes them. chat: how they are made a prompt, and how the
     answer is read. options: of the request in the engine. stream: chunks are wanted; include_usage: also one with the
@@ -170,13 +170,18 @@ def parse_completion(body: object) -> CompletionRequest:
     return request
 
 
-def _sampling(given: Fields) -> dict[str, Any]:
-    """The fields of `SamplingParams` that both kinds of requests have."""
-    found = {name: given.take(name, kind) for name, kind in SAMPLING.items()}
+def sampling_fields(given: Fields, *, without: frozenset[str] = frozenset()) -> dict[str, Any]:
+    """The fields of a body that every dialect gives to `SamplingParams` under their own names, if present."""
+    found = {name: given.take(name, kind) for name, kind in SAMPLING.items() if name not in without}
     biases = given.take("logit_bias", _BIASES)
     found["logit_bias"] = None if biases is None else {int(token): bias for token, bias in biases.items()}
-    found["structured_outputs"] = _structured_outputs(given)
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _sampling(given: Fields) -> dict[str, Any]:
+    """The fields of `SamplingParams` that both kinds of requests have."""
+    found, structured = sampling_fields(given), _structured_outputs(given)
+    return found if structured is None else {**found, "structured_outputs": structured}
 
 
 def _structured_outputs(given: Fields) -> dict[str, Any] | None:
@@ -204,7 +209,6 @@ def _common(given: Fields) -> dict[str, Any]:
     """Fields of both kinds of requests that are not for the sampler."""
     for name, kind in LABELS.items():
         given.take(name, kind)
-    options = {"priority": given.take("priority", INTEGER), "cache_salt": given.take("cache_salt", STRING)}
     stream, wanted = given.take("stream", BOOLEAN, False), given.take("stream_options", OBJECT, {})
     if wanted and not stream:
         raise RequestError(None, "stream_options", wanted, "needs stream: true", "Leave it out.")
@@ -212,25 +216,40 @@ def _common(given: Fields) -> dict[str, Any]:
     include_usage = in_stream.take("include_usage", BOOLEAN, False)
     in_stream.end()
     return {
-        "options": RequestOptions(**{k: v for k, v in options.items() if v is not None}),  # type: ignore[typeddict-item]
+        "options": request_options(given),
         "stream": stream,
         "include_usage": include_usage,
     }
 
 
-def _chat_options(given: Fields) -> ChatOptions:
-    """Tools, and the variables of the chat template but those that the request's other fields set."""
+def request_options(given: Fields) -> RequestOptions:
+    """The fields of a body that are options of its request in the engine."""
+    found = RequestOptions()
+    if (priority := given.take("priority", INTEGER)) is not None:
+        found["priority"] = priority
+    if (salt := given.take("cache_salt", STRING)) is not None:
+        found["cache_salt"] = salt
+    return found
+
+
+def template_variables(given: Fields) -> dict[str, Any]:
+    """``chat_template_kwargs``: variables of the chat template but those that other fields set."""
     wanted: dict[str, Any] = given.take("chat_template_kwargs", OBJECT, {})
     for name in wanted.keys() & OF_TEMPLATES:
         raise RequestError(
             None, f"chat_template_kwargs.{name}", wanted[name], "is set by other fields", "Leave it out."
         )
+    return wanted
+
+
+def _chat_options(given: Fields) -> ChatOptions:
+    """Tools, and the variables of the chat template."""
     return ChatOptions(
         tools=given.take("tools", TOOLS),
         tool_choice=given.take("tool_choice", _TOOL_CHOICE, "auto"),
         parallel_tool_calls=given.take("parallel_tool_calls", BOOLEAN, True),
         add_generation_prompt=given.take("add_generation_prompt", BOOLEAN, True),
-        template=wanted,
+        template=template_variables(given),
     )
 
 

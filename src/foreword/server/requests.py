@@ -9,8 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from foreword.openai import Fields
-from foreword.openai.request import STRING
+
+from foreword.fields import STRING, Fields
 from foreword.server.context import Context
 from foreword.server.errors import HttpError
 from foreword.server.reply import json_body, reply

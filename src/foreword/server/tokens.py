@@ -9,8 +9,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from foreword.openai import Fields
-from foreword.openai.request import BOOLEAN, IDS, MESSAGES, OBJECT, STRING, TOOLS
+
+from foreword.fields import BOOLEAN, OBJECT, STRING, Fields
+from foreword.openai.request import IDS, MESSAGES, TOOLS
 from foreword.server.context import Context
 from foreword.server.reply import json_body, reply
 

@@ -1,0 +1,220 @@
+"""From the body of an Anthropic Messages request to a `ChatRequest`.
+
+A body may have Anthropic's fields and, under their own names, the fields of `SamplingParams`. A field that is null
+counts as absent. RequestError, with the path of the field, for one that is unknown or not supported, and for a value
+of another type.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from foreword.batch import SamplingParams
+from foreword.engine.chat import ChatOptions
+from foreword.errors import RequestError
+from foreword.fields import BOOLEAN, INTEGER, OBJECT, STRING, STRINGS, Fields, Neutral, either, list_of, one_of
+from foreword.openai.conversation import Conversation
+from foreword.openai.request import (
+    ChatRequest,
+    request_options,
+    sampling_fields,
+    template_variables,
+)
+
+OWN_NAMES = frozenset({"stop", "n", "best_of"})
+"""Fields of `SamplingParams` that Anthropic names otherwise, or that would need more than one answer."""
+
+NEUTRAL: Neutral = {
+    "container": (),
+    "context_management": (),
+    "diagnostics": (),
+    "inference_geo": (),
+    "mcp_servers": ([],),
+    "service_tier": ("auto", "standard_only"),
+    "speed": ("standard",),
+    "user_profile_id": (),
+    "workspace_id": (),
+    "stop": (),
+    "n": (1,),
+    "best_of": (1,),
+}
+
+NEUTRAL_OF_TOOL: Neutral = {
+    "allowed_callers": (["direct"],),
+    "defer_loading": (False,),
+    "eager_input_streaming": (True, False),
+    "input_examples": ([],),
+    "strict": (False,),
+}
+
+_BLOCKS = either(STRING, list_of(OBJECT, "a list of content blocks"))
+
+
+def parse_messages(body: object) -> ChatRequest:
+    """The request in a body of /v1/messages. RequestError if it cannot be served as given.
+
+    ``cache_control`` is accepted everywhere, since every prefix is cached. The budget of thinking is a target, as
+    Anthropic documents it, and does not end the thinking.
+    """
+    return _parse(Fields(body), is_count=False)
+
+
+def parse_count(body: object) -> ChatRequest:
+    """The request in a body of /v1/messages/count_tokens: the same conversation, with no parameters to sample with."""
+    return _parse(Fields(body), is_count=True)
+
+
+def _parse(given: Fields, *, is_count: bool) -> ChatRequest:
+    sampling = {} if is_count else sampling_fields(given, without=OWN_NAMES)
+    max_tokens = None if is_count else given.require("max_tokens", INTEGER)
+    if (stop := None if is_count else given.take("stop_sequences", STRINGS)) is not None:
+        sampling["stop"] = stop
+    structured = _structured_outputs(given)
+    if structured is not None:
+        sampling["structured_outputs"] = structured
+    given.take("cache_control", OBJECT)
+    given.take("metadata", OBJECT)
+    conversation = Conversation()
+    for text in _texts(given, "system"):
+        conversation.text("system", text)
+    for message in _required(given, "messages"):
+        _add_message(conversation, message)
+    if conversation.last_role == "assistant":
+        fix = "End with a message of the user: an answer cannot be continued."
+        raise given.refuse("messages", conversation.messages[-1]["role"], fix)
+    template = {**_thinking(given, max_tokens), **template_variables(given)}
+    request = ChatRequest(
+        model=given.require("model", STRING),
+        messages=conversation.messages,
+        params=SamplingParams(**sampling, max_tokens=max_tokens),
+        chat=ChatOptions(tools=_tools(given), template=template, **_tool_choice(given)),  # type: ignore[typeddict-item]
+        options=request_options(given),
+        stream=given.take("stream", BOOLEAN, False),
+    )
+    given.end(NEUTRAL)
+    request.params.check()
+    return request
+
+
+def _required(given: Fields, name: str) -> list[Fields]:
+    found = given.nested_list(name)
+    if not found:
+        raise RequestError(None, given.path(name), found, "is missing or empty", "Give at least one.")
+    return found
+
+
+def _structured_outputs(given: Fields) -> dict[str, Any] | None:
+    """``output_config.format``, or ``structured_outputs`` itself."""
+    direct: dict[str, Any] | None = given.take("structured_outputs", OBJECT)
+    config = given.nested("output_config")
+    format = config.nested("format") if config is not None else None
+    schema = None
+    if config is not None:
+        config.end({"effort": ()})
+    if format is not None:
+        format.require("type", one_of("json_schema"))
+        schema = format.require("schema", OBJECT)
+        format.end()
+        if direct is not None:
+            fix = "Give only one of them."
+            raise RequestError(None, "output_config.format", schema, "structured_outputs is given too", fix)
+    return direct if schema is None else {"json": schema}
+
+
+def _thinking(given: Fields, max_tokens: int | None) -> dict[str, Any]:
+    """What ``thinking`` asks of the chat template; thinking that adapts is what the model does unasked."""
+    thinking = given.nested("thinking")
+    if thinking is None:
+        return {}
+    kind = thinking.require("type", one_of("enabled", "disabled", "adaptive"))
+    if kind == "enabled":
+        budget = thinking.require("budget_tokens", INTEGER)
+        if budget < 1024 or (max_tokens is not None and budget >= max_tokens):
+            reason = "must be at least 1024 and less than max_tokens"
+            raise RequestError(None, thinking.path("budget_tokens"), budget, reason, "Change one of them.")
+    thinking.end({"display": ()})
+    return {} if kind == "adaptive" else {"enable_thinking": kind == "enabled"}
+
+
+def _tools(given: Fields) -> list[dict[str, Any]] | None:
+    tools = given.nested_list("tools")
+    return None if tools is None else [_tool(tool) for tool in tools]
+
+
+def _tool(tool: Fields) -> dict[str, Any]:
+    kind = tool.take("type", STRING, "custom")
+    if kind != "custom":
+        raise tool.refuse("type", kind, "Describe a tool of your own, with name and input_schema.")
+    function = {"name": tool.require("name", STRING), "description": tool.take("description", STRING)}
+    function["parameters"] = tool.require("input_schema", OBJECT)
+    tool.take("cache_control", OBJECT)
+    tool.end(NEUTRAL_OF_TOOL)
+    return {"type": "function", "function": {name: value for name, value in function.items() if value is not None}}
+
+
+def _tool_choice(given: Fields) -> dict[str, Any]:
+    choice = given.nested("tool_choice")
+    if choice is None:
+        return {}
+    kind = choice.require("type", one_of("auto", "any", "tool", "none"))
+    found: object = {"any": "required"}.get(kind, kind)
+    if kind == "tool":
+        found = {"type": "function", "function": {"name": choice.require("name", STRING)}}
+    parallel = True if kind == "none" else not choice.take("disable_parallel_tool_use", BOOLEAN, False)
+    choice.end()
+    return {"tool_choice": found, "parallel_tool_calls": parallel}
+
+
+def _add_message(conversation: Conversation, message: Fields) -> None:
+    role = message.require("role", one_of("user", "assistant", "system"))
+    content = message.require("content", _BLOCKS)
+    message.end()
+    if isinstance(content, str):
+        conversation.text(role, content)
+        return
+    for i, block in enumerate(content):
+        _add_block(conversation, role, Fields(block, message.path(f"content[{i}]")))
+
+
+def _add_block(conversation: Conversation, role: str, block: Fields) -> None:
+    kind = block.require("type", STRING)
+    known = {"user": ("text", "tool_result"), "assistant": ("text", "thinking", "tool_use"), "system": ("text",)}[role]
+    if kind not in known:
+        fix = f"Content of the role {role} may have blocks of the types {', '.join(known)}."
+        raise block.refuse("type", kind, fix)
+    block.take("cache_control", OBJECT)
+    if kind == "text":
+        conversation.text(role, block.require("text", STRING))
+        block.end({"citations": ([], {"enabled": False})})
+    elif kind == "thinking":
+        conversation.reasoning(block.require("thinking", STRING))
+        block.take("signature", STRING)
+        block.end()
+    elif kind == "tool_use":
+        arguments = block.require("input", OBJECT)
+        conversation.call(block.require("id", STRING), block.require("name", STRING), arguments)
+        block.end({"caller": ({"type": "direct"},), "toolset_name": ()})
+    else:
+        failed = block.take("is_error", BOOLEAN, False)
+        text = "\n".join(_texts(block, "content"))
+        # Chat templates have no place for the flag, so the text says it.
+        conversation.result(block.require("tool_use_id", STRING), f"Error: {text}" if failed else text)
+        block.end({"toolset_name": ()})
+
+
+def _texts(given: Fields, name: str) -> list[str]:
+    """A field that is a text or a list of text blocks."""
+    value = given.take(name, _BLOCKS, "")
+    if isinstance(value, str):
+        return [value] if value else []
+    return [_text_of(Fields(block, f"{given.path(name)}[{i}]")) for i, block in enumerate(value)]
+
+
+def _text_of(block: Fields) -> str:
+    kind = block.require("type", STRING)
+    if kind != "text":
+        raise block.refuse("type", kind, "Only text is supported.")
+    text: str = block.require("text", STRING)
+    block.take("cache_control", OBJECT)
+    block.end({"citations": ([], {"enabled": False})})
+    return text

@@ -1,0 +1,442 @@
+"""OpenAI's Responses API without stored state: bodies to requests, outputs to response bodies and stream events.
+
+Every response is as with ``store: false``; a conversation is given as a whole in ``input``. RequestError, with the
+path of the field, for a field that is unknown or not supported, and for a value of another type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from foreword.batch import SamplingParams
+from foreword.engine import CompletionOutput, RequestOutput
+from foreword.engine.chat import ChatOptions
+from foreword.errors import RequestError
+from foreword.fields import BOOLEAN, INTEGER, OBJECT, OBJECTS, STRING, Fields, Kind, Neutral, either, one_of
+from foreword.messages import ArgumentsDelta, CallEnd, CallStart, ContentDelta, Event, Message, ReasoningDelta
+from foreword.openai.conversation import Conversation
+from foreword.openai.frames import json_string, named_frame
+from foreword.openai.request import (
+    LABELS,
+    ChatRequest,
+    request_options,
+    sampling_fields,
+    template_variables,
+)
+
+Body = dict[str, Any]
+
+OWN_NAMES = frozenset({"n", "best_of"})
+"""Fields of `SamplingParams` that would need more than one answer."""
+
+NEUTRAL: Neutral = {
+    "access_programs": (),
+    "background_options": (),
+    "image": (),
+    "background": (False,),
+    "context_management": (),
+    "conversation": (),
+    "include": ([],),
+    "max_tool_calls": (),
+    "moderation": (),
+    "n": (1,),
+    "best_of": (1,),
+    "previous_response_id": (),
+    "prompt": (),
+    "prompt_cache_options": (),
+    "prompt_cache_retention": ("in-memory", "in_memory"),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "top_logprobs": (0,),
+    "truncation": ("disabled",),
+}
+
+_ITEMS = either(STRING, OBJECTS)
+_TOOL_CHOICE = Kind(
+    'none, auto, required or {"type": "function", "name": …}',
+    lambda value: (
+        value in ("none", "auto", "required") or (isinstance(value, dict) and value.get("type") == "function")
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponsesRequest:
+    """The body of /v1/responses. chat: the conversation. echo: the fields of the body that its response repeats."""
+
+    chat: ChatRequest
+    echo: Mapping[str, Any]
+
+
+def parse_responses(body: object) -> ResponsesRequest:
+    """The request in a body of /v1/responses. RequestError if it cannot be served as given.
+
+    ``strict`` of a tool is accepted: arguments follow the schema where ``tool_choice`` demands a call.
+    """
+    given = Fields(body)
+    sampling = sampling_fields(given, without=OWN_NAMES)
+    labels = {name: given.take(name, kind) for name, kind in LABELS.items()}
+    instructions = given.take("instructions", STRING)
+    conversation = Conversation()
+    if instructions is not None:
+        conversation.text("system", instructions)
+    _add_input(conversation, given)
+    if reasoning := given.nested("reasoning"):
+        reasoning.end(dict.fromkeys(("context", "effort", "generate_summary", "mode", "summary"), ()))
+    format = _format(given)
+    structured = _structured_outputs(given, format)
+    if structured is not None:
+        sampling["structured_outputs"] = structured
+    tools = given.take("tools", OBJECTS, [])
+    choice = given.take("tool_choice", _TOOL_CHOICE, "auto")
+    chat = ChatOptions(
+        tools=[_tool(Fields(tool, f"tools[{i}]")) for i, tool in enumerate(tools)] or None,
+        tool_choice=choice if isinstance(choice, str) else _function(Fields(choice, "tool_choice")),
+        parallel_tool_calls=given.take("parallel_tool_calls", BOOLEAN, True),
+        template=template_variables(given),
+    )
+    params = SamplingParams(**sampling, max_tokens=given.take("max_output_tokens", INTEGER))
+    stream = given.take("stream", BOOLEAN, False)
+    if (in_stream := given.nested("stream_options")) is not None:
+        in_stream.end({"include_obfuscation": (False,)})
+    request = ChatRequest(
+        model=given.take("model", STRING),
+        messages=conversation.messages,
+        params=params,
+        chat=chat,
+        options=request_options(given),
+        stream=stream,
+    )
+    given.end(NEUTRAL)
+    params.check()
+    echo = {
+        "instructions": instructions,
+        "max_output_tokens": params.max_tokens,
+        "metadata": labels["metadata"] or {},
+        "parallel_tool_calls": chat["parallel_tool_calls"],
+        "prompt_cache_key": labels["prompt_cache_key"],
+        "safety_identifier": labels["safety_identifier"],
+        "temperature": params.temperature,
+        "text": {"format": format},
+        "tool_choice": choice,
+        "tools": tools,
+        "top_p": params.top_p,
+        "user": labels["user"],
+    }
+    return ResponsesRequest(chat=request, echo=echo)
+
+
+def response_body(
+    request: ResponsesRequest, output: RequestOutput, *, response_id: str, created: int, model: str
+) -> Body:
+    """The body that answers /v1/responses. A request that failed (``output.error``) has no such body."""
+    (completion,) = output.outputs
+    message = completion.message or Message(completion.text)
+    items = _Items(response_id)
+    whole: list[Event] = []
+    if message.reasoning is not None:
+        whole.append(ReasoningDelta(message.reasoning))
+    if message.content or not message.tool_calls:
+        whole.append(ContentDelta(message.content))
+    for i, call in enumerate(message.tool_calls):
+        whole += [CallStart(i, call.id, call.name), ArgumentsDelta(i, call.arguments), CallEnd(i, call.error)]
+    for event in whole:
+        items.frames(event)
+    items.close(is_cut=completion.finish_reason != "stop")
+    return _response(request, response_id, created, model, items.output, output, completion)
+
+
+class ResponseStream:
+    """The events of one response as frames of bytes, from response.created to the one that ends it.
+
+    The cost of an output is O(new text).
+    """
+
+    __slots__ = ("_created", "_is_started", "_items", "_model", "_request", "_response_id")
+
+    def __init__(self, request: ResponsesRequest, *, response_id: str, created: int, model: str) -> None:
+        self._request, self._response_id, self._created, self._model = request, response_id, created, model
+        self._items = _Items(response_id)
+        self._is_started = False
+
+    def push(self, output: RequestOutput) -> bytes:
+        """The frames of an output, b"" if it adds nothing."""
+        (completion,) = output.outputs
+        frames = self._begin()
+        for event in completion.events:
+            frames += self._items.frames(event)
+        if output.finished:
+            frames += self._items.close(is_cut=completion.finish_reason != "stop")
+            body = self._body(output, completion)
+            kind = "completed" if body["status"] == "completed" else "incomplete"
+            frames.append(self._items.frame(f"response.{kind}", {"response": body}))
+        return b"".join(frames)
+
+    def fail(self, status: int, message: str) -> bytes:
+        """The frames that end the stream of a request that failed. status: what HTTP would have answered."""
+        failure = {"code": "invalid_prompt" if status == 400 else "server_error", "message": message}
+        body = {**self._body(None, None), "status": "failed", "error": failure}
+        return b"".join([*self._begin(), self._items.frame("response.failed", {"response": body})])
+
+    def _begin(self) -> list[bytes]:
+        if self._is_started:
+            return []
+        self._is_started = True
+        body = {"response": self._body(None, None)}
+        return [self._items.frame(f"response.{name}", body) for name in ("created", "in_progress")]
+
+    def _body(self, output: RequestOutput | None, completion: CompletionOutput | None) -> Body:
+        named = self._response_id, self._created, self._model
+        return _response(self._request, *named, self._items.output, output, completion)
+
+
+class _Items:
+    """The output items of a response, and the frames of the events in which they arrive.
+
+    output: the items that have ended. An item ends where the next one begins.
+    """
+
+    def __init__(self, response_id: str) -> None:
+        self.output: list[Body] = []
+        self._response_id = response_id
+        self._sequence = 0
+        self._item: Body = {}  # the open one; empty: none
+        self._texts: list[str] = []  # of the open one
+
+    def frame(self, kind: str, body: Body) -> bytes:
+        self._sequence += 1
+        return named_frame(kind, {"type": kind, "sequence_number": self._sequence - 1, **body})
+
+    def frames(self, event: Event) -> list[bytes]:
+        match event:
+            case ContentDelta(text):
+                return [*self._open("message"), self._delta("output_text", text)]
+            case ReasoningDelta(text):
+                return [*self._open("reasoning"), self._delta("reasoning_text", text)]
+            case CallStart(_, call_id, name):
+                return [*self.close(), *self._open("function_call", call_id=call_id, name=name, arguments="")]
+            case ArgumentsDelta(_, text):
+                return [self._delta("function_call_arguments", text)]
+            case CallEnd(_, error):
+                return self.close(is_cut=error is not None)
+
+    def close(self, *, is_cut: bool = False) -> list[bytes]:
+        """End the open item, if there is one. is_cut: its text is not complete."""
+        if not self._item:
+            return []
+        item, at, text = self._item, self._at, "".join(self._texts)
+        self._item, self._texts = {}, []
+        item["status"] = "incomplete" if is_cut else "completed"
+        if item["type"] == "function_call":
+            item["arguments"] = text
+            frames = [
+                self.frame("response.function_call_arguments.done", {**at, "name": item["name"], "arguments": text})
+            ]
+        else:
+            part = _part(item["type"], text)
+            item["content"] = [part]
+            at["content_index"] = 0
+            more: Body = {"logprobs": []} if item["type"] == "message" else {}
+            frames = [
+                self.frame(f"response.{part['type']}.done", {**at, "text": text, **more}),
+                self.frame("response.content_part.done", {**at, "part": part}),
+            ]
+        self.output.append(item)
+        done = {"output_index": len(self.output) - 1, "item": item}
+        return [*frames, self.frame("response.output_item.done", done)]
+
+    @property
+    def _at(self) -> Body:
+        return {"item_id": self._item["id"], "output_index": len(self.output)}
+
+    def _open(self, kind: str, **more: str) -> list[bytes]:
+        """Nothing if an item of this kind is open."""
+        if self._item.get("type") == kind:
+            return []
+        closing = self.close()
+        prefix = {"message": "msg", "reasoning": "rs", "function_call": "fc"}[kind]
+        self._item = {"id": f"{prefix}_{self._response_id}_{len(self.output)}", "type": kind, "status": "in_progress"}
+        self._item |= more
+        if kind != "function_call":
+            self._item["content"] = []
+        if kind == "message":
+            self._item["role"] = "assistant"
+        if kind == "reasoning":
+            self._item["summary"] = []
+        body = {"output_index": len(self.output), "item": self._item}
+        frames = [*closing, self.frame("response.output_item.added", body)]
+        if kind != "function_call":
+            part = {**self._at, "content_index": 0, "part": _part(kind, "")}
+            frames.append(self.frame("response.content_part.added", part))
+        return frames
+
+    def _delta(self, name: str, text: str) -> bytes:
+        self._texts.append(text)
+        kind, content = f"response.{name}.delta", "" if name == "function_call_arguments" else '"content_index":0,'
+        logprobs = ',"logprobs":[]' if name == "output_text" else ""
+        self._sequence += 1
+        return (
+            f'event: {kind}\ndata: {{"type":"{kind}","sequence_number":{self._sequence - 1},'
+            f'"item_id":"{self._item["id"]}","output_index":{len(self.output)},{content}'
+            f'"delta":{json_string(text)}{logprobs}}}\n\n'
+        ).encode("ascii")
+
+
+def _part(kind: str, text: str) -> Body:
+    """The one part of the content of a message or of reasoning."""
+    if kind == "reasoning":
+        return {"type": "reasoning_text", "text": text}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def _response(
+    request: ResponsesRequest,
+    response_id: str,
+    created: int,
+    model: str,
+    items: list[Body],
+    output: RequestOutput | None,
+    completion: CompletionOutput | None,
+) -> Body:
+    """A response; output and completion: the final ones, None before the end."""
+    reason = completion.finish_reason if completion is not None else None
+    status = {None: "in_progress", "stop": "completed", "length": "incomplete"}.get(reason, "cancelled")
+    return {
+        "id": f"resp_{response_id}",
+        "object": "response",
+        "created_at": created,
+        "status": status,
+        "background": False,
+        "error": None,
+        "incomplete_details": {"reason": "max_output_tokens"} if reason == "length" else None,
+        "model": model,
+        "output": list(items),
+        "previous_response_id": None,
+        "reasoning": {"effort": None, "summary": None},
+        "service_tier": "default",
+        "store": False,
+        "top_logprobs": 0,
+        "truncation": "disabled",
+        "usage": None if output is None else usage(output),
+        **request.echo,
+    }
+
+
+def usage(output: RequestOutput) -> Body:
+    """Tokens of a request, in the form of the Responses API."""
+    counted = output.usage
+    return {
+        "input_tokens": counted.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": counted.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": counted.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": counted.reasoning_tokens or 0},
+        "total_tokens": counted.total_tokens,
+    }
+
+
+def _add_input(conversation: Conversation, given: Fields) -> None:
+    items = given.require("input", _ITEMS)
+    if isinstance(items, str):
+        conversation.text("user", items)
+        return
+    if not items:
+        raise RequestError(None, "input", items, "is empty", "Give at least one item.")
+    for i, item in enumerate(items):
+        _add_item(conversation, Fields(item, f"input[{i}]"))
+
+
+def _add_item(conversation: Conversation, item: Fields) -> None:
+    kind = item.take("type", STRING, "message")
+    item.take("id", STRING)
+    item.take("status", STRING)
+    if kind == "message":
+        role = item.require("role", one_of("user", "assistant", "system", "developer"))
+        for text in _texts(item, "content", "input_text", "output_text"):
+            conversation.text("system" if role == "developer" else role, text)
+        item.end({"phase": ("commentary", "final_answer")})
+    elif kind == "function_call":
+        name, arguments = item.require("name", STRING), item.require("arguments", STRING)
+        conversation.call(item.require("call_id", STRING), name, arguments)
+        item.end({"namespace": (), "caller": ({"type": "direct"},), "async": (False,)})
+    elif kind == "function_call_output":
+        call_id = item.require("call_id", STRING)
+        conversation.result(call_id, "\n".join(_texts(item, "output", "input_text")))
+        item.take("name", STRING)
+        item.end({"namespace": (), "caller": ({"type": "direct"},)})
+    elif kind == "reasoning":
+        content = item.take("content", OBJECTS, [])
+        item.take("summary", OBJECTS)
+        for i, part in enumerate(content):
+            conversation.reasoning(_text_of(Fields(part, item.path(f"content[{i}]")), ("reasoning_text",)))
+        item.end({"encrypted_content": ()})
+    else:
+        known = "message, function_call, function_call_output, reasoning"
+        raise item.refuse("type", kind, f"Give one of {known}.")
+
+
+def _texts(given: Fields, name: str, *kinds: str) -> list[str]:
+    """A field that is a text or a list of text parts."""
+    value = given.require(name, _ITEMS)
+    if isinstance(value, str):
+        return [value]
+    return [_text_of(Fields(part, f"{given.path(name)}[{i}]"), kinds) for i, part in enumerate(value)]
+
+
+def _text_of(part: Fields, kinds: tuple[str, ...]) -> str:
+    kind = part.require("type", STRING)
+    if kind not in kinds:
+        raise part.refuse("type", kind, f"Give {' or '.join(kinds)}: only text is supported.")
+    text: str = part.require("text", STRING)
+    part.take("annotations", OBJECTS)
+    part.take("logprobs", OBJECTS)
+    part.end({"prompt_cache_breakpoint": ()})
+    return text
+
+
+def _format(given: Fields) -> Body:
+    """``text.format`` as given, {"type": "text"} by default."""
+    text = given.nested("text")
+    if text is None:
+        return {"type": "text"}
+    format: Body = text.take("format", OBJECT, {"type": "text"})
+    text.end({"verbosity": ("medium",)})
+    return format
+
+
+def _structured_outputs(given: Fields, format: Body) -> Body | None:
+    """What ``text.format`` asks for, or ``structured_outputs`` itself."""
+    direct: Body | None = given.take("structured_outputs", OBJECT)
+    asked = Fields(format, "text.format")
+    kind = asked.require("type", one_of("text", "json_object", "json_schema"))
+    found: Body | None = {"json": {"type": "object"}} if kind == "json_object" else None
+    if kind == "json_schema":
+        found = {"json": asked.require("schema", OBJECT)}
+        asked.require("name", STRING)
+        asked.take("description", STRING)
+        asked.take("strict", BOOLEAN)
+    asked.end()
+    if found is not None and direct is not None:
+        raise RequestError(None, "text.format", format, "structured_outputs is given too", "Give only one of them.")
+    return direct if found is None else found
+
+
+def _tool(tool: Fields) -> Body:
+    """A description of a tool in the form of chats."""
+    kind = tool.require("type", STRING)
+    if kind != "function":
+        raise tool.refuse("type", kind, "Describe a function of your own.")
+    function = {"name": tool.require("name", STRING), "description": tool.take("description", STRING)}
+    function["parameters"] = tool.take("parameters", OBJECT)
+    tool.take("strict", BOOLEAN)
+    tool.end({"allowed_callers": (["direct"],), "defer_loading": (False,), "output_schema": ()})
+    return {"type": "function", "function": {name: value for name, value in function.items() if value is not None}}
+
+
+def _function(choice: Fields) -> Body:
+    """A choice of one tool in the form of chats."""
+    choice.require("type", STRING)
+    name = choice.require("name", STRING)
+    choice.end()
+    return {"type": "function", "function": {"name": name}}
