@@ -30,7 +30,7 @@ LAYERS = {
     "bench": {"batch", "cache", "scheduler", "models", "messages", "sampling", "executors", "engine"},
     "openai": {"batch", "sampling", "engine", "messages"},
     "anthropic": {"batch", "engine", "messages", "openai"},
-    "kv_events": {"cache", "engine"},
+    "kv_events": {"batch", "cache", "engine"},
     "server": {
         "batch",
         "scheduler",

@@ -9,7 +9,7 @@ import numpy as np
 
 from foreword.arrays import I32, I64, Bools
 from foreword.cache.events import BlockRemoved, BlockStored, CacheCleared, CacheEvent
-from foreword.cache.prefix import HashFunction, PrefixNode, PrefixTree
+from foreword.cache.prefix import NO_EXTRA, HashFunction, PrefixNode, PrefixTree
 
 
 class Changes:
@@ -107,8 +107,9 @@ class CachedContent:
             for block, i in zip(ids.tolist(), index.tolist(), strict=True):
                 size = 4 * self.tree.block_size
                 tokens = node.tokens[(i - node.start) * size : (i - node.start + 1) * size]
-                names = self.tree.name(node, i)
-                self._on_event(BlockStored(*names, tuple(np.frombuffer(tokens, np.int32).tolist()), block, group))
+                names, ids_of_block = self.tree.name(node, i), tuple(np.frombuffer(tokens, np.int32).tolist())
+                extra = node.extra if i == node.start else NO_EXTRA
+                self._on_event(BlockStored(*names, ids_of_block, block, group, extra))
 
     def remove(self, blocks: I32) -> None:
         """Forget the content of these cached blocks."""

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class BlockStored:
-    """A block can be hit from now on. hash names the whole prefix up to its end, parent_hash the prefix before it."""
+    """A block can be hit from now on. hash names the whole prefix up to its end, parent_hash the prefix before it.
+
+    extra_keys: what else has to be equal in it, such as ("salt", "x"); see `foreword.cache.keys`.
+    """
 
     hash: bytes
     parent_hash: bytes
     token_ids: tuple[int, ...]
     block: int
     group: int
+    extra_keys: tuple[Hashable, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -11,6 +11,7 @@ from foreword.batch import KVGroup, RequestStates
 from foreword.cache import cache_group
 from foreword.engine.config import EngineConfig
 from foreword.engine.engine import Engine
+from foreword.engine.observer import EngineObserver
 from foreword.engine.speculation import Drafter, DraftModelDrafter
 from foreword.errors import ConfigError
 from foreword.executors import Executor
@@ -88,10 +89,12 @@ def build_engine(
     *,
     executor: ExecutorKind = "auto",
     runs_on: Executor | None = None,
+    observers: Iterable[EngineObserver] = (),
     **options: Any,
 ) -> Engine:
-    """An engine that serves a loaded model. options: for the native executor (num_threads, weight_format, …).
+    """An engine that serves a loaded model. observers: from its start.
 
+    options: for the native executor (num_threads, weight_format, …).
     runs_on: an existing executor, with at least the blocks of `pool_size`, of the spec for its max_model_len. Engines
     may share one in turns, if each resets its prefix cache before the other's turn.
     """
@@ -120,6 +123,7 @@ def build_engine(
         tokenizer=model.tokenizer,
         eos_token_ids=model.eos_token_ids,
         drafter=drafter,
+        observers=observers,
         grammars=GrammarCompiler(model.tokenizer, vocab_size=model.spec.vocab_size, eos_token_ids=model.eos_token_ids),
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count
@@ -17,6 +17,7 @@ from foreword.engine.chat import ChatReader, Message, chat_options, make_chat
 from foreword.engine.config import engine_config
 from foreword.engine.engine import Engine
 from foreword.engine.intake import Prompt
+from foreword.engine.observer import EngineObserver
 from foreword.engine.outputs import RequestOutput
 from foreword.engine.progress import progress_bar
 from foreword.engine.request_group import RequestGroup
@@ -39,16 +40,24 @@ class LLM:
 
     model: a name the project knows, a .gguf file, a directory of safetensors, or a hub id.
     executor: "auto" is the native one if it is built, else "numpy".
+    observers: of the engine, from its start.
     options: num_threads, weight_format and kv_format of the native executor; the fields of `EngineConfig` and of its
         `SchedulerConfig`. ConfigError for any other name.
     """
 
-    def __init__(self, model: str, *, executor: ExecutorKind = "auto", **options: Any) -> None:
+    def __init__(
+        self,
+        model: str,
+        *,
+        executor: ExecutorKind = "auto",
+        observers: Iterable[EngineObserver] = (),
+        **options: Any,
+    ) -> None:
         native = {name: options.pop(name) for name in EXECUTOR_OPTIONS if name in options}
         native = {name: value for name, value in native.items() if value is not None}
-        config = engine_config(options, other_names=("executor", *EXECUTOR_OPTIONS))
+        config = engine_config(options, other_names=("executor", "observers", *EXECUTOR_OPTIONS))
         self.model = load_model(model)
-        self.engine: Engine = build_engine(self.model, config, executor=executor, **native)
+        self.engine: Engine = build_engine(self.model, config, executor=executor, observers=observers, **native)
         self._name, self._is_closed = model, False
         self._ids = count()
         self._running: list[RequestGroup] = []
