@@ -16,7 +16,9 @@ from foreword.batch import KVGroup, SamplingParams
 from foreword.cache import BlockRemoved, BlockStored, CacheCleared
 from foreword.cache.prefix import ROOT_HASH
 from foreword.errors import ConfigError
-from foreword.kv_events import CacheLog, EventEncoder, KVEventPublisher
+from foreword.kv_events.log import CacheLog
+from foreword.kv_events.publisher import KVEventPublisher
+from foreword.kv_events.wire import EventEncoder
 
 FULL = [KVGroup(2)]
 

@@ -132,7 +132,7 @@ def whole(text, **options):
 
 def frames_of(pieces, **options) -> bytes:
     stream = ResponseStream(REQUEST, **NAMED)
-    return b"".join(stream.push(output) for output in outputs(pieces, **options))
+    return b"".join(stream.frames(output) for output in outputs(pieces, **options))
 
 
 def streamed(pieces, **options):
@@ -202,14 +202,3 @@ def test_why_it_ended(reason, status):
 def test_an_item_that_was_cut_is_incomplete():
     (call,) = whole('<tool_call>\n{"name": "weather", "arguments": {"city": "Par', reason="length").output
     assert (call.status, call.arguments) == ("incomplete", '{"city": "Par')
-
-
-def test_a_failed_request_ends_its_stream():
-    frames = ResponseStream(REQUEST, **NAMED)
-    body = frames.push(next(outputs(["a"]))) + frames.fail(500, "a step failed")
-    *_, last = client(body).responses.create(**ASK, stream=True)
-    assert (last.type, last.response.status, last.response.error.message) == (
-        "response.failed",
-        "failed",
-        "a step failed",
-    )

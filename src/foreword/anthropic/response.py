@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Unpack
 
 from foreword.engine import CompletionOutput, RequestOutput
 from foreword.messages import ArgumentsDelta, CallEnd, CallStart, ContentDelta, Event, Message, ReasoningDelta, ToolCall
 from foreword.openai.frames import json_string, named_frame
 from foreword.openai.request import ChatRequest
-
-Body = dict[str, Any]
+from foreword.openai.response import Body, Named
 
 KIND_OF_STATUS = {
     400: "invalid_request_error",
@@ -29,8 +28,11 @@ PING = named_frame("ping", {"type": "ping"})
 """Keeps a connection open; clients ignore it."""
 
 
-def message_body(request: ChatRequest, output: RequestOutput, *, response_id: str, model: str) -> Body:
-    """The body that answers /v1/messages. A request that failed (``output.error``) has no such body."""
+def message_body(request: ChatRequest, output: RequestOutput, **named: Unpack[Named]) -> Body:
+    """The body that answers /v1/messages, which does not tell when it was created.
+
+    A request that failed (``output.error``) has no such body.
+    """
     (completion,) = output.outputs
     message = completion.message or Message(completion.text)
     content: list[Body] = []
@@ -41,7 +43,7 @@ def message_body(request: ChatRequest, output: RequestOutput, *, response_id: st
     content += [_tool_use(call.id, call.name, _input(call)) for call in message.tool_calls]
     has_calls = bool(message.tool_calls)
     return {
-        **_message(response_id, model, content),
+        **_message(named, content),
         **_stop(request, completion, has_calls=has_calls),
         "usage": usage(output),
     }
@@ -73,40 +75,36 @@ class MessageStream:
     A block ends where the next one begins. The cost of an output is O(new text).
     """
 
-    __slots__ = ("_at", "_block", "_has_calls", "_index", "_is_started", "_model", "_request", "_response_id")
+    __slots__ = ("_at", "_block", "_has_calls", "_index", "_is_started", "_named", "_request")
 
-    def __init__(self, request: ChatRequest, *, response_id: str, model: str) -> None:
-        self._request, self._response_id, self._model = request, response_id, model
+    def __init__(self, request: ChatRequest, **named: Unpack[Named]) -> None:
+        self._request, self._named = request, named
         self._index = -1  # of the last block
         self._block: str | None = None  # the type of the open one
         self._at = ""  # the beginning of its deltas
         self._has_calls = self._is_started = False
 
-    def push(self, output: RequestOutput) -> bytes:
+    def frames(self, output: RequestOutput) -> bytes:
         """The frames of an output, b"" if it adds nothing."""
         (completion,) = output.outputs
         frames = [] if self._is_started else [self._start(output)]
         for event in completion.events:
-            frames += self._frames(event)
+            frames += self._of(event)
         if output.finished:
             frames += [*self._close(), *self._end(output, completion)]
         return b"".join(frames)
 
-    def fail(self, status: int, message: str) -> bytes:
-        """The frame that ends the stream of a request that failed. status: what HTTP would have answered."""
-        return named_frame("error", error_body(status, message))
-
     def _start(self, output: RequestOutput) -> bytes:
         self._is_started = True
         message = {
-            **_message(self._response_id, self._model, []),
+            **_message(self._named, []),
             "stop_reason": None,
             "stop_sequence": None,
             "usage": usage(output),
         }
         return named_frame("message_start", {"type": "message_start", "message": message})
 
-    def _frames(self, event: Event) -> list[bytes]:
+    def _of(self, event: Event) -> list[bytes]:
         match event:
             case ContentDelta(text):
                 return [*self._open(_text("")), self._delta("text_delta", "text", text)]
@@ -147,8 +145,9 @@ class MessageStream:
         return [named_frame("message_delta", body), named_frame("message_stop", {"type": "message_stop"})]
 
 
-def _message(response_id: str, model: str, content: list[Body]) -> Body:
-    return {"id": f"msg_{response_id}", "type": "message", "role": "assistant", "model": model, "content": content}
+def _message(named: Named, content: list[Body]) -> Body:
+    of_all = {"id": f"msg_{named['response_id']}", "type": "message", "role": "assistant", "model": named["model"]}
+    return {**of_all, "content": content}
 
 
 def _text(text: str) -> Body:

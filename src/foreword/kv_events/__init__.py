@@ -1,7 +1,4 @@
-"""What the prefix cache holds, told to routers over ZMQ in vLLM's format. Needs the extra ``foreword[events]``."""
+"""What the prefix cache holds, told to routers over ZMQ in vLLM's format.
 
-from foreword.kv_events.log import CacheLog
-from foreword.kv_events.publisher import KVEventPublisher, KVEventSource
-from foreword.kv_events.wire import EventEncoder, EventFormat
-
-__all__ = ["CacheLog", "EventEncoder", "EventFormat", "KVEventPublisher", "KVEventSource"]
+`foreword.kv_events.publisher` needs the extra ``foreword[events]``, `foreword.kv_events.wire` msgspec of it.
+"""

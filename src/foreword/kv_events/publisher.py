@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from threading import Event, Thread
 from types import TracebackType
 from typing import Self
@@ -19,23 +18,12 @@ import zmq
 from foreword.batch import KVGroup
 from foreword.errors import ConfigError
 from foreword.kv_events.log import CacheLog
-from foreword.kv_events.wire import EventEncoder, EventFormat
+from foreword.kv_events.source import EventFormat, KVEventSource
+from foreword.kv_events.wire import EventEncoder
 
 END = (-1).to_bytes(8, "big", signed=True)
 MOST_EVENTS = 4096  # of a batch
 POLL_SECONDS = 0.05
-
-
-@dataclass(frozen=True, slots=True)
-class KVEventSource:
-    """Where a reader connects: endpoints as ZMQ bound them, None without replay."""
-
-    endpoint: str
-    replay_endpoint: str | None
-    topic: str
-    format: EventFormat
-    block_size: int
-    data_parallel_rank: int
 
 
 class KVEventPublisher:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -18,8 +18,8 @@ from foreword.batch import KVGroup
 from foreword.cache import BlockRemoved, BlockStored, CacheEvent
 from foreword.cache.prefix import ROOT_HASH
 from foreword.errors import ConfigError
+from foreword.kv_events.source import EventFormat
 
-EventFormat = Literal["map", "array"]
 MEDIUM = "CPU"
 
 

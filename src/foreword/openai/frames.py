@@ -7,9 +7,6 @@ from typing import Any
 
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
-COMMENT = b": keep-alive\n\n"
-"""A frame that clients ignore."""
-
 
 def named_frame(event: str, body: dict[str, Any]) -> bytes:
     """An event with a name, as Anthropic's Messages and OpenAI's Responses have them."""

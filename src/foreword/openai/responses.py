@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 from foreword.batch import SamplingParams
 from foreword.engine import CompletionOutput, RequestOutput
@@ -25,8 +25,7 @@ from foreword.openai.request import (
     sampling_fields,
     template_variables,
 )
-
-Body = dict[str, Any]
+from foreword.openai.response import Body, Named
 
 OWN_NAMES = frozenset({"n", "best_of"})
 """Fields of `SamplingParams` that would need more than one answer."""
@@ -128,13 +127,11 @@ def parse_responses(body: object) -> ResponsesRequest:
     return ResponsesRequest(chat=request, echo=echo)
 
 
-def response_body(
-    request: ResponsesRequest, output: RequestOutput, *, response_id: str, created: int, model: str
-) -> Body:
+def response_body(request: ResponsesRequest, output: RequestOutput, **named: Unpack[Named]) -> Body:
     """The body that answers /v1/responses. A request that failed (``output.error``) has no such body."""
     (completion,) = output.outputs
     message = completion.message or Message(completion.text)
-    items = _Items(response_id)
+    items = _Items(named["response_id"])
     whole: list[Event] = []
     if message.reasoning is not None:
         whole.append(ReasoningDelta(message.reasoning))
@@ -145,7 +142,7 @@ def response_body(
     for event in whole:
         items.frames(event)
     items.close(is_cut=completion.finish_reason != "stop")
-    return _response(request, response_id, created, model, items.output, output, completion)
+    return _response(request, named, items.output, output, completion)
 
 
 class ResponseStream:
@@ -154,14 +151,14 @@ class ResponseStream:
     The cost of an output is O(new text).
     """
 
-    __slots__ = ("_created", "_is_started", "_items", "_model", "_request", "_response_id")
+    __slots__ = ("_is_started", "_items", "_named", "_request")
 
-    def __init__(self, request: ResponsesRequest, *, response_id: str, created: int, model: str) -> None:
-        self._request, self._response_id, self._created, self._model = request, response_id, created, model
-        self._items = _Items(response_id)
+    def __init__(self, request: ResponsesRequest, **named: Unpack[Named]) -> None:
+        self._request, self._named = request, named
+        self._items = _Items(named["response_id"])
         self._is_started = False
 
-    def push(self, output: RequestOutput) -> bytes:
+    def frames(self, output: RequestOutput) -> bytes:
         """The frames of an output, b"" if it adds nothing."""
         (completion,) = output.outputs
         frames = self._begin()
@@ -174,12 +171,6 @@ class ResponseStream:
             frames.append(self._items.frame(f"response.{kind}", {"response": body}))
         return b"".join(frames)
 
-    def fail(self, status: int, message: str) -> bytes:
-        """The frames that end the stream of a request that failed. status: what HTTP would have answered."""
-        failure = {"code": "invalid_prompt" if status == 400 else "server_error", "message": message}
-        body = {**self._body(None, None), "status": "failed", "error": failure}
-        return b"".join([*self._begin(), self._items.frame("response.failed", {"response": body})])
-
     def _begin(self) -> list[bytes]:
         if self._is_started:
             return []
@@ -188,8 +179,7 @@ class ResponseStream:
         return [self._items.frame(f"response.{name}", body) for name in ("created", "in_progress")]
 
     def _body(self, output: RequestOutput | None, completion: CompletionOutput | None) -> Body:
-        named = self._response_id, self._created, self._model
-        return _response(self._request, *named, self._items.output, output, completion)
+        return _response(self._request, self._named, self._items.output, output, completion)
 
 
 class _Items:
@@ -293,9 +283,7 @@ def _part(kind: str, text: str) -> Body:
 
 def _response(
     request: ResponsesRequest,
-    response_id: str,
-    created: int,
-    model: str,
+    named: Named,
     items: list[Body],
     output: RequestOutput | None,
     completion: CompletionOutput | None,
@@ -304,14 +292,14 @@ def _response(
     reason = completion.finish_reason if completion is not None else None
     status = {None: "in_progress", "stop": "completed", "length": "incomplete"}.get(reason, "cancelled")
     return {
-        "id": f"resp_{response_id}",
+        "id": f"resp_{named['response_id']}",
         "object": "response",
-        "created_at": created,
+        "created_at": named["created"],
         "status": status,
         "background": False,
         "error": None,
         "incomplete_details": {"reason": "max_output_tokens"} if reason == "length" else None,
-        "model": model,
+        "model": named["model"],
         "output": list(items),
         "previous_response_id": None,
         "reasoning": {"effort": None, "summary": None},

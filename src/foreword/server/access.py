@@ -8,8 +8,8 @@ from hmac import compare_digest
 from foreword.server.config import ServerConfig
 from foreword.server.errors import HttpError
 
-PUBLIC = frozenset(("/health", "/ready"))
-"""Paths that need no key."""
+PUBLIC = frozenset(("/", "/health", "/ready"))
+"""Paths that need no key: the chat page is the same for all, and asks for one."""
 
 ADMIN = frozenset(("/abort", "/requests", "/reset_prefix_cache"))
 """Paths that show or change what belongs to all: they need the admin key, if there is one."""

@@ -36,6 +36,10 @@ class ServerConfig:
     timeout: float | None = setting(None, "Most seconds for answering a request.", least=0.001, name="X")
     keep_alive: float = setting(15.0, "Seconds between signs of life in silent streams.", least=0.01, name="X")
     drain_timeout: float = setting(30.0, "Most seconds to finish requests at the end.", least=0, name="X")
+    kv_events: str | None = setting(None, "Publish cache events; tcp://*:5557 binds, without * connects.", name="URL")
+    kv_events_replay: str | None = setting(None, "Where readers ask for past events: tcp://*:5558.", name="URL")
+    kv_events_topic: str = setting("kv-events", "Topic of the events.", name="NAME")
+    kv_events_arrays: bool = setting(False, "Events as arrays, for readers older than maps.")
     access_log: bool = setting(False, "Log each request as a line of JSON.")
 
     def __post_init__(self) -> None:

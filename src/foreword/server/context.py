@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field
 
 from foreword.engine.async_engine import AsyncEngine
+from foreword.kv_events.source import KVEventSource
 from foreword.models.tokenizer import Tokenizer
 from foreword.server.admission import Admission
 from foreword.server.config import ServerConfig
@@ -16,13 +17,14 @@ from foreword.server.metrics import ServerMetrics
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Context:
     """The engine and its tokenizer; names: of the model in requests, the first one in responses; created: seconds
-    since 1970.
+    since 1970; kv_events: where the cache's events are published, None if they are not.
     """
 
     engine: AsyncEngine
     tokenizer: Tokenizer
     names: tuple[str, ...]
     config: ServerConfig = field(default_factory=ServerConfig)
+    kv_events: KVEventSource | None = None
     created: int = field(default_factory=lambda: int(time.time()))
     admission: Admission = field(init=False)
     metrics: ServerMetrics = field(init=False)

@@ -17,7 +17,7 @@ COMMENT = b": keep-alive\n\n"
 
 
 class EventStream(Response):
-    """Sends frames as they come, and a comment whenever there was none for some seconds.
+    """Sends frames as they come, and a sign of life whenever there was none for some seconds.
 
     The status and headers are sent at once. While the client does not read, no frame is asked for. An exception of the
     frames ends the stream with an event that says so; see `foreword.server.gate`.
@@ -25,9 +25,11 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, frames: AsyncGenerator[bytes, None], *, keep_alive: float) -> None:
+    def __init__(
+        self, frames: AsyncGenerator[bytes, None], *, keep_alive: float, sign_of_life: bytes = COMMENT
+    ) -> None:
         super().__init__()
-        self._frames, self._keep_alive = frames, keep_alive
+        self._frames, self._keep_alive, self._sign_of_life = frames, keep_alive, sign_of_life
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         loop = asyncio.get_running_loop()
@@ -43,7 +45,7 @@ class EventStream(Response):
             while True:
                 await asyncio.sleep(self._keep_alive - min(loop.time() - sent_at, 0.9 * self._keep_alive))
                 if not is_sending and loop.time() - sent_at >= self._keep_alive:
-                    await send_frame(COMMENT)
+                    await send_frame(self._sign_of_life)
 
         comments = loop.create_task(comment())
         try:

@@ -9,7 +9,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-
 from foreword.fields import STRING, Fields
 from foreword.server.context import Context
 from foreword.server.errors import HttpError

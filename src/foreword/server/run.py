@@ -8,6 +8,8 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
+from importlib.util import find_spec
 from math import ceil
 from typing import Any
 
@@ -15,6 +17,9 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from foreword.engine.async_llm import AsyncLLM
+from foreword.errors import ConfigError
+from foreword.kv_events.log import CacheLog
+from foreword.kv_events.source import KVEventSource
 from foreword.server.app import make_app
 from foreword.server.config import ServerConfig
 from foreword.server.context import Context
@@ -29,14 +34,39 @@ def run(model: str, config: ServerConfig, **options: Any) -> None:
     the model is loaded.
     """
     tune_process()
-    with bound_socket(config.host, config.port) as sock:
-        llm = AsyncLLM(model, **{"seed": None, **options})
+    with bound_socket(config.host, config.port) as sock, ExitStack() as stack:
+        log = None if config.kv_events is None else _cache_log()
+        observers = () if log is None else (log,)
+        llm = AsyncLLM(model, observers=observers, **{"seed": None, **options})
+        stack.callback(lambda: asyncio.run(llm.close()))
+        source = None if log is None else _publish(log, llm, config, stack)
         names = config.served_model_name or (model,)
-        context = Context(engine=llm, tokenizer=llm.tokenizer, names=names, config=config)
-        try:
-            serve(context, sock, lambda url: print(f"foreword: {names[0]} at {url}", file=sys.stderr, flush=True))
-        finally:
-            asyncio.run(llm.close())
+        context = Context(engine=llm, tokenizer=llm.tokenizer, names=names, config=config, kv_events=source)
+        serve(context, sock, lambda url: print(f"foreword: {names[0]} at {url}", file=sys.stderr, flush=True))
+
+
+def _cache_log() -> CacheLog:
+    """ConfigError without the packages that publish events."""
+    if find_spec("zmq") is None:
+        raise ConfigError("kv_events: pyzmq is not installed; install foreword[events]")
+    return CacheLog()
+
+
+def _publish(log: CacheLog, llm: AsyncLLM, config: ServerConfig, stack: ExitStack) -> KVEventSource:
+    """Publish the cache's events until the stack is closed."""
+    from foreword.kv_events.publisher import KVEventPublisher  # of another extra
+
+    assert config.kv_events is not None
+    publisher = KVEventPublisher(
+        log,
+        [table.group for table in llm.engine.states.block_tables],
+        endpoint=config.kv_events,
+        replay_endpoint=config.kv_events_replay,
+        topic=config.kv_events_topic,
+        format="array" if config.kv_events_arrays else "map",
+    )
+    stack.enter_context(publisher)
+    return publisher.source
 
 
 def tune_process() -> None:

@@ -9,7 +9,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-
 from foreword.fields import BOOLEAN, OBJECT, STRING, Fields
 from foreword.openai.request import IDS, MESSAGES, TOOLS
 from foreword.server.context import Context

@@ -1,0 +1,87 @@
+"""Anthropic's Messages and OpenAI's stateless Responses."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable
+from typing import Any, Protocol, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from foreword.anthropic import PING, MessageStream, error_body, message_body, parse_count, parse_messages
+from foreword.engine import RequestOutput
+from foreword.engine.chat import make_chat
+from foreword.openai import ResponsesRequest, ResponseStream, parse_responses, response_body
+from foreword.openai.request import ChatRequest
+from foreword.server.context import Context
+from foreword.server.errors import DIALECTS, Dialect
+from foreword.server.events import COMMENT, EventStream
+from foreword.server.generation import Generation
+from foreword.server.reply import json_body, parsed, reply
+
+T = TypeVar("T", ChatRequest, ResponsesRequest)
+
+DIALECTS["/v1/messages"] = Dialect(lambda error: error_body(error.status, str(error)), event="error")
+
+
+class Frames(Protocol):
+    """The stream of one answer."""
+
+    def frames(self, output: RequestOutput) -> bytes: ...
+
+
+def routes_of(context: Context) -> list[Route]:
+    """/v1/messages, /v1/messages/count_tokens, /v1/responses."""
+
+    async def messages(request: Request) -> Response:
+        return await _answer(context, request, parse_messages, MessageStream, message_body, sign_of_life=PING)
+
+    async def responses(request: Request) -> Response:
+        return await _answer(context, request, parse_responses, ResponseStream, response_body)
+
+    async def count_tokens(request: Request) -> Response:
+        wanted = await parsed(parse_count, await json_body(request), request)
+        context.check_model(wanted.model)
+        limit = context.config.max_prompt_tokens
+        made = await asyncio.to_thread(make_chat, context.tokenizer, wanted.messages, wanted.params, limit, wanted.chat)
+        return reply({"input_tokens": len(made.token_ids)})
+
+    return [
+        Route("/v1/messages", messages, methods=["POST"]),
+        Route("/v1/messages/count_tokens", count_tokens, methods=["POST"]),
+        Route("/v1/responses", responses, methods=["POST"]),
+    ]
+
+
+async def _answer(
+    context: Context,
+    request: Request,
+    parse: Callable[[object], T],
+    stream_of: Callable[..., Frames],
+    body_of: Callable[..., dict[str, Any]],
+    *,
+    sign_of_life: bytes = COMMENT,
+) -> Response:
+    """The answer to one conversation, whole or as a stream."""
+    generation, body = Generation(context, request), await json_body(request)
+    await generation.limit_time(body)
+    wanted = await parsed(parse, body, request)
+    chat = wanted.chat if isinstance(wanted, ResponsesRequest) else wanted
+    model = context.check_model(chat.model)
+    generation.enter(chat.params)
+    job = await generation.chat(chat.messages, chat.params, chat.chat, chat.options, stream=chat.stream)
+    named = {"response_id": generation.id, "created": int(time.time()), "model": model}
+    if not chat.stream:
+        (output,) = await generation.finals([job])
+        return reply(body_of(wanted, output, **named))
+    stream = stream_of(wanted, **named)
+
+    async def frames() -> AsyncGenerator[bytes, None]:
+        async for output in generation.outputs([job]):
+            yield stream.frames(output)
+        generation.leave()
+
+    return EventStream(frames(), keep_alive=context.config.keep_alive, sign_of_life=sign_of_life)
