@@ -1,0 +1,147 @@
+"""Anthropic's and OpenAI's Responses clients, unchanged, with a running server."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from server_rig import PATIENCE, serving, with_template
+
+import anthropic
+import openai
+
+HI = [{"role": "user", "content": "Hi"}]
+TEMPLATE = (
+    "{% if tools %}{{ tools | tojson }}<tool_call>{% endif %}"
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+CALL = 'I look.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
+
+
+def clients(server):
+    url, key = server.url, {"api_key": "secret", "max_retries": 0, "timeout": PATIENCE}
+    return anthropic.Anthropic(base_url=url, **key), openai.OpenAI(base_url=f"{url}/v1", **key)
+
+
+@pytest.fixture(scope="module")
+def talking(talker):
+    with serving(talker, api_key=("secret",)) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def calling(talker, tmp_path_factory):
+    """Every answer is a call of a tool."""
+    model = with_template(talker, tmp_path_factory.mktemp("models") / "caller", TEMPLATE)
+    with serving(model, script=CALL) as server:
+        yield server
+
+
+def ask(server, **more):
+    claude, _ = clients(server)
+    options = {"model": "talker", "max_tokens": 9, "messages": HI, **more}
+    whole = claude.messages.create(**options, extra_body={"temperature": 0})
+    with claude.messages.stream(**options, extra_body={"temperature": 0}) as stream:
+        return whole, stream.get_final_message()
+
+
+def test_both_dialects_give_the_text_of_a_chat(talking):
+    whole, streamed = ask(talking)
+    _, client = clients(talking)
+    chat = client.chat.completions.create(model="talker", messages=HI, max_tokens=9, temperature=0)
+    options = {"model": "talker", "input": "Hi", "max_output_tokens": 9, "temperature": 0}
+    response = client.responses.create(**options)
+    with client.responses.stream(**options) as stream:
+        *_, last = stream
+    text = chat.choices[0].message.content
+    assert [block.text for block in (*whole.content, *streamed.content)] == [text, text]
+    assert (response.output_text, last.type, last.response.output_text) == (text, "response.incomplete", text)
+    assert whole.stop_reason == streamed.stop_reason == "max_tokens"
+    for usage in (whole.usage, streamed.usage):
+        prompt = usage.input_tokens + usage.cache_read_input_tokens
+        assert (prompt, usage.output_tokens) == (chat.usage.prompt_tokens, 9)
+    assert streamed.usage.cache_read_input_tokens > 0
+
+
+def test_a_stop_sequence_is_reported(talking):
+    text = ask(talking)[0].content[0].text
+    for message in ask(talking, stop_sequences=[text[4:6]]):
+        assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", text[4:6])
+        assert message.content[0].text == text[: text.index(text[4:6])]
+
+
+def test_tokens_are_counted_as_they_are_used(talking):
+    claude, _ = clients(talking)
+    more = {"system": "Be brief", "messages": [*HI, {"role": "assistant", "content": "a"}, *HI]}
+    counted = claude.messages.count_tokens(model="talker", **more).input_tokens
+    usage = ask(talking, **more)[0].usage
+    assert counted == usage.input_tokens + usage.cache_read_input_tokens
+
+
+def test_calls_of_tools_come_whole_and_streamed(calling):
+    tool = {"name": "weather", "input_schema": SCHEMA}
+    for message in ask(calling, tools=[tool], max_tokens=200):
+        text, call = message.content
+        assert (text.text, call.name, call.input) == ("I look.", "weather", {"city": "Paris"})
+        assert message.stop_reason == "tool_use"
+    _, client = clients(calling)
+    options = {
+        "model": "talker",
+        "input": "Hi",
+        "tools": [{"type": "function", "name": "weather", "parameters": SCHEMA}],
+    }
+    whole = client.responses.create(**options)
+    *_, last = client.responses.create(**options, stream=True)
+    for response in (whole, last.response):
+        message, call = response.output
+        assert (message.content[0].text, call.name, json.loads(call.arguments)) == (
+            "I look.",
+            "weather",
+            {"city": "Paris"},
+        )
+        assert response.status == "completed"
+
+
+def test_the_result_of_a_call_goes_back(calling):
+    claude, client = clients(calling)
+    options = {"model": "talker", "max_tokens": 200, "tools": [{"name": "weather", "input_schema": SCHEMA}]}
+    message = claude.messages.create(**options, messages=HI)
+    result = {"type": "tool_result", "tool_use_id": message.content[1].id, "content": "sunny"}
+    turns = [*HI, {"role": "assistant", "content": message.content}, {"role": "user", "content": [result]}]
+    assert claude.messages.create(**options, messages=turns).stop_reason == "tool_use"
+    options = {"model": "talker", "tools": [{"type": "function", "name": "weather", "parameters": SCHEMA}]}
+    output = client.responses.create(**options, input="Hi").output
+    result = {"type": "function_call_output", "call_id": output[1].call_id, "output": "sunny"}
+    turns = [{"role": "user", "content": "Hi"}, *output, result]
+    assert client.responses.create(**options, input=turns).output[1].name == "weather"
+
+
+def test_errors_have_the_form_of_the_dialect(talking):
+    claude, client = clients(talking)
+    with pytest.raises(anthropic.BadRequestError) as caught:
+        claude.messages.create(model="talker", max_tokens=9, messages=HI, extra_body={"container": "x"})
+    assert caught.value.body["error"]["type"] == "invalid_request_error"
+    assert "container" in caught.value.message
+    with pytest.raises(anthropic.NotFoundError, match="talker"):
+        claude.messages.create(model="claude", max_tokens=9, messages=HI)
+    with pytest.raises(anthropic.AuthenticationError):
+        anthropic.Anthropic(base_url=talking.url, api_key="wrong").messages.count_tokens(model="talker", messages=HI)
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.responses.create(model="talker", input="Hi", previous_response_id="resp_1")
+    assert refused.value.param == "previous_response_id"
+
+
+def test_a_closed_stream_ends_its_request(talking):
+    claude, _ = clients(talking)
+    with claude.messages.stream(model="talker", max_tokens=3000, messages=HI) as stream:
+        next(iter(stream.text_stream))
+    talking.check_nothing_is_left()
+
+
+def test_a_long_wait_has_pings(talker):
+    with serving(talker, keep_alive=0.05) as server, server.held(), server.client() as client:
+        body = {"model": "talker", "max_tokens": 1, "messages": HI, "stream": True}
+        with client.stream("POST", "/v1/messages", json=body) as response:
+            assert next(response.iter_lines()) == "event: ping"
