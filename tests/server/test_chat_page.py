@@ -89,7 +89,8 @@ def test_a_waiting_request_tells_why_and_escape_stops_it(talker, page):
             server.client() as client,
             client.stream("POST", "/v1/completions", json={"prompt": "a", "max_tokens": 4000, "stream": True}) as first,
         ):
-            next(first.iter_lines())
+            lines = first.iter_lines()  # which closes the connection in the end
+            next(lines)
             send(page, "Hi")
             page.locator("article.assistant .note", has_text=re.compile(r"Waiting: .{5}")).wait_for()
         page.locator("article.assistant .text:not(:empty)").wait_for()
