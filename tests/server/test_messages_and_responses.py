@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 
 import pytest
 from server_rig import PATIENCE, serving, with_template
@@ -20,9 +21,18 @@ CALL = 'I look.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 
 
-def clients(server):
-    url, key = server.url, {"api_key": "secret", "max_retries": 0, "timeout": PATIENCE}
-    return anthropic.Anthropic(base_url=url, **key), openai.OpenAI(base_url=f"{url}/v1", **key)
+@pytest.fixture
+def clients():
+    """Makes Anthropic's and OpenAI's client of a server."""
+    with ExitStack() as stack:
+
+        def make(server):
+            options = {"api_key": "secret", "max_retries": 0, "timeout": PATIENCE}
+            claude = anthropic.Anthropic(base_url=server.url, **options)
+            client = openai.OpenAI(base_url=f"{server.url}/v1", **options)
+            return stack.enter_context(claude), stack.enter_context(client)
+
+        yield make
 
 
 @pytest.fixture(scope="module")
@@ -39,16 +49,15 @@ def calling(talker, tmp_path_factory):
         yield server
 
 
-def ask(server, **more):
-    claude, _ = clients(server)
+def ask(claude, **more):
     options = {"model": "talker", "max_tokens": 9, "messages": HI, **more}
     whole = claude.messages.create(**options, extra_body={"temperature": 0})
     with claude.messages.stream(**options, extra_body={"temperature": 0}) as stream:
         return whole, stream.get_final_message()
 
 
-def test_both_dialects_give_the_text_of_a_chat(talking):
-    whole, streamed = ask(talking)
+def test_both_dialects_give_the_text_of_a_chat(talking, clients):
+    whole, streamed = ask(clients(talking)[0])
     _, client = clients(talking)
     chat = client.chat.completions.create(model="talker", messages=HI, max_tokens=9, temperature=0)
     options = {"model": "talker", "input": "Hi", "max_output_tokens": 9, "temperature": 0}
@@ -65,24 +74,24 @@ def test_both_dialects_give_the_text_of_a_chat(talking):
     assert streamed.usage.cache_read_input_tokens > 0
 
 
-def test_a_stop_sequence_is_reported(talking):
-    text = ask(talking)[0].content[0].text
-    for message in ask(talking, stop_sequences=[text[4:6]]):
+def test_a_stop_sequence_is_reported(talking, clients):
+    text = ask(clients(talking)[0])[0].content[0].text
+    for message in ask(clients(talking)[0], stop_sequences=[text[4:6]]):
         assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", text[4:6])
         assert message.content[0].text == text[: text.index(text[4:6])]
 
 
-def test_tokens_are_counted_as_they_are_used(talking):
+def test_tokens_are_counted_as_they_are_used(talking, clients):
     claude, _ = clients(talking)
     more = {"system": "Be brief", "messages": [*HI, {"role": "assistant", "content": "a"}, *HI]}
     counted = claude.messages.count_tokens(model="talker", **more).input_tokens
-    usage = ask(talking, **more)[0].usage
+    usage = ask(clients(talking)[0], **more)[0].usage
     assert counted == usage.input_tokens + usage.cache_read_input_tokens
 
 
-def test_calls_of_tools_come_whole_and_streamed(calling):
+def test_calls_of_tools_come_whole_and_streamed(calling, clients):
     tool = {"name": "weather", "input_schema": SCHEMA}
-    for message in ask(calling, tools=[tool], max_tokens=200):
+    for message in ask(clients(calling)[0], tools=[tool], max_tokens=200):
         text, call = message.content
         assert (text.text, call.name, call.input) == ("I look.", "weather", {"city": "Paris"})
         assert message.stop_reason == "tool_use"
@@ -104,7 +113,7 @@ def test_calls_of_tools_come_whole_and_streamed(calling):
         assert response.status == "completed"
 
 
-def test_the_result_of_a_call_goes_back(calling):
+def test_the_result_of_a_call_goes_back(calling, clients):
     claude, client = clients(calling)
     options = {"model": "talker", "max_tokens": 200, "tools": [{"name": "weather", "input_schema": SCHEMA}]}
     message = claude.messages.create(**options, messages=HI)
@@ -118,7 +127,7 @@ def test_the_result_of_a_call_goes_back(calling):
     assert client.responses.create(**options, input=turns).output[1].name == "weather"
 
 
-def test_errors_have_the_form_of_the_dialect(talking):
+def test_errors_have_the_form_of_the_dialect(talking, clients):
     claude, client = clients(talking)
     with pytest.raises(anthropic.BadRequestError) as caught:
         claude.messages.create(model="talker", max_tokens=9, messages=HI, extra_body={"container": "x"})
@@ -127,13 +136,13 @@ def test_errors_have_the_form_of_the_dialect(talking):
     with pytest.raises(anthropic.NotFoundError, match="talker"):
         claude.messages.create(model="claude", max_tokens=9, messages=HI)
     with pytest.raises(anthropic.AuthenticationError):
-        anthropic.Anthropic(base_url=talking.url, api_key="wrong").messages.count_tokens(model="talker", messages=HI)
+        claude.with_options(api_key="wrong").messages.count_tokens(model="talker", messages=HI)
     with pytest.raises(openai.BadRequestError) as refused:
         client.responses.create(model="talker", input="Hi", previous_response_id="resp_1")
     assert refused.value.param == "previous_response_id"
 
 
-def test_a_closed_stream_ends_its_request(talking):
+def test_a_closed_stream_ends_its_request(talking, clients):
     claude, _ = clients(talking)
     with claude.messages.stream(model="talker", max_tokens=3000, messages=HI) as stream:
         next(iter(stream.text_stream))
@@ -145,3 +154,26 @@ def test_a_long_wait_has_pings(talker):
         body = {"model": "talker", "max_tokens": 1, "messages": HI, "stream": True}
         with client.stream("POST", "/v1/messages", json=body) as response:
             assert next(response.iter_lines()) == "event: ping"
+
+
+def test_a_failed_step_ends_a_stream_with_an_error_and_the_server_goes_on(talker, clients):
+    with serving(talker) as server:
+        claude, client = clients(server)
+        compute = server.llm.engine.executor.compute
+        steps = 0
+
+        def broken(batch, logits_indices):
+            nonlocal steps
+            steps += 1
+            if steps % 5 == 0:
+                raise RuntimeError("broken on purpose")
+            return compute(batch, logits_indices)
+
+        server.llm.engine.executor.compute = broken
+        options = {"model": "talker", "max_tokens": 50, "messages": HI}
+        with pytest.raises(anthropic.APIStatusError, match="broken on purpose"), claude.messages.stream(**options) as s:
+            s.get_final_message()
+        with pytest.raises(openai.APIError, match="broken on purpose"):
+            list(client.responses.create(model="talker", input="Hi", stream=True))
+        server.llm.engine.executor.compute = compute
+        assert ask(claude)[0].stop_reason == "max_tokens"
