@@ -29,7 +29,7 @@ from foreword.engine.async_engine import AsyncEngine
 from foreword.engine.build import load_model
 from foreword.server.config import ServerConfig
 from foreword.server.context import Context
-from foreword.server.run import Server, bound_socket, tune_process
+from foreword.server.run import SWITCH_INTERVAL, Server, allow_connections, bound_socket
 
 
 class LetterModel(NothingModel):
@@ -60,7 +60,8 @@ def params_of(num_tokens: int) -> dict:
 
 
 def run_server(num_streams: int, connection) -> None:
-    tune_process()
+    allow_connections()
+    sys.setswitchinterval(SWITCH_INTERVAL)
     model = load_model("smollm2")
 
     async def without_http(num_tokens: int) -> tuple[float, float]:

@@ -145,7 +145,7 @@ def test_a_second_thread_gets_an_error_or_its_turn():
         while not done.is_set():
             try:
                 core.copy_blocks(none, none)
-                draw(logits, [(1.0, 0, 1.0, 0.0)], np.array([0]), np.arange(4), np.zeros(4, np.int32), core)
+                draw(logits, [{"temperature": 1.0}], np.array([0]), np.arange(4), np.zeros(4, np.int32), core)
             except RuntimeError as error:
                 errors.append(str(error))
 

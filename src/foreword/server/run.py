@@ -33,7 +33,7 @@ def run(model: str, config: ServerConfig, **options: Any) -> None:
     options: of `AsyncLLM`; without a seed, each run draws other tokens. OSError if the address cannot be used, before
     the model is loaded.
     """
-    tune_process()
+    allow_connections()
     with bound_socket(config.host, config.port) as sock, ExitStack() as stack:
         log = None if config.kv_events is None else _cache_log()
         observers = () if log is None else (log,)
@@ -69,11 +69,8 @@ def _publish(log: CacheLog, llm: AsyncLLM, config: ServerConfig, stack: ExitStac
     return publisher.source
 
 
-def tune_process() -> None:
-    """Make the process a server: as many open files as the system lets it have, each connection being one, and short
-    turns of Python's threads, so that the event loop does not wait 5 ms for the engine's.
-    """
-    sys.setswitchinterval(SWITCH_INTERVAL)
+def allow_connections() -> None:
+    """Raise the limit of open files, each connection being one, as far as the system lets this process."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
@@ -92,11 +89,21 @@ def bound_socket(host: str, port: int) -> socket.socket:
 
 
 def serve(context: Context, sock: socket.socket, on_ready: Callable[[str], None]) -> None:
-    """Serve until a signal. on_ready: called with the server's address."""
+    """Serve until a signal. on_ready: called with the server's address.
+
+    Meanwhile Python's threads take short turns, so that the event loop does not wait 5 ms for the engine's.
+    """
     server = Server(context, sock, on_ready)
-    for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises it again in the end
-        signal.signal(number, signal.SIG_IGN)
-    server.run(sockets=[sock])
+    # uvicorn raises it again in the end
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGTERM, signal.SIGINT)}
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_INTERVAL)
+    try:
+        server.run(sockets=[sock])
+    finally:
+        sys.setswitchinterval(interval)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class Server(uvicorn.Server):
