@@ -208,7 +208,7 @@ def test_interrupts_leave_every_grammar_at_the_committed_tokens(alone, async_sch
     random, num_interrupts = Random(1), 0
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
-        for _ in range(6):
+        while num_interrupts <= 10:  # how many steps are interrupted depends on the machine
             engine, done = make_engine(async_scheduling=async_scheduling, check="off"), {}
             for i, kind in enumerate(KINDS):
                 engine.add_request(kind, [3 + i, 9, 9, 9], params_of(kind))
@@ -225,7 +225,6 @@ def test_interrupts_leave_every_grammar_at_the_committed_tokens(alone, async_sch
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-    assert num_interrupts > 10
 
 
 def missing(engine: Engine, done: dict) -> dict:
