@@ -181,8 +181,8 @@ void init_step(StepCore *self, const nb::dict &rows, const nb::dict &arrays, int
 
 // `table`: the arrays of the group's BlockTable; `step`: the step's arrays of the group; both by name.
 void add_group(StepCore &core, const nb::dict &table, const nb::dict &step, int32_t block_size,
-               int32_t tokens_per_block, int32_t sliding_window, std::tuple<int32_t, int32_t, int32_t> context_parallel, bool recurrent,
-               int32_t null_block) {
+               int32_t tokens_per_block, int32_t sliding_window, std::tuple<int32_t, int32_t, int32_t> context_parallel,
+               bool recurrent, int32_t null_block) {
   const auto blocks = nb::cast<Matrix<int32_t>>(table["table"]);
   const auto [size, rank, interleave] = context_parallel;
   const auto power = uint32_t(tokens_per_block);

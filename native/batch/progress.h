@@ -1,4 +1,5 @@
-// How far each request is: the only code that writes a row's token counts. foreword/batch/state/progress.py is the same.
+// How far each request is: the only code that writes a row's token counts. The same in Python:
+// foreword/batch/state/progress.py.
 #pragma once
 
 #include <algorithm>

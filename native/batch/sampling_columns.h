@@ -1,5 +1,5 @@
-// The arrays of foreword.batch.state.sampling_columns.SamplingColumns, [R] each, as native code writes them. Defaults and
-// flag rules are data that this class passes: its COLUMNS and FLAG_RULES.
+// The arrays of foreword.batch.state.sampling_columns.SamplingColumns, [R] each, as native code writes them. Defaults
+// and flag rules are data that this class passes: its COLUMNS and FLAG_RULES.
 #pragma once
 
 #include <Python.h>

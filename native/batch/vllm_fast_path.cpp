@@ -42,7 +42,7 @@ const Names &names() {
   return n;
 }
 
-// A list or tuple of token ids into `out`, which has room for it. False for one that is not a token id of the vocabulary.
+// A list or tuple of token ids into `out`, which has room for it. False if one is no token id of the vocabulary.
 bool read_tokens(PyObject *o, int32_t *out, uint32_t vocab_size) {
   const Py_ssize_t n = length(o);
   uint32_t largest = 0;  // a negative id is a large unsigned one

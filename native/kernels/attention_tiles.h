@@ -227,7 +227,9 @@ struct ValuesI8 {
   static FW_INLINE void run(const Probabilities &p, int dim, int row, int d, const ChunkTiles &c, int count, float *o,
                             size_t stride) {
     I32 high[R][N], low[R][N];
-    FW_UNROLL for (int r = 0; r < R; ++r) { FW_UNROLL for (int n = 0; n < N; ++n) high[r][n] = low[r][n] = set1_i32(0); }
+    FW_UNROLL for (int r = 0; r < R; ++r) {
+      FW_UNROLL for (int n = 0; n < N; ++n) high[r][n] = low[r][n] = set1_i32(0);
+    }
     const int8_t *ph = p.high + row * kChunk, *pl = p.low + row * kChunk;
     for (int tile = 0; tile * kTile < count; ++tile) {
       const uint8_t *v = c.v[tile] + 4 * d, *next = c.next_v[tile] + 4 * d;

@@ -122,7 +122,7 @@ int collect(const Row &row, float threshold) {
   return count;
 }
 
-// Moves the first tokens of found[begin, end), as `before` orders them, to [begin, rank], with the rank-th at its place.
+// Moves the first tokens of found[begin, end), as `before` orders them, to [begin, rank], the rank-th at its place.
 // Not a library function, which the instruction sets would share.
 template <class Before>
 void select(Token *found, int begin, int end, int rank, Before &&before) {
@@ -445,7 +445,7 @@ bool copy_logits(const float *logits, int vocab_size, float *out) {
 }
 
 // The log-probabilities and ranks of `token`, then of the `count` most likely tokens, lower ids first among equals. The
-// rank is 1 + the number of larger logits. Without a finite maximum, or with a NaN, log-probabilities are NaN and ranks 0.
+// rank is 1 + the number of larger logits. Without a finite maximum, or with a NaN: log-probabilities NaN, ranks 0.
 void row_logprobs(const float *logits, int vocab_size, int32_t token, int count, int32_t *ids, double *logprobs,
                   int32_t *ranks, void *scratch) {
   Row row = row_of(logits, vocab_size, scratch);

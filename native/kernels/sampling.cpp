@@ -97,7 +97,8 @@ void SamplingRows::check(const StepInput &in) const {
     }
   }
   if (in.num_reqs ? in.cu_num_logits[in.num_reqs] != in.num_logits : in.num_logits != 0) {
-    throw std::invalid_argument("cu_num_logits does not end at " + std::to_string(in.num_logits) + ", the rows of logits");
+    throw std::invalid_argument("cu_num_logits does not end at " + std::to_string(in.num_logits) +
+                                ", the rows of logits");
   }
   check_ascending(in.masked, in.num_masked, in.num_logits, "logit_rows");
   check_ascending(in.changed_rows, in.num_changed, in.num_logits, "changed_rows");

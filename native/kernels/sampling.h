@@ -42,7 +42,7 @@ struct StepInput {
   float *changed;               // [num_changed, vocab_size]: these rows after the rules
 };
 
-// For row i of logits, entries [offsets[i], offsets[i + 1]): its token, then the most likely ones. None: an empty range.
+// For row i of logits, entries [offsets[i], offsets[i + 1]): its token, then the most likely ones. Empty: none.
 struct LogprobOutput {
   const int64_t *offsets;  // [L + 1]; null: none for any row
   int32_t *ids;

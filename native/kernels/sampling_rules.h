@@ -79,7 +79,7 @@ struct RuleScratch {
 // Forbids the tokens whose bit is 0: bit t mod 32 of words[t / 32].
 void apply_mask(const int32_t *words, int vocab_size, float *x);
 
-// Changes the row x [vocab_size] for the token after `text`, of which the last `num_outputs` are outputs. `counts` is of
+// Changes the row x [vocab_size] for the token after `text`, whose last `num_outputs` are outputs. `counts` is of
 // the text if `penalties` count, else not read.
 void apply_rules(const TokenRules &rules, const Penalties &penalties, const TokenCounts &counts, const TokenText &text,
                  int num_outputs, int min_tokens, int vocab_size, float *x, RuleScratch &scratch);

@@ -69,6 +69,24 @@ class Terminal:
         self._prompted = self.plain.index(">>> ", self._prompted) + 1
         self.send(text)
 
+    def interrupt_prompt(self, wanted: str | None = None) -> None:
+        """Press Ctrl-C at the next prompt, and again every two seconds, until the pattern is shown or the process ends.
+
+        Python's readline shows the prompt before it waits for input, and does not see a signal that comes in between.
+        """
+        self.answer_prompt("\x03")
+        pressed = time.monotonic()
+
+        def is_done() -> bool:
+            nonlocal pressed
+            if time.monotonic() > pressed + 2:
+                self.send("\x03")
+                pressed = time.monotonic()
+            shown = wanted is not None and re.search(wanted, self.plain) is not None
+            return shown or self.process.poll() is not None
+
+        self._read(is_done, None)
+
     def read_until(self, wanted: str, after: int = 0) -> str:
         """What is shown when the pattern is found in it, past the first ``after`` characters."""
         return self._read(lambda: re.search(wanted, self.plain[after:]) is not None, wanted)

@@ -148,8 +148,9 @@ def test_ctrl_c_ends_the_answer_and_keeps_its_beginning(talker, expected, tmp_pa
         terminal.answer_prompt("Hi\n")
         terminal.read_until("[a-z]{40}")
         terminal.send("\x03")
-        for text in (f"/save {path}\n", "\x03", "\x03"):
-            terminal.answer_prompt(text)
+        terminal.answer_prompt(f"/save {path}\n")
+        terminal.interrupt_prompt("Ctrl-C again")
+        terminal.interrupt_prompt()
         assert terminal.end() == 130
     assert re.search("interrupted.*saved 2 messages.*Ctrl-C again", terminal.plain, re.S)
     (_, answer) = (message["content"] for message in json.loads(path.read_text()))

@@ -163,7 +163,7 @@ class AsyncEngine:
         """
         check_process(self._pid)
         checks = partial(self.engine.check, request_id, prompt, params, prompt_text=prompt_text, **options)
-        compiles = getattr(params, "structured_outputs", None) is not None
+        compiles = isinstance(params, SamplingParams) and params.needs_grammar
         return await asyncio.get_running_loop().run_in_executor(self._compiling if compiles else self._checking, checks)
 
     @contextmanager

@@ -94,7 +94,7 @@ class Intake:
         tokens = checked_prompt(request_id, prompt, vocab_size=vocab_size, max_model_len=max_model_len)
         lora_id, grammar = options.get("lora_id", 0), options.get("grammar")
         check_capabilities(request_id, self._executor, params, lora_id=lora_id, grammar=grammar)
-        if grammar is None and (params.structured_outputs is not None or params.thinking_end is not None):
+        if grammar is None and params.needs_grammar:
             grammar = self._grammar(request_id, params)
         self._processors.check(request_id, params)
         if self._tokenizer is None:

@@ -133,6 +133,16 @@ class CallsReader:
     def _item(self, text: str, at: int) -> int:
         raise NotImplementedError
 
+    def _between_items(self, char: str, at: int, *, may_list: bool = True) -> int:
+        """A character where a call may begin, that begins none."""
+        if char == "[" and may_list and not self._in_list:
+            self._in_list = True
+        elif char == "]" and self._in_list:
+            self._in_list = False
+        elif char not in _SPACE and (self._in_list or char not in self._separators):
+            return self._refuse(at)
+        return at + 1
+
     def _after_item(self, text: str, at: int) -> int:
         """Behind an item of a list."""
         char = text[at]
@@ -178,15 +188,10 @@ class JsonCallsReader(CallsReader):
 
     def _item(self, text: str, at: int) -> int:
         char = text[at]
-        if char == "{":
-            self._begin()
-            self._expect = self._first_key
-        elif char == "[" and not self._in_list:
-            self._in_list = True
-        elif char == "]" and self._in_list:
-            self._in_list = False
-        elif char not in _SPACE and (self._in_list or char not in self._separators):
-            return self._refuse(at)
+        if char != "{":
+            return self._between_items(char, at)
+        self._begin()
+        self._expect = self._first_key
         return at + 1
 
     def _first_key(self, text: str, at: int) -> int:
@@ -315,13 +320,7 @@ class NamedCallsReader(CallsReader):
         if _NAME.match(char) and self._in_list == self._calls.listed:
             self._name, self._expect = "", self._in_name
             return at
-        if char == "[" and self._calls.listed and not self._in_list:
-            self._in_list = True
-        elif char == "]" and self._in_list:
-            self._in_list = False
-        elif char not in _SPACE and (self._in_list or char not in self._separators):
-            return self._refuse(at)
-        return at + 1
+        return self._between_items(char, at, may_list=self._calls.listed)
 
     def _in_name(self, text: str, at: int) -> int:
         if name := _NAME.match(text, at):

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol, Self
 
 import numpy as np
 
-from foreword.arrays import F32, I32, Ints
+from foreword.arrays import I32
 from foreword.batch import InputBatch
 
 WORD_BITS = 32
@@ -86,21 +86,6 @@ class TokenMasks:
         wait, self._wait = self._wait, None
         if wait is not None:
             wait()
-
-    def apply(self, logits: F32, indices: Ints) -> None:
-        """Forbid tokens in logits [n, V], of which row i is row indices[i] (ascending) of the step. Rows without a mask
-        stay as they are.
-        """
-        vocab_size = logits.shape[1]
-        if self.words.shape != (len(self.logit_rows), num_words(vocab_size)):
-            raise ValueError(
-                f"words has shape {self.words.shape}, expected {len(self.logit_rows), num_words(vocab_size)}"
-            )
-        masked = np.isin(self.logit_rows, indices)
-        at = np.searchsorted(indices, self.logit_rows[masked])
-        octets = np.ascontiguousarray(self.words[masked], "<i4").view(np.uint8)
-        allowed = np.unpackbits(octets, axis=1, count=vocab_size, bitorder="little").view(np.bool_)
-        logits[at] = np.where(allowed, logits[at], np.float32(-np.inf))
 
 
 def num_words(vocab_size: int) -> int:
