@@ -159,11 +159,8 @@ class MessageParser:
     def _in_calls(self, at: int, at_end: bool) -> int:
         text, region, reader = self._buffer, self._region, self._reader
         assert reader is not None
-        was_bad = reader.is_bad
         if at == len(text):
             return at
-        if was_bad:
-            return self._damaged(at, at_end)
         if reader.is_resting:
             if (behind := _skip_space(text, at)) > at:
                 self._sink.unread.append(text[at:behind])
@@ -176,10 +173,14 @@ class MessageParser:
                     return match.end if is_close else at
                 if may_come and not at_end:
                     return at
-        behind = reader.read(text, at)
-        if reader.is_bad and region.close is None and not self._sink.is_open:
-            self._end_calls("")
-        return behind
+        if not reader.is_bad:
+            at = reader.read(text, at)
+            if not reader.is_bad:
+                return at
+            if region.close is None and not self._sink.is_open:
+                self._end_calls("")
+                return at
+        return self._damaged(at, at_end)
 
     def _damaged(self, at: int, at_end: bool) -> int:
         """Text up to the closing mark, which no call can be read from."""
