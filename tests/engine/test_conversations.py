@@ -88,11 +88,17 @@ def test_events_of_a_stream_add_up_to_the_message(skipped):
 )
 def test_reasoning_tokens_are_counted_to_the_end_of_the_reasoning(thinking, text):
     asked = chat({"thinking": thinking})
-    _, whole = outputs_of(asked, text)
+    parts, whole = outputs_of(asked, text)
     output = asked.reader().read(whole)
     reasoning = text[: text.find("</think>") + len("</think>")] if "</think>" in text else text
-    assert output.usage.reasoning_tokens == len(TOKENIZER.encode(reasoning, add_special_tokens=False))
+    expected = len(TOKENIZER.encode(reasoning, add_special_tokens=False))
+    assert output.usage.reasoning_tokens == expected
     assert output.outputs[0].message.reasoning is not None
+    reader = asked.reader()
+    for part in parts:
+        (completion,) = (streamed := reader.read(part)).outputs
+        is_begun = thinking or completion.text.startswith("<think>")
+        assert streamed.usage.reasoning_tokens == (min(completion.num_tokens, expected) if is_begun else None)
 
 
 def test_an_answer_without_reasoning_has_no_count_of_it():

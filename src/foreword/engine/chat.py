@@ -65,43 +65,61 @@ class Chat:
 
 
 class ChatReader:
-    """Adds to the outputs of a conversation their events, and to the final one its messages. O(new text) per output."""
+    """Adds to the outputs of a conversation their events and the count of reasoning tokens, and to the final one its
+    messages. O(new text) per output.
+    """
 
-    __slots__ = ("_chat", "_parsers")
+    __slots__ = ("_chat", "_readings")
 
     def __init__(self, chat: Chat) -> None:
         self._chat = chat
-        self._parsers: dict[int, MessageParser] = {}
+        self._readings: dict[int, _Reading] = {}
 
     def read(self, output: RequestOutput) -> RequestOutput:
         """The output with what its new text means."""
         return replace(output, outputs=[self._read(completion, output.finished) for completion in output.outputs])
 
     def _read(self, completion: CompletionOutput, is_final: bool) -> CompletionOutput:
-        parser = self._parsers.get(completion.index)
-        if parser is None:
-            parser = self._parsers[completion.index] = self._chat.parser()
-        events = parser.push(completion.new_text)
-        if not is_final:
-            return replace(completion, events=tuple(events))
-        events += parser.finish()
-        message = parser.message
-        num = None if message.reasoning is None else self._num_reasoning_tokens(completion.token_ids)
-        return replace(completion, events=tuple(events), message=message, reasoning_tokens=num)
+        reading = self._readings.get(completion.index)
+        if reading is None:
+            reading = self._readings[completion.index] = _Reading(self._chat)
+        return reading.read(completion, is_final)
 
-    def _num_reasoning_tokens(self, token_ids: Sequence[int]) -> int:
-        """The tokens up to the one that ends the reasoning."""
-        parser, tokenizer = self._chat.parser(), self._chat.tokenizer
-        detokenizer = tokenizer.detokenizer(self._chat.params.skip_special_tokens, continues=True)
-        last = -1
-        for at, token in enumerate(token_ids):
-            was_in_reasoning = parser.in_reasoning
-            parser.push(detokenizer.push([token]))
-            if was_in_reasoning or parser.in_reasoning:
-                last = at
-            elif last >= 0:
-                break
-        return last + 1
+
+class _Reading:
+    """One completion: its parser, the length of its text, and the tokens up to the end of its reasoning, or of its text
+    inside the reasoning, with the number of their characters.
+    """
+
+    __slots__ = ("_detokenizer", "_num_chars", "_num_text", "_num_tokens", "_parser")
+
+    def __init__(self, chat: Chat) -> None:
+        self._parser = chat.parser()
+        self._detokenizer = chat.tokenizer.detokenizer(
+            chat.params.skip_special_tokens,
+            continues=True,
+            spaces_between_special_tokens=chat.params.spaces_between_special_tokens,
+        )
+        self._num_text = self._num_chars = self._num_tokens = 0
+
+    def read(self, completion: CompletionOutput, is_final: bool) -> CompletionOutput:
+        events, message = self._parser.push(completion.new_text), None
+        num_reasoning = self._count_reasoning(completion)
+        if is_final:
+            events += self._parser.finish()
+            message = self._parser.message
+        return replace(completion, events=tuple(events), message=message, reasoning_tokens=num_reasoning)
+
+    def _count_reasoning(self, completion: CompletionOutput) -> int | None:
+        self._num_text += len(completion.new_text)
+        end, is_open = self._parser.reasoning_end, self._parser.in_reasoning
+        if end is None and not is_open:
+            return None
+        token_ids = completion.transcript.token_ids
+        while self._num_chars < (self._num_text if end is None else end) and self._num_tokens < completion.num_tokens:
+            self._num_chars += len(self._detokenizer.push((token_ids[self._num_tokens],)))
+            self._num_tokens += 1
+        return completion.num_tokens if end is None else self._num_tokens
 
 
 def make_chat(
