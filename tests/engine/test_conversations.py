@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foreword import LLM, SamplingParams
-from foreword.engine.chat import chat_options, make_chat
+from foreword.engine.chat import REASONING_BUDGET, chat_options, make_chat
 from foreword.engine.outputs import CompletionOutput, Position, RequestOutput, Transcript
 from foreword.errors import ConfigError, RequestError
 from foreword.messages import FORMATS, ContentDelta, Message, ReasoningDelta, ToolCall, parse_message
@@ -131,10 +131,24 @@ def test_a_demanded_call_is_a_grammar():
         grammar = chat({"tools": TOOLS, "tool_choice": choice}).params.structured_outputs.text
         assert "start:" in grammar
         assert '\\"name\\": \\"f\\"' in grammar
-    opened = chat({"tools": TOOLS, "tool_choice": "required", "thinking": True}).params.structured_outputs.text
-    assert "start: thought (" in opened
     alone = chat({"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False})
     assert "*" not in alone.params.structured_outputs.text.splitlines()[0]
+
+
+def test_reasoning_before_a_demanded_call_has_a_budget():
+    demanded = {"tools": TOOLS, "tool_choice": "required"}
+
+    def marks(**options):
+        params = chat({**demanded, **options.pop("options", {})}, **options).params
+        return params.thinking_start, params.thinking_end, params.thinking_budget
+
+    assert marks() == (None, None, None)  # "<think>" is no token: the call comes first
+    assert marks(options={"thinking": True}) == (None, "</think>", REASONING_BUDGET)
+    marked = tokenizer_with(user=("<think>",))
+    (start,) = marked.encode("<think>", add_special_tokens=False)
+    assert marks(tokenizer=marked) == (start, "</think>", REASONING_BUDGET)
+    assert marks(tokenizer=marked, params=SamplingParams(thinking_budget=7)) == (start, "</think>", 7)
+    assert marks(tokenizer=marked, params=SamplingParams(thinking_end="so")) == (None, "so", None)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,9 @@ from foreword.messages.grammar import call_grammar, tool_name
 from foreword.messages.response_template import read_response_template
 from foreword.models.tokenizer import Tokenizer
 
+REASONING_BUDGET = 8192
+"""Most tokens of reasoning before a demanded call, unless the parameters have a thinking_budget."""
+
 Message = Mapping[str, Any]
 Tools = Sequence[Mapping[str, Any]]
 
@@ -177,16 +180,26 @@ def _constrained(
     parallel: bool,
     prompt: str,
 ) -> SamplingParams:
-    """The parameters with a grammar of the calls that ``choice`` demands."""
+    """The parameters with a grammar of the calls that ``choice`` demands, after reasoning that the prompt has opened
+    or that the output may begin with.
+    """
     if params.structured_outputs is not None:
         reason = "the output cannot follow two grammars"
         raise RequestError(None, "tool_choice", choice, reason, "Leave out structured_outputs or tool_choice.")
+    if params.thinking_end is None and (marks := format.reasoning_marks) is not None:
+        opening = tokenizer.encode(marks[0], add_special_tokens=False)
+        if MessageParser(format, prompt=prompt).in_reasoning:
+            params = replace(params, thinking_end=marks[1])
+        elif len(opening) == 1:
+            params = replace(params, thinking_start=opening[0], thinking_end=marks[1])
+        if params.thinking_end is not None and params.thinking_budget is None:
+            params = replace(params, thinking_budget=REASONING_BUDGET)
     grammar = call_grammar(
         format,
         tools or (),
         choice,
         parallel=parallel,
         special_token_ids=tokenizer.special_token_ids,
-        in_reasoning=MessageParser(format, prompt=prompt).in_reasoning,
+        after_reasoning=params.thinking_end is not None,
     )
     return replace(params, structured_outputs={"grammar": grammar})

@@ -111,10 +111,18 @@ class GrammarCompiler:
         if not text or not tokens:
             fix = "Give a text that the model's tokens can make."
             raise RequestError(request_id, "thinking_end", end, "is not a text of the model's vocabulary", fix)
+        start = params.thinking_start
+        if isinstance(start, str):
+            found = vocabulary(start)
+            if len(found) != 1:
+                fix = "Give the text of one token, or leave it out if every output begins with thinking."
+                raise RequestError(request_id, "thinking_start", start, "is not one token of the model's vocabulary", fix)
+            start = found[0]
         allowed = np.arange(32 * num_words(self._vocab_size)) < self._tokenizer.vocab_size
         if has_grammar:  # else the output could end before it
             allowed[list(self._eos_token_ids)] = False
-        return ThinkingEnd(text, tokens, budget, np.packbits(allowed, bitorder="little").view("<i4"), vocabulary.tokens)
+        words = np.packbits(allowed, bitorder="little").view("<i4")
+        return ThinkingEnd(text, tokens, budget, words, vocabulary.tokens, start)
 
 
 def in_deep_thread(work: Callable[[], T], seconds: float) -> T:
