@@ -44,10 +44,11 @@ struct Isa {
 
   // Sampling: see sampler.cpp. `scratch` has `sample_scratch_bytes`.
   size_t (*sample_scratch_bytes)(int vocab_size);
-  int32_t (*sample_row)(const float *logits, int vocab_size, const SamplingRow &row, void *scratch);
+  // Reads a row before the two functions that follow. Has it a token to draw? Only then can it be drawn from.
+  bool (*scan_row)(const float *logits, int vocab_size, const SamplingRow &row, bool logprobs, void *scratch);
+  int32_t (*sample_row)(const SamplingRow &row, void *scratch);
+  void (*row_logprobs)(int32_t token, int count, int32_t *ids, double *logprobs, int32_t *ranks, void *scratch);
   bool (*copy_logits)(const float *logits, int vocab_size, float *out);
-  void (*row_logprobs)(const float *logits, int vocab_size, int32_t token, int count, int32_t *ids, double *logprobs,
-                       int32_t *ranks, void *scratch);
 
   // Peak rates. Each runs `repeats` rounds of a fixed amount of work and returns the operations done, or the bytes
   // read.

@@ -21,6 +21,8 @@
 // So a draw is a function of (seed, position, logits) alone. Sums, quotients and logarithms are in double precision.
 //
 // The vocabulary is never sorted. The algorithm:
+//   scan: one pass over the memory, for block maxima, and where needed for the sums of e^s relative to the maximum so
+//   far, whose arithmetic overlaps the reads;
 //   block maxima (256 logits per block) bound every search: a block whose maximum is below a threshold is skipped;
 //   top-k: the k-th largest block maximum is a lower bound of the k-th largest logit; collect, then select;
 //   top-p: lower a threshold until the mass above it suffices; then select by mass inside what was collected;
@@ -46,6 +48,12 @@ struct Token {
 // In the order of the definition.
 FW_INLINE bool before(Token a, Token b) { return a.x > b.x || (a.x == b.x && a.id < b.id); }
 
+// Σ e^s and Σ s e^s over tokens: single-precision exponentials, summed in double.
+struct Moments {
+  double total, first;
+};
+
+// A scanned row, at the beginning of the scratch memory.
 struct Row {
   const float *x;
   int size;
@@ -53,6 +61,9 @@ struct Row {
   int blocks;
   Token *found;      // [size]
   float max;
+  bool has_choice;     // no NaN, and a finite maximum
+  double temperature;  // of `sums`; 0: there are none
+  Moments sums;        // of the whole row
 };
 
 int block_end(const Row &row, int block) { return smaller(row.size, (block + 1) * kLogitBlock); }
@@ -64,26 +75,90 @@ bool has_nan(const float *x, int size) {
   return false;
 }
 
-// Also false if there is nothing to draw: a NaN, or an infinite maximum. A sum of logits is NaN if one of them is; it
-// may be NaN for infinities too, hence the second look.
-bool find_block_maxima(Row &row) {
-  row.max = -__builtin_inff();
-  for (int b = 0; b < row.blocks; ++b) {
-    const int begin = b * kLogitBlock, end = block_end(row, b);
-    F32 largest = set1(-__builtin_inff()), sums = set1(0.f);
-    int i = begin;
-    for (; i + kLanes <= end; i += kLanes) {
-      const F32 x = load(row.x + i);
-      largest = max_f32(largest, x);
-      sums = add(sums, x);
-    }
-    float m = reduce_max(largest), sum = reduce_add(sums);
-    for (; i < end; ++i) m = larger(m, row.x[i]), sum += row.x[i];
-    if (sum != sum && has_nan(row.x + begin, end - begin)) return false;
-    row.block_max[b] = m;
-    row.max = larger(row.max, m);
+double mass(float x, float max, double temperature) {
+  return std::exp(double(x) / temperature - double(max) / temperature);
+}
+
+Moments block_moments(const Row &row, int block, float max, double temperature) {
+  constexpr double kLn2 = 0.693147180559945309;
+  const F32 m = set1(max), scale = set1(float(1. / (temperature * kLn2)));
+  const int end = block_end(row, block);
+  F32 total = set1(0.f), first = set1(0.f);
+  int i = block * kLogitBlock;
+  for (; i + kLanes <= end; i += kLanes) {
+    const F32 s = max_f32(mul(sub(load(row.x + i), m), scale), set1(-126.f)), p = exp2_f32(s);
+    total = add(total, p);
+    first = fma(s, p, first);
   }
-  return __builtin_isfinite(row.max);
+  Moments sum{double(reduce_add(total)), double(reduce_add(first)) * kLn2};
+  for (; i < end; ++i) {
+    if (row.x[i] < kLowest) continue;
+    const double p = mass(row.x[i], max, temperature);
+    sum.total += p;
+    sum.first += p * (double(row.x[i]) - double(max)) / temperature;
+  }
+  return sum;
+}
+
+// The sums so far are relative to a maximum of `old`; a larger one is found.
+void rescale(Moments &sum, float old, float max, double temperature) {
+  if (sum.total == 0.) return;
+  const double shift = (double(old) - double(max)) / temperature, scale = std::exp(shift);
+  sum = {scale * sum.total, scale * (sum.first + shift * sum.total)};
+}
+
+Moments moments(const Row &row, double temperature) {
+  if (temperature == row.temperature) return row.sums;
+  Moments sum{0., 0.};
+  for (int b = 0; b < row.blocks; ++b) {
+    const Moments part = block_moments(row, b, row.max, temperature);
+    sum.total += part.total;
+    sum.first += part.first;
+  }
+  return sum;
+}
+
+// The maximum of a block; NaN if it has one. A sum of logits is NaN if one of them is; it may be NaN for infinities
+// too, hence the second look.
+FW_INLINE float block_maximum(const Row &row, int block) {
+  constexpr int kAhead = 1024;  // 4 KiB: hides the latency of memory
+  const int begin = block * kLogitBlock, end = block_end(row, block);
+  F32 largest = set1(-__builtin_inff()), sums = set1(0.f);
+  int i = begin;
+  for (; i + kLanes <= end; i += kLanes) {
+    prefetch<3>(row.x + i + kAhead);
+    const F32 x = load(row.x + i);
+    largest = max_f32(largest, x);
+    sums = add(sums, x);
+  }
+  float m = reduce_max(largest), sum = reduce_add(sums);
+  for (; i < end; ++i) m = larger(m, row.x[i]), sum += row.x[i];
+  return sum != sum && has_nan(row.x + begin, end - begin) ? __builtin_nanf("") : m;
+}
+
+// A block's exponentials are computed while the next one is read.
+template <bool Sums>
+void scan(Row &row) {
+  float max = -__builtin_inff(), base = max;  // the sums are relative to `base`
+  const auto add_block = [&](int b) FW_LAMBDA {
+    if (max > base) rescale(row.sums, base, max, row.temperature), base = max;
+    if (!(row.block_max[b] >= kLowest)) return;
+    const Moments part = block_moments(row, b, base, row.temperature);
+    row.sums.total += part.total;
+    row.sums.first += part.first;
+  };
+  row.has_choice = false;
+  for (int b = 0; b < row.blocks; ++b) {
+    const float m = row.block_max[b] = block_maximum(row, b);
+    if (m != m) return;
+    if constexpr (Sums) {
+      if (b) add_block(b - 1);
+    }
+    max = larger(max, m);
+  }
+  if constexpr (Sums) add_block(row.blocks - 1);
+  row.max = max;
+  row.has_choice = __builtin_isfinite(max);
 }
 
 int32_t first_of_value(const Row &row, float value) {
@@ -114,6 +189,20 @@ FW_INLINE void for_each_at_least(const Row &row, float threshold, F &&f) {
       if (row.x[i] >= threshold) f(Token{row.x[i], i});
     }
   }
+}
+
+int count_larger(const Row &row, float x) {
+  const F32 t = set1(x);
+  int count = 0;
+  for (int b = 0; b < row.blocks; ++b) {
+    if (!(row.block_max[b] > x)) continue;
+    const int end = block_end(row, b);
+    int i = b * kLogitBlock, others = 0;  // lanes that are not larger
+    for (; i + kLanes <= end; i += kLanes) others += __builtin_popcount(lanes_at_least(t, load(row.x + i)));
+    count += i - b * kLogitBlock - others;
+    for (; i < end; ++i) count += row.x[i] > x;
+  }
+  return count;
 }
 
 int collect(const Row &row, float threshold) {
@@ -163,10 +252,6 @@ int collect_top_k(const Row &row, int k) {
   return smaller(k, count);
 }
 
-double mass(float x, float max, double temperature) {
-  return std::exp(double(x) / temperature - double(max) / temperature);
-}
-
 double mass_of(const Row &row, int count, double temperature) {
   double sum = 0.;
   for (int i = 0; i < count; ++i) sum += mass(row.found[i].x, row.max, temperature);
@@ -191,34 +276,6 @@ int select_mass(Token *found, int count, float max, double temperature, double t
     }
   }
   return smaller(count, begin + 1);
-}
-
-// Σ e^s and Σ s e^s of the whole row: single-precision exponentials, summed in double.
-struct Moments {
-  double total, first;
-};
-Moments moments(const Row &row, double temperature) {
-  const F32 m = set1(row.max), t = set1(float(1. / temperature)), low = set1(-87.f);
-  Moments sum{0., 0.};
-  for (int b = 0; b < row.blocks; ++b) {
-    const int end = block_end(row, b);
-    F32 total = set1(0.f), first = set1(0.f);
-    int i = b * kLogitBlock;
-    for (; i + kLanes <= end; i += kLanes) {
-      const F32 s = max_f32(mul(sub(load(row.x + i), m), t), low), p = exp_f32(s);
-      total = add(total, p);
-      first = fma(s, p, first);
-    }
-    sum.total += double(reduce_add(total));
-    sum.first += double(reduce_add(first));
-    for (; i < end; ++i) {
-      if (row.x[i] < kLowest) continue;
-      const double p = mass(row.x[i], row.max, temperature);
-      sum.total += p;
-      sum.first += p * (double(row.x[i]) - double(row.max)) / temperature;
-    }
-  }
-  return sum;
 }
 
 // The standard deviation of the finite logits.
@@ -378,22 +435,28 @@ void draw_from_all(const Row &row, Draw &draw) {
 
 size_t sample_scratch_bytes(int vocab_size) {
   const size_t size = size_t(vocab_size), blocks = size / kLogitBlock + 1;
-  return (size + blocks) * sizeof(Token) + blocks * sizeof(float);
+  return sizeof(Row) + (size + blocks) * sizeof(Token) + blocks * sizeof(float);
 }
 
-Row row_of(const float *logits, int vocab_size, void *scratch) {
-  Row row{};
+bool scan_row(const float *logits, int vocab_size, const SamplingRow &options, bool logprobs, void *scratch) {
+  Row &row = *static_cast<Row *>(scratch);
+  row = {};
   row.x = logits;
   row.size = vocab_size;
   row.blocks = (vocab_size + kLogitBlock - 1) / kLogitBlock;
-  row.found = static_cast<Token *>(scratch);
+  row.found = reinterpret_cast<Token *>(&row + 1);
   row.block_max = reinterpret_cast<float *>(row.found + vocab_size + row.blocks);
-  return row;
+  if (logprobs) {
+    row.temperature = 1.;
+  } else if (options.temperature > 0.f && options.top_k <= 0 && (options.top_p < 1.f || options.typical_p < 1.f)) {
+    row.temperature = double(options.temperature);
+  }
+  row.temperature > 0. ? scan<true>(row) : scan<false>(row);
+  return row.has_choice;
 }
 
-int32_t sample_row(const float *logits, int vocab_size, const SamplingRow &options, void *scratch) {
-  Row row = row_of(logits, vocab_size, scratch);
-  if (!find_block_maxima(row)) return -1;
+int32_t sample_row(const SamplingRow &options, void *scratch) {
+  const Row &row = *static_cast<const Row *>(scratch);
   if (!(options.temperature > 0.f)) return first_of_value(row, row.max);
 
   const double temperature = double(options.temperature), top_p = double(options.top_p);
@@ -404,7 +467,7 @@ int32_t sample_row(const float *logits, int vocab_size, const SamplingRow &optio
     least = larger(least, max - double(options.top_n_sigma) * deviation(row) / temperature);
   }
   int kept = -1;  // tokens at the front of `found`; -1: every token
-  if (options.top_k > 0 && options.top_k < vocab_size) kept = collect_top_k(row, options.top_k);
+  if (options.top_k > 0 && options.top_k < row.size) kept = collect_top_k(row, options.top_k);
   if (least > -__builtin_inf()) kept = keep_at_least(row, kept, temperature, least);
   if (options.top_p < 1.f && kept >= 0) {
     const double target = top_p * mass_of(row, kept, temperature);
@@ -446,25 +509,22 @@ bool copy_logits(const float *logits, int vocab_size, float *out) {
 
 // The log-probabilities and ranks of `token`, then of the `count` most likely tokens, lower ids first among equals. The
 // rank is 1 + the number of larger logits. Without a finite maximum, or with a NaN: log-probabilities NaN, ranks 0.
-void row_logprobs(const float *logits, int vocab_size, int32_t token, int count, int32_t *ids, double *logprobs,
-                  int32_t *ranks, void *scratch) {
-  Row row = row_of(logits, vocab_size, scratch);
+void row_logprobs(int32_t token, int count, int32_t *ids, double *logprobs, int32_t *ranks, void *scratch) {
+  const Row &row = *static_cast<const Row *>(scratch);
   ids[0] = token;
-  if (!find_block_maxima(row)) {
+  if (!row.has_choice) {
     for (int i = 0; i <= count; ++i) logprobs[i] = __builtin_nan(""), ranks[i] = 0, ids[i] = i ? i - 1 : token;
     return;
   }
   const double shift = double(row.max) + std::log(moments(row, 1.).total);
-  const float x = logits[token];
-  int larger_ones = 0;
-  for_each_at_least(row, x, [&](Token t) FW_LAMBDA { larger_ones += t.x > x; });
+  const float x = row.x[token];
   logprobs[0] = double(x) - shift;
-  ranks[0] = larger_ones + 1;
+  ranks[0] = count_larger(row, x) + 1;
   if (count == 0) return;
-  int found = collect_top_k(row, smaller(count, vocab_size));
+  int found = collect_top_k(row, smaller(count, row.size));
   if (found < count) {  // tokens of probability 0 are listed too
     found = 0;
-    for (int i = 0; i < vocab_size; ++i) row.found[found++] = {logits[i], i};
+    for (int i = 0; i < row.size; ++i) row.found[found++] = {row.x[i], i};
     if (count < found) select(row.found, 0, found, count - 1, before);
   }
   sort(row.found, 0, count);

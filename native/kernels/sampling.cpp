@@ -49,13 +49,13 @@ void check_ascending(const int32_t *rows, int count, int limit, const char *name
   }
 }
 
-void write_logprobs(const LogprobOutput &out, int i, const float *x, int vocab_size, int32_t token, const Isa &isa,
-                    void *scratch) {
-  const int64_t begin = out.offsets[i], count = out.offsets[i + 1] - begin;
-  if (count > 0) {
-    isa.row_logprobs(x, vocab_size, token, int(count) - 1, out.ids + begin, out.logprobs + begin, out.ranks + begin,
-                     scratch);
-  }
+int64_t num_logprobs(const LogprobOutput &out, int i) { return out.offsets ? out.offsets[i + 1] - out.offsets[i] : 0; }
+
+// Those of the scanned row i of logits.
+void write_logprobs(const LogprobOutput &out, int i, int32_t token, const Isa &isa, void *scratch) {
+  const int64_t begin = out.offsets[i];
+  isa.row_logprobs(token, int(num_logprobs(out, i)) - 1, out.ids + begin, out.logprobs + begin, out.ranks + begin,
+                   scratch);
 }
 
 }  // namespace
@@ -222,10 +222,14 @@ void SamplingRows::sample(const StepInput &in, const Isa &isa, ThreadPool *pool,
                  s.xtc_probability[row], s.xtc_threshold[row], uint64_t(s.seed[row]),
                  in.positions[i]};
     }
-    const int32_t token = isa.sample_row(x, s.vocab_size, options, search);
+    const bool has_logprobs = num_logprobs(logprobs, i) > 0;
+    if (!isa.scan_row(x, s.vocab_size, options, has_logprobs && x == logits, search)) return false;
+    const int32_t token = isa.sample_row(options, search);
     out[ptrdiff_t(b) * width + j] = token;
-    if (token < 0) return false;
-    if (logprobs.offsets) write_logprobs(logprobs, i, logits, s.vocab_size, token, isa, search);
+    if (has_logprobs) {
+      if (x != logits) isa.scan_row(logits, s.vocab_size, {}, true, search);
+      write_logprobs(logprobs, i, token, isa, search);
+    }
     return j + 1 < rows.count && rows.drafts[j] == token;
   });
 }
@@ -234,7 +238,10 @@ void token_logprobs(const float *logits, ptrdiff_t stride, int count, int vocab_
                     const Isa &isa, ThreadPool *pool, uint8_t *scratch, size_t scratch_bytes,
                     const LogprobOutput &out) {
   for_each(count, int64_t(count) * vocab_size, pool, [&](int i, int thread) {
-    write_logprobs(out, i, logits + i * stride, vocab_size, tokens[i], isa, scratch + scratch_bytes * size_t(thread));
+    if (num_logprobs(out, i) == 0) return;
+    uint8_t *memory = scratch + scratch_bytes * size_t(thread);
+    isa.scan_row(logits + i * stride, vocab_size, {}, true, memory);
+    write_logprobs(out, i, tokens[i], isa, memory);
   });
 }
 

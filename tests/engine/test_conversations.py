@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foreword import LLM, SamplingParams
-from foreword.engine.chat import chat_options, make_chat
+from foreword.engine.chat import REASONING_BUDGET, chat_options, make_chat
 from foreword.engine.outputs import CompletionOutput, Position, RequestOutput, Transcript
 from foreword.errors import ConfigError, RequestError
 from foreword.messages import FORMATS, ContentDelta, Message, ReasoningDelta, ToolCall, parse_message
@@ -88,11 +88,17 @@ def test_events_of_a_stream_add_up_to_the_message(skipped):
 )
 def test_reasoning_tokens_are_counted_to_the_end_of_the_reasoning(thinking, text):
     asked = chat({"thinking": thinking})
-    _, whole = outputs_of(asked, text)
+    parts, whole = outputs_of(asked, text)
     output = asked.reader().read(whole)
     reasoning = text[: text.find("</think>") + len("</think>")] if "</think>" in text else text
-    assert output.usage.reasoning_tokens == len(TOKENIZER.encode(reasoning, add_special_tokens=False))
+    expected = len(TOKENIZER.encode(reasoning, add_special_tokens=False))
+    assert output.usage.reasoning_tokens == expected
     assert output.outputs[0].message.reasoning is not None
+    reader = asked.reader()
+    for part in parts:
+        (completion,) = (streamed := reader.read(part)).outputs
+        is_begun = thinking or completion.text.startswith("<think>")
+        assert streamed.usage.reasoning_tokens == (min(completion.num_tokens, expected) if is_begun else None)
 
 
 def test_an_answer_without_reasoning_has_no_count_of_it():
@@ -125,10 +131,24 @@ def test_a_demanded_call_is_a_grammar():
         grammar = chat({"tools": TOOLS, "tool_choice": choice}).params.structured_outputs.text
         assert "start:" in grammar
         assert '\\"name\\": \\"f\\"' in grammar
-    opened = chat({"tools": TOOLS, "tool_choice": "required", "thinking": True}).params.structured_outputs.text
-    assert "start: thought (" in opened
     alone = chat({"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False})
     assert "*" not in alone.params.structured_outputs.text.splitlines()[0]
+
+
+def test_reasoning_before_a_demanded_call_has_a_budget():
+    demanded = {"tools": TOOLS, "tool_choice": "required"}
+
+    def marks(**options):
+        params = chat({**demanded, **options.pop("options", {})}, **options).params
+        return params.thinking_start, params.thinking_end, params.thinking_budget
+
+    assert marks() == (None, None, None)  # "<think>" is no token: the call comes first
+    assert marks(options={"thinking": True}) == (None, "</think>", REASONING_BUDGET)
+    marked = tokenizer_with(user=("<think>",))
+    (start,) = marked.encode("<think>", add_special_tokens=False)
+    assert marks(tokenizer=marked) == (start, "</think>", REASONING_BUDGET)
+    assert marks(tokenizer=marked, params=SamplingParams(thinking_budget=7)) == (start, "</think>", 7)
+    assert marks(tokenizer=marked, params=SamplingParams(thinking_end="so")) == (None, "so", None)
 
 
 @pytest.mark.parametrize(

@@ -130,12 +130,12 @@ def test_text_around_calls_is_free_if_calls_are():
     assert not accepts(grammar, "So <tool_call>\n{nothing")
 
 
-def test_reasoning_comes_before_demanded_calls():
+def test_white_space_may_come_between_reasoning_and_a_demanded_call():
     call = WRITERS["hermes"]([("stop", {})])
-    closed, opened = (call_grammar(FORMATS["hermes"], TOOLS, in_reasoning=value) for value in (False, True))
-    assert accepts(closed, f"<think>so\n</think>\n\n{call}")
-    assert accepts(opened, f"so\n</think>\n\n{call}")
-    assert not accepts(opened, call)
+    alone, after = (call_grammar(FORMATS["hermes"], TOOLS, after_reasoning=value) for value in (False, True))
+    assert accepts(after, call)
+    assert accepts(after, f"\n\n{call}")
+    assert not accepts(alone, f"\n\n{call}")
 
 
 def test_special_tokens_are_written_as_tokens():

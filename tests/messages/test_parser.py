@@ -68,6 +68,7 @@ BROKEN = st.lists(FRAGMENTS, max_size=12).map("".join)
 @pytest.mark.parametrize("name", FORMATS)
 @settings(deadline=None)
 @given(text=BROKEN, cuts=CUTS)
+@example(text="<tool_call></think></tool_call><tool_call></think>", cuts=set())
 def test_any_cutting_of_any_text_gives_the_same_message(name, text, cuts):
     format = FORMATS[name]
     expected = in_pieces(text, (), format)

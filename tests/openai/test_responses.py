@@ -33,10 +33,10 @@ def output(*completions, prompt="ab", prompt_logprobs=None, cached=0):
     return SimpleNamespace(outputs=list(completions), error=None, **fields)
 
 
-def completed(index=0, reason="stop", logprobs=None, message=None):
+def completed(index=0, reason="stop", logprobs=None, message=None, reasoning_tokens=None):
     """What responses read of a `CompletionOutput`."""
     fields = {"text": "cd", "token_ids": [3, 4], "finish_reason": reason, "logprobs": logprobs, "message": message}
-    return SimpleNamespace(index=index, **fields)
+    return SimpleNamespace(index=index, num_tokens=2, reasoning_tokens=reasoning_tokens, **fields)
 
 
 def chat_body(*completions, **fields):
@@ -50,7 +50,7 @@ def text_body(outputs, **fields):
 
 @pytest.mark.smoke
 def test_a_chat_completion_has_the_published_form():
-    body = chat_body(completed(), completed(1, "length"))
+    body = chat_body(completed(reasoning_tokens=2), completed(1, "length", reasoning_tokens=3))
     assert body == {
         "id": "chatcmpl-7",
         "object": "chat.completion",
@@ -70,6 +70,7 @@ def test_a_chat_completion_has_the_published_form():
             "completion_tokens": 4,
             "total_tokens": 6,
             "prompt_tokens_details": {"cached_tokens": 1},
+            "completion_tokens_details": {"reasoning_tokens": 5},
         },
     }
     assert json.loads(json.dumps(body)) == body

@@ -119,6 +119,23 @@ def test_text_and_time_have_limits(monkeypatch: pytest.MonkeyPatch):
     released.set()
 
 
+def test_compilations_past_their_time_do_not_add_up(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(compiler, "COMPILE_SECONDS", 0.1)
+    slow, released, running = make_compiler(), Event(), []
+    backend = slow._made_backend()
+    compile_one = backend.compile
+    monkeypatch.setattr(backend, "compile", lambda value: running.append(value) or released.wait(60))
+    for text in "abcd":
+        reason = "takes more than" if text in "ab" else "2 others are still being compiled after 0.1 s"
+        with pytest.raises(RequestError, match=reason):
+            grammar({"regex": text}, compiler=slow)
+    assert len(running) == compiler.MAX_COMPILING
+    monkeypatch.setattr(backend, "compile", compile_one)
+    monkeypatch.setattr(compiler, "COMPILE_SECONDS", 30.0)
+    released.set()
+    assert grammar({"regex": "d"}, compiler=slow) is not None
+
+
 def test_equal_grammars_are_compiled_once_and_the_oldest_is_forgotten(monkeypatch: pytest.MonkeyPatch):
     compiled, ours = [], make_compiler()
     backend = ours._made_backend()

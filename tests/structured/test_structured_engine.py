@@ -283,6 +283,8 @@ def test_what_cannot_be_followed_is_refused_before_it_starts():
         ({"structured_outputs": {"regex": "("}}, "cannot be compiled: llguidance: .* unclosed group"),
         ({"thinking_budget": 3}, "thinking_budget = 3: needs thinking_end"),
         ({"thinking_end": ""}, "thinking_end = ''"),
+        ({"thinking_start": "<think>"}, "thinking_start = '<think>': needs thinking_end"),
+        ({"thinking_start": V, "thinking_end": "x"}, f"thinking_start = {V}: expected a token id"),
         ({"thinking_end": V}, f"thinking_end = {V}: expected a token id"),
         ({"thinking_end": "x", "thinking_budget": -1}, "thinking_budget = -1: must be 0 or more"),
     ):

@@ -45,6 +45,29 @@ def test_the_end_is_forced_when_the_budget_is_used_up(budget: int, end: str | in
     assert ours.is_terminated
 
 
+@pytest.mark.parametrize("start", ["<", TOKENS.index(b"<")])
+def test_an_output_without_the_start_has_no_thinking(start: str | int):
+    ours = grammar(CHOICE, thinking_start=start, thinking_end="</think>", thinking_budget=3)
+    (begin,) = encode("<")
+    assert allowed(ours) == allowed(grammar(CHOICE)) | {begin}
+    assert ours.forced_tokens(9) == ()
+    assert ours.accept(encode("x")) == 0
+    assert ours.accept(encode("yes")) == 1
+    assert ours.is_terminated
+    ours.roll_back(1)
+    assert ours.accept([begin, *encode("xyz")]) == 4
+    assert list(ours.forced_tokens(1)) == encode("</think>")
+    assert ours.accept(encode("</think>no")) == 2
+    ours.roll_back(6)
+    assert ours.accept([begin, *encode("</think>")]) == 2
+    assert allowed(ours) == allowed(grammar(CHOICE))
+
+
+def test_the_start_is_one_token():
+    with pytest.raises(RequestError, match=r"thinking_start = 'so': is not one token of the model's vocabulary"):
+        grammar(thinking_start="so", thinking_end="</think>")
+
+
 def test_without_a_grammar_everything_is_free_after_the_end():
     ours = grammar(thinking_end="</think>", thinking_budget=1)
     assert ours.accept(encode("x</think>")) == 2
@@ -57,7 +80,8 @@ def test_without_a_grammar_everything_is_free_after_the_end():
 def test_taken_back_tokens_and_copies_leave_no_trace():
     random = Random(3)
     for _ in range(40):
-        made = grammar(CHOICE, thinking_end="</think>", thinking_budget=random.choice([None, 4]))
+        start = random.choice([None, "<"])
+        made = grammar(CHOICE, thinking_start=start, thinking_end="</think>", thinking_budget=random.choice([None, 4]))
         path = []
         for _ in range(30):
             if made.is_terminated or random.random() < 0.3:

@@ -38,6 +38,7 @@ HELP = {
         "bad_words": "Text that is never written. Repeatable.",
         "min_tokens": "The answer does not end before this many tokens.",
         "thinking_end": "The text or token that ends a first part of thoughts.",
+        "thinking_start": "The text or token that begins it, in answers that have one.",
         "thinking_budget": "Most tokens before it; then it is forced.",
         "n": "Number of answers.",
         "best_of": "Candidates, of which the n most probable are shown.",

@@ -14,6 +14,9 @@ from foreword.messages.grammar import call_grammar, tool_name
 from foreword.messages.response_template import read_response_template
 from foreword.models.tokenizer import Tokenizer
 
+REASONING_BUDGET = 8192
+"""Most tokens of reasoning before a demanded call, unless the parameters have a thinking_budget."""
+
 Message = Mapping[str, Any]
 Tools = Sequence[Mapping[str, Any]]
 
@@ -65,43 +68,61 @@ class Chat:
 
 
 class ChatReader:
-    """Adds to the outputs of a conversation their events, and to the final one its messages. O(new text) per output."""
+    """Adds to the outputs of a conversation their events and the count of reasoning tokens, and to the final one its
+    messages. O(new text) per output.
+    """
 
-    __slots__ = ("_chat", "_parsers")
+    __slots__ = ("_chat", "_readings")
 
     def __init__(self, chat: Chat) -> None:
         self._chat = chat
-        self._parsers: dict[int, MessageParser] = {}
+        self._readings: dict[int, _Reading] = {}
 
     def read(self, output: RequestOutput) -> RequestOutput:
         """The output with what its new text means."""
         return replace(output, outputs=[self._read(completion, output.finished) for completion in output.outputs])
 
     def _read(self, completion: CompletionOutput, is_final: bool) -> CompletionOutput:
-        parser = self._parsers.get(completion.index)
-        if parser is None:
-            parser = self._parsers[completion.index] = self._chat.parser()
-        events = parser.push(completion.new_text)
-        if not is_final:
-            return replace(completion, events=tuple(events))
-        events += parser.finish()
-        message = parser.message
-        num = None if message.reasoning is None else self._num_reasoning_tokens(completion.token_ids)
-        return replace(completion, events=tuple(events), message=message, reasoning_tokens=num)
+        reading = self._readings.get(completion.index)
+        if reading is None:
+            reading = self._readings[completion.index] = _Reading(self._chat)
+        return reading.read(completion, is_final)
 
-    def _num_reasoning_tokens(self, token_ids: Sequence[int]) -> int:
-        """The tokens up to the one that ends the reasoning."""
-        parser, tokenizer = self._chat.parser(), self._chat.tokenizer
-        detokenizer = tokenizer.detokenizer(self._chat.params.skip_special_tokens, continues=True)
-        last = -1
-        for at, token in enumerate(token_ids):
-            was_in_reasoning = parser.in_reasoning
-            parser.push(detokenizer.push([token]))
-            if was_in_reasoning or parser.in_reasoning:
-                last = at
-            elif last >= 0:
-                break
-        return last + 1
+
+class _Reading:
+    """One completion: its parser, the length of its text, and the tokens up to the end of its reasoning, or of its text
+    inside the reasoning, with the number of their characters.
+    """
+
+    __slots__ = ("_detokenizer", "_num_chars", "_num_text", "_num_tokens", "_parser")
+
+    def __init__(self, chat: Chat) -> None:
+        self._parser = chat.parser()
+        self._detokenizer = chat.tokenizer.detokenizer(
+            chat.params.skip_special_tokens,
+            continues=True,
+            spaces_between_special_tokens=chat.params.spaces_between_special_tokens,
+        )
+        self._num_text = self._num_chars = self._num_tokens = 0
+
+    def read(self, completion: CompletionOutput, is_final: bool) -> CompletionOutput:
+        events, message = self._parser.push(completion.new_text), None
+        num_reasoning = self._count_reasoning(completion)
+        if is_final:
+            events += self._parser.finish()
+            message = self._parser.message
+        return replace(completion, events=tuple(events), message=message, reasoning_tokens=num_reasoning)
+
+    def _count_reasoning(self, completion: CompletionOutput) -> int | None:
+        self._num_text += len(completion.new_text)
+        end, is_open = self._parser.reasoning_end, self._parser.in_reasoning
+        if end is None and not is_open:
+            return None
+        token_ids = completion.transcript.token_ids
+        while self._num_chars < (self._num_text if end is None else end) and self._num_tokens < completion.num_tokens:
+            self._num_chars += len(self._detokenizer.push((token_ids[self._num_tokens],)))
+            self._num_tokens += 1
+        return completion.num_tokens if end is None else self._num_tokens
 
 
 def make_chat(
@@ -159,16 +180,26 @@ def _constrained(
     parallel: bool,
     prompt: str,
 ) -> SamplingParams:
-    """The parameters with a grammar of the calls that ``choice`` demands."""
+    """The parameters with a grammar of the calls that ``choice`` demands, after reasoning that the prompt has opened
+    or that the output may begin with.
+    """
     if params.structured_outputs is not None:
         reason = "the output cannot follow two grammars"
         raise RequestError(None, "tool_choice", choice, reason, "Leave out structured_outputs or tool_choice.")
+    if params.thinking_end is None and (marks := format.reasoning_marks) is not None:
+        opening = tokenizer.encode(marks[0], add_special_tokens=False)
+        if MessageParser(format, prompt=prompt).in_reasoning:
+            params = replace(params, thinking_end=marks[1])
+        elif len(opening) == 1:
+            params = replace(params, thinking_start=opening[0], thinking_end=marks[1])
+        if params.thinking_end is not None and params.thinking_budget is None:
+            params = replace(params, thinking_budget=REASONING_BUDGET)
     grammar = call_grammar(
         format,
         tools or (),
         choice,
         parallel=parallel,
         special_token_ids=tokenizer.special_token_ids,
-        in_reasoning=MessageParser(format, prompt=prompt).in_reasoning,
+        after_reasoning=params.thinking_end is not None,
     )
     return replace(params, structured_outputs={"grammar": grammar})

@@ -46,7 +46,7 @@ class CompletionOutput:
     while it runs. stop_reason: the stop string or stop token id; None for the model's end token. cumulative_logprob: of
     the tokens, if log-probabilities were requested.
     Of chats: events: what the new text adds to the message; message: of the final output. reasoning_tokens: tokens up
-    to the end of the reasoning, None if not known.
+    to the end of the reasoning, all of them inside it; None without any.
     """
 
     index: int
@@ -118,7 +118,7 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of a request. cached_tokens: of the prompt, found in the cache. reasoning_tokens: None if not known."""
+    """Tokens of a request. cached_tokens: of the prompt, found in the cache. reasoning_tokens: None without any."""
 
     prompt_tokens: int
     completion_tokens: int

@@ -93,6 +93,14 @@ class ResponseFormat:
         """The first region of calls, which a grammar writes; None if the format has none."""
         return next((region for region in self.regions if region.calls is not None), None)
 
+    @cached_property
+    def reasoning_marks(self) -> tuple[str, str] | None:
+        """What opens and closes the reasoning; None if the format has none between literal texts."""
+        for region in self.regions:
+            if region.kind == "reasoning" and isinstance(region.open, Literals) and isinstance(region.close, Literals):
+                return region.open.texts[0], region.close.texts[0]
+        return None
+
     def without_calls(self) -> ResponseFormat:
         """The same format for answers without tools: text that looks like a call is content."""
         regions = tuple(region for region in self.regions if region.calls is None)

@@ -34,15 +34,14 @@ def call_grammar(
     *,
     parallel: bool = True,
     special_token_ids: Mapping[str, int] | None = None,
-    in_reasoning: bool = False,
+    after_reasoning: bool = False,
 ) -> str:
     """A Lark grammar whose texts are calls of the tools, as the format writes them.
 
     tools: descriptions with JSON schemas of their parameters. tool_choice: "required", "auto": any text, in which
     calls are as they must be, or {"type": "function", "function": {"name": …}}. parallel: several calls are allowed.
     special_token_ids: the ids of the tokenizer's special tokens by text, which the grammar writes as tokens.
-    in_reasoning: the prompt has opened the reasoning, so its end comes first; else an output may begin with reasoning
-    if the format has it.
+    after_reasoning: the text is what follows the end of reasoning, so white space may come first.
 
     RequestError if there is no such tool, or the format's calls have no grammar.
     """
@@ -74,17 +73,12 @@ def call_grammar(
     else:
         writer.rule("region", f"{opening} call {closing}")
         body = "region" if free else _many("region", region.padding, parallel)
-    reasoning = next((r for r in format.regions if r.kind == "reasoning" and isinstance(r.close, Literals)), None)
     if free:
         repeated = "*" if parallel and not calls.listed else "?"
         other = writer.other_text(region)
         body = f"({body}){repeated} {other}" if region.open is not None else f"{body} | {other}"
-    elif reasoning is not None:
-        writer.rule("thought", writer.text_before(_first(reasoning.close)) + r" /\s{0,2}/")
-        if in_reasoning:
-            body = f"thought ({body})"
-        elif isinstance(reasoning.open, Literals):
-            body = f"({writer.text(_first(reasoning.open))} thought)? ({body})"
+    elif after_reasoning:
+        body = rf"/\s{{0,2}}/ ({body})"
     writer.rule("start", body)
     return writer.grammar
 

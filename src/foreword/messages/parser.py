@@ -26,6 +26,8 @@ class MessageParser:
 
     A call begins when its name is known. Damaged text before that is content; from then on it belongs to the call's
     arguments. The cost is O(text) in total.
+
+    reasoning_end: number of characters of the output up to the first end of reasoning, its mark included; None before.
     """
 
     def __init__(
@@ -42,6 +44,8 @@ class MessageParser:
         self._builder = MessageBuilder()
         self._buffer = ""  # from _at on, text that may be the beginning of a mark
         self._at = 0
+        self._dropped = 0  # characters of the output before the buffer
+        self.reasoning_end: int | None = None
         self._content = _Text(ContentDelta, strip_start=format.strip_ends)
         self._reasoning = _Text(ReasoningDelta, strip_start=format.strip_ends)
         self._region = format.outside
@@ -54,6 +58,7 @@ class MessageParser:
             self._sink.events[:] = [event for event in self._sink.events if not isinstance(event, _TEXT_EVENTS)]
             self._content.forget()
             self._reasoning.forget()
+            self._dropped, self.reasoning_end = -len(self._buffer), None
 
     @property
     def in_reasoning(self) -> bool:
@@ -103,6 +108,7 @@ class MessageParser:
             else:
                 at = self._in_text(at, at_end)
         self._at = min(at, _CONTEXT) if self._format.has_patterns else 0
+        self._dropped += at - self._at
         self._buffer = self._buffer[at - self._at :]
 
     def _outside(self, at: int, at_end: bool) -> int:
@@ -139,6 +145,8 @@ class MessageParser:
             return stop
         self._write(region, text[at : found.start])
         self._mark()
+        if region.kind == "reasoning" and self.reasoning_end is None:
+            self.reasoning_end = self._dropped + found.end
         self._region = self._format.outside
         return found.end
 
@@ -159,11 +167,8 @@ class MessageParser:
     def _in_calls(self, at: int, at_end: bool) -> int:
         text, region, reader = self._buffer, self._region, self._reader
         assert reader is not None
-        was_bad = reader.is_bad
         if at == len(text):
             return at
-        if was_bad:
-            return self._damaged(at, at_end)
         if reader.is_resting:
             if (behind := _skip_space(text, at)) > at:
                 self._sink.unread.append(text[at:behind])
@@ -176,10 +181,13 @@ class MessageParser:
                     return match.end if is_close else at
                 if may_come and not at_end:
                     return at
-        behind = reader.read(text, at)
-        if reader.is_bad and region.close is None and not self._sink.is_open:
+        at = reader.read(text, at)
+        if not reader.is_bad:
+            return at
+        if region.close is None and not self._sink.is_open:
             self._end_calls("")
-        return behind
+            return at
+        return self._damaged(at, at_end)
 
     def _damaged(self, at: int, at_end: bool) -> int:
         """Text up to the closing mark, which no call can be read from."""

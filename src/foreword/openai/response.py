@@ -113,14 +113,16 @@ def finish_reason(completion: CompletionOutput) -> str | None:
 
 
 def usage(outputs: Sequence[RequestOutput]) -> Body:
-    """The number of tokens: of the prompts, those of them that the cache had, and of all completions."""
+    """The number of tokens: of the prompts, those of them that the cache had, of all completions, and of reasoning."""
     prompt = sum(len(output.prompt_token_ids) for output in outputs)
-    completion = sum(len(c.token_ids) for output in outputs for c in output.outputs)
+    completion = sum(c.num_tokens for output in outputs for c in output.outputs)
+    reasoning = sum(c.reasoning_tokens or 0 for output in outputs for c in output.outputs)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": sum(output.metrics.num_cached_tokens for output in outputs)},
+        "completion_tokens_details": {"reasoning_tokens": reasoning},
     }
 
 

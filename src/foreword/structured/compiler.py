@@ -28,6 +28,9 @@ MAX_CHARS = 1 << 17
 COMPILE_SECONDS = 10.0
 STACK_BYTES = 1 << 29  # llguidance recurses per reference of a grammar: MAX_CHARS hold enough of them for half of this
 MAX_CACHED = 256
+MAX_COMPILING = 2
+"""Compilations at a time. llguidance searches without a limit whether an intersection, a complement or a multipleOf is
+empty, and a thread cannot be stopped: one that exceeds its time keeps its place until it ends."""
 
 
 class GrammarCompiler:
@@ -41,6 +44,7 @@ class GrammarCompiler:
         self._tokenizer, self._vocab_size, self._eos_token_ids = tokenizer, vocab_size, frozenset(eos_token_ids)
         self._lock = threading.RLock()
         self._compiled: OrderedDict[StructuredOutputs, Grammar] = OrderedDict()
+        self._places = threading.Semaphore(MAX_COMPILING)
 
     def grammar(self, request_id: str, params: SamplingParams) -> Grammar | None:
         """What the parameters ask for, None for nothing. RequestError, with the reason, if it cannot be made."""
@@ -68,7 +72,9 @@ class GrammarCompiler:
         except ImportError:
             refuse("needs llguidance, which is not installed", "Run pip install 'foreword[grammar]'.")
         try:
-            made = in_deep_thread(partial(backend.compile, value), COMPILE_SECONDS)
+            made = in_deep_thread(partial(backend.compile, value), COMPILE_SECONDS, self._places)
+        except BusyError:
+            refuse(f"{MAX_COMPILING} others are still being compiled after {COMPILE_SECONDS:g} s", "Try again later.")
         except TimeoutError:
             refuse(f"takes more than {COMPILE_SECONDS:g} s to compile", "Use a simpler one.")
         except MemoryError:
@@ -111,16 +117,33 @@ class GrammarCompiler:
         if not text or not tokens:
             fix = "Give a text that the model's tokens can make."
             raise RequestError(request_id, "thinking_end", end, "is not a text of the model's vocabulary", fix)
+        start = params.thinking_start
+        if isinstance(start, str):
+            found = vocabulary(start)
+            if len(found) != 1:
+                fix = "Give the text of one token, or leave it out if every output begins with thinking."
+                raise RequestError(
+                    request_id, "thinking_start", start, "is not one token of the model's vocabulary", fix
+                )
+            start = found[0]
         allowed = np.arange(32 * num_words(self._vocab_size)) < self._tokenizer.vocab_size
         if has_grammar:  # else the output could end before it
             allowed[list(self._eos_token_ids)] = False
-        return ThinkingEnd(text, tokens, budget, np.packbits(allowed, bitorder="little").view("<i4"), vocabulary.tokens)
+        words = np.packbits(allowed, bitorder="little").view("<i4")
+        return ThinkingEnd(text, tokens, budget, words, vocabulary.tokens, start)
 
 
-def in_deep_thread(work: Callable[[], T], seconds: float) -> T:
-    """The result of ``work()``, or its error, from a thread with a large stack; TimeoutError after these seconds, while
-    the thread continues.
+class BusyError(Exception):
+    """All places are taken."""
+
+
+def in_deep_thread(work: Callable[[], T], seconds: float, places: threading.Semaphore) -> T:
+    """The result of ``work()``, or its error, from a thread with a large stack, which takes a place until it ends.
+
+    BusyError if there is none within these seconds; TimeoutError after as many more, while the thread continues.
     """
+    if not places.acquire(timeout=seconds):
+        raise BusyError
     outcome: SimpleQueue[tuple[T | None, Exception | None]] = SimpleQueue()
 
     def run() -> None:
@@ -129,11 +152,16 @@ def in_deep_thread(work: Callable[[], T], seconds: float) -> T:
         except BaseException as error:
             # No interrupt comes here: what is no Exception is a panic in llguidance.
             outcome.put((None, error if isinstance(error, Exception) else RuntimeError(str(error))))
+        finally:
+            places.release()
 
     with _starting:
         usual = threading.stack_size(STACK_BYTES)
         try:
             threading.Thread(target=run, name="foreword-compile", daemon=True).start()
+        except BaseException:
+            places.release()
+            raise
         finally:
             threading.stack_size(usual)
     try:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
+import numpy as np
+
 from foreword.arrays import I32
 from foreword.sampling import Grammar
 
@@ -14,6 +16,7 @@ from foreword.sampling import Grammar
 class ThinkingEnd:
     """What ends the thinking. text: recognised where it is complete, however it is tokenized. tokens: forced when the
     budget of tokens (None: no limit) is used up. words: the mask of the thinking. token_bytes: of every token.
+    start: the token that begins it, without which there is none; None: every output begins inside it.
     """
 
     text: bytes
@@ -21,14 +24,15 @@ class ThinkingEnd:
     budget: int | None
     words: I32
     token_bytes: Sequence[bytes]
+    start: int | None
 
 
 @dataclass(slots=True)
 class Thinking:
     """Implements `foreword.sampling.Grammar`: free tokens, the end of the thinking, then ``grammar`` (None: free).
 
-    The token that completes the end belongs to the thinking as a whole. tokens: those of the thinking.
-    num_after: number of tokens after it.
+    The token that completes the end belongs to the thinking as a whole. tokens: those of the thinking, its start
+    included. num_after: number of tokens after it.
     """
 
     end: ThinkingEnd
@@ -41,16 +45,24 @@ class Thinking:
     def is_terminated(self) -> bool:
         return self.is_over and self.grammar is not None and self.grammar.is_terminated
 
+    @property
+    def _may_begin(self) -> bool:
+        """Whether the first token decides if there is thinking."""
+        return self.end.start is not None and not self.tokens and not self.is_over
+
     def fill_mask(self, words: I32) -> None:
-        if not self.is_over:
-            words[:] = self.end.words
-            if forced := self._forced():
-                words[:] = 0
-                words.view("u4")[forced[0] // 32] = 1 << forced[0] % 32
-        elif self.grammar is not None:
-            self.grammar.fill_mask(words)
+        if self.is_over or self._may_begin:
+            if self.grammar is not None:
+                self.grammar.fill_mask(words)
+            else:
+                words[:] = -1
+            if self._may_begin and self.end.start is not None:
+                _allow(words, self.end.start)
+        elif forced := self._forced():
+            words[:] = 0
+            _allow(words, forced[0])
         else:
-            words[:] = -1
+            words[:] = self.end.words
 
     def accept(self, token_ids: Sequence[int]) -> int:
         for count, token in enumerate(token_ids):
@@ -59,12 +71,15 @@ class Thinking:
         return len(token_ids)
 
     def _accept(self, token: int) -> bool:
-        if self.is_over:
+        begins = self._may_begin and token == self.end.start
+        if self.is_over or (self._may_begin and not begins):
             is_accepted = self.grammar is None or self.grammar.accept([token]) == 1
             self.num_after += is_accepted
+            self.is_over |= is_accepted
             return is_accepted
         forced = self._forced()
-        if forced[0] != token if forced else not self.end.words[token // 32] >> token % 32 & 1:
+        is_allowed = forced[0] == token if forced else bool(self.end.words[token // 32] >> token % 32 & 1)
+        if not begins and not is_allowed:
             return False
         self.tokens.append(token)
         last = self.tokens[-len(self.end.text) :]
@@ -78,6 +93,7 @@ class Thinking:
         self.num_after -= after
         if num_tokens > after:
             del self.tokens[len(self.tokens) - (num_tokens - after) :]
+        if not self.num_after and (num_tokens > after or not self.tokens):
             self.is_over = False
 
     def reset(self) -> None:
@@ -99,6 +115,11 @@ class Thinking:
 
     def _forced(self) -> Sequence[int]:
         """The tokens of the end that have to follow now; none while there is a budget."""
-        if self.end.budget is None or len(self.tokens) < self.end.budget:
+        used = len(self.tokens) - (self.end.start is not None)
+        if self.end.budget is None or used < self.end.budget:
             return ()
-        return self.end.tokens[len(self.tokens) - self.end.budget :]
+        return self.end.tokens[used - self.end.budget :]
+
+
+def _allow(words: I32, token: int) -> None:
+    words.view("u4")[token // 32] |= np.uint32(1 << token % 32)

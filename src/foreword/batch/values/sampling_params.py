@@ -50,7 +50,9 @@ class SamplingParams:
     truncate_prompt_tokens: keep only the last ones of the prompt, this many; −1: as many as leave room for max_tokens.
     structured_outputs: what the output looks like: a mapping such as {"json": schema}; see `StructuredOutputs.of`.
     thinking_end: the text, or the token id, that ends a first part of the output; structured outputs begin after it.
-    thinking_budget: most tokens before thinking_end, which is then forced (None: no limit).
+    thinking_start: the text, or the id, of the token that begins this part; an output that begins otherwise has no such
+    part (None: every output begins inside it). thinking_budget: most tokens of it before thinking_end, which is then
+    forced (None: no limit).
     extra_args: arguments of custom logits processors, by name.
     """
 
@@ -92,6 +94,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] | None = None
     structured_outputs: object | None = None
     thinking_end: str | int | None = None
+    thinking_start: str | int | None = None
     thinking_budget: int | None = None
     extra_args: Mapping[str, object] | None = None
 
@@ -202,9 +205,17 @@ class SamplingParams:
             "extra_args", extra, "expected a mapping from names to values", "Give a dictionary with string keys.",
         )  # fmt: skip
         end, budget = self.thinking_end, self.thinking_budget
+        for field, mark, like in (
+            ("thinking_end", end, "</think>"),
+            ("thinking_start", self.thinking_start, "<think>"),
+        ):
+            require(
+                mark is None or (isinstance(mark, str) and mark != "") or _is_integer(mark),
+                field, mark, "expected a text that is not empty, or a token id", f'Give one, such as "{like}".',
+            )  # fmt: skip
         require(
-            end is None or (isinstance(end, str) and end != "") or _is_integer(end),
-            "thinking_end", end, "expected a text that is not empty, or a token id", 'Give one, such as "</think>".',
+            self.thinking_start is None or end is not None,
+            "thinking_start", self.thinking_start, "needs thinking_end, the text that ends the thinking", "Give both.",
         )  # fmt: skip
         require(
             budget is None or 0 <= budget <= INT32_MAX,
@@ -233,8 +244,9 @@ class SamplingParams:
             refuse("logit_bias", bias, "expected a mapping", "Give {token id: value added to its logit}.")
         check("stop_token_ids", self.stop_token_ids)
         check("dry_breaker_token_ids", self.dry_breaker_token_ids)
-        if _is_integer(self.thinking_end):
-            check("thinking_end", (self.thinking_end,))
+        for field in ("thinking_end", "thinking_start"):
+            if _is_integer(mark := getattr(self, field)):
+                check(field, (mark,))
         check("logit_bias", tuple(bias or ()))
         if self.allowed_token_ids is not None:
             check("allowed_token_ids", self.allowed_token_ids)
@@ -383,5 +395,6 @@ _CONVERSIONS: tuple[tuple[str, Callable[[Any], Any]], ...] = (
     ("logit_bias", _biases),
     ("structured_outputs", structured_outputs),
     ("thinking_end", _integer),
+    ("thinking_start", _integer),
     ("extra_args", _arguments),
 )
