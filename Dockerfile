@@ -23,5 +23,7 @@ USER foreword
 WORKDIR /home/foreword
 VOLUME /models
 EXPOSE 8000
+HEALTHCHECK --start-period=10m --interval=30s --timeout=5s \
+  CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8000/health')"]
 ENTRYPOINT ["foreword"]
 CMD ["serve", "--host", "0.0.0.0"]

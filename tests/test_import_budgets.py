@@ -20,7 +20,7 @@ BUDGETS = {
     "import foreword.batch": {"numpy"},
     "from foreword import SamplingParams": {"numpy"},
     "from foreword import LLM": {"numpy", "tokenizers", "http"},
-    HELP: {"typer", "rich"},
+    HELP: {"typer"},
 }
 """Statement → those of the heavy packages that it may load."""
 

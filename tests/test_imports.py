@@ -58,6 +58,7 @@ LAYERS = {
         "openai",
         "server",
     },
+    "__main__": {"cli"},
 }
 """Package → the packages that it may import (docs/architecture.md)."""
 

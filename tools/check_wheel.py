@@ -17,7 +17,7 @@ from pathlib import Path
 
 LARGEST_MB = 2.0
 WANTED = ("foreword/py.typed", "foreword/_native.pyi", "foreword/cli/app.py", "licenses/LICENSE")
-KINDS = (".py", ".pyi", ".so", ".typed", ".jsonl")
+KINDS = (".py", ".pyi", ".so", ".typed", ".jsonl", ".html")
 """File types of the package; the wheel's own metadata has others."""
 
 LIBRARY = """

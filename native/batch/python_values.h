@@ -14,9 +14,10 @@ inline bool is_sequence(PyObject *o) { return o && (PyList_CheckExact(o) || PyTu
 // Of lists and tuples. References are borrowed.
 #if defined(Py_LIMITED_API)
 
-inline Py_ssize_t length(PyObject *o) { return PyList_Check(o) ? PyList_Size(o) : PyTuple_Size(o); }
+// PyList_Check would be a call too, of PyType_GetFlags.
+inline Py_ssize_t length(PyObject *o) { return PyList_CheckExact(o) ? PyList_Size(o) : PyTuple_Size(o); }
 inline PyObject *item(PyObject *o, Py_ssize_t i) {
-  return PyList_Check(o) ? PyList_GetItem(o, i) : PyTuple_GetItem(o, i);
+  return PyList_CheckExact(o) ? PyList_GetItem(o, i) : PyTuple_GetItem(o, i);
 }
 inline void prefetch_item(PyObject *, Py_ssize_t) {}
 inline bool small_int(PyObject *, int32_t &) { return false; }

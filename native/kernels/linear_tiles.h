@@ -166,7 +166,7 @@ struct I8Kernel {
       const int8_t *x = activation_at<const int8_t>(t.a, t.row, k, kPieceBytes);
       for (; k < end; k += kBlock) {
         t.stream.advance();
-        FW_UNROLL for (int j = 0; j < kBlock / 4; ++j) {
+        FW_UNROLL_QUADS for (int j = 0; j < kBlock / 4; ++j) {
           U8 wv[P * V];
           FW_UNROLL for (int v = 0; v < P * V; ++v) wv[v] = load_u8(w + (v / V) * panel + (j * V + v % V) * 4 * kLanes);
           FW_UNROLL for (int r = 0; r < R; ++r) {
@@ -220,7 +220,7 @@ struct BlockKernel {
   template <int Quads, int R, int N>
   static FW_INLINE void dots(const uint8_t *w, size_t panel, const int8_t *x, int begin, I32 (&sum)[Planes][R][N]) {
     constexpr int kLoads = is_4bit(Fmt) ? 4 : Quads;
-    FW_UNROLL for (int j = begin; j < begin + kLoads; ++j) {
+    FW_UNROLL_QUADS for (int j = begin; j < begin + kLoads; ++j) {
       U8 wv[N];
       FW_UNROLL for (int n = 0; n < N; ++n) wv[n] = load_u8(w + (n / V) * panel + (j * V + n % V) * 4 * kLanes);
       FW_UNROLL for (int r = 0; r < R; ++r) {

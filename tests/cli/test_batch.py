@@ -235,6 +235,56 @@ def test_a_request_that_fails_while_it_runs_is_one_error_line(talker, llm, paths
         assert body["choices"][0]["message"]["content"][:3] == answer_to(llm, name)[:3]
 
 
+def test_failed_lines_are_done_again_on_request(talker, paths, monkeypatch):
+    source, out = paths
+    write(source, line("a"), line("b!"), "{", line("c", {"messages": []}), line("d"))
+    with monkeypatch.context() as patch:
+        patch.setattr("foreword.cli.batch.LLM", failing_llm)
+        batch(source, out, "-m", talker, "--max-model-len", 64, status=1)
+    before = {name: json.dumps(record) for name, record in records(out).items()}
+    out.chmod(0o640)
+    write(source, line("a"), line("b!"), line("e"), line("c", {"messages": []}), line("d"))
+    batch(source, out, "-m", talker, "--retry-errors", status=1)
+    found = records(out)
+    statuses = {name: record["response"]["status_code"] for name, record in found.items()}
+    assert statuses == {"a": 200, "b!": 200, "c": 400, "d": 200, "e": 200}
+    assert all(json.dumps(found[name]) == before[name] for name in ("a", "d"))
+    assert out.stat().st_mode & 0o777 == 0o640
+    assert sorted(path.name for path in out.parent.iterdir()) == [source.name, out.name]
+
+
+@pytest.mark.parametrize("moment", ["os.fsync", "shutil.copymode", "pathlib.Path.replace"])
+def test_an_interrupted_removal_of_errors_changes_nothing(talker, paths, monkeypatch, moment):
+    source, out = paths
+    write(source, line("a"), "{")
+    batch(source, out, "-m", talker, status=1)
+    before = out.read_bytes()
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(moment, interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            Results(str(out), retry_errors=True)
+    assert (out.read_bytes(), len(list(out.parent.iterdir()))) == (before, 2)
+    with Results(str(out), retry_errors=True) as results:
+        assert results.done == {"id a"}
+        with pytest.raises(ConfigError, match="another process writes"):
+            Results(str(out))
+
+
+def test_only_a_file_has_errors_to_retry(talker, paths):
+    source, out = paths
+    write(source, line("a"))
+    with pytest.raises(ConfigError, match="has no earlier results"):
+        batch(source, "-", "-m", talker, "--retry-errors")
+    out.write_text("Dear diary")
+    with pytest.raises(ConfigError, match=r"out\.jsonl: line 1"):
+        batch(source, out, "-m", talker, "--retry-errors")
+    assert out.read_text() == "Dear diary"
+
+
 @pytest.mark.parametrize("ordered", [True, False])
 def test_lines_are_read_as_they_are_needed_and_reported_in_order(talker, ordered):
     llm = LLM(str(talker), max_num_seqs=3)

@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 import typer
+from processes import SOURCE, run
 from typer.testing import CliRunner
 
+from foreword import __version__
 from foreword.cli.app import COMMANDS, app
 from foreword.cli.chat import COMMANDS as CHAT_COMMANDS
 from foreword.cli.examples import EXAMPLES
@@ -83,10 +85,11 @@ def test_help_ends_with_the_examples_within_80_columns(words):
     shown = CliRunner().invoke(app, [*words.split(), "--help"], env={"COLUMNS": "80"}).output
     lines = [line.rstrip() for line in shown.splitlines()]
     assert max(map(len, lines)) <= 80
-    at = lines.index(" Examples:")
-    assert [line.strip() for line in lines[at + 1 :] if line] == list(EXAMPLES[words])
+    lines = [line.strip() for line in lines if line]
+    assert lines[lines.index("Examples:") + 1 :] == list(EXAMPLES[words])
 
 
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 @pytest.mark.parametrize(
     ("typed", "expected"),
     [
@@ -96,27 +99,36 @@ def test_help_ends_with_the_examples_within_80_columns(words):
         ("foreword bench h", "host"),
     ],
 )
-def test_a_shell_completes_commands_options_and_models(typed, expected):
+def test_a_shell_completes_commands_options_and_models(shell, typed, expected):
     environment = {
         "COMP_WORDS": typed,
         "COMP_CWORD": str(len(typed.split()) - 1),
-        "_FOREWORD_COMPLETE": "complete_bash",
+        "_TYPER_COMPLETE_ARGS": typed,
+        "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+        "_FOREWORD_COMPLETE": f"complete_{shell}",
     }
     code = "import sys; sys.argv = ['foreword']; from foreword.cli import main; main()"
     done = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True, check=False
     )
-    assert (done.returncode, done.stdout.split(), done.stderr) == (0, [expected], "")
+    assert (done.returncode, done.stderr) == (0, "")
+    found = done.stdout.removeprefix("_arguments '*: :((").lstrip('"')
+    assert re.match(r"[\w-]+", found)[0] == expected
 
 
-def test_the_list_is_shown_without_numpy():
-    code = (
-        "import sys; from foreword.cli.app import app; app(['--help'], standalone_mode=False); "
-        "sys.exit('numpy' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert all(name in done.stdout for name in COMMANDS)
+@pytest.mark.parametrize("columns", [80, 40])
+def test_the_list_is_shown_in_full_in_any_window(columns):
+    code, shown, error = run("--help", env={"COLUMNS": str(columns)})
+    assert (code, error) == (0, "")
+    words = " ".join(shown.split())
+    assert all(f"{name} {line}" in words for name, line in COMMANDS.items())
+
+
+def test_the_package_runs_as_a_module():
+    command = [sys.executable, "-m", "foreword", "--version"]
+    environment = {**os.environ, "PYTHONPATH": SOURCE}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"foreword {__version__}\n", "")
 
 
 def test_an_unknown_command_is_answered_with_the_nearest():

@@ -86,8 +86,36 @@ def test_chat_goes_through_the_template(llm: LLM):
     assert one.prompt == "abcx"
     assert one.prompt_token_ids == [1, 2, 3, 24]
     assert len(llm.chat([[{"role": "user", "content": "a"}], [{"role": "user", "content": "b"}]], params)) == 2
-    with pytest.raises(RequestError, match="messages"):
-        llm.chat([], params)
+    for wrong in ([], None, 5):
+        with pytest.raises(RequestError, match="messages"):
+            llm.chat(wrong, params)
+
+
+def test_a_text_or_a_message_is_a_conversation(llm: LLM):
+    params = SamplingParams(temperature=0.0, max_tokens=3)
+    (expected,) = llm.chat([{"role": "user", "content": "abc"}], params)
+    message = {"role": "user", "content": "abc"}
+    for given in ("abc", message, ["abc", [message]]):
+        for output in (*llm.chat(given, params), *(o for o in llm.chat_stream(given, params) if o.finished)):
+            assert (output.prompt, output.outputs[0].text) == (expected.prompt, expected.outputs[0].text)
+
+
+@pytest.mark.parametrize("wrong", [{"temperature": 0}, [{"temperature": 0}], "greedy", 0])
+def test_parameters_of_another_type_are_refused(llm: LLM, wrong):
+    for call in (llm.generate, llm.chat, llm.stream, llm.chat_stream):
+        with pytest.raises(RequestError, match=r"sampling_params = .* Give SamplingParams\("):
+            call("abc", wrong)
+
+
+def test_without_parameters_the_answer_is_greedy_and_long(llm: LLM):
+    greedy = SamplingParams(temperature=0.0, max_tokens=1024)
+    for call in (llm.generate, llm.chat):
+        assert call("abc")[0].outputs == call("abc", greedy)[0].outputs
+
+
+def test_a_sampling_parameter_is_no_variable_of_a_template(llm: LLM):
+    with pytest.raises(RequestError, match=r"temperature = 0: is no option of a chat. Pass SamplingParams\("):
+        llm.chat("abc", temperature=0)
 
 
 def test_a_conversation_is_rendered_outside_the_event_loop(monkeypatch: pytest.MonkeyPatch):

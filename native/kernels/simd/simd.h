@@ -36,8 +36,18 @@
 // Before a loop with a constant number of iterations, so that the arrays it indexes stay in registers.
 #if defined(__clang__)
 #define FW_UNROLL _Pragma("clang loop unroll(full)")
+#define FW_ROLLED _Pragma("clang loop unroll(disable)")
 #else
 #define FW_UNROLL _Pragma("GCC unroll 64")
+#define FW_ROLLED _Pragma("GCC unroll 1")
+#endif
+
+// Before a loop over the quads of a block. One dot product of portable.h is a dozen instructions: unrolled, they are no
+// faster and take twice as long to compile.
+#if defined(FOREWORD_SIMD_AVX512) || defined(FOREWORD_SIMD_AVX2) || defined(FOREWORD_SIMD_NEON)
+#define FW_UNROLL_QUADS FW_UNROLL
+#else
+#define FW_UNROLL_QUADS FW_ROLLED
 #endif
 
 namespace foreword::kernels::FOREWORD_ISA {

@@ -33,7 +33,8 @@ app = typer.Typer(
     help="What comes before the forward pass of an LLM, and a small engine around it.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    epilog=epilog(""),
+    rich_markup_mode=None,  # importing rich would double the time of --help
+    epilog=f"\b\n{epilog('')}",
 )
 
 
@@ -58,7 +59,7 @@ class _LazyCommand(TyperCommand):
 
 
 for _name, _help in COMMANDS.items():
-    app.command(_name, cls=_LazyCommand, help=_help)(lambda: None)
+    app.command(_name, cls=_LazyCommand, short_help=_help)(lambda: None)
 
 
 def _print_version(wanted: bool) -> None:

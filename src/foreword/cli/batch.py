@@ -47,6 +47,9 @@ def batch(
         int | None, typer.Option(min=1, max=2**16, metavar="N", help="Requests computed at the same time.")
     ] = None,
     ordered: Annotated[bool, typer.Option("--ordered", help="Write the results in the order of the requests.")] = False,
+    retry_errors: Annotated[
+        bool, typer.Option("--retry-errors", help="Remove the errors of an earlier run from OUT; do their lines again.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar, no summary.")] = False,
     *,
     engine: EngineOptions,
@@ -59,7 +62,7 @@ def batch(
     Exit status: 0; 1 if OUT has errors; 2 if the files or the model cannot be used; 130 after Ctrl-C.
     """
     settings = engine.settings | ({} if max_num_seqs is None else {"max_num_seqs": max_num_seqs})
-    with _input(requests, results) as (file, size), Results(results) as out:
+    with _input(requests, results) as (file, size), Results(results, retry_errors=retry_errors) as out:
         num_done = len(out.done)
         llm = LLM(engine.model, **settings)
         metrics = EngineMetrics()

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
 import sys
+import tempfile
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Self
@@ -98,30 +101,35 @@ def _read(number: int, text: bytes) -> BatchLine:
 class Results:
     """The output of a batch: a file to which each result is appended as a whole line, or standard output for "-".
 
-    An existing file is continued: `done` has the keys of its lines, and a last line that was cut off is removed. The
-    file is locked against a second writer. ConfigError for a file that cannot be written or has other lines.
+    An existing file is continued: `done` has the keys of its lines, and a last line that was cut off is removed.
+    retry_errors: its errors are removed too, so that their lines are not done. The file is locked against a second
+    writer. ConfigError for a file that cannot be written or has other lines.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, retry_errors: bool = False) -> None:
         self.done: set[str] = set()
-        self.num_errors = 0  # lines with an error or a status other than 200
+        self.num_errors = 0
         self._synced, self._is_regular = time.monotonic(), False
-        if name == "-":
-            self._file: IO[bytes] = sys.stdout.buffer
-            return
+        self._closed_last = ExitStack()
+        self._file: IO[bytes] = sys.stdout.buffer
         path = Path(name)
-        try:
-            self._file = path.open("ab")
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{path}: cannot be written ({getattr(error, 'strerror', None) or error})") from None
-        self._is_regular = stat.S_ISREG(os.fstat(self._file.fileno()).st_mode)
-        if self._is_regular:
+        if name != "-":
             try:
+                self._file = self._closed_last.enter_context(path.open("ab"))
+            except (OSError, ValueError) as error:
+                raise ConfigError(f"{path}: cannot be written ({getattr(error, 'strerror', None) or error})") from None
+            self._is_regular = stat.S_ISREG(os.fstat(self._file.fileno()).st_mode)
+        try:
+            if self._is_regular:
                 self._lock(path)
+                if retry_errors:
+                    self._remove_errors(path)
                 self._continue(path)
-            except BaseException:
-                self._file.close()
-                raise
+            elif retry_errors:
+                raise ConfigError(f"--retry-errors: {name} has no earlier results. Give a file as OUT")
+        except BaseException:
+            self._closed_last.close()
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -129,21 +137,16 @@ class Results:
     def __exit__(self, *_: object) -> None:
         if self._is_regular:
             os.fsync(self._file.fileno())
-        if self._file is not sys.stdout.buffer:
-            self._file.close()
+        self._closed_last.close()
 
     def write(self, record: Record) -> None:
         """Append a result. It survives the end of this process; every few seconds, also that of the machine."""
-        self._count(record)
+        self.num_errors += _is_error(record)
         self._file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
         self._file.flush()
         if self._is_regular and time.monotonic() - self._synced > SYNC_SECONDS:
             os.fsync(self._file.fileno())
             self._synced = time.monotonic()
-
-    def _count(self, record: Record) -> None:
-        response = record["response"]
-        self.num_errors += response is None or response["status_code"] != 200
 
     def _lock(self, path: Path) -> None:
         if sys.platform != "win32":
@@ -157,18 +160,45 @@ class Results:
     def _continue(self, path: Path) -> None:
         """Read what an earlier run wrote."""
         end = 0
-        with path.open("rb") as written:
-            for number, text in enumerate(written, 1):
-                beginning = text.rstrip(b"\0")[: len(_BEGINNING)]
-                if not text.endswith(b"\n") and _BEGINNING.startswith(beginning):
-                    self._file.truncate(end)
-                    break
-                record = _result(text, f"{path}: line {number}")
-                self.done.add(
-                    f"id {record['custom_id']}" if record["response"] else f"line {record['id'].rpartition('_')[2]}"
-                )
-                self._count(record)
-                end += len(text)
+        for text, record in _whole_lines(path):
+            self.done.add(
+                f"id {record['custom_id']}" if record["response"] else f"line {record['id'].rpartition('_')[2]}"
+            )
+            self.num_errors += _is_error(record)
+            end += len(text)
+        self._file.truncate(end)
+
+    def _remove_errors(self, path: Path) -> None:
+        """Replace the file, at once, by one without errors. The old one stays locked for writers that opened it."""
+        target = path.resolve()
+        self._file = self._closed_last.enter_context(
+            tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False)  # noqa: SIM115
+        )
+        new = Path(self._file.name)
+        try:
+            self._lock(new)
+            self._file.writelines(text for text, record in _whole_lines(path) if not _is_error(record))
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            shutil.copymode(target, new)
+            new.replace(target)
+        except BaseException:
+            new.unlink(missing_ok=True)
+            raise
+
+
+def _is_error(record: Record) -> bool:
+    return record["response"] is None or record["response"]["status_code"] != 200
+
+
+def _whole_lines(path: Path) -> Iterator[tuple[bytes, Record]]:
+    """The lines that an earlier run wrote, with their results, without a last one that was cut off."""
+    with path.open("rb") as written:
+        for number, text in enumerate(written, 1):
+            beginning = text.rstrip(b"\0")[: len(_BEGINNING)]
+            if not text.endswith(b"\n") and _BEGINNING.startswith(beginning):
+                return
+            yield text, _result(text, f"{path}: line {number}")
 
 
 def _result(text: bytes, source: str) -> Record:

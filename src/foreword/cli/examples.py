@@ -15,6 +15,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "batch": (
         "foreword batch requests.jsonl answers.jsonl",
+        "foreword batch requests.jsonl answers.jsonl --retry-errors",
         "foreword batch requests.jsonl - -m qwen2.5-coder-0.5b",
     ),
     "serve": (

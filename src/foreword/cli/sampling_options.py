@@ -11,6 +11,7 @@ import typer
 
 from foreword import SamplingParams
 from foreword.cli.options import Group
+from foreword.engine.intake import DEFAULT_PARAMS
 from foreword.errors import ConfigError, RequestError, nearest
 from foreword.jsonfile import read_object
 
@@ -65,9 +66,6 @@ FIELDS = {name: text for panel in HELP.values() for name, text in panel.items()}
 OF_ONE_PROMPT = ("n", "best_of", "logprobs", "prompt_logprobs", "truncate_prompt_tokens")
 """Fields that a conversation does not have: each of its turns is one answer, shown as text."""
 
-DEFAULTS: dict[str, Any] = {"temperature": 0.0, "max_tokens": 1024}
-"""Where the commands differ from `SamplingParams`."""
-
 
 @dataclass(frozen=True, slots=True)
 class Kind:
@@ -119,9 +117,8 @@ KINDS = {field.name: _KINDS[str(field.type)] for field in fields(SamplingParams)
 
 def sampling_options(without: Sequence[str] = ()) -> Group[SamplingParams]:
     """Options of a command that become a `SamplingParams`, checked. ``without``: fields that it does not have."""
-    plain = SamplingParams(**DEFAULTS)
     options = {
-        _parameter(name): _option(name, panel, getattr(plain, name))
+        _parameter(name): _option(name, panel, getattr(DEFAULT_PARAMS, name))
         for panel, texts in HELP.items()
         for name in texts
         if name not in without

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
 from foreword.batch import SamplingParams
 from foreword.engine.async_engine import AsyncEngine
-from foreword.engine.chat import ChatOptions, Message, chat_options, make_chat
+from foreword.engine.chat import ChatOptions, Conversation, as_messages, chat_options, make_chat
 from foreword.engine.llm import LLM
 from foreword.engine.outputs import RequestOutput
 from foreword.models.tokenizer import Tokenizer
@@ -39,16 +39,18 @@ class AsyncLLM(AsyncEngine):
         return self.model.tokenizer
 
     async def chat(
-        self, messages: Sequence[Message], params: SamplingParams | None = None, **options: Any
+        self, messages: Conversation, params: SamplingParams | None = None, **options: Any
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answer a conversation through the model's chat template. Outputs have ``events``, the final one its
         ``message``.
 
-        options: see `ChatOptions`; the others as `generate`.
+        messages: a list of messages, one message alone, or a text of the user. options: see `ChatOptions`; the others
+        as `generate`.
         """
         chosen = {name: options.pop(name) for name in list(options) if name in ChatOptions.__annotations__}
         limit = self.engine.states.max_model_len
-        chat = await asyncio.to_thread(make_chat, self.tokenizer, messages, params, limit, chat_options(chosen))
+        prompt = as_messages(messages)
+        chat = await asyncio.to_thread(make_chat, self.tokenizer, prompt, params, limit, chat_options(chosen))
         reader = chat.reader()
         outputs = self.generate(chat.token_ids, chat.params, prompt_text=chat.text, **options)
         async with aclosing(outputs):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypedDict
 
 from foreword.batch import SamplingParams
+from foreword.engine.intake import DEFAULT_PARAMS
 from foreword.engine.outputs import CompletionOutput, RequestOutput
 from foreword.errors import RequestError
 from foreword.messages import MessageParser, ResponseFormat, format_named, format_of_template
@@ -18,6 +19,8 @@ REASONING_BUDGET = 8192
 """Most tokens of reasoning before a demanded call, unless the parameters have a thinking_budget."""
 
 Message = Mapping[str, Any]
+Conversation = str | Message | Sequence[Message]
+"""Messages; one message; or the text of one of the user."""
 Tools = Sequence[Mapping[str, Any]]
 
 
@@ -41,10 +44,24 @@ class ChatOptions(TypedDict, total=False):
 
 
 def chat_options(given: Mapping[str, Any]) -> ChatOptions:
-    """Keyword arguments as options; any other name is a variable of the template."""
+    """Keyword arguments as options; any other name is a variable of the template.
+
+    RequestError for a field of `SamplingParams`, which no template reads.
+    """
+    for field in fields(SamplingParams):
+        if field.name in given:
+            fix = f"Pass SamplingParams({field.name}=…)."
+            raise RequestError(None, field.name, given[field.name], "is no option of a chat", fix)
     known = {name: value for name, value in given.items() if name in ChatOptions.__annotations__}
     others = {name: value for name, value in given.items() if name not in known}
     return ChatOptions(**{**known, "template": {**(known.get("template") or {}), **others}})  # type: ignore[typeddict-item]
+
+
+def as_messages(conversation: Conversation) -> Sequence[Message]:
+    """The messages, which are not checked."""
+    if isinstance(conversation, str):
+        return [{"role": "user", "content": conversation}]
+    return [conversation] if isinstance(conversation, Mapping) else conversation
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +153,7 @@ def make_chat(
 
     RequestError for wrong messages or options; ModelError for an invalid template of the model.
     """
-    params = SamplingParams() if params is None else params
+    params = DEFAULT_PARAMS if params is None else params
     tools, choice = options.get("tools") or None, options.get("tool_choice", "auto")
     names = tuple(map(tool_name, tools or ()))
     source = tokenizer.chat_template(tools=bool(tools))

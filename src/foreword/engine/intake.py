@@ -39,7 +39,8 @@ class Tokenizer(Protocol):
     ) -> Detokenizer: ...
 
 
-DEFAULT_PARAMS = SamplingParams()
+DEFAULT_PARAMS = SamplingParams(temperature=0.0, max_tokens=1024)
+"""Of requests and commands without parameters."""
 
 
 class Intake:

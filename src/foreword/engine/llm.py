@@ -13,7 +13,7 @@ import numpy as np
 
 from foreword.batch import SamplingParams
 from foreword.engine.build import ExecutorKind, build_engine
-from foreword.engine.chat import ChatReader, Message, chat_options, make_chat
+from foreword.engine.chat import ChatReader, Conversation, Message, as_messages, chat_options, make_chat
 from foreword.engine.config import engine_config
 from foreword.engine.engine import Engine
 from foreword.engine.intake import Prompt
@@ -34,7 +34,7 @@ class LLM:
 
         llm = LLM("smollm2")
         llm.generate("The capital of France is", SamplingParams(temperature=0.0, max_tokens=8))
-        llm.chat([{"role": "user", "content": "What is the capital of France?"}])
+        llm.chat("What is the capital of France?")
         for output in llm.stream("Once upon a time"):
             print(output.outputs[0].new_text, end="")
 
@@ -98,8 +98,8 @@ class LLM:
         """Complete one prompt or many, in one list in the order given.
 
         prompts: a text, token ids, or a list of either. sampling_params: one for all, or one per prompt; None:
-        the defaults, temperature 1 and 16 tokens (those of `foreword run` are 0 and 1024). progress: a bar on standard
-        error; None: if that is a terminal.
+        temperature 0 and 1024 tokens, as `foreword run` (`SamplingParams` itself has 1 and 16). progress: a bar on
+        standard error; None: if that is a terminal.
 
         RequestError for a prompt or parameter that cannot be served, with its index in the list, before any request
         has started. A request that fails later, such as for logits that are not numbers, has its error in
@@ -123,7 +123,7 @@ class LLM:
 
     def chat(
         self,
-        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        messages: Conversation | Sequence[Conversation],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         progress: bool | None = None,
@@ -131,13 +131,15 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer one conversation or many through the model's chat template; outputs have their ``message``.
 
+        messages: a list of messages, such as {"role": "user", "content": "…"}, one message alone, or a text of the
+        user; or a list of conversations, each a list of messages or a text. sampling_params, errors: see `generate`.
         options: see `ChatOptions`; any other name is a variable of the template.
         """
         return self._run(self._chats(messages, sampling_params, options), progress)
 
     def chat_stream(
         self,
-        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        messages: Conversation | Sequence[Conversation],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         **options: Any,
     ) -> Iterator[RequestOutput]:
@@ -158,7 +160,7 @@ class LLM:
 
     def _chats(
         self,
-        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        messages: Conversation | Sequence[Conversation],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         options: Mapping[str, Any],
         *,
@@ -308,27 +310,27 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return [items]  # type: ignore[list-item]
 
 
-def as_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:
+def as_conversations(messages: Conversation | Sequence[Conversation]) -> list[Sequence[Message]]:
     """One conversation as a list of one. RequestError without any message."""
-    if not len(messages):
-        raise RequestError(None, "messages", messages, "is empty", "Give at least one message.")
+    if isinstance(messages, str | Mapping):
+        return [as_messages(messages)]
+    if not isinstance(messages, Sequence) or not messages:
+        raise RequestError(None, "messages", messages, "is no conversation", "Give a text, or at least one message.")
     if isinstance(messages[0], Mapping):
         return [messages]  # type: ignore[list-item]
-    return list(messages)  # type: ignore[arg-type]
+    return list(map(as_messages, messages))
 
 
 def one_each(
     params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
 ) -> Sequence[SamplingParams | None]:
-    """One set of parameters per prompt. RequestError if a list has another length than the prompts."""
+    """One set of parameters per prompt. RequestError for anything else."""
     if params is None or isinstance(params, SamplingParams):
         return [params] * num_prompts
+    if not isinstance(params, Sequence) or not all(one is None or isinstance(one, SamplingParams) for one in params):
+        fix = "Give SamplingParams(temperature=…), or a list of them."
+        raise RequestError(None, "sampling_params", params, "are no SamplingParams", fix)
     if len(params) != num_prompts:
-        raise RequestError(
-            None,
-            "sampling_params",
-            f"{len(params)} values",
-            f"there are {num_prompts} prompts",
-            "Give one, or one per prompt.",
-        )
+        reason, fix = f"there are {num_prompts} prompts", "Give one, or one per prompt."
+        raise RequestError(None, "sampling_params", f"{len(params)} values", reason, fix)
     return params

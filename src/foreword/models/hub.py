@@ -85,7 +85,7 @@ def _check_space(hub: Any, name: str, repository: str, sizes: Mapping[str, int],
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
 def _error(name: str, reason: str) -> ModelError:

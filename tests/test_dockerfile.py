@@ -1,0 +1,58 @@
+"""The Dockerfile names files, extras, commands, a route and a port that exist."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from foreword.cli.app import app
+from foreword.server.access import PUBLIC
+from foreword.server.config import ServerConfig
+
+ROOT = Path(__file__).parents[1]
+TEXT = re.sub(r"\s*\\\n\s*", " ", (ROOT / "Dockerfile").read_text())
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def arguments(instruction: str) -> list[str]:
+    """What follows an instruction, once per line of the file that has it."""
+    return re.findall(rf"^{instruction} (.+)$", TEXT, re.MULTILINE)
+
+
+COPIED = {name for line in arguments("COPY") if not line.startswith("--from") for name in line.split()[:-1]}
+
+
+def test_every_copied_file_is_in_the_build_context():
+    patterns = (ROOT / ".dockerignore").read_text().splitlines()
+    assert {line[1:] for line in patterns if line.startswith("!")} == COPIED
+    assert [name for name in COPIED if not (ROOT / name).exists()] == []
+
+
+def test_the_build_has_every_file_that_the_package_names():
+    named = {PROJECT["readme"], *PROJECT["license-files"], "CMakeLists.txt", "pyproject.toml", "src", "native"}
+    assert named == COPIED
+
+
+def test_the_extras_exist_and_include_the_server():
+    (extras,) = re.findall(r"'\.\[([\w,]+)\]'", TEXT)
+    assert {"serve"} <= set(extras.split(",")) <= set(PROJECT["optional-dependencies"])
+
+
+def test_the_image_runs_the_server_without_root():
+    assert arguments("USER") == ["foreword"]
+    assert "useradd --create-home --uid 1000 foreword" in TEXT
+    (entry,), (command,) = arguments("ENTRYPOINT"), arguments("CMD")
+    assert json.loads(entry) == list(PROJECT["scripts"])
+    with pytest.raises(SystemExit) as end:
+        app([*json.loads(command), "--help"])
+    assert end.value.code == 0
+
+
+def test_the_health_check_asks_a_public_route_at_the_servers_port():
+    ((port, route),) = re.findall(r"127\.0\.0\.1:(\d+)(/\w+)", TEXT)
+    assert route in PUBLIC
+    assert arguments("EXPOSE") == [port] == [str(ServerConfig().port)]
