@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 import time
-from threading import Event, Thread
+from threading import Event, Thread, active_count
 
 import numpy as np
 import pytest
 from bytes_tokenizer import END, BytesTokenizer, V, allowed, grammar, make_compiler
 
 from foreword.batch import SamplingParams
+from foreword.batch.values.structured_outputs import StructuredOutputs
 from foreword.errors import RequestError
 from foreword.structured import GrammarCompiler, compiler
+from foreword.structured.trial import TooLargeError, Trial
+from foreword.structured.vocabulary import Vocabulary
 
 
 def refused(structured_outputs, reason: str, **params) -> None:
@@ -111,34 +115,45 @@ def test_a_hostile_grammar_is_refused_or_followed_or_ends_its_request_soon(name:
 
 def test_text_and_time_have_limits(monkeypatch: pytest.MonkeyPatch):
     refused({"regex": "a" * (1 << 17) + "b"}, "has 131073 characters, more than 131072")
-    monkeypatch.setattr(compiler, "COMPILE_SECONDS", 0.1)
+    monkeypatch.setattr(compiler, "COMPILE_SECONDS", 1.0)
     slow, released = make_compiler(), Event()
-    monkeypatch.setattr(slow._made_backend(), "compile", lambda value: released.wait(60))
-    with pytest.raises(RequestError, match=r"takes more than 0\.1 s to compile"):
+    monkeypatch.setattr(slow._made_backend()[0], "compile", lambda value: released.wait(60))
+    with pytest.raises(RequestError, match=r"takes more than 1 s to compile"):
         grammar({"regex": "a"}, compiler=slow)
     released.set()
 
 
-def test_compilations_past_their_time_do_not_add_up(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(compiler, "COMPILE_SECONDS", 0.1)
-    slow, released, running = make_compiler(), Event(), []
-    backend = slow._made_backend()
-    compile_one = backend.compile
-    monkeypatch.setattr(backend, "compile", lambda value: running.append(value) or released.wait(60))
-    for text in "abcd":
-        reason = "takes more than" if text in "ab" else "2 others are still being compiled after 0.1 s"
-        with pytest.raises(RequestError, match=reason):
-            grammar({"regex": text}, compiler=slow)
-    assert len(running) == compiler.MAX_COMPILING
-    monkeypatch.setattr(backend, "compile", compile_one)
+def test_an_endless_search_is_stopped_and_the_next_grammar_compiles(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(compiler, "COMPILE_SECONDS", 3.0)
+    ours, threads = make_compiler(), active_count()
+    with pytest.raises(RequestError, match="takes more than 3 s to compile"):
+        grammar({"json": {"type": "integer", "multipleOf": 999_983}}, compiler=ours)
+    assert active_count() == threads
     monkeypatch.setattr(compiler, "COMPILE_SECONDS", 30.0)
-    released.set()
-    assert grammar({"regex": "d"}, compiler=slow) is not None
+    assert grammar({"regex": "ab"}, compiler=ours) is not None
+
+
+def test_a_grammar_that_takes_too_much_memory_is_stopped_and_the_next_one_compiles():
+    trial = Trial(Vocabulary(BytesTokenizer(), vocab_size=V, eos_token_ids=[END]), memory_bytes=1 << 20)
+    with pytest.raises(TooLargeError):
+        trial.compile(StructuredOutputs.of(HOSTILE["exact"], "a"), 30.0)
+    trial.compile(StructuredOutputs.of({"regex": "ab"}, "a"), 30.0)
+
+
+def test_the_process_of_a_compiler_ends_with_it():
+    ours = make_compiler()
+    grammar({"regex": "a"}, compiler=ours)
+    process = ours._made_backend()[1]._process
+    assert process is not None
+    assert process.poll() is None
+    del ours
+    gc.collect()
+    assert process.poll() is not None
 
 
 def test_equal_grammars_are_compiled_once_and_the_oldest_is_forgotten(monkeypatch: pytest.MonkeyPatch):
     compiled, ours = [], make_compiler()
-    backend = ours._made_backend()
+    backend, _ = ours._made_backend()
     compile_one = backend.compile
     monkeypatch.setattr(backend, "compile", lambda value: compiled.append(value.text) or compile_one(value))
     monkeypatch.setattr(compiler, "MAX_CACHED", 2)

@@ -17,6 +17,7 @@ from foreword.errors import RequestError
 from foreword.sampling import Grammar
 from foreword.sampling.masks import num_words
 from foreword.structured.thinking import Thinking, ThinkingEnd
+from foreword.structured.trial import MEMORY_BYTES, STACK_BYTES, BusyError, TooLargeError, Trial
 from foreword.structured.vocabulary import TokenizerBytes, Vocabulary
 
 if TYPE_CHECKING:
@@ -26,11 +27,7 @@ T = TypeVar("T")
 
 MAX_CHARS = 1 << 17
 COMPILE_SECONDS = 10.0
-STACK_BYTES = 1 << 29  # llguidance recurses per reference of a grammar: MAX_CHARS hold enough of them for half of this
 MAX_CACHED = 256
-MAX_COMPILING = 2
-"""Compilations at a time. llguidance searches without a limit whether an intersection, a complement or a multipleOf is
-empty, and a thread cannot be stopped: one that exceeds its time keeps its place until it ends."""
 
 
 class GrammarCompiler:
@@ -44,7 +41,6 @@ class GrammarCompiler:
         self._tokenizer, self._vocab_size, self._eos_token_ids = tokenizer, vocab_size, frozenset(eos_token_ids)
         self._lock = threading.RLock()
         self._compiled: OrderedDict[StructuredOutputs, Grammar] = OrderedDict()
-        self._places = threading.Semaphore(MAX_COMPILING)
 
     def grammar(self, request_id: str, params: SamplingParams) -> Grammar | None:
         """What the parameters ask for, None for nothing. RequestError, with the reason, if it cannot be made."""
@@ -68,15 +64,18 @@ class GrammarCompiler:
         if not self._eos_token_ids:
             refuse("the model has no end token, which ends such an output", "Use another model.")
         try:
-            backend = self._made_backend()
+            backend, trial = self._made_backend()
         except ImportError:
             refuse("needs llguidance, which is not installed", "Run pip install 'foreword[grammar]'.")
         try:
-            made = in_deep_thread(partial(backend.compile, value), COMPILE_SECONDS, self._places)
+            trial.compile(value, COMPILE_SECONDS)
+            made = in_deep_thread(partial(backend.compile, value), COMPILE_SECONDS)
         except BusyError:
-            refuse(f"{MAX_COMPILING} others are still being compiled after {COMPILE_SECONDS:g} s", "Try again later.")
+            refuse(f"waited {COMPILE_SECONDS:g} s for others to be compiled", "Try again later.")
         except TimeoutError:
             refuse(f"takes more than {COMPILE_SECONDS:g} s to compile", "Use a simpler one.")
+        except TooLargeError:
+            refuse(f"takes more than {MEMORY_BYTES >> 20} MiB to compile", "Use a simpler one.")
         except MemoryError:
             raise
         except Exception as error:
@@ -90,15 +89,15 @@ class GrammarCompiler:
                 self._compiled.popitem(last=False)
         return made.copy()
 
-    def _made_backend(self) -> Backend:
+    def _made_backend(self) -> tuple[Backend, Trial]:
         with self._lock:
             return self._backend
 
     @cached_property
-    def _backend(self) -> Backend:
+    def _backend(self) -> tuple[Backend, Trial]:
         from foreword.structured.backend import Backend  # needs llguidance, which is optional
 
-        return Backend(self._vocabulary)
+        return Backend(self._vocabulary), Trial(self._vocabulary)
 
     @cached_property
     def _vocabulary(self) -> Vocabulary:
@@ -133,17 +132,10 @@ class GrammarCompiler:
         return ThinkingEnd(text, tokens, budget, words, vocabulary.tokens, start)
 
 
-class BusyError(Exception):
-    """All places are taken."""
-
-
-def in_deep_thread(work: Callable[[], T], seconds: float, places: threading.Semaphore) -> T:
-    """The result of ``work()``, or its error, from a thread with a large stack, which takes a place until it ends.
-
-    BusyError if there is none within these seconds; TimeoutError after as many more, while the thread continues.
+def in_deep_thread(work: Callable[[], T], seconds: float) -> T:
+    """The result of ``work()``, or its error, from a thread with a large stack; TimeoutError after these seconds, while
+    the thread continues.
     """
-    if not places.acquire(timeout=seconds):
-        raise BusyError
     outcome: SimpleQueue[tuple[T | None, Exception | None]] = SimpleQueue()
 
     def run() -> None:
@@ -152,16 +144,11 @@ def in_deep_thread(work: Callable[[], T], seconds: float, places: threading.Sema
         except BaseException as error:
             # No interrupt comes here: what is no Exception is a panic in llguidance.
             outcome.put((None, error if isinstance(error, Exception) else RuntimeError(str(error))))
-        finally:
-            places.release()
 
     with _starting:
         usual = threading.stack_size(STACK_BYTES)
         try:
             threading.Thread(target=run, name="foreword-compile", daemon=True).start()
-        except BaseException:
-            places.release()
-            raise
         finally:
             threading.stack_size(usual)
     try:

@@ -1,0 +1,153 @@
+"""A process that compiles each grammar first: llguidance can search without end whether a grammar allows any text, and
+unlike a thread a process can be stopped.
+"""
+
+from __future__ import annotations
+
+import pickle
+import resource
+import select
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import IO, BinaryIO
+
+from foreword.batch.values.structured_outputs import StructuredOutputs
+from foreword.structured.vocabulary import Vocabulary
+
+STACK_BYTES = 1 << 29  # llguidance recurses per reference of a grammar: the longest text holds enough for half of this
+MEMORY_BYTES = 1 << 28  # of one grammar
+
+
+class BusyError(Exception):
+    """Other grammars take all the time."""
+
+
+class TooLargeError(Exception):
+    """The grammar takes more memory than allowed."""
+
+
+class Trial:
+    """Compiles grammars over one vocabulary, one at a time, in a process of its own. May be used from any thread.
+
+    The process begins with the first grammar, and again after one that exceeded a limit. It ends with this object.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, memory_bytes: int = MEMORY_BYTES) -> None:
+        self._content = pickle.dumps(
+            (vocabulary.tokens, vocabulary.special_tokens, vocabulary.eos_token_ids, memory_bytes),
+            pickle.HIGHEST_PROTOCOL,
+        )
+        self._turn = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._end: weakref.finalize[[subprocess.Popen[bytes]], Trial] | None = None
+
+    def compile(self, value: StructuredOutputs, seconds: float) -> None:
+        """Return if llguidance compiles or refuses the grammar within its limits.
+
+        TimeoutError after these seconds; TooLargeError; BusyError after as many seconds of waiting for other grammars.
+        """
+        if not self._turn.acquire(timeout=seconds):
+            raise BusyError
+        done = b""
+        try:
+            source, answers = self._pipes()
+            with suppress(BrokenPipeError):
+                pickle.dump(value, source)
+                source.flush()
+                if not select.select([answers], [], [], seconds)[0]:
+                    raise TimeoutError
+                done = answers.read(1)
+        finally:
+            if not done:
+                self._stop()
+            self._turn.release()
+        if not done:
+            raise TooLargeError
+
+    def _pipes(self) -> tuple[IO[bytes], IO[bytes]]:
+        """To and from the process, whose tables are made."""
+        process = self._process
+        if process is None:
+            program = f"import sys; sys.path[:] = {sys.path!r}; from foreword.structured import trial; trial.main()"
+            # A session of its own: Ctrl-C is for this process.
+            process = self._process = subprocess.Popen(
+                [sys.executable, "-c", program],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
+            )  # fmt: skip
+            self._end = weakref.finalize(self, _end, process)
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write(self._content)
+            process.stdin.flush()
+            if not process.stdout.read(1):
+                raise ChildProcessError("the process in which grammars are tried does not start")
+        assert process.stdin is not None
+        assert process.stdout is not None
+        return process.stdin, process.stdout
+
+    def _stop(self) -> None:
+        if self._end is not None:
+            self._end()
+        self._process = self._end = None
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with suppress(OSError):
+                pipe.close()
+
+
+class _Tokens:
+    """A vocabulary that was sent, without its tokenizer: texts have no tokens."""
+
+    def __init__(self, tokens: list[bytes], special_tokens: Mapping[str, int]) -> None:
+        self._tokens, self.special_token_ids = tokens, special_tokens
+        self.vocab_size = len(tokens)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return self._tokens[token_id]
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return []
+
+
+def _compile_all(source: BinaryIO, answers: BinaryIO) -> None:
+    from foreword.structured.backend import Backend  # needs llguidance, which is optional
+
+    tokens, special_tokens, eos_token_ids, memory_bytes = pickle.load(source)
+    made = Vocabulary(_Tokens(tokens, special_tokens), vocab_size=len(tokens), eos_token_ids=eos_token_ids)
+    backend = Backend(made)
+    answers.write(b".")
+    answers.flush()
+    _limit_memory(memory_bytes)
+    while True:
+        try:
+            value = pickle.load(source)
+        except EOFError:
+            return
+        with suppress(Exception):  # the other process finds the reason
+            backend.compile(value)
+        answers.write(b".")
+        answers.flush()
+
+
+def _limit_memory(num_bytes: int) -> None:
+    """Let this process take so much more than it has."""
+    with suppress(OSError), open("/proc/self/statm") as file:  # of Linux
+        limit = int(file.read().split()[0]) * resource.getpagesize() + num_bytes
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def main() -> None:
+    """Read a vocabulary and grammars from standard input; write a byte for each that was compiled or refused."""
+    threading.stack_size(STACK_BYTES)
+    thread = threading.Thread(target=_compile_all, args=(sys.stdin.buffer, sys.stdout.buffer))
+    thread.start()
+    thread.join()
