@@ -14,7 +14,7 @@ from foreword.batch import SamplingParams
 from foreword.engine import CompletionOutput, RequestOutput
 from foreword.engine.chat import ChatOptions
 from foreword.errors import RequestError
-from foreword.fields import BOOLEAN, INTEGER, OBJECT, OBJECTS, STRING, Fields, Kind, Neutral, either, one_of
+from foreword.fields import BOOLEAN, INTEGER, OBJECT, OBJECTS, STRING, Fields, Neutral, either, one_of
 from foreword.messages import ArgumentsDelta, CallEnd, CallStart, ContentDelta, Event, Message, ReasoningDelta
 from foreword.openai.conversation import Conversation
 from foreword.openai.frames import json_string, named_frame
@@ -24,6 +24,7 @@ from foreword.openai.request import (
     request_options,
     sampling_fields,
     template_variables,
+    tool_choice,
 )
 from foreword.openai.response import Body, Named
 
@@ -53,12 +54,7 @@ NEUTRAL: Neutral = {
 }
 
 _ITEMS = either(STRING, OBJECTS)
-_TOOL_CHOICE = Kind(
-    'none, auto, required or {"type": "function", "name": …}',
-    lambda value: (
-        value in ("none", "auto", "required") or (isinstance(value, dict) and value.get("type") == "function")
-    ),
-)
+_TOOL_CHOICE = tool_choice('{"type": "function", "name": …}')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
