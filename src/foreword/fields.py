@@ -110,7 +110,7 @@ class Fields:
                     else "Leave it out."
                 )
                 raise RequestError(None, self.path(name), value, "unknown field", near)
-            if value not in values:
+            if not any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in values):
                 instead = "".join(f" or give {other!r}" for other in values[:1])
                 raise self.refuse(name, value, f"Leave it out{instead}.")
 
@@ -122,7 +122,8 @@ class Fields:
             found[name] = part.schema() if isinstance(part, Described) else kind.schema
         for name in found.keys() - set(self._required):
             found[name] = {"anyOf": [found[name], {"type": "null"}]}
-        return {"type": "object", "properties": found, "required": self._required, "additionalProperties": False}
+        others = {"type": "null"}  # which counts as absent
+        return {"type": "object", "properties": found, "required": self._required, "additionalProperties": others}
 
 
 class Described(dict[str, Any]):

@@ -18,7 +18,7 @@ MODULES = (status, openai_routes, message_routes, tokens, requests, kv_event_rou
 def routes_of(context: Context) -> list[Operation]:
     """All routes of the server."""
     routes = [route for module in MODULES for route in module.routes_of(context)]
-    return [*routes, route_of(routes)]
+    return [*routes, route_of(routes, context.config)]
 
 
 def make_app(context: Context) -> ASGIApp:

@@ -64,7 +64,7 @@ class Gate:
 
     async def _body(self, scope: Scope, headers: MutableMapping[bytes, bytes], receive: Receive) -> bytes:
         """The whole body. HttpError if it is too long, too slow or not JSON."""
-        if scope["method"] not in ("POST", "PUT", "PATCH"):
+        if scope["method"] != "POST":
             return b""
         kind, limit = headers.get(b"content-type", b"").partition(b";")[0].strip().lower(), self._config.max_body_bytes
         # A web page of another origin cannot send this type without being asked about it first.

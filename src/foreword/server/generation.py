@@ -14,6 +14,7 @@ from foreword.batch import SamplingParams
 from foreword.engine import RequestOptions, RequestOutput
 from foreword.engine.chat import ChatOptions, ChatReader, make_chat
 from foreword.engine.request_group import RequestGroup
+from foreword.fields import NUMBER
 from foreword.server.admission import Place
 from foreword.server.context import Context
 from foreword.server.errors import HttpError
@@ -48,12 +49,13 @@ class Generation:
     async def limit_time(self, body: dict[str, Any]) -> None:
         """Take ``timeout`` out of the body: the handler fails with TimeoutError after that time."""
         field, value = "timeout", body.pop("timeout", None)
-        if value is None:
-            field, value = TIMEOUT, self._headers.get(TIMEOUT)
+        if value is None and TIMEOUT in self._headers:
+            field, value = TIMEOUT, _number(self._headers[TIMEOUT])
         most = self._context.config.timeout
         if value is not None:
-            seconds = _seconds(field, value)
-            most = seconds if most is None else min(seconds, most)
+            if not NUMBER.accepts(value) or not 0 < value < 2**31:
+                raise HttpError(400, f"{field} = {value!r:.80}: expected seconds above 0", param=field)
+            most = value if most is None else min(value, most)
         if most is not None:
             await self._stack.enter_async_context(asyncio.timeout(most))
 
@@ -132,11 +134,9 @@ class Generation:
         return group
 
 
-def _seconds(field: str, value: object) -> float:
+def _number(text: str) -> float | str:
+    """A text that is none is returned, to be refused."""
     try:
-        seconds = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        seconds = -1.0
-    if not 0 < seconds < 2**31:
-        raise HttpError(400, f"{field} = {value!r:.80}: expected seconds above 0", param=field)
-    return seconds
+        return float(text)
+    except ValueError:
+        return text

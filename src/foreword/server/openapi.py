@@ -13,7 +13,8 @@ from starlette.routing import Route
 
 from foreword import __version__
 from foreword.fields import NUMBER, STRING, Described, Schema
-from foreword.server.access import ADMIN, PUBLIC
+from foreword.server.access import Access
+from foreword.server.config import ServerConfig
 from foreword.server.reply import reply
 
 PATH = "/openapi.json"
@@ -53,11 +54,13 @@ class Operation(Route):
         super().__init__(path, endpoint, methods=["GET" if body is None else "POST"])
         self.body, self.media_type = body, media_type
 
-    def description(self) -> Schema:
+    def description(self, access: Access) -> Schema:
         """Its OpenAPI "operation"."""
+        needed = access.needed(self.path)
         answers = [self.media_type, EVENTS] if self.body is not None and self.body.generates else [self.media_type]
         found: Schema = {
             "summary": self.endpoint.__doc__,
+            "security": [] if needed is None else [{needed: []}],
             "responses": {
                 "200": {"description": "The answer.", "content": {kind: {} for kind in answers}},
                 "default": {"$ref": "#/components/responses/error"},
@@ -68,35 +71,31 @@ class Operation(Route):
             found["parameters"] = [{"name": n, "in": "path", "required": True, "schema": STRING.schema} for n in names]
         if self.body is not None:
             found["requestBody"] = {"required": True, "content": {JSON: {"schema": self.body.schema()}}}
-        if self.path in PUBLIC:
-            found["security"] = []
-        elif self.path in ADMIN:
-            found["security"] = [{"admin": []}]
         return found
 
 
-def route_of(operations: Sequence[Operation]) -> Operation:
+def route_of(operations: Sequence[Operation], config: ServerConfig) -> Operation:
     """/openapi.json, which describes the operations and itself."""
 
     async def openapi(request: Request) -> Response:
         """This description of the routes."""
-        return reply(description([*operations, route]))
+        return reply(description([*operations, route], Access(config)))
 
     route = Operation(PATH, openapi)
     return route
 
 
-def description(operations: Sequence[Operation]) -> Schema:
+def description(operations: Sequence[Operation], access: Access) -> Schema:
     """An OpenAPI document."""
+    needed = {access.needed(route.path) for route in operations} - {None}
     paths: Schema = {}
     for route in operations:
         method = "get" if route.body is None else "post"
-        paths.setdefault(re.sub(r":\w+}", "}", route.path), {})[method] = route.description()
-    bearer = {"type": "http", "scheme": "bearer"}
+        paths.setdefault(re.sub(r":\w+}", "}", route.path), {})[method] = route.description(access)
+    schemes = {name: {"type": "http", "scheme": "bearer"} for name in needed}
     return {
         "openapi": "3.1.0",
         "info": {"title": "Foreword", "version": __version__},
-        "security": [{"key": []}],
         "paths": paths,
-        "components": {"securitySchemes": {"key": bearer, "admin": bearer}, "responses": {"error": ERROR}},
+        "components": {"securitySchemes": schemes, "responses": {"error": ERROR}},
     }
