@@ -63,13 +63,10 @@ class Gate:
             self._log(scope, response, time.perf_counter() - started)
 
     async def _body(self, scope: Scope, headers: MutableMapping[bytes, bytes], receive: Receive) -> bytes:
-        """The whole body. HttpError if it is too long, too slow or not JSON."""
+        """The whole body. HttpError if it is too long or too slow."""
         if scope["method"] != "POST":
             return b""
-        kind, limit = headers.get(b"content-type", b"").partition(b";")[0].strip().lower(), self._config.max_body_bytes
-        # A web page of another origin cannot send this type without being asked about it first.
-        if kind != b"application/json":
-            raise HttpError(415, "send the body as JSON, with the header Content-Type: application/json")
+        limit = self._config.max_body_bytes
         too_long = HttpError(413, f"the body is longer than max_body_bytes = {limit}", headers={"Connection": "close"})
         declared = headers.get(b"content-length", b"0")
         if declared.isdigit() and int(declared) > limit:

@@ -7,8 +7,8 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from math import ceil
 from typing import Any
@@ -96,14 +96,23 @@ def serve(context: Context, sock: socket.socket, on_ready: Callable[[str], None]
     server = Server(context, sock, on_ready)
     # uvicorn raises it again in the end
     before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        with short_turns():
+            server.run(sockets=[sock])
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def short_turns() -> Iterator[None]:
+    """Within the block, Python's threads take turns of `SWITCH_INTERVAL`."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_INTERVAL)
     try:
-        server.run(sockets=[sock])
+        yield
     finally:
         sys.setswitchinterval(interval)
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 class Server(uvicorn.Server):

@@ -40,5 +40,7 @@ def test_a_prompt_whole_streamed_and_continued(llm, server):
 
 
 def test_a_schema(llm):
-    schema = '{"type": "object", "properties": {"a": {"enum": ["x"]}}, "required": ["a"], "additionalProperties": false}'
+    schema = (
+        '{"type": "object", "properties": {"a": {"enum": ["x"]}}, "required": ["a"], "additionalProperties": false}'
+    )
     assert llm("-m", "tiny", "--schema", schema, "Hi", "--no-stream").strip().replace(" ", "") == '{"a":"x"}'

@@ -21,7 +21,7 @@ def test_no_request_makes_a_server_error_and_every_answer_is_as_described(talker
     with serving(talker, api_key=("secret",), engine={"max_model_len": 128}) as running:
         command = [
             *(sys.executable, "-m", "schemathesis.cli", "run", f"{running.url}/openapi.json"),
-            *("--header", "Authorization: Bearer secret", "--max-examples", "30", "--max-time", "120"),
+            *("--header", "Authorization: Bearer secret", "--max-examples", "30", "--max-time", "60"),
             *("--request-timeout", "30", "--continue-on-failure"),
         ]
         done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=300, check=False)
