@@ -176,6 +176,7 @@ def test_metrics_count_tokens_requests_and_times(talker):
     for name in ("time_to_first_token_seconds", "e2e_request_latency_seconds", "request_queue_time_seconds"):
         assert grown(f"vllm:{name}_count") == 2
     assert grown("vllm:inter_token_latency_seconds_count") == 14
+    assert {after[f'vllm:num_requests_{state}{{model_name="talker"}}'] for state in ("running", "waiting")} == {0}
     assert grown("foreword:http_responses_total", 'status="200"') >= 2
 
 
