@@ -110,7 +110,7 @@ def _structured_outputs(given: Fields) -> dict[str, Any] | None:
     format = config.nested("format") if config is not None else None
     schema = None
     if config is not None:
-        config.end({"effort": ()})
+        config.end({"effort": ("high",)})  # Anthropic's default: what the model does unasked
     if format is not None:
         format.require("type", one_of("json_schema"))
         schema = format.require("schema", OBJECT)

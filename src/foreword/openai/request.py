@@ -128,6 +128,9 @@ SAMPLING = {
 LABELS = {"user": STRING, "metadata": OBJECT, "safety_identifier": STRING, "prompt_cache_key": STRING}
 """Fields that name the caller, and change no output."""
 
+NORMAL_EFFORT = ("medium",)
+"""The effort of reasoning that OpenAI's interfaces have by default: what the model does unasked."""
+
 NEUTRAL: Neutral = {
     "audio": (),
     "function_call": ("none", "auto"),
@@ -135,7 +138,7 @@ NEUTRAL: Neutral = {
     "modalities": (["text"],),
     "prediction": (),
     "prompt_cache_retention": ("in-memory", "in_memory"),
-    "reasoning_effort": (),
+    "reasoning_effort": NORMAL_EFFORT,
     "service_tier": ("auto", "default"),
     "store": (False,),
     "suffix": ("",),

@@ -17,7 +17,8 @@ from foreword.server.metrics import ServerMetrics
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Context:
     """The engine and its tokenizer; names: of the model in requests, the first one in responses; created: seconds
-    since 1970; kv_events: where the cache's events are published, None if they are not.
+    since 1970; kv_events: where the cache's events are published, None if they are not; preparing: requests whose
+    prompts are being made or tokenized.
     """
 
     engine: AsyncEngine
@@ -28,6 +29,7 @@ class Context:
     created: int = field(default_factory=lambda: int(time.time()))
     admission: Admission = field(init=False)
     metrics: ServerMetrics = field(init=False)
+    preparing: set[str] = field(init=False, default_factory=set)
 
     def __post_init__(self) -> None:
         limits = self.config.max_requests, self.config.max_prompt_tokens

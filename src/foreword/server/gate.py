@@ -47,7 +47,7 @@ class Gate:
         response = _Response(send, request_id)
         started = time.perf_counter()
         scope["app"] = self  # so that the router raises what it does not find
-        scope["request_id"] = request_id.decode()
+        scope["request_id"] = request_id.decode()  # a stream may add "failure": HttpError → its last frame
         try:
             self._access.check(scope["path"], headers)
             body = await self._body(scope, headers, receive)
@@ -127,7 +127,8 @@ class _Response:
         dialect = dialect_of(scope["path"])
         if self.status is not None:
             if not self.is_complete and self.is_stream:
-                await self({"type": "http.response.body", "body": dialect.frame(error)})
+                frame = scope.get("failure", dialect.frame)(error)
+                await self({"type": "http.response.body", "body": frame})
             return
         body = msgspec.json.encode(dialect.body(error))
         headers = {"content-type": "application/json", "content-length": str(len(body)), **error.headers}

@@ -63,6 +63,8 @@ class Generation:
         """Take a place, before any work is done. HttpError 429 if the server is full."""
         self._place = self._context.admission.enter(num_prompts * (params.best_of or params.n))
         self._stack.callback(self._place.leave)
+        self._context.preparing.add(self.id)
+        self._stack.callback(self._context.preparing.discard, self.id)
 
     async def chat(
         self,
@@ -92,6 +94,7 @@ class Generation:
 
     async def outputs(self, jobs: Sequence[Job]) -> AsyncGenerator[RequestOutput, None]:
         """Run the jobs: their outputs as they come."""
+        self._context.preparing.discard(self.id)
         with ExitStack() as stack:
             streams = [stack.enter_context(self._context.engine.run(job.group)) for job in jobs]
             if len(jobs) == 1:

@@ -86,6 +86,8 @@ async def _answer(
         (output,) = await generation.finals([job])
         return reply(body_of(wanted, output, **named))
     stream = stream_of(wanted, **named)
+    if isinstance(stream, ResponseStream):
+        request.scope["failure"] = lambda error: stream.failed(str(error))
 
     async def frames() -> AsyncGenerator[bytes, None]:
         async for output in generation.outputs([job]):

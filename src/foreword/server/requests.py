@@ -23,11 +23,13 @@ def routes_of(context: Context) -> list[Operation]:
         """The requests in the engine, and why each waits."""
         names = serving.request_ids
         states = await serving.call(lambda: [_state(name) for name in names])
-        return reply({"object": "list", "data": states})
+        return reply({"object": "list", "data": [*map(_in_preparation, sorted(context.preparing)), *states]})
 
     async def why(request: Request) -> Response:
         """Why a request waits; its id is the header X-Request-Id of its response."""
         name = request.path_params["id"]
+        if name in context.preparing:
+            return reply(_in_preparation(name))
         _check_known(name)
         return reply(await serving.call(lambda: _state(name)))
 
@@ -64,6 +66,10 @@ def routes_of(context: Context) -> list[Operation]:
         Operation("/reset_prefix_cache", reset, Body(parse_reset, {})),
         Operation("/metrics", metrics, media_type="text/plain"),
     ]
+
+
+def _in_preparation(name: str) -> dict[str, Any]:
+    return {"id": name, "state": "preparing", "why": "preparing"}
 
 
 def parse_abort(body: object) -> str:
