@@ -26,7 +26,7 @@ OWN_NAMES = frozenset({"stop", "n", "best_of"})
 
 NEUTRAL: Neutral = {
     "container": (),
-    "context_management": (),
+    "context_management": ({"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}),
     "diagnostics": (),
     "inference_geo": (),
     "mcp_servers": ([],),
