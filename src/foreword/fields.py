@@ -7,34 +7,38 @@ from typing import Any, NamedTuple
 
 from foreword.errors import RequestError, nearest
 
+Schema = dict[str, Any]
 Neutral = Mapping[str, tuple[object, ...]]
 """Fields that are not supported → the values that ask for nothing and are therefore accepted."""
 
 
 class Kind(NamedTuple):
-    """A type of JSON values: its name in messages, and the test of a value."""
+    """A type of JSON values: its name in messages, the test of a value, and the JSON schema."""
 
     name: str
     accepts: Callable[[Any], bool]
+    schema: Schema
 
 
 def list_of(kind: Kind, name: str) -> Kind:
-    return Kind(name, lambda value: isinstance(value, list) and all(map(kind.accepts, value)))
+    schema = {"type": "array", "items": kind.schema}
+    return Kind(name, lambda value: isinstance(value, list) and all(map(kind.accepts, value)), schema)
 
 
 def either(one: Kind, other: Kind) -> Kind:
-    return Kind(f"{one.name} or {other.name}", lambda value: one.accepts(value) or other.accepts(value))
+    name, schema = f"{one.name} or {other.name}", {"anyOf": [one.schema, other.schema]}
+    return Kind(name, lambda value: one.accepts(value) or other.accepts(value), schema)
 
 
 def one_of(*values: str) -> Kind:
-    return Kind(" or ".join(map(repr, values)), lambda value: value in values)
+    return Kind(" or ".join(map(repr, values)), lambda value: value in values, {"enum": list(values)})
 
 
-INTEGER = Kind("an integer", lambda value: type(value) is int)
-NUMBER = Kind("a number", lambda value: type(value) in (int, float))
-BOOLEAN = Kind("true or false", lambda value: type(value) is bool)
-STRING = Kind("a string", lambda value: isinstance(value, str))
-OBJECT = Kind("an object", lambda value: isinstance(value, dict))
+INTEGER = Kind("an integer", lambda value: type(value) is int, {"type": "integer"})
+NUMBER = Kind("a number", lambda value: type(value) in (int, float), {"type": "number"})
+BOOLEAN = Kind("true or false", lambda value: type(value) is bool, {"type": "boolean"})
+STRING = Kind("a string", lambda value: isinstance(value, str), {"type": "string"})
+OBJECT = Kind("an object", lambda value: isinstance(value, dict), {"type": "object"})
 STRINGS = list_of(STRING, "a list of strings")
 OBJECTS = list_of(OBJECT, "a list of objects")
 
@@ -52,7 +56,12 @@ class Fields:
             raise RequestError(None, at or "body", given, "expected a JSON object", fix)
         self._at = at
         self._left = {name: value for name, value in given.items() if value is not None}
-        self._known: set[str] = set()
+        self._known: dict[str, Kind] = {}
+        self._required: list[str] = []
+        self._neutral: Neutral = {}
+        self._given = given
+        if isinstance(given, Described):
+            given.fields = self
 
     def path(self, name: str) -> str:
         """The path of one of its fields in the body."""
@@ -60,7 +69,7 @@ class Fields:
 
     def take(self, name: str, kind: Kind, default: Any = None) -> Any:
         """The value of a field, or the default. RequestError if it is of another type."""
-        self._known.add(name)
+        self._known[name] = kind
         value = self._left.pop(name, default)
         if value is not default and not kind.accepts(value):
             fix = "Give one, or leave the field out."
@@ -70,6 +79,7 @@ class Fields:
     def require(self, name: str, kind: Kind) -> Any:
         """The value of a field. RequestError if it is missing or of another type."""
         value = self.take(name, kind)
+        self._required.append(name)
         if value is None:
             raise RequestError(None, self.path(name), None, "is missing", f"Give {kind.name}.")
         return value
@@ -90,8 +100,9 @@ class Fields:
 
     def end(self, neutral: Neutral | None = None) -> None:
         """RequestError for the first field that was not taken."""
+        self._neutral = neutral or {}
         for name, value in self._left.items():
-            values = (neutral or {}).get(name)
+            values = self._neutral.get(name)
             if values is None:
                 near = (
                     f"Did you mean {nearest(name, self._known)!r}? Else leave it out."
@@ -99,6 +110,26 @@ class Fields:
                     else "Leave it out."
                 )
                 raise RequestError(None, self.path(name), value, "unknown field", near)
-            if value not in values:
+            if not any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in values):
                 instead = "".join(f" or give {other!r}" for other in values[:1])
                 raise self.refuse(name, value, f"Leave it out{instead}.")
+
+    def schema(self) -> Schema:
+        """The JSON schema of the objects whose fields are taken in this way."""
+        found: dict[str, Schema] = {name: {"enum": list(values)} for name, values in self._neutral.items()}
+        for name, kind in self._known.items():
+            part = self._given.get(name)
+            found[name] = part.schema() if isinstance(part, Described) else kind.schema
+        for name in found.keys() - set(self._required):
+            found[name] = {"anyOf": [found[name], {"type": "null"}]}
+        others = {"type": "null"}  # which counts as absent
+        return {"type": "object", "properties": found, "required": self._required, "additionalProperties": others}
+
+
+class Described(dict[str, Any]):
+    """An example of an object: once a parser has taken its fields, it has the JSON schema of such objects."""
+
+    fields: Fields
+
+    def schema(self) -> Schema:
+        return self.fields.schema()

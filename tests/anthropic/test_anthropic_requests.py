@@ -167,6 +167,18 @@ def test_what_is_not_supported_is_refused_by_its_path(given, field):
     assert refusal(**given).field == field
 
 
+def test_what_clients_send_by_default_is_accepted():
+    body = {
+        "output_config": {"effort": "high"},
+        "thinking": {"type": "adaptive"},
+        "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        "metadata": {"user_id": "u"},
+        "service_tier": "auto",
+    }
+    plain = {"model": "m", "max_tokens": 5, "messages": USER}
+    assert parse_messages({**plain, **body}).params == parse_messages(plain).params
+
+
 def test_every_field_of_the_client_is_known():
     """With a value of no valid type, each is refused for its type or as not supported, never as unknown."""
     names = {name for params in MessageCreateParams.__args__ for name in params.__annotations__}

@@ -27,6 +27,7 @@ WORKS = {
     "simulate": ["--trace", "trace.jsonl"],
     "bench speculation": ["--model", "none.gguf"],
     "bench overlap": ["--model", "none.gguf"],
+    "bench serve": ["--model", "none.gguf"],
 }
 """Arguments that each command needs, with a model that does not exist: what passes the checks ends at the model."""
 
@@ -109,6 +110,7 @@ def test_every_command_with_numbers_is_tried():
         "overlap",
         "kernels",
         "sampling",
+        "serve",
     )
     others = {"run", "chat", "batch", "serve", "explain", "simulate", "calibrate", "doctor"}
     assert {words for words, _, _ in numbers()} == {f"bench {name}" for name in benchmarks} | others

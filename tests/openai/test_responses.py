@@ -122,6 +122,13 @@ def test_a_text_completion_has_the_published_form():
     assert body["usage"]["completion_tokens"] == 6
 
 
+def test_of_tokens_with_one_text_the_most_likely_is_reported():
+    """A byte that is no character has the text of any other such byte; lm-eval asks whether a token is the largest."""
+    logprobs = [{3: Logprob(-2.0, 2), 130: Logprob(-1.0, 1), 131: Logprob(-3.0, 3)}]
+    (choice,) = text_body([output(completed(logprobs=logprobs))], logprobs=2)["choices"]
+    assert choice["logprobs"]["top_logprobs"] == [{"c": -2.0, "\N{REPLACEMENT CHARACTER}": -1.0}]
+
+
 def test_log_probabilities_of_a_text():
     found = [{3: Logprob(-1.0, 2), 5: Logprob(-0.5, 1)}, {4: Logprob(-2.0, 1)}]
     (choice,) = text_body([output(completed(logprobs=found))], logprobs=1)["choices"]

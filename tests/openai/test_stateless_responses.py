@@ -93,7 +93,8 @@ def test_a_schema_of_the_output():
         ({"background": True}, "background"),
         ({"conversation": "c"}, "conversation"),
         ({"truncation": "auto"}, "truncation"),
-        ({"include": ["reasoning.encrypted_content"]}, "include"),
+        ({"include": ["file_search_call.results"]}, "include"),
+        ({"input": [{"type": "reasoning", "encrypted_content": "x"}]}, "input[0].encrypted_content"),
         ({"reasoning": {"effort": "low"}}, "reasoning.effort"),
         ({"text": {"format": {"type": "grammar"}}}, "text.format.type"),
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
@@ -111,6 +112,18 @@ def test_a_schema_of_the_output():
 )
 def test_what_is_not_supported_is_refused_by_its_path(given, field):
     assert refusal(**given).field == field
+
+
+def test_what_clients_send_by_default_is_accepted():
+    body = {
+        "include": ["reasoning.encrypted_content"],
+        "reasoning": {"effort": "medium", "summary": "auto"},
+        "text": {"verbosity": "medium", "format": {"type": "text"}},
+        "store": False,
+        "parallel_tool_calls": True,
+        "prompt_cache_key": "k",
+    }
+    assert parse(**body).chat.params == parse().chat.params
 
 
 def test_every_field_of_the_client_is_known():

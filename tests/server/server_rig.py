@@ -105,7 +105,7 @@ def serving(
     """A server of the tiny model. script: every answer is this text. send_buffer: bytes that a socket holds, 0: the
     system's choice. settings: of `ServerConfig`.
     """
-    llm = AsyncLLM(str(model), executor="numpy", max_model_len=4096, **(engine or {}))
+    llm = AsyncLLM(str(model), **{"executor": "numpy", "max_model_len": 4096, **(engine or {})})
     if script is not None:
         recite(llm, script)
     config = ServerConfig(port=0, **settings)

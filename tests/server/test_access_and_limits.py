@@ -10,11 +10,10 @@ from urllib.parse import urlsplit
 
 import pytest
 from server_rig import HI, serving
-from starlette.routing import Route
 
 from foreword.errors import ConfigError
 from foreword.server.access import ADMIN, PUBLIC
-from foreword.server.app import MODULES
+from foreword.server.app import routes_of
 from foreword.server.config import ServerConfig, server_config
 
 
@@ -25,13 +24,9 @@ def guarded(talker):
         yield running
 
 
-def routes(context) -> list[Route]:
-    return [route for module in MODULES for route in module.routes_of(context)]
-
-
 def test_every_route_but_health_needs_a_key(guarded):
     asked = 0
-    for route in routes(guarded.context):
+    for route in routes_of(guarded.context):
         path = route.path.replace("{name:path}", "talker").replace("{id}", "x")
         for method in route.methods - {"HEAD"}:
             with guarded.client() as client:

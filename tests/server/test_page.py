@@ -10,7 +10,7 @@ from server_rig import serving
 
 from foreword.cli.serve import ENGINE
 from foreword.server.access import ADMIN
-from foreword.server.app import MODULES
+from foreword.server.app import routes_of
 from foreword.server.config import ServerConfig
 
 PAGE = (Path(__file__).parents[2] / "docs" / "server.md").read_text()
@@ -18,7 +18,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "server.md").read_text()
 
 def test_every_route_setting_and_metric_is_on_the_page(talker):
     with serving(talker) as running:
-        paths = [route.path for module in MODULES for route in module.routes_of(running.context)]
+        paths = [route.path for route in routes_of(running.context)]
         names = re.findall(r"# TYPE (?:vllm:)?(\S+)", running.get("/metrics").text)
     for name in [*paths, *(item.name for item in fields(ServerConfig)), *ENGINE]:
         assert f"`{name.replace(':path', '')}`" in PAGE or f" {name.replace(':path', '')}`" in PAGE, name

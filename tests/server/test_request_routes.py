@@ -62,6 +62,28 @@ def test_a_connection_that_closes_while_its_prompt_is_tokenized_never_enters_the
     assert server.steps == 0
 
 
+def test_a_request_being_tokenized_is_told_as_such(server):
+    inside, may_go_on = threading.Event(), threading.Event()
+    encode = server.llm.tokenizer.encode
+
+    def slow(*arguments, **options):
+        inside.set()
+        assert may_go_on.wait(60)
+        return encode(*arguments, **options)
+
+    server.llm.tokenizer.encode = slow
+    headers = {"X-Request-Id": "it"}
+    options = {"args": ("/v1/completions", {"prompt": "abc", "max_tokens": 1}), "kwargs": {"headers": headers}}
+    thread = threading.Thread(target=server.post, **options)
+    thread.start()
+    assert inside.wait(60)
+    assert server.get("/requests/it/why").json()["state"] == "preparing"
+    assert [request["id"] for request in server.get("/requests").json()["data"]] == ["it"]
+    may_go_on.set()
+    thread.join()
+    assert server.get("/requests/it/why").status_code == 404
+
+
 def test_a_long_text_being_tokenized_delays_no_other_request(server):
     inside, may_go_on = threading.Event(), threading.Event()
     encode = server.llm.tokenizer.encode
@@ -176,6 +198,7 @@ def test_metrics_count_tokens_requests_and_times(talker):
     for name in ("time_to_first_token_seconds", "e2e_request_latency_seconds", "request_queue_time_seconds"):
         assert grown(f"vllm:{name}_count") == 2
     assert grown("vllm:inter_token_latency_seconds_count") == 14
+    assert {after[f'vllm:num_requests_{state}{{model_name="talker"}}'] for state in ("running", "waiting")} == {0}
     assert grown("foreword:http_responses_total", 'status="200"') >= 2
 
 

@@ -6,12 +6,10 @@ import asyncio
 import json
 import random
 import resource
-import socket
-from urllib.parse import urlsplit
 
-import httpx
 import pytest
 from server_rig import HI, frames_of, serving
+from storm_clients import body, client_of, leave, opened, request_of, text_of
 
 NUM_STREAMS = 240
 
@@ -22,39 +20,9 @@ def server(talker):
         yield running
 
 
-def request_of(body: dict, path: str = "/v1/completions") -> bytes:
-    data = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
-    return head.encode() + data
-
-
-async def opened(server):
-    """A connection, of which only a few kilobytes are received before they are read."""
-    place = urlsplit(server.url)
-    client = socket.socket()
-    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    client.connect((place.hostname, place.port))
-    return await asyncio.open_connection(sock=client, limit=4096)
-
-
-def body(i: int) -> dict:
-    return {"prompt": f"prompt {i % 7}", "max_tokens": 3 + i % 9, "seed": i % 7, "stream": True, "ignore_eos": True}
-
-
-async def text_of(client: httpx.AsyncClient, i: int) -> str:
-    response = await client.post("/v1/completions", json=body(i))
-    assert response.status_code == 200, response.text
-    return "".join(frame["choices"][0]["text"] for frame in frames_of(response.text))
-
-
-def client_of(server) -> httpx.AsyncClient:
-    limits = httpx.Limits(max_connections=None)
-    return httpx.AsyncClient(base_url=server.url, timeout=240, limits=limits, trust_env=False)
-
-
 def test_many_streams_at_once_give_what_each_gives_alone(server):
     async def crowd() -> None:
-        async with client_of(server) as client:
+        async with client_of(server.url) as client:
             alone = [await text_of(client, i) for i in range(63)]
             texts = await asyncio.gather(*(text_of(client, i) for i in range(NUM_STREAMS)))
             assert texts == [alone[i % 63] for i in range(NUM_STREAMS)]
@@ -67,20 +35,10 @@ def test_many_streams_at_once_give_what_each_gives_alone(server):
 def test_connections_that_close_at_any_moment_leave_nothing_and_change_no_other_answer(server, seed):
     dice = random.Random(seed)
 
-    async def leave(i: int, moment: float) -> None:
-        _, writer = await opened(server)
-        whole = request_of({**body(i), "max_tokens": 400, "n": 1 + i % 2, "stream": i % 3 > 0})
-        writer.write(whole[: len(whole) if i % 5 else dice.randrange(len(whole))])
-        await asyncio.sleep(moment)
-        if i % 2:
-            writer.transport.abort()  # a reset in place of an orderly end
-        else:
-            writer.close()
-
     async def storm() -> None:
-        async with client_of(server) as client:
+        async with client_of(server.url) as client:
             alone = await text_of(client, 5)
-            bad = [leave(i, dice.random()) for i in range(120)]
+            bad = [leave(server.url, i, dice) for i in range(120)]
             good = [text_of(client, 5) for _ in range(20)]
             assert set((await asyncio.gather(*bad, *good))[120:]) == {alone}
 
@@ -95,10 +53,10 @@ def test_clients_that_do_not_read_cost_the_memory_of_one_state_and_delay_no_othe
     async def storm(server) -> None:
         idle = []
         for i in range(8):
-            reader, writer = await opened(server)
+            reader, writer = await opened(server.url)
             writer.write(request_of({**body(i), "max_tokens": num_tokens, "logprobs": 5}))
             idle.append((reader, writer))
-        async with client_of(server) as client:
+        async with client_of(server.url) as client:
             await text_of(client, 1)
             while server.llm.num_unfinished:
                 await asyncio.sleep(0.01)
@@ -121,7 +79,7 @@ def test_clients_that_do_not_read_cost_the_memory_of_one_state_and_delay_no_othe
 
 def test_memory_stays_flat_over_many_requests(server):
     async def rounds(count: int) -> None:
-        async with client_of(server) as client:
+        async with client_of(server.url) as client:
             for _ in range(count):
                 await asyncio.gather(*(text_of(client, i) for i in range(40)))
 
@@ -134,7 +92,7 @@ def test_memory_stays_flat_over_many_requests(server):
 
 def test_chats_of_many_clients_are_not_mixed(server):
     async def crowd() -> None:
-        async with client_of(server) as client:
+        async with client_of(server.url) as client:
 
             async def chat(i: int) -> str:
                 messages = [*HI, {"role": "user", "content": str(i % 4)}]

@@ -26,7 +26,7 @@ OWN_NAMES = frozenset({"stop", "n", "best_of"})
 
 NEUTRAL: Neutral = {
     "container": (),
-    "context_management": (),
+    "context_management": ({"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}),
     "diagnostics": (),
     "inference_geo": (),
     "mcp_servers": ([],),
@@ -110,7 +110,7 @@ def _structured_outputs(given: Fields) -> dict[str, Any] | None:
     format = config.nested("format") if config is not None else None
     schema = None
     if config is not None:
-        config.end({"effort": ()})
+        config.end({"effort": ("high",)})  # Anthropic's default: what the model does unasked
     if format is not None:
         format.require("type", one_of("json_schema"))
         schema = format.require("schema", OBJECT)

@@ -176,6 +176,38 @@ def overlap(
 
 
 @bench.command()
+def serve(
+    streams: Annotated[str, typer.Option(help="Numbers of concurrent streams, separated by commas.")] = "1,64,256,1000",
+    max_tokens: MaxTokens = 64,
+    rounds: Annotated[int, typer.Option(min=1, max=1000, help="Measured requests of each stream.")] = 4,
+    model: Annotated[str, typer.Option(help="The model that is served, and whose tokenizer is used.")] = "smollm2",
+    as_json: Json = False,
+) -> None:
+    """The HTTP server with a model that computes nothing, beside the engine without HTTP; and time until it is ready.
+
+    Rates are those of a model that takes no time, times to the first token those of one that takes 20 ms per step.
+    """
+    try:
+        from foreword.bench import front
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"bench serve needs {error.name}: pip install 'foreword[serve]'") from None
+    sizes = counts("--streams", streams, MAX_AT_ONCE)
+    show([front.ready(model)], lambda r: f"foreword serve {model}: ready after {r.ready_s:.2f} s", as_json=as_json)
+    show(
+        front.run(streams=sizes, num_tokens=max_tokens, rounds=rounds, model=model),
+        lambda r: (
+            f"{r.num_streams:>7}{r.requests_s:>12.0f}{r.tok_s:>10.0f}{r.plain_tok_s:>14.0f}"
+            f"{r.first_token_ms:>16.1f}{r.plain_first_token_ms:>14.1f}{r.added_ms:>8.1f}"
+        ),
+        as_json=as_json,
+        header=[
+            f"{'streams':>7}{'requests/s':>12}{'tok/s':>10}{'without HTTP':>14}{'first token ms':>16}"
+            f"{'without HTTP':>14}{'added':>8}"
+        ],
+    )
+
+
+@bench.command()
 def kernels(num_threads: Threads = None, as_json: Json = False) -> None:
     """Memory bandwidth and arithmetic throughput of this machine, and the fraction that model steps reach."""
     show(kernels_bench.run(num_threads=num_threads), str, as_json=as_json)

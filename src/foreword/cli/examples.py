@@ -49,6 +49,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "bench speculation": ("foreword bench speculation",),
     "bench overlap": ("foreword bench overlap --at-once 1,8",),
     "bench sampling": ("foreword bench sampling --json",),
+    "bench serve": ("foreword bench serve --streams 1,64",),
     "bench kernels": ("foreword bench kernels --json",),
 }
 """Words of a command → command lines."""

@@ -168,6 +168,13 @@ def make_chat(
         add_generation_prompt=options.get("add_generation_prompt", True),
         **(options.get("template") or {}),
     )
+    if (
+        params.structured_outputs is not None
+        and params.thinking_end is None
+        and (marks := format.reasoning_marks) is not None
+        and MessageParser(format, prompt=text).in_reasoning
+    ):
+        params = replace(params, thinking_end=marks[1])  # the structure begins after the reasoning
     if choice not in ("auto", "none"):
         params = _constrained(tokenizer, params, format, tools, choice, options.get("parallel_tool_calls", True), text)
     if not tools or choice == "none":

@@ -7,6 +7,7 @@ unknown or not supported and for a value of another type; ranges are checked by 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, NoReturn
@@ -27,6 +28,7 @@ from foreword.fields import (
     Neutral,
     either,
     list_of,
+    one_of,
 )
 
 
@@ -67,15 +69,37 @@ class CompletionRequest:
 IDS = list_of(INTEGER, "a list of token ids")
 MESSAGES = list_of(OBJECT, "a list of messages")
 TOOLS = list_of(OBJECT, "a list of tools")
-_TOOL_CHOICE = Kind(
-    'none, auto, required or {"type": "function", "function": {"name": …}}',
-    lambda value: (
-        value in ("none", "auto", "required") or (isinstance(value, dict) and value.get("type") == "function")
-    ),
-)
+
+
+def tool_choice(function: str) -> Kind:
+    """A word, or an object of the given form that names a function."""
+    words = one_of("none", "auto", "required")
+    return Kind(
+        f"none, auto, required or {function}",
+        lambda value: words.accepts(value) or (isinstance(value, dict) and value.get("type") == "function"),
+        {
+            "anyOf": [
+                words.schema,
+                {"type": "object", "properties": {"type": {"const": "function"}}, "required": ["type"]},
+            ]
+        },
+    )
+
+
+_TOOL_CHOICE = tool_choice('{"type": "function", "function": {"name": …}}')
+_TOKEN_ID = "^[0-9]{1,10}$"
 _BIASES = Kind(
     "an object of numbers by token id",
-    lambda value: isinstance(value, dict) and all(key.isdecimal() and NUMBER.accepts(v) for key, v in value.items()),
+    lambda value: (
+        isinstance(value, dict) and all(re.match(_TOKEN_ID, key) and NUMBER.accepts(v) for key, v in value.items())
+    ),
+    {"type": "object", "propertyNames": {"pattern": _TOKEN_ID}, "additionalProperties": NUMBER.schema},
+)
+_TEXT_OR_IDS = either(STRING, IDS)
+_PROMPTS = Kind(
+    "a string, token ids, or a list of these",
+    lambda value: isinstance(value, str | list) and value != [],
+    {"anyOf": [STRING.schema, {**list_of(either(_TEXT_OR_IDS, INTEGER), "").schema, "minItems": 1}]},
 )
 
 _KIND_OF_TYPE = {
@@ -104,6 +128,9 @@ SAMPLING = {
 LABELS = {"user": STRING, "metadata": OBJECT, "safety_identifier": STRING, "prompt_cache_key": STRING}
 """Fields that name the caller, and change no output."""
 
+NORMAL_EFFORT = ("medium",)
+"""The effort of reasoning that OpenAI's interfaces have by default: what the model does unasked."""
+
 NEUTRAL: Neutral = {
     "audio": (),
     "function_call": ("none", "auto"),
@@ -111,7 +138,7 @@ NEUTRAL: Neutral = {
     "modalities": (["text"],),
     "prediction": (),
     "prompt_cache_retention": ("in-memory", "in_memory"),
-    "reasoning_effort": (),
+    "reasoning_effort": NORMAL_EFFORT,
     "service_tier": ("auto", "default"),
     "store": (False,),
     "suffix": ("",),
@@ -260,13 +287,11 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
 
 def _prompts(given: Fields) -> list[str | list[int]]:
     """``prompt`` as a list of texts or of lists of token ids."""
-    kind = Kind("a string, token ids, or a list of these", lambda value: isinstance(value, str | list) and value != [])
-    prompt = given.require("prompt", kind)
+    prompt = given.require("prompt", _PROMPTS)
     prompts: list[Any] = [prompt] if isinstance(prompt, str) or IDS.accepts(prompt) else prompt
-    each = either(STRING, IDS)
     for i, one in enumerate(prompts):
-        if not each.accepts(one):
-            raise RequestError(None, f"prompt[{i}]", one, f"expected {each.name}", "Correct it.")
+        if not _TEXT_OR_IDS.accepts(one):
+            raise RequestError(None, f"prompt[{i}]", one, f"expected {_TEXT_OR_IDS.name}", "Correct it.")
     return prompts
 
 

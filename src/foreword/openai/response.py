@@ -160,10 +160,7 @@ def text_logprobs(
     entries: list[TokenLogprobs | None] = list(logprobs)
     if prompt is not None and prompt.prompt_logprobs is not None:
         ids, entries = prompt.prompt_token_ids + ids, prompt.prompt_logprobs + entries
-    by_text = [
-        None if found is None else {_text(tokens.token_bytes(i)): _finite(found[i].logprob) for i in found}
-        for found in entries
-    ]
+    by_text = [None if found is None else _by_text(found, tokens) for found in entries]
     texts = [_text(tokens.token_bytes(token_id)) for token_id in ids]
     return {
         "tokens": texts,
@@ -174,6 +171,15 @@ def text_logprobs(
         "top_logprobs": by_text,
         "text_offset": list(accumulate(map(len, texts), initial=start))[:-1],
     }
+
+
+def _by_text(found: TokenLogprobs, tokens: Tokens) -> dict[str, float]:
+    """Of tokens with the same text, such as bytes that are no characters, the largest."""
+    largest: dict[str, float] = {}
+    for token_id, entry in found.items():
+        text = _text(tokens.token_bytes(token_id))
+        largest[text] = max(largest.get(text, LEAST_LOGPROB), entry.logprob)
+    return largest
 
 
 def prompt_text(request: CompletionRequest, output: RequestOutput, tokens: Tokens) -> str:

@@ -14,16 +14,18 @@ from foreword.batch import SamplingParams
 from foreword.engine import CompletionOutput, RequestOutput
 from foreword.engine.chat import ChatOptions
 from foreword.errors import RequestError
-from foreword.fields import BOOLEAN, INTEGER, OBJECT, OBJECTS, STRING, Fields, Kind, Neutral, either, one_of
+from foreword.fields import BOOLEAN, INTEGER, OBJECT, OBJECTS, STRING, Fields, Neutral, either, one_of
 from foreword.messages import ArgumentsDelta, CallEnd, CallStart, ContentDelta, Event, Message, ReasoningDelta
 from foreword.openai.conversation import Conversation
 from foreword.openai.frames import json_string, named_frame
 from foreword.openai.request import (
     LABELS,
+    NORMAL_EFFORT,
     ChatRequest,
     request_options,
     sampling_fields,
     template_variables,
+    tool_choice,
 )
 from foreword.openai.response import Body, Named
 
@@ -37,7 +39,8 @@ NEUTRAL: Neutral = {
     "background": (False,),
     "context_management": (),
     "conversation": (),
-    "include": ([],),
+    # A reasoning item has its text, so it can be given back as it is.
+    "include": ([], ["reasoning.encrypted_content"]),
     "max_tool_calls": (),
     "moderation": (),
     "n": (1,),
@@ -52,13 +55,16 @@ NEUTRAL: Neutral = {
     "truncation": ("disabled",),
 }
 
+NEUTRAL_OF_REASONING: Neutral = {
+    "context": (),
+    "effort": NORMAL_EFFORT,
+    "generate_summary": ("auto",),
+    "mode": (),
+    "summary": ("auto",),  # an item has all of its reasoning
+}
+
 _ITEMS = either(STRING, OBJECTS)
-_TOOL_CHOICE = Kind(
-    'none, auto, required or {"type": "function", "name": …}',
-    lambda value: (
-        value in ("none", "auto", "required") or (isinstance(value, dict) and value.get("type") == "function")
-    ),
-)
+_TOOL_CHOICE = tool_choice('{"type": "function", "name": …}')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +89,7 @@ def parse_responses(body: object) -> ResponsesRequest:
         conversation.text("system", instructions)
     _add_input(conversation, given)
     if reasoning := given.nested("reasoning"):
-        reasoning.end(dict.fromkeys(("context", "effort", "generate_summary", "mode", "summary"), ()))
+        reasoning.end(NEUTRAL_OF_REASONING)
     format = _format(given)
     structured = _structured_outputs(given, format)
     if structured is not None:
@@ -170,6 +176,12 @@ class ResponseStream:
             kind = "completed" if body["status"] == "completed" else "incomplete"
             frames.append(self._items.frame(f"response.{kind}", {"response": body}))
         return b"".join(frames)
+
+    def failed(self, message: str) -> bytes:
+        """The frames that end a response that failed."""
+        error = {"code": "server_error", "message": message}
+        body = {**self._body(None, None), "status": "failed", "error": error}
+        return b"".join([*self._begin(), self._items.frame("response.failed", {"response": body})])
 
     def _begin(self) -> list[bytes]:
         if self._is_started:
@@ -358,7 +370,7 @@ def _add_item(conversation: Conversation, item: Fields) -> None:
         item.take("summary", OBJECTS)
         for i, part in enumerate(content):
             conversation.reasoning(_text_of(Fields(part, item.path(f"content[{i}]")), ("reasoning_text",)))
-        item.end({"encrypted_content": ()})
+        item.end({"encrypted_content": ("",)})
     else:
         known = "message, function_call, function_call_output, reasoning"
         raise item.refuse("type", kind, f"Give one of {known}.")

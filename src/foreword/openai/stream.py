@@ -27,6 +27,8 @@ from foreword.openai.response import (
 )
 
 DONE = "data: [DONE]\n\n"
+ESCAPE = "backslashreplace"
+"""Half a surrogate pair, which UTF-8 cannot write, becomes the escape that JSON has for it."""
 
 
 class Chunks:
@@ -49,7 +51,7 @@ class Chunks:
     def end(self, outputs: Iterable[RequestOutput]) -> bytes:
         """The last frames. outputs: the final one of each prompt."""
         found = f'{self._head},"choices":[],"usage":{_json(usage(list(outputs)))}}}\n\n' if self._include_usage else ""
-        return (found + DONE).encode()
+        return (found + DONE).encode(errors=ESCAPE)
 
 
 class ChatStream:
@@ -65,7 +67,7 @@ class ChatStream:
         """The frames of an output that `foreword.engine.chat.ChatReader` has read: one per choice with news."""
         if output.finished:
             self._outputs.append(output)
-        return "".join([self._frames(completion) for completion in output.outputs]).encode()
+        return "".join([self._frames(completion) for completion in output.outputs]).encode(errors=ESCAPE)
 
     def end(self) -> bytes:
         return self._chunks.end(self._outputs)
@@ -98,7 +100,7 @@ class CompletionStream:
         """The frames of an output of one of the prompts, whose number it has: one per choice with news."""
         if output.finished:
             self._outputs[output.prompt_index] = output
-        return "".join([self._frames(output, completion) for completion in output.outputs]).encode()
+        return "".join([self._frames(output, completion) for completion in output.outputs]).encode(errors=ESCAPE)
 
     def end(self) -> bytes:
         return self._chunks.end(self._outputs.values())
@@ -130,7 +132,7 @@ class CompletionStream:
 
 def error_frame(body: Body) -> bytes:
     """The frame that ends a stream that failed."""
-    return f"data: {_json(body)}\n\n".encode()
+    return f"data: {_json(body)}\n\n".encode(errors=ESCAPE)
 
 
 def _delta(events: Iterable[Event]) -> str:

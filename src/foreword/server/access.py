@@ -22,14 +22,20 @@ class Access:
         self._admin = () if config.admin_key is None else (config.admin_key.encode(),)
         self._ordinary = (*(key.encode() for key in config.api_key), *self._admin) if config.api_key else ()
 
+    def needed(self, path: str) -> str | None:
+        """The kind of key that a path needs: "admin key", "API key" or None."""
+        if self._admin and path in ADMIN:
+            return "admin key"
+        return "API key" if self._ordinary and path not in PUBLIC else None
+
     def check(self, path: str, headers: Mapping[bytes, bytes]) -> None:
         """HttpError 401 without a valid key. headers: by lower-case names."""
-        keys = () if path in PUBLIC else self._admin or self._ordinary if path in ADMIN else self._ordinary
-        if keys and not _is_one_of(_given(headers), keys):
-            needed = "the admin key" if keys is self._admin else "an API key"
+        needed = self.needed(path)
+        keys = self._admin if needed == "admin key" else self._ordinary
+        if needed is not None and not _is_one_of(_given(headers), keys):
             raise HttpError(
                 401,
-                f"{path} needs {needed}: send the header Authorization: Bearer KEY",
+                f"{path} needs the {needed}: send the header Authorization: Bearer KEY",
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )

@@ -9,14 +9,21 @@ from starlette.types import ASGIApp
 from foreword.server import kv_event_routes, message_routes, openai_routes, page, requests, status, tokens
 from foreword.server.context import Context
 from foreword.server.gate import Gate
+from foreword.server.openapi import Operation, route_of
 
 MODULES = (status, openai_routes, message_routes, tokens, requests, kv_event_routes, page)
-"""Modules with a function ``routes_of(context)`` that returns a list of Starlette's `Route`."""
+"""Modules with a function ``routes_of(context)``."""
+
+
+def routes_of(context: Context) -> list[Operation]:
+    """All routes of the server."""
+    routes = [route for module in MODULES for route in module.routes_of(context)]
+    return [*routes, route_of(routes, context.config)]
 
 
 def make_app(context: Context) -> ASGIApp:
     """All routes, behind keys and limits. The engine stays its owner's: the application does not close it."""
-    router = Router([route for module in MODULES for route in module.routes_of(context)], redirect_slashes=False)
+    router = Router(routes_of(context), redirect_slashes=False)
     app = Gate(router, context.config, context.metrics.responses)
     if not context.config.cors_origin:
         return app

@@ -40,6 +40,7 @@ class ServerConfig:
     kv_events_replay: str | None = setting(None, "Where readers ask for past events: tcp://*:5558.", name="URL")
     kv_events_topic: str = setting("kv-events", "Topic of the events.", name="NAME")
     kv_events_arrays: bool = setting(False, "Events as arrays, for readers older than maps.")
+    otlp_traces_endpoint: str | None = setting(None, "Where to send OpenTelemetry's spans of requests.", name="URL")
     access_log: bool = setting(False, "Log each request as a line of JSON.")
 
     def __post_init__(self) -> None:

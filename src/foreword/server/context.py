@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from foreword.batch import SamplingParams
+from foreword.engine import RequestOutput
 from foreword.engine.async_engine import AsyncEngine
 from foreword.kv_events.source import KVEventSource
 from foreword.models.tokenizer import Tokenizer
@@ -13,11 +16,15 @@ from foreword.server.config import ServerConfig
 from foreword.server.errors import HttpError
 from foreword.server.metrics import ServerMetrics
 
+Trace = Callable[[RequestOutput, SamplingParams, Mapping[str, str]], None]
+"""Called with the final output of a prompt, its parameters and the headers of the HTTP request."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Context:
     """The engine and its tokenizer; names: of the model in requests, the first one in responses; created: seconds
-    since 1970; kv_events: where the cache's events are published, None if they are not.
+    since 1970; kv_events: where the cache's events are published, None if they are not; preparing: requests whose
+    prompts are being made or tokenized; trace: called with each final output.
     """
 
     engine: AsyncEngine
@@ -25,9 +32,11 @@ class Context:
     names: tuple[str, ...]
     config: ServerConfig = field(default_factory=ServerConfig)
     kv_events: KVEventSource | None = None
+    trace: Trace | None = None
     created: int = field(default_factory=lambda: int(time.time()))
     admission: Admission = field(init=False)
     metrics: ServerMetrics = field(init=False)
+    preparing: set[str] = field(init=False, default_factory=set)
 
     def __post_init__(self) -> None:
         limits = self.config.max_requests, self.config.max_prompt_tokens

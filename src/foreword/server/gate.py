@@ -47,7 +47,7 @@ class Gate:
         response = _Response(send, request_id)
         started = time.perf_counter()
         scope["app"] = self  # so that the router raises what it does not find
-        scope["request_id"] = request_id.decode()
+        scope["request_id"] = request_id.decode()  # a stream may add "failure": HttpError → its last frame
         try:
             self._access.check(scope["path"], headers)
             body = await self._body(scope, headers, receive)
@@ -63,13 +63,10 @@ class Gate:
             self._log(scope, response, time.perf_counter() - started)
 
     async def _body(self, scope: Scope, headers: MutableMapping[bytes, bytes], receive: Receive) -> bytes:
-        """The whole body. HttpError if it is too long, too slow or not JSON."""
-        if scope["method"] not in ("POST", "PUT", "PATCH"):
+        """The whole body. HttpError if it is too long or too slow."""
+        if scope["method"] != "POST":
             return b""
-        kind, limit = headers.get(b"content-type", b"").partition(b";")[0].strip().lower(), self._config.max_body_bytes
-        # A web page of another origin cannot send this type without being asked about it first.
-        if kind != b"application/json":
-            raise HttpError(415, "send the body as JSON, with the header Content-Type: application/json")
+        limit = self._config.max_body_bytes
         too_long = HttpError(413, f"the body is longer than max_body_bytes = {limit}", headers={"Connection": "close"})
         declared = headers.get(b"content-length", b"0")
         if declared.isdigit() and int(declared) > limit:
@@ -130,7 +127,8 @@ class _Response:
         dialect = dialect_of(scope["path"])
         if self.status is not None:
             if not self.is_complete and self.is_stream:
-                await self({"type": "http.response.body", "body": dialect.frame(error)})
+                frame = scope.get("failure", dialect.frame)(error)
+                await self({"type": "http.response.body", "body": frame})
             return
         body = msgspec.json.encode(dialect.body(error))
         headers = {"content-type": "application/json", "content-length": str(len(body)), **error.headers}

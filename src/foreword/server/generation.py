@@ -14,6 +14,7 @@ from foreword.batch import SamplingParams
 from foreword.engine import RequestOptions, RequestOutput
 from foreword.engine.chat import ChatOptions, ChatReader, make_chat
 from foreword.engine.request_group import RequestGroup
+from foreword.fields import NUMBER
 from foreword.server.admission import Place
 from foreword.server.context import Context
 from foreword.server.errors import HttpError
@@ -27,6 +28,7 @@ class Job:
     """A checked request of the engine, and the reader of its answer if it is a conversation."""
 
     group: RequestGroup
+    params: SamplingParams
     reader: ChatReader | None = None
     index: int = 0
 
@@ -48,12 +50,13 @@ class Generation:
     async def limit_time(self, body: dict[str, Any]) -> None:
         """Take ``timeout`` out of the body: the handler fails with TimeoutError after that time."""
         field, value = "timeout", body.pop("timeout", None)
-        if value is None:
-            field, value = TIMEOUT, self._headers.get(TIMEOUT)
+        if value is None and TIMEOUT in self._headers:
+            field, value = TIMEOUT, _number(self._headers[TIMEOUT])
         most = self._context.config.timeout
         if value is not None:
-            seconds = _seconds(field, value)
-            most = seconds if most is None else min(seconds, most)
+            if not NUMBER.accepts(value) or not 0 < value < 2**31:
+                raise HttpError(400, f"{field} = {value!r:.80}: expected seconds above 0", param=field)
+            most = value if most is None else min(value, most)
         if most is not None:
             await self._stack.enter_async_context(asyncio.timeout(most))
 
@@ -61,6 +64,8 @@ class Generation:
         """Take a place, before any work is done. HttpError 429 if the server is full."""
         self._place = self._context.admission.enter(num_prompts * (params.best_of or params.n))
         self._stack.callback(self._place.leave)
+        self._context.preparing.add(self.id)
+        self._stack.callback(self._context.preparing.discard, self.id)
 
     async def chat(
         self,
@@ -76,7 +81,7 @@ class Generation:
         limit = engine.engine.states.max_model_len
         made = await asyncio.to_thread(make_chat, tokenizer, messages, params, limit, chat)
         group = await self._checked(self.id, made.token_ids, made.params, made.text, options, stream)
-        return Job(group, made.reader())
+        return Job(group, made.params, made.reader())
 
     async def texts(
         self, prompts: Sequence[str | list[int]], params: SamplingParams, options: RequestOptions, *, stream: bool
@@ -85,16 +90,18 @@ class Generation:
         jobs = []
         for i, prompt in enumerate(prompts):
             name = self.id if len(prompts) == 1 else f"{self.id}-{i}"
-            jobs.append(Job(await self._checked(name, prompt, params, None, options, stream), index=i))
+            group = await self._checked(name, prompt, params, None, options, stream)
+            jobs.append(Job(group, params, index=i))
         return jobs
 
     async def outputs(self, jobs: Sequence[Job]) -> AsyncGenerator[RequestOutput, None]:
         """Run the jobs: their outputs as they come."""
+        self._context.preparing.discard(self.id)
         with ExitStack() as stack:
             streams = [stack.enter_context(self._context.engine.run(job.group)) for job in jobs]
             if len(jobs) == 1:
                 async for output in streams[0]:
-                    yield jobs[0].read(output)
+                    yield self._read(jobs[0], output)
             else:
                 running = {asyncio.ensure_future(anext(stream)): i for i, stream in enumerate(streams)}
                 stack.callback(lambda: [task.cancel() for task in running])
@@ -104,7 +111,12 @@ class Generation:
                         i, output = running.pop(task), task.result()
                         if not streams[i].is_finished:
                             running[asyncio.ensure_future(anext(streams[i]))] = i
-                        yield jobs[i].read(output)
+                        yield self._read(jobs[i], output)
+
+    def _read(self, job: Job, output: RequestOutput) -> RequestOutput:
+        if output.finished and self._context.trace is not None:
+            self._context.trace(output, job.params, self._headers)
+        return job.read(output)
 
     async def finals(self, jobs: Sequence[Job]) -> list[RequestOutput]:
         """Run the jobs: the final output of each."""
@@ -132,11 +144,9 @@ class Generation:
         return group
 
 
-def _seconds(field: str, value: object) -> float:
+def _number(text: str) -> float | str:
+    """A text that is none is returned, to be refused."""
     try:
-        seconds = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        seconds = -1.0
-    if not 0 < seconds < 2**31:
-        raise HttpError(400, f"{field} = {value!r:.80}: expected seconds above 0", param=field)
-    return seconds
+        return float(text)
+    except ValueError:
+        return text

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from foreword.server.context import Context
+from foreword.server.openapi import Operation
 from foreword.server.reply import reply
 
 
-def routes_of(context: Context) -> list[Route]:
+def routes_of(context: Context) -> list[Operation]:
     """/kv_event_sources."""
 
     async def sources(request: Request) -> Response:
+        """Where the cache's events are published."""
         return reply({"object": "list", "data": [] if context.kv_events is None else [context.kv_events]})
 
-    return [Route("/kv_event_sources", sources)]
+    return [Operation("/kv_event_sources", sources)]

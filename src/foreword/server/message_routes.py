@@ -9,7 +9,6 @@ from typing import Any, Protocol, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from foreword.anthropic import PING, MessageStream, error_body, message_body, parse_count, parse_messages
 from foreword.engine import RequestOutput
@@ -20,11 +19,17 @@ from foreword.server.context import Context
 from foreword.server.errors import DIALECTS, Dialect
 from foreword.server.events import COMMENT, EventStream
 from foreword.server.generation import Generation
+from foreword.server.openapi import Body, Operation
 from foreword.server.reply import json_body, parsed, reply
 
 T = TypeVar("T", ChatRequest, ResponsesRequest)
 
 DIALECTS["/v1/messages"] = Dialect(lambda error: error_body(error.status, str(error)), event="error")
+
+COUNT = {"model": "model", "messages": [{"role": "user", "content": "Hello"}]}
+MESSAGES = {**COUNT, "max_tokens": 16}
+RESPONSES = {"input": "Hello", "max_output_tokens": 16}
+"""Examples of bodies."""
 
 
 class Frames(Protocol):
@@ -33,16 +38,19 @@ class Frames(Protocol):
     def frames(self, output: RequestOutput) -> bytes: ...
 
 
-def routes_of(context: Context) -> list[Route]:
+def routes_of(context: Context) -> list[Operation]:
     """/v1/messages, /v1/messages/count_tokens, /v1/responses."""
 
     async def messages(request: Request) -> Response:
+        """The answer to a conversation, in Anthropic's form."""
         return await _answer(context, request, parse_messages, MessageStream, message_body, sign_of_life=PING)
 
     async def responses(request: Request) -> Response:
+        """The answer to a conversation, in the form of OpenAI's Responses."""
         return await _answer(context, request, parse_responses, ResponseStream, response_body)
 
     async def count_tokens(request: Request) -> Response:
+        """The number of tokens of a conversation, in Anthropic's form."""
         wanted = await parsed(parse_count, await json_body(request), request)
         context.check_model(wanted.model)
         limit = context.config.max_prompt_tokens
@@ -50,9 +58,9 @@ def routes_of(context: Context) -> list[Route]:
         return reply({"input_tokens": len(made.token_ids)})
 
     return [
-        Route("/v1/messages", messages, methods=["POST"]),
-        Route("/v1/messages/count_tokens", count_tokens, methods=["POST"]),
-        Route("/v1/responses", responses, methods=["POST"]),
+        Operation("/v1/messages", messages, Body(parse_messages, MESSAGES, generates=True)),
+        Operation("/v1/messages/count_tokens", count_tokens, Body(parse_count, COUNT)),
+        Operation("/v1/responses", responses, Body(parse_responses, RESPONSES, generates=True)),
     ]
 
 
@@ -78,6 +86,8 @@ async def _answer(
         (output,) = await generation.finals([job])
         return reply(body_of(wanted, output, **named))
     stream = stream_of(wanted, **named)
+    if isinstance(stream, ResponseStream):
+        request.scope["failure"] = lambda error: stream.failed(str(error))
 
     async def frames() -> AsyncGenerator[bytes, None]:
         async for output in generation.outputs([job]):

@@ -120,7 +120,7 @@ class ServerMetrics:
         counts, times, scheduler, pool = self._counts, self._times, self._engine.scheduler, self._engine.cache.pool
         waiting = list(scheduler.waiting)  # one operation, which no other thread interrupts
         ledger = scheduler.ledger
-        yield self._gauge("num_requests_running", "Completions that hold a row.", ledger.num_running)
+        yield self._gauge("num_requests_running", "Completions that hold a row.", len(scheduler.running))
         yield self._gauge("num_requests_waiting", "Completions that wait.", len(waiting))
         yield self._gauge("kv_cache_usage_perc", "Used part of the KV blocks.", pool.num_used / (pool.num_blocks - 1))
         reasons = Counter(ledger.reason_for(request.request_id, len(request)).code for request in waiting)

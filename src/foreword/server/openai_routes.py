@@ -8,7 +8,6 @@ from contextlib import aclosing
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from foreword.openai import (
     ChatStream,
@@ -22,13 +21,19 @@ from foreword.openai import (
 from foreword.server.context import Context
 from foreword.server.events import EventStream
 from foreword.server.generation import Generation, Job
+from foreword.server.openapi import Body, Operation
 from foreword.server.reply import json_body, parsed, reply
 
+CHAT = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 16}
+COMPLETION = {"prompt": "Once upon a time", "max_tokens": 16}
+"""Examples of bodies."""
 
-def routes_of(context: Context) -> list[Route]:
+
+def routes_of(context: Context) -> list[Operation]:
     """/v1/chat/completions, /v1/completions."""
 
     async def chat(request: Request) -> Response:
+        """The answer to a conversation, in OpenAI's form."""
         generation, body = Generation(context, request), await json_body(request)
         await generation.limit_time(body)
         wanted = await parsed(parse_chat, body, request)
@@ -42,6 +47,7 @@ def routes_of(context: Context) -> list[Route]:
         return reply(chat_completion(wanted, output, context.tokenizer, **named))
 
     async def completions(request: Request) -> Response:
+        """How prompts go on, in OpenAI's form."""
         generation, body = Generation(context, request), await json_body(request)
         await generation.limit_time(body)
         wanted = await parsed(parse_completion, body, request)
@@ -55,8 +61,8 @@ def routes_of(context: Context) -> list[Route]:
         return reply(text_completion(wanted, outputs, context.tokenizer, **named))
 
     return [
-        Route("/v1/chat/completions", chat, methods=["POST"]),
-        Route("/v1/completions", completions, methods=["POST"]),
+        Operation("/v1/chat/completions", chat, Body(parse_chat, CHAT, generates=True)),
+        Operation("/v1/completions", completions, Body(parse_completion, COMPLETION, generates=True)),
     ]
 
 

@@ -9,14 +9,14 @@ from importlib.resources import files
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from foreword.server.context import Context
+from foreword.server.openapi import Operation
 
 PAGE = "chat.html"
 
 
-def routes_of(context: Context) -> list[Route]:
+def routes_of(context: Context) -> list[Operation]:
     """/."""
     html = files(__package__).joinpath(PAGE).read_text(encoding="utf-8")
     headers = {
@@ -26,9 +26,10 @@ def routes_of(context: Context) -> list[Route]:
     }
 
     async def page(request: Request) -> Response:
+        """A chat page."""
         return Response(html, 200, headers, "text/html")
 
-    return [Route("/", page)]
+    return [Operation("/", page, media_type="text/html")]
 
 
 def policy(html: str) -> str:

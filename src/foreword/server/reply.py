@@ -22,7 +22,10 @@ def reply(value: Any, status: int = 200, headers: dict[str, str] | None = None) 
 
 
 async def json_body(request: Request) -> dict[str, Any]:
-    """The JSON object in the body of a request. HttpError 400 for anything else."""
+    """The JSON object in the body of a request. HttpError 400 for anything else, 415 if it is sent as such."""
+    # A web page of another origin cannot send this type without being asked about it first.
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise HttpError(415, "send the body as JSON, with the header Content-Type: application/json")
     data = await request.body()
     try:
         value = msgspec.json.decode(data)

@@ -7,40 +7,46 @@ from typing import Any
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from foreword.fields import STRING, Fields
 from foreword.server.context import Context
 from foreword.server.errors import HttpError
+from foreword.server.openapi import Body, Operation
 from foreword.server.reply import json_body, reply
 
 
-def routes_of(context: Context) -> list[Route]:
+def routes_of(context: Context) -> list[Operation]:
     """/requests, /requests/{id}/why, /abort, /reset_prefix_cache, /metrics."""
     serving, engine = context.engine, context.engine.engine
 
     async def requests(request: Request) -> Response:
+        """The requests in the engine, and why each waits."""
         names = serving.request_ids
         states = await serving.call(lambda: [_state(name) for name in names])
-        return reply({"object": "list", "data": states})
+        return reply({"object": "list", "data": [*map(_in_preparation, sorted(context.preparing)), *states]})
 
     async def why(request: Request) -> Response:
+        """Why a request waits; its id is the header X-Request-Id of its response."""
         name = request.path_params["id"]
+        if name in context.preparing:
+            return reply(_in_preparation(name))
         _check_known(name)
         return reply(await serving.call(lambda: _state(name)))
 
     async def abort(request: Request) -> Response:
-        given = Fields(await json_body(request))
-        name = given.require("request_id", STRING)
-        given.end()
+        """End a request with its tokens so far."""
+        name = parse_abort(await json_body(request))
         _check_known(name)
         serving.abort(name)
         return reply({"request_id": name, "aborted": True})
 
     async def reset(request: Request) -> Response:
+        """Forget all cached prefixes, if no request runs."""
+        parse_reset(await json_body(request))
         return reply({"reset": await serving.call(engine.reset_prefix_cache)})
 
     async def metrics(request: Request) -> Response:
+        """What the server has done, for Prometheus."""
         return Response(context.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     def _check_known(name: str) -> None:
@@ -54,9 +60,26 @@ def routes_of(context: Context) -> list[Route]:
         return {"id": name, "state": code, "why": str(found) if code == found.code else "new", **dict(found.details)}
 
     return [
-        Route("/requests", requests),
-        Route("/requests/{id}/why", why),
-        Route("/abort", abort, methods=["POST"]),
-        Route("/reset_prefix_cache", reset, methods=["POST"]),
-        Route("/metrics", metrics),
+        Operation("/requests", requests),
+        Operation("/requests/{id}/why", why),
+        Operation("/abort", abort, Body(parse_abort, {"request_id": "id"})),
+        Operation("/reset_prefix_cache", reset, Body(parse_reset, {})),
+        Operation("/metrics", metrics, media_type="text/plain"),
     ]
+
+
+def _in_preparation(name: str) -> dict[str, Any]:
+    return {"id": name, "state": "preparing", "why": "preparing"}
+
+
+def parse_abort(body: object) -> str:
+    """The id in a body of /abort."""
+    given = Fields(body)
+    name: str = given.require("request_id", STRING)
+    given.end()
+    return name
+
+
+def parse_reset(body: object) -> None:
+    """A body of /reset_prefix_cache has no fields."""
+    Fields(body).end()

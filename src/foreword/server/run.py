@@ -7,8 +7,8 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from math import ceil
 from typing import Any
@@ -22,7 +22,7 @@ from foreword.kv_events.log import CacheLog
 from foreword.kv_events.source import KVEventSource
 from foreword.server.app import make_app
 from foreword.server.config import ServerConfig
-from foreword.server.context import Context
+from foreword.server.context import Context, Trace
 
 SWITCH_INTERVAL = 0.0005  # seconds; a tenth of Python's own gives 1.7 times the tokens/s of 64 streams
 
@@ -41,7 +41,10 @@ def run(model: str, config: ServerConfig, **options: Any) -> None:
         stack.callback(lambda: asyncio.run(llm.close()))
         source = None if log is None else _publish(log, llm, config, stack)
         names = config.served_model_name or (model,)
-        context = Context(engine=llm, tokenizer=llm.tokenizer, names=names, config=config, kv_events=source)
+        trace = None if config.otlp_traces_endpoint is None else _trace(config.otlp_traces_endpoint, names[0], stack)
+        context = Context(
+            engine=llm, tokenizer=llm.tokenizer, names=names, config=config, kv_events=source, trace=trace
+        )
         serve(context, sock, lambda url: print(f"foreword: {names[0]} at {url}", file=sys.stderr, flush=True))
 
 
@@ -67,6 +70,17 @@ def _publish(log: CacheLog, llm: AsyncLLM, config: ServerConfig, stack: ExitStac
     )
     stack.enter_context(publisher)
     return publisher.source
+
+
+def _trace(endpoint: str, model: str, stack: ExitStack) -> Trace:
+    """Send a span of each request until the stack is closed. ConfigError without the packages that do."""
+    try:
+        from foreword.server.tracing import Traces  # of another extra
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"otlp_traces_endpoint: {error.name} is not installed; install foreword[otel]") from None
+    traces = Traces(endpoint, model)
+    stack.callback(traces.close)
+    return traces.add
 
 
 def allow_connections() -> None:
@@ -96,14 +110,23 @@ def serve(context: Context, sock: socket.socket, on_ready: Callable[[str], None]
     server = Server(context, sock, on_ready)
     # uvicorn raises it again in the end
     before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        with short_turns():
+            server.run(sockets=[sock])
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def short_turns() -> Iterator[None]:
+    """Within the block, Python's threads take turns of `SWITCH_INTERVAL`."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_INTERVAL)
     try:
-        server.run(sockets=[sock])
+        yield
     finally:
         sys.setswitchinterval(interval)
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 class Server(uvicorn.Server):

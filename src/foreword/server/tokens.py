@@ -3,56 +3,95 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
+from foreword.errors import RequestError
 from foreword.fields import BOOLEAN, OBJECT, STRING, Fields
+from foreword.models.tokenizer import Tokenizer
 from foreword.openai.request import IDS, MESSAGES, TOOLS
 from foreword.server.context import Context
+from foreword.server.openapi import Body, Operation
 from foreword.server.reply import json_body, reply
 
 
-def routes_of(context: Context) -> list[Route]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizeRequest:
+    """A body of /tokenize. text: of the prompt; None: the messages are made one, with the variables of template."""
+
+    model: str | None
+    text: str | None
+    messages: list[dict[str, Any]] | None
+    template: dict[str, Any]
+    special: bool
+    with_texts: bool
+
+    def encode(self, tokenizer: Tokenizer) -> list[int]:
+        text = self.text
+        if text is None:
+            text = tokenizer.apply_chat_template(self.messages or [], **self.template)
+        return tokenizer.encode(text, add_special_tokens=self.special)
+
+
+def parse_tokenize(body: object) -> TokenizeRequest:
+    """RequestError for a body of which it is not clear what is to be tokenized."""
+    given = Fields(body)
+    messages, text = given.take("messages", MESSAGES), given.take("prompt", STRING)
+    if (messages is None) == (text is None):
+        raise RequestError(None, "prompt", text, "is one of prompt and messages", "Give exactly one of them.")
+    of_template = {
+        "tools": given.take("tools", TOOLS),
+        "add_generation_prompt": given.take("add_generation_prompt", BOOLEAN),
+        "chat_template_kwargs": given.take("chat_template_kwargs", OBJECT),
+    }
+    chosen = {name: value for name, value in of_template.items() if value is not None}
+    for name, value in chosen.items() if messages is None else ():
+        raise RequestError(None, name, value, "needs messages", "Leave it out.")
+    variables = chosen.pop("chat_template_kwargs", {})
+    request = TokenizeRequest(
+        model=given.take("model", STRING),
+        text=text,
+        messages=messages,
+        template={"add_generation_prompt": True, **chosen, **variables},
+        special=given.take("add_special_tokens", BOOLEAN, messages is None),
+        with_texts=given.take("return_token_strs", BOOLEAN, False),
+    )
+    given.end()
+    return request
+
+
+def parse_detokenize(body: object) -> tuple[str | None, list[int]]:
+    """The model and the token ids in a body of /detokenize."""
+    given = Fields(body)
+    model, ids = given.take("model", STRING), given.require("tokens", IDS)
+    given.end()
+    return model, ids
+
+
+def routes_of(context: Context) -> list[Operation]:
     """/tokenize, /detokenize, /tokenizer_info."""
     tokenizer = context.tokenizer
 
     async def tokenize(request: Request) -> Response:
-        given = Fields(await json_body(request))
-        context.check_model(given.take("model", STRING))
-        messages = given.take("messages", MESSAGES)
-        text = given.require("prompt", STRING) if messages is None else None
-        special = given.take("add_special_tokens", BOOLEAN, messages is None)
-        with_texts = given.take("return_token_strs", BOOLEAN, False)
-        tools: Any = None
-        template: dict[str, Any] = {}
-        if messages is not None:
-            tools = given.take("tools", TOOLS)
-            template = given.take("chat_template_kwargs", OBJECT, {})
-            template = {"add_generation_prompt": given.take("add_generation_prompt", BOOLEAN, True), **template}
-        given.end()
-
-        def encoded() -> list[int]:
-            if messages is None:
-                return tokenizer.encode(text or "", add_special_tokens=special)
-            prompt = tokenizer.apply_chat_template(messages, tools=tools, **template)
-            return tokenizer.encode(prompt, add_special_tokens=special)
-
-        ids = await asyncio.to_thread(encoded)
-        texts = [tokenizer.token_bytes(i).decode("utf-8", "replace") for i in ids] if with_texts else None
+        """The token ids of a text or of a conversation."""
+        wanted = parse_tokenize(await json_body(request))
+        context.check_model(wanted.model)
+        ids = await asyncio.to_thread(wanted.encode, tokenizer)
+        texts = [tokenizer.token_bytes(i).decode("utf-8", "replace") for i in ids] if wanted.with_texts else None
         longest = context.engine.engine.states.max_model_len
         return reply({"count": len(ids), "max_model_len": longest, "tokens": ids, "token_strs": texts})
 
     async def detokenize(request: Request) -> Response:
-        given = Fields(await json_body(request))
-        context.check_model(given.take("model", STRING))
-        ids = given.require("tokens", IDS)
-        given.end()
+        """The text of token ids."""
+        model, ids = parse_detokenize(await json_body(request))
+        context.check_model(model)
         return reply({"prompt": await asyncio.to_thread(tokenizer.decode, ids, skip_special_tokens=False)})
 
     async def info(request: Request) -> Response:
+        """What the tokenizer is."""
         return reply(
             {
                 "tokenizer_class": type(tokenizer).__name__,
@@ -68,9 +107,9 @@ def routes_of(context: Context) -> list[Route]:
         )
 
     return [
-        Route("/tokenize", tokenize, methods=["POST"]),
-        Route("/detokenize", detokenize, methods=["POST"]),
-        Route("/tokenizer_info", info),
+        Operation("/tokenize", tokenize, Body(parse_tokenize, {"prompt": "Hello"})),
+        Operation("/detokenize", detokenize, Body(parse_detokenize, {"tokens": [0]})),
+        Operation("/tokenizer_info", info),
     ]
 
 

@@ -1,0 +1,72 @@
+"""/openapi.json describes what the routes take."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import jsonschema
+import pytest
+from server_rig import serving
+
+from foreword.server.app import routes_of
+
+
+@pytest.fixture(scope="module")
+def server(talker):
+    with serving(talker, max_requests=64) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def document(server):
+    return server.get("/openapi.json").json()
+
+
+def bodies(document) -> dict[str, dict]:
+    """Path → schema of its body."""
+    return {
+        path: methods["post"]["requestBody"]["content"]["application/json"]["schema"]
+        for path, methods in document["paths"].items()
+        if "post" in methods
+    }
+
+
+def test_every_route_is_described(server, document):
+    paths = {route.path.replace(":path", "") for route in routes_of(server.context)}
+    assert set(document["paths"]) == paths
+    assert all(operation["summary"] for methods in document["paths"].values() for operation in methods.values())
+
+
+def test_the_examples_follow_their_schemas_and_are_served(server, document):
+    for path, schema in bodies(document).items():
+        for example in schema["examples"]:
+            jsonschema.validate(example, schema)
+            names = {"model": "talker"} if "model" in example else {}
+            status = server.post(path, {**example, **names}).status_code
+            assert status == (404 if path == "/abort" else 200), path
+
+
+def test_the_server_refuses_what_the_schema_refuses(server, document):
+    """One value of every type for each field, and an unknown one."""
+    values = [True, 3, 0.5, "x", {"x": 1}, [{"x": 1}], [[1]], ["x"]]
+    refused = 0
+    with server.client() as client:
+        for path, schema in bodies(document).items():
+            validator = jsonschema.Draft202012Validator(schema)
+            known = {"model": "talker"} if "model" in schema["properties"] else {}
+            for name, value in product([*schema["properties"], "unknown"], values):
+                body = {**schema["examples"][0], **known, name: value}
+                if not validator.is_valid(body):
+                    response = client.post(path, json=body)
+                    assert response.status_code == 400, (path, name, value, response.text)
+                    refused += 1
+    assert refused > 500
+
+
+def test_keys_are_told_where_they_are_needed(talker, document):
+    assert not any(o["security"] for methods in document["paths"].values() for o in methods.values())
+    with serving(talker, api_key=("one",), admin_key="root") as running:
+        paths = running.get("/openapi.json", headers={"x-api-key": "one"}).json()["paths"]
+    assert paths["/health"]["get"]["security"] == []
+    assert paths["/v1/models"]["get"]["security"] == [{"API key": []}]
+    assert paths["/abort"]["post"]["security"] == [{"admin key": []}]
