@@ -31,3 +31,8 @@ def qwen_path() -> Path:
 @pytest.fixture(scope="session")
 def gemma3_path() -> Path:
     return _cached("gemma3-270m")
+
+
+@pytest.fixture(scope="session")
+def minilm_path() -> Path:
+    return _cached("all-minilm-l6-v2")

@@ -1,4 +1,5 @@
 // The kernels in Python.
+#include "kernels/bind_encoder.h"
 #include "kernels/bind_sampling.h"
 #include "kernels/roofline.h"
 
@@ -67,6 +68,7 @@ void bind_model(nb::module_ &m) {
            "positions"_a.noconvert(), "query_start_loc"_a.noconvert(), "seq_lens"_a.noconvert(),
            "idx_mapping"_a.noconvert(), "logits_indices"_a.noconvert(), "slot_mapping"_a.noconvert(),
            "block_tables"_a.noconvert())
+      .def("hidden_states", &CpuModel::hidden_states, "tokens"_a.noconvert())
       .def("copy_blocks", &CpuModel::copy_blocks, "sources"_a.noconvert(), "destinations"_a.noconvert())
       .def("zero_blocks", &CpuModel::zero_blocks, "blocks"_a.noconvert())
       .def("stage_seconds", &CpuModel::stage_seconds,
@@ -82,6 +84,7 @@ void bind_model(nb::module_ &m) {
 void bind_kernels(nb::module_ &m) {
   using namespace kernels;
   bind_model(m);
+  bind_encoder(m);
   bind_sampling(m);
   m.def("kv_bytes", &kv_bytes, "kv_format"_a, "num_blocks"_a, "block_size"_a, "num_slots"_a, "num_kv_heads"_a,
         "head_dim"_a, "Bytes of a KV pool, computed without allocating it.");

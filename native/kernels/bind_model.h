@@ -90,6 +90,7 @@ class CpuModel {
     model_.layers.push_back(std::move(layer));
   }
 
+  // lm_head: −1 for a model without logits.
   void finish(int final_norm, int lm_head) {
     check_finished(false);
     const ModelConfig &c = model_.config;
@@ -97,7 +98,9 @@ class CpuModel {
       throw std::invalid_argument("finish() needs an embedding and a layer");
     }
     model_.final_norm = vector(final_norm, "final_norm", c.hidden_size);
-    model_.lm_head = model_.make_linear({matrix(lm_head, "lm_head", c.vocab_size, c.hidden_size)});
+    if (lm_head >= 0) {
+      model_.lm_head = model_.make_linear({matrix(lm_head, "lm_head", c.vocab_size, c.hidden_size)});
+    }
     forward_ = std::make_unique<ForwardPass>(model_);
   }
 
@@ -119,6 +122,7 @@ class CpuModel {
                     .idx_mapping = at_least(idx_mapping, b, "idx_mapping"),
                     .logits_indices = logits_indices.data(),
                     .groups = {}};
+    if (in.num_logits && model_.lm_head.parts.empty()) throw std::invalid_argument("the model has no logits");
     if (slot_mapping.size() != block_tables.size()) {
       throw std::invalid_argument("slot_mapping and block_tables differ in groups");
     }
@@ -137,6 +141,20 @@ class CpuModel {
     return nb::ndarray<nb::numpy, const float, nb::ndim<2>>(logits,
                                                             {size_t(in.num_logits), size_t(model_.config.vocab_size)},
                                                             nb::find(this), {forward_->logits_stride(), 1});
+  }
+
+  // The hidden states after the final norm [N, hidden_size] at tokens of the last step, valid until the next call.
+  nb::ndarray<nb::numpy, const float, nb::ndim<2>> hidden_states(const Array1<int64_t> &tokens) {
+    check_finished(true);
+    const int count = in_range(int64_t(tokens.shape(0)), 0, kMostTokens, "the number of tokens");
+    const float *hidden;
+    {
+      const auto lock = exclusive();
+      nb::gil_scoped_release release;
+      hidden = forward_->hidden(tokens.data(), count);
+    }
+    return nb::ndarray<nb::numpy, const float, nb::ndim<2>>(
+        hidden, {size_t(count), size_t(model_.config.hidden_size)}, nb::find(this), {forward_->hidden_stride(), 1});
   }
 
   void copy_blocks(const Array1<int32_t> &sources, const Array1<int32_t> &destinations) {
@@ -175,7 +193,7 @@ class CpuModel {
     return lock;
   }
 
- private:
+ protected:
   struct SizedVector {
     Vector data;
     int size;

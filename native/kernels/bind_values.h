@@ -43,7 +43,8 @@ constexpr Named<Format> kFormats[] = {
     {"q4_min", Format::q4_min}, {"q8", Format::q8},     {"q8_min", Format::q8_min}, {"q8_half", Format::q8_half},
 };
 constexpr Named<KVFormat> kKVFormats[] = {{"fp32", KVFormat::f32}, {"bf16", KVFormat::bf16}, {"int8", KVFormat::i8}};
-constexpr Named<Gate> kGates[] = {{"silu", Gate::silu}, {"gelu_tanh", Gate::gelu_tanh}};
+constexpr Named<Gate> kGates[] = {
+    {"silu", Gate::silu}, {"gelu_tanh", Gate::gelu_tanh}, {"gelu", Gate::gelu}, {"relu", Gate::relu}};
 
 // The entry of `table` with this name. Throws std::invalid_argument that lists the names.
 template <class T, size_t N>

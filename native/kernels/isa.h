@@ -28,7 +28,10 @@ struct Isa {
 
   // Rows.
   void (*rms_norm)(const float *x, const float *weight, int size, float eps, float *out);
+  // (x - mean) / sqrt(variance + eps) * weight + bias; `bias` may be null. `out` may be x.
+  void (*layer_norm)(const float *x, const float *weight, const float *bias, int size, float eps, float *out);
   void (*gate_mul)(Gate gate, const float *g, const float *u, size_t size, float *out);
+  void (*activate)(Gate gate, size_t size, float *x);  // x = gate(x)
   void (*add_row)(const float *x, size_t size, float *out);
   void (*rotate)(const float *cosines, const float *sines, int pairs, float *x);
   void (*softcap)(float cap, size_t size, float *x);

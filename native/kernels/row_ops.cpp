@@ -18,6 +18,31 @@ FW_INLINE F32 gelu_tanh(F32 x) {
   return mul(mul(set1(0.5f), x), add(set1(1.f), tanh_f32(mul(set1(0.7978845608028654f), cubic))));
 }
 
+// 0.5 x (1 + erf(x / sqrt(2))) = max(x, 0) - |x| q / 2, with q = erfc(|x| / sqrt(2)) to 2e-7: Abramowitz and Stegun
+// 7.1.26.
+FW_INLINE F32 gelu(F32 x) {
+  const F32 magnitude = abs_f32(x), z = mul(magnitude, set1(0.70710678118654752f));
+  const F32 t = div(set1(1.f), fma(z, set1(0.3275911f), set1(1.f)));
+  F32 p = set1(1.061405429f);
+  p = fma(p, t, set1(-1.453152027f));
+  p = fma(p, t, set1(1.421413741f));
+  p = fma(p, t, set1(-0.284496736f));
+  p = fma(p, t, set1(0.254829592f));
+  const F32 q = mul(mul(p, t), exp_f32(sub(set1(0.f), mul(z, z))));
+  return sub(max_f32(x, set1(0.f)), mul(mul(set1(0.5f), magnitude), q));
+}
+
+// f(gate), with the gate as a function of a vector.
+template <class F>
+FW_INLINE void with_gate(Gate gate, F &&f) {
+  switch (gate) {
+    case Gate::silu: return f([](F32 x) FW_LAMBDA { return silu(x); });
+    case Gate::gelu_tanh: return f([](F32 x) FW_LAMBDA { return gelu_tanh(x); });
+    case Gate::gelu: return f([](F32 x) FW_LAMBDA { return gelu(x); });
+    case Gate::relu: return f([](F32 x) FW_LAMBDA { return max_f32(x, set1(0.f)); });
+  }
+}
+
 }  // namespace
 
 // `weight` and x are padded with zeros to whole vectors.
@@ -30,12 +55,33 @@ void rms_norm(const float *x, const float *weight, int size, float eps, float *o
   over_vectors(padded, [&](size_t k) FW_LAMBDA { store(out + k, mul(mul(load(x + k), factor), load(weight + k))); });
 }
 
+// `weight`, `bias` and x are padded with zeros to whole vectors.
+void layer_norm(const float *x, const float *weight, const float *bias, int size, float eps, float *out) {
+  const size_t padded = round_up(size_t(size), size_t(kLanes));
+  F32 sum = set1(0.f), squares = set1(0.f);
+  over_vectors(padded, [&](size_t k) FW_LAMBDA { sum = add(sum, load(x + k)); });
+  const F32 mean = set1(reduce_add(sum) / float(size));
+  over_vectors(padded, [&](size_t k) FW_LAMBDA {
+    const F32 d = keep_lanes(sub(load(x + k), mean), 0, size - int(k), set1(0.f));
+    squares = fma(d, d, squares);
+  });
+  const F32 factor = set1(1.f / std::sqrt(reduce_add(squares) / float(size) + eps));
+  over_vectors(padded, [&](size_t k) FW_LAMBDA {
+    const F32 scaled = mul(mul(sub(load(x + k), mean), factor), load(weight + k));
+    store(out + k, bias ? add(scaled, load(bias + k)) : scaled);
+  });
+}
+
 void gate_mul(Gate gate, const float *g, const float *u, size_t size, float *out) {
-  if (gate == Gate::silu) {
-    over_vectors(size, [&](size_t k) FW_LAMBDA { store(out + k, mul(silu(load(g + k)), load(u + k))); });
-  } else {
-    over_vectors(size, [&](size_t k) FW_LAMBDA { store(out + k, mul(gelu_tanh(load(g + k)), load(u + k))); });
-  }
+  with_gate(gate, [&](auto act) FW_LAMBDA {
+    over_vectors(size, [&](size_t k) FW_LAMBDA { store(out + k, mul(act(load(g + k)), load(u + k))); });
+  });
+}
+
+void activate(Gate gate, size_t size, float *x) {
+  with_gate(gate, [&](auto act) FW_LAMBDA {
+    over_vectors(size, [&](size_t k) FW_LAMBDA { store(x + k, act(load(x + k))); });
+  });
 }
 
 void add_row(const float *x, size_t size, float *out) {

@@ -48,6 +48,7 @@ endif()
 target_sources(_native PRIVATE
   native/kernels/bind.cpp
   native/kernels/dispatch.cpp
+  native/kernels/encoder.cpp
   native/kernels/forward/attention_plan.cpp
   native/kernels/forward/attention_stage.cpp
   native/kernels/forward/context.cpp

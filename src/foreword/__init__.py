@@ -8,19 +8,32 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from foreword.batch.values.pooling import PoolingParams
     from foreword.batch.values.sampling_params import SamplingParams
     from foreword.engine.async_llm import AsyncLLM
     from foreword.engine.llm import LLM
     from foreword.engine.outputs import CompletionOutput, RequestOutput
+    from foreword.engine.pooling import PoolingRequestOutput
 
 __version__ = "0.1.0"
 
-__all__ = ["LLM", "AsyncLLM", "CompletionOutput", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "CompletionOutput",
+    "PoolingParams",
+    "PoolingRequestOutput",
+    "RequestOutput",
+    "SamplingParams",
+    "__version__",
+]
 
 _HOMES = {
     "AsyncLLM": "foreword.engine.async_llm",
     "LLM": "foreword.engine.llm",
     "CompletionOutput": "foreword.engine.outputs",
+    "PoolingParams": "foreword.batch.values.pooling",
+    "PoolingRequestOutput": "foreword.engine.pooling",
     "RequestOutput": "foreword.engine.outputs",
     "SamplingParams": "foreword.batch.values.sampling_params",
 }

@@ -135,6 +135,7 @@ class CpuModel:
         slot_mapping: list[_I64],
         block_tables: list[_I32],
     ) -> _F32: ...
+    def hidden_states(self, tokens: _I64) -> _F32: ...
     def copy_blocks(self, sources: _I32, destinations: _I32) -> None: ...
     def zero_blocks(self, blocks: _I32) -> None: ...
     def stage_seconds(self) -> dict[str, float]: ...
@@ -144,6 +145,34 @@ class CpuModel:
     def isa(self) -> str: ...
     @property
     def num_threads(self) -> int: ...
+
+class CpuEncoder(CpuModel):
+    def __init__(
+        self,
+        *,
+        hidden_size: int,
+        num_heads: int,
+        head_dim: int,
+        vocab_size: int,
+        norm_eps: float,
+        query_scale: float,
+        activation: str,
+        norms_before: bool,
+        isa: str,
+        num_threads: int | None,
+    ) -> None: ...
+    def set_tables(self, positions: _F32, token_types: _F32) -> None: ...
+    def add_encoder_layer(self, layer: dict[str, Any]) -> None: ...
+    def finish_encoder(self, norms: dict[str, Any]) -> None: ...
+    def encode(
+        self,
+        num_tokens: int,
+        num_reqs: int,
+        input_ids: _I32,
+        positions: _I64,
+        query_start_loc: _I32,
+        token_types: _I32 | None,
+    ) -> _F32: ...
 
 class SamplingRows:
     def __init__(

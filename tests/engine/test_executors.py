@@ -31,8 +31,9 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 EVERYTHING = frozenset(Capability)
 
 
-def test_the_executors_here_only_follow_grammars_beyond_text():
-    assert NumpyExecutor.capabilities == NativeExecutor.capabilities == frozenset({Capability.GRAMMAR})
+def test_the_executors_here_follow_grammars_and_pool_beyond_text():
+    both = frozenset({Capability.GRAMMAR, Capability.POOLING})
+    assert NumpyExecutor.capabilities == NativeExecutor.capabilities == both
 
 
 def test_a_request_that_needs_a_missing_capability_is_refused_by_name():

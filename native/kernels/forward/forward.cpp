@@ -8,7 +8,8 @@ ForwardPass::ForwardPass(Model &model)
       attention_(ctx_, embedding_),
       mlp_(ctx_),
       moe_(ctx_, mlp_),
-      logits_(model.config.vocab_size) {}
+      logits_(model.config.vocab_size),
+      hidden_(model.config.hidden_size) {}
 
 const float *ForwardPass::run(const ForwardInput &input) {
   check_input(input, ctx_.model);
@@ -21,6 +22,19 @@ const float *ForwardPass::run(const ForwardInput &input) {
   logits_.reserve(input.num_logits);
   ctx_.pool.run([this](int thread) { run_stages(thread); });
   return logits_.data();
+}
+
+const float *ForwardPass::hidden(const int64_t *tokens, int count) {
+  for (int i = 0; i < count; ++i) require(tokens, i, 0, ctx_.input.num_tokens, "tokens");
+  hidden_.reserve(count);
+  const ModelConfig &c = ctx_.model.config;
+  ctx_.pool.run([&](int thread) {
+    const Share share = share_of(count, thread, ctx_.pool.size());
+    for (int i = share.begin; i < share.end; ++i) {
+      ctx_.isa.rms_norm(ctx_.x.row(tokens[i]), ctx_.model.final_norm, c.hidden_size, c.norm_eps, hidden_.row(i));
+    }
+  });
+  return hidden_.data();
 }
 
 void ForwardPass::run_stages(int thread) {

@@ -27,6 +27,11 @@ class ForwardPass {
   // before anything is written.
   const float *run(const ForwardInput &input);
 
+  // The rows of final_norm(x) [count, hidden_stride()] at `tokens` of the last run, valid until the next call. Throws
+  // std::invalid_argument for a token that was not in it.
+  const float *hidden(const int64_t *tokens, int count);
+
+  int hidden_stride() const { return hidden_.stride(); }
   int logits_stride() const { return logits_.stride(); }
   // Seconds spent in `stage` by all calls so far, measured on thread 0.
   double seconds(Stage stage) const { return ctx_.clock.seconds(stage); }
@@ -41,6 +46,7 @@ class ForwardPass {
   MlpStage mlp_;
   MoeStage moe_;
   FloatRows logits_;  // [L, vocab_size]
+  FloatRows hidden_;  // [tokens asked for, hidden_size]
 };
 
 }  // namespace foreword::kernels

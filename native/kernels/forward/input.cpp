@@ -1,22 +1,8 @@
 #include "kernels/forward/input.h"
 
 #include <algorithm>
-#include <stdexcept>
-#include <string>
 
 namespace foreword::kernels {
-namespace {
-
-// Requires values[index] in [begin, end).
-template <class T>
-void require(const T *values, int64_t index, int64_t begin, int64_t end, const char *name) {
-  if (values[index] >= begin && values[index] < end) return;
-  throw std::invalid_argument(std::string(name) + "[" + std::to_string(index) + "] = " + std::to_string(values[index]) +
-                              " is outside [" + std::to_string(begin) + ", " + std::to_string(end) + ")");
-}
-
-}  // namespace
-
 void check_input(const ForwardInput &in, const Model &model) {
   const KVConfig &kv = model.kv.config();
   const int64_t num_slots = int64_t(kv.num_blocks) * kv.block_size;

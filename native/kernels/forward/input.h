@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "kernels/model.h"
@@ -29,6 +31,14 @@ struct ForwardInput {
 
   int query_len(int req) const { return query_start_loc[req + 1] - query_start_loc[req]; }
 };
+
+// Throws std::invalid_argument unless values[index] is in [begin, end).
+template <class T>
+inline void require(const T *values, int64_t index, int64_t begin, int64_t end, const char *name) {
+  if (values[index] >= begin && values[index] < end) return;
+  throw std::invalid_argument(std::string(name) + "[" + std::to_string(index) + "] = " + std::to_string(values[index]) +
+                              " is outside [" + std::to_string(begin) + ", " + std::to_string(end) + ")");
+}
 
 // Throws std::invalid_argument naming the tensor, index and value if any value is outside its range.
 void check_input(const ForwardInput &input, const Model &model);

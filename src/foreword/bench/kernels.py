@@ -82,10 +82,10 @@ def run(
     )
     yield roof
     loaded = load_model(model)
-    groups = [KVGroup(BLOCK_SIZE, sliding_window=g.sliding_window) for g in loaded.spec.kv_groups()]
+    groups = [KVGroup(BLOCK_SIZE, sliding_window=g.sliding_window) for g in loaded.decoder.kv_groups()]
     for weight_format in weight_formats:
         executor = NativeExecutor(
-            loaded.spec,
+            loaded.decoder,
             loaded.weights,
             num_blocks=max(shape.num_blocks(groups) for shape in SHAPES),
             block_size=BLOCK_SIZE,
@@ -93,7 +93,9 @@ def run(
             num_threads=num_threads,
         )
         for shape in SHAPES:
-            states, plan = shape.admit(vocab_size=loaded.spec.vocab_size, max_model_len=shape.length, kv_groups=groups)
+            states, plan = shape.admit(
+                vocab_size=loaded.decoder.vocab_size, max_model_len=shape.length, kv_groups=groups
+            )
             buffers = InputBuffers.for_states(states, shape.num_tokens)
             batch = prepare_inputs(states, plan, buffers, gather_block_tables=False)
             yield _measure(executor, roof, weight_format, shape, batch, repeats)

@@ -96,15 +96,15 @@ def _executor(model: str, num_threads: int | None) -> tuple[NativeExecutor | Non
     except ModelError:
         return None, None
     shape = Shape(NUM_REQS, 1, 64)
-    groups = [KVGroup(BLOCK_SIZE, sliding_window=g.sliding_window) for g in loaded.spec.kv_groups()]
+    groups = [KVGroup(BLOCK_SIZE, sliding_window=g.sliding_window) for g in loaded.decoder.kv_groups()]
     executor = NativeExecutor(
-        loaded.spec,
+        loaded.decoder,
         loaded.weights,
         num_blocks=shape.num_blocks(groups),
         block_size=BLOCK_SIZE,
         num_threads=num_threads,
     )
-    states, plan = shape.admit(vocab_size=loaded.spec.vocab_size, max_model_len=shape.length, kv_groups=groups)
+    states, plan = shape.admit(vocab_size=loaded.decoder.vocab_size, max_model_len=shape.length, kv_groups=groups)
     batch = prepare_inputs(states, plan, InputBuffers.for_states(states, shape.num_tokens), gather_block_tables=False)
     return executor, _median_ms(lambda: executor.compute(batch, batch.logits_indices), 3)
 

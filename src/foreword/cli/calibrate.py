@@ -39,11 +39,11 @@ def calibrate(
         raise typer.BadParameter(f"{out}: not a file in an existing folder", param_hint="--out")
     loaded = load_model(model)
     config = EngineConfig(
-        max_model_len=min(max_model_len, loaded.spec.longest_model_len),
+        max_model_len=min(max_model_len, loaded.decoder.longest_model_len),
         scheduler=SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=budget),
         block_size=block_size,
     )
-    size = pool_size(loaded.spec, config)
+    size = pool_size(loaded.decoder, config)
     options = {"num_threads": threads} if threads and uses_native(executor) else {}  # type: ignore[arg-type]
     steps = []
     wanted = shapes(
@@ -56,7 +56,7 @@ def calibrate(
     for step in measure(
         build_executor(loaded, size, executor, **options),  # type: ignore[arg-type]
         wanted,
-        vocab_size=loaded.spec.vocab_size,
+        vocab_size=loaded.decoder.vocab_size,
         max_model_len=size.max_model_len,
         kv_groups=size.kv_groups,
         num_blocks=size.num_blocks,

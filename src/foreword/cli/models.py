@@ -14,6 +14,7 @@ from rich.table import Table
 
 from foreword.cli.options import Json
 from foreword.models import registry
+from foreword.models.encoder_spec import EncoderSpec
 from foreword.models.hub import from_hub
 from foreword.models.loader import LoadedModel, load_model
 
@@ -98,7 +99,8 @@ def _facts(model: LoadedModel) -> Iterator[tuple[str, object]]:
     yield "weights", ", ".join(sorted({tensor.quant.name for tensor in model.weights.values()}))
     yield "layers", spec.num_layers
     yield "hidden size", spec.hidden_size
-    yield "heads", f"{spec.num_heads} of {spec.head_dim}, {spec.num_kv_heads} for keys and values"
+    own = "" if isinstance(spec, EncoderSpec) else f", {spec.num_kv_heads} for keys and values"
+    yield "heads", f"{spec.num_heads} of {spec.head_dim}{own}"
     yield "vocabulary", spec.vocab_size
     yield "context", f"{spec.max_model_len} tokens"
     yield "chat template", "yes" if model.tokenizer.has_chat_template else "no"

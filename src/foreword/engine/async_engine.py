@@ -11,18 +11,19 @@ import atexit
 import os
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import aclosing, contextmanager, suppress
 from functools import partial
 from itertools import count
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
-from typing import Self, TypeVar, Unpack
+from typing import Any, Self, TypeVar, Unpack
 from weakref import WeakKeyDictionary
 
-from foreword.batch import SamplingParams
+from foreword.batch import PoolingParams, SamplingParams
 from foreword.engine.engine import Engine
 from foreword.engine.intake import Prompt
 from foreword.engine.outputs import RequestOutput
+from foreword.engine.pooling import PoolingRequestOutput, pooling_output
 from foreword.engine.request_group import RequestGroup, RequestOptions
 from foreword.engine.transaction import check_process
 from foreword.errors import ConfigError, EngineError, RequestError
@@ -121,7 +122,7 @@ class AsyncEngine:
     async def generate(
         self,
         prompt: Prompt,
-        params: SamplingParams | None = None,
+        params: SamplingParams | PoolingParams | None = None,
         *,
         request_id: str | None = None,
         prompt_text: str | None = None,
@@ -152,7 +153,7 @@ class AsyncEngine:
         self,
         request_id: str,
         prompt: Prompt,
-        params: SamplingParams | None = None,
+        params: SamplingParams | PoolingParams | None = None,
         *,
         prompt_text: str | None = None,
         **options: Unpack[RequestOptions],
@@ -165,6 +166,12 @@ class AsyncEngine:
         checks = partial(self.engine.check, request_id, prompt, params, prompt_text=prompt_text, **options)
         compiles = isinstance(params, SamplingParams) and params.needs_grammar
         return await asyncio.get_running_loop().run_in_executor(self._compiling if compiles else self._checking, checks)
+
+    async def encode(self, prompt: Prompt, params: PoolingParams | None = None, **options: Any) -> PoolingRequestOutput:
+        """Pool one prompt; None: its embedding. options, errors: see `generate`."""
+        outputs = self.generate(prompt, params or PoolingParams(), **options)
+        async with aclosing(outputs):
+            return pooling_output([output async for output in outputs][-1])
 
     @contextmanager
     def run(self, group: RequestGroup) -> Iterator[Stream]:

@@ -7,11 +7,19 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-from foreword.batch import SamplingParams
+from foreword.batch import PoolingParams, SamplingParams
 from foreword.engine.async_engine import AsyncEngine
 from foreword.engine.chat import ChatOptions, Conversation, as_messages, chat_options, make_chat
 from foreword.engine.llm import LLM
 from foreword.engine.outputs import RequestOutput
+from foreword.engine.pooling import (
+    PoolingRequestOutput,
+    cosine_outputs,
+    is_cross_encoder,
+    paired,
+    text_pairs,
+    with_task,
+)
 from foreword.models.tokenizer import Tokenizer
 
 
@@ -37,6 +45,18 @@ class AsyncLLM(AsyncEngine):
     @property
     def tokenizer(self) -> Tokenizer:
         return self.model.tokenizer
+
+    async def score(
+        self, query: str, documents: Sequence[str], params: PoolingParams | None = None
+    ) -> list[PoolingRequestOutput]:
+        """How well each document fits the query, in ``outputs.score``: see `LLM.score`."""
+        if is_cross_encoder(self.model.pooling):
+            pairs = await asyncio.to_thread(text_pairs, self.tokenizer, query, documents, params)
+            return await asyncio.gather(*(self.encode(pair.token_ids, pair.params) for pair in pairs))
+        _, texts = paired(query, documents)
+        embed = with_task(params, "embed")
+        first, *others = await asyncio.gather(*(self.encode(text, embed) for text in (query, *texts)))
+        return cosine_outputs([first] * len(others), others)
 
     async def chat(
         self, messages: Conversation, params: SamplingParams | None = None, **options: Any

@@ -15,8 +15,11 @@ from foreword.engine.observer import EngineObserver
 from foreword.engine.speculation import Drafter, DraftModelDrafter
 from foreword.errors import ConfigError
 from foreword.executors import Executor
-from foreword.executors.native import NativeExecutor
+from foreword.executors.encoder import EncoderExecutor
+from foreword.executors.native import NativeExecutor, WeightFormat
+from foreword.executors.native_encoder import NativeEncoderExecutor
 from foreword.executors.numpy import NumpyExecutor
+from foreword.models.encoder_spec import EncoderSpec
 from foreword.models.loader import LoadedModel, load_model
 from foreword.models.spec import DecoderSpec
 from foreword.native import available
@@ -35,6 +38,40 @@ class PoolSize:
     kv_groups: tuple[KVGroup, ...]
     block_bytes: int
     num_blocks: int
+
+
+def encoder_config(spec: EncoderSpec, config: EngineConfig) -> EngineConfig:
+    """The settings of an engine that computes whole texts in one step each and keeps nothing of them: one KV block of
+    a request, which has no memory. ConfigError for a length that the model does not have, and for speculation.
+    """
+    length = config.max_model_len or spec.max_model_len
+    if length > spec.max_model_len:
+        raise ConfigError(
+            f"max_model_len={length}: the model was made for {spec.max_model_len} tokens; use at most that"
+        )
+    if config.speculation is not None:
+        raise ConfigError("speculation: the model is an encoder and generates nothing; leave it out")
+    limits = config.scheduler
+    tokens = max(limits.max_num_batched_tokens, length)
+    return replace(
+        config,
+        scheduler=replace(limits, max_num_batched_tokens=tokens, chunked_prefill=False, long_prefill_threshold=0),
+        max_model_len=length,
+        block_size=length,
+        num_blocks=1 + limits.max_num_seqs,
+        prefix_caching=False,
+    )
+
+
+def build_encoder(
+    model: LoadedModel, spec: EncoderSpec, kind: ExecutorKind, weight_format: WeightFormat, num_threads: int | None
+) -> EncoderExecutor:
+    """The native executor if it is built, else the NumPy one."""
+    if not uses_native(kind):
+        return EncoderExecutor(spec, model.weights, model.pooling)
+    return NativeEncoderExecutor(
+        spec, model.weights, model.pooling, weight_format=weight_format, num_threads=num_threads
+    )
 
 
 def pool_size(spec: DecoderSpec, config: EngineConfig, *, bytes_per_value: int = 4) -> PoolSize:
@@ -67,11 +104,13 @@ def pool_size(spec: DecoderSpec, config: EngineConfig, *, bytes_per_value: int =
 
 def build_executor(model: LoadedModel, size: PoolSize, kind: ExecutorKind = "auto", **options: Any) -> Executor:
     """The native executor if it is built, else the NumPy one. ConfigError for "native" if it is not."""
-    spec = model.spec.for_length(size.max_model_len)
+    spec = model.decoder.for_length(size.max_model_len)
     num_blocks, block_size = size.num_blocks, size.kv_groups[0].block_size
     if uses_native(kind):
-        return NativeExecutor(spec, model.weights, num_blocks=num_blocks, block_size=block_size, **options)
-    return NumpyExecutor(spec, model.weights, num_blocks=num_blocks, block_size=block_size)
+        return NativeExecutor(
+            spec, model.weights, num_blocks=num_blocks, block_size=block_size, pooling=model.pooling, **options
+        )
+    return NumpyExecutor(spec, model.weights, num_blocks=num_blocks, block_size=block_size, pooling=model.pooling)
 
 
 def uses_native(kind: ExecutorKind) -> bool:
@@ -99,8 +138,26 @@ def build_engine(
     may share one in turns, if each resets its prefix cache before the other's turn.
     """
     config = config or EngineConfig()
+    if isinstance(model.spec, EncoderSpec):
+        config = encoder_config(model.spec, config)
+        length = config.max_model_len or model.spec.max_model_len
+        return Engine(
+            runs_on
+            or build_encoder(
+                model, model.spec, executor, options.get("weight_format", "auto"), options.get("num_threads")
+            ),
+            vocab_size=model.spec.vocab_size,
+            max_model_len=length,
+            kv_groups=[KVGroup(config.block_size)],
+            num_blocks=config.num_blocks or 0,
+            config=config,
+            tokenizer=model.tokenizer,
+            observers=observers,
+            pooling=model.pooling,
+            generates=False,
+        )
     bytes_per_value = KV_BYTES.get(options.get("kv_format", "bf16"), 4) if uses_native(executor) else 4
-    size = pool_size(model.spec, config, bytes_per_value=bytes_per_value)
+    size = pool_size(model.decoder, config, bytes_per_value=bytes_per_value)
     drafter: Callable[[RequestStates], Drafter] | None = None
     if config.speculation is not None and config.speculation.model is not None:
         draft = load_model(config.speculation.model)
@@ -124,6 +181,8 @@ def build_engine(
         eos_token_ids=model.eos_token_ids,
         drafter=drafter,
         observers=observers,
+        pooling=model.pooling,
+        generates=model.decoder.has_logits,
         grammars=GrammarCompiler(model.tokenizer, vocab_size=model.spec.vocab_size, eos_token_ids=model.eos_token_ids),
     )
 
@@ -139,15 +198,15 @@ def build_drafter(
     **options: Any,
 ) -> DraftModelDrafter:
     """A drafter that runs ``draft``. ConfigError unless it has the target's vocabulary and length."""
-    if draft.spec.vocab_size != target.vocab_size:
+    if draft.decoder.vocab_size != target.vocab_size:
         raise ConfigError(
-            f"draft model {draft.name!r} has {draft.spec.vocab_size} token ids, the target {target.vocab_size}: "
+            f"draft model {draft.name!r} has {draft.decoder.vocab_size} token ids, the target {target.vocab_size}: "
             "use one with the target's tokenizer"
         )
-    if (longest := draft.spec.longest_model_len) < target.max_model_len:
+    if (longest := draft.decoder.longest_model_len) < target.max_model_len:
         raise ConfigError(f"draft model {draft.name!r} was made for {longest} tokens: lower max_model_len to that")
     own = replace(config, max_model_len=target.max_model_len, num_blocks=None, speculation=None)
-    size = pool_size(draft.spec, own, bytes_per_value=bytes_per_value)
+    size = pool_size(draft.decoder, own, bytes_per_value=bytes_per_value)
     return DraftModelDrafter(
         target,
         build_executor(draft, size, kind, **options),

@@ -14,7 +14,7 @@ from typing import Unpack
 
 import numpy as np
 
-from foreword.batch import KVGroup, RequestStates, SamplingParams, advance
+from foreword.batch import KVGroup, PoolingParams, RequestStates, SamplingParams, advance
 from foreword.batch.proof.checker import CacheChecker
 from foreword.cache import KVCacheManager
 from foreword.engine.config import EngineConfig
@@ -28,6 +28,7 @@ from foreword.engine.speculation import Drafter, ForcedTokens, Speculation
 from foreword.engine.transaction import Transaction
 from foreword.errors import ConfigError, RequestError
 from foreword.executors import Capability, Executor
+from foreword.models.pooling import PoolingSpec
 from foreword.sampling import Grammar, LogitsProcessor, Processors, Sampled
 from foreword.scheduler import Reason, Scheduler, StepPlan
 from foreword.scheduler.ledger import reason
@@ -56,10 +57,13 @@ class Engine:
         grammars: GrammarCompiler | None = None,
         logits_processors: Iterable[Callable[[RequestStates], LogitsProcessor]] = (),
         observers: Iterable[EngineObserver] = (),
+        pooling: PoolingSpec | None = None,
+        generates: bool = True,
     ) -> None:
         """num_blocks: the executor's pool. drafter: makes the drafter, in place of the configured method. grammars:
         compiles structured outputs.
         logits_processors: make the custom logits processors over the engine's state rows, in their order.
+        pooling: what the executor's pooler does. generates: whether the model computes logits.
         """
         self.config = config = config or EngineConfig()
         if any(group.recurrent for group in kv_groups) and Capability.RECURRENT_STATE not in executor.capabilities:
@@ -113,6 +117,8 @@ class Engine:
             grammars=grammars,
             seed=config.seed,
             clock=self._now,
+            pooling=pooling or PoolingSpec(),
+            generates=generates,
         )
         self._outputs = OutputProcessor(states, eos_token_ids=eos, clock=self._now)
         self._planned: InFlightStep | None = None  # prepared during the last step, and not resolved yet
@@ -136,16 +142,23 @@ class Engine:
         return request_id in self._outputs.groups
 
     def add_request(
-        self, request_id: str, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams | PoolingParams | None = None,
+        **options: Unpack[RequestOptions],
     ) -> None:
-        """Add a request. RequestError if it cannot be served as given; then nothing has changed."""
+        """Add a request. RequestError if it cannot be served as given; then nothing has changed.
+
+        With PoolingParams its output has ``pooled`` and no tokens.
+        """
         self.add(self.check(request_id, prompt, params, **options))
 
     def check(
         self,
         request_id: str,
         prompt: Prompt,
-        params: SamplingParams | None = None,
+        params: SamplingParams | PoolingParams | None = None,
         *,
         prompt_text: str | None = None,
         **options: Unpack[RequestOptions],

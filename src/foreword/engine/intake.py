@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Protocol, Unpack
 
 import numpy as np
 
-from foreword.batch import RequestStates, SamplingParams
+from foreword.batch import PoolingParams, RequestStates, SamplingParams
 from foreword.cache import prefix_keys
 from foreword.engine.request_group import Completion, RequestGroup, RequestOptions
 from foreword.engine.text import Detokenizer, TextStream
-from foreword.engine.validation import check_capabilities, check_id, check_options, checked_params, checked_prompt
+from foreword.engine.validation import (
+    check_capabilities,
+    check_id,
+    check_options,
+    check_pooling,
+    checked_params,
+    checked_prompt,
+)
 from foreword.errors import RequestError
 from foreword.executors import Executor
+from foreword.models.pooling import PoolingSpec
 from foreword.sampling import Grammar, Processors, derived_seed
 from foreword.scheduler import Request
 from foreword.structured import GrammarCompiler
@@ -27,6 +35,9 @@ DRY_BREAKERS = ("\n", ":", '"', "*")
 
 class Tokenizer(Protocol):
     """The part of a tokenizer that the engine uses."""
+
+    @property
+    def special_token_ids(self) -> Mapping[str, int]: ...
 
     def encode(self, text: str, add_special_tokens: bool = True, *, max_tokens: int | None = None) -> list[int]: ...
 
@@ -41,6 +52,8 @@ class Tokenizer(Protocol):
 
 DEFAULT_PARAMS = SamplingParams(temperature=0.0, max_tokens=1024)
 """Of requests and commands without parameters."""
+POOLING = SamplingParams(max_tokens=1, detokenize=False)
+"""Of pooling requests, which sample nothing."""
 
 
 class Intake:
@@ -61,8 +74,11 @@ class Intake:
         grammars: GrammarCompiler | None,
         seed: int | None,
         clock: Callable[[], float],
+        pooling: PoolingSpec,
+        generates: bool,
     ) -> None:
         """node_size: tokens of a block of the prefix tree."""
+        self._pooling, self._generates = pooling, generates
         self._states, self._executor, self._processors = states, executor, processors
         self._node_size, self._tokenizer, self._eos_token_ids = node_size, tokenizer, eos_token_ids
         self._seed = seed if seed is not None else int.from_bytes(os.urandom(7), "little")
@@ -74,13 +90,23 @@ class Intake:
         self,
         request_id: str,
         prompt: Prompt,
-        params: SamplingParams | None,
+        params: SamplingParams | PoolingParams | None,
         prompt_text: str | None,
         **options: Unpack[RequestOptions],
     ) -> RequestGroup:
         """See `Engine.check`."""
         check_id(request_id)
         check_options(request_id, options)
+        if isinstance(params, PoolingParams):
+            return self._check_pooling(request_id, prompt, params, prompt_text, **options)
+        if not self._generates:
+            raise RequestError(
+                request_id,
+                "params",
+                params,
+                "the model computes no logits, so it generates no text",
+                "Pass PoolingParams, or use LLM.embed, LLM.classify or LLM.score.",
+            )
         vocab_size, max_model_len = self._states.vocab_size, self._states.max_model_len
         if params is None:
             params = DEFAULT_PARAMS
@@ -119,8 +145,57 @@ class Intake:
             grammar=grammar,
         )
 
+    def _check_pooling(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: PoolingParams,
+        prompt_text: str | None,
+        **options: Unpack[RequestOptions],
+    ) -> RequestGroup:
+        check_pooling(request_id, self._executor, params, self._pooling)
+        limit = self._states.max_model_len
+        if params.truncate_prompt_tokens is not None:
+            num_kept = limit if params.truncate_prompt_tokens == -1 else min(limit, params.truncate_prompt_tokens)
+        if isinstance(prompt, str):
+            max_tokens = limit if params.truncate_prompt_tokens is None else None
+            prompt_text, prompt = prompt, self._encode(request_id, prompt, max_tokens)
+        if params.truncate_prompt_tokens is not None and len(prompt) > num_kept:
+            prompt = self._truncated(prompt, num_kept)
+        tokens = checked_prompt(
+            request_id, prompt, vocab_size=self._states.vocab_size, max_model_len=limit, has_output=False
+        )
+        if params.step_tag_id is not None and params.step_tag_id not in tokens:
+            reason = "is not in the prompt, so there is no step to pool"
+            fix = "Mark the end of each step with it."
+            raise RequestError(request_id, "step_tag_id", params.step_tag_id, reason, fix)
+        lora_id = options.get("lora_id", 0)
+        check_capabilities(request_id, self._executor, POOLING, lora_id=lora_id, grammar=options.get("grammar"))
+        return RequestGroup(
+            request_id,
+            prompt_text,
+            tokens.tolist(),
+            POOLING,
+            False,
+            self._clock(),
+            priority=options.get("priority", 0),
+            lora_id=lora_id,
+            cache_salt=options.get("cache_salt"),
+            pooling_params=params,
+        )
+
+    def _truncated(self, token_ids: Sequence[int], num_kept: int) -> Sequence[int]:
+        """The first tokens, and the special tokens at the end."""
+        special = set() if self._tokenizer is None else set(self._tokenizer.special_token_ids.values())
+        num_last = next((i for i, token in enumerate(reversed(token_ids)) if token not in special), len(token_ids))
+        num_last = min(num_last, num_kept)
+        return [*token_ids[: num_kept - num_last], *token_ids[len(token_ids) - num_last :]]
+
     def expand(self, group: RequestGroup) -> None:
         """Make the group's completions, each with a request of its own."""
+        if group.pooling_params is not None:
+            self._expand_pooling(group, group.pooling_params)
+            return
         params, prompt = group.params, np.array(group.prompt_token_ids, np.int32)
         limit = self._states.max_model_len
         if params.max_tokens is not None:
@@ -156,6 +231,25 @@ class Intake:
             grammar = group.grammar if index == 0 or group.grammar is None else group.grammar.copy()
             group.completions.append(Completion(group, index, request, end_ids, make_text, grammar))
         group.num_unfinished = count
+
+    def _expand_pooling(self, group: RequestGroup, params: PoolingParams) -> None:
+        """One completion without tokens. Only the last token's states are there after a hit in the prefix cache."""
+        pooling = params.pooling or ("all" if params.task == "token_embed" else self._pooling.pooling)
+        request = Request(
+            request_id=group.request_id,
+            prompt=np.array(group.prompt_token_ids, np.int32),
+            arrival=self._num_arrivals,
+            max_len=len(group.prompt_token_ids) + 1,
+            params=group.params,
+            pooling_params=params,
+            reuse_prefix=pooling == "last",
+            priority=group.priority,
+            lora_id=group.lora_id,
+            keys=prefix_keys(self._node_size, lora_id=group.lora_id, salt=group.cache_salt),
+        )
+        self._num_arrivals += 1
+        group.completions = [Completion(group, 0, request, frozenset(), None, None)]
+        group.num_unfinished = 1
 
     def _grammar(self, request_id: str, params: SamplingParams) -> Grammar | None:
         if self._grammars is None:

@@ -1,4 +1,4 @@
-"""The offline interface: prompts in, completions out."""
+"""The offline interface: prompts in, completions or vectors out."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
-from foreword.batch import SamplingParams
+from foreword.arrays import F32
+from foreword.batch import PoolingParams, SamplingParams
 from foreword.engine.build import ExecutorKind, build_engine
 from foreword.engine.chat import ChatReader, Conversation, Message, as_messages, chat_options, make_chat
 from foreword.engine.config import engine_config
@@ -19,6 +20,15 @@ from foreword.engine.engine import Engine
 from foreword.engine.intake import Prompt
 from foreword.engine.observer import EngineObserver
 from foreword.engine.outputs import RequestOutput
+from foreword.engine.pooling import (
+    PoolingRequestOutput,
+    cosine_outputs,
+    is_cross_encoder,
+    paired,
+    pooling_output,
+    text_pairs,
+    with_task,
+)
 from foreword.engine.progress import progress_bar
 from foreword.engine.request_group import RequestGroup
 from foreword.engine.transaction import Transaction
@@ -26,6 +36,7 @@ from foreword.errors import EngineError, ForewordError, RequestError
 from foreword.models.loader import load_model
 from foreword.models.tokenizer import Tokenizer
 
+Params = SamplingParams | PoolingParams
 EXECUTOR_OPTIONS = ("num_threads", "weight_format", "kv_format")  # of the native executor
 
 
@@ -146,10 +157,76 @@ class LLM:
         """As `chat`, but as `stream` does. Outputs have ``events``, the final one its ``message``."""
         return self._stream(self._chats(messages, sampling_params, options, stream=True))
 
+    def encode(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        *,
+        progress: bool | None = None,
+    ) -> list[PoolingRequestOutput]:
+        """Pool one prompt or many as their parameters say, in one list in the order given.
+
+        None: an embedding of each. Errors are those of `generate`.
+        """
+        outputs = self._run(self._jobs(prompts, pooling_params or PoolingParams()), progress)
+        return [pooling_output(output) for output in outputs]
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        *,
+        progress: bool | None = None,
+    ) -> list[F32]:
+        """The embedding of each prompt, float32 [dimensions], of unit length unless the parameters say otherwise.
+
+        Raises the first error of a request that failed; `encode` has the outputs of the others.
+        """
+        return [output.outputs.data for output in self.encode(prompts, pooling_params, progress=progress)]
+
+    def classify(
+        self, prompts: Prompt | Sequence[Prompt], *, progress: bool | None = None
+    ) -> list[PoolingRequestOutput]:
+        """The probabilities of the labels of each prompt, in ``outputs.probs``; the model's ``pooling.labels`` names
+        them.
+        """
+        return self.encode(prompts, PoolingParams(task="classify"), progress=progress)
+
+    def reward(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | None = None,
+        *,
+        progress: bool | None = None,
+    ) -> list[PoolingRequestOutput]:
+        """What the model's head gives for each prompt, or for each of its steps, in ``outputs.data``."""
+        return self.encode(prompts, with_task(pooling_params, "reward"), progress=progress)
+
+    def score(
+        self,
+        queries: str | Sequence[str],
+        documents: str | Sequence[str],
+        pooling_params: PoolingParams | None = None,
+        *,
+        progress: bool | None = None,
+    ) -> list[PoolingRequestOutput]:
+        """How well each document fits its query, in ``outputs.score``: query i with document i, or one with all.
+
+        A model with a head of one output reads both texts together; for others it is the cosine of the embeddings.
+        """
+        if is_cross_encoder(self.model.pooling):
+            pairs = text_pairs(self.tokenizer, queries, documents, pooling_params)
+            return self.encode([pair.token_ids for pair in pairs], [pair.params for pair in pairs], progress=progress)
+        firsts, seconds = paired(queries, documents)
+        distinct = {text: i for i, text in enumerate(dict.fromkeys([*firsts, *seconds]))}
+        params = with_task(pooling_params, "embed")
+        outputs = self.encode(list(distinct), params, progress=progress) if distinct else []
+        return cosine_outputs([outputs[distinct[t]] for t in firsts], [outputs[distinct[t]] for t in seconds])
+
     def _jobs(
         self,
         prompts: Prompt | Sequence[Prompt],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        sampling_params: Params | Sequence[Params] | None,
         *,
         stream: bool = False,
     ) -> list[Job]:
@@ -321,13 +398,14 @@ def as_conversations(messages: Conversation | Sequence[Conversation]) -> list[Se
     return list(map(as_messages, messages))
 
 
-def one_each(
-    params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
-) -> Sequence[SamplingParams | None]:
+P = TypeVar("P", bound=Params)
+
+
+def one_each(params: P | Sequence[P] | None, num_prompts: int) -> Sequence[P | None]:
     """One set of parameters per prompt. RequestError for anything else."""
-    if params is None or isinstance(params, SamplingParams):
+    if params is None or isinstance(params, Params):
         return [params] * num_prompts
-    if not isinstance(params, Sequence) or not all(one is None or isinstance(one, SamplingParams) for one in params):
+    if not isinstance(params, Sequence) or not all(one is None or isinstance(one, Params) for one in params):
         fix = "Give SamplingParams(temperature=…), or a list of them."
         raise RequestError(None, "sampling_params", params, "are no SamplingParams", fix)
     if len(params) != num_prompts:

@@ -156,6 +156,8 @@ class OutputProcessor:
             if num_drafts is not None:
                 accepted = np.minimum(known - before - 1, num_drafts)
                 self._num_drafts[:, rows] += np.stack([num_drafts, np.maximum(accepted, 0)])
+        if sampled.pooled:
+            reads[list(sampled.pooled)] = True
         if sampled.failures:
             reads[list(sampled.failures)] = True
         at = reads.nonzero()[0]
@@ -173,6 +175,8 @@ class OutputProcessor:
             stop: Stop | Exception | None
             if (failure := sampled.failures.get(b)) is not None:
                 stop = failure if isinstance(failure, Exception) else failure(group.request_id, step)
+            elif (pooled := sampled.pooled.get(b)) is not None:
+                group.pooled, stop = pooled, ([], "stop", None)
             else:
                 try:
                     stop = self._advance(completion, row, sampled.logprobs.get(b, []))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
+from foreword.arrays import F32
 from foreword.errors import ForewordError
 from foreword.messages import Event, Message
 from foreword.sampling import TokenLogprobs
@@ -179,6 +180,7 @@ class RequestOutput:
 
     prompt_logprobs: one entry per prompt token, if requested; None for the first token. error: why a completion ended
     with finish_reason "error", such as logits that are not numbers; other requests are not concerned.
+    pooled: the result of a pooling request, which has one output without tokens.
     prompt_index: the place of its prompt among those of a call of `LLM`.
     """
 
@@ -190,6 +192,7 @@ class RequestOutput:
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     metrics: RequestMetrics = field(default_factory=lambda: RequestMetrics(0.0))
     error: ForewordError | None = None
+    pooled: F32 | None = None
     prompt_index: int = 0
 
     @property

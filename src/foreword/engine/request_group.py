@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypedDict
 
-from foreword.batch import SamplingParams
+from foreword.arrays import F32
+from foreword.batch import PoolingParams, SamplingParams
 from foreword.engine.outputs import (
     BEGINNING,
     CompletionOutput,
@@ -170,6 +171,7 @@ def _sampled_logprob(entry: TokenLogprobs) -> float:
 class RequestGroup:
     """A checked request: a prompt and its n (or best_of) completions. stream: reported at every new token.
 
+    pooling_params: of a pooling request, which has one completion, without tokens; pooled: its result.
     siblings: completions that wait until the first one has computed the prompt.
     """
 
@@ -183,6 +185,8 @@ class RequestGroup:
     lora_id: int = 0
     cache_salt: str | None = None
     grammar: Grammar | None = None
+    pooling_params: PoolingParams | None = None
+    pooled: F32 | None = None
     completions: list[Completion] = field(default_factory=list)
     siblings: list[Completion] = field(default_factory=list)
     num_unfinished: int = 0
@@ -207,6 +211,7 @@ class RequestGroup:
             outputs=[completion.output() for completion in chosen],
             finished=self.num_unfinished == 0,
             error=next((c.error for c in self.completions if c.error is not None), None),
+            pooled=self.pooled,
             prompt_logprobs=None if self.params.prompt_logprobs is None else self.prompt_logprobs,
             metrics=RequestMetrics(
                 arrival_time=self.arrival_time,

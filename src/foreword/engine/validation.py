@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import get_args
 
 from foreword.arrays import I32
-from foreword.batch import SamplingParams
+from foreword.batch import PoolingParams, SamplingParams
 from foreword.batch.values.integers import as_int32, is_int32, length_of
+from foreword.batch.values.pooling import PoolingType
 from foreword.batch.values.structured_outputs import StructuredOutputs
 from foreword.engine.request_group import RequestOptions
 from foreword.errors import RequestError, nearest
 from foreword.executors import Capability, Executor
+from foreword.models.pooling import PoolingSpec
 from foreword.sampling import Grammar
 
 MAX_COMPLETIONS = 16384  # of one prompt: each is a request of its own, made at once
@@ -18,18 +21,25 @@ OPTIONS = tuple(RequestOptions.__annotations__)
 GRAMMAR = tuple(name for name in vars(Grammar) if not name.startswith("_"))
 
 
-def checked_prompt(request_id: str, token_ids: object, *, vocab_size: int, max_model_len: int) -> I32:
-    """The prompt as int32; RequestError if it is empty, too long, or not a list of token ids."""
+def checked_prompt(
+    request_id: str, token_ids: object, *, vocab_size: int, max_model_len: int, has_output: bool = True
+) -> I32:
+    """The prompt as int32; RequestError if it is empty, too long, or not a list of token ids.
+
+    has_output: whether a token follows it.
+    """
     field, length = "prompt_token_ids", length_of(token_ids)
     if length == 0:
         raise RequestError(request_id, field, [], "is empty", "Give at least one token.")
-    if length >= max_model_len:  # before an array of this length is made
+    longest = max_model_len - has_output
+    if length > longest:  # before an array of this length is made
+        reason = "leaves no room for an output" if has_output else "is too long"
         raise RequestError(
             request_id,
             field,
             f"{length} tokens",
-            f"leaves no room for an output: max_model_len is {max_model_len}",
-            f"Shorten the prompt to {max_model_len - 1} tokens, or raise max_model_len if the model allows it.",
+            f"{reason}: max_model_len is {max_model_len}",
+            f"Shorten the prompt to {longest} tokens, or raise max_model_len if the model allows it.",
         )
     ids = None
     if length > 0 and not isinstance(token_ids, Mapping | bytes | bytearray):
@@ -95,6 +105,37 @@ def check_options(request_id: str, options: Mapping[str, object]) -> None:
         raise RequestError(request_id, "lora_id", lora_id, "must be an int32 ≥ 0", "Use 0 for none, or 1 and up.")
     if cache_salt is not None and not isinstance(cache_salt, str):
         raise RequestError(request_id, "cache_salt", cache_salt, "must be a string or None", "Pass a string, or None.")
+
+
+def check_pooling(request_id: str, executor: Executor, params: PoolingParams, spec: PoolingSpec) -> None:
+    """RequestError for parameters out of range, and for a task or pooling that the model does not do."""
+
+    def require(ok: bool, field: str, reason: str, fix: str) -> None:
+        if not ok:
+            raise RequestError(request_id, field, getattr(params, field), reason, fix)
+
+    if Capability.POOLING not in executor.capabilities:
+        reason = f"{type(executor).__name__} does not support pooling (Capability.POOLING)"
+        raise RequestError(request_id, "pooling_params", params, reason, "Use an executor that does.")
+    require(params.task in spec.tasks, "task", f"the model does {', '.join(spec.tasks)}", "Use one of these.")
+    known = (None, *get_args(PoolingType))
+    require(params.pooling in known, "pooling", f"must be one of {', '.join(map(repr, known))}", "Use one of these.")
+    if params.task == "token_embed":
+        require(params.pooling in (None, "all", "step"), "pooling", "gives no state of each token", "Use 'all'.")
+    if params.task in ("embed", "classify", "score"):
+        require(params.pooling not in ("all", "step"), "pooling", f"{params.task} has one result", "Leave it out.")
+    require(type(params.normalize) is bool, "normalize", "must be a bool", "Pass True or False.")
+    optional_int32 = "must be an int32 of at least {}, or None"
+    for field, least in (("dimensions", 1), ("step_tag_id", 0), ("first_text_len", 0), ("truncate_prompt_tokens", -1)):
+        value = getattr(params, field)
+        require(value is None or is_int32(value, least), field, optional_int32.format(least), "Give a whole number.")
+    require(params.truncate_prompt_tokens != 0, "truncate_prompt_tokens", "keeps no token", "Keep at least 1.")
+    has_tag = params.step_tag_id is not None
+    require(has_tag == (params.pooling == "step"), "step_tag_id", "belongs to pooling='step'", "Give both, or none.")
+    if params.dimensions is not None:
+        embeds, most = params.task in ("embed", "token_embed"), spec.hidden_size
+        require(embeds, "dimensions", f"{params.task} gives no embedding", "Leave it out.")
+        require(params.dimensions <= most, "dimensions", f"the model has {most}", f"Use at most {most}.")
 
 
 def check_capabilities(

@@ -9,9 +9,11 @@ import numpy as np
 
 from foreword.arrays import F32, I32, I64
 from foreword.batch import BlockOps, InputBatch
+from foreword.batch.features.multimodal import requests_with
 from foreword.errors import PlanError
 from foreword.executors.executor import Capability, check_inputs
-from foreword.executors.prompt_logprobs import prompt_tokens, read_prompt_logprobs
+from foreword.executors.pooling import Pooler
+from foreword.executors.prompt_logprobs import NO_TOKENS, prompt_tokens, read_prompt_logprobs
 from foreword.sampling import Sampled, Sampler, StepSampling
 
 
@@ -24,8 +26,9 @@ class HostExecutor(ABC):
     capabilities: frozenset[Capability] = frozenset({Capability.GRAMMAR})
     reads_gathered_tables: bool = True
 
-    def __init__(self, sampler: Sampler | None = None) -> None:
-        self.sampler = sampler or Sampler()
+    def __init__(self, sampler: Sampler | None = None, *, pooler: Pooler | None = None) -> None:
+        """pooler: of the pooling requests, whose hidden states `hidden_states` gives."""
+        self.sampler, self.pooler = sampler or Sampler(), pooler
 
     @abstractmethod
     def compute(self, batch: InputBatch, logits_indices: I64) -> F32:
@@ -38,6 +41,10 @@ class HostExecutor(ABC):
     @abstractmethod
     def copy_blocks(self, sources: I32, destinations: I32) -> None:
         """Copy whole blocks in every layer. All sources are read before any destination is written."""
+
+    def hidden_states(self, tokens: I64) -> F32:
+        """The hidden states [N, hidden] after the final norm at tokens of the last `compute`, until the next call."""
+        raise PlanError(f"{type(self).__name__} has no hidden states", tensor="pooling_params", got=len(tokens))
 
     def zero_blocks(self, blocks: I32) -> None:
         """Fill whole blocks with zeros in every layer."""
@@ -70,7 +77,22 @@ class HostStep:
         self._executor, self._batch, self._sampling = executor, batch, sampling
 
     def result(self) -> Sampled:
-        """Compute and sample."""
+        """Compute, sample, and pool."""
+        executor, batch = self._executor, self._batch
+        pooling = requests_with(batch.states.extras.pooling_params, batch.idx_mapping)
+        if not pooling:
+            return self._sampled()
+        if len(pooling) == batch.num_reqs:
+            executor.compute(batch, NO_TOKENS)
+            sampled = Sampled(np.full(batch.num_reqs, -1, np.int32), {})
+        else:
+            sampled = self._sampled()
+            sampled.token_ids[pooling] = -1
+        assert executor.pooler is not None, "the engine refuses pooling requests without the capability"
+        pooled, failures = executor.pooler.pool(batch, executor.hidden_states)
+        return replace(sampled, pooled=pooled, failures={**sampled.failures, **failures})
+
+    def _sampled(self) -> Sampled:
         executor, batch, sampling = self._executor, self._batch, self._sampling
         own = batch.logits_indices
         tokens = prompt_tokens(batch, sampling.metadata)

@@ -13,7 +13,10 @@ import numpy as np
 from foreword.arrays import F32, I32, I64, U8
 from foreword.batch import InputBatch
 from foreword.errors import ConfigError, EngineError, PlanError
+from foreword.executors.executor import Capability
 from foreword.executors.host import HostExecutor
+from foreword.executors.pooling import Pooler
+from foreword.models.pooling import PoolingSpec
 from foreword.models.quants import Quant
 from foreword.models.spec import DecoderSpec, LayerSpec, RopeSpec
 from foreword.models.weights import Tensor, Weights
@@ -102,6 +105,7 @@ class NativeExecutor(HostExecutor):
     """
 
     reads_gathered_tables = False
+    capabilities = HostExecutor.capabilities | {Capability.POOLING}
 
     def __init__(
         self,
@@ -114,6 +118,7 @@ class NativeExecutor(HostExecutor):
         kv_format: KVFormat = "bf16",
         num_threads: int | None = None,
         isa: str | None = None,
+        pooling: PoolingSpec | None = None,
     ) -> None:
         self.spec = spec
         self.num_blocks, self.block_size = num_blocks, block_size
@@ -145,7 +150,8 @@ class NativeExecutor(HostExecutor):
             raise ConfigError(str(error)) from None
         except MemoryError:
             raise MemoryError(f"the KV pool of {num_blocks} blocks does not fit: use fewer") from None
-        super().__init__(Sampler(threads=self.core))  # its threads are idle while tokens are sampled
+        # Its threads are idle while tokens are sampled.
+        super().__init__(Sampler(threads=self.core), pooler=Pooler(pooling or PoolingSpec(), weights))
         _Packer(spec, weights, self.core, weight_format).pack_all()
 
     @property
@@ -188,6 +194,10 @@ class NativeExecutor(HostExecutor):
         except RuntimeError as error:
             raise EngineError(str(error)) from None
 
+    def hidden_states(self, tokens: I64) -> F32:
+        """See `HostExecutor.hidden_states`."""
+        return self.core.hidden_states(tokens)
+
     def copy_blocks(self, sources: I32, destinations: I32) -> None:
         """Copy blocks' keys and values of every layer. All sources are read before any destination is written."""
         self.core.copy_blocks(sources, destinations)
@@ -213,9 +223,11 @@ class _Packer:
         }
         for i, layer in enumerate(spec.layers):
             self.core.add_layer(self._layer(f"layers.{i}.", layer, *position[i]))
-        head = self._matrix("embed" if spec.tie_embeddings else "lm_head", keep_precise=True)
+        head = -1
+        if spec.has_logits:
+            head = self._matrix("embed" if spec.tie_embeddings else "lm_head", keep_precise=True)
         final_norm = self._vector("final_norm")
-        self.core.set_embedding(*_source(self.weights["embed"]), spec.hidden_size)
+        self.core.set_embedding(*source_of(self.weights["embed"]), spec.hidden_size)
         self.core.finish(final_norm, head)
 
     def _layer(self, prefix: str, layer: LayerSpec, group: int, slot: int) -> dict[str, Any]:
@@ -267,10 +279,10 @@ class _Packer:
     def _matrix(self, name: str, *, keep_precise: bool = False, weight_format: WeightFormat | None = None) -> int:
         tensor = self.weights[name]
         target = packed_format(tensor.quant, weight_format or self.weight_format, keep_precise=keep_precise)
-        return self.core.pack(*_source(tensor), tensor.shape[-1], target, self.weight_format == "auto")
+        return self.core.pack(*source_of(tensor), tensor.shape[-1], target, self.weight_format == "auto")
 
 
-def _source(tensor: Tensor) -> tuple[U8, str]:
+def source_of(tensor: Tensor) -> tuple[U8, str]:
     """The weights in a format that the native model reads, and its name."""
     if tensor.quant in _AS_IN_FILE:
         return np.ascontiguousarray(tensor.data), tensor.quant.name

@@ -12,7 +12,11 @@ import numpy as np
 from foreword.arrays import F32, I32, I64
 from foreword.batch import InputBatch
 from foreword.batch.values.attention import visible
+from foreword.executors.executor import Capability
+from foreword.executors.functions import gelu_tanh, sigmoid, silu, softmax
 from foreword.executors.host import HostExecutor
+from foreword.executors.pooling import Pooler
+from foreword.models.pooling import PoolingSpec
 from foreword.models.spec import DecoderSpec, LayerSpec, RopeSpec
 from foreword.models.weights import Weights
 
@@ -24,8 +28,18 @@ class NumpyExecutor(HostExecutor):
     ``groups[g].layers[j]`` uses slot j, and a block belongs to one group at a time, so all groups share one pool.
     """
 
-    def __init__(self, spec: DecoderSpec, weights: Weights, *, num_blocks: int, block_size: int) -> None:
-        super().__init__()
+    capabilities = HostExecutor.capabilities | {Capability.POOLING}
+
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        weights: Weights,
+        *,
+        num_blocks: int,
+        block_size: int,
+        pooling: PoolingSpec | None = None,
+    ) -> None:
+        super().__init__(pooler=Pooler(pooling or PoolingSpec(), weights))
         self.spec, self.weights = spec, weights
         self.groups = spec.kv_groups()
         slots = max(len(g.layers) for g in self.groups)
@@ -33,6 +47,7 @@ class NumpyExecutor(HostExecutor):
         self.keys = np.zeros(shape, np.float32)
         self.values = np.zeros(shape, np.float32)
         self._floats: dict[str, F32] = {}
+        self._last: F32 = np.zeros((0, spec.hidden_size), np.float32)  # the residual stream of the last step
 
     def weight(self, name: str) -> F32:
         """A weight as float32, dequantised once."""
@@ -68,9 +83,16 @@ class NumpyExecutor(HostExecutor):
             h = self.norm(x, p + "mlp_norm")
             m = self.mlp(h, p) if layer.moe is None else self.experts(h, p, layer)
             x = x + (self.norm(m, p + "post_mlp_norm") if spec.post_norms else m)
-        h = self.norm(x[logits_indices], "final_norm")  # [L, hidden]
+        self._last = x
+        if not spec.has_logits:
+            return np.zeros((0, spec.vocab_size), np.float32)
+        h = self.hidden_states(logits_indices)  # [L, hidden]
         logits = h @ self.weight("embed" if spec.tie_embeddings else "lm_head").T
         return cap(logits, spec.final_softcap)
+
+    def hidden_states(self, tokens: I64) -> F32:
+        """norm(x, final_norm) [N, hidden] at tokens of the last step."""
+        return self.norm(self._last[tokens], "final_norm")
 
     def norm(self, x: F32, name: str) -> F32:
         """x / sqrt(mean(x²) + eps) * w over the last axis."""
@@ -143,32 +165,6 @@ def rotate(x: F32, positions: I64, rope: RopeSpec) -> F32:
     cos, sin = (np.float32(rope.scale) * f(angle)[:, None, :] for f in (np.cos, np.sin))
     first, second, rest = x[..., :n], x[..., n : 2 * n], x[..., 2 * n :]
     return np.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=-1)
-
-
-def softmax(x: F32) -> F32:
-    """exp(x − max) / Σ over the last axis."""
-    e: F32 = np.exp(x - x.max(-1, keepdims=True))
-    total: F32 = e.sum(-1, keepdims=True)
-    return e / total
-
-
-def sigmoid(x: F32) -> F32:
-    """1 / (1 + exp(−x)), without overflow."""
-    one = np.float32(1)
-    out: F32 = one / (one + np.exp(-np.maximum(x, np.float32(-87))))
-    return out
-
-
-def silu(x: F32) -> F32:
-    """x * sigmoid(x)"""
-    return x * sigmoid(x)
-
-
-def gelu_tanh(x: F32) -> F32:
-    """x/2 * (1 + tanh(sqrt(2/π) * (x + 0.044715 x³)))"""
-    inner: F32 = np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x**3)
-    out: F32 = np.float32(0.5) * x * (1 + np.tanh(inner))
-    return out
 
 
 def cap(x: F32, limit: float | None) -> F32:

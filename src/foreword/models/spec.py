@@ -74,6 +74,7 @@ class KVGroupSpec:
 class DecoderSpec:
     """A decoder-only transformer. Sizes are element counts; the module docstring gives the arithmetic.
 
+    has_logits: whether it has an output projection; classifiers have another head, see `PoolingSpec`.
     longer: the same model for requests of more than ``max_model_len`` tokens, if those use other rotary frequencies
     (longrope). An engine uses one of the two for all requests, so that cached keys stay consistent: see `for_length`.
     """
@@ -97,6 +98,7 @@ class DecoderSpec:
     post_norms: bool = False
     attn_softcap: float | None = None
     final_softcap: float | None = None
+    has_logits: bool = True
     longer: DecoderSpec | None = None
 
     @property
@@ -159,7 +161,7 @@ def weight_names(spec: DecoderSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
         if spec.post_norms:
             yield p + "post_mlp_norm", (d,)
     yield "final_norm", (d,)
-    if not spec.tie_embeddings:
+    if spec.has_logits and not spec.tie_embeddings:
         yield "lm_head", (spec.vocab_size, d)
 
 

@@ -86,6 +86,19 @@ class Tokenizer:
             reason, fix = f"the tokenizer fails on it ({error!s:.200})", "Change the text, such as very long runs in it"
         raise RequestError(None, "prompt", text, reason, fix)
 
+    def encode_pair(self, first: str, second: str) -> tuple[list[int], int | None]:
+        """Token ids of two texts as one, and how many of them belong to the first; None if the tokenizer does not
+        distinguish them. RequestError as `encode`.
+        """
+        try:
+            with panics_caught():
+                encoding = self.backend.encode(first, second)
+        except Exception as error:  # TypeError, or plain Exception of tokenizers
+            reason, fix = f"the tokenizer fails on the pair ({error!s:.200})", "Give two str without lone surrogates"
+            raise RequestError(None, "prompt", (first, second), reason, fix) from None
+        types = encoding.type_ids
+        return encoding.ids, types.index(1) if 1 in types else None
+
     def decode(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """The text of token ids. Ids outside the vocabulary add nothing; invalid UTF-8 becomes U+FFFD."""
         detokenizer = self.detokenizer(skip_special_tokens)

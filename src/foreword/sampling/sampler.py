@@ -33,12 +33,14 @@ class Sampled:
     prompt_logprobs: state row → (position of a prompt token, its log-probability and the likeliest tokens there), for
     the requests that want them, in order.
     failures: batch index → the error of a request whose logits or grammar give no token; it has none in token_ids.
+    pooled: batch index → the result of a pooling request that the step completed; these have no token either.
     """
 
     token_ids: I32
     logprobs: Mapping[int, list[TokenLogprobs]]
     prompt_logprobs: dict[int, list[tuple[int, TokenLogprobs]]] = field(default_factory=dict)
     failures: dict[int, Failure] = field(default_factory=dict)
+    pooled: dict[int, F32] = field(default_factory=dict)
 
 
 class Sampler:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from foreword.arrays import I32
+from foreword.batch.values.pooling import PoolingParams
 from foreword.batch.values.sampling_params import SamplingParams
 from foreword.cache.manager import NO_KEYS
 from foreword.cache.prefix import BlockKeys
@@ -19,7 +20,9 @@ class Request:
     """One sequence to complete.
 
     arrival: its number in the order of arrival, unique. priority: smaller first, under the priority policy.
-    max_len: number of known tokens at which it ends, prompt included. keys: extra prefix keys, see `prefix_keys`.
+    max_len: number of known tokens at which it ends, prompt included; one more than the prompt for a pooling request,
+    which ends with it. pooling_params: in place of params, which are not read then. keys: extra prefix keys, see
+    `prefix_keys`.
     reuse_prefix: whether it may start from cached blocks.
 
     The scheduler keeps:
@@ -36,6 +39,7 @@ class Request:
     arrival: int
     max_len: int
     params: SamplingParams = field(default_factory=SamplingParams)
+    pooling_params: PoolingParams | None = None
     priority: int = 0
     lora_id: int = 0
     keys: BlockKeys = field(default_factory=lambda: NO_KEYS)

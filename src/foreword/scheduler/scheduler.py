@@ -415,8 +415,9 @@ class Scheduler:
             request.prompt,
             (),
             request.output,
-            sampling_params=request.params,
+            sampling_params=None if request.pooling_params else request.params,
             lora_id=request.lora_id,
+            pooling_params=request.pooling_params,
         )
         num_tokens = hit.num_tokens + n
         request.row, copies = admit(self.states, self.cache, admission, hit, num_tokens, request.keys)

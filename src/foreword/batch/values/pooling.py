@@ -3,27 +3,43 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
 from foreword.arrays import AnyArray
+
+PoolingTask = Literal["embed", "token_embed", "classify", "score", "reward"]
+PoolingType = Literal["last", "mean", "cls", "step", "all"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingParams:
     """How to turn a request's hidden states into its result.
 
-    task: the pooler's name. dimensions: keep the first of them (None: all). normalize: to unit length.
+    task: "embed" a vector of the text, "token_embed" one of each token; through the model's head "classify" the
+        probabilities of its labels, "score" one number, "reward" the head's outputs as they are.
+    pooling: which hidden states: "last" token, "mean" of all, "cls" the first token, "step" those of the tokens
+        step_tag_id, "all"; None: the model's own, and "all" for token_embed.
+    dimensions: keep the first of an embedding (None: all). normalize: embeddings to unit length.
+    step_tag_id: the token that ends a step, with "step".
+    first_text_len: tokens of the first of two texts; those after it have token type 1 (None: one text).
+    truncate_prompt_tokens: keep that many tokens of a longer prompt, its first ones and its special tokens at the end;
+        -1: as many as the model takes (None: a longer prompt is refused).
     """
 
-    task: str = "embed"
+    task: PoolingTask = "embed"
+    pooling: PoolingType | None = None
     dimensions: int | None = None
     normalize: bool = True
+    step_tag_id: int | None = None
+    first_text_len: int | None = None
+    truncate_prompt_tokens: int | None = None
 
 
 @dataclass(slots=True, eq=False)
 class PoolingState:
-    """The hidden states of a pooling request's earlier chunks, for poolers that need all of them.
+    """What a pooler keeps of a pooling request's earlier chunks.
 
     chunks: arrays [n_i, hidden] in prompt order. The state begins empty at each admission.
     """

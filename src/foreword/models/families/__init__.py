@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from foreword.models.families import gemma, llama, phi, qwen
 from foreword.models.families.base import Family
+from foreword.models.families.encoders import ENCODER_FAMILIES as ENCODER_FAMILIES
 
 FAMILIES: Mapping[str, Family] = {**llama.FAMILIES, **qwen.FAMILIES, **gemma.FAMILIES, **phi.FAMILIES}
 """By ``model_type`` of a config.json."""

@@ -16,6 +16,7 @@ SAFETENSORS_NAMES: Mapping[str, str] = {
     "embed": "model.embed_tokens.weight",
     "final_norm": "model.norm.weight",
     "lm_head": "lm_head.weight",
+    "head.0": "score.weight",
     "attn_norm": _LAYER + "input_layernorm.weight",
     "mlp_norm": _LAYER + "post_attention_layernorm.weight",
     **{name: f"{_LAYER}self_attn.{name}_proj.weight" for name in "qkvo"},

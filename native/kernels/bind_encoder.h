@@ -1,0 +1,126 @@
+// The Python class CpuEncoder.
+#pragma once
+
+#include <algorithm>
+
+#include "kernels/bind_model.h"
+#include "kernels/encoder.h"
+
+namespace foreword::kernels {
+
+// An encoder under construction, then in use. It packs weights as a `CpuModel`, and has no KV pool.
+class CpuEncoder : public CpuModel {
+ public:
+  CpuEncoder(const ModelConfig &c, bool norms_before, const std::string &isa, std::optional<int> num_threads)
+      : CpuModel(c, kv_config("fp32", 1, 1, 1, c.num_heads, c.head_dim), isa, num_threads) {
+    encoder_.norms_before = norms_before;
+  }
+
+  // Tables [count, hidden_size] added to the token embeddings; one without rows is absent.
+  void set_tables(const Array2<float> &positions, const Array2<float> &token_types) {
+    encoder_.num_positions = copy_rows(positions, encoder_.positions, "positions");
+    encoder_.num_token_types = copy_rows(token_types, encoder_.token_types, "token_types");
+  }
+
+  void add_encoder_layer(const nb::dict &d) {
+    const ModelConfig &c = model_.config;
+    const int hidden = c.hidden_size, heads = c.num_heads * c.head_dim;
+    EncoderLayer layer;
+    layer.attn_norm = norm(d, "attn_norm");
+    layer.mlp_norm = norm(d, "mlp_norm");
+    layer.q_bias = optional_vector(d, "q_bias", heads);
+    layer.k_bias = optional_vector(d, "k_bias", heads);
+    layer.v_bias = optional_vector(d, "v_bias", heads);
+    layer.o_bias = optional_vector(d, "o_bias", hidden);
+    layer.down_bias = optional_vector(d, "down_bias", hidden);
+    layer.qkv = model_.make_linear(
+        {matrix(d, "q", heads, hidden), matrix(d, "k", heads, hidden), matrix(d, "v", heads, hidden)});
+    layer.o = linear(d, "o", hidden, heads);
+    const int inner = matrices_[size_t(integer(d, "up", 0, int64_t(matrices_.size()) - 1))]->rows;
+    layer.mlp.up = linear(d, "up", inner, hidden);
+    if (d.contains("gate")) layer.mlp.gate = linear(d, "gate", inner, hidden);
+    layer.mlp.down = linear(d, "down", hidden, inner);
+    layer.up_bias = optional_vector(d, "up_bias", inner);
+    layer.rope = integer(d, "rope", -1, int64_t(model_.ropes.size()) - 1);
+    layer.window = integer(d, "window", -1, INT32_MAX / 2);
+    encoder_.layers.push_back(std::move(layer));
+  }
+
+  void finish_encoder(const nb::dict &d) {
+    if (!embedding_.is_valid() || encoder_.layers.empty() || pass_) {
+      throw std::invalid_argument("finish_encoder() needs an embedding and a layer, once");
+    }
+    encoder_.embed_norm = norm(d, "embed_norm");
+    encoder_.final_norm = norm(d, "final_norm");
+    if (!encoder_.embed_norm.weight || encoder_.norms_before != bool(encoder_.final_norm.weight)) {
+      throw std::invalid_argument("finish_encoder() needs embed_norm, and final_norm if norms come before");
+    }
+    pass_ = std::make_unique<EncoderPass>(model_, encoder_);
+  }
+
+  // The hidden states [T, hidden_size] of whole texts, valid until the next call.
+  nb::ndarray<nb::numpy, const float, nb::ndim<2>> encode(int num_tokens, int num_reqs, const Array1<int32_t> &input_ids,
+                                                          const Array1<int64_t> &positions,
+                                                          const Array1<int32_t> &query_start_loc,
+                                                          const std::optional<Array1<int32_t>> &token_types) {
+    if (!pass_) throw std::invalid_argument("the encoder is not finished: call finish_encoder() first");
+    const int t = in_range(num_tokens, 1, kMostTokens, "num_tokens");
+    const int b = in_range(num_reqs, 1, kMostTokens, "num_reqs");
+    const EncoderInput in{.num_tokens = t,
+                          .num_reqs = b,
+                          .input_ids = at_least(input_ids, t, "input_ids"),
+                          .positions = at_least(positions, t, "positions"),
+                          .query_start_loc = at_least(query_start_loc, b + 1, "query_start_loc"),
+                          .token_types = token_types ? at_least(*token_types, t, "token_types") : nullptr};
+    const float *hidden;
+    {
+      const auto lock = exclusive();
+      nb::gil_scoped_release release;
+      hidden = pass_->run(in);
+    }
+    return nb::ndarray<nb::numpy, const float, nb::ndim<2>>(hidden, {size_t(t), size_t(model_.config.hidden_size)},
+                                                            nb::find(this), {pass_->stride(), 1});
+  }
+
+ private:
+  // NAME and NAME_bias; no norm without NAME.
+  Norm norm(const nb::dict &d, const std::string &name) const {
+    const int hidden = model_.config.hidden_size;
+    return {optional_vector(d, name.c_str(), hidden), optional_vector(d, (name + "_bias").c_str(), hidden)};
+  }
+
+  int copy_rows(const Array2<float> &from, FloatRows &to, const char *name) {
+    const int count = in_range(int64_t(from.shape(0)), 0, kMostSize, name), hidden = model_.config.hidden_size;
+    if (from.shape(1) != size_t(hidden)) throw std::invalid_argument(std::string(name) + " is not hidden_size wide");
+    to = FloatRows(hidden);
+    to.reserve(count);
+    for (int i = 0; i < count; ++i) std::copy_n(from.data() + size_t(i) * size_t(hidden), hidden, to.row(i));
+    return count;
+  }
+
+  Encoder encoder_;
+  std::unique_ptr<EncoderPass> pass_;
+};
+
+inline void bind_encoder(nb::module_ &m) {
+  nb::class_<CpuEncoder, CpuModel>(m, "CpuEncoder", "An encoder's packed weights and threads.")
+      .def(
+          "__init__",
+          [](CpuEncoder *self, int hidden_size, int num_heads, int head_dim, int vocab_size, double norm_eps,
+             double query_scale, const std::string &activation, bool norms_before, const std::string &isa,
+             std::optional<int> num_threads) {
+            const ModelConfig config{hidden_size, num_heads, num_heads, head_dim, vocab_size, 1, float(norm_eps),
+                                     float(query_scale), 1.f, by_name(kGates, activation, "activation"), 0.f, 0.f};
+            new (self) CpuEncoder(config, norms_before, isa, num_threads);
+          },
+          nb::kw_only(), nb::arg("hidden_size"), nb::arg("num_heads"), nb::arg("head_dim"), nb::arg("vocab_size"),
+          nb::arg("norm_eps"), nb::arg("query_scale"), nb::arg("activation"), nb::arg("norms_before"), nb::arg("isa"),
+          nb::arg("num_threads").none())
+      .def("set_tables", &CpuEncoder::set_tables, nb::arg("positions").noconvert(), nb::arg("token_types").noconvert())
+      .def("add_encoder_layer", &CpuEncoder::add_encoder_layer, nb::arg("layer"))
+      .def("finish_encoder", &CpuEncoder::finish_encoder, nb::arg("norms"))
+      .def("encode", &CpuEncoder::encode, nb::arg("num_tokens"), nb::arg("num_reqs"), nb::arg("input_ids").noconvert(),
+           nb::arg("positions").noconvert(), nb::arg("query_start_loc").noconvert(), nb::arg("token_types").none());
+}
+
+}  // namespace foreword::kernels

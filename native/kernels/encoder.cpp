@@ -1,0 +1,284 @@
+#include "kernels/encoder.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+
+#include "kernels/forward/input.h"
+
+namespace foreword::kernels {
+namespace {
+
+constexpr float kLog2E = 1.44269504088896341f;  // the softmax computes powers of 2
+constexpr int kBlockTokens = kTile;
+
+int most_pairs(const Model &model) {
+  size_t most = 0;
+  for (const Rope &rope : model.ropes) most = std::max(most, rope.inv_freq.size());
+  return int(most);
+}
+
+void add_bias(Vector bias, int size, float *row) {
+  if (!bias) return;
+  for (int i = 0; i < size; ++i) row[i] += bias[i];
+}
+
+}  // namespace
+
+EncoderPass::EncoderPass(Model &model, const Encoder &encoder)
+    : model_(model),
+      encoder_(encoder),
+      isa_(model.isa),
+      pool_(model.pool),
+      products_(model),
+      scratch_(size_t(model.pool.size())),
+      x_(model.config.hidden_size),
+      queries_(model.config.num_heads * model.padded_dim),
+      heads_(model.config.num_heads * model.config.head_dim),
+      cosines_(most_pairs(model)),
+      sines_(most_pairs(model)),
+      next_tasks_(encoder.layers.size()) {
+  for (const EncoderLayer &layer : encoder.layers) {
+    layer.qkv.add_kinds(in_kinds_);
+    layer.mlp.gate.add_kinds(in_kinds_);
+    layer.mlp.up.add_kinds(in_kinds_);
+    layer.o.add_kinds(o_kinds_);
+    layer.mlp.down.add_kinds(down_kinds_);
+    qkv_stride_ = std::max(qkv_stride_, layer.qkv.stride);
+    hidden_stride_ = std::max(hidden_stride_, layer.mlp.up.stride);
+    hidden_cols_ = std::max(hidden_cols_, layer.mlp.down.cols);
+  }
+  for (Scratch &scratch : scratch_) {
+    scratch.attend.reserve(isa_.attention_scratch_bytes(config(encoder.layers[0])));
+    scratch.norm.reserve(size_t(x_.stride()));
+    scratch.key_value.reserve(size_t(3 * model.padded_dim));
+  }
+}
+
+const float *EncoderPass::run(const EncoderInput &input) {
+  check(input);
+  input_ = input;
+  reserve();
+  pool_.run([this](int thread) { run_stages(thread); });
+  return x_.data();
+}
+
+void EncoderPass::check(const EncoderInput &in) const {
+  require(in.query_start_loc, 0, 0, 1, "query_start_loc");
+  for (int b = 0; b < in.num_reqs; ++b) {
+    const int begin = in.query_start_loc[b];
+    require(in.query_start_loc, b + 1, begin, int64_t(in.num_tokens) + 1, "query_start_loc");
+    for (int t = begin; t < in.query_start_loc[b + 1]; ++t) require(in.positions, t, t - begin, t - begin + 1, "positions");
+  }
+  require(in.query_start_loc, in.num_reqs, in.num_tokens, int64_t(in.num_tokens) + 1, "query_start_loc");
+  for (int t = 0; t < in.num_tokens; ++t) {
+    require(in.input_ids, t, 0, model_.config.vocab_size, "input_ids");
+    if (encoder_.num_positions) require(in.positions, t, 0, encoder_.num_positions, "positions");
+    if (in.token_types) require(in.token_types, t, 0, std::max(1, encoder_.num_token_types), "token_types");
+  }
+}
+
+void EncoderPass::reserve() {
+  const ModelConfig &c = model_.config;
+  const int T = input_.num_tokens, width = c.num_heads * c.head_dim, queries = isa_.attention_queries(config(encoder_.layers[0]));
+  first_block_.resize(size_t(input_.num_reqs));
+  slots_.resize(size_t(T));
+  tasks_.clear();
+  int num_blocks = 0;
+  for (int b = 0; b < input_.num_reqs; ++b) {
+    const int begin = input_.query_start_loc[b], end = input_.query_start_loc[b + 1];
+    first_block_[size_t(b)] = num_blocks;
+    for (int t = begin; t < end; ++t) slots_[size_t(t)] = int64_t(num_blocks) * kBlockTokens + (t - begin);
+    for (int t = begin; t < end; t += queries) tasks_.push_back({b, t, std::min(queries, end - t)});
+    num_blocks += (end - begin + kBlockTokens - 1) / kBlockTokens;
+  }
+  if (!kv_ || kv_->config().num_blocks < num_blocks) {
+    kv_.emplace(KVConfig{KVFormat::f32, num_blocks, kBlockTokens, 1, c.num_heads, c.head_dim, model_.padded_dim});
+    blocks_.resize(size_t(num_blocks));
+    std::iota(blocks_.begin(), blocks_.end(), 0);
+  }
+  for (std::atomic<int> &next : next_tasks_) next.store(0, std::memory_order_relaxed);
+  x_.reserve(T);
+  queries_.reserve(T);
+  heads_.reserve(T);
+  cosines_.reserve(int64_t(model_.ropes.size()) * T);
+  sines_.reserve(int64_t(model_.ropes.size()) * T);
+  qkv_.reserve(size_t(T) * size_t(qkv_stride_));
+  hidden_.reserve(size_t(T) * size_t(hidden_stride_));
+  in_.reserve(T, c.hidden_size, in_kinds_);
+  o_in_.reserve(T, width, o_kinds_);
+  down_in_.reserve(T, hidden_cols_, down_kinds_);
+}
+
+void EncoderPass::run_stages(int thread) {
+  embed(thread);
+  for (size_t i = 0; i < encoder_.layers.size(); ++i) {
+    attention(thread, i);
+    mlp(thread, i);
+  }
+  const Share share = share_of(input_.num_tokens, thread, pool_.size());
+  for (int t = share.begin; t < share.end; ++t) {
+    const EncoderLayer &last = encoder_.layers.back();
+    add_bias(last.down_bias, model_.config.hidden_size, x_.row(t));
+    const Norm &norm = encoder_.norms_before ? encoder_.final_norm : last.mlp_norm;
+    isa_.layer_norm(x_.row(t), norm.weight, norm.bias, model_.config.hidden_size, model_.config.norm_eps, x_.row(t));
+  }
+}
+
+// norm(x) in memory of this thread, valid until the next call; x itself without a norm.
+const float *EncoderPass::normed(int thread, const float *x, const Norm &norm) const {
+  if (!norm.weight) return x;
+  float *out = scratch_[size_t(thread)].norm.data();
+  isa_.layer_norm(x, norm.weight, norm.bias, model_.config.hidden_size, model_.config.norm_eps, out);
+  return out;
+}
+
+void EncoderPass::embed(int thread) {
+  const Share share = share_of(input_.num_tokens, thread, pool_.size());
+  for (int t = share.begin; t < share.end; ++t) {
+    float *x = x_.row(t);
+    isa_.decode_row(model_.embedding, input_.input_ids[t], x);
+    if (encoder_.num_positions) isa_.add_row(encoder_.positions.row(input_.positions[t]), size_t(x_.stride()), x);
+    if (encoder_.num_token_types) {
+      const int type = input_.token_types ? input_.token_types[t] : 0;
+      isa_.add_row(encoder_.token_types.row(type), size_t(x_.stride()), x);
+    }
+    const Norm &norm = encoder_.embed_norm;
+    isa_.layer_norm(x, norm.weight, norm.bias, model_.config.hidden_size, model_.config.norm_eps, x);
+    for (size_t r = 0; r < model_.ropes.size(); ++r) {
+      const Rope &rope = model_.ropes[r];
+      const int64_t at = int64_t(r) * input_.num_tokens + t;
+      for (size_t j = 0; j < rope.inv_freq.size(); ++j) {
+        const double angle = double(input_.positions[t]) * rope.inv_freq[j];
+        cosines_.row(at)[j] = float(std::cos(angle) * rope.scale);
+        sines_.row(at)[j] = float(std::sin(angle) * rope.scale);
+      }
+    }
+  }
+}
+
+// Every row of x is completed by the thread that prepares it: the bias and the norm of the branch before come first.
+void EncoderPass::attention(int thread, size_t index) {
+  const EncoderLayer &layer = encoder_.layers[index];
+  const EncoderLayer *before = index ? &encoder_.layers[index - 1] : nullptr;
+  const ModelConfig &c = model_.config;
+  const Share rows{0, input_.num_tokens};
+  const ActivationSet in = products_.prepare_shared(thread, in_, c.hidden_size, rows.end, [&](int t) {
+    float *x = x_.row(t);
+    if (before) add_bias(before->down_bias, c.hidden_size, x);
+    if (encoder_.norms_before) return normed(thread, x, layer.attn_norm);
+    if (before) isa_.layer_norm(x, before->mlp_norm.weight, before->mlp_norm.bias, c.hidden_size, c.norm_eps, x);
+    return static_cast<const float *>(x);
+  });
+  products_.linear(thread, layer.qkv, in, rows, qkv_.data(), Store::assign, &layer.o);
+  pool_.barrier();
+  make_heads(thread, layer);
+  pool_.barrier();
+  attend(thread, layer, next_tasks_[index]);
+  pool_.barrier();
+  const ActivationSet heads =
+      products_.prepare_shared(thread, o_in_, layer.o.cols, rows.end, [&](int t) { return heads_.row(t); });
+  products_.linear(thread, layer.o, heads, rows, x_.data(), Store::add, &layer.mlp.up);
+  pool_.barrier();
+}
+
+// Bias and rotation of this thread's share of the heads. Queries are scaled; keys and values are stored.
+void EncoderPass::make_heads(int thread, const EncoderLayer &layer) {
+  const ModelConfig &c = model_.config;
+  const int dim = c.head_dim, padded = model_.padded_dim;
+  const KVLayer kv = kv_->layer(0);
+  const int k_offset = layer.qkv.parts[1].offset, v_offset = layer.qkv.parts[2].offset;
+  float *key = scratch_[size_t(thread)].key_value.data(), *value = key + padded, *scratch = value + padded;
+  std::memset(key, 0, sizeof(float) * 2 * size_t(padded));
+  const float scale = c.query_scale * kLog2E;
+  auto copy = [&](float *out, const float *from, int offset, Vector bias, float factor) {
+    for (int d = 0; d < dim; ++d) out[d] = (from[offset + d] + (bias ? bias[offset + d] : 0.f)) * factor;
+  };
+  const Share share = share_of(input_.num_tokens, thread, pool_.size());
+  for (int t = share.begin; t < share.end; ++t) {
+    const float *row = qkv_.data() + size_t(t) * size_t(layer.qkv.stride);
+    const int64_t at = int64_t(layer.rope) * input_.num_tokens + t;
+    auto rotate = [&](float *x) {
+      if (layer.rope < 0) return;
+      isa_.rotate(cosines_.row(at), sines_.row(at), int(model_.ropes[size_t(layer.rope)].inv_freq.size()), x);
+    };
+    for (int head = 0; head < c.num_heads; ++head) {
+      const int offset = head * dim;
+      float *query = queries_.row(t) + head * padded;
+      copy(query, row, offset, layer.q_bias, scale);
+      rotate(query);
+      copy(key, row + k_offset, offset, layer.k_bias, 1.f);
+      rotate(key);
+      copy(value, row + v_offset, offset, layer.v_bias, 1.f);
+      isa_.store_kv(kv, slots_[size_t(t)], head, key, value, scratch);
+    }
+  }
+}
+
+AttentionConfig EncoderPass::config(const EncoderLayer &layer) const {
+  const ModelConfig &c = model_.config;
+  return {c.num_heads, c.num_heads, c.head_dim, model_.padded_dim, 0.f, layer.window < 0 ? 0 : 2 * layer.window + 1};
+}
+
+// The kernel is causal: query i of a tile sees the keys up to first_position + i, of which a sliding window leaves the
+// last. A first position beyond the text makes all keys visible, and one moved by the window a window to both sides.
+void EncoderPass::attend(int thread, const EncoderLayer &layer, std::atomic<int> &next_task) {
+  const AttentionConfig attention = config(layer);
+  const KVLayer kv = kv_->layer(0);
+  const int heads = model_.config.num_heads, total = int(tasks_.size()) * heads;
+  const int at_once = int(tasks_.size()) >= 4 * pool_.size() ? heads : 1;
+  for (int i; (i = next_task.fetch_add(at_once, std::memory_order_relaxed)) < total;) {
+    for (int unit = i; unit < i + at_once; ++unit) {
+      const Task &task = tasks_[size_t(unit / heads)];
+      const int begin = input_.query_start_loc[task.req];
+      const int64_t length = input_.query_start_loc[task.req + 1] - begin, first = task.first - begin;
+      AttentionTile tile{};
+      tile.num_queries = task.count;
+      tile.kv_head = unit % heads;
+      tile.queries = queries_.row(task.first);
+      tile.query_stride = size_t(queries_.stride());
+      tile.block_table = blocks_.data() + first_block_[size_t(task.req)];
+      tile.first_position = layer.window < 0 ? length : first + layer.window;
+      tile.key_begin = layer.window < 0 ? 0 : std::max<int64_t>(0, first - layer.window);
+      tile.key_end = layer.window < 0 ? length : std::min(length, first + task.count + layer.window);
+      tile.out = heads_.row(task.first);
+      tile.out_stride = size_t(heads_.stride());
+      isa_.attend(kv, attention, tile, scratch_[size_t(thread)].attend.data());
+    }
+  }
+}
+
+void EncoderPass::mlp(int thread, size_t index) {
+  const EncoderLayer &layer = encoder_.layers[index];
+  const ModelConfig &c = model_.config;
+  const Share rows{0, input_.num_tokens};
+  const ActivationSet in = products_.prepare_shared(thread, in_, c.hidden_size, rows.end, [&](int t) {
+    float *x = x_.row(t);
+    add_bias(layer.o_bias, c.hidden_size, x);
+    if (encoder_.norms_before) return normed(thread, x, layer.mlp_norm);
+    isa_.layer_norm(x, layer.attn_norm.weight, layer.attn_norm.bias, c.hidden_size, c.norm_eps, x);
+    return static_cast<const float *>(x);
+  });
+  const bool gated = !layer.mlp.gate.parts.empty();
+  if (gated) {
+    products_.gated(thread, layer.mlp, in, rows, hidden_.data());
+  } else {
+    products_.linear(thread, layer.mlp.up, in, rows, hidden_.data(), Store::assign, &layer.mlp.down);
+  }
+  pool_.barrier();
+  const size_t stride = size_t(layer.mlp.up.stride);
+  const ActivationSet hidden = products_.prepare_shared(thread, down_in_, layer.mlp.down.cols, rows.end, [&](int t) {
+    float *row = hidden_.data() + size_t(t) * stride;
+    if (!gated) {
+      add_bias(layer.up_bias, layer.mlp.down.cols, row);
+      isa_.activate(c.activation, stride, row);
+    }
+    return static_cast<const float *>(row);
+  });
+  const EncoderLayer *next = index + 1 < encoder_.layers.size() ? &encoder_.layers[index + 1] : nullptr;
+  products_.linear(thread, layer.mlp.down, hidden, rows, x_.data(), Store::add, next ? &next->qkv : nullptr);
+  pool_.barrier();
+}
+
+}  // namespace foreword::kernels

@@ -1,0 +1,102 @@
+// One forward pass of an encoder over whole texts side by side, in one parallel region. Each token sees every token of
+// its own text, or those within a distance; keys and values are not kept.
+//
+//   x = norm(embed[ids] + positions[p] + token_types[type])
+//   per layer, norms after   x = norm(x + attention(x));  x = norm(x + mlp(x))
+//              norms before  x += attention(norm(x));     x += mlp(norm(x))       and a final norm
+//
+// norm is a layer norm with an optional bias. A text's result does not depend on the other texts, nor on the number of
+// threads.
+#pragma once
+
+#include <atomic>
+#include <optional>
+#include <vector>
+
+#include "kernels/forward/products.h"
+
+namespace foreword::kernels {
+
+struct Norm {
+  Vector weight = nullptr, bias = nullptr;  // no weight: no norm
+};
+
+struct EncoderLayer {
+  Norm attn_norm, mlp_norm;
+  Vector q_bias = nullptr, k_bias = nullptr, v_bias = nullptr, o_bias = nullptr, up_bias = nullptr, down_bias = nullptr;
+  Linear qkv, o;
+  Mlp mlp;  // without a gate: act(h Wup) Wdown
+  int rope = -1;
+  int64_t window = -1;  // the largest distance that a token sees; −1: all of its text
+};
+
+struct Encoder {
+  bool norms_before = false;
+  Norm embed_norm, final_norm;
+  FloatRows positions{1}, token_types{1};  // [count, hidden_size]
+  int num_positions = 0, num_token_types = 0;  // 0: the model has none
+  std::vector<EncoderLayer> layers;
+};
+
+struct EncoderInput {
+  int num_tokens, num_reqs;
+  const int32_t *input_ids;        // [T]
+  const int64_t *positions;        // [T], from 0 in each text
+  const int32_t *query_start_loc;  // [B + 1]
+  const int32_t *token_types;      // [T]; null: all 0
+};
+
+class EncoderPass {
+ public:
+  // The model and the encoder are complete; they outlive the pass.
+  EncoderPass(Model &model, const Encoder &encoder);
+  EncoderPass(const EncoderPass &) = delete;
+  EncoderPass &operator=(const EncoderPass &) = delete;
+
+  // The hidden states [T, stride()], valid until the next call. Throws std::invalid_argument on input outside its
+  // range, before anything is written.
+  const float *run(const EncoderInput &input);
+  int stride() const { return x_.stride(); }
+
+ private:
+  struct Scratch {
+    Buffer<uint8_t> attend;
+    Buffer<float> norm, key_value;  // key_value: key, value, and the scratch memory of store_kv: [3, padded_dim]
+  };
+  // Consecutive queries of one text.
+  struct Task {
+    int req, first, count;
+  };
+
+  void check(const EncoderInput &input) const;
+  void reserve();
+  void run_stages(int thread);
+  void embed(int thread);
+  void attention(int thread, size_t index);
+  void make_heads(int thread, const EncoderLayer &layer);
+  void attend(int thread, const EncoderLayer &layer, std::atomic<int> &next_task);
+  void mlp(int thread, size_t index);
+  const float *normed(int thread, const float *x, const Norm &norm) const;
+  AttentionConfig config(const EncoderLayer &layer) const;
+
+  Model &model_;
+  const Encoder &encoder_;
+  const Isa &isa_;
+  ThreadPool &pool_;
+  EncoderInput input_{};
+  Products products_;
+  std::vector<Scratch> scratch_;  // [num_threads]
+  KindSet in_kinds_{}, o_kinds_{}, down_kinds_{};
+  int hidden_stride_ = 0, hidden_cols_ = 0, qkv_stride_ = 0;
+  FloatRows x_, queries_, heads_, cosines_, sines_;  // [T, …]; angles [ropes * T, pairs]
+  Buffer<float> qkv_, hidden_;                       // [T, qkv_stride_], [T, hidden_stride_]
+  ActivationBuffer in_, o_in_, down_in_;
+  std::optional<KVCache> kv_;        // keys and values of one layer, a text's blocks one after the other
+  std::vector<int32_t> blocks_;      // 0, 1, 2, …
+  std::vector<int> first_block_;     // of each text
+  std::vector<int64_t> slots_;       // of each token
+  std::vector<Task> tasks_;          // each is computed once per head
+  std::vector<std::atomic<int>> next_tasks_;  // of each layer
+};
+
+}  // namespace foreword::kernels

@@ -1,0 +1,135 @@
+"""Results of pooling requests, and the requests that score pairs of texts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from foreword.arrays import F32
+from foreword.batch import PoolingParams
+from foreword.batch.values.pooling import PoolingTask
+from foreword.engine.outputs import RequestMetrics, RequestOutput
+from foreword.errors import EngineError, ForewordError, RequestError
+from foreword.models.pooling import PoolingSpec
+from foreword.models.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PoolingOutput:
+    """data: float32, an embedding [dimensions], probabilities [labels], or one row of these per token or step."""
+
+    data: F32
+
+    @property
+    def embedding(self) -> list[float]:
+        """The vector of the text."""
+        return [float(value) for value in self.data]
+
+    @property
+    def probs(self) -> list[float]:
+        """The probability of each label."""
+        return [float(value) for value in self.data]
+
+    @property
+    def score(self) -> float:
+        """The only number of the result. EngineError if it has several."""
+        if self.data.size != 1:
+            raise EngineError(f"the result has shape {self.data.shape}, not one number: read its data")
+        return float(self.data.reshape(-1)[0])
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingRequestOutput:
+    """The result of a pooling request. error: why there is none; then ``outputs`` raises it.
+
+    prompt: its text, None if it was given as token ids.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    pooled: F32 | None
+    metrics: RequestMetrics = field(default_factory=lambda: RequestMetrics(0.0))
+    error: ForewordError | None = None
+
+    @property
+    def outputs(self) -> PoolingOutput:
+        """The result. Raises ``error`` if the request failed."""
+        if self.pooled is None:
+            raise self.error or EngineError(f"request {self.request_id!r} was aborted")
+        return PoolingOutput(self.pooled)
+
+
+def pooling_output(output: RequestOutput) -> PoolingRequestOutput:
+    """What users get of a pooling request's final output."""
+    return PoolingRequestOutput(
+        output.request_id, output.prompt, output.prompt_token_ids, output.pooled, output.metrics, output.error
+    )
+
+
+def with_task(params: PoolingParams | None, task: PoolingTask) -> PoolingParams:
+    """The parameters for a task, by default the task's own."""
+    return replace(params or PoolingParams(), task=task)
+
+
+class Pair(NamedTuple):
+    """One text, or two of a pair, as token ids."""
+
+    token_ids: list[int]
+    params: PoolingParams
+
+
+def text_pairs(
+    tokenizer: Tokenizer, queries: str | Sequence[str], documents: str | Sequence[str], params: PoolingParams | None
+) -> list[Pair]:
+    """The requests of a cross-encoder: query i with document i, or one query with every document.
+
+    RequestError for texts that do not pair up.
+    """
+    params = with_task(params, "score")
+    firsts, seconds = paired(queries, documents)
+    pairs = []
+    for i, (first, second) in enumerate(zip(firsts, seconds, strict=True)):
+        try:
+            token_ids, first_len = tokenizer.encode_pair(first, second)
+        except RequestError as error:
+            raise RequestError(None, f"documents[{i}]", error.value, error.reason, error.fix) from None
+        pairs.append(Pair(token_ids, replace(params, first_text_len=first_len)))
+    return pairs
+
+
+def paired(queries: str | Sequence[str], documents: str | Sequence[str]) -> tuple[list[str], list[str]]:
+    """Equally many of both. RequestError for other numbers, or what is not text."""
+    firsts = [queries] if isinstance(queries, str) else list(queries)
+    seconds = [documents] if isinstance(documents, str) else list(documents)
+    if len(firsts) == 1:
+        firsts *= len(seconds)
+    if len(firsts) != len(seconds):
+        reason = f"{len(seconds)} texts do not pair with {len(firsts)}"
+        raise RequestError(None, "documents", reason, "must be as many as the queries", "Give one query, or as many.")
+    for name, texts in (("queries", firsts), ("documents", seconds)):
+        for i, text in enumerate(texts):
+            if not isinstance(text, str):
+                raise RequestError(None, f"{name}[{i}]", text, "must be a text", "Pass a str.")
+    return firsts, seconds
+
+
+def is_cross_encoder(spec: PoolingSpec) -> bool:
+    """Whether the model scores a pair of texts itself: it has a head with one output."""
+    return bool(spec.head) and spec.head[-1].outputs == 1
+
+
+def cosine_outputs(
+    firsts: Sequence[PoolingRequestOutput], seconds: Sequence[PoolingRequestOutput]
+) -> list[PoolingRequestOutput]:
+    """The cosines of pairs of embeddings of unit length, as outputs with the tokens of both texts."""
+    outputs = []
+    for first, second in zip(firsts, seconds, strict=True):
+        error = first.error or second.error
+        pooled = None if error else np.vdot(first.outputs.data, second.outputs.data).reshape(1)
+        token_ids = [*first.prompt_token_ids, *second.prompt_token_ids]
+        outputs.append(PoolingRequestOutput(second.request_id, None, token_ids, pooled, second.metrics, error))
+    return outputs

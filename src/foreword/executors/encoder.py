@@ -1,0 +1,129 @@
+"""The reference executor of encoders: float32 NumPy, text by text. The oracle of the native one."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from foreword.arrays import F32, I32, I64
+from foreword.batch import InputBatch
+from foreword.errors import EngineError, PlanError
+from foreword.executors.executor import Capability
+from foreword.executors.functions import ACTIVATIONS, layer_norm, softmax
+from foreword.executors.host import HostExecutor
+from foreword.executors.numpy import rotate
+from foreword.executors.pooling import Pooler
+from foreword.models.encoder_spec import EncoderLayerSpec, EncoderSpec
+from foreword.models.pooling import PoolingSpec
+from foreword.models.weights import Weights
+
+
+class EncoderExecutor(HostExecutor):
+    """Runs ``spec`` over whole texts and pools. It keeps nothing between steps: its KV blocks have no memory."""
+
+    capabilities = frozenset({Capability.POOLING})
+    reads_gathered_tables = False
+
+    def __init__(self, spec: EncoderSpec, weights: Weights, pooling: PoolingSpec) -> None:
+        super().__init__(pooler=Pooler(pooling, weights))
+        self.spec, self.weights = spec, weights
+        self._last: F32 = np.zeros((0, spec.hidden_size), np.float32)
+        self._floats: dict[str, F32] = {}
+
+    def compute(self, batch: InputBatch, logits_indices: I64) -> F32:
+        """Compute the hidden states of the batch. There are no logits.
+
+        PlanError for a part of a text: every token sees the whole of it.
+        """
+        check_whole(batch)
+        self._last = self.encode(batch)
+        return np.zeros((0, self.spec.vocab_size), np.float32)
+
+    def hidden_states(self, tokens: I64) -> F32:
+        """See `HostExecutor.hidden_states`."""
+        return self._last[tokens]
+
+    def copy_blocks(self, sources: I32, destinations: I32) -> None:
+        """Nothing: blocks have no memory."""
+
+    def encode(self, batch: InputBatch) -> F32:
+        """The hidden states [T, hidden] of the batch."""
+        spec, T = self.spec, batch.num_tokens
+        positions = batch.positions[:T]
+        x = self.weight("embed")[batch.input_ids[:T]]
+        if spec.num_positions:
+            x = x + self.weight("positions")[positions]
+        if spec.num_token_types:
+            types = token_types(batch)
+            x = x + self.weight("token_types")[0 if types is None else types]
+        x = self.norm(x, "embed_norm")
+        act = ACTIVATIONS[spec.activation]
+        for i, layer in enumerate(spec.layers):
+            p = f"layers.{i}."
+            h = self.norm(x, p + "attn_norm") if spec.norms_before and layer.has_attn_norm else x
+            x = x + self.linear(self.attention(h, p, layer, batch), p + "o")
+            if not spec.norms_before:
+                x = self.norm(x, p + "attn_norm")
+            h = self.norm(x, p + "mlp_norm") if spec.norms_before else x
+            up = self.linear(h, p + "up")
+            x = x + self.linear(act(self.linear(h, p + "gate")) * up if spec.gated else act(up), p + "down")
+            if not spec.norms_before:
+                x = self.norm(x, p + "mlp_norm")
+        return self.norm(x, "final_norm") if spec.norms_before else x
+
+    def weight(self, name: str) -> F32:
+        """A weight as float32, dequantised once."""
+        if name not in self._floats:
+            self._floats[name] = self.weights[name].dequantize()
+        return self._floats[name]
+
+    def linear(self, h: F32, name: str) -> F32:
+        """h Wᵀ, plus the bias if the model has one."""
+        out = h @ self.weight(name).T
+        return out + self.weight(name + "_bias") if self.spec.biases else out
+
+    def norm(self, x: F32, name: str) -> F32:
+        """The layer norm ``name``."""
+        bias = self.weight(name + "_bias") if self.spec.biases else None
+        return layer_norm(x, self.weight(name), bias, self.spec.norm_eps)
+
+    def attention(self, h: F32, p: str, layer: EncoderLayerSpec, batch: InputBatch) -> F32:
+        """Each text attends to itself. [T, heads * head_dim]"""
+        spec, positions = self.spec, batch.positions[: batch.num_tokens]
+        q, k, v = (self.linear(h, p + name).reshape(len(h), spec.num_heads, spec.head_dim) for name in "qkv")
+        if layer.rope is not None:
+            q, k = rotate(q, positions, layer.rope), rotate(k, positions, layer.rope)
+        out = np.empty_like(q)
+        for start, end in zip(batch.query_start_loc[: batch.num_reqs], batch.query_start_loc[1:], strict=False):
+            scores = np.einsum("qhd,khd->hqk", q[start:end], k[start:end], optimize=True) * np.float32(spec.query_scale)
+            if layer.window is not None:
+                at = np.arange(end - start)
+                scores = np.where(np.abs(at[:, None] - at) <= layer.window, scores, np.float32(-np.inf))
+            out[start:end] = np.einsum("hqk,khd->qhd", softmax(scores), v[start:end], optimize=True)
+        return out.reshape(len(h), -1)
+
+
+def check_whole(batch: InputBatch) -> None:
+    """PlanError for a request of which the step computes only a part, or that generates."""
+    states = batch.states
+    partial = batch.num_scheduled_tokens != states.prompt_len[batch.idx_mapping]
+    if partial.any():
+        b = int(partial.argmax())
+        raise PlanError(
+            "an encoder computes whole texts: schedule them with chunked_prefill=False",
+            step=batch.step,
+            request=batch.req_ids[b],
+            tensor="num_scheduled_tokens",
+            got=int(batch.num_scheduled_tokens[b]),
+        )
+    if len(states.extras.pooling_params) < batch.num_reqs:
+        raise EngineError("an encoder has no logits: every request needs pooling_params")
+
+
+def token_types(batch: InputBatch) -> I32 | None:
+    """int32 [T]: 1 for the tokens of the second of two texts; None if no request has two."""
+    params = batch.states.extras.pooling_params
+    firsts = [params[row].first_text_len for row in batch.idx_mapping.tolist()]
+    if all(first is None for first in firsts):
+        return None
+    lengths = np.array([np.iinfo(np.int32).max if first is None else first for first in firsts], np.int64)
+    return (batch.positions[: batch.num_tokens] >= lengths[batch.req_indices]).astype(np.int32)

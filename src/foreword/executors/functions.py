@@ -1,0 +1,73 @@
+"""Elementary functions on float32 arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from foreword.arrays import F32
+
+
+def layer_norm(x: F32, weight: F32, bias: F32 | None, eps: float) -> F32:
+    """(x − mean) / sqrt(variance + eps) * weight + bias over the last axis."""
+    centred: F32 = x - x.mean(-1, keepdims=True)
+    out: F32 = centred / np.sqrt(np.square(centred).mean(-1, keepdims=True) + np.float32(eps)) * weight
+    return out if bias is None else out + bias
+
+
+def softmax(x: F32) -> F32:
+    """exp(x − max) / Σ over the last axis."""
+    e: F32 = np.exp(x - x.max(-1, keepdims=True))
+    total: F32 = e.sum(-1, keepdims=True)
+    return e / total
+
+
+def sigmoid(x: F32) -> F32:
+    """1 / (1 + exp(−x)), without overflow."""
+    one = np.float32(1)
+    out: F32 = one / (one + np.exp(-np.maximum(x, np.float32(-87))))
+    return out
+
+
+def silu(x: F32) -> F32:
+    """x * sigmoid(x)"""
+    return x * sigmoid(x)
+
+
+def gelu_tanh(x: F32) -> F32:
+    """x/2 * (1 + tanh(sqrt(2/π) * (x + 0.044715 x³)))"""
+    inner: F32 = np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x**3)
+    out: F32 = np.float32(0.5) * x * (1 + np.tanh(inner))
+    return out
+
+
+def gelu(x: F32) -> F32:
+    """x/2 * (1 + erf(x / sqrt(2))), with erf to 1.5e-7: Abramowitz and Stegun 7.1.26."""
+    z = np.abs(x, dtype=np.float64) / np.sqrt(2)
+    t = 1 / (1 + 0.3275911 * z)
+    tail = t * np.polyval([1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592], t) * np.exp(-z * z)
+    out: F32 = (np.maximum(x, 0) - np.abs(x) * tail / 2).astype(np.float32)
+    return out
+
+
+def relu(x: F32) -> F32:
+    """max(x, 0)"""
+    return np.maximum(x, np.float32(0))
+
+
+def identity(x: F32) -> F32:
+    """x"""
+    return x
+
+
+ACTIVATIONS: dict[str, Callable[[F32], F32]] = {
+    "tanh": np.tanh,
+    "gelu": gelu,
+    "gelu_tanh": gelu_tanh,
+    "relu": relu,
+    "silu": silu,
+    "softmax": softmax,
+    "sigmoid": sigmoid,
+    "identity": identity,
+}

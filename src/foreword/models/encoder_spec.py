@@ -1,0 +1,102 @@
+"""An encoder architecture as data: BERT, RoBERTa, ModernBERT and their like. `foreword.models.spec` has the decoders.
+
+An executor reads an `EncoderSpec` and a `Weights` mapping with the canonical names of `encoder_weight_names`. With
+``x`` [T, hidden] and ``norm`` a layer norm, every W with a bias if ``biases``:
+
+    x = norm(embed[input_ids] + positions[p] + token_types[type], embed_norm)          p from 0 in each text
+    h = norm(x, attn_norm) if norms_before and the layer has that norm, else x
+    q, k, v = h Wq, h Wk, h Wv;   a = softmax(rope(q) · rope(k) * query_scale + mask) v Wo
+    x = x + a if norms_before, else norm(x + a, attn_norm)
+    h = norm(x, mlp_norm) if norms_before, else x
+    m = act(h Wup) Wdown, or with ``gated`` (act(h Wgate) * (h Wup)) Wdown
+    x = x + m if norms_before, else norm(x + m, mlp_norm)
+    x = norm(x, final_norm) if norms_before, after the last layer
+
+mask: a token sees every token of its text, or with a window w those at a distance of at most w.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from foreword.models.spec import RopeSpec
+
+EncoderActivation = Literal["gelu", "gelu_tanh", "relu", "silu"]
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderLayerSpec:
+    """What differs between layers. window: the largest distance that a token sees; None: all of its text.
+
+    has_attn_norm: whether a norm comes before its attention; always true if norms come after.
+    """
+
+    rope: RopeSpec | None = None
+    window: int | None = None
+    has_attn_norm: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderSpec:
+    """An encoder-only transformer; the module docstring gives the arithmetic.
+
+    num_positions, num_token_types: rows of the learned tables; 0 for a model without. biases: of all products and
+    norms. max_model_len: the longest text.
+    """
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    head_dim: int
+    max_model_len: int
+    layers: tuple[EncoderLayerSpec, ...]
+    norm_eps: float
+    activation: EncoderActivation = "gelu"
+    num_positions: int = 0
+    num_token_types: int = 0
+    norms_before: bool = False
+    gated: bool = False
+    biases: bool = True
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    @property
+    def query_scale(self) -> float:
+        return float(self.head_dim**-0.5)
+
+
+def encoder_weight_names(spec: EncoderSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Every canonical weight name with its shape, [out, in] for matrices, in execution order."""
+    d, heads, inner = spec.hidden_size, spec.num_heads * spec.head_dim, spec.intermediate_size
+
+    def with_bias(name: str, *shape: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+        yield name, shape
+        if spec.biases:
+            yield f"{name}_bias", shape[:1]
+
+    yield "embed", (spec.vocab_size, d)
+    if spec.num_positions:
+        yield "positions", (spec.num_positions, d)
+    if spec.num_token_types:
+        yield "token_types", (spec.num_token_types, d)
+    yield from with_bias("embed_norm", d)
+    for i, layer in enumerate(spec.layers):
+        p = f"layers.{i}."
+        if layer.has_attn_norm:
+            yield from with_bias(p + "attn_norm", d)
+        for name in "qkv":
+            yield from with_bias(p + name, heads, d)
+        yield from with_bias(p + "o", d, heads)
+        yield from with_bias(p + "mlp_norm", d)
+        if spec.gated:
+            yield from with_bias(p + "gate", inner, d)
+        yield from with_bias(p + "up", inner, d)
+        yield from with_bias(p + "down", d, inner)
+    if spec.norms_before:
+        yield from with_bias("final_norm", d)

@@ -1,0 +1,216 @@
+"""BERT, RoBERTa and ModernBERT, and the heads of their classifiers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from foreword.models.config import USE_ITS_CONFIG, Config
+from foreword.models.encoder_spec import EncoderLayerSpec, EncoderSpec
+from foreword.models.families.base import Rows, num_layers
+from foreword.models.pooling import HeadLayer
+from foreword.models.rope import rope_parameters, rope_spec
+
+_ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderFamily:
+    """How one family of encoders is read.
+
+    spec: its `EncoderSpec` from a config. names: canonical names in its files, without the prefix that the tensors of
+    the encoder have in the files of a classifier. fused: weights that are rows of another tensor.
+    head: of a classifier, from the config and its number of labels; head_pooling: which states it takes.
+    """
+
+    spec: Callable[[Config], EncoderSpec]
+    prefix: str
+    names: Mapping[str, str]
+    head: Callable[[Config, int], tuple[HeadLayer, ...]]
+    fused: Callable[[EncoderSpec], Mapping[str, Rows]] = field(default=lambda spec: {})
+    head_pooling: Callable[[Config], str] = field(default=lambda config: "cls")
+
+
+def _encoder(config: Config, architecture: str, **differences: Any) -> EncoderSpec:
+    hidden, heads = config.size("hidden_size"), config.size("num_attention_heads", most=512)
+    if hidden % heads:
+        raise config.error(f"hidden_size {hidden} is not a multiple of {heads} heads", USE_ITS_CONFIG)
+    spec: dict[str, Any] = {
+        "architecture": architecture,
+        "vocab_size": config.size("vocab_size"),
+        "hidden_size": hidden,
+        "intermediate_size": config.size("intermediate_size"),
+        "num_heads": heads,
+        "head_dim": hidden // heads,
+        "max_model_len": config.size("max_position_embeddings"),
+    }
+    return EncoderSpec(**spec, **differences)
+
+
+def _activation(config: Config, key: str) -> str:
+    name = config.get(key, str, "gelu")
+    if name not in _ACTIVATIONS:
+        raise config.error(f"{key} {name!r} is not supported", f"Use a model with one of {', '.join(_ACTIVATIONS)}")
+    return _ACTIVATIONS[name]
+
+
+def _bert(config: Config, architecture: str, *, first_position: int = 0) -> EncoderSpec:
+    if config.get("is_decoder", bool, False):
+        raise config.error("is_decoder is set: only encoders are supported", "Use another model")
+    if (kind := config.get("position_embedding_type", str, "absolute")) != "absolute":
+        raise config.error(f"position_embedding_type {kind!r} is not supported", "Use a model with absolute positions")
+    positions = config.size("max_position_embeddings") - first_position
+    if positions < 1:
+        raise config.error(f"max_position_embeddings leaves {positions} positions", USE_ITS_CONFIG)
+    return _encoder(
+        Config(config.path, {**config.values, "max_position_embeddings": positions}),
+        architecture,
+        layers=(EncoderLayerSpec(),) * num_layers(config),
+        norm_eps=config.positive("layer_norm_eps", 1e-12),
+        activation=_activation(config, "hidden_act"),
+        num_positions=positions,
+        num_token_types=config.size("type_vocab_size", 2),
+    )
+
+
+def bert(config: Config) -> EncoderSpec:
+    return _bert(config, "bert")
+
+
+def roberta(config: Config) -> EncoderSpec:
+    """Positions begin behind the padding token's."""
+    return _bert(config, "roberta", first_position=_first_position(config))
+
+
+def _first_position(config: Config) -> int:
+    return config.get("pad_token_id", int, 1) + 1
+
+
+def modernbert(config: Config) -> EncoderSpec:
+    for key in ("attention_bias", "mlp_bias", "norm_bias"):
+        if config.values.get(key):
+            raise config.error(f"{key} is set, which is not supported for modernbert", "Use a model without it")
+    count, every = num_layers(config), config.size("global_attn_every_n_layers", 3)
+    kinds = config.sequence("layer_types") or [
+        "sliding_attention" if i % every else "full_attention" for i in range(count)
+    ]
+    if len(kinds) != count or not all(kind in ("sliding_attention", "full_attention") for kind in kinds):
+        reason = f"layer_types {kinds!r:.80} is not {count} of full_attention and sliding_attention"
+        raise config.error(reason, "Use a model whose layers are of these types")
+    dim = config.size("hidden_size") // config.size("num_attention_heads")
+    ropes = {}
+    for kind, key, default in (
+        ("full_attention", "global_rope_theta", 160000.0),
+        ("sliding_attention", "local_rope_theta", 10000.0),
+    ):
+        values = {"rope_theta": config.positive(key, default), **config.values}
+        parameters = rope_parameters(Config(config.path, values), kind)
+        ropes[kind] = rope_spec(config, max(1, dim), parameters)
+    window = config.size("local_attention", 128) // 2
+    layers = tuple(
+        EncoderLayerSpec(ropes[kind], window if kind == "sliding_attention" else None, has_attn_norm=i > 0)
+        for i, kind in enumerate(kinds)
+    )
+    return _encoder(
+        config,
+        "modernbert",
+        layers=layers,
+        norm_eps=config.positive("norm_eps", 1e-5),
+        activation=_activation(config, "hidden_activation"),
+        norms_before=True,
+        gated=True,
+        biases=False,
+    )
+
+
+def _bert_head(config: Config, labels: int) -> tuple[HeadLayer, ...]:
+    hidden = config.size("hidden_size")
+    return HeadLayer(hidden, hidden, activation="tanh"), HeadLayer(hidden, labels)
+
+
+def _modernbert_head(config: Config, labels: int) -> tuple[HeadLayer, ...]:
+    hidden, bias = config.size("hidden_size"), config.get("classifier_bias", bool, False)
+    activation: Any = _activation(config, "classifier_activation")
+    return HeadLayer(hidden, hidden, bias=bias, activation=activation, norm=True), HeadLayer(hidden, labels)
+
+
+def _pairs(names: Mapping[str, str]) -> dict[str, str]:
+    """Each canonical name with its module in files: the weight, and the bias."""
+    weights = {name: f"{module}.weight" for name, module in names.items()}
+    return weights | {f"{name}_bias": f"{module}.bias" for name, module in names.items()}
+
+
+_LAYER = "encoder.layer.{i}."
+_BERT_NAMES = {
+    "embed": "embeddings.word_embeddings.weight",
+    "positions": "embeddings.position_embeddings.weight",
+    "token_types": "embeddings.token_type_embeddings.weight",
+    **_pairs(
+        {
+            "embed_norm": "embeddings.LayerNorm",
+            "q": _LAYER + "attention.self.query",
+            "k": _LAYER + "attention.self.key",
+            "v": _LAYER + "attention.self.value",
+            "o": _LAYER + "attention.output.dense",
+            "attn_norm": _LAYER + "attention.output.LayerNorm",
+            "up": _LAYER + "intermediate.dense",
+            "down": _LAYER + "output.dense",
+            "mlp_norm": _LAYER + "output.LayerNorm",
+        }
+    ),
+}
+_ROBERTA = EncoderFamily(
+    roberta,
+    "roberta.",
+    {
+        **_BERT_NAMES,
+        **_pairs({"head.0": "classifier.dense", "head.1": "classifier.out_proj"}),
+        "table": _BERT_NAMES["positions"],
+    },
+    _bert_head,
+)
+_MODERNBERT_NAMES = {
+    "embed": "embeddings.tok_embeddings.weight",
+    "embed_norm": "embeddings.norm.weight",
+    "attn_norm": "layers.{i}.attn_norm.weight",
+    "qkv": "layers.{i}.attn.Wqkv.weight",
+    "o": "layers.{i}.attn.Wo.weight",
+    "mlp_norm": "layers.{i}.mlp_norm.weight",
+    "gate_up": "layers.{i}.mlp.Wi.weight",
+    "down": "layers.{i}.mlp.Wo.weight",
+    "final_norm": "final_norm.weight",
+    "head.0_norm": "head.norm.weight",
+    **_pairs({"head.0": "head.dense", "head.1": "classifier"}),
+}
+
+
+def _modernbert_rows(spec: EncoderSpec) -> Mapping[str, Rows]:
+    d, inner = spec.hidden_size, spec.intermediate_size
+    qkv = {name: Rows("qkv", i * d, (i + 1) * d) for i, name in enumerate("qkv")}
+    return {**qkv, "gate": Rows("gate_up", 0, inner), "up": Rows("gate_up", inner, 2 * inner)}
+
+
+ENCODER_FAMILIES: Mapping[str, EncoderFamily] = {
+    "bert": EncoderFamily(
+        bert, "bert.", {**_BERT_NAMES, **_pairs({"head.0": "pooler.dense", "head.1": "classifier"})}, _bert_head
+    ),
+    "roberta": _ROBERTA,
+    "xlm-roberta": _ROBERTA,
+    "modernbert": EncoderFamily(
+        modernbert,
+        "model.",
+        _MODERNBERT_NAMES,
+        _modernbert_head,
+        _modernbert_rows,
+        lambda config: config.get("classifier_pooling", str, "cls"),
+    ),
+}
+"""By ``model_type`` of a config.json."""

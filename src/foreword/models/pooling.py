@@ -1,0 +1,54 @@
+"""How a model turns hidden states into results: its pooling, and the head of a classifier."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+HeadActivation = Literal["tanh", "gelu", "relu", "silu", "identity"]
+ResultActivation = Literal["softmax", "sigmoid", "identity"]
+
+
+@dataclass(frozen=True, slots=True)
+class HeadLayer:
+    """h = norm(act(h W + b)): a bias and a layer norm (without bias) if the layer has them."""
+
+    inputs: int
+    outputs: int
+    bias: bool = True
+    activation: HeadActivation = "identity"
+    norm: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingSpec:
+    """The pooling of a model, as `PoolingParams` names it.
+
+    hidden_size: of its embeddings.
+    head: of a classifier, applied to the pooled states; its last layer has an output per label. activation: of the
+    head's outputs. labels: their names.
+    """
+
+    hidden_size: int = 0
+    pooling: Literal["last", "mean", "cls"] = "last"
+    head: tuple[HeadLayer, ...] = ()
+    activation: ResultActivation = "identity"
+    labels: tuple[str, ...] = ()
+    norm_eps: float = 1e-5
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The tasks of `PoolingParams` that the model does."""
+        if not self.head:
+            return ("embed", "token_embed")
+        return ("embed", "token_embed", "classify", "score", "reward")
+
+    def weight_names(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """The canonical names of the head's weights with their shapes."""
+        for i, layer in enumerate(self.head):
+            yield f"head.{i}", (layer.outputs, layer.inputs)
+            if layer.bias:
+                yield f"head.{i}_bias", (layer.outputs,)
+            if layer.norm:
+                yield f"head.{i}_norm", (layer.outputs,)

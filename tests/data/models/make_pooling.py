@@ -1,0 +1,91 @@
+"""Record pooling.json: what transformers computes for tiny random encoders, classifiers and decoders without logits.
+
+Needs torch, transformers and safetensors, so it runs in an environment of its own:
+    PYTHONPATH=tests python tests/data/models/make_pooling.py
+Weights are not recorded: `models.tiny.random_tensors` draws them again from the names and shapes.
+"""
+
+import json
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+from safetensors import safe_open
+
+from models.tiny import random_tensors, write_model
+
+LENGTHS, FIRST = (13, 5), 4  # tokens of the texts, and of the first of a pair
+SIZES = {
+    "vocab_size": 48, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "max_position_embeddings": 24, "pad_token_id": 0,
+}  # fmt: skip
+DECODER = {**SIZES, "num_key_value_heads": 2, "bos_token_id": None, "eos_token_id": 2}
+MODERN = {**SIZES, "num_hidden_layers": 4, "local_attention": 6, "bos_token_id": 1, "eos_token_id": 2,
+          "cls_token_id": 1, "sep_token_id": 2}  # fmt: skip
+THREE, ONE = {"num_labels": 3}, {"num_labels": 1}
+
+MODELS = {
+    "bert": transformers.BertModel(transformers.BertConfig(**SIZES)),
+    "bert-relu": transformers.BertModel(transformers.BertConfig(**SIZES, hidden_act="relu")),
+    "roberta": transformers.RobertaModel(transformers.RobertaConfig(**{**SIZES, "pad_token_id": 1})),
+    "modernbert": transformers.ModernBertModel(transformers.ModernBertConfig(**MODERN)),
+    "qwen3": transformers.Qwen3Model(transformers.Qwen3Config(**DECODER, head_dim=12)),
+    "bert-classifier": transformers.BertForSequenceClassification(transformers.BertConfig(**SIZES, **THREE)),
+    "bert-cross-encoder": transformers.BertForSequenceClassification(transformers.BertConfig(**SIZES, **ONE)),
+    "roberta-classifier": transformers.RobertaForSequenceClassification(
+        transformers.RobertaConfig(**{**SIZES, "pad_token_id": 1}, **THREE)
+    ),
+    "modernbert-classifier": transformers.ModernBertForSequenceClassification(
+        transformers.ModernBertConfig(**MODERN, **THREE, classifier_pooling="mean")
+    ),
+    "qwen2-classifier": transformers.Qwen2ForSequenceClassification(transformers.Qwen2Config(**DECODER, **THREE)),
+    "qwen3-reranker": transformers.Qwen3ForSequenceClassification(
+        transformers.Qwen3Config(**DECODER, **ONE, head_dim=12)
+    ),
+}  # fmt: skip
+
+
+def numbers(array):
+    return [float(f"{x:.7g}") for x in np.asarray(array).ravel()]
+
+
+def record(model, folder):
+    model.save_pretrained(folder)
+    with safe_open(folder / "model.safetensors", "np") as file:
+        shapes = {name: list(file.get_slice(name).get_shape()) for name in sorted(file.keys())}
+    written = json.loads((folder / "config.json").read_text())
+    write_model(folder, written, random_tensors(shapes))
+    model = type(model).from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
+    random = np.random.default_rng(1)
+    texts = []
+    for length in LENGTHS:
+        ids = torch.tensor(random.integers(3, 48, length)[None])
+        types = (torch.arange(length) >= FIRST).long()[None]
+        with torch.no_grad():
+            if "Classification" in type(model).__name__:
+                text = {"logits": numbers(model(ids).logits)}
+                if written.get("type_vocab_size", 0) > 1:
+                    text["pair_logits"] = numbers(model(ids, token_type_ids=types).logits)
+            else:
+                hidden = model(ids).last_hidden_state[0].numpy()
+                text = {name: numbers(row) for name, row in
+                        (("cls", hidden[0]), ("last", hidden[-1]), ("mean", hidden.mean(0)))}  # fmt: skip
+        texts.append({"token_ids": ids[0].tolist(), **text})
+    return {"config": written, "shapes": shapes, "texts": texts}
+
+
+def main():
+    recorded = {}
+    for name, model in MODELS.items():
+        with tempfile.TemporaryDirectory() as folder:
+            recorded[name] = record(model, Path(folder))
+        print(name, len(recorded[name]["shapes"]), "tensors")
+    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(value)}" for name, value in recorded.items())
+    text = f'{{"transformers": "{transformers.__version__}", "first": {FIRST}, "models": {{\n{lines}\n}}}}\n'
+    (Path(__file__).parent / "pooling.json").write_text(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,212 @@
+"""Encoders, classifiers and embedding decoders on tiny random models, against results recorded from transformers."""
+
+import json
+
+import numpy as np
+import pytest
+
+from foreword import LLM, PoolingParams
+from foreword.errors import ModelError
+from foreword.models.families import ENCODER_FAMILIES
+from foreword.models.loader import load_model
+from foreword.native import available
+from models.pooling_models import FIRST_TEXT_LEN, POOLING, make_pooling
+
+EXECUTORS = {"numpy": {"executor": "numpy"}}
+if available():
+    EXECUTORS["native"] = {"executor": "native", "weight_format": "fp32"}
+OPTIONS = {"max_model_len": 24, "num_blocks": 64, "block_size": 4}
+VECTORS = [name for name, tiny in POOLING.items() if "mean" in tiny["texts"][0]]
+CLASSIFIERS = [name for name in POOLING if name not in VECTORS]
+
+
+def load(folder, executor):
+    options = dict(EXECUTORS[executor])
+    if load_model(folder).spec.architecture.startswith("qwen"):
+        options |= {**OPTIONS, "max_num_batched_tokens": 6}
+        if executor == "native":
+            options["kv_format"] = "fp32"
+    return LLM(str(folder), **options)
+
+
+def softmax(x):
+    return np.exp(x) / np.exp(x).sum()
+
+
+def test_every_encoder_family_is_recorded():
+    recorded = {tiny["config"]["model_type"] for tiny in POOLING.values()}
+    assert set(ENCODER_FAMILIES) - {"xlm-roberta"} <= recorded  # RoBERTa with another vocabulary
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("name", VECTORS)
+def test_vectors_equal_those_of_transformers(tmp_path, name, executor):
+    """In one batch of texts of different lengths, a decoder's in chunks too."""
+    texts = POOLING[name]["texts"]
+    with load(make_pooling(tmp_path, name), executor) as llm:
+        for pooling in ("cls", "last", "mean"):
+            params = PoolingParams(pooling=pooling, normalize=False)
+            vectors = llm.embed([text["token_ids"] for text in texts], params)
+            for vector, text in zip(vectors, texts, strict=True):
+                np.testing.assert_allclose(vector, text[pooling], atol=2e-5)
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_heads_equal_those_of_transformers(tmp_path, name, executor):
+    texts = POOLING[name]["texts"]
+    with load(make_pooling(tmp_path, name), executor) as llm:
+        prompts = [text["token_ids"] for text in texts]
+        for reward, classified, text in zip(llm.reward(prompts), llm.classify(prompts), texts, strict=True):
+            want = np.array(text["logits"])
+            np.testing.assert_allclose(reward.outputs.data, want, atol=2e-5)
+            probs = 1 / (1 + np.exp(-want)) if len(want) == 1 else softmax(want)
+            np.testing.assert_allclose(classified.outputs.probs, probs, atol=2e-5)
+        if "pair_logits" in texts[0]:
+            pairs = PoolingParams(task="reward", first_text_len=FIRST_TEXT_LEN)
+            for output, text in zip(llm.encode(prompts, pairs), texts, strict=True):
+                np.testing.assert_allclose(output.outputs.data, text["pair_logits"], atol=2e-5)
+
+
+def test_the_prefix_of_tensor_names_does_not_matter(tmp_path):
+    """Encoders saved alone or within a classifier, decoders saved without their logits."""
+    assert (
+        load_model(make_pooling(tmp_path, "bert")).weights.keys()
+        <= load_model(make_pooling(tmp_path, "bert-classifier")).weights.keys()
+    )
+    assert "embed_tokens.weight" in POOLING["qwen3"]["shapes"]
+
+
+@pytest.mark.parametrize(
+    "native", [False, pytest.param(True, marks=pytest.mark.skipif(not available(), reason="built"))]
+)
+def test_a_text_has_the_same_vector_alone_and_in_a_crowd(tmp_path, native):
+    folder = make_pooling(tmp_path, "modernbert")
+    random = np.random.default_rng(0)
+    texts = [random.integers(3, 48, int(n)).tolist() for n in random.integers(1, 25, 40)]
+    with LLM(str(folder), **EXECUTORS["native" if native else "numpy"]) as llm:
+        together = llm.embed(texts)
+        for text, vector in zip(texts[:12], together, strict=False):
+            [alone] = llm.embed([text])
+            if native:
+                np.testing.assert_array_equal(alone, vector)
+            else:
+                np.testing.assert_allclose(alone, vector, atol=1e-6)
+
+
+@pytest.mark.skipif(not available(), reason="the native module is not built")
+@pytest.mark.parametrize("threads", [1, 3])
+def test_threads_and_instruction_sets_of_the_native_encoder(tmp_path, threads):
+    from foreword.executors.native_encoder import NativeEncoderExecutor
+    from foreword.native import native
+
+    model = load_model(make_pooling(tmp_path, "bert"))
+    tokens, wants = [], []
+    for text in POOLING["bert"]["texts"]:
+        tokens += text["token_ids"]
+        wants.append(text["mean"])
+    lengths = [len(text["token_ids"]) for text in POOLING["bert"]["texts"]]
+    for isa in native.isa_levels():
+        executor = NativeEncoderExecutor(
+            model.spec, model.weights, model.pooling, num_threads=threads, isa=isa, weight_format="fp32"
+        )
+        hidden = executor.core.encode(
+            num_tokens=len(tokens),
+            num_reqs=2,
+            input_ids=np.array(tokens, np.int32),
+            positions=np.concatenate([np.arange(n) for n in lengths]),
+            query_start_loc=np.cumsum([0, *lengths], dtype=np.int32),
+            token_types=None,
+        )
+        for rows, want in zip(np.split(hidden, np.cumsum(lengths)[:-1]), wants, strict=True):
+            np.testing.assert_allclose(rows.mean(0), want, atol=2e-5)
+
+
+@pytest.mark.skipif(not available(), reason="the native module is not built")
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("input_ids", [3, 48], r"input_ids\[1\] = 48 is outside \[0, 48\)"),
+        ("positions", [0, 2], r"positions\[1\] = 2 is outside \[1, 2\)"),
+        ("query_start_loc", [0, 3], r"query_start_loc\[1\] = 3"),
+        ("query_start_loc", [0, 1], r"query_start_loc\[1\] = 1 is outside \[2, 3\)"),
+        ("token_types", [0, 2], r"token_types\[1\] = 2 is outside \[0, 2\)"),
+    ],
+)
+def test_the_native_encoder_refuses_tensors_out_of_range(tmp_path, name, value, message):
+    from foreword.executors.native_encoder import NativeEncoderExecutor
+
+    model = load_model(make_pooling(tmp_path, "bert"))
+    core = NativeEncoderExecutor(model.spec, model.weights, model.pooling).core
+    values = {"input_ids": [3, 4], "positions": [0, 1], "query_start_loc": [0, 2], "token_types": [0, 1]}
+    values[name] = value
+    types = {"input_ids": np.int32, "positions": np.int64, "query_start_loc": np.int32, "token_types": np.int32}
+    arrays = {key: np.array(given, types[key]) for key, given in values.items()}
+    with pytest.raises(ValueError, match=message):
+        core.encode(num_tokens=2, num_reqs=1, **arrays)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("bert", {"hidden_act": "mish"}, "hidden_act 'mish' is not supported"),
+        (
+            "bert",
+            {"position_embedding_type": "relative_key"},
+            "position_embedding_type 'relative_key' is not supported",
+        ),
+        ("bert", {"is_decoder": True}, "is_decoder is set"),
+        ("bert", {"num_attention_heads": 5}, "hidden_size 32 is not a multiple of 5 heads"),
+        ("bert", {"intermediate_size": 41}, r"has shape \(40, 32\), expected \(41, 32\)"),
+        ("modernbert", {"mlp_bias": True}, "mlp_bias is set"),
+        ("modernbert", {"layer_types": ["full_attention"]}, "layer_types .* is not 4 of"),
+        ("modernbert-classifier", {"classifier_pooling": "max"}, "pooling 'max' is not supported"),
+        ("bert-classifier", {"id2label": {"0": "a", "2": "b"}}, "id2label is .*, not labels numbered from 0"),
+        ("bert-classifier", {"sbert_ce_default_activation_function": "x.Elu"}, "activation 'x.Elu' is not supported"),
+    ],
+)
+def test_a_configuration_that_cannot_be_followed_is_refused(tmp_path, name, changes, message):
+    with pytest.raises(ModelError, match=message):
+        load_model(make_pooling(tmp_path, name, **changes))
+
+
+MODULES = [{"type": f"sentence_transformers.models.{kind}", "path": path}
+           for kind, path in (("Transformer", ""), ("Pooling", "1_Pooling"))]  # fmt: skip
+
+
+def with_modules(folder, modules, pooling):
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("pooling", "want"),
+    [
+        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, "cls"),
+        ({"pooling_mode_mean_tokens": True}, "mean"),
+        ({"pooling_mode_lasttoken": True}, "last"),
+        ({"pooling_mode": "cls"}, "cls"),
+    ],
+)
+def test_the_pooling_of_sentence_transformers_is_read(tmp_path, pooling, want):
+    folder = with_modules(make_pooling(tmp_path, "bert"), MODULES, pooling)
+    assert load_model(folder).pooling.pooling == want
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 7}))
+    assert load_model(folder).spec.max_model_len == 7
+
+
+@pytest.mark.parametrize(
+    ("modules", "pooling", "message"),
+    [
+        (MODULES, {"pooling_mode_max_tokens": True}, "pooling max_tokens is not supported"),
+        (MODULES, {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}, "pooling mean_tokens, cls_token"),
+        ([*MODULES, {"type": "a.Dense", "path": "2"}], {"pooling_mode": "mean"}, "module 'Dense' is not supported"),
+        ([{"path": ""}], {}, "is not a list of modules"),
+        ({"type": "a.Pooling"}, {}, "is not a list of modules"),
+    ],
+)
+def test_modules_that_cannot_be_followed_are_refused(tmp_path, modules, pooling, message):
+    with pytest.raises(ModelError, match=message):
+        load_model(with_modules(make_pooling(tmp_path, "bert"), modules, pooling))
