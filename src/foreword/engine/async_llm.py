@@ -12,14 +12,7 @@ from foreword.engine.async_engine import AsyncEngine
 from foreword.engine.chat import ChatOptions, Conversation, as_messages, chat_options, make_chat
 from foreword.engine.llm import LLM
 from foreword.engine.outputs import RequestOutput
-from foreword.engine.pooling import (
-    PoolingRequestOutput,
-    cosine_outputs,
-    is_cross_encoder,
-    paired,
-    text_pairs,
-    with_task,
-)
+from foreword.engine.pooling import PoolingRequestOutput, plan_scores
 from foreword.models.tokenizer import Tokenizer
 
 
@@ -50,13 +43,10 @@ class AsyncLLM(AsyncEngine):
         self, query: str, documents: Sequence[str], params: PoolingParams | None = None
     ) -> list[PoolingRequestOutput]:
         """How well each document fits the query, in ``outputs.score``: see `LLM.score`."""
-        if is_cross_encoder(self.model.pooling):
-            pairs = await asyncio.to_thread(text_pairs, self.tokenizer, query, documents, params)
-            return await asyncio.gather(*(self.encode(pair.token_ids, pair.params) for pair in pairs))
-        _, texts = paired(query, documents)
-        embed = with_task(params, "embed")
-        first, *others = await asyncio.gather(*(self.encode(text, embed) for text in (query, *texts)))
-        return cosine_outputs([first] * len(others), others)
+        spec = self.model.pooling
+        plan = await asyncio.to_thread(plan_scores, self.tokenizer, spec, query, documents, params)
+        requests = zip(plan.prompts, plan.params, strict=True)
+        return plan.read(await asyncio.gather(*(self.encode(prompt, own) for prompt, own in requests)))
 
     async def chat(
         self, messages: Conversation, params: SamplingParams | None = None, **options: Any

@@ -38,7 +38,7 @@ from foreword.structured import GrammarCompiler
 class Engine:
     """Serves requests on one executor. Not thread-safe: one thread adds, steps and aborts.
 
-    states, cache, scheduler and observers are its parts.
+    states, cache, scheduler and observers are its parts; pooling: what the model does beyond text.
     """
 
     def __init__(
@@ -72,6 +72,7 @@ class Engine:
                 "(Capability.RECURRENT_STATE); use an executor that does"
             )
         self.executor, self.clock = executor, clock
+        self.pooling = pooling or PoolingSpec()
         self.observers = Observers(observers)
         eos = frozenset(eos_token_ids)
         limits = config.scheduler
@@ -117,7 +118,7 @@ class Engine:
             grammars=grammars,
             seed=config.seed,
             clock=self._now,
-            pooling=pooling or PoolingSpec(),
+            pooling=self.pooling,
             generates=generates,
         )
         self._outputs = OutputProcessor(states, eos_token_ids=eos, clock=self._now)

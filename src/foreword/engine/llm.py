@@ -20,15 +20,7 @@ from foreword.engine.engine import Engine
 from foreword.engine.intake import Prompt
 from foreword.engine.observer import EngineObserver
 from foreword.engine.outputs import RequestOutput
-from foreword.engine.pooling import (
-    PoolingRequestOutput,
-    cosine_outputs,
-    is_cross_encoder,
-    paired,
-    pooling_output,
-    text_pairs,
-    with_task,
-)
+from foreword.engine.pooling import PoolingRequestOutput, plan_scores, pooling_output, with_task
 from foreword.engine.progress import progress_bar
 from foreword.engine.request_group import RequestGroup
 from foreword.engine.transaction import Transaction
@@ -214,14 +206,8 @@ class LLM:
 
         A model with a head of one output reads both texts together; for others it is the cosine of the embeddings.
         """
-        if is_cross_encoder(self.model.pooling):
-            pairs = text_pairs(self.tokenizer, queries, documents, pooling_params)
-            return self.encode([pair.token_ids for pair in pairs], [pair.params for pair in pairs], progress=progress)
-        firsts, seconds = paired(queries, documents)
-        distinct = {text: i for i, text in enumerate(dict.fromkeys([*firsts, *seconds]))}
-        params = with_task(pooling_params, "embed")
-        outputs = self.encode(list(distinct), params, progress=progress) if distinct else []
-        return cosine_outputs([outputs[distinct[t]] for t in firsts], [outputs[distinct[t]] for t in seconds])
+        plan = plan_scores(self.tokenizer, self.model.pooling, queries, documents, pooling_params)
+        return plan.read(self.encode(plan.prompts, plan.params, progress=progress))
 
     def _jobs(
         self,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 import numpy as np
 
@@ -75,41 +74,66 @@ def with_task(params: PoolingParams | None, task: PoolingTask) -> PoolingParams:
     return replace(params or PoolingParams(), task=task)
 
 
-class Pair(NamedTuple):
-    """One text, or two of a pair, as token ids."""
-
-    token_ids: list[int]
-    params: PoolingParams
+def is_cross_encoder(spec: PoolingSpec) -> bool:
+    """Whether the model scores a pair of texts itself: it has a head with one output."""
+    return bool(spec.head) and spec.head[-1].outputs == 1
 
 
-def text_pairs(
-    tokenizer: Tokenizer, queries: str | Sequence[str], documents: str | Sequence[str], params: PoolingParams | None
-) -> list[Pair]:
-    """The requests of a cross-encoder: query i with document i, or one query with every document.
-
-    RequestError for texts that do not pair up.
+@dataclass(frozen=True, slots=True)
+class ScorePlan:
+    """The pooling requests that score documents. pairs: of the embeddings whose cosines are the scores; None: each
+    request is a pair already.
     """
-    params = with_task(params, "score")
-    firsts, seconds = paired(queries, documents)
-    pairs = []
+
+    prompts: list[str | list[int]]
+    params: list[PoolingParams]
+    pairs: list[tuple[int, int]] | None = None
+
+    def read(self, outputs: Sequence[PoolingRequestOutput]) -> list[PoolingRequestOutput]:
+        """An output per document, from those of the requests; a cosine has the tokens of both texts."""
+        if self.pairs is None:
+            return list(outputs)
+        return [_cosine(outputs[i], outputs[j]) for i, j in self.pairs]
+
+
+def plan_scores(
+    tokenizer: Tokenizer,
+    spec: PoolingSpec,
+    queries: str | Sequence[str],
+    documents: str | Sequence[str],
+    params: PoolingParams | None,
+) -> ScorePlan:
+    """How well document i fits query i, or one query with every document.
+
+    A cross-encoder reads both texts together; of another model each distinct text is embedded once. RequestError for
+    texts that do not pair up.
+    """
+    firsts, seconds = _paired(queries, documents)
+    if not is_cross_encoder(spec):
+        places = {text: i for i, text in enumerate(dict.fromkeys([*firsts, *seconds]))}
+        pairs = [(places[first], places[second]) for first, second in zip(firsts, seconds, strict=True)]
+        return ScorePlan([*places], [with_task(params, "embed")] * len(places), pairs)
+    prompts: list[str | list[int]] = []
+    each = []
     for i, (first, second) in enumerate(zip(firsts, seconds, strict=True)):
         try:
             token_ids, first_len = tokenizer.encode_pair(first, second)
         except RequestError as error:
             raise RequestError(None, f"documents[{i}]", error.value, error.reason, error.fix) from None
-        pairs.append(Pair(token_ids, replace(params, first_text_len=first_len)))
-    return pairs
+        prompts.append(token_ids)
+        each.append(replace(with_task(params, "score"), first_text_len=first_len))
+    return ScorePlan(prompts, each)
 
 
-def paired(queries: str | Sequence[str], documents: str | Sequence[str]) -> tuple[list[str], list[str]]:
+def _paired(queries: str | Sequence[str], documents: str | Sequence[str]) -> tuple[list[str], list[str]]:
     """Equally many of both. RequestError for other numbers, or what is not text."""
     firsts = [queries] if isinstance(queries, str) else list(queries)
     seconds = [documents] if isinstance(documents, str) else list(documents)
     if len(firsts) == 1:
         firsts *= len(seconds)
-    if len(firsts) != len(seconds):
-        reason = f"{len(seconds)} texts do not pair with {len(firsts)}"
-        raise RequestError(None, "documents", reason, "must be as many as the queries", "Give one query, or as many.")
+    if len(firsts) != len(seconds) or not seconds:
+        reason = f"{len(firsts)} queries do not pair with them"
+        raise RequestError(None, "documents", f"{len(seconds)} texts", reason, "Give one query, or one for each.")
     for name, texts in (("queries", firsts), ("documents", seconds)):
         for i, text in enumerate(texts):
             if not isinstance(text, str):
@@ -117,19 +141,9 @@ def paired(queries: str | Sequence[str], documents: str | Sequence[str]) -> tupl
     return firsts, seconds
 
 
-def is_cross_encoder(spec: PoolingSpec) -> bool:
-    """Whether the model scores a pair of texts itself: it has a head with one output."""
-    return bool(spec.head) and spec.head[-1].outputs == 1
-
-
-def cosine_outputs(
-    firsts: Sequence[PoolingRequestOutput], seconds: Sequence[PoolingRequestOutput]
-) -> list[PoolingRequestOutput]:
-    """The cosines of pairs of embeddings of unit length, as outputs with the tokens of both texts."""
-    outputs = []
-    for first, second in zip(firsts, seconds, strict=True):
-        error = first.error or second.error
-        pooled = None if error else np.vdot(first.outputs.data, second.outputs.data).reshape(1)
-        token_ids = [*first.prompt_token_ids, *second.prompt_token_ids]
-        outputs.append(PoolingRequestOutput(second.request_id, None, token_ids, pooled, second.metrics, error))
-    return outputs
+def _cosine(first: PoolingRequestOutput, second: PoolingRequestOutput) -> PoolingRequestOutput:
+    """Of two vectors of unit length."""
+    error = first.error or second.error
+    pooled = None if error else np.vdot(first.outputs.data, second.outputs.data).reshape(1)
+    token_ids = [*first.prompt_token_ids, *second.prompt_token_ids]
+    return PoolingRequestOutput(second.request_id, None, token_ids, pooled, second.metrics, error)

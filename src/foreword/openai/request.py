@@ -187,7 +187,7 @@ def parse_completion(body: object) -> CompletionRequest:
         sampling.setdefault("prompt_logprobs", logprobs)
     request = CompletionRequest(
         model=given.take("model", STRING),
-        prompts=_prompts(given),
+        prompts=prompts_of(given),
         params=SamplingParams(**sampling, max_tokens=given.take("max_tokens", INTEGER, 16), logprobs=logprobs),
         echo=echo,
         **_common(given),
@@ -285,13 +285,13 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
     return {**message, "role": "system"} if message.get("role") == "developer" else dict(message)
 
 
-def _prompts(given: Fields) -> list[str | list[int]]:
-    """``prompt`` as a list of texts or of lists of token ids."""
-    prompt = given.require("prompt", _PROMPTS)
+def prompts_of(given: Fields, name: str = "prompt") -> list[str | list[int]]:
+    """The field as a list of texts or of lists of token ids."""
+    prompt = given.require(name, _PROMPTS)
     prompts: list[Any] = [prompt] if isinstance(prompt, str) or IDS.accepts(prompt) else prompt
     for i, one in enumerate(prompts):
         if not _TEXT_OR_IDS.accepts(one):
-            raise RequestError(None, f"prompt[{i}]", one, f"expected {_TEXT_OR_IDS.name}", "Correct it.")
+            raise RequestError(None, f"{name}[{i}]", one, f"expected {_TEXT_OR_IDS.name}", "Correct it.")
     return prompts
 
 

@@ -10,9 +10,10 @@ from typing import Any
 
 from starlette.requests import Request
 
-from foreword.batch import SamplingParams
+from foreword.batch import PoolingParams, SamplingParams
 from foreword.engine import RequestOptions, RequestOutput
 from foreword.engine.chat import ChatOptions, ChatReader, make_chat
+from foreword.engine.pooling import PoolingRequestOutput, pooling_output
 from foreword.engine.request_group import RequestGroup
 from foreword.fields import NUMBER
 from foreword.server.admission import Place
@@ -62,7 +63,11 @@ class Generation:
 
     def enter(self, params: SamplingParams, num_prompts: int = 1) -> None:
         """Take a place, before any work is done. HttpError 429 if the server is full."""
-        self._place = self._context.admission.enter(num_prompts * (params.best_of or params.n))
+        self.enter_many(num_prompts * (params.best_of or params.n))
+
+    def enter_many(self, count: int) -> None:
+        """Take places for that many requests of the engine. HttpError 429 if the server is full."""
+        self._place = self._context.admission.enter(count)
         self._stack.callback(self._place.leave)
         self._context.preparing.add(self.id)
         self._stack.callback(self._context.preparing.discard, self.id)
@@ -123,6 +128,18 @@ class Generation:
         found = {output.prompt_index: output async for output in self.outputs(jobs) if output.finished}
         return [found[i] for i in range(len(jobs))]
 
+    async def pooled(
+        self, prompts: Sequence[str | list[int]], params: Sequence[PoolingParams], options: RequestOptions
+    ) -> list[PoolingRequestOutput]:
+        """Run pooling requests: their results, in order. Raises the first error."""
+        jobs = []
+        for i, (prompt, own) in enumerate(zip(prompts, params, strict=True)):
+            group = await self._checked(f"{self.id}-{i}", prompt, own, None, options, False)
+            jobs.append(Job(group, group.params, index=i))
+        outputs = await self.finals(jobs)
+        self.leave()
+        return [pooling_output(output) for output in outputs]
+
     def leave(self) -> None:
         """Give the place back, as soon as the engine has done its part: a slow reader does not hold it."""
         if self._place is not None:
@@ -132,7 +149,7 @@ class Generation:
         self,
         name: str,
         prompt: str | list[int],
-        params: SamplingParams,
+        params: SamplingParams | PoolingParams,
         text: str | None,
         options: RequestOptions,
         stream: bool,

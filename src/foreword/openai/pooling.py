@@ -1,0 +1,194 @@
+"""Bodies of pooling requests and responses: OpenAI's embeddings, vLLM's score and classify, Jina's and Cohere's rerank.
+
+A field that is null counts as absent. Each parser raises RequestError, naming the field, for a field that is unknown
+and for a value of another type; ranges are checked by the engine.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from foreword.arrays import F32
+from foreword.batch import PoolingParams
+from foreword.engine import RequestOptions
+from foreword.engine.pooling import PoolingRequestOutput
+from foreword.errors import RequestError
+from foreword.fields import BOOLEAN, INTEGER, STRING, STRINGS, Fields, Kind, either, list_of, one_of
+from foreword.openai.request import LABELS, prompts_of, request_options
+from foreword.openai.response import Body, Named, head
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingRequest:
+    """The body of /v1/embeddings. base64: vectors as bytes of little-endian float32 in base64."""
+
+    model: str | None
+    prompts: list[str | list[int]]
+    params: PoolingParams
+    options: RequestOptions
+    base64: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassifyRequest:
+    """The body of /classify."""
+
+    model: str | None
+    prompts: list[str | list[int]]
+    params: PoolingParams
+    options: RequestOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreRequest:
+    """The body of /score or /rerank. top_n: of a ranking, the results that are wanted; None: all."""
+
+    model: str | None
+    queries: list[str]
+    documents: list[str]
+    params: PoolingParams
+    options: RequestOptions
+    top_n: int | None = None
+    return_documents: bool = True
+
+
+_TEXTS = either(STRING, STRINGS)
+_TEXT_OF = {"type": "object", "properties": {"text": STRING.schema}, "required": ["text"]}
+_DOCUMENT = Kind(
+    'a text or {"text": …}',
+    lambda value: isinstance(value, str) or (isinstance(value, dict) and isinstance(value.get("text"), str)),
+    {"anyOf": [STRING.schema, _TEXT_OF]},
+)
+_DOCUMENTS = list_of(_DOCUMENT, 'a list of texts or of {"text": …}')
+
+
+def parse_embeddings(body: object) -> EmbeddingRequest:
+    """The request in a body of /v1/embeddings."""
+    given = Fields(body)
+    request = EmbeddingRequest(
+        model=_model(given),
+        prompts=prompts_of(given, "input"),
+        base64=given.take("encoding_format", one_of("float", "base64"), "float") == "base64",
+        params=_params(
+            given,
+            "embed",
+            dimensions=given.take("dimensions", INTEGER),
+            normalize=given.take("normalize", BOOLEAN, True),
+        ),
+        options=request_options(given),
+    )
+    given.end()
+    return request
+
+
+def parse_classify(body: object) -> ClassifyRequest:
+    """The request in a body of /classify."""
+    given = Fields(body)
+    request = ClassifyRequest(
+        model=_model(given),
+        prompts=prompts_of(given, "input"),
+        params=_params(given, "classify"),
+        options=request_options(given),
+    )
+    given.end()
+    return request
+
+
+def parse_score(body: object) -> ScoreRequest:
+    """The request in a body of /score: text_1 against text_2, one with all or each with its own."""
+    given = Fields(body)
+    first, second = given.require("text_1", _TEXTS), given.require("text_2", _TEXTS)
+    request = ScoreRequest(
+        model=_model(given),
+        queries=[first] if isinstance(first, str) else first,
+        documents=[second] if isinstance(second, str) else second,
+        params=_params(given, "score"),
+        options=request_options(given),
+    )
+    given.end()
+    return request
+
+
+def parse_rerank(body: object) -> ScoreRequest:
+    """The request in a body of /rerank: the documents in the order of how well they fit the query."""
+    given = Fields(body)
+    documents = given.require("documents", _DOCUMENTS)
+    top_n = given.take("top_n", INTEGER)
+    if top_n is not None and top_n < 1:
+        raise RequestError(None, "top_n", top_n, "must be 1 or more", "Leave it out for all documents.")
+    request = ScoreRequest(
+        model=_model(given),
+        queries=[given.require("query", STRING)],
+        documents=[one if isinstance(one, str) else one["text"] for one in documents],
+        top_n=top_n,
+        return_documents=given.take("return_documents", BOOLEAN, True),
+        params=_params(given, "score"),
+        options=request_options(given),
+    )
+    given.end()
+    return request
+
+
+def _model(given: Fields) -> str | None:
+    for name, kind in LABELS.items():
+        given.take(name, kind)
+    model: str | None = given.take("model", STRING)
+    return model
+
+
+def _params(given: Fields, task: Any, **values: Any) -> PoolingParams:
+    return PoolingParams(task=task, truncate_prompt_tokens=given.take("truncate_prompt_tokens", INTEGER), **values)
+
+
+def embeddings_body(request: EmbeddingRequest, outputs: Sequence[PoolingRequestOutput], **named: Any) -> Body:
+    """The body that answers /v1/embeddings."""
+    vectors = [output.outputs.data for output in outputs]
+    data = [
+        {"object": "embedding", "index": i, "embedding": _base64(vector) if request.base64 else vector.tolist()}
+        for i, vector in enumerate(vectors)
+    ]
+    return _list("embd", data, outputs, named)
+
+
+def classify_body(labels: Sequence[str], outputs: Sequence[PoolingRequestOutput], **named: Any) -> Body:
+    """The body that answers /classify. A model of one label gives its probability, and no other label."""
+    data = [
+        {"index": i, "label": labels[int(probs.argmax())], "probs": probs.tolist(), "num_classes": len(probs)}
+        for i, probs in enumerate(output.outputs.data for output in outputs)
+    ]
+    return _list("classify", data, outputs, named)
+
+
+def score_body(outputs: Sequence[PoolingRequestOutput], **named: Any) -> Body:
+    """The body that answers /score."""
+    data = [{"index": i, "object": "score", "score": output.outputs.score} for i, output in enumerate(outputs)]
+    return _list("score", data, outputs, named)
+
+
+def rerank_body(request: ScoreRequest, outputs: Sequence[PoolingRequestOutput], **named: Any) -> Body:
+    """The body that answers /rerank: the best documents first, of equal ones the first."""
+    scores = [output.outputs.score for output in outputs]
+    order = sorted(range(len(scores)), key=lambda i: -scores[i])[: request.top_n]
+    results = []
+    for i in order:
+        document = {"document": {"text": request.documents[i]}} if request.return_documents else {}
+        results.append({"index": i, **document, "relevance_score": scores[i]})
+    used = _usage(outputs)
+    return {"id": f"rerank-{named['response_id']}", "model": named["model"], "usage": used, "results": results}
+
+
+def _list(prefix: str, data: list[Body], outputs: Sequence[PoolingRequestOutput], named: Any) -> Body:
+    given: Named = named
+    return {**head("list", prefix, given), "data": data, "usage": _usage(outputs)}
+
+
+def _usage(outputs: Sequence[PoolingRequestOutput]) -> Body:
+    count = sum(len(output.prompt_token_ids) for output in outputs)
+    return {"prompt_tokens": count, "total_tokens": count}
+
+
+def _base64(vector: F32) -> str:
+    return base64.b64encode(vector.astype("<f4").tobytes()).decode()
