@@ -224,6 +224,8 @@ def test_an_encoder_computes_whole_texts_alone(tmp_path):
             llm.generate([TEXTS[0]])
     with pytest.raises(ConfigError, match="max_model_len=25: the model was made for 24"):
         LLM(folder, executor="numpy", max_model_len=25)
+    with pytest.raises(ConfigError, match="kv_format='int8': an encoder has no KV cache"):
+        LLM(folder, executor="numpy", kv_format="int8")
 
 
 def test_results_of_several_numbers_are_no_score(classifier):

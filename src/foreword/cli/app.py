@@ -17,6 +17,7 @@ COMMANDS = {
     "run": "Generate an answer with a real model on this machine's CPU.",
     "chat": "Talk with a model; it remembers the conversation.",
     "batch": "Answer a file of requests in OpenAI's batch format.",
+    "embed": "Print the embedding of each text as JSON, one per line.",
     "serve": "Serve a model to OpenAI's clients over HTTP.",
     "explain": "Show what a step prepares: which tokens, at which positions, from which rows, into which slots.",
     "simulate": "Predict latencies, preemptions, cache hits and memory use of a recorded load, per policy.",

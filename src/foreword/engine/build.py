@@ -16,7 +16,7 @@ from foreword.engine.speculation import Drafter, DraftModelDrafter
 from foreword.errors import ConfigError
 from foreword.executors import Executor
 from foreword.executors.encoder import EncoderExecutor
-from foreword.executors.native import NativeExecutor, WeightFormat
+from foreword.executors.native import NativeExecutor
 from foreword.executors.native_encoder import NativeEncoderExecutor
 from foreword.executors.numpy import NumpyExecutor
 from foreword.models.encoder_spec import EncoderSpec
@@ -64,14 +64,14 @@ def encoder_config(spec: EncoderSpec, config: EngineConfig) -> EngineConfig:
 
 
 def build_encoder(
-    model: LoadedModel, spec: EncoderSpec, kind: ExecutorKind, weight_format: WeightFormat, num_threads: int | None
+    model: LoadedModel, spec: EncoderSpec, kind: ExecutorKind = "auto", **options: Any
 ) -> EncoderExecutor:
-    """The native executor if it is built, else the NumPy one."""
+    """The native executor if it is built, else the NumPy one. ConfigError for an option of a KV cache."""
+    if "kv_format" in options:
+        raise ConfigError(f"kv_format={options['kv_format']!r}: an encoder has no KV cache; leave it out")
     if not uses_native(kind):
         return EncoderExecutor(spec, model.weights, model.pooling)
-    return NativeEncoderExecutor(
-        spec, model.weights, model.pooling, weight_format=weight_format, num_threads=num_threads
-    )
+    return NativeEncoderExecutor(spec, model.weights, model.pooling, **options)
 
 
 def pool_size(spec: DecoderSpec, config: EngineConfig, *, bytes_per_value: int = 4) -> PoolSize:
@@ -142,10 +142,7 @@ def build_engine(
         config = encoder_config(model.spec, config)
         length = config.max_model_len or model.spec.max_model_len
         return Engine(
-            runs_on
-            or build_encoder(
-                model, model.spec, executor, options.get("weight_format", "auto"), options.get("num_threads")
-            ),
+            runs_on or build_encoder(model, model.spec, executor, **options),
             vocab_size=model.spec.vocab_size,
             max_model_len=length,
             kv_groups=[KVGroup(config.block_size)],
