@@ -19,11 +19,6 @@ int most_pairs(const Model &model) {
   return int(most);
 }
 
-void add_bias(Vector bias, int size, float *row) {
-  if (!bias) return;
-  for (int i = 0; i < size; ++i) row[i] += bias[i];
-}
-
 }  // namespace
 
 EncoderPass::EncoderPass(Model &model, const Encoder &encoder)
@@ -120,7 +115,7 @@ void EncoderPass::run_stages(int thread) {
   const Share share = share_of(input_.num_tokens, thread, pool_.size());
   for (int t = share.begin; t < share.end; ++t) {
     const EncoderLayer &last = encoder_.layers.back();
-    add_bias(last.down_bias, model_.config.hidden_size, x_.row(t));
+    add_bias(last.down_bias, x_.stride(), x_.row(t));
     const Norm &norm = encoder_.norms_before ? encoder_.final_norm : last.mlp_norm;
     isa_.layer_norm(x_.row(t), norm.weight, norm.bias, model_.config.hidden_size, model_.config.norm_eps, x_.row(t));
   }
@@ -166,7 +161,7 @@ void EncoderPass::attention(int thread, size_t index) {
   const Share rows{0, input_.num_tokens};
   const ActivationSet in = products_.prepare_shared(thread, in_, c.hidden_size, rows.end, [&](int t) {
     float *x = x_.row(t);
-    if (before) add_bias(before->down_bias, c.hidden_size, x);
+    if (before) add_bias(before->down_bias, x_.stride(), x);
     if (encoder_.norms_before) return normed(thread, x, layer.attn_norm);
     if (before) isa_.layer_norm(x, before->mlp_norm.weight, before->mlp_norm.bias, c.hidden_size, c.norm_eps, x);
     return static_cast<const float *>(x);
@@ -255,7 +250,7 @@ void EncoderPass::mlp(int thread, size_t index) {
   const Share rows{0, input_.num_tokens};
   const ActivationSet in = products_.prepare_shared(thread, in_, c.hidden_size, rows.end, [&](int t) {
     float *x = x_.row(t);
-    add_bias(layer.o_bias, c.hidden_size, x);
+    add_bias(layer.o_bias, x_.stride(), x);
     if (encoder_.norms_before) return normed(thread, x, layer.mlp_norm);
     isa_.layer_norm(x, layer.attn_norm.weight, layer.attn_norm.bias, c.hidden_size, c.norm_eps, x);
     return static_cast<const float *>(x);
@@ -271,7 +266,7 @@ void EncoderPass::mlp(int thread, size_t index) {
   const ActivationSet hidden = products_.prepare_shared(thread, down_in_, layer.mlp.down.cols, rows.end, [&](int t) {
     float *row = hidden_.data() + size_t(t) * stride;
     if (!gated) {
-      add_bias(layer.up_bias, layer.mlp.down.cols, row);
+      add_bias(layer.up_bias, int(stride), row);
       isa_.activate(c.activation, stride, row);
     }
     return static_cast<const float *>(row);

@@ -76,6 +76,10 @@ class EncoderPass {
   void make_heads(int thread, const EncoderLayer &layer);
   void attend(int thread, const EncoderLayer &layer, std::atomic<int> &next_task);
   void mlp(int thread, size_t index);
+  // row += bias, both padded to `size`; a null bias adds nothing.
+  void add_bias(Vector bias, int size, float *row) const {
+    if (bias) isa_.add_row(bias, size_t(size), row);
+  }
   const float *normed(int thread, const float *x, const Norm &norm) const;
   AttentionConfig config(const EncoderLayer &layer) const;
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from engine_rig import make_engine
+from test_grammar import Circle
 
 from foreword import LLM, PoolingParams, SamplingParams
+from foreword.batch import InputBuffers, KVGroup, NewRequest, RequestStates, prepare_inputs
 from foreword.engine.async_llm import AsyncLLM
+from foreword.engine.speculation import SpeculationConfig
 from foreword.errors import ConfigError, EngineError, PlanError, RequestError
+from foreword.executors.encoder import EncoderExecutor
+from foreword.models.loader import load_model
 from models.pooling_models import POOLING, make_pooling
 from models.recorded import make
 
@@ -73,9 +77,10 @@ def test_embeddings_are_cut_to_their_dimensions_then_normalised(folder):
         assert tokens.outputs.data.shape == (20, 32)
 
 
+@pytest.mark.parametrize("speculation", [None, SpeculationConfig(num_tokens=3)], ids=["plain", "drafts"])
 @pytest.mark.parametrize("overlap", [False, True])
-def test_pooling_and_generation_share_steps_and_disturb_neither(folder, overlap):
-    options = {**OPTIONS, "max_num_batched_tokens": 9, "async_scheduling": overlap}
+def test_pooling_and_generation_share_steps_and_disturb_neither(folder, overlap, speculation):
+    options = {**OPTIONS, "max_num_batched_tokens": 9, "async_scheduling": overlap, "speculation": speculation}
     mean = PoolingParams(pooling="mean")
     with LLM(folder, **options) as llm:
         tokens = [output.outputs[0].token_ids for output in llm.generate(TEXTS, GREEDY)]
@@ -145,8 +150,13 @@ def test_a_classifier_gives_no_text_and_a_text_model_no_labels(folder, classifie
 def test_parameters_out_of_range_are_refused_by_name(folder, values, message):
     with LLM(folder, **OPTIONS) as llm:
         with pytest.raises(RequestError, match=message):
-            llm.embed([TEXTS[0]]) if values is None else llm.encode([TEXTS[0]], replace(PoolingParams(), **values))
+            llm.encode([TEXTS[0]], PoolingParams(**values))
         assert not llm.engine.has_work
+
+
+def test_a_grammar_is_refused(folder):
+    with LLM(folder, **OPTIONS) as llm, pytest.raises(RequestError, match="a pooling request has no tokens"):
+        llm.engine.add_request("a", TEXTS[0], PoolingParams(), grammar=Circle())
 
 
 def test_an_executor_without_the_capability_is_refused():
@@ -213,6 +223,32 @@ def test_scores_of_an_embedding_model_are_cosines(tmp_path):
             llm.score([query] * 3, documents)
         with pytest.raises(RequestError, match=r"documents\[0\] = 7: must be a text"):
             llm.score(query, [7])
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_the_engine_of_an_encoder_runs_many_steps(tmp_path, overlap):
+    folder = str(make_pooling(tmp_path, "roberta"))
+    with LLM(folder, executor="numpy") as llm:
+        want = llm.embed(TEXTS * 4)
+    options = {"check": "full", "max_num_batched_tokens": 24, "max_num_seqs": 3, "async_scheduling": overlap}
+    with LLM(folder, executor="numpy", **options) as llm:
+        np.testing.assert_allclose(llm.embed(TEXTS * 4), want, atol=1e-6)
+        assert llm.engine.cache.pool.num_used == 0
+    with pytest.raises(ConfigError, match="speculation: the model is an encoder"):
+        LLM(folder, executor="numpy", speculation=SpeculationConfig())
+
+
+def test_a_part_of_a_text_is_no_input_of_an_encoder(tmp_path):
+    model = load_model(make_pooling(tmp_path, "bert"))
+    states = RequestStates(max_num_reqs=2, max_model_len=8, vocab_size=48, kv_groups=[KVGroup(8)])
+    states.add_request(NewRequest("a", [3, 4, 5], [[1]], pooling_params=PoolingParams()))
+    states.add_request(NewRequest("b", [3, 4], [[2]]))
+    buffers = InputBuffers.for_states(states, 8)
+    executor = EncoderExecutor(model.spec, model.weights, model.pooling)
+    with pytest.raises(PlanError, match="computes whole texts"):
+        executor.compute(prepare_inputs(states, {"a": 2}, buffers), np.zeros(0, np.int64))
+    with pytest.raises(EngineError, match="every request needs pooling_params"):
+        executor.compute(prepare_inputs(states, {"a": 3, "b": 2}, buffers), np.zeros(0, np.int64))
 
 
 def test_an_encoder_computes_whole_texts_alone(tmp_path):

@@ -169,8 +169,10 @@ class Intake:
             reason = "is not in the prompt, so there is no step to pool"
             fix = "Mark the end of each step with it."
             raise RequestError(request_id, "step_tag_id", params.step_tag_id, reason, fix)
+        if (grammar := options.get("grammar")) is not None:
+            raise RequestError(request_id, "grammar", grammar, "a pooling request has no tokens", "Leave it out.")
         lora_id = options.get("lora_id", 0)
-        check_capabilities(request_id, self._executor, POOLING, lora_id=lora_id, grammar=options.get("grammar"))
+        check_capabilities(request_id, self._executor, POOLING, lora_id=lora_id, grammar=None)
         return RequestGroup(
             request_id,
             prompt_text,
