@@ -16,6 +16,7 @@ from foreword.engine.speculation import SpeculationConfig
 from foreword.errors import ConfigError, EngineError, PlanError, RequestError
 from foreword.executors.encoder import EncoderExecutor
 from foreword.models.loader import load_model
+from foreword.native import available
 from models.pooling_models import POOLING, make_pooling
 from models.recorded import make
 
@@ -65,6 +66,16 @@ def test_poolings_are_those_of_the_states_of_all_tokens(folder, options):
                     np.testing.assert_allclose(vector, want, atol=2e-6)
         assert llm.engine.cache.pool.num_used == 0
         assert not llm.engine.has_work
+
+
+@pytest.mark.skipif(not available(), reason="the native module is not built")
+@pytest.mark.parametrize("params", VECTORS, ids=lambda params: params.pooling)
+def test_chunks_and_other_texts_change_no_bit_of_a_native_vector(folder, params):
+    options = {**OPTIONS, "executor": "native"}
+    with LLM(folder, **options) as llm:
+        alone = [llm.embed([text], params)[0] for text in TEXTS]
+    with LLM(folder, **{**options, "max_num_batched_tokens": 5}) as llm:
+        np.testing.assert_array_equal(llm.embed(TEXTS, params), alone)
 
 
 def test_embeddings_are_cut_to_their_dimensions_then_normalised(folder):
@@ -144,6 +155,7 @@ def test_a_classifier_gives_no_text_and_a_text_model_no_labels(folder, classifie
         ({"task": "token_embed", "pooling": "step"}, "step_tag_id = None: belongs to pooling='step'"),
         ({"step_tag_id": 3}, "step_tag_id = 3: belongs to pooling='step'"),
         ({"first_text_len": -1}, "first_text_len = -1"),
+        ({"first_text_len": 2}, "first_text_len = 2: the model does not distinguish texts of a pair"),
         ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens = 0: keeps no token"),
     ],
 )
@@ -267,6 +279,8 @@ def test_an_encoder_computes_whole_texts_alone(tmp_path):
 def test_results_of_several_numbers_are_no_score(classifier):
     with LLM(classifier, **OPTIONS) as llm, pytest.raises(EngineError, match="not one number"):
         _ = llm.classify([TEXTS[0]])[0].outputs.score
+    with LLM(classifier, **OPTIONS) as llm, pytest.raises(RequestError, match="head has 3 outputs, not one"):
+        llm.score("a", "b")
 
 
 def test_many_coroutines_embed_at_the_same_time(folder):
@@ -274,6 +288,7 @@ def test_many_coroutines_embed_at_the_same_time(folder):
         async with AsyncLLM(folder, **OPTIONS) as llm:
             outputs = await asyncio.gather(*(llm.encode(text) for text in TEXTS))
             scores = await llm.score("\u0104", ["\u0104", "\u0105"])
+            np.testing.assert_allclose(await llm.embed(TEXTS[0]), outputs[0].outputs.data, atol=1e-6)
             return [output.outputs.embedding for output in outputs], scores
 
     embeddings, scores = asyncio.run(main())

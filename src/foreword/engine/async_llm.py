@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
+from foreword.arrays import F32
 from foreword.batch import PoolingParams, SamplingParams
 from foreword.engine.async_engine import AsyncEngine
 from foreword.engine.chat import ChatOptions, Conversation, as_messages, chat_options, make_chat
+from foreword.engine.intake import Prompt
 from foreword.engine.llm import LLM
 from foreword.engine.outputs import RequestOutput
 from foreword.engine.pooling import PoolingRequestOutput, plan_scores
@@ -38,6 +40,10 @@ class AsyncLLM(AsyncEngine):
     @property
     def tokenizer(self) -> Tokenizer:
         return self.model.tokenizer
+
+    async def embed(self, prompt: Prompt, params: PoolingParams | None = None, **options: Any) -> F32:
+        """The embedding of one prompt, float32 [dimensions]: see `LLM.embed`."""
+        return (await self.encode(prompt, params, **options)).outputs.data
 
     async def score(
         self, query: str, documents: Sequence[str], params: PoolingParams | None = None

@@ -74,11 +74,6 @@ def with_task(params: PoolingParams | None, task: PoolingTask) -> PoolingParams:
     return replace(params or PoolingParams(), task=task)
 
 
-def is_cross_encoder(spec: PoolingSpec) -> bool:
-    """Whether the model scores a pair of texts itself: it has a head with one output."""
-    return bool(spec.head) and spec.head[-1].outputs == 1
-
-
 @dataclass(frozen=True, slots=True)
 class ScorePlan:
     """The pooling requests that score documents. pairs: of the embeddings whose cosines are the scores; None: each
@@ -106,10 +101,13 @@ def plan_scores(
     """How well document i fits query i, or one query with every document.
 
     A cross-encoder reads both texts together; of another model each distinct text is embedded once. RequestError for
-    texts that do not pair up.
+    texts that do not pair up, and for the classifier of several labels.
     """
     firsts, seconds = _paired(queries, documents)
-    if not is_cross_encoder(spec):
+    if spec.head and not spec.is_cross_encoder:
+        reason = f"the model's head has {spec.head[-1].outputs} outputs, not one"
+        raise RequestError(None, "task", "score", reason, "Use a cross-encoder or an embedding model.")
+    if not spec.is_cross_encoder:
         places = {text: i for i, text in enumerate(dict.fromkeys([*firsts, *seconds]))}
         pairs = [(places[first], places[second]) for first, second in zip(firsts, seconds, strict=True)]
         return ScorePlan([*places], [with_task(params, "embed")] * len(places), pairs)
@@ -121,7 +119,8 @@ def plan_scores(
         except RequestError as error:
             raise RequestError(None, f"documents[{i}]", error.value, error.reason, error.fix) from None
         prompts.append(token_ids)
-        each.append(replace(with_task(params, "score"), first_text_len=first_len))
+        types = first_len if spec.num_token_types > 1 else None
+        each.append(replace(with_task(params, "score"), first_text_len=types))
     return ScorePlan(prompts, each)
 
 

@@ -117,9 +117,20 @@ def check_pooling(request_id: str, executor: Executor, params: PoolingParams, sp
     if Capability.POOLING not in executor.capabilities:
         reason = f"{type(executor).__name__} does not support pooling (Capability.POOLING)"
         raise RequestError(request_id, "pooling_params", params, reason, "Use an executor that does.")
-    require(params.task in spec.tasks, "task", f"the model does {', '.join(spec.tasks)}", "Use one of these.")
+    require(
+        isinstance(params.task, str) and params.task in spec.tasks,
+        "task",
+        f"the model does {', '.join(spec.tasks)}",
+        "Use one of these.",
+    )
     known = (None, *get_args(PoolingType))
-    require(params.pooling in known, "pooling", f"must be one of {', '.join(map(repr, known))}", "Use one of these.")
+    named = params.pooling is None or isinstance(params.pooling, str)
+    require(
+        named and params.pooling in known,
+        "pooling",
+        f"must be one of {', '.join(map(repr, known))}",
+        "Use one of these.",
+    )
     if params.task == "token_embed":
         require(params.pooling in (None, "all", "step"), "pooling", "gives no state of each token", "Use 'all'.")
     if params.task in ("embed", "classify", "score"):
@@ -129,6 +140,8 @@ def check_pooling(request_id: str, executor: Executor, params: PoolingParams, sp
     for field, least in (("dimensions", 1), ("step_tag_id", 0), ("first_text_len", 0), ("truncate_prompt_tokens", -1)):
         value = getattr(params, field)
         require(value is None or is_int32(value, least), field, optional_int32.format(least), "Give a whole number.")
+    has_types = params.first_text_len is None or spec.num_token_types > 1
+    require(has_types, "first_text_len", "the model does not distinguish texts of a pair", "Leave it out.")
     require(params.truncate_prompt_tokens != 0, "truncate_prompt_tokens", "keeps no token", "Keep at least 1.")
     has_tag = params.step_tag_id is not None
     require(has_tag == (params.pooling == "step"), "step_tag_id", "belongs to pooling='step'", "Give both, or none.")

@@ -53,7 +53,7 @@ class EncoderExecutor(HostExecutor):
         if spec.num_positions:
             x = x + self.weight("positions")[positions]
         if spec.num_token_types:
-            types = token_types(batch)
+            types = self.token_types(batch)
             x = x + self.weight("token_types")[0 if types is None else types]
         x = self.norm(x, "embed_norm")
         act = ACTIVATIONS[spec.activation]
@@ -69,6 +69,15 @@ class EncoderExecutor(HostExecutor):
             if not spec.norms_before:
                 x = self.norm(x, p + "mlp_norm")
         return self.norm(x, "final_norm") if spec.norms_before else x
+
+    def token_types(self, batch: InputBatch) -> I32 | None:
+        """int32 [T]: 1 for the tokens of the second of two texts; None if all are 0."""
+        params = batch.states.extras.pooling_params
+        firsts = [params[row].first_text_len for row in batch.idx_mapping.tolist()]
+        if self.spec.num_token_types < 2 or all(first is None for first in firsts):
+            return None
+        ends = np.array([np.iinfo(np.int32).max if first is None else first for first in firsts], np.int64)
+        return (batch.positions[: batch.num_tokens] >= ends[batch.req_indices]).astype(np.int32)
 
     def weight(self, name: str) -> F32:
         """A weight as float32, dequantised once."""
@@ -117,13 +126,3 @@ def check_whole(batch: InputBatch) -> None:
         )
     if len(states.extras.pooling_params) < batch.num_reqs:
         raise EngineError("an encoder has no logits: every request needs pooling_params")
-
-
-def token_types(batch: InputBatch) -> I32 | None:
-    """int32 [T]: 1 for the tokens of the second of two texts; None if no request has two."""
-    params = batch.states.extras.pooling_params
-    firsts = [params[row].first_text_len for row in batch.idx_mapping.tolist()]
-    if all(first is None for first in firsts):
-        return None
-    lengths = np.array([np.iinfo(np.int32).max if first is None else first for first in firsts], np.int64)
-    return (batch.positions[: batch.num_tokens] >= lengths[batch.req_indices]).astype(np.int32)

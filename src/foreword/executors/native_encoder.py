@@ -12,7 +12,7 @@ import numpy as np
 from foreword.arrays import F32
 from foreword.batch import InputBatch
 from foreword.errors import ConfigError, EngineError, PlanError
-from foreword.executors.encoder import EncoderExecutor, token_types
+from foreword.executors.encoder import EncoderExecutor
 from foreword.executors.native import WeightFormat, packed_format, source_of
 from foreword.models.encoder_spec import EncoderSpec, encoder_weight_names
 from foreword.models.pooling import PoolingSpec
@@ -90,7 +90,7 @@ class NativeEncoderExecutor(EncoderExecutor):
                 input_ids=batch.input_ids,
                 positions=batch.positions,
                 query_start_loc=batch.query_start_loc,
-                token_types=token_types(batch),
+                token_types=self.token_types(batch),
             )
         except ValueError as error:
             raise PlanError(str(error), step=batch.step) from None

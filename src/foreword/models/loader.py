@@ -120,6 +120,7 @@ def _load_encoder(folder: Path, config: Config, family: EncoderFamily, name: str
     spec = family.spec(config)
     spec = replace(spec, max_model_len=max_text_len(folder, spec.max_model_len))
     pooling = read_pooling(folder, config, "mean", family.head, family.head_pooling(config))
+    pooling = replace(pooling, num_token_types=spec.num_token_types)
     weights = encoder_weights(folder, read_directory(folder), spec, family, pooling)
     return _loaded(spec, weights, Tokenizer.from_directory(folder), name, folder, pooling)
 

@@ -25,13 +25,14 @@ class HeadLayer:
 class PoolingSpec:
     """The pooling of a model, as `PoolingParams` names it.
 
-    hidden_size: of its embeddings.
+    hidden_size: of its embeddings. num_token_types: that the model distinguishes; two of a pair need 2.
     head: of a classifier, applied to the pooled states; its last layer has an output per label. activation: of the
     head's outputs. labels: their names.
     """
 
     hidden_size: int = 0
     pooling: Literal["last", "mean", "cls"] = "last"
+    num_token_types: int = 0
     head: tuple[HeadLayer, ...] = ()
     activation: ResultActivation = "identity"
     labels: tuple[str, ...] = ()
@@ -42,7 +43,13 @@ class PoolingSpec:
         """The tasks of `PoolingParams` that the model does."""
         if not self.head:
             return ("embed", "token_embed")
-        return ("embed", "token_embed", "classify", "score", "reward")
+        score = ("score",) if self.is_cross_encoder else ()
+        return ("embed", "token_embed", "classify", "reward", *score)
+
+    @property
+    def is_cross_encoder(self) -> bool:
+        """Whether it scores a pair of texts itself: its head has one output."""
+        return bool(self.head) and self.head[-1].outputs == 1
 
     def weight_names(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """The canonical names of the head's weights with their shapes."""

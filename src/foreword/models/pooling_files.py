@@ -70,7 +70,7 @@ def _pooling(folder: Path, default: str) -> str:
         raise ModelError(f"{path}: module {other[0]!r:.80} is not supported. Use a model without it")
     if "Pooling" not in kinds:
         return default
-    config_path = folder / kinds["Pooling"] / "config.json"
+    config_path = folder / Path(kinds["Pooling"]).name / "config.json"
     config = Config(config_path, read_object(config_path, ModelError))
     prefix = "pooling_mode_"
     flags = [key.removeprefix(prefix) for key, on in config.values.items() if key.startswith(prefix) and on is True]

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from foreword.batch import PoolingParams
-from foreword.engine.pooling import PoolingRequestOutput, is_cross_encoder, plan_scores
+from foreword.engine.pooling import PoolingRequestOutput, plan_scores
 from foreword.executors import Capability
 from foreword.openai.pooling import (
     ClassifyRequest,
@@ -69,7 +69,7 @@ def routes_of(context: Context) -> list[Operation]:
         return reply(rerank_body(wanted, await _scores(context, generation, wanted), **named))
 
     routes = [Operation("/v1/embeddings", embeddings, Body(parse_embeddings, EMBEDDINGS))]
-    if is_cross_encoder(engine.pooling) or not engine.pooling.head:
+    if engine.pooling.is_cross_encoder or not engine.pooling.head:
         routes += [Operation(path, score, Body(parse_score, SCORE)) for path in ("/score", "/v1/score")]
         paths = ("/rerank", "/v1/rerank", "/v2/rerank")
         routes += [Operation(path, rerank, Body(parse_rerank, RERANK)) for path in paths]
