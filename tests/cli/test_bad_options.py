@@ -23,6 +23,7 @@ WORKS = {
     "chat": ["--model", "none.gguf"],
     "serve": ["none.gguf"],
     "batch": ["trace.jsonl", "out.jsonl", "--model", "none.gguf"],
+    "embed": ["Hi", "--model", "none.gguf"],
     "calibrate": ["none.gguf"],
     "simulate": ["--trace", "trace.jsonl"],
     "bench speculation": ["--model", "none.gguf"],
@@ -112,7 +113,7 @@ def test_every_command_with_numbers_is_tried():
         "sampling",
         "serve",
     )
-    others = {"run", "chat", "batch", "serve", "explain", "simulate", "calibrate", "doctor"}
+    others = {"run", "chat", "batch", "embed", "serve", "explain", "simulate", "calibrate", "doctor"}
     assert {words for words, _, _ in numbers()} == {f"bench {name}" for name in benchmarks} | others
 
 
