@@ -88,10 +88,13 @@ def test_embeddings_are_cut_to_their_dimensions_then_normalised(folder):
         assert tokens.outputs.data.shape == (20, 32)
 
 
-@pytest.mark.parametrize("speculation", [None, SpeculationConfig(num_tokens=3)], ids=["plain", "drafts"])
+@pytest.mark.parametrize("speculation", ["plain", "ngram", "draft_model"])
 @pytest.mark.parametrize("overlap", [False, True])
 def test_pooling_and_generation_share_steps_and_disturb_neither(folder, overlap, speculation):
-    options = {**OPTIONS, "max_num_batched_tokens": 9, "async_scheduling": overlap, "speculation": speculation}
+    options = {**OPTIONS, "max_num_batched_tokens": 9, "async_scheduling": overlap}
+    if speculation != "plain":
+        model = folder if speculation == "draft_model" else None
+        options["speculation"] = SpeculationConfig(method=speculation, num_tokens=3, model=model)
     mean = PoolingParams(pooling="mean")
     with LLM(folder, **options) as llm:
         tokens = [output.outputs[0].token_ids for output in llm.generate(TEXTS, GREEDY)]

@@ -94,6 +94,7 @@ class NativeExecutor(HostExecutor):
     of a float computation. "fp32", "bf16". With 8-bit activations, faster and less exact: "int8" (8 bit, a scale per
     channel) and "q4" (as the file holds them, floats in 4 bit).
     kv_format: "fp32", "bf16" or "int8" (a scale for each token and head).
+    pooling: of pooling requests; None: the last token, without a head.
     num_threads: 1 to 1024; default FOREWORD_NUM_THREADS, else the physical cores.
     isa: default FOREWORD_ISA, else the machine's best.
 

@@ -24,6 +24,7 @@ from foreword.models.weights import Weights
 class NumpyExecutor(HostExecutor):
     """Runs ``spec`` with ``weights``. Dequantised weights are kept, so it holds the whole model in float32.
 
+    pooling: of pooling requests; None: the last token, without a head.
     keys, values: float32 [slots per block, num_blocks, block_size, num_kv_heads, head_dim]; layer
     ``groups[g].layers[j]`` uses slot j, and a block belongs to one group at a time, so all groups share one pool.
     """
