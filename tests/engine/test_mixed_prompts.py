@@ -193,6 +193,7 @@ POSITIONS = np.zeros((3, 3), np.int64)
         ({**BOTH, "prompt_is_token_ids": [True]}, "prompt_is_token_ids", "must be bool [2]"),
         ({**BOTH, "prompt_is_token_ids": [1, 0]}, "prompt_is_token_ids", "must be bool [2]"),
         ({**BOTH, "prompt_token_ids": [1, 2, 3]}, "prompt_token_ids", "prompt_embeds has 2 positions"),
+        ({**BOTH, "prompt_token_ids": [1], "prompt_is_token_ids": [False] * 2}, "prompt_token_ids", "has 2 positions"),
         ({**BOTH, "prompt_token_ids": [30, 2]}, "prompt_token_ids[0]", "must be in [0, 29]"),
         ({**TEXT, "prompt_is_token_ids": [True] * 3}, "prompt_is_token_ids", "is given without prompt_embeds"),
         ({}, "prompt_token_ids", "must be a flat list"),

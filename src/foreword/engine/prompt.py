@@ -57,7 +57,7 @@ def checked_prompt(
     elif given["prompt_is_token_ids"] is not None:
         reason = "is given without prompt_embeds"
         raise RequestError(request_id, "prompt_is_token_ids", given["prompt_is_token_ids"], reason, "Give both.")
-    if is_token is not None and not is_token.any():
+    if is_token is not None and given["prompt_token_ids"] is None:
         token_ids = np.zeros(len(is_token), np.int32)
     else:
         token_ids = checked_tokens(
@@ -71,8 +71,8 @@ def checked_prompt(
 def checked_tokens(
     request_id: str, token_ids: object, is_token: Bools | None = None, *, vocab_size: int, max_model_len: int
 ) -> I32:
-    """Token ids as int32, 0 where ``is_token`` is false; RequestError if there are none, too many, as many as
-    ``is_token`` has not, or if it is no list of token ids.
+    """Token ids as int32, 0 where ``is_token`` is false; RequestError if there are none, too many or not as many as in
+    ``is_token``, or if it is no list of token ids.
     """
     field, length = "prompt_token_ids", length_of(token_ids)
     if length == 0:
