@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Protocol, Unpack
@@ -12,16 +12,16 @@ import numpy as np
 
 from foreword.batch import RequestStates, SamplingParams
 from foreword.cache import prefix_keys
+from foreword.engine.prompt import Prompt, checked_prompt
 from foreword.engine.request_group import Completion, RequestGroup, RequestOptions
 from foreword.engine.text import Detokenizer, TextStream
-from foreword.engine.validation import check_capabilities, check_id, check_options, checked_params, checked_prompt
+from foreword.engine.validation import check_capabilities, check_id, check_options, checked_params
 from foreword.errors import RequestError
 from foreword.executors import Executor
 from foreword.sampling import Grammar, Processors, derived_seed
 from foreword.scheduler import Request
 from foreword.structured import GrammarCompiler
 
-Prompt = str | Sequence[int]
 DRY_BREAKERS = ("\n", ":", '"', "*")
 
 
@@ -90,9 +90,17 @@ class Intake:
         num_kept = self._num_kept(request_id, params)
         if isinstance(prompt, str):
             prompt_text, prompt = prompt, self._encode(request_id, prompt, None if num_kept else max_model_len)
+        if num_kept and isinstance(prompt, Mapping):
+            reason, fix = "a prompt with embeddings or positions cannot be cut", "Cut it before it is given."
+            raise RequestError(request_id, "truncate_prompt_tokens", params.truncate_prompt_tokens, reason, fix)
         if num_kept and isinstance(prompt, Sequence | np.ndarray):
             prompt = prompt[-num_kept:]
-        tokens = checked_prompt(request_id, prompt, vocab_size=vocab_size, max_model_len=max_model_len)
+        tokens, inputs = checked_prompt(
+            request_id, prompt, self._executor, vocab_size=vocab_size, max_model_len=max_model_len
+        )
+        if params.prompt_logprobs is not None and "prompt_embeds" in inputs:
+            reason = "embeddings have no token ids, and so no log-probabilities"
+            raise RequestError(request_id, "prompt_logprobs", params.prompt_logprobs, reason, "Leave it out.")
         lora_id, grammar = options.get("lora_id", 0), options.get("grammar")
         check_capabilities(request_id, self._executor, params, lora_id=lora_id, grammar=grammar)
         if grammar is None and params.needs_grammar:
@@ -115,20 +123,24 @@ class Intake:
             self._clock(),
             priority=options.get("priority", 0),
             lora_id=lora_id,
-            cache_salt=options.get("cache_salt"),
+            keys=prefix_keys(
+                self._node_size,
+                lora_id=lora_id,
+                salt=options.get("cache_salt"),
+                inputs=inputs,
+                max_len=self._max_len(len(tokens), params),
+            ),
+            inputs=inputs,
             grammar=grammar,
         )
 
     def expand(self, group: RequestGroup) -> None:
         """Make the group's completions, each with a request of its own."""
         params, prompt = group.params, np.array(group.prompt_token_ids, np.int32)
-        limit = self._states.max_model_len
-        if params.max_tokens is not None:
-            limit = min(limit, len(prompt) + params.max_tokens)
+        limit = self._max_len(len(prompt), params)
         end_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos_token_ids)
         count = params.best_of or params.n
         seed = params.seed if params.seed is not None else derived_seed(self._seed, self._num_arrivals + 1)
-        keys = prefix_keys(self._node_size, lora_id=group.lora_id, salt=group.cache_salt)
         logprobs = 0 if params.logprobs is None and count > params.n else params.logprobs
         make_text = None
         if self._tokenizer is not None and params.detokenize:
@@ -150,12 +162,18 @@ class Intake:
                 reuse_prefix=params.prompt_logprobs is None or index > 0,
                 priority=group.priority,
                 lora_id=group.lora_id,
-                keys=keys,
+                keys=group.keys,
+                inputs=group.inputs,
             )
             self._num_arrivals += 1
             grammar = group.grammar if index == 0 or group.grammar is None else group.grammar.copy()
             group.completions.append(Completion(group, index, request, end_ids, make_text, grammar))
         group.num_unfinished = count
+
+    def _max_len(self, num_prompt_tokens: int, params: SamplingParams) -> int:
+        """Number of known tokens at which a request ends."""
+        limit = self._states.max_model_len
+        return limit if params.max_tokens is None else min(limit, num_prompt_tokens + params.max_tokens)
 
     def _grammar(self, request_id: str, params: SamplingParams) -> Grammar | None:
         if self._grammars is None:

@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypedDict
 
-from foreword.batch import SamplingParams
+from foreword.batch import PromptInputs, SamplingParams
+from foreword.cache.manager import NO_KEYS
+from foreword.cache.prefix import BlockKeys
 from foreword.engine.outputs import (
     BEGINNING,
     CompletionOutput,
@@ -170,7 +172,7 @@ def _sampled_logprob(entry: TokenLogprobs) -> float:
 class RequestGroup:
     """A checked request: a prompt and its n (or best_of) completions. stream: reported at every new token.
 
-    siblings: completions that wait until the first one has computed the prompt.
+    keys, inputs: see `Request`. siblings: completions that wait until the first one has computed the prompt.
     """
 
     request_id: str
@@ -181,7 +183,8 @@ class RequestGroup:
     arrival_time: float
     priority: int = 0
     lora_id: int = 0
-    cache_salt: str | None = None
+    keys: BlockKeys = field(default_factory=lambda: NO_KEYS)
+    inputs: PromptInputs = field(default_factory=PromptInputs)
     grammar: Grammar | None = None
     completions: list[Completion] = field(default_factory=list)
     siblings: list[Completion] = field(default_factory=list)

@@ -12,6 +12,7 @@ from foreword.batch import BlockOps, InputBatch
 from foreword.errors import PlanError
 from foreword.executors.executor import Capability, check_inputs
 from foreword.executors.prompt_logprobs import prompt_tokens, read_prompt_logprobs
+from foreword.models.spec import DecoderSpec
 from foreword.sampling import Sampled, Sampler, StepSampling
 
 
@@ -22,10 +23,17 @@ class HostExecutor(ABC):
     """
 
     capabilities: frozenset[Capability] = frozenset({Capability.GRAMMAR})
+    hidden_size: int = 0
+    mrope_dims: int = 0
     reads_gathered_tables: bool = True
 
     def __init__(self, sampler: Sampler | None = None) -> None:
         self.sampler = sampler or Sampler()
+
+    def read_inputs_of(self, spec: DecoderSpec) -> None:
+        """Read prompt embeddings of the model's width, and M-RoPE positions if it has them."""
+        self.capabilities |= {Capability.PROMPT_EMBEDS} | ({Capability.MROPE} if spec.mrope_dims else set())
+        self.hidden_size, self.mrope_dims = spec.hidden_size, spec.mrope_dims
 
     @abstractmethod
     def compute(self, batch: InputBatch, logits_indices: I64) -> F32:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from foreword.arrays import I32
+from foreword.batch.values.requests import PromptInputs
 from foreword.batch.values.sampling_params import SamplingParams
 from foreword.cache.manager import NO_KEYS
 from foreword.cache.prefix import BlockKeys
@@ -19,8 +20,8 @@ class Request:
     """One sequence to complete.
 
     arrival: its number in the order of arrival, unique. priority: smaller first, under the priority policy.
-    max_len: number of known tokens at which it ends, prompt included. keys: extra prefix keys, see `prefix_keys`.
-    reuse_prefix: whether it may start from cached blocks.
+    inputs: what its prompt has besides tokens. max_len: number of known tokens at which it ends, prompt included.
+    keys: extra prefix keys, see `prefix_keys`. reuse_prefix: whether it may start from cached blocks.
 
     The scheduler keeps:
     row             its row while it runs, −1 while it waits
@@ -39,6 +40,7 @@ class Request:
     priority: int = 0
     lora_id: int = 0
     keys: BlockKeys = field(default_factory=lambda: NO_KEYS)
+    inputs: PromptInputs = field(default_factory=PromptInputs)
     reuse_prefix: bool = True
     row: int = -1
     output: I32 = field(default_factory=lambda: NO_TOKENS)

@@ -417,6 +417,7 @@ class Scheduler:
             request.output,
             sampling_params=request.params,
             lora_id=request.lora_id,
+            **request.inputs,
         )
         num_tokens = hit.num_tokens + n
         request.row, copies = admit(self.states, self.cache, admission, hit, num_tokens, request.keys)
