@@ -61,13 +61,14 @@ void bind_model(nb::module_ &m) {
       .def("pack", &CpuModel::pack, "data"_a.noconvert(), "source"_a, "cols"_a, "format"_a, "exact"_a)
       .def("vector", nb::overload_cast<const Array1<float> &>(&CpuModel::vector), "values"_a.noconvert())
       .def("set_embedding", &CpuModel::set_embedding, "data"_a.noconvert(), "source"_a, "cols"_a)
-      .def("add_rope", &CpuModel::add_rope, "inv_freq"_a, "scale"_a)
+      .def("add_rope", &CpuModel::add_rope, "inv_freq"_a, "scale"_a, "axes"_a = std::vector<int>{})
       .def("add_layer", &CpuModel::add_layer, "layer"_a)
       .def("finish", &CpuModel::finish, "final_norm"_a, "lm_head"_a)
       .def("step", &CpuModel::step, "num_tokens"_a, "num_reqs"_a, "input_ids"_a.noconvert(),
            "positions"_a.noconvert(), "query_start_loc"_a.noconvert(), "seq_lens"_a.noconvert(),
            "idx_mapping"_a.noconvert(), "logits_indices"_a.noconvert(), "slot_mapping"_a.noconvert(),
-           "block_tables"_a.noconvert())
+           "block_tables"_a.noconvert(), "embed_rows"_a.noconvert().none() = nb::none(),
+           "embeds"_a.noconvert().none() = nb::none(), "mrope_positions"_a.noconvert().none() = nb::none())
       .def("hidden_states", &CpuModel::hidden_states, "tokens"_a.noconvert())
       .def("copy_blocks", &CpuModel::copy_blocks, "sources"_a.noconvert(), "destinations"_a.noconvert())
       .def("zero_blocks", &CpuModel::zero_blocks, "blocks"_a.noconvert())

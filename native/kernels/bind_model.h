@@ -44,14 +44,16 @@ class CpuModel {
   void set_embedding(const Array2<uint8_t> &data, const std::string &source, int cols) {
     check_finished(false);
     const SourceMatrix matrix = source_matrix(data, by_name(kSources, source, "weight source"), cols);
-    check_shape(matrix, model_.config.vocab_size, model_.config.hidden_size, "embedding");
+    check_shape(matrix.rows, matrix.cols, model_.config.vocab_size, model_.config.hidden_size, "embedding");
     embedding_ = nb::cast(data);  // keeps the rows alive: every step reads them
     model_.embedding = matrix;
   }
 
-  int add_rope(const std::vector<double> &inv_freq, double scale) {
+  int add_rope(const std::vector<double> &inv_freq, double scale, const std::vector<int> &axes) {
     in_range(int64_t(inv_freq.size()), 1, model_.config.head_dim / 2, "the length of inv_freq");
-    model_.ropes.push_back({inv_freq, scale});
+    if (!axes.empty()) in_range(int64_t(axes.size()), int64_t(inv_freq.size()), int64_t(inv_freq.size()), "axes");
+    for (int axis : axes) model_.num_axes = std::max(model_.num_axes, in_range(axis, 0, kMostSize, "axis") + 1);
+    model_.ropes.push_back({inv_freq, scale, axes});
     return int(model_.ropes.size()) - 1;
   }
 
@@ -108,7 +110,8 @@ class CpuModel {
       int num_tokens, int num_reqs, const Array1<int32_t> &input_ids, const Array1<int64_t> &positions,
       const Array1<int32_t> &query_start_loc, const Array1<int32_t> &seq_lens, const Array1<int32_t> &idx_mapping,
       const Array1<int64_t> &logits_indices, const std::vector<Array1<int64_t>> &slot_mapping,
-      const std::vector<Array2<int32_t>> &block_tables) {
+      const std::vector<Array2<int32_t>> &block_tables, const std::optional<Array1<int64_t>> &embed_rows,
+      const std::optional<Array2<float>> &embeds, const std::optional<Array2<int64_t>> &mrope_positions) {
     check_finished(true);
     const int t = in_range(num_tokens, 0, kMostTokens, "num_tokens");
     const int b = in_range(num_reqs, 0, kMostTokens, "num_reqs");
@@ -121,8 +124,25 @@ class CpuModel {
                     .seq_lens = at_least(seq_lens, b, "seq_lens"),
                     .idx_mapping = at_least(idx_mapping, b, "idx_mapping"),
                     .logits_indices = logits_indices.data(),
+                    .num_embeds = 0,
+                    .embed_rows = nullptr,
+                    .embeds = nullptr,
+                    .mrope_positions = nullptr,
                     .groups = {}};
     if (in.num_logits && model_.lm_head.parts.empty()) throw std::invalid_argument("the model has no logits");
+    if (bool(embed_rows) != bool(embeds)) throw std::invalid_argument("embed_rows and embeds are given together");
+    if (embeds) {
+      in.num_embeds = in_range(int64_t(embed_rows->shape(0)), 0, t, "the number of embed_rows");
+      check_shape(int64_t(embeds->shape(0)), int64_t(embeds->shape(1)), in.num_embeds, model_.config.hidden_size,
+                  "embeds");
+      in.embed_rows = embed_rows->data();
+      in.embeds = embeds->data();
+    }
+    if (mrope_positions) {
+      check_shape(int64_t(mrope_positions->shape(0)), int64_t(mrope_positions->shape(1)), model_.num_axes, t,
+                  "mrope_positions");
+      in.mrope_positions = mrope_positions->data();
+    }
     if (slot_mapping.size() != block_tables.size()) {
       throw std::invalid_argument("slot_mapping and block_tables differ in groups");
     }
@@ -225,11 +245,10 @@ class CpuModel {
     return count;
   }
 
-  template <class Matrix>
-  static void check_shape(const Matrix &m, int rows, int cols, const char *name) {
-    if (m.rows == rows && m.cols == cols) return;
-    throw std::invalid_argument(std::string(name) + " has shape (" + std::to_string(m.rows) + ", " +
-                                std::to_string(m.cols) + "), expected (" + std::to_string(rows) + ", " +
+  static void check_shape(int64_t num_rows, int64_t num_cols, int rows, int cols, const char *name) {
+    if (num_rows == rows && num_cols == cols) return;
+    throw std::invalid_argument(std::string(name) + " has shape (" + std::to_string(num_rows) + ", " +
+                                std::to_string(num_cols) + "), expected (" + std::to_string(rows) + ", " +
                                 std::to_string(cols) + ")");
   }
 
@@ -247,7 +266,7 @@ class CpuModel {
 
   const PackedMatrix *matrix(int64_t id, const char *name, int rows, int cols) const {
     const PackedMatrix *m = matrices_[size_t(in_range(id, 0, int64_t(matrices_.size()) - 1, name))];
-    check_shape(*m, rows, cols, name);
+    check_shape(m->rows, m->cols, rows, cols, name);
     return m;
   }
   const PackedMatrix *matrix(const nb::dict &d, const char *name, int rows, int cols) const {

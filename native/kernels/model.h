@@ -63,6 +63,7 @@ struct Layer {
 struct Rope {
   std::vector<double> inv_freq;
   double scale;
+  std::vector<int> axes;  // of the position that each pair is rotated by; empty: positions have one axis
 };
 
 struct ModelConfig {
@@ -119,6 +120,7 @@ class Model {
   Linear lm_head;
   std::vector<Layer> layers;
   std::vector<Rope> ropes;
+  int num_axes = 0;  // of rotary positions; 0: they have one for all pairs
   int padded_dim;  // head_dim rounded up to whole vectors of every instruction set
 
  private:

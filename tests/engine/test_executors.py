@@ -25,15 +25,26 @@ from foreword.errors import ConfigError, PlanError, RequestError
 from foreword.executors import Capability, HostExecutor, check_inputs
 from foreword.executors.native import NativeExecutor
 from foreword.executors.numpy import NumpyExecutor
+from foreword.models.spec import LayerSpec, RopeSpec
 from foreword.sampling import Processors
+from kernels.kernel_reference import random_weights, tiny_spec
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 EVERYTHING = frozenset(Capability)
 
 
-def test_the_executors_here_follow_grammars_and_pool_beyond_text():
-    both = frozenset({Capability.GRAMMAR, Capability.POOLING})
-    assert NumpyExecutor.capabilities == NativeExecutor.capabilities == both
+@pytest.mark.parametrize("kind", [NumpyExecutor, NativeExecutor])
+def test_what_the_executors_here_read_follows_from_the_model(kind):
+    spec = tiny_spec()
+    mrope = replace(spec, layers=(LayerSpec(RopeSpec((1.0, 0.5), axes=(0, 2))), *spec.layers[1:]))
+    for model, capabilities, dims in ((spec, set(), 0), (mrope, {Capability.MROPE}, 3)):
+        executor = kind(model, random_weights(model), num_blocks=3, block_size=4)
+        assert executor.capabilities == capabilities | {
+            Capability.GRAMMAR,
+            Capability.POOLING,
+            Capability.PROMPT_EMBEDS,
+        }
+        assert (executor.hidden_size, executor.mrope_dims) == (model.hidden_size, dims)
 
 
 def test_a_request_that_needs_a_missing_capability_is_refused_by_name():

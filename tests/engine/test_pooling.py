@@ -121,6 +121,20 @@ def test_a_prompt_may_fill_the_whole_length(folder):
         assert kept.prompt_token_ids == text[:3]
 
 
+def test_embeddings_as_prompt_are_pooled_as_their_tokens(folder, tmp_path):
+    with LLM(folder, **OPTIONS) as llm:
+        rows = llm.model.weights["embed"].dequantize()[TEXTS[0]]
+        given = {"prompt_embeds": rows}
+        for params in VECTORS:
+            [want], [got] = llm.embed([TEXTS[0]], params), llm.embed([given], params)
+            np.testing.assert_allclose(got, want, atol=2e-6)
+        with pytest.raises(RequestError, match="cannot be cut"):
+            llm.embed([given], PoolingParams(truncate_prompt_tokens=3))
+    encoder = str(make_pooling(tmp_path, "bert"))
+    with LLM(encoder, executor="numpy") as llm, pytest.raises(RequestError, match="Capability.PROMPT_EMBEDS"):
+        llm.embed([given])
+
+
 def test_a_step_reward_is_given_at_the_tags(classifier):
     tag, text = 7, [3, 4, 7, 5, 6, 9, 7, 8]
     params = PoolingParams(pooling="step", step_tag_id=tag)

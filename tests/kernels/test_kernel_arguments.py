@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from kernel_driver import Driver
-from kernel_reference import SPECS, random_weights
+from kernel_reference import SPECS, random_weights, rope
 
 from foreword import _native
 from foreword.batch.state.sampling_columns import COLUMNS
+from foreword.models.spec import LayerSpec
 
 REFUSED = (ValueError, TypeError, MemoryError)
-SPEC = SPECS["llama"]
+SPEC = replace(SPECS["llama"], layers=(LayerSpec(replace(rope(16), axes=(0, 1) * 4)), LayerSpec(rope(16))))
 WEIGHTS = random_weights(SPEC)
 MODEL = {
     "hidden_size": 64, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "vocab_size": 50, "norm_eps": 1e-5,
@@ -82,6 +85,9 @@ def test_steps(driver):
         "logits_indices": np.array([16, 19]),
         "slot_mapping": [np.concatenate([np.arange(16, 33), np.arange(48, 51)])],
         "block_tables": [table],
+        "embed_rows": np.array([0, 5, 19]),
+        "embeds": np.ones((3, 96), np.float32),
+        "mrope_positions": np.zeros((2, 20), np.int64),
     }
     step = driver.executor.core.step
     want = step(**arguments).copy()
@@ -193,7 +199,12 @@ def test_weights_and_layers():
         mlp = tuple(matrix(model, odd(rows), odd(cols)) for rows, cols in ((96, 64), (96, 64), (64, 96)))
         vectors = {"attn_norm": 64, "mlp_norm": 64, "post_attn_norm": 64, "q_norm": 16, "q_bias": 64, "k_bias": 32}
         layer |= {name: model.vector(odd(np.zeros(odd(size), np.float32))) for name, size in vectors.items()}
-        layer |= {"rope": model.add_rope([1.0] * (odd(8) or 0), 1.0), "sliding_window": 0, "group": 0, "slot": 0}
+        layer |= {
+            "rope": model.add_rope([1.0] * (odd(8) or 0), 1.0, [odd(1)] * (odd(8) or 0)),
+            "sliding_window": 0,
+            "group": 0,
+            "slot": 0,
+        }
         if rng.random() < 0.5:
             layer["mlp"] = mlp
         else:

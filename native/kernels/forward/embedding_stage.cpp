@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 namespace foreword::kernels {
 namespace {
@@ -25,16 +26,25 @@ void EmbeddingStage::reserve() {
 
 void EmbeddingStage::run(int thread) {
   const Model &model = ctx_.model;
+  const ForwardInput &in = ctx_.input;
+  const int hidden = model.config.hidden_size;
   const Share share = ctx_.token_share(thread);
+  const int64_t *embeds_end = in.embed_rows + in.num_embeds;
+  const int64_t *next = std::lower_bound(in.embed_rows, embeds_end, int64_t(share.begin));
   for (int t = share.begin; t < share.end; ++t) {
     float *x = ctx_.x.row(t);
-    ctx_.isa.decode_row(model.embedding, ctx_.input.input_ids[t], x);
-    for (int i = 0; i < model.config.hidden_size; ++i) x[i] *= model.config.embedding_scale;
+    if (next != embeds_end && *next == t) {
+      std::memcpy(x, in.embeds + (next++ - in.embed_rows) * hidden, sizeof(float) * size_t(hidden));
+    } else {
+      ctx_.isa.decode_row(model.embedding, in.input_ids[t], x);
+    }
+    for (int i = 0; i < hidden; ++i) x[i] *= model.config.embedding_scale;
     for (size_t r = 0; r < model.ropes.size(); ++r) {
       const Rope &rope = model.ropes[r];
       float *cosines = cosines_.row(index(int(r), t)), *sines = sines_.row(index(int(r), t));
       for (size_t j = 0; j < rope.inv_freq.size(); ++j) {
-        const double angle = double(ctx_.input.positions[t]) * rope.inv_freq[j];
+        const int64_t position = rope.axes.empty() ? in.positions[t] : in.rotary_position(rope.axes[j], t);
+        const double angle = double(position) * rope.inv_freq[j];
         cosines[j] = float(std::cos(angle) * rope.scale);
         sines[j] = float(std::sin(angle) * rope.scale);
       }

@@ -1,4 +1,4 @@
-// The input of a forward pass: token embeddings, and the rotary angles of the tokens' positions.
+// The input of a forward pass: embeddings of tokens or given ones, and the rotary angles of the tokens' positions.
 #pragma once
 
 #include "kernels/forward/context.h"
@@ -16,7 +16,8 @@ class EmbeddingStage {
   explicit EmbeddingStage(PassContext &context);
 
   void reserve();
-  // x[t] = embedding[input_ids[t]] * embedding_scale, and the angles of every rope. Ends with a barrier.
+  // x[t] = (the embedding given for t, or embedding[input_ids[t]]) * embedding_scale, and the angles of every rope.
+  // Ends with a barrier.
   void run(int thread);
 
   RotaryRow rotary(int rope, int token) const {

@@ -15,6 +15,9 @@ void check_input(const ForwardInput &in, const Model &model) {
     for (const ForwardInput::Group &g : in.groups) require(g.slot_mapping, t, -1, num_slots, "slot_mapping");
   }
   for (int l = 0; l < in.num_logits; ++l) require(in.logits_indices, l, 0, in.num_tokens, "logits_indices");
+  for (int n = 0; n < in.num_embeds; ++n) {
+    require(in.embed_rows, n, n ? in.embed_rows[n - 1] + 1 : 0, in.num_tokens, "embed_rows");
+  }
   require(in.query_start_loc, 0, 0, 1, "query_start_loc");
   for (int b = 0; b < in.num_reqs; ++b) {
     const int begin = in.query_start_loc[b];

@@ -20,6 +20,10 @@ struct ForwardInput {
   const int32_t *seq_lens;         // [B]
   const int32_t *idx_mapping;      // [B]
   const int64_t *logits_indices;   // [L]
+  int num_embeds;                  // N
+  const int64_t *embed_rows;       // [N] tokens, ascending, whose input is a row of `embeds` in place of a token id
+  const float *embeds;             // [N, hidden_size]
+  const int64_t *mrope_positions;  // [num_axes, T]; null: `positions` in every axis
   struct Group {
     const int64_t *slot_mapping;  // [T]; −1: not stored
     const int32_t *block_table;   // [R, stride]
@@ -29,6 +33,10 @@ struct ForwardInput {
   };
   std::vector<Group> groups;
 
+  // The position of token t along an axis of rotary positions.
+  int64_t rotary_position(int axis, int t) const {
+    return mrope_positions ? mrope_positions[int64_t(axis) * num_tokens + t] : positions[t];
+  }
   int query_len(int req) const { return query_start_loc[req + 1] - query_start_loc[req]; }
 };
 

@@ -42,7 +42,7 @@ from foreword.batch.values.multimodal import MultiModalFeature
 from foreword.batch.values.padding import PaddingBuckets
 from foreword.batch.values.plan import Check
 from foreword.batch.values.pooling import PoolingParams
-from foreword.batch.values.requests import NewRequest, NewRequests
+from foreword.batch.values.requests import NewRequest, NewRequests, PromptInputs
 from foreword.batch.values.sampling_params import SamplingParams
 from foreword.errors import CapacityError, PlanError, RequestError
 
@@ -68,6 +68,7 @@ __all__ = [
     "PaddingBuckets",
     "PlanError",
     "PoolingParams",
+    "PromptInputs",
     "RequestError",
     "RequestStates",
     "SamplingMetadata",

@@ -1,9 +1,14 @@
-"""Extra keys of a prefix: equal tokens are equal content only under the same adapter, images and salt."""
+"""Extra keys of a prefix: equal tokens are equal content only under the same adapter, images, embeddings and salt."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from hashlib import blake2b
 
+import numpy as np
+
+from foreword.arrays import F32, I32, AnyArray, Bools
+from foreword.batch import PromptInputs
 from foreword.cache.prefix import ExtraKeys
 
 
@@ -13,11 +18,15 @@ def prefix_keys(
     lora_id: int = 0,
     salt: str | None = None,
     images: Iterable[tuple[str, int, int]] = (),
+    inputs: PromptInputs | None = None,
+    max_len: int = 0,
 ) -> dict[int, ExtraKeys]:
     """Block index → extra keys, for `KVCacheManager.lookup` and `attach`.
 
     The adapter and the salt (which keeps tenants apart) go into the first block and reach all later ones through the
     chain. images: (content hash, first position, length); each goes into every block it touches, with its offset.
+    inputs: every block has a hash of its embeddings, and one of its rotary positions where they are not those of text.
+    max_len: the most tokens that the request may get.
     """
     keys: dict[int, list[object]] = {}
     if lora_id:
@@ -27,4 +36,38 @@ def prefix_keys(
     for content, start, length in images:
         for block in range(start // block_size, (start + length - 1) // block_size + 1):
             keys.setdefault(block, []).append(("image", content, start - block * block_size))
+    if inputs is not None and "prompt_embeds" in inputs:
+        for block, content in _embeds(block_size, inputs["prompt_embeds"], inputs["prompt_is_token_id"]):
+            keys.setdefault(block, []).append(("embeds", content))
+    if inputs is not None and "mrope_positions" in inputs:
+        for block, content in _rotations(block_size, inputs["mrope_positions"], inputs["mrope_delta"], max_len):
+            keys.setdefault(block, []).append(("rotation", content))
     return {block: tuple(parts) for block, parts in keys.items()}
+
+
+def _embeds(block_size: int, embeds: F32, is_token_id: Bools) -> Iterator[tuple[int, str]]:
+    """The blocks with embeddings, and a hash of these with their places in the block."""
+    embedded = np.flatnonzero(~is_token_id)
+    blocks, starts = np.unique(embedded // block_size, return_index=True)
+    for block, at in zip(blocks.tolist(), np.split(embedded, starts)[1:], strict=True):
+        yield block, _digest(at - block * block_size, embeds[at])
+
+
+def _rotations(block_size: int, positions: I32, delta: int, max_len: int) -> Iterator[tuple[int, str]]:
+    """The blocks of up to max_len tokens in which some rotary position is not the token's own, and a hash of the
+    differences. How many of the tokens the table has does not change it.
+    """
+    num_blocks = -(-max_len // block_size)
+    shifts = np.full((len(positions), num_blocks * block_size), delta, np.int64)
+    known = positions[:, : shifts.shape[1]]
+    shifts[:, : known.shape[1]] = known - np.arange(known.shape[1])
+    of_blocks = shifts.reshape(len(positions), num_blocks, block_size).swapaxes(0, 1)
+    for block in np.flatnonzero(of_blocks.any((1, 2))).tolist():
+        yield block, _digest(of_blocks[block])
+
+
+def _digest(*arrays: AnyArray) -> str:
+    hashed = blake2b(digest_size=16)
+    for array in arrays:
+        hashed.update(np.ascontiguousarray(array).data)
+    return hashed.hexdigest()

@@ -252,7 +252,7 @@ class PrefixTree:
 
     def _common(self, node: PrefixNode, at: int, data: bytes, begin: int, end: int, keys: BlockKeys) -> int:
         """Whole blocks from ``at`` on in which the node equals ``data``, which begins with block ``begin``."""
-        stop = min(node.end, _next_key(keys, at, end))
+        stop = _next_key(keys, at, min(node.end, end))
         own = self._blocks(node.tokens, at - node.start, stop - at)
         wanted = self._blocks(data, at - begin, stop - at)
         return stop - at if own == wanted else 4 * common_tokens(own, wanted) // self._bytes
@@ -347,4 +347,4 @@ def common_tokens(a: bytes, b: bytes) -> int:
 
 def _next_key(keys: BlockKeys, at: int, end: int) -> int:
     """The first block after ``at`` that has extra keys, at most ``end``."""
-    return min((index for index in keys if at < index < end), default=end) if keys else end
+    return next(filter(keys.__contains__, range(at + 1, end)), end) if keys else end

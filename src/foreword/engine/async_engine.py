@@ -21,9 +21,9 @@ from weakref import WeakKeyDictionary
 
 from foreword.batch import PoolingParams, SamplingParams
 from foreword.engine.engine import Engine
-from foreword.engine.intake import Prompt
 from foreword.engine.outputs import RequestOutput
 from foreword.engine.pooling import PoolingRequestOutput, pooling_output
+from foreword.engine.prompt import Prompt
 from foreword.engine.request_group import RequestGroup, RequestOptions
 from foreword.engine.transaction import check_process
 from foreword.errors import ConfigError, EngineError, RequestError

@@ -11,10 +11,10 @@ from foreword.arrays import F32
 from foreword.batch import PoolingParams, SamplingParams
 from foreword.engine.async_engine import AsyncEngine
 from foreword.engine.chat import ChatOptions, Conversation, as_messages, chat_options, make_chat
-from foreword.engine.intake import Prompt
 from foreword.engine.llm import LLM
 from foreword.engine.outputs import RequestOutput
 from foreword.engine.pooling import PoolingRequestOutput, plan_scores
+from foreword.engine.prompt import Prompt
 from foreword.models.tokenizer import Tokenizer
 
 

@@ -18,11 +18,12 @@ from foreword.batch import KVGroup, PoolingParams, RequestStates, SamplingParams
 from foreword.batch.proof.checker import CacheChecker
 from foreword.cache import KVCacheManager
 from foreword.engine.config import EngineConfig
-from foreword.engine.intake import Intake, Prompt, Tokenizer
+from foreword.engine.intake import Intake, Tokenizer
 from foreword.engine.observer import EngineObserver, Observers
 from foreword.engine.output_processor import NOTHING_READ, OutputProcessor, Readings
 from foreword.engine.outputs import RequestOutput
 from foreword.engine.pipeline import InFlightStep, Pipeline
+from foreword.engine.prompt import Prompt
 from foreword.engine.request_group import RequestGroup, RequestOptions
 from foreword.engine.speculation import Drafter, ForcedTokens, Speculation
 from foreword.engine.transaction import Transaction

@@ -12,6 +12,7 @@ import numpy as np
 
 from foreword.batch import PoolingParams, RequestStates, SamplingParams
 from foreword.cache import prefix_keys
+from foreword.engine.prompt import Prompt, checked_prompt
 from foreword.engine.request_group import Completion, RequestGroup, RequestOptions
 from foreword.engine.text import Detokenizer, TextStream
 from foreword.engine.validation import (
@@ -20,7 +21,6 @@ from foreword.engine.validation import (
     check_options,
     check_pooling,
     checked_params,
-    checked_prompt,
 )
 from foreword.errors import RequestError
 from foreword.executors import Executor
@@ -29,7 +29,6 @@ from foreword.sampling import Grammar, Processors, derived_seed
 from foreword.scheduler import Request
 from foreword.structured import GrammarCompiler
 
-Prompt = str | Sequence[int]
 DRY_BREAKERS = ("\n", ":", '"', "*")
 
 
@@ -116,9 +115,17 @@ class Intake:
         num_kept = self._num_kept(request_id, params)
         if isinstance(prompt, str):
             prompt_text, prompt = prompt, self._encode(request_id, prompt, None if num_kept else max_model_len)
+        if num_kept and isinstance(prompt, Mapping):
+            reason, fix = "a prompt with embeddings or positions cannot be cut", "Cut it before it is given."
+            raise RequestError(request_id, "truncate_prompt_tokens", params.truncate_prompt_tokens, reason, fix)
         if num_kept and isinstance(prompt, Sequence | np.ndarray):
             prompt = prompt[-num_kept:]
-        tokens = checked_prompt(request_id, prompt, vocab_size=vocab_size, max_model_len=max_model_len)
+        tokens, inputs = checked_prompt(
+            request_id, prompt, self._executor, vocab_size=vocab_size, max_model_len=max_model_len
+        )
+        if params.prompt_logprobs is not None and "prompt_embeds" in inputs:
+            reason = "embeddings have no token ids, and so no log-probabilities"
+            raise RequestError(request_id, "prompt_logprobs", params.prompt_logprobs, reason, "Leave it out.")
         lora_id, grammar = options.get("lora_id", 0), options.get("grammar")
         check_capabilities(request_id, self._executor, params, lora_id=lora_id, grammar=grammar)
         if grammar is None and params.needs_grammar:
@@ -141,7 +148,14 @@ class Intake:
             self._clock(),
             priority=options.get("priority", 0),
             lora_id=lora_id,
-            cache_salt=options.get("cache_salt"),
+            keys=prefix_keys(
+                self._node_size,
+                lora_id=lora_id,
+                salt=options.get("cache_salt"),
+                inputs=inputs,
+                max_len=self._max_len(len(tokens), params),
+            ),
+            inputs=inputs,
             grammar=grammar,
         )
 
@@ -160,10 +174,15 @@ class Intake:
         if isinstance(prompt, str):
             max_tokens = limit if params.truncate_prompt_tokens is None else None
             prompt_text, prompt = prompt, self._encode(request_id, prompt, max_tokens)
-        if params.truncate_prompt_tokens is not None and len(prompt) > num_kept:
-            prompt = self._truncated(prompt, num_kept)
-        tokens = checked_prompt(
-            request_id, prompt, vocab_size=self._states.vocab_size, max_model_len=limit, has_output=False
+        if params.truncate_prompt_tokens is not None:
+            if isinstance(prompt, Mapping):
+                reason, fix = "a prompt with embeddings or positions cannot be cut", "Cut it before it is given."
+                raise RequestError(request_id, "truncate_prompt_tokens", num_kept, reason, fix)
+            if len(prompt) > num_kept:
+                prompt = self._truncated(prompt, num_kept)
+        vocab_size = self._states.vocab_size
+        tokens, inputs = checked_prompt(
+            request_id, prompt, self._executor, vocab_size=vocab_size, max_model_len=limit, has_output=False
         )
         if params.step_tag_id is not None and params.step_tag_id not in tokens:
             reason = "is not in the prompt, so there is no step to pool"
@@ -182,7 +201,14 @@ class Intake:
             self._clock(),
             priority=options.get("priority", 0),
             lora_id=lora_id,
-            cache_salt=options.get("cache_salt"),
+            keys=prefix_keys(
+                self._node_size,
+                lora_id=lora_id,
+                salt=options.get("cache_salt"),
+                inputs=inputs,
+                max_len=len(tokens) + 1,
+            ),
+            inputs=inputs,
             pooling_params=params,
         )
 
@@ -199,13 +225,10 @@ class Intake:
             self._expand_pooling(group, group.pooling_params)
             return
         params, prompt = group.params, np.array(group.prompt_token_ids, np.int32)
-        limit = self._states.max_model_len
-        if params.max_tokens is not None:
-            limit = min(limit, len(prompt) + params.max_tokens)
+        limit = self._max_len(len(prompt), params)
         end_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos_token_ids)
         count = params.best_of or params.n
         seed = params.seed if params.seed is not None else derived_seed(self._seed, self._num_arrivals + 1)
-        keys = prefix_keys(self._node_size, lora_id=group.lora_id, salt=group.cache_salt)
         logprobs = 0 if params.logprobs is None and count > params.n else params.logprobs
         make_text = None
         if self._tokenizer is not None and params.detokenize:
@@ -227,7 +250,8 @@ class Intake:
                 reuse_prefix=params.prompt_logprobs is None or index > 0,
                 priority=group.priority,
                 lora_id=group.lora_id,
-                keys=keys,
+                keys=group.keys,
+                inputs=group.inputs,
             )
             self._num_arrivals += 1
             grammar = group.grammar if index == 0 or group.grammar is None else group.grammar.copy()
@@ -247,11 +271,17 @@ class Intake:
             reuse_prefix=pooling == "last",
             priority=group.priority,
             lora_id=group.lora_id,
-            keys=prefix_keys(self._node_size, lora_id=group.lora_id, salt=group.cache_salt),
+            keys=group.keys,
+            inputs=group.inputs,
         )
         self._num_arrivals += 1
         group.completions = [Completion(group, 0, request, frozenset(), None, None)]
         group.num_unfinished = 1
+
+    def _max_len(self, num_prompt_tokens: int, params: SamplingParams) -> int:
+        """Number of known tokens at which a request ends."""
+        limit = self._states.max_model_len
+        return limit if params.max_tokens is None else min(limit, num_prompt_tokens + params.max_tokens)
 
     def _grammar(self, request_id: str, params: SamplingParams) -> Grammar | None:
         if self._grammars is None:

@@ -17,11 +17,11 @@ from foreword.engine.build import ExecutorKind, build_engine
 from foreword.engine.chat import ChatReader, Conversation, Message, as_messages, chat_options, make_chat
 from foreword.engine.config import engine_config
 from foreword.engine.engine import Engine
-from foreword.engine.intake import Prompt
 from foreword.engine.observer import EngineObserver
 from foreword.engine.outputs import RequestOutput
 from foreword.engine.pooling import PoolingRequestOutput, plan_scores, pooling_output, with_task
 from foreword.engine.progress import progress_bar
+from foreword.engine.prompt import Prompt
 from foreword.engine.request_group import RequestGroup
 from foreword.engine.transaction import Transaction
 from foreword.errors import EngineError, ForewordError, RequestError
@@ -100,9 +100,9 @@ class LLM:
     ) -> list[RequestOutput]:
         """Complete one prompt or many, in one list in the order given.
 
-        prompts: a text, token ids, or a list of either. sampling_params: one for all, or one per prompt; None:
-        temperature 0 and 1024 tokens, as `foreword run` (`SamplingParams` itself has 1 and 16). progress: a bar on
-        standard error; None: if that is a terminal.
+        prompts: a text, token ids, a `MixedPrompt`, or a list of these. sampling_params: one for all, or one per
+        prompt; None: temperature 0 and 1024 tokens, as `foreword run` (`SamplingParams` itself has 1 and 16). progress:
+        a bar on standard error; None: if that is a terminal.
 
         RequestError for a prompt or parameter that cannot be served, with its index in the list, before any request
         has started. A request that fails later, such as for logits that are not numbers, has its error in
@@ -359,18 +359,17 @@ def raise_if_all_failed(outputs: Collection[RequestOutput]) -> None:
         raise failures[0]
 
 
-def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+def as_list(prompts: object) -> list[Prompt]:
     """One prompt as a list of one; a list of token ids is one prompt, a list of lists or texts many."""
-    if isinstance(prompts, str):
-        return [prompts]
+    if isinstance(prompts, str | Mapping):
+        return [prompts]  # type: ignore[list-item]
     if not isinstance(prompts, Sequence | np.ndarray):
-        raise RequestError(
-            None, "prompts", prompts, "must be a text, token ids, or a list of these", "Pass one of them."
-        )
+        reason = "must be a text, token ids, a dict with embeddings, or a list of these"
+        raise RequestError(None, "prompts", prompts, reason, "Pass one of them.")
     items = list(prompts)
-    if not items or isinstance(items[0], str) or np.ndim(items[0]) > 0:
-        return items  # type: ignore[return-value]
-    return [items]  # type: ignore[list-item]
+    if not items or isinstance(items[0], str | Mapping) or np.ndim(items[0]) > 0:
+        return items
+    return [items]
 
 
 def as_conversations(messages: Conversation | Sequence[Conversation]) -> list[Sequence[Message]]:

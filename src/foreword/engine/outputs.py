@@ -178,8 +178,9 @@ class RequestMetrics:
 class RequestOutput:
     """The state of a request: final if ``finished``, else so far. token_ids and text are always from the start.
 
-    prompt_logprobs: one entry per prompt token, if requested; None for the first token. error: why a completion ended
-    with finish_reason "error", such as logits that are not numbers; other requests are not concerned.
+    prompt_token_ids: 0 where the prompt is an embedding. prompt_logprobs: one entry per prompt token, if requested;
+    None for the first token. error: why a completion ended with finish_reason "error", such as logits that are not
+    numbers; other requests are not concerned.
     pooled: the result of a pooling request, which has one output without tokens.
     prompt_index: the place of its prompt among those of a call of `LLM`.
     """

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from typing import TypedDict
 
 from foreword.arrays import F32
-from foreword.batch import PoolingParams, SamplingParams
+from foreword.batch import PoolingParams, PromptInputs, SamplingParams
+from foreword.cache.manager import NO_KEYS
+from foreword.cache.prefix import BlockKeys
 from foreword.engine.outputs import (
     BEGINNING,
     CompletionOutput,
@@ -171,8 +173,8 @@ def _sampled_logprob(entry: TokenLogprobs) -> float:
 class RequestGroup:
     """A checked request: a prompt and its n (or best_of) completions. stream: reported at every new token.
 
-    pooling_params: of a pooling request, which has one completion, without tokens; pooled: its result.
-    siblings: completions that wait until the first one has computed the prompt.
+    keys, inputs: see `Request`. pooling_params: of a pooling request, which has one completion, without tokens; pooled:
+    its result. siblings: completions that wait until the first one has computed the prompt.
     """
 
     request_id: str
@@ -183,7 +185,8 @@ class RequestGroup:
     arrival_time: float
     priority: int = 0
     lora_id: int = 0
-    cache_salt: str | None = None
+    keys: BlockKeys = field(default_factory=lambda: NO_KEYS)
+    inputs: PromptInputs = field(default_factory=PromptInputs)
     grammar: Grammar | None = None
     pooling_params: PoolingParams | None = None
     pooled: F32 | None = None

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import get_args
 
-from foreword.arrays import I32
 from foreword.batch import PoolingParams, SamplingParams
-from foreword.batch.values.integers import as_int32, is_int32, length_of
+from foreword.batch.values.integers import is_int32
 from foreword.batch.values.pooling import PoolingType
 from foreword.batch.values.structured_outputs import StructuredOutputs
 from foreword.engine.request_group import RequestOptions
@@ -19,50 +18,6 @@ from foreword.sampling import Grammar
 MAX_COMPLETIONS = 16384  # of one prompt: each is a request of its own, made at once
 OPTIONS = tuple(RequestOptions.__annotations__)
 GRAMMAR = tuple(name for name in vars(Grammar) if not name.startswith("_"))
-
-
-def checked_prompt(
-    request_id: str, token_ids: object, *, vocab_size: int, max_model_len: int, has_output: bool = True
-) -> I32:
-    """The prompt as int32; RequestError if it is empty, too long, or not a list of token ids.
-
-    has_output: whether a token follows it.
-    """
-    field, length = "prompt_token_ids", length_of(token_ids)
-    if length == 0:
-        raise RequestError(request_id, field, [], "is empty", "Give at least one token.")
-    longest = max_model_len - has_output
-    if length > longest:  # before an array of this length is made
-        reason = "leaves no room for an output" if has_output else "is too long"
-        raise RequestError(
-            request_id,
-            field,
-            f"{length} tokens",
-            f"{reason}: max_model_len is {max_model_len}",
-            f"Shorten the prompt to {longest} tokens, or raise max_model_len if the model allows it.",
-        )
-    ids = None
-    if length > 0 and not isinstance(token_ids, Mapping | bytes | bytearray):
-        try:
-            ids = as_int32(token_ids)  # type: ignore[arg-type]
-        except MemoryError:
-            raise
-        except Exception:  # whatever the caller's items raise
-            pass
-    if ids is None or ids.ndim != 1:
-        limit = "must be a flat list of integers that fit int32"
-        raise RequestError(request_id, field, token_ids, limit, "Pass token ids, or a string.")
-    bad = (ids < 0) | (ids >= vocab_size)
-    if bad.any():
-        at = int(bad.argmax())
-        raise RequestError(
-            request_id,
-            f"{field}[{at}]",
-            int(ids[at]),
-            f"must be in [0, {vocab_size - 1}], the vocabulary has {vocab_size} tokens",
-            "Use the tokenizer of this model.",
-        )
-    return ids
 
 
 def checked_params(request_id: str, params: object, *, vocab_size: int) -> SamplingParams:
@@ -161,11 +116,17 @@ def check_capabilities(
         (Capability.GRAMMAR, "thinking_end", params.thinking_end, params.thinking_end is not None),
         (Capability.GRAMMAR, "grammar", grammar, grammar is not None),
     ):
-        if is_given and capability not in executor.capabilities:
-            raise RequestError(
-                request_id,
-                field,
-                value,
-                f"{type(executor).__name__} does not support {capability.value} (Capability.{capability.name})",
-                "Leave it out, or use an executor that does.",
-            )
+        if is_given:
+            check_capability(request_id, executor, capability, field, value)
+
+
+def check_capability(request_id: str, executor: Executor, capability: Capability, field: str, value: object) -> None:
+    """RequestError for a field that needs a capability which the executor, with its model, lacks."""
+    if capability not in executor.capabilities:
+        raise RequestError(
+            request_id,
+            field,
+            value,
+            f"{type(executor).__name__} does not support {capability.value} (Capability.{capability.name})",
+            "Leave it out, or use an executor that does.",
+        )

@@ -97,7 +97,7 @@ class EncoderExecutor(HostExecutor):
 
     def attention(self, h: F32, p: str, layer: EncoderLayerSpec, batch: InputBatch) -> F32:
         """Each text attends to itself. [T, heads * head_dim]"""
-        spec, positions = self.spec, batch.positions[: batch.num_tokens]
+        spec, positions = self.spec, batch.positions[: batch.num_tokens, None]
         q, k, v = (self.linear(h, p + name).reshape(len(h), spec.num_heads, spec.head_dim) for name in "qkv")
         if layer.rope is not None:
             q, k = rotate(q, positions, layer.rope), rotate(k, positions, layer.rope)

@@ -35,12 +35,20 @@ class Executor(Protocol):
     """Runs the model over a batch and samples. Between two steps it keeps the KV blocks and nothing else.
 
     capabilities: what it supports beyond text generation. The engine refuses requests that need more.
+    hidden_size: width of the prompt embeddings that it reads, 0 for none. mrope_dims: dimensions of its model's M-RoPE
+    positions, 0 for none.
     reads_gathered_tables: True if it reads `InputBatch.block_table`; False if it reads the states' own block tables
     through ``idx_mapping``.
     """
 
     @property
     def capabilities(self) -> frozenset[Capability]: ...
+
+    @property
+    def hidden_size(self) -> int: ...
+
+    @property
+    def mrope_dims(self) -> int: ...
 
     @property
     def reads_gathered_tables(self) -> bool: ...

@@ -9,11 +9,12 @@ import numpy as np
 
 from foreword.arrays import F32, I32, I64
 from foreword.batch import BlockOps, InputBatch
-from foreword.batch.features.multimodal import requests_with
+from foreword.batch.features.multimodal import prefilling_with
 from foreword.errors import PlanError
 from foreword.executors.executor import Capability, check_inputs
 from foreword.executors.pooling import Pooler
 from foreword.executors.prompt_logprobs import NO_TOKENS, prompt_tokens, read_prompt_logprobs
+from foreword.models.spec import DecoderSpec
 from foreword.sampling import Sampled, Sampler, StepSampling
 
 
@@ -24,11 +25,18 @@ class HostExecutor(ABC):
     """
 
     capabilities: frozenset[Capability] = frozenset({Capability.GRAMMAR})
+    hidden_size: int = 0
+    mrope_dims: int = 0
     reads_gathered_tables: bool = True
 
     def __init__(self, sampler: Sampler | None = None, *, pooler: Pooler | None = None) -> None:
         """pooler: of the pooling requests, whose hidden states `hidden_states` gives."""
         self.sampler, self.pooler = sampler or Sampler(), pooler
+
+    def read_inputs_of(self, spec: DecoderSpec) -> None:
+        """Read prompt embeddings of the model's width, and M-RoPE positions if it has them."""
+        self.capabilities |= {Capability.PROMPT_EMBEDS} | ({Capability.MROPE} if spec.mrope_dims else set())
+        self.hidden_size, self.mrope_dims = spec.hidden_size, spec.mrope_dims
 
     @abstractmethod
     def compute(self, batch: InputBatch, logits_indices: I64) -> F32:
@@ -79,7 +87,7 @@ class HostStep:
     def result(self) -> Sampled:
         """Compute, sample, and pool."""
         executor, batch = self._executor, self._batch
-        pooling = requests_with(batch.states.extras.pooling_params, batch.idx_mapping)
+        pooling = prefilling_with(batch.states.extras.pooling_params, batch)
         if not pooling:
             return self._sampled()
         if len(pooling) == batch.num_reqs:

@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from foreword.arrays import F32, I32, I64, U8
-from foreword.batch import InputBatch
+from foreword.arrays import F32, I32, I64, U8, AnyArray
+from foreword.batch import InputBatch, mrope_positions, prompt_embeds
 from foreword.errors import ConfigError, EngineError, PlanError
 from foreword.executors.executor import Capability
 from foreword.executors.host import HostExecutor
@@ -153,6 +153,7 @@ class NativeExecutor(HostExecutor):
             raise MemoryError(f"the KV pool of {num_blocks} blocks does not fit: use fewer") from None
         # Its threads are idle while tokens are sampled.
         super().__init__(Sampler(threads=self.core), pooler=Pooler(pooling or PoolingSpec(), weights))
+        self.read_inputs_of(spec)
         _Packer(spec, weights, self.core, weight_format).pack_all()
 
     @property
@@ -189,6 +190,7 @@ class NativeExecutor(HostExecutor):
                 logits_indices=logits_indices,
                 slot_mapping=list(batch.slot_mapping),
                 block_tables=[table.table for table in batch.states.block_tables],
+                **self._given_inputs(batch),
             )
         except ValueError as error:
             raise PlanError(str(error), step=batch.step) from None
@@ -198,6 +200,19 @@ class NativeExecutor(HostExecutor):
     def hidden_states(self, tokens: I64) -> F32:
         """See `HostExecutor.hidden_states`."""
         return self.core.hidden_states(tokens)
+
+    def _given_inputs(self, batch: InputBatch) -> dict[str, AnyArray]:
+        """Prompt embeddings and M-RoPE positions; nothing of a step whose tokens are all text."""
+        states = batch.states
+        given: dict[str, AnyArray] = {}
+        if states.extras.prompt_embeds:
+            tokens, embeds = prompt_embeds(batch, self.hidden_size)
+            if len(tokens):
+                given = {"embed_rows": tokens, "embeds": np.ascontiguousarray(embeds, np.float32)}
+        if self.mrope_dims and (states.extras.mrope_positions or states.rope_delta[batch.idx_mapping].any()):
+            positions = mrope_positions(batch, self.mrope_dims)[:, : batch.num_tokens]
+            given["mrope_positions"] = np.ascontiguousarray(positions)
+        return given
 
     def copy_blocks(self, sources: I32, destinations: I32) -> None:
         """Copy blocks' keys and values of every layer. All sources are read before any destination is written."""
@@ -271,7 +286,7 @@ class _Packer:
         if rope is None:
             return -1
         if rope not in self.ropes:
-            self.ropes[rope] = self.core.add_rope(list(rope.inv_freq), rope.scale)
+            self.ropes[rope] = self.core.add_rope(list(rope.inv_freq), rope.scale, list(rope.axes))
         return self.ropes[rope]
 
     def _vector(self, name: str) -> int:

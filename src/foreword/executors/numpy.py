@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from foreword.arrays import F32, I32, I64
-from foreword.batch import InputBatch
+from foreword.batch import InputBatch, mrope_positions, prompt_embeds
 from foreword.batch.values.attention import visible
 from foreword.executors.executor import Capability
 from foreword.executors.functions import gelu_tanh, sigmoid, silu, softmax
@@ -41,6 +41,7 @@ class NumpyExecutor(HostExecutor):
         pooling: PoolingSpec | None = None,
     ) -> None:
         super().__init__(pooler=Pooler(pooling or PoolingSpec(), weights))
+        self.read_inputs_of(spec)
         self.spec, self.weights = spec, weights
         self.groups = spec.kv_groups()
         slots = max(len(g.layers) for g in self.groups)
@@ -68,9 +69,11 @@ class NumpyExecutor(HostExecutor):
     def compute(self, batch: InputBatch, logits_indices: I64) -> F32:
         """Compute the batch, write its keys and values, and return the logits [L, V] at ``logits_indices``."""
         spec, T = self.spec, batch.num_tokens
-        positions = batch.positions[:T]
         place = {layer: (g, j) for g, group in enumerate(self.groups) for j, layer in enumerate(group.layers)}
-        x = self.weight("embed")[batch.input_ids[:T]] * np.float32(spec.embedding_scale)  # [T, hidden]
+        x = self.weight("embed")[batch.input_ids[:T]]  # [T, hidden]
+        tokens, embeds = prompt_embeds(batch, spec.hidden_size)
+        x[tokens] = embeds
+        x *= np.float32(spec.embedding_scale)
         for i, layer in enumerate(spec.layers):
             p = f"layers.{i}."
             h = self.norm(x, p + "attn_norm")
@@ -78,7 +81,8 @@ class NumpyExecutor(HostExecutor):
             if spec.qk_norm:
                 q, k = self.norm(q, p + "q_norm"), self.norm(k, p + "k_norm")
             if layer.rope is not None:
-                q, k = rotate(q, positions, layer.rope), rotate(k, positions, layer.rope)
+                at = self.rotary_positions(batch, layer.rope)
+                q, k = rotate(q, at, layer.rope), rotate(k, at, layer.rope)
             a = self.attention(q, k, v, layer, *place[i], batch).reshape(T, -1) @ self.weight(p + "o").T
             x = x + (self.norm(a, p + "post_attn_norm") if spec.post_norms else a)
             h = self.norm(x, p + "mlp_norm")
@@ -94,6 +98,13 @@ class NumpyExecutor(HostExecutor):
     def hidden_states(self, tokens: I64) -> F32:
         """norm(x, final_norm) [N, hidden] at tokens of the last step."""
         return self.norm(self._last[tokens], "final_norm")
+
+    def rotary_positions(self, batch: InputBatch, rope: RopeSpec) -> I64:
+        """The position by which each pair of a token is rotated: [T, 1] for all pairs, or [T, pairs]."""
+        if not rope.axes:
+            return batch.positions[: batch.num_tokens, None]
+        of_axes = mrope_positions(batch, self.mrope_dims)[:, : batch.num_tokens]
+        return of_axes[list(rope.axes)].T
 
     def norm(self, x: F32, name: str) -> F32:
         """x / sqrt(mean(x²) + eps) * w over the last axis."""
@@ -160,9 +171,12 @@ class NumpyExecutor(HostExecutor):
 
 
 def rotate(x: F32, positions: I64, rope: RopeSpec) -> F32:
-    """Rotate the pairs (j, j + n) of the first 2n dimensions of [T, heads, head_dim] by positions * inv_freq[j]."""
+    """Rotate the pairs (j, j + n) of the first 2n dimensions of [T, heads, head_dim] by positions * inv_freq[j].
+
+    positions: [T, 1] for all pairs, or [T, n].
+    """
     n = len(rope.inv_freq)
-    angle = positions[:, None].astype(np.float32) * np.asarray(rope.inv_freq, np.float32)  # [T, n]
+    angle = positions.astype(np.float32) * np.asarray(rope.inv_freq, np.float32)  # [T, n]
     cos, sin = (np.float32(rope.scale) * f(angle)[:, None, :] for f in (np.cos, np.sin))
     first, second, rest = x[..., :n], x[..., n : 2 * n], x[..., 2 * n :]
     return np.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=-1)

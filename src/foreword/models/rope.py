@@ -27,6 +27,9 @@ def rope_spec(config: Config, head_dim: int, parameters: Mapping[str, Any]) -> R
                   with fewer than beta_slow, a linear ramp between; scaled by 0.1 ln(factor) + 1
         longrope  f_j / long_factor_j if requests of more than ``original`` tokens are served, else f_j / short_factor_j
 
+    With mrope_section (a number of pairs per component of a position; type "mrope" of Qwen2-VL is default) each pair is
+    rotated by one component, see `_mrope_axes`.
+
     longrope is scaled by sqrt(1 + ln(factor) / ln(original)), where factor = max_position_embeddings / original unless
     it is given; or by attention_factor; or by long_mscale and short_mscale. Its frequencies depend on the longest
     request the engine accepts, not on each request: otherwise cached keys would have to be rotated again as it grows.
@@ -44,7 +47,7 @@ def rope_spec(config: Config, head_dim: int, parameters: Mapping[str, Any]) -> R
     kind = rules.get("rope_type", str, "default")
     scale = 1.0
     match kind:
-        case "default":
+        case "default" | "mrope":
             scaled = base
         case "linear":
             scaled = base / rules.positive("factor")
@@ -59,7 +62,26 @@ def rope_spec(config: Config, head_dim: int, parameters: Mapping[str, Any]) -> R
         case _:
             fix = "Use a model with default, linear, llama3, yarn or longrope"
             raise config.error(f"rope_type {kind!r} is not supported", fix)
-    return RopeSpec(tuple(float(np.float32(f)) for f in scaled), scale)
+    return RopeSpec(tuple(float(np.float32(f)) for f in scaled), scale, _mrope_axes(rules, dim // 2))
+
+
+def _mrope_axes(rules: Config, num_pairs: int) -> tuple[int, ...]:
+    """The component of a position that rotates each pair; () without ``mrope_section``.
+
+    With sections s_0 … s_n−1: the first s_0 pairs by component 0, the next s_1 by component 1, and so on. With
+    mrope_interleaved: pair j by component j mod n if it is among the first s_{j mod n} such pairs, else by component 0.
+    """
+    sections = rules.sequence("mrope_section")
+    if not sections:
+        if rules.get("rope_type", str, "default") == "mrope":
+            raise rules.error("rope_type 'mrope' has no mrope_section", USE_ITS_CONFIG)
+        return ()
+    if not all(type(s) is int and s >= 0 for s in sections) or sum(sections) != num_pairs:
+        raise rules.error(f"mrope_section {sections!r:.80} does not add up to {num_pairs} pairs", USE_ITS_CONFIG)
+    if rules.get("mrope_interleaved", bool, False):
+        turns = [divmod(j, len(sections)) for j in range(num_pairs)]
+        return tuple(axis if turn < sections[axis] else 0 for turn, axis in turns)
+    return tuple(axis for axis, size in enumerate(sections) for _ in range(size))
 
 
 def _llama3(base: F64, rules: Config) -> F64:

@@ -12,9 +12,10 @@ One decoder layer, with ``x`` the residual stream [T, hidden]:
     a = a Wo;   a = norm(a, post_attn_norm) if post_norms;   x += a
     h = norm(x, mlp_norm);  m = (act(h Wgate) * (h Wup)) Wdown                or the mixture of experts
     m = norm(m, post_mlp_norm) if post_norms;   x += m
-    logits = cap(norm(x, final_norm) Whead, final_softcap);   x_0 = embed[input_ids] * embedding_scale
+    logits = cap(norm(x, final_norm) Whead, final_softcap);   x_0 = e * embedding_scale
 
 with ``norm(x, w) = x / sqrt(mean(x²) + norm_eps) * w`` and ``cap(x, c) = c * tanh(x / c)`` (identity for None).
+``e`` is embed[input_ids], or the prompt embedding where the prompt has one in place of a token.
 """
 
 from __future__ import annotations
@@ -32,10 +33,14 @@ class RopeSpec:
 
     angle(p, j) = p * inv_freq[j];  pairs are (j, j + len(inv_freq));  cos and sin are multiplied by ``scale``.
     Each scaling rule (linear, llama3, yarn, …) yields these two values; loaders compute them.
+
+    axes: empty, or M-RoPE: a position is a vector (time, height and width of an image; for text all equal), and pair j
+    is rotated by its component axes[j]: angle(p, j) = p[axes[j]] * inv_freq[j].
     """
 
     inv_freq: tuple[float, ...]
     scale: float = 1.0
+    axes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +109,11 @@ class DecoderSpec:
     @property
     def num_layers(self) -> int:
         return len(self.layers)
+
+    @property
+    def mrope_dims(self) -> int:
+        """Components of a rotary position, 0 if positions are numbers in every layer."""
+        return max((1 + axis for layer in self.layers if layer.rope for axis in layer.rope.axes), default=0)
 
     @property
     def longest_model_len(self) -> int:

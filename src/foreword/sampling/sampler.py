@@ -72,7 +72,7 @@ class Sampler:
         wanted, buffers = None, None
         if sampling.metadata.num_logprobs is not None:
             wanted = _wanted_logprobs(batch, sampling, tokens)
-        elif masks is None and not sampling.processors and states.extras.is_token_id is None:
+        elif masks is None and not sampling.processors and not states.extras.prompt_embeds:
             buffers = sampling.rules.buffers(buffers_of(batch))
         if buffers is not None:
             has_failed = buffers.sample(batch.num_reqs, logits, tokens, self.threads)

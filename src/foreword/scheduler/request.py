@@ -8,6 +8,7 @@ import numpy as np
 
 from foreword.arrays import I32
 from foreword.batch.values.pooling import PoolingParams
+from foreword.batch.values.requests import PromptInputs
 from foreword.batch.values.sampling_params import SamplingParams
 from foreword.cache.manager import NO_KEYS
 from foreword.cache.prefix import BlockKeys
@@ -23,7 +24,7 @@ class Request:
     max_len: number of known tokens at which it ends, prompt included; one more than the prompt for a pooling request,
     which ends with it. pooling_params: in place of params, which are not read then. keys: extra prefix keys, see
     `prefix_keys`.
-    reuse_prefix: whether it may start from cached blocks.
+    inputs: what its prompt has besides tokens. reuse_prefix: whether it may start from cached blocks.
 
     The scheduler keeps:
     row             its row while it runs, −1 while it waits
@@ -43,6 +44,7 @@ class Request:
     priority: int = 0
     lora_id: int = 0
     keys: BlockKeys = field(default_factory=lambda: NO_KEYS)
+    inputs: PromptInputs = field(default_factory=PromptInputs)
     reuse_prefix: bool = True
     row: int = -1
     output: I32 = field(default_factory=lambda: NO_TOKENS)

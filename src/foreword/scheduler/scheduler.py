@@ -418,6 +418,7 @@ class Scheduler:
             sampling_params=None if request.pooling_params else request.params,
             lora_id=request.lora_id,
             pooling_params=request.pooling_params,
+            **request.inputs,
         )
         num_tokens = hit.num_tokens + n
         request.row, copies = admit(self.states, self.cache, admission, hit, num_tokens, request.keys)

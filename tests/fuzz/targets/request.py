@@ -16,13 +16,18 @@ import numpy as np
 from foreword.batch import KVGroup, SamplingParams
 from foreword.bench.engine_host import NothingModel
 from foreword.engine import Engine, EngineConfig
+from foreword.executors import Capability
 from foreword.scheduler import SchedulerConfig
 from fuzz.target import Target
 
 PROMPT = {"request_id": "new", "prompt": [1, 2, 3], "prompt_text": None}
 OPTIONS = {"priority": 0, "lora_id": 0, "cache_salt": None, "grammar": None, "stream": False}
 PARAMS = {name: getattr(SamplingParams(), name) for name in SamplingParams.__dataclass_fields__}
-VALID = {**PROMPT, **OPTIONS, **PARAMS}
+MIXED = {
+    "prompt_embeds": np.ones((3, 4), np.float32), "prompt_token_ids": [1, 2, 3],
+    "prompt_is_token_ids": [True, False, True], "mrope_positions": np.zeros((3, 3), int), "mrope_delta": 0,
+}  # fmt: skip
+VALID = {**PROMPT, **OPTIONS, **PARAMS, **MIXED}
 REPLACED = list(VALID)
 
 
@@ -59,6 +64,7 @@ def values(rng):
     arrays = (
         *(np.float32(0.5), np.int64(3), np.bool_(True), np.float64("nan"), np.uint64(2**64 - 1), np.str_("x")),
         *(np.array([1, 2]), np.array(3), np.zeros((2, 2)), np.zeros(0, np.int32), np.array([1, "x", None], object)),
+        *(np.full((3, 4), number if isinstance(number, float) else 0.5), np.zeros((3, 1), int), np.ones(3, bool)),
         *(np.array([0.5, math.nan]), np.ma.masked_array([1, 2], [True, False]), np.datetime64("2020-01-01")),
     )
     made = (
@@ -80,10 +86,15 @@ def tensors():
     return torch.tensor(0.5), torch.tensor(3), torch.tensor([1, 2]), torch.tensor(math.nan), torch.int32, torch.zeros(0)
 
 
+class ReadsAll(NothingModel):
+    capabilities = NothingModel.capabilities | {Capability.PROMPT_EMBEDS, Capability.MROPE}
+    hidden_size, mrope_dims = 4, 3
+
+
 def engine():
     config = EngineConfig(scheduler=SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=16))
     made = Engine(
-        NothingModel(16, 64),
+        ReadsAll(16, 64),
         vocab_size=64,
         max_model_len=48,
         kv_groups=[KVGroup(4)],
@@ -117,7 +128,8 @@ def read(data, folder):
     before = state(made)
     try:
         params = SamplingParams(**{name: given[name] for name in PARAMS})
-        group = made.check(given["request_id"], given["prompt"], params, prompt_text=given["prompt_text"],
+        prompt = {name: given[name] for name in MIXED} if rng.random() < 0.4 else given["prompt"]
+        group = made.check(given["request_id"], prompt, params, prompt_text=given["prompt_text"],
                            **{name: given[name] for name in OPTIONS})  # fmt: skip
     finally:
         assert state(made) == before

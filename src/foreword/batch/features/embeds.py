@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from foreword.arrays import I64, AnyArray, Bools
-from foreword.batch.features.multimodal import requests_with
+from foreword.batch.features.multimodal import prefilling_with
 from foreword.batch.state.request_states import RequestStates
 from foreword.batch.step.tensors import BatchTensors, optional
 from foreword.errors import RequestError
@@ -22,17 +22,22 @@ def is_token_ids(batch: BatchTensors) -> Bools:
     return out
 
 
-def prompt_embeds(batch: BatchTensors) -> tuple[I64, AnyArray]:
-    """(token rows int64 [N], vectors [N, hidden]): inputs_embeds[token rows] = vectors. N = 0: shape [0, 0].
+def prompt_embeds(batch: BatchTensors, hidden_size: int | None = None) -> tuple[I64, AnyArray]:
+    """(token rows int64 [N], ascending; vectors [N, hidden]): inputs_embeds[token rows] = vectors.
 
-    N counts the scheduled tokens where is_token_ids is False. Costs O(N + Tp), nothing without embeddings.
+    N counts the scheduled tokens where is_token_ids is False. Without any, the vectors are float32 [0, hidden_size].
+    hidden_size: the model's; RequestError for embeddings of another width. None: any.
+    Costs O(N + B), nothing without embeddings.
     """
     staged, mask = batch.states.extras.prompt_embeds, batch.states.extras.is_token_id
     rows: list[I64] = []
     vectors: list[AnyArray] = []
-    for b in requests_with(staged, batch.idx_mapping):
+    for b in prefilling_with(staged, batch):
         row, c, first = int(batch.idx_mapping[b]), int(batch.num_computed_tokens[b]), int(batch.query_start_loc[b])
         embeds = staged[row]
+        if hidden_size is not None and embeds.shape[1] != hidden_size:
+            reason, fix = f"the model's embeddings have {hidden_size} values", "Give vectors of that width."
+            raise RequestError(batch.req_ids[b], "prompt_embeds", embeds.shape, reason, fix)
         n = min(int(batch.num_scheduled_tokens[b]), len(embeds) - c)
         if n <= 0:
             continue
@@ -41,7 +46,7 @@ def prompt_embeds(batch: BatchTensors) -> tuple[I64, AnyArray]:
         rows.append(first + local)
         vectors.append(embeds[c + local])
     if not rows:
-        return np.zeros(0, np.int64), np.zeros((0, 0), np.float32)
+        return np.zeros(0, np.int64), np.zeros((0, hidden_size or 0), np.float32)
     return np.concatenate(rows), np.concatenate(vectors)
 
 

@@ -59,7 +59,7 @@ def mm_inputs(batch: BatchTensors) -> MultiModalInputs:
     slices: list[EncoderSlice] = []
     features = batch.states.extras.mm_features
     start_loc, computed, scheduled = batch.query_start_loc, batch.num_computed_tokens, batch.num_scheduled_tokens
-    for b in requests_with(features, batch.idx_mapping):
+    for b in prefilling_with(features, batch):
         c, first = int(computed[b]), int(start_loc[b])
         end = c + int(scheduled[b])
         for i, f in enumerate(features[int(batch.idx_mapping[b])]):
@@ -80,11 +80,14 @@ def mm_inputs(batch: BatchTensors) -> MultiModalInputs:
     return MultiModalInputs(tuple(slices), mask, np.flatnonzero(mask))
 
 
-def requests_with(by_row: Mapping[int, object], rows: I32) -> list[int]:
-    """The batch indices of the rows that have an entry, in batch order; no cost where no request has one."""
+def prefilling_with(by_row: Mapping[int, object], batch: BatchTensors) -> list[int]:
+    """The batch indices of the requests that compute known tokens of their admission and whose row has an entry, in
+    batch order; no cost where no row has one.
+    """
     if not by_row:
         return []
-    return [b for b, row in enumerate(rows.tolist()) if row in by_row]
+    rows = batch.idx_mapping
+    return [b for b in np.flatnonzero(batch.is_prefilling).tolist() if int(rows[b]) in by_row]
 
 
 def mrope_positions(batch: BatchTensors, num_dims: int = 3) -> I64:
@@ -101,7 +104,7 @@ def mrope_positions(batch: BatchTensors, num_dims: int = 3) -> I64:
     out[:, :T] = positions + batch.states.rope_delta[rows][batch.req_indices]
     start_loc, computed = batch.query_start_loc, batch.num_computed_tokens
     staged = batch.states.extras.mrope_positions
-    for b in requests_with(staged, rows):
+    for b in prefilling_with(staged, batch):
         m, c = staged[int(rows[b])], int(computed[b])
         if len(m) != num_dims:
             reason = f"has {len(m)} dimensions, the model {num_dims}"
@@ -114,13 +117,13 @@ def mrope_positions(batch: BatchTensors, num_dims: int = 3) -> I64:
 
 def stage_mrope_positions(states: RequestStates, req_id: str, positions: Ints, delta: int) -> None:
     """Give an admitted request its rotary positions, int32 [dims, n], as `NewRequest.mrope_positions` would: for
-    engines whose model computes them from the prompt.
+    engines whose model computes them from the prompt. RequestError for another shape, or more tokens than were known.
     """
-    if np.ndim(positions) != 2:
-        raise RequestError(
-            req_id, "positions", np.shape(positions), "must be [dims, tokens]", "Give one row per dimension."
-        )
-    row = states.row_of(req_id)
+    row, shape = states.row_of(req_id), np.shape(positions)
+    known = int(states.prefill_len[row])
+    if len(shape) != 2 or shape[1] > known:
+        limit = f"must be [dims, tokens] of at most the {known} tokens known at admission"
+        raise RequestError(req_id, "positions", shape, limit, "Give one row per dimension.")
     states.extras.stage_mrope(row, np.ascontiguousarray(positions, np.int32))
     states.rope_delta[row] = delta
 

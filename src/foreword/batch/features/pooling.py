@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from foreword.arrays import I32, I64, Bools
-from foreword.batch.features.multimodal import requests_with
+from foreword.batch.features.multimodal import prefilling_with
 from foreword.batch.step.tensors import BatchTensors
 from foreword.batch.values.pooling import PoolingParams, PoolingState
 
@@ -35,7 +35,7 @@ class PoolingMetadata:
 def pooling_metadata(batch: BatchTensors) -> PoolingMetadata:
     """The step's pooling requests; every array empty, and nothing computed, where there are none."""
     extras = batch.states.extras
-    index = np.array(requests_with(extras.pooling_params, batch.idx_mapping), np.int64)
+    index = np.array(prefilling_with(extras.pooling_params, batch), np.int64)
     rows = batch.idx_mapping[index]
     loc = batch.query_start_loc.astype(np.int64)
     prompt_lens, seq_lens = batch.states.prompt_len[rows], batch.seq_lens[index]

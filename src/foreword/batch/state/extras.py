@@ -130,8 +130,10 @@ def checked_extras(request: NewRequest, prompt_len: int) -> GivenExtras:
         values["mm_features"] = tuple(request.mm_features)
     if positions is not None:
         table = as_int32(positions)
-        ok, limit = table is not None and table.ndim == 2, "must be integers [dims, tokens]"
-        require(ok, "mrope_positions", positions, limit, "Give one row per dimension.")
+        most = prompt_len + len(request.output_token_ids)
+        fits = table is not None and table.ndim == 2 and table.shape[1] <= most
+        limit = f"must be integers [dims, tokens] of at most the {most} known tokens"
+        require(fits, "mrope_positions", positions, limit, "Give one row per dimension.")
         values["mrope_positions"] = np.ascontiguousarray(table)
     delta, length, pooling = as_integer(request.mrope_delta), as_integer(request.encoder_len), request.pooling_params
     require(is_int32(delta), "mrope_delta", request.mrope_delta, "must fit int32", "Give a whole number.")

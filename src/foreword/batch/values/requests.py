@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
-from foreword.arrays import I32, AnyArray, Bools, Floats, Ints
+from foreword.arrays import F32, I32, AnyArray, Bools, Floats, Ints
 from foreword.batch.values.lora import LoraRequest
 from foreword.batch.values.multimodal import MultiModalFeature
 from foreword.batch.values.pooling import PoolingParams
@@ -28,8 +29,9 @@ class NewRequest:
     lora_id: adapter, 0 for none; lora_request: the same with name and path.
     prompt_embeds: [prompt_len, hidden] in place of prompt_token_ids (None), or together with them and
     prompt_is_token_id [prompt_len] bool: which positions are tokens.
-    mm_features: the encoder inputs of the prompt. mrope_positions: int32 [dims, tokens], rotary positions of the first
-    tokens; mrope_delta: what later tokens add to their position. encoder_len: tokens of an encoder-decoder's encoder.
+    mm_features: the encoder inputs of the prompt. mrope_positions: int32 [dims, n], rotary positions of the first n
+    tokens, at most prompt + outputs; mrope_delta: what later tokens add to their position.
+    encoder_len: tokens of an encoder-decoder's encoder.
     pooling_params: how the hidden states are pooled, in place of sampling_params.
     """
 
@@ -48,6 +50,15 @@ class NewRequest:
     encoder_len: int = field(default=0, kw_only=True)
     pooling_params: PoolingParams | None = field(default=None, kw_only=True)
     lora_request: LoraRequest | None = field(default=None, kw_only=True)
+
+
+class PromptInputs(TypedDict, total=False):
+    """What a prompt brings besides its token ids, as arguments of `NewRequest`."""
+
+    prompt_embeds: F32
+    prompt_is_token_id: Bools
+    mrope_positions: I32
+    mrope_delta: int
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

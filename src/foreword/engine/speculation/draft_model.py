@@ -29,6 +29,8 @@ GREEDY = SamplingParams(temperature=0.0)
 class DraftModelDrafter:
     """Mirrors rows of the target in states and blocks of its own, and runs the draft model on them.
 
+    Prompts with embeddings, which are the target's alone, get no drafts.
+
     Drafts are drawn with the request's own seed and position, as the target draws: where both models agree on the
     distribution they draw the same token, sampled or greedy.
 
@@ -109,6 +111,8 @@ class DraftModelDrafter:
         return self.cache.grow_to(np.array([ours], np.int32), np.array([known + drafts]))
 
     def _admit(self, row: int, known: int) -> bool:
+        if row in self.target.extras.prompt_embeds:
+            return False
         hit = self.cache.miss(known)
         if self.cache.blocks_to_admit(hit, known) > self.cache.pool.num_free:
             return False

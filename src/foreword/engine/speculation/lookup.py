@@ -12,7 +12,8 @@ from foreword.engine.speculation.config import SpeculationConfig
 class LookupDrafter:
     """Prompt lookup ("ngram": prompt and output) or own output alone ("suffix").
 
-    For a row with known tokens t[0 … v), searched from position a (0, or the prompt's length):
+    For a row with known tokens t[0 … v), searched from position a (0, or the prompt's length; after the last embedding
+    of a prompt that has some):
 
         the match at j is the largest m ≤ max_match with t[j − m … j) = t[v − m … v) and j − m ≥ a, j < v
         take the longest match, of equal ones the one followed by most tokens (up to k), of those the latest;
@@ -31,6 +32,10 @@ class LookupDrafter:
         known = states.num_tokens[rows].astype(np.int64)
         first = states.prompt_len[rows].astype(np.int64) if self.config.method == "suffix" else np.zeros_like(known)
         longest = int(known.max())
+        if states.extras.prompt_embeds and states.extras.is_token_id is not None:
+            embedded = ~states.extras.is_token_id[rows, :longest]
+            after_last = np.where(embedded.any(1), longest - embedded[:, ::-1].argmax(1), 0)
+            first = np.maximum(first, after_last)
         tokens = states.token_ids[rows, :longest]
         j = np.arange(longest)
         candidate = (j >= 1) & (j < known[:, None])

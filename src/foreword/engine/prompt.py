@@ -1,0 +1,206 @@
+"""The forms of a prompt, and their checks. A prompt that passes cannot make a step fail."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypedDict
+
+import numpy as np
+
+from foreword.arrays import F32, I32, AnyArray, Bools
+from foreword.batch import PromptInputs
+from foreword.batch.values.integers import as_int32, is_int32, length_of
+from foreword.engine.validation import check_capability
+from foreword.errors import RequestError, nearest
+from foreword.executors import Capability, Executor
+
+
+class MixedPrompt(TypedDict, total=False):
+    """A prompt of T positions that are not all tokens, or not all rotated as text.
+
+    prompt_embeds: floats [T, hidden_size]. A vector takes the place of a row of the model's embedding table.
+    prompt_token_ids, prompt_is_token_ids: [T], the token ids and where they are read, in place of the vectors there.
+    Without these two, every position is a vector.
+    mrope_positions: integers [dims, n], the rotary positions of the first n ≤ T positions (M-RoPE). mrope_delta: what
+    is added to the later ones (0).
+    """
+
+    prompt_embeds: Any
+    prompt_token_ids: Sequence[int] | AnyArray
+    prompt_is_token_ids: Sequence[bool] | Bools
+    mrope_positions: Any
+    mrope_delta: int
+
+
+class PromptLimit(NamedTuple):
+    """The longest request, and whether a token follows its prompt."""
+
+    max_model_len: int
+    has_output: bool
+
+
+Prompt = str | Sequence[int] | MixedPrompt
+KEYS = tuple(MixedPrompt.__annotations__)
+
+
+def checked_prompt(
+    request_id: str, prompt: object, executor: Executor, *, vocab_size: int, max_model_len: int, has_output: bool = True
+) -> tuple[I32, PromptInputs]:
+    """The token ids of a prompt, 0 at embeddings, and its other inputs; RequestError for what does not fit.
+
+    has_output: whether a token follows it.
+    """
+    limit = PromptLimit(max_model_len, has_output)
+    if not isinstance(prompt, Mapping):
+        return checked_tokens(request_id, prompt, vocab_size=vocab_size, limit=limit), {}
+    given, inputs = _entries(request_id, prompt), PromptInputs()
+    is_token = None
+    if given["prompt_embeds"] is not None:
+        embeds = _embeds(request_id, given["prompt_embeds"], executor, limit)
+        is_token = _is_token(request_id, given, len(embeds))
+        embeds[is_token] = 0
+        if not (finite := np.isfinite(embeds)).all():
+            row, column = np.argwhere(~finite)[0].tolist()
+            field, value = f"prompt_embeds[{row}, {column}]", float(embeds[row, column])
+            raise RequestError(request_id, field, value, "is not a finite float32", "Give finite numbers.")
+        if not is_token.all():
+            inputs["prompt_embeds"], inputs["prompt_is_token_id"] = embeds, is_token
+    elif given["prompt_is_token_ids"] is not None:
+        reason = "is given without prompt_embeds"
+        raise RequestError(request_id, "prompt_is_token_ids", given["prompt_is_token_ids"], reason, "Give both.")
+    if is_token is not None and given["prompt_token_ids"] is None:
+        token_ids = np.zeros(len(is_token), np.int32)
+    else:
+        token_ids = checked_tokens(request_id, given["prompt_token_ids"], is_token, vocab_size=vocab_size, limit=limit)
+    if given["mrope_positions"] is not None or given["mrope_delta"] is not None:
+        _add_mrope(request_id, inputs, given, executor, len(token_ids))
+    return token_ids, inputs
+
+
+def checked_tokens(
+    request_id: str, token_ids: object, is_token: Bools | None = None, *, vocab_size: int, limit: PromptLimit
+) -> I32:
+    """Token ids as int32, 0 where ``is_token`` is false; RequestError if there are none, too many or not as many as in
+    ``is_token``, or if it is no list of token ids.
+    """
+    field, length = "prompt_token_ids", length_of(token_ids)
+    if length == 0:
+        raise RequestError(request_id, field, [], "is empty", "Give at least one token.")
+    _check_length(request_id, field, length, limit)  # before an array of this length is made
+    ids = None
+    if length > 0 and not isinstance(token_ids, Mapping | bytes | bytearray):
+        try:
+            ids = as_int32(token_ids)  # type: ignore[arg-type]
+        except MemoryError:
+            raise
+        except Exception:  # whatever the caller's items raise
+            pass
+    if ids is None or ids.ndim != 1:
+        reason = "must be a flat list of integers that fit int32"
+        raise RequestError(request_id, field, token_ids, reason, "Pass token ids, or a string.")
+    if is_token is not None:
+        if len(ids) != len(is_token):
+            reason = f"prompt_embeds has {len(is_token)} positions"
+            raise RequestError(request_id, field, f"{len(ids)} tokens", reason, "Give one id per position.")
+        ids = np.where(is_token, ids, np.int32(0))
+    bad = (ids < 0) | (ids >= vocab_size)
+    if bad.any():
+        at = int(bad.argmax())
+        raise RequestError(
+            request_id,
+            f"{field}[{at}]",
+            int(ids[at]),
+            f"must be in [0, {vocab_size - 1}], the vocabulary has {vocab_size} tokens",
+            "Use the tokenizer of this model.",
+        )
+    return ids
+
+
+def _check_length(request_id: str, field: str, length: int, limit: PromptLimit) -> None:
+    max_model_len, has_output = limit
+    longest = max_model_len - has_output
+    if length > longest:
+        reason = "leaves no room for an output" if has_output else "is too long"
+        raise RequestError(
+            request_id,
+            field,
+            f"{length} tokens",
+            f"{reason}: max_model_len is {max_model_len}",
+            f"Shorten the prompt to {longest} tokens, or raise max_model_len if the model allows it.",
+        )
+
+
+def _entries(request_id: str, prompt: Mapping[Any, Any]) -> dict[str, Any]:
+    """The value of every key of `MixedPrompt`, None where it is not given."""
+    given = dict.fromkeys(KEYS)
+    try:
+        given |= prompt
+    except MemoryError:
+        raise
+    except Exception:  # whatever the caller's mapping raises
+        raise RequestError(request_id, "prompt", prompt, "cannot be read", "Give a dict.") from None
+    for key in list(given)[len(KEYS) :]:
+        fix = f"Did you mean {nearest(key, KEYS)!r}?" if isinstance(key, str) else f"Use {', '.join(KEYS)}."
+        raise RequestError(request_id, "prompt", key, "is not a key of a prompt", fix)
+    return given
+
+
+def _array(values: object) -> AnyArray | None:
+    """The values as an array, which may be the caller's; None for what NumPy cannot read."""
+    try:
+        return np.asarray(values)
+    except MemoryError:
+        raise
+    except Exception:  # whatever the caller's object raises
+        return None
+
+
+def _embeds(request_id: str, values: object, executor: Executor, limit: PromptLimit) -> F32:
+    """Prompt embeddings as a float32 array of their own."""
+    field, width = "prompt_embeds", executor.hidden_size
+    check_capability(request_id, executor, Capability.PROMPT_EMBEDS, field, values)
+    array = _array(values)
+    if array is None or array.dtype.kind != "f" or array.ndim != 2 or array.shape[1] != width or not len(array):
+        got = values if array is None else f"{array.dtype} {list(array.shape)}"
+        fix = "Give one vector per position, as float32."
+        raise RequestError(request_id, field, got, f"must be floats [tokens, {width}], tokens ≥ 1", fix)
+    _check_length(request_id, field, len(array), limit)
+    with np.errstate(over="ignore"):  # infinities are refused where they are read
+        return np.array(array, np.float32, order="C")
+
+
+def _is_token(request_id: str, given: Mapping[str, Any], length: int) -> Bools:
+    """Where the prompt is a token, bool [length]."""
+    field, values = "prompt_is_token_ids", given["prompt_is_token_ids"]
+    if (values is None) != (given["prompt_token_ids"] is None):
+        reason, fix = "prompt_token_ids and prompt_is_token_ids belong together", "Give both, or none of them."
+        raise RequestError(request_id, field, values, reason, fix)
+    if values is None:
+        return np.zeros(length, np.bool_)
+    mask = _array(values)
+    if mask is None or mask.dtype.kind != "b" or mask.shape != (length,):
+        got = values if mask is None else f"{mask.dtype} {list(mask.shape)}"
+        fix = "Give one truth value per position."
+        raise RequestError(request_id, field, got, f"must be bool [{length}], as prompt_embeds", fix)
+    return mask.copy()
+
+
+def _add_mrope(
+    request_id: str, inputs: PromptInputs, given: Mapping[str, Any], executor: Executor, length: int
+) -> None:
+    """Add the rotary positions of a prompt of ``length`` tokens."""
+    values, delta, dims = given["mrope_positions"], given["mrope_delta"], executor.mrope_dims
+    field = "mrope_delta" if values is None else "mrope_positions"
+    check_capability(request_id, executor, Capability.MROPE, field, given[field])
+    array = np.zeros((dims, 0), np.int32) if values is None else _array(values)
+    positions = None if array is None or array.dtype.kind not in "iu" else as_int32(array)
+    fits = positions is not None and positions.ndim == 2 and len(positions) == dims and positions.shape[1] <= length
+    if positions is None or not fits or (positions.size and positions.min() < 0):
+        limit = f"must be integers ≥ 0 that fit int32, [{dims}, n] with n ≤ {length}"
+        fix = f"Give {dims} numbers for each of the first n positions."
+        raise RequestError(request_id, "mrope_positions", values if array is None else array, limit, fix)
+    delta = 0 if delta is None else delta
+    if not is_int32(delta, -positions.shape[1]):
+        limit = f"must be an int32 of at least −{positions.shape[1]}, the number of given positions"
+        raise RequestError(request_id, "mrope_delta", delta, limit, "Later positions must not be negative.")
+    inputs["mrope_positions"], inputs["mrope_delta"] = np.array(positions, np.int32, order="C"), int(delta)
