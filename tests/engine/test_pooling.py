@@ -131,7 +131,7 @@ def test_embeddings_as_prompt_are_pooled_as_their_tokens(folder, tmp_path):
         with pytest.raises(RequestError, match="cannot be cut"):
             llm.embed([given], PoolingParams(truncate_prompt_tokens=3))
     encoder = str(make_pooling(tmp_path, "bert"))
-    with LLM(encoder, executor="numpy") as llm, pytest.raises(RequestError, match="Capability.PROMPT_EMBEDS"):
+    with LLM(encoder, executor="numpy") as llm, pytest.raises(RequestError, match=r"Capability\.PROMPT_EMBEDS"):
         llm.embed([given])
 
 
