@@ -4,7 +4,7 @@
 |---------------------------------------------------|----------------------------|-------------------------------------|
 | 4 bit, each 32 columns of one group               | Q4_0 (all z = 8), or Q4_1  | 1/64 of its scale                   |
 | 8 bit; 4 bit in mixed groups; FP8                 | Q8_0                       | 1/250 of the largest of 32 weights  |
-| columns that are not a multiple of 32             | F32                        | nothing                             |
+| columns that are not a multiple of 32             | F32                        | 0                                   |
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _BOUNDS = {
     Quant.Q4_0: "1/64 of its scale",
     Quant.Q4_1: "1/64 of its scale",
     Quant.Q8_0: "1/250 of the largest of 32 weights",
-    Quant.F32: "nothing",
+    Quant.F32: "0",
 }
 _ACTIVATION_SCALES = (".input_scale", ".output_scale", ".q_scale", ".k_scale", ".v_scale")
 """For activations and keys in FP8, which are not quantised here."""

@@ -51,7 +51,8 @@ class _Fp8Matrix:
 
     def convert(self, start: int, stop: int) -> U8:
         columns, (block_rows, block_columns) = self.shape[1], self.block
-        scales = scales_of(self.scale).reshape(-1, ceil(columns / block_columns)).repeat(min(block_columns, columns), axis=1)
+        grid = scales_of(self.scale).reshape(-1, ceil(columns / block_columns))
+        scales = grid.repeat(min(block_columns, columns), axis=1)
 
         def rows(first: int, last: int) -> U8:
             values = _E4M3.take(self.weight.rows[first:last].read())
