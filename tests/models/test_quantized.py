@@ -49,6 +49,11 @@ FOUR_BIT = {
         lambda: draw_awq(rng(), 8, 160, 128),
         lambda p: stored.awq(p, 128),
     ),
+    "AWQ, more rows than are converted at once": (
+        AWQ,
+        lambda: draw_awq(rng(), 1032, 160, 32),
+        lambda p: stored.awq(p, 32),
+    ),
     "AWQ, one group": ({**AWQ, "group_size": -1}, lambda: draw_awq(rng(), 8, 96, 96), lambda p: stored.awq(p, 96)),
     "GPTQ": (GPTQ, lambda: draw_gptq(rng(), 24, 96, 32), lambda p: stored.gptq(p, 32)),
     "GPTQ, rows that do not fill the words of zero points": (
@@ -115,6 +120,11 @@ EIGHT_BIT = {
     ),
     "FP8, one scale": (FP8, lambda: draw_fp8(rng(), 24, 96, (24, 96)), lambda p: stored.fp8(p, (24, 96))),
     "FP8, a scale per row": (COMPRESSED, lambda: draw_fp8(rng(), 24, 96, (1, 96)), lambda p: stored.fp8(p, (1, 96))),
+    "FP8, blocks of more rows than are converted at once": (
+        {**FP8, "weight_block_size": [100, 64]},
+        lambda: draw_fp8(rng(), 1032, 160, (100, 64), "weight_scale_inv"),
+        lambda p: stored.fp8(p, (100, 64)),
+    ),
     "FP8, blocks": (
         {**FP8, "weight_block_size": [16, 40]},
         lambda: draw_fp8(rng(), 24, 96, (16, 40), "weight_scale_inv"),

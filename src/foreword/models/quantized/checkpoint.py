@@ -27,7 +27,7 @@ _BOUNDS = {
     Quant.Q8_0: "1/250 of the largest of 32 weights",
     Quant.F32: "0",
 }
-_ACTIVATION_SCALES = (".input_scale", ".output_scale", ".q_scale", ".k_scale", ".v_scale")
+_ACTIVATION_SCALES = (".input_scale", ".output_scale", ".q_scale", ".k_scale", ".v_scale", ".kv_scale")
 """For activations and keys in FP8, which are not quantised here."""
 
 
