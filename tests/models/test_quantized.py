@@ -175,6 +175,17 @@ def test_blocks_of_tiny_weights_are_not_clipped(tmp_path):
     assert (np.abs(tensor.dequantize() - stored.fp8(parts, (1, 32))) <= 2.0**-24).all()
 
 
+@pytest.mark.parametrize("scale", [1e-7, 4096])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_extreme_scales_are_read(tmp_path, scale, bits):
+    """Scales become float16: the small ones lose bits, the large ones fit."""
+    parts = {**draw_gptq(rng(), 16, 96, 32, bits), "scales": np.full((3, 16), scale, "<f4")}
+    want = stored.gptq(parts, 32, bits)
+    got = read(tmp_path, {**GPTQ, "bits": bits}, parts)["w.weight"].dequantize()
+    bound = scale / 64 if bits == 4 else blocks_max(want) / 250
+    assert (np.abs(got - want) <= bound + 1e-6).all()
+
+
 def test_scales_in_bf16_are_read(tmp_path):
     parts = draw_fp8(rng(), 24, 96, (1, 96))
     exact = (parts["weight_scale"].view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
