@@ -16,6 +16,7 @@ from foreword.cli.options import Json
 from foreword.models import registry
 from foreword.models.hub import from_hub
 from foreword.models.loader import LoadedModel, load_model
+from foreword.models.quantized import conversions
 
 models = typer.Typer(help="List, download, describe or remove models.", no_args_is_help=True, add_completion=False)
 
@@ -96,6 +97,8 @@ def _facts(model: LoadedModel) -> Iterator[tuple[str, object]]:
     yield "bytes", _size(model.path)
     yield "parameters", sum(prod(tensor.shape) for tensor in model.weights.values())
     yield "weights", ", ".join(sorted({tensor.quant.name for tensor in model.weights.values()}))
+    if converted := conversions(model.weights.values()):
+        yield "converted", "; ".join(converted)
     yield "layers", spec.num_layers
     yield "hidden size", spec.hidden_size
     yield "heads", f"{spec.num_heads} of {spec.head_dim}, {spec.num_kv_heads} for keys and values"

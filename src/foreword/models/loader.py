@@ -14,6 +14,7 @@ from foreword.models.families import FAMILIES, GGUF_FAMILIES
 from foreword.models.gguf import read_gguf
 from foreword.models.hub import from_hub
 from foreword.models.naming import weights_from_gguf, weights_from_safetensors
+from foreword.models.quantized import read_weights
 from foreword.models.safetensors import read_directory
 from foreword.models.spec import DecoderSpec
 from foreword.models.tokenizer import Tokenizer
@@ -91,7 +92,7 @@ def _load_directory(folder: Path) -> LoadedModel:
     if family is None:
         raise _unsupported(config_path, f"model_type {model_type!r}", "directories", FAMILIES)
     spec = family.read(config)
-    weights = weights_from_safetensors(folder, read_directory(folder), spec, family)
+    weights = weights_from_safetensors(folder, read_weights(read_directory(folder), config), spec, family)
     tokenizer = Tokenizer.from_directory(folder)
     return _loaded(spec, weights, tokenizer, folder.resolve().name, folder)
 

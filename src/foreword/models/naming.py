@@ -38,8 +38,17 @@ def weights_from_gguf(
 def weights_from_safetensors(
     path: Path, tensors: Mapping[str, Tensor], spec: DecoderSpec, family: Family
 ) -> dict[str, Tensor]:
-    """All weights of a spec from safetensors. ModelError for a weight that is missing or has another shape."""
-    weights, _ = _collect(path, tensors, spec, {**SAFETENSORS_NAMES, **family.names, **family.fused(spec)})
+    """All weights of a spec from safetensors. ModelError for a weight that is missing or has another shape, and for a
+    tensor of a layer that the spec does not use, except frequencies, which it computes, and a bias of zeros.
+    """
+    weights, used = _collect(path, tensors, spec, {**SAFETENSORS_NAMES, **family.names, **family.fused(spec)})
+    for name in sorted(tensors.keys() - used):
+        is_harmless = name.endswith("rotary_emb.inv_freq") or (
+            name.endswith(".bias") and not tensors[name].dequantize().any()
+        )
+        if name.startswith("model.layers.") and not is_harmless:
+            fix = "Use configuration and weights of the same model"
+            raise ModelError(f"{path}: tensor {name} is not part of a {spec.architecture} model as configured. {fix}")
     if family.norms_less_one:
         for name in weights:
             if name.endswith("_norm"):
