@@ -33,7 +33,8 @@ def mrope_folder(tmp_path):
 
 
 def rows(llm, ids=IDS):
-    return llm.model.weights["embed"].dequantize()[ids]
+    model = llm.model
+    return model.weights["embed"].dequantize()[ids] * np.float32(model.spec.embedding_scale)
 
 
 def tokens(outputs):

@@ -62,7 +62,7 @@ def some_positions(rng, length):
 
 def requests(rng, name):
     """(id, prompt, the same as tokens alone, parameters). Prompts share beginnings, tokens and positions, in part."""
-    table = WEIGHTS[name]["embed"].dequantize()
+    table = WEIGHTS[name]["embed"].dequantize() * np.float32(SPECS[name].embedding_scale)
     stems = [(rng.integers(0, 301, 50), rng.random(50) < 0.6, some_positions(rng, 50)) for _ in range(2)]
     for i in range(20):
         ids, is_token, (positions, delta) = stems[rng.integers(2)]

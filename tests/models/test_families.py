@@ -12,7 +12,6 @@ from foreword.models.loader import load_model
 from foreword.models.safetensors import read_directory
 from models.recorded import TINY, assert_logits, make
 from models.running import EXECUTORS
-from models.tiny import random_tensors, write_safetensors
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
@@ -116,19 +115,6 @@ def test_any_invalid_configuration_is_a_model_error(tmp_path, name):
         (folder / "config.json").write_text(json.dumps(values))
         with contextlib.suppress(ModelError):
             load_model(folder)
-
-
-def test_shards_are_read_through_their_index(tmp_path):
-    folder = make(tmp_path, "qwen2")
-    tensors = random_tensors(TINY["qwen2"]["shapes"])
-    (folder / "model.safetensors").unlink()
-    names = list(tensors)
-    shards = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
-    for shard, members in shards.items():
-        write_safetensors(folder / shard, {n: tensors[n] for n in members})
-    index = {"weight_map": {n: shard for shard, members in shards.items() for n in members}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert_logits(load_model(folder), "qwen2")
 
 
 def test_every_damage_to_a_safetensors_header_is_a_model_error(tmp_path):

@@ -18,10 +18,18 @@ def random_tensors(shapes, seed=0):
     return tensors
 
 
+DTYPES = {"<f4": "F32", "<f2": "F16", "<u2": "BF16", "<i4": "I32", "|u1": "F8_E4M3"}
+
+
 def write_safetensors(path, tensors):
+    """Arrays of these types by name; those of uint16 are the bits of BF16, of uint8 the bits of FP8."""
     header, offset = {}, 0
     for name, array in tensors.items():
-        header[name] = {"dtype": "F32", "shape": array.shape, "data_offsets": [offset, offset + array.nbytes]}
+        header[name] = {
+            "dtype": DTYPES[array.dtype.str],
+            "shape": array.shape,
+            "data_offsets": [offset, offset + array.nbytes],
+        }
         offset += array.nbytes
     text = json.dumps(header).encode()
     path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(a.tobytes() for a in tensors.values()))

@@ -37,8 +37,8 @@ void EmbeddingStage::run(int thread) {
       std::memcpy(x, in.embeds + (next++ - in.embed_rows) * hidden, sizeof(float) * size_t(hidden));
     } else {
       ctx_.isa.decode_row(model.embedding, in.input_ids[t], x);
+      for (int i = 0; i < hidden; ++i) x[i] *= model.config.embedding_scale;
     }
-    for (int i = 0; i < hidden; ++i) x[i] *= model.config.embedding_scale;
     for (size_t r = 0; r < model.ropes.size(); ++r) {
       const Rope &rope = model.ropes[r];
       float *cosines = cosines_.row(index(int(r), t)), *sines = sines_.row(index(int(r), t));

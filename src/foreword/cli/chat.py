@@ -21,6 +21,7 @@ from foreword.cli.sampling_options import FIELDS, OF_ONE_PROMPT, sampling_option
 from foreword.cli.terminal import Interrupt, note
 from foreword.engine import EngineMetrics
 from foreword.errors import ConfigError, ForewordError, RequestError
+from foreword.models.quantized import conversions
 
 with suppress(ImportError):  # not part of every Python
     import readline  # noqa: F401  (gives `input` line editing and a history)
@@ -124,6 +125,8 @@ class Chat:
 
     def _start(self, model: str) -> None:
         llm = LLM(model, seed=None, **self._engine.settings)
+        if converted := conversions(llm.model.weights.values()):
+            note(*converted)
         if not llm.tokenizer.has_chat_template:
             raise ConfigError(f"model {model!r:.80} has no chat template. Use `foreword run --raw`, or another model")
         self.llm, self._name, self._metrics = llm, model, EngineMetrics()

@@ -17,6 +17,7 @@ from foreword.models import registry
 from foreword.models.encoder_spec import EncoderSpec
 from foreword.models.hub import from_hub
 from foreword.models.loader import LoadedModel, load_model
+from foreword.models.quantized import conversions
 
 models = typer.Typer(help="List, download, describe or remove models.", no_args_is_help=True, add_completion=False)
 
@@ -97,6 +98,8 @@ def _facts(model: LoadedModel) -> Iterator[tuple[str, object]]:
     yield "bytes", _size(model.path)
     yield "parameters", sum(prod(tensor.shape) for tensor in model.weights.values())
     yield "weights", ", ".join(sorted({tensor.quant.name for tensor in model.weights.values()}))
+    if converted := conversions(model.weights.values()):
+        yield "converted", "; ".join(converted)
     yield "layers", spec.num_layers
     yield "hidden size", spec.hidden_size
     own = "" if isinstance(spec, EncoderSpec) else f", {spec.num_kv_heads} for keys and values"

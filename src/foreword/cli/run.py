@@ -17,6 +17,7 @@ from foreword.cli.terminal import Interrupt, has_input, note, read_input
 from foreword.errors import ConfigError, RequestError
 from foreword.executors.native import NativeExecutor
 from foreword.insight.steps import StepInspector
+from foreword.models.quantized import conversions
 from foreword.sampling import TokenLogprobs
 
 
@@ -49,6 +50,8 @@ def run(
     started = time.perf_counter()
     llm = LLM(engine.model, seed=None, **engine.settings)
     loaded = time.perf_counter() - started
+    if not quiet and (converted := conversions(llm.model.weights.values())):
+        note(*converted)
     inspector = StepInspector(steps)
     if show_steps:
         if isinstance(llm.engine.executor, NativeExecutor):

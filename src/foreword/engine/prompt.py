@@ -18,7 +18,8 @@ from foreword.executors import Capability, Executor
 class MixedPrompt(TypedDict, total=False):
     """A prompt of T positions that are not all tokens, or not all rotated as text.
 
-    prompt_embeds: floats [T, hidden_size]. A vector takes the place of a row of the model's embedding table.
+    prompt_embeds: floats [T, hidden_size]. A vector is the input of the first layer, as transformers'
+    inputs_embeds.
     prompt_token_ids, prompt_is_token_ids: [T], the token ids and where they are read, in place of the vectors there.
     Without these two, every position is a vector.
     mrope_positions: integers [dims, n], the rotary positions of the first n ≤ T positions (M-RoPE). mrope_delta: what

@@ -70,10 +70,9 @@ class NumpyExecutor(HostExecutor):
         """Compute the batch, write its keys and values, and return the logits [L, V] at ``logits_indices``."""
         spec, T = self.spec, batch.num_tokens
         place = {layer: (g, j) for g, group in enumerate(self.groups) for j, layer in enumerate(group.layers)}
-        x = self.weight("embed")[batch.input_ids[:T]]  # [T, hidden]
+        x = self.weight("embed")[batch.input_ids[:T]] * np.float32(spec.embedding_scale)  # [T, hidden]
         tokens, embeds = prompt_embeds(batch, spec.hidden_size)
         x[tokens] = embeds
-        x *= np.float32(spec.embedding_scale)
         for i, layer in enumerate(spec.layers):
             p = f"layers.{i}."
             h = self.norm(x, p + "attn_norm")

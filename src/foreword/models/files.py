@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -63,6 +63,20 @@ class ModelFile:
     def _unreadable(self, error: OSError | ValueError) -> ModelError:
         reason = getattr(error, "strerror", None) or error
         return ModelError(f"{self.path}: cannot be read ({reason}). Check the path and its permissions")
+
+
+class StoredRows(Protocol):
+    """Rows of bytes that are made anew by every `read`."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, rows: slice, /) -> StoredRows: ...
+
+    def read(self) -> U8:
+        """uint8 [rows, row_bytes]. ModelError as `ModelFile.read`, and if the rows hold what no weight can be."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

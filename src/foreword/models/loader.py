@@ -18,6 +18,7 @@ from foreword.models.hub import from_hub
 from foreword.models.naming import encoder_weights, weights_from_gguf, weights_from_safetensors
 from foreword.models.pooling import HeadLayer, PoolingSpec
 from foreword.models.pooling_files import has_logits, max_text_len, read_pooling
+from foreword.models.quantized import read_weights
 from foreword.models.safetensors import read_directory
 from foreword.models.spec import DecoderSpec
 from foreword.models.tokenizer import Tokenizer
@@ -112,7 +113,8 @@ def _load_directory(folder: Path, name: str = "") -> LoadedModel:
     if not has_logits(config):
         spec = replace(spec, has_logits=False, longer=spec.longer and replace(spec.longer, has_logits=False))
     pooling = read_pooling(folder, config, "last", _score_head, "last")
-    weights = weights_from_safetensors(folder, read_directory(folder), spec, family, pooling)
+    tensors = read_weights(read_directory(folder), config)
+    weights = weights_from_safetensors(folder, tensors, spec, family, pooling)
     return _loaded(spec, weights, Tokenizer.from_directory(folder), name, folder, pooling)
 
 
@@ -121,7 +123,8 @@ def _load_encoder(folder: Path, config: Config, family: EncoderFamily, name: str
     spec = replace(spec, max_model_len=max_text_len(folder, spec.max_model_len))
     pooling = read_pooling(folder, config, "mean", family.head, family.head_pooling(config))
     pooling = replace(pooling, num_token_types=spec.num_token_types)
-    weights = encoder_weights(folder, read_directory(folder), spec, family, pooling)
+    tensors = read_weights(read_directory(folder), config)
+    weights = encoder_weights(folder, tensors, spec, family, pooling)
     return _loaded(spec, weights, Tokenizer.from_directory(folder), name, folder, pooling)
 
 

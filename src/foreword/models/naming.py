@@ -47,13 +47,21 @@ def weights_from_safetensors(
     pooling: PoolingSpec | None = None,
 ) -> dict[str, Tensor]:
     """All weights of a spec, and of the head of its pooling, from safetensors. ModelError for a weight that is missing
-    or has another shape.
+    or has another shape, and for a tensor of a layer that the spec does not use, except frequencies, which it computes,
+    and a bias of zeros.
     """
     if "embed_tokens.weight" in tensors:  # saved without a head
         tensors = {f"model.{name}": tensor for name, tensor in tensors.items()}
     names: dict[str, str | Rows] = {**SAFETENSORS_NAMES, **family.names, **family.fused(spec)}
     wanted = chain(weight_names(spec), pooling.weight_names() if pooling else ())
-    weights, _ = _collect(path, tensors, wanted, names)
+    weights, used = _collect(path, tensors, wanted, names)
+    for name in sorted(tensors.keys() - used):
+        is_harmless = name.endswith("rotary_emb.inv_freq") or (
+            name.endswith(".bias") and not tensors[name].dequantize().any()
+        )
+        if name.startswith("model.layers.") and not is_harmless:
+            fix = "Use configuration and weights of the same model"
+            raise ModelError(f"{path}: tensor {name} is not part of a {spec.architecture} model as configured. {fix}")
     if family.norms_less_one:
         for name in weights:
             if name.endswith("_norm"):

@@ -70,6 +70,33 @@ def dequantize(data: U8, quant: Quant) -> F32:
     return out.reshape(*data.shape[:-1], data.shape[-1] // quant.block_bytes * quant.block_size)
 
 
+def pack_q4(q: U8, scale: F32, offset: F32 | None = None) -> U8:
+    """Blocks of integers below 16 [n, 32] and their d and m [n] as Q4_1, uint8 [n, 20]; without m as Q4_0 [n, 18]."""
+    fields = [scale] if offset is None else [scale, offset]
+    return np.concatenate([*(_as_f16(field) for field in fields), q[:, :16] | q[:, 16:] << np.uint8(4)], axis=1)
+
+
+def pack_q8(q: npt.NDArray[np.int8], scale: F32 | npt.NDArray[np.float16]) -> U8:
+    """Blocks of integers [n, 32] and their d [n] as Q8_0, uint8 [n, 34]."""
+    return np.concatenate([_as_f16(scale), q.view(np.uint8)], axis=1)
+
+
+def quantize_q8(values: F32) -> U8:
+    """The nearest Q8_0 blocks, uint8 [n, 34], of float32 [n, 32]: d is the largest magnitude / 127, rounded up, and no
+    weight changes by more than d/2. A block with a value that is not finite has a d that is not finite.
+    """
+    least = np.abs(values).max(axis=1) / np.float32(127)
+    scale = least.astype(np.float16)
+    scale = np.where(scale < least, np.nextafter(scale, np.float16(np.inf)), scale)
+    inverse = np.divide(np.float32(1), scale, out=np.zeros_like(least), where=scale > 0, dtype=np.float32)
+    return pack_q8(np.rint(values * inverse[:, None]).astype(np.int8), scale)
+
+
+def _as_f16(field: F32 | npt.NDArray[np.float16]) -> U8:
+    """float [n] as the bytes of float16, uint8 [n, 2]."""
+    return field.astype("<f2").view(np.uint8).reshape(-1, 2)
+
+
 def _f16(blocks: U8, at: int) -> F32:
     """The float16 at byte ``at`` of every block, as float32 [n, 1]."""
     return blocks[:, at : at + 2].view("<f2").astype(np.float32)

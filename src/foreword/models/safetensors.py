@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 
 from foreword.errors import ModelError
@@ -11,23 +12,62 @@ from foreword.models.files import FETCH_AGAIN, FileRows, ModelFile, check_overla
 from foreword.models.quants import Quant
 from foreword.models.weights import Tensor
 
-_QUANTS = {"F32": Quant.F32, "F16": Quant.F16, "BF16": Quant.BF16}
+_FLOATS = {"F32": Quant.F32, "F16": Quant.F16, "BF16": Quant.BF16}
+_BYTES = {**{name: quant.block_bytes for name, quant in _FLOATS.items()}, "I32": 4, "F8_E4M3": 1}
 
 
-def read_directory(folder: Path) -> dict[str, Tensor]:
-    """All tensors of model.safetensors, or of the shards that model.safetensors.index.json names."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Entry:
+    """A tensor as a file holds it: ``rows`` of its last dimension, of the type that safetensors call ``dtype``."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    rows: FileRows
+
+    @property
+    def is_float(self) -> bool:
+        return self.dtype in _FLOATS
+
+    def tensor(self) -> Tensor:
+        """The entry as a weight. ModelError unless it is of floats of 16 or 32 bits."""
+        if not self.is_float:
+            raise _unsupported(self.rows.file, self.name, self.dtype)
+        return Tensor(self.rows, _FLOATS[self.dtype], self.shape)
+
+    def error(self, what: str, fix: str = FETCH_AGAIN) -> ModelError:
+        return _error(self.rows.file, self.name, what, fix)
+
+
+def read_directory(folder: Path) -> dict[str, Entry]:
+    """All tensors of model.safetensors, or those that model.safetensors.index.json names, each from its shard."""
     index = folder / "model.safetensors.index.json"
-    names = ["model.safetensors"]
-    if index.exists():
-        shards = read_object(index, ModelError).get("weight_map")
-        if not isinstance(shards, dict):
-            raise ModelError(f"{index}: weight_map is not a JSON object. {FETCH_AGAIN}")
-        names = sorted({Path(str(shard)).name for shard in shards.values()})
-    return {name: tensor for file in names for name, tensor in read_safetensors(folder / file).items()}
+    if not index.exists():
+        return read_entries(folder / "model.safetensors")
+    shards = read_object(index, ModelError).get("weight_map")
+    if not isinstance(shards, dict):
+        raise ModelError(f"{index}: weight_map is not a JSON object. {FETCH_AGAIN}")
+    for name, shard in shards.items():
+        if not isinstance(shard, str) or Path(shard).name != shard:
+            raise ModelError(
+                f"{index}: tensor {name!r:.80} is in {shard!r:.80}, not in a file beside it. {FETCH_AGAIN}"
+            )
+    files = {shard: read_entries(folder / shard) for shard in sorted(set(shards.values()))}
+    for name, shard in shards.items():
+        if name not in files[shard]:
+            raise ModelError(
+                f"{folder / shard}: lacks tensor {name!r:.80}, which {index.name} says it has. {FETCH_AGAIN}"
+            )
+    return {name: files[shard][name] for name, shard in shards.items()}
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of one file by name. ModelError names the file, the tensor and the fault."""
+    """The tensors of one file by name, all of floats. ModelError names the file, the tensor and the fault."""
+    return {name: entry.tensor() for name, entry in read_entries(path).items()}
+
+
+def read_entries(path: Path) -> dict[str, Entry]:
+    """The tensors of one file by name, also of quantised ones. ModelError as `read_safetensors`."""
     file = ModelFile(path, at_least=8)
     start = 8 + int.from_bytes(file.read(0, 8), "little")
     if start > file.size:
@@ -35,36 +75,39 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
         raise ModelError(f"{path}: {needed}. {FETCH_AGAIN}")
     header = parse_object(file.read(8, start - 8).tobytes(), f"{path}: the header", ModelError)
     header.pop("__metadata__", None)
-    tensors, spans = {}, []
+    entries, spans = {}, []
     for name, entry in header.items():
         if name.endswith("embeddings.position_ids"):  # 0, 1, 2, … as older encoders store them: no weight
             continue
-        tensors[name], first, last = _tensor(file, start, name, entry)
+        entries[name], first, last = _entry(file, start, name, entry)
         spans.append((first, last, name))
     check_overlap(path, spans)
-    return tensors
+    return entries
 
 
-def _tensor(file: ModelFile, start: int, name: str, entry: object) -> tuple[Tensor, int, int]:
+def _entry(file: ModelFile, start: int, name: str, entry: object) -> tuple[Entry, int, int]:
     """The tensor of an entry, and the first and last offset of its bytes."""
-    path = file.path
     match entry:
         case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [int(first), int(last)]} if all(
             type(n) is int and n > 0 for n in shape
         ):
             pass
         case _:
-            reason = f"{entry!r:.200} is not a dtype, a shape and data_offsets"
-            raise ModelError(f"{path}: tensor {name!r:.80}: {reason}. {FETCH_AGAIN}")
-    quant = _QUANTS.get(dtype)
-    if quant is None:
-        fix = f"Use weights in {', '.join(_QUANTS)}"
-        raise ModelError(f"{path}: tensor {name!r:.80}: dtype {dtype!r:.80} is not supported. {fix}")
-    wanted = math.prod(shape) * quant.block_bytes
+            raise _error(file, name, f"{entry!r:.200} is not a dtype, a shape and data_offsets")
+    if dtype not in _BYTES:
+        raise _unsupported(file, name, dtype)
+    wanted = math.prod(shape) * _BYTES[dtype]
     if first < 0 or last - first != wanted or start + last > file.size:
-        reason = (
-            f"shape {shape!r:.80} of {dtype} does not fit bytes {first!r:.40} to {last!r:.40} of {file.size - start}"
-        )
-        raise ModelError(f"{path}: tensor {name!r:.80}: {reason}. {FETCH_AGAIN}")
+        where = f"bytes {first!r:.40} to {last!r:.40} of {file.size - start}"
+        raise _error(file, name, f"shape {shape!r:.80} of {dtype} does not fit {where}")
     rows = math.prod(shape[:-1])
-    return Tensor(FileRows(file, start + first, rows, wanted // rows), quant, tuple(shape) or (1,)), first, last
+    return Entry(name, dtype, tuple(shape) or (1,), FileRows(file, start + first, rows, wanted // rows)), first, last
+
+
+def _unsupported(file: ModelFile, name: str, dtype: str) -> ModelError:
+    fix = f"Use weights in {', '.join(_FLOATS)}, or quantised ones whose config.json has a quantization_config"
+    return _error(file, name, f"dtype {dtype!r:.80} is not supported", fix)
+
+
+def _error(file: ModelFile, name: str, what: str, fix: str = FETCH_AGAIN) -> ModelError:
+    return ModelError(f"{file.path}: tensor {name!r:.80}: {what}. {fix}")

@@ -12,10 +12,10 @@ One decoder layer, with ``x`` the residual stream [T, hidden]:
     a = a Wo;   a = norm(a, post_attn_norm) if post_norms;   x += a
     h = norm(x, mlp_norm);  m = (act(h Wgate) * (h Wup)) Wdown                or the mixture of experts
     m = norm(m, post_mlp_norm) if post_norms;   x += m
-    logits = cap(norm(x, final_norm) Whead, final_softcap);   x_0 = e * embedding_scale
+    logits = cap(norm(x, final_norm) Whead, final_softcap)
 
 with ``norm(x, w) = x / sqrt(mean(x²) + norm_eps) * w`` and ``cap(x, c) = c * tanh(x / c)`` (identity for None).
-``e`` is embed[input_ids], or the prompt embedding where the prompt has one in place of a token.
+``x`` begins as embed[input_ids] * embedding_scale, or as the prompt embedding in place of a token.
 """
 
 from __future__ import annotations

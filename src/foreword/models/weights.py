@@ -8,24 +8,24 @@ from dataclasses import dataclass
 import numpy as np
 
 from foreword.arrays import F32, U8
-from foreword.models.files import FileRows
+from foreword.models.files import StoredRows
 from foreword.models.quants import Quant, dequantize
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tensor:
-    """One weight: ``stored`` bytes in memory or in a file, a number format and a shape."""
+    """One weight: ``stored`` bytes in memory or as rows to read, a number format and a shape."""
 
-    stored: U8 | FileRows
+    stored: U8 | StoredRows
     quant: Quant
     shape: tuple[int, ...]
 
     @property
     def data(self) -> U8:
-        """uint8 [rows, row_bytes], read from the file every time; rows = product of all dimensions but the last. Blocks
-        of a quantised format run along the last dimension. ModelError if the file was changed since it was opened.
+        """uint8 [rows, row_bytes], read anew every time unless in memory; rows = product of all dimensions but the last
+        one. Blocks of a quantised format run along it. ModelError as `StoredRows.read`.
         """
-        return self.stored.read() if isinstance(self.stored, FileRows) else self.stored
+        return self.stored if isinstance(self.stored, np.ndarray) else self.stored.read()
 
     def dequantize(self) -> F32:
         """The weight as float32 of ``shape``."""

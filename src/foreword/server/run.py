@@ -20,6 +20,7 @@ from foreword.engine.async_llm import AsyncLLM
 from foreword.errors import ConfigError
 from foreword.kv_events.log import CacheLog
 from foreword.kv_events.source import KVEventSource
+from foreword.models.quantized import conversions
 from foreword.server.app import make_app
 from foreword.server.config import ServerConfig
 from foreword.server.context import Context, Trace
@@ -39,6 +40,8 @@ def run(model: str, config: ServerConfig, **options: Any) -> None:
         observers = () if log is None else (log,)
         llm = AsyncLLM(model, observers=observers, **{"seed": None, **options})
         stack.callback(lambda: asyncio.run(llm.close()))
+        for line in conversions(llm.model.weights.values()):
+            print(f"foreword: {line}", file=sys.stderr, flush=True)
         source = None if log is None else _publish(log, llm, config, stack)
         names = config.served_model_name or (model,)
         trace = None if config.otlp_traces_endpoint is None else _trace(config.otlp_traces_endpoint, names[0], stack)

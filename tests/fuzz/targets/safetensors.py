@@ -42,7 +42,8 @@ def mutate(rng: Random, data: bytes) -> bytes:
 
 def read(data: bytes, folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(data)
-    for tensor in read_directory(folder).values():
+    for entry in read_directory(folder).values():
+        tensor = entry.tensor()
         assert tensor.dequantize().shape == tensor.shape
 
 

@@ -22,8 +22,8 @@ def hostile():
 
 
 def read(data, folder):
-    for name in ("one", "two"):
-        write_safetensors(folder / f"{name}.safetensors", {name: np.zeros((1, 2), np.float32)})
+    for tensor, name in (("a", "one"), ("b", "two")):
+        write_safetensors(folder / f"{name}.safetensors", {tensor: np.zeros((1, 2), np.float32)})
     (folder / "model.safetensors.index.json").write_bytes(data)
     read_directory(folder)
 

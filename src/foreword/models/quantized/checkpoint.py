@@ -1,0 +1,70 @@
+"""All tensors of a checkpoint, quantised or not, as weights in our number formats.
+
+| stored                                            | becomes                    | a weight changes by at most         |
+|---------------------------------------------------|----------------------------|-------------------------------------|
+| 4 bit, each 32 columns of one group               | Q4_0 (all z = 8), or Q4_1  | 1/64 of its scale                   |
+| 8 bit; 4 bit in mixed groups; FP8                 | Q8_0                       | 1/250 of the largest of 32 weights  |
+| columns that are not a multiple of 32             | F32                        | 0                                   |
+
+Scales become float16, which adds up to 1e-6 where they are below 6e-5.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from foreword.models.config import Config
+from foreword.models.files import FETCH_AGAIN
+from foreword.models.quantized.fp8 import fp8_matrices
+from foreword.models.quantized.integers import integer_matrices
+from foreword.models.quantized.matrix import SAME_MODEL, ConvertedRows, one_of
+from foreword.models.quants import Quant
+from foreword.models.safetensors import Entry
+from foreword.models.weights import Tensor
+
+_BOUNDS = {
+    Quant.Q4_0: "1/64 of its scale",
+    Quant.Q4_1: "1/64 of its scale",
+    Quant.Q8_0: "1/250 of the largest of 32 weights",
+    Quant.F32: "0",
+}
+_ACTIVATION_SCALES = (".input_scale", ".output_scale", ".q_scale", ".k_scale", ".v_scale", ".kv_scale")
+"""For activations and keys in FP8, which are not quantised here."""
+
+
+def read_weights(entries: Mapping[str, Entry], config: Config) -> dict[str, Tensor]:
+    """The tensors of a checkpoint under the names of its unquantised form, by the ``quantization_config`` of its
+    config.json. ModelError for a quantisation that is not supported, and if tensors do not fit it or each other.
+    """
+    given = config.values.get("quantization_config")
+    if given is None:
+        return {name: entry.tensor() for name, entry in entries.items()}
+    if not isinstance(given, dict):
+        raise config.error(f"quantization_config is {given!r:.80}, not a JSON object", FETCH_AGAIN)
+    settings = Config(config.path, {f"quantization_config.{key}": value for key, value in given.items()})
+    method = one_of(settings, "quant_method", "", ("fp8", "compressed-tensors", "awq", "gptq"))
+    is_integer = method in ("awq", "gptq")
+    weights: dict[str, Tensor] = {}
+    used: set[str] = set()
+    for name, matrix, parts in (integer_matrices if is_integer else fp8_matrices)(entries, settings, method):
+        weights[name] = Tensor(ConvertedRows(matrix, 0, matrix.shape[0]), matrix.quant, matrix.shape)
+        used.update(part.name for part in parts)
+    if not weights:
+        raise config.error(f"quantization_config says {method}, but no weight is stored so", SAME_MODEL)
+    for name, entry in entries.items():
+        if name in used or (not is_integer and name.endswith(_ACTIVATION_SCALES)):
+            continue
+        if name in weights:
+            raise entry.error("is there twice, once quantised", SAME_MODEL)
+        weights[name] = entry.tensor()
+    return weights
+
+
+def conversions(tensors: Iterable[Tensor]) -> list[str]:
+    """What was converted to what, a line per pair of formats."""
+    pairs = Counter((t.stored.matrix.source, t.quant) for t in tensors if isinstance(t.stored, ConvertedRows))
+    return [
+        f"matrices converted from {source} to {quant.name}: {count}. A weight changes by at most {_BOUNDS[quant]}"
+        for (source, quant), count in pairs.items()
+    ]

@@ -1,0 +1,98 @@
+"""FP8: w[o, i] = weight[o, i] · scale, weights in e4m3, with a scale per matrix, row or rectangle of it.
+
+``weight_scale`` and ``weight_scale_inv`` both multiply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import ceil
+
+import numpy as np
+
+from foreword.arrays import F32, U8
+from foreword.models.config import Config
+from foreword.models.files import FETCH_AGAIN
+from foreword.models.quantized.matrix import SAME_MODEL, Found, encoded, in_chunks, one_of, part, scales_of
+from foreword.models.quants import Quant
+from foreword.models.safetensors import Entry
+
+
+def _e4m3() -> F32:
+    """The float32 of each byte: sign, 4 bits of exponent + 7, 3 of mantissa; 0x7F and 0xFF are NaN."""
+    byte = np.arange(128)
+    exponent, mantissa = byte >> 3, byte & 7
+    values = np.where(exponent == 0, mantissa / 8 * 2.0**-6, (1 + mantissa / 8) * 2.0 ** (exponent - 7.0))
+    values[127] = np.nan
+    return np.concatenate([values, -values]).astype(np.float32)
+
+
+_E4M3 = _e4m3()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Fp8Matrix:
+    """block: rows and columns of a rectangle with one scale."""
+
+    weight: Entry
+    scale: Entry
+    shape: tuple[int, int]
+    block: tuple[int, int]
+
+    @property
+    def source(self) -> str:
+        names = {self.shape: "matrix", (1, self.shape[1]): "row"}
+        return f"FP8 with a scale per {names.get(self.block) or f'{self.block[0]} × {self.block[1]} weights'}"
+
+    @property
+    def quant(self) -> Quant:
+        return Quant.F32 if self.shape[1] % 32 else Quant.Q8_0
+
+    def convert(self, start: int, stop: int) -> U8:
+        columns, (block_rows, block_columns) = self.shape[1], self.block
+        grid = scales_of(self.scale).reshape(-1, ceil(columns / block_columns))
+        scales = grid.repeat(min(block_columns, columns), axis=1)
+
+        def rows(first: int, last: int) -> U8:
+            values = _E4M3.take(self.weight.rows[first:last].read())
+            values *= scales[np.arange(first, last) // block_rows, :columns]
+            if np.isnan(values).any():
+                raise self.weight.error("holds a NaN")
+            return encoded(values, self.quant)
+
+        return in_chunks(self, start, stop, rows)
+
+
+def fp8_matrices(entries: Mapping[str, Entry], settings: Config, method: str) -> Iterator[Found]:
+    """The matrices in FP8 of a checkpoint by the method fp8 or compressed-tensors. ModelError if one has no scales
+    that fit it.
+    """
+    block = None
+    if method == "compressed-tensors":
+        one_of(settings, "format", "", ("float-quantized",))
+    elif given := settings.sequence("quantization_config.weight_block_size"):
+        if len(given) != 2 or not all(type(n) is int and n > 0 for n in given):
+            raise settings.error(f"quantization_config.weight_block_size is {given!r:.80}, not two sizes", FETCH_AGAIN)
+        block = given[0], given[1]
+    for name, weight in entries.items():
+        if weight.dtype == "F8_E4M3":
+            scale_name = f"{name}_scale_inv" if f"{name}_scale_inv" in entries else f"{name}_scale"
+            scale = part(entries, weight, scale_name, "float")
+            scales_of(scale)
+            yield Found(name, _matrix(weight, scale, block), (weight, scale))
+
+
+def _matrix(weight: Entry, scale: Entry, block: tuple[int, int] | None) -> _Fp8Matrix:
+    """ModelError if the scales have a shape for which there is no rule."""
+    if len(weight.shape) != 2:
+        raise weight.error(f"shape {weight.shape} in FP8 is not of a matrix", SAME_MODEL)
+    rows, columns = shape = weight.shape[0], weight.shape[1]
+    if scale.shape in ((1,), (1, 1)):
+        return _Fp8Matrix(weight, scale, shape, shape)
+    if scale.shape in ((rows,), (rows, 1)):
+        return _Fp8Matrix(weight, scale, shape, (1, columns))
+    if block and scale.shape == (ceil(rows / block[0]), ceil(columns / block[1])):
+        return _Fp8Matrix(weight, scale, shape, block)
+    blocks = f"weight_block_size {list(block)}" if block else "no weight_block_size"
+    raise scale.error(f"shape {scale.shape} does not fit a matrix {shape} with {blocks}", SAME_MODEL)

@@ -1,0 +1,112 @@
+"""What the quantised formats share: rows that are converted when they are read, and checks of their tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from foreword.arrays import F32, U8
+from foreword.models.config import Config
+from foreword.models.quants import Quant, quantize_q8
+from foreword.models.safetensors import Entry
+
+SAME_MODEL = "Use configuration and weights of the same model"
+LARGEST_SCALE = 4096
+"""Times an integer of 4 bits, or times the largest e4m3 over 127, this is a float16."""
+_CHUNK = 1 << 17  # weights converted at once, so that temporaries fit into the CPU cache
+
+
+class Matrix(Protocol):
+    """A quantised matrix [out, in]. source: its format, in words; quant: the format that it is converted to."""
+
+    @property
+    def source(self) -> str: ...
+
+    @property
+    def quant(self) -> Quant: ...
+
+    @property
+    def shape(self) -> tuple[int, int]: ...
+
+    def convert(self, start: int, stop: int) -> U8:
+        """Rows [start, stop) in ``quant``. ModelError for a NaN."""
+
+
+class Found(NamedTuple):
+    """A matrix of a checkpoint: its name in the unquantised form, and the tensors that hold it."""
+
+    name: str
+    matrix: Matrix
+    parts: tuple[Entry, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ConvertedRows:
+    """Rows [start, stop) of a quantised matrix."""
+
+    matrix: Matrix
+    start: int
+    stop: int
+
+    @property
+    def nbytes(self) -> int:
+        return len(self) * self.matrix.quant.row_bytes(self.matrix.shape[1])
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def __getitem__(self, rows: slice) -> ConvertedRows:
+        start, stop, _ = rows.indices(len(self))
+        return ConvertedRows(self.matrix, self.start + start, self.start + max(start, stop))
+
+    def read(self) -> U8:
+        return self.matrix.convert(self.start, self.stop)
+
+
+def encoded(values: F32, quant: Quant) -> U8:
+    """float32 [rows, columns] in Q8_0 or F32, as [n, bytes]."""
+    if quant is Quant.F32:
+        return values.view(np.uint8)
+    return quantize_q8(values.reshape(-1, 32))
+
+
+def in_chunks(matrix: Matrix, start: int, stop: int, convert: Callable[[int, int], U8]) -> U8:
+    """Rows [start, stop), of which ``convert`` gives some, [first, last), in any shape."""
+    columns = matrix.shape[1]
+    out = np.empty((stop - start, matrix.quant.row_bytes(columns)), np.uint8)
+    step = -(-_CHUNK // columns // 8) * 8
+    for first in range(start, stop, step):
+        last = min(first + step, stop)
+        out[first - start : last - start] = convert(first, last).reshape(last - first, -1)
+    return out
+
+
+def scales_of(entry: Entry) -> F32:
+    """Scales as float32. ModelError unless all are finite and none is too large."""
+    scales = entry.tensor().dequantize()
+    good = np.abs(scales) <= LARGEST_SCALE
+    if not good.all():
+        raise entry.error(f"scale {scales[~good][0]} is not a number of at most {LARGEST_SCALE}")
+    return scales
+
+
+def part(entries: Mapping[str, Entry], whole: Entry, name: str, dtype: str) -> Entry:
+    """A tensor that ``whole`` needs, of a dtype or, for "float", of floats. ModelError if it is not there."""
+    found = entries.get(name)
+    if found is None:
+        raise whole.error(f"comes without {name}")
+    if not found.is_float if dtype == "float" else found.dtype != dtype:
+        raise found.error(f"dtype is {found.dtype}, expected {dtype}")
+    return found
+
+
+def one_of(settings: Config, key: str, default: str, supported: tuple[str, ...]) -> str:
+    """A text of ``quantization_config`` in lower case. ModelError if it is not supported."""
+    value = settings.get(f"quantization_config.{key}", str, default).lower()
+    if value not in supported:
+        what = f"quantization_config.{key} is {value!r:.80}, which is not supported"
+        raise settings.error(what, f"Use a checkpoint of {', '.join(supported)}, or an unquantised one")
+    return value

@@ -1,0 +1,155 @@
+"""Directories of safetensors: shards, and configuration, index and weights that do not belong together."""
+
+import json
+
+import numpy as np
+import pytest
+
+from foreword import LLM
+from foreword.errors import ModelError
+from foreword.models.loader import load_model
+from foreword.native import available
+from models.quantized_checkpoints import draw_fp8
+from models.recorded import TINY, assert_logits, make
+from models.tiny import random_tensors, write_model, write_safetensors
+
+NAMES = list(TINY["llama3"]["shapes"])
+FILES = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+
+
+@pytest.fixture
+def shards(tmp_path):
+    """A model in two shards: its directory, and a function that writes its index with changes."""
+    folder = make(tmp_path, "llama3")
+    tensors = random_tensors(TINY["llama3"]["shapes"])
+    (folder / "model.safetensors").unlink()
+    for start, file in enumerate(FILES):
+        write_safetensors(folder / file, {name: tensors[name] for name in NAMES[start::2]})
+
+    def index(**changes):
+        found = {name: FILES[i % 2] for i, name in enumerate(NAMES)} | changes
+        found = {name: file for name, file in found.items() if file != ""}
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": found}))
+        return folder
+
+    return index
+
+
+def test_a_model_in_shards_has_its_logits(shards):
+    assert_logits(load_model(shards()), "llama3")
+
+
+def test_a_tensor_is_read_from_the_shard_that_the_index_names(shards):
+    folder = shards()
+    tensors = random_tensors(TINY["llama3"]["shapes"])
+    others = {NAMES[0]: np.zeros_like(tensors[NAMES[0]])} | {name: tensors[name] for name in NAMES[1::2]}
+    write_safetensors(folder / FILES[1], others)
+    assert_logits(load_model(folder), "llama3")
+
+
+def test_an_absent_shard_is_named(shards):
+    folder = shards()
+    (folder / FILES[1]).unlink()
+    with pytest.raises(ModelError, match=rf"{FILES[1]}: cannot be read \(No such file or directory\)"):
+        load_model(folder)
+
+
+def test_an_index_that_names_an_absent_file_is_refused(shards):
+    with pytest.raises(ModelError, match=r"model-00003-of-00002\.safetensors: cannot be read"):
+        load_model(shards(**{NAMES[4]: "model-00003-of-00002.safetensors"}))
+
+
+def test_a_tensor_that_its_shard_lacks_is_named(shards):
+    with pytest.raises(ModelError, match=rf"{FILES[1]}: lacks tensor '{NAMES[0]}', which model.* says it has"):
+        load_model(shards(**{NAMES[0]: FILES[1]}))
+
+
+def test_a_tensor_that_the_index_lacks_is_missing(shards):
+    with pytest.raises(ModelError, match=rf"tensor {NAMES[2]} .* is missing"):
+        load_model(shards(**{NAMES[2]: ""}))
+
+
+@pytest.mark.parametrize("file", ["../model.safetensors", "/etc/passwd", "a/b", 5, None, ["a"], {}])
+def test_an_index_that_names_a_file_elsewhere_is_refused(shards, file):
+    with pytest.raises(ModelError, match=r"index\.json: tensor 'x' is in .*, not in a file beside it"):
+        load_model(shards(x=file))
+
+
+def test_half_a_shard_is_refused(shards):
+    folder = shards()
+    data = (folder / FILES[0]).read_bytes()
+    (folder / FILES[0]).write_bytes(data[: len(data) // 2])
+    with pytest.raises(ModelError, match=rf"{FILES[0]}: tensor .* does not fit bytes"):
+        load_model(folder)
+
+
+def changed(folder, config=(), **tensors):
+    """llama3 with changes to its configuration and tensors; a tensor of None is left out."""
+    tiny = TINY["llama3"]
+    found = random_tensors(tiny["shapes"]) | {name.replace("__", "."): value for name, value in tensors.items()}
+    found = {name: value for name, value in found.items() if value is not None}
+    return write_model(folder / "model", {**tiny["config"], **dict(config)}, found)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"num_hidden_layers": 3}, r"tensor model\.layers\.3\.\S+ is not part of a llama model as configured"),
+        ({"num_hidden_layers": 5}, r"tensor model\.layers\.4\.\S+ \(layers\.4\.attn_norm\) is missing"),
+        ({"vocab_size": 64}, r"tensor model\.embed_tokens\.weight \(embed\) has shape \(48, 32\), expected \(64, 32\)"),
+        ({"intermediate_size": 80}, r"gate_proj\.weight \(layers\.0\.gate\) has shape \(40, 32\), expected \(80, 32\)"),
+        ({"num_key_value_heads": 4}, r"k_proj\.weight \(layers\.0\.k\) has shape \(16, 32\), expected \(32, 32\)"),
+        ({"model_type": "qwen2"}, r"tensor model\.layers\.0\.self_attn\.q_proj\.bias \(layers\.0\.q_bias\) is missing"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config says fp8, but no weight is stored so"),
+    ],
+)
+def test_a_configuration_of_another_model_is_refused(tmp_path, config, message):
+    with pytest.raises(ModelError, match=message):
+        load_model(changed(tmp_path, config))
+
+
+def test_a_bias_that_the_model_does_not_add_is_refused_unless_it_is_zero(tmp_path):
+    name = "model__layers__1__mlp__down_proj__bias"
+    with pytest.raises(ModelError, match=r"tensor model\.layers\.1\.mlp\.down_proj\.bias is not part of a llama model"):
+        load_model(changed(tmp_path, **{name: np.ones(32, "<f4")}))
+    assert_logits(load_model(changed(tmp_path, **{name: np.zeros(32, "<f4")})), "llama3")
+
+
+def test_frequencies_and_heads_beside_the_model_are_left_out(tmp_path):
+    extra = {
+        "model__layers__0__self_attn__rotary_emb__inv_freq": np.ones(4, "<f4"),
+        "score__weight": np.ones((2, 32), "<f4"),
+    }
+    assert_logits(load_model(changed(tmp_path, **extra)), "llama3")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "message"),
+    [
+        ("<i4", "dtype 'I32' is not supported. Use weights in F32, F16, BF16"),
+        ("|u1", "dtype 'F8_E4M3' is not supported"),
+    ],
+)
+def test_a_weight_of_a_type_that_is_no_weight_is_named(tmp_path, dtype, message):
+    folder = changed(tmp_path, model__norm__weight=np.ones(32, dtype))
+    with pytest.raises(ModelError, match=rf"model\.safetensors: tensor 'model\.norm\.weight': {message}"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize("name", ["input_layernorm", "self_attn.q_proj"])
+def test_a_quantised_tensor_of_another_shape_is_named(tmp_path, name):
+    parts = draw_fp8(np.random.default_rng(0), 8, 32, (8, 32))
+    parts = {f"model.layers.2.{name}.{part}": array for part, array in parts.items()}
+    folder = changed(tmp_path, {"quantization_config": {"quant_method": "fp8"}}, **parts)
+    with pytest.raises(ModelError, match=rf"tensor model\.layers\.2\.{name}\.weight .*has shape \(8, 32\), expected"):
+        load_model(folder)
+
+
+@pytest.mark.skipif(not available(), reason="the native module is not built")
+def test_an_engine_on_weights_with_a_nan_is_not_made(tmp_path):
+    parts = draw_fp8(np.random.default_rng(0), 32, 32, (32, 32))
+    parts["weight"][31, 31] = 0x7F
+    parts = {f"model.layers.2.self_attn.q_proj.{part}": array for part, array in parts.items()}
+    folder = changed(tmp_path, {"quantization_config": {"quant_method": "fp8"}}, **parts)
+    with pytest.raises(ModelError, match=r"tensor 'model\.layers\.2\.self_attn\.q_proj\.weight': holds a NaN"):
+        LLM(str(folder), executor="native", max_model_len=64)

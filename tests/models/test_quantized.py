@@ -1,0 +1,363 @@
+"""FP8, AWQ and GPTQ checkpoints: converted within a bound, as loops over the definition of each format have it."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from foreword.errors import ModelError
+from foreword.models.config import read_config
+from foreword.models.loader import load_model
+from foreword.models.quantized import conversions, read_weights
+from foreword.models.quants import Quant
+from foreword.models.safetensors import read_directory
+from models import quantized_checkpoints as stored
+from models.quantized_checkpoints import draw_awq, draw_fp8, draw_gptq
+from models.recorded import TINY
+from models.running import EXECUTORS, all_logits, whole
+from models.tiny import random_tensors, write_model, write_safetensors
+
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": False}
+FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+COMPRESSED = {"quant_method": "compressed-tensors", "format": "float-quantized"}
+
+
+def rng():
+    return np.random.default_rng(0)
+
+
+def read(folder, quantization, parts, prefix="w."):
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({"quantization_config": quantization}))
+    write_safetensors(folder / "model.safetensors", {prefix + name: array for name, array in parts.items()})
+    return read_weights(read_directory(folder), read_config(folder / "config.json"))
+
+
+def blocks_max(want):
+    """The largest magnitude of the 32 weights around each."""
+    return np.repeat(np.abs(want).reshape(len(want), -1, 32).max(-1), 32, axis=1)
+
+
+MIXED = np.random.default_rng(1).permutation(np.arange(96) // 32)
+
+FOUR_BIT = {
+    "AWQ": (AWQ, lambda: draw_awq(rng(), 24, 96, 32), lambda p: stored.awq(p, 32)),
+    "AWQ, groups of 128, the last one shorter": (
+        {**AWQ, "group_size": 128},
+        lambda: draw_awq(rng(), 8, 160, 128),
+        lambda p: stored.awq(p, 128),
+    ),
+    "AWQ, more rows than are converted at once": (
+        AWQ,
+        lambda: draw_awq(rng(), 1032, 160, 32),
+        lambda p: stored.awq(p, 32),
+    ),
+    "AWQ, one group": ({**AWQ, "group_size": -1}, lambda: draw_awq(rng(), 8, 96, 96), lambda p: stored.awq(p, 96)),
+    "GPTQ": (GPTQ, lambda: draw_gptq(rng(), 24, 96, 32), lambda p: stored.gptq(p, 32)),
+    "GPTQ, rows that do not fill the words of zero points": (
+        GPTQ,
+        lambda: draw_gptq(rng(), 13, 96, 32),
+        lambda p: stored.gptq(p, 32),
+    ),
+    "GPTQ, version 2": (
+        {**GPTQ, "checkpoint_format": "gptq_v2"},
+        lambda: draw_gptq(rng(), 16, 96, 32),
+        lambda p: stored.gptq(p, 32, version=2),
+    ),
+    "GPTQ, groups in order": (
+        GPTQ,
+        lambda: draw_gptq(rng(), 16, 96, 32, g_idx=np.arange(96) // 32),
+        lambda p: stored.gptq(p, 32),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FOUR_BIT)
+def test_four_bits_change_by_a_64th_of_their_scale(tmp_path, name):
+    quantization, draw, loop = FOUR_BIT[name]
+    parts = draw()
+    tensor = read(tmp_path, quantization, parts)["w.weight"]
+    want = loop(parts)
+    assert tensor.quant is Quant.Q4_1
+    assert tensor.shape == want.shape
+    group = quantization["group_size"] if quantization["group_size"] > 0 else want.shape[1]
+    steps = np.repeat(parts["scales"].astype(float).T, group, axis=1)[:, : want.shape[1]]
+    assert (np.abs(tensor.dequantize() - want) <= steps / 64).all()
+
+
+def test_four_symmetric_bits_are_exact(tmp_path):
+    parts = draw_gptq(rng(), 16, 96, 32, zero=7)
+    tensor = read(tmp_path, GPTQ, parts)["w.weight"]
+    assert tensor.quant is Quant.Q4_0
+    np.testing.assert_array_equal(tensor.dequantize(), stored.gptq(parts, 32))
+
+
+def test_eight_symmetric_bits_are_exact(tmp_path):
+    parts = draw_gptq(rng(), 16, 96, 32, bits=8, zero=127)
+    tensor = read(tmp_path, {**GPTQ, "bits": 8}, parts)["w.weight"]
+    assert tensor.quant is Quant.Q8_0
+    np.testing.assert_array_equal(tensor.dequantize(), stored.gptq(parts, 32, bits=8))
+
+
+EIGHT_BIT = {
+    "GPTQ, 4 bit, mixed groups": (
+        GPTQ,
+        lambda: draw_gptq(rng(), 16, 96, 32, g_idx=MIXED),
+        lambda p: stored.gptq(p, 32),
+    ),
+    "GPTQ, 4 bit, groups of 16": (
+        {**GPTQ, "group_size": 16},
+        lambda: draw_gptq(rng(), 16, 96, 16),
+        lambda p: stored.gptq(p, 16),
+    ),
+    "GPTQ, 8 bit": ({**GPTQ, "bits": 8}, lambda: draw_gptq(rng(), 16, 96, 32, 8), lambda p: stored.gptq(p, 32, 8)),
+    "GPTQ, 8 bit, mixed groups": (
+        {**GPTQ, "bits": 8},
+        lambda: draw_gptq(rng(), 16, 96, 32, 8, g_idx=MIXED),
+        lambda p: stored.gptq(p, 32, 8),
+    ),
+    "FP8, one scale": (FP8, lambda: draw_fp8(rng(), 24, 96, (24, 96)), lambda p: stored.fp8(p, (24, 96))),
+    "FP8, a scale per row": (COMPRESSED, lambda: draw_fp8(rng(), 24, 96, (1, 96)), lambda p: stored.fp8(p, (1, 96))),
+    "FP8, blocks of more rows than are converted at once": (
+        {**FP8, "weight_block_size": [100, 64]},
+        lambda: draw_fp8(rng(), 1032, 160, (100, 64), "weight_scale_inv"),
+        lambda p: stored.fp8(p, (100, 64)),
+    ),
+    "FP8, blocks": (
+        {**FP8, "weight_block_size": [16, 40]},
+        lambda: draw_fp8(rng(), 24, 96, (16, 40), "weight_scale_inv"),
+        lambda p: stored.fp8(p, (16, 40)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EIGHT_BIT)
+def test_eight_bits_change_by_a_250th_of_the_largest_of_32(tmp_path, name):
+    quantization, draw, loop = EIGHT_BIT[name]
+    parts = draw()
+    tensor = read(tmp_path, quantization, parts)["w.weight"]
+    want = loop(parts)
+    assert tensor.quant is Quant.Q8_0
+    assert tensor.shape == want.shape
+    assert (np.abs(tensor.dequantize() - want) <= blocks_max(want) / 250).all()
+
+
+UNEVEN = {
+    "AWQ": (AWQ, lambda: draw_awq(rng(), 16, 40, 32), lambda p: stored.awq(p, 32)),
+    "GPTQ": (GPTQ, lambda: draw_gptq(rng(), 16, 40, 32), lambda p: stored.gptq(p, 32)),
+    "FP8": (FP8, lambda: draw_fp8(rng(), 16, 40, (16, 40)), lambda p: stored.fp8(p, (16, 40))),
+}
+
+
+@pytest.mark.parametrize("name", UNEVEN)
+def test_columns_that_are_not_a_multiple_of_32_stay_floats(tmp_path, name):
+    quantization, draw, loop = UNEVEN[name]
+    parts = draw()
+    tensor = read(tmp_path, quantization, parts)["w.weight"]
+    assert tensor.quant is Quant.F32
+    np.testing.assert_allclose(tensor.dequantize(), loop(parts), rtol=1e-6)
+
+
+def test_every_value_of_fp8_is_read(tmp_path):
+    weight = np.arange(256, dtype=np.uint8)
+    weight[127] = weight[255] = 0
+    parts = {"weight": np.tile(weight, (3, 1))[:, :250], "weight_scale": np.array(1, "<f4")}
+    got = read(tmp_path, FP8, parts)["w.weight"].dequantize()
+    np.testing.assert_array_equal(got, stored.fp8(parts, (3, 250)))
+
+
+def test_blocks_of_tiny_weights_are_not_clipped(tmp_path):
+    """Their scales are the smallest float16."""
+    parts = {"weight": np.full((1, 32), 0x7E, np.uint8), "weight_scale": np.array(3e-8, "<f4")}
+    tensor = read(tmp_path, FP8, parts)["w.weight"]
+    assert (np.abs(tensor.dequantize() - stored.fp8(parts, (1, 32))) <= 2.0**-24).all()
+
+
+@pytest.mark.parametrize("scale", [1e-7, 4096])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_extreme_scales_are_read(tmp_path, scale, bits):
+    """Scales become float16: the small ones lose bits, the large ones fit."""
+    parts = {**draw_gptq(rng(), 16, 96, 32, bits), "scales": np.full((3, 16), scale, "<f4")}
+    want = stored.gptq(parts, 32, bits)
+    got = read(tmp_path, {**GPTQ, "bits": bits}, parts)["w.weight"].dequantize()
+    bound = scale / 64 if bits == 4 else blocks_max(want) / 250
+    assert (np.abs(got - want) <= bound + 1e-6).all()
+
+
+def test_scales_in_bf16_are_read(tmp_path):
+    parts = draw_fp8(rng(), 24, 96, (1, 96))
+    exact = (parts["weight_scale"].view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+    upper = (exact.view(np.uint32) >> 16).astype("<u2")
+    want = stored.fp8({**parts, "weight_scale": exact}, (1, 96))
+    tensor = read(tmp_path, COMPRESSED, {**parts, "weight_scale": upper})["w.weight"]
+    assert (np.abs(tensor.dequantize() - want) <= blocks_max(want) / 250).all()
+
+
+@pytest.mark.parametrize(
+    ("quantization", "parts"),
+    [(AWQ, draw_awq(rng(), 24, 96, 32)), (GPTQ, draw_gptq(rng(), 24, 96, 32)), (FP8, draw_fp8(rng(), 24, 96, (1, 96)))],
+    ids=["AWQ", "GPTQ", "FP8"],
+)
+def test_rows_of_a_matrix_are_those_of_the_whole(tmp_path, quantization, parts):
+    rows = read(tmp_path, quantization, parts)["w.weight"].stored
+    data = rows.read()
+    assert data.nbytes == rows.nbytes
+    for part in (slice(3, 17), slice(23, 40), slice(5, 5), slice(7, 2)):
+        np.testing.assert_array_equal(rows[part].read(), data[part])
+        assert len(rows[part]) == len(data[part])
+    np.testing.assert_array_equal(rows[4:20][2:9].read(), data[6:13])
+
+
+def test_scales_of_activations_and_keys_are_left_out(tmp_path):
+    one = np.ones(1, "<f4")
+    parts = {**draw_fp8(rng(), 24, 96, (24, 96)), "input_scale": one, "k_scale": one, "bias": np.zeros(24, "<f4")}
+    assert read(tmp_path, FP8, parts).keys() == {"w.weight", "w.bias"}
+
+
+def quantized_model(folder, name, quantization, draw, loop):
+    """A tiny model whose projections are drawn, and the same as floats: two directories."""
+    tiny, random = TINY[name], rng()
+    tensors, floats = {}, {}
+    for weight, value in random_tensors(tiny["shapes"]).items():
+        stem = weight.removesuffix("weight")
+        if re.search(r"(_proj|\.w\d)\.weight", weight):
+            parts = draw(random, *value.shape)
+            tensors |= {stem + part: array for part, array in parts.items()}
+            floats[weight] = loop(parts).astype("<f4")
+        else:
+            tensors[weight] = floats[weight] = value
+    config = {**tiny["config"], "quantization_config": quantization}
+    return write_model(folder / "quantized", config, tensors), write_model(folder / "floats", tiny["config"], floats)
+
+
+MODELS = {
+    "llama3, AWQ": ("llama3", AWQ, lambda r, o, i: draw_awq(r, o, i, 32), lambda p: stored.awq(p, 32)),
+    "phi3, AWQ": ("phi3", AWQ, lambda r, o, i: draw_awq(r, o, i, 32), lambda p: stored.awq(p, 32)),
+    "qwen2, GPTQ": ("qwen2", GPTQ, lambda r, o, i: draw_gptq(r, o, i, 32), lambda p: stored.gptq(p, 32)),
+    "gemma3, FP8": ("gemma3", FP8, lambda r, o, i: draw_fp8(r, o, i, (o, i)), lambda p: stored.fp8(p, (999, 999))),
+}
+TEXT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("name", MODELS)
+def test_a_quantised_model_gives_nearly_the_logits_of_its_weights_as_floats(tmp_path, name, executor):
+    models = [load_model(folder) for folder in quantized_model(tmp_path, *MODELS[name])]
+    [got], [want] = (all_logits(model, [TEXT], whole([TEXT]), executor) for model in models)
+    assert np.linalg.norm(got - want) <= 0.05 * np.linalg.norm(want)
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("name", ["llama3", "mixtral"])
+def test_a_symmetric_gptq_model_gives_the_logits_of_its_weights_as_floats(tmp_path, name, executor):
+    def draw(random, out, inner):
+        return draw_gptq(random, out, inner, 32, zero=7)
+
+    folders = quantized_model(tmp_path, name, GPTQ, draw, lambda p: stored.gptq(p, 32))
+    [got], [want] = (all_logits(load_model(folder), [TEXT], whole([TEXT]), executor) for folder in folders)
+    np.testing.assert_allclose(got, want, atol=1e-4)
+
+
+def test_what_was_converted_to_what_is_told(tmp_path):
+    def told(quantization, parts):
+        return conversions(read(tmp_path, quantization, parts).values())
+
+    [awq] = told(AWQ, {f"{i}.{name}": array for i in range(3) for name, array in draw_awq(rng(), 8, 96, 32).items()})
+    assert awq == (
+        "matrices converted from AWQ (4 bit, groups of 32) to Q4_1: 3. A weight changes by at most 1/64 of its scale"
+    )
+    assert told({**GPTQ, "bits": 8}, draw_gptq(rng(), 16, 96, 32, 8, g_idx=MIXED)) == [
+        "matrices converted from GPTQ (8 bit, groups of 32 of any columns) to Q8_0: 1. "
+        "A weight changes by at most 1/250 of the largest of 32 weights"
+    ]
+    for block, words in (((16, 40), "16 × 40 weights"), ((1, 96), "row"), ((24, 96), "matrix")):
+        [fp8] = told({**FP8, "weight_block_size": [16, 40]}, draw_fp8(rng(), 24, 96, block))
+        assert fp8.startswith(f"matrices converted from FP8 with a scale per {words} to Q8_0: 1.")
+
+
+def test_an_unquantised_model_has_no_conversions(tmp_path):
+    tiny = TINY["llama3"]
+    folder = write_model(tmp_path / "model", tiny["config"], random_tensors(tiny["shapes"]))
+    assert conversions(load_model(folder).weights.values()) == []
+
+
+def with_nan(parts, name):
+    damaged = parts[name].copy()
+    damaged.reshape(-1)[0] = np.nan
+    return {**parts, name: damaged}
+
+
+def without(parts, name):
+    return {key: value for key, value in parts.items() if key != name}
+
+
+A, G, F = draw_awq(rng(), 16, 96, 32), draw_gptq(rng(), 16, 96, 32), draw_fp8(rng(), 16, 96, (1, 96))
+ONE = {"plain": np.ones((1, 2), "<f4")}
+
+
+@pytest.mark.parametrize(
+    ("quantization", "parts", "message"),
+    [
+        ("awq", A, "quantization_config is 'awq', not a JSON object"),
+        ({}, A, "quantization_config.quant_method is '', which is not supported. Use a checkpoint of fp8, "),
+        ({"quant_method": 4}, A, "quantization_config.quant_method is 4, not of type str"),
+        ({"quant_method": "bitsandbytes"}, A, "quant_method is 'bitsandbytes', which is not supported"),
+        (None, A, r"tensor 'w\.qweight': dtype 'I32' is not supported"),
+        (None, F, r"tensor 'w\.weight': dtype 'F8_E4M3' is not supported"),
+        (AWQ, ONE, "quantization_config says awq, but no weight is stored so"),
+        (FP8, ONE, "quantization_config says fp8, but no weight is stored so"),
+        ({**AWQ, "bits": 8}, A, "quantization_config.bits is 8, which is not supported for awq"),
+        ({**AWQ, "bits": "4"}, A, "quantization_config.bits is '4', not of type int"),
+        ({**AWQ, "version": "gemv"}, A, "quantization_config.version is 'gemv', which is not supported"),
+        ({**AWQ, "zero_point": False}, A, "quantization_config.zero_point = false is not supported"),
+        ({**AWQ, "group_size": 0}, A, "quantization_config.group_size is 0"),
+        ({**AWQ, "group_size": None}, A, "quantization_config.group_size is missing"),
+        ({**AWQ, "group_size": 64}, A, r"tensor 'w\.qzeros': shape \(3, 2\) does not fit .*expected \(2, 2\)"),
+        ({**GPTQ, "bits": 3}, G, "quantization_config.bits is 3, which is not supported for gptq"),
+        ({**GPTQ, "bits": 8}, G, r"tensor 'w\.qzeros': shape \(3, 2\) does not fit a matrix \(16, 48\)"),
+        ({**GPTQ, "checkpoint_format": "marlin"}, G, "checkpoint_format is 'marlin', which is not supported"),
+        (AWQ, G, r"tensor 'w\.qzeros': shape \(3, 2\) does not fit"),
+        (AWQ, without(A, "qzeros"), r"tensor 'w\.qweight': comes without w\.qzeros"),
+        (AWQ, without(A, "scales"), r"tensor 'w\.qweight': comes without w\.scales"),
+        (AWQ, {**A, "qweight": A["qweight"].astype("<f4")}, r"tensor 'w\.qweight': dtype is F32, expected I32"),
+        (AWQ, {**A, "scales": np.ones((3, 16), "<i4")}, r"tensor 'w\.scales': dtype is I32, expected float"),
+        (AWQ, {**A, "qweight": A["qweight"][None]}, r"shape \(1, 96, 2\) is not of a matrix"),
+        (AWQ, with_nan(A, "scales"), r"tensor 'w\.scales': scale nan is not a number of at most 4096"),
+        (GPTQ, {**G, "scales": G["scales"] + np.float16(np.inf)}, r"tensor 'w\.scales': scale inf is not"),
+        (GPTQ, {**G, "g_idx": np.full(96, 3, "<i4")}, r"tensor 'w\.g_idx': a group is not from 0 to 2"),
+        (GPTQ, {**G, "g_idx": np.full(96, -1, "<i4")}, r"tensor 'w\.g_idx': a group is not from 0 to 2"),
+        (GPTQ, {**G, "g_idx": np.zeros(95, "<i4")}, r"tensor 'w\.g_idx': shape \(95,\) does not fit"),
+        (GPTQ, {**G, "weight": np.ones((16, 96), "<f4")}, r"tensor 'w\.weight': is there twice, once quantised"),
+        (FP8, without(F, "weight_scale"), r"tensor 'w\.weight': comes without w\.weight_scale"),
+        (FP8, with_nan(F, "weight_scale"), r"tensor 'w\.weight_scale': scale nan is not"),
+        (FP8, {**F, "weight_scale": np.full((16, 1), 1e9, "<f4")}, r"scale 1000000000\.0 is not"),
+        (FP8, {**F, "weight_scale": np.ones((15, 1), "<f4")}, r"shape \(15, 1\) does not fit a matrix \(16, 96\)"),
+        (FP8, {**F, "weight_scale": np.ones((2, 3), "<f4")}, "with no weight_block_size"),
+        (FP8, {**F, "weight": F["weight"][None]}, r"shape \(1, 16, 96\) in FP8 is not of a matrix"),
+        ({**FP8, "weight_block_size": [0, 8]}, F, r"weight_block_size is \[0, 8\], not two sizes"),
+        ({**FP8, "weight_block_size": 8}, F, "weight_block_size is 8, not a list"),
+        ({**COMPRESSED, "format": "pack-quantized"}, F, "quantization_config.format is 'pack-quantized', which is not"),
+        ({**FP8}, {**F, "other": np.ones(2, "<i4")}, r"tensor 'w\.other': dtype 'I32' is not supported"),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit_its_configuration_is_refused(tmp_path, quantization, parts, message):
+    with pytest.raises(ModelError, match=rf"({re.escape(str(tmp_path))}).*{message}"):
+        read(tmp_path, quantization, parts)
+
+
+@pytest.mark.parametrize("byte", [0x7F, 0xFF])
+def test_a_nan_in_fp8_is_found_when_it_is_read(tmp_path, byte):
+    parts = {**F, "weight": F["weight"].copy()}
+    parts["weight"][3, 5] = byte
+    tensor = read(tmp_path, FP8, parts)["w.weight"]
+    with pytest.raises(ModelError, match=r"model\.safetensors: tensor 'w\.weight': holds a NaN"):
+        tensor.dequantize()
+
+
+def test_a_quantised_file_that_changes_is_an_error(tmp_path):
+    tensor = read(tmp_path, AWQ, A)["w.weight"]
+    (tmp_path / "model.safetensors").write_bytes(b"other")
+    with pytest.raises(ModelError, match="was changed while it was in use"):
+        tensor.dequantize()
