@@ -45,7 +45,8 @@ void AttentionStage::reserve() {
   qkv_.reserve(in.num_tokens);
   queries_.reserve(in.num_tokens);
   out_.reserve(in.num_tokens);
-  o_input_.reserve(in.num_tokens, ctx_.model.config.num_heads * ctx_.model.config.head_dim, kinds_, ctx_.pool.size());
+  o_input_.reserve(in.num_tokens, ctx_.model.config.num_heads * ctx_.model.config.head_dim, ctx_.with_lora(kinds_),
+                   ctx_.pool.size());
   partials_.reserve(size_t(num_partials) * size_t(num_kv_heads) * partial_stride_);
 }
 
@@ -53,7 +54,8 @@ void AttentionStage::run(int thread, int layer_index) {
   const Layer &layer = ctx_.model.layers[size_t(layer_index)];
   const Share rows{0, ctx_.input.num_tokens};
   const ActivationSet in = ctx_.norm_rows(thread, layer.attn_norm);
-  ctx_.products.linear(thread, layer.qkv, in, rows, qkv_.data(), Store::assign, &layer.o);
+  ctx_.products.linear(thread, layer.qkv, in, rows, qkv_.data(), Store::assign, &layer.o,
+                       ctx_.shrink(thread, {&layer.qkv}, in));
   ctx_.pool.barrier();
   ctx_.clock.finish(thread, Stage::qkv);
 

@@ -49,6 +49,18 @@ class PassContext {
     return out;
   }
 
+  // The adapters of the step, shrunk for products with the input `a`; null if there are none.
+  const LoraStep *shrink(int thread, std::initializer_list<const Linear *> linears, const ActivationSet &a) {
+    if (!lora_.is_active()) return nullptr;
+    lora_.shrink(thread, linears, a.kinds[size_t(ActivationKind::f32)]);
+    return &lora_;
+  }
+  // The kinds of input that matrices take, and their adapters in this step.
+  KindSet with_lora(KindSet kinds) const {
+    kinds[size_t(ActivationKind::f32)] |= lora_.is_active();
+    return kinds;
+  }
+
   // x += norm(a Wᵀ), or x += a Wᵀ without a norm. Ends with a barrier.
   void add_product(int thread, const Linear &l, const ActivationSet &a, Vector norm, const Linear *next);
   // x += norm(branch), or x += branch. Ends with a barrier.
@@ -67,6 +79,7 @@ class PassContext {
   StageClock clock;
 
  private:
+  LoraStep lora_;
   KindSet kinds_{};  // of `normed`
   bool has_branch_ = false;
   std::vector<Buffer<float>> norm_out_;  // [num_threads]

@@ -17,12 +17,12 @@ MlpStage::MlpStage(PassContext &context) : ctx_(context) {
 void MlpStage::reserve() {
   const int num_tokens = ctx_.input.num_tokens;
   hidden_.reserve(size_t(num_tokens) * size_t(hidden_stride_));
-  down_.reserve(num_tokens, hidden_cols_, kinds_, ctx_.pool.size());
+  down_.reserve(num_tokens, hidden_cols_, ctx_.with_lora(kinds_), ctx_.pool.size());
 }
 
 ActivationSet MlpStage::gate_up(int thread, const Mlp &mlp, const ActivationSet &a) {
   const Share rows{0, ctx_.input.num_tokens};
-  ctx_.products.gated(thread, mlp, a, rows, hidden_.data());
+  ctx_.products.gated(thread, mlp, a, rows, hidden_.data(), ctx_.shrink(thread, {&mlp.gate, &mlp.up}, a));
   ctx_.pool.barrier();
   ctx_.clock.finish(thread, Stage::gate_up);
   return ctx_.products.prepare(thread, down_, mlp.down.cols, rows.end,

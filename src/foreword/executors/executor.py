@@ -78,7 +78,7 @@ class LoraExecutor(Executor, Protocol):
         ...
 
     def drop_lora(self, lora_id: int) -> None:
-        """Free an adapter that no request uses."""
+        """Free an adapter that no request uses, if it is held."""
         ...
 
 

@@ -73,7 +73,7 @@ class NumpyExecutor(HostExecutor):
 
     def drop_lora(self, lora_id: int) -> None:
         """See `LoraExecutor.drop_lora`."""
-        del self._loras[lora_id]
+        self._loras.pop(lora_id, None)
 
     def loras_of(self, batch: InputBatch) -> LoraTokens:
         """The adapters of a batch. PlanError for a number without an adapter."""
