@@ -26,12 +26,12 @@ class LoadedModel:
     """What an engine needs: the architecture, the weights under canonical names, and the tokenizer."""
 
     spec: DecoderSpec
-    family: Family
     weights: Weights
     tokenizer: Tokenizer
     eos_token_ids: tuple[int, ...]
     name: str
     path: Path
+    family: Family
 
 
 def load_model(model: str | Path) -> LoadedModel:
@@ -106,7 +106,7 @@ def _loaded(
         if wrong := [i for i in ids if i is not None and i >= spec.vocab_size]:
             fix = "Use configuration, tokenizer and weights of the same model"
             raise ModelError(f"{path}: {kind} token id {wrong[0]} is not below vocab_size {spec.vocab_size}. {fix}")
-    return LoadedModel(spec, family, weights, tokenizer, tokenizer.eos_ids, name, path)
+    return LoadedModel(spec, weights, tokenizer, tokenizer.eos_ids, name, path, family)
 
 
 def _unsupported(path: Path, what: str, form: str, supported: Iterable[str]) -> ModelError:

@@ -15,6 +15,9 @@ from foreword.models.naming import source_of
 from foreword.models.spec import DecoderSpec, weight_names
 from foreword.models.weights import Tensor
 
+FileStates = tuple[tuple[str, int, int], ...]
+"""Name, size and time of change of each file."""
+
 MAX_RANK = 64
 _TARGET = re.compile(r"layers\.\d+\.(q|k|v|o|gate|up|down)")
 _OF_THIS_MODEL = "Use an adapter that was made for this model"
@@ -31,10 +34,13 @@ class LoraPair:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoraAdapter:
-    """pairs: canonical weight name (`foreword.models.spec.weight_names`) → its change. path: where it was read."""
+    """pairs: canonical weight name (`foreword.models.spec.weight_names`) → its change. path: where it was read. files:
+    the states of its files then, see `foreword.models.lora.file_states`.
+    """
 
     path: Path
     pairs: Mapping[str, LoraPair]
+    files: FileStates = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from foreword.errors import ModelError
 from foreword.models.families.base import Family
-from foreword.models.lora.adapter import LoraAdapter
+from foreword.models.lora.adapter import FileStates, LoraAdapter
 from foreword.models.lora.gguf import read_gguf_lora
 from foreword.models.lora.peft import CONFIG, WEIGHTS, read_peft
 from foreword.models.spec import DecoderSpec
-
-FileStates = tuple[tuple[str, int, int], ...]
 
 
 def read_lora(path: str | Path, spec: DecoderSpec, family: Family) -> LoraAdapter:
@@ -25,11 +24,11 @@ def read_lora(path: str | Path, spec: DecoderSpec, family: Family) -> LoraAdapte
     adapter = read_peft(path, spec, family) if path.is_dir() else read_gguf_lora(path, spec, family)
     if file_states(path) != before:
         raise ModelError(f"{path}: was changed while it was read. Load the adapter again")
-    return adapter
+    return replace(adapter, files=before)
 
 
 def file_states(path: Path) -> FileStates:
-    """Names, sizes and times of change of an adapter's files. ModelError if one is missing."""
+    """The states of an adapter's files. ModelError if one is missing."""
     try:
         files = [path / CONFIG, path / WEIGHTS] if path.is_dir() else [path]
         found = [(file.name, file.stat()) for file in files]
