@@ -90,6 +90,14 @@ struct LoraSource {
   bool half;
 };
 
+// Rows of floats: row t has its inputs in pieces of `piece`, the first at data + t * row_stride, the next piece_stride
+// floats further.
+struct LoraInput {
+  const float *data;
+  size_t row_stride, piece_stride;
+  int piece;
+};
+
 constexpr int kMaxLoraRank = 64;  // a multiple of the lanes of every instruction set
 
 // ---------------------------------------------------------------------------------------------- activations

@@ -31,7 +31,7 @@ struct Isa {
   // `lora_expand`: out[t, n] += Σ_r shrunk[t, r] b[n, r] for the outputs of panels [panel_begin, panel_end). Rows of
   // `shrunk` and `out` are addressed from token 0, and outputs from panel 0.
   size_t (*pack_lora)(const LoraSource &source, LoraPair *pair, uint8_t *memory);
-  void (*lora_shrink)(const LoraPair &pair, const Activations &x, const int *tokens, int num_tokens, int vector,
+  void (*lora_shrink)(const LoraPair &pair, const LoraInput &x, const int *tokens, int num_tokens, int vector,
                       float *shrunk, size_t shrunk_stride);
   void (*lora_expand)(const LoraPair &pair, const float *shrunk, size_t shrunk_stride, const int *tokens,
                       int num_tokens, int panel_begin, int panel_end, float *out, size_t out_stride);

@@ -2,7 +2,6 @@
 // the tile. An output is the same sum whatever the tile, so a token's result does not depend on its batch.
 #include <cmath>
 
-#include "kernels/activations.h"
 #include "kernels/half.h"
 #include "kernels/isa_functions.h"
 
@@ -53,7 +52,7 @@ uint8_t *pack_inputs(int inputs, int width, float factor, uint8_t *out, Element 
 
 // ---------------------------------------------------------------------------------------------- tiles
 
-constexpr size_t kAhead = 4096;  // bytes of factors between the one in use and the one that is prefetched
+constexpr size_t kAhead = 2048;  // bytes of factors between the one in use and the one that is prefetched
 
 // acc[k mod C, r, n] += Σ_k x[r, k] w[k, n] for `count` inputs, an even number. Moves `w` past them. C: 1 or 2; with 2
 // there are enough independent sums where N is 1.
@@ -83,14 +82,14 @@ struct Rows {
 };
 
 template <class Factors, int R>
-void shrink_tile(const LoraPair &pair, const Activations &x, const uint8_t *w, const Rows &rows) {
-  constexpr int kPiece = kPieceBytes / int(sizeof(float));
+void shrink_tile(const LoraPair &pair, const LoraInput &x, const uint8_t *w, const Rows &rows) {
   F32 acc[2][R][1];
   FW_UNROLL for (int r = 0; r < R; ++r) acc[0][r][0] = acc[1][r][0] = set1(0.f);
-  for (int k = 0; k < pair.padded_cols; k += kPiece) {
-    const float *piece[R];
-    FW_UNROLL for (int r = 0; r < R; ++r) piece[r] = activation_at<const float>(x, rows.tokens[r], k, kPiece);
-    add_inputs<Factors>(piece, smaller(kPiece, pair.padded_cols - k), w, acc);
+  const float *piece[R];
+  FW_UNROLL for (int r = 0; r < R; ++r) piece[r] = x.data + size_t(rows.tokens[r]) * x.row_stride;
+  for (int k = 0; k < pair.padded_cols; k += x.piece) {
+    add_inputs<Factors>(piece, smaller(x.piece, pair.padded_cols - k), w, acc);
+    FW_UNROLL for (int r = 0; r < R; ++r) piece[r] += x.piece_stride;
   }
   FW_UNROLL for (int r = 0; r < R; ++r) {
     store(rows.out + size_t(rows.tokens[r]) * rows.out_stride, mul(add(acc[0][r][0], acc[1][r][0]), set1(pair.scale)));
@@ -162,7 +161,7 @@ size_t pack_lora(const LoraSource &s, LoraPair *pair, uint8_t *memory) {
   });
 }
 
-void lora_shrink(const LoraPair &pair, const Activations &x, const int *tokens, int num_tokens, int vector,
+void lora_shrink(const LoraPair &pair, const LoraInput &x, const int *tokens, int num_tokens, int vector,
                  float *shrunk, size_t shrunk_stride) {
   with_factors(pair.half, [&](auto factors) {
     using Factors = decltype(factors);

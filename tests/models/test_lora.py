@@ -1,6 +1,8 @@
-"""Adapters against models with merged weights: W + scale · B A."""
+"""Adapters against models with merged weights, W + scale · B A, and against the logits that PEFT computes."""
 
+import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,12 +10,14 @@ import pytest
 from foreword.models.loader import load_model
 from foreword.models.lora import MAX_RANK, read_lora
 from models import gguf_writer
+from models.lora_cases import CASES, write_case
 from models.lora_files import gguf_parts, linear_modules, merged, random_factors, write_peft
 from models.recorded import TINY, make
 from models.running import EXECUTORS, all_logits, in_chunks, whole
 from models.test_gguf_models import WITH_TRANSFORMERS_LOGITS, as_gguf
 from models.tiny import random_tensors, write_model
 
+RECORDED = json.loads((Path(__file__).parents[1] / "data" / "models" / "lora.json").read_text())
 FAMILIES = sorted({tiny["config"]["model_type"]: name for name, tiny in TINY.items()}.values())
 """One tiny model of each family."""
 
@@ -139,3 +143,16 @@ def test_targets_are_chosen_by_name_by_pattern_and_by_layer(rig, config, chosen)
 
 def test_every_linear_layer_of_a_dense_model_can_be_changed(rig):
     assert len(linear_modules(rig.tiny["shapes"])) == 7 * rig.model.spec.num_layers
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("name", CASES)
+def test_logits_equal_those_of_peft(tmp_path, name, executor):
+    case, want = CASES[name], np.array(RECORDED[name])
+    rig = Rig(tmp_path, case["model"])
+    text = rig.tiny["token_ids"]
+    adapter = rig.read(write_case(tmp_path / "adapter", case))
+    for sizes in ([len(text)], [5, 1]):
+        [logits] = all_logits(rig.model, [text], in_chunks([text], sizes), executor, block_size=4, loras=[adapter])
+        assert_equal(logits[-len(want) :], want)
+    assert np.abs(want - rig.tiny["last_logits"]).max() > 0.1

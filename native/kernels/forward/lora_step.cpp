@@ -41,7 +41,7 @@ void LoraStep::plan(const ForwardInput &in) {
 }
 
 // A unit is a block, a matrix and a vector of ranks.
-void LoraStep::shrink(int thread, std::initializer_list<const Linear *> linears, const Activations &x) {
+void LoraStep::shrink(int thread, std::initializer_list<const Linear *> linears, const LoraInput &x) {
   const PackedMatrix *matrices[kMatrices];
   int num_matrices = 0;
   for (const Linear *l : linears) {

@@ -24,7 +24,7 @@ class LoraStep {
   bool is_active() const { return !groups_.empty(); }
 
   // The share of `thread` of x Aᵀ for the matrices of products with the same input. Ends with a barrier.
-  void shrink(int thread, std::initializer_list<const Linear *> linears, const Activations &x);
+  void shrink(int thread, std::initializer_list<const Linear *> linears, const LoraInput &x);
   // out += (x Aᵀ) Bᵀ for the tokens of [rows.begin, rows.end), the outputs of panels [panel_begin, panel_end), and
   // the matrix at `place` of the last `shrink`.
   void expand(const PackedMatrix &matrix, int place, Share rows, int panel_begin, int panel_end, float *out,
