@@ -77,9 +77,13 @@ struct SourceMatrix {
 struct LoraPair {
   int padded_rank;  // 0: the matrix is not changed
   int padded_cols, num_vectors;  // of R / L
+  size_t vector_bytes, panel_bytes;  // of a vector of ranks of `a`, of a panel of `b`
   bool half;
   float scale;
   const uint8_t *a, *b;  // 64-byte aligned
+
+  __attribute__((always_inline)) const uint8_t *vector(int index) const { return a + size_t(index) * vector_bytes; }
+  __attribute__((always_inline)) const uint8_t *panel(int index) const { return b + size_t(index) * panel_bytes; }
 };
 
 // Its factors in rows: a [rank, cols], b [rows, rank].
@@ -98,6 +102,7 @@ struct LoraInput {
   int piece;
 };
 
+constexpr size_t kLoraAhead = 2048;  // bytes between the factors in use and those that are prefetched
 constexpr int kMaxLoraRank = 64;  // a multiple of the lanes of every instruction set
 
 // ---------------------------------------------------------------------------------------------- activations

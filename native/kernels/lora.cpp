@@ -52,15 +52,13 @@ uint8_t *pack_inputs(int inputs, int width, float factor, uint8_t *out, Element 
 
 // ---------------------------------------------------------------------------------------------- tiles
 
-constexpr size_t kAhead = 2048;  // bytes of factors between the one in use and the one that is prefetched
-
 // acc[k mod C, r, n] += Σ_k x[r, k] w[k, n] for `count` inputs, an even number. Moves `w` past them. C: 1 or 2; with 2
 // there are enough independent sums where N is 1.
 template <class Factors, int C, int R, int N>
 FW_INLINE void add_inputs(const float *const (&x)[R], int count, const uint8_t *&w, F32 (&acc)[C][R][N]) {
   constexpr size_t kVector = Factors::kBytes * kLanes;
   for (int k = 0; k < count; k += 2) {
-    for (size_t line = 0; line < 2 * N * kVector; line += 64) prefetch<2>(w + kAhead + line);
+    for (size_t line = 0; line < 2 * N * kVector; line += 64) prefetch<2>(w + kLoraAhead + line);
     FW_UNROLL for (int i = 0; i < 2; ++i) {
       F32 wv[N];
       FW_UNROLL for (int n = 0; n < N; ++n) wv[n] = Factors::vector(w + size_t(n) * kVector);
@@ -136,11 +134,13 @@ size_t pack_lora(const LoraSource &s, LoraPair *pair, uint8_t *memory) {
   pair->padded_cols = round_up(s.cols, kBlock);
   pair->num_vectors = pair->padded_rank / kLanes;
   pair->half = s.half;
-  const int rows = round_up(s.rows, kPanelWidth);
-  const size_t count = size_t(pair->padded_rank) * size_t(pair->padded_cols + rows);
   return with_factors(s.half, [&](auto factors) {
     using Factors = decltype(factors);
-    if (!memory) return count * Factors::kBytes;
+    pair->vector_bytes = Factors::kBytes * size_t(pair->padded_cols) * kLanes;
+    pair->panel_bytes = Factors::kBytes * size_t(pair->padded_rank) * kPanelWidth;
+    const int num_panels = (s.rows + kPanelWidth - 1) / kPanelWidth;
+    const size_t bytes = size_t(pair->num_vectors) * pair->vector_bytes + size_t(num_panels) * pair->panel_bytes;
+    if (!memory) return bytes;
     const size_t rank = size_t(s.rank), cols = size_t(s.cols);
     const float of_a = s.half ? half_scale(s.a, rank * cols) : 1.f;
     const float of_b = s.half ? half_scale(s.b, rank * size_t(s.rows)) : 1.f;
@@ -152,12 +152,12 @@ size_t pack_lora(const LoraSource &s, LoraPair *pair, uint8_t *memory) {
       });
     }
     pair->b = memory;
-    for (int first = 0; first < rows; first += kPanelWidth) {
+    for (int first = 0; first < s.rows; first += kPanelWidth) {
       memory = pack_inputs<Factors>(pair->padded_rank, kPanelWidth, of_b, memory, [&](int r, int n) {
         return r < s.rank && first + n < s.rows ? s.b[size_t(first + n) * rank + size_t(r)] : 0.f;
       });
     }
-    return count * Factors::kBytes;
+    return bytes;
   });
 }
 
@@ -165,7 +165,7 @@ void lora_shrink(const LoraPair &pair, const LoraInput &x, const int *tokens, in
                  float *shrunk, size_t shrunk_stride) {
   with_factors(pair.half, [&](auto factors) {
     using Factors = decltype(factors);
-    const uint8_t *w = pair.a + Factors::kBytes * size_t(vector) * size_t(pair.padded_cols) * kLanes;
+    const uint8_t *w = pair.vector(vector);
     over_tiles(tokens, num_tokens, [&](auto rows, const int *of_tile) {
       shrink_tile<Factors, decltype(rows)::value>(pair, x, w, {of_tile, shrunk + vector * kLanes, shrunk_stride});
     });
@@ -176,11 +176,10 @@ void lora_expand(const LoraPair &pair, const float *shrunk, size_t shrunk_stride
                  int panel_begin, int panel_end, float *out, size_t out_stride) {
   with_factors(pair.half, [&](auto factors) {
     using Factors = decltype(factors);
-    const size_t first = size_t(panel_begin) * kPanelWidth;
-    const uint8_t *w = pair.b + Factors::kBytes * first * size_t(pair.padded_rank);
+    const uint8_t *w = pair.panel(panel_begin);
     over_tiles(tokens, num_tokens, [&](auto rows, const int *of_tile) {
       expand_tile<Factors, decltype(rows)::value>(pair, shrunk, shrunk_stride, w, panel_end - panel_begin,
-                                                  {of_tile, out + first, out_stride});
+                                                  {of_tile, out + size_t(panel_begin) * kPanelWidth, out_stride});
     });
   });
 }

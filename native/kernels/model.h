@@ -103,6 +103,8 @@ struct LoraAdapter {
   std::vector<LoraPair> pairs;
   int num_vectors = 0;  // of ranks, the most of a pair
   Mapping memory;
+
+  const LoraPair &pair_of(const PackedMatrix &matrix) const { return pairs[size_t(matrix.index)]; }
 };
 
 class Model {

@@ -7,6 +7,11 @@ namespace {
 
 constexpr int kBlockTokens = 32;  // of a unit of work: enough to use a loaded factor often, few enough to divide
 
+// Prefetches the first of `bytes` bytes of factors. The kernels prefetch those that follow.
+void prefetch_first(const uint8_t *factors, size_t bytes) {
+  for (size_t i = 0; i < std::min(bytes, kLoraAhead); i += 64) __builtin_prefetch(factors + i, 0, 2);
+}
+
 }  // namespace
 
 void LoraStep::plan(const ForwardInput &in) {
@@ -49,13 +54,27 @@ void LoraStep::shrink(int thread, std::initializer_list<const Linear *> linears,
   }
   const int per_block = num_matrices * num_vectors_;
   const Share share = share_of(int(blocks_.size()) * per_block, thread, model_.pool.size());
-  for (int unit = share.begin; unit < share.end; ++unit) {
-    const Block &block = blocks_[size_t(unit / per_block)];
-    const int place = unit % per_block / num_vectors_, vector = unit % num_vectors_;
-    const LoraPair &pair = groups_[size_t(block.group)].adapter->pairs[size_t(matrices[place]->index)];
-    if (vector >= pair.num_vectors) continue;
-    model_.isa.lora_shrink(pair, x, tokens_.data() + block.begin, block.end - block.begin, vector,
-                           shrunk_.data() + place * kMaxLoraRank, kStride);
+  struct Unit {
+    const Block &block;
+    int place, vector;
+    const LoraPair &pair;
+    bool is_empty() const { return vector >= pair.num_vectors; }
+  };
+  auto unit_at = [&](int index) -> Unit {
+    const Block &block = blocks_[size_t(index / per_block)];
+    const int place = index % per_block / num_vectors_;
+    return {block, place, index % num_vectors_, groups_[size_t(block.group)].adapter->pair_of(*matrices[place])};
+  };
+  for (int i = share.begin; i < share.end; ++i) {
+    if (i + 1 < share.end) {
+      const Unit next = unit_at(i + 1);
+      if (!next.is_empty()) prefetch_first(next.pair.vector(next.vector), next.pair.vector_bytes);
+    }
+    const Unit unit = unit_at(i);
+    if (unit.is_empty()) continue;
+    const Block &block = unit.block;
+    model_.isa.lora_shrink(unit.pair, x, tokens_.data() + block.begin, block.end - block.begin, unit.vector,
+                           shrunk_.data() + unit.place * kMaxLoraRank, kStride);
   }
   model_.pool.barrier();
 }
@@ -63,7 +82,11 @@ void LoraStep::shrink(int thread, std::initializer_list<const Linear *> linears,
 void LoraStep::expand(const PackedMatrix &matrix, int place, Share rows, int panel_begin, int panel_end, float *out,
                       size_t out_stride) const {
   for (const Group &group : groups_) {
-    const LoraPair &pair = group.adapter->pairs[size_t(matrix.index)];
+    const LoraPair &pair = group.adapter->pair_of(matrix);
+    if (&group != &groups_.back()) {
+      const LoraPair &next = (&group + 1)->adapter->pair_of(matrix);
+      prefetch_first(next.panel(panel_begin), next.panel_bytes * size_t(panel_end - panel_begin));
+    }
     if (!pair.padded_rank) continue;
     const int *begin = tokens_.data() + group.begin, *end = tokens_.data() + group.end;
     begin = std::lower_bound(begin, end, rows.begin);
