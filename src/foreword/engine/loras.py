@@ -49,7 +49,7 @@ class Loras:
     @property
     def paths(self) -> dict[str, Path]:
         """The path of each name."""
-        return {name: lora.path for name, lora in self._current.items()}
+        return {name: lora.path for name, lora in self._current.copy().items()}  # copy: other threads ask, too
 
     def read(self, path: str | Path) -> LoraAdapter:
         """An adapter for `load`. Changes nothing, and may run in another thread. ModelError if it cannot be used,
@@ -105,12 +105,13 @@ class Loras:
         if lora.num_bytes == 0:
             try:
                 if file_states(lora.path) != lora.files:
-                    raise ModelError(f"{lora.path}: was changed since it was loaded. Load the adapter again")
+                    raise ModelError(f"{lora.path}: was changed since it was loaded")
                 self._hold(lora, self.read(lora.path))
             except ModelError as error:
                 raise RequestError(request_id, "lora", name, str(error), "Load it again.") from None
         self._versions[lora.lora_id] = self._versions.pop(lora.lora_id)
-        self._evict({*self._in_use(), lora.lora_id})
+        if self.num_bytes > self._budget:
+            self._evict({*self._in_use(), lora.lora_id})
         return lora.lora_id
 
     def collect(self) -> None:
