@@ -174,6 +174,7 @@ def gguf(tmp_path, metadata=(), tensors=None, factors=None):
         ({"general.architecture": ("str", "unheard")}, "is for the architecture 'unheard'"),
         ({"adapter.lora.alpha": ("str", "8")}, "adapter.lora.alpha is '8'"),
         ({"adapter.lora.alpha": ("f32", float("nan"))}, "adapter.lora.alpha is nan"),
+        ({"adapter.lora.alpha": ("f32", 3e38)}, "the scale of its change is"),
         ({"adapter.alora.invocation_tokens": ("[u32]", [1])}, "adapter.alora.invocation_tokens"),
     ],
 )

@@ -70,7 +70,7 @@ def modules_of(spec: DecoderSpec, names: Mapping[str, str | Rows]) -> dict[str, 
 
 def pairs_of(path: Path, name: str, module: Module, a: Tensor, b: Tensor, scale: float) -> dict[str, LoraPair]:
     """The changes of a module's parts, read into memory. ModelError for other shapes, a rank above `MAX_RANK`, or
-    values that are not finite.
+    numbers that are not finite.
     """
     if len(a.shape) != 2 or a.shape[0] > MAX_RANK:
         raise ModelError(f"{path}: {name}: lora_A has shape {a.shape}: a rank above {MAX_RANK} is not supported")
@@ -79,6 +79,8 @@ def pairs_of(path: Path, name: str, module: Module, a: Tensor, b: Tensor, scale:
         if tensor.shape != expected:
             reason = f"lora_{letter} has shape {tensor.shape}, expected {expected}"
             raise ModelError(f"{path}: {name}: {reason}. {_OF_THIS_MODEL}")
+    if not abs(scale) < 1e30:
+        raise ModelError(f"{path}: {name}: the scale of its change is {scale:g}. {_OF_THIS_MODEL}")
     a, b = (Tensor(tensor.data, tensor.quant, tensor.shape) for tensor in (a, b))
     for letter, tensor in (("A", a), ("B", b)):
         if not np.isfinite(tensor.dequantize()).all():
