@@ -84,7 +84,8 @@ class Decoder {
     }
     const float *logits = forward_->run({int(ids.size()), int(rows.size()), int(rows.size()), ids.data(), positions.data(),
                                          query_start_loc.data(), seq_lens.data(), rows.data(), logits_indices.data(),
-                                         loras.data(), {{slots.data(), table_.data(), 2, blocks()}}});
+                                         0, nullptr, nullptr, nullptr, loras.data(),
+                                         {{slots.data(), table_.data(), 2, blocks()}}});
     std::vector<float> out;
     for (size_t b = 0; b < rows.size(); ++b) {
       const float *row = logits + b * size_t(forward_->logits_stride());
