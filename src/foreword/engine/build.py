@@ -18,6 +18,7 @@ from foreword.executors import Executor
 from foreword.executors.native import NativeExecutor
 from foreword.executors.numpy import NumpyExecutor
 from foreword.models.loader import LoadedModel, load_model
+from foreword.models.lora import read_lora
 from foreword.models.spec import DecoderSpec
 from foreword.native import available
 from foreword.structured import GrammarCompiler
@@ -124,6 +125,7 @@ def build_engine(
         eos_token_ids=model.eos_token_ids,
         drafter=drafter,
         observers=observers,
+        read_lora=partial(read_lora, spec=model.spec, family=model.family),
         grammars=GrammarCompiler(model.tokenizer, vocab_size=model.spec.vocab_size, eos_token_ids=model.eos_token_ids),
     )
 

@@ -11,9 +11,11 @@ from typing import Any, Literal
 import numpy as np
 
 from foreword.arrays import F32, I32, I64, U8, AnyArray
-from foreword.batch import InputBatch, mrope_positions, prompt_embeds
+from foreword.batch import InputBatch, lora_mapping, mrope_positions, prompt_embeds
 from foreword.errors import ConfigError, EngineError, PlanError
+from foreword.executors.executor import Capability
 from foreword.executors.host import HostExecutor
+from foreword.models.lora import LoraAdapter
 from foreword.models.quants import Quant
 from foreword.models.spec import DecoderSpec, LayerSpec, RopeSpec
 from foreword.models.weights import Tensor, Weights
@@ -101,6 +103,7 @@ class NativeExecutor(HostExecutor):
     Not thread-safe. A process forked from the one that made it cannot use it, unless it has one thread: EngineError.
     """
 
+    capabilities = HostExecutor.capabilities | {Capability.LORA}
     reads_gathered_tables = False
 
     def __init__(
@@ -147,7 +150,9 @@ class NativeExecutor(HostExecutor):
             raise MemoryError(f"the KV pool of {num_blocks} blocks does not fit: use fewer") from None
         super().__init__(Sampler(threads=self.core))  # its threads are idle while tokens are sampled
         self.read_inputs_of(spec)
-        _Packer(spec, weights, self.core, weight_format).pack_all()
+        packer = _Packer(spec, weights, self.core, weight_format)
+        packer.pack_all()
+        self._matrices = packer.matrices
 
     @property
     def isa(self) -> str:
@@ -191,7 +196,9 @@ class NativeExecutor(HostExecutor):
             raise EngineError(str(error)) from None
 
     def _given_inputs(self, batch: InputBatch) -> dict[str, AnyArray]:
-        """Prompt embeddings and M-RoPE positions; nothing of a step whose tokens are all text."""
+        """Prompt embeddings, M-RoPE positions and adapters; nothing of a step whose tokens are all text for the model
+        itself.
+        """
         states = batch.states
         given: dict[str, AnyArray] = {}
         if states.extras.prompt_embeds:
@@ -201,7 +208,23 @@ class NativeExecutor(HostExecutor):
         if self.mrope_dims and (states.extras.mrope_positions or states.rope_delta[batch.idx_mapping].any()):
             positions = mrope_positions(batch, self.mrope_dims)[:, : batch.num_tokens]
             given["mrope_positions"] = np.ascontiguousarray(positions)
+        if states.loras:
+            given["lora_ids"] = lora_mapping(batch).requests
         return given
+
+    def load_lora(self, lora_id: int, adapter: LoraAdapter) -> int:
+        """See `LoraExecutor.load_lora`. Its factors are held in floats with weight_format "fp32", else in half
+        precision: 11 bits of each number. MemoryError if they do not fit.
+        """
+        factors = [
+            (self._matrices[name], pair.a.dequantize(), pair.b.dequantize(), pair.scale)
+            for name, pair in adapter.pairs.items()
+        ]
+        return self.core.add_lora(lora_id, factors, self.weight_format != "fp32")
+
+    def drop_lora(self, lora_id: int) -> None:
+        """See `LoraExecutor.drop_lora`."""
+        self.core.drop_lora(lora_id)
 
     def copy_blocks(self, sources: I32, destinations: I32) -> None:
         """Copy blocks' keys and values of every layer. All sources are read before any destination is written."""
@@ -218,6 +241,7 @@ class _Packer:
     def __init__(self, spec: DecoderSpec, weights: Weights, core: native.CpuModel, weight_format: WeightFormat) -> None:
         self.spec, self.weights, self.core, self.weight_format = spec, weights, core, weight_format
         self.ropes: dict[RopeSpec, int] = {}
+        self.matrices: dict[str, int] = {}  # name → its number in the native model
 
     def pack_all(self) -> None:
         spec = self.spec
@@ -282,7 +306,9 @@ class _Packer:
     def _matrix(self, name: str, *, keep_precise: bool = False, weight_format: WeightFormat | None = None) -> int:
         tensor = self.weights[name]
         target = packed_format(tensor.quant, weight_format or self.weight_format, keep_precise=keep_precise)
-        return self.core.pack(*_source(tensor), tensor.shape[-1], target, self.weight_format == "auto")
+        packed = self.core.pack(*_source(tensor), tensor.shape[-1], target, self.weight_format == "auto")
+        self.matrices[name] = packed
+        return packed
 
 
 def _source(tensor: Tensor) -> tuple[U8, str]:

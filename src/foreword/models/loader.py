@@ -11,6 +11,7 @@ from foreword.errors import ModelError
 from foreword.models import registry
 from foreword.models.config import config_from_gguf, read_config
 from foreword.models.families import FAMILIES, GGUF_FAMILIES
+from foreword.models.families.base import Family
 from foreword.models.gguf import read_gguf
 from foreword.models.hub import from_hub
 from foreword.models.naming import weights_from_gguf, weights_from_safetensors
@@ -31,6 +32,7 @@ class LoadedModel:
     eos_token_ids: tuple[int, ...]
     name: str
     path: Path
+    family: Family
 
 
 def load_model(model: str | Path) -> LoadedModel:
@@ -75,7 +77,7 @@ def _load_gguf(path: Path, name: str) -> LoadedModel:
         tokenizer = Tokenizer.from_gguf(gguf.metadata)
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from None
-    return _loaded(spec, weights, tokenizer, name, path)
+    return _loaded(spec, family, weights, tokenizer, name, path)
 
 
 def _load_directory(folder: Path) -> LoadedModel:
@@ -94,16 +96,18 @@ def _load_directory(folder: Path) -> LoadedModel:
     spec = family.read(config)
     weights = weights_from_safetensors(folder, read_weights(read_directory(folder), config), spec, family)
     tokenizer = Tokenizer.from_directory(folder)
-    return _loaded(spec, weights, tokenizer, folder.resolve().name, folder)
+    return _loaded(spec, family, weights, tokenizer, folder.resolve().name, folder)
 
 
-def _loaded(spec: DecoderSpec, weights: Weights, tokenizer: Tokenizer, name: str, path: Path) -> LoadedModel:
+def _loaded(
+    spec: DecoderSpec, family: Family, weights: Weights, tokenizer: Tokenizer, name: str, path: Path
+) -> LoadedModel:
     """The model. ModelError if its tokenizer begins or ends texts with tokens that the weights do not have."""
     for kind, ids in (("bos", [tokenizer.bos_id]), ("eos", tokenizer.eos_ids)):
         if wrong := [i for i in ids if i is not None and i >= spec.vocab_size]:
             fix = "Use configuration, tokenizer and weights of the same model"
             raise ModelError(f"{path}: {kind} token id {wrong[0]} is not below vocab_size {spec.vocab_size}. {fix}")
-    return LoadedModel(spec, weights, tokenizer, tokenizer.eos_ids, name, path)
+    return LoadedModel(spec, weights, tokenizer, tokenizer.eos_ids, name, path, family)
 
 
 def _unsupported(path: Path, what: str, form: str, supported: Iterable[str]) -> ModelError:

@@ -6,12 +6,21 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Router
 from starlette.types import ASGIApp
 
-from foreword.server import kv_event_routes, message_routes, openai_routes, page, requests, status, tokens
+from foreword.server import (
+    adapter_routes,
+    kv_event_routes,
+    message_routes,
+    openai_routes,
+    page,
+    requests,
+    status,
+    tokens,
+)
 from foreword.server.context import Context
 from foreword.server.gate import Gate
 from foreword.server.openapi import Operation, route_of
 
-MODULES = (status, openai_routes, message_routes, tokens, requests, kv_event_routes, page)
+MODULES = (status, openai_routes, message_routes, tokens, requests, adapter_routes, kv_event_routes, page)
 """Modules with a function ``routes_of(context)``."""
 
 
