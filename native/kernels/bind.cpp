@@ -68,8 +68,11 @@ void bind_model(nb::module_ &m) {
            "positions"_a.noconvert(), "query_start_loc"_a.noconvert(), "seq_lens"_a.noconvert(),
            "idx_mapping"_a.noconvert(), "logits_indices"_a.noconvert(), "slot_mapping"_a.noconvert(),
            "block_tables"_a.noconvert(), "embed_rows"_a.noconvert().none() = nb::none(),
-           "embeds"_a.noconvert().none() = nb::none(), "mrope_positions"_a.noconvert().none() = nb::none())
+           "embeds"_a.noconvert().none() = nb::none(), "mrope_positions"_a.noconvert().none() = nb::none(),
+           "lora_ids"_a.noconvert().none() = nb::none())
       .def("hidden_states", &CpuModel::hidden_states, "tokens"_a.noconvert())
+      .def("add_lora", &CpuModel::add_lora, "id"_a, "factors"_a, "half"_a)
+      .def("drop_lora", &CpuModel::drop_lora, "id"_a)
       .def("copy_blocks", &CpuModel::copy_blocks, "sources"_a.noconvert(), "destinations"_a.noconvert())
       .def("zero_blocks", &CpuModel::zero_blocks, "blocks"_a.noconvert())
       .def("stage_seconds", &CpuModel::stage_seconds,

@@ -14,6 +14,8 @@
 
 namespace foreword::kernels {
 
+using LoraFactors = std::tuple<int, Array2<float>, Array2<float>, double>;
+
 // A model under construction, then in use. Adding a matrix, vector or rope returns the integer that identifies it.
 // Every argument is checked: std::invalid_argument names the one that does not fit.
 class CpuModel {
@@ -111,7 +113,8 @@ class CpuModel {
       const Array1<int32_t> &query_start_loc, const Array1<int32_t> &seq_lens, const Array1<int32_t> &idx_mapping,
       const Array1<int64_t> &logits_indices, const std::vector<Array1<int64_t>> &slot_mapping,
       const std::vector<Array2<int32_t>> &block_tables, const std::optional<Array1<int64_t>> &embed_rows,
-      const std::optional<Array2<float>> &embeds, const std::optional<Array2<int64_t>> &mrope_positions) {
+      const std::optional<Array2<float>> &embeds, const std::optional<Array2<int64_t>> &mrope_positions,
+      const std::optional<Array1<int32_t>> &lora_ids) {
     check_finished(true);
     const int t = in_range(num_tokens, 0, kMostTokens, "num_tokens");
     const int b = in_range(num_reqs, 0, kMostTokens, "num_reqs");
@@ -128,6 +131,7 @@ class CpuModel {
                     .embed_rows = nullptr,
                     .embeds = nullptr,
                     .mrope_positions = nullptr,
+                    .lora_ids = lora_ids ? at_least(*lora_ids, b, "lora_ids") : nullptr,
                     .groups = {}};
     if (in.num_logits && model_.lm_head.parts.empty()) throw std::invalid_argument("the model has no logits");
     if (bool(embed_rows) != bool(embeds)) throw std::invalid_argument("embed_rows and embeds are given together");
@@ -175,6 +179,29 @@ class CpuModel {
     }
     return nb::ndarray<nb::numpy, const float, nb::ndim<2>>(
         hidden, {size_t(count), size_t(model_.config.hidden_size)}, nb::find(this), {forward_->hidden_stride(), 1});
+  }
+
+  // An adapter: for each matrix that it changes (matrix, a [rank, cols], b [rows, rank], scale). Returns its bytes.
+  size_t add_lora(int id, const std::vector<LoraFactors> &factors, bool half) {
+    check_finished(true);
+    in_range(id, 1, INT32_MAX, "the number of an adapter");
+    std::vector<std::pair<const PackedMatrix *, LoraSource>> sources;
+    for (const auto &[matrix, a, b, scale] : factors) {
+      const PackedMatrix *m = matrices_[size_t(in_range(matrix, 0, int64_t(matrices_.size()) - 1, "matrix"))];
+      const int rank = in_range(int64_t(a.shape(0)), 1, kMaxLoraRank, "the rank of an adapter");
+      in_range(int64_t(a.shape(1)), m->cols, m->cols, "the columns of a");
+      in_range(int64_t(b.shape(0)), m->rows, m->rows, "the rows of b");
+      in_range(int64_t(b.shape(1)), rank, rank, "the columns of b");
+      sources.push_back({m, {a.data(), b.data(), rank, m->rows, m->cols, float(scale), half}});
+    }
+    const auto lock = exclusive();
+    nb::gil_scoped_release release;
+    return model_.add_lora(id, sources);
+  }
+
+  void drop_lora(int id) {
+    const auto lock = exclusive();
+    model_.loras.erase(id);
   }
 
   void copy_blocks(const Array1<int32_t> &sources, const Array1<int32_t> &destinations) {

@@ -54,6 +54,7 @@ struct PackedMatrix {
   ActivationKind activations;  // of its products
   int rows, cols, padded_cols;
   int num_panels;
+  int index;  // among the matrices of its model
   size_t panel_bytes;
   uint8_t *panels;  // 64-byte aligned
 
@@ -67,6 +68,42 @@ struct SourceMatrix {
   size_t row_bytes;
   const uint8_t *data;
 };
+
+// The change of a matrix [rows, cols] by an adapter: scale * (x Aᵀ) Bᵀ. Both factors are in floats, or both in half
+// precision, each times a power of two that `scale` takes back. R = padded_rank, L = the lanes of a vector, N =
+// panel_width; the padding is zeros:
+//
+//   a  R / L times { [padded_cols][L] }     b  num_panels times { [R][N] }
+struct LoraPair {
+  int padded_rank;  // 0: the matrix is not changed
+  int padded_cols, num_vectors;  // of R / L
+  size_t vector_bytes, panel_bytes;  // of a vector of ranks of `a`, of a panel of `b`
+  bool half;
+  float scale;
+  const uint8_t *a, *b;  // 64-byte aligned
+
+  __attribute__((always_inline)) const uint8_t *vector(int index) const { return a + size_t(index) * vector_bytes; }
+  __attribute__((always_inline)) const uint8_t *panel(int index) const { return b + size_t(index) * panel_bytes; }
+};
+
+// Its factors in rows: a [rank, cols], b [rows, rank].
+struct LoraSource {
+  const float *a, *b;
+  int rank, rows, cols;
+  float scale;
+  bool half;
+};
+
+// Rows of floats: row t has its inputs in pieces of `piece`, the first at data + t * row_stride, the next piece_stride
+// floats further.
+struct LoraInput {
+  const float *data;
+  size_t row_stride, piece_stride;
+  int piece;
+};
+
+constexpr size_t kLoraAhead = 2048;  // bytes between the factors in use and those that are prefetched
+constexpr int kMaxLoraRank = 64;  // a multiple of the lanes of every instruction set
 
 // ---------------------------------------------------------------------------------------------- activations
 

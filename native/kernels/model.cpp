@@ -59,6 +59,7 @@ const PackedMatrix *Model::pack(const SourceMatrix &source, Format format, bool 
   auto m = std::make_unique<PackedMatrix>();
   m->format = format;
   m->activations = activation_kind(format, exact, isa);
+  m->index = int(matrices_.size());
   m->rows = source.rows;
   m->cols = source.cols;
   m->padded_cols = (source.cols + kBlock - 1) / kBlock * kBlock;
@@ -81,6 +82,25 @@ Vector Model::copy_vector(const float *data, int size) {
   float *copy = reinterpret_cast<float *>(arena_.allocate(sizeof(float) * size_t(padded_row(size))));
   std::memcpy(copy, data, sizeof(float) * size_t(size));
   return copy;
+}
+
+size_t Model::add_lora(int id, const std::vector<std::pair<const PackedMatrix *, LoraSource>> &sources) {
+  auto padded = [](size_t bytes) { return (bytes + 63) / 64 * 64; };
+  LoraAdapter adapter;
+  adapter.pairs.resize(matrices_.size());
+  size_t bytes = 0;
+  for (const auto &[matrix, source] : sources) {
+    LoraPair &pair = adapter.pairs[size_t(matrix->index)];
+    bytes += padded(isa.pack_lora(source, &pair, nullptr));
+    adapter.num_vectors = std::max(adapter.num_vectors, pair.num_vectors);
+  }
+  adapter.memory = Mapping(bytes);
+  uint8_t *next = adapter.memory.data();
+  for (const auto &[matrix, source] : sources) {
+    next += padded(isa.pack_lora(source, &adapter.pairs[size_t(matrix->index)], next));
+  }
+  loras.insert_or_assign(id, std::move(adapter));
+  return bytes;
 }
 
 Linear Model::make_linear(const std::vector<const PackedMatrix *> &matrices) {

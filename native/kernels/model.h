@@ -4,8 +4,10 @@
 
 #include <array>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/kv_cache.h"
@@ -96,6 +98,15 @@ class ActivationBuffer {
   KindSet used_{};
 };
 
+// An adapter: the change of each matrix, by its index.
+struct LoraAdapter {
+  std::vector<LoraPair> pairs;
+  int num_vectors = 0;  // of ranks, the most of a pair
+  Mapping memory;
+
+  const LoraPair &pair_of(const PackedMatrix &matrix) const { return pairs[size_t(matrix.index)]; }
+};
+
 class Model {
  public:
   Model(const ModelConfig &config, const KVConfig &kv, const Isa &isa, std::optional<int> num_threads);
@@ -106,6 +117,9 @@ class Model {
   // The matrices have the same number of inputs.
   Linear make_linear(const std::vector<const PackedMatrix *> &matrices);
   void set_embedding(const SourceMatrix &source) { embedding = source; }
+
+  // `sources`: matrix and its change. Returns the bytes of the adapter.
+  size_t add_lora(int id, const std::vector<std::pair<const PackedMatrix *, LoraSource>> &sources);
 
   size_t packed_bytes() const { return arena_.used(); }
   // Inputs of the widest packed matrix, padded.
@@ -121,6 +135,7 @@ class Model {
   std::vector<Layer> layers;
   std::vector<Rope> ropes;
   int num_axes = 0;  // of rotary positions; 0: they have one for all pairs
+  std::map<int, LoraAdapter> loras;  // by id
   int padded_dim;  // head_dim rounded up to whole vectors of every instruction set
 
  private:

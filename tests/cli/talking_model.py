@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from foreword import LLM
+from foreword.models.safetensors import read_directory
+from models.lora_files import random_factors, write_peft
 from models.tiny import random_tensors, write_safetensors
 
 SIZE, INNER, HEADS, LAYERS = 16, 24, 2, 2
@@ -59,6 +61,12 @@ def write_talking_model(folder: Path, max_model_len: int = 1 << 17) -> Path:
     for name, content in (("config", config), ("tokenizer", tokenizer), ("tokenizer_config", settings)):
         (folder / f"{name}.json").write_text(json.dumps(content))
     return folder
+
+
+def write_adapter(folder: Path, model: Path, seed: int = 1) -> Path:
+    """An adapter of a model, as a PEFT directory."""
+    shapes = {name: tensor.shape for name, tensor in read_directory(model).items()}
+    return write_peft(folder, random_factors(shapes, seed=seed), lora_alpha=16)
 
 
 def failing_llm(model: str, **options) -> LLM:

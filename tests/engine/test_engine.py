@@ -166,8 +166,8 @@ def test_bad_input_is_refused_by_name_and_changes_nothing(prompt, params, field)
         ("params", {"params": {}}),
         ("priority", {"priority": "high"}),
         ("priority", {"priority": None}),
-        ("lora_id", {"lora_id": "adapter"}),
-        ("lora_id", {"lora_id": 2**40}),
+        ("lora", {"lora": "adapter"}),
+        ("lora", {"lora": 5}),
         ("cache_salt", {"cache_salt": 5}),
     ],
 )

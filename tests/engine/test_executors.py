@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from foreword.errors import ConfigError, PlanError, RequestError
 from foreword.executors import Capability, HostExecutor, check_inputs
 from foreword.executors.native import NativeExecutor
 from foreword.executors.numpy import NumpyExecutor
+from foreword.models.lora import LoraAdapter
 from foreword.models.spec import LayerSpec, RopeSpec
 from foreword.sampling import Processors
 from kernels.kernel_reference import random_weights, tiny_spec
@@ -41,6 +43,7 @@ def test_what_the_executors_here_read_follows_from_the_model(kind):
         executor = kind(model, random_weights(model), num_blocks=3, block_size=4)
         assert executor.capabilities == capabilities | {
             Capability.GRAMMAR,
+            Capability.LORA,
             Capability.POOLING,
             Capability.PROMPT_EMBEDS,
         }
@@ -49,18 +52,39 @@ def test_what_the_executors_here_read_follows_from_the_model(kind):
 
 def test_a_request_that_needs_a_missing_capability_is_refused_by_name():
     engine = make_engine()
-    with pytest.raises(RequestError, match=r"request 'a': lora_id = 7: OracleExecutor .*Capability\.LORA"):
-        engine.add_request("a", [1, 2, 3], GREEDY, lora_id=7)
+    with pytest.raises(RequestError, match=r"request 'a': lora = 'law': OracleExecutor .*Capability\.LORA"):
+        engine.add_request("a", [1, 2, 3], GREEDY, lora="law")
+    with pytest.raises(ConfigError, match="OracleExecutor runs no LoRA adapters"):
+        engine.load_lora("law", "adapters/law")
     assert not engine.has_work
+
+
+def test_an_executor_holds_the_adapters_of_its_requests_by_number():
+    held = {}
 
     class Adapters(OracleExecutor):
         capabilities = OracleExecutor.capabilities | {Capability.LORA}
 
+        def load_lora(self, lora_id, adapter):
+            held[lora_id] = adapter
+            return 8
+
+        def drop_lora(self, lora_id):
+            del held[lora_id]
+
+    first, second = LoraAdapter(Path("first"), {}), LoraAdapter(Path("second"), {})
     engine = make_engine(executor=Adapters)
-    engine.add_request("a", [1, 2, 3], GREEDY, lora_id=7)
+    engine.load_lora("law", first)
+    engine.add_request("a", [1, 2, 3], GREEDY, lora="law")
+    engine.load_lora("law", second)
+    engine.add_request("b", [1, 2, 3], GREEDY, lora="law")
+    engine.add_request("c", [1, 2, 3], GREEDY)
     engine.step()
-    assert engine.states.lora_id[engine.states.row_of("a")] == 7
+    numbers = [int(engine.states.lora_id[engine.states.row_of(name)]) for name in "abc"]
+    assert held == dict(zip(numbers, [first, second], strict=False))
+    assert numbers[2] == 0
     run(engine)
+    assert held == {numbers[1]: second}
 
 
 def test_recurrent_groups_need_a_capability_too():

@@ -17,6 +17,7 @@ from foreword.engine import EngineConfig, engine_config
 from foreword.engine.build import build_engine, pool_size
 from foreword.engine.speculation import SpeculationConfig
 from foreword.errors import ConfigError, EngineError, RequestError
+from foreword.models.families import FAMILIES
 from foreword.models.loader import LoadedModel
 from foreword.models.spec import DecoderSpec, LayerSpec, RopeSpec, weight_names
 from foreword.models.weights import float_tensor
@@ -53,7 +54,7 @@ def tiny_model(windows=(None, 4, 4)) -> LoadedModel:
     )
     random = np.random.default_rng(1)
     weights = {name: float_tensor(random.normal(size=shape).astype(np.float32)) for name, shape in weight_names(spec)}
-    return LoadedModel(spec, weights, TinyTokenizer(), (0,), "tiny", Path("tiny"))
+    return LoadedModel(spec, weights, TinyTokenizer(), (0,), "tiny", Path("tiny"), FAMILIES["llama"])
 
 
 @pytest.fixture

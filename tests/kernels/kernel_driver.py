@@ -55,11 +55,11 @@ class Driver:
         self.block_size, self.num_groups = block_size, len(groups)
         self.free = np.random.default_rng(1).permutation(np.arange(1, num_blocks)).tolist()
 
-    def add(self, name: str, tokens: Sequence[int]) -> None:
+    def add(self, name: str, tokens: Sequence[int], lora_id: int = 0) -> None:
         """A request whose tokens are all known; blocks for all of them, in random order."""
         count = -(-len(tokens) // self.block_size)
         blocks = [[self.free.pop() for _ in range(count)] for _ in range(self.num_groups)]
-        self.states.add_request(NewRequest(name, prompt_token_ids=list(tokens), block_ids=blocks))
+        self.states.add_request(NewRequest(name, prompt_token_ids=list(tokens), block_ids=blocks, lora_id=lora_id))
 
     def step(self, scheduled: dict[str, int]) -> dict[str, Floats]:
         """Logits of each request's last scheduled token."""
@@ -69,6 +69,6 @@ class Driver:
         self.states.commit(batch, {})
         return {name: logits[b] for b, name in enumerate(scheduled)}
 
-    def run_alone(self, name: str, tokens: Sequence[int], chunks: Sequence[int]) -> list[Floats]:
-        self.add(name, tokens)
+    def run_alone(self, name: str, tokens: Sequence[int], chunks: Sequence[int], lora_id: int = 0) -> list[Floats]:
+        self.add(name, tokens, lora_id)
         return [self.step({name: chunk})[name] for chunk in chunks]

@@ -14,9 +14,10 @@ if available():
     EXECUTORS["native"] = partial(NativeExecutor, weight_format="fp32", kv_format="fp32")
 
 
-def all_logits(model, texts, chunks, executor="numpy", block_size=16, first_position=0, inputs=None):
+def all_logits(model, texts, chunks, executor="numpy", block_size=16, first_position=0, inputs=None, loras=()):
     """[len(text) − first_position, V] logits of each text. Texts share every step; ``chunks`` yields (text, tokens)
-    pairs of each step. Blocks are handed out in a shuffled order. inputs: `PromptInputs` of each text.
+    pairs of each step. Blocks are handed out in a shuffled order. inputs: `PromptInputs` of each text. loras: the
+    adapter of each text, or None.
     """
     spec = model.spec
     groups = [KVGroup(block_size, sliding_window=g.sliding_window) for g in spec.kv_groups()]
@@ -28,9 +29,13 @@ def all_logits(model, texts, chunks, executor="numpy", block_size=16, first_posi
     shuffled = np.random.default_rng(0).permutation(np.arange(1, num_blocks)).reshape(len(texts), len(groups), per_text)
     for i, text in enumerate(texts):
         # One token more than is computed, so that no step samples.
-        more = inputs[i] if inputs else {}
+        more = dict(inputs[i]) if inputs else {}
+        more["lora_id"] = i + 1 if loras and loras[i] else 0
         states.add_request(NewRequest(str(i), [*text, 0], [blocks.tolist() for blocks in shuffled[i]], **more))
     run = EXECUTORS[executor](spec, model.weights, num_blocks=num_blocks, block_size=block_size)
+    for i, adapter in enumerate(loras):
+        if adapter:
+            run.load_lora(i + 1, adapter)
     kept = [[] for _ in texts]
     for plan in chunks:
         batch = prepare_inputs(states, {str(i): n for i, n in plan}, buffers)

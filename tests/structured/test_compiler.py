@@ -128,7 +128,7 @@ def test_an_endless_search_is_stopped_and_the_next_grammar_compiles(monkeypatch:
     ours, threads = make_compiler(), active_count()
     with pytest.raises(RequestError, match="takes more than 3 s to compile"):
         grammar({"json": {"type": "integer", "multipleOf": 999_983}}, compiler=ours)
-    assert active_count() == threads
+    assert active_count() <= threads
     monkeypatch.setattr(compiler, "COMPILE_SECONDS", 30.0)
     assert grammar({"regex": "ab"}, compiler=ours) is not None
 

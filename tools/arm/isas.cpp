@@ -19,6 +19,7 @@ using namespace foreword::kernels;
 namespace {
 
 constexpr int kHidden = 96, kHeads = 3, kHeadDim = 32, kInner = 160, kVocab = 200, kLayers = 2, kLongest = 100;
+constexpr int kRank = 8;  // of an adapter
 // One activation that rounds to the next of 255 steps changes the logits by up to half of this.
 constexpr double kLimit = 0.02;
 
@@ -51,6 +52,12 @@ class Decoder {
       layer.sliding_window = c.window;
       model_.layers.push_back(std::move(layer));
     }
+    std::vector<std::pair<const PackedMatrix *, LoraSource>> factors;
+    for (const PackedMatrix *m : packed_) {
+      const float *a = numbers(size_t(kRank * m->cols), 0.2f), *b = numbers(size_t(kRank * m->rows), 0.2f);
+      factors.push_back({m, {a, b, kRank, m->rows, m->cols, 0.5f, c.weights != Format::f32}});
+    }
+    model_.add_lora(1, factors);
     model_.final_norm = vector();
     model_.lm_head = linear(kVocab, kHidden);
     forward_ = std::make_unique<ForwardPass>(model_);
@@ -58,9 +65,9 @@ class Decoder {
     for (int i = 0; i < 2 * blocks(); ++i) table_.push_back(1 + (i * 5) % (2 * blocks()));
   }
 
-  // Computes count tokens from position start on for each request; its logits.
+  // Computes count tokens from position start on for each request; its logits. The first request has an adapter.
   std::vector<float> step(const std::vector<std::pair<int, int>> &requests) {
-    std::vector<int32_t> ids, query_start_loc{0}, seq_lens, rows;
+    std::vector<int32_t> ids, query_start_loc{0}, seq_lens, rows, loras;
     std::vector<int64_t> positions, slots, logits_indices;
     for (const auto &[start, count] : requests) {
       const int row = int(rows.size());
@@ -70,12 +77,14 @@ class Decoder {
         slots.push_back(int64_t(table_[size_t(row * blocks() + p / case_.block_size)]) * case_.block_size + p % case_.block_size);
       }
       rows.push_back(row);
+      loras.push_back(row == 0);
       query_start_loc.push_back(int32_t(ids.size()));
       seq_lens.push_back(start + count);
       logits_indices.push_back(int64_t(ids.size()) - 1);
     }
     const float *logits = forward_->run({int(ids.size()), int(rows.size()), int(rows.size()), ids.data(), positions.data(),
                                          query_start_loc.data(), seq_lens.data(), rows.data(), logits_indices.data(),
+                                         0, nullptr, nullptr, nullptr, loras.data(),
                                          {{slots.data(), table_.data(), 2, blocks()}}});
     std::vector<float> out;
     for (size_t b = 0; b < rows.size(); ++b) {
@@ -97,13 +106,16 @@ class Decoder {
     const float *data = numbers(size_t(rows) * size_t(cols), scale);
     return {Source::f32, rows, cols, sizeof(float) * size_t(cols), reinterpret_cast<const uint8_t *>(data)};
   }
-  const PackedMatrix *pack(int rows, int cols) { return model_.pack(matrix(rows, cols, 0.3f), case_.weights, case_.exact); }
+  const PackedMatrix *pack(int rows, int cols) {
+    return packed_.emplace_back(model_.pack(matrix(rows, cols, 0.3f), case_.weights, case_.exact));
+  }
   Linear linear(int rows, int cols) { return model_.make_linear({pack(rows, cols)}); }
   Vector vector() { return model_.copy_vector(numbers(kHidden, 1.f), kHidden); }
 
   const Case case_;
   std::mt19937 random_{1};
   std::deque<std::vector<float>> kept_;  // the embedding is read later
+  std::vector<const PackedMatrix *> packed_;
   Model model_;
   std::unique_ptr<ForwardPass> forward_;
   std::vector<int32_t> table_;

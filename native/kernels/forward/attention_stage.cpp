@@ -53,7 +53,8 @@ void AttentionStage::run(int thread, int layer_index) {
   const Layer &layer = ctx_.model.layers[size_t(layer_index)];
   const Share rows{0, ctx_.input.num_tokens};
   const ActivationSet in = ctx_.norm_rows(thread, layer.attn_norm);
-  ctx_.products.linear(thread, layer.qkv, in, rows, qkv_.data(), Store::assign, &layer.o);
+  ctx_.products.linear(thread, layer.qkv, in, rows, qkv_.data(), Store::assign, &layer.o,
+                       ctx_.shrink(thread, {&layer.qkv}, in));
   ctx_.pool.barrier();
   ctx_.clock.finish(thread, Stage::qkv);
 
@@ -67,7 +68,8 @@ void AttentionStage::run(int thread, int layer_index) {
 
   const ActivationSet heads =
       ctx_.products.prepare(thread, o_input_, layer.o.cols, rows.end, [&](int t) { return out_.row(t); });
-  ctx_.add_product(thread, layer.o, heads, layer.post_attn_norm, layer.mlp ? &layer.mlp->gate : nullptr);
+  ctx_.add_product(thread, layer.o, heads, out_.data(), out_.stride(), layer.post_attn_norm,
+                   layer.mlp ? &layer.mlp->gate : nullptr);
   ctx_.clock.finish(thread, Stage::o);
 }
 

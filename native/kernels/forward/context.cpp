@@ -19,6 +19,7 @@ PassContext::PassContext(Model &m)
       x(m.config.hidden_size),
       branch(m.config.hidden_size),
       products(m),
+      lora_(m),
       norm_out_(size_t(m.pool.size())) {
   for (Buffer<float> &out : norm_out_) out.reserve(size_t(x.stride()));
   model.lm_head.add_kinds(kinds_);
@@ -34,17 +35,22 @@ PassContext::PassContext(Model &m)
 }
 
 void PassContext::reserve() {
+  lora_.plan(input);
+  KindSet kinds = kinds_;
+  kinds[size_t(ActivationKind::f32)] |= lora_.is_active();
   x.reserve(input.num_tokens);
   if (has_branch_) branch.reserve(input.num_tokens);
-  normed.reserve(std::max(input.num_tokens, input.num_logits), model.config.hidden_size, kinds_, pool.size());
+  normed.reserve(std::max(input.num_tokens, input.num_logits), model.config.hidden_size, kinds, pool.size());
 }
 
-void PassContext::add_product(int thread, const Linear &l, const ActivationSet &a, Vector norm, const Linear *next) {
-  const Share rows{0, input.num_tokens};
+void PassContext::add_product(int thread, const Linear &l, const ActivationSet &a, const float *rows, int row_stride,
+                              Vector norm, const Linear *next) {
+  const Share tokens{0, input.num_tokens};
+  const LoraStep *lora = shrink(thread, {&l}, LoraInput{rows, size_t(row_stride), 0, row_stride});
   if (norm) {
-    products.linear(thread, l, a, rows, branch.data(), Store::assign, next);
+    products.linear(thread, l, a, tokens, branch.data(), Store::assign, next, lora);
   } else {
-    products.linear(thread, l, a, rows, x.data(), Store::add, next);
+    products.linear(thread, l, a, tokens, x.data(), Store::add, next, lora);
   }
   pool.barrier();
   if (norm) add_branch(thread, norm);

@@ -49,8 +49,22 @@ class PassContext {
     return out;
   }
 
-  // x += norm(a Wᵀ), or x += a Wᵀ without a norm. Ends with a barrier.
-  void add_product(int thread, const Linear &l, const ActivationSet &a, Vector norm, const Linear *next);
+  // The adapters of the step, shrunk for products whose input is `x`, or is `normed`; null if there are none.
+  const LoraStep *shrink(int thread, std::initializer_list<const Linear *> linears, const LoraInput &x) {
+    if (!lora_.is_active()) return nullptr;
+    lora_.shrink(thread, linears, x);
+    return &lora_;
+  }
+  const LoraStep *shrink(int thread, std::initializer_list<const Linear *> linears, const ActivationSet &in) {
+    const Activations &a = in.kinds[size_t(ActivationKind::f32)];
+    constexpr int kPiece = kPieceBytes / int(sizeof(float));
+    return shrink(thread, linears,
+                  {reinterpret_cast<const float *>(a.data), kPiece, a.piece_stride / sizeof(float), kPiece});
+  }
+
+  // x += norm(a Wᵀ), or x += a Wᵀ without a norm; a: the rows of `row_stride` floats at `rows`. Ends with a barrier.
+  void add_product(int thread, const Linear &l, const ActivationSet &a, const float *rows, int row_stride, Vector norm,
+                   const Linear *next);
   // x += norm(branch), or x += branch. Ends with a barrier.
   void add_branch(int thread, Vector norm);
 
@@ -67,6 +81,7 @@ class PassContext {
   StageClock clock;
 
  private:
+  LoraStep lora_;
   KindSet kinds_{};  // of `normed`
   bool has_branch_ = false;
   std::vector<Buffer<float>> norm_out_;  // [num_threads]

@@ -22,6 +22,10 @@ void check_input(const ForwardInput &in, const Model &model) {
   for (int b = 0; b < in.num_reqs; ++b) {
     const int begin = in.query_start_loc[b];
     require(in.query_start_loc, b + 1, begin, int64_t(in.num_tokens) + 1, "query_start_loc");
+    if (in.lora_ids && in.lora_ids[b] != 0 && !model.loras.contains(in.lora_ids[b])) {
+      throw std::invalid_argument("lora_ids[" + std::to_string(b) + "] = " + std::to_string(in.lora_ids[b]) +
+                                  " is not the number of an adapter");
+    }
     const int64_t first = int64_t(in.seq_lens[b]) - in.query_len(b);
     for (int t = begin; t < in.query_start_loc[b + 1]; ++t) {
       const int64_t position = first + (t - begin);

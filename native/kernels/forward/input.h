@@ -24,6 +24,7 @@ struct ForwardInput {
   const int64_t *embed_rows;       // [N] tokens, ascending, whose input is a row of `embeds` in place of a token id
   const float *embeds;             // [N, hidden_size]
   const int64_t *mrope_positions;  // [num_axes, T]; null: `positions` in every axis
+  const int32_t *lora_ids;         // [B] the adapter of each request, 0: none; null: none has one
   struct Group {
     const int64_t *slot_mapping;  // [T]; −1: not stored
     const int32_t *block_table;   // [R, stride]

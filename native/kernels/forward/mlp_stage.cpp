@@ -22,7 +22,7 @@ void MlpStage::reserve() {
 
 ActivationSet MlpStage::gate_up(int thread, const Mlp &mlp, const ActivationSet &a) {
   const Share rows{0, ctx_.input.num_tokens};
-  ctx_.products.gated(thread, mlp, a, rows, hidden_.data());
+  ctx_.products.gated(thread, mlp, a, rows, hidden_.data(), ctx_.shrink(thread, {&mlp.gate, &mlp.up}, a));
   ctx_.pool.barrier();
   ctx_.clock.finish(thread, Stage::gate_up);
   return ctx_.products.prepare(thread, down_, mlp.down.cols, rows.end,
@@ -32,7 +32,7 @@ ActivationSet MlpStage::gate_up(int thread, const Mlp &mlp, const ActivationSet 
 void MlpStage::run(int thread, const Layer &layer, const Linear &next) {
   const ActivationSet in = ctx_.norm_rows(thread, layer.mlp_norm);
   const ActivationSet hidden = gate_up(thread, *layer.mlp, in);
-  ctx_.add_product(thread, layer.mlp->down, hidden, layer.post_mlp_norm, &next);
+  ctx_.add_product(thread, layer.mlp->down, hidden, hidden_.data(), layer.mlp->gate.stride, layer.post_mlp_norm, &next);
   ctx_.clock.finish(thread, Stage::down);
 }
 

@@ -41,7 +41,7 @@ const uint8_t *Products::first_weights(int thread, const Linear *l) const {
 
 // A share is a range of the panels of all matrices side by side; with few panels, of panels × cuts of the rows.
 void Products::linear(int thread, const Linear &l, const ActivationSet &a, Share rows, float *out, Store store,
-                      const Linear *next) const {
+                      const Linear *next, const LoraStep *lora) const {
   const int num_rows = rows.end - rows.begin, threads = pool_.size();
   int cuts = 1;
   if (l.num_panels < kPanelsPerThread * threads) cuts = std::clamp(num_rows / kRowsPerCut, 1, threads);
@@ -59,6 +59,10 @@ void Products::linear(int thread, const Linear &l, const ActivationSet &a, Share
         const uint8_t *following = end > last ? (&part + 1)->matrix->panels : first_weights(thread, next);
         isa_.linear(*part.matrix, a.of(*part.matrix), rows.begin + r.begin, rows.begin + r.end, p0, p1,
                     out + part.offset, size_t(l.stride), store, following, scratch);
+        if (lora) {
+          lora->expand(*part.matrix, int(&part - l.parts.data()), {rows.begin + r.begin, rows.begin + r.end}, p0, p1,
+                       out + part.offset, size_t(l.stride));
+        }
       }
       first = last;
     }
@@ -66,7 +70,8 @@ void Products::linear(int thread, const Linear &l, const ActivationSet &a, Share
 }
 
 // Both halves of a few panels are computed into scratch memory, then multiplied.
-void Products::gated(int thread, const Mlp &mlp, const ActivationSet &a, Share rows, float *out) const {
+void Products::gated(int thread, const Mlp &mlp, const ActivationSet &a, Share rows, float *out,
+                     const LoraStep *lora) const {
   const PackedMatrix &gate = *mlp.gate.parts[0].matrix, &up = *mlp.up.parts[0].matrix;
   const int width = isa_.panel_width, max_rows = kGateFloats / width;
   const Share panels = share_of(gate.num_panels, thread, pool_.size());
@@ -84,6 +89,10 @@ void Products::gated(int thread, const Mlp &mlp, const ActivationSet &a, Share r
                   own.linear.data());
       isa_.linear(up, a.of(up), row, row_end, p, p_end, own.up.data() + origin, wide, Store::assign, next_gate,
                   own.linear.data());
+      if (lora) {
+        lora->expand(gate, 0, {row, row_end}, p, p_end, own.gate.data() + origin, wide);
+        lora->expand(up, 1, {row, row_end}, p, p_end, own.up.data() + origin, wide);
+      }
       for (int r = 0; r < count; ++r) {
         const size_t at = size_t(r) * wide;
         isa_.gate_mul(activation_, own.gate.data() + at, own.up.data() + at, wide,

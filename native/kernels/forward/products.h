@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/model.h"
+#include "kernels/forward/lora_step.h"
 
 namespace foreword::kernels {
 
@@ -43,12 +43,13 @@ class Products {
   }
 
   // out (=, +=) a Wᵀ for `rows`. `next`: the product that this thread computes after this one, whose first weights are
-  // prefetched; null if unknown.
+  // prefetched; null if unknown. `lora`: the adapters of the rows, shrunk for these matrices; null if there are none.
   void linear(int thread, const Linear &l, const ActivationSet &a, Share rows, float *out, Store store,
-              const Linear *next = nullptr) const;
+              const Linear *next = nullptr, const LoraStep *lora = nullptr) const;
 
   // out = act(a Wgateᵀ) * (a Wupᵀ) for `rows`.
-  void gated(int thread, const Mlp &mlp, const ActivationSet &a, Share rows, float *out) const;
+  void gated(int thread, const Mlp &mlp, const ActivationSet &a, Share rows, float *out,
+             const LoraStep *lora = nullptr) const;
 
  private:
   struct Scratch {

@@ -10,7 +10,7 @@ from foreword.cache.groups import (
     longest_common_hit,
 )
 from foreword.cache.hits import PrefixHit
-from foreword.cache.keys import prefix_keys
+from foreword.cache.keys import prefix_keys, with_adapter
 from foreword.cache.manager import Allocation, KVCacheManager
 from foreword.cache.pool import BlockPool, PoolObserver
 from foreword.cache.prefix import PrefixNode, PrefixTree, hash_block
@@ -37,4 +37,5 @@ __all__ = [
     "hash_block",
     "longest_common_hit",
     "prefix_keys",
+    "with_adapter",
 ]

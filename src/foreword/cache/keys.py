@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from hashlib import blake2b
 
 import numpy as np
@@ -43,6 +43,11 @@ def prefix_keys(
         for block, content in _rotations(block_size, inputs["mrope_positions"], inputs["mrope_delta"], max_len):
             keys.setdefault(block, []).append(("rotation", content))
     return {block: tuple(parts) for block, parts in keys.items()}
+
+
+def with_adapter(keys: Mapping[int, ExtraKeys], lora_id: int) -> Mapping[int, ExtraKeys]:
+    """The keys of `prefix_keys` without an adapter as those with it; the same for 0."""
+    return {**keys, 0: (("adapter", lora_id), *keys.get(0, ()))} if lora_id else keys
 
 
 def _embeds(block_size: int, embeds: F32, is_token_id: Bools) -> Iterator[tuple[int, str]]:

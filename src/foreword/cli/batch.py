@@ -19,7 +19,7 @@ from foreword.batch import InputBatch
 from foreword.cli.batch_file import BatchLine, Record, Results, batch_lines
 from foreword.cli.options import ENGINE, EngineOptions, grouped
 from foreword.cli.terminal import note
-from foreword.engine import EngineMetrics, EngineObserver
+from foreword.engine import EngineMetrics, EngineObserver, RequestOptions
 from foreword.engine.chat import ChatReader, make_chat
 from foreword.errors import ConfigError, ForewordError, RequestError
 from foreword.openai import (
@@ -105,7 +105,8 @@ class _Job:
 class Batch:
     """Answers lines, with a bounded number of them read and not yet answered.
 
-    names: of models that are this one; the first stands for a request without. ordered: results in the input's order.
+    names: of models that are this one; the first stands for a request without. A request may name an adapter instead.
+    ordered: results in the input's order.
     """
 
     def __init__(self, llm: LLM, names: list[str], *, ordered: bool = False) -> None:
@@ -140,24 +141,28 @@ class Batch:
         engine = self._llm.engine
         try:
             job, prompts, params = self._parse(line)
-            groups = [
-                engine.check(f"{line.number}.{i}", prompt, params, **job.request.options)
-                for i, prompt in enumerate(prompts)
-            ]
+            options = RequestOptions(**job.request.options, lora=None if job.model in self._names else job.model)
+            groups = [engine.check(f"{line.number}.{i}", prompt, params, **options) for i, prompt in enumerate(prompts)]
         except ForewordError as error:
+            return line.record(_response(*error_body(error)), None)
+        try:
+            for group in groups:
+                engine.add(group)
+        except RequestError as error:  # its adapter cannot be read again
+            for group in groups:
+                engine.abort(group.request_id)
             return line.record(_response(*error_body(error)), None)
         for group in groups:
             job.outputs[group.request_id] = None
             self._jobs[group.request_id] = job
-            engine.add(group)
         return None
 
     def _parse(self, line: BatchLine) -> tuple[_Job, Sequence[str | list[int]], SamplingParams]:
         """The line's request, and the prompts and parameters for the engine."""
         request = parse_chat(line.body) if line.url.endswith("/chat/completions") else parse_completion(line.body)
         model = request.model or self._names[0]
-        if model not in self._names:
-            reason = f"this batch is answered by {' or '.join(map(repr, self._names))}"
+        if model not in (known := [*self._names, *self._llm.loras]):
+            reason = f"this batch is answered by {' or '.join(map(repr, known))}"
             raise RequestError(None, "model", model, reason, "Use --model, or --served-model-name for another name.")
         if request.stream:
             raise RequestError(None, "stream", True, "a batch has no streams", "Leave it out.")

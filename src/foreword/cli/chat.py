@@ -137,7 +137,7 @@ class Chat:
         output = None
         with Interrupt() as interrupt, Printer(strip=True) as printer:
             try:
-                for output in answer(self.llm.chat_stream(messages, self.params), interrupt):
+                for output in answer(self.llm.chat_stream(messages, self.params, lora=self._engine.lora), interrupt):
                     printer.show(output.outputs[0].text)
             except RequestError as error:
                 if error.field not in TOO_LONG:

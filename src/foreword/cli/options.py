@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Generic, Protocol, TypeVar
 
 import typer
 
+from foreword.engine.loras import named_paths
 from foreword.errors import ConfigError
 
 
@@ -97,8 +98,17 @@ class EngineOptions:
     settings: dict[str, Any]
     as_json: bool = False
 
+    @property
+    def lora(self) -> str | None:
+        """The adapter that answers: the last one that was given."""
+        return next(reversed(self.settings.get("loras", {})), None)
 
-def _engine_options(model: str, as_json: bool = False, **settings: Any) -> EngineOptions:
+
+def _engine_options(
+    model: str, as_json: bool = False, adapter: Sequence[str] | None = None, **settings: Any
+) -> EngineOptions:
+    if adapter:
+        settings["loras"] = named_paths(adapter)
     return EngineOptions(model, {name: value for name, value in settings.items() if value is not None}, as_json)
 
 
@@ -108,8 +118,14 @@ _NATIVE: dict[str, tuple[Any, object]] = {
     "weight_format": (Annotated[str | None, typer.Option(metavar="NAME", help="auto, fp32, bf16, int8 or q4.")], None),
     "kv_format": (Annotated[str | None, typer.Option(metavar="NAME", help="fp32, bf16 or int8.")], None),
 }
-ENGINE = Group({**_MODEL, **_NATIVE, "max_model_len": (ContextLen, None)}, _engine_options)
-"""The model and the settings of its engine."""
+_ADAPTER: dict[str, tuple[Any, object]] = {
+    "adapter": (
+        Annotated[list[str] | None, typer.Option(metavar="NAME=PATH", help="A LoRA adapter. Repeatable.")],
+        None,
+    ),
+}
+ENGINE = Group({**_MODEL, **_ADAPTER, **_NATIVE, "max_model_len": (ContextLen, None)}, _engine_options)
+"""The model, its adapters and the settings of its engine."""
 
 with_engine_options = grouped(options=Group({**_MODEL, **_NATIVE, "as_json": (Json, False)}, _engine_options))
 """For a benchmark, which sets the length itself: ``options`` is the model, the settings and --json."""

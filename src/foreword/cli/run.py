@@ -63,7 +63,9 @@ def run(
         raise ConfigError(f"--system: {reason}, and it needs one. Leave it out, or write it into the prompt")
     messages = [{"role": "system", "content": system}] if system is not None else []
     question = [*messages, {"role": "user", "content": text}]
-    outputs = llm.stream(text, params) if is_text else llm.chat_stream(question, params)
+    outputs = (
+        llm.stream(text, params, lora=engine.lora) if is_text else llm.chat_stream(question, params, lora=engine.lora)
+    )
     output = None
     shows_text = not as_json and params.n == 1
     with Interrupt() as interrupt, Printer(strip=not is_text, is_shown=shows_text) as printer:

@@ -24,6 +24,7 @@ ENGINE: dict[str, tuple[Any, str, int, int]] = {
     "max_num_seqs": (int, "Completions computed at the same time.", 1, 2**16),
     "max_num_batched_tokens": (int, "Tokens computed in one step.", 1, 2**20),
     "kv_cache_bytes": (int, "Memory for keys and values.", 1, 2**50),
+    "lora_bytes": (int, "Memory for LoRA adapters.", 0, 2**50),
     "seed": (int, "Seeds of requests without one are derived from it.", 0, 2**62),
 }
 """Setting of the engine → its type, its help, the least and the most value."""

@@ -14,6 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing, contextmanager, suppress
 from functools import partial
 from itertools import count
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 from typing import Any, Self, TypeVar, Unpack
@@ -197,6 +198,21 @@ class AsyncEngine:
 
         self._send(run)
         return await asyncio.wrap_future(result)
+
+    async def load_lora(self, name: str, path: str | Path) -> None:
+        """See `Engine.load_lora`. It is read in another thread, while requests run."""
+        self.engine.loras.check_name(name)
+        adapter = await asyncio.to_thread(self.engine.loras.read, path)
+        await self.call(partial(self.engine.load_lora, name, adapter))
+
+    async def drop_lora(self, name: str) -> None:
+        """See `Engine.drop_lora`."""
+        await self.call(partial(self.engine.drop_lora, name))
+
+    @property
+    def loras(self) -> dict[str, Path]:
+        """The path of each adapter, by its name."""
+        return self.engine.loras.paths
 
     @property
     def is_closed(self) -> bool:

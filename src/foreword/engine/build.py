@@ -21,6 +21,7 @@ from foreword.executors.native_encoder import NativeEncoderExecutor
 from foreword.executors.numpy import NumpyExecutor
 from foreword.models.encoder_spec import EncoderSpec
 from foreword.models.loader import LoadedModel, load_model
+from foreword.models.lora import read_lora
 from foreword.models.spec import DecoderSpec
 from foreword.native import available
 from foreword.structured import GrammarCompiler
@@ -180,6 +181,7 @@ def build_engine(
         observers=observers,
         pooling=model.pooling,
         generates=model.decoder.has_logits,
+        read_lora=partial(read_lora, spec=model.decoder, family=model.family) if model.family else None,
         grammars=GrammarCompiler(model.tokenizer, vocab_size=model.spec.vocab_size, eos_token_ids=model.eos_token_ids),
     )
 

@@ -24,6 +24,8 @@ class EngineConfig:
     block_size: tokens of a KV block. num_blocks: blocks of the pool, the null block included (None: as many as
         max_num_seqs requests of max_model_len could need, within kv_cache_bytes).
     kv_cache_bytes: memory for keys and values when num_blocks is None.
+    lora_bytes: memory for LoRA adapters. When it is full, the least recently used leave it, and are read again from
+        their files when a request needs them; those of requests in progress stay, also beyond it.
     prefix_caching: reuse the blocks of equal prompt prefixes. partial_reuse: also a part of a block, by copying it.
     async_scheduling: plan and prepare the next step while one runs. The outputs are the same.
     speculation: draft tokens and verify them; see `SpeculationConfig` (None: one token per step).
@@ -39,6 +41,7 @@ class EngineConfig:
     block_size: int = 16
     num_blocks: int | None = None
     kv_cache_bytes: int = 2 << 30
+    lora_bytes: int = 1 << 30
     prefix_caching: bool = True
     partial_reuse: bool = True
     async_scheduling: bool = False
@@ -54,6 +57,8 @@ class EngineConfig:
             raise ConfigError(f"max_model_len={self.max_model_len}: must hold a prompt token and an output token")
         if self.kv_cache_bytes < 1:
             raise ConfigError(f"kv_cache_bytes={self.kv_cache_bytes}: must be positive")
+        if self.lora_bytes < 0:
+            raise ConfigError(f"lora_bytes={self.lora_bytes}: must be 0 or more")
         if self.max_forced_tokens < 0:
             raise ConfigError(f"max_forced_tokens={self.max_forced_tokens}: must be 0 or more")
         if self.check not in CHECKS:

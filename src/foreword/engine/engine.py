@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Unpack
 
 import numpy as np
@@ -19,6 +20,7 @@ from foreword.batch.proof.checker import CacheChecker
 from foreword.cache import KVCacheManager
 from foreword.engine.config import EngineConfig
 from foreword.engine.intake import Intake, Tokenizer
+from foreword.engine.loras import Loras, ReadLora
 from foreword.engine.observer import EngineObserver, Observers
 from foreword.engine.output_processor import NOTHING_READ, OutputProcessor, Readings
 from foreword.engine.outputs import RequestOutput
@@ -29,6 +31,7 @@ from foreword.engine.speculation import Drafter, ForcedTokens, Speculation
 from foreword.engine.transaction import Transaction
 from foreword.errors import ConfigError, RequestError
 from foreword.executors import Capability, Executor
+from foreword.models.lora import LoraAdapter
 from foreword.models.pooling import PoolingSpec
 from foreword.sampling import Grammar, LogitsProcessor, Processors, Sampled
 from foreword.scheduler import Reason, Scheduler, StepPlan
@@ -60,9 +63,10 @@ class Engine:
         observers: Iterable[EngineObserver] = (),
         pooling: PoolingSpec | None = None,
         generates: bool = True,
+        read_lora: ReadLora | None = None,
     ) -> None:
         """num_blocks: the executor's pool. drafter: makes the drafter, in place of the configured method. grammars:
-        compiles structured outputs.
+        compiles structured outputs. read_lora: reads an adapter of the executor's model.
         logits_processors: make the custom logits processors over the engine's state rows, in their order.
         pooling: what the executor's pooler does. generates: whether the model computes logits.
         """
@@ -109,10 +113,13 @@ class Engine:
         self._forced = ForcedTokens(
             states, self.pipeline.grammars, most_forced, self.pipeline.grammar_thread.forced_tokens
         )
+        self._outputs = OutputProcessor(states, eos_token_ids=eos, clock=self._now)
+        self.loras = Loras(executor, read_lora, config.lora_bytes, self._outputs.lora_ids)
         self._intake = Intake(
             states,
             executor,
             processors,
+            loras=self.loras,
             node_size=self.cache.tree.block_size,
             tokenizer=tokenizer,
             eos_token_ids=eos,
@@ -122,10 +129,10 @@ class Engine:
             pooling=self.pooling,
             generates=generates,
         )
-        self._outputs = OutputProcessor(states, eos_token_ids=eos, clock=self._now)
         self._planned: InFlightStep | None = None  # prepared during the last step, and not resolved yet
         self._committing: InFlightStep | None = None
-        self._transaction = Transaction(self, ("add", "abort", "step", "reset_prefix_cache"), self._restore)
+        changes = ("add", "abort", "step", "reset_prefix_cache", "load_lora", "drop_lora")
+        self._transaction = Transaction(self, changes, self._restore)
         self._ready: list[RequestOutput] = []  # returned by the next `step`, also if an error comes first
 
     # -- requests ----------------------------------------------------------------------------------------------------
@@ -174,8 +181,9 @@ class Engine:
         return group
 
     def add(self, group: RequestGroup) -> None:
-        """Add a checked request. RequestError for an id in use."""
+        """Add a checked request. RequestError for an id in use, and for an adapter that is not there any more."""
         self._check_unused(group.request_id)
+        group.lora_id = self.loras.enter(group.request_id, group.lora)
         with self._transaction:
             self._intake.expand(group)
             first, *others = group.completions
@@ -205,7 +213,7 @@ class Engine:
                     self.pipeline.grammars.pop(row, None)
                     self._outputs.end(completion, (completion.request.output.tolist(), "abort", None))
             output = group.final().following(mine[0] if mine else None)
-            self._outputs.remove([output])
+            self._forget([output])
             self.observers.post("request_ended", output)
         self.observers.deliver()
         return output
@@ -230,6 +238,23 @@ class Engine:
             is_reset = self.cache.reset()
         self.observers.deliver()
         return is_reset
+
+    def load_lora(self, name: str, path: str | Path | LoraAdapter) -> None:
+        """Load an adapter, or what `Loras.read` returned, under a name, also in place of another one of that name.
+
+        Requests in progress end with the adapter that they began with. ModelError if it cannot be used, ConfigError for
+        a name that is no text, or if the executor runs no adapters, MemoryError if it does not fit.
+        """
+        self.loras.check_name(name)
+        adapter = path if isinstance(path, LoraAdapter) else self.loras.read(path)
+        with self._transaction:
+            self.loras.load(name, adapter)
+
+    def drop_lora(self, name: str) -> None:
+        """Forget an adapter. Requests in progress end with it. ConfigError for an unknown name."""
+        self.loras.check_known(name)
+        with self._transaction:
+            self.loras.drop(name)
 
     def close(self) -> None:
         """End its threads. The engine can be used again."""
@@ -343,10 +368,15 @@ class Engine:
 
     def _report(self, outputs: list[RequestOutput]) -> None:
         self._ready += outputs
-        self._outputs.remove(outputs)
+        self._forget(outputs)
         for output in outputs:
             if output.finished:
                 self.observers.post("request_ended", output)
+
+    def _forget(self, outputs: list[RequestOutput]) -> None:
+        self._outputs.remove(outputs)
+        if any(output.finished for output in outputs):
+            self.loras.collect()
 
     def _restore(self) -> None:
         """After a failure anywhere in a change: no step is in flight, and unfinished requests wait with their tokens.

@@ -11,7 +11,8 @@ from typing import Protocol, Unpack
 import numpy as np
 
 from foreword.batch import PoolingParams, RequestStates, SamplingParams
-from foreword.cache import prefix_keys
+from foreword.cache import prefix_keys, with_adapter
+from foreword.engine.loras import Loras
 from foreword.engine.prompt import Prompt, checked_prompt
 from foreword.engine.request_group import Completion, RequestGroup, RequestOptions
 from foreword.engine.text import Detokenizer, TextStream
@@ -67,6 +68,7 @@ class Intake:
         executor: Executor,
         processors: Processors,
         *,
+        loras: Loras,
         node_size: int,
         tokenizer: Tokenizer | None,
         eos_token_ids: frozenset[int],
@@ -81,7 +83,7 @@ class Intake:
         self._states, self._executor, self._processors = states, executor, processors
         self._node_size, self._tokenizer, self._eos_token_ids = node_size, tokenizer, eos_token_ids
         self._seed = seed if seed is not None else int.from_bytes(os.urandom(7), "little")
-        self._clock, self._grammars = clock, grammars
+        self._clock, self._grammars, self._loras = clock, grammars, loras
         self._num_arrivals = 0
         self._last_params: SamplingParams | None = None  # checked before, and of values that cannot change
 
@@ -126,8 +128,10 @@ class Intake:
         if params.prompt_logprobs is not None and "prompt_embeds" in inputs:
             reason = "embeddings have no token ids, and so no log-probabilities"
             raise RequestError(request_id, "prompt_logprobs", params.prompt_logprobs, reason, "Leave it out.")
-        lora_id, grammar = options.get("lora_id", 0), options.get("grammar")
-        check_capabilities(request_id, self._executor, params, lora_id=lora_id, grammar=grammar)
+        lora, grammar = options.get("lora"), options.get("grammar")
+        check_capabilities(request_id, self._executor, params, lora=lora, grammar=grammar)
+        if lora is not None:
+            self._loras.check(request_id, lora)
         if grammar is None and params.needs_grammar:
             grammar = self._grammar(request_id, params)
         self._processors.check(request_id, params)
@@ -147,10 +151,9 @@ class Intake:
             options.get("stream", False) and (params.best_of or params.n) == params.n,
             self._clock(),
             priority=options.get("priority", 0),
-            lora_id=lora_id,
+            lora=lora,
             keys=prefix_keys(
                 self._node_size,
-                lora_id=lora_id,
                 salt=options.get("cache_salt"),
                 inputs=inputs,
                 max_len=self._max_len(len(tokens), params),
@@ -190,8 +193,10 @@ class Intake:
             raise RequestError(request_id, "step_tag_id", params.step_tag_id, reason, fix)
         if (grammar := options.get("grammar")) is not None:
             raise RequestError(request_id, "grammar", grammar, "a pooling request has no tokens", "Leave it out.")
-        lora_id = options.get("lora_id", 0)
-        check_capabilities(request_id, self._executor, POOLING, lora_id=lora_id, grammar=None)
+        lora = options.get("lora")
+        check_capabilities(request_id, self._executor, POOLING, lora=lora, grammar=None)
+        if lora is not None:
+            self._loras.check(request_id, lora)
         return RequestGroup(
             request_id,
             prompt_text,
@@ -200,10 +205,9 @@ class Intake:
             False,
             self._clock(),
             priority=options.get("priority", 0),
-            lora_id=lora_id,
+            lora=lora,
             keys=prefix_keys(
                 self._node_size,
-                lora_id=lora_id,
                 salt=options.get("cache_salt"),
                 inputs=inputs,
                 max_len=len(tokens) + 1,
@@ -220,7 +224,7 @@ class Intake:
         return [*token_ids[: num_kept - num_last], *token_ids[len(token_ids) - num_last :]]
 
     def expand(self, group: RequestGroup) -> None:
-        """Make the group's completions, each with a request of its own."""
+        """Make the group's completions, each with a request of its own. Its adapter has entered."""
         if group.pooling_params is not None:
             self._expand_pooling(group, group.pooling_params)
             return
@@ -250,7 +254,7 @@ class Intake:
                 reuse_prefix=params.prompt_logprobs is None or index > 0,
                 priority=group.priority,
                 lora_id=group.lora_id,
-                keys=group.keys,
+                keys=with_adapter(group.keys, group.lora_id),
                 inputs=group.inputs,
             )
             self._num_arrivals += 1
@@ -271,7 +275,7 @@ class Intake:
             reuse_prefix=pooling == "last",
             priority=group.priority,
             lora_id=group.lora_id,
-            keys=group.keys,
+            keys=with_adapter(group.keys, group.lora_id),
             inputs=group.inputs,
         )
         self._num_arrivals += 1

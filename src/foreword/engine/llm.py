@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count
+from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -28,7 +29,15 @@ from foreword.errors import EngineError, ForewordError, RequestError
 from foreword.models.loader import load_model
 from foreword.models.tokenizer import Tokenizer
 
-Params = SamplingParams | PoolingParams
+V = TypeVar("V")
+Loras = str | Sequence[str | None] | None
+"""The name of the adapter of all prompts, or of each."""
+OneEach = tuple[str, type[V], str]
+"""A parameter of which there is one per prompt: its name, type, and an example."""
+
+PARAMS = "sampling_params", SamplingParams, "SamplingParams(temperature=…)"
+POOLING = "pooling_params", PoolingParams, 'PoolingParams(task="embed")'
+LORA = "lora", str, "the name of an adapter"
 EXECUTOR_OPTIONS = ("num_threads", "weight_format", "kv_format")  # of the native executor
 
 
@@ -43,7 +52,7 @@ class LLM:
 
     model: a name the project knows, a .gguf file, a directory of safetensors, or a hub id.
     executor: "auto" is the native one if it is built, else "numpy".
-    observers: of the engine, from its start.
+    observers: of the engine, from its start. loras: name → path of adapters that are loaded at once.
     options: num_threads, weight_format and kv_format of the native executor; the fields of `EngineConfig` and of its
         `SchedulerConfig`. ConfigError for any other name.
     """
@@ -54,13 +63,16 @@ class LLM:
         *,
         executor: ExecutorKind = "auto",
         observers: Iterable[EngineObserver] = (),
+        loras: Mapping[str, str | Path] | None = None,
         **options: Any,
     ) -> None:
         native = {name: options.pop(name) for name in EXECUTOR_OPTIONS if name in options}
         native = {name: value for name, value in native.items() if value is not None}
-        config = engine_config(options, other_names=("executor", "observers", *EXECUTOR_OPTIONS))
+        config = engine_config(options, other_names=("executor", "observers", "loras", *EXECUTOR_OPTIONS))
         self.model = load_model(model)
         self.engine: Engine = build_engine(self.model, config, executor=executor, observers=observers, **native)
+        for name, path in (loras or {}).items():
+            self.engine.load_lora(name, path)
         self._name, self._is_closed = model, False
         self._ids = count()
         self._running: list[RequestGroup] = []
@@ -91,76 +103,103 @@ class LLM:
     def tokenizer(self) -> Tokenizer:
         return self.model.tokenizer
 
+    @property
+    def loras(self) -> dict[str, Path]:
+        """The path of each adapter, by its name."""
+        return self.engine.loras.paths
+
+    def load_lora(self, name: str, path: str | Path) -> None:
+        """Load a LoRA adapter under a name, also in place of another one: see `Engine.load_lora`.
+
+        path: a directory that PEFT wrote, or a GGUF file.
+        """
+        self._check_open()
+        self.engine.load_lora(name, path)
+
+    def drop_lora(self, name: str) -> None:
+        """Forget an adapter: see `Engine.drop_lora`."""
+        self._check_open()
+        self.engine.drop_lora(name)
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        lora: Loras = None,
         progress: bool | None = None,
     ) -> list[RequestOutput]:
         """Complete one prompt or many, in one list in the order given.
 
         prompts: a text, token ids, a `MixedPrompt`, or a list of these. sampling_params: one for all, or one per
-        prompt; None: temperature 0 and 1024 tokens, as `foreword run` (`SamplingParams` itself has 1 and 16). progress:
-        a bar on standard error; None: if that is a terminal.
+        prompt; None: temperature 0 and 1024 tokens, as `foreword run` (`SamplingParams` itself has 1 and 16). lora: the
+        name of an adapter for all, or one per prompt; None: the model itself. progress: a bar on standard error; None:
+        if that is a terminal.
 
         RequestError for a prompt or parameter that cannot be served, with its index in the list, before any request
         has started. A request that fails later, such as for logits that are not numbers, has its error in
         ``RequestOutput.error``; if all requests failed, the first error is raised.
         """
-        return self._run(self._jobs(prompts, sampling_params), progress)
+        return self._run(self._jobs(prompts, sampling_params, lora), progress)
 
     def stream(
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        lora: Loras = None,
     ) -> Iterator[RequestOutput]:
         """Complete one prompt or many, and iterate over their outputs as their tokens come.
 
-        prompts, sampling_params, errors: see `generate`. ``prompt_index`` of an output is the place of its prompt in
+        The arguments and errors are those of `generate`. ``prompt_index`` of an output is the place of its prompt in
         the list; ``new_text`` and ``new_token_ids`` of its completions are what came since the one before. The requests
         begin with the first output that is asked for, and run whenever the LLM does. When the iterator is closed or
         forgotten they are aborted; other requests are not concerned.
         """
-        return self._stream(self._jobs(prompts, sampling_params, stream=True))
+        return self._stream(self._jobs(prompts, sampling_params, lora, stream=True))
 
     def chat(
         self,
         messages: Conversation | Sequence[Conversation],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        lora: Loras = None,
         progress: bool | None = None,
         **options: Any,
     ) -> list[RequestOutput]:
         """Answer one conversation or many through the model's chat template; outputs have their ``message``.
 
         messages: a list of messages, such as {"role": "user", "content": "…"}, one message alone, or a text of the
-        user; or a list of conversations, each a list of messages or a text. sampling_params, errors: see `generate`.
-        options: see `ChatOptions`; any other name is a variable of the template.
+        user; or a list of conversations, each a list of messages or a text. sampling_params, lora, errors: see
+        `generate`. options: see `ChatOptions`; any other name is a variable of the template.
         """
-        return self._run(self._chats(messages, sampling_params, options), progress)
+        return self._run(self._chats(messages, sampling_params, lora, options), progress)
 
     def chat_stream(
         self,
         messages: Conversation | Sequence[Conversation],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        lora: Loras = None,
         **options: Any,
     ) -> Iterator[RequestOutput]:
         """As `chat`, but as `stream` does. Outputs have ``events``, the final one its ``message``."""
-        return self._stream(self._chats(messages, sampling_params, options, stream=True))
+        return self._stream(self._chats(messages, sampling_params, lora, options, stream=True))
 
     def encode(
         self,
         prompts: Prompt | Sequence[Prompt],
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         *,
+        lora: Loras = None,
         progress: bool | None = None,
     ) -> list[PoolingRequestOutput]:
         """Pool one prompt or many as their parameters say, in one list in the order given.
 
-        None: an embedding of each. Errors are those of `generate`.
+        None: an embedding of each. lora, errors are those of `generate`.
         """
-        outputs = self._run(self._jobs(prompts, pooling_params or PoolingParams()), progress)
+        jobs = self._jobs(prompts, pooling_params or PoolingParams(), lora, kind=POOLING)
+        outputs = self._run(jobs, progress)
         return [pooling_output(output) for output in outputs]
 
     def embed(
@@ -168,13 +207,14 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         *,
+        lora: Loras = None,
         progress: bool | None = None,
     ) -> list[F32]:
         """The embedding of each prompt, float32 [dimensions], of unit length unless the parameters say otherwise.
 
         Raises the first error of a request that failed; `encode` has the outputs of the others.
         """
-        return [output.outputs.data for output in self.encode(prompts, pooling_params, progress=progress)]
+        return [output.outputs.data for output in self.encode(prompts, pooling_params, lora=lora, progress=progress)]
 
     def classify(
         self, prompts: Prompt | Sequence[Prompt], *, progress: bool | None = None
@@ -212,30 +252,37 @@ class LLM:
     def _jobs(
         self,
         prompts: Prompt | Sequence[Prompt],
-        sampling_params: Params | Sequence[Params] | None,
+        given: object,
+        lora: Loras,
         *,
+        kind: OneEach[Any] = PARAMS,
         stream: bool = False,
     ) -> list[Job]:
-        listed = as_list(prompts)
-        params = one_each(sampling_params, len(listed))
-        check = self.engine.check
-        return [Job(i, check(f"prompts[{i}]", listed[i], params[i], stream=stream)) for i in range(len(listed))]
+        listed, check = as_list(prompts), self.engine.check
+        params, loras = one_each(*kind, given, listed), one_each(*LORA, lora, listed)
+        return [
+            Job(i, check(f"prompts[{i}]", prompt, params[i], lora=loras[i], stream=stream))
+            for i, prompt in enumerate(listed)
+        ]
 
     def _chats(
         self,
         messages: Conversation | Sequence[Conversation],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        lora: Loras,
         options: Mapping[str, Any],
         *,
         stream: bool = False,
     ) -> list[Job]:
         conversations, limit = as_conversations(messages), self.engine.states.max_model_len
-        params = one_each(sampling_params, len(conversations))
+        params, loras = one_each(*PARAMS, sampling_params, conversations), one_each(*LORA, lora, conversations)
         jobs = []
         for i, conversation in enumerate(conversations):
             chat = make_chat(self.tokenizer, conversation, params[i], limit, chat_options(options))
             name = f"prompts[{i}]"
-            group = self.engine.check(name, chat.token_ids, chat.params, prompt_text=chat.text, stream=stream)
+            group = self.engine.check(
+                name, chat.token_ids, chat.params, prompt_text=chat.text, lora=loras[i], stream=stream
+            )
             jobs.append(Job(i, group, chat.reader()))
         return jobs
 
@@ -383,17 +430,13 @@ def as_conversations(messages: Conversation | Sequence[Conversation]) -> list[Se
     return list(map(as_messages, messages))
 
 
-P = TypeVar("P", bound=Params)
-
-
-def one_each(params: P | Sequence[P] | None, num_prompts: int) -> Sequence[P | None]:
-    """One set of parameters per prompt. RequestError for anything else."""
-    if params is None or isinstance(params, Params):
-        return [params] * num_prompts
-    if not isinstance(params, Sequence) or not all(one is None or isinstance(one, Params) for one in params):
-        fix = "Give SamplingParams(temperature=…), or a list of them."
-        raise RequestError(None, "sampling_params", params, "are no SamplingParams", fix)
-    if len(params) != num_prompts:
-        reason, fix = f"there are {num_prompts} prompts", "Give one, or one per prompt."
-        raise RequestError(None, "sampling_params", f"{len(params)} values", reason, fix)
-    return params
+def one_each(field: str, kind: type[V], example: str, given: object, prompts: Sequence[object]) -> Sequence[V | None]:
+    """One value of a kind per prompt. RequestError for anything else."""
+    if given is None or isinstance(given, kind):
+        return [given] * len(prompts)
+    if not isinstance(given, Sequence) or not all(one is None or isinstance(one, kind) for one in given):
+        raise RequestError(None, field, given, f"is no {kind.__name__}", f"Give {example}, or a list of them.")
+    if len(given) != len(prompts):
+        reason, fix = f"there are {len(prompts)} prompts", "Give one, or one per prompt."
+        raise RequestError(None, field, f"{len(given)} values", reason, fix)
+    return given

@@ -102,6 +102,10 @@ class OutputProcessor:
             if output.finished:
                 self.groups.pop(output.request_id, None)
 
+    def lora_ids(self) -> set[int]:
+        """The numbers of the groups' adapters."""
+        return {group.lora_id for group in self.groups.values()}
+
     def unfinished(self) -> list[Completion]:
         """The completions that a step may add to, all of which have requests in the scheduler."""
         found: list[Completion] = []

@@ -31,7 +31,7 @@ StopReason = int | str | None
 class RequestOptions(TypedDict, total=False):
     """Options of a request in addition to its prompt and parameters.
 
-    priority: smaller first, under the priority policy (0). lora_id: its adapter (0: none).
+    priority: smaller first, under the priority policy (0). lora: the name of its adapter (None).
     cache_salt: its prefix is shared with equal salts only (None). grammar: every token has to follow it, or for further
         completions its copies (None: what the parameters ask for).
     stream: report it in every step that brings new tokens, not only at its end (False). With best_of above n it is
@@ -39,7 +39,7 @@ class RequestOptions(TypedDict, total=False):
     """
 
     priority: int
-    lora_id: int
+    lora: str | None
     cache_salt: str | None
     grammar: Grammar | None
     stream: bool
@@ -174,7 +174,8 @@ class RequestGroup:
     """A checked request: a prompt and its n (or best_of) completions. stream: reported at every new token.
 
     keys, inputs: see `Request`. pooling_params: of a pooling request, which has one completion, without tokens; pooled:
-    its result. siblings: completions that wait until the first one has computed the prompt.
+    its result. siblings: completions that wait until the first one has computed the prompt. lora: the name of its
+    adapter; lora_id: the number, which it gets when it enters the engine, and which is not in ``keys``.
     """
 
     request_id: str
@@ -184,6 +185,7 @@ class RequestGroup:
     stream: bool
     arrival_time: float
     priority: int = 0
+    lora: str | None = None
     lora_id: int = 0
     keys: BlockKeys = field(default_factory=lambda: NO_KEYS)
     inputs: PromptInputs = field(default_factory=PromptInputs)

@@ -48,7 +48,7 @@ def check_options(request_id: str, options: Mapping[str, object]) -> None:
     """TypeError for an unknown option; RequestError for a value of another type, which would fail a step."""
     for name in options.keys() - OPTIONS:
         raise TypeError(f"a request has no option {name!r}; did you mean {nearest(name, OPTIONS)!r}?")
-    priority, lora_id, cache_salt = options.get("priority", 0), options.get("lora_id", 0), options.get("cache_salt")
+    priority, cache_salt = options.get("priority", 0), options.get("cache_salt")
     stream, grammar = options.get("stream", False), options.get("grammar")
     if type(stream) is not bool:
         raise RequestError(request_id, "stream", stream, "must be a bool", "Pass True or False.")
@@ -56,8 +56,6 @@ def check_options(request_id: str, options: Mapping[str, object]) -> None:
         raise RequestError(request_id, "grammar", grammar, "must be a Grammar", "See foreword.sampling.Grammar.")
     if not is_int32(priority):
         raise RequestError(request_id, "priority", priority, "must be an int32", "Smaller is first; 0 is usual.")
-    if not is_int32(lora_id, 0):
-        raise RequestError(request_id, "lora_id", lora_id, "must be an int32 ≥ 0", "Use 0 for none, or 1 and up.")
     if cache_salt is not None and not isinstance(cache_salt, str):
         raise RequestError(request_id, "cache_salt", cache_salt, "must be a string or None", "Pass a string, or None.")
 
@@ -107,11 +105,11 @@ def check_pooling(request_id: str, executor: Executor, params: PoolingParams, sp
 
 
 def check_capabilities(
-    request_id: str, executor: Executor, params: SamplingParams, *, lora_id: int, grammar: Grammar | None
+    request_id: str, executor: Executor, params: SamplingParams, *, lora: str | None, grammar: Grammar | None
 ) -> None:
     """RequestError for the first field that needs a capability which the executor lacks."""
     for capability, field, value, is_given in (
-        (Capability.LORA, "lora_id", lora_id, lora_id != 0),
+        (Capability.LORA, "lora", lora, lora is not None),
         (Capability.GRAMMAR, "structured_outputs", params.structured_outputs, params.structured_outputs is not None),
         (Capability.GRAMMAR, "thinking_end", params.thinking_end, params.thinking_end is not None),
         (Capability.GRAMMAR, "grammar", grammar, grammar is not None),

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from foreword.batch import BlockOps, InputBatch
 from foreword.errors import PlanError
+from foreword.models.lora import LoraAdapter
 from foreword.sampling import Sampled, StepSampling
 
 
@@ -66,6 +67,18 @@ class Executor(Protocol):
 
     def apply_block_ops(self, ops: BlockOps) -> None:
         """Zero blocks, then copy blocks, in every layer. All copies are read before any is written."""
+        ...
+
+
+class LoraExecutor(Executor, Protocol):
+    """An executor with `Capability.LORA`. A request's ``lora_id`` is the number of an adapter that it holds."""
+
+    def load_lora(self, lora_id: int, adapter: LoraAdapter) -> int:
+        """Hold an adapter under a number that is free, until `drop_lora`. Returns the bytes that it takes."""
+        ...
+
+    def drop_lora(self, lora_id: int) -> None:
+        """Free an adapter that no request uses, if it is held."""
         ...
 
 

@@ -11,11 +11,12 @@ from typing import Any, Literal
 import numpy as np
 
 from foreword.arrays import F32, I32, I64, U8, AnyArray
-from foreword.batch import InputBatch, mrope_positions, prompt_embeds
+from foreword.batch import InputBatch, lora_mapping, mrope_positions, prompt_embeds
 from foreword.errors import ConfigError, EngineError, PlanError
 from foreword.executors.executor import Capability
 from foreword.executors.host import HostExecutor
 from foreword.executors.pooling import Pooler
+from foreword.models.lora import LoraAdapter
 from foreword.models.pooling import PoolingSpec
 from foreword.models.quants import Quant
 from foreword.models.spec import DecoderSpec, LayerSpec, RopeSpec
@@ -105,8 +106,8 @@ class NativeExecutor(HostExecutor):
     Not thread-safe. A process forked from the one that made it cannot use it, unless it has one thread: EngineError.
     """
 
+    capabilities = HostExecutor.capabilities | {Capability.LORA, Capability.POOLING}
     reads_gathered_tables = False
-    capabilities = HostExecutor.capabilities | {Capability.POOLING}
 
     def __init__(
         self,
@@ -154,7 +155,9 @@ class NativeExecutor(HostExecutor):
         # Its threads are idle while tokens are sampled.
         super().__init__(Sampler(threads=self.core), pooler=Pooler(pooling or PoolingSpec(), weights))
         self.read_inputs_of(spec)
-        _Packer(spec, weights, self.core, weight_format).pack_all()
+        packer = _Packer(spec, weights, self.core, weight_format)
+        packer.pack_all()
+        self._matrices = packer.matrices
 
     @property
     def isa(self) -> str:
@@ -202,7 +205,9 @@ class NativeExecutor(HostExecutor):
         return self.core.hidden_states(tokens)
 
     def _given_inputs(self, batch: InputBatch) -> dict[str, AnyArray]:
-        """Prompt embeddings and M-RoPE positions; nothing of a step whose tokens are all text."""
+        """Prompt embeddings, M-RoPE positions and adapters; nothing of a step whose tokens are all text for the model
+        itself.
+        """
         states = batch.states
         given: dict[str, AnyArray] = {}
         if states.extras.prompt_embeds:
@@ -212,7 +217,23 @@ class NativeExecutor(HostExecutor):
         if self.mrope_dims and (states.extras.mrope_positions or states.rope_delta[batch.idx_mapping].any()):
             positions = mrope_positions(batch, self.mrope_dims)[:, : batch.num_tokens]
             given["mrope_positions"] = np.ascontiguousarray(positions)
+        if states.loras:
+            given["lora_ids"] = lora_mapping(batch).requests
         return given
+
+    def load_lora(self, lora_id: int, adapter: LoraAdapter) -> int:
+        """See `LoraExecutor.load_lora`. Its factors are held in floats with weight_format "fp32", else in half
+        precision: 11 bits of each number. MemoryError if they do not fit.
+        """
+        factors = [
+            (self._matrices[name], pair.a.dequantize(), pair.b.dequantize(), pair.scale)
+            for name, pair in adapter.pairs.items()
+        ]
+        return self.core.add_lora(lora_id, factors, self.weight_format != "fp32")
+
+    def drop_lora(self, lora_id: int) -> None:
+        """See `LoraExecutor.drop_lora`."""
+        self.core.drop_lora(lora_id)
 
     def copy_blocks(self, sources: I32, destinations: I32) -> None:
         """Copy blocks' keys and values of every layer. All sources are read before any destination is written."""
@@ -229,6 +250,7 @@ class _Packer:
     def __init__(self, spec: DecoderSpec, weights: Weights, core: native.CpuModel, weight_format: WeightFormat) -> None:
         self.spec, self.weights, self.core, self.weight_format = spec, weights, core, weight_format
         self.ropes: dict[RopeSpec, int] = {}
+        self.matrices: dict[str, int] = {}  # name → its number in the native model
 
     def pack_all(self) -> None:
         spec = self.spec
@@ -295,7 +317,9 @@ class _Packer:
     def _matrix(self, name: str, *, keep_precise: bool = False, weight_format: WeightFormat | None = None) -> int:
         tensor = self.weights[name]
         target = packed_format(tensor.quant, weight_format or self.weight_format, keep_precise=keep_precise)
-        return self.core.pack(*source_of(tensor), tensor.shape[-1], target, self.weight_format == "auto")
+        packed = self.core.pack(*source_of(tensor), tensor.shape[-1], target, self.weight_format == "auto")
+        self.matrices[name] = packed
+        return packed
 
 
 def source_of(tensor: Tensor) -> tuple[U8, str]:

@@ -7,18 +7,27 @@ the block table names.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 
 from foreword.arrays import F32, I32, I64
-from foreword.batch import InputBatch, mrope_positions, prompt_embeds
+from foreword.batch import InputBatch, lora_mapping, mrope_positions, prompt_embeds
 from foreword.batch.values.attention import visible
+from foreword.errors import PlanError
 from foreword.executors.executor import Capability
 from foreword.executors.functions import gelu_tanh, sigmoid, silu, softmax
 from foreword.executors.host import HostExecutor
 from foreword.executors.pooling import Pooler
+from foreword.models.lora import LoraAdapter
 from foreword.models.pooling import PoolingSpec
 from foreword.models.spec import DecoderSpec, LayerSpec, RopeSpec
 from foreword.models.weights import Weights
+
+LoraFloats = Mapping[str, tuple[F32, F32]]
+"""Weight name → A and scale · B of an adapter."""
+LoraTokens = Sequence[tuple[LoraFloats, I64]]
+"""Each adapter of a step, and its tokens."""
 
 
 class NumpyExecutor(HostExecutor):
@@ -29,7 +38,7 @@ class NumpyExecutor(HostExecutor):
     ``groups[g].layers[j]`` uses slot j, and a block belongs to one group at a time, so all groups share one pool.
     """
 
-    capabilities = HostExecutor.capabilities | {Capability.POOLING}
+    capabilities = HostExecutor.capabilities | {Capability.LORA, Capability.POOLING}
 
     def __init__(
         self,
@@ -50,6 +59,7 @@ class NumpyExecutor(HostExecutor):
         self.values = np.zeros(shape, np.float32)
         self._floats: dict[str, F32] = {}
         self._last: F32 = np.zeros((0, spec.hidden_size), np.float32)  # the residual stream of the last step
+        self._loras: dict[int, LoraFloats] = {}
 
     def weight(self, name: str) -> F32:
         """A weight as float32, dequantised once."""
@@ -66,9 +76,32 @@ class NumpyExecutor(HostExecutor):
         """Fill whole blocks with zeros, in every slot."""
         self.keys[:, blocks] = self.values[:, blocks] = 0
 
+    def load_lora(self, lora_id: int, adapter: LoraAdapter) -> int:
+        """See `LoraExecutor.load_lora`."""
+        self._loras[lora_id] = floats = {
+            name: (pair.a.dequantize(), np.float32(pair.scale) * pair.b.dequantize())
+            for name, pair in adapter.pairs.items()
+        }
+        return sum(a.nbytes + b.nbytes for a, b in floats.values())
+
+    def drop_lora(self, lora_id: int) -> None:
+        """See `LoraExecutor.drop_lora`."""
+        self._loras.pop(lora_id, None)
+
+    def loras_of(self, batch: InputBatch) -> LoraTokens:
+        """The adapters of a batch. PlanError for a number without an adapter."""
+        if not batch.states.loras:
+            return ()
+        mapping = lora_mapping(batch)
+        for lora_id in mapping.active:
+            if lora_id not in self._loras:
+                raise PlanError("no adapter has this number", step=batch.step, tensor="lora_id", got=lora_id)
+        return [(self._loras[i], np.flatnonzero(mapping.tokens == i)) for i in mapping.active]
+
     def compute(self, batch: InputBatch, logits_indices: I64) -> F32:
         """Compute the batch, write its keys and values, and return the logits [L, V] at ``logits_indices``."""
         spec, T = self.spec, batch.num_tokens
+        loras = self.loras_of(batch)
         place = {layer: (g, j) for g, group in enumerate(self.groups) for j, layer in enumerate(group.layers)}
         x = self.weight("embed")[batch.input_ids[:T]] * np.float32(spec.embedding_scale)  # [T, hidden]
         tokens, embeds = prompt_embeds(batch, spec.hidden_size)
@@ -76,16 +109,16 @@ class NumpyExecutor(HostExecutor):
         for i, layer in enumerate(spec.layers):
             p = f"layers.{i}."
             h = self.norm(x, p + "attn_norm")
-            q, k, v = (self.project(h, p + name) for name in "qkv")
+            q, k, v = (self.project(h, p + name, loras) for name in "qkv")
             if spec.qk_norm:
                 q, k = self.norm(q, p + "q_norm"), self.norm(k, p + "k_norm")
             if layer.rope is not None:
                 at = self.rotary_positions(batch, layer.rope)
                 q, k = rotate(q, at, layer.rope), rotate(k, at, layer.rope)
-            a = self.attention(q, k, v, layer, *place[i], batch).reshape(T, -1) @ self.weight(p + "o").T
+            a = self.linear(self.attention(q, k, v, layer, *place[i], batch).reshape(T, -1), p + "o", loras)
             x = x + (self.norm(a, p + "post_attn_norm") if spec.post_norms else a)
             h = self.norm(x, p + "mlp_norm")
-            m = self.mlp(h, p) if layer.moe is None else self.experts(h, p, layer)
+            m = self.mlp(h, p, loras) if layer.moe is None else self.experts(h, p, layer)
             x = x + (self.norm(m, p + "post_mlp_norm") if spec.post_norms else m)
         self._last = x
         if not spec.has_logits:
@@ -111,9 +144,18 @@ class NumpyExecutor(HostExecutor):
         scaled: F32 = x / np.sqrt(mean_square + np.float32(self.spec.norm_eps))
         return scaled * self.weight(name)
 
-    def project(self, h: F32, name: str) -> F32:
+    def linear(self, x: F32, name: str, loras: LoraTokens) -> F32:
+        """x Wᵀ, and for each adapter's tokens + scale · (x Aᵀ) Bᵀ."""
+        out: F32 = x @ self.weight(name).T
+        for pairs, tokens in loras:
+            if name in pairs:
+                a, b = pairs[name]
+                out[tokens] += x[tokens] @ a.T @ b.T
+        return out
+
+    def project(self, h: F32, name: str, loras: LoraTokens) -> F32:
         """[T, hidden] → [T, heads, head_dim], plus the bias if the model has one."""
-        out = h @ self.weight(name).T
+        out = self.linear(h, name, loras)
         if self.spec.qkv_bias:
             out = out + self.weight(name + "_bias")
         return out.reshape(len(h), -1, self.spec.head_dim)
@@ -144,11 +186,11 @@ class NumpyExecutor(HostExecutor):
             out[start:end] = np.einsum("gqts,sgd->tgqd", weights, past_v, optimize=True).reshape(-1, *q.shape[1:])
         return out
 
-    def mlp(self, h: F32, prefix: str) -> F32:
+    def mlp(self, h: F32, prefix: str, loras: LoraTokens = ()) -> F32:
         """(act(h Wgate) * (h Wup)) Wdown"""
-        gate, up, down = (self.weight(prefix + name) for name in ("gate", "up", "down"))
         act = silu if self.spec.activation == "silu" else gelu_tanh
-        return (act(h @ gate.T) * (h @ up.T)) @ down.T
+        gate, up = (self.linear(h, prefix + name, loras) for name in ("gate", "up"))
+        return self.linear(act(gate) * up, prefix + "down", loras)
 
     def experts(self, h: F32, prefix: str, layer: LayerSpec) -> F32:
         """Each token through its chosen experts, weighted by the router, and the shared expert if there is one."""

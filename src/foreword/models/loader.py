@@ -12,6 +12,7 @@ from foreword.models import registry
 from foreword.models.config import Config, config_from_gguf, read_config
 from foreword.models.encoder_spec import EncoderSpec
 from foreword.models.families import ENCODER_FAMILIES, FAMILIES, GGUF_FAMILIES
+from foreword.models.families.base import Family
 from foreword.models.families.encoders import EncoderFamily
 from foreword.models.gguf import read_gguf
 from foreword.models.hub import from_hub
@@ -36,6 +37,7 @@ class LoadedModel:
     name: str
     path: Path
     pooling: PoolingSpec = field(default_factory=PoolingSpec)
+    family: Family | None = None
 
     @property
     def decoder(self) -> DecoderSpec:
@@ -89,7 +91,7 @@ def _load_gguf(path: Path, name: str) -> LoadedModel:
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from None
     pooling = PoolingSpec(hidden_size=spec.hidden_size)
-    return _loaded(spec, weights, tokenizer, name, path, pooling)
+    return _loaded(spec, weights, tokenizer, name, path, pooling, family)
 
 
 def _load_directory(folder: Path, name: str = "") -> LoadedModel:
@@ -115,7 +117,7 @@ def _load_directory(folder: Path, name: str = "") -> LoadedModel:
     pooling = read_pooling(folder, config, "last", _score_head, "last")
     tensors = read_weights(read_directory(folder), config)
     weights = weights_from_safetensors(folder, tensors, spec, family, pooling)
-    return _loaded(spec, weights, Tokenizer.from_directory(folder), name, folder, pooling)
+    return _loaded(spec, weights, Tokenizer.from_directory(folder), name, folder, pooling, family)
 
 
 def _load_encoder(folder: Path, config: Config, family: EncoderFamily, name: str) -> LoadedModel:
@@ -134,14 +136,20 @@ def _score_head(config: Config, labels: int) -> tuple[HeadLayer, ...]:
 
 
 def _loaded(
-    spec: DecoderSpec | EncoderSpec, weights: Weights, tokenizer: Tokenizer, name: str, path: Path, pooling: PoolingSpec
+    spec: DecoderSpec | EncoderSpec,
+    weights: Weights,
+    tokenizer: Tokenizer,
+    name: str,
+    path: Path,
+    pooling: PoolingSpec,
+    family: Family | None = None,
 ) -> LoadedModel:
     """The model. ModelError if its tokenizer begins or ends texts with tokens that the weights do not have."""
     for kind, ids in (("bos", [tokenizer.bos_id]), ("eos", tokenizer.eos_ids)):
         if wrong := [i for i in ids if i is not None and i >= spec.vocab_size]:
             fix = "Use configuration, tokenizer and weights of the same model"
             raise ModelError(f"{path}: {kind} token id {wrong[0]} is not below vocab_size {spec.vocab_size}. {fix}")
-    return LoadedModel(spec, weights, tokenizer, tokenizer.eos_ids, name, path, pooling)
+    return LoadedModel(spec, weights, tokenizer, tokenizer.eos_ids, name, path, pooling, family)
 
 
 def _unsupported(path: Path, what: str, form: str, supported: Iterable[str]) -> ModelError:

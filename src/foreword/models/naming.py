@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 
@@ -31,11 +31,8 @@ def weights_from_gguf(
     if extra := sorted(tensors.keys() - used - set(ROPE_FACTORS.values())):
         fix = "Use a directory of safetensors, or another model"
         raise ModelError(f"{path}: tensor {extra[0]} is not part of a {spec.architecture} model. {fix}")
-    if family.gguf_interleaved:
-        for i, layer in enumerate(spec.layers):
-            rotated = 2 * len(layer.rope.inv_freq) if layer.rope else 0
-            for name in (f"layers.{i}.q", f"layers.{i}.k"):
-                weights[name] = split_halves(weights[name], spec.head_dim, rotated)
+    for name, rotated in interleaved(spec, family):
+        weights[name] = split_halves(weights[name], spec.head_dim, rotated)
     return weights
 
 
@@ -82,12 +79,19 @@ def encoder_weights(
     return _collect(path, plain, wanted, {**family.names, **rows})[0]
 
 
+def interleaved(spec: DecoderSpec, family: Family) -> Iterator[tuple[str, int]]:
+    """The weights whose heads are in interleaved rotary order in GGUF files, each with the number of such rows of a
+    head: without a rotary embedding, all.
+    """
+    for i, layer in enumerate(spec.layers if family.gguf_interleaved else ()):
+        rotated = 2 * len(layer.rope.inv_freq) if layer.rope else spec.head_dim
+        yield from ((f"layers.{i}.{name}", rotated) for name in "qk")
+
+
 def split_halves(tensor: Tensor, head_dim: int, rotated: int) -> Tensor:
     """The first ``rotated`` rows of each head from interleaved rotary order (pairs 0 1 | 2 3 | …) to split halves
     (pairs 0 n | 1 n+1 | …).
     """
-    if not rotated:
-        return tensor
     data = tensor.data
     order = np.arange(len(data)).reshape(-1, head_dim)
     order[:, :rotated] = order[:, :rotated].reshape(len(order), -1, 2).swapaxes(1, 2).reshape(len(order), -1)
@@ -103,7 +107,7 @@ def _collect(
     """The weights, and the tensors that hold them. Ends at the first fault, whatever sizes the spec claims."""
     weights, used = {}, set()
     for name, shape in wanted:
-        found, rows, expert = _source(name, names)
+        found, rows, expert = source_of(name, names)
         used.add(found)
         tensor = tensors.get(found)
         if tensor is None:
@@ -120,7 +124,7 @@ def _collect(
     return weights, used
 
 
-def _source(name: str, names: Mapping[str, str | Rows]) -> tuple[str, Rows | None, int | None]:
+def source_of(name: str, names: Mapping[str, str | Rows]) -> tuple[str, Rows | None, int | None]:
     """(tensor, rows, expert) that hold a canonical weight. rows: of a fused tensor; expert: of a stacked tensor."""
     layer, experts, e, rest = re.fullmatch(_CANONICAL, name).groups()  # type: ignore[union-attr]
     source = names[f"{experts}.{rest}" if experts else rest]

@@ -11,7 +11,7 @@ from foreword.server.errors import HttpError
 PUBLIC = frozenset(("/", "/health", "/ready"))
 """Paths that need no key: the chat page is the same for all, and asks for one."""
 
-ADMIN = frozenset(("/abort", "/requests", "/reset_prefix_cache"))
+ADMIN = frozenset(("/abort", "/requests", "/reset_prefix_cache", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"))
 """Paths that show or change what belongs to all: they need the admin key, if there is one."""
 
 

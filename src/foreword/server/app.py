@@ -7,6 +7,7 @@ from starlette.routing import Router
 from starlette.types import ASGIApp
 
 from foreword.server import (
+    adapter_routes,
     kv_event_routes,
     message_routes,
     openai_routes,
@@ -20,7 +21,17 @@ from foreword.server.context import Context
 from foreword.server.gate import Gate
 from foreword.server.openapi import Operation, route_of
 
-MODULES = (status, openai_routes, message_routes, pooling_routes, tokens, requests, kv_event_routes, page)
+MODULES = (
+    status,
+    openai_routes,
+    message_routes,
+    pooling_routes,
+    tokens,
+    requests,
+    adapter_routes,
+    kv_event_routes,
+    page,
+)
 """Modules with a function ``routes_of(context)``."""
 
 

@@ -23,6 +23,8 @@ class ServerConfig:
     host: str = setting("127.0.0.1", "Address to listen on; 0.0.0.0: all.", name="ADDRESS")
     port: int = setting(8000, "Port; 0: any free one.", most=65535, name="N")
     served_model_name: tuple[str, ...] = setting((), "Name of the model in requests. Repeatable.", name="NAME")
+    adapter: tuple[str, ...] = setting((), "LoRA adapter, a model of requests. Repeatable.", name="NAME=PATH")
+    adapter_directory: str | None = setting(None, "Directory whose adapters requests may load.", name="DIR")
     api_key: tuple[str, ...] = setting((), "Key that requests must have. Repeatable.", name="KEY")
     admin_key: str | None = setting(None, "Key for routes that change the server.", name="KEY")
     cors_origin: tuple[str, ...] = setting((), "Web page that may call the server. Repeatable.", name="URL")

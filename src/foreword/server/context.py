@@ -22,9 +22,9 @@ Trace = Callable[[RequestOutput, SamplingParams, Mapping[str, str]], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Context:
-    """The engine and its tokenizer; names: of the model in requests, the first one in responses; created: seconds
-    since 1970; kv_events: where the cache's events are published, None if they are not; preparing: requests whose
-    prompts are being made or tokenized; trace: called with each final output.
+    """The engine and its tokenizer; names: of the model in requests, the first one in responses, where adapters have
+    names of their own; created: seconds since 1970; kv_events: where the cache's events are published, None if they are
+    not; preparing: requests whose prompts are being made or tokenized; trace: called with each final output.
     """
 
     engine: AsyncEngine
@@ -43,12 +43,17 @@ class Context:
         object.__setattr__(self, "admission", Admission(*limits))
         object.__setattr__(self, "metrics", ServerMetrics(self.engine.engine, self.admission, self.names[0]))
 
+    @property
+    def served(self) -> tuple[str, ...]:
+        """The names of the model and of its adapters."""
+        return (*self.names, *self.engine.loras)
+
     def check_model(self, name: str | None) -> str:
         """The name of the model in the response. HttpError if a request asks for another model."""
         if name is None:
             return self.names[0]
-        if name not in self.names:
-            known = ", ".join(map(repr, self.names))
+        if name not in (served := self.served):
+            known = ", ".join(map(repr, served))
             raise HttpError(
                 404, f"model = {name!r:.80}: not served. Use {known}", param="model", code="model_not_found"
             )

@@ -47,6 +47,13 @@ class Generation:
         self._stack: AsyncExitStack = request.scope["stack"]
         self._headers = request.headers
         self._place: Place | None = None
+        self._lora: str | None = None
+
+    def choose_model(self, name: str | None) -> str:
+        """The model of its requests, or an adapter: the name in the response. HttpError if it is not served."""
+        model = self._context.check_model(name)
+        self._lora = None if model in self._context.names else model
+        return model
 
     async def limit_time(self, body: dict[str, Any]) -> None:
         """Take ``timeout`` out of the body: the handler fails with TimeoutError after that time."""
@@ -154,7 +161,7 @@ class Generation:
         options: RequestOptions,
         stream: bool,
     ) -> RequestGroup:
-        chosen: RequestOptions = {**options, "stream": stream}
+        chosen: RequestOptions = {**options, "stream": stream, "lora": self._lora}
         group = await self._context.engine.check(name, prompt, params, prompt_text=text, **chosen)
         if self._place is not None:
             self._place.add_tokens(len(group.prompt_token_ids))

@@ -78,7 +78,7 @@ async def _answer(
     await generation.limit_time(body)
     wanted = await parsed(parse, body, request)
     chat = wanted.chat if isinstance(wanted, ResponsesRequest) else wanted
-    model = context.check_model(chat.model)
+    model = generation.choose_model(chat.model)
     generation.enter(chat.params)
     job = await generation.chat(chat.messages, chat.params, chat.chat, chat.options, stream=chat.stream)
     named = {"response_id": generation.id, "created": int(time.time()), "model": model}

@@ -17,6 +17,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from foreword.engine.async_llm import AsyncLLM
+from foreword.engine.loras import named_paths
 from foreword.errors import ConfigError
 from foreword.kv_events.log import CacheLog
 from foreword.kv_events.source import KVEventSource
@@ -38,12 +39,15 @@ def run(model: str, config: ServerConfig, **options: Any) -> None:
     with bound_socket(config.host, config.port) as sock, ExitStack() as stack:
         log = None if config.kv_events is None else _cache_log()
         observers = () if log is None else (log,)
-        llm = AsyncLLM(model, observers=observers, **{"seed": None, **options})
+        names, loras = config.served_model_name or (model,), named_paths(config.adapter)
+        for name in names:
+            if name in loras:
+                raise ConfigError(f"adapter {name!r:.80}: is the name of the model; give another one")
+        llm = AsyncLLM(model, observers=observers, loras=loras, **{"seed": None, **options})
         stack.callback(lambda: asyncio.run(llm.close()))
         for line in conversions(llm.model.weights.values()):
             print(f"foreword: {line}", file=sys.stderr, flush=True)
         source = None if log is None else _publish(log, llm, config, stack)
-        names = config.served_model_name or (model,)
         trace = None if config.otlp_traces_endpoint is None else _trace(config.otlp_traces_endpoint, names[0], stack)
         context = Context(
             engine=llm, tokenizer=llm.tokenizer, names=names, config=config, kv_events=source, trace=trace

@@ -30,8 +30,8 @@ def routes_of(context: Context) -> list[Operation]:
         return reply({"version": __version__})
 
     async def models(request: Request) -> Response:
-        """The names of the model in requests."""
-        return reply({"object": "list", "data": [_model(context, name) for name in context.names]})
+        """The names of the model and of its adapters in requests."""
+        return reply({"object": "list", "data": [_model(context, name) for name in context.served]})
 
     async def model(request: Request) -> Response:
         """One of them."""
@@ -53,5 +53,6 @@ def _model(context: Context, name: str) -> dict[str, object]:
         "created": context.created,
         "owned_by": "foreword",
         "root": context.names[0],
+        "parent": None if name in context.names else context.names[0],
         "max_model_len": context.engine.engine.states.max_model_len,
     }

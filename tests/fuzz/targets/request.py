@@ -21,7 +21,7 @@ from foreword.scheduler import SchedulerConfig
 from fuzz.target import Target
 
 PROMPT = {"request_id": "new", "prompt": [1, 2, 3], "prompt_text": None}
-OPTIONS = {"priority": 0, "lora_id": 0, "cache_salt": None, "grammar": None, "stream": False}
+OPTIONS = {"priority": 0, "lora": None, "cache_salt": None, "grammar": None, "stream": False}
 PARAMS = {name: getattr(SamplingParams(), name) for name in SamplingParams.__dataclass_fields__}
 MIXED = {
     "prompt_embeds": np.ones((3, 4), np.float32), "prompt_token_ids": [1, 2, 3],

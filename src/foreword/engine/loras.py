@@ -1,0 +1,160 @@
+"""The LoRA adapters of an engine, by name: loaded, replaced and dropped while requests run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Set
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from foreword.errors import ConfigError, ModelError, RequestError, nearest
+from foreword.executors import Capability, Executor, LoraExecutor
+from foreword.models.lora import FileStates, LoraAdapter, file_states
+
+ReadLora = Callable[[str | Path], LoraAdapter]
+
+
+@dataclass(slots=True, eq=False)
+class Lora:
+    """One version of an adapter: what was at ``path`` when it was loaded.
+
+    lora_id: its number, which no other version ever has, so that its cached prefixes are its own. files: their states
+    then. num_bytes: of the executor's memory; 0 while it is not there.
+    """
+
+    lora_id: int
+    name: str
+    path: Path
+    files: FileStates
+    num_bytes: int = 0
+
+
+class Loras:
+    """A name stands for one version. A version that was replaced or dropped is kept while requests use it.
+
+    The executor holds the versions that requests use, and as many others as fit into ``budget`` bytes: the least
+    recently used leave its memory, and are read again from their files when a request needs them.
+    """
+
+    def __init__(self, executor: Executor, read: ReadLora | None, budget: int, in_use: Callable[[], Set[int]]) -> None:
+        """read: reads an adapter for the executor's model; None: there are none. in_use: the numbers that requests
+        have now.
+        """
+        self._executor, self._read, self._budget, self._in_use = executor, read, budget, in_use
+        self._current: dict[str, Lora] = {}
+        self._versions: dict[int, Lora] = {}  # by number, the least recently used first
+        self._num_loaded = 0
+        self.num_bytes = 0  # of the executor's memory
+
+    @property
+    def paths(self) -> dict[str, Path]:
+        """The path of each name."""
+        return {name: lora.path for name, lora in self._current.copy().items()}  # copy: other threads ask, too
+
+    def read(self, path: str | Path) -> LoraAdapter:
+        """An adapter for `load`. Changes nothing, and may run in another thread. ModelError if it cannot be used,
+        ConfigError if the executor runs none.
+        """
+        if self._read is None or Capability.LORA not in self._executor.capabilities:
+            raise ConfigError(f"{type(self._executor).__name__} runs no LoRA adapters for this model; use another one")
+        return self._read(path)
+
+    def load(self, name: str, adapter: LoraAdapter) -> None:
+        """Give a name to an adapter. Requests that use an earlier one of this name end with it.
+
+        MemoryError if it does not fit; then nothing has changed.
+        """
+        self._num_loaded += 1
+        lora = Lora(self._num_loaded, name, adapter.path, adapter.files)
+        self._versions[lora.lora_id] = lora
+        self._hold(lora, adapter)
+        self._current[name] = lora
+        self.collect()
+
+    def drop(self, name: str) -> None:
+        """Forget a name. Requests that use its adapter end with it."""
+        del self._current[name]
+        self.collect()
+
+    @staticmethod
+    def check_name(name: object) -> None:
+        """ConfigError for a name that is empty or no text."""
+        if not isinstance(name, str) or not name:
+            raise ConfigError(f"the name of an adapter is {name!r:.80}: give a text")
+
+    def check_known(self, name: object) -> None:
+        """ConfigError unless there is an adapter of this name."""
+        if name not in self._current:
+            raise ConfigError(f"there is no adapter {name!r:.80}{self._hint(name)}")
+
+    def check(self, request_id: str, name: object) -> None:
+        """RequestError unless the name is known."""
+        if not isinstance(name, str) or name not in self._current:
+            fix = f"Load it first{self._hint(name)}."
+            raise RequestError(request_id, "lora", name, "is not the name of an adapter", fix)
+
+    def enter(self, request_id: str, name: str | None) -> int:
+        """The number of the adapter for a new request, 0 for None. The executor holds it then.
+
+        RequestError if the name is not known (any more), or its files are not as they were.
+        """
+        if name is None:
+            return 0
+        self.check(request_id, name)
+        lora = self._current[name]
+        if lora.num_bytes == 0:
+            try:
+                if file_states(lora.path) != lora.files:
+                    raise ModelError(f"{lora.path}: was changed since it was loaded")
+                self._hold(lora, self.read(lora.path))
+            except ModelError as error:
+                raise RequestError(request_id, "lora", name, str(error), "Load it again.") from None
+        self._versions[lora.lora_id] = self._versions.pop(lora.lora_id)
+        if self.num_bytes > self._budget:
+            self._evict({*self._in_use(), lora.lora_id})
+        return lora.lora_id
+
+    def collect(self) -> None:
+        """Free versions without a name that no request uses, and what exceeds the budget."""
+        if len(self._versions) == len(self._current) and self.num_bytes <= self._budget:
+            return
+        in_use, named = self._in_use(), {lora.lora_id for lora in self._current.values()}
+        for lora_id in self._versions.keys() - in_use - named:
+            self._free(self._versions[lora_id])
+            del self._versions[lora_id]
+        self._evict(in_use)
+
+    def _evict(self, needed: Set[int]) -> None:
+        """Free the least recently used versions while the budget is exceeded, except those that are needed."""
+        for lora in self._versions.values():
+            if self.num_bytes <= self._budget:
+                break
+            if lora.lora_id not in needed:
+                self._free(lora)
+
+    def _hold(self, lora: Lora, adapter: LoraAdapter) -> None:
+        lora.num_bytes = cast(LoraExecutor, self._executor).load_lora(lora.lora_id, adapter)
+        self.num_bytes += lora.num_bytes
+
+    def _free(self, lora: Lora) -> None:
+        self.num_bytes -= lora.num_bytes
+        lora.num_bytes = 0
+        cast(LoraExecutor, self._executor).drop_lora(lora.lora_id)
+
+    def _hint(self, name: object) -> str:
+        return f"; did you mean {nearest(str(name), self._current)!r}?" if self._current else ""
+
+
+def named_paths(given: Iterable[str]) -> dict[str, str]:
+    """Name → path of adapters that are given as NAME=PATH. ConfigError for any other text, or a name given twice."""
+    found: dict[str, str] = {}
+    for text in given:
+        name, _, path = text.partition("=")
+        if not name or not path:
+            raise ConfigError(
+                f"adapter {text!r:.80}: is not NAME=PATH; give a name and the path of a directory or file"
+            )
+        if name in found:
+            raise ConfigError(f"adapter {text!r:.80}: the name is given twice")
+        found[name] = path
+    return found

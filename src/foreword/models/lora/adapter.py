@@ -1,0 +1,98 @@
+"""A LoRA adapter under the canonical names of a model's weights."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from foreword.errors import ModelError
+from foreword.models.families.base import Rows
+from foreword.models.naming import source_of
+from foreword.models.spec import DecoderSpec, weight_names
+from foreword.models.weights import Tensor
+
+FileStates = tuple[tuple[str, int, int], ...]
+"""Name, size and time of change of each file."""
+
+MAX_RANK = 64
+_TARGET = re.compile(r"layers\.\d+\.(q|k|v|o|gate|up|down)")
+_OF_THIS_MODEL = "Use an adapter that was made for this model"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoraPair:
+    """The change of one linear layer: y = x Wᵀ + scale · (x Aᵀ) Bᵀ. a: [rank, in]; b: [out, rank]; both in memory."""
+
+    a: Tensor
+    b: Tensor
+    scale: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoraAdapter:
+    """pairs: canonical weight name (`foreword.models.spec.weight_names`) → its change. path: where it was read. files:
+    the states of its files then, see `foreword.models.lora.file_states`.
+    """
+
+    path: Path
+    pairs: Mapping[str, LoraPair]
+    files: FileStates = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """A linear layer as files name it. It computes ``parts``: canonical names and their rows [start, stop) of [out]."""
+
+    num_outputs: int
+    num_inputs: int
+    parts: tuple[tuple[str, int, int], ...]
+
+
+def modules_of(spec: DecoderSpec, names: Mapping[str, str | Rows]) -> dict[str, Module]:
+    """Module name → module, for the linear layers that an adapter may change: attention and dense MLP.
+
+    names: canonical weight → tensor of a file, or rows of one.
+    """
+    modules: dict[str, Module] = {}
+    for name, shape in weight_names(spec):
+        if not _TARGET.fullmatch(name):
+            continue
+        tensor, rows, _ = source_of(name, names)
+        start, stop = (rows.start, rows.stop) if rows else (0, shape[0])
+        others = modules[key].parts if (key := tensor.removesuffix(".weight")) in modules else ()
+        modules[key] = Module(max(stop, *(end for _, _, end in others), 0), shape[1], (*others, (name, start, stop)))
+    return modules
+
+
+def pairs_of(path: Path, name: str, module: Module, a: Tensor, b: Tensor, scale: float) -> dict[str, LoraPair]:
+    """The changes of a module's parts, read into memory. ModelError for other shapes, a rank above `MAX_RANK`, or
+    numbers that are not finite.
+    """
+    if len(a.shape) != 2 or a.shape[0] > MAX_RANK:
+        raise ModelError(f"{path}: {name}: lora_A has shape {a.shape}: a rank above {MAX_RANK} is not supported")
+    rank = a.shape[0]
+    for letter, tensor, expected in (("A", a, (rank, module.num_inputs)), ("B", b, (module.num_outputs, rank))):
+        if tensor.shape != expected:
+            reason = f"lora_{letter} has shape {tensor.shape}, expected {expected}"
+            raise ModelError(f"{path}: {name}: {reason}. {_OF_THIS_MODEL}")
+    if not abs(scale) < 1e30:
+        raise ModelError(f"{path}: {name}: the scale of its change is {scale:g}. {_OF_THIS_MODEL}")
+    a, b = (Tensor(tensor.data, tensor.quant, tensor.shape) for tensor in (a, b))
+    for letter, tensor in (("A", a), ("B", b)):
+        if not np.isfinite(tensor.dequantize()).all():
+            raise ModelError(f"{path}: {name}: lora_{letter} has values that are not finite. Train the adapter again")
+    return {
+        part: LoraPair(a, Tensor(b.stored[start:stop], b.quant, (stop - start, rank)), scale)
+        for part, start, stop in module.parts
+    }
+
+
+def unknown_module(path: Path, name: str, modules: Mapping[str, Module]) -> ModelError:
+    """For a tensor of a module that is not among ``modules``."""
+    known = ", ".join(sorted({known.rpartition(".")[2] for known in modules}))
+    reason = f"changes {name:.120}, which is not supported for this model (of each layer: {known})"
+    return ModelError(f"{path}: {reason}. {_OF_THIS_MODEL}, without changes of other weights")

@@ -1,0 +1,39 @@
+"""Read an adapter for a model from a PEFT directory or a GGUF file."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from foreword.errors import ModelError
+from foreword.models.families.base import Family
+from foreword.models.lora.adapter import FileStates, LoraAdapter
+from foreword.models.lora.gguf import read_gguf_lora
+from foreword.models.lora.peft import CONFIG, WEIGHTS, read_peft
+from foreword.models.spec import DecoderSpec
+
+
+def read_lora(path: str | Path, spec: DecoderSpec, family: Family) -> LoraAdapter:
+    """The adapter at a path, checked and wholly in memory. spec, family: of the model that it changes.
+
+    path: a directory with adapter_config.json and adapter_model.safetensors, or a .gguf file. ModelError if it is
+    missing or damaged, if its layers or shapes are not the model's, or if it needs what is not supported.
+    """
+    path = Path(path)
+    before = file_states(path)
+    adapter = read_peft(path, spec, family) if path.is_dir() else read_gguf_lora(path, spec, family)
+    if file_states(path) != before:
+        raise ModelError(f"{path}: was changed while it was read. Load the adapter again")
+    return replace(adapter, files=before)
+
+
+def file_states(path: Path) -> FileStates:
+    """The states of an adapter's files. ModelError if one is missing."""
+    try:
+        files = [path / CONFIG, path / WEIGHTS] if path.is_dir() else [path]
+        found = [(file.name, file.stat()) for file in files]
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the name
+        name, reason = getattr(error, "filename", None) or path, getattr(error, "strerror", None) or error
+        fix = f"Give a directory with {CONFIG} and {WEIGHTS}, or a .gguf file"
+        raise ModelError(f"{name}: cannot be read ({reason}). {fix}") from None
+    return tuple((name, status.st_size, status.st_mtime_ns) for name, status in found)

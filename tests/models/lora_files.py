@@ -1,0 +1,76 @@
+"""Random LoRA adapters: as PEFT directories, as GGUF files, and merged into the tensors of a checkpoint."""
+
+import json
+
+import numpy as np
+
+from foreword.models.quants import Quant
+from models import gguf_writer
+from models.gguf_models import ARCHITECTURES, BLOCK, INTERLEAVED, interleave
+from models.tiny import write_safetensors
+
+LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "gate_proj", "up_proj", "down_proj", "gate_up_proj")
+
+
+def linear_modules(shapes, ends=LINEAR):
+    """The attention and dense MLP layers among the tensors of a checkpoint: {module: (outputs, inputs)}."""
+    return {
+        name.removesuffix(".weight"): shape
+        for name, shape in shapes.items()
+        if name.removesuffix(".weight").endswith(ends) and "expert" not in name
+    }
+
+
+def random_factors(shapes, rank=4, seed=1, ends=LINEAR):
+    """{module: (A [rank, in], B [out, rank])}; rank: a number, or a function of the module."""
+    rng = np.random.default_rng(seed)
+    factors = {}
+    for name, (rows, cols) in sorted(linear_modules(shapes, ends).items()):
+        r = rank(name) if callable(rank) else rank
+        a, b = rng.standard_normal((r, cols)) / np.sqrt(cols), rng.standard_normal((rows, r)) / np.sqrt(r)
+        factors[name] = a.astype("<f4"), b.astype("<f4")
+    return factors
+
+
+def merged(tensors, factors, scale):
+    """The checkpoint with W + scale · B A. scale: a number, or a function of the module."""
+    out = dict(tensors)
+    for name, (a, b) in factors.items():
+        change = b.astype(np.float64) @ a * (scale(name) if callable(scale) else scale)
+        out[name + ".weight"] = (tensors[name + ".weight"] + change).astype("<f4")
+    return out
+
+
+def peft_tensors(factors):
+    return {
+        f"base_model.model.{name}.lora_{letter}.weight": factor
+        for name, both in factors.items()
+        for letter, factor in zip("AB", both, strict=True)
+    }
+
+
+def write_peft(folder, factors, **config):
+    """A PEFT directory; rank and alpha are 4 and 8 unless ``config`` says otherwise."""
+    folder.mkdir(parents=True, exist_ok=True)
+    targets = sorted({name.rpartition(".")[2] for name in factors})
+    written = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 4, "lora_alpha": 8, "target_modules": targets}
+    (folder / "adapter_config.json").write_text(json.dumps(written | config))
+    write_safetensors(folder / "adapter_model.safetensors", peft_tensors(factors))
+    return folder
+
+
+def gguf_parts(config, factors, alpha=8.0):
+    """Metadata and tensors of the adapter as llama.cpp converts it."""
+    architecture = ARCHITECTURES[config["model_type"]]
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    tensors = {}
+    for name, (a, b) in factors.items():
+        _, _, layer, *rest = name.split(".")
+        if architecture in INTERLEAVED and name.endswith(("q_proj", "k_proj")):
+            b = interleave(b, head_dim)
+        for letter, factor in (("a", a), ("b", b)):
+            stem = f"blk.{layer}.{BLOCK['.'.join(rest)]}.weight.lora_{letter}"
+            tensors[stem] = Quant.F32, factor.shape, gguf_writer.f32(factor).ravel()
+    metadata = {"general.architecture": ("str", architecture), "general.type": ("str", "adapter"),
+                "adapter.type": ("str", "lora"), "adapter.lora.alpha": ("f32", alpha)}  # fmt: skip
+    return metadata, tensors

@@ -1,0 +1,210 @@
+"""Adapters that cannot be used: each is an error that names the file, what is wrong and the fix."""
+
+import json
+import struct
+
+import numpy as np
+import pytest
+
+from foreword.errors import ModelError
+from foreword.models.loader import load_model
+from foreword.models.lora import read_lora
+from models import gguf_writer
+from models.lora_files import gguf_parts, peft_tensors, random_factors, write_peft
+from models.recorded import TINY, make
+from models.tiny import write_safetensors
+
+TINY_MODEL = TINY["llama3"]
+Q0 = "model.layers.0.self_attn.q_proj"
+
+
+@pytest.fixture
+def model(tmp_path):
+    return load_model(make(tmp_path, "llama3"))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return write_peft(tmp_path / "adapter", random_factors(TINY_MODEL["shapes"]))
+
+
+def refused(model, path, *parts):
+    with pytest.raises(ModelError) as caught:
+        read_lora(path, model.spec, model.family)
+    for part in (str(path), *parts):
+        assert part in str(caught.value)
+
+
+def change_config(folder, **changes):
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"peft_type": "IA3"}, "peft_type 'IA3'"),
+        ({"peft_type": None}, "peft_type is missing"),
+        ({"task_type": "SEQ_CLS"}, "task_type 'SEQ_CLS'"),
+        ({"bias": "all"}, "bias 'all'"),
+        ({"use_dora": True}, "use_dora = True"),
+        ({"lora_bias": True}, "lora_bias = True"),
+        ({"fan_in_fan_out": True}, "fan_in_fan_out = True"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save = ['lm_head']"),
+        ({"trainable_token_indices": [1]}, "trainable_token_indices = [1]"),
+        ({"target_parameters": ["experts.down_proj"]}, "target_parameters"),
+        ({"layer_replication": [[0, 2]]}, "layer_replication"),
+        ({"a_later_invention": {"x": 1}}, "a_later_invention"),
+        ({"init_lora_weights": "pissa_niter_4"}, "'pissa_niter_4' changes the base model"),
+        ({"layers_to_transform": [1], "layers_pattern": "blocks"}, "layers_pattern"),
+        ({"layers_to_transform": ["1"]}, "layers_to_transform ['1']"),
+        ({"target_modules": ["q_proj"]}, "do not name model.layers.0.mlp.down_proj, which adapter_model.safetensors"),
+        ({"target_modules": "("}, "pattern '(' cannot be used"),
+        ({"target_modules": "(.*)" * 8 + r"\1\2[^\w.]"}, "cannot be used"),
+        ({"target_modules": 5}, "target_modules 5 is neither"),
+        ({"target_modules": None}, "target_modules None is neither"),
+        ({"r": 8}, "the rank 8, the weights have 4"),
+        ({"r": 0}, "r = 0 is not from 1"),
+        ({"r": "4"}, "r is '4', not of type int"),
+        ({"rank_pattern": {"q_proj": 2}}, "the rank 2, the weights have 4"),
+        ({"rank_pattern": {"q_proj": -2}}, "q_proj = -2.0 is not above zero"),
+        ({"rank_pattern": ["q_proj"]}, "rank_pattern ['q_proj'] is not an object"),
+        ({"alpha_pattern": {"q_proj": "high"}}, "q_proj is 'high'"),
+        ({"lora_alpha": float("nan")}, "lora_alpha is nan"),
+        ({"use_rslora": "yes"}, "use_rslora is 'yes'"),
+    ],
+)
+def test_what_a_configuration_asks_for_and_is_not_supported_is_named(model, folder, changes, reason):
+    change_config(folder, **changes)
+    refused(model, folder, reason)
+
+
+def test_a_layer_that_the_configuration_names_and_the_weights_lack_is_named(model, folder):
+    factors = random_factors(TINY_MODEL["shapes"])
+    del factors[Q0]
+    write_safetensors(folder / "adapter_model.safetensors", peft_tensors(factors))
+    refused(model, folder, f"target_modules name {Q0}, which adapter_model.safetensors does not have")
+
+
+@pytest.mark.parametrize(
+    ("letter", "change", "reason"),
+    [
+        ("A", lambda a: a[:, :-1], "lora_A has shape (4, 31), expected (4, 32)"),
+        ("B", lambda b: b[:-1], "lora_B has shape (31, 4), expected (32, 4)"),
+        ("B", lambda b: b[:, :-1], "lora_B has shape (32, 3), expected (32, 4)"),
+        ("A", lambda a: a[0], "the rank 4, the weights have 32"),
+        ("A", lambda a: a * np.nan, "lora_A has values that are not finite"),
+        ("B", lambda b: b * np.inf, "lora_B has values that are not finite"),
+    ],
+)
+def test_weights_of_other_shapes_or_without_numbers_are_named(model, folder, letter, change, reason):
+    tensors = peft_tensors(random_factors(TINY_MODEL["shapes"]))
+    name = f"base_model.model.{Q0}.lora_{letter}.weight"
+    with np.errstate(invalid="ignore"):
+        tensors[name] = change(tensors[name]).astype("<f4")
+    write_safetensors(folder / "adapter_model.safetensors", tensors)
+    refused(model, folder, reason)
+
+
+def test_a_rank_above_the_limit_is_refused(model, tmp_path):
+    factors = random_factors(TINY_MODEL["shapes"], 65, ends=("q_proj",))
+    refused(model, write_peft(tmp_path / "wide", factors, r=65), "a rank above 64 is not supported")
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("base_model.model.lm_head.lora_A.weight", "changes lm_head"),
+        ("base_model.model.model.layers.9.self_attn.q_proj.lora_A.weight", "changes model.layers.9.self_attn.q_proj"),
+        ("base_model.model.model.embed_tokens.lora_embedding_A", "embed_tokens.lora_embedding_A"),
+        (f"base_model.model.{Q0}.lora_magnitude_vector.weight", "lora_magnitude_vector"),
+        ("base_model.model.model.norm.weight", "model.norm.weight"),
+    ],
+)
+def test_weights_that_are_no_change_of_a_linear_layer_are_named(model, folder, name, reason):
+    more = {name: np.ones((4, 32), np.float32)}
+    write_safetensors(folder / "adapter_model.safetensors", peft_tensors(random_factors(TINY_MODEL["shapes"])) | more)
+    refused(model, folder, reason, "q_proj")
+
+
+def test_one_factor_without_the_other_is_named(model, folder):
+    tensors = peft_tensors(random_factors(TINY_MODEL["shapes"]))
+    del tensors[f"base_model.model.{Q0}.lora_A.weight"]
+    write_safetensors(folder / "adapter_model.safetensors", tensors)
+    refused(model, folder, f"{Q0} has lora_B alone")
+
+
+def test_experts_are_not_changed(tmp_path):
+    model = load_model(make(tmp_path, "mixtral"))
+    expert = "model.layers.0.block_sparse_moe.experts.0.w1"
+    factors = {expert: (np.ones((4, 32), np.float32), np.ones((40, 4), np.float32))}
+    refused(model, write_peft(tmp_path / "adapter", factors), f"changes {expert}")
+
+
+def test_files_that_are_missing_damaged_or_cut_are_errors(model, folder, tmp_path):
+    weights = folder / "adapter_model.safetensors"
+    whole = weights.read_bytes()
+    size = struct.unpack("<Q", whole[:8])[0]
+    for length in [0, 7, 8, size // 2, 8 + size, len(whole) // 2, len(whole) - 1]:
+        weights.write_bytes(whole[:length])
+        refused(model, folder)
+    weights.unlink()
+    refused(model, folder, "adapter_model.safetensors", "cannot be read")
+    (folder / "adapter_model.bin").write_bytes(b"pickle")
+    refused(model, folder, "adapter_model.safetensors")
+    weights.write_bytes(whole)
+    (folder / "adapter_config.json").write_text("{")
+    refused(model, folder, "not valid JSON")
+    refused(model, tmp_path / "nowhere", "No such file")
+    refused(model, weights, "expected b'GGUF'")
+
+
+def gguf(tmp_path, metadata=(), tensors=None, factors=None):
+    common, made = gguf_parts(TINY_MODEL["config"], factors or random_factors(TINY_MODEL["shapes"]))
+    made = made if tensors is None else tensors(made)
+    return gguf_writer.write(tmp_path / "adapter.gguf", common | dict(metadata), made)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "reason"),
+    [
+        ({"general.type": ("str", "model")}, "general.type is 'model'"),
+        ({"adapter.type": ("str", "control_vector")}, "adapter.type is 'control_vector'"),
+        ({"general.architecture": ("str", "qwen2")}, "is for the architecture 'qwen2', the model is 'llama'"),
+        ({"general.architecture": ("str", "unheard")}, "is for the architecture 'unheard'"),
+        ({"adapter.lora.alpha": ("str", "8")}, "adapter.lora.alpha is '8'"),
+        ({"adapter.lora.alpha": ("f32", float("nan"))}, "adapter.lora.alpha is nan"),
+        ({"adapter.lora.alpha": ("f32", 3e38)}, "the scale of its change is"),
+        ({"adapter.alora.invocation_tokens": ("[u32]", [1])}, "adapter.alora.invocation_tokens"),
+    ],
+)
+def test_metadata_of_other_adapters_is_named(model, tmp_path, metadata, reason):
+    refused(model, gguf(tmp_path, metadata), reason)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda t: {k: v for k, v in t.items() if "attn_q" in k or k.endswith("lora_a")}, "has lora_a alone"),
+        (lambda t: {"output_norm.weight": t["blk.0.attn_q.weight.lora_a"]}, "output_norm.weight"),
+        (lambda t: {"blk.9.attn_q.weight.lora_a": t["blk.0.attn_q.weight.lora_a"]}, "blk.9.attn_q"),
+        (lambda t: t | {"blk.0.attn_q.weight.lora_a": t["blk.0.ffn_down.weight.lora_a"]}, "expected (4, 32)"),
+        (lambda t: {}, "has no weights"),
+    ],
+)
+def test_tensors_of_other_adapters_are_named(model, tmp_path, change, reason):
+    refused(model, gguf(tmp_path, tensors=change), reason)
+
+
+def test_a_cut_gguf_file_is_an_error(model, tmp_path):
+    whole = gguf(tmp_path).read_bytes()
+    for length in [3, 23, 200, len(whole) // 2, len(whole) - 1]:
+        (tmp_path / "cut.gguf").write_bytes(whole[:length])
+        refused(model, tmp_path / "cut.gguf")
+
+
+def test_a_pattern_needs_the_package_that_reads_it(model, folder, monkeypatch):
+    monkeypatch.setattr("foreword.models.lora.peft.regex", None)
+    read_lora(folder, model.spec, model.family)
+    change_config(folder, target_modules=".*_proj")
+    refused(model, folder, "foreword[templates]")

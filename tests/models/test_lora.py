@@ -1,0 +1,158 @@
+"""Adapters against models with merged weights, W + scale · B A, and against the logits that PEFT computes."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from foreword.models.loader import load_model
+from foreword.models.lora import MAX_RANK, read_lora
+from models import gguf_writer
+from models.lora_cases import CASES, write_case
+from models.lora_files import gguf_parts, linear_modules, merged, random_factors, write_peft
+from models.recorded import TINY, make
+from models.running import EXECUTORS, all_logits, in_chunks, whole
+from models.test_gguf_models import WITH_TRANSFORMERS_LOGITS, as_gguf
+from models.tiny import random_tensors, write_model
+
+RECORDED = json.loads((Path(__file__).parents[1] / "data" / "models" / "lora.json").read_text())
+FAMILIES = sorted({tiny["config"]["model_type"]: name for name, tiny in TINY.items()}.values())
+"""One tiny model of each family."""
+
+
+class Rig:
+    """A tiny model, and its logits with weights merged."""
+
+    def __init__(self, tmp_path, name):
+        self.path, self.tiny = tmp_path, TINY[name]
+        self.tensors = random_tensors(self.tiny["shapes"])
+        self.model = load_model(make(tmp_path, name))
+        self.text = self.tiny["token_ids"][:18]
+
+    def read(self, path):
+        return read_lora(path, self.model.spec, self.model.family)
+
+    def merged_logits(self, factors, scale):
+        model = load_model(write_model(self.path / "merged", self.tiny["config"], merged(self.tensors, factors, scale)))
+        [logits] = all_logits(model, [self.text], whole([self.text]))
+        return logits
+
+    def logits(self, adapter, executor="numpy", model=None):
+        [logits] = all_logits(model or self.model, [self.text], whole([self.text]), executor, loras=[adapter])
+        return logits
+
+
+@pytest.fixture
+def rig(tmp_path):
+    return Rig(tmp_path, "llama3")
+
+
+def assert_equal(got, want):
+    np.testing.assert_allclose(got, want, atol=1e-4)
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_an_adapter_of_each_family_gives_the_logits_of_merged_weights(tmp_path, name, executor):
+    rig = Rig(tmp_path, name)
+    factors = random_factors(rig.tiny["shapes"])
+    folder = write_peft(tmp_path / "adapter", factors, target_modules="all-linear")
+    want = rig.merged_logits(factors, 8 / 4)
+    assert np.abs(rig.logits(None) - want).max() > 0.1
+    assert_equal(rig.logits(rig.read(folder), executor), want)
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_gguf_adapter_of_each_family_gives_the_logits_of_merged_weights(tmp_path, name, executor):
+    rig = Rig(tmp_path, name)
+    factors = random_factors(rig.tiny["shapes"])
+    path = gguf_writer.write(tmp_path / "adapter.gguf", *gguf_parts(rig.tiny["config"], factors, alpha=6.0))
+    assert_equal(rig.logits(rig.read(path), executor), rig.merged_logits(factors, 6 / 4))
+
+
+@pytest.mark.parametrize("name", ["llama-yarn", "smollm3", "qwen3", "phi3"])
+def test_a_gguf_model_takes_adapters_of_both_kinds(tmp_path, name):
+    rig = Rig(tmp_path, name)
+    config, factors = rig.tiny["config"], random_factors(rig.tiny["shapes"])
+    model = load_model(as_gguf(tmp_path, name, *WITH_TRANSFORMERS_LOGITS[name]))
+    want = rig.merged_logits(factors, 2.0)
+    for path in (
+        write_peft(tmp_path / "adapter", factors),
+        gguf_writer.write(tmp_path / "adapter.gguf", *gguf_parts(config, factors)),
+    ):
+        assert_equal(rig.logits(read_lora(path, model.spec, model.family), model=model), want)
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_texts_with_other_adapters_and_without_share_steps(rig, executor):
+    shapes, adapters, want = rig.tiny["shapes"], [None], [rig.logits(None)]
+    for seed, (rank, ends) in enumerate([(1, ("q_proj",)), (3, ("v_proj", "down_proj")), (MAX_RANK, ("gate_proj",)),
+                                         (17, ("o_proj", "up_proj")), (8, ("k_proj", "q_proj"))]):  # fmt: skip
+        factors = random_factors(shapes, rank, seed, ends)
+        adapters.append(rig.read(write_peft(rig.path / str(seed), factors, r=rank, lora_alpha=rank)))
+        want.append(rig.merged_logits(factors, 1.0))
+    order = [3, 0, 1, 5, 0, 2, 4, 1, 3]
+    texts, loras = [rig.text] * len(order), [adapters[i] for i in order]
+    for sizes in ([18], [5, 1], [1, 2, 7]):
+        got = all_logits(rig.model, texts, in_chunks(texts, sizes), executor, block_size=4, loras=loras)
+        for i, logits in zip(order, got, strict=True):
+            assert_equal(logits, want[i])
+
+
+def test_rank_and_alpha_patterns_and_rank_stabilised_scales(rig):
+    rank = {"q_proj": 2, "layers.1.mlp.up_proj": 7}
+    alpha = {r"layers\.[02]\..*_proj": 5, "down_proj": 3}
+
+    def rank_of(name):
+        return next((r for end, r in rank.items() if name.endswith(end)), 4)
+
+    def alpha_of(name):
+        return 5 if ".layers.0." in name or ".layers.2." in name else 3 if name.endswith("down_proj") else 8
+
+    factors = random_factors(rig.tiny["shapes"], rank_of)
+    for is_stable in (False, True):
+        folder = write_peft(rig.path / "adapter", factors, rank_pattern=rank, alpha_pattern=alpha, use_rslora=is_stable)
+        scale = {name: alpha_of(name) / (math.sqrt(rank_of(name)) if is_stable else rank_of(name)) for name in factors}
+        assert_equal(rig.logits(rig.read(folder)), rig.merged_logits(factors, scale.get))
+
+
+@pytest.mark.parametrize(
+    ("config", "chosen"),
+    [
+        ({"target_modules": ["q_proj", "mlp.up_proj"]}, lambda name: name.endswith(("q_proj", "up_proj"))),
+        ({"target_modules": r"model\.layers\.[13]\..*(k|v)_proj"},
+         lambda name: name.split(".")[2] in "13" and name.endswith(("k_proj", "v_proj"))),
+        ({"target_modules": "all-linear", "exclude_modules": ["o_proj"]}, lambda name: not name.endswith("o_proj")),
+        ({"target_modules": ["down_proj"], "layers_to_transform": [0, 3]},
+         lambda name: name.endswith("down_proj") and name.split(".")[2] in "03"),
+        ({"target_modules": ["down_proj"], "layers_to_transform": 2, "layers_pattern": "layers"},
+         lambda name: name.endswith("2.mlp.down_proj")),
+    ],
+)  # fmt: skip
+def test_targets_are_chosen_by_name_by_pattern_and_by_layer(rig, config, chosen):
+    every = random_factors(rig.tiny["shapes"])
+    factors = {name: both for name, both in every.items() if chosen(name)}
+    assert 0 < len(factors) < len(every)
+    adapter = rig.read(write_peft(rig.path / "adapter", factors, **config))
+    assert len(adapter.pairs) == len(factors)
+    assert_equal(rig.logits(adapter), rig.merged_logits(factors, 2.0))
+
+
+def test_every_linear_layer_of_a_dense_model_can_be_changed(rig):
+    assert len(linear_modules(rig.tiny["shapes"])) == 7 * rig.model.spec.num_layers
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("name", CASES)
+def test_logits_equal_those_of_peft(tmp_path, name, executor):
+    case, want = CASES[name], np.array(RECORDED[name])
+    rig = Rig(tmp_path, case["model"])
+    text = rig.tiny["token_ids"]
+    adapter = rig.read(write_case(tmp_path / "adapter", case))
+    for sizes in ([len(text)], [5, 1]):
+        [logits] = all_logits(rig.model, [text], in_chunks([text], sizes), executor, block_size=4, loras=[adapter])
+        assert_equal(logits[-len(want) :], want)
+    assert np.abs(want - rig.tiny["last_logits"]).max() > 0.1
