@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-# Examples take as long as the machine needs.
-settings.register_profile("foreword", deadline=None)
-settings.load_profile("foreword")
-
 # One thread, set before NumPy loads: on a busy machine its threads wait for each other far longer than they compute.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from foreword.models import registry
+
+# Examples take as long as the machine needs.
+settings.register_profile("foreword", deadline=None)
+settings.load_profile("foreword")
 
 
 @pytest.fixture(scope="session")

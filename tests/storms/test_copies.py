@@ -60,7 +60,8 @@ def test_every_error_class_is_tried():
             try:
                 import_module(module.name)
             except ModuleNotFoundError as error:
-                assert not str(error.name).startswith("foreword")  # a package of an extra
+                if str(error.name).startswith("foreword"):  # else a package of an extra
+                    raise
     known = {cls for cls in subclasses(errors.ForewordError) if cls.__module__.startswith("foreword")}
     assert {type(error) for error in ERRORS} == known
 
