@@ -99,10 +99,15 @@ def test_pooling_and_generation_share_steps_and_disturb_neither(folder, overlap,
     with LLM(folder, **options) as llm:
         tokens = [output.outputs[0].token_ids for output in llm.generate(TEXTS, GREEDY)]
         vectors = llm.embed(TEXTS, mean)
-        params = [GREEDY, mean] * len(TEXTS)
-        outputs = llm._run(llm._jobs([text for text in TEXTS for _ in "ab"], params), None)
-        assert [output.outputs[0].token_ids for output in outputs[::2]] == tokens
-        for output, vector in zip(outputs[1::2], vectors, strict=True):
+        for i, text in enumerate(TEXTS):
+            llm.engine.add_request(f"text {i}", text, GREEDY)
+            llm.engine.add_request(f"vector {i}", text, mean)
+        outputs = {}
+        while llm.engine.has_work:
+            outputs |= {output.request_id: output for output in llm.engine.step()}
+        for i, (wanted, vector) in enumerate(zip(tokens, vectors, strict=True)):
+            assert outputs[f"text {i}"].outputs[0].token_ids == wanted
+            output = outputs[f"vector {i}"]
             np.testing.assert_allclose(output.pooled, vector, atol=1e-6)
             assert output.outputs[0].token_ids == []
             assert output.outputs[0].finish_reason == "stop"

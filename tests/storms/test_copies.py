@@ -16,6 +16,7 @@ from foreword import errors
 from foreword.batch import SamplingParams
 from foreword.batch.step.tensors import StaleBatchError
 from foreword.cli.batch_file import LineError
+from foreword.executors.pooling import BadHiddenStatesError
 from foreword.sampling import BadLogitsError, NoTokenLeftError
 
 ERRORS: list[errors.ForewordError] = [
@@ -30,6 +31,7 @@ ERRORS: list[errors.ForewordError] = [
     errors.EngineError("the engine was closed"),
     BadLogitsError("a", 3),
     NoTokenLeftError("a", 3),
+    BadHiddenStatesError("a", 3),
     StaleBatchError("step 3 is committed"),
     LineError("invalid_json", "line 3: is no JSON object", "a"),
 ]

@@ -36,8 +36,8 @@ class LoadedModel:
     eos_token_ids: tuple[int, ...]
     name: str
     path: Path
+    family: Family | None = None  # of a decoder
     pooling: PoolingSpec = field(default_factory=PoolingSpec)
-    family: Family | None = None
 
     @property
     def decoder(self) -> DecoderSpec:
@@ -149,7 +149,7 @@ def _loaded(
         if wrong := [i for i in ids if i is not None and i >= spec.vocab_size]:
             fix = "Use configuration, tokenizer and weights of the same model"
             raise ModelError(f"{path}: {kind} token id {wrong[0]} is not below vocab_size {spec.vocab_size}. {fix}")
-    return LoadedModel(spec, weights, tokenizer, tokenizer.eos_ids, name, path, pooling, family)
+    return LoadedModel(spec, weights, tokenizer, tokenizer.eos_ids, name, path, family, pooling)
 
 
 def _unsupported(path: Path, what: str, form: str, supported: Iterable[str]) -> ModelError:
