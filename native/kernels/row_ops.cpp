@@ -12,6 +12,8 @@ FW_INLINE void over_vectors(size_t size, F &&f) {
 
 FW_INLINE F32 silu(F32 x) { return div(x, add(set1(1.f), exp_f32(sub(set1(0.f), x)))); }
 
+FW_INLINE F32 sigmoid(F32 x) { return div(set1(1.f), add(set1(1.f), exp_f32(sub(set1(0.f), x)))); }
+
 // 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
 FW_INLINE F32 gelu_tanh(F32 x) {
   const F32 cubic = fma(mul(mul(x, x), x), set1(0.044715f), x);
@@ -33,6 +35,8 @@ void rms_norm(const float *x, const float *weight, int size, float eps, float *o
 void gate_mul(Gate gate, const float *g, const float *u, size_t size, float *out) {
   if (gate == Gate::silu) {
     over_vectors(size, [&](size_t k) FW_LAMBDA { store(out + k, mul(silu(load(g + k)), load(u + k))); });
+  } else if (gate == Gate::sigmoid) {
+    over_vectors(size, [&](size_t k) FW_LAMBDA { store(out + k, mul(sigmoid(load(g + k)), load(u + k))); });
   } else {
     over_vectors(size, [&](size_t k) FW_LAMBDA { store(out + k, mul(gelu_tanh(load(g + k)), load(u + k))); });
   }

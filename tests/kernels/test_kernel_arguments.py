@@ -174,6 +174,16 @@ def test_sizes_of_models_and_pools():
         assert size > 0
 
     assert 0 < calls(2000, pool) < 2000
+    recurrent = {"gated_delta": 1, "num_heads": 4, "num_key_heads": 2, "key_dim": 8, "value_dim": 8, "conv_kernel": 4}
+
+    def hybrid(rng):
+        found = _native.CpuModel(**MODEL, recurrent={k: odd_number(rng, v) for k, v in recurrent.items()})
+        found.add_layer({"attn_norm": 0})
+
+    assert calls(500, hybrid) == 0
+    assert _native.kv_bytes(**sizes, recurrent=recurrent | {"key_dim": 800}) > _native.kv_bytes(**sizes)
+    with pytest.raises(ValueError, match="num_key_heads"):
+        _native.kv_bytes(**sizes, recurrent=recurrent | {"num_key_heads": 3})
     for wrong in ((0, "", 1), (1, "", 0), (1, "", -1), (1025, "", 1), (1, "mmx", 1)):
         with pytest.raises(ValueError, match=r"num_threads|megabytes|mmx"):
             _native.roofline(*wrong)

@@ -44,7 +44,7 @@ def relative_error(got, want):
 
 
 @pytest.mark.parametrize("isa", LEVELS)
-@pytest.mark.parametrize("name", ["llama", "odd_sizes", "qkv_bias", "gemma", "moe"])
+@pytest.mark.parametrize("name", ["llama", "odd_sizes", "qkv_bias", "gemma", "moe", "mamba2", "gated_delta"])
 def test_chunks_and_decode_steps_give_the_logits_of_merged_weights(name, isa):
     spec = SPECS[name]
     weights, tokens = random_weights(spec), np.random.default_rng(3).integers(0, spec.vocab_size, 90).tolist()

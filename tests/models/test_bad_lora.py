@@ -208,3 +208,10 @@ def test_a_pattern_needs_the_package_that_reads_it(model, folder, monkeypatch):
     read_lora(folder, model.spec, model.family)
     change_config(folder, target_modules=".*_proj")
     refused(model, folder, "foreword[templates]")
+
+
+@pytest.mark.parametrize("module", ["model.layers.0.linear_attn.out_proj", "model.layers.3.self_attn.q_proj"])
+def test_recurrent_layers_and_queries_with_a_gate_are_not_changed(tmp_path, module):
+    hybrid = load_model(make(tmp_path, "qwen3-next"))
+    folder = write_peft(tmp_path / "adapter", random_factors(TINY["qwen3-next"]["shapes"], ends=(module,)))
+    refused(hybrid, folder, module, "not supported", "(of each layer: down_proj, gate_proj, k_proj, o_proj, up_proj, ")

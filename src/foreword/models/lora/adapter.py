@@ -62,6 +62,8 @@ def modules_of(spec: DecoderSpec, names: Mapping[str, str | Rows]) -> dict[str, 
         if not _TARGET.fullmatch(name):
             continue
         tensor, rows, _ = source_of(name, names)
+        if rows and rows.period:  # alternates with a weight that adapters do not change alone
+            continue
         start, stop = (rows.start, rows.stop) if rows else (0, shape[0])
         others = modules[key].parts if (key := tensor.removesuffix(".weight")) in modules else ()
         modules[key] = Module(max(stop, *(end for _, _, end in others), 0), shape[1], (*others, (name, start, stop)))
