@@ -19,7 +19,7 @@ FORMATS = ["fp32", "auto", "bf16", "int8", "q4"]
 RANKS = (1, 8, 16, 17, MAX_RANK)
 
 
-def random_adapter(spec, rank, seed, names=("q", "k", "v", "o", "gate", "up", "down")):
+def random_adapter(spec, rank, seed, names=("q", "k", "v", "attn_gate", "o", "gate", "up", "down")):
     rng = np.random.default_rng(seed)
     pairs = {}
     for name, shape in weight_names(spec):

@@ -210,8 +210,13 @@ def test_a_pattern_needs_the_package_that_reads_it(model, folder, monkeypatch):
     refused(model, folder, "foreword[templates]")
 
 
-@pytest.mark.parametrize("module", ["model.layers.0.linear_attn.out_proj", "model.layers.3.self_attn.q_proj"])
-def test_recurrent_layers_and_queries_with_a_gate_are_not_changed(tmp_path, module):
+def test_recurrent_layers_are_not_changed_and_have_no_gguf_adapters(tmp_path):
     hybrid = load_model(make(tmp_path, "qwen3-next"))
+    module = "model.layers.0.linear_attn.out_proj"
     folder = write_peft(tmp_path / "adapter", random_factors(TINY["qwen3-next"]["shapes"], ends=(module,)))
-    refused(hybrid, folder, module, "not supported", "(of each layer: down_proj, gate_proj, k_proj, o_proj, up_proj, ")
+    known = "down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj"
+    refused(hybrid, folder, module, f"is not supported for this model (of each layer: {known})")
+    gguf = gguf_writer.write(
+        tmp_path / "adapter.gguf", *gguf_parts(TINY_MODEL["config"], random_factors(TINY_MODEL["shapes"]))
+    )
+    refused(hybrid, gguf, "GGUF adapters for 'qwen3_next' models are not supported", "PEFT directory")

@@ -153,7 +153,7 @@ class NumpyExecutor(HostExecutor):
             q, k = rotate(q, at, layer.rope), rotate(k, at, layer.rope)
         a = self.attend(q, k, v, layer, group, slot, batch).reshape(len(h), -1)
         if spec.attn_gate:
-            a = a * sigmoid(h @ self.weight(p + "attn_gate").T)
+            a = a * sigmoid(self.linear(h, p + "attn_gate", loras))
         return self.linear(a, p + "o", loras)
 
     def recurrent(self, h: F32, p: str, spec: RecurrentSpec, group: int, slot: int, batch: InputBatch) -> F32:

@@ -85,9 +85,9 @@ def _collect(
             raise ModelError(f"{path}: tensor {found} ({name}) is missing. Use a file that holds the whole model")
         whole = tensor.shape
         if rows is not None:
-            tensor = _rows(tensor, rows)
+            tensor = select_rows(tensor, rows)
         elif expert is not None and len(whole) == 3 and expert < whole[0]:  # of [experts, out, in]
-            tensor = _rows(tensor, Rows(found, expert * whole[1], (expert + 1) * whole[1]))
+            tensor = select_rows(tensor, Rows(found, expert * whole[1], (expert + 1) * whole[1]))
         if _longer_than_one(tensor.shape) != _longer_than_one(shape):
             fix = "Use configuration and weights of the same model"
             raise ModelError(f"{path}: tensor {found} ({name}) has shape {whole}, expected {shape}. {fix}")
@@ -105,7 +105,7 @@ def source_of(name: str, names: Mapping[str, str | Rows]) -> tuple[str, Rows | N
     return template.format(i=layer, e=e), rows, int(e) if e and "{e}" not in template else None
 
 
-def _rows(tensor: Tensor, rows: Rows) -> Tensor:
+def select_rows(tensor: Tensor, rows: Rows) -> Tensor:
     """A matrix of these rows. It has none if the tensor is not of whole periods."""
     if rows.period is None:
         stored = tensor.stored[rows.start : rows.stop]
