@@ -21,7 +21,9 @@ using LoraFactors = std::tuple<int, Array2<float>, Array2<float>, double>;
 class CpuModel {
  public:
   CpuModel(const ModelConfig &c, const KVConfig &kv, const std::string &isa, std::optional<int> num_threads)
-      : model_(checked(c), kv, choose_isa(isa), num_threads), windows_(size_t(c.num_groups), -1), recurrent_groups_(size_t(c.num_groups)) {}
+      : model_(checked(c), kv, choose_isa(isa), num_threads),
+        windows_(size_t(c.num_groups), -1),
+        recurrent_groups_(size_t(c.num_groups)) {}
 
   int pack(const Array2<uint8_t> &data, const std::string &source, int cols, const std::string &format, bool exact) {
     check_finished(false);
@@ -296,6 +298,11 @@ class CpuModel {
     std::vector<const PackedMatrix *> parts{matrix(d, "q", heads, hidden), matrix(d, "k", kv_heads, hidden),
                                             matrix(d, "v", kv_heads, hidden)};
     layer.gated = d.contains("attn_gate");
+    for (const Layer &other : model_.layers) {
+      if (!other.recurrent && other.gated != layer.gated) {
+        throw std::invalid_argument("attn_gate: all layers with attention have one, or none has");
+      }
+    }
     if (layer.gated) parts.push_back(matrix(d, "attn_gate", heads, hidden));
     layer.qkv = model_.make_linear(parts);
     layer.o = linear(d, "o", hidden, heads);

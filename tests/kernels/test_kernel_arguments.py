@@ -255,3 +255,21 @@ def test_a_model_is_complete_before_it_runs_and_fixed_after(driver):
         model.step(0, 0, *[np.zeros(0, t) for t in ("i4", "i8", "i4", "i4", "i4", "i8")], [], [])
     with pytest.raises(ValueError, match="nothing can be added"):
         driver.executor.core.add_layer({})
+
+
+def test_layers_that_do_not_fit_each_other():
+    core = _native.CpuModel(**MODEL)
+
+    def matrix(rows):
+        return core.pack(np.zeros((rows, 64 * 4), np.uint8), "F32", 64, "f32", False)
+
+    norm = core.vector(np.ones(64, np.float32))
+    layer = {
+        "attn_norm": norm, "mlp_norm": norm, "q": matrix(64), "k": matrix(32), "v": matrix(32), "o": matrix(64),
+        "mlp": (matrix(64), matrix(64), matrix(64)), "rope": -1, "sliding_window": 0, "group": 0, "slot": 0,
+    }  # fmt: skip
+    core.add_layer(layer | {"attn_gate": matrix(64)})
+    with pytest.raises(ValueError, match="attn_gate"):
+        core.add_layer(layer)
+    with pytest.raises(ValueError, match="made without recurrent layers"):
+        core.add_layer(layer | {"recurrent": {}})
