@@ -94,7 +94,7 @@ bench: $(STAMPS)/install  ## host cost of a step: Foreword's backends and Python
 native:  ## build the native module in place, for work on the sources (PYTHONPATH=src)
 	cmake -S . -B build/dev -G Ninja -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE=$$(command -v $(PYTHON)) >/dev/null
 	cmake --build build/dev
-	cp build/dev/_native*.so src/foreword/
+	install build/dev/_native*.so src/foreword/
 
 sanitize: $(STAMPS)/test  ## the native module's tests under the address, undefined-behaviour and thread sanitizers
 	$(BIN)/python tools/sanitize.py

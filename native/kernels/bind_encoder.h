@@ -12,7 +12,7 @@ namespace foreword::kernels {
 class CpuEncoder : public CpuModel {
  public:
   CpuEncoder(const ModelConfig &c, bool norms_before, const std::string &isa, std::optional<int> num_threads)
-      : CpuModel(c, kv_config("fp32", 1, 1, 1, c.num_heads, c.head_dim), isa, num_threads) {
+      : CpuModel(c, kv_config("fp32", 1, 1, 1, c.num_heads, c.head_dim, nb::dict()), isa, num_threads) {
     encoder_.norms_before = norms_before;
   }
 

@@ -21,7 +21,9 @@ using LoraFactors = std::tuple<int, Array2<float>, Array2<float>, double>;
 class CpuModel {
  public:
   CpuModel(const ModelConfig &c, const KVConfig &kv, const std::string &isa, std::optional<int> num_threads)
-      : model_(checked(c), kv, choose_isa(isa), num_threads), windows_(size_t(c.num_groups), -1) {}
+      : model_(checked(c), kv, choose_isa(isa), num_threads),
+        windows_(size_t(c.num_groups), -1),
+        recurrent_groups_(size_t(c.num_groups)) {}
 
   int pack(const Array2<uint8_t> &data, const std::string &source, int cols, const std::string &format, bool exact) {
     check_finished(false);
@@ -62,20 +64,17 @@ class CpuModel {
   void add_layer(const nb::dict &d) {
     check_finished(false);
     const ModelConfig &c = model_.config;
-    const int hidden = c.hidden_size, heads = c.num_heads * c.head_dim, kv_heads = c.num_kv_heads * c.head_dim;
+    const int hidden = c.hidden_size;
     Layer layer;
     layer.attn_norm = vector(d, "attn_norm", hidden);
     layer.mlp_norm = vector(d, "mlp_norm", hidden);
     layer.post_attn_norm = optional_vector(d, "post_attn_norm", hidden);
     layer.post_mlp_norm = optional_vector(d, "post_mlp_norm", hidden);
-    layer.q_norm = optional_vector(d, "q_norm", c.head_dim);
-    layer.k_norm = optional_vector(d, "k_norm", c.head_dim);
-    layer.q_bias = optional_vector(d, "q_bias", heads);
-    layer.k_bias = optional_vector(d, "k_bias", kv_heads);
-    layer.v_bias = optional_vector(d, "v_bias", kv_heads);
-    layer.qkv = model_.make_linear(
-        {matrix(d, "q", heads, hidden), matrix(d, "k", kv_heads, hidden), matrix(d, "v", kv_heads, hidden)});
-    layer.o = linear(d, "o", hidden, heads);
+    if (d.contains("recurrent")) {
+      recurrent(d, layer);
+    } else {
+      attention(d, layer);
+    }
     layer.rope = integer(d, "rope", -1, int64_t(model_.ropes.size()) - 1);
     layer.sliding_window = integer(d, "sliding_window", 0, INT32_MAX);
     layer.group = integer(d, "group", 0, c.num_groups - 1);
@@ -87,10 +86,12 @@ class CpuModel {
       layer.mlp = std::make_unique<Mlp>(mlp(d, "mlp"));
     }
     int64_t &window = windows_[size_t(layer.group)];
-    if (window >= 0 && window != layer.sliding_window) {
-      throw std::invalid_argument("sliding_window: the layers of a KV group have one");
+    const bool is_recurrent = bool(layer.recurrent);
+    if (window >= 0 && (window != layer.sliding_window || recurrent_groups_[size_t(layer.group)] != is_recurrent)) {
+      throw std::invalid_argument("sliding_window: the layers of a KV group have one, or all are recurrent");
     }
     window = layer.sliding_window;
+    recurrent_groups_[size_t(layer.group)] = is_recurrent;
     model_.layers.push_back(std::move(layer));
   }
 
@@ -154,7 +155,8 @@ class CpuModel {
       const Array2<int32_t> &table = block_tables[g];
       in.groups.push_back({at_least(slot_mapping[g], t, "slot_mapping"), table.data(),
                            in_range(int64_t(table.shape(0)), 0, INT32_MAX, "the rows of a block table"),
-                           in_range(int64_t(table.shape(1)), 0, INT32_MAX, "the columns of a block table")});
+                           in_range(int64_t(table.shape(1)), 0, INT32_MAX, "the columns of a block table"),
+                           g < recurrent_groups_.size() && recurrent_groups_[g]});
     }
     const float *logits;
     {
@@ -303,6 +305,52 @@ class CpuModel {
     return model_.make_linear({matrix(d, name, rows, cols)});
   }
 
+  void attention(const nb::dict &d, Layer &layer) {
+    const ModelConfig &c = model_.config;
+    const int hidden = c.hidden_size, heads = c.num_heads * c.head_dim, kv_heads = c.num_kv_heads * c.head_dim;
+    layer.q_norm = optional_vector(d, "q_norm", c.head_dim);
+    layer.k_norm = optional_vector(d, "k_norm", c.head_dim);
+    layer.q_bias = optional_vector(d, "q_bias", heads);
+    layer.k_bias = optional_vector(d, "k_bias", kv_heads);
+    layer.v_bias = optional_vector(d, "v_bias", kv_heads);
+    std::vector<const PackedMatrix *> parts{matrix(d, "q", heads, hidden), matrix(d, "k", kv_heads, hidden),
+                                            matrix(d, "v", kv_heads, hidden)};
+    layer.gated = d.contains("attn_gate");
+    for (const Layer &other : model_.layers) {
+      if (!other.recurrent && other.gated != layer.gated) {
+        throw std::invalid_argument("attn_gate: all layers with attention have one, or none has");
+      }
+    }
+    if (layer.gated) parts.push_back(matrix(d, "attn_gate", heads, hidden));
+    layer.qkv = model_.make_linear(parts);
+    layer.o = linear(d, "o", hidden, heads);
+  }
+
+  void recurrent(const nb::dict &layer_ids, Layer &layer) {
+    const RecurrentConfig &c = model_.recurrent;
+    const int hidden = model_.config.hidden_size, keys = c.num_keys(), values = c.num_values();
+    nb::dict d;
+    if (c.num_heads == 0 || !nb::try_cast(layer_ids["recurrent"], d)) {
+      throw std::invalid_argument("recurrent is no dict, or the model was made without recurrent layers");
+    }
+    std::vector<const PackedMatrix *> parts;
+    for (const char *part : {c.gated_delta ? "q" : "v", "k", c.gated_delta ? "v" : "q"}) {
+      parts.push_back(matrix(d, part, *part == 'v' ? values : keys, hidden));
+    }
+    parts.push_back(matrix(d, "z", values, hidden));
+    parts.push_back(matrix(d, "dt", c.num_heads, hidden));
+    if (c.gated_delta) parts.push_back(matrix(d, "beta", c.num_heads, hidden));
+    layer.qkv = model_.make_linear(parts);
+    layer.o = linear(d, "o", hidden, values);
+    layer.recurrent = std::make_unique<Recurrent>(Recurrent{
+        .conv = vector(d, "conv", c.conv_kernel * c.channel_stride()),
+        .conv_bias = optional_vector(d, "conv_bias", c.channel_stride()),
+        .dt_bias = vector(d, "dt_bias", c.num_heads),
+        .rate = vector(d, "rate", c.num_heads),
+        .skip = c.gated_delta ? nullptr : vector(d, "skip", c.num_heads),
+        .norm = vector(d, "norm", c.gated_delta ? c.value_dim : values)});
+  }
+
   // (gate, up, down). `inner`: outputs of gate; 0: any number.
   Mlp mlp(nb::handle ids, int inner) {
     std::tuple<int, int, int> id;
@@ -344,6 +392,7 @@ class CpuModel {
   std::vector<const PackedMatrix *> matrices_;
   std::vector<SizedVector> vectors_;
   std::vector<int64_t> windows_;  // sliding window of each KV group; −1 before its first layer
+  std::vector<bool> recurrent_groups_;
   nb::object embedding_;
   std::unique_ptr<ForwardPass> forward_;
   Buffer<uint8_t> sampling_;

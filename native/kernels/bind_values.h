@@ -97,8 +97,22 @@ inline SourceMatrix source_matrix(const Array2<uint8_t> &data, const SourceForma
   return {format.source, rows, cols, row_bytes, data.data()};
 }
 
+// The sizes of the recurrent layers of a model; an empty dict if it has none.
+inline RecurrentConfig recurrent_config(const nb::dict &d) {
+  if (nb::len(d) == 0) return {};
+  const RecurrentConfig c{.gated_delta = bool(integer(d, "gated_delta", 0, 1)),
+                          .num_heads = integer(d, "num_heads", 1, kMostHeads),
+                          .num_key_heads = integer(d, "num_key_heads", 1, kMostHeads),
+                          .key_dim = integer(d, "key_dim", 1, kMostSize / kMostHeads),
+                          .value_dim = integer(d, "value_dim", 1, kMostSize / kMostHeads),
+                          .conv_kernel = integer(d, "conv_kernel", 1, kMostHeads)};
+  in_range(int64_t(c.conv_kernel) * c.channel_stride(), 1, kMostSize, "conv_kernel times the channels");
+  if (c.num_heads % c.num_key_heads) throw std::invalid_argument("num_heads is not a multiple of num_key_heads");
+  return c;
+}
+
 inline KVConfig kv_config(const std::string &format, int num_blocks, int block_size, int num_slots, int num_kv_heads,
-                          int head_dim) {
+                          int head_dim, const nb::dict &recurrent) {
   constexpr int kMost = INT32_MAX;
   return {by_name(kKVFormats, format, "KV format"),
           in_range(num_blocks, 1, kMost, "num_blocks"),
@@ -106,7 +120,8 @@ inline KVConfig kv_config(const std::string &format, int num_blocks, int block_s
           in_range(num_slots, 1, kMostSize, "num_slots"),
           in_range(num_kv_heads, 1, kMostHeads, "num_kv_heads"),
           in_range(head_dim, 1, kMostSize, "head_dim"),
-          (head_dim + kTile - 1) / kTile * kTile};
+          (head_dim + kTile - 1) / kTile * kTile,
+          recurrent_config(recurrent)};
 }
 
 }  // namespace foreword::kernels

@@ -133,7 +133,7 @@ struct Activations {
 };
 
 enum class Store : uint8_t { assign, add };
-enum class Gate : uint8_t { silu, gelu_tanh, gelu, relu };
+enum class Gate : uint8_t { silu, gelu_tanh, gelu, relu, sigmoid };
 
 // ---------------------------------------------------------------------------------------------- KV cache
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/formats.h"
+#include "kernels/recurrent.h"
 
 namespace foreword::kernels {
 
@@ -45,6 +46,14 @@ struct Isa {
   void (*add_row)(const float *x, size_t size, float *out);
   void (*rotate)(const float *cosines, const float *sines, int pairs, float *x);
   void (*softcap)(float cap, size_t size, float *x);
+
+  // Recurrent layers.
+  void (*convolve)(const Convolution &convolution);
+  void (*scan_state)(const StateScan &scan);
+  // RMSNorm of `parts` consecutive parts of `size` floats; their weights are weight_stride apart, 0 if they are the
+  // same.
+  void (*norm_parts)(const float *x, const float *weight, size_t weight_stride, int parts, int size, float eps,
+                     float *out);
 
   // Attention.
   void (*store_kv)(const KVLayer &kv, int64_t slot, int head, const float *k, const float *v, void *scratch);

@@ -1,5 +1,6 @@
 #include "kernels/kv_cache.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace foreword::kernels {
@@ -18,6 +19,9 @@ KVLayer KVCache::shape(const KVConfig &c) {
   layer.tile_bytes = kTile * layer.token_bytes;
   layer.head_stride = product(2 * layer.token_bytes, size_t(c.block_size));
   layer.block_stride = product(layer.head_stride, size_t(c.num_kv_heads));
+  if (c.recurrent.num_heads) {
+    layer.block_stride = std::max(layer.block_stride, product(c.recurrent.state_floats(), sizeof(float)));
+  }
   return layer;
 }
 
@@ -31,6 +35,11 @@ KVLayer KVCache::layer(int slot) const {
   KVLayer layer = shape(config_);
   layer.base = memory_.data() + layer.block_stride * size_t(config_.num_blocks) * size_t(slot);
   return layer;
+}
+
+float *KVCache::state(int slot, int32_t block) const {
+  const KVLayer of = layer(slot);
+  return reinterpret_cast<float *>(of.base + size_t(block) * of.block_stride);
 }
 
 void KVCache::copy_blocks(const int32_t *sources, const int32_t *destinations, int count) {

@@ -1,14 +1,16 @@
-// The memory of keys and values: one pool of blocks, each with `num_slots` layers.
+// The memory of keys, values and recurrent states: one pool of blocks, each with `num_slots` layers.
 #pragma once
 
 #include "kernels/formats.h"
 #include "kernels/memory.h"
+#include "kernels/recurrent.h"
 
 namespace foreword::kernels {
 
 struct KVConfig {
   KVFormat format;
   int num_blocks, block_size, num_slots, num_kv_heads, head_dim, padded_dim;
+  RecurrentConfig recurrent;  // a block also holds the states of one request in num_slots recurrent layers
 };
 
 class KVCache {
@@ -20,10 +22,12 @@ class KVCache {
 
   const KVConfig &config() const { return config_; }
   KVLayer layer(int slot) const;
-  // Copies the keys and values of blocks in all layers, for copy on write. All sources are read before any destination
+  // The state of a recurrent layer in a block, recurrent.state_floats() floats.
+  float *state(int slot, int32_t block) const;
+  // Copies blocks in all layers, for copy on write. All sources are read before any destination
   // is written.
   void copy_blocks(const int32_t *sources, const int32_t *destinations, int count);
-  // Sets the keys and values of blocks in all layers to zero.
+  // Sets blocks in all layers to zero.
   void zero_blocks(const int32_t *blocks, int count);
 
  private:

@@ -53,7 +53,12 @@ ActivationSet ActivationBuffer::view(int rows, int cols) const {
 }
 
 Model::Model(const ModelConfig &config, const KVConfig &kv_config, const Isa &isa, std::optional<int> num_threads)
-    : config(config), isa(isa), pool(num_threads), kv(kv_config), padded_dim(kv_config.padded_dim) {}
+    : config(config),
+      recurrent(kv_config.recurrent),
+      isa(isa),
+      pool(num_threads),
+      kv(kv_config),
+      padded_dim(kv_config.padded_dim) {}
 
 const PackedMatrix *Model::pack(const SourceMatrix &source, Format format, bool exact) {
   auto m = std::make_unique<PackedMatrix>();

@@ -50,11 +50,18 @@ struct Moe {
 
 using Vector = const float *;  // padded with zeros to padded_row(size); null if the layer has none
 
+// What a recurrent layer has in place of attention; rate = exp(a_log). conv: [conv_kernel, channel_stride].
+struct Recurrent {
+  Vector conv, conv_bias, dt_bias, rate, skip, norm;
+};
+
 struct Layer {
   Vector attn_norm = nullptr, mlp_norm = nullptr, post_attn_norm = nullptr, post_mlp_norm = nullptr;
   Vector q_norm = nullptr, k_norm = nullptr;
   Vector q_bias = nullptr, k_bias = nullptr, v_bias = nullptr;
-  Linear qkv, o;
+  Linear qkv, o;  // of a recurrent layer: all projections of its input, and the output projection
+  bool gated = false;  // qkv has a fourth part, the gate of the attention's output
+  std::unique_ptr<Recurrent> recurrent;  // in place of attention
   std::unique_ptr<Mlp> mlp;
   std::unique_ptr<Moe> moe;
   int rope = -1;  // index of its rotary embedding; −1: none
@@ -126,6 +133,7 @@ class Model {
   int widest_input() const { return widest_input_; }
 
   const ModelConfig config;
+  const RecurrentConfig recurrent;
   const Isa &isa;
   ThreadPool pool;
   KVCache kv;

@@ -12,6 +12,8 @@ FW_INLINE void over_vectors(size_t size, F &&f) {
 
 FW_INLINE F32 silu(F32 x) { return div(x, add(set1(1.f), exp_f32(sub(set1(0.f), x)))); }
 
+FW_INLINE F32 sigmoid(F32 x) { return div(set1(1.f), add(set1(1.f), exp_f32(sub(set1(0.f), x)))); }
+
 // 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
 FW_INLINE F32 gelu_tanh(F32 x) {
   const F32 cubic = fma(mul(mul(x, x), x), set1(0.044715f), x);
@@ -39,6 +41,7 @@ FW_INLINE void with_gate(Gate gate, F &&f) {
     case Gate::silu: return f([](F32 x) FW_LAMBDA { return silu(x); });
     case Gate::gelu_tanh: return f([](F32 x) FW_LAMBDA { return gelu_tanh(x); });
     case Gate::gelu: return f([](F32 x) FW_LAMBDA { return gelu(x); });
+    case Gate::sigmoid: return f([](F32 x) FW_LAMBDA { return sigmoid(x); });
     case Gate::relu: return f([](F32 x) FW_LAMBDA { return max_f32(x, set1(0.f)); });
   }
 }

@@ -1,6 +1,7 @@
 # Kernel sources are compiled once per instruction set, each into its own namespace (FOREWORD_ISA), and chosen at run
 # time by native/kernels/dispatch.cpp. Adding an instruction set: a header in simd/, a line here, a line there.
-set(FOREWORD_KERNEL_SOURCES activations attention gguf isa kv_store linear lora packing peaks row_ops sampler)
+set(FOREWORD_KERNEL_SOURCES activations attention gguf isa kv_store linear lora packing peaks recurrent row_ops
+    sampler)
 
 # In a unity build (pyproject.toml) the small files of an instruction set are one, and the others are compiled in
 # parallel. Files with options of their own are never part of it.
@@ -59,6 +60,7 @@ target_sources(_native PRIVATE
   native/kernels/forward/mlp_stage.cpp
   native/kernels/forward/moe_stage.cpp
   native/kernels/forward/products.cpp
+  native/kernels/forward/recurrent_stage.cpp
   native/kernels/kv_cache.cpp
   native/kernels/memory.cpp
   native/kernels/model.cpp

@@ -115,6 +115,7 @@ class CpuModel:
         kv_format: str,
         isa: str,
         num_threads: int | None,
+        recurrent: dict[str, int] = ...,
     ) -> None: ...
     def pack(self, data: npt.NDArray[np.uint8], source: str, cols: int, format: str, exact: bool) -> int: ...
     def vector(self, values: _F32) -> int: ...
@@ -251,7 +252,13 @@ class SamplingBuffers:
     def sample(self, num_reqs: int, logits: _F32, out: _I32, model: CpuModel | None = None) -> bool: ...
 
 def kv_bytes(
-    kv_format: str, num_blocks: int, block_size: int, num_slots: int, num_kv_heads: int, head_dim: int
+    kv_format: str,
+    num_blocks: int,
+    block_size: int,
+    num_slots: int,
+    num_kv_heads: int,
+    head_dim: int,
+    recurrent: dict[str, int] = ...,
 ) -> int: ...
 def token_logprobs(
     logits: _F32,

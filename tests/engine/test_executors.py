@@ -41,12 +41,8 @@ def test_what_the_executors_here_read_follows_from_the_model(kind):
     mrope = replace(spec, layers=(LayerSpec(RopeSpec((1.0, 0.5), axes=(0, 2))), *spec.layers[1:]))
     for model, capabilities, dims in ((spec, set(), 0), (mrope, {Capability.MROPE}, 3)):
         executor = kind(model, random_weights(model), num_blocks=3, block_size=4)
-        assert executor.capabilities == capabilities | {
-            Capability.GRAMMAR,
-            Capability.LORA,
-            Capability.POOLING,
-            Capability.PROMPT_EMBEDS,
-        }
+        always = {Capability.GRAMMAR, Capability.LORA, Capability.POOLING, Capability.PROMPT_EMBEDS}
+        assert executor.capabilities == always | {Capability.RECURRENT_STATE} | capabilities
         assert (executor.hidden_size, executor.mrope_dims) == (model.hidden_size, dims)
 
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from foreword.batch import InputBuffers, KVGroup, NewRequest, RequestStates, prepare_inputs
+from foreword.batch import InputBuffers, NewRequest, RequestStates, prepare_inputs
+from foreword.executors.groups import batch_groups
 from foreword.executors.host import HostExecutor
 from foreword.executors.native import KVFormat, NativeExecutor, WeightFormat
 from foreword.models.spec import DecoderSpec
@@ -33,7 +34,7 @@ class Driver:
         isa: str | None = None,
         executor: HostExecutor | None = None,
     ) -> None:
-        groups = [KVGroup(block_size=block_size, sliding_window=g.sliding_window) for g in spec.kv_groups()]
+        groups = batch_groups(spec, block_size)
         self.states = RequestStates(
             max_num_reqs=max_num_reqs,
             max_model_len=spec.max_model_len,
@@ -52,13 +53,14 @@ class Driver:
             num_threads=num_threads,
             isa=isa,
         )
-        self.block_size, self.num_groups = block_size, len(groups)
         self.free = np.random.default_rng(1).permutation(np.arange(1, num_blocks)).tolist()
 
     def add(self, name: str, tokens: Sequence[int], lora_id: int = 0) -> None:
         """A request whose tokens are all known; blocks for all of them, in random order."""
-        count = -(-len(tokens) // self.block_size)
-        blocks = [[self.free.pop() for _ in range(count)] for _ in range(self.num_groups)]
+        blocks = [
+            [self.free.pop() for _ in range(-(-len(tokens) // table.tokens_per_block))]
+            for table in self.states.block_tables
+        ]
         self.states.add_request(NewRequest(name, prompt_token_ids=list(tokens), block_ids=blocks, lora_id=lora_id))
 
     def step(self, scheduled: dict[str, int]) -> dict[str, Floats]:

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foreword.models.quants import Quant
+from foreword.models.recurrent import RecurrentSpec
 from foreword.models.spec import DecoderSpec, LayerSpec, MoeSpec, RopeSpec, weight_names
 from foreword.models.weights import Tensor
 
@@ -36,6 +37,10 @@ def random_weights(spec: DecoderSpec, seed: int = 0) -> dict[str, Tensor]:
 
 def rope(dim: int, theta: float = 10000.0, scale: float = 1.0) -> RopeSpec:
     return RopeSpec(tuple(float(theta ** (-2 * j / dim)) for j in range(dim // 2)), scale)
+
+
+MAMBA2 = RecurrentSpec("mamba2", 6, 2, 20, 12, conv_kernel=4, conv_bias=True)
+DELTA = RecurrentSpec("gated_delta", 4, 2, 16, 32, conv_kernel=3)
 
 
 def tiny_spec(**changes: object) -> DecoderSpec:
@@ -83,6 +88,19 @@ SPECS: dict[str, DecoderSpec] = {
             LayerSpec(rope(16), moe=MoeSpec(4, 3, 96, norm_topk=False, shared_intermediate_size=64)),
         )
     ),
+    "mamba2": tiny_spec(
+        layers=(LayerSpec(None, recurrent=MAMBA2), LayerSpec(rope(16)), LayerSpec(None, recurrent=MAMBA2))
+    ),
+    "gated_delta": tiny_spec(
+        attn_gate=True,
+        qk_norm=True,
+        norm_eps=1e-3,
+        layers=(
+            LayerSpec(rope(16)),
+            LayerSpec(None, recurrent=DELTA, moe=MoeSpec(5, 2, 64)),
+            LayerSpec(None, recurrent=DELTA),
+        ),
+    ),
     "many_heads": tiny_spec(num_heads=14, num_kv_heads=2, head_dim=32, layers=(LayerSpec(rope(32)),), hidden_size=64),
     "one_kv_head": tiny_spec(num_heads=56, num_kv_heads=1, head_dim=8, layers=(LayerSpec(rope(8)),), hidden_size=64),
 }
@@ -100,7 +118,8 @@ class Reference:
         x = self._w("embed")[np.array(tokens)] * spec.embedding_scale
         for i, layer in enumerate(spec.layers):
             p = f"layers.{i}."
-            a = self._attention(p, layer, _norm(x, self._w(p + "attn_norm"), spec.norm_eps))
+            h = _norm(x, self._w(p + "attn_norm"), spec.norm_eps)
+            a = self._recurrent(p + "state.", layer.recurrent, h) if layer.recurrent else self._attention(p, layer, h)
             if spec.post_norms:
                 a = _norm(a, self._w(p + "post_attn_norm"), spec.norm_eps)
             x = x + a
@@ -131,13 +150,58 @@ class Reference:
         visible = (j <= i) & (j > i - (layer.sliding_window or n + 1))
         s = np.where(visible, s, -np.inf)
         e = np.exp(s - s.max(-1, keepdims=True))
-        a = np.einsum("hij,jhd->ihd", e / e.sum(-1, keepdims=True), v)
-        return a.reshape(n, -1) @ self._w(p + "o").T
+        a = np.einsum("hij,jhd->ihd", e / e.sum(-1, keepdims=True), v).reshape(n, -1)
+        if spec.attn_gate:
+            a = a / (1 + np.exp(-h @ self._w(p + "attn_gate").T))
+        return a @ self._w(p + "o").T
+
+    def _recurrent(self, p: str, r: RecurrentSpec, h: Floats) -> Floats:
+        """Head by head and token by token, as the papers write it: Mamba 2 (arXiv 2405.21060) with x, B, C, dt, A, D,
+        and gated delta networks (arXiv 2412.06464) with q, k, v, alpha, beta.
+        """
+        n, mamba, conv = len(h), r.kind == "mamba2", self._w(p + "conv")
+        u = np.concatenate([h @ self._w(p + name).T for name in ("vkq" if mamba else "qkv")], 1)
+        mixed = np.zeros_like(u)
+        for t in range(n):
+            for back in range(min(t + 1, r.conv_kernel)):
+                mixed[t] += conv[:, r.conv_kernel - 1 - back] * u[t - back]
+        mixed = _silu(mixed + (self._w(p + "conv_bias") if r.conv_bias else 0))
+        keys = r.num_key_heads * r.key_dim
+        if mamba:
+            v, k, q = np.split(mixed, [r.num_values, r.num_values + keys], 1)
+        else:
+            q, k, v = np.split(mixed, [keys, 2 * keys], 1)
+        k, q = k.reshape(n, -1, r.key_dim), q.reshape(n, -1, r.key_dim)
+        v, z = v.reshape(n, -1, r.value_dim), (h @ self._w(p + "z").T).reshape(n, -1, r.value_dim)
+        dt = np.log1p(np.exp(h @ self._w(p + "dt").T + self._w(p + "dt_bias")))
+        alpha = np.exp(-np.exp(self._w(p + "a_log")) * dt)
+        y = np.zeros_like(v)
+        for j in range(r.num_heads):
+            group = j * r.num_key_heads // r.num_heads
+            state = np.zeros((r.value_dim, r.key_dim))
+            for t in range(n):
+                query, key = q[t, group], k[t, group]
+                if mamba:
+                    state = alpha[t, j] * state + dt[t, j] * np.outer(v[t, j], key)
+                    y[t, j] = state @ query + self._w(p + "skip")[j] * v[t, j]
+                    continue
+                query = query / np.sqrt(query @ query + 1e-6) / np.sqrt(r.key_dim)
+                key = key / np.sqrt(key @ key + 1e-6)
+                beta = 1 / (1 + np.exp(-h[t] @ self._w(p + "beta")[j]))
+                erased = np.eye(r.key_dim) - beta * np.outer(key, key)
+                state = alpha[t, j] * state @ erased + beta * np.outer(v[t, j], key)
+                y[t, j] = state @ query
+        if mamba:
+            y = (y * _silu(z)).reshape(n, r.num_key_heads, -1)
+            y = _norm(y, self._w(p + "norm").reshape(r.num_key_heads, -1), self.spec.norm_eps)
+        else:
+            y = _norm(y, self._w(p + "norm"), self.spec.norm_eps) * _silu(z)
+        return y.reshape(n, -1) @ self._w(p + "o").T
 
     def _mlp(self, p: str, h: Floats) -> Floats:
         g = h @ self._w(p + "gate").T
         if self.spec.activation == "silu":
-            g = g / (1 + np.exp(-g))
+            g = _silu(g)
         else:
             g = 0.5 * g * (1 + np.tanh(np.sqrt(2 / np.pi) * (g + 0.044715 * g**3)))
         return (g * (h @ self._w(p + "up").T)) @ self._w(p + "down").T
@@ -159,6 +223,10 @@ class Reference:
 
 def _norm(x: Floats, weight: Floats, eps: float) -> Floats:
     return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * weight
+
+
+def _silu(x: Floats) -> Floats:
+    return x / (1 + np.exp(-x))
 
 
 def _cap(x: Floats, cap: float | None) -> Floats:

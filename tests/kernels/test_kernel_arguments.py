@@ -174,6 +174,16 @@ def test_sizes_of_models_and_pools():
         assert size > 0
 
     assert 0 < calls(2000, pool) < 2000
+    recurrent = {"gated_delta": 1, "num_heads": 4, "num_key_heads": 2, "key_dim": 8, "value_dim": 8, "conv_kernel": 4}
+
+    def hybrid(rng):
+        found = _native.CpuModel(**MODEL, recurrent={k: odd_number(rng, v) for k, v in recurrent.items()})
+        found.add_layer({"attn_norm": 0})
+
+    assert calls(500, hybrid) == 0
+    assert _native.kv_bytes(**sizes, recurrent=recurrent | {"key_dim": 800}) > _native.kv_bytes(**sizes)
+    with pytest.raises(ValueError, match="num_key_heads"):
+        _native.kv_bytes(**sizes, recurrent=recurrent | {"num_key_heads": 3})
     for wrong in ((0, "", 1), (1, "", 0), (1, "", -1), (1025, "", 1), (1, "mmx", 1)):
         with pytest.raises(ValueError, match=r"num_threads|megabytes|mmx"):
             _native.roofline(*wrong)
@@ -245,3 +255,21 @@ def test_a_model_is_complete_before_it_runs_and_fixed_after(driver):
         model.step(0, 0, *[np.zeros(0, t) for t in ("i4", "i8", "i4", "i4", "i4", "i8")], [], [])
     with pytest.raises(ValueError, match="nothing can be added"):
         driver.executor.core.add_layer({})
+
+
+def test_layers_that_do_not_fit_each_other():
+    core = _native.CpuModel(**MODEL)
+
+    def matrix(rows):
+        return core.pack(np.zeros((rows, 64 * 4), np.uint8), "F32", 64, "f32", False)
+
+    norm = core.vector(np.ones(64, np.float32))
+    layer = {
+        "attn_norm": norm, "mlp_norm": norm, "q": matrix(64), "k": matrix(32), "v": matrix(32), "o": matrix(64),
+        "mlp": (matrix(64), matrix(64), matrix(64)), "rope": -1, "sliding_window": 0, "group": 0, "slot": 0,
+    }  # fmt: skip
+    core.add_layer(layer | {"attn_gate": matrix(64)})
+    with pytest.raises(ValueError, match="attn_gate"):
+        core.add_layer(layer)
+    with pytest.raises(ValueError, match="made without recurrent layers"):
+        core.add_layer(layer | {"recurrent": {}})

@@ -38,8 +38,23 @@ def test_threads_do_not_change_a_bit(weight_format, kv_format, num_threads):
     np.testing.assert_array_equal(last_logits(chunks, num_threads=num_threads, **options), want)
 
 
+@pytest.mark.parametrize("isa", _native.isa_levels())
+@pytest.mark.parametrize("name", ["mamba2", "gated_delta"])
+def test_chunks_and_threads_do_not_change_a_bit_of_a_recurrent_layer(name, isa):
+    spec = SPECS[name]
+    weights = random_weights(spec)
+
+    def last(chunks, num_threads):
+        driver = Driver(spec, weights, weight_format="bf16", isa=isa, num_threads=num_threads)
+        return driver.run_alone("a", TOKENS[:200], chunks)[-1]
+
+    want = last([200], 2)
+    for num_threads, chunks in ((1, [1, 199]), (3, [130, 2, 68]), (7, [170, *[1] * 30])):
+        np.testing.assert_array_equal(last(chunks, num_threads), want)
+
+
 @pytest.mark.parametrize(("weight_format", "kv_format"), FORMATS)
-@pytest.mark.parametrize("name", ["llama", "moe", "gemma"])
+@pytest.mark.parametrize("name", ["llama", "moe", "gemma", "mamba2", "gated_delta"])
 def test_other_requests_do_not_change_a_bit(name, weight_format, kv_format):
     spec = SPECS[name]
     weights = random_weights(spec)

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from kernel_reference import SPECS, random_weights
 
-from foreword.batch import KVGroup, SamplingParams
+from foreword.batch import SamplingParams
 from foreword.engine import Engine, engine_config
 from foreword.engine.speculation import SpeculationConfig
+from foreword.executors.groups import batch_groups
 from foreword.executors.native import NativeExecutor
 
 NUM_BLOCKS, BLOCK_SIZE = 90, 16
@@ -29,7 +30,7 @@ def engine(spec, weights, *, num_threads, formats, **config):
         executor,
         vocab_size=spec.vocab_size,
         max_model_len=200,
-        kv_groups=[KVGroup(BLOCK_SIZE, sliding_window=g.sliding_window) for g in spec.kv_groups()],
+        kv_groups=batch_groups(spec, BLOCK_SIZE),
         num_blocks=NUM_BLOCKS,
         config=engine_config({"block_size": BLOCK_SIZE, "check": "full", **config}),
     )
@@ -60,6 +61,8 @@ def requests(rng, vocab_size):
         ("llama", 2, ("int8", "int8")),
         ("moe", 4, ("q4", "bf16")),
         ("qkv_bias", 2, ("auto", "int8")),
+        ("mamba2", 3, ("auto", "bf16")),
+        ("gated_delta", 2, ("q4", "int8")),
     ],
 )
 def test_tokens_do_not_depend_on_traffic_threads_drafts_or_overlap(name, num_threads, formats):
@@ -67,9 +70,10 @@ def test_tokens_do_not_depend_on_traffic_threads_drafts_or_overlap(name, num_thr
     weights = random_weights(spec)
     rng = np.random.default_rng(4)
     wanted = list(requests(rng, spec.vocab_size))
+    drafts = None if spec.state_size else SpeculationConfig(num_tokens=3, min_match=1, adaptive=False)
     crowd = engine(
         spec, weights, num_threads=num_threads, formats=formats, max_num_seqs=5, max_num_batched_tokens=48,
-        async_scheduling=True, speculation=SpeculationConfig(num_tokens=3, min_match=1, adaptive=False),
+        async_scheduling=True, speculation=drafts,
     )  # fmt: skip
     waiting, got, aborted = list(wanted), {}, set()
     while waiting or crowd.has_work:

@@ -19,7 +19,7 @@ FORMATS = ["fp32", "auto", "bf16", "int8", "q4"]
 RANKS = (1, 8, 16, 17, MAX_RANK)
 
 
-def random_adapter(spec, rank, seed, names=("q", "k", "v", "o", "gate", "up", "down")):
+def random_adapter(spec, rank, seed, names=("q", "k", "v", "attn_gate", "o", "gate", "up", "down")):
     rng = np.random.default_rng(seed)
     pairs = {}
     for name, shape in weight_names(spec):
@@ -44,7 +44,7 @@ def relative_error(got, want):
 
 
 @pytest.mark.parametrize("isa", LEVELS)
-@pytest.mark.parametrize("name", ["llama", "odd_sizes", "qkv_bias", "gemma", "moe"])
+@pytest.mark.parametrize("name", ["llama", "odd_sizes", "qkv_bias", "gemma", "moe", "mamba2", "gated_delta"])
 def test_chunks_and_decode_steps_give_the_logits_of_merged_weights(name, isa):
     spec = SPECS[name]
     weights, tokens = random_weights(spec), np.random.default_rng(3).integers(0, spec.vocab_size, 90).tolist()

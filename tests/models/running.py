@@ -1,10 +1,12 @@
 """Run an executor over whole texts in real steps and keep the logits of every position."""
 
 from functools import partial
+from itertools import islice
 
 import numpy as np
 
-from foreword.batch import InputBuffers, KVGroup, NewRequest, RequestStates, prepare_inputs
+from foreword.batch import InputBuffers, NewRequest, RequestStates, prepare_inputs
+from foreword.executors.groups import batch_groups
 from foreword.executors.native import NativeExecutor
 from foreword.executors.numpy import NumpyExecutor
 from foreword.native import available
@@ -20,18 +22,19 @@ def all_logits(model, texts, chunks, executor="numpy", block_size=16, first_posi
     adapter of each text, or None.
     """
     spec = model.spec
-    groups = [KVGroup(block_size, sliding_window=g.sliding_window) for g in spec.kv_groups()]
+    groups = batch_groups(spec, block_size)
     longest = max(map(len, texts)) + 1
     states = RequestStates(max_num_reqs=len(texts), max_model_len=longest, vocab_size=spec.vocab_size, kv_groups=groups)
     buffers = InputBuffers.for_states(states, max_num_batched_tokens=sum(map(len, texts)))
-    per_text = -(-longest // block_size)
-    num_blocks = 1 + len(texts) * len(groups) * per_text
-    shuffled = np.random.default_rng(0).permutation(np.arange(1, num_blocks)).reshape(len(texts), len(groups), per_text)
+    widths = [table.width for table in states.block_tables]
+    num_blocks = 1 + len(texts) * sum(widths)
+    shuffled = iter(np.random.default_rng(0).permutation(np.arange(1, num_blocks)).tolist())
     for i, text in enumerate(texts):
         # One token more than is computed, so that no step samples.
         more = dict(inputs[i]) if inputs else {}
         more["lora_id"] = i + 1 if loras and loras[i] else 0
-        states.add_request(NewRequest(str(i), [*text, 0], [blocks.tolist() for blocks in shuffled[i]], **more))
+        blocks = [list(islice(shuffled, width)) for width in widths]
+        states.add_request(NewRequest(str(i), [*text, 0], blocks, **more))
     run = EXECUTORS[executor](spec, model.weights, num_blocks=num_blocks, block_size=block_size)
     for i, adapter in enumerate(loras):
         if adapter:

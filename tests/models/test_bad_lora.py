@@ -208,3 +208,15 @@ def test_a_pattern_needs_the_package_that_reads_it(model, folder, monkeypatch):
     read_lora(folder, model.spec, model.family)
     change_config(folder, target_modules=".*_proj")
     refused(model, folder, "foreword[templates]")
+
+
+def test_recurrent_layers_are_not_changed_and_have_no_gguf_adapters(tmp_path):
+    hybrid = load_model(make(tmp_path, "qwen3-next"))
+    module = "model.layers.0.linear_attn.out_proj"
+    folder = write_peft(tmp_path / "adapter", random_factors(TINY["qwen3-next"]["shapes"], ends=(module,)))
+    known = "down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj"
+    refused(hybrid, folder, module, f"is not supported for this model (of each layer: {known})")
+    gguf = gguf_writer.write(
+        tmp_path / "adapter.gguf", *gguf_parts(TINY_MODEL["config"], random_factors(TINY_MODEL["shapes"]))
+    )
+    refused(hybrid, gguf, "GGUF adapters for 'qwen3_next' models are not supported", "PEFT directory")

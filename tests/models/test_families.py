@@ -54,7 +54,7 @@ def test_su_is_an_alias_of_longrope(tmp_path):
     assert load_model(folder).spec == new
 
 
-@pytest.mark.parametrize("name", ["gemma2", "gemma3", "qwen2-sliding", "smollm3", "mistral"])
+@pytest.mark.parametrize("name", ["gemma2", "gemma3", "qwen2-sliding", "smollm3", "mistral", "qwen3-next"])
 def test_layers_follow_the_rule_of_the_family_if_the_configuration_does_not_list_them(tmp_path, name):
     folder = make(tmp_path, name)
     listed = load_model(folder).spec
@@ -89,6 +89,26 @@ def test_an_invalid_configuration_is_explained(tmp_path, changes, message):
         load_model(make(tmp_path, "llama3", **changes))
 
 
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("bamba", {"mamba_proj_bias": True}, "mamba_proj_bias = True is not supported"),
+        ("bamba", {"time_step_limit": [0.0, 0.1]}, r"time_step_limit = \[0.0, 0.1\] is not supported"),
+        ("bamba", {"hidden_act": "relu"}, "hidden_act = 'relu' is not supported"),
+        ("bamba", {"mamba_d_head": 5}, "8 heads of mamba_d_head = 5 are not mamba_expand"),
+        ("bamba", {"mamba_n_groups": 3}, "8 recurrent heads are not a multiple of 3 key heads"),
+        ("bamba", {"mamba_d_state": 16}, r"in_proj\.weight .* has shape"),
+        ("bamba", {"mamba_d_conv": 3}, r"conv1d\.weight .* has shape \(88, 1, 4\), expected \(88, 3\)"),
+        ("bamba", {"attn_layer_indices": []}, "all layers are recurrent layers"),
+        ("qwen3-next", {"layer_types": ["mamba"] * 4}, "is not 4 of full_attention and linear_attention"),
+        ("qwen3-next", {"linear_value_head_dim": 13}, r"in_proj_qkvz\.weight .* has shape \(136, 32\)"),
+    ],
+)  # fmt: skip
+def test_an_invalid_recurrent_layer_is_explained(tmp_path, name, changes, message):
+    with pytest.raises(ModelError, match=message):
+        load_model(make(tmp_path, name, **changes))
+
+
 def test_an_end_token_beyond_the_vocabulary_is_a_model_error(tmp_path):
     with pytest.raises(ModelError, match=r"llama3: eos token id 48 is not below vocab_size 48\. Use .* same model"):
         load_model(make(tmp_path, "llama3", eos_token_id=[1, 48]))
@@ -103,7 +123,9 @@ def test_what_names_no_model_is_a_model_error(model):
 NONSENSE = [None, 0, -1, 1, 3, 2**31, 2**70, 1e300, 0.0, -2.5, float("nan"), "x", [], [1], {}, {"a": 1}, True]
 
 
-@pytest.mark.parametrize("name", ["llama3", "llama-yarn", "qwen3-moe", "gemma3", "phi3-longrope", "smollm3"])
+@pytest.mark.parametrize(
+    "name", ["llama3", "llama-yarn", "qwen3-moe", "gemma3", "phi3-longrope", "smollm3", "bamba", "qwen3-next"]
+)
 def test_any_invalid_configuration_is_a_model_error(tmp_path, name):
     folder = make(tmp_path, name)
     config = TINY[name]["config"]

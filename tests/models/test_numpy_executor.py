@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from foreword.batch import InputBuffers, KVGroup, NewRequest, RequestStates, prepare_inputs
+from foreword.executors.groups import batch_groups
 from foreword.executors.numpy import NumpyExecutor
 from foreword.models.spec import DecoderSpec, LayerSpec, MoeSpec, RopeSpec, weight_names
 
@@ -46,17 +47,17 @@ MODELS = {
 
 def serve(spec: DecoderSpec, prompts: list[list[int]], chunk: int, num_outputs: int) -> list[list[np.ndarray]]:
     """Greedy logits of each request at each output position, all requests in one batch, chunks of ``chunk``."""
-    groups = [KVGroup(block_size=S, sliding_window=g.sliding_window) for g in spec.kv_groups()]
+    groups = batch_groups(spec, S)
     states = RequestStates(
         max_num_reqs=len(prompts), max_model_len=spec.max_model_len, vocab_size=spec.vocab_size, kv_groups=groups
     )
     buffers = InputBuffers.for_states(states, 256)
-    width, next_block = states.block_tables[0].width, 1
+    next_block = 1
     for i, prompt in enumerate(prompts):
         blocks = []
-        for _ in groups:
-            blocks.append(list(range(next_block, next_block + width)))
-            next_block += width
+        for table in states.block_tables:
+            blocks.append(list(range(next_block, next_block + table.width)))
+            next_block += table.width
         states.add_request(NewRequest(str(i), prompt, blocks))
     executor = NumpyExecutor(spec, RandomWeights(spec), num_blocks=next_block, block_size=S)
     logits: list[list[np.ndarray]] = [[] for _ in prompts]

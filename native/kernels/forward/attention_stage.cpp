@@ -8,20 +8,28 @@ namespace {
 
 constexpr float kLog2E = 1.44269504088896341f;  // the softmax computes powers of 2
 
+int qkv_stride(const Model &model) {
+  for (const Layer &layer : model.layers) {
+    if (!layer.recurrent) return layer.qkv.stride;
+  }
+  return 0;
+}
+
 }  // namespace
 
 AttentionStage::AttentionStage(PassContext &context, const EmbeddingStage &embedding)
     : ctx_(context),
       embedding_(embedding),
-      windows_(size_t(context.model.config.num_groups)),
+      windows_(size_t(context.model.config.num_groups), -1),
       plans_(windows_.size()),
       next_tasks_(context.model.layers.size()),
       scratch_(size_t(context.pool.size())),
-      qkv_(context.model.layers.empty() ? 0 : context.model.layers[0].qkv.stride),
+      qkv_(qkv_stride(context.model)),
       queries_(context.model.config.num_heads * context.model.padded_dim),
       out_(context.model.config.num_heads * context.model.config.head_dim) {
   const ModelConfig &c = ctx_.model.config;
   for (const Layer &layer : ctx_.model.layers) {
+    if (layer.recurrent) continue;
     windows_[size_t(layer.group)] = layer.sliding_window;
     layer.o.add_kinds(kinds_);
   }
@@ -38,6 +46,7 @@ void AttentionStage::reserve() {
   const int max_queries = ctx_.isa.attention_queries(config(0)), num_kv_heads = ctx_.model.config.num_kv_heads;
   int num_partials = 0;
   for (size_t g = 0; g < plans_.size(); ++g) {
+    if (windows_[g] < 0) continue;
     plan_attention(in, max_queries, windows_[g], num_kv_heads, ctx_.pool.size(), plans_[g]);
     num_partials = std::max(num_partials, plans_[g].num_partials);
   }
@@ -64,6 +73,10 @@ void AttentionStage::run(int thread, int layer_index) {
 
   attend(thread, layer, next_tasks_[size_t(layer_index)]);
   ctx_.pool.barrier();
+  if (layer.gated) {
+    apply_gate(thread, layer);
+    ctx_.pool.barrier();
+  }
   ctx_.clock.finish(thread, Stage::attention);
 
   const ActivationSet heads =
@@ -116,6 +129,15 @@ void AttentionStage::rotate_and_store(int thread, const Layer &layer) {
 AttentionConfig AttentionStage::config(int64_t sliding_window) const {
   const ModelConfig &c = ctx_.model.config;
   return {c.num_heads, c.num_kv_heads, c.head_dim, ctx_.model.padded_dim, c.attn_softcap * kLog2E, sliding_window};
+}
+
+// The outputs of this thread's tokens times their gate.
+void AttentionStage::apply_gate(int thread, const Layer &layer) {
+  const Share share = ctx_.token_share(thread);
+  for (int t = share.begin; t < share.end; ++t) {
+    const float *gate = qkv_.row(t) + layer.qkv.parts[3].offset;
+    ctx_.isa.gate_mul(Gate::sigmoid, gate, out_.row(t), size_t(out_.stride()), out_.row(t));
+  }
 }
 
 AttentionTile AttentionStage::tile_of(const Layer &layer, const AttentionTask &task, int kv_head) const {

@@ -26,6 +26,7 @@ class AttentionStage {
 
   void rotate_and_store(int thread, const Layer &layer);
   void attend(int thread, const Layer &layer, std::atomic<int> &next_task);
+  void apply_gate(int thread, const Layer &layer);
   AttentionConfig config(int64_t sliding_window) const;
   const int32_t *blocks_of(const Layer &layer, const AttentionTask &task) const {
     return ctx_.input.groups[size_t(layer.group)].blocks_of(ctx_.input.idx_mapping[task.req]);
@@ -34,7 +35,7 @@ class AttentionStage {
 
   PassContext &ctx_;
   const EmbeddingStage &embedding_;
-  std::vector<int64_t> windows_;              // sliding window of each KV group
+  std::vector<int64_t> windows_;              // sliding window of each KV group; −1: its layers are recurrent
   std::vector<AttentionPlan> plans_;          // of each KV group
   std::vector<std::atomic<int>> next_tasks_;  // of each layer
   std::vector<Scratch> scratch_;              // [num_threads]

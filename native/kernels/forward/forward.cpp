@@ -6,6 +6,7 @@ ForwardPass::ForwardPass(Model &model)
     : ctx_(model),
       embedding_(ctx_),
       attention_(ctx_, embedding_),
+      recurrent_(ctx_),
       mlp_(ctx_),
       moe_(ctx_, mlp_),
       logits_(model.config.vocab_size),
@@ -17,6 +18,7 @@ const float *ForwardPass::run(const ForwardInput &input) {
   ctx_.reserve();
   embedding_.reserve();
   attention_.reserve();
+  recurrent_.reserve();
   mlp_.reserve();
   moe_.reserve();
   logits_.reserve(input.num_logits);
@@ -43,7 +45,11 @@ void ForwardPass::run_stages(int thread) {
   embedding_.run(thread);
   for (size_t i = 0; i < layers.size(); ++i) {
     const Linear &next = i + 1 < layers.size() ? layers[i + 1].qkv : ctx_.model.lm_head;
-    attention_.run(thread, int(i));
+    if (layers[i].recurrent) {
+      recurrent_.run(thread, layers[i]);
+    } else {
+      attention_.run(thread, int(i));
+    }
     if (layers[i].moe) {
       moe_.run(thread, layers[i]);
     } else {

@@ -1,7 +1,7 @@
 // One forward pass of a model over a flat batch of tokens, in one parallel region:
 //
 //   embedding  x = embed[ids]
-//   per layer  x += attention(norm(x))
+//   per layer  x += attention(norm(x)), or a recurrent layer
 //              x += mlp(norm(x)), or a mixture of experts
 //   logits     norm(x[logits_indices]) Wlm_headᵀ
 //
@@ -13,6 +13,7 @@
 #include "kernels/forward/embedding_stage.h"
 #include "kernels/forward/mlp_stage.h"
 #include "kernels/forward/moe_stage.h"
+#include "kernels/forward/recurrent_stage.h"
 
 namespace foreword::kernels {
 
@@ -43,6 +44,7 @@ class ForwardPass {
   PassContext ctx_;
   EmbeddingStage embedding_;
   AttentionStage attention_;
+  RecurrentStage recurrent_;
   MlpStage mlp_;
   MoeStage moe_;
   FloatRows logits_;  // [L, vocab_size]

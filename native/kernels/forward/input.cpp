@@ -32,9 +32,10 @@ void check_input(const ForwardInput &in, const Model &model) {
       require(in.positions, t, std::max<int64_t>(0, position), position + 1, "positions");
     }
     for (const ForwardInput::Group &g : in.groups) {
-      const int64_t num_blocks = (int64_t(in.seq_lens[b]) + kv.block_size - 1) / kv.block_size;
+      const int64_t per_block = g.recurrent ? INT32_MAX : kv.block_size;
+      const int64_t num_blocks = (int64_t(in.seq_lens[b]) + per_block - 1) / per_block;
       require(in.idx_mapping, b, 0, g.num_rows, "idx_mapping");
-      if (num_blocks > g.stride) require(in.seq_lens, b, 0, int64_t(g.stride) * kv.block_size + 1, "seq_lens");
+      if (num_blocks > g.stride) require(in.seq_lens, b, 0, int64_t(g.stride) * per_block + 1, "seq_lens");
       const int32_t *blocks = g.blocks_of(in.idx_mapping[b]);
       for (int64_t k = 0; k < num_blocks; ++k) {
         if (blocks[k] < 0 || blocks[k] >= kv.num_blocks) {

@@ -29,6 +29,7 @@ struct ForwardInput {
     const int64_t *slot_mapping;  // [T]; −1: not stored
     const int32_t *block_table;   // [R, stride]
     int num_rows, stride;
+    bool recurrent;  // a row has one block, and no token a slot
 
     const int32_t *blocks_of(int row) const { return block_table + int64_t(row) * stride; }
   };
@@ -39,6 +40,7 @@ struct ForwardInput {
     return mrope_positions ? mrope_positions[int64_t(axis) * num_tokens + t] : positions[t];
   }
   int query_len(int req) const { return query_start_loc[req + 1] - query_start_loc[req]; }
+  int num_computed(int req) const { return seq_lens[req] - query_len(req); }
 };
 
 // Throws std::invalid_argument unless values[index] is in [begin, end).

@@ -31,7 +31,7 @@ class LoraStep {
               size_t out_stride) const;
 
  private:
-  static constexpr int kMatrices = 3;  // of a shrink, at most
+  static constexpr int kMatrices = 4;  // of a shrink, at most
   static constexpr size_t kStride = size_t(kMatrices) * kMaxLoraRank;  // floats of a row of shrunk_
 
   struct Group {

@@ -9,8 +9,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from foreword.batch import InputBatch, InputBuffers, KVGroup, prepare_inputs
+from foreword.batch import InputBatch, InputBuffers, prepare_inputs
 from foreword.bench.shapes import Shape
+from foreword.executors.groups import batch_groups
 from foreword.executors.native import NativeExecutor
 from foreword.models.loader import load_model
 from foreword.native import native
@@ -82,7 +83,7 @@ def run(
     )
     yield roof
     loaded = load_model(model)
-    groups = [KVGroup(BLOCK_SIZE, sliding_window=g.sliding_window) for g in loaded.decoder.kv_groups()]
+    groups = batch_groups(loaded.decoder, BLOCK_SIZE)
     for weight_format in weight_formats:
         executor = NativeExecutor(
             loaded.decoder,

@@ -14,6 +14,7 @@ from foreword.batch import InputBuffers, KVGroup, NewRequest, RequestStates, Sam
 from foreword.batch.features.sampling import sampling_metadata
 from foreword.bench.shapes import Shape
 from foreword.errors import ModelError
+from foreword.executors.groups import batch_groups
 from foreword.executors.native import NativeExecutor
 from foreword.models.loader import load_model
 from foreword.native import available
@@ -96,7 +97,7 @@ def _executor(model: str, num_threads: int | None) -> tuple[NativeExecutor | Non
     except ModelError:
         return None, None
     shape = Shape(NUM_REQS, 1, 64)
-    groups = [KVGroup(BLOCK_SIZE, sliding_window=g.sliding_window) for g in loaded.decoder.kv_groups()]
+    groups = batch_groups(loaded.decoder, BLOCK_SIZE)
     executor = NativeExecutor(
         loaded.decoder,
         loaded.weights,

@@ -34,7 +34,11 @@ class Shape:
 
     def num_blocks(self, kv_groups: Sequence[KVGroup]) -> int:
         """Blocks of a pool for the requests, the null block included."""
-        return 1 + self.num_reqs * sum(-(-self.length // group.block_size) for group in kv_groups)
+        return 1 + self.num_reqs * sum(self._held(kv_groups))
+
+    def _held(self, kv_groups: Sequence[KVGroup]) -> list[int]:
+        """Blocks of one request in each group."""
+        return [-(-self.length // group.tokens_per_block(None, self.length)) for group in kv_groups]
 
     def admit(
         self, *, vocab_size: int, max_model_len: int, kv_groups: Sequence[KVGroup]
@@ -47,11 +51,10 @@ class Shape:
             max_num_reqs=self.num_reqs, max_model_len=max_model_len, vocab_size=vocab_size, kv_groups=list(kv_groups)
         )
         random = np.random.default_rng(0)
-        held = [-(-self.length // group.block_size) for group in kv_groups]
         blocks = np.arange(1, self.num_blocks(kv_groups), dtype=np.int32).reshape(self.num_reqs, -1)
         for i, mine in enumerate(blocks):
             prompt = random.integers(0, vocab_size, self.length)
-            ids = np.split(mine, np.cumsum(held)[:-1])
+            ids = np.split(mine, np.cumsum(self._held(kv_groups))[:-1])
             states.add_request(NewRequest(str(i), prompt, ids, num_computed_tokens=self.num_computed))
         rows = np.arange(self.num_reqs, dtype=np.int32)
         return states, (rows, np.full(self.num_reqs, self.num_new, np.int32))

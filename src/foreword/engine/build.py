@@ -16,6 +16,7 @@ from foreword.engine.speculation import Drafter, DraftModelDrafter
 from foreword.errors import ConfigError
 from foreword.executors import Executor
 from foreword.executors.encoder import EncoderExecutor
+from foreword.executors.groups import batch_groups
 from foreword.executors.native import NativeExecutor
 from foreword.executors.native_encoder import NativeEncoderExecutor
 from foreword.executors.numpy import NumpyExecutor
@@ -81,15 +82,20 @@ def pool_size(spec: DecoderSpec, config: EngineConfig, *, bytes_per_value: int =
     max_model_len: the spec's own unless configured. A longrope model can be configured for more; then all requests use
     the frequencies for long contexts (`DecoderSpec.for_length`).
     block_bytes = 2 · storage slots · block_size · num_kv_heads · head_dim · bytes_per_value
+
+    A block of a model with recurrent layers holds their states, too: block_size is then the least multiple of the
+    configured one with as many bytes of keys and values as a state has, or that holds a whole request.
     """
     length = config.max_model_len or spec.max_model_len
     if length > spec.longest_model_len:
         raise ConfigError(
             f"max_model_len={length}: the model was made for {spec.longest_model_len} tokens; use at most that"
         )
-    groups = tuple(KVGroup(config.block_size, sliding_window=g.sliding_window) for g in spec.kv_groups())
-    slots = max(len(g.layers) for g in spec.kv_groups())
-    block_bytes = 2 * slots * config.block_size * spec.num_kv_heads * spec.head_dim * bytes_per_value
+    token_bytes, state_bytes = 2 * spec.num_kv_heads * spec.head_dim * bytes_per_value, 4 * spec.state_size
+    multiple = min(-(-state_bytes // (config.block_size * token_bytes)), -(-length // config.block_size))
+    block_size = config.block_size * max(multiple, 1)
+    groups = batch_groups(spec, block_size)
+    block_bytes = spec.num_slots * max(block_size * token_bytes, state_bytes)
     chunk = min(length, config.scheduler.max_num_batched_tokens)
     one = sum(cache_group(g).most_blocks(length, chunk) for g in groups)
     if config.num_blocks is not None:

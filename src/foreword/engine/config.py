@@ -21,8 +21,9 @@ class EngineConfig:
     scheduler: token budget, number of running requests and policy; see `SchedulerConfig`.
     max_model_len: tokens of a request, prompt included (None: the model's own length; of a longrope model its original
         length, since beyond that all its requests have other rotary frequencies).
-    block_size: tokens of a KV block. num_blocks: blocks of the pool, the null block included (None: as many as
-        max_num_seqs requests of max_model_len could need, within kv_cache_bytes).
+    block_size: tokens of a KV block; a model with recurrent layers may use a multiple of it (`pool_size`).
+    num_blocks: blocks of the pool, the null block included (None: as many as max_num_seqs requests of max_model_len
+        could need, within kv_cache_bytes).
     kv_cache_bytes: memory for keys and values when num_blocks is None.
     lora_bytes: memory for LoRA adapters. When it is full, the least recently used leave it, and are read again from
         their files when a request needs them; those of requests in progress stay, also beyond it.

@@ -1,4 +1,4 @@
-"""Elementary functions on float32 arrays."""
+"""Elementary functions on float32 arrays, which the reference executors are written in."""
 
 from __future__ import annotations
 
@@ -7,6 +7,13 @@ from collections.abc import Callable
 import numpy as np
 
 from foreword.arrays import F32
+
+
+def rms_norm(x: F32, eps: float) -> F32:
+    """x / sqrt(mean(x²) + eps) over the last axis."""
+    mean_square: F32 = np.mean(np.square(x), axis=-1, keepdims=True)
+    scaled: F32 = x / np.sqrt(mean_square + np.float32(eps))
+    return scaled
 
 
 def layer_norm(x: F32, weight: F32, bias: F32 | None, eps: float) -> F32:
@@ -40,6 +47,11 @@ def gelu_tanh(x: F32) -> F32:
     inner: F32 = np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x**3)
     out: F32 = np.float32(0.5) * x * (1 + np.tanh(inner))
     return out
+
+
+def cap(x: F32, limit: float | None) -> F32:
+    """limit * tanh(x / limit); x itself for None."""
+    return x if limit is None else np.float32(limit) * np.tanh(x / np.float32(limit))
 
 
 def gelu(x: F32) -> F32:

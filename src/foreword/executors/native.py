@@ -14,11 +14,13 @@ from foreword.arrays import F32, I32, I64, U8, AnyArray
 from foreword.batch import InputBatch, lora_mapping, mrope_positions, prompt_embeds
 from foreword.errors import ConfigError, EngineError, PlanError
 from foreword.executors.executor import Capability
+from foreword.executors.groups import batch_groups
 from foreword.executors.host import HostExecutor
 from foreword.executors.pooling import Pooler
 from foreword.models.lora import LoraAdapter
 from foreword.models.pooling import PoolingSpec
 from foreword.models.quants import Quant
+from foreword.models.recurrent import RecurrentSpec
 from foreword.models.spec import DecoderSpec, LayerSpec, RopeSpec
 from foreword.models.weights import Tensor, Weights
 from foreword.native import native
@@ -40,6 +42,7 @@ _AS_IN_FILE = {
     Quant.Q5_K: "q8_min",
     Quant.Q6_K: "q8_half",
 }
+_ROW_PADDING = 64  # kRowPadding in native/kernels/memory.h
 _FLOATS = (Quant.F32, Quant.F16, Quant.BF16)
 
 
@@ -70,15 +73,16 @@ def kv_report(spec: DecoderSpec, *, num_blocks: int, block_size: int, kv_format:
         kv_format=kv_format,
         num_blocks=num_blocks,
         block_size=block_size,
-        num_slots=_num_slots(spec),
+        num_slots=spec.num_slots,
         num_kv_heads=spec.num_kv_heads,
         head_dim=spec.head_dim,
+        recurrent=_recurrent_sizes(spec),
     )
     length = spec.max_model_len
     per_request = 0
-    for group in spec.kv_groups():
+    for group in batch_groups(spec, block_size):
         span = length if group.sliding_window is None else min(length, group.sliding_window + block_size)
-        per_request += -(-span // block_size)
+        per_request += -(-span // group.tokens_per_block(None, length))
     requests = (num_blocks - 1) // per_request
     name = f"{length // 1024}k" if length % 1024 == 0 else f"{length:,} tokens"
     holds = f"{requests} request{'s' if requests != 1 else ''} of {name}"
@@ -106,7 +110,7 @@ class NativeExecutor(HostExecutor):
     Not thread-safe. A process forked from the one that made it cannot use it, unless it has one thread: EngineError.
     """
 
-    capabilities = HostExecutor.capabilities | {Capability.LORA, Capability.POOLING}
+    capabilities = HostExecutor.capabilities | {Capability.LORA, Capability.POOLING, Capability.RECURRENT_STATE}
     reads_gathered_tables = False
 
     def __init__(
@@ -141,12 +145,13 @@ class NativeExecutor(HostExecutor):
                 attn_softcap=spec.attn_softcap or 0.0,
                 final_softcap=spec.final_softcap or 0.0,
                 num_groups=self.num_groups,
-                num_slots=_num_slots(spec),
+                num_slots=spec.num_slots,
                 num_blocks=num_blocks,
                 block_size=block_size,
                 kv_format=kv_format,
                 isa=isa or "",
                 num_threads=num_threads,
+                recurrent=_recurrent_sizes(spec),
             )
         except ValueError as error:
             raise ConfigError(str(error)) from None
@@ -276,16 +281,21 @@ class _Packer:
             "group": group,
             "slot": slot,
         }
-        vectors = ["attn_norm", "mlp_norm"]
+        vectors, matrices = ["attn_norm", "mlp_norm"], ["q", "k", "v", "o"]
         if spec.qkv_bias:
             vectors += ["q_bias", "k_bias", "v_bias"]
         if spec.qk_norm:
             vectors += ["q_norm", "k_norm"]
+        if spec.attn_gate:
+            matrices.append("attn_gate")
+        if layer.recurrent is not None:
+            packed["recurrent"] = self._recurrent(prefix + "state.", layer.recurrent)
+            vectors, matrices = ["attn_norm", "mlp_norm"], []
         if spec.post_norms:
             vectors += ["post_attn_norm", "post_mlp_norm"]
         for name in vectors:
             packed[name] = self._vector(prefix + name)
-        for name in ("q", "k", "v", "o"):
+        for name in matrices:
             packed[name] = self._matrix(prefix + name)
         if layer.moe is None:
             packed["mlp"] = self._mlp(prefix)
@@ -300,6 +310,22 @@ class _Packer:
                 moe["shared_gate"] = self._matrix(prefix + "shared_gate", weight_format="fp32")
                 moe["shared"] = self._mlp(prefix + "shared.")
         return packed
+
+    def _recurrent(self, prefix: str, spec: RecurrentSpec) -> dict[str, int]:
+        """Rates and factors of the state are computed from matrices in float32."""
+        floats = {
+            name: self.weights[prefix + name].dequantize()
+            for name, shape in spec.weight_names(self.spec.hidden_size)
+            if len(shape) == 1
+        }
+        packed = {name: self._matrix(prefix + name) for name in ("q", "k", "v", "z", "o")}
+        for name in ("dt", "beta") if spec.kind == "gated_delta" else ("dt",):
+            packed[name] = self._matrix(prefix + name, weight_format="fp32")
+        floats["rate"] = np.exp(floats.pop("a_log"))
+        floats["conv"] = _by_part(self.weights[prefix + "conv"].dequantize().T, spec)
+        if spec.conv_bias:
+            floats["conv_bias"] = _by_part(floats["conv_bias"][None], spec)
+        return packed | {name: self.core.vector(np.ascontiguousarray(values)) for name, values in floats.items()}
 
     def _mlp(self, prefix: str) -> tuple[int, int, int]:
         return self._matrix(prefix + "gate"), self._matrix(prefix + "up"), self._matrix(prefix + "down")
@@ -329,8 +355,24 @@ def source_of(tensor: Tensor) -> tuple[U8, str]:
     return tensor.dequantize().view(np.uint8), "F32"
 
 
-def _num_slots(spec: DecoderSpec) -> int:
-    return max(len(group.layers) for group in spec.kv_groups())
+def _recurrent_sizes(spec: DecoderSpec) -> dict[str, int]:
+    """The sizes of the recurrent layers; none without such layers. ConfigError if they differ."""
+    found = {layer.recurrent for layer in spec.layers if layer.recurrent is not None}
+    if not found:
+        return {}
+    if len(found) > 1:
+        raise ConfigError(f"the recurrent layers are of {len(found)} shapes; the native executor runs one, use NumPy")
+    [recurrent] = found
+    sizes = ("num_heads", "num_key_heads", "key_dim", "value_dim", "conv_kernel")
+    return {"gated_delta": recurrent.kind == "gated_delta"} | {name: getattr(recurrent, name) for name in sizes}
+
+
+def _by_part(channels: F32, spec: RecurrentSpec) -> F32:
+    """Flat rows of channels, each part padded to a multiple of 64 (native/kernels/recurrent.h)."""
+    ends = np.cumsum([size for _, size in spec.parts])[:-1]
+    parts = np.split(channels, ends, axis=1)
+    padded = [np.pad(part, ((0, 0), (0, -part.shape[1] % _ROW_PADDING))) for part in parts]
+    return np.ascontiguousarray(np.concatenate(padded, axis=1)).ravel()
 
 
 def _bytes_text(size: int) -> str:

@@ -16,11 +16,13 @@ from foreword.batch import InputBatch, lora_mapping, mrope_positions, prompt_emb
 from foreword.batch.values.attention import visible
 from foreword.errors import PlanError
 from foreword.executors.executor import Capability
-from foreword.executors.functions import gelu_tanh, sigmoid, silu, softmax
+from foreword.executors.functions import cap, gelu_tanh, rms_norm, sigmoid, silu, softmax
 from foreword.executors.host import HostExecutor
+from foreword.executors.numpy_recurrent import recurrent_layer
 from foreword.executors.pooling import Pooler
 from foreword.models.lora import LoraAdapter
 from foreword.models.pooling import PoolingSpec
+from foreword.models.recurrent import RecurrentSpec
 from foreword.models.spec import DecoderSpec, LayerSpec, RopeSpec
 from foreword.models.weights import Weights
 
@@ -36,9 +38,10 @@ class NumpyExecutor(HostExecutor):
     pooling: of pooling requests; None: the last token, without a head.
     keys, values: float32 [slots per block, num_blocks, block_size, num_kv_heads, head_dim]; layer
     ``groups[g].layers[j]`` uses slot j, and a block belongs to one group at a time, so all groups share one pool.
+    states: float32 [slots per block, num_blocks, state_size], the same for recurrent layers.
     """
 
-    capabilities = HostExecutor.capabilities | {Capability.LORA, Capability.POOLING}
+    capabilities = HostExecutor.capabilities | {Capability.LORA, Capability.POOLING, Capability.RECURRENT_STATE}
 
     def __init__(
         self,
@@ -53,10 +56,10 @@ class NumpyExecutor(HostExecutor):
         self.read_inputs_of(spec)
         self.spec, self.weights = spec, weights
         self.groups = spec.kv_groups()
-        slots = max(len(g.layers) for g in self.groups)
-        shape = (slots, num_blocks, block_size, spec.num_kv_heads, spec.head_dim)
+        shape = (spec.num_slots, num_blocks, block_size, spec.num_kv_heads, spec.head_dim)
         self.keys = np.zeros(shape, np.float32)
         self.values = np.zeros(shape, np.float32)
+        self.states = np.zeros((spec.num_slots, num_blocks, spec.state_size), np.float32)
         self._floats: dict[str, F32] = {}
         self._last: F32 = np.zeros((0, spec.hidden_size), np.float32)  # the residual stream of the last step
         self._loras: dict[int, LoraFloats] = {}
@@ -69,12 +72,13 @@ class NumpyExecutor(HostExecutor):
 
     def copy_blocks(self, sources: I32, destinations: I32) -> None:
         """Copy whole blocks, in every slot. All sources are read before any destination is written."""
-        for cache in (self.keys, self.values):
+        for cache in (self.keys, self.values, self.states):
             cache[:, destinations] = cache[:, sources]
 
     def zero_blocks(self, blocks: I32) -> None:
         """Fill whole blocks with zeros, in every slot."""
-        self.keys[:, blocks] = self.values[:, blocks] = 0
+        for cache in (self.keys, self.values, self.states):
+            cache[:, blocks] = 0
 
     def load_lora(self, lora_id: int, adapter: LoraAdapter) -> int:
         """See `LoraExecutor.load_lora`."""
@@ -109,13 +113,10 @@ class NumpyExecutor(HostExecutor):
         for i, layer in enumerate(spec.layers):
             p = f"layers.{i}."
             h = self.norm(x, p + "attn_norm")
-            q, k, v = (self.project(h, p + name, loras) for name in "qkv")
-            if spec.qk_norm:
-                q, k = self.norm(q, p + "q_norm"), self.norm(k, p + "k_norm")
-            if layer.rope is not None:
-                at = self.rotary_positions(batch, layer.rope)
-                q, k = rotate(q, at, layer.rope), rotate(k, at, layer.rope)
-            a = self.linear(self.attention(q, k, v, layer, *place[i], batch).reshape(T, -1), p + "o", loras)
+            if layer.recurrent is None:
+                a = self.attention(h, p, layer, *place[i], batch, loras)
+            else:
+                a = self.recurrent(h, p, layer.recurrent, *place[i], batch)
             x = x + (self.norm(a, p + "post_attn_norm") if spec.post_norms else a)
             h = self.norm(x, p + "mlp_norm")
             m = self.mlp(h, p, loras) if layer.moe is None else self.experts(h, p, layer)
@@ -140,9 +141,7 @@ class NumpyExecutor(HostExecutor):
 
     def norm(self, x: F32, name: str) -> F32:
         """x / sqrt(mean(x²) + eps) * w over the last axis."""
-        mean_square: F32 = np.mean(np.square(x), axis=-1, keepdims=True)
-        scaled: F32 = x / np.sqrt(mean_square + np.float32(self.spec.norm_eps))
-        return scaled * self.weight(name)
+        return rms_norm(x, self.spec.norm_eps) * self.weight(name)
 
     def linear(self, x: F32, name: str, loras: LoraTokens) -> F32:
         """x Wᵀ, and for each adapter's tokens + scale · (x Aᵀ) Bᵀ."""
@@ -160,7 +159,31 @@ class NumpyExecutor(HostExecutor):
             out = out + self.weight(name + "_bias")
         return out.reshape(len(h), -1, self.spec.head_dim)
 
-    def attention(self, q: F32, k: F32, v: F32, layer: LayerSpec, group: int, slot: int, batch: InputBatch) -> F32:
+    def attention(
+        self, h: F32, p: str, layer: LayerSpec, group: int, slot: int, batch: InputBatch, loras: LoraTokens
+    ) -> F32:
+        """The attention block of the layer, for its normed input h. [T, hidden]"""
+        spec = self.spec
+        q, k, v = (self.project(h, p + name, loras) for name in "qkv")
+        if spec.qk_norm:
+            q, k = self.norm(q, p + "q_norm"), self.norm(k, p + "k_norm")
+        if layer.rope is not None:
+            at = self.rotary_positions(batch, layer.rope)
+            q, k = rotate(q, at, layer.rope), rotate(k, at, layer.rope)
+        a = self.attend(q, k, v, layer, group, slot, batch).reshape(len(h), -1)
+        if spec.attn_gate:
+            a = a * sigmoid(self.linear(h, p + "attn_gate", loras))
+        return self.linear(a, p + "o", loras)
+
+    def recurrent(self, h: F32, p: str, spec: RecurrentSpec, group: int, slot: int, batch: InputBatch) -> F32:
+        """A recurrent layer, for its normed input h. [T, hidden]"""
+
+        def weight(name: str) -> F32:
+            return self.weight(f"{p}state.{name}")
+
+        return recurrent_layer(h, weight, spec, self.spec.norm_eps, self.states[slot], group, batch)
+
+    def attend(self, q: F32, k: F32, v: F32, layer: LayerSpec, group: int, slot: int, batch: InputBatch) -> F32:
         """Write k and v to their slots, then attend from each request to its own blocks. [T, heads, head_dim]"""
         spec = self.spec
         keys, values = self.keys[slot], self.values[slot]
@@ -221,8 +244,3 @@ def rotate(x: F32, positions: I64, rope: RopeSpec) -> F32:
     cos, sin = (np.float32(rope.scale) * f(angle)[:, None, :] for f in (np.cos, np.sin))
     first, second, rest = x[..., :n], x[..., n : 2 * n], x[..., 2 * n :]
     return np.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=-1)
-
-
-def cap(x: F32, limit: float | None) -> F32:
-    """limit * tanh(x / limit); x itself for None."""
-    return x if limit is None else np.float32(limit) * np.tanh(x / np.float32(limit))

@@ -114,10 +114,10 @@ def _collect(
             raise ModelError(f"{path}: tensor {found} ({name}) is missing. Use a file that holds the whole model")
         whole = tensor.shape
         if rows is not None:
-            tensor = _rows(tensor, rows.start, rows.stop, shape)
-        elif expert is not None and len(whole) == 3 and expert < whole[0]:
-            tensor = _rows(tensor, expert * whole[1], (expert + 1) * whole[1], whole[1:])  # from [experts, out, in]
-        if tensor.shape not in (shape, shape[1:]):
+            tensor = select_rows(tensor, rows)
+        elif expert is not None and len(whole) == 3 and expert < whole[0]:  # of [experts, out, in]
+            tensor = select_rows(tensor, Rows(found, expert * whole[1], (expert + 1) * whole[1]))
+        if _longer_than_one(tensor.shape) != _longer_than_one(shape):
             fix = "Use configuration and weights of the same model"
             raise ModelError(f"{path}: tensor {found} ({name}) has shape {whole}, expected {shape}. {fix}")
         weights[name] = Tensor(tensor.stored, tensor.quant, shape)
@@ -134,6 +134,17 @@ def source_of(name: str, names: Mapping[str, str | Rows]) -> tuple[str, Rows | N
     return template.format(i=layer, e=e), rows, int(e) if e and "{e}" not in template else None
 
 
-def _rows(tensor: Tensor, start: int, stop: int, shape: tuple[int, ...]) -> Tensor:
-    rows = tensor.stored[start:stop]
-    return Tensor(rows, tensor.quant, (len(rows), *shape[1:]))
+def select_rows(tensor: Tensor, rows: Rows) -> Tensor:
+    """A matrix of these rows. It has none if the tensor is not of whole periods."""
+    if rows.period is None:
+        stored = tensor.stored[rows.start : rows.stop]
+    else:
+        data = tensor.data
+        index = np.arange(0 if len(data) % rows.period else len(data))
+        stored = data[index[(index % rows.period >= rows.start) & (index % rows.period < rows.stop)]]
+    return Tensor(stored, tensor.quant, (len(stored), *tensor.shape[-1:]))
+
+
+def _longer_than_one(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape without dimensions of size one, which files add or leave out."""
+    return tuple(size for size in shape if size != 1)

@@ -9,6 +9,7 @@ One decoder layer, with ``x`` the residual stream [T, hidden]:
     h = norm(x, attn_norm);  q, k, v = h Wq + bq, h Wk + bk, h Wv + bv       biases if qkv_bias
     q, k = norm(q, q_norm), norm(k, k_norm)                                   per head, if qk_norm
     a = softmax(cap(rope(q) · rope(k) * query_scale, attn_softcap) + mask) v  mask: causal, and the sliding window
+    a = a sigmoid(h Wattn_gate)                                               if attn_gate
     a = a Wo;   a = norm(a, post_attn_norm) if post_norms;   x += a
     h = norm(x, mlp_norm);  m = (act(h Wgate) * (h Wup)) Wdown                or the mixture of experts
     m = norm(m, post_mlp_norm) if post_norms;   x += m
@@ -16,6 +17,7 @@ One decoder layer, with ``x`` the residual stream [T, hidden]:
 
 with ``norm(x, w) = x / sqrt(mean(x²) + norm_eps) * w`` and ``cap(x, c) = c * tanh(x / c)`` (identity for None).
 ``x`` begins as embed[input_ids] * embedding_scale, or as the prompt embedding in place of a token.
+A recurrent layer (`foreword.models.recurrent`) replaces the lines of attention.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
+
+from foreword.models.recurrent import RecurrentSpec
 
 Activation = Literal["silu", "gelu_tanh"]
 
@@ -60,19 +64,27 @@ class MoeSpec:
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """What differs between layers. A query at position p sees keys in (p − sliding_window, p]; None: all to p."""
+    """What differs between layers. A query at position p sees keys in (p − sliding_window, p]; None: all to p.
+
+    recurrent: the layer has this state in place of attention; then rope and sliding_window are None.
+    """
 
     rope: RopeSpec | None
     sliding_window: int | None = None
     moe: MoeSpec | None = None
+    recurrent: RecurrentSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class KVGroupSpec:
-    """Layers whose keys and values share one block table. ``layers[j]`` uses storage slot j of each block."""
+    """Layers whose keys and values share one block table. ``layers[j]`` uses storage slot j of each block.
+
+    recurrent: the layers are recurrent, and a block holds their states.
+    """
 
     layers: tuple[int, ...]
     sliding_window: int | None
+    recurrent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +112,7 @@ class DecoderSpec:
     tie_embeddings: bool = False
     qkv_bias: bool = False
     qk_norm: bool = False
+    attn_gate: bool = False
     post_norms: bool = False
     attn_softcap: float | None = None
     final_softcap: float | None = None
@@ -124,19 +137,30 @@ class DecoderSpec:
         """The spec for requests of up to this many tokens: ``longer`` if that exceeds this spec's max_model_len."""
         return self.longer if self.longer and max_model_len > self.max_model_len else self
 
-    def kv_groups(self) -> tuple[KVGroupSpec, ...]:
-        """Partition the layers into groups of nearly equal size, each with one window, so that they can share one pool.
+    @property
+    def state_size(self) -> int:
+        """Floats of the largest state of a recurrent layer; 0 without such layers."""
+        return max((layer.recurrent.state_size for layer in self.layers if layer.recurrent), default=0)
 
-        With f full and s sliding layers and n = min of the non-zero counts, every group has at most n layers:
-        18 layers at 5 sliding : 1 full (15 and 3) make five sliding groups and one full group of three layers.
+    @property
+    def num_slots(self) -> int:
+        """Storage slots of a block: the most layers of a KV group."""
+        return max(len(group.layers) for group in self.kv_groups())
+
+    def kv_groups(self) -> tuple[KVGroupSpec, ...]:
+        """Partition the layers into groups of nearly equal size, each of one kind, so that they can share one pool.
+
+        A kind is full attention, a sliding window, or recurrent. With n = the layers of the rarest kind, every group
+        has at most n layers: 18 layers at 5 sliding : 1 full (15 and 3) make five sliding groups and one full group of
+        three layers.
         """
-        by_window: dict[int | None, list[int]] = {}
+        by_kind: dict[tuple[int | None, bool], list[int]] = {}
         for i, layer in enumerate(self.layers):
-            by_window.setdefault(layer.sliding_window, []).append(i)
-        size = min(len(layers) for layers in by_window.values())
+            by_kind.setdefault((layer.sliding_window, layer.recurrent is not None), []).append(i)
+        size = min(len(layers) for layers in by_kind.values())
         return tuple(
-            KVGroupSpec(tuple(layers[start : start + size]), window)
-            for window, layers in by_window.items()
+            KVGroupSpec(tuple(layers[start : start + size]), *kind)
+            for kind, layers in by_kind.items()
             for start in range(0, len(layers), size)
         )
 
@@ -148,14 +172,19 @@ def weight_names(spec: DecoderSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
     for i, layer in enumerate(spec.layers):
         p = f"layers.{i}."
         yield p + "attn_norm", (d,)
-        for name, rows in (("q", q), ("k", kv), ("v", kv)):
-            yield p + name, (rows, d)
-            if spec.qkv_bias:
-                yield p + name + "_bias", (rows,)
-        if spec.qk_norm:
-            yield p + "q_norm", (spec.head_dim,)
-            yield p + "k_norm", (spec.head_dim,)
-        yield p + "o", (d, q)
+        if layer.recurrent is not None:
+            yield from ((f"{p}state.{name}", shape) for name, shape in layer.recurrent.weight_names(d))
+        else:
+            for name, rows in (("q", q), ("k", kv), ("v", kv)):
+                yield p + name, (rows, d)
+                if spec.qkv_bias:
+                    yield p + name + "_bias", (rows,)
+            if spec.qk_norm:
+                yield p + "q_norm", (spec.head_dim,)
+                yield p + "k_norm", (spec.head_dim,)
+            if spec.attn_gate:
+                yield p + "attn_gate", (q, d)
+            yield p + "o", (d, q)
         if spec.post_norms:
             yield p + "post_attn_norm", (d,)
         yield p + "mlp_norm", (d,)

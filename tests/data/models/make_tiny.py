@@ -73,6 +73,19 @@ MODELS = {
     "qwen3-moe": transformers.Qwen3MoeConfig(
         **SIZES, **EXPERTS, num_experts=6, head_dim=12, norm_topk_prob=True, mlp_only_layers=[1], rope_parameters=ROPE
     ),
+    "bamba": transformers.BambaConfig(
+        **SIZES, attn_layer_indices=[2], mamba_n_heads=8, mamba_d_head=8, mamba_n_groups=1, mamba_d_state=12,
+        mamba_chunk_size=8, rope_parameters={**ROPE, "partial_rotary_factor": 0.5},
+    ),
+    "bamba-groups": transformers.BambaConfig(
+        **SIZES, attn_layer_indices=[0, 2], mamba_n_heads=4, mamba_d_head=16, mamba_n_groups=2, mamba_d_state=10,
+        mamba_d_conv=3, mamba_conv_bias=False, mamba_chunk_size=8, tie_word_embeddings=True, rope_parameters=ROPE,
+    ),
+    "qwen3-next": transformers.Qwen3NextConfig(
+        **SIZES, **EXPERTS, num_experts=4, shared_expert_intermediate_size=20, mlp_only_layers=[1], head_dim=16,
+        linear_key_head_dim=10, linear_value_head_dim=12, linear_num_key_heads=2, linear_num_value_heads=4,
+        rope_parameters={**ROPE, "partial_rotary_factor": 0.25},
+    ),
 }  # fmt: skip
 
 

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from foreword.models.families import gemma, llama, phi, qwen
+from foreword.models.families import gemma, hybrid, llama, phi, qwen
 from foreword.models.families.base import Family
 from foreword.models.families.encoders import ENCODER_FAMILIES as ENCODER_FAMILIES
 
-FAMILIES: Mapping[str, Family] = {**llama.FAMILIES, **qwen.FAMILIES, **gemma.FAMILIES, **phi.FAMILIES}
+FAMILIES: Mapping[str, Family] = {
+    **llama.FAMILIES,
+    **qwen.FAMILIES,
+    **gemma.FAMILIES,
+    **phi.FAMILIES,
+    **hybrid.FAMILIES,
+}
 """By ``model_type`` of a config.json."""
 
 GGUF_FAMILIES: Mapping[str, Family] = {family.gguf: family for family in FAMILIES.values() if family.gguf}

@@ -55,11 +55,15 @@ GGUF_NAMES: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows [start, stop) of a tensor that stacks several weights along its rows: ``qkv`` or ``gate_up``."""
+    """Rows [start, stop) of a tensor that stacks several weights along its rows: ``qkv`` or ``gate_up``.
+
+    period: these of every ``period`` rows, where the weights alternate head by head.
+    """
 
     name: str
     start: int
     stop: int
+    period: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

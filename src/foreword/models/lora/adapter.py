@@ -11,7 +11,7 @@ import numpy as np
 
 from foreword.errors import ModelError
 from foreword.models.families.base import Rows
-from foreword.models.naming import source_of
+from foreword.models.naming import select_rows, source_of
 from foreword.models.spec import DecoderSpec, weight_names
 from foreword.models.weights import Tensor
 
@@ -19,7 +19,7 @@ FileStates = tuple[tuple[str, int, int], ...]
 """Name, size and time of change of each file."""
 
 MAX_RANK = 64
-_TARGET = re.compile(r"layers\.\d+\.(q|k|v|o|gate|up|down)")
+_TARGET = re.compile(r"layers\.\d+\.(q|k|v|attn_gate|o|gate|up|down)")
 _OF_THIS_MODEL = "Use an adapter that was made for this model"
 
 
@@ -45,11 +45,11 @@ class LoraAdapter:
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """A linear layer as files name it. It computes ``parts``: canonical names and their rows [start, stop) of [out]."""
+    """A linear layer as files name it. It computes ``parts``: canonical names and their rows of [out]."""
 
     num_outputs: int
     num_inputs: int
-    parts: tuple[tuple[str, int, int], ...]
+    parts: tuple[tuple[str, Rows], ...]
 
 
 def modules_of(spec: DecoderSpec, names: Mapping[str, str | Rows]) -> dict[str, Module]:
@@ -62,9 +62,10 @@ def modules_of(spec: DecoderSpec, names: Mapping[str, str | Rows]) -> dict[str, 
         if not _TARGET.fullmatch(name):
             continue
         tensor, rows, _ = source_of(name, names)
-        start, stop = (rows.start, rows.stop) if rows else (0, shape[0])
-        others = modules[key].parts if (key := tensor.removesuffix(".weight")) in modules else ()
-        modules[key] = Module(max(stop, *(end for _, _, end in others), 0), shape[1], (*others, (name, start, stop)))
+        rows = rows or Rows(tensor, 0, shape[0])
+        stop = rows.stop if rows.period is None else shape[0] // (rows.stop - rows.start) * rows.period
+        other = modules.get(key := tensor.removesuffix(".weight"), Module(0, shape[1], ()))
+        modules[key] = Module(max(stop, other.num_outputs), shape[1], (*other.parts, (name, rows)))
     return modules
 
 
@@ -85,10 +86,7 @@ def pairs_of(path: Path, name: str, module: Module, a: Tensor, b: Tensor, scale:
     for letter, tensor in (("A", a), ("B", b)):
         if not np.isfinite(tensor.dequantize()).all():
             raise ModelError(f"{path}: {name}: lora_{letter} has values that are not finite. Train the adapter again")
-    return {
-        part: LoraPair(a, Tensor(b.stored[start:stop], b.quant, (stop - start, rank)), scale)
-        for part, start, stop in module.parts
-    }
+    return {part: LoraPair(a, select_rows(b, rows), scale) for part, rows in module.parts}
 
 
 def unknown_module(path: Path, name: str, modules: Mapping[str, Module]) -> ModelError:

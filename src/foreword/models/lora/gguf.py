@@ -25,6 +25,9 @@ def read_gguf_lora(path: Path, spec: DecoderSpec, family: Family) -> LoraAdapter
         if (kind := gguf.get(key, str, "")) != expected:
             raise ModelError(f"{path}: {key} is {kind!r:.80}, not {expected!r}. Give a LoRA adapter")
     architecture = gguf.get("general.architecture", str)
+    if spec.state_size:
+        fix = "Use the adapter's PEFT directory"
+        raise ModelError(f"{path}: GGUF adapters for {spec.architecture!r} models are not supported. {fix}")
     if architecture != (family.gguf or "llama"):  # the Mistral models are "llama" there
         reason = f"is for the architecture {architecture!r:.80}, the model is {spec.architecture!r}"
         raise ModelError(f"{path}: {reason}. Use an adapter that was made for this model")

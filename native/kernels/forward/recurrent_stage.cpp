@@ -1,0 +1,181 @@
+#include "kernels/forward/recurrent_stage.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+namespace foreword::kernels {
+namespace {
+
+// The parts of a row of projections after the channels.
+constexpr int kGatePart = 3, kTimePart = 4, kWritePart = 5;
+constexpr float kUnitEps = 1e-6f;
+
+int projection_stride(const Model &model) {
+  for (const Layer &layer : model.layers) {
+    if (layer.recurrent) return layer.qkv.stride;
+  }
+  return 0;
+}
+
+float softplus(float x) { return x > 20.f ? x : std::log1p(std::exp(x)); }
+float sigmoid(float x) { return 1.f / (1.f + std::exp(-x)); }
+
+}  // namespace
+
+RecurrentStage::RecurrentStage(PassContext &context)
+    : ctx_(context),
+      config_(context.model.recurrent),
+      channels_(config_.channel_stride()),
+      q_(config_.gated_delta ? 0 : padded_row(config_.num_values()) + padded_row(config_.num_keys())),
+      k_(padded_row(config_.gated_delta ? config_.num_keys() : config_.num_values())),
+      v_(config_.gated_delta ? 2 * padded_row(config_.num_keys()) : 0),
+      projected_(projection_stride(context.model)),
+      mixed_(channels_),
+      decay_(config_.num_heads),
+      write_(config_.num_heads),
+      out_(config_.num_values()),
+      unit_(config_.key_dim) {
+  if (config_.num_heads == 0) return;
+  for (const Layer &layer : ctx_.model.layers) {
+    if (layer.recurrent) layer.o.add_kinds(kinds_);
+  }
+  unit_.reserve(2);
+  const float length = std::sqrt(float(config_.key_dim));
+  std::fill_n(unit_.row(0), config_.key_dim, 1.f / float(config_.key_dim));
+  std::fill_n(unit_.row(1), config_.key_dim, 1.f / length);
+}
+
+void RecurrentStage::reserve() {
+  if (config_.num_heads == 0) return;
+  const int num_tokens = ctx_.input.num_tokens;
+  for (FloatRows *rows : {&projected_, &mixed_, &decay_, &write_, &out_}) rows->reserve(num_tokens);
+  o_input_.reserve(num_tokens, config_.num_values(), kinds_, ctx_.pool.size());
+}
+
+void RecurrentStage::run(int thread, const Layer &layer) {
+  const Share rows{0, ctx_.input.num_tokens};
+  const ActivationSet in = ctx_.norm_rows(thread, layer.attn_norm);
+  ctx_.products.linear(thread, layer.qkv, in, rows, projected_.data(), Store::assign, &layer.o);
+  ctx_.pool.barrier();
+  ctx_.clock.finish(thread, Stage::qkv);
+
+  convolve(thread, layer);
+  ctx_.pool.barrier();
+  prepare_tokens(thread, layer);
+  ctx_.pool.barrier();
+  ctx_.clock.finish(thread, Stage::rope);
+
+  scan(thread, layer);
+  ctx_.pool.barrier();
+  apply_gate(thread, layer);
+  ctx_.pool.barrier();
+  ctx_.clock.finish(thread, Stage::attention);
+
+  const ActivationSet out =
+      ctx_.products.prepare(thread, o_input_, layer.o.cols, rows.end, [&](int t) { return out_.row(t); });
+  ctx_.add_product(thread, layer.o, out, out_.data(), out_.stride(), layer.post_attn_norm,
+                   layer.mlp ? &layer.mlp->gate : nullptr);
+  ctx_.clock.finish(thread, Stage::o);
+}
+
+float *RecurrentStage::state_of(const Layer &layer, int req) const {
+  const ForwardInput &in = ctx_.input;
+  return ctx_.model.kv.state(layer.slot, in.groups[size_t(layer.group)].blocks_of(in.idx_mapping[req])[0]);
+}
+
+// This thread's share of the channels of all requests. A request without computed tokens starts from zeros.
+void RecurrentStage::convolve(int thread, const Layer &layer) {
+  const ForwardInput &in = ctx_.input;
+  const int before = config_.conv_kernel - 1;
+  const Share share = share_of(channels_ / kRowPadding, thread, ctx_.pool.size());
+  const int begin = share.begin * kRowPadding, end = share.end * kRowPadding;
+  for (int b = 0; b < in.num_reqs; ++b) {
+    const int first = in.query_start_loc[b];
+    if (in.query_len(b) == 0) continue;
+    float *past = state_of(layer, b) + config_.matrix_floats();
+    for (int i = 0; in.num_computed(b) == 0 && i < before; ++i) {
+      std::memset(past + size_t(i) * size_t(channels_) + begin, 0, sizeof(float) * size_t(end - begin));
+    }
+    ctx_.isa.convolve({.in = projected_.row(first),
+                       .past = past,
+                       .weights = layer.recurrent->conv,
+                       .bias = layer.recurrent->conv_bias,
+                       .out = mixed_.row(first),
+                       .in_stride = size_t(projected_.stride()),
+                       .channel_stride = size_t(channels_),
+                       .num_tokens = in.query_len(b),
+                       .kernel = config_.conv_kernel,
+                       .begin = begin,
+                       .end = end});
+  }
+}
+
+// For this thread's tokens: the decay of the state and the factor of what is written, by head; unit q and k.
+void RecurrentStage::prepare_tokens(int thread, const Layer &layer) {
+  const Recurrent &r = *layer.recurrent;
+  const Share share = ctx_.token_share(thread);
+  for (int t = share.begin; t < share.end; ++t) {
+    const float *time = projection(layer, kTimePart, t);
+    const float *write = config_.gated_delta ? projection(layer, kWritePart, t) : nullptr;
+    for (int h = 0; h < config_.num_heads; ++h) {
+      const float dt = softplus(time[h] + r.dt_bias[h]);
+      decay_.row(t)[h] = std::exp(-r.rate[h] * dt);
+      write_.row(t)[h] = write ? sigmoid(write[h]) : dt;
+    }
+    if (!config_.gated_delta) continue;
+    const float eps = kUnitEps / float(config_.key_dim);
+    for (int i = 0; i < 2; ++i) {
+      float *keys = mixed_.row(t) + (i == 0 ? q_ : k_);
+      ctx_.isa.norm_parts(keys, unit_.row(i), 0, config_.num_key_heads, config_.key_dim, eps, keys);
+    }
+  }
+}
+
+// This thread's share of the heads of all requests: a head of every request before the next head, so that the tokens
+// of a long request are divided between the threads.
+void RecurrentStage::scan(int thread, const Layer &layer) {
+  const ForwardInput &in = ctx_.input;
+  const int per_key = config_.num_heads / config_.num_key_heads;
+  const Share share = share_of(config_.num_heads * in.num_reqs, thread, ctx_.pool.size());
+  for (int unit = share.begin; unit < share.end; ++unit) {
+    const int head = unit / in.num_reqs, b = unit % in.num_reqs, first = in.query_start_loc[b];
+    if (in.query_len(b) == 0) continue;
+    float *state = state_of(layer, b) + config_.head_floats() * size_t(head);
+    if (in.num_computed(b) == 0) std::memset(state, 0, sizeof(float) * config_.head_floats());
+    const float *mixed = mixed_.row(first);
+    const int key = head / per_key * config_.key_dim;
+    ctx_.isa.scan_state({.gated_delta = config_.gated_delta,
+                         .num_tokens = in.query_len(b),
+                         .key_dim = config_.key_dim,
+                         .value_dim = config_.value_dim,
+                         .padded_value_dim = config_.padded_value_dim(),
+                         .state = state,
+                         .q = mixed + q_ + key,
+                         .k = mixed + k_ + key,
+                         .v = mixed + v_ + head * config_.value_dim,
+                         .decay = decay_.row(first) + head,
+                         .write = write_.row(first) + head,
+                         .skip = layer.recurrent->skip ? layer.recurrent->skip[head] : 0.f,
+                         .out = out_.row(first) + head * config_.value_dim,
+                         .stride = size_t(channels_),
+                         .scalar_stride = size_t(decay_.stride()),
+                         .out_stride = size_t(out_.stride())});
+  }
+}
+
+// This thread's tokens: norm(out silu(z)) of mamba2, norm(out) silu(z) of gated_delta.
+void RecurrentStage::apply_gate(int thread, const Layer &layer) {
+  const Vector weight = layer.recurrent->norm;
+  const float eps = ctx_.model.config.norm_eps;
+  const int size = config_.num_values() / config_.num_key_heads;
+  const Share share = ctx_.token_share(thread);
+  for (int t = share.begin; t < share.end; ++t) {
+    float *row = out_.row(t);
+    if (config_.gated_delta) ctx_.isa.norm_parts(row, weight, 0, config_.num_heads, config_.value_dim, eps, row);
+    ctx_.isa.gate_mul(Gate::silu, projection(layer, kGatePart, t), row, size_t(out_.stride()), row);
+    if (!config_.gated_delta) ctx_.isa.norm_parts(row, weight, size_t(size), config_.num_key_heads, size, eps, row);
+  }
+}
+
+}  // namespace foreword::kernels

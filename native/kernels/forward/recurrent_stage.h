@@ -1,0 +1,41 @@
+// A recurrent layer: projections, convolution, the recurrence over the tokens of each request, norm and gate, output
+// projection.
+#pragma once
+
+#include "kernels/forward/context.h"
+
+namespace foreword::kernels {
+
+class RecurrentStage {
+ public:
+  explicit RecurrentStage(PassContext &context);
+
+  void reserve();
+  // x += layer(norm(x)); the states of the requests are read and written. Ends with a barrier.
+  void run(int thread, const Layer &layer);
+
+ private:
+  const float *projection(const Layer &layer, int part, int token) const {
+    return projected_.row(token) + layer.qkv.parts[size_t(part)].offset;
+  }
+  float *state_of(const Layer &layer, int req) const;
+
+  void convolve(int thread, const Layer &layer);
+  void prepare_tokens(int thread, const Layer &layer);
+  void scan(int thread, const Layer &layer);
+  void apply_gate(int thread, const Layer &layer);
+
+  PassContext &ctx_;
+  const RecurrentConfig config_;
+  const int channels_;                // floats of a row of channels
+  const int q_, k_, v_;               // offsets in a row of channels
+  FloatRows projected_;               // [T, projections]
+  FloatRows mixed_;                   // [T, channels]: the outputs of the convolution
+  FloatRows decay_, write_;           // [T, num_heads]
+  FloatRows out_;                     // [T, num_values]
+  FloatRows unit_;                    // [2, key_dim]: the factors of normed q and k
+  KindSet kinds_{};                   // of `o_input_`
+  ProductInput o_input_;
+};
+
+}  // namespace foreword::kernels

@@ -1,0 +1,52 @@
+// Recurrent layers: their sizes, the layout of their states, and what the kernels read and write. The arithmetic is
+// that of foreword.models.recurrent.
+#pragma once
+
+#include <cstddef>
+
+#include "kernels/memory.h"
+
+namespace foreword::kernels {
+
+// The sizes of the recurrent layers of a model; num_heads = 0: it has none.
+//
+//   a row of projections   v k q z dt (mamba2) or q k v z dt beta (gated_delta), each from a multiple of kRowPadding
+//                          on; the first three are the channels of the convolution
+//   a state                S [num_heads][key_dim][padded_value_dim()], then the last conv_kernel − 1 rows of channels
+struct RecurrentConfig {
+  bool gated_delta;
+  int num_heads, num_key_heads, key_dim, value_dim, conv_kernel;
+
+  int num_keys() const { return num_key_heads * key_dim; }
+  int num_values() const { return num_heads * value_dim; }
+  int channel_stride() const { return 2 * padded_row(num_keys()) + padded_row(num_values()); }
+  int padded_value_dim() const { return (value_dim + 15) / 16 * 16; }
+  size_t head_floats() const { return product(size_t(key_dim), size_t(padded_value_dim())); }
+  size_t matrix_floats() const { return product(head_floats(), size_t(num_heads)); }
+  size_t state_floats() const { return matrix_floats() + product(size_t(conv_kernel - 1), size_t(channel_stride())); }
+};
+
+// The causal convolution of consecutive tokens of one request, for the channels [begin, end), whole vectors.
+struct Convolution {
+  const float *in;        // [num_tokens], rows in_stride apart
+  float *past;            // [kernel − 1][channel_stride], the inputs before `in`; replaced by the last inputs
+  const float *weights;   // [kernel][channel_stride]
+  const float *bias;      // [channel_stride], or null
+  float *out;             // [num_tokens][channel_stride]: silu of the sums
+  size_t in_stride, channel_stride;
+  int num_tokens, kernel, begin, end;
+};
+
+// The recurrence of consecutive tokens of one request in one head.
+struct StateScan {
+  bool gated_delta;
+  int num_tokens, key_dim, value_dim, padded_value_dim;
+  float *state;              // [key_dim][padded_value_dim], read and written
+  const float *q, *k, *v;    // of the first token; rows `stride` apart
+  const float *decay, *write;  // of the first token, `scalar_stride` apart
+  float skip;                // of mamba2
+  float *out;                // [num_tokens][value_dim], rows out_stride apart
+  size_t stride, scalar_stride, out_stride;
+};
+
+}  // namespace foreword::kernels

@@ -1,0 +1,88 @@
+"""Recurrent layers in float32 NumPy, token by token: `foreword.models.recurrent` line by line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from foreword.arrays import F32
+from foreword.batch import InputBatch
+from foreword.executors.functions import rms_norm, sigmoid, silu
+from foreword.models.recurrent import RecurrentSpec
+
+
+def recurrent_layer(
+    h: F32,
+    weight: Callable[[str], F32],
+    spec: RecurrentSpec,
+    norm_eps: float,
+    states: F32,
+    group: int,
+    batch: InputBatch,
+) -> F32:
+    """The layer's output [T, hidden] before the residual sum; h: its normed input [T, hidden].
+
+    states: float32 [num_blocks, ≥ state_size], a block per request: read unless nothing is computed yet, then written.
+    """
+    inputs = {name: h @ weight(name).T for name in ("q", "k", "v", "z", "dt")}
+    u = np.concatenate([inputs[part] for part, _ in spec.parts], axis=1)  # [T, channels]
+    dt = np.logaddexp(np.float32(0), inputs["dt"] + weight("dt_bias"))  # [T, heads]
+    decay = np.exp(-np.exp(weight("a_log")) * dt)
+    beta = sigmoid(h @ weight("beta").T) if spec.kind == "gated_delta" else dt
+    y = np.empty((len(h), spec.num_heads, spec.value_dim), np.float32)
+    matrix_size = spec.num_values * spec.key_dim
+    for b in range(batch.num_reqs):
+        tokens = slice(int(batch.query_start_loc[b]), int(batch.query_start_loc[b + 1]))
+        state = states[batch.block_table[group][b, 0], : spec.state_size]
+        if batch.num_computed_tokens[b] == 0:
+            state[:] = 0
+        matrices = state[:matrix_size].reshape(spec.num_heads, spec.key_dim, spec.value_dim)
+        past = state[matrix_size:].reshape(-1, spec.num_channels)
+        known = np.concatenate([past, u[tokens]])
+        past[:] = known[len(known) - len(past) :]
+        y[tokens] = scan(convolve(known, spec, weight), decay[tokens], beta[tokens], matrices, spec, weight)
+    gate = silu(inputs["z"])
+    out: F32
+    if spec.kind == "mamba2":
+        gated = y.reshape(gate.shape) * gate
+        out = rms_norm(gated.reshape(len(h), spec.num_key_heads, -1), norm_eps).reshape(gate.shape) * weight("norm")
+    else:
+        out = (rms_norm(y, norm_eps) * weight("norm")).reshape(gate.shape) * gate
+    result: F32 = out @ weight("o").T
+    return result
+
+
+def convolve(u: F32, spec: RecurrentSpec, weight: Callable[[str], F32]) -> F32:
+    """silu of the causal convolution over u [conv_kernel − 1 + T, channels], per channel. [T, channels]"""
+    windows = np.lib.stride_tricks.sliding_window_view(u, spec.conv_kernel, axis=0)  # [T, channels, conv_kernel]
+    out = np.einsum("tck,ck->tc", windows, weight("conv"))
+    return silu(out + weight("conv_bias") if spec.conv_bias else out)
+
+
+def scan(u: F32, decay: F32, beta: F32, states: F32, spec: RecurrentSpec, weight: Callable[[str], F32]) -> F32:
+    """y [T, heads, value_dim] of one request; states [heads, key_dim, value_dim] is read and written.
+
+    decay: [T, heads]; beta: [T, heads], the factor of what is written: dt or sigmoid(h Wbeta).
+    """
+    ends = np.cumsum([size for _, size in spec.parts])
+    parts = dict(zip((name for name, _ in spec.parts), np.split(u, ends[:-1], axis=1), strict=True))
+    per_key = spec.num_heads // spec.num_key_heads
+    q, k = (np.repeat(parts[x].reshape(len(u), -1, spec.key_dim), per_key, axis=1) for x in "qk")
+    v = parts["v"].reshape(len(u), spec.num_heads, spec.value_dim)
+    delta = spec.kind == "gated_delta"
+    if delta:
+        q, k = unit(q) * np.float32(spec.key_dim**-0.5), unit(k)
+    y = np.empty_like(v)
+    for t in range(len(u)):
+        states *= decay[t, :, None, None]
+        new = v[t] - np.einsum("hkv,hk->hv", states, k[t]) if delta else v[t]
+        states += k[t][:, :, None] * (beta[t, :, None] * new)[:, None, :]
+        y[t] = np.einsum("hkv,hk->hv", states, q[t])
+    return y if delta else y + weight("skip")[:, None] * v
+
+
+def unit(x: F32) -> F32:
+    """x / sqrt(Σ x² + 1e-6) over the last axis."""
+    out: F32 = x / np.sqrt(np.square(x).sum(-1, keepdims=True) + np.float32(1e-6))
+    return out

@@ -1,0 +1,157 @@
+"""Decoders of recurrent and attention layers: Bamba (Mamba 2) and Qwen3-Next (gated delta-net)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from foreword.models.config import USE_ITS_CONFIG, Config
+from foreword.models.families.base import Family, Rows, decoder, experts, num_layers, rope
+from foreword.models.recurrent import RecurrentSpec
+from foreword.models.spec import DecoderSpec, LayerSpec, MoeSpec
+
+
+def bamba(config: Config) -> DecoderSpec:
+    """The layers of ``attn_layer_indices`` have attention, which rotates half of each head; the others are Mamba 2."""
+    _require(config, "mamba_proj_bias", None, False)
+    _require(config, "time_step_limit", None, [0.0, {"__float__": "Infinity"}], [0.0, math.inf])
+    heads, inner = config.size("mamba_n_heads", 128), config.size("mamba_expand", 2) * config.size("hidden_size")
+    head = config.values.get("mamba_d_head")
+    recurrent = RecurrentSpec(
+        "mamba2",
+        num_heads=heads,
+        num_key_heads=config.size("mamba_n_groups", 1),
+        key_dim=config.size("mamba_d_state", 256),
+        value_dim=max(1, inner // heads) if head in (None, "auto") else config.size("mamba_d_head"),
+        conv_kernel=config.size("mamba_d_conv", 4, most=1 << 8),
+        conv_bias=config.get("mamba_conv_bias", bool, True),
+    )
+    if recurrent.num_values != inner:
+        reason = f"{heads} heads of mamba_d_head = {recurrent.value_dim} are not mamba_expand * hidden_size = {inner}"
+        raise config.error(reason, USE_ITS_CONFIG)
+    attends = config.sequence("attn_layer_indices")
+    return decoder(config, "bamba", _layers(config, [i in attends for i in range(num_layers(config))], recurrent, 0.5))
+
+
+def qwen3_next(config: Config) -> DecoderSpec:
+    """Every fourth layer has attention with an output gate, which rotates a quarter of each head; the others are gated
+    delta-nets. Experts as in Qwen2-MoE.
+    """
+    recurrent = RecurrentSpec(
+        "gated_delta",
+        num_heads=config.size("linear_num_value_heads", 32),
+        num_key_heads=config.size("linear_num_key_heads", 16),
+        key_dim=config.size("linear_key_head_dim", 128),
+        value_dim=config.size("linear_value_head_dim", 128),
+        conv_kernel=config.size("linear_conv_kernel_dim", 4, most=1 << 8),
+    )
+    count, every = num_layers(config), config.size("full_attention_interval", 4)
+    types = config.sequence("layer_types") or [
+        "linear_attention" if (i + 1) % every else "full_attention" for i in range(count)
+    ]
+    if len(types) != count or not all(kind in ("linear_attention", "full_attention") for kind in types):
+        reason = f"layer_types {types!r:.80} is not {count} of full_attention and linear_attention"
+        raise config.error(reason, "Use a model whose layers are of these types")
+    layers = _layers(config, [kind == "full_attention" for kind in types], recurrent, 0.25)
+    step, dense = config.size("decoder_sparse_step", 1), config.sequence("mlp_only_layers")
+    moe = experts(config, norm_topk=True, shared=True)
+    sparse: list[MoeSpec | None] = [moe if i not in dense and (i + 1) % step == 0 else None for i in range(count)]
+    layers = tuple(replace(layer, moe=moe) for layer, moe in zip(layers, sparse, strict=True))
+    return decoder(config, "qwen3_next", layers, qk_norm=True, attn_gate=True)
+
+
+def _layers(config: Config, attends: list[bool], recurrent: RecurrentSpec, rotary: float) -> tuple[LayerSpec, ...]:
+    """Layers with attention where ``attends``; it rotates the part ``rotary`` of each head unless the config has one.
+    ModelError if all layers are of one kind, if a size of the recurrent ones does not fit the others, or if their
+    activation is not silu.
+    """
+    _require(config, "hidden_act", None, "silu")
+    if recurrent.num_heads % recurrent.num_key_heads:
+        reason = f"{recurrent.num_heads} recurrent heads are not a multiple of {recurrent.num_key_heads} key heads"
+        raise config.error(reason, USE_ITS_CONFIG)
+    if recurrent.state_size > 1 << 28:
+        raise config.error(f"a recurrent layer has a state of {recurrent.state_size} numbers", USE_ITS_CONFIG)
+    if all(attends) or not any(attends):
+        kind = "attention" if all(attends) else "recurrent"
+        raise config.error(f"all layers are {kind} layers", "Use a model that has both kinds")
+    values = {key: value for key, value in config.values.items() if value is not None}
+    attention = LayerSpec(rope(replace(config, values={"partial_rotary_factor": rotary, **values})))
+    return tuple(attention if attend else LayerSpec(None, recurrent=recurrent) for attend in attends)
+
+
+def _require(config: Config, key: str, *supported: object) -> None:
+    """ModelError unless the value of a key is one of these."""
+    value = config.values.get(key)
+    if value not in supported:
+        raise config.error(f"{key} = {value!r:.80} is not supported", f"Use a model with {supported[-1]!r}")
+
+
+def _fused_bamba(spec: DecoderSpec) -> Mapping[str, Rows]:
+    """in_proj stacks z, v, k, q and dt."""
+    recurrent = _recurrent_of(spec)
+    sizes = [("z", recurrent.num_values), *recurrent.parts, ("dt", recurrent.num_heads)]
+    return _stacked("in_proj", sizes)
+
+
+def _fused_qwen3_next(spec: DecoderSpec) -> Mapping[str, Rows]:
+    """For each key head, in_proj_qkvz stacks q, k, v and z, and in_proj_ba stacks beta and dt; for each head, q_proj
+    stacks q and the gate.
+    """
+    recurrent = _recurrent_of(spec)
+    per_key = recurrent.num_heads // recurrent.num_key_heads
+    values = per_key * recurrent.value_dim
+    qkvz = [("q", recurrent.key_dim), ("k", recurrent.key_dim), ("v", values), ("z", values)]
+    return {
+        **_stacked("in_proj_qkvz", qkvz, repeats=True),
+        **_stacked("in_proj_ba", [("beta", per_key), ("dt", per_key)], repeats=True),
+        "q": Rows("q_proj", 0, spec.head_dim, 2 * spec.head_dim),
+        "attn_gate": Rows("q_proj", spec.head_dim, 2 * spec.head_dim, 2 * spec.head_dim),
+    }
+
+
+def _recurrent_of(spec: DecoderSpec) -> RecurrentSpec:
+    return next(layer.recurrent for layer in spec.layers if layer.recurrent)
+
+
+def _stacked(source: str, sizes: list[tuple[str, int]], *, repeats: bool = False) -> dict[str, Rows]:
+    """Weights of a recurrent layer with these numbers of rows, in this order in ``source``."""
+    ends = [sum(size for _, size in sizes[: i + 1]) for i in range(len(sizes))]
+    period = ends[-1] if repeats else None
+    return {
+        f"state.{name}": Rows(source, end - size, end, period) for (name, size), end in zip(sizes, ends, strict=True)
+    }
+
+
+def _names(module: str) -> dict[str, str]:
+    layer = f"model.layers.{{i}}.{module}."
+    return {
+        "state.conv": layer + "conv1d.weight",
+        "state.conv_bias": layer + "conv1d.bias",
+        "state.dt_bias": layer + "dt_bias",
+        "state.a_log": layer + "A_log",
+        "state.skip": layer + "D",
+        "state.norm": layer + "norm.weight",
+        "state.o": layer + "out_proj.weight",
+        **{name: f"{layer}{name}.weight" for name in ("in_proj", "in_proj_qkvz", "in_proj_ba")},
+    }
+
+
+FAMILIES = {
+    "bamba": Family(
+        bamba,
+        names={
+            **_names("mamba"),
+            "mlp_norm": "model.layers.{i}.pre_ff_layernorm.weight",
+            "final_norm": "model.final_layernorm.weight",
+            **{name: f"model.layers.{{i}}.feed_forward.{name}_proj.weight" for name in ("gate", "up", "down")},
+        },
+        fused=_fused_bamba,
+    ),
+    "qwen3_next": Family(
+        qwen3_next,
+        names={**_names("linear_attn"), "q_proj": "model.layers.{i}.self_attn.q_proj.weight"},
+        norms_less_one=True,
+        fused=_fused_qwen3_next,
+    ),
+}

@@ -1,0 +1,85 @@
+"""Recurrent layers as data: in place of keys and values they keep a state of fixed size per request.
+
+One layer with h = norm(x, attn_norm) [T, hidden]. Value head j uses key head j // (num_heads / num_key_heads):
+
+    u = h Wu                    the channels v, k, q of mamba2; q, k, v of gated_delta
+    u_t = silu(Σ_i conv[:, i] u_{t − conv_kernel + 1 + i} + conv_bias)       per channel; u is 0 before the first token
+    z, dt = h Wz, softplus(h Wdt + dt_bias);   decay = exp(−exp(a_log) dt)   dt, decay: one per head
+
+    mamba2:       S_t = decay S_{t−1} + k (dt v)ᵀ;   y = Sᵀ q + skip v
+                  y = norm(y silu(z), norm)          over the value heads of each key head
+    gated_delta:  q, k = q / |q| / sqrt(key_dim), k / |k|;   |x| = sqrt(Σ x² + 1e-6)
+                  R = decay S_{t−1};   S_t = R + k (sigmoid(h Wbeta) (v − Rᵀ k))ᵀ;   y = Sᵀ q
+                  y = norm(y, norm) silu(z)          per head
+    x += y Wo
+
+The state is S [key_dim, value_dim] of each head and the last conv_kernel − 1 inputs u of the convolution, in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+RecurrentKind = Literal["mamba2", "gated_delta"]
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentSpec:
+    """A recurrent layer's kind and sizes; the module docstring gives the arithmetic. In the literature of Mamba 2,
+    q is C, k is B and v is x; num_key_heads is its number of groups and key_dim the size of its state.
+    """
+
+    kind: RecurrentKind
+    num_heads: int
+    num_key_heads: int
+    key_dim: int
+    value_dim: int
+    conv_kernel: int
+    conv_bias: bool = False
+
+    @property
+    def parts(self) -> tuple[tuple[str, int], ...]:
+        """The channels of the convolution in their order: (q, k or v; number of channels)."""
+        keys = self.num_key_heads * self.key_dim
+        sizes = (("q", keys), ("k", keys), ("v", self.num_values))
+        return sizes if self.kind == "gated_delta" else sizes[::-1]
+
+    @property
+    def num_values(self) -> int:
+        """Outputs of all heads."""
+        return self.num_heads * self.value_dim
+
+    @property
+    def num_channels(self) -> int:
+        """Channels of the convolution."""
+        return sum(size for _, size in self.parts)
+
+    @property
+    def norm_size(self) -> int:
+        """Weights of the norm: one for each output of mamba2, shared by the heads of gated_delta."""
+        return self.num_values if self.kind == "mamba2" else self.value_dim
+
+    @property
+    def state_size(self) -> int:
+        """Floats of the state of one request in one layer."""
+        return self.num_values * self.key_dim + (self.conv_kernel - 1) * self.num_channels
+
+    def weight_names(self, hidden: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """The canonical names of a layer's weights and their shapes, as `foreword.models.spec.weight_names`."""
+        for part, size in self.parts:
+            yield part, (size, hidden)
+        yield "z", (self.num_values, hidden)
+        yield "dt", (self.num_heads, hidden)
+        if self.kind == "gated_delta":
+            yield "beta", (self.num_heads, hidden)
+        yield "conv", (self.num_channels, self.conv_kernel)
+        if self.conv_bias:
+            yield "conv_bias", (self.num_channels,)
+        yield "dt_bias", (self.num_heads,)
+        yield "a_log", (self.num_heads,)
+        if self.kind == "mamba2":
+            yield "skip", (self.num_heads,)
+        yield "norm", (self.norm_size,)
+        yield "o", (hidden, self.num_values)

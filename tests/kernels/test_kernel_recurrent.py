@@ -1,0 +1,177 @@
+"""Recurrent layers in both executors, against a plain loop over tokens in float64, and in an engine."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from kernel_driver import Driver
+from kernel_reference import SPECS, Reference, random_weights, tiny_spec
+
+from foreword.batch import BlockOps, SamplingParams
+from foreword.engine import Engine
+from foreword.engine.config import engine_config
+from foreword.engine.speculation import SpeculationConfig
+from foreword.errors import ConfigError
+from foreword.executors.groups import batch_groups
+from foreword.executors.native import NativeExecutor
+from foreword.executors.numpy import NumpyExecutor
+
+HYBRIDS = ("mamba2", "gated_delta")
+BLOCK_SIZE, NUM_BLOCKS = 16, 400
+RNG = np.random.default_rng(7)
+both = pytest.mark.parametrize("kind", ["numpy", "native"])
+kinds = pytest.mark.parametrize("name", HYBRIDS)
+
+
+def executor_of(kind: str, spec, weights, num_blocks: int = NUM_BLOCKS):
+    if kind == "numpy":
+        return NumpyExecutor(spec, weights, num_blocks=num_blocks, block_size=BLOCK_SIZE)
+    return NativeExecutor(
+        spec,
+        weights,
+        num_blocks=num_blocks,
+        block_size=BLOCK_SIZE,
+        weight_format="fp32",
+        kv_format="fp32",
+        num_threads=3,
+    )
+
+
+def driver(kind: str, name: str) -> Driver:
+    spec = SPECS[name]
+    return Driver(spec, WEIGHTS[name], num_blocks=NUM_BLOCKS, executor=executor_of(kind, spec, WEIGHTS[name]))
+
+
+WEIGHTS = {name: random_weights(SPECS[name]) for name in HYBRIDS}
+TOKENS = RNG.integers(0, 301, 90).tolist()
+WANT = {name: Reference(SPECS[name], WEIGHTS[name]).logits(TOKENS) for name in HYBRIDS}
+
+
+def assert_close(got, want):
+    assert np.abs(got - want).max() / np.abs(want).max() < 1e-5
+
+
+@both
+@kinds
+@pytest.mark.parametrize("chunks", [[90], [1] * 12, [2, 1, 3, 1, 1, 40, 1, 41]])
+def test_chunks_of_any_size_give_the_logits_of_the_loop_over_tokens(kind, name, chunks):
+    for logits, end in zip(driver(kind, name).run_alone("a", TOKENS, chunks), np.cumsum(chunks), strict=True):
+        assert_close(logits, WANT[name][end - 1])
+
+
+@both
+@kinds
+def test_requests_of_one_step_have_states_of_their_own(kind, name):
+    other = RNG.integers(0, 301, 60).tolist()
+    want = {"a": WANT[name], "b": Reference(SPECS[name], WEIGHTS[name]).logits(other)}
+    run = driver(kind, name)
+    run.add("a", TOKENS)
+    run.add("b", other)
+    done = dict.fromkeys("ab", 0)
+    for step in ({"a": 5}, {"b": 30, "a": 1}, {"a": 33, "b": 1}, {"b": 2, "a": 2}):
+        for request, logits in run.step(step).items():
+            done[request] += step[request]
+            assert_close(logits, want[request][done[request] - 1])
+
+
+@both
+@kinds
+def test_a_new_request_starts_from_zero_whatever_its_block_held(kind, name):
+    run = driver(kind, name)
+    *_, first = run.run_alone("a", TOKENS, [50])
+    group = next(g for g, table in enumerate(run.states.block_tables) if table.group.recurrent)
+    run.states.num_computed_tokens[run.states.row_of("a")] = 0
+    run.executor.copy_blocks(np.array([3], np.int32), run.states.block_tables[group].table[:1, 0].copy())
+    np.testing.assert_array_equal(run.step({"a": 50})["a"], first)
+
+
+@both
+@kinds
+def test_a_copied_block_continues_with_its_state(kind, name):
+    run = driver(kind, name)
+    *_, want = run.run_alone("a", TOKENS, [32, 1])
+    again = driver(kind, name)
+    again.run_alone("a", TOKENS, [32])
+    again.add("b", TOKENS)
+    a, b = again.states.row_of("a"), again.states.row_of("b")
+    tables = [table.table for table in again.states.block_tables]
+    copies = [[int(t[a, k]), int(t[b, k])] for t in tables for k in range(min(2, t.shape[1]))]
+    again.executor.apply_block_ops(BlockOps.of(copies=copies))
+    again.states.num_computed_tokens[b] = 32
+    np.testing.assert_array_equal(again.step({"b": 1})["b"], want)
+
+
+def engine_of(kind: str, name: str, *, num_blocks: int = NUM_BLOCKS, **config) -> Engine:
+    spec = SPECS[name]
+    return Engine(
+        executor_of(kind, spec, WEIGHTS[name], num_blocks),
+        vocab_size=spec.vocab_size,
+        max_model_len=120,
+        kv_groups=batch_groups(spec, BLOCK_SIZE),
+        num_blocks=num_blocks,
+        config=engine_config({"block_size": BLOCK_SIZE, "check": "full", **config}),
+    )
+
+
+def run(engine: Engine, prompts: dict[str, list[int]], length: int = 20) -> dict[str, object]:
+    for name, prompt in prompts.items():
+        engine.add_request(name, prompt, SamplingParams(temperature=0.0, max_tokens=length))
+    done = {}
+    while engine.has_work:
+        done |= {output.request_id: output for output in engine.step() if output.finished}
+    engine.close()
+    return done
+
+
+def tokens_of(outputs) -> dict[str, list[int]]:
+    return {name: output.outputs[0].token_ids for name, output in outputs.items()}
+
+
+def prompts_of(count: int) -> dict[str, list[int]]:
+    """Some share a beginning, two are equal."""
+    stem = TOKENS[:50]
+    return {str(i): stem + RNG.integers(0, 301, 3 * i).tolist() for i in range(count - 1)} | {"equal": stem}
+
+
+@both
+@kinds
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_alone_in_a_crowd_in_chunks_and_after_preemption_the_tokens_are_equal(kind, name, async_scheduling):
+    prompts = prompts_of(5)
+    want = {}
+    for request, prompt in prompts.items():
+        want |= tokens_of(run(engine_of(kind, name, prefix_caching=False), {request: prompt}))
+    crowd = run(engine_of(kind, name, async_scheduling=async_scheduling), prompts)
+    assert tokens_of(crowd) == want
+    chunked = engine_of(kind, name, max_num_batched_tokens=9, async_scheduling=async_scheduling)
+    assert tokens_of(run(chunked, prompts)) == want
+    for caching in (False, True):
+        tight = engine_of(kind, name, num_blocks=14, prefix_caching=caching, async_scheduling=async_scheduling)
+        preempted = run(tight, prompts)
+        assert tokens_of(preempted) == want
+        assert sum(output.metrics.num_preemptions for output in preempted.values())
+
+
+@both
+@kinds
+def test_a_prefix_hit_continues_from_a_kept_state_with_equal_tokens(kind, name):
+    engine = engine_of(kind, name)
+    prompt = TOKENS[:70]
+    first, second = (run(engine, {request: prompt})[request] for request in "ab")
+    assert (first.metrics.num_cached_tokens, second.metrics.num_cached_tokens) == (0, 64)
+    assert first.outputs[0].token_ids == second.outputs[0].token_ids
+    conversation = prompt + first.outputs[0].token_ids + TOKENS[:9]
+    third = run(engine, {"c": conversation})["c"]
+    assert third.metrics.num_cached_tokens == 64
+    alone = run(engine_of(kind, name, prefix_caching=False), {"c": conversation})["c"]
+    assert third.outputs[0].token_ids == alone.outputs[0].token_ids
+
+
+def test_drafts_are_refused():
+    with pytest.raises(ConfigError, match="recurrent"):
+        engine_of("numpy", "mamba2", speculation=SpeculationConfig())
+
+
+def test_groups_hold_layers_of_one_kind():
+    spec = tiny_spec(layers=SPECS["mamba2"].layers * 2)
+    assert [(g.layers, g.recurrent) for g in spec.kv_groups()] == [((0, 2), True), ((3, 5), True), ((1, 4), False)]
