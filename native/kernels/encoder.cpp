@@ -13,12 +13,6 @@ namespace {
 constexpr float kLog2E = 1.44269504088896341f;  // the softmax computes powers of 2
 constexpr int kBlockTokens = kTile;
 
-int most_pairs(const Model &model) {
-  size_t most = 0;
-  for (const Rope &rope : model.ropes) most = std::max(most, rope.inv_freq.size());
-  return int(most);
-}
-
 }  // namespace
 
 EncoderPass::EncoderPass(Model &model, const Encoder &encoder)
@@ -31,8 +25,8 @@ EncoderPass::EncoderPass(Model &model, const Encoder &encoder)
       x_(model.config.hidden_size),
       queries_(model.config.num_heads * model.padded_dim),
       heads_(model.config.num_heads * model.config.head_dim),
-      cosines_(most_pairs(model)),
-      sines_(most_pairs(model)),
+      cosines_(model.most_rotary_pairs()),
+      sines_(model.most_rotary_pairs()),
       next_tasks_(encoder.layers.size()) {
   for (const EncoderLayer &layer : encoder.layers) {
     layer.qkv.add_kinds(in_kinds_);

@@ -83,6 +83,12 @@ const PackedMatrix *Model::pack(const SourceMatrix &source, Format format, bool 
   return matrices_.back().get();
 }
 
+int Model::most_rotary_pairs() const {
+  size_t most = 0;
+  for (const Rope &rope : ropes) most = std::max(most, rope.inv_freq.size());
+  return int(most);
+}
+
 Vector Model::copy_vector(const float *data, int size) {
   float *copy = reinterpret_cast<float *>(arena_.allocate(sizeof(float) * size_t(padded_row(size))));
   std::memcpy(copy, data, sizeof(float) * size_t(size));

@@ -131,6 +131,8 @@ class Model {
   size_t packed_bytes() const { return arena_.used(); }
   // Inputs of the widest packed matrix, padded.
   int widest_input() const { return widest_input_; }
+  // Pairs of dimensions that a layer rotates, at most.
+  int most_rotary_pairs() const;
 
   const ModelConfig config;
   const RecurrentConfig recurrent;

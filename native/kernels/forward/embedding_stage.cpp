@@ -5,18 +5,8 @@
 #include <cstring>
 
 namespace foreword::kernels {
-namespace {
-
-int most_pairs(const Model &model) {
-  size_t most = 0;
-  for (const Rope &rope : model.ropes) most = std::max(most, rope.inv_freq.size());
-  return int(most);
-}
-
-}  // namespace
-
 EmbeddingStage::EmbeddingStage(PassContext &context)
-    : ctx_(context), cosines_(most_pairs(context.model)), sines_(most_pairs(context.model)) {}
+    : ctx_(context), cosines_(context.model.most_rotary_pairs()), sines_(context.model.most_rotary_pairs()) {}
 
 void EmbeddingStage::reserve() {
   const int64_t rows = int64_t(ctx_.model.ropes.size()) * ctx_.input.num_tokens;
