@@ -10,8 +10,7 @@
 namespace foreword::kernels {
 namespace {
 
-constexpr float kLog2E = 1.44269504088896341f;  // the softmax computes powers of 2
-constexpr int kBlockTokens = kTile;
+constexpr int kTextBlock = kTile;
 
 }  // namespace
 
@@ -78,12 +77,12 @@ void EncoderPass::reserve() {
   for (int b = 0; b < input_.num_reqs; ++b) {
     const int begin = input_.query_start_loc[b], end = input_.query_start_loc[b + 1];
     first_block_[size_t(b)] = num_blocks;
-    for (int t = begin; t < end; ++t) slots_[size_t(t)] = int64_t(num_blocks) * kBlockTokens + (t - begin);
+    for (int t = begin; t < end; ++t) slots_[size_t(t)] = int64_t(num_blocks) * kTextBlock + (t - begin);
     for (int t = begin; t < end; t += queries) tasks_.push_back({b, t, std::min(queries, end - t)});
-    num_blocks += (end - begin + kBlockTokens - 1) / kBlockTokens;
+    num_blocks += (end - begin + kTextBlock - 1) / kTextBlock;
   }
   if (!kv_ || kv_->config().num_blocks < num_blocks) {
-    kv_.emplace(KVConfig{KVFormat::f32, num_blocks, kBlockTokens, 1, c.num_heads, c.head_dim, model_.padded_dim});
+    kv_.emplace(KVConfig{KVFormat::f32, num_blocks, kTextBlock, 1, c.num_heads, c.head_dim, model_.padded_dim});
     blocks_.resize(size_t(num_blocks));
     std::iota(blocks_.begin(), blocks_.end(), 0);
   }

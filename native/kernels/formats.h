@@ -164,6 +164,8 @@ struct KVLayer {
 
 // ---------------------------------------------------------------------------------------------- attention
 
+constexpr float kLog2E = 1.44269504088896341f;  // in the scales of attention: its softmax computes powers of 2
+
 struct AttentionConfig {
   int num_heads, num_kv_heads, head_dim, padded_dim;
   float softcap;           // 0: none; of scores times log2 e, like the queries

@@ -6,8 +6,6 @@
 namespace foreword::kernels {
 namespace {
 
-constexpr float kLog2E = 1.44269504088896341f;  // the softmax computes powers of 2
-
 int qkv_stride(const Model &model) {
   for (const Layer &layer : model.layers) {
     if (!layer.recurrent) return layer.qkv.stride;

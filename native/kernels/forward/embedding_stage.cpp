@@ -5,6 +5,7 @@
 #include <cstring>
 
 namespace foreword::kernels {
+
 EmbeddingStage::EmbeddingStage(PassContext &context)
     : ctx_(context), cosines_(context.model.most_rotary_pairs()), sines_(context.model.most_rotary_pairs()) {}
 
