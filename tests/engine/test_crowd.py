@@ -72,7 +72,7 @@ def aborted_after(count: int, whole: tuple, text: str) -> tuple:
     return tokens[:count], text, "abort", None, None if logprobs is None else logprobs[:count]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from(sorted(GROUPS)))
 def test_other_requests_change_nothing(seed: int, kind: str):
     random = Random(seed)
