@@ -113,7 +113,7 @@ def engine_of(kind: str, name: str, *, num_blocks: int = NUM_BLOCKS, **config) -
     )
 
 
-def run(engine: Engine, prompts: dict[str, list[int]], length: int = 20) -> dict[str, object]:
+def run(engine: Engine, prompts: dict[str, list[int]], length: int = 12) -> dict[str, object]:
     for name, prompt in prompts.items():
         engine.add_request(name, prompt, SamplingParams(temperature=0.0, max_tokens=length))
     done = {}
