@@ -262,3 +262,12 @@ def test_steps_simulated_together_have_the_outcome_of_single_ones(
     together = [outcome(*setting) for setting in settings]
     monkeypatch.setattr("foreword.scheduler.simulation.simulator._Simulation._repeat", lambda self, arrival: False)
     assert together == [outcome(*setting) for setting in settings]  # to the last bit
+
+
+def test_the_example_load_is_served_and_shares_prefixes():
+    trace = read_trace(Path(__file__).parents[2] / "examples" / "arrivals.jsonl")
+    cost = CostModel(step=0.008, token=1e-5, context=0.0)
+    config = SchedulerConfig(max_num_batched_tokens=8192)
+    report = simulate(trace.arrivals, config=config, cost=cost, max_model_len=32768, num_blocks=8192, block_size=64)
+    assert report.num_requests == 240
+    assert report.hit_rate > 0.5
