@@ -59,7 +59,8 @@ class CpuEncoder : public CpuModel {
   }
 
   // The hidden states [T, hidden_size] of whole texts, valid until the next call.
-  nb::ndarray<nb::numpy, const float, nb::ndim<2>> encode(int num_tokens, int num_reqs, const Array1<int32_t> &input_ids,
+  nb::ndarray<nb::numpy, const float, nb::ndim<2>> encode(int num_tokens, int num_reqs,
+                                                          const Array1<int32_t> &input_ids,
                                                           const Array1<int64_t> &positions,
                                                           const Array1<int32_t> &query_start_loc,
                                                           const std::optional<Array1<int32_t>> &token_types) {

@@ -1,7 +1,6 @@
 #include "kernels/encoder.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <numeric>
 
@@ -57,7 +56,9 @@ void EncoderPass::check(const EncoderInput &in) const {
   for (int b = 0; b < in.num_reqs; ++b) {
     const int begin = in.query_start_loc[b];
     require(in.query_start_loc, b + 1, begin, int64_t(in.num_tokens) + 1, "query_start_loc");
-    for (int t = begin; t < in.query_start_loc[b + 1]; ++t) require(in.positions, t, t - begin, t - begin + 1, "positions");
+    for (int t = begin; t < in.query_start_loc[b + 1]; ++t) {
+      require(in.positions, t, t - begin, t - begin + 1, "positions");
+    }
   }
   require(in.query_start_loc, in.num_reqs, in.num_tokens, int64_t(in.num_tokens) + 1, "query_start_loc");
   for (int t = 0; t < in.num_tokens; ++t) {
@@ -69,7 +70,8 @@ void EncoderPass::check(const EncoderInput &in) const {
 
 void EncoderPass::reserve() {
   const ModelConfig &c = model_.config;
-  const int T = input_.num_tokens, width = c.num_heads * c.head_dim, queries = isa_.attention_queries(config(encoder_.layers[0]));
+  const int T = input_.num_tokens, width = c.num_heads * c.head_dim;
+  const int queries = isa_.attention_queries(config(encoder_.layers[0]));
   first_block_.resize(size_t(input_.num_reqs));
   slots_.resize(size_t(T));
   tasks_.clear();
@@ -135,13 +137,8 @@ void EncoderPass::embed(int thread) {
     const Norm &norm = encoder_.embed_norm;
     isa_.layer_norm(x, norm.weight, norm.bias, model_.config.hidden_size, model_.config.norm_eps, x);
     for (size_t r = 0; r < model_.ropes.size(); ++r) {
-      const Rope &rope = model_.ropes[r];
       const int64_t at = int64_t(r) * input_.num_tokens + t;
-      for (size_t j = 0; j < rope.inv_freq.size(); ++j) {
-        const double angle = double(input_.positions[t]) * rope.inv_freq[j];
-        cosines_.row(at)[j] = float(std::cos(angle) * rope.scale);
-        sines_.row(at)[j] = float(std::sin(angle) * rope.scale);
-      }
+      model_.ropes[r].angles([&](size_t) { return input_.positions[t]; }, cosines_.row(at), sines_.row(at));
     }
   }
 }

@@ -253,6 +253,11 @@ size_t linear_scratch_bytes() { return kStagedBytes + Carry::kRowBytes * kMostRo
 
 void linear(const PackedMatrix &w, const Activations &a, int row_begin, int row_end, int panel_begin, int panel_end,
             float *out, size_t out_stride, Store store, const uint8_t *next, void *memory) {
+#if defined(FOREWORD_SIMD_BF16)
+  if (w.format != Format::bf16) {  // the same instructions without bf16
+    return avx512_vnni::linear(w, a, row_begin, row_end, panel_begin, panel_end, out, out_stride, store, next, memory);
+  }
+#endif
   const Range panels{panel_begin, panel_end};
   const Output output{out, out_stride, store};
   const Scratch scratch{static_cast<uint8_t *>(memory), static_cast<uint8_t *>(memory) + kStagedBytes};
@@ -260,10 +265,7 @@ void linear(const PackedMatrix &w, const Activations &a, int row_begin, int row_
   const int pass = passes ? (row_end - row_begin + passes - 1) / passes : 1;
   for (int row = row_begin; row < row_end; row += pass) {
     const Range rows{row, smaller(row_end, row + pass)};
-#if defined(FOREWORD_SIMD_BF16)  // the other formats take the same instructions without bf16
-    if (w.format != Format::bf16) {
-      return avx512_vnni::linear(w, a, row, row_end, panel_begin, panel_end, out, out_stride, store, next, memory);
-    }
+#if defined(FOREWORD_SIMD_BF16)
     run_product<Bf16Kernel, Bf16Kernel>(w, a, rows, panels, output, next, scratch);
 #else
     switch (w.format) {

@@ -1,5 +1,5 @@
-// Products with the factors of an adapter, in tiles of rows × vectors of outputs: a loaded factor is used for all rows of
-// the tile. An output is the same sum whatever the tile, so a token's result does not depend on its batch.
+// Products with the factors of an adapter, in tiles of rows × vectors of outputs: a loaded factor is used for all rows
+// of the tile. An output is the same sum whatever the tile, so a token's result does not depend on its batch.
 #include <cmath>
 
 #include "kernels/half.h"

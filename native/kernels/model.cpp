@@ -89,6 +89,13 @@ int Model::most_rotary_pairs() const {
   return int(most);
 }
 
+int Model::qkv_stride(bool of_recurrent) const {
+  for (const Layer &layer : layers) {
+    if (bool(layer.recurrent) == of_recurrent) return layer.qkv.stride;
+  }
+  return 0;
+}
+
 Vector Model::copy_vector(const float *data, int size) {
   float *copy = reinterpret_cast<float *>(arena_.allocate(sizeof(float) * size_t(padded_row(size))));
   std::memcpy(copy, data, sizeof(float) * size_t(size));

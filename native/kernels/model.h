@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <cmath>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -73,6 +74,16 @@ struct Rope {
   std::vector<double> inv_freq;
   double scale;
   std::vector<int> axes;  // of the position that each pair is rotated by; empty: positions have one axis
+
+  // The cosine and sine of each pair. position(j): what pair j is rotated by.
+  template <class F>
+  void angles(F &&position, float *cosines, float *sines) const {
+    for (size_t j = 0; j < inv_freq.size(); ++j) {
+      const double angle = double(position(j)) * inv_freq[j];
+      cosines[j] = float(std::cos(angle) * scale);
+      sines[j] = float(std::sin(angle) * scale);
+    }
+  }
 };
 
 struct ModelConfig {
@@ -133,6 +144,8 @@ class Model {
   int widest_input() const { return widest_input_; }
   // Pairs of dimensions that a layer rotates, at most.
   int most_rotary_pairs() const;
+  // Floats of a row of the first product of all attention layers, or of all recurrent ones; 0 without such layers.
+  int qkv_stride(bool of_recurrent) const;
 
   const ModelConfig config;
   const RecurrentConfig recurrent;

@@ -43,7 +43,8 @@ def test_a_closed_connection_frees_its_blocks_within_a_step(server, path, stream
     assert server.steps <= before + 1
 
 
-def test_a_connection_that_closes_while_its_prompt_is_tokenized_never_enters_the_engine(server):
+def hold_tokenizer(server) -> tuple[threading.Event, threading.Event]:
+    """Events: set when a text begins to be tokenized; to be set for it to go on."""
     inside, may_go_on = threading.Event(), threading.Event()
     encode = server.llm.tokenizer.encode
 
@@ -53,6 +54,11 @@ def test_a_connection_that_closes_while_its_prompt_is_tokenized_never_enters_the
         return encode(*arguments, **options)
 
     server.llm.tokenizer.encode = slow
+    return inside, may_go_on
+
+
+def test_a_connection_that_closes_while_its_prompt_is_tokenized_never_enters_the_engine(server):
+    inside, may_go_on = hold_tokenizer(server)
     connection = sent(server, {"prompt": "abc", "max_tokens": 5})
     assert inside.wait(60)
     connection.close()
@@ -63,15 +69,7 @@ def test_a_connection_that_closes_while_its_prompt_is_tokenized_never_enters_the
 
 
 def test_a_request_being_tokenized_is_told_as_such(server):
-    inside, may_go_on = threading.Event(), threading.Event()
-    encode = server.llm.tokenizer.encode
-
-    def slow(*arguments, **options):
-        inside.set()
-        assert may_go_on.wait(60)
-        return encode(*arguments, **options)
-
-    server.llm.tokenizer.encode = slow
+    inside, may_go_on = hold_tokenizer(server)
     headers = {"X-Request-Id": "it"}
     options = {"args": ("/v1/completions", {"prompt": "abc", "max_tokens": 1}), "kwargs": {"headers": headers}}
     thread = threading.Thread(target=server.post, **options)

@@ -4,17 +4,6 @@
 #include <cstring>
 
 namespace foreword::kernels {
-namespace {
-
-int qkv_stride(const Model &model) {
-  for (const Layer &layer : model.layers) {
-    if (!layer.recurrent) return layer.qkv.stride;
-  }
-  return 0;
-}
-
-}  // namespace
-
 AttentionStage::AttentionStage(PassContext &context, const EmbeddingStage &embedding)
     : ctx_(context),
       embedding_(embedding),
@@ -22,7 +11,7 @@ AttentionStage::AttentionStage(PassContext &context, const EmbeddingStage &embed
       plans_(windows_.size()),
       next_tasks_(context.model.layers.size()),
       scratch_(size_t(context.pool.size())),
-      qkv_(qkv_stride(context.model)),
+      qkv_(context.model.qkv_stride(false)),
       queries_(context.model.config.num_heads * context.model.padded_dim),
       out_(context.model.config.num_heads * context.model.config.head_dim) {
   const ModelConfig &c = ctx_.model.config;

@@ -1,7 +1,6 @@
 #include "kernels/forward/embedding_stage.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 
 namespace foreword::kernels {
@@ -32,13 +31,10 @@ void EmbeddingStage::run(int thread) {
     }
     for (size_t r = 0; r < model.ropes.size(); ++r) {
       const Rope &rope = model.ropes[r];
-      float *cosines = cosines_.row(index(int(r), t)), *sines = sines_.row(index(int(r), t));
-      for (size_t j = 0; j < rope.inv_freq.size(); ++j) {
-        const int64_t position = rope.axes.empty() ? in.positions[t] : in.rotary_position(rope.axes[j], t);
-        const double angle = double(position) * rope.inv_freq[j];
-        cosines[j] = float(std::cos(angle) * rope.scale);
-        sines[j] = float(std::sin(angle) * rope.scale);
-      }
+      auto position = [&](size_t j) {
+        return rope.axes.empty() ? in.positions[t] : in.rotary_position(rope.axes[j], t);
+      };
+      rope.angles(position, cosines_.row(index(int(r), t)), sines_.row(index(int(r), t)));
     }
   }
   ctx_.pool.barrier();

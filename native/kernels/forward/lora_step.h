@@ -1,5 +1,5 @@
-// The adapters of one step. Tokens are sorted by adapter, once per step, so that each product of an adapter's factors is
-// one product for all its tokens:
+// The adapters of one step. Tokens are sorted by adapter, once per step, so that each product of an adapter's factors
+// is one product for all its tokens:
 //
 //   request 0 → adapter 7, tokens 0 1      groups   adapter 3: tokens 2 3 4
 //   request 1 → adapter 3, tokens 2 3 4             adapter 7: tokens 0 1 6

@@ -11,13 +11,6 @@ namespace {
 constexpr int kGatePart = 3, kTimePart = 4, kWritePart = 5;
 constexpr float kUnitEps = 1e-6f;
 
-int projection_stride(const Model &model) {
-  for (const Layer &layer : model.layers) {
-    if (layer.recurrent) return layer.qkv.stride;
-  }
-  return 0;
-}
-
 float softplus(float x) { return x > 20.f ? x : std::log1p(std::exp(x)); }
 float sigmoid(float x) { return 1.f / (1.f + std::exp(-x)); }
 
@@ -30,7 +23,7 @@ RecurrentStage::RecurrentStage(PassContext &context)
       q_(config_.gated_delta ? 0 : padded_row(config_.num_values()) + padded_row(config_.num_keys())),
       k_(padded_row(config_.gated_delta ? config_.num_keys() : config_.num_values())),
       v_(config_.gated_delta ? 2 * padded_row(config_.num_keys()) : 0),
-      projected_(projection_stride(context.model)),
+      projected_(context.model.qkv_stride(true)),
       mixed_(channels_),
       decay_(config_.num_heads),
       write_(config_.num_heads),

@@ -118,7 +118,7 @@ def _both(load: _Load) -> tuple[_Times, _Times]:
 def ready(model: str) -> ReadyResult:
     """A server of the model, started and ended. EngineError if it fails."""
     begin = time.perf_counter()
-    command = [sys.executable, "-c", "from foreword.cli import main; main()", "serve", model, "--port", "0"]
+    command = [sys.executable, "-m", "foreword", "serve", model, "--port", "0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
         assert process.stderr is not None
         line = process.stderr.readline()

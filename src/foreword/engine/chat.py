@@ -168,15 +168,10 @@ def make_chat(
         add_generation_prompt=options.get("add_generation_prompt", True),
         **(options.get("template") or {}),
     )
-    if (
-        params.structured_outputs is not None
-        and params.thinking_end is None
-        and (marks := format.reasoning_marks) is not None
-        and MessageParser(format, prompt=text).in_reasoning
-    ):
-        params = replace(params, thinking_end=marks[1])  # the structure begins after the reasoning
     if choice not in ("auto", "none"):
         params = _constrained(tokenizer, params, format, tools, choice, options.get("parallel_tool_calls", True), text)
+    elif params.structured_outputs is not None:
+        params = _after_opened_reasoning(params, format, text)
     if not tools or choice == "none":
         format = format.without_calls()
     if any(token in mark for mark in format.marks for token in tokenizer.special_token_ids):
@@ -195,6 +190,14 @@ def _format(tokenizer: Tokenizer, chat_template: str, name: str | None) -> Respo
     return format_of_template(chat_template)
 
 
+def _after_opened_reasoning(params: SamplingParams, format: ResponseFormat, prompt: str) -> SamplingParams:
+    """The parameters, whose structure begins after reasoning that the prompt has opened unless they name its end."""
+    marks = format.reasoning_marks
+    if params.thinking_end is None and marks is not None and MessageParser(format, prompt=prompt).in_reasoning:
+        return replace(params, thinking_end=marks[1])
+    return params
+
+
 def _constrained(
     tokenizer: Tokenizer,
     params: SamplingParams,
@@ -211,10 +214,8 @@ def _constrained(
         reason = "the output cannot follow two grammars"
         raise RequestError(None, "tool_choice", choice, reason, "Leave out structured_outputs or tool_choice.")
     if params.thinking_end is None and (marks := format.reasoning_marks) is not None:
-        opening = tokenizer.encode(marks[0], add_special_tokens=False)
-        if MessageParser(format, prompt=prompt).in_reasoning:
-            params = replace(params, thinking_end=marks[1])
-        elif len(opening) == 1:
+        params = _after_opened_reasoning(params, format, prompt)
+        if params.thinking_end is None and len(opening := tokenizer.encode(marks[0], add_special_tokens=False)) == 1:
             params = replace(params, thinking_start=opening[0], thinking_end=marks[1])
         if params.thinking_end is not None and params.thinking_budget is None:
             params = replace(params, thinking_budget=REASONING_BUDGET)

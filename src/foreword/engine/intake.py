@@ -6,11 +6,12 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Protocol, Unpack
+from typing import Protocol, Unpack, cast
 
 import numpy as np
 
 from foreword.batch import PoolingParams, RequestStates, SamplingParams
+from foreword.batch.values.integers import length_of
 from foreword.cache import prefix_keys, with_adapter
 from foreword.engine.loras import Loras
 from foreword.engine.prompt import Prompt, checked_prompt
@@ -117,9 +118,8 @@ class Intake:
         num_kept = self._num_kept(request_id, params)
         if isinstance(prompt, str):
             prompt_text, prompt = prompt, self._encode(request_id, prompt, None if num_kept else max_model_len)
-        if num_kept and isinstance(prompt, Mapping):
-            reason, fix = "a prompt with embeddings or positions cannot be cut", "Cut it before it is given."
-            raise RequestError(request_id, "truncate_prompt_tokens", params.truncate_prompt_tokens, reason, fix)
+        if num_kept:
+            _check_cut(request_id, prompt, params.truncate_prompt_tokens)
         if num_kept and isinstance(prompt, Sequence | np.ndarray):
             prompt = prompt[-num_kept:]
         tokens, inputs = checked_prompt(
@@ -129,9 +129,7 @@ class Intake:
             reason = "embeddings have no token ids, and so no log-probabilities"
             raise RequestError(request_id, "prompt_logprobs", params.prompt_logprobs, reason, "Leave it out.")
         lora, grammar = options.get("lora"), options.get("grammar")
-        check_capabilities(request_id, self._executor, params, lora=lora, grammar=grammar)
-        if lora is not None:
-            self._loras.check(request_id, lora)
+        self._check_support(request_id, params, lora, grammar)
         if grammar is None and params.needs_grammar:
             grammar = self._grammar(request_id, params)
         self._processors.check(request_id, params)
@@ -178,11 +176,9 @@ class Intake:
             max_tokens = limit if params.truncate_prompt_tokens is None else None
             prompt_text, prompt = prompt, self._encode(request_id, prompt, max_tokens)
         if params.truncate_prompt_tokens is not None:
-            if isinstance(prompt, Mapping):
-                reason, fix = "a prompt with embeddings or positions cannot be cut", "Cut it before it is given."
-                raise RequestError(request_id, "truncate_prompt_tokens", num_kept, reason, fix)
-            if len(prompt) > num_kept:
-                prompt = self._truncated(prompt, num_kept)
+            _check_cut(request_id, prompt, num_kept)
+            if length_of(prompt) > num_kept:
+                prompt = self._truncated(cast(Sequence[int], prompt), num_kept)
         vocab_size = self._states.vocab_size
         tokens, inputs = checked_prompt(
             request_id, prompt, self._executor, vocab_size=vocab_size, max_model_len=limit, has_output=False
@@ -194,9 +190,7 @@ class Intake:
         if (grammar := options.get("grammar")) is not None:
             raise RequestError(request_id, "grammar", grammar, "a pooling request has no tokens", "Leave it out.")
         lora = options.get("lora")
-        check_capabilities(request_id, self._executor, POOLING, lora=lora, grammar=None)
-        if lora is not None:
-            self._loras.check(request_id, lora)
+        self._check_support(request_id, POOLING, lora, None)
         return RequestGroup(
             request_id,
             prompt_text,
@@ -215,6 +209,14 @@ class Intake:
             inputs=inputs,
             pooling_params=params,
         )
+
+    def _check_support(
+        self, request_id: str, params: SamplingParams, lora: str | None, grammar: Grammar | None
+    ) -> None:
+        """RequestError for what the executor lacks, and an adapter that is not there."""
+        check_capabilities(request_id, self._executor, params, lora=lora, grammar=grammar)
+        if lora is not None:
+            self._loras.check(request_id, lora)
 
     def _truncated(self, token_ids: Sequence[int], num_kept: int) -> Sequence[int]:
         """The first tokens, and the special tokens at the end."""
@@ -264,7 +266,6 @@ class Intake:
 
     def _expand_pooling(self, group: RequestGroup, params: PoolingParams) -> None:
         """One completion without tokens. Only the last token's states are there after a hit in the prefix cache."""
-        pooling = params.pooling or ("all" if params.task == "token_embed" else self._pooling.pooling)
         request = Request(
             request_id=group.request_id,
             prompt=np.array(group.prompt_token_ids, np.int32),
@@ -272,7 +273,7 @@ class Intake:
             max_len=len(group.prompt_token_ids) + 1,
             params=group.params,
             pooling_params=params,
-            reuse_prefix=pooling == "last",
+            reuse_prefix=params.pooling_or(self._pooling.pooling) == "last",
             priority=group.priority,
             lora_id=group.lora_id,
             keys=with_adapter(group.keys, group.lora_id),
@@ -327,6 +328,13 @@ class Intake:
         breakers = DRY_BREAKERS if params.dry_sequence_breakers is None else params.dry_sequence_breakers
         before, *ids = (self._tokenizer.encode("a" + breaker, add_special_tokens=False) for breaker in ("", *breakers))
         return [token_ids[-1] for token_ids in ids if token_ids != before]
+
+
+def _check_cut(request_id: str, prompt: Prompt, num_kept: int | None) -> None:
+    """RequestError for a prompt of which `truncate_prompt_tokens` cannot keep a part."""
+    if isinstance(prompt, Mapping):
+        reason, fix = "a prompt with embeddings or positions cannot be cut", "Cut it before it is given."
+        raise RequestError(request_id, "truncate_prompt_tokens", num_kept, reason, fix)
 
 
 def _text_stream(tokenizer: Tokenizer, params: SamplingParams) -> TextStream:

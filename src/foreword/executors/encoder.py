@@ -8,7 +8,7 @@ from foreword.arrays import F32, I32, I64
 from foreword.batch import InputBatch
 from foreword.errors import EngineError, PlanError
 from foreword.executors.executor import Capability
-from foreword.executors.functions import ACTIVATIONS, layer_norm, softmax
+from foreword.executors.functions import ACTIVATIONS, FloatWeights, layer_norm, softmax
 from foreword.executors.host import HostExecutor
 from foreword.executors.numpy import rotate
 from foreword.executors.pooling import Pooler
@@ -25,9 +25,8 @@ class EncoderExecutor(HostExecutor):
 
     def __init__(self, spec: EncoderSpec, weights: Weights, pooling: PoolingSpec) -> None:
         super().__init__(pooler=Pooler(pooling, weights))
-        self.spec, self.weights = spec, weights
+        self.spec, self.weight = spec, FloatWeights(weights)
         self._last: F32 = np.zeros((0, spec.hidden_size), np.float32)
-        self._floats: dict[str, F32] = {}
 
     def compute(self, batch: InputBatch, logits_indices: I64) -> F32:
         """Compute the hidden states of the batch. There are no logits.
@@ -72,18 +71,14 @@ class EncoderExecutor(HostExecutor):
 
     def token_types(self, batch: InputBatch) -> I32 | None:
         """int32 [T]: 1 for the tokens of the second of two texts; None if all are 0."""
+        if self.spec.num_token_types < 2:
+            return None
         params = batch.states.extras.pooling_params
         firsts = [params[row].first_text_len for row in batch.idx_mapping.tolist()]
-        if self.spec.num_token_types < 2 or all(first is None for first in firsts):
+        if all(first is None for first in firsts):
             return None
         ends = np.array([np.iinfo(np.int32).max if first is None else first for first in firsts], np.int64)
         return (batch.positions[: batch.num_tokens] >= ends[batch.req_indices]).astype(np.int32)
-
-    def weight(self, name: str) -> F32:
-        """A weight as float32, dequantised once."""
-        if name not in self._floats:
-            self._floats[name] = self.weights[name].dequantize()
-        return self._floats[name]
 
     def linear(self, h: F32, name: str) -> F32:
         """h Wᵀ, plus the bias if the model has one."""

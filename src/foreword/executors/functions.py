@@ -1,4 +1,4 @@
-"""Elementary functions on float32 arrays, which the reference executors are written in."""
+"""Elementary functions on float32 arrays, and weights as such, which the reference executors are written in."""
 
 from __future__ import annotations
 
@@ -7,6 +7,20 @@ from collections.abc import Callable
 import numpy as np
 
 from foreword.arrays import F32
+from foreword.models.weights import Weights
+
+
+class FloatWeights:
+    """Weights as float32, each dequantised once."""
+
+    def __init__(self, weights: Weights) -> None:
+        self._weights = weights
+        self._floats: dict[str, F32] = {}
+
+    def __call__(self, name: str) -> F32:
+        if name not in self._floats:
+            self._floats[name] = self._weights[name].dequantize()
+        return self._floats[name]
 
 
 def rms_norm(x: F32, eps: float) -> F32:

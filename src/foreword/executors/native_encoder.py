@@ -51,15 +51,15 @@ class NativeEncoderExecutor(EncoderExecutor):
             )
         except ValueError as error:
             raise ConfigError(str(error)) from None
-        self._pack(weight_format)
+        self._pack(weights, weight_format)
 
-    def _pack(self, weight_format: WeightFormat) -> None:
+    def _pack(self, weights: Weights, weight_format: WeightFormat) -> None:
         spec, core = self.spec, self.core
         tables = {name: np.zeros((0, spec.hidden_size), np.float32) for name in ("positions", "token_types")}
         ids: dict[str, dict[str, Any]] = {"": {}, **{f"layers.{i}.": {} for i in range(spec.num_layers)}}
         for name, _ in encoder_weight_names(spec):
             prefix, _, last = name.rpartition(".")
-            tensor = self.weights[name]
+            tensor = weights[name]
             if name in tables:
                 tables[name] = tensor.dequantize()
             elif name == "embed":

@@ -16,7 +16,7 @@ from foreword.batch import InputBatch, lora_mapping, mrope_positions, prompt_emb
 from foreword.batch.values.attention import visible
 from foreword.errors import PlanError
 from foreword.executors.executor import Capability
-from foreword.executors.functions import cap, gelu_tanh, rms_norm, sigmoid, silu, softmax
+from foreword.executors.functions import FloatWeights, cap, gelu_tanh, rms_norm, sigmoid, silu, softmax
 from foreword.executors.host import HostExecutor
 from foreword.executors.numpy_recurrent import recurrent_layer
 from foreword.executors.pooling import Pooler
@@ -54,21 +54,14 @@ class NumpyExecutor(HostExecutor):
     ) -> None:
         super().__init__(pooler=Pooler(pooling or PoolingSpec(), weights))
         self.read_inputs_of(spec)
-        self.spec, self.weights = spec, weights
+        self.spec, self.weight = spec, FloatWeights(weights)
         self.groups = spec.kv_groups()
         shape = (spec.num_slots, num_blocks, block_size, spec.num_kv_heads, spec.head_dim)
         self.keys = np.zeros(shape, np.float32)
         self.values = np.zeros(shape, np.float32)
         self.states = np.zeros((spec.num_slots, num_blocks, spec.state_size), np.float32)
-        self._floats: dict[str, F32] = {}
         self._last: F32 = np.zeros((0, spec.hidden_size), np.float32)  # the residual stream of the last step
         self._loras: dict[int, LoraFloats] = {}
-
-    def weight(self, name: str) -> F32:
-        """A weight as float32, dequantised once."""
-        if name not in self._floats:
-            self._floats[name] = self.weights[name].dequantize()
-        return self._floats[name]
 
     def copy_blocks(self, sources: I32, destinations: I32) -> None:
         """Copy whole blocks, in every slot. All sources are read before any destination is written."""

@@ -68,7 +68,7 @@ class Pooler:
 
     def pooling(self, params: PoolingParams) -> str:
         """The request's pooling, by default the model's."""
-        return params.pooling or ("all" if params.task == "token_embed" else self.spec.pooling)
+        return params.pooling_or(self.spec.pooling)
 
     def _tokens(self, batch: InputBatch, meta: PoolingMetadata, i: int) -> I64:
         """The tokens of the step whose hidden states the pooling needs."""

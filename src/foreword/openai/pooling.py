@@ -22,17 +22,6 @@ from foreword.openai.response import Body, Named, head
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EmbeddingRequest:
-    """The body of /v1/embeddings. base64: vectors as bytes of little-endian float32 in base64."""
-
-    model: str | None
-    prompts: list[str | list[int]]
-    params: PoolingParams
-    options: RequestOptions
-    base64: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ClassifyRequest:
     """The body of /classify."""
 
@@ -40,6 +29,13 @@ class ClassifyRequest:
     prompts: list[str | list[int]]
     params: PoolingParams
     options: RequestOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingRequest(ClassifyRequest):
+    """The body of /v1/embeddings. base64: vectors as bytes of little-endian float32 in base64."""
+
+    base64: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
-from foreword.batch import PoolingParams
 from foreword.engine.pooling import PoolingRequestOutput, plan_scores
 from foreword.executors import Capability
 from foreword.openai.pooling import (
@@ -49,13 +48,13 @@ def routes_of(context: Context) -> list[Operation]:
     async def embeddings(request: Request) -> Response:
         """The embeddings of texts, in OpenAI's form."""
         generation, wanted, named = await _begin(context, request, parse_embeddings)
-        outputs = await _pooled(generation, wanted, wanted.prompts, wanted.params)
+        outputs = await _pooled(generation, wanted)
         return reply(embeddings_body(wanted, outputs, **named))
 
     async def classify(request: Request) -> Response:
         """The likeliest label of each text, in vLLM's form."""
         generation, wanted, named = await _begin(context, request, parse_classify)
-        outputs = await _pooled(generation, wanted, wanted.prompts, wanted.params)
+        outputs = await _pooled(generation, wanted)
         return reply(classify_body(engine.pooling.labels, outputs, **named))
 
     async def score(request: Request) -> Response:
@@ -89,14 +88,10 @@ async def _begin(
     return generation, wanted, {"response_id": generation.id, "created": int(time.time()), "model": model}
 
 
-async def _pooled(
-    generation: Generation,
-    wanted: ClassifyRequest | EmbeddingRequest,
-    prompts: list[str | list[int]],
-    params: PoolingParams,
-) -> list[PoolingRequestOutput]:
-    generation.enter_many(len(prompts))
-    return await generation.pooled(prompts, [params] * len(prompts), wanted.options)
+async def _pooled(generation: Generation, wanted: ClassifyRequest) -> list[PoolingRequestOutput]:
+    count = len(wanted.prompts)
+    generation.enter_many(count)
+    return await generation.pooled(wanted.prompts, [wanted.params] * count, wanted.options)
 
 
 async def _scores(context: Context, generation: Generation, wanted: ScoreRequest) -> list[PoolingRequestOutput]:

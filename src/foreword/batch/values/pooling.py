@@ -36,6 +36,10 @@ class PoolingParams:
     first_text_len: int | None = None
     truncate_prompt_tokens: int | None = None
 
+    def pooling_or(self, own: PoolingType) -> PoolingType:
+        """Its pooling, where the model's own is ``own``."""
+        return self.pooling or ("all" if self.task == "token_embed" else own)
+
 
 @dataclass(slots=True, eq=False)
 class PoolingState:

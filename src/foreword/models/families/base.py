@@ -131,18 +131,23 @@ def rope(config: Config, layer_type: str = "full_attention") -> RopeSpec:
     return rope_spec(config, head_dim(config), rope_parameters(config, layer_type))
 
 
-def windows(config: Config, sliding: Callable[[int], bool]) -> tuple[int | None, ...]:
-    """Sliding window of each layer (None: full): from ``layer_types`` if present, else by the family's rule."""
-    window, count = config.optional("sliding_window", int), num_layers(config)
-    types = config.sequence("layer_types") or [
-        "sliding_attention" if window and sliding(i) else "full_attention" for i in range(count)
-    ]
-    if len(types) != count or not all(kind in ("sliding_attention", "full_attention") for kind in types):
-        reason = f"layer_types {types!r:.80} is not {count} of full_attention and sliding_attention"
+def layers_of(config: Config, kind: str, rule: Callable[[int], bool]) -> list[bool]:
+    """Whether each layer is of a kind and not full_attention: from ``layer_types`` if present, else by a rule."""
+    count = num_layers(config)
+    types = config.sequence("layer_types") or [kind if rule(i) else "full_attention" for i in range(count)]
+    if len(types) != count or not all(one in (kind, "full_attention") for one in types):
+        reason = f"layer_types {types!r:.80} is not {count} of full_attention and {kind}"
         raise config.error(reason, "Use a model whose layers are of these types")
-    if "sliding_attention" in types and (window or 0) <= 0:
+    return [one == kind for one in types]
+
+
+def windows(config: Config, sliding: Callable[[int], bool]) -> tuple[int | None, ...]:
+    """Sliding window of each layer (None: full); sliding: the family's rule where the config has no types."""
+    window = config.optional("sliding_window", int)
+    slides = layers_of(config, "sliding_attention", lambda i: bool(window) and sliding(i))
+    if any(slides) and (window or 0) <= 0:
         raise config.error(f"sliding_window = {window}, but some layers are sliding", USE_ITS_CONFIG)
-    return tuple(window if kind == "sliding_attention" else None for kind in types)
+    return tuple(window if slide else None for slide in slides)
 
 
 def experts(config: Config, *, norm_topk: bool, shared: bool = False) -> MoeSpec:

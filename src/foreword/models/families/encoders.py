@@ -8,7 +8,7 @@ from typing import Any
 
 from foreword.models.config import USE_ITS_CONFIG, Config
 from foreword.models.encoder_spec import EncoderLayerSpec, EncoderSpec
-from foreword.models.families.base import Rows, num_layers
+from foreword.models.families.base import Rows, layers_of, num_layers
 from foreword.models.pooling import HeadLayer
 from foreword.models.rope import rope_parameters, rope_spec
 
@@ -98,13 +98,8 @@ def modernbert(config: Config) -> EncoderSpec:
     for key in ("attention_bias", "mlp_bias", "norm_bias"):
         if config.values.get(key):
             raise config.error(f"{key} is set, which is not supported for modernbert", "Use a model without it")
-    count, every = num_layers(config), config.size("global_attn_every_n_layers", 3)
-    kinds = config.sequence("layer_types") or [
-        "sliding_attention" if i % every else "full_attention" for i in range(count)
-    ]
-    if len(kinds) != count or not all(kind in ("sliding_attention", "full_attention") for kind in kinds):
-        reason = f"layer_types {kinds!r:.80} is not {count} of full_attention and sliding_attention"
-        raise config.error(reason, "Use a model whose layers are of these types")
+    every = config.size("global_attn_every_n_layers", 3)
+    is_sliding = layers_of(config, "sliding_attention", lambda i: i % every > 0)
     dim = config.size("hidden_size") // config.size("num_attention_heads")
     ropes = {}
     for kind, key, default in (
@@ -116,8 +111,10 @@ def modernbert(config: Config) -> EncoderSpec:
         ropes[kind] = rope_spec(config, max(1, dim), parameters)
     window = config.size("local_attention", 128) // 2
     layers = tuple(
-        EncoderLayerSpec(ropes[kind], window if kind == "sliding_attention" else None, has_attn_norm=i > 0)
-        for i, kind in enumerate(kinds)
+        EncoderLayerSpec(
+            ropes["sliding_attention" if slides else "full_attention"], window if slides else None, has_attn_norm=i > 0
+        )
+        for i, slides in enumerate(is_sliding)
     )
     return _encoder(
         config,

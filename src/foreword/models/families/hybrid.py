@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from foreword.models.config import USE_ITS_CONFIG, Config
-from foreword.models.families.base import Family, Rows, decoder, experts, num_layers, rope
+from foreword.models.families.base import Family, Rows, decoder, experts, layers_of, num_layers, rope
 from foreword.models.recurrent import RecurrentSpec
 from foreword.models.spec import DecoderSpec, LayerSpec, MoeSpec
 
@@ -47,13 +47,8 @@ def qwen3_next(config: Config) -> DecoderSpec:
         conv_kernel=config.size("linear_conv_kernel_dim", 4, most=1 << 8),
     )
     count, every = num_layers(config), config.size("full_attention_interval", 4)
-    types = config.sequence("layer_types") or [
-        "linear_attention" if (i + 1) % every else "full_attention" for i in range(count)
-    ]
-    if len(types) != count or not all(kind in ("linear_attention", "full_attention") for kind in types):
-        reason = f"layer_types {types!r:.80} is not {count} of full_attention and linear_attention"
-        raise config.error(reason, "Use a model whose layers are of these types")
-    layers = _layers(config, [kind == "full_attention" for kind in types], recurrent, 0.25)
+    is_recurrent = layers_of(config, "linear_attention", lambda i: (i + 1) % every > 0)
+    layers = _layers(config, [not linear for linear in is_recurrent], recurrent, 0.25)
     step, dense = config.size("decoder_sparse_step", 1), config.sequence("mlp_only_layers")
     moe = experts(config, norm_topk=True, shared=True)
     sparse: list[MoeSpec | None] = [moe if i not in dense and (i + 1) % step == 0 else None for i in range(count)]

@@ -89,6 +89,26 @@ def pairs_of(path: Path, name: str, module: Module, a: Tensor, b: Tensor, scale:
     return {part: LoraPair(a, select_rows(b, rows), scale) for part, rows in module.parts}
 
 
+def factors_of(
+    path: Path, tensors: Mapping[str, Tensor], pattern: re.Pattern[str], modules: Mapping[str, Module], fix: str
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Module name → its (A, B). pattern: matches a tensor's name, with the module and the letter of the factor as
+    groups. ModelError for other modules, for one factor without the other, and without any.
+    """
+    found: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        match = pattern.fullmatch(name)
+        if match is None or match[1] not in modules:
+            raise unknown_module(path, match[1] if match else name, modules)
+        found.setdefault(match[1], {})[match[2]] = tensor
+    for name, both in found.items():
+        if len(both) != 2:
+            raise ModelError(f"{path}: {name} has lora_{next(iter(both))} alone. {fix}")
+    if not found:
+        raise ModelError(f"{path}: has no weights. {fix}")
+    return {name: (both[min(both)], both[max(both)]) for name, both in found.items()}
+
+
 def unknown_module(path: Path, name: str, modules: Mapping[str, Module]) -> ModelError:
     """For a tensor of a module that is not among ``modules``."""
     known = ", ".join(sorted({known.rpartition(".")[2] for known in modules}))

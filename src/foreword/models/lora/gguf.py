@@ -9,10 +9,9 @@ from foreword.errors import ModelError
 from foreword.models.families import GGUF_FAMILIES
 from foreword.models.families.base import GGUF_NAMES, Family
 from foreword.models.gguf import read_gguf
-from foreword.models.lora.adapter import LoraAdapter, LoraPair, modules_of, pairs_of, unknown_module
+from foreword.models.lora.adapter import LoraAdapter, LoraPair, factors_of, modules_of, pairs_of
 from foreword.models.naming import interleaved, split_halves
 from foreword.models.spec import DecoderSpec
-from foreword.models.weights import Tensor
 
 _TENSOR = re.compile(r"(.+)\.weight\.lora_([ab])")
 _CONVERT_AGAIN = "Convert the adapter again"
@@ -36,20 +35,9 @@ def read_gguf_lora(path: Path, spec: DecoderSpec, family: Family) -> LoraAdapter
     family = GGUF_FAMILIES[architecture]
     alpha = gguf.get("adapter.lora.alpha", float, 0.0)
     modules = modules_of(spec, {**GGUF_NAMES, **family.fused(spec)})
-    found: dict[str, dict[str, Tensor]] = {}
-    for name, tensor in gguf.tensors.items():
-        match = _TENSOR.fullmatch(name)
-        if match is None or match[1] not in modules:
-            raise unknown_module(path, match[1] if match else name, modules)
-        found.setdefault(match[1], {})[match[2]] = tensor
     pairs: dict[str, LoraPair] = {}
-    for name, both in found.items():
-        if len(both) != 2:
-            raise ModelError(f"{path}: {name} has lora_{'a' if 'a' in both else 'b'} alone. {_CONVERT_AGAIN}")
-        scale = alpha / both["a"].shape[0] if alpha else 1.0
-        pairs |= pairs_of(path, name, modules[name], both["a"], both["b"], scale)
-    if not pairs:
-        raise ModelError(f"{path}: has no weights. {_CONVERT_AGAIN}")
+    for name, (a, b) in factors_of(path, gguf.tensors, _TENSOR, modules, _CONVERT_AGAIN).items():
+        pairs |= pairs_of(path, name, modules[name], a, b, alpha / a.shape[0] if alpha else 1.0)
     for name, rotated in interleaved(spec, family):
         if (pair := pairs.get(name)) is not None:
             pairs[name] = LoraPair(pair.a, split_halves(pair.b, spec.head_dim, rotated), pair.scale)

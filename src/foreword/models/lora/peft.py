@@ -10,10 +10,9 @@ from pathlib import Path
 from foreword.errors import ModelError
 from foreword.models.config import Config, read_config
 from foreword.models.families.base import SAFETENSORS_NAMES, Family
-from foreword.models.lora.adapter import MAX_RANK, LoraAdapter, LoraPair, modules_of, pairs_of, unknown_module
+from foreword.models.lora.adapter import MAX_RANK, LoraAdapter, LoraPair, factors_of, modules_of, pairs_of
 from foreword.models.safetensors import read_safetensors
 from foreword.models.spec import DecoderSpec
-from foreword.models.weights import Tensor
 
 try:
     import regex
@@ -47,12 +46,7 @@ def read_peft(folder: Path, spec: DecoderSpec, family: Family) -> LoraAdapter:
         raise ModelError(f"{folder}: has no {WEIGHTS}. Save the adapter with safetensors")
     path, tensors = folder / WEIGHTS, read_safetensors(folder / WEIGHTS)
     modules = modules_of(spec, {**SAFETENSORS_NAMES, **family.names, **family.fused(spec)})
-    found: dict[str, dict[str, Tensor]] = {}
-    for name, tensor in tensors.items():
-        match = _TENSOR.fullmatch(name)
-        if match is None or match[1] not in modules:
-            raise unknown_module(path, match[1] if match else name, modules)
-        found.setdefault(match[1], {})[match[2]] = tensor
+    found = factors_of(path, tensors, _TENSOR, modules, _SAVE_AGAIN)
     targets = _targets(config, modules)
     if missing := sorted(targets - found.keys()):
         raise config.error(f"target_modules name {missing[0]}, which {WEIGHTS} does not have", _SAVE_AGAIN)
@@ -60,17 +54,13 @@ def read_peft(folder: Path, spec: DecoderSpec, family: Family) -> LoraAdapter:
         raise config.error(f"target_modules do not name {extra[0]}, which {WEIGHTS} has", _SAVE_AGAIN)
     rank_of, alpha_of = _pattern(config, "rank_pattern"), _pattern(config, "alpha_pattern")
     pairs: dict[str, LoraPair] = {}
-    for name, both in found.items():
-        if len(both) != 2:
-            raise ModelError(f"{path}: {name} has lora_{'A' if 'A' in both else 'B'} alone. {_SAVE_AGAIN}")
+    for name, (a, b) in found.items():
         rank = rank_of(name, config.size("r", 8))
-        if both["A"].shape[0] != rank and rank <= MAX_RANK:
-            raise config.error(f"gives {name} the rank {rank:g}, the weights have {both['A'].shape[0]}", _SAVE_AGAIN)
+        if a.shape[0] != rank and rank <= MAX_RANK:
+            raise config.error(f"gives {name} the rank {rank:g}, the weights have {a.shape[0]}", _SAVE_AGAIN)
         root = math.sqrt(rank) if config.get("use_rslora", bool, False) else rank
         scale = alpha_of(name, config.get("lora_alpha", float, 8.0)) / root
-        pairs |= pairs_of(path, name, modules[name], both["A"], both["B"], scale)
-    if not pairs:
-        raise ModelError(f"{path}: has no weights. {_SAVE_AGAIN}")
+        pairs |= pairs_of(path, name, modules[name], a, b, scale)
     return LoraAdapter(folder, pairs)
 
 
