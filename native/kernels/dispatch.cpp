@@ -3,6 +3,11 @@
 #include <cstdlib>
 #include <stdexcept>
 
+#if defined(__x86_64__) && defined(__linux__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #if defined(__aarch64__) && defined(__linux__)
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
@@ -18,12 +23,16 @@ FW_DECLARE(scalar)
 FW_DECLARE(avx2)
 FW_DECLARE(avx512_vnni)
 FW_DECLARE(avx512_bf16)
+FW_DECLARE(avx512_amx)
 FW_DECLARE(neon)
 #undef FW_DECLARE
 
 namespace {
 
 const Isa *const kIsas[] = {
+#if defined(FOREWORD_HAS_avx512_amx)
+    &avx512_amx::kIsa,
+#endif
 #if defined(FOREWORD_HAS_avx512_bf16)
     &avx512_bf16::kIsa,
 #endif
@@ -39,6 +48,18 @@ const Isa *const kIsas[] = {
     &scalar::kIsa,
 };
 
+#if defined(__x86_64__) && defined(__linux__)
+// The processor has tiles for bf16 and int8 (leaf 7, EDX bits 22, 24 and 25), and the system lets this process use them:
+// their state is larger than what every process may use.
+bool has_tiles() {
+  unsigned eax, ebx, ecx, edx;
+  constexpr unsigned kBf16 = 1u << 22, kTile = 1u << 24, kInt8 = 1u << 25, kAll = kBf16 | kTile | kInt8;
+  if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) || (edx & kAll) != kAll) return false;
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+#endif
+
 bool machine_has(const Isa &isa) {
   const std::string name = isa.name;
   if (name == "scalar") return true;
@@ -50,7 +71,11 @@ bool machine_has(const Isa &isa) {
                       __builtin_cpu_supports("avx512vnni");
   if (name == "avx2") return avx2;
   if (name == "avx512_vnni") return avx512;
-  if (name == "avx512_bf16") return avx512 && __builtin_cpu_supports("avx512bf16");
+  const bool bf16 = avx512 && __builtin_cpu_supports("avx512bf16");
+  if (name == "avx512_bf16") return bf16;
+#if defined(__linux__)
+  if (name == "avx512_amx") return bf16 && has_tiles();
+#endif
 #elif defined(__aarch64__) && defined(__linux__)
   if (name == "neon") return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
 #elif defined(__aarch64__) && defined(__APPLE__)

@@ -132,6 +132,8 @@ struct Activations {
   ActivationBlock *blocks;  // the integer kinds
 };
 
+constexpr int kRowsPastEnd = 15;  // of the last piece: products may read them, whatever they contain
+
 enum class Store : uint8_t { assign, add };
 enum class Gate : uint8_t { silu, gelu_tanh, gelu, relu, sigmoid };
 

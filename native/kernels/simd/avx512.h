@@ -47,6 +47,7 @@ FW_INLINE F32 keep_lanes(F32 v, int begin, int end, F32 other) {
 FW_INLINE uint32_t lanes_at_least(F32 v, F32 threshold) { return _mm512_cmp_ps_mask(v, threshold, _CMP_GE_OQ); }
 
 FW_INLINE I32 set1_i32(int32_t x) { return _mm512_set1_epi32(x); }
+FW_INLINE I32 add_i32(I32 a, I32 b) { return _mm512_add_epi32(a, b); }
 FW_INLINE I32 shift_7_add(I32 a, I32 b) { return _mm512_add_epi32(_mm512_slli_epi32(a, 7), b); }
 FW_INLINE F32 to_f32(I32 a) { return _mm512_cvtepi32_ps(a); }
 // Rounds to nearest even.

@@ -1,0 +1,227 @@
+// The level avx512_amx: avx512_bf16 with products of bf16 and of 8 bit per channel by AMX tiles. A panel of packed
+// weights is two columns of tiles as it is, and the pieces of activations are rows of tiles:
+//
+//                       B0  B1       outputs 0 … 15 and 16 … 31 of a panel
+//   rows  0 … 15   A0   C00 C01      a step: 64 bytes of inputs, 64 numbers of int8 or 32 of bf16
+//   rows 16 … 31   A1   C10 C11
+//
+// An output is one sum over increasing k, independent of the other rows. For bf16 every number of rows takes this way,
+// since tiles add in another order than vectors. Sums of integers are exact: few rows of int8 are multiplied by
+// vectors, and so are the other formats.
+//
+// Tiles may have rows past the last one of the product (kRowsPastEnd in formats.h). Their sums are not used.
+
+#include "kernels/activations.h"
+#include "kernels/isa_functions.h"
+#include "kernels/packing.h"
+#include "kernels/simd/amx.h"
+
+#define FW_DECLARE(name) std::remove_pointer_t<decltype(Isa::name)> name;
+namespace foreword::kernels::avx512_vnni {
+FW_DECLARE(linear)
+FW_DECLARE(linear_scratch_bytes)
+}  // namespace foreword::kernels::avx512_vnni
+#undef FW_DECLARE
+namespace foreword::kernels::avx512_bf16 {
+extern const Isa kIsa;
+}
+
+namespace foreword::kernels::FOREWORD_ISA {
+namespace {
+
+constexpr int kTilePanel = 32;                     // outputs of a panel
+constexpr size_t kStepWeights = 2 * kTileRows * kTileBytes;  // bytes of a panel of one step
+constexpr size_t kChunkWeights = 32768;            // bytes of a panel that stay in the first-level cache for all rows
+constexpr int kVectorRows = 4;                     // up to this many rows of int8 are multiplied by vectors
+constexpr int kMostRows = 512;                     // of a pass over the panels
+constexpr size_t kSumRowBytes = kTilePanel * 4;
+
+enum : int { C00, C01, C10, C11, A0, A1, B0, B1 };
+
+template <Format F>
+struct TileFormat;
+template <>
+struct TileFormat<Format::bf16> {
+  using Input = uint16_t;
+  static constexpr int kInputBytes = 2;
+  template <int C, int A, int B>
+  static FW_INLINE void dot() { dot_bf16<C, A, B>(); }
+};
+template <>
+struct TileFormat<Format::i8> {
+  using Input = int8_t;
+  static constexpr int kInputBytes = 1;
+  template <int C, int A, int B>
+  static FW_INLINE void dot() { dot_i8<C, A, B>(); }
+};
+
+// Shapes of steps of `bytes` bytes per row, for tiles of `rows` rows.
+void set_shapes(int rows, int bytes) {
+  TileShapes shapes;
+  for (int tile = C00; tile <= C11; ++tile) shapes.rows[tile] = uint8_t(rows), shapes.row_bytes[tile] = kTileBytes;
+  for (int tile : {A0, A1}) shapes.rows[tile] = uint8_t(rows), shapes.row_bytes[tile] = uint16_t(bytes);
+  for (int tile : {B0, B1}) shapes.rows[tile] = uint8_t(bytes / 4), shapes.row_bytes[tile] = kTileBytes;
+  set_tile_shapes(shapes);
+}
+
+// Inputs [k, k_end) of a panel; `weights`: of input k.
+struct Chunk {
+  const uint8_t *weights;
+  int k, k_end;
+};
+
+// Memory that the thread reads later, prefetched during steps.
+struct Ahead {
+  const uint8_t *next;
+  int lines;  // of a step
+
+  FW_INLINE void advance() {
+    for (int i = 0; i < lines; ++i) prefetch<2>(next + 64 * i);
+    next += 64 * lines;
+  }
+};
+
+// Sums of 1 or 2 tiles of rows from `row` on: `sums` [rows][kTilePanel], which begin at zero in the first chunk.
+template <Format F, int Tiles>
+FW_INLINE void add_chunk(const Activations &a, int row, const Chunk &chunk, uint8_t *sums, Ahead &ahead) {
+  using Numbers = TileFormat<F>;
+  constexpr int kPiece = kPieceBytes / Numbers::kInputBytes, kStep = kTileBytes / Numbers::kInputBytes;
+  uint8_t *second = sums + kTileRows * kSumRowBytes;
+  if (chunk.k == 0) {
+    tile_zero<C00>(), tile_zero<C01>();
+    if constexpr (Tiles == 2) tile_zero<C10>(), tile_zero<C11>();
+  } else {
+    tile_load<C00>(sums, kSumRowBytes), tile_load<C01>(sums + kTileBytes, kSumRowBytes);
+    if constexpr (Tiles == 2) tile_load<C10>(second, kSumRowBytes), tile_load<C11>(second + kTileBytes, kSumRowBytes);
+  }
+  const uint8_t *w = chunk.weights;
+  for (int k = chunk.k; k < chunk.k_end; k += kStep, w += kStepWeights) {
+    const uint8_t *x = reinterpret_cast<const uint8_t *>(activation_at<const typename Numbers::Input>(a, row, k, kPiece));
+    tile_load<A0>(x, kPieceBytes);
+    tile_load<B0>(w, 2 * kTileBytes);
+    Numbers::template dot<C00, A0, B0>();
+    tile_load<B1>(w + kTileBytes, 2 * kTileBytes);
+    Numbers::template dot<C01, A0, B1>();
+    if constexpr (Tiles == 2) {
+      tile_load<A1>(x + kTileRows * kPieceBytes, kPieceBytes);
+      Numbers::template dot<C10, A1, B0>();
+      Numbers::template dot<C11, A1, B1>();
+    }
+    ahead.advance();
+  }
+  tile_store<C00>(sums, kSumRowBytes), tile_store<C01>(sums + kTileBytes, kSumRowBytes);
+  if constexpr (Tiles == 2) tile_store<C10>(second, kSumRowBytes), tile_store<C11>(second + kTileBytes, kSumRowBytes);
+}
+
+// The outputs of a panel from the sums of its rows.
+template <Format F>
+void finish_panel(const Activations &a, int row_begin, int row_end, const uint8_t *panel, const uint8_t *sums,
+                  float *out, size_t out_stride, Store store) {
+  for (int row = row_begin; row < row_end; ++row, sums += kSumRowBytes, out += out_stride) {
+    for (int n = 0; n < kTilePanel; n += kLanes) {
+      F32 y;
+      if constexpr (F == Format::i8) {
+        I32 sum;
+        std::memcpy(&sum, sums + 4 * n, sizeof sum);
+        const ActivationBlock &block = a.blocks[row];
+        const F32 scale = mul(load(reinterpret_cast<const float *>(panel) + n), set1(block.scale));
+        y = mul(to_f32(add_i32(sum, set1_i32(block.neg128_sum))), scale);
+      } else {
+        y = load(reinterpret_cast<const float *>(sums) + n);
+      }
+      kernels::FOREWORD_ISA::store(out + n, store == Store::add ? add(load(out + n), y) : y);
+    }
+  }
+}
+
+template <Format F>
+void tile_product(const PackedMatrix &w, const Activations &a, int row_begin, int row_end, int panel_begin,
+                  int panel_end, float *out, size_t out_stride, Store store, const uint8_t *next, uint8_t *sums) {
+  constexpr int kStep = kTileBytes / TileFormat<F>::kInputBytes;
+  const int cols = w.padded_cols, whole_cols = cols / kStep * kStep, tail = (cols - whole_cols) * kTileBytes / kStep;
+  const int num_rows = row_end - row_begin, tile_rows = smaller(num_rows, kTileRows);
+  const int steps = whole_cols / kStep, most = int(kChunkWeights / kStepWeights);
+  const int chunks = (steps + most - 1) / most, chunk_cols = chunks ? (steps + chunks - 1) / chunks * kStep : 0;
+  const int passes = (num_rows + 2 * kTileRows - 1) / (2 * kTileRows);  // over the weights of a chunk
+  out += size_t(row_begin) * out_stride;
+
+  auto add = [&](const Chunk &chunk, Ahead &ahead) FW_LAMBDA {
+    for (int r = 0; r < num_rows; r += 2 * kTileRows) {
+      uint8_t *of_rows = sums + kSumRowBytes * size_t(r);
+      if (num_rows - r > kTileRows) {
+        add_chunk<F, 2>(a, row_begin + r, chunk, of_rows, ahead);
+      } else {
+        add_chunk<F, 1>(a, row_begin + r, chunk, of_rows, ahead);
+      }
+    }
+  };
+
+  set_shapes(tile_rows, kTileBytes);
+  for (int p = panel_begin; p < panel_end; ++p) {
+    const uint8_t *panel = w.panel(p), *following = p + 1 < panel_end ? w.panel(p + 1) : next;
+    const int groups = larger(steps * passes, 1), lines = int(w.panel_bytes / 64);
+    Ahead ahead{following, following ? (lines + groups - 1) / groups : 0};
+    for (int k = 0; k < whole_cols; k += chunk_cols) {
+      add({panel + input_offset(F, k), k, smaller(k + chunk_cols, whole_cols)}, ahead);
+    }
+    if (tail) {
+      set_shapes(tile_rows, tail);
+      add({panel + input_offset(F, whole_cols), whole_cols, cols}, ahead);
+      set_shapes(tile_rows, kTileBytes);
+    }
+    finish_panel<F>(a, row_begin, row_end, panel, sums, out + size_t(p) * kTilePanel, out_stride, store);
+  }
+  release_tiles();
+}
+
+}  // namespace
+
+size_t linear_scratch_bytes() { return larger(avx512_vnni::linear_scratch_bytes(), kSumRowBytes * kMostRows); }
+
+void linear(const PackedMatrix &w, const Activations &a, int row_begin, int row_end, int panel_begin, int panel_end,
+            float *out, size_t out_stride, Store store, const uint8_t *next, void *memory) {
+  if (w.format != Format::bf16 && (w.format != Format::i8 || row_end - row_begin <= kVectorRows)) {
+    return avx512_vnni::linear(w, a, row_begin, row_end, panel_begin, panel_end, out, out_stride, store, next, memory);
+  }
+  uint8_t *sums = static_cast<uint8_t *>(memory);
+  for (int row = row_begin; row < row_end; row += kMostRows) {
+    const int end = smaller(row + kMostRows, row_end);
+    auto product = w.format == Format::bf16 ? tile_product<Format::bf16> : tile_product<Format::i8>;
+    product(w, a, row, end, panel_begin, panel_end, out, out_stride, store, next, sums);
+  }
+}
+
+// ---------------------------------------------------------------------------------------------- peak rates
+
+namespace {
+
+template <Format F>
+double peak(int64_t repeats) {
+  set_shapes(kTileRows, kTileBytes);
+  for (int64_t n = 0; n < repeats; n += 16) {  // a round is 16 times the work of a round of vectors
+    TileFormat<F>::template dot<C00, A0, B0>();
+    TileFormat<F>::template dot<C01, A0, B1>();
+    TileFormat<F>::template dot<C10, A1, B0>();
+    TileFormat<F>::template dot<C11, A1, B1>();
+  }
+  release_tiles();
+  return 4. * 2. * kTileRows * kTileRows * (kTileBytes / TileFormat<F>::kInputBytes) * double(repeats / 16);
+}
+
+}  // namespace
+
+double peak_bf16(int64_t repeats) { return peak<Format::bf16>(repeats); }
+double peak_i8(int64_t repeats) { return peak<Format::i8>(repeats); }
+
+extern const Isa kIsa;
+const Isa kIsa = [] {
+  Isa isa = avx512_bf16::kIsa;
+  isa.name = "avx512_amx";
+  isa.linear_scratch_bytes = linear_scratch_bytes;
+  isa.linear = linear;
+  isa.peak_bf16 = peak_bf16;
+  isa.peak_i8 = peak_i8;
+  return isa;
+}();
+
+}  // namespace foreword::kernels::FOREWORD_ISA
