@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMPS := .stamps
 
-.PHONY: help demo clients test smoke schemas fuzz storms soak soak-server sanitize proofs torch wheel check bench native arm clean
+.PHONY: help demo clients test smoke schemas fuzz storms soak soak-server sanitize proofs torch wheel check bench native arm emulate clean
 .DEFAULT_GOAL := demo
 
 help:  ## list the targets
@@ -98,6 +98,9 @@ native:  ## build the native module in place, for work on the sources (PYTHONPAT
 
 sanitize: $(STAMPS)/test  ## the native module's tests under the address, undefined-behaviour and thread sanitizers
 	$(BIN)/python tools/sanitize.py
+
+emulate: $(STAMPS)/test  ## the kernels for processors with bf16 and AMX instructions, on one without
+	$(BIN)/python tools/emulate.py
 
 arm: $(BIN)/python  ## the NEON kernels against the scalar ones, cross-compiled and emulated
 	$(BIN)/python tools/arm/check.py

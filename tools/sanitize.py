@@ -38,21 +38,26 @@ DESELECTED = ("-m", "not model", "-k", "not long_context and not error_of_a_form
 def main() -> None:
     for name, (sanitizers, library, options) in SANITIZERS.items():
         print(f"{sanitizers}:", flush=True)
-        package = build(ROOT / "build" / f"sanitize-{name}", sanitizers)
+        folder = ROOT / "build" / f"sanitize-{name}"
+        check_compiler(folder, sanitizers)
+        package = build(folder, FOREWORD_SANITIZE=sanitizers)
         run(package, f"lib{library}", options)
 
 
-def build(folder: Path, sanitizers: str) -> Path:
-    """A folder to import the package from, with the native module built with these sanitizers."""
+def check_compiler(folder: Path, sanitizers: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     command = [CXX, f"-fsanitize={sanitizers}", "-x", "c++", "-", "-o", folder / "empty"]
     if subprocess.run(command, input=b"int main() {}", capture_output=True, check=False).returncode:
         sys.exit(f"{CXX} cannot build with -fsanitize={sanitizers}: install its sanitizers, or set CXX to a compiler "
                  "that has them")  # fmt: skip
+
+
+def build(folder: Path, **cmake_options: str) -> Path:
+    """A folder to import the package from, with the native module built with these options."""
     cmake, ninja = TOOLS / "cmake", TOOLS / "ninja"
     options = {
         "CMAKE_MAKE_PROGRAM": ninja, "CMAKE_CXX_COMPILER": shutil.which(CXX), "Python_EXECUTABLE": sys.executable,
-        "FOREWORD_SANITIZE": sanitizers,
+        **cmake_options,
     }  # fmt: skip
     defined = [f"-D{name}={value}" for name, value in options.items()]
     subprocess.run([cmake, "-S", ROOT, "-B", folder, "-G", "Ninja", *defined], stdout=subprocess.DEVNULL, check=True)

@@ -1,5 +1,5 @@
-// The level avx512_amx: avx512_bf16 with products of bf16 and of 8 bit per channel by AMX tiles. A panel of packed
-// weights is two columns of tiles as it is, and the pieces of activations are rows of tiles:
+// The level avx512_amx: avx512_vnni with products of bf16 and of 8 bit per channel by AMX tiles. (Its attention widens
+// bf16 to floats: processors with tiles multiply pairs of bf16 in vectors at a third of that rate.) A panel of packed weights is two columns of tiles as it is, and the pieces of activations are rows of tiles:
 //
 //                       B0  B1       outputs 0 … 15 and 16 … 31 of a panel
 //   rows  0 … 15   A0   C00 C01      a step: 64 bytes of inputs, 64 numbers of int8 or 32 of bf16
@@ -20,11 +20,9 @@
 namespace foreword::kernels::avx512_vnni {
 FW_DECLARE(linear)
 FW_DECLARE(linear_scratch_bytes)
+extern const Isa kIsa;
 }  // namespace foreword::kernels::avx512_vnni
 #undef FW_DECLARE
-namespace foreword::kernels::avx512_bf16 {
-extern const Isa kIsa;
-}
 
 namespace foreword::kernels::FOREWORD_ISA {
 namespace {
@@ -215,8 +213,9 @@ double peak_i8(int64_t repeats) { return peak<Format::i8>(repeats); }
 
 extern const Isa kIsa;
 const Isa kIsa = [] {
-  Isa isa = avx512_bf16::kIsa;
+  Isa isa = avx512_vnni::kIsa;
   isa.name = "avx512_amx";
+  isa.bf16_dot = true;
   isa.linear_scratch_bytes = linear_scratch_bytes;
   isa.linear = linear;
   isa.peak_bf16 = peak_bf16;

@@ -148,15 +148,19 @@ void attend_chunk(const KVLayer &kv, const AttentionConfig &c, const AttentionTi
     chunk_scores<ScoresI8>(s.q, dim, rows, chunk, tiles, s.scores);
   }
 
-  const bool i8 = kv.format == KVFormat::i8;
-  i8 ? softmax<true>(c, tile, chunk, begin, end, s) : softmax<false>(c, tile, chunk, begin, end, s);
-
   float *o = s.part.o(0);
   const size_t stride = s.part.stride();
-  const Probabilities p{s.scores, s.p_high, s.p_low, s.p_step};
-  if (i8) return chunk_values<ValuesI8>(p, dim, rows, chunk, count, o, stride);
-  if (kv.format == KVFormat::f32 || bf16_as_f32) return chunk_values<ValuesF32>(p, dim, rows, staged, count, o, stride);
-  chunk_values<ValuesBf16>(p, dim, rows, chunk, count, o, stride);
+  const Probabilities p{s.scores, s.p_high, s.p_low, s.p_step, s.p_pairs};
+  if (kv.format == KVFormat::i8) {
+    softmax<Form::steps>(c, tile, chunk, begin, end, s);
+    chunk_values<ValuesI8>(p, dim, rows, chunk, count, o, stride);
+  } else if (kv.format == KVFormat::f32 || bf16_as_f32) {
+    softmax<Form::floats>(c, tile, chunk, begin, end, s);
+    chunk_values<ValuesF32>(p, dim, rows, staged, count, o, stride);
+  } else {
+    softmax<kBf16Dot ? Form::pairs : Form::floats>(c, tile, chunk, begin, end, s);
+    chunk_values<ValuesBf16>(p, dim, rows, chunk, count, o, stride);
+  }
 }
 
 }  // namespace

@@ -73,22 +73,33 @@ FW_INLINE ValueScales value_scales(const ChunkTiles &c, int dim, Visible seen) {
   return s;
 }
 
-// 2^(score - m) of a row, in place, or for 8-bit values in steps; l grows by their sum.
-template <bool Masked, bool Steps>
+// The form of probabilities: floats in the place of the scores; rounded to bf16, for products of pairs; steps, for 8-bit
+// values.
+enum class Form { floats, pairs, steps };
+
+// 2^(score - m) of a row; l grows by their sum.
+template <bool Masked, Form F>
 FW_INLINE void probabilities(const AttentionScratch &s, int row, Visible seen, const ValueScales *scales) {
   float *x = s.scores + row * kChunk, *lane_sum = s.lane_sums + row * kLanes;
   const F32 m = set1(s.part.m(row));
   F32 sum = load(lane_sum);
+  [[maybe_unused]] uint16_t *pairs = s.p_pairs + row * kChunk;
   FW_UNROLL for (int four = 0; four < kChunkVectors / 4; ++four) {
     F32 p[4];
     FW_UNROLL for (int i = 0; i < 4; ++i) {
       const int n = 4 * four + i;
       p[i] = exp2_f32(sub(load(x + n * kLanes), m));
       if constexpr (Masked) p[i] = seen.keep(p[i], n, set1(0.f));
+#if defined(FOREWORD_SIMD_BF16)
+      if constexpr (F == Form::pairs) {
+        p[i] = round_to_bf16(p[i]);
+        store_bf16(pairs + n * kLanes, p[i]);
+      }
+#endif
       sum = add(sum, p[i]);
-      if constexpr (!Steps) store(x + n * kLanes, p[i]);
+      if constexpr (F == Form::floats) store(x + n * kLanes, p[i]);
     }
-    if constexpr (Steps) {
+    if constexpr (F == Form::steps) {
       I32 steps[4];
       FW_UNROLL for (int i = 0; i < 4; ++i) steps[i] = round_to_i32(mul(p[i], scales->factor[4 * four + i]));
       const int at = row * kChunk + four * 4 * kLanes;
@@ -98,12 +109,12 @@ FW_INLINE void probabilities(const AttentionScratch &s, int row, Visible seen, c
     }
   }
   store(lane_sum, sum);
-  if constexpr (Steps) s.p_step[row] = scales->step;
+  if constexpr (F == Form::steps) s.p_step[row] = scales->step;
 }
 
 // Scores of a chunk's keys [begin, end) become probabilities, for all rows of the tile. In each of the two passes the
 // dependency chain of a row is short, so that the processor overlaps several rows.
-template <bool Steps>
+template <Form F>
 void softmax(const AttentionConfig &c, const AttentionTile &tile, const ChunkTiles &chunk, int64_t begin, int64_t end,
              const AttentionScratch &s) {
   const int group = group_size(c);
@@ -118,13 +129,14 @@ void softmax(const AttentionConfig &c, const AttentionTile &tile, const ChunkTil
       }
     }
   }
+  constexpr bool kSteps = F == Form::steps;
   ValueScales all, some;
-  if (Steps && end - begin == kChunk) all = value_scales(chunk, c.padded_dim, {0, kChunk});
+  if (kSteps && end - begin == kChunk) all = value_scales(chunk, c.padded_dim, {0, kChunk});
   for (int i = 0, row = 0; i < tile.num_queries; ++i) {
     const Visible seen = visible_keys(c, tile.first_position + i, begin, end);
-    if (Steps && !seen.all()) some = value_scales(chunk, c.padded_dim, seen);
+    if (kSteps && !seen.all()) some = value_scales(chunk, c.padded_dim, seen);
     for (const int last = row + group; row < last; ++row) {
-      seen.all() ? probabilities<false, Steps>(s, row, seen, &all) : probabilities<true, Steps>(s, row, seen, &some);
+      seen.all() ? probabilities<false, F>(s, row, seen, &all) : probabilities<true, F>(s, row, seen, &some);
     }
   }
 }

@@ -25,6 +25,7 @@ struct AttentionScratch {
   States part, total;
   int8_t *p_high, *p_low;  // [rows][kChunk]: probabilities for 8-bit values
   float *p_step;           // [rows]
+  uint16_t *p_pairs;       // [rows][kChunk]: probabilities for bf16 values, with bf16 dot products
   uint8_t *tiles;   // a chunk's keys and values copied out of blocks that are not tiled
   uint8_t *staged;  // a chunk's keys and values as float tiles
 };
@@ -65,6 +66,7 @@ inline size_t carve(const AttentionConfig &c, int max_rows, void *memory, Attent
   s.p_high = carver.take<int8_t>(rows * kChunk);
   s.p_low = carver.take<int8_t>(rows * kChunk);
   s.p_step = carver.take<float>(rows);
+  s.p_pairs = carver.take<uint16_t>(rows * kChunk);
   s.staged = carver.take<uint8_t>(2 * kChunk * dim * sizeof(float));
   if (out) *out = s;
   return carver.used;

@@ -160,6 +160,7 @@ struct Probabilities {
   const float *f32;
   const int8_t *high, *low;
   const float *step;  // [rows]
+  const uint16_t *pairs;
 };
 
 // O [R rows][N vectors], `stride` floats from row to row, through registers.
@@ -204,17 +205,27 @@ struct ValuesBf16 {
       for (int tile = 0; tile * kTile < count; ++tile) {
         const uint16_t *v = reinterpret_cast<const uint16_t *>(c.v[tile]) + 2 * d;
         const uint16_t *next = reinterpret_cast<const uint16_t *>(c.next_v[tile]) + 2 * d;
-        const float *pt = p.f32 + row * kChunk + tile * kTile, *const end = pt + smaller(kTile, count - tile * kTile);
-        for (; pt < end; pt += 2, v += 2 * dim, next += 2 * dim) {
+        int at = row * kChunk + tile * kTile;
+        const int end = at + smaller(kTile, count - tile * kTile);
+        for (; at < end; at += 2, v += 2 * dim, next += 2 * dim) {
           I32 pairs[N];
           FW_UNROLL for (int n = 0; n < N; ++n) pairs[n] = load_pairs(v + n * 2 * kLanes);
           FW_UNROLL for (int line = 0; line < (N * kLanes * 4 + 63) / 64; ++line) prefetch<3>(next + 32 * line);
+          const bool whole = at + 1 < end;  // else the other key of the pair was never written
+#if defined(FOREWORD_SIMD_BF16)
+          if (!whole) { FW_UNROLL for (int n = 0; n < N; ++n) pairs[n] = without_odd(pairs[n]); }
+          FW_UNROLL for (int r = 0; r < R; ++r) {
+            const I32 pr = pair(p.pairs + at + r * kChunk);
+            FW_UNROLL for (int n = 0; n < N; ++n) acc[r][n] = dot2(acc[r][n], pairs[n], pr);
+          }
+#else
           F32 half[N];
           FW_UNROLL for (int n = 0; n < N; ++n) half[n] = even_of_pairs(pairs[n]);
-          add_outer<kChunk>(acc, pt, half);
-          if (pt + 1 == end) break;  // the other key of the pair was never written
+          add_outer<kChunk>(acc, p.f32 + at, half);
+          if (!whole) break;
           FW_UNROLL for (int n = 0; n < N; ++n) half[n] = odd_of_pairs(pairs[n]);
-          add_outer<kChunk>(acc, pt + 1, half);
+          add_outer<kChunk>(acc, p.f32 + at + 1, half);
+#endif
         }
       }
     });

@@ -52,6 +52,9 @@ const Isa *const kIsas[] = {
 // The processor has tiles for bf16 and int8 (leaf 7, EDX bits 22, 24 and 25), and the system lets this process use them:
 // their state is larger than what every process may use.
 bool has_tiles() {
+#if defined(FOREWORD_EMULATE)
+  return true;
+#endif
   unsigned eax, ebx, ecx, edx;
   constexpr unsigned kBf16 = 1u << 22, kTile = 1u << 24, kInt8 = 1u << 25, kAll = kBf16 | kTile | kInt8;
   if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) || (edx & kAll) != kAll) return false;
@@ -71,10 +74,12 @@ bool machine_has(const Isa &isa) {
                       __builtin_cpu_supports("avx512vnni");
   if (name == "avx2") return avx2;
   if (name == "avx512_vnni") return avx512;
-  const bool bf16 = avx512 && __builtin_cpu_supports("avx512bf16");
-  if (name == "avx512_bf16") return bf16;
+#if defined(FOREWORD_EMULATE)
+  if (name == "avx512_bf16") return avx512;
+#endif
+  if (name == "avx512_bf16") return avx512 && __builtin_cpu_supports("avx512bf16");
 #if defined(__linux__)
-  if (name == "avx512_amx") return bf16 && has_tiles();
+  if (name == "avx512_amx") return avx512 && has_tiles();
 #endif
 #elif defined(__aarch64__) && defined(__linux__)
   if (name == "neon") return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;

@@ -10,7 +10,7 @@ set_source_files_properties(native/kernels/attention.cpp native/kernels/linear.c
 
 function(foreword_add_isa isa)
   set(sources)
-  if(isa STREQUAL "avx512_amx")  # the other functions are those of avx512_bf16
+  if(isa STREQUAL "avx512_amx")  # the other functions are those of avx512_vnni
     set(sources native/kernels/amx.cpp)
   else()
     foreach(source ${FOREWORD_KERNEL_SOURCES})
@@ -43,13 +43,19 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64|amd64")
   if(FOREWORD_COMPILER_HAS_VNNI)
     foreword_add_isa(avx512_vnni -DFOREWORD_SIMD_AVX512 ${avx512})
   endif()
+  set(bf16 -mavx512bf16)
+  set(tiles -mamx-tile -mamx-bf16 -mamx-int8)
+  if(FOREWORD_EMULATE)  # tools/emulate.py
+    set(bf16 -DFOREWORD_EMULATE)
+    set(tiles)
+    target_compile_definitions(_native PRIVATE FOREWORD_EMULATE)
+  endif()
   if(FOREWORD_COMPILER_HAS_VNNI AND FOREWORD_COMPILER_HAS_BF16)  # products without bf16 are those of avx512_vnni
-    foreword_add_isa(avx512_bf16 -DFOREWORD_SIMD_AVX512 -DFOREWORD_SIMD_BF16 ${avx512} -mavx512bf16)
+    foreword_add_isa(avx512_bf16 -DFOREWORD_SIMD_AVX512 -DFOREWORD_SIMD_BF16 ${avx512} ${bf16})
   endif()
   check_cxx_compiler_flag(-mamx-bf16 FOREWORD_COMPILER_HAS_AMX)
-  if(FOREWORD_COMPILER_HAS_VNNI AND FOREWORD_COMPILER_HAS_BF16 AND FOREWORD_COMPILER_HAS_AMX)
-    foreword_add_isa(avx512_amx -DFOREWORD_SIMD_AVX512 -DFOREWORD_SIMD_BF16 ${avx512} -mavx512bf16 -mamx-tile
-                     -mamx-bf16 -mamx-int8)
+  if(FOREWORD_COMPILER_HAS_VNNI AND FOREWORD_COMPILER_HAS_AMX)
+    foreword_add_isa(avx512_amx -DFOREWORD_SIMD_AVX512 ${avx512} ${tiles})
   endif()
 elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64|ARM64")
   foreword_add_isa(neon -DFOREWORD_SIMD_NEON -march=armv8.2-a+dotprod)

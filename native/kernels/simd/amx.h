@@ -1,4 +1,4 @@
-// Tiles of AMX: eight registers of up to 16 rows of 64 bytes. With FOREWORD_EMULATE_TILES they are arrays in memory, and
+// Tiles of AMX: eight registers of up to 16 rows of 64 bytes. With FOREWORD_EMULATE they are arrays in memory, and
 // the same kernels run on any machine.
 //
 //   dot_i8    c[m][n] += Σ_k a[m][4 k + i] b[k][4 n + i]  for i = 0 … 3: signed bytes of a, unsigned ones of b
@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(FOREWORD_EMULATE_TILES)
+#if defined(FOREWORD_EMULATE)
 #include <cmath>
 #endif
 
@@ -24,7 +24,7 @@ struct alignas(64) TileShapes {
   uint8_t rows[16] = {};
 };
 
-#if !defined(FOREWORD_EMULATE_TILES)
+#if !defined(FOREWORD_EMULATE)
 
 inline __attribute__((always_inline)) void set_tile_shapes(const TileShapes &shapes) {
   asm volatile("ldtilecfg %0" ::"m"(shapes));

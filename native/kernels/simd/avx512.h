@@ -95,24 +95,34 @@ FW_INLINE F32 even_of_pairs(I32 v) { return _mm512_castsi512_ps(_mm512_slli_epi3
 FW_INLINE F32 odd_of_pairs(I32 v) {
   return _mm512_castsi512_ps(_mm512_and_si512(v, _mm512_set1_epi32(int32_t(0xffff0000u))));
 }
-FW_INLINE void store_bf16(uint16_t *p, F32 v) {
+FW_INLINE F32 round_to_bf16(F32 v) {
   const __m512i bits = _mm512_castps_si512(v);
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-  const __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+  return odd_of_pairs(_mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))));
+}
+FW_INLINE void store_bf16(uint16_t *p, F32 v) {
+  const __m512i rounded = _mm512_castps_si512(round_to_bf16(v));
   _mm256_storeu_si256(reinterpret_cast<__m256i *>(p), _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
 }
 
 #if defined(FOREWORD_SIMD_BF16)
 constexpr bool kBf16Dot = true;
+FW_INLINE I32 without_odd(I32 pairs) { return _mm512_and_si512(pairs, _mm512_set1_epi32(0xffff)); }
 FW_INLINE I32 pair(const uint16_t *p) {
   int32_t bits;
   std::memcpy(&bits, p, 4);
   return _mm512_set1_epi32(bits);
 }
+#if defined(FOREWORD_EMULATE)
+FW_INLINE F32 dot2(F32 acc, I32 w, I32 a) {  // but for denormals, which the instruction takes for zeros
+  return fma(even_of_pairs(w), even_of_pairs(a), fma(odd_of_pairs(w), odd_of_pairs(a), acc));
+}
+#else
 FW_INLINE F32 dot2(F32 acc, I32 w, I32 a) {
   asm("vdpbf16ps %2, %1, %0" : "+v"(acc) : "v"(w), "v"(a));
   return acc;
 }
+#endif
 #else
 constexpr bool kBf16Dot = false;
 #endif
