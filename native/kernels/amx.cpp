@@ -1,5 +1,5 @@
-// The level avx512_amx: avx512_vnni with products of bf16 and of 8 bit per channel by AMX tiles. (Its attention widens
-// bf16 to floats: processors with tiles multiply pairs of bf16 in vectors at a third of that rate.) A panel of packed weights is two columns of tiles as it is, and the pieces of activations are rows of tiles:
+// The level avx512_amx: avx512_vnni with tiles of AMX for products of bf16 and of 8 bit per channel, and for attention
+// over bf16 keys and values (amx_attention.h). A panel of packed weights is two columns of tiles as it is, and the pieces of activations are rows of tiles:
 //
 //                       B0  B1       outputs 0 … 15 and 16 … 31 of a panel
 //   rows  0 … 15   A0   C00 C01      a step: 64 bytes of inputs, 64 numbers of int8 or 32 of bf16
@@ -218,6 +218,8 @@ const Isa kIsa = [] {
   isa.bf16_dot = true;
   isa.linear_scratch_bytes = linear_scratch_bytes;
   isa.linear = linear;
+  isa.attention_scratch_bytes = attention_scratch_bytes;
+  isa.attend = attend;
   isa.peak_bf16 = peak_bf16;
   isa.peak_i8 = peak_i8;
   return isa;

@@ -16,6 +16,13 @@
 
 #include "kernels/attention_keys.h"
 #include "kernels/attention_softmax.h"
+#if defined(FOREWORD_SIMD_AMX)
+#include "kernels/amx_attention.h"
+
+namespace foreword::kernels::avx512_vnni {
+std::remove_pointer_t<decltype(Isa::attend)> attend;
+}
+#endif
 
 namespace foreword::kernels::FOREWORD_ISA {
 namespace {
@@ -56,7 +63,7 @@ void gather_queries(const KVLayer &kv, const AttentionConfig &c, const Attention
       const int row = i * group + g;
       for (int d = 0; d < dim; d += kLanes) store(q.f32 + q.at(row, d), load(x + d));
       if (kv.format == KVFormat::i8) split_query(x, dim, row, q);
-      if (kBf16Dot && kv.format == KVFormat::bf16) {
+      if (kBf16Pairs && kv.format == KVFormat::bf16) {
         for (int d = 0; d < dim; d += kLanes) {
           store_bf16(q.bf16 + q.at(row, d), load(x + d));
         }
@@ -116,7 +123,6 @@ void attend_chunk(const KVLayer &kv, const AttentionConfig &c, const AttentionTi
                   const AttentionScratch &s) {
   const int group = group_size(c), rows = tile.num_queries * group, dim = c.padded_dim;
   const int count = int(end - begin), tiles = (count + kTile - 1) / kTile;
-  const bool stage = rows >= kStageRows;
 
   ChunkTiles chunk;
   if (kv.tiled) {
@@ -136,8 +142,15 @@ void attend_chunk(const KVLayer &kv, const AttentionConfig &c, const AttentionTi
     for (int i = tiles; i < kChunkTiles; ++i) chunk.k[i] = chunk.k[tiles - 1], chunk.v[i] = chunk.v[tiles - 1];
   }
 
+  float *o = s.part.o(0);
+  const size_t stride = s.part.stride();
+#if defined(FOREWORD_SIMD_AMX)
+  tile_scores(s.q, dim, rows, chunk, s.scores);
+  softmax<Form::pairs>(c, tile, chunk, begin, end, s);
+  tile_values(s.p_pairs, dim, rows, chunk, count, s.staged, o, stride);
+#else
   ChunkTiles staged = chunk;
-  const bool bf16_as_f32 = kv.format == KVFormat::bf16 && stage && !kBf16Dot;
+  const bool bf16_as_f32 = kv.format == KVFormat::bf16 && rows >= kStageRows && !kBf16Dot;
   if (bf16_as_f32) stage_bf16(chunk, dim, tiles, s.staged, &staged);
 
   if (kv.format == KVFormat::f32 || bf16_as_f32) {
@@ -148,8 +161,6 @@ void attend_chunk(const KVLayer &kv, const AttentionConfig &c, const AttentionTi
     chunk_scores<ScoresI8>(s.q, dim, rows, chunk, tiles, s.scores);
   }
 
-  float *o = s.part.o(0);
-  const size_t stride = s.part.stride();
   const Probabilities p{s.scores, s.p_high, s.p_low, s.p_step, s.p_pairs};
   if (kv.format == KVFormat::i8) {
     softmax<Form::steps>(c, tile, chunk, begin, end, s);
@@ -161,6 +172,7 @@ void attend_chunk(const KVLayer &kv, const AttentionConfig &c, const AttentionTi
     softmax<kBf16Dot ? Form::pairs : Form::floats>(c, tile, chunk, begin, end, s);
     chunk_values<ValuesBf16>(p, dim, rows, chunk, count, o, stride);
   }
+#endif
 }
 
 }  // namespace
@@ -173,6 +185,10 @@ void attend(const KVLayer &kv, const AttentionConfig &c, const AttentionTile &ti
   AttentionScratch s;
   carve(c, max_rows(c), memory, &s);
   const int rows = tile.num_queries * group_size(c);
+#if defined(FOREWORD_SIMD_AMX)
+  if (kv.format != KVFormat::bf16 || !tiles_fit(c.padded_dim)) return avx512_vnni::attend(kv, c, tile, memory);
+  set_attention_shapes(rows);
+#endif
   gather_queries(kv, c, tile, s.q);
   for (int row = 0; row < rows; ++row) s.total.m(row) = kNothing;
 
@@ -186,6 +202,9 @@ void attend(const KVLayer &kv, const AttentionConfig &c, const AttentionTile &ti
     end_split(s, rows);
     for (int row = 0; row < rows; ++row) merge_row(s.total.o(row), s.part.o(row), c.padded_dim);
   }
+#if defined(FOREWORD_SIMD_AMX)
+  release_tiles();
+#endif
   if (tile.partial) {
     std::memcpy(tile.partial, s.total.data, sizeof(float) * size_t(rows) * s.total.stride());
   } else {

@@ -90,7 +90,7 @@ FW_INLINE void probabilities(const AttentionScratch &s, int row, Visible seen, c
       const int n = 4 * four + i;
       p[i] = exp2_f32(sub(load(x + n * kLanes), m));
       if constexpr (Masked) p[i] = seen.keep(p[i], n, set1(0.f));
-#if defined(FOREWORD_SIMD_BF16)
+#if defined(FOREWORD_SIMD_AVX512)
       if constexpr (F == Form::pairs) {
         p[i] = round_to_bf16(p[i]);
         store_bf16(pairs + n * kLanes, p[i]);

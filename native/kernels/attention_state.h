@@ -5,6 +5,7 @@
 
 namespace foreword::kernels::FOREWORD_ISA {
 
+constexpr int kRowMultiple = 16;        // of the rows of scratch memory: the largest number that a kernel computes at once
 constexpr float kNothing = -3.0e38f;  // m of a row before its first key
 
 // The running state of rows, also the layout of partial results: [O[dim], m, l, unused up to dim + kStateExtra].
@@ -47,7 +48,7 @@ struct Carver {
 // Lays out scratch memory for tiles of `max_rows` rows at `memory`; returns its size. `out` may be null.
 inline size_t carve(const AttentionConfig &c, int max_rows, void *memory, AttentionScratch *out) {
   Carver carver{static_cast<uint8_t *>(memory)};
-  const size_t rows = size_t(max_rows), dim = size_t(c.padded_dim);
+  const size_t rows = round_up(size_t(max_rows), size_t(kRowMultiple)), dim = size_t(c.padded_dim);
   AttentionScratch s;
   s.q.piece_stride = rows * kQueryPiece;
   const size_t query_numbers = round_up(dim, size_t(kQueryPiece)) * rows;

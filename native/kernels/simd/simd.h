@@ -53,6 +53,11 @@
 namespace foreword::kernels::FOREWORD_ISA {
 
 constexpr int kPanelWidth = kLanes * kPanelVectors;
+#if defined(FOREWORD_SIMD_AMX)
+constexpr bool kBf16Pairs = true;  // attention multiplies pairs of bf16
+#else
+constexpr bool kBf16Pairs = kBf16Dot;
+#endif
 
 template <class T>
 FW_INLINE T smaller(T a, T b) { return b < a ? b : a; }
