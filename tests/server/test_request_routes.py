@@ -43,6 +43,10 @@ def test_a_closed_connection_frees_its_blocks_within_a_step(server, path, stream
     assert server.steps <= before + 1
 
 
+LONG = "abc" * 1000
+"""A prompt whose body is large enough to be tokenized in a thread."""
+
+
 def hold_tokenizer(server) -> tuple[threading.Event, threading.Event]:
     """Events: set when a text begins to be tokenized; to be set for it to go on."""
     inside, may_go_on = threading.Event(), threading.Event()
@@ -59,7 +63,7 @@ def hold_tokenizer(server) -> tuple[threading.Event, threading.Event]:
 
 def test_a_connection_that_closes_while_its_prompt_is_tokenized_never_enters_the_engine(server):
     inside, may_go_on = hold_tokenizer(server)
-    connection = sent(server, {"prompt": "abc", "max_tokens": 5})
+    connection = sent(server, {"prompt": LONG, "max_tokens": 5})
     assert inside.wait(60)
     connection.close()
     server.wait_until(lambda: not server.context.admission.num_requests)
@@ -71,7 +75,7 @@ def test_a_connection_that_closes_while_its_prompt_is_tokenized_never_enters_the
 def test_a_request_being_tokenized_is_told_as_such(server):
     inside, may_go_on = hold_tokenizer(server)
     headers = {"X-Request-Id": "it"}
-    options = {"args": ("/v1/completions", {"prompt": "abc", "max_tokens": 1}), "kwargs": {"headers": headers}}
+    options = {"args": ("/v1/completions", {"prompt": LONG, "max_tokens": 1}), "kwargs": {"headers": headers}}
     thread = threading.Thread(target=server.post, **options)
     thread.start()
     assert inside.wait(60)
@@ -87,13 +91,13 @@ def test_a_long_text_being_tokenized_delays_no_other_request(server):
     encode = server.llm.tokenizer.encode
 
     def slow(text, *arguments, **options):
-        if "long" in text:
+        if text == LONG:
             inside.set()
             assert may_go_on.wait(60)
         return encode(text, *arguments, **options)
 
     server.llm.tokenizer.encode = slow
-    thread = threading.Thread(target=server.post, args=("/v1/completions", {"prompt": "long", "max_tokens": 1}))
+    thread = threading.Thread(target=server.post, args=("/v1/completions", {"prompt": LONG, "max_tokens": 1}))
     thread.start()
     assert inside.wait(60)
     try:

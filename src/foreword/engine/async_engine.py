@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import os
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing, contextmanager, suppress
@@ -157,15 +158,19 @@ class AsyncEngine:
         params: SamplingParams | PoolingParams | None = None,
         *,
         prompt_text: str | None = None,
+        is_small: bool = False,
         **options: Unpack[RequestOptions],
     ) -> RequestGroup:
-        """The checked request for `run`, made in another thread: see `Engine.check`.
+        """The checked request for `run`: see `Engine.check`.
 
+        It is made in another thread, unless ``is_small`` says that this takes less time than a change of threads.
         Several texts are tokenized at the same time; a grammar, one at a time, delays no other request.
         """
         check_process(self._pid)
         checks = partial(self.engine.check, request_id, prompt, params, prompt_text=prompt_text, **options)
         compiles = isinstance(params, SamplingParams) and params.needs_grammar
+        if is_small and not compiles:
+            return checks()
         return await asyncio.get_running_loop().run_in_executor(self._compiling if compiles else self._checking, checks)
 
     async def encode(self, prompt: Prompt, params: PoolingParams | None = None, **options: Any) -> PoolingRequestOutput:
@@ -346,15 +351,21 @@ class AsyncEngine:
         self.engine.close()
 
     def _deliver(self, events: Iterable[tuple[str, Event]]) -> None:
-        """Pass events to the streams, in one call into their event loop, and forget those that end."""
-        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Stream, Event]]] = {}
+        """Pass events to the streams, in one call into their event loop, and forget those that end.
+
+        What a request gets first is passed on first: consumers of further tokens wait less than they have waited.
+        """
+        by_loop: dict[asyncio.AbstractEventLoop, deque[tuple[Stream, Event]]] = {}
         for request_id, event in events:
             stream = self._streams.get(request_id)
             if stream is None:  # not a request of `generate`
                 continue
             if isinstance(event, Exception) or event.finished:
                 del self._streams[request_id]
-            by_loop.setdefault(stream.loop, []).append((stream, event))
+            items = by_loop.setdefault(stream.loop, deque())
+            (items.append if isinstance(event, RequestOutput) and event.continues else items.appendleft)(
+                (stream, event)
+            )
         for loop, items in by_loop.items():
             try:
                 loop.call_soon_threadsafe(put_all, items)
@@ -363,6 +374,6 @@ class AsyncEngine:
                     self._inbox.put(partial(self._abort, stream))
 
 
-def put_all(items: list[tuple[Stream, Event]]) -> None:
+def put_all(items: Iterable[tuple[Stream, Event]]) -> None:
     for stream, event in items:
         stream.put(event)

@@ -202,6 +202,11 @@ class RequestOutput:
         return self.error if all(output.finish_reason == "error" for output in self.outputs) else None
 
     @property
+    def continues(self) -> bool:
+        """Whether an earlier output had tokens of the first completion."""
+        return self.outputs[0].start.tokens > 0
+
+    @property
     def usage(self) -> Usage:
         """The tokens of the prompt and of these outputs."""
         reasoning = [output.reasoning_tokens for output in self.outputs if output.reasoning_tokens is not None]

@@ -51,6 +51,7 @@ class Gate:
         try:
             self._access.check(scope["path"], headers)
             body = await self._body(scope, headers, receive)
+            scope["body_bytes"] = len(body)
             async with _while_connected(receive), AsyncExitStack() as stack:
                 scope["stack"] = stack  # what ends with the request
                 await self._app(scope, _replay(body), response)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,9 +16,11 @@ from foreword.engine.chat import ChatOptions, ChatReader, make_chat
 from foreword.engine.pooling import PoolingRequestOutput, pooling_output
 from foreword.engine.request_group import RequestGroup
 from foreword.fields import NUMBER
+from foreword.sampling import TokenLogprobs
 from foreword.server.admission import Place
 from foreword.server.context import Context
 from foreword.server.errors import HttpError
+from foreword.server.reply import apart, is_small
 
 TIMEOUT = "x-request-timeout"
 """The header with a request's time in seconds; in a body it is the field ``timeout``."""
@@ -45,7 +47,7 @@ class Generation:
         self._context = context
         self.id: str = request.scope["request_id"]
         self._stack: AsyncExitStack = request.scope["stack"]
-        self._headers = request.headers
+        self._headers, self._is_small = request.headers, is_small(request)
         self._place: Place | None = None
         self._lora: str | None = None
 
@@ -91,7 +93,7 @@ class Generation:
         """A conversation as a checked request; stream: of its outputs."""
         engine, tokenizer = self._context.engine, self._context.tokenizer
         limit = engine.engine.states.max_model_len
-        made = await asyncio.to_thread(make_chat, tokenizer, messages, params, limit, chat)
+        made = await apart(not self._is_small, make_chat, tokenizer, messages, params, limit, chat)
         group = await self._checked(self.id, made.token_ids, made.params, made.text, options, stream)
         return Job(group, made.params, made.reader())
 
@@ -162,10 +164,27 @@ class Generation:
         stream: bool,
     ) -> RequestGroup:
         chosen: RequestOptions = {**options, "stream": stream, "lora": self._lora}
-        group = await self._context.engine.check(name, prompt, params, prompt_text=text, **chosen)
+        group = await self._context.engine.check(
+            name, prompt, params, prompt_text=text, is_small=self._is_small, **chosen
+        )
         if self._place is not None:
             self._place.add_tokens(len(group.prompt_token_ids))
         return group
+
+
+def num_values(outputs: Iterable[RequestOutput]) -> int:
+    """Tokens of final outputs, with the likeliest alternatives of each where there are log-probabilities."""
+    return sum(_num_values(output) for output in outputs)
+
+
+def _num_values(output: RequestOutput) -> int:
+    tokens = sum(completion.num_tokens * _width(completion.transcript.logprobs) for completion in output.outputs)
+    return tokens + len(output.prompt_token_ids) * _width(output.prompt_logprobs)
+
+
+def _width(logprobs: Sequence[TokenLogprobs | None] | None) -> int:
+    """Values of one token, with its alternatives if there are any."""
+    return 1 if not logprobs else 1 + len(logprobs[-1] or ())
 
 
 def _number(text: str) -> float | str:

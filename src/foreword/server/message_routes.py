@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
 from typing import Any, Protocol, TypeVar
@@ -18,9 +17,9 @@ from foreword.openai.request import ChatRequest
 from foreword.server.context import Context
 from foreword.server.errors import DIALECTS, Dialect
 from foreword.server.events import COMMENT, EventStream
-from foreword.server.generation import Generation
+from foreword.server.generation import Generation, num_values
 from foreword.server.openapi import Body, Operation
-from foreword.server.reply import json_body, parsed, reply
+from foreword.server.reply import apart, built_reply, is_small, json_body, parsed, reply
 
 T = TypeVar("T", ChatRequest, ResponsesRequest)
 
@@ -54,7 +53,8 @@ def routes_of(context: Context) -> list[Operation]:
         wanted = await parsed(parse_count, await json_body(request), request)
         context.check_model(wanted.model)
         limit = context.config.max_prompt_tokens
-        made = await asyncio.to_thread(make_chat, context.tokenizer, wanted.messages, wanted.params, limit, wanted.chat)
+        arguments = context.tokenizer, wanted.messages, wanted.params, limit, wanted.chat
+        made = await apart(not is_small(request), make_chat, *arguments)
         return reply({"input_tokens": len(made.token_ids)})
 
     return [
@@ -84,7 +84,7 @@ async def _answer(
     named = {"response_id": generation.id, "created": int(time.time()), "model": model}
     if not chat.stream:
         (output,) = await generation.finals([job])
-        return reply(body_of(wanted, output, **named))
+        return await built_reply(num_values([output]), body_of, wanted, output, **named)
     stream = stream_of(wanted, **named)
     if isinstance(stream, ResponseStream):
         request.scope["failure"] = lambda error: stream.failed(str(error))

@@ -20,9 +20,9 @@ from foreword.openai import (
 )
 from foreword.server.context import Context
 from foreword.server.events import EventStream
-from foreword.server.generation import Generation, Job
+from foreword.server.generation import Generation, Job, num_values
 from foreword.server.openapi import Body, Operation
-from foreword.server.reply import json_body, parsed, reply
+from foreword.server.reply import built_reply, json_body, parsed
 
 CHAT = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 16}
 COMPLETION = {"prompt": "Once upon a time", "max_tokens": 16}
@@ -44,7 +44,7 @@ def routes_of(context: Context) -> list[Operation]:
         if wanted.stream:
             return _stream(context, generation, [job], ChatStream(wanted, context.tokenizer, **named))
         (output,) = await generation.finals([job])
-        return reply(chat_completion(wanted, output, context.tokenizer, **named))
+        return await built_reply(num_values([output]), chat_completion, wanted, output, context.tokenizer, **named)
 
     async def completions(request: Request) -> Response:
         """How prompts go on, in OpenAI's form."""
@@ -58,7 +58,7 @@ def routes_of(context: Context) -> list[Operation]:
         if wanted.stream:
             return _stream(context, generation, jobs, CompletionStream(wanted, context.tokenizer, **named))
         outputs = await generation.finals(jobs)
-        return reply(text_completion(wanted, outputs, context.tokenizer, **named))
+        return await built_reply(num_values(outputs), text_completion, wanted, outputs, context.tokenizer, **named)
 
     return [
         Operation("/v1/chat/completions", chat, Body(parse_chat, CHAT, generates=True)),

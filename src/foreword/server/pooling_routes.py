@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -28,7 +27,7 @@ from foreword.openai.pooling import (
 from foreword.server.context import Context
 from foreword.server.generation import Generation
 from foreword.server.openapi import Body, Operation
-from foreword.server.reply import json_body, parsed, reply
+from foreword.server.reply import apart, built_reply, is_small, json_body, parsed, reply
 
 EMBEDDINGS = {"input": ["A man is eating food."], "dimensions": 16}
 SCORE = {"text_1": "food", "text_2": ["bread", "memory"]}
@@ -49,7 +48,8 @@ def routes_of(context: Context) -> list[Operation]:
         """The embeddings of texts, in OpenAI's form."""
         generation, wanted, named = await _begin(context, request, parse_embeddings)
         outputs = await _pooled(generation, wanted)
-        return reply(embeddings_body(wanted, outputs, **named))
+        num_numbers = sum(output.outputs.data.size for output in outputs)
+        return await built_reply(num_numbers, embeddings_body, wanted, outputs, **named)
 
     async def classify(request: Request) -> Response:
         """The likeliest label of each text, in vLLM's form."""
@@ -60,12 +60,12 @@ def routes_of(context: Context) -> list[Operation]:
     async def score(request: Request) -> Response:
         """How well texts fit one another, in vLLM's form."""
         generation, wanted, named = await _begin(context, request, parse_score)
-        return reply(score_body(await _scores(context, generation, wanted), **named))
+        return reply(score_body(await _scores(context, request, generation, wanted), **named))
 
     async def rerank(request: Request) -> Response:
         """Documents in the order of how well they fit a query, in Jina's and Cohere's form."""
         generation, wanted, named = await _begin(context, request, parse_rerank)
-        return reply(rerank_body(wanted, await _scores(context, generation, wanted), **named))
+        return reply(rerank_body(wanted, await _scores(context, request, generation, wanted), **named))
 
     routes = [Operation("/v1/embeddings", embeddings, Body(parse_embeddings, EMBEDDINGS))]
     if engine.pooling.is_cross_encoder or not engine.pooling.head:
@@ -94,10 +94,13 @@ async def _pooled(generation: Generation, wanted: ClassifyRequest) -> list[Pooli
     return await generation.pooled(wanted.prompts, [wanted.params] * count, wanted.options)
 
 
-async def _scores(context: Context, generation: Generation, wanted: ScoreRequest) -> list[PoolingRequestOutput]:
+async def _scores(
+    context: Context, request: Request, generation: Generation, wanted: ScoreRequest
+) -> list[PoolingRequestOutput]:
     """An output per document."""
     spec = context.engine.engine.pooling
     queries, documents = wanted.queries, wanted.documents
-    plan = await asyncio.to_thread(plan_scores, context.tokenizer, spec, queries, documents, wanted.params)
+    arguments = context.tokenizer, spec, queries, documents, wanted.params
+    plan = await apart(not is_small(request), plan_scores, *arguments)
     generation.enter_many(len(plan.prompts))
     return plan.read(await generation.pooled(plan.prompts, plan.params, wanted.options))

@@ -13,12 +13,30 @@ from starlette.responses import Response
 from foreword.server.errors import HttpError
 
 T = TypeVar("T")
-LARGE = 64 << 10  # bytes of a body that is worth a thread
+SMALL = 2 << 10  # bytes of a body, below which its prompt is tokenized in the event loop: a thread would take longer
+LARGE = 64 << 10  # bytes of a body, from which on it is read in a thread
+MANY = 4096  # values in a response, from which on it is written in a thread
+
+
+async def apart(is_long: bool, function: Callable[..., T], *args: Any) -> T:
+    """``function(*args)``, in a thread if that takes long."""
+    return await asyncio.to_thread(function, *args) if is_long else function(*args)
+
+
+def is_small(request: Request) -> bool:
+    """Whether its body is below `SMALL`."""
+    size: int = request.scope["body_bytes"]
+    return size < SMALL
 
 
 def reply(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     """A response with a JSON value."""
     return Response(msgspec.json.encode(value), status, headers, "application/json")
+
+
+async def built_reply(num_values: int, body: Callable[..., Any], *args: Any, **named: Any) -> Response:
+    """A response with ``body(*args, **named)``, which has about that many values."""
+    return await apart(num_values >= MANY, lambda: reply(body(*args, **named)))
 
 
 async def json_body(request: Request) -> dict[str, Any]:
@@ -28,7 +46,7 @@ async def json_body(request: Request) -> dict[str, Any]:
         raise HttpError(415, "send the body as JSON, with the header Content-Type: application/json")
     data = await request.body()
     try:
-        value = msgspec.json.decode(data)
+        value = await apart(len(data) >= LARGE, msgspec.json.decode, data)
     except (msgspec.DecodeError, RecursionError) as error:
         raise HttpError(400, f"body: is not JSON: {error}", param="body") from None
     if not isinstance(value, dict):
@@ -38,6 +56,4 @@ async def json_body(request: Request) -> dict[str, Any]:
 
 async def parsed(parse: Callable[[dict[str, Any]], T], body: dict[str, Any], request: Request) -> T:
     """``parse(body)``, of a large body outside the event loop."""
-    if int(request.headers.get("content-length", LARGE)) < LARGE:
-        return parse(body)
-    return await asyncio.to_thread(parse, body)
+    return await apart(request.scope["body_bytes"] >= LARGE, parse, body)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +14,7 @@ from foreword.models.tokenizer import Tokenizer
 from foreword.openai.request import IDS, MESSAGES, TOOLS
 from foreword.server.context import Context
 from foreword.server.openapi import Body, Operation
-from foreword.server.reply import json_body, reply
+from foreword.server.reply import apart, built_reply, is_small, json_body, parsed, reply
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,18 +76,21 @@ def routes_of(context: Context) -> list[Operation]:
 
     async def tokenize(request: Request) -> Response:
         """The token ids of a text or of a conversation."""
-        wanted = parse_tokenize(await json_body(request))
+        wanted = await parsed(parse_tokenize, await json_body(request), request)
         context.check_model(wanted.model)
-        ids = await asyncio.to_thread(wanted.encode, tokenizer)
-        texts = [tokenizer.token_bytes(i).decode("utf-8", "replace") for i in ids] if wanted.with_texts else None
+        ids = await apart(not is_small(request), wanted.encode, tokenizer)
+        return await built_reply(len(ids), encoded, ids, wanted.with_texts)
+
+    def encoded(ids: list[int], with_texts: bool) -> dict[str, Any]:
+        texts = [tokenizer.token_bytes(i).decode("utf-8", "replace") for i in ids] if with_texts else None
         longest = context.engine.engine.states.max_model_len
-        return reply({"count": len(ids), "max_model_len": longest, "tokens": ids, "token_strs": texts})
+        return {"count": len(ids), "max_model_len": longest, "tokens": ids, "token_strs": texts}
 
     async def detokenize(request: Request) -> Response:
         """The text of token ids."""
-        model, ids = parse_detokenize(await json_body(request))
+        model, ids = await parsed(parse_detokenize, await json_body(request), request)
         context.check_model(model)
-        return reply({"prompt": await asyncio.to_thread(tokenizer.decode, ids, skip_special_tokens=False)})
+        return await built_reply(len(ids), lambda: {"prompt": tokenizer.decode(ids, skip_special_tokens=False)})
 
     async def info(request: Request) -> Response:
         """What the tokenizer is."""
