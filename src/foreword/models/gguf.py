@@ -99,7 +99,7 @@ def _parse(at: _Cursor) -> GGUF:
     start = -(-at.offset // alignment) * alignment
     tensors = {name: at.tensor(name, start, *info) for name, info in described.items()}
     offsets = {name: offset for name, (_, _, offset) in described.items()}
-    check_overlap(at.path, ((offsets[name], offsets[name] + t.data.size, name) for name, t in tensors.items()))
+    check_overlap(at.path, ((offsets[name], offsets[name] + t.stored.nbytes, name) for name, t in tensors.items()))
     return GGUF(at.path, version, metadata, tensors)
 
 
