@@ -18,7 +18,8 @@ from talking_model import END, TEMPLATE, VOCAB
 from foreword.engine.async_llm import AsyncLLM
 from foreword.server.config import ServerConfig
 from foreword.server.context import Context
-from foreword.server.run import Server, bound_socket
+from foreword.server.listener import Server
+from foreword.server.run import bound_socket
 
 PATIENCE = 60.0
 HI = [{"role": "user", "content": "Hi"}]

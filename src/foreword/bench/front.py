@@ -30,7 +30,8 @@ from foreword.models.loader import load_model
 from foreword.models.tokenizer import Tokenizer
 from foreword.server.config import ServerConfig
 from foreword.server.context import Context
-from foreword.server.run import allow_connections, bound_socket, serve, short_turns
+from foreword.server.listener import serve, short_turns
+from foreword.server.run import allow_connections, bound_socket
 
 PROMPT = list(range(20, 40))
 STEP, NUM_PACED = 0.02, 16  # seconds per step of a slow model, and tokens of a request to it

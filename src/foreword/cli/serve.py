@@ -124,8 +124,6 @@ def serve(
     (FOREWORD_SERVE_MAX_REQUESTS=64). An option of the command line goes before a variable, a variable before the file.
     SIGTERM or Ctrl-C: no new requests, those in progress are finished.
     """
-    try:
-        from foreword.server.run import run
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"serve needs {error.name}: pip install 'foreword[serve]'") from None
+    from foreword.server.run import run
+
     run(model or settings.model or "smollm2", settings.server, **settings.engine)

@@ -1,20 +1,18 @@
-"""The server as a process: a socket, signals, and the limits of heads of requests."""
+"""The server as a process: a model, an address and what goes with them.
+
+What serves HTTP is imported while the model is loaded.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import resource
-import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from importlib.util import find_spec
-from math import ceil
-from typing import Any
-
-import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from typing import TYPE_CHECKING, Any
 
 from foreword.engine.async_llm import AsyncLLM
 from foreword.engine.loras import named_paths
@@ -22,19 +20,24 @@ from foreword.errors import ConfigError
 from foreword.kv_events.log import CacheLog
 from foreword.kv_events.source import KVEventSource
 from foreword.models.quantized import conversions
-from foreword.server.app import make_app
 from foreword.server.config import ServerConfig
-from foreword.server.context import Context, Trace
 
-SWITCH_INTERVAL = 0.0005  # seconds; a tenth of Python's own gives 1.7 times the tokens/s of 64 streams
+if TYPE_CHECKING:
+    from foreword.server.context import Trace
+
+PACKAGES = ("httptools", "msgspec", "prometheus_client", "starlette", "uvicorn")
+"""Of the extra that serves."""
 
 
 def run(model: str, config: ServerConfig, **options: Any) -> None:
     """Serve a model until SIGTERM or SIGINT; requests in progress are finished then, within drain_timeout.
 
     options: of `AsyncLLM`; without a seed, each run draws other tokens. OSError if the address cannot be used, before
-    the model is loaded.
+    the model is loaded; ConfigError without the packages that serve.
     """
+    missing = [name for name in PACKAGES if find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"serve needs {', '.join(missing)}: pip install 'foreword[serve]'")
     allow_connections()
     with bound_socket(config.host, config.port) as sock, ExitStack() as stack:
         log = None if config.kv_events is None else _cache_log()
@@ -43,7 +46,11 @@ def run(model: str, config: ServerConfig, **options: Any) -> None:
         for name in names:
             if name in loras:
                 raise ConfigError(f"adapter {name!r:.80}: is the name of the model; give another one")
-        llm = AsyncLLM(model, observers=observers, loras=loras, **{"seed": None, **options})
+        with ThreadPoolExecutor(1) as thread:
+            loading = thread.submit(AsyncLLM, model, observers=observers, loras=loras, **{"seed": None, **options})
+            from foreword.server.context import Context
+            from foreword.server.listener import serve
+        llm = loading.result()
         stack.callback(lambda: asyncio.run(llm.close()))
         for line in conversions(llm.model.weights.values()):
             print(f"foreword: {line}", file=sys.stderr, flush=True)
@@ -107,114 +114,3 @@ def bound_socket(host: str, port: int) -> socket.socket:
         sock.close()
         raise OSError(f"{host}:{port}: {error.strerror}") from None
     return sock
-
-
-def serve(context: Context, sock: socket.socket, on_ready: Callable[[str], None]) -> None:
-    """Serve until a signal. on_ready: called with the server's address.
-
-    Meanwhile Python's threads take short turns, so that the event loop does not wait 5 ms for the engine's.
-    """
-    server = Server(context, sock, on_ready)
-    # uvicorn raises it again in the end
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        with short_turns():
-            server.run(sockets=[sock])
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextmanager
-def short_turns() -> Iterator[None]:
-    """Within the block, Python's threads take turns of `SWITCH_INTERVAL`."""
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(SWITCH_INTERVAL)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(interval)
-
-
-class Server(uvicorn.Server):
-    """uvicorn with the application of a context. It may run in any thread; ``should_exit = True`` ends it."""
-
-    def __init__(self, context: Context, sock: socket.socket, on_ready: Callable[[str], None]) -> None:
-        config = context.config
-        scheme = "http" if config.tls_certificate is None else "https"
-        host, port = sock.getsockname()[:2]
-        self.url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
-        self._on_ready = on_ready
-        super().__init__(
-            uvicorn.Config(
-                make_app(context),
-                http=_protocol(config),
-                ws="none",
-                lifespan="off",
-                log_level="error",
-                access_log=False,
-                server_header=False,
-                backlog=2048,
-                timeout_keep_alive=75,  # longer than clients keep idle connections, so that they close them
-                timeout_graceful_shutdown=ceil(config.drain_timeout),
-                ssl_certfile=config.tls_certificate,
-                ssl_keyfile=config.tls_key,
-            )
-        )
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self._on_ready(self.url)
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().shutdown(sockets)
-        if self.server_state.tasks:  # cancelled: they tell their clients
-            await asyncio.wait(self.server_state.tasks, timeout=1.0)
-        await asyncio.sleep(0)
-        for connection in list(self.server_state.connections):  # whose client did not read to the end in time
-            connection.transport.abort()
-
-
-def _protocol(config: ServerConfig) -> type[asyncio.Protocol]:
-    """uvicorn's protocol, with limits of the head of a request: its bytes, and the time for it."""
-
-    class Protocol(HttpToolsProtocol):
-        def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            super().connection_made(transport)  # type: ignore[arg-type]
-            self._head_bytes = 0
-            self._deadline: asyncio.TimerHandle | None = self._new_deadline()
-
-        def data_received(self, data: bytes) -> None:
-            if self._deadline is None and self._is_between_requests():
-                self._head_bytes, self._deadline = 0, self._new_deadline()
-            self._head_bytes += len(data)
-            super().data_received(data)
-            if self._deadline is not None and self._head_bytes > config.max_header_bytes:
-                self._close(b"431 Request Header Fields Too Large")
-
-        def on_headers_complete(self) -> None:
-            self._end_head()
-            super().on_headers_complete()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._end_head()
-            super().connection_lost(exc)
-
-        def _new_deadline(self) -> asyncio.TimerHandle:
-            return self.loop.call_later(config.receive_timeout, self._close, b"408 Request Timeout")
-
-        def _is_between_requests(self) -> bool:
-            return not self.cycle or self.cycle.response_complete
-
-        def _end_head(self) -> None:
-            if self._deadline is not None:
-                self._deadline.cancel()
-                self._deadline = None
-
-        def _close(self, status: bytes) -> None:
-            self._end_head()
-            if not self.transport.is_closing():
-                self.transport.write(b"HTTP/1.1 " + status + b"\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
-                self.transport.close()
-
-    return Protocol
