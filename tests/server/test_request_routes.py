@@ -86,6 +86,45 @@ def test_a_request_being_tokenized_is_told_as_such(server):
     assert server.get("/requests/it/why").status_code == 404
 
 
+def test_a_request_that_is_aborted_while_it_is_tokenized_ends_without_tokens(server):
+    inside, may_go_on = hold_tokenizer(server)
+    done: list = []
+
+    def post() -> None:
+        body = {"prompt": LONG, "max_tokens": 100}
+        done.append(server.post("/v1/completions", body, headers={"X-Request-Id": "it"}).json())
+
+    thread = threading.Thread(target=post)
+    thread.start()
+    assert inside.wait(60)
+    assert server.post("/abort", {"request_id": "it"}).json() == {"request_id": "it", "aborted": True}
+    may_go_on.set()
+    thread.join()
+    (choice,) = done[0]["choices"]
+    assert (choice["finish_reason"], choice["text"]) == ("abort", "")
+
+
+def test_an_id_tells_and_ends_all_prompts_of_its_request(server):
+    done: list = []
+
+    def post() -> None:
+        body = {"prompt": ["a", "b"], "n": 2, "max_tokens": 3000, "temperature": 0, "ignore_eos": True}
+        done.append(server.post("/v1/completions", body, headers={"X-Request-Id": "it"}).json())
+
+    thread = threading.Thread(target=post)
+    thread.start()
+    server.wait_until(lambda: server.steps > 2)
+    found = server.get("/requests/it/why").json()
+    assert (found["id"], found["state"]) == ("it", "running")
+    assert [(part["id"], part["state"]) for part in found["parts"]] == [("it-0", "running"), ("it-1", "running")]
+    assert server.get("/requests/it-1/why").json() == found["parts"][1]
+    taken = server.post("/v1/completions", {"prompt": "c"}, headers={"X-Request-Id": "it"})
+    assert (taken.status_code, taken.json()["error"]["param"]) == (400, "X-Request-Id")
+    assert server.post("/abort", {"request_id": "it"}).json()["aborted"]
+    thread.join()
+    assert [choice["finish_reason"] for choice in done[0]["choices"]] == ["abort"] * 4
+
+
 def test_a_long_text_being_tokenized_delays_no_other_request(server):
     inside, may_go_on = threading.Event(), threading.Event()
     encode = server.llm.tokenizer.encode

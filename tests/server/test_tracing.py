@@ -35,9 +35,19 @@ def collector():
         thread.join()
 
 
+def spans_of(bodies: list[bytes]) -> list:
+    proto = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
+    return [
+        span
+        for body in bodies
+        for resource in proto.ExportTraceServiceRequest.FromString(body).resource_spans
+        for scope in resource.scope_spans
+        for span in scope.spans
+    ]
+
+
 def test_a_finished_request_is_a_span_below_its_callers(talker, collector):
     pytest.importorskip("opentelemetry.exporter.otlp.proto.http.trace_exporter")
-    proto = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
     endpoint, bodies = collector
     environment = {"NO_PROXY": "127.0.0.1", "OTEL_EXPORTER_OTLP_COMPRESSION": "none"}
     process, _, url = started(talker, "--port", 0, "--otlp-traces-endpoint", endpoint, env=environment)
@@ -45,14 +55,7 @@ def test_a_finished_request_is_a_span_below_its_callers(talker, collector):
     headers = {"traceparent": PARENT, "X-Request-Id": "it"}
     httpx.post(f"{url}/v1/completions", json=body, headers=headers, trust_env=False, timeout=60).raise_for_status()
     assert ended(process) == 0
-    spans = [
-        span
-        for body in bodies
-        for resource in proto.ExportTraceServiceRequest.FromString(body).resource_spans
-        for scope in resource.scope_spans
-        for span in scope.spans
-    ]
-    (span,) = spans
+    (span,) = spans_of(bodies)
     assert (span.name, span.trace_id.hex(), span.parent_span_id.hex()) == ("llm_request", *PARENT.split("-")[1:3])
     found = {item.key.removeprefix("gen_ai."): item.value for item in span.attributes}
     assert found["request.id"].string_value == "it"
@@ -62,6 +65,44 @@ def test_a_finished_request_is_a_span_below_its_callers(talker, collector):
     parts = ("time_in_queue", "time_in_model_prefill", "time_in_model_decode")
     assert 0 < first <= whole == pytest.approx(sum(found[f"latency.{name}"].double_value for name in parts))
     assert span.end_time_unix_nano - span.start_time_unix_nano == int(1e9 * whole)
+
+
+def test_requests_that_are_aborted_refused_late_or_left_are_spans_with_an_error(talker, collector):
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http.trace_exporter")
+    endpoint, bodies = collector
+    environment = {"NO_PROXY": "127.0.0.1", "OTEL_EXPORTER_OTLP_COMPRESSION": "none"}
+    process, _, url = started(
+        talker, "--port", 0, "--max-model-len", 100000, "--otlp-traces-endpoint", endpoint, env=environment
+    )
+    endless = {"prompt": "abc", "max_tokens": 90000, "temperature": 0, "ignore_eos": True}
+
+    def post(name: str, **fields: object) -> httpx.Response:
+        headers = {"X-Request-Id": name}
+        return httpx.post(f"{url}/v1/completions", json=endless | fields, headers=headers, trust_env=False, timeout=60)
+
+    assert post("refused", max_tokens=-1).status_code == 400
+    assert post("late", timeout=0.2).status_code == 504
+    with httpx.stream("POST", f"{url}/v1/completions", json=endless | {"stream": True}, trust_env=False) as response:
+        left = response.headers["x-request-id"]
+        next(response.iter_text())
+    with httpx.stream("POST", f"{url}/v1/completions", json=endless | {"stream": True}, trust_env=False) as response:
+        aborted = response.headers["x-request-id"]
+        parts = response.iter_text()
+        next(parts)
+        httpx.post(f"{url}/abort", json={"request_id": aborted}, trust_env=False).raise_for_status()
+        assert list(parts)
+    assert ended(process) == 0
+    found = {}
+    for span in spans_of(bodies):
+        values = {item.key: item.value.string_value for item in span.attributes}
+        found[values["gen_ai.request.id"]] = (span.status.code, values.get("error.type"))
+    error = 2  # STATUS_CODE_ERROR
+    assert found == {
+        "refused": (error, "RequestError"),
+        "late": (error, "TimeoutError"),
+        left: (error, "CancelledError"),
+        aborted: (error, None),
+    }
 
 
 def test_without_the_packages_the_setting_names_them(talker, tmp_path):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from foreword.batch import SamplingParams
 from foreword.engine import RequestOutput
@@ -16,15 +17,39 @@ from foreword.server.config import ServerConfig
 from foreword.server.errors import HttpError
 from foreword.server.metrics import ServerMetrics
 
-Trace = Callable[[RequestOutput, SamplingParams, Mapping[str, str]], None]
-"""Called with the final output of a prompt, its parameters and the headers of the HTTP request."""
+
+class Trace(Protocol):
+    """Told the end of each request of the engine."""
+
+    def ended(self, output: RequestOutput, params: SamplingParams, headers: Mapping[str, str]) -> None:
+        """With the final output of a prompt, its parameters and the headers of the HTTP request."""
+
+    def failed(
+        self,
+        request_id: str,
+        error: BaseException,
+        seconds: float,
+        params: SamplingParams | None,
+        headers: Mapping[str, str],
+    ) -> None:
+        """Without a final output, after some seconds. params: None if they were not known."""
+
+
+@dataclass(slots=True, eq=False)
+class Progress:
+    """An HTTP request that generates. names: of its requests in the engine, empty while they are prepared; is_aborted:
+    they are to end as soon as they are in the engine.
+    """
+
+    names: tuple[str, ...] = ()
+    is_aborted: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Context:
     """The engine and its tokenizer; names: of the model in requests, the first one in responses, where adapters have
     names of their own; created: seconds since 1970; kv_events: where the cache's events are published, None if they are
-    not; preparing: requests whose prompts are being made or tokenized; trace: called with each final output.
+    not; progress: of the HTTP requests that generate, by their ids; trace: told the end of each request.
     """
 
     engine: AsyncEngine
@@ -36,7 +61,7 @@ class Context:
     created: int = field(default_factory=lambda: int(time.time()))
     admission: Admission = field(init=False)
     metrics: ServerMetrics = field(init=False)
-    preparing: set[str] = field(init=False, default_factory=set)
+    progress: dict[str, Progress] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         limits = self.config.max_requests, self.config.max_prompt_tokens

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass, replace
@@ -15,10 +16,11 @@ from foreword.engine import RequestOptions, RequestOutput
 from foreword.engine.chat import ChatOptions, ChatReader, make_chat
 from foreword.engine.pooling import PoolingRequestOutput, pooling_output
 from foreword.engine.request_group import RequestGroup
+from foreword.errors import RequestError
 from foreword.fields import NUMBER
 from foreword.sampling import TokenLogprobs
 from foreword.server.admission import Place
-from foreword.server.context import Context
+from foreword.server.context import Context, Progress
 from foreword.server.errors import HttpError
 from foreword.server.reply import apart, is_small
 
@@ -49,6 +51,11 @@ class Generation:
         self._stack: AsyncExitStack = request.scope["stack"]
         self._headers, self._is_small = request.headers, is_small(request)
         self._place: Place | None = None
+        self._progress = Progress()
+        self._params: SamplingParams | None = None
+        self._untold: set[str] = {self.id}  # requests whose end has not been told to the trace
+        self._begin = time.perf_counter()
+        self._stack.push(self._trace_failure)
         self._lora: str | None = None
 
     def choose_model(self, name: str | None) -> str:
@@ -72,14 +79,20 @@ class Generation:
 
     def enter(self, params: SamplingParams, num_prompts: int = 1) -> None:
         """Take a place, before any work is done. HttpError 429 if the server is full."""
+        self._params = params
         self.enter_many(num_prompts * (params.best_of or params.n))
 
     def enter_many(self, count: int) -> None:
-        """Take places for that many requests of the engine. HttpError 429 if the server is full."""
+        """Take places for that many requests of the engine. HttpError 429 if the server is full, RequestError if the
+        id is in use.
+        """
+        progress = self._context.progress
+        if self.id in progress:
+            raise RequestError(self.id, "X-Request-Id", self.id, "is in use", "Use another id.")
         self._place = self._context.admission.enter(count)
         self._stack.callback(self._place.leave)
-        self._context.preparing.add(self.id)
-        self._stack.callback(self._context.preparing.discard, self.id)
+        progress[self.id] = self._progress
+        self._stack.callback(progress.pop, self.id)
 
     async def chat(
         self,
@@ -110,9 +123,13 @@ class Generation:
 
     async def outputs(self, jobs: Sequence[Job]) -> AsyncGenerator[RequestOutput, None]:
         """Run the jobs: their outputs as they come."""
-        self._context.preparing.discard(self.id)
+        engine = self._context.engine
+        self._progress.names = tuple(job.group.request_id for job in jobs)
+        self._untold = set(self._progress.names)
         with ExitStack() as stack:
-            streams = [stack.enter_context(self._context.engine.run(job.group)) for job in jobs]
+            streams = [stack.enter_context(engine.run(job.group)) for job in jobs]
+            for name in self._progress.names if self._progress.is_aborted else ():
+                engine.abort(name)
             if len(jobs) == 1:
                 async for output in streams[0]:
                     yield self._read(jobs[0], output)
@@ -129,8 +146,17 @@ class Generation:
 
     def _read(self, job: Job, output: RequestOutput) -> RequestOutput:
         if output.finished and self._context.trace is not None:
-            self._context.trace(output, job.params, self._headers)
+            self._context.trace.ended(output, job.params, self._headers)
+            self._untold.discard(output.request_id)
         return job.read(output)
+
+    def _trace_failure(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        """At the end of the HTTP request: what has ended without a final output."""
+        trace = self._context.trace
+        if trace is None or error is None:
+            return
+        for name in sorted(self._untold):
+            trace.failed(name, error, time.perf_counter() - self._begin, self._params, self._headers)
 
     async def finals(self, jobs: Sequence[Job]) -> list[RequestOutput]:
         """Run the jobs: the final output of each."""

@@ -23,21 +23,25 @@ def routes_of(context: Context) -> list[Operation]:
         """The requests in the engine, and why each waits."""
         names = serving.request_ids
         states = await serving.call(lambda: [_state(name) for name in names])
-        return reply({"object": "list", "data": [*map(_in_preparation, sorted(context.preparing)), *states]})
+        preparing = sorted(name for name, progress in context.progress.items() if not progress.names)
+        return reply({"object": "list", "data": [*map(_in_preparation, preparing), *states]})
 
     async def why(request: Request) -> Response:
         """Why a request waits; its id is the header X-Request-Id of its response."""
         name = request.path_params["id"]
-        if name in context.preparing:
+        names = _in_engine(name)
+        if not names:
             return reply(_in_preparation(name))
-        _check_known(name)
-        return reply(await serving.call(lambda: _state(name)))
+        states = await serving.call(lambda: [_state(name) for name in names])
+        return reply(states[0] if names == [name] else {"id": name, "state": states[0]["state"], "parts": states})
 
     async def abort(request: Request) -> Response:
         """End a request with its tokens so far."""
         name = parse_abort(await json_body(request))
-        _check_known(name)
-        serving.abort(name)
+        for part in _in_engine(name):
+            serving.abort(part)
+        if name in context.progress:
+            context.progress[name].is_aborted = True
         return reply({"request_id": name, "aborted": True})
 
     async def reset(request: Request) -> Response:
@@ -49,9 +53,16 @@ def routes_of(context: Context) -> list[Operation]:
         """What the server has done, for Prometheus."""
         return Response(context.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
-    def _check_known(name: str) -> None:
-        if name not in serving.request_ids:
+    def _in_engine(name: str) -> list[str]:
+        """The requests in the engine of an id: the one that has it, or those of the HTTP request that has it. None
+        while they are prepared; HttpError 404 if there are none.
+        """
+        running = serving.request_ids
+        progress = context.progress.get(name)
+        names = [part for part in ((name,) if progress is None else progress.names) if part in running]
+        if not names and (progress is None or progress.names):
             raise HttpError(404, f"request {name!r:.80}: is not in the engine, or has ended", param="request_id")
+        return names
 
     def _state(name: str) -> dict[str, Any]:
         """In the engine's thread."""

@@ -94,7 +94,7 @@ def _trace(endpoint: str, model: str, stack: ExitStack) -> Trace:
         raise ConfigError(f"otlp_traces_endpoint: {error.name} is not installed; install foreword[otel]") from None
     traces = Traces(endpoint, model)
     stack.callback(traces.close)
-    return traces.add
+    return traces
 
 
 def allow_connections() -> None:
