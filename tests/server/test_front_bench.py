@@ -12,7 +12,7 @@ def test_streams_are_served_with_and_without_http(talker):
     (result,) = front.run(streams=(3,), num_tokens=8, rounds=1, model=str(talker))
     assert result.num_streams == 3
     assert result.tok_s == pytest.approx(8 * result.requests_s)
-    assert min(result.plain_tok_s, result.first_token_ms, result.plain_first_token_ms) > 0
+    assert min(result.plain_tok_s, result.joining_ms, result.burst_ms) > 0
 
 
 def test_a_server_that_does_not_start_is_told():

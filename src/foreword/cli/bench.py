@@ -185,7 +185,8 @@ def serve(
 ) -> None:
     """The HTTP server with a model that computes nothing, beside the engine without HTTP; and time until it is ready.
 
-    Rates are those of a model that takes no time, times to the first token those of one that takes 20 ms per step.
+    Rates are those of a model that takes no time. Times are what the server adds to the first token of one that takes
+    20 ms per step: of a stream that joins the others while they run, and of the last one if all begin at once.
     """
     try:
         from foreword.bench import front
@@ -197,13 +198,10 @@ def serve(
         front.run(streams=sizes, num_tokens=max_tokens, rounds=rounds, model=model),
         lambda r: (
             f"{r.num_streams:>7}{r.requests_s:>12.0f}{r.tok_s:>10.0f}{r.plain_tok_s:>14.0f}"
-            f"{r.first_token_ms:>16.1f}{r.plain_first_token_ms:>14.1f}{r.added_ms:>8.1f}"
+            f"{r.joining_ms:>12.1f}{r.burst_ms:>11.1f}"
         ),
         as_json=as_json,
-        header=[
-            f"{'streams':>7}{'requests/s':>12}{'tok/s':>10}{'without HTTP':>14}{'first token ms':>16}"
-            f"{'without HTTP':>14}{'added':>8}"
-        ],
+        header=[f"{'streams':>7}{'requests/s':>12}{'tok/s':>10}{'without HTTP':>14}{'joining ms':>12}{'burst ms':>11}"],
     )
 
 
