@@ -108,6 +108,8 @@ def test_half_open_connections_and_heads_without_an_end_are_closed(guarded):
     assert raw(guarded, b"").startswith(b"HTTP/1.1 408")
     assert raw(guarded, b"GET /health HTTP/1.1\r\nHost: a\r\n").startswith(b"HTTP/1.1 408")
     assert raw(guarded, b"GET /health HTTP/1.1\r\nHost: a\r\nX: " + b"a" * 1100).startswith(b"HTTP/1.1 431")
+    whole = b"GET /health HTTP/1.1\r\nHost: a\r\nX: " + b"a" * 1100 + b"\r\n\r\n"
+    assert raw(guarded, whole).startswith(b"HTTP/1.1 431")
     body = (
         b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer one\r\nContent-Type: application/json\r\n"
     )

@@ -74,8 +74,8 @@ def test_embeddings_in_base64_with_fewer_dimensions_or_of_any_length(embedder, v
         ("/v1/embeddings", {}, "input", "is missing"),
         ("/v1/embeddings", {"input": []}, "input", "expected a string"),
         ("/v1/embeddings", {"input": [["a"]]}, "input[0]", "expected"),
-        ("/v1/embeddings", {"input": [5] * 30}, "prompt_token_ids", "is too long"),
-        ("/v1/embeddings", {"input": [48]}, "prompt_token_ids[0]", "must be in"),
+        ("/v1/embeddings", {"input": [5] * 30}, "input", "is too long"),
+        ("/v1/embeddings", {"input": [48]}, "input[0]", "must be in"),
         ("/v1/embeddings", {"input": [5], "dimensions": 33}, "dimensions", "the model has 32"),
         (
             "/v1/embeddings",

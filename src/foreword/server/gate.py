@@ -49,6 +49,7 @@ class Gate:
         scope["app"] = self  # so that the router raises what it does not find
         scope["request_id"] = request_id.decode()  # a stream may add "failure": HttpError → its last frame
         try:
+            self._check_head(scope)
             self._access.check(scope["path"], headers)
             body = await self._body(scope, headers, receive)
             scope["body_bytes"] = len(body)
@@ -62,6 +63,13 @@ class Gate:
         self._responses[response.status or CLOSED] += 1
         if self._config.access_log:
             self._log(scope, response, time.perf_counter() - started)
+
+    def _check_head(self, scope: Scope) -> None:
+        """HttpError for a head that is too long. One that does not arrive as a whole is refused before."""
+        size = len(scope["raw_path"]) + len(scope["query_string"]) + sum(len(k) + len(v) for k, v in scope["headers"])
+        if size > (limit := self._config.max_header_bytes):
+            reason = f"the head is longer than max_header_bytes = {limit}"
+            raise HttpError(431, reason, headers={"Connection": "close"})
 
     async def _body(self, scope: Scope, headers: MutableMapping[bytes, bytes], receive: Receive) -> bytes:
         """The whole body. HttpError if it is too long or too slow."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterable, Sequence
-from contextlib import AsyncExitStack, ExitStack
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,6 +26,9 @@ from foreword.server.reply import apart, is_small
 
 TIMEOUT = "x-request-timeout"
 """The header with a request's time in seconds; in a body it is the field ``timeout``."""
+
+PROMPTS = ("prompt", "prompt_token_ids")
+"""Fields that the engine and the tokenizer name in errors of a prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +105,14 @@ class Generation:
         options: RequestOptions,
         *,
         stream: bool,
+        field: str = "messages",
     ) -> Job:
-        """A conversation as a checked request; stream: of its outputs."""
+        """A conversation as a checked request; stream: of its outputs; field: of the body, which has it."""
         engine, tokenizer = self._context.engine, self._context.tokenizer
         limit = engine.engine.states.max_model_len
-        made = await apart(not self._is_small, make_chat, tokenizer, messages, params, limit, chat)
-        group = await self._checked(self.id, made.token_ids, made.params, made.text, options, stream)
+        with _named(field):
+            made = await apart(not self._is_small, make_chat, tokenizer, messages, params, limit, chat)
+            group = await self._checked(self.id, made.token_ids, made.params, made.text, options, stream)
         return Job(group, made.params, made.reader())
 
     async def texts(
@@ -117,7 +122,8 @@ class Generation:
         jobs = []
         for i, prompt in enumerate(prompts):
             name = self.id if len(prompts) == 1 else f"{self.id}-{i}"
-            group = await self._checked(name, prompt, params, None, options, stream)
+            with _named(_part("prompt", i, len(prompts))):
+                group = await self._checked(name, prompt, params, None, options, stream)
             jobs.append(Job(group, params, index=i))
         return jobs
 
@@ -164,12 +170,17 @@ class Generation:
         return [found[i] for i in range(len(jobs))]
 
     async def pooled(
-        self, prompts: Sequence[str | list[int]], params: Sequence[PoolingParams], options: RequestOptions
+        self,
+        prompts: Sequence[str | list[int]],
+        params: Sequence[PoolingParams],
+        options: RequestOptions,
+        field: str = "prompt",
     ) -> list[PoolingRequestOutput]:
-        """Run pooling requests: their results, in order. Raises the first error."""
+        """Run pooling requests: their results, in order. Raises the first error. field: of the body, which has them."""
         jobs = []
         for i, (prompt, own) in enumerate(zip(prompts, params, strict=True)):
-            group = await self._checked(f"{self.id}-{i}", prompt, own, None, options, False)
+            with _named(_part(field, i, len(prompts))):
+                group = await self._checked(f"{self.id}-{i}", prompt, own, None, options, False)
             jobs.append(Job(group, group.params, index=i))
         outputs = await self.finals(jobs)
         self.leave()
@@ -196,6 +207,23 @@ class Generation:
         if self._place is not None:
             self._place.add_tokens(len(group.prompt_token_ids))
         return group
+
+
+def _part(field: str, index: int, count: int) -> str:
+    """The field of one of several prompts."""
+    return field if count == 1 else f"{field}[{index}]"
+
+
+@contextmanager
+def _named(field: str) -> Iterator[None]:
+    """A RequestError of the prompt is one of the field of the body that it comes from."""
+    try:
+        yield
+    except RequestError as error:
+        name, bracket, place = error.field.partition("[")
+        if name not in PROMPTS:
+            raise
+        raise RequestError(error.request_id, field + bracket + place, error.value, error.reason, error.fix) from None
 
 
 def num_values(outputs: Iterable[RequestOutput]) -> int:

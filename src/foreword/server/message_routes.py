@@ -80,7 +80,8 @@ async def _answer(
     chat = wanted.chat if isinstance(wanted, ResponsesRequest) else wanted
     model = generation.choose_model(chat.model)
     generation.enter(chat.params)
-    job = await generation.chat(chat.messages, chat.params, chat.chat, chat.options, stream=chat.stream)
+    field = "messages" if wanted is chat else "input"
+    job = await generation.chat(chat.messages, chat.params, chat.chat, chat.options, stream=chat.stream, field=field)
     named = {"response_id": generation.id, "created": int(time.time()), "model": model}
     if not chat.stream:
         (output,) = await generation.finals([job])

@@ -91,7 +91,7 @@ async def _begin(
 async def _pooled(generation: Generation, wanted: ClassifyRequest) -> list[PoolingRequestOutput]:
     count = len(wanted.prompts)
     generation.enter_many(count)
-    return await generation.pooled(wanted.prompts, [wanted.params] * count, wanted.options)
+    return await generation.pooled(wanted.prompts, [wanted.params] * count, wanted.options, "input")
 
 
 async def _scores(
