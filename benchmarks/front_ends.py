@@ -3,10 +3,10 @@
     python benchmarks/front_ends.py --only foreword,llama.cpp,vllm --streams 1,64
 
 foreword, llama.cpp: `foreword serve` and llama-server with the same file of front/tiny_model.py, of which a step takes
-well below a millisecond. vllm: its OpenAI server over a client that yields tokens at once, without an engine: see
-front/vllm_front.py. Clients are one process of this machine. Each stream sends one request after the other; every
-answer is checked to be complete. llama-server closes its connection after each stream, so that there each request opens
-one; the others keep theirs. Columns: requests per second of one token, and tokens per second of requests of 64.
+well below a millisecond. vllm: its OpenAI server over an engine that has each token at once, see front/vllm_front.py.
+Clients are one process of this machine. Each stream sends one request after the other; every answer is checked to be
+complete. llama-server closes its connection after each stream, so that there each request opens one; the others keep
+theirs. Columns: requests per second of one token, and tokens per second of requests of 64.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from peers import environments
 
 HERE = Path(__file__).resolve().parent / "front"
 PROMPT = "Once upon a time there was a little fox who lived in a big forest near a small town"
-ROUNDS, NUM_TOKENS, PATIENCE = 4, 64, 240.0
+NUM_TOKENS, PATIENCE = 64, 240.0
+VLLM = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
 CLOSES = "llama.cpp"
 SLOTS = 64  # of llama-server, which divides its context among them
 
@@ -39,38 +40,42 @@ def main() -> None:
     parser.add_argument("--gguf", type=Path, required=True, help="SmolLM2-135M-Instruct.Q4_1.gguf, for its tokenizer")
     parser.add_argument("--only", default="foreword,llama.cpp,vllm")
     parser.add_argument("--streams", default="1,64,256,1000")
+    parser.add_argument("--rounds", type=int, default=4, help="measured requests of each stream")
     args = parser.parse_args()
-    tiny = args.peers / "tiny.gguf"
-    if not tiny.exists():
+    folder = args.peers / "tiny"
+    if not (folder / "config.json").exists():
         python = environments.ensure(args.peers, "llama_server")
-        subprocess.run([str(python), str(HERE / "tiny_model.py"), str(args.gguf), str(tiny)], check=True)
+        subprocess.run([str(python), str(HERE / "tiny_model.py"), str(args.gguf), str(folder)], check=True)
     print(f"{'front end':<12}{'streams':>8}{'requests/s':>12}{'tok/s':>10}", flush=True)
     for name in args.only.split(","):
-        with _server(name, args.peers, tiny) as port:
+        with _server(name, args.peers, folder) as port:
             for num in map(int, args.streams.split(",")):
-                one, many = (asyncio.run(_seconds(port, num, count, name == CLOSES)) for count in (1, NUM_TOKENS))
+                one, many = (
+                    asyncio.run(_seconds(port, num, count, args.rounds, name == CLOSES)) for count in (1, NUM_TOKENS)
+                )
                 print(f"{name:<12}{num:>8}{num / one:>12.0f}{num * NUM_TOKENS / many:>10.0f}", flush=True)
 
 
 @contextmanager
-def _server(name: str, peers: Path, tiny: Path) -> Iterator[int]:
+def _server(name: str, peers: Path, folder: Path) -> Iterator[int]:
     """A port where the front end answers."""
     with socket.create_server(("127.0.0.1", 0)) as sock:
         port = sock.getsockname()[1]
-    environment = dict(os.environ)
+    environment, model = dict(os.environ), str(folder / "model.gguf")
     if name == "foreword":
         python = environments.ensure(peers, "foreword_serve")
-        command = [str(python), "-m", "foreword", "serve", str(tiny), "--port", str(port), "--max-num-seqs", str(SLOTS)]
+        command = [str(python), "-m", "foreword", "serve", model, "--port", str(port), "--max-num-seqs", str(SLOTS)]
     elif name == "llama.cpp":
         python = environments.ensure(peers, "llama_server")
         found = subprocess.run([str(python), "-c", _WHERE], check=True, capture_output=True, text=True)
-        folder = Path(found.stdout.strip())
-        environment["LD_LIBRARY_PATH"] = str(folder)
+        program = Path(found.stdout.strip())
+        environment["LD_LIBRARY_PATH"] = str(program)
         options = f"-np {SLOTS} -c {1024 * SLOTS} -t 2 --device none --no-webui --threads-http 8"
-        command = [str(folder / "llama-server"), "-m", str(tiny), "--port", str(port), *options.split()]
+        command = [str(program / "llama-server"), "-m", model, "--port", str(port), *options.split()]
     else:
         python = environments.ensure(peers, "vllm")
-        command = [str(python), str(HERE / "vllm_front.py"), str(tiny), str(port)]
+        command = [str(python), str(HERE / "vllm_front.py"), str(folder), str(port)]
+        environment |= VLLM
     log = peers / f"front-{name}.log"
     with log.open("w") as out, subprocess.Popen(command, stdout=out, stderr=out, env=environment) as process:
         try:
@@ -95,7 +100,7 @@ def _wait(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
             time.sleep(0.1)
 
 
-async def _seconds(port: int, num_streams: int, num_tokens: int, closes: bool) -> float:
+async def _seconds(port: int, num_streams: int, num_tokens: int, rounds: int, closes: bool) -> float:
     """Seconds of a round of requests, each stream having a connection of its own, or each request if it is closed."""
     body = {"prompt": PROMPT, "max_tokens": num_tokens, "temperature": 0, "ignore_eos": True, "stream": True}
     data = json.dumps(body).encode()
@@ -124,8 +129,8 @@ async def _seconds(port: int, num_streams: int, num_tokens: int, closes: bool) -
 
     await all_streams(1)
     begin = time.perf_counter()
-    await all_streams(ROUNDS)
-    seconds = (time.perf_counter() - begin) / ROUNDS
+    await all_streams(rounds)
+    seconds = (time.perf_counter() - begin) / rounds
     for _, writer in connections:
         writer.close()
     return seconds

