@@ -12,6 +12,7 @@ from engine_rig import Guesser, OnStep, V, make_engine, run
 from oracle_model import OracleExecutor
 
 from foreword.batch import SamplingParams
+from foreword.engine import async_engine
 from foreword.engine.async_engine import AsyncEngine
 from foreword.engine.speculation import SpeculationConfig
 from foreword.errors import ConfigError, EngineError, RequestError
@@ -304,3 +305,32 @@ def test_a_closed_event_loop_leaves_no_request_behind():
     engine.executor.opened.set()
     asyncio.run(serving.close())
     check_nothing_is_left(serving)
+
+
+def test_the_first_output_of_a_request_is_passed_on_before_those_that_continue(monkeypatch):
+    passed: list[list[tuple[str, bool]]] = []
+    put_all = async_engine.put_all
+
+    def noted(items):
+        passed.append([(stream.request_id, event.continues) for stream, event in items])
+        put_all(items)
+
+    monkeypatch.setattr(async_engine, "put_all", noted)
+
+    async def main() -> None:
+        async with AsyncEngine(make_engine(executor=Gate)) as serving:
+            gate = serving.engine.executor
+            early = [asyncio.ensure_future(final(serving, [3 + i], request_id=f"early-{i}")) for i in range(3)]
+            while not gate.entered.is_set() or serving.num_unfinished < 3:
+                await asyncio.sleep(0)
+            late = asyncio.ensure_future(final(serving, [9], request_id="late"))
+            while serving.num_unfinished < 4 or not all(stream.is_sent for stream in serving._streams.values()):
+                await asyncio.sleep(0)
+            gate.opened.set()
+            await asyncio.gather(late, *early)
+
+    asyncio.run(main())
+    together = [names for names in passed if ("late", False) in names and len(names) > 1]
+    assert together
+    for names in together:
+        assert [continues for _, continues in names] == sorted(continues for _, continues in names)

@@ -117,3 +117,21 @@ def test_the_server_answers_while_a_prompt_is_computed(server):
             assert server.get(path).status_code == 200
         assert server.post("/tokenize", {"prompt": "abc"}).json()["count"] == 3
     thread.join()
+
+
+def test_a_large_answer_is_written_outside_the_event_loop(server):
+    threads: set[str] = set()
+    token_bytes = server.llm.tokenizer.token_bytes
+
+    def noted(token_id: int) -> bytes:
+        threads.add(threading.current_thread().name)
+        return token_bytes(token_id)
+
+    server.llm.tokenizer.token_bytes = noted
+    body = {"prompt": "a", "logprobs": 20, "ignore_eos": True}
+    server.post("/v1/completions", {**body, "max_tokens": 3})
+    of_loop = set(threads)
+    threads.clear()
+    server.post("/v1/completions", {**body, "max_tokens": 250})
+    assert len(of_loop) == len(threads) == 1
+    assert of_loop != threads
