@@ -1,0 +1,256 @@
+"""Attention of a step's tokens over the paged cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from foreword.arrays import I64
+from foreword.batch import InputBatch
+from foreword.executors.torch.cache import PagedCache
+from foreword.executors.torch.tensors import as_tensor
+
+QUERIES_AT_ONCE = 128  # of a request, which bounds the mask and the scores
+KEYS_AT_ONCE = 16384  # of all requests of a call, which bounds the gathered keys and values
+
+
+class PagedAttention(Protocol):
+    """Attention of the requests of one step to their own keys and values.
+
+    layer: a number of the cache's layers. Tokens are in batch order; T is the number of tokens of the step.
+    """
+
+    def begin(self, batch: InputBatch) -> None:
+        """Start a step. The batch's block operations were applied."""
+        ...
+
+    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Write the step's keys [T, num_kv_heads, key_dim] and values [T, num_kv_heads, value_dim] to their slots."""
+        ...
+
+    def attend(
+        self,
+        layer: int,
+        queries: torch.Tensor,
+        *,
+        scale: float,
+        window: int | None = None,
+        chunk: int | None = None,
+        softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """softmax(cap(q · k * scale, softcap) + mask) v [T, num_heads, value_dim] of queries [T, num_heads, key_dim].
+
+        A query at position p sees keys at j ≤ p; with ``window`` those in (p − window, p]; with ``chunk`` those with
+        j // chunk = p // chunk. Query head h reads key head h // (num_heads / num_kv_heads).
+        sinks: [num_heads], a further score of each softmax, of a key whose value is zero.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """Queries of several requests that one call computes.
+
+    tokens: int64 [R, N], the queries; a shorter row repeats its last one.
+    blocks: int64 [R · B], of the keys; block 0, which is never written, after the last.
+    mask: bool [R, 1, N, B · block_size].
+    """
+
+    tokens: torch.Tensor
+    blocks: torch.Tensor
+    mask: torch.Tensor
+
+
+class GatheredAttention:
+    """`PagedAttention` for any device: keys and values are gathered, then go through PyTorch's fused attention.
+
+    Requests with similar numbers of queries and keys share a call.
+    """
+
+    def __init__(self, cache: PagedCache) -> None:
+        self.cache = cache
+        self._step: _Step | None = None
+
+    def begin(self, batch: InputBatch) -> None:
+        """See `PagedAttention.begin`."""
+        self._step = _Step(batch, self.cache)
+
+    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """See `PagedAttention.write`."""
+        slots = self._current.slots_of(self.cache.layers[layer].group)
+        for cached, new in ((self.cache.keys[layer], keys), (self.cache.values[layer], values)):
+            # What other requests left in a block is masked; but a mask does not hide numbers that are not finite.
+            if len(slots.fresh_blocks):
+                cached.index_fill_(0, slots.fresh_blocks, 0)
+            cached[slots.blocks, slots.offsets] = (new if slots.tokens is None else new[slots.tokens]).to(cached.dtype)
+
+    def attend(
+        self,
+        layer: int,
+        queries: torch.Tensor,
+        *,
+        scale: float,
+        window: int | None = None,
+        chunk: int | None = None,
+        softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """See `PagedAttention.attend`."""
+        of, cached_keys, cached_values = self.cache.layers[layer], self.cache.keys[layer], self.cache.values[layer]
+        out = queries.new_empty(*queries.shape[:2], of.value_dim)
+        for call in self._current.calls(of.group, window, chunk):
+            query = queries[call.tokens].transpose(1, 2)  # [R, H, N, D]
+            rows = len(call.tokens)
+            key, value = (
+                cached[call.blocks].view(rows, -1, of.num_kv_heads, cached.shape[-1]).transpose(1, 2).to(query.dtype)
+                for cached in (cached_keys, cached_values)
+            )  # [R, num_kv_heads, S, D]
+            if softcap is None:
+                result = _fused(query, key, value, call.mask, scale, sinks)
+            else:
+                result = _capped(query, key, value, call.mask, scale, softcap, sinks)
+            out[call.tokens] = result.transpose(1, 2)
+        return out
+
+    @property
+    def _current(self) -> _Step:
+        assert self._step is not None, "begin comes before write and attend"
+        return self._step
+
+
+@dataclass(frozen=True, slots=True)
+class _Slots:
+    """Where a step's tokens are written. tokens: those that are, None for all.
+
+    fresh_blocks: those whose first entry is written in this step, so that nothing of their content is in use.
+    """
+
+    tokens: torch.Tensor | None
+    blocks: torch.Tensor
+    offsets: torch.Tensor
+    fresh_blocks: torch.Tensor
+
+
+class _Step:
+    """The slots and the calls of one step, computed on first use: the same for all layers of a kind."""
+
+    def __init__(self, batch: InputBatch, cache: PagedCache) -> None:
+        self._batch, self._block_size, self._device = batch, cache.block_size, cache.device
+        self._slots: dict[int, _Slots] = {}
+        self._calls: dict[tuple[int, int | None, int | None], list[_Call]] = {}
+
+    def slots_of(self, group: int) -> _Slots:
+        """The slots of a KV group."""
+        if group not in self._slots:
+            slots, tokens = self._batch.slot_mapping[group][: self._batch.num_tokens], None
+            if len(slots) and slots.min() < 0:
+                tokens = self._tensor(np.flatnonzero(slots >= 0))
+                slots = slots[slots >= 0]
+            blocks, offsets = np.divmod(slots.astype(np.int64), self._block_size)
+            self._slots[group] = _Slots(tokens, *map(self._tensor, (blocks, offsets, blocks[offsets == 0])))
+        return self._slots[group]
+
+    def calls(self, group: int, window: int | None, chunk: int | None) -> list[_Call]:
+        """The calls of layers of a KV group with this mask."""
+        key = group, window, chunk
+        if key not in self._calls:
+            self._calls[key] = list(self._make_calls(group, window, chunk))
+        return self._calls[key]
+
+    @cached_property
+    def _rows(self) -> tuple[I64, I64, I64]:
+        """Rows of at most QUERIES_AT_ONCE queries: request, first query and number of queries of each."""
+        starts = self._batch.query_start_loc[: self._batch.num_reqs + 1].astype(np.int64)
+        lengths = np.diff(starts)
+        count = -(-lengths // QUERIES_AT_ONCE)
+        request = np.repeat(np.arange(len(lengths)), count)
+        done = (np.arange(len(request)) - np.repeat(np.cumsum(count) - count, count)) * QUERIES_AT_ONCE
+        return request, starts[request] + done, np.minimum(lengths[request] - done, QUERIES_AT_ONCE)
+
+    def _make_calls(self, group: int, window: int | None, chunk: int | None) -> Iterator[_Call]:
+        size, positions = self._block_size, self._batch.positions
+        request, first, length = self._rows
+        begin = np.zeros_like(first)  # the first key that a row sees
+        if window is not None:
+            begin = np.maximum(begin, positions[first] - window + 1)
+        if chunk is not None:
+            begin = np.maximum(begin, positions[first] // chunk * chunk)
+        begin //= size
+        num_blocks = positions[first + length - 1] // size + 1 - begin
+        # Rows of one kind differ by less than a factor of 2 in queries and √2 in keys.
+        kind = np.ceil(np.log2(length)) * 256 + np.floor(2 * np.log2(num_blocks))
+        order = np.argsort(kind, kind="stable")
+        for same in np.split(order, np.flatnonzero(np.diff(kind[order])) + 1):
+            at_once = max(1, KEYS_AT_ONCE // int(num_blocks[same].max() * size))
+            for rows in np.split(same, range(at_once, len(same), at_once)):
+                offsets = np.minimum(np.arange(length[rows].max()), length[rows, None] - 1)
+                tokens = first[rows, None] + offsets  # [R, N]
+                nth = np.arange(num_blocks[rows].max())
+                table = self._batch.block_table[group]
+                column = np.minimum(begin[rows, None] + nth, table.shape[1] - 1)
+                blocks = np.where(nth < num_blocks[rows, None], table[request[rows, None], column], 0)  # [R, B]
+                key = (begin[rows, None] * size + np.arange(len(nth) * size))[:, None]  # [R, 1, B · size]
+                query = positions[tokens][:, :, None]  # [R, N, 1]
+                mask = key <= query
+                if window is not None:
+                    mask &= key > query - window
+                if chunk is not None:
+                    mask &= key // chunk == query // chunk
+                yield _Call(*map(self._tensor, (tokens, blocks.ravel().astype(np.int64), mask[:, None])))
+
+    def _tensor(self, array: np.ndarray) -> torch.Tensor:
+        return as_tensor(array, self._device)
+
+
+def _fused(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor,
+    scale: float,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """PyTorch's fused attention, whose kernels take keys and values of one width. [R, H, N, value_dim]
+
+    A sink is one more key: it and the queries have one more dimension, in which a head's query is sink / scale, the
+    sink's key 1, and every other key 0.
+    """
+    value_dim, width = value.shape[-1], max(query.shape[-1], value.shape[-1])
+    if sinks is not None:
+        query = torch.cat([query, (sinks / scale).to(query.dtype).view(1, -1, 1, 1).expand(*query.shape[:3], 1)], -1)
+        key = F.pad(key, (0, 1, 0, 1))
+        key[..., -1, -1] = 1
+        value, mask = F.pad(value, (0, 0, 0, 1)), F.pad(mask, (0, 1), value=True)
+        width = -(-(width + 1) // 8) * 8
+    query, key, value = (F.pad(x, (0, width - x.shape[-1])) if x.shape[-1] < width else x for x in (query, key, value))
+    grouped = query.shape[1] != key.shape[1]
+    out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale, enable_gqa=grouped)
+    return out[..., :value_dim]
+
+
+def _capped(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor,
+    scale: float,
+    softcap: float,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """Attention with capped scores, which no fused kernel has. [R, H, N, value_dim]"""
+    per_key = query.shape[1] // key.shape[1]
+    grouped = query.unflatten(1, (-1, per_key))  # [R, num_kv_heads, G, N, D]
+    scores = (grouped @ key[:, :, None].transpose(-1, -2)).float() * scale
+    scores = (softcap * torch.tanh(scores / softcap)).masked_fill(~mask[:, :, None], float("-inf"))
+    if sinks is not None:
+        sink = sinks.float().view(1, -1, per_key, 1, 1).expand(*scores.shape[:-1], 1)
+        scores = torch.cat([scores, sink], -1)
+    weights = torch.softmax(scores, -1)[..., : key.shape[2]]
+    return (weights.to(value.dtype) @ value[:, :, None]).flatten(1, 2)

@@ -1,0 +1,17 @@
+"""A batch's NumPy arrays as tensors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from foreword.arrays import AnyArray
+
+
+def as_tensor(array: AnyArray, device: torch.device | str = "cpu") -> torch.Tensor:
+    """A tensor of the array's values. On the CPU it shares the array's memory, which may be read-only: do not write
+    to it.
+    """
+    return torch.from_dlpack(array).to(device)
