@@ -223,7 +223,7 @@ def test_impossible_sizes_are_refused_with_what_would_work():
         pool_size(spec, EngineConfig(max_model_len=65))
     with pytest.raises(ConfigError, match=r"num_blocks=5: .* needs 49, .* max_model_len=4"):
         build_engine(tiny_model(), EngineConfig(block_size=4, num_blocks=5), executor="numpy")
-    with pytest.raises(ConfigError, match="'auto', 'native' or 'numpy'"):
+    with pytest.raises(ConfigError, match="'auto', 'native', 'numpy', 'torch'"):
         build_engine(tiny_model(), executor="gpu")  # type: ignore[arg-type]
 
 

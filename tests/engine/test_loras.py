@@ -14,19 +14,18 @@ from foreword.errors import ConfigError, EngineError, ModelError, RequestError
 from foreword.native import available
 from models.lora_files import merged, random_factors, write_peft
 from models.recorded import TINY
+from models.running import FLOATS
 from models.tiny import random_tensors, write_model
 
 CONFIG = TINY["llama3"]["config"] | {"eos_token_id": None}
 SHAPES = TINY["llama3"]["shapes"]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logprobs=1)
-EXECUTORS = ["numpy", "native"] if available() else ["numpy"]
 NAMES = ("law", "code", "verse")
 PROMPT = [5, 9, 13, 2, 7, 30, 21, 4, 11]
 
 
 def make_llm(path, executor="numpy", **options):
-    exact = {"weight_format": "fp32", "kv_format": "fp32"} if executor == "native" else {}
-    return LLM(str(path), executor=executor, **{"block_size": 4, "max_num_seqs": 8, **exact, **options})
+    return LLM(str(path), executor=executor, **{"block_size": 4, "max_num_seqs": 8, **FLOATS[executor], **options})
 
 
 class Files:
@@ -84,7 +83,7 @@ def assert_same(got, want):
     np.testing.assert_allclose(got[1], want[1], atol=1e-4)
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("executor", FLOATS)
 @pytest.mark.parametrize("config", [{}, {"max_num_batched_tokens": 5, "async_scheduling": True},
                                     {"num_blocks": 18, "check": "full"}, {"prefix_caching": False}],
                          ids=["plain", "chunks", "preempted", "no cache"])  # fmt: skip
@@ -219,7 +218,7 @@ def test_an_adapter_that_cannot_be_used_leaves_the_one_of_its_name(llm, files, t
     assert tokens(llm.generate(PROMPT, GREEDY, lora="law")[0]) == want
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("executor", FLOATS)
 def test_the_least_recently_used_adapters_leave_memory_and_come_back(files, expected, executor):
     prompts = some_prompts()
     with make_llm(files.base, executor) as llm:

@@ -1,6 +1,7 @@
 """Run an executor over whole texts in real steps and keep the logits of every position."""
 
 from functools import partial
+from importlib.util import find_spec
 from itertools import islice
 
 import numpy as np
@@ -11,9 +12,17 @@ from foreword.executors.native import NativeExecutor
 from foreword.executors.numpy import NumpyExecutor
 from foreword.native import available
 
+FLOATS = {"numpy": {}}
+"""The executors of this installation, and the options with which they compute in float32."""
 EXECUTORS = {"numpy": NumpyExecutor}
 if available():
-    EXECUTORS["native"] = partial(NativeExecutor, weight_format="fp32", kv_format="fp32")
+    FLOATS["native"] = {"weight_format": "fp32", "kv_format": "fp32"}
+    EXECUTORS["native"] = partial(NativeExecutor, **FLOATS["native"])
+if find_spec("torch"):
+    from foreword.executors.torch.executor import TorchExecutor
+
+    FLOATS["torch"] = {"dtype": "fp32", "num_threads": 1}
+    EXECUTORS["torch"] = partial(TorchExecutor, **FLOATS["torch"])
 
 
 def all_logits(model, texts, chunks, executor="numpy", block_size=16, first_position=0, inputs=None, loras=()):

@@ -102,7 +102,7 @@ def test_a_file_gives_the_logits_of_a_directory(tmp_path, case, executor):
     directory = load_model(write_model(tmp_path / "directory", config, tensors))
     model = load_model(write(tmp_path / "model.gguf", config, tensors, more))
     text = TINY[name]["token_ids"]
-    [want] = all_logits(directory, [text], in_chunks([text], [len(text)]), "numpy", block_size=4)
+    [want] = all_logits(directory, [text], in_chunks([text], [len(text)]), executor, block_size=4)
     for sizes in ([len(text)], [5, 1]):
         [found] = all_logits(model, [text], in_chunks([text], sizes), executor, block_size=4)
         np.testing.assert_allclose(found, want, atol=1e-4)

@@ -12,7 +12,7 @@ from foreword.engine.build import build_engine
 from foreword.errors import ConfigError, ModelError
 from foreword.models.loader import load_model
 from models.recorded import TINY, make
-from models.running import EXECUTORS
+from models.running import EXECUTORS, FLOATS
 
 WITHIN, PAST = TINY["phi3-longrope"], TINY["phi3-longrope-past"]  # one model, and texts of 24 and 40 tokens
 ORIGINAL, LONGEST, SHORT, LONG = 32, 64, [1.0, 1.3, 1.7, 2.0], [2.0, 4.0, 6.0, 8.0]
@@ -84,11 +84,10 @@ def next_token_logprobs(engine, prompt):
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize(("max_model_len", "tiny"), [(None, WITHIN), (ORIGINAL, WITHIN), (LONGEST, PAST), (41, PAST)])
 def test_an_engine_of_either_length_gives_the_probabilities_of_transformers(tmp_path, executor, max_model_len, tiny):
-    options = {} if executor == "numpy" else {"weight_format": "fp32", "kv_format": "fp32"}
     config = engine_config(
         {"max_model_len": max_model_len, "block_size": 4, "max_num_batched_tokens": 16, "max_num_seqs": 2}
     )
-    engine = build_engine(model(tmp_path), config, executor=executor, **options)
+    engine = build_engine(model(tmp_path), config, executor=executor, **FLOATS[executor])
     assert engine.states.max_model_len == (max_model_len or ORIGINAL)
     found = next_token_logprobs(engine, tiny["token_ids"])
     logits = np.array(tiny["last_logits"][-1])
@@ -106,9 +105,8 @@ def test_max_model_len_is_limited_by_the_model(tmp_path):
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_a_request_that_grows_past_the_original_length_equals_one_long_prompt(tmp_path, executor):
     """All its keys use the long set from the beginning, so crossing the original length changes nothing."""
-    options = {} if executor == "numpy" else {"weight_format": "fp32", "kv_format": "fp32"}
     config = engine_config({"max_model_len": LONGEST, "block_size": 4, "max_num_seqs": 2, "prefix_caching": False})
-    engine = build_engine(model(tmp_path), config, executor=executor, **options)
+    engine = build_engine(model(tmp_path), config, executor=executor, **FLOATS[executor])
     text = PAST["token_ids"][:28]
     for _ in range(12):
         grown = next_token_logprobs(engine, text)

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from foreword import LLM
-from foreword.native import available
+from models.running import FLOATS
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "data" / "models" / "all-minilm-l6-v2.json").read_text())
 pytestmark = pytest.mark.model
 
 
-@pytest.mark.parametrize("executor", ["numpy", *(["native"] if available() else [])])
+@pytest.mark.parametrize("executor", FLOATS)
 def test_sentences_have_the_recorded_tokens_and_vectors(minilm_path, executor):
     with LLM(str(minilm_path.parent), executor=executor) as llm:
         outputs = llm.encode(GOLDEN["sentences"])

@@ -11,22 +11,20 @@ from foreword.models.families import ENCODER_FAMILIES
 from foreword.models.loader import load_model
 from foreword.native import available
 from models.pooling_models import FIRST_TEXT_LEN, POOLING, make_pooling
+from models.running import FLOATS
 
-EXECUTORS = {"numpy": {"executor": "numpy"}}
-if available():
-    EXECUTORS["native"] = {"executor": "native", "weight_format": "fp32"}
 OPTIONS = {"max_model_len": 24, "num_blocks": 64, "block_size": 4}
 VECTORS = [name for name, tiny in POOLING.items() if "mean" in tiny["texts"][0]]
 CLASSIFIERS = [name for name in POOLING if name not in VECTORS]
 
 
 def load(folder, executor):
-    options = dict(EXECUTORS[executor])
+    options = dict(FLOATS[executor])
     if load_model(folder).spec.architecture.startswith("qwen"):
         options |= {**OPTIONS, "max_num_batched_tokens": 6}
-        if executor == "native":
-            options["kv_format"] = "fp32"
-    return LLM(str(folder), **options)
+    else:
+        options.pop("kv_format", None)
+    return LLM(str(folder), executor=executor, **options)
 
 
 def softmax(x):
@@ -38,7 +36,7 @@ def test_every_encoder_family_is_recorded():
     assert set(ENCODER_FAMILIES) - {"xlm-roberta"} <= recorded  # RoBERTa with another vocabulary
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("executor", FLOATS)
 @pytest.mark.parametrize("name", VECTORS)
 def test_vectors_equal_those_of_transformers(tmp_path, name, executor):
     """In one batch of texts of different lengths, a decoder's in chunks too."""
@@ -51,7 +49,7 @@ def test_vectors_equal_those_of_transformers(tmp_path, name, executor):
                 np.testing.assert_allclose(vector, text[pooling], atol=2e-5)
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("executor", FLOATS)
 @pytest.mark.parametrize("name", CLASSIFIERS)
 def test_heads_equal_those_of_transformers(tmp_path, name, executor):
     texts = POOLING[name]["texts"]
@@ -77,18 +75,16 @@ def test_the_prefix_of_tensor_names_does_not_matter(tmp_path):
     assert "embed_tokens.weight" in POOLING["qwen3"]["shapes"]
 
 
-@pytest.mark.parametrize(
-    "native", [False, pytest.param(True, marks=pytest.mark.skipif(not available(), reason="built"))]
-)
-def test_a_text_has_the_same_vector_alone_and_in_a_crowd(tmp_path, native):
+@pytest.mark.parametrize("executor", FLOATS)
+def test_a_text_has_the_same_vector_alone_and_in_a_crowd(tmp_path, executor):
     folder = make_pooling(tmp_path, "modernbert")
     random = np.random.default_rng(0)
     texts = [random.integers(3, 48, int(n)).tolist() for n in random.integers(1, 25, 40)]
-    with LLM(str(folder), **EXECUTORS["native" if native else "numpy"]) as llm:
+    with load(folder, executor) as llm:
         together = llm.embed(texts)
         for text, vector in zip(texts[:12], together, strict=False):
             [alone] = llm.embed([text])
-            if native:
+            if executor == "native":
                 np.testing.assert_array_equal(alone, vector)
             else:
                 np.testing.assert_allclose(alone, vector, atol=1e-6)

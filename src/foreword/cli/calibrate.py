@@ -9,7 +9,7 @@ import typer
 
 from foreword.bench.calibrate import fit, measure, shapes
 from foreword.cli.options import MAX_THREADS, BlockSize, Budget, MaxModelLen, MaxNumSeqs
-from foreword.engine.build import build_executor, pool_size, uses_native
+from foreword.engine.build import build_executor, pool_size
 from foreword.engine.config import EngineConfig
 from foreword.models.loader import load_model
 from foreword.scheduler import SchedulerConfig
@@ -26,10 +26,8 @@ def calibrate(
     ] = 16384,
     block_size: BlockSize = 16,
     num_runs: Annotated[int, typer.Option(min=1, max=1000, help="Timed runs per shape.")] = 3,
-    executor: Annotated[str, typer.Option(help="auto, native or numpy.")] = "auto",
-    threads: Annotated[
-        int, typer.Option(min=0, max=MAX_THREADS, help="Threads of the native executor. 0: all cores.")
-    ] = 0,
+    executor: Annotated[str, typer.Option(help="auto, native, numpy or torch.")] = "auto",
+    threads: Annotated[int, typer.Option(min=0, max=MAX_THREADS, help="Threads of the executor. 0: all cores.")] = 0,
 ) -> None:
     """Time real steps of many shapes, fit a linear cost model and save it.
 
@@ -44,7 +42,7 @@ def calibrate(
         block_size=block_size,
     )
     size = pool_size(loaded.decoder, config)
-    options = {"num_threads": threads} if threads and uses_native(executor) else {}  # type: ignore[arg-type]
+    options = {"num_threads": threads} if threads else {}
     steps = []
     wanted = shapes(
         max_model_len=size.max_model_len,

@@ -113,10 +113,19 @@ def _engine_options(
 
 
 _MODEL: dict[str, tuple[Any, object]] = {"model": (Model, "smollm2")}
-_NATIVE: dict[str, tuple[Any, object]] = {
+_EXECUTOR: dict[str, tuple[Any, object]] = {
+    "executor": (
+        Annotated[str | None, typer.Option(metavar="NAME", help="native, numpy or torch; default: auto.")],
+        None,
+    ),
     "num_threads": (Threads, None),
-    "weight_format": (Annotated[str | None, typer.Option(metavar="NAME", help="auto, fp32, bf16, int8 or q4.")], None),
-    "kv_format": (Annotated[str | None, typer.Option(metavar="NAME", help="fp32, bf16 or int8.")], None),
+    "weight_format": (
+        Annotated[str | None, typer.Option(metavar="NAME", help="Native: auto, fp32, bf16, int8 or q4.")],
+        None,
+    ),
+    "kv_format": (Annotated[str | None, typer.Option(metavar="NAME", help="Native: fp32, bf16 or int8.")], None),
+    "device": (Annotated[str | None, typer.Option(metavar="NAME", help="Torch: cpu, cuda or cuda:N.")], None),
+    "dtype": (Annotated[str | None, typer.Option(metavar="NAME", help="Torch: auto, fp32, bf16 or fp16.")], None),
 }
 _ADAPTER: dict[str, tuple[Any, object]] = {
     "adapter": (
@@ -124,10 +133,10 @@ _ADAPTER: dict[str, tuple[Any, object]] = {
         None,
     ),
 }
-ENGINE = Group({**_MODEL, **_ADAPTER, **_NATIVE, "max_model_len": (ContextLen, None)}, _engine_options)
+ENGINE = Group({**_MODEL, **_ADAPTER, **_EXECUTOR, "max_model_len": (ContextLen, None)}, _engine_options)
 """The model, its adapters and the settings of its engine."""
 
-with_engine_options = grouped(options=Group({**_MODEL, **_NATIVE, "as_json": (Json, False)}, _engine_options))
+with_engine_options = grouped(options=Group({**_MODEL, **_EXECUTOR, "as_json": (Json, False)}, _engine_options))
 """For a benchmark, which sets the length itself: ``options`` is the model, the settings and --json."""
 
 

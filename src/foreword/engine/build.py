@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 from typing import Any, Literal
 
 from foreword.batch import KVGroup, RequestStates
@@ -27,7 +28,14 @@ from foreword.models.spec import DecoderSpec
 from foreword.native import available
 from foreword.structured import GrammarCompiler
 
-ExecutorKind = Literal["auto", "native", "numpy"]
+ExecutorKind = Literal["auto", "native", "numpy", "torch"]
+
+OPTIONS = {
+    "native": ("num_threads", "weight_format", "kv_format"),
+    "numpy": (),
+    "torch": ("num_threads", "device", "dtype"),
+}
+"""The options of each executor."""
 
 KV_BYTES = {"fp32": 4, "bf16": 2, "int8": 2}  # of one value, scales included
 
@@ -68,12 +76,17 @@ def encoder_config(spec: EncoderSpec, config: EngineConfig) -> EngineConfig:
 def build_encoder(
     model: LoadedModel, spec: EncoderSpec, kind: ExecutorKind = "auto", **options: Any
 ) -> EncoderExecutor:
-    """The native executor if it is built, else the NumPy one. ConfigError for an option of a KV cache."""
+    """See `build_executor`. ConfigError for an option of a KV cache."""
     if "kv_format" in options:
         raise ConfigError(f"kv_format={options['kv_format']!r}: an encoder has no KV cache; leave it out")
-    if not uses_native(kind):
-        return EncoderExecutor(spec, model.weights, model.pooling)
-    return NativeEncoderExecutor(spec, model.weights, model.pooling, **options)
+    match executor_kind(kind, options):
+        case "native":
+            return NativeEncoderExecutor(spec, model.weights, model.pooling, **options)
+        case "torch":
+            from foreword.executors.torch.encoder import TorchEncoderExecutor
+
+            return TorchEncoderExecutor(spec, model.weights, model.pooling, **options)
+    return EncoderExecutor(spec, model.weights, model.pooling)
 
 
 def pool_size(spec: DecoderSpec, config: EngineConfig, *, bytes_per_value: int = 4) -> PoolSize:
@@ -110,23 +123,54 @@ def pool_size(spec: DecoderSpec, config: EngineConfig, *, bytes_per_value: int =
 
 
 def build_executor(model: LoadedModel, size: PoolSize, kind: ExecutorKind = "auto", **options: Any) -> Executor:
-    """The native executor if it is built, else the NumPy one. ConfigError for "native" if it is not."""
+    """The executor of this kind for a decoder. Errors as `executor_kind`."""
+    kind = executor_kind(kind, options)
     spec = model.decoder.for_length(size.max_model_len)
-    num_blocks, block_size = size.num_blocks, size.kv_groups[0].block_size
-    if uses_native(kind):
-        return NativeExecutor(
-            spec, model.weights, num_blocks=num_blocks, block_size=block_size, pooling=model.pooling, **options
-        )
-    return NumpyExecutor(spec, model.weights, num_blocks=num_blocks, block_size=block_size, pooling=model.pooling)
+    common: dict[str, Any] = {
+        "num_blocks": size.num_blocks,
+        "block_size": size.kv_groups[0].block_size,
+        "pooling": model.pooling,
+    }
+    match kind:
+        case "native":
+            return NativeExecutor(spec, model.weights, **common, **options)
+        case "torch":
+            from foreword.executors.torch.executor import TorchExecutor
+
+            return TorchExecutor(spec, model.weights, **common, **options)
+    return NumpyExecutor(spec, model.weights, **common)
 
 
-def uses_native(kind: ExecutorKind) -> bool:
-    """Whether ``kind`` is the native executor in this installation."""
-    if kind not in ("auto", "native", "numpy"):
-        raise ConfigError(f"executor={kind!r}: must be 'auto', 'native' or 'numpy'")
+def executor_kind(kind: ExecutorKind, options: Mapping[str, Any]) -> ExecutorKind:
+    """``kind``, and for "auto" the native executor if it is built, else the NumPy one.
+
+    ConfigError for a kind that does not exist or is not installed, and for an option that it does not have.
+    """
+    if kind == "auto":
+        kind = "native" if available() else "numpy"
+    if kind not in OPTIONS:
+        raise ConfigError(f"executor={kind!r}: must be one of 'auto', {', '.join(map(repr, OPTIONS))}")
     if kind == "native" and not available():
         raise ConfigError("executor='native': the native module is not built; install with a C++20 compiler")
-    return kind != "numpy" and available()
+    if kind == "torch" and find_spec("torch") is None:
+        raise ConfigError("executor='torch': PyTorch is not installed; install foreword[torch]")
+    for name, value in options.items():
+        if name not in OPTIONS[kind]:
+            own = ", ".join(other for other, names in OPTIONS.items() if name in names)
+            raise ConfigError(f"{name}={value!r:.80}: executor {kind!r} has no such option ({own} has); leave it out")
+    return kind
+
+
+def kv_bytes(model: LoadedModel, kind: ExecutorKind, options: Mapping[str, Any]) -> int:
+    """Bytes of one number of a key or value in the cache of an executor."""
+    match executor_kind(kind, options):
+        case "native":
+            return KV_BYTES.get(options.get("kv_format", "bf16"), 4)
+        case "torch":
+            from foreword.executors.torch.options import dtype_of
+
+            return int(dtype_of(options.get("dtype", "auto"), model.weights).itemsize)
+    return 4
 
 
 def build_engine(
@@ -140,7 +184,7 @@ def build_engine(
 ) -> Engine:
     """An engine that serves a loaded model. observers: from its start.
 
-    options: for the native executor (num_threads, weight_format, …).
+    options: of the executor, see `OPTIONS`.
     runs_on: an existing executor, with at least the blocks of `pool_size`, of the spec for its max_model_len. Engines
     may share one in turns, if each resets its prefix cache before the other's turn.
     """
@@ -160,7 +204,7 @@ def build_engine(
             pooling=model.pooling,
             generates=False,
         )
-    bytes_per_value = KV_BYTES.get(options.get("kv_format", "bf16"), 4) if uses_native(executor) else 4
+    bytes_per_value = kv_bytes(model, executor, options)
     size = pool_size(model.decoder, config, bytes_per_value=bytes_per_value)
     drafter: Callable[[RequestStates], Drafter] | None = None
     if config.speculation is not None and config.speculation.model is not None:

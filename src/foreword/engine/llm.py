@@ -14,7 +14,7 @@ import numpy as np
 
 from foreword.arrays import F32
 from foreword.batch import PoolingParams, SamplingParams
-from foreword.engine.build import ExecutorKind, build_engine
+from foreword.engine.build import OPTIONS, ExecutorKind, build_engine
 from foreword.engine.chat import ChatReader, Conversation, Message, as_messages, chat_options, make_chat
 from foreword.engine.config import engine_config
 from foreword.engine.engine import Engine
@@ -38,7 +38,7 @@ OneEach = tuple[str, type[V], str]
 PARAMS = "sampling_params", SamplingParams, "SamplingParams(temperature=…)"
 POOLING = "pooling_params", PoolingParams, 'PoolingParams(task="embed")'
 LORA = "lora", str, "the name of an adapter"
-EXECUTOR_OPTIONS = ("num_threads", "weight_format", "kv_format")  # of the native executor
+EXECUTOR_OPTIONS = {name for names in OPTIONS.values() for name in names}
 
 
 class LLM:
@@ -51,10 +51,10 @@ class LLM:
             print(output.outputs[0].new_text, end="")
 
     model: a name the project knows, a .gguf file, a directory of safetensors, or a hub id.
-    executor: "auto" is the native one if it is built, else "numpy".
+    executor: "native", "numpy" or "torch"; "auto" is the native one if it is built, else "numpy".
     observers: of the engine, from its start. loras: name → path of adapters that are loaded at once.
-    options: num_threads, weight_format and kv_format of the native executor; the fields of `EngineConfig` and of its
-        `SchedulerConfig`. ConfigError for any other name.
+    options: num_threads, weight_format and kv_format of the native executor, num_threads, device and dtype of the torch
+        one; the fields of `EngineConfig` and of its `SchedulerConfig`. ConfigError for any other name.
     """
 
     def __init__(
@@ -66,11 +66,11 @@ class LLM:
         loras: Mapping[str, str | Path] | None = None,
         **options: Any,
     ) -> None:
-        native = {name: options.pop(name) for name in EXECUTOR_OPTIONS if name in options}
-        native = {name: value for name, value in native.items() if value is not None}
+        own = {name: options.pop(name) for name in EXECUTOR_OPTIONS & set(options)}
+        own = {name: value for name, value in own.items() if value is not None}
         config = engine_config(options, other_names=("executor", "observers", "loras", *EXECUTOR_OPTIONS))
         self.model = load_model(model)
-        self.engine: Engine = build_engine(self.model, config, executor=executor, observers=observers, **native)
+        self.engine: Engine = build_engine(self.model, config, executor=executor, observers=observers, **own)
         for name, path in (loras or {}).items():
             self.engine.load_lora(name, path)
         self._name, self._is_closed = model, False

@@ -25,13 +25,23 @@ class KVLayer:
     value_dim: int
 
 
+@dataclass(frozen=True, slots=True)
+class StateLayer:
+    """The states of one recurrent layer: ``size`` float32 numbers per request. group, slot: as `KVLayer`."""
+
+    group: int
+    slot: int
+    size: int
+
+
 class PagedCache:
-    """Keys and values of every layer, in blocks.
+    """Keys and values of every layer with attention, and states of every recurrent layer, in blocks.
 
     A block has one storage slot per layer of a KV group. A block belongs to one group at a time, so all groups share
     the pool, and slot j is as large as the largest layer that uses it.
 
-    keys, values: of each layer, views [num_blocks, block_size, num_kv_heads, key_dim or value_dim].
+    keys, values: of each of ``layers``, views [num_blocks, block_size, num_kv_heads, key_dim or value_dim].
+    states: of each of ``recurrent``, views float32 [num_blocks, size].
     """
 
     def __init__(
@@ -42,11 +52,12 @@ class PagedCache:
         block_size: int,
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
+        recurrent: Sequence[StateLayer] = (),
     ) -> None:
         self.layers, self.block_size, self.device = tuple(layers), block_size, torch.device(device)
-        self._slots = [
-            torch.zeros(num_blocks, size, dtype=dtype, device=device) for size in slot_sizes(layers, block_size)
-        ]
+        sizes = slot_sizes(layers, block_size, dtype, recurrent)
+        self._slots = [torch.zeros(num_blocks, size, dtype=dtype, device=device) for size in sizes]
+        self.states = [self._slots[of.slot].view(torch.float32)[:, : of.size] for of in recurrent]
         self.keys, self.values = [], []
         for layer in self.layers:
             keys, values = (block_size * layer.num_kv_heads * dim for dim in (layer.key_dim, layer.value_dim))
@@ -67,10 +78,16 @@ class PagedCache:
             slot.index_fill_(0, as_tensor(blocks, self.device).long(), 0)
 
 
-def slot_sizes(layers: Sequence[KVLayer], block_size: int) -> list[int]:
-    """The numbers that each storage slot of a block holds, keys and values."""
-    sizes = [0] * (1 + max((layer.slot for layer in layers), default=-1))
+def slot_sizes(
+    layers: Sequence[KVLayer], block_size: int, dtype: torch.dtype, recurrent: Sequence[StateLayer] = ()
+) -> list[int]:
+    """The numbers that each storage slot of a block holds, in ``dtype``: keys and values, or a state."""
+    slots = [layer.slot for layer in layers] + [of.slot for of in recurrent]
+    sizes = [0] * (1 + max(slots, default=-1))
     for layer in layers:
         size = block_size * layer.num_kv_heads * (layer.key_dim + layer.value_dim)
         sizes[layer.slot] = max(sizes[layer.slot], size)
-    return sizes
+    per_float = torch.float32.itemsize // dtype.itemsize
+    for of in recurrent:
+        sizes[of.slot] = max(sizes[of.slot], of.size * per_float)
+    return [-(-size // per_float) * per_float for size in sizes]

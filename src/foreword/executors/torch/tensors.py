@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from foreword.arrays import AnyArray
+    from foreword.arrays import F32, AnyArray
 
 
 def as_tensor(array: AnyArray, device: torch.device | str = "cpu") -> torch.Tensor:
@@ -15,3 +15,9 @@ def as_tensor(array: AnyArray, device: torch.device | str = "cpu") -> torch.Tens
     to it.
     """
     return torch.from_dlpack(array).to(device)
+
+
+def as_floats(tensor: torch.Tensor) -> F32:
+    """The tensor's values in host memory, shared with it if it is float32 there."""
+    floats: F32 = tensor.float().cpu().numpy()
+    return floats

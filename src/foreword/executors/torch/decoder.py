@@ -1,0 +1,182 @@
+"""A decoder's forward pass on tensors: `foreword.models.spec` with the matrices of one input in one product.
+
+A step reads and writes tensors only: what it needs of the batch is in `Step`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding, gelu, linear, rms_norm, silu
+
+from foreword.executors.torch.grouped import grouped
+from foreword.executors.torch.recurrent import RecurrentLayer
+from foreword.executors.torch.rotation import Rotary
+from foreword.executors.torch.step import Step
+from foreword.executors.torch.weights import Linear, Loader
+from foreword.models.spec import Activation, DecoderSpec, MoeSpec
+
+
+class Decoder:
+    """Runs ``spec`` with weights of one dtype on one device."""
+
+    def __init__(self, spec: DecoderSpec, load: Loader) -> None:
+        self.spec = spec
+        self.embed = load("embed")
+        self.layers = [Layer(spec, i, load) for i in range(spec.num_layers)]
+        self.final_norm = load("final_norm")
+        self.head: Tensor | None = None
+        if spec.has_logits:
+            self.head = self.embed if spec.tie_embeddings else load("lm_head")
+        ropes = {layer.rope for layer in spec.layers if layer.rope is not None}
+        self.rotaries = {rope: Rotary(rope, spec.head_dim, load.device) for rope in ropes}
+
+    def forward(self, step: Step) -> Tensor:
+        """The residual stream [T, hidden] after the last layer. Keys, values and states of the tokens are written."""
+        x = embedding(step.input_ids, self.embed)
+        if self.spec.embedding_scale != 1:
+            x = x * self.spec.embedding_scale
+        if step.embeds is not None:
+            tokens, vectors = step.embeds
+            x[tokens] = vectors.to(x.dtype)
+        step.rotations = {rope: rotary.at(step.positions, x.dtype) for rope, rotary in self.rotaries.items()}
+        for layer in self.layers:
+            x = layer(x, step)
+        return x
+
+    def hidden_states(self, x: Tensor) -> Tensor:
+        """norm(x, final_norm)"""
+        return norm(x, self.final_norm, self.spec.norm_eps)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Logits [L, V] of the residual stream [L, hidden] at some tokens."""
+        assert self.head is not None
+        return cap(linear(self.hidden_states(x), self.head), self.spec.final_softcap)
+
+
+class Layer:
+    """One layer of a decoder. products: those that adapters may change."""
+
+    def __init__(self, spec: DecoderSpec, index: int, load: Loader) -> None:
+        layer, prefix = spec.layers[index], f"layers.{index}."
+        self.eps, self.products = spec.norm_eps, list[Linear]()
+        self.attn_norm, self.mlp_norm = load(prefix + "attn_norm"), load(prefix + "mlp_norm")
+        self.post_attn_norm = load(prefix + "post_attn_norm") if spec.post_norms else None
+        self.post_mlp_norm = load(prefix + "post_mlp_norm") if spec.post_norms else None
+        self.mixer: Attention | RecurrentLayer
+        self.mlp: Mlp | Experts
+        if layer.recurrent is None:
+            self.mixer = Attention(spec, index, load)
+            self.products += [self.mixer.inputs, self.mixer.output]
+        else:
+            self.mixer = RecurrentLayer(layer.recurrent, spec, index, load)
+        if layer.moe is None:
+            self.mlp = Mlp(prefix, spec.activation, load)
+            self.products += [self.mlp.gate_up, self.mlp.down]
+        else:
+            self.mlp = Experts(prefix, spec.activation, layer.moe, load)
+
+    def __call__(self, x: Tensor, step: Step) -> Tensor:
+        a = self.mixer(norm(x, self.attn_norm, self.eps), step)
+        x = x + (a if self.post_attn_norm is None else norm(a, self.post_attn_norm, self.eps))
+        m = self.mlp(norm(x, self.mlp_norm, self.eps), step)
+        return x + (m if self.post_mlp_norm is None else norm(m, self.post_mlp_norm, self.eps))
+
+
+class Attention:
+    """Attention of one layer, for its normed input [T, hidden]."""
+
+    def __init__(self, spec: DecoderSpec, index: int, load: Loader) -> None:
+        prefix = f"layers.{index}."
+        self.spec, self.layer = spec, spec.layers[index]
+        self.index = sum(layer.recurrent is None for layer in spec.layers[:index])  # in the cache
+        names = ("q", "k", "v", "attn_gate") if spec.attn_gate else ("q", "k", "v")
+        self.inputs = load.linear(prefix, names, biases="qkv" if spec.qkv_bias else ())
+        self.output = load.linear(prefix, ["o"])
+        self.heads = spec.num_heads, spec.num_kv_heads
+        self.qk_norm: Tensor | None = None  # [heads of q and k, head_dim]
+        if spec.qk_norm:
+            norms = zip((load(prefix + "q_norm"), load(prefix + "k_norm")), self.heads, strict=True)
+            self.qk_norm = torch.cat([weight.expand(count, -1) for weight, count in norms])
+
+    def __call__(self, h: Tensor, step: Step) -> Tensor:
+        spec = self.spec
+        qk, v, gate = self.inputs(h, step.loras).tensor_split(self._ends, dim=1)
+        qk = qk.unflatten(1, (-1, spec.head_dim))
+        if self.qk_norm is not None:
+            qk = rms_norm(qk, (spec.head_dim,), None, spec.norm_eps) * self.qk_norm
+        if self.layer.rope is not None:
+            qk = step.rotations[self.layer.rope](qk)
+        q, k = qk.split(self.heads, dim=1)
+        step.attention.write(self.index, k, v.unflatten(1, (-1, spec.head_dim)))
+        a = step.attention.attend(
+            self.index, q, scale=spec.query_scale, window=self.layer.sliding_window, softcap=spec.attn_softcap
+        ).flatten(1)
+        return self.output(a * gate.sigmoid() if spec.attn_gate else a, step.loras)
+
+    @property
+    def _ends(self) -> tuple[int, int]:
+        """Where q with k ends in the outputs of ``inputs``, and where v ends."""
+        q, k, v = self.inputs.sizes[:3]
+        return q + k, q + k + v
+
+
+class Mlp:
+    """(act(h Wgate) * (h Wup)) Wdown"""
+
+    def __init__(self, prefix: str, activation: Activation, load: Loader) -> None:
+        self.activation = activation
+        self.gate_up, self.down = load.linear(prefix, ["gate", "up"]), load.linear(prefix, ["down"])
+
+    def __call__(self, h: Tensor, step: Step) -> Tensor:
+        return self.down(gated(self.gate_up(h, step.loras), self.activation), step.loras)
+
+
+class Experts:
+    """Each token through its chosen experts, weighted by the router, and the shared expert if there is one.
+
+    The router computes in float32. Of equal probabilities the expert with the lowest number comes first.
+    """
+
+    def __init__(self, prefix: str, activation: Activation, moe: MoeSpec, load: Loader) -> None:
+        self.moe, self.activation = moe, activation
+        self.router = load(prefix + "router", torch.float32)
+        experts = [f"{prefix}experts.{e}." for e in range(moe.num_experts)]
+        self.gate_up, self.down = load.stacked(experts, ["gate", "up"]), load.stacked(experts, ["down"])
+        self.numbers = torch.arange(moe.num_experts, device=load.device)
+        self.shared: Mlp | None = None
+        if moe.shared_intermediate_size:
+            self.shared = Mlp(prefix + "shared.", activation, load)
+            self.shared_gate = load(prefix + "shared_gate")
+
+    def __call__(self, h: Tensor, step: Step) -> Tensor:
+        count = self.moe.experts_per_token
+        weights, chosen = linear(h.float(), self.router).softmax(-1).sort(dim=-1, descending=True, stable=True)
+        weights, chosen = weights[:, :count], chosen[:, :count]
+        if self.moe.norm_topk:
+            weights = weights / weights.sum(-1, keepdim=True)
+        experts, order = chosen.flatten().sort(stable=True)  # of pairs of a token and one of its experts
+        ends = torch.searchsorted(experts, self.numbers, right=True).int()
+        inner = gated(grouped(h[order // count], self.gate_up, ends), self.activation)
+        outputs = torch.empty(len(order), h.shape[1], dtype=h.dtype, device=h.device)
+        outputs[order] = grouped(inner, self.down, ends)
+        out = (outputs.view(-1, count, h.shape[1]) * weights[..., None].to(h.dtype)).sum(1)
+        if self.shared is not None:
+            out += self.shared(h, step) * linear(h, self.shared_gate).sigmoid()
+        return out
+
+
+def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / sqrt(mean(x²) + eps) * weight over the last axis."""
+    return rms_norm(x, weight.shape, weight, eps)
+
+
+def cap(x: Tensor, limit: float | None) -> Tensor:
+    """limit * tanh(x / limit); x itself for None."""
+    return x if limit is None else limit * torch.tanh(x / limit)
+
+
+def gated(gate_up: Tensor, activation: Activation) -> Tensor:
+    """act(gate) * up of [N, gate and up]."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return (silu(gate) if activation == "silu" else gelu(gate, approximate="tanh")) * up

@@ -1,0 +1,135 @@
+"""The torch executor of decoders: a model's own forward pass in PyTorch, on a CPU or a CUDA device."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from foreword.arrays import F32, I32, I64, AnyArray
+from foreword.batch import InputBatch, mrope_positions, prompt_embeds
+from foreword.executors.executor import Capability
+from foreword.executors.host import HostExecutor
+from foreword.executors.pooling import Pooler
+from foreword.executors.torch.attention import GatheredAttention
+from foreword.executors.torch.cache import KVLayer, PagedCache, StateLayer
+from foreword.executors.torch.decoder import Decoder
+from foreword.executors.torch.loras import Loras
+from foreword.executors.torch.options import DType, device_of, dtype_of, use_threads
+from foreword.executors.torch.step import RecurrentStep, Step
+from foreword.executors.torch.tensors import as_floats, as_tensor
+from foreword.executors.torch.weights import Loader
+from foreword.models.lora import LoraAdapter
+from foreword.models.pooling import PoolingSpec
+from foreword.models.spec import DecoderSpec
+from foreword.models.weights import Weights
+
+
+class TorchExecutor(HostExecutor):
+    """Runs ``spec`` with ``weights`` on ``device``, in ``dtype``. Samples on the host.
+
+    num_blocks, block_size: the KV pool; block ids are shared by all KV groups and block 0 is the null block.
+    dtype: of weights, activations, keys and values. "auto": float32 if the embedding is stored so, else bfloat16.
+    num_threads: of PyTorch's operators, in the whole process; None: as PyTorch has them.
+    pooling: of pooling requests; None: the last token, without a head.
+
+    Weights are read matrix by matrix, dequantised to ``dtype``; afterwards no file is read. ModelError if it changed.
+    ConfigError for an unknown device or dtype, and for a device that this machine lacks.
+    """
+
+    capabilities = HostExecutor.capabilities | {Capability.LORA, Capability.POOLING, Capability.RECURRENT_STATE}
+
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        weights: Weights,
+        *,
+        num_blocks: int,
+        block_size: int,
+        device: str = "cpu",
+        dtype: DType = "auto",
+        num_threads: int | None = None,
+        pooling: PoolingSpec | None = None,
+    ) -> None:
+        use_threads(num_threads)
+        super().__init__(pooler=Pooler(pooling or PoolingSpec(), weights))
+        self.read_inputs_of(spec)
+        self.spec = spec
+        load = Loader(weights, device_of(device), dtype_of(dtype, weights))
+        self.device = load.device
+        self.decoder = Decoder(spec, load)
+        attention, recurrent = cache_layers(spec)
+        self.cache = PagedCache(
+            attention,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            dtype=load.dtype,
+            device=load.device,
+            recurrent=recurrent,
+        )
+        self.attention = GatheredAttention(self.cache)
+        products = [product for layer in self.decoder.layers for product in layer.products]
+        self._loras = Loras({p.parts: (p.sizes, p.weight.shape[1]) for p in products}, load.device, load.dtype)
+        self._last = torch.zeros(0, spec.hidden_size, dtype=load.dtype, device=load.device)
+
+    def compute(self, batch: InputBatch, logits_indices: I64) -> F32:
+        """See `HostExecutor.compute`. PlanError for a number without an adapter; nothing was written then."""
+        with torch.inference_mode():
+            self._last = self.decoder.forward(self._step(batch))
+            if not self.spec.has_logits:
+                return np.zeros((0, self.spec.vocab_size), np.float32)
+            return as_floats(self.decoder.logits(self._last[self._tensor(logits_indices)]))
+
+    def hidden_states(self, tokens: I64) -> F32:
+        """See `HostExecutor.hidden_states`."""
+        with torch.inference_mode():
+            return as_floats(self.decoder.hidden_states(self._last[self._tensor(tokens)]))
+
+    def _step(self, batch: InputBatch) -> Step:
+        self.attention.begin(batch)
+        T, states = batch.num_tokens, batch.states
+        positions = batch.positions[:T]
+        if self.mrope_dims:
+            positions = mrope_positions(batch, self.mrope_dims)[:, :T]
+        step = Step(
+            self._tensor(batch.input_ids[:T]),
+            self._tensor(positions),
+            self.attention,
+            loras=self._loras.of_step(batch),
+        )
+        if states.extras.prompt_embeds:
+            tokens, embeds = prompt_embeds(batch, self.hidden_size)
+            if len(tokens):
+                step.embeds = self._tensor(tokens), self._tensor(embeds)
+        if self.spec.state_size:
+            step.recurrent = RecurrentStep(batch, self.cache.states, self.device)
+        return step
+
+    def _tensor(self, array: AnyArray) -> Tensor:
+        return as_tensor(array, self.device)
+
+    def load_lora(self, lora_id: int, adapter: LoraAdapter) -> int:
+        """See `LoraExecutor.load_lora`. Its factors are held in the model's dtype."""
+        return self._loras.load(lora_id, adapter)
+
+    def drop_lora(self, lora_id: int) -> None:
+        """See `LoraExecutor.drop_lora`."""
+        self._loras.drop(lora_id)
+
+    def copy_blocks(self, sources: I32, destinations: I32) -> None:
+        """Copy whole blocks, in every layer. All sources are read before any destination is written."""
+        self.cache.copy_blocks(sources, destinations)
+
+    def zero_blocks(self, blocks: I32) -> None:
+        """Fill whole blocks with zeros, in every layer."""
+        self.cache.zero_blocks(blocks)
+
+
+def cache_layers(spec: DecoderSpec) -> tuple[list[KVLayer], list[StateLayer]]:
+    """What the layers with attention keep in the cache, and what the recurrent ones keep, in their order."""
+    place = {layer: (g, slot) for g, group in enumerate(spec.kv_groups()) for slot, layer in enumerate(group.layers)}
+    heads = spec.num_kv_heads, spec.head_dim, spec.head_dim
+    return (
+        [KVLayer(*place[i], *heads) for i, layer in enumerate(spec.layers) if layer.recurrent is None],
+        [StateLayer(*place[i], layer.recurrent.state_size) for i, layer in enumerate(spec.layers) if layer.recurrent],
+    )

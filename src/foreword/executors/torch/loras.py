@@ -1,0 +1,128 @@
+"""LoRA adapters that an executor holds, and their changes of the products of a step."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from foreword.batch import InputBatch, lora_mapping
+from foreword.errors import PlanError
+from foreword.executors.torch.grouped import aligned, grouped
+from foreword.models.lora import LoraAdapter
+
+Parts = tuple[str, ...]
+"""The canonical names of the matrices of a product."""
+
+
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """What the adapters change in one product. a: [adapters, rank, in]; b: [adapters, out, rank], times the scales.
+
+    The parts of an adapter share its rank one after the other. Zeros fill it up to the largest of all adapters.
+    """
+
+    a: Tensor
+    b: Tensor
+
+    @property
+    def rank(self) -> int:
+        return int(self.a.shape[1])
+
+    def with_rank(self, rank: int) -> Factors:
+        """The same with zeros up to a rank."""
+        more = rank - self.rank
+        return Factors(pad(self.a, (0, 0, 0, more)), pad(self.b, (0, more)))
+
+    def insert(self, at: int, other: Factors) -> Factors:
+        """With the adapters of ``other`` before the one with index ``at``."""
+        rank = max(self.rank, other.rank)
+        old, new = self.with_rank(rank), other.with_rank(rank)
+        a, b = (torch.cat((x[:at], y, x[at:])) for x, y in ((old.a, new.a), (old.b, new.b)))
+        return Factors(a, b)
+
+
+@dataclass(frozen=True, slots=True)
+class StepLoras:
+    """The adapters of a step. tokens: int64 [N], those with an adapter, sorted by it; ends: int32 [adapters], where the
+    tokens of each end.
+    """
+
+    factors: Mapping[Parts, Factors]
+    tokens: Tensor
+    ends: Tensor
+
+    def add(self, out: Tensor, x: Tensor, parts: Parts) -> Tensor:
+        """Add the changes of the product ``parts`` of x [T, in] to out [T, out]."""
+        own = self.factors.get(parts)
+        if own is None or not own.rank:
+            return out
+        return out.index_add_(0, self.tokens, grouped(grouped(x[self.tokens], own.a, self.ends), own.b, self.ends))
+
+
+class Loras:
+    """The adapters that an executor holds, in the order of their numbers.
+
+    products: parts → outputs of each part and inputs, of the products that adapters may change.
+    """
+
+    def __init__(
+        self, products: Mapping[Parts, tuple[tuple[int, ...], int]], device: torch.device, dtype: torch.dtype
+    ) -> None:
+        self._products, self._device, self._dtype = products, device, dtype
+        self._ids: list[int] = []
+        self._factors: dict[Parts, Factors] = {}
+
+    def load(self, lora_id: int, adapter: LoraAdapter) -> int:
+        """Hold an adapter under a number that is free. Returns the bytes of its factors."""
+        at = bisect_left(self._ids, lora_id)
+        size = 0
+        for parts, (sizes, num_inputs) in self._products.items():
+            new = self._fused(adapter, parts, sizes, num_inputs)
+            size += new.a.nbytes + new.b.nbytes
+            self._factors[parts] = self._factors[parts].insert(at, new) if self._ids else new
+        self._ids.insert(at, lora_id)
+        return size
+
+    def drop(self, lora_id: int) -> None:
+        """Free an adapter, if it is held."""
+        if lora_id in self._ids:
+            rest = [i for i, own in enumerate(self._ids) if own != lora_id]
+            self._factors = {parts: Factors(own.a[rest], own.b[rest]) for parts, own in self._factors.items()}
+            self._ids.remove(lora_id)
+
+    def of_step(self, batch: InputBatch) -> StepLoras | None:
+        """The adapters of a batch, None if no token has one. PlanError for a number without an adapter."""
+        if not batch.states.loras:
+            return None
+        mapping = lora_mapping(batch)
+        for lora_id in mapping.active:
+            if lora_id not in self._ids:
+                raise PlanError("no adapter has this number", step=batch.step, tensor="lora_id", got=lora_id)
+        if not mapping.active:
+            return None
+        of_tokens = mapping.tokens[: batch.num_tokens]
+        tokens = np.argsort(of_tokens, kind="stable")[int((of_tokens == 0).sum()) :]
+        ends = np.searchsorted(of_tokens[tokens], self._ids, side="right").astype(np.int32)
+        return StepLoras(
+            self._factors, torch.from_numpy(tokens).to(self._device), torch.from_numpy(ends).to(self._device)
+        )
+
+    def _fused(self, adapter: LoraAdapter, parts: Parts, sizes: tuple[int, ...], num_inputs: int) -> Factors:
+        """The factors of one adapter [1, …]: the outputs of a part are computed from its own ranks."""
+        pairs = [adapter.pairs.get(part) for part in parts]
+        rank = aligned(sum(pair.a.shape[0] for pair in pairs if pair))
+        a, b = np.zeros((1, rank, aligned(num_inputs)), np.float32), np.zeros((1, sum(sizes), rank), np.float32)
+        row = column = 0
+        for pair, outputs in zip(pairs, sizes, strict=True):
+            if pair is not None:
+                ranks = slice(column, column := column + pair.a.shape[0])
+                a[0, ranks, :num_inputs] = pair.a.dequantize()
+                b[0, row : row + outputs, ranks] = np.float32(pair.scale) * pair.b.dequantize()
+            row += outputs
+        return Factors(*(torch.from_numpy(x).to(self._device, self._dtype) for x in (a, b)))

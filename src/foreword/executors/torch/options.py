@@ -1,0 +1,46 @@
+"""The device and the number format that a model runs in, by name."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import torch
+
+from foreword.errors import ConfigError
+from foreword.models.quants import Quant
+from foreword.models.weights import Weights
+
+DType = Literal["auto", "fp32", "bf16", "fp16"]
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def dtype_of(name: str, weights: Weights) -> torch.dtype:
+    """The dtype of this name. auto: float32 if the embedding is stored so, else bfloat16. ConfigError for any other."""
+    if name == "auto":
+        name = "fp32" if weights["embed"].quant is Quant.F32 else "bf16"
+    if name not in DTYPES:
+        raise ConfigError(f"dtype={name!r:.80}: must be one of {', '.join(map(repr, get_args(DType)))}")
+    return DTYPES[name]
+
+
+def device_of(name: str) -> torch.device:
+    """The device of this name. ConfigError unless it is the CPU or a CUDA device of this machine."""
+    try:
+        device = torch.device(name)
+    except (RuntimeError, TypeError):
+        raise ConfigError(f"device={name!r:.80}: must be 'cpu', 'cuda' or 'cuda:N'") from None
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device={name!r:.80}: must be 'cpu', 'cuda' or 'cuda:N'")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"device={name!r}: PyTorch finds {torch.cuda.device_count()} CUDA devices; use 'cpu'")
+    return device
+
+
+def use_threads(num_threads: int | None) -> None:
+    """Set the threads of PyTorch's operators, in the whole process; None: as they are. ConfigError unless positive."""
+    if num_threads is None:
+        return
+    if num_threads < 1:
+        raise ConfigError(f"num_threads={num_threads}: must be at least 1")
+    torch.set_num_threads(num_threads)

@@ -1,0 +1,108 @@
+"""Recurrent layers on tensors: `foreword.models.recurrent`, one token of every request at a time.
+
+The large products are of the model's dtype; rates, convolution and states are float32.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear, rms_norm, silu, softplus
+
+from foreword.executors.torch.step import Step
+from foreword.executors.torch.weights import Loader
+from foreword.models.recurrent import RecurrentSpec
+from foreword.models.spec import DecoderSpec
+
+
+class RecurrentLayer:
+    """A recurrent layer, for its normed input [T, hidden]."""
+
+    def __init__(self, own: RecurrentSpec, spec: DecoderSpec, index: int, load: Loader) -> None:
+        prefix = f"layers.{index}.state."
+        self.index = sum(layer.recurrent is not None for layer in spec.layers[:index])  # in the cache
+        self.group = next(g for g, group in enumerate(spec.kv_groups()) if index in group.layers)
+        self.spec, self.eps, self.is_delta = own, spec.norm_eps, own.kind == "gated_delta"
+        self.inputs = load.linear(prefix, [*(name for name, _ in own.parts), "z"])
+        self.output = load.linear(prefix, ["o"])
+        rates = ("dt", "beta") if self.is_delta else ("dt",)
+        self.rates = torch.cat([load(prefix + name, torch.float32) for name in rates])
+        self.dt_bias = load(prefix + "dt_bias", torch.float32)
+        self.rate = load(prefix + "a_log", torch.float32).exp()
+        self.conv = load(prefix + "conv", torch.float32)
+        self.conv_bias = load(prefix + "conv_bias", torch.float32) if own.conv_bias else None
+        self.norm = load(prefix + "norm", torch.float32)
+        self.skip = None if self.is_delta else load(prefix + "skip", torch.float32)
+
+    def __call__(self, x: Tensor, inputs: Step) -> Tensor:
+        own, step = self.spec, inputs.recurrent
+        assert step is not None
+        h = x[step.tokens]
+        u, z = self.inputs(h).float().split((own.num_channels, own.num_values), dim=1)
+        rates = linear(h.float(), self.rates)
+        dt = softplus(rates[:, : own.num_heads] + self.dt_bias)
+        decay = torch.exp(-self.rate * dt)
+        beta = rates[:, own.num_heads :].sigmoid() if self.is_delta else dt
+
+        blocks, states = step.blocks[self.group], step.states[self.index]
+        state = states[blocks].masked_fill(step.is_new[:, None], 0)
+        size = own.num_values * own.key_dim
+        matrices = state[:, :size].reshape(-1, own.num_heads, own.key_dim, own.value_dim)
+        known = torch.cat((state[:, size:].reshape(-1, own.num_channels), u))
+        window, kept = step.convolution(own.conv_kernel)
+        y = self._scan(self._convolve(known, window), decay, beta, matrices, step.begins)
+        states[blocks, :size] = matrices.flatten(1)
+        states[blocks, size:] = known[kept].flatten(1)
+
+        out = torch.empty_like(h)
+        out[step.tokens] = self.output(self._gated(y, silu(z)).to(h.dtype))
+        return out
+
+    def _convolve(self, known: Tensor, window: Tensor) -> Tensor:
+        """silu of the causal convolution, per channel. [T, channels]"""
+        out = known[window[:, 0]] * self.conv[:, 0]
+        for i in range(1, self.spec.conv_kernel):
+            out.addcmul_(known[window[:, i]], self.conv[:, i])
+        return silu(out if self.conv_bias is None else out + self.conv_bias)
+
+    def _scan(self, u: Tensor, decay: Tensor, beta: Tensor, matrices: Tensor, begins: list[int]) -> Tensor:
+        """y [T, heads, value_dim]; matrices [requests, heads, key_dim, value_dim] is read and written.
+
+        decay, beta: [T, heads]; beta is the factor of what is written.
+        """
+        own = self.spec
+        parts = dict(zip((name for name, _ in own.parts), u.split([size for _, size in own.parts], dim=1), strict=True))
+        q, k = (parts[name].unflatten(1, (own.num_key_heads, own.key_dim)) for name in "qk")
+        if self.is_delta:
+            q, k = unit(q) * own.key_dim**-0.5, unit(k)
+        per_key = own.num_heads // own.num_key_heads
+        q, k = (x.repeat_interleave(per_key, dim=1).flatten(0, 1) for x in (q, k))  # [T · heads, key_dim]
+        v = parts["v"].reshape(-1, 1, own.value_dim)  # [T · heads, 1, value_dim]
+        decay, beta = decay.reshape(-1, 1, 1), beta.reshape(-1, 1, 1)
+        new = beta * v
+        y = torch.empty_like(v)
+        state = matrices.flatten(0, 1)
+        for start, end in pairwise(begin * own.num_heads for begin in begins):
+            rows = slice(start, end)
+            s = state[: end - start].mul_(decay[rows])
+            if self.is_delta:
+                new[rows] -= beta[rows] * torch.bmm(k[rows, None], s)
+            s.baddbmm_(k[rows, :, None], new[rows])
+            torch.bmm(q[rows, None], s, out=y[rows])
+        if self.skip is not None:
+            y = y + self.skip.repeat(len(u))[:, None, None] * v
+        return y.view(len(u), own.num_heads, own.value_dim)
+
+    def _gated(self, y: Tensor, gate: Tensor) -> Tensor:
+        """The gated and normed outputs [T, num_values]. gate: [T, num_values]"""
+        if self.is_delta:
+            return rms_norm(y, self.norm.shape, self.norm, self.eps).flatten(1) * gate
+        out = (y.flatten(1) * gate).unflatten(1, (self.spec.num_key_heads, -1))
+        return rms_norm(out, out.shape[2:], None, self.eps).flatten(1) * self.norm
+
+
+def unit(x: Tensor) -> Tensor:
+    """x / sqrt(Σ x² + 1e-6) over the last axis."""
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)

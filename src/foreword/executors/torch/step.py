@@ -1,0 +1,80 @@
+"""What a decoder reads of a step, as tensors on its device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from foreword.arrays import I64
+from foreword.batch import InputBatch
+from foreword.executors.torch.attention import PagedAttention
+from foreword.executors.torch.loras import StepLoras
+from foreword.executors.torch.rotation import Rotation
+from foreword.executors.torch.tensors import as_tensor
+from foreword.models.spec import RopeSpec
+
+
+@dataclass(slots=True)
+class Step:
+    """The inputs of a step of T tokens.
+
+    positions: [T], or with M-RoPE [mrope_dims, T]. embeds: int64 [N] tokens and their vectors [N, hidden] in place of
+    embedding rows. recurrent: None without recurrent layers. rotations: of the positions, set by the decoder.
+    """
+
+    input_ids: Tensor
+    positions: Tensor
+    attention: PagedAttention
+    embeds: tuple[Tensor, Tensor] | None = None
+    loras: StepLoras | None = None
+    recurrent: RecurrentStep | None = None
+    rotations: Mapping[RopeSpec, Rotation] = field(default_factory=dict)
+
+
+class RecurrentStep:
+    """The order in which recurrent layers compute a step, and the blocks of their states.
+
+    Requests are sorted by their number of tokens, most first; tokens by their number t within the request, and for
+    equal t by request. So the t-th tokens are rows [begins[t], begins[t + 1]), of the first requests.
+
+    states: of each recurrent layer, float32 [num_blocks, state_size]. blocks: int64 [requests] of each KV group.
+    is_new: whether nothing is computed of a request yet. tokens: int64 [T], the batch's token of each row.
+    """
+
+    def __init__(self, batch: InputBatch, states: Sequence[Tensor], device: torch.device) -> None:
+        lengths = batch.num_scheduled_tokens
+        order = np.argsort(-lengths, kind="stable")
+        self._lengths = lengths[order].astype(np.int64)
+        counts = len(lengths) - np.searchsorted(self._lengths[::-1], np.arange(self._lengths[0]), side="right")
+        self._begins = np.concatenate([[0], np.cumsum(counts)])
+        self._at = np.repeat(np.arange(len(counts)), counts)  # t of each row
+        self._request = np.arange(len(self._at)) - self._begins[self._at]
+        self._indices: dict[int, tuple[Tensor, Tensor]] = {}
+        self.states, self.begins, self._device = states, self._begins.tolist(), device
+        self.tokens = as_tensor(batch.query_start_loc[order][self._request] + self._at, device)
+        self.is_new = as_tensor(batch.num_computed_tokens[order] == 0, device)
+        rows = batch.idx_mapping[order]
+        self.blocks = [as_tensor(table.table[rows, 0].astype(np.int64), device) for table in batch.states.block_tables]
+
+    def convolution(self, kernel: int) -> tuple[Tensor, Tensor]:
+        """Of a convolution over ``kernel`` inputs: the inputs of each row int64 [T, kernel], and those that the state
+        keeps, int64 [requests, kernel − 1]. They are numbers of rows: first of the inputs kept so far
+        [requests · (kernel − 1)], then of the step's [T].
+        """
+        if kernel not in self._indices:
+            requests = np.arange(len(self._lengths))
+            window, kept = np.arange(kernel) - (kernel - 1), np.arange(kernel - 1) - (kernel - 1)
+            self._indices[kernel] = (
+                self._rows(self._at[:, None] + window, self._request[:, None], kernel - 1),
+                self._rows(self._lengths[:, None] + kept, requests[:, None], kernel - 1),
+            )
+        return self._indices[kernel]
+
+    def _rows(self, at: I64, request: I64, past: int) -> Tensor:
+        """The rows of the inputs at t = at, which are among the ``past`` kept ones of a request if negative."""
+        here = len(self._lengths) * past + self._begins[np.maximum(at, 0)] + request
+        return as_tensor(np.where(at < 0, request * past + past + at, here), self._device)
