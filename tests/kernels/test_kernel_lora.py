@@ -6,37 +6,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from kernel_adapters import merged, random_adapter
 from kernel_driver import Driver
 from kernel_reference import SPECS, Reference, float_tensor, random_weights
 
 from foreword import _native
 from foreword.errors import PlanError
 from foreword.models.lora import MAX_RANK, LoraAdapter, LoraPair
-from foreword.models.spec import weight_names
 
 LEVELS = _native.isa_levels()
 FORMATS = ["fp32", "auto", "bf16", "int8", "q4"]
 RANKS = (1, 8, 16, 17, MAX_RANK)
-
-
-def random_adapter(spec, rank, seed, names=("q", "k", "v", "attn_gate", "o", "gate", "up", "down")):
-    rng = np.random.default_rng(seed)
-    pairs = {}
-    for name, shape in weight_names(spec):
-        layer, _, last = name.rpartition(".")
-        if last in names and layer.count(".") == 1:
-            a = rng.normal(0, 1 / np.sqrt(shape[1]), (rank, shape[1]))
-            b = rng.normal(0, 0.5 / np.sqrt(rank), (shape[0], rank))
-            pairs[name] = LoraPair(float_tensor(a), float_tensor(b), 1.5)
-    return LoraAdapter(Path(str(seed)), pairs)
-
-
-def merged(weights, adapter):
-    out = dict(weights)
-    for name, pair in adapter.pairs.items():
-        change = pair.b.dequantize().astype(np.float64) @ pair.a.dequantize() * pair.scale
-        out[name] = float_tensor(weights[name].dequantize() + change)
-    return out
 
 
 def relative_error(got, want):

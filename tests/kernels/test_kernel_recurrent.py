@@ -1,4 +1,4 @@
-"""Recurrent layers in both executors, against a plain loop over tokens in float64, and in an engine."""
+"""Recurrent layers in every executor, against a plain loop over tokens in float64, and in an engine."""
 
 from __future__ import annotations
 
@@ -13,28 +13,18 @@ from foreword.engine.config import engine_config
 from foreword.engine.speculation import SpeculationConfig
 from foreword.errors import ConfigError
 from foreword.executors.groups import batch_groups
-from foreword.executors.native import NativeExecutor
-from foreword.executors.numpy import NumpyExecutor
+from models.running import EXECUTORS
 
 HYBRIDS = ("mamba2", "gated_delta")
 BLOCK_SIZE, NUM_BLOCKS = 16, 400
 RNG = np.random.default_rng(7)
-both = pytest.mark.parametrize("kind", ["numpy", "native"])
+every = pytest.mark.parametrize("kind", EXECUTORS)
 kinds = pytest.mark.parametrize("name", HYBRIDS)
 
 
 def executor_of(kind: str, spec, weights, num_blocks: int = NUM_BLOCKS):
-    if kind == "numpy":
-        return NumpyExecutor(spec, weights, num_blocks=num_blocks, block_size=BLOCK_SIZE)
-    return NativeExecutor(
-        spec,
-        weights,
-        num_blocks=num_blocks,
-        block_size=BLOCK_SIZE,
-        weight_format="fp32",
-        kv_format="fp32",
-        num_threads=3,
-    )
+    threads = {"num_threads": 3} if kind == "native" else {}
+    return EXECUTORS[kind](spec, weights, num_blocks=num_blocks, block_size=BLOCK_SIZE, **threads)
 
 
 def driver(kind: str, name: str) -> Driver:
@@ -51,7 +41,7 @@ def assert_close(got, want):
     assert np.abs(got - want).max() / np.abs(want).max() < 1e-5
 
 
-@both
+@every
 @kinds
 @pytest.mark.parametrize("chunks", [[90], [1] * 12, [2, 1, 3, 1, 1, 40, 1, 41]])
 def test_chunks_of_any_size_give_the_logits_of_the_loop_over_tokens(kind, name, chunks):
@@ -59,7 +49,7 @@ def test_chunks_of_any_size_give_the_logits_of_the_loop_over_tokens(kind, name, 
         assert_close(logits, WANT[name][end - 1])
 
 
-@both
+@every
 @kinds
 def test_requests_of_one_step_have_states_of_their_own(kind, name):
     other = RNG.integers(0, 301, 60).tolist()
@@ -74,7 +64,7 @@ def test_requests_of_one_step_have_states_of_their_own(kind, name):
             assert_close(logits, want[request][done[request] - 1])
 
 
-@both
+@every
 @kinds
 def test_a_new_request_starts_from_zero_whatever_its_block_held(kind, name):
     run = driver(kind, name)
@@ -85,7 +75,7 @@ def test_a_new_request_starts_from_zero_whatever_its_block_held(kind, name):
     np.testing.assert_array_equal(run.step({"a": 50})["a"], first)
 
 
-@both
+@every
 @kinds
 def test_a_copied_block_continues_with_its_state(kind, name):
     run = driver(kind, name)
@@ -133,7 +123,7 @@ def prompts_of(count: int) -> dict[str, list[int]]:
     return {str(i): stem + RNG.integers(0, 301, 3 * i).tolist() for i in range(count - 1)} | {"equal": stem}
 
 
-@both
+@every
 @kinds
 @pytest.mark.parametrize("async_scheduling", [False, True])
 def test_alone_in_a_crowd_in_chunks_and_after_preemption_the_tokens_are_equal(kind, name, async_scheduling):
@@ -152,7 +142,7 @@ def test_alone_in_a_crowd_in_chunks_and_after_preemption_the_tokens_are_equal(ki
         assert sum(output.metrics.num_preemptions for output in preempted.values())
 
 
-@both
+@every
 @kinds
 def test_a_prefix_hit_continues_from_a_kept_state_with_equal_tokens(kind, name):
     engine = engine_of(kind, name)

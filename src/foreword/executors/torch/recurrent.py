@@ -49,7 +49,7 @@ class RecurrentLayer:
         blocks, states = step.blocks[self.group], step.states[self.index]
         state = states[blocks].masked_fill(step.is_new[:, None], 0)
         size = own.num_values * own.key_dim
-        matrices = state[:, :size].reshape(-1, own.num_heads, own.key_dim, own.value_dim)
+        matrices = state[:, :size].contiguous().view(-1, own.num_heads, own.key_dim, own.value_dim)
         known = torch.cat((state[:, size:].reshape(-1, own.num_channels), u))
         window, kept = step.convolution(own.conv_kernel)
         y = self._scan(self._convolve(known, window), decay, beta, matrices, step.begins)
@@ -83,7 +83,7 @@ class RecurrentLayer:
         decay, beta = decay.reshape(-1, 1, 1), beta.reshape(-1, 1, 1)
         new = beta * v
         y = torch.empty_like(v)
-        state = matrices.flatten(0, 1)
+        state = matrices.view(-1, own.key_dim, own.value_dim)
         for start, end in pairwise(begin * own.num_heads for begin in begins):
             rows = slice(start, end)
             s = state[: end - start].mul_(decay[rows])

@@ -1,0 +1,31 @@
+"""Random adapters, and weights that contain their changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from foreword.models.lora import LoraAdapter, LoraPair
+from foreword.models.spec import weight_names
+from kernels.kernel_reference import float_tensor
+
+
+def random_adapter(spec, rank, seed, names=("q", "k", "v", "attn_gate", "o", "gate", "up", "down")):
+    rng = np.random.default_rng(seed)
+    pairs = {}
+    for name, shape in weight_names(spec):
+        layer, _, last = name.rpartition(".")
+        if last in names and layer.count(".") == 1:
+            a = rng.normal(0, 1 / np.sqrt(shape[1]), (rank, shape[1]))
+            b = rng.normal(0, 0.5 / np.sqrt(rank), (shape[0], rank))
+            pairs[name] = LoraPair(float_tensor(a), float_tensor(b), 1.5)
+    return LoraAdapter(Path(str(seed)), pairs)
+
+
+def merged(weights, adapter):
+    out = dict(weights)
+    for name, pair in adapter.pairs.items():
+        change = pair.b.dequantize().astype(np.float64) @ pair.a.dequantize() * pair.scale
+        out[name] = float_tensor(weights[name].dequantize() + change)
+    return out
