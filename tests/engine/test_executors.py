@@ -24,18 +24,17 @@ from foreword.batch import (
 )
 from foreword.errors import ConfigError, PlanError, RequestError
 from foreword.executors import Capability, HostExecutor, check_inputs
-from foreword.executors.native import NativeExecutor
-from foreword.executors.numpy import NumpyExecutor
 from foreword.models.lora import LoraAdapter
 from foreword.models.spec import LayerSpec, RopeSpec
 from foreword.sampling import Processors
 from kernels.kernel_reference import random_weights, tiny_spec
+from models.running import EXECUTORS
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 EVERYTHING = frozenset(Capability)
 
 
-@pytest.mark.parametrize("kind", [NumpyExecutor, NativeExecutor])
+@pytest.mark.parametrize("kind", EXECUTORS.values(), ids=EXECUTORS)
 def test_what_the_executors_here_read_follows_from_the_model(kind):
     spec = tiny_spec()
     mrope = replace(spec, layers=(LayerSpec(RopeSpec((1.0, 0.5), axes=(0, 2))), *spec.layers[1:]))

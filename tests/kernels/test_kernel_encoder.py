@@ -79,6 +79,24 @@ def test_long_texts_equal_numpy_on_every_instruction_set(name):
             np.testing.assert_allclose(got, want, atol=2e-4, err_msg=f"{isa}, {threads} threads")
 
 
+@pytest.mark.parametrize("name", SPECS)
+def test_long_texts_equal_numpy_in_torch(name):
+    pytest.importorskip("torch", reason="needs the extra foreword[torch]")
+    from foreword.executors.encoder import EncoderExecutor
+    from foreword.executors.torch.encoder import TorchEncoderExecutor
+
+    spec, weights = SPECS[name], weights_of(SPECS[name])
+    batch = batch_of([1300, 1, 97, 600, 16], [700, None, 3, None, 16])
+    want, got = (
+        executor.encode(batch)
+        for executor in (
+            EncoderExecutor(spec, weights, PoolingSpec()),
+            TorchEncoderExecutor(spec, weights, PoolingSpec(), dtype="fp32", num_threads=1),
+        )
+    )
+    np.testing.assert_allclose(got, want, atol=2e-4)
+
+
 def test_a_text_does_not_depend_on_the_texts_beside_it():
     from foreword.executors.native_encoder import NativeEncoderExecutor
 

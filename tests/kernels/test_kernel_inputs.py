@@ -11,9 +11,8 @@ from kernel_reference import random_weights, rope, tiny_spec
 from foreword.batch import KVGroup, SamplingParams
 from foreword.engine import Engine, engine_config
 from foreword.engine.speculation import SpeculationConfig
-from foreword.executors.native import NativeExecutor
-from foreword.executors.numpy import NumpyExecutor
 from foreword.models.spec import LayerSpec
+from models.running import EXECUTORS
 
 AXES = (0, 1, 2, 2, 1, 0, 0, 1)
 ROPES = replace(rope(16), axes=AXES), rope(16)
@@ -25,12 +24,12 @@ WEIGHTS = {name: random_weights(spec) for name, spec in SPECS.items()}
 NUM_BLOCKS, BLOCK_SIZE = 110, 8
 
 
-def engine(name, *, executor=NativeExecutor, num_threads=2, formats=("fp32", "fp32"), num_blocks=NUM_BLOCKS, **config):
+def engine(name, *, kind="native", num_threads=2, formats=("fp32", "fp32"), num_blocks=NUM_BLOCKS, **config):
     spec, options = SPECS[name], {}
-    if executor is NativeExecutor:
+    if kind == "native":
         options = {"num_threads": num_threads, "weight_format": formats[0], "kv_format": formats[1]}
     return Engine(
-        executor(spec, WEIGHTS[name], num_blocks=num_blocks, block_size=BLOCK_SIZE, **options),
+        EXECUTORS[kind](spec, WEIGHTS[name], num_blocks=num_blocks, block_size=BLOCK_SIZE, **options),
         vocab_size=spec.vocab_size,
         max_model_len=90,
         kv_groups=[KVGroup(BLOCK_SIZE, sliding_window=g.sliding_window) for g in spec.kv_groups()],
@@ -119,15 +118,16 @@ def test_embeddings_give_what_their_tokens_give_in_any_traffic(name, formats, se
         assert results(got[request_id]) == results(run(alone, [(request_id, plain, params)])[request_id]), request_id
 
 
+@pytest.mark.parametrize("kind", [kind for kind in EXECUTORS if kind != "numpy"])
 @pytest.mark.parametrize("name", SPECS)
-def test_the_native_executor_gives_the_logits_of_the_numpy_one(name):
+def test_other_executors_give_the_logits_of_the_numpy_one(name, kind):
     rng = np.random.default_rng(9)
     wanted = [(i, {**mixed, "prompt_embeds": mixed["prompt_embeds"] + rng.normal(0, 0.2, (1, 96))}, params)
               for i, mixed, _, params in requests(rng, name) if "prompt_embeds" in mixed]  # fmt: skip
     config = {"max_num_batched_tokens": 40, "max_num_seqs": 4}
-    native, numpy = (run(engine(name, executor=e, **config), wanted) for e in (NativeExecutor, NumpyExecutor))
+    got, want = (run(engine(name, kind=k, **config), wanted) for k in (kind, "numpy"))
     for request_id, _, _ in wanted:
-        for ours, theirs in zip(native[request_id].outputs, numpy[request_id].outputs, strict=True):
+        for ours, theirs in zip(got[request_id].outputs, want[request_id].outputs, strict=True):
             assert ours.token_ids == theirs.token_ids
             assert abs(ours.cumulative_logprob - theirs.cumulative_logprob) < 1e-3
 

@@ -39,7 +39,10 @@ class Decoder:
         if step.embeds is not None:
             tokens, vectors = step.embeds
             x[tokens] = vectors.to(x.dtype)
-        step.rotations = {rope: rotary.at(step.positions, x.dtype) for rope, rotary in self.rotaries.items()}
+        step.rotations = {
+            rope: rotary.at(step.mrope_positions if rope.axes else step.positions, x.dtype)
+            for rope, rotary in self.rotaries.items()
+        }
         for layer in self.layers:
             x = layer(x, step)
         return x

@@ -88,12 +88,10 @@ class TorchExecutor(HostExecutor):
     def _step(self, batch: InputBatch) -> Step:
         self.attention.begin(batch)
         T, states = batch.num_tokens, batch.states
-        positions = batch.positions[:T]
-        if self.mrope_dims:
-            positions = mrope_positions(batch, self.mrope_dims)[:, :T]
         step = Step(
             self._tensor(batch.input_ids[:T]),
-            self._tensor(positions),
+            self._tensor(batch.positions[:T]),
+            self._tensor(mrope_positions(batch, self.mrope_dims)[:, :T]) if self.mrope_dims else None,
             self.attention,
             loras=self._loras.of_step(batch),
         )

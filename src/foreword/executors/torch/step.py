@@ -22,12 +22,14 @@ from foreword.models.spec import RopeSpec
 class Step:
     """The inputs of a step of T tokens.
 
-    positions: [T], or with M-RoPE [mrope_dims, T]. embeds: int64 [N] tokens and their vectors [N, hidden] in place of
-    embedding rows. recurrent: None without recurrent layers. rotations: of the positions, set by the decoder.
+    positions: int64 [T]; mrope_positions: [mrope_dims, T] of a model with M-RoPE. embeds: int64 [N] tokens and their
+    vectors [N, hidden] in place of embedding rows. recurrent: None without recurrent layers. rotations: of the
+    positions, set by the decoder.
     """
 
     input_ids: Tensor
     positions: Tensor
+    mrope_positions: Tensor | None
     attention: PagedAttention
     embeds: tuple[Tensor, Tensor] | None = None
     loras: StepLoras | None = None
