@@ -67,9 +67,9 @@ fuzz: $(STAMPS)/test  ## damaged files and requests for every reader, for three 
 proofs: $(STAMPS)/test  ## corrupt each name of the reference pages, run its proof (minutes)
 	$(BIN)/python tests/reference/prove.py
 
-torch: $(STAMPS)/test  ## the program of docs/torch.md, with PyTorch for the CPU
-	$(PIP) 'torch>=2.11,<2.14'
-	$(BIN)/python -m pytest tests/examples/test_torch_page.py
+torch: $(STAMPS)/test  ## every test that needs PyTorch, with PyTorch for the CPU (minutes)
+	$(PIP) 'torch>=2.11,<2.14' 'numpy>=2.1'
+	$(BIN)/python -m pytest -n auto -k torch
 
 clients: $(STAMPS)/test  ## the server with clients of others: langchain-openai, llm, lm-eval, schemathesis (minutes)
 	$(PIP) langchain-openai llm 'lm-eval[api]' schemathesis opentelemetry-sdk opentelemetry-exporter-otlp-proto-http
