@@ -27,6 +27,7 @@ from kernels.kernel_reference import SPECS, Reference, float_tensor, random_weig
 from kernels.kernel_traffic import BLOCK_SIZE, assert_traffic_changes_nothing, engine
 
 WEIGHTS = {name: random_weights(spec) for name, spec in SPECS.items()}
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 ERRORS = {"fp32": 2e-5, "fp16": 0.02, "bf16": 0.12}
 
 
@@ -47,13 +48,14 @@ def relative_error(got, want):
     return np.abs(got - want).max() / np.abs(want).max()
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", ERRORS)
 @pytest.mark.parametrize("name", SPECS)
-def test_chunks_and_decode_steps_give_the_logits_of_the_whole_sequence(name, dtype):
+def test_chunks_and_decode_steps_give_the_logits_of_the_whole_sequence(name, dtype, device):
     spec, weights = SPECS[name], WEIGHTS[name]
     tokens = tokens_of(spec, 90)
     want = Reference(spec, weights).logits(tokens)
-    got = driver(spec, weights, dtype=dtype).run_alone("a", tokens, [50, 1, 1, 7, 31])
+    got = driver(spec, weights, dtype=dtype, device=device).run_alone("a", tokens, [50, 1, 1, 7, 31])
     for logits, position in zip(got, (49, 50, 51, 58, 89), strict=True):
         assert relative_error(logits, want[position]) < ERRORS[dtype]
 
@@ -141,12 +143,13 @@ def test_tokens_do_not_depend_on_traffic_drafts_overlap_or_preemption(name, num_
     assert_traffic_changes_nothing(crowd, alone, spec.vocab_size)
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [(name, "fp32") for name in ("llama", "odd_sizes", "qkv_bias", "gemma", "moe", "gated_delta")]
     + [(name, dtype) for name in ("llama", "odd_sizes") for dtype in ("bf16", "fp16")],
 )
-def test_adapters_give_the_logits_of_merged_weights_in_a_crowd(name, dtype):
+def test_adapters_give_the_logits_of_merged_weights_in_a_crowd(name, dtype, device):
     """Of different ranks and matrices, loaded in any order, with requests without one between them."""
     spec, weights = SPECS[name], WEIGHTS[name]
     adapters = {
@@ -155,7 +158,7 @@ def test_adapters_give_the_logits_of_merged_weights_in_a_crowd(name, dtype):
         9: random_adapter(spec, 1, 2, ("k", "v", "gate", "o")),
         4: random_adapter(spec, 5, 3),
     }
-    run = driver(spec, weights, dtype=dtype)
+    run = driver(spec, weights, dtype=dtype, device=device)
     sizes = {number: run.executor.load_lora(number, adapter) for number, adapter in adapters.items()}
     assert sizes[7] > sizes[9] > 0
     run.executor.drop_lora(4)
@@ -227,6 +230,8 @@ def test_unknown_options_are_refused_by_name():
     ):
         with pytest.raises(ConfigError, match=message):
             make(spec, weights, **options)
+    with pytest.raises(MemoryError, match=f"the KV pool of {1 << 40} blocks does not fit"):
+        make(spec, weights, num_blocks=1 << 40)
 
 
 def test_auto_is_bfloat16_unless_the_file_has_floats():

@@ -42,6 +42,8 @@ class PagedCache:
 
     keys, values: of each of ``layers``, views [num_blocks, block_size, num_kv_heads, key_dim or value_dim].
     states: of each of ``recurrent``, views float32 [num_blocks, size].
+
+    MemoryError if the blocks do not fit.
     """
 
     def __init__(
@@ -56,7 +58,10 @@ class PagedCache:
     ) -> None:
         self.layers, self.block_size, self.device = tuple(layers), block_size, torch.device(device)
         sizes = slot_sizes(layers, block_size, dtype, recurrent)
-        self._slots = [torch.zeros(num_blocks, size, dtype=dtype, device=device) for size in sizes]
+        try:
+            self._slots = [torch.zeros(num_blocks, size, dtype=dtype, device=device) for size in sizes]
+        except RuntimeError:
+            raise MemoryError(f"the KV pool of {num_blocks} blocks does not fit: use fewer") from None
         self.states = [self._slots[of.slot].view(torch.float32)[:, : of.size] for of in recurrent]
         self.keys, self.values = [], []
         for layer in self.layers:

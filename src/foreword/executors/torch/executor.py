@@ -34,7 +34,8 @@ class TorchExecutor(HostExecutor):
     pooling: of pooling requests; None: the last token, without a head.
 
     Weights are read matrix by matrix, dequantised to ``dtype``; afterwards no file is read. ModelError if it changed.
-    ConfigError for an unknown device or dtype, and for a device that this machine lacks.
+    ConfigError for an unknown device or dtype, and for a device that this machine lacks. MemoryError if the KV pool
+    does not fit.
     """
 
     capabilities = HostExecutor.capabilities | {Capability.LORA, Capability.POOLING, Capability.RECURRENT_STATE}
