@@ -59,7 +59,9 @@ class Loader:
             for part, rows in zip(parts, bias.split(sizes), strict=True):
                 if part in with_bias:
                     self._read(self.weights[part + "_bias"], rows[None])
-        return Linear(parts, sizes, self._joined(parts), bias)
+        # On CPUs, float32 products of few rows are up to twice as fast with this layout; those of bfloat16 are slower.
+        by_column = self.dtype is torch.float32 and self.device.type == "cpu"
+        return Linear(parts, sizes, self._joined(parts, by_column=by_column), bias)
 
     def stacked(self, prefixes: Sequence[str], names: Sequence[str]) -> Tensor:
         """[len(prefixes), rows of all names, columns]: of each prefix, its matrices one below the other, with columns
@@ -73,11 +75,13 @@ class Loader:
                 self._read(self.weights[prefix + name], part[:, :columns])
         return out
 
-    def _joined(self, names: Sequence[str], dtype: torch.dtype | None = None) -> Tensor:
-        """The rows of all weights [Σ rows, columns]."""
+    def _joined(self, names: Sequence[str], dtype: torch.dtype | None = None, *, by_column: bool = False) -> Tensor:
+        """The rows of all weights [Σ rows, columns]. by_column: whether a column is contiguous, instead of a row."""
         tensors = [self.weights[name] for name in names]
         sizes = [prod(tensor.shape[:-1]) for tensor in tensors]
-        out = torch.empty(sum(sizes), tensors[0].shape[-1], dtype=dtype or self.dtype, device=self.device)
+        shape = sum(sizes), tensors[0].shape[-1]
+        out = torch.empty(shape[::-1] if by_column else shape, dtype=dtype or self.dtype, device=self.device)
+        out = out.t() if by_column else out
         for tensor, rows in zip(tensors, out.split(sizes), strict=True):
             self._read(tensor, rows)
         return out
