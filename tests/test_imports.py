@@ -18,12 +18,13 @@ BASE = {"arrays", "errors", "fields", "jsonfile", "native", "_native"}
 
 LAYERS = {
     "batch": set(),
+    "device": {"batch"},
     "models": set(),
     "messages": set(),
     "cache": {"batch"},
     "scheduler": {"batch", "cache"},
     "sampling": {"batch"},
-    "executors": {"batch", "models", "sampling"},
+    "executors": {"batch", "device", "models", "sampling"},
     "structured": {"batch", "sampling"},
     "engine": {"batch", "cache", "scheduler", "models", "messages", "sampling", "executors", "structured"},
     "insight": {"batch", "cache", "scheduler", "models", "messages", "sampling", "executors", "engine"},

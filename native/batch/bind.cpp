@@ -12,6 +12,7 @@
 #include <stdexcept>
 #include <tuple>
 
+#include "batch/packet.h"
 #include "batch/python_values.h"
 #include "batch/rows.h"
 #include "batch/step.h"
@@ -169,14 +170,20 @@ bool admit(RowsCore &core, nb::handle req_ids, Vector<int32_t> rows, nb::handle 
   return true;
 }
 
+Buffers make_buffers(const nb::dict &arrays) {
+  Buffers buffers;
+  buffers.max_num_batched_tokens = int64_t(nb::cast<Vector<int32_t>>(arrays["input_ids"]).shape(0));
+#define FOREWORD_BIND(type, name) buffers.name = pointer<type>(arrays, #name);
+  FOREWORD_STEP_ARRAYS(FOREWORD_BIND)
+#undef FOREWORD_BIND
+  return buffers;
+}
+
 void init_step(StepCore *self, const nb::dict &rows, const nb::dict &arrays, int32_t vocab_size,
                int32_t max_num_draft_tokens) {
   StepCore &core = *new (self) StepCore;
   core.states = make_states(rows, vocab_size, max_num_draft_tokens);
-  core.buffers.max_num_batched_tokens = int64_t(nb::cast<Vector<int32_t>>(arrays["input_ids"]).shape(0));
-#define FOREWORD_BIND(type, name) core.buffers.name = pointer<type>(arrays, #name);
-  FOREWORD_STEP_ARRAYS(FOREWORD_BIND)
-#undef FOREWORD_BIND
+  core.buffers = make_buffers(arrays);
 }
 
 // `table`: the arrays of the group's BlockTable; `step`: the step's arrays of the group; both by name.
@@ -208,6 +215,27 @@ void add_group(StepCore &core, const nb::dict &table, const nb::dict &step, int3
       .recurrent = recurrent,
       .shift = std::has_single_bit(power) ? std::countr_zero(power) : -1,
   });
+}
+
+// `sampling`: the columns of a row's record, in order.
+void init_packets(PacketCore *self, const nb::dict &rows, Vector<const int64_t> stamp, const nb::list &sampling,
+                  int32_t tokens_at, int32_t records_at, int32_t record_size) {
+  PacketCore &core = *new (self) PacketCore;
+  core.states = make_states(rows, 0, 0);
+  core.stamp = stamp.data();
+  core.tokens_at = tokens_at;
+  core.records_at = records_at;
+  core.record_size = record_size;
+  for (const nb::handle column : sampling) {
+    const auto array = nb::cast<AnyVector>(column);
+    core.sampling.push_back({static_cast<const int32_t *>(array.data()), int32_t(array.itemsize() / sizeof(int32_t))});
+  }
+}
+
+void add_device_table(PacketCore &core, Matrix<int32_t> table, Vector<int32_t> num_blocks, Vector<int64_t> content_id,
+                      int32_t table_at, int32_t num_at) {
+  core.tables.push_back({table.data(), num_blocks.data(), content_id.data(), int32_t(table.shape(1)), table_at, num_at,
+                         {}, {}});
 }
 
 // The step's scalars, or None for a plan that breaks a rule: foreword.batch.prepare.plan.check names it.
@@ -297,6 +325,16 @@ void bind_batch(nb::module_ &m) {
       })
       .def("commit", [](StepCore &core, Matrix<const int32_t> s, bool advanced) {
         return core.commit(s.data(), int64_t(s.shape(0)), int64_t(s.shape(1)), advanced);
+      });
+  nb::class_<Buffers>(m, "StepBuffers", "The arrays of one InputBuffers.")
+      .def("__init__", [](Buffers *self, const nb::dict &arrays) { new (self) Buffers(make_buffers(arrays)); });
+  nb::class_<PacketCore>(m, "PacketCore", "Steps as packets for a device that mirrors the rows of one RequestStates.")
+      .def("__init__", &init_packets)
+      .def("add_table", &add_device_table)
+      .def("forget", &PacketCore::forget)
+      .def("generations", &PacketCore::generations)
+      .def("pack", [](PacketCore &core, const Buffers &step, Vector<int32_t> out) {
+        return core.pack(step, out.data(), int64_t(out.shape(0)));
       });
   bind_vllm(m);
 }

@@ -10,7 +10,7 @@ from foreword.batch.difference.encoding import malformed
 from foreword.batch.difference.mirror import admit, checksum, columns, geometry, remove, spans
 from foreword.batch.difference.value import StepDifference
 from foreword.batch.prepare.input_batch import InputBatch
-from foreword.batch.prepare.prepare import AUTO, BACKENDS
+from foreword.batch.prepare.prepare import backend_of
 from foreword.batch.state.admission import check_block_ids
 from foreword.batch.state.changes import make
 from foreword.batch.state.request_states import RequestStates
@@ -34,8 +34,7 @@ def apply_difference(
     """
     if buffers.states is not states:
         raise PlanError("these buffers were made for other states: use InputBuffers.for_states(states, …)")
-    if backend != "auto" and backend not in BACKENDS:
-        raise PlanError(f"backend={backend!r}: must be 'auto', 'native', 'numpy' or 'loops'")
+    run = backend_of(backend)
     _check_base(states, difference)
     for req_id, given in zip(difference.req_ids, difference.extras, strict=False):
         if "sampling_params" in given:
@@ -52,10 +51,9 @@ def apply_difference(
     _write(states, arrays, np.sort(plan[0]))
     arrays.check_all_read()
     states.sampling.num_admissions, states.sampling.base_seed = difference.num_admissions, difference.base_seed
-    name = AUTO if backend == "auto" else backend
-    scalars = BACKENDS[name](states, buffers, plan, difference.pad_to, difference.gather)
+    scalars = run(states, buffers, plan, difference.pad_to, difference.gather)
     before, states._step = states._step, difference.step - 1
-    batch = InputBatch(states, buffers, scalars, None, difference.gather, ops, name)
+    batch = InputBatch(states, buffers, scalars, None, difference.gather, ops, run)
     states._step = max(before, difference.step)
     return batch
 

@@ -71,7 +71,7 @@ def make_dummy(
     if num_computed:
         scalars = _add_context(states, scalars, buffers, counts, num_computed, context_block, gather_block_tables)
     req_ids = [f"dummy {b}" for b in range(num_reqs)]
-    batch = InputBatch(states, buffers, scalars, req_ids, gather_block_tables, NO_BLOCK_OPS, "numpy")
+    batch = InputBatch(states, buffers, scalars, req_ids, gather_block_tables, NO_BLOCK_OPS, vectorized.run)
     batch._close()
     return batch
 

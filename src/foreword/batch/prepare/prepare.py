@@ -12,14 +12,22 @@ from foreword.batch.prepare.input_batch import InputBatch
 from foreword.batch.prepare.plan import NO_PADDING, normalize, padding
 from foreword.batch.state.request_states import RequestStates
 from foreword.batch.step.buffers import InputBuffers
-from foreword.batch.step.tensors import buffers_of, is_gathered, row_generation
+from foreword.batch.step.tensors import BackendFunction, buffers_of, is_gathered, row_generation
 from foreword.batch.values.block_ops import NO_BLOCK_OPS, BlockOps
 from foreword.batch.values.plan import Backend, Check, Drafts, Order, PlanLike, RaggedDrafts
 from foreword.errors import PlanError
 from foreword.native import available
 
-BACKENDS = {"loops": loops.run, "numpy": vectorized.run, "native": native.run}
+BACKENDS: dict[str, BackendFunction] = {"loops": loops.run, "numpy": vectorized.run, "native": native.run}
 AUTO: Backend = "native" if available() else "numpy"
+
+
+def backend_of(backend: Backend | BackendFunction) -> BackendFunction:
+    """The function of a backend; PlanError for an unknown name."""
+    run = backend if callable(backend) else BACKENDS.get(AUTO if backend == "auto" else backend)
+    if run is None:
+        raise PlanError(f"backend={backend!r}: must be 'auto', 'native', 'numpy', 'loops' or a function")
+    return run
 
 
 def prepare_inputs(
@@ -30,7 +38,7 @@ def prepare_inputs(
     draft_tokens: Drafts = None,
     pad_to: tuple[int | None, int | None] | None = None,
     order: Order = "given",
-    backend: Backend = "auto",
+    backend: Backend | BackendFunction = "auto",
     gather_block_tables: bool = True,
     block_ops: BlockOps = NO_BLOCK_OPS,
     check: Check = "off",
@@ -41,7 +49,8 @@ def prepare_inputs(
     draft_tokens: {req_id: [ids]}, or with array plans int32 [B, D] padded with −1; drafts take the last positions.
     pad_to: (num_tokens, num_reqs) for a captured graph; None in either place pads nothing there.
     order: "given", or "decode_first": stable by (no drafts, tokens != 1 + max_num_draft_tokens, tokens).
-    backend: "auto" is native where it is built, else numpy. All three give equal bits.
+    backend: "auto" is native where it is built, else numpy. All three give equal bits, and so does a function such as
+    `foreword.device.backend.DeviceBackend`.
     block_ops: blocks to zero and to copy before the step; the batch carries them to the executor.
     gather_block_tables: False leaves `InputBatch.block_table` out, for kernels that read the states' own tables.
     check: "bounds" compares the step's sums and bounds, O(B); "full" proves every tensor and every slot read or
@@ -55,14 +64,11 @@ def prepare_inputs(
     if buffers.states is not states:
         raise PlanError("these buffers were made for other states: use InputBuffers.for_states(states, …)")
     wanted = normalize(states, plan, draft_tokens, order)
-    if backend == "auto":
-        backend = AUTO
-    elif backend not in BACKENDS:
-        raise PlanError(f"backend={backend!r}: must be 'auto', 'native', 'numpy' or 'loops'")
+    run = backend_of(backend)
     pad = NO_PADDING if pad_to is None else padding(pad_to)
-    scalars = BACKENDS[backend](states, buffers, wanted, pad, gather_block_tables)
+    scalars = run(states, buffers, wanted, pad, gather_block_tables)
     req_ids = list(plan) if type(plan) is dict and order == "given" else None  # else found by row on demand
-    batch = InputBatch(states, buffers, scalars, req_ids, gather_block_tables, block_ops, backend, check)
+    batch = InputBatch(states, buffers, scalars, req_ids, gather_block_tables, block_ops, run, check)
     if check != "off":
         _check(batch, check)
     states._step = batch.step
@@ -110,7 +116,7 @@ def resolve(batch: InputBatch, draft_tokens: Drafts = None) -> None:
     elif draft_tokens is not None:
         _filled_in(batch, draft_tokens)
     plan = rows, counts, drafts, cancelled if cancelled.any() else None
-    batch._update(BACKENDS[batch._backend](states, buffers_of(batch), plan, pad, is_gathered(batch)))
+    batch._update(batch._backend(states, buffers_of(batch), plan, pad, is_gathered(batch)))
     if batch._check != "off":
         _check(batch, batch._check)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar, overload
 
 import numpy as np
@@ -13,7 +13,7 @@ from foreword.batch.step.buffers import InputBuffers
 from foreword.batch.step.layout import EXTENTS, FIELDS, Scalars
 from foreword.batch.values.attention import AttentionState
 from foreword.batch.values.block_ops import BlockOps
-from foreword.batch.values.plan import Check
+from foreword.batch.values.plan import Check, Plan
 from foreword.errors import ForewordError, PlanError
 
 _T = TypeVar("_T")
@@ -21,6 +21,11 @@ GATHERED = ("block_table", "num_blocks")  # made with gather_block_tables alone
 
 
 PREPARED, ADVANCED, COMMITTED = range(3)  # stages of a batch
+
+BackendFunction = Callable[[RequestStates, InputBuffers, Plan, tuple[int, int], bool], Sequence[int]]
+"""backend(states, buffers, plan, (tokens, requests) to pad to or −1, gather): write the step's tensors to the buffers,
+and return its `Scalars`. PlanError and CapacityError as in `foreword.batch.prepare.plan.check`; then nothing changed.
+"""
 
 
 class StaleBatchError(ForewordError, RuntimeError):
@@ -143,7 +148,7 @@ class BatchTensors:
         req_ids: list[str] | None,
         gathered: bool,
         block_ops: BlockOps,
-        backend: str,
+        backend: BackendFunction,
         check: Check = "off",
     ) -> None:
         self._generation = buffers.generation

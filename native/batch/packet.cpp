@@ -1,0 +1,100 @@
+#include "batch/packet.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace foreword {
+
+void PacketCore::forget() {
+  const auto R = size_t(states.max_num_reqs);
+  generations_.assign(R, -1);
+  stamps_.assign(R, -1);
+  records_.resize(R * size_t(record_size));
+  for (DeviceTable &t : tables) {
+    t.held.assign(R, 0);
+    t.copied.assign(R, -1);
+  }
+}
+
+// The runs of what the device lacks of one row.
+void PacketCore::add_row(int32_t row) {
+  const States &s = states;
+  int32_t *record = records_.data() + int64_t(row) * record_size;
+  const int32_t record_at = records_at + row * record_size;
+  if (generations_[row] != s.row_generation[row]) {
+    runs_.push_back({tokens_at + row * s.max_model_len, s.num_tokens[row], s.tokens_of(row)});
+    const int32_t progress[PROGRESS] = {s.num_tokens[row], s.num_computed_tokens[row], s.prefill_len[row],
+                                        s.prompt_len[row]};
+    std::copy_n(progress, PROGRESS, record);
+    runs_.push_back({record_at, PROGRESS, record});
+    generations_[row] = s.row_generation[row];
+  }
+  if (stamps_[row] != stamp[row]) {
+    int32_t *to = record + PROGRESS;
+    for (const RecordColumn &column : sampling) {
+      std::copy_n(column.data + int64_t(row) * column.words, column.words, to);
+      to += column.words;
+    }
+    runs_.push_back({record_at + PROGRESS, int32_t(to - record) - PROGRESS, record + PROGRESS});
+    stamps_[row] = stamp[row];
+  }
+  for (DeviceTable &t : tables) {
+    const bool same = t.copied[row] == t.content_id[row];
+    const int32_t have = same ? t.held[row] : 0, hold = t.num_blocks[row];
+    if (same && have == hold) continue;
+    const int64_t at = int64_t(row) * t.width + have;
+    if (hold > have) runs_.push_back({int32_t(t.table_at + at), hold - have, t.table + at});
+    runs_.push_back({t.num_at + row * record_size, 1, t.num_blocks + row});
+    t.held[row] = hold;
+    t.copied[row] = t.content_id[row];
+  }
+}
+
+int64_t PacketCore::write(int32_t *out, int64_t runs_at) {
+  int32_t *run = out + runs_at, *to = run + 3 * runs_.size();
+  for (const Run &r : runs_) {
+    *run++ = r.to;
+    *run++ = r.length;
+    *run++ = int32_t(to - out);
+    std::memcpy(to, r.from, sizeof(int32_t) * size_t(r.length));
+    to += r.length;
+  }
+  out[NUM_RUNS] = int32_t(runs_.size());
+  out[RUNS_AT] = int32_t(runs_at);
+  return to - out;
+}
+
+int64_t PacketCore::pack(const Buffers &step, int32_t *out, int64_t capacity) {
+  const Scalars &s = *reinterpret_cast<const Scalars *>(step.scalars);
+  const int64_t B = s.num_reqs, T = s.num_tokens, D = s.num_draft_tokens, Bp = s.num_reqs_padded;
+  const int64_t runs_at = PACKET_HEADER + Bp + 2 * (Bp + 1) + T + D;
+  std::fill_n(out, PACKET_HEADER, 0);
+  runs_.clear();
+  int64_t length = runs_at;
+  size_t counted = 0;
+  int64_t row_size = 2 * 3 + record_size + states.max_model_len;  // the most that one row adds
+  for (const DeviceTable &t : tables) row_size += 2 * 3 + 1 + t.width;
+  for (int64_t b = 0; b < B; ++b) {
+    if (step.row_generation[b] < 0) continue;
+    if (length + row_size > capacity) return -write(out, PACKET_HEADER);
+    add_row(step.idx_mapping[b]);
+    for (; counted < runs_.size(); ++counted) length += 3 + runs_[counted].length;
+  }
+  out[NUM_REQS] = int32_t(B);
+  out[NUM_TOKENS] = int32_t(T);
+  out[NUM_REQS_PADDED] = int32_t(Bp);
+  out[NUM_TOKENS_PADDED] = int32_t(s.num_tokens_padded);
+  out[NUM_LOGITS] = int32_t(s.num_logits);
+  out[NUM_DRAFTS] = int32_t(D);
+  int32_t *to = out + PACKET_HEADER;
+  for (int64_t b = 0; b < B; ++b) to[b] = step.row_generation[b] < 0 ? ~step.idx_mapping[b] : step.idx_mapping[b];
+  std::fill(to + B, to + Bp, 0);
+  to = std::copy_n(step.query_start_loc, Bp + 1, to + Bp);
+  std::copy_n(step.cu_num_draft_tokens, B + 1, to);
+  std::fill(to + B + 1, to + Bp + 1, int32_t(D));
+  to = std::copy_n(step.req_indices, T, to + Bp + 1);
+  std::copy_n(step.draft_token_ids, D, to);
+  return write(out, runs_at);
+}
+
+}  // namespace foreword

@@ -1,0 +1,66 @@
+// A step as one packet for a device that mirrors the rows: the plan, and what the device does not have yet.
+//
+// The layout of packet and arena is described in foreword/device/layout.py, which passes the arena's offsets.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "batch/step.h"
+
+namespace foreword {
+
+// The first entries of a packet.
+enum PacketHeader {
+  NUM_REQS, NUM_TOKENS, NUM_REQS_PADDED, NUM_TOKENS_PADDED, NUM_LOGITS, NUM_DRAFTS, NUM_RUNS, RUNS_AT,
+  PACKET_HEADER = 16,
+};
+
+// A column of the sampling part of a row's record, `words` int32 per row.
+struct RecordColumn {
+  const int32_t *data;
+  int32_t words;
+};
+
+// A block table on the host, and where the device has it.
+struct DeviceTable {
+  const int32_t *table, *num_blocks;  // [R, width], [R]
+  const int64_t *content_id;          // [R]
+  int32_t width, table_at, num_at;
+  std::vector<int32_t> held;    // [R] entries that the device has
+  std::vector<int64_t> copied;  // [R] the content that they are of
+};
+
+class PacketCore {
+ public:
+  States states;
+  const int64_t *stamp;  // [R] renewed by every change of a row's sampling parameters
+  std::vector<RecordColumn> sampling;
+  std::vector<DeviceTable> tables;
+  int32_t tokens_at, records_at, record_size;
+
+  // The device has no row.
+  void forget();
+  // [R] the generation of the row that the device has, −1: none.
+  const std::vector<int64_t> &generations() const { return generations_; }
+  // Write the packet of the step in `step`. Returns its length; negative where the changes do not fit: then the packet
+  // holds the first of them and no plan, and the next call writes the others.
+  int64_t pack(const Buffers &step, int32_t *out, int64_t capacity);
+
+ private:
+  static constexpr int32_t PROGRESS = 4;  // num_tokens, num_computed_tokens, prefill_len, prompt_len
+  struct Run {
+    int32_t to, length;
+    const int32_t *from;
+  };
+
+  void add_row(int32_t row);
+  int64_t write(int32_t *out, int64_t runs_at);
+
+  std::vector<Run> runs_;
+  std::vector<int32_t> records_;      // [R, record_size] values of the runs that no array of the host holds in order
+  std::vector<int64_t> generations_;  // [R]
+  std::vector<int64_t> stamps_;       // [R] of the sampling parameters that the device has
+};
+
+}  // namespace foreword

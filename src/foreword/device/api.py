@@ -1,0 +1,57 @@
+"""What a step needs of a device: memory, copies, launches, events, captured graphs. One stream, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+Tensor = Any
+"""A torch tensor; a NumPy array on `foreword.device.recording.RecordingDevice`."""
+
+
+class Event(Protocol):
+    """A moment of the stream."""
+
+    def record(self) -> None:
+        """Set the moment to the end of what was launched so far."""
+        ...
+
+    def wait(self) -> None:
+        """Return once the moment has come; at once for an event that was never recorded."""
+        ...
+
+
+class Graph(Protocol):
+    """Launches that were captured."""
+
+    def replay(self) -> None:
+        """Launch them again, in one call."""
+        ...
+
+
+class DeviceApi(Protocol):
+    """A device. All copies, launches and replays enter one stream and run in this order."""
+
+    def zeros(self, shape: tuple[int, ...], dtype: str) -> Tensor:
+        """Memory of the device, filled with zeros. dtype: a name that NumPy and torch share."""
+        ...
+
+    def pinned(self, size: int) -> Tensor:
+        """int32 [size] of the host that the device copies from and to while the host goes on."""
+        ...
+
+    def copy(self, to: Tensor, source: Tensor) -> None:
+        """Copy between host and device, or inside the device, without waiting."""
+        ...
+
+    def launch(self, kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
+        """Launch a Triton kernel."""
+        ...
+
+    def event(self) -> Event:
+        """A new event."""
+        ...
+
+    def capture(self, work: Callable[[], None]) -> Graph:
+        """The launches of ``work`` as a graph. It may only launch and copy inside the device. Nothing runs."""
+        ...

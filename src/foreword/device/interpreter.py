@@ -1,0 +1,59 @@
+"""The kernels without a GPU: Triton's interpreter on tensors of the host. For tests; a launch takes milliseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import triton
+
+from foreword.device.api import Event, Graph, Tensor
+from foreword.errors import ConfigError
+
+
+class _Passed:
+    """An event of a device that is done with everything at once."""
+
+    def record(self) -> None:
+        pass
+
+    def wait(self) -> None:
+        pass
+
+
+class _Repeated:
+    def __init__(self, work: Callable[[], None]) -> None:
+        self.replay = work
+
+
+class InterpretedDevice:
+    """`DeviceApi` on the host. TRITON_INTERPRET=1 must be set before the kernels' modules are imported."""
+
+    def __init__(self) -> None:
+        if not triton.knobs.runtime.interpret:
+            raise ConfigError("the kernels run on the host with TRITON_INTERPRET=1 in the environment")
+
+    def zeros(self, shape: tuple[int, ...], dtype: str) -> Tensor:
+        """See `DeviceApi.zeros`."""
+        return torch.zeros(shape, dtype=getattr(torch, dtype))
+
+    def pinned(self, size: int) -> Tensor:
+        """See `DeviceApi.pinned`."""
+        return torch.zeros(size, dtype=torch.int32)
+
+    def copy(self, to: Tensor, source: Tensor) -> None:
+        """See `DeviceApi.copy`."""
+        to.copy_(source)
+
+    def launch(self, kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
+        """See `DeviceApi.launch`."""
+        kernel[grid](*args, **constants)
+
+    def event(self) -> Event:
+        """See `DeviceApi.event`."""
+        return _Passed()
+
+    def capture(self, work: Callable[[], None]) -> Graph:
+        """See `DeviceApi.capture`."""
+        return _Repeated(work)

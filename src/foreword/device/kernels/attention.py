@@ -1,0 +1,138 @@
+"""Paged attention over the rows' own block tables (K4): each request to its own keys, as far as each query sees."""
+
+import triton
+import triton.language as tl
+
+from foreword.device import layout
+
+HEADER = tl.constexpr(layout.HEADER_SIZE)
+GROUP = tl.constexpr(layout.GROUP_SIZE)
+NUM_COMPUTED = tl.constexpr(layout.NUM_COMPUTED)
+NEGATIVE = tl.constexpr(-1.0e30)  # a score that is not seen: no infinities, whose difference would be NaN
+
+
+@triton.jit
+def attend(
+    state, packet, groups, group, records_at, record_size, queries, keys, values, sinks, out, partial, scale, softcap,
+    num_splits,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, VALUE_DIM: tl.constexpr, WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr, SINKS: tl.constexpr, SPLIT: tl.constexpr, DOT: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_VALUE: tl.constexpr,
+):  # fmt: skip
+    """Queries in tiles of Q = BLOCK_M // (HEADS // KV_HEADS) tokens of one request, with all heads that share keys.
+
+    Grid (Tp // Q + Bp, KV_HEADS, num_splits): tile i is of the last request b with query_start[b] // Q + b ≤ i.
+    queries: [Tp, HEADS, DIM]; keys, values: [slots, KV_HEADS, DIM or VALUE_DIM]; out: [Tp, HEADS, VALUE_DIM].
+    sinks: [HEADS], a score per head that takes its part of the softmax and has no value. A query at position p sees the
+    keys in (p − WINDOW, p]; WINDOW 0: all up to p.
+    DOT: the type of the products' operands; sums are float32 always.
+    SPLIT: each of num_splits programs takes a part of the keys and writes to partial, float32
+    [num_splits, Tp, HEADS, VALUE_DIM + 2]: values not divided by the sum, the maximum, the sum; `merge_splits` follows.
+    """
+    SHARED: tl.constexpr = HEADS // KV_HEADS
+    Q: tl.constexpr = BLOCK_M // SHARED
+    tile = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    split = tl.program_id(2)
+    num_reqs = tl.load(packet)
+    rows = packet + HEADER
+    query_start = rows + tl.load(packet + 2)
+    low = 0
+    high = num_reqs
+    while low < high:  # the number of requests whose first tile is at most this one
+        middle = (low + high) // 2
+        first = tl.load(query_start + middle) // Q + middle
+        low = tl.where(first <= tile, middle + 1, low)
+        high = tl.where(first <= tile, high, middle)
+    b = low - 1
+    start = tl.load(query_start + b, mask=b >= 0, other=0)
+    n = tl.load(query_start + b + 1, mask=b >= 0, other=0) - start
+    local = (tile - start // Q - b) * Q
+    row = tl.load(rows + b, mask=b >= 0, other=-1)
+    if (local < n) & (row >= 0):
+        computed = tl.load(state + records_at + row.to(tl.int64) * record_size + NUM_COMPUTED)
+        table = state + tl.load(groups + group * GROUP) + row.to(tl.int64) * tl.load(groups + group * GROUP + 2)
+        size = tl.load(groups + group * GROUP + 3)
+        m_at = tl.arange(0, BLOCK_M)
+        d = tl.arange(0, BLOCK_DIM)
+        dv = tl.arange(0, BLOCK_VALUE)
+        i = local + m_at // SHARED
+        head = kv_head * SHARED + m_at % SHARED
+        real = (i < n) & (m_at < Q * SHARED)
+        position = computed + i
+        token = (start + i).to(tl.int64)
+        at = (token * HEADS + head)[:, None] * DIM + d[None, :]
+        q = tl.load(queries + at, mask=real[:, None] & (d < DIM)[None, :], other=0.0).to(DOT)
+        top = tl.full([BLOCK_M], NEGATIVE, tl.float32)
+        total = tl.zeros([BLOCK_M], tl.float32)
+        if SINKS:  # noqa: SIM102 (a condition of the compiler, then one of the program)
+            if split == 0:
+                top = tl.load(sinks + head, mask=real, other=0.0).to(tl.float32)
+                total += 1.0
+        sums = tl.zeros([BLOCK_M, BLOCK_VALUE], tl.float32)
+        end = computed + tl.minimum(local + Q, n)
+        begin = 0
+        if WINDOW > 0:
+            begin = tl.maximum(computed + local - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
+        if SPLIT:
+            part = tl.cdiv(tl.cdiv(end - begin, num_splits), BLOCK_N) * BLOCK_N
+            begin = begin + split * part
+            end = tl.minimum(end, begin + part)
+        for j in range(begin, end, BLOCK_N):
+            key = j + tl.arange(0, BLOCK_N)
+            inside = key < end
+            block = tl.load(table + key // size, mask=inside, other=0).to(tl.int64)
+            slot = (block * size + key % size) * KV_HEADS + kv_head
+            k = tl.load(keys + slot[None, :] * DIM + d[:, None], mask=inside[None, :] & (d < DIM)[:, None], other=0.0)
+            score = tl.dot(q, k.to(DOT), input_precision="ieee") * scale
+            if SOFTCAP:
+                score = softcap * (2.0 * tl.sigmoid(2.0 * score / softcap) - 1.0)
+            seen = (key[None, :] <= position[:, None]) & inside[None, :] & real[:, None]
+            if WINDOW > 0:
+                seen = seen & (key[None, :] > position[:, None] - WINDOW)
+            score = tl.where(seen, score, NEGATIVE)
+            new = tl.maximum(top, tl.max(score, 1))
+            weight = tl.where(seen, tl.exp(score - new[:, None]), 0.0)
+            kept = tl.exp(top - new)
+            total = total * kept + tl.sum(weight, 1)
+            at = slot[:, None] * VALUE_DIM + dv[None, :]
+            v = tl.load(values + at, mask=inside[:, None] & (dv < VALUE_DIM)[None, :], other=0.0).to(DOT)
+            sums = sums * kept[:, None] + tl.dot(weight.to(DOT), v, input_precision="ieee")
+            top = new
+        valid = real[:, None] & (dv < VALUE_DIM)[None, :]
+        if SPLIT:
+            num_tokens = tl.load(packet + 3).to(tl.int64)
+            to = partial + ((split * num_tokens + token) * HEADS + head) * (VALUE_DIM + 2)
+            tl.store(to[:, None] + dv[None, :], sums, mask=valid)
+            tl.store(to + VALUE_DIM, top, mask=real)
+            tl.store(to + VALUE_DIM + 1, total, mask=real)
+        else:
+            to = out + (token * HEADS + head)[:, None] * VALUE_DIM + dv[None, :]
+            tl.store(to, (sums / total[:, None]).to(out.dtype.element_ty), mask=valid)
+
+
+@triton.jit
+def merge_splits(
+    packet, partial, out, num_splits, HEADS: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_VALUE: tl.constexpr
+):
+    """out[t, h] from the parts that `attend` wrote. Grid (Tp, HEADS)."""
+    t = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    if t < tl.load(packet + 1):
+        dv = tl.arange(0, BLOCK_VALUE)
+        num_tokens = tl.load(packet + 3).to(tl.int64)
+        top = tl.full([1], NEGATIVE, tl.float32)
+        total = tl.zeros([1], tl.float32)
+        sums = tl.zeros([BLOCK_VALUE], tl.float32)
+        for split in range(num_splits):
+            part = partial + ((split * num_tokens + t) * HEADS + head) * (VALUE_DIM + 2)
+            here = tl.load(part + VALUE_DIM)
+            new = tl.maximum(top, here)
+            kept = tl.exp(top - new)
+            weight = tl.exp(here - new)
+            sums = sums * kept + tl.load(part + dv, mask=dv < VALUE_DIM, other=0.0) * weight
+            total = total * kept + tl.load(part + VALUE_DIM + 1) * weight
+            top = new
+        tl.store(
+            out + (t * HEADS + head) * VALUE_DIM + dv, (sums / total).to(out.dtype.element_ty), mask=dv < VALUE_DIM
+        )

@@ -1,0 +1,55 @@
+"""Queries and keys normed and rotated, keys and values written to the cache: one launch per layer (K3)."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def write_keys(
+    packet, qkv, queries, keys, values, slot_mapping, positions, cos, sin, q_norm, k_norm, eps,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, VALUE_DIM: tl.constexpr, PAIRS: tl.constexpr,
+    NORM: tl.constexpr, BLOCK_DIM: tl.constexpr,
+):  # fmt: skip
+    """For each token: queries[t] = rope(norm(q)); at its slot keys = rope(norm(k)), values = v. Grid (Tp, heads), with
+    HEADS + 2 · KV_HEADS programs in the second axis.
+
+    qkv: [Tp, HEADS · DIM + KV_HEADS · (DIM + VALUE_DIM)], q, then k, then v. queries: [Tp, HEADS, DIM].
+    keys, values: [slots, KV_HEADS, DIM or VALUE_DIM]; a slot of −1 is not written. cos, sin: float32 [M, PAIRS], the
+    rotation of the pairs (j, j + PAIRS) at each position, scale included; PAIRS 0: none.
+    NORM: x / sqrt(mean(x²) + eps) · w first, with q_norm and k_norm [DIM].
+    """
+    t = tl.program_id(0)
+    head = tl.program_id(1)
+    if t < tl.load(packet + 1):
+        base = qkv + t.to(tl.int64) * (HEADS * DIM + KV_HEADS * (DIM + VALUE_DIM))
+        d = tl.arange(0, BLOCK_DIM)
+        slot = tl.load(slot_mapping + t)
+        if head < HEADS + KV_HEADS:
+            base += head * DIM
+            inside = d < DIM
+            x = tl.load(base + d, mask=inside, other=0.0).to(tl.float32)
+            other_at = tl.where(d < PAIRS, d + PAIRS, tl.where(d < 2 * PAIRS, d - PAIRS, d))
+            other = tl.load(base + other_at, mask=inside, other=0.0).to(tl.float32)
+            if NORM:
+                inverse = 1.0 / tl.sqrt(tl.sum(x * x, 0) / DIM + eps)
+                weight = tl.where(head < HEADS, q_norm, k_norm)
+                x = x * inverse * tl.load(weight + d, mask=inside, other=0.0).to(tl.float32)
+                other = other * inverse * tl.load(weight + other_at, mask=inside, other=0.0).to(tl.float32)
+            if PAIRS > 0:
+                angle = tl.load(positions + t) * PAIRS + d % PAIRS
+                rotates = d < 2 * PAIRS
+                c = tl.load(cos + angle, mask=rotates, other=1.0)
+                s = tl.load(sin + angle, mask=rotates, other=0.0)
+                x = x * c + tl.where(d < PAIRS, -other, other) * s
+            if head < HEADS:
+                to = queries + (t.to(tl.int64) * HEADS + head) * DIM
+                tl.store(to + d, x.to(queries.dtype.element_ty), mask=inside)
+            else:
+                to = keys + (slot * KV_HEADS + head - HEADS) * DIM
+                tl.store(to + d, x.to(keys.dtype.element_ty), mask=inside & (slot >= 0))
+        else:
+            kv_head = head - HEADS - KV_HEADS
+            inside = d < VALUE_DIM
+            x = tl.load(base + (HEADS + KV_HEADS) * DIM + kv_head * VALUE_DIM + d, mask=inside, other=0.0)
+            to = values + (slot * KV_HEADS + kv_head) * VALUE_DIM
+            tl.store(to + d, x.to(values.dtype.element_ty), mask=inside & (slot >= 0))

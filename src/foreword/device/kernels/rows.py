@@ -1,0 +1,90 @@
+"""Kernels over the arena: the packet's changes (K0), gathered block tables (K2), the samples (K6).
+
+`foreword.device.layout` describes arena and packet, and defines the numbers that stand here as constants.
+"""
+
+import triton
+import triton.language as tl
+
+from foreword.device import layout
+
+HEADER = tl.constexpr(layout.HEADER_SIZE)
+GROUP = tl.constexpr(layout.GROUP_SIZE)
+NUM_TOKENS = tl.constexpr(layout.NUM_TOKENS)
+NUM_COMPUTED = tl.constexpr(layout.NUM_COMPUTED)
+
+
+@triton.jit
+def apply_runs(state, packet, BLOCK: tl.constexpr):
+    """arena[to : to + length] = packet[from : from + length] for each run of the packet. Any grid (programs,)."""
+    count = tl.load(packet + 6)
+    runs = packet + tl.load(packet + 7)
+    for i in range(tl.program_id(0), count, tl.num_programs(0)):
+        to = tl.load(runs + 3 * i)
+        length = tl.load(runs + 3 * i + 1)
+        source = tl.load(runs + 3 * i + 2)
+        for j in range(0, length, BLOCK):
+            at = j + tl.arange(0, BLOCK)
+            inside = at < length
+            tl.store(state + to + at, tl.load(packet + source + at, mask=inside, other=0), mask=inside)
+
+
+@triton.jit
+def gather_tables(state, packet, groups, g, records_at, record_size, null_block, out, num_blocks, BLOCK: tl.constexpr):
+    """out[b] = the blocks of the request's row in group g: null past the end and wholly below the sliding window.
+
+    out: int32 [Bp, K]; num_blocks: int32 [Bp]. Grid (Bp, ceil(K / BLOCK)).
+    """
+    b = tl.program_id(0)
+    group = groups + g * GROUP
+    table_at = tl.load(group)
+    width = tl.load(group + 2)
+    per_block = tl.load(group + 4)
+    window = tl.load(group + 8)
+    real = b < tl.load(packet)
+    row = tl.load(packet + HEADER + b)
+    real = real & (row >= 0)
+    row = tl.maximum(row, 0)
+    record = state + records_at + row.to(tl.int64) * record_size
+    held = tl.where(real, tl.load(record + tl.load(group + 1)), 0)
+    computed = tl.load(record + NUM_COMPUTED)
+    below = tl.where(window >= 2, tl.maximum(computed - window + 1, 0) // per_block, 0)
+    k = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    blocks = tl.load(state + table_at + row.to(tl.int64) * width + k, mask=(k < held) & (k >= below), other=null_block)
+    tl.store(out + b.to(tl.int64) * width + k, blocks, mask=k < width)
+    if tl.program_id(1) == 0:
+        tl.store(num_blocks + b, held)
+
+
+@triton.jit
+def commit_samples(
+    state, packet, sampled, tokens_at, max_model_len, records_at, record_size, WIDTH: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Record what the step computed and sampled (`foreword.batch.prepare.commit`). Grid (ceil(Bp / BLOCK),).
+
+    sampled: int32 [Bp, WIDTH], padded with −1.
+    """
+    b = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    live = b < tl.load(packet)
+    reqs = tl.load(packet + 2)
+    query_start = packet + HEADER + reqs
+    cu_drafts = query_start + reqs + 1
+    row = tl.load(packet + HEADER + b, mask=live, other=-1)
+    live = row >= 0
+    row = tl.maximum(row, 0)
+    n = tl.load(query_start + b + 1, mask=live, other=0) - tl.load(query_start + b, mask=live, other=0)
+    k = tl.load(cu_drafts + b + 1, mask=live, other=0) - tl.load(cu_drafts + b, mask=live, other=0)
+    record = state + records_at + row.to(tl.int64) * record_size
+    known = tl.load(record + NUM_TOKENS, mask=live, other=0)
+    end = tl.load(record + NUM_COMPUTED, mask=live, other=0) + n
+    samples = live & (end - k >= known)
+    tokens = state + tokens_at + row.to(tl.int64) * max_model_len + known
+    taken = tl.zeros([BLOCK], tl.int32)
+    for j in tl.static_range(WIDTH):
+        token = tl.load(sampled + b * WIDTH + j, mask=samples, other=-1)
+        take = token >= 0
+        tl.store(tokens + j, token, mask=take & (known + j < max_model_len))
+        taken += take.to(tl.int32)
+    rejected = tl.where(samples, k - tl.maximum(taken - 1, 0), 0)
+    tl.store(record + NUM_COMPUTED, end - rejected, mask=live)
+    tl.store(record + NUM_TOKENS, known + taken, mask=live)

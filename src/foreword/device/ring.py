@@ -1,0 +1,36 @@
+"""Pinned memory of the steps in flight: a packet and its samples each, used in turn."""
+
+from __future__ import annotations
+
+from foreword.arrays import I32
+from foreword.device.api import DeviceApi
+from foreword.errors import ConfigError
+
+
+class PacketSlot:
+    """A packet, the samples of its step, and the event after which the device uses neither.
+
+    packet, sampled: the pinned memory, int32. packet_array, sampled_array: the same as NumPy arrays.
+    """
+
+    def __init__(self, api: DeviceApi, packet_size: int, sampled_size: int) -> None:
+        self.packet, self.sampled, self.done = api.pinned(packet_size), api.pinned(sampled_size), api.event()
+        self.packet_array: I32 = self.packet.numpy() if hasattr(self.packet, "numpy") else self.packet
+        self.sampled_array: I32 = self.sampled.numpy() if hasattr(self.sampled, "numpy") else self.sampled
+
+
+class PacketRing:
+    """``depth`` slots. A slot is written again only after its event: the copies that read it are done."""
+
+    def __init__(self, api: DeviceApi, *, depth: int, packet_size: int, sampled_size: int) -> None:
+        if depth < 1:
+            raise ConfigError(f"depth={depth}: a ring has at least one slot")
+        self._slots = [PacketSlot(api, packet_size, sampled_size) for _ in range(depth)]
+        self._next = 0
+
+    def acquire(self) -> PacketSlot:
+        """The next slot; waits for its event, which has passed unless more than ``depth`` steps are in flight."""
+        slot = self._slots[self._next]
+        self._next = (self._next + 1) % len(self._slots)
+        slot.done.wait()
+        return slot

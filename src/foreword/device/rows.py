@@ -1,0 +1,238 @@
+"""The rows of some states on a device, and the tensors of steps made there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from foreword.arrays import I64, AnyArray
+from foreword.batch import InputBatch, InputBuffers, RequestStates
+from foreword.batch.step.layout import EXTENTS, FIELDS, Scalars
+from foreword.batch.step.tensors import GATHERED, buffers_of, is_gathered, tensor
+from foreword.device import layout
+from foreword.device.api import DeviceApi, Tensor
+from foreword.device.layout import RowLayout
+from foreword.device.ring import PacketRing, PacketSlot
+from foreword.errors import ConfigError, PlanError
+from foreword.native import available, native
+
+_OUTPUTS = (  # of `prepare_step`, in its order
+    "input_ids",
+    "positions",
+    "req_indices",
+    "slot_mapping",
+    "idx_mapping",
+    "num_computed_tokens",
+    "is_prefilling",
+    "seq_lens",
+    "dcp_local_seq_lens",
+    "query_start_loc",
+    "cu_num_logits",
+    "logits_indices",
+    "expanded_idx_mapping",
+    "expanded_local_pos",
+)
+_BLOCK = 128
+_APPLY_PROGRAMS = 64
+
+
+class DeviceRows:
+    """A mirror of ``states`` in device memory. The host's states stay the truth; they are only read here.
+
+    A step is `send`, `prepare`, the model, `commit`, in this order in the device's stream; then the same step is
+    committed to the states, with the same samples. `send` finds what the device lacks by the numbers that the states
+    renew with every change: new requests, new blocks, changed blocks, changed sampling parameters. Rows whose progress
+    is changed otherwise than by admission, commit and removal are sent again after `forget`.
+
+    tensors: name → tensor of the device, as large as any step needs, at an address that stays:
+        those of `foreword.batch.InputBatch` by the same names; slot_mapping is [G, max_num_batched_tokens];
+        block_table, num_blocks: one per KV group, made by `gather`;
+        sampled: int32 [R · (1 + max_num_draft_tokens)], what `commit` reads.
+    arena, packet: int32, see `foreword.device.layout`.
+    """
+
+    def __init__(self, states: RequestStates, api: DeviceApi, *, max_num_batched_tokens: int, depth: int = 2) -> None:
+        """depth: steps in flight. ConfigError without the native module, and where the rows exceed an arena."""
+        if not available():
+            raise ConfigError("a device needs the native module, which writes the packets; run `pip install .`")
+        self.states, self.api, self.max_num_batched_tokens = states, api, max_num_batched_tokens
+        self.layout = place = RowLayout.of(states, max_num_batched_tokens)
+        self.width = 1 + states.max_num_draft_tokens
+        R, T, G = states.max_num_reqs, max_num_batched_tokens, len(states.block_tables)
+        self.max_num_logits = min(T, R * self.width)
+        self.arena, self.packet = api.zeros((place.size,), "int32"), api.zeros((place.max_packet,), "int32")
+        self.groups = api.zeros(place.groups.shape, "int32")
+        staged = api.pinned(place.groups.size)
+        _array(staged)[:] = place.groups.ravel()
+        api.copy(self.groups.reshape(-1), staged)
+        shapes: dict[str, tuple[tuple[int, ...], str]] = {
+            "input_ids": ((T,), "int32"),
+            "positions": ((T,), "int64"),
+            "req_indices": ((T,), "int32"),
+            "slot_mapping": ((G, T), "int64"),
+            "idx_mapping": ((R,), "int32"),
+            "num_computed_tokens": ((R,), "int32"),
+            "is_prefilling": ((R,), "bool"),
+            "seq_lens": ((R,), "int32"),
+            "dcp_local_seq_lens": ((R,), "int32"),
+            "query_start_loc": ((R + 1,), "int32"),
+            "cu_num_logits": ((R + 1,), "int32"),
+            "logits_indices": ((self.max_num_logits,), "int64"),
+            "expanded_idx_mapping": ((self.max_num_logits,), "int32"),
+            "expanded_local_pos": ((self.max_num_logits,), "int32"),
+            "sampled": ((R * self.width,), "int32"),
+        }
+        self.tensors: dict[str, Any] = {name: api.zeros(*shape) for name, shape in shapes.items()}
+        self.ring = PacketRing(api, depth=depth, packet_size=place.max_packet, sampled_size=R * self.width)
+        self._arguments = (
+            self.arena, self.packet, self.groups, place.tokens_at, states.max_model_len, place.records_at,
+            place.record_size, T, self.max_num_logits,
+        )  # fmt: skip
+        self._outputs = tuple(self.tensors[name] for name in _OUTPUTS)
+        cp = states.context_parallel
+        self._ranks = (cp.size, cp.rank, cp.interleave) if cp is not None else (1, 0, 1)
+        self._core = core = native.PacketCore(
+            {"token_ids": states.token_ids, **states._columns},
+            states.sampling.stamp,
+            [getattr(states.sampling, name) for name in layout.SAMPLING],
+            place.tokens_at,
+            place.records_at,
+            place.record_size,
+        )
+        for g, table in enumerate(states.block_tables):
+            table_at, entry = place.groups[g, :2].tolist()
+            core.add_table(table.table, table.num_blocks, table.content_id, table_at, place.records_at + entry)
+        core.forget()
+        self._row_order = states._layout_version
+        self._sources: dict[int, tuple[InputBuffers, native.StepBuffers]] = {}
+
+    def forget(self) -> None:
+        """Send every row again: after an error of the device, or a step that one side did not commit."""
+        self._core.forget()
+
+    def known_rows(self) -> I64:
+        """int64 [R]: `RequestStates.row_generation` of the rows that the device has, −1 for others."""
+        moved = self.states._layout_version != self._row_order
+        known: I64 = np.array(self._core.generations(), np.int64)
+        return np.full_like(known, -1) if moved else known
+
+    def send(self, buffers: InputBuffers) -> PacketSlot:
+        """Copy the packet of the step in these buffers to the device: its plan as it stands, and the changes since the
+        packet before.
+
+        Returns the slot of the step; record its event after the last copy of the step. Changes that exceed a packet,
+        such as many long requests that arrive at once, take several copies.
+        """
+        if self.states._layout_version != self._row_order:  # rows moved
+            self._core.forget()
+            self._row_order = self.states._layout_version
+        source = self._sources.get(id(buffers))
+        if source is None:
+            source = self._sources[id(buffers)] = buffers, _step_buffers(buffers)
+        while True:
+            slot = self.ring.acquire()
+            length = self._core.pack(source[1], slot.packet_array)
+            size = -(-abs(length) // 64) * 64
+            self.api.copy(self.packet[:size], slot.packet[:size])
+            if length > 0:
+                return slot
+            self.apply()
+            slot.done.record()
+
+    # -- launches, which may be captured -------------------------------------------------------------------------------
+
+    def apply(self) -> None:
+        """K0: the packet's changes enter the rows."""
+        from foreword.device.kernels.rows import apply_runs
+
+        self.api.launch(apply_runs, (_APPLY_PROGRAMS,), self.arena, self.packet, BLOCK=256)
+
+    def prepare(self, num_tokens: int, num_reqs: int) -> None:
+        """K0 and K1: every tensor of a step of these padded sizes."""
+        from foreword.device.kernels.prepare import prepare_step
+
+        self.apply()
+        programs = -(-num_tokens // _BLOCK)
+        grid = (programs - (-(num_reqs + 1) // _BLOCK),)
+        self.api.launch(
+            prepare_step, grid, *self._arguments, programs, *self._outputs, *self._ranks,
+            G=len(self.states.block_tables), WIDTH=self.width, BLOCK=_BLOCK,
+        )  # fmt: skip
+
+    def gather(self, num_reqs: int) -> None:
+        """K2: the block tables in batch order, for kernels that do not read the rows. Allocates on its first call."""
+        from foreword.device.kernels.rows import gather_tables
+
+        R, place = self.states.max_num_reqs, self.layout
+        tables = self.states.block_tables
+        if "block_table" not in self.tensors:
+            self.tensors["block_table"] = [self.api.zeros((R, table.width), "int32") for table in tables]
+            self.tensors["num_blocks"] = [self.api.zeros((R,), "int32") for _ in tables]
+        for g, table in enumerate(tables):
+            self.api.launch(
+                gather_tables, (max(num_reqs, 1), -(-table.width // _BLOCK)), self.arena, self.packet, self.groups, g,
+                place.records_at, place.record_size, table.null_block, self.tensors["block_table"][g],
+                self.tensors["num_blocks"][g], BLOCK=_BLOCK,
+            )  # fmt: skip
+
+    def commit(self, num_reqs: int) -> None:
+        """K6: ``tensors["sampled"]``, as [num_reqs, 1 + max_num_draft_tokens], enters the rows."""
+        from foreword.device.kernels.rows import commit_samples
+
+        place = self.layout
+        self.api.launch(
+            commit_samples, (-(-max(num_reqs, 1) // _BLOCK),), self.arena, self.packet, self.tensors["sampled"],
+            place.tokens_at, self.states.max_model_len, place.records_at, place.record_size,
+            WIDTH=self.width, BLOCK=_BLOCK,
+        )  # fmt: skip
+
+    # -- reading back, for tests and checks ---------------------------------------------------------------------------
+
+    def read_back(self, buffers: InputBuffers) -> dict[str, AnyArray | list[AnyArray]]:
+        """The tensors that the device prepared last, of the sizes of the step in ``buffers``, as NumPy arrays: a list
+        of one per KV group of slot_mapping, and of block_table and num_blocks where `gather` ran. Waits for the device.
+        """
+        step = Scalars(*buffers.scalars.tolist())
+        found: dict[str, AnyArray | list[AnyArray]] = {}
+        for name, values in self.tensors.items():
+            if name == "sampled" or (name == "dcp_local_seq_lens" and self.states.context_parallel is None):
+                continue
+            extent = EXTENTS[FIELDS[name].shape[0]]
+            size = getattr(step, extent.scalar) + extent.extra
+            per_group = FIELDS[name].per_group
+            found[name] = [_host(v[:size]) for v in values] if per_group else _host(values[:size])
+        return found
+
+    def check(self, batch: InputBatch) -> None:
+        """Compare the tensors that the device prepared with those of the host's batch, which must be resolved.
+        PlanError for the first that differs.
+        """
+        for name, values in self.read_back(buffers_of(batch)).items():
+            if name in GATHERED and not is_gathered(batch):
+                continue
+            expected = tensor(batch, name)
+            pairs = zip(values, expected, strict=True) if isinstance(values, list) else [(values, expected)]
+            for g, (mine, theirs) in enumerate(pairs):
+                if (differs := mine != theirs).any():
+                    at = tuple(np.argwhere(differs)[0])
+                    raise PlanError(
+                        "the device prepared another step than the host", step=batch.step,
+                        tensor=f"{name}[{g}]" if isinstance(values, list) else name, index=int(at[0]),
+                        expected=theirs[at].item(), got=mine[at].item(),
+                    )  # fmt: skip
+
+
+def _host(values: Tensor) -> AnyArray:
+    """A copy in host memory."""
+    return np.array(values.cpu().numpy() if hasattr(values, "cpu") else values)
+
+
+def _array(values: Tensor) -> AnyArray:
+    """Memory of the host as a NumPy array."""
+    array: AnyArray = values.numpy() if hasattr(values, "numpy") else values
+    return array
+
+
+def _step_buffers(buffers: InputBuffers) -> native.StepBuffers:
+    return native.StepBuffers({name: array for name, array in buffers.arrays.items() if not isinstance(array, tuple)})

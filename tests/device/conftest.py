@@ -1,0 +1,8 @@
+"""The kernels run in Triton's interpreter: the variable is read when a kernel's module is imported."""
+
+import os
+import sys
+from pathlib import Path
+
+os.environ["TRITON_INTERPRET"] = "1"
+sys.path.append(str(Path(__file__).parents[1] / "batch"))  # the generator of random lives

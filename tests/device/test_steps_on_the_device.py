@@ -1,0 +1,188 @@
+"""Steps in flight on the device, packets that do not fit, and what the calls refuse."""
+
+import random
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="the kernels need torch")
+pytest.importorskip("triton", reason="the kernels need Triton")
+
+from foreword.batch import (
+    InputBuffers,
+    KVGroup,
+    NewRequest,
+    PlanError,
+    RequestStates,
+    SamplingParams,
+    advance,
+    prepare_inputs,
+    resolve,
+)
+from foreword.device import layout
+from foreword.device.backend import DeviceBackend
+from foreword.device.interpreter import InterpretedDevice
+from foreword.device.rows import DeviceRows
+from foreword.errors import ConfigError
+
+DRAFTS, ROWS, LENGTH, BLOCK = 2, 5, 48, 4
+
+
+def states_of(**kw) -> RequestStates:
+    sizes = {"max_num_reqs": ROWS, "max_model_len": LENGTH, "vocab_size": 90, "kv_groups": [KVGroup(BLOCK)]} | kw
+    return RequestStates(**sizes, max_num_draft_tokens=DRAFTS)
+
+
+def device_of(states: RequestStates, **kw) -> DeviceRows:
+    return DeviceRows(states, InterpretedDevice(), max_num_batched_tokens=64, **kw)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_step_sent_before_the_samples_are_known_equals_the_resolved_step(seed):
+    """Two steps in flight: the device runs step t + 1 from samples that the host learns later. Chunks, drafts that are
+    rejected, arrivals, removals, rows used again.
+    """
+    pick = random.Random(seed)
+    states = states_of()
+    rows, buffers = device_of(states), [InputBuffers.for_states(states, 64) for _ in range(2)]
+    next_block, admitted, compared, unknown = 1, 0, 0, 0
+    goals: dict[str, int] = {}
+    flight = None  # the batch that ran, its samples
+    for step in range(16):
+        while len(states) < ROWS and pick.random() < 0.5:
+            prompt = [pick.randrange(90) for _ in range(pick.randint(1, 14))]
+            goals[f"r{admitted}"] = len(prompt) + pick.randint(3, 16)
+            states.add_request(NewRequest(f"r{admitted}", prompt, [[]]))
+            admitted += 1
+        plan, drafts = {}, {}
+        for rid in states.req_ids:
+            row = states.row_of(rid)
+            known, computed = (
+                int(states.num_tokens[row] + states.num_placeholders[row]),
+                int(states.num_computed_tokens[row]),
+            )
+            if known > LENGTH - DRAFTS - 3 or pick.random() < 0.15:
+                continue
+            n = pick.randint(1, known - computed)
+            k = pick.randint(0, DRAFTS) if n == known - computed else 0
+            need = -(-(computed + n + k) // BLOCK) - int(states.block_tables[0].num_blocks[row])
+            states.append_blocks(rid, [list(range(next_block, next_block + max(need, 0)))])
+            next_block += max(need, 0)
+            plan[rid], drafts[rid] = n + k, [pick.randrange(90) for _ in range(k)]
+        batch = prepare_inputs(states, plan, buffers[step % 2], draft_tokens=drafts)
+        rows.send(buffers[step % 2])
+        rows.prepare(batch.num_tokens_padded, batch.num_reqs_padded)
+        found = rows.read_back(buffers[step % 2])
+        unknown += int((batch._num_placeholders > 0).sum())
+        samples = np.full((len(plan), 1 + DRAFTS), -1, np.int32)
+        arena, place = rows.arena.numpy(), rows.layout
+        for b, row in enumerate(batch.idx_mapping.tolist()):
+            n, k = int(batch.num_scheduled_tokens[b]), int(batch.num_draft_tokens[b])
+            record = arena[place.records_at + row * place.record_size :]
+            if record[layout.NUM_COMPUTED] + n - k >= record[layout.NUM_TOKENS]:
+                samples[b, : pick.randint(1, k + 1)] = pick.randrange(90)
+        rows.tensors["sampled"].numpy()[: samples.size] = samples.ravel()
+        rows.commit(batch.num_reqs_padded)
+        if flight is not None:  # the host learns what step t sampled
+            states.commit(*flight)
+            for rid in [r for r in states.req_ids if states.num_tokens[states.row_of(r)] >= goals[r]]:
+                states.remove_request(rid)
+        live = states.row_generation[batch.idx_mapping] == batch._row_generation
+        resolve(batch)
+        for b in np.flatnonzero(live).tolist():
+            part = slice(int(batch.query_start_loc[b]), int(batch.query_start_loc[b + 1]))
+            for name in ("input_ids", "positions"):
+                assert found[name][part].tolist() == getattr(batch, name)[part].tolist()
+            assert found["slot_mapping"][0][part].tolist() == batch.slot_mapping[0][part].tolist()
+            assert found["seq_lens"][b] == batch.seq_lens[b]
+            compared += 1
+        advance(states, batch)
+        flight = batch, samples
+    assert compared > 20
+    assert unknown > 8
+
+
+def test_changes_that_exceed_a_packet_are_sent_in_several():
+    states = states_of(max_num_reqs=9)
+    rows, buffers = device_of(states), InputBuffers.for_states(states, 64)
+    assert rows.layout.max_packet < 9 * LENGTH
+    for i in range(9):
+        blocks = list(range(1 + 12 * i, 13 + 12 * i))
+        states.add_request(NewRequest(str(i), list(range(i, i + LENGTH - 1)), [blocks], num_computed_tokens=LENGTH - 2))
+    rows.api = Counted()
+    batch = prepare_inputs(states, {str(i): 1 for i in range(9)}, buffers)
+    rows.send(buffers)
+    rows.prepare(9, 9)
+    assert rows.api.copies > 1
+    rows.check(batch)
+
+
+class Counted(InterpretedDevice):
+    copies = 0
+
+    def copy(self, to, source) -> None:
+        self.copies += 1
+        super().copy(to, source)
+
+
+def test_a_packet_has_the_changes_alone():
+    """The numbers of a decode step, of one with a new block, and of one after other sampling parameters were set."""
+    states = states_of()
+    rows, buffers = device_of(states), InputBuffers.for_states(states, 64)
+    for i in range(3):
+        params = SamplingParams(temperature=0.5 + i, top_p=0.9, seed=(1 << 40) + i)
+        states.add_request(NewRequest(str(i), [1, 2, 3 + i], [[1 + i]], sampling_params=params))
+
+    def runs() -> int:
+        prepare_inputs(states, {str(i): 1 if sent else 3 for i in range(3)}, buffers)
+        slot = rows.send(buffers)
+        rows.prepare(9, 3)
+        return int(slot.packet_array[layout.HEADER.index("num_runs")])
+
+    sent = False
+    assert runs() == 3 * 5  # tokens, progress, sampling, blocks and their number
+    record = rows.arena.numpy()[rows.layout.records_at + states.row_of("2") * rows.layout.record_size :]
+    assert record[layout.TEMPERATURE : layout.TEMPERATURE + 2].view(np.float32).tolist() == [2.5, np.float32(0.9)]
+    assert record[layout.SEED : layout.SEED + 2].view(np.int64) == (1 << 40) + 2
+    rows.tensors["sampled"].numpy()[:] = np.array([[7, -1, -1]] * 5).ravel()
+    rows.commit(3)
+    states.commit(prepare_inputs(states, {str(i): 3 for i in range(3)}, buffers), np.full(3, 7, np.int32))
+    sent = True
+    assert runs() == 0
+    states.append_blocks("1", [[9]])
+    assert runs() == 2
+    states.sampling.set_columns(np.array([0], np.int32), {"temperature": np.array([3], np.float32)})
+    assert runs() == 1
+    rows.forget()
+    assert runs() == 3 * 5
+
+
+def test_a_difference_between_device_and_host_is_found():
+    states = states_of()
+    rows, buffers = device_of(states), InputBuffers.for_states(states, 64)
+    states.add_request(NewRequest("a", [1, 2, 3], [[5]]))
+    batch = prepare_inputs(states, {"a": 3}, buffers)
+    rows.send(buffers)
+    rows.prepare(3, 1)
+    rows.check(batch)
+    rows.tensors["slot_mapping"][0, 1] += 1
+    with pytest.raises(PlanError, match=r"slot_mapping\[0\].*21.*22"):
+        rows.check(batch)
+
+
+def test_the_specification_is_proved_of_what_the_device_prepared():
+    states = states_of()
+    rows, buffers = device_of(states), InputBuffers.for_states(states, 64)
+    states.add_request(NewRequest("a", [1, 2, 3], [[5]]))
+    batch = prepare_inputs(states, {"a": 3}, buffers, backend=DeviceBackend(rows), check="full")
+    assert batch.slot_mapping[0].tolist() == [20, 21, 22]
+    rows.arena[rows.layout.groups[0, 0]] = 6  # another block in the row on the device
+    with pytest.raises(PlanError, match="expected 5, got 6"):
+        prepare_inputs(states, {"a": 3}, buffers, backend=DeviceBackend(rows), check="full")
+
+
+def test_rows_that_an_arena_does_not_hold_are_refused():
+    states = states_of()
+    states.max_model_len = 1 << 30  # without the memory of such rows
+    with pytest.raises(ConfigError, match="max_model_len"):
+        layout.RowLayout.of(states, 64)
