@@ -108,6 +108,7 @@ def attend(
             tl.store(to + VALUE_DIM + 1, total, mask=real)
         else:
             to = out + (token * HEADS + head)[:, None] * VALUE_DIM + dv[None, :]
+            total = tl.where(real, total, 1.0)
             tl.store(to, (sums / total[:, None]).to(out.dtype.element_ty), mask=valid)
 
 

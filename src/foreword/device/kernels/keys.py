@@ -44,12 +44,12 @@ def write_keys(
             if head < HEADS:
                 to = queries + (t.to(tl.int64) * HEADS + head) * DIM
                 tl.store(to + d, x.to(queries.dtype.element_ty), mask=inside)
-            else:
+            elif slot >= 0:
                 to = keys + (slot * KV_HEADS + head - HEADS) * DIM
-                tl.store(to + d, x.to(keys.dtype.element_ty), mask=inside & (slot >= 0))
-        else:
+                tl.store(to + d, x.to(keys.dtype.element_ty), mask=inside)
+        elif slot >= 0:
             kv_head = head - HEADS - KV_HEADS
             inside = d < VALUE_DIM
             x = tl.load(base + (HEADS + KV_HEADS) * DIM + kv_head * VALUE_DIM + d, mask=inside, other=0.0)
             to = values + (slot * KV_HEADS + kv_head) * VALUE_DIM
-            tl.store(to + d, x.to(values.dtype.element_ty), mask=inside & (slot >= 0))
+            tl.store(to + d, x.to(values.dtype.element_ty), mask=inside)

@@ -115,9 +115,7 @@ def penalize(
             seen = tl.load(counts + i, mask=i < vocab_size, other=0)
             x = tl.load(logits + i, mask=i < vocab_size, other=0.0)
             times = (seen & (OF_PROMPT - 1)).to(tl.float32)
-            x = tl.where(
-                (seen != 0) & (repetition != 1.0), tl.where(x > 0, tl.div_rn(x, repetition), x * repetition), x
-            )
+            x = tl.where(seen != 0, tl.where(x > 0, tl.div_rn(x, repetition), x * repetition), x)
             x = tl.where(times > 0, x - (frequency * times + presence), x)
             tl.store(logits + i, x, mask=(i < vocab_size) & (seen != 0))
 

@@ -1,0 +1,55 @@
+"""The tokens of a step drawn on the device: launches of the kernels K5, over the rows' sampling parameters."""
+
+from __future__ import annotations
+
+from foreword.batch.state.sampling_columns import Need
+from foreword.device.api import Tensor
+from foreword.device.rows import DeviceRows
+
+SUPPORTED = Need.GREEDY | Need.RANDOM | Need.TOP_P | Need.TOP_K | Need.MIN_P | Need.PENALTIES
+"""What the kernels do. A step with a row that needs more is sampled on the host."""
+_BLOCK = 1024
+
+
+class DeviceSampler:
+    """Draws as `foreword.sampling.Sampler` does, into ``rows.tensors["sampled"]``.
+
+    with_penalties: whether rows may have penalties. They take int32 [max_num_logits, vocab_size] of memory, and change
+    the logits in place.
+    """
+
+    def __init__(self, rows: DeviceRows, *, with_penalties: bool = True) -> None:
+        self.rows = rows
+        self.supported = SUPPORTED if with_penalties else SUPPORTED & ~Need.PENALTIES
+        api, vocab_size = rows.api, rows.states.vocab_size
+        self.drawn = api.zeros((rows.max_num_logits,), "int32")
+        self.counts = api.zeros((rows.max_num_logits, vocab_size), "int32") if with_penalties else None
+
+    def supports(self, needs: Need) -> bool:
+        """Whether the kernels do all that a step's rows need."""
+        return not needs & ~self.supported
+
+    def sample(self, logits: Tensor, *, num_logits: int, num_reqs: int) -> None:
+        """K5: draw from logits [num_logits, V] and verify the drafts. float32 where rows have penalties.
+
+        num_logits, num_reqs: the padded sizes, at most ``rows.max_num_logits``.
+        """
+        from foreword.device.kernels.sampling import draw_tokens, penalize, verify_drafts
+
+        rows, place, tensors = self.rows, self.rows.layout, self.rows.tensors
+        vocab_size = rows.states.vocab_size
+        if self.counts is not None:
+            rows.api.launch(
+                penalize, (num_logits,), rows.arena, rows.packet, place.tokens_at, rows.states.max_model_len,
+                place.records_at, place.record_size, tensors["expanded_idx_mapping"], tensors["expanded_local_pos"],
+                tensors["cu_num_logits"], logits, self.counts, vocab_size, BLOCK=_BLOCK,
+            )  # fmt: skip
+        rows.api.launch(
+            draw_tokens, (num_logits,), rows.arena, place.records_at, place.record_size,
+            tensors["expanded_idx_mapping"], tensors["logits_indices"], tensors["positions"], logits, self.drawn,
+            vocab_size, BLOCK=_BLOCK,
+        )  # fmt: skip
+        rows.api.launch(
+            verify_drafts, (-(-num_reqs // 128),), rows.packet, tensors["cu_num_logits"], self.drawn,
+            tensors["sampled"], WIDTH=rows.width, BLOCK=128,
+        )  # fmt: skip

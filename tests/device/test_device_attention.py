@@ -1,0 +1,131 @@
+"""Keys written and read by the kernels against the NumPy executor's functions."""
+
+import math
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="the kernels need torch")
+pytest.importorskip("triton", reason="the kernels need Triton")
+
+import torch
+
+from foreword.batch import InputBuffers, KVGroup, NewRequest, RequestStates, prepare_inputs
+from foreword.device.attention import DeviceAttention
+from foreword.device.interpreter import InterpretedDevice
+from foreword.device.rows import DeviceRows
+from foreword.executors.functions import cap, rms_norm, softmax
+from foreword.executors.numpy import rotate
+from foreword.models.spec import RopeSpec
+
+BLOCK, BLOCKS = 8, 40
+LENGTHS = ((1, 33), (7, 0), (1, 5), (20, 12))  # scheduled, computed of each request
+
+
+class Step:
+    """A mixed batch in rows of another order: decodes, a prompt, a chunk; with padding."""
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(0)
+        self.states = RequestStates(max_num_reqs=6, max_model_len=64, vocab_size=99, kv_groups=[KVGroup(BLOCK)])
+        numbers = rng.permutation(np.arange(1, BLOCKS)).tolist()
+        for i, (n, c) in enumerate(LENGTHS):
+            held = [numbers.pop() for _ in range(-(-(n + c) // BLOCK))]
+            self.states.add_request(NewRequest(str(i), rng.integers(0, 99, n + c), [held], num_computed_tokens=c))
+        self.rows = DeviceRows(self.states, InterpretedDevice(), max_num_batched_tokens=40)
+        buffers = InputBuffers.for_states(self.states, 40)
+        plan = {str(i): LENGTHS[i][0] for i in (2, 0, 3, 1)}
+        self.batch = prepare_inputs(self.states, plan, buffers, pad_to=(32, 5))
+        self.rows.send(buffers)
+        self.rows.prepare(32, 5)
+
+
+def reference(step: Step, q, keys, values, *, scale, window=None, softcap=0.0, sinks=None):
+    """Attention from the paged keys as they are, request by request."""
+    batch, out = step.batch, np.zeros((*q.shape[:2], values.shape[-1]), np.float32)
+    shared = q.shape[1] // keys.shape[1]
+    for b in range(batch.num_reqs):
+        at, length = slice(*batch.query_start_loc[b : b + 2].tolist()), int(batch.seq_lens[b])
+        blocks = batch.block_table[0][b]
+        slots = blocks[np.arange(length) // BLOCK] * BLOCK + np.arange(length) % BLOCK
+        k, v = (np.repeat(x[slots], shared, 1) for x in (keys, values))
+        scores = cap(np.einsum("thd,shd->hts", q[at], k) * np.float32(scale), softcap or None)
+        distance = batch.positions[at][:, None] - np.arange(length)
+        seen = (distance >= 0) & (distance < (window or 1 << 30))
+        scores = np.where(seen, scores, np.float32(-np.inf))
+        if sinks is not None:
+            sink = np.broadcast_to(sinks[:, None, None], (*scores.shape[:2], 1))
+            scores = np.concatenate([scores, sink], -1)
+        out[at] = np.einsum("hts,shd->thd", softmax(scores)[..., :length], v)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim", "value_dim", "options"),
+    [
+        (9, 3, 64, 64, {}),
+        (4, 4, 16, 16, {"window": 9}),
+        (8, 2, 24, 24, {"softcap": 5.0, "splits": 3}),
+        (6, 2, 32, 16, {"sinks": True, "splits": 4}),
+        (4, 2, 16, 16, {"window": 6, "sinks": True, "softcap": 3.0, "splits": 2}),
+    ],
+)
+def test_attention_over_the_rows_equals_attention_by_definition(heads, kv_heads, dim, value_dim, options):
+    step, rng = Step(), np.random.default_rng(1)
+    q, keys, values, sinks = (
+        rng.standard_normal(shape, np.float32)
+        for shape in (
+            (32, heads, dim),
+            (BLOCKS * BLOCK, kv_heads, dim),
+            (BLOCKS * BLOCK, kv_heads, value_dim),
+            (heads,),
+        )
+    )
+    splits, window, softcap = options.get("splits", 1), options.get("window"), options.get("softcap", 0.0)
+    sinks = sinks if "sinks" in options else None
+    attention = DeviceAttention(
+        step.rows, heads=heads, kv_heads=kv_heads, dim=dim, value_dim=value_dim, num_splits=splits
+    )
+    out = torch.full((32, heads, value_dim), float("nan"))
+    attention.attend(
+        torch.from_numpy(q), torch.from_numpy(keys), torch.from_numpy(values), out, num_tokens=32, num_reqs=5,
+        scale=dim**-0.5, window=window, softcap=softcap, sinks=None if sinks is None else torch.from_numpy(sinks),
+    )  # fmt: skip
+    expected = reference(step, q, keys, values, scale=dim**-0.5, window=window, softcap=softcap, sinks=sinks)
+    got = out.numpy()[: step.batch.num_tokens]
+    np.testing.assert_allclose(got, expected[: step.batch.num_tokens], rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("dim", "value_dim", "pairs", "norm"), [(16, 16, 8, True), (24, 16, 6, False), (16, 16, 0, True)]
+)
+def test_queries_and_keys_are_normed_rotated_and_written(dim, value_dim, pairs, norm):
+    step, rng, heads, kv_heads = Step(), np.random.default_rng(2), 6, 2
+    T = step.batch.num_tokens
+    qkv = rng.standard_normal((32, heads * dim + kv_heads * (dim + value_dim)), np.float32)
+    q_norm, k_norm = rng.standard_normal((2, dim), np.float32)
+    rope = RopeSpec(tuple(1.0 / 10.0 ** (np.arange(pairs) / max(pairs, 1))), scale=1.5)
+    angle = np.arange(64, dtype=np.float32)[:, None] * np.asarray(rope.inv_freq, np.float32)
+    cos, sin = (torch.from_numpy(np.float32(rope.scale) * f(angle)) for f in (np.cos, np.sin))
+    keys, values = torch.zeros(BLOCKS * BLOCK, kv_heads, dim), torch.zeros(BLOCKS * BLOCK, kv_heads, value_dim)
+    queries = torch.zeros(32, heads, dim)
+    attention = DeviceAttention(step.rows, heads=heads, kv_heads=kv_heads, dim=dim, value_dim=value_dim)
+    attention.write(
+        torch.from_numpy(qkv), queries, keys, values, num_tokens=32, rope=(cos, sin) if pairs else None,
+        norms=(torch.from_numpy(q_norm), torch.from_numpy(k_norm)) if norm else None, eps=1e-5,
+    )  # fmt: skip
+    q, k, v = np.split(qkv[:T], [heads * dim, (heads + kv_heads) * dim], 1)
+    q, k, v = q.reshape(T, heads, dim), k.reshape(T, kv_heads, dim), v.reshape(T, kv_heads, value_dim)
+    if norm:
+        q, k = rms_norm(q, 1e-5) * q_norm, rms_norm(k, 1e-5) * k_norm
+    if pairs:
+        at = step.batch.positions[:T, None]
+        q, k = rotate(q, at, rope), rotate(k, at, rope)
+    slots = step.batch.slot_mapping[0][:T]
+    np.testing.assert_allclose(queries[:T].numpy(), q, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(keys.numpy()[slots], k, rtol=1e-5, atol=1e-6)
+    assert np.array_equal(values.numpy()[slots], v)
+    others = np.setdiff1d(np.arange(BLOCKS * BLOCK), slots)
+    assert not keys.numpy()[others].any()
+    assert not values.numpy()[others].any()
+    assert math.isclose(float(queries[T:].abs().sum()), 0.0)
