@@ -44,8 +44,8 @@ class DeviceApi(Protocol):
         """Copy between host and device, or inside the device, without waiting."""
         ...
 
-    def launch(self, kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
-        """Launch a Triton kernel."""
+    def launch(self, kernel: str, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
+        """Launch a kernel of `foreword.device.catalog`. A constant that is a type is given by its name."""
         ...
 
     def event(self) -> Event:
@@ -53,5 +53,7 @@ class DeviceApi(Protocol):
         ...
 
     def capture(self, work: Callable[[], None]) -> Graph:
-        """The launches of ``work`` as a graph. It may only launch and copy inside the device. Nothing runs."""
+        """The launches of ``work`` as a graph. It may only launch and copy inside the device, and every kernel of it
+        must have been launched before, which compiles it. Nothing runs.
+        """
         ...

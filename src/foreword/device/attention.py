@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from foreword.device.api import Tensor
 from foreword.device.rows import DeviceRows
 from foreword.errors import ConfigError
@@ -69,13 +67,11 @@ class DeviceAttention:
         queries: [Tp, heads, dim], written. rope: cos, sin float32 [M, pairs], scale included. norms: of queries and
         keys, [dim] each.
         """
-        from foreword.device.kernels.keys import write_keys
-
         rows = self.rows
         cos, sin = rope or (self.no_tensor, self.no_tensor)
         q_norm, k_norm = norms or (self.no_tensor, self.no_tensor)
         rows.api.launch(
-            write_keys, (num_tokens, self.heads + 2 * self.kv_heads), rows.packet, qkv, queries, keys, values,
+            "write_keys", (num_tokens, self.heads + 2 * self.kv_heads), rows.packet, qkv, queries, keys, values,
             rows.tensors["slot_mapping"][self.group], rows.tensors["positions"], cos, sin, q_norm, k_norm, eps,
             HEADS=self.heads, KV_HEADS=self.kv_heads, DIM=self.dim, VALUE_DIM=self.value_dim,
             PAIRS=0 if rope is None else cos.shape[1], NORM=norms is not None,
@@ -101,26 +97,18 @@ class DeviceAttention:
         window: a query at p sees the keys in (p − window, p]. softcap: scores are softcap · tanh(score / softcap); 0:
         as they are. sinks: [heads], scores without a value that take part in the softmax.
         """
-        from foreword.device.kernels.attention import attend, merge_splits
-
         rows, place = self.rows, self.rows.layout
         block_value, splits = _power_of_two(self.value_dim), self.num_splits
         rows.api.launch(
-            attend, (num_tokens // self.queries_per_tile + num_reqs, self.kv_heads, splits), rows.arena, rows.packet,
+            "attend", (num_tokens // self.queries_per_tile + num_reqs, self.kv_heads, splits), rows.arena, rows.packet,
             rows.groups, self.group, place.records_at, place.record_size, queries, keys, values,
             self.no_tensor if sinks is None else sinks, out, self.partial, scale, softcap, splits, HEADS=self.heads,
             KV_HEADS=self.kv_heads, DIM=self.dim, VALUE_DIM=self.value_dim, WINDOW=window or 0, SOFTCAP=softcap > 0,
-            SINKS=sinks is not None, SPLIT=splits > 1, DOT=_language_type(self.dot), BLOCK_M=self.block_m, BLOCK_N=32,
+            SINKS=sinks is not None, SPLIT=splits > 1, DOT=self.dot, BLOCK_M=self.block_m, BLOCK_N=32,
             BLOCK_DIM=_power_of_two(self.dim), BLOCK_VALUE=block_value,
         )  # fmt: skip
         if splits > 1:
             rows.api.launch(
-                merge_splits, (num_tokens, self.heads), rows.packet, self.partial, out, splits, HEADS=self.heads,
+                "merge_splits", (num_tokens, self.heads), rows.packet, self.partial, out, splits, HEADS=self.heads,
                 VALUE_DIM=self.value_dim, BLOCK_VALUE=block_value,
             )  # fmt: skip
-
-
-def _language_type(name: str) -> Any:
-    import triton.language as tl
-
-    return getattr(tl, name)

@@ -30,7 +30,7 @@ class DeviceBackend:
         self.rows.prepare(scalars[3], scalars[2])
         if gather:
             self.rows.gather(scalars[2])
-        slot.done.record()
+        slot.launched()
         for name, values in self.rows.read_back(buffers).items():
             if name in GATHERED and not gather:
                 continue

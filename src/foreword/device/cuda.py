@@ -8,36 +8,32 @@ from typing import Any
 import torch
 
 from foreword.device.api import Event, Graph, Tensor
+from foreword.device.catalog import constants_of, load
 from foreword.errors import ConfigError
 
 
 class _Event:
-    """An event of a stream. The host sleeps while it waits, so that other threads run."""
+    """An event of the current stream. The host sleeps while it waits, so that other threads run."""
 
-    def __init__(self, stream: Any) -> None:
-        self._stream, self._event = stream, torch.cuda.Event(blocking=True)
-
-    def record(self) -> None:
-        self._event.record(self._stream)
-
-    def wait(self) -> None:
-        self._event.synchronize()
+    def __init__(self) -> None:
+        self._event = torch.cuda.Event(blocking=True)
+        self.record = self._event.record
+        self.wait = self._event.synchronize
 
 
 class CudaDevice:
-    """`DeviceApi` on a GPU, with a stream of its own. All captured graphs share one pool of memory."""
+    """`DeviceApi` on torch's current device and stream, the same ones in every call. All captured graphs share one pool
+    of memory.
+    """
 
-    def __init__(self, device: str = "cuda") -> None:
+    def __init__(self) -> None:
         if not torch.cuda.is_available():
             raise ConfigError("device='cuda': torch finds no GPU; use the CPU executors")
-        self.device = torch.device(device)
-        self.stream: Any = torch.cuda.Stream(self.device)
         self._pool: Any = torch.cuda.graph_pool_handle()
 
     def zeros(self, shape: tuple[int, ...], dtype: str) -> Tensor:
         """See `DeviceApi.zeros`."""
-        with torch.cuda.stream(self.stream):
-            return torch.zeros(shape, dtype=getattr(torch, dtype), device=self.device)
+        return torch.zeros(shape, dtype=getattr(torch, dtype), device="cuda")
 
     def pinned(self, size: int) -> Tensor:
         """See `DeviceApi.pinned`."""
@@ -45,31 +41,19 @@ class CudaDevice:
 
     def copy(self, to: Tensor, source: Tensor) -> None:
         """See `DeviceApi.copy`."""
-        with torch.cuda.stream(self.stream):
-            to.copy_(source, non_blocking=True)
+        to.copy_(source, non_blocking=True)
 
-    def launch(self, kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
+    def launch(self, kernel: str, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
         """See `DeviceApi.launch`."""
-        with torch.cuda.stream(self.stream):
-            kernel[grid](*args, **constants)
+        load(kernel)[grid](*args, **constants_of(constants))
 
     def event(self) -> Event:
         """See `DeviceApi.event`."""
-        return _Event(self.stream)
+        return _Event()
 
     def capture(self, work: Callable[[], None]) -> Graph:
-        """See `DeviceApi.capture`. Kernels that ``work`` launches must have been compiled: launch them once before."""
-        graph: Any = torch.cuda.CUDAGraph()
-        self.stream.synchronize()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self.stream):
+        """See `DeviceApi.capture`."""
+        graph: Graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
             work()
-        return _Replay(graph, self.stream)
-
-
-class _Replay:
-    def __init__(self, graph: Any, stream: Any) -> None:
-        self._graph, self._stream = graph, stream
-
-    def replay(self) -> None:
-        with torch.cuda.stream(self._stream):
-            self._graph.replay()
+        return graph

@@ -9,6 +9,7 @@ import torch
 import triton
 
 from foreword.device.api import Event, Graph, Tensor
+from foreword.device.catalog import constants_of, load
 from foreword.errors import ConfigError
 
 
@@ -46,9 +47,9 @@ class InterpretedDevice:
         """See `DeviceApi.copy`."""
         to.copy_(source)
 
-    def launch(self, kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
+    def launch(self, kernel: str, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
         """See `DeviceApi.launch`."""
-        kernel[grid](*args, **constants)
+        load(kernel)[grid](*args, **constants_of(constants))
 
     def event(self) -> Event:
         """See `DeviceApi.event`."""

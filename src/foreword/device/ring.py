@@ -14,13 +14,25 @@ class PacketSlot:
     """
 
     def __init__(self, api: DeviceApi, packet_size: int, sampled_size: int) -> None:
-        self.packet, self.sampled, self.done = api.pinned(packet_size), api.pinned(sampled_size), api.event()
+        self.packet, self.sampled = api.pinned(packet_size), api.pinned(sampled_size)
         self.packet_array: I32 = self.packet.numpy() if hasattr(self.packet, "numpy") else self.packet
         self.sampled_array: I32 = self.sampled.numpy() if hasattr(self.sampled, "numpy") else self.sampled
+        self._event, self._in_flight = api.event(), False
+
+    def launched(self) -> None:
+        """The last copy of the step was launched."""
+        self._event.record()
+        self._in_flight = True
+
+    def wait(self) -> None:
+        """Return once the copies of the step are done."""
+        if self._in_flight:
+            self._event.wait()
+            self._in_flight = False
 
 
 class PacketRing:
-    """``depth`` slots. A slot is written again only after its event: the copies that read it are done."""
+    """``depth`` slots. A slot is written again only after the copies that read it are done."""
 
     def __init__(self, api: DeviceApi, *, depth: int, packet_size: int, sampled_size: int) -> None:
         if depth < 1:
@@ -29,8 +41,8 @@ class PacketRing:
         self._next = 0
 
     def acquire(self) -> PacketSlot:
-        """The next slot; waits for its event, which has passed unless more than ``depth`` steps are in flight."""
+        """The next slot; waits only where more than ``depth`` steps are in flight."""
         slot = self._slots[self._next]
         self._next = (self._next + 1) % len(self._slots)
-        slot.done.wait()
+        slot.wait()
         return slot

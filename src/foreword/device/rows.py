@@ -121,8 +121,8 @@ class DeviceRows:
         """Copy the packet of the step in these buffers to the device: its plan as it stands, and the changes since the
         packet before.
 
-        Returns the slot of the step; record its event after the last copy of the step. Changes that exceed a packet,
-        such as many long requests that arrive at once, take several copies.
+        Returns the slot of the step; call its `PacketSlot.launched` after the last copy of the step. Changes that
+        exceed a packet, such as many long requests that arrive at once, take several copies.
         """
         if self.states._layout_version != self._row_order:  # rows moved
             self._core.forget()
@@ -133,37 +133,31 @@ class DeviceRows:
         while True:
             slot = self.ring.acquire()
             length = self._core.pack(source[1], slot.packet_array)
-            size = -(-abs(length) // 64) * 64
+            size = min(-(-abs(length) // 256) * 256, self.layout.max_packet)
             self.api.copy(self.packet[:size], slot.packet[:size])
             if length > 0:
                 return slot
             self.apply()
-            slot.done.record()
+            slot.launched()
 
     # -- launches, which may be captured -------------------------------------------------------------------------------
 
     def apply(self) -> None:
         """K0: the packet's changes enter the rows."""
-        from foreword.device.kernels.rows import apply_runs
-
-        self.api.launch(apply_runs, (_APPLY_PROGRAMS,), self.arena, self.packet, BLOCK=256)
+        self.api.launch("apply_runs", (_APPLY_PROGRAMS,), self.arena, self.packet, BLOCK=256)
 
     def prepare(self, num_tokens: int, num_reqs: int) -> None:
         """K0 and K1: every tensor of a step of these padded sizes."""
-        from foreword.device.kernels.prepare import prepare_step
-
         self.apply()
         programs = -(-num_tokens // _BLOCK)
         grid = (programs - (-(num_reqs + 1) // _BLOCK),)
         self.api.launch(
-            prepare_step, grid, *self._arguments, programs, *self._outputs, *self._ranks,
+            "prepare_step", grid, *self._arguments, programs, *self._outputs, *self._ranks,
             G=len(self.states.block_tables), WIDTH=self.width, BLOCK=_BLOCK,
         )  # fmt: skip
 
     def gather(self, num_reqs: int) -> None:
         """K2: the block tables in batch order, for kernels that do not read the rows. Allocates on its first call."""
-        from foreword.device.kernels.rows import gather_tables
-
         R, place = self.states.max_num_reqs, self.layout
         tables = self.states.block_tables
         if "block_table" not in self.tensors:
@@ -171,18 +165,16 @@ class DeviceRows:
             self.tensors["num_blocks"] = [self.api.zeros((R,), "int32") for _ in tables]
         for g, table in enumerate(tables):
             self.api.launch(
-                gather_tables, (max(num_reqs, 1), -(-table.width // _BLOCK)), self.arena, self.packet, self.groups, g,
+                "gather_tables", (max(num_reqs, 1), -(-table.width // _BLOCK)), self.arena, self.packet, self.groups, g,
                 place.records_at, place.record_size, table.null_block, self.tensors["block_table"][g],
                 self.tensors["num_blocks"][g], BLOCK=_BLOCK,
             )  # fmt: skip
 
     def commit(self, num_reqs: int) -> None:
         """K6: ``tensors["sampled"]``, as [num_reqs, 1 + max_num_draft_tokens], enters the rows."""
-        from foreword.device.kernels.rows import commit_samples
-
         place = self.layout
         self.api.launch(
-            commit_samples, (-(-max(num_reqs, 1) // _BLOCK),), self.arena, self.packet, self.tensors["sampled"],
+            "commit_samples", (-(-max(num_reqs, 1) // _BLOCK),), self.arena, self.packet, self.tensors["sampled"],
             place.tokens_at, self.states.max_model_len, place.records_at, place.record_size,
             WIDTH=self.width, BLOCK=_BLOCK,
         )  # fmt: skip

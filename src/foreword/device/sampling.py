@@ -34,22 +34,20 @@ class DeviceSampler:
 
         num_logits, num_reqs: the padded sizes, at most ``rows.max_num_logits``.
         """
-        from foreword.device.kernels.sampling import draw_tokens, penalize, verify_drafts
-
         rows, place, tensors = self.rows, self.rows.layout, self.rows.tensors
         vocab_size = rows.states.vocab_size
         if self.counts is not None:
             rows.api.launch(
-                penalize, (num_logits,), rows.arena, rows.packet, place.tokens_at, rows.states.max_model_len,
+                "penalize", (num_logits,), rows.arena, rows.packet, place.tokens_at, rows.states.max_model_len,
                 place.records_at, place.record_size, tensors["expanded_idx_mapping"], tensors["expanded_local_pos"],
                 tensors["cu_num_logits"], logits, self.counts, vocab_size, BLOCK=_BLOCK,
             )  # fmt: skip
         rows.api.launch(
-            draw_tokens, (num_logits,), rows.arena, place.records_at, place.record_size,
+            "draw_tokens", (num_logits,), rows.arena, place.records_at, place.record_size,
             tensors["expanded_idx_mapping"], tensors["logits_indices"], tensors["positions"], logits, self.drawn,
             vocab_size, BLOCK=_BLOCK,
         )  # fmt: skip
         rows.api.launch(
-            verify_drafts, (-(-num_reqs // 128),), rows.packet, tensors["cu_num_logits"], self.drawn,
+            "verify_drafts", (-(-num_reqs // 128),), rows.packet, tensors["cu_num_logits"], self.drawn,
             tensors["sampled"], WIDTH=rows.width, BLOCK=128,
         )  # fmt: skip

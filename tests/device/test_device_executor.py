@@ -1,0 +1,141 @@
+"""The executor's calls of a device, counted, and its tokens against the NumPy executor's."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from foreword.batch import InputBuffers, KVGroup, NewRequest, PaddingBuckets, RequestStates, prepare_inputs
+from foreword.batch import sampling_metadata as metadata_of
+from foreword.device.recording import RecordingDevice
+from foreword.executors.device import DeviceExecutor
+from foreword.sampling import Processors
+
+sys.path.append(str(Path(__file__).parents[1] / "kernels"))  # the small random models
+
+VOCAB = 50
+LAUNCHES = [f"launch {name}" for name in ("apply_runs", "prepare_step", "penalize", "draw_tokens", "verify_drafts")]
+
+
+class NoModel:
+    """Launches nothing."""
+
+    def forward(self, rows, num_tokens, num_reqs, num_logits):
+        return np.zeros((num_logits, VOCAB), np.float32)
+
+
+class Loop:
+    """Decode steps of some requests on a device that records."""
+
+    def __init__(self, num_reqs: int = 5, buckets=(8, 16)) -> None:
+        self.states = RequestStates(
+            max_num_reqs=num_reqs, max_model_len=90, vocab_size=VOCAB, kv_groups=[KVGroup(4)], max_num_draft_tokens=1
+        )
+        self.device = RecordingDevice()
+        self.executor = DeviceExecutor(NoModel(), self.device, buckets=PaddingBuckets(buckets, max_num_reqs=num_reqs))
+        self.buffers = [InputBuffers.for_states(self.states, 32) for _ in range(2)]
+        self.processors, self.steps = Processors(self.states), 0
+        for i in range(num_reqs):
+            self.states.add_request(NewRequest(str(i), [1, 2, 3], [[1 + i]]))
+
+    def step(self, tokens: int, num_reqs: int | None = None) -> list[str]:
+        """The calls of a step of ``tokens`` tokens each."""
+        del self.device.calls[:]
+        states, rids = self.states, self.states.req_ids[:num_reqs]
+        for rid in rids:
+            if states.num_computed_tokens[states.row_of(rid)] % 4 == 3:
+                states.append_blocks(rid, [[100 + self.steps]])
+        self.steps += 1
+        batch = prepare_inputs(
+            states, dict.fromkeys(rids, tokens), self.buffers[self.steps % 2], gather_block_tables=False,
+            pad_to=self.executor.pad_for(tokens * len(rids), len(rids)),
+        )  # fmt: skip
+        self.executor.launch(batch, self.processors.step(metadata_of(batch), None)).result()
+        states.commit(batch, np.full(batch.num_reqs, 7, np.int32))
+        return self.device.calls
+
+
+def test_a_steady_decode_step_is_one_copy_to_the_device_one_launch_and_one_copy_back():
+    """Nothing is allocated, and nothing awaited but the result: also in the steps in which blocks are appended."""
+    loop = Loop()
+    loop.step(3)
+    first = [call for call in loop.step(1) if call != "wait"]  # the prompts took two packets
+    assert first == ["to device", *LAUNCHES, "launch commit_samples", "from device", "record"]
+    loop.step(1)  # captures
+    addresses = {name: id(tensor) for name, tensor in loop.executor._rows.tensors.items()}
+    for _ in range(12):
+        assert loop.step(1) == ["to device", "replay", "from device", "record", "wait"]
+    assert {name: id(tensor) for name, tensor in loop.executor._rows.tensors.items()} == addresses
+    assert loop.device.captured == [[*LAUNCHES, "launch commit_samples"]]
+
+
+def test_a_graph_serves_all_steps_of_its_padded_size():
+    loop = Loop()
+    for num_reqs in (5, 4, 3, 5, 4):
+        loop.step(3 if loop.steps == 0 else 1, num_reqs)
+    assert loop.step(1, 3)[1] == "replay"
+    assert len(loop.device.captured) == 1  # of the decode steps; the prompts' size came once
+
+
+def test_a_step_larger_than_every_graph_runs_without_one():
+    loop = Loop(buckets=(4,))
+    loop.step(3)
+    assert "capture" not in loop.step(1)
+    assert "replay" not in loop.step(1)
+    assert loop.step(1, 2)[1:2] == LAUNCHES[:1]
+    assert "capture" in loop.step(1, 2)
+
+
+def test_tokens_equal_the_numpy_executors():
+    """An engine on the kernels, in the interpreter, every step checked: chunked prompts, prefix hits, graphs, a greedy
+    and a sampled request, and one with penalties and log-probabilities, whose steps are sampled on the host.
+    """
+    torch = pytest.importorskip("torch", reason="the kernels need torch")
+    pytest.importorskip("triton", reason="the kernels need Triton")
+    from device_model import TorchDecoder
+    from kernel_reference import random_weights, rope, tiny_spec
+
+    from foreword.device.interpreter import InterpretedDevice
+    from foreword.engine import Engine, engine_config
+    from foreword.executors.numpy import NumpyExecutor
+    from foreword.models.spec import LayerSpec
+
+    torch.set_num_threads(1)
+    spec = tiny_spec(
+        vocab_size=VOCAB, hidden_size=32, intermediate_size=40, num_heads=4, num_kv_heads=2, qk_norm=True,
+        layers=(LayerSpec(rope(16)), LayerSpec(rope(16))),
+    )  # fmt: skip
+    weights = random_weights(spec)
+    model = TorchDecoder(spec, weights, num_blocks=40, block_size=4)
+    buckets = PaddingBuckets((4, 8), max_num_reqs=4)
+    executors = [
+        DeviceExecutor(model, InterpretedDevice(), buckets=buckets),
+        NumpyExecutor(spec, weights, num_blocks=40, block_size=4),
+    ]
+    found = [_tokens(Engine, engine_config, executor) for executor in executors]
+    assert found[0] == found[1]
+    assert all(len(tokens) == 5 for tokens in found[0].values())
+
+
+def _tokens(engine_type, config, executor) -> dict[str, list[int]]:
+    from foreword.batch import SamplingParams
+
+    engine = engine_type(
+        executor, vocab_size=VOCAB, max_model_len=60, kv_groups=[KVGroup(4)], num_blocks=40, tokenizer=None,
+        config=config({"max_num_seqs": 4, "max_num_batched_tokens": 8, "block_size": 4, "check": "full"}),
+    )  # fmt: skip
+    rng = np.random.default_rng(5)
+    prompt = rng.integers(0, VOCAB, 11).tolist()
+    for i, params in enumerate(
+        (
+            SamplingParams(temperature=0, max_tokens=5),
+            SamplingParams(temperature=0.9, seed=4, top_k=9, top_p=0.9, max_tokens=5),
+            SamplingParams(temperature=0.7, seed=9, repetition_penalty=1.3, max_tokens=5, logprobs=2),
+        )
+    ):
+        engine.add_request(str(i), [*prompt[: 11 - i], i], params)
+    done = {}
+    while engine.has_work:
+        done |= {output.request_id: list(output.outputs[0].token_ids) for output in engine.step() if output.finished}
+    return done
