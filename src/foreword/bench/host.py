@@ -103,6 +103,15 @@ class Ours:
         self.arrived = np.zeros(0, np.int32)
 
     def prepare(self) -> InputBatch:
+        self.change_rows()
+        plan = self.running, self.step.num_scheduled
+        drafts = self.step.drafts
+        self.batch = prepare_inputs(self.states, plan, self.buffers, draft_tokens=drafts, backend=self.backend)
+        self.sampling = sampling_metadata(self.batch)
+        return self.batch
+
+    def change_rows(self) -> None:
+        """What the scheduler changed: requests that left and arrived, new blocks."""
         step, states = self.step, self.states
         if len(self.departed):
             states.remove_rows(self.departed)
@@ -113,10 +122,6 @@ class Ours:
                 self.appended[self.appended_new] = self.arrived[step.appended[self.appended_new] - first]
         if len(self.appended):
             states.append_blocks_rows(self.appended, step.new_blocks)
-        plan = self.running, step.num_scheduled
-        self.batch = prepare_inputs(states, plan, self.buffers, draft_tokens=step.drafts, backend=self.backend)
-        self.sampling = sampling_metadata(self.batch)
-        return self.batch
 
     def ready(self) -> None:
         """Record the rows of the new requests."""

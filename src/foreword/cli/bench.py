@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from foreword import LLM
+from foreword.bench import device as device_bench
 from foreword.bench import engine_host, requests, serving
 from foreword.bench import host as host_bench
 from foreword.bench import kernels as kernels_bench
@@ -56,6 +57,24 @@ def host(
             f"{lists.prepare_us / native.prepare_us:>13.0f}x{native.commit_us:>9.2f}{lists.commit_us:>9.1f}",
             flush=True,
         )
+
+
+@bench.command()
+def device(
+    steps: Annotated[int, typer.Option(min=10, max=10_000, help="Steps per workload.")] = 300, as_json: Json = False
+) -> None:
+    """Host time per step on a device: one packet, one launch, one copy back. The device's calls do nothing."""
+    show(
+        device_bench.run(num_steps=steps),
+        lambda r: (
+            f"{r.workload:<24}{r.prepare_us:>9.1f}{r.launch_us:>9.1f}{r.result_us:>9.1f}{r.commit_us:>9.1f}"
+            f"{r.step_us:>9.1f}{r.packet_bytes:>15.0f}"
+        ),
+        as_json=as_json,
+        header=[
+            f"{'median µs':<24}{'prepare':>9}{'launch':>9}{'result':>9}{'commit':>9}{'step':>9}{'packet, bytes':>15}"
+        ],
+    )
 
 
 @bench.command()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Protocol
 
-import numpy as np
-
-from foreword.arrays import F32, I32
+from foreword.arrays import I32
 from foreword.batch import BlockOps, InputBatch, PaddingBuckets
-from foreword.batch.state.sampling_columns import Need
 from foreword.batch.step.tensors import buffers_of
+from foreword.batch.values.block_ops import NO_BLOCK_OPS
 from foreword.device.api import DeviceApi, Graph, Tensor
 from foreword.device.ring import PacketSlot
 from foreword.device.rows import DeviceRows
@@ -60,11 +59,14 @@ class DeviceExecutor:
         self._host_sampler = Sampler()
         self._rows: DeviceRows | None = None
         self._sampler: DeviceSampler | None = None
-        self._graphs: dict[tuple[int, int, bool], Graph | None] = {}
-        self._logits: Tensor = None
+        self._padded = lru_cache(4096)(self._find_padded)
+        self._graphs: dict[tuple[int, int], Graph | None] = {}
 
     def pad_for(self, num_tokens: int, num_reqs: int) -> tuple[int, int] | None:
         """The size of the smallest graph that holds the step; None without one."""
+        return self._padded(num_tokens, num_reqs)
+
+    def _find_padded(self, num_tokens: int, num_reqs: int) -> tuple[int, int] | None:
         if self.buckets is None:
             return None
         decode_len = num_tokens // num_reqs if num_reqs else 0
@@ -74,21 +76,22 @@ class DeviceExecutor:
     def launch(self, batch: InputBatch, sampling: StepSampling) -> DeviceStep:
         """See `Executor.launch`. ConfigError for a batch of other states than the first one's."""
         check_inputs(batch, self.capabilities)
-        rows, sampler = self._bound(batch)
-        self.apply_block_ops(batch.block_ops)
-        on_host = (
-            sampling.masks is not None
-            or bool(sampling.processors)
-            or not sampler.supports(Need(sampling.metadata.needs))
-        )
+        rows, sampler = self._rows, self._sampler
+        if rows is None or sampler is None or rows.states is not batch.states:
+            rows, sampler = self._bind(batch)
+        if batch.block_ops is not NO_BLOCK_OPS:
+            self.apply_block_ops(batch.block_ops)
         slot = rows.send(buffers_of(batch))
         tokens, reqs = batch.num_tokens_padded, batch.num_reqs_padded
-        self._run(rows, sampler, tokens, reqs, on_host)
-        if not on_host:
+        if sampling.masks is None and not sampling.processors and sampler.supports(sampling.metadata.needs):
+            self._run(rows, sampler, tokens, reqs)
             size = batch.num_reqs * rows.width
             self.api.copy(slot.sampled[:size], rows.tensors["sampled"][:size])
             slot.launched()
-        return DeviceStep(self, batch, sampling, slot, on_host)
+            return DeviceStep(rows, batch, slot)
+        rows.prepare(tokens, reqs)
+        logits = self.model.forward(rows, tokens, reqs, _num_logits(rows, tokens, reqs))
+        return DeviceStep(rows, batch, slot, self._host_sampler, sampling, logits)
 
     def apply_block_ops(self, ops: BlockOps) -> None:
         """See `Executor.apply_block_ops`."""
@@ -97,92 +100,92 @@ class DeviceExecutor:
         if len(ops.copies):
             self.model.copy_blocks(ops.copies[:, 0].copy(), ops.copies[:, 1].copy())
 
-    def _bound(self, batch: InputBatch) -> tuple[DeviceRows, DeviceSampler]:
-        if self._rows is None or self._sampler is None:
-            tokens = buffers_of(batch).max_num_batched_tokens
-            self._rows = DeviceRows(batch.states, self.api, max_num_batched_tokens=tokens)
-            self._sampler = DeviceSampler(self._rows)
-        if self._rows.states is not batch.states:
+    def _bind(self, batch: InputBatch) -> tuple[DeviceRows, DeviceSampler]:
+        if self._rows is not None:
             raise ConfigError("a DeviceExecutor holds the rows of one engine: make one per engine")
+        tokens = buffers_of(batch).max_num_batched_tokens
+        self._rows = DeviceRows(batch.states, self.api, max_num_batched_tokens=tokens)
+        self._sampler = DeviceSampler(self._rows)
         return self._rows, self._sampler
 
-    def _run(self, rows: DeviceRows, sampler: DeviceSampler, tokens: int, reqs: int, on_host: bool) -> None:
+    def _run(self, rows: DeviceRows, sampler: DeviceSampler, tokens: int, reqs: int) -> None:
         """Launch the step: without a graph the first time, then captured, then replayed."""
+        graph = self._graphs.get((tokens, reqs))
+        if graph is not None:
+            graph.replay()
+            return
 
         def work() -> None:
-            num_logits = min(tokens, reqs * rows.width, rows.max_num_logits)
+            num_logits = _num_logits(rows, tokens, reqs)
             rows.prepare(tokens, reqs)
             logits = self.model.forward(rows, tokens, reqs, num_logits)
-            if on_host:
-                self._logits = logits
-            else:
-                sampler.sample(logits, num_logits=num_logits, num_reqs=reqs)
-                rows.commit(reqs)
+            sampler.sample(logits, num_logits=num_logits, num_reqs=reqs)
+            rows.commit(reqs)
 
-        size = tokens, reqs, on_host
-        if on_host or self.buckets is None or tokens > self.buckets.sizes[-1]:
+        if self.buckets is None or tokens > self.buckets.sizes[-1]:
             work()
-        elif size not in self._graphs:
-            work()
-            self._graphs[size] = None
-        else:
-            graph = self._graphs[size]
-            if graph is None:
-                graph = self._graphs[size] = self.api.capture(work)
+        elif (tokens, reqs) in self._graphs:
+            graph = self._graphs[tokens, reqs] = self.api.capture(work)
             graph.replay()
+        else:
+            work()
+            self._graphs[tokens, reqs] = None
 
-    def sample_on_host(self, batch: InputBatch, sampling: StepSampling, slot: PacketSlot) -> Sampled:
-        """Sample the logits of the step just launched on the host, and commit its tokens to the device's rows."""
-        rows = self._bound(batch)[0]
-        logits: F32 = np.ascontiguousarray(_host(self._logits)[: len(batch.logits_indices)], np.float32)
-        sampled = self._host_sampler.sample(batch, logits, sampling)
+
+class DeviceStep:
+    """A step of a `DeviceExecutor` in flight. With ``sampler`` it is sampled on the host, from ``logits``."""
+
+    __slots__ = ("_batch", "_logits", "_rows", "_sampler", "_sampling", "_slot")
+
+    def __init__(
+        self,
+        rows: DeviceRows,
+        batch: InputBatch,
+        slot: PacketSlot,
+        sampler: Sampler | None = None,
+        sampling: StepSampling | None = None,
+        logits: Tensor = None,
+    ) -> None:
+        self._rows, self._batch, self._slot = rows, batch, slot
+        self._sampler, self._sampling, self._logits = sampler, sampling, logits
+
+    def result(self) -> Sampled:
+        """Wait for the samples. With ``check="full"`` of the batch, what the device prepared is compared with it."""
+        batch, rows, slot = self._batch, self._rows, self._slot
+        if batch._check == "full":
+            rows.check(batch)
+        if self._sampler is not None:
+            return self._sampled_on_host()
+        slot.wait()
+        tokens = slot.sampled_array[: batch.num_reqs * rows.width].copy()
+        if rows.width > 1:
+            table = tokens.reshape(-1, rows.width)
+            tokens = table if len(batch.draft_token_ids) else table[:, 0].copy()
+        first = tokens if tokens.ndim == 1 else tokens[:, 0]
+        return Sampled(tokens, {}, failures=_failures(batch, first) if first.min(initial=0) < 0 else {})
+
+    def _sampled_on_host(self) -> Sampled:
+        """Sample the logits, and commit the tokens to the device's rows."""
+        batch, rows, slot = self._batch, self._rows, self._slot
+        assert self._sampler is not None
+        assert self._sampling is not None
+        logits = self._logits.float().cpu().numpy() if hasattr(self._logits, "cpu") else self._logits
+        sampled = self._sampler.sample(batch, logits[: len(batch.logits_indices)], self._sampling)
         table = sampled.token_ids.reshape(batch.num_reqs, -1)
         slot.sampled_array[:] = -1
         slot.sampled_array.reshape(-1, rows.width)[: len(table), : table.shape[1]] = table
-        self.api.copy(rows.tensors["sampled"], slot.sampled)
+        rows.api.copy(rows.tensors["sampled"], slot.sampled)
         rows.commit(batch.num_reqs_padded)
         slot.launched()
         return sampled
 
-    def check(self, batch: InputBatch) -> None:
-        """Compare the step that the device prepared last with the batch. See `DeviceRows.check`."""
-        self._bound(batch)[0].check(batch)
 
-
-class DeviceStep:
-    """A step of a `DeviceExecutor` in flight."""
-
-    __slots__ = ("_batch", "_executor", "_on_host", "_sampling", "_slot")
-
-    def __init__(
-        self, executor: DeviceExecutor, batch: InputBatch, sampling: StepSampling, slot: PacketSlot, on_host: bool
-    ) -> None:
-        self._executor, self._batch, self._sampling, self._slot = executor, batch, sampling, slot
-        self._on_host = on_host
-
-    def result(self) -> Sampled:
-        """Wait for the samples. With ``check="full"`` of the batch, what the device prepared is compared with it."""
-        batch, slot = self._batch, self._slot
-        if batch._check == "full":
-            self._executor.check(batch)
-        if self._on_host:
-            return self._executor.sample_on_host(batch, self._sampling, slot)
-        slot.wait()
-        width = len(slot.sampled_array) // batch.states.max_num_reqs
-        table = slot.sampled_array[: batch.num_reqs * width].reshape(-1, width)
-        tokens = table.copy() if len(batch.draft_token_ids) else table[:, 0].copy()
-        return Sampled(tokens, {}, failures=_failures(batch, table[:, 0]))
+def _num_logits(rows: DeviceRows, tokens: int, reqs: int) -> int:
+    """Rows of logits of a step of these padded sizes."""
+    return min(tokens, reqs * rows.width, rows.max_num_logits)
 
 
 def _failures(batch: InputBatch, first: I32) -> dict[int, Failure]:
     """The requests whose logits gave no token; not those whose token is discarded."""
-    failed = first < 0
-    if not failed.any():
-        return {}
     samples = batch.seq_lens[: len(first)] - batch.num_draft_tokens >= batch.states.num_tokens[batch.idx_mapping]
-    return dict.fromkeys((failed & samples).nonzero()[0].tolist(), BadLogitsError)
-
-
-def _host(values: Tensor) -> F32:
-    array: F32 = values.float().cpu().numpy() if hasattr(values, "cpu") else values
-    return array
+    return dict.fromkeys(((first < 0) & samples).nonzero()[0].tolist(), BadLogitsError)

@@ -1,0 +1,108 @@
+"""Host time of a step on a device: plan and tensors, packet, launch, samples, commit. The device's calls do nothing."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from foreword.arrays import I32
+from foreword.batch import PaddingBuckets, prepare_inputs, sampling_metadata
+from foreword.bench.host import Ours
+from foreword.bench.traffic import WORKLOADS, Workload
+from foreword.device.api import Tensor
+from foreword.device.recording import RecordingDevice
+from foreword.device.rows import DeviceRows
+from foreword.executors.device import DeviceExecutor
+from foreword.sampling import Processors
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceResult:
+    """Medians in µs. prepare: state changes, checked plan, tensors, sampling metadata; launch: packet, copies, graph;
+    result: the samples; commit: recording them. packet_bytes: the median of what is copied to the device.
+    """
+
+    workload: str
+    prepare_us: float
+    launch_us: float
+    result_us: float
+    commit_us: float
+    step_us: float
+    packet_bytes: float
+
+
+class _Idle(RecordingDevice):
+    """Notes the sizes of copies, and does nothing else."""
+
+    copied: tuple[int, ...] = ()
+
+    def copy(self, to: Tensor, source: Tensor) -> None:
+        self.copied += (source.nbytes,)
+
+
+class _NoModel:
+    def forward(self, rows: DeviceRows, num_tokens: int, num_reqs: int, num_logits: int) -> Tensor:
+        return None
+
+    def copy_blocks(self, sources: I32, destinations: I32) -> None:
+        pass
+
+    def zero_blocks(self, blocks: I32) -> None:
+        pass
+
+
+class _Device(Ours):
+    """Foreword with its steps on a device that does nothing."""
+
+    def __init__(self, workload: Workload, num_steps: int) -> None:
+        super().__init__(workload, num_steps, "native")
+        self.device = _Idle()
+        reqs = workload.max_num_reqs
+        sizes = range(-(-reqs // 4) * (1 + workload.num_drafts), 8193, 64)
+        self.executor = DeviceExecutor(_NoModel(), self.device, buckets=PaddingBuckets(sizes, max_num_reqs=reqs))
+        self.processors = Processors(self.states)
+
+    def measure(self) -> tuple[int, ...]:
+        """Times of a step's parts in ns, then the bytes copied to the device."""
+        step, states, clock = self.step, self.states, time.perf_counter_ns
+        start = clock()
+        self.change_rows()
+        pad = self.executor.pad_for(int(step.num_scheduled.sum()), len(self.running))
+        plan = self.running, step.num_scheduled
+        batch = prepare_inputs(
+            states, plan, self.buffers, draft_tokens=step.drafts, pad_to=pad, gather_block_tables=False
+        )
+        sampling = self.processors.step(sampling_metadata(batch), None)
+        prepared = clock()
+        pending = self.executor.launch(batch, sampling)
+        launched = clock()
+        pending.result()
+        sampled = clock()
+        states.commit(batch, step.sampled)
+        end = clock()
+        num_bytes = sum(self.device.copied[:-1])  # the last one is the samples'
+        return prepared - start, launched - prepared, sampled - launched, end - sampled, end - start, num_bytes
+
+
+def run(*, num_steps: int = 300, workloads: tuple[Workload, ...] = WORKLOADS) -> Iterator[DeviceResult]:
+    """Measure each workload; the first tenth of its steps is not counted."""
+    for workload in workloads:
+        steps, contender = list(workload.steps(num_steps)), _Device(workload, num_steps)
+        rows = []
+        gc.collect()
+        gc.disable()
+        try:
+            for step in steps:
+                contender.take(step)
+                rows.append(contender.measure())
+                contender.ready()
+                contender.device.calls.clear()
+                contender.device.copied = ()
+        finally:
+            gc.enable()
+        medians = np.median(np.array(rows[num_steps // 10 :]), axis=0) / ([1e3] * 5 + [1])
+        yield DeviceResult(workload.name, *medians.tolist())
