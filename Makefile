@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMPS := .stamps
 
-.PHONY: help demo clients test smoke schemas fuzz storms soak soak-server sanitize proofs torch wheel check bench native arm emulate clean
+.PHONY: help demo clients test smoke schemas fuzz storms soak soak-server sanitize proofs torch device wheel check bench native arm emulate clean
 .DEFAULT_GOAL := demo
 
 help:  ## list the targets
@@ -70,6 +70,10 @@ proofs: $(STAMPS)/test  ## corrupt each name of the reference pages, run its pro
 torch: $(STAMPS)/test  ## every test that needs PyTorch, with PyTorch for the CPU (minutes)
 	$(PIP) 'torch>=2.11,<2.14' 'numpy>=2.1'
 	$(BIN)/python -m pytest -n auto -k torch
+
+device: $(STAMPS)/test  ## the kernels of GPUs in Triton's interpreter, and compiled for three of them (minutes)
+	$(PIP) 'torch>=2.11,<2.14' 'triton>=3.6,<3.10'
+	$(BIN)/python -m pytest tests/device
 
 clients: $(STAMPS)/test  ## the server with clients of others: langchain-openai, llm, lm-eval, schemathesis (minutes)
 	$(PIP) langchain-openai llm 'lm-eval[api]' schemathesis opentelemetry-sdk opentelemetry-exporter-otlp-proto-http

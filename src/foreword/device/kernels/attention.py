@@ -95,8 +95,8 @@ def attend(
             weight = tl.where(seen, tl.exp(score - new[:, None]), 0.0)
             kept = tl.exp(top - new)
             total = total * kept + tl.sum(weight, 1)
-            at = slot[:, None] * VALUE_DIM + dv[None, :]
-            v = tl.load(values + at, mask=inside[:, None] & (dv < VALUE_DIM)[None, :], other=0.0).to(DOT)
+            value_at = slot[:, None] * VALUE_DIM + dv[None, :]
+            v = tl.load(values + value_at, mask=inside[:, None] & (dv < VALUE_DIM)[None, :], other=0.0).to(DOT)
             sums = sums * kept[:, None] + tl.dot(weight.to(DOT), v, input_precision="ieee")
             top = new
         valid = real[:, None] & (dv < VALUE_DIM)[None, :]

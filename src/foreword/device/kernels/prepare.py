@@ -38,26 +38,32 @@ def prepare_step(
     program = tl.program_id(0)
     if program < token_programs:
         t = program * BLOCK + tl.arange(0, BLOCK)
-        real = t < num_tokens
-        inside = t < padded
-        b = tl.load(owner + t, mask=real, other=0)
-        row = tl.load(rows + b, mask=real, other=-1)
-        live = row >= 0
-        row = tl.maximum(row, 0).to(tl.int64)
-        record = state + records_at + row * record_size
-        position = tl.load(record + NUM_COMPUTED, mask=live, other=0) + t - tl.load(query_start + b, mask=real, other=0)
-        position = tl.where(real, position, 0)
-        known = tl.load(record + NUM_TOKENS, mask=live, other=0)
-        is_draft = live & (position >= known)
-        token = tl.load(state + tokens_at + row * max_model_len + position, mask=live & (position < known), other=0)
-        draft = tl.load(
-            draft_ids + tl.load(cu_drafts + b, mask=is_draft, other=0) + position - known, mask=is_draft, other=0
+        is_token = t < num_tokens
+        in_step = t < padded
+        of = tl.load(owner + t, mask=is_token, other=0)
+        token_row = tl.load(rows + of, mask=is_token, other=-1)
+        is_live = token_row >= 0
+        token_row = tl.maximum(token_row, 0).to(tl.int64)
+        token_record = state + records_at + token_row * record_size
+        position = (
+            tl.load(token_record + NUM_COMPUTED, mask=is_live, other=0)
+            + t
+            - tl.load(query_start + of, mask=is_token, other=0)
         )
-        tl.store(input_ids + t, tl.where(is_draft, tl.maximum(draft, 0), token), mask=inside)
-        tl.store(positions + t, position.to(tl.int64), mask=inside)
-        tl.store(req_indices + t, b, mask=inside)
+        position = tl.where(is_token, position, 0)
+        known = tl.load(token_record + NUM_TOKENS, mask=is_live, other=0)
+        is_draft = is_live & (position >= known)
+        token = tl.load(
+            state + tokens_at + token_row * max_model_len + position, mask=is_live & (position < known), other=0
+        )
+        draft = tl.load(
+            draft_ids + tl.load(cu_drafts + of, mask=is_draft, other=0) + position - known, mask=is_draft, other=0
+        )
+        tl.store(input_ids + t, tl.where(is_draft, tl.maximum(draft, 0), token), mask=in_step)
+        tl.store(positions + t, position.to(tl.int64), mask=in_step)
+        tl.store(req_indices + t, of, mask=in_step)
         num_logits = tl.load(packet + 4)
-        pad = (t >= num_logits) & inside & (t < max_logits)
+        pad = (t >= num_logits) & in_step & (t < max_logits)
         tl.store(logits_indices + t, tl.zeros([BLOCK], tl.int64), mask=pad)
         tl.store(expanded_idx_mapping + t, tl.full([BLOCK], -1, tl.int32), mask=pad)
         for g in tl.static_range(G):
@@ -70,11 +76,11 @@ def prepare_step(
             rank = tl.load(group + 6)
             interleave = tl.load(group + 7)
             offset = position % per_block
-            owned = live & (offset // interleave % ranks == rank)
-            block = tl.load(state + table_at + row * width + position // per_block, mask=owned, other=0)
+            owned = is_live & (offset // interleave % ranks == rank)
+            block = tl.load(state + table_at + token_row * width + position // per_block, mask=owned, other=0)
             local = offset // (interleave * ranks) * interleave + offset % interleave
             slot = tl.where(owned, block.to(tl.int64) * size + local, -1)
-            tl.store(slot_mapping + g * max_tokens + t, slot, mask=inside)
+            tl.store(slot_mapping + g * max_tokens + t, slot, mask=in_step)
     else:
         b = (program - token_programs) * BLOCK + tl.arange(0, BLOCK)
         real = b < num_reqs

@@ -112,7 +112,9 @@ def penalize(
         presence = parameter(record, PRESENCE)
         for j in range(0, vocab_size, BLOCK):
             i = j + tl.arange(0, BLOCK)
-            seen = tl.load(counts + i, mask=i < vocab_size, other=0)
+            seen = tl.load(
+                counts + i, mask=i < vocab_size, other=0, cache_modifier=".cg"
+            )  # atomics are in the second cache
             x = tl.load(logits + i, mask=i < vocab_size, other=0.0)
             times = (seen & (OF_PROMPT - 1)).to(tl.float32)
             x = tl.where(seen != 0, tl.where(x > 0, tl.div_rn(x, repetition), x * repetition), x)
