@@ -9,6 +9,7 @@ void PacketCore::forget() {
   const auto R = size_t(states.max_num_reqs);
   generations_.assign(R, -1);
   stamps_.assign(R, -1);
+  reach_.assign(R, {0, 0});
   records_.resize(R * size_t(record_size));
   for (DeviceTable &t : tables) {
     t.held.assign(R, 0);
@@ -16,18 +17,27 @@ void PacketCore::forget() {
   }
 }
 
+// Whether the device has no such row, or has another progress: a step that only it committed, tokens taken back. While
+// samples are in flight the host does not know.
+bool PacketCore::differs(int32_t row) const {
+  if (generations_[row] != states.row_generation[row]) return true;
+  const int32_t c = states.num_computed_tokens[row];
+  return states.num_placeholders[row] == 0 && (c < reach_[row].low || c > reach_[row].high);
+}
+
 // The runs of what the device lacks of one row.
 void PacketCore::add_row(int32_t row) {
   const States &s = states;
   int32_t *record = records_.data() + int64_t(row) * record_size;
   const int32_t record_at = records_at + row * record_size;
-  if (generations_[row] != s.row_generation[row]) {
+  if (differs(row)) {
     runs_.push_back({tokens_at + row * s.max_model_len, s.num_tokens[row], s.tokens_of(row)});
     const int32_t progress[PROGRESS] = {s.num_tokens[row], s.num_computed_tokens[row], s.prefill_len[row],
                                         s.prompt_len[row]};
     std::copy_n(progress, PROGRESS, record);
     runs_.push_back({record_at, PROGRESS, record});
     generations_[row] = s.row_generation[row];
+    reach_[row] = {s.num_computed_tokens[row], s.num_computed_tokens[row]};
   }
   if (stamps_[row] != stamp[row]) {
     int32_t *to = record + PROGRESS;
@@ -87,7 +97,13 @@ int64_t PacketCore::pack(const Buffers &step, int32_t *out, int64_t capacity) {
   out[NUM_LOGITS] = int32_t(s.num_logits);
   out[NUM_DRAFTS] = int32_t(D);
   int32_t *to = out + PACKET_HEADER;
-  for (int64_t b = 0; b < B; ++b) to[b] = step.row_generation[b] < 0 ? ~step.idx_mapping[b] : step.idx_mapping[b];
+  for (int64_t b = 0; b < B; ++b) {
+    const int32_t row = step.idx_mapping[b];
+    to[b] = step.row_generation[b] < 0 ? ~row : row;
+    if (step.row_generation[b] < 0) continue;
+    const int32_t end = states.num_computed_tokens[row] + step.num_scheduled_tokens[b], k = step.num_draft_tokens[b];
+    reach_[row] = {end - k - states.num_placeholders[row], end};
+  }
   std::fill(to + B, to + Bp, 0);
   to = std::copy_n(step.query_start_loc, Bp + 1, to + Bp);
   std::copy_n(step.cu_num_draft_tokens, B + 1, to);

@@ -54,6 +54,12 @@ class PacketCore {
     const int32_t *from;
   };
 
+  // The num_computed_tokens that a row may have after the step sent last, whatever was accepted.
+  struct Range {
+    int32_t low, high;
+  };
+
+  bool differs(int32_t row) const;
   void add_row(int32_t row);
   int64_t write(int32_t *out, int64_t runs_at);
 
@@ -61,6 +67,7 @@ class PacketCore {
   std::vector<int32_t> records_;      // [R, record_size] values of the runs that no array of the host holds in order
   std::vector<int64_t> generations_;  // [R]
   std::vector<int64_t> stamps_;       // [R] of the sampling parameters that the device has
+  std::vector<Range> reach_;          // [R]
 };
 
 }  // namespace foreword

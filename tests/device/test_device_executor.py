@@ -9,6 +9,8 @@ import pytest
 from foreword.batch import InputBuffers, KVGroup, NewRequest, PaddingBuckets, RequestStates, prepare_inputs
 from foreword.batch import sampling_metadata as metadata_of
 from foreword.device.recording import RecordingDevice
+from foreword.device.ring import PacketRing
+from foreword.errors import ConfigError
 from foreword.executors.device import DeviceExecutor
 from foreword.sampling import Processors
 
@@ -85,6 +87,30 @@ def test_a_step_larger_than_every_graph_runs_without_one():
     assert "replay" not in loop.step(1)
     assert loop.step(1, 2)[1:2] == LAUNCHES[:1]
     assert "capture" in loop.step(1, 2)
+
+
+def test_a_packet_is_written_again_only_after_its_event():
+    device = RecordingDevice()
+    ring = PacketRing(device, depth=2, packet_size=8, sampled_size=4)
+    first, second = ring.acquire(), ring.acquire()
+    first.launched()
+    second.launched()
+    del device.calls[:]
+    assert ring.acquire() is first
+    assert device.calls == ["wait"]
+    second.wait()
+    assert ring.acquire() is second
+    assert device.calls == ["wait", "wait"]
+    with pytest.raises(ConfigError, match="depth=0"):
+        PacketRing(device, depth=0, packet_size=8, sampled_size=4)
+
+
+def test_the_rows_of_another_engine_are_refused():
+    loop, other = Loop(), Loop()
+    loop.step(3)
+    other.executor = loop.executor
+    with pytest.raises(ConfigError, match="one per engine"):
+        other.step(3)
 
 
 def test_tokens_equal_the_numpy_executors():

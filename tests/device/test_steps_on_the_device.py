@@ -125,36 +125,55 @@ class Counted(InterpretedDevice):
         super().copy(to, source)
 
 
+def one_step(rows: DeviceRows, buffers: InputBuffers, n: int, *, on_host: bool = True) -> int:
+    """A step of n tokens of every request, whose sample is 7. The number of runs in its packet."""
+    states = rows.states
+    batch = prepare_inputs(states, dict.fromkeys(states.req_ids, n), buffers)
+    slot = rows.send(buffers)
+    rows.prepare(batch.num_tokens, batch.num_reqs)
+    rows.check(batch)
+    rows.tensors["sampled"].numpy().reshape(-1, rows.width)[:] = (7, *[-1] * DRAFTS)
+    rows.commit(batch.num_reqs)
+    if on_host:
+        states.commit(batch, np.full(batch.num_reqs, 7, np.int32))
+    return int(slot.packet_array[layout.HEADER.index("num_runs")])
+
+
 def test_a_packet_has_the_changes_alone():
-    """The numbers of a decode step, of one with a new block, and of one after other sampling parameters were set."""
+    """The runs of a decode step, of one with a new block, and of one after other sampling parameters were set."""
     states = states_of()
     rows, buffers = device_of(states), InputBuffers.for_states(states, 64)
     for i in range(3):
         params = SamplingParams(temperature=0.5 + i, top_p=0.9, seed=(1 << 40) + i)
-        states.add_request(NewRequest(str(i), [1, 2, 3 + i], [[1 + i]], sampling_params=params))
-
-    def runs() -> int:
-        prepare_inputs(states, {str(i): 1 if sent else 3 for i in range(3)}, buffers)
-        slot = rows.send(buffers)
-        rows.prepare(9, 3)
-        return int(slot.packet_array[layout.HEADER.index("num_runs")])
-
-    sent = False
-    assert runs() == 3 * 5  # tokens, progress, sampling, blocks and their number
+        states.add_request(NewRequest(str(i), [1, 2, 3 + i], [[2 * i + 1, 2 * i + 2]], sampling_params=params))
+    assert one_step(rows, buffers, 3) == 3 * 5  # tokens, progress, sampling, blocks and their number
     record = rows.arena.numpy()[rows.layout.records_at + states.row_of("2") * rows.layout.record_size :]
     assert record[layout.TEMPERATURE : layout.TEMPERATURE + 2].view(np.float32).tolist() == [2.5, np.float32(0.9)]
     assert record[layout.SEED : layout.SEED + 2].view(np.int64) == (1 << 40) + 2
-    rows.tensors["sampled"].numpy()[:] = np.array([[7, -1, -1]] * 5).ravel()
-    rows.commit(3)
-    states.commit(prepare_inputs(states, {str(i): 3 for i in range(3)}, buffers), np.full(3, 7, np.int32))
-    sent = True
-    assert runs() == 0
+    assert one_step(rows, buffers, 1) == 0
     states.append_blocks("1", [[9]])
-    assert runs() == 2
+    assert one_step(rows, buffers, 1) == 2
     states.sampling.set_columns(np.array([0], np.int32), {"temperature": np.array([3], np.float32)})
-    assert runs() == 1
+    assert one_step(rows, buffers, 1) == 1
     rows.forget()
-    assert runs() == 3 * 5
+    assert one_step(rows, buffers, 1) == 3 * 5
+
+
+def test_a_step_that_only_the_device_committed_is_sent_again():
+    """A failure between launch and commit leaves the host where it was; tokens taken back by a scheduler as well."""
+    states = states_of()
+    rows, buffers = device_of(states), InputBuffers.for_states(states, 64)
+    for i in range(2):
+        states.add_request(NewRequest(str(i), [1, 2, 3 + i], [[2 * i + 1, 2 * i + 2]]))
+    one_step(rows, buffers, 3)
+    assert one_step(rows, buffers, 1, on_host=False) == 0
+    assert one_step(rows, buffers, 1) == 2 * 2  # tokens and progress
+    assert one_step(rows, buffers, 1) == 0
+    states._progress.truncate(states.row_of("1"), 4)
+    states._progress.set_computed(states.row_of("1"), 2)
+    states._progress.truncate(states.row_of("0"), 4)
+    states._progress.set_computed(states.row_of("0"), 2)
+    assert one_step(rows, buffers, 2) == 2 * 2
 
 
 def test_a_difference_between_device_and_host_is_found():

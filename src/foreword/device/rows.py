@@ -42,8 +42,8 @@ class DeviceRows:
 
     A step is `send`, `prepare`, the model, `commit`, in this order in the device's stream; then the same step is
     committed to the states, with the same samples. `send` finds what the device lacks by the numbers that the states
-    renew with every change: new requests, new blocks, changed blocks, changed sampling parameters. Rows whose progress
-    is changed otherwise than by admission, commit and removal are sent again after `forget`.
+    renew with every change: new requests, new blocks, changed blocks, changed sampling parameters. A row whose progress
+    no result of its last step explains, as after a failure between the two commits, is sent again.
 
     tensors: name → tensor of the device, as large as any step needs, at an address that stays:
         those of `foreword.batch.InputBatch` by the same names; slot_mapping is [G, max_num_batched_tokens];
@@ -108,7 +108,7 @@ class DeviceRows:
         self._sources: dict[int, tuple[InputBuffers, native.StepBuffers]] = {}
 
     def forget(self) -> None:
-        """Send every row again: after an error of the device, or a step that one side did not commit."""
+        """Send every row again: after an error of the device, or after tokens were replaced in place."""
         self._core.forget()
 
     def known_rows(self) -> I64:
