@@ -16,9 +16,8 @@ class TorchDecoder:
     def __init__(self, spec: DecoderSpec, weights, *, num_blocks: int, block_size: int) -> None:
         self.spec = spec
         self.weights = {name: torch.from_numpy(np.array(t.dequantize())) for name, t in weights.items()}
-        shape = (len(spec.layers), num_blocks * block_size, spec.num_kv_heads, spec.head_dim)
+        shape = (len(spec.layers), num_blocks, block_size, spec.num_kv_heads, spec.head_dim)
         self.keys, self.values = torch.zeros(shape), torch.zeros(shape)
-        self.block_size = block_size
         self.attention: DeviceAttention | None = None
 
     def forward(self, rows, num_tokens, num_reqs, num_logits):
@@ -49,5 +48,4 @@ class TorchDecoder:
 
     def copy_blocks(self, sources, destinations):
         for cache in (self.keys, self.values):
-            blocks = cache.unflatten(1, (-1, self.block_size))
-            blocks[:, destinations] = blocks[:, sources].clone()
+            cache[:, destinations] = cache[:, sources].clone()

@@ -14,8 +14,9 @@ def _power_of_two(n: int, least: int = 16) -> int:
 class DeviceAttention:
     """Layers of one shape that share a KV group.
 
-    Keys and values are [slots, kv_heads, dim or value_dim] of one layer, in the slots of the group, of any type that
-    Triton loads; sums are float32. Every call is a launch, or two, and can be captured.
+    Keys and values are [num_blocks, block_size, kv_heads, dim or value_dim] of one layer, blocks any distance apart and
+    each contiguous, of any type that Triton loads; sums are float32. Every call is a launch, or two, and can be
+    captured.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class DeviceAttention:
         norms: tuple[Tensor, Tensor] | None = None,
         eps: float = 0.0,
     ) -> None:
-        """K3: the queries and keys of ``qkv`` [Tp, …] normed and rotated; keys and values into their slots.
+        """K3: the queries and keys of ``qkv`` [Tp, q | k | v | …] normed and rotated; keys and values into their slots.
 
         queries: [Tp, heads, dim], written. rope: cos, sin float32 [M, pairs], scale included. norms: of queries and
         keys, [dim] each.
@@ -73,6 +74,7 @@ class DeviceAttention:
         rows.api.launch(
             "write_keys", (num_tokens, self.heads + 2 * self.kv_heads), rows.packet, qkv, queries, keys, values,
             rows.tensors["slot_mapping"][self.group], rows.tensors["positions"], cos, sin, q_norm, k_norm, eps,
+            qkv.stride(0), keys.shape[1], keys.stride(0), values.stride(0),
             HEADS=self.heads, KV_HEADS=self.kv_heads, DIM=self.dim, VALUE_DIM=self.value_dim,
             PAIRS=0 if rope is None else cos.shape[1], NORM=norms is not None,
             BLOCK_DIM=_power_of_two(max(self.dim, self.value_dim)),
@@ -102,7 +104,8 @@ class DeviceAttention:
         rows.api.launch(
             "attend", (num_tokens // self.queries_per_tile + num_reqs, self.kv_heads, splits), rows.arena, rows.packet,
             rows.groups, self.group, place.records_at, place.record_size, queries, keys, values,
-            self.no_tensor if sinks is None else sinks, out, self.partial, scale, softcap, splits, HEADS=self.heads,
+            self.no_tensor if sinks is None else sinks, out, self.partial, scale, softcap, splits,
+            keys.stride(0), values.stride(0), HEADS=self.heads,
             KV_HEADS=self.kv_heads, DIM=self.dim, VALUE_DIM=self.value_dim, WINDOW=window or 0, SOFTCAP=softcap > 0,
             SINKS=sinks is not None, SPLIT=splits > 1, DOT=self.dot, BLOCK_M=self.block_m, BLOCK_N=32,
             BLOCK_DIM=_power_of_two(self.dim), BLOCK_VALUE=block_value,

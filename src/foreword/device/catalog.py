@@ -37,12 +37,13 @@ KERNELS: Mapping[str, Kernel] = {
     "gather_tables": Kernel("rows", (*_ARENA, "*i32", "i32", "i32", "i32", "i32", "*i32", "*i32"), {"BLOCK": 128}),
     "write_keys": Kernel(
         "keys",
-        ("*i32", "*bf16", "*bf16", "*bf16", "*bf16", "*i64", "*i64", "*fp32", "*fp32", "*bf16", "*bf16", "fp32"),
+        ("*i32", "*bf16", "*bf16", "*bf16", "*bf16", "*i64", "*i64", "*fp32", "*fp32", "*bf16", "*bf16", "fp32",
+         *("i32",) * 4),
         {**_ATTENTION, "PAIRS": 32, "NORM": True, "BLOCK_DIM": 64},
     ),
     "attend": Kernel(
         "attention",
-        (*_ARENA, "*i32", "i32", "i32", "i32", *("*bf16",) * 5, "*fp32", "fp32", "fp32", "i32"),
+        (*_ARENA, "*i32", "i32", "i32", "i32", *("*bf16",) * 5, "*fp32", "fp32", "fp32", *("i32",) * 3),
         {**_ATTENTION, **_ATTEND, "SPLIT": True, "DOT": "bfloat16", "BLOCK_M": 16},
     ),
     "merge_splits": Kernel(

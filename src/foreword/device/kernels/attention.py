@@ -14,7 +14,7 @@ NEGATIVE = tl.constexpr(-1.0e30)  # a score that is not seen: no infinities, who
 @triton.jit
 def attend(
     state, packet, groups, group, records_at, record_size, queries, keys, values, sinks, out, partial, scale, softcap,
-    num_splits,
+    num_splits, key_stride, value_stride,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, VALUE_DIM: tl.constexpr, WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr, SINKS: tl.constexpr, SPLIT: tl.constexpr, DOT: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_VALUE: tl.constexpr,
@@ -22,7 +22,8 @@ def attend(
     """Queries in tiles of Q = BLOCK_M // (HEADS // KV_HEADS) tokens of one request, with all heads that share keys.
 
     Grid (Tp // Q + Bp, KV_HEADS, num_splits): tile i is of the last request b with query_start[b] // Q + b ≤ i.
-    queries: [Tp, HEADS, DIM]; keys, values: [slots, KV_HEADS, DIM or VALUE_DIM]; out: [Tp, HEADS, VALUE_DIM].
+    queries: [Tp, HEADS, DIM]; out: [Tp, HEADS, VALUE_DIM]. keys, values: blocks of [block size, KV_HEADS, DIM or
+    VALUE_DIM], key_stride or value_stride apart.
     sinks: [HEADS], a score per head that takes its part of the softmax and has no value. A query at position p sees the
     keys in (p − WINDOW, p]; WINDOW 0: all up to p.
     DOT: the type of the products' operands; sums are float32 always.
@@ -82,8 +83,9 @@ def attend(
             key = j + tl.arange(0, BLOCK_N)
             inside = key < end
             block = tl.load(table + key // size, mask=inside, other=0).to(tl.int64)
-            slot = (block * size + key % size) * KV_HEADS + kv_head
-            k = tl.load(keys + slot[None, :] * DIM + d[:, None], mask=inside[None, :] & (d < DIM)[:, None], other=0.0)
+            head_at = key % size * KV_HEADS + kv_head
+            key_at = block * key_stride + head_at * DIM
+            k = tl.load(keys + key_at[None, :] + d[:, None], mask=inside[None, :] & (d < DIM)[:, None], other=0.0)
             score = tl.dot(q, k.to(DOT), input_precision="ieee") * scale
             if SOFTCAP:
                 score = softcap * (2.0 * tl.sigmoid(2.0 * score / softcap) - 1.0)
@@ -95,7 +97,7 @@ def attend(
             weight = tl.where(seen, tl.exp(score - new[:, None]), 0.0)
             kept = tl.exp(top - new)
             total = total * kept + tl.sum(weight, 1)
-            value_at = slot[:, None] * VALUE_DIM + dv[None, :]
+            value_at = (block * value_stride + head_at * VALUE_DIM)[:, None] + dv[None, :]
             v = tl.load(values + value_at, mask=inside[:, None] & (dv < VALUE_DIM)[None, :], other=0.0).to(DOT)
             sums = sums * kept[:, None] + tl.dot(weight.to(DOT), v, input_precision="ieee")
             top = new

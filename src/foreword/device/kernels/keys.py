@@ -7,23 +7,27 @@ import triton.language as tl
 @triton.jit
 def write_keys(
     packet, qkv, queries, keys, values, slot_mapping, positions, cos, sin, q_norm, k_norm, eps,
+    qkv_stride, block_size, key_stride, value_stride,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, VALUE_DIM: tl.constexpr, PAIRS: tl.constexpr,
     NORM: tl.constexpr, BLOCK_DIM: tl.constexpr,
 ):  # fmt: skip
     """For each token: queries[t] = rope(norm(q)); at its slot keys = rope(norm(k)), values = v. Grid (Tp, heads), with
     HEADS + 2 · KV_HEADS programs in the second axis.
 
-    qkv: [Tp, HEADS · DIM + KV_HEADS · (DIM + VALUE_DIM)], q, then k, then v. queries: [Tp, HEADS, DIM].
-    keys, values: [slots, KV_HEADS, DIM or VALUE_DIM]; a slot of −1 is not written. cos, sin: float32 [M, PAIRS], the
+    qkv: rows of q, then k, then v, HEADS · DIM + KV_HEADS · (DIM + VALUE_DIM) or more, qkv_stride apart. queries: [Tp,
+    HEADS, DIM]. keys, values: blocks of [block_size, KV_HEADS, DIM or VALUE_DIM], key_stride or value_stride apart; a
+    slot of −1 is not written. cos, sin: float32 [M, PAIRS], the
     rotation of the pairs (j, j + PAIRS) at each position, scale included; PAIRS 0: none.
     NORM: x / sqrt(mean(x²) + eps) · w first, with q_norm and k_norm [DIM].
     """
     t = tl.program_id(0)
     head = tl.program_id(1)
     if t < tl.load(packet + 1):
-        base = qkv + t.to(tl.int64) * (HEADS * DIM + KV_HEADS * (DIM + VALUE_DIM))
+        base = qkv + t.to(tl.int64) * qkv_stride
         d = tl.arange(0, BLOCK_DIM)
         slot = tl.load(slot_mapping + t)
+        block = slot // block_size
+        offset = slot % block_size
         if head < HEADS + KV_HEADS:
             base += head * DIM
             inside = d < DIM
@@ -45,11 +49,11 @@ def write_keys(
                 to = queries + (t.to(tl.int64) * HEADS + head) * DIM
                 tl.store(to + d, x.to(queries.dtype.element_ty), mask=inside)
             elif slot >= 0:
-                to = keys + (slot * KV_HEADS + head - HEADS) * DIM
+                to = keys + block * key_stride + (offset * KV_HEADS + head - HEADS) * DIM
                 tl.store(to + d, x.to(keys.dtype.element_ty), mask=inside)
         elif slot >= 0:
             kv_head = head - HEADS - KV_HEADS
             inside = d < VALUE_DIM
             x = tl.load(base + (HEADS + KV_HEADS) * DIM + kv_head * VALUE_DIM + d, mask=inside, other=0.0)
-            to = values + (slot * KV_HEADS + kv_head) * VALUE_DIM
+            to = values + block * value_stride + (offset * KV_HEADS + kv_head) * VALUE_DIM
             tl.store(to + d, x.to(values.dtype.element_ty), mask=inside)
