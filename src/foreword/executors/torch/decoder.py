@@ -5,6 +5,8 @@ A step reads and writes tensors only: what it needs of the batch is in `Step`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding, gelu, linear, rms_norm, silu
@@ -66,11 +68,11 @@ class Layer:
         self.attn_norm, self.mlp_norm = load(prefix + "attn_norm"), load(prefix + "mlp_norm")
         self.post_attn_norm = load(prefix + "post_attn_norm") if spec.post_norms else None
         self.post_mlp_norm = load(prefix + "post_mlp_norm") if spec.post_norms else None
-        self.mixer: Attention | RecurrentLayer
+        self.mixer: Callable[[Tensor, Step], Tensor]
         self.mlp: Mlp | Experts
         if layer.recurrent is None:
-            self.mixer = Attention(spec, index, load)
-            self.products += [self.mixer.inputs, self.mixer.output]
+            attention = self.mixer = Attention(spec, index, load)
+            self.products += [attention.inputs, attention.output]
         else:
             self.mixer = RecurrentLayer(layer.recurrent, spec, index, load)
         if layer.moe is None:

@@ -1,0 +1,67 @@
+"""Decoders of many kinds on the kernels against the NumPy executor, through an engine."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="the kernels need torch")
+pytest.importorskip("triton", reason="the kernels need Triton")
+
+import torch
+from kernel_reference import SPECS, random_weights, rope, tiny_spec
+
+from foreword.batch import KVGroup, PaddingBuckets, SamplingParams
+from foreword.device.interpreter import InterpretedDevice
+from foreword.engine import Engine, engine_config
+from foreword.errors import ConfigError
+from foreword.executors.device import DeviceExecutor
+from foreword.executors.numpy import NumpyExecutor
+from foreword.executors.torch.on_rows import DecoderOnRows
+from foreword.models.spec import LayerSpec, MoeSpec
+
+POOL = {"num_blocks": 40, "block_size": 4}
+SMALL = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 40, "num_heads": 4, "num_kv_heads": 2}
+DECODERS = {
+    "windows, norms and caps": tiny_spec(
+        **SMALL, qk_norm=True, post_norms=True, attn_softcap=4.0, final_softcap=3.0, activation="gelu_tanh",
+        layers=(LayerSpec(rope(16, 100.0), 6), LayerSpec(rope(16))),
+    ),
+    "experts, biases, a gate, no rotation": tiny_spec(
+        **SMALL, qkv_bias=True, attn_gate=True, tie_embeddings=True,
+        layers=(LayerSpec(rope(12), moe=MoeSpec(3, 2, 16)), LayerSpec(None)),
+    ),
+}  # fmt: skip
+
+
+def tokens(spec, executor) -> dict[str, list[int]]:
+    groups = [KVGroup(4, sliding_window=group.sliding_window) for group in spec.kv_groups()]
+    settings = {"max_num_seqs": 4, "max_num_batched_tokens": 8, "block_size": 4, "check": "full"}
+    engine = Engine(
+        executor, vocab_size=50, max_model_len=40, kv_groups=groups, num_blocks=40, tokenizer=None,
+        config=engine_config(settings),
+    )  # fmt: skip
+    rng, done = np.random.default_rng(5), {}
+    for i, n in enumerate((11, 3)):
+        engine.add_request(str(i), rng.integers(0, 50, n).tolist(), SamplingParams(temperature=0, max_tokens=4))
+    while engine.has_work:
+        done |= {output.request_id: list(output.outputs[0].token_ids) for output in engine.step() if output.finished}
+    return done
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_tokens_equal_the_numpy_executors(name):
+    torch.set_num_threads(1)
+    spec = DECODERS[name]
+    weights = random_weights(spec)
+    model = DecoderOnRows(spec, weights, **POOL, device="cpu", dtype="fp32")
+    executor = DeviceExecutor(model, InterpretedDevice(), buckets=PaddingBuckets((4, 8), max_num_reqs=4))
+    found = tokens(spec, executor)
+    assert found == tokens(spec, NumpyExecutor(spec, weights, **POOL))
+    assert [len(ids) for ids in found.values()] == [4, 4]
+
+
+def test_a_model_with_recurrent_layers_is_refused():
+    spec = replace(SPECS["mamba2"])
+    with pytest.raises(ConfigError, match="recurrent layers"):
+        DecoderOnRows(spec, random_weights(spec), **POOL, device="cpu")
