@@ -183,8 +183,9 @@ class Engine:
     def add(self, group: RequestGroup) -> None:
         """Add a checked request. RequestError for an id in use, and for an adapter that is not there any more."""
         self._check_unused(group.request_id)
-        group.lora_id = self.loras.enter(group.request_id, group.lora)
+        adapter = self.loras.read_again(group.request_id, group.lora)
         with self._transaction:
+            group.lora_id = self.loras.enter(group.lora, adapter)
             self._intake.expand(group)
             first, *others = group.completions
             group.siblings = others if self.config.prefix_caching else []
@@ -400,6 +401,7 @@ class Engine:
             self.scheduler.add(completion.request)
         reported = {output.request_id for output in self._ready if output.finished}
         self._report([output for output in ended if output.request_id not in reported])
+        self.loras.restore()
 
     def _check_unused(self, request_id: str) -> None:
         if request_id in self._outputs.groups:

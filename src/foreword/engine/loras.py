@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,10 @@ class Loras:
 
     The executor holds the versions that requests use, and as many others as fit into ``budget`` bytes: the least
     recently used leave its memory, and are read again from their files when a request needs them.
+
+    `load`, `drop`, `enter` and `collect` are parts of the engine's transactions. An interrupt may come between any two
+    lines of them: a version that may be in the executor's memory is in ``_versions`` before and after, with 0 bytes
+    while that is not certain, and `restore` does the rest.
     """
 
     def __init__(self, executor: Executor, read: ReadLora | None, budget: int, in_use: Callable[[], Set[int]]) -> None:
@@ -42,7 +47,7 @@ class Loras:
         """
         self._executor, self._read, self._budget, self._in_use = executor, read, budget, in_use
         self._current: dict[str, Lora] = {}
-        self._versions: dict[int, Lora] = {}  # by number, the least recently used first
+        self._versions: OrderedDict[int, Lora] = OrderedDict()  # by number, the least recently used first
         self._num_loaded = 0
         self.num_bytes = 0  # of the executor's memory
 
@@ -93,36 +98,62 @@ class Loras:
             fix = f"Load it first{self._hint(name)}."
             raise RequestError(request_id, "lora", name, "is not the name of an adapter", fix)
 
-    def enter(self, request_id: str, name: str | None) -> int:
-        """The number of the adapter for a new request, 0 for None. The executor holds it then.
+    def read_again(self, request_id: str, name: str | None) -> LoraAdapter | None:
+        """What a new request's adapter needs to `enter`: None if the executor holds it, and for None. Changes nothing.
 
         RequestError if the name is not known (any more), or its files are not as they were.
         """
         if name is None:
-            return 0
+            return None
         self.check(request_id, name)
         lora = self._current[name]
-        if lora.num_bytes == 0:
-            try:
-                if file_states(lora.path) != lora.files:
-                    raise ModelError(f"{lora.path}: was changed since it was loaded")
-                self._hold(lora, self.read(lora.path))
-            except ModelError as error:
-                raise RequestError(request_id, "lora", name, str(error), "Load it again.") from None
-        self._versions[lora.lora_id] = self._versions.pop(lora.lora_id)
+        if lora.num_bytes:
+            return None
+        try:
+            if file_states(lora.path) != lora.files:
+                raise ModelError(f"{lora.path}: was changed since it was loaded")
+            return self.read(lora.path)
+        except ModelError as error:
+            raise RequestError(request_id, "lora", name, str(error), "Load it again.") from None
+
+    def enter(self, name: str | None, adapter: LoraAdapter | None) -> int:
+        """The number of the adapter for a new request, 0 for None. The executor holds it then.
+
+        adapter: what `read_again` returned. MemoryError if it does not fit.
+        """
+        if name is None:
+            return 0
+        lora = self._current[name]
+        if adapter is not None:
+            self._hold(lora, adapter)
+        self._versions.move_to_end(lora.lora_id)
         if self.num_bytes > self._budget:
             self._evict({*self._in_use(), lora.lora_id})
         return lora.lora_id
 
     def collect(self) -> None:
         """Free versions without a name that no request uses, and what exceeds the budget."""
-        if len(self._versions) == len(self._current) and self.num_bytes <= self._budget:
-            return
-        in_use, named = self._in_use(), {lora.lora_id for lora in self._current.values()}
-        for lora_id in self._versions.keys() - in_use - named:
+        if len(self._versions) > len(self._current):
+            self._free_unused()
+        if self.num_bytes > self._budget:
+            self._evict(self._in_use())
+
+    def restore(self) -> None:
+        """After an interrupt anywhere in a change: the executor holds the versions that have bytes, and no others.
+
+        Names are as before the change or as after it. Nothing leaves memory for the budget.
+        """
+        for lora in self._versions.values():
+            if not lora.num_bytes:
+                self._free(lora)
+        self._free_unused()
+        self.num_bytes = sum(lora.num_bytes for lora in self._versions.values())
+
+    def _free_unused(self) -> None:
+        named = {lora.lora_id for lora in self._current.values()}
+        for lora_id in self._versions.keys() - self._in_use() - named:
             self._free(self._versions[lora_id])
             del self._versions[lora_id]
-        self._evict(in_use)
 
     def _evict(self, needed: Set[int]) -> None:
         """Free the least recently used versions while the budget is exceeded, except those that are needed."""
@@ -137,8 +168,8 @@ class Loras:
         self.num_bytes += lora.num_bytes
 
     def _free(self, lora: Lora) -> None:
-        self.num_bytes -= lora.num_bytes
-        lora.num_bytes = 0
+        num_bytes, lora.num_bytes = lora.num_bytes, 0
+        self.num_bytes -= num_bytes
         cast(LoraExecutor, self._executor).drop_lora(lora.lora_id)
 
     def _hint(self, name: object) -> str:
