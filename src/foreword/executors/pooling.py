@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from foreword.arrays import F32, I64, AnyArray
 from foreword.batch import InputBatch, PoolingParams, pooling_metadata
 from foreword.batch.features.pooling import PoolingMetadata
+from foreword.batch.values.pooling import PoolingType
 from foreword.errors import RequestError
 from foreword.executors.functions import ACTIVATIONS, layer_norm
 from foreword.models.pooling import PoolingSpec
@@ -28,6 +29,10 @@ class BadHiddenStatesError(RequestError):
         )
 
 
+_MANY = ("step", "all")
+"""Poolings whose result has several rows."""
+
+
 class Pooler:
     """The pooling of a model, with its head's weights in float32."""
 
@@ -44,65 +49,74 @@ class Pooler:
         pooling states: sums in float64, so that chunks do not change a mean.
         """
         meta = pooling_metadata(batch)
-        tokens = [self._tokens(batch, meta, i) for i in range(len(meta.params))]
-        rows = np.split(hidden_states(np.concatenate(tokens)), np.cumsum([len(own) for own in tokens])[:-1])
+        kinds = [self.pooling(params) for params in meta.params]
+        tokens, counts = _tokens(batch, meta, kinds)
+        parts: list[AnyArray] = np.split(hidden_states(tokens), np.cumsum(counts)[:-1])
+        in_one_step = meta.is_last_chunk & (batch.num_computed_tokens[meta.batch_indices] == 0)
+        groups: dict[tuple[object, ...], list[int]] = {}  # of one computation each
+        for i, (kind, params, is_whole) in enumerate(zip(kinds, meta.params, in_one_step.tolist(), strict=True)):
+            if kind == "mean":  # np.add.reduceat over all texts takes three times as long
+                parts[i] = parts[i].sum(0, dtype=np.float64, keepdims=True)
+            if not is_whole:
+                meta.states[i].append(parts[i].copy())
+                if not meta.is_last_chunk[i]:
+                    continue
+                chunks = meta.states[i].take()
+                parts[i] = chunks.sum(0, keepdims=True) if kind == "mean" else chunks
+            groups.setdefault((kind, params.task, params.dimensions, params.normalize), []).append(i)
         results: dict[int, F32] = {}
         failures: dict[int, Exception] = {}
-        for i, (b, params) in enumerate(zip(meta.batch_indices.tolist(), meta.params, strict=True)):
-            state = meta.states[i]
-            if self.pooling(params) == "mean":
-                state.append(rows[i].sum(0, dtype=np.float64, keepdims=True))
-            elif len(rows[i]):
-                state.append(rows[i].copy())
-            if not meta.is_last_chunk[i]:
-                continue
-            pooled: AnyArray = state.take()
-            if self.pooling(params) == "mean":
-                pooled = pooled.sum(0, keepdims=True) / meta.prompt_lens[i]
-            result = self.result(params, pooled.astype(np.float32))
-            if np.isfinite(result).all():
-                results[b] = result
-            else:
-                failures[b] = BadHiddenStatesError(batch.req_ids[b], batch.step)
+        for (kind, *_), members in groups.items():
+            pooled = np.concatenate([parts[i] for i in members])
+            if kind == "mean":
+                pooled /= meta.prompt_lens[members, None]
+            rows = self.result(meta.params[members[0]], pooled.astype(np.float32))
+            each = np.split(rows, np.cumsum([len(parts[i]) for i in members])[:-1]) if kind in _MANY else rows
+            all_finite = np.isfinite(rows).all()
+            for b, result in zip(meta.batch_indices[members].tolist(), each, strict=True):
+                if all_finite or np.isfinite(result).all():
+                    results[b] = result
+                else:
+                    failures[b] = BadHiddenStatesError(batch.req_ids[b], batch.step)
         return results, failures
 
-    def pooling(self, params: PoolingParams) -> str:
+    def pooling(self, params: PoolingParams) -> PoolingType:
         """The request's pooling, by default the model's."""
         return params.pooling_or(self.spec.pooling)
 
-    def _tokens(self, batch: InputBatch, meta: PoolingMetadata, i: int) -> I64:
-        """The tokens of the step whose hidden states the pooling needs."""
-        first, last = int(meta.first_token[i]), int(meta.last_token[i])
-        match self.pooling(meta.params[i]):
-            case "last":
-                return np.arange(last if meta.is_last_chunk[i] else last + 1, last + 1)
-            case "cls":
-                return np.arange(first, first + (int(batch.positions[first]) == 0))
-            case "step":
-                return first + np.flatnonzero(batch.input_ids[first : last + 1] == meta.params[i].step_tag_id)
-            case _:
-                return np.arange(first, last + 1)
-
     def result(self, params: PoolingParams, pooled: F32) -> F32:
-        """From pooled states [n, hidden]: n is 1, and the result one row, except for "step" and "all"."""
+        """From pooled states [n, hidden], row by row: no row depends on the others, in no bit."""
         if params.task in ("embed", "token_embed"):
             out = pooled[:, : params.dimensions]
             if params.normalize:
                 length = np.sqrt(np.square(out, dtype=np.float64).sum(-1, keepdims=True))
                 out = (out / np.maximum(length, 1e-12)).astype(np.float32)
-        else:
-            out = self.head(pooled)
-            if params.task != "reward":
-                out = ACTIVATIONS[self.spec.activation](out)
-        return out if self.pooling(params) in ("step", "all") else out[0]
+            return out
+        out = self.head(pooled)
+        return out if params.task == "reward" else ACTIVATIONS[self.spec.activation](out)
 
     def head(self, h: F32) -> F32:
         """[n, hidden] → [n, labels]"""
         for i, layer in enumerate(self.spec.head):
-            h = h @ self._floats[f"head.{i}"].T
+            h = (h[:, None] @ self._floats[f"head.{i}"].T)[:, 0]  # a product per row, whose sums depend on it alone
             if layer.bias:
                 h = h + self._floats[f"head.{i}_bias"]
             h = ACTIVATIONS[layer.activation](h)
             if layer.norm:
                 h = layer_norm(h, self._floats[f"head.{i}_norm"], None, self.spec.norm_eps)
         return h
+
+
+def _tokens(batch: InputBatch, meta: PoolingMetadata, kinds: Sequence[PoolingType]) -> tuple[I64, I64]:
+    """The tokens of the step whose hidden states the poolings need, by request, and how many each needs."""
+    kind, starts, ends = np.array(kinds), meta.first_token, meta.last_token + 1
+    starts = np.where(kind == "last", np.where(meta.is_last_chunk, ends - 1, ends), starts)
+    ends = np.where(kind == "cls", starts + (batch.positions[meta.first_token] == 0), ends)
+    counts = ends - starts
+    tokens = np.arange(counts.sum()) + np.repeat(starts - (np.cumsum(counts) - counts), counts)
+    if "step" in kinds:
+        of_request = np.repeat(np.arange(len(counts)), counts)
+        tags = np.array([-1 if params.step_tag_id is None else params.step_tag_id for params in meta.params])
+        is_needed = (kind[of_request] != "step") | (batch.input_ids[tokens] == tags[of_request])
+        tokens, counts = tokens[is_needed], np.bincount(of_request[is_needed], minlength=len(counts))
+    return tokens, counts
