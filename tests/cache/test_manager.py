@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from foreword.batch import KVGroup, NewRequest, RequestStates
-from foreword.cache import BlockRemoved, BlockStored, CacheCleared, KVCacheManager, prefix_keys
+from foreword.cache import BlockRemoved, BlockStored, CacheCleared, KVCacheManager, prefix_keys, with_adapter
 from foreword.errors import CapacityError, RequestError
 from foreword.scheduler import admit
 
@@ -166,15 +166,15 @@ def test_rejected_or_uncomputed_tokens_are_not_published():
 def test_adapters_salts_and_images_keep_equal_tokens_apart():
     rig = Rig()
     prompt = list(range(1, 10))
-    rig.start("a", prompt, prefix_keys(4, lora_id=1))
+    rig.start("a", prompt, with_adapter({}, 1, "law"))
     ids = np.array(prompt, np.int32)
     assert rig.cache.lookup(ids).num_tokens == 0
-    assert rig.cache.lookup(ids, prefix_keys(4, lora_id=2)).num_tokens == 0
-    assert rig.cache.lookup(ids, prefix_keys(4, lora_id=1, salt="tenant")).num_tokens == 0
-    assert rig.cache.lookup(ids, prefix_keys(4, lora_id=1)).num_full == 8
+    assert rig.cache.lookup(ids, with_adapter({}, 2, "law")).num_tokens == 0
+    assert rig.cache.lookup(ids, with_adapter(prefix_keys(4, salt="tenant"), 1, "law")).num_tokens == 0
+    assert rig.cache.lookup(ids, with_adapter({}, 1, "law")).num_full == 8
     image = prefix_keys(4, images=[("cat", 5, 3)])
     assert set(image) == {1}
-    assert rig.cache.lookup(ids, {**prefix_keys(4, lora_id=1), **image}).num_full == 4
+    assert rig.cache.lookup(ids, {**with_adapter({}, 1, "law"), **image}).num_full == 4
 
 
 def test_colliding_hashes_cost_nothing_but_the_names_of_events():

@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 
 from foreword import LLM, AsyncLLM, SamplingParams
+from foreword.cache import BlockStored
+from foreword.cache.prefix import ROOT_HASH
 from foreword.errors import ConfigError, EngineError, ModelError, RequestError
+from foreword.kv_events.log import CacheLog
 from foreword.native import available
 from models.lora_files import merged, random_factors, write_peft
 from models.recorded import TINY
@@ -127,6 +130,19 @@ def test_prefixes_are_cached_for_each_adapter_alone(llm):
         for name in (None, "law", "code", "law", None, "code")
     ]
     assert cached == [0, 0, 0, 8, 8, 8]
+
+
+def test_cache_events_name_the_adapter_of_every_block(files):
+    log = CacheLog()
+    with make_llm(files.base, observers=[log]) as llm:
+        llm.load_lora("law", files.adapters["law"])
+        llm.generate([PROMPT, PROMPT], GREEDY, lora=["law", None])
+        stored = [event for event in log.take(1000, 0) if isinstance(event, BlockStored)]
+        first = {event.hash: event for event in stored if event.parent_hash == ROOT_HASH}
+        assert {event.adapter for event in first.values()} == {(1, "law"), None}
+        adapters = {ROOT_HASH: None} | {event.hash: event.adapter for event in stored}
+        assert all(e.adapter == adapters[e.parent_hash] for e in stored if e.hash not in first)
+        assert len(stored) > 4
 
 
 def test_streams_and_conversations_take_an_adapter_too(llm):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -81,6 +82,8 @@ def test_a_batch_is_byte_equal_to_the_structs_of_vllm(format):
         stored(8, 7, (5, 6), group=1),
         stored(9, 7, (5, 6), group=2),
         stored(10, None, (1, 2), extra=(("salt", "x"), ("image", "abc", 3))),
+        replace(stored(11, None, (1, 2), extra=(("adapter", 3, "law"), ("salt", "x"))), adapter=(3, "law")),
+        replace(stored(12, 11, (3, 4)), adapter=(3, "law")),
         BlockRemoved(name(7), 2, 0),
         BlockRemoved(name(BIG), 1, 0),
         CacheCleared(),
@@ -100,6 +103,14 @@ def test_a_batch_is_byte_equal_to_the_structs_of_vllm(format):
             token_ids=[1, 2],
             **common,
             extra_keys=[("x", ("abc", 3))],
+            **full,
+        ),
+        block_stored(
+            block_hashes=[11, 12],
+            parent_block_hash=None,
+            token_ids=[1, 2, 3, 4],
+            **common | {"lora_id": 3, "lora_name": "law"},
+            extra_keys=[("law", "x"), ("law",)],
             **full,
         ),
         block_removed(block_hashes=[7, BIG], medium="CPU", group_idx=0),

@@ -9,6 +9,7 @@ import numpy as np
 
 from foreword.arrays import I32, I64, Bools
 from foreword.cache.events import BlockRemoved, BlockStored, CacheCleared, CacheEvent
+from foreword.cache.keys import adapter_of
 from foreword.cache.prefix import NO_EXTRA, HashFunction, PrefixNode, PrefixTree
 
 
@@ -104,12 +105,13 @@ class CachedContent:
         self._is_cached[ids] = True
         self.version += 1
         if self._on_event is not None:
+            adapter = adapter_of(self.tree.first_of(node).extra)
             for block, i in zip(ids.tolist(), index.tolist(), strict=True):
                 size = 4 * self.tree.block_size
                 tokens = node.tokens[(i - node.start) * size : (i - node.start + 1) * size]
                 names, ids_of_block = self.tree.name(node, i), tuple(np.frombuffer(tokens, np.int32).tolist())
                 extra = node.extra if i == node.start else NO_EXTRA
-                self._on_event(BlockStored(*names, ids_of_block, block, group, extra))
+                self._on_event(BlockStored(*names, ids_of_block, block, group, extra, adapter))
 
     def remove(self, blocks: I32) -> None:
         """Forget the content of these cached blocks."""

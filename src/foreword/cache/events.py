@@ -10,7 +10,8 @@ from dataclasses import dataclass
 class BlockStored:
     """A block can be hit from now on. hash names the whole prefix up to its end, parent_hash the prefix before it.
 
-    extra_keys: what else has to be equal in it, such as ("salt", "x"); see `foreword.cache.keys`.
+    extra_keys: what else has to be equal in it, such as ("salt", "x"); see `foreword.cache.keys`. adapter: number and
+    name of the adapter that the whole prefix was computed with.
     """
 
     hash: bytes
@@ -19,6 +20,7 @@ class BlockStored:
     block: int
     group: int
     extra_keys: tuple[Hashable, ...] = ()
+    adapter: tuple[int, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ from foreword.cache.prefix import ExtraKeys
 def prefix_keys(
     block_size: int,
     *,
-    lora_id: int = 0,
     salt: str | None = None,
     images: Iterable[tuple[str, int, int]] = (),
     inputs: PromptInputs | None = None,
@@ -23,14 +22,12 @@ def prefix_keys(
 ) -> dict[int, ExtraKeys]:
     """Block index → extra keys, for `KVCacheManager.lookup` and `attach`.
 
-    The adapter and the salt (which keeps tenants apart) go into the first block and reach all later ones through the
-    chain. images: (content hash, first position, length); each goes into every block it touches, with its offset.
+    The salt (which keeps tenants apart) goes into the first block and reaches all later ones through the chain.
+    images: (content hash, first position, length); each goes into every block it touches, with its offset.
     inputs: every block has a hash of its embeddings, and one of its rotary positions where they are not those of text.
     max_len: the most tokens that the request may get.
     """
     keys: dict[int, list[object]] = {}
-    if lora_id:
-        keys.setdefault(0, []).append(("adapter", lora_id))
     if salt is not None:
         keys.setdefault(0, []).append(("salt", salt))
     for content, start, length in images:
@@ -45,9 +42,17 @@ def prefix_keys(
     return {block: tuple(parts) for block, parts in keys.items()}
 
 
-def with_adapter(keys: Mapping[int, ExtraKeys], lora_id: int) -> Mapping[int, ExtraKeys]:
-    """The keys of `prefix_keys` without an adapter as those with it; the same for 0."""
-    return {**keys, 0: (("adapter", lora_id), *keys.get(0, ()))} if lora_id else keys
+def with_adapter(keys: Mapping[int, ExtraKeys], lora_id: int, name: str | None) -> Mapping[int, ExtraKeys]:
+    """The keys of `prefix_keys` for an adapter; the same for number 0. Its key reaches all blocks through the chain."""
+    return {**keys, 0: (("adapter", lora_id, name), *keys.get(0, ()))} if lora_id else keys
+
+
+def adapter_of(extra: ExtraKeys) -> tuple[int, str] | None:
+    """Number and name of the adapter among the keys of a first block."""
+    match extra:
+        case (("adapter", int(lora_id), str(name)), *_):
+            return lora_id, name
+    return None
 
 
 def _embeds(block_size: int, embeds: F32, is_token_id: Bools) -> Iterator[tuple[int, str]]:

@@ -145,6 +145,12 @@ class PrefixTree:
         before = node.hashes[at - 1] if at or node.parent is None else node.parent.hashes[-1]
         return node.hashes[at], before
 
+    def first_of(self, node: PrefixNode) -> PrefixNode:
+        """The run with which a node's sequences begin."""
+        while node.parent is not None and node.parent is not self.root:
+            node = node.parent
+        return node
+
     # -- rows ------------------------------------------------------------------------------------------------------
 
     def attach(self, row: int, path: Sequence[PrefixNode], num_blocks: int) -> None:

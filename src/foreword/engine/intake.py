@@ -256,7 +256,7 @@ class Intake:
                 reuse_prefix=params.prompt_logprobs is None or index > 0,
                 priority=group.priority,
                 lora_id=group.lora_id,
-                keys=with_adapter(group.keys, group.lora_id),
+                keys=with_adapter(group.keys, group.lora_id, group.lora),
                 inputs=group.inputs,
             )
             self._num_arrivals += 1
@@ -276,7 +276,7 @@ class Intake:
             reuse_prefix=params.pooling_or(self._pooling.pooling) == "last",
             priority=group.priority,
             lora_id=group.lora_id,
-            keys=with_adapter(group.keys, group.lora_id),
+            keys=with_adapter(group.keys, group.lora_id, group.lora),
             inputs=group.inputs,
         )
         self._num_arrivals += 1

@@ -9,7 +9,7 @@ without optional fields that are null.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -98,15 +98,16 @@ class EventEncoder:
     def _stored(self, first: BlockStored, run: Sequence[BlockStored]) -> tuple[str, dict[str, Any], dict[str, Any]]:
         group = self._groups[first.group]
         kind = "mamba" if group.recurrent else "sliding_window" if group.sliding_window else "full_attention"
-        keys = [tuple(_flat(key) for key in event.extra_keys) or None for event in run]
+        lora_id, lora_name = first.adapter or (None, None)
+        keys = [tuple(_extra_keys(event)) or None for event in run]
         required = {
             "block_hashes": [_name(event.hash) for event in run],
             "parent_block_hash": None if first.parent_hash == ROOT_HASH else _name(first.parent_hash),
             "token_ids": [token for event in run for token in event.token_ids],
             "block_size": self.block_size,
-            "lora_id": None,
+            "lora_id": lora_id,
             "medium": MEDIUM,
-            "lora_name": None,
+            "lora_name": lora_name,
         }
         optional = {
             "extra_keys": keys if any(keys) else None,
@@ -127,7 +128,13 @@ def _name(hash: bytes) -> int:
     return int.from_bytes(hash[-8:], "big")
 
 
-def _flat(key: Any) -> object:
-    """An extra key such as ("salt", "x") or ("image", hash, offset) without its kind, as vLLM has them."""
-    _, *values = key
-    return values[0] if len(values) == 1 else tuple(values)
+def _extra_keys(event: BlockStored) -> Iterator[object]:
+    """Those of a block as vLLM has them: the adapter's name in every block, and others, such as ("salt", "x") or
+    ("image", hash, offset), without their kind.
+    """
+    if event.adapter is not None:
+        yield event.adapter[1]
+    key: Any
+    for key in event.extra_keys:
+        if key[0] != "adapter":
+            yield key[1] if len(key) == 2 else key[1:]
