@@ -158,6 +158,13 @@ def test_an_unsupported_architecture_is_named(tmp_path):
         load_model(path)
 
 
+@pytest.mark.parametrize("architecture", ["granitehybrid", "qwen3next"])
+def test_recurrent_layers_in_a_file_are_refused_with_the_form_that_is_read(tmp_path, architecture):
+    path = gguf_writer.write(tmp_path / "m.gguf", {"general.architecture": ("str", architecture)}, {})
+    with pytest.raises(ModelError, match=rf"{architecture}'\) are not read from GGUF .*directory of safetensors"):
+        load_model(path)
+
+
 @pytest.mark.parametrize("name", ["qwen2", "phi3-longrope"])
 def test_any_flipped_byte_of_a_header_is_loaded_or_a_model_error(tmp_path, name):
     path = as_gguf(tmp_path, name, *WITH_TRANSFORMERS_LOGITS[name])

@@ -9,7 +9,7 @@ import numpy as np
 from foreword.arrays import F32, I64, AnyArray
 from foreword.batch import InputBatch, PoolingParams, pooling_metadata
 from foreword.batch.features.pooling import PoolingMetadata
-from foreword.batch.values.pooling import PoolingType
+from foreword.batch.values.pooling import PoolingTask, PoolingType
 from foreword.errors import RequestError
 from foreword.executors.functions import ACTIVATIONS, layer_norm
 from foreword.models.pooling import PoolingSpec
@@ -53,7 +53,7 @@ class Pooler:
         tokens, counts = _tokens(batch, meta, kinds)
         parts: list[AnyArray] = np.split(hidden_states(tokens), np.cumsum(counts)[:-1])
         in_one_step = meta.is_last_chunk & (batch.num_computed_tokens[meta.batch_indices] == 0)
-        groups: dict[tuple[object, ...], list[int]] = {}  # of one computation each
+        groups: dict[tuple[PoolingType, PoolingTask, int | None, bool], list[int]] = {}  # of one computation each
         for i, (kind, params, is_whole) in enumerate(zip(kinds, meta.params, in_one_step.tolist(), strict=True)):
             if kind == "mean":  # np.add.reduceat over all texts takes three times as long
                 parts[i] = parts[i].sum(0, dtype=np.float64, keepdims=True)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from foreword.models.families import gemma, hybrid, llama, phi, qwen
 from foreword.models.families.base import Family
 from foreword.models.families.encoders import ENCODER_FAMILIES as ENCODER_FAMILIES
+from foreword.models.families.hybrid import NOT_IN_GGUF as NOT_IN_GGUF
 
 FAMILIES: Mapping[str, Family] = {
     **llama.FAMILIES,

@@ -132,6 +132,9 @@ def _names(module: str) -> dict[str, str]:
     }
 
 
+NOT_IN_GGUF = {"granitehybrid": "Bamba", "qwen3next": "Qwen3-Next"}
+"""Architectures of GGUF files whose models are read from directories alone."""
+
 FAMILIES = {
     "bamba": Family(
         bamba,
