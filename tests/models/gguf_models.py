@@ -11,6 +11,7 @@ from models import gguf_writer
 ARCHITECTURES = {
     "llama": "llama", "mistral": "llama", "mixtral": "llama", "smollm3": "smollm3", "phi3": "phi3", "qwen2": "qwen2",
     "qwen3": "qwen3", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "gemma2": "gemma2", "gemma3_text": "gemma3",
+    "qwen3_next": "qwen3next",
 }  # fmt: skip
 INTERLEAVED = {"llama", "smollm3"}  # architectures whose q and k rows are in interleaved rotary order
 GEMMA = {"gemma2", "gemma3"}  # GGUF files hold their norm weights as 1 + w
@@ -23,6 +24,9 @@ KEYS = {
     "expert_count": "num_experts",
     "expert_used_count": "num_experts_per_tok", "expert_feed_forward_length": "moe_intermediate_size",
     "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+    "full_attention_interval": "full_attention_interval",
+    "ssm.conv_kernel": "linear_conv_kernel_dim", "ssm.state_size": "linear_key_head_dim",
+    "ssm.group_count": "linear_num_key_heads", "ssm.time_step_rank": "linear_num_value_heads",
 }  # fmt: skip
 FLOATS = {"attention.layer_norm_rms_epsilon": "rms_norm_eps", "attn_logit_softcapping": "attn_logit_softcapping",
           "final_logit_softcapping": "final_logit_softcapping"}  # fmt: skip
@@ -39,6 +43,10 @@ BLOCK = {
     "mlp.shared_expert.down_proj": "ffn_down_shexp",
     "gate_proj": "ffn_gate_exps", "up_proj": "ffn_up_exps", "down_proj": "ffn_down_exps",  # of the experts
     "w1": "ffn_gate_exps", "w3": "ffn_up_exps", "w2": "ffn_down_exps",
+}  # fmt: skip
+DELTA_BLOCK = {
+    "post_attention_layernorm": "post_attention_norm", "linear_attn.in_proj_ba": "ssm_ba",
+    "linear_attn.conv1d": "ssm_conv1d", "linear_attn.norm": "ssm_norm", "linear_attn.out_proj": "ssm_out",
 }  # fmt: skip
 GEMMA_BLOCK = {"post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm",
                "post_feedforward_layernorm": "post_ffw_norm"}  # fmt: skip
@@ -57,8 +65,18 @@ def gguf_tensors(config, tensors):
     architecture = ARCHITECTURES[config["model_type"]]
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     block = {**BLOCK, **(GEMMA_BLOCK if architecture in GEMMA else {})}
+    if architecture == "qwen3next":
+        block |= DELTA_BLOCK
     experts, written = {}, {}
     for name, value in tensors.items():
+        if ".linear_attn." in name:
+            more = delta_net(config, name, value)
+            written |= more
+            if more:
+                continue
+            value = value.squeeze()
+        elif architecture == "qwen3next" and name.endswith("norm.weight"):
+            value = value + np.float32(1)
         if architecture in GEMMA and name.endswith("norm.weight"):
             value = value + np.float32(1)
         if architecture in INTERLEAVED and name.endswith(("q_proj.weight", "k_proj.weight")):
@@ -74,6 +92,24 @@ def gguf_tensors(config, tensors):
         else:
             written[f"blk.{layer}.{block[rest]}.{kind}"] = value
     return written | {name: np.stack([parts[e] for e in sorted(parts)]) for name, parts in experts.items()}
+
+
+def delta_net(config, name, value):
+    """The tensors of a gated delta-net that are not only renamed: for each key head, a checkpoint has q, k, v and z."""
+    layer, part = re.fullmatch(r"model\.layers\.(\d+)\.linear_attn\.(.+)", name).groups()
+    keys, values = config["linear_num_key_heads"], config["linear_num_value_heads"] * config["linear_value_head_dim"]
+    match part:
+        case "A_log":
+            return {f"blk.{layer}.ssm_a": -np.exp(value)}
+        case "dt_bias":
+            return {f"blk.{layer}.ssm_dt.bias": value}
+        case "in_proj_qkvz.weight":
+            dim, each = config["linear_key_head_dim"], values // keys
+            ends = np.cumsum([dim, dim, each])
+            q, k, v, z = np.split(value.reshape(keys, -1, value.shape[1]), ends, axis=1)
+            flat = [part.reshape(-1, value.shape[1]) for part in (q, k, v, z)]
+            return {f"blk.{layer}.attn_qkv.weight": np.concatenate(flat[:3]), f"blk.{layer}.attn_gate.weight": flat[3]}
+    return {}
 
 
 def experts_everywhere(tiny, like):
@@ -97,6 +133,9 @@ def metadata(config):
              f"{architecture}.rope.freq_base": ("f32", rope["rope_theta"])}  # fmt: skip
     found |= {f"{architecture}.{k}": ("u32", config[v]) for k, v in KEYS.items() if config.get(v)}
     found |= {f"{architecture}.{k}": ("f32", config[v]) for k, v in FLOATS.items() if config.get(v)}
+    if "linear_value_head_dim" in config:
+        inner = config["linear_num_value_heads"] * config["linear_value_head_dim"]
+        found[f"{architecture}.ssm.inner_size"] = ("u32", inner)
     size = config["vocab_size"]
     tokens = [chr(0x100 + i) for i in range(size - 1)]
     return found | {

@@ -78,6 +78,7 @@ LIKE_A_DIRECTORY = {
     "mistral": ({"sliding_window": None, "layer_types": None}, {}),
     "qwen2-moe": ({"decoder_sparse_step": 1}, {}),
     "qwen3-moe": ({"mlp_only_layers": []}, {}),
+    "qwen3-next": ({"mlp_only_layers": []}, {"qwen3next.rope.dimension_count": ("u32", 4)}),
     "gemma2": ({"query_pre_attn_scalar": 8}, {}),
     "gemma3": (
         {"query_pre_attn_scalar": 8},
@@ -97,7 +98,7 @@ def test_a_file_gives_the_logits_of_a_directory(tmp_path, case, executor):
     name = case.split(",")[0]
     changes, more = LIKE_A_DIRECTORY[case]
     config = {**TINY[name]["config"], **changes}
-    shapes = experts_everywhere(TINY[name], 3) if name.endswith("-moe") else TINY[name]["shapes"]
+    shapes = experts_everywhere(TINY[name], 3) if name.endswith(("-moe", "-next")) else TINY[name]["shapes"]
     tensors = random_tensors(shapes)
     directory = load_model(write_model(tmp_path / "directory", config, tensors))
     model = load_model(write(tmp_path / "model.gguf", config, tensors, more))
@@ -158,10 +159,17 @@ def test_an_unsupported_architecture_is_named(tmp_path):
         load_model(path)
 
 
-@pytest.mark.parametrize("architecture", ["granitehybrid", "qwen3next"])
-def test_recurrent_layers_in_a_file_are_refused_with_the_form_that_is_read(tmp_path, architecture):
-    path = gguf_writer.write(tmp_path / "m.gguf", {"general.architecture": ("str", architecture)}, {})
-    with pytest.raises(ModelError, match=rf"{architecture}'\) are not read from GGUF .*directory of safetensors"):
+def test_mamba_layers_in_a_file_are_refused_with_the_form_that_is_read(tmp_path):
+    path = gguf_writer.write(tmp_path / "m.gguf", {"general.architecture": ("str", "granitehybrid")}, {})
+    with pytest.raises(ModelError, match=r"granitehybrid'\) are not read from GGUF .*directory of safetensors"):
+        load_model(path)
+
+
+def test_rates_of_recurrent_layers_that_cannot_be_are_refused(tmp_path):
+    tiny = TINY["qwen3-next"]
+    config, tensors = tiny["config"] | {"mlp_only_layers": []}, random_tensors(experts_everywhere(tiny, 0))
+    path = write(tmp_path / "model.gguf", config, tensors, (), {"blk.1.ssm_a": np.array([-1, -2, 0.5, -1])})
+    with pytest.raises(ModelError, match="the rates of layer 1"):
         load_model(path)
 
 

@@ -87,6 +87,12 @@ _GGUF_KEYS = {
     "num_experts_per_tok": "expert_used_count",
     "moe_intermediate_size": "expert_feed_forward_length",
     "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+    "full_attention_interval": "full_attention_interval",
+    "linear_num_value_heads": "ssm.time_step_rank",
+    "linear_num_key_heads": "ssm.group_count",
+    "linear_key_head_dim": "ssm.state_size",
+    "linear_num_values": "ssm.inner_size",
+    "linear_conv_kernel_dim": "ssm.conv_kernel",
 }
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from foreword.errors import ModelError
 from foreword.models.config import ROPE_FACTORS
 from foreword.models.encoder_spec import EncoderSpec, encoder_weight_names
-from foreword.models.families.base import GGUF_NAMES, SAFETENSORS_NAMES, Family, Rows
+from foreword.models.families.base import SAFETENSORS_NAMES, Family, Rows
 from foreword.models.families.encoders import EncoderFamily
 from foreword.models.pooling import PoolingSpec
 from foreword.models.spec import DecoderSpec, weight_names
@@ -27,12 +27,19 @@ def weights_from_gguf(
     """All weights of a spec from a GGUF file. ModelError for a weight that is missing or has another shape,
     and for a tensor that the spec does not use: a bias, a scale, another type of layer.
     """
-    weights, used = _collect(path, tensors, weight_names(spec), {**GGUF_NAMES, **family.fused(spec)})
+    weights, used = _collect(path, tensors, weight_names(spec), family.names_in_gguf(spec))
     if extra := sorted(tensors.keys() - used - set(ROPE_FACTORS.values())):
         fix = "Use a directory of safetensors, or another model"
         raise ModelError(f"{path}: tensor {extra[0]} is not part of a {spec.architecture} model. {fix}")
     for name, rotated in interleaved(spec, family):
         weights[name] = split_halves(weights[name], spec.head_dim, rotated)
+    for i, layer in enumerate(spec.layers):
+        if layer.recurrent is not None:  # the file has −exp(a_log)
+            rates = -weights[name := f"layers.{i}.state.a_log"].dequantize()
+            if not (np.isfinite(rates) & (rates > 0)).all():
+                fix = "Use a file that was converted from the model itself"
+                raise ModelError(f"{path}: the rates of layer {i} (ssm_a) are not all negative numbers. {fix}")
+            weights[name] = float_tensor(np.log(rates))
     return weights
 
 

@@ -72,16 +72,22 @@ class Family:
 
     spec: its `DecoderSpec` from a config. names: where its safetensors differ from `SAFETENSORS_NAMES`.
     norms_less_one: safetensors hold norm weights as w − 1. gguf: the architecture's name in GGUF files, if it has one.
-    gguf_interleaved: GGUF files hold q and k rows in interleaved rotary order. fused: weights that are rows of another
-    tensor, in either file format.
+    gguf_names: where its GGUF files differ from `GGUF_NAMES`. gguf_interleaved: they hold q and k rows in interleaved
+    rotary order. fused: weights that are rows of another tensor. gguf_fused: these of GGUF files; None: the same.
     """
 
     spec: Callable[[Config], DecoderSpec]
     names: Mapping[str, str] = field(default_factory=dict)
     norms_less_one: bool = False
     gguf: str | None = None
+    gguf_names: Mapping[str, str] = field(default_factory=dict)
     gguf_interleaved: bool = False
     fused: Callable[[DecoderSpec], Mapping[str, Rows]] = lambda spec: {}
+    gguf_fused: Callable[[DecoderSpec], Mapping[str, Rows]] | None = None
+
+    def names_in_gguf(self, spec: DecoderSpec) -> Mapping[str, str | Rows]:
+        """Canonical weight → tensor of a GGUF file, or rows of one."""
+        return {**GGUF_NAMES, **self.gguf_names, **(self.gguf_fused or self.fused)(spec)}
 
     def read(self, config: Config) -> DecoderSpec:
         """The spec of a config, with ``longer`` set if longer requests use other rotary frequencies."""

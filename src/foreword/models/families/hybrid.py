@@ -38,12 +38,14 @@ def qwen3_next(config: Config) -> DecoderSpec:
     """Every fourth layer has attention with an output gate, which rotates a quarter of each head; the others are gated
     delta-nets. Experts as in Qwen2-MoE.
     """
+    heads = config.size("linear_num_value_heads", 32)
+    value_dim = config.size("linear_num_values", 128 * heads) // heads  # of a GGUF file
     recurrent = RecurrentSpec(
         "gated_delta",
-        num_heads=config.size("linear_num_value_heads", 32),
+        num_heads=heads,
         num_key_heads=config.size("linear_num_key_heads", 16),
         key_dim=config.size("linear_key_head_dim", 128),
-        value_dim=config.size("linear_value_head_dim", 128),
+        value_dim=config.size("linear_value_head_dim", value_dim),
         conv_kernel=config.size("linear_conv_kernel_dim", 4, most=1 << 8),
     )
     count, every = num_layers(config), config.size("full_attention_interval", 4)
@@ -105,6 +107,13 @@ def _fused_qwen3_next(spec: DecoderSpec) -> Mapping[str, Rows]:
     }
 
 
+def _qwen3_next_in_gguf(spec: DecoderSpec) -> Mapping[str, Rows]:
+    """attn_qkv stacks q, k and v of the whole layer; ssm_ba and attn_q are as in a directory."""
+    own = _fused_qwen3_next(spec)
+    stacked = _stacked("qkv", list(_recurrent_of(spec).parts))
+    return {**{name: rows for name, rows in own.items() if rows.name != "in_proj_qkvz"}, **stacked}
+
+
 def _recurrent_of(spec: DecoderSpec) -> RecurrentSpec:
     return next(layer.recurrent for layer in spec.layers if layer.recurrent)
 
@@ -132,7 +141,7 @@ def _names(module: str) -> dict[str, str]:
     }
 
 
-NOT_IN_GGUF = {"granitehybrid": "Bamba", "qwen3next": "Qwen3-Next"}
+NOT_IN_GGUF = {"granitehybrid": "Bamba"}
 """Architectures of GGUF files whose models are read from directories alone."""
 
 FAMILIES = {
@@ -150,6 +159,19 @@ FAMILIES = {
         qwen3_next,
         names={**_names("linear_attn"), "q_proj": "model.layers.{i}.self_attn.q_proj.weight"},
         norms_less_one=True,
+        gguf="qwen3next",
+        gguf_names={
+            "q_proj": "blk.{i}.attn_q.weight",
+            "mlp_norm": "blk.{i}.post_attention_norm.weight",
+            "in_proj_ba": "blk.{i}.ssm_ba.weight",
+            "state.z": "blk.{i}.attn_gate.weight",
+            "state.conv": "blk.{i}.ssm_conv1d.weight",
+            "state.dt_bias": "blk.{i}.ssm_dt.bias",
+            "state.a_log": "blk.{i}.ssm_a",
+            "state.norm": "blk.{i}.ssm_norm.weight",
+            "state.o": "blk.{i}.ssm_out.weight",
+        },
         fused=_fused_qwen3_next,
+        gguf_fused=_qwen3_next_in_gguf,
     ),
 }

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from foreword.errors import ModelError
 from foreword.models.families import GGUF_FAMILIES
-from foreword.models.families.base import GGUF_NAMES, Family
+from foreword.models.families.base import Family
 from foreword.models.gguf import read_gguf
 from foreword.models.lora.adapter import LoraAdapter, LoraPair, factors_of, modules_of, pairs_of
 from foreword.models.naming import interleaved, split_halves
@@ -34,7 +34,7 @@ def read_gguf_lora(path: Path, spec: DecoderSpec, family: Family) -> LoraAdapter
         raise ModelError(f"{path}: adapter.alora.invocation_tokens is not supported. Use a plain LoRA adapter")
     family = GGUF_FAMILIES[architecture]
     alpha = gguf.get("adapter.lora.alpha", float, 0.0)
-    modules = modules_of(spec, {**GGUF_NAMES, **family.fused(spec)})
+    modules = modules_of(spec, family.names_in_gguf(spec))
     pairs: dict[str, LoraPair] = {}
     for name, (a, b) in factors_of(path, gguf.tensors, _TENSOR, modules, _CONVERT_AGAIN).items():
         pairs |= pairs_of(path, name, modules[name], a, b, alpha / a.shape[0] if alpha else 1.0)
