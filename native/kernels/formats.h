@@ -76,7 +76,7 @@ struct SourceMatrix {
 //   a  R / L times { [padded_cols][L] }     b  num_panels times { [R][N] }
 struct LoraPair {
   int padded_rank;  // 0: the matrix is not changed
-  int padded_cols, num_vectors;  // of R / L
+  int padded_cols, num_vectors;  // of ceil(R / L)
   size_t vector_bytes, panel_bytes;  // of a vector of ranks of `a`, of a panel of `b`
   bool half;
   float scale;

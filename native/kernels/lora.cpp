@@ -130,9 +130,9 @@ FW_INLINE void over_tiles(const int *tokens, int count, F &&f) {
 }  // namespace
 
 size_t pack_lora(const LoraSource &s, LoraPair *pair, uint8_t *memory) {
-  pair->padded_rank = round_up(s.rank, kLanes);
+  pair->padded_rank = round_up(s.rank, 2);
   pair->padded_cols = round_up(s.cols, kBlock);
-  pair->num_vectors = pair->padded_rank / kLanes;
+  pair->num_vectors = (s.rank + kLanes - 1) / kLanes;
   pair->half = s.half;
   return with_factors(s.half, [&](auto factors) {
     using Factors = decltype(factors);

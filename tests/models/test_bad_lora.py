@@ -210,7 +210,7 @@ def test_a_pattern_needs_the_package_that_reads_it(model, folder, monkeypatch):
     refused(model, folder, "foreword[templates]")
 
 
-def test_recurrent_layers_are_not_changed_and_have_no_gguf_adapters(tmp_path):
+def test_recurrent_layers_are_not_changed(tmp_path):
     hybrid = load_model(make(tmp_path, "qwen3-next"))
     module = "model.layers.0.linear_attn.out_proj"
     folder = write_peft(tmp_path / "adapter", random_factors(TINY["qwen3-next"]["shapes"], ends=(module,)))
@@ -219,4 +219,6 @@ def test_recurrent_layers_are_not_changed_and_have_no_gguf_adapters(tmp_path):
     gguf = gguf_writer.write(
         tmp_path / "adapter.gguf", *gguf_parts(TINY_MODEL["config"], random_factors(TINY_MODEL["shapes"]))
     )
-    refused(hybrid, gguf, "GGUF adapters for 'qwen3_next' models are not supported", "PEFT directory")
+    refused(hybrid, gguf, "is for the architecture 'llama', the model is 'qwen3_next'")
+    bamba = load_model(make(tmp_path / "bamba", "bamba"))
+    refused(bamba, gguf, "GGUF adapters for 'bamba' models are not supported", "PEFT directory")

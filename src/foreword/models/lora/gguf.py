@@ -24,7 +24,7 @@ def read_gguf_lora(path: Path, spec: DecoderSpec, family: Family) -> LoraAdapter
         if (kind := gguf.get(key, str, "")) != expected:
             raise ModelError(f"{path}: {key} is {kind!r:.80}, not {expected!r}. Give a LoRA adapter")
     architecture = gguf.get("general.architecture", str)
-    if spec.state_size:
+    if spec.state_size and not family.gguf:
         fix = "Use the adapter's PEFT directory"
         raise ModelError(f"{path}: GGUF adapters for {spec.architecture!r} models are not supported. {fix}")
     if architecture != (family.gguf or "llama"):  # the Mistral models are "llama" there
