@@ -27,6 +27,18 @@ CASES = {
     "some layers": case(
         "llama3", ("down_proj", "o_proj"), keep=lambda name: name.split(".")[2] in "03", layers_to_transform=[0, 3]
     ),
+    "all but some modules": case(
+        "llama3",
+        keep=lambda name: not (name.endswith(("v_proj", "down_proj")) or name.split(".")[2] == "2"),
+        target_modules="all-linear",
+        exclude_modules=r".*\.(v_proj|down_proj)|model\.layers\.2\..*|lm_head",
+    ),
+    "all but listed modules": case(
+        "llama3",
+        keep=lambda name: not name.endswith(("self_attn.v_proj", "layers.1.mlp.down_proj")),
+        exclude_modules=["v_proj", "layers.1.mlp.down_proj"],
+        target_modules=[end for end in LINEAR if not end.startswith(("qkv", "gate_up"))],
+    ),
     "fused": case("phi3"),
     "post norms": case("gemma2"),
     "biases": case("qwen2"),

@@ -106,7 +106,7 @@ def _targets(config: Config, modules: Iterable[str]) -> set[str]:
 def _matcher(config: Config, key: str) -> Callable[[str], bool]:
     """Whether a module is one of a list, by the end of its name, or matches a pattern."""
     given = config.values.get(key)
-    if given == "all-linear":
+    if key == "target_modules" and given == "all-linear":
         return lambda name: True
     if isinstance(given, str):
         return lambda name: _matches(config, key, given, name)
