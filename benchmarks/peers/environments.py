@@ -59,6 +59,18 @@ ENVIRONMENTS = {
         Environment(
             "transformers", ("transformers==5.23.0", TORCH, "accelerate==1.15.0", "numpy>=2"), with_foreword=True
         ),
+        Environment(
+            "embeddings",
+            (
+                "sentence-transformers==6.2.0",
+                "onnxruntime==1.31.1",
+                "onnx==1.23.2",
+                "transformers==5.23.0",
+                TORCH,
+                "numpy>=2",
+            ),
+            with_foreword=True,
+        ),
         Environment("openvino", ("openvino-genai==2026.4.1.0",)),
         Environment("onnxruntime", ("onnxruntime-genai==0.18.0", "onnxruntime==1.31.1")),
         Environment(
