@@ -20,12 +20,13 @@ LEVELS = ("avx512_amx", "avx512_bf16")
 def main() -> None:
     package = build(ROOT / "build" / "emulate", CMAKE_BUILD_TYPE="Release", FOREWORD_EMULATE="ON")
     environment = os.environ | {"PYTHONPATH": str(package), "FOREWORD_NUM_THREADS": "2", "OPENBLAS_NUM_THREADS": "1"}
-    command = "from foreword.native import native; print(*native.isa_levels())"
-    listed = subprocess.run([sys.executable, "-c", command], env=environment, capture_output=True, text=True, check=True)
+    command = [sys.executable, "-c", "from foreword.native import native; print(*native.isa_levels())"]
+    listed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     if not set(LEVELS) <= set(listed.stdout.split()):
         sys.exit(f"emulation needs AVX-512 with VNNI; this machine or compiler has {listed.stdout.strip()}")
-    tests = ["-m", "pytest", "-n", str(os.cpu_count()), "-p", "no:cacheprovider", "-k", " or ".join(LEVELS)]
-    sys.exit(subprocess.run([sys.executable, *tests, "tests/kernels"], cwd=ROOT, env=environment, check=False).returncode)
+    pytest = [sys.executable, "-m", "pytest", "-n", str(os.cpu_count()), "-p", "no:cacheprovider"]
+    tests = [*pytest, "-k", " or ".join(LEVELS), "tests/kernels"]
+    sys.exit(subprocess.run(tests, cwd=ROOT, env=environment, check=False).returncode)
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64|amd64")
   set(tiles -mamx-tile -mamx-bf16 -mamx-int8)
   if(FOREWORD_EMULATE)  # tools/emulate.py
     set(bf16 -DFOREWORD_EMULATE)
-    set(tiles)
+    set(tiles -DFOREWORD_EMULATE)
     target_compile_definitions(_native PRIVATE FOREWORD_EMULATE)
   endif()
   if(FOREWORD_COMPILER_HAS_VNNI AND FOREWORD_COMPILER_HAS_BF16)  # products without bf16 are those of avx512_vnni

@@ -75,43 +75,44 @@ class Loras:
         self, products: Mapping[Parts, tuple[tuple[int, ...], int]], device: torch.device, dtype: torch.dtype
     ) -> None:
         self._products, self._device, self._dtype = products, device, dtype
-        self._ids: list[int] = []
-        self._factors: dict[Parts, Factors] = {}
+        # One value, replaced in one assignment: an interrupt leaves the adapters as before a change or as after it.
+        self._held: tuple[list[int], dict[Parts, Factors]] = ([], {})
 
     def load(self, lora_id: int, adapter: LoraAdapter) -> int:
         """Hold an adapter under a number that is free. Returns the bytes of its factors."""
-        at = bisect_left(self._ids, lora_id)
-        size = 0
+        ids, factors = self._held
+        at = bisect_left(ids, lora_id)
+        size, grown = 0, {}
         for parts, (sizes, num_inputs) in self._products.items():
             new = self._fused(adapter, parts, sizes, num_inputs)
             size += new.a.nbytes + new.b.nbytes
-            self._factors[parts] = self._factors[parts].insert(at, new) if self._ids else new
-        self._ids.insert(at, lora_id)
+            grown[parts] = factors[parts].insert(at, new) if ids else new
+        self._held = [*ids[:at], lora_id, *ids[at:]], grown
         return size
 
     def drop(self, lora_id: int) -> None:
         """Free an adapter, if it is held."""
-        if lora_id in self._ids:
-            rest = [i for i, own in enumerate(self._ids) if own != lora_id]
-            self._factors = {parts: Factors(own.a[rest], own.b[rest]) for parts, own in self._factors.items()}
-            self._ids.remove(lora_id)
+        ids, factors = self._held
+        if lora_id in ids:
+            rest = [i for i, own in enumerate(ids) if own != lora_id]
+            left = {parts: Factors(own.a[rest], own.b[rest]) for parts, own in factors.items()}
+            self._held = [ids[i] for i in rest], left
 
     def of_step(self, batch: InputBatch) -> StepLoras | None:
         """The adapters of a batch, None if no token has one. PlanError for a number without an adapter."""
         if not batch.states.loras:
             return None
         mapping = lora_mapping(batch)
+        ids, factors = self._held
         for lora_id in mapping.active:
-            if lora_id not in self._ids:
+            if lora_id not in ids:
                 raise PlanError("no adapter has this number", step=batch.step, tensor="lora_id", got=lora_id)
         if not mapping.active:
             return None
         of_tokens = mapping.tokens[: batch.num_tokens]
         tokens = np.argsort(of_tokens, kind="stable")[int((of_tokens == 0).sum()) :]
-        ends = np.searchsorted(of_tokens[tokens], self._ids, side="right").astype(np.int32)
-        return StepLoras(
-            self._factors, torch.from_numpy(tokens).to(self._device), torch.from_numpy(ends).to(self._device)
-        )
+        ends = np.searchsorted(of_tokens[tokens], ids, side="right").astype(np.int32)
+        return StepLoras(factors, torch.from_numpy(tokens).to(self._device), torch.from_numpy(ends).to(self._device))
 
     def _fused(self, adapter: LoraAdapter, parts: Parts, sizes: tuple[int, ...], num_inputs: int) -> Factors:
         """The factors of one adapter [1, …]: the outputs of a part are computed from its own ranks."""
