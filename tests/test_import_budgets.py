@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-HEAVY = {"asyncio", "http", "jinja2", "llguidance", "numpy", "rich", "tokenizers", "typer"}
+HEAVY = {"asyncio", "http", "jinja2", "llguidance", "numpy", "rich", "tokenizers", "torch", "transformers", "typer"}
 """Packages that take 10 ms or more to import."""
 
 HELP = "from foreword.cli.app import app; app(['--help'], standalone_mode=False)"

@@ -115,5 +115,9 @@ class ModelError(ForewordError):
     """A model file is missing, truncated, corrupt or not supported."""
 
 
+class UnsupportedModelError(ModelError):
+    """A model whose architecture Foreword does not have."""
+
+
 class EngineError(ForewordError, RuntimeError):
     """A request was aborted because the engine failed or was closed. The request itself may be valid."""

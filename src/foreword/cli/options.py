@@ -115,7 +115,9 @@ def _engine_options(
 _MODEL: dict[str, tuple[Any, object]] = {"model": (Model, "smollm2")}
 _EXECUTOR: dict[str, tuple[Any, object]] = {
     "executor": (
-        Annotated[str | None, typer.Option(metavar="NAME", help="native, numpy or torch; default: auto.")],
+        Annotated[
+            str | None, typer.Option(metavar="NAME", help="native, numpy, torch or transformers; default: auto.")
+        ],
         None,
     ),
     "num_threads": (Threads, None),
@@ -124,8 +126,14 @@ _EXECUTOR: dict[str, tuple[Any, object]] = {
         None,
     ),
     "kv_format": (Annotated[str | None, typer.Option(metavar="NAME", help="Native: fp32, bf16 or int8.")], None),
-    "device": (Annotated[str | None, typer.Option(metavar="NAME", help="Torch: cpu, cuda or cuda:N.")], None),
-    "dtype": (Annotated[str | None, typer.Option(metavar="NAME", help="Torch: auto, fp32, bf16 or fp16.")], None),
+    "device": (
+        Annotated[str | None, typer.Option(metavar="NAME", help="Torch and transformers: cpu, cuda or cuda:N.")],
+        None,
+    ),
+    "dtype": (
+        Annotated[str | None, typer.Option(metavar="NAME", help="Torch and transformers: auto, fp32, bf16 or fp16.")],
+        None,
+    ),
 }
 _ADAPTER: dict[str, tuple[Any, object]] = {
     "adapter": (

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from foreword.batch import KVGroup, RequestStates
 from foreword.cache import cache_group
@@ -14,7 +14,7 @@ from foreword.engine.config import EngineConfig
 from foreword.engine.engine import Engine
 from foreword.engine.observer import EngineObserver
 from foreword.engine.speculation import Drafter, DraftModelDrafter
-from foreword.errors import ConfigError
+from foreword.errors import ConfigError, ModelError, UnsupportedModelError
 from foreword.executors import Executor
 from foreword.executors.encoder import EncoderExecutor
 from foreword.executors.groups import batch_groups
@@ -22,18 +22,22 @@ from foreword.executors.native import NativeExecutor
 from foreword.executors.native_encoder import NativeEncoderExecutor
 from foreword.executors.numpy import NumpyExecutor
 from foreword.models.encoder_spec import EncoderSpec
-from foreword.models.loader import LoadedModel, load_model
+from foreword.models.loader import LoadedModel, find_model, load_model
 from foreword.models.lora import read_lora
 from foreword.models.spec import DecoderSpec
 from foreword.native import available
 from foreword.structured import GrammarCompiler
 
-ExecutorKind = Literal["auto", "native", "numpy", "torch"]
+if TYPE_CHECKING:
+    from foreword.executors.transformers.model import TransformersModel
+
+ExecutorKind = Literal["auto", "native", "numpy", "torch", "transformers"]
 
 OPTIONS = {
     "native": ("num_threads", "weight_format", "kv_format"),
     "numpy": (),
     "torch": ("num_threads", "device", "dtype"),
+    "transformers": ("num_threads", "device", "dtype", "compile"),
 }
 """The options of each executor."""
 
@@ -99,16 +103,34 @@ def pool_size(spec: DecoderSpec, config: EngineConfig, *, bytes_per_value: int =
     A block of a model with recurrent layers holds their states, too: block_size is then the least multiple of the
     configured one with as many bytes of keys and values as a state has, or that holds a whole request.
     """
-    length = config.max_model_len or spec.max_model_len
-    if length > spec.longest_model_len:
-        raise ConfigError(
-            f"max_model_len={length}: the model was made for {spec.longest_model_len} tokens; use at most that"
-        )
+    length = _request_length(spec.max_model_len, spec.longest_model_len, config)
     token_bytes, state_bytes = 2 * spec.num_kv_heads * spec.head_dim * bytes_per_value, 4 * spec.state_size
     multiple = min(-(-state_bytes // (config.block_size * token_bytes)), -(-length // config.block_size))
     block_size = config.block_size * max(multiple, 1)
     groups = batch_groups(spec, block_size)
     block_bytes = spec.num_slots * max(block_size * token_bytes, state_bytes)
+    return _pool_of(length, groups, block_bytes, config)
+
+
+def transformers_pool(model: TransformersModel, config: EngineConfig) -> PoolSize:
+    """The same for a model of transformers, whose layers may differ in their keys and values."""
+    from foreword.executors.torch.cache import slot_sizes
+
+    length = _request_length(model.max_model_len, model.max_model_len, config)
+    dtype = model.module.dtype
+    block_bytes = sum(slot_sizes(model.trace.layers, config.block_size, dtype)) * dtype.itemsize
+    return _pool_of(length, batch_groups(model.trace, config.block_size), block_bytes, config)
+
+
+def _request_length(usual: int, longest: int, config: EngineConfig) -> int:
+    """The configured max_model_len, or the usual one. ConfigError if it is above the longest."""
+    length = config.max_model_len or usual
+    if length > longest:
+        raise ConfigError(f"max_model_len={length}: the model was made for {longest} tokens; use at most that")
+    return length
+
+
+def _pool_of(length: int, groups: tuple[KVGroup, ...], block_bytes: int, config: EngineConfig) -> PoolSize:
     chunk = min(length, config.scheduler.max_num_batched_tokens)
     one = sum(cache_group(g).most_blocks(length, chunk) for g in groups)
     if config.num_blocks is not None:
@@ -120,6 +142,32 @@ def pool_size(spec: DecoderSpec, config: EngineConfig, *, bytes_per_value: int =
             f"{(1 + one) * block_bytes}; give that many, or lower max_model_len"
         )
     return PoolSize(length, groups, block_bytes, num_blocks)
+
+
+def load(model: str, kind: ExecutorKind = "auto", **options: Any) -> LoadedModel | TransformersModel:
+    """The model, as the executor of this kind reads it. Errors as `load_model` and `executor_kind`.
+
+    kind: "auto" is transformers for a directory whose architecture Foreword does not have.
+    """
+    if kind != "transformers":
+        try:
+            return load_model(model)
+        except UnsupportedModelError as error:
+            if kind != "auto" or find_model(model)[0].is_file():
+                raise
+            if not _has_transformers():
+                raise ModelError(f"{error}. More run on transformers: `pip install foreword[transformers]`") from None
+    executor_kind("transformers", options)
+    from foreword.executors.transformers.model import load_transformers
+
+    folder, name = find_model(model)
+    if folder.is_file():
+        raise ModelError(f"{folder}: executor='transformers' reads directories. Leave the executor out for this file")
+    return load_transformers(folder, name, **options)
+
+
+def _has_transformers() -> bool:
+    return find_spec("torch") is not None and find_spec("transformers") is not None
 
 
 def build_executor(model: LoadedModel, size: PoolSize, kind: ExecutorKind = "auto", **options: Any) -> Executor:
@@ -141,6 +189,19 @@ def build_executor(model: LoadedModel, size: PoolSize, kind: ExecutorKind = "aut
     return NumpyExecutor(spec, model.weights, **common)
 
 
+def build_transformers_executor(model: TransformersModel, size: PoolSize) -> Executor:
+    """The executor of a model of transformers."""
+    from foreword.executors.transformers.executor import TransformersExecutor
+
+    return TransformersExecutor(
+        model.module,
+        model.trace,
+        num_blocks=size.num_blocks,
+        block_size=size.kv_groups[0].block_size,
+        first_position=model.first_position,
+    )
+
+
 def executor_kind(kind: ExecutorKind, options: Mapping[str, Any]) -> ExecutorKind:
     """``kind``, and for "auto" the native executor if it is built, else the NumPy one.
 
@@ -154,6 +215,8 @@ def executor_kind(kind: ExecutorKind, options: Mapping[str, Any]) -> ExecutorKin
         raise ConfigError("executor='native': the native module is not built; install with a C++20 compiler")
     if kind == "torch" and find_spec("torch") is None:
         raise ConfigError("executor='torch': PyTorch is not installed; install foreword[torch]")
+    if kind == "transformers" and not _has_transformers():
+        raise ConfigError("executor='transformers': transformers is not installed; install foreword[transformers]")
     for name, value in options.items():
         if name not in OPTIONS[kind]:
             own = ", ".join(other for other, names in OPTIONS.items() if name in names)
@@ -174,7 +237,7 @@ def kv_bytes(model: LoadedModel, kind: ExecutorKind, options: Mapping[str, Any])
 
 
 def build_engine(
-    model: LoadedModel,
+    model: LoadedModel | TransformersModel,
     config: EngineConfig | None = None,
     *,
     executor: ExecutorKind = "auto",
@@ -189,6 +252,17 @@ def build_engine(
     may share one in turns, if each resets its prefix cache before the other's turn.
     """
     config = config or EngineConfig()
+    if not isinstance(model, LoadedModel):
+        size = transformers_pool(model, config)
+        return _decoder_engine(
+            model,
+            runs_on or build_transformers_executor(model, size),
+            size,
+            config,
+            vocab_size=model.trace.vocab_size,
+            drafter=_drafter(config, model.weight_bytes, "auto", {}),
+            observers=observers,
+        )
     if isinstance(model.spec, EncoderSpec):
         config = encoder_config(model.spec, config)
         length = config.max_model_len or model.spec.max_model_len
@@ -204,36 +278,53 @@ def build_engine(
             pooling=model.pooling,
             generates=False,
         )
-    bytes_per_value = kv_bytes(model, executor, options)
-    size = pool_size(model.decoder, config, bytes_per_value=bytes_per_value)
-    drafter: Callable[[RequestStates], Drafter] | None = None
-    if config.speculation is not None and config.speculation.model is not None:
-        draft = load_model(config.speculation.model)
-        drafter = partial(
-            build_drafter,
-            draft,
-            config=config,
-            bytes_per_value=bytes_per_value,
-            relative_cost=weight_bytes(draft) / weight_bytes(model),
-            kind=executor,
-            **options,
-        )
-    return Engine(
+    size = pool_size(model.decoder, config, bytes_per_value=kv_bytes(model, executor, options))
+    return _decoder_engine(
+        model,
         runs_on or build_executor(model, size, executor, **options),
+        size,
+        config,
         vocab_size=model.spec.vocab_size,
+        drafter=_drafter(config, weight_bytes(model), executor, options),
+        observers=observers,
+        generates=model.decoder.has_logits,
+        read_lora=partial(read_lora, spec=model.decoder, family=model.family) if model.family else None,
+    )
+
+
+def _decoder_engine(
+    model: LoadedModel | TransformersModel,
+    executor: Executor,
+    size: PoolSize,
+    config: EngineConfig,
+    *,
+    vocab_size: int,
+    **settings: Any,
+) -> Engine:
+    return Engine(
+        executor,
+        vocab_size=vocab_size,
         max_model_len=size.max_model_len,
         kv_groups=size.kv_groups,
         num_blocks=size.num_blocks,
         config=config,
         tokenizer=model.tokenizer,
         eos_token_ids=model.eos_token_ids,
-        drafter=drafter,
-        observers=observers,
         pooling=model.pooling,
-        generates=model.decoder.has_logits,
-        read_lora=partial(read_lora, spec=model.decoder, family=model.family) if model.family else None,
-        grammars=GrammarCompiler(model.tokenizer, vocab_size=model.spec.vocab_size, eos_token_ids=model.eos_token_ids),
+        grammars=GrammarCompiler(model.tokenizer, vocab_size=vocab_size, eos_token_ids=model.eos_token_ids),
+        **settings,
     )
+
+
+def _drafter(
+    config: EngineConfig, target_bytes: int, kind: ExecutorKind, options: Mapping[str, Any]
+) -> Callable[[RequestStates], Drafter] | None:
+    """What makes the drafter of an engine whose model has so many bytes of weights; None without a draft model."""
+    if config.speculation is None or config.speculation.model is None:
+        return None
+    draft = load_model(config.speculation.model)
+    relative_cost = weight_bytes(draft) / target_bytes
+    return partial(build_drafter, draft, config=config, relative_cost=relative_cost, kind=kind, **options)
 
 
 def build_drafter(
@@ -241,7 +332,6 @@ def build_drafter(
     target: RequestStates,
     *,
     config: EngineConfig,
-    bytes_per_value: int,
     relative_cost: float,
     kind: ExecutorKind,
     **options: Any,
@@ -255,7 +345,7 @@ def build_drafter(
     if (longest := draft.decoder.longest_model_len) < target.max_model_len:
         raise ConfigError(f"draft model {draft.name!r} was made for {longest} tokens: lower max_model_len to that")
     own = replace(config, max_model_len=target.max_model_len, num_blocks=None, speculation=None)
-    size = pool_size(draft.decoder, own, bytes_per_value=bytes_per_value)
+    size = pool_size(draft.decoder, own, bytes_per_value=kv_bytes(draft, kind, options))
     return DraftModelDrafter(
         target,
         build_executor(draft, size, kind, **options),

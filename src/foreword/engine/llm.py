@@ -14,7 +14,7 @@ import numpy as np
 
 from foreword.arrays import F32
 from foreword.batch import PoolingParams, SamplingParams
-from foreword.engine.build import OPTIONS, ExecutorKind, build_engine
+from foreword.engine.build import OPTIONS, ExecutorKind, build_engine, load
 from foreword.engine.chat import ChatReader, Conversation, Message, as_messages, chat_options, make_chat
 from foreword.engine.config import engine_config
 from foreword.engine.engine import Engine
@@ -26,7 +26,6 @@ from foreword.engine.prompt import Prompt
 from foreword.engine.request_group import RequestGroup
 from foreword.engine.transaction import Transaction
 from foreword.errors import EngineError, ForewordError, RequestError
-from foreword.models.loader import load_model
 from foreword.models.tokenizer import Tokenizer
 
 V = TypeVar("V")
@@ -51,10 +50,12 @@ class LLM:
             print(output.outputs[0].new_text, end="")
 
     model: a name the project knows, a .gguf file, a directory of safetensors, or a hub id.
-    executor: "native", "numpy" or "torch"; "auto" is the native one if it is built, else "numpy".
+    executor: "native", "numpy", "torch" or "transformers"; "auto" is the native one if it is built, else "numpy", and
+        "transformers" for a directory whose architecture Foreword does not have.
     observers: of the engine, from its start. loras: name → path of adapters that are loaded at once.
-    options: num_threads, weight_format and kv_format of the native executor, num_threads, device and dtype of the torch
-        one; the fields of `EngineConfig` and of its `SchedulerConfig`. ConfigError for any other name.
+    options: num_threads, weight_format and kv_format of the native executor; num_threads, device and dtype of the torch
+        one; these and compile of the transformers one; the fields of `EngineConfig` and of its `SchedulerConfig`.
+        ConfigError for any other name.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class LLM:
         own = {name: options.pop(name) for name in EXECUTOR_OPTIONS & set(options)}
         own = {name: value for name, value in own.items() if value is not None}
         config = engine_config(options, other_names=("executor", "observers", "loras", *EXECUTOR_OPTIONS))
-        self.model = load_model(model)
+        self.model = load(model, executor, **own)
         self.engine: Engine = build_engine(self.model, config, executor=executor, observers=observers, **own)
         for name, path in (loras or {}).items():
             self.engine.load_lora(name, path)

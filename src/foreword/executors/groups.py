@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from foreword.batch import KVGroup
-from foreword.models.spec import DecoderSpec
+from foreword.models.spec import KVGroupSpec
 
 
-def batch_groups(spec: DecoderSpec, block_size: int) -> tuple[KVGroup, ...]:
+class HasKVGroups(Protocol):
+    """A model's layers, such as a `DecoderSpec`."""
+
+    def kv_groups(self) -> tuple[KVGroupSpec, ...]: ...
+
+
+def batch_groups(spec: HasKVGroups, block_size: int) -> tuple[KVGroup, ...]:
     """One `KVGroup` for each of ``spec.kv_groups()``, all with this block size."""
     return tuple(
         KVGroup(block_size, sliding_window=group.sliding_window, recurrent=group.recurrent)

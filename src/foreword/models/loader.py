@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from foreword.errors import ModelError
+from foreword.errors import ModelError, UnsupportedModelError
 from foreword.models import registry
 from foreword.models.config import Config, config_from_gguf, read_config
 from foreword.models.encoder_spec import EncoderSpec
@@ -52,7 +52,15 @@ def load_model(model: str | Path) -> LoadedModel:
 
     model: a .gguf file; a directory with config.json, tokenizer.json and safetensors, or with one .gguf file; a known
     name, fetched if it is not cached; or a hub id such as "org/model" or "org/model:Q4_K_M", see `from_hub`.
-    ModelError if the model is missing, damaged or not supported.
+    ModelError if the model is missing, damaged or not supported; UnsupportedModelError for its architecture alone.
+    """
+    path, name = find_model(model)
+    return _load_directory(path, name) if path.is_dir() else _load_gguf(path, name)
+
+
+def find_model(model: str | Path) -> tuple[Path, str]:
+    """The directory or .gguf file of a model, and its name. It is fetched if it is not on this machine. ModelError as
+    `load_model`.
     """
     if not isinstance(model, str | Path) or not str(model):
         raise ModelError(f"model is {model!r:.80}: give a path or one of {', '.join(registry.KNOWN)}")
@@ -62,17 +70,17 @@ def load_model(model: str | Path) -> LoadedModel:
     except OSError as error:  # such as a name that is too long
         raise ModelError(f"{name:.200}: cannot be read ({error.strerror}). Check the path") from None
     if is_directory:
-        return _load_directory(path)
+        return path, path.resolve().name
     if is_file:
-        return _load_gguf(path, path.stem)
+        return path, path.stem
     if path.suffix in (".gguf", ".safetensors") or name.startswith((".", "~", os.sep)) or name.count("/") > 1:
         raise ModelError(f"{name}: the file or directory does not exist. Check the path")
     if "/" in name:
         found = from_hub(name)
-        return _load_directory(found) if found.is_dir() else _load_gguf(found, found.stem)
+        return found, found.resolve().name if found.is_dir() else found.stem
     known = registry.known_model(name)
     found = registry.verified_path(known)
-    return _load_directory(found.parent, known.name) if known.beside else _load_gguf(found, known.name)
+    return found.parent if known.beside else found, known.name
 
 
 def _load_gguf(path: Path, name: str) -> LoadedModel:
@@ -97,9 +105,7 @@ def _load_gguf(path: Path, name: str) -> LoadedModel:
     return _loaded(spec, weights, tokenizer, name, path, pooling, family)
 
 
-def _load_directory(folder: Path, name: str = "") -> LoadedModel:
-    """name: by default the folder's."""
-    name = name or folder.resolve().name
+def _load_directory(folder: Path, name: str) -> LoadedModel:
     config_path = folder / "config.json"
     if not config_path.exists():
         files = sorted(folder.glob("*.gguf"))
@@ -156,4 +162,6 @@ def _loaded(
 
 
 def _unsupported(path: Path, what: str, form: str, supported: Iterable[str]) -> ModelError:
-    return ModelError(f"{path}: {what} is not supported. Supported in {form}: {', '.join(sorted(supported))}")
+    return UnsupportedModelError(
+        f"{path}: {what} is not supported. Supported in {form}: {', '.join(sorted(supported))}"
+    )

@@ -22,7 +22,7 @@ A recurrent layer (`foreword.models.recurrent`) replaces the lines of attention.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -148,21 +148,26 @@ class DecoderSpec:
         return max(len(group.layers) for group in self.kv_groups())
 
     def kv_groups(self) -> tuple[KVGroupSpec, ...]:
-        """Partition the layers into groups of nearly equal size, each of one kind, so that they can share one pool.
+        """The layers in groups of one kind each: see `grouped_layers`."""
+        return grouped_layers((layer.sliding_window, layer.recurrent is not None) for layer in self.layers)
 
-        A kind is full attention, a sliding window, or recurrent. With n = the layers of the rarest kind, every group
-        has at most n layers: 18 layers at 5 sliding : 1 full (15 and 3) make five sliding groups and one full group of
-        three layers.
-        """
-        by_kind: dict[tuple[int | None, bool], list[int]] = {}
-        for i, layer in enumerate(self.layers):
-            by_kind.setdefault((layer.sliding_window, layer.recurrent is not None), []).append(i)
-        size = min(len(layers) for layers in by_kind.values())
-        return tuple(
-            KVGroupSpec(tuple(layers[start : start + size]), *kind)
-            for kind, layers in by_kind.items()
-            for start in range(0, len(layers), size)
-        )
+
+def grouped_layers(kinds: Iterable[tuple[int | None, bool]]) -> tuple[KVGroupSpec, ...]:
+    """Partition layers into groups of nearly equal size, each of one kind, so that they can share one pool.
+
+    kinds: of each layer the sliding window, None for full attention, and whether it is recurrent. With n = the layers
+    of the rarest kind, every group has at most n layers: 18 layers at 5 sliding : 1 full (15 and 3) make five sliding
+    groups and one full group of three layers.
+    """
+    by_kind: dict[tuple[int | None, bool], list[int]] = {}
+    for i, kind in enumerate(kinds):
+        by_kind.setdefault(kind, []).append(i)
+    size = min(len(layers) for layers in by_kind.values())
+    return tuple(
+        KVGroupSpec(tuple(layers[start : start + size]), *kind)
+        for kind, layers in by_kind.items()
+        for start in range(0, len(layers), size)
+    )
 
 
 def weight_names(spec: DecoderSpec) -> Iterator[tuple[str, tuple[int, ...]]]:

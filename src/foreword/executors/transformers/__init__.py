@@ -1,0 +1,1 @@
+"""Models of Hugging Face transformers over Foreword's batches, their attention replaced by the paged one."""

@@ -1,0 +1,127 @@
+"""The executor of models of transformers."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from foreword.arrays import F32, I32, I64
+from foreword.batch import InputBatch
+from foreword.errors import EngineError
+from foreword.executors.host import HostExecutor
+from foreword.executors.torch.attention import GatheredAttention
+from foreword.executors.torch.cache import PagedCache
+from foreword.executors.torch.tensors import as_floats, as_tensor
+from foreword.executors.transformers.interface import forward, register, unregister
+from foreword.executors.transformers.trace import Trace
+
+
+class TransformersExecutor(HostExecutor):
+    """Runs a causal model of transformers, whose attention reads and writes paged keys and values.
+
+    trace: of the model. num_blocks, block_size: the KV pool; block ids are shared by all KV groups and block 0 is the
+    null block. kv_dtype: of keys and values; None: the model's. first_position: the position of a first token.
+
+    The model's attention implementation is this executor's until `close`.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        trace: Trace,
+        *,
+        num_blocks: int,
+        block_size: int,
+        kv_dtype: torch.dtype | None = None,
+        first_position: int = 0,
+    ) -> None:
+        super().__init__()
+        self.model, self.trace, self.first_position = model, trace, first_position
+        self.cache = PagedCache(
+            trace.layers,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            dtype=kv_dtype or model.dtype,
+            device=model.device,
+        )
+        self.attention = GatheredAttention(self.cache)
+        self._num_calls = 0  # of attention in this step
+        self._before = model.config._attn_implementation
+        # Transformers keeps what is registered: the executor is freed with its cache when its engine is.
+        attend, name = weakref.WeakMethod(self._attend), f"foreword_{id(self):x}"
+
+        def attend_while_alive(*arguments: Any, **named: Any) -> tuple[torch.Tensor, None]:
+            method = attend()
+            assert method is not None
+            return method(*arguments, **named)
+
+        register(name, attend_while_alive, _no_mask)
+        self._unregister = weakref.finalize(self, unregister, name)
+        model.set_attn_implementation(name)
+
+    def close(self) -> None:
+        """Give the model its attention back. Closing twice is harmless."""
+        if self._unregister.alive:
+            self._unregister()
+            self.model.set_attn_implementation(self._before)
+
+    def compute(self, batch: InputBatch, logits_indices: I64) -> F32:
+        """See `HostExecutor.compute`."""
+        device, T = self.model.device, batch.num_tokens
+        self.attention.begin(batch)
+        self._num_calls = 0
+        positions = as_tensor(batch.positions[:T], device)[None]
+        with torch.inference_mode():
+            logits = forward(
+                self.model,
+                input_ids=as_tensor(batch.input_ids[:T], device).long()[None],
+                position_ids=positions + self.first_position if self.first_position else positions,
+                logits_to_keep=as_tensor(logits_indices, device),
+            )
+        if self._num_calls != len(self.trace.calls):
+            raise EngineError(f"the model attended {self._num_calls} times in a step, not {len(self.trace.calls)}")
+        return as_floats(logits)
+
+    def _attend(
+        self,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: None = None,
+        scaling: float | None = None,
+        softcap: float | None = None,
+        s_aux: torch.Tensor | None = None,
+        sinks: torch.Tensor | None = None,
+        **_: Any,
+    ) -> tuple[torch.Tensor, None]:
+        """The next call of this step, in place of the model's own attention. See `register`."""
+        call = self.trace.calls[self._num_calls]
+        self._num_calls += 1
+        if call.writes:
+            self.attention.write(call.layer, key[0].transpose(0, 1), value[0].transpose(0, 1))
+        out = self.attention.attend(
+            call.layer,
+            query[0].transpose(0, 1),
+            scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
+            window=call.mask.window,
+            chunk=call.mask.chunk,
+            softcap=softcap,
+            sinks=sinks if s_aux is None else s_aux,
+        )
+        return out[None], None
+
+    def copy_blocks(self, sources: I32, destinations: I32) -> None:
+        """Copy whole blocks in every layer. All sources are read before any destination is written."""
+        self.cache.copy_blocks(sources, destinations)
+
+    def zero_blocks(self, blocks: I32) -> None:
+        """Fill whole blocks with zeros in every layer."""
+        self.cache.zero_blocks(blocks)
+
+
+def _no_mask(**_: Any) -> None:
+    """The calls' masks are known from the trace."""

@@ -1,0 +1,150 @@
+"""Models as transformers loads them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+
+from foreword.errors import ConfigError, ModelError
+from foreword.executors.torch.options import DTYPES, device_of, use_threads
+from foreword.executors.transformers.trace import Trace, check_class, trace
+from foreword.executors.transformers.verify import first_position
+from foreword.models.pooling import PoolingSpec
+from foreword.models.tokenizer import Tokenizer
+from foreword.models.weights import Weights
+
+
+@dataclass(frozen=True, slots=True)
+class TransformersModel:
+    """A causal model of transformers, and what an engine needs besides: the counterpart of `LoadedModel`.
+
+    trace: how it attends. first_position: the position of a first token. weights: none that Foreword reads.
+    """
+
+    module: PreTrainedModel
+    trace: Trace
+    first_position: int
+    max_model_len: int
+    tokenizer: Tokenizer
+    eos_token_ids: tuple[int, ...]
+    name: str
+    path: Path
+    pooling: PoolingSpec = field(default_factory=PoolingSpec)
+    weights: Weights = field(default_factory=dict)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights."""
+        return sum(weight.nbytes for weight in self.module.parameters())
+
+
+def load_transformers(
+    folder: Path,
+    name: str,
+    *,
+    dtype: str = "auto",
+    device: str = "cpu",
+    num_threads: int | None = None,
+    compile: bool = False,
+) -> TransformersModel:
+    """Load a directory that transformers can read. Code of the directory is never run.
+
+    dtype: "auto" (as the weights are stored), "fp32", "bf16" or "fp16". num_threads: of PyTorch, in the whole process.
+    compile: with torch.compile, which takes minutes in the first steps.
+
+    ModelError, with the reason, for a model that is missing, damaged, or that paged attention cannot serve: each model
+    is compared with its own forward pass. ConfigError for an unknown dtype or device.
+    """
+    if dtype != "auto" and dtype not in DTYPES:
+        raise ConfigError(f"dtype={dtype!r:.80}: must be one of 'auto', {', '.join(map(repr, DTYPES))}")
+    target = device_of(device)
+    use_threads(num_threads)
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        if (kind := causal_class(config)) is None:
+            raise ModelError(f"transformers has no causal language model of type {config.model_type!r}")
+        check_class(kind, config)
+        tokenizer = _tokenizer(folder, config)
+        module: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=config,
+            dtype=DTYPES.get(dtype, "auto"),
+            attn_implementation="eager",
+            local_files_only=True,
+            trust_remote_code=False,
+        )
+        module = module.eval().requires_grad_(False).to(target)
+        length = max_model_len(config)
+        found = trace(module, length)
+        first = first_position(module, found)
+    except ModelError as error:
+        raise ModelError(f"{folder}: cannot run on transformers: {error}. Use another model or executor") from None
+    except Exception as error:  # of configurations, files and models, of any kind
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ModelError(f"{folder}: transformers cannot load it: {reason:.500}. Check the files") from error
+    if compile:
+        module.forward = torch.compile(module.forward, dynamic=True)
+    return TransformersModel(module, found, first, length, tokenizer, tokenizer.eos_ids, name, folder)
+
+
+def causal_class(config: PreTrainedConfig) -> type[PreTrainedModel] | None:
+    """The class of causal models with such a configuration; None if there is none."""
+    found = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    kind: type[PreTrainedModel] | None = found[0] if isinstance(found, tuple) else found
+    return kind
+
+
+def max_model_len(config: PreTrainedConfig) -> int:
+    """The tokens that a model was made for. ModelError if its configuration does not say.
+
+    Rotary frequencies that depend on the longest position of a step would differ between steps of one request: the
+    model is then used up to the length at which they begin to.
+    """
+    text = config.get_text_config(decoder=True)
+    length = getattr(text, "max_position_embeddings", None)
+    if not isinstance(length, int) or length < 2:
+        raise ModelError(f"its configuration has max_position_embeddings = {length!r}")
+    fixed = [
+        rope.get("original_max_position_embeddings")
+        or getattr(text, "original_max_position_embeddings", None)
+        or length
+        for rope in _ropes(getattr(text, "rope_parameters", None))
+        if rope.get("rope_type") in ("dynamic", "longrope")
+    ]
+    return min([length, *fixed])
+
+
+def _ropes(parameters: Any) -> Iterator[dict[str, Any]]:
+    """Rotary parameters: one mapping, or one for each type of layers."""
+    if isinstance(parameters, dict):
+        if "rope_type" in parameters:
+            yield parameters
+        for value in parameters.values():
+            yield from _ropes(value)
+
+
+def _tokenizer(folder: Path, config: PreTrainedConfig) -> Tokenizer:
+    """The tokenizer of the directory; one that has no tokenizer.json is converted by transformers."""
+    if (folder / "tokenizer.json").exists():
+        return Tokenizer.from_directory(folder)
+    converted = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    with TemporaryDirectory() as place:
+        converted.save_pretrained(place)
+        config.save_pretrained(place)
+        generation = folder / "generation_config.json"
+        if generation.exists():
+            (Path(place) / generation.name).write_bytes(generation.read_bytes())
+        return Tokenizer.from_directory(place)

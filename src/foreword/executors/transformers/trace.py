@@ -1,0 +1,192 @@
+"""How a model attends, found by one forward pass over a few tokens."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from foreword.errors import ModelError
+from foreword.executors.torch.cache import KVLayer
+from foreword.executors.transformers.interface import attention_of, forward, register, unregister
+from foreword.models.spec import KVGroupSpec, grouped_layers
+
+NUM_TOKENS = 5
+UNDERSTOOD = frozenset({"scaling", "dropout", "sliding_window", "softcap", "s_aux", "sinks", "is_causal"})
+"""Arguments of a call of attention. Those that merely repeat what the executor knows: `REPEATED`."""
+REPEATED = frozenset(
+    {"position_ids", "use_cache", "output_attentions", "output_hidden_states", "return_dict", "cache_position"}
+)
+ATTENDING = frozenset({"full_attention", "sliding_attention", "chunked_attention", "attention"})
+"""Types of layers, in a configuration, whose mask says all about what they attend to."""
+
+MaskFunction = Callable[[int, int, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """The keys that a query at position p sees: j ≤ p; with ``window`` those in (p − window, p]; with ``chunk`` those
+    with j // chunk = p // chunk.
+    """
+
+    window: int | None = None
+    chunk: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCall:
+    """The nth call of attention in a forward pass.
+
+    layer: the number of its keys and values in the cache. writes: False if an earlier call wrote the same ones.
+    """
+
+    layer: int
+    mask: Mask
+    writes: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What an executor needs to know of a model.
+
+    calls: in the order of a forward pass. layers, groups: keys and values of those that write, and their KV groups.
+    """
+
+    calls: tuple[AttentionCall, ...]
+    layers: tuple[KVLayer, ...]
+    groups: tuple[KVGroupSpec, ...]
+    vocab_size: int
+
+    def kv_groups(self) -> tuple[KVGroupSpec, ...]:
+        """See `foreword.executors.groups.HasKVGroups`."""
+        return self.groups
+
+
+def trace(model: PreTrainedModel, max_model_len: int) -> Trace:
+    """See `Trace`. ModelError, with the reason, for a model that paged attention cannot serve."""
+    check_class(type(model), model.config)
+    recorder = _Recorder(max_model_len)
+    name = f"foreword_trace_{id(recorder):x}"
+    register(name, recorder.attend, recorder.make_mask)
+    try:
+        with torch.inference_mode(), attention_of(model, name):
+            ids = torch.arange(1, 1 + NUM_TOKENS, device=model.device)[None]
+            positions = torch.arange(NUM_TOKENS, device=model.device)[None]
+            logits = forward(model, input_ids=ids, position_ids=positions)
+    finally:
+        unregister(name)
+    if not recorder.calls:
+        raise ModelError("its layers never call the attention interface")
+    if logits.ndim != 2 or len(logits) != NUM_TOKENS:
+        raise ModelError(f"its logits have the shape {list(logits.shape)} for {NUM_TOKENS} tokens")
+    groups = grouped_layers((mask.window, False) for mask in recorder.masks)
+    place = {layer: (g, slot) for g, group in enumerate(groups) for slot, layer in enumerate(group.layers)}
+    layers = tuple(KVLayer(*place[i], *shape) for i, shape in enumerate(recorder.shapes))
+    return Trace(tuple(recorder.calls), layers, groups, logits.shape[-1])
+
+
+def check_class(kind: type[PreTrainedModel], config: PreTrainedConfig) -> None:
+    """ModelError, with the reason, for a class of models that paged attention cannot serve. Reads no weights."""
+    parameters = inspect.signature(kind.forward).parameters
+    layers = getattr(config.get_text_config(decoder=True), "layer_types", None) or ()
+    if config.is_encoder_decoder:
+        raise ModelError("it is an encoder–decoder")
+    if getattr(kind, "_is_stateful", False):
+        raise ModelError("it keeps recurrent states, which are outside the attention interface")
+    if not kind._can_set_attn_implementation():
+        raise ModelError("its layers do not use the attention interface")
+    if others := sorted(set(layers) - ATTENDING):
+        raise ModelError(f"its layers of type {', '.join(others)} keep states, or attend by rules of their own")
+    if "position_ids" not in parameters:
+        raise ModelError("it counts positions by itself: it takes no position_ids")
+    if "logits_to_keep" not in parameters:
+        raise ModelError("it computes the logits of all tokens: it takes no logits_to_keep")
+
+
+class _Recorder:
+    """An attention implementation that computes nothing and keeps the arguments of its calls."""
+
+    def __init__(self, max_model_len: int) -> None:
+        self.max_model_len = max_model_len
+        self.calls: list[AttentionCall] = []
+        self.shapes: list[tuple[int, int, int]] = []  # of the layers: key heads, key width, value width
+        self.masks: list[Mask] = []  # of the layers
+        self._made: dict[int, tuple[torch.Tensor, MaskFunction]] = {}  # address → what `make_mask` returned, of what
+        self._written: dict[tuple[int, int], tuple[int, torch.Tensor]] = {}  # addresses of keys and values → layer
+
+    def make_mask(
+        self, *, mask_function: MaskFunction, q_length: int, kv_length: int, device: torch.device, **_: Any
+    ) -> torch.Tensor:
+        """The mask as a tensor that a later call is recognised by."""
+        queries, keys = torch.arange(q_length, device=device)[:, None], torch.arange(kv_length, device=device)
+        made = _evaluated(mask_function, queries, keys).expand(1, 1, q_length, kv_length).contiguous()
+        self._made[made.data_ptr()] = made, mask_function
+        return made
+
+    def attend(
+        self,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        **arguments: Any,
+    ) -> tuple[torch.Tensor, None]:
+        """Keep the arguments; the output is each token's own value. ModelError for a call that is not understood."""
+        given = {name for name, argument in arguments.items() if argument is not None and argument is not False}
+        if unknown := sorted(given - UNDERSTOOD - REPEATED):
+            raise ModelError(f"its attention takes {', '.join(unknown)}")
+        if query.shape[0] != 1 or not query.shape[2] == key.shape[2] == value.shape[2] == NUM_TOKENS:
+            shapes = ", ".join(str(list(x.shape)) for x in (query, key, value))
+            raise ModelError(f"a layer attends from and to other tokens than those of the step: {shapes}")
+        if attention_mask is None:
+            raise ModelError("a layer attends without a mask: to later tokens, or to an encoder's")
+        if (known := self._made.get(attention_mask.data_ptr())) is None or known[0].shape != attention_mask.shape:
+            raise ModelError("it builds its own attention masks")
+        mask = kind_of(known[1], self.max_model_len, query.device)
+        window = arguments.get("sliding_window")
+        if window is not None and window != mask.window and not (mask.window is None and window >= self.max_model_len):
+            raise ModelError(f"a layer has the sliding window {window} and the mask {mask}")
+        addresses = key.data_ptr(), value.data_ptr()
+        earlier = self._written.get(addresses)
+        if writes := earlier is None or self.masks[earlier[0]] != mask:
+            self._written[addresses] = len(self.shapes), key  # kept, so that no other tensor has this address
+            self.shapes.append((key.shape[1], key.shape[3], value.shape[3]))
+            self.masks.append(mask)
+        self.calls.append(AttentionCall(self._written[addresses][0], mask, writes))
+        return value.repeat_interleave(query.shape[1] // value.shape[1], 1).transpose(1, 2).contiguous(), None
+
+
+def kind_of(mask_function: MaskFunction, num_positions: int, device: torch.device | str = "cpu") -> Mask:
+    """The mask that a function of positions describes, over so many positions. ModelError for another kind."""
+    keys = torch.arange(num_positions, device=device)
+
+    def first_seen(position: int) -> int:
+        """The first key of a query, whose keys are all from there to itself."""
+        seen = _evaluated(mask_function, keys[position : position + 1, None], keys)[0]
+        first = int(seen.int().argmax())
+        if not bool(seen[first : position + 1].all()) or bool(seen[position + 1 :].any()):
+            raise ModelError("a mask is not causal, or has gaps")
+        return first
+
+    last = num_positions - 1
+    first_seen(last // 2)  # shows later keys, if any are seen
+    first = first_seen(last)
+    if first == 0:
+        return Mask()
+    if first < last and first_seen(first) == first:
+        return Mask(chunk=first - first_seen(first - 1))
+    return Mask(window=last - first + 1)
+
+
+def _evaluated(mask_function: MaskFunction, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """The mask bool [queries, keys]. ModelError if it depends on more than positions."""
+    try:
+        seen = mask_function(0, 0, queries, keys)
+    except Exception:
+        raise ModelError("a mask depends on more than positions") from None
+    return torch.as_tensor(seen, device=keys.device).expand(len(queries), len(keys))

@@ -1,0 +1,249 @@
+"""Models of transformers as an executor: equal to Foreword's own executors, or refused with the reason."""
+
+from __future__ import annotations
+
+import gc
+import json
+import weakref
+from dataclasses import replace
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs the extra foreword[torch]")
+transformers = pytest.importorskip("transformers", reason="needs the extra foreword[transformers]")
+
+import numpy as np
+
+from foreword import LLM, SamplingParams
+from foreword.engine import build
+from foreword.engine.speculation import SpeculationConfig
+from foreword.errors import ConfigError, ModelError, UnsupportedModelError
+from foreword.executors.transformers import trace as tracing
+from foreword.executors.transformers.executor import TransformersExecutor
+from foreword.executors.transformers.model import load_transformers, max_model_len
+from foreword.executors.transformers.trace import Mask, kind_of
+from foreword.executors.transformers.verify import first_position
+from models.recorded import make
+from models.tiny import write_model
+
+NAMES = ("llama3", "qwen2-sliding", "gemma2", "gemma3", "qwen3-moe")
+OPTIONS = {"dtype": "fp32", "num_threads": 1}
+
+
+def answers(folder, executor, **options):
+    """Tokens and log-probabilities of requests that share prefixes, in chunks, with preemptions."""
+    options = {"max_model_len": 48, "block_size": 4, "max_num_batched_tokens": 16, "check": "full"} | options
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(3, 48, n).tolist() for n in (3, 18, 25, 9)]
+    prompts.append([*prompts[2][:16], 5, 6])
+    greedy = {"temperature": 0.0, "max_tokens": 8, "ignore_eos": True, "logprobs": 2}
+    params = [SamplingParams(**greedy) for _ in prompts]
+    params[0] = SamplingParams(**greedy, prompt_logprobs=1)
+    params[3] = SamplingParams(**greedy | {"temperature": 1.0}, seed=3)
+    with LLM(str(folder), executor=executor, **options) as llm:
+        found = []
+        for wave in (slice(0, 4), slice(4, 5)):
+            found += llm.generate(prompts[wave], params[wave], progress=False)
+        assert found[4].metrics.num_cached_tokens > 0 or "num_blocks" in options
+    tokens = [output.outputs[0].token_ids for output in found]
+    logprobs = [
+        [entry[token].logprob for token, entry in zip(ids, output.outputs[0].logprobs, strict=True)]
+        for ids, output in zip(tokens, found, strict=True)
+    ]
+    of_prompt = [
+        entry[token].logprob for token, entry in zip(prompts[0][1:], found[0].prompt_logprobs[1:], strict=True)
+    ]
+    return tokens, [*logprobs, of_prompt]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_requests_get_the_tokens_of_the_reference_executor(tmp_path, name):
+    folder = make(tmp_path, name)
+    tokens, logprobs = answers(folder, "numpy")
+    for options in ({}, {"async_scheduling": True, "num_blocks": 64}):
+        found, of_found = answers(folder, "transformers", **OPTIONS, **options)
+        assert found == tokens
+        for one, other in zip(of_found, logprobs, strict=True):
+            np.testing.assert_allclose(one, other, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_half_precision_is_near_the_reference_executor(tmp_path, dtype):
+    folder = make(tmp_path, "gemma2")
+    params = SamplingParams(temperature=0.0, max_tokens=1, logprobs=-1)
+    prompt = list(range(3, 30))
+    rows = []
+    for executor, options in (("numpy", {}), ("transformers", {"dtype": dtype, "num_threads": 1})):
+        with LLM(str(folder), executor=executor, max_num_batched_tokens=8, **options) as llm:
+            [output] = llm.generate([prompt], params, progress=False)
+            entries = output.outputs[0].logprobs[0]
+            rows.append([entries[i].logprob for i in range(48)])
+    np.testing.assert_allclose(rows[1], rows[0], atol=0.3)
+
+
+def test_grammars_and_drafts_change_nothing_that_they_must_not(tmp_path):
+    folder = make(tmp_path, "llama3")
+    prompt = [7, 8, 9, 7, 8, 9, 7, 8]
+    params = [
+        SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True),
+        SamplingParams(temperature=0.0, max_tokens=6, structured_outputs={"choice": ["\x00\x01", "\x02\x03"]}),
+    ]
+
+    def tokens(executor, **options):
+        with LLM(str(folder), executor=executor, max_model_len=48, **options) as llm:
+            outputs = llm.generate([prompt, prompt], params, progress=False)
+            return [output.outputs[0].token_ids for output in outputs]
+
+    expected = tokens("numpy")
+    assert tokens("transformers", **OPTIONS) == expected
+    assert tokens("transformers", speculation=SpeculationConfig(num_tokens=3), **OPTIONS) == expected
+
+
+def test_an_unknown_architecture_runs_on_transformers_by_itself(tmp_path, monkeypatch):
+    folder = saved(tmp_path, transformers.GPTNeoXConfig, num_attention_heads=2, intermediate_size=32)
+    with LLM(str(folder), max_model_len=32, dtype="fp32") as llm:
+        assert isinstance(llm.engine.executor, TransformersExecutor)
+        [output] = llm.generate([[5, 6, 7]], SamplingParams(temperature=0.0, max_tokens=5), progress=False)
+        assert len(output.outputs[0].token_ids) == 5
+    with pytest.raises(UnsupportedModelError, match="gpt_neox"):
+        LLM(str(folder), executor="numpy")
+    with pytest.raises(ConfigError, match="weight_format"):
+        LLM(str(folder), weight_format="q4")
+    monkeypatch.setattr(build, "_has_transformers", lambda: False)
+    with pytest.raises(ModelError, match=r"pip install foreword\[transformers\]"):
+        LLM(str(folder))
+    with pytest.raises(ConfigError, match=r"install foreword\[transformers\]"):
+        LLM(str(folder), executor="transformers")
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ("FalconConfig", "do not use the attention interface"),
+        ("MambaConfig", "recurrent states"),
+        ("MiniMaxConfig", "linear_attention"),
+        ("T5Config", "no causal language model"),
+    ],
+)
+def test_what_the_interface_cannot_serve_is_refused_with_the_reason(tmp_path, config, reason):
+    getattr(transformers, config)().save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=reason):
+        load_transformers(tmp_path, "model")
+
+
+def test_a_model_that_attends_otherwise_than_traced_is_refused(tmp_path):
+    model = load_transformers(make(tmp_path, "mistral"), "mistral", **OPTIONS)
+    assert first_position(model.module, model.trace) == 0
+    unmasked = replace(model.trace, calls=tuple(replace(call, mask=Mask()) for call in model.trace.calls))
+    with pytest.raises(ModelError, match="differ from those of its own forward pass"):
+        first_position(model.module, unmasked)
+
+
+def test_a_mask_of_the_models_own_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(tracing, "_evaluated", lambda *_: torch.ones(5, 5, dtype=torch.bool).tril())
+    before = tracing._Recorder.attend
+
+    def with_other_mask(self, module, query, key, value, attention_mask, **arguments):
+        return before(self, module, query, key, value, attention_mask.clone(), **arguments)
+
+    monkeypatch.setattr(tracing._Recorder, "attend", with_other_mask)
+    with pytest.raises(ModelError, match="builds its own attention masks"):
+        load_transformers(make(tmp_path, "llama3"), "llama", **OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("mask", "function"),
+    [
+        (Mask(), lambda b, h, q, k: k <= q),
+        (Mask(window=1), lambda b, h, q, k: k == q),
+        (Mask(window=7), lambda b, h, q, k: (k <= q) & (k > q - 7)),
+        (Mask(chunk=16), lambda b, h, q, k: (k <= q) & (k // 16 == q // 16)),
+        (None, lambda b, h, q, k: k <= q + 1),
+        (None, lambda b, h, q, k: (k <= q) & (k % 2 == 0)),
+        (None, lambda b, h, q, k: torch.zeros(3, dtype=torch.bool)[q] & (k <= q)),
+    ],
+)
+@pytest.mark.parametrize("length", [31, 32, 50])
+def test_kinds_of_masks(mask, function, length):
+    if mask is not None:
+        assert kind_of(function, length) == mask
+    else:
+        with pytest.raises(ModelError, match="mask"):
+            kind_of(function, length)
+
+
+def test_a_freed_executor_is_forgotten_by_transformers(tmp_path):
+    llm = LLM(str(make(tmp_path, "llama3")), executor="transformers", **OPTIONS)
+    interface = transformers.AttentionInterface()
+    assert [name for name in interface if name.startswith("foreword")]
+    executor = weakref.ref(llm.engine.executor)
+    llm.close()
+    del llm
+    gc.collect()
+    assert executor() is None
+    assert not [name for name in interface if name.startswith("foreword")]
+
+
+@pytest.mark.parametrize(
+    ("rope", "length"),
+    [
+        ({"rope_type": "default", "rope_theta": 1e4}, 64),
+        ({"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}, 64),
+        (
+            {
+                "rope_type": "longrope",
+                "rope_theta": 1e4,
+                "long_factor": [2.0] * 4,
+                "short_factor": [1.0] * 4,
+                "original_max_position_embeddings": 16,
+            },
+            16,
+        ),
+    ],
+)
+def test_frequencies_that_depend_on_the_step_bound_the_length(rope, length):
+    config = transformers.LlamaConfig(
+        hidden_size=16, num_attention_heads=2, max_position_embeddings=64, rope_parameters=rope
+    )
+    assert max_model_len(config) == length
+
+
+def test_a_slow_tokenizer_is_converted(tmp_path):
+    folder = saved(tmp_path, transformers.GPTNeoXConfig, num_attention_heads=2, intermediate_size=32)
+    (folder / "tokenizer.json").unlink()
+    (folder / "vocab.json").write_text(json.dumps({"a": 0, "b": 1, "ab": 2, "<|endoftext|>": 3}))
+    (folder / "merges.txt").write_text("#version: 0.2\na b\n")
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "GPT2Tokenizer", "eos_token": "<|endoftext|>", "unk_token": "<|endoftext|>"})
+    )
+    model = load_transformers(folder, "model", **OPTIONS)
+    assert model.tokenizer.encode("abba") == [2, 1, 0]
+    assert 3 in model.eos_token_ids
+
+
+@pytest.mark.parametrize(("name", "value"), [("dtype", "int8"), ("device", "tpu"), ("num_threads", 0)])
+def test_an_unknown_option_value_is_refused(tmp_path, name, value):
+    with pytest.raises(ConfigError, match=name):
+        load_transformers(make(tmp_path, "llama3"), "llama", **{name: value})
+
+
+def test_a_damaged_model_is_an_error(tmp_path):
+    folder = make(tmp_path, "llama3")
+    (folder / "model.safetensors").write_bytes(b"\x00" * 100)
+    with pytest.raises(ModelError, match="cannot load it"):
+        load_transformers(folder, "llama")
+    (folder / "config.json").write_text("{")
+    with pytest.raises(ModelError):
+        load_transformers(folder, "llama")
+
+
+def saved(folder, config, **sizes):
+    """A tiny random model, saved by transformers, with a tokenizer of one token per byte."""
+    config = config(
+        vocab_size=256, hidden_size=16, num_hidden_layers=2, max_position_embeddings=64, bos_token_id=None,
+        eos_token_id=0, **sizes,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    write_model(folder, config.to_dict(), {})
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return folder
