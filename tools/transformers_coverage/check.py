@@ -1,0 +1,164 @@
+"""Runs a tiny model of every causal type of transformers over paged steps, against its own forward pass.
+
+    python tools/transformers_coverage/check.py            or: make transformers
+    python tools/transformers_coverage/check.py llama gpt2
+    python tools/transformers_coverage/check.py --write    record what runs, and write docs/transformers.md
+
+A type that runs in coverage.json and does not run here fails the check. Prompts in chunks, mixed steps, requests that
+are preempted and prompts with cached prefixes: each token's log-probability is compared with an eager forward pass.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import sys
+import textwrap
+import warnings
+from collections import defaultdict
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+from tiny import VOCAB_SIZE, causal_class, causal_types, tiny_model
+from transformers import CONFIG_MAPPING, PreTrainedModel
+
+from foreword.batch import SamplingParams
+from foreword.engine import Engine, EngineConfig, EngineMetrics, RequestOutput
+from foreword.errors import ModelError
+from foreword.executors.groups import batch_groups
+from foreword.executors.transformers.executor import TransformersExecutor
+from foreword.executors.transformers.interface import attention_of, forward
+from foreword.executors.transformers.trace import Trace, check_class, trace
+from foreword.executors.transformers.verify import first_position
+from foreword.scheduler import SchedulerConfig
+
+HERE = Path(__file__).resolve().parent
+RECORD, PAGE = HERE / "coverage.json", HERE.parents[1] / "docs/transformers.md"
+MAX_LEN, BLOCK_SIZE = 96, 4
+BLOCKS, WINDOW_BLOCKS = 30, 12  # of a KV group, and of one with a window: too few for six requests
+TOLERANCE = 1e-3  # of log-probabilities, in float32
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("types", nargs="*")
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args()
+    types = options.types or causal_types()
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
+        found = {}
+        for model_type, reason in zip(types, pool.map(reason_against, types), strict=True):
+            found[model_type] = reason
+            print(f"{model_type}: {reason or 'runs'}", flush=True)
+    print(f"{len(runs_of(found))} of {len(found)} types run")
+    recorded = json.loads(RECORD.read_text())
+    if options.write:
+        RECORD.write_text(json.dumps(recorded | found, indent=1, ensure_ascii=False, sort_keys=True) + "\n")
+        write_page(recorded | found)
+    elif lost := [model_type for model_type in runs_of(recorded) if found.get(model_type)]:
+        sys.exit(f"no longer running: {', '.join(lost)}")
+
+
+def runs_of(reasons: dict[str, str]) -> list[str]:
+    """The types without a reason against them."""
+    return sorted(model_type for model_type, reason in reasons.items() if not reason)
+
+
+def write_page(reasons: dict[str, str]) -> None:
+    """Replace the tables of the page, which begin at its first "## Types"."""
+    runs, by_reason = runs_of(reasons), defaultdict(list)
+    for model_type, reason in sorted(reasons.items()):
+        if reason:
+            by_reason[reason].append(f"`{model_type}`")
+    rows = [f"| {', '.join(types)} | {reason.rstrip(':')} |" for reason, types in sorted(by_reason.items())]
+    lines = [
+        f"## Types that run: {len(runs)} of {len(reasons)} in transformers {transformers.__version__}",
+        "",
+        *textwrap.wrap(", ".join(f"`{model_type}`" for model_type in runs), 120, break_on_hyphens=False),
+        "",
+        "## Types that are refused",
+        "",
+        "| types | reason |",
+        "|---|---|",
+        *rows,
+    ]
+    before = PAGE.read_text().partition("## Types")[0]
+    PAGE.write_text(before + "\n".join(lines) + "\n")
+
+
+def reason_against(model_type: str) -> str:
+    """Why a type does not run; "" if it does."""
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore")
+    logging.disable()
+    try:
+        check_class(causal_class(model_type), CONFIG_MAPPING[model_type]())
+        model = tiny_model(model_type)
+        found = trace(model, MAX_LEN)
+        compare(model, found, first_position(model, found))
+    except ModelError as error:
+        return str(error)
+    except Exception as error:  # of configurations and models, of any kind
+        return f"error: {' '.join(str(error).split()) or type(error).__name__:.200}"
+    return ""
+
+
+def compare(model: PreTrainedModel, found: Trace, first: int) -> None:
+    """Serve waves of requests, then check the log-probability of every token. ModelError for a difference."""
+    rng = np.random.default_rng(0)
+    num_blocks = 1 + sum(BLOCKS if group.sliding_window is None else WINDOW_BLOCKS for group in found.groups)
+    executor = TransformersExecutor(model, found, num_blocks=num_blocks, block_size=BLOCK_SIZE, first_position=first)
+    metrics = EngineMetrics()
+    engine = Engine(
+        executor,
+        vocab_size=found.vocab_size,
+        max_model_len=MAX_LEN,
+        kv_groups=batch_groups(found, BLOCK_SIZE),
+        num_blocks=num_blocks,
+        config=EngineConfig(
+            scheduler=SchedulerConfig(max_num_seqs=6, max_num_batched_tokens=24, watermark=0.0),
+            block_size=BLOCK_SIZE,
+            check="full",
+        ),
+        observers=[metrics],
+    )
+    prompts = [rng.integers(3, VOCAB_SIZE, length).tolist() for length in (3, 9, 20, 31, 14, 26)]
+    longer = [*prompts[3], *rng.integers(3, VOCAB_SIZE, 5).tolist()]
+    waves = (prompts, 16), (prompts[3:4], 2), ([longer], 6)
+    outputs = [output for wave, max_tokens in waves for output in serve(engine, wave, max_tokens)]
+    executor.close()
+    # A request whose layers all have windows holds few blocks, and is admitted only when they are free.
+    preempts = any(group.sliding_window is None for group in found.groups)
+    if not metrics.num_cached_tokens or (preempts and not metrics.num_preemptions):
+        raise ModelError("the engine preempted no request, or found no prefix in its cache")
+    with torch.inference_mode(), attention_of(model, "eager"):
+        for output in outputs:
+            tokens = output.outputs[0].token_ids
+            ids = torch.tensor([[*output.prompt_token_ids, *tokens]])
+            expected = torch.log_softmax(forward(model, input_ids=ids).double(), -1).numpy()
+            for i, (token, of_token) in enumerate(zip(tokens, output.outputs[0].logprobs or (), strict=True)):
+                exact = expected[len(output.prompt_token_ids) + i - 1]
+                error = abs(of_token[token].logprob - exact[token])
+                if error > TOLERANCE or exact.max() - exact[token] > TOLERANCE:
+                    raise ModelError(f"token {i} of request {output.request_id} differs by {error:.2g}")
+
+
+def serve(engine: Engine, prompts: list[list[int]], max_tokens: int) -> list[RequestOutput]:
+    """The final outputs of some prompts, served together."""
+    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, logprobs=0)
+    for i, prompt in enumerate(prompts):
+        engine.add_request(str(i), prompt, params)
+    outputs = []
+    while engine.has_work:
+        outputs += [output for output in engine.step() if output.finished]
+    return outputs
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""Tiny random models of every causal model type of transformers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import (
+    CONFIG_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+
+VOCAB_SIZE, LENGTH, WINDOW = 96, 128, 8
+
+SIZES: dict[str, Any] = {
+    **dict.fromkeys(
+        ("hidden_size", "d_model", "n_embd", "dim", "embedding_size", "word_embed_proj_dim", "dim_model"), 32
+    ),
+    **dict.fromkeys(
+        ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "decoder_layers", "num_decoder_layers"), 4
+    ),
+    **dict.fromkeys(("num_attention_heads", "n_head", "num_heads", "n_heads", "decoder_attention_heads"), 4),
+    **dict.fromkeys(
+        ("num_key_value_heads", "num_kv_heads", "swa_num_key_value_heads", "num_global_key_value_heads"), 2
+    ),
+    **dict.fromkeys(("swa_num_attention_heads", "encoder_attention_heads"), 4),
+    **dict.fromkeys(
+        ("head_dim", "attention_head_dim", "dim_head", "kv_channels", "swa_head_dim", "global_head_dim"), 8
+    ),
+    **dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", "decoder_ffn_dim", "dim_ff"), 48),
+    **dict.fromkeys(("ffn_hidden_dim", "encoder_ffn_dim", "dff", "feed_forward_hidden_size"), 48),
+    **dict.fromkeys(("moe_intermediate_size", "expert_ffn_hidden_size", "shared_expert_intermediate_size"), 16),
+    **dict.fromkeys(
+        ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_experts_total"), 4
+    ),
+    **dict.fromkeys(("num_experts_per_tok", "moe_topk", "moe_top_k", "num_experts_per_token", "moe_k"), 2),
+    **dict.fromkeys(("n_group", "topk_group", "num_expert_group", "first_k_dense_replace"), 1),
+    **dict.fromkeys(("q_lora_rank", "kv_lora_rank"), 16),
+    **dict.fromkeys(("qk_rope_head_dim", "qk_nope_head_dim"), 8),
+    "v_head_dim": 4,
+    "n_shared_experts": 1,
+    "vocab_size": VOCAB_SIZE,
+    "vocab_size_per_layer_input": VOCAB_SIZE,
+    "hidden_size_per_layer_input": 8,
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length"), LENGTH),
+    **dict.fromkeys(("sliding_window", "attention_window", "window_size", "sliding_window_size"), WINDOW),
+    "attention_chunk_size": WINDOW,
+    "num_kv_shared_layers": 2,
+    "is_decoder": True,
+    "use_cache": False,
+    **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), 1),
+    **dict.fromkeys(("encoder_layers", "vision_layers"), 1),
+}
+"""Sizes by the names that configurations have for them."""
+
+OPTIONAL = frozenset({"head_dim", "num_key_value_heads", "num_experts_per_tok", "n_routed_experts", "n_shared_experts"})
+"""Sizes that a model needs although the default of some configurations is None."""
+
+_ROPE = {"rope_type": "default", "rope_theta": 1e4}
+OWN: dict[str, dict[str, Any]] = {
+    "cohere_compass_text": {"rope_parameters": dict.fromkeys(("full_attention", "sliding_attention"), _ROPE)},
+    "dbrx": {
+        "attn_config": {"rope_theta": 1e4, "kv_n_heads": 2, "clip_qkv": 8.0},
+        "ffn_config": {"hidden_size": 32, "ffn_hidden_size": 16, "moe_num_experts": 4, "moe_top_k": 2},
+    },
+    "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
+    **{name: {"sliding_window": WINDOW} for name in ("mistral", "mixtral", "phi3", "phimoe", "starcoder2")},
+    "qwen2": {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2},
+    "xmod": {"default_language": "en_XX"},
+}
+"""Further sizes of single types."""
+
+
+def causal_types() -> list[str]:
+    """All model types with a causal language model."""
+    return sorted(config.model_type for config in MODEL_FOR_CAUSAL_LM_MAPPING)
+
+
+def causal_class(model_type: str) -> type[PreTrainedModel]:
+    """The class of models of a type."""
+    found = MODEL_FOR_CAUSAL_LM_MAPPING[CONFIG_MAPPING[model_type]]
+    return found[0] if isinstance(found, tuple) else found
+
+
+def tiny_config(model_type: str) -> PreTrainedConfig:
+    """A configuration of the type with every size made small."""
+    kind = CONFIG_MAPPING[model_type]
+    default = kind()
+    chosen = _chosen(default, OWN.get(model_type, {}))
+    for name, part in kind.sub_configs.items():
+        of_part = getattr(default, name, None) or (None if part is AutoConfig else part())
+        if of_part is not None and name not in chosen:
+            chosen[name] = _chosen(of_part, {})
+    return kind(**chosen)
+
+
+def _chosen(default: PreTrainedConfig, own: dict[str, Any]) -> dict[str, Any]:
+    given, names = default.to_dict(), default.attribute_map
+    chosen = {
+        name: size
+        for name, size in SIZES.items()
+        if (at := names.get(name, name)) in given and (given[at] is not None or name in OPTIONAL)
+    }
+    if "kv_lora_rank" in chosen:  # MLA: keys are made for every head
+        chosen["num_key_value_heads"] = chosen["num_attention_heads"]
+    kinds = sorted(set(given.get("layer_types") or ()))
+    if len(kinds) == 2 and all(kind.endswith("attention") for kind in kinds):
+        chosen["layer_types"] = [kinds[i % 2] for i in range(4)]
+    return chosen | own
+
+
+def tiny_model(model_type: str, seed: int = 0) -> PreTrainedModel:
+    """A model with weights large enough that every token depends on all that it attends to."""
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(tiny_config(model_type), attn_implementation="eager").float().eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.ndim >= 2:
+                weight.normal_(0, weight.shape[-1] ** -0.5 if "embed" not in name else 1.0)
+            elif weight.ndim == 1 and name.endswith("bias"):
+                weight.normal_(0, 0.1)
+    return model
