@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMPS := .stamps
 
-.PHONY: help demo clients test smoke schemas fuzz storms soak soak-server sanitize proofs torch device wheel check bench native arm emulate clean
+.PHONY: help demo clients test smoke schemas fuzz storms soak soak-server sanitize proofs torch transformers device wheel check bench native arm emulate clean
 .DEFAULT_GOAL := demo
 
 help:  ## list the targets
@@ -74,6 +74,11 @@ torch: $(STAMPS)/test  ## every test that needs PyTorch, with PyTorch for the CP
 device: $(STAMPS)/test  ## the kernels of GPUs in Triton's interpreter, and compiled for three of them (minutes)
 	$(PIP) 'torch>=2.11,<2.14' triton
 	$(BIN)/python -m pytest tests/device
+
+transformers: $(STAMPS)/test  ## models of transformers: their tests, and every causal type of the library (minutes)
+	$(PIP) --no-build-isolation '.[transformers]'
+	$(BIN)/python -m pytest tests/pytorch/test_transformers.py
+	$(BIN)/python tools/transformers_coverage/check.py
 
 clients: $(STAMPS)/test  ## the server with clients of others: langchain-openai, llm, lm-eval, schemathesis (minutes)
 	$(PIP) langchain-openai llm 'lm-eval[api]' schemathesis opentelemetry-sdk opentelemetry-exporter-otlp-proto-http

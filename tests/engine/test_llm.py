@@ -60,7 +60,7 @@ def tiny_model(windows=(None, 4, 4)) -> LoadedModel:
 
 @pytest.fixture
 def llm(monkeypatch: pytest.MonkeyPatch) -> LLM:
-    monkeypatch.setattr("foreword.engine.llm.load_model", lambda name: tiny_model())
+    monkeypatch.setattr("foreword.engine.build.load_model", lambda name: tiny_model())
     return LLM("tiny", executor="numpy", block_size=4, max_num_seqs=3, seed=1)
 
 
@@ -128,7 +128,7 @@ def test_a_conversation_is_rendered_outside_the_event_loop(monkeypatch: pytest.M
             threads.append(threading.get_ident())
             return super().apply_chat_template(messages, **options)
 
-    monkeypatch.setattr("foreword.engine.llm.load_model", lambda name: replace(tiny_model(), tokenizer=Watched()))
+    monkeypatch.setattr("foreword.engine.build.load_model", lambda name: replace(tiny_model(), tokenizer=Watched()))
 
     async def main() -> list:
         async with AsyncLLM("tiny", executor="numpy", block_size=4) as llm:

@@ -98,7 +98,7 @@ def llm_on(engine: Engine) -> LLM:
     """The offline interface of an engine that is there already."""
     model = SimpleNamespace(tokenizer=LetterTokenizer())
     with (
-        patch("foreword.engine.llm.load_model", return_value=model),
+        patch("foreword.engine.build.load_model", return_value=model),
         patch("foreword.engine.llm.build_engine", return_value=engine),
     ):
         return LLM("storm")
