@@ -48,6 +48,7 @@ ROWS = (
     Row("transformers", "run_transformers.py", "transformers", "bf16", "hf-bf16"),
     Row("transformers", "run_transformers.py", "transformers", "fp32", "hf-fp32"),
     Row("transformers_cb", "run_transformers_cb.py", "transformers", "bf16", "hf-bf16"),
+    Row("foreword_transformers", "run_foreword_transformers.py", "transformers", "bf16", "hf-bf16"),
 )
 
 

@@ -199,6 +199,7 @@ def build_transformers_executor(model: TransformersModel, size: PoolSize) -> Exe
         num_blocks=size.num_blocks,
         block_size=size.kv_groups[0].block_size,
         first_position=model.first_position,
+        compile=model.compile,
     )
 
 

@@ -23,7 +23,8 @@ class TransformersExecutor(HostExecutor):
     """Runs a causal model of transformers, whose attention reads and writes paged keys and values.
 
     trace: of the model. num_blocks, block_size: the KV pool; block ids are shared by all KV groups and block 0 is the
-    null block. kv_dtype: of keys and values; None: the model's. first_position: the position of a first token.
+    null block. Keys and values have the model's dtype. first_position: the position of a first token. compile: with
+    torch.compile, all but attention.
 
     The model's attention implementation is this executor's until `close`.
     """
@@ -35,8 +36,8 @@ class TransformersExecutor(HostExecutor):
         *,
         num_blocks: int,
         block_size: int,
-        kv_dtype: torch.dtype | None = None,
         first_position: int = 0,
+        compile: bool = False,
     ) -> None:
         super().__init__()
         self.model, self.trace, self.first_position = model, trace, first_position
@@ -44,7 +45,7 @@ class TransformersExecutor(HostExecutor):
             trace.layers,
             num_blocks=num_blocks,
             block_size=block_size,
-            dtype=kv_dtype or model.dtype,
+            dtype=model.dtype,
             device=model.device,
         )
         self.attention = GatheredAttention(self.cache)
@@ -58,7 +59,8 @@ class TransformersExecutor(HostExecutor):
             assert method is not None
             return method(*arguments, **named)
 
-        register(name, attend_while_alive, _no_mask)
+        register(name, torch.compiler.disable(attend_while_alive) if compile else attend_while_alive, _no_mask)
+        self._run = torch.compile(model, dynamic=True) if compile else model
         self._unregister = weakref.finalize(self, unregister, name)
         model.set_attn_implementation(name)
 
@@ -76,7 +78,7 @@ class TransformersExecutor(HostExecutor):
         positions = as_tensor(batch.positions[:T], device)[None]
         with torch.inference_mode():
             logits = forward(
-                self.model,
+                self._run,
                 input_ids=as_tensor(batch.input_ids[:T], device).long()[None],
                 position_ids=positions + self.first_position if self.first_position else positions,
                 logits_to_keep=as_tensor(logits_indices, device),

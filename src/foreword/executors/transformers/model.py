@@ -8,7 +8,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import torch
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
@@ -31,7 +30,8 @@ from foreword.models.weights import Weights
 class TransformersModel:
     """A causal model of transformers, and what an engine needs besides: the counterpart of `LoadedModel`.
 
-    trace: how it attends. first_position: the position of a first token. weights: none that Foreword reads.
+    trace: how it attends. first_position: the position of a first token. compile: its executor compiles it.
+    weights: none that Foreword reads.
     """
 
     module: PreTrainedModel
@@ -42,6 +42,7 @@ class TransformersModel:
     eos_token_ids: tuple[int, ...]
     name: str
     path: Path
+    compile: bool = False
     pooling: PoolingSpec = field(default_factory=PoolingSpec)
     weights: Weights = field(default_factory=dict)
 
@@ -95,9 +96,7 @@ def load_transformers(
     except Exception as error:  # of configurations, files and models, of any kind
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ModelError(f"{folder}: transformers cannot load it: {reason:.500}. Check the files") from error
-    if compile:
-        module.forward = torch.compile(module.forward, dynamic=True)
-    return TransformersModel(module, found, first, length, tokenizer, tokenizer.eos_ids, name, folder)
+    return TransformersModel(module, found, first, length, tokenizer, tokenizer.eos_ids, name, folder, compile)
 
 
 def causal_class(config: PreTrainedConfig) -> type[PreTrainedModel] | None:
