@@ -20,6 +20,7 @@ from foreword.engine.speculation import SpeculationConfig
 from foreword.errors import ConfigError, ModelError, UnsupportedModelError
 from foreword.executors.transformers import trace as tracing
 from foreword.executors.transformers.executor import TransformersExecutor
+from foreword.executors.transformers.interface import attention_of
 from foreword.executors.transformers.model import load_transformers, max_model_len
 from foreword.executors.transformers.trace import Mask, kind_of
 from foreword.executors.transformers.verify import first_position
@@ -206,6 +207,19 @@ def test_frequencies_that_depend_on_the_step_bound_the_length(rope, length):
         hidden_size=16, num_attention_heads=2, max_position_embeddings=64, rope_parameters=rope
     )
     assert max_model_len(config) == length
+
+
+def test_positions_that_begin_after_the_padding_shorten_the_context(tmp_path):
+    folder = saved(tmp_path, transformers.RobertaConfig, num_attention_heads=2, intermediate_size=32, is_decoder=True)
+    with LLM(str(folder), executor="transformers", **OPTIONS) as llm:
+        model = llm.model
+        assert model.max_model_len == 64 - model.first_position < 64
+        prompt = [5 + i for i in range(model.max_model_len - 4)]
+        [output] = llm.generate([prompt], SamplingParams(temperature=0.0, max_tokens=4, logprobs=0), progress=False)
+        tokens = output.outputs[0].token_ids
+        with torch.inference_mode(), attention_of(model.module, "eager"):
+            expected = model.module(torch.tensor([[*prompt, *tokens[:-1]]])).logits[0, -len(tokens) :].argmax(-1)
+        assert tokens == expected.tolist()
 
 
 def test_a_slow_tokenizer_is_converted(tmp_path):

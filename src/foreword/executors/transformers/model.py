@@ -96,6 +96,7 @@ def load_transformers(
     except Exception as error:  # of configurations, files and models, of any kind
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ModelError(f"{folder}: transformers cannot load it: {reason:.500}. Check the files") from error
+    length -= first  # positions are rows of a table where they do not begin at 0
     return TransformersModel(module, found, first, length, tokenizer, tokenizer.eos_ids, name, folder, compile)
 
 
