@@ -9,23 +9,37 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from foreword.batch import KVGroup, RequestStates
+from foreword.cache import KVCacheManager
 from foreword.errors import ConfigError
-from foreword.scheduler import SchedulerConfig
-from foreword.scheduler.simulation import Arrival, CostModel, LatencyHistogram, TimeSeries, Trace, read_trace, simulate
+from foreword.scheduler import Request, Scheduler, SchedulerConfig
+from foreword.scheduler.simulation import (
+    Arrival,
+    CostModel,
+    Durations,
+    Fleet,
+    LatencyHistogram,
+    TimeSeries,
+    Trace,
+    read_trace,
+    simulate,
+)
 
 
 def run(arrivals, **options):
     config = SchedulerConfig(max_num_batched_tokens=100, max_num_seqs=4, watermark=0.0, **options.pop("config", {}))
     cost = CostModel(step=1.0, token=0.01, context=0.0)
     settings = {"max_model_len": 200, "num_blocks": 101, "block_size": 4} | options
-    return simulate(arrivals, config=config, cost=cost, **settings)
+    return simulate(arrivals, Fleet(config=config, cost=cost, **settings))
 
 
 def test_one_request_takes_the_time_of_the_cost_model():
     report = run([Arrival(5.0, 100, 3)])
     assert (report.num_requests, report.num_steps, report.num_output_tokens) == (1, 3, 3)
     assert report.seconds == pytest.approx(5.0 + 2.0 + 1.01 + 1.01)
-    assert report.time_to_first_token.percentile(50) == pytest.approx(2.0, rel=0.012)
+    assert report.time_to_first_token.percentiles(50, 99) == [2.0, 2.0]
+    assert report.time_per_output_token.percentile(50) == pytest.approx(1.01, rel=1e-6)
+    assert report.end_to_end.percentile(50) == pytest.approx(4.02, rel=1e-6)
     assert report.time_between_tokens.percentile(50) == pytest.approx(1.01, rel=0.012)
     assert report.num_leaked_blocks == 0
 
@@ -58,9 +72,7 @@ def test_a_trace_repeats_with_prompts_of_its_own():
     requests = list(trace.requests(5, speed=2.0))
     assert [a.time for a in requests[:3]] == [0.0, 2.0, pytest.approx(2.0005)]
     assert [a.hash_ids for a in requests] == [(0, 1), (0,), (2, 3), (2,), (4, 5)]
-    prompt = requests[0].prompt(0)
-    assert len(prompt) == 600
-    assert np.unique(prompt).tolist() == [0, 1]
+    assert requests[0].names(0, 600, 600, 8).tolist() == [0] * 64 + [1] * 11
 
 
 def test_both_trace_formats_are_read(tmp_path: Path):
@@ -114,14 +126,15 @@ def test_traces_may_be_out_of_order_and_without_optional_fields(tmp_path: Path):
     assert read_trace(table).arrivals == (Arrival(0.0, 3, 3), Arrival(4.0, 4, 4))
 
 
-def test_prompts_are_alike_only_where_the_trace_says_so():
-    known, unknown = Arrival(0.0, 1000, 1, (2**31 - 1,)), Arrival(0.0, 1000, 1)
-    prompts = [known.prompt(0), known.prompt(1), unknown.prompt(2), unknown.prompt(2**31 + 1)]
-    assert all(len(prompt) == 1000 and prompt.min() >= 0 and prompt.max() < 2**31 - 1 for prompt in prompts)
+def test_pieces_are_alike_only_where_the_trace_says_so():
+    known, unknown = Arrival(0.0, 1000, 30, (2**31 - 1, 2**80)), Arrival(0.0, 1000, 30)
+    names = [known.names(0, 1000, 1030, 16), known.names(1, 1000, 1030, 16), unknown.names(2, 1000, 1030, 16)]
+    names.append(unknown.names(2**31 + 1, 1000, 1030, 16))
+    assert all(len(found) == 65 and found.min() >= 0 and found.max() < 2**31 - 1 for found in names)
     for i in range(4):
         for j in range(i):
-            alike = np.flatnonzero(prompts[i] == prompts[j])
-            assert alike.tolist() == (list(range(512)) if (i, j) == (1, 0) else [])
+            alike = np.flatnonzero(names[i] == names[j])
+            assert alike.tolist() == (list(range(1000 // 16)) if (i, j) == (1, 0) else [])
 
 
 def test_a_run_that_cannot_be_is_refused():
@@ -130,9 +143,9 @@ def test_a_run_that_cannot_be_is_refused():
         with pytest.raises(ConfigError, match="speed"):
             list(trace.requests(1, speed=speed))
     with pytest.raises(ConfigError, match="max_model_len=1"):
-        simulate(trace.requests(1), max_model_len=1, num_blocks=9)
+        Fleet(max_model_len=1, num_blocks=9)
     with pytest.raises(ConfigError, match="max_model_len=33: 9 blocks of 4 hold 32 tokens"):
-        simulate(trace.requests(1), max_model_len=33, num_blocks=9, block_size=4)
+        Fleet(max_model_len=33, num_blocks=9, block_size=4)
     for cost in (-0.1, 1.1e6, float("nan"), float("inf"), "1"):
         with pytest.raises(ConfigError, match=r"must be in \[0, 1e\+06\] seconds"):
             CostModel(token=cost)
@@ -142,11 +155,24 @@ def test_a_prompt_takes_no_more_memory_than_its_limit():
     arrival = Arrival(0.0, 2**31 - 1, 1, tuple(range(10**5)))
     tracemalloc.start()
     try:
-        prompt = arrival.prompt(0, 600)
+        names = arrival.names(0, 600, 600, 8)
         assert tracemalloc.get_traced_memory()[1] < 100_000
     finally:
         tracemalloc.stop()
-    assert prompt.tolist() == [0] * 512 + [1] * 88
+    assert names.tolist() == [0] * 64 + [1] * 11
+
+
+def test_percentiles_of_durations_are_values_of_them():
+    values = np.random.default_rng(1).exponential(size=997).astype(np.float32)
+    durations, rest = Durations(), Durations()
+    for i, value in enumerate(values.tolist()):
+        (durations if i % 3 else rest).add(value)
+    durations.extend(rest)
+    for level in (0.01, 1, 50, 90, 99, 99.9, 100):
+        found = durations.percentile(level)
+        assert found in values
+        assert np.count_nonzero(values <= found) >= level / 100 * 997 > np.count_nonzero(values < found)
+    assert np.isnan(Durations().percentiles(50, 99)).all()
 
 
 def test_the_histogram_keeps_durations_to_a_percent():
@@ -246,21 +272,22 @@ def test_steps_simulated_together_have_the_outcome_of_single_ones(
 
     def outcome(num_blocks: int, reserve: bool):
         config = {"reserve_full_prompt": reserve, "policy": policy, "max_num_batched_tokens": 40, "max_num_seqs": 4}
-        r = simulate(
-            arrivals,
+        fleet = Fleet(
             max_model_len=200,
             num_blocks=num_blocks,
             block_size=4,
             config=SchedulerConfig(watermark=0.0, **config),
             cost=CostModel(step=0.7, token=0.013, context=0.0011),
         )
-        histograms = [h.counts.tolist() for h in (r.time_to_first_token, r.time_between_tokens)]
+        r = simulate(arrivals, fleet)
+        histograms = [r.time_between_tokens.counts.tolist()]
+        histograms += [d.values.tolist() for d in (r.time_to_first_token, r.time_per_output_token, r.end_to_end)]
         counts = (r.num_steps, r.num_output_tokens, r.num_preemptions, r.num_prompt_tokens, r.num_cached_tokens)
         return counts, r.seconds, r.num_leaked_blocks, histograms
 
     settings = [(51, False), (60, False), (60, True), (101, True)]
     together = [outcome(*setting) for setting in settings]
-    monkeypatch.setattr("foreword.scheduler.simulation.simulator._Simulation._repeat", lambda self, arrival: False)
+    monkeypatch.setattr("foreword.scheduler.simulation.replica.Replica._repeat", lambda self, until: False)
     assert together == [outcome(*setting) for setting in settings]  # to the last bit
 
 
@@ -268,6 +295,102 @@ def test_the_example_load_is_served_and_shares_prefixes():
     trace = read_trace(Path(__file__).parents[2] / "examples" / "arrivals.jsonl")
     cost = CostModel(step=0.008, token=1e-5, context=0.0)
     config = SchedulerConfig(max_num_batched_tokens=8192)
-    report = simulate(trace.arrivals, config=config, cost=cost, max_model_len=32768, num_blocks=8192, block_size=64)
+    report = simulate(trace.arrivals, Fleet(config=config, cost=cost, max_model_len=32768, num_blocks=8192))
     assert report.num_requests == 240
     assert report.hit_rate > 0.5
+
+
+def some_arrivals(count: int, load: float) -> list[Arrival]:
+    """Prompts of a few beginnings, with arrivals in bursts."""
+    random = np.random.default_rng(7)
+    times = np.cumsum(random.exponential(20.0 / load, count) * (random.random(count) < 0.7))
+    return [
+        Arrival(float(t), int(random.integers(1, 1500)), int(random.integers(1, 60)), tuple(random.integers(3, size=2)))
+        for t in times
+    ]
+
+
+SMALL = {"max_model_len": 2000, "num_blocks": 300, "block_size": 16, "cost": CostModel(0.7, 0.001, 1e-4)}
+
+
+def test_the_outcome_is_that_of_the_engines_rows_and_cache_with_tokens():
+    arrivals, budget = some_arrivals(120, 4.0), {"max_num_batched_tokens": 700, "max_num_seqs": 8}
+    config = SchedulerConfig(watermark=0.0, reserve_full_prompt=False, **budget)
+    report = simulate(arrivals, Fleet(config=config, **SMALL | {"num_blocks": 150}))
+    states = RequestStates(max_num_reqs=8, max_model_len=2000, vocab_size=10**6, kv_groups=[KVGroup(16)])
+    cache = KVCacheManager(states, 150, partial_reuse=False)
+    scheduler, cost = Scheduler(states, cache, config), SMALL["cost"]
+    now, index, first, last, cached, preemptions = 0.0, 0, {}, {}, {}, 0
+    while index < len(arrivals) or scheduler.has_work:
+        if not scheduler.has_work:
+            now = max(now, arrivals[index].time)
+        while index < len(arrivals) and arrivals[index].time <= now:
+            a = arrivals[index]
+            tokens = np.repeat(np.array(a.hash_ids, np.int32), 512)[: a.input_length]
+            tokens = np.append(tokens, np.full(a.input_length - len(tokens), 1000 + index, np.int32))
+            end = a.input_length + a.output_length
+            scheduler.add(Request(request_id=str(index), prompt=tokens, arrival=index, max_len=end))
+            index += 1
+        plan = scheduler.schedule()
+        preemptions += len(plan.preempted)
+        for request in plan.admitted:
+            cached.setdefault(request.arrival, request.num_cached)
+        states.num_computed_tokens[plan.rows] += plan.num_scheduled
+        now += cost.seconds(plan.num_tokens, int(states.num_computed_tokens[plan.rows].sum()))
+        for row in plan.rows[states.num_computed_tokens[plan.rows] == states.num_tokens[plan.rows]].tolist():
+            states.token_ids[row, states.num_tokens[row]] = 5000 + scheduler.request_in(row).arrival
+            states.num_tokens[row] += 1
+            first.setdefault(scheduler.request_in(row).arrival, now)
+        scheduler.commit(plan)
+        done = plan.rows[states.num_tokens[plan.rows] >= scheduler.max_len[plan.rows]]
+        last |= {scheduler.request_in(row).arrival: now for row in done.tolist()}
+        scheduler.finish(done)
+    assert preemptions > 0
+    assert report.num_preemptions == preemptions
+    assert report.num_cached_tokens == sum(cached.values()) > 10_000
+    assert report.seconds == now
+    for found, known in ((report.time_to_first_token, first), (report.end_to_end, last)):
+        seconds = np.sort([moment - arrivals[i].time for i, moment in known.items()])
+        assert np.sort(found.values) == pytest.approx(seconds, rel=1e-6)
+
+
+def test_replicas_are_simulations_of_what_they_were_sent():
+    arrivals = some_arrivals(90, 8.0)
+    whole = simulate(arrivals, Fleet(num_replicas=3, router="round-robin", **SMALL))
+    parts = [simulate(arrivals[i::3], Fleet(**SMALL)) for i in range(3)]
+    assert whole.num_steps == sum(part.num_steps for part in parts)
+    assert whole.busy == [part.busy[0] for part in parts]
+    ends = np.sort(np.concatenate([part.end_to_end.values for part in parts]))
+    assert np.sort(whole.end_to_end.values).tolist() == ends.tolist()
+    assert whole.num_leaked_blocks == 0
+
+
+@pytest.mark.parametrize("router", ["two-choices", "prefix"])
+def test_the_number_of_processes_does_not_change_the_outcome(router: str):
+    load = Trace(tuple(some_arrivals(60, 10.0))).requests(150)
+    fleet = Fleet(num_replicas=5, router=router, **SMALL)
+    one, two = simulate(load, fleet), simulate(load, fleet, processes=2)
+    assert (one.num_requests, one.num_steps, one.num_cached_tokens) == (150, two.num_steps, two.num_cached_tokens)
+    assert sorted(one.busy) == sorted(two.busy)
+    assert np.sort(one.time_to_first_token.values).tolist() == np.sort(two.time_to_first_token.values).tolist()
+
+
+def test_prompts_that_begin_alike_meet_on_a_replica():
+    arrivals = [Arrival(5.0 * i, 600, 2, (i % 7,)) for i in range(80)]
+    robin, prefix = (simulate(arrivals, Fleet(num_replicas=8, router=r, **SMALL)) for r in ("round-robin", "prefix"))
+    assert robin.num_cached_tokens == (80 - 56) * 512
+    assert prefix.num_cached_tokens == (80 - 7) * 512
+
+
+def test_a_long_pause_with_requests_in_progress_is_passed_over():
+    fleet = Fleet(num_replicas=2, max_model_len=200, num_blocks=51, block_size=4, cost=CostModel(step=1e5))
+    report = simulate([Arrival(0.0, 10, 50), Arrival(9e9, 10, 1)], fleet)
+    assert report.num_requests == 2
+
+
+def test_a_fleet_that_cannot_be_is_refused():
+    for wrong in ({"num_replicas": 0}, {"num_replicas": 10_001}, {"router": "x"}, {"tick": 0.0}):
+        with pytest.raises(ConfigError, match="must be"):
+            Fleet(**SMALL, **wrong)
+    with pytest.raises(ConfigError, match="processes=0"):
+        simulate([], Fleet(**SMALL), processes=0)

@@ -69,10 +69,11 @@ class KVCacheManager:
         self.groups = tuple(cache_group(t.group) for t in states.block_tables)
         sizes = [g.block_size for g in self.groups]
         self._node_blocks = tuple(size // math.gcd(*sizes) for size in sizes)
+        self._node_tokens = math.gcd(*sizes)  # of a block of the tree
         self._hit_unit = math.lcm(*sizes)
         self.pool = BlockPool(num_blocks, lambda blocks: self._content.remove(blocks))
         self._content = CachedContent(
-            math.gcd(*sizes),
+            self._node_tokens,
             self._node_blocks,
             self.pool.is_cached,
             hash_function=hash_function,
@@ -108,10 +109,10 @@ class KVCacheManager:
 
         keys: node index → what else must be equal there (adapter, image, salt); see `foreword.cache.keys`.
         """
-        size, limit = self.tree.block_size, len(token_ids) - 1
+        size, limit = self._node_tokens, len(token_ids) - 1
         if not self.prefix_caching:
             return self.miss(len(token_ids))
-        data = np.ascontiguousarray(token_ids, np.int32).tobytes()
+        data = self._content_of(token_ids)
         path, known = self.tree.walk(data, keys)
         held, full = [NO_BLOCKS] * len(self.groups), 0
         if path:
@@ -202,7 +203,7 @@ class KVCacheManager:
     def attach(self, row: int, hit: PrefixHit, keys: BlockKeys = NO_KEYS) -> None:
         """Follow a row that was added with an allocation for this hit."""
         with self._content.changes:
-            self.tree.attach(row, hit.path, hit.num_full // self.tree.block_size)
+            self.tree.attach(row, hit.path, hit.num_full // self._node_tokens)
         self._keys[row] = keys
         for live, blocks in zip(self._first_live, hit.blocks, strict=True):
             live[row] = int(np.argmax(blocks != 0)) if len(blocks) and blocks[-1] else len(blocks)
@@ -281,10 +282,10 @@ class KVCacheManager:
             self._publish(row)
 
     def _publish(self, row: int) -> None:
-        states, size, keys = self.states, self.tree.block_size, self._keys[row]
+        states, size, keys = self.states, self._node_tokens, self._keys[row]
         done = self.tree.path_end(row)[1]
         computed = int(min(states.num_computed_tokens[row], states.num_tokens[row]))
-        data = states.token_ids[row, done * size : computed].tobytes()
+        data = self._content_in(row, done * size, computed)
         end = computed // size
         if done < end:
             for g in self._paged:  # a partial block has become a whole one
@@ -341,6 +342,14 @@ class KVCacheManager:
         return True
 
     # -- content -----------------------------------------------------------------------------------------------------
+
+    def _content_of(self, token_ids: I32) -> bytes:
+        """What blocks of these tokens are compared by."""
+        return np.ascontiguousarray(token_ids, np.int32).tobytes()
+
+    def _content_in(self, row: int, start: int, end: int) -> bytes:
+        """The same of the row's tokens from start to end."""
+        return self.states.token_ids[row, start:end].tobytes()
 
     def _hit_blocks(self, held: list[I32], full: int) -> tuple[I32, ...]:
         out = []

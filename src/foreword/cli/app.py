@@ -20,7 +20,7 @@ COMMANDS = {
     "embed": "Print the embedding of each text as JSON, one per line.",
     "serve": "Serve a model to OpenAI's clients over HTTP.",
     "explain": "Show what a step prepares: which tokens, at which positions, from which rows, into which slots.",
-    "simulate": "Predict latencies, preemptions, cache hits and memory use of a recorded load, per policy.",
+    "simulate": "Predict latencies, cache hits, preemptions and costs of a recorded load, per policy and router.",
     "calibrate": "Time real steps of many shapes, fit a linear cost model and save it.",
     "conform": "Replay traces of steps and report every difference. Exit status 1 if there is one.",
     "models": "List, download, describe or remove models.",

@@ -10,9 +10,10 @@ from typing import Annotated
 import typer
 
 from foreword.cli.options import BlockSize, Budget, MaxNumSeqs
+from foreword.routing import ROUTERS
 from foreword.scheduler import SchedulerConfig, simulation
 
-LEVELS = (50, 90, 99)  # percentiles shown
+LEVELS = (50, 90, 99, 99.9)  # percentiles; the table has the first three
 
 
 def simulate(
@@ -20,7 +21,14 @@ def simulate(
     requests: Annotated[
         int, typer.Option(min=0, max=10**9, help="Requests to serve, repeating the trace. 0: the trace once.")
     ] = 0,
-    policies: Annotated[str, typer.Option(help="Policies to compare, separated by commas.")] = "fcfs,shortest-first",
+    policies: Annotated[str, typer.Option(help="Policies to compare, separated by commas.")] = "fcfs",
+    replicas: Annotated[int, typer.Option(min=1, max=simulation.MAX_REPLICAS, help="Replicas of the model.")] = 1,
+    routers: Annotated[
+        str, typer.Option("--router", help=f"Routers to compare, separated by commas: {', '.join(ROUTERS)}.")
+    ] = "prefix",
+    processes: Annotated[
+        int, typer.Option(min=1, max=simulation.MAX_PROCESSES, help="Processes that share the replicas.")
+    ] = 1,
     speed: Annotated[float, typer.Option(min=1e-6, max=1e6, help="Factor on the arrival rate.")] = 1.0,
     num_blocks: Annotated[int, typer.Option(min=2, max=2**28, help="Blocks of the KV pool.")] = 8192,
     block_size: BlockSize = 64,
@@ -39,77 +47,97 @@ def simulate(
     plot: Annotated[bool, typer.Option(help="Draw memory use over time (--json: list it).")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one policy per line.")] = False,
 ) -> None:
-    """Predict latencies, preemptions, cache hits and memory use of a recorded load, per policy.
+    """Predict latencies, cache hits, preemptions and costs of a recorded load, per policy and router.
 
-    The arrivals pass through the real scheduler and cache; a cost model gives the duration of each step.
+    The arrivals pass through a router and the real scheduler and cache of each replica; a cost model gives the
+    duration of each step.
     """
-    configs = [
-        SchedulerConfig(max_num_batched_tokens=budget, max_num_seqs=max_num_seqs, policy=policy.strip())
-        for policy in policies.split(",")
-    ]
     loaded = simulation.read_trace(trace)
-    count = requests or len(loaded.arrivals)
     if cost_file:
         cost = simulation.CostModel.read(cost_file)
     else:
         cost = simulation.CostModel(step_ms / 1e3, token_us / 1e6, context_ns / 1e9)
+    fleets = [
+        simulation.Fleet(
+            max_model_len=max_model_len or loaded.max_length,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            config=SchedulerConfig(max_num_batched_tokens=budget, max_num_seqs=max_num_seqs, policy=policy.strip()),
+            cost=cost,
+            prefix_caching=prefix_caching,
+            num_replicas=replicas,
+            router=router.strip(),
+        )
+        for policy in policies.split(",")
+        for router in routers.split(",")
+    ]
+    load = loaded.requests(requests or len(loaded.arrivals), speed=speed)
     if not as_json:
-        print(f"{count:,} requests, {num_blocks:,} blocks of {block_size}, {budget:,} tokens per step\n")
-        print(f"{'':16}{'first token s':^26}{'between tokens ms':^26}{'':>9}{'hit':>8}{'pre-':>10}{'simulated':>11}")
-        percentiles = f"{'p50':>8}{'p90':>9}{'p99':>9}" * 2
-        print(f"{'policy':<16}{percentiles}{'tok/s':>9}{'rate':>8}{'empted':>10}{'s':>11}")
+        fleet = f"{replicas:,} replicas of " if replicas > 1 else ""
+        print(
+            f"{load.num_requests:,} requests, {fleet}{num_blocks:,} blocks of {block_size}, {budget:,} tokens per step"
+        )
+        heads = "".join(f"{head:^24}" for head in ("first token s", "per output token ms", "whole answer s"))
+        print(f"\n{'':26}{heads}{'':>9}{'hit':>7}{'pre-':>9}{'busy':>7}{'h per':>8}")
+        percentiles = f"{'p50':>8}{'p90':>8}{'p99':>8}" * 3
+        print(f"{'':<26}{percentiles}{'tok/s':>9}{'rate':>7}{'empted':>9}{'':>7}{'M tok':>8}")
     plots: list[str] = []
     gc.freeze()  # a simulation makes no cyclic garbage, and each collection would traverse the whole trace
     try:
-        for config in configs:
-            report = simulation.simulate(
-                loaded.requests(count, speed=speed),
-                max_model_len=max_model_len or loaded.max_length,
-                num_blocks=num_blocks,
-                block_size=block_size,
-                config=config,
-                cost=cost,
-                prefix_caching=prefix_caching,
-            )
-            print(_json(config.policy, report, plot) if as_json else _line(config.policy, report), flush=True)
+        for each in fleets:
+            report = simulation.simulate(load, each, processes=processes)
+            print(_json(each, report, plot) if as_json else _line(each, report), flush=True)
             use = report.memory_use
-            drawing = use.plot(top=use.peak) if use.peak else ""
-            title = f"blocks in use over time, {config.policy}; the highest is {100 * use.peak:.1f}% of them"
-            plots.append(f"\n{title}\n{drawing}")
+            if replicas == 1 and use.peak:
+                title = f"blocks in use over time, {each.config.policy}; the highest is {100 * use.peak:.1f}% of them"
+                plots.append(f"\n{title}\n{use.plot(top=use.peak)}")
     finally:
         gc.unfreeze()
-    if plot and not as_json:
+    if plot and not as_json and plots:
         print(*plots, sep="\n")
 
 
-def _json(policy: str, report: simulation.SimulationReport, plot: bool) -> str:
-    def percentiles(times: simulation.LatencyHistogram) -> dict[str, float | None]:
-        return {f"p{p}": times.percentile(p) if times.count else None for p in LEVELS}
+def _json(fleet: simulation.Fleet, report: simulation.SimulationReport, plot: bool) -> str:
+    def percentiles(times: simulation.Durations | simulation.LatencyHistogram) -> dict[str, float | None]:
+        return {f"p{p:g}": times.percentile(p) if times.count else None for p in LEVELS}
 
     return json.dumps(
         {
-            "policy": policy,
+            "policy": fleet.config.policy,
+            "router": fleet.router,
+            "replicas": fleet.num_replicas,
             "requests": report.num_requests,
             "steps": report.num_steps,
             "seconds": report.seconds,
             "time_to_first_token_s": percentiles(report.time_to_first_token),
+            "time_per_output_token_s": percentiles(report.time_per_output_token),
             "time_between_tokens_s": percentiles(report.time_between_tokens),
+            "end_to_end_s": percentiles(report.end_to_end),
             "tokens_per_second": report.tokens_per_second,
             "hit_rate": report.hit_rate,
             "preemptions": report.num_preemptions,
             "leaked_blocks": report.num_leaked_blocks,
-            "peak_memory_use": report.memory_use.peak,
-            "memory_use": report.memory_use.points if plot else [],
+            "busy": report.busy_share,
+            "imbalance": report.imbalance,
+            "busy_hours_per_million_tokens": report.busy_hours_per_million,
+            "peak_memory_use": report.peak_memory_use,
+            "memory_use": report.memory_use.points if plot and fleet.num_replicas == 1 else [],
         }
     )
 
 
-def _line(policy: str, report: simulation.SimulationReport) -> str:
-    first = [report.time_to_first_token.percentile(p) for p in LEVELS]
-    between = [1e3 * report.time_between_tokens.percentile(p) for p in LEVELS]
+def _line(fleet: simulation.Fleet, report: simulation.SimulationReport) -> str:
+    columns = [
+        f"{scale * value:>8.{digits}f}"
+        for times, scale, digits in (
+            (report.time_to_first_token, 1, 2),
+            (report.time_per_output_token, 1e3, 1),
+            (report.end_to_end, 1, 2),
+        )
+        for value in times.percentiles(*LEVELS[:3])
+    ]
+    name = fleet.config.policy if fleet.num_replicas == 1 else f"{fleet.config.policy}, {fleet.router}"
     return (
-        f"{policy:<16}{first[0]:>8.2f}{first[1]:>9.2f}{first[2]:>9.2f}"
-        f"{between[0]:>8.1f}{between[1]:>9.1f}{between[2]:>9.1f}"
-        f"{report.tokens_per_second:>9.0f}{100 * report.hit_rate:>7.1f}%{report.num_preemptions:>10,}"
-        f"{report.seconds:>11,.0f}"
+        f"{name:<26}{''.join(columns)}{report.tokens_per_second:>9.0f}{100 * report.hit_rate:>6.1f}%"
+        f"{report.num_preemptions:>9,}{100 * report.busy_share:>6.0f}%{report.busy_hours_per_million:>8.2f}"
     )

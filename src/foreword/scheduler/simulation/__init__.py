@@ -1,14 +1,20 @@
 """What would happen under this load: the real scheduler and cache with a clock instead of a model."""
 
 from foreword.scheduler.simulation.cost import CostModel
-from foreword.scheduler.simulation.simulator import SimulationReport, simulate
-from foreword.scheduler.simulation.statistics import LatencyHistogram, TimeSeries
-from foreword.scheduler.simulation.trace import Arrival, Trace, read_trace
+from foreword.scheduler.simulation.report import SimulationReport
+from foreword.scheduler.simulation.simulator import MAX_PROCESSES, MAX_REPLICAS, Fleet, simulate
+from foreword.scheduler.simulation.statistics import Durations, LatencyHistogram, TimeSeries
+from foreword.scheduler.simulation.trace import Arrival, Load, Trace, read_trace
 
 __all__ = [
+    "MAX_PROCESSES",
+    "MAX_REPLICAS",
     "Arrival",
     "CostModel",
+    "Durations",
+    "Fleet",
     "LatencyHistogram",
+    "Load",
     "SimulationReport",
     "TimeSeries",
     "Trace",

@@ -1,261 +1,221 @@
-"""The real scheduler and cache under a recorded load, with a clock instead of a model."""
+"""The real scheduler and cache under a recorded load, with a clock instead of a model.
+
+    arrivals ──▶ router ──▶ replicas: scheduler, cache, clock ──ends──▶ router
+
+Time passes in ticks. The router places the arrivals of a tick one by one; of the ends of requests it learns one tick
+later, and of its own decisions at once. A replica is looked at only in ticks in which a request comes to it or may end.
+
+Processes share the replicas among them. Each reads all arrivals and runs the same router; they exchange the numbers of
+the requests that ended in each tick, so the outcome is the same for any number of processes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import gc
+import multiprocessing
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from math import inf
+from multiprocessing.connection import Connection
 
 import numpy as np
 
-from foreword.arrays import I32
-from foreword.batch import KVGroup, RequestStates
-from foreword.batch.values.sampling_params import SamplingParams
-from foreword.cache import KVCacheManager
 from foreword.errors import ConfigError
+from foreword.routing import Placement, make_router
 from foreword.scheduler.config import SchedulerConfig
-from foreword.scheduler.plan import StepPlan
-from foreword.scheduler.request import Request
-from foreword.scheduler.scheduler import Scheduler
 from foreword.scheduler.simulation.cost import CostModel
-from foreword.scheduler.simulation.statistics import LatencyHistogram, TimeSeries
-from foreword.scheduler.simulation.trace import Arrival
+from foreword.scheduler.simulation.replica import Replica
+from foreword.scheduler.simulation.report import SimulationReport
+from foreword.scheduler.simulation.trace import HASHED_TOKENS, Arrival
 
-GREEDY = SamplingParams(temperature=0.0)
-# Under lasting overload the rest of the queue stays in the trace, so that memory stays flat.
-MAX_WAITING = 4096
-# Limit of steps simulated at once, so that the list of their times stays small.
-MAX_REPEAT = 1024
+Exchange = Callable[[list[int]], list[int]]
+"""Takes the requests that ended in this tick here, returns those that ended in the last one elsewhere."""
 
-
-@dataclass(frozen=True, slots=True)
-class SimulationReport:
-    """The outcome of a run. Times are simulated seconds; memory_use is the share of blocks with an owner."""
-
-    num_requests: int
-    num_steps: int
-    seconds: float
-    num_output_tokens: int
-    time_to_first_token: LatencyHistogram
-    time_between_tokens: LatencyHistogram
-    num_preemptions: int
-    num_prompt_tokens: int
-    num_cached_tokens: int
-    memory_use: TimeSeries
-    num_leaked_blocks: int
-
-    @property
-    def hit_rate(self) -> float:
-        """Prompt tokens that the cache had."""
-        return self.num_cached_tokens / max(self.num_prompt_tokens, 1)
-
-    @property
-    def tokens_per_second(self) -> float:
-        return self.num_output_tokens / self.seconds if self.seconds else 0.0
+MAX_REPLICAS = 10_000
+MAX_PROCESSES = 64
 
 
-def simulate(
-    arrivals: Iterable[Arrival],
-    *,
-    max_model_len: int,
-    num_blocks: int,
-    block_size: int = 64,
-    config: SchedulerConfig | None = None,
-    cost: CostModel | None = None,
-    prefix_caching: bool = True,
-) -> SimulationReport:
-    """Serve the arrivals to the end. Memory does not grow with their number.
-
-    A request longer than max_model_len is cut to it, prompt first. Priorities are those of arrival order alone.
-    Steps that only repeat the one before are simulated together, with the outcome of single steps; only memory_use is
-    sampled at their end alone.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """The replicas, which are alike, and their router. tick: seconds, see the module. A request longer than
+    max_model_len is cut to it, prompt first.
     """
-    config = config or SchedulerConfig()
-    if max_model_len < 2:
-        raise ConfigError(f"max_model_len={max_model_len}: must hold a prompt token and an output token")
-    if num_blocks > 1 and max_model_len > (num_blocks - 1) * block_size:  # before such an amount of memory is allocated
-        raise ConfigError(
-            f"max_model_len={max_model_len}: {num_blocks} blocks of {block_size} hold {(num_blocks - 1) * block_size} "
-            "tokens, one block being the null block; use at most that, or raise num_blocks"
+
+    max_model_len: int
+    num_blocks: int
+    block_size: int = 64
+    config: SchedulerConfig = field(default_factory=SchedulerConfig)
+    cost: CostModel = field(default_factory=CostModel)
+    prefix_caching: bool = True
+    num_replicas: int = 1
+    router: str = "round-robin"
+    tick: float = 0.25
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.num_replicas <= MAX_REPLICAS:
+            raise ConfigError(f"replicas={self.num_replicas}: must be from 1 to {MAX_REPLICAS}")
+        if not 1e-3 <= self.tick <= 3600:
+            raise ConfigError(f"tick={self.tick}: must be from 0.001 to 3600 seconds")
+        make_router(self.router, 1)
+        self.replica(SimulationReport())
+
+    def replica(self, report: SimulationReport) -> Replica:
+        return Replica(
+            max_model_len=self.max_model_len,
+            num_blocks=self.num_blocks,
+            block_size=self.block_size,
+            config=self.config,
+            cost=self.cost,
+            prefix_caching=self.prefix_caching,
+            report=report,
+            memory_use=report.memory_use if self.num_replicas == 1 else None,
         )
-    return _Simulation(
-        RequestStates(
-            max_num_reqs=config.max_num_seqs,
-            max_model_len=max_model_len,
-            vocab_size=2**31 - 1,
-            kv_groups=[KVGroup(block_size)],
-        ),
-        num_blocks,
-        config,
-        cost or CostModel(),
-        prefix_caching,
-    ).run(arrivals)
 
 
-class _Simulation:
-    def __init__(
-        self, states: RequestStates, num_blocks: int, config: SchedulerConfig, cost: CostModel, prefix_caching: bool
-    ) -> None:
-        self.states, self.cost = states, cost
-        self.cache = KVCacheManager(states, num_blocks, prefix_caching=prefix_caching, partial_reuse=False)
-        self.scheduler = Scheduler(states, self.cache, config)
-        # Whether an arriving request may be admitted before the waiting ones.
-        self.may_overtake = config.policy != "fcfs"
-        self.now = 0.0
-        self.num_steps = self.num_tokens = self.num_preemptions = self.num_prompt = self.num_cached = 0
-        self.num_requests = 0
-        self.first_token, self.between_tokens, self.memory = LatencyHistogram(), LatencyHistogram(), TimeSeries()
-        self.last_time = np.zeros(states.max_num_reqs)  # by row: when its last token came, or the request itself
-        self.has_token = np.zeros(states.max_num_reqs, np.bool_)
-        self.waiting_since: dict[str, float] = {}  # waiting requests: their arrival, or their last token
-        self.rows: dict[str, int] = {}  # running requests
+def simulate(arrivals: Iterable[Arrival], fleet: Fleet, *, processes: int = 1) -> SimulationReport:
+    """Serve the arrivals, in the order of time, to the end. Memory grows by 12 bytes per request, and with the requests
+    that wait at the same time.
+
+    processes: above 1, arrivals is sent to other processes and has to allow that, as `Trace.requests` does.
+    Priorities are those of arrival order alone. Steps that only repeat the one before are simulated together, with the
+    outcome of single steps; only memory_use is sampled at their end alone.
+    """
+    if not 1 <= processes <= MAX_PROCESSES:
+        raise ConfigError(f"processes={processes}: must be from 1 to {MAX_PROCESSES}")
+    processes = min(processes, fleet.num_replicas)
+    if processes == 1:
+        return _Part(fleet, 0, 1, lambda ended: []).run(arrivals)
+    context = multiprocessing.get_context("spawn")
+    lines = {(i, j): context.Pipe() for i in range(processes) for j in range(i)}
+    ends: list[list[Connection]] = [[] for _ in range(processes)]
+    for (i, j), (first, second) in lines.items():
+        ends[i].append(first)
+        ends[j].append(second)
+    results = [context.Pipe(duplex=False) for _ in range(processes - 1)]
+    others = [
+        context.Process(target=_run_part, args=(arrivals, fleet, i, processes, ends[i], results[i - 1][1]), daemon=True)
+        for i in range(1, processes)
+    ]
+    for other in others:
+        other.start()
+    for i in range(1, processes):  # so that the end of another process is noticed
+        results[i - 1][1].close()
+        for line in ends[i]:
+            line.close()
+    try:
+        with _Lines(ends[0]) as exchange:
+            report = _Part(fleet, 0, processes, exchange).run(arrivals)
+        for result, _ in results:
+            report.add(result.recv())
+    except (EOFError, ConnectionError):
+        raise ConfigError("a process of the simulation ended early: see its error above, or use one process") from None
+    finally:
+        for other in others:
+            other.terminate()
+            other.join()
+    return report
+
+
+def _run_part(
+    arrivals: Iterable[Arrival], fleet: Fleet, part: int, num_parts: int, lines: Sequence[Connection], out: Connection
+) -> None:
+    gc.freeze()
+    with _Lines(lines) as exchange:
+        out.send(_Part(fleet, part, num_parts, exchange).run(arrivals))
+
+
+class _Lines:
+    """An `Exchange` with other processes. Messages are sent in a thread: no process waits until another one reads."""
+
+    def __init__(self, lines: Sequence[Connection]) -> None:
+        self._lines, self._sending, self._num_sent = lines, ThreadPoolExecutor(1), 0
+
+    def __enter__(self) -> _Lines:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._sending.shutdown()
+
+    def __call__(self, ended: list[int]) -> list[int]:
+        data = np.array(ended, np.int64).tobytes()
+        for line in self._lines:
+            self._sending.submit(line.send_bytes, data)
+        self._num_sent += 1
+        if self._num_sent == 1:
+            return []
+        return [index for line in self._lines for index in np.frombuffer(line.recv_bytes(), np.int64).tolist()]
+
+
+class _Part:
+    """Every num_parts-th replica, from the one with number ``part`` on."""
+
+    def __init__(self, fleet: Fleet, part: int, num_parts: int, exchange: Exchange) -> None:
+        self._fleet, self._part, self._num_parts, self._exchange = fleet, part, num_parts, exchange
+        self._report = SimulationReport(num_replicas=fleet.num_replicas)
+        self._router = make_router(fleet.router, fleet.num_replicas)
+        self._replicas: dict[int, Replica] = {}  # made with their first request
+        self._due: list[tuple[float, int]] = []  # a heap: when a replica has to be looked at
+        self._due_at: dict[int, float] = {}  # the same by replica; other entries of the heap are stale
+        self._placed: dict[int, Placement] = {}  # the requests in progress, as far as the router knows
 
     def run(self, arrivals: Iterable[Arrival]) -> SimulationReport:
-        scheduler, waiting = self.scheduler, self.scheduler.waiting
-        pending = iter(arrivals)
-        following = next(pending, None)
-        while following is not None or scheduler.has_work:
-            if following is not None:
-                if not scheduler.has_work:
-                    self.now = max(self.now, following.time)
-                while following is not None and following.time <= self.now and len(waiting) < MAX_WAITING:
-                    self._arrive(following)
-                    following = next(pending, None)
-            plan = scheduler.schedule()
-            repeats = self._step(plan)
-            while repeats:
-                repeats = self._repeat(None if following is None else following.time)
-        return SimulationReport(
-            num_requests=self.num_requests,
-            num_steps=self.num_steps,
-            seconds=self.now,
-            num_output_tokens=self.num_tokens,
-            time_to_first_token=self.first_token,
-            time_between_tokens=self.between_tokens,
-            num_preemptions=self.num_preemptions,
-            num_prompt_tokens=self.num_prompt,
-            num_cached_tokens=self.num_cached,
-            memory_use=self.memory,
-            num_leaked_blocks=self.cache.pool.num_used,
-        )
+        ended_before: list[int] = []
+        for until, arrived in self._ticks(arrivals):
+            for index, arrival in arrived:
+                self._place(index, arrival)
+            ended = self._advance(until)
+            for index in (*ended_before, *self._exchange(ended)):
+                self._router.ended(self._placed.pop(index))
+            ended_before = ended
+        self._advance(inf)
+        report, replicas = self._report, self._replicas.values()
+        report.seconds = max((r.now for r in replicas), default=0.0)
+        report.busy = [r.busy for r in replicas]
+        report.num_leaked_blocks = sum(r.cache.pool.num_used for r in replicas)
+        return report
 
-    def _arrive(self, arrival: Arrival) -> None:
-        limit, index = self.states.max_model_len, self.num_requests
-        prompt = arrival.prompt(index, limit - 1)
-        request = Request(
-            request_id=str(index),
-            prompt=prompt,
-            arrival=index,
-            max_len=min(len(prompt) + arrival.output_length, limit),
-            params=GREEDY,
-        )
-        self.num_requests += 1
-        self.waiting_since[request.request_id] = arrival.time
-        self.scheduler.add(request)
+    def _ticks(self, arrivals: Iterable[Arrival]) -> Iterator[tuple[float, list[tuple[int, Arrival]]]]:
+        """The end of each tick and its arrivals. A pause is one long tick, except for its last one."""
+        tick, until = self._fleet.tick, 0.0
+        found: list[tuple[int, Arrival]] = []
+        for index, arrival in enumerate(arrivals):
+            while arrival.time >= until:
+                yield until, found
+                found, begin = [], arrival.time // tick * tick
+                until = max(until + tick, begin - tick if self._placed else begin + tick)
+            found.append((index, arrival))
+        yield until, found
 
-    def _step(self, plan: StepPlan) -> bool:
-        """Take the step. Returns whether the next one repeats it: all requests decoded, and none can be admitted."""
-        states, rows = self.states, plan.rows
-        if plan.admitted or plan.preempted:
-            self._note_moves(plan)
-        computed = states.num_computed_tokens[rows] + plan.num_scheduled
-        self.now += self.cost.seconds(plan.num_tokens, int(computed.sum()))
-        states.num_computed_tokens[rows] = computed
-        sampled = rows
-        if len(plan.prefilling):
-            sampled = rows[computed == states.num_tokens[rows]]
-        known = states.num_tokens[sampled] + 1
-        states.num_tokens[sampled] = known
-        self.scheduler.commit(plan)
+    def _place(self, index: int, arrival: Arrival) -> None:
+        placement = self._placed[index] = self._router.choose(arrival.input_length, arrival.hash_ids, HASHED_TOKENS)
+        number = placement.replica
+        if number % self._num_parts != self._part:
+            return
+        replica = self._replicas.get(number)
+        if replica is None:
+            replica = self._replicas[number] = self._fleet.replica(self._report)
+        replica.submit(index, arrival)
+        self._look_at(number, arrival.time)
 
-        waited = self.now - self.last_time[sampled]
-        if plan.admitted or len(plan.prefilling):
-            had_token = self.has_token[sampled]
-            self.first_token.add(waited[~had_token])
-            waited = waited[had_token]
-            self.has_token[sampled] = True
-        self.between_tokens.add(waited)
-        self.last_time[sampled] = self.now
-        self.num_steps += 1
-        self.num_tokens += len(sampled)
-        self.memory.add(self.now, self.cache.pool.num_used / (self.cache.pool.num_blocks - 1))
-        all_decoded = len(sampled) == len(self.scheduler.running)
-        ended = self._end(sampled, known)
-        return all_decoded and self._admits_none(ended, published=len(plan.prefilling) > 0)
+    def _advance(self, until: float) -> list[int]:
+        """The requests that end in the tick."""
+        due, ended = self._due, list[int]()
+        while due and due[0][0] < until:
+            moment, number = heappop(due)
+            if self._due_at.get(number) != moment:
+                continue
+            del self._due_at[number]
+            replica = self._replicas[number]
+            following = replica.advance(until)
+            if following < inf:
+                self._look_at(number, max(following, until))
+            ended += replica.ended
+            replica.ended.clear()
+        return ended
 
-    def _repeat(self, next_arrival: float | None) -> bool:
-        """Take at once all steps that repeat this one: all running requests decode, and none is admitted.
-
-        They stop when a request ends, before blocks run out, and when a request arrives that could be admitted. Returns
-        whether there are more such steps.
-        """
-        states, rows = self.states, self.scheduler.running
-        if not len(rows):
-            return False
-        if next_arrival is None or (len(self.scheduler.waiting) and not self.may_overtake):
-            next_arrival = inf
-        if next_arrival <= self.now:
-            return False
-        known = states.num_tokens.take(rows)
-        left = int(np.minimum.reduce(self.scheduler.max_len.take(rows) - known))
-        times = self._times(min(left, MAX_REPEAT), len(rows), int(np.add.reduce(known)), next_arrival)
-        steps = len(times) - 1
-        while steps and not self.cache.grow_to(rows, known + (steps - 1)):
-            steps //= 2
-        if not steps:
-            return False
-        self.now = times[steps]
-        self.between_tokens.add_differences(times[: steps + 1], len(rows))
-        known += steps
-        states.num_tokens[rows] = known
-        known -= 1
-        states.num_computed_tokens[rows] = known
-        self.last_time[rows] = self.now
-        self.num_steps += steps
-        self.num_tokens += steps * len(rows)
-        self.memory.add(self.now, self.cache.pool.num_used / (self.cache.pool.num_blocks - 1))
-        return self._admits_none(steps == left and self._end(rows, known + 1))
-
-    def _times(self, steps: int, num_reqs: int, context: int, until: float) -> list[float]:
-        """Now, and the end of each decode step from now on, up to the first that is not before ``until``."""
-        now, times = self.now, [self.now]
-        while steps and now < until:  # one after the other, so that they are those of single steps to the last bit
-            now += self.cost.seconds(num_reqs, context)
-            times.append(now)
-            context += num_reqs
-            steps -= 1
-        return times
-
-    def _end(self, rows: I32, known: I32) -> bool:
-        """Free those of the rows that have all their tokens. Whether there were any."""
-        done = rows[known >= self.scheduler.max_len[rows]]
-        if len(done):
-            for row in done.tolist():
-                del self.rows[self.scheduler.request_in(row).request_id]
-            self.scheduler.finish(done)
-        return len(done) > 0
-
-    def _admits_none(self, ended: bool, *, published: bool = False) -> bool:
-        """Whether the next step admits no waiting request: the last one tried, and the conditions have not improved.
-
-        ended: a request ended. published: a prompt was computed, so that its blocks can be shared now.
-        """
-        if not len(self.scheduler.waiting):
-            return True
-        blocked = self.scheduler.ledger.blocked
-        if ended or blocked is None:
-            return False
-        return blocked.code == "max_num_seqs" or (blocked.code == "no_blocks" and not published)
-
-    def _note_moves(self, plan: StepPlan) -> None:
-        for request in plan.preempted:
-            self.num_preemptions += 1
-            self.waiting_since[request.request_id] = float(self.last_time[self.rows.pop(request.request_id)])
-        for request in plan.admitted:
-            row, name = request.row, request.request_id
-            self.rows[name] = row
-            self.has_token[row] = len(request.output) > 0
-            self.last_time[row] = self.waiting_since.pop(name)
-            if not request.num_preemptions:
-                self.num_prompt += len(request.prompt)
-                self.num_cached += request.num_cached
+    def _look_at(self, number: int, moment: float) -> None:
+        if moment < self._due_at.get(number, inf):
+            self._due_at[number] = moment
+            heappush(self._due, (moment, number))

@@ -33,15 +33,17 @@ class Arrival:
     output_length: int
     hash_ids: tuple[int, ...] = ()
 
-    def prompt(self, index: int, max_len: int = INT32_MAX) -> I32:
-        """The first ``max_len`` token ids, which begin alike where the trace says so; past its hash ids they are unique
-        to the request (``index``).
+    def names(self, index: int, length: int, end: int, size: int) -> I32:
+        """Names of the pieces of ``size`` tokens, which divide 512, of its first ``length`` tokens and the answer up to
+        ``end``: int32 [ceil(end / size)]. They are alike where the trace says so; others, and those with tokens of the
+        answer, are unique to the request (``index``).
         """
-        tokens = np.full(min(self.input_length, max_len), _HALF + index % (_HALF - 1), np.int32)
-        ids = self.hash_ids[: -(-len(tokens) // HASHED_TOKENS)]
-        alike = np.repeat(np.array([h % _HALF for h in ids], np.int32), HASHED_TOKENS)[: len(tokens)]
-        tokens[: len(alike)] = alike
-        return tokens
+        names = np.full(-(-end // size), _HALF + index % (_HALF - 1), np.int32)
+        if self.hash_ids:
+            ids = np.array([h % _HALF for h in self.hash_ids[: -(-length // HASHED_TOKENS)]], np.int32)
+            alike = ids.repeat(HASHED_TOKENS // size)[: length // size]
+            names[: len(alike)] = alike
+        return names
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,20 +61,33 @@ class Trace:
         """Tokens of its longest request."""
         return max(a.input_length + a.output_length for a in self.arrivals)
 
-    def requests(self, num_requests: int, *, speed: float = 1.0) -> Iterator[Arrival]:
+    def requests(self, num_requests: int, *, speed: float = 1.0) -> Load:
         """``num_requests`` arrivals, ``speed`` times as fast; the trace is repeated as often as needed, with
         prompts of its own each time. ConfigError for a speed outside [1e-6, 1e6].
         """
         if not 1e-6 <= speed <= 1e6:
             raise ConfigError(f"speed={speed}: must be in [1e-6, 1e6]; 1 is the trace's own")
-        period = self.arrivals[-1].time + 1e-3
-        stride = 1 + max((max(a.hash_ids) for a in self.arrivals if a.hash_ids), default=0)
-        left = num_requests
+        return Load(self, num_requests, speed)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The arrivals of `Trace.requests`, which may be iterated over any number of times."""
+
+    trace: Trace
+    num_requests: int
+    speed: float
+
+    def __iter__(self) -> Iterator[Arrival]:
+        arrivals, speed = self.trace.arrivals, self.speed
+        period = arrivals[-1].time + 1e-3
+        stride = 1 + max((max(a.hash_ids) for a in arrivals if a.hash_ids), default=0)
+        left = self.num_requests
         for turn in count():
-            for a in self.arrivals[:left]:
-                ids = tuple(h + turn * stride for h in a.hash_ids) if turn else a.hash_ids
+            for a in arrivals[:left]:
+                ids = tuple([h + turn * stride for h in a.hash_ids]) if turn else a.hash_ids
                 yield Arrival((a.time + turn * period) / speed, a.input_length, a.output_length, ids)
-            left -= len(self.arrivals)
+            left -= len(arrivals)
             if left <= 0:
                 return
 

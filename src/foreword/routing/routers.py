@@ -1,0 +1,174 @@
+"""Routers: each chooses a replica for a request from what it knows, which is what it sent and what has ended.
+
+    choose ──▶ Placement (replica, work) ──▶ … ──▶ ended(placement)
+
+Work is counted in tokens that a replica has to compute: those of the prompt that it probably does not have, and
+`REQUEST_TOKENS` for the answer. A choice costs O(replicas) in a few array operations at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+import numpy as np
+
+from foreword.errors import CapacityError, ConfigError
+from foreword.routing.prefixes import PrefixIndex
+
+REQUEST_TOKENS = 512
+"""Tokens of a prompt that are as much work as one answer, whose length is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A request on its replica, and the work that it adds there until it ends."""
+
+    replica: int
+    work: int
+
+
+class Router:
+    """Base class: the work of each replica, and which of them take requests.
+
+    work: int64 [replicas], of the requests in progress. Every router is deterministic.
+    """
+
+    def __init__(self, num_replicas: int) -> None:
+        if num_replicas < 1:
+            raise ConfigError(f"replicas={num_replicas}: must be at least 1")
+        self.work = np.zeros(num_replicas, np.int64)
+        self._is_closed = np.zeros(num_replicas, np.bool_)
+        self._any_closed = False
+
+    def choose(self, num_tokens: int, pieces: Sequence[int] = (), piece_size: int = 512) -> Placement:
+        """The replica of a request with this many prompt tokens. CapacityError if no replica takes requests.
+
+        pieces: names of the prompt's pieces of ``piece_size`` tokens; see `PrefixIndex`.
+        """
+        if self._any_closed and self._is_closed.all():
+            raise CapacityError("no replica takes requests")
+        placement = self._choose(num_tokens, pieces, piece_size)
+        self.work[placement.replica] += placement.work
+        return placement
+
+    def ended(self, placement: Placement) -> None:
+        """The request of a placement has ended, however it did."""
+        self.work[placement.replica] -= placement.work
+
+    def close(self, replica: int) -> None:
+        """Send the replica no more requests."""
+        self._is_closed[replica] = self._any_closed = True
+
+    def open(self, replica: int, *, is_empty: bool = True) -> None:
+        """Send the replica requests again. is_empty: its cache was lost."""
+        self._is_closed[replica] = False
+        self._any_closed = bool(self._is_closed.any())
+
+    def is_open(self, replica: int) -> bool:
+        return not self._is_closed[replica]
+
+    def _choose(self, num_tokens: int, pieces: Sequence[int], piece_size: int) -> Placement:
+        raise NotImplementedError
+
+    def _least(self) -> int:
+        """The open replica with the least work; the first of several."""
+        work = np.where(self._is_closed, np.iinfo(np.int64).max, self.work) if self._any_closed else self.work
+        return int(work.argmin())
+
+
+class RoundRobin(Router):
+    """One replica after the other."""
+
+    def __init__(self, num_replicas: int) -> None:
+        super().__init__(num_replicas)
+        self._next = 0
+
+    def _choose(self, num_tokens: int, pieces: Sequence[int], piece_size: int) -> Placement:
+        while self._is_closed[self._next]:
+            self._next = (self._next + 1) % len(self.work)
+        chosen, self._next = self._next, (self._next + 1) % len(self.work)
+        return Placement(chosen, num_tokens + REQUEST_TOKENS)
+
+
+class TwoChoices(Router):
+    """Of two replicas drawn at random, the one with less work."""
+
+    def __init__(self, num_replicas: int) -> None:
+        super().__init__(num_replicas)
+        self._random = Random(0)
+
+    def _choose(self, num_tokens: int, pieces: Sequence[int], piece_size: int) -> Placement:
+        first, second = self._draw(), self._draw()
+        return Placement(first if self.work[first] <= self.work[second] else second, num_tokens + REQUEST_TOKENS)
+
+    def _draw(self) -> int:
+        while True:
+            found = self._random.randrange(len(self.work))
+            if not self._is_closed[found]:
+                return found
+
+
+class LeastLoaded(Router):
+    """The replica with the least work."""
+
+    def _choose(self, num_tokens: int, pieces: Sequence[int], piece_size: int) -> Placement:
+        return Placement(self._least(), num_tokens + REQUEST_TOKENS)
+
+
+PIECES_PER_REPLICA = 1024
+"""Pieces that a router remembers per replica: of 512 tokens, as many as a pool of 8,192 blocks of 64 holds."""
+
+MAX_PIECES = 2**21
+"""The most that it remembers, in some 200 MB."""
+
+
+class Sticky(Router):
+    """The replica that had the longest prefix of the prompt, whatever its work; the one with the least if none had."""
+
+    def __init__(self, num_replicas: int) -> None:
+        super().__init__(num_replicas)
+        self._index = PrefixIndex(min(PIECES_PER_REPLICA * num_replicas, MAX_PIECES))
+
+    def open(self, replica: int, *, is_empty: bool = True) -> None:
+        super().open(replica)
+        if is_empty:
+            self._index.forget(replica)
+
+    def _choose(self, num_tokens: int, pieces: Sequence[int], piece_size: int) -> Placement:
+        least = self._least()
+        found = self._index.matches(pieces)
+        best = min(
+            (r for r in (least, *found) if not self._is_closed[r]),
+            key=lambda r: self._cost(r, max(num_tokens - found.get(r, 0) * piece_size, 0)),
+        )
+        self._index.add(pieces, best)
+        return Placement(best, max(num_tokens - found.get(best, 0) * piece_size, 0) + REQUEST_TOKENS)
+
+    def _cost(self, replica: int, num_new: int) -> tuple[int, int]:
+        """What the best replica has least of. num_new: tokens of the prompt that it has to compute."""
+        return num_new, int(self.work[replica])
+
+
+class Prefix(Sticky):
+    """The replica that will be done first: the least sum of its work and the tokens of this prompt it does not have."""
+
+    def _cost(self, replica: int, num_new: int) -> tuple[int, int]:
+        return int(self.work[replica]) + num_new, 0
+
+
+ROUTERS: dict[str, type[Router]] = {
+    "round-robin": RoundRobin,
+    "two-choices": TwoChoices,
+    "least-loaded": LeastLoaded,
+    "sticky": Sticky,
+    "prefix": Prefix,
+}
+
+
+def make_router(name: str, num_replicas: int) -> Router:
+    """A router by its name. ConfigError for an unknown one."""
+    if name not in ROUTERS:
+        raise ConfigError(f"router={name!r:.80}: must be one of {', '.join(map(repr, ROUTERS))}")
+    return ROUTERS[name](num_replicas)
