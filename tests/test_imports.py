@@ -45,6 +45,7 @@ LAYERS = {
         "anthropic",
         "kv_events",
     },
+    "cluster": {"routing", "server"},
     "bench": {
         "batch",
         "device",
@@ -68,6 +69,7 @@ LAYERS = {
         "engine",
         "insight",
         "bench",
+        "cluster",
         "openai",
         "routing",
         "server",

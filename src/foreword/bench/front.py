@@ -35,7 +35,7 @@ from foreword.models.loader import load_model
 from foreword.models.tokenizer import Tokenizer
 from foreword.server.config import ServerConfig
 from foreword.server.context import Context
-from foreword.server.listener import serve, short_turns
+from foreword.server.listener import Server, serve, short_turns
 from foreword.server.run import allow_connections, bound_socket
 
 PROMPT = list(range(20, 40))
@@ -335,7 +335,7 @@ def _serve(load: _Load, connection: Connection) -> None:
 
         sock = bound_socket(config.host, 0)
         context = Context(engine=engine, tokenizer=tokenizer, names=("nothing",), config=config)
-        serve(context, sock, start)
+        serve(Server(context, sock, start), sock)
 
 
 async def _without_http(load: _Load, tokenizer: Tokenizer) -> float:

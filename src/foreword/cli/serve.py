@@ -122,8 +122,15 @@ def serve(
 
     Each option may also be a line of a TOML file (max_requests = 64) or an environment variable
     (FOREWORD_SERVE_MAX_REQUESTS=64). An option of the command line goes before a variable, a variable before the file.
-    SIGTERM or Ctrl-C: no new requests, those in progress are finished.
+    SIGTERM or Ctrl-C: no new requests, those in progress are finished. SIGHUP, with several replicas: new processes
+    take their places, one after the other.
     """
-    from foreword.server.run import run
+    from foreword.server.run import check_packages, run
 
-    run(model or settings.model or "smollm2", settings.server, **settings.engine)
+    name = model or settings.model or "smollm2"
+    if settings.server.replicas == 1:
+        return run(name, settings.server, **settings.engine)
+    check_packages()
+    from foreword.cluster.run import run_cluster
+
+    return run_cluster(name, settings.server, settings.engine)

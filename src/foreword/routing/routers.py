@@ -8,7 +8,7 @@ Work is counted in tokens that a replica has to compute: those of the prompt tha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -42,14 +42,24 @@ class Router:
         self._is_closed = np.zeros(num_replicas, np.bool_)
         self._any_closed = False
 
-    def choose(self, num_tokens: int, pieces: Sequence[int] = (), piece_size: int = 512) -> Placement:
-        """The replica of a request with this many prompt tokens. CapacityError if no replica takes requests.
+    def choose(
+        self, num_tokens: int, pieces: Sequence[int] = (), piece_size: int = 512, avoid: Collection[int] = ()
+    ) -> Placement:
+        """The replica of a request with this many prompt tokens. CapacityError if no replica takes it.
 
-        pieces: names of the prompt's pieces of ``piece_size`` tokens; see `PrefixIndex`.
+        pieces: names of the prompt's pieces of ``piece_size`` tokens; see `PrefixIndex`. avoid: replicas that are not
+        chosen for this request.
         """
-        if self._any_closed and self._is_closed.all():
-            raise CapacityError("no replica takes requests")
-        placement = self._choose(num_tokens, pieces, piece_size)
+        before = self._is_closed, self._any_closed
+        if avoid:
+            self._is_closed, self._any_closed = self._is_closed.copy(), True
+            self._is_closed[list(avoid)] = True
+        try:
+            if self._any_closed and self._is_closed.all():
+                raise CapacityError("no replica takes requests")
+            placement = self._choose(num_tokens, pieces, piece_size)
+        finally:
+            self._is_closed, self._any_closed = before
         self.work[placement.replica] += placement.work
         return placement
 

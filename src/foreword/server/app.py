@@ -17,6 +17,7 @@ from foreword.server import (
     status,
     tokens,
 )
+from foreword.server.config import ServerConfig
 from foreword.server.context import Context
 from foreword.server.gate import Gate
 from foreword.server.openapi import Operation, route_of
@@ -44,9 +45,13 @@ def routes_of(context: Context) -> list[Operation]:
 def make_app(context: Context) -> ASGIApp:
     """All routes, behind keys and limits. The engine stays its owner's: the application does not close it."""
     router = Router(routes_of(context), redirect_slashes=False)
-    app = Gate(router, context.config, context.metrics.responses)
-    if not context.config.cors_origin:
+    return with_origins(Gate(router, context.config, context.metrics.responses), context.config)
+
+
+def with_origins(app: ASGIApp, config: ServerConfig) -> ASGIApp:
+    """The application for web pages of other origins too, if the settings name some."""
+    if not config.cors_origin:
         return app
     return CORSMiddleware(
-        app, context.config.cors_origin, allow_methods=["*"], allow_headers=["*"], expose_headers=["x-request-id"]
+        app, config.cors_origin, allow_methods=["*"], allow_headers=["*"], expose_headers=["x-request-id"]
     )

@@ -25,6 +25,8 @@ class ServerConfig:
     served_model_name: tuple[str, ...] = setting((), "Name of the model in requests. Repeatable.", name="NAME")
     adapter: tuple[str, ...] = setting((), "LoRA adapter, a model of requests. Repeatable.", name="NAME=PATH")
     adapter_directory: str | None = setting(None, "Directory whose adapters requests may load.", name="DIR")
+    replicas: int = setting(1, "Processes that serve the model, behind one address.", least=1, most=256, name="N")
+    router: str = setting("prefix", "How a replica is chosen for a request.", name="NAME")
     api_key: tuple[str, ...] = setting((), "Key that requests must have. Repeatable.", name="KEY")
     admin_key: str | None = setting(None, "Key for routes that change the server.", name="KEY")
     cors_origin: tuple[str, ...] = setting((), "Web page that may call the server. Repeatable.", name="URL")

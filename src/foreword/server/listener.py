@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from math import ceil
 
 import uvicorn
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from foreword.server.app import make_app
@@ -20,12 +21,11 @@ from foreword.server.context import Context
 SWITCH_INTERVAL = 0.0005  # seconds; a tenth of Python's own gives 1.7 times the tokens/s of 64 streams
 
 
-def serve(context: Context, sock: socket.socket, on_ready: Callable[[str], None]) -> None:
-    """Serve until a signal. on_ready: called with the server's address.
+def serve(server: AppServer, sock: socket.socket) -> None:
+    """Run the server until a signal.
 
     Meanwhile Python's threads take short turns, so that the event loop does not wait 5 ms for the engine's.
     """
-    server = Server(context, sock, on_ready)
     # uvicorn raises it again in the end
     before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
@@ -47,18 +47,22 @@ def short_turns() -> Iterator[None]:
         sys.setswitchinterval(interval)
 
 
-class Server(uvicorn.Server):
-    """uvicorn with the application of a context. It may run in any thread; ``should_exit = True`` ends it."""
+class AppServer(uvicorn.Server):
+    """uvicorn with the settings of a server. It may run in any thread; ``should_exit = True`` ends it.
 
-    def __init__(self, context: Context, sock: socket.socket, on_ready: Callable[[str], None]) -> None:
-        config = context.config
+    on_ready: called with the server's address.
+    """
+
+    def __init__(
+        self, app: ASGIApp, config: ServerConfig, sock: socket.socket, on_ready: Callable[[str], None]
+    ) -> None:
         scheme = "http" if config.tls_certificate is None else "https"
         host, port = sock.getsockname()[:2]
         self.url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
         self._on_ready = on_ready
         super().__init__(
             uvicorn.Config(
-                make_app(context),
+                app,
                 http=_protocol(config),
                 ws="none",
                 lifespan="off",
@@ -84,6 +88,13 @@ class Server(uvicorn.Server):
         await asyncio.sleep(0)
         for connection in list(self.server_state.connections):  # whose client did not read to the end in time
             connection.transport.abort()
+
+
+class Server(AppServer):
+    """An `AppServer` with the application of a context."""
+
+    def __init__(self, context: Context, sock: socket.socket, on_ready: Callable[[str], None]) -> None:
+        super().__init__(make_app(context), context.config, sock, on_ready)
 
 
 def _protocol(config: ServerConfig) -> type[asyncio.Protocol]:

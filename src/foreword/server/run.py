@@ -9,6 +9,7 @@ import asyncio
 import resource
 import socket
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from importlib.util import find_spec
@@ -29,15 +30,14 @@ PACKAGES = ("httptools", "msgspec", "prometheus_client", "starlette", "uvicorn")
 """Of the extra that serves."""
 
 
-def run(model: str, config: ServerConfig, **options: Any) -> None:
+def run(model: str, config: ServerConfig, *, on_ready: Callable[[str], None] | None = None, **options: Any) -> None:
     """Serve a model until SIGTERM or SIGINT; requests in progress are finished then, within drain_timeout.
 
-    options: of `AsyncLLM`; without a seed, each run draws other tokens. OSError if the address cannot be used, before
-    the model is loaded; ConfigError without the packages that serve.
+    on_ready: called with the address; without, it is printed. options: of `AsyncLLM`; without a seed, each run draws
+    other tokens. OSError if the address cannot be used, before the model is loaded; ConfigError without the packages
+    that serve.
     """
-    missing = [name for name in PACKAGES if find_spec(name) is None]
-    if missing:
-        raise ConfigError(f"serve needs {', '.join(missing)}: pip install 'foreword[serve]'")
+    check_packages()
     allow_connections()
     with bound_socket(config.host, config.port) as sock, ExitStack() as stack:
         log = None if config.kv_events is None else _cache_log()
@@ -49,7 +49,7 @@ def run(model: str, config: ServerConfig, **options: Any) -> None:
         with ThreadPoolExecutor(1) as thread:
             loading = thread.submit(AsyncLLM, model, observers=observers, loras=loras, **{"seed": None, **options})
             from foreword.server.context import Context
-            from foreword.server.listener import serve
+            from foreword.server.listener import Server, serve
         llm = loading.result()
         stack.callback(lambda: asyncio.run(llm.close()))
         for line in conversions(llm.model.weights.values()):
@@ -59,7 +59,8 @@ def run(model: str, config: ServerConfig, **options: Any) -> None:
         context = Context(
             engine=llm, tokenizer=llm.tokenizer, names=names, config=config, kv_events=source, trace=trace
         )
-        serve(context, sock, lambda url: print(f"foreword: {names[0]} at {url}", file=sys.stderr, flush=True))
+        told = on_ready or (lambda url: print(f"foreword: {names[0]} at {url}", file=sys.stderr, flush=True))
+        serve(Server(context, sock, told), sock)
 
 
 def _cache_log() -> CacheLog:
@@ -95,6 +96,13 @@ def _trace(endpoint: str, model: str, stack: ExitStack) -> Trace:
     traces = Traces(endpoint, model)
     stack.callback(traces.close)
     return traces
+
+
+def check_packages() -> None:
+    """ConfigError without the packages that serve."""
+    missing = [name for name in PACKAGES if find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"serve needs {', '.join(missing)}: pip install 'foreword[serve]'")
 
 
 def allow_connections() -> None:

@@ -1,0 +1,103 @@
+"""One HTTP request to a replica, over a connection of its own: closing the connection cancels the request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import asynccontextmanager
+
+from httptools import HttpParserError, HttpResponseParser
+
+Headers = Iterable[tuple[bytes, bytes]]
+READ_BYTES = 64 << 10
+
+
+class ReplicaLostError(Exception):
+    """The replica did not answer, or not to the end."""
+
+
+class Response:
+    """A response as it arrives. status and headers are known once it was `begin`ned; names are in lower case."""
+
+    def __init__(self, reader: asyncio.StreamReader) -> None:
+        self.headers: list[tuple[bytes, bytes]] = []
+        self._reader, self._parser = reader, HttpResponseParser(self)
+        self._parts: list[bytes] = []
+        self._is_begun = self._is_complete = False
+
+    @property
+    def status(self) -> int:
+        return int(self._parser.get_status_code())
+
+    @property
+    def is_stream(self) -> bool:
+        return any(n == b"content-type" and v.startswith(b"text/event-stream") for n, v in self.headers)
+
+    async def begin(self) -> None:
+        """Wait for the headers. ReplicaLostError if they do not come, as in the other methods."""
+        while not self._is_begun:
+            await self._read()
+
+    async def parts(self) -> AsyncGenerator[bytes, None]:
+        """The body, in pieces as they arrive."""
+        while True:
+            if self._parts:
+                data = b"".join(self._parts)
+                self._parts.clear()
+                yield data
+            elif self._is_complete:
+                return
+            else:
+                await self._read()
+
+    async def body(self) -> bytes:
+        return b"".join([part async for part in self.parts()])
+
+    async def _read(self) -> None:
+        try:
+            data = await self._reader.read(READ_BYTES)
+            if not data:
+                raise ReplicaLostError("the replica closed the connection")
+            self._parser.feed_data(data)
+        except (OSError, HttpParserError) as error:
+            raise ReplicaLostError(str(error)) from None
+
+    # -- called by the parser ----------------------------------------------------------------------------------------
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        self._is_begun = True
+
+    def on_body(self, data: bytes) -> None:
+        self._parts.append(data)
+
+    def on_message_complete(self) -> None:
+        self._is_complete = True
+
+
+@asynccontextmanager
+async def request(
+    port: int, method: str, target: bytes, headers: Headers = (), body: bytes = b""
+) -> AsyncGenerator[Response, None]:
+    """Send a request to a port of this machine; its response has begun. Leaving the block closes the connection."""
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError as error:
+        raise ReplicaLostError(str(error)) from None
+    try:
+        lines = [b"%s %s HTTP/1.1" % (method.encode(), target), b"host: replica", b"connection: close"]
+        lines += [b"%s: %s" % header for header in headers]
+        if method == "POST":
+            lines.append(b"content-length: %d" % len(body))
+        try:
+            writer.write(b"\r\n".join(lines) + b"\r\n\r\n" + body)
+            await writer.drain()
+        except OSError as error:
+            raise ReplicaLostError(str(error)) from None
+        response = Response(reader)
+        await response.begin()
+        yield response
+    finally:
+        writer.transport.abort()

@@ -1,0 +1,182 @@
+"""The replicas of a model: started, watched, restarted, replaced one after the other."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+from foreword.cluster.client import ReplicaLostError
+from foreword.cluster.process import ReplicaProcess
+from foreword.errors import ConfigError
+from foreword.routing import make_router
+from foreword.server.config import ServerConfig
+
+PROBE_INTERVAL = 5.0
+PROBES = 3  # failed one after the other: the replica is killed
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0  # before a restart
+MIN_POLL = 0.02
+
+
+class Cluster:
+    """N replicas with numbers from 0, and the router that chooses among those that are ready.
+
+    adapters: bodies of the loads of LoRA adapters, by name; a new process gets them before any request.
+    """
+
+    def __init__(self, model: str, config: ServerConfig, options: Mapping[str, Any]) -> None:
+        if config.kv_events is not None:
+            raise ConfigError(
+                f"kv_events={config.kv_events!r:.80} with replicas={config.replicas}: each replica would need an "
+                "address of its own; start one server per replica"
+            )
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        threads = {} if "FOREWORD_NUM_THREADS" in os.environ else {"num_threads": max(cores // config.replicas, 1)}
+        self._make: Callable[[], ReplicaProcess] = lambda: ReplicaProcess(model, config, {**threads, **options})
+        self._drain_timeout = config.drain_timeout
+        self.router = make_router(config.router, config.replicas)
+        self.replicas: list[ReplicaProcess | None] = [None] * config.replicas
+        self.restarts = [0] * config.replicas
+        self.adapters: dict[str, dict[str, Any]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._replacing = asyncio.Lock()
+        self._identity: tuple[object, ...] = ()
+        for number in range(config.replicas):
+            self.router.close(number)
+
+    @property
+    def ready(self) -> list[tuple[int, ReplicaProcess]]:
+        """Numbers and processes of those that take requests."""
+        return [(n, r) for n, r in enumerate(self.replicas) if r is not None and self.router.is_open(n)]
+
+    async def start(self) -> None:
+        """Start all replicas; returns when all are ready. ConfigError if one cannot be, and none is left."""
+        started = [self._make() for _ in self.replicas]
+        try:
+            await asyncio.gather(*(process.ready() for process in started))
+        except BaseException:
+            for process in started:
+                process.process.kill()
+            raise
+        for number, process in enumerate(started):
+            await self._admit(number, process)
+
+    async def close(self) -> None:
+        """End all replicas."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*(r.end(self._drain_timeout) for r in self.replicas if r is not None))
+
+    @asynccontextmanager
+    async def chosen(
+        self, num_tokens: int, pieces: Sequence[int], piece_size: int, avoid: set[int]
+    ) -> AsyncGenerator[tuple[int, ReplicaProcess], None]:
+        """The replica of a request, which it has within the block. CapacityError if none is ready."""
+        placement = self.router.choose(num_tokens, pieces, piece_size, avoid)
+        process = self.replicas[placement.replica]
+        assert process is not None
+        process.num_requests += 1
+        try:
+            yield placement.replica, process
+        finally:
+            process.num_requests -= 1
+            self.router.ended(placement)
+
+    def replace_all(self) -> None:
+        """Replace the replicas by new processes, one after the other, while they serve."""
+        self._spawn(self._replace_all())
+
+    async def _replace_all(self) -> None:
+        async with self._replacing:
+            _note("replacing the replicas")
+            self._identity = ()
+            for number in range(len(self.replicas)):
+                process = self._make()
+                try:
+                    await process.ready()
+                    before = self.replicas[number]
+                    await self._admit(number, process)
+                except (ConfigError, ReplicaLostError) as error:
+                    await process.end(0.0, kill=True)
+                    before = next((r for r in self.replicas if r is not None), None)
+                    self._identity = () if before is None else before.identity
+                    _note(f"replica {number} was not replaced, nor those after it: {error}")
+                    return
+                if before is not None:
+                    await self._drain(before)
+            _note("all replicas were replaced")
+
+    async def _drain(self, process: ReplicaProcess) -> None:
+        """End a process that gets no more requests when it has none."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._drain_timeout):
+                while process.num_requests:
+                    await asyncio.sleep(MIN_POLL)
+        await process.end(self._drain_timeout)
+
+    async def _admit(self, number: int, process: ReplicaProcess) -> None:
+        """Give requests to a process that is ready. ConfigError if it differs from the others."""
+        if self._identity and process.identity != self._identity:
+            raise ConfigError(
+                f"replica {number} is version, model, max_model_len = {process.identity}, the others are "
+                f"{self._identity}: send SIGHUP to replace all"
+            )
+        for name, body in self.adapters.items():
+            status, answer = await process.call("POST", "/v1/load_lora_adapter", body)
+            if status != 200:
+                raise ConfigError(f"replica {number}: adapter {name!r:.80}: {answer['error']['message']}")
+        self._identity = process.identity
+        self.replicas[number] = process
+        self.router.open(number)
+        self._spawn(self._watch(number, process))
+
+    async def _watch(self, number: int, process: ReplicaProcess) -> None:
+        """Kill a process that does not answer, and start another one in place of one that ended."""
+        probing = asyncio.create_task(_probe(process))
+        try:
+            await process.ended()
+        finally:
+            probing.cancel()
+        if self.replicas[number] is not process:  # replaced
+            return
+        self.router.close(number)
+        self.replicas[number] = None
+        pause = FIRST_PAUSE
+        while self.replicas[number] is None:
+            _note(f"replica {number} ended (status {process.process.exitcode}); it is started again")
+            self.restarts[number] += 1
+            process = self._make()
+            try:
+                await process.ready()
+                if self.replicas[number] is not None:  # all were replaced meanwhile
+                    await process.end(0.0, kill=True)
+                    return
+                await self._admit(number, process)
+            except (ConfigError, ReplicaLostError) as error:
+                _note(f"replica {number}: {error}")
+                await process.end(0.0, kill=True)
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
+            except asyncio.CancelledError:
+                process.process.kill()
+                raise
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+async def _probe(process: ReplicaProcess) -> None:
+    failed = 0
+    while failed < PROBES:
+        await asyncio.sleep(PROBE_INTERVAL)
+        failed = 0 if await process.is_well() else failed + 1
+    process.process.kill()
+
+
+def _note(text: str) -> None:
+    print(f"foreword: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,127 @@
+"""A replica as a process of its own, which ends with the one that started it."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import secrets
+import signal
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from foreword.cluster.client import ReplicaLostError, request
+from foreword.errors import ConfigError, ForewordError
+from foreword.server.config import ServerConfig
+from foreword.server.run import run
+
+PROBE_SECONDS = 10.0
+
+
+class ReplicaProcess:
+    """A process that serves the model on a port of this machine, with a key that only this object knows.
+
+    num_requests: those that the cluster has sent and that have not ended. identity: version, names of the model and
+    max_model_len, once it is ready.
+    """
+
+    def __init__(self, model: str, config: ServerConfig, options: Mapping[str, Any]) -> None:
+        self.key, self.port, self.num_requests = secrets.token_hex(16), 0, 0
+        self.identity: tuple[object, ...] = ()
+        inner = replace(
+            config,
+            host="127.0.0.1",
+            port=0,
+            replicas=1,
+            served_model_name=config.served_model_name or (model,),
+            api_key=(self.key,),
+            admin_key=self.key,
+            cors_origin=(),
+            tls_certificate=None,
+            tls_key=None,
+            access_log=False,
+        )
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(model, inner, dict(options), theirs), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    async def ready(self) -> None:
+        """Wait until it serves. ConfigError with the reason if it does not."""
+        loop, told = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(self._pipe.fileno(), told.set)
+        try:
+            await told.wait()
+        finally:
+            loop.remove_reader(self._pipe.fileno())
+        try:
+            is_ready, text = self._pipe.recv()
+        except (EOFError, OSError):
+            raise ConfigError("a replica ended before it was ready: see its error above") from None
+        if not is_ready:
+            raise ConfigError(text)
+        self.port = urlsplit(text).port or 0
+        version, models = await self.get("/version"), await self.get("/v1/models")
+        base = [m for m in models["data"] if m["parent"] is None]
+        self.identity = (version["version"], *(m["id"] for m in base), base[0]["max_model_len"])
+
+    async def call(self, method: str, path: str, body: object = None) -> tuple[int, Any]:
+        """Status and JSON value of a short request. ReplicaLostError if it does not answer in time."""
+        headers = [(b"authorization", b"Bearer " + self.key.encode()), (b"content-type", b"application/json")]
+        data = b"" if body is None else msgspec.json.encode(body)
+        async with request(self.port, method, path.encode(), headers, data) as response:
+            return response.status, msgspec.json.decode(await response.body())
+
+    async def get(self, path: str) -> Any:
+        return (await self.call("GET", path))[1]
+
+    async def is_well(self) -> bool:
+        """Whether it answers in time."""
+        try:
+            async with asyncio.timeout(PROBE_SECONDS):
+                return (await self.call("GET", "/ready"))[0] == 200
+        except (ReplicaLostError, TimeoutError):
+            return False
+
+    async def end(self, timeout: float, *, kill: bool = False) -> None:
+        """End it: requests in progress are finished within the time, unless it is killed."""
+        (self.process.kill if kill else self.process.terminate)()
+        await asyncio.to_thread(self.process.join, timeout + 5.0)
+        if self.process.is_alive():
+            self.process.kill()
+            await asyncio.to_thread(self.process.join)
+        self._pipe.close()
+
+    async def ended(self) -> None:
+        """Wait until the process has ended."""
+        loop, gone = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(self.process.sentinel, gone.set)
+        try:
+            await gone.wait()
+        finally:
+            loop.remove_reader(self.process.sentinel)
+
+
+def _serve(model: str, config: ServerConfig, options: dict[str, Any], pipe: Connection) -> None:
+    """The replica's main function."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all processes of a terminal; the first one tells us
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    def end_with_parent() -> None:
+        try:
+            pipe.recv()
+        except (EOFError, OSError):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    try:
+        run(model, config, on_ready=lambda url: pipe.send((True, url)), **options)
+    except (ForewordError, OSError) as error:
+        pipe.send((False, str(error)))

@@ -1,0 +1,34 @@
+"""The beginning of a request's prompt, for a router: without tokenizing it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+
+from foreword.routing import text_prefix
+
+PIECE = 512  # characters
+TOKENS_PER_PIECE = 128  # as a rule
+MAX_CHARACTERS = 1 << 18
+FIELDS = ("model", "tools", "system", "messages", "prompt", "input")
+LARGE = 64 << 10
+
+
+async def pieces_of(body: bytes) -> tuple[int, list[int]]:
+    """Roughly how many tokens the prompt in a body has, and the names of its pieces."""
+    if len(body) < LARGE:
+        return _pieces(body)
+    return await asyncio.to_thread(_pieces, body)
+
+
+def _pieces(body: bytes) -> tuple[int, list[int]]:
+    try:
+        given = msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError):
+        return 1, []
+    if not isinstance(given, dict):
+        return 1, []
+    # The order of the fields is that in which they become a prompt.
+    text = b"".join(msgspec.json.encode(given[name]) for name in FIELDS if name in given).decode()
+    return 1 + len(text) * TOKENS_PER_PIECE // PIECE, text_prefix(text[:MAX_CHARACTERS], size=PIECE)

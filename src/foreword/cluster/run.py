@@ -1,0 +1,58 @@
+"""`foreword serve` with several replicas, as a process."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from foreword.cluster.app import make_front
+from foreword.cluster.cluster import Cluster
+from foreword.server.config import ServerConfig
+from foreword.server.listener import AppServer, serve
+from foreword.server.run import allow_connections, bound_socket
+
+
+def run_cluster(model: str, config: ServerConfig, options: Mapping[str, Any]) -> None:
+    """Serve a model with ``config.replicas`` processes until SIGTERM or SIGINT. SIGHUP replaces them one by one.
+
+    options: of `AsyncLLM`; num_threads is by default the share of a replica in the cores. OSError if the address cannot
+    be used, before any replica is started; ConfigError if a replica cannot be started.
+    """
+    allow_connections()
+    with bound_socket(config.host, config.port) as sock:
+        cluster = Cluster(model, config, options)
+        serve(_Server(model, cluster, config, sock), sock)
+
+
+class _Server(AppServer):
+    """Starts the replicas before it listens, and ends them after the last request."""
+
+    def __init__(self, model: str, cluster: Cluster, config: ServerConfig, sock: socket.socket) -> None:
+        name, many = (config.served_model_name or (model,))[0], f"{config.replicas} replicas"
+        super().__init__(
+            make_front(cluster, config),
+            config,
+            sock,
+            lambda url: print(f"foreword: {name} at {url}, {many}", file=sys.stderr, flush=True),
+        )
+        self._cluster = cluster
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        starting = asyncio.create_task(self._cluster.start())
+        while not starting.done():
+            if self.should_exit:
+                starting.cancel()
+            await asyncio.wait((starting,), timeout=0.1)
+        if starting.cancelled():
+            return
+        starting.result()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._cluster.replace_all)
+        await super().startup(sockets)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        await self._cluster.close()

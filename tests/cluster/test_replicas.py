@@ -1,0 +1,122 @@
+"""`foreword serve --replicas`: one server of several processes, with clients and kills. The long ones: updates.py."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from pathlib import Path
+
+import httpx
+import pytest
+from processes import start
+from replica_rig import LONG, PATIENCE, Served
+from server_rig import frames_of
+
+from foreword.cluster.cluster import Cluster
+from foreword.cluster.prompts import pieces_of
+from foreword.errors import ConfigError
+from foreword.server.config import ServerConfig
+
+
+def test_answers_are_those_of_one_server_and_prompts_that_begin_alike_meet(served: Served):
+    prompts = [letter * 3000 for letter in "abcd"]
+    texts = [served.complete(prompt).json()["choices"][0]["text"] for prompt in prompts]
+    assert all(len(text) == 8 for text in texts)
+    before = sum(served.metrics("vllm:prefix_cache_hits_total").values())
+    assert [served.complete(prompt).json()["choices"][0]["text"] for prompt in prompts] == texts
+    hits = sum(served.metrics("vllm:prefix_cache_hits_total").values()) - before
+    assert hits >= 4 * 2900
+    with (
+        served.client() as client,
+        client.stream(
+            "POST", "/v1/completions", json={"prompt": prompts[0], "max_tokens": 8, "temperature": 0, "stream": True}
+        ) as r,
+    ):
+        frames = frames_of(r.read().decode())
+    assert "".join(frame["choices"][0]["text"] for frame in frames) == texts[0]
+
+
+def test_both_replicas_have_work_and_one_page_has_their_metrics(served: Served):
+    before = served.metrics("vllm:request_success_total")
+    threads = [threading.Thread(target=served.complete, args=(f"{i}",), kwargs={"max_tokens": 300}) for i in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    after = served.metrics("vllm:request_success_total")
+    gained = {replica: after[replica] - before.get(replica, 0) for replica in ("0", "1")}
+    assert sum(gained.values()) == 12
+    assert min(gained.values()) >= 3
+    assert served.metrics("foreword:replica_ready") == {"0": 1, "1": 1}
+
+
+def test_errors_keys_and_names_are_those_of_one_server(served: Served):
+    assert httpx.get(f"{served.url}/v1/models", trust_env=False).status_code == 401
+    assert httpx.get(f"{served.url}/ready", trust_env=False).json()["status"] == "ready"
+    assert [m["id"] for m in served.get("/v1/models").json()["data"]] == ["tiny"]
+    refused = served.complete("a", model="large")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (404, "model_not_found")
+    assert served.complete("a", max_tokens=-1).json()["error"]["param"] == "max_tokens"
+    assert served.get("/nothing").status_code == 404
+    assert served.post("/v1/load_lora_adapter", {"lora_name": "x", "lora_path": "none"}).status_code == 400
+    assert served.post("/v1/load_lora_adapter", [1]).status_code == 400
+
+
+def test_a_closed_connection_cancels_and_any_request_can_be_asked_about_and_ended(served: Served):
+    with served.client() as client:
+        with client.stream("POST", "/v1/completions", json={"prompt": "a", **LONG}) as response:
+            name = response.headers["x-request-id"]
+            parts = response.iter_raw()
+            next(parts)
+            assert '"state":"running"' in served.get(f"/requests/{name}/why").text
+            assert [item["id"] for item in served.get("/requests").json()["data"]] == [name]
+        served.wait_until(lambda: not served.get("/requests").json()["data"])
+        with client.stream("POST", "/v1/completions", json={"prompt": "a", **LONG}) as response:
+            parts = response.iter_raw()
+            next(parts)
+            assert served.post("/abort", {"request_id": response.headers["x-request-id"]}).json()["aborted"]
+            text = b"".join(parts).decode()
+    assert '"finish_reason":"abort"' in text
+    assert served.post("/abort", {"request_id": "none"}).status_code == 404
+    assert served.post("/reset_prefix_cache", {}).json() == {"reset": True}
+
+
+def test_a_replica_killed_in_the_middle_of_a_stream_is_an_error_event_and_a_retry_succeeds(served: Served):
+    before = set(served.replicas())
+    restarts = served.metrics("foreword:replica_restarts_total")
+    with served.client() as client, client.stream("POST", "/v1/completions", json={"prompt": "b", **LONG}) as response:
+        parts = response.iter_text()
+        text = next(parts)
+        (running,) = [n for n, count in served.metrics("vllm:num_requests_running").items() if count]
+        os.kill(int(served.metrics("foreword:replica_pid")[running]), signal.SIGKILL)
+        text += "".join(parts)
+    events = [event for event in text.split("\n\n") if event]
+    assert '"code":"replica_lost"' in events[-1]
+    assert all(event.startswith("data: {") and event.endswith("}") for event in events)
+    assert served.complete("b").status_code == 200
+    served.wait_until(lambda: served.metrics("foreword:replica_ready") == {"0": 1, "1": 1})
+    after = served.metrics("foreword:replica_restarts_total")
+    assert after[running] == restarts[running] + 1
+    assert len(before & set(served.replicas())) == 1
+
+
+def test_a_model_that_cannot_be_loaded_is_told_by_one_line(tmp_path: Path):
+    with start("serve", "none.gguf", "--replicas", 2, "--port", 0, cwd=tmp_path) as process:
+        _, error = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 2, error
+    assert b"none.gguf" in error
+    assert error.count(b"\n") == 1, error
+
+
+def test_settings_that_cannot_be_are_refused_before_a_process_is_started():
+    with pytest.raises(ConfigError, match=r"kv_events=.tcp.*start one server per replica"):
+        Cluster("none", ServerConfig(replicas=2, kv_events="tcp://*:5557"), {})
+    with pytest.raises(ConfigError, match="router='best': must be one of"):
+        Cluster("none", ServerConfig(replicas=2, router="best"), {})
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[1]", b'{"messages": 3}', b'{"prompt": [1, 2]}', b"\xff"])
+def test_prompts_that_cannot_be_read_have_no_pieces(body: bytes):
+    assert asyncio.run(pieces_of(body))[1] == []
