@@ -1,30 +1,23 @@
-"""The front end as an ASGI application: requests to replicas, and routes that concern all of them."""
+"""The front end of replicas that are processes."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import AsyncExitStack
 from typing import Any
 
-import msgspec
-from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.requests import Request
-from starlette.responses import Response as Answer
-from starlette.types import ASGIApp, Receive, Scope, Send
+from prometheus_client.core import Metric
+from starlette.types import Scope, Send
 
 from foreword.cluster.client import ReplicaLostError, Response, request
 from foreword.cluster.cluster import Cluster
-from foreword.cluster.metrics import Page, merged, own_metrics
+from foreword.cluster.front import LOST, Called, Front, first_found
+from foreword.cluster.metrics import replica_metrics
 from foreword.cluster.process import ReplicaProcess
 from foreword.cluster.prompts import TOKENS_PER_PIECE, pieces_of
 from foreword.errors import CapacityError
-from foreword.server import app as server_app  # the dialects of errors are registered by the routes
-from foreword.server.config import ServerConfig
 from foreword.server.errors import HttpError
-from foreword.server.gate import Gate
-from foreword.server.reply import reply
 
 DROPPED = frozenset((b"connection", b"keep-alive", b"transfer-encoding", b"content-length", b"host", b"authorization",
                      b"x-api-key", b"x-request-id", b"date", b"expect"))  # fmt: skip
@@ -33,39 +26,15 @@ DROPPED = frozenset((b"connection", b"keep-alive", b"transfer-encoding", b"conte
 FULL = (429, 503)
 """Statuses with which a replica refuses what another one may take."""
 
-LOST = "the replica ended while it answered; send the request again"
 
+class ProcessFront(Front):
+    """Routes over a cluster."""
 
-class Front:
-    """Every route of the server: those that concern all replicas here, all others at one that the router chooses."""
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__()
+        self._cluster = cluster
 
-    def __init__(self, cluster: Cluster, responses: Counter[int]) -> None:
-        self._cluster, self._responses = cluster, responses
-        self._own: dict[str, Callable[[Request], Awaitable[Answer]]] = {
-            "/health": self._health,
-            "/ready": self._ready,
-            "/metrics": self._metrics,
-            "/requests": self._requests,
-            "/abort": self._abort,
-            "/reset_prefix_cache": self._reset,
-            "/v1/load_lora_adapter": self._load,
-            "/v1/unload_lora_adapter": self._unload,
-        }
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        incoming = Request(scope, receive)
-        path = scope["path"]
-        own = self._own.get(path)
-        if path.startswith("/requests/"):
-            own = self._why
-        if own is not None:
-            await (await own(incoming))(scope, receive, send)
-        else:
-            await self._pass_on(scope, await incoming.body(), send)
-
-    # -- to one replica ----------------------------------------------------------------------------------------------
-
-    async def _pass_on(self, scope: Scope, body: bytes, send: Send) -> None:
+    async def pass_on(self, scope: Scope, body: bytes, send: Send) -> None:
         """Answer with the response of a replica; of another one, if that did not begin to answer or is full."""
         num_tokens, pieces = await pieces_of(body) if scope["method"] == "POST" else (1, [])
         tried: set[int] = set()
@@ -93,98 +62,56 @@ class Front:
                 await _answer(response, whole, send)
                 return
 
-    # -- about all replicas ------------------------------------------------------------------------------------------
-
-    async def _health(self, incoming: Request) -> Answer:
-        return reply({"status": "ok"})
-
-    async def _ready(self, incoming: Request) -> Answer:
-        cluster, ready = self._cluster, dict(self._cluster.ready)
-        states = [
-            {"replica": n, "ready": n in ready, "restarts": cluster.restarts[n]} for n in range(len(cluster.replicas))
-        ]
-        if not ready:
-            raise HttpError(503, "no replica is ready", code="not_ready")
-        return reply({"status": "ready", "replicas": states})
-
-    async def _metrics(self, incoming: Request) -> Answer:
-        async def page(number: int, process: ReplicaProcess) -> tuple[int, str]:
+    async def call_all(self, method: str, path: str, body: object = None) -> Called:
+        async def call(number: int, process: ReplicaProcess) -> tuple[str, int, Any] | None:
             try:
-                async with request(process.port, "GET", b"/metrics", _headers(process)) as response:
-                    return number, (await response.body()).decode()
-            except ReplicaLostError:
-                return number, ""
-
-        ready = self._cluster.ready
-        pages = await asyncio.gather(*(page(*known) for known in ready))
-        pids = {number: process.process.pid or 0 for number, process in ready}
-        metrics = [*own_metrics(pids, self._cluster.restarts, self._responses), *merged(pages)]
-        return Answer(Page(metrics).text(), media_type=CONTENT_TYPE_LATEST)
-
-    async def _requests(self, incoming: Request) -> Answer:
-        data = []
-        for number, status, answer in await self._call_all("GET", "/requests"):
-            if status == 200:
-                data += [{**item, "replica": number} for item in answer["data"]]
-        return reply({"object": "list", "data": data})
-
-    async def _why(self, incoming: Request) -> Answer:
-        return _first_found(await self._call_all("GET", incoming.url.path))
-
-    async def _abort(self, incoming: Request) -> Answer:
-        return _first_found(await self._call_all("POST", "/abort", await _json(incoming)))
-
-    async def _reset(self, incoming: Request) -> Answer:
-        found = await self._call_all("POST", "/reset_prefix_cache", await _json(incoming))
-        wrong = next((answer for _, status, answer in found if status != 200), None)
-        if wrong is not None:
-            return reply(wrong, 400)
-        return reply({"reset": all(answer["reset"] for *_, answer in found)})
-
-    async def _load(self, incoming: Request) -> Answer:
-        """On all replicas, or on none."""
-        body = await _json(incoming)
-        found = await self._call_all("POST", "/v1/load_lora_adapter", body)
-        failed = next(((status, answer) for _, status, answer in found if status != 200), None)
-        name = body.get("lora_name") if isinstance(body, dict) else None
-        if failed is None and isinstance(body, dict):
-            self._cluster.adapters[str(name)] = {**body, "load_inplace": True}
-            return reply(found[0][2])
-        if name not in self._cluster.adapters:
-            for number, status, _ in found:
-                process = self._cluster.replicas[number]
-                if status == 200 and process is not None:
-                    await process.call("POST", "/v1/unload_lora_adapter", {"lora_name": name})
-        assert failed is not None  # a body that is no object is refused
-        return reply(failed[1], failed[0])
-
-    async def _unload(self, incoming: Request) -> Answer:
-        body = await _json(incoming)
-        found = await self._call_all("POST", "/v1/unload_lora_adapter", body)
-        if isinstance(body, dict):
-            self._cluster.adapters.pop(str(body.get("lora_name")), None)
-        return _first_found(found)
-
-    async def _call_all(self, method: str, path: str, body: object = None) -> list[tuple[int, int, Any]]:
-        """Number of the replica, status and JSON value, of those that answer. HttpError 503 if none does."""
-
-        async def call(number: int, process: ReplicaProcess) -> tuple[int, int, Any] | None:
-            try:
-                return number, *(await process.call(method, path, body))
+                return str(number), *(await process.call(method, path, body))
             except ReplicaLostError:
                 return None
 
         found = await asyncio.gather(*(call(*known) for known in self._cluster.ready))
-        answers = [answer for answer in found if answer is not None]
-        if not answers:
-            raise HttpError(503, "no replica is ready", code="not_ready")
-        return answers
+        return [answer for answer in found if answer is not None]
 
+    async def pages(self) -> Iterable[tuple[str, str]]:
+        async def page(number: int, process: ReplicaProcess) -> tuple[str, str]:
+            try:
+                async with request(process.port, "GET", b"/metrics", _headers(process)) as response:
+                    return str(number), (await response.body()).decode()
+            except ReplicaLostError:
+                return str(number), ""
 
-def make_front(cluster: Cluster, config: ServerConfig) -> ASGIApp:
-    """The front end behind keys and limits, those of the server."""
-    responses: Counter[int] = Counter()
-    return server_app.with_origins(Gate(Front(cluster, responses), config, responses), config)
+        return await asyncio.gather(*(page(*known) for known in self._cluster.ready))
+
+    def own_metrics(self) -> Iterable[Metric]:
+        pids = {number: process.process.pid or 0 for number, process in self._cluster.ready}
+        return *super().own_metrics(), *replica_metrics(pids, self._cluster.restarts)
+
+    async def states(self) -> list[dict[str, Any]]:
+        ready = dict(self._cluster.ready)
+        restarts = enumerate(self._cluster.restarts)
+        return [{"replica": n, "ready": n in ready, "restarts": count} for n, count in restarts if ready]
+
+    async def load(self, body: object) -> tuple[int, Any]:
+        found = await self._called("POST", "/v1/load_lora_adapter", body)
+        failed = next(((status, answer) for _, status, answer in found if status != 200), None)
+        if failed is None:
+            assert isinstance(body, dict)  # others are refused
+            self._cluster.adapters[body["lora_name"]] = {**body, "load_inplace": True}
+            return 200, found[0][2]
+        name = body.get("lora_name") if isinstance(body, dict) else None
+        if name not in self._cluster.adapters:
+            for number, status, _ in found:
+                process = self._cluster.replicas[int(number)]
+                if status == 200 and process is not None:
+                    await process.call("POST", "/v1/unload_lora_adapter", {"lora_name": name})
+        return failed
+
+    async def unload(self, body: object) -> tuple[int, Any]:
+        found = await self._called("POST", "/v1/unload_lora_adapter", body)
+        if isinstance(body, dict):
+            self._cluster.adapters.pop(str(body.get("lora_name")), None)
+        answer, status = first_found(found)
+        return status, answer
 
 
 def _request(scope: Scope, process: ReplicaProcess, body: bytes) -> Any:
@@ -225,16 +152,3 @@ async def _whole_events(response: Response) -> AsyncGenerator[bytes, None]:
             yield events + end
     if rest:
         yield rest
-
-
-async def _json(incoming: Request) -> object:
-    try:
-        return msgspec.json.decode(await incoming.body())
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise HttpError(400, f"body: is not JSON: {error}", param="body") from None
-
-
-def _first_found(found: list[tuple[int, int, Any]]) -> Answer:
-    """The first answer with status 200, or any."""
-    _, status, answer = next((known for known in found if known[1] == 200), found[0])
-    return reply(answer, status)

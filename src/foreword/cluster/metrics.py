@@ -10,19 +10,27 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.parser import text_string_to_metric_families
 
 
-def merged(pages: Iterable[tuple[int, str]]) -> list[Metric]:
-    """The metrics of pages in Prometheus' text format, by number of the replica."""
+def merged(pages: Iterable[tuple[str, str]]) -> list[Metric]:
+    """The metrics of pages in Prometheus' text format, by the name of the replica."""
     families: dict[str, Metric] = {}
-    for number, page in pages:
+    for name, page in pages:
         for found in text_string_to_metric_families(page):
             family = families.setdefault(found.name, Metric(found.name, found.documentation, found.type))
             for sample in found.samples:
-                family.samples.append(sample._replace(labels={**sample.labels, "replica": str(number)}))
+                family.samples.append(sample._replace(labels={**sample.labels, "replica": name}))
     return list(families.values())
 
 
-def own_metrics(pids: Mapping[int, int], restarts: Sequence[int], responses: Counter[int]) -> Iterator[Metric]:
-    """What the front end knows: replicas that are ready and their processes, restarts, its responses by status."""
+def responses_by_status(responses: Counter[int]) -> Metric:
+    """The responses of the front end."""
+    answered = CounterMetricFamily("foreword:front_responses", "Answered HTTP requests.", labels=["status"])
+    for status, count in list(responses.items()):
+        answered.add_metric([str(status)], count)
+    return answered
+
+
+def replica_metrics(pids: Mapping[int, int], restarts: Sequence[int]) -> Iterator[Metric]:
+    """Replicas that are ready, by number, and their processes; restarts of all."""
     ready = GaugeMetricFamily("foreword:replica_ready", "Whether the replica takes requests.", labels=["replica"])
     process = GaugeMetricFamily("foreword:replica_pid", "Its process, if it does.", labels=["replica"])
     again = CounterMetricFamily("foreword:replica_restarts", "Restarts after an end.", labels=["replica"])
@@ -31,10 +39,7 @@ def own_metrics(pids: Mapping[int, int], restarts: Sequence[int], responses: Cou
         again.add_metric([str(number)], count)
     for number, pid in pids.items():
         process.add_metric([str(number)], pid)
-    answered = CounterMetricFamily("foreword:front_responses", "Answered HTTP requests.", labels=["status"])
-    for status, answers in list(responses.items()):
-        answered.add_metric([str(status)], answers)
-    yield from (ready, process, again, answered)
+    yield from (ready, process, again)
 
 
 class Page:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from foreword.cluster.app import make_front
+from foreword.cluster.app import ProcessFront
 from foreword.cluster.cluster import Cluster
 from foreword.server.config import ServerConfig
 from foreword.server.listener import AppServer, serve
@@ -34,7 +34,7 @@ class _Server(AppServer):
     def __init__(self, model: str, cluster: Cluster, config: ServerConfig, sock: socket.socket) -> None:
         name, many = (config.served_model_name or (model,))[0], f"{config.replicas} replicas"
         super().__init__(
-            make_front(cluster, config),
+            ProcessFront(cluster).behind_gate(config),
             config,
             sock,
             lambda url: print(f"foreword: {name} at {url}, {many}", file=sys.stderr, flush=True),
