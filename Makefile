@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMPS := .stamps
 
-.PHONY: help demo clients test smoke schemas fuzz storms soak soak-server sanitize proofs replicas torch transformers device wheel check bench native arm emulate clean
+.PHONY: help demo clients test smoke schemas fuzz storms soak soak-server sanitize proofs replicas ray torch transformers device wheel check bench native arm emulate clean
 .DEFAULT_GOAL := demo
 
 help:  ## list the targets
@@ -69,6 +69,10 @@ proofs: $(STAMPS)/test  ## corrupt each name of the reference pages, run its pro
 
 replicas: $(STAMPS)/test  ## foreword serve --replicas: kills, updates of all replicas under load, adapters
 	$(BIN)/python -m pytest tests/cluster/test_replicas.py tests/cluster/updates.py
+
+ray: $(STAMPS)/test  ## Ray Serve, Ray Data and batches on a Ray that the tests start (minutes)
+	$(PIP) 'ray[serve,data]>=2.60'
+	$(BIN)/python -m pytest tests/on_ray
 
 torch: $(STAMPS)/test  ## every test that needs PyTorch, with PyTorch for the CPU (minutes)
 	$(PIP) 'torch>=2.11,<2.14' 'numpy>=2.1'

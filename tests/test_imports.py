@@ -46,6 +46,7 @@ LAYERS = {
         "kv_events",
     },
     "cluster": {"routing", "server"},
+    "ray": {"batch", "cluster", "engine", "openai", "routing", "server"},
     "bench": {
         "batch",
         "device",
@@ -70,6 +71,7 @@ LAYERS = {
         "insight",
         "bench",
         "cluster",
+        "ray",
         "openai",
         "routing",
         "server",

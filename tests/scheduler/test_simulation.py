@@ -75,6 +75,15 @@ def test_a_trace_repeats_with_prompts_of_its_own():
     assert requests[0].names(0, 600, 600, 8).tolist() == [0] * 64 + [1] * 11
 
 
+def test_copies_run_at_the_same_time_with_prompts_of_their_own():
+    trace = Trace((Arrival(0.0, 600, 2, (0, 1)), Arrival(4.0, 512, 1, (0,)), Arrival(6.0, 5, 1)))
+    found = list(trace.requests(9, copies=3))
+    assert [a.time for a in found] == pytest.approx([0, 0, 0, 0.001, 2, 2.001, 4, 4.001, 6], abs=1e-9)
+    assert [a.hash_ids for a in found] == [(0, 1), (2,), (), (10, 11), (), (8, 9), (0,), (10,), ()]
+    with pytest.raises(ConfigError, match="copies=0"):
+        trace.requests(1, copies=0)
+
+
 def test_both_trace_formats_are_read(tmp_path: Path):
     table = tmp_path / "a.csv"
     table.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n"

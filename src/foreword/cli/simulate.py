@@ -30,6 +30,9 @@ def simulate(
         int, typer.Option(min=1, max=simulation.MAX_PROCESSES, help="Processes that share the replicas.")
     ] = 1,
     speed: Annotated[float, typer.Option(min=1e-6, max=1e6, help="Factor on the arrival rate.")] = 1.0,
+    copies: Annotated[
+        int, typer.Option(min=1, max=simulation.MAX_COPIES, help="Copies of the trace that run at the same time.")
+    ] = 1,
     num_blocks: Annotated[int, typer.Option(min=2, max=2**28, help="Blocks of the KV pool.")] = 8192,
     block_size: BlockSize = 64,
     max_num_seqs: MaxNumSeqs = 256,
@@ -71,7 +74,7 @@ def simulate(
         for policy in policies.split(",")
         for router in routers.split(",")
     ]
-    load = loaded.requests(requests or len(loaded.arrivals), speed=speed)
+    load = loaded.requests(requests or copies * len(loaded.arrivals), speed=speed, copies=copies)
     if not as_json:
         fleet = f"{replicas:,} replicas of " if replicas > 1 else ""
         print(

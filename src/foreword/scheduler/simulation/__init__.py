@@ -4,9 +4,10 @@ from foreword.scheduler.simulation.cost import CostModel
 from foreword.scheduler.simulation.report import SimulationReport
 from foreword.scheduler.simulation.simulator import MAX_PROCESSES, MAX_REPLICAS, Fleet, simulate
 from foreword.scheduler.simulation.statistics import Durations, LatencyHistogram, TimeSeries
-from foreword.scheduler.simulation.trace import Arrival, Load, Trace, read_trace
+from foreword.scheduler.simulation.trace import MAX_COPIES, Arrival, Load, Trace, read_trace
 
 __all__ = [
+    "MAX_COPIES",
     "MAX_PROCESSES",
     "MAX_REPLICAS",
     "Arrival",

@@ -8,7 +8,9 @@ import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from itertools import count
+from heapq import merge
+from itertools import count, islice
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from foreword.errors import ConfigError
 from foreword.jsonfile import parse_object, read_bytes
 
 HASHED_TOKENS = 512  # tokens per hash id of a trace
+MAX_COPIES = 100_000
 MAX_TIME = 1e10  # seconds of a trace: 300 years
 _HALF = 2**30  # token ids below this represent hash ids, those from here on requests
 
@@ -61,13 +64,16 @@ class Trace:
         """Tokens of its longest request."""
         return max(a.input_length + a.output_length for a in self.arrivals)
 
-    def requests(self, num_requests: int, *, speed: float = 1.0) -> Load:
+    def requests(self, num_requests: int, *, speed: float = 1.0, copies: int = 1) -> Load:
         """``num_requests`` arrivals, ``speed`` times as fast; the trace is repeated as often as needed, with
-        prompts of its own each time. ConfigError for a speed outside [1e-6, 1e6].
+        prompts of its own each time. copies: that run at the same time, each with prompts of its own and begun at
+        another place of the trace. ConfigError for a speed outside [1e-6, 1e6] or copies outside [1, 1e5].
         """
         if not 1e-6 <= speed <= 1e6:
             raise ConfigError(f"speed={speed}: must be in [1e-6, 1e6]; 1 is the trace's own")
-        return Load(self, num_requests, speed)
+        if not 1 <= copies <= MAX_COPIES:
+            raise ConfigError(f"copies={copies}: must be in [1, {MAX_COPIES}]")
+        return Load(self, num_requests, speed, copies)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,19 +83,24 @@ class Load:
     trace: Trace
     num_requests: int
     speed: float
+    copies: int
 
     def __iter__(self) -> Iterator[Arrival]:
+        largest = max((max(a.hash_ids) for a in self.trace.arrivals if a.hash_ids), default=0)
+        copies = [self._copy(number, 1 + largest) for number in range(self.copies)]
+        return islice(merge(*copies, key=attrgetter("time")) if len(copies) > 1 else copies[0], self.num_requests)
+
+    def _copy(self, number: int, stride: int) -> Iterator[Arrival]:
+        """The arrivals of a copy, without end."""
         arrivals, speed = self.trace.arrivals, self.speed
         period = arrivals[-1].time + 1e-3
-        stride = 1 + max((max(a.hash_ids) for a in arrivals if a.hash_ids), default=0)
-        left = self.num_requests
+        first = len(arrivals) * number // self.copies
         for turn in count():
-            for a in arrivals[:left]:
-                ids = tuple([h + turn * stride for h in a.hash_ids]) if turn else a.hash_ids
-                yield Arrival((a.time + turn * period) / speed, a.input_length, a.output_length, ids)
-            left -= len(arrivals)
-            if left <= 0:
-                return
+            shift = stride * (turn * self.copies + number)
+            begin = turn * period - arrivals[first].time if number else turn * period
+            for a in arrivals[0 if turn else first :]:
+                ids = tuple([h + shift for h in a.hash_ids]) if shift else a.hash_ids
+                yield Arrival((a.time + begin) / speed, a.input_length, a.output_length, ids)
 
 
 def read_trace(path: str | Path) -> Trace:

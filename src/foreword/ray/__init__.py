@@ -1,0 +1,1 @@
+"""Foreword on Ray: an application of Ray Serve, a stage of Ray Data, and batches over actors. Extra: foreword[ray]."""

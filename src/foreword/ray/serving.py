@@ -1,0 +1,226 @@
+"""An application of Ray Serve: one ingress with the server's keys, limits and routes, and replicas of the engine.
+
+HTTP ──▶ Ingress: Gate, routes about all replicas ──▶ ForewordRouter ──▶ Engine: AsyncLLM, the server's application
+
+from foreword.ray.serving import application
+serve.run(application("smollm2", num_replicas=2))
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
+from ray.serve.exceptions import BackPressureError
+from ray.serve.handle import DeploymentHandle
+from starlette.types import ASGIApp, Message, Scope, Send
+
+from foreword import __version__
+from foreword.cluster.front import LOST, Called, Front
+from foreword.cluster.prompts import pieces_of
+from foreword.engine.async_llm import AsyncLLM
+from foreword.engine.loras import named_paths
+from foreword.errors import ConfigError
+from foreword.ray.scaling import PRESSURE, WAITING, policy
+from foreword.server.app import make_app
+from foreword.server.config import ServerConfig
+from foreword.server.context import Context
+from foreword.server.errors import HttpError
+
+Called3 = tuple[str, int, bytes]
+BROADCAST_SECONDS = 30.0
+
+
+class Engine:
+    """A replica: an engine, and the server's application in the same process, called without a socket.
+
+    version: of the package that deployed it; another one here is a ConfigError.
+    """
+
+    def __init__(self, model: str, config: ServerConfig, options: Mapping[str, Any], version: str) -> None:
+        if version != __version__:
+            raise ConfigError(
+                f"foreword {__version__} is installed here, and {version} where the application was deployed: install "
+                "one version on all nodes"
+            )
+        names, loras = config.served_model_name or (model,), named_paths(config.adapter)
+        self._llm = AsyncLLM(model, loras=loras, **{"seed": None, **options})
+        context = Context(engine=self._llm, tokenizer=self._llm.tokenizer, names=names, config=config)
+        self._app, self._name = make_app(context), serve.get_replica_context().replica_id.unique_id
+
+    async def answer(
+        self, scope: dict[str, Any], body: bytes, num_tokens: int = 1, pieces: Sequence[int] = ()
+    ) -> AsyncGenerator[Message, None]:
+        """The messages of the response of the server's application. Closing the generator cancels the request."""
+        messages: asyncio.Queue[Message | None] = asyncio.Queue(1)
+        is_gone = asyncio.Event()
+        waiting = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def receive() -> Message:
+            if waiting:
+                return waiting.pop()
+            await is_gone.wait()
+            return {"type": "http.disconnect"}
+
+        async def run() -> None:
+            await self._app(scope, receive, messages.put)
+            await messages.put(None)
+
+        task = asyncio.create_task(run())
+        try:
+            while (message := await messages.get()) is not None:
+                yield message
+        finally:
+            is_gone.set()
+            while not task.done():  # it may want to say more
+                if not messages.empty():
+                    messages.get_nowait()
+                await asyncio.sleep(0)
+            await task
+
+    async def call(self, method: str, path: str, body: bytes = b"") -> Called3:
+        """The name of the replica, status and body of a short request."""
+        headers = [(b"content-type", b"application/json")]
+        scope = {"type": "http", "method": method, "path": path, "headers": headers, "query_string": b"",
+                 "http_version": "1.1", "scheme": "http"}  # fmt: skip
+        messages = [message async for message in self.answer(scope, body)]
+        return self._name, messages[0]["status"], b"".join(message.get("body", b"") for message in messages)
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Called by Ray Serve: see `foreword.ray.scaling`."""
+        scheduler, pool = self._llm.engine.scheduler, self._llm.engine.cache.pool
+        used = max(pool.num_used / (pool.num_blocks - 1), len(scheduler.running) / scheduler.config.max_num_seqs)
+        return {WAITING: float(len(scheduler.waiting)), PRESSURE: used}
+
+    def check_health(self) -> None:
+        """Called by Ray Serve, which replaces a replica that raises."""
+        if self._llm.is_closed:
+            raise RuntimeError("the engine is closed")
+
+
+class RayFront(Front):
+    """The front end of engines that Ray Serve runs."""
+
+    def __init__(self, engines: DeploymentHandle) -> None:
+        super().__init__()
+        self._engines = engines
+
+    async def pass_on(self, scope: Scope, body: bytes, send: Send) -> None:
+        num_tokens, pieces = await pieces_of(body) if scope["method"] == "POST" else (1, [])
+        names = ("type", "method", "path", "raw_path", "query_string", "http_version", "scheme", "client", "server")
+        inner: dict[str, Any] = {name: scope[name] for name in names if name in scope}
+        kept = [(name, value) for name, value in scope["headers"] if name not in (b"authorization", b"x-api-key")]
+        inner["headers"] = [*kept, (b"x-request-id", scope["request_id"].encode())]
+        for is_last in (False, True):
+            answers = self._engines.options(stream=True).answer.remote(
+                inner, body, num_tokens=num_tokens, pieces=pieces
+            )
+            is_begun = False
+            try:
+                async for message in answers:
+                    if message["type"] == "http.response.start":
+                        names_sent = (b"x-request-id", b"date")
+                        message["headers"] = [h for h in message.get("headers", ()) if h[0] not in names_sent]
+                    is_begun = True
+                    await send(message)
+                return
+            except asyncio.CancelledError:  # the client has closed the connection
+                answers.cancel()
+                raise
+            except BackPressureError:
+                raise HttpError(429, "all replicas are full", code="full", headers={"Retry-After": "1"}) from None
+            except RayError:
+                if is_begun or is_last:
+                    again = {"Retry-After": "1"}
+                    raise HttpError(503, LOST, code="replica_lost", headers=again) from None
+
+    async def call_all(self, method: str, path: str, body: object = None) -> Called:
+        data = b"" if body is None else msgspec.json.encode(body)
+        return [
+            (name, status, msgspec.json.decode(text))
+            for name, status, text in await self._broadcast(method, path, data)
+        ]
+
+    async def pages(self) -> Iterable[tuple[str, str]]:
+        return [(name, text.decode()) for name, _, text in await self._broadcast("GET", "/metrics", b"")]
+
+    async def states(self) -> list[dict[str, Any]]:
+        return [{"replica": name, "ready": status == 200} for name, status, _ in await self.call_all("GET", "/ready")]
+
+    async def load(self, body: object) -> tuple[int, Any]:
+        reason = "adapters of a Ray application are given when it is deployed: the setting adapter"
+        raise HttpError(400, reason, code="not_supported")
+
+    unload = load
+
+    async def _broadcast(self, method: str, path: str, body: bytes) -> list[Called3]:
+        try:
+            found: list[Called3] = await self._engines.broadcast("call", method, path, body).results_async(
+                timeout_s=BROADCAST_SECONDS
+            )
+        except (RayError, TimeoutError) as error:
+            raise HttpError(503, f"a replica did not answer: {type(error).__name__}", code="replica_lost") from None
+        return found
+
+
+class Ingress:
+    """The deployment that Ray Serve's proxies send HTTP requests to."""
+
+    def __init__(self, engines: DeploymentHandle, config: ServerConfig) -> None:
+        self._engines, self._config = engines, config
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        return RayFront(self._engines).behind_gate(self._config)
+
+
+def application(
+    model: str,
+    config: ServerConfig | None = None,
+    *,
+    num_replicas: int | tuple[int, int] = 1,
+    num_cpus: float = 1.0,
+    autoscaling: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> serve.Application:
+    """A model on replicas of the engine, with the routes of `foreword serve`.
+
+    config: of `foreword serve`; host, port and certificates are Ray Serve's. num_replicas: or (least, most), between
+    which Ray scales by `foreword.ray.scaling`; autoscaling: further fields of Ray's AutoscalingConfig, such as delays.
+    num_cpus: of a replica, in Ray's accounts and as threads. options: of `AsyncLLM`.
+    """
+    config = config or ServerConfig()
+    if config.kv_events is not None or config.tls_certificate is not None:
+        raise ConfigError("kv_events, tls_certificate: are not supported on Ray; leave them out")
+    inner = replace(config, api_key=(), admin_key=None, cors_origin=(), access_log=False)
+    router = RequestRouterConfig(
+        request_router_class="foreword.ray.router:ForewordRouter", request_router_kwargs={"router": config.router}
+    )
+    settings: dict[str, Any] = {"num_replicas": num_replicas}
+    if isinstance(num_replicas, tuple):
+        least, most = num_replicas
+        rule = AutoscalingPolicy(policy_function=policy)
+        settings = {
+            "autoscaling_config": AutoscalingConfig(
+                min_replicas=least, max_replicas=most, policy=rule, **dict(autoscaling or {})
+            )
+        }
+    engine = serve.deployment(Engine).options(
+        name="Engine",
+        max_ongoing_requests=2 * config.max_requests,  # the engine refuses those above max_requests itself
+        ray_actor_options={"num_cpus": num_cpus},
+        graceful_shutdown_timeout_s=config.drain_timeout,
+        request_router_config=router,
+        **settings,
+    )
+    ingress = serve.deployment(serve.ingress()(Ingress)).options(
+        name="Ingress", max_ongoing_requests=16 * config.max_requests, ray_actor_options={"num_cpus": 0}
+    )
+    threads = {"num_threads": max(int(num_cpus), 1)}
+    engines = engine.bind(model, inner, {**threads, **options}, __version__)
+    return ingress.bind(engines, config)

@@ -1,0 +1,123 @@
+"""The application of Ray Serve: answers, streams, cancels, kills, metrics, and where requests go."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from server_rig import frames_of
+
+from foreword import LLM, SamplingParams
+from foreword.server.config import ServerConfig
+
+ray = pytest.importorskip("ray", reason="needs foreword[ray]: `make ray`")
+from ray import serve  # noqa: E402
+
+from foreword.ray.scaling import wanted_replicas  # noqa: E402
+from foreword.ray.serving import application  # noqa: E402
+
+PATIENCE = 90.0
+LONG = {"prompt": "a", "max_tokens": 90000, "stream": True, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def client(cluster: None, talker: Path) -> Iterator[httpx.Client]:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    serve.start(http_options={"host": "127.0.0.1", "port": port})
+    config = ServerConfig(served_model_name=("tiny",), api_key=("key",))
+    serve.run(application(str(talker), config, num_replicas=2, max_model_len=100000), name="tiny")
+    headers = {"Authorization": "Bearer key"}
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE, trust_env=False, headers=headers) as found:
+        yield found
+    serve.shutdown()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.1)
+
+
+def metrics(client: httpx.Client, name: str) -> dict[str, float]:
+    found: Counter[str] = Counter()
+    for family in text_string_to_metric_families(client.get("/metrics").text):
+        for sample in family.samples:
+            if sample.name == name:
+                found[sample.labels["replica"]] += sample.value
+    return dict(found)
+
+
+def test_answers_and_streams_are_those_of_the_engine(client: httpx.Client, talker: Path):
+    (known,) = LLM(str(talker)).generate(["Once"], SamplingParams(max_tokens=12, temperature=0))
+    body = {"model": "tiny", "prompt": "Once", "max_tokens": 12, "temperature": 0}
+    whole = client.post("/v1/completions", json=body).json()
+    assert whole["choices"][0]["text"] == known.outputs[0].text
+    with client.stream("POST", "/v1/completions", json={**body, "stream": True}) as response:
+        frames = frames_of(response.read().decode())
+    assert "".join(frame["choices"][0]["text"] for frame in frames) == known.outputs[0].text
+
+
+def test_errors_keys_and_names_are_those_of_the_server(client: httpx.Client):
+    assert httpx.get(f"{client.base_url}/v1/models", trust_env=False).status_code == 401
+    assert [m["id"] for m in client.get("/v1/models").json()["data"]] == ["tiny"]
+    refused = client.post("/v1/completions", json={"model": "large", "prompt": "a"})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (404, "model_not_found")
+    assert client.post("/v1/load_lora_adapter", json={"lora_name": "x"}).json()["error"]["code"] == "not_supported"
+    assert len(client.get("/ready").json()["replicas"]) == 2
+
+
+def test_prompts_that_begin_alike_meet_and_others_are_spread(client: httpx.Client):
+    prompts = [letter * 3000 for letter in "bcdefghi"]
+    before, asked = metrics(client, "vllm:prefix_cache_hits_total"), metrics(client, "vllm:prompt_tokens_total")
+    for _ in range(2):
+        for prompt in prompts:
+            assert client.post("/v1/completions", json={"prompt": prompt, "max_tokens": 2}).status_code == 200
+    after, tokens = metrics(client, "vllm:prefix_cache_hits_total"), metrics(client, "vllm:prompt_tokens_total")
+    assert sum(after.values()) - sum(before.values()) >= 8 * 2900
+    assert len(tokens) == 2
+    assert sum(tokens.values()) - sum(asked.values()) == 16 * 3000
+
+
+def test_a_closed_connection_cancels(client: httpx.Client):
+    with client.stream("POST", "/v1/completions", json=LONG) as response:
+        parts = response.iter_raw()
+        next(parts)
+        wait_until(lambda: len(client.get("/requests").json()["data"]) == 1)
+    wait_until(lambda: client.get("/requests").json()["data"] == [])
+
+
+def test_a_replica_killed_in_the_middle_of_a_stream_is_an_error_event_and_a_retry_succeeds(client: httpx.Client):
+    with client.stream("POST", "/v1/completions", json=LONG) as response:
+        parts = response.iter_text()
+        text = next(parts)
+        running = [name for name, count in metrics(client, "vllm:num_requests_running").items() if count]
+        assert len(running) == 1
+        named = ray.util.list_named_actors(all_namespaces=True)
+        (found,) = [known for known in named if running[0] in known["name"]]
+        ray.kill(ray.get_actor(found["name"], namespace=found["namespace"]))
+        text += "".join(parts)
+    assert '"code":"replica_lost"' in text.split("\n\n")[-2]
+    assert client.post("/v1/completions", json={"prompt": "a", "max_tokens": 3}).status_code == 200
+    wait_until(lambda: len(client.get("/ready").json().get("replicas", ())) == 2)
+
+
+@pytest.mark.parametrize(
+    ("current", "waiting", "pressure", "wanted"),
+    [
+        (2, [0, 0], [0.7, 0.7], 2),
+        (2, [3, 0], [0.5, 0.5], 3),
+        (2, [0, 0], [1.0, 1.0], 3),
+        (4, [0, 0, 0, 0], [0.1, 0.1, 0.1, 0.1], 1),
+        (3, [], [], 3),
+    ],
+)
+def test_replicas_follow_what_waits_and_how_full_caches_are(current, waiting, pressure, wanted):
+    assert wanted_replicas(current, dict(enumerate(waiting)), dict(enumerate(pressure))) == wanted
