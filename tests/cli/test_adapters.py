@@ -71,8 +71,8 @@ def test_the_lines_of_a_batch_name_adapters_as_their_models(talker, adapters, an
 
 def test_an_adapter_that_vanished_fails_its_lines_alone(talker, tmp_path):
     paths = {name: write_adapter(tmp_path / name, talker, seed) for seed, name in enumerate(("law", "code"))}
-    from foreword.cli.batch import Batch
-    from foreword.cli.batch_file import batch_lines
+    from foreword.openai.batch import Batch
+    from foreword.openai.batch_file import batch_lines
 
     lines = [json.dumps({"custom_id": f"{name}{i}", "method": "POST", "url": "/v1/completions",
                          "body": {"prompt": ["Hi", "Ho"], "max_tokens": 4, "model": name}}).encode()

@@ -18,9 +18,9 @@ from typer.testing import CliRunner
 
 from foreword import LLM, SamplingParams
 from foreword.cli.app import app
-from foreword.cli.batch import Batch
-from foreword.cli.batch_file import Results, batch_lines
 from foreword.errors import ConfigError, ForewordError
+from foreword.openai.batch import Batch
+from foreword.openai.batch_file import Results, batch_lines
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 

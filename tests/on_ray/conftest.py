@@ -1,4 +1,4 @@
-"""A Ray of 8 logical CPUs that the tests start and stop, and the tiny model. Without the extra the tests are skipped."""
+"""A Ray of 8 logical CPUs that the tests start and stop, and the tiny model. Without the extra tests are skipped."""
 
 import os
 import sys

@@ -15,8 +15,8 @@ import foreword
 from foreword import errors
 from foreword.batch import SamplingParams
 from foreword.batch.step.tensors import StaleBatchError
-from foreword.cli.batch_file import LineError
 from foreword.executors.pooling import BadHiddenStatesError
+from foreword.openai.batch_file import LineError
 from foreword.sampling import BadLogitsError, NoTokenLeftError
 
 ERRORS: list[errors.ForewordError] = [

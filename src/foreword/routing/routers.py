@@ -127,8 +127,8 @@ class LeastLoaded(Router):
         return Placement(self._least(), num_tokens + REQUEST_TOKENS)
 
 
-PIECES_PER_REPLICA = 1024
-"""Pieces that a router remembers per replica: of 512 tokens, as many as a pool of 8,192 blocks of 64 holds."""
+PIECES_PER_REPLICA = 8192
+"""Pieces that a router remembers per replica: of 512 tokens, as many as a pool of 4 million tokens holds."""
 
 MAX_PIECES = 2**21
 """The most that it remembers, in some 200 MB."""

@@ -2,7 +2,7 @@
 
 import json
 
-from foreword.cli.batch_file import Results, batch_lines
+from foreword.openai.batch_file import Results, batch_lines
 from fuzz.mutations import mutate_bytes, mutate_json
 from fuzz.target import Target
 
