@@ -8,7 +8,7 @@ import pytest
 
 from foreword.errors import CapacityError, ConfigError
 from foreword.routing import ROUTERS, PrefixIndex, make_router, text_prefix
-from foreword.routing.routers import REQUEST_TOKENS
+from foreword.routing.routers import NEW_TOKEN_WEIGHT, REQUEST_TOKENS
 
 
 def test_prefixes_are_found_on_the_replicas_that_had_them():
@@ -80,13 +80,11 @@ def test_choices_are_those_of_the_definitions():
     assert [least.choose(n).replica for n in (500, 10, 20, 30, 40)] == [0, 1, 2, 1, 2]
     sticky, prefix = make_router("sticky", 3), make_router("prefix", 3)
     assert [sticky.choose(1000, [1, 2], 500).replica for _ in range(20)] == [0] * 20
-    chosen = [prefix.choose(1000, [1, 2], 500) for _ in range(3)]
-    assert [(p.replica, p.work) for p in chosen] == [
-        (0, 1000 + REQUEST_TOKENS),  # it has 1,512 tokens of work then, the others 0 and the prompt's 1,000
-        (1, 1000 + REQUEST_TOKENS),
-        (2, 1000 + REQUEST_TOKENS),
-    ]
-    assert prefix.choose(1000, [1, 2], 500).work == REQUEST_TOKENS
+    chosen = [prefix.choose(1000, [1, 2], 500) for _ in range(7)]
+    has_it, lacks_it = REQUEST_TOKENS, 1000 + REQUEST_TOKENS
+    stays = 1 + (NEW_TOKEN_WEIGHT * 1000 - lacks_it) // has_it + 1  # until its work is above that of the whole prompt
+    assert [p.replica for p in chosen] == [0] * stays + [1] * (7 - stays)
+    assert [p.work for p in chosen] == [lacks_it] + [has_it] * (stays - 1) + [lacks_it] * (7 - stays)
 
 
 def test_what_cannot_be_is_refused():

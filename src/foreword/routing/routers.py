@@ -21,6 +21,10 @@ REQUEST_TOKENS = 512
 """Tokens of a prompt that are as much work as one answer, whose length is not known."""
 
 
+NEW_TOKEN_WEIGHT = 4
+"""Work that may wait elsewhere instead of a token being computed again, which would take time from all requests."""
+
+
 @dataclass(frozen=True, slots=True)
 class Placement:
     """A request on its replica, and the work that it adds there until it ends."""
@@ -162,10 +166,10 @@ class Sticky(Router):
 
 
 class Prefix(Sticky):
-    """The replica that will be done first: the least sum of its work and the tokens of this prompt it does not have."""
+    """The least sum of the work of the replica and, weighted, the tokens of this prompt that it does not have."""
 
     def _cost(self, replica: int, num_new: int) -> tuple[int, int]:
-        return int(self.work[replica]) + num_new, 0
+        return int(self.work[replica]) + NEW_TOKEN_WEIGHT * num_new, 0
 
 
 ROUTERS: dict[str, type[Router]] = {
