@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -107,6 +108,27 @@ def test_a_replica_killed_in_the_middle_of_a_stream_is_an_error_event_and_a_retr
     assert '"code":"replica_lost"' in text.split("\n\n")[-2]
     assert client.post("/v1/completions", json={"prompt": "a", "max_tokens": 3}).status_code == 200
     wait_until(lambda: len(client.get("/ready").json().get("replicas", ())) == 2)
+
+
+def test_a_new_deployment_loses_no_request(client: httpx.Client, talker: Path):
+    answers, is_over = Counter(), threading.Event()
+
+    def ask() -> None:
+        while not is_over.is_set():
+            answers[client.post("/v1/completions", json={"prompt": "c", "max_tokens": 40}).status_code] += 1
+
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    before = {state["replica"] for state in client.get("/ready").json()["replicas"]}
+    config = ServerConfig(served_model_name=("tiny",), api_key=("key",), max_requests=512)
+    serve.run(application(str(talker), config, num_replicas=2, max_model_len=90000), name="tiny")
+    wait_until(lambda: not before & {state["replica"] for state in client.get("/ready").json()["replicas"]})
+    is_over.set()
+    for thread in threads:
+        thread.join()
+    assert set(answers) == {200}
+    assert client.get("/v1/models").json()["data"][0]["max_model_len"] == 90000
 
 
 @pytest.mark.parametrize(
