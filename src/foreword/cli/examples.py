@@ -35,6 +35,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "simulate": (
         "foreword simulate --trace arrivals.jsonl",
         "foreword simulate --trace arrivals.jsonl --cost cost.json",
+        "foreword simulate --trace arrivals.jsonl --copies 9 --replicas 16",
     ),
     "calibrate": ("foreword calibrate smollm2 -o cost.json",),
     "conform": ("foreword conform trace.jsonl",),
