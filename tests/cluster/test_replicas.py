@@ -6,12 +6,10 @@ import asyncio
 import os
 import signal
 import threading
-from pathlib import Path
 
 import httpx
 import pytest
-from processes import start
-from replica_rig import LONG, PATIENCE, Served
+from replica_rig import LONG, Served
 from server_rig import frames_of
 
 from foreword.cluster.cluster import Cluster
@@ -100,14 +98,6 @@ def test_a_replica_killed_in_the_middle_of_a_stream_is_an_error_event_and_a_retr
     after = served.metrics("foreword:replica_restarts_total")
     assert after[running] == restarts[running] + 1
     assert len(before & set(served.replicas())) == 1
-
-
-def test_a_model_that_cannot_be_loaded_is_told_by_one_line(tmp_path: Path):
-    with start("serve", "none.gguf", "--replicas", 2, "--port", 0, cwd=tmp_path) as process:
-        _, error = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 2, error
-    assert b"none.gguf" in error
-    assert error.count(b"\n") == 1, error
 
 
 def test_settings_that_cannot_be_are_refused_before_a_process_is_started():

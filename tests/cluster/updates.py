@@ -1,4 +1,4 @@
-"""Replicas replaced while they serve, and adapters on new ones: `make replicas`."""
+"""Replicas replaced while they serve, adapters on new ones, and a start that fails: `make replicas`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import threading
 from collections import Counter
 from pathlib import Path
 
-from replica_rig import Served
+from processes import start
+from replica_rig import PATIENCE, Served
 from talking_model import write_adapter
 
 
@@ -46,3 +47,11 @@ def test_adapters_are_on_all_replicas_also_on_new_ones(served: Served, talker: P
         assert {r.status_code for r in found} == {200}
     assert served.post("/v1/unload_lora_adapter", {"lora_name": "law"}).status_code == 200
     assert served.complete("a", model="law").status_code == 404
+
+
+def test_a_model_that_cannot_be_loaded_is_told_by_one_line(tmp_path: Path):
+    with start("serve", "none.gguf", "--replicas", 2, "--port", 0, cwd=tmp_path) as process:
+        _, error = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 2, error
+    assert b"none.gguf" in error
+    assert error.count(b"\n") == 1, error

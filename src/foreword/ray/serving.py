@@ -33,7 +33,7 @@ from foreword.server.config import ServerConfig
 from foreword.server.context import Context
 from foreword.server.errors import HttpError
 
-Called3 = tuple[str, int, bytes]
+Answered = tuple[str, int, bytes]
 BROADCAST_SECONDS = 30.0
 
 
@@ -84,10 +84,10 @@ class Engine:
                 await asyncio.sleep(0)
             await task
 
-    async def call(self, method: str, path: str, body: bytes = b"") -> Called3:
+    async def call(self, method: str, path: str, body: bytes = b"") -> Answered:
         """The name of the replica, status and body of a short request."""
         headers = [(b"content-type", b"application/json")]
-        scope = {"type": "http", "method": method, "path": path, "headers": headers, "query_string": b"",
+        scope = {"type": "http", "method": method, "path": path, "raw_path": path.encode(), "headers": headers, "query_string": b"",
                  "http_version": "1.1", "scheme": "http"}  # fmt: skip
         messages = [message async for message in self.answer(scope, body)]
         return self._name, messages[0]["status"], b"".join(message.get("body", b"") for message in messages)
@@ -148,10 +148,12 @@ class RayFront(Front):
         ]
 
     async def pages(self) -> Iterable[tuple[str, str]]:
-        return [(name, text.decode()) for name, _, text in await self._broadcast("GET", "/metrics", b"")]
+        found = await self._broadcast("GET", "/metrics", b"")
+        return [(name, text.decode()) for name, status, text in found if status == 200]
 
     async def states(self) -> list[dict[str, Any]]:
-        return [{"replica": name, "ready": status == 200} for name, status, _ in await self.call_all("GET", "/ready")]
+        found = await self._broadcast("GET", "/ready", b"")
+        return [{"replica": name, "ready": True} for name, status, _ in found if status == 200]
 
     async def load(self, body: object) -> tuple[int, Any]:
         reason = "adapters of a Ray application are given when it is deployed: the setting adapter"
@@ -159,9 +161,9 @@ class RayFront(Front):
 
     unload = load
 
-    async def _broadcast(self, method: str, path: str, body: bytes) -> list[Called3]:
+    async def _broadcast(self, method: str, path: str, body: bytes) -> list[Answered]:
         try:
-            found: list[Called3] = await self._engines.broadcast("call", method, path, body).results_async(
+            found: list[Answered] = await self._engines.broadcast("call", method, path, body).results_async(
                 timeout_s=BROADCAST_SECONDS
             )
         except (RayError, TimeoutError) as error:
