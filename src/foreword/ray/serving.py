@@ -34,6 +34,8 @@ from foreword.server.context import Context
 from foreword.server.errors import HttpError
 
 Answered = tuple[str, int, bytes]
+"""The name of a replica, status and body."""
+
 BROADCAST_SECONDS = 30.0
 
 
@@ -86,9 +88,16 @@ class Engine:
 
     async def call(self, method: str, path: str, body: bytes = b"") -> Answered:
         """The name of the replica, status and body of a short request."""
-        headers = [(b"content-type", b"application/json")]
-        scope = {"type": "http", "method": method, "path": path, "raw_path": path.encode(), "headers": headers, "query_string": b"",
-                 "http_version": "1.1", "scheme": "http"}  # fmt: skip
+        scope = {
+            "type": "http",
+            "method": method,
+            "path": path,
+            "raw_path": path.encode(),
+            "headers": [(b"content-type", b"application/json")],
+            "query_string": b"",
+            "http_version": "1.1",
+            "scheme": "http",
+        }
         messages = [message async for message in self.answer(scope, body)]
         return self._name, messages[0]["status"], b"".join(message.get("body", b"") for message in messages)
 
