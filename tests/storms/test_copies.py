@@ -28,6 +28,7 @@ ERRORS: list[errors.ForewordError] = [
     errors.PlanError("wrong", step=3, request="a", tensor="positions", index=(1, 2), expected=[1], got="x"),
     errors.PlanError("wrong"),
     errors.ModelError("model.gguf: ends early"),
+    errors.UnsupportedModelError("architecture 'x'"),
     errors.EngineError("the engine was closed"),
     BadLogitsError("a", 3),
     NoTokenLeftError("a", 3),

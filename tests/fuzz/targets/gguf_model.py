@@ -12,7 +12,9 @@ from models.recorded import TINY
 from models.running import EXECUTORS, all_logits, whole
 from models.tiny import random_tensors
 
-NAMES = ("llama3", "mixtral", "smollm3", "qwen2", "qwen3", "qwen2-moe", "qwen3-moe", "gemma2", "gemma3", "phi3")
+NAMES = (
+    "llama3", "mixtral", "smollm3", "qwen2", "qwen3", "qwen2-moe", "qwen3-moe", "qwen3-next", "gemma2", "gemma3", "phi3",
+)  # fmt: skip
 ALL_SPARSE = {"decoder_sparse_step": 1, "mlp_only_layers": []}
 
 
@@ -22,10 +24,11 @@ def valid():
         return [made(name, Path(folder) / "model.gguf").read_bytes() for name in NAMES]
 
 
-def made(name, path, more=()):
+def made(name, path, more=None):
     tiny = TINY[name]
-    shapes = experts_everywhere(tiny, 3) if name.endswith("-moe") else tiny["shapes"]
-    return write(path, {**tiny["config"], **ALL_SPARSE}, random_tensors(shapes), more)
+    shapes = experts_everywhere(tiny, 3) if name.endswith(("-moe", "-next")) else tiny["shapes"]
+    rotated = {"qwen3next.rope.dimension_count": ("u32", 4)} if name == "qwen3-next" else {}
+    return write(path, {**tiny["config"], **ALL_SPARSE}, random_tensors(shapes), rotated | (more or {}))
 
 
 def hostile():
