@@ -23,7 +23,7 @@ from foreword.executors.transformers.executor import TransformersExecutor
 from foreword.executors.transformers.interface import attention_of
 from foreword.executors.transformers.model import load_transformers, max_model_len
 from foreword.executors.transformers.trace import Mask, kind_of
-from foreword.executors.transformers.verify import first_position
+from foreword.executors.transformers.verify import inputs_of
 from models.recorded import make
 from models.tiny import write_model
 
@@ -134,10 +134,10 @@ def test_what_the_interface_cannot_serve_is_refused_with_the_reason(tmp_path, co
 
 def test_a_model_that_attends_otherwise_than_traced_is_refused(tmp_path):
     model = load_transformers(make(tmp_path, "mistral"), "mistral", **OPTIONS)
-    assert first_position(model.module, model.trace) == 0
+    assert inputs_of(model.module, model.trace) == (0, 32, 0)
     unmasked = replace(model.trace, calls=tuple(replace(call, mask=Mask()) for call in model.trace.calls))
     with pytest.raises(ModelError, match="differ from those of its own forward pass"):
-        first_position(model.module, unmasked)
+        inputs_of(model.module, unmasked)
 
 
 def test_a_mask_of_the_models_own_is_refused(tmp_path, monkeypatch):
@@ -213,7 +213,7 @@ def test_positions_that_begin_after_the_padding_shorten_the_context(tmp_path):
     folder = saved(tmp_path, transformers.RobertaConfig, num_attention_heads=2, intermediate_size=32, is_decoder=True)
     with LLM(str(folder), executor="transformers", **OPTIONS) as llm:
         model = llm.model
-        assert model.max_model_len == 64 - model.first_position < 64
+        assert model.max_model_len == 64 - model.inputs.first_position < 64
         prompt = [5 + i for i in range(model.max_model_len - 4)]
         [output] = llm.generate([prompt], SamplingParams(temperature=0.0, max_tokens=4, logprobs=0), progress=False)
         tokens = output.outputs[0].token_ids

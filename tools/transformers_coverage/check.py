@@ -35,7 +35,7 @@ from foreword.executors.groups import batch_groups
 from foreword.executors.transformers.executor import TransformersExecutor
 from foreword.executors.transformers.interface import attention_of, forward
 from foreword.executors.transformers.trace import Trace, check_class, trace
-from foreword.executors.transformers.verify import first_position
+from foreword.executors.transformers.verify import inputs_of
 from foreword.scheduler import SchedulerConfig
 
 HERE = Path(__file__).resolve().parent
@@ -101,7 +101,7 @@ def reason_against(model_type: str) -> str:
         check_class(causal_class(model_type), CONFIG_MAPPING[model_type]())
         model = tiny_model(model_type)
         found = trace(model, MAX_LEN)
-        compare(model, found, first_position(model, found))
+        compare(model, found, inputs_of(model, found))
     except ModelError as error:
         return str(error)
     except Exception as error:  # of configurations and models, of any kind
@@ -113,7 +113,7 @@ def compare(model: PreTrainedModel, found: Trace, first: int) -> None:
     """Serve waves of requests, then check the log-probability of every token. ModelError for a difference."""
     rng = np.random.default_rng(0)
     num_blocks = 1 + sum(BLOCKS if group.sliding_window is None else WINDOW_BLOCKS for group in found.groups)
-    executor = TransformersExecutor(model, found, num_blocks=num_blocks, block_size=BLOCK_SIZE, first_position=first)
+    executor = TransformersExecutor(model, found, num_blocks=num_blocks, block_size=BLOCK_SIZE, **inputs._asdict())
     metrics = EngineMetrics()
     engine = Engine(
         executor,

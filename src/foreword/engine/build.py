@@ -37,7 +37,7 @@ OPTIONS = {
     "native": ("num_threads", "weight_format", "kv_format"),
     "numpy": (),
     "torch": ("num_threads", "device", "dtype"),
-    "transformers": ("num_threads", "device", "dtype", "compile"),
+    "transformers": ("num_threads", "device", "dtype", "compile", "image_cache_bytes"),
 }
 """The options of each executor."""
 
@@ -198,7 +198,7 @@ def build_transformers_executor(model: TransformersModel, size: PoolSize) -> Exe
         model.trace,
         num_blocks=size.num_blocks,
         block_size=size.kv_groups[0].block_size,
-        first_position=model.first_position,
+        **model.inputs._asdict(),
         compile=model.compile,
     )
 

@@ -9,13 +9,14 @@ import torch
 from transformers import PreTrainedModel
 
 from foreword.arrays import F32, I32, I64
-from foreword.batch import InputBatch
+from foreword.batch import InputBatch, mrope_positions, prompt_embeds
 from foreword.errors import EngineError
+from foreword.executors.executor import Capability
 from foreword.executors.host import HostExecutor
 from foreword.executors.torch.attention import GatheredAttention
 from foreword.executors.torch.cache import PagedCache
 from foreword.executors.torch.tensors import as_floats, as_tensor
-from foreword.executors.transformers.interface import forward, register, unregister
+from foreword.executors.transformers.interface import forward, register, set_attention, unregister
 from foreword.executors.transformers.trace import Trace
 
 
@@ -23,7 +24,8 @@ class TransformersExecutor(HostExecutor):
     """Runs a causal model of transformers, whose attention reads and writes paged keys and values.
 
     trace: of the model. num_blocks, block_size: the KV pool; block ids are shared by all KV groups and block 0 is the
-    null block. Keys and values have the model's dtype. first_position: the position of a first token. compile: with
+    null block. Keys and values have the model's dtype. first_position: the position of a first token. hidden_size: of
+    prompt embeddings, 0 if the model reads none. mrope_dims: of its M-RoPE positions, 0 for none. compile: with
     torch.compile, all but attention.
 
     The model's attention implementation is this executor's until `close`.
@@ -37,9 +39,16 @@ class TransformersExecutor(HostExecutor):
         num_blocks: int,
         block_size: int,
         first_position: int = 0,
+        hidden_size: int = 0,
+        mrope_dims: int = 0,
         compile: bool = False,
     ) -> None:
         super().__init__()
+        self.hidden_size, self.mrope_dims = hidden_size, mrope_dims
+        if hidden_size:
+            self.capabilities |= {Capability.PROMPT_EMBEDS}
+        if mrope_dims:
+            self.capabilities |= {Capability.MROPE}
         self.model, self.trace, self.first_position = model, trace, first_position
         self.cache = PagedCache(
             trace.layers,
@@ -50,7 +59,6 @@ class TransformersExecutor(HostExecutor):
         )
         self.attention = GatheredAttention(self.cache)
         self._num_calls = 0  # of attention in this step
-        self._before = model.config._attn_implementation
         # Transformers keeps what is registered: the executor is freed with its cache when its engine is.
         attend, name = weakref.WeakMethod(self._attend), f"foreword_{id(self):x}"
 
@@ -62,30 +70,44 @@ class TransformersExecutor(HostExecutor):
         register(name, torch.compiler.disable(attend_while_alive) if compile else attend_while_alive, _no_mask)
         self._run = torch.compile(model, dynamic=True) if compile else model
         self._unregister = weakref.finalize(self, unregister, name)
-        model.set_attn_implementation(name)
+        self._before = set_attention(model, name)
 
     def close(self) -> None:
         """Give the model its attention back. Closing twice is harmless."""
         if self._unregister.alive:
             self._unregister()
-            self.model.set_attn_implementation(self._before)
+            set_attention(self.model, self._before)
 
     def compute(self, batch: InputBatch, logits_indices: I64) -> F32:
         """See `HostExecutor.compute`."""
         device, T = self.model.device, batch.num_tokens
         self.attention.begin(batch)
         self._num_calls = 0
-        positions = as_tensor(batch.positions[:T], device)[None]
+        if self.mrope_dims:
+            positions = as_tensor(mrope_positions(batch, self.mrope_dims)[:, :T], device)[:, None]
+        else:
+            positions = as_tensor(batch.positions[:T], device)[None]
         with torch.inference_mode():
             logits = forward(
                 self._run,
-                input_ids=as_tensor(batch.input_ids[:T], device).long()[None],
+                **self._tokens(batch),
                 position_ids=positions + self.first_position if self.first_position else positions,
                 logits_to_keep=as_tensor(logits_indices, device),
             )
         if self._num_calls != len(self.trace.calls):
             raise EngineError(f"the model attended {self._num_calls} times in a step, not {len(self.trace.calls)}")
         return as_floats(logits)
+
+    def _tokens(self, batch: InputBatch) -> dict[str, torch.Tensor]:
+        """The step's tokens, or vectors where some of them are prompt embeddings."""
+        ids = as_tensor(batch.input_ids[: batch.num_tokens], self.model.device).long()[None]
+        if batch.states.extras.prompt_embeds:
+            tokens, embeds = prompt_embeds(batch, self.hidden_size)
+            if len(tokens):
+                vectors = self.model.get_input_embeddings()(ids)
+                vectors[0, as_tensor(tokens, vectors.device)] = as_tensor(embeds, vectors.device).to(vectors.dtype)
+                return {"inputs_embeds": vectors}
+        return {"input_ids": ids}
 
     def _attend(
         self,

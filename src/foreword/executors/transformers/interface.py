@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -31,15 +31,26 @@ def unregister(name: str) -> None:
         interface._global_mapping.pop(name, None)
 
 
+def text_attention(config: PreTrainedConfig, name: str) -> str | dict[str, str]:
+    """This attention implementation for a decoder, as transformers takes it; encoders of images keep theirs."""
+    return {"text_config": name} if "text_config" in config.sub_configs else name
+
+
+def set_attention(model: PreTrainedModel, name: str) -> str:
+    """Set the attention implementation of the decoder. Returns the one before."""
+    before: str = model.config.get_text_config(decoder=True)._attn_implementation
+    model.set_attn_implementation(text_attention(model.config, name))
+    return before
+
+
 @contextmanager
 def attention_of(model: PreTrainedModel, name: str) -> Iterator[None]:
     """Use this attention implementation in the block, then the one before."""
-    before = model.config._attn_implementation
-    model.set_attn_implementation(name)
+    before = set_attention(model, name)
     try:
         yield
     finally:
-        model.set_attn_implementation(before)
+        set_attention(model, before)
 
 
 def forward(model: PreTrainedModel, **inputs: Any) -> torch.Tensor:

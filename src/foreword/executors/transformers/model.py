@@ -10,8 +10,8 @@ from typing import Any
 
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     AutoConfig,
-    AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedConfig,
     PreTrainedModel,
@@ -19,8 +19,10 @@ from transformers import (
 
 from foreword.errors import ConfigError, ModelError
 from foreword.executors.torch.options import DTYPES, device_of, use_threads
+from foreword.executors.transformers.images import ImageEncoder, load_processor
+from foreword.executors.transformers.interface import text_attention
 from foreword.executors.transformers.trace import Trace, check_class, trace
-from foreword.executors.transformers.verify import first_position
+from foreword.executors.transformers.verify import Inputs, check_images, inputs_of
 from foreword.models.pooling import PoolingSpec
 from foreword.models.tokenizer import Tokenizer
 from foreword.models.weights import Weights
@@ -30,13 +32,14 @@ from foreword.models.weights import Weights
 class TransformersModel:
     """A causal model of transformers, and what an engine needs besides: the counterpart of `LoadedModel`.
 
-    trace: how it attends. first_position: the position of a first token. compile: its executor compiles it.
-    weights: none that Foreword reads.
+    trace: how it attends. inputs: what it reads besides tokens. images: its encoder, or the reason why it takes none.
+    compile: its executor compiles it. weights: none that Foreword reads.
     """
 
     module: PreTrainedModel
     trace: Trace
-    first_position: int
+    inputs: Inputs
+    images: ImageEncoder | str
     max_model_len: int
     tokenizer: Tokenizer
     eos_token_ids: tuple[int, ...]
@@ -60,6 +63,7 @@ def load_transformers(
     device: str = "cpu",
     num_threads: int | None = None,
     compile: bool = False,
+    image_cache_bytes: int = 256 << 20,
 ) -> TransformersModel:
     """Load a directory that transformers can read. Code of the directory is never run.
 
@@ -79,30 +83,48 @@ def load_transformers(
             raise ModelError(f"transformers has no causal language model of type {config.model_type!r}")
         check_class(kind, config)
         tokenizer = _tokenizer(folder, config)
-        module: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        module: PreTrainedModel = kind.from_pretrained(
             folder,
             config=config,
             dtype=DTYPES.get(dtype, "auto"),
-            attn_implementation="eager",
+            attn_implementation=text_attention(config, "eager"),
             local_files_only=True,
             trust_remote_code=False,
         )
         module = module.eval().requires_grad_(False).to(target)
         length = max_model_len(config)
         found = trace(module, length)
-        first = first_position(module, found)
+        rule = getattr(getattr(module, "model", None), "get_rope_index", None)
+        inputs = inputs_of(module, found, mrope_dims=3 if rule is not None else 0)
     except ModelError as error:
         raise ModelError(f"{folder}: cannot run on transformers: {error}. Use another model or executor") from None
     except Exception as error:  # of configurations, files and models, of any kind
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ModelError(f"{folder}: transformers cannot load it: {reason:.500}. Check the files") from error
-    length -= first  # positions are rows of a table where they do not begin at 0
-    return TransformersModel(module, found, first, length, tokenizer, tokenizer.eos_ids, name, folder, compile)
+    length -= inputs.first_position  # positions are rows of a table where they do not begin at 0
+    images = _images(folder, module, found, inputs, tokenizer, image_cache_bytes)
+    eos = tokenizer.eos_ids
+    return TransformersModel(module, found, inputs, images, length, tokenizer, eos, name, folder, compile)
+
+
+def _images(
+    folder: Path, module: PreTrainedModel, trace: Trace, inputs: Inputs, tokenizer: Tokenizer, cache_bytes: int
+) -> ImageEncoder | str:
+    """The model's encoder of images, or the reason why it takes none."""
+    try:
+        encoder = ImageEncoder(module, lambda: load_processor(folder, module), cache_bytes)
+        check_images(module, trace, inputs, encoder, lambda text: tokenizer.encode(text, add_special_tokens=False))
+        return encoder
+    except MemoryError:
+        raise
+    except Exception as error:  # of processors and encoders, of any kind
+        return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def causal_class(config: PreTrainedConfig) -> type[PreTrainedModel] | None:
     """The class of causal models with such a configuration; None if there is none."""
-    found = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    mappings = MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    found: Any = next((of[type(config)] for of in mappings if type(config) in of), None)
     kind: type[PreTrainedModel] | None = found[0] if isinstance(found, tuple) else found
     return kind
 

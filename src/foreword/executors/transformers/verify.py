@@ -1,8 +1,10 @@
-"""A comparison of paged steps with the model's own forward pass, at load."""
+"""Comparisons of paged steps with the model's own forward pass, at load."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,30 +15,99 @@ from foreword.batch import InputBuffers, NewRequest, RequestStates, prepare_inpu
 from foreword.errors import ModelError
 from foreword.executors.groups import batch_groups
 from foreword.executors.transformers.executor import TransformersExecutor
+from foreword.executors.transformers.images import ImageEncoder, named
 from foreword.executors.transformers.interface import attention_of, forward
 from foreword.executors.transformers.trace import Trace
+from foreword.media.images import Image
 
 BLOCK_SIZE = 4
 PROMPTS = {"a": (3, 4, 5, 6, 7, 8, 9, 10, 11), "b": (12, 3, 9, 4, 7, 14)}
 STEPS: Sequence[Mapping[str, int]] = ({"a": 4, "b": 1}, {"a": 1}, {"a": 3, "b": 4}, {"a": 1, "b": 1})
-"""Chunks of two prompts, mixed with steps of one token. Each prompt has one token more, so that nothing is sampled."""
+"""Chunks of two prompts, mixed with steps of one token. A token follows each prompt, so that nothing is sampled."""
+IMAGE_SIZES = (56, 84), (112, 56)
 
 
-def first_position(model: PreTrainedModel, trace: Trace) -> int:
-    """The position of a first token, with which chunked steps of two requests give the logits of the model's own
-    forward pass. ModelError if there is none.
+class Inputs(NamedTuple):
+    """What a model reads besides tokens: see `TransformersExecutor`."""
+
+    first_position: int
+    hidden_size: int
+    mrope_dims: int
+
+
+def inputs_of(model: PreTrainedModel, trace: Trace, mrope_dims: int = 0) -> Inputs:
+    """The inputs with which chunked steps of two requests give the logits of the model's own forward pass. ModelError
+    if there are none.
     """
+    hidden_size = 0
     with torch.inference_mode(), attention_of(model, "eager"):
         ids = {name: torch.tensor([prompt], device=model.device) for name, prompt in PROMPTS.items()}
-        expected = {name: forward(model, input_ids=tokens)[-1].float().cpu().numpy() for name, tokens in ids.items()}
+        expected = {name: _floats(forward(model, input_ids=tokens)[-1]) for name, tokens in ids.items()}
+        try:
+            vectors = model.get_input_embeddings()(ids["a"])
+            if distance(_floats(forward(model, inputs_embeds=vectors)[-1]), expected["a"]) < _tolerance(model):
+                hidden_size = vectors.shape[-1]
+        except Exception:  # of a model that needs the tokens themselves, of any kind
+            pass
     padding = getattr(model.config.get_text_config(decoder=True), "pad_token_id", None)
-    distances = []
+    least = np.inf
     for first in (0,) if padding is None else (0, padding + 1):
-        computed = _last_logits(model, trace, first)
-        distances.append(max(distance(computed[name], expected[name]) for name in PROMPTS))
-        if distances[-1] < (1e-3 if model.dtype == torch.float32 else 0.2):
-            return first
-    raise ModelError(f"its logits differ from those of its own forward pass, by {min(distances):.2g} of their norm")
+        inputs = Inputs(first, hidden_size, mrope_dims)
+        requests = [NewRequest(name, prompt, (), (1,)) for name, prompt in PROMPTS.items()]
+        wanted = {name: [len(prompt) - 1] for name, prompt in PROMPTS.items()}
+        computed = _logits(model, trace, inputs, requests, STEPS, wanted)
+        least = min(least, furthest := max(distance(computed[name][0], expected[name]) for name in PROMPTS))
+        if furthest < _tolerance(model):
+            return inputs
+    raise ModelError(f"its logits differ from those of its own forward pass, by {least:.2g} of their norm")
+
+
+def check_images(
+    model: PreTrainedModel, trace: Trace, inputs: Inputs, encoder: ImageEncoder, encode: Callable[[str], list[int]]
+) -> None:
+    """ModelError unless chunked steps of a prompt with two images give the logits of the model's own forward pass, both
+    inside the images and after them. encode: of a text without special tokens of its own.
+    """
+    if not inputs.hidden_size:
+        raise ModelError("it takes no vectors in place of tokens")
+    noise = np.random.default_rng(0)
+    from PIL import Image as pillow
+
+    images = [
+        Image("image", pillow.fromarray(noise.integers(0, 256, (*size, 3), dtype=np.uint8))) for size in IMAGE_SIZES
+    ]
+    text = ".".join(["", *[encoder.placeholder] * len(images), ""])
+    prompt = encoder.prompt(text, images, encode)
+    own = encoder.processor(
+        text=[text], images=[image.pixels for image in images], return_tensors="pt", add_special_tokens=False
+    )
+    if own["input_ids"][0].tolist() != prompt.token_ids:
+        raise ModelError("several images of a prompt have other tokens than one by one")
+    is_vector = ~prompt.is_token
+    wanted = [*np.flatnonzero(is_vector & ~np.roll(is_vector, 1)).tolist(), len(prompt.token_ids) - 1]
+    with torch.inference_mode(), attention_of(model, "eager"):
+        given = {name: value.to(model.device) for name, value in named(model.forward, own).items()}
+        kept = torch.tensor(wanted, device=model.device)
+        expected = _floats(forward(model, **given, logits_to_keep=kept))
+    request = NewRequest(
+        "a",
+        prompt.token_ids,
+        (),
+        (1,),
+        prompt_embeds=prompt.embeds,
+        prompt_is_token_id=prompt.is_token,
+        mrope_positions=prompt.positions,
+        mrope_delta=prompt.mrope_delta,
+    )
+    T = len(prompt.token_ids)
+    steps = [{"a": len(chunk)} for chunk in np.array_split(np.arange(T), 3)]
+    computed = _logits(model, trace, inputs, [request], steps, {"a": wanted})["a"]
+    furthest = max(distance(one, other) for one, other in zip(computed, expected, strict=True))
+    if furthest > _tolerance(model):
+        raise ModelError(
+            f"with images its logits differ from those of its own forward pass, by {furthest:.2g} of their norm: it "
+            "attends to later parts of an image, or reads images in several layers"
+        )
 
 
 def distance(computed: F32, expected: F32) -> float:
@@ -44,23 +115,55 @@ def distance(computed: F32, expected: F32) -> float:
     return float(np.linalg.norm(computed - expected) / np.linalg.norm(expected - expected.mean()))
 
 
-def _last_logits(model: PreTrainedModel, trace: Trace, first: int) -> dict[str, F32]:
-    """The logits at the last token of each prompt."""
+def _tolerance(model: PreTrainedModel) -> float:
+    return 1e-3 if model.dtype == torch.float32 else 0.2
+
+
+def _floats(tensor: torch.Tensor) -> F32:
+    floats: F32 = tensor.float().cpu().numpy()
+    return floats
+
+
+def _logits(
+    model: PreTrainedModel,
+    trace: Trace,
+    inputs: Inputs,
+    requests: Sequence[NewRequest],
+    steps: Sequence[Mapping[str, int]],
+    wanted: Mapping[str, Sequence[int]],
+) -> dict[str, list[F32]]:
+    """The logits at wanted positions of each request, which are ascending."""
     groups = batch_groups(trace, BLOCK_SIZE)
-    num_blocks = 1 + len(groups) * 6
-    states = RequestStates(max_num_reqs=2, max_model_len=12, vocab_size=trace.vocab_size, kv_groups=groups)
-    buffers = InputBuffers.for_states(states, max_num_batched_tokens=16)
-    executor = TransformersExecutor(model, trace, num_blocks=num_blocks, block_size=BLOCK_SIZE, first_position=first)
+    lengths = {request.req_id: len(request.prompt_token_ids or ()) + 1 for request in requests}
+    blocks_of = {name: -(-length // BLOCK_SIZE) for name, length in lengths.items()}
+    num_blocks = 1 + len(groups) * sum(blocks_of.values())
+    states = RequestStates(
+        max_num_reqs=len(requests),
+        max_model_len=max(lengths.values()) + 1,
+        vocab_size=trace.vocab_size,
+        kv_groups=groups,
+    )
+    buffers = InputBuffers.for_states(states, max_num_batched_tokens=max(sum(step.values()) for step in steps))
+    executor = TransformersExecutor(model, trace, num_blocks=num_blocks, block_size=BLOCK_SIZE, **inputs._asdict())
     try:
         free = list(range(1, num_blocks))
-        for name, prompt in PROMPTS.items():
-            blocks = [[free.pop() for _ in range(3)] for _ in groups]
-            states.add_request(NewRequest(name, prompt_token_ids=(*prompt, 1), block_ids=blocks))
-        logits: dict[str, F32] = {}
-        for step in STEPS:
+        for request in requests:
+            blocks = [[free.pop() for _ in range(blocks_of[request.req_id])] for _ in groups]
+            states.add_request(replace(request, block_ids=blocks))
+        logits: dict[str, list[F32]] = {name: [] for name in lengths}
+        for step in steps:
             batch = prepare_inputs(states, step, buffers)
-            computed = executor.compute(batch, batch.query_start_loc[1:].astype(np.int64) - 1)
-            logits |= {name: row.copy() for name, row in zip(batch.req_ids, computed, strict=True)}
+            at = [
+                (name, int(first) + position - int(computed))
+                for name, first, computed in zip(
+                    batch.req_ids, batch.query_start_loc, batch.num_computed_tokens, strict=False
+                )
+                for position in wanted[name]
+                if 0 <= position - computed < step[name]
+            ]
+            found = executor.compute(batch, np.array([token for _, token in at], np.int64))
+            for (name, _), row in zip(at, found, strict=True):
+                logits[name].append(row.copy())
             states.commit(batch, {})
         return logits
     finally:
