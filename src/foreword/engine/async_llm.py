@@ -30,7 +30,7 @@ class AsyncLLM(AsyncEngine):
 
     def __init__(self, model: str, *, max_num_requests: int = 1024, **options: Any) -> None:
         llm = LLM(model, **options)
-        self.model = llm.model
+        self.model, self.media = llm.model, llm.media
         super().__init__(llm.engine, max_num_requests=max_num_requests)
         self._name = model
 
@@ -66,9 +66,10 @@ class AsyncLLM(AsyncEngine):
         chosen = {name: options.pop(name) for name in list(options) if name in ChatOptions.__annotations__}
         limit = self.engine.states.max_model_len
         prompt = as_messages(messages)
-        chat = await asyncio.to_thread(make_chat, self.tokenizer, prompt, params, limit, chat_options(chosen))
+        given = chat_options(chosen)
+        chat = await asyncio.to_thread(make_chat, self.tokenizer, prompt, params, limit, given, self.media)
         reader = chat.reader()
-        outputs = self.generate(chat.token_ids, chat.params, prompt_text=chat.text, **options)
+        outputs = self.generate(chat.prompt, chat.params, prompt_text=chat.text, **options)
         async with aclosing(outputs):
             async for output in outputs:
                 yield reader.read(output)

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any, TypedDict
 
 from foreword.batch import SamplingParams
 from foreword.engine.intake import DEFAULT_PARAMS
 from foreword.engine.outputs import CompletionOutput, RequestOutput
+from foreword.engine.prompt import MixedPrompt, Prompt
 from foreword.errors import RequestError
+from foreword.media.encoder import TEXT_ONLY, Media, MediaPrompt
+from foreword.media.images import Image
+from foreword.media.parts import image_parts, take_images
 from foreword.messages import MessageParser, ResponseFormat, format_named, format_of_template
 from foreword.messages.grammar import call_grammar, tool_name
 from foreword.messages.response_template import read_response_template
@@ -66,7 +71,9 @@ def as_messages(conversation: Conversation) -> Sequence[Message]:
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A conversation as text and token ids, its parameters, and how its answer is read."""
+    """A conversation as text and token ids, its parameters, and how its answer is read. mixed: its prompt, if some
+    positions are vectors of images.
+    """
 
     text: str
     token_ids: list[int]
@@ -74,6 +81,12 @@ class Chat:
     format: ResponseFormat
     tool_names: tuple[str, ...]
     tokenizer: Tokenizer
+    mixed: MixedPrompt | None = None
+
+    @property
+    def prompt(self) -> Prompt:
+        """For the engine."""
+        return self.token_ids if self.mixed is None else self.mixed
 
     def parser(self) -> MessageParser:
         """A parser of one answer."""
@@ -148,11 +161,14 @@ def make_chat(
     params: SamplingParams | None,
     max_tokens: int,
     options: ChatOptions,
+    media: Media = TEXT_ONLY,
 ) -> Chat:
-    """A conversation through the chat template. max_tokens: more tokens than this are refused.
+    """A conversation through the chat template. max_tokens: more tokens than this are refused. media: of the model;
+    images are read and encoded.
 
     RequestError for wrong messages or options; ModelError for an invalid template of the model.
     """
+    messages, images = _images(messages, media)
     params = DEFAULT_PARAMS if params is None else params
     tools, choice = options.get("tools") or None, options.get("tool_choice", "auto")
     names = tuple(map(tool_name, tools or ()))
@@ -166,6 +182,7 @@ def make_chat(
         messages,
         tools=tools,
         add_generation_prompt=options.get("add_generation_prompt", True),
+        has_images=not isinstance(media.images, str),
         **(options.get("template") or {}),
     )
     if choice not in ("auto", "none"):
@@ -178,8 +195,31 @@ def make_chat(
         params = replace(params, skip_special_tokens=False)  # else the marks are not in the text
     # The template writes the special tokens.
     limit = None if getattr(params, "truncate_prompt_tokens", None) else max_tokens
-    token_ids = tokenizer.encode(text, add_special_tokens=False, max_tokens=limit)
-    return Chat(text, token_ids, params, format, names, tokenizer)
+    encode = partial(tokenizer.encode, add_special_tokens=False, max_tokens=limit)
+    if images and not isinstance(media.images, str):
+        found = media.images.prompt(text, images, encode)
+        return Chat(text, found.token_ids, params, format, names, tokenizer, _mixed(found))
+    return Chat(text, encode(text), params, format, names, tokenizer)
+
+
+def _images(messages: Sequence[Message], media: Media) -> tuple[Sequence[Message], list[Image]]:
+    """The messages with places for images, and the images. RequestError for images of a model that takes none."""
+    if not isinstance(media.images, str):
+        return take_images(messages, media.limits)
+    if media.images and (found := image_parts(messages)):
+        field, part = found[0]
+        reason = f"the model takes no images: {media.images}"
+        raise RequestError(None, field, part["type"], reason, "Leave it out, or use another model.")
+    return messages, []
+
+
+def _mixed(prompt: MediaPrompt) -> MixedPrompt:
+    mixed = MixedPrompt(
+        prompt_embeds=prompt.embeds, prompt_token_ids=prompt.token_ids, prompt_is_token_ids=prompt.is_token
+    )
+    if prompt.positions is not None:
+        mixed["mrope_positions"], mixed["mrope_delta"] = prompt.positions, prompt.mrope_delta
+    return mixed
 
 
 def _format(tokenizer: Tokenizer, chat_template: str, name: str | None) -> ResponseFormat:

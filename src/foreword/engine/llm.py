@@ -26,6 +26,8 @@ from foreword.engine.prompt import Prompt
 from foreword.engine.request_group import RequestGroup
 from foreword.engine.transaction import Transaction
 from foreword.errors import EngineError, ForewordError, RequestError
+from foreword.media.encoder import Media
+from foreword.media.limits import MediaLimits
 from foreword.models.tokenizer import Tokenizer
 
 V = TypeVar("V")
@@ -52,7 +54,8 @@ class LLM:
     model: a name the project knows, a .gguf file, a directory of safetensors, or a hub id.
     executor: "native", "numpy", "torch" or "transformers"; "auto" is the native one if it is built, else "numpy", and
         "transformers" for a directory whose architecture Foreword does not have.
-    observers: of the engine, from its start. loras: name → path of adapters that are loaded at once.
+    observers: of the engine, from its start. loras: name → path of adapters that are loaded at once. media: limits of
+        the images of conversations.
     options: num_threads, weight_format and kv_format of the native executor; num_threads, device and dtype of the torch
         one; these and compile of the transformers one; the fields of `EngineConfig` and of its `SchedulerConfig`.
         ConfigError for any other name.
@@ -65,15 +68,17 @@ class LLM:
         executor: ExecutorKind = "auto",
         observers: Iterable[EngineObserver] = (),
         loras: Mapping[str, str | Path] | None = None,
+        media: MediaLimits | None = None,
         **options: Any,
     ) -> None:
         own = {name: options.pop(name) for name in EXECUTOR_OPTIONS & set(options)}
         own = {name: value for name, value in own.items() if value is not None}
-        config = engine_config(options, other_names=("executor", "observers", "loras", *EXECUTOR_OPTIONS))
+        config = engine_config(options, other_names=("executor", "observers", "loras", "media", *EXECUTOR_OPTIONS))
         self.model = load(model, executor, **own)
         self.engine: Engine = build_engine(self.model, config, executor=executor, observers=observers, **own)
         for name, path in (loras or {}).items():
             self.engine.load_lora(name, path)
+        self.media = Media(getattr(self.model, "images", ""), media or MediaLimits())
         self._name, self._is_closed = model, False
         self._ids = count()
         self._running: list[RequestGroup] = []
@@ -171,8 +176,9 @@ class LLM:
         """Answer one conversation or many through the model's chat template; outputs have their ``message``.
 
         messages: a list of messages, such as {"role": "user", "content": "…"}, one message alone, or a text of the
-        user; or a list of conversations, each a list of messages or a text. sampling_params, lora, errors: see
-        `generate`. options: see `ChatOptions`; any other name is a variable of the template.
+        user; or a list of conversations, each a list of messages or a text. A model that sees images takes parts such
+        as {"type": "image", "image": "photo.jpg"}, see `take_images`. sampling_params, lora, errors: see `generate`.
+        options: see `ChatOptions`; any other name is a variable of the template.
         """
         return self._run(self._chats(messages, sampling_params, lora, options), progress)
 
@@ -279,10 +285,10 @@ class LLM:
         params, loras = one_each(*PARAMS, sampling_params, conversations), one_each(*LORA, lora, conversations)
         jobs = []
         for i, conversation in enumerate(conversations):
-            chat = make_chat(self.tokenizer, conversation, params[i], limit, chat_options(options))
+            chat = make_chat(self.tokenizer, conversation, params[i], limit, chat_options(options), self.media)
             name = f"prompts[{i}]"
             group = self.engine.check(
-                name, chat.token_ids, chat.params, prompt_text=chat.text, lora=loras[i], stream=stream
+                name, chat.prompt, chat.params, prompt_text=chat.text, lora=loras[i], stream=stream
             )
             jobs.append(Job(i, group, chat.reader()))
         return jobs

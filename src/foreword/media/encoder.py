@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 from foreword.arrays import F32, I32, Bools
@@ -49,6 +49,10 @@ class Media:
 
     images: MediaEncoder | str = ""
     limits: MediaLimits = field(default_factory=MediaLimits)
+
+    def from_others(self) -> Media:
+        """For messages of others, whose files of this machine are not read."""
+        return replace(self, limits=replace(self.limits, local_files=False))
 
 
 TEXT_ONLY = Media()

@@ -139,14 +139,17 @@ class Tokenizer:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        has_images: bool = False,
         **extra: Any,
     ) -> str:
-        """The prompt of a list of messages, to be encoded with ``add_special_tokens=False``.
+        """The prompt of a list of messages, to be encoded with ``add_special_tokens=False``. See `ChatTemplate.render`.
 
         RequestError names the wrong message; ModelError if the model has no chat template or an invalid one.
         """
         render = self._renderer(self._template_name(bool(tools)))
-        return render(messages, tools=tools, add_generation_prompt=add_generation_prompt, **extra)
+        return render(
+            messages, tools=tools, add_generation_prompt=add_generation_prompt, has_images=has_images, **extra
+        )
 
     def _template_name(self, tools: bool) -> str:
         return "tool_use" if tools and "tool_use" in self._chat_sources else "default"

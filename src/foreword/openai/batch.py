@@ -12,6 +12,7 @@ from uuid import uuid4
 from foreword.batch import SamplingParams
 from foreword.engine import RequestOptions, RequestOutput
 from foreword.engine.chat import ChatReader, make_chat
+from foreword.engine.prompt import Prompt
 from foreword.engine.llm import LLM
 from foreword.errors import ForewordError, RequestError
 from foreword.openai.batch_file import BatchLine, Record
@@ -39,6 +40,7 @@ class Batch:
 
     def __init__(self, llm: LLM, names: list[str], *, ordered: bool = False) -> None:
         self._llm, self._names, self._ordered = llm, names, ordered
+        self._media = llm.media.from_others()
         self._limit = 2 * llm.engine.config.scheduler.max_num_seqs
         self._jobs: dict[str, _Job] = {}  # by the engine's request id
         self._open: dict[int, Record | None] = {}  # line number → its result, of lines that were read and not reported
@@ -112,7 +114,7 @@ class Batch:
             self._jobs[group.request_id] = job
         return None
 
-    def _parse(self, line: BatchLine) -> tuple[_Job, Sequence[str | list[int]], SamplingParams]:
+    def _parse(self, line: BatchLine) -> tuple[_Job, Sequence[Prompt], SamplingParams]:
         """The line's request, and the prompts and parameters for the engine."""
         request = parse_chat(line.body) if line.url.endswith("/chat/completions") else parse_completion(line.body)
         model = request.model or self._names[0]
@@ -124,8 +126,8 @@ class Batch:
         if isinstance(request, CompletionRequest):
             return _Job(line, request, model), request.prompts, request.params
         limit = self._llm.engine.states.max_model_len
-        chat = make_chat(self._llm.tokenizer, request.messages, request.params, limit, request.chat)
-        return _Job(line, request, model, chat.reader()), [chat.token_ids], chat.params
+        chat = make_chat(self._llm.tokenizer, request.messages, request.params, limit, request.chat, self._media)
+        return _Job(line, request, model, chat.reader()), [chat.prompt], chat.params
 
     def _result(self, job: _Job) -> Record:
         outputs = [output for output in job.outputs.values() if output is not None]

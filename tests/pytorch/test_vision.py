@@ -1,0 +1,154 @@
+"""Models of transformers that see images: equal to transformers' own generate, or images are refused."""
+
+from __future__ import annotations
+
+import base64
+from io import BytesIO
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs the extra foreword[torch]")
+transformers = pytest.importorskip("transformers", reason="needs the extra foreword[transformers]")
+pillow = pytest.importorskip("PIL.Image", reason="needs the extra foreword[vision]")
+
+import numpy as np
+
+from foreword import LLM, SamplingParams
+from foreword.engine.metrics import EngineMetrics
+from foreword.errors import RequestError
+from foreword.executors.transformers.images import load_processor
+from foreword.media import MediaLimits
+from pytorch.vision_models import MODELS, save
+
+SEEING = ("qwen2-vl", "qwen2.5-vl", "llava", "pixtral", "idefics3", "smolvlm")
+NEEDS = {"pixtral": "torchvision", "smolvlm": "num2words"}
+OPTIONS = {"executor": "transformers", "dtype": "fp32", "num_threads": 1, "max_model_len": 160, "block_size": 4}
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+
+
+def image(seed, width, height):
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return pillow.fromarray(pixels)
+
+
+def data_url(picture):
+    file = BytesIO()
+    picture.save(file, "PNG")
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+
+
+A, B = image(0, 60, 40), image(1, 30, 84)
+PART_A = {"type": "image", "image": A}
+CONVERSATIONS = [
+    [{"role": "user", "content": [PART_A, {"type": "text", "text": "what"}, {"type": "image", "image": B}]}],
+    [{"role": "system", "content": "brief"}, {"role": "user", "content": [{"type": "text", "text": "see "}, PART_A]}],
+    [{"role": "user", "content": "no image"}],
+    [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": data_url(A)}}]}],
+    [{"role": "user", "content": [{"type": "image", "image": B}]}],
+    [{"role": "user", "content": [PART_A, {"type": "text", "text": "what"}, PART_A]}],
+]
+IMAGES = [[A, B], [A], [], [A], [B], [A, A]]
+
+
+def saved(folder, name):
+    if name in NEEDS:
+        pytest.importorskip(NEEDS[name], reason=f"transformers' processor of {name} needs it")
+    save(folder, name)
+    return str(folder)
+
+
+def expected(folder, texts):
+    """The tokens of transformers' own generate."""
+    model = transformers.AutoModelForImageTextToText.from_pretrained(
+        folder, attn_implementation="eager", dtype=torch.float32
+    ).eval()
+    processor = load_processor(folder, model)
+    tokens = []
+    for text, images in zip(texts, IMAGES, strict=True):
+        inputs = processor(text=[text], images=images or None, return_tensors="pt", add_special_tokens=False)
+        output = model.generate(
+            **inputs, max_new_tokens=12, min_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=256
+        )
+        tokens.append(output[0, inputs["input_ids"].shape[1] :].tolist())
+    return tokens
+
+
+@pytest.mark.parametrize("name", SEEING)
+def test_conversations_with_images_get_the_tokens_of_transformers(tmp_path, name):
+    folder = saved(tmp_path, name)
+    found = []
+    for options in (
+        {"max_num_batched_tokens": 16, "check": "full"},
+        {"num_blocks": 42, "watermark": 0.0, "async_scheduling": True, "prefix_caching": False},
+    ):
+        metrics = EngineMetrics()
+        with LLM(folder, **OPTIONS, **options, observers=[metrics]) as llm:
+            outputs = [llm.chat(CONVERSATIONS, GREEDY, progress=False) for _ in range(2)]
+            texts = [output.prompt for output in outputs[0]]
+            found += [[output.outputs[0].token_ids for output in wave] for wave in outputs]
+            if "num_blocks" in options:
+                assert metrics.num_preemptions
+            else:
+                assert all(output.metrics.num_cached_tokens for output in outputs[1])
+    tokens = expected(tmp_path, texts)
+    assert len({tuple(one) for one in tokens}) > 3
+    assert found == [tokens] * 4
+
+
+@pytest.mark.parametrize("name", ["gemma3", "qwen3-vl"])
+def test_images_are_refused_where_vectors_in_place_of_tokens_do_not_give_the_models_logits(tmp_path, name):
+    with LLM(saved(tmp_path, name), **OPTIONS) as llm:
+        with pytest.raises(RequestError, match=r"messages\[0\]\.content\[0\].*the model takes no images.*differ"):
+            llm.chat(CONVERSATIONS[0], GREEDY)
+        assert llm.chat(CONVERSATIONS[2], GREEDY, progress=False)[0].outputs[0].num_tokens == 12
+
+
+def test_another_image_in_the_same_place_finds_no_cached_prefix(tmp_path):
+    def ask(picture):
+        return [{"role": "user", "content": [{"type": "text", "text": "0123"}, {"type": "image", "image": picture}]}]
+
+    with LLM(saved(tmp_path, "llava"), **OPTIONS) as llm:
+        first = llm.chat(ask(image(5, 28, 28)), GREEDY, progress=False)[0]
+        other = llm.chat(ask(image(6, 28, 28)), GREEDY, progress=False)[0]
+        same = llm.chat(ask(image(5, 28, 28)), GREEDY, progress=False)[0]
+    assert other.metrics.num_cached_tokens < 16 < same.metrics.num_cached_tokens
+    assert first.outputs[0].token_ids == same.outputs[0].token_ids
+
+
+@pytest.mark.parametrize("cache_bytes", [0, 2 * 16 * 32 * 4, 1 << 20])
+def test_encoder_outputs_are_kept_within_the_budget(tmp_path, cache_bytes, monkeypatch):
+    with LLM(saved(tmp_path, "llava"), **OPTIONS, image_cache_bytes=cache_bytes) as llm:
+        encoder, encoded = llm.media.images, []
+        before = encoder._encode
+        monkeypatch.setattr(encoder, "_encode", lambda picture: encoded.append(picture.digest) or before(picture))
+        encoder._cache.clear()
+        for seed in (0, 1, 0, 2, 0, 1):
+            llm.chat([{"role": "user", "content": [{"type": "image", "image": image(seed, 30, 30)}]}], GREEDY)
+            assert sum(one.vectors.nbytes for one in encoder._cache.values()) <= cache_bytes
+    assert len(encoded) == {0: 6, 4096: 4, 1 << 20: 3}[cache_bytes]
+
+
+def test_places_and_images_of_a_prompt_must_agree(tmp_path):
+    with LLM(saved(tmp_path, "llava"), **OPTIONS, media=MediaLimits(max_images=2)) as llm:
+        for content, reason in (
+            ([PART_A, {"type": "text", "text": "<image>"}], "2 placeholders '<image>' for 1 images"),
+            ([PART_A] * 3, r"content\[2\].*may have 2 images"),
+            ([{"type": "image"}], r"content\[0\].*has no image"),
+            ([{"type": "input_audio", "input_audio": {}}], r"content\[0\].*only text and images"),
+        ):
+            with pytest.raises(RequestError, match=reason):
+                llm.chat([{"role": "user", "content": content}])
+        with pytest.raises(RequestError, match="cannot be cut"):
+            llm.chat(CONVERSATIONS[1], SamplingParams(truncate_prompt_tokens=5))
+
+
+def test_embeddings_of_tokens_are_prompts_like_the_tokens(tmp_path):
+    prompt = list(range(5, 30))
+    with LLM(saved(tmp_path, "llava"), **OPTIONS, max_num_batched_tokens=8) as llm:
+        vectors = llm.model.module.get_input_embeddings().weight[prompt].numpy()
+        outputs = llm.generate([prompt, {"prompt_embeds": vectors}], GREEDY, progress=False)
+    assert outputs[0].outputs[0].token_ids == outputs[1].outputs[0].token_ids
+
+
+def test_every_tiny_model_is_tested():
+    assert {*SEEING, "gemma3", "qwen3-vl"} == set(MODELS)

@@ -1,0 +1,171 @@
+"""Tiny random models of transformers that see images, each saved with a processor and a tokenizer of bytes."""
+
+from __future__ import annotations
+
+import json
+
+import torch
+import transformers as hf
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+TEXT = {
+    "vocab_size": 320,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": None,
+    "eos_token_id": 256,
+    "pad_token_id": 256,
+    "tie_word_embeddings": False,
+}
+MROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}
+VISION = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 7,
+}
+SPECIAL = [
+    "<eos>", "<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>", "<|vision_start|>",
+    "<|vision_end|>", "<|image_pad|>", "<|video_pad|>", "[IMG]", "[IMG_BREAK]", "[IMG_END]", "<boi>", "<eoi>",
+    *[f"<row_{i}_col_{j}>" for i in (1, 2, 3) for j in (1, 2, 3)],
+]  # fmt: skip
+TOKENS = {text: 256 + i for i, text in enumerate(SPECIAL)}
+QWEN = {
+    "image_token_id": TOKENS["<|image_pad|>"],
+    "video_token_id": TOKENS["<|video_pad|>"],
+    "vision_start_token_id": TOKENS["<|vision_start|>"],
+    "vision_end_token_id": TOKENS["<|vision_end|>"],
+}
+QWEN_PIXELS = {"min_pixels": 256, "max_pixels": 2048}
+TEMPLATE = (
+    "{% for m in messages %}{{ m['role'] }}:{% if m['content'] is string %}{{ m['content'] }}{% else %}"
+    "{% for part in m['content'] %}{% if part['type'] == 'image' %}PLACE{% else %}{{ part['text'] }}{% endif %}"
+    "{% endfor %}{% endif %}<eos>{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+)
+
+
+def _qwen2_vl():
+    vision = {"depth": 2, "embed_dim": 32, "hidden_size": 32, "num_heads": 2, "mlp_ratio": 2, "patch_size": 7}
+    config = hf.Qwen2VLConfig(text_config={**TEXT, "rope_parameters": MROPE}, vision_config=vision, **QWEN)
+    return hf.Qwen2VLForConditionalGeneration(config), hf.Qwen2VLImageProcessor(patch_size=7, **QWEN_PIXELS)
+
+
+def _qwen2_5_vl():
+    vision = {
+        "depth": 2, "hidden_size": 32, "out_hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "patch_size": 7,
+        "window_size": 28, "fullatt_block_indexes": [1],
+    }  # fmt: skip
+    config = hf.Qwen2_5_VLConfig(text_config={**TEXT, "rope_parameters": MROPE}, vision_config=vision, **QWEN)
+    return hf.Qwen2_5_VLForConditionalGeneration(config), hf.Qwen2VLImageProcessor(patch_size=7, **QWEN_PIXELS)
+
+
+def _qwen3_vl():
+    vision = {
+        "depth": 2, "hidden_size": 32, "out_hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "patch_size": 7,
+        "deepstack_visual_indexes": [0], "num_position_embeddings": 64,
+    }  # fmt: skip
+    text = {**TEXT, "head_dim": 8, "rope_parameters": MROPE}
+    config = hf.Qwen3VLConfig(text_config=text, vision_config=vision, **QWEN)
+    return hf.Qwen3VLForConditionalGeneration(config), hf.Qwen2VLImageProcessor(patch_size=7, **QWEN_PIXELS)
+
+
+def _llava():
+    config = hf.LlavaConfig(
+        text_config=hf.LlamaConfig(**TEXT),
+        vision_config=hf.CLIPVisionConfig(**VISION),
+        image_token_index=TOKENS["<image>"],
+        vision_feature_select_strategy="default",
+    )
+    size = {"shortest_edge": 28}
+    return hf.LlavaForConditionalGeneration(config), hf.CLIPImageProcessor(size=size, crop_size=28)
+
+
+def _pixtral():
+    vision = hf.PixtralVisionConfig(**{**VISION, "image_size": 56}, head_dim=16)
+    config = hf.LlavaConfig(
+        text_config=hf.MistralConfig(**TEXT, head_dim=8),
+        vision_config=vision,
+        image_token_index=TOKENS["[IMG]"],
+        vision_feature_select_strategy="full",
+        vision_feature_layer=-1,
+    )
+    processor = hf.PixtralImageProcessor(patch_size=7, size={"longest_edge": 56})
+    return hf.LlavaForConditionalGeneration(config), processor
+
+
+def _idefics3(kind="Idefics3"):
+    vision = getattr(hf, f"{kind}VisionConfig")(**VISION)
+    config = getattr(hf, f"{kind}Config")(
+        text_config=hf.LlamaConfig(**TEXT), vision_config=vision, image_token_id=TOKENS["<image>"], scale_factor=2
+    )
+    model = getattr(hf, f"{kind}ForConditionalGeneration")(config)
+    sizes = {"size": {"longest_edge": 56}, "max_image_size": {"longest_edge": 28}}
+    return model, getattr(hf, f"{kind}ImageProcessor")(**sizes)
+
+
+def _smolvlm():
+    return _idefics3("SmolVLM")
+
+
+def _gemma3():
+    config = hf.Gemma3Config(
+        text_config=hf.Gemma3TextConfig(**TEXT, head_dim=8, sliding_window=512),
+        vision_config=hf.SiglipVisionConfig(**VISION),
+        mm_tokens_per_image=4,
+        image_token_id=TOKENS["<image>"],
+        boi_token_index=TOKENS["<boi>"],
+        eoi_token_index=TOKENS["<eoi>"],
+    )
+    processor = hf.Gemma3ImageProcessor(size={"height": 28, "width": 28}, image_seq_length=4)
+    return hf.Gemma3ForConditionalGeneration(config), processor
+
+
+MODELS = {
+    "qwen2-vl": (_qwen2_vl, "Qwen2VLProcessor", "<|image_pad|>", {}),
+    "qwen2.5-vl": (_qwen2_5_vl, "Qwen2_5_VLProcessor", "<|image_pad|>", {}),
+    "qwen3-vl": (_qwen3_vl, "Qwen3VLProcessor", "<|image_pad|>", {}),
+    "llava": (
+        _llava, "LlavaProcessor", "<image>",
+        {"patch_size": 7, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1},
+    ),
+    "pixtral": (_pixtral, "PixtralProcessor", "[IMG]", {"patch_size": 7}),
+    "idefics3": (_idefics3, "Idefics3Processor", "<image>", {"image_seq_len": 4}),
+    "smolvlm": (_smolvlm, "SmolVLMProcessor", "<image>", {"image_seq_len": 4}),
+    "gemma3": (_gemma3, "Gemma3Processor", "<boi>", {"image_seq_length": 4}),
+}  # fmt: skip
+"""Name → model and image processor, class of processor, placeholder of an image, settings of the processor."""
+
+
+def save(folder, name):
+    """Write a model. Returns it."""
+    make, processor, place, settings = MODELS[name]
+    torch.manual_seed(0)
+    model, images = make()
+    for weight in model.parameters():  # such that outputs depend on inputs
+        if weight.ndim > 1:
+            torch.nn.init.normal_(weight, std=0.15)
+    model.generation_config = hf.GenerationConfig(eos_token_id=256, pad_token_id=256)
+    model.save_pretrained(folder)
+    tokenizer(place if name != "gemma3" else "<image>").save_pretrained(folder)
+    images.save_pretrained(folder)
+    (folder / "processor_config.json").write_text(json.dumps({"processor_class": processor, **settings}))
+    (folder / "chat_template.jinja").write_text(TEMPLATE.replace("PLACE", place))
+    return model.eval()
+
+
+def tokenizer(image):
+    """A token per byte, and the special ones."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made = Tokenizer(models.BPE({text: i for i, text in enumerate(alphabet)}, []))
+    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    made.add_special_tokens(SPECIAL)
+    return hf.PreTrainedTokenizerFast(
+        tokenizer_object=made, eos_token="<eos>", pad_token="<eos>",
+        extra_special_tokens={"image_token": image, "boi_token": "<boi>", "eoi_token": "<eoi>"},
+    )  # fmt: skip
