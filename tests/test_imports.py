@@ -30,11 +30,12 @@ LAYERS = {
     "structured": {"batch", "sampling"},
     "engine": {"batch", "cache", "scheduler", "media", "models", "messages", "sampling", "executors", "structured"},
     "insight": {"batch", "cache", "scheduler", "models", "messages", "sampling", "executors", "engine"},
-    "openai": {"batch", "sampling", "engine", "messages"},
+    "openai": {"batch", "sampling", "engine", "media", "messages"},
     "anthropic": {"batch", "engine", "messages", "openai"},
     "kv_events": {"batch", "cache", "engine"},
     "server": {
         "batch",
+        "media",
         "scheduler",
         "models",
         "messages",

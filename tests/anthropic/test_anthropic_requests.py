@@ -127,6 +127,16 @@ def test_a_schema_of_the_output():
     assert request.params.structured_outputs is not None
 
 
+def test_images_are_parts_with_urls():
+    urls = "data:image/png;base64,aGk=", "https://example.com/a.png"
+    base64 = {"type": "base64", "media_type": "image/png", "data": "aGk="}
+    sources = base64, {"type": "url", "url": urls[1]}
+    content = [{"type": "image", "source": source, "cache_control": {"type": "ephemeral"}} for source in sources]
+    messages = [{"role": "user", "content": [*content, {"type": "text", "text": "What?"}]}]
+    parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    assert parse(messages=messages).messages == [{"role": "user", "content": [*parts, *texts("What?")]}]
+
+
 def test_labels_change_nothing_and_null_counts_as_absent():
     assert parse(metadata={"user_id": "u"}, cache_control={"type": "ephemeral"}, service_tier="auto") == parse()
     assert parse(system=None, tools=None, thinking=None, container=None) == parse()
@@ -139,7 +149,13 @@ CALL = {"type": "tool_use", "id": "1", "name": "f", "input": {}}
 @pytest.mark.parametrize(
     ("given", "field"),
     [
-        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0].type"),
+        ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "messages[0].content[0].type"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0].source"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "file"}}]}]},
+            "messages[0].content[0].source.type",
+        ),
+        ({"messages": [*USER, {"role": "assistant", "content": [IMAGE]}, *USER]}, "messages[1].content[0].type"),
         ({"messages": [{"role": "user", "content": [CALL]}]}, "messages[0].content[0].type"),
         ({"messages": [*USER, {"role": "assistant", "content": "The"}]}, "messages"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),

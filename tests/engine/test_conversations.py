@@ -206,6 +206,13 @@ def test_marks_that_are_special_tokens_stay_in_the_text():
     assert chat({"tools": TOOLS}).params.skip_special_tokens is True
 
 
+def test_images_of_a_text_model_are_refused_by_their_field():
+    message = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}]}
+    with pytest.raises(RequestError, match="only text is supported") as found:
+        make_chat(TOKENIZER, [message], None, 50, chat_options({}))
+    assert found.value.field == "messages[0].content[0]"
+
+
 def test_a_long_conversation_is_truncated_only_on_request():
     with pytest.raises(RequestError, match="at least"):
         make_chat(TOKENIZER, ASK * 100, None, 50, chat_options({}))

@@ -42,6 +42,13 @@ def test_a_plain_body():
     assert parse().chat.params == SamplingParams(max_tokens=None)
 
 
+def test_images_are_parts_with_urls():
+    image = {"type": "input_image", "image_url": "data:image/png;base64,aGk=", "detail": "auto"}
+    items = [{"role": "user", "content": [image, {"type": "input_text", "text": "What?"}]}]
+    part = {"type": "image_url", "image_url": {"url": image["image_url"]}}
+    assert parse(input=items).chat.messages == [{"role": "user", "content": [part, *texts("What?")]}]
+
+
 def test_items_of_a_conversation_with_calls():
     part = {"type": "output_text", "text": "Looking.", "annotations": [], "logprobs": []}
     items = [
@@ -102,7 +109,13 @@ def test_a_schema_of_the_output():
         ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
         ({"input": []}, "input"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
+        ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input[0].content[0].type"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].image_url"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:", "detail": "low"}]}]},
+            "input[0].content[0].detail",
+        ),
+        ({"input": [{"role": "assistant", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
         ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role"),
         ({"n": 2}, "n"),
         ({"max_output_tokens": 0}, "max_tokens"),

@@ -2,39 +2,23 @@
 
 from __future__ import annotations
 
-import base64
-from io import BytesIO
-
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs the extra foreword[torch]")
 transformers = pytest.importorskip("transformers", reason="needs the extra foreword[transformers]")
-pillow = pytest.importorskip("PIL.Image", reason="needs the extra foreword[vision]")
-
-import numpy as np
+pytest.importorskip("PIL.Image", reason="needs the extra foreword[vision]")
 
 from foreword import LLM, SamplingParams
 from foreword.engine.metrics import EngineMetrics
 from foreword.errors import RequestError
 from foreword.executors.transformers.images import load_processor
 from foreword.media import MediaLimits
-from pytorch.vision_models import MODELS, save
+from pytorch.vision_models import MODELS, data_url, image, save
 
 SEEING = ("qwen2-vl", "qwen2.5-vl", "llava", "pixtral", "idefics3", "smolvlm")
 NEEDS = {"pixtral": "torchvision", "smolvlm": "num2words"}
 OPTIONS = {"executor": "transformers", "dtype": "fp32", "num_threads": 1, "max_model_len": 160, "block_size": 4}
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
-
-
-def image(seed, width, height):
-    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
-    return pillow.fromarray(pixels)
-
-
-def data_url(picture):
-    file = BytesIO()
-    picture.save(file, "PNG")
-    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
 
 
 A, B = image(0, 60, 40), image(1, 30, 84)

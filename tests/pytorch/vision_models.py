@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import json
+from io import BytesIO
 
+import numpy as np
 import torch
 import transformers as hf
+from PIL import Image as pillow
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 TEXT = {
@@ -140,6 +144,17 @@ MODELS = {
     "gemma3": (_gemma3, "Gemma3Processor", "<boi>", {"image_seq_length": 4}),
 }  # fmt: skip
 """Name → model and image processor, class of processor, placeholder of an image, settings of the processor."""
+
+
+def image(seed, width, height):
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return pillow.fromarray(pixels)
+
+
+def data_url(picture):
+    file = BytesIO()
+    picture.save(file, "PNG")
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
 
 
 def save(folder, name):

@@ -106,11 +106,12 @@ def serving(
     """A server of the tiny model. script: every answer is this text. send_buffer: bytes that a socket holds, 0: the
     system's choice. settings: of `ServerConfig`.
     """
-    llm = AsyncLLM(str(model), **{"executor": "numpy", "max_model_len": 4096, **(engine or {})})
+    config = ServerConfig(port=0, **settings)
+    llm = AsyncLLM(str(model), media=config.media, **{"executor": "numpy", "max_model_len": 4096, **(engine or {})})
     if script is not None:
         recite(llm, script)
-    config = ServerConfig(port=0, **settings)
-    context = Context(engine=llm, tokenizer=llm.tokenizer, names=("talker", "other"), config=config)
+    names = "talker", "other"
+    context = Context(engine=llm, tokenizer=llm.tokenizer, media=llm.media, names=names, config=config)
     sock: socket.socket = bound_socket(config.host, config.port)
     if send_buffer:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)

@@ -178,7 +178,11 @@ def _add_message(conversation: Conversation, message: Fields) -> None:
 
 def _add_block(conversation: Conversation, role: str, block: Fields) -> None:
     kind = block.require("type", STRING)
-    known = {"user": ("text", "tool_result"), "assistant": ("text", "thinking", "tool_use"), "system": ("text",)}[role]
+    known = {
+        "user": ("text", "image", "tool_result"),
+        "assistant": ("text", "thinking", "tool_use"),
+        "system": ("text",),
+    }[role]
     if kind not in known:
         fix = f"Content of the role {role} may have blocks of the types {', '.join(known)}."
         raise block.refuse("type", kind, fix)
@@ -186,6 +190,12 @@ def _add_block(conversation: Conversation, role: str, block: Fields) -> None:
     if kind == "text":
         conversation.text(role, block.require("text", STRING))
         block.end({"citations": ([], {"enabled": False})})
+    elif kind == "image":
+        source = block.nested("source")
+        if source is None:
+            raise RequestError(None, block.path("source"), None, "is missing", "Give the image.")
+        conversation.image(role, _image_url(source))
+        block.end()
     elif kind == "thinking":
         conversation.reasoning(block.require("thinking", STRING))
         block.take("signature", STRING)
@@ -200,6 +210,16 @@ def _add_block(conversation: Conversation, role: str, block: Fields) -> None:
         # Chat templates have no place for the flag, so the text says it.
         conversation.result(block.require("tool_use_id", STRING), f"Error: {text}" if failed else text)
         block.end({"toolset_name": ()})
+
+
+def _image_url(source: Fields) -> str:
+    kind = source.require("type", one_of("base64", "url"))
+    if kind == "url":
+        url: str = source.require("url", STRING)
+    else:
+        url = f"data:{source.require('media_type', STRING)};base64,{source.require('data', STRING)}"
+    source.end()
+    return url
 
 
 def _texts(given: Fields, name: str) -> list[str]:

@@ -10,6 +10,8 @@ from foreword.media.images import Image, read_image
 from foreword.media.limits import MediaLimits
 
 TYPES = ("image", "image_url", "input_image")
+DETAILS = ("auto", "high", "original")
+"""Values of ``detail`` that ask for what a model does unasked."""
 PLACE = {"type": "image"}
 """What a chat template gets in place of an image."""
 
@@ -45,6 +47,9 @@ def _source(field: str, part: Mapping[str, Any]) -> object:
     kind = part["type"]
     source = part.get("image" if kind == "image" else "image_url")
     if isinstance(source, Mapping):
+        if (detail := source.get("detail")) is not None and detail not in DETAILS:
+            fix = f"Give one of {', '.join(DETAILS)}, or leave it out."
+            raise RequestError(None, f"{field}.image_url.detail", detail, "is not supported", fix)
         source = source.get("url")
     if source is None:
         raise RequestError(None, field, part, "has no image", 'Give {"type": "image_url", "image_url": {"url": …}}.')

@@ -12,8 +12,8 @@ from uuid import uuid4
 from foreword.batch import SamplingParams
 from foreword.engine import RequestOptions, RequestOutput
 from foreword.engine.chat import ChatReader, make_chat
-from foreword.engine.prompt import Prompt
 from foreword.engine.llm import LLM
+from foreword.engine.prompt import Prompt
 from foreword.errors import ForewordError, RequestError
 from foreword.openai.batch_file import BatchLine, Record
 from foreword.openai.request import ChatRequest, CompletionRequest, parse_chat, parse_completion

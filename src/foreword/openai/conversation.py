@@ -27,6 +27,11 @@ class Conversation:
         message = self._of(role)
         message["content"] = [*(message["content"] or ()), {"type": "text", "text": text}]
 
+    def image(self, role: str, url: str) -> None:
+        """url: a data: URL, or one of another machine."""
+        message = self._of(role)
+        message["content"] = [*(message["content"] or ()), {"type": "image_url", "image_url": {"url": url}}]
+
     def reasoning(self, text: str) -> None:
         message = self._of("assistant")
         message["reasoning_content"] = message.get("reasoning_content", "") + text

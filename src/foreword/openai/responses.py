@@ -15,6 +15,7 @@ from foreword.engine import CompletionOutput, RequestOutput
 from foreword.engine.chat import ChatOptions
 from foreword.errors import RequestError
 from foreword.fields import BOOLEAN, INTEGER, OBJECT, OBJECTS, STRING, Fields, Neutral, either, one_of
+from foreword.media.parts import DETAILS
 from foreword.messages import ArgumentsDelta, CallEnd, CallStart, ContentDelta, Event, Message, ReasoningDelta
 from foreword.openai.conversation import Conversation
 from foreword.openai.frames import json_string, named_frame
@@ -353,8 +354,7 @@ def _add_item(conversation: Conversation, item: Fields) -> None:
     item.take("status", STRING)
     if kind == "message":
         role = item.require("role", one_of("user", "assistant", "system", "developer"))
-        for text in _texts(item, "content", "input_text", "output_text"):
-            conversation.text("system" if role == "developer" else role, text)
+        _add_content(conversation, "system" if role == "developer" else role, item)
         item.end({"phase": ("commentary", "final_answer")})
     elif kind == "function_call":
         name, arguments = item.require("name", STRING), item.require("arguments", STRING)
@@ -374,6 +374,21 @@ def _add_item(conversation: Conversation, item: Fields) -> None:
     else:
         known = "message, function_call, function_call_output, reasoning"
         raise item.refuse("type", kind, f"Give one of {known}.")
+
+
+def _add_content(conversation: Conversation, role: str, item: Fields) -> None:
+    content = item.require("content", _ITEMS)
+    if isinstance(content, str):
+        conversation.text(role, content)
+        return
+    for i, given in enumerate(content):
+        part = Fields(given, item.path(f"content[{i}]"))
+        if role == "user" and given.get("type") == "input_image":
+            part.take("type", STRING)
+            conversation.image(role, part.require("image_url", STRING))
+            part.end({"detail": DETAILS, "file_id": (), "prompt_cache_breakpoint": ()})
+        else:
+            conversation.text(role, _text_of(part, ("input_text", "output_text")))
 
 
 def _texts(given: Fields, name: str, *kinds: str) -> list[str]:

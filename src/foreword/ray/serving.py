@@ -52,8 +52,10 @@ class Engine:
                 "one version on all nodes"
             )
         names, loras = config.served_model_name or (model,), named_paths(config.adapter)
-        self._llm = AsyncLLM(model, loras=loras, **{"seed": None, **options})
-        context = Context(engine=self._llm, tokenizer=self._llm.tokenizer, names=names, config=config)
+        self._llm = AsyncLLM(model, loras=loras, media=config.media, **{"seed": None, **options})
+        context = Context(
+            engine=self._llm, tokenizer=self._llm.tokenizer, media=self._llm.media, names=names, config=config
+        )
         self._app, self._name = make_app(context), serve.get_replica_context().replica_id.unique_id
 
     async def answer(

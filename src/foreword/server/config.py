@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from foreword.errors import ConfigError, nearest
+from foreword.media.limits import MediaLimits
 
 
 def setting(default: Any, help: str, *, least: float = 0, most: float = 2**31, name: str = "") -> Any:
@@ -36,6 +37,11 @@ class ServerConfig:
     max_prompt_tokens: int = setting(2**20, "Most prompt tokens in progress; more: status 429.", least=1, name="N")
     max_body_bytes: int = setting(8 << 20, "Largest body of a request.", least=1, name="N")
     max_header_bytes: int = setting(32 << 10, "Largest head of a request.", least=256, name="N")
+    max_images: int = setting(16, "Most images of a conversation.", most=2**16, name="N")
+    max_image_bytes: int = setting(16 << 20, "Largest file of an image.", least=1, name="N")
+    max_image_pixels: int = setting(1 << 25, "Most pixels of an image.", least=1, name="N")
+    image_host: tuple[str, ...] = setting((), "Host that images are fetched from. Repeatable.", name="NAME")
+    image_timeout: float = setting(10.0, "Most seconds for fetching an image.", least=0.01, name="X")
     receive_timeout: float = setting(30.0, "Most seconds for receiving a request.", least=0.01, name="X")
     timeout: float | None = setting(None, "Most seconds for answering a request.", least=0.001, name="X")
     keep_alive: float = setting(15.0, "Seconds between signs of life in silent streams.", least=0.01, name="X")
@@ -46,6 +52,18 @@ class ServerConfig:
     kv_events_arrays: bool = setting(False, "Events as arrays, for readers older than maps.")
     otlp_traces_endpoint: str | None = setting(None, "Where to send OpenTelemetry's spans of requests.", name="URL")
     access_log: bool = setting(False, "Log each request as a line of JSON.")
+
+    @property
+    def media(self) -> MediaLimits:
+        """The limits of images, which are never files of this machine."""
+        return MediaLimits(
+            max_images=self.max_images,
+            max_bytes=self.max_image_bytes,
+            max_pixels=self.max_image_pixels,
+            local_files=False,
+            remote_hosts=self.image_host,
+            timeout=self.image_timeout,
+        )
 
     def __post_init__(self) -> None:
         for item in fields(self):

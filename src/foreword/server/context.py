@@ -11,6 +11,7 @@ from foreword.batch import SamplingParams
 from foreword.engine import RequestOutput
 from foreword.engine.async_engine import AsyncEngine
 from foreword.kv_events.source import KVEventSource
+from foreword.media.encoder import TEXT_ONLY, Media
 from foreword.models.tokenizer import Tokenizer
 from foreword.server.admission import Admission
 from foreword.server.config import ServerConfig
@@ -47,13 +48,15 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Context:
-    """The engine and its tokenizer; names: of the model in requests, the first one in responses, where adapters have
-    names of their own; created: seconds since 1970; kv_events: where the cache's events are published, None if they are
-    not; progress: of the HTTP requests that generate, by their ids; trace: told the end of each request.
+    """The engine and its tokenizer; media: what the model takes besides text; names: of the model in requests, the
+    first one in responses, where adapters have names of their own; created: seconds since 1970; kv_events: where the
+    cache's events are published, None if they are not; progress: of the HTTP requests that generate, by their ids;
+    trace: told the end of each request.
     """
 
     engine: AsyncEngine
     tokenizer: Tokenizer
+    media: Media = TEXT_ONLY
     names: tuple[str, ...]
     config: ServerConfig = field(default_factory=ServerConfig)
     kv_events: KVEventSource | None = None

@@ -15,6 +15,7 @@ from foreword.batch import PoolingParams, SamplingParams
 from foreword.engine import RequestOptions, RequestOutput
 from foreword.engine.chat import ChatOptions, ChatReader, make_chat
 from foreword.engine.pooling import PoolingRequestOutput, pooling_output
+from foreword.engine.prompt import Prompt
 from foreword.engine.request_group import RequestGroup
 from foreword.errors import RequestError
 from foreword.fields import NUMBER
@@ -108,11 +109,12 @@ class Generation:
         field: str = "messages",
     ) -> Job:
         """A conversation as a checked request; stream: of its outputs; field: of the body, which has it."""
-        engine, tokenizer = self._context.engine, self._context.tokenizer
-        limit = engine.engine.states.max_model_len
+        context = self._context
+        limit, media = context.engine.engine.states.max_model_len, context.media
         with _named(field):
-            made = await apart(not self._is_small, make_chat, tokenizer, messages, params, limit, chat)
-            group = await self._checked(self.id, made.token_ids, made.params, made.text, options, stream)
+            takes_time = not self._is_small or not isinstance(media.images, str)
+            made = await apart(takes_time, make_chat, context.tokenizer, messages, params, limit, chat, media)
+            group = await self._checked(self.id, made.prompt, made.params, made.text, options, stream)
         return Job(group, made.params, made.reader())
 
     async def texts(
@@ -194,7 +196,7 @@ class Generation:
     async def _checked(
         self,
         name: str,
-        prompt: str | list[int],
+        prompt: Prompt,
         params: SamplingParams | PoolingParams,
         text: str | None,
         options: RequestOptions,

@@ -53,8 +53,9 @@ def routes_of(context: Context) -> list[Operation]:
         wanted = await parsed(parse_count, await json_body(request), request)
         context.check_model(wanted.model)
         limit = context.config.max_prompt_tokens
-        arguments = context.tokenizer, wanted.messages, wanted.params, limit, wanted.chat
-        made = await apart(not is_small(request), make_chat, *arguments)
+        arguments = context.tokenizer, wanted.messages, wanted.params, limit, wanted.chat, context.media
+        takes_time = not is_small(request) or not isinstance(context.media.images, str)
+        made = await apart(takes_time, make_chat, *arguments)
         return reply({"input_tokens": len(made.token_ids)})
 
     return [

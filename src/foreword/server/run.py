@@ -47,7 +47,9 @@ def run(model: str, config: ServerConfig, *, on_ready: Callable[[str], None] | N
             if name in loras:
                 raise ConfigError(f"adapter {name!r:.80}: is the name of the model; give another one")
         with ThreadPoolExecutor(1) as thread:
-            loading = thread.submit(AsyncLLM, model, observers=observers, loras=loras, **{"seed": None, **options})
+            loading = thread.submit(
+                AsyncLLM, model, observers=observers, loras=loras, media=config.media, **{"seed": None, **options}
+            )
             from foreword.server.context import Context
             from foreword.server.listener import Server, serve
         llm = loading.result()
@@ -57,7 +59,13 @@ def run(model: str, config: ServerConfig, *, on_ready: Callable[[str], None] | N
         source = None if log is None else _publish(log, llm, config, stack)
         trace = None if config.otlp_traces_endpoint is None else _trace(config.otlp_traces_endpoint, names[0], stack)
         context = Context(
-            engine=llm, tokenizer=llm.tokenizer, names=names, config=config, kv_events=source, trace=trace
+            engine=llm,
+            tokenizer=llm.tokenizer,
+            media=llm.media,
+            names=names,
+            config=config,
+            kv_events=source,
+            trace=trace,
         )
         told = on_ready or (lambda url: print(f"foreword: {names[0]} at {url}", file=sys.stderr, flush=True))
         serve(Server(context, sock, told), sock)
