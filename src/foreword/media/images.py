@@ -13,7 +13,6 @@ from typing import Any, NoReturn
 
 from foreword.errors import RequestError
 from foreword.media.limits import MediaLimits
-from foreword.media.remote import fetch
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 
@@ -78,6 +77,8 @@ def _bytes_of(field: str, source: object, limits: MediaLimits) -> bytes:
     if scheme == "data":
         return _of_data_url(field, source, limits)
     if scheme in ("http", "https"):
+        from foreword.media.remote import fetch  # what it needs is slow to import
+
         return fetch(field, source, limits)
     return _of_file(field, Path(source.removeprefix("file://")), limits)
 

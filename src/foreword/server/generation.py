@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -203,9 +203,8 @@ class Generation:
         stream: bool,
     ) -> RequestGroup:
         chosen: RequestOptions = {**options, "stream": stream, "lora": self._lora}
-        group = await self._context.engine.check(
-            name, prompt, params, prompt_text=text, is_small=self._is_small, **chosen
-        )
+        is_small = self._is_small and not isinstance(prompt, Mapping)  # a small body may name large images
+        group = await self._context.engine.check(name, prompt, params, prompt_text=text, is_small=is_small, **chosen)
         if self._place is not None:
             self._place.add_tokens(len(group.prompt_token_ids))
         return group

@@ -77,13 +77,14 @@ class ImageEncoder:
         return MediaPrompt(token_ids, is_token, embeds, *self._positions(token_ids, encoded))
 
     def _encoded(self, image: Image) -> _Encoded:
+        digest = image.digest
         with self._lock:
-            found = self._cache.pop(image.digest, None)
+            found = self._cache.pop(digest, None)
             if found is None:
                 found = self._encode(image)
                 self._drop_until(self._cache_bytes - found.vectors.nbytes)
             if found.vectors.nbytes <= self._cache_bytes:
-                self._cache[image.digest] = found
+                self._cache[digest] = found
         return found
 
     def _drop_until(self, num_bytes: int) -> None:

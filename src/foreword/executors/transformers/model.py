@@ -12,6 +12,8 @@ from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     AutoTokenizer,
     PreTrainedConfig,
     PreTrainedModel,
@@ -83,7 +85,8 @@ def load_transformers(
             raise ModelError(f"transformers has no causal language model of type {config.model_type!r}")
         check_class(kind, config)
         tokenizer = _tokenizer(folder, config)
-        module: PreTrainedModel = kind.from_pretrained(
+        auto = AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModelForImageTextToText
+        module: PreTrainedModel = auto.from_pretrained(
             folder,
             config=config,
             dtype=DTYPES.get(dtype, "auto"),
