@@ -16,7 +16,7 @@ pillow = pytest.importorskip("PIL.Image", reason="needs the extra foreword[visio
 import numpy as np
 
 from foreword.errors import ConfigError, RequestError
-from foreword.media import MediaLimits, take_images
+from foreword.media import MediaLimits, take_media
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (12, 9, 3), dtype=np.uint8)
 
@@ -35,7 +35,7 @@ def read(source, **limits):
     """The one image of a message that has a text before it."""
     part = {"type": "image", "image": source}
     content = [{"type": "text", "text": "see"}, part]
-    messages, [image] = take_images([{"role": "user", "content": content}], MediaLimits(**limits))
+    messages, [image] = take_media([{"role": "user", "content": content}], MediaLimits(**limits))
     assert messages == [{"role": "user", "content": [content[0], {"type": "image"}]}]
     assert image.field == "messages[0].content[1]"
     return image
@@ -63,7 +63,7 @@ def test_an_image_is_the_same_from_every_source(tmp_path):
 def test_parts_of_openai_have_their_image_in_an_object():
     for value in ({"url": url_of(file_of())}, url_of(file_of())):
         for kind in ("image_url", "input_image"):
-            _, [image] = take_images([{"role": "user", "content": [{"type": kind, "image_url": value}]}], MediaLimits())
+            _, [image] = take_media([{"role": "user", "content": [{"type": kind, "image_url": value}]}], MediaLimits())
             assert image.pixels.size == (9, 12)
 
 
@@ -97,8 +97,8 @@ def test_modes_are_rgb_and_photographs_stand_upright():
         ("/tmp", "is no file"),
         ("a\0b", "is no file"),
         ("x" * 100_000, "(is no file|cannot be read)"),
-        (5, "is no image"),
-        ([1, 2], "is no image"),
+        (5, "is no file"),
+        ([1, 2], "is no file"),
         (None, "has no image"),
     ],
 )
@@ -114,7 +114,7 @@ def test_limits():
     for limits, reason in (
         ({"max_bytes": len(data) - 1}, f"may have {len(data) - 1}"),
         ({"max_pixels": 9 * 12 - 1}, "may have 1 to 107 pixels"),
-        ({"max_images": 0}, "may have 0 images"),
+        ({"max_images": 0}, "may have 0 parts"),
     ):
         for source in (data, url_of(data)):
             with pytest.raises(RequestError, match=reason):
@@ -140,7 +140,7 @@ def test_wrong_limits_are_refused(values):
 
 def test_messages_without_images_stay_as_they_are():
     messages = [{"role": "user", "content": "a"}, "no message", {"role": "user", "content": [5, {"type": "text"}]}]
-    assert take_images(messages, MediaLimits()) == (messages, [])
+    assert take_media(messages, MediaLimits()) == (messages, [])
 
 
 class Host(BaseHTTPRequestHandler):

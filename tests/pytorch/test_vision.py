@@ -11,7 +11,7 @@ pytest.importorskip("PIL.Image", reason="needs the extra foreword[vision]")
 from foreword import LLM, SamplingParams
 from foreword.engine.metrics import EngineMetrics
 from foreword.errors import RequestError
-from foreword.executors.transformers.images import load_processor
+from foreword.executors.transformers.media import load_processor
 from foreword.media import MediaLimits
 from pytorch.vision_models import MODELS, data_url, image, save
 
@@ -82,7 +82,7 @@ def test_conversations_with_images_get_the_tokens_of_transformers(tmp_path, name
 @pytest.mark.parametrize("name", ["gemma3", "qwen3-vl"])
 def test_images_are_refused_where_vectors_in_place_of_tokens_do_not_give_the_models_logits(tmp_path, name):
     with LLM(saved(tmp_path, name), **OPTIONS) as llm:
-        with pytest.raises(RequestError, match=r"messages\[0\]\.content\[0\].*the model takes no images.*differ"):
+        with pytest.raises(RequestError, match=r"messages\[0\]\.content\[0\].*the model takes no image: .*differ"):
             llm.chat(CONVERSATIONS[0], GREEDY)
         assert llm.chat(CONVERSATIONS[2], GREEDY, progress=False)[0].outputs[0].num_tokens == 12
 
@@ -101,8 +101,8 @@ def test_another_image_in_the_same_place_finds_no_cached_prefix(tmp_path):
 
 @pytest.mark.parametrize("cache_bytes", [0, 2 * 16 * 32 * 4, 1 << 20])
 def test_encoder_outputs_are_kept_within_the_budget(tmp_path, cache_bytes, monkeypatch):
-    with LLM(saved(tmp_path, "llava"), **OPTIONS, image_cache_bytes=cache_bytes) as llm:
-        encoder, encoded = llm.media.images, []
+    with LLM(saved(tmp_path, "llava"), **OPTIONS, media_cache_bytes=cache_bytes) as llm:
+        encoder, encoded = llm.media.encoder, []
         before = encoder._encode
         monkeypatch.setattr(encoder, "_encode", lambda picture: encoded.append(picture.digest) or before(picture))
         encoder._cache.clear()
@@ -115,10 +115,11 @@ def test_encoder_outputs_are_kept_within_the_budget(tmp_path, cache_bytes, monke
 def test_places_and_images_of_a_prompt_must_agree(tmp_path):
     with LLM(saved(tmp_path, "llava"), **OPTIONS, media=MediaLimits(max_images=2)) as llm:
         for content, reason in (
-            ([PART_A, {"type": "text", "text": "<image>"}], "2 placeholders '<image>' for 1 images"),
-            ([PART_A] * 3, r"content\[2\].*may have 2 images"),
+            ([PART_A, {"type": "text", "text": "<image>"}], "places for 2 of image, the messages have 1 of image"),
+            ([PART_A] * 3, r"content\[2\].*may have 2 parts of this kind"),
             ([{"type": "image"}], r"content\[0\].*has no image"),
-            ([{"type": "input_audio", "input_audio": {}}], r"content\[0\].*only text and images"),
+            ([{"type": "input_file"}], r"content\[0\].*only text and image"),
+            ([{"type": "input_audio", "input_audio": {}}], r"content\[0\].*the model takes no audio: .*no encoder"),
         ):
             with pytest.raises(RequestError, match=reason):
                 llm.chat([{"role": "user", "content": content}])
@@ -135,4 +136,4 @@ def test_embeddings_of_tokens_are_prompts_like_the_tokens(tmp_path):
 
 
 def test_every_tiny_model_is_tested():
-    assert {*SEEING, "gemma3", "qwen3-vl"} == set(MODELS)
+    assert {*SEEING, "gemma3", "qwen3-vl", "glmasr"} == set(MODELS)

@@ -1,4 +1,4 @@
-"""Tiny random models of transformers that see images, each saved with a processor and a tokenizer of bytes."""
+"""Tiny random models of transformers that see or hear, each saved with a processor and a tokenizer of bytes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ VISION = {
 SPECIAL = [
     "<eos>", "<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>", "<|vision_start|>",
     "<|vision_end|>", "<|image_pad|>", "<|video_pad|>", "[IMG]", "[IMG_BREAK]", "[IMG_END]", "<boi>", "<eoi>",
-    *[f"<row_{i}_col_{j}>" for i in (1, 2, 3) for j in (1, 2, 3)],
+    "<sound>", *[f"<row_{i}_col_{j}>" for i in (1, 2, 3) for j in (1, 2, 3)],
 ]  # fmt: skip
 TOKENS = {text: 256 + i for i, text in enumerate(SPECIAL)}
 QWEN = {
@@ -49,8 +49,8 @@ QWEN = {
 QWEN_PIXELS = {"min_pixels": 256, "max_pixels": 2048}
 TEMPLATE = (
     "{% for m in messages %}{{ m['role'] }}:{% if m['content'] is string %}{{ m['content'] }}{% else %}"
-    "{% for part in m['content'] %}{% if part['type'] == 'image' %}PLACE{% else %}{{ part['text'] }}{% endif %}"
-    "{% endfor %}{% endif %}<eos>{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+    "{% for part in m['content'] %}{% if part['type'] in ('image', 'audio') %}PLACE{% else %}{{ part['text'] }}"
+    "{% endif %}{% endfor %}{% endif %}<eos>{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
 )
 
 
@@ -130,6 +130,18 @@ def _gemma3():
     return hf.Gemma3ForConditionalGeneration(config), processor
 
 
+def _glmasr():
+    audio = {
+        "num_mel_bins": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128,
+        "hidden_size": 32, "max_position_embeddings": 200,
+    }  # fmt: skip
+    config = hf.GlmAsrConfig(
+        audio_config=audio, text_config={"model_type": "llama", **TEXT}, audio_token_id=TOKENS["<sound>"]
+    )
+    extractor = hf.WhisperFeatureExtractor(feature_size=16, sampling_rate=8000, chunk_length=4, n_fft=200)
+    return hf.GlmAsrForConditionalGeneration(config), extractor
+
+
 MODELS = {
     "qwen2-vl": (_qwen2_vl, "Qwen2VLProcessor", "<|image_pad|>", {}),
     "qwen2.5-vl": (_qwen2_5_vl, "Qwen2_5_VLProcessor", "<|image_pad|>", {}),
@@ -141,6 +153,7 @@ MODELS = {
     "pixtral": (_pixtral, "PixtralProcessor", "[IMG]", {"patch_size": 7}),
     "idefics3": (_idefics3, "Idefics3Processor", "<image>", {"image_seq_len": 4}),
     "smolvlm": (_smolvlm, "SmolVLMProcessor", "<image>", {"image_seq_len": 4}),
+    "glmasr": (_glmasr, "GlmAsrProcessor", "<sound>", {"audio_token": "<sound>"}),
     "gemma3": (_gemma3, "Gemma3Processor", "<boi>", {"image_seq_length": 4}),
 }  # fmt: skip
 """Name → model and image processor, class of processor, placeholder of an image, settings of the processor."""

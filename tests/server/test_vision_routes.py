@@ -68,7 +68,7 @@ def test_every_dialect_gives_the_answer_of_the_library(server):
         (["http://127.0.0.1:1/a.png"], "messages[0].content[1]", "not fetched from other machines"),
         (["/etc/passwd"], "messages[0].content[1]", "files of this machine are not read"),
         (["file:///etc/passwd"], "messages[0].content[1]", "files of this machine are not read"),
-        ([URLS[0]] * 3, "messages[0].content[3]", "may have 2 images"),
+        ([URLS[0]] * 3, "messages[0].content[3]", "may have 2 parts"),
     ],
 )
 def test_a_bad_image_is_status_400_with_its_field(server, parts, param, reason):

@@ -37,7 +37,7 @@ OPTIONS = {
     "native": ("num_threads", "weight_format", "kv_format"),
     "numpy": (),
     "torch": ("num_threads", "device", "dtype"),
-    "transformers": ("num_threads", "device", "dtype", "compile", "image_cache_bytes"),
+    "transformers": ("num_threads", "device", "dtype", "compile", "media_cache_bytes"),
 }
 """The options of each executor."""
 

@@ -13,8 +13,7 @@ from foreword.engine.outputs import CompletionOutput, RequestOutput
 from foreword.engine.prompt import MixedPrompt, Prompt
 from foreword.errors import RequestError
 from foreword.media.encoder import TEXT_ONLY, Media, MediaPrompt
-from foreword.media.images import Image
-from foreword.media.parts import image_parts, take_images
+from foreword.media.parts import Medium, media_parts, take_media
 from foreword.messages import MessageParser, ResponseFormat, format_named, format_of_template
 from foreword.messages.grammar import call_grammar, tool_name
 from foreword.messages.response_template import read_response_template
@@ -164,11 +163,11 @@ def make_chat(
     media: Media = TEXT_ONLY,
 ) -> Chat:
     """A conversation through the chat template. max_tokens: more tokens than this are refused. media: of the model;
-    images are read and encoded.
+    images and sounds are read and encoded.
 
     RequestError for wrong messages or options; ModelError for an invalid template of the model.
     """
-    messages, images = _images(messages, media)
+    messages, found = _media(messages, media)
     params = DEFAULT_PARAMS if params is None else params
     tools, choice = options.get("tools") or None, options.get("tool_choice", "auto")
     names = tuple(map(tool_name, tools or ()))
@@ -182,7 +181,7 @@ def make_chat(
         messages,
         tools=tools,
         add_generation_prompt=options.get("add_generation_prompt", True),
-        has_images=not isinstance(media.images, str),
+        media=media.encoder.placeholders if media.encoder is not None else (),
         **(options.get("template") or {}),
     )
     if choice not in ("auto", "none"):
@@ -196,21 +195,19 @@ def make_chat(
     # The template writes the special tokens.
     limit = None if getattr(params, "truncate_prompt_tokens", None) else max_tokens
     encode = partial(tokenizer.encode, add_special_tokens=False, max_tokens=limit)
-    if images and not isinstance(media.images, str):
-        found = media.images.prompt(text, images, encode)
-        return Chat(text, found.token_ids, params, format, names, tokenizer, _mixed(found))
+    if found and media.encoder is not None:
+        prompt = media.encoder.prompt(text, found, encode)
+        return Chat(text, prompt.token_ids, params, format, names, tokenizer, _mixed(prompt))
     return Chat(text, encode(text), params, format, names, tokenizer)
 
 
-def _images(messages: Sequence[Message], media: Media) -> tuple[Sequence[Message], list[Image]]:
-    """The messages with places for images, and the images. RequestError for images of a model that takes none."""
-    if not isinstance(media.images, str):
-        return take_images(messages, media.limits)
-    if media.images and (found := image_parts(messages)):
-        field, part = found[0]
-        reason = f"the model takes no images: {media.images}"
-        raise RequestError(None, field, part["type"], reason, "Leave it out, or use another model.")
-    return messages, []
+def _media(messages: Sequence[Message], media: Media) -> tuple[Sequence[Message], list[Medium]]:
+    """The messages with places for images and sounds, and these. RequestError for those that the model refuses."""
+    for field, kind, part in media_parts(messages):
+        if kind in media.refused:
+            reason = f"the model takes no {kind}: {media.refused[kind]}"
+            raise RequestError(None, field, part["type"], reason, "Leave it out, or use another model.")
+    return (messages, []) if media.encoder is None else take_media(messages, media.limits)
 
 
 def _mixed(prompt: MediaPrompt) -> MixedPrompt:

@@ -55,7 +55,7 @@ class LLM:
     executor: "native", "numpy", "torch" or "transformers"; "auto" is the native one if it is built, else "numpy", and
         "transformers" for a directory whose architecture Foreword does not have.
     observers: of the engine, from its start. loras: name → path of adapters that are loaded at once. media: limits of
-        the images of conversations.
+        the images and sounds of conversations.
     options: num_threads, weight_format and kv_format of the native executor; num_threads, device and dtype of the torch
         one; these and compile of the transformers one; the fields of `EngineConfig` and of its `SchedulerConfig`.
         ConfigError for any other name.
@@ -78,7 +78,9 @@ class LLM:
         self.engine: Engine = build_engine(self.model, config, executor=executor, observers=observers, **own)
         for name, path in (loras or {}).items():
             self.engine.load_lora(name, path)
-        self.media = Media(getattr(self.model, "images", ""), media or MediaLimits())
+        self.media = Media(
+            getattr(self.model, "media", None), getattr(self.model, "refused", {}), media or MediaLimits()
+        )
         self._name, self._is_closed = model, False
         self._ids = count()
         self._running: list[RequestGroup] = []
@@ -177,7 +179,7 @@ class LLM:
 
         messages: a list of messages, such as {"role": "user", "content": "…"}, one message alone, or a text of the
         user; or a list of conversations, each a list of messages or a text. A model that sees images takes parts such
-        as {"type": "image", "image": "photo.jpg"}, see `take_images`. sampling_params, lora, errors: see `generate`.
+        as {"type": "image", "image": "photo.jpg"}, see `take_media`. sampling_params, lora, errors: see `generate`.
         options: see `ChatOptions`; any other name is a variable of the template.
         """
         return self._run(self._chats(messages, sampling_params, lora, options), progress)

@@ -1,7 +1,8 @@
-"""Images of conversations: found in messages, read within limits. Needs Pillow (``foreword[vision]``)."""
+"""Images and sounds of messages, read within limits. Images need Pillow (``foreword[vision]``)."""
 
 from foreword.media.images import Image
 from foreword.media.limits import MediaLimits
-from foreword.media.parts import take_images
+from foreword.media.parts import take_media
+from foreword.media.sounds import Sound
 
-__all__ = ["Image", "MediaLimits", "take_images"]
+__all__ = ["Image", "MediaLimits", "Sound", "take_media"]

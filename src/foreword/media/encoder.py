@@ -1,14 +1,14 @@
-"""What turns a text with images into the inputs of a model."""
+"""What turns a text with images and sounds into the inputs of a model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 from foreword.arrays import F32, I32, Bools
-from foreword.media.images import Image
 from foreword.media.limits import MediaLimits
+from foreword.media.parts import Medium
 
 
 class MediaPrompt(NamedTuple):
@@ -26,28 +26,30 @@ class MediaPrompt(NamedTuple):
 
 
 class MediaEncoder(Protocol):
-    """A model's encoder of images. May be used by several threads."""
+    """A model's encoders of images and sounds. May be used by several threads."""
 
     @property
-    def placeholder(self) -> str:
-        """The text that stands for one image in a prompt."""
+    def placeholders(self) -> Mapping[str, str]:
+        """Each kind that the model takes, of "image" and "audio" → the text that stands for one in a prompt."""
         ...
 
-    def prompt(self, text: str, images: Sequence[Image], encode: Callable[[str], list[int]]) -> MediaPrompt:
-        """The inputs of a text with one placeholder per image. encode: of a text that has all placeholders.
+    def prompt(self, text: str, media: Sequence[Medium], encode: Callable[[str], list[int]]) -> MediaPrompt:
+        """The inputs of a text with one placeholder per image and sound, in order. encode: of a text that has all
+        placeholders.
 
-        RequestError for another number of placeholders, and for an image that the model cannot take.
+        RequestError for other placeholders, and for an image or sound that the model cannot take.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """What a model takes besides text. images: its encoder of images, or the reason why it takes none; "": it is a
-    model of text.
+    """What a model takes besides text. encoder: None for a model of text. refused: kind → the reason why the model does
+    not take it.
     """
 
-    images: MediaEncoder | str = ""
+    encoder: MediaEncoder | None = None
+    refused: Mapping[str, str] = field(default_factory=dict)
     limits: MediaLimits = field(default_factory=MediaLimits)
 
     def from_others(self) -> Media:

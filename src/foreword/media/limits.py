@@ -1,4 +1,4 @@
-"""What is accepted as an image."""
+"""What is accepted as an image or a sound."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from foreword.errors import ConfigError
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaLimits:
     """
-    max_images: of a conversation. max_bytes: of the file of an image. max_pixels: of an image.
-    local_files: whether an image may be named by its path on this machine.
-    remote_hosts: the hosts that images are fetched from by http and https. timeout: seconds for fetching one.
+    max_images: of a conversation; it may have one sound. max_bytes: of a file. max_pixels: of an image. max_seconds: of
+    a sound.
+    local_files: whether a file may be named by its path on this machine.
+    remote_hosts: the hosts that files are fetched from by http and https. timeout: seconds for fetching one.
     """
 
     max_images: int = 16
     max_bytes: int = 16 << 20
     max_pixels: int = 1 << 25
+    max_seconds: int = 600
     local_files: bool = True
     remote_hosts: tuple[str, ...] = ()
     timeout: float = 10.0

@@ -1,4 +1,4 @@
-"""Images in the messages of a conversation."""
+"""Images and sounds in the messages of a conversation."""
 
 from __future__ import annotations
 
@@ -8,59 +8,77 @@ from typing import Any
 from foreword.errors import RequestError
 from foreword.media.images import Image, read_image
 from foreword.media.limits import MediaLimits
+from foreword.media.sounds import Sound, read_sound
 
-TYPES = ("image", "image_url", "input_image")
+KINDS = {
+    "image": "image",
+    "image_url": "image",
+    "input_image": "image",
+    "audio": "audio",
+    "input_audio": "audio",
+}
+"""Type of a part → the kind of medium, which is the type that chat templates know."""
 DETAILS = ("auto", "high", "original")
 """Values of ``detail`` that ask for what a model does unasked."""
-PLACE = {"type": "image"}
-"""What a chat template gets in place of an image."""
+
+Medium = Image | Sound
 
 
-def image_parts(messages: object) -> list[tuple[str, Mapping[str, Any]]]:
-    """The parts of messages that are images, with their fields. What is no message is left to others to refuse."""
+def media_parts(messages: object) -> list[tuple[str, str, Mapping[str, Any]]]:
+    """Field, kind and part of every image and sound. What is no message is left to others to refuse."""
     return [
-        (f"messages[{i}].content[{j}]", part)
+        (f"messages[{i}].content[{j}]", KINDS[part["type"]], part)
         for i, message in enumerate(messages if isinstance(messages, Sequence) else ())
         if isinstance(message, Mapping) and isinstance(content := message.get("content"), Sequence)
         for j, part in enumerate(content if not isinstance(content, str) else ())
-        if isinstance(part, Mapping) and part.get("type") in TYPES
+        if _is_medium(part)
     ]
 
 
-def take_images(
+def take_media(
     messages: Sequence[Mapping[str, Any]], limits: MediaLimits
-) -> tuple[list[Mapping[str, Any]], list[Image]]:
-    """The messages with `PLACE` for each image, and the images in order.
+) -> tuple[list[Mapping[str, Any]], list[Medium]]:
+    """The messages with a place, such as {"type": "image"}, for each image and sound, and these in order.
 
-    A part is {"type": "image_url", "image_url": {"url": …}} as OpenAI's, or {"type": "image", "image": …} with anything
-    that `read_image` takes. RequestError as `read_image`, and for more images than the limit.
+    A part is {"type": "image_url", "image_url": {"url": …}} or {"type": "input_audio", "input_audio": {"data": …,
+    "format": "wav"}} as OpenAI's, or {"type": "image", "image": …} or {"type": "audio", "audio": …} with anything that
+    `read_image` or `read_sound` takes. RequestError as these, and for more than the limits.
     """
-    found = image_parts(messages)
-    if len(found) > limits.max_images:
-        field, reason = found[limits.max_images][0], f"a conversation may have {limits.max_images} images"
-        raise RequestError(None, field, f"{len(found)} images", reason, "Give fewer.")
-    images = [read_image(field, _source(field, part), limits) for field, part in found]
-    return [_with_places(message) for message in messages], images
+    found = media_parts(messages)
+    for kind, most in (("image", limits.max_images), ("audio", 1)):
+        fields = [field for field, other, _ in found if other == kind]
+        if len(fields) > most:
+            reason = f"a conversation may have {most} parts of this kind ({kind})"
+            raise RequestError(None, fields[most], f"{len(fields)} parts", reason, "Give fewer.")
+    media = [_read(field, kind, part, limits) for field, kind, part in found]
+    return [_with_places(message) for message in messages], media
 
 
-def _source(field: str, part: Mapping[str, Any]) -> object:
-    kind = part["type"]
-    source = part.get("image" if kind == "image" else "image_url")
-    if isinstance(source, Mapping):
+def _is_medium(part: object) -> bool:
+    return isinstance(part, Mapping) and isinstance(kind := part.get("type"), str) and kind in KINDS
+
+
+def _read(field: str, kind: str, part: Mapping[str, Any], limits: MediaLimits) -> Medium:
+    name = part["type"] if part["type"] != "input_image" else "image_url"
+    source = part.get(name)
+    if name == "input_audio" and isinstance(source, Mapping):
+        if (format := source.get("format", "wav")) != "wav":
+            raise RequestError(None, f"{field}.input_audio.format", format, "is not supported", "Give wav.")
+        data = source.get("data")
+        source = f"data:audio/wav;base64,{data}" if isinstance(data, str) else data
+    elif isinstance(source, Mapping):
         if (detail := source.get("detail")) is not None and detail not in DETAILS:
             fix = f"Give one of {', '.join(DETAILS)}, or leave it out."
-            raise RequestError(None, f"{field}.image_url.detail", detail, "is not supported", fix)
+            raise RequestError(None, f"{field}.{name}.detail", detail, "is not supported", fix)
         source = source.get("url")
     if source is None:
-        raise RequestError(None, field, part, "has no image", 'Give {"type": "image_url", "image_url": {"url": …}}.')
-    return source
+        reason = f"has no {kind}"
+        raise RequestError(None, field, part, reason, 'Give such as {"type": "image_url", "image_url": {"url": …}}.')
+    return read_image(field, source, limits) if kind == "image" else read_sound(field, source, limits)
 
 
 def _with_places(message: Mapping[str, Any]) -> Mapping[str, Any]:
     content = message.get("content") if isinstance(message, Mapping) else None
     if not isinstance(content, Sequence) or isinstance(content, str):
         return message
-    return {
-        **message,
-        "content": [PLACE if isinstance(part, Mapping) and part.get("type") in TYPES else part for part in content],
-    }
+    return {**message, "content": [{"type": KINDS[part["type"]]} if _is_medium(part) else part for part in content]}

@@ -54,5 +54,5 @@ def _check(field: str, url: str, limits: MediaLimits) -> None:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or parts.hostname not in limits.remote_hosts:
         hosts = ", ".join(limits.remote_hosts)
-        reason = f"images are fetched from {hosts} only" if hosts else "images are not fetched from other machines"
+        reason = f"files are fetched from {hosts} only" if hosts else "files are not fetched from other machines"
         raise RequestError(None, field, url[:200], reason, "Give a data: URL.")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -43,16 +43,16 @@ class ChatTemplate:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
-        has_images: bool = False,
+        media: Collection[str] = (),
         **extra: Any,
     ) -> str:
         """The prompt. ``extra``: further variables of the template. RequestError if the template refuses or fails.
 
-        has_images: it is a template of a model with images, whose messages may have parts {"type": "image"}. Contents
-        are then lists of parts where they have images, and everywhere unless the template tells strings from lists.
+        media: kinds of media that the model takes, such as "image": messages may have parts {"type": "image"}. Contents
+        are then lists of parts where they have such, and everywhere unless the template tells strings from lists.
         """
-        checked = check_messages(messages, has_images=has_images)
-        if has_images and not self._takes_strings:
+        checked = check_messages(messages, media=media)
+        if media and not self._takes_strings:
             checked = [_as_parts(message) for message in checked]
         given = {"messages": checked, "tools": check_tools(tools)}
         variables = {**self._special_tokens, **extra, **given, "add_generation_prompt": add_generation_prompt}
@@ -68,16 +68,16 @@ class ChatTemplate:
         raise RequestError(None, "messages", _roles(messages), f"the model's chat template {reason}", fix)
 
 
-def check_messages(messages: object, *, has_images: bool = False) -> list[dict[str, Any]]:
+def check_messages(messages: object, *, media: Collection[str] = ()) -> list[dict[str, Any]]:
     """The messages in the form that templates expect: content as one string, arguments of calls as objects.
 
-    has_images: content with a part {"type": "image"} is allowed, and stays a list. The input is not modified.
+    media: content with a part {"type": "image"} is allowed for "image", and stays a list. The input is not modified.
     RequestError names the first wrong field, such as ``messages[2].role``.
     """
     listed = _items("messages", messages, "a list of messages", '[{"role": "user", "content": "…"}]')
     if not listed:
         _fail("messages", messages, "is empty", "Give at least one message")
-    return [_check_message(f"messages[{i}]", message, has_images) for i, message in enumerate(listed)]
+    return [_check_message(f"messages[{i}]", message, media) for i, message in enumerate(listed)]
 
 
 def check_tools(tools: object) -> list[dict[str, Any]] | None:
@@ -98,7 +98,7 @@ def _items(field: str, value: object, kind: str, example: str) -> Sequence[Any]:
     return value
 
 
-def _check_message(field: str, message: object, has_images: bool) -> dict[str, Any]:
+def _check_message(field: str, message: object, media: Collection[str]) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         _fail(field, message, "is not an object", 'Give {"role": "user", "content": "…"}')
     role = message.get("role")
@@ -106,7 +106,7 @@ def _check_message(field: str, message: object, has_images: bool) -> dict[str, A
         found = "is missing" if "role" not in message else "is not a name of letters, digits, '_', '.' and '-'"
         _fail(f"{field}.role", role, found, "Give system, user, assistant or tool")
     calls = _check_calls(f"{field}.tool_calls", message.get("tool_calls"))
-    content = _check_content(f"{field}.content", message.get("content"), has_images)
+    content = _check_content(f"{field}.content", message.get("content"), media)
     if content is None and not calls:
         found = "is missing" if "content" not in message else "is null, and there are no tool_calls"
         _fail(f"{field}.content", content, found, "Give a string, which may be empty")
@@ -121,25 +121,23 @@ def _as_parts(message: dict[str, Any]) -> dict[str, Any]:
     return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
 
 
-def _check_content(field: str, content: object, has_images: bool) -> str | list[dict[str, str]] | None:
+def _check_content(field: str, content: object, media: Collection[str]) -> str | list[dict[str, str]] | None:
     if content is None or isinstance(content, str):
         return content
     parts: list[dict[str, str]] = []
     example = '"…" or [{"type": "text", "text": "…"}]'
     for i, part in enumerate(_items(field, content, "a string or a list of parts", example)):
         kind = part.get("type") if isinstance(part, Mapping) else None
-        if has_images and kind == "image":
-            parts.append({"type": "image"})
+        if isinstance(kind, str) and kind in media:
+            parts.append({"type": kind})
             continue
         if kind != "text":
-            fix = (
-                f'Give {{"type": "text", "text": "…"}}: only text {"and images are" if has_images else "is"} supported'
-            )
+            fix = f'Give {{"type": "text", "text": "…"}}: only {" and ".join(("text", *media))} is supported'
             _fail(f"{field}[{i}]", part, "is not a text part", fix)
         if not isinstance(text := part.get("text"), str):
             _fail(f"{field}[{i}].text", text, "is not a string", "Give a str")
         parts.append({"type": "text", "text": text})
-    if any(part["type"] == "image" for part in parts):
+    if any(part["type"] != "text" for part in parts):
         return parts
     return "\n".join(part["text"] for part in parts)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -139,7 +139,7 @@ class Tokenizer:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
-        has_images: bool = False,
+        media: Collection[str] = (),
         **extra: Any,
     ) -> str:
         """The prompt of a list of messages, to be encoded with ``add_special_tokens=False``. See `ChatTemplate.render`.
@@ -147,9 +147,7 @@ class Tokenizer:
         RequestError names the wrong message; ModelError if the model has no chat template or an invalid one.
         """
         render = self._renderer(self._template_name(bool(tools)))
-        return render(
-            messages, tools=tools, add_generation_prompt=add_generation_prompt, has_images=has_images, **extra
-        )
+        return render(messages, tools=tools, add_generation_prompt=add_generation_prompt, media=media, **extra)
 
     def _template_name(self, tools: bool) -> str:
         return "tool_use" if tools and "tool_use" in self._chat_sources else "default"

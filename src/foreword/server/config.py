@@ -38,10 +38,11 @@ class ServerConfig:
     max_body_bytes: int = setting(8 << 20, "Largest body of a request.", least=1, name="N")
     max_header_bytes: int = setting(32 << 10, "Largest head of a request.", least=256, name="N")
     max_images: int = setting(16, "Most images of a conversation.", most=2**16, name="N")
-    max_image_bytes: int = setting(16 << 20, "Largest file of an image.", least=1, name="N")
+    max_media_bytes: int = setting(16 << 20, "Largest file of an image or a sound.", least=1, name="N")
     max_image_pixels: int = setting(1 << 25, "Most pixels of an image.", least=1, name="N")
-    image_host: tuple[str, ...] = setting((), "Host that images are fetched from. Repeatable.", name="NAME")
-    image_timeout: float = setting(10.0, "Most seconds for fetching an image.", least=0.01, name="X")
+    max_sound_seconds: int = setting(600, "Longest sound.", least=1, name="N")
+    media_host: tuple[str, ...] = setting((), "Host that images may be fetched from. Repeatable.", name="NAME")
+    media_timeout: float = setting(10.0, "Most seconds for fetching an image.", least=0.01, name="X")
     receive_timeout: float = setting(30.0, "Most seconds for receiving a request.", least=0.01, name="X")
     timeout: float | None = setting(None, "Most seconds for answering a request.", least=0.001, name="X")
     keep_alive: float = setting(15.0, "Seconds between signs of life in silent streams.", least=0.01, name="X")
@@ -55,14 +56,15 @@ class ServerConfig:
 
     @property
     def media(self) -> MediaLimits:
-        """The limits of images, which are never files of this machine."""
+        """The limits of images and sounds, which are never files of this machine."""
         return MediaLimits(
             max_images=self.max_images,
-            max_bytes=self.max_image_bytes,
+            max_bytes=self.max_media_bytes,
             max_pixels=self.max_image_pixels,
+            max_seconds=self.max_sound_seconds,
             local_files=False,
-            remote_hosts=self.image_host,
-            timeout=self.image_timeout,
+            remote_hosts=self.media_host,
+            timeout=self.media_timeout,
         )
 
     def __post_init__(self) -> None:

@@ -112,7 +112,7 @@ class Generation:
         context = self._context
         limit, media = context.engine.engine.states.max_model_len, context.media
         with _named(field):
-            takes_time = not self._is_small or not isinstance(media.images, str)
+            takes_time = not self._is_small or media.encoder is not None
             made = await apart(takes_time, make_chat, context.tokenizer, messages, params, limit, chat, media)
             group = await self._checked(self.id, made.prompt, made.params, made.text, options, stream)
         return Job(group, made.params, made.reader())

@@ -54,7 +54,7 @@ def routes_of(context: Context) -> list[Operation]:
         context.check_model(wanted.model)
         limit = context.config.max_prompt_tokens
         arguments = context.tokenizer, wanted.messages, wanted.params, limit, wanted.chat, context.media
-        takes_time = not is_small(request) or not isinstance(context.media.images, str)
+        takes_time = not is_small(request) or context.media.encoder is not None
         made = await apart(takes_time, make_chat, *arguments)
         return reply({"input_tokens": len(made.token_ids)})
 

@@ -10,21 +10,21 @@ from typing import Any
 
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
-    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    MODEL_FOR_MULTIMODAL_LM_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
-    AutoModelForImageTextToText,
+    AutoModelForMultimodalLM,
     AutoTokenizer,
     PreTrainedConfig,
     PreTrainedModel,
 )
 
-from foreword.errors import ConfigError, ModelError
+from foreword.errors import ConfigError, ModelError, RequestError
 from foreword.executors.torch.options import DTYPES, device_of, use_threads
-from foreword.executors.transformers.images import ImageEncoder, load_processor
 from foreword.executors.transformers.interface import text_attention
+from foreword.executors.transformers.media import ARGUMENTS, TransformersEncoder, load_processor
 from foreword.executors.transformers.trace import Trace, check_class, trace
-from foreword.executors.transformers.verify import Inputs, check_images, inputs_of
+from foreword.executors.transformers.verify import Inputs, check_media, inputs_of
 from foreword.models.pooling import PoolingSpec
 from foreword.models.tokenizer import Tokenizer
 from foreword.models.weights import Weights
@@ -34,14 +34,16 @@ from foreword.models.weights import Weights
 class TransformersModel:
     """A causal model of transformers, and what an engine needs besides: the counterpart of `LoadedModel`.
 
-    trace: how it attends. inputs: what it reads besides tokens. images: its encoder, or the reason why it takes none.
-    compile: its executor compiles it. weights: none that Foreword reads.
+    trace: how it attends. inputs: what it reads besides tokens. media: its encoders, None for a model of text.
+    refused: kind of media → the reason why it does not take it. compile: its executor compiles it. weights: none that
+    Foreword reads.
     """
 
     module: PreTrainedModel
     trace: Trace
     inputs: Inputs
-    images: ImageEncoder | str
+    media: TransformersEncoder | None
+    refused: dict[str, str]
     max_model_len: int
     tokenizer: Tokenizer
     eos_token_ids: tuple[int, ...]
@@ -65,12 +67,13 @@ def load_transformers(
     device: str = "cpu",
     num_threads: int | None = None,
     compile: bool = False,
-    image_cache_bytes: int = 256 << 20,
+    media_cache_bytes: int = 256 << 20,
 ) -> TransformersModel:
     """Load a directory that transformers can read. Code of the directory is never run.
 
     dtype: "auto" (as the weights are stored), "fp32", "bf16" or "fp16". num_threads: of PyTorch, in the whole process.
-    compile: with torch.compile, which takes minutes in the first steps.
+    compile: with torch.compile, which takes minutes in the first steps. media_cache_bytes: of vectors of images and
+    sounds that are kept.
 
     ModelError, with the reason, for a model that is missing, damaged, or that paged attention cannot serve: each model
     is compared with its own forward pass. ConfigError for an unknown dtype or device.
@@ -85,7 +88,7 @@ def load_transformers(
             raise ModelError(f"transformers has no causal language model of type {config.model_type!r}")
         check_class(kind, config)
         tokenizer = _tokenizer(folder, config)
-        auto = AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModelForImageTextToText
+        auto = AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModelForMultimodalLM
         module: PreTrainedModel = auto.from_pretrained(
             folder,
             config=config,
@@ -102,31 +105,49 @@ def load_transformers(
     except ModelError as error:
         raise ModelError(f"{folder}: cannot run on transformers: {error}. Use another model or executor") from None
     except Exception as error:  # of configurations, files and models, of any kind
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = _first_line(error)
         raise ModelError(f"{folder}: transformers cannot load it: {reason:.500}. Check the files") from error
     length -= inputs.first_position  # positions are rows of a table where they do not begin at 0
-    images = _images(folder, module, found, inputs, tokenizer, image_cache_bytes)
+    media, refused = _media(folder, module, found, inputs, tokenizer, media_cache_bytes)
     eos = tokenizer.eos_ids
-    return TransformersModel(module, found, inputs, images, length, tokenizer, eos, name, folder, compile)
+    return TransformersModel(module, found, inputs, media, refused, length, tokenizer, eos, name, folder, compile)
 
 
-def _images(
+def _media(
     folder: Path, module: PreTrainedModel, trace: Trace, inputs: Inputs, tokenizer: Tokenizer, cache_bytes: int
-) -> ImageEncoder | str:
-    """The model's encoder of images, or the reason why it takes none."""
+) -> tuple[TransformersEncoder | None, dict[str, str]]:
+    """The model's encoders, and the kinds of media that it does not take, with the reasons."""
+    core = getattr(module, "model", module)
+    refused = dict.fromkeys(ARGUMENTS, "it is a model of text")
+    if not any(hasattr(core, f"get_{kind}_features") for kind in ARGUMENTS):
+        return None, refused
     try:
-        encoder = ImageEncoder(module, lambda: load_processor(folder, module), cache_bytes)
-        check_images(module, trace, inputs, encoder, lambda text: tokenizer.encode(text, add_special_tokens=False))
-        return encoder
-    except MemoryError:
-        raise
-    except Exception as error:  # of processors and encoders, of any kind
-        return (str(error).strip().splitlines() or [type(error).__name__])[0]
+        encoder = TransformersEncoder(module, load_processor(folder, module), cache_bytes)
+    except Exception as error:  # of processors, of any kind
+        return None, dict.fromkeys(ARGUMENTS, _first_line(error))
+    for kind in ARGUMENTS:
+        try:
+            encoder.add(kind)
+            check_media(
+                module, trace, inputs, encoder, kind, lambda text: tokenizer.encode(text, add_special_tokens=False)
+            )
+            del refused[kind]
+        except MemoryError:
+            raise
+        except Exception as error:  # of processors and encoders, of any kind
+            encoder.drop(kind)
+            refused[kind] = _first_line(error)
+    return encoder if encoder.placeholders else None, refused
+
+
+def _first_line(error: Exception) -> str:
+    text = error.reason if isinstance(error, RequestError) else str(error)
+    return (text.strip().splitlines() or [type(error).__name__])[0]
 
 
 def causal_class(config: PreTrainedConfig) -> type[PreTrainedModel] | None:
     """The class of causal models with such a configuration; None if there is none."""
-    mappings = MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    mappings = MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MULTIMODAL_LM_MAPPING
     found: Any = next((of[type(config)] for of in mappings if type(config) in of), None)
     kind: type[PreTrainedModel] | None = found[0] if isinstance(found, tuple) else found
     return kind

@@ -15,10 +15,12 @@ from foreword.batch import InputBuffers, NewRequest, RequestStates, prepare_inpu
 from foreword.errors import ModelError
 from foreword.executors.groups import batch_groups
 from foreword.executors.transformers.executor import TransformersExecutor
-from foreword.executors.transformers.images import ImageEncoder, named
 from foreword.executors.transformers.interface import attention_of, forward
+from foreword.executors.transformers.media import TransformersEncoder, named
 from foreword.executors.transformers.trace import Trace
 from foreword.media.images import Image
+from foreword.media.parts import Medium
+from foreword.media.sounds import Sound
 
 BLOCK_SIZE = 4
 PROMPTS = {"a": (3, 4, 5, 6, 7, 8, 9, 10, 11), "b": (12, 3, 9, 4, 7, 14)}
@@ -62,27 +64,25 @@ def inputs_of(model: PreTrainedModel, trace: Trace, mrope_dims: int = 0) -> Inpu
     raise ModelError(f"its logits differ from those of its own forward pass, by {least:.2g} of their norm")
 
 
-def check_images(
-    model: PreTrainedModel, trace: Trace, inputs: Inputs, encoder: ImageEncoder, encode: Callable[[str], list[int]]
+def check_media(
+    model: PreTrainedModel,
+    trace: Trace,
+    inputs: Inputs,
+    encoder: TransformersEncoder,
+    kind: str,
+    encode: Callable[[str], list[int]],
 ) -> None:
-    """ModelError unless chunked steps of a prompt with two images give the logits of the model's own forward pass, both
-    inside the images and after them. encode: of a text without special tokens of its own.
+    """ModelError unless chunked steps of a prompt with two images, or a sound, give the logits of the model's own
+    forward pass, both inside these and after them. encode: of a text without special tokens of its own.
     """
     if not inputs.hidden_size:
         raise ModelError("it takes no vectors in place of tokens")
-    noise = np.random.default_rng(0)
-    from PIL import Image as pillow
-
-    images = [
-        Image("image", pillow.fromarray(noise.integers(0, 256, (*size, 3), dtype=np.uint8))) for size in IMAGE_SIZES
-    ]
-    text = ".".join(["", *[encoder.placeholder] * len(images), ""])
-    prompt = encoder.prompt(text, images, encode)
-    own = encoder.processor(
-        text=[text], images=[image.pixels for image in images], return_tensors="pt", add_special_tokens=False
-    )
+    media = _samples(encoder, kind)
+    text = ".".join(["", *[encoder.placeholders[kind]] * len(media), ""])
+    prompt = encoder.prompt(text, media, encode)
+    own = encoder.processed(text, media)
     if own["input_ids"][0].tolist() != prompt.token_ids:
-        raise ModelError("several images of a prompt have other tokens than one by one")
+        raise ModelError("its processor makes other tokens of a whole prompt")
     is_vector = ~prompt.is_token
     wanted = [*np.flatnonzero(is_vector & ~np.roll(is_vector, 1)).tolist(), len(prompt.token_ids) - 1]
     with torch.inference_mode(), attention_of(model, "eager"):
@@ -105,9 +105,21 @@ def check_images(
     furthest = max(distance(one, other) for one, other in zip(computed, expected, strict=True))
     if furthest > _tolerance(model):
         raise ModelError(
-            f"with images its logits differ from those of its own forward pass, by {furthest:.2g} of their norm: it "
-            "attends to later parts of an image, or reads images in several layers"
+            f"with it its logits differ from those of its own forward pass, by {furthest:.2g} of their norm: it "
+            "attends to later parts of it, or reads it in several layers"
         )
+
+
+def _samples(encoder: TransformersEncoder, kind: str) -> list[Medium]:
+    """Noise: two images, or a sound of a second and a half."""
+    noise = np.random.default_rng(0)
+    if kind == "audio":
+        rate = encoder.processor.feature_extractor.sampling_rate
+        return [Sound("audio", noise.uniform(-1, 1, rate * 3 // 2).astype(np.float32), rate)]
+    from PIL import Image as pillow
+
+    pixels = [noise.integers(0, 256, (*size, 3), dtype=np.uint8) for size in IMAGE_SIZES]
+    return [Image("image", pillow.fromarray(one)) for one in pixels]
 
 
 def distance(computed: F32, expected: F32) -> float:

@@ -1,0 +1,184 @@
+"""Images and sounds of prompts: the processor and the encoders of a model of transformers."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from transformers import PreTrainedModel
+from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
+
+from foreword.arrays import F32, I32
+from foreword.errors import ModelError, RequestError
+from foreword.executors.torch.tensors import as_floats
+from foreword.media.encoder import MediaPrompt
+from foreword.media.parts import Medium
+from foreword.media.sounds import Sound
+
+PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
+ARGUMENTS = {"image": "images", "audio": "audio"}
+"""Kind of medium → its argument of a processor."""
+OF_TEXT = frozenset({"input_ids", "attention_mask", "mm_token_type_ids"})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Encoded:
+    """A medium for the decoder. text: its placeholders, and what stands between them. vectors: [N, hidden], one for
+    each placeholder. grid: what the model's rule of positions reads of it.
+    """
+
+    text: str
+    vectors: F32
+    grid: dict[str, torch.Tensor]
+
+
+class TransformersEncoder:
+    """Implements `MediaEncoder` with a model's own encoders. Vectors are kept by content, up to cache_bytes: the least
+    recently used are dropped first.
+    """
+
+    def __init__(self, model: PreTrainedModel, processor: Any, cache_bytes: int) -> None:
+        self.processor = processor
+        self.placeholders: dict[str, str] = {}
+        self._model, self._core, self._cache_bytes = model, getattr(model, "model", model), cache_bytes
+        self._rule = getattr(self._core, "get_rope_index", None)
+        self._token_ids: dict[str, int] = {}
+        self._cache: OrderedDict[str, _Encoded] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def add(self, kind: str) -> None:
+        """Take media of a kind. ModelError, with the reason, if the model takes none as vectors in place of tokens."""
+        if not hasattr(self._core, f"get_{kind}_features"):
+            raise ModelError("it has no encoder for it")
+        placeholder = getattr(self.processor, f"{kind}_token", None)
+        token_id = getattr(self._model.config, f"{kind}_token_id", None)
+        if not placeholder or token_id is None:
+            raise ModelError("its encoder does not give vectors in place of tokens")
+        self.placeholders[kind], self._token_ids[kind] = placeholder, token_id
+
+    def drop(self, kind: str) -> None:
+        """Take no media of this kind."""
+        self.placeholders.pop(kind, None)
+        self._token_ids.pop(kind, None)
+
+    def prompt(self, text: str, media: Sequence[Medium], encode: Callable[[str], list[int]]) -> MediaPrompt:
+        """See `MediaEncoder.prompt`."""
+        kinds = {placeholder: kind for kind, placeholder in self.placeholders.items()}
+        pieces = re.split(f"({'|'.join(map(re.escape, kinds))})", text)
+        places, given = [kinds[place] for place in pieces[1::2]], [medium.kind for medium in media]
+        if places != given:
+            reason = f"the prompt has places for {_counted(places)}, the messages have {_counted(given)}"
+            fix = "Leave placeholders out of texts; the chat template must have a place for each image and sound."
+            raise RequestError(None, "messages", f"{len(given)} parts", reason, fix)
+        encoded = [self._encoded(medium) for medium in media]
+        pieces[1::2] = [one.text for one in encoded]
+        token_ids = encode("".join(pieces))
+        is_token = ~np.isin(np.array(token_ids, np.int32), list(self._token_ids.values()))
+        vectors = np.concatenate([one.vectors for one in encoded])
+        if len(vectors) != np.count_nonzero(~is_token):
+            reason = f"the prompt has {np.count_nonzero(~is_token)} places for {len(vectors)} vectors"
+            raise RequestError(None, "messages", f"{len(given)} parts", reason, "Check the text of the messages.")
+        embeds = np.zeros((len(token_ids), vectors.shape[1]), np.float32)
+        embeds[~is_token] = vectors
+        return MediaPrompt(token_ids, is_token, embeds, *self._positions(token_ids, encoded))
+
+    def processed(self, text: str, media: Sequence[Medium], **options: Any) -> Any:
+        """What the processor makes of a text with media of one kind. RequestError for a sound of another rate."""
+        first = media[0]
+        if isinstance(first, Sound):
+            rate = self.processor.feature_extractor.sampling_rate
+            if first.rate != rate:
+                reason, fix = f"the model takes {rate} samples per second", "Resample it."
+                raise RequestError(None, first.field, f"{first.rate} samples per second", reason, fix)
+            options["sampling_rate"] = rate
+        contents = {ARGUMENTS[first.kind]: [medium.content for medium in media]}
+        return self.processor(text=[text], **contents, return_tensors="pt", add_special_tokens=False, **options)
+
+    def _encoded(self, medium: Medium) -> _Encoded:
+        digest = medium.digest
+        with self._lock:
+            found = self._cache.pop(digest, None)
+            if found is None:
+                found = self._encode(medium)
+                self._drop_until(self._cache_bytes - found.vectors.nbytes)
+            if found.vectors.nbytes <= self._cache_bytes:
+                self._cache[digest] = found
+        return found
+
+    def _drop_until(self, num_bytes: int) -> None:
+        used = sum(one.vectors.nbytes for one in self._cache.values())
+        while self._cache and used > num_bytes:
+            used -= self._cache.popitem(last=False)[1].vectors.nbytes
+
+    def _encode(self, medium: Medium) -> _Encoded:
+        features = getattr(self._core, f"get_{medium.kind}_features")
+        try:
+            given = self.processed(self.placeholders[medium.kind], [medium], return_text_replacement_offsets=True)
+            [[placed]] = given["text_replacement_offsets"]
+            with torch.inference_mode():
+                inputs = {name: value.to(self._model.device) for name, value in named(features, given).items()}
+                found = features(**inputs, return_dict=True).pooler_output
+                joined = torch.cat(list(found)) if isinstance(found, list | tuple) else found
+                vectors = as_floats(joined.flatten(0, -2)).copy()
+        except (MemoryError, RequestError):
+            raise
+        except Exception as error:  # of processors and encoders, of any kind
+            reason = f"the model cannot take it ({(str(error).splitlines() or [type(error).__name__])[0]:.200})"
+            raise RequestError(None, medium.field, medium.size, reason, "Give one of another size.") from error
+        grid = {name: value for name, value in named(self._rule, given).items() if name not in OF_TEXT}
+        return _Encoded(placed["replacement"], vectors, grid)
+
+    def _positions(self, token_ids: list[int], encoded: Sequence[_Encoded]) -> tuple[I32 | None, int]:
+        """The positions of a prompt by the model's own rule, and what later ones add."""
+        if self._rule is None:
+            return None, 0
+        grids = {name: torch.cat([one.grid[name] for one in encoded]) for name in encoded[0].grid}
+        types = self.processor.create_mm_token_type_ids([token_ids])
+        given = {"input_ids": torch.tensor([token_ids]), "mm_token_type_ids": torch.tensor(types), **grids}
+        positions, delta = self._rule(**named(self._rule, given))
+        return positions[:, 0].numpy().astype(np.int32), int(delta)
+
+
+def _counted(kinds: Sequence[str]) -> str:
+    return " and ".join(f"{kinds.count(kind)} of {kind}" for kind in sorted(set(kinds))) or "none"
+
+
+def named(function: Callable[..., Any] | None, given: Any) -> dict[str, torch.Tensor]:
+    """Those tensors that are parameters of a function."""
+    names = () if function is None else inspect.signature(function).parameters
+    return {name: value for name, value in dict(given).items() if name in names and isinstance(value, torch.Tensor)}
+
+
+def load_processor(folder: Path, model: PreTrainedModel) -> Any:
+    """The processor of a directory, without videos. ModelError if it has none, or one of code of its own."""
+    files = [path for path in map(folder.joinpath, PROCESSOR_FILES) if path.exists()]
+    name = next(filter(None, (json.loads(path.read_text("utf-8")).get("processor_class") for path in files)), None)
+    kind: Any = getattr(transformers, name, None) if name else PROCESSOR_MAPPING.get(type(model.config), None)
+    if kind is None:
+        raise ModelError("transformers has no processor for it")
+
+    class WithoutVideos(kind):  # type: ignore[misc]
+        """Videos would need more libraries."""
+
+        @classmethod
+        def get_attributes(cls) -> list[str]:
+            return [name for name in kind.get_attributes() if "video" not in name]
+
+        @classmethod
+        def from_args_and_dict(cls, args: Sequence[Any], processor_dict: dict[str, Any], **kwargs: Any) -> Any:
+            given = iter(args)
+            parts = [None if "video" in name else next(given) for name in kind.get_attributes()]
+            return super().from_args_and_dict(parts, processor_dict, **kwargs)
+
+    WithoutVideos.__name__ = kind.__name__
+    return WithoutVideos.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
