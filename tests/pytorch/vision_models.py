@@ -99,7 +99,7 @@ def _pixtral():
         vision_feature_select_strategy="full",
         vision_feature_layer=-1,
     )
-    processor = hf.PixtralImageProcessor(patch_size=7, size={"longest_edge": 56})
+    processor = hf.PixtralImageProcessor(patch_size=7, size={"longest_edge": 35})
     return hf.LlavaForConditionalGeneration(config), processor
 
 
