@@ -35,7 +35,7 @@ from foreword.executors.groups import batch_groups
 from foreword.executors.transformers.executor import TransformersExecutor
 from foreword.executors.transformers.interface import attention_of, forward
 from foreword.executors.transformers.trace import Trace, check_class, trace
-from foreword.executors.transformers.verify import inputs_of
+from foreword.executors.transformers.verify import Inputs, inputs_of
 from foreword.scheduler import SchedulerConfig
 
 HERE = Path(__file__).resolve().parent
@@ -109,7 +109,7 @@ def reason_against(model_type: str) -> str:
     return ""
 
 
-def compare(model: PreTrainedModel, found: Trace, first: int) -> None:
+def compare(model: PreTrainedModel, found: Trace, inputs: Inputs) -> None:
     """Serve waves of requests, then check the log-probability of every token. ModelError for a difference."""
     rng = np.random.default_rng(0)
     num_blocks = 1 + sum(BLOCKS if group.sliding_window is None else WINDOW_BLOCKS for group in found.groups)
