@@ -132,7 +132,9 @@ def test_files_of_this_machine_are_read_only_if_allowed(tmp_path):
             read(source, local_files=False)
 
 
-@pytest.mark.parametrize("values", [{"max_images": -1}, {"max_bytes": 1.5}, {"timeout": 0.0}])
+@pytest.mark.parametrize(
+    "values", [{"max_images": -1}, {"max_bytes": 1.5}, {"timeout": 0.0}, {"remote_hosts": "a.com"}]
+)
 def test_wrong_limits_are_refused(values):
     with pytest.raises(ConfigError, match=next(iter(values))):
         MediaLimits(**values)

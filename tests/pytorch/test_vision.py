@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs the extra foreword[torch]")
 transformers = pytest.importorskip("transformers", reason="needs the extra foreword[transformers]")
 pytest.importorskip("PIL.Image", reason="needs the extra foreword[vision]")
 
-from foreword import LLM, SamplingParams
+from foreword import LLM, AsyncLLM, SamplingParams
 from foreword.engine.metrics import EngineMetrics
 from foreword.errors import RequestError
 from foreword.executors.transformers.media import load_processor
@@ -85,6 +87,21 @@ def test_images_are_refused_where_vectors_in_place_of_tokens_do_not_give_the_mod
         with pytest.raises(RequestError, match=r"messages\[0\]\.content\[0\].*the model takes no image: .*differ"):
             llm.chat(CONVERSATIONS[0], GREEDY)
         assert llm.chat(CONVERSATIONS[2], GREEDY, progress=False)[0].outputs[0].num_tokens == 12
+
+
+def test_coroutines_that_ask_about_images_at_once_get_the_answers_of_each(tmp_path):
+    with LLM(saved(tmp_path, "llava"), **OPTIONS) as llm:
+        expected = [output.outputs[0].token_ids for output in llm.chat(CONVERSATIONS, GREEDY, progress=False)]
+
+    async def answers():
+        async def answer(llm, conversation):
+            *_, last = [output async for output in llm.chat(conversation, GREEDY)]
+            return last.outputs[0].token_ids
+
+        async with AsyncLLM(str(tmp_path), **OPTIONS) as llm:
+            return await asyncio.gather(*(answer(llm, conversation) for conversation in CONVERSATIONS))
+
+    assert asyncio.run(answers()) == expected
 
 
 def test_another_image_in_the_same_place_finds_no_cached_prefix(tmp_path):

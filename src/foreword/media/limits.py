@@ -29,5 +29,7 @@ class MediaLimits:
             value = getattr(self, item.name)
             if item.name.startswith("max_") and (type(value) is not int or value < 0):
                 raise ConfigError(f"{item.name}={value!r:.80}: must be an integer of at least 0")
+        if not isinstance(self.remote_hosts, tuple) or not all(isinstance(host, str) for host in self.remote_hosts):
+            raise ConfigError(f"remote_hosts={self.remote_hosts!r:.80}: must be a tuple of names")
         if not self.timeout > 0:
             raise ConfigError(f"timeout={self.timeout!r:.80}: must be above 0")

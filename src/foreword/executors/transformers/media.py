@@ -142,7 +142,8 @@ class TransformersEncoder:
         """The positions of a prompt by the model's own rule, and what later ones add."""
         if self._rule is None:
             return None, 0
-        grids = {name: torch.cat([one.grid[name] for one in encoded]) for name in encoded[0].grid}
+        names = {name for one in encoded for name in one.grid}
+        grids = {name: torch.cat([one.grid[name] for one in encoded if name in one.grid]) for name in names}
         types = self.processor.create_mm_token_type_ids([token_ids])
         given = {"input_ids": torch.tensor([token_ids]), "mm_token_type_ids": torch.tensor(types), **grids}
         positions, delta = self._rule(**named(self._rule, given))
