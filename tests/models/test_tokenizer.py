@@ -442,6 +442,8 @@ def test_texts_are_neither_truncated_nor_padded(directory):
 
 
 def test_a_template_file_overrides_the_configuration(directory):
+    (directory / "chat_template.json").write_text(json.dumps({"chat_template": "of a processor"}))
+    assert Tokenizer.from_directory(directory).apply_chat_template(HI) == "of a processor"
     (directory / "chat_template.jinja").write_text("from the file")
     assert Tokenizer.from_directory(directory).apply_chat_template(HI) == "from the file"
 

@@ -44,8 +44,8 @@ class Tokenizer:
 
     @classmethod
     def from_directory(cls, path: str | Path) -> Self:
-        """From tokenizer.json and, if present, tokenizer_config.json, generation_config.json, config.json and
-        chat_template.jinja. ModelError if a file is damaged or tokenizer.json is missing.
+        """From tokenizer.json and, if present, tokenizer_config.json, generation_config.json, config.json,
+        chat_template.json and chat_template.jinja. ModelError if a file is damaged or tokenizer.json is missing.
         """
         return cls(read_from_directory(Path(path)))
 

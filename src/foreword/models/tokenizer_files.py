@@ -29,7 +29,8 @@ def read_from_directory(folder: Path) -> TokenizerParts:
     ends = _end_ids(folder / "generation_config.json") or [*_end_ids(folder / "config.json"), *turn_ends(backend)]
     if (eos_id := ids.get("eos_token")) is not None:
         ends.insert(0, eos_id)
-    templates = _chat_templates(config.get("chat_template"))
+    of_processor = _read_optional(folder / "chat_template.json").get("chat_template")
+    templates = _chat_templates(config.get("chat_template")) | _chat_templates(of_processor)
     if template_path.exists():
         try:
             templates["default"] = read_bytes(template_path, ModelError).decode()
