@@ -119,6 +119,9 @@ def test_limits():
         for source in (data, url_of(data)):
             with pytest.raises(RequestError, match=reason):
                 read(source, **limits)
+    for size in ((1, 201), (201, 1)):
+        with pytest.raises(RequestError, match="200 times as long"):
+            read(pillow.new("RGB", size))
     with pytest.raises(RequestError, match="9 × 12 pixels"):
         read(pillow.fromarray(PIXELS), max_pixels=50)
     assert read(data, max_bytes=len(data), max_pixels=9 * 12, max_images=1)

@@ -13,6 +13,8 @@ from foreword.media.limits import MediaLimits
 from foreword.media.sources import fail, read_file
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
+LONGEST = 200
+"""Most of a side per pixel of the other: processors that scale the shorter side make the longer one as much longer."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +67,9 @@ def read_image(field: str, source: object, limits: MediaLimits) -> Image:
     width, height = opened.size
     if width * height > limits.max_pixels or not width * height:
         _fail_size(field, f"{width} × {height} pixels", limits)
+    if max(width, height) > LONGEST * min(width, height):
+        fix = "Cut it into pieces."
+        fail(field, f"{width} × {height} pixels", f"a side may be {LONGEST} times as long as the other", fix)
     try:
         return Image(field, ImageOps.exif_transpose(opened).convert("RGB"))
     except Exception as error:  # of decoders, of any kind
