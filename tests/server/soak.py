@@ -29,6 +29,7 @@ NUM_ANSWERS = 63  # different requests of `storm_clients.body`
 WARM_UP = 0.3  # of the run, before memory is compared
 MOST_GROWTH = 24 << 20  # bytes, after the warm-up
 PATIENCE = 30.0
+KV = str(16 << 20)
 IN_USE = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
 
 
@@ -86,7 +87,8 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
     with tempfile.TemporaryDirectory() as folder:
         model = write_talking_model(Path(folder) / "talker")
-        limits = ("--max-model-len", "2048", "--max-requests", "4096", "--receive-timeout", "5")
+        # A small KV pool, whose memory is all in use before memory is compared.
+        limits = ("--max-model-len", "2048", "--max-requests", "4096", "--receive-timeout", "5", "--kv-cache-bytes", KV)
         with start("serve", model, "--port", "0", *limits) as process:
             try:
                 line = process.stderr.readline().decode()
