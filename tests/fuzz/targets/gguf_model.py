@@ -13,7 +13,8 @@ from models.running import EXECUTORS, all_logits, whole
 from models.tiny import random_tensors
 
 NAMES = (
-    "llama3", "mixtral", "smollm3", "qwen2", "qwen3", "qwen2-moe", "qwen3-moe", "qwen3-next", "gemma2", "gemma3", "phi3",
+    "llama3", "mixtral", "smollm3", "qwen2", "qwen3", "qwen2-moe", "qwen3-moe", "qwen3-next", "gemma2", "gemma3",
+    "phi3",
 )  # fmt: skip
 ALL_SPARSE = {"decoder_sparse_step": 1, "mlp_only_layers": []}
 
