@@ -102,7 +102,7 @@ struct LoraInput {
   int piece;
 };
 
-constexpr size_t kLoraAhead = 2048;  // bytes between the factors in use and those that are prefetched
+constexpr size_t kLoraAhead = 4096;  // bytes between the factors in use and those that are prefetched
 constexpr int kMaxLoraRank = 64;  // a multiple of the lanes of every instruction set
 
 // ---------------------------------------------------------------------------------------------- activations
