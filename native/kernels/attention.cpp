@@ -33,8 +33,9 @@ int max_rows(const AttentionConfig &c) { return attention_queries(c) * group_siz
 
 // ---------------------------------------------------------------------------------------------- queries
 
-void split_query(const float *x, int dim, int row, const Queries &q) {
-  const float top = largest_magnitude(x, dim);
+// x rotated like the keys it meets.
+void split_query(const float *query, int dim, int row, const Queries &q, float *x) {
+  const float factor = rotate_head(query, dim, x), top = largest_magnitude(x, dim);
   constexpr float kSteps = 127.f * 128.f;
   const F32 inverse = set1(top > 0.f ? kSteps / top : 0.f);
   F32 high = set1(0.f), low = set1(0.f);
@@ -47,13 +48,14 @@ void split_query(const float *x, int dim, int row, const Queries &q) {
     low = add(low, fine);
   }
   // Exact in floats: the terms are small integers.
-  q.scale[row] = top / kSteps;
+  q.scale[row] = top / (kSteps * factor);
   q.neg128_high[row] = -kDotBias * whole(reduce_add(high));
   q.neg128_low[row] = -kDotBias * whole(reduce_add(low));
 }
 
 // Copies all rows (query, head of the group) of the tile in the form that the KV format takes.
-void gather_queries(const KVLayer &kv, const AttentionConfig &c, const AttentionTile &tile, const Queries &q) {
+void gather_queries(const KVLayer &kv, const AttentionConfig &c, const AttentionTile &tile, const AttentionScratch &s) {
+  const Queries &q = s.q;
   const int group = group_size(c), dim = c.padded_dim;
   for (int i = 0; i < tile.num_queries; ++i) {
     const float *heads = tile.queries + size_t(i) * tile.query_stride +
@@ -62,7 +64,7 @@ void gather_queries(const KVLayer &kv, const AttentionConfig &c, const Attention
       const float *x = heads + size_t(g) * dim;
       const int row = i * group + g;
       for (int d = 0; d < dim; d += kLanes) store(q.f32 + q.at(row, d), load(x + d));
-      if (kv.format == KVFormat::i8) split_query(x, dim, row, q);
+      if (kv.format == KVFormat::i8) split_query(x, dim, row, q, s.part.o(0));
       if (kBf16Pairs && kv.format == KVFormat::bf16) {
         for (int d = 0; d < dim; d += kLanes) {
           store_bf16(q.bf16 + q.at(row, d), load(x + d));
@@ -189,7 +191,7 @@ void attend(const KVLayer &kv, const AttentionConfig &c, const AttentionTile &ti
   if (kv.format != KVFormat::bf16 || !tiles_fit(c.padded_dim)) return avx512_vnni::attend(kv, c, tile, memory);
   set_attention_shapes(rows);
 #endif
-  gather_queries(kv, c, tile, s.q);
+  gather_queries(kv, c, tile, s);
   for (int row = 0; row < rows; ++row) s.total.m(row) = kNothing;
 
   for (int64_t split = tile.key_begin / kSplit * kSplit; split < tile.key_end; split += kSplit) {

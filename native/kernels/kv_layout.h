@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/half.h"
+#include "kernels/rotation.h"
 
 namespace foreword::kernels::FOREWORD_ISA {
 
@@ -23,7 +24,12 @@ FW_INLINE float quantise_i8(const float *x, int dim, uint8_t offset, uint8_t *ou
 
 FW_INLINE StoredToken encode(KVFormat f, const float *x, int dim, bool key, uint8_t *buffer) {
   if (f == KVFormat::f32) return {reinterpret_cast<const uint8_t *>(x), 1.f};
-  if (f == KVFormat::i8) return {buffer, quantise_i8(x, dim, key ? 0x80 : 0, buffer)};
+  if (f == KVFormat::i8) {
+    if (!key) return {buffer, quantise_i8(x, dim, 0, buffer)};
+    float *rotated = reinterpret_cast<float *>(buffer);  // a number is overwritten after it has been read
+    const float factor = rotate_head(x, dim, rotated);
+    return {buffer, quantise_i8(rotated, dim, 0x80, buffer) / factor};
+  }
   for (int d = 0; d < dim; d += kLanes) store_bf16(reinterpret_cast<uint16_t *>(buffer) + d, load(x + d));
   return {buffer, 1.f};
 }

@@ -77,4 +77,12 @@ inline float rotate_inputs(const float *x, int size, float *y) {
   return std::sqrt(float(block * apart));
 }
 
+// The same for the numbers of a head, whose number is a multiple of kLanes: blocks only, without a limit of their size.
+inline float rotate_head(const float *x, int dim, float *y) {
+  const int block = dim & -dim;
+  for (int d = 0; d < dim; d += kLanes) store(y + d, lane_butterflies(load(x + d)));
+  butterflies(y, dim, kLanes, block);
+  return std::sqrt(float(block));
+}
+
 }  // namespace foreword::kernels::FOREWORD_ISA
