@@ -33,7 +33,7 @@ ODD = [None, "12", b"12", 1.5, {1, 2}, {1: 2}, (x for x in (1, 2)), object(), Br
        2**70, [2**70], [None], ["1"], [True], np.float32(1), np.ones(2), np.ones((2, 2), int)]  # fmt: skip
 FIELDS = ["req_id", "prompt_token_ids", "block_ids", "output_token_ids", "num_computed_tokens", "sampling_params",
           "lora_id", "prompt_embeds", "prompt_is_token_id", "mm_features", "mrope_positions", "mrope_delta",
-          "encoder_len", "pooling_params", "lora_request"]  # fmt: skip
+          "encoder_len", "encoder_input", "pooling_params", "lora_request"]  # fmt: skip
 
 
 @pytest.fixture(params=[True, False], ids=["native", "python"])

@@ -25,11 +25,14 @@ def prefix_keys(
     The salt (which keeps tenants apart) goes into the first block and reaches all later ones through the chain.
     images: (content hash, first position, length); each goes into every block it touches, with its offset.
     inputs: every block has a hash of its embeddings, and one of its rotary positions where they are not those of text.
+    What an encoder reads goes into the first block, as the salt.
     max_len: the most tokens that the request may get.
     """
     keys: dict[int, list[object]] = {}
     if salt is not None:
         keys.setdefault(0, []).append(("salt", salt))
+    if inputs is not None and "encoder_input" in inputs:
+        keys.setdefault(0, []).append(("encoder", _digest(inputs["encoder_input"])))
     for content, start, length in images:
         for block in range(start // block_size, (start + length - 1) // block_size + 1):
             keys.setdefault(block, []).append(("image", content, start - block * block_size))

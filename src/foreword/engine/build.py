@@ -122,6 +122,25 @@ def transformers_pool(model: TransformersModel, config: EngineConfig) -> PoolSiz
     return _pool_of(length, batch_groups(model.trace, config.block_size), block_bytes, config)
 
 
+def encoder_decoder_config(model: TransformersModel, config: EngineConfig) -> EngineConfig:
+    """The settings of an engine for a model of transformers: those of an encoder–decoder have as many requests at a
+    time as cross-attention has places for in half of kv_cache_bytes. ConfigError if that is none.
+    """
+    if model.encoder is None:
+        return config
+    from foreword.executors.transformers.encoder_decoder import cross_bytes
+
+    one = cross_bytes(model.trace, model.encoder.max_len, model.module.dtype)
+    count = min(config.scheduler.max_num_seqs, config.kv_cache_bytes // 2 // one)
+    if count < 1:
+        raise ConfigError(
+            f"kv_cache_bytes={config.kv_cache_bytes}: the encoder's keys and values of a request need {one}, at most "
+            f"half of it; give at least {2 * one}"
+        )
+    limits = replace(config.scheduler, max_num_seqs=count)
+    return replace(config, scheduler=limits, kv_cache_bytes=config.kv_cache_bytes - count * one)
+
+
 def _request_length(usual: int, longest: int, config: EngineConfig) -> int:
     """The configured max_model_len, or the usual one. ConfigError if it is above the longest."""
     length = config.max_model_len or usual
@@ -189,8 +208,19 @@ def build_executor(model: LoadedModel, size: PoolSize, kind: ExecutorKind = "aut
     return NumpyExecutor(spec, model.weights, **common)
 
 
-def build_transformers_executor(model: TransformersModel, size: PoolSize) -> Executor:
+def build_transformers_executor(model: TransformersModel, size: PoolSize, max_num_seqs: int) -> Executor:
     """The executor of a model of transformers."""
+    if model.encoder is not None:
+        from foreword.executors.transformers.encoder_decoder import EncoderDecoderExecutor
+
+        return EncoderDecoderExecutor(
+            model.module,
+            model.trace,
+            num_blocks=size.num_blocks,
+            block_size=size.kv_groups[0].block_size,
+            max_encoder_len=model.encoder.max_len,
+            max_num_seqs=max_num_seqs,
+        )
     from foreword.executors.transformers.executor import TransformersExecutor
 
     return TransformersExecutor(
@@ -254,14 +284,16 @@ def build_engine(
     """
     config = config or EngineConfig()
     if not isinstance(model, LoadedModel):
+        config = encoder_decoder_config(model, config)
         size = transformers_pool(model, config)
         return _decoder_engine(
             model,
-            runs_on or build_transformers_executor(model, size),
+            runs_on or build_transformers_executor(model, size, config.scheduler.max_num_seqs),
             size,
             config,
             vocab_size=model.trace.vocab_size,
             drafter=_drafter(config, model.weight_bytes, "auto", {}),
+            encoder=model.encoder,
             observers=observers,
         )
     if isinstance(model.spec, EncoderSpec):

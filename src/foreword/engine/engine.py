@@ -25,7 +25,7 @@ from foreword.engine.observer import EngineObserver, Observers
 from foreword.engine.output_processor import NOTHING_READ, OutputProcessor, Readings
 from foreword.engine.outputs import RequestOutput
 from foreword.engine.pipeline import InFlightStep, Pipeline
-from foreword.engine.prompt import Prompt
+from foreword.engine.prompt import EncoderPrompts, Prompt
 from foreword.engine.request_group import RequestGroup, RequestOptions
 from foreword.engine.speculation import Drafter, ForcedTokens, Speculation
 from foreword.engine.transaction import Transaction
@@ -64,11 +64,13 @@ class Engine:
         pooling: PoolingSpec | None = None,
         generates: bool = True,
         read_lora: ReadLora | None = None,
+        encoder: EncoderPrompts | None = None,
     ) -> None:
         """num_blocks: the executor's pool. drafter: makes the drafter, in place of the configured method. grammars:
         compiles structured outputs. read_lora: reads an adapter of the executor's model.
         logits_processors: make the custom logits processors over the engine's state rows, in their order.
         pooling: what the executor's pooler does. generates: whether the model computes logits.
+        encoder: reads the prompts of an encoder–decoder.
         """
         self.config = config = config or EngineConfig()
         if any(group.recurrent for group in kv_groups) and Capability.RECURRENT_STATE not in executor.capabilities:
@@ -128,6 +130,7 @@ class Engine:
             clock=self._now,
             pooling=self.pooling,
             generates=generates,
+            encoder=encoder,
         )
         self._planned: InFlightStep | None = None  # prepared during the last step, and not resolved yet
         self._committing: InFlightStep | None = None

@@ -10,11 +10,11 @@ from typing import Protocol, Unpack, cast
 
 import numpy as np
 
-from foreword.batch import PoolingParams, RequestStates, SamplingParams
+from foreword.batch import PoolingParams, PromptInputs, RequestStates, SamplingParams
 from foreword.batch.values.integers import length_of
 from foreword.cache import prefix_keys, with_adapter
 from foreword.engine.loras import Loras
-from foreword.engine.prompt import Prompt, checked_prompt
+from foreword.engine.prompt import EncoderPrompts, Prompt, checked_prompt
 from foreword.engine.request_group import Completion, RequestGroup, RequestOptions
 from foreword.engine.text import Detokenizer, TextStream
 from foreword.engine.validation import (
@@ -78,8 +78,10 @@ class Intake:
         clock: Callable[[], float],
         pooling: PoolingSpec,
         generates: bool,
+        encoder: EncoderPrompts | None,
     ) -> None:
-        """node_size: tokens of a block of the prefix tree."""
+        """node_size: tokens of a block of the prefix tree. encoder: of an encoder–decoder."""
+        self._encoder = encoder
         self._pooling, self._generates = pooling, generates
         self._states, self._executor, self._processors = states, executor, processors
         self._node_size, self._tokenizer, self._eos_token_ids = node_size, tokenizer, eos_token_ids
@@ -116,6 +118,13 @@ class Intake:
             params = checked_params(request_id, params, vocab_size=vocab_size)
             self._last_params = None if params.has_mappings else params
         num_kept = self._num_kept(request_id, params)
+        of_encoder = PromptInputs()
+        if self._encoder is not None:
+            if num_kept:
+                reason = "the prompt of an encoder–decoder cannot be cut"
+                raise RequestError(request_id, "truncate_prompt_tokens", num_kept, reason, "Cut it before it is given.")
+            prompt_text = prompt if isinstance(prompt, str) else prompt_text
+            prompt, of_encoder = self._encoder.split(request_id, prompt, partial(self._encode, request_id))
         if isinstance(prompt, str):
             prompt_text, prompt = prompt, self._encode(request_id, prompt, None if num_kept else max_model_len)
         if num_kept:
@@ -125,6 +134,7 @@ class Intake:
         tokens, inputs = checked_prompt(
             request_id, prompt, self._executor, vocab_size=vocab_size, max_model_len=max_model_len
         )
+        inputs |= of_encoder
         if params.prompt_logprobs is not None and "prompt_embeds" in inputs:
             reason = "embeddings have no token ids, and so no log-probabilities"
             raise RequestError(request_id, "prompt_logprobs", params.prompt_logprobs, reason, "Leave it out.")

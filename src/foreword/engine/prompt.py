@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypedDict
 
 import numpy as np
 
@@ -40,7 +40,32 @@ class PromptLimit(NamedTuple):
     has_output: bool
 
 
-Prompt = str | Sequence[int] | MixedPrompt
+class EncoderDecoderPrompt(TypedDict, total=False):
+    """A prompt of an encoder–decoder.
+
+    encoder_token_ids: what the encoder reads; audio: floats [samples] in its place, at the model's sampling rate.
+    prompt_token_ids: of the decoder; the model's own first tokens where it is not given.
+    """
+
+    encoder_token_ids: Sequence[int] | AnyArray
+    audio: Any
+    prompt_token_ids: Sequence[int] | AnyArray
+
+
+class EncoderPrompts(Protocol):
+    """Reads the prompts of an encoder–decoder."""
+
+    def split(
+        self, request_id: str, prompt: object, encode: Callable[[str, int | None], list[int]]
+    ) -> tuple[Sequence[int], PromptInputs]:
+        """The decoder's tokens, unchecked, and what the encoder reads. A text or a list of token ids is the encoder's.
+
+        encode: a text with at most so many tokens. RequestError for what the encoder cannot read.
+        """
+        ...
+
+
+Prompt = str | Sequence[int] | MixedPrompt | EncoderDecoderPrompt
 KEYS = tuple(MixedPrompt.__annotations__)
 
 

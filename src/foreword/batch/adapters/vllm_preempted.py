@@ -49,6 +49,7 @@ def preempt(states: RequestStates, req_id: str) -> PreemptedRequest:
         mrope_positions=extras.mrope_positions.get(row),
         mrope_delta=int(states.rope_delta[row]),
         encoder_len=int(states.encoder_len[row]),
+        encoder_input=extras.encoder_inputs.get(row),
         pooling_params=extras.pooling_params.get(row),
         lora_request=states.loras.request(lora_id),
     )

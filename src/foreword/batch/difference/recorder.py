@@ -196,6 +196,7 @@ def _extras_of(states: RequestStates, row: int) -> dict[str, Any]:
         "lora_request": states.loras.request(int(states.lora_id[row])),
         "prompt_embeds": extras.prompt_embeds.get(row),
         "mm_features": extras.mm_features.get(row),
+        "encoder_input": extras.encoder_inputs.get(row),
         "pooling_params": extras.pooling_params.get(row),
     }
     if found["prompt_embeds"] is not None and states.extras.is_token_id is not None:

@@ -31,6 +31,7 @@ class RowExtras:
     prompt_embeds    row → [prompt_len, hidden]
     mm_features      row → features, in prompt order
     mrope_positions  row → int32 [dims, n], the rotary positions of the first n tokens
+    encoder_inputs   row → what the encoder of an encoder-decoder reads
     pooling_params   row → `PoolingParams`;  pooling_states  row → `PoolingState`, empty at admission
     is_token_id      bool [R, M], False where the position is a prompt embedding; None until a request brings one
 
@@ -39,6 +40,7 @@ class RowExtras:
 
     __slots__ = (
         "_rows",
+        "encoder_inputs",
         "is_token_id",
         "mm_features",
         "mrope_positions",
@@ -51,6 +53,7 @@ class RowExtras:
         self.prompt_embeds: dict[int, AnyArray] = {}
         self.mm_features: dict[int, tuple[MultiModalFeature, ...]] = {}
         self.mrope_positions: dict[int, I32] = {}
+        self.encoder_inputs: dict[int, AnyArray] = {}
         self.pooling_params: dict[int, PoolingParams] = {}
         self.pooling_states: dict[int, PoolingState] = {}
         self.is_token_id: Bools | None = None
@@ -61,7 +64,8 @@ class RowExtras:
 
     def sparse(self) -> tuple[dict[int, Any], ...]:
         """Every map from row to value."""
-        return self.prompt_embeds, self.mm_features, self.mrope_positions, self.pooling_params, self.pooling_states
+        of_prompts = self.prompt_embeds, self.mm_features, self.mrope_positions, self.encoder_inputs
+        return *of_prompts, self.pooling_params, self.pooling_states
 
     def arrays(self) -> list[AnyArray]:
         """Every array whose first axis is the row."""
@@ -139,6 +143,11 @@ def checked_extras(request: NewRequest, prompt_len: int) -> GivenExtras:
     require(is_int32(delta), "mrope_delta", request.mrope_delta, "must fit int32", "Give a whole number.")
     ok, limit = is_int32(length, 0), "must be a number of tokens"
     require(ok, "encoder_len", request.encoder_len, limit, "Give 0 for no encoder.")
+    if request.encoder_input is not None:
+        got, limit = type(request.encoder_input).__name__, "must be an array of numbers"
+        fits = isinstance(request.encoder_input, np.ndarray) and request.encoder_input.dtype.kind in "iuf"
+        require(fits, "encoder_input", got, limit, "Give None for no encoder.")
+        values["encoder_inputs"] = request.encoder_input
     if pooling is not None:
         ok, limit = isinstance(pooling, PoolingParams), "expected PoolingParams or None"
         require(ok, "pooling_params", pooling, limit, "Pass one of them.")

@@ -31,7 +31,7 @@ class NewRequest:
     prompt_is_token_id [prompt_len] bool: which positions are tokens.
     mm_features: the encoder inputs of the prompt. mrope_positions: int32 [dims, n], rotary positions of the first n
     tokens, at most prompt + outputs; mrope_delta: what later tokens add to their position.
-    encoder_len: tokens of an encoder-decoder's encoder.
+    encoder_len: tokens of an encoder-decoder's encoder. encoder_input: what that reads, an array as the model takes it.
     pooling_params: how the hidden states are pooled, in place of sampling_params.
     """
 
@@ -48,6 +48,7 @@ class NewRequest:
     mrope_positions: Ints | None = field(default=None, kw_only=True)
     mrope_delta: int = field(default=0, kw_only=True)
     encoder_len: int = field(default=0, kw_only=True)
+    encoder_input: AnyArray | None = field(default=None, kw_only=True)
     pooling_params: PoolingParams | None = field(default=None, kw_only=True)
     lora_request: LoraRequest | None = field(default=None, kw_only=True)
 
@@ -59,6 +60,8 @@ class PromptInputs(TypedDict, total=False):
     prompt_is_token_id: Bools
     mrope_positions: I32
     mrope_delta: int
+    encoder_len: int
+    encoder_input: AnyArray
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

@@ -61,11 +61,14 @@ class _Call:
     tokens: int64 [R, N], the queries; a shorter row repeats its last one.
     blocks: int64 [R · B], of the keys; block 0, which is never written, after the last.
     mask: bool [R, 1, N, B · block_size].
+    positions, key_positions: int64 [R, N] and [R, B · block_size].
     """
 
     tokens: torch.Tensor
     blocks: torch.Tensor
     mask: torch.Tensor
+    positions: torch.Tensor
+    key_positions: torch.Tensor
 
 
 class GatheredAttention:
@@ -101,8 +104,11 @@ class GatheredAttention:
         chunk: int | None = None,
         softcap: float | None = None,
         sinks: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """See `PagedAttention.attend`."""
+        """See `PagedAttention.attend`. bias: [num_heads, D], what is added to the scores of keys by their distance to
+        the query, which is below D; without softcap.
+        """
         of, cached_keys, cached_values = self.cache.layers[layer], self.cache.keys[layer], self.cache.values[layer]
         out = queries.new_empty(*queries.shape[:2], of.value_dim)
         for call in self._current.calls(of.group, window, chunk):
@@ -117,7 +123,8 @@ class GatheredAttention:
                 for cached in (cached_keys, cached_values)
             )  # [R, num_kv_heads, S, D]
             if softcap is None:
-                result = _fused(query, key, value, call.mask, scale, sinks)
+                mask = call.mask if bias is None else _biased(call, bias.to(query.dtype))
+                result = _fused(query, key, value, mask, scale, sinks)
             else:
                 result = _capped(query, key, value, call.mask, scale, softcap, sinks)
             out[call.tokens] = result.transpose(1, 2)
@@ -207,10 +214,17 @@ class _Step:
                     mask &= key > query - window
                 if chunk is not None:
                     mask &= key // chunk == query // chunk
-                yield _Call(*map(self._tensor, (tokens, blocks.ravel().astype(np.int64), mask[:, None])))
+                given = tokens, blocks.ravel().astype(np.int64), mask[:, None], positions[tokens], key[:, 0]
+                yield _Call(*map(self._tensor, given))
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
         return as_tensor(array, self._device)
+
+
+def _biased(call: _Call, bias: torch.Tensor) -> torch.Tensor:
+    """The mask of a call as numbers that are added to the scores, with those of each distance."""
+    distances = (call.positions[:, :, None] - call.key_positions[:, None]).clamp_min(0).long()  # [R, N, S]
+    return bias[:, distances].transpose(0, 1).masked_fill(~call.mask, float("-inf"))
 
 
 def _fused(

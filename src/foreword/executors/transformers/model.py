@@ -21,6 +21,13 @@ from transformers import (
 
 from foreword.errors import ConfigError, ModelError, RequestError
 from foreword.executors.torch.options import DTYPES, device_of, use_threads
+from foreword.executors.transformers.encoder_decoder_load import (
+    decoder_length,
+    encoder_decoder_class,
+    prompt_reader,
+    traced,
+)
+from foreword.executors.transformers.encoder_prompts import EncoderPromptReader
 from foreword.executors.transformers.interface import text_attention
 from foreword.executors.transformers.media import ARGUMENTS, TransformersEncoder, load_processor
 from foreword.executors.transformers.trace import Trace, check_class, trace
@@ -34,7 +41,8 @@ from foreword.models.weights import Weights
 class TransformersModel:
     """A causal model of transformers, and what an engine needs besides: the counterpart of `LoadedModel`.
 
-    trace: how it attends. inputs: what it reads besides tokens. media: its encoders, None for a model of text.
+    trace: how it attends; a `DecoderTrace` of an encoder–decoder, whose prompts ``encoder`` reads.
+    inputs: what it reads besides tokens. media: its encoders, None for a model of text.
     refused: kind of media → the reason why it does not take it. compile: its executor compiles it. weights: none that
     Foreword reads.
     """
@@ -50,6 +58,7 @@ class TransformersModel:
     name: str
     path: Path
     compile: bool = False
+    encoder: EncoderPromptReader | None = None
     pooling: PoolingSpec = field(default_factory=PoolingSpec)
     weights: Weights = field(default_factory=dict)
 
@@ -84,12 +93,16 @@ def load_transformers(
     use_threads(num_threads)
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        if (kind := causal_class(config)) is None:
+        of_encoder = encoder_decoder_class(config)
+        if (kind := of_encoder or causal_class(config)) is None:
             raise ModelError(f"transformers has no causal language model of type {config.model_type!r}")
-        check_class(kind, config)
+        if of_encoder is None:
+            check_class(kind, config)
+        elif compile:
+            raise ModelError("encoder–decoders are not compiled: leave compile out")
         tokenizer = _tokenizer(folder, config)
-        auto = AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModelForMultimodalLM
-        module: PreTrainedModel = auto.from_pretrained(
+        auto: Any = AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModelForMultimodalLM
+        module: PreTrainedModel = (of_encoder or auto).from_pretrained(
             folder,
             config=config,
             dtype=DTYPES.get(dtype, "auto"),
@@ -98,6 +111,21 @@ def load_transformers(
             trust_remote_code=False,
         )
         module = module.eval().requires_grad_(False).to(target)
+        if of_encoder is not None:
+            reader = prompt_reader(folder, module, config.get_text_config(decoder=True).vocab_size)
+            return TransformersModel(
+                module=module,
+                trace=traced(module, reader),
+                inputs=Inputs(0, 0, 0),
+                media=None,
+                refused={},
+                max_model_len=decoder_length(config),
+                tokenizer=tokenizer,
+                eos_token_ids=tokenizer.eos_ids,
+                name=name,
+                path=folder,
+                encoder=reader,
+            )
         length = max_model_len(config)
         found = trace(module, length)
         rule = getattr(getattr(module, "model", None), "get_rope_index", None)

@@ -1,0 +1,263 @@
+"""The executor of encoder–decoders of transformers."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+from transformers import PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput
+
+from foreword.arrays import F32, I32, I64, AnyArray
+from foreword.batch import InputBatch
+from foreword.errors import EngineError, PlanError
+from foreword.executors.executor import Capability
+from foreword.executors.torch.attention import GatheredAttention
+from foreword.executors.torch.cache import PagedCache, slot_sizes
+from foreword.executors.torch.tensors import as_floats, as_tensor
+from foreword.executors.transformers.decoder_trace import DecoderTrace
+from foreword.executors.transformers.executor import TransformersExecutor
+
+CROSS_BLOCK_SIZE = 16
+
+
+class EncoderDecoderExecutor(TransformersExecutor):
+    """Runs an encoder–decoder: the encoder once per input, the decoder over paged keys and values.
+
+    max_encoder_len: the longest output of the encoder. max_num_seqs: the requests that run at the same time; each has a
+    place for the cross-attention's keys and values of an encoder output. Equal inputs share a place, which keeps its
+    content until a new input needs it: a preempted request finds its own, or the encoder runs again.
+    """
+
+    trace: DecoderTrace
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        trace: DecoderTrace,
+        *,
+        num_blocks: int,
+        block_size: int,
+        max_encoder_len: int,
+        max_num_seqs: int,
+    ) -> None:
+        super().__init__(model, trace, num_blocks=num_blocks, block_size=block_size)
+        self.capabilities |= {Capability.ENCODER}
+        self._width = cross_blocks(max_encoder_len)
+        cache = PagedCache(
+            trace.cross_layers,
+            num_blocks=1 + max_num_seqs * self._width,
+            block_size=CROSS_BLOCK_SIZE,
+            dtype=model.dtype,
+            device=model.device,
+        )
+        self._cross = GatheredAttention(cache)
+        self._places = _Places(max_num_seqs)
+        self._nothing = torch.zeros(1, 1, trace.encoder_dim, dtype=model.dtype, device=model.device)
+        self._attend_in: Callable[..., torch.Tensor] = self._attend_in_step
+        self._written: tuple[int, int] = 0, 0  # first block, and blocks, of the encoder output that is projected
+
+    def compute(self, batch: InputBatch, logits_indices: I64) -> F32:
+        """See `HostExecutor.compute`."""
+        device, B, T = self.model.device, batch.num_reqs, batch.num_tokens
+        rows = batch.idx_mapping[:B]
+        for place, values in self._places.assign(batch):
+            self._encode(place, values)
+        first = 1 + self._places.of_row[rows] * self._width
+        lengths = batch.states.encoder_len[rows]
+        starts = batch.query_start_loc[: B + 1]
+        self.attention.begin(batch)
+        encoded = _EncodedBatch(
+            B,
+            T,
+            starts,
+            np.repeat(lengths - 1, np.diff(starts)),
+            (first[:, None] + np.arange(self._width, dtype=np.int32),),
+        )
+        self._cross.begin(cast(InputBatch, encoded))
+        ids = as_tensor(batch.input_ids[:T], device).long()[None]
+        logits = self._decode(ids, self._nothing, as_tensor(batch.positions[:T], device).long(), logits_indices)
+        if self._num_calls != len(self.trace.calls):
+            raise EngineError(f"the model attended {self._num_calls} times in a step, not {len(self.trace.calls)}")
+        return as_floats(logits)
+
+    def _encode(self, place: int, values: AnyArray) -> None:
+        """Write the cross-attention's keys and values of an encoder input to its place."""
+        given = as_tensor(values, self.model.device)[None]
+        name = self.model.get_encoder().main_input_name
+        self._attend_in = _attend_fully
+        self._written = 1 + place * self._width, self._width
+        try:
+            with torch.inference_mode():
+                given = given.to(self.model.dtype) if given.is_floating_point() else given.long()
+                states = self.model.get_encoder()(**{name: given}, return_dict=True).last_hidden_state
+            self._attend_in = self._project
+            zero = torch.zeros(1, dtype=torch.long, device=given.device)
+            self._decode(zero[None], states, zero, np.zeros(1, np.int64))
+        finally:
+            self._attend_in = self._attend_in_step
+
+    def _decode(self, ids: torch.Tensor, states: torch.Tensor, positions: torch.Tensor, at: I64) -> torch.Tensor:
+        """The decoder's logits [L, V] of ids [1, T] at positions [T]. states: [1, S, hidden], of the encoder."""
+        self._num_calls = 0
+        with torch.inference_mode(), steps_of(self.model, positions, as_tensor(at, ids.device)):
+            logits: torch.Tensor = self.model(
+                encoder_outputs=BaseModelOutput(last_hidden_state=states),
+                decoder_input_ids=ids,
+                use_cache=False,
+                return_dict=True,
+            ).logits[0]
+            return logits
+
+    def _attend(
+        self,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: None = None,
+        scaling: float | None = None,
+        *_: Any,
+        position_bias: torch.Tensor | None = None,
+        **__: Any,
+    ) -> tuple[torch.Tensor, None]:
+        """See `TransformersExecutor`."""
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        return self._attend_in(query, key, value, scale, position_bias), None
+
+    def _attend_in_step(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, _: torch.Tensor | None
+    ) -> torch.Tensor:
+        """The decoder's next call: over its own keys and values, or over those of the encoder."""
+        n = self._num_calls
+        self._num_calls += 1
+        call, queries = self.trace.calls[n], query[0].transpose(0, 1)
+        if self.trace.is_cross[n]:
+            return self._cross.attend(call.layer, queries, scale=scale)[None]
+        self.attention.write(call.layer, key[0].transpose(0, 1), value[0].transpose(0, 1))
+        return self.attention.attend(call.layer, queries, scale=scale, bias=self.trace.biases[n])[None]
+
+    def _project(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: object) -> torch.Tensor:
+        """The next call for one token of the decoder, of which only the encoder's keys and values are kept."""
+        n, cache, (first, count) = self._num_calls, self._cross.cache, self._written
+        self._num_calls += 1
+        if self.trace.is_cross[n]:
+            layer = self.trace.calls[n].layer
+            for cached, new in ((cache.keys[layer], key), (cache.values[layer], value)):
+                rows = new[0].transpose(0, 1)
+                missing = count * CROSS_BLOCK_SIZE - len(rows)
+                padded = F.pad(rows, (0, 0, 0, 0, 0, missing))
+                cached[first : first + count] = padded.unflatten(0, (count, CROSS_BLOCK_SIZE))
+        return value[:, :, :1].repeat_interleave(query.shape[1] // value.shape[1], 1).transpose(1, 2).contiguous()
+
+
+@dataclass(frozen=True, slots=True)
+class _EncodedBatch:
+    """The step as cross-attention sees it: each token of a request is at the last position of its encoder output."""
+
+    num_reqs: int
+    num_tokens: int
+    query_start_loc: I32
+    positions: I32
+    block_table: tuple[I32, ...]
+
+
+class _Places:
+    """Which encoder input is at which place, and the place of each row. A place is free if no live row has it."""
+
+    def __init__(self, num_places: int) -> None:
+        self.of_row = np.zeros(num_places, np.int32)
+        self._generation = np.full(num_places, -1, np.int64)
+        self._by_content: OrderedDict[bytes, int] = OrderedDict()
+        self._unused = list(range(num_places))
+
+    def assign(self, batch: InputBatch) -> Iterator[tuple[int, AnyArray]]:
+        """Give every row of the batch a place. The places to fill, and the inputs that are not at any."""
+        states, rows = batch.states, batch.idx_mapping[: batch.num_reqs]
+        for row in rows[self._generation[rows] != states.row_generation[rows]].tolist():
+            values = states.extras.encoder_inputs.get(row)
+            if values is None:
+                raise PlanError(
+                    "an encoder–decoder needs what its encoder reads; give encoder_input and encoder_len",
+                    step=batch.step,
+                    request=states.req_id_of(row),
+                    tensor="encoder_input",
+                )
+            content = blake2b(np.ascontiguousarray(values).data, digest_size=16).digest()
+            place = self._by_content.get(content)
+            if place is None:
+                place = self._free_place(batch)
+                try:
+                    yield place, values
+                except BaseException:  # the encoder's, or the end of the step
+                    self._unused.append(place)
+                    raise
+                self._by_content[content] = place
+            self._by_content.move_to_end(content)
+            self.of_row[row], self._generation[row] = place, states.row_generation[row]
+
+    def _free_place(self, batch: InputBatch) -> int:
+        """A place that was never used, or the one whose content was given to a row the longest time ago."""
+        if self._unused:
+            return self._unused.pop()
+        states = batch.states
+        used = set(self.of_row[states.live & (self._generation == states.row_generation)].tolist())
+        content = next(content for content, place in self._by_content.items() if place not in used)
+        return self._by_content.pop(content)
+
+
+@contextmanager
+def steps_of(model: PreTrainedModel, positions: torch.Tensor, at: torch.Tensor) -> Iterator[None]:
+    """In the block, the decoder's tokens are at these positions [T], and only logits at these tokens are computed.
+
+    Relative positions are left to attention.
+    """
+
+    def placed(_: torch.nn.Module, arguments: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        return arguments, named | {"position_ids": positions.view(named["position_ids"].shape)}
+
+    def selected(_: torch.nn.Module, arguments: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        return arguments[0][:, at], *arguments[1:]
+
+    decoder = model.get_decoder()
+    table = getattr(decoder, "embed_positions", None)
+    biased = [module for module in decoder.modules() if hasattr(module, "compute_bias")]
+    hooks = [model.get_output_embeddings().register_forward_pre_hook(selected)]
+    if table is not None:
+        hooks.append(table.register_forward_pre_hook(placed, with_kwargs=True))
+    for module in biased:
+        module.compute_bias = lambda *_, **__: positions  # of T × T tokens, and never read
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for module in biased:
+            del module.compute_bias
+
+
+def _attend_fully(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """Attention of an encoder, whose tokens see each other."""
+    grouped = query.shape[1] != key.shape[1]
+    out = F.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scale, enable_gqa=grouped)
+    return out.transpose(1, 2)
+
+
+def cross_blocks(max_encoder_len: int) -> int:
+    """Blocks of the longest encoder output."""
+    return -(-max_encoder_len // CROSS_BLOCK_SIZE)
+
+
+def cross_bytes(trace: DecoderTrace, max_encoder_len: int, dtype: torch.dtype) -> int:
+    """Bytes of the cross-attention's keys and values of one request."""
+    size = sum(slot_sizes(trace.cross_layers, CROSS_BLOCK_SIZE, dtype)) * dtype.itemsize
+    return size * cross_blocks(max_encoder_len)

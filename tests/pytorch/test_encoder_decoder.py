@@ -1,0 +1,115 @@
+"""Encoder–decoders of transformers: the tokens of transformers' own generate, alone and among others."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs the extra foreword[torch]")
+transformers = pytest.importorskip("transformers", reason="needs the extra foreword[transformers]")
+
+import numpy as np
+
+from foreword import LLM, SamplingParams
+from foreword.errors import ConfigError, ModelError, RequestError
+from models.tiny import write_model
+
+OPTIONS = {"executor": "transformers", "dtype": "fp32", "num_threads": 1}
+GREEDY = {"temperature": 0.0, "max_tokens": 12, "ignore_eos": True}
+BART = {
+    "d_model": 16, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "max_position_embeddings": 64,
+    "pad_token_id": 1, "bos_token_id": None, "eos_token_id": 2, "decoder_start_token_id": 2,
+    "forced_bos_token_id": None, "forced_eos_token_id": None, "init_std": 0.3,
+}  # fmt: skip
+T5 = {
+    "d_model": 16, "d_kv": 8, "num_layers": 2, "num_heads": 2, "d_ff": 32, "pad_token_id": 0, "eos_token_id": 1,
+    "decoder_start_token_id": 0, "relative_attention_num_buckets": 8, "relative_attention_max_distance": 20,
+    "n_positions": 64, "initializer_factor": 3.0,
+}  # fmt: skip
+WHISPER = BART | {
+    "num_mel_bins": 8, "max_source_positions": 50, "max_target_positions": 64, "begin_suppress_tokens": None,
+}  # fmt: skip
+CASES = {
+    "bart": ("BartConfig", BART),
+    "mbart": ("MBartConfig", BART),
+    "pegasus": ("PegasusConfig", BART),
+    "marian": ("MarianConfig", BART),
+    "blenderbot": ("BlenderbotConfig", BART),
+    "blenderbot-small": ("BlenderbotSmallConfig", BART),
+    "plbart": ("PLBartConfig", BART),
+    "t5": ("T5Config", T5),
+    "t5-gated": ("T5Config", T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
+    "mt5": ("MT5Config", T5),
+    "whisper": ("WhisperConfig", WHISPER),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_requests_get_the_tokens_of_transformers_generate(tmp_path, name):
+    folder = saved(tmp_path, *CASES[name])
+    prompts = prompts_of(name)
+    params = SamplingParams(**GREEDY)
+    with LLM(str(folder), max_num_seqs=4, max_num_batched_tokens=8, block_size=4, check="full", **OPTIONS) as llm:
+        expected = [own_tokens(llm.model, prompt) for prompt in prompts]
+        assert len({tuple(tokens) for tokens in expected}) > 2
+        assert [tokens_of(one) for one in llm.generate(prompts, params, progress=False)] == expected
+        [alone] = llm.generate(prompts[2], params, progress=False)
+        assert tokens_of(alone) == expected[2]
+        own = llm.model.encoder.max_len
+    with LLM(str(folder), num_blocks=13, max_model_len=32, block_size=4, max_num_batched_tokens=16, **OPTIONS) as llm:
+        outputs = llm.generate(prompts, params, progress=False)
+        assert [tokens_of(one) for one in outputs] == expected
+        assert sum(output.metrics.num_preemptions for output in outputs) > 0
+        assert llm.model.encoder.max_len == own
+
+
+def prompts_of(name):
+    """Six prompts: equal encoder inputs with other decoder prompts, equal decoder prompts with other inputs."""
+    noise = np.random.default_rng(1)
+    if name == "whisper":
+        sounds = [noise.standard_normal(n).astype(np.float32) for n in (8000, 300, 16000)]
+        given = [{"audio": sound} for sound in sounds]
+    else:
+        given = [{"encoder_token_ids": noise.integers(3, 250, n).tolist()} for n in (5, 17, 33)]
+    long = [CASES[name][1]["decoder_start_token_id"], *noise.integers(3, 250, 14).tolist()]
+    return [*given, *({**one, "prompt_token_ids": long} for one in given)]
+
+
+def own_tokens(model, prompt):
+    """The tokens of transformers' generate for one request alone."""
+    reader, module = model.encoder, model.module
+    start = prompt.get("prompt_token_ids", reader.first_tokens)
+    with torch.inference_mode():
+        if "audio" in prompt:
+            given = {"input_features": torch.tensor(reader.features(prompt["audio"]))[None]}
+        else:
+            given = {"input_ids": torch.tensor([prompt["encoder_token_ids"]])}
+        before = module.config._attn_implementation
+        module.set_attn_implementation("eager")
+        try:
+            out = transformers.GenerationMixin.generate(
+                module, **given, decoder_input_ids=torch.tensor([start]), do_sample=False, num_beams=1,
+                eos_token_id=None, max_new_tokens=GREEDY["max_tokens"],
+            )  # fmt: skip
+        finally:
+            module.set_attn_implementation(before)
+    return out[0, len(start) :].tolist()
+
+
+def tokens_of(output):
+    return list(output.outputs[0].token_ids)
+
+
+def saved(folder, config, sizes):
+    """A tiny random model, saved by transformers, with a tokenizer of one token per byte."""
+    config = getattr(transformers, config)(vocab_size=256, **sizes)
+    torch.manual_seed(0)
+    write_model(folder, config.to_dict(), {})
+    if config.model_type == "whisper":
+        kind = transformers.WhisperForConditionalGeneration
+        transformers.WhisperFeatureExtractor(feature_size=8, chunk_length=1).save_pretrained(folder)
+    else:
+        kind = transformers.AutoModelForSeq2SeqLM
+    model = kind.from_config(config) if kind is transformers.AutoModelForSeq2SeqLM else kind(config)
+    model.save_pretrained(folder)
+    return folder
