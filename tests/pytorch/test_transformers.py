@@ -123,7 +123,8 @@ def test_an_unknown_architecture_runs_on_transformers_by_itself(tmp_path, monkey
         ("FalconConfig", "do not use the attention interface"),
         ("MambaConfig", "recurrent states"),
         ("MiniMaxConfig", "linear_attention"),
-        ("T5Config", "no causal language model"),
+        ("LongT5Config", "no causal language model"),
+        ("ProphetNetConfig", "encoder–decoder"),
     ],
 )
 def test_what_the_interface_cannot_serve_is_refused_with_the_reason(tmp_path, config, reason):

@@ -128,8 +128,10 @@ def encoder_decoder_config(model: TransformersModel, config: EngineConfig) -> En
     """
     if model.encoder is None:
         return config
+    from foreword.executors.transformers.decoder_trace import DecoderTrace
     from foreword.executors.transformers.encoder_decoder import cross_bytes
 
+    assert isinstance(model.trace, DecoderTrace)
     one = cross_bytes(model.trace, model.encoder.max_len, model.module.dtype)
     count = min(config.scheduler.max_num_seqs, config.kv_cache_bytes // 2 // one)
     if count < 1:
@@ -211,8 +213,10 @@ def build_executor(model: LoadedModel, size: PoolSize, kind: ExecutorKind = "aut
 def build_transformers_executor(model: TransformersModel, size: PoolSize, max_num_seqs: int) -> Executor:
     """The executor of a model of transformers."""
     if model.encoder is not None:
+        from foreword.executors.transformers.decoder_trace import DecoderTrace
         from foreword.executors.transformers.encoder_decoder import EncoderDecoderExecutor
 
+        assert isinstance(model.trace, DecoderTrace)
         return EncoderDecoderExecutor(
             model.module,
             model.trace,

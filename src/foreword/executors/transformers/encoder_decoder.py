@@ -74,13 +74,8 @@ class EncoderDecoderExecutor(TransformersExecutor):
         lengths = batch.states.encoder_len[rows]
         starts = batch.query_start_loc[: B + 1]
         self.attention.begin(batch)
-        encoded = _EncodedBatch(
-            B,
-            T,
-            starts,
-            np.repeat(lengths - 1, np.diff(starts)),
-            (first[:, None] + np.arange(self._width, dtype=np.int32),),
-        )
+        blocks = (first[:, None] + np.arange(self._width)).astype(np.int32)
+        encoded = _EncodedBatch(B, T, starts, np.repeat(lengths - 1, np.diff(starts)), (blocks,))
         self._cross.begin(cast(InputBatch, encoded))
         ids = as_tensor(batch.input_ids[:T], device).long()[None]
         logits = self._decode(ids, self._nothing, as_tensor(batch.positions[:T], device).long(), logits_indices)
@@ -259,5 +254,5 @@ def cross_blocks(max_encoder_len: int) -> int:
 
 def cross_bytes(trace: DecoderTrace, max_encoder_len: int, dtype: torch.dtype) -> int:
     """Bytes of the cross-attention's keys and values of one request."""
-    size = sum(slot_sizes(trace.cross_layers, CROSS_BLOCK_SIZE, dtype)) * dtype.itemsize
-    return size * cross_blocks(max_encoder_len)
+    size = sum(slot_sizes(trace.cross_layers, CROSS_BLOCK_SIZE, dtype))
+    return size * int(dtype.itemsize) * cross_blocks(max_encoder_len)

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from foreword.arrays import F32
+from foreword.arrays import F32, I32
 from foreword.batch import PromptInputs
-from foreword.engine.prompt import PromptLimit, checked_tokens
+from foreword.batch.values.integers import as_int32, length_of
 from foreword.errors import RequestError
 
 KEYS = "encoder_token_ids", "audio", "prompt_token_ids"
@@ -51,16 +51,27 @@ class EncoderPromptReader:
             reason = f"the encoder reads {'tokens' if self.features is None else 'audio'}"
             raise RequestError(request_id, wanted, given.get(wanted), reason, f"Give {wanted}, and not {other}.")
         if self.features is None:
-            limit = PromptLimit(self.max_len, has_output=False)
-            try:
-                tokens = checked_tokens(request_id, given[wanted], vocab_size=self.vocab_size, limit=limit)
-            except RequestError as error:
-                field = error.field.replace("prompt_token_ids", wanted)
-                raise RequestError(request_id, field, error.value, error.reason, error.fix) from None
+            tokens = self._tokens(request_id, given[wanted])
             inputs = PromptInputs(encoder_len=len(tokens), encoder_input=tokens)
         else:
             inputs = PromptInputs(encoder_len=self.max_len, encoder_input=self._features(request_id, given[wanted]))
         return given.get("prompt_token_ids", self.first_tokens), inputs
+
+    def _tokens(self, request_id: str, token_ids: object) -> I32:
+        field, length, ids = "encoder_token_ids", length_of(token_ids), None
+        if not 0 < length <= self.max_len:
+            reason = f"must be 1 to {self.max_len} tokens"
+            raise RequestError(request_id, field, f"{max(length, 0)} tokens", reason, "Shorten what the encoder reads.")
+        try:
+            ids = as_int32(token_ids)  # type: ignore[arg-type]
+        except MemoryError:
+            raise
+        except Exception:  # whatever the caller's items raise
+            pass
+        if ids is None or ids.ndim != 1 or ((ids < 0) | (ids >= self.vocab_size)).any():
+            reason = f"must be a flat list of integers in [0, {self.vocab_size - 1}]"
+            raise RequestError(request_id, field, token_ids, reason, "Use the tokenizer of this model.")
+        return ids
 
     def _features(self, request_id: str, audio: object) -> F32:
         assert self.features is not None
