@@ -36,7 +36,7 @@ ExecutorKind = Literal["auto", "native", "numpy", "torch", "transformers"]
 OPTIONS = {
     "native": ("num_threads", "weight_format", "kv_format"),
     "numpy": (),
-    "torch": ("num_threads", "device", "dtype"),
+    "torch": ("num_threads", "device", "dtype", "tensor_parallel_size"),
     "transformers": ("num_threads", "device", "dtype", "compile", "media_cache_bytes"),
 }
 """The options of each executor."""
@@ -83,7 +83,10 @@ def build_encoder(
     """See `build_executor`. ConfigError for an option of a KV cache."""
     if "kv_format" in options:
         raise ConfigError(f"kv_format={options['kv_format']!r}: an encoder has no KV cache; leave it out")
-    match executor_kind(kind, options):
+    kind = executor_kind(kind, options)
+    if (size := options.pop("tensor_parallel_size", 1)) != 1:
+        raise ConfigError(f"tensor_parallel_size={size}: an encoder runs in one process; leave it out")
+    match kind:
         case "native":
             return NativeEncoderExecutor(spec, model.weights, model.pooling, **options)
         case "torch":
@@ -205,7 +208,11 @@ def build_executor(model: LoadedModel, size: PoolSize, kind: ExecutorKind = "aut
             return NativeExecutor(spec, model.weights, **common, **options)
         case "torch":
             from foreword.executors.torch.executor import TorchExecutor
+            from foreword.executors.torch.parallel import TensorParallelExecutor
 
+            if options.get("tensor_parallel_size", 1) != 1:
+                return TensorParallelExecutor(spec, model.weights, **common, **options)
+            options.pop("tensor_parallel_size", None)
             return TorchExecutor(spec, model.weights, **common, **options)
     return NumpyExecutor(spec, model.weights, **common)
 
@@ -361,7 +368,8 @@ def _drafter(
         return None
     draft = load_model(config.speculation.model)
     relative_cost = weight_bytes(draft) / target_bytes
-    return partial(build_drafter, draft, config=config, relative_cost=relative_cost, kind=kind, **options)
+    own = {name: value for name, value in options.items() if name != "tensor_parallel_size"}
+    return partial(build_drafter, draft, config=config, relative_cost=relative_cost, kind=kind, **own)
 
 
 def build_drafter(

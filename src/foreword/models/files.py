@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -56,6 +56,10 @@ class ModelFile:
             raise ModelError(f"{self.path}: was changed while it was in use. Load the model again")
         return data
 
+    def __reduce__(self) -> tuple[Callable[..., ModelFile], tuple[Path, tuple[int, int]]]:
+        """For another process: the file is opened again there, and is an error if it changed."""
+        return _opened_again, (self.path, self._opened)
+
     def _state(self) -> tuple[int, int]:
         status = os.fstat(self._descriptor)
         return status.st_size, status.st_mtime_ns
@@ -77,6 +81,12 @@ class StoredRows(Protocol):
 
     def read(self) -> U8:
         """uint8 [rows, row_bytes]. ModelError as `ModelFile.read`, and if the rows hold what no weight can be."""
+
+
+def _opened_again(path: Path, state: tuple[int, int]) -> ModelFile:
+    file = ModelFile(path, 0)
+    file._opened = state
+    return file
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -16,6 +16,7 @@ from foreword.batch.state.request_states import RequestStates
 from foreword.batch.state.sampling_columns import COLUMNS, Need
 from foreword.batch.step.slots import ragged_arange
 from foreword.batch.values.integers import INT32_MAX
+from foreword.batch.values.kv_groups import ContextParallel, KVGroup
 from foreword.batch.values.requests import NewRequests
 
 
@@ -62,6 +63,16 @@ def geometry(states: RequestStates) -> dict[str, Any]:
         "context_parallel": None if cp is None else [cp.size, cp.interleave],
         "kv_groups": [[g.block_size, g.sliding_window, g.context_parallel, g.recurrent] for g in groups],
     }
+
+
+def states_of(geometry: Mapping[str, Any]) -> RequestStates:
+    """New states for the snapshot with this geometry. On a context-parallel group they are those of rank 0."""
+    cp = geometry["context_parallel"]
+    return RequestStates(
+        kv_groups=[KVGroup(size, None, *rest) for size, *rest in geometry["kv_groups"]],
+        context_parallel=None if cp is None else ContextParallel(cp[0], 0, cp[1]),
+        **{name: geometry[name] for name in _SIZES},
+    )
 
 
 def mirror_of(states: RequestStates) -> RequestStates:

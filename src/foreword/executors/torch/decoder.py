@@ -29,7 +29,10 @@ class Decoder:
         self.final_norm = load("final_norm")
         self.head: Tensor | None = None
         if spec.has_logits:
-            self.head = self.embed if spec.tie_embeddings else load("lm_head")
+            rows = load.shard.part(spec.vocab_size)
+            tied = self.embed[rows.start : rows.stop]
+            self.head = tied if spec.tie_embeddings else load("lm_head", split="outputs")
+        self.shard = load.shard
         ropes = {layer.rope for layer in spec.layers if layer.rope is not None}
         self.rotaries = {rope: Rotary(rope, spec.head_dim, load.device) for rope in ropes}
 
@@ -54,9 +57,12 @@ class Decoder:
         return norm(x, self.final_norm, self.spec.norm_eps)
 
     def logits(self, x: Tensor) -> Tensor:
-        """Logits [L, V] of the residual stream [L, hidden] at some tokens."""
+        """Logits [L, V] of the residual stream [L, hidden] at some tokens; on other ranks than the first, some columns
+        of them.
+        """
         assert self.head is not None
-        return cap(linear(self.hidden_states(x), self.head), self.spec.final_softcap)
+        own = linear(self.hidden_states(x), self.head)
+        return cap(self.shard.gather(own, self.spec.vocab_size), self.spec.final_softcap)
 
 
 class Layer:
@@ -96,8 +102,8 @@ class Attention:
         self.spec, self.layer = spec, spec.layers[index]
         self.index = sum(layer.recurrent is None for layer in spec.layers[:index])  # in the cache
         names = ("q", "k", "v", "attn_gate") if spec.attn_gate else ("q", "k", "v")
-        self.inputs = load.linear(prefix, names, biases="qkv" if spec.qkv_bias else ())
-        self.output = load.linear(prefix, ["o"])
+        self.inputs = load.linear(prefix, names, biases="qkv" if spec.qkv_bias else (), split="outputs")
+        self.output = load.linear(prefix, ["o"], split="inputs")
         self.heads = spec.num_heads, spec.num_kv_heads
         self.qk_norm: Tensor | None = None  # [heads of q and k, head_dim]
         if spec.qk_norm:
@@ -131,7 +137,8 @@ class Mlp:
 
     def __init__(self, prefix: str, activation: Activation, load: Loader) -> None:
         self.activation = activation
-        self.gate_up, self.down = load.linear(prefix, ["gate", "up"]), load.linear(prefix, ["down"])
+        self.gate_up = load.linear(prefix, ["gate", "up"], split="outputs")
+        self.down = load.linear(prefix, ["down"], split="inputs")
 
     def __call__(self, h: Tensor, step: Step) -> Tensor:
         return self.down(gated(self.gate_up(h, step.loras), self.activation), step.loras)
@@ -147,7 +154,9 @@ class Experts:
         self.moe, self.activation = moe, activation
         self.router = load(prefix + "router", torch.float32)
         experts = [f"{prefix}experts.{e}." for e in range(moe.num_experts)]
-        self.gate_up, self.down = load.stacked(experts, ["gate", "up"]), load.stacked(experts, ["down"])
+        self.gate_up = load.stacked(experts, ["gate", "up"], split="outputs")
+        self.down = load.stacked(experts, ["down"], split="inputs")
+        self.shard = load.shard
         self.numbers = torch.arange(moe.num_experts, device=load.device)
         self.shared: Mlp | None = None
         if moe.shared_intermediate_size:
@@ -165,7 +174,7 @@ class Experts:
         inner = gated(grouped(h[order // count], self.gate_up, ends), self.activation)
         outputs = torch.empty(len(order), h.shape[1], dtype=h.dtype, device=h.device)
         outputs[order] = grouped(inner, self.down, ends)
-        out = (outputs.view(-1, count, h.shape[1]) * weights[..., None].to(h.dtype)).sum(1)
+        out = self.shard.sum((outputs.view(-1, count, h.shape[1]) * weights[..., None].to(h.dtype)).sum(1))
         if self.shared is not None:
             out += self.shared(h, step) * linear(h, self.shared_gate).sigmoid()
         return out

@@ -16,6 +16,7 @@ from foreword.executors.torch.cache import KVLayer, PagedCache, StateLayer
 from foreword.executors.torch.decoder import Decoder
 from foreword.executors.torch.loras import Loras
 from foreword.executors.torch.options import DType, device_of, dtype_of, use_threads
+from foreword.executors.torch.shard import Shard
 from foreword.executors.torch.step import RecurrentStep, Step
 from foreword.executors.torch.tensors import as_floats, as_tensor
 from foreword.executors.torch.weights import Loader
@@ -32,6 +33,7 @@ class TorchExecutor(HostExecutor):
     dtype: of weights, activations, keys and values. "auto": float32 if the embedding is stored so, else bfloat16.
     num_threads: of PyTorch's operators, in the whole process; None: as PyTorch has them.
     pooling: of pooling requests; None: the last token, without a head.
+    shard: the part of the model that this process computes; None: all of it.
 
     Weights are read matrix by matrix, dequantised to ``dtype``; afterwards no file is read. ModelError if it changed.
     ConfigError for an unknown device or dtype, and for a device that this machine lacks. MemoryError if the KV pool
@@ -51,15 +53,17 @@ class TorchExecutor(HostExecutor):
         dtype: DType = "auto",
         num_threads: int | None = None,
         pooling: PoolingSpec | None = None,
+        shard: Shard | None = None,
     ) -> None:
         use_threads(num_threads)
         super().__init__(pooler=Pooler(pooling or PoolingSpec(), weights))
         self.read_inputs_of(spec)
         self.spec = spec
-        load = Loader(weights, device_of(device), dtype_of(dtype, weights))
+        load = Loader(weights, device_of(device), dtype_of(dtype, weights), shard)
+        own = load.shard.spec(spec)
         self.device = load.device
-        self.decoder = Decoder(spec, load)
-        attention, recurrent = cache_layers(spec)
+        self.decoder = Decoder(own, load)
+        attention, recurrent = cache_layers(own)
         self.cache = PagedCache(
             attention,
             num_blocks=num_blocks,

@@ -1,0 +1,70 @@
+"""The part of a model that one of several ranks computes, and what the ranks exchange."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from foreword.errors import ConfigError
+from foreword.models.spec import DecoderSpec
+
+TIMEOUT = timedelta(minutes=5)
+"""How long a rank waits for the others in one exchange."""
+
+
+class Shard:
+    """Part ``rank`` of ``size``. Each rank has its heads, its part of every MLP and expert, and of the vocabulary.
+
+    The ranks' processes run on one machine. The group of processes is this object's own, not the process's default
+    one. With one rank no exchange takes place.
+    """
+
+    def __init__(self, rank: int = 0, size: int = 1) -> None:
+        self.rank, self.size = rank, size
+        self._group: dist.ProcessGroupGloo | None = None
+
+    def connect(self, port: int) -> None:
+        """Join the group at the first rank's store. Every rank does so once, before the first exchange."""
+        store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=TIMEOUT)
+        options = dist.ProcessGroupGloo._Options()
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+        options._timeout = TIMEOUT
+        self._group = dist.ProcessGroupGloo(store, self.rank, self.size, options)
+
+    def part(self, count: int) -> range:
+        """This rank's part of ``count`` rows or columns. The parts differ by at most one."""
+        return range(count * self.rank // self.size, count * (self.rank + 1) // self.size)
+
+    def spec(self, spec: DecoderSpec) -> DecoderSpec:
+        """The model with the heads of this rank alone. ConfigError unless the ranks divide the heads evenly."""
+        if spec.num_kv_heads % self.size or spec.num_heads % self.size:
+            both = spec.num_heads, spec.num_kv_heads
+            sizes = [n for n in range(1, spec.num_kv_heads + 1) if not any(count % n for count in both)]
+            raise ConfigError(
+                f"tensor_parallel_size={self.size}: must divide the model's {spec.num_heads} heads and "
+                f"{spec.num_kv_heads} key heads; use one of {', '.join(map(str, sizes))}"
+            )
+        return replace(spec, num_heads=spec.num_heads // self.size, num_kv_heads=spec.num_kv_heads // self.size)
+
+    def sum(self, x: Tensor) -> Tensor:
+        """x added up over the ranks, in its own memory. All ranks get equal bits."""
+        if self.size > 1:
+            assert self._group is not None, "connect comes before the first step"
+            self._group.allreduce([x]).wait()
+        return x
+
+    def gather(self, x: Tensor, count: int) -> Tensor:
+        """The ranks' parts [N, part] side by side [N, count] on the first rank; x itself on the others."""
+        if self.size == 1 or not len(x):
+            return x if self.size == 1 else x.new_empty(0, count)
+        assert self._group is not None, "connect comes before the first step"
+        sizes = [len(Shard(rank, self.size).part(count)) for rank in range(self.size)]
+        own = x.new_empty(len(x), max(sizes))
+        own[:, : x.shape[1]] = x
+        parts = [torch.empty_like(own) for _ in sizes] if self.rank == 0 else []
+        self._group.gather([parts] if parts else [], [own], dist.GatherOptions()).wait()
+        return torch.cat([part[:, :size] for part, size in zip(parts, sizes, strict=True)], 1) if parts else x
