@@ -81,15 +81,22 @@ class TensorParallelExecutor(TorchExecutor):
         try:
             self._record(batch)
         except BaseException:
-            self._recorder = None  # the next step is a snapshot
+            self._forget()
             raise
         return step
 
     def _record(self, batch: InputBatch) -> None:
         if self._recorder is None or self._states is None or self._states() is not batch.states:
+            self._forget()
             self._recorder, self._states = DifferenceRecorder(batch.states), weakref.ref(batch.states)
         data = self._recorder.take(batch).to_bytes()
         self._unsent.append((buffers_of(batch).max_num_batched_tokens, data))
+
+    def _forget(self) -> None:
+        """Stop following the states: the next step is a snapshot."""
+        recorder, self._recorder = self._recorder, None
+        if recorder is not None:
+            recorder.close()
 
     def compute(self, batch: InputBatch, logits_indices: I64) -> F32:
         """See `HostExecutor.compute`. EngineError if a rank has ended."""
