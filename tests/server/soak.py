@@ -29,7 +29,7 @@ NUM_ANSWERS = 63  # different requests of `storm_clients.body`
 WARM_UP = 0.3  # of the run, before memory is compared
 MOST_GROWTH = 24 << 20  # bytes, after the warm-up
 PATIENCE = 30.0
-KV = str(16 << 20)
+KV = str(4 << 20)  # bytes
 IN_USE = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
 
 
