@@ -54,7 +54,7 @@ class TensorParallelExecutor(TorchExecutor):
     ) -> None:
         size = tensor_parallel_size
         if size < 2:
-            raise ConfigError(f"tensor_parallel_size={size}: must be at least 2 here; use TorchExecutor for 1")
+            raise ConfigError(f"tensor_parallel_size={size}: must be at least 1; 1 is `TorchExecutor`")
         if device != "cpu":
             raise ConfigError(f"tensor_parallel_size={size}: needs device='cpu', not {device!r:.80}")
         shard = Shard(0, size)
