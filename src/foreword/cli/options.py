@@ -134,7 +134,10 @@ _EXECUTOR: dict[str, tuple[Any, object]] = {
         Annotated[str | None, typer.Option(metavar="NAME", help="Torch and transformers: auto, fp32, bf16 or fp16.")],
         None,
     ),
-    "tensor_parallel_size": (Annotated[int | None, typer.Option(min=1, help="Torch: processes of the model.")], None),
+    "tensor_parallel_size": (
+        Annotated[int | None, typer.Option(min=1, max=1024, metavar="N", help="Torch: processes of the model.")],
+        None,
+    ),
 }
 _ADAPTER: dict[str, tuple[Any, object]] = {
     "adapter": (
