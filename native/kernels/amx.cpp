@@ -1,5 +1,6 @@
 // The level avx512_amx: avx512_vnni with tiles of AMX for products of bf16 and of 8 bit per channel, and for attention
-// over bf16 keys and values (amx_attention.h). A panel of packed weights is two columns of tiles as it is, and the pieces of activations are rows of tiles:
+// over bf16 keys and values (amx_attention.h). A panel of packed weights is two columns of tiles as it is, and the
+// pieces of activations are rows of tiles:
 //
 //                       B0  B1       outputs 0 … 15 and 16 … 31 of a panel
 //   rows  0 … 15   A0   C00 C01      a step: 64 bytes of inputs, 64 numbers of int8 or 32 of bf16
@@ -15,6 +16,7 @@
 #include "kernels/isa_functions.h"
 #include "kernels/packing.h"
 #include "kernels/simd/amx.h"
+#include "kernels/stream.h"
 
 #define FW_DECLARE(name) std::remove_pointer_t<decltype(Isa::name)> name;
 namespace foreword::kernels::avx512_vnni {
@@ -27,12 +29,12 @@ extern const Isa kIsa;
 namespace foreword::kernels::FOREWORD_ISA {
 namespace {
 
-constexpr int kTilePanel = 32;                     // outputs of a panel
+static_assert(kPanelWidth == 2 * kTileRows);
 constexpr size_t kStepWeights = 2 * kTileRows * kTileBytes;  // bytes of a panel of one step
 constexpr size_t kChunkWeights = 32768;            // bytes of a panel that stay in the first-level cache for all rows
 constexpr int kVectorRows = 4;                     // up to this many rows of int8 are multiplied by vectors
 constexpr int kMostRows = 512;                     // of a pass over the panels
-constexpr size_t kSumRowBytes = kTilePanel * 4;
+constexpr size_t kSumRowBytes = kPanelWidth * 4;
 
 enum : int { C00, C01, C10, C11, A0, A1, B0, B1 };
 
@@ -68,20 +70,9 @@ struct Chunk {
   int k, k_end;
 };
 
-// Memory that the thread reads later, prefetched during steps.
-struct Ahead {
-  const uint8_t *next;
-  int lines;  // of a step
-
-  FW_INLINE void advance() {
-    for (int i = 0; i < lines; ++i) prefetch<2>(next + 64 * i);
-    next += 64 * lines;
-  }
-};
-
-// Sums of 1 or 2 tiles of rows from `row` on: `sums` [rows][kTilePanel], which begin at zero in the first chunk.
+// Sums of 1 or 2 tiles of rows from `row` on: `sums` [rows][kPanelWidth], which begin at zero in the first chunk.
 template <Format F, int Tiles>
-FW_INLINE void add_chunk(const Activations &a, int row, const Chunk &chunk, uint8_t *sums, Ahead &ahead) {
+FW_INLINE void add_chunk(const Activations &a, int row, const Chunk &chunk, uint8_t *sums, Stream &ahead) {
   using Numbers = TileFormat<F>;
   constexpr int kPiece = kPieceBytes / Numbers::kInputBytes, kStep = kTileBytes / Numbers::kInputBytes;
   uint8_t *second = sums + kTileRows * kSumRowBytes;
@@ -94,7 +85,7 @@ FW_INLINE void add_chunk(const Activations &a, int row, const Chunk &chunk, uint
   }
   const uint8_t *w = chunk.weights;
   for (int k = chunk.k; k < chunk.k_end; k += kStep, w += kStepWeights) {
-    const uint8_t *x = reinterpret_cast<const uint8_t *>(activation_at<const typename Numbers::Input>(a, row, k, kPiece));
+    const auto *x = reinterpret_cast<const uint8_t *>(activation_at<const typename Numbers::Input>(a, row, k, kPiece));
     tile_load<A0>(x, kPieceBytes);
     tile_load<B0>(w, 2 * kTileBytes);
     Numbers::template dot<C00, A0, B0>();
@@ -116,7 +107,7 @@ template <Format F>
 void finish_panel(const Activations &a, int row_begin, int row_end, const uint8_t *panel, const uint8_t *sums,
                   float *out, size_t out_stride, Store store) {
   for (int row = row_begin; row < row_end; ++row, sums += kSumRowBytes, out += out_stride) {
-    for (int n = 0; n < kTilePanel; n += kLanes) {
+    for (int n = 0; n < kPanelWidth; n += kLanes) {
       F32 y;
       if constexpr (F == Format::i8) {
         I32 sum;
@@ -143,7 +134,7 @@ void tile_product(const PackedMatrix &w, const Activations &a, int row_begin, in
   const int passes = (num_rows + 2 * kTileRows - 1) / (2 * kTileRows);  // over the weights of a chunk
   out += size_t(row_begin) * out_stride;
 
-  auto add = [&](const Chunk &chunk, Ahead &ahead) FW_LAMBDA {
+  auto add = [&](const Chunk &chunk, Stream &ahead) FW_LAMBDA {
     for (int r = 0; r < num_rows; r += 2 * kTileRows) {
       uint8_t *of_rows = sums + kSumRowBytes * size_t(r);
       if (num_rows - r > kTileRows) {
@@ -157,8 +148,7 @@ void tile_product(const PackedMatrix &w, const Activations &a, int row_begin, in
   set_shapes(tile_rows, kTileBytes);
   for (int p = panel_begin; p < panel_end; ++p) {
     const uint8_t *panel = w.panel(p), *following = p + 1 < panel_end ? w.panel(p + 1) : next;
-    const int groups = larger(steps * passes, 1), lines = int(w.panel_bytes / 64);
-    Ahead ahead{following, following ? (lines + groups - 1) / groups : 0};
+    Stream ahead = stream_of(following, w.panel_bytes, larger(steps * passes, 1));
     for (int k = 0; k < whole_cols; k += chunk_cols) {
       add({panel + input_offset(F, k), k, smaller(k + chunk_cols, whole_cols)}, ahead);
     }
@@ -167,7 +157,7 @@ void tile_product(const PackedMatrix &w, const Activations &a, int row_begin, in
       add({panel + input_offset(F, whole_cols), whole_cols, cols}, ahead);
       set_shapes(tile_rows, kTileBytes);
     }
-    finish_panel<F>(a, row_begin, row_end, panel, sums, out + size_t(p) * kTilePanel, out_stride, store);
+    finish_panel<F>(a, row_begin, row_end, panel, sums, out + size_t(p) * kPanelWidth, out_stride, store);
   }
   release_tiles();
 }

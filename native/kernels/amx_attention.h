@@ -45,7 +45,8 @@ inline void tile_scores(const Queries &q, int dim, int rows, const ChunkTiles &c
     for (int d = 0; d < dim; d += kStepDims) {
       const size_t at = size_t(d) * 2 * kTile;
       tile_load<Q0>(q.bf16 + q.at(row, d), 2 * kQueryPiece);
-      add_scores<S0>(c.k[0] + at), add_scores<S1>(c.k[1] + at), add_scores<S2>(c.k[2] + at), add_scores<S3>(c.k[3] + at);
+      add_scores<S0>(c.k[0] + at), add_scores<S1>(c.k[1] + at);
+      add_scores<S2>(c.k[2] + at), add_scores<S3>(c.k[3] + at);
       if (row == 0) {
         for (size_t line = 0; line < size_t(kTileRows) * kTileBytes; line += 64) {
           for (int tile = 0; tile < kChunkTiles; ++tile) prefetch<3>(c.next_k[tile] + at + line);

@@ -73,8 +73,8 @@ FW_INLINE ValueScales value_scales(const ChunkTiles &c, int dim, Visible seen) {
   return s;
 }
 
-// The form of probabilities: floats in the place of the scores; rounded to bf16, for products of pairs; steps, for 8-bit
-// values.
+// The form of probabilities: floats in the place of the scores; rounded to bf16, for products of pairs; steps, for
+// 8-bit values.
 enum class Form { floats, pairs, steps };
 
 // 2^(score - m) of a row; l grows by their sum.

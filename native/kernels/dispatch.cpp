@@ -49,8 +49,8 @@ const Isa *const kIsas[] = {
 };
 
 #if defined(__x86_64__) && defined(__linux__)
-// The processor has tiles for bf16 and int8 (leaf 7, EDX bits 22, 24 and 25), and the system lets this process use them:
-// their state is larger than what every process may use.
+// The processor has tiles for bf16 and int8 (leaf 7, EDX bits 22, 24 and 25), and the system lets this process use
+// them: their state is larger than what every process may use.
 bool has_tiles() {
 #if defined(FOREWORD_EMULATE)
   return true;

@@ -84,7 +84,7 @@ void EncoderPass::reserve() {
     num_blocks += (end - begin + kTextBlock - 1) / kTextBlock;
   }
   if (!kv_ || kv_->config().num_blocks < num_blocks) {
-    kv_.emplace(KVConfig{KVFormat::f32, num_blocks, kTextBlock, 1, c.num_heads, c.head_dim, model_.padded_dim});
+    kv_.emplace(KVConfig{KVFormat::f32, num_blocks, kTextBlock, 1, c.num_heads, c.head_dim, model_.padded_dim, {}});
     blocks_.resize(size_t(num_blocks));
     std::iota(blocks_.begin(), blocks_.end(), 0);
   }

@@ -146,9 +146,8 @@ void run_rows(Tile t, Stream &stream, int row_end, Carry carry, Output out) {
 }
 
 // Prefetches `panels` panels from `next` on during `tiles` passes over a whole panel.
-Stream stream_of(const PackedMatrix &w, const uint8_t *next, int panels, int tiles) {
-  const size_t groups = size_t(w.padded_cols / kBlock * tiles), lines = w.panel_bytes * size_t(panels) / 64;
-  return {next, next ? int((lines + groups - 1) / groups) : 0};
+Stream panels_ahead(const PackedMatrix &w, const uint8_t *next, int panels, int tiles) {
+  return stream_of(next, w.panel_bytes * size_t(panels), w.padded_cols / kBlock * tiles);
 }
 
 const float *scales_of(const PackedMatrix &w, const uint8_t *panel) {
@@ -164,7 +163,7 @@ void run_few_rows(const PackedMatrix &w, const Activations &a, int row, Range pa
     const uint8_t *following = p + at_once < panels.end ? w.panel(p + at_once) : next;
     const Output o{out.data + size_t(p) * kPanelWidth, out.stride, out.store};
     Tile t{panel + input_offset(w.format, 0),  scales_of(w, panel), w.panel_bytes, a, row, 0, w.padded_cols,
-           stream_of(w, following, at_once, 1)};
+           panels_ahead(w, following, at_once, 1)};
     if (at_once == 2) {
       run_tile<Kernel, R, 2>(t, {}, o);
     } else {
@@ -205,7 +204,7 @@ void run_product(const PackedMatrix &w, const Activations &a, Range rows, Range 
   for (int p = panels.begin; p < panels.end; ++p) {
     const uint8_t *panel = w.panel(p);
     const Output o{out.data + size_t(p) * kPanelWidth, out.stride, out.store};
-    Stream stream = stream_of(w, p + 1 < panels.end ? w.panel(p + 1) : next, 1, tiles);
+    Stream stream = panels_ahead(w, p + 1 < panels.end ? w.panel(p + 1) : next, 1, tiles);
     for (int k = 0; k < cols; k += chunk) {
       const int k_end = smaller(k + chunk, cols);
       const Carry carry{k > 0 ? scratch.carry : nullptr, k_end < cols ? scratch.carry : nullptr};

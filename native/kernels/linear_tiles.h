@@ -4,21 +4,11 @@
 
 #include "kernels/activations.h"
 #include "kernels/packing.h"
+#include "kernels/stream.h"
 
 namespace foreword::kernels::FOREWORD_ISA {
 
 constexpr int V = kPanelVectors;
-
-// Cache lines to prefetch during a tile, spread over its groups of kBlock inputs.
-struct Stream {
-  const uint8_t *next;
-  int lines_per_group;
-
-  FW_INLINE void advance() {
-    for (int i = 0; i < lines_per_group; ++i) prefetch<2>(next + 64 * i);
-    next += 64 * lines_per_group;
-  }
-};
 
 // Inputs [k, k_end) of one panel, or of two neighbours, against rows from `row` on.
 struct Tile {

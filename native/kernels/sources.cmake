@@ -21,7 +21,8 @@ function(foreword_add_isa isa)
   target_include_directories(foreword_kernels_${isa} PRIVATE native)
   target_compile_definitions(foreword_kernels_${isa} PRIVATE FOREWORD_ISA=${isa})
   # No contraction: fused multiply-adds are explicit in the source, so that every tile shape rounds alike.
-  target_compile_options(foreword_kernels_${isa} PRIVATE ${optimization} -Wall -Wextra -ffp-contract=off -fno-math-errno ${ARGN})
+  target_compile_options(foreword_kernels_${isa} PRIVATE ${optimization} -Wall -Wextra -ffp-contract=off -fno-math-errno
+                         ${ARGN})
   if(FOREWORD_SANITIZE MATCHES undefined)  # checks of every pointer would take minutes to compile in unrolled loops
     target_compile_options(foreword_kernels_${isa} PRIVATE -fno-sanitize=null,alignment,object-size,vptr)
   endif()

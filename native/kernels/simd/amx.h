@@ -74,7 +74,8 @@ template <int T>
 void tile_load(const void *from, size_t stride) {
   tile_zero<T>();
   for (int row = 0; row < tiles.shapes.rows[T]; ++row) {
-    std::memcpy(tiles.data[T][row], static_cast<const uint8_t *>(from) + stride * size_t(row), tiles.shapes.row_bytes[T]);
+    const uint8_t *bytes = static_cast<const uint8_t *>(from) + stride * size_t(row);
+    std::memcpy(tiles.data[T][row], bytes, tiles.shapes.row_bytes[T]);
   }
 }
 template <int T>

@@ -9,7 +9,7 @@ import numpy as np
 
 from foreword.arrays import F32, I32, AnyArray, Bools
 from foreword.batch import PromptInputs
-from foreword.batch.values.integers import as_int32, is_int32, length_of
+from foreword.batch.values.integers import as_int32, flat_int32, is_int32, length_of
 from foreword.engine.validation import check_capability
 from foreword.errors import RequestError, nearest
 from foreword.executors import Capability, Executor
@@ -113,15 +113,8 @@ def checked_tokens(
     if length == 0:
         raise RequestError(request_id, field, [], "is empty", "Give at least one token.")
     _check_length(request_id, field, length, limit)  # before an array of this length is made
-    ids = None
-    if length > 0 and not isinstance(token_ids, Mapping | bytes | bytearray):
-        try:
-            ids = as_int32(token_ids)  # type: ignore[arg-type]
-        except MemoryError:
-            raise
-        except Exception:  # whatever the caller's items raise
-            pass
-    if ids is None or ids.ndim != 1:
+    ids = flat_int32(token_ids)
+    if ids is None:
         reason = "must be a flat list of integers that fit int32"
         raise RequestError(request_id, field, token_ids, reason, "Pass token ids, or a string.")
     if is_token is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -43,6 +43,19 @@ def as_int32(values: npt.ArrayLike) -> I32 | None:
     if array.size and (array.min() < -INT32_MAX - 1 or array.max() > INT32_MAX):
         return None
     return array.astype(np.int32)
+
+
+def flat_int32(values: object) -> I32 | None:
+    """A caller's flat, non-empty list of integers as int32; None for anything else, whatever its items raise."""
+    if length_of(values) <= 0 or isinstance(values, Mapping | bytes | bytearray):
+        return None
+    try:
+        found = as_int32(values)  # type: ignore[arg-type]
+    except MemoryError:
+        raise
+    except Exception:
+        return None
+    return found if found is not None and found.ndim == 1 else None
 
 
 def as_integer(value: Any) -> int | None:

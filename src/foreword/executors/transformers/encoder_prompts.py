@@ -10,7 +10,7 @@ import numpy as np
 
 from foreword.arrays import F32, I32
 from foreword.batch import PromptInputs
-from foreword.batch.values.integers import as_int32, length_of
+from foreword.batch.values.integers import flat_int32, length_of
 from foreword.errors import RequestError
 
 KEYS = "encoder_token_ids", "audio", "prompt_token_ids"
@@ -58,17 +58,12 @@ class EncoderPromptReader:
         return given.get("prompt_token_ids", self.first_tokens), inputs
 
     def _tokens(self, request_id: str, token_ids: object) -> I32:
-        field, length, ids = "encoder_token_ids", length_of(token_ids), None
+        field, length = "encoder_token_ids", length_of(token_ids)
         if not 0 < length <= self.max_len:
             reason = f"must be 1 to {self.max_len} tokens"
             raise RequestError(request_id, field, f"{max(length, 0)} tokens", reason, "Shorten what the encoder reads.")
-        try:
-            ids = as_int32(token_ids)  # type: ignore[arg-type]
-        except MemoryError:
-            raise
-        except Exception:  # whatever the caller's items raise
-            pass
-        if ids is None or ids.ndim != 1 or ((ids < 0) | (ids >= self.vocab_size)).any():
+        ids = flat_int32(token_ids)
+        if ids is None or ((ids < 0) | (ids >= self.vocab_size)).any():
             reason = f"must be a flat list of integers in [0, {self.vocab_size - 1}]"
             raise RequestError(request_id, field, token_ids, reason, "Use the tokenizer of this model.")
         return ids
