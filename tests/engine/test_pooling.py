@@ -253,7 +253,7 @@ def test_scores_of_an_embedding_model_are_cosines(tmp_path):
         scores = [output.outputs.score for output in llm.score(query, documents)]
         assert scores == pytest.approx([float(vectors[0] @ vectors[1]), 1.0], abs=1e-6)
         assert llm.score([query], documents)[0].prompt_token_ids
-        with pytest.raises(RequestError, match="3 queries do not pair with them"):
+        with pytest.raises(RequestError, match="3 texts of queries do not pair with them"):
             llm.score([query] * 3, documents)
         with pytest.raises(RequestError, match=r"documents\[0\] = 7: must be a text"):
             llm.score(query, [7])

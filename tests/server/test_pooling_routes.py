@@ -86,7 +86,7 @@ def test_embeddings_in_base64_with_fewer_dimensions_or_of_any_length(embedder, v
         ("/v1/embeddings", {"input": [5], "dimension": 4}, "dimension", "Did you mean 'dimensions'"),
         ("/v1/completions", {"prompt": [5]}, "params", "computes no logits"),
         ("/score", {"text_1": "a"}, "text_2", "is missing"),
-        ("/score", {"text_1": TEXTS[:2], "text_2": TEXTS}, "documents", "2 queries do not pair"),
+        ("/score", {"text_1": TEXTS[:2], "text_2": TEXTS}, "text_2", "2 texts of text_1 do not pair"),
         ("/rerank", {"query": "a", "documents": []}, "documents", "do not pair"),
         ("/rerank", {"query": "a", "documents": [{"image": 1}]}, "documents", "expected a list of texts"),
         ("/rerank", {"query": "a", "documents": TEXTS, "top_n": 0}, "top_n", "must be 1 or more"),

@@ -97,13 +97,14 @@ def plan_scores(
     queries: str | Sequence[str],
     documents: str | Sequence[str],
     params: PoolingParams | None,
+    names: tuple[str, str] = ("queries", "documents"),
 ) -> ScorePlan:
-    """How well document i fits query i, or one query with every document.
+    """How well document i fits query i, or one query with every document. names: of both fields, in errors.
 
     A cross-encoder reads both texts together; of another model each distinct text is embedded once. RequestError for
     texts that do not pair up, and for the classifier of several labels.
     """
-    firsts, seconds = _paired(queries, documents)
+    firsts, seconds = _paired(queries, documents, names)
     if spec.head and not spec.is_cross_encoder:
         reason = f"the model's head has {spec.head[-1].outputs} outputs, not one"
         raise RequestError(None, "task", "score", reason, "Use a cross-encoder or an embedding model.")
@@ -117,23 +118,27 @@ def plan_scores(
         try:
             token_ids, first_len = tokenizer.encode_pair(first, second)
         except RequestError as error:
-            raise RequestError(None, f"documents[{i}]", error.value, error.reason, error.fix) from None
+            raise RequestError(None, f"{names[1]}[{i}]", error.value, error.reason, error.fix) from None
         prompts.append(token_ids)
         types = first_len if spec.num_token_types > 1 else None
         each.append(replace(with_task(params, "score"), first_text_len=types))
     return ScorePlan(prompts, each)
 
 
-def _paired(queries: str | Sequence[str], documents: str | Sequence[str]) -> tuple[list[str], list[str]]:
+def _paired(
+    queries: str | Sequence[str], documents: str | Sequence[str], names: tuple[str, str]
+) -> tuple[list[str], list[str]]:
     """Equally many of both. RequestError for other numbers, or what is not text."""
     firsts = [queries] if isinstance(queries, str) else list(queries)
     seconds = [documents] if isinstance(documents, str) else list(documents)
     if len(firsts) == 1:
         firsts *= len(seconds)
     if len(firsts) != len(seconds) or not seconds:
-        reason = f"{len(firsts)} queries do not pair with them"
-        raise RequestError(None, "documents", f"{len(seconds)} texts", reason, "Give one query, or one for each.")
-    for name, texts in (("queries", firsts), ("documents", seconds)):
+        reason = f"{len(firsts)} texts of {names[0]} do not pair with them"
+        raise RequestError(
+            None, names[1], f"{len(seconds)} texts", reason, f"Give {names[0]} one text, or one for each."
+        )
+    for name, texts in zip(names, (firsts, seconds), strict=True):
         for i, text in enumerate(texts):
             if not isinstance(text, str):
                 raise RequestError(None, f"{name}[{i}]", text, "must be a text", "Pass a str.")

@@ -40,13 +40,16 @@ class EmbeddingRequest(ClassifyRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreRequest:
-    """The body of /score or /rerank. top_n: of a ranking, the results that are wanted; None: all."""
+    """The body of /score or /rerank. names: of the fields of queries and documents. top_n: of a ranking, the results
+    that are wanted; None: all.
+    """
 
     model: str | None
     queries: list[str]
     documents: list[str]
     params: PoolingParams
     options: RequestOptions
+    names: tuple[str, str]
     top_n: int | None = None
     return_documents: bool = True
 
@@ -103,6 +106,7 @@ def parse_score(body: object) -> ScoreRequest:
         documents=[second] if isinstance(second, str) else second,
         params=_params(given, "score"),
         options=request_options(given),
+        names=("text_1", "text_2"),
     )
     given.end()
     return request
@@ -123,6 +127,7 @@ def parse_rerank(body: object) -> ScoreRequest:
         return_documents=given.take("return_documents", BOOLEAN, True),
         params=_params(given, "score"),
         options=request_options(given),
+        names=("query", "documents"),
     )
     given.end()
     return request

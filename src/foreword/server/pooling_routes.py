@@ -100,7 +100,7 @@ async def _scores(
     """An output per document."""
     spec = context.engine.engine.pooling
     queries, documents = wanted.queries, wanted.documents
-    arguments = context.tokenizer, spec, queries, documents, wanted.params
+    arguments = context.tokenizer, spec, queries, documents, wanted.params, wanted.names
     plan = await apart(not is_small(request), plan_scores, *arguments)
     generation.enter_many(len(plan.prompts))
     return plan.read(await generation.pooled(plan.prompts, plan.params, wanted.options))

@@ -29,7 +29,7 @@ class BlockOps:
         z = np.array(list(zero), np.int32)
         c = np.array([tuple(pair) for pair in copies], np.int32).reshape(-1, 2)
         targets = c[:, 1]
-        if len(np.unique(targets)) != len(targets):
+        if len(set(targets.tolist())) != len(targets):
             raise PlanError("two copies write one block", tensor="block_ops.copies", got=targets.tolist())
         if (targets == null_block).any():
             raise PlanError("a copy writes the null block", tensor="block_ops.copies", got=c.tolist())
