@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 
@@ -19,14 +23,17 @@ from foreword.executors.torch.tensors import as_floats, as_tensor
 from foreword.executors.transformers.interface import forward, register, set_attention, unregister
 from foreword.executors.transformers.trace import Trace
 
+DEEPSTACK = "deepstack_visual_embeds"
+"""The argument of a decoder whose first layers add features of images."""
+
 
 class TransformersExecutor(HostExecutor):
     """Runs a causal model of transformers, whose attention reads and writes paged keys and values.
 
     trace: of the model. num_blocks, block_size: the KV pool; block ids are shared by all KV groups and block 0 is the
     null block. Keys and values have the model's dtype. first_position: the position of a first token. hidden_size: of
-    prompt embeddings, 0 if the model reads none. mrope_dims: of its M-RoPE positions, 0 for none. compile: with
-    torch.compile, all but attention.
+    prompt embeddings, 0 if the model reads none; extra_size: see `Executor`. mrope_dims: of its M-RoPE positions, 0 for
+    none. compile: with torch.compile, all but attention.
 
     The model's attention implementation is this executor's until `close`.
     """
@@ -40,11 +47,12 @@ class TransformersExecutor(HostExecutor):
         block_size: int,
         first_position: int = 0,
         hidden_size: int = 0,
+        extra_size: int = 0,
         mrope_dims: int = 0,
         compile: bool = False,
     ) -> None:
         super().__init__()
-        self.hidden_size, self.mrope_dims = hidden_size, mrope_dims
+        self.hidden_size, self.extra_size, self.mrope_dims = hidden_size, extra_size, mrope_dims
         if hidden_size:
             self.capabilities |= {Capability.PROMPT_EMBEDS}
         if mrope_dims:
@@ -81,16 +89,15 @@ class TransformersExecutor(HostExecutor):
     def compute(self, batch: InputBatch, logits_indices: I64) -> F32:
         """See `HostExecutor.compute`."""
         device, T = self.model.device, batch.num_tokens
-        self.attention.begin(batch)
         self._num_calls = 0
         if self.mrope_dims:
             positions = as_tensor(mrope_positions(batch, self.mrope_dims)[:, :T], device)[:, None]
         else:
             positions = as_tensor(batch.positions[:T], device)[None]
-        with torch.inference_mode():
+        with torch.inference_mode(), self._inputs(batch) as tokens:
             logits = forward(
                 self._run,
-                **self._tokens(batch),
+                **tokens,
                 position_ids=positions + self.first_position if self.first_position else positions,
                 logits_to_keep=as_tensor(logits_indices, device),
             )
@@ -98,16 +105,28 @@ class TransformersExecutor(HostExecutor):
             raise EngineError(f"the model attended {self._num_calls} times in a step, not {len(self.trace.calls)}")
         return as_floats(logits)
 
-    def _tokens(self, batch: InputBatch) -> dict[str, torch.Tensor]:
-        """The step's tokens, or vectors where some of them are prompt embeddings."""
+    @contextmanager
+    def _inputs(self, batch: InputBatch) -> Iterator[dict[str, torch.Tensor]]:
+        """Begin attention. The step's tokens, or vectors where some of them are prompt embeddings."""
         ids = as_tensor(batch.input_ids[: batch.num_tokens], self.model.device).long()[None]
-        if batch.states.extras.prompt_embeds:
-            tokens, embeds = prompt_embeds(batch, self.hidden_size)
-            if len(tokens):
-                vectors = self.model.get_input_embeddings()(ids)
-                vectors[0, as_tensor(tokens, vectors.device)] = as_tensor(embeds, vectors.device).to(vectors.dtype)
-                return {"inputs_embeds": vectors}
-        return {"input_ids": ids}
+        tokens, embeds = prompt_embeds(batch, self.hidden_size + self.extra_size)
+        last_seen = None
+        if len(tokens) and self.extra_size:
+            last_seen = batch.positions[: batch.num_tokens].copy()
+            last_seen[tokens] += embeds[:, -1].astype(np.int32)
+        self.attention.begin(batch, last_seen)
+        if not len(tokens):
+            yield {"input_ids": ids}
+            return
+        vectors, at = self.model.get_input_embeddings()(ids), as_tensor(tokens, ids.device)
+        first, *deep = as_tensor(embeds, ids.device).to(vectors.dtype).split(self.hidden_size, 1)
+        vectors[0, at] = first
+        if len(deep) < 2:  # the last one is what `last_seen` was made of
+            yield {"inputs_embeds": vectors}
+            return
+        is_vector = torch.zeros(ids.shape, dtype=torch.bool, device=ids.device).index_fill_(1, at, True)
+        with _deepstack(self.model, is_vector, deep[:-1]):
+            yield {"inputs_embeds": vectors}
 
     def _attend(
         self,
@@ -145,6 +164,23 @@ class TransformersExecutor(HostExecutor):
     def zero_blocks(self, blocks: I32) -> None:
         """Fill whole blocks with zeros in every layer."""
         self.cache.zero_blocks(blocks)
+
+
+@contextmanager
+def _deepstack(model: PreTrainedModel, places: torch.Tensor, features: Sequence[torch.Tensor]) -> Iterator[None]:
+    """In the block, the first layers of the model's decoder add features [N, hidden] at places bool [1, T]."""
+
+    def add(
+        _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return args, kwargs | {"visual_pos_masks": places, DEEPSTACK: features}
+
+    parts = (part for part in model.modules() if DEEPSTACK in inspect.signature(part.forward).parameters)
+    hook = next(parts).register_forward_pre_hook(add, with_kwargs=True)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def _no_mask(**_: Any) -> None:

@@ -137,6 +137,8 @@ def load_transformers(
         raise ModelError(f"{folder}: transformers cannot load it: {reason:.500}. Check the files") from error
     length -= inputs.first_position  # positions are rows of a table where they do not begin at 0
     media, refused = _media(folder, module, found, inputs, tokenizer, media_cache_bytes)
+    if media is not None:
+        inputs = inputs._replace(extra_size=media.extra_size)
     eos = tokenizer.eos_ids
     return TransformersModel(module, found, inputs, media, refused, length, tokenizer, eos, name, folder, compile)
 
