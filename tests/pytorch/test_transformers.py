@@ -135,7 +135,7 @@ def test_what_the_interface_cannot_serve_is_refused_with_the_reason(tmp_path, co
 
 def test_a_model_that_attends_otherwise_than_traced_is_refused(tmp_path):
     model = load_transformers(make(tmp_path, "mistral"), "mistral", **OPTIONS)
-    assert inputs_of(model.module, model.trace) == (0, 32, 0)
+    assert inputs_of(model.module, model.trace) == (0, 32, 0, 0)
     unmasked = replace(model.trace, calls=tuple(replace(call, mask=Mask()) for call in model.trace.calls))
     with pytest.raises(ModelError, match="differ from those of its own forward pass"):
         inputs_of(model.module, unmasked)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import nullcontext
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -88,10 +88,10 @@ def test_conversations_with_images_get_the_tokens_of_transformers(tmp_path, name
 
 
 @pytest.mark.parametrize(
-    ("name", "owner", "method"), [("gemma3", TransformersEncoder, "see_all"), ("qwen3-vl", executor, "_deepstack")]
+    ("name", "owner", "method"), [("gemma3", TransformersEncoder, "see_all"), ("qwen3-vl", executor, "_with_deepstack")]
 )
 def test_images_are_refused_where_the_logits_are_not_those_of_the_model(tmp_path, monkeypatch, name, owner, method):
-    monkeypatch.setattr(owner, method, lambda *_: nullcontext())
+    monkeypatch.setattr(owner, method, lambda *_: SimpleNamespace(remove=lambda: None))
     with LLM(saved(tmp_path, name), **OPTIONS) as llm:
         with pytest.raises(RequestError, match=r"messages\[0\]\.content\[0\].*the model takes no image: .*differ"):
             llm.chat(CONVERSATIONS[0], GREEDY)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -54,12 +55,14 @@ class Trace:
     """What an executor needs to know of a model.
 
     calls: in the order of a forward pass. layers, groups: keys and values of those that write, and their KV groups.
+    linear: outputs and inputs of the linear layers that compute every token of a step in its place, by their names.
     """
 
     calls: tuple[AttentionCall, ...]
     layers: tuple[KVLayer, ...]
     groups: tuple[KVGroupSpec, ...]
     vocab_size: int
+    linear: Mapping[str, tuple[int, int]] = field(default_factory=dict, kw_only=True)
 
     def kv_groups(self) -> tuple[KVGroupSpec, ...]:
         """See `foreword.executors.groups.HasKVGroups`."""
@@ -71,9 +74,10 @@ def trace(model: PreTrainedModel, max_model_len: int) -> Trace:
     check_class(type(model), model.config)
     recorder = _Recorder(max_model_len)
     name = f"foreword_trace_{id(recorder):x}"
+    linear = {name: part for name, part in model.named_modules() if isinstance(part, torch.nn.Linear)}
     register(name, recorder.attend, recorder.make_mask)
     try:
-        with torch.inference_mode(), attention_of(model, name):
+        with torch.inference_mode(), attention_of(model, name), _shapes_of(linear) as shapes:
             ids = torch.arange(1, 1 + NUM_TOKENS, device=model.device)[None]
             positions = torch.arange(NUM_TOKENS, device=model.device)[None]
             logits = forward(model, input_ids=ids, position_ids=positions)
@@ -86,7 +90,27 @@ def trace(model: PreTrainedModel, max_model_len: int) -> Trace:
     groups = grouped_layers((mask.window, False) for mask in recorder.masks)
     place = {layer: (g, slot) for g, group in enumerate(groups) for slot, layer in enumerate(group.layers)}
     layers = tuple(KVLayer(*place[i], *shape) for i, shape in enumerate(recorder.shapes))
-    return Trace(tuple(recorder.calls), layers, groups, logits.shape[-1])
+    in_place = {
+        name: (linear[name].out_features, linear[name].in_features)
+        for name, of_calls in shapes.items()
+        if of_calls == {(1, NUM_TOKENS)} and linear[name] is not model.get_output_embeddings()
+    }
+    return Trace(tuple(recorder.calls), layers, groups, logits.shape[-1], linear=in_place)
+
+
+@contextmanager
+def _shapes_of(modules: Mapping[str, torch.nn.Module]) -> Iterator[dict[str, set[tuple[int, ...]]]]:
+    """The shapes, without the last dimension, of what each module reads in the block."""
+    shapes: dict[str, set[tuple[int, ...]]] = {name: set() for name in modules}
+
+    def keep(name: str, args: tuple[torch.Tensor, ...]) -> None:
+        shapes[name].add(tuple(args[0].shape[:-1]) if args else ())
+
+    with ExitStack() as hooks:
+        for name, module in modules.items():
+            handle = module.register_forward_pre_hook(lambda _, args, name=name: keep(name, args))
+            hooks.callback(handle.remove)
+        yield shapes
 
 
 def check_class(kind: type[PreTrainedModel], config: PreTrainedConfig) -> None:
