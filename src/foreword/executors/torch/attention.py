@@ -105,9 +105,11 @@ class GatheredAttention:
         softcap: float | None = None,
         sinks: torch.Tensor | None = None,
         bias: torch.Tensor | None = None,
+        slopes: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See `PagedAttention.attend`. bias: [num_heads, D], what is added to the scores of keys by their distance to
-        the query, which is below D; without softcap.
+        the query, which is below D; slopes: [num_heads], by which scores fall for each position of it (ALiBi); both
+        without softcap.
         """
         of, cached_keys, cached_values = self.cache.layers[layer], self.cache.keys[layer], self.cache.values[layer]
         out = queries.new_empty(*queries.shape[:2], of.value_dim)
@@ -123,7 +125,7 @@ class GatheredAttention:
                 for cached in (cached_keys, cached_values)
             )  # [R, num_kv_heads, S, D]
             if softcap is None:
-                mask = call.mask if bias is None else _biased(call, bias.to(query.dtype))
+                mask = call.mask if bias is None and slopes is None else _biased(call, bias, slopes).to(query.dtype)
                 result = _fused(query, key, value, mask, scale, sinks)
             else:
                 result = _capped(query, key, value, call.mask, scale, softcap, sinks)
@@ -221,10 +223,15 @@ class _Step:
         return as_tensor(array, self._device)
 
 
-def _biased(call: _Call, bias: torch.Tensor) -> torch.Tensor:
+def _biased(call: _Call, bias: torch.Tensor | None, slopes: torch.Tensor | None) -> torch.Tensor:
     """The mask of a call as numbers that are added to the scores, with those of each distance."""
     distances = (call.positions[:, :, None] - call.key_positions[:, None]).clamp_min(0).long()  # [R, N, S]
-    return bias[:, distances].transpose(0, 1).masked_fill(~call.mask, float("-inf"))
+    if bias is None:
+        assert slopes is not None
+        added = -slopes.view(1, -1, 1, 1) * distances[:, None]
+    else:
+        added = bias[:, distances].transpose(0, 1)
+    return added.masked_fill(~call.mask, float("-inf"))
 
 
 def _fused(

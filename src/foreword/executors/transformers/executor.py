@@ -182,6 +182,7 @@ class TransformersExecutor(HostExecutor):
         softcap: float | None = None,
         s_aux: torch.Tensor | None = None,
         sinks: torch.Tensor | None = None,
+        alibi_slopes: torch.Tensor | None = None,
         **_: Any,
     ) -> tuple[torch.Tensor, None]:
         """The next call of this step, in place of the model's own attention. See `register`."""
@@ -197,6 +198,7 @@ class TransformersExecutor(HostExecutor):
             chunk=call.mask.chunk,
             softcap=softcap,
             sinks=sinks if s_aux is None else s_aux,
+            slopes=alibi_slopes,
         )
         return out[None], None
 
@@ -230,5 +232,6 @@ def _with_deepstack(model: PreTrainedModel, places: torch.Tensor, features: Sequ
     return next(parts).register_forward_pre_hook(add, with_kwargs=True)
 
 
-def _no_mask(**_: Any) -> None:
-    """The calls' masks are known from the trace."""
+def _no_mask(**_: Any) -> torch.Tensor:
+    """A tensor that is not read: the calls' masks are known from the trace."""
+    return torch.empty(0, dtype=torch.bool)

@@ -208,7 +208,8 @@ def max_model_len(config: PreTrainedConfig) -> int:
     model is then used up to the length at which they begin to.
     """
     text = config.get_text_config(decoder=True)
-    length = getattr(text, "max_position_embeddings", None)
+    names = "max_position_embeddings", "max_seq_len", "seq_length"
+    length = next((value for name in names if (value := getattr(text, name, None)) is not None), None)
     if not isinstance(length, int) or length < 2:
         raise ModelError(f"its configuration has max_position_embeddings = {length!r}")
     fixed = [

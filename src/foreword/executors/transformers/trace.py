@@ -13,11 +13,14 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from foreword.errors import ModelError
 from foreword.executors.torch.cache import KVLayer
+from foreword.executors.transformers.connect import WITHOUT_POSITIONS, connect, why_not
 from foreword.executors.transformers.interface import attention_of, forward, register, unregister
 from foreword.models.spec import KVGroupSpec, grouped_layers
 
 NUM_TOKENS = 5
-UNDERSTOOD = frozenset({"scaling", "dropout", "sliding_window", "softcap", "s_aux", "sinks", "is_causal"})
+UNDERSTOOD = frozenset(
+    {"scaling", "dropout", "sliding_window", "softcap", "s_aux", "sinks", "is_causal", "own_window", "alibi_slopes"}
+)
 """Arguments of a call of attention. Those that merely repeat what the executor knows: `REPEATED`."""
 REPEATED = frozenset(
     {"position_ids", "use_cache", "output_attentions", "output_hidden_states", "return_dict", "cache_position"}
@@ -72,6 +75,7 @@ class Trace:
 def trace(model: PreTrainedModel, max_model_len: int) -> Trace:
     """See `Trace`. ModelError, with the reason, for a model that paged attention cannot serve."""
     check_class(type(model), model.config)
+    connect(model)
     recorder = _Recorder(max_model_len)
     name = f"foreword_trace_{id(recorder):x}"
     linear = {name: part for name, part in model.named_modules() if isinstance(part, torch.nn.Linear)}
@@ -121,11 +125,11 @@ def check_class(kind: type[PreTrainedModel], config: PreTrainedConfig) -> None:
         raise ModelError("it is an encoder–decoder")
     if getattr(kind, "_is_stateful", False):
         raise ModelError("it keeps recurrent states, which are outside the attention interface")
-    if not kind._can_set_attn_implementation():
-        raise ModelError("its layers do not use the attention interface")
+    if not kind._can_set_attn_implementation() and (reason := why_not(config)) is not None:
+        raise ModelError(reason)
     if others := sorted(set(layers) - ATTENDING):
         raise ModelError(f"its layers of type {', '.join(others)} keep states, or attend by rules of their own")
-    if "position_ids" not in parameters:
+    if "position_ids" not in parameters and config.model_type not in WITHOUT_POSITIONS:
         raise ModelError("it counts positions by itself: it takes no position_ids")
     if "logits_to_keep" not in parameters:
         raise ModelError("it computes the logits of all tokens: it takes no logits_to_keep")
@@ -172,6 +176,8 @@ class _Recorder:
         if (known := self._made.get(attention_mask.data_ptr())) is None or known[0].shape != attention_mask.shape:
             raise ModelError("it builds its own attention masks")
         mask = kind_of(known[1], self.max_model_len, query.device)
+        if (own := arguments.get("own_window")) is not None and own < self.max_model_len:
+            mask = Mask(window=own)
         window = arguments.get("sliding_window")
         if window is not None and window != mask.window and not (mask.window is None and window >= self.max_model_len):
             raise ModelError(f"a layer has the sliding window {window} and the mask {mask}")
