@@ -14,7 +14,7 @@ transformers = pytest.importorskip("transformers", reason="needs the extra forew
 
 import numpy as np
 
-from foreword import LLM, SamplingParams
+from foreword import LLM, PoolingParams, SamplingParams
 from foreword.engine import build
 from foreword.engine.speculation import SpeculationConfig
 from foreword.errors import ConfigError, ModelError, UnsupportedModelError
@@ -120,7 +120,7 @@ def test_an_unknown_architecture_runs_on_transformers_by_itself(tmp_path, monkey
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        ("FalconConfig", "do not use the attention interface"),
+        ("XLNetConfig", "do not use the attention interface"),
         ("MambaConfig", "recurrent states"),
         ("MiniMaxConfig", "linear_attention"),
         ("LongT5Config", "no causal language model"),
@@ -133,9 +133,51 @@ def test_what_the_interface_cannot_serve_is_refused_with_the_reason(tmp_path, co
         load_transformers(tmp_path, "model")
 
 
+def test_biases_of_positions_that_are_rounded_are_refused(tmp_path):
+    transformers.FalconConfig(alibi=True).save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="rounds the biases of its positions"):
+        load_transformers(tmp_path, "model")
+
+
+FALCON = {"num_attention_heads": 4, "ffn_hidden_size": 32}
+CONNECTED = {
+    "bloom": (transformers.BloomConfig, {"n_head": 3, "hidden_size": 24, "seq_length": 64}),
+    "codegen": (transformers.CodeGenConfig, {"n_head": 4, "rotary_dim": 4}),
+    "falcon-7b": (transformers.FalconConfig, FALCON | {"multi_query": True}),
+    "falcon-40b": (transformers.FalconConfig, FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2}),
+    "falcon-heads": (transformers.FalconConfig, FALCON | {"multi_query": False}),
+    "gpt_neo": (
+        transformers.GPTNeoConfig,
+        {"num_heads": 2, "attention_types": [[["global", "local"], 1]], "window_size": 6, "intermediate_size": 32},
+    ),
+    "gptj": (transformers.GPTJConfig, {"n_head": 4, "rotary_dim": 2}),
+    "mpt": (transformers.MptConfig, {"d_model": 24, "n_heads": 3, "max_seq_len": 64}),
+}
+
+
+@pytest.mark.parametrize("name", CONNECTED)
+def test_layers_that_attend_by_code_of_their_own_are_connected(tmp_path, name):
+    config, sizes = CONNECTED[name]
+    folder = saved(tmp_path, config, **sizes)
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(3, 200, n).tolist() for n in (21, 5, 13)]
+    greedy = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+    options = OPTIONS | {"block_size": 4, "max_num_batched_tokens": 16, "check": "full"}
+    with LLM(str(folder), executor="transformers", **options) as llm:
+        found = [output.outputs[0].token_ids for output in llm.generate(prompts, greedy, progress=False)]
+        [embedding] = llm.embed(prompts[:1], PoolingParams(normalize=False), progress=False)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+    with torch.inference_mode():
+        for prompt, tokens in zip(prompts, found, strict=True):
+            logits = model(torch.tensor([[*prompt, *tokens]])).logits[0, len(prompt) - 1 : -1]
+            assert tokens == logits.argmax(-1).tolist()
+        states = model.base_model(torch.tensor(prompts[:1])).last_hidden_state[0, -1]
+    np.testing.assert_allclose(embedding.data, states, atol=1e-5)
+
+
 def test_a_model_that_attends_otherwise_than_traced_is_refused(tmp_path):
     model = load_transformers(make(tmp_path, "mistral"), "mistral", **OPTIONS)
-    assert inputs_of(model.module, model.trace) == (0, 32, 0)
+    assert inputs_of(model.module, model.trace) == (0, 32, 0, 0)
     unmasked = replace(model.trace, calls=tuple(replace(call, mask=Mask()) for call in model.trace.calls))
     with pytest.raises(ModelError, match="differ from those of its own forward pass"):
         inputs_of(model.module, unmasked)
@@ -254,11 +296,17 @@ def test_a_damaged_model_is_an_error(tmp_path):
 
 def saved(folder, config, **sizes):
     """A tiny random model, saved by transformers, with a tokenizer of one token per byte."""
-    config = config(
-        vocab_size=256, hidden_size=16, num_hidden_layers=2, max_position_embeddings=64, bos_token_id=None,
-        eos_token_id=0, **sizes,
-    )  # fmt: skip
+    common = {"vocab_size": 256, "num_hidden_layers": 2, "bos_token_id": None, "eos_token_id": 0}
+    if not {"d_model", "hidden_size"} & sizes.keys():
+        common["hidden_size"] = 16
+    if not {"seq_length", "max_seq_len"} & sizes.keys():
+        common["max_position_embeddings"] = 64
+    config = config(**common, **sizes)
     torch.manual_seed(0)
     write_model(folder, config.to_dict(), {})
-    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    for weight in model.parameters():  # such that every token depends on all that it attends to
+        if weight.ndim > 1:
+            torch.nn.init.normal_(weight, std=0.4)
+    model.save_pretrained(folder)
     return folder

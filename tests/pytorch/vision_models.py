@@ -119,14 +119,17 @@ def _smolvlm():
 
 def _gemma3():
     config = hf.Gemma3Config(
-        text_config=hf.Gemma3TextConfig(**TEXT, head_dim=8, sliding_window=512),
+        text_config=hf.Gemma3TextConfig(
+            **TEXT, head_dim=8, sliding_window=12, layer_types=["sliding_attention", "full_attention"]
+        ),
         vision_config=hf.SiglipVisionConfig(**VISION),
-        mm_tokens_per_image=4,
+        mm_tokens_per_image=16,
         image_token_id=TOKENS["<image>"],
         boi_token_index=TOKENS["<boi>"],
         eoi_token_index=TOKENS["<eoi>"],
+        tie_word_embeddings=False,
     )
-    processor = hf.Gemma3ImageProcessor(size={"height": 28, "width": 28}, image_seq_length=4)
+    processor = hf.Gemma3ImageProcessor(size={"height": 28, "width": 28}, image_seq_length=16)
     return hf.Gemma3ForConditionalGeneration(config), processor
 
 
@@ -154,7 +157,7 @@ MODELS = {
     "idefics3": (_idefics3, "Idefics3Processor", "<image>", {"image_seq_len": 4}),
     "smolvlm": (_smolvlm, "SmolVLMProcessor", "<image>", {"image_seq_len": 4}),
     "glmasr": (_glmasr, "GlmAsrProcessor", "<sound>", {"audio_token": "<sound>"}),
-    "gemma3": (_gemma3, "Gemma3Processor", "<boi>", {"image_seq_length": 4}),
+    "gemma3": (_gemma3, "Gemma3Processor", "<boi>", {"image_seq_length": 16}),
 }  # fmt: skip
 """Name → model and image processor, class of processor, placeholder of an image, settings of the processor."""
 

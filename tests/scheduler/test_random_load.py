@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from random import Random
 
 import numpy as np
@@ -29,6 +30,13 @@ def check_blocks(rig: Rig) -> None:
     assert owners.tolist() == rig.cache.pool.num_refs.tolist()
 
 
+def random_spans(random: Random, length: int, longest: int) -> np.ndarray:
+    """Spans of a prompt, some of them next to each other."""
+    places = sorted({0, length, *(random.randint(0, length) for _ in range(4))})
+    spans = [(a, b) for a, b in pairwise(places) if b - a <= longest and random.random() < 0.7]
+    return np.array(spans, np.int32).reshape(-1, 2)
+
+
 @settings(max_examples=120, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, M - 1), st.integers(1, 12), st.integers(0, 2), st.integers(0, 5)), min_size=1),
@@ -38,9 +46,12 @@ def check_blocks(rig: Rig) -> None:
     st.integers(0, 12),
     st.booleans(),
     st.booleans(),
+    st.booleans(),
     st.integers(0, 2**32),
 )
-def test_every_request_finishes_and_nothing_leaks(arrivals, kind, policy, budget, threshold, reserve, caching, seed):
+def test_every_request_finishes_and_nothing_leaks(
+    arrivals, kind, policy, budget, threshold, reserve, caching, spanned, seed
+):
     random = Random(seed)
     groups = GROUPS[kind]
     rig = Rig(
@@ -64,7 +75,10 @@ def test_every_request_finishes_and_nothing_leaks(arrivals, kind, policy, budget
         for _ in range(random.randint(0, 3) if len(pending) < 20 else len(pending)):
             if pending:
                 i, (length, outputs, priority, first) = pending.pop(0)
-                live[str(i)] = rig.add(str(i), length, max_len=min(M, length + outputs), priority=priority, first=first)
+                options = {"max_len": min(M, length + outputs), "priority": priority, "first": first}
+                if spanned:
+                    options["spans"] = random_spans(random, length, budget)
+                live[str(i)] = rig.add(str(i), length, **options)
         if live and random.random() < 0.1:
             rig.scheduler.remove(random.choice(sorted(live)))
         running_before = set(rig.scheduler.running.tolist())
@@ -72,6 +86,9 @@ def test_every_request_finishes_and_nothing_leaks(arrivals, kind, policy, budget
         assert sum(named.values()) <= budget
         assert min(named.values(), default=1) >= 1
         assert len(rig.scheduler.running) <= rig.states.max_num_reqs
+        for request_id in (name for name in named if name in live and name in rig.states):
+            end = rig.states.num_computed_tokens[rig.states.row_of(request_id)]
+            assert not any(first < end < last for first, last in live[request_id].spans)
         if rig.plan.preempted:
             assert not rig.plan.admitted
         if not running_before and len(rig.scheduler.waiting):

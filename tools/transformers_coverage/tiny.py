@@ -62,6 +62,8 @@ OPTIONAL = frozenset({"head_dim", "num_key_value_heads", "num_experts_per_tok", 
 
 _ROPE = {"rope_type": "default", "rope_theta": 1e4}
 OWN: dict[str, dict[str, Any]] = {
+    **{key: {"rotary_dim": 4} for key in ("gptj", "codegen")},
+    "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
     "cohere_compass_text": {"rope_parameters": dict.fromkeys(("full_attention", "sliding_attention"), _ROPE)},
     "dbrx": {
         "attn_config": {"rope_theta": 1e4, "kv_n_heads": 2, "clip_qkv": 8.0},

@@ -18,6 +18,7 @@ def prefix_keys(
     salt: str | None = None,
     images: Iterable[tuple[str, int, int]] = (),
     inputs: PromptInputs | None = None,
+    spans: I32 | None = None,
     max_len: int = 0,
 ) -> dict[int, ExtraKeys]:
     """Block index → extra keys, for `KVCacheManager.lookup` and `attach`.
@@ -25,7 +26,8 @@ def prefix_keys(
     The salt (which keeps tenants apart) goes into the first block and reaches all later ones through the chain.
     images: (content hash, first position, length); each goes into every block it touches, with its offset.
     inputs: every block has a hash of its embeddings, and one of its rotary positions where they are not those of text.
-    What an encoder reads goes into the first block, as the salt.
+    What an encoder reads goes into the first block, as the salt. spans: [n, 2] (first, end) of embeddings that see each
+    other, each of which is treated as an image.
     max_len: the most tokens that the request may get.
     """
     keys: dict[int, list[object]] = {}
@@ -33,6 +35,9 @@ def prefix_keys(
         keys.setdefault(0, []).append(("salt", salt))
     if inputs is not None and "encoder_input" in inputs:
         keys.setdefault(0, []).append(("encoder", _digest(inputs["encoder_input"])))
+    if inputs is not None and spans is not None and len(spans):
+        of_spans = [(_digest(inputs["prompt_embeds"][a:b]), a, b - a) for a, b in spans.tolist()]
+        images = [*images, *of_spans]
     for content, start, length in images:
         for block in range(start // block_size, (start + length - 1) // block_size + 1):
             keys.setdefault(block, []).append(("image", content, start - block * block_size))

@@ -23,7 +23,7 @@ from foreword.executors.native_encoder import NativeEncoderExecutor
 from foreword.executors.numpy import NumpyExecutor
 from foreword.models.encoder_spec import EncoderSpec
 from foreword.models.loader import LoadedModel, find_model, load_model
-from foreword.models.lora import read_lora
+from foreword.models.lora import read_lora, read_lora_by_names
 from foreword.models.spec import DecoderSpec
 from foreword.native import available
 from foreword.structured import GrammarCompiler
@@ -241,6 +241,7 @@ def build_transformers_executor(model: TransformersModel, size: PoolSize, max_nu
         block_size=size.kv_groups[0].block_size,
         **model.inputs._asdict(),
         compile=model.compile,
+        pooling=model.pooling,
     )
 
 
@@ -306,6 +307,8 @@ def build_engine(
             drafter=_drafter(config, model.weight_bytes, "auto", {}),
             encoder=model.encoder,
             observers=observers,
+            generates=model.generates,
+            read_lora=partial(read_lora_by_names, layers=model.trace.linear),
         )
     if isinstance(model.spec, EncoderSpec):
         config = encoder_config(model.spec, config)

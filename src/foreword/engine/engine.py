@@ -131,6 +131,7 @@ class Engine:
             pooling=self.pooling,
             generates=generates,
             encoder=encoder,
+            most_new_tokens=limits.max_num_batched_tokens,
         )
         self._planned: InFlightStep | None = None  # prepared during the last step, and not resolved yet
         self._committing: InFlightStep | None = None

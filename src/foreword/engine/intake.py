@@ -14,7 +14,7 @@ from foreword.batch import PoolingParams, PromptInputs, RequestStates, SamplingP
 from foreword.batch.values.integers import length_of
 from foreword.cache import prefix_keys, with_adapter
 from foreword.engine.loras import Loras
-from foreword.engine.prompt import EncoderPrompts, Prompt, checked_prompt
+from foreword.engine.prompt import EncoderPrompts, Prompt, checked_prompt, spans_of
 from foreword.engine.request_group import Completion, RequestGroup, RequestOptions
 from foreword.engine.text import Detokenizer, TextStream
 from foreword.engine.validation import (
@@ -79,9 +79,12 @@ class Intake:
         pooling: PoolingSpec,
         generates: bool,
         encoder: EncoderPrompts | None,
+        most_new_tokens: int,
     ) -> None:
-        """node_size: tokens of a block of the prefix tree. encoder: of an encoder–decoder."""
-        self._encoder = encoder
+        """node_size: tokens of a block of the prefix tree. encoder: of an encoder–decoder. most_new_tokens: of a
+        step.
+        """
+        self._encoder, self._most_new_tokens = encoder, most_new_tokens
         self._pooling, self._generates = pooling, generates
         self._states, self._executor, self._processors = states, executor, processors
         self._node_size, self._tokenizer, self._eos_token_ids = node_size, tokenizer, eos_token_ids
@@ -132,7 +135,12 @@ class Intake:
         if num_kept and isinstance(prompt, Sequence | np.ndarray):
             prompt = prompt[-num_kept:]
         tokens, inputs = checked_prompt(
-            request_id, prompt, self._executor, vocab_size=vocab_size, max_model_len=max_model_len
+            request_id,
+            prompt,
+            self._executor,
+            vocab_size=vocab_size,
+            max_model_len=max_model_len,
+            most_new_tokens=self._most_new_tokens,
         )
         inputs |= of_encoder
         if params.prompt_logprobs is not None and "prompt_embeds" in inputs:
@@ -151,6 +159,7 @@ class Intake:
             params = replace(params, bad_words_token_ids=(*params.bad_words_token_ids, *words))
         if breakers := self._dry_breakers(params):
             params = replace(params, dry_breaker_token_ids=(*params.dry_breaker_token_ids, *breakers))
+        spans = spans_of(inputs, self._executor)
         return RequestGroup(
             request_id,
             prompt_text,
@@ -164,9 +173,11 @@ class Intake:
                 self._node_size,
                 salt=options.get("cache_salt"),
                 inputs=inputs,
+                spans=spans,
                 max_len=self._max_len(len(tokens), params),
             ),
             inputs=inputs,
+            spans=spans,
             grammar=grammar,
         )
 
@@ -191,7 +202,13 @@ class Intake:
                 prompt = self._truncated(cast(Sequence[int], prompt), num_kept)
         vocab_size = self._states.vocab_size
         tokens, inputs = checked_prompt(
-            request_id, prompt, self._executor, vocab_size=vocab_size, max_model_len=limit, has_output=False
+            request_id,
+            prompt,
+            self._executor,
+            vocab_size=vocab_size,
+            max_model_len=limit,
+            most_new_tokens=self._most_new_tokens,
+            has_output=False,
         )
         if params.step_tag_id is not None and params.step_tag_id not in tokens:
             reason = "is not in the prompt, so there is no step to pool"
@@ -201,6 +218,7 @@ class Intake:
             raise RequestError(request_id, "grammar", grammar, "a pooling request has no tokens", "Leave it out.")
         lora = options.get("lora")
         self._check_support(request_id, POOLING, lora, None)
+        spans = spans_of(inputs, self._executor)
         return RequestGroup(
             request_id,
             prompt_text,
@@ -214,9 +232,11 @@ class Intake:
                 self._node_size,
                 salt=options.get("cache_salt"),
                 inputs=inputs,
+                spans=spans,
                 max_len=len(tokens) + 1,
             ),
             inputs=inputs,
+            spans=spans,
             pooling_params=params,
         )
 
@@ -268,6 +288,7 @@ class Intake:
                 lora_id=group.lora_id,
                 keys=with_adapter(group.keys, group.lora_id, group.lora),
                 inputs=group.inputs,
+                spans=group.spans,
             )
             self._num_arrivals += 1
             grammar = group.grammar if index == 0 or group.grammar is None else group.grammar.copy()
@@ -288,6 +309,7 @@ class Intake:
             lora_id=group.lora_id,
             keys=with_adapter(group.keys, group.lora_id, group.lora),
             inputs=group.inputs,
+            spans=group.spans,
         )
         self._num_arrivals += 1
         group.completions = [Completion(group, 0, request, frozenset(), None, None)]

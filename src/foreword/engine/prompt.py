@@ -13,13 +13,14 @@ from foreword.batch.values.integers import as_int32, flat_int32, is_int32, lengt
 from foreword.engine.validation import check_capability
 from foreword.errors import RequestError, nearest
 from foreword.executors import Capability, Executor
+from foreword.scheduler.request import NO_SPANS
 
 
 class MixedPrompt(TypedDict, total=False):
     """A prompt of T positions that are not all tokens, or not all rotated as text.
 
     prompt_embeds: floats [T, hidden_size]. A vector is the input of the first layer, as transformers'
-    inputs_embeds.
+    inputs_embeds. With more values those of the model's own encoders, see `Executor`.
     prompt_token_ids, prompt_is_token_ids: [T], the token ids and where they are read, in place of the vectors there.
     Without these two, every position is a vector.
     mrope_positions: integers [dims, n], the rotary positions of the first n ≤ T positions (M-RoPE). mrope_delta: what
@@ -70,11 +71,18 @@ KEYS = tuple(MixedPrompt.__annotations__)
 
 
 def checked_prompt(
-    request_id: str, prompt: object, executor: Executor, *, vocab_size: int, max_model_len: int, has_output: bool = True
+    request_id: str,
+    prompt: object,
+    executor: Executor,
+    *,
+    vocab_size: int,
+    max_model_len: int,
+    most_new_tokens: int,
+    has_output: bool = True,
 ) -> tuple[I32, PromptInputs]:
     """The token ids of a prompt, 0 at embeddings, and its other inputs; RequestError for what does not fit.
 
-    has_output: whether a token follows it.
+    most_new_tokens: of a step. has_output: whether a token follows it.
     """
     limit = PromptLimit(max_model_len, has_output)
     if not isinstance(prompt, Mapping):
@@ -89,6 +97,8 @@ def checked_prompt(
             row, column = np.argwhere(~finite)[0].tolist()
             field, value = f"prompt_embeds[{row}, {column}]", float(embeds[row, column])
             raise RequestError(request_id, field, value, "is not a finite float32", "Give finite numbers.")
+        if executor.extra_size:
+            _check_spans(request_id, embeds[:, -1], is_token, most_new_tokens)
         if not is_token.all():
             inputs["prompt_embeds"], inputs["prompt_is_token_id"] = embeds, is_token
     elif given["prompt_is_token_ids"] is not None:
@@ -176,16 +186,24 @@ def _array(values: object) -> AnyArray | None:
 
 def _embeds(request_id: str, values: object, executor: Executor, limit: PromptLimit) -> F32:
     """Prompt embeddings as a float32 array of their own."""
-    field, width = "prompt_embeds", executor.hidden_size
+    field, width, extra = "prompt_embeds", executor.hidden_size, executor.extra_size
     check_capability(request_id, executor, Capability.PROMPT_EMBEDS, field, values)
     array = _array(values)
-    if array is None or array.dtype.kind != "f" or array.ndim != 2 or array.shape[1] != width or not len(array):
+    if (
+        array is None
+        or array.dtype.kind != "f"
+        or array.ndim != 2
+        or not len(array)
+        or array.shape[1] not in (width, width + extra)
+    ):
         got = values if array is None else f"{array.dtype} {list(array.shape)}"
         fix = "Give one vector per position, as float32."
         raise RequestError(request_id, field, got, f"must be floats [tokens, {width}], tokens ≥ 1", fix)
     _check_length(request_id, field, len(array), limit)
+    embeds = np.zeros((len(array), width + extra), np.float32)
     with np.errstate(over="ignore"):  # infinities are refused where they are read
-        return np.array(array, np.float32, order="C")
+        embeds[:, : array.shape[1]] = array
+    return embeds
 
 
 def _is_token(request_id: str, given: Mapping[str, Any], length: int) -> Bools:
@@ -202,6 +220,30 @@ def _is_token(request_id: str, given: Mapping[str, Any], length: int) -> Bools:
         fix = "Give one truth value per position."
         raise RequestError(request_id, field, got, f"must be bool [{length}], as prompt_embeds", fix)
     return mask.copy()
+
+
+def spans_of(inputs: PromptInputs, executor: Executor) -> I32:
+    """The spans [n, 2] (first, end) of vectors that see each other, which one step computes."""
+    if not executor.extra_size or "prompt_embeds" not in inputs:
+        return NO_SPANS
+    reach = inputs["prompt_embeds"][:, -1] > 0
+    firsts = np.flatnonzero(reach & ~np.concatenate(([False], reach[:-1])))
+    ends = firsts + 1 + inputs["prompt_embeds"][firsts, -1].astype(np.int64)
+    return np.stack([firsts, ends], 1).astype(np.int32)
+
+
+def _check_spans(request_id: str, reach: F32, is_token: Bools, most_new_tokens: int) -> None:
+    """RequestError unless the vectors of each span see all up to its end, and a step has as many tokens."""
+    following = np.append(np.where(is_token, -1, reach)[1:], -1)
+    bad = (reach < 0) | ((reach > 0) & (following != reach - 1))
+    if bad.any():
+        at = int(bad.argmax())
+        reason, fix = "is no number of later vectors", "Give 0, or one less at each vector up to the last."
+        raise RequestError(request_id, f"prompt_embeds[{at}, -1]", float(reach[at]), reason, fix)
+    if len(reach) and reach.max() >= most_new_tokens:
+        reason = f"an image has more positions than the {most_new_tokens} of a step"
+        fix = "Raise max_num_batched_tokens."
+        raise RequestError(request_id, "prompt_embeds", f"{int(reach.max()) + 1} positions", reason, fix)
 
 
 def _add_mrope(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypedDict
 
-from foreword.arrays import F32
+from foreword.arrays import F32, I32
 from foreword.batch import PoolingParams, PromptInputs, SamplingParams
 from foreword.cache.manager import NO_KEYS
 from foreword.cache.prefix import BlockKeys
@@ -24,6 +24,7 @@ from foreword.engine.text import TextStream
 from foreword.errors import EngineError, ForewordError
 from foreword.sampling import Grammar, TokenLogprobs
 from foreword.scheduler import Request
+from foreword.scheduler.request import NO_SPANS
 
 StopReason = int | str | None
 
@@ -173,9 +174,9 @@ def _sampled_logprob(entry: TokenLogprobs) -> float:
 class RequestGroup:
     """A checked request: a prompt and its n (or best_of) completions. stream: reported at every new token.
 
-    keys, inputs: see `Request`. pooling_params: of a pooling request, which has one completion, without tokens; pooled:
-    its result. siblings: completions that wait until the first one has computed the prompt. lora: the name of its
-    adapter; lora_id: the number, which it gets when it enters the engine, and which is not in ``keys``.
+    keys, inputs, spans: see `Request`. pooling_params: of a pooling request, which has one completion, without tokens;
+    pooled: its result. siblings: completions that wait until the first one has computed the prompt. lora: the name of
+    its adapter; lora_id: the number, which it gets when it enters the engine, and which is not in ``keys``.
     """
 
     request_id: str
@@ -189,6 +190,7 @@ class RequestGroup:
     lora_id: int = 0
     keys: BlockKeys = field(default_factory=lambda: NO_KEYS)
     inputs: PromptInputs = field(default_factory=PromptInputs)
+    spans: I32 = field(default_factory=lambda: NO_SPANS)
     grammar: Grammar | None = None
     pooling_params: PoolingParams | None = None
     pooled: F32 | None = None

@@ -50,6 +50,7 @@ class DeviceExecutor:
     """
 
     hidden_size = 0
+    extra_size = 0
     mrope_dims = 0
     reads_gathered_tables = False
     capabilities: frozenset[Capability] = frozenset({Capability.GRAMMAR})

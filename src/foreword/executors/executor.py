@@ -38,6 +38,8 @@ class Executor(Protocol):
     capabilities: what it supports beyond text generation. The engine refuses requests that need more.
     hidden_size: width of the prompt embeddings that it reads, 0 for none. mrope_dims: dimensions of its model's M-RoPE
     positions, 0 for none.
+    extra_size: of what the model's own encoders add to an embedding: features that later layers add, and at last how
+    many positions after its own the vector sees. 0: they add nothing. Embeddings of others are filled up with zeros.
     reads_gathered_tables: True if it reads `InputBatch.block_table`; False if it reads the states' own block tables
     through ``idx_mapping``.
     """
@@ -47,6 +49,9 @@ class Executor(Protocol):
 
     @property
     def hidden_size(self) -> int: ...
+
+    @property
+    def extra_size(self) -> int: ...
 
     @property
     def mrope_dims(self) -> int: ...

@@ -26,6 +26,7 @@ class HostExecutor(ABC):
 
     capabilities: frozenset[Capability] = frozenset({Capability.GRAMMAR})
     hidden_size: int = 0
+    extra_size: int = 0
     mrope_dims: int = 0
     reads_gathered_tables: bool = True
 

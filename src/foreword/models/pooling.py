@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+Pooling = Literal["last", "mean", "cls"]
 HeadActivation = Literal["tanh", "gelu", "relu", "silu", "identity"]
 ResultActivation = Literal["softmax", "sigmoid", "identity"]
 
@@ -31,7 +32,7 @@ class PoolingSpec:
     """
 
     hidden_size: int = 0
-    pooling: Literal["last", "mean", "cls"] = "last"
+    pooling: Pooling = "last"
     num_token_types: int = 0
     head: tuple[HeadLayer, ...] = ()
     activation: ResultActivation = "identity"

@@ -11,9 +11,15 @@ from foreword.errors import ModelError
 from foreword.jsonfile import read_bytes, read_object
 from foreword.models.config import USE_ITS_CONFIG, Config
 from foreword.models.files import FETCH_AGAIN
-from foreword.models.pooling import HeadLayer, PoolingSpec
+from foreword.models.pooling import HeadLayer, Pooling, PoolingSpec
 
-_MODES = {"cls": "cls", "cls_token": "cls", "mean": "mean", "mean_tokens": "mean", "lasttoken": "last"}
+_MODES: Mapping[str, Pooling] = {
+    "cls": "cls",
+    "cls_token": "cls",
+    "mean": "mean",
+    "mean_tokens": "mean",
+    "lasttoken": "last",
+}
 _RESULTS = {"Identity": "identity", "Sigmoid": "sigmoid", "Softmax": "softmax"}
 
 
@@ -29,13 +35,17 @@ def has_logits(config: Config) -> bool:
 
 
 def read_pooling(
-    folder: Path, config: Config, default: str, head: Callable[[Config, int], tuple[HeadLayer, ...]], head_pooling: str
+    folder: Path,
+    config: Config,
+    default: Pooling,
+    head: Callable[[Config, int], tuple[HeadLayer, ...]],
+    head_pooling: str,
 ) -> PoolingSpec:
     """The pooling of the model in ``folder``. ModelError for a module or pooling that is not supported.
 
     default: of a model without modules.json. head, head_pooling: of a classifier.
     """
-    values: dict[str, Any] = {"hidden_size": config.size("hidden_size"), "pooling": _pooling(folder, default)}
+    values: dict[str, Any] = {"hidden_size": config.size("hidden_size"), "pooling": pooling_of(folder, default)}
     if is_classifier(config):
         labels = _labels(config)
         values |= {
@@ -57,7 +67,8 @@ def max_text_len(folder: Path, longest: int) -> int:
     return longest if limit is None else max(1, min(longest, limit))
 
 
-def _pooling(folder: Path, default: str) -> str:
+def pooling_of(folder: Path, default: Pooling) -> Pooling:
+    """The pooling that sentence-transformers' modules name, or the default. ModelError for other modules."""
     path = folder / "modules.json"
     if not path.exists():
         return default

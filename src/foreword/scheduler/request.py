@@ -14,6 +14,7 @@ from foreword.cache.manager import NO_KEYS
 from foreword.cache.prefix import BlockKeys
 
 NO_TOKENS: I32 = np.zeros(0, np.int32)
+NO_SPANS: I32 = np.zeros((0, 2), np.int32)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -24,7 +25,8 @@ class Request:
     max_len: number of known tokens at which it ends, prompt included; one more than the prompt for a pooling request,
     which ends with it. pooling_params: in place of params, which are not read then. keys: extra prefix keys, see
     `prefix_keys`.
-    inputs: what its prompt has besides tokens. reuse_prefix: whether it may start from cached blocks.
+    inputs: what its prompt has besides tokens. spans: int32 [n, 2], ascending (first, end) of prompt tokens that one
+    step computes, none longer than a step. reuse_prefix: whether it may start from cached blocks.
 
     The scheduler keeps:
     row             its row while it runs, −1 while it waits
@@ -45,6 +47,7 @@ class Request:
     lora_id: int = 0
     keys: BlockKeys = field(default_factory=lambda: NO_KEYS)
     inputs: PromptInputs = field(default_factory=PromptInputs)
+    spans: I32 = field(default_factory=lambda: NO_SPANS)
     reuse_prefix: bool = True
     row: int = -1
     output: I32 = field(default_factory=lambda: NO_TOKENS)
@@ -56,6 +59,16 @@ class Request:
     def __len__(self) -> int:
         """Known tokens while it waits."""
         return len(self.prompt) + len(self.output)
+
+    def whole(self, computed: int, n: int, most: int) -> int:
+        """n tokens after the computed ones, or fewer so that they end in no span; if these are none, the span, if it is
+        at most ``most`` tokens.
+        """
+        at = int(np.searchsorted(self.spans[:, 1], computed + n, side="right"))
+        if at == len(self.spans) or self.spans[at, 0] >= computed + n:
+            return n
+        before, through = (int(place) - computed for place in self.spans[at])
+        return before if before > 0 else through if through <= most else 0
 
     def tokens(self) -> I32:
         """Prompt and output, int32 [len(self)], while it waits."""

@@ -58,6 +58,7 @@ class Scheduler:
         self._num_drafts = np.zeros(states.max_num_reqs, np.int32)
         self._may_verify = False  # whether a running row may have drafts
         self._num_in_flight = np.zeros(states.max_num_reqs, np.int32)  # by row: tokens of the step in flight
+        self._spans_end = np.zeros(states.max_num_reqs, np.int32)  # by row: the end of the last span
         self._watermark = int(config.watermark * cache.pool.num_blocks)
         self._hits: dict[str, tuple[int, PrefixHit]] = {}  # request id → version of the cache and its hit there
         self._step = 0
@@ -277,23 +278,33 @@ class Scheduler:
             n += in_flight_tokens
             n[states.num_tokens[rows] + (in_flight_tokens > 0) >= self.max_len[rows]] = 0  # drafts may be rejected
         if self.config.long_prefill_threshold:
-            n = np.minimum(n, self.config.long_prefill_threshold)
+            n = self._whole(rows, computed, np.minimum(n, self.config.long_prefill_threshold), budget)
         if self.cache.keeps_states and self.config.chunked_prefill:
             n = self.cache.cut_chunks(rows, computed, n)
         total = int(np.add.reduce(n))
         if total > budget:
             before = np.cumsum(n) - n
-            n, total = np.clip(budget - before, 0, n).astype(np.int32), budget
+            n = self._whole(rows, computed, np.clip(budget - before, 0, n).astype(np.int32))
+            total = int(np.add.reduce(n))
         if np.count_nonzero(n) < len(n):
             some = np.flatnonzero(n > 0)
             rows, computed, n = rows[some], computed[some], n[some]
         return rows, computed, n, total
 
+    def _whole(self, rows: I32, computed: I32, n: I32, most: int = 0) -> I32:
+        """n[i] tokens after computed[i], without parts of spans: see `Request.whole`."""
+        ahead = np.flatnonzero((n > 0) & (self._spans_end[rows] > computed))
+        if ahead.size:
+            n = n.copy()
+            for i in ahead.tolist():  # requests with images that are not computed
+                n[i] = self.request_in(int(rows[i])).whole(int(computed[i]), int(n[i]), most)
+        return n
+
     def _use_rest(self, rows: I32, computed: I32, n: I32) -> I32:
         """The tokens of the only request of a step, beyond the long-prefill threshold: no other can use the budget."""
         states = self.states
         need = states.num_tokens[rows] + states.num_placeholders[rows] - computed
-        more = np.maximum(n, np.minimum(need, self.config.max_num_batched_tokens))
+        more = self._whole(rows, computed, np.maximum(n, np.minimum(need, self.config.max_num_batched_tokens)))
         if self.cache.keeps_states and self.config.chunked_prefill:
             more = self.cache.cut_chunks(rows, computed, more)
         return more if self.cache.grow_to(rows, computed + more) else n
@@ -374,14 +385,19 @@ class Scheduler:
         hit = self._lookup(request)
         n = need = len(request) - hit.num_tokens
         if config.long_prefill_threshold:
-            n = min(n, config.long_prefill_threshold)
+            n = request.whole(hit.num_tokens, min(n, config.long_prefill_threshold), need)
         if n > left and not config.chunked_prefill:
             return reason("token_budget", left=left, need=need)
-        n = min(n, left)
-        fitting = self._fitting_hit(hit, n)
+        n = request.whole(hit.num_tokens, min(n, left), left)
+        if n < 1:
+            return reason("token_budget", left=left, need=need)
+        most = min(left, len(request)) if len(request.spans) else n  # a smaller hit may be followed by a longer span
+        fitting = self._fitting_hit(hit, most)
         if isinstance(fitting, Reason):
             return fitting
-        n = min(n, len(request) - fitting.num_tokens)
+        n = request.whole(fitting.num_tokens, min(n, len(request) - fitting.num_tokens), left)
+        if n < 1:
+            return reason("token_budget", left=left, need=need)
         return fitting, fitting.cut(n) if config.chunked_prefill else n
 
     def _fitting_hit(self, hit: PrefixHit, n: int) -> PrefixHit | Reason:
@@ -394,7 +410,7 @@ class Scheduler:
         if len(self._rows):
             reserved = self.cache.blocks_reserved(self._rows) if self.config.reserve_full_prompt else 0
             free -= reserved + self._watermark
-        tokens = hit.prompt_len if self.config.reserve_full_prompt else hit.num_tokens + n
+        tokens = hit.prompt_len if self.config.reserve_full_prompt else min(hit.num_tokens + n, hit.prompt_len)
         need = self.cache.blocks_to_admit(hit, tokens, chunk=n)
         if need <= free:
             return hit
@@ -425,6 +441,7 @@ class Scheduler:
         self._rows = np.append(self._rows, np.int32(request.row))
         self._by_row[request.row] = request
         self.max_len[request.row] = request.max_len
+        self._spans_end[request.row] = request.spans[-1, 1] if len(request.spans) else 0
         return copies
 
     def _lookup(self, request: Request) -> PrefixHit:

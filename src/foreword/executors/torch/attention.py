@@ -81,9 +81,9 @@ class GatheredAttention:
         self.cache = cache
         self._step: _Step | None = None
 
-    def begin(self, batch: InputBatch) -> None:
-        """See `PagedAttention.begin`."""
-        self._step = _Step(batch, self.cache)
+    def begin(self, batch: InputBatch, last_seen: I64 | None = None) -> None:
+        """See `PagedAttention.begin`. last_seen: the position of the last key that each token sees; None: its own."""
+        self._step = _Step(batch, self.cache, batch.positions if last_seen is None else last_seen)
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """See `PagedAttention.write`."""
@@ -105,9 +105,11 @@ class GatheredAttention:
         softcap: float | None = None,
         sinks: torch.Tensor | None = None,
         bias: torch.Tensor | None = None,
+        slopes: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See `PagedAttention.attend`. bias: [num_heads, D], what is added to the scores of keys by their distance to
-        the query, which is below D; without softcap.
+        the query, which is below D; slopes: [num_heads], by which scores fall for each position of it (ALiBi); both
+        without softcap.
         """
         of, cached_keys, cached_values = self.cache.layers[layer], self.cache.keys[layer], self.cache.values[layer]
         out = queries.new_empty(*queries.shape[:2], of.value_dim)
@@ -123,7 +125,7 @@ class GatheredAttention:
                 for cached in (cached_keys, cached_values)
             )  # [R, num_kv_heads, S, D]
             if softcap is None:
-                mask = call.mask if bias is None else _biased(call, bias.to(query.dtype))
+                mask = call.mask if bias is None and slopes is None else _biased(call, bias, slopes).to(query.dtype)
                 result = _fused(query, key, value, mask, scale, sinks)
             else:
                 result = _capped(query, key, value, call.mask, scale, softcap, sinks)
@@ -152,8 +154,8 @@ class _Slots:
 class _Step:
     """The slots and the calls of one step, computed on first use: the same for all layers of a kind."""
 
-    def __init__(self, batch: InputBatch, cache: PagedCache) -> None:
-        self._batch, self._block_size, self._device = batch, cache.block_size, cache.device
+    def __init__(self, batch: InputBatch, cache: PagedCache, last_seen: I64) -> None:
+        self._batch, self._last_seen, self._block_size, self._device = batch, last_seen, cache.block_size, cache.device
         self._slots: dict[int, _Slots] = {}
         self._calls: dict[tuple[int, int | None, int | None], list[_Call]] = {}
 
@@ -194,7 +196,7 @@ class _Step:
         if chunk is not None:
             begin = np.maximum(begin, positions[first] // chunk * chunk)
         begin //= size
-        num_blocks = positions[first + length - 1] // size + 1 - begin
+        num_blocks = self._last_seen[first + length - 1] // size + 1 - begin
         # Rows of one kind differ by less than a factor of 2 in queries and √2 in keys.
         kind = np.ceil(np.log2(length)) * 256 + np.floor(2 * np.log2(num_blocks))
         order = np.argsort(kind, kind="stable")
@@ -209,7 +211,7 @@ class _Step:
                 blocks = np.where(nth < num_blocks[rows, None], table[request[rows, None], column], 0)  # [R, B]
                 key = (begin[rows, None] * size + np.arange(len(nth) * size))[:, None]  # [R, 1, B · size]
                 query = positions[tokens][:, :, None]  # [R, N, 1]
-                mask = key <= query
+                mask = key <= self._last_seen[tokens][:, :, None]
                 if window is not None:
                     mask &= key > query - window
                 if chunk is not None:
@@ -221,10 +223,15 @@ class _Step:
         return as_tensor(array, self._device)
 
 
-def _biased(call: _Call, bias: torch.Tensor) -> torch.Tensor:
+def _biased(call: _Call, bias: torch.Tensor | None, slopes: torch.Tensor | None) -> torch.Tensor:
     """The mask of a call as numbers that are added to the scores, with those of each distance."""
     distances = (call.positions[:, :, None] - call.key_positions[:, None]).clamp_min(0).long()  # [R, N, S]
-    return bias[:, distances].transpose(0, 1).masked_fill(~call.mask, float("-inf"))
+    if bias is None:
+        assert slopes is not None
+        added = -slopes.view(1, -1, 1, 1) * distances[:, None]
+    else:
+        added = bias[:, distances].transpose(0, 1)
+    return added.masked_fill(~call.mask, float("-inf"))
 
 
 def _fused(

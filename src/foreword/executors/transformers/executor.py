@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
+from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from foreword.arrays import F32, I32, I64
@@ -13,11 +18,18 @@ from foreword.batch import InputBatch, mrope_positions, prompt_embeds
 from foreword.errors import EngineError
 from foreword.executors.executor import Capability
 from foreword.executors.host import HostExecutor
+from foreword.executors.pooling import Pooler
 from foreword.executors.torch.attention import GatheredAttention
 from foreword.executors.torch.cache import PagedCache
+from foreword.executors.torch.loras import Loras, Parts, StepLoras
 from foreword.executors.torch.tensors import as_floats, as_tensor
 from foreword.executors.transformers.interface import forward, register, set_attention, unregister
 from foreword.executors.transformers.trace import Trace
+from foreword.models.lora import LoraAdapter
+from foreword.models.pooling import PoolingSpec
+
+DEEPSTACK = "deepstack_visual_embeds"
+"""The argument of a decoder whose first layers add features of images."""
 
 
 class TransformersExecutor(HostExecutor):
@@ -25,8 +37,9 @@ class TransformersExecutor(HostExecutor):
 
     trace: of the model. num_blocks, block_size: the KV pool; block ids are shared by all KV groups and block 0 is the
     null block. Keys and values have the model's dtype. first_position: the position of a first token. hidden_size: of
-    prompt embeddings, 0 if the model reads none. mrope_dims: of its M-RoPE positions, 0 for none. compile: with
-    torch.compile, all but attention.
+    prompt embeddings, 0 if the model reads none; extra_size: see `Executor`. mrope_dims: of its M-RoPE positions, 0 for
+    none. compile: with torch.compile, all but attention; steps with adapters, of pooling requests, or with vectors for
+    several layers are not compiled. pooling: of pooling requests, None if there are none.
 
     The model's attention implementation is this executor's until `close`.
     """
@@ -40,16 +53,28 @@ class TransformersExecutor(HostExecutor):
         block_size: int,
         first_position: int = 0,
         hidden_size: int = 0,
+        extra_size: int = 0,
         mrope_dims: int = 0,
         compile: bool = False,
+        pooling: PoolingSpec | None = None,
     ) -> None:
-        super().__init__()
-        self.hidden_size, self.mrope_dims = hidden_size, mrope_dims
+        super().__init__(pooler=None if pooling is None else Pooler(pooling, {}))
+        self.hidden_size, self.extra_size, self.mrope_dims = hidden_size, extra_size, mrope_dims
         if hidden_size:
             self.capabilities |= {Capability.PROMPT_EMBEDS}
         if mrope_dims:
             self.capabilities |= {Capability.MROPE}
         self.model, self.trace, self.first_position = model, trace, first_position
+        self._layers = {name: model.get_submodule(name) for name in trace.linear}
+        products: dict[Parts, tuple[tuple[int, ...], int]] = {
+            (name,): ((outputs,), inputs) for name, (outputs, inputs) in trace.linear.items()
+        }
+        self._loras = Loras(products, model.device, model.dtype)
+        if products:
+            self.capabilities |= {Capability.LORA}
+        if pooling is not None and model.base_model is not model:
+            self.capabilities |= {Capability.POOLING}
+        self._last = torch.zeros(0)  # hidden states of the last step with pooling requests
         self.cache = PagedCache(
             trace.layers,
             num_blocks=num_blocks,
@@ -81,16 +106,15 @@ class TransformersExecutor(HostExecutor):
     def compute(self, batch: InputBatch, logits_indices: I64) -> F32:
         """See `HostExecutor.compute`."""
         device, T = self.model.device, batch.num_tokens
-        self.attention.begin(batch)
         self._num_calls = 0
         if self.mrope_dims:
             positions = as_tensor(mrope_positions(batch, self.mrope_dims)[:, :T], device)[:, None]
         else:
             positions = as_tensor(batch.positions[:T], device)[None]
-        with torch.inference_mode():
+        with torch.inference_mode(), self._inputs(batch) as (tokens, hooks):
             logits = forward(
-                self._run,
-                **self._tokens(batch),
+                self.model if hooks else self._run,
+                **tokens,
                 position_ids=positions + self.first_position if self.first_position else positions,
                 logits_to_keep=as_tensor(logits_indices, device),
             )
@@ -98,16 +122,54 @@ class TransformersExecutor(HostExecutor):
             raise EngineError(f"the model attended {self._num_calls} times in a step, not {len(self.trace.calls)}")
         return as_floats(logits)
 
-    def _tokens(self, batch: InputBatch) -> dict[str, torch.Tensor]:
-        """The step's tokens, or vectors where some of them are prompt embeddings."""
+    def hidden_states(self, tokens: I64) -> F32:
+        """See `HostExecutor.hidden_states`."""
+        return as_floats(self._last[as_tensor(tokens, self._last.device)])
+
+    def load_lora(self, lora_id: int, adapter: LoraAdapter) -> int:
+        """See `LoraExecutor.load_lora`. Its factors are held in the model's dtype."""
+        return self._loras.load(lora_id, adapter)
+
+    def drop_lora(self, lora_id: int) -> None:
+        """See `LoraExecutor.drop_lora`."""
+        self._loras.drop(lora_id)
+
+    def _keep_hidden_states(self, _: torch.nn.Module, __: object, output: Any) -> None:
+        self._last = output[0][0]
+
+    @contextmanager
+    def _inputs(self, batch: InputBatch) -> Iterator[tuple[dict[str, torch.Tensor], list[RemovableHandle]]]:
+        """Begin attention. In the block, the step's tokens, or vectors where some of them are prompt embeddings, and
+        hooks of the model for what else it needs. PlanError for a number without an adapter.
+        """
+        hooks: list[RemovableHandle] = []
+        try:
+            if (loras := self._loras.of_step(batch)) is not None:
+                hooks += [_with_lora(layer, loras, name) for name, layer in self._layers.items()]
+            if batch.states.extras.pooling_params:
+                hooks.append(self.model.base_model.register_forward_hook(self._keep_hidden_states))
+            yield self._tokens(batch, hooks), hooks
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _tokens(self, batch: InputBatch, hooks: list[RemovableHandle]) -> dict[str, torch.Tensor]:
         ids = as_tensor(batch.input_ids[: batch.num_tokens], self.model.device).long()[None]
-        if batch.states.extras.prompt_embeds:
-            tokens, embeds = prompt_embeds(batch, self.hidden_size)
-            if len(tokens):
-                vectors = self.model.get_input_embeddings()(ids)
-                vectors[0, as_tensor(tokens, vectors.device)] = as_tensor(embeds, vectors.device).to(vectors.dtype)
-                return {"inputs_embeds": vectors}
-        return {"input_ids": ids}
+        tokens, embeds = prompt_embeds(batch, self.hidden_size + self.extra_size)
+        last_seen = None
+        if len(tokens) and self.extra_size:
+            last_seen = batch.positions[: batch.num_tokens].copy()
+            last_seen[tokens] += embeds[:, -1].astype(np.int32)
+        self.attention.begin(batch, last_seen)
+        if not len(tokens):
+            return {"input_ids": ids}
+        vectors, at = self.model.get_input_embeddings()(ids), as_tensor(tokens, ids.device)
+        first, *deep = as_tensor(embeds, ids.device).to(vectors.dtype).split(self.hidden_size, 1)
+        vectors[0, at] = first
+        if len(deep) > 1:  # the last one is what `last_seen` was made of
+            is_vector = torch.zeros(ids.shape, dtype=torch.bool, device=ids.device).index_fill_(1, at, True)
+            hooks.append(_with_deepstack(self.model, is_vector, deep[:-1]))
+        return {"inputs_embeds": vectors}
 
     def _attend(
         self,
@@ -120,6 +182,7 @@ class TransformersExecutor(HostExecutor):
         softcap: float | None = None,
         s_aux: torch.Tensor | None = None,
         sinks: torch.Tensor | None = None,
+        alibi_slopes: torch.Tensor | None = None,
         **_: Any,
     ) -> tuple[torch.Tensor, None]:
         """The next call of this step, in place of the model's own attention. See `register`."""
@@ -135,6 +198,7 @@ class TransformersExecutor(HostExecutor):
             chunk=call.mask.chunk,
             softcap=softcap,
             sinks=sinks if s_aux is None else s_aux,
+            slopes=alibi_slopes,
         )
         return out[None], None
 
@@ -147,5 +211,27 @@ class TransformersExecutor(HostExecutor):
         self.cache.zero_blocks(blocks)
 
 
-def _no_mask(**_: Any) -> None:
-    """The calls' masks are known from the trace."""
+def _with_lora(layer: torch.nn.Module, loras: StepLoras, name: str) -> RemovableHandle:
+    """The layer adds what the adapters change in it."""
+
+    def add(_: torch.nn.Module, args: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
+        loras.add(out[0], args[0][0], (name,))
+
+    return layer.register_forward_hook(add)
+
+
+def _with_deepstack(model: PreTrainedModel, places: torch.Tensor, features: Sequence[torch.Tensor]) -> RemovableHandle:
+    """The first layers of the model's decoder add features [N, hidden] at places bool [1, T]."""
+
+    def add(
+        _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return args, kwargs | {"visual_pos_masks": places, DEEPSTACK: features}
+
+    parts = (part for part in model.modules() if DEEPSTACK in inspect.signature(part.forward).parameters)
+    return next(parts).register_forward_pre_hook(add, with_kwargs=True)
+
+
+def _no_mask(**_: Any) -> torch.Tensor:
+    """A tensor that is not read: the calls' masks are known from the trace."""
+    return torch.empty(0, dtype=torch.bool)

@@ -39,7 +39,10 @@ def text_attention(config: PreTrainedConfig, name: str) -> str | dict[str, str]:
 def set_attention(model: PreTrainedModel, name: str) -> str:
     """Set the attention implementation of the decoder. Returns the one before."""
     before: str = model.config.get_text_config(decoder=True)._attn_implementation
-    model.set_attn_implementation(text_attention(model.config, name))
+    if type(model)._can_set_attn_implementation():
+        model.set_attn_implementation(text_attention(model.config, name))
+    else:  # connected layers read the configuration
+        model.config._attn_implementation = name
     return before
 
 

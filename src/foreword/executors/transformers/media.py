@@ -18,7 +18,7 @@ import transformers
 from transformers import PreTrainedModel
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 
-from foreword.arrays import F32, I32
+from foreword.arrays import F32, I32, I64, Bools
 from foreword.errors import ModelError, RequestError
 from foreword.executors.torch.tensors import as_floats
 from foreword.media.encoder import MediaPrompt
@@ -33,8 +33,9 @@ OF_TEXT = frozenset({"input_ids", "attention_mask", "mm_token_type_ids"})
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Encoded:
-    """A medium for the decoder. text: its placeholders, and what stands between them. vectors: [N, hidden], one for
-    each placeholder. grid: what the model's rule of positions reads of it.
+    """A medium for the decoder. text: its placeholders, and what stands between them. vectors: one for each
+    placeholder, [N, hidden]; [N, (1 + layers) hidden] where later layers add some, too. grid: what the model's rule of
+    positions reads of it.
     """
 
     text: str
@@ -53,6 +54,9 @@ class TransformersEncoder:
         self._model, self._core, self._cache_bytes = model, getattr(model, "model", model), cache_bytes
         self._rule = getattr(self._core, "get_rope_index", None)
         self._token_ids: dict[str, int] = {}
+        self._seeing_all: set[str] = set()
+        self._hidden_size = model.get_input_embeddings().weight.shape[1]
+        self._num_deep = 0  # layers of the decoder with vectors of their own
         self._cache: OrderedDict[str, _Encoded] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -70,6 +74,16 @@ class TransformersEncoder:
         """Take no media of this kind."""
         self.placeholders.pop(kind, None)
         self._token_ids.pop(kind, None)
+        self.see_all(kind, False)
+
+    def see_all(self, kind: str, sees_all: bool) -> None:
+        """Whether the vectors of a medium of this kind see each other."""
+        (self._seeing_all.add if sees_all else self._seeing_all.discard)(kind)
+
+    @property
+    def extra_size(self) -> int:
+        """See `Executor`. Known when media of every kind were encoded."""
+        return self._num_deep * self._hidden_size + 1 if self._num_deep or self._seeing_all else 0
 
     def prompt(self, text: str, media: Sequence[Medium], encode: Callable[[str], list[int]]) -> MediaPrompt:
         """See `MediaEncoder.prompt`."""
@@ -88,8 +102,10 @@ class TransformersEncoder:
         if len(vectors) != np.count_nonzero(~is_token):
             reason = f"the prompt has {np.count_nonzero(~is_token)} places for {len(vectors)} vectors"
             raise RequestError(None, "messages", f"{len(given)} parts", reason, "Check the text of the messages.")
-        embeds = np.zeros((len(token_ids), vectors.shape[1]), np.float32)
-        embeds[~is_token] = vectors
+        embeds = np.zeros((len(token_ids), self._hidden_size + self.extra_size), np.float32)
+        embeds[~is_token, : vectors.shape[1]] = vectors
+        for kind in self._seeing_all:
+            embeds[:, -1] += _following(np.array(token_ids) == self._token_ids[kind])
         return MediaPrompt(token_ids, is_token, embeds, *self._positions(token_ids, encoded))
 
     def processed(self, text: str, media: Sequence[Medium], **options: Any) -> Any:
@@ -127,9 +143,10 @@ class TransformersEncoder:
             [[placed]] = given["text_replacement_offsets"]
             with torch.inference_mode():
                 inputs = {name: value.to(self._model.device) for name, value in named(features, given).items()}
-                found = features(**inputs, return_dict=True).pooler_output
-                joined = torch.cat(list(found)) if isinstance(found, list | tuple) else found
-                vectors = as_floats(joined.flatten(0, -2)).copy()
+                found = features(**inputs, return_dict=True)
+                deep = getattr(found, "deepstack_features", None) or ()
+                vectors = np.concatenate([_joined(x) for x in (found.pooler_output, *deep)], 1)
+                self._num_deep = len(deep)
         except (MemoryError, RequestError):
             raise
         except Exception as error:  # of processors and encoders, of any kind
@@ -148,6 +165,19 @@ class TransformersEncoder:
         given = {"input_ids": torch.tensor([token_ids]), "mm_token_type_ids": torch.tensor(types), **grids}
         positions, delta = self._rule(**named(self._rule, given))
         return positions[:, 0].numpy().astype(np.int32), int(delta)
+
+
+def _joined(found: torch.Tensor | Sequence[torch.Tensor]) -> F32:
+    """The vectors [N, hidden] of an encoder's output."""
+    joined = found if isinstance(found, torch.Tensor) else torch.cat(list(found))
+    return as_floats(joined.flatten(0, -2))
+
+
+def _following(marked: Bools) -> I64:
+    """How many positions follow each one of a run of marked ones, up to its end; 0 elsewhere."""
+    places = np.arange(len(marked))
+    ends = np.minimum.accumulate(np.where(marked, len(marked), places)[::-1])[::-1]
+    return np.where(marked, ends - 1 - places, 0)
 
 
 def _counted(kinds: Sequence[str]) -> str:

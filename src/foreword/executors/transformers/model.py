@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -33,6 +33,7 @@ from foreword.executors.transformers.media import ARGUMENTS, TransformersEncoder
 from foreword.executors.transformers.trace import Trace, check_class, trace
 from foreword.executors.transformers.verify import Inputs, check_media, inputs_of
 from foreword.models.pooling import PoolingSpec
+from foreword.models.pooling_files import pooling_of
 from foreword.models.tokenizer import Tokenizer
 from foreword.models.weights import Weights
 
@@ -43,8 +44,8 @@ class TransformersModel:
 
     trace: how it attends; a `DecoderTrace` of an encoder–decoder, whose prompts ``encoder`` reads.
     inputs: what it reads besides tokens. media: its encoders, None for a model of text.
-    refused: kind of media → the reason why it does not take it. compile: its executor compiles it. weights: none that
-    Foreword reads.
+    refused: kind of media → the reason why it does not take it. compile: its executor compiles it. generates: False if
+    its files have no weights for logits. weights: none that Foreword reads.
     """
 
     module: PreTrainedModel
@@ -58,6 +59,7 @@ class TransformersModel:
     name: str
     path: Path
     compile: bool = False
+    generates: bool = True
     encoder: EncoderPromptReader | None = None
     pooling: PoolingSpec = field(default_factory=PoolingSpec)
     weights: Weights = field(default_factory=dict)
@@ -100,16 +102,19 @@ def load_transformers(
             check_class(kind, config)
         elif compile:
             raise ModelError("encoder–decoders are not compiled: leave compile out")
-        tokenizer = _tokenizer(folder, config)
+        tokenizer, kind_of_pooling = _tokenizer(folder, config), pooling_of(folder, "last")
         auto: Any = AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModelForMultimodalLM
-        module: PreTrainedModel = (of_encoder or auto).from_pretrained(
+        module: PreTrainedModel
+        module, loading = (of_encoder or auto).from_pretrained(
             folder,
             config=config,
             dtype=DTYPES.get(dtype, "auto"),
             attn_implementation=text_attention(config, "eager"),
             local_files_only=True,
             trust_remote_code=False,
+            output_loading_info=True,
         )
+        generates = _has_logits(module, loading["missing_keys"])
         module = module.eval().requires_grad_(False).to(target)
         if of_encoder is not None:
             reader = prompt_reader(folder, module, config.get_text_config(decoder=True).vocab_size)
@@ -137,8 +142,13 @@ def load_transformers(
         raise ModelError(f"{folder}: transformers cannot load it: {reason:.500}. Check the files") from error
     length -= inputs.first_position  # positions are rows of a table where they do not begin at 0
     media, refused = _media(folder, module, found, inputs, tokenizer, media_cache_bytes)
+    if media is not None:
+        inputs = inputs._replace(extra_size=media.extra_size)
     eos = tokenizer.eos_ids
-    return TransformersModel(module, found, inputs, media, refused, length, tokenizer, eos, name, folder, compile)
+    pooling = PoolingSpec(hidden_size=config.get_text_config(decoder=True).hidden_size, pooling=kind_of_pooling)
+    return TransformersModel(
+        module, found, inputs, media, refused, length, tokenizer, eos, name, folder, compile, generates, pooling=pooling
+    )
 
 
 def _media(
@@ -168,6 +178,16 @@ def _media(
     return encoder if encoder.placeholders else None, refused
 
 
+def _has_logits(module: PreTrainedModel, missing: Iterable[str]) -> bool:
+    """Whether the files have the weights of the logits. ModelError for other weights that they lack."""
+    head = module.get_output_embeddings()
+    of_head = [] if head is None else [id(weight) for weight in head.parameters()]
+    names = {name for name, weight in module.named_parameters() if id(weight) in of_head}
+    if others := sorted(set(missing) - names):
+        raise ModelError(f"its files lack {len(others)} weights, {others[0]} among them")
+    return not names & set(missing)
+
+
 def _first_line(error: Exception) -> str:
     text = error.reason if isinstance(error, RequestError) else str(error)
     return (text.strip().splitlines() or [type(error).__name__])[0]
@@ -188,7 +208,8 @@ def max_model_len(config: PreTrainedConfig) -> int:
     model is then used up to the length at which they begin to.
     """
     text = config.get_text_config(decoder=True)
-    length = getattr(text, "max_position_embeddings", None)
+    names = "max_position_embeddings", "max_seq_len", "seq_length"
+    length = next((value for name in names if (value := getattr(text, name, None)) is not None), None)
     if not isinstance(length, int) or length < 2:
         raise ModelError(f"its configuration has max_position_embeddings = {length!r}")
     fixed = [

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,11 +13,14 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from foreword.errors import ModelError
 from foreword.executors.torch.cache import KVLayer
+from foreword.executors.transformers.connect import WITHOUT_POSITIONS, connect, why_not
 from foreword.executors.transformers.interface import attention_of, forward, register, unregister
 from foreword.models.spec import KVGroupSpec, grouped_layers
 
 NUM_TOKENS = 5
-UNDERSTOOD = frozenset({"scaling", "dropout", "sliding_window", "softcap", "s_aux", "sinks", "is_causal"})
+UNDERSTOOD = frozenset(
+    {"scaling", "dropout", "sliding_window", "softcap", "s_aux", "sinks", "is_causal", "own_window", "alibi_slopes"}
+)
 """Arguments of a call of attention. Those that merely repeat what the executor knows: `REPEATED`."""
 REPEATED = frozenset(
     {"position_ids", "use_cache", "output_attentions", "output_hidden_states", "return_dict", "cache_position"}
@@ -54,12 +58,14 @@ class Trace:
     """What an executor needs to know of a model.
 
     calls: in the order of a forward pass. layers, groups: keys and values of those that write, and their KV groups.
+    linear: outputs and inputs of the linear layers that compute every token of a step in its place, by their names.
     """
 
     calls: tuple[AttentionCall, ...]
     layers: tuple[KVLayer, ...]
     groups: tuple[KVGroupSpec, ...]
     vocab_size: int
+    linear: Mapping[str, tuple[int, int]] = field(default_factory=dict, kw_only=True)
 
     def kv_groups(self) -> tuple[KVGroupSpec, ...]:
         """See `foreword.executors.groups.HasKVGroups`."""
@@ -69,11 +75,13 @@ class Trace:
 def trace(model: PreTrainedModel, max_model_len: int) -> Trace:
     """See `Trace`. ModelError, with the reason, for a model that paged attention cannot serve."""
     check_class(type(model), model.config)
+    connect(model)
     recorder = _Recorder(max_model_len)
     name = f"foreword_trace_{id(recorder):x}"
+    linear = {name: part for name, part in model.named_modules() if isinstance(part, torch.nn.Linear)}
     register(name, recorder.attend, recorder.make_mask)
     try:
-        with torch.inference_mode(), attention_of(model, name):
+        with torch.inference_mode(), attention_of(model, name), _shapes_of(linear) as shapes:
             ids = torch.arange(1, 1 + NUM_TOKENS, device=model.device)[None]
             positions = torch.arange(NUM_TOKENS, device=model.device)[None]
             logits = forward(model, input_ids=ids, position_ids=positions)
@@ -86,7 +94,27 @@ def trace(model: PreTrainedModel, max_model_len: int) -> Trace:
     groups = grouped_layers((mask.window, False) for mask in recorder.masks)
     place = {layer: (g, slot) for g, group in enumerate(groups) for slot, layer in enumerate(group.layers)}
     layers = tuple(KVLayer(*place[i], *shape) for i, shape in enumerate(recorder.shapes))
-    return Trace(tuple(recorder.calls), layers, groups, logits.shape[-1])
+    in_place = {
+        name: (linear[name].out_features, linear[name].in_features)
+        for name, of_calls in shapes.items()
+        if of_calls == {(1, NUM_TOKENS)} and linear[name] is not model.get_output_embeddings()
+    }
+    return Trace(tuple(recorder.calls), layers, groups, logits.shape[-1], linear=in_place)
+
+
+@contextmanager
+def _shapes_of(modules: Mapping[str, torch.nn.Module]) -> Iterator[dict[str, set[tuple[int, ...]]]]:
+    """The shapes, without the last dimension, of what each module reads in the block."""
+    shapes: dict[str, set[tuple[int, ...]]] = {name: set() for name in modules}
+
+    def keep(name: str, args: tuple[torch.Tensor, ...]) -> None:
+        shapes[name].add(tuple(args[0].shape[:-1]) if args else ())
+
+    with ExitStack() as hooks:
+        for name, module in modules.items():
+            handle = module.register_forward_pre_hook(lambda _, args, name=name: keep(name, args))
+            hooks.callback(handle.remove)
+        yield shapes
 
 
 def check_class(kind: type[PreTrainedModel], config: PreTrainedConfig) -> None:
@@ -97,11 +125,11 @@ def check_class(kind: type[PreTrainedModel], config: PreTrainedConfig) -> None:
         raise ModelError("it is an encoder–decoder")
     if getattr(kind, "_is_stateful", False):
         raise ModelError("it keeps recurrent states, which are outside the attention interface")
-    if not kind._can_set_attn_implementation():
-        raise ModelError("its layers do not use the attention interface")
+    if not kind._can_set_attn_implementation() and (reason := why_not(config)) is not None:
+        raise ModelError(reason)
     if others := sorted(set(layers) - ATTENDING):
         raise ModelError(f"its layers of type {', '.join(others)} keep states, or attend by rules of their own")
-    if "position_ids" not in parameters:
+    if "position_ids" not in parameters and config.model_type not in WITHOUT_POSITIONS:
         raise ModelError("it counts positions by itself: it takes no position_ids")
     if "logits_to_keep" not in parameters:
         raise ModelError("it computes the logits of all tokens: it takes no logits_to_keep")
@@ -148,6 +176,8 @@ class _Recorder:
         if (known := self._made.get(attention_mask.data_ptr())) is None or known[0].shape != attention_mask.shape:
             raise ModelError("it builds its own attention masks")
         mask = kind_of(known[1], self.max_model_len, query.device)
+        if (own := arguments.get("own_window")) is not None and own < self.max_model_len:
+            mask = Mask(window=own)
         window = arguments.get("sliding_window")
         if window is not None and window != mask.window and not (mask.window is None and window >= self.max_model_len):
             raise ModelError(f"a layer has the sliding window {window} and the mask {mask}")

@@ -35,6 +35,7 @@ class Inputs(NamedTuple):
     first_position: int
     hidden_size: int
     mrope_dims: int
+    extra_size: int = 0
 
 
 def inputs_of(model: PreTrainedModel, trace: Trace, mrope_dims: int = 0) -> Inputs:
@@ -72,8 +73,9 @@ def check_media(
     kind: str,
     encode: Callable[[str], list[int]],
 ) -> None:
-    """ModelError unless chunked steps of a prompt with two images, or a sound, give the logits of the model's own
-    forward pass, both inside these and after them. encode: of a text without special tokens of its own.
+    """ModelError unless steps of a prompt with two images, or a sound, give the logits of the model's own forward pass,
+    both inside these and after them; in chunks, or with each of them in one step, whose vectors then see each other.
+    encode: of a text without special tokens of its own.
     """
     if not inputs.hidden_size:
         raise ModelError("it takes no vectors in place of tokens")
@@ -89,24 +91,31 @@ def check_media(
         given = {name: value.to(model.device) for name, value in named(model.forward, own).items()}
         kept = torch.tensor(wanted, device=model.device)
         expected = _floats(forward(model, **given, logits_to_keep=kept))
-    request = NewRequest(
-        "a",
-        prompt.token_ids,
-        (),
-        (1,),
-        prompt_embeds=prompt.embeds,
-        prompt_is_token_id=prompt.is_token,
-        mrope_positions=prompt.positions,
-        mrope_delta=prompt.mrope_delta,
-    )
     T = len(prompt.token_ids)
-    steps = [{"a": len(chunk)} for chunk in np.array_split(np.arange(T), 3)]
-    computed = _logits(model, trace, inputs, [request], steps, {"a": wanted})["a"]
-    furthest = max(distance(one, other) for one, other in zip(computed, expected, strict=True))
-    if furthest > _tolerance(model):
+    distances = []
+    for sees_all in (False, True):
+        encoder.see_all(kind, sees_all)
+        prompt = encoder.prompt(text, media, encode)
+        request = NewRequest(
+            "a",
+            prompt.token_ids,
+            (),
+            (1,),
+            prompt_embeds=prompt.embeds,
+            prompt_is_token_id=prompt.is_token,
+            mrope_positions=prompt.positions,
+            mrope_delta=prompt.mrope_delta,
+        )
+        ends = [*wanted[1:-1], T] if sees_all else [T // 3, 2 * T // 3, T]
+        steps = [{"a": n} for n in np.diff(ends, prepend=0).tolist()]
+        computed = _logits(
+            model, trace, inputs._replace(extra_size=encoder.extra_size), [request], steps, {"a": wanted}
+        )
+        distances.append(max(distance(one, other) for one, other in zip(computed["a"], expected, strict=True)))
+    encoder.see_all(kind, distances[1] < distances[0] / 2)
+    if min(distances) > _tolerance(model):
         raise ModelError(
-            f"with it its logits differ from those of its own forward pass, by {furthest:.2g} of their norm: it "
-            "attends to later parts of it, or reads it in several layers"
+            f"with it its logits differ from those of its own forward pass, by {min(distances):.2g} of their norm"
         )
 
 

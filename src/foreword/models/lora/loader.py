@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from foreword.errors import ModelError
-from foreword.models.families.base import Family
-from foreword.models.lora.adapter import FileStates, LoraAdapter
+from foreword.models.families.base import SAFETENSORS_NAMES, Family, Rows
+from foreword.models.lora.adapter import FileStates, LoraAdapter, Module, modules_of
 from foreword.models.lora.gguf import read_gguf_lora
 from foreword.models.lora.peft import CONFIG, WEIGHTS, read_peft
 from foreword.models.spec import DecoderSpec
@@ -19,9 +20,33 @@ def read_lora(path: str | Path, spec: DecoderSpec, family: Family) -> LoraAdapte
     path: a directory with adapter_config.json and adapter_model.safetensors, or a .gguf file. ModelError if it is
     missing or damaged, if its layers or shapes are not the model's, or if it needs what is not supported.
     """
-    path = Path(path)
+
+    def read(path: Path) -> LoraAdapter:
+        if not path.is_dir():
+            return read_gguf_lora(path, spec, family)
+        return read_peft(path, modules_of(spec, {**SAFETENSORS_NAMES, **family.names, **family.fused(spec)}))
+
+    return _read_unchanged(Path(path), read)
+
+
+def read_lora_by_names(path: str | Path, layers: Mapping[str, tuple[int, int]]) -> LoraAdapter:
+    """The same for a model whose weights have the names of its files. layers: outputs and inputs of the linear layers.
+
+    path: a directory. ModelError as `read_lora`.
+    """
+    modules = {name: Module(*sizes, ((name, Rows(name, 0, sizes[0])),)) for name, sizes in layers.items()}
+
+    def read(path: Path) -> LoraAdapter:
+        if not path.is_dir():
+            raise ModelError(f"{path}: is no directory. Models of transformers take adapters in PEFT's format")
+        return read_peft(path, modules)
+
+    return _read_unchanged(Path(path), read)
+
+
+def _read_unchanged(path: Path, read: Callable[[Path], LoraAdapter]) -> LoraAdapter:
     before = file_states(path)
-    adapter = read_peft(path, spec, family) if path.is_dir() else read_gguf_lora(path, spec, family)
+    adapter = read(path)
     if file_states(path) != before:
         raise ModelError(f"{path}: was changed while it was read. Load the adapter again")
     return replace(adapter, files=before)

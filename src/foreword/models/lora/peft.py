@@ -9,10 +9,8 @@ from pathlib import Path
 
 from foreword.errors import ModelError
 from foreword.models.config import Config, read_config
-from foreword.models.families.base import SAFETENSORS_NAMES, Family
-from foreword.models.lora.adapter import MAX_RANK, LoraAdapter, LoraPair, factors_of, modules_of, pairs_of
+from foreword.models.lora.adapter import MAX_RANK, LoraAdapter, LoraPair, Module, factors_of, pairs_of
 from foreword.models.safetensors import read_safetensors
-from foreword.models.spec import DecoderSpec
 
 try:
     import regex
@@ -33,19 +31,19 @@ _WITHOUT_EFFECT = {
 _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Ways to start training that change the base model's weights too."""
 _TENSOR = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default)?\.weight")
+_LAYER = re.compile(r".*\.[^.]*\.(\d+)\.")
 _PATTERN_SECONDS = 0.1
 
 
-def read_peft(folder: Path, spec: DecoderSpec, family: Family) -> LoraAdapter:
-    """The adapter of a directory. ModelError if a file is missing or damaged, if the adapter is of another model, or
-    needs what is not supported.
+def read_peft(folder: Path, modules: Mapping[str, Module]) -> LoraAdapter:
+    """The adapter of a directory, for a model with these linear layers by their names in it. ModelError if a file is
+    missing or damaged, if the adapter is of another model, or needs what is not supported.
     """
     config = read_config(folder / CONFIG)
     _check_supported(config)
     if not (folder / WEIGHTS).exists():
         raise ModelError(f"{folder}: has no {WEIGHTS}. Save the adapter with safetensors")
     path, tensors = folder / WEIGHTS, read_safetensors(folder / WEIGHTS)
-    modules = modules_of(spec, {**SAFETENSORS_NAMES, **family.names, **family.fused(spec)})
     found = factors_of(path, tensors, _TENSOR, modules, _SAVE_AGAIN)
     targets = _targets(config, modules)
     if missing := sorted(targets - found.keys()):
@@ -96,11 +94,13 @@ def _targets(config: Config, modules: Iterable[str]) -> set[str]:
             raise config.error(f"layers_to_transform {layers!r:.80} are not layers", _SAVE_AGAIN)
         if config.values.get("layers_pattern") not in (None, [], "layers", ["layers"]):
             raise config.error("layers_pattern is not supported, except 'layers'", _PLAIN)
-    return {
-        name
-        for name in modules
-        if chosen(name) and not excluded(name) and (not layers or int(name.split(".")[2]) in layers)
-    }
+    return {name for name in modules if chosen(name) and not excluded(name) and (not layers or _layer(name) in layers)}
+
+
+def _layer(name: str) -> int | None:
+    """The layer of a module; None for one that is in none."""
+    found = _LAYER.match(name)
+    return None if found is None else int(found[1])
 
 
 def _matcher(config: Config, key: str) -> Callable[[str], bool]:
