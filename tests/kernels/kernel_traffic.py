@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from foreword.batch import SamplingParams
+from foreword.batch import ContextParallel, SamplingParams
 from foreword.engine import Engine, engine_config
 from foreword.executors.groups import batch_groups
 from foreword.executors.host import HostExecutor
@@ -15,12 +15,16 @@ from foreword.models.spec import DecoderSpec
 BLOCK_SIZE = 16
 
 
-def engine(executor: HostExecutor, spec: DecoderSpec, *, num_blocks: int, **config: object) -> Engine:
+def engine(
+    executor: HostExecutor, spec: DecoderSpec, *, num_blocks: int, num_context_ranks: int = 1, **config: object
+) -> Engine:
+    cp = ContextParallel(num_context_ranks, 0) if num_context_ranks > 1 else None
     return Engine(
         executor,
         vocab_size=spec.vocab_size,
         max_model_len=200,
-        kv_groups=batch_groups(spec, BLOCK_SIZE),
+        kv_groups=batch_groups(spec, BLOCK_SIZE, context_parallel=cp is not None),
+        context_parallel=cp,
         num_blocks=num_blocks,
         config=engine_config({"block_size": BLOCK_SIZE, "check": "full", **config}),
     )

@@ -19,7 +19,7 @@ from typing import ClassVar
 import numpy as np
 
 from foreword.arrays import I64, Bools, Ints
-from foreword.batch.values.kv_groups import KVGroup
+from foreword.batch.values.kv_groups import ContextParallel, KVGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +95,14 @@ class RecurrentState(CacheGroup):
         return 1
 
 
-def cache_group(group: KVGroup) -> CacheGroup:
-    """The rules of a batch-layer group."""
+def cache_group(group: KVGroup, cp: ContextParallel | None = None) -> CacheGroup:
+    """The rules of a batch-layer group. A block of one that is spread over ranks has the tokens of all of them."""
     if group.recurrent:
         return RecurrentState(group.block_size)
+    block_size = group.block_size * (cp.size if cp is not None and group.context_parallel else 1)
     if group.sliding_window is None:
-        return FullAttention(group.block_size)
-    return SlidingWindow(group.block_size, group.sliding_window)
+        return FullAttention(block_size)
+    return SlidingWindow(block_size, group.sliding_window)
 
 
 def longest_common_hit(groups: Sequence[CacheGroup], present: Sequence[Bools], limit: int, unit: int) -> int:

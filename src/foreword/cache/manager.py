@@ -66,7 +66,7 @@ class KVCacheManager:
         on_event: Callable[[CacheEvent], None] | None = None,
     ) -> None:
         self.states = states
-        self.groups = tuple(cache_group(t.group) for t in states.block_tables)
+        self.groups = tuple(cache_group(t.group, t.context_parallel) for t in states.block_tables)
         sizes = [g.block_size for g in self.groups]
         self._node_blocks = tuple(size // math.gcd(*sizes) for size in sizes)
         self._node_tokens = math.gcd(*sizes)  # of a block of the tree

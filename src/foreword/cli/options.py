@@ -138,6 +138,15 @@ _EXECUTOR: dict[str, tuple[Any, object]] = {
         Annotated[int | None, typer.Option(min=1, max=1024, metavar="N", help="Torch: processes of the model.")],
         None,
     ),
+    "context_parallel_size": (
+        Annotated[
+            int | None,
+            typer.Option(
+                min=1, max=1024, metavar="N", help="Torch: processes that divide keys and values by position."
+            ),
+        ],
+        None,
+    ),
 }
 _ADAPTER: dict[str, tuple[Any, object]] = {
     "adapter": (

@@ -37,6 +37,10 @@ class AsyncLLM(AsyncEngine):
     def __repr__(self) -> str:
         return f"<AsyncLLM {self._name!r}: {self.num_unfinished} requests>"
 
+    def _end(self) -> None:
+        super()._end()
+        self.engine.executor.close()
+
     @property
     def tokenizer(self) -> Tokenizer:
         return self.model.tokenizer

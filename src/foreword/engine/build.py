@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
-from foreword.batch import KVGroup, RequestStates
+from foreword.batch import ContextParallel, KVGroup, RequestStates
 from foreword.cache import cache_group
 from foreword.engine.config import EngineConfig
 from foreword.engine.engine import Engine
@@ -36,22 +37,29 @@ ExecutorKind = Literal["auto", "native", "numpy", "torch", "transformers"]
 OPTIONS = {
     "native": ("num_threads", "weight_format", "kv_format"),
     "numpy": (),
-    "torch": ("num_threads", "device", "dtype", "tensor_parallel_size"),
+    "torch": ("num_threads", "device", "dtype", "tensor_parallel_size", "context_parallel_size"),
     "transformers": ("num_threads", "device", "dtype", "compile", "media_cache_bytes"),
 }
 """The options of each executor."""
+
+PARALLEL = ("tensor_parallel_size", "context_parallel_size")
+"""Those that divide a model among processes."""
 
 KV_BYTES = {"fp32": 4, "bf16": 2, "int8": 2}  # of one value, scales included
 
 
 @dataclass(frozen=True, slots=True)
 class PoolSize:
-    """The KV pool of a model. block_bytes: keys and values of one block in all its storage slots."""
+    """The KV pool of a model. block_bytes: keys and values of one block in all its storage slots, on all ranks.
+
+    context_parallel: the ranks that the groups are spread over.
+    """
 
     max_model_len: int
     kv_groups: tuple[KVGroup, ...]
     block_bytes: int
     num_blocks: int
+    context_parallel: ContextParallel | None = None
 
 
 def encoder_config(spec: EncoderSpec, config: EngineConfig) -> EngineConfig:
@@ -84,8 +92,9 @@ def build_encoder(
     if "kv_format" in options:
         raise ConfigError(f"kv_format={options['kv_format']!r}: an encoder has no KV cache; leave it out")
     kind = executor_kind(kind, options)
-    if (size := options.pop("tensor_parallel_size", 1)) != 1:
-        raise ConfigError(f"tensor_parallel_size={size}: an encoder runs in one process; leave it out")
+    for name in PARALLEL:
+        if (size := options.pop(name, 1)) != 1:
+            raise ConfigError(f"{name}={size}: an encoder runs in one process; leave it out")
     match kind:
         case "native":
             return NativeEncoderExecutor(spec, model.weights, model.pooling, **options)
@@ -96,23 +105,29 @@ def build_encoder(
     return EncoderExecutor(spec, model.weights, model.pooling)
 
 
-def pool_size(spec: DecoderSpec, config: EngineConfig, *, bytes_per_value: int = 4) -> PoolSize:
+def pool_size(
+    spec: DecoderSpec, config: EngineConfig, *, bytes_per_value: int = 4, context_parallel_size: int = 1
+) -> PoolSize:
     """Blocks for max_num_seqs requests of max_model_len, within kv_cache_bytes; ConfigError if no request fits.
 
     max_model_len: the spec's own unless configured. A longrope model can be configured for more; then all requests use
     the frequencies for long contexts (`DecoderSpec.for_length`).
-    block_bytes = 2 · storage slots · block_size · num_kv_heads · head_dim · bytes_per_value
+    block_bytes = 2 · storage slots · block_size · num_kv_heads · head_dim · bytes_per_value · context_parallel_size
+    context_parallel_size: a block has block_size tokens on each of so many ranks.
 
     A block of a model with recurrent layers holds their states, too: block_size is then the least multiple of the
     configured one with as many bytes of keys and values as a state has, or that holds a whole request.
     """
+    if context_parallel_size < 1:
+        raise ConfigError(f"context_parallel_size={context_parallel_size}: must be at least 1")
     length = _request_length(spec.max_model_len, spec.longest_model_len, config)
     token_bytes, state_bytes = 2 * spec.num_kv_heads * spec.head_dim * bytes_per_value, 4 * spec.state_size
     multiple = min(-(-state_bytes // (config.block_size * token_bytes)), -(-length // config.block_size))
     block_size = config.block_size * max(multiple, 1)
-    groups = batch_groups(spec, block_size)
-    block_bytes = spec.num_slots * max(block_size * token_bytes, state_bytes)
-    return _pool_of(length, groups, block_bytes, config)
+    cp = ContextParallel(context_parallel_size, 0) if context_parallel_size > 1 else None
+    groups = batch_groups(spec, block_size, context_parallel=cp is not None)
+    block_bytes = context_parallel_size * spec.num_slots * max(block_size * token_bytes, state_bytes)
+    return _pool_of(length, groups, block_bytes, config, cp)
 
 
 def transformers_pool(model: TransformersModel, config: EngineConfig) -> PoolSize:
@@ -154,18 +169,24 @@ def _request_length(usual: int, longest: int, config: EngineConfig) -> int:
     return length
 
 
-def _pool_of(length: int, groups: tuple[KVGroup, ...], block_bytes: int, config: EngineConfig) -> PoolSize:
+def _pool_of(
+    length: int,
+    groups: tuple[KVGroup, ...],
+    block_bytes: int,
+    config: EngineConfig,
+    context_parallel: ContextParallel | None = None,
+) -> PoolSize:
     chunk = min(length, config.scheduler.max_num_batched_tokens)
-    one = sum(cache_group(g).most_blocks(length, chunk) for g in groups)
+    one = sum(cache_group(g, context_parallel).most_blocks(length, chunk) for g in groups)
     if config.num_blocks is not None:
-        return PoolSize(length, groups, block_bytes, config.num_blocks)
+        return PoolSize(length, groups, block_bytes, config.num_blocks, context_parallel)
     num_blocks = min(1 + one * config.scheduler.max_num_seqs, config.kv_cache_bytes // block_bytes)
     if num_blocks < 1 + one:
         raise ConfigError(
             f"kv_cache_bytes={config.kv_cache_bytes}: one request of max_model_len={length} tokens needs "
             f"{(1 + one) * block_bytes}; give that many, or lower max_model_len"
         )
-    return PoolSize(length, groups, block_bytes, num_blocks)
+    return PoolSize(length, groups, block_bytes, num_blocks, context_parallel)
 
 
 def load(model: str, kind: ExecutorKind = "auto", **options: Any) -> LoadedModel | TransformersModel:
@@ -208,11 +229,11 @@ def build_executor(model: LoadedModel, size: PoolSize, kind: ExecutorKind = "aut
             return NativeExecutor(spec, model.weights, **common, **options)
         case "torch":
             from foreword.executors.torch.executor import TorchExecutor
-            from foreword.executors.torch.parallel import TensorParallelExecutor
+            from foreword.executors.torch.parallel import ParallelExecutor
 
-            if options.get("tensor_parallel_size", 1) != 1:
-                return TensorParallelExecutor(spec, model.weights, **common, **options)
-            options.pop("tensor_parallel_size", None)
+            sizes = {name: options.pop(name, 1) for name in PARALLEL}
+            if any(size != 1 for size in sizes.values()):
+                return ParallelExecutor(spec, model.weights, **sizes, **common, **options)
             return TorchExecutor(spec, model.weights, **common, **options)
     return NumpyExecutor(spec, model.weights, **common)
 
@@ -325,18 +346,30 @@ def build_engine(
             pooling=model.pooling,
             generates=False,
         )
-    size = pool_size(model.decoder, config, bytes_per_value=kv_bytes(model, executor, options))
-    return _decoder_engine(
-        model,
-        runs_on or build_executor(model, size, executor, **options),
-        size,
+    size = pool_size(
+        model.decoder,
         config,
-        vocab_size=model.spec.vocab_size,
-        drafter=_drafter(config, weight_bytes(model), executor, options),
-        observers=observers,
-        generates=model.decoder.has_logits,
-        read_lora=partial(read_lora, spec=model.decoder, family=model.family) if model.family else None,
+        bytes_per_value=kv_bytes(model, executor, options),
+        context_parallel_size=options.get("context_parallel_size", 1),
     )
+    with ExitStack() as after_error:
+        if runs_on is None:
+            runs_on = build_executor(model, size, executor, **options)
+            after_error.callback(runs_on.close)
+        engine = _decoder_engine(
+            model,
+            runs_on,
+            size,
+            config,
+            vocab_size=model.spec.vocab_size,
+            drafter=_drafter(config, weight_bytes(model), executor, options),
+            observers=observers,
+            generates=model.decoder.has_logits,
+            read_lora=partial(read_lora, spec=model.decoder, family=model.family) if model.family else None,
+            context_parallel=size.context_parallel,
+        )
+        after_error.pop_all()
+    return engine
 
 
 def _decoder_engine(
@@ -371,7 +404,7 @@ def _drafter(
         return None
     draft = load_model(config.speculation.model)
     relative_cost = weight_bytes(draft) / target_bytes
-    own = {name: value for name, value in options.items() if name != "tensor_parallel_size"}
+    own = {name: value for name, value in options.items() if name not in PARALLEL}
     return partial(build_drafter, draft, config=config, relative_cost=relative_cost, kind=kind, **own)
 
 

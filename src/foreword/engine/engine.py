@@ -15,7 +15,7 @@ from typing import Unpack
 
 import numpy as np
 
-from foreword.batch import KVGroup, PoolingParams, RequestStates, SamplingParams, advance
+from foreword.batch import ContextParallel, KVGroup, PoolingParams, RequestStates, SamplingParams, advance
 from foreword.batch.proof.checker import CacheChecker
 from foreword.cache import KVCacheManager
 from foreword.engine.config import EngineConfig
@@ -65,18 +65,24 @@ class Engine:
         generates: bool = True,
         read_lora: ReadLora | None = None,
         encoder: EncoderPrompts | None = None,
+        context_parallel: ContextParallel | None = None,
     ) -> None:
         """num_blocks: the executor's pool. drafter: makes the drafter, in place of the configured method. grammars:
         compiles structured outputs. read_lora: reads an adapter of the executor's model.
         logits_processors: make the custom logits processors over the engine's state rows, in their order.
         pooling: what the executor's pooler does. generates: whether the model computes logits.
-        encoder: reads the prompts of an encoder–decoder.
+        encoder: reads the prompts of an encoder–decoder. context_parallel: the ranks that KV groups are spread over.
         """
         self.config = config = config or EngineConfig()
         if any(group.recurrent for group in kv_groups) and Capability.RECURRENT_STATE not in executor.capabilities:
             raise ConfigError(
                 f"kv_groups: {type(executor).__name__} does not support recurrent KV groups "
                 "(Capability.RECURRENT_STATE); use an executor that does"
+            )
+        if context_parallel is not None and Capability.CONTEXT_PARALLEL not in executor.capabilities:
+            raise ConfigError(
+                f"context_parallel: {type(executor).__name__} does not support KV groups spread over ranks "
+                "(Capability.CONTEXT_PARALLEL); use executor='torch' with context_parallel_size"
             )
         self.executor, self.clock = executor, clock
         self.pooling = pooling or PoolingSpec()
@@ -90,6 +96,7 @@ class Engine:
             max_model_len=max_model_len,
             vocab_size=vocab_size,
             kv_groups=list(kv_groups),
+            context_parallel=context_parallel,
             max_num_draft_tokens=max(most_forced, config.speculation.num_tokens if config.speculation else 0),
         )
         self.speculation = Speculation(states, config.speculation, drafter) if config.speculation else None
@@ -262,7 +269,7 @@ class Engine:
             self.loras.drop(name)
 
     def close(self) -> None:
-        """End its threads. The engine can be used again."""
+        """End its threads. The engine can be used again; its executor, which others may share, stays."""
         self.pipeline.close()
 
     # -- the step ----------------------------------------------------------------------------------------------------

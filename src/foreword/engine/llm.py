@@ -56,9 +56,9 @@ class LLM:
         "transformers" for a directory whose architecture Foreword does not have.
     observers: of the engine, from its start. loras: name → path of adapters that are loaded at once. media: limits of
         the images and sounds of conversations.
-    options: num_threads, weight_format and kv_format of the native executor; num_threads, device, dtype and
-        tensor_parallel_size of the torch one; the first three and compile of the transformers one; the fields of
-        `EngineConfig` and of its `SchedulerConfig`. ConfigError for any other name.
+    options: num_threads, weight_format and kv_format of the native executor; num_threads, device, dtype,
+        tensor_parallel_size and context_parallel_size of the torch one; the first three and compile of the
+        transformers one; the fields of `EngineConfig` and of its `SchedulerConfig`. ConfigError for any other name.
     """
 
     def __init__(
@@ -76,11 +76,15 @@ class LLM:
         config = engine_config(options, other_names=("executor", "observers", "loras", "media", *EXECUTOR_OPTIONS))
         self.model = load(model, executor, **own)
         self.engine: Engine = build_engine(self.model, config, executor=executor, observers=observers, **own)
-        for name, path in (loras or {}).items():
-            self.engine.load_lora(name, path)
-        self.media = Media(
-            getattr(self.model, "media", None), getattr(self.model, "refused", {}), media or MediaLimits()
-        )
+        try:
+            for name, path in (loras or {}).items():
+                self.engine.load_lora(name, path)
+            self.media = Media(
+                getattr(self.model, "media", None), getattr(self.model, "refused", {}), media or MediaLimits()
+            )
+        except BaseException:
+            self.engine.executor.close()
+            raise
         self._name, self._is_closed = model, False
         self._ids = count()
         self._running: list[RequestGroup] = []
@@ -100,12 +104,13 @@ class LLM:
         return f"<LLM {self._name!r} on {type(self.engine.executor).__name__}{state}>"
 
     def close(self) -> None:
-        """End its thread; the model can no longer be used, and its memory is freed with the object. Closing twice is
-        harmless.
+        """End its thread, and the processes of its ranks; the model can no longer be used, and its memory is freed with
+        the object. Closing twice is harmless.
         """
         with self._transaction:
             self._is_closed = True
             self.engine.close()
+            self.engine.executor.close()
 
     @property
     def tokenizer(self) -> Tokenizer:

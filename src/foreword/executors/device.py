@@ -101,6 +101,9 @@ class DeviceExecutor:
         if len(ops.copies):
             self.model.copy_blocks(ops.copies[:, 0].copy(), ops.copies[:, 1].copy())
 
+    def close(self) -> None:
+        """See `Executor.close`: it has no processes."""
+
     def _bind(self, batch: InputBatch) -> tuple[DeviceRows, DeviceSampler]:
         if self._rows is not None:
             raise ConfigError("a DeviceExecutor holds the rows of one engine: make one per engine")

@@ -22,6 +22,7 @@ class Capability(Enum):
     ENCODER = "encoder lengths"
     RECURRENT_STATE = "recurrent KV groups"
     GRAMMAR = "structured outputs"
+    CONTEXT_PARALLEL = "KV groups spread over ranks"
 
 
 class PendingStep(Protocol):
@@ -72,6 +73,10 @@ class Executor(Protocol):
 
     def apply_block_ops(self, ops: BlockOps) -> None:
         """Zero blocks, then copy blocks, in every layer. All copies are read before any is written."""
+        ...
+
+    def close(self) -> None:
+        """End the processes of its own, at once; no step runs afterwards. Closing twice is harmless."""
         ...
 
 

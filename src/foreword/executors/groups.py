@@ -14,9 +14,16 @@ class HasKVGroups(Protocol):
     def kv_groups(self) -> tuple[KVGroupSpec, ...]: ...
 
 
-def batch_groups(spec: HasKVGroups, block_size: int) -> tuple[KVGroup, ...]:
-    """One `KVGroup` for each of ``spec.kv_groups()``, all with this block size."""
+def batch_groups(spec: HasKVGroups, block_size: int, *, context_parallel: bool = False) -> tuple[KVGroup, ...]:
+    """One `KVGroup` for each of ``spec.kv_groups()``, all with this block size. context_parallel: whether those with
+    keys and values are spread over ranks.
+    """
     return tuple(
-        KVGroup(block_size, sliding_window=group.sliding_window, recurrent=group.recurrent)
+        KVGroup(
+            block_size,
+            sliding_window=group.sliding_window,
+            context_parallel=context_parallel and not group.recurrent,
+            recurrent=group.recurrent,
+        )
         for group in spec.kv_groups()
     )

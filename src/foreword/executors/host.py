@@ -55,6 +55,10 @@ class HostExecutor(ABC):
         """The hidden states [N, hidden] after the final norm at tokens of the last `compute`, until the next call."""
         raise PlanError(f"{type(self).__name__} has no hidden states", tensor="pooling_params", got=len(tokens))
 
+    def draw(self, batch: InputBatch, sampling: StepSampling) -> Sampled:
+        """Compute the batch and sample it."""
+        return self.sampler.sample(batch, self.compute(batch, batch.logits_indices), sampling)
+
     def zero_blocks(self, blocks: I32) -> None:
         """Fill whole blocks with zeros in every layer."""
         raise PlanError(f"{type(self).__name__} cannot zero blocks", tensor="block_ops.zero", got=blocks.tolist())
@@ -68,6 +72,9 @@ class HostExecutor(ABC):
         check_inputs(batch, self.capabilities)
         self.apply_block_ops(batch.block_ops)
         return HostStep(self, batch, sampling)
+
+    def close(self) -> None:  # noqa: B027 (few executors have processes)
+        """See `Executor.close`: it has no processes."""
 
     def apply_block_ops(self, ops: BlockOps) -> None:
         """See `Executor.apply_block_ops`."""
@@ -102,11 +109,10 @@ class HostStep:
         return replace(sampled, pooled=pooled, failures={**sampled.failures, **failures})
 
     def _sampled(self) -> Sampled:
-        executor, batch, sampling = self._executor, self._batch, self._sampling
-        own = batch.logits_indices
+        executor, batch, sampling, own = self._executor, self._batch, self._sampling, self._batch.logits_indices
         tokens = prompt_tokens(batch, sampling.metadata)
         if not len(tokens):
-            return executor.sampler.sample(batch, executor.compute(batch, own), sampling)
+            return executor.draw(batch, sampling)
         logits = executor.compute(batch, np.concatenate([own, tokens]))
         sampled = executor.sampler.sample(batch, logits[: len(own)], sampling)
         found = read_prompt_logprobs(batch, tokens, logits[len(own) :], executor.sampler.threads)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from foreword.arrays import F64, Ints
+from foreword.arrays import F64, I64, U64, Ints
 from foreword.batch.values.seeds import MASK, STRIDE, mix64
 
 PER_TOKEN = 0xBF58476D1CE4E5B9
@@ -22,11 +22,34 @@ def uniform_noise(seed: int, position: int, token_ids: Ints) -> F64:
     """
     x = token_ids.astype(np.uint64) * np.uint64(PER_TOKEN)
     x += np.uint64((seed + position * STRIDE) & MASK)
-    u: F64 = ((mix64(x) >> 40).astype(np.float64) + 0.5) * 2.0**-24
-    return u
+    return _uniform(x)
 
 
 def gumbel_noise(seed: int, position: int, token_ids: Ints) -> F64:
     """One Gumbel(0, 1) number per token, float64 [n]: −log(−log u) of `uniform_noise`."""
-    gumbel: F64 = -np.log(-np.log(uniform_noise(seed, position, token_ids)))
+    return _gumbel(uniform_noise(seed, position, token_ids))
+
+
+def gumbel_of_each(seeds: I64, positions: I64, token_ids: Ints) -> F64:
+    """`gumbel_noise` of each seed, position and token, float64 [n]."""
+    x = token_ids.astype(np.uint64) * np.uint64(PER_TOKEN)
+    x += seeds.view(np.uint64) + positions.view(np.uint64) * np.uint64(STRIDE)
+    return _gumbel(_uniform(x))
+
+
+def seeds_from(seeds: I64, first_token: int) -> I64:
+    """The seeds with which tokens 0, 1, … have the noise that ``first_token`` and the ones after it have with
+    ``seeds``.
+    """
+    shifted: I64 = (seeds.view(np.uint64) + np.uint64(first_token * PER_TOKEN & MASK)).view(np.int64)
+    return shifted
+
+
+def _uniform(x: U64) -> F64:
+    u: F64 = ((mix64(x) >> 40).astype(np.float64) + 0.5) * 2.0**-24
+    return u
+
+
+def _gumbel(u: F64) -> F64:
+    gumbel: F64 = -np.log(-np.log(u))
     return gumbel

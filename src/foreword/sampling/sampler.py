@@ -140,8 +140,17 @@ def _wanted_logprobs(batch: InputBatch, sampling: StepSampling, tokens: I32) -> 
 
 
 def _failures(batch: InputBatch, logits: F32, drawn: I32) -> dict[int, Failure]:
-    """The requests whose first token of this step could not be drawn; not those whose token is discarded anyway."""
+    """The errors of `failed_requests`."""
+    first = batch.cu_num_logits[:-1]
+    failed = failed_requests(batch, drawn)
+    return {b: NoTokenLeftError if has_choice(logits[first[b]]) else BadLogitsError for b in failed}
+
+
+def failed_requests(batch: InputBatch, drawn: I32) -> list[int]:
+    """The requests whose first token of this step, drawn[b], could not be drawn; not those whose token is discarded
+    anyway.
+    """
     first = batch.cu_num_logits[:-1]
     samples = batch.positions[batch.logits_indices[first]] + 1 >= batch.states.num_tokens[batch.idx_mapping]
-    failed = (samples & (drawn < 0)).nonzero()[0]
-    return {b: NoTokenLeftError if has_choice(logits[first[b]]) else BadLogitsError for b in failed.tolist()}
+    failed: list[int] = (samples & (drawn < 0)).nonzero()[0].tolist()
+    return failed

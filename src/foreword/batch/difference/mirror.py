@@ -65,12 +65,12 @@ def geometry(states: RequestStates) -> dict[str, Any]:
     }
 
 
-def states_of(geometry: Mapping[str, Any]) -> RequestStates:
-    """New states for the snapshot with this geometry. On a context-parallel group they are those of rank 0."""
+def states_of(geometry: Mapping[str, Any], *, rank: int = 0) -> RequestStates:
+    """New states for the snapshot with this geometry. rank: of a context-parallel group."""
     cp = geometry["context_parallel"]
     return RequestStates(
         kv_groups=[KVGroup(size, None, *rest) for size, *rest in geometry["kv_groups"]],
-        context_parallel=None if cp is None else ContextParallel(cp[0], 0, cp[1]),
+        context_parallel=None if cp is None else ContextParallel(cp[0], rank, cp[1]),
         **{name: geometry[name] for name in _SIZES},
     )
 

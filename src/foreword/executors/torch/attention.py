@@ -13,7 +13,9 @@ from torch.nn import functional as F
 
 from foreword.arrays import I64
 from foreword.batch import InputBatch
+from foreword.batch.state.block_table import BlockTable
 from foreword.executors.torch.cache import PagedCache
+from foreword.executors.torch.shard import Shard
 from foreword.executors.torch.tensors import as_tensor
 
 QUERIES_AT_ONCE = 128  # of a request, which bounds the mask and the scores
@@ -74,11 +76,12 @@ class _Call:
 class GatheredAttention:
     """`PagedAttention` for any device: keys and values are gathered, then go through PyTorch's fused attention.
 
-    Requests with similar numbers of queries and keys share a call.
+    Requests with similar numbers of queries and keys share a call. Of a KV group whose positions are spread over ranks,
+    each rank attends to its own keys; then the ranks of ``shard`` merge what they found.
     """
 
-    def __init__(self, cache: PagedCache) -> None:
-        self.cache = cache
+    def __init__(self, cache: PagedCache, shard: Shard | None = None) -> None:
+        self.cache, self._shard = cache, shard or Shard()
         self._step: _Step | None = None
 
     def begin(self, batch: InputBatch, last_seen: I64 | None = None) -> None:
@@ -109,10 +112,17 @@ class GatheredAttention:
     ) -> torch.Tensor:
         """See `PagedAttention.attend`. bias: [num_heads, D], what is added to the scores of keys by their distance to
         the query, which is below D; slopes: [num_heads], by which scores fall for each position of it (ALiBi); both
-        without softcap.
+        without softcap. None of sinks, bias and slopes where positions are spread over ranks.
         """
         of, cached_keys, cached_values = self.cache.layers[layer], self.cache.keys[layer], self.cache.values[layer]
-        out = queries.new_empty(*queries.shape[:2], of.value_dim)
+        is_spread = self._current.is_spread(of.group)
+        if is_spread:
+            assert sinks is None
+            assert bias is None
+            assert slopes is None
+            out = queries.new_empty(*queries.shape[:2], of.value_dim + 2, dtype=torch.float32)
+        else:
+            out = queries.new_empty(*queries.shape[:2], of.value_dim)
         for call in self._current.calls(of.group, window, chunk):
             query = queries[call.tokens].transpose(1, 2)  # [R, H, N, D]
             rows = len(call.tokens)
@@ -124,13 +134,21 @@ class GatheredAttention:
                 .to(query.dtype)
                 for cached in (cached_keys, cached_values)
             )  # [R, num_kv_heads, S, D]
-            if softcap is None:
+            if is_spread:
+                result = _partial(query, key, value, call.mask, scale, softcap)
+            elif softcap is None:
                 mask = call.mask if bias is None and slopes is None else _biased(call, bias, slopes).to(query.dtype)
                 result = _fused(query, key, value, mask, scale, sinks)
             else:
                 result = _capped(query, key, value, call.mask, scale, softcap, sinks)
             out[call.tokens] = result.transpose(1, 2)
-        return out
+        return self._merged(out).to(queries.dtype) if is_spread else out
+
+    def _merged(self, own: torch.Tensor) -> torch.Tensor:
+        """The attention outputs [T, num_heads, value_dim] of all keys, from those of this rank's keys (`_partial`)."""
+        largest = self._shard.max(own[..., -1:].contiguous())
+        total = self._shard.sum(own[..., :-1] * torch.exp(own[..., -1:] - largest))
+        return total[..., :-1] / total[..., -1:]
 
     @property
     def _current(self) -> _Step:
@@ -142,7 +160,7 @@ class GatheredAttention:
 class _Slots:
     """Where a step's tokens are written. tokens: those that are, None for all.
 
-    fresh_blocks: those whose first entry is written in this step, so that nothing of their content is in use.
+    fresh_blocks: those whose first position is computed in this step, so that nothing of their content is in use.
     """
 
     tokens: torch.Tensor | None
@@ -159,15 +177,24 @@ class _Step:
         self._slots: dict[int, _Slots] = {}
         self._calls: dict[tuple[int, int | None, int | None], list[_Call]] = {}
 
+    def is_spread(self, group: int) -> bool:
+        """Whether ranks share the positions of a KV group."""
+        return self._batch.states.block_tables[group].context_parallel is not None
+
     def slots_of(self, group: int) -> _Slots:
         """The slots of a KV group."""
         if group not in self._slots:
-            slots, tokens = self._batch.slot_mapping[group][: self._batch.num_tokens], None
+            batch, tokens = self._batch, None
+            slots, positions = (x[: batch.num_tokens] for x in (batch.slot_mapping[group], batch.positions))
             if len(slots) and slots.min() < 0:
                 tokens = self._tensor(np.flatnonzero(slots >= 0))
                 slots = slots[slots >= 0]
             blocks, offsets = np.divmod(slots.astype(np.int64), self._block_size)
-            self._slots[group] = _Slots(tokens, *map(self._tensor, (blocks, offsets, blocks[offsets == 0])))
+            column, at = np.divmod(positions, batch.states.block_tables[group].tokens_per_block)
+            first = np.flatnonzero(at == 0)
+            request = np.searchsorted(batch.query_start_loc[1 : batch.num_reqs + 1], first, side="right")
+            fresh = batch.block_table[group][request, column[first]].astype(np.int64)
+            self._slots[group] = _Slots(tokens, *map(self._tensor, (blocks, offsets, fresh)))
         return self._slots[group]
 
     def calls(self, group: int, window: int | None, chunk: int | None) -> list[_Call]:
@@ -188,7 +215,8 @@ class _Step:
         return request, starts[request] + done, np.minimum(lengths[request] - done, QUERIES_AT_ONCE)
 
     def _make_calls(self, group: int, window: int | None, chunk: int | None) -> Iterator[_Call]:
-        size, positions = self._block_size, self._batch.positions
+        table, positions = self._batch.states.block_tables[group], self._batch.positions
+        size, within = table.tokens_per_block, _positions_within(table)
         request, first, length = self._rows
         begin = np.zeros_like(first)  # the first key that a row sees
         if window is not None:
@@ -201,15 +229,16 @@ class _Step:
         kind = np.ceil(np.log2(length)) * 256 + np.floor(2 * np.log2(num_blocks))
         order = np.argsort(kind, kind="stable")
         for same in np.split(order, np.flatnonzero(np.diff(kind[order])) + 1):
-            at_once = max(1, KEYS_AT_ONCE // int(num_blocks[same].max() * size))
+            at_once = max(1, KEYS_AT_ONCE // int(num_blocks[same].max() * len(within)))
             for rows in np.split(same, range(at_once, len(same), at_once)):
                 offsets = np.minimum(np.arange(length[rows].max()), length[rows, None] - 1)
                 tokens = first[rows, None] + offsets  # [R, N]
                 nth = np.arange(num_blocks[rows].max())
-                table = self._batch.block_table[group]
-                column = np.minimum(begin[rows, None] + nth, table.shape[1] - 1)
-                blocks = np.where(nth < num_blocks[rows, None], table[request[rows, None], column], 0)  # [R, B]
-                key = (begin[rows, None] * size + np.arange(len(nth) * size))[:, None]  # [R, 1, B · size]
+                ids = self._batch.block_table[group]
+                column = np.minimum(begin[rows, None] + nth, ids.shape[1] - 1)
+                blocks = np.where(nth < num_blocks[rows, None], ids[request[rows, None], column], 0)  # [R, B]
+                start = (begin[rows, None] + nth) * size
+                key = (start[:, :, None] + within).reshape(len(rows), 1, -1)  # [R, 1, B · block_size]
                 query = positions[tokens][:, :, None]  # [R, N, 1]
                 mask = key <= self._last_seen[tokens][:, :, None]
                 if window is not None:
@@ -221,6 +250,15 @@ class _Step:
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
         return as_tensor(array, self._device)
+
+
+def _positions_within(table: BlockTable) -> I64:
+    """The positions of a block's entries, from its first position on: int64 [block_size]."""
+    entries, cp = np.arange(table.group.block_size), table.context_parallel
+    if cp is None:
+        return entries
+    run, at = np.divmod(entries, cp.interleave)
+    return (run * cp.size + cp.rank) * cp.interleave + at
 
 
 def _biased(call: _Call, bias: torch.Tensor | None, slopes: torch.Tensor | None) -> torch.Tensor:
@@ -270,12 +308,37 @@ def _capped(
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     """Attention with capped scores, which no fused kernel has. [R, H, N, value_dim]"""
-    per_key = query.shape[1] // key.shape[1]
-    grouped = query.unflatten(1, (-1, per_key))  # [R, num_kv_heads, G, N, D]
-    scores = (grouped @ key[:, :, None].transpose(-1, -2)).float() * scale
-    scores = (softcap * torch.tanh(scores / softcap)).masked_fill(~mask[:, :, None], float("-inf"))
+    scores = _scores(query, key, mask, scale, softcap)
     if sinks is not None:
-        sink = sinks.float().view(1, -1, per_key, 1, 1).expand(*scores.shape[:-1], 1)
+        sink = sinks.float().view(1, *scores.shape[1:3], 1, 1).expand(*scores.shape[:-1], 1)
         scores = torch.cat([scores, sink], -1)
     weights = torch.softmax(scores, -1)[..., : key.shape[2]]
     return (weights.to(value.dtype) @ value[:, :, None]).flatten(1, 2)
+
+
+def _partial(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor,
+    scale: float,
+    softcap: float | None,
+) -> torch.Tensor:
+    """Attention to some of the keys, which others' can be merged with. [R, H, N, value_dim + 2]: the sum of the values
+    weighted by exp(score − largest), the sum of the weights, and the largest score, −∞ where no key is seen.
+    """
+    scores = _scores(query, key, mask, scale, softcap)
+    largest = scores.amax(-1, keepdim=True)
+    weights = torch.exp(scores - largest.clamp_min(torch.finfo(torch.float32).min))
+    out = (weights.to(value.dtype) @ value[:, :, None]).float()
+    return torch.cat([out, weights.sum(-1, keepdim=True), largest], -1).flatten(1, 2)
+
+
+def _scores(
+    query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor, scale: float, softcap: float | None
+) -> torch.Tensor:
+    """The scores of keys, −∞ where the mask hides them: float32 [R, num_kv_heads, heads per key head, N, S]."""
+    grouped = query.unflatten(1, (key.shape[1], -1))
+    scores = (grouped @ key[:, :, None].transpose(-1, -2)).float() * scale
+    scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
+    return scores.masked_fill(~mask[:, :, None], float("-inf"))

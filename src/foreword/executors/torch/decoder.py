@@ -32,7 +32,6 @@ class Decoder:
             rows = load.shard.part(spec.vocab_size)
             tied = self.embed[rows.start : rows.stop]
             self.head = tied if spec.tie_embeddings else load("lm_head", split="outputs")
-        self.shard = load.shard
         ropes = {layer.rope for layer in spec.layers if layer.rope is not None}
         self.rotaries = {rope: Rotary(rope, spec.head_dim, load.device) for rope in ropes}
 
@@ -57,12 +56,9 @@ class Decoder:
         return norm(x, self.final_norm, self.spec.norm_eps)
 
     def logits(self, x: Tensor) -> Tensor:
-        """Logits [L, V] of the residual stream [L, hidden] at some tokens; on other ranks than the first, some columns
-        of them.
-        """
+        """Logits [L, V] of the residual stream [L, hidden] at some tokens: the rank's part of the vocabulary."""
         assert self.head is not None
-        own = linear(self.hidden_states(x), self.head)
-        return cap(self.shard.gather(own, self.spec.vocab_size), self.spec.final_softcap)
+        return cap(linear(self.hidden_states(x), self.head), self.spec.final_softcap)
 
 
 class Layer:
@@ -102,8 +98,12 @@ class Attention:
         self.spec, self.layer = spec, spec.layers[index]
         self.index = sum(layer.recurrent is None for layer in spec.layers[:index])  # in the cache
         names = ("q", "k", "v", "attn_gate") if spec.attn_gate else ("q", "k", "v")
-        self.inputs = load.linear(prefix, names, biases="qkv" if spec.qkv_bias else (), split="outputs")
-        self.output = load.linear(prefix, ["o"], split="inputs")
+        by_head = not load.shard.by_position
+        biases = "qkv" if spec.qkv_bias else ()
+        self.inputs = load.linear(prefix, names, biases=biases, split="outputs" if by_head else None)
+        self.output = load.linear(prefix, ["o"], split="inputs" if by_head else None)
+        q, k, v = map(len, self.inputs.outputs[:3])
+        self._ends = q + k, q + k + v  # of q with k, and of v, in the outputs of ``inputs``
         self.heads = spec.num_heads, spec.num_kv_heads
         self.qk_norm: Tensor | None = None  # [heads of q and k, head_dim]
         if spec.qk_norm:
@@ -124,12 +124,6 @@ class Attention:
             self.index, q, scale=spec.query_scale, window=self.layer.sliding_window, softcap=spec.attn_softcap
         ).flatten(1)
         return self.output(a * gate.sigmoid() if spec.attn_gate else a, step.loras)
-
-    @property
-    def _ends(self) -> tuple[int, int]:
-        """Where q with k ends in the outputs of ``inputs``, and where v ends."""
-        q, k, v = self.inputs.sizes[:3]
-        return q + k, q + k + v
 
 
 class Mlp:

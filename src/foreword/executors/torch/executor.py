@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -60,6 +59,7 @@ class TorchExecutor(HostExecutor):
         self.read_inputs_of(spec)
         self.spec = spec
         load = Loader(weights, device_of(device), dtype_of(dtype, weights), shard)
+        self.shard = load.shard
         own = load.shard.spec(spec)
         self.device = load.device
         self.decoder = Decoder(own, load)
@@ -72,18 +72,23 @@ class TorchExecutor(HostExecutor):
             device=load.device,
             recurrent=recurrent,
         )
-        self.attention = GatheredAttention(self.cache)
+        self.attention = GatheredAttention(self.cache, load.shard)
         products = [product for layer in self.decoder.layers for product in layer.products]
-        self._loras = Loras({p.parts: (p.sizes, p.weight.shape[1]) for p in products}, load.device, load.dtype)
+        self._loras = Loras({p.parts: (p.outputs, p.inputs) for p in products}, load.device, load.dtype)
         self._last = torch.zeros(0, spec.hidden_size, dtype=load.dtype, device=load.device)
 
     def compute(self, batch: InputBatch, logits_indices: I64) -> F32:
         """See `HostExecutor.compute`. PlanError for a number without an adapter; nothing was written then."""
         with torch.inference_mode():
-            self._last = self.decoder.forward(self._step(batch))
-            if not self.spec.has_logits:
-                return np.zeros((0, self.spec.vocab_size), np.float32)
-            return as_floats(self.decoder.logits(self._last[self._tensor(logits_indices)]))
+            own = self.own_logits(batch, logits_indices)
+            return as_floats(self.shard.gather(own, self.spec.vocab_size))
+
+    def own_logits(self, batch: InputBatch, logits_indices: I64) -> Tensor:
+        """`compute` without what other ranks have: the logits of this rank's part of the vocabulary."""
+        self._last = self.decoder.forward(self._step(batch))
+        if not self.spec.has_logits:
+            return self._last.new_empty(0, len(self.shard.part(self.spec.vocab_size)))
+        return self.decoder.logits(self._last[self._tensor(logits_indices)])
 
     def hidden_states(self, tokens: I64) -> F32:
         """See `HostExecutor.hidden_states`."""

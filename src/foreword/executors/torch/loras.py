@@ -68,11 +68,12 @@ class StepLoras:
 class Loras:
     """The adapters that an executor holds, in the order of their numbers.
 
-    products: parts → outputs of each part and inputs, of the products that adapters may change.
+    products: parts → the rows of each part that this rank has, and the columns, of the products that adapters may
+    change. The rank holds the same of the adapters' factors.
     """
 
     def __init__(
-        self, products: Mapping[Parts, tuple[tuple[int, ...], int]], device: torch.device, dtype: torch.dtype
+        self, products: Mapping[Parts, tuple[tuple[range, ...], range]], device: torch.device, dtype: torch.dtype
     ) -> None:
         self._products, self._device, self._dtype = products, device, dtype
         # One value, replaced in one assignment: an interrupt leaves the adapters as before a change or as after it.
@@ -83,8 +84,8 @@ class Loras:
         ids, factors = self._held
         at = bisect_left(ids, lora_id)
         size, grown = 0, {}
-        for parts, (sizes, num_inputs) in self._products.items():
-            new = self._fused(adapter, parts, sizes, num_inputs)
+        for parts, (outputs, inputs) in self._products.items():
+            new = self._fused(adapter, parts, outputs, inputs)
             size += new.a.nbytes + new.b.nbytes
             grown[parts] = factors[parts].insert(at, new) if ids else new
         self._held = [*ids[:at], lora_id, *ids[at:]], grown
@@ -114,16 +115,18 @@ class Loras:
         ends = np.searchsorted(of_tokens[tokens], ids, side="right").astype(np.int32)
         return StepLoras(factors, torch.from_numpy(tokens).to(self._device), torch.from_numpy(ends).to(self._device))
 
-    def _fused(self, adapter: LoraAdapter, parts: Parts, sizes: tuple[int, ...], num_inputs: int) -> Factors:
+    def _fused(self, adapter: LoraAdapter, parts: Parts, outputs: tuple[range, ...], inputs: range) -> Factors:
         """The factors of one adapter [1, …]: the outputs of a part are computed from its own ranks."""
         pairs = [adapter.pairs.get(part) for part in parts]
         rank = aligned(sum(pair.a.shape[0] for pair in pairs if pair))
-        a, b = np.zeros((1, rank, aligned(num_inputs)), np.float32), np.zeros((1, sum(sizes), rank), np.float32)
+        a = np.zeros((1, rank, aligned(len(inputs))), np.float32)
+        b = np.zeros((1, sum(map(len, outputs)), rank), np.float32)
         row = column = 0
-        for pair, outputs in zip(pairs, sizes, strict=True):
+        for pair, own in zip(pairs, outputs, strict=True):
             if pair is not None:
                 ranks = slice(column, column := column + pair.a.shape[0])
-                a[0, ranks, :num_inputs] = pair.a.dequantize()
-                b[0, row : row + outputs, ranks] = np.float32(pair.scale) * pair.b.dequantize()
-            row += outputs
+                a[0, ranks, : len(inputs)] = pair.a.dequantize()[:, inputs.start : inputs.stop]
+                rows = pair.b.dequantize()[own.start : own.stop]
+                b[0, row : row + len(own), ranks] = np.float32(pair.scale) * rows
+            row += len(own)
         return Factors(*(torch.from_numpy(x).to(self._device, self._dtype) for x in (a, b)))

@@ -1,78 +1,104 @@
-"""Tensor parallelism: the torch executor as rank 0, and a process for each further rank.
+"""Several ranks: the torch executor as rank 0, and a process for each further rank.
 
-A rank gets each step as its `StepDifference` over a socket, prepares the same batch and computes its shard.
+A rank gets each step as its `StepDifference`, prepares the same batch and computes its shard.
 """
 
 from __future__ import annotations
 
 import os
-import signal
-import socket
+import pickle
 import struct
-import subprocess
 import sys
 import weakref
 from contextlib import suppress
-from multiprocessing.connection import Connection, wait
-from threading import Thread, current_thread
+from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
 import torch
-from torch import distributed as dist
 
 from foreword.arrays import F32, I64
 from foreword.batch import InputBatch, InputBuffers, RequestStates
 from foreword.batch.difference import DifferenceRecorder, StepDifference, apply_difference
 from foreword.batch.difference.mirror import states_of
 from foreword.batch.step.tensors import buffers_of
-from foreword.errors import ConfigError, EngineError
+from foreword.errors import ConfigError
 from foreword.executors.executor import Capability
 from foreword.executors.host import HostStep
 from foreword.executors.torch.executor import TorchExecutor
+from foreword.executors.torch.packets import PacketReader, PacketRing
+from foreword.executors.torch.ranks import Ranks
 from foreword.executors.torch.shard import Shard
+from foreword.executors.torch.tensors import as_floats
+from foreword.models.lora import LoraAdapter
 from foreword.models.spec import DecoderSpec
 from foreword.models.weights import Weights
-from foreword.sampling import StepSampling
+from foreword.sampling import Sampled, StepSampling
+from foreword.sampling.parts import PartDraws, best_draws, can_be_divided
 
-_HEADER = struct.Struct("<qq")  # logits of the step, −1 for one that is not computed; capacity of its buffers
+_PREPARE, _COMPUTE, _DRAW, _CALL = range(4)  # what a packet asks for
+_HEADER = struct.Struct("<qqq")  # one of these; the number of logits_indices; the capacity of the step's buffers
 
 
-class TensorParallelExecutor(TorchExecutor):
-    """A `TorchExecutor` whose heads, MLPs and vocabulary are divided among ``tensor_parallel_size`` processes.
+class ParallelExecutor(TorchExecutor):
+    """A `TorchExecutor` whose MLPs, vocabulary and KV pool are divided among processes.
 
-    Options are those of `TorchExecutor`; num_threads is per rank, by default an equal part. LoRA is not supported.
-    The processes end with this object. After a rank has ended, or a step was interrupted, every step is an EngineError.
+    tensor_parallel_size: processes that have the keys and values of some heads each; the heads are divided, too.
+    context_parallel_size: processes that have those of some positions each, where the states have KV groups spread over
+    as many ranks. One of the two is 1. The other options are those of `TorchExecutor`; num_threads is per rank, by
+    default an equal part.
 
-    ConfigError for a size that does not divide the heads and for another device than the CPU.
+    The processes end with `close`, or with this object. After a rank has ended, or a step was interrupted, every step
+    is an EngineError.
+
+    ConfigError for a size that does not divide the heads, for both sizes, and for another device than the CPU.
     """
 
-    capabilities = TorchExecutor.capabilities - {Capability.LORA}
-
     def __init__(
-        self, spec: DecoderSpec, weights: Weights, *, tensor_parallel_size: int, device: str = "cpu", **options: Any
+        self,
+        spec: DecoderSpec,
+        weights: Weights,
+        *,
+        tensor_parallel_size: int = 1,
+        context_parallel_size: int = 1,
+        device: str = "cpu",
+        **options: Any,
     ) -> None:
-        size = tensor_parallel_size
+        by_position = context_parallel_size != 1
+        size = context_parallel_size if by_position else tensor_parallel_size
+        name = "context_parallel_size" if by_position else "tensor_parallel_size"
+        if by_position and tensor_parallel_size != 1:
+            raise ConfigError(
+                f"tensor_parallel_size={tensor_parallel_size}, context_parallel_size={size}: give one of them; both "
+                "divide MLPs and vocabulary"
+            )
         if size < 2:
-            raise ConfigError(f"tensor_parallel_size={size}: must be at least 1; 1 is `TorchExecutor`")
+            raise ConfigError(f"{name}={size}: must be at least 1; 1 is `TorchExecutor`")
         if device != "cpu":
-            raise ConfigError(f"tensor_parallel_size={size}: needs device='cpu', not {device!r:.80}")
-        shard = Shard(0, size)
+            raise ConfigError(f"{name}={size}: needs device='cpu', not {device!r:.80}")
+        shard = Shard(0, size, by_position=by_position)
         shard.spec(spec)
         if options.get("num_threads") is None:
             options["num_threads"] = max(1, torch.get_num_threads() // size)
-        self._ranks = _Ranks(size)
-        weakref.finalize(self, self._ranks.close)
+        self._ranks = Ranks(size)
+        self._end = weakref.finalize(self, self._ranks.close)
         try:
-            self._ranks.send_object((spec, weights, options))
+            self._ranks.send_object((spec, weights, by_position, options))
             super().__init__(spec, weights, shard=shard, **options)
             self._ranks.connect(shard)
         except BaseException:
-            self._ranks.close()
+            self._end()
             raise
+        if by_position:
+            self.capabilities |= {Capability.CONTEXT_PARALLEL}
         self._states: weakref.ref[RequestStates] | None = None
         self._recorder: DifferenceRecorder | None = None
+        self._draws: PartDraws | None = None
         self._unsent: list[tuple[int, bytes]] = []
+
+    def close(self) -> None:
+        """See `Executor.close`."""
+        self._end()
 
     def launch(self, batch: InputBatch, sampling: StepSampling) -> HostStep:
         """See `Executor.launch`. EngineError if a rank has ended."""
@@ -89,6 +115,7 @@ class TensorParallelExecutor(TorchExecutor):
         if self._recorder is None or self._states is None or self._states() is not batch.states:
             self._forget()
             self._recorder, self._states = DifferenceRecorder(batch.states), weakref.ref(batch.states)
+            self._draws = None
         data = self._recorder.take(batch).to_bytes()
         self._unsent.append((buffers_of(batch).max_num_batched_tokens, data))
 
@@ -100,121 +127,90 @@ class TensorParallelExecutor(TorchExecutor):
 
     def compute(self, batch: InputBatch, logits_indices: I64) -> F32:
         """See `HostExecutor.compute`. EngineError if a rank has ended."""
-        self._ranks.check()
-        try:
-            unsent, self._unsent = self._unsent, []
-            for i, (capacity, data) in enumerate(unsent):
-                is_last = i == len(unsent) - 1
-                indices = logits_indices.astype(np.int64).tobytes() if is_last else b""
-                header = _HEADER.pack(len(logits_indices) if is_last else -1, capacity)
-                self._ranks.send(header + indices + data)
+        with self._exchange():
+            self._send_steps(_COMPUTE, logits_indices)
             return super().compute(batch, logits_indices)
-        except Exception as error:
+
+    def draw(self, batch: InputBatch, sampling: StepSampling) -> Sampled:
+        """See `HostExecutor.draw`. The ranks draw from their parts of the vocabulary where the sampling allows it."""
+        if not can_be_divided(sampling):
+            return super().draw(batch, sampling)
+        with self._exchange():
+            self._send_steps(_DRAW)
+            if self._draws is None:
+                self._draws = _part_draws(batch.states, self.shard)
+            return best_draws(batch, _draw(self, self._draws, batch))
+
+    def load_lora(self, lora_id: int, adapter: LoraAdapter) -> int:
+        """See `LoraExecutor.load_lora`. Every rank holds the part of its matrices; the bytes are those of rank 0."""
+        num_bytes = super().load_lora(lora_id, adapter)
+        self._call("load_lora", lora_id, adapter)
+        return num_bytes
+
+    def drop_lora(self, lora_id: int) -> None:
+        """See `LoraExecutor.drop_lora`."""
+        super().drop_lora(lora_id)
+        self._call("drop_lora", lora_id)
+
+    def _call(self, method: str, *arguments: object) -> None:
+        """Call a method of every further rank's executor, before the next step."""
+        with self._exchange():
+            self._ranks.send(_HEADER.pack(_CALL, 0, 0) + pickle.dumps((method, arguments)))
+
+    def _send_steps(self, what: int, logits_indices: I64 | None = None) -> None:
+        """Send the steps that were launched; ``what`` is asked for of the last."""
+        unsent, self._unsent = self._unsent, []
+        indices = b"" if logits_indices is None else logits_indices.astype(np.int64).tobytes()
+        for capacity, data in unsent[:-1]:
+            self._ranks.send(_HEADER.pack(_PREPARE, 0, capacity) + data)
+        capacity, data = unsent[-1]
+        self._ranks.send(_HEADER.pack(what, len(indices) // 8, capacity) + indices + data)
+
+    def _exchange(self) -> _Exchange:
+        self._ranks.check()
+        return _Exchange(self._ranks)
+
+
+class _Exchange:
+    """A context in which ranks exchange data: an error or an interrupt in it ends them, an error as an EngineError."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, Exception):
             raise self._ranks.failure(error) from error
-        except BaseException:
+        if error is not None:
             self._ranks.close()
-            raise
 
 
-class _Ranks:
-    """The processes of ranks 1, 2, …, and a thread that ends all of them when one ends."""
-
-    def __init__(self, size: int) -> None:
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self._connections: list[Connection] = []
-        self._reason: str | None = None
-        program = (
-            "import sys; from foreword.executors.torch.parallel import run_rank; run_rank(*map(int, sys.argv[1:]))"
-        )
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-        for rank in range(1, size):
-            ours, theirs = socket.socketpair()
-            with theirs:
-                command = [sys.executable, "-c", program, *map(str, (rank, size, theirs.fileno()))]
-                self._processes.append(
-                    subprocess.Popen(
-                        command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=environment,
-                        start_new_session=True,
-                    )
-                )  # fmt: skip
-            self._connections.append(Connection(ours.detach()))
-        self._thread = Thread(target=self._watch, daemon=True)
-
-    def send_object(self, value: object) -> None:
-        for connection in self._connections:
-            connection.send(value)
-
-    def send(self, data: bytes) -> None:
-        for connection in self._connections:
-            connection.send_bytes(data)
-
-    def connect(self, shard: Shard) -> None:
-        """Wait until every rank has loaded its weights, and join them. Raises the error of a rank that has not."""
-        for rank, connection in enumerate(self._connections, 1):
-            try:
-                error = connection.recv()
-            except (EOFError, OSError):
-                raise EngineError(f"rank {rank} of the model ended while it was loaded") from None
-            if error is not None:
-                raise error
-        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        self.send_object(store.port)
-        shard.connect(store.port)
-        self._store = store
-        self._thread.start()
-
-    def check(self) -> None:
-        """EngineError if a rank has ended."""
-        if self._reason is not None:
-            raise EngineError(f"{self._reason}; make a new LLM")
-
-    def failure(self, error: Exception) -> EngineError:
-        """End all ranks. The error of a step that failed for ``error``."""
-        self._thread.join(2)  # it ends if a rank has ended
-        self.close(f"a step of rank 0 failed: {type(error).__name__}: {error}")
-        return EngineError(f"{self._reason}; make a new LLM")
-
-    def close(self, reason: str = "the ranks of the model were ended") -> None:
-        """End all ranks. Closing twice is harmless."""
-        self._reason = self._reason or reason
-        for process in self._processes:
-            process.kill()
-        for process in self._processes:
-            process.wait()
-        if self._thread.is_alive() and current_thread() is not self._thread:
-            self._thread.join()
-
-    def _watch(self) -> None:
-        ready = wait(self._connections)
-        if self._reason is not None:
-            return
-        for process in self._processes:
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(0.2)
-        codes = [process.poll() for process in self._processes]
-        killed = [rank for rank, code in enumerate(codes, 1) if code is not None and code < 0]
-        if killed:
-            code = codes[killed[0] - 1] or 0
-            self.close(f"rank {killed[0]} of the model was ended by {signal.Signals(-code).name}")
-            return
-        rank = next(i for i, connection in enumerate(self._connections, 1) if connection in ready)
-        try:
-            error = self._connections[rank - 1].recv()
-            self.close(f"rank {rank} of the model failed: {type(error).__name__}: {error}")
-        except (EOFError, OSError):
-            self.close(f"rank {rank} of the model ended with status {codes[rank - 1]}")
+def _part_draws(states: RequestStates, shard: Shard) -> PartDraws:
+    return PartDraws(states, shard.part(states.vocab_size))
 
 
-def run_rank(rank: int, size: int, descriptor: int) -> None:
+def _draw(executor: TorchExecutor, draws: PartDraws, batch: InputBatch) -> list[Any]:
+    """Compute a step and draw from this rank's logits. Returns the draws of all ranks on the first."""
+    with torch.inference_mode():
+        logits = as_floats(executor.own_logits(batch, batch.logits_indices))
+        found = executor.shard.collect(torch.from_numpy(draws.draw(batch, logits)))
+        return [part.numpy() for part in found]
+
+
+def run_rank(rank: int, size: int, connection_descriptor: int, ring_descriptor: int) -> None:
     """The program of a further rank, until its connection ends."""
-    connection = Connection(descriptor)
+    connection = Connection(connection_descriptor)
+    ring = PacketRing(size - 1, ring_descriptor)
+    os.close(ring_descriptor)
     try:
-        spec, weights, options = connection.recv()
-        shard = Shard(rank, size)
+        spec, weights, by_position, options = connection.recv()
+        shard = Shard(rank, size, by_position=by_position)
         executor = TorchExecutor(spec, weights, shard=shard, **options)
         connection.send(None)
         shard.connect(connection.recv())
-        _run_steps(executor, connection)
+        _run_packets(executor, PacketReader(ring, connection, rank - 1))
     except EOFError:
         return
     except Exception as error:
@@ -223,17 +219,25 @@ def run_rank(rank: int, size: int, descriptor: int) -> None:
         sys.exit(1)
 
 
-def _run_steps(executor: TorchExecutor, connection: Connection) -> None:
+def _run_packets(executor: TorchExecutor, packets: PacketReader) -> None:
+    shard = executor.shard
     states: RequestStates | None = None
     while True:
-        data = connection.recv_bytes()
-        num_logits, capacity = _HEADER.unpack_from(data)
-        indices = np.frombuffer(data, np.int64, max(0, num_logits), _HEADER.size).copy()
-        difference = StepDifference.from_bytes(data[_HEADER.size + indices.nbytes :])
+        packet = packets.receive()
+        what, num_indices, capacity = _HEADER.unpack_from(packet)
+        if what == _CALL:
+            method, arguments = pickle.loads(packet[_HEADER.size :])
+            getattr(executor, method)(*arguments)
+            continue
+        indices = np.frombuffer(packet, np.int64, num_indices, _HEADER.size).copy()
+        difference = StepDifference.from_bytes(packet[_HEADER.size + indices.nbytes :])
         if states is None or difference.is_snapshot:
-            states = states_of(difference.geometry or {})
+            states = states_of(difference.geometry or {}, rank=shard.rank if shard.by_position else 0)
             buffers = InputBuffers.for_states(states, max_num_batched_tokens=capacity)
+            draws = _part_draws(states, shard)
         batch = apply_difference(states, difference, buffers)
         executor.apply_block_ops(batch.block_ops)
-        if num_logits >= 0:
+        if what == _COMPUTE:
             executor.compute(batch, indices)
+        elif what == _DRAW:
+            _draw(executor, draws, batch)

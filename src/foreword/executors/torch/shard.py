@@ -17,15 +17,18 @@ TIMEOUT = timedelta(minutes=5)
 
 
 class Shard:
-    """Part ``rank`` of ``size``. Each rank has its heads, its part of every MLP and expert, and of the vocabulary.
+    """Part ``rank`` of ``size``. Each rank has its part of every MLP and expert, and of the vocabulary.
+
+    by_position: whether each rank has the keys and values of some positions, of all heads (context parallelism).
+    Otherwise it has those of its heads (tensor parallelism).
 
     The ranks' processes run on one machine. The group of processes is this object's own, not the process's default
     one. With one rank no exchange takes place.
     """
 
-    def __init__(self, rank: int = 0, size: int = 1) -> None:
-        self.rank, self.size = rank, size
-        self._group: dist.ProcessGroupGloo | None = None
+    def __init__(self, rank: int = 0, size: int = 1, *, by_position: bool = False) -> None:
+        self.rank, self.size, self.by_position = rank, size, by_position
+        self._joined: dist.ProcessGroupGloo | None = None
 
     def connect(self, port: int) -> None:
         """Join the group at the first rank's store. Every rank does so once, before the first exchange."""
@@ -33,7 +36,7 @@ class Shard:
         options = dist.ProcessGroupGloo._Options()
         options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
         options._timeout = TIMEOUT
-        self._group = dist.ProcessGroupGloo(store, self.rank, self.size, options)
+        self._joined = dist.ProcessGroupGloo(store, self.rank, self.size, options)
 
     def part(self, count: int) -> range:
         """This rank's part of ``count`` rows or columns. The parts differ by at most one."""
@@ -41,6 +44,8 @@ class Shard:
 
     def spec(self, spec: DecoderSpec) -> DecoderSpec:
         """The model with the heads of this rank alone. ConfigError unless the ranks divide the heads evenly."""
+        if self.by_position:
+            return spec
         if spec.num_kv_heads % self.size or spec.num_heads % self.size:
             both = spec.num_heads, spec.num_kv_heads
             sizes = [n for n in range(1, spec.num_kv_heads + 1) if not any(count % n for count in both)]
@@ -53,18 +58,36 @@ class Shard:
     def sum(self, x: Tensor) -> Tensor:
         """x added up over the ranks, in its own memory. All ranks get equal bits."""
         if self.size > 1:
-            assert self._group is not None, "connect comes before the first step"
             self._group.allreduce([x]).wait()
         return x
 
+    def max(self, x: Tensor) -> Tensor:
+        """The largest of the ranks' values of each entry, in x's own memory."""
+        if self.size > 1:
+            options = dist.AllreduceOptions()
+            options.reduceOp = dist.ReduceOp.MAX
+            self._group.allreduce([x], options).wait()
+        return x
+
+    def collect(self, x: Tensor) -> list[Tensor]:
+        """Every rank's x, of one shape, on the first rank; nothing on the others."""
+        if self.size == 1 or not x.numel():
+            return [x] * (self.size if self.rank == 0 else 0)
+        parts = [torch.empty_like(x) for _ in range(self.size)] if self.rank == 0 else []
+        self._group.gather([parts] if parts else [], [x], dist.GatherOptions()).wait()
+        return parts
+
     def gather(self, x: Tensor, count: int) -> Tensor:
         """The ranks' parts [N, part] side by side [N, count] on the first rank; x itself on the others."""
-        if self.size == 1 or not len(x):
-            return x if self.size == 1 else x.new_empty(0, count)
-        assert self._group is not None, "connect comes before the first step"
+        if self.size == 1:
+            return x
         sizes = [len(Shard(rank, self.size).part(count)) for rank in range(self.size)]
         own = x.new_empty(len(x), max(sizes))
         own[:, : x.shape[1]] = x
-        parts = [torch.empty_like(own) for _ in sizes] if self.rank == 0 else []
-        self._group.gather([parts] if parts else [], [own], dist.GatherOptions()).wait()
+        parts = self.collect(own)
         return torch.cat([part[:, :size] for part, size in zip(parts, sizes, strict=True)], 1) if parts else x
+
+    @property
+    def _group(self) -> dist.ProcessGroupGloo:
+        assert self._joined is not None, "connect comes before the first step"
+        return self._joined

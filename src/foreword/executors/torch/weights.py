@@ -29,18 +29,20 @@ Split = Literal["outputs", "inputs"]
 class Linear:
     """Matrices ``parts`` (canonical names) of one input as a single product, their outputs side by side.
 
-    sizes: outputs of each part. weight: [Σ sizes, in]; bias: [Σ sizes] or None.
+    outputs: the rows of each part that this rank has; inputs: the columns.
+    weight: [Σ outputs, inputs]; bias: [Σ outputs] or None.
     total: the ranks whose outputs are added up, where each has a part of the inputs.
     """
 
     parts: tuple[str, ...]
-    sizes: tuple[int, ...]
+    outputs: tuple[range, ...]
+    inputs: range
     weight: Tensor
     bias: Tensor | None = None
     total: Shard | None = None
 
     def __call__(self, x: Tensor, loras: StepLoras | None = None) -> Tensor:
-        """x Wᵀ + bias, plus the changes of the adapters: [T, in] → [T, Σ sizes]."""
+        """x Wᵀ + bias, plus the changes of the adapters: [T, inputs] → [T, Σ outputs]."""
         out = linear(x, self.weight, self.bias)
         out = out if loras is None else loras.add(out, x, self.parts)
         return out if self.total is None else self.total.sum(out)
@@ -65,10 +67,10 @@ class Loader:
     ) -> Linear:
         """The matrices prefix + name as one product. biases: the names that have one."""
         parts, with_bias = tuple(prefix + name for name in names), {prefix + name for name in biases}
-        outputs = [self._part(self.weights[part], split)[0] for part in parts]
-        sizes = tuple(map(len, outputs))
+        outputs, inputs = zip(*(self._part(self.weights[part], split) for part in parts), strict=True)
         bias = None
         if with_bias:
+            sizes = [len(rows) for rows in outputs]
             bias = torch.zeros(sum(sizes), dtype=self.dtype, device=self.device)
             for part, rows, own in zip(parts, outputs, bias.split(sizes), strict=True):
                 if part in with_bias:
@@ -76,7 +78,8 @@ class Loader:
         # On CPUs, float32 products of few rows are up to twice as fast with this layout; those of bfloat16 are slower.
         by_column = self.dtype is torch.float32 and self.device.type == "cpu"
         total = self.shard if split == "inputs" and self.shard.size > 1 else None
-        return Linear(parts, sizes, self._joined(parts, split=split, by_column=by_column), bias, total)
+        weight = self._joined(parts, split=split, by_column=by_column)
+        return Linear(parts, outputs, inputs[0], weight, bias, total)
 
     def stacked(self, prefixes: Sequence[str], names: Sequence[str], *, split: Split) -> Tensor:
         """[len(prefixes), rows of all names, columns]: of each prefix, its matrices one below the other, with columns

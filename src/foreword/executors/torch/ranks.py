@@ -1,0 +1,127 @@
+"""The processes of the further ranks of a model: started, watched and ended together."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
+from threading import Thread, current_thread
+
+from torch import distributed as dist
+
+from foreword.errors import EngineError
+from foreword.executors.torch.packets import PacketRing, PacketWriter
+from foreword.executors.torch.shard import Shard
+
+_PROGRAM = "import sys; from foreword.executors.torch.parallel import run_rank; run_rank(*map(int, sys.argv[1:]))"
+
+
+class Ranks:
+    """Ranks 1, 2, … of ``size``, and a thread that ends all of them when one ends.
+
+    Each has a connection for its start and its end; the steps travel through a `PacketRing`.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._pid = os.getpid()
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._connections: list[Connection] = []
+        self._reason: str | None = None
+        self._thread = Thread(target=self._watch, name="foreword-ranks", daemon=True)
+        ring = PacketRing(size - 1)
+        try:
+            for rank in range(1, size):
+                self._start(rank, size, ring.descriptor)
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            os.close(ring.descriptor)
+        self._packets = PacketWriter(ring, self._connections, self.check)
+
+    def _start(self, rank: int, size: int, ring: int) -> None:
+        ours, theirs = socket.socketpair()
+        self._connections.append(Connection(ours.detach()))
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        with theirs:
+            descriptors = theirs.fileno(), ring
+            self._processes.append(
+                subprocess.Popen(
+                    [sys.executable, "-c", _PROGRAM, *map(str, (rank, size, *descriptors))],
+                    pass_fds=descriptors,
+                    stdin=subprocess.DEVNULL,
+                    env=environment,
+                    start_new_session=True,
+                )
+            )
+
+    def send_object(self, value: object) -> None:
+        """Send a value to every rank while it starts."""
+        for connection in self._connections:
+            connection.send(value)
+
+    def send(self, packet: bytes) -> None:
+        """Send a packet to every rank that has joined."""
+        self._packets.send(packet)
+
+    def connect(self, shard: Shard) -> None:
+        """Wait until every rank has loaded its weights, and join them. Raises the error of a rank that has not."""
+        for rank, connection in enumerate(self._connections, 1):
+            try:
+                error = connection.recv()
+            except (EOFError, OSError):
+                raise EngineError(f"rank {rank} of the model ended while it was loaded") from None
+            if error is not None:
+                raise error
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self.send_object(store.port)
+        shard.connect(store.port)
+        self._store = store
+        self._thread.start()
+
+    def check(self) -> None:
+        """EngineError if a rank has ended."""
+        if self._reason is not None:
+            raise EngineError(f"{self._reason}; make a new LLM")
+
+    def failure(self, error: Exception) -> EngineError:
+        """End all ranks. The error of a step that failed for ``error``."""
+        self._thread.join(2)  # it ends if a rank has ended
+        self.close(f"a step of rank 0 failed: {type(error).__name__}: {error}")
+        return EngineError(f"{self._reason}; make a new LLM")
+
+    def close(self, reason: str = "the ranks of the model were ended") -> None:
+        """End all ranks. Closing twice is harmless, and nothing happens in a process forked from theirs."""
+        if os.getpid() != self._pid:
+            return
+        self._reason = self._reason or reason
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.wait()
+        if self._thread.is_alive() and current_thread() is not self._thread:
+            self._thread.join()
+
+    def _watch(self) -> None:
+        ready = wait(self._connections)
+        if self._reason is not None:
+            return
+        for process in self._processes:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(0.2)
+        codes = [process.poll() for process in self._processes]
+        killed = [rank for rank, code in enumerate(codes, 1) if code is not None and code < 0]
+        if killed:
+            code = codes[killed[0] - 1] or 0
+            self.close(f"rank {killed[0]} of the model was ended by {signal.Signals(-code).name}")
+            return
+        rank = next(i for i, connection in enumerate(self._connections, 1) if connection in ready)
+        try:
+            error = self._connections[rank - 1].recv()
+            self.close(f"rank {rank} of the model failed: {type(error).__name__}: {error}")
+        except (EOFError, OSError):
+            self.close(f"rank {rank} of the model ended with status {codes[rank - 1]}")

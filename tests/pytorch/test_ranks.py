@@ -1,0 +1,130 @@
+"""A model divided among processes: the tokens of one rank, adapters, and ends of ranks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs the extra foreword[torch]")
+
+from foreword.batch import SamplingParams
+from foreword.engine.metrics import EngineMetrics
+from foreword.errors import ConfigError, EngineError
+from foreword.executors.torch.executor import TorchExecutor
+from foreword.executors.torch.parallel import ParallelExecutor
+from kernels.kernel_adapters import random_adapter
+from kernels.kernel_reference import SPECS, random_weights, tiny_spec
+from kernels.kernel_traffic import BLOCK_SIZE, engine, requests
+
+OPTIONS = {"num_blocks": 400, "block_size": BLOCK_SIZE, "dtype": "fp32", "num_threads": 1}
+
+
+def tokens_of(executor, spec, *, num_blocks=400, counts=None, **config):
+    own = engine(executor, spec, num_blocks=num_blocks, **config)
+    own.observers.add(counts or EngineMetrics())
+    waiting, got = list(requests(np.random.default_rng(4), spec.vocab_size)), {}
+    while waiting or own.has_work:
+        if waiting:
+            own.add_request(*waiting.pop(0))
+        got.update((out.request_id, out.outputs[0].token_ids) for out in own.step() if out.finished)
+    own.close()
+    return got
+
+
+@pytest.mark.parametrize(
+    ("size", "spec"),
+    [
+        (2, SPECS["gemma"]),
+        (2, SPECS["moe"]),
+        (2, SPECS["odd_sizes"]),
+        (2, SPECS["gated_delta"]),
+        (3, tiny_spec(num_heads=9, num_kv_heads=3, tie_embeddings=True, vocab_size=100)),
+    ],
+)
+def test_ranks_give_the_tokens_of_one(size, spec):
+    weights = random_weights(spec)
+    parallel = ParallelExecutor(spec, weights, tensor_parallel_size=size, **OPTIONS)
+    assert tokens_of(parallel, spec) == tokens_of(TorchExecutor(spec, weights, **OPTIONS), spec)
+    assert tokens_of(parallel, spec)  # a second engine on the same ranks
+
+
+@pytest.mark.parametrize("by", ["tensor", "context"])
+def test_ranks_apply_adapters_as_one_does(by):
+    spec = tiny_spec(num_heads=4, num_kv_heads=2)
+    weights, adapters = random_weights(spec), [random_adapter(spec, rank, rank) for rank in (3, 8)]
+    prompts = np.random.default_rng(1).integers(0, spec.vocab_size, (6, 20)).tolist()
+    sizes = {f"{by}_parallel_size": 2}
+
+    def tokens(executor, **config):
+        own, got = engine(executor, spec, num_blocks=400, **config), {}
+        for i, prompt in enumerate(prompts):
+            if i < len(adapters):
+                own.load_lora(f"a{i}", adapters[i])
+            lora = [None, "a0", "a1"][i % 3] if i else "a0"
+            own.add_request(str(i), prompt, SamplingParams(max_tokens=12, temperature=0), lora=lora)
+            own.step()
+        own.drop_lora("a1")
+        while own.has_work:
+            got.update((out.request_id, out.outputs[0].token_ids) for out in own.step() if out.finished)
+        return got
+
+    parallel = ParallelExecutor(spec, weights, **sizes, **OPTIONS)
+    got = tokens(parallel, num_context_ranks=2 if by == "context" else 1)
+    assert got == tokens(TorchExecutor(spec, weights, **OPTIONS))
+    parallel.close()
+
+
+@pytest.mark.parametrize(
+    ("size", "spec", "few_blocks"),
+    [(2, SPECS["gemma"], 16), (2, SPECS["gated_delta"], 16), (3, tiny_spec(num_heads=4, num_kv_heads=1), 8)],
+)
+def test_ranks_that_share_positions_give_the_tokens_of_one(size, spec, few_blocks):
+    """Under chunks of 24 tokens, prefix hits, and a pool so small that requests are preempted."""
+    weights, settings = random_weights(spec), {"max_num_batched_tokens": 24}
+    parallel = ParallelExecutor(spec, weights, context_parallel_size=size, **OPTIONS)
+    alone = tokens_of(TorchExecutor(spec, weights, **OPTIONS), spec)
+    counts = EngineMetrics()
+    settings |= {"num_context_ranks": size, "counts": counts}
+    assert tokens_of(parallel, spec, **settings) == alone
+    assert tokens_of(parallel, spec, num_blocks=few_blocks, async_scheduling=True, **settings) == alone
+    assert counts.num_preemptions > 0
+    assert counts.num_cached_tokens > 0
+
+
+def test_a_killed_rank_ends_every_step_and_the_other_ranks():
+    spec = tiny_spec(num_heads=3, num_kv_heads=3)
+    executor = ParallelExecutor(spec, random_weights(spec), tensor_parallel_size=3, **OPTIONS)
+    own = engine(executor, spec, num_blocks=400)
+    own.add_request("a", [1, 2, 3], SamplingParams(max_tokens=50))
+    own.step()
+    first, second = executor._ranks._processes
+    first.kill()
+    first.wait()
+    with pytest.raises(EngineError, match="rank 1 of the model was ended by SIGKILL"):
+        own.step()
+    with pytest.raises(EngineError, match="rank 1 of the model was ended by SIGKILL"):
+        own.step()
+    assert second.wait(10) is not None
+    own.close()
+
+
+def test_close_ends_the_ranks_at_once():
+    spec = tiny_spec(num_heads=2, num_kv_heads=2)
+    executor = ParallelExecutor(spec, random_weights(spec), tensor_parallel_size=2, **OPTIONS)
+    executor.close()
+    assert executor._ranks._processes[0].poll() is not None
+    executor.close()
+    own = engine(executor, spec, num_blocks=400)
+    own.add_request("a", [1, 2, 3])
+    with pytest.raises(EngineError, match="make a new LLM"):
+        own.step()
+
+
+def test_sizes_that_do_not_divide_the_heads_are_refused():
+    spec = tiny_spec(num_heads=12, num_kv_heads=6)
+    with pytest.raises(ConfigError, match="use one of 1, 2, 3, 6"):
+        ParallelExecutor(spec, random_weights(spec), tensor_parallel_size=4, **OPTIONS)
+    with pytest.raises(ConfigError, match="needs device='cpu'"):
+        ParallelExecutor(spec, random_weights(spec), tensor_parallel_size=2, **OPTIONS, device="cuda")
+    with pytest.raises(ConfigError, match="give one of them"):
+        ParallelExecutor(spec, random_weights(spec), tensor_parallel_size=2, context_parallel_size=2, **OPTIONS)
