@@ -55,7 +55,9 @@ KERNELS: Mapping[str, Kernel] = {
     "draw_tokens": Kernel(
         "sampling", ("*i32", "i32", "i32", "*i32", "*i64", "*i64", "*fp32", "*i32", "i32"), {"BLOCK": 1024}
     ),
-    "verify_drafts": Kernel("sampling", ("*i32", "*i32", "*i32", "*i32"), {"WIDTH": 4, "BLOCK": 128}),
+    "verify_drafts": Kernel(
+        "sampling", (*_ARENA, "i32", "i32", "*i32", "*i32", "*i32"), {"WIDTH": 4, "BLOCK": 128}
+    ),
     "commit_samples": Kernel("rows", (*_ARENA, "*i32", *("i32",) * 4), {"WIDTH": 4, "BLOCK": 128}),
 }  # fmt: skip
 

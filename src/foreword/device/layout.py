@@ -42,6 +42,8 @@ HEADER = (
     "runs_at",
 )
 HEADER_SIZE = 16
+NO_TOKEN = -2
+"""In place of the first sample of a request whose logits give no token."""
 
 PROGRESS = ("num_tokens", "num_computed_tokens", "prefill_len", "prompt_len")
 SAMPLING = (

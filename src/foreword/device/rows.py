@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -197,22 +198,27 @@ class DeviceRows:
         return found
 
     def check(self, batch: InputBatch) -> None:
-        """Compare the tensors that the device prepared with those of the host's batch, which must be resolved.
+        """Compare the tensors that the device prepared last with those of the host's batch, which must be resolved.
         PlanError for the first that differs.
         """
-        for name, values in self.read_back(buffers_of(batch)).items():
-            if name in GATHERED and not is_gathered(batch):
-                continue
-            expected = tensor(batch, name)
-            pairs = zip(values, expected, strict=True) if isinstance(values, list) else [(values, expected)]
-            for g, (mine, theirs) in enumerate(pairs):
-                if (differs := mine != theirs).any():
-                    at = tuple(np.argwhere(differs)[0])
-                    raise PlanError(
-                        "the device prepared another step than the host", step=batch.step,
-                        tensor=f"{name}[{g}]" if isinstance(values, list) else name, index=int(at[0]),
-                        expected=theirs[at].item(), got=mine[at].item(),
-                    )  # fmt: skip
+        compare(self.read_back(buffers_of(batch)), batch)
+
+
+def compare(found: Mapping[str, AnyArray | list[AnyArray]], batch: InputBatch) -> None:
+    """PlanError for the first tensor of `DeviceRows.read_back` that differs from the host's resolved batch."""
+    for name, values in found.items():
+        if name in GATHERED and not is_gathered(batch):
+            continue
+        expected = tensor(batch, name)
+        pairs = zip(values, expected, strict=True) if isinstance(values, list) else [(values, expected)]
+        for g, (mine, theirs) in enumerate(pairs):
+            if (differs := mine != theirs).any():
+                at = tuple(np.argwhere(differs)[0])
+                raise PlanError(
+                    "the device prepared another step than the host", step=batch.step,
+                    tensor=f"{name}[{g}]" if isinstance(values, list) else name, index=int(at[0]),
+                    expected=theirs[at].item(), got=mine[at].item(),
+                )  # fmt: skip
 
 
 def _host(values: Tensor) -> AnyArray:

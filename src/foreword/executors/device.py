@@ -10,8 +10,9 @@ from foreword.batch import BlockOps, InputBatch, PaddingBuckets
 from foreword.batch.step.tensors import buffers_of
 from foreword.batch.values.block_ops import NO_BLOCK_OPS
 from foreword.device.api import DeviceApi, Graph, Tensor
+from foreword.device.layout import NO_TOKEN
 from foreword.device.ring import PacketSlot
-from foreword.device.rows import DeviceRows
+from foreword.device.rows import DeviceRows, compare
 from foreword.device.sampling import DeviceSampler
 from foreword.errors import ConfigError
 from foreword.executors.executor import Capability, check_inputs
@@ -73,7 +74,17 @@ class DeviceExecutor:
         is_uniform = decode_len > 0 and decode_len * num_reqs == num_tokens
         return self.buckets.pad_for(num_tokens, num_reqs, decode_len if is_uniform else None)
 
-    def launch(self, batch: InputBatch, sampling: StepSampling) -> DeviceStep:
+    def runs_ahead(self, sampling: StepSampling) -> bool:
+        """Whether the device samples: then it also commits the samples to its rows."""
+        sampler = self._sampler
+        return (
+            sampler is not None
+            and sampling.masks is None
+            and not sampling.processors
+            and sampler.supports(sampling.metadata.needs)
+        )
+
+    def launch(self, batch: InputBatch, sampling: StepSampling) -> DeviceStep | HostSampledStep:
         """See `Executor.launch`. ConfigError for a batch of other states than the first one's."""
         check_inputs(batch, self.capabilities)
         rows, sampler = self._rows, self._sampler
@@ -83,7 +94,7 @@ class DeviceExecutor:
             self.apply_block_ops(batch.block_ops)
         slot = rows.send(buffers_of(batch))
         tokens, reqs = batch.num_tokens_padded, batch.num_reqs_padded
-        if sampling.masks is None and not sampling.processors and sampler.supports(sampling.metadata.needs):
+        if self.runs_ahead(sampling):
             self._run(rows, sampler, tokens, reqs)
             size = batch.num_reqs * rows.width
             self.api.copy(slot.sampled[:size], rows.tensors["sampled"][:size])
@@ -91,7 +102,7 @@ class DeviceExecutor:
             return DeviceStep(rows, batch, slot)
         rows.prepare(tokens, reqs)
         logits = self.model.forward(rows, tokens, reqs, _num_logits(rows, tokens, reqs))
-        return DeviceStep(rows, batch, slot, self._host_sampler, sampling, logits)
+        return HostSampledStep(rows, batch, slot, self._host_sampler, sampling, logits)
 
     def apply_block_ops(self, ops: BlockOps) -> None:
         """See `Executor.apply_block_ops`."""
@@ -133,7 +144,38 @@ class DeviceExecutor:
 
 
 class DeviceStep:
-    """A step of a `DeviceExecutor` in flight. With ``sampler`` it is sampled on the host, from ``logits``."""
+    """A step of a `DeviceExecutor` in flight, sampled on the device.
+
+    With ``check="full"`` of the batch, what the device prepared is read back at once, and compared with the batch once
+    that is resolved; a batch that requests have left is not compared.
+    """
+
+    __slots__ = ("_batch", "_has_drafts", "_num_reqs", "_prepared", "_slot", "_width")
+
+    def __init__(self, rows: DeviceRows, batch: InputBatch, slot: PacketSlot) -> None:
+        self._batch, self._slot, self._num_reqs, self._width = batch, slot, batch.num_reqs, rows.width
+        self._has_drafts = rows.width > 1 and len(batch.draft_token_ids) > 0
+        self._prepared = rows.read_back(buffers_of(batch)) if batch._check == "full" else None
+
+    def result(self) -> Sampled:
+        """Wait for the samples."""
+        if self._prepared is not None and self._batch.is_current:
+            compare(self._prepared, self._batch)
+        self._slot.wait()
+        tokens = self._slot.sampled_array[: self._num_reqs * self._width].copy()
+        if self._width > 1:
+            table = tokens.reshape(-1, self._width)
+            tokens = table if self._has_drafts else table[:, 0].copy()
+        failures: dict[int, Failure] = {}
+        if tokens.size and tokens.min() == NO_TOKEN:
+            failed = tokens.reshape(self._num_reqs, -1)[:, 0] == NO_TOKEN
+            failures = dict.fromkeys(failed.nonzero()[0].tolist(), BadLogitsError)
+            tokens[tokens == NO_TOKEN] = -1
+        return Sampled(tokens, {}, failures=failures)
+
+
+class HostSampledStep:
+    """A step of a `DeviceExecutor` in flight, whose logits are sampled on the host."""
 
     __slots__ = ("_batch", "_logits", "_rows", "_sampler", "_sampling", "_slot")
 
@@ -142,33 +184,20 @@ class DeviceStep:
         rows: DeviceRows,
         batch: InputBatch,
         slot: PacketSlot,
-        sampler: Sampler | None = None,
-        sampling: StepSampling | None = None,
-        logits: Tensor = None,
+        sampler: Sampler,
+        sampling: StepSampling,
+        logits: Tensor,
     ) -> None:
         self._rows, self._batch, self._slot = rows, batch, slot
         self._sampler, self._sampling, self._logits = sampler, sampling, logits
 
     def result(self) -> Sampled:
-        """Wait for the samples. With ``check="full"`` of the batch, what the device prepared is compared with it."""
+        """Sample the logits, and commit the tokens to the device's rows. With ``check="full"`` of the batch, what the
+        device prepared is compared with it.
+        """
         batch, rows, slot = self._batch, self._rows, self._slot
         if batch._check == "full":
             rows.check(batch)
-        if self._sampler is not None:
-            return self._sampled_on_host()
-        slot.wait()
-        tokens = slot.sampled_array[: batch.num_reqs * rows.width].copy()
-        if rows.width > 1:
-            table = tokens.reshape(-1, rows.width)
-            tokens = table if len(batch.draft_token_ids) else table[:, 0].copy()
-        first = tokens if tokens.ndim == 1 else tokens[:, 0]
-        return Sampled(tokens, {}, failures=_failures(batch, first) if len(first) and first.min() < 0 else {})
-
-    def _sampled_on_host(self) -> Sampled:
-        """Sample the logits, and commit the tokens to the device's rows."""
-        batch, rows, slot = self._batch, self._rows, self._slot
-        assert self._sampler is not None
-        assert self._sampling is not None
         logits = self._logits.float().cpu().numpy() if hasattr(self._logits, "cpu") else self._logits
         sampled = self._sampler.sample(batch, logits[: len(batch.logits_indices)], self._sampling)
         table = sampled.token_ids.reshape(batch.num_reqs, -1)
@@ -183,9 +212,3 @@ class DeviceStep:
 def _num_logits(rows: DeviceRows, tokens: int, reqs: int) -> int:
     """Rows of logits of a step of these padded sizes."""
     return min(tokens, reqs * rows.width, rows.max_num_logits)
-
-
-def _failures(batch: InputBatch, first: I32) -> dict[int, Failure]:
-    """The requests whose logits gave no token; not those whose token is discarded."""
-    samples = batch.seq_lens[: len(first)] - batch.num_draft_tokens >= batch.states.num_tokens[batch.idx_mapping]
-    return dict.fromkeys(((first < 0) & samples).nonzero()[0].tolist(), BadLogitsError)
