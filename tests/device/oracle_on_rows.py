@@ -16,13 +16,15 @@ class OracleOnRows:
     """
 
     BAD = 27
+    hidden_size = mrope_dims = 0
+    adapters = None
 
     def __init__(self, vocab_size: int, num_blocks: int, block_size: int) -> None:
         self.vocab_size, self.block_size = vocab_size, block_size
         self.memory = np.full(num_blocks * block_size, -1, np.int64)
         self.num_steps, self.fails_at = 0, frozenset[int]()
 
-    def forward(self, rows, num_tokens, num_reqs, num_logits):
+    def forward(self, rows, num_tokens, num_reqs, num_logits, inputs):
         self.num_steps += 1
         if self.num_steps in self.fails_at:
             raise MemoryError("the step fails")

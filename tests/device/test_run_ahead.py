@@ -26,7 +26,10 @@ def engine_on(executor, *, blocks: int = 65, **config) -> Engine:
 
 
 class NoModel:
-    def forward(self, rows, num_tokens, num_reqs, num_logits):
+    hidden_size = mrope_dims = 0
+    adapters = None
+
+    def forward(self, rows, num_tokens, num_reqs, num_logits, inputs):
         return np.zeros((num_logits, V), np.float32)
 
     def copy_blocks(self, sources, destinations):
