@@ -6,12 +6,15 @@ import numpy as np
 import torch
 from torch.nn.functional import silu
 
-from foreword.device.attention import DeviceAttention
+from foreword.device.attention import DeviceAttention, LayerCache
 from foreword.models.spec import DecoderSpec
 
 
 class TorchDecoder:
     """Norms, rotated queries and keys with norms, a gated MLP; one KV group, float32."""
+
+    hidden_size = mrope_dims = 0
+    adapters = None
 
     def __init__(self, spec: DecoderSpec, weights, *, num_blocks: int, block_size: int) -> None:
         self.spec = spec
@@ -20,7 +23,7 @@ class TorchDecoder:
         self.keys, self.values = torch.zeros(shape), torch.zeros(shape)
         self.attention: DeviceAttention | None = None
 
-    def forward(self, rows, num_tokens, num_reqs, num_logits):
+    def forward(self, rows, num_tokens, num_reqs, num_logits, inputs):
         spec, w, T = self.spec, self.weights, num_tokens
         if self.attention is None:
             self.attention = DeviceAttention(rows, heads=spec.num_heads, kv_heads=spec.num_kv_heads, dim=spec.head_dim)
@@ -31,12 +34,12 @@ class TorchDecoder:
             qkv = self.norm(x, p + "attn_norm") @ torch.cat([w[p + name] for name in "qkv"]).T
             queries = torch.zeros(T, spec.num_heads, spec.head_dim)
             out = torch.zeros_like(queries)
-            cache = self.keys[i], self.values[i]
+            cache = LayerCache(self.keys[i], self.values[i])
             self.attention.write(
-                qkv, queries, *cache, num_tokens=T, rope=(angle.cos(), angle.sin()), eps=spec.norm_eps,
+                qkv, queries, cache, num_tokens=T, rope=(angle.cos(), angle.sin()), eps=spec.norm_eps,
                 norms=(w[p + "q_norm"], w[p + "k_norm"]),
             )  # fmt: skip
-            self.attention.attend(queries, *cache, out, num_tokens=T, num_reqs=num_reqs, scale=spec.query_scale)
+            self.attention.attend(queries, cache, out, num_tokens=T, num_reqs=num_reqs, scale=spec.query_scale)
             x = x + out.flatten(1) @ w[p + "o"].T
             h = self.norm(x, p + "mlp_norm")
             x = x + (silu(h @ w[p + "gate"].T) * (h @ w[p + "up"].T)) @ w[p + "down"].T

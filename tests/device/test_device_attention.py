@@ -9,7 +9,7 @@ pytest.importorskip("triton", reason="the kernels need Triton")
 import torch
 
 from foreword.batch import InputBuffers, KVGroup, NewRequest, RequestStates, prepare_inputs
-from foreword.device.attention import DeviceAttention
+from foreword.device.attention import DeviceAttention, LayerCache
 from foreword.device.interpreter import InterpretedDevice
 from foreword.device.rows import DeviceRows
 from foreword.executors.functions import cap, rms_norm, softmax
@@ -96,8 +96,8 @@ def test_attention_over_the_rows_equals_attention_by_definition(heads, kv_heads,
         blocks.copy_(torch.from_numpy(numbers).view(blocks.shape))
     out = torch.full((32, heads, value_dim), float("nan"))
     attention.attend(
-        torch.from_numpy(q), *cache, out, num_tokens=32, num_reqs=5, scale=dim**-0.5, window=window, softcap=softcap,
-        sinks=None if sinks is None else torch.from_numpy(sinks),
+        torch.from_numpy(q), LayerCache(*cache), out, num_tokens=32, num_reqs=5, scale=dim**-0.5, window=window,
+        softcap=softcap, sinks=None if sinks is None else torch.from_numpy(sinks),
     )  # fmt: skip
     expected = reference(step, q, keys, values, scale=dim**-0.5, window=window, softcap=softcap, sinks=sinks)
     got = out.numpy()[: step.batch.num_tokens]
@@ -119,7 +119,7 @@ def test_queries_and_keys_are_normed_rotated_and_written(dim, value_dim, pairs, 
     queries = torch.zeros(32, heads, dim)
     attention = DeviceAttention(step.rows, heads=heads, kv_heads=kv_heads, dim=dim, value_dim=value_dim)
     attention.write(
-        torch.from_numpy(qkv), queries, *cache, num_tokens=32, rope=(cos, sin) if pairs else None,
+        torch.from_numpy(qkv), queries, LayerCache(*cache), num_tokens=32, rope=(cos, sin) if pairs else None,
         norms=(torch.from_numpy(q_norm), torch.from_numpy(k_norm)) if norm else None, eps=1e-5,
     )  # fmt: skip
     q, k, v = np.split(qkv[:T], [heads * dim, (heads + kv_heads) * dim], 1)

@@ -23,7 +23,10 @@ LAUNCHES = [f"launch {name}" for name in ("apply_runs", "prepare_step", "penaliz
 class NoModel:
     """Launches nothing."""
 
-    def forward(self, rows, num_tokens, num_reqs, num_logits):
+    hidden_size = mrope_dims = 0
+    adapters = None
+
+    def forward(self, rows, num_tokens, num_reqs, num_logits, inputs):
         return np.zeros((num_logits, VOCAB), np.float32)
 
 

@@ -12,6 +12,7 @@ from foreword.batch import InputBuffers, KVGroup, NewRequest, RequestStates, Sam
 from foreword.batch.state.sampling_columns import COLUMNS
 from foreword.device import sampling
 from foreword.device.interpreter import InterpretedDevice
+from foreword.device.layout import NO_TOKEN
 from foreword.device.rows import DeviceRows
 from foreword.device.sampling import DeviceSampler
 from foreword.sampling.reference import ReferenceRows, StepArrays
@@ -101,8 +102,9 @@ def test_a_row_without_a_choice_draws_nothing(bad):
         return x
 
     got, expected = sampled(logits, {})
-    assert got[1].tolist() == got[2].tolist() == [-1, -1, -1]
-    assert got.tolist() == expected.tolist()
+    assert got[1].tolist() == got[2].tolist() == [NO_TOKEN, -1, -1]
+    assert expected[1].tolist() == expected[2].tolist() == [-1, -1, -1]
+    assert np.where(got == NO_TOKEN, -1, got).tolist() == expected.tolist()
 
 
 def test_an_accepted_draft_brings_the_next_token():

@@ -16,7 +16,7 @@ from foreword.bench.traffic import WORKLOADS, Workload
 from foreword.device.api import Tensor
 from foreword.device.recording import RecordingDevice
 from foreword.device.rows import DeviceRows
-from foreword.executors.device import DeviceExecutor
+from foreword.executors.device import TEXT, DeviceExecutor, StepInputs
 from foreword.sampling import Processors
 
 
@@ -45,7 +45,12 @@ class _Idle(RecordingDevice):
 
 
 class _NoModel:
-    def forward(self, rows: DeviceRows, num_tokens: int, num_reqs: int, num_logits: int) -> Tensor:
+    hidden_size = mrope_dims = 0
+    adapters = None
+
+    def forward(
+        self, rows: DeviceRows, num_tokens: int, num_reqs: int, num_logits: int, inputs: StepInputs = TEXT
+    ) -> Tensor:
         return None
 
     def copy_blocks(self, sources: I32, destinations: I32) -> None:

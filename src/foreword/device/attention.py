@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from foreword.device.api import Tensor
 from foreword.device.rows import DeviceRows
 from foreword.errors import ConfigError
@@ -11,13 +13,21 @@ def _power_of_two(n: int, least: int = 16) -> int:
     return max(least, 1 << (n - 1).bit_length())
 
 
-class DeviceAttention:
-    """Layers of one shape that share a KV group.
+class LayerCache(NamedTuple):
+    """Keys and values [num_blocks, block_size, kv_heads, dim or value_dim] of one layer, blocks any distance apart and
+    each contiguous, of any type that Triton loads.
 
-    Keys and values are [num_blocks, block_size, kv_heads, dim or value_dim] of one layer, blocks any distance apart and
-    each contiguous, of any type that Triton loads; sums are float32. Every call is a launch, or two, and can be
-    captured.
+    scales: of keys and of values that are uint8 (`foreword.device.kernels.fp8`), float32 [num_blocks, block_size,
+    kv_heads], blocks equally far apart.
     """
+
+    keys: Tensor
+    values: Tensor
+    scales: tuple[Tensor, Tensor] | None = None
+
+
+class DeviceAttention:
+    """Layers of one shape that share a KV group. Sums are float32. A call is a launch, or two, and can be captured."""
 
     def __init__(
         self,
@@ -55,36 +65,37 @@ class DeviceAttention:
         self,
         qkv: Tensor,
         queries: Tensor,
-        keys: Tensor,
-        values: Tensor,
+        cache: LayerCache,
         *,
         num_tokens: int,
         rope: tuple[Tensor, Tensor] | None = None,
+        rope_rows: Tensor | None = None,
         norms: tuple[Tensor, Tensor] | None = None,
         eps: float = 0.0,
     ) -> None:
         """K3: the queries and keys of ``qkv`` [Tp, q | k | v | …] normed and rotated; keys and values into their slots.
 
-        queries: [Tp, heads, dim], written. rope: cos, sin float32 [M, pairs], scale included. norms: of queries and
-        keys, [dim] each.
+        queries: [Tp, heads, dim], written. rope: cos, sin float32 [M, pairs], scale included; rope_rows: int64 [Tp],
+        the row of each token in them, None: its position. norms: of queries and keys, [dim] each.
         """
-        rows = self.rows
+        rows, keys, values = self.rows, cache.keys, cache.values
+        scales = cache.scales or (self.no_tensor, self.no_tensor)
         cos, sin = rope or (self.no_tensor, self.no_tensor)
         q_norm, k_norm = norms or (self.no_tensor, self.no_tensor)
         rows.api.launch(
             "write_keys", (num_tokens, self.heads + 2 * self.kv_heads), rows.packet, qkv, queries, keys, values,
-            rows.tensors["slot_mapping"][self.group], rows.tensors["positions"], cos, sin, q_norm, k_norm, eps,
-            qkv.stride(0), keys.shape[1], keys.stride(0), values.stride(0),
+            *scales, rows.tensors["slot_mapping"][self.group],
+            rows.tensors["positions"] if rope_rows is None else rope_rows, cos, sin, q_norm, k_norm, eps,
+            qkv.stride(0), keys.shape[1], keys.stride(0), values.stride(0), scales[0].stride(0),
             HEADS=self.heads, KV_HEADS=self.kv_heads, DIM=self.dim, VALUE_DIM=self.value_dim,
-            PAIRS=0 if rope is None else cos.shape[1], NORM=norms is not None,
+            PAIRS=0 if rope is None else cos.shape[1], NORM=norms is not None, FP8=cache.scales is not None,
             BLOCK_DIM=_power_of_two(max(self.dim, self.value_dim)),
         )  # fmt: skip
 
     def attend(
         self,
         queries: Tensor,
-        keys: Tensor,
-        values: Tensor,
+        cache: LayerCache,
         out: Tensor,
         *,
         num_tokens: int,
@@ -101,14 +112,15 @@ class DeviceAttention:
         """
         rows, place = self.rows, self.rows.layout
         block_value, splits = _power_of_two(self.value_dim), self.num_splits
+        keys, values, scales = cache.keys, cache.values, cache.scales or (self.no_tensor, self.no_tensor)
         rows.api.launch(
             "attend", (num_tokens // self.queries_per_tile + num_reqs, self.kv_heads, splits), rows.arena, rows.packet,
             rows.groups, self.group, place.records_at, place.record_size, queries, keys, values,
-            self.no_tensor if sinks is None else sinks, out, self.partial, scale, softcap, splits,
-            keys.stride(0), values.stride(0), HEADS=self.heads,
+            *scales, self.no_tensor if sinks is None else sinks, out, self.partial, scale, softcap, splits,
+            keys.stride(0), values.stride(0), scales[0].stride(0), HEADS=self.heads,
             KV_HEADS=self.kv_heads, DIM=self.dim, VALUE_DIM=self.value_dim, WINDOW=window or 0, SOFTCAP=softcap > 0,
-            SINKS=sinks is not None, SPLIT=splits > 1, DOT=self.dot, BLOCK_M=self.block_m, BLOCK_N=32,
-            BLOCK_DIM=_power_of_two(self.dim), BLOCK_VALUE=block_value,
+            SINKS=sinks is not None, SPLIT=splits > 1, FP8=cache.scales is not None, DOT=self.dot,
+            BLOCK_M=self.block_m, BLOCK_N=32, BLOCK_DIM=_power_of_two(self.dim), BLOCK_VALUE=block_value,
         )  # fmt: skip
         if splits > 1:
             rows.api.launch(

@@ -32,7 +32,7 @@ class DeviceBackend:
             self.rows.gather(scalars[2])
         slot.launched()
         for name, values in self.rows.read_back(buffers).items():
-            if name in GATHERED and not gather:
+            if name not in buffers.arrays or (name in GATHERED and not gather):
                 continue
             if isinstance(values, list):
                 for g, mine in enumerate(values):

@@ -3,7 +3,8 @@
 Arena
 
     tokens   [R, M]       `RequestStates.token_ids`
-    records  [R, record]  of each row: progress, sampling parameters (floats as bits), blocks held per KV group
+    records  [R, record]  of each row: progress, sampling parameters (floats as bits), adapter and rotary offset, blocks
+                          held per KV group
     tables   [R, K]       of each KV group, `BlockTable.table`; entries past the blocks held hold anything
 
 Packet, for B requests padded to Bp, T tokens, D drafts
@@ -42,6 +43,8 @@ HEADER = (
     "runs_at",
 )
 HEADER_SIZE = 16
+NO_TOKEN = -2
+"""In place of the first sample of a request whose logits give no token."""
 
 PROGRESS = ("num_tokens", "num_computed_tokens", "prefill_len", "prompt_len")
 SAMPLING = (
@@ -55,11 +58,13 @@ SAMPLING = (
     "presence_penalty",
     "seed",  # two entries, the low one first
 )
-_SAMPLING_SIZE = len(SAMPLING) + 1
+INPUTS = ("lora_id", "rope_delta")
+"""Of a request, set when it is admitted. They are sent with its sampling parameters."""
 
 NUM_TOKENS, NUM_COMPUTED, PREFILL_LEN, PROMPT_LEN = range(4)  # entries of a record
 NEEDS, TEMPERATURE, TOP_P, MIN_P, TOP_K, REPETITION, FREQUENCY, PRESENCE, SEED = range(4, 4 + len(SAMPLING))
-_NUM_BLOCKS = len(PROGRESS) + _SAMPLING_SIZE
+LORA_ID, ROPE_DELTA = SEED + 2, SEED + 3
+_NUM_BLOCKS = ROPE_DELTA + 1
 
 GROUP = (
     "table_at",

@@ -17,15 +17,22 @@ class PacketSlot:
         self.packet, self.sampled = api.pinned(packet_size), api.pinned(sampled_size)
         self.packet_array: I32 = self.packet.numpy() if hasattr(self.packet, "numpy") else self.packet
         self.sampled_array: I32 = self.sampled.numpy() if hasattr(self.sampled, "numpy") else self.sampled
-        self._event, self._in_flight = api.event(), False
+        self._event, self._is_open, self._in_flight = api.event(), False, False
+
+    def open(self) -> None:
+        """Copies of a new step may be launched, once those of the step before are done."""
+        self.wait()
+        self._is_open = True
 
     def launched(self) -> None:
         """The last copy of the step was launched."""
         self._event.record()
-        self._in_flight = True
+        self._is_open, self._in_flight = False, True
 
     def wait(self) -> None:
-        """Return once the copies of the step are done."""
+        """Return once the copies of the step are done, also of one that was interrupted before `launched`."""
+        if self._is_open:
+            self.launched()
         if self._in_flight:
             self._event.wait()
             self._in_flight = False
@@ -44,5 +51,5 @@ class PacketRing:
         """The next slot; waits only where more than ``depth`` steps are in flight."""
         slot = self._slots[self._next]
         self._next = (self._next + 1) % len(self._slots)
-        slot.wait()
+        slot.open()
         return slot

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from foreword.arrays import I64, AnyArray
 from foreword.batch import InputBatch, InputBuffers, RequestStates
 from foreword.batch.step.layout import EXTENTS, FIELDS, Scalars
-from foreword.batch.step.tensors import GATHERED, buffers_of, is_gathered, tensor
+from foreword.batch.step.tensors import GATHERED, buffers_of, is_gathered, row_generation, tensor
 from foreword.device import layout
 from foreword.device.api import DeviceApi, Tensor
 from foreword.device.layout import RowLayout
@@ -21,6 +22,8 @@ _OUTPUTS = (  # of `prepare_step`, in its order
     "input_ids",
     "positions",
     "req_indices",
+    "lora_tokens",
+    "rope_positions",
     "slot_mapping",
     "idx_mapping",
     "num_computed_tokens",
@@ -47,6 +50,7 @@ class DeviceRows:
 
     tensors: name → tensor of the device, as large as any step needs, at an address that stays:
         those of `foreword.batch.InputBatch` by the same names; slot_mapping is [G, max_num_batched_tokens];
+        lora_tokens: int32 [T], the adapter of each token; rope_positions: int64 [T], position + rope_delta;
         block_table, num_blocks: one per KV group, made by `gather`;
         sampled: int32 [R · (1 + max_num_draft_tokens)], what `commit` reads.
     arena, packet: int32, see `foreword.device.layout`.
@@ -70,6 +74,8 @@ class DeviceRows:
             "input_ids": ((T,), "int32"),
             "positions": ((T,), "int64"),
             "req_indices": ((T,), "int32"),
+            "lora_tokens": ((T,), "int32"),
+            "rope_positions": ((T,), "int64"),
             "slot_mapping": ((G, T), "int64"),
             "idx_mapping": ((R,), "int32"),
             "num_computed_tokens": ((R,), "int32"),
@@ -95,7 +101,8 @@ class DeviceRows:
         self._core = core = native.PacketCore(
             {"token_ids": states.token_ids, **states._columns},
             states.sampling.stamp,
-            [getattr(states.sampling, name) for name in layout.SAMPLING],
+            [getattr(states.sampling, name) for name in layout.SAMPLING]
+            + [getattr(states, name) for name in layout.INPUTS],
             place.tokens_at,
             place.records_at,
             place.record_size,
@@ -190,29 +197,46 @@ class DeviceRows:
         for name, values in self.tensors.items():
             if name == "sampled" or (name == "dcp_local_seq_lens" and self.states.context_parallel is None):
                 continue
-            extent = EXTENTS[FIELDS[name].shape[0]]
+            field = FIELDS["positions" if name == "rope_positions" else name]
+            extent, per_group = EXTENTS[field.shape[0]], field.per_group
             size = getattr(step, extent.scalar) + extent.extra
-            per_group = FIELDS[name].per_group
             found[name] = [_host(v[:size]) for v in values] if per_group else _host(values[:size])
         return found
 
     def check(self, batch: InputBatch) -> None:
-        """Compare the tensors that the device prepared with those of the host's batch, which must be resolved.
+        """Compare the tensors that the device prepared last with those of the host's batch, which must be resolved.
         PlanError for the first that differs.
         """
-        for name, values in self.read_back(buffers_of(batch)).items():
-            if name in GATHERED and not is_gathered(batch):
-                continue
-            expected = tensor(batch, name)
-            pairs = zip(values, expected, strict=True) if isinstance(values, list) else [(values, expected)]
-            for g, (mine, theirs) in enumerate(pairs):
-                if (differs := mine != theirs).any():
-                    at = tuple(np.argwhere(differs)[0])
-                    raise PlanError(
-                        "the device prepared another step than the host", step=batch.step,
-                        tensor=f"{name}[{g}]" if isinstance(values, list) else name, index=int(at[0]),
-                        expected=theirs[at].item(), got=mine[at].item(),
-                    )  # fmt: skip
+        compare(self.read_back(buffers_of(batch)), batch)
+
+
+def compare(found: Mapping[str, AnyArray | list[AnyArray]], batch: InputBatch) -> None:
+    """PlanError for the first tensor of `DeviceRows.read_back` that differs from the host's resolved batch."""
+    for name, values in found.items():
+        if name in GATHERED and not is_gathered(batch):
+            continue
+        expected = _expected(batch, name)
+        pairs = zip(values, expected, strict=True) if isinstance(values, list) else [(values, expected)]
+        for g, (mine, theirs) in enumerate(pairs):
+            if (differs := mine != theirs).any():
+                at = tuple(np.argwhere(differs)[0])
+                raise PlanError(
+                    "the device prepared another step than the host", step=batch.step,
+                    tensor=f"{name}[{g}]" if isinstance(values, list) else name, index=int(at[0]),
+                    expected=theirs[at].item(), got=mine[at].item(),
+                )  # fmt: skip
+
+
+def _expected(batch: InputBatch, name: str) -> AnyArray | tuple[AnyArray, ...]:
+    """The host's tensor of this name."""
+    column = {"lora_tokens": batch.states.lora_id, "rope_positions": batch.states.rope_delta}.get(name)
+    if column is None:
+        expected: AnyArray | tuple[AnyArray, ...] = tensor(batch, name)
+        return expected
+    of_tokens = np.zeros(batch.num_tokens_padded, column.dtype)
+    of_requests = np.where(row_generation(batch) >= 0, column[batch.idx_mapping], 0)
+    of_tokens[: batch.num_tokens] = of_requests[batch.req_indices]
+    return of_tokens if name == "lora_tokens" else batch.positions + of_tokens
 
 
 def _host(values: Tensor) -> AnyArray:

@@ -48,6 +48,6 @@ class DeviceSampler:
             vocab_size, BLOCK=_BLOCK,
         )  # fmt: skip
         rows.api.launch(
-            "verify_drafts", (-(-num_reqs // 128),), rows.packet, tensors["cu_num_logits"], self.drawn,
-            tensors["sampled"], WIDTH=rows.width, BLOCK=128,
+            "verify_drafts", (-(-num_reqs // 128),), rows.arena, rows.packet, place.records_at, place.record_size,
+            tensors["cu_num_logits"], self.drawn, tensors["sampled"], WIDTH=rows.width, BLOCK=128,
         )  # fmt: skip

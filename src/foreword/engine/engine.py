@@ -140,7 +140,7 @@ class Engine:
             encoder=encoder,
             most_new_tokens=limits.max_num_batched_tokens,
         )
-        self._planned: InFlightStep | None = None  # prepared during the last step, and not resolved yet
+        self._planned: InFlightStep | None = None  # prepared during the last step, maybe launched, and not resolved yet
         self._committing: InFlightStep | None = None
         changes = ("add", "abort", "step", "reset_prefix_cache", "load_lora", "drop_lora")
         self._transaction = Transaction(self, changes, self._restore)
@@ -295,13 +295,20 @@ class Engine:
             return
         if self.observers.members:
             self.observers.notify("step_planned", step.plan, step.batch)
-        pending = self.pipeline.launch(step)
-        planning = None
+        if step.pending is None:
+            self.pipeline.launch(step)
+        planning, planned, error = None, None, None
         if self.config.async_scheduling:
             advance(self.states, step.batch)
-            planning = self.pipeline.overlap(partial(self._plan, step.plan))
-        sampled = pending.result()
-        planned, error = planning.wait() if planning is not None else (None, None)
+            if step.runs_ahead and self.speculation is None:
+                planned = self._plan(step.plan)
+                if planned is not None:
+                    self.pipeline.launch_ahead(planned)
+            else:
+                planning = self.pipeline.overlap(partial(self._plan, step.plan))
+        sampled = step.result()
+        if planning is not None:
+            planned, error = planning.wait()
         if self.observers.members:
             self.observers.notify("step_ran", step.plan, step.batch, sampled)
         self._commit(step, sampled)

@@ -3,12 +3,16 @@
     depth 1     prepare t ─▶ run t ─▶ commit t ─▶ prepare t+1 ─▶ run t+1 …
     depth 2     run t ──────────────▶ commit t ─▶ resolve t+1 ─▶ run t+1 ───────────▶ …      caller
                 └─ plan, prepare t+1 ┄┄┄┄┄┄┄┄┄┄┄┄┘               └─ plan, prepare t+2 ┄      planner thread
+    ahead       plan, prepare, launch t+1 ─▶ await t ─▶ commit t ─▶ resolve t+1 ─▶ launch t+2 ─▶ …      caller
+                t ──────────────────────────▶ t+1 ─────────────────────────────▶ t+2 …                 device
 
 A host executor computes in the caller's thread and releases the interpreter lock, so that no thread has to wake up
-between two runs.
+between two runs. A device that keeps the samples of a step is given the next step before they are read
+(`Executor.runs_ahead`).
 
 Resolving updates a step prepared early with the committed samples: tokens replace placeholders, proposed drafts fill
-the reserved draft slots, and unused slots and ended requests are left out.
+the reserved draft slots, and unused slots and ended requests are left out. What a step that was launched ahead sampled
+for ended requests is dropped.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from foreword.arrays import I64
 from foreword.batch import (
     Check,
     InputBatch,
@@ -29,17 +34,30 @@ from foreword.batch import (
 from foreword.engine.grammar_thread import GrammarThread
 from foreword.engine.planner_thread import PlannerThread
 from foreword.executors import Executor, PendingStep
-from foreword.sampling import Grammar, Processors
+from foreword.sampling import Grammar, Processors, Sampled, StepSampling
 from foreword.scheduler import StepPlan
 
 
 @dataclass(slots=True, eq=False)
 class InFlightStep:
-    """A planned and prepared step."""
+    """A planned and prepared step.
+
+    pending: None before it is launched. runs_ahead: see `Executor.runs_ahead`, once it is launched.
+    kept: of the requests that it was launched with, those that had not ended when it was resolved; None: all.
+    """
 
     plan: StepPlan
     batch: InputBatch
     buffers: InputBuffers
+    pending: PendingStep | None = None
+    runs_ahead: bool = False
+    kept: I64 | None = None
+
+    def result(self) -> Sampled:
+        """Wait for the samples of the requests in ``batch``."""
+        assert self.pending is not None
+        sampled = self.pending.result()
+        return sampled if self.kept is None else sampled.of_requests(self.kept)
 
 
 class Pipeline:
@@ -76,6 +94,8 @@ class Pipeline:
         if plan is step.plan:
             resolve(step.batch)
         else:
+            if step.pending is not None:
+                step.kept = self.states.live[step.plan.rows].nonzero()[0]
             step.plan, step.batch = plan, self._batch(plan, step.buffers)
 
     def _batch(self, plan: StepPlan, buffers: InputBuffers) -> InputBatch:
@@ -95,12 +115,23 @@ class Pipeline:
         for row in [row for row in self.grammars if not self.states.live[row]]:
             del self.grammars[row]
 
-    def launch(self, step: InFlightStep) -> PendingStep:
+    def launch(self, step: InFlightStep) -> None:
         """Start the step on the executor; its token masks are computed meanwhile."""
         batch, masks = step.batch, None
         if self.grammars:
             masks = self.grammar_thread.masks(batch, self.grammars, self.states.vocab_size)
-        return self.executor.launch(batch, self.processors.step(sampling_metadata(batch), masks))
+        self._launch(step, self.processors.step(sampling_metadata(batch), masks))
+
+    def launch_ahead(self, step: InFlightStep) -> None:
+        """Start a step that is not resolved, unless its sampling needs the tokens of the step before."""
+        if not self.grammars:
+            sampling = self.processors.step(sampling_metadata(step.batch), None)
+            if self.executor.runs_ahead(sampling):
+                self._launch(step, sampling)
+
+    def _launch(self, step: InFlightStep, sampling: StepSampling) -> None:
+        step.runs_ahead = self.executor.runs_ahead(sampling)
+        step.pending = self.executor.launch(step.batch, sampling)
 
     def overlap(self, work: Callable[[], InFlightStep | None]) -> PlannerThread[InFlightStep]:
         """Run ``work`` in the planner thread, while the caller waits for a step."""

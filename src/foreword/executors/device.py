@@ -3,29 +3,85 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from foreword.arrays import I32
-from foreword.batch import BlockOps, InputBatch, PaddingBuckets
+from foreword.arrays import I32, I64, AnyArray
+from foreword.batch import BlockOps, InputBatch, PaddingBuckets, mrope_positions, prompt_embeds
+from foreword.batch.features.lora import LoraMapping
+from foreword.batch.features.multimodal import prefilling_with
 from foreword.batch.step.tensors import buffers_of
 from foreword.batch.values.block_ops import NO_BLOCK_OPS
 from foreword.device.api import DeviceApi, Graph, Tensor
+from foreword.device.layout import NO_TOKEN
 from foreword.device.ring import PacketSlot
-from foreword.device.rows import DeviceRows
+from foreword.device.rows import DeviceRows, compare
 from foreword.device.sampling import DeviceSampler
 from foreword.errors import ConfigError
 from foreword.executors.executor import Capability, check_inputs
+from foreword.models.lora import LoraAdapter
 from foreword.sampling import BadLogitsError, Sampled, Sampler, StepSampling
 from foreword.sampling.sampler import Failure
 
 
-class DeviceModel(Protocol):
-    """A forward pass that reads `DeviceRows.tensors`, and keys and values of its own."""
+class StepInputs(NamedTuple):
+    """What few steps read beside the rows.
 
-    def forward(self, rows: DeviceRows, num_tokens: int, num_reqs: int, num_logits: int) -> Tensor:
+    has_adapters: whether some request of the step has an adapter. embeds: int64 [N] tokens, and their vectors
+    [N, hidden] in place of embedding rows. mrope: int64 [mrope_dims, T], the rotary positions of a step with prompts
+    that bring them; otherwise they are ``rope_positions`` in every dimension.
+    """
+
+    has_adapters: bool = False
+    embeds: tuple[I64, AnyArray] | None = None
+    mrope: I64 | None = None
+
+    @property
+    def may_be_captured(self) -> bool:
+        """Whether all that it reads is in the rows."""
+        return self.embeds is None and self.mrope is None
+
+
+TEXT = StepInputs()
+
+
+class ModelAdapters(Protocol):
+    """The LoRA adapters that a model holds."""
+
+    def load(self, lora_id: int, adapter: LoraAdapter) -> int:
+        """See `LoraExecutor.load_lora`."""
+        ...
+
+    def drop(self, lora_id: int) -> None:
+        """See `LoraExecutor.drop_lora`."""
+        ...
+
+    def mapping(self, batch: InputBatch) -> LoraMapping | None:
+        """The adapters of a batch, None if no token has one. PlanError for a number without an adapter."""
+        ...
+
+
+class DeviceModel(Protocol):
+    """A forward pass that reads `DeviceRows.tensors`, and keys and values of its own.
+
+    hidden_size: width of the prompt embeddings that it reads, 0 for none. mrope_dims: dimensions of its M-RoPE
+    positions, 0 for none. adapters: None if it runs none.
+    """
+
+    @property
+    def hidden_size(self) -> int: ...
+
+    @property
+    def mrope_dims(self) -> int: ...
+
+    @property
+    def adapters(self) -> ModelAdapters | None: ...
+
+    def forward(
+        self, rows: DeviceRows, num_tokens: int, num_reqs: int, num_logits: int, inputs: StepInputs = TEXT
+    ) -> Tensor:
         """Launch a step of these padded sizes. The logits [num_logits, V] at tokens
-        ``rows.tensors["logits_indices"][:num_logits]``. It is captured: it must not read a tensor on the host, and what
-        it allocates belongs to the graph.
+        ``rows.tensors["logits_indices"][:num_logits]``. It is captured, unless ``inputs`` has arrays: it must not read
+        a tensor on the host, and what it allocates belongs to the graph.
         """
         ...
 
@@ -49,19 +105,23 @@ class DeviceExecutor:
     buckets: the sizes that graphs are captured for; larger steps run without a graph.
     """
 
-    hidden_size = 0
     extra_size = 0
-    mrope_dims = 0
     reads_gathered_tables = False
-    capabilities: frozenset[Capability] = frozenset({Capability.GRAMMAR})
 
     def __init__(self, model: DeviceModel, api: DeviceApi, *, buckets: PaddingBuckets | None = None) -> None:
         self.model, self.api, self.buckets = model, api, buckets
+        self.hidden_size, self.mrope_dims = model.hidden_size, model.mrope_dims
+        has = {
+            Capability.LORA: model.adapters is not None,
+            Capability.PROMPT_EMBEDS: self.hidden_size > 0,
+            Capability.MROPE: self.mrope_dims > 0,
+        }
+        self.capabilities = frozenset({Capability.GRAMMAR, *(one for one in has if has[one])})
         self._host_sampler = Sampler()
         self._rows: DeviceRows | None = None
         self._sampler: DeviceSampler | None = None
         self._padded = lru_cache(4096)(self._find_padded)
-        self._graphs: dict[tuple[int, int], Graph | None] = {}
+        self._graphs: dict[tuple[int, int, bool], Graph | None] = {}  # by padded size, and whether with adapters
 
     def pad_for(self, num_tokens: int, num_reqs: int) -> tuple[int, int] | None:
         """The size of the smallest graph that holds the step; None without one."""
@@ -74,25 +134,38 @@ class DeviceExecutor:
         is_uniform = decode_len > 0 and decode_len * num_reqs == num_tokens
         return self.buckets.pad_for(num_tokens, num_reqs, decode_len if is_uniform else None)
 
-    def launch(self, batch: InputBatch, sampling: StepSampling) -> DeviceStep:
+    def runs_ahead(self, sampling: StepSampling) -> bool:
+        """Whether the device samples: then it also commits the samples to its rows."""
+        sampler = self._sampler
+        return (
+            sampler is not None
+            and sampling.masks is None
+            and not sampling.processors
+            and sampler.supports(sampling.metadata.needs)
+        )
+
+    def launch(self, batch: InputBatch, sampling: StepSampling) -> DeviceStep | HostSampledStep:
         """See `Executor.launch`. ConfigError for a batch of other states than the first one's."""
         check_inputs(batch, self.capabilities)
         rows, sampler = self._rows, self._sampler
         if rows is None or sampler is None or rows.states is not batch.states:
             rows, sampler = self._bind(batch)
+        states, inputs = batch.states, TEXT
+        if states.loras or states.extras:
+            inputs = self._inputs(batch)
         if batch.block_ops is not NO_BLOCK_OPS:
             self.apply_block_ops(batch.block_ops)
         slot = rows.send(buffers_of(batch))
         tokens, reqs = batch.num_tokens_padded, batch.num_reqs_padded
-        if sampling.masks is None and not sampling.processors and sampler.supports(sampling.metadata.needs):
-            self._run(rows, sampler, tokens, reqs)
+        if self.runs_ahead(sampling):
+            self._run(rows, sampler, tokens, reqs, inputs)
             size = batch.num_reqs * rows.width
             self.api.copy(slot.sampled[:size], rows.tensors["sampled"][:size])
             slot.launched()
             return DeviceStep(rows, batch, slot)
         rows.prepare(tokens, reqs)
-        logits = self.model.forward(rows, tokens, reqs, _num_logits(rows, tokens, reqs))
-        return DeviceStep(rows, batch, slot, self._host_sampler, sampling, logits)
+        logits = self.model.forward(rows, tokens, reqs, _num_logits(rows, tokens, reqs), inputs)
+        return HostSampledStep(rows, batch, slot, self._host_sampler, sampling, logits)
 
     def apply_block_ops(self, ops: BlockOps) -> None:
         """See `Executor.apply_block_ops`."""
@@ -104,6 +177,35 @@ class DeviceExecutor:
     def close(self) -> None:
         """See `Executor.close`: it has no processes."""
 
+    def load_lora(self, lora_id: int, adapter: LoraAdapter) -> int:
+        """See `LoraExecutor.load_lora`. Graphs of steps with adapters are captured anew."""
+        size = self._adapters.load(lora_id, adapter)
+        self._forget_adapters()
+        return size
+
+    def drop_lora(self, lora_id: int) -> None:
+        """See `LoraExecutor.drop_lora`."""
+        self._adapters.drop(lora_id)
+        self._forget_adapters()
+
+    @property
+    def _adapters(self) -> ModelAdapters:
+        assert self.model.adapters is not None, "the engine refuses adapters without the capability"
+        return self.model.adapters
+
+    def _forget_adapters(self) -> None:
+        self._graphs = {key: graph for key, graph in self._graphs.items() if not key[2]}
+
+    def _inputs(self, batch: InputBatch) -> StepInputs:
+        """What the batch has beside text. The positions of a prompt are known in a batch that is not resolved."""
+        extras, embeds, mrope = batch.states.extras, None, None
+        if extras.prompt_embeds and len((found := prompt_embeds(batch, self.hidden_size))[0]):
+            embeds = found
+        if prefilling_with(extras.mrope_positions, batch):
+            mrope = mrope_positions(batch, self.mrope_dims)[:, : batch.num_tokens]
+        has_adapters = bool(batch.states.loras) and self._adapters.mapping(batch) is not None
+        return StepInputs(has_adapters, embeds, mrope)
+
     def _bind(self, batch: InputBatch) -> tuple[DeviceRows, DeviceSampler]:
         if self._rows is not None:
             raise ConfigError("a DeviceExecutor holds the rows of one engine: make one per engine")
@@ -112,9 +214,10 @@ class DeviceExecutor:
         self._sampler = DeviceSampler(self._rows)
         return self._rows, self._sampler
 
-    def _run(self, rows: DeviceRows, sampler: DeviceSampler, tokens: int, reqs: int) -> None:
+    def _run(self, rows: DeviceRows, sampler: DeviceSampler, tokens: int, reqs: int, inputs: StepInputs) -> None:
         """Launch the step: without a graph the first time, then captured, then replayed."""
-        graph = self._graphs.get((tokens, reqs))
+        key = tokens, reqs, inputs.has_adapters
+        graph = self._graphs.get(key) if inputs.may_be_captured else None
         if graph is not None:
             graph.replay()
             return
@@ -122,22 +225,53 @@ class DeviceExecutor:
         def work() -> None:
             num_logits = _num_logits(rows, tokens, reqs)
             rows.prepare(tokens, reqs)
-            logits = self.model.forward(rows, tokens, reqs, num_logits)
+            logits = self.model.forward(rows, tokens, reqs, num_logits, inputs)
             sampler.sample(logits, num_logits=num_logits, num_reqs=reqs)
             rows.commit(reqs)
 
-        if self.buckets is None or tokens > self.buckets.sizes[-1]:
+        if self.buckets is None or tokens > self.buckets.sizes[-1] or not inputs.may_be_captured:
             work()
-        elif (tokens, reqs) in self._graphs:
-            graph = self._graphs[tokens, reqs] = self.api.capture(work)
+        elif key in self._graphs:
+            graph = self._graphs[key] = self.api.capture(work)
             graph.replay()
         else:
             work()
-            self._graphs[tokens, reqs] = None
+            self._graphs[key] = None
 
 
 class DeviceStep:
-    """A step of a `DeviceExecutor` in flight. With ``sampler`` it is sampled on the host, from ``logits``."""
+    """A step of a `DeviceExecutor` in flight, sampled on the device.
+
+    With ``check="full"`` of the batch, what the device prepared is read back at once, and compared with the batch once
+    that is resolved; a batch that requests have left is not compared.
+    """
+
+    __slots__ = ("_batch", "_has_drafts", "_num_reqs", "_prepared", "_slot", "_width")
+
+    def __init__(self, rows: DeviceRows, batch: InputBatch, slot: PacketSlot) -> None:
+        self._batch, self._slot, self._num_reqs, self._width = batch, slot, batch.num_reqs, rows.width
+        self._has_drafts = rows.width > 1 and len(batch.draft_token_ids) > 0
+        self._prepared = rows.read_back(buffers_of(batch)) if batch._check == "full" else None
+
+    def result(self) -> Sampled:
+        """Wait for the samples."""
+        if self._prepared is not None and self._batch.is_current:
+            compare(self._prepared, self._batch)
+        self._slot.wait()
+        tokens = self._slot.sampled_array[: self._num_reqs * self._width].copy()
+        if self._width > 1:
+            table = tokens.reshape(-1, self._width)
+            tokens = table if self._has_drafts else table[:, 0].copy()
+        failures: dict[int, Failure] = {}
+        if tokens.size and tokens.min() == NO_TOKEN:
+            failed = tokens.reshape(self._num_reqs, -1)[:, 0] == NO_TOKEN
+            failures = dict.fromkeys(failed.nonzero()[0].tolist(), BadLogitsError)
+            tokens[tokens == NO_TOKEN] = -1
+        return Sampled(tokens, {}, failures=failures)
+
+
+class HostSampledStep:
+    """A step of a `DeviceExecutor` in flight, whose logits are sampled on the host."""
 
     __slots__ = ("_batch", "_logits", "_rows", "_sampler", "_sampling", "_slot")
 
@@ -146,33 +280,20 @@ class DeviceStep:
         rows: DeviceRows,
         batch: InputBatch,
         slot: PacketSlot,
-        sampler: Sampler | None = None,
-        sampling: StepSampling | None = None,
-        logits: Tensor = None,
+        sampler: Sampler,
+        sampling: StepSampling,
+        logits: Tensor,
     ) -> None:
         self._rows, self._batch, self._slot = rows, batch, slot
         self._sampler, self._sampling, self._logits = sampler, sampling, logits
 
     def result(self) -> Sampled:
-        """Wait for the samples. With ``check="full"`` of the batch, what the device prepared is compared with it."""
+        """Sample the logits, and commit the tokens to the device's rows. With ``check="full"`` of the batch, what the
+        device prepared is compared with it.
+        """
         batch, rows, slot = self._batch, self._rows, self._slot
         if batch._check == "full":
             rows.check(batch)
-        if self._sampler is not None:
-            return self._sampled_on_host()
-        slot.wait()
-        tokens = slot.sampled_array[: batch.num_reqs * rows.width].copy()
-        if rows.width > 1:
-            table = tokens.reshape(-1, rows.width)
-            tokens = table if len(batch.draft_token_ids) else table[:, 0].copy()
-        first = tokens if tokens.ndim == 1 else tokens[:, 0]
-        return Sampled(tokens, {}, failures=_failures(batch, first) if len(first) and first.min() < 0 else {})
-
-    def _sampled_on_host(self) -> Sampled:
-        """Sample the logits, and commit the tokens to the device's rows."""
-        batch, rows, slot = self._batch, self._rows, self._slot
-        assert self._sampler is not None
-        assert self._sampling is not None
         logits = self._logits.float().cpu().numpy() if hasattr(self._logits, "cpu") else self._logits
         sampled = self._sampler.sample(batch, logits[: len(batch.logits_indices)], self._sampling)
         table = sampled.token_ids.reshape(batch.num_reqs, -1)
@@ -187,9 +308,3 @@ class DeviceStep:
 def _num_logits(rows: DeviceRows, tokens: int, reqs: int) -> int:
     """Rows of logits of a step of these padded sizes."""
     return min(tokens, reqs * rows.width, rows.max_num_logits)
-
-
-def _failures(batch: InputBatch, first: I32) -> dict[int, Failure]:
-    """The requests whose logits gave no token; not those whose token is discarded."""
-    samples = batch.seq_lens[: len(first)] - batch.num_draft_tokens >= batch.states.num_tokens[batch.idx_mapping]
-    return dict.fromkeys(((first < 0) & samples).nonzero()[0].tolist(), BadLogitsError)

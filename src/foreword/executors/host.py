@@ -67,6 +67,10 @@ class HostExecutor(ABC):
         """No padding."""
         return None
 
+    def runs_ahead(self, sampling: StepSampling) -> bool:
+        """No: the samples of a step are in host memory."""
+        return False
+
     def launch(self, batch: InputBatch, sampling: StepSampling) -> HostStep:
         """See `Executor.launch`."""
         check_inputs(batch, self.capabilities)

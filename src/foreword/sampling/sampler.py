@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from foreword.arrays import F32, I32
+from foreword.arrays import F32, I32, I64
 from foreword.batch import InputBatch
 from foreword.batch.step.tensors import buffers_of
 from foreword.errors import PlanError
@@ -41,6 +41,17 @@ class Sampled:
     prompt_logprobs: dict[int, list[tuple[int, TokenLogprobs]]] = field(default_factory=dict)
     failures: dict[int, Failure] = field(default_factory=dict)
     pooled: dict[int, F32] = field(default_factory=dict)
+
+    def of_requests(self, batch_indices: I64) -> Sampled:
+        """What was drawn for these requests of the batch, in this order, as of a batch of them alone."""
+        kept = batch_indices.tolist()
+        return Sampled(
+            self.token_ids[batch_indices],
+            {i: self.logprobs[b] for i, b in enumerate(kept) if b in self.logprobs},
+            self.prompt_logprobs,
+            {i: self.failures[b] for i, b in enumerate(kept) if b in self.failures},
+            {i: self.pooled[b] for i, b in enumerate(kept) if b in self.pooled},
+        )
 
 
 class Sampler:

@@ -164,6 +164,11 @@ class BatchTensors:
         self._check = check
         self.step = states._step + 1
 
+    @property
+    def is_current(self) -> bool:
+        """Whether no other step was prepared in its buffers: its tensors can be read."""
+        return self._generation == self._buffers.generation
+
     def _check_alive(self) -> None:
         """StaleBatchError after the next `prepare_inputs` on the buffers."""
         if self._generation != self._buffers.generation:

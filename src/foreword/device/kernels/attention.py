@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 
 from foreword.device import layout
+from foreword.device.kernels.fp8 import decode
 
 HEADER = tl.constexpr(layout.HEADER_SIZE)
 GROUP = tl.constexpr(layout.GROUP_SIZE)
@@ -13,11 +14,11 @@ NEGATIVE = tl.constexpr(-1.0e30)  # a score that is not seen: no infinities, who
 
 @triton.jit
 def attend(
-    state, packet, groups, group, records_at, record_size, queries, keys, values, sinks, out, partial, scale, softcap,
-    num_splits, key_stride, value_stride,
+    state, packet, groups, group, records_at, record_size, queries, keys, values, key_scales, value_scales, sinks, out,
+    partial, scale, softcap, num_splits, key_stride, value_stride, scale_stride,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, VALUE_DIM: tl.constexpr, WINDOW: tl.constexpr,
-    SOFTCAP: tl.constexpr, SINKS: tl.constexpr, SPLIT: tl.constexpr, DOT: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_VALUE: tl.constexpr,
+    SOFTCAP: tl.constexpr, SINKS: tl.constexpr, SPLIT: tl.constexpr, FP8: tl.constexpr, DOT: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_VALUE: tl.constexpr,
 ):  # fmt: skip
     """Queries in tiles of Q = BLOCK_M // (HEADS // KV_HEADS) tokens of one request, with all heads that share keys.
 
@@ -26,6 +27,7 @@ def attend(
     VALUE_DIM], key_stride or value_stride apart.
     sinks: [HEADS], a score per head that takes its part of the softmax and has no value. A query at position p sees the
     keys in (p − WINDOW, p]; WINDOW 0: all up to p.
+    FP8, key_scales, value_scales: see `write_keys`.
     DOT: the type of the products' operands; sums are float32 always.
     SPLIT: each of num_splits programs takes a part of the keys and writes to partial, float32
     [num_splits, Tp, HEADS, VALUE_DIM + 2]: values not divided by the sum, the maximum, the sum; `merge_splits` follows.
@@ -86,7 +88,12 @@ def attend(
             head_at = key % size * KV_HEADS + kv_head
             key_at = block * key_stride + head_at * DIM
             k = tl.load(keys + key_at[None, :] + d[:, None], mask=inside[None, :] & (d < DIM)[:, None], other=0.0)
+            if FP8:
+                k = decode(k)
             score = tl.dot(q, k.to(DOT), input_precision="ieee") * scale
+            if FP8:
+                scale_at = block * scale_stride + head_at
+                score *= tl.load(key_scales + scale_at, mask=inside, other=0.0)[None, :]
             if SOFTCAP:
                 score = softcap * (2.0 * tl.sigmoid(2.0 * score / softcap) - 1.0)
             seen = (key[None, :] <= position[:, None]) & inside[None, :] & real[:, None]
@@ -98,8 +105,11 @@ def attend(
             kept = tl.exp(top - new)
             total = total * kept + tl.sum(weight, 1)
             value_at = (block * value_stride + head_at * VALUE_DIM)[:, None] + dv[None, :]
-            v = tl.load(values + value_at, mask=inside[:, None] & (dv < VALUE_DIM)[None, :], other=0.0).to(DOT)
-            sums = sums * kept[:, None] + tl.dot(weight.to(DOT), v, input_precision="ieee")
+            v = tl.load(values + value_at, mask=inside[:, None] & (dv < VALUE_DIM)[None, :], other=0.0)
+            if FP8:
+                v = decode(v)
+                weight *= tl.load(value_scales + scale_at, mask=inside, other=0.0)[None, :]
+            sums = sums * kept[:, None] + tl.dot(weight.to(DOT), v.to(DOT), input_precision="ieee")
             top = new
         valid = real[:, None] & (dv < VALUE_DIM)[None, :]
         if SPLIT:

@@ -3,13 +3,17 @@
 import triton
 import triton.language as tl
 
+from foreword.device.kernels.fp8 import LARGEST, encode
+
+SMALLEST = tl.constexpr(1e-30)  # of the largest number of a head: no division by zero
+
 
 @triton.jit
 def write_keys(
-    packet, qkv, queries, keys, values, slot_mapping, positions, cos, sin, q_norm, k_norm, eps,
-    qkv_stride, block_size, key_stride, value_stride,
+    packet, qkv, queries, keys, values, key_scales, value_scales, slot_mapping, positions, cos, sin, q_norm, k_norm,
+    eps, qkv_stride, block_size, key_stride, value_stride, scale_stride,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, VALUE_DIM: tl.constexpr, PAIRS: tl.constexpr,
-    NORM: tl.constexpr, BLOCK_DIM: tl.constexpr,
+    NORM: tl.constexpr, FP8: tl.constexpr, BLOCK_DIM: tl.constexpr,
 ):  # fmt: skip
     """For each token: queries[t] = rope(norm(q)); at its slot keys = rope(norm(k)), values = v. Grid (Tp, heads), with
     HEADS + 2 · KV_HEADS programs in the second axis.
@@ -18,6 +22,8 @@ def write_keys(
     HEADS, DIM]. keys, values: blocks of [block_size, KV_HEADS, DIM or VALUE_DIM], key_stride or value_stride apart; a
     slot of −1 is not written. cos, sin: float32 [M, PAIRS], the
     rotation of the pairs (j, j + PAIRS) at each position, scale included; PAIRS 0: none.
+    FP8: keys and values are uint8 (`foreword.device.kernels.fp8`), divided by a scale of each token and head:
+    key_scales, value_scales: float32 blocks of [block_size, KV_HEADS], scale_stride apart.
     NORM: x / sqrt(mean(x²) + eps) · w first, with q_norm and k_norm [DIM].
     """
     t = tl.program_id(0)
@@ -49,11 +55,20 @@ def write_keys(
                 to = queries + (t.to(tl.int64) * HEADS + head) * DIM
                 tl.store(to + d, x.to(queries.dtype.element_ty), mask=inside)
             elif slot >= 0:
+                if FP8:
+                    scale = tl.maximum(tl.max(tl.abs(x), 0), SMALLEST) / LARGEST
+                    tl.store(key_scales + block * scale_stride + offset * KV_HEADS + head - HEADS, scale)
+                    x = encode(x / scale)
                 to = keys + block * key_stride + (offset * KV_HEADS + head - HEADS) * DIM
                 tl.store(to + d, x.to(keys.dtype.element_ty), mask=inside)
         elif slot >= 0:
             kv_head = head - HEADS - KV_HEADS
             inside = d < VALUE_DIM
             x = tl.load(base + (HEADS + KV_HEADS) * DIM + kv_head * VALUE_DIM + d, mask=inside, other=0.0)
+            if FP8:
+                x = x.to(tl.float32)
+                scale = tl.maximum(tl.max(tl.abs(x), 0), SMALLEST) / LARGEST
+                tl.store(value_scales + block * scale_stride + offset * KV_HEADS + kv_head, scale)
+                x = encode(x / scale)
             to = values + block * value_stride + (offset * KV_HEADS + kv_head) * VALUE_DIM
             tl.store(to + d, x.to(values.dtype.element_ty), mask=inside)

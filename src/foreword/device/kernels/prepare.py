@@ -9,13 +9,15 @@ HEADER = tl.constexpr(layout.HEADER_SIZE)
 GROUP = tl.constexpr(layout.GROUP_SIZE)
 NUM_TOKENS = tl.constexpr(layout.NUM_TOKENS)
 NUM_COMPUTED = tl.constexpr(layout.NUM_COMPUTED)
+LORA_ID = tl.constexpr(layout.LORA_ID)
+ROPE_DELTA = tl.constexpr(layout.ROPE_DELTA)
 PREFILL_LEN = tl.constexpr(layout.PREFILL_LEN)
 
 
 @triton.jit
 def prepare_step(
     state, packet, groups, tokens_at, max_model_len, records_at, record_size, max_tokens, max_logits, token_programs,
-    input_ids, positions, req_indices, slot_mapping,
+    input_ids, positions, req_indices, lora_tokens, rope_positions, slot_mapping,
     idx_mapping, num_computed_tokens, is_prefilling, seq_lens, dcp_local_seq_lens, query_start_loc, cu_num_logits,
     logits_indices, expanded_idx_mapping, expanded_local_pos,
     cp_size, cp_rank, cp_interleave,
@@ -62,6 +64,9 @@ def prepare_step(
         tl.store(input_ids + t, tl.where(is_draft, tl.maximum(draft, 0), token), mask=in_step)
         tl.store(positions + t, position.to(tl.int64), mask=in_step)
         tl.store(req_indices + t, of, mask=in_step)
+        tl.store(lora_tokens + t, tl.load(token_record + LORA_ID, mask=is_live, other=0), mask=in_step)
+        rotary = position + tl.load(token_record + ROPE_DELTA, mask=is_live, other=0)
+        tl.store(rope_positions + t, rotary.to(tl.int64), mask=in_step)
         num_logits = tl.load(packet + 4)
         pad = (t >= num_logits) & in_step & (t < max_logits)
         tl.store(logits_indices + t, tl.zeros([BLOCK], tl.int64), mask=pad)

@@ -9,7 +9,9 @@ from foreword.batch.state.sampling_columns import Need
 from foreword.device import layout
 
 HEADER = tl.constexpr(layout.HEADER_SIZE)
+NO_TOKEN = tl.constexpr(layout.NO_TOKEN)
 NUM_TOKENS = tl.constexpr(layout.NUM_TOKENS)
+NUM_COMPUTED = tl.constexpr(layout.NUM_COMPUTED)
 PROMPT_LEN = tl.constexpr(layout.PROMPT_LEN)
 NEEDS = tl.constexpr(layout.NEEDS)
 TEMPERATURE = tl.constexpr(layout.TEMPERATURE)
@@ -226,21 +228,31 @@ def draw_tokens(
 
 
 @triton.jit
-def verify_drafts(packet, cu_num_logits, drawn, sampled, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """sampled[b] = the tokens of request b up to the first whose draft differs, padded with −1. Grid
-    (ceil(Bp / BLOCK),). sampled: int32 [Bp, WIDTH].
+def verify_drafts(
+    state, packet, records_at, record_size, cu_num_logits, drawn, sampled, WIDTH: tl.constexpr, BLOCK: tl.constexpr
+):
+    """sampled[b] = the tokens of request b up to the first whose draft differs, padded with −1; NO_TOKEN first where a
+    request that samples has none. Grid (ceil(Bp / BLOCK),). sampled: int32 [Bp, WIDTH].
     """
     b = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     reqs = tl.load(packet + 2)
     real = b < tl.load(packet)
     cu_drafts = packet + HEADER + reqs + reqs + 1
     drafts = cu_drafts + reqs + 1 + tl.load(packet + 1)
+    row = tl.load(packet + HEADER + b, mask=real, other=-1)
+    record = state + records_at + tl.maximum(row, 0).to(tl.int64) * record_size
+    query_start = packet + HEADER + reqs
+    n = tl.load(query_start + b + 1, mask=real, other=0) - tl.load(query_start + b, mask=real, other=0)
     first_draft = tl.load(cu_drafts + b, mask=real, other=0)
     k = tl.load(cu_drafts + b + 1, mask=real, other=0) - first_draft
     first = tl.load(cu_num_logits + b, mask=real, other=0)
+    known = tl.load(record + NUM_TOKENS, mask=real, other=0)
+    samples = (row >= 0) & (tl.load(record + NUM_COMPUTED, mask=real, other=0) + n - k >= known)
     reached = real
     for j in tl.static_range(WIDTH):
         token = tl.load(drawn + first + j, mask=reached, other=-1)
+        if j == 0:
+            token = tl.where(samples & (token < 0), NO_TOKEN, token)
         tl.store(sampled + b * WIDTH + j, token, mask=b < reqs)
         draft = tl.load(drafts + first_draft + j, mask=reached & (j < k), other=-1)
         reached = reached & (j < k) & (token >= 0) & (draft == token)

@@ -42,6 +42,8 @@ class PagedCache:
 
     keys, values: of each of ``layers``, views [num_blocks, block_size, num_kv_heads, key_dim or value_dim].
     states: of each of ``recurrent``, views float32 [num_blocks, size].
+    scales: of each of ``layers`` with dtype torch.float8_e4m3fn, whose keys and values are these codes as uint8: those
+    of keys and those of values, views float32 [num_blocks, block_size, num_kv_heads]. Empty for another dtype.
 
     MemoryError if the blocks do not fit.
     """
@@ -57,19 +59,26 @@ class PagedCache:
         recurrent: Sequence[StateLayer] = (),
     ) -> None:
         self.layers, self.block_size, self.device = tuple(layers), block_size, torch.device(device)
+        has_scales = dtype is torch.float8_e4m3fn
         sizes = slot_sizes(layers, block_size, dtype, recurrent)
+        dtype = torch.uint8 if has_scales else dtype
         try:
             self._slots = [torch.zeros(num_blocks, size, dtype=dtype, device=device) for size in sizes]
         except RuntimeError:
             raise MemoryError(f"the KV pool of {num_blocks} blocks does not fit: use fewer") from None
         self.states = [self._slots[of.slot].view(torch.float32)[:, : of.size] for of in recurrent]
         self.keys, self.values = [], []
+        self.scales: list[tuple[torch.Tensor, torch.Tensor]] = []
         for layer in self.layers:
             keys, values = (block_size * layer.num_kv_heads * dim for dim in (layer.key_dim, layer.value_dim))
             shape = block_size, layer.num_kv_heads
             slot = self._slots[layer.slot]
             self.keys.append(slot[:, :keys].unflatten(1, (*shape, layer.key_dim)))
             self.values.append(slot[:, keys : keys + values].unflatten(1, (*shape, layer.value_dim)))
+            if has_scales:
+                count, first = block_size * layer.num_kv_heads, -(-(keys + values) // 4)
+                both = slot.view(torch.float32)[:, first : first + 2 * count].unflatten(1, (2, *shape))
+                self.scales.append((both[:, 0], both[:, 1]))
 
     def copy_blocks(self, sources: I32, destinations: I32) -> None:
         """Copy whole blocks in every layer. All sources are read before any destination is written."""
@@ -86,11 +95,15 @@ class PagedCache:
 def slot_sizes(
     layers: Sequence[KVLayer], block_size: int, dtype: torch.dtype, recurrent: Sequence[StateLayer] = ()
 ) -> list[int]:
-    """The numbers that each storage slot of a block holds, in ``dtype``: keys and values, or a state."""
+    """The numbers that each storage slot of a block holds, in ``dtype``: keys and values with their scales, or a
+    state.
+    """
     slots = [layer.slot for layer in layers] + [of.slot for of in recurrent]
     sizes = [0] * (1 + max(slots, default=-1))
     for layer in layers:
         size = block_size * layer.num_kv_heads * (layer.key_dim + layer.value_dim)
+        if dtype is torch.float8_e4m3fn:
+            size = -(-size // 4) * 4 + 2 * 4 * block_size * layer.num_kv_heads
         sizes[layer.slot] = max(sizes[layer.slot], size)
     per_float = torch.float32.itemsize // dtype.itemsize
     for of in recurrent:

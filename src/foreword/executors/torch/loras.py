@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from foreword.batch import InputBatch, lora_mapping
+from foreword.batch.features.lora import LoraMapping
 from foreword.errors import PlanError
 from foreword.executors.torch.grouped import aligned, grouped
 from foreword.models.lora import LoraAdapter
@@ -47,6 +49,14 @@ class Factors:
         return Factors(a, b)
 
 
+class ProductChanges(Protocol):
+    """What the adapters of a step change in its products."""
+
+    def add(self, out: Tensor, x: Tensor, parts: Parts) -> Tensor:
+        """Add the changes of the product ``parts`` of x [T, in] to out [T, out], and return it."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class StepLoras:
     """The adapters of a step. tokens: int64 [N], those with an adapter, sorted by it; ends: int32 [adapters], where the
@@ -58,7 +68,7 @@ class StepLoras:
     ends: Tensor
 
     def add(self, out: Tensor, x: Tensor, parts: Parts) -> Tensor:
-        """Add the changes of the product ``parts`` of x [T, in] to out [T, out]."""
+        """See `ProductChanges.add`."""
         own = self.factors.get(parts)
         if own is None or not own.rank:
             return out
@@ -68,6 +78,7 @@ class StepLoras:
 class Loras:
     """The adapters that an executor holds, in the order of their numbers.
 
+    ids: int32, their numbers. factors: of each product.
     products: parts → the rows of each part that this rank has, and the columns, of the products that adapters may
     change. The rank holds the same of the adapters' factors.
     """
@@ -77,39 +88,57 @@ class Loras:
     ) -> None:
         self._products, self._device, self._dtype = products, device, dtype
         # One value, replaced in one assignment: an interrupt leaves the adapters as before a change or as after it.
-        self._held: tuple[list[int], dict[Parts, Factors]] = ([], {})
+        self._held: tuple[list[int], Tensor, dict[Parts, Factors]] = ([], self._ids([]), {})
+
+    def _ids(self, numbers: list[int]) -> Tensor:
+        return torch.tensor(numbers, dtype=torch.int32, device=self._device)
+
+    @property
+    def ids(self) -> Tensor:
+        return self._held[1]
+
+    @property
+    def factors(self) -> Mapping[Parts, Factors]:
+        return self._held[2]
 
     def load(self, lora_id: int, adapter: LoraAdapter) -> int:
         """Hold an adapter under a number that is free. Returns the bytes of its factors."""
-        ids, factors = self._held
+        ids, _, factors = self._held
         at = bisect_left(ids, lora_id)
         size, grown = 0, {}
         for parts, (outputs, inputs) in self._products.items():
             new = self._fused(adapter, parts, outputs, inputs)
             size += new.a.nbytes + new.b.nbytes
             grown[parts] = factors[parts].insert(at, new) if ids else new
-        self._held = [*ids[:at], lora_id, *ids[at:]], grown
+        ids = [*ids[:at], lora_id, *ids[at:]]
+        self._held = ids, self._ids(ids), grown
         return size
 
     def drop(self, lora_id: int) -> None:
         """Free an adapter, if it is held."""
-        ids, factors = self._held
+        ids, _, factors = self._held
         if lora_id in ids:
             rest = [i for i, own in enumerate(ids) if own != lora_id]
             left = {parts: Factors(own.a[rest], own.b[rest]) for parts, own in factors.items()}
-            self._held = [ids[i] for i in rest], left
+            ids = [ids[i] for i in rest]
+            self._held = ids, self._ids(ids), left
 
-    def of_step(self, batch: InputBatch) -> StepLoras | None:
+    def mapping(self, batch: InputBatch) -> LoraMapping | None:
         """The adapters of a batch, None if no token has one. PlanError for a number without an adapter."""
         if not batch.states.loras:
             return None
         mapping = lora_mapping(batch)
-        ids, factors = self._held
         for lora_id in mapping.active:
-            if lora_id not in ids:
+            if lora_id not in self._held[0]:
                 raise PlanError("no adapter has this number", step=batch.step, tensor="lora_id", got=lora_id)
-        if not mapping.active:
+        return mapping if mapping.active else None
+
+    def of_step(self, batch: InputBatch) -> StepLoras | None:
+        """The adapters of a batch, None if no token has one. PlanError for a number without an adapter."""
+        mapping = self.mapping(batch)
+        if mapping is None:
             return None
+        ids, _, factors = self._held
         of_tokens = mapping.tokens[: batch.num_tokens]
         tokens = np.argsort(of_tokens, kind="stable")[int((of_tokens == 0).sum()) :]
         ends = np.searchsorted(of_tokens[tokens], ids, side="right").astype(np.int32)

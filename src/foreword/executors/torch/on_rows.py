@@ -2,32 +2,48 @@
 
 from __future__ import annotations
 
+from typing import Literal, get_args
+
 import torch
 from torch import Tensor
 
-from foreword.device.attention import DeviceAttention
+from foreword.device.adapters import DeviceAdapters
+from foreword.device.attention import DeviceAttention, LayerCache
 from foreword.device.rows import DeviceRows
 from foreword.errors import ConfigError
+from foreword.executors.device import TEXT, StepInputs
 from foreword.executors.torch.attention import GatheredAttention
 from foreword.executors.torch.cache import PagedCache
 from foreword.executors.torch.decoder import Attention, Decoder
 from foreword.executors.torch.executor import cache_layers
+from foreword.executors.torch.loras import Loras, Parts
 from foreword.executors.torch.options import DType, device_of, dtype_of
 from foreword.executors.torch.step import Step
+from foreword.executors.torch.tensors import as_tensor
 from foreword.executors.torch.weights import Loader
 from foreword.models.spec import DecoderSpec, RopeSpec
 from foreword.models.weights import Weights
 
+KVFormat = Literal["auto", "fp8"]
+
 _DOT = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+
+
+def kv_dtype_of(name: str, dtype: torch.dtype) -> torch.dtype:
+    """The dtype of keys and values: "auto" is the model's. ConfigError for an unknown name."""
+    if name not in get_args(KVFormat):
+        raise ConfigError(f"kv_format={name!r:.80}: the device executor has {', '.join(map(repr, get_args(KVFormat)))}")
+    return torch.float8_e4m3fn if name == "fp8" else dtype
 
 
 class DecoderOnRows:
     """Runs ``spec`` with ``weights`` on ``device`` for `foreword.executors.device.DeviceExecutor`.
 
     The matrices are torch's products. Queries and keys are normed, rotated and written in one launch, and attention
-    reads the rows' block tables, so a layer is about nine launches. num_splits: see `DeviceAttention`.
+    reads the rows' block tables, so a layer is about nine launches; a product with adapters is two more.
+    num_splits: see `DeviceAttention`. kv_format: "fp8": keys and values in 8 bits, with a scale per token and head.
 
-    ConfigError for recurrent layers and M-RoPE, and as `TorchExecutor` for device and dtype.
+    ConfigError for recurrent layers and unknown formats, and as `TorchExecutor` for device and dtype.
     """
 
     def __init__(
@@ -39,34 +55,52 @@ class DecoderOnRows:
         block_size: int,
         device: str = "cuda",
         dtype: DType = "auto",
+        kv_format: KVFormat = "auto",
         num_splits: int = 1,
     ) -> None:
-        if spec.state_size or spec.mrope_dims:
-            what = "recurrent layers" if spec.state_size else "M-RoPE"
-            raise ConfigError(f"{spec.architecture} has {what}, which steps on a device lack; use executor='torch'")
+        if spec.state_size:
+            raise ConfigError(
+                f"{spec.architecture} has recurrent layers, which steps on a device lack; use executor='torch'"
+            )
         load = Loader(weights, device_of(device), dtype_of(dtype, weights))
-        self.spec, self.dtype, self.num_splits = spec, load.dtype, num_splits
+        self.spec, self.dtype, self.device, self.num_splits = spec, load.dtype, load.device, num_splits
+        self.hidden_size, self.mrope_dims = spec.hidden_size, spec.mrope_dims
         self.decoder = Decoder(spec, load)
         layers, _ = cache_layers(spec)
         self.cache = PagedCache(
-            layers, num_blocks=num_blocks, block_size=block_size, dtype=load.dtype, device=load.device
+            layers,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            dtype=kv_dtype_of(kv_format, load.dtype),
+            device=load.device,
         )
         self.unused = GatheredAttention(self.cache)  # of a `Step`: the layers attend over the rows
         self.ropes, self.decoder.rotaries = tuple(self.decoder.rotaries), {}  # the kernel rotates
         self.step: _RowStep | None = None
+        products = [product for layer in self.decoder.layers for product in layer.products]
+        self.adapters = Loras({p.parts: (p.outputs, p.inputs) for p in products}, load.device, load.dtype)
         for layer in self.decoder.layers:
             assert isinstance(layer.mixer, Attention)
             layer.mixer = _RowAttention(layer.mixer, self)
         self.copy_blocks, self.zero_blocks = self.cache.copy_blocks, self.cache.zero_blocks
 
-    def forward(self, rows: DeviceRows, num_tokens: int, num_reqs: int, num_logits: int) -> Tensor:
+    def forward(
+        self, rows: DeviceRows, num_tokens: int, num_reqs: int, num_logits: int, inputs: StepInputs = TEXT
+    ) -> Tensor:
         """See `DeviceModel.forward`. Its first call allocates what all steps share."""
         with torch.inference_mode():
             if self.step is None:
                 self.step = _RowStep(self, rows)
-            self.step.num_reqs, tensors = num_reqs, rows.tensors
+            on, tensors = self.step, rows.tensors
+            on.begin(num_tokens, num_reqs, None if inputs.mrope is None else as_tensor(inputs.mrope, self.device))
             ids, positions = (tensors[name][:num_tokens] for name in ("input_ids", "positions"))
-            x = self.decoder.forward(Step(ids, positions, None, self.unused))
+            step = Step(ids, positions, None, self.unused)
+            if inputs.embeds is not None:
+                tokens, vectors = inputs.embeds
+                step.embeds = as_tensor(tokens, self.device), as_tensor(vectors, self.device)
+            if inputs.has_adapters:
+                step.loras = _RowLoras(self.adapters, rows, num_tokens)
+            x = self.decoder.forward(step)
             return self.decoder.logits(x[tensors["logits_indices"][:num_logits]]).float()
 
 
@@ -74,23 +108,67 @@ class _RowStep:
     """What the layers share: tables of rotations, memory for queries and outputs, the padded number of requests."""
 
     def __init__(self, model: DecoderOnRows, rows: DeviceRows) -> None:
-        spec, device, T = model.spec, model.cache.device, rows.max_num_batched_tokens
-        self.num_reqs = 0
+        spec, device, T = model.spec, model.device, rows.max_num_batched_tokens
+        self.rows, self.num_reqs, self.mrope_dims = rows, 0, spec.mrope_dims
         # Rows past the step's tokens keep finite numbers of earlier steps.
         self.queries = torch.zeros(T, spec.num_heads, spec.head_dim, dtype=model.dtype, device=device)
         self.out = torch.zeros_like(self.queries)
-        at = torch.arange(rows.states.max_model_len, device=device, dtype=torch.float32)[:, None]
-        self.rotations: dict[RopeSpec, tuple[Tensor, Tensor]] = {}
-        for rope in model.ropes:
-            angles = at * torch.tensor(rope.inv_freq, dtype=torch.float32, device=device)
-            self.rotations[rope] = angles.cos() * rope.scale, angles.sin() * rope.scale
+        self._frequencies = {
+            rope: torch.tensor(rope.inv_freq, dtype=torch.float32, device=device) for rope in model.ropes
+        }
+        self._axes = {rope: torch.tensor(rope.axes, device=device) for rope in model.ropes if rope.axes}
+        at = torch.arange(rows.states.max_model_len, device=device)[:, None]
+        self._rotations = {rope: self._rotation(rope, at) for rope in model.ropes if not rope.axes}
+        self._tokens = torch.arange(T, device=device)
+        dot = _DOT[model.dtype] if device.type == "cuda" else "float32"  # Triton's interpreter has no sums of bfloat16
         self.attention = [
             DeviceAttention(
                 rows, heads=spec.num_heads, kv_heads=spec.num_kv_heads, dim=spec.head_dim, group=g,
-                num_splits=model.num_splits, dot=_DOT[model.dtype],
+                num_splits=model.num_splits, dot=dot,
             )
             for g in range(len(spec.kv_groups()))
         ]  # fmt: skip
+
+    def begin(self, num_tokens: int, num_reqs: int, mrope: Tensor | None) -> None:
+        """Start a step. mrope: int64 [mrope_dims, T], its rotary positions if the rows do not have them."""
+        self.num_reqs = num_reqs
+        if not self.mrope_dims:
+            return
+        positions = self.rows.tensors["rope_positions"][:num_tokens].expand(self.mrope_dims, -1)
+        if mrope is not None:
+            positions = positions.clone()
+            positions[:, : mrope.shape[1]] = mrope
+        for rope, axes in self._axes.items():
+            self._rotations[rope] = self._rotation(rope, positions[axes].T.contiguous())
+
+    def rotation(self, rope: RopeSpec) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
+        """cos and sin of positions, or of the tokens of this step, and which of them belong to each token: None, its
+        position.
+        """
+        return self._rotations[rope], self._tokens if rope.axes else None
+
+    def _rotation(self, rope: RopeSpec, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """cos, sin [N, pairs] of positions [N, 1], or [N, pairs] with M-RoPE."""
+        angles = positions.float() * self._frequencies[rope]
+        return angles.cos() * rope.scale, angles.sin() * rope.scale
+
+
+class _RowLoras:
+    """The adapters of a step, by the rows' own numbers of them."""
+
+    def __init__(self, loras: Loras, rows: DeviceRows, num_tokens: int) -> None:
+        numbers = rows.tensors["lora_tokens"][:num_tokens]
+        self._factors = loras.factors
+        self._adapters = torch.where(numbers > 0, torch.searchsorted(loras.ids, numbers).int(), -1)
+        most = max(own.rank for own in loras.factors.values())
+        self._launches = DeviceAdapters(rows, torch.empty(num_tokens, most, device=numbers.device))
+
+    def add(self, out: Tensor, x: Tensor, parts: Parts) -> Tensor:
+        """See `ProductChanges.add`."""
+        own = self._factors.get(parts)
+        if own is not None and own.rank:
+            self._launches.add(out, x, own.a, own.b, self._adapters)
+        return out
 
 
 class _RowAttention:
@@ -99,7 +177,9 @@ class _RowAttention:
     def __init__(self, of: Attention, model: DecoderOnRows) -> None:
         self.model, cache = model, model.cache
         self.inputs, self.output, self.layer, self.spec = of.inputs, of.output, of.layer, of.spec
-        self.keys, self.values, self.group = cache.keys[of.index], cache.values[of.index], cache.layers[of.index].group
+        scales = cache.scales[of.index] if cache.scales else None
+        self.cache = LayerCache(cache.keys[of.index], cache.values[of.index], scales)
+        self.group = cache.layers[of.index].group
         self.norms: tuple[Tensor, Tensor] | None = None
         if of.qk_norm is not None:
             self.norms = of.qk_norm[0].contiguous(), of.qk_norm[self.spec.num_heads].contiguous()
@@ -108,14 +188,15 @@ class _RowAttention:
         on, spec, T = self.model.step, self.spec, len(h)
         assert on is not None
         attention, queries, out = on.attention[self.group], on.queries[:T], on.out[:T]
-        projected = self.inputs(h)
+        projected = self.inputs(h, step.loras)
+        rope, rope_rows = (None, None) if self.layer.rope is None else on.rotation(self.layer.rope)
         attention.write(
-            projected, queries, self.keys, self.values, num_tokens=T, norms=self.norms, eps=spec.norm_eps,
-            rope=None if self.layer.rope is None else on.rotations[self.layer.rope],
+            projected, queries, self.cache, num_tokens=T, norms=self.norms, eps=spec.norm_eps, rope=rope,
+            rope_rows=rope_rows,
         )  # fmt: skip
         attention.attend(
-            queries, self.keys, self.values, out, num_tokens=T, num_reqs=on.num_reqs, scale=spec.query_scale,
+            queries, self.cache, out, num_tokens=T, num_reqs=on.num_reqs, scale=spec.query_scale,
             window=self.layer.sliding_window, softcap=spec.attn_softcap or 0.0,
         )  # fmt: skip
         a = out.flatten(1)
-        return self.output(a * projected[:, -a.shape[1] :].sigmoid() if spec.attn_gate else a)
+        return self.output(a * projected[:, -a.shape[1] :].sigmoid() if spec.attn_gate else a, step.loras)

@@ -12,7 +12,7 @@ from torch import Tensor
 from foreword.arrays import I64
 from foreword.batch import InputBatch
 from foreword.executors.torch.attention import PagedAttention
-from foreword.executors.torch.loras import StepLoras
+from foreword.executors.torch.loras import ProductChanges
 from foreword.executors.torch.rotation import Rotation
 from foreword.executors.torch.tensors import as_tensor
 from foreword.models.spec import RopeSpec
@@ -32,7 +32,7 @@ class Step:
     mrope_positions: Tensor | None
     attention: PagedAttention
     embeds: tuple[Tensor, Tensor] | None = None
-    loras: StepLoras | None = None
+    loras: ProductChanges | None = None
     recurrent: RecurrentStep | None = None
     rotations: Mapping[RopeSpec, Rotation] = field(default_factory=dict)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from foreword.executors.torch.grouped import aligned
-from foreword.executors.torch.loras import StepLoras
+from foreword.executors.torch.loras import ProductChanges
 from foreword.executors.torch.shard import Shard
 from foreword.models.quants import dequantize
 from foreword.models.weights import Tensor as Stored
@@ -41,7 +41,7 @@ class Linear:
     bias: Tensor | None = None
     total: Shard | None = None
 
-    def __call__(self, x: Tensor, loras: StepLoras | None = None) -> Tensor:
+    def __call__(self, x: Tensor, loras: ProductChanges | None = None) -> Tensor:
         """x Wᵀ + bias, plus the changes of the adapters: [T, inputs] → [T, Σ outputs]."""
         out = linear(x, self.weight, self.bias)
         out = out if loras is None else loras.add(out, x, self.parts)

@@ -66,8 +66,8 @@ class TransformersExecutor(HostExecutor):
             self.capabilities |= {Capability.MROPE}
         self.model, self.trace, self.first_position = model, trace, first_position
         self._layers = {name: model.get_submodule(name) for name in trace.linear}
-        products: dict[Parts, tuple[tuple[int, ...], int]] = {
-            (name,): ((outputs,), inputs) for name, (outputs, inputs) in trace.linear.items()
+        products: dict[Parts, tuple[tuple[range, ...], range]] = {
+            (name,): ((range(outputs),), range(inputs)) for name, (outputs, inputs) in trace.linear.items()
         }
         self._loras = Loras(products, model.device, model.dtype)
         if products:
