@@ -26,6 +26,8 @@ from foreword.models.loader import LoadedModel, find_model, load_model
 from foreword.models.lora import read_lora
 from foreword.models.spec import DecoderSpec
 from foreword.native import available
+from foreword.sampling import LogitsProcessor
+from foreword.sampling.generation_rules import GenerationProcessor
 from foreword.structured import GrammarCompiler
 
 if TYPE_CHECKING:
@@ -305,6 +307,7 @@ def build_engine(
             vocab_size=model.trace.vocab_size,
             drafter=_drafter(config, model.weight_bytes, "auto", {}),
             encoder=model.encoder,
+            logits_processors=_model_rules(model),
             observers=observers,
         )
     if isinstance(model.spec, EncoderSpec):
@@ -334,6 +337,14 @@ def build_engine(
         generates=model.decoder.has_logits,
         read_lora=partial(read_lora, spec=model.decoder, family=model.family) if model.family else None,
     )
+
+
+def _model_rules(model: TransformersModel) -> list[Callable[[RequestStates], LogitsProcessor]]:
+    """The processor of the rules of an encoder–decoder, if it has some."""
+    encoder = model.encoder
+    if encoder is None or not (encoder.rules or encoder.speech is not None):
+        return []
+    return [partial(GenerationProcessor, rules=encoder.rules)]
 
 
 def _decoder_engine(
