@@ -208,12 +208,10 @@ class LLM:
         """
         chosen = TranscriptionOptions(**options)
         transcriber = make_transcriber(self.media, self.tokenizer, audio, sampling_params, chosen)
-        parts = transcriber.parts()
-        with suppress(StopIteration):
-            part = next(parts)
-            while True:
-                [output] = self.generate(part.prompt, part.params, progress=False)
-                part = parts.send(output)
+        part = transcriber.advance()
+        while part is not None:
+            [output] = self.generate(part.prompt, part.params, progress=False)
+            part = transcriber.advance(output)
         return transcriber.result()
 
     def encode(

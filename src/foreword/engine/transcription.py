@@ -83,12 +83,13 @@ class Part(NamedTuple):
 class Transcriber:
     """One sound on its way through the engine.
 
-        parts = transcriber.parts()
-        part = next(parts)
-        while True: part = parts.send(«the final output of the part»)    # until StopIteration
+        part = transcriber.advance()
+        while part is not None:
+            part = transcriber.advance(«the final output of the part»)
         transcriber.result()
 
-    RequestError for options that the model does not have. Features of the whole sound are computed at once.
+    num_frames: of the sound, whose features are computed at once. RequestError for options that the model does not
+    have.
     """
 
     def __init__(
@@ -109,16 +110,22 @@ class Transcriber:
         if self._timestamps and speech.no_timestamps is None:
             reason = f"is longer than {speech.window_seconds:g} s, and the model writes no timestamps to go on from"
             raise RequestError(None, sound.field, sound.size, reason, "Cut it.")
-        self._features = speech.features(sound.samples)
+        self._features = speech.features(sound.samples, sound.field)
+        self.num_frames: int = self._features.shape[1]
         self._segments: list[Segment] = []
+        self._parts = self._all_parts()
 
-    @property
-    def segments(self) -> Sequence[Segment]:
-        """Those that are known so far."""
-        return self._segments
+    def advance(self, output: RequestOutput | None = None) -> Part | None:
+        """The first part, or the one after a part with this final output; None after the last one, and after one that
+        was aborted.
+        """
+        try:
+            return next(self._parts) if output is None else self._parts.send(output)
+        except StopIteration:
+            return None
 
     def result(self) -> Transcription:
-        """After the last part."""
+        """What is known so far; all of it after the last part."""
         language = None if self._language is None else self._speech.name_of(self._language)
         text = "".join(segment.text for segment in self._segments).lstrip()
         return Transcription(text, language, self._seconds, self._segments)
@@ -127,9 +134,8 @@ class Transcriber:
         """Of the tokens of one window."""
         return TextOfTokens(self._tokenizer.detokenizer(continues=True), self._speech.first_timestamp)
 
-    def parts(self) -> Generator[Part, RequestOutput, None]:
-        """The requests, each after the final output of the one before. They end after one that was aborted."""
-        speech, seek, end = self._speech, 0, self._features.shape[1]
+    def _all_parts(self) -> Generator[Part, RequestOutput, None]:
+        speech, seek, end = self._speech, 0, self.num_frames
         if self._language is None and speech.languages:
             output = yield self._probe(0, [speech.start], sorted(set(speech.languages.values())))
             if not (tokens := output.outputs[0].token_ids):

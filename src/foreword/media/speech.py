@@ -52,17 +52,17 @@ class Speech:
         """The token of 0 seconds; each further one is `SECONDS_PER_TIMESTAMP` later."""
         return None if self.no_timestamps is None else self.no_timestamps + 1
 
-    def features(self, samples: F32) -> F32:
+    def features(self, samples: F32, field: str = "audio") -> F32:
         """What the encoder reads of a sound, [channels, frames]: a window, or more frames of a longer sound.
 
-        RequestError for samples that are too large to have features.
+        RequestError, with the field, for samples that are too large to have features.
         """
         is_short = len(samples) <= self.window_seconds * self.sampling_rate
         with np.errstate(over="ignore", invalid="ignore"):
             found = self.log_mel(samples, is_short)
         if not np.isfinite(found).all():
             largest = float(np.abs(samples).max())
-            fail("audio", f"samples up to {largest:g}", "have no finite spectrum", "Give samples in [-1, 1].")
+            fail(field, f"samples up to {largest:g}", "have no finite spectrum", "Give samples in [-1, 1].")
         return found
 
     def window(self, features: F32, start: int) -> F32:
