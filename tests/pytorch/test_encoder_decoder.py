@@ -7,9 +7,12 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs the extra foreword[torch]")
 transformers = pytest.importorskip("transformers", reason="needs the extra foreword[transformers]")
 
+import json
+
 import numpy as np
 
 from foreword import LLM, SamplingParams
+from foreword.engine.speculation import SpeculationConfig
 from foreword.errors import RequestError
 from models.tiny import write_model
 
@@ -63,6 +66,25 @@ def test_requests_get_the_tokens_of_transformers_generate(tmp_path, name):
         assert llm.model.encoder.max_len == own
 
 
+def test_tokens_that_the_generation_config_suppresses_are_not_written(tmp_path):
+    folder, prompts, params = saved(tmp_path, *CASES["bart"]), prompts_of("bart"), SamplingParams(**GREEDY)
+    with LLM(str(folder), **OPTIONS) as llm:
+        free = [tokens_of(one) for one in llm.generate(prompts, params, progress=False)]
+    rules = {
+        "suppress_tokens": [tokens[3] for tokens in free],
+        "begin_suppress_tokens": [tokens[0] for tokens in free],
+        "bad_words_ids": [[tokens[-1]] for tokens in free],
+    }
+    path = folder / "generation_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **rules}))
+    with LLM(str(folder), max_num_seqs=4, max_num_batched_tokens=8, block_size=4, **OPTIONS) as llm:
+        found = [tokens_of(one) for one in llm.generate(prompts, params, progress=False)]
+        assert found == [own_tokens(llm.model, prompt) for prompt in prompts] != free
+        speculative = {"speculation": SpeculationConfig(num_tokens=3)}
+    with LLM(str(folder), block_size=4, **speculative, **OPTIONS) as llm:
+        assert [tokens_of(one) for one in llm.generate(prompts, params, progress=False)] == found
+
+
 def test_the_encoder_runs_once_for_equal_inputs(tmp_path, monkeypatch):
     folder = saved(tmp_path, *CASES["bart"])
     runs = []
@@ -111,7 +133,7 @@ def own_tokens(model, prompt):
     start = prompt.get("prompt_token_ids", reader.first_tokens)
     with torch.inference_mode():
         if "audio" in prompt:
-            given = {"input_features": torch.tensor(reader.features(prompt["audio"]))[None]}
+            given = {"input_features": torch.tensor(reader.speech.features(prompt["audio"]))[None]}
         else:
             given = {"input_ids": torch.tensor([prompt["encoder_token_ids"]])}
         before = module.config._attn_implementation

@@ -7,6 +7,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs the extra foreword[torch]")
 transformers = pytest.importorskip("transformers", reason="needs the extra foreword[transformers]")
 pytest.importorskip("PIL.Image", reason="needs the extra foreword[vision]")
+soundfile = pytest.importorskip("soundfile", reason="needs the extra foreword[speech]")
+soxr = pytest.importorskip("soxr", reason="needs the extra foreword[speech]")
 
 import base64
 import wave
@@ -36,6 +38,12 @@ def wav(values, rate=8000):
     return file.getvalue()
 
 
+def floats(values, rate):
+    file = BytesIO()
+    soundfile.write(file, values, rate, format="WAV", subtype="FLOAT")
+    return file.getvalue()
+
+
 SOUNDS = [samples(0, 1.7), samples(1, 0.6), samples(2, 3.1)]
 
 
@@ -48,8 +56,11 @@ def test_conversations_with_sounds_get_the_tokens_of_transformers(tmp_path):
     conversations = [[{"role": "user", "content": [part, text]}] for part in parts]
     with LLM(str(tmp_path), **OPTIONS, max_num_batched_tokens=16, check="full") as llm:
         outputs = [llm.chat(conversations, GREEDY, progress=False) for _ in range(2)]
-        with pytest.raises(RequestError, match=r"content\[0\].*the model takes 8000 samples per second"):
-            llm.chat([{"role": "user", "content": [{"type": "audio", "audio": wav(SOUNDS[0], 16000)}]}])
+        at_another_rate = soxr.resample(SOUNDS[0].astype(np.float32) / 2**15, 8000, 16000)
+        parts = [{"type": "audio", "audio": floats(at_another_rate, 16000)}]
+        parts.append({"type": "audio", "audio": floats(soxr.resample(at_another_rate, 16000, 8000), 8000)})
+        resampled = llm.chat([[{"role": "user", "content": [part, text]}] for part in parts], GREEDY, progress=False)
+        assert resampled[0].outputs[0].token_ids == resampled[1].outputs[0].token_ids
         with pytest.raises(RequestError, match=r"content\[0\].*the model takes no image"):
             llm.chat([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}])
     assert all(output.metrics.num_cached_tokens > 5 for output in outputs[1])

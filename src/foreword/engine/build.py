@@ -27,6 +27,8 @@ from foreword.models.loader import LoadedModel, find_model, load_model
 from foreword.models.lora import read_lora, read_lora_by_names
 from foreword.models.spec import DecoderSpec
 from foreword.native import available
+from foreword.sampling import LogitsProcessor
+from foreword.sampling.generation_rules import GenerationProcessor
 from foreword.structured import GrammarCompiler
 
 if TYPE_CHECKING:
@@ -327,6 +329,7 @@ def build_engine(
             vocab_size=model.trace.vocab_size,
             drafter=_drafter(config, model.weight_bytes, "auto", {}),
             encoder=model.encoder,
+            logits_processors=_model_rules(model),
             observers=observers,
             generates=model.generates,
             read_lora=partial(read_lora_by_names, layers=model.trace.linear),
@@ -370,6 +373,14 @@ def build_engine(
         )
         after_error.pop_all()
     return engine
+
+
+def _model_rules(model: TransformersModel) -> list[Callable[[RequestStates], LogitsProcessor]]:
+    """The processor of the rules of an encoder–decoder, if it has some."""
+    encoder = model.encoder
+    if encoder is None or not (encoder.rules or encoder.speech is not None):
+        return []
+    return [partial(GenerationProcessor, rules=encoder.rules)]
 
 
 def _decoder_engine(

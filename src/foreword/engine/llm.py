@@ -25,6 +25,7 @@ from foreword.engine.progress import progress_bar
 from foreword.engine.prompt import Prompt
 from foreword.engine.request_group import RequestGroup
 from foreword.engine.transaction import Transaction
+from foreword.engine.transcription import Transcription, TranscriptionOptions, make_transcriber
 from foreword.errors import EngineError, ForewordError, RequestError
 from foreword.media.encoder import Media
 from foreword.media.limits import MediaLimits
@@ -80,7 +81,10 @@ class LLM:
             for name, path in (loras or {}).items():
                 self.engine.load_lora(name, path)
             self.media = Media(
-                getattr(self.model, "media", None), getattr(self.model, "refused", {}), media or MediaLimits()
+                getattr(self.model, "media", None),
+                getattr(self.model, "refused", {}),
+                media or MediaLimits(),
+                getattr(self.model, "speech", None),
             )
         except BaseException:
             self.engine.executor.close()
@@ -199,6 +203,21 @@ class LLM:
     ) -> Iterator[RequestOutput]:
         """As `chat`, but as `stream` does. Outputs have ``events``, the final one its ``message``."""
         return self._stream(self._chats(messages, sampling_params, lora, options, stream=True))
+
+    def transcribe(self, audio: object, sampling_params: SamplingParams | None = None, **options: Any) -> Transcription:
+        """Write down a sound of any length: the text, its language and its segments.
+
+        audio: a WAV, FLAC, Ogg or MP3 file as its path, bytes, data URL or URL (see `MediaLimits`), or an array of
+        samples in [−1, 1] at the model's rate. sampling_params: of each window; None: temperature 0. options: see
+        `TranscriptionOptions`. RequestError for what is no sound, and for a model that does not write down speech.
+        """
+        chosen = TranscriptionOptions(**options)
+        transcriber = make_transcriber(self.media, self.tokenizer, audio, sampling_params, chosen)
+        part = transcriber.advance()
+        while part is not None:
+            [output] = self.generate(part.prompt, part.params, progress=False)
+            part = transcriber.advance(output)
+        return transcriber.result()
 
     def encode(
         self,

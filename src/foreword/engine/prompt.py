@@ -44,13 +44,19 @@ class PromptLimit(NamedTuple):
 class EncoderDecoderPrompt(TypedDict, total=False):
     """A prompt of an encoder–decoder.
 
-    encoder_token_ids: what the encoder reads; audio: floats [samples] in its place, at the model's sampling rate.
-    prompt_token_ids: of the decoder; the model's own first tokens where it is not given.
+    encoder_token_ids: what the encoder reads. Of a model of speech: audio, floats [samples] at its sampling rate, at
+    most a window of them; or input_features, floats [channels, frames], see `Speech.window`.
+    prompt_token_ids: of the decoder; the model's own first tokens where it is not given. Of a model of speech, these
+    are of the language (a code or a name), the task ("transcribe" or "translate") and timestamps (False).
     """
 
     encoder_token_ids: Sequence[int] | AnyArray
     audio: Any
+    input_features: Any
     prompt_token_ids: Sequence[int] | AnyArray
+    language: str
+    task: str
+    timestamps: bool
 
 
 class EncoderPrompts(Protocol):

@@ -1,4 +1,6 @@
-"""Images and sounds of messages, read within limits. Images need Pillow (``foreword[vision]``)."""
+"""Images and sounds, read within limits. Images need Pillow (``foreword[vision]``), sounds soundfile and soxr
+(``foreword[speech]``).
+"""
 
 from foreword.media.images import Image
 from foreword.media.limits import MediaLimits

@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 from foreword.arrays import F32, I32, Bools
 from foreword.media.limits import MediaLimits
 from foreword.media.parts import Medium
+from foreword.media.speech import Speech
 
 
 class MediaPrompt(NamedTuple):
@@ -45,12 +46,13 @@ class MediaEncoder(Protocol):
 @dataclass(frozen=True, slots=True)
 class Media:
     """What a model takes besides text. encoder: None for a model of text. refused: kind → the reason why the model does
-    not take it.
+    not take it. speech: of a model that writes down speech.
     """
 
     encoder: MediaEncoder | None = None
     refused: Mapping[str, str] = field(default_factory=dict)
     limits: MediaLimits = field(default_factory=MediaLimits)
+    speech: Speech | None = None
 
     def from_others(self) -> Media:
         """For messages of others, whose files of this machine are not read."""

@@ -8,7 +8,7 @@ from typing import Any
 from foreword.errors import RequestError
 from foreword.media.images import Image, read_image
 from foreword.media.limits import MediaLimits
-from foreword.media.sounds import Sound, read_sound
+from foreword.media.sounds import FORMATS, Sound, read_sound
 
 KINDS = {
     "image": "image",
@@ -62,10 +62,11 @@ def _read(field: str, kind: str, part: Mapping[str, Any], limits: MediaLimits) -
     name = part["type"] if part["type"] != "input_image" else "image_url"
     source = part.get(name)
     if name == "input_audio" and isinstance(source, Mapping):
-        if (format := source.get("format", "wav")) != "wav":
-            raise RequestError(None, f"{field}.input_audio.format", format, "is not supported", "Give wav.")
+        if (format := source.get("format", "wav")) not in FORMATS.values():
+            fix = f"Give one of {', '.join(dict.fromkeys(FORMATS.values()))}."
+            raise RequestError(None, f"{field}.input_audio.format", format, "is not supported", fix)
         data = source.get("data")
-        source = f"data:audio/wav;base64,{data}" if isinstance(data, str) else data
+        source = f"data:;base64,{data}" if isinstance(data, str) else data
     elif isinstance(source, Mapping):
         if (detail := source.get("detail")) is not None and detail not in DETAILS:
             fix = f"Give one of {', '.join(DETAILS)}, or leave it out."

@@ -1,26 +1,33 @@
-"""Sounds from WAV files."""
+"""Sounds from files. What is read is limited while it is decoded."""
 
 from __future__ import annotations
 
-import wave
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
 from io import BytesIO
+from typing import Any
 
 import numpy as np
 
-from foreword.arrays import F32
+from foreword.arrays import F32, AnyArray
+from foreword.errors import RequestError
 from foreword.media.limits import MediaLimits
 from foreword.media.sources import fail, read_file
 
-WIDTHS = (1, 2, 3, 4)
+FORMATS = {"WAV": "wav", "WAVEX": "wav", "FLAC": "flac", "OGG": "ogg", "MP3": "mp3"}
+"""The names of libsndfile → those of messages. Ogg holds Vorbis or Opus."""
+MAX_CHANNELS = 8
+MAX_RATE = 48_000  # samples per second that max_seconds is counted in; faster ones have as many samples, and less time
+BLOCK = 1 << 16  # samples that are decoded at a time
+UNKNOWN_SIZE = (0, 2**32 - 1)  # of a RIFF file that was written as a stream
+INSTALL = "`pip install foreword[speech]`."
 
 
 @dataclass(frozen=True, eq=False)
 class Sound:
-    """A sound of one channel. field: where it is in the messages. samples: float32 [N] in [−1, 1]. rate: of them per
-    second.
+    """A sound of one channel. field: where it is in the messages. samples: float32 [N], usually in [−1, 1]. rate: of
+    them per second.
     """
 
     field: str
@@ -34,9 +41,13 @@ class Sound:
         return self.samples
 
     @property
+    def seconds(self) -> float:
+        return len(self.samples) / self.rate
+
+    @property
     def size(self) -> str:
         """For messages."""
-        return f"{len(self.samples) / self.rate:.1f} seconds"
+        return f"{self.seconds:.1f} seconds"
 
     @cached_property
     def digest(self) -> str:
@@ -45,29 +56,93 @@ class Sound:
         hashed.update(np.ascontiguousarray(self.samples).data)
         return hashed.hexdigest()
 
+    def at(self, rate: int) -> Sound:
+        """The sound at another rate, band-limited."""
+        if rate == self.rate:
+            return self
+        try:
+            import soxr
+        except ModuleNotFoundError:
+            reason = f"the model takes {rate} samples per second, and resampling needs soxr"
+            raise RequestError(None, self.field, f"{self.rate} per second", reason, INSTALL) from None
+        return Sound(self.field, soxr.resample(self.samples, self.rate, rate), rate)
+
+
+def sound_of(field: str, samples: object, rate: int) -> Sound:
+    """A sound from floats. RequestError for others, for more than one dimension, and for none."""
+    array = as_array(samples)
+    got = f"{array.dtype} {list(array.shape)}"
+    if array.dtype.kind != "f" or array.ndim != 1 or not len(array):
+        fix = f"Give samples in [-1, 1] at {rate} Hz."
+        fail(field, got, "must be floats [samples] of one channel, at least one", fix)
+    with np.errstate(over="ignore"):
+        found = np.ascontiguousarray(array, np.float32)
+    if not np.isfinite(found).all():
+        fail(field, got, "are not all finite", "Give finite numbers.")
+    return Sound(field, found, rate)
+
+
+def as_array(values: object) -> AnyArray:
+    """An empty one for what NumPy cannot read."""
+    try:
+        return np.asarray(values)
+    except MemoryError:
+        raise
+    except Exception:  # whatever the caller's object raises
+        return np.empty(0)
+
 
 def read_sound(field: str, source: object, limits: MediaLimits) -> Sound:
-    """A sound from a WAV file of PCM, as `read_file` takes it; the mean of its channels.
+    """A sound from a file in one of `FORMATS`, as `read_file` takes it; the mean of its channels.
 
     RequestError as `read_file`, and with the field for data that is no such file, damaged, or beyond the limits.
     """
-    data = read_file(field, source, limits)
     try:
-        with wave.open(BytesIO(data)) as file:
-            rate, width, channels = file.getframerate(), file.getsampwidth(), file.getnchannels()
-            frames = file.readframes(file.getnframes())
-    except Exception as error:  # of damaged files, of any kind
-        reason, fix = f"is no WAV file of PCM ({error!s:.100})", "Convert it to WAV."
-        fail(field, f"{len(data)} bytes", reason, fix)
-    count = len(frames) // (width * channels) if width in WIDTHS and channels else 0
-    if rate < 1 or not 0 < count <= limits.max_seconds * rate:
-        got = f"{count} samples at {rate} per second"
-        fail(field, got, f"a sound may have at most {limits.max_seconds} seconds, and must have some", "Shorten it.")
-    raw = np.frombuffer(frames[: count * width * channels], np.uint8).reshape(count, channels, width)
-    if width == 1:
-        values = raw[:, :, 0].astype(np.float32) - 128
-    else:
-        padded = np.zeros((count, channels, 4), np.uint8)
-        padded[:, :, 4 - width :] = raw
-        values = (padded.view("<i4")[:, :, 0] >> (8 * (4 - width))).astype(np.float32)
-    return Sound(field, (values.mean(1) / 2 ** (8 * width - 1)).astype(np.float32), rate)
+        import soundfile
+    except ModuleNotFoundError:
+        raise RequestError(None, field, "a sound", "needs soundfile", INSTALL) from None
+    data = read_file(field, source, limits)
+    fix = f"Give a file of the type {', '.join(dict.fromkeys(FORMATS.values()))}."
+    try:
+        file = soundfile.SoundFile(BytesIO(data))
+    except Exception as error:  # of decoders, of any kind
+        reason = str(error).rpartition(">: ")[2]
+        fail(field, f"{len(data)} bytes", f"is no sound ({reason:.100})", fix)
+    with file:
+        if file.format not in FORMATS:
+            fail(field, file.format, "is not supported", fix)
+        if file.channels > MAX_CHANNELS:
+            fail(field, f"{file.channels} channels", f"a sound may have {MAX_CHANNELS}", "Mix them.")
+        samples = _samples(field, file, limits)
+        if len(samples) < file.frames or _is_cut(data):
+            fail(field, f"{len(samples)} samples", "is damaged: its end is missing", "Check the file.")
+    if not np.isfinite(samples).all():
+        fail(field, f"{len(samples)} samples", "are not all finite", "Check the file.")
+    return Sound(field, samples, file.samplerate)
+
+
+def _samples(field: str, file: Any, limits: MediaLimits) -> F32:
+    """All samples of an open file, the mean of its channels."""
+    rate, parts, count = file.samplerate, [], 0
+    most = limits.max_seconds * min(rate, MAX_RATE)
+    while count <= most and file.frames <= most:
+        try:
+            block = file.read(BLOCK, dtype="float32", always_2d=True)
+        except Exception as error:  # of decoders, of any kind
+            reason = str(error).rpartition("Error : ")[2]
+            fail(field, f"{count} samples", f"is damaged ({reason:.100})", "Check the file.")
+        if not len(block):
+            break
+        count += len(block)
+        parts.append(block.mean(1, dtype=np.float32))
+    if rate < 1 or not 0 < count <= most:
+        got = f"{max(count, file.frames)} samples at {rate} per second"
+        reason = f"a sound may have {limits.max_seconds} seconds of up to {MAX_RATE} samples, and must have some"
+        fail(field, got, reason, "Shorten it.")
+    return np.concatenate(parts)
+
+
+def _is_cut(data: bytes) -> bool:
+    """Whether a RIFF file names more bytes than it has. Decoders read what is there."""
+    named = int.from_bytes(data[4:8], "little")
+    return data[:4] == b"RIFF" and named not in UNKNOWN_SIZE and named + 8 > len(data)

@@ -8,6 +8,7 @@ from starlette.types import ASGIApp
 
 from foreword.server import (
     adapter_routes,
+    audio_routes,
     kv_event_routes,
     message_routes,
     openai_routes,
@@ -27,6 +28,7 @@ MODULES = (
     openai_routes,
     message_routes,
     pooling_routes,
+    audio_routes,
     tokens,
     requests,
     adapter_routes,

@@ -118,7 +118,7 @@ class Generation:
         return Job(group, made.params, made.reader())
 
     async def texts(
-        self, prompts: Sequence[str | list[int]], params: SamplingParams, options: RequestOptions, *, stream: bool
+        self, prompts: Sequence[Prompt], params: SamplingParams, options: RequestOptions, *, stream: bool
     ) -> list[Job]:
         """Each prompt as a checked request."""
         jobs = []
@@ -188,6 +188,11 @@ class Generation:
         self.leave()
         return [pooling_output(output) for output in outputs]
 
+    def add_tokens(self, count: int) -> None:
+        """Count tokens of a prompt. HttpError 429 if the prompts in progress have too many."""
+        if self._place is not None:
+            self._place.add_tokens(count)
+
     def leave(self) -> None:
         """Give the place back, as soon as the engine has done its part: a slow reader does not hold it."""
         if self._place is not None:
@@ -205,8 +210,7 @@ class Generation:
         chosen: RequestOptions = {**options, "stream": stream, "lora": self._lora}
         is_small = self._is_small and not isinstance(prompt, Mapping)  # a small body may name large images
         group = await self._context.engine.check(name, prompt, params, prompt_text=text, is_small=is_small, **chosen)
-        if self._place is not None:
-            self._place.add_tokens(len(group.prompt_token_ids))
+        self.add_tokens(len(group.prompt_token_ids))
         return group
 
 

@@ -18,7 +18,7 @@ from foreword.server.config import ServerConfig
 from foreword.server.reply import reply
 
 PATH = "/openapi.json"
-JSON, EVENTS = "application/json", "text/event-stream"
+JSON, FORM, EVENTS = "application/json", "multipart/form-data", "text/event-stream"
 _NAMED = {"type": "object", "properties": {"message": STRING.schema, "type": STRING.schema}}
 ERROR: Schema = {
     "description": "An error.",
@@ -29,12 +29,14 @@ ERROR: Schema = {
 @dataclass(frozen=True, slots=True)
 class Body:
     """What a route takes. parse: reads it. example: one that ``parse`` accepts, with an object for each optional field
-    whose own fields are to be described. generates: it may have a ``timeout``, and its answer may be a stream.
+    whose own fields are to be described. generates: it may have a ``timeout``, and its answer may be a stream. kind:
+    how it is written.
     """
 
     parse: Callable[[Any], object]
     example: Mapping[str, Any]
     generates: bool = False
+    kind: str = JSON
 
     def schema(self) -> Schema:
         example = Described(self.example)
@@ -46,18 +48,25 @@ class Body:
 
 
 class Operation(Route):
-    """A route that the description has. body: None for GET. The endpoint's docstring is the summary."""
+    """A route that the description has. body: None for GET. media_types: of its answers. The endpoint's docstring is
+    the summary.
+    """
 
     def __init__(
-        self, path: str, endpoint: Callable[[Request], Any], body: Body | None = None, *, media_type: str = JSON
+        self,
+        path: str,
+        endpoint: Callable[[Request], Any],
+        body: Body | None = None,
+        *,
+        media_types: Sequence[str] = (JSON,),
     ) -> None:
         super().__init__(path, endpoint, methods=["GET" if body is None else "POST"])
-        self.body, self.media_type = body, media_type
+        self.body, self.media_types = body, media_types
 
     def description(self, access: Access) -> Schema:
         """Its OpenAPI "operation"."""
         needed = access.needed(self.path)
-        answers = [self.media_type, EVENTS] if self.body is not None and self.body.generates else [self.media_type]
+        answers = [*self.media_types, *([EVENTS] if self.body is not None and self.body.generates else [])]
         found: Schema = {
             "summary": self.endpoint.__doc__,
             "security": [] if needed is None else [{needed: []}],
@@ -70,7 +79,7 @@ class Operation(Route):
         if names:
             found["parameters"] = [{"name": n, "in": "path", "required": True, "schema": STRING.schema} for n in names]
         if self.body is not None:
-            found["requestBody"] = {"required": True, "content": {JSON: {"schema": self.body.schema()}}}
+            found["requestBody"] = {"required": True, "content": {self.body.kind: {"schema": self.body.schema()}}}
         return found
 
 

@@ -29,7 +29,7 @@ def routes_of(context: Context) -> list[Operation]:
         """A chat page."""
         return Response(html, 200, headers, "text/html")
 
-    return [Operation("/", page, media_type="text/html")]
+    return [Operation("/", page, media_types=("text/html",))]
 
 
 def policy(html: str) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
 import msgspec
+from starlette.datastructures import UploadFile
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -15,6 +16,7 @@ from foreword.server.errors import HttpError
 T = TypeVar("T")
 SMALL = 2 << 10  # bytes of a body, below which its prompt is tokenized in the event loop: a thread would take longer
 LARGE = 64 << 10  # bytes of a body, from which on it is read in a thread
+MAX_FIELDS = 64  # of a form
 MANY = 4096  # values in a response, from which on it is written in a thread
 
 
@@ -52,6 +54,34 @@ async def json_body(request: Request) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise HttpError(400, 'body: expected a JSON object. Give {"model": "…", …}.', param="body")
     return value
+
+
+async def form_body(request: Request, json_fields: Collection[str]) -> dict[str, Any]:
+    """The fields of a multipart form: texts, the bytes of files, and lists of texts for names that end with ``[]``.
+
+    json_fields: those that are numbers and truth values, as in JSON; a text that is none is returned, to be refused.
+    HttpError 415 for another body; HttpError 400, or HTTPException, for one that is damaged or has a field twice.
+    """
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "multipart/form-data":
+        raise HttpError(415, "send the body as a form, with the header Content-Type: multipart/form-data")
+    found: dict[str, Any] = {}
+    async with request.form(max_files=1, max_fields=MAX_FIELDS) as form:
+        for name, value in form.multi_items():
+            given: Any = await value.read() if isinstance(value, UploadFile) else value
+            if name.endswith("[]"):
+                found.setdefault(name, []).append(given)
+            elif name in found:
+                raise HttpError(400, f"{name}: is given twice", param=name)
+            else:
+                found[name] = _plain(given) if name in json_fields else given
+    return found
+
+
+def _plain(text: Any) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return text
 
 
 async def parsed(parse: Callable[[dict[str, Any]], T], body: dict[str, Any], request: Request) -> T:

@@ -75,7 +75,7 @@ def routes_of(context: Context) -> list[Operation]:
         Operation("/requests/{id}/why", why),
         Operation("/abort", abort, Body(parse_abort, {"request_id": "id"})),
         Operation("/reset_prefix_cache", reset, Body(parse_reset, {})),
-        Operation("/metrics", metrics, media_type="text/plain"),
+        Operation("/metrics", metrics, media_types=("text/plain",)),
     ]
 
 

@@ -26,7 +26,7 @@ from foreword.server.config import ServerConfig
 if TYPE_CHECKING:
     from foreword.server.context import Trace
 
-PACKAGES = ("httptools", "msgspec", "prometheus_client", "starlette", "uvicorn")
+PACKAGES = ("httptools", "msgspec", "prometheus_client", "python_multipart", "starlette", "uvicorn")
 """Of the extra that serves."""
 
 

@@ -10,7 +10,6 @@ import torch
 from transformers import (
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
     MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING,
-    AutoFeatureExtractor,
     PreTrainedConfig,
     PreTrainedModel,
 )
@@ -23,6 +22,7 @@ from foreword.executors.transformers.decoder_trace import DecoderTrace, trace_de
 from foreword.executors.transformers.encoder_decoder import EncoderDecoderExecutor
 from foreword.executors.transformers.encoder_prompts import EncoderPromptReader
 from foreword.executors.transformers.interface import attention_of
+from foreword.executors.transformers.speech import generation_rules, speech_of
 from foreword.executors.transformers.verify import BLOCK_SIZE, PROMPTS, STEPS, distance
 
 TYPES = frozenset(
@@ -56,21 +56,14 @@ def prompt_reader(folder: Path, model: PreTrainedModel, vocab_size: int) -> Enco
     if start is None:
         raise ModelError("its configuration has no decoder_start_token_id")
     forced = [generation.forced_bos_token_id] if generation.forced_bos_token_id is not None else []
-    forced += [token for _, token in getattr(generation, "forced_decoder_ids", None) or () if token is not None]
-    first = (int(start), *map(int, forced))
-    if config.model_type != "whisper":
-        return EncoderPromptReader(first, vocab_size, decoder_length(config))
-    extractor: Any = AutoFeatureExtractor.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-
-    def features(samples: F32) -> F32:
-        given = extractor(samples, sampling_rate=extractor.sampling_rate, return_tensors="np")
-        found: F32 = np.ascontiguousarray(given["input_features"][0], np.float32)
-        return found
-
-    max_len = int(config.max_source_positions)
-    if (shape := features(np.zeros(1, np.float32)).shape) != (config.num_mel_bins, 2 * max_len):
-        raise ModelError(f"its feature extractor gives {list(shape)} for {max_len} positions of its encoder")
-    return EncoderPromptReader(first, vocab_size, max_len, features, extractor.sampling_rate, extractor.n_samples)
+    speech = speech_of(folder, model) if config.model_type == "whisper" else None
+    return EncoderPromptReader(
+        (int(start), *map(int, forced)),
+        vocab_size,
+        decoder_length(config) if speech is None else int(config.max_source_positions),
+        speech,
+        generation_rules(model, vocab_size),
+    )
 
 
 def traced(model: PreTrainedModel, reader: EncoderPromptReader) -> DecoderTrace:
@@ -81,7 +74,7 @@ def traced(model: PreTrainedModel, reader: EncoderPromptReader) -> DecoderTrace:
     noise = np.random.default_rng(0)
     inputs: dict[str, AnyArray] = {}
     for i, name in enumerate(PROMPTS):
-        if reader.features is None:
+        if reader.speech is None:
             inputs[name] = noise.integers(3, 16, 7 + 4 * i, np.int32)
         else:
             inputs[name] = noise.standard_normal((model.config.num_mel_bins, 2 * reader.max_len), np.float32)
@@ -117,7 +110,7 @@ def _last_logits(
     try:
         for i, (name, prompt) in enumerate(PROMPTS.items()):
             values = inputs[name]
-            length = len(values) if reader.features is None else reader.max_len
+            length = len(values) if reader.speech is None else reader.max_len
             blocks = [range(1 + 3 * i, 4 + 3 * i)]
             states.add_request(NewRequest(name, (*prompt, 1), blocks, encoder_len=length, encoder_input=values))
         logits: dict[str, F32] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,14 @@ from foreword.arrays import F32, I32
 from foreword.batch import PromptInputs
 from foreword.batch.values.integers import flat_int32, length_of
 from foreword.errors import RequestError
+from foreword.media.sounds import as_array, sound_of
+from foreword.media.speech import Speech
+from foreword.sampling.generation_rules import GenerationRules
 
-KEYS = "encoder_token_ids", "audio", "prompt_token_ids"
+OF_TEXT = ("encoder_token_ids",)
+OF_SPEECH = ("audio", "input_features")
+CHOICES = ("language", "task", "timestamps")
+KEYS = (*OF_TEXT, *OF_SPEECH, "prompt_token_ids", *CHOICES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,16 +27,14 @@ class EncoderPromptReader:
     """Implements `EncoderPrompts`.
 
     first_tokens: of a decoder whose prompt is not given. max_len: the longest output of the encoder.
-    features: of a model that reads audio, the encoder's input [channels, frames] of samples; None for one of tokens.
-    sampling_rate: of the samples, and max_samples: the most that the model takes.
+    speech: of a model that reads sounds; None for one of tokens. rules: of its outputs.
     """
 
     first_tokens: tuple[int, ...]
     vocab_size: int
     max_len: int
-    features: Callable[[F32], F32] | None = None
-    sampling_rate: int = 0
-    max_samples: int = 0
+    speech: Speech | None = None
+    rules: GenerationRules = field(default_factory=GenerationRules)
 
     def split(
         self, request_id: str, prompt: object, encode: Callable[[str, int | None], list[int]]
@@ -46,16 +50,25 @@ class EncoderPromptReader:
                 reason = "is not a key of a prompt of an encoder–decoder"
                 raise RequestError(request_id, "prompt", key, reason, f"Use {', '.join(KEYS)}.")
         given = {key: value for key, value in given.items() if value is not None}
-        wanted, other = KEYS[:2] if self.features is None else (KEYS[1], KEYS[0])
-        if wanted not in given or other in given:
-            reason = f"the encoder reads {'tokens' if self.features is None else 'audio'}"
-            raise RequestError(request_id, wanted, given.get(wanted), reason, f"Give {wanted}, and not {other}.")
-        if self.features is None:
-            tokens = self._tokens(request_id, given[wanted])
+        wanted = OF_TEXT if self.speech is None else OF_SPEECH
+        found = [key for key in given if key in OF_TEXT + OF_SPEECH]
+        if len(found) != 1 or found[0] not in wanted:
+            name, reason = (found or wanted)[-1], f"the encoder reads {' or '.join(wanted)}"
+            raise RequestError(request_id, name, given.get(name), reason, "Give one of these, and nothing else of it.")
+        if self.speech is None:
+            for key in CHOICES:
+                if key in given:
+                    reason = "is of models of speech"
+                    raise RequestError(request_id, key, given[key], reason, "Write it into what the encoder reads.")
+            tokens = self._tokens(request_id, given[found[0]])
             inputs = PromptInputs(encoder_len=len(tokens), encoder_input=tokens)
-        else:
-            inputs = PromptInputs(encoder_len=self.max_len, encoder_input=self._features(request_id, given[wanted]))
-        return given.get("prompt_token_ids", self.first_tokens), inputs
+            return given.get("prompt_token_ids", self.first_tokens), inputs
+        try:
+            features = self._features(self.speech, **{found[0]: given[found[0]]})
+            first = _first_tokens(self.speech, given)
+        except RequestError as error:
+            raise RequestError(request_id, error.field, error.value, error.reason, error.fix) from None
+        return first, PromptInputs(encoder_len=self.max_len, encoder_input=features)
 
     def _tokens(self, request_id: str, token_ids: object) -> I32:
         field, length = "encoder_token_ids", length_of(token_ids)
@@ -68,21 +81,35 @@ class EncoderPromptReader:
             raise RequestError(request_id, field, token_ids, reason, "Use the tokenizer of this model.")
         return ids
 
-    def _features(self, request_id: str, audio: object) -> F32:
-        assert self.features is not None
-        try:
-            samples = np.asarray(audio)
-        except MemoryError:
-            raise
-        except Exception:  # whatever the caller's object raises
-            samples = np.empty(0)
-        if samples.dtype.kind != "f" or samples.ndim != 1 or not len(samples):
-            reason = "must be floats [samples] of one channel, at least one"
-            fix = f"Give samples in [-1, 1] at {self.sampling_rate} Hz."
-            raise RequestError(request_id, "audio", f"{samples.dtype} {list(samples.shape)}", reason, fix)
-        if len(samples) > self.max_samples:
-            reason = f"is longer than {self.max_samples / self.sampling_rate:g} s"
-            raise RequestError(request_id, "audio", f"{len(samples)} samples", reason, "Cut it into several requests.")
-        if not np.isfinite(samples).all():
-            raise RequestError(request_id, "audio", "samples", "are not all finite", "Give finite numbers.")
-        return self.features(samples.astype(np.float32))
+    def _features(self, speech: Speech, *, audio: object = None, input_features: object = None) -> F32:
+        """What the encoder reads [channels, frames], of samples or as it was given."""
+        if audio is not None:
+            sound = sound_of("audio", audio, speech.sampling_rate)
+            if sound.seconds > speech.window_seconds:
+                reason, fix = f"is longer than {speech.window_seconds:g} s", "Use LLM.transcribe, which cuts it."
+                raise RequestError(None, "audio", f"{len(sound.samples)} samples", reason, fix)
+            return speech.features(sound.samples)
+        array = as_array(input_features)
+        shape = speech.features(np.zeros(1, np.float32)).shape
+        if array.shape != shape or array.dtype.kind != "f" or not np.isfinite(array).all():
+            reason, fix = f"must be finite floats {list(shape)}", "Give what Speech.window returns."
+            raise RequestError(None, "input_features", f"{array.dtype} {list(array.shape)}", reason, fix)
+        return np.ascontiguousarray(array, np.float32)
+
+
+def _first_tokens(speech: Speech, given: Mapping[str, Any]) -> Sequence[int]:
+    """The decoder's prompt, as given or of the language, the task and whether timestamps are wanted."""
+    chosen = {key: given[key] for key in CHOICES if key in given}
+    if (tokens := given.get("prompt_token_ids")) is not None:
+        for key, value in chosen.items():
+            raise RequestError(None, key, value, "prompt_token_ids is given too", "Give one of them.")
+        return tokens  # type: ignore[no-any-return]
+    for key, kind, name in (
+        ("language", str, "a text"),
+        ("task", str, "a text"),
+        ("timestamps", bool, "True or False"),
+    ):
+        if key in chosen and not isinstance(chosen[key], kind):
+            raise RequestError(None, key, chosen[key], f"must be {name}", "Correct it, or leave it out.")
+    language = speech.language_of(chosen.get("language"))
+    return speech.first_tokens(language, chosen.get("task"), timestamps=chosen.get("timestamps", False))

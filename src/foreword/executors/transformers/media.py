@@ -109,15 +109,11 @@ class TransformersEncoder:
         return MediaPrompt(token_ids, is_token, embeds, *self._positions(token_ids, encoded))
 
     def processed(self, text: str, media: Sequence[Medium], **options: Any) -> Any:
-        """What the processor makes of a text with media of one kind. RequestError for a sound of another rate."""
-        first = media[0]
-        if isinstance(first, Sound):
-            rate = self.processor.feature_extractor.sampling_rate
-            if first.rate != rate:
-                reason, fix = f"the model takes {rate} samples per second", "Resample it."
-                raise RequestError(None, first.field, f"{first.rate} samples per second", reason, fix)
-            options["sampling_rate"] = rate
-        contents = {ARGUMENTS[first.kind]: [medium.content for medium in media]}
+        """What the processor makes of a text with media of one kind."""
+        if any(isinstance(medium, Sound) for medium in media):
+            rate = options["sampling_rate"] = self.processor.feature_extractor.sampling_rate
+            media = [medium.at(rate) if isinstance(medium, Sound) else medium for medium in media]
+        contents = {ARGUMENTS[media[0].kind]: [medium.content for medium in media]}
         return self.processor(text=[text], **contents, return_tensors="pt", add_special_tokens=False, **options)
 
     def _encoded(self, medium: Medium) -> _Encoded:

@@ -32,6 +32,7 @@ from foreword.executors.transformers.interface import text_attention
 from foreword.executors.transformers.media import ARGUMENTS, TransformersEncoder, load_processor
 from foreword.executors.transformers.trace import Trace, check_class, trace
 from foreword.executors.transformers.verify import Inputs, check_media, inputs_of
+from foreword.media.speech import Speech
 from foreword.models.pooling import PoolingSpec
 from foreword.models.pooling_files import pooling_of
 from foreword.models.tokenizer import Tokenizer
@@ -63,6 +64,11 @@ class TransformersModel:
     encoder: EncoderPromptReader | None = None
     pooling: PoolingSpec = field(default_factory=PoolingSpec)
     weights: Weights = field(default_factory=dict)
+
+    @property
+    def speech(self) -> Speech | None:
+        """What a model that writes down speech reads."""
+        return None if self.encoder is None else self.encoder.speech
 
     @property
     def weight_bytes(self) -> int:
@@ -123,7 +129,7 @@ def load_transformers(
                 trace=traced(module, reader),
                 inputs=Inputs(0, 0, 0),
                 media=None,
-                refused={},
+                refused=dict.fromkeys(ARGUMENTS, "it is an encoder–decoder"),
                 max_model_len=decoder_length(config),
                 tokenizer=tokenizer,
                 eos_token_ids=tokenizer.eos_ids,
