@@ -313,6 +313,8 @@ class CpuModel {
     layer.q_bias = optional_vector(d, "q_bias", heads);
     layer.k_bias = optional_vector(d, "k_bias", kv_heads);
     layer.v_bias = optional_vector(d, "v_bias", kv_heads);
+    layer.q_scales = optional_vector(d, "q_scales", heads);
+    layer.k_scales = optional_vector(d, "k_scales", kv_heads);
     std::vector<const PackedMatrix *> parts{matrix(d, "q", heads, hidden), matrix(d, "k", kv_heads, hidden),
                                             matrix(d, "v", kv_heads, hidden)};
     layer.gated = d.contains("attn_gate");

@@ -60,6 +60,7 @@ struct Layer {
   Vector attn_norm = nullptr, mlp_norm = nullptr, post_attn_norm = nullptr, post_mlp_norm = nullptr;
   Vector q_norm = nullptr, k_norm = nullptr;
   Vector q_bias = nullptr, k_bias = nullptr, v_bias = nullptr;
+  Vector q_scales = nullptr, k_scales = nullptr;  // of all heads, after the rotary embedding
   Linear qkv, o;  // of a recurrent layer: all projections of its input, and the output projection
   bool gated = false;  // qkv has a fourth part, the gate of the attention's output
   std::unique_ptr<Recurrent> recurrent;  // in place of attention

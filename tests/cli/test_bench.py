@@ -89,3 +89,23 @@ def test_a_measurement_without_runs_is_refused(arguments):
 def test_too_few_steps_for_the_warm_up_turn_are_refused():
     with pytest.raises(ConfigError, match="num_steps = 25: the first turn is not counted; give more than chunk = 25"):
         bench("host", "--steps", "25")
+
+
+@pytest.mark.model
+def test_quality_is_held_to_float32(tmp_path, smollm2_path):
+    text = tmp_path / "text"
+    text.write_text("The harbour of Easthaven lies at the mouth of the river, where ships load grain and timber.\n" * 3)
+    options = ("--text", str(text), "--num-tokens", "40", "--json", "--num-threads", "1")
+    lines = [
+        json.loads(line)
+        for line in bench("quality", str(smollm2_path), "--formats", "auto/int8", *options).splitlines()
+    ]
+    exact, short = lines
+    assert [exact[name] for name in ("change", "mean_change", "largest_change", "same_tokens")] == [0, 0, 0, 1]
+    assert 0 < short["mean_change"] < short["largest_change"] < 1
+    assert short["perplexity"] / exact["perplexity"] - 1 == pytest.approx(short["change"])
+    assert short["same_tokens"] > 0.9
+    with pytest.raises(ConfigError, match="give a longer text"):
+        bench("quality", str(smollm2_path), "--text", str(text), "--num-tokens", "500")
+    with pytest.raises(ConfigError, match="WEIGHTS/CACHE"):
+        bench("quality", "--formats", "int8")

@@ -84,13 +84,15 @@ void AttentionStage::rotate_and_store(int thread, const Layer &layer) {
   float *key = scratch_[size_t(thread)].key_value.data(), *value = key + padded, *scratch = value + padded;
   std::memset(key, 0, sizeof(float) * 2 * size_t(padded));
 
-  // out = rotate(norm(from + bias)) of the head that starts at `offset` of bias and row.
-  auto finish = [&](float *out, const float *from, int offset, Vector bias, Vector norm, int token) {
+  // out = scales * rotate(norm(from + bias)) of the head that starts at `offset` of bias, scales and row.
+  auto finish = [&](float *out, const float *from, int offset, Vector bias, Vector norm, Vector scales, int token) {
     for (int d = 0; d < dim; ++d) out[d] = from[offset + d] + (bias ? bias[offset + d] : 0.f);
     if (norm) ctx_.isa.rms_norm(out, norm, dim, c.norm_eps, out);
-    if (layer.rope < 0) return;
-    const RotaryRow rotary = embedding_.rotary(layer.rope, token);
-    ctx_.isa.rotate(rotary.cosines, rotary.sines, rotary.pairs, out);
+    if (layer.rope >= 0) {
+      const RotaryRow rotary = embedding_.rotary(layer.rope, token);
+      ctx_.isa.rotate(rotary.cosines, rotary.sines, rotary.pairs, out);
+    }
+    if (scales) { for (int d = 0; d < dim; ++d) out[d] *= scales[offset + d]; }
   };
 
   const Share share = share_of(ctx_.input.num_tokens * num_units, thread, ctx_.pool.size());
@@ -100,13 +102,13 @@ void AttentionStage::rotate_and_store(int thread, const Layer &layer) {
     if (head < c.num_heads) {
       float *q = queries_.row(token) + head * padded;
       const float scale = c.query_scale * kLog2E;
-      finish(q, row, head * dim, layer.q_bias, layer.q_norm, token);
+      finish(q, row, head * dim, layer.q_bias, layer.q_norm, layer.q_scales, token);
       for (int d = 0; d < dim; ++d) q[d] *= scale;
       continue;
     }
     if (slots[token] < 0) continue;
     const int kv_head = head - c.num_heads, offset = kv_head * dim;
-    finish(key, row + k_offset, offset, layer.k_bias, layer.k_norm, token);
+    finish(key, row + k_offset, offset, layer.k_bias, layer.k_norm, layer.k_scales, token);
     const float *v = row + v_offset + offset;
     for (int d = 0; d < dim; ++d) value[d] = v[d] + (layer.v_bias ? layer.v_bias[offset + d] : 0.f);
     ctx_.isa.store_kv(kv, slots[token], kv_head, key, value, scratch);

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from itertools import chain
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,6 +16,7 @@ from foreword.bench import engine_host, requests, serving
 from foreword.bench import host as host_bench
 from foreword.bench import kernels as kernels_bench
 from foreword.bench import overlap as overlap_bench
+from foreword.bench import quality as quality_bench
 from foreword.bench import sampling as sampling_bench
 from foreword.bench import speculation as speculation_bench
 from foreword.bench import startup as startup_bench
@@ -228,6 +230,47 @@ def serve(
 def kernels(num_threads: Threads = None, as_json: Json = False) -> None:
     """Memory bandwidth and arithmetic throughput of this machine, and the fraction that model steps reach."""
     show(kernels_bench.run(num_threads=num_threads), str, as_json=as_json)
+
+
+@bench.command()
+def quality(
+    models: Annotated[list[str] | None, typer.Argument(help="Default: smollm2.", show_default=False)] = None,
+    formats: Annotated[str, typer.Option(help="Pairs weight_format/kv_format, separated by commas.")] = ",".join(
+        "/".join(pair) for pair in quality_bench.FORMATS
+    ),
+    num_tokens: Annotated[int, typer.Option(min=2, max=1_000_000, help="Tokens that are read.")] = 1200,
+    text: Annotated[
+        Path | None, typer.Option(help="A file; default: documentation of the Python in use.", show_default=False)
+    ] = None,
+    num_threads: Threads = None,
+    as_json: Json = False,
+) -> None:
+    """Quality that formats of weights and KV cache cost: perplexity, log-probabilities and best tokens beside fp32."""
+    try:
+        given = {} if text is None else {"text": text.read_text(encoding="utf-8")}
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--text {text}: {error}") from None
+    pairs = []
+    for name in formats.split(","):
+        weight_format, slash, kv_format = name.partition("/")
+        if not slash:
+            raise ConfigError(f"--formats {name!r}: must be WEIGHTS/CACHE, such as auto/int8")
+        pairs.append((weight_format, kv_format))
+    show(
+        chain.from_iterable(
+            quality_bench.run(model, formats=pairs, num_tokens=num_tokens, num_threads=num_threads, **given)
+            for model in models or ["smollm2"]
+        ),
+        lambda r: (
+            f"{r.model:<20}{r.weight_format + '/' + r.kv_format:<12}{r.perplexity:>11.3f}{100 * r.change:>+9.2f}%"
+            f"{r.mean_change:>10.4f}{r.largest_change:>9.2f}{100 * r.same_tokens:>12.1f}%"
+        ),
+        as_json=as_json,
+        header=[
+            f"{'':32}{'':>11}{'':>10}{'change of log p':>19}{'same best':>13}",
+            f"{'model':<20}{'formats':<12}{'perplexity':>11}{'change':>10}{'mean':>10}{'largest':>9}{'token':>13}",
+        ],
+    )
 
 
 @bench.command()

@@ -16,6 +16,7 @@ from foreword.errors import ConfigError, EngineError, PlanError
 from foreword.executors.executor import Capability
 from foreword.executors.groups import batch_groups
 from foreword.executors.host import HostExecutor
+from foreword.executors.key_scales import key_scales
 from foreword.executors.pooling import Pooler
 from foreword.models.lora import LoraAdapter
 from foreword.models.pooling import PoolingSpec
@@ -98,7 +99,7 @@ class NativeExecutor(HostExecutor):
     weight_format: "auto": as the file holds them, and integer weights with 15-bit activations, which gives the tokens
     of a float computation. "fp32", "bf16". With 8-bit activations, faster and less exact: "int8" (8 bit, a scale per
     channel) and "q4" (as the file holds them, floats in 4 bit).
-    kv_format: "fp32", "bf16" or "int8" (a scale for each token and head).
+    kv_format: "fp32", "bf16" or "int8" (a scale for each token and head; keys are scaled and rotated first).
     pooling: of pooling requests; None: the last token, without a head.
     num_threads: 1 to 1024; default FOREWORD_NUM_THREADS, else the physical cores.
     isa: default FOREWORD_ISA, else the machine's best.
@@ -160,7 +161,7 @@ class NativeExecutor(HostExecutor):
         # Its threads are idle while tokens are sampled.
         super().__init__(Sampler(threads=self.core), pooler=Pooler(pooling or PoolingSpec(), weights))
         self.read_inputs_of(spec)
-        packer = _Packer(spec, weights, self.core, weight_format)
+        packer = _Packer(spec, weights, self.core, weight_format, scaled_keys=kv_format == "int8")
         packer.pack_all()
         self._matrices = packer.matrices
 
@@ -252,8 +253,17 @@ class NativeExecutor(HostExecutor):
 class _Packer:
     """Packs a model's weights into the native model, in execution order."""
 
-    def __init__(self, spec: DecoderSpec, weights: Weights, core: native.CpuModel, weight_format: WeightFormat) -> None:
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        weights: Weights,
+        core: native.CpuModel,
+        weight_format: WeightFormat,
+        *,
+        scaled_keys: bool,
+    ) -> None:
         self.spec, self.weights, self.core, self.weight_format = spec, weights, core, weight_format
+        self.scaled_keys = scaled_keys
         self.ropes: dict[RopeSpec, int] = {}
         self.matrices: dict[str, int] = {}  # name → its number in the native model
 
@@ -291,6 +301,9 @@ class _Packer:
         if layer.recurrent is not None:
             packed["recurrent"] = self._recurrent(prefix + "state.", layer.recurrent)
             vectors, matrices = ["attn_norm", "mlp_norm"], []
+        elif self.scaled_keys:
+            both = key_scales(spec, layer, self.weights, prefix)
+            packed["q_scales"], packed["k_scales"] = (self.core.vector(scales.ravel()) for scales in both)
         if spec.post_norms:
             vectors += ["post_attn_norm", "post_mlp_norm"]
         for name in vectors:
