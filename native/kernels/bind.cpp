@@ -40,6 +40,13 @@ size_t kv_bytes(const std::string &format, int num_blocks, int block_size, int n
 }
 
 void bind_model(nb::module_ &m) {
+  nb::class_<ModelInputs>(m, "ModelInputs", "The arrays of steps that CpuModel.step reads, taken once.")
+      .def(nb::init<const Array1<int32_t> &, const Array1<int64_t> &, const Array1<int32_t> &, const Array1<int32_t> &,
+                    const Array1<int32_t> &, const Array1<int64_t> &, const std::vector<Array1<int64_t>> &,
+                    const std::vector<Array2<int32_t>> &>(),
+           "input_ids"_a.noconvert(), "positions"_a.noconvert(), "query_start_loc"_a.noconvert(),
+           "seq_lens"_a.noconvert(), "idx_mapping"_a.noconvert(), "logits_indices"_a.noconvert(),
+           "slot_mapping"_a.noconvert(), "block_tables"_a.noconvert());
   nb::class_<CpuModel>(m, "CpuModel",
                        "A decoder's packed weights, its KV pool and threads. See foreword.executors.native.")
       .def(
@@ -67,10 +74,8 @@ void bind_model(nb::module_ &m) {
       .def("add_rope", &CpuModel::add_rope, "inv_freq"_a, "scale"_a, "axes"_a = std::vector<int>{})
       .def("add_layer", &CpuModel::add_layer, "layer"_a)
       .def("finish", &CpuModel::finish, "final_norm"_a, "lm_head"_a)
-      .def("step", &CpuModel::step, "num_tokens"_a, "num_reqs"_a, "input_ids"_a.noconvert(),
-           "positions"_a.noconvert(), "query_start_loc"_a.noconvert(), "seq_lens"_a.noconvert(),
-           "idx_mapping"_a.noconvert(), "logits_indices"_a.noconvert(), "slot_mapping"_a.noconvert(),
-           "block_tables"_a.noconvert(), "embed_rows"_a.noconvert().none() = nb::none(),
+      .def("step", &CpuModel::step, "inputs"_a, "num_tokens"_a, "num_reqs"_a, "num_logits"_a,
+           "logits_indices"_a.noconvert().none() = nb::none(), "embed_rows"_a.noconvert().none() = nb::none(),
            "embeds"_a.noconvert().none() = nb::none(), "mrope_positions"_a.noconvert().none() = nb::none(),
            "lora_ids"_a.noconvert().none() = nb::none())
       .def("hidden_states", &CpuModel::hidden_states, "tokens"_a.noconvert())

@@ -14,6 +14,38 @@
 
 namespace foreword::kernels {
 
+// The arrays of steps, taken once: an array that is passed to a function costs microseconds in every step. They stay
+// where they are, and are kept.
+struct ModelInputs {
+  ModelInputs(const Array1<int32_t> &ids, const Array1<int64_t> &at, const Array1<int32_t> &starts,
+              const Array1<int32_t> &lens, const Array1<int32_t> &rows, const Array1<int64_t> &logits_of,
+              const std::vector<Array1<int64_t>> &slots, const std::vector<Array2<int32_t>> &tables)
+      : input_ids(ids),
+        positions(at),
+        query_start_loc(starts),
+        seq_lens(lens),
+        idx_mapping(rows),
+        logits_indices(logits_of),
+        slot_mapping(slots),
+        block_tables(tables) {
+    if (slots.size() != tables.size()) throw std::invalid_argument("slot_mapping and block_tables differ in groups");
+    for (const Array2<int32_t> &table : tables) {
+      in_range(int64_t(table.shape(0)), 0, INT32_MAX, "the rows of a block table");
+      in_range(int64_t(table.shape(1)), 0, INT32_MAX, "the columns of a block table");
+    }
+  }
+
+  const Array1<int32_t> input_ids;
+  const Array1<int64_t> positions;
+  const Array1<int32_t> query_start_loc, seq_lens, idx_mapping;
+  const Array1<int64_t> logits_indices;
+  const std::vector<Array1<int64_t>> slot_mapping;
+  const std::vector<Array2<int32_t>> block_tables;
+  nb::object logits;  // the array of the last step's logits, with its address and length
+  const float *logits_at = nullptr;
+  int num_logits = 0;
+};
+
 using LoraFactors = std::tuple<int, Array2<float>, Array2<float>, double>;
 
 // A model under construction, then in use. Adding a matrix, vector or rope returns the integer that identifies it.
@@ -109,25 +141,27 @@ class CpuModel {
     forward_ = std::make_unique<ForwardPass>(model_);
   }
 
-  nb::ndarray<nb::numpy, const float, nb::ndim<2>> step(
-      int num_tokens, int num_reqs, const Array1<int32_t> &input_ids, const Array1<int64_t> &positions,
-      const Array1<int32_t> &query_start_loc, const Array1<int32_t> &seq_lens, const Array1<int32_t> &idx_mapping,
-      const Array1<int64_t> &logits_indices, const std::vector<Array1<int64_t>> &slot_mapping,
-      const std::vector<Array2<int32_t>> &block_tables, const std::optional<Array1<int64_t>> &embed_rows,
-      const std::optional<Array2<float>> &embeds, const std::optional<Array2<int64_t>> &mrope_positions,
-      const std::optional<Array1<int32_t>> &lora_ids) {
+  // The logits [L, V] at `logits_indices`, by default the inputs' own first num_logits, valid until the next call.
+  nb::object step(ModelInputs &inputs, int num_tokens, int num_reqs, int num_logits,
+                  const std::optional<Array1<int64_t>> &logits_indices,
+                  const std::optional<Array1<int64_t>> &embed_rows, const std::optional<Array2<float>> &embeds,
+                  const std::optional<Array2<int64_t>> &mrope_positions,
+                  const std::optional<Array1<int32_t>> &lora_ids) {
     check_finished(true);
     const int t = in_range(num_tokens, 0, kMostTokens, "num_tokens");
     const int b = in_range(num_reqs, 0, kMostTokens, "num_reqs");
+    const int64_t wanted = logits_indices ? int64_t(logits_indices->shape(0)) : num_logits;
+    const int l = in_range(wanted, 0, kMostTokens, "the number of logits");
     ForwardInput in{.num_tokens = t,
                     .num_reqs = b,
-                    .num_logits = in_range(int64_t(logits_indices.shape(0)), 0, kMostTokens, "the number of logits"),
-                    .input_ids = at_least(input_ids, t, "input_ids"),
-                    .positions = at_least(positions, t, "positions"),
-                    .query_start_loc = at_least(query_start_loc, b + 1, "query_start_loc"),
-                    .seq_lens = at_least(seq_lens, b, "seq_lens"),
-                    .idx_mapping = at_least(idx_mapping, b, "idx_mapping"),
-                    .logits_indices = logits_indices.data(),
+                    .num_logits = l,
+                    .input_ids = at_least(inputs.input_ids, t, "input_ids"),
+                    .positions = at_least(inputs.positions, t, "positions"),
+                    .query_start_loc = at_least(inputs.query_start_loc, b + 1, "query_start_loc"),
+                    .seq_lens = at_least(inputs.seq_lens, b, "seq_lens"),
+                    .idx_mapping = at_least(inputs.idx_mapping, b, "idx_mapping"),
+                    .logits_indices = at_least(logits_indices ? *logits_indices : inputs.logits_indices, l,
+                                               "logits_indices"),
                     .num_embeds = 0,
                     .embed_rows = nullptr,
                     .embeds = nullptr,
@@ -148,15 +182,10 @@ class CpuModel {
                   "mrope_positions");
       in.mrope_positions = mrope_positions->data();
     }
-    if (slot_mapping.size() != block_tables.size()) {
-      throw std::invalid_argument("slot_mapping and block_tables differ in groups");
-    }
-    for (size_t g = 0; g < slot_mapping.size(); ++g) {
-      const Array2<int32_t> &table = block_tables[g];
-      in.groups.push_back({at_least(slot_mapping[g], t, "slot_mapping"), table.data(),
-                           in_range(int64_t(table.shape(0)), 0, INT32_MAX, "the rows of a block table"),
-                           in_range(int64_t(table.shape(1)), 0, INT32_MAX, "the columns of a block table"),
-                           g < recurrent_groups_.size() && recurrent_groups_[g]});
+    for (size_t g = 0; g < inputs.slot_mapping.size(); ++g) {
+      const Array2<int32_t> &table = inputs.block_tables[g];
+      in.groups.push_back({at_least(inputs.slot_mapping[g], t, "slot_mapping"), table.data(), int(table.shape(0)),
+                           int(table.shape(1)), g < recurrent_groups_.size() && recurrent_groups_[g]});
     }
     const float *logits;
     {
@@ -164,9 +193,13 @@ class CpuModel {
       nb::gil_scoped_release release;
       logits = forward_->run(in);
     }
-    return nb::ndarray<nb::numpy, const float, nb::ndim<2>>(logits,
-                                                            {size_t(in.num_logits), size_t(model_.config.vocab_size)},
-                                                            nb::find(this), {forward_->logits_stride(), 1});
+    if (!inputs.logits.is_valid() || inputs.logits_at != logits || inputs.num_logits != l) {
+      inputs.logits = nb::cast(nb::ndarray<nb::numpy, const float, nb::ndim<2>>(
+          logits, {size_t(l), size_t(model_.config.vocab_size)}, nb::find(this), {forward_->logits_stride(), 1}));
+      inputs.logits_at = logits;
+      inputs.num_logits = l;
+    }
+    return inputs.logits;
   }
 
   // The hidden states after the final norm [N, hidden_size] at tokens of the last step, valid until the next call.

@@ -22,18 +22,17 @@ KVLayer KVCache::shape(const KVConfig &c) {
   if (c.recurrent.num_heads) {
     layer.block_stride = std::max(layer.block_stride, product(c.recurrent.state_floats(), sizeof(float)));
   }
+  layer.block_stride = product(layer.block_stride, size_t(c.num_slots));
   return layer;
 }
 
-size_t KVCache::bytes(const KVConfig &c) {
-  return product(product(shape(c).block_stride, size_t(c.num_blocks)), size_t(c.num_slots));
-}
+size_t KVCache::bytes(const KVConfig &c) { return product(shape(c).block_stride, size_t(c.num_blocks)); }
 
 KVCache::KVCache(const KVConfig &config) : config_(config), memory_(bytes(config)) {}
 
 KVLayer KVCache::layer(int slot) const {
   KVLayer layer = shape(config_);
-  layer.base = memory_.data() + layer.block_stride * size_t(config_.num_blocks) * size_t(slot);
+  layer.base = memory_.data() + layer.block_stride / size_t(config_.num_slots) * size_t(slot);
   return layer;
 }
 
@@ -43,27 +42,17 @@ float *KVCache::state(int slot, int32_t block) const {
 }
 
 void KVCache::copy_blocks(const int32_t *sources, const int32_t *destinations, int count) {
-  Buffer<uint8_t> between;
   const size_t size = shape(config_).block_stride;
-  if (count > 1) between.reserve(product(size, size_t(count)));
-  for (int slot = 0; slot < config_.num_slots; ++slot) {
-    const KVLayer l = layer(slot);
-    auto block = [&](int32_t id) { return l.base + size_t(id) * size; };
-    if (count == 1) {
-      std::memmove(block(destinations[0]), block(sources[0]), size);
-      continue;
-    }
-    for (int i = 0; i < count; ++i) std::memcpy(between.data() + size * size_t(i), block(sources[i]), size);
-    for (int i = 0; i < count; ++i) std::memcpy(block(destinations[i]), between.data() + size * size_t(i), size);
-  }
+  Buffer<uint8_t> between;
+  between.reserve(product(size, size_t(count)));
+  for (int i = 0; i < count; ++i) std::memcpy(between.data() + size * size_t(i), block(sources[i]), size);
+  for (int i = 0; i < count; ++i) std::memcpy(block(destinations[i]), between.data() + size * size_t(i), size);
 }
 
 void KVCache::zero_blocks(const int32_t *blocks, int count) {
-  const size_t size = shape(config_).block_stride;
-  for (int slot = 0; slot < config_.num_slots; ++slot) {
-    uint8_t *base = layer(slot).base;
-    for (int i = 0; i < count; ++i) std::memset(base + size_t(blocks[i]) * size, 0, size);
-  }
+  for (int i = 0; i < count; ++i) std::memset(block(blocks[i]), 0, shape(config_).block_stride);
 }
+
+uint8_t *KVCache::block(int32_t id) const { return memory_.data() + shape(config_).block_stride * size_t(id); }
 
 }  // namespace foreword::kernels

@@ -1,4 +1,5 @@
-// The memory of keys, values and recurrent states: one pool of blocks, each with `num_slots` layers.
+// The memory of keys, values and recurrent states: one pool of blocks, each with `num_slots` layers. A block's layers
+// are adjacent, so that the first request maps few (huge) pages.
 #pragma once
 
 #include "kernels/formats.h"
@@ -32,6 +33,7 @@ class KVCache {
 
  private:
   static KVLayer shape(const KVConfig &config);
+  uint8_t *block(int32_t id) const;
 
   KVConfig config_;
   Mapping memory_;

@@ -111,6 +111,19 @@ class PacketCore:
     def generations(self) -> list[int]: ...
     def pack(self, step: StepBuffers, out: _I32) -> int: ...
 
+class ModelInputs:
+    def __init__(
+        self,
+        input_ids: _I32,
+        positions: _I64,
+        query_start_loc: _I32,
+        seq_lens: _I32,
+        idx_mapping: _I32,
+        logits_indices: _I64,
+        slot_mapping: list[_I64],
+        block_tables: list[_I32],
+    ) -> None: ...
+
 class CpuModel:
     def __init__(
         self,
@@ -143,16 +156,11 @@ class CpuModel:
     def finish(self, final_norm: int, lm_head: int) -> None: ...
     def step(
         self,
+        inputs: ModelInputs,
         num_tokens: int,
         num_reqs: int,
-        input_ids: _I32,
-        positions: _I64,
-        query_start_loc: _I32,
-        seq_lens: _I32,
-        idx_mapping: _I32,
-        logits_indices: _I64,
-        slot_mapping: list[_I64],
-        block_tables: list[_I32],
+        num_logits: int,
+        logits_indices: _I64 | None = None,
         embed_rows: _I64 | None = None,
         embeds: _F32 | None = None,
         mrope_positions: _I64 | None = None,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from foreword import _native
 from foreword.batch import InputBuffers, NewRequest, RequestStates, prepare_inputs
 from foreword.executors.groups import batch_groups
 from foreword.executors.host import HostExecutor
@@ -74,3 +75,21 @@ class Driver:
     def run_alone(self, name: str, tokens: Sequence[int], chunks: Sequence[int], lora_id: int = 0) -> list[Floats]:
         self.add(name, tokens, lora_id)
         return [self.step({name: chunk})[name] for chunk in chunks]
+
+
+INPUTS = (
+    "input_ids",
+    "positions",
+    "query_start_loc",
+    "seq_lens",
+    "idx_mapping",
+    "logits_indices",
+    "slot_mapping",
+    "block_tables",
+)
+
+
+def step_of(core, **arguments):
+    """A step of the native model from arrays by name: those of `INPUTS` are its inputs."""
+    inputs = _native.ModelInputs(**{name: arguments.pop(name) for name in INPUTS})
+    return core.step(inputs, **arguments)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
-from kernel_driver import Driver
+from kernel_driver import Driver, step_of
 from kernel_reference import SPECS, random_weights, rope
 
 from foreword import _native
@@ -77,6 +78,7 @@ def test_steps(driver):
     arguments = {
         "num_tokens": 20,
         "num_reqs": 2,
+        "num_logits": 2,
         "input_ids": np.arange(20, dtype=np.int32),
         "positions": np.concatenate([np.arange(17), np.arange(3)]),
         "query_start_loc": np.array([0, 17, 20], np.int32),
@@ -89,7 +91,7 @@ def test_steps(driver):
         "embeds": np.ones((3, 96), np.float32),
         "mrope_positions": np.zeros((2, 20), np.int64),
     }
-    step = driver.executor.core.step
+    step = partial(step_of, driver.executor.core)
     want = step(**arguments).copy()
 
     def call(rng):
@@ -231,7 +233,9 @@ def test_weights_and_layers():
         model.finish(odd(model.vector(np.zeros(64, np.float32))), odd(matrix(model, odd(50), 64)))
         slots, table = np.arange(16, 20), np.array([[1]], np.int32)
         counts = [np.array(values, np.int32) for values in ([0, 4], [4], [0])]
-        model.step(4, 1, np.arange(4, dtype=np.int32), np.arange(4), *counts, np.array([3]), [slots], [table])
+        ids = np.arange(4, dtype=np.int32)
+        inputs = _native.ModelInputs(ids, np.arange(4), *counts, np.array([3]), [slots], [table])
+        model.step(inputs, 4, 1, 1)
 
     assert 0 < calls(1500, build) < 1500
 
@@ -251,8 +255,9 @@ def test_a_model_is_complete_before_it_runs_and_fixed_after(driver):
     model = _native.CpuModel(**MODEL)
     with pytest.raises(ValueError, match="embedding"):
         model.finish(0, 0)
+    inputs = _native.ModelInputs(*[np.zeros(0, t) for t in ("i4", "i8", "i4", "i4", "i4", "i8")], [], [])
     with pytest.raises(ValueError, match="finish"):
-        model.step(0, 0, *[np.zeros(0, t) for t in ("i4", "i8", "i4", "i4", "i4", "i8")], [], [])
+        model.step(inputs, 0, 0, 0)
     with pytest.raises(ValueError, match="nothing can be added"):
         driver.executor.core.add_layer({})
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from kernel_driver import Driver
+from kernel_driver import Driver, step_of
 from kernel_reference import SPECS, Reference, random_weights, rope, tiny_spec
 
 from foreword import _native
@@ -89,8 +89,20 @@ def test_padding_and_unwritten_slots_leave_the_cache_alone():
     core = driver.executor.core
     none = np.full(16, -1, np.int64)
     ids = np.zeros(16, np.int32)
-    core.step(16, 1, ids, np.arange(16), np.array([0, 16], np.int32), np.array([16], np.int32), np.array([0], np.int32),
-              np.array([15]), [none], [driver.states.block_tables[0].table])  # fmt: skip
+    step_of(
+        core,
+        num_tokens=16,
+        num_reqs=1,
+        num_logits=1,
+        input_ids=ids,
+        positions=np.arange(16),
+        query_start_loc=np.array([0, 16], np.int32),
+        seq_lens=np.array([16], np.int32),
+        idx_mapping=np.array([0], np.int32),
+        logits_indices=np.array([15]),
+        slot_mapping=[none],
+        block_tables=[driver.states.block_tables[0].table],
+    )
     again = driver.step({"a": 1})["a"]
     fresh = Driver(spec, weights, num_blocks=8)
     fresh.add("a", driver.states.token_ids[driver.states.row_of("a"), :17].tolist())
@@ -183,7 +195,15 @@ def test_input_out_of_range_is_refused_by_name(field, index, value):
     arrays[field][index] = value
     slots, _ = [arrays.pop("slot_mapping")], arrays.pop("block_table")
     with pytest.raises(ValueError, match="positions" if field == "seq_lens" else field):
-        driver.executor.core.step(num_tokens=16, num_reqs=1, slot_mapping=slots, block_tables=[table], **arrays)
+        step_of(
+            driver.executor.core,
+            num_tokens=16,
+            num_reqs=1,
+            num_logits=1,
+            slot_mapping=slots,
+            block_tables=[table],
+            **arrays,
+        )
 
 
 def test_bad_block_id_is_a_plan_error():

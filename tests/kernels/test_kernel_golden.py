@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from kernel_driver import Driver
+from kernel_driver import Driver, step_of
 
 from foreword.batch import prepare_inputs
 from foreword.models.loader import load_model
@@ -46,9 +46,11 @@ def test_perplexity_stays_with_float32(model, weight_format, kv_format, bound):
     driver = Driver(model.spec, model.weights, weight_format=weight_format, kv_format=kv_format)
     driver.add("a", tokens)
     batch = prepare_inputs(driver.states, {"a": len(tokens)}, driver.buffers, gather_block_tables=False)
-    logits = driver.executor.core.step(
+    logits = step_of(
+        driver.executor.core,
         num_tokens=len(tokens),
         num_reqs=1,
+        num_logits=len(tokens) - 1,
         input_ids=batch.input_ids,
         positions=batch.positions,
         query_start_loc=batch.query_start_loc,

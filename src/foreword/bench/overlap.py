@@ -50,8 +50,8 @@ class Watched(HostExecutor):
         self.runs: list[tuple[float, float, bool]] = []  # begin, end, whether it computed a part of a prompt
 
     def compute(self, batch: InputBatch, logits_indices: I64) -> F32:
-        prefills = bool(batch.is_prefilling.any())
         begin = time.perf_counter()
+        prefills = bool(batch.is_prefilling.any())  # counted as part of the run, not of the gap
         logits = self.executor.compute(batch, logits_indices)
         self.runs.append((begin, time.perf_counter(), prefills))
         return logits

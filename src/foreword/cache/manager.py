@@ -234,6 +234,13 @@ class KVCacheManager:
                 _append(table, some, held, count, fresh[part])
         return True
 
+    def num_free_slots(self, rows: I32, num_tokens: I32) -> int:
+        """The tokens that each of these rows can add to num_tokens[i] before a block is taken or freed."""
+        if self._windowed or self.keeps_states or not len(rows):
+            return 0
+        held = [table.num_blocks.take(rows) * table.tokens_per_block for table in self.states.block_tables]
+        return int(min(np.subtract(slots, num_tokens).min() for slots in held))
+
     def free_expired(self, rows: I32, num_computed: Ints) -> None:
         """Free the blocks that no token from ``num_computed`` on can read; their entries become null."""
         for g in self._windowed:

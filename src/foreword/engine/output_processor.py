@@ -47,6 +47,8 @@ class OutputProcessor:
         # By row, the number of known tokens from which on its new tokens are read: 0 for every token (streams, stop
         # strings, log-probabilities, the first token of a group), else its length limit.
         self._read_from = np.zeros(states.max_num_reqs, np.int32)
+        # The last rows of which nothing was read, and the steps in which they reach no length to read from.
+        self._unread_rows, self._num_unread = self._read_from[:0], 0
         self._num_drafts = np.zeros((2, states.max_num_reqs), np.int64)  # by row: proposed, accepted
         self._is_end = np.zeros(states.vocab_size, np.bool_)  # token ids that may end some request
 
@@ -147,10 +149,15 @@ class OutputProcessor:
         before: known tokens [B] before the commit; None if every row has exactly one new token. step: its number.
         num_drafts: draft tokens [B] that it verified, None for a step without any.
         """
+        tokens = sampled.token_ids
+        if rows is self._unread_rows and self._num_unread and before is None and not sampled.failures:
+            self._num_unread -= 1
+            if not np.count_nonzero(self._is_end.take(tokens)):
+                return NOTHING_READ
         for row, found in sampled.prompt_logprobs.items():
             self._completion(row).group.add_prompt_logprobs(found)
-        known, tokens = self._states.num_tokens.take(rows), sampled.token_ids
-        reads = known >= self._read_from.take(rows)
+        known, read_from = self._states.num_tokens.take(rows), self._read_from.take(rows)
+        reads = known >= read_from
         if tokens.ndim == 1:
             reads |= self._is_end.take(tokens)
         else:
@@ -165,7 +172,11 @@ class OutputProcessor:
         if sampled.failures:
             reads[list(sampled.failures)] = True
         at = reads.nonzero()[0]
-        return self._read(rows, at, sampled, step) if at.size else NOTHING_READ
+        if at.size:
+            self._unread_rows = rows[:0]
+            return self._read(rows, at, sampled, step)
+        self._unread_rows, self._num_unread = rows, int((read_from - known).min()) - 1 if len(rows) else 0
+        return NOTHING_READ
 
     def _read(self, rows: I32, at: I64, sampled: Sampled, step: int) -> Readings:
         now, readings = self._clock(), Readings()

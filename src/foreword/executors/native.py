@@ -11,7 +11,8 @@ from typing import Any, Literal
 import numpy as np
 
 from foreword.arrays import F32, I32, I64, U8, AnyArray
-from foreword.batch import InputBatch, lora_mapping, mrope_positions, prompt_embeds
+from foreword.batch import InputBatch, InputBuffers, lora_mapping, mrope_positions, prompt_embeds
+from foreword.batch.step.tensors import buffers_of
 from foreword.errors import ConfigError, EngineError, PlanError
 from foreword.executors.executor import Capability
 from foreword.executors.groups import batch_groups
@@ -186,19 +187,18 @@ class NativeExecutor(HostExecutor):
         gathered copy. PlanError if a tensor of the batch is out of range, MemoryError if buffers cannot grow; nothing
         was written then.
         """
-        num_tokens, num_reqs = batch.num_tokens, batch.num_reqs
+        buffers = buffers_of(batch)
+        inputs = buffers.model_inputs
+        if inputs is None:
+            inputs = buffers.model_inputs = _model_inputs(buffers)
+        own = logits_indices is batch.logits_indices
         try:
             return self.core.step(
-                num_tokens=num_tokens,
-                num_reqs=num_reqs,
-                input_ids=batch.input_ids,
-                positions=batch.positions,
-                query_start_loc=batch.query_start_loc,
-                seq_lens=batch.seq_lens,
-                idx_mapping=batch.idx_mapping,
-                logits_indices=logits_indices,
-                slot_mapping=list(batch.slot_mapping),
-                block_tables=[table.table for table in batch.states.block_tables],
+                inputs,
+                batch.num_tokens,
+                batch.num_reqs,
+                len(logits_indices),
+                None if own else logits_indices,
                 **self._given_inputs(batch),
             )
         except ValueError as error:
@@ -248,6 +248,12 @@ class NativeExecutor(HostExecutor):
     def zero_blocks(self, blocks: I32) -> None:
         """Fill blocks' keys and values with zeros in every layer."""
         self.core.zero_blocks(blocks)
+
+
+def _model_inputs(buffers: InputBuffers) -> native.ModelInputs:
+    names = ("input_ids", "positions", "query_start_loc", "seq_lens", "idx_mapping", "logits_indices")
+    tables = [table.table for table in buffers.states.block_tables]
+    return native.ModelInputs(*(buffers[name] for name in names), list(buffers["slot_mapping"]), tables)
 
 
 class _Packer:

@@ -63,6 +63,8 @@ class Scheduler:
         self._hits: dict[str, tuple[int, PrefixHit]] = {}  # request id → version of the cache and its hit there
         self._step = 0
         self._last_scheduled = NO_TOKENS
+        self._decodes: StepPlan | None = None  # the last plan, if each running row computes one token of its output
+        self._num_repeats = 0  # the steps in which these rows can do the same without a block
         self._may_prefill = False  # whether a running row may still compute its prompt
         self.ledger = Ledger(0, 0, config.max_num_batched_tokens, 0, 0, cache.pool.num_free)
 
@@ -155,6 +157,9 @@ class Scheduler:
         certain to end with its samples is left out. If blocks are short, the plan is empty: commit that step first.
         """
         self._step += 1
+        repeated = self._repeated() if in_flight is None else None
+        if repeated is not None:
+            return repeated
         rows, computed, n, num_tokens, preempted = self._run(in_flight)
         copies: list[I32] = []
         admitted: dict[Request, int] = {}  # and how many tokens each computes
@@ -186,7 +191,7 @@ class Scheduler:
             head=head,
             blocked=blocked,
         )
-        return StepPlan(
+        plan = StepPlan(
             rows=rows,
             num_scheduled=n,
             draft_tokens=self._scheduled_drafts(rows, computed, n),
@@ -196,6 +201,21 @@ class Scheduler:
             preempted=tuple(preempted or ()),
             ledger=self.ledger,
         )
+        # In a step of decodes alone every row computes one token, as in the next step, until a row needs a block.
+        decodes = rows is self._rows and num_tokens == len(rows) and not self._may_prefill and in_flight is None
+        self._decodes = plan if decodes else None
+        self._num_repeats = self.cache.num_free_slots(rows, computed + n) if decodes else 0
+        return plan
+
+    def _repeated(self) -> StepPlan | None:
+        """The last plan once more, if it decodes all rows and the next one has to do the same; else None."""
+        last = self._decodes
+        if last is None or not self._num_repeats or last.rows is not self._rows or self.waiting or self._may_verify:
+            return None
+        self._num_repeats -= 1
+        budget, num_rows = self.config.max_num_batched_tokens, len(last.rows)
+        self.ledger = Ledger(self._step, num_rows, budget, num_rows, 0, self.cache.pool.num_free)
+        return StepPlan(last.rows, last.num_scheduled, None, NO_TOKENS, NO_BLOCK_OPS, (), (), self.ledger)
 
     def commit(self, plan: StepPlan) -> None:
         """After `RequestStates.commit`: the prompt tokens that the step computed can be hit from now on."""

@@ -43,6 +43,7 @@ class InputBuffers:
         "max_num_batched_tokens",
         "max_num_reqs",
         "metadata",
+        "model_inputs",
         "scalars",
         "slices",
         "states",
@@ -74,6 +75,7 @@ class InputBuffers:
         self.metadata = MetadataCache(*sampling, self["idx_mapping"])
         self.logits_metadata = MetadataCache(*sampling, self["expanded_idx_mapping"])
         self.core: Any = None  # the native core over these arrays, made by the native backend
+        self.model_inputs: Any = None  # these arrays as the native executor takes them, made by it
 
     @classmethod
     def for_states(
