@@ -253,7 +253,8 @@ class NativeExecutor(HostExecutor):
 def _model_inputs(buffers: InputBuffers) -> native.ModelInputs:
     names = ("input_ids", "positions", "query_start_loc", "seq_lens", "idx_mapping", "logits_indices")
     tables = [table.table for table in buffers.states.block_tables]
-    return native.ModelInputs(*(buffers[name] for name in names), list(buffers["slot_mapping"]), tables)
+    arrays = {name: buffers[name] for name in names}
+    return native.ModelInputs(**arrays, slot_mapping=list(buffers["slot_mapping"]), block_tables=tables)
 
 
 class _Packer:
