@@ -9,7 +9,7 @@ import pytest
 from sampling_rig import Rig, V, logits
 
 from foreword.batch import SamplingParams
-from foreword.sampling.parts import PartDraws, best_draws, can_be_divided
+from foreword.sampling.parts import LOGIT, PartDraws, best_of, can_be_divided, num_logprobs, sampled_from
 
 
 def drawn_in_parts(rig: Rig, z: np.ndarray, num_parts: int, drafts=None):
@@ -19,8 +19,12 @@ def drawn_in_parts(rig: Rig, z: np.ndarray, num_parts: int, drafts=None):
     assert can_be_divided(sampling)
     ends = [V * i // num_parts for i in range(num_parts + 1)]
     parts = [range(*pair) for pair in itertools.pairwise(ends)]
-    found = [PartDraws(rig.states, part).draw(batch, z[:, part.start : part.stop].copy()) for part in parts]
-    return rig.sampler.sample(batch, z, sampling), best_draws(batch, found)
+    draws = [PartDraws(rig.states, part) for part in parts]
+    logits = [z[:, part.start : part.stop].copy() for part in parts]
+    best = best_of([own.draw(batch, x) for own, x in zip(draws, logits, strict=True)])
+    count = num_logprobs(sampling)
+    found = [own.logprobs(x, best[:, LOGIT], count) for own, x in zip(draws, logits, strict=True) if count >= 0]
+    return rig.sampler.sample(batch, z, sampling), sampled_from(batch, best, sampling, found)
 
 
 @pytest.mark.parametrize("num_parts", [1, 2, 3, 7])
@@ -43,6 +47,22 @@ def test_parts_verify_drafts():
     np.testing.assert_array_equal(parts.token_ids, whole.token_ids)
 
 
+@pytest.mark.parametrize("num_parts", [1, 3, 7])
+def test_parts_give_the_log_probabilities_of_the_whole(num_parts):
+    """Also of more tokens than a part has, among equal ones, beside requests that want none, and of drafts."""
+    wants = [SamplingParams(temperature=1.0, seed=s, logprobs=n) for s, n in enumerate((3, None, 0, 30))]
+    z = logits(7, seed=num_parts).round()
+    z[2, : V // 2] = -np.inf
+    whole, parts = drawn_in_parts(Rig(*wants, drafts=3), z, num_parts, {"0": [4, 9, 2]})
+    np.testing.assert_array_equal(parts.token_ids, whole.token_ids)
+    assert set(parts.logprobs) == set(whole.logprobs) == {0, 2, 3}
+    for b, wanted in whole.logprobs.items():
+        for got, one in zip(parts.logprobs[b], wanted, strict=True):
+            assert list(got) == list(one)
+            assert [x.rank for x in got.values()] == [x.rank for x in one.values()]
+            np.testing.assert_allclose([x.logprob for x in got.values()], [x.logprob for x in one.values()], atol=1e-6)
+
+
 @pytest.mark.parametrize("spoiled", [{3: np.nan}, {40: np.inf}, dict.fromkeys(range(V), -np.inf)])
 def test_a_bad_row_fails_and_the_others_do_not(spoiled):
     z = logits(2)
@@ -53,7 +73,7 @@ def test_a_bad_row_fails_and_the_others_do_not(spoiled):
     assert parts.failures == whole.failures
 
 
-@pytest.mark.parametrize("params", [{"top_k": 3}, {"logprobs": 1}, {"min_p": 0.1}, {"logit_bias": {3: 1.0}}])
+@pytest.mark.parametrize("params", [{"top_k": 3}, {"typical_p": 0.9}, {"min_p": 0.1}, {"logit_bias": {3: 1.0}}])
 def test_filters_and_rules_need_all_logits(params):
     rig = Rig(SamplingParams(**params))
     assert not can_be_divided(rig.sampling(rig.batch()))

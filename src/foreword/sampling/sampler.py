@@ -82,7 +82,7 @@ class Sampler:
         tokens = np.empty((batch.num_reqs, width), np.int32)
         wanted, buffers = None, None
         if sampling.metadata.num_logprobs is not None:
-            wanted = _wanted_logprobs(batch, sampling, tokens)
+            wanted = wanted_logprobs(batch, sampling, tokens)
         elif masks is None and not sampling.processors and not states.extras.prompt_embeds:
             buffers = sampling.rules.buffers(buffers_of(batch))
         if buffers is not None:
@@ -141,7 +141,7 @@ class Sampler:
         return indices, changed
 
 
-def _wanted_logprobs(batch: InputBatch, sampling: StepSampling, tokens: I32) -> StepLogprobs:
+def wanted_logprobs(batch: InputBatch, sampling: StepSampling, tokens: I32) -> StepLogprobs:
     """Memory for the log-probabilities of each row of logits whose request wants them."""
     counts = sampling.metadata.num_logprobs
     assert counts is not None

@@ -10,19 +10,20 @@ import pickle
 import struct
 import sys
 import weakref
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
 import torch
 
-from foreword.arrays import F32, I64
+from foreword.arrays import F32, F64, I64
 from foreword.batch import InputBatch, InputBuffers, RequestStates
 from foreword.batch.difference import DifferenceRecorder, StepDifference, apply_difference
 from foreword.batch.difference.mirror import states_of
 from foreword.batch.step.tensors import buffers_of
-from foreword.errors import ConfigError
+from foreword.errors import ConfigError, EngineError
 from foreword.executors.executor import Capability
 from foreword.executors.host import HostStep
 from foreword.executors.torch.executor import TorchExecutor
@@ -34,10 +35,11 @@ from foreword.models.lora import LoraAdapter
 from foreword.models.spec import DecoderSpec
 from foreword.models.weights import Weights
 from foreword.sampling import Sampled, StepSampling
-from foreword.sampling.parts import PartDraws, best_draws, can_be_divided
+from foreword.sampling.parts import LOGIT, PartDraws, best_of, can_be_divided, num_logprobs, sampled_from
 
-_PREPARE, _COMPUTE, _DRAW, _CALL = range(4)  # what a packet asks for
-_HEADER = struct.Struct("<qqq")  # one of these; the number of logits_indices; the capacity of the step's buffers
+# What a packet asks for. The count of _COMPUTE is that of its logits_indices, of _DRAW that of log-probabilities.
+_PREPARE, _COMPUTE, _DRAW, _CALL = range(4)
+_HEADER = struct.Struct("<qqq")  # one of these; its count; the capacity of the step's buffers
 
 
 class ParallelExecutor(TorchExecutor):
@@ -128,7 +130,7 @@ class ParallelExecutor(TorchExecutor):
     def compute(self, batch: InputBatch, logits_indices: I64) -> F32:
         """See `HostExecutor.compute`. EngineError if a rank has ended."""
         with self._exchange():
-            self._send_steps(_COMPUTE, logits_indices)
+            self._send_steps(_COMPUTE, len(logits_indices), logits_indices.astype(np.int64).tobytes())
             return super().compute(batch, logits_indices)
 
     def draw(self, batch: InputBatch, sampling: StepSampling) -> Sampled:
@@ -136,10 +138,12 @@ class ParallelExecutor(TorchExecutor):
         if not can_be_divided(sampling):
             return super().draw(batch, sampling)
         with self._exchange():
-            self._send_steps(_DRAW)
+            count = num_logprobs(sampling)
+            self._send_steps(_DRAW, count)
             if self._draws is None:
                 self._draws = _part_draws(batch.states, self.shard)
-            return best_draws(batch, _draw(self, self._draws, batch))
+            draws, logprobs = _draw(self, self._draws, batch, count)
+            return sampled_from(batch, best_of(draws), sampling, logprobs)
 
     def load_lora(self, lora_id: int, adapter: LoraAdapter) -> int:
         """See `LoraExecutor.load_lora`. Every rank holds the part of its matrices; the bytes are those of rank 0."""
@@ -150,53 +154,52 @@ class ParallelExecutor(TorchExecutor):
     def drop_lora(self, lora_id: int) -> None:
         """See `LoraExecutor.drop_lora`."""
         super().drop_lora(lora_id)
-        self._call("drop_lora", lora_id)
+        with suppress(EngineError):  # ranks that have ended hold nothing
+            self._call("drop_lora", lora_id)
 
     def _call(self, method: str, *arguments: object) -> None:
         """Call a method of every further rank's executor, before the next step."""
         with self._exchange():
             self._ranks.send(_HEADER.pack(_CALL, 0, 0) + pickle.dumps((method, arguments)))
 
-    def _send_steps(self, what: int, logits_indices: I64 | None = None) -> None:
+    def _send_steps(self, what: int, count: int, indices: bytes = b"") -> None:
         """Send the steps that were launched; ``what`` is asked for of the last."""
         unsent, self._unsent = self._unsent, []
-        indices = b"" if logits_indices is None else logits_indices.astype(np.int64).tobytes()
         for capacity, data in unsent[:-1]:
             self._ranks.send(_HEADER.pack(_PREPARE, 0, capacity) + data)
         capacity, data = unsent[-1]
-        self._ranks.send(_HEADER.pack(what, len(indices) // 8, capacity) + indices + data)
+        self._ranks.send(_HEADER.pack(what, count, capacity) + indices + data)
 
-    def _exchange(self) -> _Exchange:
+    @contextmanager
+    def _exchange(self) -> Iterator[None]:
+        """Ranks exchange data in this block: an error or an interrupt in it ends them."""
         self._ranks.check()
-        return _Exchange(self._ranks)
-
-
-class _Exchange:
-    """A context in which ranks exchange data: an error or an interrupt in it ends them, an error as an EngineError."""
-
-    def __init__(self, ranks: Ranks) -> None:
-        self._ranks = ranks
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if isinstance(error, Exception):
+        try:
+            yield
+        except Exception as error:
             raise self._ranks.failure(error) from error
-        if error is not None:
+        except BaseException:
             self._ranks.close()
+            raise
 
 
 def _part_draws(states: RequestStates, shard: Shard) -> PartDraws:
     return PartDraws(states, shard.part(states.vocab_size))
 
 
-def _draw(executor: TorchExecutor, draws: PartDraws, batch: InputBatch) -> list[Any]:
-    """Compute a step and draw from this rank's logits. Returns the draws of all ranks on the first."""
+def _draw(executor: TorchExecutor, draws: PartDraws, batch: InputBatch, count: int) -> tuple[list[F64], list[F64]]:
+    """Compute a step and draw from this rank's logits. Returns the draws of all ranks on the first, and what
+    log-probabilities with ``count`` likeliest tokens take, nothing for −1.
+    """
+    shard = executor.shard
     with torch.inference_mode():
         logits = as_floats(executor.own_logits(batch, batch.logits_indices))
-        found = executor.shard.collect(torch.from_numpy(draws.draw(batch, logits)))
-        return [part.numpy() for part in found]
+        own = torch.from_numpy(draws.draw(batch, logits))
+        if count < 0:
+            return [part.numpy() for part in shard.collect(own)], []
+        found = [part.numpy() for part in shard.share(own)]
+        parts = shard.collect(torch.from_numpy(draws.logprobs(logits, best_of(found)[:, LOGIT], count)))
+        return found, [part.numpy() for part in parts]
 
 
 def run_rank(rank: int, size: int, connection_descriptor: int, ring_descriptor: int) -> None:
@@ -224,12 +227,12 @@ def _run_packets(executor: TorchExecutor, packets: PacketReader) -> None:
     states: RequestStates | None = None
     while True:
         packet = packets.receive()
-        what, num_indices, capacity = _HEADER.unpack_from(packet)
+        what, count, capacity = _HEADER.unpack_from(packet)
         if what == _CALL:
             method, arguments = pickle.loads(packet[_HEADER.size :])
             getattr(executor, method)(*arguments)
             continue
-        indices = np.frombuffer(packet, np.int64, num_indices, _HEADER.size).copy()
+        indices = np.frombuffer(packet, np.int64, count if what == _COMPUTE else 0, _HEADER.size).copy()
         difference = StepDifference.from_bytes(packet[_HEADER.size + indices.nbytes :])
         if states is None or difference.is_snapshot:
             states = states_of(difference.geometry or {}, rank=shard.rank if shard.by_position else 0)
@@ -240,4 +243,4 @@ def _run_packets(executor: TorchExecutor, packets: PacketReader) -> None:
         if what == _COMPUTE:
             executor.compute(batch, indices)
         elif what == _DRAW:
-            _draw(executor, draws, batch)
+            _draw(executor, draws, batch, count)

@@ -77,6 +77,12 @@ class Shard:
         self._group.gather([parts] if parts else [], [x], dist.GatherOptions()).wait()
         return parts
 
+    def share(self, x: Tensor) -> list[Tensor]:
+        """Every rank's x, of one shape, on every rank."""
+        parts = [torch.empty_like(x) for _ in range(self.size)]
+        self._group.allgather([parts], [x]).wait()
+        return parts
+
     def gather(self, x: Tensor, count: int) -> Tensor:
         """The ranks' parts [N, part] side by side [N, count] on the first rank; x itself on the others."""
         if self.size == 1:
