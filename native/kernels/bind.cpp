@@ -55,19 +55,19 @@ void bind_model(nb::module_ &m) {
              double norm_eps, double query_scale, double embedding_scale, const std::string &activation,
              double attn_softcap, double final_softcap, int num_groups, int num_slots, int num_blocks, int block_size,
              const std::string &kv_format, const std::string &isa, std::optional<int> num_threads,
-             const nb::dict &recurrent) {
+             const nb::dict &recurrent, const CpuGroups &cpu_groups) {
             const ModelConfig config{hidden_size, num_heads, num_kv_heads, head_dim, vocab_size, num_groups,
                                      float(norm_eps), float(query_scale), float(embedding_scale),
                                      by_name(kGates, activation, "activation"), float(attn_softcap),
                                      float(final_softcap)};
             new (self) CpuModel(
                 config, kv_config(kv_format, num_blocks, block_size, num_slots, num_kv_heads, head_dim, recurrent), isa,
-                num_threads);
+                num_threads, cpu_groups);
           },
           nb::kw_only(), "hidden_size"_a, "num_heads"_a, "num_kv_heads"_a, "head_dim"_a, "vocab_size"_a, "norm_eps"_a,
           "query_scale"_a, "embedding_scale"_a, "activation"_a, "attn_softcap"_a, "final_softcap"_a, "num_groups"_a,
           "num_slots"_a, "num_blocks"_a, "block_size"_a, "kv_format"_a, "isa"_a, "num_threads"_a.none(),
-          "recurrent"_a = nb::dict())
+          "recurrent"_a = nb::dict(), "cpu_groups"_a = CpuGroups{})
       .def("pack", &CpuModel::pack, "data"_a.noconvert(), "source"_a, "cols"_a, "format"_a, "exact"_a)
       .def("vector", nb::overload_cast<const Array1<float> &>(&CpuModel::vector), "values"_a.noconvert())
       .def("set_embedding", &CpuModel::set_embedding, "data"_a.noconvert(), "source"_a, "cols"_a)
@@ -87,6 +87,7 @@ void bind_model(nb::module_ &m) {
            "Seconds of all steps so far in each stage, measured on one thread.")
       .def_prop_ro("packed_bytes", &CpuModel::packed_bytes)
       .def_prop_ro("isa", [](const CpuModel &model) { return model.isa().name; })
+      .def("packed_on", &CpuModel::packed_on, "matrix"_a, "The processor that packed each panel of a matrix.")
       .def_prop_ro("num_threads", &CpuModel::num_threads);
 }
 

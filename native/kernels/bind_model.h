@@ -52,8 +52,9 @@ using LoraFactors = std::tuple<int, Array2<float>, Array2<float>, double>;
 // Every argument is checked: std::invalid_argument names the one that does not fit.
 class CpuModel {
  public:
-  CpuModel(const ModelConfig &c, const KVConfig &kv, const std::string &isa, std::optional<int> num_threads)
-      : model_(checked(c), kv, choose_isa(isa), num_threads),
+  CpuModel(const ModelConfig &c, const KVConfig &kv, const std::string &isa, std::optional<int> num_threads,
+           CpuGroups cpu_groups = {})
+      : model_(checked(c), kv, choose_isa(isa), num_threads, std::move(cpu_groups)),
         windows_(size_t(c.num_groups), -1),
         recurrent_groups_(size_t(c.num_groups)) {}
 
@@ -261,6 +262,9 @@ class CpuModel {
   }
 
   size_t packed_bytes() const { return model_.packed_bytes(); }
+  const std::vector<int> &packed_on(int matrix) const {
+    return model_.packed_on(*matrices_[size_t(in_range(matrix, 0, int64_t(matrices_.size()) - 1, "matrix"))]);
+  }
   const Isa &isa() const { return model_.isa; }
   ThreadPool &pool() { return model_.pool; }
   int num_threads() const { return model_.pool.size(); }

@@ -25,6 +25,8 @@ class KVCache {
   KVLayer layer(int slot) const;
   // The state of a recurrent layer in a block, recurrent.state_floats() floats.
   float *state(int slot, int32_t block) const;
+  // See Mapping. Call it before anything is written.
+  void use_small_pages() const { memory_.use_small_pages(); }
   // Copies blocks in all layers, for copy on write. All sources are read before any destination
   // is written.
   void copy_blocks(const int32_t *sources, const int32_t *destinations, int count);

@@ -44,6 +44,12 @@ Mapping::~Mapping() {
 #endif
 }
 
+void Mapping::use_small_pages() const {
+#if defined(__linux__) && FW_MAPPED
+  if (data_) madvise(data_, bytes_, MADV_NOHUGEPAGE);
+#endif
+}
+
 uint8_t *Arena::allocate(size_t bytes) {
   bytes = (bytes + 63) / 64 * 64;
   if (bytes > left_) {

@@ -33,6 +33,9 @@ class Mapping {
   uint8_t *data() const { return data_; }
   size_t bytes() const { return bytes_; }
 
+  // The smallest pages, so that threads of several teams can each be the first to touch those that they use.
+  void use_small_pages() const;
+
  private:
   uint8_t *data_ = nullptr;
   size_t bytes_ = 0;

@@ -52,16 +52,22 @@ ActivationSet ActivationBuffer::view(int rows, int cols) const {
   return set;
 }
 
-Model::Model(const ModelConfig &config, const KVConfig &kv_config, const Isa &isa, std::optional<int> num_threads)
+Model::Model(const ModelConfig &config, const KVConfig &kv_config, const Isa &isa, std::optional<int> num_threads,
+             CpuGroups groups)
     : config(config),
       recurrent(kv_config.recurrent),
       isa(isa),
-      pool(num_threads),
+      pool(num_threads, std::move(groups)),
       kv(kv_config),
-      padded_dim(kv_config.padded_dim) {}
+      padded_dim(kv_config.padded_dim),
+      arenas_(size_t(pool.num_teams())) {
+  if (pool.num_teams() > 1) kv.use_small_pages();
+}
 
 const PackedMatrix *Model::pack(const SourceMatrix &source, Format format, bool exact) {
-  auto m = std::make_unique<PackedMatrix>();
+  const int teams = pool.num_teams();
+  auto views = std::make_unique<PackedMatrix[]>(size_t(teams));
+  PackedMatrix *m = views.get();
   m->format = format;
   m->activations = activation_kind(format, exact, isa);
   m->index = int(matrices_.size());
@@ -71,16 +77,34 @@ const PackedMatrix *Model::pack(const SourceMatrix &source, Format format, bool 
   widest_input_ = std::max(widest_input_, m->padded_cols);
   m->num_panels = (source.rows + isa.panel_width - 1) / isa.panel_width;
   m->panel_bytes = isa.panel_bytes(format, m->padded_cols);
-  m->panels = arena_.allocate(m->panel_bytes * size_t(m->num_panels));
+  for (int team = teams - 1; team >= 0; --team) {
+    const Share own = team_share(m->num_panels, pool, team);
+    views[size_t(team)] = *m;
+    uint8_t *memory = arenas_[size_t(team)].allocate(m->panel_bytes * size_t(own.end - own.begin));
+    views[size_t(team)].panels = memory - m->panel_bytes * size_t(own.begin);
+  }
+  std::vector<int> packed_on(size_t(m->num_panels), -1);
   const size_t scratch_bytes = (isa.pack_scratch_bytes(m->padded_cols) + 63) / 64 * 64;
   Mapping scratch(scratch_bytes * size_t(pool.size()));
   pool.run([&](int thread) {
-    const Share share = share_of(m->num_panels, thread, pool.size());
+    const ThreadPool::Team &team = pool.team(thread);
+    const Share panels = team_share(m->num_panels, pool, team.group);
+    const Share share = member_share(panels.end - panels.begin, team);
     uint8_t *own = scratch.data() + scratch_bytes * size_t(thread);
-    for (int panel = share.begin; panel < share.end; ++panel) isa.pack_panel(source, *m, panel, own);
+    for (int panel = panels.begin + share.begin; panel < panels.begin + share.end; ++panel) {
+      isa.pack_panel(source, m[team.group], panel, own);
+      packed_on[size_t(panel)] = current_cpu();
+    }
   });
-  matrices_.push_back(std::move(m));
+  matrices_.push_back(std::move(views));
+  packed_on_.push_back(std::move(packed_on));
   return matrices_.back().get();
+}
+
+size_t Model::packed_bytes() const {
+  size_t bytes = 0;
+  for (const Arena &arena : arenas_) bytes += arena.used();
+  return bytes;
 }
 
 int Model::most_rotary_pairs() const {
@@ -97,7 +121,7 @@ int Model::qkv_stride(bool of_recurrent) const {
 }
 
 Vector Model::copy_vector(const float *data, int size) {
-  float *copy = reinterpret_cast<float *>(arena_.allocate(sizeof(float) * size_t(padded_row(size))));
+  float *copy = reinterpret_cast<float *>(arenas_[0].allocate(sizeof(float) * size_t(padded_row(size))));
   std::memcpy(copy, data, sizeof(float) * size_t(size));
   return copy;
 }
@@ -127,7 +151,6 @@ Linear Model::make_linear(const std::vector<const PackedMatrix *> &matrices) {
     linear.cols = m->cols;
     linear.parts.push_back({m, linear.stride});
     linear.stride += padded_row(m->rows);
-    linear.num_panels += m->num_panels;
   }
   return linear;
 }

@@ -23,13 +23,12 @@ using KindSet = std::array<bool, kNumActivationKinds>;
 // Matrices with one input. Their outputs are side by side in a row, each from a multiple of kRowPadding on.
 struct Linear {
   struct Part {
-    const PackedMatrix *matrix;
-    int offset;  // of its first output in the row
+    const PackedMatrix *matrix;  // [teams]: the matrix as each team of threads has it
+    int offset;                  // of its first output in the row
   };
   std::vector<Part> parts;
   int cols = 0;
   int stride = 0;  // floats of an output row
-  int num_panels = 0;
 
   // Adds the kinds of input that the matrices take.
   void add_kinds(KindSet &kinds) const {
@@ -128,10 +127,15 @@ struct LoraAdapter {
 
 class Model {
  public:
-  Model(const ModelConfig &config, const KVConfig &kv, const Isa &isa, std::optional<int> num_threads);
+  Model(const ModelConfig &config, const KVConfig &kv, const Isa &isa, std::optional<int> num_threads,
+        CpuGroups groups = {});
 
   // Packing copies `source`. `set_embedding` does not: its rows are read in every step.
+  // Every team packs its share of the panels into memory of its own, which so is near its processors. The result,
+  // [teams], has that share's addresses in each entry.
   const PackedMatrix *pack(const SourceMatrix &source, Format format, bool exact);
+  // The processor that each panel of a matrix was packed on; −1 where the system does not tell.
+  const std::vector<int> &packed_on(const PackedMatrix &matrix) const { return packed_on_[size_t(matrix.index)]; }
   Vector copy_vector(const float *data, int size);
   // The matrices have the same number of inputs.
   Linear make_linear(const std::vector<const PackedMatrix *> &matrices);
@@ -140,7 +144,7 @@ class Model {
   // `sources`: matrix and its change. Returns the bytes of the adapter.
   size_t add_lora(int id, const std::vector<std::pair<const PackedMatrix *, LoraSource>> &sources);
 
-  size_t packed_bytes() const { return arena_.used(); }
+  size_t packed_bytes() const;
   // Inputs of the widest packed matrix, padded.
   int widest_input() const { return widest_input_; }
   // Pairs of dimensions that a layer rotates, at most.
@@ -163,9 +167,10 @@ class Model {
   int padded_dim;  // head_dim rounded up to whole vectors of every instruction set
 
  private:
-  Arena arena_;
+  std::vector<Arena> arenas_;  // [teams]
   int widest_input_ = 0;
-  std::vector<std::unique_ptr<PackedMatrix>> matrices_;
+  std::vector<std::unique_ptr<PackedMatrix[]>> matrices_;  // [teams] each
+  std::vector<std::vector<int>> packed_on_;                // of each matrix, [panels]
 };
 
 }  // namespace foreword::kernels

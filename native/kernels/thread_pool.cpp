@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <string>
 #include <system_error>
+#include <utility>
 
 #if defined(__linux__)
 #include <sched.h>
@@ -42,12 +43,16 @@ void spin_until(F &&done) {
   }
 }
 
-// Cores this process may use, hardware threads of one core counted once.
-int physical_cores() {
+// Cores of the groups, without groups those that this process may use. Hardware threads of one core count once.
+int physical_cores(const CpuGroups &groups) {
   const int logical = int(std::thread::hardware_concurrency());
 #if defined(__linux__)
   cpu_set_t allowed;
   if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return logical > 0 ? logical : 1;
+  if (!groups.empty()) CPU_ZERO(&allowed);
+  for (const std::vector<int> &cpus : groups) {
+    for (int cpu : cpus) CPU_SET(cpu, &allowed);
+  }
   std::set<std::string> cores;
   for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
     if (!CPU_ISSET(cpu, &allowed)) continue;
@@ -72,14 +77,54 @@ int64_t this_process() {
 #endif
 }
 
-int pool_size(std::optional<int> num_threads) {
+// The calling thread runs on these processors while this object lives.
+class Pinned {
+#if defined(__linux__)
+
+ public:
+  explicit Pinned(const std::vector<int> &cpus) {
+    sched_getaffinity(0, sizeof before_, &before_);
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    for (int cpu : cpus) CPU_SET(cpu, &set);
+    sched_setaffinity(0, sizeof set, &set);
+  }
+  ~Pinned() { sched_setaffinity(0, sizeof before_, &before_); }
+
+ private:
+  cpu_set_t before_;
+#else
+
+ public:
+  explicit Pinned(const std::vector<int> &) {}
+#endif
+};
+
+CpuGroups checked(CpuGroups groups) {
+#if defined(__linux__)
+  cpu_set_t allowed;
+  const bool known = sched_getaffinity(0, sizeof allowed, &allowed) == 0;
+  for (const std::vector<int> &cpus : groups) {
+    if (cpus.empty()) throw std::invalid_argument("cpu_groups: a group has no processors");
+    for (int cpu : cpus) {
+      if (cpu >= 0 && cpu < CPU_SETSIZE && (!known || CPU_ISSET(cpu, &allowed))) continue;
+      throw std::invalid_argument("cpu_groups: this process may not use processor " + std::to_string(cpu));
+    }
+  }
+#else
+  if (!groups.empty()) throw std::invalid_argument("cpu_groups: needs Linux");
+#endif
+  return groups;
+}
+
+int pool_size(std::optional<int> num_threads, const CpuGroups &groups) {
   const std::string range = " is not a number of threads from 1 to " + std::to_string(kMaxThreads);
   if (num_threads) {
     if (*num_threads >= 1 && *num_threads <= kMaxThreads) return *num_threads;
     throw std::invalid_argument("num_threads = " + std::to_string(*num_threads) + range);
   }
   const char *variable = std::getenv("FOREWORD_NUM_THREADS");
-  if (!variable || !*variable) return std::min(physical_cores(), kMaxThreads);
+  if (!variable || !*variable) return std::min(physical_cores(groups), kMaxThreads);
   char *end = nullptr;
   const long count = std::strtol(variable, &end, 10);
   if (!*end && count >= 1 && count <= kMaxThreads) return int(count);
@@ -88,7 +133,25 @@ int pool_size(std::optional<int> num_threads) {
 
 }  // namespace
 
-ThreadPool::ThreadPool(std::optional<int> num_threads) : size_(pool_size(num_threads)), process_(this_process()) {
+int current_cpu() {
+#if defined(__linux__)
+  return sched_getcpu();
+#else
+  return -1;
+#endif
+}
+
+ThreadPool::ThreadPool(std::optional<int> num_threads, CpuGroups groups)
+    : groups_(checked(std::move(groups))), size_(pool_size(num_threads, groups_)), process_(this_process()) {
+  const int num_teams = std::max(1, int(groups_.size()));
+  if (size_ < num_teams) {
+    throw std::invalid_argument("num_threads = " + std::to_string(size_) + ": " + std::to_string(num_teams) +
+                                " groups of processors need a thread each");
+  }
+  for (int team = 0; team < num_teams; ++team) {
+    const Share share = share_of(size_, team, num_teams);
+    for (int i = share.begin; i < share.end; ++i) teams_.push_back({team, i - share.begin, share.end - share.begin});
+  }
   try {
     threads_.reserve(size_t(size_));
     for (int thread = 1; thread < size_; ++thread) threads_.emplace_back([this, thread] { work(thread); });
@@ -126,6 +189,8 @@ void ThreadPool::check_process() const {
 }
 
 void ThreadPool::run_region(Function function, void *context) {
+  std::optional<Pinned> pinned;
+  if (!groups_.empty()) pinned.emplace(groups_[0]);
   if (size_ == 1) return function(context, 0);
   function_ = function;
   context_ = context;
@@ -137,6 +202,8 @@ void ThreadPool::run_region(Function function, void *context) {
 }
 
 void ThreadPool::work(int thread) {
+  std::optional<Pinned> pinned;
+  if (!groups_.empty()) pinned.emplace(groups_[size_t(team(thread).group)]);
   uint32_t seen = 0;
   for (;;) {
     for (int spins = 0; region_.load(std::memory_order_acquire) == seen; ++spins) {

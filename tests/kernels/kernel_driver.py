@@ -32,6 +32,7 @@ class Driver:
         weight_format: WeightFormat = "fp32",
         kv_format: KVFormat = "fp32",
         num_threads: int | None = 2,
+        numa_nodes: int | None = None,
         isa: str | None = None,
         executor: HostExecutor | None = None,
     ) -> None:
@@ -52,6 +53,7 @@ class Driver:
             weight_format=weight_format,
             kv_format=kv_format,
             num_threads=num_threads,
+            numa_nodes=numa_nodes,
             isa=isa,
         )
         self.free = np.random.default_rng(1).permutation(np.arange(1, num_blocks)).tolist()

@@ -9,7 +9,7 @@ AttentionStage::AttentionStage(PassContext &context, const EmbeddingStage &embed
       embedding_(embedding),
       windows_(size_t(context.model.config.num_groups), -1),
       plans_(windows_.size()),
-      next_tasks_(context.model.layers.size()),
+      next_tasks_(context.model.layers.size() * size_t(context.pool.num_teams())),
       scratch_(size_t(context.pool.size())),
       qkv_(context.model.qkv_stride(false)),
       queries_(context.model.config.num_heads * context.model.padded_dim),
@@ -58,7 +58,7 @@ void AttentionStage::run(int thread, int layer_index) {
   ctx_.pool.barrier();
   ctx_.clock.finish(thread, Stage::rope);
 
-  attend(thread, layer, next_tasks_[size_t(layer_index)]);
+  attend(thread, layer, next_tasks_[size_t(layer_index * ctx_.pool.num_teams() + ctx_.pool.team(thread).group)]);
   ctx_.pool.barrier();
   if (layer.gated) {
     apply_gate(thread, layer);
@@ -73,11 +73,18 @@ void AttentionStage::run(int thread, int layer_index) {
   ctx_.clock.finish(thread, Stage::o);
 }
 
+Share AttentionStage::heads_of(int thread) const {
+  return team_share(ctx_.model.config.num_kv_heads, ctx_.pool, ctx_.pool.team(thread).group);
+}
+
 // Bias, norm and rotation of this thread's share of the heads. Queries are scaled; keys and values are written to the
 // cache.
 void AttentionStage::rotate_and_store(int thread, const Layer &layer) {
   const ModelConfig &c = ctx_.model.config;
-  const int dim = c.head_dim, padded = ctx_.model.padded_dim, num_units = c.num_heads + c.num_kv_heads;
+  const int dim = c.head_dim, padded = ctx_.model.padded_dim, per_key = c.num_heads / c.num_kv_heads;
+  const Share heads = heads_of(thread);
+  const int num_kv_heads = heads.end - heads.begin, num_heads = num_kv_heads * per_key;
+  const int num_units = num_heads + num_kv_heads;
   const KVLayer kv = ctx_.model.kv.layer(layer.slot);
   const int64_t *slots = ctx_.input.groups[size_t(layer.group)].slot_mapping;
   const int k_offset = layer.qkv.parts[1].offset, v_offset = layer.qkv.parts[2].offset;
@@ -95,11 +102,12 @@ void AttentionStage::rotate_and_store(int thread, const Layer &layer) {
     if (scales) { for (int d = 0; d < dim; ++d) out[d] *= scales[offset + d]; }
   };
 
-  const Share share = share_of(ctx_.input.num_tokens * num_units, thread, ctx_.pool.size());
+  const Share share = member_share(ctx_.input.num_tokens * num_units, ctx_.pool.team(thread));
   for (int unit = share.begin; unit < share.end; ++unit) {
-    const int token = unit / num_units, head = unit % num_units;
+    const int token = unit / num_units, nth = unit % num_units;
     const float *row = qkv_.row(token);
-    if (head < c.num_heads) {
+    if (nth < num_heads) {
+      const int head = heads.begin * per_key + nth;
       float *q = queries_.row(token) + head * padded;
       const float scale = c.query_scale * kLog2E;
       finish(q, row, head * dim, layer.q_bias, layer.q_norm, layer.q_scales, token);
@@ -107,7 +115,7 @@ void AttentionStage::rotate_and_store(int thread, const Layer &layer) {
       continue;
     }
     if (slots[token] < 0) continue;
-    const int kv_head = head - c.num_heads, offset = kv_head * dim;
+    const int kv_head = heads.begin + nth - num_heads, offset = kv_head * dim;
     finish(key, row + k_offset, offset, layer.k_bias, layer.k_norm, layer.k_scales, token);
     const float *v = row + v_offset + offset;
     for (int d = 0; d < dim; ++d) value[d] = v[d] + (layer.v_bias ? layer.v_bias[offset + d] : 0.f);
@@ -147,21 +155,23 @@ AttentionTile AttentionStage::tile_of(const Layer &layer, const AttentionTask &t
   return tile;
 }
 
-// Threads take tasks from a common counter, then merge their share of the tiles that were split.
+// Threads take their team's tasks from a common counter, then merge their share of the tiles that were split.
 void AttentionStage::attend(int thread, const Layer &layer, std::atomic<int> &next_task) {
   const AttentionPlan &plan = plans_[size_t(layer.group)];
   const AttentionConfig attention = config(layer.sliding_window);
   const KVLayer kv = ctx_.model.kv.layer(layer.slot);
-  const int heads = ctx_.model.config.num_kv_heads, num_tasks = int(plan.tasks.size()), total = num_tasks * heads;
+  const ThreadPool::Team &team = ctx_.pool.team(thread);
+  const Share own = heads_of(thread);
+  const int heads = own.end - own.begin, num_tasks = int(plan.tasks.size()), total = num_tasks * heads;
   // With enough tasks a thread takes all heads of a task: their keys are adjacent in memory.
-  const int at_once = num_tasks >= 4 * ctx_.pool.size() ? heads : 1;
+  const int at_once = num_tasks >= 4 * team.size ? heads : 1;
   for (int i; (i = next_task.fetch_add(at_once, std::memory_order_relaxed)) < total;) {
     for (int unit = i; unit < i + at_once; ++unit) {
-      AttentionTile tile = tile_of(layer, plan.tasks[size_t(unit / heads)], unit % heads);
+      AttentionTile tile = tile_of(layer, plan.tasks[size_t(unit / heads)], own.begin + unit % heads);
       const int following = unit + 1 < i + at_once ? unit + 1 : next_task.load(std::memory_order_relaxed);
       if (following < total) {
         const AttentionTask &task = plan.tasks[size_t(following / heads)];
-        tile.next = {blocks_of(layer, task), following % heads, task.key_begin, task.key_end};
+        tile.next = {blocks_of(layer, task), own.begin + following % heads, task.key_begin, task.key_end};
       }
       ctx_.isa.attend(kv, attention, tile, scratch_[size_t(thread)].attend.data());
     }
@@ -169,11 +179,12 @@ void AttentionStage::attend(int thread, const Layer &layer, std::atomic<int> &ne
   if (plan.split_tiles.empty()) return;
 
   ctx_.pool.barrier();
-  const Share share = share_of(int(plan.split_tiles.size()) * heads, thread, ctx_.pool.size());
+  const Share share = member_share(int(plan.split_tiles.size()) * heads, team);
   for (int i = share.begin; i < share.end; ++i) {
     const SplitTile &split = plan.split_tiles[size_t(i / heads)];
-    const AttentionTile tile = tile_of(layer, plan.tasks[size_t(split.first_task)], i % heads);
-    ctx_.isa.merge_splits(attention, tile, split.num_splits, partial_stride_ * size_t(heads));
+    const AttentionTile tile = tile_of(layer, plan.tasks[size_t(split.first_task)], own.begin + i % heads);
+    const size_t stride = partial_stride_ * size_t(ctx_.model.config.num_kv_heads);
+    ctx_.isa.merge_splits(attention, tile, split.num_splits, stride);
   }
 }
 

@@ -25,6 +25,7 @@ class AttentionStage {
   };
 
   void rotate_and_store(int thread, const Layer &layer);
+  Share heads_of(int thread) const;  // the KV heads of this thread's team, whose keys and values it writes and reads
   void attend(int thread, const Layer &layer, std::atomic<int> &next_task);
   void apply_gate(int thread, const Layer &layer);
   AttentionConfig config(int64_t sliding_window) const;
@@ -37,7 +38,7 @@ class AttentionStage {
   const EmbeddingStage &embedding_;
   std::vector<int64_t> windows_;              // sliding window of each KV group; −1: its layers are recurrent
   std::vector<AttentionPlan> plans_;          // of each KV group
-  std::vector<std::atomic<int>> next_tasks_;  // of each layer
+  std::vector<std::atomic<int>> next_tasks_;  // of each team in each layer
   std::vector<Scratch> scratch_;              // [num_threads]
   KindSet kinds_{};                           // of `o_input_`
   FloatRows qkv_, queries_, out_;             // [T, …]: all heads side by side; queries padded to padded_dim, scaled

@@ -28,39 +28,59 @@ Products::Products(Model &model)
   }
 }
 
-// The first weights of this thread's share of the panels of all matrices side by side.
+// The panels of a team in all matrices.
+int Products::num_panels(const Linear &l, int team) const {
+  int count = 0;
+  for (const Linear::Part &part : l.parts) {
+    const Share own = team_share(part.matrix->num_panels, pool_, team);
+    count += own.end - own.begin;
+  }
+  return count;
+}
+
+// The first weights of this thread's share of its team's panels of all matrices side by side.
 const uint8_t *Products::first_weights(int thread, const Linear *l) const {
   if (!l) return nullptr;
-  int panel = share_of(l->num_panels, thread, pool_.size()).begin;
+  const ThreadPool::Team &team = pool_.team(thread);
+  int panel = member_share(num_panels(*l, team.group), team).begin;
   for (const Linear::Part &part : l->parts) {
-    if (panel < part.matrix->num_panels) return part.matrix->panel(panel);
-    panel -= part.matrix->num_panels;
+    const PackedMatrix &matrix = part.matrix[team.group];
+    const Share own = team_share(matrix.num_panels, pool_, team.group);
+    if (panel < own.end - own.begin) return matrix.panel(own.begin + panel);
+    panel -= own.end - own.begin;
   }
   return nullptr;
 }
 
-// A share is a range of the panels of all matrices side by side; with few panels, of panels × cuts of the rows.
+// A share is a range of the team's panels of all matrices side by side; with few panels, of panels × cuts of the rows.
 void Products::linear(int thread, const Linear &l, const ActivationSet &a, Share rows, float *out, Store store,
                       const Linear *next, const LoraStep *lora) const {
-  const int num_rows = rows.end - rows.begin, threads = pool_.size();
+  const ThreadPool::Team &team = pool_.team(thread);
+  const int num_rows = rows.end - rows.begin, count = num_panels(l, team.group);
   int cuts = 1;
-  if (l.num_panels < kPanelsPerThread * threads) cuts = std::clamp(num_rows / kRowsPerCut, 1, threads);
-  const Share share = share_of(l.num_panels * cuts, thread, threads);
+  if (count < kPanelsPerThread * team.size) cuts = std::clamp(num_rows / kRowsPerCut, 1, team.size);
+  const Share share = member_share(count * cuts, team);
   void *scratch = scratch_[size_t(thread)].linear.data();
-  for (int cut = share.begin / std::max(1, l.num_panels); cut < cuts && cut * l.num_panels < share.end; ++cut) {
+  for (int cut = share.begin / std::max(1, count); cut < cuts && cut * count < share.end; ++cut) {
     const Share r = share_of(num_rows, cut, cuts);
-    const int begin = std::max(share.begin - cut * l.num_panels, 0);
-    const int end = std::min(share.end - cut * l.num_panels, l.num_panels);
+    const int begin = std::max(share.begin - cut * count, 0);
+    const int end = std::min(share.end - cut * count, count);
     int first = 0;
     for (const Linear::Part &part : l.parts) {
-      const int last = first + part.matrix->num_panels;
-      const int p0 = std::max(begin, first) - first, p1 = std::min(end, last) - first;
+      const PackedMatrix &matrix = part.matrix[team.group];
+      const Share own = team_share(matrix.num_panels, pool_, team.group);
+      const int last = first + own.end - own.begin, to_panel = own.begin - first;
+      const int p0 = std::max(begin, first) + to_panel, p1 = std::min(end, last) + to_panel;
       if (p0 < p1) {
-        const uint8_t *following = end > last ? (&part + 1)->matrix->panels : first_weights(thread, next);
-        isa_.linear(*part.matrix, a.of(*part.matrix), rows.begin + r.begin, rows.begin + r.end, p0, p1,
-                    out + part.offset, size_t(l.stride), store, following, scratch);
+        const uint8_t *following = first_weights(thread, next);
+        if (end > last) {
+          const PackedMatrix &after = (&part + 1)->matrix[team.group];
+          following = after.panel(team_share(after.num_panels, pool_, team.group).begin);
+        }
+        isa_.linear(matrix, a.of(matrix), rows.begin + r.begin, rows.begin + r.end, p0, p1, out + part.offset,
+                    size_t(l.stride), store, following, scratch);
         if (lora) {
-          lora->expand(*part.matrix, int(&part - l.parts.data()), {rows.begin + r.begin, rows.begin + r.end}, p0, p1,
+          lora->expand(matrix, int(&part - l.parts.data()), {rows.begin + r.begin, rows.begin + r.end}, p0, p1,
                        out + part.offset, size_t(l.stride));
         }
       }
@@ -72,9 +92,11 @@ void Products::linear(int thread, const Linear &l, const ActivationSet &a, Share
 // Both halves of a few panels are computed into scratch memory, then multiplied.
 void Products::gated(int thread, const Mlp &mlp, const ActivationSet &a, Share rows, float *out,
                      const LoraStep *lora) const {
-  const PackedMatrix &gate = *mlp.gate.parts[0].matrix, &up = *mlp.up.parts[0].matrix;
+  const ThreadPool::Team &team = pool_.team(thread);
+  const PackedMatrix &gate = mlp.gate.parts[0].matrix[team.group], &up = mlp.up.parts[0].matrix[team.group];
   const int width = isa_.panel_width, max_rows = kGateFloats / width;
-  const Share panels = share_of(gate.num_panels, thread, pool_.size());
+  const Share all = team_share(gate.num_panels, pool_, team.group), part = member_share(all.end - all.begin, team);
+  const Share panels{all.begin + part.begin, all.begin + part.end};
   const Scratch &own = scratch_[size_t(thread)];
   for (int row = rows.begin; row < rows.end; row += max_rows) {
     const int row_end = std::min(rows.end, row + max_rows), count = row_end - row;

@@ -62,6 +62,7 @@ class Products {
       if (set.used[kind]) isa_.prepare_row(set.kinds[kind], r, x, scratch_[size_t(thread)].rotated.data());
     }
   }
+  int num_panels(const Linear &l, int team) const;
   const uint8_t *first_weights(int thread, const Linear *l) const;
 
   const Isa &isa_;

@@ -126,6 +126,12 @@ _EXECUTOR: dict[str, tuple[Any, object]] = {
         None,
     ),
     "kv_format": (Annotated[str | None, typer.Option(metavar="NAME", help="Native: fp32, bf16 or int8.")], None),
+    "numa_nodes": (
+        Annotated[
+            int | None, typer.Option(min=1, max=1024, metavar="N", help="Native: NUMA nodes that share the threads.")
+        ],
+        None,
+    ),
     "device": (
         Annotated[str | None, typer.Option(metavar="NAME", help="Torch and transformers: cpu, cuda or cuda:N.")],
         None,

@@ -20,6 +20,7 @@ ENGINE: dict[str, tuple[Any, str, int, int]] = {
     "num_threads": (int, "Threads; default: the physical cores.", 1, 1024),
     "weight_format": (str, "auto, fp32, bf16, int8 or q4.", 0, 0),
     "kv_format": (str, "fp32, bf16 or int8.", 0, 0),
+    "numa_nodes": (int, "NUMA nodes that share the threads; default: they run anywhere.", 1, 1024),
     "max_model_len": (int, "Tokens of a prompt and its answer; default: the model's.", 2, 2**24),
     "max_num_seqs": (int, "Completions computed at the same time.", 1, 2**16),
     "max_num_batched_tokens": (int, "Tokens computed in one step.", 1, 2**20),

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 ExecutorKind = Literal["auto", "native", "numpy", "torch", "transformers"]
 
 OPTIONS = {
-    "native": ("num_threads", "weight_format", "kv_format"),
+    "native": ("num_threads", "weight_format", "kv_format", "numa_nodes"),
     "numpy": (),
     "torch": ("num_threads", "device", "dtype", "tensor_parallel_size", "context_parallel_size"),
     "transformers": ("num_threads", "device", "dtype", "compile", "media_cache_bytes"),
@@ -90,9 +90,11 @@ def encoder_config(spec: EncoderSpec, config: EngineConfig) -> EngineConfig:
 def build_encoder(
     model: LoadedModel, spec: EncoderSpec, kind: ExecutorKind = "auto", **options: Any
 ) -> EncoderExecutor:
-    """See `build_executor`. ConfigError for an option of a KV cache."""
+    """See `build_executor`. ConfigError for an option that only decoders have."""
     if "kv_format" in options:
         raise ConfigError(f"kv_format={options['kv_format']!r}: an encoder has no KV cache; leave it out")
+    if "numa_nodes" in options:
+        raise ConfigError(f"numa_nodes={options['numa_nodes']}: an encoder's threads are not divided; leave it out")
     kind = executor_kind(kind, options)
     for name in PARALLEL:
         if (size := options.pop(name, 1)) != 1:

@@ -57,7 +57,7 @@ class LLM:
         "transformers" for a directory whose architecture Foreword does not have.
     observers: of the engine, from its start. loras: name → path of adapters that are loaded at once. media: limits of
         the images and sounds of conversations.
-    options: num_threads, weight_format and kv_format of the native executor; num_threads, device, dtype,
+    options: num_threads, weight_format, kv_format and numa_nodes of the native executor; num_threads, device, dtype,
         tensor_parallel_size and context_parallel_size of the torch one; the first three and compile of the
         transformers one; the fields of `EngineConfig` and of its `SchedulerConfig`. ConfigError for any other name.
     """

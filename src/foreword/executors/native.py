@@ -18,6 +18,7 @@ from foreword.executors.executor import Capability
 from foreword.executors.groups import batch_groups
 from foreword.executors.host import HostExecutor
 from foreword.executors.key_scales import key_scales
+from foreword.executors.nodes import first_nodes
 from foreword.executors.pooling import Pooler
 from foreword.models.lora import LoraAdapter
 from foreword.models.pooling import PoolingSpec
@@ -103,10 +104,13 @@ class NativeExecutor(HostExecutor):
     kv_format: "fp32", "bf16" or "int8" (a scale for each token and head; keys are scaled and rotated first).
     pooling: of pooling requests; None: the last token, without a head.
     num_threads: 1 to 1024; default FOREWORD_NUM_THREADS, else the physical cores.
+    numa_nodes: the threads, among them the one that runs the steps, are divided among the processors of so many NUMA
+    nodes. Each node's threads multiply rows of every matrix that are in its memory, and attend to key heads whose cache
+    is. None: they run anywhere. The tokens are the same.
     isa: default FOREWORD_ISA, else the machine's best.
 
     Weights are read and packed matrix by matrix from ``weights``; afterwards no file is read. ModelError if it changed.
-    ConfigError for an instruction set that the machine lacks, an unknown format, or threads that cannot start.
+    ConfigError for an instruction set or nodes that the machine lacks, an unknown format, or threads that cannot start.
     MemoryError if the KV pool or the weights do not fit.
 
     Not thread-safe. A process forked from the one that made it cannot use it, unless it has one thread: EngineError.
@@ -125,6 +129,7 @@ class NativeExecutor(HostExecutor):
         weight_format: WeightFormat = "auto",
         kv_format: KVFormat = "bf16",
         num_threads: int | None = None,
+        numa_nodes: int | None = None,
         isa: str | None = None,
         pooling: PoolingSpec | None = None,
     ) -> None:
@@ -154,6 +159,7 @@ class NativeExecutor(HostExecutor):
                 isa=isa or "",
                 num_threads=num_threads,
                 recurrent=_recurrent_sizes(spec),
+                cpu_groups=first_nodes(numa_nodes),
             )
         except ValueError as error:
             raise ConfigError(str(error)) from None

@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
+from foreword.executors.nodes import numa_nodes
 from foreword.models import registry
 from foreword.native import available, native
 
@@ -99,6 +100,8 @@ def _processors(root: Path) -> Iterator[Finding]:
         yield Finding("processors", f"{usable} of {total} by this process's affinity{threads}")
     else:
         yield Finding("processors", f"{usable}{threads}")
+    if len(nodes := numa_nodes(root / "sys/devices/system/node")) > 1:
+        yield Finding("NUMA nodes", f"{len(nodes)} with processors: see numa_nodes={len(nodes)} (--numa-nodes)")
     if hasattr(os, "getloadavg") and (load := os.getloadavg()[0]) > 0.5 * usable:
         yield Finding("load", f"{load:.1f} programs wanted a processor in the last minute", "slow",
                       "Stop other programs while the engine runs.")  # fmt: skip
