@@ -13,6 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs the extra foreword[torch]")
 
+from foreword import LLM, SamplingParams
 from foreword.executors.torch.executor import TorchExecutor
 from foreword.models.loader import load_model
 from models import running
@@ -33,6 +34,16 @@ def test_half_precision_chooses_the_tokens_of_transformers_in_float32(smollm2_pa
         sure = np.array(result["top1_top2_logit_margin"]) > close_call
         chosen = logits[len(result["prompt_ids"]) - 1 :].argmax(-1)
         np.testing.assert_array_equal(chosen[sure], np.array(result["output_ids"])[sure])
+
+
+@pytest.mark.parametrize("sizes", [{"tensor_parallel_size": 3}, {"context_parallel_size": 2}])
+def test_ranks_answer_as_one(sizes):
+    prompts, params = ["The capital of France is", "One two three"], SamplingParams(temperature=0.0, max_tokens=8)
+    options = {"executor": "torch", "dtype": "fp32", "num_threads": 1, "max_model_len": 64}
+    with LLM("smollm2", **options) as one, LLM("smollm2", **options, **sizes) as several:
+        wanted, got = one.generate(prompts, params), several.generate(prompts, params)
+        assert [out.outputs[0].token_ids for out in got] == [out.outputs[0].token_ids for out in wanted]
+    assert all(process.poll() is not None for process in several.engine.executor._ranks._processes)
 
 
 def test_memory_is_bounded_by_weights_and_cache():

@@ -10,8 +10,10 @@ torch = pytest.importorskip("torch", reason="needs the extra foreword[torch]")
 from foreword.batch import SamplingParams
 from foreword.engine.metrics import EngineMetrics
 from foreword.errors import ConfigError, EngineError
+from foreword.executors.torch import parallel
 from foreword.executors.torch.executor import TorchExecutor
 from foreword.executors.torch.parallel import ParallelExecutor
+from foreword.executors.torch.ranks import Ranks
 from kernels.kernel_adapters import random_adapter
 from kernels.kernel_reference import SPECS, random_weights, tiny_spec
 from kernels.kernel_traffic import BLOCK_SIZE, engine, requests
@@ -118,6 +120,34 @@ def test_close_ends_the_ranks_at_once():
     own.add_request("a", [1, 2, 3])
     with pytest.raises(EngineError, match="make a new LLM"):
         own.step()
+
+
+def test_an_interrupt_of_a_step_ends_the_ranks(monkeypatch):
+    spec = tiny_spec(num_heads=2, num_kv_heads=2)
+    executor = ParallelExecutor(spec, random_weights(spec), context_parallel_size=2, **OPTIONS)
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    own = engine(executor, spec, num_blocks=400, num_context_ranks=2)
+    own.add_request("a", [1, 2, 3])
+    monkeypatch.setattr(executor, "own_logits", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        own.step()
+    assert executor._ranks._processes[0].poll() is not None
+
+
+def test_an_error_in_the_constructor_ends_the_ranks(monkeypatch):
+    spec, made = tiny_spec(num_heads=2, num_kv_heads=2), []
+
+    def start(size):
+        made.append(Ranks(size))
+        return made[0]
+
+    monkeypatch.setattr(parallel, "Ranks", start)
+    with pytest.raises(MemoryError, match="KV pool"):
+        ParallelExecutor(spec, random_weights(spec), tensor_parallel_size=2, **{**OPTIONS, "num_blocks": 2**31})
+    assert made[0]._processes[0].poll() is not None
 
 
 def test_sizes_that_do_not_divide_the_heads_are_refused():
