@@ -137,6 +137,25 @@ def test_a_bad_sound_is_status_400_with_its_field(server, data, reason):
     assert post(server, language="en").status_code == 200
 
 
+def test_an_encoder_that_fails_is_an_error_of_its_request(server, client, llm, monkeypatch):
+    def fails(*_, **__):
+        raise RuntimeError("no memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(server.llm.model.module.get_encoder(), "forward", fails)
+        other = {"file": encoded(samples(8, 0.9))}
+        error = post(server, other, language="en").json()["error"]
+        assert (error["param"], "the encoder failed" in error["message"]) == ("file", True)
+        file = "a.wav", encoded(samples(9, 0.9))
+        with (
+            pytest.raises(openai.APIError, match="the encoder failed"),
+            client.transcriptions.create(model="talker", file=file, language="en", stream=True) as stream,
+        ):
+            list(stream)
+    server.check_nothing_is_left()
+    assert post(server, other, language="en").json()["text"] == llm.transcribe(samples(8, 0.9), language="en").text
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [

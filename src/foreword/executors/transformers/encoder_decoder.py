@@ -17,7 +17,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from foreword.arrays import F32, I32, I64, AnyArray
 from foreword.batch import InputBatch
-from foreword.errors import EngineError, PlanError
+from foreword.errors import EngineError, PlanError, RequestError
 from foreword.executors.executor import Capability
 from foreword.executors.torch.attention import GatheredAttention
 from foreword.executors.torch.cache import PagedCache, slot_sizes
@@ -68,8 +68,7 @@ class EncoderDecoderExecutor(TransformersExecutor):
         """See `HostExecutor.compute`."""
         device, B, T = self.model.device, batch.num_reqs, batch.num_tokens
         rows = batch.idx_mapping[:B]
-        for place, values in self._places.assign(batch):
-            self._encode(place, values)
+        self._places.assign(batch, self._encode)
         first = 1 + self._places.of_row[rows] * self._width
         lengths = batch.states.encoder_len[rows]
         starts = batch.query_start_loc[: B + 1]
@@ -173,8 +172,10 @@ class _Places:
         self._by_content: OrderedDict[bytes, int] = OrderedDict()
         self._unused = list(range(num_places))
 
-    def assign(self, batch: InputBatch) -> Iterator[tuple[int, AnyArray]]:
-        """Give every row of the batch a place. The places to fill, and the inputs that are not at any."""
+    def assign(self, batch: InputBatch, encode: Callable[[int, AnyArray], None]) -> None:
+        """Give every row of the batch a place. encode: fills a place, for inputs that are not at any. RequestError with
+        the request if it fails; then the places are as before.
+        """
         states, rows = batch.states, batch.idx_mapping[: batch.num_reqs]
         for row in rows[self._generation[rows] != states.row_generation[rows]].tolist():
             values = states.extras.encoder_inputs.get(row)
@@ -190,10 +191,15 @@ class _Places:
             if place is None:
                 place = self._free_place(batch)
                 try:
-                    yield place, values
-                except BaseException:  # the encoder's, or the end of the step
+                    encode(place, values)
+                except BaseException as error:
                     self._unused.append(place)
-                    raise
+                    if not isinstance(error, Exception) or isinstance(error, MemoryError):
+                        raise
+                    got, reason = f"{values.dtype} {list(values.shape)}", (str(error).splitlines() or [""])[0]
+                    reason = f"the encoder failed ({type(error).__name__}: {reason:.200})"
+                    name, fix = states.req_id_of(row), "Give the encoder another input."
+                    raise RequestError(name, "encoder_input", got, reason, fix) from error
                 self._by_content[content] = place
             self._by_content.move_to_end(content)
             self.of_row[row], self._generation[row] = place, states.row_generation[row]

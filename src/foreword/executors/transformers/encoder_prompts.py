@@ -44,7 +44,12 @@ class EncoderPromptReader:
         if not isinstance(prompt, Mapping):
             given["encoder_token_ids"] = encode(prompt, self.max_len) if isinstance(prompt, str) else prompt
         else:
-            given |= prompt
+            try:
+                given |= prompt
+            except MemoryError:
+                raise
+            except Exception:  # whatever the caller's mapping raises
+                raise RequestError(request_id, "prompt", prompt, "cannot be read", "Give a dict.") from None
         for key in given:
             if key not in KEYS:
                 reason = "is not a key of a prompt of an encoder–decoder"
