@@ -227,3 +227,25 @@ def test_the_description_has_the_fields_of_the_form(server):
     assert {"language", "prompt", "response_format", "stream", "temperature", "timeout"} <= set(schema["properties"])
     assert "text/vtt" in operation["responses"]["200"]["content"]
     json.dumps(schema)
+
+
+@pytest.mark.parametrize(
+    ("content", "boundary", "reason"),
+    [
+        (b"--x", "", "Missing boundary"),
+        (b"broken", "; boundary=x", "is not a form"),
+        (b'--x\r\nContent-Disposition: form-data; name="file"\r\n\r\n' + b"a" * (2 << 20), "; boundary=x", "1024KB"),
+        (b"--x\r\nContent-Disposition: form-data\r\n\r\na\r\n--x--\r\n", "; boundary=x", "is not a form"),
+        (
+            b'--x\r\nContent-Disposition: form-data; name="a"\r\n\r\nb\r\n' * 65 + b"--x--\r\n",
+            "; boundary=x",
+            "Too many",
+        ),
+        (b"", "; boundary=x", "file"),
+    ],
+)
+def test_a_damaged_form_is_status_400(server, content, boundary, reason):
+    with server.client() as client:
+        response = client.post(PATH, content=content, headers={"content-type": f"multipart/form-data{boundary}"})
+    assert (response.status_code, reason in response.text) == (400, True), response.text
+    server.check_nothing_is_left()
