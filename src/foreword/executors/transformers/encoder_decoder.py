@@ -16,7 +16,8 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
 from foreword.arrays import F32, I32, I64, AnyArray
-from foreword.batch import InputBatch
+from foreword.batch import InputBatch, KVGroup
+from foreword.batch.state.block_table import BlockTable, ContentIds
 from foreword.errors import EngineError, PlanError, RequestError
 from foreword.executors.executor import Capability
 from foreword.executors.torch.attention import GatheredAttention
@@ -59,6 +60,8 @@ class EncoderDecoderExecutor(TransformersExecutor):
             device=model.device,
         )
         self._cross = GatheredAttention(cache)
+        group = KVGroup(CROSS_BLOCK_SIZE)
+        self._encoded = _EncodedStates((BlockTable.allocate(group, None, 1, max_encoder_len, 0, ContentIds()),))
         self._places = _Places(max_num_seqs)
         self._nothing = torch.zeros(1, 1, trace.encoder_dim, dtype=model.dtype, device=model.device)
         self._attend_in: Callable[..., torch.Tensor] = self._attend_in_step
@@ -74,7 +77,8 @@ class EncoderDecoderExecutor(TransformersExecutor):
         starts = batch.query_start_loc[: B + 1]
         self.attention.begin(batch)
         blocks = (first[:, None] + np.arange(self._width)).astype(np.int32)
-        encoded = _EncodedBatch(B, T, starts, np.repeat(lengths - 1, np.diff(starts)), (blocks,))
+        positions = np.repeat(lengths - 1, np.diff(starts))
+        encoded = _EncodedBatch(self._encoded, B, T, starts, positions, (blocks,))
         self._cross.begin(cast(InputBatch, encoded))
         ids = as_tensor(batch.input_ids[:T], device).long()[None]
         logits = self._decode(ids, self._nothing, as_tensor(batch.positions[:T], device).long(), logits_indices)
@@ -153,9 +157,17 @@ class EncoderDecoderExecutor(TransformersExecutor):
 
 
 @dataclass(frozen=True, slots=True)
+class _EncodedStates:
+    """The KV group of cross-attention."""
+
+    block_tables: tuple[BlockTable]
+
+
+@dataclass(frozen=True, slots=True)
 class _EncodedBatch:
     """The step as cross-attention sees it: each token of a request is at the last position of its encoder output."""
 
+    states: _EncodedStates
     num_reqs: int
     num_tokens: int
     query_start_loc: I32

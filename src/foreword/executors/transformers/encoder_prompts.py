@@ -117,4 +117,4 @@ def _first_tokens(speech: Speech, given: Mapping[str, Any]) -> Sequence[int]:
         if key in chosen and not isinstance(chosen[key], kind):
             raise RequestError(None, key, chosen[key], f"must be {name}", "Correct it, or leave it out.")
     language = speech.language_of(chosen.get("language"))
-    return speech.first_tokens(language, chosen.get("task"), timestamps=chosen.get("timestamps", False))
+    return speech.first_tokens(language, chosen.get("task"), timestamps=chosen.get("timestamps", speech.timestamps))
