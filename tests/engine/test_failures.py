@@ -76,6 +76,31 @@ def test_one_of_several_completions_may_fail():
     assert output.failure is None
 
 
+@BOTH
+def test_a_request_that_the_executor_cannot_compute_ends_alone(config):
+    class Picky(OracleExecutor):
+        def compute(self, batch, logits_indices):
+            for req_id in batch.req_ids:
+                if req_id == "bad\0001" and 9 in batch.input_ids:
+                    raise RequestError(req_id, "prompt", 9, "cannot be computed", "Leave it out.")
+            return super().compute(batch, logits_indices)
+
+    engine = make_engine(executor=Picky, **config)
+    engine.add_request("a", [1, 2], GREEDY, stream=True)
+    for _ in range(3):
+        engine.step()
+    engine.add_request("bad", [3, 9], SamplingParams(n=2, seed=1, max_tokens=5))
+    engine.add_request("b", [3, 4], GREEDY)
+    outputs = run(engine)
+    engine.close()
+    assert [c.finish_reason for c in outputs["bad"].outputs] == ["error"] * 2
+    assert str(outputs["bad"].failure) == "request 'bad': prompt = 9: cannot be computed. Leave it out."
+    assert outputs["a"].outputs[0].token_ids == alone([1, 2])
+    assert outputs["b"].outputs[0].token_ids == alone([3, 4])
+    assert not engine.has_work
+    assert engine.cache.pool.num_used == 0
+
+
 def test_logits_of_another_width_are_refused():
     class Narrow(OracleExecutor):
         def compute(self, batch, logits_indices):

@@ -186,6 +186,15 @@ def test_a_model_of_one_language(tmp_path):
             assert found.value.field == name
 
 
+def test_a_configuration_may_ask_for_timestamps(tmp_path):
+    save(tmp_path, return_timestamps=True)
+    model, sound = loaded(tmp_path), samples(2, 0.9)
+    with LLM(str(tmp_path), **OPTIONS) as llm:
+        [output] = llm.generate({"audio": sound, "language": "en"}, GREEDY, progress=False)
+        assert output.prompt_token_ids + list(output.outputs[0].token_ids) == own_tokens(model, sound, language="en")
+        assert segments(llm.transcribe(sound, language="en")) == own_segments(model, sound, language="en")
+
+
 def test_tokens_that_an_old_configuration_forces_come_first(tmp_path):
     forced = [[1, IDS["<|de|>"]], [2, IDS["<|transcribe|>"]], [3, IDS["<|notimestamps|>"]]]
     save(tmp_path, forced_decoder_ids=forced)

@@ -137,6 +137,25 @@ def test_a_bad_sound_is_status_400_with_its_field(server, data, reason):
     assert post(server, language="en").status_code == 200
 
 
+def test_an_encoder_that_fails_is_an_error_of_its_request(server, client, llm, monkeypatch):
+    def fails(*_, **__):
+        raise RuntimeError("no memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(server.llm.model.module.get_encoder(), "forward", fails)
+        other = {"file": encoded(samples(8, 0.9))}
+        error = post(server, other, language="en").json()["error"]
+        assert (error["param"], "the encoder failed" in error["message"]) == ("file", True)
+        file = "a.wav", encoded(samples(9, 0.9))
+        with (
+            pytest.raises(openai.APIError, match="the encoder failed"),
+            client.transcriptions.create(model="talker", file=file, language="en", stream=True) as stream,
+        ):
+            list(stream)
+    server.check_nothing_is_left()
+    assert post(server, other, language="en").json()["text"] == llm.transcribe(samples(8, 0.9), language="en").text
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -208,3 +227,25 @@ def test_the_description_has_the_fields_of_the_form(server):
     assert {"language", "prompt", "response_format", "stream", "temperature", "timeout"} <= set(schema["properties"])
     assert "text/vtt" in operation["responses"]["200"]["content"]
     json.dumps(schema)
+
+
+@pytest.mark.parametrize(
+    ("content", "boundary", "reason"),
+    [
+        (b"--x", "", "Missing boundary"),
+        (b"broken", "; boundary=x", "is not a form"),
+        (b'--x\r\nContent-Disposition: form-data; name="file"\r\n\r\n' + b"a" * (2 << 20), "; boundary=x", "1024KB"),
+        (b"--x\r\nContent-Disposition: form-data\r\n\r\na\r\n--x--\r\n", "; boundary=x", "is not a form"),
+        (
+            b'--x\r\nContent-Disposition: form-data; name="a"\r\n\r\nb\r\n' * 65 + b"--x--\r\n",
+            "; boundary=x",
+            "Too many",
+        ),
+        (b"", "; boundary=x", "file"),
+    ],
+)
+def test_a_damaged_form_is_status_400(server, content, boundary, reason):
+    with server.client() as client:
+        response = client.post(PATH, content=content, headers={"content-type": f"multipart/form-data{boundary}"})
+    assert (response.status_code, reason in response.text) == (400, True), response.text
+    server.check_nothing_is_left()

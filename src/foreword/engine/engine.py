@@ -217,13 +217,7 @@ class Engine:
             group = self._outputs.groups.get(request_id)
             if group is None:
                 return None
-            group.siblings = []
-            for completion in group.completions:
-                if completion.finish_reason is None:
-                    row = completion.request.row
-                    self.scheduler.remove(completion.request.request_id)
-                    self.pipeline.grammars.pop(row, None)
-                    self._outputs.end(completion, (completion.request.output.tolist(), "abort", None))
+            self._end(group, None)
             output = group.final().following(mine[0] if mine else None)
             self._forget([output])
             self.observers.post("request_ended", output)
@@ -278,11 +272,18 @@ class Engine:
         """Run one step. Returns the requests that ended, and the streaming ones that have new tokens.
 
         If it raises, at whatever point, each request is as before the step or as after it: those that had ended are
-        returned by the next `step`, all others wait with their tokens.
+        returned by the next `step`, all others wait with their tokens. A RequestError of one of them, such as of an
+        executor that cannot compute its input, ends that request instead.
         """
         try:
             with self._transaction:
                 self._run_step()
+        except RequestError as error:
+            if (group := self._outputs.group_of(error.request_id)) is None:
+                raise
+            with self._transaction:
+                self._end(group, RequestError(group.request_id, error.field, error.value, error.reason, error.fix))
+                self._report([group.final()])
         finally:
             if self.observers.members:
                 self.observers.deliver()
@@ -375,6 +376,16 @@ class Engine:
             others = self._forced.propose_next(self.scheduler, grown[states.live[grown]])
             if self.speculation is not None:
                 self.speculation.propose_next(self.scheduler, others)
+
+    def _end(self, group: RequestGroup, error: RequestError | None) -> None:
+        """End the completions that still run or wait with an error, or as aborted ones."""
+        group.siblings = []
+        for completion in group.completions:
+            if completion.finish_reason is None:
+                row = completion.request.row
+                self.scheduler.remove(completion.request.request_id)
+                self.pipeline.grammars.pop(row, None)
+                self._outputs.end(completion, error or (completion.request.output.tolist(), "abort", None))
 
     def _apply(self, readings: Readings) -> None:
         for request in readings.ready:

@@ -98,6 +98,11 @@ class OutputProcessor:
         if not completion.group.num_unfinished:
             completion.group.finished_time = self._clock()
 
+    def group_of(self, request_id: str | None) -> RequestGroup | None:
+        """The group with this id, or of the scheduler's request with it; None for an unknown one."""
+        completion = self._by_request.get(request_id or "")
+        return self.groups.get(request_id or "") if completion is None else completion.group
+
     def remove(self, outputs: Iterable[RequestOutput]) -> None:
         """Forget the groups whose final outputs were reported."""
         for output in outputs:

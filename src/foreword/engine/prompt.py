@@ -47,7 +47,7 @@ class EncoderDecoderPrompt(TypedDict, total=False):
     encoder_token_ids: what the encoder reads. Of a model of speech: audio, floats [samples] at its sampling rate, at
     most a window of them; or input_features, floats [channels, frames], see `Speech.window`.
     prompt_token_ids: of the decoder; the model's own first tokens where it is not given. Of a model of speech, these
-    are of the language (a code or a name), the task ("transcribe" or "translate") and timestamps (False).
+    are of the language (a code or a name), the task ("transcribe" or "translate") and timestamps.
     """
 
     encoder_token_ids: Sequence[int] | AnyArray

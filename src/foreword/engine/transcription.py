@@ -22,6 +22,8 @@ from foreword.models.tokenizer import Tokenizer
 from foreword.sampling.generation_rules import IGNORES_RULES
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=None)
+PREVIOUS = "<|startofprev|>"
+"""The token before text of an earlier window."""
 FRAMES_PER_TIMESTAMP = round(SECONDS_PER_TIMESTAMP / SECONDS_PER_FRAME)
 
 
@@ -106,7 +108,8 @@ class Transcriber:
         self._previous = self._prompt_tokens(options.prompt)
         sound = sound.at(speech.sampling_rate)
         self._seconds = sound.seconds
-        self._timestamps = options.timestamps or sound.seconds > speech.window_seconds
+        is_long = sound.seconds > speech.window_seconds
+        self._timestamps = options.timestamps or speech.timestamps or is_long
         if self._timestamps and speech.no_timestamps is None:
             reason = f"is longer than {speech.window_seconds:g} s, and the model writes no timestamps to go on from"
             raise RequestError(None, sound.field, sound.size, reason, "Cut it.")
@@ -169,13 +172,14 @@ class Transcriber:
         speech = self._speech
         if not text.strip():
             return []
-        if speech.previous is None:
+        previous = self._tokenizer.special_token_ids.get(PREVIOUS)
+        if previous is None:
             raise RequestError(None, "prompt", text, "the model reads no text of before", "Leave it out.")
         tokens = self._tokenizer.encode(" " + text.strip(), add_special_tokens=False)
         special = {*self._tokenizer.special_token_ids.values(), *speech.languages.values()}
         if special & set(tokens) or max(tokens) >= (speech.first_timestamp or max(tokens) + 1):
             raise RequestError(None, "prompt", text, "has special tokens", "Leave them out.")
-        return [speech.previous, *tokens[-speech.max_previous :]]
+        return [previous, *tokens[-speech.max_previous :]]
 
     def _read(self, output: RequestOutput, seek: int, num_frames: int, silence: float | None) -> int:
         """Add the segments of a window. Returns the frames until the next one begins."""

@@ -26,7 +26,7 @@ class Speech:
     start: begins the decoder's prompt. forced: what follows if neither language nor task are asked for. languages: by
     name and by code; a model without any has one language. language, task: what is meant if none is given; a language
     of None is to be detected. tasks: by name. no_timestamps: ends a prompt whose output has no timestamps; the token
-    after it is that of 0 seconds. no_speech: of silence. previous: comes before text of an earlier window.
+    after it is that of 0 seconds. no_speech: of silence. timestamps: whether it writes them unasked.
     """
 
     log_mel: Callable[[F32, bool], F32]
@@ -41,7 +41,7 @@ class Speech:
     task: str = TRANSCRIBE
     no_timestamps: int | None = None
     no_speech: int | None = None
-    previous: int | None = None
+    timestamps: bool = False
 
     @property
     def window_seconds(self) -> float:

@@ -32,7 +32,7 @@ from foreword.server.reply import apart, form_body, reply
 
 EXAMPLE = {"file": b"RIFF", "response_format": "json"}
 NUM_READING = 2  # sounds that are decoded at the same time: a long one takes some 100 MB for a moment
-FIELDS = {"prompt_token_ids": "prompt", "timestamps": "response_format"}
+FIELDS = {"encoder_input": "file", "prompt_token_ids": "prompt", "timestamps": "response_format"}
 """Fields of the engine → those of a form."""
 
 
@@ -100,19 +100,18 @@ async def _texts(
     part, length = transcriber.advance(), 0
     while part is not None:
         stream = wanted.stream and part.is_text
+        reader = transcriber.detokenizer()
         try:
             jobs = await generation.texts([part.prompt], part.params, wanted.options, stream=stream)
-        except RequestError as error:
-            raise _of_form(error) from None
-        reader = transcriber.detokenizer()
-        async with aclosing(generation.outputs(jobs)) as outputs:
-            async for output in outputs:
-                if stream:
-                    text = reader.push(output.outputs[0].new_token_ids)
+            async with aclosing(generation.outputs(jobs)) as outputs:
+                async for output in outputs:
+                    text = reader.push(output.outputs[0].new_token_ids) if stream else ""
                     text = text if length else text.lstrip()
                     length += len(text)
                     if text:
                         yield text
+        except RequestError as error:
+            raise _of_form(error) from None
         part = transcriber.advance(output)
         text = transcriber.result().text
         if text[length:]:

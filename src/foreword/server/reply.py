@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import AsyncGenerator, Callable, Collection
 from typing import Any, TypeVar
 
 import msgspec
-from starlette.datastructures import UploadFile
+from starlette.datastructures import Headers, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -60,27 +61,43 @@ async def form_body(request: Request, json_fields: Collection[str]) -> dict[str,
     """The fields of a multipart form: texts, the bytes of files, and lists of texts for names that end with ``[]``.
 
     json_fields: those that are numbers and truth values, as in JSON; a text that is none is returned, to be refused.
-    HttpError 415 for another body; HttpError 400, or HTTPException, for one that is damaged or has a field twice.
+    HttpError 415 for another body, 400 for one that is damaged or has a field twice.
     """
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "multipart/form-data":
         raise HttpError(415, "send the body as a form, with the header Content-Type: multipart/form-data")
-    found: dict[str, Any] = {}
-    async with request.form(max_files=1, max_fields=MAX_FIELDS) as form:
-        for name, value in form.multi_items():
-            given: Any = await value.read() if isinstance(value, UploadFile) else value
-            if name.endswith("[]"):
-                found.setdefault(name, []).append(given)
-            elif name in found:
-                raise HttpError(400, f"{name}: is given twice", param=name)
-            else:
-                found[name] = _plain(given) if name in json_fields else given
+    data, found = await request.body(), dict[str, Any]()
+    items = _form_items(request.headers, data)
+    for name, given in await (asyncio.to_thread(asyncio.run, items) if len(data) >= LARGE else items):
+        if name.endswith("[]"):
+            found.setdefault(name, []).append(given)
+        elif name in found:
+            raise HttpError(400, f"{name}: is given twice", param=name)
+        else:
+            found[name] = _plain(given) if name in json_fields else given
     return found
+
+
+async def _form_items(headers: Headers, data: bytes) -> list[tuple[str, str | bytes]]:
+    """The fields of a form, in order."""
+
+    async def whole() -> AsyncGenerator[bytes, None]:
+        yield data
+
+    parser = MultiPartParser(headers, whole(), max_files=1, max_fields=MAX_FIELDS)
+    try:
+        form = await parser.parse()
+    except MultiPartException as error:
+        raise HttpError(400, f"body: is not a form: {error.message}", param="body") from None
+    try:
+        return [(k, await v.read() if isinstance(v, UploadFile) else v) for k, v in form.multi_items()]
+    finally:
+        await form.close()
 
 
 def _plain(text: Any) -> Any:
     try:
         return msgspec.json.decode(text)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return text
 
 

@@ -16,8 +16,9 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
 from foreword.arrays import F32, I32, I64, AnyArray
-from foreword.batch import InputBatch
-from foreword.errors import EngineError, PlanError
+from foreword.batch import InputBatch, KVGroup
+from foreword.batch.state.block_table import BlockTable, ContentIds
+from foreword.errors import EngineError, PlanError, RequestError
 from foreword.executors.executor import Capability
 from foreword.executors.torch.attention import GatheredAttention
 from foreword.executors.torch.cache import PagedCache, slot_sizes
@@ -59,6 +60,8 @@ class EncoderDecoderExecutor(TransformersExecutor):
             device=model.device,
         )
         self._cross = GatheredAttention(cache)
+        group = KVGroup(CROSS_BLOCK_SIZE)
+        self._encoded = _EncodedStates((BlockTable.allocate(group, None, 1, max_encoder_len, 0, ContentIds()),))
         self._places = _Places(max_num_seqs)
         self._nothing = torch.zeros(1, 1, trace.encoder_dim, dtype=model.dtype, device=model.device)
         self._attend_in: Callable[..., torch.Tensor] = self._attend_in_step
@@ -68,14 +71,14 @@ class EncoderDecoderExecutor(TransformersExecutor):
         """See `HostExecutor.compute`."""
         device, B, T = self.model.device, batch.num_reqs, batch.num_tokens
         rows = batch.idx_mapping[:B]
-        for place, values in self._places.assign(batch):
-            self._encode(place, values)
+        self._places.assign(batch, self._encode)
         first = 1 + self._places.of_row[rows] * self._width
         lengths = batch.states.encoder_len[rows]
         starts = batch.query_start_loc[: B + 1]
         self.attention.begin(batch)
         blocks = (first[:, None] + np.arange(self._width)).astype(np.int32)
-        encoded = _EncodedBatch(B, T, starts, np.repeat(lengths - 1, np.diff(starts)), (blocks,))
+        positions = np.repeat(lengths - 1, np.diff(starts))
+        encoded = _EncodedBatch(self._encoded, B, T, starts, positions, (blocks,))
         self._cross.begin(cast(InputBatch, encoded))
         ids = as_tensor(batch.input_ids[:T], device).long()[None]
         logits = self._decode(ids, self._nothing, as_tensor(batch.positions[:T], device).long(), logits_indices)
@@ -154,9 +157,17 @@ class EncoderDecoderExecutor(TransformersExecutor):
 
 
 @dataclass(frozen=True, slots=True)
+class _EncodedStates:
+    """The KV group of cross-attention."""
+
+    block_tables: tuple[BlockTable]
+
+
+@dataclass(frozen=True, slots=True)
 class _EncodedBatch:
     """The step as cross-attention sees it: each token of a request is at the last position of its encoder output."""
 
+    states: _EncodedStates
     num_reqs: int
     num_tokens: int
     query_start_loc: I32
@@ -173,8 +184,10 @@ class _Places:
         self._by_content: OrderedDict[bytes, int] = OrderedDict()
         self._unused = list(range(num_places))
 
-    def assign(self, batch: InputBatch) -> Iterator[tuple[int, AnyArray]]:
-        """Give every row of the batch a place. The places to fill, and the inputs that are not at any."""
+    def assign(self, batch: InputBatch, encode: Callable[[int, AnyArray], None]) -> None:
+        """Give every row of the batch a place. encode: fills a place, for inputs that are not at any. RequestError with
+        the request if it fails; then the places are as before.
+        """
         states, rows = batch.states, batch.idx_mapping[: batch.num_reqs]
         for row in rows[self._generation[rows] != states.row_generation[rows]].tolist():
             values = states.extras.encoder_inputs.get(row)
@@ -190,10 +203,15 @@ class _Places:
             if place is None:
                 place = self._free_place(batch)
                 try:
-                    yield place, values
-                except BaseException:  # the encoder's, or the end of the step
+                    encode(place, values)
+                except BaseException as error:
                     self._unused.append(place)
-                    raise
+                    if not isinstance(error, Exception) or isinstance(error, MemoryError):
+                        raise
+                    got, reason = f"{values.dtype} {list(values.shape)}", (str(error).splitlines() or [""])[0]
+                    reason = f"the encoder failed ({type(error).__name__}: {reason:.200})"
+                    name, fix = states.req_id_of(row), "Give the encoder another input."
+                    raise RequestError(name, "encoder_input", got, reason, fix) from error
                 self._by_content[content] = place
             self._by_content.move_to_end(content)
             self.of_row[row], self._generation[row] = place, states.row_generation[row]

@@ -44,7 +44,12 @@ class EncoderPromptReader:
         if not isinstance(prompt, Mapping):
             given["encoder_token_ids"] = encode(prompt, self.max_len) if isinstance(prompt, str) else prompt
         else:
-            given |= prompt
+            try:
+                given |= prompt
+            except MemoryError:
+                raise
+            except Exception:  # whatever the caller's mapping raises
+                raise RequestError(request_id, "prompt", prompt, "cannot be read", "Give a dict.") from None
         for key in given:
             if key not in KEYS:
                 reason = "is not a key of a prompt of an encoder–decoder"
@@ -112,4 +117,4 @@ def _first_tokens(speech: Speech, given: Mapping[str, Any]) -> Sequence[int]:
         if key in chosen and not isinstance(chosen[key], kind):
             raise RequestError(None, key, chosen[key], f"must be {name}", "Correct it, or leave it out.")
     language = speech.language_of(chosen.get("language"))
-    return speech.first_tokens(language, chosen.get("task"), timestamps=chosen.get("timestamps", False))
+    return speech.first_tokens(language, chosen.get("task"), timestamps=chosen.get("timestamps", speech.timestamps))

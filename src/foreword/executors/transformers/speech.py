@@ -73,7 +73,7 @@ def speech_of(folder: Path, model: PreTrainedModel) -> Speech:
         task=task or TRANSCRIBE,
         no_timestamps=no_timestamps,
         no_speech=None if no_timestamps is None else no_timestamps - 1,
-        previous=getattr(generation, "prev_sot_token_id", None),
+        timestamps=no_timestamps is not None and getattr(generation, "return_timestamps", None) is True,
     )
 
 
