@@ -284,6 +284,12 @@ def test_an_unknown_option_value_is_refused(tmp_path, name, value):
         load_transformers(make(tmp_path, "llama3"), "llama", **{name: value})
 
 
+def test_compile_needs_a_compiler(tmp_path, monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(ConfigError, match=r"compile=True: .*'no-such-compiler'"):
+        load_transformers(make(tmp_path, "llama3"), "llama", compile=True)
+
+
 def test_a_damaged_model_is_an_error(tmp_path):
     folder = make(tmp_path, "llama3")
     (folder / "model.safetensors").write_bytes(b"\x00" * 100)

@@ -298,9 +298,10 @@ class Scheduler:
             n += in_flight_tokens
             n[states.num_tokens[rows] + (in_flight_tokens > 0) >= self.max_len[rows]] = 0  # drafts may be rejected
         if self.config.long_prefill_threshold:
-            n = self._whole(rows, computed, np.minimum(n, self.config.long_prefill_threshold), budget)
+            n = np.minimum(n, self.config.long_prefill_threshold)
         if self.cache.keeps_states and self.config.chunked_prefill:
             n = self.cache.cut_chunks(rows, computed, n)
+        n = self._whole(rows, computed, n, budget)
         total = int(np.add.reduce(n))
         if total > budget:
             before = np.cumsum(n) - n
@@ -324,9 +325,11 @@ class Scheduler:
         """The tokens of the only request of a step, beyond the long-prefill threshold: no other can use the budget."""
         states = self.states
         need = states.num_tokens[rows] + states.num_placeholders[rows] - computed
-        more = self._whole(rows, computed, np.maximum(n, np.minimum(need, self.config.max_num_batched_tokens)))
+        budget = self.config.max_num_batched_tokens
+        more = np.maximum(n, np.minimum(need, budget))
         if self.cache.keeps_states and self.config.chunked_prefill:
             more = self.cache.cut_chunks(rows, computed, more)
+        more = self._whole(rows, computed, more, budget)
         return more if self.cache.grow_to(rows, computed + more) else n
 
     def _free_expired(self, rows: I32, computed: I32, in_flight: StepPlan | None) -> None:
@@ -418,7 +421,7 @@ class Scheduler:
         n = request.whole(fitting.num_tokens, min(n, len(request) - fitting.num_tokens), left)
         if n < 1:
             return reason("token_budget", left=left, need=need)
-        return fitting, fitting.cut(n) if config.chunked_prefill else n
+        return fitting, request.whole(fitting.num_tokens, fitting.cut(n), n) if config.chunked_prefill else n
 
     def _fitting_hit(self, hit: PrefixHit, n: int) -> PrefixHit | Reason:
         """The hit to use for a request that computes n tokens; the reason if there are too few blocks.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from typing import Literal, get_args
 
 import torch
@@ -35,6 +37,15 @@ def device_of(name: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(f"device={name!r}: PyTorch finds {torch.cuda.device_count()} CUDA devices; use 'cpu'")
     return device
+
+
+def check_compiler() -> None:
+    """ConfigError unless ``torch.compile`` finds the C++ compiler that it needs."""
+    name = os.environ.get("CXX", "g++")
+    if shutil.which(name) is None:
+        raise ConfigError(
+            f"compile=True: torch.compile needs the C++ compiler {name!r}, which is not here; leave it out"
+        )
 
 
 def use_threads(num_threads: int | None) -> None:

@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from foreword.errors import ConfigError, ModelError, RequestError
-from foreword.executors.torch.options import DTYPES, device_of, use_threads
+from foreword.executors.torch.options import DTYPES, check_compiler, device_of, use_threads
 from foreword.executors.transformers.encoder_decoder_load import (
     decoder_length,
     encoder_decoder_class,
@@ -93,12 +93,15 @@ def load_transformers(
     sounds that are kept.
 
     ModelError, with the reason, for a model that is missing, damaged, or that paged attention cannot serve: each model
-    is compared with its own forward pass. ConfigError for an unknown dtype or device.
+    is compared with its own forward pass. ConfigError for an unknown dtype or device, and without the compiler that
+    torch.compile needs.
     """
     if dtype != "auto" and dtype not in DTYPES:
         raise ConfigError(f"dtype={dtype!r:.80}: must be one of 'auto', {', '.join(map(repr, DTYPES))}")
     target = device_of(device)
     use_threads(num_threads)
+    if compile:
+        check_compiler()
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         of_encoder = encoder_decoder_class(config)
