@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
+from foreword.batch import PaddingBuckets
 from foreword.device.adapters import DeviceAdapters
+from foreword.device.api import DeviceApi
 from foreword.device.attention import DeviceAttention, LayerCache
+from foreword.device.cuda import CudaDevice
+from foreword.device.interpreter import InterpretedDevice
 from foreword.device.rows import DeviceRows
 from foreword.errors import ConfigError
-from foreword.executors.device import TEXT, StepInputs
+from foreword.executors.device import TEXT, DeviceExecutor, StepInputs
 from foreword.executors.torch.attention import GatheredAttention
 from foreword.executors.torch.cache import PagedCache
 from foreword.executors.torch.decoder import Attention, Decoder
@@ -34,6 +38,34 @@ def kv_dtype_of(name: str, dtype: torch.dtype) -> torch.dtype:
     if name not in get_args(KVFormat):
         raise ConfigError(f"kv_format={name!r:.80}: the device executor has {', '.join(map(repr, get_args(KVFormat)))}")
     return torch.float8_e4m3fn if name == "fp8" else dtype
+
+
+def device_executor(
+    spec: DecoderSpec,
+    weights: Weights,
+    *,
+    max_num_seqs: int,
+    device: str = "cuda",
+    **options: Any,
+) -> DeviceExecutor:
+    """An executor of this decoder on the current GPU, with graphs of steps of up to max_num_seqs tokens.
+
+    device: "cuda", or "cpu" for Triton's interpreter. options: of `DecoderOnRows`.
+
+    ConfigError for another device, and without a GPU.
+    """
+    api: DeviceApi
+    if device == "cuda":
+        api = CudaDevice()
+    elif device == "cpu":
+        api = InterpretedDevice()
+    else:
+        raise ConfigError(
+            f"device={device!r:.80}: the device executor runs on 'cuda', the current GPU; choose another one with "
+            "CUDA_VISIBLE_DEVICES"
+        )
+    model = DecoderOnRows(spec, weights, device=device, **options)
+    return DeviceExecutor(model, api, buckets=PaddingBuckets.up_to(max_num_seqs, max_num_reqs=max_num_seqs))
 
 
 class DecoderOnRows:
