@@ -20,6 +20,7 @@ from foreword.executors.torch.attention import GatheredAttention
 from foreword.executors.torch.cache import PagedCache
 from foreword.executors.torch.decoder import Attention, Decoder
 from foreword.executors.torch.executor import cache_layers
+from foreword.executors.torch.kernel_attention import dot_type
 from foreword.executors.torch.loras import Loras, Parts
 from foreword.executors.torch.options import DType, device_of, dtype_of
 from foreword.executors.torch.step import Step
@@ -29,8 +30,6 @@ from foreword.models.spec import DecoderSpec, RopeSpec
 from foreword.models.weights import Weights
 
 KVFormat = Literal["auto", "fp8"]
-
-_DOT = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 
 def kv_dtype_of(name: str, dtype: torch.dtype) -> torch.dtype:
@@ -152,7 +151,7 @@ class _RowStep:
         at = torch.arange(rows.states.max_model_len, device=device)[:, None]
         self._rotations = {rope: self._rotation(rope, at) for rope in model.ropes if not rope.axes}
         self._tokens = torch.arange(T, device=device)
-        dot = _DOT[model.dtype] if device.type == "cuda" else "float32"  # Triton's interpreter has no sums of bfloat16
+        dot = dot_type(model.dtype, device)
         self.attention = [
             DeviceAttention(
                 rows, heads=spec.num_heads, kv_heads=spec.num_kv_heads, dim=spec.head_dim, group=g,
