@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple, Protocol
 
@@ -19,6 +20,7 @@ from foreword.device.rows import DeviceRows, compare
 from foreword.device.sampling import DeviceSampler
 from foreword.errors import ConfigError
 from foreword.executors.executor import Capability, check_inputs
+from foreword.executors.prompt_logprobs import prompt_tokens, read_prompt_logprobs
 from foreword.models.lora import LoraAdapter
 from foreword.sampling import BadLogitsError, Sampled, Sampler, StepSampling
 from foreword.sampling.sampler import Failure
@@ -29,17 +31,19 @@ class StepInputs(NamedTuple):
 
     has_adapters: whether some request of the step has an adapter. embeds: int64 [N] tokens, and their vectors
     [N, hidden] in place of embedding rows. mrope: int64 [mrope_dims, T], the rotary positions of a step with prompts
-    that bring them; otherwise they are ``rope_positions`` in every dimension.
+    that bring them; otherwise they are ``rope_positions`` in every dimension. more_logits: int64 [N], prompt tokens
+    whose logits are wanted after those of ``logits_indices``.
     """
 
     has_adapters: bool = False
     embeds: tuple[I64, AnyArray] | None = None
     mrope: I64 | None = None
+    more_logits: I64 | None = None
 
     @property
     def may_be_captured(self) -> bool:
         """Whether all that it reads is in the rows."""
-        return self.embeds is None and self.mrope is None
+        return self.embeds is None and self.mrope is None and self.more_logits is None
 
 
 TEXT = StepInputs()
@@ -81,8 +85,8 @@ class DeviceModel(Protocol):
         self, rows: DeviceRows, num_tokens: int, num_reqs: int, num_logits: int, inputs: StepInputs = TEXT
     ) -> Tensor:
         """Launch a step of these padded sizes. The logits [num_logits, V] at tokens
-        ``rows.tensors["logits_indices"][:num_logits]``. It is captured, unless ``inputs`` has arrays: it must not read
-        a tensor on the host, and what it allocates belongs to the graph.
+        ``rows.tensors["logits_indices"][:num_logits]``, then those at ``inputs.more_logits``. It is captured, unless
+        ``inputs`` has arrays: it must not read a tensor on the host, and what it allocates belongs to the graph.
         """
         ...
 
@@ -164,9 +168,12 @@ class DeviceExecutor:
             slot.launched()
             check = (batch, rows.read_back(buffers_of(batch))) if batch._check == "full" else None
             return DeviceStep(slot, num_reqs, rows.width, num_drafts > 0, check)
+        more = prompt_tokens(batch, sampling.metadata)
+        if len(more):
+            inputs = inputs._replace(more_logits=more)
         rows.prepare(tokens, reqs)
         logits = self.model.forward(rows, tokens, reqs, _num_logits(rows, tokens, reqs), inputs)
-        return HostSampledStep(rows, batch, slot, self._host_sampler, sampling, logits)
+        return HostSampledStep(rows, batch, slot, self._host_sampler, sampling, logits, more)
 
     def apply_block_ops(self, ops: BlockOps) -> None:
         """See `Executor.apply_block_ops`."""
@@ -280,7 +287,7 @@ class DeviceStep:
 class HostSampledStep:
     """A step of a `DeviceExecutor` in flight, whose logits are sampled on the host."""
 
-    __slots__ = ("_batch", "_logits", "_rows", "_sampler", "_sampling", "_slot")
+    __slots__ = ("_batch", "_logits", "_prompt_tokens", "_rows", "_sampler", "_sampling", "_slot")
 
     def __init__(
         self,
@@ -290,8 +297,9 @@ class HostSampledStep:
         sampler: Sampler,
         sampling: StepSampling,
         logits: Tensor,
+        prompt_tokens: I64,
     ) -> None:
-        self._rows, self._batch, self._slot = rows, batch, slot
+        self._rows, self._batch, self._slot, self._prompt_tokens = rows, batch, slot, prompt_tokens
         self._sampler, self._sampling, self._logits = sampler, sampling, logits
 
     def result(self) -> Sampled:
@@ -309,7 +317,10 @@ class HostSampledStep:
         rows.api.copy(rows.tensors["sampled"], slot.sampled)
         rows.commit(batch.num_reqs_padded)
         slot.launched()
-        return sampled
+        if not len(self._prompt_tokens):
+            return sampled
+        at = self._prompt_tokens
+        return replace(sampled, prompt_logprobs=read_prompt_logprobs(batch, at, logits[-len(at) :], None))
 
 
 def _num_logits(rows: DeviceRows, tokens: int, reqs: int) -> int:

@@ -132,7 +132,10 @@ class DecoderOnRows:
             if inputs.has_adapters:
                 step.loras = _RowLoras(self.adapters, rows, num_tokens)
             x = self.decoder.forward(step)
-            return self.decoder.logits(x[tensors["logits_indices"][:num_logits]]).float()
+            at = tensors["logits_indices"][:num_logits]
+            if inputs.more_logits is not None:
+                at = torch.cat((at, as_tensor(inputs.more_logits, self.device)))
+            return self.decoder.logits(x[at]).float()
 
 
 class _RowStep:
