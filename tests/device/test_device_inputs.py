@@ -205,6 +205,23 @@ def test_every_code_of_8_bits_is_read_and_written_as_torch_does():
     assert torch.equal(numbers, x.to(torch.float8_e4m3fn).float())
 
 
+def test_log_probabilities_of_prompts_are_the_numpy_executors():
+    weights, prompts, found = random_weights(PLAIN), prompts_of(11, 3), []
+    for executor in (on_device(PLAIN, weights), NumpyExecutor(PLAIN, weights, **POOL)):
+        served, done = engine(PLAIN, executor), {}
+        for i, prompt in enumerate(prompts):
+            params = SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=2 if i == 0 else None)
+            served.add_request(str(i), prompt, params)
+        while served.has_work:
+            done |= {output.request_id: output for output in served.step() if output.finished}
+        assert done["1"].prompt_logprobs is None
+        found.append(done["0"].prompt_logprobs)
+    assert len(found[0]) == 11
+    for ours, theirs in zip(found[0][1:], found[1][1:], strict=True):
+        assert list(ours) == list(theirs)
+        assert all(abs(ours[t].logprob - theirs[t].logprob) < 1e-4 for t in ours)
+
+
 def test_an_unknown_format_is_refused():
     with pytest.raises(ConfigError, match="kv_format='int8'"):
         on_device(PLAIN, random_weights(PLAIN), kv_format="int8")

@@ -17,11 +17,11 @@ from foreword.executors.device import DeviceExecutor
 V, BLOCK = 30, 4
 
 
-def engine_on(executor, *, blocks: int = 65, **config) -> Engine:
+def engine_on(executor, *, blocks: int = 65, drafter=None, **config) -> Engine:
     settings = {"max_num_seqs": 4, "max_num_batched_tokens": 16, "block_size": BLOCK, "watermark": 0.0} | config
     return Engine(
         executor, vocab_size=V, max_model_len=40, kv_groups=[KVGroup(BLOCK)], num_blocks=blocks, tokenizer=None,
-        config=engine_config(settings), eos_token_ids=[5],
+        config=engine_config(settings), eos_token_ids=[5], drafter=drafter,
     )  # fmt: skip
 
 
@@ -129,3 +129,31 @@ def test_outputs_equal_those_of_one_step_at_a_time(run):
     assert found["5"][0][1] == "error"
     assert none == 0
     assert ahead > 5
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_drafts_are_verified_on_the_device_and_steps_with_them_are_not_overtaken(async_scheduling):
+    pytest.importorskip("torch", reason="the kernels need torch")
+    pytest.importorskip("triton", reason="the kernels need Triton")
+    from engine_rig import Guesser
+    from oracle_model import plain_output
+    from oracle_on_rows import OracleOnRows
+
+    from foreword.device.interpreter import InterpretedDevice
+    from foreword.engine.speculation import SpeculationConfig
+
+    engine = engine_on(
+        DeviceExecutor(OracleOnRows(V, 65, BLOCK), InterpretedDevice()), async_scheduling=async_scheduling,
+        speculation=SpeculationConfig(num_tokens=3, adaptive=False), drafter=Guesser, check="full",
+    )  # fmt: skip
+    engine.add_request("a", [7, 8, 9], SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))
+    steps, done = 0, []
+    while engine.has_work:
+        done += engine.step()
+        steps += 1
+    engine.close()
+    want = plain_output(
+        [7, 8, 9], lambda logits, _: np.where(np.arange(V) == OracleOnRows.BAD, -9, logits).argmax(), 8, V
+    )
+    assert done[0].outputs[0].token_ids == want
+    assert steps < 7

@@ -70,7 +70,7 @@ def test_half_precision(mask, dtype, tolerance):
     run_steps((4, 2, 8, 8), dict(MASKS[mask]), dtype, tolerance)
 
 
-def run_steps(heads, mask, dtype, tolerance):
+def run_steps(heads, mask, dtype, tolerance, make=GatheredAttention):
     num_heads, num_kv_heads, key_dim, value_dim = heads
     rng = np.random.default_rng(0)
     states = RequestStates(max_num_reqs=8, max_model_len=128, vocab_size=10, kv_groups=[KVGroup(BLOCK)] * 2)
@@ -79,7 +79,7 @@ def run_steps(heads, mask, dtype, tolerance):
     cache = PagedCache(layers, num_blocks=128, block_size=BLOCK, dtype=dtype)
     for keys, values in zip(cache.keys, cache.values, strict=True):
         keys[1:], values[1:] = torch.nan, torch.inf  # what requests before left
-    paged = GatheredAttention(cache)
+    paged = make(cache)
     sinks = rng.standard_normal(num_heads) if mask.pop("sinks", False) else None
     arguments = {"window": None, "chunk": None, "softcap": None} | mask
     free = list(rng.permutation(np.arange(1, 128)))

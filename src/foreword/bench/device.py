@@ -38,10 +38,12 @@ class DeviceResult:
 class _Idle(RecordingDevice):
     """Notes the sizes of copies, and does nothing else."""
 
-    copied: tuple[int, ...] = ()
+    def __init__(self) -> None:
+        super().__init__()
+        self.copied: list[Tensor] = []
 
     def copy(self, to: Tensor, source: Tensor) -> None:
-        self.copied += (source.nbytes,)
+        self.copied.append(source)
 
 
 class _NoModel:
@@ -90,7 +92,7 @@ class _Device(Ours):
         sampled = clock()
         states.commit(batch, step.sampled)
         end = clock()
-        num_bytes = sum(self.device.copied[:-1])  # the last one is the samples'
+        num_bytes = sum(source.nbytes for source in self.device.copied[:-1])  # the last one is the samples'
         return prepared - start, launched - prepared, sampled - launched, end - sampled, end - start, num_bytes
 
 
@@ -107,7 +109,7 @@ def run(*, num_steps: int = 300, workloads: tuple[Workload, ...] = WORKLOADS) ->
                 rows.append(contender.measure())
                 contender.ready()
                 contender.device.calls.clear()
-                contender.device.copied = ()
+                contender.device.copied.clear()
         finally:
             gc.enable()
         medians = np.median(np.array(rows[num_steps // 10 :]), axis=0) / ([1e3] * 5 + [1])

@@ -116,7 +116,8 @@ _MODEL: dict[str, tuple[Any, object]] = {"model": (Model, "smollm2")}
 _EXECUTOR: dict[str, tuple[Any, object]] = {
     "executor": (
         Annotated[
-            str | None, typer.Option(metavar="NAME", help="native, numpy, torch or transformers; default: auto.")
+            str | None,
+            typer.Option(metavar="NAME", help="native, numpy, torch, transformers or device; default: auto."),
         ],
         None,
     ),
@@ -125,19 +126,24 @@ _EXECUTOR: dict[str, tuple[Any, object]] = {
         Annotated[str | None, typer.Option(metavar="NAME", help="Native: auto, fp32, bf16, int8 or q4.")],
         None,
     ),
-    "kv_format": (Annotated[str | None, typer.Option(metavar="NAME", help="Native: fp32, bf16 or int8.")], None),
     "numa_nodes": (
         Annotated[
             int | None, typer.Option(min=1, max=1024, metavar="N", help="Native: NUMA nodes that share the threads.")
         ],
         None,
     ),
+    "kv_format": (
+        Annotated[str | None, typer.Option(metavar="NAME", help="Native: fp32, bf16 or int8; device: fp8.")],
+        None,
+    ),
     "device": (
-        Annotated[str | None, typer.Option(metavar="NAME", help="Torch and transformers: cpu, cuda or cuda:N.")],
+        Annotated[str | None, typer.Option(metavar="NAME", help="Torch, transformers: cpu, cuda or cuda:N.")],
         None,
     ),
     "dtype": (
-        Annotated[str | None, typer.Option(metavar="NAME", help="Torch and transformers: auto, fp32, bf16 or fp16.")],
+        Annotated[
+            str | None, typer.Option(metavar="NAME", help="Torch, transformers, device: auto, fp32, bf16 or fp16.")
+        ],
         None,
     ),
     "tensor_parallel_size": (

@@ -17,10 +17,15 @@ VARIABLE = "FOREWORD_SERVE_"
 """Before the name of a setting in capitals: its environment variable."""
 
 ENGINE: dict[str, tuple[Any, str, int, int]] = {
+    "executor": (str, "native, numpy, torch, transformers or device; default: auto.", 0, 0),
+    "device": (str, "Torch, transformers: cpu, cuda or cuda:N.", 0, 0),
+    "dtype": (str, "Torch, transformers, device: auto, fp32, bf16 or fp16.", 0, 0),
+    "tensor_parallel_size": (int, "Torch: processes of the model.", 1, 1024),
+    "context_parallel_size": (int, "Torch: processes that divide keys and values by position.", 1, 1024),
     "num_threads": (int, "Threads; default: the physical cores.", 1, 1024),
-    "weight_format": (str, "auto, fp32, bf16, int8 or q4.", 0, 0),
-    "kv_format": (str, "fp32, bf16 or int8.", 0, 0),
-    "numa_nodes": (int, "NUMA nodes that share the threads; default: they run anywhere.", 1, 1024),
+    "weight_format": (str, "Native: auto, fp32, bf16, int8 or q4.", 0, 0),
+    "kv_format": (str, "Native: fp32, bf16 or int8; device: fp8.", 0, 0),
+    "numa_nodes": (int, "Native: NUMA nodes that share the threads; default: they run anywhere.", 1, 1024),
     "max_model_len": (int, "Tokens of a prompt and its answer; default: the model's.", 2, 2**24),
     "max_num_seqs": (int, "Completions computed at the same time.", 1, 2**16),
     "max_num_batched_tokens": (int, "Tokens computed in one step.", 1, 2**20),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
 
-from foreword.device.api import Tensor
-from foreword.device.rows import DeviceRows
+from foreword.device.api import DeviceApi, Tensor
+from foreword.device.layout import GROUP, RowLayout
 from foreword.errors import ConfigError
 
 
@@ -26,12 +27,40 @@ class LayerCache(NamedTuple):
     scales: tuple[Tensor, Tensor] | None = None
 
 
+class AttendedRows(Protocol):
+    """What the kernels of a layer read, as `DeviceRows` has it.
+
+    tensors: slot_mapping and positions, of keys that are written.
+    """
+
+    @property
+    def api(self) -> DeviceApi: ...
+
+    @property
+    def layout(self) -> RowLayout: ...
+
+    @property
+    def arena(self) -> Tensor: ...
+
+    @property
+    def packet(self) -> Tensor: ...
+
+    @property
+    def groups(self) -> Tensor: ...
+
+    @property
+    def tensors(self) -> Mapping[str, Tensor]: ...
+
+    @property
+    def max_num_batched_tokens(self) -> int: ...
+
+
 class DeviceAttention:
     """Layers of one shape that share a KV group. Sums are float32. A call is a launch, or two, and can be captured."""
 
     def __init__(
         self,
-        rows: DeviceRows,
+        rows: AttendedRows,
         *,
         heads: int,
         kv_heads: int,
@@ -48,7 +77,7 @@ class DeviceAttention:
         """
         if heads % kv_heads:
             raise ConfigError(f"{heads} heads share the keys of {kv_heads}: the first must be a multiple of the second")
-        if rows.states.block_tables[group].context_parallel is not None:
+        if rows.layout.groups[group, GROUP.index("cp_size")] > 1:
             raise ConfigError(f"KV group {group} is spread over ranks: attention reads the keys of one rank only")
         self.rows, self.group, self.num_splits, self.dot = rows, group, num_splits, dot
         self.heads, self.kv_heads, self.dim, self.value_dim = heads, kv_heads, dim, value_dim or dim

@@ -14,26 +14,39 @@ class Kernel(NamedTuple):
     """A kernel of ``foreword.device.kernels.<module>``.
 
     types: of its arguments, in order, as Triton writes them ("*i32": a pointer). constants: the sizes that a table of
-    compiled kernels shows it with, by name; a type is written as its name.
+    compiled kernels shows it with, by name; a type is written as its name. function: its name in the module, None: the
+    name that it is listed with.
     """
 
     module: str
     types: tuple[str, ...]
     constants: Mapping[str, Any]
+    function: str | None = None
 
 
 _ARENA = ("*i32", "*i32")  # arena, packet
-_CACHE = ("*bf16", "*bf16", "*fp32", "*fp32")  # keys, values, scales of both
 _ATTENTION = {"HEADS": 14, "KV_HEADS": 2, "DIM": 64, "VALUE_DIM": 64}
-_ATTEND = {
-    "WINDOW": 0,
-    "SOFTCAP": False,
-    "SINKS": False,
-    "FP8": False,
-    "BLOCK_N": 32,
-    "BLOCK_DIM": 64,
-    "BLOCK_VALUE": 64,
-}
+
+
+def _write_keys(cache: str, fp8: bool) -> Kernel:
+    """cache: the type of keys and values."""
+    types = (
+        "*i32", "*bf16", "*bf16", cache, cache, "*fp32", "*fp32", "*i64", "*i64", "*fp32", "*fp32", "*bf16", "*bf16",
+        "fp32", *("i32",) * 5,
+    )  # fmt: skip
+    constants = {**_ATTENTION, "PAIRS": 32, "NORM": True, "FP8": fp8, "BLOCK_DIM": 64}
+    return Kernel("keys", types, constants, "write_keys")
+
+
+def _attend(cache: str, fp8: bool) -> Kernel:
+    types = (
+        *_ARENA, "*i32", "i32", "i32", "i32", "*bf16", cache, cache, "*fp32", "*fp32", "*bf16", "*bf16", "*fp32",
+        "fp32", "fp32", *("i32",) * 4,
+    )  # fmt: skip
+    sizes = {"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_DIM": 64, "BLOCK_VALUE": 64}
+    options = {"WINDOW": 0, "SOFTCAP": False, "SINKS": False, "SPLIT": True, "FP8": fp8, "DOT": "bfloat16"}
+    return Kernel("attention", types, {**_ATTENTION, **options, **sizes}, "attend")
+
 
 KERNELS: Mapping[str, Kernel] = {
     "apply_runs": Kernel("rows", _ARENA, {"BLOCK": 256}),
@@ -44,17 +57,10 @@ KERNELS: Mapping[str, Kernel] = {
         {"G": 2, "WIDTH": 4, "BLOCK": 128},
     ),
     "gather_tables": Kernel("rows", (*_ARENA, "*i32", "i32", "i32", "i32", "i32", "*i32", "*i32"), {"BLOCK": 128}),
-    "write_keys": Kernel(
-        "keys",
-        ("*i32", "*bf16", "*bf16", *_CACHE, "*i64", "*i64", "*fp32", "*fp32", "*bf16", "*bf16", "fp32", *("i32",) * 5),
-        {**_ATTENTION, "PAIRS": 32, "NORM": True, "FP8": False, "BLOCK_DIM": 64},
-    ),
-    "attend": Kernel(
-        "attention",
-        (*_ARENA, "*i32", "i32", "i32", "i32", "*bf16", *_CACHE, "*bf16", "*bf16", "*fp32", "fp32", "fp32",
-         *("i32",) * 4),
-        {**_ATTENTION, **_ATTEND, "SPLIT": True, "DOT": "bfloat16", "BLOCK_M": 16},
-    ),
+    "write_keys": _write_keys("*bf16", fp8=False),
+    "write_keys, fp8": _write_keys("*u8", fp8=True),
+    "attend": _attend("*bf16", fp8=False),
+    "attend, fp8": _attend("*u8", fp8=True),
     "merge_splits": Kernel(
         "attention", ("*i32", "*fp32", "*bf16", "i32"), {"HEADS": 14, "VALUE_DIM": 64, "BLOCK_VALUE": 64}
     ),
@@ -79,7 +85,8 @@ KERNELS: Mapping[str, Kernel] = {
 
 def load(name: str) -> Any:
     """The kernel, as Triton launches and compiles it."""
-    return getattr(import_module(f"foreword.device.kernels.{KERNELS[name].module}"), name)
+    kernel = KERNELS[name]
+    return getattr(import_module(f"foreword.device.kernels.{kernel.module}"), kernel.function or name)
 
 
 def constants_of(values: Mapping[str, Any]) -> dict[str, Any]:

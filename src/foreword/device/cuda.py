@@ -28,7 +28,7 @@ class CudaDevice:
 
     def __init__(self) -> None:
         if not torch.cuda.is_available():
-            raise ConfigError("device='cuda': torch finds no GPU; use the CPU executors")
+            raise ConfigError("device='cuda': torch finds no GPU; use executor='native', or another one of CPUs")
         self._pool: Any = torch.cuda.graph_pool_handle()
 
     def zeros(self, shape: tuple[int, ...], dtype: str) -> Tensor:

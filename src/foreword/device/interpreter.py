@@ -33,7 +33,10 @@ class InterpretedDevice:
 
     def __init__(self) -> None:
         if not triton.knobs.runtime.interpret:
-            raise ConfigError("the kernels run on the host with TRITON_INTERPRET=1 in the environment")
+            raise ConfigError(
+                "device='cpu': Triton's interpreter, for tests, needs TRITON_INTERPRET=1 in the environment; use "
+                "executor='native'"
+            )
 
     def zeros(self, shape: tuple[int, ...], dtype: str) -> Tensor:
         """See `DeviceApi.zeros`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from foreword.arrays import I32
-from foreword.device.api import DeviceApi
+from foreword.device.api import DeviceApi, Tensor
 from foreword.errors import ConfigError
 
 
@@ -13,15 +13,40 @@ class PacketSlot:
     packet, sampled: the pinned memory, int32. packet_array, sampled_array: the same as NumPy arrays.
     """
 
+    __slots__ = (
+        "_event",
+        "_in_flight",
+        "_is_open",
+        "_packets",
+        "_samples",
+        "packet",
+        "packet_array",
+        "sampled",
+        "sampled_array",
+    )
+
     def __init__(self, api: DeviceApi, packet_size: int, sampled_size: int) -> None:
         self.packet, self.sampled = api.pinned(packet_size), api.pinned(sampled_size)
         self.packet_array: I32 = self.packet.numpy() if hasattr(self.packet, "numpy") else self.packet
         self.sampled_array: I32 = self.sampled.numpy() if hasattr(self.sampled, "numpy") else self.sampled
         self._event, self._is_open, self._in_flight = api.event(), False, False
+        self._packets: dict[int, tuple[Tensor, Tensor]] = {}
+        self._samples: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def packet_to(self, memory: Tensor, size: int) -> tuple[Tensor, Tensor]:
+        """(to, from) of the copy of the first entries of the packet to the device's memory, the same in every call.
+        Making a view takes longer than a launch, so each is made once.
+        """
+        return self._packets.get(size) or self._packets.setdefault(size, (memory[:size], self.packet[:size]))
+
+    def samples_from(self, memory: Tensor, size: int) -> tuple[Tensor, Tensor]:
+        """The same for the first entries of the device's samples."""
+        return self._samples.get(size) or self._samples.setdefault(size, (self.sampled[:size], memory[:size]))
 
     def open(self) -> None:
         """Copies of a new step may be launched, once those of the step before are done."""
-        self.wait()
+        if self._is_open or self._in_flight:
+            self.wait()
         self._is_open = True
 
     def launched(self) -> None:

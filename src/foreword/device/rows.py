@@ -53,7 +53,7 @@ class DeviceRows:
         lora_tokens: int32 [T], the adapter of each token; rope_positions: int64 [T], position + rope_delta;
         block_table, num_blocks: one per KV group, made by `gather`;
         sampled: int32 [R · (1 + max_num_draft_tokens)], what `commit` reads.
-    arena, packet: int32, see `foreword.device.layout`.
+    sampled: the same as ``tensors["sampled"]``. arena, packet: int32, see `foreword.device.layout`.
     """
 
     def __init__(self, states: RequestStates, api: DeviceApi, *, max_num_batched_tokens: int, depth: int = 2) -> None:
@@ -62,6 +62,7 @@ class DeviceRows:
             raise ConfigError("a device needs the native module, which writes the packets; run `pip install .`")
         self.states, self.api, self.max_num_batched_tokens = states, api, max_num_batched_tokens
         self.layout = place = RowLayout.of(states, max_num_batched_tokens)
+        self._max_packet = place.max_packet
         self.width = 1 + states.max_num_draft_tokens
         R, T, G = states.max_num_reqs, max_num_batched_tokens, len(states.block_tables)
         self.max_num_logits = min(T, R * self.width)
@@ -90,6 +91,7 @@ class DeviceRows:
             "sampled": ((R * self.width,), "int32"),
         }
         self.tensors: dict[str, Any] = {name: api.zeros(*shape) for name, shape in shapes.items()}
+        self.sampled = self.tensors["sampled"]
         self.ring = PacketRing(api, depth=depth, packet_size=place.max_packet, sampled_size=R * self.width)
         self._arguments = (
             self.arena, self.packet, self.groups, place.tokens_at, states.max_model_len, place.records_at,
@@ -140,8 +142,8 @@ class DeviceRows:
         while True:
             slot = self.ring.acquire()
             length = self._core.pack(source[1], slot.packet_array)
-            size = min(-(-abs(length) // 256) * 256, self.layout.max_packet)
-            self.api.copy(self.packet[:size], slot.packet[:size])
+            size = min((abs(length) + 255) & -256, self._max_packet)
+            self.api.copy(*slot.packet_to(self.packet, size))
             if length > 0:
                 return slot
             self.apply()

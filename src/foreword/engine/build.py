@@ -34,33 +34,35 @@ from foreword.structured import GrammarCompiler
 if TYPE_CHECKING:
     from foreword.executors.transformers.model import TransformersModel
 
-ExecutorKind = Literal["auto", "native", "numpy", "torch", "transformers"]
+ExecutorKind = Literal["auto", "native", "numpy", "torch", "transformers", "device"]
 
 OPTIONS = {
     "native": ("num_threads", "weight_format", "kv_format", "numa_nodes"),
     "numpy": (),
     "torch": ("num_threads", "device", "dtype", "tensor_parallel_size", "context_parallel_size"),
     "transformers": ("num_threads", "device", "dtype", "compile", "media_cache_bytes"),
+    "device": ("device", "dtype", "kv_format"),
 }
 """The options of each executor."""
 
 PARALLEL = ("tensor_parallel_size", "context_parallel_size")
 """Those that divide a model among processes."""
 
-KV_BYTES = {"fp32": 4, "bf16": 2, "int8": 2}  # of one value, scales included
+KV_BYTES = {"fp32": 4, "bf16": 2, "int8": 2}  # of one value of the native executor, scales included
 
 
 @dataclass(frozen=True, slots=True)
 class PoolSize:
     """The KV pool of a model. block_bytes: keys and values of one block in all its storage slots, on all ranks.
 
-    context_parallel: the ranks that the groups are spread over.
+    max_num_seqs: requests that are computed at a time. context_parallel: the ranks that the groups are spread over.
     """
 
     max_model_len: int
     kv_groups: tuple[KVGroup, ...]
     block_bytes: int
     num_blocks: int
+    max_num_seqs: int
     context_parallel: ContextParallel | None = None
 
 
@@ -96,6 +98,8 @@ def build_encoder(
     if "numa_nodes" in options:
         raise ConfigError(f"numa_nodes={options['numa_nodes']}: an encoder's threads are not divided; leave it out")
     kind = executor_kind(kind, options)
+    if kind == "device":
+        raise ConfigError("executor='device': runs decoders only; use executor='torch' with device='cuda'")
     for name in PARALLEL:
         if (size := options.pop(name, 1)) != 1:
             raise ConfigError(f"{name}={size}: an encoder runs in one process; leave it out")
@@ -110,7 +114,7 @@ def build_encoder(
 
 
 def pool_size(
-    spec: DecoderSpec, config: EngineConfig, *, bytes_per_value: int = 4, context_parallel_size: int = 1
+    spec: DecoderSpec, config: EngineConfig, *, bytes_per_value: float = 4, context_parallel_size: int = 1
 ) -> PoolSize:
     """Blocks for max_num_seqs requests of max_model_len, within kv_cache_bytes; ConfigError if no request fits.
 
@@ -125,7 +129,8 @@ def pool_size(
     if context_parallel_size < 1:
         raise ConfigError(f"context_parallel_size={context_parallel_size}: must be at least 1")
     length = _request_length(spec.max_model_len, spec.longest_model_len, config)
-    token_bytes, state_bytes = 2 * spec.num_kv_heads * spec.head_dim * bytes_per_value, 4 * spec.state_size
+    token_bytes = round(2 * spec.num_kv_heads * spec.head_dim * bytes_per_value)
+    state_bytes = 4 * spec.state_size
     multiple = min(-(-state_bytes // (config.block_size * token_bytes)), -(-length // config.block_size))
     block_size = config.block_size * max(multiple, 1)
     cp = ContextParallel(context_parallel_size, 0) if context_parallel_size > 1 else None
@@ -182,15 +187,16 @@ def _pool_of(
 ) -> PoolSize:
     chunk = min(length, config.scheduler.max_num_batched_tokens)
     one = sum(cache_group(g, context_parallel).most_blocks(length, chunk) for g in groups)
+    most = config.scheduler.max_num_seqs
     if config.num_blocks is not None:
-        return PoolSize(length, groups, block_bytes, config.num_blocks, context_parallel)
-    num_blocks = min(1 + one * config.scheduler.max_num_seqs, config.kv_cache_bytes // block_bytes)
+        return PoolSize(length, groups, block_bytes, config.num_blocks, most, context_parallel)
+    num_blocks = min(1 + one * most, config.kv_cache_bytes // block_bytes)
     if num_blocks < 1 + one:
         raise ConfigError(
             f"kv_cache_bytes={config.kv_cache_bytes}: one request of max_model_len={length} tokens needs "
             f"{(1 + one) * block_bytes}; give that many, or lower max_model_len"
         )
-    return PoolSize(length, groups, block_bytes, num_blocks, context_parallel)
+    return PoolSize(length, groups, block_bytes, num_blocks, most, context_parallel)
 
 
 def load(model: str, kind: ExecutorKind = "auto", **options: Any) -> LoadedModel | TransformersModel:
@@ -223,12 +229,13 @@ def build_executor(model: LoadedModel, size: PoolSize, kind: ExecutorKind = "aut
     """The executor of this kind for a decoder. Errors as `executor_kind`."""
     kind = executor_kind(kind, options)
     spec = model.decoder.for_length(size.max_model_len)
-    common: dict[str, Any] = {
-        "num_blocks": size.num_blocks,
-        "block_size": size.kv_groups[0].block_size,
-        "pooling": model.pooling,
-    }
+    blocks: dict[str, Any] = {"num_blocks": size.num_blocks, "block_size": size.kv_groups[0].block_size}
+    common: dict[str, Any] = {**blocks, "pooling": model.pooling}
     match kind:
+        case "device":
+            from foreword.executors.torch.on_rows import device_executor
+
+            return device_executor(spec, model.weights, **blocks, max_num_seqs=size.max_num_seqs, **options)
         case "native":
             return NativeExecutor(spec, model.weights, **common, **options)
         case "torch":
@@ -242,7 +249,7 @@ def build_executor(model: LoadedModel, size: PoolSize, kind: ExecutorKind = "aut
     return NumpyExecutor(spec, model.weights, **common)
 
 
-def build_transformers_executor(model: TransformersModel, size: PoolSize, max_num_seqs: int) -> Executor:
+def build_transformers_executor(model: TransformersModel, size: PoolSize) -> Executor:
     """The executor of a model of transformers."""
     if model.encoder is not None:
         from foreword.executors.transformers.decoder_trace import DecoderTrace
@@ -255,7 +262,7 @@ def build_transformers_executor(model: TransformersModel, size: PoolSize, max_nu
             num_blocks=size.num_blocks,
             block_size=size.kv_groups[0].block_size,
             max_encoder_len=model.encoder.max_len,
-            max_num_seqs=max_num_seqs,
+            max_num_seqs=size.max_num_seqs,
         )
     from foreword.executors.transformers.executor import TransformersExecutor
 
@@ -283,6 +290,8 @@ def executor_kind(kind: ExecutorKind, options: Mapping[str, Any]) -> ExecutorKin
         raise ConfigError("executor='native': the native module is not built; install with a C++20 compiler")
     if kind == "torch" and find_spec("torch") is None:
         raise ConfigError("executor='torch': PyTorch is not installed; install foreword[torch]")
+    if kind == "device" and (find_spec("torch") is None or find_spec("triton") is None):
+        raise ConfigError("executor='device': PyTorch and Triton are not installed; install foreword[torch] on Linux")
     if kind == "transformers" and not _has_transformers():
         raise ConfigError("executor='transformers': transformers is not installed; install foreword[transformers]")
     for name, value in options.items():
@@ -292,12 +301,14 @@ def executor_kind(kind: ExecutorKind, options: Mapping[str, Any]) -> ExecutorKin
     return kind
 
 
-def kv_bytes(model: LoadedModel, kind: ExecutorKind, options: Mapping[str, Any]) -> int:
-    """Bytes of one number of a key or value in the cache of an executor."""
+def kv_bytes(model: LoadedModel, kind: ExecutorKind, options: Mapping[str, Any]) -> float:
+    """Bytes of one number of a key or value in the cache of an executor, scales included."""
     match executor_kind(kind, options):
         case "native":
             return KV_BYTES.get(options.get("kv_format", "bf16"), 4)
-        case "torch":
+        case "device" if options.get("kv_format") == "fp8":
+            return 1 + 4 / model.decoder.head_dim
+        case "torch" | "device":
             from foreword.executors.torch.options import dtype_of
 
             return int(dtype_of(options.get("dtype", "auto"), model.weights).itemsize)
@@ -325,7 +336,7 @@ def build_engine(
         size = transformers_pool(model, config)
         return _decoder_engine(
             model,
-            runs_on or build_transformers_executor(model, size, config.scheduler.max_num_seqs),
+            runs_on or build_transformers_executor(model, size),
             size,
             config,
             vocab_size=model.trace.vocab_size,
@@ -351,6 +362,8 @@ def build_engine(
             pooling=model.pooling,
             generates=False,
         )
+    if executor == "device" and config.async_scheduling is None:
+        config = replace(config, async_scheduling=True)
     size = pool_size(
         model.decoder,
         config,
@@ -417,7 +430,9 @@ def _drafter(
         return None
     draft = load_model(config.speculation.model)
     relative_cost = weight_bytes(draft) / target_bytes
-    own = {name: value for name, value in options.items() if name not in PARALLEL}
+    kind = "torch" if kind == "device" else kind  # a mirror's tokens are replaced in place, which rows do not follow
+    known = OPTIONS.get(kind, tuple(options))
+    own = {name: value for name, value in options.items() if name in known and name not in PARALLEL}
     return partial(build_drafter, draft, config=config, relative_cost=relative_cost, kind=kind, **own)
 
 

@@ -28,7 +28,8 @@ class EngineConfig:
     lora_bytes: memory for LoRA adapters. When it is full, the least recently used leave it, and are read again from
         their files when a request needs them; those of requests in progress stay, also beyond it.
     prefix_caching: reuse the blocks of equal prompt prefixes. partial_reuse: also a part of a block, by copying it.
-    async_scheduling: plan and prepare the next step while one runs. The outputs are the same.
+    async_scheduling: plan and prepare the next step while one runs. The outputs are the same. None: where the executor
+        is "device".
     speculation: draft tokens and verify them; see `SpeculationConfig` (None: one token per step).
     max_forced_tokens: tokens of a request that a grammar leaves no choice of, and that one step takes (0: none; a model
         with recurrent layers never takes any).
@@ -45,7 +46,7 @@ class EngineConfig:
     lora_bytes: int = 1 << 30
     prefix_caching: bool = True
     partial_reuse: bool = True
-    async_scheduling: bool = False
+    async_scheduling: bool | None = None
     speculation: SpeculationConfig | None = None
     max_forced_tokens: int = 8
     seed: int | None = 0

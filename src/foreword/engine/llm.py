@@ -53,13 +53,15 @@ class LLM:
             print(output.outputs[0].new_text, end="")
 
     model: a name the project knows, a .gguf file, a directory of safetensors, or a hub id.
-    executor: "native", "numpy", "torch" or "transformers"; "auto" is the native one if it is built, else "numpy", and
-        "transformers" for a directory whose architecture Foreword does not have.
+    executor: "native", "numpy", "torch", "transformers" or "device" (a GPU that prepares its steps itself); "auto" is
+        the native one if it is built, else "numpy", and "transformers" for a directory whose architecture Foreword does
+        not have.
     observers: of the engine, from its start. loras: name → path of adapters that are loaded at once. media: limits of
         the images and sounds of conversations.
     options: num_threads, weight_format, kv_format and numa_nodes of the native executor; num_threads, device, dtype,
-        tensor_parallel_size and context_parallel_size of the torch one; the first three and compile of the
-        transformers one; the fields of `EngineConfig` and of its `SchedulerConfig`. ConfigError for any other name.
+        tensor_parallel_size and context_parallel_size of the torch one; num_threads, device, dtype and compile of the
+        transformers one; device, dtype and kv_format of the device one; the fields of `EngineConfig` and of its
+        `SchedulerConfig`. ConfigError for any other name.
     """
 
     def __init__(

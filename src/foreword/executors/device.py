@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple, Protocol
 
@@ -9,7 +11,7 @@ from foreword.arrays import I32, I64, AnyArray
 from foreword.batch import BlockOps, InputBatch, PaddingBuckets, mrope_positions, prompt_embeds
 from foreword.batch.features.lora import LoraMapping
 from foreword.batch.features.multimodal import prefilling_with
-from foreword.batch.step.tensors import buffers_of
+from foreword.batch.step.tensors import buffers_of, scalars_of
 from foreword.batch.values.block_ops import NO_BLOCK_OPS
 from foreword.device.api import DeviceApi, Graph, Tensor
 from foreword.device.layout import NO_TOKEN
@@ -18,6 +20,7 @@ from foreword.device.rows import DeviceRows, compare
 from foreword.device.sampling import DeviceSampler
 from foreword.errors import ConfigError
 from foreword.executors.executor import Capability, check_inputs
+from foreword.executors.prompt_logprobs import prompt_tokens, read_prompt_logprobs
 from foreword.models.lora import LoraAdapter
 from foreword.sampling import BadLogitsError, Sampled, Sampler, StepSampling
 from foreword.sampling.sampler import Failure
@@ -28,17 +31,19 @@ class StepInputs(NamedTuple):
 
     has_adapters: whether some request of the step has an adapter. embeds: int64 [N] tokens, and their vectors
     [N, hidden] in place of embedding rows. mrope: int64 [mrope_dims, T], the rotary positions of a step with prompts
-    that bring them; otherwise they are ``rope_positions`` in every dimension.
+    that bring them; otherwise they are ``rope_positions`` in every dimension. more_logits: int64 [N], prompt tokens
+    whose logits are wanted after those of ``logits_indices``.
     """
 
     has_adapters: bool = False
     embeds: tuple[I64, AnyArray] | None = None
     mrope: I64 | None = None
+    more_logits: I64 | None = None
 
     @property
     def may_be_captured(self) -> bool:
         """Whether all that it reads is in the rows."""
-        return self.embeds is None and self.mrope is None
+        return self.embeds is None and self.mrope is None and self.more_logits is None
 
 
 TEXT = StepInputs()
@@ -80,8 +85,8 @@ class DeviceModel(Protocol):
         self, rows: DeviceRows, num_tokens: int, num_reqs: int, num_logits: int, inputs: StepInputs = TEXT
     ) -> Tensor:
         """Launch a step of these padded sizes. The logits [num_logits, V] at tokens
-        ``rows.tensors["logits_indices"][:num_logits]``. It is captured, unless ``inputs`` has arrays: it must not read
-        a tensor on the host, and what it allocates belongs to the graph.
+        ``rows.tensors["logits_indices"][:num_logits]``, then those at ``inputs.more_logits``. It is captured, unless
+        ``inputs`` has arrays: it must not read a tensor on the host, and what it allocates belongs to the graph.
         """
         ...
 
@@ -146,26 +151,29 @@ class DeviceExecutor:
 
     def launch(self, batch: InputBatch, sampling: StepSampling) -> DeviceStep | HostSampledStep:
         """See `Executor.launch`. ConfigError for a batch of other states than the first one's."""
-        check_inputs(batch, self.capabilities)
-        rows, sampler = self._rows, self._sampler
-        if rows is None or sampler is None or rows.states is not batch.states:
-            rows, sampler = self._bind(batch)
         states, inputs = batch.states, TEXT
         if states.loras or states.extras:
+            check_inputs(batch, self.capabilities)
             inputs = self._inputs(batch)
+        rows, sampler = self._rows, self._sampler
+        if rows is None or sampler is None or rows.states is not states:
+            rows, sampler = self._bind(batch)
         if batch.block_ops is not NO_BLOCK_OPS:
             self.apply_block_ops(batch.block_ops)
         slot = rows.send(buffers_of(batch))
-        tokens, reqs = batch.num_tokens_padded, batch.num_reqs_padded
+        num_reqs, _, reqs, tokens, _, num_drafts, *_ = scalars_of(batch)
         if self.runs_ahead(sampling):
             self._run(rows, sampler, tokens, reqs, inputs)
-            size = batch.num_reqs * rows.width
-            self.api.copy(slot.sampled[:size], rows.tensors["sampled"][:size])
+            self.api.copy(*slot.samples_from(rows.sampled, num_reqs * rows.width))
             slot.launched()
-            return DeviceStep(rows, batch, slot)
+            check = (batch, rows.read_back(buffers_of(batch))) if batch._check == "full" else None
+            return DeviceStep(slot, num_reqs, rows.width, num_drafts > 0, check)
+        more = prompt_tokens(batch, sampling.metadata)
+        if len(more):
+            inputs = inputs._replace(more_logits=more)
         rows.prepare(tokens, reqs)
         logits = self.model.forward(rows, tokens, reqs, _num_logits(rows, tokens, reqs), inputs)
-        return HostSampledStep(rows, batch, slot, self._host_sampler, sampling, logits)
+        return HostSampledStep(rows, batch, slot, self._host_sampler, sampling, logits, more)
 
     def apply_block_ops(self, ops: BlockOps) -> None:
         """See `Executor.apply_block_ops`."""
@@ -217,7 +225,7 @@ class DeviceExecutor:
     def _run(self, rows: DeviceRows, sampler: DeviceSampler, tokens: int, reqs: int, inputs: StepInputs) -> None:
         """Launch the step: without a graph the first time, then captured, then replayed."""
         key = tokens, reqs, inputs.has_adapters
-        graph = self._graphs.get(key) if inputs.may_be_captured else None
+        graph = self._graphs.get(key) if inputs is TEXT or inputs.may_be_captured else None
         if graph is not None:
             graph.replay()
             return
@@ -246,24 +254,30 @@ class DeviceStep:
     that is resolved; a batch that requests have left is not compared.
     """
 
-    __slots__ = ("_batch", "_has_drafts", "_num_reqs", "_prepared", "_slot", "_width")
+    __slots__ = ("_check", "_has_drafts", "_num_reqs", "_slot", "_width")
 
-    def __init__(self, rows: DeviceRows, batch: InputBatch, slot: PacketSlot) -> None:
-        self._batch, self._slot, self._num_reqs, self._width = batch, slot, batch.num_reqs, rows.width
-        self._has_drafts = rows.width > 1 and len(batch.draft_token_ids) > 0
-        self._prepared = rows.read_back(buffers_of(batch)) if batch._check == "full" else None
+    def __init__(
+        self,
+        slot: PacketSlot,
+        num_reqs: int,
+        width: int,
+        has_drafts: bool,
+        check: tuple[InputBatch, Mapping[str, AnyArray | list[AnyArray]]] | None,
+    ) -> None:
+        self._slot, self._num_reqs, self._width = slot, num_reqs, width
+        self._has_drafts, self._check = has_drafts, check
 
     def result(self) -> Sampled:
         """Wait for the samples."""
-        if self._prepared is not None and self._batch.is_current:
-            compare(self._prepared, self._batch)
+        if self._check is not None and (batch := self._check[0]).is_current:
+            compare(self._check[1], batch)
         self._slot.wait()
         tokens = self._slot.sampled_array[: self._num_reqs * self._width].copy()
         if self._width > 1:
             table = tokens.reshape(-1, self._width)
             tokens = table if self._has_drafts else table[:, 0].copy()
         failures: dict[int, Failure] = {}
-        if tokens.size and tokens.min() == NO_TOKEN:
+        if tokens.size and tokens.item(tokens.argmin()) == NO_TOKEN:  # faster than min() for few tokens
             failed = tokens.reshape(self._num_reqs, -1)[:, 0] == NO_TOKEN
             failures = dict.fromkeys(failed.nonzero()[0].tolist(), BadLogitsError)
             tokens[tokens == NO_TOKEN] = -1
@@ -273,7 +287,7 @@ class DeviceStep:
 class HostSampledStep:
     """A step of a `DeviceExecutor` in flight, whose logits are sampled on the host."""
 
-    __slots__ = ("_batch", "_logits", "_rows", "_sampler", "_sampling", "_slot")
+    __slots__ = ("_batch", "_logits", "_prompt_tokens", "_rows", "_sampler", "_sampling", "_slot")
 
     def __init__(
         self,
@@ -283,8 +297,9 @@ class HostSampledStep:
         sampler: Sampler,
         sampling: StepSampling,
         logits: Tensor,
+        prompt_tokens: I64,
     ) -> None:
-        self._rows, self._batch, self._slot = rows, batch, slot
+        self._rows, self._batch, self._slot, self._prompt_tokens = rows, batch, slot, prompt_tokens
         self._sampler, self._sampling, self._logits = sampler, sampling, logits
 
     def result(self) -> Sampled:
@@ -302,7 +317,10 @@ class HostSampledStep:
         rows.api.copy(rows.tensors["sampled"], slot.sampled)
         rows.commit(batch.num_reqs_padded)
         slot.launched()
-        return sampled
+        if not len(self._prompt_tokens):
+            return sampled
+        at = self._prompt_tokens
+        return replace(sampled, prompt_logprobs=read_prompt_logprobs(batch, at, logits[-len(at) :], None))
 
 
 def _num_logits(rows: DeviceRows, tokens: int, reqs: int) -> int:

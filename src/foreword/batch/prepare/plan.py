@@ -9,7 +9,7 @@ import numpy as np
 from foreword.arrays import I32, I64, Bools, Ints
 from foreword.batch.state.request_states import RequestStates
 from foreword.batch.step.buffers import InputBuffers
-from foreword.batch.values.integers import INT32, as_int32, as_integer, int32s, is_int32
+from foreword.batch.values.integers import INT32, INT32_MAX, as_int32, as_integer, int32s, is_int32
 from foreword.batch.values.plan import Drafts, Order, Plan, PlanLike, PlannedStep, RaggedDrafts, ragged
 from foreword.errors import CapacityError, PlanError
 
@@ -86,11 +86,14 @@ def padding(pad_to: tuple[int | None, int | None] | None) -> Padding:
         return NO_PADDING
     if not isinstance(pad_to, tuple | list) or len(pad_to) != 2:
         raise PlanError("pad_to is a pair", tensor="pad_to", expected="(num_tokens, num_reqs)", got=pad_to)
+    tokens, reqs = pad_to
+    if type(tokens) is int and type(reqs) is int and 0 <= tokens <= INT32_MAX and 0 <= reqs <= INT32_MAX:
+        return tokens, reqs  # as executors give it
     for what, pad in zip(("tokens", "requests"), pad_to, strict=True):
         if pad is not None and not is_int32(as_integer(pad), 0):
             raise PlanError("expected a number to pad to", tensor=f"pad_to ({what})", expected="None or 0 or more",
                             got=pad)  # fmt: skip
-    return -1 if pad_to[0] is None else int(pad_to[0]), -1 if pad_to[1] is None else int(pad_to[1])
+    return -1 if tokens is None else int(tokens), -1 if reqs is None else int(reqs)
 
 
 def decode_first(plan: Plan, max_num_draft_tokens: int) -> Plan:

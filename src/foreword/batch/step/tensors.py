@@ -225,6 +225,11 @@ def tensor(batch: BatchTensors, name: str) -> Any:
     return getattr(batch, name) if hasattr(BatchTensors, name) else getattr(batch, f"_{name}")
 
 
+def scalars_of(batch: BatchTensors) -> Sequence[int]:
+    """`Scalars` of a batch that is valid, in one read."""
+    return batch._scalars
+
+
 def row_generation(batch: BatchTensors) -> I64:
     """int64 [B]: the generation of each request's row when the step was prepared; −1 for a cancelled request."""
     return batch._row_generation

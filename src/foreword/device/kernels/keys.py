@@ -55,20 +55,22 @@ def write_keys(
                 to = queries + (t.to(tl.int64) * HEADS + head) * DIM
                 tl.store(to + d, x.to(queries.dtype.element_ty), mask=inside)
             elif slot >= 0:
+                to = keys + block * key_stride + (offset * KV_HEADS + head - HEADS) * DIM
                 if FP8:
                     scale = tl.maximum(tl.max(tl.abs(x), 0), SMALLEST) / LARGEST
                     tl.store(key_scales + block * scale_stride + offset * KV_HEADS + head - HEADS, scale)
-                    x = encode(x / scale)
-                to = keys + block * key_stride + (offset * KV_HEADS + head - HEADS) * DIM
-                tl.store(to + d, x.to(keys.dtype.element_ty), mask=inside)
+                    tl.store(to + d, encode(x / scale), mask=inside)
+                else:
+                    tl.store(to + d, x.to(keys.dtype.element_ty), mask=inside)
         elif slot >= 0:
             kv_head = head - HEADS - KV_HEADS
             inside = d < VALUE_DIM
-            x = tl.load(base + (HEADS + KV_HEADS) * DIM + kv_head * VALUE_DIM + d, mask=inside, other=0.0)
-            if FP8:
-                x = x.to(tl.float32)
-                scale = tl.maximum(tl.max(tl.abs(x), 0), SMALLEST) / LARGEST
-                tl.store(value_scales + block * scale_stride + offset * KV_HEADS + kv_head, scale)
-                x = encode(x / scale)
+            v = tl.load(base + (HEADS + KV_HEADS) * DIM + kv_head * VALUE_DIM + d, mask=inside, other=0.0)
             to = values + block * value_stride + (offset * KV_HEADS + kv_head) * VALUE_DIM
-            tl.store(to + d, x.to(values.dtype.element_ty), mask=inside)
+            if FP8:
+                number = v.to(tl.float32)
+                scale = tl.maximum(tl.max(tl.abs(number), 0), SMALLEST) / LARGEST
+                tl.store(value_scales + block * scale_stride + offset * KV_HEADS + kv_head, scale)
+                tl.store(to + d, encode(number / scale), mask=inside)
+            else:
+                tl.store(to + d, v.to(values.dtype.element_ty), mask=inside)

@@ -58,7 +58,7 @@ class PagedCache:
         device: torch.device | str = "cpu",
         recurrent: Sequence[StateLayer] = (),
     ) -> None:
-        self.layers, self.block_size, self.device = tuple(layers), block_size, torch.device(device)
+        self.layers, self.block_size, self.dtype, self.device = tuple(layers), block_size, dtype, torch.device(device)
         has_scales = dtype is torch.float8_e4m3fn
         sizes = slot_sizes(layers, block_size, dtype, recurrent)
         dtype = torch.uint8 if has_scales else dtype

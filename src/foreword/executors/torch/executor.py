@@ -10,9 +10,9 @@ from foreword.batch import InputBatch, mrope_positions, prompt_embeds
 from foreword.executors.executor import Capability
 from foreword.executors.host import HostExecutor
 from foreword.executors.pooling import Pooler
-from foreword.executors.torch.attention import GatheredAttention
 from foreword.executors.torch.cache import KVLayer, PagedCache, StateLayer
 from foreword.executors.torch.decoder import Decoder
+from foreword.executors.torch.kernel_attention import paged_attention
 from foreword.executors.torch.loras import Loras
 from foreword.executors.torch.options import DType, device_of, dtype_of, use_threads
 from foreword.executors.torch.shard import Shard
@@ -72,7 +72,7 @@ class TorchExecutor(HostExecutor):
             device=load.device,
             recurrent=recurrent,
         )
-        self.attention = GatheredAttention(self.cache, load.shard)
+        self.attention = paged_attention(self.cache, load.shard)
         products = [product for layer in self.decoder.layers for product in layer.products]
         self._loras = Loras({p.parts: (p.outputs, p.inputs) for p in products}, load.device, load.dtype)
         self._last = torch.zeros(0, spec.hidden_size, dtype=load.dtype, device=load.device)

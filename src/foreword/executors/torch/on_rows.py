@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
+from foreword.batch import PaddingBuckets
 from foreword.device.adapters import DeviceAdapters
+from foreword.device.api import DeviceApi
 from foreword.device.attention import DeviceAttention, LayerCache
+from foreword.device.cuda import CudaDevice
+from foreword.device.interpreter import InterpretedDevice
 from foreword.device.rows import DeviceRows
 from foreword.errors import ConfigError
-from foreword.executors.device import TEXT, StepInputs
+from foreword.executors.device import TEXT, DeviceExecutor, StepInputs
 from foreword.executors.torch.attention import GatheredAttention
 from foreword.executors.torch.cache import PagedCache
 from foreword.executors.torch.decoder import Attention, Decoder
 from foreword.executors.torch.executor import cache_layers
+from foreword.executors.torch.kernel_attention import dot_type
 from foreword.executors.torch.loras import Loras, Parts
 from foreword.executors.torch.options import DType, device_of, dtype_of
 from foreword.executors.torch.step import Step
@@ -26,14 +31,40 @@ from foreword.models.weights import Weights
 
 KVFormat = Literal["auto", "fp8"]
 
-_DOT = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
-
 
 def kv_dtype_of(name: str, dtype: torch.dtype) -> torch.dtype:
     """The dtype of keys and values: "auto" is the model's. ConfigError for an unknown name."""
     if name not in get_args(KVFormat):
         raise ConfigError(f"kv_format={name!r:.80}: the device executor has {', '.join(map(repr, get_args(KVFormat)))}")
     return torch.float8_e4m3fn if name == "fp8" else dtype
+
+
+def device_executor(
+    spec: DecoderSpec,
+    weights: Weights,
+    *,
+    max_num_seqs: int,
+    device: str = "cuda",
+    **options: Any,
+) -> DeviceExecutor:
+    """An executor of this decoder on the current GPU, with graphs of steps of up to max_num_seqs tokens.
+
+    device: "cuda", or "cpu" for Triton's interpreter. options: of `DecoderOnRows`.
+
+    ConfigError for another device, and without a GPU.
+    """
+    api: DeviceApi
+    if device == "cuda":
+        api = CudaDevice()
+    elif device == "cpu":
+        api = InterpretedDevice()
+    else:
+        raise ConfigError(
+            f"device={device!r:.80}: the device executor runs on 'cuda', the current GPU; choose another one with "
+            "CUDA_VISIBLE_DEVICES"
+        )
+    model = DecoderOnRows(spec, weights, device=device, **options)
+    return DeviceExecutor(model, api, buckets=PaddingBuckets.up_to(max_num_seqs, max_num_reqs=max_num_seqs))
 
 
 class DecoderOnRows:
@@ -101,7 +132,10 @@ class DecoderOnRows:
             if inputs.has_adapters:
                 step.loras = _RowLoras(self.adapters, rows, num_tokens)
             x = self.decoder.forward(step)
-            return self.decoder.logits(x[tensors["logits_indices"][:num_logits]]).float()
+            at = tensors["logits_indices"][:num_logits]
+            if inputs.more_logits is not None:
+                at = torch.cat((at, as_tensor(inputs.more_logits, self.device)))
+            return self.decoder.logits(x[at]).float()
 
 
 class _RowStep:
@@ -120,7 +154,7 @@ class _RowStep:
         at = torch.arange(rows.states.max_model_len, device=device)[:, None]
         self._rotations = {rope: self._rotation(rope, at) for rope in model.ropes if not rope.axes}
         self._tokens = torch.arange(T, device=device)
-        dot = _DOT[model.dtype] if device.type == "cuda" else "float32"  # Triton's interpreter has no sums of bfloat16
+        dot = dot_type(model.dtype, device)
         self.attention = [
             DeviceAttention(
                 rows, heads=spec.num_heads, kv_heads=spec.num_kv_heads, dim=spec.head_dim, group=g,

@@ -19,8 +19,8 @@ from foreword.errors import EngineError
 from foreword.executors.executor import Capability
 from foreword.executors.host import HostExecutor
 from foreword.executors.pooling import Pooler
-from foreword.executors.torch.attention import GatheredAttention
 from foreword.executors.torch.cache import PagedCache
+from foreword.executors.torch.kernel_attention import paged_attention
 from foreword.executors.torch.loras import Loras, Parts, StepLoras
 from foreword.executors.torch.tensors import as_floats, as_tensor
 from foreword.executors.transformers.interface import forward, register, set_attention, unregister
@@ -82,7 +82,7 @@ class TransformersExecutor(HostExecutor):
             dtype=model.dtype,
             device=model.device,
         )
-        self.attention = GatheredAttention(self.cache)
+        self.attention = paged_attention(self.cache)
         self._num_calls = 0  # of attention in this step
         # Transformers keeps what is registered: the executor is freed with its cache when its engine is.
         attend, name = weakref.WeakMethod(self._attend), f"foreword_{id(self):x}"

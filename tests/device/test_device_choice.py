@@ -1,0 +1,69 @@
+"""executor="device" by name: an `LLM` in Triton's interpreter, and what is refused without a GPU."""
+
+import pytest
+
+pytest.importorskip("torch", reason="the kernels need torch")
+pytest.importorskip("triton", reason="the kernels need Triton")
+
+import torch
+
+from cli.talking_model import write_talking_model
+from foreword import LLM, SamplingParams
+from foreword.errors import ConfigError
+from foreword.executors.device import DeviceExecutor
+
+torch.set_num_threads(1)
+SMALL = {"max_model_len": 64, "max_num_seqs": 4, "max_num_batched_tokens": 16}
+PARAMS = SamplingParams(temperature=0, max_tokens=5)
+
+
+@pytest.fixture
+def model(tmp_path):
+    return str(write_talking_model(tmp_path / "talking"))
+
+
+def test_an_llm_on_the_kernels_completes_as_on_the_numpy_executor(model):
+    prompts = ["a cat", "the dog and"]
+    with LLM(model, executor="numpy", **SMALL) as llm:
+        want = [output.outputs[0].token_ids for output in llm.generate(prompts, PARAMS)]
+    with LLM(model, executor="device", device="cpu", **SMALL) as llm:
+        assert isinstance(llm.engine.executor, DeviceExecutor)
+        assert llm.engine.config.async_scheduling
+        assert [output.outputs[0].token_ids for output in llm.generate(prompts, PARAMS)] == want
+
+
+def test_keys_and_values_of_8_bits_take_less_of_the_cache(model):
+    sizes = {}
+    for name in ("auto", "fp8"):
+        with LLM(model, executor="device", device="cpu", kv_format=name, kv_cache_bytes=1 << 15, **SMALL) as llm:
+            cache = llm.engine.executor.model.cache
+            sizes[name] = sum(slot.nbytes for slot in cache._slots), llm.engine.cache.pool.num_blocks
+            assert sizes[name][0] <= 1 << 15
+    assert sizes["fp8"][1] > 2 * sizes["auto"][1]
+
+
+def test_the_interpreter_is_not_used_by_accident(model, monkeypatch):
+    import triton
+
+    monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
+    with pytest.raises(ConfigError, match="TRITON_INTERPRET=1"):
+        LLM(model, executor="device", device="cpu", **SMALL)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_machine_without_a_gpu_is_named(model):
+    with pytest.raises(ConfigError, match=r"torch finds no GPU; use executor='native'"):
+        LLM(model, executor="device", **SMALL)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"device": "cuda:1"}, "CUDA_VISIBLE_DEVICES"),
+        ({"num_threads": 2}, "executor 'device' has no such option"),
+        ({"device": "cpu", "kv_format": "int8"}, "kv_format='int8'"),
+    ],
+)
+def test_options_that_it_lacks_are_refused(model, options, words):
+    with pytest.raises(ConfigError, match=words):
+        LLM(model, executor="device", **options, **SMALL)
