@@ -47,6 +47,24 @@ def test_chunks_do_not_change_a_bit_of_weights_in_blocks(quant, isa):
         np.testing.assert_array_equal(last(chunks), want)
 
 
+@pytest.mark.parametrize("isa", _native.isa_levels())
+@pytest.mark.parametrize("kv_format", ["bf16", "int8"])
+@pytest.mark.parametrize(("head_dim", "block_size"), [(64, 16), (128, 7)])
+def test_chunks_do_not_change_a_bit_with_wide_heads(head_dim, block_size, kv_format, isa):
+    """Of long chunks the scores and values are products of tiles, where there are such instructions."""
+    layers = (LayerSpec(rope(head_dim)), LayerSpec(rope(head_dim), 50))
+    spec = tiny_spec(num_heads=4, num_kv_heads=2, head_dim=head_dim, layers=layers, attn_softcap=20.0)
+    weights = random_weights(spec)
+
+    def last(chunks):
+        driver = Driver(spec, weights, weight_format="fp32", kv_format=kv_format, isa=isa, block_size=block_size)
+        return driver.run_alone("a", TOKENS[:150], chunks)[-1]
+
+    want = last([1, 5, 6, 7, 1, *[5] * 26])
+    for chunks in ([150], [40, 41, 69], [1, 100, 49]):
+        np.testing.assert_array_equal(last(chunks), want)
+
+
 @pytest.mark.parametrize("num_threads", [1, 3, 7])
 @pytest.mark.parametrize(("weight_format", "kv_format"), FORMATS)
 def test_threads_do_not_change_a_bit(weight_format, kv_format, num_threads):
