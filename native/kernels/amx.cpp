@@ -1,5 +1,5 @@
-// The level avx512_amx: avx512_vnni with tiles of AMX for products of bf16 and of 8 bit per channel, and for attention
-// over bf16 keys and values (amx_attention.h). A panel of packed weights is two columns of tiles as it is, and the
+// The level avx512_amx: avx512_vnni with tiles of AMX for products of bf16 and of 8 bit per channel, for block formats
+// (amx_blocks.h), and for attention (amx_attention.h). A panel of packed weights is two columns of tiles as it is, and the
 // pieces of activations are rows of tiles:
 //
 //                       B0  B1       outputs 0 … 15 and 16 … 31 of a panel
@@ -7,16 +7,12 @@
 //   rows 16 … 31   A1   C10 C11
 //
 // An output is one sum over increasing k, independent of the other rows. For bf16 every number of rows takes this way,
-// since tiles add in another order than vectors. Sums of integers are exact: few rows of int8 are multiplied by
-// vectors, and so are the other formats.
+// since tiles add in another order than vectors. Sums of integers are exact: few rows of them are multiplied by vectors.
 //
 // Tiles may have rows past the last one of the product (kRowsPastEnd in formats.h). Their sums are not used.
 
-#include "kernels/activations.h"
+#include "kernels/amx_blocks.h"
 #include "kernels/isa_functions.h"
-#include "kernels/packing.h"
-#include "kernels/simd/amx.h"
-#include "kernels/stream.h"
 
 #define FW_DECLARE(name) std::remove_pointer_t<decltype(Isa::name)> name;
 namespace foreword::kernels::avx512_vnni {
@@ -33,6 +29,7 @@ static_assert(kPanelWidth == 2 * kTileRows);
 constexpr size_t kStepWeights = 2 * kTileRows * kTileBytes;  // bytes of a panel of one step
 constexpr size_t kChunkWeights = 32768;            // bytes of a panel that stay in the first-level cache for all rows
 constexpr int kVectorRows = 4;                     // up to this many rows of int8 are multiplied by vectors
+constexpr int kVectorRowsBlocks = 39;              // the same of block formats
 constexpr int kMostRows = 512;                     // of a pass over the panels
 constexpr size_t kSumRowBytes = kPanelWidth * 4;
 
@@ -125,7 +122,8 @@ void finish_panel(const Activations &a, int row_begin, int row_end, const uint8_
 
 template <Format F>
 void tile_product(const PackedMatrix &w, const Activations &a, int row_begin, int row_end, int panel_begin,
-                  int panel_end, float *out, size_t out_stride, Store store, const uint8_t *next, uint8_t *sums) {
+                  int panel_end, float *out, size_t out_stride, Store store, const uint8_t *next, void *memory) {
+  uint8_t *sums = static_cast<uint8_t *>(memory);
   constexpr int kStep = kTileBytes / TileFormat<F>::kInputBytes;
   const int cols = w.padded_cols, whole_cols = cols / kStep * kStep, tail = (cols - whole_cols) * kTileBytes / kStep;
   const int num_rows = row_end - row_begin, tile_rows = smaller(num_rows, kTileRows);
@@ -162,20 +160,38 @@ void tile_product(const PackedMatrix &w, const Activations &a, int row_begin, in
   release_tiles();
 }
 
+using Product = void (*)(const PackedMatrix &, const Activations &, int, int, int, int, float *, size_t, Store,
+                         const uint8_t *, void *);
+
+// By tiles; null where vectors are as fast.
+Product product_of(const PackedMatrix &w, ActivationKind kind, int rows) {
+  if (w.format == Format::bf16) return tile_product<Format::bf16>;
+  if (w.format == Format::i8) return rows > kVectorRows ? tile_product<Format::i8> : nullptr;
+  if (kind != ActivationKind::i15 || rows <= kVectorRowsBlocks) return nullptr;
+  switch (w.format) {
+    case Format::q4: return BlockProduct<Format::q4>::run;
+    case Format::q4_min: return BlockProduct<Format::q4_min>::run;
+    case Format::q8: return BlockProduct<Format::q8>::run;
+    case Format::q8_min: return BlockProduct<Format::q8_min>::run;
+    default: return nullptr;
+  }
+}
+
 }  // namespace
 
-size_t linear_scratch_bytes() { return larger(avx512_vnni::linear_scratch_bytes(), kSumRowBytes * kMostRows); }
+size_t linear_scratch_bytes() {
+  return larger(avx512_vnni::linear_scratch_bytes(), kSumRowBytes * kMostRows + sizeof(BlockScratch));
+}
 
 void linear(const PackedMatrix &w, const Activations &a, int row_begin, int row_end, int panel_begin, int panel_end,
             float *out, size_t out_stride, Store store, const uint8_t *next, void *memory) {
-  if (w.format != Format::bf16 && (w.format != Format::i8 || row_end - row_begin <= kVectorRows)) {
+  const Product product = product_of(w, a.kind, row_end - row_begin);
+  if (!product) {
     return avx512_vnni::linear(w, a, row_begin, row_end, panel_begin, panel_end, out, out_stride, store, next, memory);
   }
-  uint8_t *sums = static_cast<uint8_t *>(memory);
   for (int row = row_begin; row < row_end; row += kMostRows) {
     const int end = smaller(row + kMostRows, row_end);
-    auto product = w.format == Format::bf16 ? tile_product<Format::bf16> : tile_product<Format::i8>;
-    product(w, a, row, end, panel_begin, panel_end, out, out_stride, store, next, sums);
+    product(w, a, row, end, panel_begin, panel_end, out, out_stride, store, next, memory);
   }
 }
 

@@ -147,9 +147,16 @@ void attend_chunk(const KVLayer &kv, const AttentionConfig &c, const AttentionTi
   float *o = s.part.o(0);
   const size_t stride = s.part.stride();
 #if defined(FOREWORD_SIMD_AMX)
-  tile_scores(s.q, dim, rows, chunk, s.scores);
-  softmax<Form::pairs>(c, tile, chunk, begin, end, s);
-  tile_values(s.p_pairs, dim, rows, chunk, count, s.staged, o, stride);
+  if (kv.format == KVFormat::i8) {
+    const PlaneSums sums{reinterpret_cast<int32_t *>(s.staged + size_t(kChunk) * dim)};
+    tile_scores_i8(s.q, dim, rows, chunk, sums, s.scores);
+    softmax<Form::steps>(c, tile, chunk, begin, end, s);
+    tile_values_i8({s.scores, s.p_high, s.p_low, s.p_step, s.p_pairs}, dim, rows, chunk, s.staged, sums, o, stride);
+  } else {
+    tile_scores(s.q, dim, rows, chunk, s.scores);
+    softmax<Form::pairs>(c, tile, chunk, begin, end, s);
+    tile_values(s.p_pairs, dim, rows, chunk, count, s.staged, o, stride);
+  }
 #else
   ChunkTiles staged = chunk;
   const bool bf16_as_f32 = kv.format == KVFormat::bf16 && rows >= kStageRows && !kBf16Dot;
@@ -188,8 +195,8 @@ void attend(const KVLayer &kv, const AttentionConfig &c, const AttentionTile &ti
   carve(c, max_rows(c), memory, &s);
   const int rows = tile.num_queries * group_size(c);
 #if defined(FOREWORD_SIMD_AMX)
-  if (kv.format != KVFormat::bf16 || !tiles_fit(c.padded_dim)) return avx512_vnni::attend(kv, c, tile, memory);
-  set_attention_shapes(rows);
+  if (!tiles_fit(kv.format, c.padded_dim, rows)) return avx512_vnni::attend(kv, c, tile, memory);
+  set_attention_shapes(kv.format, rows);
 #endif
   gather_queries(kv, c, tile, s);
   for (int row = 0; row < rows; ++row) s.total.m(row) = kNothing;

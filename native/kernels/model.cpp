@@ -30,7 +30,7 @@ size_t lay_out(ActivationKind kind, int rows, int cols, uint8_t *p, Activations 
   a->block_stride = count;
   a->data = p;
   a->blocks = reinterpret_cast<ActivationBlock *>(p + data);
-  return data + std::max(count * blocks * sizeof(ActivationBlock), size_t(kRowsPastEnd * kPieceBytes));
+  return data + std::max((count * blocks + kRowsPastEnd) * sizeof(ActivationBlock), size_t(kRowsPastEnd * kPieceBytes));
 }
 
 }  // namespace

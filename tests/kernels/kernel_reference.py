@@ -35,6 +35,20 @@ def random_weights(spec: DecoderSpec, seed: int = 0) -> dict[str, Tensor]:
     return weights
 
 
+def random_blocks(quant: Quant, shape: tuple[int, ...], rng: np.random.Generator) -> Tensor:
+    """Random bits with sane scales: a half-precision field is overwritten with a small number."""
+    rows, blocks = int(np.prod(shape[:-1])), shape[-1] // quant.block_size
+    data = rng.integers(0, 256, (rows, blocks, quant.block_bytes), np.uint8)
+    halves = {Quant.Q4_1: 2, Quant.Q5_1: 2, Quant.Q4_K: 2, Quant.Q5_K: 2}.get(quant, 1)
+    typical = {Quant.Q4_K: 2e-4, Quant.Q5_K: 1e-4, Quant.Q6_K: 3e-5, Quant.Q8_0: 1e-3}.get(quant, 0.01)
+    start = quant.block_bytes - 2 if quant is Quant.Q6_K else 0
+    scales = (typical * rng.uniform(0.5, 1.5, (rows, blocks, halves))).astype(np.float16)
+    if quant in (Quant.Q4_1, Quant.Q5_1):
+        scales[..., 1] *= np.float16(-10)
+    data[..., start : start + 2 * halves] = scales.view(np.uint8)
+    return Tensor(data.reshape(rows, -1), quant, shape)
+
+
 def rope(dim: int, theta: float = 10000.0, scale: float = 1.0) -> RopeSpec:
     return RopeSpec(tuple(float(theta ** (-2 * j / dim)) for j in range(dim // 2)), scale)
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from kernel_driver import Driver
-from kernel_reference import SPECS, random_weights, rope, tiny_spec
+from kernel_reference import SPECS, random_blocks, random_weights, rope, tiny_spec
 
 from foreword import _native
-from foreword.models.spec import LayerSpec
+from foreword.models.quants import Quant
+from foreword.models.spec import LayerSpec, weight_names
 
 SPEC = tiny_spec(layers=(LayerSpec(rope(16)), LayerSpec(rope(16), 200)))
 WEIGHTS = random_weights(SPEC)
@@ -27,6 +28,41 @@ def test_chunks_do_not_change_a_bit(weight_format, kv_format, isa):
     want = last_logits([700], **options)
     for chunks in ([1, 699], [512, 187, 1], [13, 300, 2, 385], [630, *[1] * 70]):
         np.testing.assert_array_equal(last_logits(chunks, **options), want)
+
+
+@pytest.mark.parametrize("isa", _native.isa_levels())
+@pytest.mark.parametrize("quant", [Quant.Q4_0, Quant.Q4_1, Quant.Q8_0, Quant.Q5_1])
+def test_chunks_do_not_change_a_bit_of_weights_in_blocks(quant, isa):
+    """The inputs of `down` are more than a product unpacks at once."""
+    spec = tiny_spec(hidden_size=64, intermediate_size=1056, layers=(LayerSpec(rope(16)),))
+    weights, rng = random_weights(spec), np.random.default_rng(4)
+    weights |= {n: random_blocks(quant, s, rng) for n, s in weight_names(spec) if len(s) == 2}
+
+    def last(chunks):
+        driver = Driver(spec, weights, weight_format="auto", kv_format="int8", isa=isa)
+        return driver.run_alone("a", TOKENS[:150], chunks)[-1]
+
+    want = last([1, 5, 13, 30, 33, 30, 38])  # by vectors
+    for chunks in ([150], [40, 41, 69], [1, 100, 49]):
+        np.testing.assert_array_equal(last(chunks), want)
+
+
+@pytest.mark.parametrize("isa", _native.isa_levels())
+@pytest.mark.parametrize("kv_format", ["bf16", "int8"])
+@pytest.mark.parametrize(("head_dim", "block_size"), [(64, 16), (128, 7)])
+def test_chunks_do_not_change_a_bit_with_wide_heads(head_dim, block_size, kv_format, isa):
+    """Of long chunks the scores and values are products of tiles, where there are such instructions."""
+    layers = (LayerSpec(rope(head_dim)), LayerSpec(rope(head_dim), 50))
+    spec = tiny_spec(num_heads=4, num_kv_heads=2, head_dim=head_dim, layers=layers, attn_softcap=20.0)
+    weights = random_weights(spec)
+
+    def last(chunks):
+        driver = Driver(spec, weights, weight_format="fp32", kv_format=kv_format, isa=isa, block_size=block_size)
+        return driver.run_alone("a", TOKENS[:150], chunks)[-1]
+
+    want = last([1, 5, 6, 7, 1, *[5] * 26])
+    for chunks in ([150], [40, 41, 69], [1, 100, 49]):
+        np.testing.assert_array_equal(last(chunks), want)
 
 
 @pytest.mark.parametrize("num_threads", [1, 3, 7])

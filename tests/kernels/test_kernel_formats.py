@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from kernel_driver import Driver
-from kernel_reference import SPECS, Reference, random_weights, tiny_spec
+from kernel_reference import SPECS, Reference, random_blocks, random_weights, tiny_spec
 
 from foreword import _native
 from foreword.executors.native import packed_format
@@ -15,20 +15,6 @@ from foreword.models.weights import Tensor
 
 LEVELS = _native.isa_levels()
 BLOCKS = [Quant.Q4_0, Quant.Q4_1, Quant.Q5_0, Quant.Q5_1, Quant.Q8_0, Quant.Q4_K, Quant.Q5_K, Quant.Q6_K]
-
-
-def random_blocks(quant: Quant, shape: tuple[int, ...], rng: np.random.Generator) -> Tensor:
-    """Random bits with sane scales: a half-precision field is overwritten with a small number."""
-    rows, blocks = int(np.prod(shape[:-1])), shape[-1] // quant.block_size
-    data = rng.integers(0, 256, (rows, blocks, quant.block_bytes), np.uint8)
-    halves = {Quant.Q4_1: 2, Quant.Q5_1: 2, Quant.Q4_K: 2, Quant.Q5_K: 2}.get(quant, 1)
-    typical = {Quant.Q4_K: 2e-4, Quant.Q5_K: 1e-4, Quant.Q6_K: 3e-5, Quant.Q8_0: 1e-3}.get(quant, 0.01)
-    start = quant.block_bytes - 2 if quant is Quant.Q6_K else 0
-    scales = (typical * rng.uniform(0.5, 1.5, (rows, blocks, halves))).astype(np.float16)
-    if quant in (Quant.Q4_1, Quant.Q5_1):
-        scales[..., 1] *= np.float16(-10)
-    data[..., start : start + 2 * halves] = scales.view(np.uint8)
-    return Tensor(data.reshape(rows, -1), quant, shape)
 
 
 def relative_error(got, want):

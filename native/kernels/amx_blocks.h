@@ -1,0 +1,154 @@
+// Products of 15-bit activations with weights in block formats by AMX tiles: the numbers of BlockKernel in
+// linear_tiles.h. Per block a tile of each plane of up to 16 rows meets a tile of 16 outputs; the exact sums go through
+// memory to vectors, which scale and add them:
+//
+//   high, low [rows][16 outputs]        acc += (128 high + low) * d;  with a min, acc += m * Σ a
+//
+// Tiles of the next block are multiplied while vectors add the previous one.
+#pragma once
+
+#include "kernels/activations.h"
+#include "kernels/packing.h"
+#include "kernels/simd/amx.h"
+#include "kernels/stream.h"
+
+namespace foreword::kernels::FOREWORD_ISA {
+
+constexpr int kStagedBlocks = 32;  // of a panel, at most: they stay in the first-level cache for all rows
+constexpr int kTileNumbers = kTileRows * kLanes;
+
+struct BlockScratch {
+  alignas(64) int32_t sums[2][2][kTileNumbers];  // of two blocks: high plane, low plane
+  uint8_t weights[kStagedBlocks * kBlock * kPanelWidth];
+  float carry[];  // [rows][kPanelWidth]: the sums between two chunks of a panel
+};
+
+template <Format F>
+class BlockProduct {
+ public:
+  // `memory`: a BlockScratch with as many rows as the tiles have.
+  static void run(const PackedMatrix &w, const Activations &a, int row_begin, int row_end, int panel_begin,
+                  int panel_end, float *out, size_t out_stride, Store store, const uint8_t *next, void *memory) {
+    BlockScratch &scratch = *static_cast<BlockScratch *>(memory);
+    const int num_rows = row_end - row_begin, cols = w.padded_cols, blocks = cols / kBlock;
+    const int chunks = (blocks + kStagedBlocks - 1) / kStagedBlocks, chunk = (blocks + chunks - 1) / chunks * kBlock;
+    const int tiles = (num_rows + kTileRows - 1) / kTileRows, height = (num_rows + tiles - 1) / tiles;
+    out += size_t(row_begin) * out_stride;
+    set_shapes(height);
+    for (int p = panel_begin; p < panel_end; ++p) {
+      Stream ahead = stream_of(p + 1 < panel_end ? w.panel(p + 1) : next, w.panel_bytes, tiles * blocks * kHalves);
+      for (int k = 0; k < cols; k += chunk) {
+        const int k_end = smaller(k + chunk, cols);
+        const uint8_t *weights = w.panel(p) + input_offset(F, k);
+        stage(weights, (k_end - k) / kBlock, scratch.weights);
+        for (int r = 0, tile = 0; r < num_rows; r += height, ++tile) {
+          for (int n = 0; n < kPanelWidth; n += kLanes) {
+            F32 acc[kTileRows];
+            float *carried = scratch.carry + tile * kTileRows * kPanelWidth + n;
+            FW_UNROLL for (int i = 0; i < kTileRows; ++i) acc[i] = k ? load(carried + i * kPanelWidth) : set1(0.f);
+            add_chunk(a, row_begin + r, k, k_end, weights, n, scratch, ahead, acc);
+            if (k_end < cols) {
+              FW_UNROLL for (int i = 0; i < kTileRows; ++i) {
+                kernels::FOREWORD_ISA::store(carried + i * kPanelWidth, acc[i]);
+              }
+            } else {
+              finish(a.blocks + row_begin + r, acc, smaller(height, num_rows - r),
+                     out + size_t(r) * out_stride + size_t(p) * kPanelWidth + n, out_stride, store);
+            }
+          }
+        }
+      }
+    }
+    release_tiles();
+  }
+
+ private:
+  static constexpr int kHalves = kPanelWidth / kLanes;
+  enum : int { High, Low, RowsHigh, RowsLow, Weights };
+
+  static void set_shapes(int height) {
+    TileShapes shapes;
+    for (int tile : {High, Low}) shapes.rows[tile] = uint8_t(height), shapes.row_bytes[tile] = kTileBytes;
+    for (int tile : {RowsHigh, RowsLow}) shapes.rows[tile] = uint8_t(height), shapes.row_bytes[tile] = kBlock;
+    shapes.rows[Weights] = kBlock / 4, shapes.row_bytes[Weights] = kTileBytes;
+    set_tile_shapes(shapes);
+  }
+
+  // Weights without their offset, as signed bytes: [kBlock / 4][kPanelWidth][4] per block.
+  static void stage(const uint8_t *blocks, int count, uint8_t *out) {
+    constexpr int kWords = kBlock * kPanelWidth / 4;
+    constexpr uint32_t kFlip = F == Format::q4_min ? 0 : 0x80808080u, kAdd = F == Format::q4 ? 0x78787878u : 0;
+    for (int b = 0; b < count; ++b, blocks += block_bytes(F), out += 4 * kWords) {
+      const uint8_t *in = blocks + block_scale_bytes(F);
+      for (int i = 0; i < (is_4bit(F) ? kWords / 2 : kWords); ++i) {
+        uint32_t word;
+        std::memcpy(&word, in + 4 * i, 4);
+        if constexpr (is_4bit(F)) {
+          const uint32_t low = ((word & 0x0f0f0f0fu) + kAdd) ^ kFlip, high = ((word >> 4 & 0x0f0f0f0fu) + kAdd) ^ kFlip;
+          std::memcpy(out + 4 * i, &low, 4);
+          std::memcpy(out + 4 * (i + kWords / 2), &high, 4);
+        } else {
+          word ^= kFlip;
+          std::memcpy(out + 4 * i, &word, 4);
+        }
+      }
+    }
+  }
+
+  template <int Sum, int Rows>
+  static FW_INLINE void multiply_plane(const int8_t *x, int32_t *sums) {
+    tile_load<Rows>(x, kPieceBytes);
+    tile_zero<Sum>();
+    dot_s8<Sum, Rows, Weights>();
+    tile_store<Sum>(sums, kTileBytes);
+  }
+
+  static FW_INLINE void multiply(const Activations &a, int row, int k, const uint8_t *weights,
+                                 int32_t (&sums)[2][kTileNumbers]) {
+    const int8_t *x = activation_at<const int8_t>(a, row, k, kPieceBytes / 2);
+    tile_load<Weights>(weights, kHalves * kTileBytes);
+    multiply_plane<High, RowsHigh>(x, sums[0]);
+    multiply_plane<Low, RowsLow>(x + kPieceBytes / 2, sums[1]);
+  }
+
+  static FW_INLINE I32 sums_at(const int32_t *sums, int row) {
+    I32 v;
+    std::memcpy(&v, sums + row * kLanes, sizeof v);
+    return v;
+  }
+
+  // Inputs [k, k_end) of outputs [n, n + kLanes) of a panel; `block`: of input k.
+  static FW_INLINE void add_chunk(const Activations &a, int row, int k, int k_end, const uint8_t *block, int n,
+                                  BlockScratch &scratch, Stream &ahead, F32 (&acc)[kTileRows]) {
+    const ActivationBlock *of_rows = a.blocks + size_t(k / kBlock) * a.block_stride + row;
+    const uint8_t *weights = scratch.weights + 4 * n;
+    multiply(a, row, k, weights, scratch.sums[0]);
+    for (int b = 0; k < k_end; k += kBlock, ++b, block += block_bytes(F), of_rows += a.block_stride) {
+      weights += kBlock * kPanelWidth;
+      if (k + kBlock < k_end) multiply(a, row, k + kBlock, weights, scratch.sums[(b + 1) % 2]);
+      ahead.advance();
+      const auto &sums = scratch.sums[b % 2];
+      const uint16_t *scales = reinterpret_cast<const uint16_t *>(block) + n;
+      const F32 d = load_f16(scales);
+      FW_UNROLL for (int r = 0; r < kTileRows; ++r) {
+        acc[r] = fma(to_f32(shift_7_add(sums_at(sums[0], r), sums_at(sums[1], r))), d, acc[r]);
+      }
+      if constexpr (has_min(F)) {
+        const F32 m = load_f16(scales + kPanelWidth);
+        FW_UNROLL for (int r = 0; r < kTileRows; ++r) acc[r] = fma(m, set1(of_rows[r].sum), acc[r]);
+      }
+    }
+  }
+
+  static FW_INLINE void finish(const ActivationBlock *of_rows, F32 (&acc)[kTileRows], int rows, float *out,
+                               size_t stride, Store store) {
+    FW_UNROLL for (int r = 0; r < kTileRows; ++r) {
+      if (r >= rows) break;
+      const F32 y = mul(acc[r], set1(of_rows[r].scale));
+      kernels::FOREWORD_ISA::store(out, store == Store::add ? add(load(out), y) : y);
+      out += stride;
+    }
+  }
+};
+
+}  // namespace foreword::kernels::FOREWORD_ISA
