@@ -121,6 +121,7 @@ struct Bf16Pairs {
 
   template <int R, int N>
   static FW_INLINE void multiply(const uint16_t *w, size_t panel, const float *x, F32 (&acc)[R][N]) {
+    FW_LOOP_BEGIN("linear", int(Format::bf16), R, N);
     I32 wv[N];
     load_weight_pairs(w, panel, wv);
     F32 half[N];
@@ -128,6 +129,7 @@ struct Bf16Pairs {
     add_outer<kFloatRow>(acc, x, half);
     FW_UNROLL for (int n = 0; n < N; ++n) half[n] = odd_of_pairs(wv[n]);
     add_outer<kFloatRow>(acc, x + 1, half);
+    FW_LOOP_END("linear", int(Format::bf16), R, N);
   }
 };
 #endif
