@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMPS := .stamps
 
-.PHONY: help demo clients test smoke schemas fuzz storms soak soak-server sanitize proofs replicas ray torch transformers device wheel check bench native arm emulate clean
+.PHONY: help demo clients test smoke schemas fuzz storms soak soak-server sanitize proofs replicas ray torch transformers device wheel check bench native arm emulate throughput clean
 .DEFAULT_GOAL := demo
 
 help:  ## list the targets
@@ -124,6 +124,9 @@ emulate: $(STAMPS)/test  ## the kernels for processors with bf16 and AMX instruc
 
 arm: $(BIN)/python  ## the NEON kernels against the scalar ones, cross-compiled and emulated
 	$(BIN)/python tools/arm/check.py
+
+throughput: $(STAMPS)/build-tools  ## inner loops of the kernels by llvm-mca: cycles and port pressure on four processors
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python tools/throughput.py $(PROCESSORS)
 
 clean:  ## delete the environment and everything built
 	rm -rf $(VENV) $(STAMPS) build dist src/foreword/_native*.so

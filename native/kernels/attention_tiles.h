@@ -76,9 +76,12 @@ struct ScoresF32 {
   static FW_INLINE void run(const Queries &q, int dim, int row, const ChunkTiles &c, int vector, float *scores) {
     float_scores<R, N>(dim, c, vector, scores, [&](F32 (&acc)[R][N], auto &keys, int d, int end) FW_LAMBDA {
       for (const float *x = q.f32 + q.at(row, d); d < end; ++d, ++x) {
+        FW_LOOP_BEGIN("scores_f32", 0, R, N);
         F32 k[N];
         FW_UNROLL for (int n = 0; n < N; ++n) k[n] = load(reinterpret_cast<const float *>(keys[n]) + d * kTile);
+        prefetch_keys<N>(c, vector, size_t(d) * 4 * kTile);
         add_outer<kQueryPiece>(acc, x, k);
+        FW_LOOP_END("scores_f32", 0, R, N);
       }
     });
   }
@@ -90,6 +93,7 @@ struct ScoresBf16 {
   static FW_INLINE void run(const Queries &q, int dim, int row, const ChunkTiles &c, int vector, float *scores) {
     float_scores<R, N>(dim, c, vector, scores, [&](F32 (&acc)[R][N], auto &keys, int d, int end) FW_LAMBDA {
       for (size_t at = q.at(row, d); d < end; d += 2, at += 2) {
+        FW_LOOP_BEGIN("scores_bf16", 0, R, N);
         I32 k[N];
         FW_UNROLL for (int n = 0; n < N; ++n) {
           k[n] = load_pairs(reinterpret_cast<const uint16_t *>(keys[n]) + d * kTile);
@@ -107,6 +111,7 @@ struct ScoresBf16 {
         FW_UNROLL for (int n = 0; n < N; ++n) half[n] = odd_of_pairs(k[n]);
         add_outer<kQueryPiece>(acc, q.f32 + at + 1, half);
 #endif
+        FW_LOOP_END("scores_bf16", 0, R, N);
       }
     });
   }
@@ -129,6 +134,7 @@ struct ScoresI8 {
       const size_t at = q.at(row, piece);
       const int8_t *xh = q.high + at, *xl = q.low + at;
       for (int d = piece; d < smaller(piece + kQueryPiece, dim); d += 4, xh += 4, xl += 4) {
+        FW_LOOP_BEGIN("scores_i8", 0, R, N);
         U8 k[N];
         FW_UNROLL for (int n = 0; n < N; ++n) k[n] = load_u8(keys[n] + d * kTile);
         prefetch_keys<N>(c, vector, size_t(d) * kTile);
@@ -139,6 +145,7 @@ struct ScoresI8 {
             low[r][n] = dot4_biased(low[r][n], k[n], l);
           }
         }
+        FW_LOOP_END("scores_i8", 0, R, N);
       }
     }
     FW_UNROLL for (int n = 0; n < N; ++n) {
@@ -163,6 +170,12 @@ struct Probabilities {
   const uint16_t *pairs;
 };
 
+// Values of the next chunk, N vectors.
+template <int N>
+FW_INLINE void prefetch_values(const uint8_t *next) {
+  FW_UNROLL for (int line = 0; line < (N * kLanes * 4 + 63) / 64; ++line) prefetch<3>(next + 64 * line);
+}
+
 // O [R rows][N vectors], `stride` floats from row to row, through registers.
 template <int R, int N, class Add>
 FW_INLINE void update_rows(float *o, size_t stride, Add &&add_to) {
@@ -186,10 +199,14 @@ struct ValuesF32 {
       for (int tile = 0; tile * kTile < count; ++tile) {
         const float *v = reinterpret_cast<const float *>(c.v[tile]) + d, *pt = p.f32 + row * kChunk + tile * kTile;
         const float *const end = pt + smaller(kTile, count - tile * kTile);
-        for (; pt < end; ++pt, v += dim) {
+        const uint8_t *next = c.next_v[tile] + 4 * size_t(d);
+        for (; pt < end; ++pt, v += dim, next += 4 * dim) {
+          FW_LOOP_BEGIN("values_f32", 0, R, N);
           F32 value[N];
           FW_UNROLL for (int n = 0; n < N; ++n) value[n] = load(v + n * kLanes);
+          prefetch_values<N>(next);
           add_outer<kChunk>(acc, pt, value);
+          FW_LOOP_END("values_f32", 0, R, N);
         }
       }
     });
@@ -204,20 +221,22 @@ struct ValuesBf16 {
     update_rows<R, N>(o, stride, [&](F32 (&acc)[R][N]) FW_LAMBDA {
       for (int tile = 0; tile * kTile < count; ++tile) {
         const uint16_t *v = reinterpret_cast<const uint16_t *>(c.v[tile]) + 2 * d;
-        const uint16_t *next = reinterpret_cast<const uint16_t *>(c.next_v[tile]) + 2 * d;
+        const uint8_t *next = c.next_v[tile] + 4 * size_t(d);
         int at = row * kChunk + tile * kTile;
         const int end = at + smaller(kTile, count - tile * kTile);
-        for (; at < end; at += 2, v += 2 * dim, next += 2 * dim) {
+        for (; at < end; at += 2, v += 2 * dim, next += 4 * dim) {
           I32 pairs[N];
           FW_UNROLL for (int n = 0; n < N; ++n) pairs[n] = load_pairs(v + n * 2 * kLanes);
-          FW_UNROLL for (int line = 0; line < (N * kLanes * 4 + 63) / 64; ++line) prefetch<3>(next + 32 * line);
+          prefetch_values<N>(next);
           const bool whole = at + 1 < end;  // else the other key of the pair was never written
 #if defined(FOREWORD_SIMD_BF16)
           if (!whole) { FW_UNROLL for (int n = 0; n < N; ++n) pairs[n] = without_odd(pairs[n]); }
+          FW_LOOP_BEGIN("values_bf16", 0, R, N);
           FW_UNROLL for (int r = 0; r < R; ++r) {
             const I32 pr = pair(p.pairs + at + r * kChunk);
             FW_UNROLL for (int n = 0; n < N; ++n) acc[r][n] = dot2(acc[r][n], pairs[n], pr);
           }
+          FW_LOOP_END("values_bf16", 0, R, N);
 #else
           F32 half[N];
           FW_UNROLL for (int n = 0; n < N; ++n) half[n] = even_of_pairs(pairs[n]);
@@ -246,9 +265,10 @@ struct ValuesI8 {
       const uint8_t *v = c.v[tile] + 4 * d, *next = c.next_v[tile] + 4 * d;
       const int quads = smaller(kTile, count - tile * kTile + 3) / 4;  // a quad's keys past the end have p = 0
       for (int q = 0; q < quads; ++q, v += 4 * dim, next += 4 * dim, ph += 4, pl += 4) {
+        FW_LOOP_BEGIN("values_i8", 0, R, N);
         U8 value[N];
         FW_UNROLL for (int n = 0; n < N; ++n) value[n] = load_u8(v + n * 4 * kLanes);
-        FW_UNROLL for (int line = 0; line < (N * kLanes * 4 + 63) / 64; ++line) prefetch<3>(next + 64 * line);
+        prefetch_values<N>(next);
         FW_UNROLL for (int r = 0; r < R; ++r) {
           const I32 h = quad(ph + r * kChunk), l = quad(pl + r * kChunk);
           FW_UNROLL for (int n = 0; n < N; ++n) {
@@ -256,6 +276,7 @@ struct ValuesI8 {
             low[r][n] = dot4_positive(low[r][n], value[n], l);
           }
         }
+        FW_LOOP_END("values_i8", 0, R, N);
       }
     }
     update_rows<R, N>(o, stride, [&](F32 (&acc)[R][N]) FW_LAMBDA {

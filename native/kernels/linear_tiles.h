@@ -81,11 +81,13 @@ struct F32Pairs {
 
   template <int R, int N>
   static FW_INLINE void multiply(const float *w, size_t panel, const float *x, F32 (&acc)[R][N]) {
+    FW_LOOP_BEGIN("linear", int(Format::f32), R, N);
     FW_UNROLL for (int i = 0; i < 2; ++i) {
       F32 wv[N];
       FW_UNROLL for (int n = 0; n < N; ++n) wv[n] = load(w + (n / V) * panel + i * kPanelWidth + (n % V) * kLanes);
       add_outer<kFloatRow>(acc, x + i, wv);
     }
+    FW_LOOP_END("linear", int(Format::f32), R, N);
   }
 };
 
@@ -101,12 +103,14 @@ struct Bf16Pairs {
 
   template <int R, int N>
   static FW_INLINE void multiply(const uint16_t *w, size_t panel, const uint16_t *x, F32 (&acc)[R][N]) {
+    FW_LOOP_BEGIN("linear", int(Format::bf16), R, N);
     I32 wv[N];
     load_weight_pairs(w, panel, wv);
     FW_UNROLL for (int r = 0; r < R; ++r) {
       const I32 xv = pair(x + r * kPieceBytes / sizeof(uint16_t));
       FW_UNROLL for (int n = 0; n < N; ++n) acc[r][n] = dot2(acc[r][n], wv[n], xv);
     }
+    FW_LOOP_END("linear", int(Format::bf16), R, N);
   }
 };
 #else
@@ -117,6 +121,7 @@ struct Bf16Pairs {
 
   template <int R, int N>
   static FW_INLINE void multiply(const uint16_t *w, size_t panel, const float *x, F32 (&acc)[R][N]) {
+    FW_LOOP_BEGIN("linear", int(Format::bf16), R, N);
     I32 wv[N];
     load_weight_pairs(w, panel, wv);
     F32 half[N];
@@ -124,6 +129,7 @@ struct Bf16Pairs {
     add_outer<kFloatRow>(acc, x, half);
     FW_UNROLL for (int n = 0; n < N; ++n) half[n] = odd_of_pairs(wv[n]);
     add_outer<kFloatRow>(acc, x + 1, half);
+    FW_LOOP_END("linear", int(Format::bf16), R, N);
   }
 };
 #endif
@@ -156,6 +162,7 @@ struct I8Kernel {
       const int8_t *x = activation_at<const int8_t>(t.a, t.row, k, kPieceBytes);
       for (; k < end; k += kBlock) {
         t.stream.advance();
+        FW_LOOP_BEGIN("linear", int(Format::i8), R, P * V);
         FW_UNROLL_QUADS for (int j = 0; j < kBlock / 4; ++j) {
           U8 wv[P * V];
           FW_UNROLL for (int v = 0; v < P * V; ++v) wv[v] = load_u8(w + (v / V) * panel + (j * V + v % V) * 4 * kLanes);
@@ -164,6 +171,7 @@ struct I8Kernel {
             FW_UNROLL for (int v = 0; v < P * V; ++v) sum[r][v] = dot4_biased(sum[r][v], wv[v], xv);
           }
         }
+        FW_LOOP_END("linear", int(Format::i8), R, P * V);
         w += kBlock * kPanelWidth;
         x += kBlock;
       }
@@ -248,6 +256,8 @@ struct BlockKernel {
   static FW_INLINE void add_block(const uint8_t *block, size_t panel, const int8_t *x, const ActivationBlock *blocks,
                                   F32 (&acc)[R][N]) {
     constexpr size_t kScales = block_scale_bytes(Fmt);
+    constexpr int kKind = int(Fmt) + (Planes - 1) * 16;
+    FW_LOOP_BEGIN("linear", kKind, R, N);
     auto scales = [&](int n, int which) FW_LAMBDA {
       const uint8_t *p = block + (n / V) * panel + sizeof(uint16_t) * (which * kPanelWidth + (n % V) * kLanes);
       return load_f16(reinterpret_cast<const uint16_t *>(p));
@@ -278,6 +288,7 @@ struct BlockKernel {
         FW_UNROLL for (int r = 0; r < R; ++r) acc[r][n] = fma(m, set1(blocks[r].sum), acc[r][n]);
       }
     }
+    FW_LOOP_END("linear", kKind, R, N);
   }
 
   template <int R, int P>

@@ -42,6 +42,23 @@
 #define FW_ROLLED _Pragma("GCC unroll 1")
 #endif
 
+// Around the body of an inner loop over `rows` × `vectors` registers: tools/throughput.py gives it to llvm-mca. `kind`: a
+// number that distinguishes loops of one name.
+#if defined(FOREWORD_THROUGHPUT)
+#if defined(__aarch64__)
+#define FW_ASM_COMMENT "// "
+#else
+#define FW_ASM_COMMENT "# "
+#endif
+#define FW_MARK_LOOP(mark, name, kind, rows, vectors) \
+  asm volatile(FW_ASM_COMMENT "LLVM-MCA-" mark " " name ":%c0:%c1:%c2" : : "i"(kind), "i"(rows), "i"(vectors) : "memory")
+#define FW_LOOP_BEGIN(...) FW_MARK_LOOP("BEGIN", __VA_ARGS__)
+#define FW_LOOP_END(...) FW_MARK_LOOP("END", __VA_ARGS__)
+#else
+#define FW_LOOP_BEGIN(...) (void)0
+#define FW_LOOP_END(...) (void)0
+#endif
+
 // Before a loop over the quads of a block. One dot product of portable.h is a dozen instructions: unrolled, they are no
 // faster and take twice as long to compile.
 #if defined(FOREWORD_SIMD_AVX512) || defined(FOREWORD_SIMD_AVX2) || defined(FOREWORD_SIMD_NEON)

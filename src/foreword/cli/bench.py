@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from foreword import LLM
+from foreword.bench import attention as attention_bench
 from foreword.bench import device as device_bench
 from foreword.bench import engine_host, requests, serving
 from foreword.bench import host as host_bench
@@ -20,6 +21,7 @@ from foreword.bench import quality as quality_bench
 from foreword.bench import sampling as sampling_bench
 from foreword.bench import speculation as speculation_bench
 from foreword.bench import startup as startup_bench
+from foreword.bench.attention import KV_FORMATS
 from foreword.cli.options import EngineOptions, Json, Threads, counts, not_nan, show, with_engine_options
 from foreword.errors import ConfigError
 
@@ -227,9 +229,28 @@ def serve(
 
 
 @bench.command()
-def kernels(num_threads: Threads = None, as_json: Json = False) -> None:
+def kernels(
+    attention: Annotated[bool, typer.Option("--attention", help="Attention alone.")] = False,
+    kv_formats: Annotated[str, typer.Option(help="Of attention: formats of the cache.")] = ",".join(KV_FORMATS),
+    rows: Annotated[str, typer.Option(help="Of attention: numbers of requests that decode.")] = "8,64,256",
+    contexts: Annotated[str, typer.Option(help="Of attention: tokens before those of the step.")] = "256,1024,8192",
+    num_threads: Threads = None,
+    as_json: Json = False,
+) -> None:
     """Memory bandwidth and arithmetic throughput of this machine, and the fraction that model steps reach."""
-    show(kernels_bench.run(num_threads=num_threads), str, as_json=as_json)
+    if not attention:
+        show(kernels_bench.run(num_threads=num_threads), str, as_json=as_json)
+        return
+    formats = [one for one in KV_FORMATS if one in kv_formats.split(",")]
+    if len(formats) < len(kv_formats.split(",")):
+        raise ConfigError(f"--kv-formats {kv_formats!r}: must be of {', '.join(KV_FORMATS)}, each once")
+    results = attention_bench.run(
+        kv_formats=formats,
+        rows=counts("--rows", rows, MAX_AT_ONCE),
+        contexts=counts("--contexts", contexts, 1 << 17),
+        num_threads=num_threads,
+    )
+    show(results, str, as_json=as_json)
 
 
 @bench.command()
