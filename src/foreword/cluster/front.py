@@ -37,6 +37,7 @@ class Front(ABC):
             "/ready": self._ready,
             "/metrics": self._metrics,
             "/requests": self._requests,
+            "/kv_event_sources": self._sources,
             "/abort": self._abort,
             "/reset_prefix_cache": self._reset,
             "/v1/load_lora_adapter": self._load,
@@ -100,6 +101,15 @@ class Front(ABC):
         found = await self._called("GET", "/requests")
         data = [{**item, "replica": name} for name, status, answer in found if status == 200 for item in answer["data"]]
         return reply({"object": "list", "data": data})
+
+    async def _sources(self, incoming: Request) -> Answer:
+        found = await self._called("GET", "/kv_event_sources")
+        return reply(
+            {
+                "object": "list",
+                "data": [item for _, status, answer in found if status == 200 for item in answer["data"]],
+            }
+        )
 
     async def _why(self, incoming: Request) -> Answer:
         return reply(*first_found(await self._called("GET", incoming.url.path)))
