@@ -94,6 +94,12 @@ def test_what_cannot_be_is_told(cluster: None, talker: Path):
         list(RayBatch(["none.gguf"], 1, OPTIONS).run(iter(())))
 
 
+def test_replicas_of_another_version_are_refused(cluster: None, talker: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("foreword.ray.batch.__version__", "0.0.1")
+    with pytest.raises(ConfigError, match=r"and 0\.0\.1 where this replica was started from"):
+        list(RayBatch([str(talker)], 2, OPTIONS).run(iter(())))
+
+
 def test_rows_of_a_data_set_are_answered_and_bad_ones_are_error_rows(cluster: None, talker: Path, known: list[str]):
     rows = [{"text": text, "n": n} for n, text in enumerate([*map(request, range(100)), *POISON])]
     context = ray.data.DataContext.get_current()

@@ -71,7 +71,9 @@ class ServerConfig:
     def of_replicas(self) -> list[ServerConfig]:
         """The settings of each replica, which publishes cache events at endpoints of its own."""
         given = {name: getattr(self, name) for name in ("kv_events", "kv_events_replay") if getattr(self, name)}
-        found = [{name: endpoint_of(url, number) for name, url in given.items()} for number in range(self.replicas)]
+        found: list[dict[str, Any]] = [
+            {name: endpoint_of(url, number) for name, url in given.items()} for number in range(self.replicas)
+        ]
         for number, endpoints in enumerate(found):
             for name, url in endpoints.items():
                 if any(url in other.values() for other in found[:number]) and url != given[name]:
