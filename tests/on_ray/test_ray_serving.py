@@ -169,6 +169,32 @@ def test_a_new_deployment_loses_no_request(client: httpx.Client, talker: Path):
     assert client.get("/v1/models").json()["data"][0]["max_model_len"] == 90000
 
 
+def test_load_adds_a_replica_and_its_end_removes_one_without_a_lost_request(client: httpx.Client, talker: Path):
+    config = ServerConfig(served_model_name=("tiny",), api_key=("key",))
+    delays = {"upscale_delay_s": 0.5, "downscale_delay_s": 1, "metrics_interval_s": 0.5, "look_back_period_s": 2}
+    scaled = application(
+        str(talker), config, num_replicas=(1, 2), autoscaling=delays, max_num_seqs=2, max_model_len=9000
+    )
+    serve.run(scaled, name="tiny")
+    wait_until(lambda: len(replicas(client)) == 1)
+    answers, is_over = Counter(), threading.Event()
+
+    def ask() -> None:
+        while not is_over.is_set():
+            body = {"prompt": "d", "max_tokens": 400, "ignore_eos": True}
+            answers[client.post("/v1/completions", json=body).status_code] += 1
+
+    threads = [threading.Thread(target=ask) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: len(replicas(client)) == 2)
+    is_over.set()
+    for thread in threads:
+        thread.join()
+    wait_until(lambda: len(replicas(client)) == 1)
+    assert set(answers) == {200}
+
+
 @pytest.mark.parametrize(
     ("current", "waiting", "pressure", "wanted"),
     [
