@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import threading
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -101,10 +102,42 @@ def test_a_replica_killed_in_the_middle_of_a_stream_is_an_error_event_and_a_retr
 
 
 def test_settings_that_cannot_be_are_refused_before_a_process_is_started():
-    with pytest.raises(ConfigError, match=r"kv_events=.tcp.*start one server per replica"):
-        Cluster("none", ServerConfig(replicas=2, kv_events="tcp://*:5557"), {})
+    with pytest.raises(ConfigError, match=r"kv_events=.tcp.*5557.: replica 1 would use tcp://\*:5558.*differ by 2"):
+        Cluster("none", ServerConfig(replicas=2, kv_events="tcp://*:5557", kv_events_replay="tcp://*:5558"), {})
+    with pytest.raises(ConfigError, match="replica 1 needs port 65536"):
+        Cluster("none", ServerConfig(replicas=2, kv_events="tcp://*:65535"), {})
     with pytest.raises(ConfigError, match="router='best': must be one of"):
         Cluster("none", ServerConfig(replicas=2, router="best"), {})
+
+
+def test_each_replica_publishes_at_endpoints_of_its_own():
+    config = ServerConfig(replicas=3, kv_events="tcp://*:5557", kv_events_replay="ipc:///tmp/replay")
+    found = [(each.kv_events, each.kv_events_replay) for each in config.of_replicas()]
+    assert found == [("tcp://*:5557", "ipc:///tmp/replay"), ("tcp://*:5558", "ipc:///tmp/replay_dp1"),
+                     ("tcp://*:5559", "ipc:///tmp/replay_dp2")]  # fmt: skip
+    anywhere = ServerConfig(replicas=2, kv_events="tcp://*:*", kv_events_replay="tcp://*:*")
+    assert [each.kv_events for each in anywhere.of_replicas()] == ["tcp://*:*"] * 2
+
+
+@pytest.mark.parametrize("other", [("2.0", "tiny", 512), ("1.0", "large", 512), ("1.0", "tiny", 256)])
+def test_replicas_of_another_version_model_or_length_are_refused(monkeypatch: pytest.MonkeyPatch, other: tuple):
+    killed = []
+
+    class Replica:
+        def __init__(self, model, config, options, number):
+            self.identity = other if number else ("1.0", "tiny", 512)
+            self.process = SimpleNamespace(kill=lambda: killed.append(number))
+
+        async def ready(self): ...
+
+        async def ended(self):
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr("foreword.cluster.cluster.ReplicaProcess", Replica)
+    cluster = Cluster("tiny", ServerConfig(replicas=2), {})
+    with pytest.raises(ConfigError, match=r"replica 1 is version, model, max_model_len = .*the others are .*SIGHUP"):
+        asyncio.run(cluster.start())
+    assert killed == [0, 1]
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[1]", b'{"messages": 3}', b'{"prompt": [1, 2]}', b"\xff"])

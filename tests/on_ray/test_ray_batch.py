@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import foreword
 from foreword import LLM, SamplingParams
 from foreword.engine.engine import Engine
 from foreword.errors import ConfigError, EngineError
@@ -20,6 +27,7 @@ from foreword.cli.app import app  # noqa: E402
 from foreword.ray.batch import RayBatch  # noqa: E402
 from foreword.ray.data import ForewordStage  # noqa: E402
 
+SOURCES = str(Path(foreword.__file__).parents[1])
 OPTIONS = {"num_threads": 1, "max_model_len": 512, "max_num_seqs": 8}
 POISON = ["no json", json.dumps({"custom_id": "x"}), json.dumps({"custom_id": "big", "method": "POST",
           "url": "/v1/completions", "body": {"prompt": "a" * 600, "max_tokens": 4}})]  # fmt: skip
@@ -94,6 +102,12 @@ def test_what_cannot_be_is_told(cluster: None, talker: Path):
         list(RayBatch(["none.gguf"], 1, OPTIONS).run(iter(())))
 
 
+def test_replicas_of_another_version_are_refused(cluster: None, talker: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("foreword.ray.batch.__version__", "0.0.1")
+    with pytest.raises(ConfigError, match=r"and 0\.0\.1 where this replica was started from"):
+        list(RayBatch([str(talker)], 2, OPTIONS).run(iter(())))
+
+
 def test_rows_of_a_data_set_are_answered_and_bad_ones_are_error_rows(cluster: None, talker: Path, known: list[str]):
     rows = [{"text": text, "n": n} for n, text in enumerate([*map(request, range(100)), *POISON])]
     context = ray.data.DataContext.get_current()
@@ -131,3 +145,43 @@ def test_an_engine_that_fails_makes_error_rows_alone(talker: Path, known: list[s
     stage.close()
     assert second["error"]["code"] == "engine_failed"
     assert [text_of(first), text_of(third)] == known[3:5]
+
+
+def test_a_head_node_that_vanishes_ends_the_command_and_the_same_command_continues(talker: Path, tmp_path: Path):
+    count, given, out = 600, tmp_path / "in", tmp_path / "out"
+    given.write_text("\n".join(map(request, range(count))) + "\n")
+    command = [sys.executable, "-m", "foreword", "batch", given, out, "--ray", "--replicas", "2", "-q"]
+    command += ["--model", talker, "--max-num-seqs", "2", "--max-model-len", "512", "--num-threads", "1"]
+    environment = {**os.environ, "PYTHONPATH": SOURCES, "RAY_gcs_rpc_server_reconnect_timeout_s": "2"}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE) as first:
+        while not out.exists() or out.read_bytes().count(b"\n") < 10:
+            assert first.poll() is None, first.stderr.read()
+            time.sleep(0.05)
+        heads = [pid for pid, name in children(first.pid) if name == "gcs_server"]
+        first.send_signal(signal.SIGSTOP)
+        for pid in heads:
+            os.kill(pid, signal.SIGKILL)
+        first.send_signal(signal.SIGCONT)
+        _, said = first.communicate(timeout=120)
+    assert len(heads) == 1
+    assert first.returncode != 0
+    assert b"GCS" in said
+    before = out.read_bytes()
+    assert 10 <= before.count(b"\n") < count
+    again = subprocess.run(command, env=environment, capture_output=True, timeout=200, check=False)
+    assert again.returncode == 0, again.stderr
+    assert out.read_bytes().startswith(before[: before.rindex(b"\n") + 1])
+    records = [json.loads(line) for line in out.read_text().splitlines()]
+    assert sorted(record["custom_id"] for record in records) == sorted(f"c{i}" for i in range(count))
+    assert all(record["response"]["status_code"] == 200 for record in records)
+
+
+def children(pid: int) -> list[tuple[int, str]]:
+    """The processes that a process has started, and their names."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            name, _, rest = file.read_text().partition("(")[2].rpartition(")")
+            if int(rest.split()[1]) == pid:
+                found.append((int(file.parent.name), name))
+    return found

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from foreword.arrays import I32, I64, Bools
+from foreword.arrays import I32, I64, Bools, Ints
 from foreword.cache.events import BlockRemoved, BlockStored, CacheCleared, CacheEvent
 from foreword.cache.keys import adapter_of
 from foreword.cache.prefix import NO_EXTRA, HashFunction, PrefixNode, PrefixTree
@@ -66,33 +66,33 @@ class CachedContent:
         self._node_blocks = tuple(node_blocks)
         self._is_cached = is_cached
         self._on_event = on_event
-        # Where the content of a cached block is: node, block of the sequence, group.
+        # Where the content of a cached block is: node; block of the sequence · number of groups + group.
         self._serial = np.zeros(len(is_cached), np.int64)
-        self._index = np.zeros(len(is_cached), np.int32)
-        self._group = np.zeros(len(is_cached), np.int16)
+        self._place = np.zeros(len(is_cached), np.int64)
 
     def add(self, node: PrefixNode, first: int, end: int, group: int, table_row: I32) -> None:
         """A row's blocks of a group hold blocks first … end − 1 of the node from now on; null ones are skipped."""
         ratio = self._node_blocks[group]
-        ids = table_row[first // ratio : end // ratio]
+        ids = table_row[first // ratio : end // ratio].astype(np.intp)
         if not len(ids):
             return
-        index = np.arange(first // ratio, end // ratio) * ratio + (ratio - 1)
+        index = np.arange(first // ratio * ratio + ratio - 1, end // ratio * ratio, ratio)
         known = self._is_cached[ids]
-        if known.any():
-            other = (self._serial[ids] != node.serial) | (self._index[ids] != index) | (self._group[ids] != group)
+        if np.count_nonzero(known):
+            other = (self._serial[ids] != node.serial) | (self._place[ids] != self._places(index, group))
             if (known & other).any():
                 self.remove(ids[known & other])
             ids, index = ids[~known | other], index[~known | other]
-        if not ids.all():  # below a window
+        if np.count_nonzero(ids) < len(ids):  # below a window
             index, ids = index[ids != 0], ids[ids != 0]
         self.hold(node, group, ids, index)
 
-    def hold(self, node: PrefixNode, group: int, ids: I32, index: I64) -> None:
+    def hold(self, node: PrefixNode, group: int, ids: I64, index: I64) -> None:
         """These blocks, which have no content, hold the blocks ``index`` of the node from now on."""
         at = index - node.start
-        taken = node.blocks[group].take(at) != 0
-        if taken.any():  # the same content is cached already
+        held = node.blocks[group][at]
+        if np.count_nonzero(held):  # the same content is cached already
+            taken = held != 0
             for block, i in zip(ids[taken].tolist(), index[taken].tolist(), strict=True):
                 node.spares.setdefault((group, i), []).append(block)
             node.blocks[group][at[~taken]] = ids[~taken]
@@ -100,8 +100,7 @@ class CachedContent:
             node.blocks[group][at] = ids
         node.num_blocks += len(ids)
         self._serial[ids] = node.serial
-        self._index[ids] = index
-        self._group[ids] = group
+        self._place[ids] = self._places(index, group)
         self._is_cached[ids] = True
         self.version += 1
         if self._on_event is not None:
@@ -113,16 +112,17 @@ class CachedContent:
                 extra = node.extra if i == node.start else NO_EXTRA
                 self._on_event(BlockStored(*names, ids_of_block, block, group, extra, adapter))
 
-    def remove(self, blocks: I32) -> None:
+    def remove(self, blocks: Ints) -> None:
         """Forget the content of these cached blocks."""
+        at = blocks.astype(np.intp)
         with self.changes:
-            serials = self._serial[blocks]
-            parts = [0, *((serials[1:] != serials[:-1]).nonzero()[0] + 1).tolist(), len(blocks)]
-            for begin, end in pairwise(parts):
-                node = self.tree.nodes[int(serials[begin])]
-                self._remove_from(node, blocks[begin:end])
+            serials = self._serial[at]
+            lasts = (serials[1:] != serials[:-1]).nonzero()[0].tolist()
+            for before, last in pairwise((-1, *lasts, len(at) - 1)):
+                node = self.tree.nodes[int(serials[last])]
+                self._remove_from(node, at[before + 1 : last + 1])
                 self.tree.prune(node)
-            self._is_cached[blocks] = False
+            self._is_cached[at] = False
             self.version += 1
 
     def detach_all(self) -> None:
@@ -142,14 +142,17 @@ class CachedContent:
         if self._on_event is not None:
             self._on_event(CacheCleared())
 
-    def _remove_from(self, node: PrefixNode, blocks: I32) -> None:
-        index = self._index[blocks]
+    def _places(self, index: I64, group: int) -> I64:
+        return index if len(self._node_blocks) == 1 else index * len(self._node_blocks) + group
+
+    def _remove_from(self, node: PrefixNode, blocks: I64) -> None:
+        place = self._place[blocks]
         node.num_blocks -= len(blocks)
         if len(node.blocks) == 1 and not node.spares and self._on_event is None:
-            index -= node.start
-            node.blocks[0][index] = 0
+            place -= node.start
+            node.blocks[0][place] = 0
             return
-        group = self._group[blocks]
+        index, group = np.divmod(place, len(self._node_blocks))
         if self._on_event is not None:
             for block, i, g in zip(blocks.tolist(), index.tolist(), group.tolist(), strict=True):
                 self._on_event(BlockRemoved(self.tree.name(node, i)[0], block, g))

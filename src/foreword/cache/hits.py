@@ -8,9 +8,11 @@ from foreword.arrays import I32
 from foreword.cache.prefix import PrefixNode
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class PrefixHit:
-    """What the cache can give a request. It holds no reference: it is valid until the cache's next change.
+    """What the cache can give a request. Not to be changed; not frozen, for speed.
+
+    It holds no reference: it is valid until the cache's next change.
 
     prompt_len: tokens of the request. num_full: tokens covered by whole blocks, shared with other owners.
     num_partial: further tokens at the start of the next block, taken by copying that block.

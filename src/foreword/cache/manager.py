@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foreword.arrays import I32, Ints
+from foreword.arrays import I32, I64, Ints
 from foreword.batch import RequestStates
 from foreword.batch.state.block_table import BlockTable
 from foreword.cache.content import CachedContent
@@ -158,11 +158,12 @@ class KVCacheManager:
         reused = np.concatenate((*hit.blocks, hit.copy_from))
         return new + int(np.count_nonzero((self.pool.num_refs[reused] == 0) & (reused != 0)))
 
-    def blocks_reserved(self, rows: I32) -> int:
+    def blocks_reserved(self, rows: Ints) -> int:
         """Blocks that these rows still need for the rest of their prompts.
 
         A windowed group frees blocks as it takes new ones, so it reserves none.
         """
+        rows = rows.astype(np.intp)
         prefill = self.states.prefill_len[rows]
         if not np.count_nonzero(self.states.num_computed_tokens[rows] < prefill):
             return 0
@@ -174,10 +175,10 @@ class KVCacheManager:
 
         CapacityError when blocks are short, and nothing changes.
         """
-        pool = self.pool
-        kept = np.concatenate(hit.blocks)
-        kept, sources = kept[kept != 0], hit.copy_from[hit.copy_from != 0]
-        if len(kept) or len(sources):
+        pool, kept, sources = self.pool, NO_BLOCKS, NO_BLOCKS
+        if hit.num_tokens:
+            kept = np.concatenate(hit.blocks)
+            kept, sources = kept[kept != 0], hit.copy_from[hit.copy_from != 0]
             pool.touch(kept)
             pool.touch(sources)  # so that allocate does not take a source
         tables = self.states.block_tables
@@ -194,7 +195,9 @@ class KVCacheManager:
         copies = NO_COPIES
         if len(sources):
             copies = np.array([(hit.copy_from[g], parts[g][0]) for g in hit.copy_from.nonzero()[0]], np.int32)
-        return Allocation(tuple(np.concatenate(both) for both in zip(hit.blocks, parts, strict=True)), copies)
+        if hit.num_full:
+            parts = [np.concatenate(both) for both in zip(hit.blocks, parts, strict=True)]
+        return Allocation(tuple(parts), copies)
 
     def cancel(self, allocation: Allocation) -> None:
         """Free the blocks of a request that got no row."""
@@ -212,7 +215,7 @@ class KVCacheManager:
 
     # -- growth: the hot path, arrays only ------------------------------------------------------------------------
 
-    def grow_to(self, rows: I32, num_tokens: Ints) -> bool:
+    def grow_to(self, rows: Ints, num_tokens: Ints) -> bool:
         """Append the blocks that each of these rows lacks to hold num_tokens[i] tokens.
 
         False, and nothing changes, when fewer are free.
@@ -222,10 +225,10 @@ class KVCacheManager:
             held = table.num_blocks.take(rows)
             lacking = (held * table.tokens_per_block < num_tokens).nonzero()[0]  # as a rule few
             if lacking.size:
-                held = held.take(lacking)
-                count = -(-num_tokens.take(lacking) // table.tokens_per_block) - held
+                held = held[lacking]
+                count = -(-num_tokens[lacking] // table.tokens_per_block) - held
                 start, total = total, total + int(np.add.reduce(count))
-                growth.append((table, rows.take(lacking), held, count, slice(start, total)))
+                growth.append((table, rows[lacking].astype(np.intp), held, count, slice(start, total)))
         if total:
             if total > self.pool.num_free:
                 return False
@@ -291,7 +294,7 @@ class KVCacheManager:
     def _publish(self, row: int) -> None:
         states, size, keys = self.states, self._node_tokens, self._keys[row]
         done = self.tree.path_end(row)[1]
-        computed = int(min(states.num_computed_tokens[row], states.num_tokens[row]))
+        computed = min(int(states.num_computed_tokens[row]), int(states.num_tokens[row]))
         data = self._content_in(row, done * size, computed)
         end = computed // size
         if done < end:
@@ -400,7 +403,7 @@ class KVCacheManager:
         self.tree.prune(leaf)
 
 
-def _append(table: BlockTable, rows: I32, held: I32, count: Ints, blocks: I32) -> None:
+def _append(table: BlockTable, rows: I64, held: I32, count: Ints, blocks: I32) -> None:
     """Append count[i] of the blocks to row i, which holds held[i]."""
     if len(blocks) == len(rows):
         table.table[rows, held] = blocks

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from foreword.arrays import I32
+from foreword.arrays import I32, I64, Ints
 from foreword.errors import CapacityError, ConfigError
 
 
@@ -31,7 +31,7 @@ class BlockPool:
     on_evict: called with the cached blocks that an allocation is about to overwrite. observers: called by `free`.
     """
 
-    def __init__(self, num_blocks: int, on_evict: Callable[[I32], None] | None = None) -> None:
+    def __init__(self, num_blocks: int, on_evict: Callable[[Ints], None] | None = None) -> None:
         if num_blocks < 2:
             raise ConfigError(f"num_blocks={num_blocks}: must be at least 2, since block 0 is the null block")
         self.num_blocks = num_blocks
@@ -64,20 +64,20 @@ class BlockPool:
         """
         if count > self.num_free:
             raise CapacityError(f"{count} blocks wanted, {self.num_free} of {self.num_blocks - 1} are free")
-        blocks = np.empty(count, np.int32)
-        taken = min(count, self._stack_len)
-        if taken:
-            top = self._stack_len
-            blocks[:taken] = self._stack[top - taken : top][::-1]
-            self._stack_len = top - taken
-        if taken < count:
-            self._take_from_queue(blocks[taken:])
-            self._evict(blocks[taken:])
-        self.num_refs[blocks] = 1
+        top = self._stack_len
+        left = max(top - count, 0)
+        blocks = self._stack[left:top][::-1].copy()
+        self._stack_len = left
+        if len(blocks) < count:
+            queued = self._take_from_queue(count - len(blocks))
+            self._evict(queued)
+            blocks = np.concatenate((blocks, queued)) if top else queued
+        self.num_refs[blocks.astype(np.intp)] = 1
         return blocks
 
     def touch(self, blocks: I32) -> None:
         """One more owner for each of these blocks, free or not. They must be distinct, and cached if they are free."""
+        blocks = blocks.astype(np.intp)
         free = blocks[self.num_refs[blocks] == 0]
         if free.size:
             self._place[free] = -1
@@ -91,9 +91,11 @@ class BlockPool:
         may occur more than once (two owners leave together), unless ``distinct``. Null blocks are skipped.
         group: the KV group whose table held them, reported to the observers; None: no table held them.
         """
-        blocks = blocks[blocks != 0]
+        if np.count_nonzero(blocks) < len(blocks):
+            blocks = blocks[blocks != 0]
         if not blocks.size:
             return
+        blocks = blocks.astype(np.intp)
         if distinct:
             refs = self.num_refs[blocks]
             refs -= 1
@@ -112,8 +114,9 @@ class BlockPool:
         if plain.size:
             self._stack[self._stack_len : self._stack_len + plain.size] = plain
             self._stack_len += plain.size
-        if plain.size < freed.size:
-            self._append_to_queue(freed[cached])
+            freed = freed[cached]
+        if freed.size:
+            self._append_to_queue(freed)
 
     def free_all(self) -> None:
         """Every block is free, whatever an interrupted change left behind. Cached content stays, in its order."""
@@ -128,27 +131,29 @@ class BlockPool:
         self._head = self._tail = self._num_queued = 0
         self._append_to_queue(queued)
 
-    def _distinct(self, freed: I32) -> I32:
+    def _distinct(self, freed: I64) -> I64:
         # A scatter keeps one entry of each block. `place` of a block that is not queued is unused.
         order = np.arange(freed.size)
         self._place[freed] = order
-        kept: I32 = freed[self._place[freed] == order]
+        kept: I64 = freed[self._place[freed] == order]
         self._place[freed] = -1
         return kept
 
-    def _take_from_queue(self, out: I32) -> None:
-        filled = 0
-        while filled < out.size:
+    def _take_from_queue(self, count: int) -> I32:
+        parts, missing = [], count
+        while missing:
             head = self._head
-            window = self._queue[head : min(head + out.size - filled, self._tail)]
-            valid = window[self._place[window] == np.arange(head, head + window.size)]
-            out[filled : filled + valid.size] = valid
-            filled += valid.size
+            window = self._queue[head : min(head + missing, self._tail)]
+            valid = window[self._place[window.astype(np.intp)] == np.arange(head, head + window.size)]
+            parts.append(valid)
+            missing -= valid.size
             self._head = head + window.size
-        self._place[out] = -1
-        self._num_queued -= out.size
+        taken = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        self._place[taken.astype(np.intp)] = -1
+        self._num_queued -= count
+        return taken
 
-    def _append_to_queue(self, blocks: I32) -> None:
+    def _append_to_queue(self, blocks: Ints) -> None:
         if self._tail + blocks.size > self._queue.size:
             self._compact()
         end = self._tail + blocks.size
@@ -166,6 +171,7 @@ class BlockPool:
         self._head, self._tail = 0, valid.size
 
     def _evict(self, blocks: I32) -> None:
+        blocks = blocks.astype(np.intp)
         cached = blocks[self.is_cached[blocks]]
         if cached.size:
             if self._on_evict is not None:

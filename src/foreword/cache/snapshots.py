@@ -86,7 +86,7 @@ class StateSnapshots:
             node = self._content.tree.node_of(row, index)
             for i, g in enumerate(self._tables):
                 if not node.blocks[g][index - node.start]:  # else an equal state is kept already
-                    self._content.hold(node, g, blocks[i : i + 1], np.array([index]))
+                    self._content.hold(node, g, blocks[i : i + 1].astype(np.intp), np.array([index]))
             self._pool.free(blocks)
             self._newest[row] = num_tokens
         if not pending:

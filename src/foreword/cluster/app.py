@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -12,7 +12,7 @@ from starlette.types import Scope, Send
 
 from foreword.cluster.client import ReplicaLostError, Response, request
 from foreword.cluster.cluster import Cluster
-from foreword.cluster.front import LOST, Called, Front, first_found
+from foreword.cluster.front import LOST, Called, Front
 from foreword.cluster.metrics import replica_metrics
 from foreword.cluster.process import ReplicaProcess
 from foreword.cluster.prompts import TOKENS_PER_PIECE, pieces_of
@@ -91,27 +91,13 @@ class ProcessFront(Front):
         restarts = enumerate(self._cluster.restarts)
         return [{"replica": n, "ready": n in ready, "restarts": count} for n, count in restarts if ready]
 
-    async def load(self, body: object) -> tuple[int, Any]:
-        found = await self._called("POST", "/v1/load_lora_adapter", body)
-        failed = next(((status, answer) for _, status, answer in found if status != 200), None)
-        if failed is None:
-            assert isinstance(body, dict)  # others are refused
-            self._cluster.adapters[body["lora_name"]] = {**body, "load_inplace": True}
-            return 200, found[0][2]
-        name = body.get("lora_name") if isinstance(body, dict) else None
-        if name not in self._cluster.adapters:
-            for number, status, _ in found:
-                process = self._cluster.replicas[int(number)]
-                if status == 200 and process is not None:
-                    await process.call("POST", "/v1/unload_lora_adapter", {"lora_name": name})
-        return failed
+    async def adapters(self) -> Mapping[str, dict[str, Any]]:
+        return self._cluster.adapters
 
-    async def unload(self, body: object) -> tuple[int, Any]:
-        found = await self._called("POST", "/v1/unload_lora_adapter", body)
-        if isinstance(body, dict):
-            self._cluster.adapters.pop(str(body.get("lora_name")), None)
-        answer, status = first_found(found)
-        return status, answer
+    async def keep_adapter(self, name: str, body: dict[str, Any] | None) -> None:
+        self._cluster.adapters.pop(name, None)
+        if body is not None:
+            self._cluster.adapters[name] = body
 
 
 def _request(scope: Scope, process: ReplicaProcess, body: bytes) -> Any:

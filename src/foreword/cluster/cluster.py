@@ -28,14 +28,13 @@ class Cluster:
     """
 
     def __init__(self, model: str, config: ServerConfig, options: Mapping[str, Any]) -> None:
-        if config.kv_events is not None:
-            raise ConfigError(
-                f"kv_events={config.kv_events!r:.80} with replicas={config.replicas}: each replica would need an "
-                "address of its own; start one server per replica"
-            )
+        configs = config.of_replicas()
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         threads = {} if "FOREWORD_NUM_THREADS" in os.environ else {"num_threads": max(cores // config.replicas, 1)}
-        self._make: Callable[[], ReplicaProcess] = lambda: ReplicaProcess(model, config, {**threads, **options})
+        self._make: Callable[[int], ReplicaProcess] = lambda number: ReplicaProcess(
+            model, configs[number], {**threads, **options}, number
+        )
+        self._has_addresses = config.kv_events is not None  # which only one process at a time can have
         self._drain_timeout = config.drain_timeout
         self.router = make_router(config.router, config.replicas)
         self.replicas: list[ReplicaProcess | None] = [None] * config.replicas
@@ -54,15 +53,17 @@ class Cluster:
 
     async def start(self) -> None:
         """Start all replicas; returns when all are ready. ConfigError if one cannot be, and none is left."""
-        started = [self._make() for _ in self.replicas]
+        started = [self._make(number) for number in range(len(self.replicas))]
         try:
             await asyncio.gather(*(process.ready() for process in started))
+            for number, process in enumerate(started):
+                await self._admit(number, process)
         except BaseException:
+            for task in self._tasks:
+                task.cancel()
             for process in started:
                 process.process.kill()
             raise
-        for number, process in enumerate(started):
-            await self._admit(number, process)
 
     async def close(self) -> None:
         """End all replicas."""
@@ -94,7 +95,11 @@ class Cluster:
             _note("replacing the replicas")
             self._identity = ()
             for number in range(len(self.replicas)):
-                process = self._make()
+                before = self.replicas[number]
+                if self._has_addresses and before is not None:
+                    self._close(number)
+                    await self._drain(before)
+                process = self._make(number)
                 try:
                     await process.ready()
                     before = self.replicas[number]
@@ -104,6 +109,8 @@ class Cluster:
                     before = next((r for r in self.replicas if r is not None), None)
                     self._identity = () if before is None else before.identity
                     _note(f"replica {number} was not replaced, nor those after it: {error}")
+                    if self._has_addresses:
+                        self._spawn(self._start_again(number))
                     return
                 if before is not None:
                     await self._drain(before)
@@ -142,13 +149,19 @@ class Cluster:
             probing.cancel()
         if self.replicas[number] is not process:  # replaced
             return
+        self._close(number)
+        _note(f"replica {number} ended (status {process.process.exitcode}); it is started again")
+        await self._start_again(number)
+
+    def _close(self, number: int) -> None:
         self.router.close(number)
         self.replicas[number] = None
+
+    async def _start_again(self, number: int) -> None:
         pause = FIRST_PAUSE
         while self.replicas[number] is None:
-            _note(f"replica {number} ended (status {process.process.exitcode}); it is started again")
             self.restarts[number] += 1
-            process = self._make()
+            process = self._make(number)
             try:
                 await process.ready()
                 if self.replicas[number] is not None:  # all were replaced meanwhile

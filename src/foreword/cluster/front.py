@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -21,6 +21,7 @@ from foreword.server.errors import HttpError
 from foreword.server.gate import Gate
 from foreword.server.reply import reply
 
+LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 LOST = "the replica ended while it answered; send the request again"
 
 Called = Sequence[tuple[str, int, Any]]
@@ -37,10 +38,11 @@ class Front(ABC):
             "/ready": self._ready,
             "/metrics": self._metrics,
             "/requests": self._requests,
+            "/kv_event_sources": self._sources,
             "/abort": self._abort,
             "/reset_prefix_cache": self._reset,
-            "/v1/load_lora_adapter": self._load,
-            "/v1/unload_lora_adapter": self._unload,
+            LOAD: self._load,
+            UNLOAD: self._unload,
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -72,12 +74,12 @@ class Front(ABC):
         """What /ready tells about the replicas; empty if none takes requests."""
 
     @abstractmethod
-    async def load(self, body: object) -> tuple[int, Any]:
-        """Load a LoRA adapter on all replicas, or on none: status and JSON value."""
+    async def adapters(self) -> Mapping[str, dict[str, Any]]:
+        """Bodies of the loads of LoRA adapters, by name, which a new replica gets before any request."""
 
     @abstractmethod
-    async def unload(self, body: object) -> tuple[int, Any]:
-        """Drop a LoRA adapter."""
+    async def keep_adapter(self, name: str, body: dict[str, Any] | None) -> None:
+        """Set one of them, or remove it."""
 
     def own_metrics(self) -> Iterable[Metric]:
         """Metrics of the front end itself."""
@@ -101,6 +103,15 @@ class Front(ABC):
         data = [{**item, "replica": name} for name, status, answer in found if status == 200 for item in answer["data"]]
         return reply({"object": "list", "data": data})
 
+    async def _sources(self, incoming: Request) -> Answer:
+        found = await self._called("GET", "/kv_event_sources")
+        return reply(
+            {
+                "object": "list",
+                "data": [item for _, status, answer in found if status == 200 for item in answer["data"]],
+            }
+        )
+
     async def _why(self, incoming: Request) -> Answer:
         return reply(*first_found(await self._called("GET", incoming.url.path)))
 
@@ -116,12 +127,28 @@ class Front(ABC):
         )
 
     async def _load(self, incoming: Request) -> Answer:
-        status, answer = await self.load(await _json(incoming))
+        """Load an adapter on all replicas, or on none."""
+        body = await _json(incoming)
+        found = await self._called("POST", LOAD, body)
+        failed = next((known for known in found if known[1] != 200), None)
+        name = body.get("lora_name") if isinstance(body, dict) else None
+        if failed is None:
+            assert isinstance(body, dict)  # others are refused
+            await self.keep_adapter(body["lora_name"], {**body, "load_inplace": True})
+            return reply(found[0][2])
+        if isinstance(name, str) and name not in await self.adapters():
+            await self.call_all("POST", UNLOAD, {"lora_name": name})  # from those that have it
+        replica, status, answer = failed
+        if len({each[1] for each in found}) > 1:
+            answer["error"]["message"] = f"replica {replica}: {answer['error']['message']}"
         return reply(answer, status)
 
     async def _unload(self, incoming: Request) -> Answer:
-        status, answer = await self.unload(await _json(incoming))
-        return reply(answer, status)
+        """Drop an adapter, also if no replica is ready."""
+        body = await _json(incoming)
+        if isinstance(body, dict):
+            await self.keep_adapter(str(body.get("lora_name")), None)
+        return reply(*first_found(await self._called("POST", UNLOAD, body)))
 
     async def _called(self, method: str, path: str, body: object = None) -> Called:
         found = await self.call_all(method, path, body)

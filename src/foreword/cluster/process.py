@@ -27,11 +27,11 @@ PROBE_SECONDS = 10.0
 class ReplicaProcess:
     """A process that serves the model on a port of this machine, with a key that only this object knows.
 
-    num_requests: those that the cluster has sent and that have not ended. identity: version, names of the model and
-    max_model_len, once it is ready.
+    number: among the replicas. num_requests: those that the cluster has sent and that have not ended. identity:
+    version, names of the model and max_model_len, once it is ready.
     """
 
-    def __init__(self, model: str, config: ServerConfig, options: Mapping[str, Any]) -> None:
+    def __init__(self, model: str, config: ServerConfig, options: Mapping[str, Any], number: int) -> None:
         self.key, self.port, self.num_requests = secrets.token_hex(16), 0, 0
         self.identity: tuple[object, ...] = ()
         inner = replace(
@@ -49,7 +49,7 @@ class ReplicaProcess:
         )
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(model, inner, dict(options), theirs), daemon=True)
+        self.process = context.Process(target=_serve, args=(model, inner, number, dict(options), theirs), daemon=True)
         self.process.start()
         theirs.close()
 
@@ -109,7 +109,7 @@ class ReplicaProcess:
             loop.remove_reader(self.process.sentinel)
 
 
-def _serve(model: str, config: ServerConfig, options: dict[str, Any], pipe: Connection) -> None:
+def _serve(model: str, config: ServerConfig, number: int, options: dict[str, Any], pipe: Connection) -> None:
     """The replica's main function."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all processes of a terminal; the first one tells us
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -122,6 +122,6 @@ def _serve(model: str, config: ServerConfig, options: dict[str, Any], pipe: Conn
 
     threading.Thread(target=end_with_parent, daemon=True).start()
     try:
-        run(model, config, on_ready=lambda url: pipe.send((True, url)), **options)
+        run(model, config, on_ready=lambda url: pipe.send((True, url)), rank=number, **options)
     except (ForewordError, OSError) as error:
         pipe.send((False, str(error)))

@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from foreword.errors import ConfigError
+
+HIGHEST_PORT = 65535
+
 EventFormat = Literal["map", "array"]
 
 
@@ -18,3 +22,17 @@ class KVEventSource:
     format: EventFormat
     block_size: int
     data_parallel_rank: int
+
+
+def endpoint_of(endpoint: str, rank: int) -> str:
+    """The endpoint of one of several engines, as vLLM's data-parallel ranks have it: the port plus the rank, or a name
+    with the rank for ipc and inproc. A port that ZMQ chooses stays as it is. ConfigError for a port above 65535.
+    """
+    if endpoint.startswith(("ipc://", "inproc://")):
+        return f"{endpoint}_dp{rank}" if rank else endpoint
+    host, _, port = endpoint.rpartition(":")
+    if port in ("*", "0") or not port.isdecimal():  # ZMQ refuses what is no port
+        return endpoint
+    if int(port) + rank > HIGHEST_PORT:
+        raise ConfigError(f"kv_events: {endpoint:.80}: replica {rank} needs port {int(port) + rank}; use a lower one")
+    return f"{host}:{int(port) + rank}"

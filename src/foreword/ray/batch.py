@@ -17,9 +17,11 @@ from typing import Any
 import ray
 from ray.exceptions import ObjectStoreFullError, RayActorError, RayError, RayTaskError
 
+from foreword import __version__
 from foreword.errors import ConfigError, EngineError, ForewordError
 from foreword.openai.batch_file import BatchLine, Record
 from foreword.ray.answerer import Answerer
+from foreword.ray.version import check_version
 
 CHUNKS = 6  # in work on a replica, each of a quarter of the requests that it computes at the same time
 MOST_ENDS = 2  # of replicas that had a line alone: then it is an error
@@ -56,8 +58,8 @@ class _Chunk:
 class _Replica:
     """The actor. Its engine is made by the first call, so that what is wrong with a model is told as it is."""
 
-    def __init__(self, names: Sequence[str], options: Mapping[str, Any]) -> None:
-        self._arguments, self._making = (names, options), Lock()
+    def __init__(self, names: Sequence[str], options: Mapping[str, Any], version: str) -> None:
+        self._arguments, self._version, self._making = (names, options), version, Lock()
         self._answerer: Answerer | None = None
 
     def capacity(self) -> int:
@@ -68,6 +70,7 @@ class _Replica:
         return self._made().answer(lines)
 
     def _made(self) -> Answerer:
+        check_version(self._version)
         with self._making:
             self._answerer = self._answerer or Answerer(*self._arguments)
             return self._answerer
@@ -87,7 +90,7 @@ class RayBatch:
             raise ConfigError(
                 f"--replicas={num_replicas} of {threads} threads: Ray has {cpus} CPUs; use fewer of either"
             )
-        self._arguments = list(names), {**options, "num_threads": threads}
+        self._arguments = list(names), {**options, "num_threads": threads}, __version__
         self._kind = ray.remote(_Replica).options(num_cpus=threads, max_concurrency=CHUNKS, max_restarts=0)
         self._replicas = [self._kind.remote(*self._arguments) for _ in range(num_replicas)]
         self._ordered = ordered

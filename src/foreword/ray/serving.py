@@ -22,12 +22,14 @@ from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp, Message, Scope, Send
 
 from foreword import __version__
-from foreword.cluster.front import LOST, Called, Front
+from foreword.cluster.front import LOAD, LOST, Called, Front
 from foreword.cluster.prompts import pieces_of
 from foreword.engine.async_llm import AsyncLLM
 from foreword.engine.loras import named_paths
 from foreword.errors import ConfigError
+from foreword.ray.adapters import Adapters
 from foreword.ray.scaling import PRESSURE, WAITING, policy
+from foreword.ray.version import check_version
 from foreword.server.app import make_app
 from foreword.server.config import ServerConfig
 from foreword.server.context import Context
@@ -45,18 +47,21 @@ class Engine:
     version: of the package that deployed it; another one here is a ConfigError.
     """
 
-    def __init__(self, model: str, config: ServerConfig, options: Mapping[str, Any], version: str) -> None:
-        if version != __version__:
-            raise ConfigError(
-                f"foreword {__version__} is installed here, and {version} where the application was deployed: install "
-                "one version on all nodes"
-            )
+    async def __init__(  # type: ignore[misc]
+        self, model: str, config: ServerConfig, options: Mapping[str, Any], version: str
+    ) -> None:
+        check_version(version)
+        replica = serve.get_replica_context()
         names, loras = config.served_model_name or (model,), named_paths(config.adapter)
         self._llm = AsyncLLM(model, loras=loras, media=config.media, **{"seed": None, **options})
         context = Context(
             engine=self._llm, tokenizer=self._llm.tokenizer, media=self._llm.media, names=names, config=config
         )
-        self._app, self._name = make_app(context), serve.get_replica_context().replica_id.unique_id
+        self._app, self._name = make_app(context), replica.replica_id.unique_id
+        for name, body in (await Adapters(replica.app_name).all()).items():
+            _, status, answer = await self.call("POST", LOAD, msgspec.json.encode(body))
+            if status != 200:
+                raise ConfigError(f"adapter {name!r:.80}: {msgspec.json.decode(answer)['error']['message']}; unload it")
 
     async def answer(
         self, scope: dict[str, Any], body: bytes, num_tokens: int = 1, pieces: Sequence[int] = ()
@@ -118,9 +123,9 @@ class Engine:
 class RayFront(Front):
     """The front end of engines that Ray Serve runs."""
 
-    def __init__(self, engines: DeploymentHandle) -> None:
+    def __init__(self, engines: DeploymentHandle, adapters: Adapters) -> None:
         super().__init__()
-        self._engines = engines
+        self._engines, self._adapters = engines, adapters
 
     async def pass_on(self, scope: Scope, body: bytes, send: Send) -> None:
         num_tokens, pieces = await pieces_of(body) if scope["method"] == "POST" else (1, [])
@@ -166,11 +171,11 @@ class RayFront(Front):
         found = await self._broadcast("GET", "/ready", b"")
         return [{"replica": name, "ready": True} for name, status, _ in found if status == 200]
 
-    async def load(self, body: object) -> tuple[int, Any]:
-        reason = "adapters of a Ray application are given when it is deployed: the setting adapter"
-        raise HttpError(400, reason, code="not_supported")
+    async def adapters(self) -> Mapping[str, dict[str, Any]]:
+        return await self._adapters.all()
 
-    unload = load
+    async def keep_adapter(self, name: str, body: dict[str, Any] | None) -> None:
+        await self._adapters.keep(name, body)
 
     async def _broadcast(self, method: str, path: str, body: bytes) -> list[Answered]:
         try:
@@ -189,7 +194,7 @@ class Ingress:
         self._engines, self._config = engines, config
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        return RayFront(self._engines).behind_gate(self._config)
+        return RayFront(self._engines, Adapters(serve.get_replica_context().app_name)).behind_gate(self._config)
 
 
 def application(
@@ -209,7 +214,10 @@ def application(
     """
     config = config or ServerConfig()
     if config.kv_events is not None or config.tls_certificate is not None:
-        raise ConfigError("kv_events, tls_certificate: are not supported on Ray; leave them out")
+        raise ConfigError(
+            "kv_events, tls_certificate: are not supported on Ray, where replicas have no fixed addresses; leave them "
+            "out"
+        )
     inner = replace(config, api_key=(), admin_key=None, cors_origin=(), access_log=False)
     router = RequestRouterConfig(
         request_router_class="foreword.ray.router:ForewordRouter", request_router_kwargs={"router": config.router}

@@ -57,6 +57,7 @@ class Scheduler:
         self._drafts = np.full((states.max_num_reqs, states.max_num_draft_tokens), -1, np.int32)
         self._num_drafts = np.zeros(states.max_num_reqs, np.int32)
         self._may_verify = False  # whether a running row may have drafts
+        self._leaves = np.zeros(states.max_num_reqs, np.bool_)  # by row: false, but during `_drop`
         self._num_in_flight = np.zeros(states.max_num_reqs, np.int32)  # by row: tokens of the step in flight
         self._spans_end = np.zeros(states.max_num_reqs, np.int32)  # by row: the end of the last span
         self._watermark = int(config.watermark * cache.pool.num_blocks)
@@ -168,9 +169,8 @@ class Scheduler:
         if admitted:
             counts = np.array(list(admitted.values()), np.int32)
             rows, n = np.concatenate([rows, self._rows[-len(counts) :]]), np.concatenate([n, counts])
-            computed = self.states.num_computed_tokens[rows]
-            num_tokens += int(counts.sum())
-            self._may_prefill = True
+            computed = self.states.num_computed_tokens.take(rows)
+            num_tokens += sum(admitted.values())
         if self.config.long_prefill_threshold and len(rows) == 1:
             n = self._use_rest(rows, computed, n)
             num_tokens = int(n[0])
@@ -178,7 +178,7 @@ class Scheduler:
             copies.append(self.cache.keep_states(running, reached))
         prefilling = NO_TOKENS
         if self._may_prefill:
-            prefilling = rows[computed < self.states.prefill_len[rows]]
+            prefilling = rows[computed < self.states.prefill_len.take(rows)]
             self._may_prefill = len(prefilling) > 0 or len(rows) < len(self._rows)
         self._last_scheduled = rows
         self.ledger = Ledger(
@@ -350,9 +350,9 @@ class Scheduler:
 
     def _drop(self, rows: I32) -> None:
         """Remove these rows from the running ones."""
-        stays = np.ones(self.states.max_num_reqs, np.bool_)
-        stays[rows] = False
-        self._rows = self._rows[stays[self._rows]]
+        self._leaves[rows] = True
+        self._rows = self._rows[~self._leaves[self._rows]]
+        self._leaves[rows] = False
 
     def _leave(self, row: int) -> Request:
         request = self.request_in(row)
@@ -431,8 +431,9 @@ class Scheduler:
         """
         free = self.cache.pool.num_free
         if len(self._rows):
-            reserved = self.cache.blocks_reserved(self._rows) if self.config.reserve_full_prompt else 0
-            free -= reserved + self._watermark
+            free -= self._watermark
+            if self._may_prefill and self.config.reserve_full_prompt:
+                free -= self.cache.blocks_reserved(self._rows)
         tokens = hit.prompt_len if self.config.reserve_full_prompt else min(hit.num_tokens + n, hit.prompt_len)
         need = self.cache.blocks_to_admit(hit, tokens, chunk=n)
         if need <= free:
@@ -461,7 +462,8 @@ class Scheduler:
         )
         num_tokens = hit.num_tokens + n
         request.row, copies = admit(self.states, self.cache, admission, hit, num_tokens, request.keys)
-        self._rows = np.append(self._rows, np.int32(request.row))
+        self._rows = np.concatenate((self._rows, np.array([request.row], np.int32)))
+        self._may_prefill = True
         self._by_row[request.row] = request
         self.max_len[request.row] = request.max_len
         self._spans_end[request.row] = request.spans[-1, 1] if len(request.spans) else 0

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from foreword.errors import ConfigError, nearest
+from foreword.kv_events.source import endpoint_of
 from foreword.media.limits import MediaLimits
 
 
@@ -66,6 +67,21 @@ class ServerConfig:
             remote_hosts=self.media_host,
             timeout=self.media_timeout,
         )
+
+    def of_replicas(self) -> list[ServerConfig]:
+        """The settings of each replica, which publishes cache events at endpoints of its own."""
+        given = {name: getattr(self, name) for name in ("kv_events", "kv_events_replay") if getattr(self, name)}
+        found: list[dict[str, Any]] = [
+            {name: endpoint_of(url, number) for name, url in given.items()} for number in range(self.replicas)
+        ]
+        for number, endpoints in enumerate(found):
+            for name, url in endpoints.items():
+                if any(url in other.values() for other in found[:number]) and url != given[name]:
+                    raise ConfigError(
+                        f"{name}={given[name]!r:.80}: replica {number} would use {url}, which is another replica's; "
+                        f"choose ports of kv_events and kv_events_replay that differ by {self.replicas} or more"
+                    )
+        return [replace(self, **endpoints) for endpoints in found]
 
     def __post_init__(self) -> None:
         for item in fields(self):

@@ -30,10 +30,18 @@ PACKAGES = ("httptools", "msgspec", "prometheus_client", "python_multipart", "st
 """Of the extra that serves."""
 
 
-def run(model: str, config: ServerConfig, *, on_ready: Callable[[str], None] | None = None, **options: Any) -> None:
+def run(
+    model: str,
+    config: ServerConfig,
+    *,
+    on_ready: Callable[[str], None] | None = None,
+    rank: int = 0,
+    **options: Any,
+) -> None:
     """Serve a model until SIGTERM or SIGINT; requests in progress are finished then, within drain_timeout.
 
-    on_ready: called with the address; without, it is printed. options: of `AsyncLLM`; without a seed, each run draws
+    on_ready: called with the address; without, it is printed. rank: its number among replicas, which its cache events
+    have. options: of `AsyncLLM`; without a seed, each run draws
     other tokens. OSError if the address cannot be used, before the model is loaded; ConfigError without the packages
     that serve.
     """
@@ -56,7 +64,7 @@ def run(model: str, config: ServerConfig, *, on_ready: Callable[[str], None] | N
         stack.callback(lambda: asyncio.run(llm.close()))
         for line in conversions(llm.model.weights.values()):
             print(f"foreword: {line}", file=sys.stderr, flush=True)
-        source = None if log is None else _publish(log, llm, config, stack)
+        source = None if log is None else _publish(log, llm, config, rank, stack)
         trace = None if config.otlp_traces_endpoint is None else _trace(config.otlp_traces_endpoint, names[0], stack)
         context = Context(
             engine=llm,
@@ -78,7 +86,7 @@ def _cache_log() -> CacheLog:
     return CacheLog()
 
 
-def _publish(log: CacheLog, llm: AsyncLLM, config: ServerConfig, stack: ExitStack) -> KVEventSource:
+def _publish(log: CacheLog, llm: AsyncLLM, config: ServerConfig, rank: int, stack: ExitStack) -> KVEventSource:
     """Publish the cache's events until the stack is closed."""
     from foreword.kv_events.publisher import KVEventPublisher  # of another extra
 
@@ -90,6 +98,7 @@ def _publish(log: CacheLog, llm: AsyncLLM, config: ServerConfig, stack: ExitStac
         replay_endpoint=config.kv_events_replay,
         topic=config.kv_events_topic,
         format="array" if config.kv_events_arrays else "map",
+        rank=rank,
     )
     stack.enter_context(publisher)
     return publisher.source

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
+from itertools import pairwise
 from math import inf
 from typing import cast
 
 import numpy as np
 
-from foreword.arrays import F64, I32
+from foreword.arrays import I32, I64
 from foreword.batch import RequestStates
 from foreword.errors import ConfigError
 from foreword.scheduler.config import SchedulerConfig
@@ -24,6 +26,18 @@ from foreword.scheduler.simulation.trace import Arrival
 MAX_WAITING = 4096
 # Limit of steps simulated at once, so that the list of their times stays small.
 MAX_REPEAT = 1024
+
+
+@dataclass(slots=True, eq=False)
+class _Decoding:
+    """What the next step begins with, if all running requests decode: their rows and known tokens, the sum of these,
+    and steps until the first request ends.
+    """
+
+    rows: I64
+    known: I32
+    context: int
+    left: int
 
 
 class Replica:
@@ -62,10 +76,11 @@ class Replica:
         # Whether an arriving request may be admitted before the waiting ones.
         self._may_overtake = config.policy != "fcfs"
         self._pending: deque[tuple[int, Arrival]] = deque()
-        self._piece = piece_size(block_size)
+        self._block_size, self._piece = block_size, piece_size(block_size)
         self._last_token = np.zeros(config.max_num_seqs)  # by row: when its last token came
         self._has_token = np.zeros(config.max_num_seqs, np.bool_)
         self._repeats = False  # whether the next step repeats the one before
+        self._decoding = _Decoding(np.zeros(0, np.intp), np.zeros(0, np.int32), 0, 0)  # if it does
         self._share = 1 / (num_blocks - 1)
 
     @property
@@ -79,7 +94,7 @@ class Replica:
     def advance(self, until: float) -> float:
         """Begin every step before ``until``; all arrivals before that time are known.
 
-        Returns a time before which no further request ends; infinity when nothing is left.
+        Returns a time before which no step begins that ends a request; infinity when nothing is left.
         """
         scheduler, pending = self.scheduler, self._pending
         while True:
@@ -92,6 +107,8 @@ class Replica:
             if self.now >= until:
                 return self._next_end()
             if self._repeats:
+                if not pending and (end := self._next_end()) >= until:
+                    return end
                 self._repeats = self._repeat(until)
             else:
                 self._repeats = self._step(scheduler.schedule())
@@ -106,25 +123,29 @@ class Replica:
                 self._repeats = False
 
     def _next_end(self) -> float:
-        rows = self.scheduler.running
-        if not self._repeats or not len(rows):
+        """A time before which no step begins that ends a request."""
+        if not self._repeats:
             return self.now
-        known = self.rows.num_tokens.take(rows)
-        left = int(np.minimum.reduce(self.scheduler.max_len.take(rows) - known))
-        return self.now + left * self.cost.seconds(len(rows), int(np.add.reduce(known)))
+        decoding, size = self._decoding, self._block_size
+        count, left = len(decoding.rows), decoding.left - 1
+        if self.cache.pool.num_free * size < count * (left + size):  # a preemption would make steps shorter
+            return self.now
+        growth = self.cost.context * count * left * (left - 1) / 2
+        return self.now + left * self.cost.seconds(count, decoding.context) + growth
 
     def _step(self, plan: StepPlan) -> bool:
         """Take the step. Returns whether the next one repeats it: all requests decoded, and none can be admitted."""
-        states, rows, report = self.rows, plan.rows, self.report
+        states, rows, report = self.rows, plan.rows.astype(np.intp), self.report
         if plan.admitted or plan.preempted:
             self._note_moves(plan)
         computed = states.num_computed_tokens[rows] + plan.num_scheduled
-        self._pass(self.cost.seconds(plan.num_tokens, int(np.add.reduce(computed))))
+        self._pass(self.now + self.cost.seconds(plan.num_tokens, sum(computed.tolist())))
         states.num_computed_tokens[rows] = computed
-        sampled = rows
+        sampled, known = rows, states.num_tokens[rows]
         if len(plan.prefilling):
-            sampled = rows[computed == states.num_tokens[rows]]
-        known = states.num_tokens[sampled] + 1
+            is_sampled = computed == known
+            sampled, known = rows[is_sampled], known[is_sampled]
+        known += 1
         states.num_tokens[sampled] = known
         self.scheduler.commit(plan)
 
@@ -135,14 +156,16 @@ class Replica:
                 cast(SimulatedRequest, self.scheduler.request_in(row)).first_token = self.now
             waited = waited[had_token]
             self._has_token[sampled] = True
-        report.time_between_tokens.add(waited)
+        report.time_between_tokens.add(waited.tolist())
         self._last_token[sampled] = self.now
         report.num_steps += 1
         report.num_output_tokens += len(sampled)
         self._note_memory()
         all_decoded = len(sampled) == len(self.scheduler.running)
         ended = self._end(sampled, known)
-        return all_decoded and self._admits_none(ended, published=len(plan.prefilling) > 0)
+        if not (all_decoded and self._admits_none(ended, published=len(plan.prefilling) > 0)):
+            return False
+        return len(self._decoding.rows) > 0
 
     def _repeat(self, until: float) -> bool:
         """Take at once all steps that repeat this one: all running requests decode, and none is admitted.
@@ -150,56 +173,57 @@ class Replica:
         They stop when a request ends, before blocks run out, when a request arrives that could be admitted, and at
         ``until``. Returns whether there are more such steps.
         """
-        states, rows, report = self.rows, self.scheduler.running, self.report
-        if not len(rows):
-            return False
+        states, decoding, report = self.rows, self._decoding, self.report
         if self._pending and (self._may_overtake or not len(self.scheduler.waiting)):
             until = min(until, self._pending[0][1].time)
-        if until <= self.now:
-            return False
-        known = states.num_tokens.take(rows)
-        left = int(np.minimum.reduce(self.scheduler.max_len.take(rows) - known))
-        times = self._times(min(left, MAX_REPEAT), len(rows), int(np.add.reduce(known)), until)
+        rows, known = decoding.rows, decoding.known
+        times = self._times(until)
         steps = len(times) - 1
         while steps and not self.cache.grow_to(rows, known + (steps - 1)):
             steps //= 2
         if not steps:
             return False
-        report.time_between_tokens.add(times[1 : steps + 1] - times[:steps], len(rows))
-        self._pass(0.0, float(times[steps]))
+        del times[steps + 1 :]
+        report.time_between_tokens.add([after - before for before, after in pairwise(times)], len(rows))
+        self._pass(times[steps])
         known += steps
         states.num_tokens[rows] = known
-        known -= 1
-        states.num_computed_tokens[rows] = known
+        states.num_computed_tokens[rows] = known - 1
         self._last_token[rows] = self.now
         report.num_steps += steps
         report.num_output_tokens += steps * len(rows)
         self._note_memory()
-        return self._admits_none(steps == left and self._end(rows, known + 1))
+        if steps < decoding.left:
+            decoding.context += steps * len(rows)
+            decoding.left -= steps
+            return self._admits_none(False)
+        return self._admits_none(self._end(rows, known)) and len(self._decoding.rows) > 0
 
-    def _times(self, steps: int, num_reqs: int, context: int, until: float) -> F64:
+    def _times(self, until: float) -> list[float]:
         """Now, and the end of each decode step from now on, up to the first that is not before ``until``."""
-        first = self.cost.seconds(num_reqs, context)
-        if first > 0 and until < inf:
-            steps = min(steps, int((until - self.now) / first) + 2)
-        times = np.empty(steps + 1)
-        times[0] = self.now
-        base = self.cost.step + self.cost.token * num_reqs
-        np.add(base, self.cost.context * np.arange(context, context + steps * num_reqs, num_reqs), out=times[1:])
-        np.add.accumulate(times, out=times)  # one after the other, so that they are those of single steps
-        return times[: int(times[:-1].searchsorted(until)) + 1]
+        now, count, context = self.now, len(self._decoding.rows), self._decoding.context
+        times, most = [now], min(self._decoding.left, MAX_REPEAT)
+        fixed, per_token = self.cost.step + self.cost.token * count, self.cost.context
+        while now < until and len(times) <= most:
+            now += fixed + per_token * context
+            context += count
+            times.append(now)
+        return times
 
-    def _end(self, rows: I32, known: I32) -> bool:
-        """Free those of the rows that have all their tokens. Whether there were any."""
-        done = rows[known >= self.scheduler.max_len[rows]]
-        if not len(done):
-            return False
-        for row in done.tolist():
-            request = cast(SimulatedRequest, self.scheduler.request_in(row))
-            self.report.add_times(request, self.now)
-            self.ended.append(request.arrival)
-        self.scheduler.finish(done)
-        return True
+    def _end(self, rows: I64, known: I32) -> bool:
+        """Free those of the rows that have all their tokens. Whether there were any; the others go on to decode."""
+        left = self.scheduler.max_len[rows] - known
+        if ended := min(left.tolist(), default=1) < 1:
+            stays = left > 0
+            done = rows[~stays].astype(np.int32)
+            for row in done.tolist():
+                request = cast(SimulatedRequest, self.scheduler.request_in(row))
+                self.report.add_times(request, self.now)
+                self.ended.append(request.arrival)
+            self.scheduler.finish(done)
+            rows, known, left = rows[stays], known[stays], left[stays]
+        self._decoding = _Decoding(rows, known, sum(known.tolist()), min(left.tolist(), default=0))
+        return ended
 
     def _admits_none(self, ended: bool, *, published: bool = False) -> bool:
         """Whether the next step admits no waiting request: the last one tried, and the conditions have not improved.
@@ -229,9 +253,8 @@ class Replica:
                 report.num_prompt_tokens += len(request.prompt)
                 report.num_cached_tokens += request.num_cached
 
-    def _pass(self, seconds: float, until: float = 0.0) -> None:
-        """Let time pass in a step, or until a moment."""
-        then = until or self.now + seconds
+    def _pass(self, then: float) -> None:
+        """Let time pass in steps."""
         self.busy += then - self.now
         self.now = then
 

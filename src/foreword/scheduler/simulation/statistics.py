@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
+from collections.abc import Sequence
 from math import ceil
 
 import numpy as np
@@ -11,7 +13,7 @@ from foreword.arrays import F32, F64
 
 LOW, BINS_PER_DECADE, DECADES = 1e-5, 200, 10
 # Bin i holds durations in (EDGES[i − 1], EDGES[i]]; the first and the last one are open.
-EDGES = LOW * 10 ** (np.arange(1, BINS_PER_DECADE * DECADES) / BINS_PER_DECADE)
+EDGES = (LOW * 10 ** (np.arange(1, BINS_PER_DECADE * DECADES) / BINS_PER_DECADE)).tolist()
 
 
 class Durations:
@@ -58,15 +60,15 @@ class LatencyHistogram:
     def count(self) -> int:
         return int(self.counts.sum())
 
-    def add(self, seconds: F64, times: int = 1) -> None:
+    def add(self, seconds: Sequence[float] | F64, times: int = 1) -> None:
         """Each of these durations, ``times`` times."""
         if not len(seconds):
             return
-        low, high = EDGES.searchsorted((seconds.min(), seconds.max()))
+        low, high = bisect_left(EDGES, min(seconds)), bisect_left(EDGES, max(seconds))
         if low == high:  # as a rule: the requests of a step wait equally long
             self.counts[low] += times * len(seconds)
         else:
-            found = np.bincount(EDGES.searchsorted(seconds) - low)
+            found = np.bincount(np.searchsorted(EDGES, seconds) - low)
             self.counts[low : low + len(found)] += times * found
 
     def extend(self, other: LatencyHistogram) -> None:

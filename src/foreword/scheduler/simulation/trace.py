@@ -41,7 +41,8 @@ class Arrival:
         ``end``: int32 [ceil(end / size)]. They are alike where the trace says so; others, and those with tokens of the
         answer, are unique to the request (``index``).
         """
-        names = np.full(-(-end // size), _HALF + index % (_HALF - 1), np.int32)
+        names = np.empty(-(-end // size), np.int32)
+        names.fill(_HALF + index % (_HALF - 1))
         if self.hash_ids:
             ids = np.array([h % _HALF for h in self.hash_ids[: -(-length // HASHED_TOKENS)]], np.int32)
             alike = ids.repeat(HASHED_TOKENS // size)[: length // size]
