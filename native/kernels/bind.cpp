@@ -79,7 +79,7 @@ void bind_model(nb::module_ &m) {
            "embeds"_a.noconvert().none() = nb::none(), "mrope_positions"_a.noconvert().none() = nb::none(),
            "lora_ids"_a.noconvert().none() = nb::none())
       .def("hidden_states", &CpuModel::hidden_states, "tokens"_a.noconvert())
-      .def("add_lora", &CpuModel::add_lora, "id"_a, "factors"_a, "half"_a)
+      .def("add_lora", &CpuModel::add_lora, "id"_a, "factors"_a)
       .def("drop_lora", &CpuModel::drop_lora, "id"_a)
       .def("copy_blocks", &CpuModel::copy_blocks, "sources"_a.noconvert(), "destinations"_a.noconvert())
       .def("zero_blocks", &CpuModel::zero_blocks, "blocks"_a.noconvert())

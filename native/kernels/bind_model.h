@@ -218,7 +218,7 @@ class CpuModel {
   }
 
   // An adapter: for each matrix that it changes (matrix, a [rank, cols], b [rows, rank], scale). Returns its bytes.
-  size_t add_lora(int id, const std::vector<LoraFactors> &factors, bool half) {
+  size_t add_lora(int id, const std::vector<LoraFactors> &factors) {
     check_finished(true);
     in_range(id, 1, INT32_MAX, "the number of an adapter");
     std::vector<std::pair<const PackedMatrix *, LoraSource>> sources;
@@ -228,7 +228,7 @@ class CpuModel {
       in_range(int64_t(a.shape(1)), m->cols, m->cols, "the columns of a");
       in_range(int64_t(b.shape(0)), m->rows, m->rows, "the rows of b");
       in_range(int64_t(b.shape(1)), rank, rank, "the columns of b");
-      sources.push_back({m, {a.data(), b.data(), rank, m->rows, m->cols, float(scale), half}});
+      sources.push_back({m, {a.data(), b.data(), rank, m->rows, m->cols, float(scale)}});
     }
     const auto lock = exclusive();
     nb::gil_scoped_release release;

@@ -69,17 +69,23 @@ struct SourceMatrix {
   const uint8_t *data;
 };
 
-// The change of a matrix [rows, cols] by an adapter: scale * (x Aᵀ) Bᵀ. Both factors are in floats, or both in half
-// precision, each times a power of two that `scale` takes back. R = padded_rank, L = the lanes of a vector, N =
-// panel_width; the padding is zeros:
+// The number format of an adapter's factors: floats, or 8 bit with one scale per rank, where A is of rotated inputs.
+enum class LoraFormat : uint8_t { f32, i8 };
+
+__attribute__((always_inline)) inline constexpr ActivationKind lora_input(LoraFormat format) {
+  return format == LoraFormat::f32 ? ActivationKind::f32 : ActivationKind::i8_rotated;
+}
+
+// The change of a matrix [rows, cols] by an adapter: scale * (x Aᵀ) Bᵀ. The factors of a rank are each multiplied by a
+// number that the rank's scale takes back. G inputs of an output are adjacent: 4 in i8, else 1. R = padded_rank,
+// L = the lanes of a vector, N = panel_width; the padding is zeros:
 //
-//   a  R / L times { [padded_cols][L] }     b  num_panels times { [R][N] }
+//   a  R / L times { [L] float scale, [padded_cols/G][L][G] }     b  num_panels times { [R/G][N][G] }
 struct LoraPair {
+  LoraFormat format;
   int padded_rank;  // 0: the matrix is not changed
   int padded_cols, num_vectors;  // of ceil(R / L)
   size_t vector_bytes, panel_bytes;  // of a vector of ranks of `a`, of a panel of `b`
-  bool half;
-  float scale;
   const uint8_t *a, *b;  // 64-byte aligned
 
   __attribute__((always_inline)) const uint8_t *vector(int index) const { return a + size_t(index) * vector_bytes; }
@@ -91,19 +97,18 @@ struct LoraSource {
   const float *a, *b;
   int rank, rows, cols;
   float scale;
-  bool half;
-};
-
-// Rows of floats: row t has its inputs in pieces of `piece`, the first at data + t * row_stride, the next piece_stride
-// floats further.
-struct LoraInput {
-  const float *data;
-  size_t row_stride, piece_stride;
-  int piece;
 };
 
 constexpr size_t kLoraAhead = 4096;  // bytes between the factors in use and those that are prefetched
 constexpr int kMaxLoraRank = 64;  // a multiple of the lanes of every instruction set
+
+// scale * x Aᵀ of a token, as the input of the product with Bᵀ. In i8 the numbers are 8 bit, and each vector of
+// ranks has a scale and a start of its sums: −128 Σ q (0 if the dot product takes signed weights).
+struct LoraRow {
+  alignas(64) uint8_t numbers[kMaxLoraRank * sizeof(float)];
+  float scale[kMaxLoraRank / 4];
+  int32_t start[kMaxLoraRank / 4];
+};
 
 // ---------------------------------------------------------------------------------------------- activations
 

@@ -27,15 +27,16 @@ struct Isa {
   // `scratch`: padded_cols floats.
   void (*prepare_row)(const Activations &a, int row, const float *x, float *scratch);
 
-  // Adapters: see lora.cpp. `pack_lora` fills `pair` and writes its factors to `memory`, or only returns their bytes if
-  // that is null. `lora_shrink`: out[t, r] = scale Σ_k x[t, k] a[r, k] of the tokens t, for the ranks r of one vector.
-  // `lora_expand`: out[t, n] += Σ_r shrunk[t, r] b[n, r] for the outputs of panels [panel_begin, panel_end). Rows of
-  // `shrunk` and `out` are addressed from token 0, and outputs from panel 0.
-  size_t (*pack_lora)(const LoraSource &source, LoraPair *pair, uint8_t *memory);
-  void (*lora_shrink)(const LoraPair &pair, const LoraInput &x, const int *tokens, int num_tokens, int vector,
-                      float *shrunk, size_t shrunk_stride);
-  void (*lora_expand)(const LoraPair &pair, const float *shrunk, size_t shrunk_stride, const int *tokens,
-                      int num_tokens, int panel_begin, int panel_end, float *out, size_t out_stride);
+  // Adapters: see lora.cpp. `pack_lora` fills `pair`, whose format is set, and writes its factors to `memory`, or only
+  // returns their bytes if that is null; `scratch`: padded_cols floats. `lora_shrink`: shrunk[t, r] = scale Σ_k a[t, k]
+  // A[r, k] of the tokens t, for the ranks r of one vector; rows of `shrunk` are `stride` apart. `lora_expand`: out[t,
+  // n] += Σ_r shrunk[t, r] B[n, r] for the outputs of panels [panel_begin, panel_end). Rows of `shrunk` and `out` are
+  // addressed from token 0, and outputs from panel 0.
+  size_t (*pack_lora)(const LoraSource &source, LoraPair *pair, uint8_t *memory, float *scratch);
+  void (*lora_shrink)(const LoraPair &pair, const Activations &a, const int *tokens, int num_tokens, int vector,
+                      LoraRow *shrunk, size_t stride);
+  void (*lora_expand)(const LoraPair &pair, const LoraRow *shrunk, size_t stride, const int *tokens, int num_tokens,
+                      int panel_begin, int panel_end, float *out, size_t out_stride);
 
   // Rows.
   void (*rms_norm)(const float *x, const float *weight, int size, float eps, float *out);

@@ -2,8 +2,9 @@
 // of the tile. An output is the same sum whatever the tile, so a token's result does not depend on its batch.
 #include <cmath>
 
-#include "kernels/half.h"
+#include "kernels/activations.h"
 #include "kernels/isa_functions.h"
+#include "kernels/rotation.h"
 
 namespace foreword::kernels::FOREWORD_ISA {
 namespace {
@@ -11,106 +12,182 @@ namespace {
 constexpr int V = kPanelVectors;
 constexpr int kLoraRows = kRowsF32 < 8 ? kRowsF32 : 8;  // of the tallest tile
 
-// ---------------------------------------------------------------------------------------------- factors
+// ---------------------------------------------------------------------------------------------- formats
 
+// Of an input of integers: x ≈ scale * q, and where a sum of their products starts (ActivationBlock).
+struct Steps {
+  float scale;
+  int32_t start;
+};
+
+// A format of factors, and of their input:
+//   kGroup, kBytes           inputs of an output that are adjacent and multiplied at once; bytes of a factor
+//   kRanks, kChains          ranks of one sum; sums of a shrunk output, enough to hide the latency of an instruction
+//   unit(largest)            what the factors of a rank are multiplied by
+//   write, weights, input    stores a factor; loads those of a group, and its inputs for every lane
+//   begin, multiply, end     a sum
+//   put                      stores a vector of ranks as an input of the second product
 struct Floats {
+  using Input = float;
+  using Sum = F32;
+  static constexpr int kGroup = 1, kRanks = kMaxLoraRank, kChains = 2;
   static constexpr size_t kBytes = 4;
-  static FW_INLINE F32 vector(const uint8_t *p) { return load(reinterpret_cast<const float *>(p)); }
+  static constexpr bool kIntegers = false;
+
+  static FW_INLINE float unit(float) { return 1.f; }
   static FW_INLINE void write(float x, uint8_t *p) { std::memcpy(p, &x, sizeof x); }
-};
-struct Halves {
-  static constexpr size_t kBytes = 2;
-  static FW_INLINE F32 vector(const uint8_t *p) { return load_f16(reinterpret_cast<const uint16_t *>(p)); }
-  static FW_INLINE void write(float x, uint8_t *p) {
-    const uint16_t half = float_to_half(x);
-    std::memcpy(p, &half, sizeof half);
+  static FW_INLINE F32 weights(const uint8_t *p) { return load(reinterpret_cast<const float *>(p)); }
+  static FW_INLINE F32 input(const float *x) { return set1(*x); }
+  static FW_INLINE F32 begin(Steps) { return set1(0.f); }
+  static FW_INLINE F32 multiply(F32 sum, F32 w, F32 x) { return fma(x, w, sum); }
+  static FW_INLINE F32 end(F32 sum, Steps) { return sum; }
+  static FW_INLINE void put(F32 z, int vector, LoraRow &row) {
+    store(reinterpret_cast<float *>(row.numbers) + vector * kLanes, z);
   }
 };
 
-// f(Floats{}) or f(Halves{}).
+// 8 bit. Each vector of ranks has a sum of its own, since it has a scale of its own.
+struct Quads {
+  using Input = int8_t;
+  using Sum = I32;
+  static constexpr int kGroup = 4, kRanks = kLanes, kChains = 1;
+  static constexpr size_t kBytes = 1;
+  static constexpr bool kIntegers = true;
+
+  static FW_INLINE float unit(float largest) { return largest > 0.f ? 127.f / largest : 1.f; }
+  static FW_INLINE void write(float x, uint8_t *p) { *p = uint8_t(int(std::lrintf(x)) + 128); }
+  static FW_INLINE U8 weights(const uint8_t *p) { return load_u8(p); }
+  static FW_INLINE I32 input(const int8_t *x) { return quad(x); }
+  static FW_INLINE I32 begin(Steps steps) { return set1_i32(steps.start); }
+  static FW_INLINE I32 multiply(I32 sum, U8 w, I32 x) { return dot4_biased(sum, w, x); }
+  static FW_INLINE F32 end(I32 sum, Steps steps) { return mul(to_f32(sum), set1(steps.scale)); }
+  static FW_INLINE void put(F32 z, int vector, LoraRow &row) {
+    alignas(64) float numbers[kLanes];
+    store(numbers, z);
+    const float top = largest_magnitude(numbers, kLanes);
+    const F32 rounded = round_f32(mul(z, set1(top > 0.f ? 127.f / top : 0.f)));
+    store_s8(reinterpret_cast<int8_t *>(row.numbers) + vector * kLanes, rounded);
+    row.scale[vector] = top / 127.f;
+    row.start[vector] = -kDotBias * whole(reduce_add(rounded));
+  }
+};
+
+// f(Floats{}) or f(Quads{}).
 template <class F>
-FW_INLINE auto with_factors(bool half, F &&f) {
-  return half ? f(Halves{}) : f(Floats{});
+FW_INLINE auto with_format(LoraFormat format, F &&f) {
+  return format == LoraFormat::f32 ? f(Floats{}) : f(Quads{});
 }
 
-// The power of two that brings the largest of `count` numbers to [2^13, 2^14): in half precision, numbers down to 2^-28
-// of it keep 11 bits.
-float half_scale(const float *x, size_t count) {
-  float largest = 0.f;
-  for (size_t i = 0; i < count; ++i) largest = larger(largest, std::fabs(x[i]));
-  return largest > 0.f ? std::ldexp(1.f, smaller(13 - std::ilogb(largest), 100)) : 1.f;
+// ---------------------------------------------------------------------------------------------- packing
+
+// Where factor (input, output) is among `width` outputs.
+template <class Format>
+FW_INLINE size_t place_of(int input, int output, int width) {
+  const int group = input / Format::kGroup * width + output;
+  return Format::kBytes * (size_t(group) * Format::kGroup + size_t(input % Format::kGroup));
 }
 
-// Writes `factor` times element(input, output) for `inputs` × `width`. Returns the end of what was written.
-template <class Factors, class Element>
-uint8_t *pack_inputs(int inputs, int width, float factor, uint8_t *out, Element &&element) {
-  for (int k = 0; k < inputs; ++k) {
-    for (int n = 0; n < width; ++n, out += Factors::kBytes) Factors::write(factor * element(k, n), out);
+// The factors of rank r of both matrices, each times a unit. Returns the product of the units.
+template <class Format>
+double pack_rank(const LoraSource &s, const LoraPair &pair, int r, uint8_t *a, uint8_t *b, float *row) {
+  for (int k = 0; k < pair.padded_cols; ++k) row[k] = k < s.cols ? s.a[size_t(r) * size_t(s.cols) + size_t(k)] : 0.f;
+  const float factor = Format::kIntegers ? rotate_inputs(row, pair.padded_cols, row) : 1.f;
+  const float of_a = Format::unit(largest_magnitude(row, pair.padded_cols));
+  uint8_t *vector = a + size_t(r / kLanes) * pair.vector_bytes + sizeof(float) * kLanes;
+  for (int k = 0; k < pair.padded_cols; ++k) {
+    Format::write(of_a * row[k], vector + place_of<Format>(k, r % kLanes, kLanes));
   }
-  return out;
+  auto factor_b = [&](int n) FW_LAMBDA { return s.b[size_t(n) * size_t(s.rank) + size_t(r)]; };
+  float largest = 0.f;
+  for (int n = 0; n < s.rows; ++n) largest = larger(largest, std::fabs(factor_b(n)));
+  const float of_b = Format::unit(largest);
+  for (int n = 0; n < s.rows; ++n) {
+    uint8_t *panel = b + size_t(n / kPanelWidth) * pair.panel_bytes;
+    Format::write(of_b * factor_b(n), panel + place_of<Format>(r, n % kPanelWidth, kPanelWidth));
+  }
+  return double(of_a) * double(of_b) * double(factor);
 }
 
 // ---------------------------------------------------------------------------------------------- tiles
 
-// acc[k mod C, r, n] += Σ_k x[r, k] w[k, n] for `count` inputs, an even number. Moves `w` past them. C: 1 or 2; with 2
-// there are enough independent sums where N is 1.
-template <class Factors, int C, int R, int N>
-FW_INLINE void add_inputs(const float *const (&x)[R], int count, const uint8_t *&w, F32 (&acc)[C][R][N]) {
-  constexpr size_t kVector = Factors::kBytes * kLanes;
-  for (int k = 0; k < count; k += 2) {
-    for (size_t line = 0; line < 2 * N * kVector; line += 64) prefetch<2>(w + kLoraAhead + line);
-    FW_UNROLL for (int i = 0; i < 2; ++i) {
-      F32 wv[N];
-      FW_UNROLL for (int n = 0; n < N; ++n) wv[n] = Factors::vector(w + size_t(n) * kVector);
+// acc[i mod C, r, n] += Σ_k x[r, k] w[n, k] over the groups i of `count` inputs, a multiple of C groups. Moves `w` past
+// them.
+template <class Format, int C, int R, int N>
+FW_INLINE void add_inputs(const typename Format::Input *const (&x)[R], int count, const uint8_t *&w,
+                          typename Format::Sum (&acc)[C][R][N]) {
+  constexpr size_t kVector = Format::kBytes * Format::kGroup * kLanes;
+  for (int k = 0; k < count; k += C * Format::kGroup) {
+    for (size_t line = 0; line < C * N * kVector; line += 64) prefetch<2>(w + kLoraAhead + line);
+    FW_UNROLL for (int i = 0; i < C; ++i) {
+      decltype(Format::weights(w)) wv[N];
+      FW_UNROLL for (int n = 0; n < N; ++n) wv[n] = Format::weights(w + size_t(n) * kVector);
       FW_UNROLL for (int r = 0; r < R; ++r) {
-        FW_UNROLL for (int n = 0; n < N; ++n) {
-          F32 &sum = acc[i % C][r][n];
-          sum = fma(set1(x[r][k + i]), wv[n], sum);
-        }
+        const auto xv = Format::input(x[r] + k + i * Format::kGroup);
+        FW_UNROLL for (int n = 0; n < N; ++n) acc[i][r][n] = Format::multiply(acc[i][r][n], wv[n], xv);
       }
       w += N * kVector;
     }
   }
 }
 
-struct Rows {
-  const int *tokens;
-  float *out;
-  size_t out_stride;
-};
-
-template <class Factors, int R>
-void shrink_tile(const LoraPair &pair, const LoraInput &x, const uint8_t *w, const Rows &rows) {
-  F32 acc[2][R][1];
-  FW_UNROLL for (int r = 0; r < R; ++r) acc[0][r][0] = acc[1][r][0] = set1(0.f);
-  const float *piece[R];
-  FW_UNROLL for (int r = 0; r < R; ++r) piece[r] = x.data + size_t(rows.tokens[r]) * x.row_stride;
-  for (int k = 0; k < pair.padded_cols; k += x.piece) {
-    add_inputs<Factors>(piece, smaller(x.piece, pair.padded_cols - k), w, acc);
-    FW_UNROLL for (int r = 0; r < R; ++r) piece[r] += x.piece_stride;
+template <class Format, int R>
+void shrink_tile(const LoraPair &pair, const Activations &a, const int *tokens, int vector, LoraRow *out,
+                 size_t stride) {
+  using Input = typename Format::Input;
+  constexpr int kPiece = kPieceBytes / int(sizeof(Input));
+  const uint8_t *w = pair.vector(vector);
+  const F32 scales = load(reinterpret_cast<const float *>(w));
+  w += sizeof(float) * kLanes;
+  auto steps = [&](int r) FW_LAMBDA -> Steps {
+    if constexpr (!Format::kIntegers) return {};
+    const ActivationBlock &block = a.blocks[tokens[r]];
+    return {block.scale, block.neg128_sum};
+  };
+  typename Format::Sum acc[Format::kChains][R][1];
+  const Input *piece[R];
+  FW_UNROLL for (int r = 0; r < R; ++r) {
+    FW_UNROLL for (int i = 0; i < Format::kChains; ++i) acc[i][r][0] = Format::begin(steps(r));
+    piece[r] = activation_at<const Input>(a, tokens[r], 0, kPiece);
+  }
+  for (int k = 0; k < pair.padded_cols; k += kPiece) {
+    add_inputs<Format>(piece, smaller(kPiece, pair.padded_cols - k), w, acc);
+    FW_UNROLL for (int r = 0; r < R; ++r) piece[r] += a.piece_stride / sizeof(Input);
   }
   FW_UNROLL for (int r = 0; r < R; ++r) {
-    store(rows.out + size_t(rows.tokens[r]) * rows.out_stride, mul(add(acc[0][r][0], acc[1][r][0]), set1(pair.scale)));
+    F32 sum = Format::end(acc[0][r][0], steps(r));
+    if constexpr (Format::kChains == 2) sum = add(sum, acc[1][r][0]);
+    Format::put(mul(sum, scales), vector, out[size_t(tokens[r]) * stride]);
   }
 }
 
-template <class Factors, int R>
-void expand_tile(const LoraPair &pair, const float *shrunk, size_t stride, const uint8_t *w, int num_panels,
-                 const Rows &rows) {
-  const float *in[R];
-  float *out[R];
+template <class Format, int R>
+void expand_tile(const LoraPair &pair, const LoraRow *shrunk, size_t stride, const int *tokens, int panel_begin,
+                 int panel_end, float *out, size_t out_stride) {
+  const LoraRow *in[R];
+  float *o[R];
   FW_UNROLL for (int r = 0; r < R; ++r) {
-    in[r] = shrunk + size_t(rows.tokens[r]) * stride;
-    out[r] = rows.out + size_t(rows.tokens[r]) * rows.out_stride;
+    in[r] = shrunk + size_t(tokens[r]) * stride;
+    o[r] = out + size_t(tokens[r]) * out_stride;
   }
-  for (int p = 0; p < num_panels; ++p) {
-    F32 acc[1][R][V];
-    FW_UNROLL for (int r = 0; r < R; ++r) { FW_UNROLL for (int v = 0; v < V; ++v) acc[0][r][v] = set1(0.f); }
-    add_inputs<Factors>(in, pair.padded_rank, w, acc);
-    FW_UNROLL for (int r = 0; r < R; ++r) {
-      FW_UNROLL for (int v = 0; v < V; ++v) {
-        float *o = out[r] + size_t(p) * kPanelWidth + v * kLanes;
-        store(o, add(load(o), acc[0][r][v]));
+  const uint8_t *w = pair.panel(panel_begin);
+  for (int p = panel_begin; p < panel_end; ++p) {
+    for (int first = 0; first < pair.padded_rank; first += Format::kRanks) {
+      auto steps = [&](int r) FW_LAMBDA -> Steps {
+        if constexpr (!Format::kIntegers) return {};
+        return {in[r]->scale[first / kLanes], in[r]->start[first / kLanes]};
+      };
+      const typename Format::Input *x[R];
+      typename Format::Sum acc[1][R][V];
+      FW_UNROLL for (int r = 0; r < R; ++r) {
+        x[r] = reinterpret_cast<const typename Format::Input *>(in[r]->numbers) + first;
+        FW_UNROLL for (int v = 0; v < V; ++v) acc[0][r][v] = Format::begin(steps(r));
+      }
+      add_inputs<Format>(x, smaller(Format::kRanks, pair.padded_rank - first), w, acc);
+      FW_UNROLL for (int r = 0; r < R; ++r) {
+        FW_UNROLL for (int v = 0; v < V; ++v) {
+          float *at = o[r] + size_t(p) * kPanelWidth + v * kLanes;
+          store(at, add(load(at), Format::end(acc[0][r][v], steps(r))));
+        }
       }
     }
   }
@@ -129,57 +206,46 @@ FW_INLINE void over_tiles(const int *tokens, int count, F &&f) {
 
 }  // namespace
 
-size_t pack_lora(const LoraSource &s, LoraPair *pair, uint8_t *memory) {
-  pair->padded_rank = round_up(s.rank, 2);
-  pair->padded_cols = round_up(s.cols, kBlock);
-  pair->num_vectors = (s.rank + kLanes - 1) / kLanes;
-  pair->half = s.half;
-  return with_factors(s.half, [&](auto factors) {
-    using Factors = decltype(factors);
-    pair->vector_bytes = Factors::kBytes * size_t(pair->padded_cols) * kLanes;
-    pair->panel_bytes = Factors::kBytes * size_t(pair->padded_rank) * kPanelWidth;
+size_t pack_lora(const LoraSource &s, LoraPair *pair, uint8_t *memory, float *scratch) {
+  return with_format(pair->format, [&](auto format) {
+    using Format = decltype(format);
     const int num_panels = (s.rows + kPanelWidth - 1) / kPanelWidth;
-    const size_t bytes = size_t(pair->num_vectors) * pair->vector_bytes + size_t(num_panels) * pair->panel_bytes;
+    pair->padded_rank = round_up(s.rank, Format::kGroup);
+    pair->padded_cols = round_up(s.cols, kBlock);
+    pair->num_vectors = (s.rank + kLanes - 1) / kLanes;
+    pair->vector_bytes = kLanes * (sizeof(float) + Format::kBytes * size_t(pair->padded_cols));
+    pair->panel_bytes = kPanelWidth * Format::kBytes * size_t(pair->padded_rank);
+    const size_t a_bytes = size_t(pair->num_vectors) * pair->vector_bytes;
+    const size_t bytes = a_bytes + size_t(num_panels) * pair->panel_bytes;
     if (!memory) return bytes;
-    const size_t rank = size_t(s.rank), cols = size_t(s.cols);
-    const float of_a = s.half ? half_scale(s.a, rank * cols) : 1.f;
-    const float of_b = s.half ? half_scale(s.b, rank * size_t(s.rows)) : 1.f;
-    pair->scale = s.scale / of_a / of_b;
+    for (size_t i = 0; i < bytes; i += Format::kBytes) Format::write(0.f, memory + i);
     pair->a = memory;
-    for (int first = 0; first < pair->padded_rank; first += kLanes) {
-      memory = pack_inputs<Factors>(pair->padded_cols, kLanes, of_a, memory, [&](int k, int r) {
-        return k < s.cols && first + r < s.rank ? s.a[size_t(first + r) * cols + size_t(k)] : 0.f;
-      });
-    }
-    pair->b = memory;
-    for (int first = 0; first < s.rows; first += kPanelWidth) {
-      memory = pack_inputs<Factors>(pair->padded_rank, kPanelWidth, of_b, memory, [&](int r, int n) {
-        return r < s.rank && first + n < s.rows ? s.b[size_t(first + n) * rank + size_t(r)] : 0.f;
-      });
+    pair->b = memory + a_bytes;
+    for (int r = 0; r < pair->num_vectors * kLanes; ++r) {
+      const double units = r < s.rank ? pack_rank<Format>(s, *pair, r, memory, memory + a_bytes, scratch) : 1.;
+      const float scale = r < s.rank ? float(double(s.scale) / units) : 0.f;
+      std::memcpy(memory + size_t(r / kLanes) * pair->vector_bytes + sizeof(float) * size_t(r % kLanes), &scale,
+                  sizeof scale);
     }
     return bytes;
   });
 }
 
-void lora_shrink(const LoraPair &pair, const LoraInput &x, const int *tokens, int num_tokens, int vector,
-                 float *shrunk, size_t shrunk_stride) {
-  with_factors(pair.half, [&](auto factors) {
-    using Factors = decltype(factors);
-    const uint8_t *w = pair.vector(vector);
+void lora_shrink(const LoraPair &pair, const Activations &a, const int *tokens, int num_tokens, int vector,
+                 LoraRow *shrunk, size_t stride) {
+  with_format(pair.format, [&](auto format) {
     over_tiles(tokens, num_tokens, [&](auto rows, const int *of_tile) {
-      shrink_tile<Factors, decltype(rows)::value>(pair, x, w, {of_tile, shrunk + vector * kLanes, shrunk_stride});
+      shrink_tile<decltype(format), decltype(rows)::value>(pair, a, of_tile, vector, shrunk, stride);
     });
   });
 }
 
-void lora_expand(const LoraPair &pair, const float *shrunk, size_t shrunk_stride, const int *tokens, int num_tokens,
+void lora_expand(const LoraPair &pair, const LoraRow *shrunk, size_t stride, const int *tokens, int num_tokens,
                  int panel_begin, int panel_end, float *out, size_t out_stride) {
-  with_factors(pair.half, [&](auto factors) {
-    using Factors = decltype(factors);
-    const uint8_t *w = pair.panel(panel_begin);
+  with_format(pair.format, [&](auto format) {
     over_tiles(tokens, num_tokens, [&](auto rows, const int *of_tile) {
-      expand_tile<Factors, decltype(rows)::value>(pair, shrunk, shrunk_stride, w, panel_end - panel_begin,
-                                                  {of_tile, out + size_t(panel_begin) * kPanelWidth, out_stride});
+      expand_tile<decltype(format), decltype(rows)::value>(pair, shrunk, stride, of_tile, panel_begin, panel_end, out,
+                                                           out_stride);
     });
   });
 }

@@ -133,13 +133,17 @@ size_t Model::add_lora(int id, const std::vector<std::pair<const PackedMatrix *,
   size_t bytes = 0;
   for (const auto &[matrix, source] : sources) {
     LoraPair &pair = adapter.pairs[size_t(matrix->index)];
-    bytes += padded(isa.pack_lora(source, &pair, nullptr));
+    pair.format = matrix->format == Format::f32 ? LoraFormat::f32 : LoraFormat::i8;
+    bytes += padded(isa.pack_lora(source, &pair, nullptr, nullptr));
+    adapter.kinds[size_t(lora_input(pair.format))] = true;
     adapter.num_vectors = std::max(adapter.num_vectors, pair.num_vectors);
   }
   adapter.memory = Mapping(bytes);
   uint8_t *next = adapter.memory.data();
+  Buffer<float> scratch;
+  scratch.reserve(size_t(widest_input_));
   for (const auto &[matrix, source] : sources) {
-    next += padded(isa.pack_lora(source, &adapter.pairs[size_t(matrix->index)], next));
+    next += padded(isa.pack_lora(source, &adapter.pairs[size_t(matrix->index)], next, scratch.data()));
   }
   loras.insert_or_assign(id, std::move(adapter));
   return bytes;

@@ -120,6 +120,7 @@ class ActivationBuffer {
 struct LoraAdapter {
   std::vector<LoraPair> pairs;
   int num_vectors = 0;  // of ranks, the most of a pair
+  KindSet kinds{};      // of input that the pairs take
   Mapping memory;
 
   const LoraPair &pair_of(const PackedMatrix &matrix) const { return pairs[size_t(matrix.index)]; }

@@ -41,7 +41,8 @@ void AttentionStage::reserve() {
   qkv_.reserve(in.num_tokens);
   queries_.reserve(in.num_tokens);
   out_.reserve(in.num_tokens);
-  o_input_.reserve(in.num_tokens, ctx_.model.config.num_heads * ctx_.model.config.head_dim, kinds_, ctx_.pool.size());
+  o_input_.reserve(in.num_tokens, ctx_.model.config.num_heads * ctx_.model.config.head_dim, ctx_.with_loras(kinds_),
+                   ctx_.pool.size());
   partials_.reserve(size_t(num_partials) * size_t(num_kv_heads) * partial_stride_);
 }
 
@@ -68,8 +69,7 @@ void AttentionStage::run(int thread, int layer_index) {
 
   const ActivationSet heads =
       ctx_.products.prepare(thread, o_input_, layer.o.cols, rows.end, [&](int t) { return out_.row(t); });
-  ctx_.add_product(thread, layer.o, heads, out_.data(), out_.stride(), layer.post_attn_norm,
-                   layer.mlp ? &layer.mlp->gate : nullptr);
+  ctx_.add_product(thread, layer.o, heads, layer.post_attn_norm, layer.mlp ? &layer.mlp->gate : nullptr);
   ctx_.clock.finish(thread, Stage::o);
 }
 

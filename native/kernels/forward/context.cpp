@@ -36,17 +36,15 @@ PassContext::PassContext(Model &m)
 
 void PassContext::reserve() {
   lora_.plan(input);
-  KindSet kinds = kinds_;
-  kinds[size_t(ActivationKind::f32)] |= lora_.is_active();
   x.reserve(input.num_tokens);
   if (has_branch_) branch.reserve(input.num_tokens);
-  normed.reserve(std::max(input.num_tokens, input.num_logits), model.config.hidden_size, kinds, pool.size());
+  const int rows = std::max(input.num_tokens, input.num_logits);
+  normed.reserve(rows, model.config.hidden_size, with_loras(kinds_), pool.size());
 }
 
-void PassContext::add_product(int thread, const Linear &l, const ActivationSet &a, const float *rows, int row_stride,
-                              Vector norm, const Linear *next) {
+void PassContext::add_product(int thread, const Linear &l, const ActivationSet &a, Vector norm, const Linear *next) {
   const Share tokens{0, input.num_tokens};
-  const LoraStep *lora = shrink(thread, {&l}, LoraInput{rows, size_t(row_stride), 0, row_stride});
+  const LoraStep *lora = shrink(thread, {&l}, a);
   if (norm) {
     products.linear(thread, l, a, tokens, branch.data(), Store::assign, next, lora);
   } else {

@@ -49,22 +49,20 @@ class PassContext {
     return out;
   }
 
-  // The adapters of the step, shrunk for products whose input is `x`, or is `normed`; null if there are none.
-  const LoraStep *shrink(int thread, std::initializer_list<const Linear *> linears, const LoraInput &x) {
+  // `kinds`, and the kinds of input that the adapters of the step take.
+  KindSet with_loras(KindSet kinds) const {
+    lora_.add_kinds(kinds);
+    return kinds;
+  }
+  // The adapters of the step, shrunk for products whose input is `a`; null if there are none.
+  const LoraStep *shrink(int thread, std::initializer_list<const Linear *> linears, const ActivationSet &a) {
     if (!lora_.is_active()) return nullptr;
-    lora_.shrink(thread, linears, x);
+    lora_.shrink(thread, linears, a);
     return &lora_;
   }
-  const LoraStep *shrink(int thread, std::initializer_list<const Linear *> linears, const ActivationSet &in) {
-    const Activations &a = in.kinds[size_t(ActivationKind::f32)];
-    constexpr int kPiece = kPieceBytes / int(sizeof(float));
-    return shrink(thread, linears,
-                  {reinterpret_cast<const float *>(a.data), kPiece, a.piece_stride / sizeof(float), kPiece});
-  }
 
-  // x += norm(a Wᵀ), or x += a Wᵀ without a norm; a: the rows of `row_stride` floats at `rows`. Ends with a barrier.
-  void add_product(int thread, const Linear &l, const ActivationSet &a, const float *rows, int row_stride, Vector norm,
-                   const Linear *next);
+  // x += norm(a Wᵀ), or x += a Wᵀ without a norm. Ends with a barrier.
+  void add_product(int thread, const Linear &l, const ActivationSet &a, Vector norm, const Linear *next);
   // x += norm(branch), or x += branch. Ends with a barrier.
   void add_branch(int thread, Vector norm);
 

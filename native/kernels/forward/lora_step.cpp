@@ -26,7 +26,7 @@ void LoraStep::plan(const ForwardInput &in) {
   if (requests_.empty()) return;
   std::sort(requests_.begin(), requests_.end());
   tokens_.reserve(size_t(in.num_tokens));
-  shrunk_.reserve(size_t(in.num_tokens) * kStride);
+  shrunk_.reserve(size_t(in.num_tokens) * kMatrices);
   int place = 0, last = 0;
   for (const uint64_t request : requests_) {
     const int id = int(request >> 32), b = int(uint32_t(request));
@@ -45,8 +45,14 @@ void LoraStep::plan(const ForwardInput &in) {
   }
 }
 
+void LoraStep::add_kinds(KindSet &kinds) const {
+  for (const Group &group : groups_) {
+    for (size_t kind = 0; kind < kinds.size(); ++kind) kinds[kind] = kinds[kind] || group.adapter->kinds[kind];
+  }
+}
+
 // A unit is a block, a matrix and a vector of ranks.
-void LoraStep::shrink(int thread, std::initializer_list<const Linear *> linears, const LoraInput &x) {
+void LoraStep::shrink(int thread, std::initializer_list<const Linear *> linears, const ActivationSet &a) {
   const PackedMatrix *matrices[kMatrices];
   int num_matrices = 0;
   for (const Linear *l : linears) {
@@ -73,8 +79,9 @@ void LoraStep::shrink(int thread, std::initializer_list<const Linear *> linears,
     const Unit unit = unit_at(i);
     if (unit.is_empty()) continue;
     const Block &block = unit.block;
-    model_.isa.lora_shrink(unit.pair, x, tokens_.data() + block.begin, block.end - block.begin, unit.vector,
-                           shrunk_.data() + unit.place * kMaxLoraRank, kStride);
+    const Activations &in = a.kinds[size_t(lora_input(unit.pair.format))];
+    model_.isa.lora_shrink(unit.pair, in, tokens_.data() + block.begin, block.end - block.begin, unit.vector,
+                           shrunk_.data() + unit.place, kMatrices);
   }
   model_.pool.barrier();
 }
@@ -92,7 +99,7 @@ void LoraStep::expand(const PackedMatrix &matrix, int place, Share rows, int pan
     begin = std::lower_bound(begin, end, rows.begin);
     end = std::lower_bound(begin, end, rows.end);
     if (begin == end) continue;
-    model_.isa.lora_expand(pair, shrunk_.data() + place * kMaxLoraRank, kStride, begin, int(end - begin), panel_begin,
+    model_.isa.lora_expand(pair, shrunk_.data() + place, kMatrices, begin, int(end - begin), panel_begin,
                            panel_end, out, out_stride);
   }
 }

@@ -23,16 +23,18 @@ class LoraStep {
   // Whether a request of the step has an adapter. Without one, the functions below must not be called.
   bool is_active() const { return !groups_.empty(); }
 
-  // The share of `thread` of x Aᵀ for the matrices of products with the same input. Ends with a barrier.
-  void shrink(int thread, std::initializer_list<const Linear *> linears, const LoraInput &x);
-  // out += (x Aᵀ) Bᵀ for the tokens of [rows.begin, rows.end), the outputs of panels [panel_begin, panel_end), and
+  // Adds the kinds of input that the adapters take.
+  void add_kinds(KindSet &kinds) const;
+
+  // The share of `thread` of a Aᵀ for the matrices of products with the same input. Ends with a barrier.
+  void shrink(int thread, std::initializer_list<const Linear *> linears, const ActivationSet &a);
+  // out += (a Aᵀ) Bᵀ for the tokens of [rows.begin, rows.end), the outputs of panels [panel_begin, panel_end), and
   // the matrix at `place` of the last `shrink`.
   void expand(const PackedMatrix &matrix, int place, Share rows, int panel_begin, int panel_end, float *out,
               size_t out_stride) const;
 
  private:
-  static constexpr int kMatrices = 4;  // of a shrink, at most
-  static constexpr size_t kStride = size_t(kMatrices) * kMaxLoraRank;  // floats of a row of shrunk_
+  static constexpr size_t kMatrices = 4;  // of a shrink, at most
 
   struct Group {
     const LoraAdapter *adapter;
@@ -47,8 +49,8 @@ class LoraStep {
   std::vector<Group> groups_;
   std::vector<Block> blocks_;
   int num_vectors_ = 0;    // of ranks, of the adapter that has most
-  Buffer<int> tokens_;     // by place: adapter after adapter, ascending within each
-  Buffer<float> shrunk_;   // [T, kMatrices, kMaxLoraRank]
+  Buffer<int> tokens_;      // by place: adapter after adapter, ascending within each
+  Buffer<LoraRow> shrunk_;  // [T, kMatrices]
 };
 
 }  // namespace foreword::kernels

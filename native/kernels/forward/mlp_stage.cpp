@@ -17,7 +17,7 @@ MlpStage::MlpStage(PassContext &context) : ctx_(context) {
 void MlpStage::reserve() {
   const int num_tokens = ctx_.input.num_tokens;
   hidden_.reserve(size_t(num_tokens) * size_t(hidden_stride_));
-  down_.reserve(num_tokens, hidden_cols_, kinds_, ctx_.pool.size());
+  down_.reserve(num_tokens, hidden_cols_, ctx_.with_loras(kinds_), ctx_.pool.size());
 }
 
 ActivationSet MlpStage::gate_up(int thread, const Mlp &mlp, const ActivationSet &a) {
@@ -32,7 +32,7 @@ ActivationSet MlpStage::gate_up(int thread, const Mlp &mlp, const ActivationSet 
 void MlpStage::run(int thread, const Layer &layer, const Linear &next) {
   const ActivationSet in = ctx_.norm_rows(thread, layer.mlp_norm);
   const ActivationSet hidden = gate_up(thread, *layer.mlp, in);
-  ctx_.add_product(thread, layer.mlp->down, hidden, hidden_.data(), layer.mlp->gate.stride, layer.post_mlp_norm, &next);
+  ctx_.add_product(thread, layer.mlp->down, hidden, layer.post_mlp_norm, &next);
   ctx_.clock.finish(thread, Stage::down);
 }
 

@@ -43,7 +43,7 @@ void RecurrentStage::reserve() {
   if (config_.num_heads == 0) return;
   const int num_tokens = ctx_.input.num_tokens;
   for (FloatRows *rows : {&projected_, &mixed_, &decay_, &write_, &out_}) rows->reserve(num_tokens);
-  o_input_.reserve(num_tokens, config_.num_values(), kinds_, ctx_.pool.size());
+  o_input_.reserve(num_tokens, config_.num_values(), ctx_.with_loras(kinds_), ctx_.pool.size());
 }
 
 void RecurrentStage::run(int thread, const Layer &layer) {
@@ -67,8 +67,7 @@ void RecurrentStage::run(int thread, const Layer &layer) {
 
   const ActivationSet out =
       ctx_.products.prepare(thread, o_input_, layer.o.cols, rows.end, [&](int t) { return out_.row(t); });
-  ctx_.add_product(thread, layer.o, out, out_.data(), out_.stride(), layer.post_attn_norm,
-                   layer.mlp ? &layer.mlp->gate : nullptr);
+  ctx_.add_product(thread, layer.o, out, layer.post_attn_norm, layer.mlp ? &layer.mlp->gate : nullptr);
   ctx_.clock.finish(thread, Stage::o);
 }
 

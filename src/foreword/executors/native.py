@@ -234,14 +234,14 @@ class NativeExecutor(HostExecutor):
         return given
 
     def load_lora(self, lora_id: int, adapter: LoraAdapter) -> int:
-        """See `LoraExecutor.load_lora`. Its factors are held in floats with weight_format "fp32", else in half
-        precision: 11 bits of each number. MemoryError if they do not fit.
+        """See `LoraExecutor.load_lora`. Factors are floats where the weights that they change are, else 8 bit with a
+        scale per rank. MemoryError if they do not fit.
         """
         factors = [
             (self._matrices[name], pair.a.dequantize(), pair.b.dequantize(), pair.scale)
             for name, pair in adapter.pairs.items()
         ]
-        return self.core.add_lora(lora_id, factors, self.weight_format != "fp32")
+        return self.core.add_lora(lora_id, factors)
 
     def drop_lora(self, lora_id: int) -> None:
         """See `LoraExecutor.drop_lora`."""
