@@ -117,6 +117,26 @@ def test_changes_that_exceed_a_packet_are_sent_in_several():
     rows.check(batch)
 
 
+def test_packets_of_a_step_leave_the_samples_of_the_step_in_flight_alone():
+    states = states_of(max_num_reqs=10)
+    rows, buffers = device_of(states), [InputBuffers.for_states(states, 64) for _ in range(2)]
+    states.add_request(NewRequest("first", [1, 2, 3], [[200]]))
+    prepare_inputs(states, {"first": 3}, buffers[0])
+    in_flight = rows.send(buffers[0])
+    in_flight.launched()
+    before = in_flight.packet_array.copy()
+    for i in range(9):
+        blocks = list(range(1 + 12 * i, 13 + 12 * i))
+        states.add_request(NewRequest(str(i), list(range(i, i + LENGTH - 1)), [blocks], num_computed_tokens=LENGTH - 2))
+    batch = prepare_inputs(states, {str(i): 1 for i in range(9)}, buffers[1])
+    rows.api = Counted()
+    assert rows.send(buffers[1]) is not in_flight
+    assert np.array_equal(in_flight.packet_array, before)
+    assert rows.api.copies > 1
+    rows.prepare(9, 9)
+    rows.check(batch)
+
+
 class Counted(InterpretedDevice):
     copies = 0
 
