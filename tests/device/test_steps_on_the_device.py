@@ -159,6 +159,25 @@ def one_step(rows: DeviceRows, buffers: InputBuffers, n: int, *, on_host: bool =
     return int(slot.packet_array[layout.HEADER.index("num_runs")])
 
 
+def test_a_step_after_one_that_gave_no_token_reads_token_0():
+    """Its request will end, which the host learns later; its token is within the vocabulary until then."""
+    states = states_of()
+    rows, buffers = device_of(states), [InputBuffers.for_states(states, 64) for _ in range(2)]
+    for slot in rows.ring._slots:
+        slot.packet_array[:] = 10**9  # of packets before
+    states.add_request(NewRequest("a", [1, 2, 3], [[5]]))
+    batch = prepare_inputs(states, {"a": 3}, buffers[0])
+    rows.send(buffers[0]).launched()
+    rows.prepare(3, 1)
+    rows.tensors["sampled"].numpy()[: rows.width] = (layout.NO_TOKEN, *[-1] * DRAFTS)
+    rows.commit(1)
+    advance(states, batch)
+    prepare_inputs(states, {"a": 1}, buffers[1])
+    rows.send(buffers[1])
+    rows.prepare(1, 1)
+    assert rows.tensors["input_ids"][0] == 0
+
+
 def test_a_packet_has_the_changes_alone():
     """The runs of a decode step, of one with a new block, and of one after other sampling parameters were set."""
     states = states_of()
