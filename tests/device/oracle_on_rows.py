@@ -40,6 +40,7 @@ class OracleOnRows:
                 row = int(tensors["idx_mapping"][tensors["req_indices"][t]])
                 block = int(arena[table_at + row * width + (position - 1) // self.block_size])
                 prefix = int(self.memory[block * self.block_size + (position - 1) % self.block_size])
+            assert 0 <= tensors["input_ids"][t] < self.vocab_size  # an embedding has no other rows
             prefixes[t] = self.memory[slot] = following(prefix, int(tensors["input_ids"][t]))
         at = tensors["logits_indices"][:num_logits]
         logits = np.stack([logits_after(int(prefixes[t]), self.vocab_size) for t in at])

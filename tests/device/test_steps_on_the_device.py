@@ -117,6 +117,26 @@ def test_changes_that_exceed_a_packet_are_sent_in_several():
     rows.check(batch)
 
 
+def test_packets_of_a_step_leave_the_samples_of_the_step_in_flight_alone():
+    states = states_of(max_num_reqs=10)
+    rows, buffers = device_of(states), [InputBuffers.for_states(states, 64) for _ in range(2)]
+    states.add_request(NewRequest("first", [1, 2, 3], [[200]]))
+    prepare_inputs(states, {"first": 3}, buffers[0])
+    in_flight = rows.send(buffers[0])
+    in_flight.launched()
+    before = in_flight.packet_array.copy()
+    for i in range(9):
+        blocks = list(range(1 + 12 * i, 13 + 12 * i))
+        states.add_request(NewRequest(str(i), list(range(i, i + LENGTH - 1)), [blocks], num_computed_tokens=LENGTH - 2))
+    batch = prepare_inputs(states, {str(i): 1 for i in range(9)}, buffers[1])
+    rows.api = Counted()
+    assert rows.send(buffers[1]) is not in_flight
+    assert np.array_equal(in_flight.packet_array, before)
+    assert rows.api.copies > 1
+    rows.prepare(9, 9)
+    rows.check(batch)
+
+
 class Counted(InterpretedDevice):
     copies = 0
 
@@ -137,6 +157,25 @@ def one_step(rows: DeviceRows, buffers: InputBuffers, n: int, *, on_host: bool =
     if on_host:
         states.commit(batch, np.full(batch.num_reqs, 7, np.int32))
     return int(slot.packet_array[layout.HEADER.index("num_runs")])
+
+
+def test_a_step_after_one_that_gave_no_token_reads_token_0():
+    """Its request will end, which the host learns later; its token is within the vocabulary until then."""
+    states = states_of()
+    rows, buffers = device_of(states), [InputBuffers.for_states(states, 64) for _ in range(2)]
+    for slot in rows.ring._slots:
+        slot.packet_array[:] = 10**9  # of packets before
+    states.add_request(NewRequest("a", [1, 2, 3], [[5]]))
+    batch = prepare_inputs(states, {"a": 3}, buffers[0])
+    rows.send(buffers[0]).launched()
+    rows.prepare(3, 1)
+    rows.tensors["sampled"].numpy()[: rows.width] = (layout.NO_TOKEN, *[-1] * DRAFTS)
+    rows.commit(1)
+    advance(states, batch)
+    prepare_inputs(states, {"a": 1}, buffers[1])
+    rows.send(buffers[1])
+    rows.prepare(1, 1)
+    assert rows.tensors["input_ids"][0] == 0
 
 
 def test_a_packet_has_the_changes_alone():

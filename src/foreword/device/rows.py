@@ -131,7 +131,7 @@ class DeviceRows:
         packet before.
 
         Returns the slot of the step; call its `PacketSlot.launched` after the last copy of the step. Changes that
-        exceed a packet, such as many long requests that arrive at once, take several copies.
+        exceed a packet, such as many long requests that arrive at once, take several copies, each after the one before.
         """
         if self.states._layout_version != self._row_order:  # rows moved
             self._core.forget()
@@ -139,15 +139,15 @@ class DeviceRows:
         source = self._sources.get(id(buffers))
         if source is None:
             source = self._sources[id(buffers)] = buffers, _step_buffers(buffers)
+        slot = self.ring.acquire()
         while True:
-            slot = self.ring.acquire()
             length = self._core.pack(source[1], slot.packet_array)
             size = min((abs(length) + 255) & -256, self._max_packet)
             self.api.copy(*slot.packet_to(self.packet, size))
             if length > 0:
                 return slot
             self.apply()
-            slot.launched()
+            slot.open()  # waits: another slot may hold samples that were not read
 
     # -- launches, which may be captured -------------------------------------------------------------------------------
 

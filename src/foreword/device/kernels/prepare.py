@@ -58,9 +58,9 @@ def prepare_step(
         token = tl.load(
             state + tokens_at + token_row * max_model_len + position, mask=is_live & (position < known), other=0
         )
-        draft = tl.load(
-            draft_ids + tl.load(cu_drafts + of, mask=is_draft, other=0) + position - known, mask=is_draft, other=0
-        )
+        nth = tl.load(cu_drafts + of, mask=is_draft, other=0) + position - known
+        exists = nth < tl.load(cu_drafts + of + 1, mask=is_draft, other=0)  # not after a step that gave no token
+        draft = tl.load(draft_ids + nth, mask=is_draft & exists, other=0)
         tl.store(input_ids + t, tl.where(is_draft, tl.maximum(draft, 0), token), mask=in_step)
         tl.store(positions + t, position.to(tl.int64), mask=in_step)
         tl.store(req_indices + t, of, mask=in_step)
