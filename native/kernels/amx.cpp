@@ -1,13 +1,13 @@
 // The level avx512_amx: avx512_vnni with tiles of AMX for products of bf16 and of 8 bit per channel, for block formats
-// (amx_blocks.h), and for attention (amx_attention.h). A panel of packed weights is two columns of tiles as it is, and the
-// pieces of activations are rows of tiles:
+// (amx_blocks.h), and for attention (amx_attention.h). A panel of packed weights is two columns of tiles as it is, and
+// the pieces of activations are rows of tiles:
 //
 //                       B0  B1       outputs 0 … 15 and 16 … 31 of a panel
 //   rows  0 … 15   A0   C00 C01      a step: 64 bytes of inputs, 64 numbers of int8 or 32 of bf16
 //   rows 16 … 31   A1   C10 C11
 //
 // An output is one sum over increasing k, independent of the other rows. For bf16 every number of rows takes this way,
-// since tiles add in another order than vectors. Sums of integers are exact: few rows of them are multiplied by vectors.
+// since tiles add in another order than vectors. Sums of integers are exact: few rows are multiplied by vectors.
 //
 // Tiles may have rows past the last one of the product (kRowsPastEnd in formats.h). Their sums are not used.
 

@@ -1,4 +1,4 @@
-// The two products of attention by AMX tiles. A tile of keys is one of the cache, a tile of values 16 of its dimensions:
+// The two products of attention by AMX tiles. A tile of keys is one of the cache, a tile of values 16 dimensions:
 //
 //   bf16     scores   S [rows][16 keys] = Q [rows][32 d] K [32 d][16 keys], d upwards
 //            values   O [rows][16 d]   += P [rows][16 keys] V [16 keys][16 d], keys upwards
@@ -126,7 +126,7 @@ struct PlaneSums {
   int32_t *data;
   FW_INLINE I32 at(int sum, int row) const {
     I32 v;
-    std::memcpy(&v, data + (sum * kTileRows + row) * kLanes, sizeof v);
+    std::memcpy(&v, data + sum * kTileNumbers + row * kLanes, sizeof v);
     return v;
   }
 };
@@ -140,7 +140,6 @@ FW_INLINE void load_planes(const int8_t *high, const int8_t *low, const uint8_t 
 }
 
 FW_INLINE void store_planes(const PlaneSums &sums) {
-  constexpr int kTileNumbers = kTileRows * kLanes;
   tile_store<S0>(sums.data, kTileBytes), tile_store<S1>(sums.data + kTileNumbers, kTileBytes);
   tile_store<S2>(sums.data + 2 * kTileNumbers, kTileBytes), tile_store<S3>(sums.data + 3 * kTileNumbers, kTileBytes);
 }

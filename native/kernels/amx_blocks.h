@@ -15,18 +15,19 @@
 namespace foreword::kernels::FOREWORD_ISA {
 
 constexpr int kStagedBlocks = 32;  // of a panel, at most: they stay in the first-level cache for all rows
-constexpr int kTileNumbers = kTileRows * kLanes;
 
 struct BlockScratch {
   alignas(64) int32_t sums[2][2][kTileNumbers];  // of two blocks: high plane, low plane
   uint8_t weights[kStagedBlocks * kBlock * kPanelWidth];
-  float carry[];  // [rows][kPanelWidth]: the sums between two chunks of a panel
+
+  // After this: [rows of all tiles][kPanelWidth], the sums between two chunks of a panel.
+  float *carry() { return reinterpret_cast<float *>(this + 1); }
 };
 
 template <Format F>
 class BlockProduct {
  public:
-  // `memory`: a BlockScratch with as many rows as the tiles have.
+  // `memory`: a BlockScratch and the sums after it.
   static void run(const PackedMatrix &w, const Activations &a, int row_begin, int row_end, int panel_begin,
                   int panel_end, float *out, size_t out_stride, Store store, const uint8_t *next, void *memory) {
     BlockScratch &scratch = *static_cast<BlockScratch *>(memory);
@@ -44,7 +45,7 @@ class BlockProduct {
         for (int r = 0, tile = 0; r < num_rows; r += height, ++tile) {
           for (int n = 0; n < kPanelWidth; n += kLanes) {
             F32 acc[kTileRows];
-            float *carried = scratch.carry + tile * kTileRows * kPanelWidth + n;
+            float *carried = scratch.carry() + tile * kTileRows * kPanelWidth + n;
             FW_UNROLL for (int i = 0; i < kTileRows; ++i) acc[i] = k ? load(carried + i * kPanelWidth) : set1(0.f);
             add_chunk(a, row_begin + r, k, k_end, weights, n, scratch, ahead, acc);
             if (k_end < cols) {

@@ -157,7 +157,7 @@ constexpr int kStateExtra = 16;   // floats of a row of a partial result after i
 //   block_size a multiple of 16: tiles of 16 keys, each [K tile][V tile]
 //       K  f32 [D][16]     bf16 [D/2][16][2]   i8 [D/4][16][4] u8 (q + 128), [16] float scale
 //       V  f32 [16][D]     bf16 [8][D][2]      i8 [4][D][4] s8, [16] float scale
-//       (keys in i8 are rotated: rotation.h)
+//       (keys in i8 are scaled, like the queries, and rotated: rotation.h)
 //   any other block_size: token after token, each K then V: D elements (and a float scale in i8);
 //       attention copies 64 of them at a time into tiles.
 struct KVLayer {
