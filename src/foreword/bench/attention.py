@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
-from typing import cast, get_args
+from typing import get_args
 
 import numpy as np
 
@@ -106,7 +106,7 @@ def _bytes(spec: DecoderSpec, num_layers: int, shape: Shape, kv_format: KVFormat
 def _result(roof: Roofline, spec: DecoderSpec, shape: Shape, kv_format: KVFormat, seconds: float) -> AttentionResult:
     keys = shape.num_computed + (shape.num_new + 1) / 2  # that a query sees, on average
     operations = 4 * spec.num_layers * spec.num_heads * spec.head_dim * shape.num_tokens * keys
-    gb_s = _bytes(spec, spec.num_layers, shape, cast(KVFormat, kv_format)) / seconds / 1e9
+    gb_s = _bytes(spec, spec.num_layers, shape, kv_format) / seconds / 1e9
     gop_s = operations / seconds / 1e9
     return AttentionResult(
         kv_format=kv_format,
