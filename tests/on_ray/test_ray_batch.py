@@ -176,6 +176,49 @@ def test_a_head_node_that_vanishes_ends_the_command_and_the_same_command_continu
     assert all(record["response"]["status_code"] == 200 for record in records)
 
 
+FULL_STORE = """
+import json, sys
+import ray
+from foreword.errors import EngineError
+from foreword.openai.batch_file import batch_lines
+from foreword.ray.batch import RayBatch
+
+full_disk = {"local_fs_capacity_threshold": 0.001, "automatic_object_spilling_enabled": False}
+ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, object_store_memory=80 << 20,
+         _system_config=full_disk)
+held = ray.put(bytes(70 << 20))
+texts = sys.stdin.read().splitlines()
+large = [json.loads(text) for text in texts]
+for each in large[20:]:
+    each["body"]["user"] = "u" * (4 << 20)
+lines, done = [json.dumps(each).encode() for each in large], {}
+
+def run():
+    left = [line for text, line in zip(texts, lines) if json.loads(text)["custom_id"] not in done]
+    for record in RayBatch([sys.argv[1]], 2, {"num_threads": 1, "max_num_seqs": 8}).run(batch_lines(left)):
+        done[record["custom_id"]] = record["response"]["body"]["choices"][0]["text"]
+
+try:
+    run()
+except EngineError as error:
+    print(json.dumps(str(error)), len(done), flush=True)
+del held
+run()
+print(json.dumps(done))
+"""
+
+
+def test_a_full_object_store_is_told_and_nothing_answered_is_lost(talker: Path, known: list[str]):
+    command = [sys.executable, "-c", FULL_STORE, talker]
+    environment = {**os.environ, "PYTHONPATH": SOURCES}
+    given = "\n".join(map(request, range(28))).encode()
+    ran = subprocess.run(command, env=environment, input=given, capture_output=True, timeout=200, check=False)
+    assert ran.returncode == 0, ran.stderr
+    error, done = ran.stdout.decode().splitlines()
+    assert error.startswith("\"Ray's object store is full")
+    assert json.loads(done) == {f"c{i}": known[i] for i in range(28)}
+
+
 def children(pid: int) -> list[tuple[int, str]]:
     """The processes that a process has started, and their names."""
     found = []

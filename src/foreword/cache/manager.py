@@ -132,7 +132,7 @@ class KVCacheManager:
             prompt_len=len(token_ids),
             num_full=full,
             num_partial=num_partial,
-            blocks=self._hit_blocks(held, full),
+            blocks=self._hit_blocks(held, full) if full else (NO_BLOCKS,) * len(self.groups),
             copy_from=copy_from,
             path=tuple(path),
             num_known=num_known,

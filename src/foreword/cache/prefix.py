@@ -253,8 +253,9 @@ class PrefixTree:
         if at < node.end:
             yield node
         else:
-            newest = reversed(node.children.get(first_token, {}).values())
-            yield from islice(newest, MAX_PARTIAL_CANDIDATES)
+            siblings = node.children.get(first_token)
+            if siblings is not None:
+                yield from islice(reversed(siblings.values()), MAX_PARTIAL_CANDIDATES)
 
     def _common(self, node: PrefixNode, at: int, data: bytes, begin: int, end: int, keys: BlockKeys) -> int:
         """Whole blocks from ``at`` on in which the node equals ``data``, which begins with block ``begin``."""

@@ -15,7 +15,7 @@ from threading import Lock
 from typing import Any
 
 import ray
-from ray.exceptions import ObjectStoreFullError, RayActorError, RayError, RayTaskError
+from ray.exceptions import ObjectStoreFullError, OutOfDiskError, RayActorError, RayError, RayTaskError
 
 from foreword import __version__
 from foreword.errors import ConfigError, EngineError, ForewordError
@@ -106,10 +106,10 @@ class RayBatch:
             yield from self._run(lines, max(capacity // 4, 1))
         except RayTaskError as error:
             raise _cause(error) from None
-        except ObjectStoreFullError:
+        except (ObjectStoreFullError, OutOfDiskError):
             raise EngineError(
-                "Ray's object store is full: free it, or start Ray with more --object-store-memory; the same command "
-                "continues"
+                "Ray's object store is full, and so is the disk that it may spill to: free them, or start Ray with "
+                "more --object-store-memory; the same command continues"
             ) from None
         except (RayError, ConnectionError) as error:
             raise EngineError(f"Ray is lost ({type(error).__name__}): the same command continues") from None
