@@ -113,6 +113,7 @@ def test_every_command_with_numbers_is_tried():
         "sampling",
         "serve",
         "device",
+        "quality",
     )
     others = {"run", "chat", "batch", "embed", "serve", "explain", "simulate", "calibrate", "doctor"}
     assert {words for words, _, _ in numbers()} == {f"bench {name}" for name in benchmarks} | others
