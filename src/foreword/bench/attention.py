@@ -61,7 +61,7 @@ def run(
     cache_bytes: int = 2 * 10**9,
     repeats: int = 7,
 ) -> Iterator[Roofline | AttentionResult]:
-    """The roofline first, then the fastest of ``repeats`` steps of each format: ``rows`` decodes over each context, and
+    """The roofline first, then the median of ``repeats`` steps of each format: ``rows`` decodes over each context, and
     a chunk of a prompt after it, compared with a roofline measured just before.
 
     cache_bytes: bounds the keys and values of a step; a single layer may have more.
@@ -94,7 +94,7 @@ def run(
             before = executor.core.stage_seconds()["attention"]
             executor.compute(batch, batch.logits_indices)
             seconds.append(executor.core.stage_seconds()["attention"] - before)
-        yield _result(roof, spec, shape, kv_format, min(seconds[1:]))
+        yield _result(roof, spec, shape, kv_format, float(np.median(seconds[1:])))
 
 
 def _bytes(spec: DecoderSpec, num_layers: int, shape: Shape, kv_format: KVFormat) -> int:
