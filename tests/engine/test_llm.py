@@ -204,6 +204,13 @@ def test_the_pool_holds_all_requests_or_what_the_memory_allows():
     assert small.num_blocks == 60
 
 
+@pytest.mark.parametrize("speculation", [None, SpeculationConfig(num_tokens=12)])
+def test_the_pool_of_one_request_has_room_for_its_drafts(speculation):
+    limits = {"block_size": 1, "max_num_seqs": 1, "max_num_batched_tokens": 8, "speculation": speculation}
+    engine = build_engine(tiny_model(), engine_config(limits), executor="numpy")  # with windows: drafts hold blocks
+    assert engine.states.max_num_draft_tokens == (12 if speculation else 8)
+
+
 def test_a_block_of_a_model_with_recurrent_layers_holds_a_state():
     state = RecurrentSpec("mamba2", 2, 1, key_dim=6, value_dim=4, conv_kernel=3)  # 48 + 2 * 20 floats
     spec = replace(tiny_model().spec, layers=(LayerSpec(None), LayerSpec(None, recurrent=state)))

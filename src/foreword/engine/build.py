@@ -185,7 +185,7 @@ def _pool_of(
     config: EngineConfig,
     context_parallel: ContextParallel | None = None,
 ) -> PoolSize:
-    chunk = min(length, config.scheduler.max_num_batched_tokens)
+    chunk = min(length, config.scheduler.max_num_batched_tokens + config.most_draft_tokens(groups))
     one = sum(cache_group(g, context_parallel).most_blocks(length, chunk) for g in groups)
     most = config.scheduler.max_num_seqs
     if config.num_blocks is not None:

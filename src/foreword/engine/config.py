@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, get_args
 
+from foreword.batch.values.kv_groups import KVGroup
 from foreword.batch.values.plan import Check
 from foreword.batch.values.sampling_params import SamplingParams
 from foreword.engine.speculation.config import SpeculationConfig
@@ -65,6 +66,14 @@ class EngineConfig:
             raise ConfigError(f"max_forced_tokens={self.max_forced_tokens}: must be 0 or more")
         if self.check not in CHECKS:
             raise ConfigError(f"check={self.check!r}: must be one of {', '.join(map(repr, CHECKS))}")
+
+    def most_forced_tokens(self, kv_groups: Sequence[KVGroup]) -> int:
+        """max_forced_tokens, 0 with recurrent layers: their state cannot be taken back from a draft."""
+        return 0 if any(group.recurrent for group in kv_groups) else self.max_forced_tokens
+
+    def most_draft_tokens(self, kv_groups: Sequence[KVGroup]) -> int:
+        """Draft tokens of a request in one step, at most; forced ones are verified as drafts."""
+        return max(self.most_forced_tokens(kv_groups), self.speculation.num_tokens if self.speculation else 0)
 
 
 def engine_config(options: Mapping[str, Any], *, other_names: Iterable[str] = ()) -> EngineConfig:

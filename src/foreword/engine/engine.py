@@ -89,15 +89,14 @@ class Engine:
         self.observers = Observers(observers)
         eos = frozenset(eos_token_ids)
         limits = config.scheduler
-        # The state of a recurrent layer cannot be taken back from a draft.
-        most_forced = 0 if any(group.recurrent for group in kv_groups) else config.max_forced_tokens
+        most_forced = config.most_forced_tokens(kv_groups)
         self.states = states = RequestStates(
             max_num_reqs=limits.max_num_seqs,
             max_model_len=max_model_len,
             vocab_size=vocab_size,
             kv_groups=list(kv_groups),
             context_parallel=context_parallel,
-            max_num_draft_tokens=max(most_forced, config.speculation.num_tokens if config.speculation else 0),
+            max_num_draft_tokens=config.most_draft_tokens(kv_groups),
         )
         self.speculation = Speculation(states, config.speculation, drafter) if config.speculation else None
         self.cache = KVCacheManager(
