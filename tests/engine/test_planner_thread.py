@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import time
 
@@ -53,12 +54,13 @@ def test_after_settling_nothing_runs_and_no_outcome_is_left(planner, waited):
 
 
 def test_a_collected_planner_leaves_no_thread():
-    before = set(threading.enumerate())
     planner: PlannerThread[int] = PlannerThread()
-    planner.start(lambda: 1)
-    planner.wait()
-    (thread,) = set(threading.enumerate()) - before
+    planner.start(threading.get_ident)
+    ident, _ = planner.wait()
+    assert ident in sys._current_frames()
     del planner
     gc.collect()
-    thread.join(timeout=30)
-    assert not thread.is_alive()
+    end = time.monotonic() + 30
+    while ident in sys._current_frames():
+        assert time.monotonic() < end
+        time.sleep(0.001)

@@ -53,7 +53,7 @@ class GrammarThread:
 
     def _start(self, work: Callable[[], None]) -> Callable[[], None]:
         if self._thread is None:
-            self._thread = PlannerThread("foreword-grammars")
+            self._thread = PlannerThread()
         self._thread.start(work)
         return partial(_result, self._thread)
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import weakref
+from _thread import start_new_thread
 from collections.abc import Callable
 from queue import SimpleQueue
-from threading import Thread
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -20,11 +20,12 @@ class PlannerThread(Generic[T]):
     thread.settle()                waits until nothing runs, after an interrupt of the owner too; drops all outcomes
     """
 
-    def __init__(self, name: str = "foreword-planner") -> None:
+    def __init__(self) -> None:
         self._inbox: SimpleQueue[Callable[[], T | None] | None] = SimpleQueue()
         self._outbox: SimpleQueue[Outcome[T]] = SimpleQueue()
-        Thread(target=_serve, args=(self._inbox, self._outbox), name=name, daemon=True).start()
         self.close = weakref.finalize(self, self._inbox.put, None)  # also when the owner is garbage-collected
+        # `threading.Thread` waits until the thread runs. An interrupt of that wait can become a RuntimeError in CPython.
+        start_new_thread(_serve, (self._inbox, self._outbox))
 
     def start(self, work: Callable[[], T | None]) -> None:
         """Run ``work``, after the one before it has ended."""
