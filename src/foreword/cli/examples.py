@@ -56,7 +56,8 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "bench overlap": ("foreword bench overlap --at-once 1,8",),
     "bench sampling": ("foreword bench sampling --json",),
     "bench serve": ("foreword bench serve --streams 1,64",),
-    "bench kernels": ("foreword bench kernels --json",),
+    "bench kernels": ("foreword bench kernels --json", "foreword bench kernels --attention --contexts 1024"),
+    "bench quality": ("foreword bench quality smollm2 --formats auto/int8",),
 }
 """Words of a command → command lines."""
 
