@@ -123,7 +123,10 @@ _EXECUTOR: dict[str, tuple[Any, object]] = {
     ),
     "num_threads": (Threads, None),
     "weight_format": (
-        Annotated[str | None, typer.Option(metavar="NAME", help="Native: auto, fp32, bf16, int8 or q4.")],
+        Annotated[
+            str | None,
+            typer.Option(metavar="NAME", help="Native: auto, fp32, bf16, int8 or q4; torch, device: auto or int8."),
+        ],
         None,
     ),
     "numa_nodes": (

@@ -39,9 +39,9 @@ ExecutorKind = Literal["auto", "native", "numpy", "torch", "transformers", "devi
 OPTIONS = {
     "native": ("num_threads", "weight_format", "kv_format", "numa_nodes"),
     "numpy": (),
-    "torch": ("num_threads", "device", "dtype", "tensor_parallel_size", "context_parallel_size"),
+    "torch": ("num_threads", "device", "dtype", "weight_format", "tensor_parallel_size", "context_parallel_size"),
     "transformers": ("num_threads", "device", "dtype", "compile", "media_cache_bytes"),
-    "device": ("device", "dtype", "kv_format"),
+    "device": ("device", "dtype", "weight_format", "kv_format"),
 }
 """The options of each executor."""
 

@@ -16,7 +16,7 @@ from foreword.executors.encoder import EncoderExecutor
 from foreword.executors.torch.options import DType, device_of, dtype_of, use_threads
 from foreword.executors.torch.rotation import Rotary, Rotation
 from foreword.executors.torch.tensors import as_floats, as_tensor
-from foreword.executors.torch.weights import Linear, Loader
+from foreword.executors.torch.weights import Linear, Loader, WeightFormat
 from foreword.models.encoder_spec import EncoderSpec
 from foreword.models.pooling import PoolingSpec
 from foreword.models.spec import RopeSpec
@@ -37,11 +37,12 @@ class TorchEncoderExecutor(EncoderExecutor):
         *,
         device: str = "cpu",
         dtype: DType = "auto",
+        weight_format: WeightFormat = "auto",
         num_threads: int | None = None,
     ) -> None:
         use_threads(num_threads)
         super().__init__(spec, weights, pooling)
-        load = Loader(weights, device_of(device), dtype_of(dtype, weights))
+        load = Loader(weights, device_of(device), dtype_of(dtype, weights), weight_format=weight_format)
         self.device = load.device
         self.embed = load("embed")
         self.positions = load("positions") if spec.num_positions else None

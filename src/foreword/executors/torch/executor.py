@@ -18,7 +18,7 @@ from foreword.executors.torch.options import DType, device_of, dtype_of, use_thr
 from foreword.executors.torch.shard import Shard
 from foreword.executors.torch.step import RecurrentStep, Step
 from foreword.executors.torch.tensors import as_floats, as_tensor
-from foreword.executors.torch.weights import Loader
+from foreword.executors.torch.weights import Loader, WeightFormat
 from foreword.models.lora import LoraAdapter
 from foreword.models.pooling import PoolingSpec
 from foreword.models.spec import DecoderSpec
@@ -30,13 +30,14 @@ class TorchExecutor(HostExecutor):
 
     num_blocks, block_size: the KV pool; block ids are shared by all KV groups and block 0 is the null block.
     dtype: of weights, activations, keys and values. "auto": float32 if the embedding is stored so, else bfloat16.
+    weight_format: of the layers' matrices. "int8": 8 bits with a scale per row, which PyTorch multiplies itself.
     num_threads: of PyTorch's operators, in the whole process; None: as PyTorch has them.
     pooling: of pooling requests; None: the last token, without a head.
     shard: the part of the model that this process computes; None: all of it.
 
     Weights are read matrix by matrix, dequantised to ``dtype``; afterwards no file is read. ModelError if it changed.
-    ConfigError for an unknown device or dtype, and for a device that this machine lacks. MemoryError if the KV pool
-    does not fit.
+    ConfigError for an unknown device or dtype, for a device that this machine lacks, and for a weight_format that
+    PyTorch or the model lacks. MemoryError if the KV pool does not fit.
     """
 
     capabilities = HostExecutor.capabilities | {Capability.LORA, Capability.POOLING, Capability.RECURRENT_STATE}
@@ -50,6 +51,7 @@ class TorchExecutor(HostExecutor):
         block_size: int,
         device: str = "cpu",
         dtype: DType = "auto",
+        weight_format: WeightFormat = "auto",
         num_threads: int | None = None,
         pooling: PoolingSpec | None = None,
         shard: Shard | None = None,
@@ -58,7 +60,7 @@ class TorchExecutor(HostExecutor):
         super().__init__(pooler=Pooler(pooling or PoolingSpec(), weights))
         self.read_inputs_of(spec)
         self.spec = spec
-        load = Loader(weights, device_of(device), dtype_of(dtype, weights), shard)
+        load = Loader(weights, device_of(device), dtype_of(dtype, weights), shard, weight_format)
         self.shard = load.shard
         own = load.shard.spec(spec)
         self.device = load.device

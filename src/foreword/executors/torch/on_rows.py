@@ -25,7 +25,7 @@ from foreword.executors.torch.loras import Loras, Parts
 from foreword.executors.torch.options import DType, device_of, dtype_of
 from foreword.executors.torch.step import Step
 from foreword.executors.torch.tensors import as_tensor
-from foreword.executors.torch.weights import Loader
+from foreword.executors.torch.weights import Loader, WeightFormat
 from foreword.models.spec import DecoderSpec, RopeSpec
 from foreword.models.weights import Weights
 
@@ -74,7 +74,8 @@ class DecoderOnRows:
     reads the rows' block tables, so a layer is about nine launches; a product with adapters is two more.
     num_splits: see `DeviceAttention`. kv_format: "fp8": keys and values in 8 bits, with a scale per token and head.
 
-    ConfigError for recurrent layers and unknown formats, and as `TorchExecutor` for device and dtype.
+    ConfigError for recurrent layers and unknown formats, and as `TorchExecutor` for device, dtype and
+    weight_format.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class DecoderOnRows:
         block_size: int,
         device: str = "cuda",
         dtype: DType = "auto",
+        weight_format: WeightFormat = "auto",
         kv_format: KVFormat = "auto",
         num_splits: int = 1,
     ) -> None:
@@ -93,7 +95,7 @@ class DecoderOnRows:
             raise ConfigError(
                 f"{spec.architecture} has recurrent layers, which steps on a device lack; use executor='torch'"
             )
-        load = Loader(weights, device_of(device), dtype_of(dtype, weights))
+        load = Loader(weights, device_of(device), dtype_of(dtype, weights), weight_format=weight_format)
         self.spec, self.dtype, self.device, self.num_splits = spec, load.dtype, load.device, num_splits
         self.hidden_size, self.mrope_dims = spec.hidden_size, spec.mrope_dims
         self.decoder = Decoder(spec, load)

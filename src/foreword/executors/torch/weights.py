@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from foreword.arrays import F32
+from foreword.errors import ConfigError
 from foreword.executors.torch.grouped import aligned
+from foreword.executors.torch.int8 import Int8Matrix
 from foreword.executors.torch.loras import ProductChanges
 from foreword.executors.torch.shard import Shard
 from foreword.models.quants import dequantize
@@ -24,26 +27,31 @@ _PART = 1 << 22
 Split = Literal["outputs", "inputs"]
 """What of a matrix is divided among ranks: its rows or its columns."""
 
+WeightFormat = Literal["auto", "int8"]
+
 
 @dataclass(frozen=True, slots=True)
 class Linear:
     """Matrices ``parts`` (canonical names) of one input as a single product, their outputs side by side.
 
     outputs: the rows of each part that this rank has; inputs: the columns.
-    weight: [Σ outputs, inputs]; bias: [Σ outputs] or None.
+    weight: [Σ outputs, inputs], in the model's dtype or in 8 bits; bias: [Σ outputs] or None.
     total: the ranks whose outputs are added up, where each has a part of the inputs.
     """
 
     parts: tuple[str, ...]
     outputs: tuple[range, ...]
     inputs: range
-    weight: Tensor
+    weight: Tensor | Int8Matrix
     bias: Tensor | None = None
     total: Shard | None = None
 
     def __call__(self, x: Tensor, loras: ProductChanges | None = None) -> Tensor:
         """x Wᵀ + bias, plus the changes of the adapters: [T, inputs] → [T, Σ outputs]."""
-        out = linear(x, self.weight, self.bias)
+        if isinstance(self.weight, Int8Matrix):
+            out = self.weight.product(x, self.bias)
+        else:
+            out = linear(x, self.weight, self.bias)
         out = out if loras is None else loras.add(out, x, self.parts)
         return out if self.total is None else self.total.sum(out)
 
@@ -53,10 +61,26 @@ class Loader:
     returns, it takes a small constant amount of memory.
 
     shard: the part that is read of a matrix which ranks divide (``split``).
+    weight_format: of the matrices of `linear`. "auto": in ``dtype``; "int8": 8 bits, with a scale per row.
+
+    ConfigError for any other weight_format, and where PyTorch has no product of 8-bit matrices.
     """
 
-    def __init__(self, weights: Weights, device: torch.device, dtype: torch.dtype, shard: Shard | None = None) -> None:
+    def __init__(
+        self,
+        weights: Weights,
+        device: torch.device,
+        dtype: torch.dtype,
+        shard: Shard | None = None,
+        weight_format: WeightFormat = "auto",
+    ) -> None:
+        if weight_format not in get_args(WeightFormat):
+            raise ConfigError(
+                f"weight_format={weight_format!r:.80}: on PyTorch it is one of "
+                f"{', '.join(map(repr, get_args(WeightFormat)))}; dtype is the option for floating-point weights"
+            )
         self.weights, self.device, self.dtype, self.shard = weights, device, dtype, shard or Shard()
+        self.weight_format = weight_format
 
     def __call__(self, name: str, dtype: torch.dtype | None = None, *, split: Split | None = None) -> Tensor:
         """The weight, in its own shape."""
@@ -75,16 +99,22 @@ class Loader:
             for part, rows, own in zip(parts, outputs, bias.split(sizes), strict=True):
                 if part in with_bias:
                     self._read(self.weights[part + "_bias"], own[None], range(1), rows)
+        total = self.shard if split == "inputs" and self.shard.size > 1 else None
+        if self.weight_format == "int8":
+            return Linear(parts, outputs, inputs[0], self._int8(parts, outputs, inputs[0]), bias, total)
         # On CPUs, float32 products of few rows are up to twice as fast with this layout; those of bfloat16 are slower.
         by_column = self.dtype is torch.float32 and self.device.type == "cpu"
-        total = self.shard if split == "inputs" and self.shard.size > 1 else None
         weight = self._joined(parts, split=split, by_column=by_column)
         return Linear(parts, outputs, inputs[0], weight, bias, total)
 
     def stacked(self, prefixes: Sequence[str], names: Sequence[str], *, split: Split) -> Tensor:
         """[len(prefixes), rows of all names, columns]: of each prefix, its matrices one below the other, with columns
-        of zeros for `grouped`.
+        of zeros for `grouped`. ConfigError for 8 bits, which `grouped` lacks.
         """
+        if self.weight_format != "auto":
+            raise ConfigError(
+                f"weight_format={self.weight_format!r}: PyTorch has no such product of experts; leave it out"
+            )
         parts = [self._part(self.weights[prefixes[0] + name], split) for name in names]
         sizes, columns = [len(rows) for rows, _ in parts], len(parts[0][1])
         out = torch.zeros(len(prefixes), sum(sizes), aligned(columns), dtype=self.dtype, device=self.device)
@@ -120,14 +150,30 @@ class Loader:
             self._read(tensor, own, *part)
         return out
 
+    def _int8(self, names: Sequence[str], outputs: Sequence[range], inputs: range) -> Int8Matrix:
+        """These rows of all weights, one below the other, and these columns."""
+        matrix, end = Int8Matrix.empty(sum(map(len, outputs)), len(inputs), self.dtype, self.device), 0
+        for name, rows in zip(names, outputs, strict=True):
+            tensor = self.weights[name]
+            for values in _decoded(tensor, rows, range(tensor.shape[-1])):
+                matrix.set_rows(slice(end, end := end + len(values)), values, inputs)
+        return matrix
+
     @staticmethod
     def _read(tensor: Stored, out: Tensor, rows: range, columns: range) -> None:
-        """Write a part of a weight to ``out`` [rows, columns]: of a quantised one, whole blocks are decoded."""
-        quant, width = tensor.quant, tensor.shape[-1]
-        first, last = columns.start // quant.block_size, -(-columns.stop // quant.block_size)
-        begin, step = columns.start - first * quant.block_size, max(1, _PART // width)
-        for start in range(0, len(rows), step):
-            own = rows[start : start + step]
-            stored = Stored(tensor.stored[own.start : own.stop], quant, (len(own), width)).data
-            values = dequantize(stored[:, first * quant.block_bytes : last * quant.block_bytes], quant)
-            out[start : start + step].copy_(torch.from_numpy(values[:, begin : begin + len(columns)]))
+        """Write a part of a weight to ``out`` [rows, columns]."""
+        end = 0
+        for values in _decoded(tensor, rows, columns):
+            out[end : (end := end + len(values))].copy_(torch.from_numpy(values))
+
+
+def _decoded(tensor: Stored, rows: range, columns: range) -> Iterator[F32]:
+    """A part of a weight, a few rows at a time: of a quantised one, whole blocks are decoded."""
+    quant, width = tensor.quant, tensor.shape[-1]
+    first, last = columns.start // quant.block_size, -(-columns.stop // quant.block_size)
+    begin, step = columns.start - first * quant.block_size, max(1, _PART // width)
+    for start in range(0, len(rows), step):
+        own = rows[start : start + step]
+        stored = Stored(tensor.stored[own.start : own.stop], quant, (len(own), width)).data
+        values = dequantize(stored[:, first * quant.block_bytes : last * quant.block_bytes], quant)
+        yield values[:, begin : begin + len(columns)]
