@@ -113,6 +113,8 @@ class KVCacheManager:
         if not self.prefix_caching:
             return self.miss(len(token_ids))
         data = self._content_of(token_ids)
+        if data[:4] not in self.tree.root.children:
+            return self.miss(len(token_ids), 0)
         path, known = self.tree.walk(data, keys)
         held, full = [NO_BLOCKS] * len(self.groups), 0
         if path:

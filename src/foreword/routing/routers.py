@@ -153,10 +153,12 @@ class Sticky(Router):
     def _choose(self, num_tokens: int, pieces: Sequence[int], piece_size: int) -> Placement:
         least = self._least()
         found = self._index.matches(pieces)
-        best = min(
-            (r for r in (least, *found) if not self._is_closed[r]),
-            key=lambda r: self._cost(r, max(num_tokens - found.get(r, 0) * piece_size, 0)),
-        )
+        best = least
+        if found:
+            best = min(
+                (r for r in (least, *found) if not self._is_closed[r]),
+                key=lambda r: self._cost(r, max(num_tokens - found.get(r, 0) * piece_size, 0)),
+            )
         self._index.add(pieces, best)
         return Placement(best, max(num_tokens - found.get(best, 0) * piece_size, 0) + REQUEST_TOKENS)
 
