@@ -25,9 +25,9 @@ NEW_TOKEN_WEIGHT = 4
 """Work that may wait elsewhere instead of a token being computed again, which would take time from all requests."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Placement:
-    """A request on its replica, and the work that it adds there until it ends."""
+    """A request on its replica, and the work that it adds there until it ends. Not to be changed; not frozen, for speed."""
 
     replica: int
     work: int

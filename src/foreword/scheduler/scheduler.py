@@ -163,13 +163,18 @@ class Scheduler:
         if repeated is not None:
             return repeated
         rows, computed, n, num_tokens, preempted = self._run(in_flight)
+        prefilling = NO_TOKENS
+        if self._may_prefill:
+            prefilling = rows[computed < self.states.prefill_len.take(rows)]
+            self._may_prefill = len(prefilling) > 0 or len(rows) < len(self._rows)
         copies: list[I32] = []
         admitted: dict[Request, int] = {}  # and how many tokens each computes
         head, blocked = self._admit(self.config.max_num_batched_tokens - num_tokens, preempted, admitted, copies)
         running, reached = rows, computed
         if admitted:
             counts = np.array(list(admitted.values()), np.int32)
-            rows, n = np.concatenate([rows, self._rows[-len(counts) :]]), np.concatenate([n, counts])
+            new = self._rows[-len(counts) :]
+            rows, n, prefilling = (np.concatenate(both) for both in ((rows, new), (n, counts), (prefilling, new)))
             computed = self.states.num_computed_tokens.take(rows)
             num_tokens += sum(admitted.values())
         if self.config.long_prefill_threshold and len(rows) == 1:
@@ -177,10 +182,6 @@ class Scheduler:
             num_tokens = int(n[0])
         if self.cache.keeps_states:
             copies.append(self.cache.keep_states(running, reached))
-        prefilling = NO_TOKENS
-        if self._may_prefill:
-            prefilling = rows[computed < self.states.prefill_len.take(rows)]
-            self._may_prefill = len(prefilling) > 0 or len(rows) < len(self._rows)
         self._last_scheduled = rows
         self.ledger = Ledger(
             step=self._step,
