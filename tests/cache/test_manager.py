@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from foreword.batch import KVGroup, NewRequest, RequestStates
+from foreword.batch import KVGroup, RequestStates
 from foreword.cache import BlockRemoved, BlockStored, CacheCleared, KVCacheManager, prefix_keys, with_adapter
 from foreword.errors import CapacityError, RequestError
 from foreword.scheduler import admit
@@ -32,7 +32,7 @@ class Rig:
         """Admit and compute the whole prompt. Returns the hit and the copies."""
         keys = keys or {}
         hit = self.cache.lookup(np.array(prompt, np.int32), keys)
-        row, copies = admit(self.states, self.cache, NewRequest(name, prompt, ()), hit, len(prompt), keys)
+        row, copies = admit(self.states, self.cache, name, prompt, hit, len(prompt), keys)
         self.states.num_computed_tokens[row] = len(prompt)
         self.cache.publish(row)
         return hit, copies
@@ -135,7 +135,7 @@ def test_duplicates_are_kept_and_either_serves_a_hit():
     prompt = [1, 2, 3, 4, 5]
     empty = rig.cache.lookup(np.array(prompt, np.int32))
     for name in ("a", "b"):  # both looked up before either was computed
-        row, _ = admit(rig.states, rig.cache, NewRequest(name, prompt, ()), empty, 5)
+        row, _ = admit(rig.states, rig.cache, name, prompt, empty, 5)
         rig.states.num_computed_tokens[row] = 5
         rig.cache.publish(row)
     assert rig.blocks("a") != rig.blocks("b")
@@ -258,7 +258,7 @@ def test_a_request_that_gets_no_row_leaves_its_blocks_free():
     prompt = [1, 2, 3, 4, 8]
     refs = rig.cache.pool.num_refs.copy()
     with pytest.raises(RequestError, match="'a'"):
-        admit(rig.states, rig.cache, NewRequest("a", prompt, ()), rig.cache.lookup(np.array(prompt, np.int32)), 5)
+        admit(rig.states, rig.cache, "a", prompt, rig.cache.lookup(np.array(prompt, np.int32)), 5)
     assert (rig.cache.pool.num_refs == refs).all()
 
 
@@ -362,7 +362,7 @@ def compute(rig: Rig, name: str, until: int) -> list[int]:
 
 def start_chunk(rig: Rig, name: str, prompt: list[int]):
     hit = rig.cache.lookup(np.array(prompt, np.int32))
-    _, copies = admit(rig.states, rig.cache, NewRequest(name, prompt, ()), hit, hit.num_tokens + 1)
+    _, copies = admit(rig.states, rig.cache, name, prompt, hit, hit.num_tokens + 1)
     return hit, copies
 
 

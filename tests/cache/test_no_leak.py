@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from foreword.batch import KVGroup, NewRequest, RequestStates
+from foreword.batch import KVGroup, RequestStates
 from foreword.cache import BlockRemoved, BlockStored, KVCacheManager
 from foreword.errors import CapacityError
 from foreword.scheduler import admit
@@ -130,12 +130,12 @@ class CacheMachine(RuleBasedStateMachine):
         stop = min(len(prompt), hit.num_tokens + hit.cut(chunk))
         short = self.cache.blocks_to_admit(hit, stop) > self.cache.pool.num_free
         self.count += 1
-        request = NewRequest(str(self.count), prompt, ())
+        name = str(self.count)
         if short:
             with pytest.raises(CapacityError):
-                admit(self.states, self.cache, request, hit, stop)
+                admit(self.states, self.cache, name, prompt, hit, stop)
             return
-        row, copies = admit(self.states, self.cache, request, hit, stop)
+        row, copies = admit(self.states, self.cache, name, prompt, hit, stop)
         self.copy(copies)
         self.check_reads(row, hit.num_tokens)
         self.write(row, hit.num_tokens, stop)

@@ -117,7 +117,7 @@ class CachedContent:
         at = blocks.astype(np.intp)
         with self.changes:
             serials = self._serial[at]
-            lasts = (serials[1:] != serials[:-1]).nonzero()[0].tolist()
+            lasts = (serials[1:] != serials[:-1]).nonzero()[0].tolist() if len(at) > 1 else ()
             for before, last in pairwise((-1, *lasts, len(at) - 1)):
                 node = self.tree.nodes[int(serials[last])]
                 self._remove_from(node, at[before + 1 : last + 1])

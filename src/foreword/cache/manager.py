@@ -22,9 +22,9 @@ from foreword.cache.snapshots import NO_BLOCKS, NO_COPIES, StateSnapshots
 NO_KEYS: BlockKeys = {}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Allocation:
-    """Blocks for a request that is not yet in a row.
+    """Blocks for a request that is not yet in a row. Not to be changed; not frozen, for speed.
 
     block_ids: int32, one array per group, for `NewRequest.block_ids`. copies: int32 [C, 2] (from, to), to make before
     the next forward pass: all sources are read before any destination is written.
@@ -113,6 +113,8 @@ class KVCacheManager:
         if not self.prefix_caching:
             return self.miss(len(token_ids))
         data = self._content_of(token_ids)
+        if data[:4] not in self.tree.root.children:
+            return self.miss(len(token_ids), 0)
         path, known = self.tree.walk(data, keys)
         held, full = [NO_BLOCKS] * len(self.groups), 0
         if path:
@@ -223,10 +225,11 @@ class KVCacheManager:
         total, growth = 0, []
         for table in self.states.block_tables:
             held = table.num_blocks.take(rows)
-            lacking = (held * table.tokens_per_block < num_tokens).nonzero()[0]  # as a rule few
+            short = num_tokens - held * table.tokens_per_block
+            lacking = (short > 0).nonzero()[0]  # as a rule few
             if lacking.size:
                 held = held[lacking]
-                count = -(-num_tokens[lacking] // table.tokens_per_block) - held
+                count = -(-short[lacking] // table.tokens_per_block)
                 start, total = total, total + int(np.add.reduce(count))
                 growth.append((table, rows[lacking].astype(np.intp), held, count, slice(start, total)))
         if total:

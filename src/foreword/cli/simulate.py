@@ -85,7 +85,7 @@ def simulate(
         percentiles = f"{'p50':>8}{'p90':>8}{'p99':>8}" * 3
         print(f"{'':<26}{percentiles}{'tok/s':>9}{'rate':>7}{'empted':>9}{'':>7}{'M tok':>8}")
     plots: list[str] = []
-    gc.freeze()  # a simulation makes no cyclic garbage, and each collection would traverse the whole trace
+    gc.disable()  # a simulation makes no cyclic garbage
     try:
         for each in fleets:
             report = simulation.simulate(load, each, processes=processes)
@@ -95,7 +95,7 @@ def simulate(
                 title = f"blocks in use over time, {each.config.policy}; the highest is {100 * use.peak:.1f}% of them"
                 plots.append(f"\n{title}\n{use.plot(top=use.peak)}")
     finally:
-        gc.unfreeze()
+        gc.enable()
     if plot and not as_json and plots:
         print(*plots, sep="\n")
 

@@ -25,9 +25,9 @@ NEW_TOKEN_WEIGHT = 4
 """Work that may wait elsewhere instead of a token being computed again, which would take time from all requests."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Placement:
-    """A request on its replica, and the work that it adds there until it ends."""
+    """A request on its replica, and the work that it adds there until it ends. Not to be changed; not frozen, for speed."""
 
     replica: int
     work: int
@@ -153,10 +153,12 @@ class Sticky(Router):
     def _choose(self, num_tokens: int, pieces: Sequence[int], piece_size: int) -> Placement:
         least = self._least()
         found = self._index.matches(pieces)
-        best = min(
-            (r for r in (least, *found) if not self._is_closed[r]),
-            key=lambda r: self._cost(r, max(num_tokens - found.get(r, 0) * piece_size, 0)),
-        )
+        best = least
+        if found:
+            best = min(
+                (r for r in (least, *found) if not self._is_closed[r]),
+                key=lambda r: self._cost(r, max(num_tokens - found.get(r, 0) * piece_size, 0)),
+            )
         self._index.add(pieces, best)
         return Placement(best, max(num_tokens - found.get(best, 0) * piece_size, 0) + REQUEST_TOKENS)
 

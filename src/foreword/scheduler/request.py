@@ -64,6 +64,8 @@ class Request:
         """n tokens after the computed ones, or fewer so that they end in no span; if these are none, the span, if it is
         at most ``most`` tokens.
         """
+        if not len(self.spans):
+            return n
         at = int(np.searchsorted(self.spans[:, 1], computed + n, side="right"))
         if at == len(self.spans) or self.spans[at, 0] >= computed + n:
             return n

@@ -16,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 
 from foreword.arrays import I32
-from foreword.batch import BlockOps, NewRequest, RequestStates
+from foreword.batch import BlockOps, RequestStates
 from foreword.cache import KVCacheManager, PrefixHit
 from foreword.errors import ConfigError, RequestError
 from foreword.scheduler.admission import admit
@@ -60,6 +60,7 @@ class Scheduler:
         self._leaves = np.zeros(states.max_num_reqs, np.bool_)  # by row: false, but during `_drop`
         self._num_in_flight = np.zeros(states.max_num_reqs, np.int32)  # by row: tokens of the step in flight
         self._spans_end = np.zeros(states.max_num_reqs, np.int32)  # by row: the end of the last span
+        self._has_spans = False  # whether any request has had spans
         self._watermark = int(config.watermark * cache.pool.num_blocks)
         self._hits: dict[str, tuple[int, PrefixHit]] = {}  # request id → version of the cache and its hit there
         self._step = 0
@@ -162,13 +163,18 @@ class Scheduler:
         if repeated is not None:
             return repeated
         rows, computed, n, num_tokens, preempted = self._run(in_flight)
+        prefilling = NO_TOKENS
+        if self._may_prefill:
+            prefilling = rows[computed < self.states.prefill_len.take(rows)]
+            self._may_prefill = len(prefilling) > 0 or len(rows) < len(self._rows)
         copies: list[I32] = []
         admitted: dict[Request, int] = {}  # and how many tokens each computes
         head, blocked = self._admit(self.config.max_num_batched_tokens - num_tokens, preempted, admitted, copies)
         running, reached = rows, computed
         if admitted:
             counts = np.array(list(admitted.values()), np.int32)
-            rows, n = np.concatenate([rows, self._rows[-len(counts) :]]), np.concatenate([n, counts])
+            new = self._rows[-len(counts) :]
+            rows, n, prefilling = (np.concatenate(both) for both in ((rows, new), (n, counts), (prefilling, new)))
             computed = self.states.num_computed_tokens.take(rows)
             num_tokens += sum(admitted.values())
         if self.config.long_prefill_threshold and len(rows) == 1:
@@ -176,10 +182,6 @@ class Scheduler:
             num_tokens = int(n[0])
         if self.cache.keeps_states:
             copies.append(self.cache.keep_states(running, reached))
-        prefilling = NO_TOKENS
-        if self._may_prefill:
-            prefilling = rows[computed < self.states.prefill_len.take(rows)]
-            self._may_prefill = len(prefilling) > 0 or len(rows) < len(self._rows)
         self._last_scheduled = rows
         self.ledger = Ledger(
             step=self._step,
@@ -314,6 +316,8 @@ class Scheduler:
 
     def _whole(self, rows: I32, computed: I32, n: I32, most: int = 0) -> I32:
         """n[i] tokens after computed[i], without parts of spans: see `Request.whole`."""
+        if not self._has_spans:
+            return n
         ahead = np.flatnonzero((n > 0) & (self._spans_end[rows] > computed))
         if ahead.size:
             n = n.copy()
@@ -350,6 +354,9 @@ class Scheduler:
 
     def _drop(self, rows: I32) -> None:
         """Remove these rows from the running ones."""
+        if len(rows) == 1:
+            self._rows = self._rows[self._rows != rows]
+            return
         self._leaves[rows] = True
         self._rows = self._rows[~self._leaves[self._rows]]
         self._leaves[rows] = False
@@ -450,22 +457,26 @@ class Scheduler:
         request.has_run = False
         if not request.hit_report:
             request.hit_report, request.num_cached = str(hit), hit.num_tokens
-        admission = NewRequest(
+        request.row, copies = admit(
+            self.states,
+            self.cache,
             request.request_id,
             request.prompt,
-            (),
-            request.output,
+            hit,
+            hit.num_tokens + n,
+            request.keys,
+            output_token_ids=request.output,
             sampling_params=None if request.pooling_params else request.params,
             lora_id=request.lora_id,
             pooling_params=request.pooling_params,
             **request.inputs,
         )
-        num_tokens = hit.num_tokens + n
-        request.row, copies = admit(self.states, self.cache, admission, hit, num_tokens, request.keys)
         self._rows = np.concatenate((self._rows, np.array([request.row], np.int32)))
         self._may_prefill = True
         self._by_row[request.row] = request
         self.max_len[request.row] = request.max_len
+        if len(request.spans):
+            self._has_spans = True
         self._spans_end[request.row] = request.spans[-1, 1] if len(request.spans) else 0
         return copies
 

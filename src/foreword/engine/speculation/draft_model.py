@@ -11,7 +11,6 @@ from foreword.arrays import I32
 from foreword.batch import (
     InputBuffers,
     KVGroup,
-    NewRequest,
     RequestStates,
     SamplingParams,
     prepare_inputs,
@@ -118,8 +117,7 @@ class DraftModelDrafter:
             return False
         tokens = self.target.token_ids[row, :known]
         params = replace(self.target.sampling.params.get(row, GREEDY), logprobs=None, prompt_logprobs=None)
-        request = NewRequest(str(row), tokens, (), sampling_params=params)
-        ours, _ = admit(self.states, self.cache, request, hit, known)
+        ours, _ = admit(self.states, self.cache, str(row), tokens, hit, known, sampling_params=params)
         self.processors.update()
         self._mirrored[row] = int(self.target.row_generation[row]), ours
         return True

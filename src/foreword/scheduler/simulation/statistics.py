@@ -13,7 +13,8 @@ from foreword.arrays import F32, F64
 
 LOW, BINS_PER_DECADE, DECADES = 1e-5, 200, 10
 # Bin i holds durations in (EDGES[i − 1], EDGES[i]]; the first and the last one are open.
-EDGES = (LOW * 10 ** (np.arange(1, BINS_PER_DECADE * DECADES) / BINS_PER_DECADE)).tolist()
+EDGES = LOW * 10 ** (np.arange(1, BINS_PER_DECADE * DECADES) / BINS_PER_DECADE)
+_EDGES = EDGES.tolist()  # to look single ones up
 
 
 class Durations:
@@ -64,11 +65,11 @@ class LatencyHistogram:
         """Each of these durations, ``times`` times."""
         if not len(seconds):
             return
-        low, high = bisect_left(EDGES, min(seconds)), bisect_left(EDGES, max(seconds))
+        low, high = bisect_left(_EDGES, min(seconds)), bisect_left(_EDGES, max(seconds))
         if low == high:  # as a rule: the requests of a step wait equally long
             self.counts[low] += times * len(seconds)
         else:
-            found = np.bincount(np.searchsorted(EDGES, seconds) - low)
+            found = np.bincount(EDGES.searchsorted(seconds) - low)
             self.counts[low : low + len(found)] += times * found
 
     def extend(self, other: LatencyHistogram) -> None:

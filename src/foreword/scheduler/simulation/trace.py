@@ -27,9 +27,12 @@ MAX_TIME = 1e10  # seconds of a trace: 300 years
 _HALF = 2**30  # token ids below this represent hash ids, those from here on requests
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Arrival:
-    """time: seconds since the trace began. hash_ids: equal ids at equal places mean equal prompt beginnings."""
+    """time: seconds since the trace began. hash_ids: equal ids at equal places mean equal prompt beginnings.
+
+    Not to be changed; not frozen, for speed.
+    """
 
     time: float
     input_length: int
