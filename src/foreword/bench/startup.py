@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -37,14 +38,15 @@ class StartupResult:
 
 
 def run(model: str, options: dict[str, object]) -> StartupResult:
-    """Start a process that loads ``model`` and generates a token. The first call warms the file cache.
+    """Start a process that loads ``model`` and generates a token. The first call warms the file cache, and compiles the
+    modules, which an installed package has compiled.
 
     EngineError, with the last line of the process, if it fails.
     """
     begin = time.time()
-    child = subprocess.run(
-        [sys.executable, "-c", _CHILD, model, json.dumps(options)], capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-c", _CHILD, model, json.dumps(options)]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    child = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if child.returncode:
         reason = child.stderr.strip().rpartition("\n")[2]
         raise EngineError(f"the measured process ended with status {child.returncode}: {reason}")

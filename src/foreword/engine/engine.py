@@ -16,7 +16,6 @@ from typing import Unpack
 import numpy as np
 
 from foreword.batch import ContextParallel, KVGroup, PoolingParams, RequestStates, SamplingParams, advance
-from foreword.batch.proof.checker import CacheChecker
 from foreword.cache import KVCacheManager
 from foreword.engine.config import EngineConfig
 from foreword.engine.intake import Intake, Tokenizer
@@ -107,6 +106,8 @@ class Engine:
             on_event=partial(self.observers.post, "cache_event") if self.observers.wants_cache_events else None,
         )
         if config.check == "full":
+            from foreword.batch.proof.checker import CacheChecker  # here: few engines load the specification
+
             self.cache.pool.observers.append(CacheChecker.of(states))
         self.scheduler = Scheduler(states, self.cache, limits)
         processors = Processors(states, [make(states) for make in logits_processors], eos_token_ids=tuple(eos))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -179,15 +179,14 @@ class OutputProcessor:
         at = reads.nonzero()[0]
         if at.size:
             self._unread_rows = rows[:0]
-            return self._read(rows, at, sampled, step)
+            return self._read(rows, known, at, sampled, step)
         self._unread_rows, self._num_unread = rows, int((read_from - known).min()) - 1 if len(rows) else 0
         return NOTHING_READ
 
-    def _read(self, rows: I32, at: I64, sampled: Sampled, step: int) -> Readings:
+    def _read(self, rows: I32, known: I32, at: I64, sampled: Sampled, step: int) -> Readings:
         now, readings = self._clock(), Readings()
         reported: dict[str, RequestGroup] = {}
-        for b in at.tolist():
-            row = int(rows[b])
+        for b, row, num_tokens in zip(at.tolist(), rows[at].tolist(), known[at].tolist(), strict=True):
             completion = self._completion(row)
             group = completion.group
             if group.first_token_time is None:
@@ -199,7 +198,7 @@ class OutputProcessor:
                 group.pooled, stop = pooled, ([], "stop", None)
             else:
                 try:
-                    stop = self._advance(completion, row, sampled.logprobs.get(b, []))
+                    stop = self._advance(completion, row, num_tokens, sampled.logprobs.get(b, ()))
                 except MemoryError:
                     raise
                 except Exception as error:  # the grammar's or the detokenizer's
@@ -209,17 +208,18 @@ class OutputProcessor:
             if stop is not None:
                 readings.ended_rows.append(row)
                 self.end(completion, stop)
-            else:
-                self._read_from[row] = 0 if completion.reads_every_token else completion.request.max_len
+            elif not completion.reads_every_token:
+                self._read_from[row] = completion.request.max_len
             if group.stream or not group.num_unfinished:
                 reported[group.request_id] = group
         readings.outputs = [self._report(group) for group in reported.values()]
         return readings
 
-    def _advance(self, completion: Completion, row: int, logprobs: list[TokenLogprobs]) -> Stop | None:
-        """Read the row's new tokens one by one; returns why they end the completion, or None."""
-        start, known = int(self._states.prompt_len[row]), int(self._states.num_tokens[row])
-        output = self._states.token_ids[row, start:known]
+    def _advance(self, completion: Completion, row: int, known: int, logprobs: Sequence[TokenLogprobs]) -> Stop | None:
+        """Read the new tokens of a row with so many known ones, one by one; returns why they end the completion, or
+        None.
+        """
+        output = self._states.token_ids[row, len(completion.request.prompt) : known]
         params, text, grammar = completion.params, completion.text, completion.grammar
         reads, token_ids = completion.reads_every_token, completion.transcript.token_ids
         new = len(token_ids) if reads else max(0, len(output) - 1 - self._states.max_num_draft_tokens)

@@ -210,14 +210,21 @@ class RequestGroup:
 
     def result(self, chosen: Sequence[Completion]) -> RequestOutput:
         """The state of the request, with what these completions have."""
-        first = self.completions[0].request
+        first, error = self.completions[0].request, None
+        preemptions = tokens = proposed = accepted = 0
+        for completion in self.completions:
+            error = error or completion.error
+            preemptions += completion.request.num_preemptions
+            tokens += len(completion.transcript.token_ids)
+            proposed += completion.num_drafts[0]
+            accepted += completion.num_drafts[1]
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.prompt,
             prompt_token_ids=self.prompt_token_ids,
             outputs=[completion.output() for completion in chosen],
             finished=self.num_unfinished == 0,
-            error=next((c.error for c in self.completions if c.error is not None), None),
+            error=error,
             pooled=self.pooled,
             prompt_logprobs=None if self.params.prompt_logprobs is None else self.prompt_logprobs,
             metrics=RequestMetrics(
@@ -227,10 +234,10 @@ class RequestGroup:
                 finished_time=self.finished_time,
                 num_cached_tokens=first.num_cached,
                 cache_report=first.hit_report,
-                num_preemptions=sum(c.request.num_preemptions for c in self.completions),
-                num_output_tokens=sum(len(c.transcript.token_ids) for c in self.completions),
-                num_proposed_drafts=sum(c.num_drafts[0] for c in self.completions),
-                num_accepted_drafts=sum(c.num_drafts[1] for c in self.completions),
+                num_preemptions=preemptions,
+                num_output_tokens=tokens,
+                num_proposed_drafts=proposed,
+                num_accepted_drafts=accepted,
             ),
         )
 

@@ -18,11 +18,6 @@ from foreword.messages.formats import Calls, Region, ResponseFormat
 from foreword.messages.markers import Literals, Marker, Pattern
 from foreword.messages.notation import JSON, Notation, Quotes, Status, ValueReader
 
-try:
-    import regex
-except ImportError:  # needed for templates with patterns alone
-    regex = None
-
 _KINDS = {
     "content": "content",
     "thinking": "reasoning",
@@ -88,11 +83,13 @@ def _marker(field: Mapping[str, Any], literal: str, pattern: str) -> Marker | No
 
 
 def _compiled(pattern: object) -> Any:
-    if regex is None:
+    try:
+        import regex  # here: few models have templates with patterns
+    except ImportError:
         raise ModelError(
             f"the model's response_template has the pattern {shown(pattern)}, which needs the package regex. "
             'Install it (pip install "foreword[templates]"), or give message_format='
-        )
+        ) from None
     try:
         return regex.compile(pattern, regex.DOTALL)
     except Exception as error:

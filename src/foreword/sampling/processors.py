@@ -62,6 +62,7 @@ class Processors:
         self._active: tuple[LogitsProcessor, ...] = ()  # those that apply to some row
         self._extra_args: frozenset[str] = frozenset().union(*(p.extra_args for p in self._all))
         self._updates = BatchUpdates(states) if self._all else None  # observed states change more slowly
+        self._plain: StepSampling | None = None  # of the last step without custom processors and masks
         self._is_behind = True  # a processor may have missed changes: before the first update, after one that failed
 
     def check(self, request_id: str, params: SamplingParams) -> None:
@@ -91,7 +92,12 @@ class Processors:
         if active:
             active = tuple(p for p in active if p.rows.mask.take(metadata.rows).any())
         self._rules.update(metadata)
-        return StepSampling(metadata, self._rules, active, masks)
+        if active or masks is not None:
+            return StepSampling(metadata, self._rules, active, masks)
+        plain = self._plain
+        if plain is None or plain.metadata is not metadata:
+            plain = self._plain = StepSampling(metadata, self._rules)
+        return plain
 
     def close(self) -> None:
         """Stop observing the states."""

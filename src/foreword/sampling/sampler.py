@@ -76,17 +76,17 @@ class Sampler:
             raise PlanError("the logits must be float32 [L, V]", step=batch.step, tensor="logits",
                             expected=(len(at), states.vocab_size),
                             got=(*logits.shape, str(logits.dtype)))  # fmt: skip
-        width = 1  # the most logits of a request; each has at least one
-        if len(at) > batch.num_reqs:
+        num_reqs, width = batch.num_reqs, 1  # width: the most logits of a request; each has at least one
+        if len(at) > num_reqs:
             width = int(np.diff(batch.cu_num_logits).max())
-        tokens = np.empty((batch.num_reqs, width), np.int32)
+        tokens = np.empty((num_reqs, width), np.int32)
         wanted, buffers = None, None
         if sampling.metadata.num_logprobs is not None:
             wanted = wanted_logprobs(batch, sampling, tokens)
         elif masks is None and not sampling.processors and not states.extras.prompt_embeds:
             buffers = sampling.rules.buffers(buffers_of(batch))
         if buffers is not None:
-            has_failed = buffers.sample(batch.num_reqs, logits, tokens, self.threads)
+            has_failed = buffers.sample(num_reqs, logits, tokens, self.threads)
         else:
             self._sample(batch, logits, sampling, tokens, wanted)
             has_failed = bool((tokens[:, 0] < 0).any())

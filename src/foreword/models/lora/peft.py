@@ -12,11 +12,6 @@ from foreword.models.config import Config, read_config
 from foreword.models.lora.adapter import MAX_RANK, LoraAdapter, LoraPair, Module, factors_of, pairs_of
 from foreword.models.safetensors import read_safetensors
 
-try:
-    import regex
-except ImportError:  # needed for patterns alone
-    regex = None
-
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 _READ = {
@@ -137,8 +132,10 @@ def _matches(config: Config, key: str, pattern: str, name: str) -> bool:
     plain = pattern.removeprefix(r"(.*\.)?(").removesuffix(")")
     if plain != pattern and re.fullmatch(r"[\w.]+", plain):  # the name of a module; its dots are taken literally
         return f".{name}".endswith(f".{plain}")
-    if regex is None:
-        raise config.error(f"{key} has a pattern", "Install foreword[templates], which reads patterns")
+    try:
+        import regex  # here: few adapters have patterns
+    except ImportError:
+        raise config.error(f"{key} has a pattern", "Install foreword[templates], which reads patterns") from None
     try:
         return regex.fullmatch(pattern, name, timeout=_PATTERN_SECONDS) is not None
     except (regex.error, TimeoutError, RecursionError, MemoryError) as error:
