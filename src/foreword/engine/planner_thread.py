@@ -24,7 +24,7 @@ class PlannerThread(Generic[T]):
         self._inbox: SimpleQueue[Callable[[], T | None] | None] = SimpleQueue()
         self._outbox: SimpleQueue[Outcome[T]] = SimpleQueue()
         self.close = weakref.finalize(self, self._inbox.put, None)  # also when the owner is garbage-collected
-        # `threading.Thread` waits until the thread runs. An interrupt of that wait can become a RuntimeError in CPython.
+        # `threading.Thread` waits until the thread runs; an interrupt of that wait can become a RuntimeError.
         start_new_thread(_serve, (self._inbox, self._outbox))
 
     def start(self, work: Callable[[], T | None]) -> None:
