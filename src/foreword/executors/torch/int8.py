@@ -46,7 +46,7 @@ class Int8Matrix:
 
     @property
     def nbytes(self) -> int:
-        return self.values.nbytes + self.scales.nbytes
+        return int(self.values.nbytes + self.scales.nbytes)
 
     def set_rows(self, rows: slice, weights: F32, columns: range) -> None:
         """Round these columns of whole rows of weights. The scale of a row is its largest magnitude / 127, also if
