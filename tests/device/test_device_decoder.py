@@ -17,6 +17,7 @@ from foreword.engine import Engine, engine_config
 from foreword.errors import ConfigError
 from foreword.executors.device import DeviceExecutor
 from foreword.executors.numpy import NumpyExecutor
+from foreword.executors.torch.executor import TorchExecutor
 from foreword.executors.torch.on_rows import DecoderOnRows
 from foreword.models.spec import LayerSpec, MoeSpec
 
@@ -58,6 +59,13 @@ def test_tokens_equal_the_numpy_executors(name):
     executor = DeviceExecutor(model, InterpretedDevice(), buckets=PaddingBuckets((4, 8), max_num_reqs=4))
     found = tokens(spec, executor)
     assert found == tokens(spec, NumpyExecutor(spec, weights, **POOL))
+
+
+def test_weights_of_8_bits_give_the_tokens_of_the_torch_executor():
+    spec = DECODERS["windows, norms and caps"]
+    weights, options = random_weights(spec), {**POOL, "device": "cpu", "dtype": "fp32", "weight_format": "int8"}
+    found = tokens(spec, DeviceExecutor(DecoderOnRows(spec, weights, **options), InterpretedDevice()))
+    assert found == tokens(spec, TorchExecutor(spec, weights, **options))
     assert [len(ids) for ids in found.values()] == [4, 4]
 
 

@@ -36,17 +36,17 @@ if TYPE_CHECKING:
 
 ExecutorKind = Literal["auto", "native", "numpy", "torch", "transformers", "device"]
 
+PARALLEL = ("tensor_parallel_size", "context_parallel_size")
+"""Those that divide a model among processes."""
+
 OPTIONS = {
     "native": ("num_threads", "weight_format", "kv_format", "numa_nodes"),
     "numpy": (),
-    "torch": ("num_threads", "device", "dtype", "weight_format", "tensor_parallel_size", "context_parallel_size"),
+    "torch": ("num_threads", "device", "dtype", "weight_format", "compile", *PARALLEL),
     "transformers": ("num_threads", "device", "dtype", "compile", "media_cache_bytes"),
     "device": ("device", "dtype", "weight_format", "kv_format"),
 }
 """The options of each executor."""
-
-PARALLEL = ("tensor_parallel_size", "context_parallel_size")
-"""Those that divide a model among processes."""
 
 KV_BYTES = {"fp32": 4, "bf16": 2, "int8": 2}  # of one value of the native executor, scales included
 
@@ -103,6 +103,8 @@ def build_encoder(
     for name in PARALLEL:
         if (size := options.pop(name, 1)) != 1:
             raise ConfigError(f"{name}={size}: an encoder runs in one process; leave it out")
+    if options.pop("compile", False):
+        raise ConfigError("compile=True: encoders are not compiled; leave it out")
     match kind:
         case "native":
             return NativeEncoderExecutor(spec, model.weights, model.pooling, **options)

@@ -6,17 +6,21 @@ A step reads and writes tensors only: what it needs of the batch is in `Step`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding, gelu, linear, rms_norm, silu
 
 from foreword.executors.torch.grouped import grouped
+from foreword.executors.torch.loras import ProductChanges
 from foreword.executors.torch.recurrent import RecurrentLayer
-from foreword.executors.torch.rotation import Rotary
+from foreword.executors.torch.rotation import Rotary, Rotation
 from foreword.executors.torch.step import Step
 from foreword.executors.torch.weights import Linear, Loader
 from foreword.models.spec import Activation, DecoderSpec, MoeSpec
+
+Result = TypeVar("Result")
 
 
 class Decoder:
@@ -51,6 +55,16 @@ class Decoder:
             x = layer(x, step)
         return x
 
+    def compile(self) -> None:
+        """Run the layers through torch.compile, in steps without adapters: all but attention, recurrent layers, and
+        experts, whose product compiles in bfloat16 alone.
+        """
+        for layer in self.layers:
+            if isinstance(layer.mlp, Mlp):
+                layer.rest = compiled(Layer._rest)
+            if isinstance(layer.mixer, Attention):
+                layer.mixer.project = compiled(Attention._project)
+
     def hidden_states(self, x: Tensor) -> Tensor:
         """norm(x, final_norm)"""
         return norm(x, self.final_norm, self.spec.norm_eps)
@@ -82,11 +96,16 @@ class Layer:
             self.products += [self.mlp.gate_up, self.mlp.down]
         else:
             self.mlp = Experts(prefix, spec.activation, layer.moe, load)
+        self.rest = Layer._rest
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         a = self.mixer(norm(x, self.attn_norm, self.eps), step)
+        return self.rest(self, x, a, step.loras)
+
+    def _rest(self, x: Tensor, a: Tensor, loras: ProductChanges | None) -> Tensor:
+        """The layer's output, from that of its mixer."""
         x = x + (a if self.post_attn_norm is None else norm(a, self.post_attn_norm, self.eps))
-        m = self.mlp(norm(x, self.mlp_norm, self.eps), step)
+        m = self.mlp(norm(x, self.mlp_norm, self.eps), loras)
         return x + (m if self.post_mlp_norm is None else norm(m, self.post_mlp_norm, self.eps))
 
 
@@ -109,21 +128,30 @@ class Attention:
         if spec.qk_norm:
             norms = zip((load(prefix + "q_norm"), load(prefix + "k_norm")), self.heads, strict=True)
             self.qk_norm = torch.cat([weight.expand(count, -1) for weight, count in norms])
+        self.project = Attention._project
 
     def __call__(self, h: Tensor, step: Step) -> Tensor:
-        spec = self.spec
-        qk, v, gate = self.inputs(h, step.loras).tensor_split(self._ends, dim=1)
-        qk = qk.unflatten(1, (-1, spec.head_dim))
-        if self.qk_norm is not None:
-            qk = rms_norm(qk, (spec.head_dim,), None, spec.norm_eps) * self.qk_norm
-        if self.layer.rope is not None:
-            qk = step.rotations[self.layer.rope](qk)
-        q, k = qk.split(self.heads, dim=1)
-        step.attention.write(self.index, k, v.unflatten(1, (-1, spec.head_dim)))
+        spec, rope = self.spec, self.layer.rope
+        q, k, v, gate = self.project(self, h, None if rope is None else step.rotations[rope], step.loras)
+        step.attention.write(self.index, k, v)
         a = step.attention.attend(
             self.index, q, scale=spec.query_scale, window=self.layer.sliding_window, softcap=spec.attn_softcap
         ).flatten(1)
         return self.output(a * gate.sigmoid() if spec.attn_gate else a, step.loras)
+
+    def _project(
+        self, h: Tensor, rotation: Rotation | None, loras: ProductChanges | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Queries, keys, values [T, heads, head_dim], and the gate [T, heads · head_dim], or 0 columns without one."""
+        spec = self.spec
+        qk, v, gate = self.inputs(h, loras).tensor_split(self._ends, dim=1)
+        qk = qk.unflatten(1, (-1, spec.head_dim))
+        if self.qk_norm is not None:
+            qk = rms_norm(qk, (spec.head_dim,), None, spec.norm_eps) * self.qk_norm
+        if rotation is not None:
+            qk = rotation(qk)
+        q, k = qk.split(self.heads, dim=1)
+        return q, k, v.unflatten(1, (-1, spec.head_dim)), gate
 
 
 class Mlp:
@@ -134,8 +162,8 @@ class Mlp:
         self.gate_up = load.linear(prefix, ["gate", "up"], split="outputs")
         self.down = load.linear(prefix, ["down"], split="inputs")
 
-    def __call__(self, h: Tensor, step: Step) -> Tensor:
-        return self.down(gated(self.gate_up(h, step.loras), self.activation), step.loras)
+    def __call__(self, h: Tensor, loras: ProductChanges | None) -> Tensor:
+        return self.down(gated(self.gate_up(h, loras), self.activation), loras)
 
 
 class Experts:
@@ -157,7 +185,7 @@ class Experts:
             self.shared = Mlp(prefix + "shared.", activation, load)
             self.shared_gate = load(prefix + "shared_gate")
 
-    def __call__(self, h: Tensor, step: Step) -> Tensor:
+    def __call__(self, h: Tensor, loras: ProductChanges | None) -> Tensor:
         count = self.moe.experts_per_token
         weights, chosen = linear(h.float(), self.router).softmax(-1).sort(dim=-1, descending=True, stable=True)
         weights, chosen = weights[:, :count], chosen[:, :count]
@@ -170,8 +198,14 @@ class Experts:
         outputs[order] = grouped(inner, self.down, ends)
         out = self.shard.sum((outputs.view(-1, count, h.shape[1]) * weights[..., None].to(h.dtype)).sum(1))
         if self.shared is not None:
-            out += self.shared(h, step) * linear(h, self.shared_gate).sigmoid()
+            out += self.shared(h, loras) * linear(h, self.shared_gate).sigmoid()
         return out
+
+
+def compiled(function: Callable[..., Result]) -> Callable[..., Result]:
+    """``function`` through torch.compile, for tensors of any sizes, unless its last argument, the adapters, is one."""
+    fast = torch.compile(function, dynamic=True)
+    return lambda *arguments: (fast if arguments[-1] is None else function)(*arguments)
 
 
 def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

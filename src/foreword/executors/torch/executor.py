@@ -14,7 +14,7 @@ from foreword.executors.torch.cache import KVLayer, PagedCache, StateLayer
 from foreword.executors.torch.decoder import Decoder
 from foreword.executors.torch.kernel_attention import paged_attention
 from foreword.executors.torch.loras import Loras
-from foreword.executors.torch.options import DType, device_of, dtype_of, use_threads
+from foreword.executors.torch.options import DType, check_compiler, device_of, dtype_of, use_threads
 from foreword.executors.torch.shard import Shard
 from foreword.executors.torch.step import RecurrentStep, Step
 from foreword.executors.torch.tensors import as_floats, as_tensor
@@ -31,13 +31,16 @@ class TorchExecutor(HostExecutor):
     num_blocks, block_size: the KV pool; block ids are shared by all KV groups and block 0 is the null block.
     dtype: of weights, activations, keys and values. "auto": float32 if the embedding is stored so, else bfloat16.
     weight_format: of the layers' matrices. "int8": 8 bits with a scale per row, which PyTorch multiplies itself.
+    compile: with torch.compile, all but attention and recurrent layers; steps with adapters are not compiled. The first
+    steps take up to minutes.
     num_threads: of PyTorch's operators, in the whole process; None: as PyTorch has them.
     pooling: of pooling requests; None: the last token, without a head.
     shard: the part of the model that this process computes; None: all of it.
 
     Weights are read matrix by matrix, dequantised to ``dtype``; afterwards no file is read. ModelError if it changed.
-    ConfigError for an unknown device or dtype, for a device that this machine lacks, and for a weight_format that
-    PyTorch or the model lacks. MemoryError if the KV pool does not fit.
+    ConfigError for an unknown device or dtype, for a device that this machine lacks, for a weight_format that
+    PyTorch or the model lacks, and without the compiler that torch.compile needs. MemoryError if the KV pool does not
+    fit.
     """
 
     capabilities = HostExecutor.capabilities | {Capability.LORA, Capability.POOLING, Capability.RECURRENT_STATE}
@@ -52,11 +55,14 @@ class TorchExecutor(HostExecutor):
         device: str = "cpu",
         dtype: DType = "auto",
         weight_format: WeightFormat = "auto",
+        compile: bool = False,
         num_threads: int | None = None,
         pooling: PoolingSpec | None = None,
         shard: Shard | None = None,
     ) -> None:
         use_threads(num_threads)
+        if compile:
+            check_compiler()
         super().__init__(pooler=Pooler(pooling or PoolingSpec(), weights))
         self.read_inputs_of(spec)
         self.spec = spec
@@ -65,6 +71,8 @@ class TorchExecutor(HostExecutor):
         own = load.shard.spec(spec)
         self.device = load.device
         self.decoder = Decoder(own, load)
+        if compile:
+            self.decoder.compile()
         attention, recurrent = cache_layers(own)
         self.cache = PagedCache(
             attention,

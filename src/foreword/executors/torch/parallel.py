@@ -53,7 +53,8 @@ class ParallelExecutor(TorchExecutor):
     The processes end with `close`, or with this object. After a rank has ended, or a step was interrupted, every step
     is an EngineError.
 
-    ConfigError for a size that does not divide the heads, for both sizes, and for another device than the CPU.
+    ConfigError for a size that does not divide the heads, for both sizes, for another device than the CPU, and for
+    compile.
     """
 
     def __init__(
@@ -78,6 +79,8 @@ class ParallelExecutor(TorchExecutor):
             raise ConfigError(f"{name}={size}: must be at least 1; 1 is `TorchExecutor`")
         if device != "cpu":
             raise ConfigError(f"{name}={size}: needs device='cpu', not {device!r:.80}")
+        if options.get("compile"):
+            raise ConfigError(f"compile=True: layers that processes divide are not compiled; leave it or {name} out")
         shard = Shard(0, size, by_position=by_position)
         shard.spec(spec)
         if options.get("num_threads") is None:
