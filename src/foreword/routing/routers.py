@@ -27,7 +27,7 @@ NEW_TOKEN_WEIGHT = 4
 
 @dataclass(slots=True)
 class Placement:
-    """A request on its replica, and the work that it adds there until it ends. Not to be changed; not frozen, for speed."""
+    """A request on its replica, and the work that it adds there until it ends. Not to be changed."""
 
     replica: int
     work: int
