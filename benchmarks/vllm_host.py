@@ -12,8 +12,8 @@ host/vllm_runner.py). On a CPU its copies to the device are no-ops: the times ar
     foreword apply     the same SchedulerOutput → adapters.vllm.apply + prepare_inputs;  then commit
     foreword arrays    rows and counts as int32 arrays → prepare_inputs;  then commit
 
-With --device: up to the launch of a step on a GPU, whose calls and kernels do nothing on both sides; commit
-is Foreword's alone, because vLLM records samples in kernels (see host/vllm_v2_runner.py).
+With --device: up to the launch of a step on a GPU, whose calls and kernels do nothing on both sides. Its tensors are
+not compared, and commit is Foreword's alone: those of vLLM are made and recorded in kernels (host/vllm_v2_runner.py).
 
     vllm V2            SchedulerOutput → finish_requests … prepare_attn of `vllm.v1.worker.gpu`
     foreword device    rows and counts as int32 arrays → prepare_inputs, packet, copies, launch;  then commit
@@ -36,14 +36,13 @@ VARIABLES = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "PYTHONWARNINGS": "ignore",
     "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_CPU_CI_ENV": "1",  # no warm-up
     "HF_HUB_OFFLINE": "1",
 }
 
 
 def main() -> None:
     args = options.parse("Host time per step: vLLM's model runner and Foreword.", steps=300, has_device=True)
-    runner = {"VLLM_USE_V2_MODEL_RUNNER": "1"} if args.device else {}
+    runner = {"VLLM_USE_V2_MODEL_RUNNER": "1", "VLLM_CPU_CI_ENV": "1"} if args.device else {}
     run_inside(args.peers, "vllm", variables=VARIABLES | runner)
     from host import vllm_comparison  # vLLM and Foreword are installed only inside the environment
 
