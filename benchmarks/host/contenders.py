@@ -13,6 +13,7 @@ from foreword.batch import (
     sampling_metadata,
 )
 from foreword.batch.adapters.vllm import apply
+from foreword.bench.device import OnDevice
 from foreword.bench.host import Ours, new_states
 from foreword.bench.traffic import Step, Workload
 
@@ -49,6 +50,31 @@ class FromArrays:
 
     def tensors(self) -> Tensors:
         return _tensors(self._ours.batch)
+
+
+class WithDevice:
+    """The same with the step's packet, copies and launches, on a device that does nothing."""
+
+    name = "foreword device"
+
+    def __init__(self, workload: Workload, num_steps: int) -> None:
+        self._ours = OnDevice(workload, num_steps)
+        self.ready = self._ours.ready
+
+    def take(self, step: Step, output: Any) -> None:
+        self._ours.take(step)
+
+    def tensors(self) -> Tensors:
+        return _tensors(self._ours.batch)
+
+    def prepare(self) -> object:
+        batch = self._ours.prepare()
+        self._ours.launch()
+        return batch
+
+    def commit(self) -> None:
+        self._ours.result()
+        self._ours.commit()
 
 
 class Applied:

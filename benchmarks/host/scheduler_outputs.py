@@ -83,6 +83,7 @@ class SchedulerOutputs:
                 block_ids=(blocks[block : block + held] + appended.get(r, []),),
                 num_computed_tokens=computed,
                 lora_request=None,
+                prefill_token_ids=tokens[token : token + n],
             )
             new.append(data)
             token, block = token + n, block + held

@@ -29,7 +29,7 @@ class VllmRunner:
     name = "vllm"
 
     def __init__(self, workload: Workload) -> None:
-        self.llm = _small_llama(workload)
+        self.llm = small_llama(workload)
         worker = self.llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
         self.runner = worker.model_runner
         for groups in self.runner.attn_groups:
@@ -118,7 +118,7 @@ def _ranges(loc: npt.NDArray[Any], order: I64) -> I64:
     return np.concatenate([np.arange(loc[b], loc[b + 1]) for b in order])
 
 
-def _small_llama(workload: Workload) -> LLM:
+def small_llama(workload: Workload) -> LLM:
     """vLLM's engine for two layers of dummy weights, which are never run."""
     config = {
         "architectures": ["LlamaForCausalLM"],

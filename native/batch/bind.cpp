@@ -6,8 +6,10 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
+#include <limits>
 #include <optional>
 #include <stdexcept>
 #include <tuple>
@@ -119,6 +121,13 @@ void add_table(RowsCore &core, Matrix<int32_t> table, Vector<int32_t> num_blocks
                Vector<bool> holds_null, int32_t null_block) {
   core.tables.push_back({table.data(), num_blocks.data(), content_id.data(), holds_null.data(),
                          int32_t(table.shape(1)), null_block});
+}
+
+// False, with nothing changed, for arrays of other types or shapes, and for blocks that break a rule.
+bool append(RowsCore &core, nb::handle to_rows, nb::handle block_ids, int32_t group) {
+  Vector<const int32_t> rows, blocks;
+  return !to_rows.is_none() && !block_ids.is_none() && nb::try_cast(to_rows, rows, false) &&
+         nb::try_cast(block_ids, blocks, false) && rows.shape(0) == blocks.shape(0) && core.append(rows.data(), blocks.data(), int64_t(rows.shape(0)), group);
 }
 
 // Columns of N requests; `rows` gets their rows. False, with nothing changed, for values of other types or shapes, and
@@ -272,6 +281,25 @@ nb::object prepare(StepCore &core, nb::handle plan_rows, nb::handle plan_counts,
                   drafts ? core.draft_ids.size() : 0, pad_tokens, pad_reqs, gather, nullptr);
 }
 
+// Samples [B] or [B, width] of the step prepared last. False, with nothing changed, for arrays of other types or shapes,
+// and for samples that break a rule.
+bool commit(StepCore &core, nb::handle samples, bool advanced) {
+  nb::ndarray<const int32_t, nb::c_contig, nb::device::cpu> sampled;
+  if (samples.is_none() || !nb::try_cast(samples, sampled, false) || sampled.ndim() < 1 || sampled.ndim() > 2)
+    return false;
+  const auto B = int64_t(sampled.shape(0)), width = sampled.ndim() == 2 ? int64_t(sampled.shape(1)) : int64_t(1);
+  const auto *step = reinterpret_cast<const Scalars *>(core.buffers.scalars);
+  return B == step->num_reqs && core.commit(sampled.data(), B, width, advanced);
+}
+
+// Copy the first entries of `from` to all of `to`. Returns the smallest.
+int32_t copy_samples(Vector<const int32_t> from, Vector<int32_t> to) {
+  if (from.shape(0) < to.shape(0)) throw std::invalid_argument("fewer entries than are to be copied");
+  int32_t least = std::numeric_limits<int32_t>::max();
+  for (size_t i = 0; i < to.shape(0); ++i) least = std::min(least, to.data()[i] = from.data()[i]);
+  return least;
+}
+
 // (name, dtype) of every array that the cores take, for a test against the Python tables.
 nb::dict array_names() {
   nb::list rows, step, *list = &rows;
@@ -294,6 +322,8 @@ void bind_vllm(nb::module_ &m);
 
 void bind_batch(nb::module_ &m) {
   m.def("array_names", &array_names, "The arrays that the batch cores take: {'rows' | 'step': [(name, dtype)]}.");
+  m.def("copy_samples", &copy_samples, nb::arg().noconvert(), nb::arg().noconvert(),
+        "Copy the first entries of one array to all of another. Returns the smallest.");
   nb::class_<RowsCore>(m, "RowsCore", "Bulk changes of the rows of one RequestStates.")
       .def("__init__", &init_rows, nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(), nb::keep_alive<1, 6>())
       .def("add_table", &add_table)
@@ -304,9 +334,7 @@ void bind_batch(nb::module_ &m) {
       .def("renew_sampling", [](const RowsCore &c, Vector<const int32_t> rows) {
         c.set_sampling(rows.data(), int64_t(rows.shape(0)), {});
       })
-      .def("append", [](RowsCore &c, Vector<const int32_t> rows, Vector<const int32_t> blocks, int32_t group) {
-        return rows.shape(0) == blocks.shape(0) && c.append(rows.data(), blocks.data(), int64_t(rows.shape(0)), group);
-      });
+      .def("append", &append, nb::arg().none(), nb::arg().none(), nb::arg());
   nb::class_<StepCore>(m, "StepCore", "Step preparation over the arrays of one RequestStates and one InputBuffers.")
       .def("__init__", &init_step)
       .def("add_group", &add_group, nb::arg(), nb::arg(), nb::kw_only(), nb::arg("block_size"),
@@ -320,12 +348,7 @@ void bind_batch(nb::module_ &m) {
       .def("prepare_ragged", &prepare_ragged, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
            nb::arg(), nb::arg().none())
       .def("advance", &StepCore::advance)
-      .def("commit", [](StepCore &core, Vector<const int32_t> s, bool advanced) {
-        return core.commit(s.data(), int64_t(s.shape(0)), 1, advanced);
-      })
-      .def("commit", [](StepCore &core, Matrix<const int32_t> s, bool advanced) {
-        return core.commit(s.data(), int64_t(s.shape(0)), int64_t(s.shape(1)), advanced);
-      });
+      .def("commit", &commit, nb::arg().none(), nb::arg());
   nb::class_<Buffers>(m, "StepBuffers", "The arrays of one InputBuffers.")
       .def("__init__", [](Buffers *self, const nb::dict &arrays) { new (self) Buffers(make_buffers(arrays)); });
   nb::class_<PacketCore>(m, "PacketCore", "Steps as packets for a device that mirrors the rows of one RequestStates.")

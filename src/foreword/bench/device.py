@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from foreword.arrays import I32
-from foreword.batch import PaddingBuckets, prepare_inputs, sampling_metadata
+from foreword.batch import InputBatch, PaddingBuckets, prepare_inputs, sampling_metadata
 from foreword.bench.host import Ours
-from foreword.bench.traffic import WORKLOADS, Workload
+from foreword.bench.traffic import WORKLOADS, Step, Workload
 from foreword.device.api import Tensor
 from foreword.device.recording import RecordingDevice
 from foreword.device.rows import DeviceRows
@@ -62,8 +62,8 @@ class _NoModel:
         pass
 
 
-class _Device(Ours):
-    """Foreword with its steps on a device that does nothing."""
+class OnDevice(Ours):
+    """Foreword with its steps on a device that does nothing. A step is `prepare`, `launch`, `result`, `commit`."""
 
     def __init__(self, workload: Workload, num_steps: int) -> None:
         super().__init__(workload, num_steps, "native")
@@ -73,24 +73,40 @@ class _Device(Ours):
         self.executor = DeviceExecutor(_NoModel(), self.device, buckets=PaddingBuckets(sizes, max_num_reqs=reqs))
         self.processors = Processors(self.states)
 
+    def take(self, step: Step) -> None:
+        super().take(step)
+        self.num_tokens = int(step.num_scheduled.sum())  # a scheduler has it
+        self.device.calls.clear()
+        self.device.copied.clear()
+
+    def prepare(self) -> InputBatch:
+        self.change_rows()
+        step = self.step
+        pad = self.executor.pad_for(self.num_tokens, len(self.running))
+        plan = self.running, step.num_scheduled
+        self.batch = batch = prepare_inputs(
+            self.states, plan, self.buffers, draft_tokens=step.drafts, pad_to=pad, gather_block_tables=False
+        )
+        self.step_sampling = self.processors.step(sampling_metadata(batch), None)
+        return batch
+
+    def launch(self) -> None:
+        self.pending = self.executor.launch(self.batch, self.step_sampling)
+
+    def result(self) -> None:
+        self.pending.result()
+
     def measure(self) -> tuple[int, ...]:
         """Times of a step's parts in ns, then the bytes copied to the device."""
-        step, states, clock = self.step, self.states, time.perf_counter_ns
-        num_tokens = int(step.num_scheduled.sum())  # a scheduler has it
+        clock = time.perf_counter_ns
         start = clock()
-        self.change_rows()
-        pad = self.executor.pad_for(num_tokens, len(self.running))
-        plan = self.running, step.num_scheduled
-        batch = prepare_inputs(
-            states, plan, self.buffers, draft_tokens=step.drafts, pad_to=pad, gather_block_tables=False
-        )
-        sampling = self.processors.step(sampling_metadata(batch), None)
+        self.prepare()
         prepared = clock()
-        pending = self.executor.launch(batch, sampling)
+        self.launch()
         launched = clock()
-        pending.result()
+        self.result()
         sampled = clock()
-        states.commit(batch, step.sampled)
+        self.commit()
         end = clock()
         num_bytes = sum(source.nbytes for source in self.device.copied[:-1])  # the last one is the samples'
         return prepared - start, launched - prepared, sampled - launched, end - sampled, end - start, num_bytes
@@ -99,7 +115,7 @@ class _Device(Ours):
 def run(*, num_steps: int = 300, workloads: tuple[Workload, ...] = WORKLOADS) -> Iterator[DeviceResult]:
     """Measure each workload. The first tenth of its steps is not counted."""
     for workload in workloads:
-        steps, contender = list(workload.steps(num_steps)), _Device(workload, num_steps)
+        steps, contender = list(workload.steps(num_steps)), OnDevice(workload, num_steps)
         rows = []
         gc.collect()
         gc.disable()
@@ -108,8 +124,6 @@ def run(*, num_steps: int = 300, workloads: tuple[Workload, ...] = WORKLOADS) ->
                 contender.take(step)
                 rows.append(contender.measure())
                 contender.ready()
-                contender.device.calls.clear()
-                contender.device.copied.clear()
         finally:
             gc.enable()
         medians = np.median(np.array(rows[num_steps // 10 :]), axis=0) / ([1e3] * 5 + [1])

@@ -7,6 +7,8 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple, Protocol
 
+import numpy as np
+
 from foreword.arrays import I32, I64, AnyArray
 from foreword.batch import BlockOps, InputBatch, PaddingBuckets, mrope_positions, prompt_embeds
 from foreword.batch.features.lora import LoraMapping
@@ -22,6 +24,7 @@ from foreword.errors import ConfigError
 from foreword.executors.executor import Capability, check_inputs
 from foreword.executors.prompt_logprobs import prompt_tokens, read_prompt_logprobs
 from foreword.models.lora import LoraAdapter
+from foreword.native import native
 from foreword.sampling import BadLogitsError, Sampled, Sampler, StepSampling
 from foreword.sampling.sampler import Failure
 
@@ -272,16 +275,17 @@ class DeviceStep:
         if self._check is not None and (batch := self._check[0]).is_current:
             compare(self._check[1], batch)
         self._slot.wait()
-        tokens = self._slot.sampled_array[: self._num_reqs * self._width].copy()
+        tokens = np.empty(self._num_reqs * self._width, np.int32)
+        least = native.copy_samples(self._slot.sampled_array, tokens)
         if self._width > 1:
             table = tokens.reshape(-1, self._width)
             tokens = table if self._has_drafts else table[:, 0].copy()
         failures: dict[int, Failure] = {}
-        if tokens.size and tokens.item(tokens.argmin()) == NO_TOKEN:  # faster than min() for few tokens
+        if least == NO_TOKEN:
             failed = tokens.reshape(self._num_reqs, -1)[:, 0] == NO_TOKEN
             failures = dict.fromkeys(failed.nonzero()[0].tolist(), BadLogitsError)
             tokens[tokens == NO_TOKEN] = -1
-        return Sampled(tokens, {}, failures=failures)
+        return Sampled(tokens, {}, {}, failures, {})
 
 
 class HostSampledStep:

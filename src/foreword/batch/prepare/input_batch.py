@@ -16,7 +16,6 @@ from foreword.batch.prepare.commit import commits, counts_as_done, sample_table
 from foreword.batch.state.changes import make
 from foreword.batch.state.request_states import RequestStates
 from foreword.batch.step.tensors import ADVANCED, COMMITTED, PREPARED, BatchTensors
-from foreword.batch.values.integers import INT32
 from foreword.errors import PlanError
 
 _NUM_UNRESOLVED = BatchTensors._num_unresolved.index
@@ -57,16 +56,14 @@ class InputBatch(BatchTensors):
     def _commit(self, states: RequestStates, sampled: Mapping[str, Sequence[int]] | I32) -> None:
         """See `RequestStates.commit`."""
         self._check_current(states)
-        core, advanced, table = self._buffers.core, self._stage == ADVANCED, sampled
-        if (
-            type(table) is not np.ndarray
-            or table.dtype is not INT32
-            or not 0 < table.ndim < 3
-            or len(table) != self._scalars[0]
-        ):
-            table = sample_table(states, self, sampled)
+        core, advanced = self._buffers.core, self._stage == ADVANCED
         # One statement, so that no step is committed without a record of it.
-        self._stage = COMMITTED if core is not None and core.commit(table, advanced) else self._stage
+        self._stage = COMMITTED if core is not None and core.commit(sampled, advanced) else self._stage
+        if self._stage == COMMITTED:
+            return
+        table = np.ascontiguousarray(sample_table(states, self, sampled))
+        if table is not sampled:
+            self._stage = COMMITTED if core is not None and core.commit(table, advanced) else self._stage
         if self._stage != COMMITTED:  # the same in NumPy, which names the rule that a refused table breaks
             make([*commits(states, self, table, advanced), (setattr, self, "_stage", COMMITTED)])
 

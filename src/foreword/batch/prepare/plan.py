@@ -82,13 +82,15 @@ def _counts(plan: Mapping[str, int]) -> I32:
 
 def padding(pad_to: tuple[int | None, int | None] | None) -> Padding:
     """pad_to with −1 for None; PlanError unless it is a pair, each of them None or a number that is not negative."""
+    if type(pad_to) is tuple and len(pad_to) == 2:  # as executors give it
+        tokens, reqs = pad_to
+        if type(tokens) is int and type(reqs) is int and 0 <= tokens <= INT32_MAX and 0 <= reqs <= INT32_MAX:
+            return pad_to  # type: ignore[return-value]
     if pad_to is None:
         return NO_PADDING
     if not isinstance(pad_to, tuple | list) or len(pad_to) != 2:
         raise PlanError("pad_to is a pair", tensor="pad_to", expected="(num_tokens, num_reqs)", got=pad_to)
     tokens, reqs = pad_to
-    if type(tokens) is int and type(reqs) is int and 0 <= tokens <= INT32_MAX and 0 <= reqs <= INT32_MAX:
-        return tokens, reqs  # as executors give it
     for what, pad in zip(("tokens", "requests"), pad_to, strict=True):
         if pad is not None and not is_int32(as_integer(pad), 0):
             raise PlanError("expected a number to pad to", tensor=f"pad_to ({what})", expected="None or 0 or more",

@@ -273,8 +273,11 @@ class RequestStates:
         Nothing changes on an error: CapacityError for a row that is full or holds no request, RequestError for a
         number that is not a block's.
         """
+        core = self._core
+        if core is not None and core.append(rows, block_ids, group):
+            return
         rows, block_ids = flat_int32(None, "rows", rows), flat_int32(None, "block_ids", block_ids)
-        if self._core is not None and self._core.append(rows, block_ids, group):
+        if core is not None and core.append(rows, block_ids, group):  # as arrays of int32
             return
         if not 0 <= group < len(self.block_tables):
             raise CapacityError(f"group {group}: there are {len(self.block_tables)} KV groups, counted from 0")
