@@ -97,9 +97,12 @@ def test_a_request_without_an_adapter_has_the_bits_of_a_batch_without(weight_for
 
 @pytest.mark.parametrize("isa", LEVELS)
 @pytest.mark.parametrize("scale", [1e-9, 1.0, 1e9])
-@pytest.mark.parametrize(("weight_format", "bound"), [("fp32", 1e-5), ("bf16", 0.1), ("int8", 0.1)])
+@pytest.mark.parametrize(("weight_format", "bound"), [("fp32", 1e-5), ("bf16", 0.055), ("int8", 0.06)])
 def test_factors_of_any_size_keep_the_precision_of_their_format(weight_format, bound, scale, isa):
-    """In a model whose layers are their adapters alone: the weights that they change are zeros."""
+    """In a model whose layers are their adapters alone: the weights that they change are zeros.
+
+    The bounds of 8-bit factors are 1.5 times the largest error of all levels: 0.035 in bf16, 0.040 in int8.
+    """
     spec, tokens = Crowd.spec, Crowd(isa=isa).work["0"][0]
     for rank in (5, 16, MAX_RANK):
         exact = random_adapter(spec, rank, rank)
