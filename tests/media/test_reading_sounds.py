@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import struct
+from itertools import count
 import wave
 from io import BytesIO
 
@@ -116,6 +117,7 @@ def test_a_sound_of_openai_is_base64_in_an_object(tmp_path):
         (5, "is no file"),
         (None, "has no audio"),
     ],
+    ids=count(),  # libsndfile writes the time into some of the files
 )
 def test_what_is_no_sound_is_an_error_with_its_field(source, reason):
     with pytest.raises(RequestError, match=reason) as found:
