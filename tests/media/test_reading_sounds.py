@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import base64
 import struct
-from itertools import count
 import wave
 from io import BytesIO
+from itertools import count
 
 import numpy as np
 import pytest
