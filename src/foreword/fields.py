@@ -1,8 +1,10 @@
-"""Fields of a JSON object of a request: each is taken once, with its type; what is left in the end is refused."""
+"""Fields of a JSON object of a request: each is taken once, with its type; what is left in the end is refused. The entries of
+a mapping that a caller made.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from foreword.errors import RequestError, nearest
@@ -124,6 +126,18 @@ class Fields:
             found[name] = {"anyOf": [found[name], {"type": "null"}]}
         others = {"type": "null"}  # which counts as absent
         return {"type": "object", "properties": found, "required": self._required, "additionalProperties": others}
+
+
+def entries_of(request_id: str, prompt: Mapping[Any, Any], keys: Iterable[str] = ()) -> dict[Any, Any]:
+    """What a caller's mapping has, after ``keys``: None for those that it lacks. RequestError if it cannot be read."""
+    given: dict[Any, Any] = dict.fromkeys(keys)
+    try:
+        given |= prompt
+    except MemoryError:
+        raise
+    except Exception:  # whatever the caller's mapping raises
+        raise RequestError(request_id, "prompt", prompt, "cannot be read", "Give a dict.") from None
+    return given
 
 
 class Described(dict[str, Any]):

@@ -13,6 +13,7 @@ from foreword.batch.values.integers import as_int32, flat_int32, is_int32, lengt
 from foreword.engine.validation import check_capability
 from foreword.errors import RequestError, nearest
 from foreword.executors import Capability, Executor
+from foreword.fields import entries_of
 from foreword.scheduler.request import NO_SPANS
 
 
@@ -167,13 +168,7 @@ def _check_length(request_id: str, field: str, length: int, limit: PromptLimit) 
 
 def _entries(request_id: str, prompt: Mapping[Any, Any]) -> dict[str, Any]:
     """The value of every key of `MixedPrompt`, None where it is not given."""
-    given = dict.fromkeys(KEYS)
-    try:
-        given |= prompt
-    except MemoryError:
-        raise
-    except Exception:  # whatever the caller's mapping raises
-        raise RequestError(request_id, "prompt", prompt, "cannot be read", "Give a dict.") from None
+    given = entries_of(request_id, prompt, KEYS)
     for key in list(given)[len(KEYS) :]:
         fix = f"Did you mean {nearest(key, KEYS)!r}?" if isinstance(key, str) else f"Use {', '.join(KEYS)}."
         raise RequestError(request_id, "prompt", key, "is not a key of a prompt", fix)

@@ -12,7 +12,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from foreword.errors import ModelError
 from foreword.executors.torch.cache import KVLayer
 from foreword.executors.transformers.interface import attention_of, register, unregister
-from foreword.executors.transformers.trace import REPEATED, AttentionCall, Mask, Trace
+from foreword.executors.transformers.trace import REPEATED, AttentionCall, Mask, Trace, check_arguments
 from foreword.models.spec import grouped_layers
 
 NUM_TOKENS, NUM_ENCODED = 5, 3
@@ -88,9 +88,7 @@ class _Recorder:
         **named: Any,
     ) -> tuple[torch.Tensor, None]:
         """Keep the arguments. ModelError for a call that is not understood."""
-        given = {name for name, argument in named.items() if argument is not None and argument is not False}
-        if unknown := sorted(given - UNDERSTOOD):
-            raise ModelError(f"its attention takes {', '.join(unknown)}")
+        check_arguments(named, UNDERSTOOD)
         lengths = query.shape[2], key.shape[2]
         if lengths not in ((NUM_TOKENS, NUM_TOKENS), (NUM_TOKENS, NUM_ENCODED)):
             raise ModelError(f"a layer attends from {lengths[0]} tokens to {lengths[1]}")

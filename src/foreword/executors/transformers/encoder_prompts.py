@@ -12,6 +12,7 @@ from foreword.arrays import F32, I32
 from foreword.batch import PromptInputs
 from foreword.batch.values.integers import flat_int32, length_of
 from foreword.errors import RequestError
+from foreword.fields import entries_of
 from foreword.media.sounds import as_array, sound_of
 from foreword.media.speech import Speech
 from foreword.sampling.generation_rules import GenerationRules
@@ -40,16 +41,10 @@ class EncoderPromptReader:
         self, request_id: str, prompt: object, encode: Callable[[str, int | None], list[int]]
     ) -> tuple[Sequence[int], PromptInputs]:
         """See `EncoderPrompts`."""
-        given: dict[Any, Any] = {}
-        if not isinstance(prompt, Mapping):
-            given["encoder_token_ids"] = encode(prompt, self.max_len) if isinstance(prompt, str) else prompt
+        if isinstance(prompt, Mapping):
+            given = entries_of(request_id, prompt)
         else:
-            try:
-                given |= prompt
-            except MemoryError:
-                raise
-            except Exception:  # whatever the caller's mapping raises
-                raise RequestError(request_id, "prompt", prompt, "cannot be read", "Give a dict.") from None
+            given = {"encoder_token_ids": encode(prompt, self.max_len) if isinstance(prompt, str) else prompt}
         for key in given:
             if key not in KEYS:
                 reason = "is not a key of a prompt of an encoder–decoder"

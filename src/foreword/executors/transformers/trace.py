@@ -31,6 +31,13 @@ ATTENDING = frozenset({"full_attention", "sliding_attention", "chunked_attention
 MaskFunction = Callable[[int, int, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
+def check_arguments(arguments: Mapping[str, object], understood: frozenset[str]) -> None:
+    """ModelError for a call of attention with an argument that is given and not understood."""
+    given = {name for name, argument in arguments.items() if argument is not None and argument is not False}
+    if unknown := sorted(given - understood):
+        raise ModelError(f"its attention takes {', '.join(unknown)}")
+
+
 @dataclass(frozen=True, slots=True)
 class Mask:
     """The keys that a query at position p sees: j ≤ p; with ``window`` those in (p − window, p]; with ``chunk`` those
@@ -165,9 +172,7 @@ class _Recorder:
         **arguments: Any,
     ) -> tuple[torch.Tensor, None]:
         """Keep the arguments; the output is each token's own value. ModelError for a call that is not understood."""
-        given = {name for name, argument in arguments.items() if argument is not None and argument is not False}
-        if unknown := sorted(given - UNDERSTOOD - REPEATED):
-            raise ModelError(f"its attention takes {', '.join(unknown)}")
+        check_arguments(arguments, UNDERSTOOD | REPEATED)
         if query.shape[0] != 1 or not query.shape[2] == key.shape[2] == value.shape[2] == NUM_TOKENS:
             shapes = ", ".join(str(list(x.shape)) for x in (query, key, value))
             raise ModelError(f"a layer attends from and to other tokens than those of the step: {shapes}")
