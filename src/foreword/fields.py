@@ -1,5 +1,6 @@
-"""Fields of a JSON object of a request: each is taken once, with its type; what is left in the end is refused. The entries of
-a mapping that a caller made.
+"""Fields of a JSON object of a request: each is taken once, with its type; what is left in the end is refused.
+
+And the entries of a mapping that a caller made.
 """
 
 from __future__ import annotations
