@@ -37,6 +37,7 @@ _DTYPES: dict[int, np.dtype[np.generic]] = {
     if name
 }
 _QUANTS = {quant.ggml_type: quant for quant in Quant}
+_FIRST_READ = 1 << 22  # bytes: the header of a vocabulary of 128 thousand tokens
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 
 
@@ -59,15 +60,7 @@ class GGUF:
 
 def read_gguf(path: str | Path) -> GGUF:
     """Parse everything except tensor data. ModelError unless it is a valid GGUF file."""
-    file, length = ModelFile(Path(path), at_least=24), 1 << 24
-    while True:
-        try:
-            return _parse(_Cursor(file, file.read(0, min(length, file.size)).tobytes()))
-        except _LongHeaderError:
-            length *= 8
-
-
-def _parse(at: _Cursor) -> GGUF:
+    at = _Cursor(ModelFile(Path(path), at_least=24))
     at.field = "magic"
     if (magic := at.take(4)) != b"GGUF":
         at.fail(f"expected b'GGUF', found {magic!r}", "Give a GGUF file, or a directory of safetensors")
@@ -124,16 +117,18 @@ def _tensor_infos(at: _Cursor, num_tensors: int, alignment: int) -> Iterator[tup
         yield name, quant, shape, offset
 
 
-class _LongHeaderError(Exception):
-    """The header goes past the bytes that were read."""
-
-
 class _Cursor:
     """A position in the file, and the name of the field that is read there. ``data``: the beginning of the file."""
 
-    def __init__(self, file: ModelFile, data: bytes) -> None:
+    def __init__(self, file: ModelFile) -> None:
         self.file, self.path, self.size = file, file.path, file.size
-        self.data, self.offset, self.field = data, 0, ""
+        self.data, self.offset, self.field = b"", 0, ""
+        self._read_to(_FIRST_READ)
+
+    def _read_to(self, end: int) -> None:
+        """Extend ``data`` to ``end`` or further, at least to twice its size; at most to the end of the file."""
+        have = len(self.data)
+        self.data += self.file.read(have, min(max(end, 2 * have), self.size) - have).tobytes()
 
     def fail(self, what: str, fix: str = FETCH_AGAIN, at: int | None = None) -> NoReturn:
         where = self.offset if at is None else at
@@ -144,7 +139,7 @@ class _Cursor:
         if self.offset > self.size:
             self.fail(f"{count} bytes needed, {self.size - start} left in the file", at=start)
         if self.offset > len(self.data):
-            raise _LongHeaderError
+            self._read_to(self.offset)
         return self.data[start : self.offset]
 
     def u32(self) -> int:
@@ -191,10 +186,11 @@ class _Cursor:
                 texts.append(data[start:offset])
         except (struct.error, OverflowError):
             offset = max(offset, len(self.data)) + 1
-        if len(self.data) < offset and len(self.data) < self.size:
-            raise _LongHeaderError
         if offset > self.size:
             self.fail(f"string {len(texts)} of {count} goes past the end of the file")
+        if offset > len(self.data):
+            self._read_to(offset)
+            return self.strings(count)
         self.offset = offset
         try:
             return [text.decode() for text in texts]
