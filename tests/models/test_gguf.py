@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from foreword.errors import ModelError
+from foreword.models import gguf as reader
 from foreword.models.gguf import read_gguf
 from foreword.models.quants import Quant
 from models import gguf_writer
@@ -29,6 +30,12 @@ TENSORS = {
 }
 DATA, ENDS = gguf_writer.assemble(METADATA, TENSORS)
 HEADER_SIZE = ENDS[-len(TENSORS) - 1]
+
+
+@pytest.fixture(autouse=True, params=[24, 1 << 20], ids=["in-pieces", "at-once"])
+def first_read(request, monkeypatch):
+    """The bytes that are read of a header before its sizes are known."""
+    monkeypatch.setattr(reader, "FIRST_READ", request.param)
 
 
 def read(tmp_path, data):

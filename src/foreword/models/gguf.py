@@ -30,6 +30,9 @@ from foreword.models.weights import Tensor
 Scalar = int | float | bool | str
 Value = Scalar | list[str] | npt.NDArray[np.generic]
 
+FIRST_READ = 1 << 22
+"""Bytes of a file that are read before its sizes are known. Most headers are smaller."""
+
 _STRING, _ARRAY, _BOOL = 8, 9, 7
 _DTYPES: dict[int, np.dtype[np.generic]] = {
     number: np.dtype(name)
@@ -37,7 +40,6 @@ _DTYPES: dict[int, np.dtype[np.generic]] = {
     if name
 }
 _QUANTS = {quant.ggml_type: quant for quant in Quant}
-_FIRST_READ = 1 << 22  # bytes: the header of a vocabulary of 128 thousand tokens
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 
 
@@ -123,7 +125,7 @@ class _Cursor:
     def __init__(self, file: ModelFile) -> None:
         self.file, self.path, self.size = file, file.path, file.size
         self.data, self.offset, self.field = b"", 0, ""
-        self._read_to(_FIRST_READ)
+        self._read_to(FIRST_READ)
 
     def _read_to(self, end: int) -> None:
         """Extend ``data`` to ``end`` or further, at least to twice its size; at most to the end of the file."""
