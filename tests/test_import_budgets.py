@@ -25,6 +25,21 @@ BUDGETS = {
 """Statement → those of the heavy packages that it may load."""
 
 
+ON_USE = {
+    "foreword.engine.chat",
+    "foreword.engine.pooling",
+    "foreword.engine.transcription",
+    "foreword.insight",
+    "foreword.messages",
+    "foreword.models.fetch",
+    "foreword.models.hub",
+    "foreword.models.quantized",
+    "foreword.sampling.generation_rules",
+    "foreword.structured.backend",
+}
+"""Modules that the completion of a text from a GGUF file does not need."""
+
+
 def loaded_by(statement: str) -> set[str]:
     """The modules that a statement loads in a new process."""
     code = f"import sys; before = set(sys.modules)\n{statement}\nprint('loaded', *sorted(set(sys.modules) - before))"
@@ -47,3 +62,7 @@ def test_an_import_loads_only_the_heavy_packages_that_it_needs(statement):
 )
 def test_modules_of_the_package_that_are_loaded(statement, modules):
     assert {name for name in loaded_by(statement) if name.partition(".")[0] == "foreword"} == modules
+
+
+def test_a_start_loads_no_module_that_only_other_requests_or_models_need():
+    assert loaded_by("from foreword import LLM") & ON_USE == set()

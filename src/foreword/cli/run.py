@@ -16,7 +16,6 @@ from foreword.cli.sampling_options import sampling_options
 from foreword.cli.terminal import Interrupt, has_input, note, read_input
 from foreword.errors import ConfigError, RequestError
 from foreword.executors.native import NativeExecutor
-from foreword.insight.steps import StepInspector
 from foreword.models.quantized import conversions
 from foreword.sampling import TokenLogprobs
 
@@ -52,11 +51,15 @@ def run(
     loaded = time.perf_counter() - started
     if not quiet and (converted := conversions(llm.model.weights.values())):
         note(*converted)
-    inspector = StepInspector(steps)
+    tables: list[str] = []  # of the first steps
     if show_steps:
+        from foreword.insight.steps import StepInspector  # here: an answer alone does not need it
+
         if isinstance(llm.engine.executor, NativeExecutor):
             print(llm.engine.executor.memory_report(), file=sys.stderr)
+        inspector = StepInspector(steps)
         llm.engine.observers.add(inspector)
+        tables = inspector.shown
     is_text = raw or not llm.tokenizer.has_chat_template
     if is_text and system is not None:
         reason = "--raw is given" if raw else f"model {engine.model!r:.80} has no chat template"
@@ -74,7 +77,7 @@ def run(
     if output is None:  # interrupted before the first
         raise typer.Exit(130)
     if as_json:
-        print(json.dumps(_as_json(llm, text, output, inspector.shown)))
+        print(json.dumps(_as_json(llm, text, output, tables)))
     elif not shows_text:
         _print_all(output, strip=not is_text)
     if output.error is not None:
@@ -84,7 +87,7 @@ def run(
     if verbose:
         note(f"loaded in {loaded:.2f} s", output.metrics.cache_report)
     if not as_json:
-        for table in inspector.shown:
+        for table in tables:
             print("\n" + table)
     if interrupt.pressed:
         raise typer.Exit(130)

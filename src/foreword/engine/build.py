@@ -28,7 +28,6 @@ from foreword.models.lora import read_lora, read_lora_by_names
 from foreword.models.spec import DecoderSpec
 from foreword.native import available
 from foreword.sampling import LogitsProcessor
-from foreword.sampling.generation_rules import GenerationProcessor
 from foreword.structured import GrammarCompiler
 
 if TYPE_CHECKING:
@@ -397,6 +396,8 @@ def _model_rules(model: TransformersModel) -> list[Callable[[RequestStates], Log
     encoder = model.encoder
     if encoder is None or not (encoder.rules or encoder.speech is not None):
         return []
+    from foreword.sampling.generation_rules import GenerationProcessor
+
     return [partial(GenerationProcessor, rules=encoder.rules)]
 
 

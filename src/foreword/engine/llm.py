@@ -8,28 +8,31 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 
 from foreword.arrays import F32
 from foreword.batch import PoolingParams, SamplingParams
 from foreword.engine.build import OPTIONS, ExecutorKind, build_engine, load
-from foreword.engine.chat import ChatReader, Conversation, Message, as_messages, chat_options, make_chat
 from foreword.engine.config import engine_config
 from foreword.engine.engine import Engine
 from foreword.engine.observer import EngineObserver
 from foreword.engine.outputs import RequestOutput
-from foreword.engine.pooling import PoolingRequestOutput, plan_scores, pooling_output, with_task
 from foreword.engine.progress import progress_bar
 from foreword.engine.prompt import Prompt
 from foreword.engine.request_group import RequestGroup
 from foreword.engine.transaction import Transaction
-from foreword.engine.transcription import Transcription, TranscriptionOptions, make_transcriber
 from foreword.errors import EngineError, ForewordError, RequestError
 from foreword.media.encoder import Media
 from foreword.media.limits import MediaLimits
 from foreword.models.tokenizer import Tokenizer
+
+# Modules of chats, vectors and sounds are imported by the methods that need them: a start has less to load.
+if TYPE_CHECKING:
+    from foreword.engine.chat import ChatReader, Conversation, Message
+    from foreword.engine.pooling import PoolingRequestOutput
+    from foreword.engine.transcription import Transcription
 
 V = TypeVar("V")
 Loras = str | Sequence[str | None] | None
@@ -213,6 +216,8 @@ class LLM:
         samples in [−1, 1] at the model's rate. sampling_params: of each window; None: temperature 0. options: see
         `TranscriptionOptions`. RequestError for what is no sound, and for a model that does not write down speech.
         """
+        from foreword.engine.transcription import TranscriptionOptions, make_transcriber
+
         chosen = TranscriptionOptions(**options)
         transcriber = make_transcriber(self.media, self.tokenizer, audio, sampling_params, chosen)
         part = transcriber.advance()
@@ -233,6 +238,8 @@ class LLM:
 
         None: an embedding of each. lora, errors are those of `generate`.
         """
+        from foreword.engine.pooling import pooling_output
+
         jobs = self._jobs(prompts, pooling_params or PoolingParams(), lora, kind=POOLING)
         outputs = self._run(jobs, progress)
         return [pooling_output(output) for output in outputs]
@@ -267,6 +274,8 @@ class LLM:
         progress: bool | None = None,
     ) -> list[PoolingRequestOutput]:
         """What the model's head gives for each prompt, or for each of its steps, in ``outputs.data``."""
+        from foreword.engine.pooling import with_task
+
         return self.encode(prompts, with_task(pooling_params, "reward"), progress=progress)
 
     def score(
@@ -281,6 +290,8 @@ class LLM:
 
         A model with a head of one output reads both texts together; for others it is the cosine of the embeddings.
         """
+        from foreword.engine.pooling import plan_scores
+
         plan = plan_scores(self.tokenizer, self.model.pooling, queries, documents, pooling_params)
         return plan.read(self.encode(plan.prompts, plan.params, progress=progress))
 
@@ -309,6 +320,8 @@ class LLM:
         *,
         stream: bool = False,
     ) -> list[Job]:
+        from foreword.engine.chat import chat_options, make_chat
+
         conversations, limit = as_conversations(messages), self.engine.states.max_model_len
         params, loras = one_each(*PARAMS, sampling_params, conversations), one_each(*LORA, lora, conversations)
         jobs = []
@@ -456,6 +469,8 @@ def as_list(prompts: object) -> list[Prompt]:
 
 def as_conversations(messages: Conversation | Sequence[Conversation]) -> list[Sequence[Message]]:
     """One conversation as a list of one. RequestError without any message."""
+    from foreword.engine.chat import as_messages
+
     if isinstance(messages, str | Mapping):
         return [as_messages(messages)]
     if not isinstance(messages, Sequence) or not messages:

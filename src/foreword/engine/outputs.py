@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from foreword.arrays import F32
 from foreword.errors import ForewordError
-from foreword.messages import Event, Message
 from foreword.sampling import TokenLogprobs
+
+if TYPE_CHECKING:
+    from foreword.messages import Event, Message
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from foreword.arrays import F32, I32, Bools
 from foreword.media.limits import MediaLimits
-from foreword.media.parts import Medium
-from foreword.media.speech import Speech
+
+if TYPE_CHECKING:
+    from foreword.media.parts import Medium
+    from foreword.media.speech import Speech
 
 
 class MediaPrompt(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -15,15 +15,13 @@ from foreword.models.families import ENCODER_FAMILIES, FAMILIES, GGUF_FAMILIES, 
 from foreword.models.families.base import Family
 from foreword.models.families.encoders import EncoderFamily
 from foreword.models.gguf import read_gguf
-from foreword.models.hub import from_hub
 from foreword.models.naming import encoder_weights, weights_from_gguf, weights_from_safetensors
 from foreword.models.pooling import HeadLayer, PoolingSpec
 from foreword.models.pooling_files import has_logits, max_text_len, read_pooling
-from foreword.models.quantized import read_weights
 from foreword.models.safetensors import read_directory
 from foreword.models.spec import DecoderSpec
 from foreword.models.tokenizer import Tokenizer
-from foreword.models.weights import Weights
+from foreword.models.weights import Tensor, Weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +74,8 @@ def find_model(model: str | Path) -> tuple[Path, str]:
     if path.suffix in (".gguf", ".safetensors") or name.startswith((".", "~", os.sep)) or name.count("/") > 1:
         raise ModelError(f"{name}: the file or directory does not exist. Check the path")
     if "/" in name:
+        from foreword.models.hub import from_hub
+
         found = from_hub(name)
         return found, found.resolve().name if found.is_dir() else found.stem
     known = registry.known_model(name)
@@ -124,7 +124,7 @@ def _load_directory(folder: Path, name: str) -> LoadedModel:
     if not has_logits(config):
         spec = replace(spec, has_logits=False, longer=spec.longer and replace(spec.longer, has_logits=False))
     pooling = read_pooling(folder, config, "last", _score_head, "last")
-    tensors = read_weights(read_directory(folder), config)
+    tensors = _tensors(folder, config)
     weights = weights_from_safetensors(folder, tensors, spec, family, pooling)
     return _loaded(spec, weights, Tokenizer.from_directory(folder), name, folder, pooling, family)
 
@@ -134,9 +134,15 @@ def _load_encoder(folder: Path, config: Config, family: EncoderFamily, name: str
     spec = replace(spec, max_model_len=max_text_len(folder, spec.max_model_len))
     pooling = read_pooling(folder, config, "mean", family.head, family.head_pooling(config))
     pooling = replace(pooling, num_token_types=spec.num_token_types)
-    tensors = read_weights(read_directory(folder), config)
+    tensors = _tensors(folder, config)
     weights = encoder_weights(folder, tensors, spec, family, pooling)
     return _loaded(spec, weights, Tokenizer.from_directory(folder), name, folder, pooling)
+
+
+def _tensors(folder: Path, config: Config) -> Mapping[str, Tensor]:
+    from foreword.models.quantized import read_weights  # here: GGUF files do not need it
+
+    return read_weights(read_directory(folder), config)
 
 
 def _score_head(config: Config, labels: int) -> tuple[HeadLayer, ...]:

@@ -8,11 +8,9 @@ cache only after its sha256 is verified. Concurrent pulls are serialised by a lo
 from __future__ import annotations
 
 import contextlib
-import difflib
 import errno
 import hashlib
 import os
-import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -200,7 +198,9 @@ def known_model(name: str) -> KnownModel:
     """The model of that name, ignoring case. ModelError lists the nearest and all known names."""
     if model := KNOWN.get(name.lower()):
         return model
-    near = difflib.get_close_matches(name.lower(), KNOWN, n=1)
+    from difflib import get_close_matches
+
+    near = get_close_matches(name.lower(), KNOWN, n=1)
     guess = f"did you mean {near[0]!r}? " if near else ""
     raise ModelError(
         f"unknown model {name!r}: {guess}Known names are {', '.join(KNOWN)}. "
@@ -268,6 +268,8 @@ def remove(name: str) -> int:
 
     ModelError for an unknown name, and if the only file belongs to an installed package.
     """
+    from shutil import rmtree  # here: it takes 2 ms to import, which every start would pay for
+
     model = known_model(name)
     with _os_errors(model):
         folder = _folder(model)
@@ -278,7 +280,7 @@ def remove(name: str) -> int:
             return 0
         with _locked(folder / ".lock"):
             freed = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-            shutil.rmtree(folder)
+            rmtree(folder)
         return freed
 
 
@@ -312,6 +314,8 @@ def _os_errors(model: KnownModel) -> Iterator[None]:
 
 
 def _build(model: KnownModel, target: Path, progress: Progress) -> None:
+    from shutil import rmtree
+
     here = 0
 
     def on_bytes(count: int) -> None:
@@ -321,7 +325,7 @@ def _build(model: KnownModel, target: Path, progress: Progress) -> None:
 
     downloads = target.parent / "downloads"
     downloads.mkdir(exist_ok=True)
-    if shutil.disk_usage(downloads).free < _bytes_needed(model):
+    if _free_bytes(downloads) < _bytes_needed(model):
         raise _disk_full(model)
     temporary = target.with_suffix(".tmp")
     digest = hashlib.sha256()
@@ -343,7 +347,7 @@ def _build(model: KnownModel, target: Path, progress: Progress) -> None:
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
-    shutil.rmtree(downloads)
+    rmtree(downloads)
 
 
 def _chunks(part: Part, downloads: Path, on_bytes: Callable[[int], None]) -> Iterator[bytes]:
@@ -382,10 +386,16 @@ def _bytes_needed(model: KnownModel) -> int:
     return model.size + model.download_size - left
 
 
+def _free_bytes(folder: Path) -> int:
+    from shutil import disk_usage
+
+    return disk_usage(folder).free
+
+
 def _disk_full(model: KnownModel) -> ModelError:
     """Also for a disk without inodes, where even the folder may be missing."""
     folder = _folder(model)
-    free = shutil.disk_usage(next(path for path in folder.parents if path.exists())).free
+    free = _free_bytes(next(path for path in folder.parents if path.exists()))
     return ModelError(
         f"{model.name}: {_bytes_needed(model)} more bytes are needed while pulling, {free} are free in {folder}. "
         "Make room (also for new files), or set FOREWORD_HOME to a directory on another disk"

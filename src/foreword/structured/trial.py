@@ -7,16 +7,18 @@ from __future__ import annotations
 import pickle
 import resource
 import select
-import subprocess
 import sys
 import threading
 import weakref
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import IO, BinaryIO
+from typing import IO, TYPE_CHECKING, BinaryIO
 
 from foreword.batch.values.structured_outputs import StructuredOutputs
 from foreword.structured.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    import subprocess
 
 STACK_BYTES = 1 << 29  # llguidance recurses per reference of a grammar: the longest text holds enough for half of this
 MEMORY_BYTES = 1 << 28  # of one grammar
@@ -72,6 +74,8 @@ class Trial:
         """To and from the process, whose tables are made."""
         process = self._process
         if process is None:
+            import subprocess  # here: it takes 3 ms to import, which every start would pay for
+
             program = f"import sys; sys.path[:] = {sys.path!r}; from foreword.structured import trial; trial.main()"
             # A session of its own: Ctrl-C is for this process.
             process = self._process = subprocess.Popen(
