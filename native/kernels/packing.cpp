@@ -60,15 +60,9 @@ void put_block_weights(Format f, const int8_t *q, int n, uint8_t *weights) {
     return;
   }
   const int offset = f == Format::q4 ? 8 : 0;
-  for (int j = 0; j < 4; ++j) {
-    uint32_t word = 0;
-    for (int i = 0; i < 4; ++i) {
-      const uint32_t low = uint32_t(q[4 * j + i] + offset) & 15u;
-      const uint32_t high = uint32_t(q[4 * (j + 4) + i] + offset) & 15u;
-      word |= (low | (high << 4)) << (8 * i);
-    }
-    out[j * kPanelWidth + n] = word;
-  }
+  uint8_t nibbles[16];
+  for (int i = 0; i < 16; ++i) nibbles[i] = uint8_t(((q[i] + offset) & 15) | ((q[i + 16] + offset) << 4));
+  for (int j = 0; j < 4; ++j) std::memcpy(out + j * kPanelWidth + n, nibbles + 4 * j, 4);
 }
 
 void put_blocks(Format f, const BlockRow &row, int cols, int n, uint8_t *panel) {

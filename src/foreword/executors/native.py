@@ -289,11 +289,14 @@ class _Packer:
         }
         for i, layer in enumerate(spec.layers):
             self.core.add_layer(self._layer(f"layers.{i}.", layer, *position[i]))
+        embedding = source_of(self.weights["embed"])
         head = -1
-        if spec.has_logits:
-            head = self._matrix("embed" if spec.tie_embeddings else "lm_head", keep_precise=True)
+        if spec.has_logits and spec.tie_embeddings:
+            head = self._matrix("embed", source=embedding, keep_precise=True)
+        elif spec.has_logits:
+            head = self._matrix("lm_head", keep_precise=True)
         final_norm = self._vector("final_norm")
-        self.core.set_embedding(*source_of(self.weights["embed"]), spec.hidden_size)
+        self.core.set_embedding(*embedding, spec.hidden_size)
         self.core.finish(final_norm, head)
 
     def _layer(self, prefix: str, layer: LayerSpec, group: int, slot: int) -> dict[str, Any]:
@@ -366,10 +369,18 @@ class _Packer:
     def _vector(self, name: str) -> int:
         return self.core.vector(np.ascontiguousarray(self.weights[name].dequantize(), np.float32))
 
-    def _matrix(self, name: str, *, keep_precise: bool = False, weight_format: WeightFormat | None = None) -> int:
+    def _matrix(
+        self,
+        name: str,
+        *,
+        source: tuple[U8, str] | None = None,
+        keep_precise: bool = False,
+        weight_format: WeightFormat | None = None,
+    ) -> int:
+        """Pack a weight. source: `source_of` it, if that was read before."""
         tensor = self.weights[name]
         target = packed_format(tensor.quant, weight_format or self.weight_format, keep_precise=keep_precise)
-        packed = self.core.pack(*source_of(tensor), tensor.shape[-1], target, self.weight_format == "auto")
+        packed = self.core.pack(*(source or source_of(tensor)), tensor.shape[-1], target, self.weight_format == "auto")
         self.matrices[name] = packed
         return packed
 
