@@ -27,10 +27,9 @@ namespace {
 
 static_assert(kPanelWidth == 2 * kTileRows);
 constexpr size_t kStepWeights = 2 * kTileRows * kTileBytes;  // bytes of a panel of one step
-constexpr size_t kChunkWeights = 32768;            // bytes of a panel that stay in the first-level cache for all rows
 constexpr int kVectorRows = 4;                     // up to this many rows of int8 are multiplied by vectors
 constexpr int kVectorRowsBlocks = 39;              // the same of block formats
-constexpr int kMostRows = 512;                     // of a pass over the panels
+constexpr int kMostRows = 512;                     // of a pass over the panels of block formats
 constexpr size_t kSumRowBytes = kPanelWidth * 4;
 
 enum : int { C00, C01, C10, C11, A0, A1, B0, B1 };
@@ -61,27 +60,25 @@ void set_shapes(int rows, int bytes) {
   set_tile_shapes(shapes);
 }
 
-// Inputs [k, k_end) of a panel; `weights`: of input k.
-struct Chunk {
-  const uint8_t *weights;
-  int k, k_end;
-};
+// Sums of up to two tiles of rows.
+using Sums = uint8_t[2 * kTileRows][kSumRowBytes];
 
-// Sums of 1 or 2 tiles of rows from `row` on: `sums` [rows][kPanelWidth], which begin at zero in the first chunk.
+// Adds inputs [k, k_end) to the sums of 1 or 2 tiles of rows from `row` on, which begin at zero with the first input.
+// `w`: the weights of input k.
 template <Format F, int Tiles>
-FW_INLINE void add_chunk(const Activations &a, int row, const Chunk &chunk, uint8_t *sums, Stream &ahead) {
+FW_INLINE void add_inputs(const Activations &a, int row, const uint8_t *w, int k, int k_end, Sums &sums,
+                          Stream &ahead) {
   using Numbers = TileFormat<F>;
   constexpr int kPiece = kPieceBytes / Numbers::kInputBytes, kStep = kTileBytes / Numbers::kInputBytes;
-  uint8_t *second = sums + kTileRows * kSumRowBytes;
-  if (chunk.k == 0) {
+  uint8_t *first = sums[0], *second = sums[kTileRows];
+  if (k == 0) {
     tile_zero<C00>(), tile_zero<C01>();
     if constexpr (Tiles == 2) tile_zero<C10>(), tile_zero<C11>();
   } else {
-    tile_load<C00>(sums, kSumRowBytes), tile_load<C01>(sums + kTileBytes, kSumRowBytes);
+    tile_load<C00>(first, kSumRowBytes), tile_load<C01>(first + kTileBytes, kSumRowBytes);
     if constexpr (Tiles == 2) tile_load<C10>(second, kSumRowBytes), tile_load<C11>(second + kTileBytes, kSumRowBytes);
   }
-  const uint8_t *w = chunk.weights;
-  for (int k = chunk.k; k < chunk.k_end; k += kStep, w += kStepWeights) {
+  for (; k < k_end; k += kStep, w += kStepWeights) {
     const auto *x = reinterpret_cast<const uint8_t *>(activation_at<const typename Numbers::Input>(a, row, k, kPiece));
     tile_load<A0>(x, kPieceBytes);
     tile_load<B0>(w, 2 * kTileBytes);
@@ -95,25 +92,24 @@ FW_INLINE void add_chunk(const Activations &a, int row, const Chunk &chunk, uint
     }
     ahead.advance();
   }
-  tile_store<C00>(sums, kSumRowBytes), tile_store<C01>(sums + kTileBytes, kSumRowBytes);
+  tile_store<C00>(first, kSumRowBytes), tile_store<C01>(first + kTileBytes, kSumRowBytes);
   if constexpr (Tiles == 2) tile_store<C10>(second, kSumRowBytes), tile_store<C11>(second + kTileBytes, kSumRowBytes);
 }
 
-// The outputs of a panel from the sums of its rows.
+// The outputs of `rows` rows of a panel from their sums; `blocks`: of the rows.
 template <Format F>
-void finish_panel(const Activations &a, int row_begin, int row_end, const uint8_t *panel, const uint8_t *sums,
-                  float *out, size_t out_stride, Store store) {
-  for (int row = row_begin; row < row_end; ++row, sums += kSumRowBytes, out += out_stride) {
-    for (int n = 0; n < kPanelWidth; n += kLanes) {
+FW_INLINE void finish_rows(const ActivationBlock *blocks, int rows, const uint8_t *panel, const Sums &sums, float *out,
+                           size_t out_stride, Store store) {
+  for (int row = 0; row < rows; ++row, out += out_stride) {
+    FW_UNROLL for (int n = 0; n < kPanelWidth; n += kLanes) {
       F32 y;
       if constexpr (F == Format::i8) {
         I32 sum;
-        std::memcpy(&sum, sums + 4 * n, sizeof sum);
-        const ActivationBlock &block = a.blocks[row];
-        const F32 scale = mul(load(reinterpret_cast<const float *>(panel) + n), set1(block.scale));
-        y = mul(to_f32(add_i32(sum, set1_i32(block.neg128_sum))), scale);
+        std::memcpy(&sum, sums[row] + 4 * n, sizeof sum);
+        const F32 scale = mul(load(reinterpret_cast<const float *>(panel) + n), set1(blocks[row].scale));
+        y = mul(to_f32(add_i32(sum, set1_i32(blocks[row].neg128_sum))), scale);
       } else {
-        y = load(reinterpret_cast<const float *>(sums) + n);
+        y = load(reinterpret_cast<const float *>(sums[row]) + n);
       }
       kernels::FOREWORD_ISA::store(out + n, store == Store::add ? add(load(out + n), y) : y);
     }
@@ -123,39 +119,34 @@ void finish_panel(const Activations &a, int row_begin, int row_end, const uint8_
 template <Format F>
 void tile_product(const PackedMatrix &w, const Activations &a, int row_begin, int row_end, int panel_begin,
                   int panel_end, float *out, size_t out_stride, Store store, const uint8_t *next, void *memory) {
-  uint8_t *sums = static_cast<uint8_t *>(memory);
-  constexpr int kStep = kTileBytes / TileFormat<F>::kInputBytes;
+  Sums &sums = *static_cast<Sums *>(memory);
+  constexpr int kStep = kTileBytes / TileFormat<F>::kInputBytes, kRows = 2 * kTileRows;
   const int cols = w.padded_cols, whole_cols = cols / kStep * kStep, tail = (cols - whole_cols) * kTileBytes / kStep;
   const int num_rows = row_end - row_begin, tile_rows = smaller(num_rows, kTileRows);
-  const int steps = whole_cols / kStep, most = int(kChunkWeights / kStepWeights);
-  const int chunks = (steps + most - 1) / most, chunk_cols = chunks ? (steps + chunks - 1) / chunks * kStep : 0;
-  const int passes = (num_rows + 2 * kTileRows - 1) / (2 * kTileRows);  // over the weights of a chunk
-  out += size_t(row_begin) * out_stride;
+  const int passes = (num_rows + kRows - 1) / kRows;  // over the weights of a panel
 
-  auto add = [&](const Chunk &chunk, Stream &ahead) FW_LAMBDA {
-    for (int r = 0; r < num_rows; r += 2 * kTileRows) {
-      uint8_t *of_rows = sums + kSumRowBytes * size_t(r);
-      if (num_rows - r > kTileRows) {
-        add_chunk<F, 2>(a, row_begin + r, chunk, of_rows, ahead);
-      } else {
-        add_chunk<F, 1>(a, row_begin + r, chunk, of_rows, ahead);
-      }
+  auto add = [&](int row, const uint8_t *panel, int k, int k_end, Stream &ahead) FW_LAMBDA {
+    if (row_end - row > kTileRows) {
+      add_inputs<F, 2>(a, row, panel + input_offset(F, k), k, k_end, sums, ahead);
+    } else {
+      add_inputs<F, 1>(a, row, panel + input_offset(F, k), k, k_end, sums, ahead);
     }
   };
 
   set_shapes(tile_rows, kTileBytes);
   for (int p = panel_begin; p < panel_end; ++p) {
     const uint8_t *panel = w.panel(p), *following = p + 1 < panel_end ? w.panel(p + 1) : next;
-    Stream ahead = stream_of(following, w.panel_bytes, larger(steps * passes, 1));
-    for (int k = 0; k < whole_cols; k += chunk_cols) {
-      add({panel + input_offset(F, k), k, smaller(k + chunk_cols, whole_cols)}, ahead);
+    Stream ahead = stream_of(following, w.panel_bytes, larger(whole_cols / kStep * passes, 1));
+    for (int row = row_begin; row < row_end; row += kRows) {
+      if (whole_cols) add(row, panel, 0, whole_cols, ahead);
+      if (tail) {
+        set_shapes(tile_rows, tail);
+        add(row, panel, whole_cols, cols, ahead);
+        set_shapes(tile_rows, kTileBytes);
+      }
+      finish_rows<F>(a.blocks + row, smaller(row_end - row, kRows), panel, sums,
+                     out + size_t(row) * out_stride + size_t(p) * kPanelWidth, out_stride, store);
     }
-    if (tail) {
-      set_shapes(tile_rows, tail);
-      add({panel + input_offset(F, whole_cols), whole_cols, cols}, ahead);
-      set_shapes(tile_rows, kTileBytes);
-    }
-    finish_panel<F>(a, row_begin, row_end, panel, sums, out + size_t(p) * kPanelWidth, out_stride, store);
   }
   release_tiles();
 }
@@ -199,9 +190,14 @@ void linear(const PackedMatrix &w, const Activations &a, int row_begin, int row_
 
 namespace {
 
+// Of numbers other than zero, whose products take more power.
 template <Format F>
 double peak(int64_t repeats) {
+  alignas(64) uint8_t numbers[kTileRows * kTileBytes];
+  for (size_t i = 0; i < sizeof numbers; ++i) numbers[i] = uint8_t(i % 2 ? 0x3f ^ (i << 7) : i * 37);
   set_shapes(kTileRows, kTileBytes);
+  tile_load<A0>(numbers, kTileBytes), tile_load<A1>(numbers, kTileBytes);
+  tile_load<B0>(numbers, kTileBytes), tile_load<B1>(numbers, kTileBytes);
   for (int64_t n = 0; n < repeats; n += 16) {  // a round is 16 times the work of a round of vectors
     TileFormat<F>::template dot<C00, A0, B0>();
     TileFormat<F>::template dot<C01, A0, B1>();

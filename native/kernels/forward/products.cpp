@@ -5,8 +5,9 @@
 namespace foreword::kernels {
 namespace {
 
-// A product is also divided by rows when there are fewer panels than this per thread, and enough rows.
-constexpr int kPanelsPerThread = 8, kRowsPerCut = 48;
+// With this many rows per thread a product is divided by rows alone: a thread prepared its rows, and they are in its
+// caches. It is also divided by rows when there are fewer panels than this per thread, and enough rows.
+constexpr int kOwnRows = 128, kPanelsPerThread = 8, kRowsPerCut = 48;
 // Gate and up outputs held in scratch memory before they are multiplied.
 constexpr int kGateFloats = 16384;
 
@@ -38,11 +39,32 @@ int Products::num_panels(const Linear &l, int team) const {
   return count;
 }
 
+// Into how many parts a team divides the rows of a product.
+int Products::num_cuts(int num_rows, int count, const ThreadPool::Team &team) const {
+  if (num_rows >= kOwnRows * team.size) return team.size;
+  return count < kPanelsPerThread * team.size ? std::clamp(num_rows / kRowsPerCut, 1, team.size) : 1;
+}
+
+// Calls f(rows, panels) for this thread's share of a product with `count` panels: a range of the panels of all parts
+// of the rows, one part after the other.
+template <class F>
+void Products::for_share(int thread, Share rows, int count, F &&f) const {
+  const ThreadPool::Team &team = pool_.team(thread);
+  const int num_rows = rows.end - rows.begin, cuts = num_cuts(num_rows, count, team);
+  const Share share = member_share(count * cuts, team);
+  for (int cut = share.begin / std::max(1, count); cut < cuts && cut * count < share.end; ++cut) {
+    const Share r = share_of(num_rows, cut, cuts);
+    const Share panels{std::max(share.begin - cut * count, 0), std::min(share.end - cut * count, count)};
+    f(Share{rows.begin + r.begin, rows.begin + r.end}, panels);
+  }
+}
+
 // The first weights of this thread's share of its team's panels of all matrices side by side.
-const uint8_t *Products::first_weights(int thread, const Linear *l) const {
+const uint8_t *Products::first_weights(int thread, const Linear *l, int num_rows) const {
   if (!l) return nullptr;
   const ThreadPool::Team &team = pool_.team(thread);
-  int panel = member_share(num_panels(*l, team.group), team).begin;
+  const int count = num_panels(*l, team.group), cuts = num_cuts(num_rows, count, team);
+  int panel = member_share(count * cuts, team).begin % std::max(1, count);
   for (const Linear::Part &part : l->parts) {
     const PackedMatrix &matrix = part.matrix[team.group];
     const Share own = team_share(matrix.num_panels, pool_, team.group);
@@ -52,76 +74,69 @@ const uint8_t *Products::first_weights(int thread, const Linear *l) const {
   return nullptr;
 }
 
-// A share is a range of the team's panels of all matrices side by side; with few panels, of panels × cuts of the rows.
 void Products::linear(int thread, const Linear &l, const ActivationSet &a, Share rows, float *out, Store store,
                       const Linear *next, const LoraStep *lora) const {
-  const ThreadPool::Team &team = pool_.team(thread);
-  const int num_rows = rows.end - rows.begin, count = num_panels(l, team.group);
-  int cuts = 1;
-  if (count < kPanelsPerThread * team.size) cuts = std::clamp(num_rows / kRowsPerCut, 1, team.size);
-  const Share share = member_share(count * cuts, team);
-  void *scratch = scratch_[size_t(thread)].linear.data();
-  for (int cut = share.begin / std::max(1, count); cut < cuts && cut * count < share.end; ++cut) {
-    const Share r = share_of(num_rows, cut, cuts);
-    const int begin = std::max(share.begin - cut * count, 0);
-    const int end = std::min(share.end - cut * count, count);
+  const int group = pool_.team(thread).group;
+  for_share(thread, rows, num_panels(l, group), [&](Share r, Share panels) {
     int first = 0;
     for (const Linear::Part &part : l.parts) {
-      const PackedMatrix &matrix = part.matrix[team.group];
-      const Share own = team_share(matrix.num_panels, pool_, team.group);
+      const PackedMatrix &matrix = part.matrix[group];
+      const Share own = team_share(matrix.num_panels, pool_, group);
       const int last = first + own.end - own.begin, to_panel = own.begin - first;
-      const int p0 = std::max(begin, first) + to_panel, p1 = std::min(end, last) + to_panel;
+      const int p0 = std::max(panels.begin, first) + to_panel, p1 = std::min(panels.end, last) + to_panel;
       if (p0 < p1) {
-        const uint8_t *following = first_weights(thread, next);
-        if (end > last) {
-          const PackedMatrix &after = (&part + 1)->matrix[team.group];
-          following = after.panel(team_share(after.num_panels, pool_, team.group).begin);
+        const uint8_t *following = first_weights(thread, next, rows.end - rows.begin);
+        if (panels.end > last) {
+          const PackedMatrix &after = (&part + 1)->matrix[group];
+          following = after.panel(team_share(after.num_panels, pool_, group).begin);
         }
-        isa_.linear(matrix, a.of(matrix), rows.begin + r.begin, rows.begin + r.end, p0, p1, out + part.offset,
-                    size_t(l.stride), store, following, scratch);
+        isa_.linear(matrix, a.of(matrix), r.begin, r.end, p0, p1, out + part.offset, size_t(l.stride), store, following,
+                    scratch_[size_t(thread)].linear.data());
         if (lora) {
-          lora->expand(matrix, int(&part - l.parts.data()), {rows.begin + r.begin, rows.begin + r.end}, p0, p1,
-                       out + part.offset, size_t(l.stride));
+          lora->expand(matrix, int(&part - l.parts.data()), r, p0, p1, out + part.offset, size_t(l.stride));
         }
       }
       first = last;
     }
-  }
+  });
 }
 
 // Both halves of a few panels are computed into scratch memory, then multiplied.
 void Products::gated(int thread, const Mlp &mlp, const ActivationSet &a, Share rows, float *out,
                      const LoraStep *lora) const {
-  const ThreadPool::Team &team = pool_.team(thread);
-  const PackedMatrix &gate = mlp.gate.parts[0].matrix[team.group], &up = mlp.up.parts[0].matrix[team.group];
+  const int group = pool_.team(thread).group;
+  const PackedMatrix &gate = mlp.gate.parts[0].matrix[group], &up = mlp.up.parts[0].matrix[group];
   const int width = isa_.panel_width, max_rows = kGateFloats / width;
-  const Share all = team_share(gate.num_panels, pool_, team.group), part = member_share(all.end - all.begin, team);
-  const Share panels{all.begin + part.begin, all.begin + part.end};
+  const Share all = team_share(gate.num_panels, pool_, group);
   const Scratch &own = scratch_[size_t(thread)];
-  for (int row = rows.begin; row < rows.end; row += max_rows) {
-    const int row_end = std::min(rows.end, row + max_rows), count = row_end - row;
-    const int step = std::max(1, std::min(8, kGateFloats / (count * width)));
-    for (int p = panels.begin; p < panels.end; p += step) {
-      const int p_end = std::min(panels.end, p + step);
-      const uint8_t *next_gate = p_end < panels.end ? gate.panel(p_end) : first_weights(thread, &mlp.down);
-      const size_t wide = size_t((p_end - p) * width);
-      // The kernels address outputs from row 0 and panel 0.
-      const ptrdiff_t origin = -ptrdiff_t(row) * ptrdiff_t(wide) - ptrdiff_t(p) * width;
-      isa_.linear(gate, a.of(gate), row, row_end, p, p_end, own.gate.data() + origin, wide, Store::assign, up.panel(p),
-                  own.linear.data());
-      isa_.linear(up, a.of(up), row, row_end, p, p_end, own.up.data() + origin, wide, Store::assign, next_gate,
-                  own.linear.data());
-      if (lora) {
-        lora->expand(gate, 0, {row, row_end}, p, p_end, own.gate.data() + origin, wide);
-        lora->expand(up, 1, {row, row_end}, p, p_end, own.up.data() + origin, wide);
-      }
-      for (int r = 0; r < count; ++r) {
-        const size_t at = size_t(r) * wide;
-        isa_.gate_mul(activation_, own.gate.data() + at, own.up.data() + at, wide,
-                      out + size_t(row + r) * mlp.gate.stride + size_t(p) * width);
+  for_share(thread, rows, all.end - all.begin, [&](Share r, Share panels) {
+    const int panel_end = all.begin + panels.end;
+    for (int row = r.begin; row < r.end; row += max_rows) {
+      const int row_end = std::min(r.end, row + max_rows), count = row_end - row;
+      const int step = std::max(1, std::min(8, kGateFloats / (count * width)));
+      for (int p = all.begin + panels.begin; p < panel_end; p += step) {
+        const int p_end = std::min(panel_end, p + step);
+        const uint8_t *next_gate =
+            p_end < panel_end ? gate.panel(p_end) : first_weights(thread, &mlp.down, rows.end - rows.begin);
+        const size_t wide = size_t((p_end - p) * width);
+        // The kernels address outputs from row 0 and panel 0.
+        const ptrdiff_t origin = -ptrdiff_t(row) * ptrdiff_t(wide) - ptrdiff_t(p) * width;
+        isa_.linear(gate, a.of(gate), row, row_end, p, p_end, own.gate.data() + origin, wide, Store::assign,
+                    up.panel(p), own.linear.data());
+        isa_.linear(up, a.of(up), row, row_end, p, p_end, own.up.data() + origin, wide, Store::assign, next_gate,
+                    own.linear.data());
+        if (lora) {
+          lora->expand(gate, 0, {row, row_end}, p, p_end, own.gate.data() + origin, wide);
+          lora->expand(up, 1, {row, row_end}, p, p_end, own.up.data() + origin, wide);
+        }
+        for (int i = 0; i < count; ++i) {
+          const size_t at = size_t(i) * wide;
+          isa_.gate_mul(activation_, own.gate.data() + at, own.up.data() + at, wide,
+                        out + size_t(row + i) * mlp.gate.stride + size_t(p) * width);
+        }
       }
     }
-  }
+  });
 }
 
 }  // namespace foreword::kernels

@@ -63,7 +63,10 @@ class Products {
     }
   }
   int num_panels(const Linear &l, int team) const;
-  const uint8_t *first_weights(int thread, const Linear *l) const;
+  int num_cuts(int num_rows, int count, const ThreadPool::Team &team) const;
+  template <class F>
+  void for_share(int thread, Share rows, int count, F &&f) const;
+  const uint8_t *first_weights(int thread, const Linear *l, int num_rows) const;
 
   const Isa &isa_;
   ThreadPool &pool_;
