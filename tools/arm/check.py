@@ -20,7 +20,7 @@ PACKAGES = ("ziglang", "unicorn", "pyelftools")
 
 SOURCES = ROOT / "native" / "kernels"
 PER_ISA = re.search(r"set\(FOREWORD_KERNEL_SOURCES ([^)]*)\)", (SOURCES / "sources.cmake").read_text())[1].split()
-NEEDS_PYTHON = ("bind",)
+LEFT_OUT = ("bind", "amx")  # need Python; of another processor
 
 # As in sources.cmake.
 EXACT = ("-ffp-contract=off", "-fno-math-errno")
@@ -45,7 +45,7 @@ def main() -> None:
 def build() -> Path:
     """Build the program, statically linked, for Linux on aarch64."""
     jobs = [(SOURCES / f"{name}.cpp", isa, flags) for isa, flags in ISAS.items() for name in PER_ISA]
-    others = [s for s in sorted(SOURCES.rglob("*.cpp")) if s.stem not in (*PER_ISA, *NEEDS_PYTHON)]
+    others = [s for s in sorted(SOURCES.rglob("*.cpp")) if s.stem not in (*PER_ISA, *LEFT_OUT)]
     jobs += [(source, "driver", ("-DFOREWORD_HAS_neon",)) for source in others]
     jobs += [(Path(__file__).with_name("isas.cpp"), "driver", ())]
     with ThreadPoolExecutor(os.cpu_count()) as pool:

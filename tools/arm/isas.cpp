@@ -55,7 +55,7 @@ class Decoder {
     std::vector<std::pair<const PackedMatrix *, LoraSource>> factors;
     for (const PackedMatrix *m : packed_) {
       const float *a = numbers(size_t(kRank * m->cols), 0.2f), *b = numbers(size_t(kRank * m->rows), 0.2f);
-      factors.push_back({m, {a, b, kRank, m->rows, m->cols, 0.5f, c.weights != Format::f32}});
+      factors.push_back({m, {a, b, kRank, m->rows, m->cols, 0.5f}});
     }
     model_.add_lora(1, factors);
     model_.final_norm = vector();
