@@ -61,9 +61,10 @@ def test_tokens_equal_the_numpy_executors(name):
     assert found == tokens(spec, NumpyExecutor(spec, weights, **POOL))
 
 
-def test_weights_of_8_bits_give_the_tokens_of_the_torch_executor():
+@pytest.mark.parametrize("weight_format", ["int8", "q4"])
+def test_rounded_weights_give_the_tokens_of_the_torch_executor(weight_format):
     spec = DECODERS["windows, norms and caps"]
-    weights, options = random_weights(spec), {**POOL, "device": "cpu", "dtype": "fp32", "weight_format": "int8"}
+    weights, options = random_weights(spec), {**POOL, "device": "cpu", "dtype": "fp32", "weight_format": weight_format}
     found = tokens(spec, DeviceExecutor(DecoderOnRows(spec, weights, **options), InterpretedDevice()))
     assert found == tokens(spec, TorchExecutor(spec, weights, **options))
     assert [len(ids) for ids in found.values()] == [4, 4]

@@ -125,7 +125,7 @@ _EXECUTOR: dict[str, tuple[Any, object]] = {
     "weight_format": (
         Annotated[
             str | None,
-            typer.Option(metavar="NAME", help="Native: auto, fp32, bf16, int8 or q4; torch, device: auto or int8."),
+            typer.Option(metavar="NAME", help="Native: auto, fp32, bf16, int8 or q4; torch, device: auto, int8 or q4."),
         ],
         None,
     ),

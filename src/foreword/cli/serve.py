@@ -23,7 +23,7 @@ ENGINE: dict[str, tuple[Any, str, int, int]] = {
     "tensor_parallel_size": (int, "Torch: processes of the model.", 1, 1024),
     "context_parallel_size": (int, "Torch: processes that divide keys and values by position.", 1, 1024),
     "num_threads": (int, "Threads; default: the physical cores.", 1, 1024),
-    "weight_format": (str, "Native: auto, fp32, bf16, int8 or q4; torch, device: auto or int8.", 0, 0),
+    "weight_format": (str, "Native: auto, fp32, bf16, int8 or q4; torch, device: auto, int8 or q4.", 0, 0),
     "kv_format": (str, "Native: fp32, bf16 or int8; device: fp8.", 0, 0),
     "numa_nodes": (int, "Native: NUMA nodes that share the threads; default: they run anywhere.", 1, 1024),
     "max_model_len": (int, "Tokens of a prompt and its answer; default: the model's.", 2, 2**24),

@@ -70,6 +70,25 @@ def dequantize(data: U8, quant: Quant) -> F32:
     return out.reshape(*data.shape[:-1], data.shape[-1] // quant.block_bytes * quant.block_size)
 
 
+def grid_of(data: U8, quant: Quant) -> tuple[F32, F32] | None:
+    """Of a format with 4 bits, the step s and the least weight m of every 32: a weight is m + s n for an n below 16.
+    uint8 [rows, row_bytes] → two float32 [rows, columns / 32]. None for another format.
+    """
+    b = np.ascontiguousarray(data).reshape(-1, quant.block_bytes)
+    match quant:
+        case Quant.Q4_0:
+            step = _f16(b, 0)
+            least = -8 * step
+        case Quant.Q4_1:
+            step, least = _f16(b, 0), _f16(b, 2)
+        case Quant.Q4_K:
+            s, o = _scales_and_offsets(b[:, 4:16])
+            step, least = _f16(b, 0) * s, -_f16(b, 2) * o
+        case _:
+            return None
+    return step.reshape(len(data), -1), least.reshape(len(data), -1)
+
+
 def pack_q4(q: U8, scale: F32, offset: F32 | None = None) -> U8:
     """Blocks of integers below 16 [n, 32] and their d and m [n] as Q4_1, uint8 [n, 20]; without m as Q4_0 [n, 18]."""
     fields = [scale] if offset is None else [scale, offset]

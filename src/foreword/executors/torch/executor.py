@@ -30,7 +30,8 @@ class TorchExecutor(HostExecutor):
 
     num_blocks, block_size: the KV pool; block ids are shared by all KV groups and block 0 is the null block.
     dtype: of weights, activations, keys and values. "auto": float32 if the embedding is stored so, else bfloat16.
-    weight_format: of the layers' matrices. "int8": 8 bits with a scale per row, which PyTorch multiplies itself.
+    weight_format: of the layers' matrices. "int8": 8 bits with a scale per row; "q4": 4 bits with a scale and an offset
+    per 32 columns. PyTorch multiplies them itself.
     compile: with torch.compile, all but attention and recurrent layers; steps with adapters are not compiled. The first
     steps take up to minutes.
     num_threads: of PyTorch's operators, in the whole process; None: as PyTorch has them.

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from foreword.arrays import F32
+from foreword.arrays import F32, U8
 from foreword.errors import ConfigError
 from foreword.executors.torch.grouped import aligned
-from foreword.executors.torch.int8 import Int8Matrix
+from foreword.executors.torch.integers import Int8Matrix, IntegerMatrix, Q4Matrix
 from foreword.executors.torch.loras import ProductChanges
 from foreword.executors.torch.shard import Shard
-from foreword.models.quants import dequantize
+from foreword.models.quants import dequantize, grid_of
 from foreword.models.weights import Tensor as Stored
 from foreword.models.weights import Weights
 
@@ -27,7 +27,9 @@ _PART = 1 << 22
 Split = Literal["outputs", "inputs"]
 """What of a matrix is divided among ranks: its rows or its columns."""
 
-WeightFormat = Literal["auto", "int8"]
+WeightFormat = Literal["auto", "int8", "q4"]
+
+_INTEGERS: dict[WeightFormat, type[IntegerMatrix]] = {"int8": Int8Matrix, "q4": Q4Matrix}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,20 +37,20 @@ class Linear:
     """Matrices ``parts`` (canonical names) of one input as a single product, their outputs side by side.
 
     outputs: the rows of each part that this rank has; inputs: the columns.
-    weight: [Σ outputs, inputs], in the model's dtype or in 8 bits; bias: [Σ outputs] or None.
+    weight: [Σ outputs, inputs], in the model's dtype or in integers; bias: [Σ outputs] or None.
     total: the ranks whose outputs are added up, where each has a part of the inputs.
     """
 
     parts: tuple[str, ...]
     outputs: tuple[range, ...]
     inputs: range
-    weight: Tensor | Int8Matrix
+    weight: Tensor | IntegerMatrix
     bias: Tensor | None = None
     total: Shard | None = None
 
     def __call__(self, x: Tensor, loras: ProductChanges | None = None) -> Tensor:
         """x Wᵀ + bias, plus the changes of the adapters: [T, inputs] → [T, Σ outputs]."""
-        if isinstance(self.weight, Int8Matrix):
+        if isinstance(self.weight, IntegerMatrix):
             out = self.weight.product(x, self.bias)
         else:
             out = linear(x, self.weight, self.bias)
@@ -61,9 +63,10 @@ class Loader:
     returns, it takes a small constant amount of memory.
 
     shard: the part that is read of a matrix which ranks divide (``split``).
-    weight_format: of the matrices of `linear`. "auto": in ``dtype``; "int8": 8 bits, with a scale per row.
+    weight_format: of the matrices of `linear`. "auto": in ``dtype``; "int8": 8 bits, with a scale per row; "q4":
+    4 bits, with a scale and an offset per 32 columns.
 
-    ConfigError for any other weight_format, and where PyTorch has no product of 8-bit matrices.
+    ConfigError for any other weight_format, and where PyTorch has no product of such matrices.
     """
 
     def __init__(
@@ -100,8 +103,8 @@ class Loader:
                 if part in with_bias:
                     self._read(self.weights[part + "_bias"], own[None], range(1), rows)
         total = self.shard if split == "inputs" and self.shard.size > 1 else None
-        if self.weight_format == "int8":
-            return Linear(parts, outputs, inputs[0], self._int8(parts, outputs, inputs[0]), bias, total)
+        if self.weight_format != "auto":
+            return Linear(parts, outputs, inputs[0], self._integers(parts, outputs, inputs[0]), bias, total)
         # On CPUs, float32 products of few rows are up to twice as fast with this layout; those of bfloat16 are slower.
         by_column = self.dtype is torch.float32 and self.device.type == "cpu"
         weight = self._joined(parts, split=split, by_column=by_column)
@@ -109,7 +112,7 @@ class Loader:
 
     def stacked(self, prefixes: Sequence[str], names: Sequence[str], *, split: Split) -> Tensor:
         """[len(prefixes), rows of all names, columns]: of each prefix, its matrices one below the other, with columns
-        of zeros for `grouped`. ConfigError for 8 bits, which `grouped` lacks.
+        of zeros for `grouped`. ConfigError for integers, which `grouped` lacks.
         """
         if self.weight_format != "auto":
             raise ConfigError(
@@ -150,13 +153,15 @@ class Loader:
             self._read(tensor, own, *part)
         return out
 
-    def _int8(self, names: Sequence[str], outputs: Sequence[range], inputs: range) -> Int8Matrix:
+    def _integers(self, names: Sequence[str], outputs: Sequence[range], inputs: range) -> IntegerMatrix:
         """These rows of all weights, one below the other, and these columns."""
-        matrix, end = Int8Matrix.empty(sum(map(len, outputs)), len(inputs), self.dtype, self.device), 0
+        matrix, end = _INTEGERS[self.weight_format](sum(map(len, outputs)), inputs, self.dtype, self.device), 0
         for name, rows in zip(names, outputs, strict=True):
-            tensor = self.weights[name]
-            for values in _decoded(tensor, rows, range(tensor.shape[-1])):
-                matrix.set_rows(slice(end, end := end + len(values)), values, inputs)
+            quant = self.weights[name].quant
+            for stored in _stored(self.weights[name], rows):
+                part = slice(end, end := end + len(stored))
+                matrix.set_rows(part, dequantize(stored, quant), grid_of(stored, quant))
+        matrix.finish()
         return matrix
 
     @staticmethod
@@ -169,11 +174,18 @@ class Loader:
 
 def _decoded(tensor: Stored, rows: range, columns: range) -> Iterator[F32]:
     """A part of a weight, a few rows at a time: of a quantised one, whole blocks are decoded."""
-    quant, width = tensor.quant, tensor.shape[-1]
+    quant = tensor.quant
     first, last = columns.start // quant.block_size, -(-columns.stop // quant.block_size)
-    begin, step = columns.start - first * quant.block_size, max(1, _PART // width)
-    for start in range(0, len(rows), step):
-        own = rows[start : start + step]
-        stored = Stored(tensor.stored[own.start : own.stop], quant, (len(own), width)).data
+    begin = columns.start - first * quant.block_size
+    for stored in _stored(tensor, rows):
         values = dequantize(stored[:, first * quant.block_bytes : last * quant.block_bytes], quant)
         yield values[:, begin : begin + len(columns)]
+
+
+def _stored(tensor: Stored, rows: range) -> Iterator[U8]:
+    """Rows of a weight as the file holds them, a few at a time."""
+    width = tensor.shape[-1]
+    step = max(1, _PART // width)
+    for start in range(0, len(rows), step):
+        own = rows[start : start + step]
+        yield Stored(tensor.stored[own.start : own.stop], tensor.quant, (len(own), width)).data
