@@ -14,7 +14,7 @@ from foreword.executors.torch.encoder import TorchEncoderExecutor
 from foreword.executors.torch.executor import TorchExecutor
 from foreword.executors.torch.integers import IntegerMatrix
 from foreword.executors.torch.options import DTYPES
-from foreword.executors.torch.shard import Shard
+from foreword.executors.torch.shard import Shards
 from foreword.executors.torch.weights import Loader
 from foreword.models.pooling import PoolingSpec
 from foreword.models.quants import Quant
@@ -67,8 +67,8 @@ def make(spec, weights, **options):
     return TorchExecutor(spec, weights, num_blocks=400, block_size=4, **{"dtype": "fp32", "num_threads": 1, **options})
 
 
-def product_of(table, shard=None, weight_format="q4", split=None, dtype=torch.float32):
-    load = Loader(table, torch.device("cpu"), dtype, shard, weight_format)
+def product_of(table, shards=None, weight_format="q4", split=None, dtype=torch.float32):
+    load = Loader(table, torch.device("cpu"), dtype, shards, weight_format)
     return load.linear("", table, split=split)
 
 
@@ -110,7 +110,7 @@ def test_ranks_have_the_numbers_of_one_process(split, weight_format):
     whole = numbers_of(product_of(table, None, weight_format))
     for name, want in values.items():
         one = {name: table[name]}
-        parts = [numbers_of(product_of(one, Shard(rank, 3), weight_format, split)) for rank in range(3)]
+        parts = [numbers_of(product_of(one, Shards(rank, 3), weight_format, split)) for rank in range(3)]
         got = np.concatenate(parts, axis=0 if split == "outputs" else 1)
         np.testing.assert_array_equal(got, whole[: len(want)] if name == "a" else whole[9:])
         np.testing.assert_allclose(got, ROUNDED[weight_format](want.astype(np.float32), "fp32"), rtol=0, atol=1e-6)
@@ -121,7 +121,7 @@ def test_few_and_many_tokens_have_the_same_numbers(weight_format):
     """Of a rank whose columns begin and end within a group."""
     rng = np.random.default_rng(0)
     table = {"a": float_tensor(rng.normal(size=(70, 280)))}
-    product = product_of(table, Shard(1, 3), weight_format, "inputs", torch.bfloat16)
+    product = product_of(table, Shards(1, 3), weight_format, "inputs", torch.bfloat16)
     x = torch.from_numpy(rng.normal(size=(4, len(product.inputs)))).bfloat16()
     few = product.weight.product(x, None)
     product.weight.few_rows = 0

@@ -50,12 +50,12 @@ def test_ranks_give_the_tokens_of_one(size, spec):
     assert tokens_of(parallel, spec)  # a second engine on the same ranks
 
 
-@pytest.mark.parametrize("by", ["tensor", "context"])
-def test_ranks_apply_adapters_as_one_does(by):
+@pytest.mark.parametrize(("by_head", "by_position"), [(2, 1), (1, 2), (2, 2)])
+def test_ranks_apply_adapters_as_one_does(by_head, by_position):
     spec = tiny_spec(num_heads=4, num_kv_heads=2)
     weights, adapters = random_weights(spec), [random_adapter(spec, rank, rank) for rank in (3, 8)]
     prompts = np.random.default_rng(1).integers(0, spec.vocab_size, (6, 20)).tolist()
-    sizes = {f"{by}_parallel_size": 2}
+    sizes = {"tensor_parallel_size": by_head, "context_parallel_size": by_position}
 
     def tokens(executor, **config):
         own, got = engine(executor, spec, num_blocks=400, **config), {}
@@ -71,22 +71,29 @@ def test_ranks_apply_adapters_as_one_does(by):
         return got
 
     parallel = ParallelExecutor(spec, weights, **sizes, **OPTIONS)
-    got = tokens(parallel, num_context_ranks=2 if by == "context" else 1)
+    got = tokens(parallel, num_context_ranks=by_position)
     assert got == tokens(TorchExecutor(spec, weights, **OPTIONS))
     parallel.close()
 
 
 @pytest.mark.parametrize(
-    ("size", "spec", "few_blocks"),
-    [(2, SPECS["gemma"], 16), (2, SPECS["gated_delta"], 16), (3, tiny_spec(num_heads=4, num_kv_heads=1), 8)],
+    ("by_head", "by_position", "spec", "few_blocks"),
+    [
+        (1, 2, SPECS["gemma"], 16),
+        (1, 2, SPECS["gated_delta"], 16),
+        (1, 3, tiny_spec(num_heads=4, num_kv_heads=1), 8),
+        (2, 2, SPECS["gemma"], 16),
+        (2, 2, SPECS["moe"], 16),
+    ],
 )
-def test_ranks_that_share_positions_give_the_tokens_of_one(size, spec, few_blocks):
+def test_ranks_that_share_positions_give_the_tokens_of_one(by_head, by_position, spec, few_blocks):
     """Under chunks of 24 tokens, prefix hits, and a pool so small that requests are preempted."""
     weights, settings = random_weights(spec), {"max_num_batched_tokens": 24}
-    parallel = ParallelExecutor(spec, weights, context_parallel_size=size, **OPTIONS)
+    sizes = {"tensor_parallel_size": by_head, "context_parallel_size": by_position}
+    parallel = ParallelExecutor(spec, weights, **sizes, **OPTIONS)
     alone = tokens_of(TorchExecutor(spec, weights, **OPTIONS), spec)
     counts = EngineMetrics()
-    settings |= {"num_context_ranks": size, "counts": counts}
+    settings |= {"num_context_ranks": by_position, "counts": counts}
     assert tokens_of(parallel, spec, **settings) == alone
     assert tokens_of(parallel, spec, num_blocks=few_blocks, async_scheduling=True, **settings) == alone
     assert counts.num_preemptions > 0
@@ -156,5 +163,5 @@ def test_sizes_that_do_not_divide_the_heads_are_refused():
         ParallelExecutor(spec, random_weights(spec), tensor_parallel_size=4, **OPTIONS)
     with pytest.raises(ConfigError, match="needs device='cpu'"):
         ParallelExecutor(spec, random_weights(spec), tensor_parallel_size=2, **OPTIONS, device="cuda")
-    with pytest.raises(ConfigError, match="give one of them"):
-        ParallelExecutor(spec, random_weights(spec), tensor_parallel_size=2, context_parallel_size=2, **OPTIONS)
+    with pytest.raises(ConfigError, match="context_parallel_size=0: must be at least 1"):
+        ParallelExecutor(spec, random_weights(spec), tensor_parallel_size=2, context_parallel_size=0, **OPTIONS)

@@ -33,7 +33,7 @@ class Decoder:
         self.final_norm = load("final_norm")
         self.head: Tensor | None = None
         if spec.has_logits:
-            rows = load.shard.part(spec.vocab_size)
+            rows = load.shards.all.part(spec.vocab_size)
             tied = self.embed[rows.start : rows.stop]
             self.head = tied if spec.tie_embeddings else load("lm_head", split="outputs")
         ropes = {layer.rope for layer in spec.layers if layer.rope is not None}
@@ -117,10 +117,9 @@ class Attention:
         self.spec, self.layer = spec, spec.layers[index]
         self.index = sum(layer.recurrent is None for layer in spec.layers[:index])  # in the cache
         names = ("q", "k", "v", "attn_gate") if spec.attn_gate else ("q", "k", "v")
-        by_head = not load.shard.by_position
         biases = "qkv" if spec.qkv_bias else ()
-        self.inputs = load.linear(prefix, names, biases=biases, split="outputs" if by_head else None)
-        self.output = load.linear(prefix, ["o"], split="inputs" if by_head else None)
+        self.inputs = load.linear(prefix, names, biases=biases, split="outputs", among=load.shards.heads)
+        self.output = load.linear(prefix, ["o"], split="inputs", among=load.shards.heads)
         q, k, v = map(len, self.inputs.outputs[:3])
         self._ends = q + k, q + k + v  # of q with k, and of v, in the outputs of ``inputs``
         self.heads = spec.num_heads, spec.num_kv_heads
@@ -178,7 +177,7 @@ class Experts:
         experts = [f"{prefix}experts.{e}." for e in range(moe.num_experts)]
         self.gate_up = load.stacked(experts, ["gate", "up"], split="outputs")
         self.down = load.stacked(experts, ["down"], split="inputs")
-        self.shard = load.shard
+        self.shard = load.shards.all
         self.numbers = torch.arange(moe.num_experts, device=load.device)
         self.shared: Mlp | None = None
         if moe.shared_intermediate_size:

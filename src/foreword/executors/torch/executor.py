@@ -15,7 +15,7 @@ from foreword.executors.torch.decoder import Decoder
 from foreword.executors.torch.kernel_attention import paged_attention
 from foreword.executors.torch.loras import Loras
 from foreword.executors.torch.options import DType, check_compiler, device_of, dtype_of, use_threads
-from foreword.executors.torch.shard import Shard
+from foreword.executors.torch.shard import Shards
 from foreword.executors.torch.step import RecurrentStep, Step
 from foreword.executors.torch.tensors import as_floats, as_tensor
 from foreword.executors.torch.weights import Loader, WeightFormat
@@ -36,7 +36,7 @@ class TorchExecutor(HostExecutor):
     steps take up to minutes.
     num_threads: of PyTorch's operators, in the whole process; None: as PyTorch has them.
     pooling: of pooling requests; None: the last token, without a head.
-    shard: the part of the model that this process computes; None: all of it.
+    shards: the part of the model that this process computes; None: all of it.
 
     Weights are read matrix by matrix, dequantised to ``dtype``; afterwards no file is read. ModelError if it changed.
     ConfigError for an unknown device or dtype, for a device that this machine lacks, for a weight_format that
@@ -59,7 +59,7 @@ class TorchExecutor(HostExecutor):
         compile: bool = False,
         num_threads: int | None = None,
         pooling: PoolingSpec | None = None,
-        shard: Shard | None = None,
+        shards: Shards | None = None,
     ) -> None:
         use_threads(num_threads)
         if compile:
@@ -67,9 +67,9 @@ class TorchExecutor(HostExecutor):
         super().__init__(pooler=Pooler(pooling or PoolingSpec(), weights))
         self.read_inputs_of(spec)
         self.spec = spec
-        load = Loader(weights, device_of(device), dtype_of(dtype, weights), shard, weight_format)
-        self.shard = load.shard
-        own = load.shard.spec(spec)
+        load = Loader(weights, device_of(device), dtype_of(dtype, weights), shards, weight_format)
+        self.shards = load.shards
+        own = load.shards.spec(spec)
         self.device = load.device
         self.decoder = Decoder(own, load)
         if compile:
@@ -83,7 +83,7 @@ class TorchExecutor(HostExecutor):
             device=load.device,
             recurrent=recurrent,
         )
-        self.attention = paged_attention(self.cache, load.shard)
+        self.attention = paged_attention(self.cache, load.shards.positions)
         products = [product for layer in self.decoder.layers for product in layer.products]
         self._loras = Loras({p.parts: (p.outputs, p.inputs) for p in products}, load.device, load.dtype)
         self._last = torch.zeros(0, spec.hidden_size, dtype=load.dtype, device=load.device)
@@ -92,13 +92,13 @@ class TorchExecutor(HostExecutor):
         """See `HostExecutor.compute`. PlanError for a number without an adapter; nothing was written then."""
         with torch.inference_mode():
             own = self.own_logits(batch, logits_indices)
-            return as_floats(self.shard.gather(own, self.spec.vocab_size))
+            return as_floats(self.shards.all.gather(own, self.spec.vocab_size))
 
     def own_logits(self, batch: InputBatch, logits_indices: I64) -> Tensor:
         """`compute` without what other ranks have: the logits of this rank's part of the vocabulary."""
         self._last = self.decoder.forward(self._step(batch))
         if not self.spec.has_logits:
-            return self._last.new_empty(0, len(self.shard.part(self.spec.vocab_size)))
+            return self._last.new_empty(0, len(self.shards.all.part(self.spec.vocab_size)))
         return self.decoder.logits(self._last[self._tensor(logits_indices)])
 
     def hidden_states(self, tokens: I64) -> F32:

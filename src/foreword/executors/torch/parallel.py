@@ -29,7 +29,7 @@ from foreword.executors.host import HostStep
 from foreword.executors.torch.executor import TorchExecutor
 from foreword.executors.torch.packets import PacketReader, PacketRing
 from foreword.executors.torch.ranks import Ranks
-from foreword.executors.torch.shard import Shard
+from foreword.executors.torch.shard import Shards
 from foreword.executors.torch.tensors import as_floats
 from foreword.models.lora import LoraAdapter
 from foreword.models.spec import DecoderSpec
@@ -45,16 +45,15 @@ _HEADER = struct.Struct("<qqq")  # one of these; its count; the capacity of the 
 class ParallelExecutor(TorchExecutor):
     """A `TorchExecutor` whose MLPs, vocabulary and KV pool are divided among processes.
 
-    tensor_parallel_size: processes that have the keys and values of some heads each; the heads are divided, too.
-    context_parallel_size: processes that have those of some positions each, where the states have KV groups spread over
-    as many ranks. One of the two is 1. The other options are those of `TorchExecutor`; num_threads is per rank, by
-    default an equal part.
+    tensor_parallel_size: parts of the heads; each process has the keys and values of the heads of one part.
+    context_parallel_size: parts of the positions; each process has the keys and values of those of one part, where the
+    states have KV groups spread over as many ranks. There are as many processes as the product of both.
+    The other options are those of `TorchExecutor`; num_threads is per rank, by default an equal part.
 
     The processes end with `close`, or with this object. After a rank has ended, or a step was interrupted, every step
     is an EngineError.
 
-    ConfigError for a size that does not divide the heads, for both sizes, for another device than the CPU, and for
-    compile.
+    ConfigError for a size that does not divide the heads, for another device than the CPU, and for compile.
     """
 
     def __init__(
@@ -67,34 +66,29 @@ class ParallelExecutor(TorchExecutor):
         device: str = "cpu",
         **options: Any,
     ) -> None:
-        by_position = context_parallel_size != 1
-        size = context_parallel_size if by_position else tensor_parallel_size
-        name = "context_parallel_size" if by_position else "tensor_parallel_size"
-        if by_position and tensor_parallel_size != 1:
-            raise ConfigError(
-                f"tensor_parallel_size={tensor_parallel_size}, context_parallel_size={size}: give one of them; both "
-                "divide MLPs and vocabulary"
-            )
-        if size < 2:
-            raise ConfigError(f"{name}={size}: must be at least 1; 1 is `TorchExecutor`")
+        sizes = {"tensor_parallel_size": tensor_parallel_size, "context_parallel_size": context_parallel_size}
+        given = ", ".join(f"{name}={count}" for name, count in sizes.items() if count != 1)
+        if min(sizes.values()) < 1 or not given:
+            raise ConfigError(f"{given or sizes}: must be at least 1; 1 for both is `TorchExecutor`")
         if device != "cpu":
-            raise ConfigError(f"{name}={size}: needs device='cpu', not {device!r:.80}")
+            raise ConfigError(f"{given}: needs device='cpu', not {device!r:.80}")
         if options.get("compile"):
-            raise ConfigError(f"compile=True: layers that processes divide are not compiled; leave it or {name} out")
-        shard = Shard(0, size, by_position=by_position)
-        shard.spec(spec)
+            raise ConfigError(f"compile=True: layers that processes divide are not compiled; leave it or {given} out")
+        shards = Shards(0, **sizes)
+        shards.spec(spec)
+        size = shards.all.size
         if options.get("num_threads") is None:
             options["num_threads"] = max(1, torch.get_num_threads() // size)
         self._ranks = Ranks(size)
         self._end = weakref.finalize(self, self._ranks.close)
         try:
-            self._ranks.send_object((spec, weights, by_position, options))
-            super().__init__(spec, weights, shard=shard, **options)
-            self._ranks.connect(shard)
+            self._ranks.send_object((spec, weights, sizes, options))
+            super().__init__(spec, weights, shards=shards, **options)
+            self._ranks.connect(shards)
         except BaseException:
             self._end()
             raise
-        if by_position:
+        if context_parallel_size > 1:
             self.capabilities |= {Capability.CONTEXT_PARALLEL}
         self._states: weakref.ref[RequestStates] | None = None
         self._recorder: DifferenceRecorder | None = None
@@ -144,7 +138,7 @@ class ParallelExecutor(TorchExecutor):
             count = num_logprobs(sampling)
             self._send_steps(_DRAW, count)
             if self._draws is None:
-                self._draws = _part_draws(batch.states, self.shard)
+                self._draws = _part_draws(batch.states, self.shards)
             draws, logprobs = _draw(self, self._draws, batch, count)
             return sampled_from(batch, best_of(draws), sampling, logprobs)
 
@@ -186,15 +180,15 @@ class ParallelExecutor(TorchExecutor):
             raise
 
 
-def _part_draws(states: RequestStates, shard: Shard) -> PartDraws:
-    return PartDraws(states, shard.part(states.vocab_size))
+def _part_draws(states: RequestStates, shards: Shards) -> PartDraws:
+    return PartDraws(states, shards.all.part(states.vocab_size))
 
 
 def _draw(executor: TorchExecutor, draws: PartDraws, batch: InputBatch, count: int) -> tuple[list[F64], list[F64]]:
     """Compute a step and draw from this rank's logits. Returns the draws of all ranks on the first, and what
     log-probabilities with ``count`` likeliest tokens take, nothing for −1.
     """
-    shard = executor.shard
+    shard = executor.shards.all
     with torch.inference_mode():
         logits = as_floats(executor.own_logits(batch, batch.logits_indices))
         own = torch.from_numpy(draws.draw(batch, logits))
@@ -211,11 +205,11 @@ def run_rank(rank: int, size: int, connection_descriptor: int, ring_descriptor: 
     ring = PacketRing(size - 1, ring_descriptor)
     os.close(ring_descriptor)
     try:
-        spec, weights, by_position, options = connection.recv()
-        shard = Shard(rank, size, by_position=by_position)
-        executor = TorchExecutor(spec, weights, shard=shard, **options)
+        spec, weights, sizes, options = connection.recv()
+        shards = Shards(rank, **sizes)
+        executor = TorchExecutor(spec, weights, shards=shards, **options)
         connection.send(None)
-        shard.connect(connection.recv())
+        shards.connect(connection.recv())
         _run_packets(executor, PacketReader(ring, connection, rank - 1))
     except EOFError:
         return
@@ -226,7 +220,7 @@ def run_rank(rank: int, size: int, connection_descriptor: int, ring_descriptor: 
 
 
 def _run_packets(executor: TorchExecutor, packets: PacketReader) -> None:
-    shard = executor.shard
+    shards = executor.shards
     states: RequestStates | None = None
     while True:
         packet = packets.receive()
@@ -238,9 +232,9 @@ def _run_packets(executor: TorchExecutor, packets: PacketReader) -> None:
         indices = np.frombuffer(packet, np.int64, count if what == _COMPUTE else 0, _HEADER.size).copy()
         difference = StepDifference.from_bytes(packet[_HEADER.size + indices.nbytes :])
         if states is None or difference.is_snapshot:
-            states = states_of(difference.geometry or {}, rank=shard.rank if shard.by_position else 0)
+            states = states_of(difference.geometry or {}, rank=shards.positions.rank)
             buffers = InputBuffers.for_states(states, max_num_batched_tokens=capacity)
-            draws = _part_draws(states, shard)
+            draws = _part_draws(states, shards)
         batch = apply_difference(states, difference, buffers)
         executor.apply_block_ops(batch.block_ops)
         if what == _COMPUTE:

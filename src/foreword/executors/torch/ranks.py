@@ -15,7 +15,7 @@ from torch import distributed as dist
 
 from foreword.errors import EngineError
 from foreword.executors.torch.packets import PacketRing, PacketWriter
-from foreword.executors.torch.shard import Shard
+from foreword.executors.torch.shard import Shards
 
 _PROGRAM = "import sys; from foreword.executors.torch.parallel import run_rank; run_rank(*map(int, sys.argv[1:]))"
 
@@ -68,7 +68,7 @@ class Ranks:
         """Send a packet to every rank that has joined."""
         self._packets.send(packet)
 
-    def connect(self, shard: Shard) -> None:
+    def connect(self, shards: Shards) -> None:
         """Wait until every rank has loaded its weights, and join them. Raises the error of a rank that has not."""
         for rank, connection in enumerate(self._connections, 1):
             try:
@@ -79,7 +79,7 @@ class Ranks:
                 raise error
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self.send_object(store.port)
-        shard.connect(store.port)
+        shards.connect(store.port)
         self._store = store
         self._thread.start()
 

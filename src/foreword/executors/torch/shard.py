@@ -17,22 +17,18 @@ TIMEOUT = timedelta(minutes=5)
 
 
 class Shard:
-    """Part ``rank`` of ``size``. Each rank has its part of every MLP and expert, and of the vocabulary.
+    """Part ``rank`` of ``size``, and the exchange with the processes that have the other parts.
 
-    by_position: whether each rank has the keys and values of some positions, of all heads (context parallelism).
-    Otherwise it has those of its heads (tensor parallelism).
-
-    The ranks' processes run on one machine. The group of processes is this object's own, not the process's default
-    one. With one rank no exchange takes place.
+    The processes run on one machine. Their group is this object's own, not the process's default one. With one rank no
+    exchange takes place.
     """
 
-    def __init__(self, rank: int = 0, size: int = 1, *, by_position: bool = False) -> None:
-        self.rank, self.size, self.by_position = rank, size, by_position
+    def __init__(self, rank: int = 0, size: int = 1) -> None:
+        self.rank, self.size = rank, size
         self._joined: dist.ProcessGroupGloo | None = None
 
-    def connect(self, port: int) -> None:
-        """Join the group at the first rank's store. Every rank does so once, before the first exchange."""
-        store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=TIMEOUT)
+    def connect(self, store: dist.Store) -> None:
+        """Join the group, of which every rank has this store. Every rank does so once, before the first exchange."""
         options = dist.ProcessGroupGloo._Options()
         options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
         options._timeout = TIMEOUT
@@ -41,19 +37,6 @@ class Shard:
     def part(self, count: int) -> range:
         """This rank's part of ``count`` rows or columns. The parts differ by at most one."""
         return range(count * self.rank // self.size, count * (self.rank + 1) // self.size)
-
-    def spec(self, spec: DecoderSpec) -> DecoderSpec:
-        """The model with the heads of this rank alone. ConfigError unless the ranks divide the heads evenly."""
-        if self.by_position:
-            return spec
-        if spec.num_kv_heads % self.size or spec.num_heads % self.size:
-            both = spec.num_heads, spec.num_kv_heads
-            sizes = [n for n in range(1, spec.num_kv_heads + 1) if not any(count % n for count in both)]
-            raise ConfigError(
-                f"tensor_parallel_size={self.size}: must divide the model's {spec.num_heads} heads and "
-                f"{spec.num_kv_heads} key heads; use one of {', '.join(map(str, sizes))}"
-            )
-        return replace(spec, num_heads=spec.num_heads // self.size, num_kv_heads=spec.num_kv_heads // self.size)
 
     def sum(self, x: Tensor) -> Tensor:
         """x added up over the ranks, in its own memory. All ranks get equal bits."""
@@ -97,3 +80,41 @@ class Shard:
     def _group(self) -> dist.ProcessGroupGloo:
         assert self._joined is not None, "connect comes before the first step"
         return self._joined
+
+
+class Shards:
+    """What rank ``rank`` of tensor_parallel_size · context_parallel_size ranks computes of a model.
+
+    all: its part of every MLP and expert, and of the vocabulary. heads: its part of the heads, which the ranks with the
+    same positions divide. positions: its part of the positions of keys and values, which the ranks with the same heads
+    divide.
+    """
+
+    def __init__(self, rank: int = 0, tensor_parallel_size: int = 1, context_parallel_size: int = 1) -> None:
+        self.all = Shard(rank, tensor_parallel_size * context_parallel_size)
+        head, position = divmod(rank, context_parallel_size)
+        self.heads = self.all if context_parallel_size == 1 else Shard(head, tensor_parallel_size)
+        self.positions = self.all if tensor_parallel_size == 1 else Shard(position, context_parallel_size)
+
+    def connect(self, port: int) -> None:
+        """Join the groups at the first rank's store. Every rank does so once, before the first exchange."""
+        store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=TIMEOUT)
+        groups = {
+            "all": self.all,
+            f"heads {self.positions.rank}": self.heads,
+            f"positions {self.heads.rank}": self.positions,
+        }
+        for name, shard in groups.items():
+            if shard.size > 1 and (name == "all" or shard is not self.all):
+                shard.connect(dist.PrefixStore(name, store))
+
+    def spec(self, spec: DecoderSpec) -> DecoderSpec:
+        """The model with the heads of this rank alone. ConfigError unless the ranks divide the heads evenly."""
+        size, both = self.heads.size, (spec.num_heads, spec.num_kv_heads)
+        if any(count % size for count in both):
+            sizes = [n for n in range(1, spec.num_kv_heads + 1) if not any(count % n for count in both)]
+            raise ConfigError(
+                f"tensor_parallel_size={size}: must divide the model's {spec.num_heads} heads and "
+                f"{spec.num_kv_heads} key heads; use one of {', '.join(map(str, sizes))}"
+            )
+        return replace(spec, num_heads=spec.num_heads // size, num_kv_heads=spec.num_kv_heads // size)

@@ -16,7 +16,7 @@ from foreword.errors import ConfigError
 from foreword.executors.torch.grouped import aligned
 from foreword.executors.torch.integers import Int8Matrix, IntegerMatrix, Q4Matrix
 from foreword.executors.torch.loras import ProductChanges
-from foreword.executors.torch.shard import Shard
+from foreword.executors.torch.shard import Shard, Shards
 from foreword.models.quants import dequantize, grid_of
 from foreword.models.weights import Tensor as Stored
 from foreword.models.weights import Weights
@@ -62,7 +62,7 @@ class Loader:
     """Reads ``weights`` into tensors of ``dtype`` on ``device``, a few rows at a time: apart from the tensors that it
     returns, it takes a small constant amount of memory.
 
-    shard: the part that is read of a matrix which ranks divide (``split``).
+    shards: of which one is read of a matrix that ranks divide (``split``): by default that of all ranks.
     weight_format: of the matrices of `linear`. "auto": in ``dtype``; "int8": 8 bits, with a scale per row; "q4":
     4 bits, with a scale and an offset per 32 columns.
 
@@ -74,7 +74,7 @@ class Loader:
         weights: Weights,
         device: torch.device,
         dtype: torch.dtype,
-        shard: Shard | None = None,
+        shards: Shards | None = None,
         weight_format: WeightFormat = "auto",
     ) -> None:
         if weight_format not in get_args(WeightFormat):
@@ -82,7 +82,7 @@ class Loader:
                 f"weight_format={weight_format!r:.80}: on PyTorch it is one of "
                 f"{', '.join(map(repr, get_args(WeightFormat)))}; dtype is the option for floating-point weights"
             )
-        self.weights, self.device, self.dtype, self.shard = weights, device, dtype, shard or Shard()
+        self.weights, self.device, self.dtype, self.shards = weights, device, dtype, shards or Shards()
         self.weight_format = weight_format
 
     def __call__(self, name: str, dtype: torch.dtype | None = None, *, split: Split | None = None) -> Tensor:
@@ -90,11 +90,20 @@ class Loader:
         return self._joined([name], dtype, split).reshape(-1, *self.weights[name].shape[1:])
 
     def linear(
-        self, prefix: str, names: Iterable[str], *, biases: Iterable[str] = (), split: Split | None = None
+        self,
+        prefix: str,
+        names: Iterable[str],
+        *,
+        biases: Iterable[str] = (),
+        split: Split | None = None,
+        among: Shard | None = None,
     ) -> Linear:
-        """The matrices prefix + name as one product. biases: the names that have one."""
+        """The matrices prefix + name as one product. biases: the names that have one. among: the ranks of ``split``,
+        None for all.
+        """
+        among = among or self.shards.all
         parts, with_bias = tuple(prefix + name for name in names), {prefix + name for name in biases}
-        outputs, inputs = zip(*(self._part(self.weights[part], split) for part in parts), strict=True)
+        outputs, inputs = zip(*(_part(self.weights[part], split, among) for part in parts), strict=True)
         bias = None
         if with_bias:
             sizes = [len(rows) for rows in outputs]
@@ -102,12 +111,12 @@ class Loader:
             for part, rows, own in zip(parts, outputs, bias.split(sizes), strict=True):
                 if part in with_bias:
                     self._read(self.weights[part + "_bias"], own[None], range(1), rows)
-        total = self.shard if split == "inputs" and self.shard.size > 1 else None
+        total = among if split == "inputs" and among.size > 1 else None
         if self.weight_format != "auto":
             return Linear(parts, outputs, inputs[0], self._integers(parts, outputs, inputs[0]), bias, total)
         # On CPUs, float32 products of few rows are up to twice as fast with this layout; those of bfloat16 are slower.
         by_column = self.dtype is torch.float32 and self.device.type == "cpu"
-        weight = self._joined(parts, split=split, by_column=by_column)
+        weight = self._joined(parts, split=split, among=among, by_column=by_column)
         return Linear(parts, outputs, inputs[0], weight, bias, total)
 
     def stacked(self, prefixes: Sequence[str], names: Sequence[str], *, split: Split) -> Tensor:
@@ -118,7 +127,7 @@ class Loader:
             raise ConfigError(
                 f"weight_format={self.weight_format!r}: PyTorch has no such product of experts; leave it out"
             )
-        parts = [self._part(self.weights[prefixes[0] + name], split) for name in names]
+        parts = [_part(self.weights[prefixes[0] + name], split, self.shards.all) for name in names]
         sizes, columns = [len(rows) for rows, _ in parts], len(parts[0][1])
         out = torch.zeros(len(prefixes), sum(sizes), aligned(columns), dtype=self.dtype, device=self.device)
         for prefix, matrix in zip(prefixes, out, strict=True):
@@ -126,25 +135,18 @@ class Loader:
                 self._read(self.weights[prefix + name], own[:, :columns], *part)
         return out
 
-    def _part(self, tensor: Stored, split: Split | None) -> tuple[range, range]:
-        """The rows and the columns that this rank reads."""
-        rows, columns = prod(tensor.shape[:-1]), tensor.shape[-1]
-        return (
-            self.shard.part(rows) if split == "outputs" else range(rows),
-            self.shard.part(columns) if split == "inputs" else range(columns),
-        )
-
     def _joined(
         self,
         names: Sequence[str],
         dtype: torch.dtype | None = None,
         split: Split | None = None,
+        among: Shard | None = None,
         *,
         by_column: bool = False,
     ) -> Tensor:
         """The rows of all weights [Σ rows, columns]. by_column: whether a column is contiguous, instead of a row."""
         tensors = [self.weights[name] for name in names]
-        parts = [self._part(tensor, split) for tensor in tensors]
+        parts = [_part(tensor, split, among or self.shards.all) for tensor in tensors]
         sizes = [len(rows) for rows, _ in parts]
         shape = sum(sizes), len(parts[0][1])
         out = torch.empty(shape[::-1] if by_column else shape, dtype=dtype or self.dtype, device=self.device)
@@ -170,6 +172,15 @@ class Loader:
         end = 0
         for values in _decoded(tensor, rows, columns):
             out[end : (end := end + len(values))].copy_(torch.from_numpy(values))
+
+
+def _part(tensor: Stored, split: Split | None, among: Shard) -> tuple[range, range]:
+    """The rows and the columns of a weight that this rank reads."""
+    rows, columns = prod(tensor.shape[:-1]), tensor.shape[-1]
+    return (
+        among.part(rows) if split == "outputs" else range(rows),
+        among.part(columns) if split == "inputs" else range(columns),
+    )
 
 
 def _decoded(tensor: Stored, rows: range, columns: range) -> Iterator[F32]:
