@@ -12,8 +12,10 @@ from foreword.engine.metrics import EngineMetrics
 from foreword.errors import ConfigError, EngineError
 from foreword.executors.torch import parallel
 from foreword.executors.torch.executor import TorchExecutor
+from foreword.executors.torch.options import device_of_rank
 from foreword.executors.torch.parallel import ParallelExecutor
 from foreword.executors.torch.ranks import Ranks
+from foreword.executors.torch.shard import Shards, backends_of
 from kernels.kernel_adapters import random_adapter
 from kernels.kernel_reference import SPECS, random_weights, tiny_spec
 from kernels.kernel_traffic import BLOCK_SIZE, engine, requests
@@ -100,7 +102,9 @@ def test_ranks_that_share_positions_give_the_tokens_of_one(by_head, by_position,
     assert counts.num_cached_tokens > 0
 
 
-def test_a_killed_rank_ends_every_step_and_the_other_ranks():
+def test_a_killed_rank_ends_every_step_and_the_other_ranks(monkeypatch):
+    aborted = []  # exchanges on GPUs do not end by themselves
+    monkeypatch.setattr(Shards, "abort", lambda self: aborted.append(self))
     spec = tiny_spec(num_heads=3, num_kv_heads=3)
     executor = ParallelExecutor(spec, random_weights(spec), tensor_parallel_size=3, **OPTIONS)
     own = engine(executor, spec, num_blocks=400)
@@ -114,6 +118,7 @@ def test_a_killed_rank_ends_every_step_and_the_other_ranks():
     with pytest.raises(EngineError, match="rank 1 of the model was ended by SIGKILL"):
         own.step()
     assert second.wait(10) is not None
+    assert aborted == [executor.shards]
     own.close()
 
 
@@ -161,7 +166,22 @@ def test_sizes_that_do_not_divide_the_heads_are_refused():
     spec = tiny_spec(num_heads=12, num_kv_heads=6)
     with pytest.raises(ConfigError, match="use one of 1, 2, 3, 6"):
         ParallelExecutor(spec, random_weights(spec), tensor_parallel_size=4, **OPTIONS)
-    with pytest.raises(ConfigError, match="needs device='cpu'"):
-        ParallelExecutor(spec, random_weights(spec), tensor_parallel_size=2, **OPTIONS, device="cuda")
     with pytest.raises(ConfigError, match="context_parallel_size=0: must be at least 1"):
         ParallelExecutor(spec, random_weights(spec), tensor_parallel_size=2, context_parallel_size=0, **OPTIONS)
+
+
+def test_each_rank_has_a_device_of_its_own():
+    assert [device_of_rank("cuda", rank, 3, 4) for rank in range(3)] == ["cuda:0", "cuda:1", "cuda:2"]
+    assert device_of_rank("cpu", 1, 2, 0) == "cpu"
+    assert backends_of(torch.device("cpu")) == {"cpu": "gloo"}
+    assert backends_of(torch.device("cuda:1")) == {"cpu": "gloo", "cuda": "nccl"}
+
+
+def test_devices_that_ranks_cannot_have_are_refused():
+    size, spec = torch.cuda.device_count() + 2, tiny_spec()
+    for device, message in (
+        ("cuda", f"need {size} CUDA devices, PyTorch finds {size - 2}"),
+        ("cuda:0", "each on a device of its own; choose these with CUDA_VISIBLE_DEVICES"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            ParallelExecutor(spec, random_weights(spec), context_parallel_size=size, device=device, **OPTIONS)

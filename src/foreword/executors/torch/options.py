@@ -39,6 +39,23 @@ def device_of(name: str) -> torch.device:
     return device
 
 
+def device_of_rank(name: str, rank: int, size: int, num_devices: int) -> str:
+    """The device of a rank of ``size`` ranks on a machine with ``num_devices`` CUDA devices: "cpu" for "cpu", and a
+    device of its own for "cuda". ConfigError for another name, and for fewer devices than ranks.
+    """
+    if name not in ("cpu", "cuda"):
+        raise ConfigError(
+            f"device={name!r:.80}: the {size} processes of a model run on 'cpu', or on 'cuda', each on a device of its "
+            "own; choose these with CUDA_VISIBLE_DEVICES"
+        )
+    if name == "cuda" and size > num_devices:
+        raise ConfigError(
+            f"device='cuda': the {size} processes of the model need {size} CUDA devices, PyTorch finds {num_devices}; "
+            "use as many processes, or 'cpu'"
+        )
+    return f"cuda:{rank}" if name == "cuda" else name
+
+
 def check_compiler() -> None:
     """ConfigError unless ``torch.compile`` finds the C++ compiler that it needs."""
     name = os.environ.get("CXX", "g++")

@@ -27,6 +27,7 @@ from foreword.errors import ConfigError, EngineError
 from foreword.executors.executor import Capability
 from foreword.executors.host import HostStep
 from foreword.executors.torch.executor import TorchExecutor
+from foreword.executors.torch.options import device_of_rank
 from foreword.executors.torch.packets import PacketReader, PacketRing
 from foreword.executors.torch.ranks import Ranks
 from foreword.executors.torch.shard import Shards
@@ -53,7 +54,10 @@ class ParallelExecutor(TorchExecutor):
     The processes end with `close`, or with this object. After a rank has ended, or a step was interrupted, every step
     is an EngineError.
 
-    ConfigError for a size that does not divide the heads, for another device than the CPU, and for compile.
+    device: "cpu", or "cuda" for a CUDA device of each rank's own.
+
+    ConfigError for a size that does not divide the heads, for another device, for fewer CUDA devices than ranks, and
+    for compile.
     """
 
     def __init__(
@@ -70,21 +74,20 @@ class ParallelExecutor(TorchExecutor):
         given = ", ".join(f"{name}={count}" for name, count in sizes.items() if count != 1)
         if min(sizes.values()) < 1 or not given:
             raise ConfigError(f"{given or sizes}: must be at least 1; 1 for both is `TorchExecutor`")
-        if device != "cpu":
-            raise ConfigError(f"{given}: needs device='cpu', not {device!r:.80}")
         if options.get("compile"):
             raise ConfigError(f"compile=True: layers that processes divide are not compiled; leave it or {given} out")
         shards = Shards(0, **sizes)
         shards.spec(spec)
         size = shards.all.size
+        own = device_of_rank(device, 0, size, torch.cuda.device_count())
         if options.get("num_threads") is None:
             options["num_threads"] = max(1, torch.get_num_threads() // size)
         self._ranks = Ranks(size)
         self._end = weakref.finalize(self, self._ranks.close)
         try:
-            self._ranks.send_object((spec, weights, sizes, options))
-            super().__init__(spec, weights, shards=shards, **options)
-            self._ranks.connect(shards)
+            self._ranks.send_object((spec, weights, sizes, device, options))
+            super().__init__(spec, weights, shards=shards, device=own, **options)
+            self._ranks.connect(shards, self.device)
         except BaseException:
             self._end()
             raise
@@ -178,6 +181,7 @@ class ParallelExecutor(TorchExecutor):
         except BaseException:
             self._ranks.close()
             raise
+        self._ranks.check()
 
 
 def _part_draws(states: RequestStates, shards: Shards) -> PartDraws:
@@ -205,11 +209,13 @@ def run_rank(rank: int, size: int, connection_descriptor: int, ring_descriptor: 
     ring = PacketRing(size - 1, ring_descriptor)
     os.close(ring_descriptor)
     try:
-        spec, weights, sizes, options = connection.recv()
-        shards = Shards(rank, **sizes)
-        executor = TorchExecutor(spec, weights, shards=shards, **options)
+        spec, weights, sizes, device, options = connection.recv()
+        shards, device = Shards(rank, **sizes), device_of_rank(device, rank, size, torch.cuda.device_count())
+        if device != "cpu":
+            torch.cuda.set_device(device)
+        executor = TorchExecutor(spec, weights, shards=shards, device=device, **options)
         connection.send(None)
-        shards.connect(connection.recv())
+        shards.connect(connection.recv(), executor.device)
         _run_packets(executor, PacketReader(ring, connection, rank - 1))
     except EOFError:
         return

@@ -11,6 +11,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from threading import Thread, current_thread
 
+import torch
 from torch import distributed as dist
 
 from foreword.errors import EngineError
@@ -31,6 +32,7 @@ class Ranks:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._connections: list[Connection] = []
         self._reason: str | None = None
+        self._shards: Shards | None = None
         self._thread = Thread(target=self._watch, name="foreword-ranks", daemon=True)
         ring = PacketRing(size - 1)
         try:
@@ -68,8 +70,10 @@ class Ranks:
         """Send a packet to every rank that has joined."""
         self._packets.send(packet)
 
-    def connect(self, shards: Shards) -> None:
-        """Wait until every rank has loaded its weights, and join them. Raises the error of a rank that has not."""
+    def connect(self, shards: Shards, device: torch.device) -> None:
+        """Wait until every rank has loaded its weights, and join them. device: that of rank 0. Raises the error of a
+        rank that has not.
+        """
         for rank, connection in enumerate(self._connections, 1):
             try:
                 error = connection.recv()
@@ -79,8 +83,8 @@ class Ranks:
                 raise error
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self.send_object(store.port)
-        shards.connect(store.port)
-        self._store = store
+        shards.connect(store.port, device)
+        self._store, self._shards = store, shards
         self._thread.start()
 
     def check(self) -> None:
@@ -103,6 +107,9 @@ class Ranks:
             process.kill()
         for process in self._processes:
             process.wait()
+        shards, self._shards = self._shards, None
+        if shards is not None:
+            shards.abort()
         if self._thread.is_alive() and current_thread() is not self._thread:
             self._thread.join()
 

@@ -25,14 +25,20 @@ class Shard:
 
     def __init__(self, rank: int = 0, size: int = 1) -> None:
         self.rank, self.size = rank, size
-        self._joined: dist.ProcessGroupGloo | None = None
+        self._groups: dict[str, dist.Backend] = {}
 
-    def connect(self, store: dist.Store) -> None:
-        """Join the group, of which every rank has this store. Every rank does so once, before the first exchange."""
-        options = dist.ProcessGroupGloo._Options()
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-        options._timeout = TIMEOUT
-        self._joined = dist.ProcessGroupGloo(store, self.rank, self.size, options)
+    def connect(self, store: dist.Store, device: torch.device) -> None:
+        """Join the groups for tensors on the CPU and on ``device``, of which every rank has this store. Every rank does
+        so once, before the first exchange.
+        """
+        for kind, backend in backends_of(device).items():
+            join = _join_nccl if backend == "nccl" else _join_gloo
+            self._groups[kind] = join(dist.PrefixStore(kind, store), self.rank, self.size)
+
+    def abort(self) -> None:
+        """End exchanges on GPUs, which else wait for a rank that has ended; those on the CPU fail by themselves."""
+        if "cuda" in self._groups:
+            self._groups["cuda"].abort()
 
     def part(self, count: int) -> range:
         """This rank's part of ``count`` rows or columns. The parts differ by at most one."""
@@ -41,7 +47,7 @@ class Shard:
     def sum(self, x: Tensor) -> Tensor:
         """x added up over the ranks, in its own memory. All ranks get equal bits."""
         if self.size > 1:
-            self._group.allreduce([x]).wait()
+            self._group(x).allreduce([x]).wait()
         return x
 
     def max(self, x: Tensor) -> Tensor:
@@ -49,7 +55,7 @@ class Shard:
         if self.size > 1:
             options = dist.AllreduceOptions()
             options.reduceOp = dist.ReduceOp.MAX
-            self._group.allreduce([x], options).wait()
+            self._group(x).allreduce([x], options).wait()
         return x
 
     def collect(self, x: Tensor) -> list[Tensor]:
@@ -57,13 +63,13 @@ class Shard:
         if self.size == 1 or not x.numel():
             return [x] * (self.size if self.rank == 0 else 0)
         parts = [torch.empty_like(x) for _ in range(self.size)] if self.rank == 0 else []
-        self._group.gather([parts] if parts else [], [x], dist.GatherOptions()).wait()
+        self._group(x).gather([parts] if parts else [], [x], dist.GatherOptions()).wait()
         return parts
 
     def share(self, x: Tensor) -> list[Tensor]:
         """Every rank's x, of one shape, on every rank."""
         parts = [torch.empty_like(x) for _ in range(self.size)]
-        self._group.allgather([parts], [x]).wait()
+        self._group(x).allgather([parts], [x]).wait()
         return parts
 
     def gather(self, x: Tensor, count: int) -> Tensor:
@@ -76,10 +82,27 @@ class Shard:
         parts = self.collect(own)
         return torch.cat([part[:, :size] for part, size in zip(parts, sizes, strict=True)], 1) if parts else x
 
-    @property
-    def _group(self) -> dist.ProcessGroupGloo:
-        assert self._joined is not None, "connect comes before the first step"
-        return self._joined
+    def _group(self, x: Tensor) -> dist.Backend:
+        assert self._groups, "connect comes before the first step"
+        return self._groups[x.device.type]
+
+
+def backends_of(device: torch.device) -> dict[str, str]:
+    """What exchanges tensors between ranks whose model is on ``device``, by the kind of device that has the tensors."""
+    return {"cpu": "gloo", "cuda": "nccl"} if device.type == "cuda" else {"cpu": "gloo"}
+
+
+def _join_gloo(store: dist.Store, rank: int, size: int) -> dist.Backend:
+    options = dist.ProcessGroupGloo._Options()
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+    options._timeout = TIMEOUT
+    return dist.ProcessGroupGloo(store, rank, size, options)
+
+
+def _join_nccl(store: dist.Store, rank: int, size: int) -> dist.Backend:
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = TIMEOUT
+    return dist.ProcessGroupNCCL(store, rank, size, options)
 
 
 class Shards:
@@ -96,17 +119,26 @@ class Shards:
         self.heads = self.all if context_parallel_size == 1 else Shard(head, tensor_parallel_size)
         self.positions = self.all if tensor_parallel_size == 1 else Shard(position, context_parallel_size)
 
-    def connect(self, port: int) -> None:
-        """Join the groups at the first rank's store. Every rank does so once, before the first exchange."""
+    def connect(self, port: int, device: torch.device) -> None:
+        """Join the groups at the first rank's store. device: that of this rank's model. Every rank does so once, before
+        the first exchange.
+        """
         store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=TIMEOUT)
-        groups = {
-            "all": self.all,
-            f"heads {self.positions.rank}": self.heads,
-            f"positions {self.heads.rank}": self.positions,
-        }
-        for name, shard in groups.items():
-            if shard.size > 1 and (name == "all" or shard is not self.all):
-                shard.connect(dist.PrefixStore(name, store))
+        for name, shard in self._divided.items():
+            shard.connect(dist.PrefixStore(name, store), device)
+
+    def abort(self) -> None:
+        """See `Shard.abort`."""
+        for shard in self._divided.values():
+            shard.abort()
+
+    @property
+    def _divided(self) -> dict[str, Shard]:
+        """The groups with several ranks, each once, by a name that its ranks share."""
+        found = {"all": self.all}
+        if self.all not in (self.heads, self.positions):
+            found |= {f"heads {self.positions.rank}": self.heads, f"positions {self.heads.rank}": self.positions}
+        return {name: shard for name, shard in found.items() if shard.size > 1}
 
     def spec(self, spec: DecoderSpec) -> DecoderSpec:
         """The model with the heads of this rank alone. ConfigError unless the ranks divide the heads evenly."""
