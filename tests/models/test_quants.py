@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from foreword.models.quants import Quant, dequantize
+from foreword.models.quants import Quant, dequantize, grid_of
 from foreword.models.weights import Tensor
 
 f32 = np.float32
@@ -117,6 +117,20 @@ def test_blocks_decode_as_in_the_loop(quant):
     got = dequantize(data, quant)
     assert got.dtype == np.float32
     np.testing.assert_array_equal(got, np.array(want, np.float32).reshape(3, -1))
+
+
+@pytest.mark.parametrize("quant", LOOPS, ids=lambda q: q.name)
+def test_weights_of_4_bits_lie_on_their_grid(quant):
+    data = random_rows(quant, rows=3, blocks=4)
+    grid = grid_of(data, quant)
+    if quant not in (Quant.Q4_0, Quant.Q4_1, Quant.Q4_K):
+        assert grid is None
+        return
+    step, least = (field.astype(np.float64)[..., None] for field in grid)
+    n = (dequantize(data, quant).reshape(3, -1, 32) - least) / np.where(step == 0, 1, step)
+    np.testing.assert_allclose(n, np.rint(n), atol=1e-3)
+    assert np.rint(n).min() >= 0
+    assert np.rint(n).max() <= 15
 
 
 def test_every_quantised_format_is_tested():

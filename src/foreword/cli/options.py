@@ -150,7 +150,10 @@ _EXECUTOR: dict[str, tuple[Any, object]] = {
         None,
     ),
     "tensor_parallel_size": (
-        Annotated[int | None, typer.Option(min=1, max=1024, metavar="N", help="Torch: processes of the model.")],
+        Annotated[
+            int | None,
+            typer.Option(min=1, max=1024, metavar="N", help="Torch: processes that divide the model by heads."),
+        ],
         None,
     ),
     "context_parallel_size": (

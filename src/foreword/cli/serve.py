@@ -20,7 +20,7 @@ ENGINE: dict[str, tuple[Any, str, int, int]] = {
     "executor": (str, "native, numpy, torch, transformers or device; default: auto.", 0, 0),
     "device": (str, "Torch, transformers: cpu, cuda or cuda:N.", 0, 0),
     "dtype": (str, "Torch, transformers, device: auto, fp32, bf16 or fp16.", 0, 0),
-    "tensor_parallel_size": (int, "Torch: processes of the model.", 1, 1024),
+    "tensor_parallel_size": (int, "Torch: processes that divide the model by heads.", 1, 1024),
     "context_parallel_size": (int, "Torch: processes that divide keys and values by position.", 1, 1024),
     "num_threads": (int, "Threads; default: the physical cores.", 1, 1024),
     "weight_format": (str, "Native: auto, fp32, bf16, int8 or q4; torch, device: auto, int8 or q4.", 0, 0),
