@@ -101,52 +101,52 @@ FW_INLINE void add_chunk(const Activations &a, int row, const Chunk &chunk, uint
 
 // The outputs of a panel from the sums of its rows.
 template <Format F>
-void finish_panel(const Activations &a, int row_begin, int row_end, const uint8_t *panel, const uint8_t *sums,
-                  float *out, size_t out_stride, Store store) {
-  for (int row = row_begin; row < row_end; ++row, sums += kSumRowBytes, out += out_stride) {
+void finish_panel(const MatrixProduct &product, int index, const uint8_t *sums) {
+  const uint8_t *panel = product.w.panel(index);
+  float *out = product.panel_out(index, kPanelWidth);
+  for (int row = product.row_begin; row < product.row_end; ++row, sums += kSumRowBytes, out += product.out_stride) {
     for (int n = 0; n < kPanelWidth; n += kLanes) {
       F32 y;
       if constexpr (F == Format::i8) {
         I32 sum;
         std::memcpy(&sum, sums + 4 * n, sizeof sum);
-        const ActivationBlock &block = a.blocks[row];
+        const ActivationBlock &block = product.a.blocks[row];
         const F32 scale = mul(load(reinterpret_cast<const float *>(panel) + n), set1(block.scale));
         y = mul(to_f32(add_i32(sum, set1_i32(block.neg128_sum))), scale);
       } else {
         y = load(reinterpret_cast<const float *>(sums) + n);
       }
-      kernels::FOREWORD_ISA::store(out + n, store == Store::add ? add(load(out + n), y) : y);
+      store(out + n, product.store == Store::add ? add(load(out + n), y) : y);
     }
   }
 }
 
 template <Format F>
-void tile_product(const PackedMatrix &w, const Activations &a, int row_begin, int row_end, int panel_begin,
-                  int panel_end, float *out, size_t out_stride, Store store, const uint8_t *next, void *memory) {
-  uint8_t *sums = static_cast<uint8_t *>(memory);
+void tile_product(const MatrixProduct &product) {
+  const PackedMatrix &w = product.w;
+  uint8_t *sums = static_cast<uint8_t *>(product.scratch);
   constexpr int kStep = kTileBytes / TileFormat<F>::kInputBytes;
   const int cols = w.padded_cols, whole_cols = cols / kStep * kStep, tail = (cols - whole_cols) * kTileBytes / kStep;
-  const int num_rows = row_end - row_begin, tile_rows = smaller(num_rows, kTileRows);
+  const int num_rows = product.num_rows(), tile_rows = smaller(num_rows, kTileRows);
   const int steps = whole_cols / kStep, most = int(kChunkWeights / kStepWeights);
   const int chunks = (steps + most - 1) / most, chunk_cols = chunks ? (steps + chunks - 1) / chunks * kStep : 0;
   const int passes = (num_rows + 2 * kTileRows - 1) / (2 * kTileRows);  // over the weights of a chunk
-  out += size_t(row_begin) * out_stride;
 
   auto add = [&](const Chunk &chunk, Stream &ahead) FW_LAMBDA {
     for (int r = 0; r < num_rows; r += 2 * kTileRows) {
       uint8_t *of_rows = sums + kSumRowBytes * size_t(r);
       if (num_rows - r > kTileRows) {
-        add_chunk<F, 2>(a, row_begin + r, chunk, of_rows, ahead);
+        add_chunk<F, 2>(product.a, product.row_begin + r, chunk, of_rows, ahead);
       } else {
-        add_chunk<F, 1>(a, row_begin + r, chunk, of_rows, ahead);
+        add_chunk<F, 1>(product.a, product.row_begin + r, chunk, of_rows, ahead);
       }
     }
   };
 
   set_shapes(tile_rows, kTileBytes);
-  for (int p = panel_begin; p < panel_end; ++p) {
-    const uint8_t *panel = w.panel(p), *following = p + 1 < panel_end ? w.panel(p + 1) : next;
-    Stream ahead = stream_of(following, w.panel_bytes, larger(steps * passes, 1));
+  for (int p = product.panel_begin; p < product.panel_end; ++p) {
+    const uint8_t *panel = w.panel(p);
+    Stream ahead = stream_of(product.panel_ahead(p + 1), w.panel_bytes, larger(steps * passes, 1));
     for (int k = 0; k < whole_cols; k += chunk_cols) {
       add({panel + input_offset(F, k), k, smaller(k + chunk_cols, whole_cols)}, ahead);
     }
@@ -155,16 +155,15 @@ void tile_product(const PackedMatrix &w, const Activations &a, int row_begin, in
       add({panel + input_offset(F, whole_cols), whole_cols, cols}, ahead);
       set_shapes(tile_rows, kTileBytes);
     }
-    finish_panel<F>(a, row_begin, row_end, panel, sums, out + size_t(p) * kPanelWidth, out_stride, store);
+    finish_panel<F>(product, p, sums);
   }
   release_tiles();
 }
 
-using Product = void (*)(const PackedMatrix &, const Activations &, int, int, int, int, float *, size_t, Store,
-                         const uint8_t *, void *);
+using ProductFunction = void (*)(const MatrixProduct &);
 
 // By tiles; null where vectors are as fast.
-Product product_of(const PackedMatrix &w, ActivationKind kind, int rows) {
+ProductFunction product_of(const PackedMatrix &w, ActivationKind kind, int rows) {
   if (w.format == Format::bf16) return tile_product<Format::bf16>;
   if (w.format == Format::i8) return rows > kVectorRows ? tile_product<Format::i8> : nullptr;
   if (kind != ActivationKind::i15 || rows <= kVectorRowsBlocks) return nullptr;
@@ -183,15 +182,13 @@ size_t linear_scratch_bytes() {
   return larger(avx512_vnni::linear_scratch_bytes(), kSumRowBytes * kMostRows + sizeof(BlockScratch));
 }
 
-void linear(const PackedMatrix &w, const Activations &a, int row_begin, int row_end, int panel_begin, int panel_end,
-            float *out, size_t out_stride, Store store, const uint8_t *next, void *memory) {
-  const Product product = product_of(w, a.kind, row_end - row_begin);
-  if (!product) {
-    return avx512_vnni::linear(w, a, row_begin, row_end, panel_begin, panel_end, out, out_stride, store, next, memory);
-  }
-  for (int row = row_begin; row < row_end; row += kMostRows) {
-    const int end = smaller(row + kMostRows, row_end);
-    product(w, a, row, end, panel_begin, panel_end, out, out_stride, store, next, memory);
+void linear(const MatrixProduct &product) {
+  const ProductFunction run = product_of(product.w, product.a.kind, product.num_rows());
+  if (!run) return avx512_vnni::linear(product);
+  MatrixProduct pass = product;
+  for (; pass.row_begin < product.row_end; pass.row_begin += kMostRows) {
+    pass.row_end = smaller(pass.row_begin + kMostRows, product.row_end);
+    run(pass);
   }
 }
 
