@@ -6,59 +6,38 @@
 namespace foreword::kernels::FOREWORD_ISA {
 namespace {
 
-// One block: `top` becomes ±127, or ±127 · 128 in two planes. Returns Σ q of the two halves, exact in floats because
-// the terms are integers.
-struct HalfSums {
-  int32_t low, high;
-};
+// In one plane 8 bit with a scale per block, in two 15 bit with a scale per row: the largest magnitude becomes ±127, or
+// ±127 · 128. The sums are exact in floats because the terms are integers.
 template <int Planes>
-FW_INLINE HalfSums quantise_block(const float *x, float top, int8_t *q, int8_t *low_plane) {
+void prepare_blocks(const Activations &a, int row, const float *x) {
   constexpr float kSteps = Planes == 1 ? 127.f : 127.f * 128.f;
   constexpr int N = kBlock / kLanes;
-  const F32 inverse = set1(top > 0.f ? kSteps / top : 0.f);
-  F32 sum[2] = {set1(0.f), set1(0.f)};
-  FW_UNROLL for (int n = 0; n < N; ++n) {
-    const F32 rounded = round_f32(mul(load(x + n * kLanes), inverse));
-    if constexpr (Planes == 1) {
-      store_s8(q + n * kLanes, rounded);
-    } else {
-      const F32 high = round_f32(mul(rounded, set1(1.f / 128.f)));
-      store_s8(q + n * kLanes, high);
-      store_s8(low_plane + n * kLanes, fma(high, set1(-128.f), rounded));
+  float top = Planes == 2 ? largest_magnitude(x, a.padded_cols) : 0.f;
+  for (int k = 0; k < a.padded_cols; k += kBlock) {
+    if (Planes == 1) top = largest_magnitude(x + k, kBlock);
+    const F32 inverse = set1(top > 0.f ? kSteps / top : 0.f);
+    int8_t *q = activation_at<int8_t>(a, row, k, kPieceBytes / Planes);
+    F32 sums[2] = {set1(0.f), set1(0.f)};
+    FW_UNROLL for (int n = 0; n < N; ++n) {
+      const F32 rounded = round_f32(mul(load(x + k + n * kLanes), inverse));
+      if constexpr (Planes == 1) {
+        store_s8(q + n * kLanes, rounded);
+      } else {
+        const F32 high = round_f32(mul(rounded, set1(1.f / 128.f)));
+        store_s8(q + n * kLanes, high);
+        store_s8(q + kPieceBytes / 2 + n * kLanes, fma(high, set1(-128.f), rounded));
+      }
+      sums[2 * n / N] = add(sums[2 * n / N], rounded);
     }
-    sum[2 * n / N] = add(sum[2 * n / N], rounded);
-  }
-  return {whole(reduce_add(sum[0])), whole(reduce_add(sum[1]))};
-}
-
-void set_sums(const HalfSums &half, ActivationBlock *block) {
-  const int32_t sum = half.low + half.high;
-  block->sum = float(sum);
-  block->neg8_sum = -8 * sum;
-  block->neg128_sum = -kDotBias * sum;
-  block->neg128_half[0] = -kDotBias * half.low;
-  block->neg128_half[1] = -kDotBias * half.high;
-}
-
-// 8 bit with a scale per block.
-void prepare_i8(const Activations &a, int row, const float *x) {
-  for (int k = 0; k < a.padded_cols; k += kBlock) {
-    ActivationBlock *block = a.blocks + size_t(k / kBlock) * a.block_stride + row;
-    const float top = largest_magnitude(x + k, kBlock);
-    set_sums(quantise_block<1>(x + k, top, activation_at<int8_t>(a, row, k, kPieceBytes), nullptr), block);
-    block->scale = top / 127.f;
-    block->sum *= block->scale;
-  }
-}
-
-// 15 bit with a scale per row.
-void prepare_i15(const Activations &a, int row, const float *x) {
-  const float top = largest_magnitude(x, a.padded_cols);
-  for (int k = 0; k < a.padded_cols; k += kBlock) {
-    ActivationBlock *block = a.blocks + size_t(k / kBlock) * a.block_stride + row;
-    int8_t *high = activation_at<int8_t>(a, row, k, kPieceBytes / 2);
-    set_sums(quantise_block<2>(x + k, top, high, high + kPieceBytes / 2), block);
-    block->scale = top / (127.f * 128.f);
+    const int32_t low = whole(reduce_add(sums[0])), high = whole(reduce_add(sums[1])), sum = low + high;
+    const float scale = top / kSteps;
+    a.blocks[size_t(k / kBlock) * a.block_stride + row] = {
+        .scale = scale,
+        .sum = Planes == 1 ? scale * float(sum) : float(sum),
+        .neg8_sum = -8 * sum,
+        .neg128_sum = -kDotBias * sum,
+        .neg128_half = {-kDotBias * low, -kDotBias * high},
+        .unused = {}};
   }
 }
 
@@ -90,8 +69,8 @@ void prepare_row(const Activations &a, int row, const float *x, float *scratch) 
         store_bf16(activation_at<uint16_t>(a, row, k, kPieceBytes / 2), load(x + k));
       }
       return;
-    case ActivationKind::i8: return prepare_i8(a, row, x);
-    case ActivationKind::i15: return prepare_i15(a, row, x);
+    case ActivationKind::i8: return prepare_blocks<1>(a, row, x);
+    case ActivationKind::i15: return prepare_blocks<2>(a, row, x);
     case ActivationKind::i8_rotated: return prepare_rotated(a, row, x, scratch);
   }
 }

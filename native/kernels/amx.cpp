@@ -96,66 +96,66 @@ FW_INLINE void add_inputs(const Activations &a, int row, const uint8_t *w, int k
   if constexpr (Tiles == 2) tile_store<C10>(second, kSumRowBytes), tile_store<C11>(second + kTileBytes, kSumRowBytes);
 }
 
-// The outputs of `rows` rows of a panel from their sums; `blocks`: of the rows.
+// The outputs of `rows` rows from `row` on, of panel `index`, from their sums.
 template <Format F>
-FW_INLINE void finish_rows(const ActivationBlock *blocks, int rows, const uint8_t *panel, const Sums &sums, float *out,
-                           size_t out_stride, Store store) {
-  for (int row = 0; row < rows; ++row, out += out_stride) {
+FW_INLINE void finish_rows(const MatrixProduct &product, int row, int rows, int index, const Sums &sums) {
+  const uint8_t *panel = product.w.panel(index);
+  float *out = product.panel_out(index, kPanelWidth) + size_t(row - product.row_begin) * product.out_stride;
+  const ActivationBlock *blocks = product.a.blocks + row;
+  for (int i = 0; i < rows; ++i, out += product.out_stride) {
     FW_UNROLL for (int n = 0; n < kPanelWidth; n += kLanes) {
       F32 y;
       if constexpr (F == Format::i8) {
         I32 sum;
-        std::memcpy(&sum, sums[row] + 4 * n, sizeof sum);
-        const F32 scale = mul(load(reinterpret_cast<const float *>(panel) + n), set1(blocks[row].scale));
-        y = mul(to_f32(add_i32(sum, set1_i32(blocks[row].neg128_sum))), scale);
+        std::memcpy(&sum, sums[i] + 4 * n, sizeof sum);
+        const F32 scale = mul(load(reinterpret_cast<const float *>(panel) + n), set1(blocks[i].scale));
+        y = mul(to_f32(add_i32(sum, set1_i32(blocks[i].neg128_sum))), scale);
       } else {
-        y = load(reinterpret_cast<const float *>(sums[row]) + n);
+        y = load(reinterpret_cast<const float *>(sums[i]) + n);
       }
-      kernels::FOREWORD_ISA::store(out + n, store == Store::add ? add(load(out + n), y) : y);
+      store(out + n, product.store == Store::add ? add(load(out + n), y) : y);
     }
   }
 }
 
 template <Format F>
-void tile_product(const PackedMatrix &w, const Activations &a, int row_begin, int row_end, int panel_begin,
-                  int panel_end, float *out, size_t out_stride, Store store, const uint8_t *next, void *memory) {
-  Sums &sums = *static_cast<Sums *>(memory);
+void tile_product(const MatrixProduct &product) {
+  const PackedMatrix &w = product.w;
+  Sums &sums = *static_cast<Sums *>(product.scratch);
   constexpr int kStep = kTileBytes / TileFormat<F>::kInputBytes, kRows = 2 * kTileRows;
   const int cols = w.padded_cols, whole_cols = cols / kStep * kStep, tail = (cols - whole_cols) * kTileBytes / kStep;
-  const int num_rows = row_end - row_begin, tile_rows = smaller(num_rows, kTileRows);
-  const int passes = (num_rows + kRows - 1) / kRows;  // over the weights of a panel
+  const int tile_rows = smaller(product.num_rows(), kTileRows);
+  const int passes = (product.num_rows() + kRows - 1) / kRows;  // over the weights of a panel
 
   auto add = [&](int row, const uint8_t *panel, int k, int k_end, Stream &ahead) FW_LAMBDA {
-    if (row_end - row > kTileRows) {
-      add_inputs<F, 2>(a, row, panel + input_offset(F, k), k, k_end, sums, ahead);
+    if (product.row_end - row > kTileRows) {
+      add_inputs<F, 2>(product.a, row, panel + input_offset(F, k), k, k_end, sums, ahead);
     } else {
-      add_inputs<F, 1>(a, row, panel + input_offset(F, k), k, k_end, sums, ahead);
+      add_inputs<F, 1>(product.a, row, panel + input_offset(F, k), k, k_end, sums, ahead);
     }
   };
 
   set_shapes(tile_rows, kTileBytes);
-  for (int p = panel_begin; p < panel_end; ++p) {
-    const uint8_t *panel = w.panel(p), *following = p + 1 < panel_end ? w.panel(p + 1) : next;
-    Stream ahead = stream_of(following, w.panel_bytes, larger(whole_cols / kStep * passes, 1));
-    for (int row = row_begin; row < row_end; row += kRows) {
+  for (int p = product.panel_begin; p < product.panel_end; ++p) {
+    const uint8_t *panel = w.panel(p);
+    Stream ahead = stream_of(product.panel_ahead(p + 1), w.panel_bytes, larger(whole_cols / kStep * passes, 1));
+    for (int row = product.row_begin; row < product.row_end; row += kRows) {
       if (whole_cols) add(row, panel, 0, whole_cols, ahead);
       if (tail) {
         set_shapes(tile_rows, tail);
         add(row, panel, whole_cols, cols, ahead);
         set_shapes(tile_rows, kTileBytes);
       }
-      finish_rows<F>(a.blocks + row, smaller(row_end - row, kRows), panel, sums,
-                     out + size_t(row) * out_stride + size_t(p) * kPanelWidth, out_stride, store);
+      finish_rows<F>(product, row, smaller(product.row_end - row, kRows), p, sums);
     }
   }
   release_tiles();
 }
 
-using Product = void (*)(const PackedMatrix &, const Activations &, int, int, int, int, float *, size_t, Store,
-                         const uint8_t *, void *);
+using ProductFunction = void (*)(const MatrixProduct &);
 
 // By tiles; null where vectors are as fast.
-Product product_of(const PackedMatrix &w, ActivationKind kind, int rows) {
+ProductFunction product_of(const PackedMatrix &w, ActivationKind kind, int rows) {
   if (w.format == Format::bf16) return tile_product<Format::bf16>;
   if (w.format == Format::i8) return rows > kVectorRows ? tile_product<Format::i8> : nullptr;
   if (kind != ActivationKind::i15 || rows <= kVectorRowsBlocks) return nullptr;
@@ -174,15 +174,13 @@ size_t linear_scratch_bytes() {
   return larger(avx512_vnni::linear_scratch_bytes(), kSumRowBytes * kMostRows + sizeof(BlockScratch));
 }
 
-void linear(const PackedMatrix &w, const Activations &a, int row_begin, int row_end, int panel_begin, int panel_end,
-            float *out, size_t out_stride, Store store, const uint8_t *next, void *memory) {
-  const Product product = product_of(w, a.kind, row_end - row_begin);
-  if (!product) {
-    return avx512_vnni::linear(w, a, row_begin, row_end, panel_begin, panel_end, out, out_stride, store, next, memory);
-  }
-  for (int row = row_begin; row < row_end; row += kMostRows) {
-    const int end = smaller(row + kMostRows, row_end);
-    product(w, a, row, end, panel_begin, panel_end, out, out_stride, store, next, memory);
+void linear(const MatrixProduct &product) {
+  const ProductFunction run = product_of(product.w, product.a.kind, product.num_rows());
+  if (!run) return avx512_vnni::linear(product);
+  MatrixProduct pass = product;
+  for (; pass.row_begin < product.row_end; pass.row_begin += kMostRows) {
+    pass.row_end = smaller(pass.row_begin + kMostRows, product.row_end);
+    run(pass);
   }
 }
 

@@ -28,16 +28,15 @@ template <Format F>
 class BlockProduct {
  public:
   // `memory`: a BlockScratch and the sums after it.
-  static void run(const PackedMatrix &w, const Activations &a, int row_begin, int row_end, int panel_begin,
-                  int panel_end, float *out, size_t out_stride, Store store, const uint8_t *next, void *memory) {
-    BlockScratch &scratch = *static_cast<BlockScratch *>(memory);
-    const int num_rows = row_end - row_begin, cols = w.padded_cols, blocks = cols / kBlock;
+  static void run(const MatrixProduct &product) {
+    const PackedMatrix &w = product.w;
+    BlockScratch &scratch = *static_cast<BlockScratch *>(product.scratch);
+    const int num_rows = product.num_rows(), row = product.row_begin, cols = w.padded_cols, blocks = cols / kBlock;
     const int chunks = (blocks + kStagedBlocks - 1) / kStagedBlocks, chunk = (blocks + chunks - 1) / chunks * kBlock;
     const int tiles = (num_rows + kTileRows - 1) / kTileRows, height = (num_rows + tiles - 1) / tiles;
-    out += size_t(row_begin) * out_stride;
     set_shapes(height);
-    for (int p = panel_begin; p < panel_end; ++p) {
-      Stream ahead = stream_of(p + 1 < panel_end ? w.panel(p + 1) : next, w.panel_bytes, tiles * blocks * kHalves);
+    for (int p = product.panel_begin; p < product.panel_end; ++p) {
+      Stream ahead = stream_of(product.panel_ahead(p + 1), w.panel_bytes, tiles * blocks * kHalves);
       for (int k = 0; k < cols; k += chunk) {
         const int k_end = smaller(k + chunk, cols);
         const uint8_t *weights = w.panel(p) + input_offset(F, k);
@@ -47,14 +46,11 @@ class BlockProduct {
             F32 acc[kTileRows];
             float *carried = scratch.carry() + tile * kTileRows * kPanelWidth + n;
             FW_UNROLL for (int i = 0; i < kTileRows; ++i) acc[i] = k ? load(carried + i * kPanelWidth) : set1(0.f);
-            add_chunk(a, row_begin + r, k, k_end, weights, n, scratch, ahead, acc);
+            add_chunk(product.a, row + r, k, k_end, weights, n, scratch, ahead, acc);
             if (k_end < cols) {
-              FW_UNROLL for (int i = 0; i < kTileRows; ++i) {
-                kernels::FOREWORD_ISA::store(carried + i * kPanelWidth, acc[i]);
-              }
+              FW_UNROLL for (int i = 0; i < kTileRows; ++i) store(carried + i * kPanelWidth, acc[i]);
             } else {
-              finish(a.blocks + row_begin + r, acc, smaller(height, num_rows - r),
-                     out + size_t(r) * out_stride + size_t(p) * kPanelWidth + n, out_stride, store);
+              finish(product, r, acc, smaller(height, num_rows - r), product.panel_out(p, kPanelWidth) + n);
             }
           }
         }
@@ -81,17 +77,10 @@ class BlockProduct {
     constexpr uint32_t kFlip = F == Format::q4_min ? 0 : 0x80808080u, kAdd = F == Format::q4 ? 0x78787878u : 0;
     for (int b = 0; b < count; ++b, blocks += block_bytes(F), out += 4 * kWords) {
       const uint8_t *in = blocks + block_scale_bytes(F);
-      for (int i = 0; i < (is_4bit(F) ? kWords / 2 : kWords); ++i) {
-        uint32_t word;
-        std::memcpy(&word, in + 4 * i, 4);
-        if constexpr (is_4bit(F)) {
-          const uint32_t low = ((word & 0x0f0f0f0fu) + kAdd) ^ kFlip, high = ((word >> 4 & 0x0f0f0f0fu) + kAdd) ^ kFlip;
-          std::memcpy(out + 4 * i, &low, 4);
-          std::memcpy(out + 4 * (i + kWords / 2), &high, 4);
-        } else {
-          word ^= kFlip;
-          std::memcpy(out + 4 * i, &word, 4);
-        }
+      if constexpr (is_4bit(F)) {
+        widen_nibbles(in, kAdd, kFlip, out);
+      } else {
+        for (int i = 0; i < 4 * kWords; ++i) out[i] = in[i] ^ 0x80;
       }
     }
   }
@@ -141,13 +130,14 @@ class BlockProduct {
     }
   }
 
-  static FW_INLINE void finish(const ActivationBlock *of_rows, F32 (&acc)[kTileRows], int rows, float *out,
-                               size_t stride, Store store) {
+  // `rows` rows from the product's `first` on; `out`: of its first row.
+  static FW_INLINE void finish(const MatrixProduct &product, int first, F32 (&acc)[kTileRows], int rows, float *out) {
+    const ActivationBlock *of_rows = product.a.blocks + product.row_begin + first;
     FW_UNROLL for (int r = 0; r < kTileRows; ++r) {
       if (r >= rows) break;
+      float *o = out + size_t(first + r) * product.out_stride;
       const F32 y = mul(acc[r], set1(of_rows[r].scale));
-      kernels::FOREWORD_ISA::store(out, store == Store::add ? add(load(out), y) : y);
-      out += stride;
+      store(o, product.store == Store::add ? add(load(o), y) : y);
     }
   }
 };

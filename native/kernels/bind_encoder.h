@@ -36,7 +36,7 @@ class CpuEncoder : public CpuModel {
     layer.qkv = model_.make_linear(
         {matrix(d, "q", heads, hidden), matrix(d, "k", heads, hidden), matrix(d, "v", heads, hidden)});
     layer.o = linear(d, "o", hidden, heads);
-    const int inner = matrices_[size_t(integer(d, "up", 0, int64_t(matrices_.size()) - 1))]->rows;
+    const int inner = matrix(integer(d, "up", 0, INT32_MAX), "up")->rows;
     layer.mlp.up = linear(d, "up", inner, hidden);
     if (d.contains("gate")) layer.mlp.gate = linear(d, "gate", inner, hidden);
     layer.mlp.down = linear(d, "down", hidden, inner);
@@ -59,11 +59,8 @@ class CpuEncoder : public CpuModel {
   }
 
   // The hidden states [T, hidden_size] of whole texts, valid until the next call.
-  nb::ndarray<nb::numpy, const float, nb::ndim<2>> encode(int num_tokens, int num_reqs,
-                                                          const Array1<int32_t> &input_ids,
-                                                          const Array1<int64_t> &positions,
-                                                          const Array1<int32_t> &query_start_loc,
-                                                          const std::optional<Array1<int32_t>> &token_types) {
+  FloatView encode(int num_tokens, int num_reqs, const Array1<int32_t> &input_ids, const Array1<int64_t> &positions,
+                   const Array1<int32_t> &query_start_loc, const std::optional<Array1<int32_t>> &token_types) {
     if (!pass_) throw std::invalid_argument("the encoder is not finished: call finish_encoder() first");
     const int t = in_range(num_tokens, 1, kMostTokens, "num_tokens");
     const int b = in_range(num_reqs, 1, kMostTokens, "num_reqs");
@@ -73,14 +70,7 @@ class CpuEncoder : public CpuModel {
                           .positions = at_least(positions, t, "positions"),
                           .query_start_loc = at_least(query_start_loc, b + 1, "query_start_loc"),
                           .token_types = token_types ? at_least(*token_types, t, "token_types") : nullptr};
-    const float *hidden;
-    {
-      const auto lock = exclusive();
-      nb::gil_scoped_release release;
-      hidden = pass_->run(in);
-    }
-    return nb::ndarray<nb::numpy, const float, nb::ndim<2>>(hidden, {size_t(t), size_t(model_.config.hidden_size)},
-                                                            nb::find(this), {pass_->stride(), 1});
+    return view(alone([&] { return pass_->run(in); }), t, model_.config.hidden_size, pass_->stride());
   }
 
  private:
@@ -92,10 +82,10 @@ class CpuEncoder : public CpuModel {
 
   int copy_rows(const Array2<float> &from, FloatRows &to, const char *name) {
     const int count = in_range(int64_t(from.shape(0)), 0, kMostSize, name), hidden = model_.config.hidden_size;
-    if (from.shape(1) != size_t(hidden)) throw std::invalid_argument(std::string(name) + " is not hidden_size wide");
+    const float *rows = shaped(from, count, hidden, name);
     to = FloatRows(hidden);
     to.reserve(count);
-    for (int i = 0; i < count; ++i) std::copy_n(from.data() + size_t(i) * size_t(hidden), hidden, to.row(i));
+    for (int i = 0; i < count; ++i) std::copy_n(rows + size_t(i) * size_t(hidden), hidden, to.row(i));
     return count;
   }
 

@@ -17,35 +17,18 @@ namespace foreword::kernels {
 // The arrays of steps, taken once: an array that is passed to a function costs microseconds in every step. They stay
 // where they are, and are kept.
 struct ModelInputs {
-  ModelInputs(const Array1<int32_t> &ids, const Array1<int64_t> &at, const Array1<int32_t> &starts,
-              const Array1<int32_t> &lens, const Array1<int32_t> &rows, const Array1<int64_t> &logits_of,
-              const std::vector<Array1<int64_t>> &slots, const std::vector<Array2<int32_t>> &tables)
-      : input_ids(ids),
-        positions(at),
-        query_start_loc(starts),
-        seq_lens(lens),
-        idx_mapping(rows),
-        logits_indices(logits_of),
-        slot_mapping(slots),
-        block_tables(tables) {
-    if (slots.size() != tables.size()) throw std::invalid_argument("slot_mapping and block_tables differ in groups");
-    for (const Array2<int32_t> &table : tables) {
-      in_range(int64_t(table.shape(0)), 0, INT32_MAX, "the rows of a block table");
-      in_range(int64_t(table.shape(1)), 0, INT32_MAX, "the columns of a block table");
-    }
-  }
-
   const Array1<int32_t> input_ids;
   const Array1<int64_t> positions;
   const Array1<int32_t> query_start_loc, seq_lens, idx_mapping;
   const Array1<int64_t> logits_indices;
   const std::vector<Array1<int64_t>> slot_mapping;
   const std::vector<Array2<int32_t>> block_tables;
-  nb::object logits;  // the array of the last step's logits, with its address and length
+  nb::object logits = {};  // the array of the last step's logits, with its address and length
   const float *logits_at = nullptr;
   int num_logits = 0;
 };
 
+using FloatView = nb::ndarray<nb::numpy, const float, nb::ndim<2>>;
 using LoraFactors = std::tuple<int, Array2<float>, Array2<float>, double>;
 
 // A model under construction, then in use. Adding a matrix, vector or rope returns the integer that identifies it.
@@ -66,9 +49,7 @@ class CpuModel {
     if (from.values > 1 && to >= Format::q4 && to != from.packed) {
       throw std::invalid_argument("blocks of " + source + " are not packed as " + format);
     }
-    const auto lock = exclusive();
-    nb::gil_scoped_release release;
-    matrices_.push_back(model_.pack(matrix, to, exact));
+    alone([&] { matrices_.push_back(model_.pack(matrix, to, exact)); });
     return int(matrices_.size()) - 1;
   }
 
@@ -173,30 +154,23 @@ class CpuModel {
     if (bool(embed_rows) != bool(embeds)) throw std::invalid_argument("embed_rows and embeds are given together");
     if (embeds) {
       in.num_embeds = in_range(int64_t(embed_rows->shape(0)), 0, t, "the number of embed_rows");
-      check_shape(int64_t(embeds->shape(0)), int64_t(embeds->shape(1)), in.num_embeds, model_.config.hidden_size,
-                  "embeds");
       in.embed_rows = embed_rows->data();
-      in.embeds = embeds->data();
+      in.embeds = shaped(*embeds, in.num_embeds, model_.config.hidden_size, "embeds");
     }
-    if (mrope_positions) {
-      check_shape(int64_t(mrope_positions->shape(0)), int64_t(mrope_positions->shape(1)), model_.num_axes, t,
-                  "mrope_positions");
-      in.mrope_positions = mrope_positions->data();
+    if (mrope_positions) in.mrope_positions = shaped(*mrope_positions, model_.num_axes, t, "mrope_positions");
+    if (inputs.slot_mapping.size() != inputs.block_tables.size()) {
+      throw std::invalid_argument("slot_mapping and block_tables differ in groups");
     }
     for (size_t g = 0; g < inputs.slot_mapping.size(); ++g) {
       const Array2<int32_t> &table = inputs.block_tables[g];
-      in.groups.push_back({at_least(inputs.slot_mapping[g], t, "slot_mapping"), table.data(), int(table.shape(0)),
-                           int(table.shape(1)), g < recurrent_groups_.size() && recurrent_groups_[g]});
+      in.groups.push_back({at_least(inputs.slot_mapping[g], t, "slot_mapping"), table.data(),
+                           in_range(int64_t(table.shape(0)), 0, INT32_MAX, "the rows of a block table"),
+                           in_range(int64_t(table.shape(1)), 0, INT32_MAX, "the columns of a block table"),
+                           g < recurrent_groups_.size() && recurrent_groups_[g]});
     }
-    const float *logits;
-    {
-      const auto lock = exclusive();
-      nb::gil_scoped_release release;
-      logits = forward_->run(in);
-    }
+    const float *logits = alone([&] { return forward_->run(in); });
     if (!inputs.logits.is_valid() || inputs.logits_at != logits || inputs.num_logits != l) {
-      inputs.logits = nb::cast(nb::ndarray<nb::numpy, const float, nb::ndim<2>>(
-          logits, {size_t(l), size_t(model_.config.vocab_size)}, nb::find(this), {forward_->logits_stride(), 1}));
+      inputs.logits = nb::cast(view(logits, l, model_.config.vocab_size, forward_->logits_stride()));
       inputs.logits_at = logits;
       inputs.num_logits = l;
     }
@@ -204,17 +178,11 @@ class CpuModel {
   }
 
   // The hidden states after the final norm [N, hidden_size] at tokens of the last step, valid until the next call.
-  nb::ndarray<nb::numpy, const float, nb::ndim<2>> hidden_states(const Array1<int64_t> &tokens) {
+  FloatView hidden_states(const Array1<int64_t> &tokens) {
     check_finished(true);
     const int count = in_range(int64_t(tokens.shape(0)), 0, kMostTokens, "the number of tokens");
-    const float *hidden;
-    {
-      const auto lock = exclusive();
-      nb::gil_scoped_release release;
-      hidden = forward_->hidden(tokens.data(), count);
-    }
-    return nb::ndarray<nb::numpy, const float, nb::ndim<2>>(
-        hidden, {size_t(count), size_t(model_.config.hidden_size)}, nb::find(this), {forward_->hidden_stride(), 1});
+    const float *hidden = alone([&] { return forward_->hidden(tokens.data(), count); });
+    return view(hidden, count, model_.config.hidden_size, forward_->hidden_stride());
   }
 
   // An adapter: for each matrix that it changes (matrix, a [rank, cols], b [rows, rank], scale). Returns its bytes.
@@ -223,16 +191,12 @@ class CpuModel {
     in_range(id, 1, INT32_MAX, "the number of an adapter");
     std::vector<std::pair<const PackedMatrix *, LoraSource>> sources;
     for (const auto &[matrix, a, b, scale] : factors) {
-      const PackedMatrix *m = matrices_[size_t(in_range(matrix, 0, int64_t(matrices_.size()) - 1, "matrix"))];
+      const PackedMatrix *m = this->matrix(matrix, "matrix");
       const int rank = in_range(int64_t(a.shape(0)), 1, kMaxLoraRank, "the rank of an adapter");
-      in_range(int64_t(a.shape(1)), m->cols, m->cols, "the columns of a");
-      in_range(int64_t(b.shape(0)), m->rows, m->rows, "the rows of b");
-      in_range(int64_t(b.shape(1)), rank, rank, "the columns of b");
-      sources.push_back({m, {a.data(), b.data(), rank, m->rows, m->cols, float(scale)}});
+      sources.push_back({m, {shaped(a, rank, m->cols, "a"), shaped(b, m->rows, rank, "b"), rank, m->rows, m->cols,
+                             float(scale)}});
     }
-    const auto lock = exclusive();
-    nb::gil_scoped_release release;
-    return model_.add_lora(id, sources);
+    return alone([&] { return model_.add_lora(id, sources); });
   }
 
   void drop_lora(int id) {
@@ -243,16 +207,12 @@ class CpuModel {
   void copy_blocks(const Array1<int32_t> &sources, const Array1<int32_t> &destinations) {
     const int count = check_blocks(sources);
     if (check_blocks(destinations) != count) throw std::invalid_argument("sources and destinations differ in length");
-    const auto lock = exclusive();
-    nb::gil_scoped_release release;
-    model_.kv.copy_blocks(sources.data(), destinations.data(), count);
+    alone([&] { model_.kv.copy_blocks(sources.data(), destinations.data(), count); });
   }
 
   void zero_blocks(const Array1<int32_t> &blocks) {
     const int count = check_blocks(blocks);
-    const auto lock = exclusive();
-    nb::gil_scoped_release release;
-    model_.kv.zero_blocks(blocks.data(), count);
+    alone([&] { model_.kv.zero_blocks(blocks.data(), count); });
   }
 
   nb::dict stage_seconds() const {
@@ -263,7 +223,7 @@ class CpuModel {
 
   size_t packed_bytes() const { return model_.packed_bytes(); }
   const std::vector<int> &packed_on(int matrix) const {
-    return model_.packed_on(*matrices_[size_t(in_range(matrix, 0, int64_t(matrices_.size()) - 1, "matrix"))]);
+    return model_.packed_on(*this->matrix(matrix, "matrix"));
   }
   const Isa &isa() const { return model_.isa; }
   ThreadPool &pool() { return model_.pool; }
@@ -277,6 +237,13 @@ class CpuModel {
     std::unique_lock<std::mutex> lock(in_use_, std::try_to_lock);
     if (!lock) throw std::runtime_error("another thread is using this model: it runs one call at a time");
     return lock;
+  }
+  // f() as the exclusive call, without the interpreter lock.
+  template <class F>
+  std::invoke_result_t<F> alone(F &&f) {
+    const auto lock = exclusive();
+    nb::gil_scoped_release release;
+    return f();
   }
 
  protected:
@@ -311,11 +278,9 @@ class CpuModel {
     return count;
   }
 
-  static void check_shape(int64_t num_rows, int64_t num_cols, int rows, int cols, const char *name) {
-    if (num_rows == rows && num_cols == cols) return;
-    throw std::invalid_argument(std::string(name) + " has shape (" + std::to_string(num_rows) + ", " +
-                                std::to_string(num_cols) + "), expected (" + std::to_string(rows) + ", " +
-                                std::to_string(cols) + ")");
+  // Rows of floats, `stride` apart, that the model owns.
+  FloatView view(const float *data, int rows, int cols, int stride) {
+    return FloatView(data, {size_t(rows), size_t(cols)}, nb::find(this), {stride, 1});
   }
 
   Vector vector(int64_t id, const char *name, int size) const {
@@ -330,8 +295,11 @@ class CpuModel {
     return d.contains(name) ? vector(d, name, size) : nullptr;
   }
 
+  const PackedMatrix *matrix(int64_t id, const char *name) const {
+    return matrices_[size_t(in_range(id, 0, int64_t(matrices_.size()) - 1, name))];
+  }
   const PackedMatrix *matrix(int64_t id, const char *name, int rows, int cols) const {
-    const PackedMatrix *m = matrices_[size_t(in_range(id, 0, int64_t(matrices_.size()) - 1, name))];
+    const PackedMatrix *m = matrix(id, name);
     check_shape(m->rows, m->cols, rows, cols, name);
     return m;
   }
@@ -396,7 +364,7 @@ class CpuModel {
     if (!nb::try_cast(ids, id)) throw std::invalid_argument("an MLP is three integers: gate, up, down");
     const auto [gate, up, down] = id;
     const int hidden = model_.config.hidden_size;
-    if (!inner) inner = matrices_[size_t(in_range(gate, 0, int64_t(matrices_.size()) - 1, "gate"))]->rows;
+    if (!inner) inner = matrix(gate, "gate")->rows;
     return {model_.make_linear({matrix(gate, "gate", inner, hidden)}),
             model_.make_linear({matrix(up, "up", inner, hidden)}),
             model_.make_linear({matrix(down, "down", hidden, inner)})};

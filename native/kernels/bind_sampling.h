@@ -23,13 +23,6 @@ void check_rows_contiguous(const Array &array, const char *name) {
   }
 }
 
-inline void check_size(size_t size, size_t least, const char *name) {
-  if (size < least) {
-    throw std::invalid_argument(std::string(name) + " has " + std::to_string(size) + " entries, " +
-                                std::to_string(least) + " are needed");
-  }
-}
-
 // The offsets of log-probabilities ascend within the arrays, and a range has at most one entry per token and its own.
 inline LogprobOutput checked_logprobs(const Array1<int64_t> &offsets, int rows, const Out1<int32_t> &ids,
                                       const Out1<double> &logprobs, const Out1<int32_t> &ranks, int vocab_size) {
@@ -53,9 +46,8 @@ void with_threads(CpuModel *model, Buffer<uint8_t> &own, Bytes &&bytes_of, F &&f
   const Isa &isa = model ? model->isa() : choose_isa("");
   const size_t bytes = bytes_of(isa);
   if (model) {
-    const auto lock = model->exclusive();
-    nb::gil_scoped_release release;
-    return f(isa, &model->pool(), model->sampling_scratch(product(bytes, size_t(model->num_threads()))));
+    const size_t total = product(bytes, size_t(model->num_threads()));
+    return model->alone([&] { f(isa, &model->pool(), model->sampling_scratch(total)); });
   }
   nb::gil_scoped_release release;
   f(isa, static_cast<ThreadPool *>(nullptr), own.reserve(bytes));
@@ -205,12 +197,12 @@ class PySamplingRows {
     return {given.data(), given.data() + given.shape(0)};
   }
 
-  template <class Changed, class Indices>
   StepInput input(const Logits &logits, const Array1<int32_t> &rows, const Array1<int32_t> &starts,
                   const Array1<int32_t> &cu_num_logits, const Array1<int64_t> &positions,
                   const Array1<int32_t> &drafts, const std::optional<Rows2<bool>> &is_token_id,
                   const std::optional<Array1<int32_t>> &masked, const std::optional<Array2<int32_t>> &words,
-                  const Indices &changed_rows, const Changed &changed) const {
+                  const std::optional<Array1<int32_t>> &changed_rows,
+                  const std::optional<Out2<float>> &changed) const {
     const StateRows &s = rows_.states();
     StepInput in = input_of(s, int64_t(rows.shape(0)), logits);
     in.rows = rows.data();
@@ -226,31 +218,19 @@ class PySamplingRows {
       in.is_token_id_stride = is_token_id->stride(0);
     }
     if (masked && words) {
-      const size_t width = (size_t(s.vocab_size) + 31) / 32;
-      if (words->shape(0) != masked->shape(0) || words->shape(1) != width) {
-        throw std::invalid_argument("words has shape (" + std::to_string(words->shape(0)) + ", " +
-                                    std::to_string(words->shape(1)) + "), expected (" +
-                                    std::to_string(masked->shape(0)) + ", " + std::to_string(width) + ")");
-      }
       in.num_masked = in_range(int64_t(masked->shape(0)), 0, in.num_logits, "the number of masks");
       in.masked = masked->data();
-      in.words = words->data();
+      in.words = shaped(*words, in.num_masked, (s.vocab_size + 31) / 32, "words");
     }
-    set_changed(in, changed_rows, changed);
+    if (changed_rows && changed) {
+      in.num_changed = in_range(int64_t(changed_rows->shape(0)), 0, in.num_logits, "the number of changed rows");
+      check_size(changed->shape(0), size_t(in.num_changed), "changed");
+      in_range(int64_t(changed->shape(1)), s.vocab_size, s.vocab_size, "the width of changed");
+      in.changed_rows = changed_rows->data();
+      in.changed = changed->data();
+    }
     rows_.check(in);
     return in;
-  }
-
-  void set_changed(StepInput &in, const std::optional<Array1<int32_t>> &rows,
-                   const std::optional<Out2<float>> &changed) const {
-    if (rows && changed) set_changed(in, *rows, *changed);
-  }
-  void set_changed(StepInput &in, const Array1<int32_t> &rows, const Out2<float> &changed) const {
-    in.num_changed = in_range(int64_t(rows.shape(0)), 0, in.num_logits, "the number of changed rows");
-    check_size(changed.shape(0), size_t(in.num_changed), "changed");
-    in_range(int64_t(changed.shape(1)), rows_.states().vocab_size, rows_.states().vocab_size, "the width of changed");
-    in.changed_rows = rows.data();
-    in.changed = changed.data();
   }
 
   // Throws std::runtime_error if another thread is in a call.
@@ -270,46 +250,33 @@ class PySamplingRows {
 
 // The buffers of steps, for steps without masks, custom processors, log-probabilities and embeddings: an array that is
 // passed to a function costs as much as the draw of a row.
-class PySamplingBuffers {
- public:
-  PySamplingBuffers(PySamplingRows *rows, const Array1<int32_t> &idx_mapping, const Array1<int32_t> &starts,
-                    const Array1<int32_t> &cu_num_logits, const Array1<int64_t> &positions,
-                    const Array1<int64_t> &logits_indices, const Array1<int32_t> &drafts)
-      : rows_(rows),
-        idx_mapping_(idx_mapping),
-        starts_(starts),
-        cu_num_logits_(cu_num_logits),
-        positions_(positions),
-        logits_indices_(logits_indices),
-        drafts_(drafts) {}
+struct PySamplingBuffers {
+  PySamplingRows *rows;
+  const Array1<int32_t> idx_mapping, starts, cu_num_logits;
+  const Array1<int64_t> positions, logits_indices;
+  const Array1<int32_t> drafts;
+  std::vector<int64_t> drawn = {};  // the positions that the tokens take
 
   // As SamplingRows.sample. True if a request has no token.
   bool sample(int num_reqs, const Logits &logits, const Out2<int32_t> &out, CpuModel *model) {
-    StepInput in = input_of(rows_->states(), num_reqs, logits);
-    in.rows = at_least(idx_mapping_, in.num_reqs, "idx_mapping");
-    in.starts = at_least(starts_, in.num_reqs, "starts");
-    in.cu_num_logits = at_least(cu_num_logits_, in.num_reqs + 1, "cu_num_logits");
-    in.drafts = at_least(drafts_, in.num_logits - in.num_reqs, "drafts");
-    const int64_t *at = at_least(logits_indices_, in.num_logits, "logits_indices");
-    drawn_.resize(size_t(in.num_logits));
+    StepInput in = input_of(rows->states(), num_reqs, logits);
+    in.rows = at_least(idx_mapping, in.num_reqs, "idx_mapping");
+    in.starts = at_least(starts, in.num_reqs, "starts");
+    in.cu_num_logits = at_least(cu_num_logits, in.num_reqs + 1, "cu_num_logits");
+    in.drafts = at_least(drafts, in.num_logits - in.num_reqs, "drafts");
+    const int64_t *at = at_least(logits_indices, in.num_logits, "logits_indices");
+    drawn.resize(size_t(in.num_logits));
     for (int i = 0; i < in.num_logits; ++i) {
-      const int64_t last = int64_t(positions_.shape(0)) - 1;
-      drawn_[size_t(i)] = positions_.data()[in_range(at[i], 0, last, "an index of logits_indices")] + 1;
+      const int64_t last = int64_t(positions.shape(0)) - 1;
+      drawn[size_t(i)] = positions.data()[in_range(at[i], 0, last, "an index of logits_indices")] + 1;
     }
-    in.positions = drawn_.data();
-    rows_->check(in);
-    rows_->run(in, out, {}, model);
+    in.positions = drawn.data();
+    rows->check(in);
+    rows->run(in, out, {}, model);
     bool is_missing = false;
     for (int b = 0; b < in.num_reqs; ++b) is_missing |= out.data()[size_t(b) * out.shape(1)] < 0;
     return is_missing;
   }
-
- private:
-  PySamplingRows *rows_;
-  const Array1<int32_t> idx_mapping_, starts_, cu_num_logits_;
-  const Array1<int64_t> positions_, logits_indices_;
-  const Array1<int32_t> drafts_;
-  std::vector<int64_t> drawn_;  // the positions that the tokens take
 };
 
 inline void read_logprobs(const Logits &logits, const Array1<int32_t> &tokens, const Array1<int64_t> &offsets,

@@ -68,13 +68,31 @@ inline int in_range(int64_t value, int64_t least, int64_t most, const char *name
 // heads or experts fit int.
 constexpr int kMostSize = 1 << 24, kMostHeads = 1 << 9, kMostExperts = 1 << 10, kMostTokens = 1 << 20;
 
+// Throws std::invalid_argument if `size` entries are fewer than `least`.
+inline void check_size(size_t size, size_t least, const char *name) {
+  if (size >= least) return;
+  throw std::invalid_argument(std::string(name) + " has " + std::to_string(size) + " entries, " +
+                              std::to_string(least) + " are needed");
+}
+
 // The array's data. Throws std::invalid_argument if it has fewer than `size` entries.
 template <class T>
 const T *at_least(const Array1<T> &array, int size, const char *name) {
-  if (array.shape(0) < size_t(size)) {
-    throw std::invalid_argument(std::string(name) + " has " + std::to_string(array.shape(0)) + " entries, " +
-                                std::to_string(size) + " are needed");
-  }
+  check_size(array.shape(0), size_t(size), name);
+  return array.data();
+}
+
+// Throws std::invalid_argument unless num_rows = rows and num_cols = cols.
+inline void check_shape(int64_t num_rows, int64_t num_cols, int64_t rows, int64_t cols, const char *name) {
+  if (num_rows == rows && num_cols == cols) return;
+  throw std::invalid_argument(std::string(name) + " has shape (" + std::to_string(num_rows) + ", " +
+                              std::to_string(num_cols) + "), expected (" + std::to_string(rows) + ", " +
+                              std::to_string(cols) + ")");
+}
+// The data of an array [rows, cols].
+template <class T>
+const T *shaped(const Array2<T> &array, int64_t rows, int64_t cols, const char *name) {
+  check_shape(int64_t(array.shape(0)), int64_t(array.shape(1)), rows, cols, name);
   return array.data();
 }
 

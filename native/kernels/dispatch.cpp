@@ -15,38 +15,19 @@
 
 namespace foreword::kernels {
 
-#define FW_DECLARE(isa)  \
+// FOREWORD_ISAS: X of each instruction set of this build, best first; sources.cmake defines it.
+#define X(isa)           \
   namespace isa {        \
   extern const Isa kIsa; \
   }
-FW_DECLARE(scalar)
-FW_DECLARE(avx2)
-FW_DECLARE(avx512_vnni)
-FW_DECLARE(avx512_bf16)
-FW_DECLARE(avx512_amx)
-FW_DECLARE(neon)
-#undef FW_DECLARE
+FOREWORD_ISAS
+#undef X
 
 namespace {
 
-const Isa *const kIsas[] = {
-#if defined(FOREWORD_HAS_avx512_amx)
-    &avx512_amx::kIsa,
-#endif
-#if defined(FOREWORD_HAS_avx512_bf16)
-    &avx512_bf16::kIsa,
-#endif
-#if defined(FOREWORD_HAS_avx512_vnni)
-    &avx512_vnni::kIsa,
-#endif
-#if defined(FOREWORD_HAS_avx2)
-    &avx2::kIsa,
-#endif
-#if defined(FOREWORD_HAS_neon)
-    &neon::kIsa,
-#endif
-    &scalar::kIsa,
-};
+#define X(isa) &isa::kIsa,
+const Isa *const kIsas[] = {FOREWORD_ISAS};
+#undef X
 
 #if defined(__x86_64__) && defined(__linux__)
 // The processor has tiles for bf16 and int8 (leaf 7, EDX bits 22, 24 and 25), and the system lets this process use

@@ -140,6 +140,29 @@ struct Activations {
 constexpr int kRowsPastEnd = 15;  // of the last piece: products may read them, whatever they contain
 
 enum class Store : uint8_t { assign, add };
+
+// out[r, n] (=, +=) Σ_k a[r, k] w[n, k]: rows [row_begin, row_end), the outputs of panels [panel_begin, panel_end).
+struct MatrixProduct {
+  const PackedMatrix &w;
+  const Activations &a;
+  int row_begin, row_end, panel_begin, panel_end;
+  float *out;  // the address of row 0, output 0, in memory for whole panels
+  size_t out_stride;
+  Store store;
+  const uint8_t *next;  // the weights that this thread reads after these, prefetched during the last panels, or null
+  void *scratch;        // of linear_scratch_bytes
+
+  __attribute__((always_inline)) int num_rows() const { return row_end - row_begin; }
+  // The panel that is read at `index`: after the last one, the next weights.
+  __attribute__((always_inline)) const uint8_t *panel_ahead(int index) const {
+    return index < panel_end ? w.panel(index) : next;
+  }
+  // Where the outputs of a panel of `width` begin.
+  __attribute__((always_inline)) float *panel_out(int index, int width) const {
+    return out + size_t(row_begin) * out_stride + size_t(index) * size_t(width);
+  }
+};
+
 enum class Gate : uint8_t { silu, gelu_tanh, gelu, relu, sigmoid };
 
 // ---------------------------------------------------------------------------------------------- KV cache

@@ -13,42 +13,28 @@ void set_halves(const BlockRow &out, int first, int count, float d, float m) {
   for (int i = 0; i < count; ++i) out.d[first + i] = d, out.m[first + i] = m;
 }
 
-// 32 values, 4 bits each: byte i holds value i low and value i + 16 high. Eight bytes at a time; offset: 0 .. 112.
-void nibbles_32(const uint8_t *p, int offset, int8_t *q) {
+// q4_0, q4_1, q5_0, q5_1: 32 values of 4 bits, byte i holds value i low and value i + 16 high, eight bytes at a time; of
+// 5 bits, bit i of a word is the fifth of value i.
+template <int Bits, bool Min>
+void nibbles_32(const uint8_t *p, int block, const BlockRow &out) {
+  constexpr int kOffset = Min ? 0 : 1 << (Bits - 1), kWord = Min ? 4 : 2, kNibbles = Bits == 5 ? kWord + 4 : kWord;
   constexpr uint64_t kEach = 0x0101010101010101u;
-  const auto put = [&](uint64_t nibbles, int8_t *out) {
-    const uint64_t values = ((nibbles & (15 * kEach)) + kEach * uint64_t(128 - offset)) ^ (128 * kEach);
-    std::memcpy(out, &values, 8);
+  set_halves(out, 2 * block, 2, read_half(p), Min ? read_half(p + 2) : 0.f);
+  int8_t *q = out.q + 32 * block;
+  const auto put = [](uint64_t nibbles, int8_t *to) {
+    const uint64_t values = ((nibbles & (15 * kEach)) + kEach * uint64_t(128 - kOffset)) ^ (128 * kEach);
+    std::memcpy(to, &values, 8);
   };
   for (int i = 0; i < 16; i += 8) {
     uint64_t bytes;
-    std::memcpy(&bytes, p + i, 8);
+    std::memcpy(&bytes, p + kNibbles + i, 8);
     put(bytes, q + i);
     put(bytes >> 4, q + i + 16);
   }
-}
-
-// The same with a fifth bit: bit i of `high` belongs to value i.
-void nibbles_32_and_bit(const uint8_t *p, uint32_t high, int offset, int8_t *q) {
-  nibbles_32(p, offset, q);
-  for (int i = 0; i < 32; ++i) q[i] = int8_t(q[i] + (((high >> i) & 1u) << 4));
-}
-
-void q4_0(const uint8_t *p, int block, const BlockRow &out) {
-  set_halves(out, 2 * block, 2, read_half(p), 0.f);
-  nibbles_32(p + 2, 8, out.q + 32 * block);
-}
-void q4_1(const uint8_t *p, int block, const BlockRow &out) {
-  set_halves(out, 2 * block, 2, read_half(p), read_half(p + 2));
-  nibbles_32(p + 4, 0, out.q + 32 * block);
-}
-void q5_0(const uint8_t *p, int block, const BlockRow &out) {
-  set_halves(out, 2 * block, 2, read_half(p), 0.f);
-  nibbles_32_and_bit(p + 6, read_u32(p + 2), 16, out.q + 32 * block);
-}
-void q5_1(const uint8_t *p, int block, const BlockRow &out) {
-  set_halves(out, 2 * block, 2, read_half(p), read_half(p + 2));
-  nibbles_32_and_bit(p + 8, read_u32(p + 4), 0, out.q + 32 * block);
+  if constexpr (Bits == 5) {
+    const uint32_t fifths = read_u32(p + kWord);
+    for (int i = 0; i < 32; ++i) q[i] = int8_t(q[i] + ((fifths >> i & 1u) << 4));
+  }
 }
 void q8_0(const uint8_t *p, int block, const BlockRow &out) {
   set_halves(out, 2 * block, 2, read_half(p), 0.f);
@@ -118,10 +104,10 @@ void decode_all(const uint8_t *p, int cols, const BlockRow &out) {
 void decode_blocks(const SourceMatrix &source, int row, const BlockRow &out) {
   const uint8_t *p = source.data + size_t(row) * source.row_bytes;
   switch (source.source) {
-    case Source::q4_0: return decode_all<q4_0, 32, 18>(p, source.cols, out);
-    case Source::q4_1: return decode_all<q4_1, 32, 20>(p, source.cols, out);
-    case Source::q5_0: return decode_all<q5_0, 32, 22>(p, source.cols, out);
-    case Source::q5_1: return decode_all<q5_1, 32, 24>(p, source.cols, out);
+    case Source::q4_0: return decode_all<nibbles_32<4, false>, 32, 18>(p, source.cols, out);
+    case Source::q4_1: return decode_all<nibbles_32<4, true>, 32, 20>(p, source.cols, out);
+    case Source::q5_0: return decode_all<nibbles_32<5, false>, 32, 22>(p, source.cols, out);
+    case Source::q5_1: return decode_all<nibbles_32<5, true>, 32, 24>(p, source.cols, out);
     case Source::q8_0: return decode_all<q8_0, 32, 34>(p, source.cols, out);
     case Source::q4_k: return decode_all<q4_k, 256, 144>(p, source.cols, out);
     case Source::q5_k: return decode_all<q5_k, 256, 176>(p, source.cols, out);

@@ -5,16 +5,8 @@
 
 namespace foreword::kernels::FOREWORD_ISA {
 
-FW_INLINE float float_from_bits(uint32_t bits) {
-  float f;
-  std::memcpy(&f, &bits, 4);
-  return f;
-}
-FW_INLINE uint32_t bits_of_float(float f) {
-  uint32_t bits;
-  std::memcpy(&bits, &f, 4);
-  return bits;
-}
+FW_INLINE float float_from_bits(uint32_t bits) { return __builtin_bit_cast(float, bits); }
+FW_INLINE uint32_t bits_of_float(float f) { return __builtin_bit_cast(uint32_t, f); }
 
 FW_INLINE float half_to_float(uint16_t h) {
   const uint32_t magnitude = uint32_t(h & 0x7fff) << 13;

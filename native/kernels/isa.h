@@ -18,12 +18,9 @@ struct Isa {
   void (*pack_panel)(const SourceMatrix &source, const PackedMatrix &matrix, int panel, void *scratch);
   void (*decode_row)(const SourceMatrix &source, int row, float *out);
 
-  // Products. out[r, n] (=, +=) Σ_k a[r, k] w[n, k] for rows [row_begin, row_end) and the outputs of panels
-  // [panel_begin, panel_end). `out` is the address of row 0, output 0, in memory for whole panels. `next`: the weights
-  // that this thread reads after these, prefetched during the last panels; null if none.
+  // Products.
   size_t (*linear_scratch_bytes)();
-  void (*linear)(const PackedMatrix &w, const Activations &a, int row_begin, int row_end, int panel_begin,
-                 int panel_end, float *out, size_t out_stride, Store store, const uint8_t *next, void *scratch);
+  void (*linear)(const MatrixProduct &product);
   // `scratch`: padded_cols floats.
   void (*prepare_row)(const Activations &a, int row, const float *x, float *scratch);
 

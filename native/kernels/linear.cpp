@@ -54,28 +54,13 @@ void stage_bf16(const uint8_t *weights, int cols, uint8_t *out) {
 // Nibbles to bytes that hold weight + 128: q - 8 + 128 for q4, q + 128 for q4_min.
 void stage_q4(Format from, const uint8_t *weights, int cols, uint8_t *out) {
   const size_t scale_bytes = block_scale_bytes(from);
-  const uint32_t offset = (from == Format::q4 ? 120u : 128u) * 0x01010101u;
-  for (int k = 0; k < cols; k += kBlock) {
+  for (int k = 0; k < cols; k += kBlock, weights += block_bytes(from), out += block_bytes(staged_format(from))) {
     std::memcpy(out, weights, scale_bytes);
-    const uint8_t *in = weights + scale_bytes;
-    uint8_t *q = out + scale_bytes;
-    for (int i = 0; i < 4 * kPanelWidth; ++i) {
-      uint32_t word;
-      std::memcpy(&word, in + 4 * i, 4);
-      const uint32_t low = (word & 0x0f0f0f0fu) + offset, high = ((word >> 4) & 0x0f0f0f0fu) + offset;
-      std::memcpy(q + 4 * i, &low, 4);
-      std::memcpy(q + 4 * (i + 4 * kPanelWidth), &high, 4);
-    }
-    weights += block_bytes(from);
-    out += block_bytes(staged_format(from));
+    widen_nibbles(weights + scale_bytes, (from == Format::q4 ? 120u : 128u) * 0x01010101u, 0, out + scale_bytes);
   }
 }
 
 // ---------------------------------------------------------------------------------------------- tiles to a product
-
-struct Range {
-  int begin, end;
-};
 
 struct Output {
   float *data;  // of the tile's first row and output
@@ -145,29 +130,36 @@ void run_rows(Tile t, Stream &stream, int row_end, Carry carry, Output out) {
   stream = t.stream;
 }
 
-// Prefetches `panels` panels from `next` on during `tiles` passes over a whole panel.
-Stream panels_ahead(const PackedMatrix &w, const uint8_t *next, int panels, int tiles) {
-  return stream_of(next, w.panel_bytes * size_t(panels), w.padded_cols / kBlock * tiles);
+// Prefetches `panels` panels from `panel` on during `tiles` passes over a whole panel.
+Stream panels_ahead(const MatrixProduct &product, int panel, int panels, int tiles) {
+  const PackedMatrix &w = product.w;
+  return stream_of(product.panel_ahead(panel), w.panel_bytes * size_t(panels), w.padded_cols / kBlock * tiles);
 }
 
 const float *scales_of(const PackedMatrix &w, const uint8_t *panel) {
   return w.format == Format::i8 ? reinterpret_cast<const float *>(panel) : nullptr;
 }
 
-// One or two rows, where the product is bound by memory: two panels at a time, one at an odd end.
+Output output_of(const MatrixProduct &product, int panel) {
+  return {product.panel_out(panel, kPanelWidth), product.out_stride, product.store};
+}
+
+// One or two rows, where the product is bound by memory: two panels at a time if their sums fit registers, one at an
+// odd end.
 template <class Kernel, int R>
-void run_few_rows(const PackedMatrix &w, const Activations &a, int row, Range panels, Output out, const uint8_t *next) {
-  for (int p = panels.begin; p < panels.end;) {
+void run_few_rows(const MatrixProduct &product) {
+  constexpr int kPanels = 2 * R * V * Kernel::kSums <= kMostSums ? 2 : 1;
+  const PackedMatrix &w = product.w;
+  for (int p = product.panel_begin; p < product.panel_end;) {
     const uint8_t *panel = w.panel(p);
-    const int at_once = smaller(panels.end - p, 2);
-    const uint8_t *following = p + at_once < panels.end ? w.panel(p + at_once) : next;
-    const Output o{out.data + size_t(p) * kPanelWidth, out.stride, out.store};
-    Tile t{panel + input_offset(w.format, 0),  scales_of(w, panel), w.panel_bytes, a, row, 0, w.padded_cols,
-           panels_ahead(w, following, at_once, 1)};
-    if (at_once == 2) {
-      run_tile<Kernel, R, 2>(t, {}, o);
+    const int at_once = smaller(product.panel_end - p, kPanels);
+    const Output out = output_of(product, p);
+    Tile t{panel + input_offset(w.format, 0), scales_of(w, panel), w.panel_bytes, product.a, product.row_begin, 0,
+           w.padded_cols, panels_ahead(product, p + at_once, at_once, 1)};
+    if (at_once == kPanels) {
+      run_tile<Kernel, R, kPanels>(t, {}, out);
     } else {
-      run_tile<Kernel, R, 1>(t, {}, o);
+      run_tile<Kernel, R, 1>(t, {}, out);
     }
     p += at_once;
   }
@@ -184,60 +176,66 @@ int chunk_inputs(Format f, const Activations &a) {
   return (pieces + chunks - 1) / chunks * piece;
 }
 
-struct Scratch {
-  uint8_t *staged, *carry;
-};
+// The scratch memory: staged weights, then sums between chunks.
 constexpr size_t kStagedBytes = 2 * kChunkBytes;
 
 template <class Kernel, class StagedKernel>
-void run_product(const PackedMatrix &w, const Activations &a, Range rows, Range panels, Output out, const uint8_t *next,
-                 const Scratch &scratch) {
-  const int num_rows = rows.end - rows.begin, cols = w.padded_cols;
-  out.data += size_t(rows.begin) * out.stride;
-  if (num_rows == 1) return run_few_rows<Kernel, 1>(w, a, rows.begin, panels, out, next);
-  if (num_rows == 2) return run_few_rows<Kernel, 2>(w, a, rows.begin, panels, out, next);
+void run_product(const MatrixProduct &product) {
+  const PackedMatrix &w = product.w;
+  const int num_rows = product.num_rows(), row_end = product.row_end, cols = w.padded_cols;
+  if (num_rows == 1) return run_few_rows<Kernel, 1>(product);
+  if (num_rows == 2) return run_few_rows<Kernel, 2>(product);
 
   const Format to = num_rows > kStageRows ? staged_format(w.format) : w.format;
   const bool staged = to != w.format;
   const int tile_rows = staged ? StagedKernel::kRows : Kernel::kRows, tiles = (num_rows + tile_rows - 1) / tile_rows;
-  const int chunk = staged || tiles > 1 ? chunk_inputs(to, a) : cols;
-  for (int p = panels.begin; p < panels.end; ++p) {
+  const int chunk = staged || tiles > 1 ? chunk_inputs(to, product.a) : cols;
+  uint8_t *staged_weights = static_cast<uint8_t *>(product.scratch), *sums = staged_weights + kStagedBytes;
+  for (int p = product.panel_begin; p < product.panel_end; ++p) {
     const uint8_t *panel = w.panel(p);
-    const Output o{out.data + size_t(p) * kPanelWidth, out.stride, out.store};
-    Stream stream = panels_ahead(w, p + 1 < panels.end ? w.panel(p + 1) : next, 1, tiles);
+    const Output out = output_of(product, p);
+    Stream stream = panels_ahead(product, p + 1, 1, tiles);
     for (int k = 0; k < cols; k += chunk) {
       const int k_end = smaller(k + chunk, cols);
-      const Carry carry{k > 0 ? scratch.carry : nullptr, k_end < cols ? scratch.carry : nullptr};
+      const Carry carry{k > 0 ? sums : nullptr, k_end < cols ? sums : nullptr};
       const uint8_t *weights = panel + input_offset(w.format, k);
-      Tile t{weights, scales_of(w, panel), w.panel_bytes, a, rows.begin, k, k_end, {}};
+      Tile t{weights, scales_of(w, panel), w.panel_bytes, product.a, product.row_begin, k, k_end, {}};
       if (!staged) {
-        run_rows<Kernel>(t, stream, rows.end, carry, o);
+        run_rows<Kernel>(t, stream, row_end, carry, out);
       } else {
-        to == Format::f32 ? stage_bf16(weights, k_end - k, scratch.staged)
-                          : stage_q4(w.format, weights, k_end - k, scratch.staged);
-        t.weights = scratch.staged;
-        run_rows<StagedKernel>(t, stream, rows.end, carry, o);
+        to == Format::f32 ? stage_bf16(weights, k_end - k, staged_weights)
+                          : stage_q4(w.format, weights, k_end - k, staged_weights);
+        t.weights = staged_weights;
+        run_rows<StagedKernel>(t, stream, row_end, carry, out);
       }
     }
   }
 }
 
-template <int Planes>
-void run_blocks(const PackedMatrix &w, const Activations &a, Range rows, Range panels, Output out, const uint8_t *next,
-                const Scratch &scratch) {
-  using Q4 = BlockKernel<Format::q4, Planes>;
-  using Q4Min = BlockKernel<Format::q4_min, Planes>;
-  using Q8 = BlockKernel<Format::q8, Planes>;
-  using Q8Min = BlockKernel<Format::q8_min, Planes>;
-  using Q8Half = BlockKernel<Format::q8_half, Planes>;
-  switch (w.format) {
-    case Format::q4: return run_product<Q4, Q8>(w, a, rows, panels, out, next, scratch);
-    case Format::q4_min: return run_product<Q4Min, Q8Min>(w, a, rows, panels, out, next, scratch);
-    case Format::q8: return run_product<Q8, Q8>(w, a, rows, panels, out, next, scratch);
-    case Format::q8_min: return run_product<Q8Min, Q8Min>(w, a, rows, panels, out, next, scratch);
-    case Format::q8_half: return run_product<Q8Half, Q8Half>(w, a, rows, panels, out, next, scratch);
-    default: return;
+template <Format F, int Planes>
+void run_blocks(const MatrixProduct &product) {
+  run_product<BlockKernel<F, Planes>, BlockKernel<staged_format(F), Planes>>(product);
+}
+
+using ProductFunction = void (*)(const MatrixProduct &);
+
+ProductFunction product_of([[maybe_unused]] Format format, [[maybe_unused]] ActivationKind kind) {
+#if defined(FOREWORD_SIMD_BF16)
+  return run_product<Bf16Kernel, Bf16Kernel>;
+#else
+  const bool planes = kind == ActivationKind::i15;
+  switch (format) {
+    case Format::f32: return run_product<F32Kernel, F32Kernel>;
+    case Format::bf16: return run_product<Bf16Kernel, F32Kernel>;
+    case Format::i8: return run_product<I8Kernel, I8Kernel>;
+    case Format::q4: return planes ? run_blocks<Format::q4, 2> : run_blocks<Format::q4, 1>;
+    case Format::q4_min: return planes ? run_blocks<Format::q4_min, 2> : run_blocks<Format::q4_min, 1>;
+    case Format::q8: return planes ? run_blocks<Format::q8, 2> : run_blocks<Format::q8, 1>;
+    case Format::q8_min: return planes ? run_blocks<Format::q8_min, 2> : run_blocks<Format::q8_min, 1>;
+    case Format::q8_half: return planes ? run_blocks<Format::q8_half, 2> : run_blocks<Format::q8_half, 1>;
   }
+  return nullptr;
+#endif
 }
 
 // Rows of activations in one pass over the panels: they stay in the second-level cache.
@@ -250,35 +248,17 @@ int rows_per_pass(const Activations &a) {
 
 size_t linear_scratch_bytes() { return kStagedBytes + Carry::kRowBytes * kMostRows; }
 
-void linear(const PackedMatrix &w, const Activations &a, int row_begin, int row_end, int panel_begin, int panel_end,
-            float *out, size_t out_stride, Store store, const uint8_t *next, void *memory) {
+void linear(const MatrixProduct &product) {
 #if defined(FOREWORD_SIMD_BF16)
-  if (w.format != Format::bf16) {  // the same instructions without bf16
-    return avx512_vnni::linear(w, a, row_begin, row_end, panel_begin, panel_end, out, out_stride, store, next, memory);
-  }
+  if (product.w.format != Format::bf16) return avx512_vnni::linear(product);  // the same instructions without bf16
 #endif
-  const Range panels{panel_begin, panel_end};
-  const Output output{out, out_stride, store};
-  const Scratch scratch{static_cast<uint8_t *>(memory), static_cast<uint8_t *>(memory) + kStagedBytes};
-  const int most = rows_per_pass(a), passes = (row_end - row_begin + most - 1) / most;
-  const int pass = passes ? (row_end - row_begin + passes - 1) / passes : 1;
-  for (int row = row_begin; row < row_end; row += pass) {
-    const Range rows{row, smaller(row_end, row + pass)};
-#if defined(FOREWORD_SIMD_BF16)
-    run_product<Bf16Kernel, Bf16Kernel>(w, a, rows, panels, output, next, scratch);
-#else
-    switch (w.format) {
-      case Format::f32: run_product<F32Kernel, F32Kernel>(w, a, rows, panels, output, next, scratch); break;
-      case Format::bf16: run_product<Bf16Kernel, F32Kernel>(w, a, rows, panels, output, next, scratch); break;
-      case Format::i8: run_product<I8Kernel, I8Kernel>(w, a, rows, panels, output, next, scratch); break;
-      default:
-        if (a.kind == ActivationKind::i15) {
-          run_blocks<2>(w, a, rows, panels, output, next, scratch);
-        } else {
-          run_blocks<1>(w, a, rows, panels, output, next, scratch);
-        }
-    }
-#endif
+  const ProductFunction run = product_of(product.w.format, product.a.kind);
+  const int most = rows_per_pass(product.a), passes = larger((product.num_rows() + most - 1) / most, 1);
+  const int rows = (product.num_rows() + passes - 1) / passes;
+  MatrixProduct pass = product;
+  for (; pass.row_begin < product.row_end; pass.row_begin += rows) {
+    pass.row_end = smaller(pass.row_begin + rows, product.row_end);
+    run(pass);
   }
 }
 

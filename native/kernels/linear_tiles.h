@@ -30,23 +30,28 @@ FW_INLINE void for_pieces(const Tile &t, F &&f) {
 }
 
 // A kernel multiplies R rows by P panels. Its `Sum`s can be stored between chunks of inputs:
-//   kRows                  rows of its tallest tile
+//   kRows, kSums           rows of its tallest tile; registers of sums per row and vector
 //   begin(t, sums)         before the first input
 //   add(t, sums)           inputs [t.k, t.k_end)
 //   end(t, sums, out)      the outputs
 
 // ---------------------------------------------------------------------------------------------- f32, bf16
 
-// `Pairs` multiplies two inputs and defines the types of weights and activations.
-template <class Pairs>
-struct FloatKernel {
-  static constexpr int kRows = kRowsF32;
+// Sums that begin at zero.
+struct FloatSums {
+  static constexpr int kSums = 1;
   using Sum = F32;
 
   template <int R, int P>
   static FW_INLINE void begin(const Tile &, F32 (&acc)[R][P * V]) {
     FW_UNROLL for (int r = 0; r < R; ++r) { FW_UNROLL for (int v = 0; v < P * V; ++v) acc[r][v] = set1(0.f); }
   }
+};
+
+// `Pairs` multiplies two inputs and defines the types of weights and activations.
+template <class Pairs>
+struct FloatKernel : FloatSums {
+  static constexpr int kRows = kRowsF32;
 
   template <int R, int P>
   static FW_INLINE void add(Tile &t, F32 (&acc)[R][P * V]) {
@@ -142,7 +147,7 @@ using Bf16Kernel = FloatKernel<Bf16Pairs>;
 // One integer sum over all inputs, which starts at -128 Σ a to cancel the offset of the weights. The scales, one per
 // row of activations and one per output of weights, are multiplied at the end.
 struct I8Kernel {
-  static constexpr int kRows = kRowsI8;
+  static constexpr int kRows = kRowsI8, kSums = 1;
   using Sum = I32;
 
   template <int R, int P>
@@ -196,15 +201,9 @@ struct I8Kernel {
 // planes have one scale per row, multiplied at the end; in one plane one scale per block, a factor of d_w and part of Σ
 // a.
 template <Format Fmt, int Planes>
-struct BlockKernel {
-  static constexpr int kRows = kRowsBlock;
+struct BlockKernel : FloatSums {
+  static constexpr int kRows = kRowsBlock, kSums = Planes + 1;
   static constexpr bool kHalves = Fmt == Format::q8_half;
-  using Sum = F32;
-
-  template <int R, int P>
-  static FW_INLINE void begin(const Tile &, F32 (&acc)[R][P * V]) {
-    FW_UNROLL for (int r = 0; r < R; ++r) { FW_UNROLL for (int v = 0; v < P * V; ++v) acc[r][v] = set1(0.f); }
-  }
 
   static FW_INLINE int32_t start(const ActivationBlock &b, int half) {
     if constexpr (Fmt == Format::q4) return b.neg8_sum;
@@ -256,7 +255,7 @@ struct BlockKernel {
   static FW_INLINE void add_block(const uint8_t *block, size_t panel, const int8_t *x, const ActivationBlock *blocks,
                                   F32 (&acc)[R][N]) {
     constexpr size_t kScales = block_scale_bytes(Fmt);
-    constexpr int kKind = int(Fmt) + (Planes - 1) * 16;
+    [[maybe_unused]] constexpr int kKind = int(Fmt) + (Planes - 1) * 16;
     FW_LOOP_BEGIN("linear", kKind, R, N);
     auto scales = [&](int n, int which) FW_LAMBDA {
       const uint8_t *p = block + (n / V) * panel + sizeof(uint16_t) * (which * kPanelWidth + (n % V) * kLanes);

@@ -26,4 +26,15 @@ constexpr size_t input_offset(Format f, int k) {
   }
 }
 
+// The weights of a block of a panel, nibbles to bytes: (nibble + add) ^ flip of each byte.
+FW_INLINE void widen_nibbles(const uint8_t *nibbles, uint32_t add, uint32_t flip, uint8_t *bytes) {
+  for (int i = 0; i < 4 * kPanelWidth; ++i) {
+    uint32_t word;
+    std::memcpy(&word, nibbles + 4 * i, 4);
+    const uint32_t low = ((word & 0x0f0f0f0fu) + add) ^ flip, high = ((word >> 4 & 0x0f0f0f0fu) + add) ^ flip;
+    std::memcpy(bytes + 4 * i, &low, 4);
+    std::memcpy(bytes + 4 * (i + 4 * kPanelWidth), &high, 4);
+  }
+}
+
 }  // namespace foreword::kernels::FOREWORD_ISA

@@ -17,50 +17,42 @@ FW_INLINE void opaque(T &value) {
 #endif
 }
 
+// `repeats` rounds of step(sum) for independent sums; returns the operations, `per_lane` of a step.
+template <class Sum, class F>
+FW_INLINE double run_chains(int64_t repeats, double per_lane, Sum start, F &&step) {
+  Sum sums[kChains];
+  FW_UNROLL for (int i = 0; i < kChains; ++i) sums[i] = start;
+  for (int64_t n = 0; n < repeats; ++n) {
+    FW_UNROLL for (int i = 0; i < kChains; ++i) {
+      opaque(sums[i]);
+      sums[i] = step(sums[i]);
+    }
+  }
+  FW_UNROLL for (int i = 0; i < kChains; ++i) opaque(sums[i]);
+  return per_lane * kLanes * kChains * double(repeats);
+}
+
 }  // namespace
 
 double peak_f32(int64_t repeats) {
-  F32 acc[kChains], a = set1(0.5f);
-  FW_UNROLL for (int i = 0; i < kChains; ++i) acc[i] = set1(float(i));
-  for (int64_t n = 0; n < repeats; ++n) {
-    FW_UNROLL for (int i = 0; i < kChains; ++i) {
-      acc[i] = fma(a, a, acc[i]);
-      opaque(acc[i]);
-    }
-  }
-  return 2. * kLanes * kChains * double(repeats);
+  const F32 a = set1(0.5f);
+  return run_chains(repeats, 2., set1(0.f), [&](F32 sum) FW_LAMBDA { return fma(a, a, sum); });
 }
 
 double peak_bf16(int64_t repeats) {
 #if defined(FOREWORD_SIMD_BF16)
-  F32 acc[kChains];
   const I32 a = set1_i32(0x3f003f00);
-  FW_UNROLL for (int i = 0; i < kChains; ++i) acc[i] = set1(float(i));
-  for (int64_t n = 0; n < repeats; ++n) {
-    FW_UNROLL for (int i = 0; i < kChains; ++i) {
-      acc[i] = dot2(acc[i], a, a);
-      opaque(acc[i]);
-    }
-  }
-  return 4. * kLanes * kChains * double(repeats);
+  return run_chains(repeats, 4., set1(0.f), [&](F32 sum) FW_LAMBDA { return dot2(sum, a, a); });
 #else
   return peak_f32(repeats);  // bf16 is widened and multiplied in f32
 #endif
 }
 
 double peak_i8(int64_t repeats) {
-  I32 acc[kChains];
   const uint8_t ones[64] = {1};
   const U8 w = load_u8(ones);
   const I32 a = set1_i32(0x01010101);
-  FW_UNROLL for (int i = 0; i < kChains; ++i) acc[i] = set1_i32(i);
-  for (int64_t n = 0; n < repeats; ++n) {
-    FW_UNROLL for (int i = 0; i < kChains; ++i) {
-      acc[i] = dot4(acc[i], w, a);
-      opaque(acc[i]);
-    }
-  }
-  return 8. * kLanes * kChains * double(repeats);
+  return run_chains(repeats, 8., set1_i32(0), [&](I32 sum) FW_LAMBDA { return dot4(sum, w, a); });
 }
 
 size_t read_memory(const uint8_t *data, size_t bytes) {

@@ -31,7 +31,7 @@ function(foreword_add_isa isa)
   endif()
   set_target_properties(foreword_kernels_${isa} PROPERTIES CXX_VISIBILITY_PRESET hidden)
   target_sources(_native PRIVATE $<TARGET_OBJECTS:foreword_kernels_${isa}>)
-  target_compile_definitions(_native PRIVATE FOREWORD_HAS_${isa})
+  set(FOREWORD_ISAS "X(${isa}) ${FOREWORD_ISAS}" PARENT_SCOPE)
 endfunction()
 
 include(CheckCXXCompilerFlag)
@@ -61,6 +61,8 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64|amd64")
 elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64|ARM64")
   foreword_add_isa(neon -DFOREWORD_SIMD_NEON -march=armv8.2-a+dotprod)
 endif()
+set_source_files_properties(native/kernels/dispatch.cpp PROPERTIES COMPILE_DEFINITIONS "FOREWORD_ISAS=${FOREWORD_ISAS}"
+                            SKIP_UNITY_BUILD_INCLUSION ON)
 
 target_sources(_native PRIVATE
   native/kernels/bind.cpp

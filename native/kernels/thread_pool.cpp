@@ -1,8 +1,8 @@
 #include "kernels/thread_pool.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <cstdlib>
+#include <fstream>
 #include <set>
 #include <stdexcept>
 #include <string>
@@ -43,30 +43,31 @@ void spin_until(F &&done) {
   }
 }
 
+// The processors that this process may use; none where the system does not tell.
+std::set<int> allowed_cpus() {
+  std::set<int> cpus;
+#if defined(__linux__)
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof set, &set) != 0) return cpus;
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (CPU_ISSET(cpu, &set)) cpus.insert(cpu);
+  }
+#endif
+  return cpus;
+}
+
 // Cores of the groups, without groups those that this process may use. Hardware threads of one core count once.
 int physical_cores(const CpuGroups &groups) {
-  const int logical = int(std::thread::hardware_concurrency());
-#if defined(__linux__)
-  cpu_set_t allowed;
-  if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return logical > 0 ? logical : 1;
-  if (!groups.empty()) CPU_ZERO(&allowed);
-  for (const std::vector<int> &cpus : groups) {
-    for (int cpu : cpus) CPU_SET(cpu, &allowed);
-  }
+  std::set<int> cpus = groups.empty() ? allowed_cpus() : std::set<int>();
+  for (const std::vector<int> &group : groups) cpus.insert(group.begin(), group.end());
   std::set<std::string> cores;
-  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
-    if (!CPU_ISSET(cpu, &allowed)) continue;
-    const std::string path = "/sys/devices/system/cpu/cpu" + std::to_string(cpu) + "/topology/thread_siblings_list";
-    char line[256] = {};
-    if (std::FILE *file = std::fopen(path.c_str(), "r")) {
-      if (!std::fgets(line, sizeof line, file)) line[0] = 0;
-      std::fclose(file);
-    }
-    cores.insert(line[0] ? std::string(line) : std::to_string(cpu));
+  for (int cpu : cpus) {
+    std::ifstream file("/sys/devices/system/cpu/cpu" + std::to_string(cpu) + "/topology/thread_siblings_list");
+    std::string threads;
+    std::getline(file, threads);
+    cores.insert(threads.empty() ? std::to_string(cpu) : threads);
   }
-  if (!cores.empty()) return int(cores.size());
-#endif
-  return logical > 0 ? logical : 1;
+  return std::max(1, int(cores.empty() ? std::thread::hardware_concurrency() : cores.size()));
 }
 
 int64_t this_process() {
@@ -101,19 +102,14 @@ class Pinned {
 };
 
 CpuGroups checked(CpuGroups groups) {
-#if defined(__linux__)
-  cpu_set_t allowed;
-  const bool known = sched_getaffinity(0, sizeof allowed, &allowed) == 0;
+  const std::set<int> allowed = groups.empty() ? std::set<int>() : allowed_cpus();
   for (const std::vector<int> &cpus : groups) {
     if (cpus.empty()) throw std::invalid_argument("cpu_groups: a group has no processors");
     for (int cpu : cpus) {
-      if (cpu >= 0 && cpu < CPU_SETSIZE && (!known || CPU_ISSET(cpu, &allowed))) continue;
+      if (allowed.contains(cpu)) continue;
       throw std::invalid_argument("cpu_groups: this process may not use processor " + std::to_string(cpu));
     }
   }
-#else
-  if (!groups.empty()) throw std::invalid_argument("cpu_groups: needs Linux");
-#endif
   return groups;
 }
 

@@ -46,7 +46,7 @@ def build() -> Path:
     """Build the program, statically linked, for Linux on aarch64."""
     jobs = [(SOURCES / f"{name}.cpp", isa, flags) for isa, flags in ISAS.items() for name in PER_ISA]
     others = [s for s in sorted(SOURCES.rglob("*.cpp")) if s.stem not in (*PER_ISA, *LEFT_OUT)]
-    jobs += [(source, "driver", ("-DFOREWORD_HAS_neon",)) for source in others]
+    jobs += [(source, "driver", ("-DFOREWORD_ISAS=X(neon) X(scalar)",)) for source in others]
     jobs += [(Path(__file__).with_name("isas.cpp"), "driver", ())]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         objects = list(pool.map(lambda job: _compile(*job), jobs))

@@ -90,8 +90,8 @@ void Products::linear(int thread, const Linear &l, const ActivationSet &a, Share
           const PackedMatrix &after = (&part + 1)->matrix[group];
           following = after.panel(team_share(after.num_panels, pool_, group).begin);
         }
-        isa_.linear(matrix, a.of(matrix), r.begin, r.end, p0, p1, out + part.offset, size_t(l.stride), store, following,
-                    scratch_[size_t(thread)].linear.data());
+        isa_.linear({matrix, a.of(matrix), r.begin, r.end, p0, p1, out + part.offset, size_t(l.stride), store,
+                     following, scratch_[size_t(thread)].linear.data()});
         if (lora) {
           lora->expand(matrix, int(&part - l.parts.data()), r, p0, p1, out + part.offset, size_t(l.stride));
         }
@@ -121,14 +121,13 @@ void Products::gated(int thread, const Mlp &mlp, const ActivationSet &a, Share r
         const size_t wide = size_t((p_end - p) * width);
         // The kernels address outputs from row 0 and panel 0.
         const ptrdiff_t origin = -ptrdiff_t(row) * ptrdiff_t(wide) - ptrdiff_t(p) * width;
-        isa_.linear(gate, a.of(gate), row, row_end, p, p_end, own.gate.data() + origin, wide, Store::assign,
-                    up.panel(p), own.linear.data());
-        isa_.linear(up, a.of(up), row, row_end, p, p_end, own.up.data() + origin, wide, Store::assign, next_gate,
-                    own.linear.data());
-        if (lora) {
-          lora->expand(gate, 0, {row, row_end}, p, p_end, own.gate.data() + origin, wide);
-          lora->expand(up, 1, {row, row_end}, p, p_end, own.up.data() + origin, wide);
-        }
+        auto half = [&](const PackedMatrix &matrix, int place, float *to, const uint8_t *next) {
+          isa_.linear({matrix, a.of(matrix), row, row_end, p, p_end, to + origin, wide, Store::assign, next,
+                       own.linear.data()});
+          if (lora) lora->expand(matrix, place, {row, row_end}, p, p_end, to + origin, wide);
+        };
+        half(gate, 0, own.gate.data(), up.panel(p));
+        half(up, 1, own.up.data(), next_gate);
         for (int i = 0; i < count; ++i) {
           const size_t at = size_t(i) * wide;
           isa_.gate_mul(activation_, own.gate.data() + at, own.up.data() + at, wide,

@@ -12,18 +12,12 @@ using U8 = __m256i;
 
 constexpr int kLanes = 8;
 constexpr int kPanelVectors = 2;
-constexpr int kRowsF32 = 6, kRowsI8 = 4, kRowsBlock = 2;
+constexpr int kRowsF32 = 6, kRowsI8 = 4, kRowsBlock = 2, kMostSums = 24;
 constexpr int kWideRows = 3, kWideVectors = 4, kTallRows = 6;
 constexpr int32_t kDotBias = 0;
 constexpr bool kBf16Dot = false;
 
 FW_INLINE F32 set1(float x) { return _mm256_set1_ps(x); }
-FW_INLINE F32 load(const float *p) { return _mm256_loadu_ps(p); }
-FW_INLINE void store(float *p, F32 v) { _mm256_storeu_ps(p, v); }
-FW_INLINE F32 add(F32 a, F32 b) { return _mm256_add_ps(a, b); }
-FW_INLINE F32 sub(F32 a, F32 b) { return _mm256_sub_ps(a, b); }
-FW_INLINE F32 mul(F32 a, F32 b) { return _mm256_mul_ps(a, b); }
-FW_INLINE F32 div(F32 a, F32 b) { return _mm256_div_ps(a, b); }
 FW_INLINE F32 fma(F32 a, F32 b, F32 c) { return _mm256_fmadd_ps(a, b, c); }
 FW_INLINE F32 accumulate(F32 acc, F32 a, F32 b) { return fma(a, b, acc); }
 FW_INLINE F32 max_f32(F32 a, F32 b) { return _mm256_max_ps(a, b); }
@@ -75,15 +69,8 @@ FW_INLINE void store_bytes(int8_t *p, I32 a, I32 b, I32 c, I32 d) {
   const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
   _mm256_storeu_si256(reinterpret_cast<__m256i *>(p), _mm256_permutevar8x32_epi32(bytes, order));
 }
-FW_INLINE U8 load_u8(const uint8_t *p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)); }
 FW_INLINE U8 low_nibbles(U8 a) { return _mm256_and_si256(a, _mm256_set1_epi8(0x0f)); }
 FW_INLINE U8 high_nibbles(U8 a) { return _mm256_and_si256(_mm256_srli_epi16(a, 4), _mm256_set1_epi8(0x0f)); }
-// The quad of signed bytes at p in every lane.
-FW_INLINE I32 quad(const int8_t *p) {
-  int32_t bits;
-  std::memcpy(&bits, p, 4);
-  return _mm256_set1_epi32(bits);
-}
 // w at most 127: two products of at most 127 * 127 fit 16 bits.
 FW_INLINE I32 dot4(I32 acc, U8 w, I32 a) {
   return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(w, a), _mm256_set1_epi16(1)));
@@ -106,7 +93,6 @@ FW_INLINE void store_s8(int8_t *p, F32 v) {
 }
 
 // A vector of bf16 pairs: the even and the odd members as floats.
-FW_INLINE I32 load_pairs(const uint16_t *p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)); }
 FW_INLINE F32 even_of_pairs(I32 v) { return _mm256_castsi256_ps(_mm256_slli_epi32(v, 16)); }
 FW_INLINE F32 odd_of_pairs(I32 v) {
   return _mm256_castsi256_ps(_mm256_and_si256(v, _mm256_set1_epi32(int32_t(0xffff0000u))));
@@ -119,8 +105,5 @@ FW_INLINE void store_bf16(uint16_t *p, F32 v) {
   _mm_storeu_si128(reinterpret_cast<__m128i *>(p),
                    _mm_packus_epi32(_mm256_castsi256_si128(rounded), _mm256_extracti128_si256(rounded, 1)));
 }
-
-template <int Locality>
-FW_INLINE void prefetch(const void *p) { __builtin_prefetch(p, 0, Locality); }
 
 }  // namespace foreword::kernels::FOREWORD_ISA

@@ -11,17 +11,11 @@ using U8 = __m512i;
 
 constexpr int kLanes = 16;
 constexpr int kPanelVectors = 2;
-constexpr int kRowsF32 = 12, kRowsI8 = 12, kRowsBlock = 6;
+constexpr int kRowsF32 = 12, kRowsI8 = 12, kRowsBlock = 6, kMostSums = 24;
 constexpr int kWideRows = 6, kWideVectors = 4, kTallRows = 12;
 constexpr int32_t kDotBias = 128;
 
 FW_INLINE F32 set1(float x) { return _mm512_set1_ps(x); }
-FW_INLINE F32 load(const float *p) { return _mm512_loadu_ps(p); }
-FW_INLINE void store(float *p, F32 v) { _mm512_storeu_ps(p, v); }
-FW_INLINE F32 add(F32 a, F32 b) { return _mm512_add_ps(a, b); }
-FW_INLINE F32 sub(F32 a, F32 b) { return _mm512_sub_ps(a, b); }
-FW_INLINE F32 mul(F32 a, F32 b) { return _mm512_mul_ps(a, b); }
-FW_INLINE F32 div(F32 a, F32 b) { return _mm512_div_ps(a, b); }
 FW_INLINE F32 fma(F32 a, F32 b, F32 c) { return _mm512_fmadd_ps(a, b, c); }
 FW_INLINE F32 max_f32(F32 a, F32 b) { return _mm512_max_ps(a, b); }
 FW_INLINE F32 min_f32(F32 a, F32 b) { return _mm512_min_ps(a, b); }
@@ -59,15 +53,8 @@ FW_INLINE void store_bytes(int8_t *p, I32 a, I32 b, I32 c, I32 d) {
   const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
   _mm512_storeu_si512(p, _mm512_permutexvar_epi32(order, bytes));
 }
-FW_INLINE U8 load_u8(const uint8_t *p) { return _mm512_loadu_si512(p); }
 FW_INLINE U8 low_nibbles(U8 a) { return _mm512_and_si512(a, _mm512_set1_epi8(0x0f)); }
 FW_INLINE U8 high_nibbles(U8 a) { return _mm512_and_si512(_mm512_srli_epi16(a, 4), _mm512_set1_epi8(0x0f)); }
-// The quad of signed bytes at p in every lane.
-FW_INLINE I32 quad(const int8_t *p) {
-  int32_t bits;
-  std::memcpy(&bits, p, 4);
-  return _mm512_set1_epi32(bits);
-}
 // acc + a b, and the dot products below: inline assembly, not the intrinsic, since with 24 accumulators GCC 12 copies
 // registers around the intrinsic.
 FW_INLINE F32 accumulate(F32 acc, F32 a, F32 b) {
@@ -90,7 +77,6 @@ FW_INLINE void store_s8(int8_t *p, F32 v) {
 }
 
 // A vector of bf16 pairs: the even and the odd members as floats.
-FW_INLINE I32 load_pairs(const uint16_t *p) { return _mm512_loadu_si512(p); }
 FW_INLINE F32 even_of_pairs(I32 v) { return _mm512_castsi512_ps(_mm512_slli_epi32(v, 16)); }
 FW_INLINE F32 odd_of_pairs(I32 v) {
   return _mm512_castsi512_ps(_mm512_and_si512(v, _mm512_set1_epi32(int32_t(0xffff0000u))));
@@ -108,11 +94,6 @@ FW_INLINE void store_bf16(uint16_t *p, F32 v) {
 #if defined(FOREWORD_SIMD_BF16)
 constexpr bool kBf16Dot = true;
 FW_INLINE I32 without_odd(I32 pairs) { return _mm512_and_si512(pairs, _mm512_set1_epi32(0xffff)); }
-FW_INLINE I32 pair(const uint16_t *p) {
-  int32_t bits;
-  std::memcpy(&bits, p, 4);
-  return _mm512_set1_epi32(bits);
-}
 #if defined(FOREWORD_EMULATE)
 FW_INLINE F32 dot2(F32 acc, I32 w, I32 a) {  // but for denormals, which the instruction takes for zeros
   return fma(even_of_pairs(w), even_of_pairs(a), fma(odd_of_pairs(w), odd_of_pairs(a), acc));
@@ -126,8 +107,5 @@ FW_INLINE F32 dot2(F32 acc, I32 w, I32 a) {
 #else
 constexpr bool kBf16Dot = false;
 #endif
-
-template <int Locality>
-FW_INLINE void prefetch(const void *p) { __builtin_prefetch(p, 0, Locality); }
 
 }  // namespace foreword::kernels::FOREWORD_ISA

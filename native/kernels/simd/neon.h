@@ -11,18 +11,12 @@ using U8 = uint8x16_t;
 
 constexpr int kLanes = 4;
 constexpr int kPanelVectors = 4;
-constexpr int kRowsF32 = 4, kRowsI8 = 4, kRowsBlock = 2;
+constexpr int kRowsF32 = 4, kRowsI8 = 4, kRowsBlock = 2, kMostSums = 16;
 constexpr int kWideRows = 4, kWideVectors = 4, kTallRows = 8;
 constexpr int32_t kDotBias = 0;
 constexpr bool kBf16Dot = false;
 
 FW_INLINE F32 set1(float x) { return vdupq_n_f32(x); }
-FW_INLINE F32 load(const float *p) { return vld1q_f32(p); }
-FW_INLINE void store(float *p, F32 v) { vst1q_f32(p, v); }
-FW_INLINE F32 add(F32 a, F32 b) { return vaddq_f32(a, b); }
-FW_INLINE F32 sub(F32 a, F32 b) { return vsubq_f32(a, b); }
-FW_INLINE F32 mul(F32 a, F32 b) { return vmulq_f32(a, b); }
-FW_INLINE F32 div(F32 a, F32 b) { return vdivq_f32(a, b); }
 FW_INLINE F32 fma(F32 a, F32 b, F32 c) { return vfmaq_f32(c, a, b); }
 FW_INLINE F32 accumulate(F32 acc, F32 a, F32 b) { return fma(a, b, acc); }
 FW_INLINE F32 max_f32(F32 a, F32 b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }
@@ -65,15 +59,8 @@ FW_INLINE void store_bytes(int8_t *p, I32 a, I32 b, I32 c, I32 d) {
   const int16x8_t ab = vcombine_s16(vmovn_s32(a), vmovn_s32(b)), cd = vcombine_s16(vmovn_s32(c), vmovn_s32(d));
   vst1q_s8(p, vcombine_s8(vmovn_s16(ab), vmovn_s16(cd)));
 }
-FW_INLINE U8 load_u8(const uint8_t *p) { return vld1q_u8(p); }
 FW_INLINE U8 low_nibbles(U8 a) { return vandq_u8(a, vdupq_n_u8(0x0f)); }
 FW_INLINE U8 high_nibbles(U8 a) { return vshrq_n_u8(a, 4); }
-// The quad of signed bytes at p in every lane.
-FW_INLINE I32 quad(const int8_t *p) {
-  int32_t bits;
-  std::memcpy(&bits, p, 4);
-  return vdupq_n_s32(bits);
-}
 FW_INLINE I32 dot4_signed(I32 acc, int8x16_t w, I32 a) {
   const int8x16_t b = vreinterpretq_s8_s32(a);
 #if defined(__ARM_FEATURE_DOTPROD)
@@ -100,7 +87,6 @@ FW_INLINE void store_s8(int8_t *p, F32 v) {
 }
 
 // A vector of bf16 pairs: the even and the odd members as floats.
-FW_INLINE I32 load_pairs(const uint16_t *p) { return vreinterpretq_s32_u16(vld1q_u16(p)); }
 FW_INLINE F32 even_of_pairs(I32 v) { return vreinterpretq_f32_s32(vshlq_n_s32(v, 16)); }
 FW_INLINE F32 odd_of_pairs(I32 v) {
   return vreinterpretq_f32_s32(vandq_s32(v, vdupq_n_s32(int32_t(0xffff0000u))));
@@ -110,8 +96,5 @@ FW_INLINE void store_bf16(uint16_t *p, F32 v) {
   const uint32x4_t odd = vandq_u32(vshrq_n_u32(bits, 16), vdupq_n_u32(1));
   vst1_u16(p, vshrn_n_u32(vaddq_u32(bits, vaddq_u32(odd, vdupq_n_u32(0x7fff))), 16));
 }
-
-template <int Locality>
-FW_INLINE void prefetch(const void *p) { __builtin_prefetch(p, 0, Locality); }
 
 }  // namespace foreword::kernels::FOREWORD_ISA

@@ -13,32 +13,15 @@ typedef uint8_t U8 __attribute__((vector_size(16)));
 
 constexpr int kLanes = 4;
 constexpr int kPanelVectors = 2;
-constexpr int kRowsF32 = 4, kRowsI8 = 2, kRowsBlock = 2;
+constexpr int kRowsF32 = 4, kRowsI8 = 2, kRowsBlock = 2, kMostSums = 24;
 constexpr int kWideRows = 2, kWideVectors = 4, kTallRows = 4;
 constexpr int32_t kDotBias = 128;
 constexpr bool kBf16Dot = false;
 
-template <class V, class T>
-FW_INLINE V load_bits(const T *p) {
-  V v;
-  std::memcpy(&v, p, sizeof v);
-  return v;
-}
 template <class To, class From>
-FW_INLINE To bits_as(From v) {
-  To to;
-  static_assert(sizeof to == sizeof v);
-  std::memcpy(&to, &v, sizeof to);
-  return to;
-}
+FW_INLINE To bits_as(From v) { return __builtin_bit_cast(To, v); }
 
 FW_INLINE F32 set1(float x) { return F32{x, x, x, x}; }
-FW_INLINE F32 load(const float *p) { return load_bits<F32>(p); }
-FW_INLINE void store(float *p, F32 v) { std::memcpy(p, &v, sizeof v); }
-FW_INLINE F32 add(F32 a, F32 b) { return a + b; }
-FW_INLINE F32 sub(F32 a, F32 b) { return a - b; }
-FW_INLINE F32 mul(F32 a, F32 b) { return a * b; }
-FW_INLINE F32 div(F32 a, F32 b) { return a / b; }
 FW_INLINE F32 fma(F32 a, F32 b, F32 c) { return a * b + c; }
 FW_INLINE F32 accumulate(F32 acc, F32 a, F32 b) { return fma(a, b, acc); }
 FW_INLINE F32 max_f32(F32 a, F32 b) { return a > b ? a : b; }
@@ -90,15 +73,8 @@ FW_INLINE void store_bytes(int8_t *p, I32 a, I32 b, I32 c, I32 d) {
     p[3 * kLanes + i] = int8_t(d[i]);
   }
 }
-FW_INLINE U8 load_u8(const uint8_t *p) { return load_bits<U8>(p); }
 FW_INLINE U8 low_nibbles(U8 a) { return a & 0x0f; }
 FW_INLINE U8 high_nibbles(U8 a) { return a >> 4; }
-// The quad of signed bytes at p in every lane.
-FW_INLINE I32 quad(const int8_t *p) {
-  int32_t bits;
-  std::memcpy(&bits, p, 4);
-  return set1_i32(bits);
-}
 FW_INLINE I32 sum_of_pairs(I16 v) {
   const I32 pairs = bits_as<I32>(v);
   return ((pairs << 16) >> 16) + (pairs >> 16);
@@ -127,7 +103,6 @@ FW_INLINE void store_s8(int8_t *p, F32 v) {
 }
 
 // A vector of bf16 pairs: the even and the odd members as floats.
-FW_INLINE I32 load_pairs(const uint16_t *p) { return load_bits<I32>(p); }
 FW_INLINE F32 even_of_pairs(I32 v) { return bits_as<F32>(v << 16); }
 FW_INLINE F32 odd_of_pairs(I32 v) { return bits_as<F32>(v & int32_t(0xffff0000u)); }
 FW_INLINE void store_bf16(uint16_t *p, F32 v) {
@@ -136,8 +111,5 @@ FW_INLINE void store_bf16(uint16_t *p, F32 v) {
     p[i] = uint16_t((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
   }
 }
-
-template <int Locality>
-FW_INLINE void prefetch(const void *p) { __builtin_prefetch(p, 0, Locality); }
 
 }  // namespace foreword::kernels::FOREWORD_ISA

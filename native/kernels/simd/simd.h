@@ -2,6 +2,7 @@
 //
 //   kLanes          floats of a vector           kPanelVectors   vectors across a weight panel
 //   kRowsF32, kRowsI8, kRowsBlock   rows of a register tile of a product: float, 8 bit per channel, block formats
+//   kMostSums       registers of sums in a tile of two panels, at most
 //   kWideRows × kWideVectors, kTallRows × 2   register tiles of attention: for few rows, for many
 //   kBf16Dot        dot2(acc, pairs, pair): acc + Σ of two bf16 products per lane
 //   kDotBias        dot4_biased(acc, w + 128, a) adds Σ (w + kDotBias) a over the four bytes of each lane
@@ -75,6 +76,33 @@ constexpr bool kBf16Pairs = true;  // attention multiplies pairs of bf16
 #else
 constexpr bool kBf16Pairs = kBf16Dot;
 #endif
+
+// A vector at any address, of memory of any type: GCC 12 copies some vectors of a memcpy through the stack.
+union __attribute__((packed, may_alias)) Unaligned {
+  F32 floats;
+  I32 words;
+  U8 bytes;
+};
+FW_INLINE F32 load(const float *p) { return reinterpret_cast<const Unaligned *>(p)->floats; }
+FW_INLINE void store(float *p, F32 v) { reinterpret_cast<Unaligned *>(p)->floats = v; }
+FW_INLINE U8 load_u8(const uint8_t *p) { return reinterpret_cast<const Unaligned *>(p)->bytes; }
+// A vector of bf16 pairs; one pair, or the quad of signed bytes at p, in every lane.
+FW_INLINE I32 load_pairs(const uint16_t *p) { return reinterpret_cast<const Unaligned *>(p)->words; }
+FW_INLINE I32 word_in_lanes(const void *p) {
+  int32_t word;
+  std::memcpy(&word, p, 4);
+  return set1_i32(word);
+}
+FW_INLINE I32 pair(const uint16_t *p) { return word_in_lanes(p); }
+FW_INLINE I32 quad(const int8_t *p) { return word_in_lanes(p); }
+
+template <int Locality>
+FW_INLINE void prefetch(const void *p) { __builtin_prefetch(p, 0, Locality); }
+
+FW_INLINE F32 add(F32 a, F32 b) { return a + b; }
+FW_INLINE F32 sub(F32 a, F32 b) { return a - b; }
+FW_INLINE F32 mul(F32 a, F32 b) { return a * b; }
+FW_INLINE F32 div(F32 a, F32 b) { return a / b; }
 
 template <class T>
 FW_INLINE T smaller(T a, T b) { return b < a ? b : a; }
