@@ -132,6 +132,8 @@ class Scheduler:
         Requests that have ended are left out. Reserved draft slots get the drafts proposed since, as far as there are
         any. Returns the plan itself if nothing changes.
         """
+        if plan.draft_tokens is None and plan.rows is self._rows:
+            return plan
         live, drafts = self.states.live[plan.rows], None
         if plan.draft_tokens is None and live.all():
             return plan
