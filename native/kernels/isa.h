@@ -69,8 +69,8 @@ struct Isa {
   size_t (*sample_scratch_bytes)(int vocab_size);
   // The maximum of each block [block_begin, block_end) of a row; NaN of a block that has one.
   void (*logit_maxima)(const float *logits, int vocab_size, int block_begin, int block_end, float *maxima);
-  // Reads a row before the two functions that follow, which may read `maxima` too: those of all its blocks; null if they
-  // are not known. Has it a token to draw? Only then can it be drawn from.
+  // Reads a row before the two functions that follow, which may read `maxima` too: those of all its blocks; null if
+  // they are not known. Has it a token to draw? Only then can it be drawn from.
   bool (*scan_row)(const float *logits, const float *maxima, int vocab_size, const SamplingRow &row, bool logprobs,
                    void *scratch);
   int32_t (*sample_row)(const SamplingRow &row, void *scratch);

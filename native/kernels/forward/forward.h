@@ -32,8 +32,8 @@ class ForwardPass {
   // std::invalid_argument for a token that was not in it.
   const float *hidden(const int64_t *tokens, int count);
 
-  // The maxima of the blocks of the first `count` rows of logits, [count, num_logit_blocks(vocab_size)], valid until the
-  // next call; null for logits other than those of the last run, and if that had many.
+  // The maxima of the blocks of the first `count` rows of logits, [count, num_logit_blocks(vocab_size)], valid until
+  // the next call; null for logits other than those of the last run, and if that had many.
   const float *maxima_of(const float *logits, int count) const {
     return has_maxima_ && logits == logits_.data() && count <= ctx_.input.num_logits ? maxima_.data() : nullptr;
   }
