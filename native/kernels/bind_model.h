@@ -177,6 +177,11 @@ class CpuModel {
     return inputs.logits;
   }
 
+  // See ForwardPass.
+  const float *maxima_of(const float *logits, int count) const {
+    return forward_ ? forward_->maxima_of(logits, count) : nullptr;
+  }
+
   // The hidden states after the final norm [N, hidden_size] at tokens of the last step, valid until the next call.
   FloatView hidden_states(const Array1<int64_t> &tokens) {
     check_finished(true);

@@ -134,7 +134,7 @@ class PySamplingRows {
   const StateRows &states() const { return rows_.states(); }
 
   // Samples a checked input.
-  void run(const StepInput &in, const Out2<int32_t> &out, const LogprobOutput &wanted, CpuModel *model) {
+  void run(StepInput in, const Out2<int32_t> &out, const LogprobOutput &wanted, CpuModel *model) {
     check_size(out.shape(0), size_t(in.num_reqs), "out");
     const int width = in_range(int64_t(out.shape(1)), 0, kMostTokens, "the width of out");
     for (int b = 0; b < in.num_reqs; ++b) {
@@ -143,6 +143,7 @@ class PySamplingRows {
     const auto lock = exclusive();
     with_threads(model, scratch_, [&](const Isa &isa) { return rows_.scratch_bytes(isa); },
                  [&](const Isa &isa, ThreadPool *pool, uint8_t *scratch) {
+                   if (model) in.maxima = model->maxima_of(in.logits, in.num_logits);
                    rows_.sample(in, isa, pool, scratch, width, out.data(), wanted);
                  });
   }

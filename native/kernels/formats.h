@@ -225,6 +225,9 @@ struct AttentionTile {
   AttentionKeys next;  // the keys this thread probably reads next, to be prefetched; block_table null: unknown
 };
 
+constexpr int kLogitBlock = 256;  // logits whose maximum bounds the searches of a sampled row
+constexpr int num_logit_blocks(int vocab_size) { return (vocab_size + kLogitBlock - 1) / kLogitBlock; }
+
 // The parameters of one draw; see sampler.cpp.
 struct SamplingRow {
   float temperature;

@@ -64,8 +64,12 @@ struct Isa {
 
   // Sampling: see sampler.cpp. `scratch` has `sample_scratch_bytes`.
   size_t (*sample_scratch_bytes)(int vocab_size);
-  // Reads a row before the two functions that follow. Has it a token to draw? Only then can it be drawn from.
-  bool (*scan_row)(const float *logits, int vocab_size, const SamplingRow &row, bool logprobs, void *scratch);
+  // The maximum of each block [block_begin, block_end) of a row; NaN of a block that has one.
+  void (*logit_maxima)(const float *logits, int vocab_size, int block_begin, int block_end, float *maxima);
+  // Reads a row before the two functions that follow, which may read `maxima` too: those of all its blocks; null if
+  // they are not known. Has it a token to draw? Only then can it be drawn from.
+  bool (*scan_row)(const float *logits, const float *maxima, int vocab_size, const SamplingRow &row, bool logprobs,
+                   void *scratch);
   int32_t (*sample_row)(const SamplingRow &row, void *scratch);
   void (*row_logprobs)(int32_t token, int count, int32_t *ids, double *logprobs, int32_t *ranks, void *scratch);
   bool (*copy_logits)(const float *logits, int vocab_size, float *out);

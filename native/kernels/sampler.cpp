@@ -21,9 +21,10 @@
 // So a draw is a function of (seed, position, logits) alone. Sums, quotients and logarithms are in double precision.
 //
 // The vocabulary is never sorted. The algorithm:
-//   scan: one pass over the memory, for block maxima, and where needed for the sums of e^s relative to the maximum so
-//   far, whose arithmetic overlaps the reads;
-//   block maxima (256 logits per block) bound every search: a block whose maximum is below a threshold is skipped;
+//   block maxima (256 logits per block) bound every search: a block whose maximum is below a threshold is skipped. A
+//   model that computed few rows knows them;
+//   scan: else one pass over the memory for them, and where needed for the sums of e^s relative to the maximum so far,
+//   whose arithmetic overlaps the reads;
 //   top-k: the k-th largest block maximum is a lower bound of the k-th largest logit; collect, then select;
 //   top-p: lower a threshold until the mass above it suffices; then select by mass inside what was collected;
 //   typical-p: the same with a growing distance from the mean;
@@ -37,7 +38,6 @@
 namespace foreword::kernels::FOREWORD_ISA {
 namespace {
 
-constexpr int kLogitBlock = 256;
 constexpr float kLowest = -__FLT_MAX__;  // the lowest logit that a kept token can have
 
 struct Token {
@@ -57,7 +57,7 @@ struct Moments {
 struct Row {
   const float *x;
   int size;
-  float *block_max;  // [blocks]
+  const float *block_max;  // [blocks]
   int blocks;
   Token *found;      // [size]
   float max;
@@ -66,7 +66,8 @@ struct Row {
   Moments sums;        // of the whole row
 };
 
-int block_end(const Row &row, int block) { return smaller(row.size, (block + 1) * kLogitBlock); }
+int block_end(int size, int block) { return smaller(size, (block + 1) * kLogitBlock); }
+int block_end(const Row &row, int block) { return block_end(row.size, block); }
 
 bool has_nan(const float *x, int size) {
   for (int i = 0; i < size; ++i) {
@@ -120,25 +121,25 @@ Moments moments(const Row &row, double temperature) {
 
 // The maximum of a block; NaN if it has one. A sum of logits is NaN if one of them is; it may be NaN for infinities
 // too, hence the second look.
-FW_INLINE float block_maximum(const Row &row, int block) {
+FW_INLINE float block_maximum(const float *x, int size, int block) {
   constexpr int kAhead = 1024;  // 4 KiB: hides the latency of memory
-  const int begin = block * kLogitBlock, end = block_end(row, block);
+  const int begin = block * kLogitBlock, end = block_end(size, block);
   F32 largest = set1(-__builtin_inff()), sums = set1(0.f);
   int i = begin;
   for (; i + kLanes <= end; i += kLanes) {
-    prefetch<3>(row.x + i + kAhead);
-    const F32 x = load(row.x + i);
-    largest = max_f32(largest, x);
-    sums = add(sums, x);
+    prefetch<3>(x + i + kAhead);
+    const F32 xs = load(x + i);
+    largest = max_f32(largest, xs);
+    sums = add(sums, xs);
   }
   float m = reduce_max(largest), sum = reduce_add(sums);
-  for (; i < end; ++i) m = larger(m, row.x[i]), sum += row.x[i];
-  return sum != sum && has_nan(row.x + begin, end - begin) ? __builtin_nanf("") : m;
+  for (; i < end; ++i) m = larger(m, x[i]), sum += x[i];
+  return sum != sum && has_nan(x + begin, end - begin) ? __builtin_nanf("") : m;
 }
 
-// A block's exponentials are computed while the next one is read.
-template <bool Sums>
-void scan(Row &row) {
+// maximum(b): of block b. A block's exponentials are computed while the next one is read.
+template <bool Sums, class F>
+void scan(Row &row, F &&maximum) {
   float max = -__builtin_inff(), base = max;  // the sums are relative to `base`
   const auto add_block = [&](int b) FW_LAMBDA {
     if (max > base) rescale(row.sums, base, max, row.temperature), base = max;
@@ -149,7 +150,7 @@ void scan(Row &row) {
   };
   row.has_choice = false;
   for (int b = 0; b < row.blocks; ++b) {
-    const float m = row.block_max[b] = block_maximum(row, b);
+    const float m = maximum(b);
     if (m != m) return;
     if constexpr (Sums) {
       if (b) add_block(b - 1);
@@ -434,24 +435,37 @@ void draw_from_all(const Row &row, Draw &draw) {
 }  // namespace
 
 size_t sample_scratch_bytes(int vocab_size) {
-  const size_t size = size_t(vocab_size), blocks = size / kLogitBlock + 1;
+  const size_t size = size_t(vocab_size), blocks = size_t(num_logit_blocks(vocab_size));
   return sizeof(Row) + (size + blocks) * sizeof(Token) + blocks * sizeof(float);
 }
 
-bool scan_row(const float *logits, int vocab_size, const SamplingRow &options, bool logprobs, void *scratch) {
+void logit_maxima(const float *logits, int vocab_size, int block_begin, int block_end, float *maxima) {
+  for (int b = block_begin; b < block_end; ++b) maxima[b] = block_maximum(logits, vocab_size, b);
+}
+
+bool scan_row(const float *logits, const float *maxima, int vocab_size, const SamplingRow &options, bool logprobs,
+              void *scratch) {
   Row &row = *static_cast<Row *>(scratch);
   row = {};
   row.x = logits;
   row.size = vocab_size;
-  row.blocks = (vocab_size + kLogitBlock - 1) / kLogitBlock;
+  row.blocks = num_logit_blocks(vocab_size);
   row.found = reinterpret_cast<Token *>(&row + 1);
-  row.block_max = reinterpret_cast<float *>(row.found + vocab_size + row.blocks);
+  float *own = reinterpret_cast<float *>(row.found + vocab_size + row.blocks);
+  row.block_max = maxima ? maxima : own;
   if (logprobs) {
     row.temperature = 1.;
   } else if (options.temperature > 0.f && options.top_k <= 0 && (options.top_p < 1.f || options.typical_p < 1.f)) {
     row.temperature = double(options.temperature);
   }
-  row.temperature > 0. ? scan<true>(row) : scan<false>(row);
+  const auto scan_with = [&](auto &&maximum) FW_LAMBDA {
+    row.temperature > 0. ? scan<true>(row, maximum) : scan<false>(row, maximum);
+  };
+  if (maxima) {
+    scan_with([=](int b) FW_LAMBDA { return maxima[b]; });
+  } else {
+    scan_with([=](int b) FW_LAMBDA { return own[b] = block_maximum(logits, vocab_size, b); });
+  }
   return row.has_choice;
 }
 

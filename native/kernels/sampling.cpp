@@ -208,6 +208,7 @@ void SamplingRows::sample(const StepInput &in, const Isa &isa, ThreadPool *pool,
     void *search = memory + row_bytes;
     const int i = rows.first + j, row = rows.row;
     const float *logits = in.logits + i * in.logits_stride, *x = logits;
+    const float *maxima = in.maxima ? in.maxima + ptrdiff_t(i) * num_logit_blocks(s.vocab_size) : nullptr;
     if (const int at = index_of(in.changed_rows, in.num_changed, i); at >= 0) {
       x = in.changed + ptrdiff_t(at) * s.vocab_size;
     } else if (rows.samples && (rows.request || index_of(in.masked, in.num_masked, i) >= 0)) {
@@ -223,11 +224,14 @@ void SamplingRows::sample(const StepInput &in, const Isa &isa, ThreadPool *pool,
                  in.positions[i]};
     }
     const bool has_logprobs = num_logprobs(logprobs, i) > 0;
-    if (!isa.scan_row(x, s.vocab_size, options, has_logprobs && x == logits, search)) return false;
+    const bool is_changed = x != logits;
+    if (!isa.scan_row(x, is_changed ? nullptr : maxima, s.vocab_size, options, has_logprobs && !is_changed, search)) {
+      return false;
+    }
     const int32_t token = isa.sample_row(options, search);
     out[ptrdiff_t(b) * width + j] = token;
     if (has_logprobs) {
-      if (x != logits) isa.scan_row(logits, s.vocab_size, {}, true, search);
+      if (is_changed) isa.scan_row(logits, maxima, s.vocab_size, {}, true, search);
       write_logprobs(logprobs, i, token, isa, search);
     }
     return j + 1 < rows.count && rows.drafts[j] == token;
@@ -240,7 +244,7 @@ void token_logprobs(const float *logits, ptrdiff_t stride, int count, int vocab_
   for_each(count, int64_t(count) * vocab_size, pool, [&](int i, int thread) {
     if (num_logprobs(out, i) == 0) return;
     uint8_t *memory = scratch + scratch_bytes * size_t(thread);
-    isa.scan_row(logits + i * stride, vocab_size, {}, true, memory);
+    isa.scan_row(logits + i * stride, nullptr, vocab_size, {}, true, memory);
     write_logprobs(out, i, tokens[i], isa, memory);
   });
 }

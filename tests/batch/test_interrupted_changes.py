@@ -124,7 +124,7 @@ class World:
             "tokens": {rid: s.token_ids[s.row_of(rid), : s.num_tokens[s.row_of(rid)]].tolist() for rid in s.req_ids},
             "directory": (dict(s._directory.rows), s._directory.ids.tolist(), list(s._directory.free)),
             "extras": [{row: str(value) for row, value in values.items()} for values in extras.sparse()],
-            "rows with extras": sorted(extras._rows),
+            "rows with extras": sorted(extras.rows),
             "embeddings": None if s.extras.is_token_id is None else s.extras.is_token_id.tolist(),
             "params": dict(sampling.params),
             "adapters": {a: (s.loras.users(a), s.loras.request(a)) for a in s.loras.in_use},

@@ -7,9 +7,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from kernel_driver import Driver
-from kernel_reference import SPECS, random_weights
+from kernel_reference import SPECS, random_weights, tiny_spec
 
 from foreword import _native
+from foreword.batch import prepare_inputs
 from foreword.batch.state.sampling_columns import COLUMNS, SamplingColumns
 from foreword.sampling.logprobs import LogprobArrays, row_logprobs
 from foreword.sampling.reference import draw_token
@@ -133,6 +134,40 @@ def test_a_models_threads_draw_the_same_tokens():
         np.arange(count, dtype=np.int32),
     )
     np.testing.assert_array_equal(draw(*arguments, model=model), draw(*arguments))
+
+
+@pytest.mark.parametrize("isa", _native.isa_levels())
+@pytest.mark.parametrize("softcap", [None, 1.5])
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_logits_of_a_model_whose_block_maxima_are_known(num_threads, softcap, isa):
+    """The model itself finds the maxima of few logits. Those of a step are not taken for the next one's."""
+    spec = tiny_spec(vocab_size=1000, final_softcap=softcap)
+    driver = Driver(spec, random_weights(spec), num_threads=num_threads, isa=isa)
+    prompts = {str(i): RNG.integers(0, spec.vocab_size, 9).tolist() for i in range(4)}
+    for name, tokens in prompts.items():
+        driver.add(name, tokens)
+    for _ in range(4):
+        batch = prepare_inputs(driver.states, dict.fromkeys(prompts, 2), driver.buffers, gather_block_tables=False)
+        logits = driver.executor.compute(batch, batch.logits_indices)
+        parameters = [GREEDY, PLAIN, *(some_parameters(spec.vocab_size) for _ in range(2))]
+        seeds, positions, rows = RNG.integers(0, 2**62, 4), RNG.integers(0, 1000, 4), np.arange(4, dtype=np.int32)
+        tokens = draw(logits, parameters, seeds, positions, rows, driver.executor.core)
+        each = zip(logits.copy(), parameters, seeds, positions.tolist(), strict=True)
+        assert tokens.tolist() == [by_definition(*row) for row in each]
+        driver.states.commit(batch, {})
+
+
+@pytest.mark.parametrize("isa", _native.isa_levels())
+def test_no_token_is_drawn_from_a_models_logits_with_a_nan(isa):
+    spec = tiny_spec(vocab_size=1000)
+    weights = random_weights(spec)
+    weights["lm_head"].data.view(np.float32)[700] = np.nan
+    driver = Driver(spec, weights, isa=isa)
+    driver.add("a", [1, 2, 3])
+    batch = prepare_inputs(driver.states, {"a": 3}, driver.buffers, gather_block_tables=False)
+    logits, one = driver.executor.compute(batch, batch.logits_indices), np.zeros(1, np.int32)
+    assert np.isnan(logits[0, 700])
+    assert draw(logits, [GREEDY], one, one.astype(np.int64), one, driver.executor.core) == [-1]
 
 
 def test_a_models_threads_apply_the_same_rules():

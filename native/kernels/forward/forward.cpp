@@ -1,6 +1,14 @@
 #include "kernels/forward/forward.h"
 
+#include <algorithm>
+
 namespace foreword::kernels {
+namespace {
+
+// A thread reads its logits again while they are in its cache: of more than so many, sampling reads them as fast.
+constexpr int64_t kMostCachedLogits = int64_t{1} << 18;
+
+}  // namespace
 
 ForwardPass::ForwardPass(Model &model)
     : ctx_(model),
@@ -22,6 +30,8 @@ const float *ForwardPass::run(const ForwardInput &input) {
   mlp_.reserve();
   moe_.reserve();
   logits_.reserve(input.num_logits);
+  has_maxima_ = int64_t{input.num_logits} * logits_.stride() <= kMostCachedLogits * ctx_.pool.size();
+  if (has_maxima_) maxima_.reserve(size_t(input.num_logits) * size_t(num_logit_blocks(ctx_.model.config.vocab_size)));
   ctx_.pool.run([this](int thread) { run_stages(thread); });
   return logits_.data();
 }
@@ -67,11 +77,18 @@ void ForwardPass::run_logits(int thread) {
     return ctx_.norm_row(thread, ctx_.x.row(ctx_.input.logits_indices[r]), model.final_norm);
   });
   ctx_.products.linear(thread, model.lm_head, in, rows, logits_.data(), Store::assign);
-  if (model.config.final_softcap > 0.f) {
+  const float cap = model.config.final_softcap;
+  if (cap > 0.f || has_maxima_) {
     ctx_.pool.barrier();
-    const Share share = share_of(rows.end, thread, ctx_.pool.size());
-    for (int r = share.begin; r < share.end; ++r) {
-      ctx_.isa.softcap(model.config.final_softcap, size_t(logits_.stride()), logits_.row(r));
+    const int blocks = num_logit_blocks(model.config.vocab_size);
+    const Share share = share_of(blocks, thread, ctx_.pool.size());
+    const int begin = share.begin * kLogitBlock, end = std::min(share.end * kLogitBlock, logits_.stride());
+    for (int r = 0; r < rows.end; ++r) {
+      float *row = logits_.row(r);
+      if (cap > 0.f) ctx_.isa.softcap(cap, size_t(end - begin), row + begin);
+      if (has_maxima_) {
+        ctx_.isa.logit_maxima(row, model.config.vocab_size, share.begin, share.end, maxima_.data() + r * blocks);
+      }
     }
   }
   ctx_.clock.finish(thread, Stage::logits);

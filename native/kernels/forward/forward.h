@@ -32,6 +32,12 @@ class ForwardPass {
   // std::invalid_argument for a token that was not in it.
   const float *hidden(const int64_t *tokens, int count);
 
+  // The maxima of the blocks of the first `count` rows of logits, [count, num_logit_blocks(vocab_size)], valid until
+  // the next call; null for logits other than those of the last run, and if that had many.
+  const float *maxima_of(const float *logits, int count) const {
+    return has_maxima_ && logits == logits_.data() && count <= ctx_.input.num_logits ? maxima_.data() : nullptr;
+  }
+
   int hidden_stride() const { return hidden_.stride(); }
   int logits_stride() const { return logits_.stride(); }
   // Seconds spent in `stage` by all calls so far, measured on thread 0.
@@ -48,6 +54,8 @@ class ForwardPass {
   MlpStage mlp_;
   MoeStage moe_;
   FloatRows logits_;  // [L, vocab_size]
+  Buffer<float> maxima_;
+  bool has_maxima_ = false;
   FloatRows hidden_;  // [tokens asked for, hidden_size]
 };
 

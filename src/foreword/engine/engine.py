@@ -291,7 +291,9 @@ class Engine:
         return outputs
 
     def _run_step(self) -> None:
-        step = self._take_planned() or self._plan()
+        step = None if self._planned is None else self._take_planned(self._planned)
+        if step is None:
+            step = self._plan()
         if step is None:
             return
         if self.observers.members:
@@ -317,11 +319,9 @@ class Engine:
             raise error
         self._planned = planned
 
-    def _take_planned(self) -> InFlightStep | None:
+    def _take_planned(self, step: InFlightStep) -> InFlightStep | None:
         """The step planned during the last one, resolved; None if all its requests have ended."""
-        step, self._planned = self._planned, None
-        if step is None:
-            return None
+        self._planned = None
         plan = self.scheduler.resolve(step.plan)
         if not len(plan.rows):
             self.pipeline.release(step)

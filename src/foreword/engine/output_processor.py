@@ -157,7 +157,7 @@ class OutputProcessor:
         tokens = sampled.token_ids
         if rows is self._unread_rows and self._num_unread and before is None and not sampled.failures:
             self._num_unread -= 1
-            if not np.count_nonzero(self._is_end.take(tokens)):
+            if 1 not in self._is_end.take(tokens).tobytes():  # less code than a reduction of NumPy
                 return NOTHING_READ
         for row, found in sampled.prompt_logprobs.items():
             self._completion(row).group.add_prompt_logprobs(found)

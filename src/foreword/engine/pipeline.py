@@ -79,6 +79,7 @@ class Pipeline:
         self.states, self.executor, self.processors, self.check = states, executor, processors, check
         self.grammars: dict[int, Grammar] = {}
         self.grammar_thread = GrammarThread()
+        self._depth = depth
         self._ring = StagingRing(states, max_num_batched_tokens=max_num_batched_tokens, depth=depth)
         self._thread: PlannerThread[InFlightStep] | None = None
 
@@ -130,7 +131,7 @@ class Pipeline:
                 self._launch(step, sampling)
 
     def _launch(self, step: InFlightStep, sampling: StepSampling) -> None:
-        step.runs_ahead = self.executor.runs_ahead(sampling)
+        step.runs_ahead = self._depth > 1 and self.executor.runs_ahead(sampling)
         step.pending = self.executor.launch(step.batch, sampling)
 
     def overlap(self, work: Callable[[], InFlightStep | None]) -> PlannerThread[InFlightStep]:

@@ -106,7 +106,7 @@ def check_inputs(batch: InputBatch, capabilities: frozenset[Capability]) -> None
     """
     states = batch.states
     extras = states.extras
-    if not extras and not states.loras:
+    if not extras.rows and not states.loras:
         return
     for row in batch.idx_mapping.tolist():
         for capability, tensor, is_given in (

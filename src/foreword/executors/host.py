@@ -10,6 +10,7 @@ import numpy as np
 from foreword.arrays import F32, I32, I64
 from foreword.batch import BlockOps, InputBatch
 from foreword.batch.features.multimodal import prefilling_with
+from foreword.batch.values.block_ops import NO_BLOCK_OPS
 from foreword.errors import PlanError
 from foreword.executors.executor import Capability, check_inputs
 from foreword.executors.pooling import Pooler
@@ -74,7 +75,8 @@ class HostExecutor(ABC):
     def launch(self, batch: InputBatch, sampling: StepSampling) -> HostStep:
         """See `Executor.launch`."""
         check_inputs(batch, self.capabilities)
-        self.apply_block_ops(batch.block_ops)
+        if batch.block_ops is not NO_BLOCK_OPS:
+            self.apply_block_ops(batch.block_ops)
         return HostStep(self, batch, sampling)
 
     def close(self) -> None:  # noqa: B027 (few executors have processes)
@@ -99,7 +101,8 @@ class HostStep:
     def result(self) -> Sampled:
         """Compute, sample, and pool."""
         executor, batch = self._executor, self._batch
-        pooling = prefilling_with(batch.states.extras.pooling_params, batch)
+        by_row = batch.states.extras.pooling_params
+        pooling = prefilling_with(by_row, batch) if by_row else []
         if not pooling:
             return self._sampled()
         if len(pooling) == batch.num_reqs:
@@ -113,10 +116,11 @@ class HostStep:
         return replace(sampled, pooled=pooled, failures={**sampled.failures, **failures})
 
     def _sampled(self) -> Sampled:
-        executor, batch, sampling, own = self._executor, self._batch, self._sampling, self._batch.logits_indices
+        executor, batch, sampling = self._executor, self._batch, self._sampling
         tokens = prompt_tokens(batch, sampling.metadata)
         if not len(tokens):
             return executor.draw(batch, sampling)
+        own = batch.logits_indices
         logits = executor.compute(batch, np.concatenate([own, tokens]))
         sampled = executor.sampler.sample(batch, logits[: len(own)], sampling)
         found = read_prompt_logprobs(batch, tokens, logits[len(own) :], executor.sampler.threads)

@@ -12,7 +12,7 @@ import numpy as np
 
 from foreword.arrays import F32, I32, I64, U8, AnyArray
 from foreword.batch import InputBatch, InputBuffers, lora_mapping, mrope_positions, prompt_embeds
-from foreword.batch.step.tensors import buffers_of
+from foreword.batch.step.tensors import buffers_of, scalars_of
 from foreword.errors import ConfigError, EngineError, PlanError
 from foreword.executors.executor import Capability
 from foreword.executors.groups import batch_groups
@@ -198,11 +198,12 @@ class NativeExecutor(HostExecutor):
         if inputs is None:
             inputs = buffers.model_inputs = _model_inputs(buffers)
         own = logits_indices is batch.logits_indices
+        num_reqs, num_tokens, *_ = scalars_of(batch)
         try:
             return self.core.step(
                 inputs,
-                batch.num_tokens,
-                batch.num_reqs,
+                num_tokens,
+                num_reqs,
                 len(logits_indices),
                 None if own else logits_indices,
                 **self._given_inputs(batch),

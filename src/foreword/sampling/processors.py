@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -62,7 +63,8 @@ class Processors:
         self._active: tuple[LogitsProcessor, ...] = ()  # those that apply to some row
         self._extra_args: frozenset[str] = frozenset().union(*(p.extra_args for p in self._all))
         self._updates = BatchUpdates(states) if self._all else None  # observed states change more slowly
-        self._plain: StepSampling | None = None  # of the last step without custom processors and masks
+        # Of the last steps without custom processors and masks; steps in flight alternate.
+        self._plain: deque[StepSampling] = deque(maxlen=2)
         self._is_behind = True  # a processor may have missed changes: before the first update, after one that failed
 
     def check(self, request_id: str, params: SamplingParams) -> None:
@@ -91,13 +93,15 @@ class Processors:
         active = self._active
         if active:
             active = tuple(p for p in active if p.rows.mask.take(metadata.rows).any())
+        if not active and masks is None:
+            for plain in self._plain:
+                if plain.metadata is metadata:  # the same as long as no rule has changed
+                    return plain
         self._rules.update(metadata)
-        if active or masks is not None:
-            return StepSampling(metadata, self._rules, active, masks)
-        plain = self._plain
-        if plain is None or plain.metadata is not metadata:
-            plain = self._plain = StepSampling(metadata, self._rules)
-        return plain
+        sampling = StepSampling(metadata, self._rules, active, masks)
+        if not active and masks is None:
+            self._plain.append(sampling)
+        return sampling
 
     def close(self) -> None:
         """Stop observing the states."""

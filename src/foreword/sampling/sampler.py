@@ -9,7 +9,8 @@ import numpy as np
 
 from foreword.arrays import F32, I32, I64
 from foreword.batch import InputBatch
-from foreword.batch.step.tensors import buffers_of
+from foreword.batch.step.layout import Scalars
+from foreword.batch.step.tensors import buffers_of, scalars_of
 from foreword.errors import PlanError
 from foreword.native import native
 from foreword.sampling.failures import BadLogitsError, NoTokenLeftError, has_choice
@@ -19,6 +20,7 @@ from foreword.sampling.reference import StepArrays
 from foreword.sampling.rows import LogitRows
 
 FLOAT32 = np.dtype(np.float32)
+_NUM_LOGITS = Scalars._fields.index("num_logits")
 _NO_LOGPROBS = (None, None, None, None)
 
 Failure = Exception | type[BadLogitsError] | type[NoTokenLeftError]  # a type is made with the request's id and the step
@@ -71,13 +73,14 @@ class Sampler:
         A prompt chunk that is not the last gets a token too, that rules, masks and processors do not affect;
         `RequestStates.commit` discards it. PlanError for logits of another shape or type.
         """
-        at, states, masks = batch.logits_indices, batch.states, sampling.masks
-        if logits.shape != (len(at), states.vocab_size) or logits.dtype is not FLOAT32:
+        num_reqs, num_logits = batch.num_reqs, scalars_of(batch)[_NUM_LOGITS]
+        states, masks = batch.states, sampling.masks
+        if logits.shape != (num_logits, states.vocab_size) or logits.dtype is not FLOAT32:
             raise PlanError("the logits must be float32 [L, V]", step=batch.step, tensor="logits",
-                            expected=(len(at), states.vocab_size),
+                            expected=(num_logits, states.vocab_size),
                             got=(*logits.shape, str(logits.dtype)))  # fmt: skip
-        num_reqs, width = batch.num_reqs, 1  # width: the most logits of a request; each has at least one
-        if len(at) > num_reqs:
+        width = 1  # the most logits of a request; each has at least one
+        if num_logits > num_reqs:
             width = int(np.diff(batch.cu_num_logits).max())
         tokens = np.empty((num_reqs, width), np.int32)
         wanted, buffers = None, None

@@ -44,7 +44,6 @@ class Ledger:
     left. blocked: why admission stopped at the request ``head``; None if the queue was emptied.
     """
 
-    step: int
     num_tokens: int
     token_budget: int
     num_running: int

@@ -63,12 +63,11 @@ class Scheduler:
         self._has_spans = False  # whether any request has had spans
         self._watermark = int(config.watermark * cache.pool.num_blocks)
         self._hits: dict[str, tuple[int, PrefixHit]] = {}  # request id → version of the cache and its hit there
-        self._step = 0
         self._last_scheduled = NO_TOKENS
-        self._decodes: StepPlan | None = None  # the last plan, if each running row computes one token of its output
-        self._num_repeats = 0  # the steps in which these rows can do the same without a block
+        self._decodes: StepPlan | None = None  # the last plan that is one token of the output of each running row
+        self._num_repeats = 0  # the steps from now on that it is the plan of, if its rows stay
         self._may_prefill = False  # whether a running row may still compute its prompt
-        self.ledger = Ledger(0, 0, config.max_num_batched_tokens, 0, 0, cache.pool.num_free)
+        self.ledger = Ledger(0, config.max_num_batched_tokens, 0, 0, cache.pool.num_free)
 
     # -- requests ---------------------------------------------------------------------------------------------------
 
@@ -98,6 +97,7 @@ class Scheduler:
                 "Use another id, or abort that request.",
             )
         self.waiting.push(request)
+        self._num_repeats = 0
 
     def remove(self, request_id: str) -> Request | None:
         """Remove a waiting or running request, at any time between two steps. None for an unknown id."""
@@ -120,6 +120,7 @@ class Scheduler:
         self._drafts[rows, : drafts.shape[1]] = drafts
         self._num_drafts[rows] = (drafts >= 0).sum(1)
         self._may_verify = True
+        self._num_repeats = 0
 
     def reserve_draft_slots(self, rows: I32, draft_slots: I32) -> None:
         """Plan for draft_slots[i] drafts after the tokens in flight of rows[i]; `resolve` fills in their ids."""
@@ -131,6 +132,8 @@ class Scheduler:
         Requests that have ended are left out. Reserved draft slots get the drafts proposed since, as far as there are
         any. Returns the plan itself if nothing changes.
         """
+        if plan.draft_tokens is None and plan.rows is self._rows:
+            return plan
         live, drafts = self.states.live[plan.rows], None
         if plan.draft_tokens is None and live.all():
             return plan
@@ -158,10 +161,10 @@ class Scheduler:
         in_flight: a step that is counted as done (`foreword.batch.advance`) but not committed. A request that is
         certain to end with its samples is left out. If blocks are short, the plan is empty: commit that step first.
         """
-        self._step += 1
-        repeated = self._repeated() if in_flight is None else None
-        if repeated is not None:
-            return repeated
+        last = self._decodes
+        if self._num_repeats and last is not None and last.rows is self._rows and in_flight is None:
+            self._num_repeats -= 1
+            return last
         rows, computed, n, num_tokens, preempted = self._run(in_flight)
         prefilling = NO_TOKENS
         if self._may_prefill:
@@ -184,7 +187,6 @@ class Scheduler:
             copies.append(self.cache.keep_states(running, reached))
         self._last_scheduled = rows
         self.ledger = Ledger(
-            step=self._step,
             num_tokens=num_tokens,
             token_budget=self.config.max_num_batched_tokens,
             num_running=len(self._rows),
@@ -204,20 +206,12 @@ class Scheduler:
             ledger=self.ledger,
         )
         # In a step of decodes alone every row computes one token, as in the next step, until a row needs a block.
-        decodes = rows is self._rows and num_tokens == len(rows) and not self._may_prefill and in_flight is None
-        self._decodes = plan if decodes else None
-        self._num_repeats = self.cache.num_free_slots(rows, computed + n) if decodes else 0
+        decodes = rows is self._rows and num_tokens == len(rows) and not self._may_prefill and not self._may_verify
+        if decodes and in_flight is None and head is None and not preempted and plan.block_ops is NO_BLOCK_OPS:
+            self._decodes, self._num_repeats = plan, self.cache.num_free_slots(rows, computed + n)
+        else:
+            self._decodes, self._num_repeats = None, 0
         return plan
-
-    def _repeated(self) -> StepPlan | None:
-        """The last plan once more, if it decodes all rows and the next one has to do the same; else None."""
-        last = self._decodes
-        if last is None or not self._num_repeats or last.rows is not self._rows or self.waiting or self._may_verify:
-            return None
-        self._num_repeats -= 1
-        budget, num_rows = self.config.max_num_batched_tokens, len(last.rows)
-        self.ledger = Ledger(self._step, num_rows, budget, num_rows, 0, self.cache.pool.num_free)
-        return StepPlan(last.rows, last.num_scheduled, None, NO_TOKENS, NO_BLOCK_OPS, (), (), self.ledger)
 
     def commit(self, plan: StepPlan) -> None:
         """After `RequestStates.commit`: the prompt tokens that the step computed can be hit from now on."""

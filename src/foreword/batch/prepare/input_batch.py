@@ -43,7 +43,8 @@ class InputBatch(BatchTensors):
 
     def _check_open(self) -> None:
         """PlanError for a stale batch, and one that was advanced or committed."""
-        self._check_alive()
+        if self._generation != self._buffers.generation:
+            self._check_alive()
         if self._stage != PREPARED:
             raise PlanError("this batch was advanced or committed before", step=self.step)
 

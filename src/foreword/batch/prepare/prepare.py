@@ -12,7 +12,15 @@ from foreword.batch.prepare.input_batch import InputBatch
 from foreword.batch.prepare.plan import NO_PADDING, normalize, padding
 from foreword.batch.state.request_states import RequestStates
 from foreword.batch.step.buffers import InputBuffers
-from foreword.batch.step.tensors import BackendFunction, buffers_of, is_gathered, row_generation
+from foreword.batch.step.tensors import (
+    BackendFunction,
+    buffers_of,
+    is_gathered,
+    is_resolved,
+    row_generation,
+    scalars_of,
+    tensor,
+)
 from foreword.batch.values.block_ops import NO_BLOCK_OPS, BlockOps
 from foreword.batch.values.plan import Backend, Check, Drafts, Order, PlanLike, RaggedDrafts
 from foreword.errors import PlanError
@@ -64,7 +72,7 @@ def prepare_inputs(
     if buffers.states is not states:
         raise PlanError("these buffers were made for other states: use InputBuffers.for_states(states, …)")
     wanted = normalize(states, plan, draft_tokens, order)
-    run = backend_of(backend)
+    run = BACKENDS[AUTO] if backend == "auto" else backend_of(backend)
     pad = NO_PADDING if pad_to is None else padding(pad_to)
     scalars = run(states, buffers, wanted, pad, gather_block_tables)
     req_ids = list(plan) if type(plan) is dict and order == "given" else None  # else found by row on demand
@@ -103,20 +111,19 @@ def resolve(batch: InputBatch, draft_tokens: Drafts = None) -> None:
     batch._check_open()
     states = batch.states
     rows, counts = batch.idx_mapping.copy(), batch.num_scheduled_tokens.copy()
-    pad = batch.num_tokens_padded, batch.num_reqs_padded
+    _, _, reqs, tokens, _, num_drafts, *_ = scalars_of(batch)
     cancelled = states.row_generation.take(rows) != row_generation(batch)
-    waiting = (states.num_placeholders.take(rows) > 0) & ~cancelled
-    if waiting.any():
-        b = int(np.argmax(waiting))
-        raise PlanError("the step before is not committed", step=batch.step, request=batch.req_ids[b], index=b)
     drafts = None
-    if len(batch.draft_token_ids):
+    if num_drafts:
         ids = batch.draft_token_ids.copy() if draft_tokens is None else _filled_in(batch, draft_tokens)
         drafts = RaggedDrafts(batch.num_draft_tokens.copy(), ids)
     elif draft_tokens is not None:
         _filled_in(batch, draft_tokens)
     plan = rows, counts, drafts, cancelled if cancelled.any() else None
-    batch._update(batch._backend(states, buffers_of(batch), plan, pad, is_gathered(batch)))
+    batch._update(batch._backend(states, buffers_of(batch), plan, (tokens, reqs), is_gathered(batch)))
+    if not is_resolved(batch):  # then nothing of it has changed
+        b = int(np.argmax(tensor(batch, "num_placeholders") > 0))
+        raise PlanError("the step before is not committed", step=batch.step, request=batch.req_ids[b], index=b)
     if batch._check != "off":
         _check(batch, batch._check)
 

@@ -54,7 +54,7 @@ class StagingRing:
                 index=slot,
             )
         self._busy[slot] = True
-        self._next = (slot + 1) % self.depth
+        self._next = (slot + 1) % len(self._slots)
         return self._slots[slot]
 
     def release_all(self) -> None:

@@ -39,7 +39,6 @@ class RowExtras:
     """
 
     __slots__ = (
-        "_rows",
         "encoder_inputs",
         "is_token_id",
         "mm_features",
@@ -47,6 +46,7 @@ class RowExtras:
         "pooling_params",
         "pooling_states",
         "prompt_embeds",
+        "rows",
     )
 
     def __init__(self) -> None:
@@ -57,10 +57,10 @@ class RowExtras:
         self.pooling_params: dict[int, PoolingParams] = {}
         self.pooling_states: dict[int, PoolingState] = {}
         self.is_token_id: Bools | None = None
-        self._rows: set[int] = set()
+        self.rows: set[int] = set()  # with any of them
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.rows)
 
     def sparse(self) -> tuple[dict[int, Any], ...]:
         """Every map from row to value."""
@@ -75,7 +75,7 @@ class RowExtras:
         """The changes to store what a new request brings. ``shape`` is (R, M)."""
         if not (given.values or given.rope_delta or given.encoder_len):
             return []
-        changes: list[Change] = [(self._rows.add, row)]
+        changes: list[Change] = [(self.rows.add, row)]
         if (mask := given.is_token_id) is not None:
             of_row = np.ones(shape, np.bool_) if self.is_token_id is None else self.is_token_id
             changes += (setattr, self, "is_token_id", of_row), (setitem, of_row, (row, slice(len(mask))), mask)
@@ -83,15 +83,15 @@ class RowExtras:
 
     def stage_mrope(self, row: int, positions: I32) -> None:
         """Keep the rotary positions of an admitted request."""
-        self._rows.add(row)
+        self.rows.add(row)
         self.mrope_positions[row] = positions
 
     def clear(self, row: int) -> list[Change]:
         """The changes to remove everything of a row."""
-        if row not in self._rows:
+        if row not in self.rows:
             return []
         return [
-            (self._rows.remove, row),
+            (self.rows.remove, row),
             *((values.pop, row, None) for values in self.sparse()),
             *((setitem, array, row, True) for array in self.arrays()),
         ]
@@ -101,7 +101,7 @@ class RowExtras:
         for values in self.sparse():
             moved = {to: values.pop(row) for row, to in ((a, b), (b, a)) if row in values}
             values.update(moved)
-        self._rows = {{a: b, b: a}.get(row, row) for row in self._rows}
+        self.rows = {{a: b, b: a}.get(row, row) for row in self.rows}
 
 
 def checked_extras(request: NewRequest, prompt_len: int) -> GivenExtras:
