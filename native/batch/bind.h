@@ -32,7 +32,7 @@ class Ints {
     const auto *array = reinterpret_cast<const Array *>(source.ptr());
     const int flags = C_CONTIGUOUS | ALIGNED | (writable ? WRITEABLE : 0);
     if (!source.type().is(array_type) || array->dtype != int32_type.ptr() || (array->flags & flags) != flags)
-      return import(source, writable);
+      return read_other(source, writable);
     return set(static_cast<const int32_t *>(array->data), array->ndim, array->shape);
   }
 
@@ -49,7 +49,7 @@ class Ints {
   };
   enum Flags { C_CONTIGUOUS = 0x1, ALIGNED = 0x100, WRITEABLE = 0x400 };
 
-  bool import(nb::handle source, bool writable) {
+  bool read_other(nb::handle source, bool writable) {
     if (source.is_none() || !nb::try_cast(source, imported_, false)) return false;
     if (writable && !nb::isinstance<nb::ndarray<int32_t>>(source)) return false;
     int64_t shape[2] = {};
