@@ -18,6 +18,7 @@
 #include "batch/python_values.h"
 #include "batch/rows.h"
 #include "batch/step.h"
+#include "batch/vectorized.h"
 
 namespace foreword {
 namespace {
@@ -125,9 +126,9 @@ void add_table(RowsCore &core, Matrix<int32_t> table, Vector<int32_t> num_blocks
 
 // False, with nothing changed, for arrays of other types or shapes, and for blocks that break a rule.
 bool append(RowsCore &core, nb::handle to_rows, nb::handle block_ids, int32_t group) {
-  Vector<const int32_t> rows, blocks;
-  return !to_rows.is_none() && !block_ids.is_none() && nb::try_cast(to_rows, rows, false) &&
-         nb::try_cast(block_ids, blocks, false) && rows.shape(0) == blocks.shape(0) && core.append(rows.data(), blocks.data(), int64_t(rows.shape(0)), group);
+  Ints rows, blocks;
+  return rows.read(to_rows) && blocks.read(block_ids) && rows.ndim == 1 && blocks.ndim == 1 &&
+         rows.size == blocks.size && core.append(rows.data, blocks.data, rows.size, group);
 }
 
 // Columns of N requests; `rows` gets their rows. False, with nothing changed, for values of other types or shapes, and
@@ -248,11 +249,11 @@ void add_device_table(PacketCore &core, Matrix<int32_t> table, Vector<int32_t> n
 }
 
 // The step's scalars, or None for a plan that breaks a rule: foreword.batch.prepare.plan.check names it.
-nb::object prepared(StepCore &core, const Vector<const int32_t> &rows, const Vector<const int32_t> &num_scheduled,
+nb::object prepared(StepCore &core, const int32_t *rows, const int32_t *num_scheduled, size_t num_reqs,
                     const int32_t *num_drafts, const int32_t *draft_ids, size_t num_draft_ids, int64_t pad_tokens,
                     int64_t pad_reqs, bool gather, const bool *cancelled) {
-  const Plan plan{rows.data(),          num_scheduled.data(), num_draft_ids ? num_drafts : nullptr, draft_ids,
-                  int64_t(rows.shape(0)), int64_t(num_draft_ids), pad_tokens, pad_reqs, gather, cancelled};
+  const Plan plan{rows, num_scheduled, num_draft_ids ? num_drafts : nullptr, draft_ids, int64_t(num_reqs),
+                  int64_t(num_draft_ids), pad_tokens, pad_reqs, gather, cancelled};
   if (!core.prepare(plan)) return nb::none();
   const auto *s = reinterpret_cast<const Scalars *>(core.buffers.scalars);
   return nb::make_tuple(s->num_reqs, s->num_tokens, s->num_reqs_padded, s->num_tokens_padded, s->num_logits,
@@ -262,42 +263,53 @@ nb::object prepared(StepCore &core, const Vector<const int32_t> &rows, const Vec
 nb::object prepare_ragged(StepCore &core, Vector<const int32_t> rows, Vector<const int32_t> num_scheduled,
                           Vector<const int32_t> num_drafts, Vector<const int32_t> draft_ids, int64_t pad_tokens,
                           int64_t pad_reqs, bool gather, std::optional<Vector<const bool>> cancelled) {
-  return prepared(core, rows, num_scheduled, num_drafts.data(), draft_ids.data(), draft_ids.shape(0), pad_tokens,
-                  pad_reqs, gather, cancelled ? cancelled->data() : nullptr);
+  return prepared(core, rows.data(), num_scheduled.data(), rows.shape(0), num_drafts.data(), draft_ids.data(),
+                  draft_ids.shape(0), pad_tokens, pad_reqs, gather, cancelled ? cancelled->data() : nullptr);
 }
 
 // Drafts as [B, D] padded with −1, or None. None for arrays of other types or shapes as well.
 nb::object prepare(StepCore &core, nb::handle plan_rows, nb::handle plan_counts, nb::handle plan_drafts,
                    int64_t pad_tokens, int64_t pad_reqs, bool gather) {
-  Vector<const int32_t> rows, num_scheduled;
-  std::optional<Matrix<const int32_t>> drafts;
-  if (plan_rows.is_none() || plan_counts.is_none()) return nb::none();
-  if (!plan_drafts.is_none() && !nb::try_cast(plan_drafts, drafts, false)) return nb::none();
-  if (!nb::try_cast(plan_rows, rows, false) || !nb::try_cast(plan_counts, num_scheduled, false)) return nb::none();
-  const auto B = int64_t(rows.shape(0));
-  if (int64_t(num_scheduled.shape(0)) != B || (drafts && int64_t(drafts->shape(0)) != B)) return nb::none();
-  if (drafts && !core.flatten_drafts(drafts->data(), B, int64_t(drafts->shape(1)))) return nb::none();
-  return prepared(core, rows, num_scheduled, core.num_drafts.data(), core.draft_ids.data(),
-                  drafts ? core.draft_ids.size() : 0, pad_tokens, pad_reqs, gather, nullptr);
+  Ints rows, num_scheduled, drafts;
+  const bool has_drafts = !plan_drafts.is_none();
+  if (!rows.read(plan_rows) || !num_scheduled.read(plan_counts) || rows.ndim != 1 || num_scheduled.ndim != 1 ||
+      num_scheduled.size != rows.size)
+    return nb::none();
+  if (has_drafts && (!drafts.read(plan_drafts) || drafts.ndim != 2 || drafts.size != rows.size ||
+                     !core.flatten_drafts(drafts.data, drafts.size, drafts.width)))
+    return nb::none();
+  return prepared(core, rows.data, num_scheduled.data, size_t(rows.size), core.num_drafts.data(),
+                  core.draft_ids.data(), has_drafts ? core.draft_ids.size() : 0, pad_tokens, pad_reqs, gather, nullptr);
 }
 
 // Samples [B] or [B, width] of the step prepared last. False, with nothing changed, for arrays of other types or shapes,
 // and for samples that break a rule.
 bool commit(StepCore &core, nb::handle samples, bool advanced) {
-  nb::ndarray<const int32_t, nb::c_contig, nb::device::cpu> sampled;
-  if (samples.is_none() || !nb::try_cast(samples, sampled, false) || sampled.ndim() < 1 || sampled.ndim() > 2)
-    return false;
-  const auto B = int64_t(sampled.shape(0)), width = sampled.ndim() == 2 ? int64_t(sampled.shape(1)) : int64_t(1);
+  Ints sampled;
+  if (!sampled.read(samples)) return false;
   const auto *step = reinterpret_cast<const Scalars *>(core.buffers.scalars);
-  return B == step->num_reqs && core.commit(sampled.data(), B, width, advanced);
+  return sampled.size == step->num_reqs && core.commit(sampled.data, sampled.size, sampled.width, advanced);
+}
+
+// Integers [n]; TypeError for another object.
+Ints int32s(nb::handle source, bool writable = false) {
+  Ints values;
+  if (!values.read(source, writable) || values.ndim != 1) throw nb::type_error("expected int32 [n] in C order");
+  return values;
+}
+
+FOREWORD_VECTORIZED int32_t least(const int32_t *values, int64_t count) {
+  int32_t found = std::numeric_limits<int32_t>::max();
+  for (int64_t i = 0; i < count; ++i) found = std::min(found, values[i]);
+  return found;
 }
 
 // Copy the first entries of `from` to all of `to`. Returns the smallest.
-int32_t copy_samples(Vector<const int32_t> from, Vector<int32_t> to) {
-  if (from.shape(0) < to.shape(0)) throw std::invalid_argument("fewer entries than are to be copied");
-  int32_t least = std::numeric_limits<int32_t>::max();
-  for (size_t i = 0; i < to.shape(0); ++i) least = std::min(least, to.data()[i] = from.data()[i]);
-  return least;
+int32_t copy_samples(nb::handle from, nb::handle to) {
+  const Ints source = int32s(from), target = int32s(to, true);
+  if (source.size < target.size) throw std::invalid_argument("fewer entries than are to be copied");
+  std::copy_n(source.data, target.size, target.writable_data());
+  return least(source.data, target.size);
 }
 
 // (name, dtype) of every array that the cores take, for a test against the Python tables.
@@ -322,7 +334,7 @@ void bind_vllm(nb::module_ &m);
 
 void bind_batch(nb::module_ &m) {
   m.def("array_names", &array_names, "The arrays that the batch cores take: {'rows' | 'step': [(name, dtype)]}.");
-  m.def("copy_samples", &copy_samples, nb::arg().noconvert(), nb::arg().noconvert(),
+  m.def("copy_samples", &copy_samples,
         "Copy the first entries of one array to all of another. Returns the smallest.");
   nb::class_<RowsCore>(m, "RowsCore", "Bulk changes of the rows of one RequestStates.")
       .def("__init__", &init_rows, nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(), nb::keep_alive<1, 6>())
@@ -356,8 +368,9 @@ void bind_batch(nb::module_ &m) {
       .def("add_table", &add_device_table)
       .def("forget", &PacketCore::forget)
       .def("generations", &PacketCore::generations)
-      .def("pack", [](PacketCore &core, const Buffers &step, Vector<int32_t> out) {
-        return core.pack(step, out.data(), int64_t(out.shape(0)));
+      .def("pack", [](PacketCore &core, const Buffers &step, nb::handle packet) {
+        const Ints out = int32s(packet, true);
+        return core.pack(step, out.writable_data(), out.size);
       });
   bind_vllm(m);
 }

@@ -4,6 +4,9 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
+#include <algorithm>
+#include <cstdint>
+
 namespace foreword {
 
 namespace nb = nanobind;
@@ -12,6 +15,59 @@ template <class T>
 using Vector = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 template <class T>
 using Matrix = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+// An int32 array [n] or [n, width] in C order. What a step passes is read from NumPy's own memory, whose layout is a part
+// of its ABI: an import by nanobind takes longer than the preparation of a small step.
+class Ints {
+ public:
+  const int32_t *data = nullptr;
+  int ndim = 0;
+  int64_t size = 0, width = 1;
+
+  // False for another object.
+  bool read(nb::handle source, bool writable = false) {
+    static const nb::handle numpy = nb::module_::import_("numpy").release();
+    static const nb::handle array_type = nb::object(numpy.attr("ndarray")).release();
+    static const nb::handle int32_type = nb::object(numpy.attr("dtype")("int32")).release();
+    const auto *array = reinterpret_cast<const Array *>(source.ptr());
+    const int flags = C_CONTIGUOUS | ALIGNED | (writable ? WRITEABLE : 0);
+    if (!source.type().is(array_type) || array->dtype != int32_type.ptr() || (array->flags & flags) != flags)
+      return read_other(source, writable);
+    return set(static_cast<const int32_t *>(array->data), array->ndim, array->shape);
+  }
+
+  int32_t *writable_data() const { return const_cast<int32_t *>(data); }
+
+ private:
+  struct Array {  // PyArrayObject_fields
+    PyObject head;
+    void *data;
+    int ndim;
+    Py_ssize_t *shape, *strides;
+    PyObject *base, *dtype;
+    int flags;
+  };
+  enum Flags { C_CONTIGUOUS = 0x1, ALIGNED = 0x100, WRITEABLE = 0x400 };
+
+  bool read_other(nb::handle source, bool writable) {
+    if (source.is_none() || !nb::try_cast(source, imported_, false)) return false;
+    if (writable && !nb::isinstance<nb::ndarray<int32_t>>(source)) return false;
+    int64_t shape[2] = {};
+    for (size_t i = 0; i < std::min(imported_.ndim(), size_t(2)); ++i) shape[i] = int64_t(imported_.shape(i));
+    return set(imported_.data(), int(imported_.ndim()), shape);
+  }
+  template <class Size>
+  bool set(const int32_t *values, int dims, const Size *shape) {
+    if (dims < 1 || dims > 2) return false;
+    data = values;
+    ndim = dims;
+    size = shape[0];
+    width = dims == 2 ? shape[1] : 1;
+    return true;
+  }
+
+  nb::ndarray<const int32_t, nb::c_contig, nb::device::cpu> imported_;
+};
 
 template <class T>
 T *pointer(const nb::dict &arrays, const char *name) {

@@ -15,44 +15,93 @@ int32_t local_seq_len(int32_t seq_len, const ContextParallel &cp) {
   return seq_len / round * cp.interleave + std::clamp(rest, 0, cp.interleave);
 }
 
-// Token ids, positions and batch indices of each request's tokens.
-FOREWORD_VECTORIZED void copy_tokens(const Plan &plan, const States &s, const Buffers &o) {
-  int64_t t = 0;
+// out[b] = column[rows[b]]. In a vectorized function: many at once.
+template <class T>
+inline void take(const T *__restrict column, const int32_t *__restrict rows, int64_t count, T *__restrict out) {
+  for (int64_t b = 0; b < count; ++b) out[b] = column[rows[b]];
+}
+
+// Whether no request has too many tokens or drafts: for its row, its known tokens, and its blocks.
+FOREWORD_VECTORIZED bool lengths_fit(const Plan &plan, const States &s, const std::vector<Group> &groups) {
+  const int32_t *__restrict rows = plan.rows, *__restrict num_scheduled = plan.num_scheduled;
+  const int32_t *__restrict num_drafts = plan.num_drafts;
+  const bool *__restrict cancelled = plan.cancelled;
+  bool fit = true;
   for (int64_t b = 0; b < plan.num_reqs; ++b) {
-    const int32_t n = o.num_scheduled_tokens[b], c = o.num_computed_tokens[b];
-    const int32_t *ids = s.tokens_of(o.idx_mapping[b]) + c;
-    if (n == 1 && !plan.cancelled) {
-      o.input_ids[t] = *ids;
-      o.positions[t] = c;
-      o.req_indices[t++] = int32_t(b);
-      continue;
+    const int32_t row = rows[b], n = num_scheduled[b], k = num_drafts ? num_drafts[b] : 0;
+    const int64_t end = int64_t(s.num_computed_tokens[row]) + n, known = s.num_tokens[row] + s.num_placeholders[row];
+    const bool known_fit = k > 0 ? end - k == known : end <= known;
+    const bool ok = (k >= 0) & (n >= 1 + k) & (k <= s.max_num_draft_tokens) & (end <= s.max_model_len) & known_fit;
+    fit &= ok | (cancelled && cancelled[b]);
+  }
+  for (const Group &g : groups)
+    for (int64_t b = 0; b < plan.num_reqs; ++b) {
+      const int64_t end = int64_t(s.num_computed_tokens[rows[b]]) + num_scheduled[b];
+      fit &= (end <= int64_t(g.num_blocks[rows[b]]) * g.tokens_per_block) | (cancelled && cancelled[b]);
     }
+  return fit;
+}
+
+// What the step takes from the rows.
+FOREWORD_VECTORIZED void take_rows(const Plan &plan, const States &s, const Buffers &o) {
+  const int64_t B = plan.num_reqs;
+  const int32_t *__restrict rows = plan.rows, *__restrict num_scheduled = plan.num_scheduled;
+  const int32_t *__restrict prefill_len = s.prefill_len, *__restrict computed = o.num_computed_tokens;
+  take(s.num_computed_tokens, rows, B, o.num_computed_tokens);
+  take(s.num_placeholders, rows, B, o.num_placeholders);
+  take(s.row_generation, rows, B, o.row_generation);
+  bool *__restrict is_prefilling = o.is_prefilling;
+  for (int64_t b = 0; b < B; ++b) is_prefilling[b] = computed[b] < prefill_len[rows[b]];
+  for (int64_t b = 0; plan.cancelled && b < B; ++b)
+    if (plan.cancelled[b]) {
+      o.num_computed_tokens[b] = o.num_placeholders[b] = 0;
+      o.is_prefilling[b] = false;
+      o.row_generation[b] = -1;
+    }
+  int32_t *__restrict seq_lens = o.seq_lens;
+  for (int64_t b = 0; b < B; ++b) seq_lens[b] = computed[b] + num_scheduled[b];
+}
+
+// Token ids, positions and batch indices of each request's tokens. The first `singles` requests have one each.
+FOREWORD_VECTORIZED void copy_tokens(const Plan &plan, const States &s, const Buffers &o, int64_t singles) {
+  const int32_t *__restrict rows = o.idx_mapping, *__restrict computed = o.num_computed_tokens;
+  const int32_t *__restrict token_ids = s.token_ids;
+  int32_t *__restrict input_ids = o.input_ids, *__restrict req_indices = o.req_indices;
+  int64_t *__restrict positions = o.positions;
+  for (int64_t b = 0; b < singles; ++b) input_ids[b] = token_ids[rows[b] * s.token_stride + computed[b]];
+  for (int64_t b = 0; b < singles; ++b) positions[b] = computed[b];
+  for (int64_t b = 0; b < singles; ++b) req_indices[b] = int32_t(b);
+  for (int64_t b = singles, t = singles; b < plan.num_reqs; ++b) {
+    const int32_t n = o.num_scheduled_tokens[b], c = computed[b];
     if (plan.is_cancelled(b))
-      std::fill_n(o.input_ids + t, n, 0);
+      std::fill_n(input_ids + t, n, 0);
     else
-      std::memcpy(o.input_ids + t, ids, sizeof(int32_t) * n);
-    std::fill(o.req_indices + t, o.req_indices + t + n, int32_t(b));
-    for (int32_t i = 0; i < n; ++i) o.positions[t + i] = c + i;
+      std::memcpy(input_ids + t, s.tokens_of(rows[b]) + c, sizeof(int32_t) * n);
+    std::fill_n(req_indices + t, n, int32_t(b));
+    for (int32_t i = 0; i < n; ++i) positions[t + i] = c + i;
     t += n;
   }
 }
 
-// The slot of each token in one KV group.
-FOREWORD_VECTORIZED void fill_slots(const Plan &plan, const Buffers &o, const Group &g) {
+// The slot of each token in one KV group. The first `singles` requests have one token each.
+FOREWORD_VECTORIZED void fill_slots(const Plan &plan, const Buffers &o, const Group &g, int64_t singles) {
   if (g.recurrent) return;
   const int32_t S = g.block_size, P = g.tokens_per_block, round = g.cp.interleave * g.cp.size;
-  int64_t *slots = g.step.slot_mapping, t = 0;
-  for (int64_t b = 0; b < plan.num_reqs; ++b) {
-    const int32_t *blocks = g.row(o.idx_mapping[b]);
+  const int32_t *__restrict rows = o.idx_mapping, *__restrict computed = o.num_computed_tokens;
+  const int32_t *__restrict table = g.table;
+  int64_t *__restrict slots = g.step.slot_mapping;
+  int64_t t = g.cp.size == 1 ? singles : 0;
+  for (int64_t b = 0; b < t; ++b) {
+    const int32_t k = g.block_of(computed[b]);
+    slots[b] = int64_t(table[int64_t(rows[b]) * g.width + k]) * S + (computed[b] - k * P);
+  }
+  for (int64_t b = t; b < plan.num_reqs; ++b) {
+    const int32_t *blocks = g.row(rows[b]);
     const int32_t n = o.num_scheduled_tokens[b];
-    int32_t k = g.block_of(o.num_computed_tokens[b]), offset = o.num_computed_tokens[b] - k * P;
+    int32_t k = g.block_of(computed[b]), offset = computed[b] - k * P;
     if (plan.is_cancelled(b)) {
       std::fill_n(slots + t, n, int64_t(-1));
       t += n;
-      continue;
-    }
-    if (n == 1 && g.cp.size == 1) {
-      slots[t++] = int64_t(blocks[k]) * S + offset;
       continue;
     }
     for (int32_t i = 0; i < n;) {  // one run of tokens per block
@@ -75,6 +124,24 @@ FOREWORD_VECTORIZED void fill_slots(const Plan &plan, const Buffers &o, const Gr
   }
 }
 
+// The kind of step: see foreword.batch.values.attention.
+AttentionState attention_state(const Plan &plan, const States &s, const Buffers &o) {
+  bool decode_only = plan.num_reqs > 0, no_cache = true, reach_end = true;
+  if (plan.num_draft_ids) return SPEC_DECODING;
+  for (int64_t b = 0; b < plan.num_reqs; ++b) {
+    const int32_t c = o.num_computed_tokens[b], n = plan.num_scheduled[b];
+    decode_only &= (n == 1) & (c > 0 || plan.is_cancelled(b));
+    no_cache &= c == 0;
+  }
+  if (decode_only) return DECODE_ONLY;
+  if (no_cache) return PREFILL_NO_CACHE;
+  for (int64_t b = 0; b < plan.num_reqs && reach_end; ++b) {
+    const int32_t c = o.num_computed_tokens[b], prompt = s.prompt_len[plan.rows[b]];
+    reach_end = plan.is_cancelled(b) || (c < prompt && c + plan.num_scheduled[b] >= prompt);
+  }
+  return reach_end ? PREFILL_CACHE_HIT : CHUNKED_PREFILL;
+}
+
 // The pad value in entries from … stale − 1, which a larger step before wrote.
 template <class T>
 void pad(T *array, int64_t from, int64_t stale, T value = 0) {
@@ -87,12 +154,14 @@ bool StepCore::prepare(const Plan &plan) {
   if (!acceptable(plan)) return false;
   Scalars out;
   requests(plan, out);
-  tokens(plan, out);
+  int64_t singles = 0;  // leading requests with one token: most of them in most steps
+  while (singles < plan.num_reqs && plan.num_scheduled[singles] == 1 && !plan.is_cancelled(singles)) ++singles;
+  tokens(plan, out, singles);
   out.num_logits = logits(plan);
   pad(buffers.logits_indices, out.num_logits, buffers.written[LOGITS]);
   pad(buffers.expanded_idx_mapping, out.num_logits, buffers.written[LOGITS], -1);
   for (Group &group : groups) {
-    fill_slots(plan, buffers, group);
+    fill_slots(plan, buffers, group, singles);
     if (plan.gather) gather(plan, group);
   }
   *reinterpret_cast<Scalars *>(buffers.scalars) = out;
@@ -110,20 +179,15 @@ bool StepCore::acceptable(const Plan &plan) {
   if (plan.num_reqs > s.max_num_reqs) return false;
   int64_t num_tokens = 0, num_drafts = 0;
   for (int64_t b = 0; b < plan.num_reqs; ++b) {
-    const int32_t row = plan.rows[b], n = plan.num_scheduled[b], k = plan.num_drafts ? plan.num_drafts[b] : 0;
-    num_tokens += n;
-    num_drafts += k;
+    const int32_t row = plan.rows[b];
+    num_tokens += plan.num_scheduled[b];
+    num_drafts += plan.num_drafts ? plan.num_drafts[b] : 0;
+    if (row < 0 || row >= s.max_num_reqs) return false;
     if (plan.is_cancelled(b)) continue;
-    if (row < 0 || row >= s.max_num_reqs || !s.live[row] || seen_[row] == call_) return false;
+    if (!s.live[row] || seen_[row] == call_) return false;
     seen_[row] = call_;
-    prefetch(row, s.num_computed_tokens[row]);
-    const int64_t end = int64_t(s.num_computed_tokens[row]) + n;
-    if (k < 0 || n < 1 + k || k > s.max_num_draft_tokens || end > s.max_model_len) return false;
-    const int32_t known = s.num_tokens[row] + s.num_placeholders[row];
-    if (k > 0 ? end - k != known : end > known) return false;
-    for (const Group &g : groups)
-      if (end > int64_t(g.num_blocks[row]) * g.tokens_per_block) return false;
   }
+  if (!lengths_fit(plan, s, groups)) return false;
   for (const Group &g : groups)
     if (g.may_hold_null() && writes_null(plan, g)) return false;
   if (num_drafts != plan.num_draft_ids || num_tokens > buffers.max_num_batched_tokens) return false;
@@ -147,12 +211,6 @@ bool StepCore::writes_null(const Plan &plan, const Group &g) const {
   return false;
 }
 
-// A decode step touches one line of each request's tokens and blocks, all of them cold: ask for them early.
-void StepCore::prefetch(int32_t row, int32_t position) const {
-  __builtin_prefetch(states.tokens_of(row) + position);
-  for (const Group &g : groups) __builtin_prefetch(g.row(row) + g.block_of(position));
-}
-
 // Everything of one entry per request, and the scalars that follow from it.
 void StepCore::requests(const Plan &plan, Scalars &out) {
   const States &s = states;
@@ -160,30 +218,19 @@ void StepCore::requests(const Plan &plan, Scalars &out) {
   const int64_t B = plan.num_reqs;
   const int64_t padded = plan.pad_reqs < 0 ? B : plan.pad_reqs;
   int32_t loc = 0, max_query = 0, max_seq = 0, unresolved = 0;
-  bool decode_only = B > 0, no_cache = true, reach_end = true;
   std::memcpy(o.idx_mapping, plan.rows, sizeof(int32_t) * B);
   std::memcpy(o.num_scheduled_tokens, plan.num_scheduled, sizeof(int32_t) * B);
   if (plan.num_drafts)
     std::memcpy(o.num_draft_tokens, plan.num_drafts, sizeof(int32_t) * B);
   else
     std::fill_n(o.num_draft_tokens, B, 0);
+  take_rows(plan, s, o);
   for (int64_t b = 0; b < B; ++b) {
-    const int32_t row = plan.rows[b], n = plan.num_scheduled[b];
-    const bool cancelled = plan.is_cancelled(b);
-    const int32_t c = cancelled ? 0 : s.num_computed_tokens[row], prompt = cancelled ? 0 : s.prompt_len[row];
-    o.num_computed_tokens[b] = c;
-    o.num_placeholders[b] = cancelled ? 0 : s.num_placeholders[row];
-    unresolved += o.num_placeholders[b] > 0;
-    o.is_prefilling[b] = !cancelled && c < s.prefill_len[row];
-    o.row_generation[b] = cancelled ? -1 : s.row_generation[row];
     o.query_start_loc[b] = loc;
-    o.seq_lens[b] = c + n;
-    loc += n;
-    max_query = std::max(max_query, n);
-    max_seq = std::max(max_seq, c + n);
-    decode_only &= n == 1 && (c > 0 || cancelled);
-    no_cache &= c == 0;
-    reach_end &= cancelled || (c < prompt && c + n >= prompt);
+    loc += plan.num_scheduled[b];
+    unresolved += o.num_placeholders[b] > 0;
+    max_query = std::max(max_query, plan.num_scheduled[b]);
+    max_seq = std::max(max_seq, o.seq_lens[b]);
   }
   std::fill(o.query_start_loc + B, o.query_start_loc + padded + 1, loc);
   const int64_t stale = o.written[REQUESTS];
@@ -203,15 +250,11 @@ void StepCore::requests(const Plan &plan, Scalars &out) {
   out.max_seq_len = max_seq;
   out.num_draft_tokens = plan.num_draft_ids;
   out.num_unresolved = unresolved;
-  out.attention_state = plan.num_draft_ids ? SPEC_DECODING
-                        : decode_only      ? DECODE_ONLY
-                        : no_cache         ? PREFILL_NO_CACHE
-                        : reach_end        ? PREFILL_CACHE_HIT
-                                           : CHUNKED_PREFILL;
+  out.attention_state = attention_state(plan, s, o);
 }
 
 // Everything of one entry per token. Drafts are staged past the known tokens first, so that one copy serves every row.
-void StepCore::tokens(const Plan &plan, Scalars &out) {
+void StepCore::tokens(const Plan &plan, Scalars &out, int64_t singles) {
   const States &s = states;
   Buffers &o = buffers;
   const int64_t B = out.num_reqs, T = out.num_tokens;
@@ -223,7 +266,7 @@ void StepCore::tokens(const Plan &plan, Scalars &out) {
       o.draft_token_ids[d] = plan.draft_ids[d];
     }
   }
-  copy_tokens(plan, s, o);
+  copy_tokens(plan, s, o, singles);
   for (int64_t b = 0; out.num_unresolved && b < B; ++b)  // ids that a step in flight will sample are not known yet
     if (const int32_t placeholders = o.num_placeholders[b]) {
       const int32_t c = o.num_computed_tokens[b], n = o.num_scheduled_tokens[b];

@@ -89,10 +89,9 @@ class StepCore {
   bool acceptable(const Plan &plan);
   bool writes_null(const Plan &plan, const Group &g) const;
   void requests(const Plan &plan, Scalars &out);
-  void tokens(const Plan &plan, Scalars &out);
+  void tokens(const Plan &plan, Scalars &out, int64_t singles);
   int64_t logits(const Plan &plan);  // returns how many there are
   void gather(const Plan &plan, Group &group);
-  void prefetch(int32_t row, int32_t position) const;
 
   std::vector<int32_t> num_samples_;
   std::vector<int64_t> seen_;  // [R] the call that last planned a row: finds a row planned twice

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import numpy as np
@@ -106,3 +107,27 @@ def test_integers_of_other_kinds_are_taken():
         )  # fmt: skip
         columns = (states.num_computed_tokens, states.lora_id, states.rope_delta, states.encoder_len)
         assert [int(column[row]) for column in columns] == [1, 4, -2, 5]
+
+
+def test_arrays_whose_type_is_not_numpys_own_object(states: RequestStates) -> None:
+    """An array that was pickled has a dtype of its own, and a step of such arrays is the same step."""
+    own = [np.array(values, np.int32) for values in ([0], [3], [7])]
+    rows, counts, sampled = (pickle.loads(pickle.dumps(array)) for array in own)
+    assert rows.dtype == np.int32
+    assert rows.dtype is not np.dtype(np.int32)
+    batch = prepare_inputs(states, (rows, counts), InputBuffers.for_states(states, 8))
+    assert batch.input_ids.tolist() == [1, 2, 3]
+    states.commit(batch, sampled)
+    assert states.token_ids[0, :4].tolist() == [1, 2, 3, 7]
+    frozen = np.array([1], np.int32)
+    frozen.flags.writeable = False
+    rows.flags.writeable = False
+    assert prepare_inputs(states, (rows, frozen), InputBuffers.for_states(states, 8)).input_ids.tolist() == [7]
+
+
+def test_a_step_of_arrays_that_are_not_in_c_order(states: RequestStates) -> None:
+    states.add_request(NewRequest("b", [4, 5], [[3]]))
+    rows, counts = np.array([[0, 3], [1, 2]], np.int32).T
+    assert not rows.flags.c_contiguous
+    batch = prepare_inputs(states, (rows, counts), InputBuffers.for_states(states, 8))
+    assert batch.input_ids.tolist() == [1, 2, 3, 4, 5]

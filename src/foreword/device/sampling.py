@@ -14,20 +14,17 @@ _BLOCK = 1024
 class DeviceSampler:
     """Draws as `foreword.sampling.Sampler` does, into ``rows.tensors["sampled"]``.
 
+    lacks: the `Need` flags of what the kernels do not do. A step whose rows have one of them is sampled on the host.
     with_penalties: whether rows may have penalties. They take int32 [max_num_logits, vocab_size] of memory, and change
     the logits in place.
     """
 
     def __init__(self, rows: DeviceRows, *, with_penalties: bool = True) -> None:
         self.rows = rows
-        self._lacks = ~int(SUPPORTED if with_penalties else SUPPORTED & ~Need.PENALTIES)
+        self.lacks = ~int(SUPPORTED if with_penalties else SUPPORTED & ~Need.PENALTIES)
         api, vocab_size = rows.api, rows.states.vocab_size
         self.drawn = api.zeros((rows.max_num_logits,), "int32")
         self.counts = api.zeros((rows.max_num_logits, vocab_size), "int32") if with_penalties else None
-
-    def supports(self, needs: int) -> bool:
-        """Whether the kernels do all that a step's rows need: a union of `Need` flags."""
-        return not needs & self._lacks
 
     def sample(self, logits: Tensor, *, num_logits: int, num_reqs: int) -> None:
         """K5: draw from logits [num_logits, V] and verify the drafts. float32 where rows have penalties.

@@ -15,6 +15,7 @@ from foreword.batch.features.lora import LoraMapping
 from foreword.batch.features.multimodal import prefilling_with
 from foreword.batch.step.tensors import buffers_of, scalars_of
 from foreword.batch.values.block_ops import NO_BLOCK_OPS
+from foreword.batch.values.integers import INT32
 from foreword.device.api import DeviceApi, Graph, Tensor
 from foreword.device.layout import NO_TOKEN
 from foreword.device.ring import PacketSlot
@@ -149,7 +150,7 @@ class DeviceExecutor:
             sampler is not None
             and sampling.masks is None
             and not sampling.processors
-            and sampler.supports(sampling.metadata.needs)
+            and not sampling.metadata.needs & sampler.lacks
         )
 
     def launch(self, batch: InputBatch, sampling: StepSampling) -> DeviceStep | HostSampledStep:
@@ -275,7 +276,7 @@ class DeviceStep:
         if self._check is not None and (batch := self._check[0]).is_current:
             compare(self._check[1], batch)
         self._slot.wait()
-        tokens = np.empty(self._num_reqs * self._width, np.int32)
+        tokens = np.empty(self._num_reqs * self._width, INT32)
         least = native.copy_samples(self._slot.sampled_array, tokens)
         if self._width > 1:
             table = tokens.reshape(-1, self._width)

@@ -9,7 +9,7 @@ import numpy as np
 from foreword.arrays import I32, I64, Bools, Ints
 from foreword.batch.state.request_states import RequestStates
 from foreword.batch.step.buffers import InputBuffers
-from foreword.batch.values.integers import INT32, INT32_MAX, as_int32, as_integer, int32s, is_int32
+from foreword.batch.values.integers import INT32_MAX, as_int32, as_integer, int32s, is_int32
 from foreword.batch.values.plan import Drafts, Order, Plan, PlanLike, PlannedStep, RaggedDrafts, ragged
 from foreword.errors import CapacityError, PlanError
 
@@ -50,10 +50,7 @@ def normalize(states: RequestStates, plan: PlanLike, drafts: Drafts, order: Orde
 def _as_int32(plan: Plan) -> Plan:
     """The plan with arrays of int32; PlanError for what is not an array of integers, or of the wrong shape."""
     rows, num_scheduled, drafts, cancelled = plan
-    if type(rows) is not np.ndarray or rows.dtype is not INT32:
-        rows = int32s(rows, "rows")
-    if type(num_scheduled) is not np.ndarray or num_scheduled.dtype is not INT32:
-        num_scheduled = int32s(num_scheduled, "num_scheduled")
+    rows, num_scheduled = int32s(rows, "rows"), int32s(num_scheduled, "num_scheduled")
     if rows.ndim != 1 or rows.shape != num_scheduled.shape:
         raise PlanError("rows and num_scheduled must be one-dimensional and equally long",
                         expected=rows.shape, got=num_scheduled.shape)  # fmt: skip

@@ -357,8 +357,8 @@ class RequestStates:
 
 
 def _unaliased_rows(rows: int, columns: int) -> I32:
-    """int32 zeros [rows, columns] whose rows do not start a power of two apart: a decode step touches one cache line of
-    each row, and at 16 KiB apart a thousand of them would share a handful of cache sets.
+    """int32 zeros [rows, columns] whose rows start an odd number of cache lines apart: a decode step touches one line
+    of each row, and at 16 KiB apart a thousand of them would share a handful of cache sets.
     """
     line = 16
-    return np.zeros((rows, (columns // line + 2) * line), np.int32)[:, :columns]
+    return np.zeros((rows, (-(-columns // line) | 1) * line), np.int32)[:, :columns]
