@@ -1,12 +1,13 @@
 // Attention of a tile of query rows over the keys of one request, in chunks of 64 keys with an online softmax:
 //
 //   for each split of 512 keys:  m, l, O = -inf, 0, 0
-//       for each chunk of 64 keys:   S = Q Kᵀ;  m' = max(m, max S);  P = 2^(S - m')
+//       for each chunk of 64 keys:   S = Q Kᵀ;  m' = ⌈max S⌉ if max S > m + e, else m;  P = 2^(S - m')
 //                                    l = l 2^(m - m') + Σ P;  O = O 2^(m - m') + P V;  m = m'
 //       merge (m, l, O) into the row's total
 //   out = O / l
 //
-// Powers of 2 instead of e: log2 e is part of the scale of the queries.
+// Powers of 2 instead of e: log2 e is part of the scale of the queries. An integer m makes the scaling of l and O
+// exact, and the excess e (max_excess) makes it rare: P may be more than 1.
 //
 // Chunks and splits start at absolute multiples of their sizes, and a row uses only its visible keys of a chunk. So a
 // query's result depends on its own keys alone: not on the other queries, on how a prompt was divided into prefill
@@ -17,7 +18,6 @@
 #include "kernels/attention_keys.h"
 #include "kernels/attention_softmax.h"
 #if defined(FOREWORD_SIMD_AMX)
-#include "kernels/amx_attention.h"
 
 namespace foreword::kernels::avx512_vnni {
 std::remove_pointer_t<decltype(Isa::attend)> attend;
@@ -63,11 +63,15 @@ void gather_queries(const KVLayer &kv, const AttentionConfig &c, const Attention
     for (int g = 0; g < group; ++g) {
       const float *x = heads + size_t(g) * dim;
       const int row = i * group + g;
-      for (int d = 0; d < dim; d += kLanes) store(q.f32 + q.at(row, d), load(x + d));
-      if (kv.format == KVFormat::i8) split_query(x, dim, row, q, s.part.o(0));
-      if (kBf16Pairs && kv.format == KVFormat::bf16) {
-        for (int d = 0; d < dim; d += kLanes) {
+      if (kv.format == KVFormat::i8) {
+        split_query(x, dim, row, q, s.part.o(0));
+        continue;
+      }
+      for (int d = 0; d < dim; d += kLanes) {
+        if (kBf16Dot && kv.format == KVFormat::bf16) {
           store_bf16(q.bf16 + q.at(row, d), load(x + d));
+        } else {
+          store(q.f32 + q.at(row, d), load(x + d));
         }
       }
     }
@@ -76,33 +80,34 @@ void gather_queries(const KVLayer &kv, const AttentionConfig &c, const Attention
 
 // ---------------------------------------------------------------------------------------------- splits
 
-void begin_split(const AttentionScratch &s, int rows) {
-  for (int row = 0; row < rows; ++row) {
-    std::memset(s.part.o(row), 0, sizeof(float) * size_t(s.part.dim));
-    s.part.m(row) = kNothing;
-    s.part.l(row) = 0.f;
-    store(s.lane_sums + row * kLanes, set1(0.f));
-  }
-}
-
-void end_split(const AttentionScratch &s, int rows) {
-  for (int row = 0; row < rows; ++row) s.part.l(row) = reduce_add(load(s.lane_sums + row * kLanes));
+void begin_split(const AttentionScratch &s, int row) {
+  for (int d = 0; d < s.part.dim; d += kLanes) store(s.part.o(row) + d, set1(0.f));
+  s.part.m(row) = kNothing;
+  store(s.lane_sums + row * kLanes, set1(0.f));
 }
 
 // total := total merged with part, one row. The first part is copied unchanged.
 void merge_row(float *total, const float *part, int dim) {
   if (part[dim] <= kNothing) return;
   if (total[dim] <= kNothing) {
-    std::memcpy(total, part, sizeof(float) * (size_t(dim) + 2));
+    for (int d = 0; d <= dim; d += kLanes) store(total + d, load(part + d));
     return;
   }
   const float m = larger(total[dim], part[dim]);
-  const float keep = exp2_one(total[dim] - m), take = exp2_one(part[dim] - m);
-  for (int d = 0; d < dim; d += kLanes) {
-    store(total + d, fma(load(part + d), set1(take), mul(load(total + d), set1(keep))));
+  const F32 keep = whole_exp2(total[dim] - m), take = whole_exp2(part[dim] - m);
+  for (int d = 0; d <= dim; d += kLanes) {  // O, and l in the last vector
+    store(total + d, fma(load(part + d), take, mul(load(total + d), keep)));
   }
   total[dim] = m;
-  total[dim + 1] = total[dim + 1] * keep + part[dim + 1] * take;
+}
+
+// Merges the rows into the totals; they begin the next split.
+void end_split(const AttentionScratch &s, int rows) {
+  for (int row = 0; row < rows; ++row) {
+    s.part.l(row) = reduce_add(load(s.lane_sums + row * kLanes));
+    merge_row(s.total.o(row), s.part.o(row), s.part.dim);
+    begin_split(s, row);
+  }
 }
 
 void write_out(const AttentionConfig &c, const AttentionTile &tile, const States &states) {
@@ -119,6 +124,19 @@ void write_out(const AttentionConfig &c, const AttentionTile &tile, const States
 }
 
 // ---------------------------------------------------------------------------------------------- one chunk
+
+#if defined(FOREWORD_SIMD_AMX)
+// One chunk, row tile after row tile: what is stored is read from the first-level cache.
+template <class Tiles>
+void attend_tiles(const Tiles tiles, const AttentionConfig &c, const AttentionTile &tile, const Keys &keys, int rows) {
+  for (int row = 0; row < rows; row += kTileRows) {
+    tiles.scores(row);
+    softmax<Tiles::kForm>(c, tile, tiles.tiles, keys, tiles.s, row, smaller(row + kTileRows, rows));
+    if (row == 0) tiles.copy();
+    tiles.add_values(row);
+  }
+}
+#endif
 
 // Keys [begin, end) of one chunk for all rows of the tile; `begin` is a multiple of kChunk.
 void attend_chunk(const KVLayer &kv, const AttentionConfig &c, const AttentionTile &tile, int64_t begin, int64_t end,
@@ -144,20 +162,16 @@ void attend_chunk(const KVLayer &kv, const AttentionConfig &c, const AttentionTi
     for (int i = tiles; i < kChunkTiles; ++i) chunk.k[i] = chunk.k[tiles - 1], chunk.v[i] = chunk.v[tiles - 1];
   }
 
-  float *o = s.part.o(0);
-  const size_t stride = s.part.stride();
+  const Keys keys = chunk_keys(kv.format, c, tile, chunk, begin, end);
 #if defined(FOREWORD_SIMD_AMX)
   if (kv.format == KVFormat::i8) {
-    const PlaneSums sums{reinterpret_cast<int32_t *>(s.staged + size_t(kChunk) * dim)};
-    tile_scores_i8(s.q, dim, rows, chunk, sums, s.scores);
-    softmax<Form::steps>(c, tile, chunk, begin, end, s);
-    tile_values_i8({s.scores, s.p_high, s.p_low, s.p_step, s.p_pairs}, dim, rows, chunk, s.staged, sums, o, stride);
+    attend_tiles(I8Tiles(s, dim, count, chunk), c, tile, keys, rows);
   } else {
-    tile_scores(s.q, dim, rows, chunk, s.scores);
-    softmax<Form::pairs>(c, tile, chunk, begin, end, s);
-    tile_values(s.p_pairs, dim, rows, chunk, count, s.staged, o, stride);
+    attend_tiles(Bf16Tiles(s, dim, count, chunk), c, tile, keys, rows);
   }
 #else
+  float *o = s.part.o(0);
+  const size_t stride = s.part.stride();
   ChunkTiles staged = chunk;
   const bool bf16_as_f32 = kv.format == KVFormat::bf16 && rows >= kStageRows && !kBf16Dot;
   if (bf16_as_f32) stage_bf16(chunk, dim, tiles, s.staged, &staged);
@@ -172,13 +186,13 @@ void attend_chunk(const KVLayer &kv, const AttentionConfig &c, const AttentionTi
 
   const Probabilities p{s.scores, s.p_high, s.p_low, s.p_step, s.p_pairs};
   if (kv.format == KVFormat::i8) {
-    softmax<Form::steps>(c, tile, chunk, begin, end, s);
+    softmax<Form::steps>(c, tile, chunk, keys, s, 0, rows);
     chunk_values<ValuesI8>(p, dim, rows, chunk, count, o, stride);
   } else if (kv.format == KVFormat::f32 || bf16_as_f32) {
-    softmax<Form::floats>(c, tile, chunk, begin, end, s);
+    softmax<Form::floats>(c, tile, chunk, keys, s, 0, rows);
     chunk_values<ValuesF32>(p, dim, rows, staged, count, o, stride);
   } else {
-    softmax<kBf16Dot ? Form::pairs : Form::floats>(c, tile, chunk, begin, end, s);
+    softmax<kBf16Dot ? Form::pairs : Form::floats>(c, tile, chunk, keys, s, 0, rows);
     chunk_values<ValuesBf16>(p, dim, rows, chunk, count, o, stride);
   }
 #endif
@@ -196,20 +210,21 @@ void attend(const KVLayer &kv, const AttentionConfig &c, const AttentionTile &ti
   const int rows = tile.num_queries * group_size(c);
 #if defined(FOREWORD_SIMD_AMX)
   if (!tiles_fit(kv.format, c.padded_dim, rows)) return avx512_vnni::attend(kv, c, tile, memory);
-  set_attention_shapes(kv.format, rows);
+  set_attention_shapes(rows);
 #endif
   gather_queries(kv, c, tile, s);
-  for (int row = 0; row < rows; ++row) s.total.m(row) = kNothing;
+  for (int row = 0; row < rows; ++row) {
+    s.total.m(row) = kNothing;
+    begin_split(s, row);
+  }
 
   for (int64_t split = tile.key_begin / kSplit * kSplit; split < tile.key_end; split += kSplit) {
     const int64_t split_end = smaller(split + kSplit, tile.key_end);
-    begin_split(s, rows);
     const int64_t first = larger(split, tile.key_begin / kChunk * kChunk);
     for (int64_t begin = first; begin < split_end; begin += kChunk) {
       attend_chunk(kv, c, tile, begin, smaller(begin + kChunk, split_end), s);
     }
     end_split(s, rows);
-    for (int row = 0; row < rows; ++row) merge_row(s.total.o(row), s.part.o(row), c.padded_dim);
   }
 #if defined(FOREWORD_SIMD_AMX)
   release_tiles();

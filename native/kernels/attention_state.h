@@ -21,15 +21,31 @@ struct States {
 
 struct AttentionScratch {
   Queries q;
-  float *scores;     // [rows][kChunk]
+  float *scores;     // [slot_of(row)][kChunk]; of 8 bit by tiles: two planes of sums
   float *lane_sums;  // [rows][kLanes]: l, one partial sum per lane
   States part, total;
-  int8_t *p_high, *p_low;  // [rows][kChunk]: probabilities for 8-bit values
+  int8_t *p_high, *p_low;  // [slot_of(row)][kChunk]: probabilities for 8-bit values
   float *p_step;           // [rows]
-  uint16_t *p_pairs;       // [rows][kChunk]: probabilities for bf16 values, with bf16 dot products
+  uint16_t *p_pairs;       // [slot_of(row)][kChunk]: probabilities for bf16 values, with bf16 dot products
   uint8_t *tiles;   // a chunk's keys and values copied out of blocks that are not tiled
   uint8_t *staged;  // a chunk's keys and values as float tiles
 };
+
+// Where the scores and probabilities of a row are: with tiles, one row tile after the other uses the same memory.
+FW_INLINE int slot_of(int row) {
+#if defined(FOREWORD_SIMD_AMX)
+  return row % kRowMultiple;
+#else
+  return row;
+#endif
+}
+
+// The form of probabilities: floats in the place of the scores; rounded to bf16, for products of pairs; steps, for
+// 8-bit values. The polynomial of each is more exact than the form.
+enum class Form { floats, pairs, steps };
+constexpr int exp2_degree(Form f) { return f == Form::floats ? 5 : f == Form::steps ? 4 : 3; }
+// By how much a score may exceed m before m is raised. Steps have no numbers above 1.
+constexpr float max_excess(Form f) { return f == Form::steps ? 0.f : 8.f; }
 
 // Query heads per KV head.
 inline int group_size(const AttentionConfig &c) { return c.num_heads / c.num_kv_heads; }

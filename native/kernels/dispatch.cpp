@@ -56,11 +56,13 @@ bool machine_has(const Isa &isa) {
   if (name == "avx2") return avx2;
   if (name == "avx512_vnni") return avx512;
 #if defined(FOREWORD_EMULATE)
-  if (name == "avx512_bf16") return avx512;
+  const bool bf16 = avx512;
+#else
+  const bool bf16 = avx512 && __builtin_cpu_supports("avx512bf16");
 #endif
-  if (name == "avx512_bf16") return avx512 && __builtin_cpu_supports("avx512bf16");
+  if (name == "avx512_bf16") return bf16;
 #if defined(__linux__)
-  if (name == "avx512_amx") return avx512 && has_tiles();
+  if (name == "avx512_amx") return bf16 && has_tiles();
 #endif
 #elif defined(__aarch64__) && defined(__linux__)
   if (name == "neon") return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;

@@ -24,9 +24,10 @@ FW_INLINE F32 max_f32(F32 a, F32 b) { return _mm256_max_ps(a, b); }
 FW_INLINE F32 min_f32(F32 a, F32 b) { return _mm256_min_ps(a, b); }
 FW_INLINE F32 abs_f32(F32 a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.f), a); }
 FW_INLINE F32 round_f32(F32 a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-FW_INLINE F32 pow2n(F32 n) {
+FW_INLINE F32 fraction(F32 a) { return sub(a, round_f32(a)); }
+FW_INLINE F32 times_pow2(F32 a, F32 n) {
   const __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
-  return _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23));
+  return mul(a, _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23)));
 }
 FW_INLINE float reduce_add(F32 a) {
   __m128 s = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
@@ -62,12 +63,13 @@ FW_INLINE I32 shift_7_add(I32 a, I32 b) { return _mm256_add_epi32(_mm256_slli_ep
 FW_INLINE F32 to_f32(I32 a) { return _mm256_cvtepi32_ps(a); }
 // Rounds to nearest even.
 FW_INLINE I32 round_to_i32(F32 a) { return _mm256_cvtps_epi32(a); }
-FW_INLINE I32 shift_right_7(I32 a) { return _mm256_srli_epi32(a, 7); }
-FW_INLINE I32 low_7_bits(I32 a) { return _mm256_and_si256(a, _mm256_set1_epi32(127)); }
-FW_INLINE void store_bytes(int8_t *p, I32 a, I32 b, I32 c, I32 d) {
-  const __m256i bytes = _mm256_packus_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));  // per half: a b c d
-  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-  _mm256_storeu_si256(reinterpret_cast<__m256i *>(p), _mm256_permutevar8x32_epi32(bytes, order));
+FW_INLINE void store_15_bits(int8_t *high, int8_t *low, I32 a, I32 b, I32 c, I32 d) {
+  const __m256i ab = _mm256_packs_epi32(a, b), cd = _mm256_packs_epi32(c, d), seven = _mm256_set1_epi16(127);
+  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);  // per half: a b c d
+  const __m256i upper = _mm256_packus_epi16(_mm256_srli_epi16(ab, 7), _mm256_srli_epi16(cd, 7));
+  const __m256i lower = _mm256_packus_epi16(_mm256_and_si256(ab, seven), _mm256_and_si256(cd, seven));
+  _mm256_storeu_si256(reinterpret_cast<__m256i *>(high), _mm256_permutevar8x32_epi32(upper, order));
+  _mm256_storeu_si256(reinterpret_cast<__m256i *>(low), _mm256_permutevar8x32_epi32(lower, order));
 }
 FW_INLINE U8 low_nibbles(U8 a) { return _mm256_and_si256(a, _mm256_set1_epi8(0x0f)); }
 FW_INLINE U8 high_nibbles(U8 a) { return _mm256_and_si256(_mm256_srli_epi16(a, 4), _mm256_set1_epi8(0x0f)); }

@@ -21,7 +21,8 @@ FW_INLINE F32 max_f32(F32 a, F32 b) { return _mm512_max_ps(a, b); }
 FW_INLINE F32 min_f32(F32 a, F32 b) { return _mm512_min_ps(a, b); }
 FW_INLINE F32 abs_f32(F32 a) { return _mm512_abs_ps(a); }
 FW_INLINE F32 round_f32(F32 a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-FW_INLINE F32 pow2n(F32 n) { return _mm512_scalef_ps(_mm512_set1_ps(1.f), n); }
+FW_INLINE F32 fraction(F32 a) { return _mm512_reduce_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+FW_INLINE F32 times_pow2(F32 a, F32 n) { return _mm512_scalef_ps(a, n); }
 FW_INLINE float reduce_add(F32 a) { return _mm512_reduce_add_ps(a); }
 FW_INLINE float reduce_max(F32 a) { return _mm512_reduce_max_ps(a); }
 
@@ -46,12 +47,13 @@ FW_INLINE I32 shift_7_add(I32 a, I32 b) { return _mm512_add_epi32(_mm512_slli_ep
 FW_INLINE F32 to_f32(I32 a) { return _mm512_cvtepi32_ps(a); }
 // Rounds to nearest even.
 FW_INLINE I32 round_to_i32(F32 a) { return _mm512_cvtps_epi32(a); }
-FW_INLINE I32 shift_right_7(I32 a) { return _mm512_srli_epi32(a, 7); }
-FW_INLINE I32 low_7_bits(I32 a) { return _mm512_and_si512(a, _mm512_set1_epi32(127)); }
-FW_INLINE void store_bytes(int8_t *p, I32 a, I32 b, I32 c, I32 d) {
-  const __m512i bytes = _mm512_packus_epi16(_mm512_packs_epi32(a, b), _mm512_packs_epi32(c, d));  // per lane: a b c d
-  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-  _mm512_storeu_si512(p, _mm512_permutexvar_epi32(order, bytes));
+FW_INLINE void store_15_bits(int8_t *high, int8_t *low, I32 a, I32 b, I32 c, I32 d) {
+  const __m512i ab = _mm512_packs_epi32(a, b), cd = _mm512_packs_epi32(c, d), seven = _mm512_set1_epi16(127);
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);  // per lane: a b c d
+  const __m512i upper = _mm512_packus_epi16(_mm512_srli_epi16(ab, 7), _mm512_srli_epi16(cd, 7));
+  const __m512i lower = _mm512_packus_epi16(_mm512_and_si512(ab, seven), _mm512_and_si512(cd, seven));
+  _mm512_storeu_si512(high, _mm512_permutexvar_epi32(order, upper));
+  _mm512_storeu_si512(low, _mm512_permutexvar_epi32(order, lower));
 }
 FW_INLINE U8 low_nibbles(U8 a) { return _mm512_and_si512(a, _mm512_set1_epi8(0x0f)); }
 FW_INLINE U8 high_nibbles(U8 a) { return _mm512_and_si512(_mm512_srli_epi16(a, 4), _mm512_set1_epi8(0x0f)); }
@@ -98,11 +100,17 @@ FW_INLINE I32 without_odd(I32 pairs) { return _mm512_and_si512(pairs, _mm512_set
 FW_INLINE F32 dot2(F32 acc, I32 w, I32 a) {  // but for denormals, which the instruction takes for zeros
   return fma(even_of_pairs(w), even_of_pairs(a), fma(odd_of_pairs(w), odd_of_pairs(a), acc));
 }
+FW_INLINE I32 to_bf16(F32 a, F32 b) {
+  uint16_t numbers[32];
+  store_bf16(numbers, a), store_bf16(numbers + 16, b);
+  return load_pairs(numbers);
+}
 #else
 FW_INLINE F32 dot2(F32 acc, I32 w, I32 a) {
   asm("vdpbf16ps %2, %1, %0" : "+v"(acc) : "v"(w), "v"(a));
   return acc;
 }
+FW_INLINE I32 to_bf16(F32 a, F32 b) { return reinterpret_cast<I32>(_mm512_cvtne2ps_pbh(b, a)); }
 #endif
 #else
 constexpr bool kBf16Dot = false;

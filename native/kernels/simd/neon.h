@@ -23,8 +23,9 @@ FW_INLINE F32 max_f32(F32 a, F32 b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }
 FW_INLINE F32 min_f32(F32 a, F32 b) { return vbslq_f32(vcltq_f32(a, b), a, b); }
 FW_INLINE F32 abs_f32(F32 a) { return vabsq_f32(a); }
 FW_INLINE F32 round_f32(F32 a) { return vrndnq_f32(a); }
-FW_INLINE F32 pow2n(F32 n) {
-  return vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtnq_s32_f32(n), vdupq_n_s32(127)), 23));
+FW_INLINE F32 fraction(F32 a) { return sub(a, round_f32(a)); }
+FW_INLINE F32 times_pow2(F32 a, F32 n) {
+  return mul(a, vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtnq_s32_f32(n), vdupq_n_s32(127)), 23)));
 }
 FW_INLINE float reduce_add(F32 a) { return vaddvq_f32(a); }
 FW_INLINE float reduce_max(F32 a) { return vmaxvq_f32(a); }
@@ -53,11 +54,11 @@ FW_INLINE I32 shift_7_add(I32 a, I32 b) { return vaddq_s32(vshlq_n_s32(a, 7), b)
 FW_INLINE F32 to_f32(I32 a) { return vcvtq_f32_s32(a); }
 // Rounds to nearest even.
 FW_INLINE I32 round_to_i32(F32 a) { return vcvtnq_s32_f32(a); }
-FW_INLINE I32 shift_right_7(I32 a) { return vshrq_n_s32(a, 7); }
-FW_INLINE I32 low_7_bits(I32 a) { return vandq_s32(a, vdupq_n_s32(127)); }
-FW_INLINE void store_bytes(int8_t *p, I32 a, I32 b, I32 c, I32 d) {
+FW_INLINE void store_15_bits(int8_t *high, int8_t *low, I32 a, I32 b, I32 c, I32 d) {
   const int16x8_t ab = vcombine_s16(vmovn_s32(a), vmovn_s32(b)), cd = vcombine_s16(vmovn_s32(c), vmovn_s32(d));
-  vst1q_s8(p, vcombine_s8(vmovn_s16(ab), vmovn_s16(cd)));
+  const int16x8_t seven = vdupq_n_s16(127);
+  vst1q_s8(high, vcombine_s8(vshrn_n_s16(ab, 7), vshrn_n_s16(cd, 7)));
+  vst1q_s8(low, vcombine_s8(vmovn_s16(vandq_s16(ab, seven)), vmovn_s16(vandq_s16(cd, seven))));
 }
 FW_INLINE U8 low_nibbles(U8 a) { return vandq_u8(a, vdupq_n_u8(0x0f)); }
 FW_INLINE U8 high_nibbles(U8 a) { return vshrq_n_u8(a, 4); }

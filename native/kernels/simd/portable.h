@@ -34,7 +34,8 @@ FW_INLINE F32 round_f32(F32 a) {
   return (a + magic) - magic;
 }
 FW_INLINE I32 to_i32(F32 a) { return __builtin_convertvector(a, I32); }
-FW_INLINE F32 pow2n(F32 n) { return bits_as<F32>((to_i32(n) + 127) << 23); }
+FW_INLINE F32 fraction(F32 a) { return a - round_f32(a); }
+FW_INLINE F32 times_pow2(F32 a, F32 n) { return a * bits_as<F32>((to_i32(n) + 127) << 23); }
 FW_INLINE float reduce_add(F32 a) { return (a[0] + a[2]) + (a[1] + a[3]); }
 FW_INLINE float reduce_max(F32 a) {
   const float x = a[0] > a[1] ? a[0] : a[1], y = a[2] > a[3] ? a[2] : a[3];
@@ -63,14 +64,11 @@ FW_INLINE I32 shift_7_add(I32 a, I32 b) { return (a << 7) + b; }
 FW_INLINE F32 to_f32(I32 a) { return __builtin_convertvector(a, F32); }
 // Rounds to nearest even.
 FW_INLINE I32 round_to_i32(F32 a) { return to_i32(round_f32(a)); }
-FW_INLINE I32 shift_right_7(I32 a) { return a >> 7; }
-FW_INLINE I32 low_7_bits(I32 a) { return a & 127; }
-FW_INLINE void store_bytes(int8_t *p, I32 a, I32 b, I32 c, I32 d) {
-  for (int i = 0; i < kLanes; ++i) {
-    p[i] = int8_t(a[i]);
-    p[kLanes + i] = int8_t(b[i]);
-    p[2 * kLanes + i] = int8_t(c[i]);
-    p[3 * kLanes + i] = int8_t(d[i]);
+FW_INLINE void store_15_bits(int8_t *high, int8_t *low, I32 a, I32 b, I32 c, I32 d) {
+  const I32 of[4] = {a, b, c, d};
+  for (int i = 0; i < 4 * kLanes; ++i) {
+    high[i] = int8_t(of[i / kLanes][i % kLanes] >> 7);
+    low[i] = int8_t(of[i / kLanes][i % kLanes] & 127);
   }
 }
 FW_INLINE U8 low_nibbles(U8 a) { return a & 0x0f; }

@@ -6,7 +6,8 @@
 //   kWideRows × kWideVectors, kTallRows × 2   register tiles of attention: for few rows, for many
 //   kBf16Dot        dot2(acc, pairs, pair): acc + Σ of two bf16 products per lane
 //   kDotBias        dot4_biased(acc, w + 128, a) adds Σ (w + kDotBias) a over the four bytes of each lane
-//   store_bytes     four vectors of numbers 0 … 127 as bytes, in order
+//   fraction, times_pow2   a - round(a); a 2^n for integers n
+//   store_15_bits   four vectors of numbers below 128² as bytes of 7 bits, in order
 //   dot4_positive   dot4_positive(acc, w, a) adds Σ w a for signed w and a of 0 … 127
 //
 // Everything is in the namespace of the instruction set and always inlined: no function is shared between two of them.
@@ -71,11 +72,6 @@
 namespace foreword::kernels::FOREWORD_ISA {
 
 constexpr int kPanelWidth = kLanes * kPanelVectors;
-#if defined(FOREWORD_SIMD_AMX)
-constexpr bool kBf16Pairs = true;  // attention multiplies pairs of bf16
-#else
-constexpr bool kBf16Pairs = kBf16Dot;
-#endif
 
 // A vector at any address, of memory of any type: GCC 12 copies some vectors of a memcpy through the stack.
 union __attribute__((packed, may_alias)) Unaligned {
@@ -133,8 +129,22 @@ FW_INLINE void add_outer(F32 (&acc)[R][N], const float *x, const F32 (&v)[N]) {
   }
 }
 
-// 2^f for f in [-0.5, 0.5] to 2e-7 relative: the minimax polynomial.
+// 2^f for f in [-0.5, 0.5], the minimax polynomial: of degree 5 to 2e-7 relative, 4 to 3e-6, 3 to 8e-5.
+template <int Degree = 5>
 FW_INLINE F32 exp2_fraction(F32 f) {
+  if constexpr (Degree == 3) {
+    F32 p = set1(5.517166852951050e-2f);
+    p = fma(p, f, set1(2.426111251115799e-1f));
+    p = fma(p, f, set1(6.932609677314758e-1f));
+    return fma(p, f, set1(9.999280571937561e-1f));
+  }
+  if constexpr (Degree == 4) {
+    F32 p = set1(9.570102207362652e-3f);
+    p = fma(p, f, set1(5.591785907745361e-2f));
+    p = fma(p, f, set1(2.402474433183670e-1f));
+    p = fma(p, f, set1(6.931217908859253e-1f));
+    return fma(p, f, set1(9.999992847442627e-1f));
+  }
   F32 p = set1(1.326472731307149e-3f);
   p = fma(p, f, set1(9.671512991189957e-3f));
   p = fma(p, f, set1(5.550733581185341e-2f));
@@ -143,18 +153,19 @@ FW_INLINE F32 exp2_fraction(F32 f) {
   return fma(p, f, set1(1.f));
 }
 
-// 2^x for x <= 127. Below -126 it gives 2^-126.
+// 2^x for x <= 127. Below -125 it gives 2^-125: never a denormal, which takes the processor a hundred times as long.
+template <int Degree = 5>
 FW_INLINE F32 exp2_f32(F32 x) {
-  x = max_f32(x, set1(-126.f));
-  const F32 n = round_f32(x);
-  return mul(exp2_fraction(sub(x, n)), pow2n(n));
+  x = max_f32(x, set1(-125.f));
+  const F32 f = fraction(x);
+  return times_pow2(exp2_fraction<Degree>(f), sub(x, f));
 }
 
 // e^x. Below -87 it gives e^-87, above 88 e^88.
 FW_INLINE F32 exp_f32(F32 x) {
   x = min_f32(max_f32(x, set1(-87.f)), set1(88.f));
   const F32 n = round_f32(mul(x, set1(1.44269504088896341f)));
-  return mul(exp2_fraction(fma(x, set1(1.44269504088896341f), sub(set1(0.f), n))), pow2n(n));
+  return times_pow2(exp2_fraction(fma(x, set1(1.44269504088896341f), sub(set1(0.f), n))), n);
 }
 
 // tanh(x) = 1 - 2 / (e^2x + 1)
