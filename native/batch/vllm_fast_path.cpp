@@ -1,7 +1,6 @@
 #include "batch/vllm_fast_path.h"
 
 #include <algorithm>
-#include <memory>
 
 #include "batch/python_values.h"
 #include "batch/seeds.h"
@@ -9,31 +8,14 @@
 namespace foreword {
 namespace {
 
-struct Release {
-  void operator()(PyObject *o) const { Py_XDECREF(o); }
-};
-using Owned = std::unique_ptr<PyObject, Release>;
-
-// An attribute that may be missing: null then, with no error set.
-Owned attribute(PyObject *object, PyObject *name) {
-  PyObject *value = PyObject_GetAttr(object, name);
-  if (!value) PyErr_Clear();
-  return Owned(value);
-}
-
-PyObject *name(const char *text) { return PyUnicode_InternFromString(text); }
-
 // The names read every step, interned once for the process like any constant of a module.
 #define FOREWORD_NAMES(X)                                                                                        \
   X(req_ids) X(resumed_req_ids) X(new_token_ids) X(new_block_ids) X(num_computed_tokens) X(num_output_tokens)    \
   X(req_id) X(prompt_token_ids) X(prefill_token_ids) X(block_ids) X(prompt_embeds) X(mm_features)                \
-  X(pooling_params) X(lora_request) X(sampling_params) X(top_k) X(seed) X(min_tokens) X(logprobs)                \
-  X(prompt_logprobs) X(logit_bias) X(allowed_token_ids) X(bad_words_token_ids) X(structured_outputs)
-#define FOREWORD_INTERN(text) PyObject *text = name(#text);
+  X(pooling_params) X(lora_request) X(sampling_params)
+#define FOREWORD_INTERN(text) PyObject *text = PyUnicode_InternFromString(#text);
 struct Names {
   FOREWORD_NAMES(FOREWORD_INTERN)
-  std::array<PyObject *, VllmFastPath::REALS.size()> reals;
-  Names() { std::transform(VllmFastPath::REALS.begin(), VllmFastPath::REALS.end(), reals.begin(), name); }
 };
 #undef FOREWORD_INTERN
 #undef FOREWORD_NAMES
@@ -42,29 +24,12 @@ const Names &names() {
   return n;
 }
 
-// A list or tuple of token ids into `out`, which has room for it. False if one is no token id of the vocabulary.
-bool read_tokens(PyObject *o, int32_t *out, uint32_t vocab_size) {
-  const Py_ssize_t n = length(o);
-  uint32_t largest = 0;  // a negative id is a large unsigned one
-  for (Py_ssize_t i = 0; i < n; ++i) {
-    prefetch_item(o, i + 16);
-    if (!as_int32(item(o, i), out[i])) return false;
-    largest = std::max(largest, uint32_t(out[i]));
-  }
-  return largest < vocab_size;
-}
-
 // Append a list or tuple of ints to `out`.
 bool append_ints(PyObject *o, std::vector<int32_t> &out) {
   if (!is_sequence(o)) return false;
-  const Py_ssize_t n = length(o);
   const size_t start = out.size();
-  out.resize(start + n);
-  for (Py_ssize_t i = 0; i < n; ++i) {
-    prefetch_item(o, i + 16);
-    if (!as_int32(item(o, i), out[start + i])) return false;
-  }
-  return true;
+  out.resize(start + length(o));
+  return read_int32s(o, out.data() + start);
 }
 
 inline bool is_empty(PyObject *o) { return !o || o == Py_None || PyObject_Size(o) == 0; }
@@ -218,7 +183,7 @@ bool VllmFastPath::read_request(PyObject *request, int32_t row) {
   PyObject *tokens = longer ? known.get() : prompt.get();
   int32_t c;
   if (length(tokens) > rows->states.max_model_len || !computed || !as_int32(computed.get(), c)) return false;
-  if (!read_tokens(tokens, rows->states.tokens_of(row), uint32_t(rows->states.vocab_size))) return false;
+  if (!read_int32s(tokens, rows->states.tokens_of(row))) return false;
   num_tokens_.push_back(int32_t(length(tokens)));
   total_tokens_ += length(tokens);
   prompt_len_.push_back(int32_t(length(prompt.get())));
@@ -234,24 +199,23 @@ bool VllmFastPath::read_request(PyObject *request, int32_t row) {
 // Write the parameters of a request that has none of the rare ones, with a seed from the number of its admission if it
 // brings none. False, with nothing written, for another.
 bool VllmFastPath::plain_sampling(PyObject *params, int32_t row, int64_t admission) {
-  const Names &n = names();
-  for (PyObject *rare :
-       {n.logit_bias, n.allowed_token_ids, n.bad_words_token_ids, n.structured_outputs, n.prompt_logprobs}) {
-    const Owned value = attribute(params, rare);
+  parameters_.of(params);
+  for (size_t rare = FIRST_RARE; rare < NUM_PARAMETERS; ++rare) {
+    const Owned value = parameters_.get(rare);
     if (!value || (value.get() != Py_None && !(is_sequence(value.get()) && length(value.get()) == 0))) return false;
   }
-  const auto number = [&](PyObject *field, double &out) {
-    const Owned value = attribute(params, field);
+  const auto number = [&](size_t parameter, double &out) {
+    const Owned value = parameters_.get(parameter);
     if (!value) return false;
     out = PyFloat_AsDouble(value.get());
     if (out == -1.0 && PyErr_Occurred()) PyErr_Clear(), out = 2e9;  // not a number: not plain
     return out < 1e9;
   };
-  double reals[REALS.size()], top_k, min_tokens;
-  for (size_t i = 0; i < REALS.size(); ++i)
-    if (!number(n.reals[i], reals[i])) return false;
-  if (!number(n.top_k, top_k) || !number(n.min_tokens, min_tokens) || min_tokens != 0) return false;
-  const Owned seed = attribute(params, n.seed), logprobs = attribute(params, n.logprobs);
+  double reals[NUM_REALS], top_k, min_tokens;
+  for (size_t i = 0; i < NUM_REALS; ++i)
+    if (!number(i, reals[i])) return false;
+  if (!number(TOP_K, top_k) || !number(MIN_TOKENS, min_tokens) || min_tokens != 0) return false;
+  const Owned seed = parameters_.get(SEED), logprobs = parameters_.get(LOGPROBS);
   if (!seed || !logprobs) return false;
   int64_t seed_value = derived_seed(rows->sampling.counters[BASE_SEED], admission);
   if (seed.get() != Py_None) {
@@ -266,7 +230,7 @@ bool VllmFastPath::plain_sampling(PyObject *params, int32_t row, int64_t admissi
     if (!as_int32(logprobs.get(), alternatives)) return false;
     if (alternatives == -1) alternatives = vocab;
   }
-  for (size_t i = 0; i < REALS.size(); ++i) reals_[i][row] = float(reals[i]);
+  for (size_t i = 0; i < NUM_REALS; ++i) reals_[i][row] = float(reals[i]);
   top_k_[row] = top_k > 0 && top_k < vocab ? int32_t(top_k) : 0;
   seed_[row] = seed_value;
   num_logprobs_[row] = alternatives;

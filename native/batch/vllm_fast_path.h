@@ -10,20 +10,27 @@
 #include <cstdint>
 #include <vector>
 
+#include "batch/attributes.h"
 #include "batch/rows.h"
 
 namespace foreword {
 
 class VllmFastPath {
  public:
-  // The sampling parameters that are real numbers: vLLM's names are those of the columns.
-  static constexpr std::array REALS{"temperature",      "top_p",             "min_p",
-                                    "presence_penalty", "frequency_penalty", "repetition_penalty"};
+  // The sampling parameters that are read. The first are real numbers: vLLM's names are those of the columns.
+  enum Parameter {
+    NUM_REALS = 6, TOP_K = NUM_REALS, MIN_TOKENS, SEED, LOGPROBS,
+    FIRST_RARE, NUM_PARAMETERS = FIRST_RARE + 5,
+  };
+  static constexpr std::array<const char *, NUM_PARAMETERS> PARAMETERS{
+      "temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
+      "top_k", "min_tokens", "seed", "logprobs",
+      "logit_bias", "allowed_token_ids", "bad_words_token_ids", "structured_outputs", "prompt_logprobs"};
 
   explicit VllmFastPath(RowsCore &core)
       : rows(&core), top_k_(core.sampling.values<int32_t>("top_k")),
         num_logprobs_(core.sampling.values<int32_t>("num_logprobs")), seed_(core.sampling.values<int64_t>("seed")) {
-    for (size_t i = 0; i < REALS.size(); ++i) reals_[i] = core.sampling.values<float>(REALS[i]);
+    for (size_t i = 0; i < NUM_REALS; ++i) reals_[i] = core.sampling.values<float>(PARAMETERS[i]);
   }
 
   RowsCore *rows;
@@ -53,7 +60,8 @@ class VllmFastPath {
   bool read_request(PyObject *request, int32_t row);
   bool plain_sampling(PyObject *params, int32_t row, int64_t admission);
 
-  float *reals_[REALS.size()];  // [R] each, as all of these
+  Attributes<NUM_PARAMETERS> parameters_{PARAMETERS};
+  float *reals_[NUM_REALS];  // [R] each, as all of these
   int32_t *top_k_, *num_logprobs_;
   int64_t *seed_;
 
