@@ -37,8 +37,8 @@ inline bool is_none(const Owned &o) { return !o || o.get() == Py_None; }
 
 }  // namespace
 
-// Outputs name the same requests in the same order step after step, some left out: look behind the last one first.
-int32_t VllmFastPath::find(PyObject *req_id, size_t &cursor) {
+// `find` of another string object, or out of order.
+int32_t VllmFastPath::search(PyObject *req_id, size_t &cursor) {
   if (cursor < order_.size() && same_text(rows->directory.req_ids[order_[cursor]], req_id)) return order_[cursor++];
   PyObject *found = PyDict_GetItemWithError(rows->directory.row_of, req_id);
   int32_t row;
@@ -53,6 +53,7 @@ int32_t VllmFastPath::find(PyObject *req_id, size_t &cursor) {
 
 // What `find` goes by: the rows of a plan that was read.
 void VllmFastPath::keep_order(int64_t num_reqs) {
+  if (std::equal(order_.begin(), order_.end(), out_rows, out_rows + num_reqs)) return;
   order_.assign(out_rows, out_rows + num_reqs);
   for (size_t b = 0; b < order_.size(); ++b) place_[order_[b]] = int32_t(b);
 }
@@ -76,18 +77,20 @@ bool VllmFastPath::check_cached(PyObject *cached) {
   if (has_outputs && (!is_sequence(outputs.get()) || length(outputs.get()) != count)) return false;
   ++call_;
   size_t cursor = 0;
+  const Items id_items = items(ids.get()), block_items = items(blocks.get()), computed_items = items(computed.get());
+  const Items output_items = has_outputs ? items(outputs.get()) : nullptr;
   for (Py_ssize_t i = 0; i < count; ++i) {
-    const int32_t row = find(item(ids.get(), i), cursor);
+    const int32_t row = find(at(id_items, i), cursor);
     int32_t c, made;
-    if (row < 0 || seen_[row] == call_ || !as_int32(item(computed.get(), i), c) || c < 0 || c > s.max_model_len)
+    if (row < 0 || seen_[row] == call_ || !as_int32(at(computed_items, i), c) || c < 0 || c > s.max_model_len)
       return false;
     seen_[row] = call_;
     if (has_outputs) {
-      if (!as_int32(item(outputs.get(), i), made)) return false;
+      if (!as_int32(at(output_items, i), made)) return false;
       if (!rows->states.num_placeholders[row] && s.prompt_len[row] + made < s.num_tokens[row]) return false;
     }
     c = s.clamp_computed(row, c);
-    PyObject *grown = item(blocks.get(), i);
+    PyObject *grown = at(block_items, i);
     if (grown == Py_None) {
       if (c != s.num_computed_tokens[row]) growth_.push_back({row, c, nullptr});
       continue;
@@ -281,18 +284,20 @@ bool VllmFastPath::admit(PyObject *requests, std::vector<int32_t> &special) {
   return true;
 }
 
-void VllmFastPath::finish(PyObject *ids) {
-  std::vector<int32_t> freed;
-  for (Py_ssize_t i = 0; i < length(ids); ++i) {
-    PyObject *found = PyDict_GetItemWithError(rows->directory.row_of, item(ids, i));
-    int32_t row;
-    if (!found || !as_int32(found, row)) {
-      PyErr_Clear();
-      continue;
-    }
-    freed.push_back(row);
+bool VllmFastPath::finish(PyObject *ids) {
+  const Owned list(PySequence_List(ids));
+  if (!list || PyList_Sort(list.get())) {
+    PyErr_Clear();
+    return false;
   }
-  rows->remove(freed.data(), int64_t(freed.size()));
+  std::vector<int32_t> freed;
+  for (Py_ssize_t i = 0; i < length(list.get()); ++i) {
+    PyObject *found = PyDict_GetItemWithError(rows->directory.row_of, item(list.get(), i));
+    int32_t row;
+    if (found && as_int32(found, row)) freed.push_back(row);
+    else PyErr_Clear();
+  }
+  return rows->remove(freed.data(), int64_t(freed.size()));
 }
 
 }  // namespace foreword

@@ -45,15 +45,22 @@ class VllmFastPath {
   // those whose sampling parameters the caller has to write.
   bool admit(PyObject *requests, std::vector<int32_t> &special);
 
-  // Free the rows of those of the ids (a list, each once) that are live.
-  void finish(PyObject *ids);
+  // Free the rows of those of the ids that are live, in ascending order of the ids. False, with nothing changed, if
+  // they are not different strings.
+  bool finish(PyObject *ids);
 
  private:
   struct Growth {
     int32_t row, computed;
     PyObject *blocks;
   };
-  int32_t find(PyObject *req_id, size_t &cursor);
+  // The row of a request, −1 without one. Outputs name the same requests in the same order step after step, some left
+  // out: the one behind the last is tried first.
+  int32_t find(PyObject *req_id, size_t &cursor) {
+    if (cursor < order_.size() && rows->directory.req_ids[order_[cursor]] == req_id) return order_[cursor++];
+    return search(req_id, cursor);
+  }
+  int32_t search(PyObject *req_id, size_t &cursor);
   void keep_order(int64_t num_reqs);
   bool check_cached(PyObject *cached);
   bool read_plan(PyObject *num_scheduled, PyObject *drafts, int64_t &num_draft_ids);
