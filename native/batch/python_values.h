@@ -69,7 +69,7 @@ inline bool as_int32(PyObject *o, int32_t &out) {
 }
 
 // The ints of a list or tuple into `out`, which has room for them. False where one is no int32.
-inline bool read_int32s(PyObject *o, int32_t *out) {
+[[gnu::noinline]] inline bool read_int32s(PyObject *o, int32_t *out) {
   const Items values = items(o);
   const Py_ssize_t n = length(o);
   for (Py_ssize_t i = 0; i < n; ++i)
