@@ -44,7 +44,7 @@ void bind_vllm(nb::module_ &m) {
         const bool done = front.admit(requests.ptr(), special);
         return nb::make_tuple(done, special);
       })
-      .def("finish", [](VllmFastPath &front, nb::list ids) { front.finish(ids.ptr()); });
+      .def("finish", [](VllmFastPath &front, nb::handle ids) { return front.finish(ids.ptr()); });
 }
 
 }  // namespace foreword

@@ -19,7 +19,9 @@ inline Py_ssize_t length(PyObject *o) { return PyList_CheckExact(o) ? PyList_Siz
 inline PyObject *item(PyObject *o, Py_ssize_t i) {
   return PyList_CheckExact(o) ? PyList_GetItem(o, i) : PyTuple_GetItem(o, i);
 }
-inline void prefetch_item(PyObject *, Py_ssize_t) {}
+using Items = PyObject *;  // a sequence, for `at`
+inline Items items(PyObject *o) { return o; }
+inline PyObject *at(Items o, Py_ssize_t i) { return item(o, i); }
 inline bool small_int(PyObject *, int32_t &) { return false; }
 inline bool same_characters(PyObject *a, PyObject *b) { return PyUnicode_Compare(a, b) == 0; }
 
@@ -27,10 +29,9 @@ inline bool same_characters(PyObject *a, PyObject *b) { return PyUnicode_Compare
 
 inline Py_ssize_t length(PyObject *o) { return Py_SIZE(o); }
 inline PyObject *item(PyObject *o, Py_ssize_t i) { return PySequence_Fast_ITEMS(o)[i]; }
-// Before item i is read.
-inline void prefetch_item(PyObject *o, Py_ssize_t i) {
-  if (i < length(o)) __builtin_prefetch(item(o, i));
-}
+using Items = PyObject *const *;
+inline Items items(PyObject *o) { return PySequence_Fast_ITEMS(o); }
+inline PyObject *at(Items values, Py_ssize_t i) { return values[i]; }
 
 // An int of one digit.
 inline bool small_int(PyObject *o, int32_t &out) {
@@ -39,8 +40,8 @@ inline bool small_int(PyObject *o, int32_t &out) {
   out = int32_t(PyUnstable_Long_CompactValue(reinterpret_cast<PyLongObject *>(o)));
 #else
   const Py_ssize_t digits = Py_SIZE(o);
-  if (digits < -1 || digits > 1) return false;
-  out = int32_t(digits * Py_ssize_t(reinterpret_cast<PyLongObject *>(o)->ob_digit[0]));
+  if (size_t(digits + 1) > 2) return false;
+  out = int32_t(digits) * int32_t(reinterpret_cast<PyLongObject *>(o)->ob_digit[0]);
 #endif
   return true;
 }
@@ -53,14 +54,26 @@ inline bool same_characters(PyObject *a, PyObject *b) {
 
 #endif
 
-// A Python int that fits int32. False, with no error set, for anything else.
-inline bool as_int32(PyObject *o, int32_t &out) {
-  if (!PyLong_CheckExact(o)) return false;
-  if (small_int(o, out)) return true;
+// An int of any size.
+[[gnu::noinline]] inline bool long_as_int32(PyObject *o, int32_t &out) {
   int overflow;
   const long long value = PyLong_AsLongLongAndOverflow(o, &overflow);
   if (overflow || value < INT32_MIN || value > INT32_MAX) return false;
   out = int32_t(value);
+  return true;
+}
+
+// A Python int that fits int32. False, with no error set, for anything else.
+inline bool as_int32(PyObject *o, int32_t &out) {
+  return PyLong_CheckExact(o) && (small_int(o, out) || long_as_int32(o, out));
+}
+
+// The ints of a list or tuple into `out`, which has room for them. False where one is no int32.
+[[gnu::noinline]] inline bool read_int32s(PyObject *o, int32_t *out) {
+  const Items values = items(o);
+  const Py_ssize_t n = length(o);
+  for (Py_ssize_t i = 0; i < n; ++i)
+    if (!as_int32(at(values, i), out[i])) return false;
   return true;
 }
 

@@ -22,7 +22,8 @@ bool RowsCore::acceptable(const NewRows &a) const {
     const int32_t n = a.num_tokens[i];
     if (n < 1 || n > states.max_model_len || a.prompt_len[i] < 1 || a.prompt_len[i] > n) return false;
     if (a.num_computed[i] < 0 || a.num_computed[i] >= n || tokens + n > a.total_tokens) return false;
-    if (a.tokens && !all_token_ids(a.tokens + tokens, n, uint32_t(states.vocab_size))) return false;
+    const int32_t *ids = a.tokens ? a.tokens + tokens : states.tokens_of(a.rows[i]);
+    if (!all_token_ids(ids, n, uint32_t(states.vocab_size))) return false;
     tokens += n;
     for (size_t g = 0; g < tables.size(); ++g) {
       const int32_t held = a.num_blocks[g][i];

@@ -27,7 +27,7 @@ struct RowTable {
 };
 
 // Admitted requests as columns: request i has num_tokens[i] of `tokens` and num_blocks[g][i] of `blocks[g]`, in order.
-// Null `tokens`: they are in their rows already, checked.
+// Null `tokens`: they are in their rows already.
 struct NewRows {
   int64_t count;
   const int32_t *rows, *tokens, *num_tokens, *prompt_len, *num_computed;

@@ -1,7 +1,6 @@
 #include "batch/vllm_fast_path.h"
 
 #include <algorithm>
-#include <memory>
 
 #include "batch/python_values.h"
 #include "batch/seeds.h"
@@ -9,31 +8,14 @@
 namespace foreword {
 namespace {
 
-struct Release {
-  void operator()(PyObject *o) const { Py_XDECREF(o); }
-};
-using Owned = std::unique_ptr<PyObject, Release>;
-
-// An attribute that may be missing: null then, with no error set.
-Owned attribute(PyObject *object, PyObject *name) {
-  PyObject *value = PyObject_GetAttr(object, name);
-  if (!value) PyErr_Clear();
-  return Owned(value);
-}
-
-PyObject *name(const char *text) { return PyUnicode_InternFromString(text); }
-
 // The names read every step, interned once for the process like any constant of a module.
 #define FOREWORD_NAMES(X)                                                                                        \
   X(req_ids) X(resumed_req_ids) X(new_token_ids) X(new_block_ids) X(num_computed_tokens) X(num_output_tokens)    \
   X(req_id) X(prompt_token_ids) X(prefill_token_ids) X(block_ids) X(prompt_embeds) X(mm_features)                \
-  X(pooling_params) X(lora_request) X(sampling_params) X(top_k) X(seed) X(min_tokens) X(logprobs)                \
-  X(prompt_logprobs) X(logit_bias) X(allowed_token_ids) X(bad_words_token_ids) X(structured_outputs)
-#define FOREWORD_INTERN(text) PyObject *text = name(#text);
+  X(pooling_params) X(lora_request) X(sampling_params)
+#define FOREWORD_INTERN(text) PyObject *text = PyUnicode_InternFromString(#text);
 struct Names {
   FOREWORD_NAMES(FOREWORD_INTERN)
-  std::array<PyObject *, VllmFastPath::REALS.size()> reals;
-  Names() { std::transform(VllmFastPath::REALS.begin(), VllmFastPath::REALS.end(), reals.begin(), name); }
 };
 #undef FOREWORD_INTERN
 #undef FOREWORD_NAMES
@@ -42,29 +24,12 @@ const Names &names() {
   return n;
 }
 
-// A list or tuple of token ids into `out`, which has room for it. False if one is no token id of the vocabulary.
-bool read_tokens(PyObject *o, int32_t *out, uint32_t vocab_size) {
-  const Py_ssize_t n = length(o);
-  uint32_t largest = 0;  // a negative id is a large unsigned one
-  for (Py_ssize_t i = 0; i < n; ++i) {
-    prefetch_item(o, i + 16);
-    if (!as_int32(item(o, i), out[i])) return false;
-    largest = std::max(largest, uint32_t(out[i]));
-  }
-  return largest < vocab_size;
-}
-
 // Append a list or tuple of ints to `out`.
 bool append_ints(PyObject *o, std::vector<int32_t> &out) {
   if (!is_sequence(o)) return false;
-  const Py_ssize_t n = length(o);
   const size_t start = out.size();
-  out.resize(start + n);
-  for (Py_ssize_t i = 0; i < n; ++i) {
-    prefetch_item(o, i + 16);
-    if (!as_int32(item(o, i), out[start + i])) return false;
-  }
-  return true;
+  out.resize(start + length(o));
+  return read_int32s(o, out.data() + start);
 }
 
 inline bool is_empty(PyObject *o) { return !o || o == Py_None || PyObject_Size(o) == 0; }
@@ -72,8 +37,8 @@ inline bool is_none(const Owned &o) { return !o || o.get() == Py_None; }
 
 }  // namespace
 
-// Outputs name the same requests in the same order step after step, some left out: look behind the last one first.
-int32_t VllmFastPath::find(PyObject *req_id, size_t &cursor) {
+// `find` of another string object, or out of order.
+int32_t VllmFastPath::search(PyObject *req_id, size_t &cursor) {
   if (cursor < order_.size() && same_text(rows->directory.req_ids[order_[cursor]], req_id)) return order_[cursor++];
   PyObject *found = PyDict_GetItemWithError(rows->directory.row_of, req_id);
   int32_t row;
@@ -88,6 +53,7 @@ int32_t VllmFastPath::find(PyObject *req_id, size_t &cursor) {
 
 // What `find` goes by: the rows of a plan that was read.
 void VllmFastPath::keep_order(int64_t num_reqs) {
+  if (std::equal(order_.begin(), order_.end(), out_rows, out_rows + num_reqs)) return;
   order_.assign(out_rows, out_rows + num_reqs);
   for (size_t b = 0; b < order_.size(); ++b) place_[order_[b]] = int32_t(b);
 }
@@ -111,18 +77,20 @@ bool VllmFastPath::check_cached(PyObject *cached) {
   if (has_outputs && (!is_sequence(outputs.get()) || length(outputs.get()) != count)) return false;
   ++call_;
   size_t cursor = 0;
+  const Items id_items = items(ids.get()), block_items = items(blocks.get()), computed_items = items(computed.get());
+  const Items output_items = has_outputs ? items(outputs.get()) : nullptr;
   for (Py_ssize_t i = 0; i < count; ++i) {
-    const int32_t row = find(item(ids.get(), i), cursor);
+    const int32_t row = find(at(id_items, i), cursor);
     int32_t c, made;
-    if (row < 0 || seen_[row] == call_ || !as_int32(item(computed.get(), i), c) || c < 0 || c > s.max_model_len)
+    if (row < 0 || seen_[row] == call_ || !as_int32(at(computed_items, i), c) || c < 0 || c > s.max_model_len)
       return false;
     seen_[row] = call_;
     if (has_outputs) {
-      if (!as_int32(item(outputs.get(), i), made)) return false;
+      if (!as_int32(at(output_items, i), made)) return false;
       if (!rows->states.num_placeholders[row] && s.prompt_len[row] + made < s.num_tokens[row]) return false;
     }
     c = s.clamp_computed(row, c);
-    PyObject *grown = item(blocks.get(), i);
+    PyObject *grown = at(block_items, i);
     if (grown == Py_None) {
       if (c != s.num_computed_tokens[row]) growth_.push_back({row, c, nullptr});
       continue;
@@ -218,7 +186,7 @@ bool VllmFastPath::read_request(PyObject *request, int32_t row) {
   PyObject *tokens = longer ? known.get() : prompt.get();
   int32_t c;
   if (length(tokens) > rows->states.max_model_len || !computed || !as_int32(computed.get(), c)) return false;
-  if (!read_tokens(tokens, rows->states.tokens_of(row), uint32_t(rows->states.vocab_size))) return false;
+  if (!read_int32s(tokens, rows->states.tokens_of(row))) return false;
   num_tokens_.push_back(int32_t(length(tokens)));
   total_tokens_ += length(tokens);
   prompt_len_.push_back(int32_t(length(prompt.get())));
@@ -234,24 +202,23 @@ bool VllmFastPath::read_request(PyObject *request, int32_t row) {
 // Write the parameters of a request that has none of the rare ones, with a seed from the number of its admission if it
 // brings none. False, with nothing written, for another.
 bool VllmFastPath::plain_sampling(PyObject *params, int32_t row, int64_t admission) {
-  const Names &n = names();
-  for (PyObject *rare :
-       {n.logit_bias, n.allowed_token_ids, n.bad_words_token_ids, n.structured_outputs, n.prompt_logprobs}) {
-    const Owned value = attribute(params, rare);
+  parameters_.of(params);
+  for (size_t rare = FIRST_RARE; rare < NUM_PARAMETERS; ++rare) {
+    const Owned value = parameters_.get(rare);
     if (!value || (value.get() != Py_None && !(is_sequence(value.get()) && length(value.get()) == 0))) return false;
   }
-  const auto number = [&](PyObject *field, double &out) {
-    const Owned value = attribute(params, field);
+  const auto number = [&](size_t parameter, double &out) {
+    const Owned value = parameters_.get(parameter);
     if (!value) return false;
     out = PyFloat_AsDouble(value.get());
     if (out == -1.0 && PyErr_Occurred()) PyErr_Clear(), out = 2e9;  // not a number: not plain
     return out < 1e9;
   };
-  double reals[REALS.size()], top_k, min_tokens;
-  for (size_t i = 0; i < REALS.size(); ++i)
-    if (!number(n.reals[i], reals[i])) return false;
-  if (!number(n.top_k, top_k) || !number(n.min_tokens, min_tokens) || min_tokens != 0) return false;
-  const Owned seed = attribute(params, n.seed), logprobs = attribute(params, n.logprobs);
+  double reals[NUM_REALS], top_k, min_tokens;
+  for (size_t i = 0; i < NUM_REALS; ++i)
+    if (!number(i, reals[i])) return false;
+  if (!number(TOP_K, top_k) || !number(MIN_TOKENS, min_tokens) || min_tokens != 0) return false;
+  const Owned seed = parameters_.get(SEED), logprobs = parameters_.get(LOGPROBS);
   if (!seed || !logprobs) return false;
   int64_t seed_value = derived_seed(rows->sampling.counters[BASE_SEED], admission);
   if (seed.get() != Py_None) {
@@ -266,7 +233,7 @@ bool VllmFastPath::plain_sampling(PyObject *params, int32_t row, int64_t admissi
     if (!as_int32(logprobs.get(), alternatives)) return false;
     if (alternatives == -1) alternatives = vocab;
   }
-  for (size_t i = 0; i < REALS.size(); ++i) reals_[i][row] = float(reals[i]);
+  for (size_t i = 0; i < NUM_REALS; ++i) reals_[i][row] = float(reals[i]);
   top_k_[row] = top_k > 0 && top_k < vocab ? int32_t(top_k) : 0;
   seed_[row] = seed_value;
   num_logprobs_[row] = alternatives;
@@ -317,18 +284,20 @@ bool VllmFastPath::admit(PyObject *requests, std::vector<int32_t> &special) {
   return true;
 }
 
-void VllmFastPath::finish(PyObject *ids) {
-  std::vector<int32_t> freed;
-  for (Py_ssize_t i = 0; i < length(ids); ++i) {
-    PyObject *found = PyDict_GetItemWithError(rows->directory.row_of, item(ids, i));
-    int32_t row;
-    if (!found || !as_int32(found, row)) {
-      PyErr_Clear();
-      continue;
-    }
-    freed.push_back(row);
+bool VllmFastPath::finish(PyObject *ids) {
+  const Owned list(PySequence_List(ids));
+  if (!list || PyList_Sort(list.get())) {
+    PyErr_Clear();
+    return false;
   }
-  rows->remove(freed.data(), int64_t(freed.size()));
+  std::vector<int32_t> freed;
+  for (Py_ssize_t i = 0; i < length(list.get()); ++i) {
+    PyObject *found = PyDict_GetItemWithError(rows->directory.row_of, item(list.get(), i));
+    int32_t row;
+    if (found && as_int32(found, row)) freed.push_back(row);
+    else PyErr_Clear();
+  }
+  return rows->remove(freed.data(), int64_t(freed.size()));
 }
 
 }  // namespace foreword

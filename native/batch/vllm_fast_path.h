@@ -10,20 +10,27 @@
 #include <cstdint>
 #include <vector>
 
+#include "batch/attributes.h"
 #include "batch/rows.h"
 
 namespace foreword {
 
 class VllmFastPath {
  public:
-  // The sampling parameters that are real numbers: vLLM's names are those of the columns.
-  static constexpr std::array REALS{"temperature",      "top_p",             "min_p",
-                                    "presence_penalty", "frequency_penalty", "repetition_penalty"};
+  // The sampling parameters that are read. The first are real numbers: vLLM's names are those of the columns.
+  enum Parameter {
+    NUM_REALS = 6, TOP_K = NUM_REALS, MIN_TOKENS, SEED, LOGPROBS,
+    FIRST_RARE, NUM_PARAMETERS = FIRST_RARE + 5,
+  };
+  static constexpr std::array<const char *, NUM_PARAMETERS> PARAMETERS{
+      "temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
+      "top_k", "min_tokens", "seed", "logprobs",
+      "logit_bias", "allowed_token_ids", "bad_words_token_ids", "structured_outputs", "prompt_logprobs"};
 
   explicit VllmFastPath(RowsCore &core)
       : rows(&core), top_k_(core.sampling.values<int32_t>("top_k")),
         num_logprobs_(core.sampling.values<int32_t>("num_logprobs")), seed_(core.sampling.values<int64_t>("seed")) {
-    for (size_t i = 0; i < REALS.size(); ++i) reals_[i] = core.sampling.values<float>(REALS[i]);
+    for (size_t i = 0; i < NUM_REALS; ++i) reals_[i] = core.sampling.values<float>(PARAMETERS[i]);
   }
 
   RowsCore *rows;
@@ -38,22 +45,30 @@ class VllmFastPath {
   // those whose sampling parameters the caller has to write.
   bool admit(PyObject *requests, std::vector<int32_t> &special);
 
-  // Free the rows of those of the ids (a list, each once) that are live.
-  void finish(PyObject *ids);
+  // Free the rows of those of the ids that are live, in ascending order of the ids. False, with nothing changed, if
+  // they are not different strings.
+  bool finish(PyObject *ids);
 
  private:
   struct Growth {
     int32_t row, computed;
     PyObject *blocks;
   };
-  int32_t find(PyObject *req_id, size_t &cursor);
+  // The row of a request, −1 without one. Outputs name the same requests in the same order step after step, some left
+  // out: the one behind the last is tried first.
+  int32_t find(PyObject *req_id, size_t &cursor) {
+    if (cursor < order_.size() && rows->directory.req_ids[order_[cursor]] == req_id) return order_[cursor++];
+    return search(req_id, cursor);
+  }
+  int32_t search(PyObject *req_id, size_t &cursor);
   void keep_order(int64_t num_reqs);
   bool check_cached(PyObject *cached);
   bool read_plan(PyObject *num_scheduled, PyObject *drafts, int64_t &num_draft_ids);
   bool read_request(PyObject *request, int32_t row);
   bool plain_sampling(PyObject *params, int32_t row, int64_t admission);
 
-  float *reals_[REALS.size()];  // [R] each, as all of these
+  Attributes<NUM_PARAMETERS> parameters_{PARAMETERS};
+  float *reals_[NUM_REALS];  // [R] each, as all of these
   int32_t *top_k_, *num_logprobs_;
   int64_t *seed_;
 

@@ -16,9 +16,7 @@
 
 #define FW_DECLARE(name) std::remove_pointer_t<decltype(Isa::name)> name;
 namespace foreword::kernels::avx512_vnni {
-FW_DECLARE(linear)
-FW_DECLARE(linear_scratch_bytes)
-extern const Isa kIsa;
+FW_ISA_FUNCTIONS(FW_DECLARE)
 }  // namespace foreword::kernels::avx512_vnni
 #undef FW_DECLARE
 
@@ -211,11 +209,10 @@ double peak(int64_t repeats) {
 double peak_bf16(int64_t repeats) { return peak<Format::bf16>(repeats); }
 double peak_i8(int64_t repeats) { return peak<Format::i8>(repeats); }
 
+#define FW_ENTRY(name) .name = avx512_vnni::name,
 extern const Isa kIsa;
-const Isa kIsa = [] {
-  Isa isa = avx512_vnni::kIsa;
-  isa.name = "avx512_amx";
-  isa.bf16_dot = true;
+constinit const Isa kIsa = [] {
+  Isa isa = {.name = "avx512_amx", .panel_width = kPanelWidth, .bf16_dot = true, FW_ISA_FUNCTIONS(FW_ENTRY)};
   isa.linear_scratch_bytes = linear_scratch_bytes;
   isa.linear = linear;
   isa.attention_scratch_bytes = attention_scratch_bytes;

@@ -8,9 +8,10 @@
 namespace foreword::kernels::FOREWORD_ISA {
 
 extern const Isa kIsa;
-const Isa kIsa = {.name = FW_STRING(FOREWORD_ISA),
-                  .panel_width = kPanelWidth,
-                  .bf16_dot = kBf16Dot,
-                  FW_ISA_FUNCTIONS(FW_ENTRY)};
+// Constant: no instruction of the set runs before the processor is known to have it.
+constinit const Isa kIsa = {.name = FW_STRING(FOREWORD_ISA),
+                            .panel_width = kPanelWidth,
+                            .bf16_dot = kBf16Dot,
+                            FW_ISA_FUNCTIONS(FW_ENTRY)};
 
 }  // namespace foreword::kernels::FOREWORD_ISA

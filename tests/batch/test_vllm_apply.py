@@ -338,6 +338,38 @@ def test_computed_tokens_counted_before_a_rejection_was_known_are_corrected(fron
 
 
 @pytest.mark.parametrize("front", [vllm_front.native_core, lambda *_: None], ids=["native", "python"])
+def test_parameters_in_slots_are_read_from_each_state_of_their_type(front, monkeypatch):
+    monkeypatch.setattr(vllm_front, "native_core", front)
+    values = dict.fromkeys(("seed", "logprobs", "prompt_logprobs", "logit_bias", "allowed_token_ids")) | {
+        "temperature": 0.5, "top_p": 0.75, "min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
+        "repetition_penalty": 1.0, "top_k": 3, "min_tokens": 0, "bad_words_token_ids": [], "structured_outputs": None,
+    }  # fmt: skip
+
+    class Params:
+        __slots__ = tuple(values)
+
+    def params(**changed):
+        made = Params()
+        for name, value in (values | changed).items():
+            setattr(made, name, value)
+        return made
+
+    states, _ = make()
+    given = [params(), params(top_k=4), params(top_k=5), params(top_k=6)]
+
+    def admit(i):
+        apply(states, output([new_data(str(i), [1], ([1], [1]), sampling_params=given[i])]))
+        return int(states.sampling.top_k[states.row_of(str(i))])
+
+    assert [admit(0), admit(1)] == [3, 4]
+    del given[2].top_k  # absent: all tokens
+    assert admit(2) == 0
+    Params.top_k = property(lambda self: 2)
+    assert admit(3) == 2
+    assert [float(states.sampling.top_p[states.row_of(r)]) for r in "0123"] == [0.75] * 4
+
+
+@pytest.mark.parametrize("front", [vllm_front.native_core, lambda *_: None], ids=["native", "python"])
 def test_a_step_may_be_applied_while_the_one_before_is_in_flight(front, monkeypatch):
     monkeypatch.setattr(vllm_front, "native_core", front)
     states, first = make()

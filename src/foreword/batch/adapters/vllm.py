@@ -13,7 +13,7 @@ A running request that is not scheduled keeps its row and its state. An output w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -132,13 +132,12 @@ class VllmAdapter:
             num_draft_ids = _read_plan(self.states, front, counts, drafts or {})
         return AppliedStep(out, front, num_draft_ids)
 
-    def _finish(self, finished: Iterable[str]) -> None:
-        """Sorted, so that every rank frees its rows in the same order."""
-        ids = sorted(finished)
-        if not self._front.finish(ids):
-            for rid in ids:
+    def _finish(self, finished: Collection[str]) -> None:
+        """In ascending order, so that every rank frees its rows alike."""
+        if not self._front.finish(finished):
+            for rid in sorted(finished):
                 self.states.remove_request(rid)
-        for rid in ids if self.preempted else ():
+        for rid in finished if self.preempted else ():
             self.preempted.pop(rid, None)
 
     def _enter(self, data: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -59,12 +60,11 @@ class FastPath:
             make(() if params is None else columns.set(row, params, states.vocab_size, first + i))
         return bool(done)
 
-    def finish(self, ids: list[str]) -> bool:
-        """Free the rows of the live ones of these ids. False, with nothing changed, if more than their
-        rows has to change.
+    def finish(self, ids: Collection[str]) -> bool:
+        """Free the rows of the live ones of these ids, in ascending order of the ids. False, with nothing changed, if
+        more than their rows has to change.
         """
         states = self.states
         if self._core is None or states.observers or states.loras or states.extras:
             return False
-        self._core.finish(ids)
-        return True
+        return bool(self._core.finish(ids))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -28,26 +29,26 @@ class SamplingMetadata:
     rows: I32
     needs: int
     vocab_size: int
-    temperature: F32 | None
-    seed: I64 | None
-    top_p: F32 | None
-    top_k: I32 | None
-    min_p: F32 | None
-    typical_p: F32 | None
-    top_n_sigma: F32 | None
-    xtc_probability: F32 | None
-    xtc_threshold: F32 | None
-    presence_penalty: F32 | None
-    frequency_penalty: F32 | None
-    repetition_penalty: F32 | None
-    dry_multiplier: F32 | None
-    dry_base: F32 | None
-    dry_allowed_length: I32 | None
-    dry_range: I32 | None
-    min_tokens: I32 | None
-    num_logprobs: I32 | None
-    num_prompt_logprobs: I32 | None
     params: dict[int, SamplingParams]
+    temperature: F32 | None = None
+    seed: I64 | None = None
+    top_p: F32 | None = None
+    top_k: I32 | None = None
+    min_p: F32 | None = None
+    typical_p: F32 | None = None
+    top_n_sigma: F32 | None = None
+    xtc_probability: F32 | None = None
+    xtc_threshold: F32 | None = None
+    presence_penalty: F32 | None = None
+    frequency_penalty: F32 | None = None
+    repetition_penalty: F32 | None = None
+    dry_multiplier: F32 | None = None
+    dry_base: F32 | None = None
+    dry_allowed_length: I32 | None = None
+    dry_range: I32 | None = None
+    min_tokens: I32 | None = None
+    num_logprobs: I32 | None = None
+    num_prompt_logprobs: I32 | None = None
 
     @property
     def all_greedy(self) -> bool:
@@ -111,7 +112,12 @@ _NEEDED_FOR = {"temperature": Need.RANDOM, "seed": Need.RANDOM, "top_p": Need.TO
                "dry_multiplier": Need.DRY, "dry_base": Need.DRY, "dry_allowed_length": Need.DRY, "dry_range": Need.DRY,
                "min_tokens": Need.MIN_TOKENS, "num_logprobs": Need.LOGPROBS,
                "num_prompt_logprobs": Need.PROMPT_LOGPROBS}  # fmt: skip
-_GATHERED = tuple((f.name, int(_NEEDED_FOR[f.name])) for f in fields(SamplingMetadata) if f.name in _NEEDED_FOR)
+
+
+@lru_cache(maxsize=64)
+def _gathered(needs: int) -> tuple[str, ...]:
+    """The columns of a batch with these flags."""
+    return tuple(name for name, need in _NEEDED_FOR.items() if needs & need)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -138,8 +144,8 @@ def build_metadata(columns: SamplingColumns, vocab_size: int, rows: I32, needs: 
         held = zip(rare.tolist(), rows[rare].tolist(), strict=True)
         params = {b: c.params[row] for b, row in held if row in c.params}
     at = rows.astype(np.intp)  # once, not in every gather
-    gathered: dict[str, Any] = {name: getattr(c, name).take(at) if needs & flag else None for name, flag in _GATHERED}
-    return SamplingMetadata(rows, needs, vocab_size, params=params, **gathered)
+    gathered: dict[str, Any] = {name: getattr(c, name).take(at) for name in _gathered(needs)}
+    return SamplingMetadata(rows, needs, vocab_size, params, **gathered)
 
 
 def token_counts(
