@@ -45,10 +45,10 @@ struct TileChunk {
       : s(scratch), dim(dims), count(keys), tiles(chunk) {}
 
  protected:
-  // Lines at `offset` of the next chunk's tiles, to the second-level cache: the first has this chunk, copies and rows.
+  // Lines at `offset` of the next chunk's tiles.
   FW_INLINE void prefetch_next(const uint8_t *const (&next)[kChunkTiles], size_t offset, size_t bytes) const {
     for (size_t at = offset; at < offset + bytes; at += 64) {
-      for (int tile = 0; tile < kChunkTiles; ++tile) prefetch<2>(next[tile] + at);
+      for (int tile = 0; tile < kChunkTiles; ++tile) prefetch<3>(next[tile] + at);
     }
   }
   FW_INLINE void copy_values(size_t tile_bytes) const {
