@@ -1,6 +1,7 @@
 """Fixtures of model files. The default model is fetched once and cached; the larger ones are used if they are there."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,9 @@ from hypothesis import settings
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from foreword.models import registry
+
+# A shell starts background commands with interrupts ignored, which processes inherit.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Examples take as long as the machine needs.
 settings.register_profile("foreword", deadline=None)

@@ -51,7 +51,8 @@ def rig(tmp_path):
 
 
 def assert_equal(got, want):
-    np.testing.assert_allclose(got, want, atol=1e-4)
+    """Up to the roundings of float32, which recurrent layers enlarge."""
+    np.testing.assert_allclose(got, want, rtol=0, atol=5e-5 * np.abs(want).max())
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)

@@ -108,7 +108,7 @@ def engine():
 def state(made):
     states = made.states
     columns = [*states._columns.values(), *states.sampling.arrays(), states.token_ids, states.block_tables[0].table]
-    return [column.tobytes() for column in columns], states.req_ids, len(made.scheduler.waiting), made.scheduler._step
+    return [column.tobytes() for column in columns], states.req_ids, len(made.scheduler.waiting)
 
 
 def valid():
