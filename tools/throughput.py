@@ -26,7 +26,13 @@ KERNELS = ROOT / "native" / "kernels"
 SOURCES = ("attention", "linear")
 OLDEST = 19  # version of LLVM with models of these processors
 X86 = ("avx512_vnni", "avx512_bf16")
-PROCESSORS = {"znver4": X86, "znver5": X86, "sapphirerapids": X86, "neoverse-v2": ("neon",)}
+PROCESSORS = {
+    "znver3": ("avx2",),
+    "znver4": X86,
+    "znver5": X86,
+    "sapphirerapids": X86,
+    "neoverse-v2": ("neon",),
+}
 """Processors, and the instruction-set levels whose code is analysed: a loop as the last level has it. llvm-mca has no
 model of AMX tiles."""
 FORMATS = re.findall(r"^  (\w+),", (KERNELS / "formats.h").read_text().partition("enum class Format")[2], re.M)

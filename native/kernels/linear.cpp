@@ -34,8 +34,8 @@ constexpr int kStageRows = 2 * kRowsBlock;  // with more rows than this, unpacki
 
 constexpr Format staged_format(Format f) {
   if (f == Format::bf16 && !kBf16Dot) return Format::f32;
-  if (f == Format::q4) return Format::q8;
-  if (f == Format::q4_min) return Format::q8_min;
+  if (f == Format::q4 && kStageNibbles) return Format::q8;
+  if (f == Format::q4_min && kStageNibbles) return Format::q8_min;
   return f;
 }
 

@@ -226,7 +226,7 @@ struct BlockKernel : FloatSums {
           const I32 first = quad(xr + 4 * j), second = is_4bit(Fmt) ? quad(xr + 4 * (j + 4)) : first;
           FW_UNROLL for (int n = 0; n < N; ++n) {
             I32 &s = sum[plane][r][n];
-            s = is_4bit(Fmt) ? dot4(dot4(s, low_nibbles(wv[n]), first), high_nibbles(wv[n]), second)
+            s = is_4bit(Fmt) ? dot_nibbles(dot_nibbles(s, low_nibbles(wv[n]), first), high_nibbles(wv[n]), second)
                              : dot4_biased(s, wv[n], first);
           }
         }
@@ -264,18 +264,23 @@ struct BlockKernel : FloatSums {
     FW_UNROLL for (int half = 0; half < (kHalves ? 2 : 1); ++half) {
       // With two planes the sum is 128 high + low; the low one includes the offset of the weights.
       I32 sum[Planes][R][N];
-      FW_UNROLL for (int r = 0; r < R; ++r) {
-        const I32 offset = set1_i32(start(blocks[r], half));
-        FW_UNROLL for (int n = 0; n < N; ++n) {
-          sum[0][r][n] = Planes == 1 ? offset : set1_i32(0);
-          if constexpr (Planes == 2) sum[1][r][n] = offset;
+      auto offset = [&](int plane, int r) FW_LAMBDA {
+        return set1_i32(plane == Planes - 1 ? start(blocks[r], half) : 0);
+      };
+      auto whole_sum = [&](int plane, int r, int n) FW_LAMBDA {
+        return is_4bit(Fmt) ? end_nibbles(offset(plane, r), sum[plane][r][n]) : sum[plane][r][n];
+      };
+      FW_UNROLL for (int plane = 0; plane < Planes; ++plane) {
+        FW_UNROLL for (int r = 0; r < R; ++r) {
+          const I32 first = is_4bit(Fmt) ? begin_nibbles(offset(plane, r)) : offset(plane, r);
+          FW_UNROLL for (int n = 0; n < N; ++n) sum[plane][r][n] = first;
         }
       }
       dots<kHalves ? 4 : 8>(block + kScales, panel, x, 4 * half, sum);
       FW_UNROLL for (int n = 0; n < N; ++n) {
         const F32 d = scales(n, half);
         FW_UNROLL for (int r = 0; r < R; ++r) {
-          const I32 total = Planes == 1 ? sum[0][r][n] : shift_7_add(sum[0][r][n], sum[Planes - 1][r][n]);
+          const I32 total = Planes == 1 ? whole_sum(0, r, n) : shift_7_add(whole_sum(0, r, n), whole_sum(Planes - 1, r, n));
           const F32 scale = Planes == 2 ? d : mul(d, set1(blocks[r].scale));
           acc[r][n] = fma(to_f32(total), scale, acc[r][n]);
         }

@@ -12,10 +12,10 @@ using U8 = __m256i;
 
 constexpr int kLanes = 8;
 constexpr int kPanelVectors = 2;
-constexpr int kRowsF32 = 6, kRowsI8 = 4, kRowsBlock = 2, kMostSums = 24;
+constexpr int kRowsF32 = 6, kRowsI8 = 4, kRowsBlock = 4, kMostSums = 24;
 constexpr int kWideRows = 3, kWideVectors = 4, kTallRows = 6;
 constexpr int32_t kDotBias = 0;
-constexpr bool kBf16Dot = false;
+constexpr bool kBf16Dot = false, kStageNibbles = false;
 
 FW_INLINE F32 set1(float x) { return _mm256_set1_ps(x); }
 FW_INLINE F32 fma(F32 a, F32 b, F32 c) { return _mm256_fmadd_ps(a, b, c); }
@@ -73,10 +73,22 @@ FW_INLINE void store_15_bits(int8_t *high, int8_t *low, I32 a, I32 b, I32 c, I32
 }
 FW_INLINE U8 low_nibbles(U8 a) { return _mm256_and_si256(a, _mm256_set1_epi8(0x0f)); }
 FW_INLINE U8 high_nibbles(U8 a) { return _mm256_and_si256(_mm256_srli_epi16(a, 4), _mm256_set1_epi8(0x0f)); }
-// w at most 127: two products of at most 127 * 127 fit 16 bits.
-FW_INLINE I32 dot4(I32 acc, U8 w, I32 a) {
-  return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(w, a), _mm256_set1_epi16(1)));
+// Sums in the order of the source: GCC would keep all products, in memory, and add them at the end.
+FW_INLINE I32 in_order(I32 sum) {
+  asm("" : "+x"(sum));
+  return sum;
 }
+FW_INLINE I32 add_pairs(I32 acc, I32 products) {
+  return in_order(_mm256_add_epi32(acc, _mm256_madd_epi16(products, _mm256_set1_epi16(1))));
+}
+// w at most 127: two products of at most 127 * 127 fit 16 bits.
+FW_INLINE I32 dot4(I32 acc, U8 w, I32 a) { return add_pairs(acc, _mm256_maddubs_epi16(w, a)); }
+// w at most 15: 16 products of at most 15 * 127 fit 16 bits.
+FW_INLINE I32 begin_nibbles(I32) { return _mm256_setzero_si256(); }
+FW_INLINE I32 dot_nibbles(I32 acc, U8 w, I32 a) {
+  return in_order(_mm256_add_epi16(acc, _mm256_maddubs_epi16(w, a)));
+}
+FW_INLINE I32 end_nibbles(I32 sum, I32 acc) { return add_pairs(sum, acc); }
 // |w| <= 128 and |a| <= 127: 2 * 128 * 127 = 32512 still fits. Multiplying |w| by a * sign(w) never negates -128.
 FW_INLINE I32 dot4_biased(I32 acc, U8 w, I32 a) {
   const __m256i s = _mm256_xor_si256(w, _mm256_set1_epi8(static_cast<char>(0x80)));

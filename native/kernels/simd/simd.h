@@ -8,6 +8,8 @@
 //   kDotBias        dot4_biased(acc, w + 128, a) adds Σ (w + kDotBias) a over the four bytes of each lane
 //   fraction, times_pow2   a - round(a); a 2^n for integers n
 //   store_15_bits   four vectors of numbers below 128² as bytes of 7 bits, in order
+//   begin_nibbles, dot_nibbles, end_nibbles   sum + up to eight dot4 of weights of 4 bits; kStageNibbles: with many rows
+//                   it is faster to widen them to 8 bits first
 //   dot4_positive   dot4_positive(acc, w, a) adds Σ w a for signed w and a of 0 … 127
 //
 // Everything is in the namespace of the instruction set and always inlined: no function is shared between two of them.
@@ -94,6 +96,13 @@ FW_INLINE I32 quad(const int8_t *p) { return word_in_lanes(p); }
 
 template <int Locality>
 FW_INLINE void prefetch(const void *p) { __builtin_prefetch(p, 0, Locality); }
+
+#if !defined(FOREWORD_SIMD_AVX2)
+constexpr bool kStageNibbles = true;
+FW_INLINE I32 begin_nibbles(I32 sum) { return sum; }
+FW_INLINE I32 dot_nibbles(I32 acc, U8 w, I32 a) { return dot4(acc, w, a); }
+FW_INLINE I32 end_nibbles(I32, I32 acc) { return acc; }
+#endif
 
 FW_INLINE F32 add(F32 a, F32 b) { return a + b; }
 FW_INLINE F32 sub(F32 a, F32 b) { return a - b; }
