@@ -103,7 +103,7 @@ FW_INLINE F32 dot2(F32 acc, I32 w, I32 a) {  // but for denormals, which the ins
 FW_INLINE I32 to_bf16(F32 a, F32 b) {
   uint16_t numbers[32];
   store_bf16(numbers, a), store_bf16(numbers + 16, b);
-  return load_pairs(numbers);
+  return _mm512_loadu_si512(numbers);
 }
 #else
 FW_INLINE F32 dot2(F32 acc, I32 w, I32 a) {
