@@ -44,7 +44,7 @@ def test_a_compiled_model_gives_the_same_logits_and_tokens(name):
 
 def test_what_is_not_compiled_is_refused_by_name(monkeypatch):
     spec, weights = SPECS["gemma"], random_weights(SPECS["gemma"])
-    with pytest.raises(ConfigError, match=r"compile=True: layers that processes divide .*tensor_parallel_size out"):
+    with pytest.raises(ConfigError, match=r"compile=True: layers that processes divide .*tensor_parallel_size=2 out"):
         ParallelExecutor(spec, weights, tensor_parallel_size=2, compile=True, **OPTIONS)
     with pytest.raises(ConfigError, match=r"compile=True: executor 'numpy' has no such option \(torch, transformers"):
         executor_kind("numpy", {"compile": True})
