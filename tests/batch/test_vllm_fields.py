@@ -39,7 +39,9 @@ def test_each_field_of_new_request_data_is_in_the_request():
     assert (feature.identifier, feature.offset, feature.length, feature.modality) == ("h", 1, 2, "video")
     assert feature.is_embed.tolist() == [True, False]
     assert (got.pooling_params.task, got.pooling_params.dimensions, got.pooling_params.normalize) == ("score", 3, False)
-    assert (got.mrope_positions, got.mrope_delta, got.encoder_len) == (None, 0, 0)  # vLLM's data has none of these
+    # vLLM's data has none of these.
+    assert (got.mrope_positions, got.mrope_delta) == (None, 0)
+    assert (got.encoder_len, got.encoder_input) == (0, None)
 
 
 def test_tokens_sent_with_a_resumed_request_count_even_where_they_were_not_known():
