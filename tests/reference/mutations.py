@@ -582,11 +582,11 @@ def _planned(row: Row, s: Subject) -> list[Mutation]:
 
 
 def _from_vllm(row: Row, s: Subject) -> list[Mutation]:
-    """Each field of the request but the one that vLLM's data never has."""
+    """Each field of the request but the arrays that vLLM's data never has."""
     return [
         Mutation(label, lambda change=change: changed_result(s, change))
         for label, change in _corruptions("NewRequest")
-        if not label.startswith("mrope_positions")
+        if not label.startswith(("mrope_positions", "encoder_input"))
     ]
 
 
