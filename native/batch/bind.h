@@ -16,7 +16,7 @@ using Vector = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 template <class T>
 using Matrix = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
-// An int32 array [n] or [n, width] in C order. What a step passes is read from NumPy's own memory, whose layout is a part
+// An int32 array [n] or [n, width] in C order. What a step passes is read from NumPy's own memory, whose layout is part
 // of its ABI: an import by nanobind takes longer than the preparation of a small step.
 class Ints {
  public:

@@ -18,7 +18,6 @@
 #include "kernels/attention_keys.h"
 #include "kernels/attention_softmax.h"
 #if defined(FOREWORD_SIMD_AMX)
-
 namespace foreword::kernels::avx512_vnni {
 std::remove_pointer_t<decltype(Isa::attend)> attend;
 }

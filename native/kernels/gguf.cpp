@@ -13,8 +13,8 @@ void set_halves(const BlockRow &out, int first, int count, float d, float m) {
   for (int i = 0; i < count; ++i) out.d[first + i] = d, out.m[first + i] = m;
 }
 
-// q4_0, q4_1, q5_0, q5_1: 32 values of 4 bits, byte i holds value i low and value i + 16 high, eight bytes at a time; of
-// 5 bits, bit i of a word is the fifth of value i.
+// q4_0, q4_1, q5_0, q5_1: 32 values of 4 bits, byte i holds value i low and value i + 16 high, eight bytes at a time;
+// of 5 bits, bit i of a word is the fifth of value i.
 template <int Bits, bool Min>
 void nibbles_32(const uint8_t *p, int block, const BlockRow &out) {
   constexpr int kOffset = Min ? 0 : 1 << (Bits - 1), kWord = Min ? 4 : 2, kNibbles = Bits == 5 ? kWord + 4 : kWord;

@@ -280,7 +280,8 @@ struct BlockKernel : FloatSums {
       FW_UNROLL for (int n = 0; n < N; ++n) {
         const F32 d = scales(n, half);
         FW_UNROLL for (int r = 0; r < R; ++r) {
-          const I32 total = Planes == 1 ? whole_sum(0, r, n) : shift_7_add(whole_sum(0, r, n), whole_sum(Planes - 1, r, n));
+          const I32 last = whole_sum(Planes - 1, r, n);
+          const I32 total = Planes == 1 ? last : shift_7_add(whole_sum(0, r, n), last);
           const F32 scale = Planes == 2 ? d : mul(d, set1(blocks[r].scale));
           acc[r][n] = fma(to_f32(total), scale, acc[r][n]);
         }

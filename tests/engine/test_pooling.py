@@ -64,7 +64,7 @@ def test_poolings_are_those_of_the_states_of_all_tokens(folder, options):
                     want = {"last": own[-1], "cls": own[0], "mean": own.astype(np.float64).mean(0)}[params.pooling]
                     assert vector.dtype == np.float32
                     # NumPy's products round differently in steps of other sizes
-                    np.testing.assert_allclose(vector, want, rtol=0, atol=2e-5)
+                    np.testing.assert_allclose(vector, want, atol=1e-5)
         assert llm.engine.cache.pool.num_used == 0
         assert not llm.engine.has_work
 

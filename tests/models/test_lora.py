@@ -50,9 +50,8 @@ def rig(tmp_path):
     return Rig(tmp_path, "llama3")
 
 
-def assert_equal(got, want):
-    """Up to the roundings of float32, which recurrent layers enlarge."""
-    np.testing.assert_allclose(got, want, rtol=0, atol=5e-5 * np.abs(want).max())
+def assert_equal(got, want, atol=1e-4):
+    np.testing.assert_allclose(got, want, atol=atol)
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
@@ -63,7 +62,8 @@ def test_an_adapter_of_each_family_gives_the_logits_of_merged_weights(tmp_path, 
     folder = write_peft(tmp_path / "adapter", factors, target_modules="all-linear")
     want = rig.merged_logits(factors, 8 / 4)
     assert np.abs(rig.logits(None) - want).max() > 0.1
-    assert_equal(rig.logits(rig.read(folder), executor), want)
+    # One rounding of each weight changes the logits of Bamba's recurrent layers by up to 5e-5, those of Llama by 1e-5.
+    assert_equal(rig.logits(rig.read(folder), executor), want, 3e-4 if name.startswith("bamba") else 1e-4)
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)

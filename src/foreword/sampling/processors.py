@@ -93,13 +93,13 @@ class Processors:
         active = self._active
         if active:
             active = tuple(p for p in active if p.rows.mask.take(metadata.rows).any())
-        if not active and masks is None:
-            for plain in self._plain:
-                if plain.metadata is metadata:  # the same as long as no rule has changed
-                    return plain
+        is_plain = not active and masks is None
+        for plain in self._plain if is_plain else ():
+            if plain.metadata is metadata:  # the same as long as no rule has changed
+                return plain
         self._rules.update(metadata)
         sampling = StepSampling(metadata, self._rules, active, masks)
-        if not active and masks is None:
+        if is_plain:
             self._plain.append(sampling)
         return sampling
 

@@ -9,7 +9,6 @@ import numpy as np
 
 from foreword.arrays import F32, I32, I64
 from foreword.batch import InputBatch
-from foreword.batch.step.layout import Scalars
 from foreword.batch.step.tensors import buffers_of, scalars_of
 from foreword.errors import PlanError
 from foreword.native import native
@@ -20,7 +19,6 @@ from foreword.sampling.reference import StepArrays
 from foreword.sampling.rows import LogitRows
 
 FLOAT32 = np.dtype(np.float32)
-_NUM_LOGITS = Scalars._fields.index("num_logits")
 _NO_LOGPROBS = (None, None, None, None)
 
 Failure = Exception | type[BadLogitsError] | type[NoTokenLeftError]  # a type is made with the request's id and the step
@@ -73,8 +71,8 @@ class Sampler:
         A prompt chunk that is not the last gets a token too, that rules, masks and processors do not affect;
         `RequestStates.commit` discards it. PlanError for logits of another shape or type.
         """
-        num_reqs, num_logits = batch.num_reqs, scalars_of(batch)[_NUM_LOGITS]
-        states, masks = batch.states, sampling.masks
+        num_reqs, states, masks = batch.num_reqs, batch.states, sampling.masks
+        _, _, _, _, num_logits, *_ = scalars_of(batch)
         if logits.shape != (num_logits, states.vocab_size) or logits.dtype is not FLOAT32:
             raise PlanError("the logits must be float32 [L, V]", step=batch.step, tensor="logits",
                             expected=(num_logits, states.vocab_size),

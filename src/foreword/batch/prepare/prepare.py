@@ -72,7 +72,7 @@ def prepare_inputs(
     if buffers.states is not states:
         raise PlanError("these buffers were made for other states: use InputBuffers.for_states(states, …)")
     wanted = normalize(states, plan, draft_tokens, order)
-    run = BACKENDS[AUTO] if backend == "auto" else backend_of(backend)
+    run = backend_of(backend)
     pad = NO_PADDING if pad_to is None else padding(pad_to)
     scalars = run(states, buffers, wanted, pad, gather_block_tables)
     req_ids = list(plan) if type(plan) is dict and order == "given" else None  # else found by row on demand
