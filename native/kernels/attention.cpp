@@ -32,24 +32,18 @@ int max_rows(const AttentionConfig &c) { return attention_queries(c) * group_siz
 
 // ---------------------------------------------------------------------------------------------- queries
 
-// x rotated like the keys it meets.
-void split_query(const float *query, int dim, int row, const Queries &q, float *x) {
+// In 8 bit, rotated like the keys it meets. x: scratch memory for its numbers.
+void quantise_query(const float *query, int dim, int row, const Queries &q, float *x) {
   const float factor = rotate_head(query, dim, x), top = largest_magnitude(x, dim);
-  constexpr float kSteps = 127.f * 128.f;
-  const F32 inverse = set1(top > 0.f ? kSteps / top : 0.f);
-  F32 high = set1(0.f), low = set1(0.f);
+  const F32 inverse = set1(top > 0.f ? 127.f / top : 0.f);
+  F32 sum = set1(0.f);  // exact: its terms are small integers
   for (int d = 0; d < dim; d += kLanes) {
     const F32 steps = round_f32(mul(load(x + d), inverse));
-    const F32 coarse = round_f32(mul(steps, set1(1.f / 128.f))), fine = fma(coarse, set1(-128.f), steps);
-    store_s8(q.high + q.at(row, d), coarse);
-    store_s8(q.low + q.at(row, d), fine);
-    high = add(high, coarse);
-    low = add(low, fine);
+    store_s8(q.i8 + q.at(row, d), steps);
+    sum = add(sum, steps);
   }
-  // Exact in floats: the terms are small integers.
-  q.scale[row] = top / (kSteps * factor);
-  q.neg128_high[row] = -kDotBias * whole(reduce_add(high));
-  q.neg128_low[row] = -kDotBias * whole(reduce_add(low));
+  q.scale[row] = top / (127.f * factor);
+  q.neg128[row] = -kDotBias * whole(reduce_add(sum));
 }
 
 // Copies all rows (query, head of the group) of the tile in the form that the KV format takes.
@@ -63,7 +57,7 @@ void gather_queries(const KVLayer &kv, const AttentionConfig &c, const Attention
       const float *x = heads + size_t(g) * dim;
       const int row = i * group + g;
       if (kv.format == KVFormat::i8) {
-        split_query(x, dim, row, q, s.part.o(0));
+        quantise_query(x, dim, row, q, s.part.o(0));
         continue;
       }
       for (int d = 0; d < dim; d += kLanes) {
@@ -146,22 +140,13 @@ void attend_chunk(const KVLayer &kv, const AttentionConfig &c, const AttentionTi
   ChunkTiles chunk;
   if (kv.tiled) {
     find_tiles(kv, tile.block_table, tile.kv_head, begin, end, chunk.k, chunk.v);
-    if (begin + kChunk < tile.key_end) {
-      find_tiles(kv, tile.block_table, tile.kv_head, begin + kChunk, smaller(begin + 2 * kChunk, tile.key_end),
-                 chunk.next_k, chunk.next_v);
-    } else if (tile.next.block_table) {
-      const int64_t first = tile.next.key_begin / kChunk * kChunk;
-      find_tiles(kv, tile.next.block_table, tile.next.kv_head, first, smaller(first + kChunk, tile.next.key_end),
-                 chunk.next_k, chunk.next_v);
-    } else {
-      for (int i = 0; i < kChunkTiles; ++i) chunk.next_k[i] = chunk.k[i], chunk.next_v[i] = chunk.v[i];
-    }
+    find_ahead(kv, tile, begin, &chunk);
   } else {
     copy_tiles(kv, tile, begin, end, s, &chunk);
     for (int i = tiles; i < kChunkTiles; ++i) chunk.k[i] = chunk.k[tiles - 1], chunk.v[i] = chunk.v[tiles - 1];
   }
 
-  const Keys keys = chunk_keys(kv.format, c, tile, chunk, begin, end);
+  const Keys keys = chunk_keys(c, tile, begin, end);
 #if defined(FOREWORD_SIMD_AMX)
   if (kv.format == KVFormat::i8) {
     attend_tiles(I8Tiles(s, dim, count, chunk), c, tile, keys, rows);
@@ -183,7 +168,7 @@ void attend_chunk(const KVLayer &kv, const AttentionConfig &c, const AttentionTi
     chunk_scores<ScoresI8>(s.q, dim, rows, chunk, tiles, s.scores);
   }
 
-  const Probabilities p{s.scores, s.p_high, s.p_low, s.p_step, s.p_pairs};
+  const Probabilities p{s.scores, s.p_pairs, s.p_u8, s.p_step};
   if (kv.format == KVFormat::i8) {
     softmax<Form::steps>(c, tile, chunk, keys, s, 0, rows);
     chunk_values<ValuesI8>(p, dim, rows, chunk, count, o, stride);

@@ -28,13 +28,32 @@ inline void find_tiles(const KVLayer &kv, const int32_t *table, int head, int64_
   }
 }
 
+// The chunk that is prefetched while the one at `begin` is read: two further on, first of this tile, then of the next.
+// None: the chunk itself.
+inline void find_ahead(const KVLayer &kv, const AttentionTile &t, int64_t begin, ChunkTiles *c) {
+  const bool one_chunk = t.key_end - t.key_begin / kChunk * kChunk <= kChunk;
+  const int64_t ahead = begin + (one_chunk ? kChunk : 2 * kChunk);
+  if (ahead < t.key_end) {
+    return find_tiles(kv, t.block_table, t.kv_head, ahead, smaller(ahead + kChunk, t.key_end), c->ahead_k, c->ahead_v);
+  }
+  if (t.next.block_table) {
+    const int64_t past = ahead - round_up(t.key_end, int64_t(kChunk));
+    const int64_t first = t.next.key_begin / kChunk * kChunk + past;
+    if (first < t.next.key_end) {
+      return find_tiles(kv, t.next.block_table, t.next.kv_head, first, smaller(first + kChunk, t.next.key_end),
+                        c->ahead_k, c->ahead_v);
+    }
+  }
+  for (int i = 0; i < kChunkTiles; ++i) c->ahead_k[i] = c->k[i], c->ahead_v[i] = c->v[i];
+}
+
 // Blocks that are not tiled: copies token after token into tiles in scratch memory.
 inline void copy_tiles(const KVLayer &kv, const AttentionTile &t, int64_t begin, int64_t end,
                        const AttentionScratch &s, ChunkTiles *c) {
   for (int i = 0; i < kChunkTiles; ++i) {
     uint8_t *k = s.tiles + size_t(2 * i) * kv.tile_bytes, *v = k + kv.tile_bytes;
-    c->k[i] = c->next_k[i] = k;
-    c->v[i] = c->next_v[i] = v;
+    c->k[i] = c->ahead_k[i] = k;
+    c->v[i] = c->ahead_v[i] = v;
     for (int slot = 0; slot < kTile; ++slot) {
       const int64_t key = begin + i * kTile + slot;
       if (key >= end) break;

@@ -42,41 +42,18 @@ inline void raise_maximum(F32 scores, const States &s, float *lane_sum, int row)
   for (int d = 0; d < s.dim; d += kLanes) store(o + d, mul(load(o + d), shrink));
 }
 
-// The scales of a chunk's 8-bit values for the rows that see the keys `seen`: factor[key] turns a probability into
-// steps of size `step`, kProbabilitySteps of them for probability 1 and the largest scale. Other keys have factor 0,
-// whatever their slots contain.
-constexpr float kProbabilitySteps = 127.f * 128.f;
-struct ValueScales {
-  F32 factor[kChunkVectors];
-  float step;
-};
-FW_INLINE ValueScales value_scales(const ChunkTiles &c, int dim, Visible seen) {
-  ValueScales s;
-  F32 largest = set1(0.f);
-  FW_UNROLL for (int n = 0; n < kChunkVectors; ++n) {
-    s.factor[n] = seen.keep(load(tile_scales(c.v[n / kTileVectors], dim) + n % kTileVectors * kLanes), n, set1(0.f));
-    largest = max_f32(largest, s.factor[n]);
-  }
-  const float top = reduce_max(largest);
-  const F32 inverse = set1(top > 0.f ? kProbabilitySteps / top : 0.f);
-  FW_UNROLL for (int n = 0; n < kChunkVectors; ++n) s.factor[n] = mul(s.factor[n], inverse);
-  s.step = top / kProbabilitySteps;
-  return s;
-}
-
 // Vector n of a row's scores.
 template <Form F>
 FW_INLINE F32 row_scores(const AttentionScratch &s, [[maybe_unused]] const ChunkTiles &chunk, int row, int n) {
 #if defined(FOREWORD_SIMD_AMX)
-  if constexpr (F == Form::steps) return plane_scores(s, chunk, row, n);
+  if constexpr (F == Form::steps) return scaled_scores(s, chunk, row, n);
 #endif
   return load(s.scores + size_t(slot_of(row)) * kChunk + n * kLanes);
 }
 
 // The scores of a row become 2^(score - m); l grows by their sum. `Masked`: some keys are not visible.
 template <bool Masked, Form F>
-FW_INLINE void softmax_row(const AttentionScratch &s, const ChunkTiles &chunk, int row, Visible seen, float cap,
-                           const ValueScales &scales) {
+FW_INLINE void softmax_row(const AttentionScratch &s, const ChunkTiles &chunk, int row, Visible seen, float cap) {
   float *lane_sum = s.lane_sums + row * kLanes;
   F32 x[kChunkVectors], largest = set1(kNothing);
   FW_UNROLL for (int n = 0; n < kChunkVectors; ++n) {
@@ -89,18 +66,25 @@ FW_INLINE void softmax_row(const AttentionScratch &s, const ChunkTiles &chunk, i
     if constexpr (Masked) x[n] = seen.keep(x[n], n, set1(kNothing));
     largest = max_f32(largest, x[n]);
   }
-  if (lanes_at_least(largest, set1(s.part.m(row) + max_excess(F)))) raise_maximum(largest, s.part, lane_sum, row);
+  if (lanes_at_least(largest, set1(s.part.m(row) + kMaxExcess))) raise_maximum(largest, s.part, lane_sum, row);
 
   const F32 m = set1(s.part.m(row));
   const int at = slot_of(row) * kChunk;
-  F32 sum = load(lane_sum);
+  F32 sum = load(lane_sum), top = set1(0.f);
   FW_UNROLL for (int four = 0; four < kChunkVectors; four += 4) {
     F32 p[4];
     FW_UNROLL for (int i = 0; i < 4; ++i) {
-      p[i] = exp2_f32<exp2_degree(F)>(sub(x[four + i], m));
-      if constexpr (Masked) p[i] = seen.keep(p[i], four + i, set1(0.f));
+      const int n = four + i;
+      p[i] = exp2_f32<exp2_degree(F), F == Form::steps ? -60 : -125>(sub(x[n], m));
+      if constexpr (Masked) p[i] = seen.keep(p[i], n, set1(0.f));
       if constexpr (F != Form::pairs) sum = add(sum, p[i]);
-      if constexpr (F == Form::floats) store(s.scores + at + (four + i) * kLanes, p[i]);
+      if constexpr (F == Form::floats) store(s.scores + at + n * kLanes, p[i]);
+      if constexpr (F == Form::steps) {
+        F32 scale = load(tile_scales(chunk.v[n / kTileVectors], s.part.dim) + n % kTileVectors * kLanes);
+        if constexpr (Masked) scale = seen.keep(scale, n, set1(0.f));  // whatever the slot contains
+        x[n] = mul(p[i], scale);
+        top = max_f32(top, x[n]);
+      }
     }
 #if defined(FOREWORD_SIMD_BF16)
     if constexpr (F == Form::pairs) {
@@ -111,31 +95,30 @@ FW_INLINE void softmax_row(const AttentionScratch &s, const ChunkTiles &chunk, i
       }
     }
 #endif
-    if constexpr (F == Form::steps) {
-      I32 steps[4];
-      FW_UNROLL for (int i = 0; i < 4; ++i) steps[i] = round_to_i32(mul(p[i], scales.factor[four + i]));
-      int8_t *high = s.p_high + at + four * kLanes, *low = s.p_low + at + four * kLanes;
-      store_15_bits(high, low, steps[0], steps[1], steps[2], steps[3]);
-    }
   }
   store(lane_sum, sum);
-  if constexpr (F == Form::steps) s.p_step[row] = scales.step;
+  if constexpr (F == Form::steps) {
+    const float largest_p = reduce_max(top);
+    const F32 inverse = set1(largest_p > 0.f ? kMostPositive / largest_p : 0.f);
+    FW_UNROLL for (int n = 0; n < kChunkVectors; n += 4) {
+      I32 steps[4];
+      FW_UNROLL for (int i = 0; i < 4; ++i) steps[i] = round_to_i32(mul(x[n + i], inverse));
+      store_u8(s.p_u8 + at + n * kLanes, steps[0], steps[1], steps[2], steps[3]);
+    }
+    s.p_step[row] = largest_p / kMostPositive;
+  }
 }
 
-// The keys [begin, end) of one chunk. `whole`: every row of the tile sees kChunk of them; then `scales` are all rows'.
+// The keys [begin, end) of one chunk. `whole`: every row of the tile sees kChunk of them.
 struct Keys {
   int64_t begin, end;
   bool whole;
-  ValueScales scales;
 };
-FW_INLINE Keys chunk_keys(KVFormat f, const AttentionConfig &c, const AttentionTile &tile, const ChunkTiles &chunk,
-                          int64_t begin, int64_t end) {
-  Keys keys{begin, end, false, {}};
+FW_INLINE Keys chunk_keys(const AttentionConfig &c, const AttentionTile &tile, int64_t begin, int64_t end) {
   const int64_t position = tile.first_position;
-  keys.whole = visible_keys(c, position, begin, end).all() &&
-               visible_keys(c, position + tile.num_queries - 1, begin, end).all();
-  if (f == KVFormat::i8 && keys.whole) keys.scales = value_scales(chunk, c.padded_dim, {0, kChunk});
-  return keys;
+  return {begin, end,
+          visible_keys(c, position, begin, end).all() &&
+              visible_keys(c, position + tile.num_queries - 1, begin, end).all()};
 }
 
 // Scores of a chunk become probabilities, for the rows [row, rows_end) of the tile.
@@ -143,14 +126,12 @@ template <Form F>
 FW_INLINE void softmax(const AttentionConfig &c, const AttentionTile &tile, const ChunkTiles &chunk, const Keys &keys,
                        const AttentionScratch &s, int row, int rows_end) {
   if (keys.whole) {
-    for (; row < rows_end; ++row) softmax_row<false, F>(s, chunk, row, {0, kChunk}, c.softcap, keys.scales);
+    for (; row < rows_end; ++row) softmax_row<false, F>(s, chunk, row, {0, kChunk}, c.softcap);
     return;
   }
   for (; row < rows_end; ++row) {
     const Visible seen = visible_keys(c, tile.first_position + row / group_size(c), keys.begin, keys.end);
-    ValueScales scales;
-    if constexpr (F == Form::steps) scales = value_scales(chunk, c.padded_dim, seen);
-    softmax_row<true, F>(s, chunk, row, seen, c.softcap, scales);
+    softmax_row<true, F>(s, chunk, row, seen, c.softcap);
   }
 }
 

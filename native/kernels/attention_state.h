@@ -21,12 +21,12 @@ struct States {
 
 struct AttentionScratch {
   Queries q;
-  float *scores;     // [slot_of(row)][kChunk]; of 8 bit by tiles: two planes of sums
+  float *scores;     // [slot_of(row)][kChunk]; of 8 bit by tiles: sums
   float *lane_sums;  // [rows][kLanes]: l, one partial sum per lane
   States part, total;
-  int8_t *p_high, *p_low;  // [slot_of(row)][kChunk]: probabilities for 8-bit values
-  float *p_step;           // [rows]
-  uint16_t *p_pairs;       // [slot_of(row)][kChunk]: probabilities for bf16 values, with bf16 dot products
+  uint8_t *p_u8;      // [slot_of(row)][kChunk]: probabilities for 8-bit values
+  float *p_step;      // [rows]
+  uint16_t *p_pairs;  // [slot_of(row)][kChunk]: probabilities for bf16 values, with bf16 dot products
   uint8_t *tiles;   // a chunk's keys and values copied out of blocks that are not tiled
   uint8_t *staged;  // a chunk's keys and values as float tiles
 };
@@ -41,11 +41,11 @@ FW_INLINE int slot_of(int row) {
 }
 
 // The form of probabilities: floats in the place of the scores; rounded to bf16, for products of pairs; steps, for
-// 8-bit values. The polynomial of each is more exact than the form.
+// 8-bit values: the largest product of probability and scale of a row's keys in a chunk is kMostPositive steps. The
+// polynomial of each is more exact than the form.
 enum class Form { floats, pairs, steps };
 constexpr int exp2_degree(Form f) { return f == Form::floats ? 5 : f == Form::steps ? 4 : 3; }
-// By how much a score may exceed m before m is raised. Steps have no numbers above 1.
-constexpr float max_excess(Form f) { return f == Form::steps ? 0.f : 8.f; }
+constexpr float kMaxExcess = 8.f;  // by how much a score may exceed m before m is raised
 
 // Query heads per KV head.
 inline int group_size(const AttentionConfig &c) { return c.num_heads / c.num_kv_heads; }
@@ -70,18 +70,15 @@ inline size_t carve(const AttentionConfig &c, int max_rows, void *memory, Attent
   const size_t query_numbers = round_up(dim, size_t(kQueryPiece)) * rows;
   s.q.f32 = carver.take<float>(query_numbers);
   s.q.bf16 = carver.take<uint16_t>(query_numbers);
-  s.q.high = carver.take<int8_t>(query_numbers);
-  s.q.low = carver.take<int8_t>(query_numbers);
+  s.q.i8 = carver.take<int8_t>(query_numbers);
   s.q.scale = carver.take<float>(rows);
-  s.q.neg128_high = carver.take<int32_t>(rows);
-  s.q.neg128_low = carver.take<int32_t>(rows);
+  s.q.neg128 = carver.take<int32_t>(rows);
   s.scores = carver.take<float>(rows * kChunk);
   s.lane_sums = carver.take<float>(rows * kLanes);
   s.part = {carver.take<float>(rows * (dim + kStateExtra)), c.padded_dim};
   s.total = {carver.take<float>(rows * (dim + kStateExtra)), c.padded_dim};
   s.tiles = carver.take<uint8_t>(2 * kChunk * (dim * sizeof(float) + sizeof(float)));
-  s.p_high = carver.take<int8_t>(rows * kChunk);
-  s.p_low = carver.take<int8_t>(rows * kChunk);
+  s.p_u8 = carver.take<uint8_t>(rows * kChunk);
   s.p_step = carver.take<float>(rows);
   s.p_pairs = carver.take<uint16_t>(rows * kChunk);
   s.staged = carver.take<uint8_t>(2 * kChunk * dim * sizeof(float));

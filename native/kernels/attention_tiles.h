@@ -22,9 +22,9 @@ struct Queries {
   size_t piece_stride;  // numbers from a row's piece to its next
   float *f32;
   uint16_t *bf16;      // bf16 keys, with bf16 dot products
-  int8_t *high, *low;  // i8 keys: q ≈ scale (128 high + low), 15 bits, so that only the keys are rounded
+  int8_t *i8;          // i8 keys: q ≈ scale i8
   float *scale;
-  int32_t *neg128_high, *neg128_low;
+  int32_t *neg128;     // -128 Σ i8
 
   FW_INLINE size_t at(int row, int d) const {
     return size_t(d / kQueryPiece) * piece_stride + size_t(row) * kQueryPiece +
@@ -34,7 +34,7 @@ struct Queries {
 
 struct ChunkTiles {
   const uint8_t *k[kChunkTiles], *v[kChunkTiles];
-  const uint8_t *next_k[kChunkTiles], *next_v[kChunkTiles];  // the following chunk's, to be prefetched
+  const uint8_t *ahead_k[kChunkTiles], *ahead_v[kChunkTiles];  // of a chunk that follows, to be prefetched
 };
 
 // ---------------------------------------------------------------------------------------------- scores
@@ -49,11 +49,12 @@ FW_INLINE void key_vectors(const ChunkTiles &c, int vector, const uint8_t *(&key
   }
 }
 
-// The keys of the next chunk at the place that this tile reads in its own.
+// The keys of the chunk ahead at the place that this tile reads in its own. To the second-level cache: it has more
+// requests to memory under way than the first level, which a chunk of floats would fill.
 template <int N>
 FW_INLINE void prefetch_keys(const ChunkTiles &c, int vector, size_t offset) {
   constexpr int kTiles = (N + kTileVectors - 1) / kTileVectors;
-  FW_UNROLL for (int t = 0; t < kTiles; ++t) prefetch<3>(c.next_k[vector / kTileVectors + t] + offset);
+  FW_UNROLL for (int t = 0; t < kTiles; ++t) prefetch<2>(c.ahead_k[vector / kTileVectors + t] + offset);
 }
 
 // Scores in floats. add_to(acc, keys, piece, end) adds the dimensions [piece, end), all of them in one piece of the
@@ -118,42 +119,35 @@ struct ScoresBf16 {
 };
 
 struct ScoresI8 {
-  static constexpr int kWide = kWideRows / 2, kTall = kTallRows / 2;
+  static constexpr int kWide = kWideRows, kTall = kTallRows;
   template <int R, int N>
   static FW_INLINE void run(const Queries &q, int dim, int row, const ChunkTiles &c, int vector, float *scores) {
-    I32 high[R][N], low[R][N];
+    I32 acc[R][N];
     FW_UNROLL for (int r = 0; r < R; ++r) {
-      FW_UNROLL for (int n = 0; n < N; ++n) {
-        high[r][n] = set1_i32(q.neg128_high[row + r]);
-        low[r][n] = set1_i32(q.neg128_low[row + r]);
-      }
+      FW_UNROLL for (int n = 0; n < N; ++n) acc[r][n] = set1_i32(q.neg128[row + r]);
     }
     const uint8_t *keys[N];
     key_vectors(c, vector, keys);
     for (int piece = 0; piece < dim; piece += kQueryPiece) {
-      const size_t at = q.at(row, piece);
-      const int8_t *xh = q.high + at, *xl = q.low + at;
-      for (int d = piece; d < smaller(piece + kQueryPiece, dim); d += 4, xh += 4, xl += 4) {
+      const int8_t *x = q.i8 + q.at(row, piece);
+      for (int d = piece; d < smaller(piece + kQueryPiece, dim); d += 4, x += 4) {
         FW_LOOP_BEGIN("scores_i8", 0, R, N);
         U8 k[N];
         FW_UNROLL for (int n = 0; n < N; ++n) k[n] = load_u8(keys[n] + d * kTile);
         prefetch_keys<N>(c, vector, size_t(d) * kTile);
         FW_UNROLL for (int r = 0; r < R; ++r) {
-          const I32 h = quad(xh + r * kQueryPiece), l = quad(xl + r * kQueryPiece);
-          FW_UNROLL for (int n = 0; n < N; ++n) {
-            high[r][n] = dot4_biased(high[r][n], k[n], h);
-            low[r][n] = dot4_biased(low[r][n], k[n], l);
-          }
+          const I32 xv = quad(x + r * kQueryPiece);
+          FW_UNROLL for (int n = 0; n < N; ++n) acc[r][n] = dot4_biased(acc[r][n], k[n], xv);
         }
         FW_LOOP_END("scores_i8", 0, R, N);
       }
     }
+    prefetch_keys<N>(c, vector, size_t(dim) * kTile);  // their scales
     FW_UNROLL for (int n = 0; n < N; ++n) {
       const int v = vector + n;
       const F32 scale = load(tile_scales(c.k[v / kTileVectors], dim) + (v % kTileVectors) * kLanes);
       FW_UNROLL for (int r = 0; r < R; ++r) {
-        const F32 dot = fma(to_f32(high[r][n]), set1(128.f), to_f32(low[r][n]));
-        store(scores + r * kChunk + n * kLanes, mul(mul(dot, set1(q.scale[row + r])), scale));
+        store(scores + r * kChunk + n * kLanes, mul(mul(to_f32(acc[r][n]), set1(q.scale[row + r])), scale));
       }
     }
   }
@@ -161,19 +155,19 @@ struct ScoresI8 {
 
 // ---------------------------------------------------------------------------------------------- values
 
-// The factors of a chunk's values, [rows][kChunk]: floats, or for 8-bit values, including their scales, p ≈ step (128
-// high + low) with high and low from 0 to 127.
+// The factors of a chunk's values, [rows][kChunk]: floats; pairs of bf16; or for 8-bit values, including their scales,
+// p ≈ step u8.
 struct Probabilities {
   const float *f32;
-  const int8_t *high, *low;
-  const float *step;  // [rows]
   const uint16_t *pairs;
+  const uint8_t *u8;
+  const float *step;  // [rows]
 };
 
-// Values of the next chunk, N vectors.
+// Values of the chunk ahead, N vectors.
 template <int N>
-FW_INLINE void prefetch_values(const uint8_t *next) {
-  FW_UNROLL for (int line = 0; line < (N * kLanes * 4 + 63) / 64; ++line) prefetch<3>(next + 64 * line);
+FW_INLINE void prefetch_values(const uint8_t *ahead) {
+  FW_UNROLL for (int line = 0; line < (N * kLanes * 4 + 63) / 64; ++line) prefetch<2>(ahead + 64 * line);
 }
 
 // O [R rows][N vectors], `stride` floats from row to row, through registers.
@@ -199,12 +193,12 @@ struct ValuesF32 {
       for (int tile = 0; tile * kTile < count; ++tile) {
         const float *v = reinterpret_cast<const float *>(c.v[tile]) + d, *pt = p.f32 + row * kChunk + tile * kTile;
         const float *const end = pt + smaller(kTile, count - tile * kTile);
-        const uint8_t *next = c.next_v[tile] + 4 * size_t(d);
-        for (; pt < end; ++pt, v += dim, next += 4 * dim) {
+        const uint8_t *ahead = c.ahead_v[tile] + 4 * size_t(d);
+        for (; pt < end; ++pt, v += dim, ahead += 4 * dim) {
           FW_LOOP_BEGIN("values_f32", 0, R, N);
           F32 value[N];
           FW_UNROLL for (int n = 0; n < N; ++n) value[n] = load(v + n * kLanes);
-          prefetch_values<N>(next);
+          prefetch_values<N>(ahead);
           add_outer<kChunk>(acc, pt, value);
           FW_LOOP_END("values_f32", 0, R, N);
         }
@@ -221,13 +215,13 @@ struct ValuesBf16 {
     update_rows<R, N>(o, stride, [&](F32 (&acc)[R][N]) FW_LAMBDA {
       for (int tile = 0; tile * kTile < count; ++tile) {
         const uint16_t *v = reinterpret_cast<const uint16_t *>(c.v[tile]) + 2 * d;
-        const uint8_t *next = c.next_v[tile] + 4 * size_t(d);
+        const uint8_t *ahead = c.ahead_v[tile] + 4 * size_t(d);
         int at = row * kChunk + tile * kTile;
         const int end = at + smaller(kTile, count - tile * kTile);
-        for (; at < end; at += 2, v += 2 * dim, next += 4 * dim) {
+        for (; at < end; at += 2, v += 2 * dim, ahead += 4 * dim) {
           I32 pairs[N];
           FW_UNROLL for (int n = 0; n < N; ++n) pairs[n] = load_pairs(v + n * 2 * kLanes);
-          prefetch_values<N>(next);
+          prefetch_values<N>(ahead);
           const bool whole = at + 1 < end;  // else the other key of the pair was never written
 #if defined(FOREWORD_SIMD_BF16)
           if (!whole) { FW_UNROLL for (int n = 0; n < N; ++n) pairs[n] = without_odd(pairs[n]); }
@@ -252,29 +246,27 @@ struct ValuesBf16 {
 };
 
 struct ValuesI8 {
-  static constexpr int kWide = kWideRows / 2, kTall = kTallRows / 2;
+  static constexpr int kWide = kWideRows, kTall = kTallRows;
   template <int R, int N>
   static FW_INLINE void run(const Probabilities &p, int dim, int row, int d, const ChunkTiles &c, int count, float *o,
                             size_t stride) {
-    I32 high[R][N], low[R][N];
+    I32 sum[R][N];
     FW_UNROLL for (int r = 0; r < R; ++r) {
-      FW_UNROLL for (int n = 0; n < N; ++n) high[r][n] = low[r][n] = set1_i32(0);
+      FW_UNROLL for (int n = 0; n < N; ++n) sum[r][n] = set1_i32(0);
     }
-    const int8_t *ph = p.high + row * kChunk, *pl = p.low + row * kChunk;
+    const uint8_t *pt = p.u8 + row * kChunk;
     for (int tile = 0; tile * kTile < count; ++tile) {
-      const uint8_t *v = c.v[tile] + 4 * d, *next = c.next_v[tile] + 4 * d;
+      const uint8_t *v = c.v[tile] + 4 * d, *ahead = c.ahead_v[tile] + 4 * d;
       const int quads = smaller(kTile, count - tile * kTile + 3) / 4;  // a quad's keys past the end have p = 0
-      for (int q = 0; q < quads; ++q, v += 4 * dim, next += 4 * dim, ph += 4, pl += 4) {
+      prefetch<2>(tile_scales(c.ahead_v[tile], dim));
+      for (int q = 0; q < quads; ++q, v += 4 * dim, ahead += 4 * dim, pt += 4) {
         FW_LOOP_BEGIN("values_i8", 0, R, N);
         U8 value[N];
         FW_UNROLL for (int n = 0; n < N; ++n) value[n] = load_u8(v + n * 4 * kLanes);
-        prefetch_values<N>(next);
+        prefetch_values<N>(ahead);
         FW_UNROLL for (int r = 0; r < R; ++r) {
-          const I32 h = quad(ph + r * kChunk), l = quad(pl + r * kChunk);
-          FW_UNROLL for (int n = 0; n < N; ++n) {
-            high[r][n] = dot4_positive(high[r][n], value[n], h);
-            low[r][n] = dot4_positive(low[r][n], value[n], l);
-          }
+          const I32 pr = word_in_lanes(pt + r * kChunk);
+          FW_UNROLL for (int n = 0; n < N; ++n) sum[r][n] = dot4_positive(sum[r][n], value[n], pr);
         }
         FW_LOOP_END("values_i8", 0, R, N);
       }
@@ -282,9 +274,7 @@ struct ValuesI8 {
     update_rows<R, N>(o, stride, [&](F32 (&acc)[R][N]) FW_LAMBDA {
       FW_UNROLL for (int r = 0; r < R; ++r) {
         const F32 step = set1(p.step[row + r]);
-        FW_UNROLL for (int n = 0; n < N; ++n) {
-          acc[r][n] = fma(to_f32(shift_7_add(high[r][n], low[r][n])), step, acc[r][n]);
-        }
+        FW_UNROLL for (int n = 0; n < N; ++n) acc[r][n] = fma(to_f32(sum[r][n]), step, acc[r][n]);
       }
     });
   }

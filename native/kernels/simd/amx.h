@@ -2,7 +2,7 @@
 // the same kernels run on any machine.
 //
 //   dot_i8    c[m][n] += Σ_k a[m][4 k + i] b[k][4 n + i]  for i = 0 … 3: signed bytes of a, unsigned ones of b
-//   dot_s8    the same for signed bytes of both
+//   dot_s8    the same for signed bytes of both; dot_u8: for unsigned bytes of a, signed ones of b
 //   dot_bf16  c[m][n] += (Σ_k a[m][2 k] b[k][2 n]) + (Σ_k a[m][2 k + 1] b[k][2 n + 1]), denormals as zeros
 #pragma once
 
@@ -52,6 +52,10 @@ inline __attribute__((always_inline)) void dot_i8() {
 template <int C, int A, int B>
 inline __attribute__((always_inline)) void dot_s8() {
   asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
+}
+template <int C, int A, int B>
+inline __attribute__((always_inline)) void dot_u8() {
+  asm volatile("tdpbusd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
 }
 template <int C, int A, int B>
 inline __attribute__((always_inline)) void dot_bf16() {
@@ -104,18 +108,22 @@ void for_tile(F &&f) {
   }
 }
 
-template <int C, int A, int B, class Byte = uint8_t>
+template <int C, int A, int B, class Left = int8_t, class Right = uint8_t>
 void dot_i8() {
   for_tile<C, int32_t>([](int m, int n, int32_t sum) {
     for (int k = 0; k < tiles.shapes.row_bytes[A]; ++k) {
-      sum += int32_t(int8_t(tiles.data[A][m][k])) * int32_t(Byte(tiles.data[B][k / 4][4 * n + k % 4]));
+      sum += int32_t(Left(tiles.data[A][m][k])) * int32_t(Right(tiles.data[B][k / 4][4 * n + k % 4]));
     }
     return sum;
   });
 }
 template <int C, int A, int B>
 void dot_s8() {
-  dot_i8<C, A, B, int8_t>();
+  dot_i8<C, A, B, int8_t, int8_t>();
+}
+template <int C, int A, int B>
+void dot_u8() {
+  dot_i8<C, A, B, uint8_t, int8_t>();
 }
 
 inline float tile_bf16(const uint8_t *at) {

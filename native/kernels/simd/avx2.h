@@ -15,6 +15,7 @@ constexpr int kPanelVectors = 2;
 constexpr int kRowsF32 = 6, kRowsI8 = 4, kRowsBlock = 4, kMostSums = 24;
 constexpr int kWideRows = 3, kWideVectors = 4, kTallRows = 6;
 constexpr int32_t kDotBias = 0;
+constexpr float kMostPositive = 127.f;
 constexpr bool kBf16Dot = false, kStageNibbles = false;
 
 FW_INLINE F32 set1(float x) { return _mm256_set1_ps(x); }
@@ -63,13 +64,10 @@ FW_INLINE I32 shift_7_add(I32 a, I32 b) { return _mm256_add_epi32(_mm256_slli_ep
 FW_INLINE F32 to_f32(I32 a) { return _mm256_cvtepi32_ps(a); }
 // Rounds to nearest even.
 FW_INLINE I32 round_to_i32(F32 a) { return _mm256_cvtps_epi32(a); }
-FW_INLINE void store_15_bits(int8_t *high, int8_t *low, I32 a, I32 b, I32 c, I32 d) {
-  const __m256i ab = _mm256_packs_epi32(a, b), cd = _mm256_packs_epi32(c, d), seven = _mm256_set1_epi16(127);
+FW_INLINE void store_u8(uint8_t *p, I32 a, I32 b, I32 c, I32 d) {
+  const __m256i bytes = _mm256_packus_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
   const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);  // per half: a b c d
-  const __m256i upper = _mm256_packus_epi16(_mm256_srli_epi16(ab, 7), _mm256_srli_epi16(cd, 7));
-  const __m256i lower = _mm256_packus_epi16(_mm256_and_si256(ab, seven), _mm256_and_si256(cd, seven));
-  _mm256_storeu_si256(reinterpret_cast<__m256i *>(high), _mm256_permutevar8x32_epi32(upper, order));
-  _mm256_storeu_si256(reinterpret_cast<__m256i *>(low), _mm256_permutevar8x32_epi32(lower, order));
+  _mm256_storeu_si256(reinterpret_cast<__m256i *>(p), _mm256_permutevar8x32_epi32(bytes, order));
 }
 FW_INLINE U8 low_nibbles(U8 a) { return _mm256_and_si256(a, _mm256_set1_epi8(0x0f)); }
 FW_INLINE U8 high_nibbles(U8 a) { return _mm256_and_si256(_mm256_srli_epi16(a, 4), _mm256_set1_epi8(0x0f)); }

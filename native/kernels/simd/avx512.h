@@ -14,6 +14,7 @@ constexpr int kPanelVectors = 2;
 constexpr int kRowsF32 = 12, kRowsI8 = 12, kRowsBlock = 6, kMostSums = 24;
 constexpr int kWideRows = 6, kWideVectors = 4, kTallRows = 12;
 constexpr int32_t kDotBias = 128;
+constexpr float kMostPositive = 255.f;
 
 FW_INLINE F32 set1(float x) { return _mm512_set1_ps(x); }
 FW_INLINE F32 fma(F32 a, F32 b, F32 c) { return _mm512_fmadd_ps(a, b, c); }
@@ -47,13 +48,10 @@ FW_INLINE I32 shift_7_add(I32 a, I32 b) { return _mm512_add_epi32(_mm512_slli_ep
 FW_INLINE F32 to_f32(I32 a) { return _mm512_cvtepi32_ps(a); }
 // Rounds to nearest even.
 FW_INLINE I32 round_to_i32(F32 a) { return _mm512_cvtps_epi32(a); }
-FW_INLINE void store_15_bits(int8_t *high, int8_t *low, I32 a, I32 b, I32 c, I32 d) {
-  const __m512i ab = _mm512_packs_epi32(a, b), cd = _mm512_packs_epi32(c, d), seven = _mm512_set1_epi16(127);
+FW_INLINE void store_u8(uint8_t *p, I32 a, I32 b, I32 c, I32 d) {
+  const __m512i bytes = _mm512_packus_epi16(_mm512_packs_epi32(a, b), _mm512_packs_epi32(c, d));
   const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);  // per lane: a b c d
-  const __m512i upper = _mm512_packus_epi16(_mm512_srli_epi16(ab, 7), _mm512_srli_epi16(cd, 7));
-  const __m512i lower = _mm512_packus_epi16(_mm512_and_si512(ab, seven), _mm512_and_si512(cd, seven));
-  _mm512_storeu_si512(high, _mm512_permutexvar_epi32(order, upper));
-  _mm512_storeu_si512(low, _mm512_permutexvar_epi32(order, lower));
+  _mm512_storeu_si512(p, _mm512_permutexvar_epi32(order, bytes));
 }
 FW_INLINE U8 low_nibbles(U8 a) { return _mm512_and_si512(a, _mm512_set1_epi8(0x0f)); }
 FW_INLINE U8 high_nibbles(U8 a) { return _mm512_and_si512(_mm512_srli_epi16(a, 4), _mm512_set1_epi8(0x0f)); }

@@ -14,6 +14,7 @@ constexpr int kPanelVectors = 4;
 constexpr int kRowsF32 = 4, kRowsI8 = 4, kRowsBlock = 2, kMostSums = 16;
 constexpr int kWideRows = 4, kWideVectors = 4, kTallRows = 8;
 constexpr int32_t kDotBias = 0;
+constexpr float kMostPositive = 127.f;
 constexpr bool kBf16Dot = false;
 
 FW_INLINE F32 set1(float x) { return vdupq_n_f32(x); }
@@ -54,11 +55,9 @@ FW_INLINE I32 shift_7_add(I32 a, I32 b) { return vaddq_s32(vshlq_n_s32(a, 7), b)
 FW_INLINE F32 to_f32(I32 a) { return vcvtq_f32_s32(a); }
 // Rounds to nearest even.
 FW_INLINE I32 round_to_i32(F32 a) { return vcvtnq_s32_f32(a); }
-FW_INLINE void store_15_bits(int8_t *high, int8_t *low, I32 a, I32 b, I32 c, I32 d) {
+FW_INLINE void store_u8(uint8_t *p, I32 a, I32 b, I32 c, I32 d) {
   const int16x8_t ab = vcombine_s16(vmovn_s32(a), vmovn_s32(b)), cd = vcombine_s16(vmovn_s32(c), vmovn_s32(d));
-  const int16x8_t seven = vdupq_n_s16(127);
-  vst1q_s8(high, vcombine_s8(vshrn_n_s16(ab, 7), vshrn_n_s16(cd, 7)));
-  vst1q_s8(low, vcombine_s8(vmovn_s16(vandq_s16(ab, seven)), vmovn_s16(vandq_s16(cd, seven))));
+  vst1q_u8(p, vreinterpretq_u8_s8(vcombine_s8(vmovn_s16(ab), vmovn_s16(cd))));
 }
 FW_INLINE U8 low_nibbles(U8 a) { return vandq_u8(a, vdupq_n_u8(0x0f)); }
 FW_INLINE U8 high_nibbles(U8 a) { return vshrq_n_u8(a, 4); }

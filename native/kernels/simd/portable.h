@@ -16,6 +16,7 @@ constexpr int kPanelVectors = 2;
 constexpr int kRowsF32 = 4, kRowsI8 = 2, kRowsBlock = 2, kMostSums = 24;
 constexpr int kWideRows = 2, kWideVectors = 4, kTallRows = 4;
 constexpr int32_t kDotBias = 128;
+constexpr float kMostPositive = 127.f;
 constexpr bool kBf16Dot = false;
 
 template <class To, class From>
@@ -64,12 +65,9 @@ FW_INLINE I32 shift_7_add(I32 a, I32 b) { return (a << 7) + b; }
 FW_INLINE F32 to_f32(I32 a) { return __builtin_convertvector(a, F32); }
 // Rounds to nearest even.
 FW_INLINE I32 round_to_i32(F32 a) { return to_i32(round_f32(a)); }
-FW_INLINE void store_15_bits(int8_t *high, int8_t *low, I32 a, I32 b, I32 c, I32 d) {
+FW_INLINE void store_u8(uint8_t *p, I32 a, I32 b, I32 c, I32 d) {
   const I32 of[4] = {a, b, c, d};
-  for (int i = 0; i < 4 * kLanes; ++i) {
-    high[i] = int8_t(of[i / kLanes][i % kLanes] >> 7);
-    low[i] = int8_t(of[i / kLanes][i % kLanes] & 127);
-  }
+  for (int i = 0; i < 4 * kLanes; ++i) p[i] = uint8_t(of[i / kLanes][i % kLanes]);
 }
 FW_INLINE U8 low_nibbles(U8 a) { return a & 0x0f; }
 FW_INLINE U8 high_nibbles(U8 a) { return a >> 4; }
