@@ -105,7 +105,7 @@ FW_INLINE void softmax_row(const AttentionScratch &s, const ChunkTiles &chunk, i
       FW_UNROLL for (int i = 0; i < 4; ++i) steps[i] = round_to_i32(mul(x[n + i], inverse));
       store_u8(s.p_u8 + at + n * kLanes, steps[0], steps[1], steps[2], steps[3]);
     }
-    s.p_step[row] = largest_p / kMostPositive;
+    s.p_step[row] = largest_p * (1.f / kMostPositive);
   }
 }
 
