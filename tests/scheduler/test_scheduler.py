@@ -229,3 +229,54 @@ def test_the_threshold_does_not_bind_while_no_other_request_can_be_admitted():
     rig.add("short", 3)
     assert rig.step() == {"long": 32}
     assert rig.step() == {"long": 8}
+
+
+SHARED = {"cache": {"prefix_caching": True}}
+
+
+def test_a_prompt_that_begins_like_one_in_progress_waits_for_it():
+    rig = Rig(**SHARED)
+    rig.add("a", 18)
+    rig.add("b", 22)  # begins like a
+    rig.add("c", 6, first=50)  # begins like no other
+    assert rig.step() == {"a": 18, "c": 6}
+    assert rig.why("b") == "prompt_of request=a"
+    assert rig.step() == {"a": 1, "c": 1, "b": 4}  # 16 tokens in whole blocks, two more by copy
+
+
+def test_a_prompt_in_progress_is_waited_for_as_long_as_it_is_shared():
+    rig = Rig(max_num_batched_tokens=8, **SHARED)
+    rig.add("a", 24)
+    rig.add("b", 18, max_len=19)
+    assert [rig.step() for _ in range(3)] == [{"a": 8}, {"a": 8}, {"a": 8}]
+    assert rig.step() == {"a": 1, "b": 1}
+
+
+def test_only_content_that_is_shared_is_waited_for():
+    rig = Rig(**SHARED)
+    rig.add("a", 9)
+    rig.add("salted", 9, keys={0: (("salt", "x"),)})
+    rig.add("refusing", 9, reuse_prefix=False)
+    rig.add("short", 4)  # its only whole block ends with the token that is always computed
+    assert rig.step() == {"a": 9, "salted": 9, "refusing": 9, "short": 4}
+
+
+def test_a_prompt_in_progress_that_ends_early_is_not_waited_for():
+    rig = Rig(max_num_batched_tokens=8, **SHARED)
+    rig.add("a", 24)
+    rig.add("b", 24)
+    assert rig.step() == {"a": 8}
+    rig.scheduler.remove("a")
+    assert rig.step() == {"b": 8}
+    assert rig.scheduler.request_in(rig.plan.rows[0]).num_cached == 8
+
+
+def test_few_requests_are_passed_over_in_a_step():
+    rig = Rig(rows=64, **SHARED)
+    rig.add("a", 9)
+    for i in range(20):
+        rig.add(f"b{i}", 9)
+    rig.add("c", 4, first=50)
+    assert rig.step() == {"a": 9}
+    assert rig.why("b0") == rig.why("b16") == "prompt_of request=a"
+    assert rig.why("c") == "behind request=b16 waits_for=(prompt_of request=a)"

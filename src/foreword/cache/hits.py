@@ -20,7 +20,7 @@ class PrefixHit:
     for a recurrent state. copy_from: int32, the block of each group to copy, 0 for none, or empty: the block that
     num_partial is part of, or a snapshot. path: the known nodes. num_known: leading tokens that equal content in the
     tree, reusable or not; −1 without a lookup. stops: where chunks of the prompt should end, so that a recurrent state
-    can be kept there.
+    can be kept there. next_block: the content of the block after num_full, b"" where it could not be hit.
     """
 
     prompt_len: int
@@ -31,6 +31,7 @@ class PrefixHit:
     path: tuple[PrefixNode, ...]
     num_known: int
     stops: tuple[int, ...] = ()
+    next_block: bytes = b""
 
     @property
     def num_tokens(self) -> int:

@@ -114,7 +114,7 @@ class KVCacheManager:
             return self.miss(len(token_ids))
         data = self._content_of(token_ids)
         if data[:4] not in self.tree.root.children:
-            return self.miss(len(token_ids), 0)
+            return self.miss(len(token_ids), 0, self._block_after(data, 0, limit))
         path, known = self.tree.walk(data, keys)
         held, full = [NO_BLOCKS] * len(self.groups), 0
         if path:
@@ -139,12 +139,19 @@ class KVCacheManager:
             path=tuple(path),
             num_known=num_known,
             stops=self._stops(len(token_ids), num_known),
+            next_block=self._block_after(data, full, limit),
         )
 
-    def miss(self, num_tokens: int, num_known: int = -1) -> PrefixHit:
+    def miss(self, num_tokens: int, num_known: int = -1, next_block: bytes = b"") -> PrefixHit:
         """An empty hit for a request of ``num_tokens``. num_known: see `PrefixHit`; −1 without a lookup."""
-        stops = self._stops(num_tokens, max(num_known, 0))
-        return PrefixHit(num_tokens, 0, 0, (NO_BLOCKS,) * len(self.groups), NO_BLOCKS, (), num_known, stops)
+        stops, no_blocks = self._stops(num_tokens, max(num_known, 0)), (NO_BLOCKS,) * len(self.groups)
+        return PrefixHit(num_tokens, 0, 0, no_blocks, NO_BLOCKS, (), num_known, stops, next_block)
+
+    def _block_after(self, data: bytes, at: int, limit: int) -> bytes:
+        """The content of the block that begins with token ``at``; b"" if it reaches beyond the first ``limit``."""
+        size = self.tree.bytes_of(self._hit_unit // self._node_tokens)
+        start = self.tree.bytes_of(at // self._node_tokens)
+        return data[start : start + size] if at + self._hit_unit <= limit else b""
 
     def blocks_to_admit(self, hit: PrefixHit, num_tokens: int, *, chunk: int | None = None) -> int:
         """Free blocks that a request takes to hold num_tokens: new blocks, and hit blocks without an owner.
@@ -214,6 +221,22 @@ class KVCacheManager:
             live[row] = int(np.argmax(blocks != 0)) if len(blocks) and blocks[-1] else len(blocks)
         if self._snapshots is not None:
             self._snapshots.attach(row, hit.stops, hit.num_full)
+
+    def next_block(self, row: int) -> tuple[int, bytes]:
+        """The first block of the row's prompt that lookups do not find yet: its first token and its content, b"" if
+        there is none.
+        """
+        at = self.tree.path_end(row)[1] * self._node_tokens // self._hit_unit * self._hit_unit
+        end = at + self._hit_unit
+        return at, self._content_in(row, at, end) if end <= self.states.prefill_len[row] else b""
+
+    def continues(self, row: int, hit: PrefixHit, keys: BlockKeys) -> bool:
+        """Whether the row begins with the whole blocks of a hit, and has the extra keys of the block after them."""
+        end = hit.num_full // self._node_tokens
+        if end and self.tree.node_of(row, end - 1) is not self.tree.node_at(hit.path, end):
+            return False
+        block = range(end, end + self._hit_unit // self._node_tokens)
+        return all(self._keys[row].get(i, NO_EXTRA) == keys.get(i, NO_EXTRA) for i in block)
 
     # -- growth: the hot path, arrays only ------------------------------------------------------------------------
 

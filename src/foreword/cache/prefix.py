@@ -106,6 +106,10 @@ class PrefixTree:
     def __iter__(self) -> Iterator[PrefixNode]:
         return iter(self.nodes.values())
 
+    def bytes_of(self, num_blocks: int) -> int:
+        """The size of the content of blocks."""
+        return num_blocks * self._bytes
+
     # -- reading ---------------------------------------------------------------------------------------------------
 
     def walk(self, data: bytes, keys: BlockKeys) -> tuple[list[PrefixNode], int]:

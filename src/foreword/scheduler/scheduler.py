@@ -2,7 +2,8 @@
 
     running first, in the order of admission        need = known + drafts − computed, at most what the budget leaves
     short of blocks?  preempt the policy's last     it waits again with all its tokens, and no request is admitted
-    then the waiting, in the policy's order         the first one that does not fit stops admission
+    then the waiting, in the policy's order         the first one that does not fit stops admission; one whose next
+                                                    prompt block a running request computes waits for it
 
 Prefill and decode are not distinguished: a prompt chunk, a decode token and a verification are all "tokens not computed
 yet". A step without arrivals and departures is a few array operations, however many requests run.
@@ -25,7 +26,10 @@ from foreword.scheduler.ledger import Ledger, Reason, reason
 from foreword.scheduler.plan import NO_BLOCK_OPS, StepPlan
 from foreword.scheduler.policies import POLICIES
 from foreword.scheduler.request import NO_TOKENS, Request
+from foreword.scheduler.shared_prompts import SharedPrompts
 from foreword.scheduler.waiting import WaitingQueue
+
+MOST_APART = 16  # requests that are passed over in a step, so that its cost does not grow with the queue
 
 
 class Scheduler:
@@ -63,6 +67,7 @@ class Scheduler:
         self._has_spans = False  # whether any request has had spans
         self._watermark = int(config.watermark * cache.pool.num_blocks)
         self._hits: dict[str, tuple[int, PrefixHit]] = {}  # request id → version of the cache and its hit there
+        self._shared_prompts = SharedPrompts(cache)
         self._last_scheduled = NO_TOKENS
         self._decodes: StepPlan | None = None  # the last plan that is one token of the output of each running row
         self._num_repeats = 0  # the steps from now on that it is the plan of, if its rows stay
@@ -172,7 +177,9 @@ class Scheduler:
             self._may_prefill = len(prefilling) > 0 or len(rows) < len(self._rows)
         copies: list[I32] = []
         admitted: dict[Request, int] = {}  # and how many tokens each computes
-        head, blocked = self._admit(self.config.max_num_batched_tokens - num_tokens, preempted, admitted, copies)
+        apart: dict[str, Reason] = {}
+        left = self.config.max_num_batched_tokens - num_tokens
+        head, blocked = self._admit(left, preempted, admitted, copies, apart)
         running, reached = rows, computed
         if admitted:
             counts = np.array(list(admitted.values()), np.int32)
@@ -194,6 +201,7 @@ class Scheduler:
             num_free_blocks=self.cache.pool.num_free,
             head=head,
             blocked=blocked,
+            apart=apart,
         )
         plan = StepPlan(
             rows=rows,
@@ -207,7 +215,7 @@ class Scheduler:
         )
         # In a step of decodes alone every row computes one token, as in the next step, until a row needs a block.
         decodes = rows is self._rows and num_tokens == len(rows) and not self._may_prefill and not self._may_verify
-        if decodes and in_flight is None and head is None and not preempted and plan.block_ops is NO_BLOCK_OPS:
+        if decodes and in_flight is None and not len(self.waiting) and not preempted and plan.block_ops is NO_BLOCK_OPS:
             self._decodes, self._num_repeats = plan, self.cache.num_free_slots(rows, computed + n)
         else:
             self._decodes, self._num_repeats = None, 0
@@ -220,6 +228,7 @@ class Scheduler:
         for row in plan.prefilling.tolist():
             if self._by_row[row] is not None:
                 self.cache.publish(row)
+                self._shared_prompts.follow(row)
         if self.cache.keeps_states:
             self.cache.publish_states()
         if plan.draft_tokens is not None:
@@ -235,6 +244,7 @@ class Scheduler:
             if request.row >= 0:
                 self._keep_output(request, int(num_tokens[request.row]))
         self.cache.free_all()
+        self._shared_prompts.clear()
         self.states.remove_rows(np.flatnonzero(self.states.live))
         self._rows = self._last_scheduled = NO_TOKENS
         self._by_row[:] = [None] * len(self._by_row)
@@ -358,6 +368,7 @@ class Scheduler:
     def _leave(self, row: int) -> Request:
         request = self.request_in(row)
         self._keep_output(request, int(self.states.num_tokens[row]))
+        self._shared_prompts.forget(row)
         self.cache.free(row, publish=request.has_run)  # else its block copies may not have been made
         self.states.remove_request(request.request_id)
         self._by_row[row] = None
@@ -386,18 +397,30 @@ class Scheduler:
         preempted: list[Request] | None,
         admitted: dict[Request, int],
         copies: list[I32],
+        apart: dict[str, Reason],
     ) -> tuple[str | None, Reason | None]:
-        """Admit requests in order until one does not fit. Returns its id and the reason."""
+        """Admit requests in order until one does not fit. Returns its id and the reason. apart: the reasons of requests
+        that were passed over.
+        """
+        passed: list[Request] = []
+        stopped: tuple[str | None, Reason | None] = None, None
         while len(self.waiting):
             request = self.waiting.peek()
             fit = reason("preemption") if preempted is None or preempted else self._fit(request, left)
             if isinstance(fit, Reason):
-                return request.request_id, fit
+                if fit.code != "prompt_of" or len(passed) == MOST_APART:
+                    stopped = request.request_id, fit
+                    break
+                apart[request.request_id] = fit
+                passed.append(self.waiting.pop())
+                continue
             self.waiting.pop()
             copies.append(self._place(request, *fit))
             admitted[request] = fit[1]
             left -= fit[1]
-        return None, None
+        for request in passed:
+            self.waiting.push(request)
+        return stopped
 
     def _fit(self, request: Request, left: int) -> tuple[PrefixHit, int] | Reason:
         """The hit to admit a waiting request with and the tokens to compute, at most ``left``; or why not."""
@@ -407,6 +430,9 @@ class Scheduler:
         if left < 1:
             return reason("token_budget", left=left, need=len(request))
         hit = self._lookup(request)
+        row = self._shared_prompts.computing(hit, request.keys)
+        if row >= 0:
+            return reason("prompt_of", request=self.request_in(row).request_id)
         n = need = len(request) - hit.num_tokens
         if config.long_prefill_threshold:
             n = request.whole(hit.num_tokens, min(n, config.long_prefill_threshold), need)
@@ -472,6 +498,7 @@ class Scheduler:
         if len(request.spans):
             self._has_spans = True
         self._spans_end[request.row] = request.spans[-1, 1] if len(request.spans) else 0
+        self._shared_prompts.follow(request.row, hit)
         return copies
 
     def _lookup(self, request: Request) -> PrefixHit:

@@ -1,0 +1,45 @@
+"""Prompts that running requests compute: a waiting request with the same beginning is not computed beside them."""
+
+from __future__ import annotations
+
+from foreword.cache import KVCacheManager, PrefixHit
+from foreword.cache.prefix import BlockKeys
+
+_Block = tuple[int, bytes]
+
+
+class SharedPrompts:
+    """For each running request, the first whole block of its prompt that cannot be hit yet: (first token, content).
+
+    A waiting request whose hit ends where such a block begins, and which continues with the same content, has a longer
+    hit once the block is computed. Waiting for it takes no longer than computing it, and costs nothing.
+    """
+
+    def __init__(self, cache: KVCacheManager) -> None:
+        self._cache = cache
+        self._is_used = cache.prefix_caching and not cache.keeps_states  # hits of recurrent models end at few places
+        self._rows: dict[_Block, int] = {}
+        self._blocks: dict[int, _Block] = {}  # by row
+
+    def follow(self, row: int, hit: PrefixHit | None = None) -> None:
+        """After a request's admission with a hit, and without one whenever more of its prompt can be hit."""
+        self.forget(row)
+        if self._is_used:
+            block = self._cache.next_block(row) if hit is None else (hit.num_full, hit.next_block)
+            if block[1]:
+                self._blocks[row], self._rows[block] = block, row
+
+    def forget(self, row: int) -> None:
+        """The row's request leaves, or its block changes."""
+        block = self._blocks.pop(row, None)
+        if block is not None and self._rows[block] == row:
+            del self._rows[block]
+
+    def clear(self) -> None:
+        self._rows.clear()
+        self._blocks.clear()
+
+    def computing(self, hit: PrefixHit, keys: BlockKeys) -> int:
+        """The row whose request computes the block after a waiting request's hit; −1 without one."""
+        row = self._rows.get((hit.num_full, hit.next_block), -1) if self._rows else -1
+        return row if row >= 0 and self._cache.continues(row, hit, keys) else -1
