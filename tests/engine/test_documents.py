@@ -338,7 +338,7 @@ def test_a_decodes_tables_are_as_wide_as_the_longest_and_padded_with_minus_one()
     engine = make_engine(blocks=20, M=24, block_size=4, max_num_batched_tokens=64)
     steps = Steps(engine)
     for i, length in enumerate([11, 17]):
-        engine.add_request(str(i), [*range(1, length + 1)], greedy(2))
+        engine.add_request(str(i), [*range(1 + i, length + 1 + i)], greedy(2))
     run(engine)
     assert_step(steps[1], {"block_tables": [[1, 2, 3, -1, -1], [4, 5, 6, 7, 8]], "context_lens": [12, 18]})
 

@@ -236,20 +236,21 @@ SHARED = {"cache": {"prefix_caching": True}}
 
 def test_a_prompt_that_begins_like_one_in_progress_waits_for_it():
     rig = Rig(**SHARED)
+    rig.add("other", 6, first=50)
     rig.add("a", 18)
     rig.add("b", 22)  # begins like a
-    rig.add("c", 6, first=50)  # begins like no other
-    assert rig.step() == {"a": 18, "c": 6}
+    rig.add("c", 5, first=60)
+    assert rig.step() == {"other": 6, "a": 18}
     assert rig.why("b") == "prompt_of request=a"
-    assert rig.step() == {"a": 1, "c": 1, "b": 4}  # 16 tokens in whole blocks, two more by copy
+    assert rig.why("c") == "behind request=b waits_for=(prompt_of request=a)"
+    assert rig.step() == {"other": 1, "a": 1, "b": 4, "c": 5}  # 16 tokens in whole blocks, two more by copy
 
 
 def test_a_prompt_in_progress_is_waited_for_as_long_as_it_is_shared():
     rig = Rig(max_num_batched_tokens=8, **SHARED)
-    rig.add("a", 24)
+    rig.add("a", 20)
     rig.add("b", 18, max_len=19)
-    assert [rig.step() for _ in range(3)] == [{"a": 8}, {"a": 8}, {"a": 8}]
-    assert rig.step() == {"a": 1, "b": 1}
+    assert [rig.step() for _ in range(3)] == [{"a": 8}, {"a": 8}, {"a": 4, "b": 2}]  # 16 of its tokens were hit
 
 
 def test_only_content_that_is_shared_is_waited_for():
@@ -271,12 +272,20 @@ def test_a_prompt_in_progress_that_ends_early_is_not_waited_for():
     assert rig.scheduler.request_in(rig.plan.rows[0]).num_cached == 8
 
 
-def test_few_requests_are_passed_over_in_a_step():
-    rig = Rig(rows=64, **SHARED)
-    rig.add("a", 9)
-    for i in range(20):
-        rig.add(f"b{i}", 9)
-    rig.add("c", 4, first=50)
-    assert rig.step() == {"a": 9}
-    assert rig.why("b0") == rig.why("b16") == "prompt_of request=a"
-    assert rig.why("c") == "behind request=b16 waits_for=(prompt_of request=a)"
+def test_a_prompt_in_progress_leaves_with_others_of_the_same_content():
+    rig = Rig(rows=4, **SHARED)
+    for name in ("a", "b"):
+        rig.add(name, 9, reuse_prefix=False)
+    rig.add("c", 9)
+    assert rig.step() == {"a": 9, "b": 9, "c": 9}
+    for name in ("b", "a", "c"):
+        rig.scheduler.remove(name)
+    rig.add("d", 9)
+    assert rig.step() == {"d": 1}
+
+
+def test_chunks_beside_others_are_not_waited_for():
+    rig = Rig(long_prefill_threshold=8, **SHARED)
+    rig.add("a", 24)
+    rig.add("b", 24)
+    assert rig.step() == {"a": 8, "b": 8}

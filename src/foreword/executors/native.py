@@ -101,7 +101,8 @@ class NativeExecutor(HostExecutor):
     weight_format: "auto": as the file holds them, and integer weights with 15-bit activations, which gives the tokens
     of a float computation. "fp32", "bf16". With 8-bit activations, faster and less exact: "int8" (8 bit, a scale per
     channel) and "q4" (as the file holds them, floats in 4 bit).
-    kv_format: "fp32", "bf16" or "int8" (a scale for each token and head; keys are scaled and rotated first).
+    kv_format: "fp32", "bf16" or "int8": a scale for each token and head; keys are scaled and rotated first, and queries
+    and probabilities are multiplied in 8 bit too.
     pooling: of pooling requests; None: the last token, without a head.
     num_threads: 1 to 1024; default FOREWORD_NUM_THREADS, else the physical cores.
     numa_nodes: the threads, among them the one that runs the steps, are divided among the processors of so many NUMA

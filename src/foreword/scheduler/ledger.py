@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 Code = Literal[
@@ -42,8 +41,7 @@ class Ledger:
     """The accounts of one step. Not to be changed; not frozen, for speed.
 
     num_tokens of token_budget were scheduled; num_running requests hold rows, num_waiting do not; num_free_blocks are
-    left. blocked: why admission stopped at the request ``head``; None if all others were admitted. apart: why requests
-    were passed over.
+    left. blocked: why admission stopped at the request ``head``; None if the queue was emptied.
     """
 
     num_tokens: int
@@ -53,12 +51,9 @@ class Ledger:
     num_free_blocks: int
     head: str | None = None
     blocked: Reason | None = None
-    apart: Mapping[str, Reason] = field(default_factory=dict)
 
     def reason_for(self, request_id: str, num_tokens: int) -> Reason:
         """Why a waiting request that needs num_tokens was not admitted."""
-        if request_id in self.apart:
-            return self.apart[request_id]
         if self.blocked is None or self.head is None:
             return reason("new")
         if request_id == self.head or self.blocked.code in ("max_num_seqs", "preemption"):

@@ -2,8 +2,8 @@
 
     running first, in the order of admission        need = known + drafts − computed, at most what the budget leaves
     short of blocks?  preempt the policy's last     it waits again with all its tokens, and no request is admitted
-    then the waiting, in the policy's order         the first one that does not fit stops admission; one whose next
-                                                    prompt block a running request computes waits for it
+    then the waiting, in the policy's order         the first one that does not fit stops admission, also one whose next
+                                                    prompt block a running request computes: it waits for a longer hit
 
 Prefill and decode are not distinguished: a prompt chunk, a decode token and a verification are all "tokens not computed
 yet". A step without arrivals and departures is a few array operations, however many requests run.
@@ -28,8 +28,6 @@ from foreword.scheduler.policies import POLICIES
 from foreword.scheduler.request import NO_TOKENS, Request
 from foreword.scheduler.shared_prompts import SharedPrompts
 from foreword.scheduler.waiting import WaitingQueue
-
-MOST_APART = 16  # requests that are passed over in a step, so that its cost does not grow with the queue
 
 
 class Scheduler:
@@ -67,7 +65,7 @@ class Scheduler:
         self._has_spans = False  # whether any request has had spans
         self._watermark = int(config.watermark * cache.pool.num_blocks)
         self._hits: dict[str, tuple[int, PrefixHit]] = {}  # request id → version of the cache and its hit there
-        self._shared_prompts = SharedPrompts(cache)
+        self._shared_prompts = SharedPrompts(cache, is_used=not config.long_prefill_threshold)
         self._last_scheduled = NO_TOKENS
         self._decodes: StepPlan | None = None  # the last plan that is one token of the output of each running row
         self._num_repeats = 0  # the steps from now on that it is the plan of, if its rows stay
@@ -177,9 +175,7 @@ class Scheduler:
             self._may_prefill = len(prefilling) > 0 or len(rows) < len(self._rows)
         copies: list[I32] = []
         admitted: dict[Request, int] = {}  # and how many tokens each computes
-        apart: dict[str, Reason] = {}
-        left = self.config.max_num_batched_tokens - num_tokens
-        head, blocked = self._admit(left, preempted, admitted, copies, apart)
+        head, blocked = self._admit(self.config.max_num_batched_tokens - num_tokens, preempted, admitted, copies)
         running, reached = rows, computed
         if admitted:
             counts = np.array(list(admitted.values()), np.int32)
@@ -201,7 +197,6 @@ class Scheduler:
             num_free_blocks=self.cache.pool.num_free,
             head=head,
             blocked=blocked,
-            apart=apart,
         )
         plan = StepPlan(
             rows=rows,
@@ -215,7 +210,7 @@ class Scheduler:
         )
         # In a step of decodes alone every row computes one token, as in the next step, until a row needs a block.
         decodes = rows is self._rows and num_tokens == len(rows) and not self._may_prefill and not self._may_verify
-        if decodes and in_flight is None and not len(self.waiting) and not preempted and plan.block_ops is NO_BLOCK_OPS:
+        if decodes and in_flight is None and head is None and not preempted and plan.block_ops is NO_BLOCK_OPS:
             self._decodes, self._num_repeats = plan, self.cache.num_free_slots(rows, computed + n)
         else:
             self._decodes, self._num_repeats = None, 0
@@ -397,30 +392,18 @@ class Scheduler:
         preempted: list[Request] | None,
         admitted: dict[Request, int],
         copies: list[I32],
-        apart: dict[str, Reason],
     ) -> tuple[str | None, Reason | None]:
-        """Admit requests in order until one does not fit. Returns its id and the reason. apart: the reasons of requests
-        that were passed over.
-        """
-        passed: list[Request] = []
-        stopped: tuple[str | None, Reason | None] = None, None
+        """Admit requests in order until one does not fit. Returns its id and the reason."""
         while len(self.waiting):
             request = self.waiting.peek()
             fit = reason("preemption") if preempted is None or preempted else self._fit(request, left)
             if isinstance(fit, Reason):
-                if fit.code != "prompt_of" or len(passed) == MOST_APART:
-                    stopped = request.request_id, fit
-                    break
-                apart[request.request_id] = fit
-                passed.append(self.waiting.pop())
-                continue
+                return request.request_id, fit
             self.waiting.pop()
             copies.append(self._place(request, *fit))
             admitted[request] = fit[1]
             left -= fit[1]
-        for request in passed:
-            self.waiting.push(request)
-        return stopped
+        return None, None
 
     def _fit(self, request: Request, left: int) -> tuple[PrefixHit, int] | Reason:
         """The hit to admit a waiting request with and the tokens to compute, at most ``left``; or why not."""

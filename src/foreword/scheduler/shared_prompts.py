@@ -13,11 +13,14 @@ class SharedPrompts:
 
     A waiting request whose hit ends where such a block begins, and which continues with the same content, has a longer
     hit once the block is computed. Waiting for it takes no longer than computing it, and costs nothing.
+
+    is_used: false where prompts are computed in small chunks beside others. Nor does it serve recurrent models, whose
+    hits end at few places.
     """
 
-    def __init__(self, cache: KVCacheManager) -> None:
+    def __init__(self, cache: KVCacheManager, *, is_used: bool) -> None:
         self._cache = cache
-        self._is_used = cache.prefix_caching and not cache.keeps_states  # hits of recurrent models end at few places
+        self._is_used = is_used and cache.prefix_caching and not cache.keeps_states
         self._rows: dict[_Block, int] = {}
         self._blocks: dict[int, _Block] = {}  # by row
 
@@ -32,7 +35,7 @@ class SharedPrompts:
     def forget(self, row: int) -> None:
         """The row's request leaves, or its block changes."""
         block = self._blocks.pop(row, None)
-        if block is not None and self._rows[block] == row:
+        if block is not None and self._rows.get(block) == row:
             del self._rows[block]
 
     def clear(self) -> None:
@@ -41,5 +44,6 @@ class SharedPrompts:
 
     def computing(self, hit: PrefixHit, keys: BlockKeys) -> int:
         """The row whose request computes the block after a waiting request's hit; −1 without one."""
-        row = self._rows.get((hit.num_full, hit.next_block), -1) if self._rows else -1
-        return row if row >= 0 and self._cache.continues(row, hit, keys) else -1
+        block = hit.num_full, hit.next_block
+        row = self._rows.get(block, -1)
+        return row if self._blocks.get(row) == block and self._cache.continues(row, hit, keys) else -1
