@@ -35,6 +35,17 @@ inline void set_attention_shapes(int rows) {
   set_tile_shapes(shapes);
 }
 
+// What is multiplied: pairs of bf16, or bytes, signed by unsigned for scores and unsigned by signed for values.
+enum class Factors { bf16, s8_u8, u8_s8 };
+// Sums A and B += Left times the tiles at a and b.
+template <Factors F, int A, int B>
+FW_INLINE void add_products(const void *a, const void *b, size_t stride) {
+  tile_load<B0>(a, stride), tile_load<B1>(b, stride);
+  if constexpr (F == Factors::bf16) dot_bf16<A, Left, B0>(), dot_bf16<B, Left, B1>();
+  if constexpr (F == Factors::s8_u8) dot_i8<A, Left, B0>(), dot_i8<B, Left, B1>();
+  if constexpr (F == Factors::u8_s8) dot_u8<A, Left, B0>(), dot_u8<B, Left, B1>();
+}
+
 FW_INLINE void zero_sums() { tile_zero<S0>(), tile_zero<S1>(), tile_zero<S2>(), tile_zero<S3>(); }
 // The four sums, side by side in rows of `width` numbers of four bytes.
 FW_INLINE void store_sums(void *out, size_t width) {
@@ -67,17 +78,16 @@ struct TileChunk {
       prefetch_ahead(tiles.ahead_v, at, 64);
     }
   }
-  // The sums of 16 rows against the chunk's keys become s.scores. `left`, which Product multiplies with them: the rows'
-  // queries, kQueryPiece numbers apart.
-  template <class Product, class Number>
+  // The sums of 16 rows against the chunk's keys become s.scores. `left`: the rows' queries, kQueryPiece numbers apart.
+  template <Factors F, class Number>
   FW_INLINE void sum_scores(const Number *left, int row) const {
     constexpr int kDims = kTileBytes / int(sizeof(Number));
     zero_sums();
     for (int d = 0; d < dim; d += kDims) {
       const size_t at = size_t(d) / kDims * kTileRows * kTileBytes;
       tile_load<Left>(left + s.q.at(row, d), sizeof(Number) * kQueryPiece);
-      Product::template add<S0, S1>(tiles.k[0] + at, tiles.k[1] + at, kTileBytes);
-      Product::template add<S2, S3>(tiles.k[2] + at, tiles.k[3] + at, kTileBytes);
+      add_products<F, S0, S1>(tiles.k[0] + at, tiles.k[1] + at, kTileBytes);
+      add_products<F, S2, S3>(tiles.k[2] + at, tiles.k[3] + at, kTileBytes);
       if (row == 0) prefetch_ahead(tiles.ahead_k, at, size_t(kTileRows) * kTileBytes);
     }
     store_sums(s.scores, kChunk);
@@ -100,7 +110,7 @@ struct Bf16Tiles : TileChunk {
     std::memset(numbers + written, 0, sizeof(uint16_t) * (size_t(kChunk) * dim - written));
   }
 
-  FW_INLINE void scores(int row) const { sum_scores<Product>(s.q.bf16, row); }
+  FW_INLINE void scores(int row) const { sum_scores<Factors::bf16>(s.q.bf16, row); }
 
   FW_INLINE void add_values(int row) const {
     int d = 0;
@@ -109,14 +119,6 @@ struct Bf16Tiles : TileChunk {
   }
 
  private:
-  struct Product {
-    template <int A, int B>
-    static FW_INLINE void add(const void *a, const void *b, size_t stride) {
-      tile_load<B0>(a, stride), tile_load<B1>(b, stride);
-      dot_bf16<A, Left, B0>(), dot_bf16<B, Left, B1>();
-    }
-  };
-
   // Dimensions [d, d + 64), or 32 of them.
   template <bool Four>
   FW_INLINE void value_columns(int row, int d) const {
@@ -127,8 +129,8 @@ struct Bf16Tiles : TileChunk {
     for (int key = 0; key < count; key += kStepKeys) {
       const uint8_t *v = s.staged + key / 2 * row_bytes + 4 * d;
       tile_load<Left>(s.p_pairs + key, 2 * kChunk);
-      Product::add<S0, S1>(v, v + kTileBytes, row_bytes);
-      if (Four) Product::add<S2, S3>(v + 2 * kTileBytes, v + 3 * kTileBytes, row_bytes);
+      add_products<Factors::bf16, S0, S1>(v, v + kTileBytes, row_bytes);
+      if (Four) add_products<Factors::bf16, S2, S3>(v + 2 * kTileBytes, v + 3 * kTileBytes, row_bytes);
     }
     tile_store<S0>(o, stride), tile_store<S1>(o + kLanes, stride);
     if (Four) tile_store<S2>(o + 2 * kLanes, stride), tile_store<S3>(o + 3 * kLanes, stride);
@@ -157,7 +159,7 @@ struct I8Tiles : TileChunk {
   // Keys that are not visible have p = 0, whatever their slots contain.
   FW_INLINE void copy() const { copy_values(size_t(kTile) * dim); }
 
-  FW_INLINE void scores(int row) const { sum_scores<Scores>(s.q.i8, row); }
+  FW_INLINE void scores(int row) const { sum_scores<Factors::s8_u8>(s.q.i8, row); }
 
   // The sums of 64 dimensions are stored before the first is read.
   FW_INLINE void add_values(int row) const {
@@ -167,8 +169,8 @@ struct I8Tiles : TileChunk {
     for (int d = 0; d < dim; d += kWidth) {
       const uint8_t *v = s.staged + 4 * d;
       zero_sums();
-      Values::add<S0, S1>(v, v + kTileBytes, 4 * size_t(dim));
-      Values::add<S2, S3>(v + 2 * kTileBytes, v + 3 * kTileBytes, 4 * size_t(dim));
+      add_products<Factors::u8_s8, S0, S1>(v, v + kTileBytes, 4 * size_t(dim));
+      add_products<Factors::u8_s8, S2, S3>(v + 2 * kTileBytes, v + 3 * kTileBytes, 4 * size_t(dim));
       store_sums(sums, kWidth);
       for (int r = 0; r < kTileRows; ++r) {
         const F32 step = set1(s.p_step[row + r]);
@@ -179,22 +181,6 @@ struct I8Tiles : TileChunk {
       }
     }
   }
-
- private:
-  struct Scores {
-    template <int A, int B>
-    static FW_INLINE void add(const void *a, const void *b, size_t stride) {
-      tile_load<B0>(a, stride), tile_load<B1>(b, stride);
-      dot_i8<A, Left, B0>(), dot_i8<B, Left, B1>();
-    }
-  };
-  struct Values {
-    template <int A, int B>
-    static FW_INLINE void add(const void *a, const void *b, size_t stride) {
-      tile_load<B0>(a, stride), tile_load<B1>(b, stride);
-      dot_u8<A, Left, B0>(), dot_u8<B, Left, B1>();
-    }
-  };
 };
 
 }  // namespace foreword::kernels::FOREWORD_ISA

@@ -8,8 +8,8 @@
 //   kDotBias        dot4_biased(acc, w + 128, a) adds Σ (w + kDotBias) a over the four bytes of each lane
 //   fraction, times_pow2   a - round(a); a 2^n for integers n
 //   store_u8        four vectors of numbers from 0 to kMostPositive as bytes, in order
-//   begin_nibbles, dot_nibbles, end_nibbles   sum + up to eight dot4 of weights of 4 bits; kStageNibbles: with many rows
-//                   it is faster to widen them to 8 bits first
+//   begin_nibbles, dot_nibbles, end_nibbles   sum + up to eight dot4 of weights of 4 bits; kStageNibbles: with many
+//                   rows it is faster to widen them to 8 bits first
 //   dot4_positive   dot4_positive(acc, w, a) adds Σ w a for signed w and a of 0 … kMostPositive
 //
 // Everything is in the namespace of the instruction set and always inlined: no function is shared between two of them.
@@ -46,8 +46,8 @@
 #define FW_ROLLED _Pragma("GCC unroll 1")
 #endif
 
-// Around the body of an inner loop over `rows` × `vectors` registers: tools/throughput.py gives it to llvm-mca. `kind`: a
-// number that distinguishes loops of one name.
+// Around the body of an inner loop over `rows` × `vectors` registers: tools/throughput.py gives it to llvm-mca. `kind`:
+// a number that distinguishes loops of one name.
 #if defined(FOREWORD_THROUGHPUT)
 #if defined(__aarch64__)
 #define FW_ASM_COMMENT "// "
@@ -162,7 +162,8 @@ FW_INLINE F32 exp2_fraction(F32 f) {
   return fma(p, f, set1(1.f));
 }
 
-// 2^x for x <= 127. Below Lowest it gives 2^Lowest: never a denormal, which takes the processor a hundred times as long.
+// 2^x for x <= 127. Below Lowest it gives 2^Lowest: never a denormal, which takes the processor a hundred times as
+// long.
 template <int Degree = 5, int Lowest = -125>
 FW_INLINE F32 exp2_f32(F32 x) {
   x = max_f32(x, set1(float(Lowest)));
