@@ -102,7 +102,7 @@ struct ScoresBf16 {
         prefetch_keys<N>(c, vector, size_t(d) * 2 * kTile);
 #if defined(FOREWORD_SIMD_BF16)
         FW_UNROLL for (int r = 0; r < R; ++r) {
-          const I32 xv = pair(q.bf16 + at + r * kQueryPiece);
+          const auto xv = in_lanes<N>(q.bf16 + at + r * kQueryPiece);
           FW_UNROLL for (int n = 0; n < N; ++n) acc[r][n] = dot2(acc[r][n], k[n], xv);
         }
 #else
@@ -136,7 +136,7 @@ struct ScoresI8 {
         FW_UNROLL for (int n = 0; n < N; ++n) k[n] = load_u8(keys[n] + d * kTile);
         prefetch_keys<N>(c, vector, size_t(d) * kTile);
         FW_UNROLL for (int r = 0; r < R; ++r) {
-          const I32 xv = quad(x + r * kQueryPiece);
+          const auto xv = in_lanes<N>(x + r * kQueryPiece);
           FW_UNROLL for (int n = 0; n < N; ++n) acc[r][n] = dot4_biased(acc[r][n], k[n], xv);
         }
         FW_LOOP_END("scores_i8", 0, R, N);
@@ -227,7 +227,7 @@ struct ValuesBf16 {
           if (!whole) { FW_UNROLL for (int n = 0; n < N; ++n) pairs[n] = without_odd(pairs[n]); }
           FW_LOOP_BEGIN("values_bf16", 0, R, N);
           FW_UNROLL for (int r = 0; r < R; ++r) {
-            const I32 pr = pair(p.pairs + at + r * kChunk);
+            const auto pr = in_lanes<N>(p.pairs + at + r * kChunk);
             FW_UNROLL for (int n = 0; n < N; ++n) acc[r][n] = dot2(acc[r][n], pairs[n], pr);
           }
           FW_LOOP_END("values_bf16", 0, R, N);

@@ -112,7 +112,7 @@ struct Bf16Pairs {
     I32 wv[N];
     load_weight_pairs(w, panel, wv);
     FW_UNROLL for (int r = 0; r < R; ++r) {
-      const I32 xv = pair(x + r * kPieceBytes / sizeof(uint16_t));
+      const auto xv = in_lanes<N>(x + r * kPieceBytes / sizeof(uint16_t));
       FW_UNROLL for (int n = 0; n < N; ++n) acc[r][n] = dot2(acc[r][n], wv[n], xv);
     }
     FW_LOOP_END("linear", int(Format::bf16), R, N);
@@ -172,7 +172,7 @@ struct I8Kernel {
           U8 wv[P * V];
           FW_UNROLL for (int v = 0; v < P * V; ++v) wv[v] = load_u8(w + (v / V) * panel + (j * V + v % V) * 4 * kLanes);
           FW_UNROLL for (int r = 0; r < R; ++r) {
-            const I32 xv = quad(x + r * kPieceBytes + 4 * j);
+            const auto xv = in_lanes<P * V>(x + r * kPieceBytes + 4 * j);
             FW_UNROLL for (int v = 0; v < P * V; ++v) sum[r][v] = dot4_biased(sum[r][v], wv[v], xv);
           }
         }
@@ -223,7 +223,7 @@ struct BlockKernel : FloatSums {
       FW_UNROLL for (int r = 0; r < R; ++r) {
         FW_UNROLL for (int plane = 0; plane < Planes; ++plane) {
           const int8_t *xr = x + plane * (kPieceBytes / 2) + r * kPieceBytes;
-          const I32 first = quad(xr + 4 * j), second = is_4bit(Fmt) ? quad(xr + 4 * (j + 4)) : first;
+          const auto first = in_lanes<N>(xr + 4 * j), second = in_lanes<N>(xr + 4 * (is_4bit(Fmt) ? j + 4 : j));
           FW_UNROLL for (int n = 0; n < N; ++n) {
             I32 &s = sum[plane][r][n];
             s = is_4bit(Fmt) ? dot_nibbles(dot_nibbles(s, low_nibbles(wv[n]), first), high_nibbles(wv[n]), second)

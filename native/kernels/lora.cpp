@@ -57,7 +57,7 @@ struct Quads {
   static FW_INLINE float unit(float largest) { return largest > 0.f ? 127.f / largest : 1.f; }
   static FW_INLINE void write(float x, uint8_t *p) { *p = uint8_t(int(std::lrintf(x)) + 128); }
   static FW_INLINE U8 weights(const uint8_t *p) { return load_u8(p); }
-  static FW_INLINE I32 input(const int8_t *x) { return quad(x); }
+  static FW_INLINE I32 input(const int8_t *x) { return word_in_lanes(x); }
   static FW_INLINE I32 begin(Steps steps) { return set1_i32(steps.start); }
   static FW_INLINE I32 multiply(I32 sum, U8 w, I32 x) { return dot4_biased(sum, w, x); }
   static FW_INLINE F32 end(I32 sum, Steps steps) { return mul(to_f32(sum), set1(steps.scale)); }

@@ -55,17 +55,44 @@ FW_INLINE void store_u8(uint8_t *p, I32 a, I32 b, I32 c, I32 d) {
 }
 FW_INLINE U8 low_nibbles(U8 a) { return _mm512_and_si512(a, _mm512_set1_epi8(0x0f)); }
 FW_INLINE U8 high_nibbles(U8 a) { return _mm512_and_si512(_mm512_srli_epi16(a, 4), _mm512_set1_epi8(0x0f)); }
-// acc + a b, and the dot products below: inline assembly, not the intrinsic, since with 24 accumulators GCC 12 copies
-// registers around the intrinsic.
+
+// 32 bits in memory that an instruction reads into every lane. For up to two uses this takes fewer instructions than a
+// load of its own, which counts where another hyperthread has half of the core's slots.
+struct __attribute__((packed, may_alias)) Word {
+  int32_t bits;
+};
+using InLanes = const Word *;
+template <int Uses>
+FW_INLINE auto in_lanes(const void *p) {
+  const InLanes word = static_cast<InLanes>(p);
+  if constexpr (Uses <= 2) return word;
+  else return set1_i32(word->bits);
+}
+template <int Uses>
+FW_INLINE auto in_lanes(const float *p) {
+  if constexpr (Uses <= 2) return reinterpret_cast<InLanes>(p);
+  else return set1(*p);
+}
+
+// acc + a b, and dot products: inline assembly, not the intrinsic, since with 24 accumulators GCC 12 copies registers
+// around the intrinsic.
 FW_INLINE F32 accumulate(F32 acc, F32 a, F32 b) {
   asm("vfmadd231ps %2, %1, %0" : "+v"(acc) : "v"(a), "v"(b));
+  return acc;
+}
+FW_INLINE F32 accumulate(F32 acc, InLanes a, F32 b) {
+  asm("vfmadd231ps %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(b), "m"(*a));
   return acc;
 }
 FW_INLINE I32 dot4(I32 acc, U8 w, I32 a) {
   asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(w), "v"(a));
   return acc;
 }
-FW_INLINE I32 dot4_biased(I32 acc, U8 w, I32 a) { return dot4(acc, w, a); }
+FW_INLINE I32 dot4(I32 acc, U8 w, InLanes a) {
+  asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(w), "m"(*a));
+  return acc;
+}
+FW_INLINE I32 dot4_biased(I32 acc, U8 w, auto a) { return dot4(acc, w, a); }
 FW_INLINE I32 dot4_positive(I32 acc, U8 w, I32 a) { return dot4(acc, a, w); }
 
 FW_INLINE F32 load_f16(const uint16_t *p) {
@@ -98,6 +125,7 @@ FW_INLINE I32 without_odd(I32 pairs) { return _mm512_and_si512(pairs, _mm512_set
 FW_INLINE F32 dot2(F32 acc, I32 w, I32 a) {  // but for denormals, which the instruction takes for zeros
   return fma(even_of_pairs(w), even_of_pairs(a), fma(odd_of_pairs(w), odd_of_pairs(a), acc));
 }
+FW_INLINE F32 dot2(F32 acc, I32 w, InLanes a) { return dot2(acc, w, set1_i32(a->bits)); }
 FW_INLINE I32 to_bf16(F32 a, F32 b) {
   uint16_t numbers[32];
   store_bf16(numbers, a), store_bf16(numbers + 16, b);
@@ -106,6 +134,10 @@ FW_INLINE I32 to_bf16(F32 a, F32 b) {
 #else
 FW_INLINE F32 dot2(F32 acc, I32 w, I32 a) {
   asm("vdpbf16ps %2, %1, %0" : "+v"(acc) : "v"(w), "v"(a));
+  return acc;
+}
+FW_INLINE F32 dot2(F32 acc, I32 w, InLanes a) {
+  asm("vdpbf16ps %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(w), "m"(*a));
   return acc;
 }
 FW_INLINE I32 to_bf16(F32 a, F32 b) { return reinterpret_cast<I32>(_mm512_cvtne2ps_pbh(b, a)); }

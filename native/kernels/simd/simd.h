@@ -84,15 +84,22 @@ union __attribute__((packed, may_alias)) Unaligned {
 FW_INLINE F32 load(const float *p) { return reinterpret_cast<const Unaligned *>(p)->floats; }
 FW_INLINE void store(float *p, F32 v) { reinterpret_cast<Unaligned *>(p)->floats = v; }
 FW_INLINE U8 load_u8(const uint8_t *p) { return reinterpret_cast<const Unaligned *>(p)->bytes; }
-// A vector of bf16 pairs; one pair, or the quad of signed bytes at p, in every lane.
+// A vector of bf16 pairs.
 FW_INLINE I32 load_pairs(const uint16_t *p) { return reinterpret_cast<const Unaligned *>(p)->words; }
+// The 32 bits at p in every lane.
 FW_INLINE I32 word_in_lanes(const void *p) {
   int32_t word;
   std::memcpy(&word, p, 4);
   return set1_i32(word);
 }
-FW_INLINE I32 pair(const uint16_t *p) { return word_in_lanes(p); }
-FW_INLINE I32 quad(const int8_t *p) { return word_in_lanes(p); }
+// The same as an operand of `Uses` calls of `accumulate` or of a dot product: a float, a pair of bf16, or four signed
+// bytes.
+#if !defined(FOREWORD_SIMD_AVX512)
+template <int Uses>
+FW_INLINE F32 in_lanes(const float *p) { return set1(*p); }
+template <int Uses>
+FW_INLINE I32 in_lanes(const void *p) { return word_in_lanes(p); }
+#endif
 
 template <int Locality>
 FW_INLINE void prefetch(const void *p) { __builtin_prefetch(p, 0, Locality); }
@@ -100,7 +107,7 @@ FW_INLINE void prefetch(const void *p) { __builtin_prefetch(p, 0, Locality); }
 #if !defined(FOREWORD_SIMD_AVX2)
 constexpr bool kStageNibbles = true;
 FW_INLINE I32 begin_nibbles(I32 sum) { return sum; }
-FW_INLINE I32 dot_nibbles(I32 acc, U8 w, I32 a) { return dot4(acc, w, a); }
+FW_INLINE I32 dot_nibbles(I32 acc, U8 w, auto a) { return dot4(acc, w, a); }
 FW_INLINE I32 end_nibbles(I32, I32 acc) { return acc; }
 #endif
 
@@ -133,7 +140,7 @@ FW_INLINE int32_t whole(float x) { return x == x ? int32_t(x) : 0; }
 template <int Stride, int R, int N>
 FW_INLINE void add_outer(F32 (&acc)[R][N], const float *x, const F32 (&v)[N]) {
   FW_UNROLL for (int r = 0; r < R; ++r) {
-    const F32 xv = set1(x[r * Stride]);
+    const auto xv = in_lanes<N>(x + r * Stride);
     FW_UNROLL for (int n = 0; n < N; ++n) acc[r][n] = accumulate(acc[r][n], xv, v[n]);
   }
 }
