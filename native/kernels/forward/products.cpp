@@ -10,6 +10,8 @@ namespace {
 constexpr int kOwnRows = 128, kPanelsPerThread = 8, kRowsPerCut = 48;
 // Gate and up outputs held in scratch memory before they are multiplied.
 constexpr int kGateFloats = 16384;
+// Parts of a thread's share, at most; and threads that it takes parts of when its own are done.
+constexpr int kParts = 8, kHelped = 3;
 
 }  // namespace
 
@@ -20,7 +22,11 @@ void ProductInput::reserve(int rows, int cols, const KindSet &kinds, int num_thr
 }
 
 Products::Products(Model &model)
-    : isa_(model.isa), pool_(model.pool), activation_(model.config.activation), scratch_(size_t(model.pool.size())) {
+    : isa_(model.isa),
+      pool_(model.pool),
+      activation_(model.config.activation),
+      scratch_(size_t(model.pool.size())),
+      queues_(size_t(model.pool.size())) {
   for (Scratch &scratch : scratch_) {
     scratch.linear.reserve(isa_.linear_scratch_bytes());
     scratch.rotated.reserve(size_t(model.widest_input()));
@@ -45,17 +51,32 @@ int Products::num_cuts(int num_rows, int count, const ThreadPool::Team &team) co
   return count < kPanelsPerThread * team.size ? std::clamp(num_rows / kRowsPerCut, 1, team.size) : 1;
 }
 
-// Calls f(rows, panels) for this thread's share of a product with `count` panels: a range of the panels of all parts
-// of the rows, one part after the other.
+// Calls f(rows, panels, end) for what this thread does of a product with `count` panels: parts of its share, a range of
+// the panels of all cuts of the rows, one cut after the other; then parts of other shares. `end`: of the panels of the
+// share in the same cut, the next of which the thread probably takes next.
 template <class F>
-void Products::for_share(int thread, Share rows, int count, F &&f) const {
+void Products::for_share(int thread, Share rows, int count, F &&f) {
   const ThreadPool::Team &team = pool_.team(thread);
   const int num_rows = rows.end - rows.begin, cuts = num_cuts(num_rows, count, team);
-  const Share share = member_share(count * cuts, team);
-  for (int cut = share.begin / std::max(1, count); cut < cuts && cut * count < share.end; ++cut) {
-    const Share r = share_of(num_rows, cut, cuts);
-    const Share panels{std::max(share.begin - cut * count, 0), std::min(share.end - cut * count, count)};
-    f(Share{rows.begin + r.begin, rows.begin + r.end}, panels);
+  auto run = [&](Share part, int end) {
+    for (int cut = part.begin / std::max(1, count); cut < cuts && cut * count < part.end; ++cut) {
+      const Share r = share_of(num_rows, cut, cuts);
+      const Share panels{std::max(part.begin - cut * count, 0), std::min(part.end - cut * count, count)};
+      f(Share{rows.begin + r.begin, rows.begin + r.end}, panels, std::min(end - cut * count, count));
+    }
+  };
+  const uint32_t product = ++scratch_[size_t(thread)].num_products;
+  queues_[size_t(thread)].start(product);
+  for (int i = 0; i < std::min(team.size, 1 + kHelped); ++i) {
+    const int member = (team.member + i) % team.size;
+    const Share share = share_of(count * cuts, member, team.size);
+    const int size = share.end - share.begin;
+    const int part = std::max(2, (size + 2 * kParts - 1) / (2 * kParts) * 2);  // kernels may multiply two panels at once
+    Queue &queue = queues_[size_t(thread - team.member + member)];
+    for (int taken; (taken = queue.take(product, (size + part - 1) / part)) >= 0;) {
+      const int begin = share.begin + taken * part;
+      run({begin, std::min(begin + part, share.end)}, share.end);
+    }
   }
 }
 
@@ -75,9 +96,9 @@ const uint8_t *Products::first_weights(int thread, const Linear *l, int num_rows
 }
 
 void Products::linear(int thread, const Linear &l, const ActivationSet &a, Share rows, float *out, Store store,
-                      const Linear *next, const LoraStep *lora) const {
+                      const Linear *next, const LoraStep *lora) {
   const int group = pool_.team(thread).group;
-  for_share(thread, rows, num_panels(l, group), [&](Share r, Share panels) {
+  for_share(thread, rows, num_panels(l, group), [&](Share r, Share panels, int end) {
     int first = 0;
     for (const Linear::Part &part : l.parts) {
       const PackedMatrix &matrix = part.matrix[group];
@@ -85,10 +106,14 @@ void Products::linear(int thread, const Linear &l, const ActivationSet &a, Share
       const int last = first + own.end - own.begin, to_panel = own.begin - first;
       const int p0 = std::max(panels.begin, first) + to_panel, p1 = std::min(panels.end, last) + to_panel;
       if (p0 < p1) {
-        const uint8_t *following = first_weights(thread, next, rows.end - rows.begin);
-        if (panels.end > last) {
+        const uint8_t *following;
+        if (p1 < own.end && end > panels.end) {
+          following = matrix.panel(p1);
+        } else if (end > last) {
           const PackedMatrix &after = (&part + 1)->matrix[group];
           following = after.panel(team_share(after.num_panels, pool_, group).begin);
+        } else {
+          following = first_weights(thread, next, rows.end - rows.begin);
         }
         isa_.linear({matrix, a.of(matrix), r.begin, r.end, p0, p1, out + part.offset, size_t(l.stride), store,
                      following, scratch_[size_t(thread)].linear.data()});
@@ -103,13 +128,13 @@ void Products::linear(int thread, const Linear &l, const ActivationSet &a, Share
 
 // Both halves of a few panels are computed into scratch memory, then multiplied.
 void Products::gated(int thread, const Mlp &mlp, const ActivationSet &a, Share rows, float *out,
-                     const LoraStep *lora) const {
+                     const LoraStep *lora) {
   const int group = pool_.team(thread).group;
   const PackedMatrix &gate = mlp.gate.parts[0].matrix[group], &up = mlp.up.parts[0].matrix[group];
   const int width = isa_.panel_width, max_rows = kGateFloats / width;
   const Share all = team_share(gate.num_panels, pool_, group);
   const Scratch &own = scratch_[size_t(thread)];
-  for_share(thread, rows, all.end - all.begin, [&](Share r, Share panels) {
+  for_share(thread, rows, all.end - all.begin, [&](Share r, Share panels, int end) {
     const int panel_end = all.begin + panels.end;
     for (int row = r.begin; row < r.end; row += max_rows) {
       const int row_end = std::min(r.end, row + max_rows), count = row_end - row;
@@ -117,7 +142,7 @@ void Products::gated(int thread, const Mlp &mlp, const ActivationSet &a, Share r
       for (int p = all.begin + panels.begin; p < panel_end; p += step) {
         const int p_end = std::min(panel_end, p + step);
         const uint8_t *next_gate =
-            p_end < panel_end ? gate.panel(p_end) : first_weights(thread, &mlp.down, rows.end - rows.begin);
+            p_end < all.begin + end ? gate.panel(p_end) : first_weights(thread, &mlp.down, rows.end - rows.begin);
         const size_t wide = size_t((p_end - p) * width);
         // The kernels address outputs from row 0 and panel 0.
         const ptrdiff_t origin = -ptrdiff_t(row) * ptrdiff_t(wide) - ptrdiff_t(p) * width;
