@@ -176,26 +176,22 @@ void EncoderPass::make_heads(int thread, const EncoderLayer &layer) {
   const int k_offset = layer.qkv.parts[1].offset, v_offset = layer.qkv.parts[2].offset;
   float *key = scratch_[size_t(thread)].key_value.data(), *value = key + padded, *scratch = value + padded;
   std::memset(key, 0, sizeof(float) * 2 * size_t(padded));
-  const float scale = c.query_scale * kLog2E;
-  auto copy = [&](float *out, const float *from, int offset, Vector bias, float factor) {
-    for (int d = 0; d < dim; ++d) out[d] = (from[offset + d] + (bias ? bias[offset + d] : 0.f)) * factor;
+  auto make = [&](float *out, const float *from, int offset, Vector bias, RotaryRow rotary, float factor) {
+    isa_.make_head({dim, from + offset, bias ? bias + offset : nullptr, nullptr, nullptr, 0.f, rotary, factor}, out);
   };
   const Share share = share_of(input_.num_tokens, thread, pool_.size());
   for (int t = share.begin; t < share.end; ++t) {
     const float *row = qkv_.data() + size_t(t) * size_t(layer.qkv.stride);
-    const int64_t at = int64_t(layer.rope) * input_.num_tokens + t;
-    auto rotate = [&](float *x) {
-      if (layer.rope < 0) return;
-      isa_.rotate(cosines_.row(at), sines_.row(at), int(model_.ropes[size_t(layer.rope)].inv_freq.size()), x);
-    };
+    RotaryRow rotary;
+    if (layer.rope >= 0) {
+      const int64_t at = int64_t(layer.rope) * input_.num_tokens + t;
+      rotary = {cosines_.row(at), sines_.row(at), int(model_.ropes[size_t(layer.rope)].inv_freq.size())};
+    }
     for (int head = 0; head < c.num_heads; ++head) {
       const int offset = head * dim;
-      float *query = queries_.row(t) + head * padded;
-      copy(query, row, offset, layer.q_bias, scale);
-      rotate(query);
-      copy(key, row + k_offset, offset, layer.k_bias, 1.f);
-      rotate(key);
-      copy(value, row + v_offset, offset, layer.v_bias, 1.f);
+      make(queries_.row(t) + head * padded, row, offset, layer.q_bias, rotary, c.query_scale * kLog2E);
+      make(key, row + k_offset, offset, layer.k_bias, rotary, 1.f);
+      make(value, row + v_offset, offset, layer.v_bias, {}, 1.f);
       isa_.store_kv(kv, slots_[size_t(t)], head, key, value, scratch);
     }
   }

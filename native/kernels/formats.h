@@ -203,6 +203,21 @@ struct AttentionConfig {
   int64_t sliding_window;  // 0: none
 };
 
+// cos and sin of `pairs` angles of one token, times the scale of the rope.
+struct RotaryRow {
+  const float *cosines = nullptr, *sines = nullptr;
+  int pairs = 0;  // 0: not rotated
+};
+
+// A query, key or value of `dim` numbers: factor * scales * rotate(norm(from + bias)).
+struct Head {
+  int dim;
+  const float *from, *bias, *norm, *scales;  // [dim]; the last three may be null
+  float norm_eps;
+  RotaryRow rotary;
+  float factor;
+};
+
 // The keys of a tile.
 struct AttentionKeys {
   const int32_t *block_table;

@@ -42,7 +42,6 @@ struct Isa {
   void (*gate_mul)(Gate gate, const float *g, const float *u, size_t size, float *out);
   void (*activate)(Gate gate, size_t size, float *x);  // x = gate(x)
   void (*add_row)(const float *x, size_t size, float *out);
-  void (*rotate)(const float *cosines, const float *sines, int pairs, float *x);
   void (*softcap)(float cap, size_t size, float *x);
 
   // Recurrent layers.
@@ -54,6 +53,7 @@ struct Isa {
                      float *out);
 
   // Attention.
+  void (*make_head)(const Head &head, float *out);
   void (*store_kv)(const KVLayer &kv, int64_t slot, int head, const float *k, const float *v, void *scratch);
   size_t (*attention_scratch_bytes)(const AttentionConfig &config);
   int (*attention_queries)(const AttentionConfig &config);  // largest number of queries in a tile

@@ -46,6 +46,22 @@ FW_INLINE void with_gate(Gate gate, F &&f) {
   }
 }
 
+// Pairs (x[j], x[j + pairs]), each by its angle.
+FW_INLINE void rotate(const RotaryRow &rotary, float *x) {
+  const auto [cosines, sines, pairs] = rotary;
+  int j = 0;
+  for (; j + kLanes <= pairs; j += kLanes) {
+    const F32 a = load(x + j), b = load(x + j + pairs), c = load(cosines + j), s = load(sines + j);
+    store(x + j, sub(mul(a, c), mul(b, s)));
+    store(x + j + pairs, add(mul(b, c), mul(a, s)));
+  }
+  for (; j < pairs; ++j) {
+    const float a = x[j], b = x[j + pairs];
+    x[j] = a * cosines[j] - b * sines[j];
+    x[j + pairs] = b * cosines[j] + a * sines[j];
+  }
+}
+
 }  // namespace
 
 // `weight` and x are padded with zeros to whole vectors.
@@ -91,18 +107,13 @@ void add_row(const float *x, size_t size, float *out) {
   over_vectors(size, [&](size_t k) FW_LAMBDA { store(out + k, add(load(out + k), load(x + k))); });
 }
 
-void rotate(const float *cosines, const float *sines, int pairs, float *x) {
-  int j = 0;
-  for (; j + kLanes <= pairs; j += kLanes) {
-    const F32 a = load(x + j), b = load(x + j + pairs), c = load(cosines + j), s = load(sines + j);
-    store(x + j, sub(mul(a, c), mul(b, s)));
-    store(x + j + pairs, add(mul(b, c), mul(a, s)));
-  }
-  for (; j < pairs; ++j) {
-    const float a = x[j], b = x[j + pairs];
-    x[j] = a * cosines[j] - b * sines[j];
-    x[j + pairs] = b * cosines[j] + a * sines[j];
-  }
+void make_head(const Head &h, float *__restrict out) {
+  for (int d = 0; d < h.dim; ++d) out[d] = h.from[d];
+  if (h.bias) { for (int d = 0; d < h.dim; ++d) out[d] += h.bias[d]; }
+  if (h.norm) rms_norm(out, h.norm, h.dim, h.norm_eps, out);
+  rotate(h.rotary, out);
+  if (h.scales) { for (int d = 0; d < h.dim; ++d) out[d] *= h.scales[d]; }
+  for (int d = 0; d < h.dim; ++d) out[d] *= h.factor;
 }
 
 void softcap(float cap, size_t size, float *x) {

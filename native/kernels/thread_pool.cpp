@@ -138,7 +138,10 @@ int current_cpu() {
 }
 
 ThreadPool::ThreadPool(std::optional<int> num_threads, CpuGroups groups)
-    : groups_(checked(std::move(groups))), size_(pool_size(num_threads, groups_)), process_(this_process()) {
+    : groups_(checked(std::move(groups))),
+      size_(pool_size(num_threads, groups_)),
+      process_(this_process()),
+      queues_(size_t(size_)) {
   const int num_teams = std::max(1, int(groups_.size()));
   if (size_ < num_teams) {
     throw std::invalid_argument("num_threads = " + std::to_string(size_) + ": " + std::to_string(num_teams) +

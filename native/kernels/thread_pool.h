@@ -1,6 +1,7 @@
 // Threads that run one function together: one parallel region per step, with barriers inside it.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <optional>
@@ -13,6 +14,14 @@ constexpr int kMaxThreads = 1024;
 
 // Processors that share a memory, such as those of a NUMA node.
 using CpuGroups = std::vector<std::vector<int>>;
+
+// The half-open share of `thread` when [0, n) is divided into nearly equal parts.
+struct Share {
+  int begin, end;
+};
+inline Share share_of(int n, int thread, int num_threads) {
+  return {int(int64_t(n) * thread / num_threads), int(int64_t(n) * (thread + 1) / num_threads)};
+}
 
 // The calling thread is thread 0, so a pool of size n owns n - 1 threads. They spin shortly after a region, because the
 // next step usually follows at once, then sleep: an idle pool uses no processor time.
@@ -35,6 +44,7 @@ class ThreadPool {
     int group, member, size;
   };
   const Team &team(int thread) const { return teams_[size_t(thread)]; }
+  Team all(int thread) const { return {0, thread, size_}; }  // all threads as one team
   int num_teams() const { return teams_.back().group + 1; }
 
   // Throws std::runtime_error in a process forked after the threads started: it has none of them.
@@ -49,7 +59,49 @@ class ThreadPool {
   // Inside a region: waits for all threads. Everything written before it is visible after it.
   void barrier();
 
+  // Inside a region, by all threads of `team` with equal arguments: calls f(part, end) for parts of [0, n), each of them
+  // once and on any thread. A thread begins with its own share, which ends at `end`. Then it takes what is left of other
+  // shares: cores differ in speed, and other programs may use one. `unit`: parts begin at multiples of it in a share.
+  template <class F>
+  void divide(int thread, const Team &team, int n, int unit, F &&f) {
+    const uint32_t call = queues_[size_t(thread)].start();
+    for (int i = 0; i < std::min(team.size, 1 + kHelped); ++i) {
+      const int member = (team.member + i) % team.size;
+      const Share share = share_of(n, member, team.size);
+      const int size = share.end - share.begin, part = std::max((size - 1) / (kParts * unit) + 1, 1) * unit;
+      Queue &queue = queues_[size_t(thread - team.member + member)];
+      for (int taken; (taken = queue.take(call)) * int64_t(part) < size;) {
+        const int begin = share.begin + taken * part;
+        f(Share{begin, std::min(begin + part, share.end)}, share.end);
+      }
+    }
+  }
+
  private:
+  static constexpr int kParts = 8, kHelped = 3;  // parts of a share, at most; threads whose shares a thread takes from
+
+  // What the owner and others have taken of the owner's share in its current call of `divide`: call << 32 | parts.
+  class alignas(64) Queue {
+   public:
+    // By the owner. The number of the call, the same on every thread.
+    uint32_t start() {
+      const uint32_t call = uint32_t(state_.load(std::memory_order_relaxed) >> 32) + 1;
+      state_.store(uint64_t(call) << 32, std::memory_order_relaxed);
+      return call;
+    }
+    // The number of a part; at least kParts if the owner is at another call: it has not begun this one, or ended it.
+    int take(uint32_t call) {
+      uint64_t state = state_.load(std::memory_order_relaxed);
+      do {
+        if (state >> 32 != call || uint32_t(state) >= kParts) return kParts;
+      } while (!state_.compare_exchange_weak(state, state + 1, std::memory_order_relaxed));
+      return int(uint32_t(state));
+    }
+
+   private:
+    std::atomic<uint64_t> state_{0};
+  };
+
   using Function = void (*)(void *, int);
   void run_region(Function function, void *context);
   void work(int thread);
@@ -60,6 +112,7 @@ class ThreadPool {
   const int64_t process_;
   std::vector<Team> teams_;  // of each thread
   std::vector<std::thread> threads_;
+  std::vector<Queue> queues_;  // of each thread
   Function function_ = nullptr;
   void *context_ = nullptr;
   bool quit_ = false;
@@ -71,14 +124,6 @@ class ThreadPool {
 
 // The processor that the calling thread runs on; −1 if the system does not tell.
 int current_cpu();
-
-// The half-open share of `thread` when [0, n) is divided into nearly equal parts.
-struct Share {
-  int begin, end;
-};
-inline Share share_of(int n, int thread, int num_threads) {
-  return {int(int64_t(n) * thread / num_threads), int(int64_t(n) * (thread + 1) / num_threads)};
-}
 
 // The share of a team when [0, n) is divided among the teams, and that of a thread when its team divides [0, n).
 inline Share team_share(int n, const ThreadPool &pool, int group) { return share_of(n, group, pool.num_teams()); }

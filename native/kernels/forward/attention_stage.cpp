@@ -77,8 +77,7 @@ Share AttentionStage::heads_of(int thread) const {
   return team_share(ctx_.model.config.num_kv_heads, ctx_.pool, ctx_.pool.team(thread).group);
 }
 
-// Bias, norm and rotation of this thread's share of the heads. Queries are scaled; keys and values are written to the
-// cache.
+// Heads from their projections: queries, and keys and values, which are written to the cache.
 void AttentionStage::rotate_and_store(int thread, const Layer &layer) {
   const ModelConfig &c = ctx_.model.config;
   const int dim = c.head_dim, padded = ctx_.model.padded_dim, per_key = c.num_heads / c.num_kv_heads;
@@ -91,36 +90,31 @@ void AttentionStage::rotate_and_store(int thread, const Layer &layer) {
   float *key = scratch_[size_t(thread)].key_value.data(), *value = key + padded, *scratch = value + padded;
   std::memset(key, 0, sizeof(float) * 2 * size_t(padded));
 
-  // out = scales * rotate(norm(from + bias)) of the head that starts at `offset` of bias, scales and row.
-  auto finish = [&](float *out, const float *from, int offset, Vector bias, Vector norm, Vector scales, int token) {
-    for (int d = 0; d < dim; ++d) out[d] = from[offset + d] + (bias ? bias[offset + d] : 0.f);
-    if (norm) ctx_.isa.rms_norm(out, norm, dim, c.norm_eps, out);
-    if (layer.rope >= 0) {
-      const RotaryRow rotary = embedding_.rotary(layer.rope, token);
-      ctx_.isa.rotate(rotary.cosines, rotary.sines, rotary.pairs, out);
-    }
-    if (scales) { for (int d = 0; d < dim; ++d) out[d] *= scales[offset + d]; }
+  auto make = [&](float *out, const float *from, int offset, Vector bias, Vector norm, Vector scales, RotaryRow rotary,
+                  float factor) {
+    auto of_head = [&](Vector v) { return v ? v + offset : nullptr; };
+    ctx_.isa.make_head({dim, from + offset, of_head(bias), norm, of_head(scales), c.norm_eps, rotary, factor}, out);
   };
 
-  const Share share = member_share(ctx_.input.num_tokens * num_units, ctx_.pool.team(thread));
-  for (int unit = share.begin; unit < share.end; ++unit) {
+  auto store = [&](int unit) {
     const int token = unit / num_units, nth = unit % num_units;
     const float *row = qkv_.row(token);
+    const RotaryRow rotary = embedding_.rotary(layer.rope, token);
     if (nth < num_heads) {
       const int head = heads.begin * per_key + nth;
-      float *q = queries_.row(token) + head * padded;
-      const float scale = c.query_scale * kLog2E;
-      finish(q, row, head * dim, layer.q_bias, layer.q_norm, layer.q_scales, token);
-      for (int d = 0; d < dim; ++d) q[d] *= scale;
-      continue;
+      make(queries_.row(token) + head * padded, row, head * dim, layer.q_bias, layer.q_norm, layer.q_scales, rotary,
+           c.query_scale * kLog2E);
+      return;
     }
-    if (slots[token] < 0) continue;
+    if (slots[token] < 0) return;
     const int kv_head = heads.begin + nth - num_heads, offset = kv_head * dim;
-    finish(key, row + k_offset, offset, layer.k_bias, layer.k_norm, layer.k_scales, token);
-    const float *v = row + v_offset + offset;
-    for (int d = 0; d < dim; ++d) value[d] = v[d] + (layer.v_bias ? layer.v_bias[offset + d] : 0.f);
+    make(key, row + k_offset, offset, layer.k_bias, layer.k_norm, layer.k_scales, rotary, 1.f);
+    make(value, row + v_offset, offset, layer.v_bias, nullptr, nullptr, {}, 1.f);
     ctx_.isa.store_kv(kv, slots[token], kv_head, key, value, scratch);
-  }
+  };
+  ctx_.pool.divide(thread, ctx_.pool.team(thread), ctx_.input.num_tokens * num_units, 1, [&](Share part, int) {
+    for (int unit = part.begin; unit < part.end; ++unit) store(unit);
+  });
 }
 
 AttentionConfig AttentionStage::config(int64_t sliding_window) const {

@@ -5,12 +5,6 @@
 
 namespace foreword::kernels {
 
-// cos and sin of `pairs` angles of one token, times the scale of the rope.
-struct RotaryRow {
-  const float *cosines, *sines;
-  int pairs;
-};
-
 class EmbeddingStage {
  public:
   explicit EmbeddingStage(PassContext &context);
@@ -20,7 +14,9 @@ class EmbeddingStage {
   // Ends with a barrier.
   void run(int thread);
 
+  // None for rope −1.
   RotaryRow rotary(int rope, int token) const {
+    if (rope < 0) return {};
     const int64_t at = index(rope, token);
     return {cosines_.row(at), sines_.row(at), int(ctx_.model.ropes[size_t(rope)].inv_freq.size())};
   }

@@ -10,8 +10,6 @@ namespace {
 constexpr int kOwnRows = 128, kPanelsPerThread = 8, kRowsPerCut = 48;
 // Gate and up outputs held in scratch memory before they are multiplied.
 constexpr int kGateFloats = 16384;
-// Parts of a thread's share, at most; and threads that it takes parts of when its own are done.
-constexpr int kParts = 8, kHelped = 3;
 
 }  // namespace
 
@@ -22,11 +20,7 @@ void ProductInput::reserve(int rows, int cols, const KindSet &kinds, int num_thr
 }
 
 Products::Products(Model &model)
-    : isa_(model.isa),
-      pool_(model.pool),
-      activation_(model.config.activation),
-      scratch_(size_t(model.pool.size())),
-      queues_(size_t(model.pool.size())) {
+    : isa_(model.isa), pool_(model.pool), activation_(model.config.activation), scratch_(size_t(model.pool.size())) {
   for (Scratch &scratch : scratch_) {
     scratch.linear.reserve(isa_.linear_scratch_bytes());
     scratch.rotated.reserve(size_t(model.widest_input()));
@@ -51,33 +45,20 @@ int Products::num_cuts(int num_rows, int count, const ThreadPool::Team &team) co
   return count < kPanelsPerThread * team.size ? std::clamp(num_rows / kRowsPerCut, 1, team.size) : 1;
 }
 
-// Calls f(rows, panels, end) for what this thread does of a product with `count` panels: parts of its share, a range of
-// the panels of all cuts of the rows, one cut after the other; then parts of other shares. `end`: of the panels of the
-// share in the same cut, the next of which the thread probably takes next.
+// Calls f(rows, panels, end) for parts of a product with `count` panels: of the panels of all cuts of the rows, one cut
+// after the other. `end`: of the panels in the same cut that this thread probably multiplies next.
 template <class F>
-void Products::for_share(int thread, Share rows, int count, F &&f) {
+void Products::for_share(int thread, Share rows, int count, F &&f) const {
   const ThreadPool::Team &team = pool_.team(thread);
   const int num_rows = rows.end - rows.begin, cuts = num_cuts(num_rows, count, team);
-  auto run = [&](Share part, int end) {
+  // An even number at a time: kernels multiply few rows by two panels at once.
+  pool_.divide(thread, team, count * cuts, 2, [&](Share part, int end) {
     for (int cut = part.begin / std::max(1, count); cut < cuts && cut * count < part.end; ++cut) {
       const Share r = share_of(num_rows, cut, cuts);
       const Share panels{std::max(part.begin - cut * count, 0), std::min(part.end - cut * count, count)};
       f(Share{rows.begin + r.begin, rows.begin + r.end}, panels, std::min(end - cut * count, count));
     }
-  };
-  const uint32_t product = ++scratch_[size_t(thread)].num_products;
-  queues_[size_t(thread)].start(product);
-  for (int i = 0; i < std::min(team.size, 1 + kHelped); ++i) {
-    const int member = (team.member + i) % team.size;
-    const Share share = share_of(count * cuts, member, team.size);
-    const int size = share.end - share.begin;
-    const int part = std::max(2, (size + 2 * kParts - 1) / (2 * kParts) * 2);  // kernels may multiply two panels at once
-    Queue &queue = queues_[size_t(thread - team.member + member)];
-    for (int taken; (taken = queue.take(product, (size + part - 1) / part)) >= 0;) {
-      const int begin = share.begin + taken * part;
-      run({begin, std::min(begin + part, share.end)}, share.end);
-    }
-  }
+  });
 }
 
 // The first weights of this thread's share of its team's panels of all matrices side by side.
@@ -96,7 +77,7 @@ const uint8_t *Products::first_weights(int thread, const Linear *l, int num_rows
 }
 
 void Products::linear(int thread, const Linear &l, const ActivationSet &a, Share rows, float *out, Store store,
-                      const Linear *next, const LoraStep *lora) {
+                      const Linear *next, const LoraStep *lora) const {
   const int group = pool_.team(thread).group;
   for_share(thread, rows, num_panels(l, group), [&](Share r, Share panels, int end) {
     int first = 0;
@@ -128,7 +109,7 @@ void Products::linear(int thread, const Linear &l, const ActivationSet &a, Share
 
 // Both halves of a few panels are computed into scratch memory, then multiplied.
 void Products::gated(int thread, const Mlp &mlp, const ActivationSet &a, Share rows, float *out,
-                     const LoraStep *lora) {
+                     const LoraStep *lora) const {
   const int group = pool_.team(thread).group;
   const PackedMatrix &gate = mlp.gate.parts[0].matrix[group], &up = mlp.up.parts[0].matrix[group];
   const int width = isa_.panel_width, max_rows = kGateFloats / width;

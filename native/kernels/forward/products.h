@@ -1,7 +1,6 @@
 // Matrix products of a forward pass: preparing their input rows and dividing their output panels between the threads.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <vector>
 
@@ -20,8 +19,7 @@ struct ProductInput {
   std::vector<ActivationBuffer> own;  // [num_threads]
 };
 
-// Every function below is called by all threads of the region and does the share of `thread`. A thread that is done with
-// its share of a product takes parts of others in its team: cores differ in speed, and other programs may use one.
+// Every function below is called by all threads of the region and does the share of `thread` (ThreadPool::divide).
 class Products {
  public:
   explicit Products(Model &model);
@@ -38,8 +36,9 @@ class Products {
   template <class Row>
   ActivationSet prepare_shared(int thread, const ActivationBuffer &buffer, int cols, int rows, Row &&row) {
     const ActivationSet set = buffer.view(rows, cols);
-    const Share share = share_of(rows, thread, pool_.size());
-    for (int r = share.begin; r < share.end; ++r) prepare_row(thread, set, r, row(r));
+    pool_.divide(thread, pool_.all(thread), rows, 1, [&](Share part, int) {
+      for (int r = part.begin; r < part.end; ++r) prepare_row(thread, set, r, row(r));
+    });
     pool_.barrier();
     return set;
   }
@@ -47,17 +46,16 @@ class Products {
   // out (=, +=) a Wᵀ for `rows`. `next`: the product that this thread computes after this one, whose first weights are
   // prefetched; null if unknown. `lora`: the adapters of the rows, shrunk for these matrices; null if there are none.
   void linear(int thread, const Linear &l, const ActivationSet &a, Share rows, float *out, Store store,
-              const Linear *next = nullptr, const LoraStep *lora = nullptr);
+              const Linear *next = nullptr, const LoraStep *lora = nullptr) const;
 
   // out = act(a Wgateᵀ) * (a Wupᵀ) for `rows`.
   void gated(int thread, const Mlp &mlp, const ActivationSet &a, Share rows, float *out,
-             const LoraStep *lora = nullptr);
+             const LoraStep *lora = nullptr) const;
 
  private:
   struct Scratch {
     Buffer<uint8_t> linear;
     Buffer<float> rotated, gate, up;
-    uint32_t num_products = 0;
   };
 
   void prepare_row(int thread, const ActivationSet &set, int r, const float *x) const {
@@ -65,35 +63,16 @@ class Products {
       if (set.used[kind]) isa_.prepare_row(set.kinds[kind], r, x, scratch_[size_t(thread)].rotated.data());
     }
   }
-  // What is left of a thread's share of its current product, which other threads may take from.
-  class alignas(64) Queue {
-   public:
-    // By the owner of the share. `product`: its number among all products so far, the same on every thread.
-    void start(uint32_t product) { state_.store(uint64_t(product) << 32, std::memory_order_relaxed); }
-    // The next of `count` parts; −1: none is left, or the owner is not at this product.
-    int take(uint32_t product, int count) {
-      uint64_t state = state_.load(std::memory_order_relaxed);
-      while (state >> 32 == product && int(uint32_t(state)) < count) {
-        if (state_.compare_exchange_weak(state, state + 1, std::memory_order_relaxed)) return int(uint32_t(state));
-      }
-      return -1;
-    }
-
-   private:
-    std::atomic<uint64_t> state_{0};
-  };
-
   int num_panels(const Linear &l, int team) const;
   int num_cuts(int num_rows, int count, const ThreadPool::Team &team) const;
   template <class F>
-  void for_share(int thread, Share rows, int count, F &&f);
+  void for_share(int thread, Share rows, int count, F &&f) const;
   const uint8_t *first_weights(int thread, const Linear *l, int num_rows) const;
 
   const Isa &isa_;
   ThreadPool &pool_;
   const Gate activation_;
   std::vector<Scratch> scratch_;  // [num_threads]
-  std::vector<Queue> queues_;     // [num_threads]
 };
 
 }  // namespace foreword::kernels
