@@ -9,9 +9,8 @@
 #define FW_ISA_FUNCTIONS(X)                                                                                         \
   X(panel_bytes) X(pack_scratch_bytes) X(pack_panel) X(decode_row) X(linear_scratch_bytes) X(linear) X(prepare_row) \
   X(pack_lora) X(lora_shrink) X(lora_expand)                                                                        \
-  X(rms_norm) X(layer_norm) X(gate_mul) X(activate) X(add_row) X(softcap) X(convolve) X(scan_state)       \
-  X(norm_parts) X(make_head) X(store_kv)                                                                                         \
-  X(attention_scratch_bytes) X(attention_queries) X(attend) X(merge_splits)                              \
+  X(rms_norm) X(layer_norm) X(gate_mul) X(activate) X(add_row) X(softcap) X(convolve) X(scan_state) X(norm_parts)   \
+  X(make_head) X(store_kv) X(attention_scratch_bytes) X(attention_queries) X(attend) X(merge_splits)                \
   X(sample_scratch_bytes) X(logit_maxima) X(scan_row) X(sample_row) X(row_logprobs) X(copy_logits) X(peak_f32)      \
   X(peak_bf16) X(peak_i8) X(read_memory)
 

@@ -27,7 +27,8 @@ function(foreword_add_isa isa)
     target_compile_options(foreword_kernels_${isa} PRIVATE -fno-sanitize=null,alignment,object-size,vptr)
   endif()
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-    target_compile_options(foreword_kernels_${isa} PRIVATE -Wno-uninitialized -Wno-maybe-uninitialized)  # GCC bug 105593
+    # GCC bug 105593
+    target_compile_options(foreword_kernels_${isa} PRIVATE -Wno-uninitialized -Wno-maybe-uninitialized)
   endif()
   set_target_properties(foreword_kernels_${isa} PROPERTIES CXX_VISIBILITY_PRESET hidden)
   target_sources(_native PRIVATE $<TARGET_OBJECTS:foreword_kernels_${isa}>)

@@ -29,8 +29,8 @@ class ThreadPool {
  public:
   // `num_threads`: from 1 to kMaxThreads; by default the variable FOREWORD_NUM_THREADS, else the physical cores that
   // this process may use. Throws std::invalid_argument if it is out of range or so many threads cannot start.
-  // `groups`: the threads are divided among them, and each runs on the processors of its group alone; so does the caller
-  // of `run` meanwhile, on those of the first. Without groups the threads are one team and run anywhere. Throws
+  // `groups`: the threads are divided among them, and each runs on the processors of its group alone; so does the
+  // caller of `run` meanwhile, on those of the first. Without groups the threads are one team and run anywhere. Throws
   // std::invalid_argument for a processor that this process may not use, and for fewer threads than groups.
   explicit ThreadPool(std::optional<int> num_threads, CpuGroups groups = {});
   ~ThreadPool();
@@ -59,9 +59,9 @@ class ThreadPool {
   // Inside a region: waits for all threads. Everything written before it is visible after it.
   void barrier();
 
-  // Inside a region, by all threads of `team` with equal arguments: calls f(part, end) for parts of [0, n), each of them
-  // once and on any thread. A thread begins with its own share, which ends at `end`. Then it takes what is left of other
-  // shares: cores differ in speed, and other programs may use one. `unit`: parts begin at multiples of it in a share.
+  // Inside a region, by every thread, with arguments equal in a team: calls f(part, end) for parts of [0, n), each part
+  // on one thread of the team. A thread begins with its own share, which ends at `end`, and then takes what is left of
+  // others: cores differ in speed, and other programs may use one. `unit`: parts begin at multiples of it in a share.
   template <class F>
   void divide(int thread, const Team &team, int n, int unit, F &&f) {
     const uint32_t call = queues_[size_t(thread)].start();
@@ -78,7 +78,8 @@ class ThreadPool {
   }
 
  private:
-  static constexpr int kParts = 8, kHelped = 3;  // parts of a share, at most; threads whose shares a thread takes from
+  // Parts of a share, and other threads whose shares a thread takes from, at most.
+  static constexpr int kParts = 8, kHelped = 3;
 
   // What the owner and others have taken of the owner's share in its current call of `divide`: call << 32 | parts.
   class alignas(64) Queue {

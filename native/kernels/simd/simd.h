@@ -55,7 +55,8 @@
 #define FW_ASM_COMMENT "# "
 #endif
 #define FW_MARK_LOOP(mark, name, kind, rows, vectors) \
-  asm volatile(FW_ASM_COMMENT "LLVM-MCA-" mark " " name ":%c0:%c1:%c2" : : "i"(kind), "i"(rows), "i"(vectors) : "memory")
+  asm volatile(FW_ASM_COMMENT "LLVM-MCA-" mark " " name ":%c0:%c1:%c2" \
+               : : "i"(kind), "i"(rows), "i"(vectors) : "memory")
 #define FW_LOOP_BEGIN(...) FW_MARK_LOOP("BEGIN", __VA_ARGS__)
 #define FW_LOOP_END(...) FW_MARK_LOOP("END", __VA_ARGS__)
 #else
