@@ -141,6 +141,7 @@ void EncoderPass::embed(int thread) {
       model_.ropes[r].angles([&](size_t) { return input_.positions[t]; }, cosines_.row(at), sines_.row(at));
     }
   }
+  pool_.barrier();
 }
 
 // Every row of x is completed by the thread that prepares it: the bias and the norm of the branch before come first.

@@ -62,6 +62,7 @@ class ThreadPool {
   // Inside a region, by every thread, with arguments equal in a team: calls f(part, end) for parts of [0, n), each part
   // on one thread of the team. A thread begins with its own share, which ends at `end`, and then takes what is left of
   // others: cores differ in speed, and other programs may use one. `unit`: parts begin at multiples of it in a share.
+  // What f reads must be written before a barrier, also where it is of this thread's share.
   template <class F>
   void divide(int thread, const Team &team, int n, int unit, F &&f) {
     const uint32_t call = queues_[size_t(thread)].start();

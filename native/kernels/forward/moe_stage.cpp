@@ -43,15 +43,15 @@ void MoeStage::reserve() {
 
 void MoeStage::run(int thread, const Layer &layer) {
   const Moe &moe = *layer.moe;
-  const Share tokens{0, ctx_.input.num_tokens}, mine = ctx_.token_share(thread);
+  const Share tokens{0, ctx_.input.num_tokens};
   const int num_experts = int(moe.experts.size()), choices = tokens.end * moe.experts_per_token;
 
-  for (int t = mine.begin; t < mine.end; ++t) {
-    ctx_.isa.rms_norm(ctx_.x.row(t), layer.mlp_norm, ctx_.model.config.hidden_size, ctx_.model.config.norm_eps,
-                      normed_.row(t));
-  }
-  const ActivationSet in = ctx_.products.prepare_shared(thread, ctx_.normed.shared, moe.router.cols, tokens.end,
-                                                        [&](int t) { return normed_.row(t); });
+  const ActivationSet in =
+      ctx_.products.prepare_shared(thread, ctx_.normed.shared, moe.router.cols, tokens.end, [&](int t) {
+        ctx_.isa.rms_norm(ctx_.x.row(t), layer.mlp_norm, ctx_.model.config.hidden_size, ctx_.model.config.norm_eps,
+                          normed_.row(t));
+        return normed_.row(t);
+      });
   ctx_.products.linear(thread, moe.router, in, tokens, router_logits_.data(), Store::assign);
   if (moe.shared) ctx_.products.linear(thread, moe.shared_gate, in, tokens, shared_gate_.data(), Store::assign);
   ctx_.pool.barrier();
