@@ -75,8 +75,8 @@ def test_threads_do_not_change_a_bit(weight_format, kv_format, num_threads):
 
 
 @pytest.mark.parametrize("isa", _native.isa_levels())
-@pytest.mark.parametrize("name", ["mamba2", "gated_delta"])
-def test_chunks_and_threads_do_not_change_a_bit_of_a_recurrent_layer(name, isa):
+@pytest.mark.parametrize("name", ["mamba2", "gated_delta", "moe"])
+def test_chunks_and_threads_do_not_change_a_bit_of_other_layers(name, isa):
     spec = SPECS[name]
     weights = random_weights(spec)
 
