@@ -12,6 +12,7 @@ import subprocess
 import sys
 import termios
 import time
+import tty
 from pathlib import Path
 
 import foreword
@@ -46,7 +47,7 @@ class Terminal:
         self._master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
         attributes = termios.tcgetattr(slave)
-        attributes[3] |= termios.NOFLSH  # otherwise Ctrl-C discards what was printed and not yet read here
+        attributes[tty.LFLAG] |= termios.NOFLSH  # otherwise Ctrl-C discards what was printed and not yet read here
         termios.tcsetattr(slave, termios.TCSANOW, attributes)
         every = {**dict.fromkeys(("stdin", "stdout", "stderr"), slave), **streams}
         self.process = start(*arguments, program=ON_TERMINAL, start_new_session=True, **every)
