@@ -49,23 +49,39 @@ FW_INLINE void key_vectors(const ChunkTiles &c, int vector, const uint8_t *(&key
   }
 }
 
-// The keys of the chunk ahead at the place that this tile reads in its own. To the second-level cache: it has more
-// requests to memory under way than the first level, which a chunk of floats would fill.
+// The chunk ahead is prefetched to the second-level cache, which has more requests to memory under way than the first
+// level, and which a chunk of floats does not fill. Many rows prefetch it at the place that they read in their own
+// chunk. Few rows wait for memory; where kPacedPrefetch, they prefetch a line of each of its tiles per step, no faster
+// than memory answers.
 template <int N>
-FW_INLINE void prefetch_keys(const ChunkTiles &c, int vector, size_t offset) {
+constexpr bool kPaced = kPacedPrefetch && N == kWideVectors && N * kLanes == 64;
+
+FW_INLINE void prefetch_paced(const uint8_t *const (&ahead)[kChunkTiles], size_t &line) {
+  line = delayed(line);
+  FW_UNROLL for (int t = 0; t < kChunkTiles; ++t) prefetch<2>(ahead[t] + line);
+  line += 64;
+}
+
+// `line`: where the next paced line is in every tile.
+template <int N>
+FW_INLINE void prefetch_keys(const ChunkTiles &c, int vector, size_t offset, size_t &line) {
+  if constexpr (kPaced<N>) return prefetch_paced(c.ahead_k, line);
   constexpr int kTiles = (N + kTileVectors - 1) / kTileVectors;
   FW_UNROLL for (int t = 0; t < kTiles; ++t) prefetch<2>(c.ahead_k[vector / kTileVectors + t] + offset);
 }
 
-// Scores in floats. add_to(acc, keys, piece, end) adds the dimensions [piece, end), all of them in one piece of the
-// queries.
+// Scores in floats. add_to(acc, keys, piece, end, line) adds the dimensions [piece, end), all of them in one piece of
+// the queries.
 template <int R, int N, class Add>
 FW_INLINE void float_scores(int dim, const ChunkTiles &c, int vector, float *scores, Add &&add_to) {
   F32 acc[R][N];
   FW_UNROLL for (int r = 0; r < R; ++r) { FW_UNROLL for (int n = 0; n < N; ++n) acc[r][n] = set1(0.f); }
   const uint8_t *keys[N];
   key_vectors(c, vector, keys);
-  for (int piece = 0; piece < dim; piece += kQueryPiece) add_to(acc, keys, piece, smaller(piece + kQueryPiece, dim));
+  size_t line = 0;
+  for (int piece = 0; piece < dim; piece += kQueryPiece) {
+    add_to(acc, keys, piece, smaller(piece + kQueryPiece, dim), line);
+  }
   FW_UNROLL for (int r = 0; r < R; ++r) {
     FW_UNROLL for (int n = 0; n < N; ++n) store(scores + r * kChunk + n * kLanes, acc[r][n]);
   }
@@ -75,12 +91,13 @@ struct ScoresF32 {
   static constexpr int kWide = kWideRows, kTall = kTallRows;
   template <int R, int N>
   static FW_INLINE void run(const Queries &q, int dim, int row, const ChunkTiles &c, int vector, float *scores) {
-    float_scores<R, N>(dim, c, vector, scores, [&](F32 (&acc)[R][N], auto &keys, int d, int end) FW_LAMBDA {
+    float_scores<R, N>(dim, c, vector, scores, [&](F32 (&acc)[R][N], auto &keys, int d, int end,
+                                                   size_t &line) FW_LAMBDA {
       for (const float *x = q.f32 + q.at(row, d); d < end; ++d, ++x) {
         FW_LOOP_BEGIN("scores_f32", 0, R, N);
         F32 k[N];
         FW_UNROLL for (int n = 0; n < N; ++n) k[n] = load(reinterpret_cast<const float *>(keys[n]) + d * kTile);
-        prefetch_keys<N>(c, vector, size_t(d) * 4 * kTile);
+        prefetch_keys<N>(c, vector, size_t(d) * 4 * kTile, line);
         add_outer<kQueryPiece>(acc, x, k);
         FW_LOOP_END("scores_f32", 0, R, N);
       }
@@ -92,14 +109,15 @@ struct ScoresBf16 {
   static constexpr int kWide = kWideRows, kTall = kTallRows;
   template <int R, int N>
   static FW_INLINE void run(const Queries &q, int dim, int row, const ChunkTiles &c, int vector, float *scores) {
-    float_scores<R, N>(dim, c, vector, scores, [&](F32 (&acc)[R][N], auto &keys, int d, int end) FW_LAMBDA {
+    float_scores<R, N>(dim, c, vector, scores, [&](F32 (&acc)[R][N], auto &keys, int d, int end,
+                                                   size_t &line) FW_LAMBDA {
       for (size_t at = q.at(row, d); d < end; d += 2, at += 2) {
         FW_LOOP_BEGIN("scores_bf16", 0, R, N);
         I32 k[N];
         FW_UNROLL for (int n = 0; n < N; ++n) {
           k[n] = load_pairs(reinterpret_cast<const uint16_t *>(keys[n]) + d * kTile);
         }
-        prefetch_keys<N>(c, vector, size_t(d) * 2 * kTile);
+        prefetch_keys<N>(c, vector, size_t(d) * 2 * kTile, line);
 #if defined(FOREWORD_SIMD_BF16)
         FW_UNROLL for (int r = 0; r < R; ++r) {
           const auto xv = in_lanes<N>(q.bf16 + at + r * kQueryPiece);
@@ -128,13 +146,14 @@ struct ScoresI8 {
     }
     const uint8_t *keys[N];
     key_vectors(c, vector, keys);
+    size_t line = 0;
     for (int piece = 0; piece < dim; piece += kQueryPiece) {
       const int8_t *x = q.i8 + q.at(row, piece);
       for (int d = piece; d < smaller(piece + kQueryPiece, dim); d += 4, x += 4) {
         FW_LOOP_BEGIN("scores_i8", 0, R, N);
         U8 k[N];
         FW_UNROLL for (int n = 0; n < N; ++n) k[n] = load_u8(keys[n] + d * kTile);
-        prefetch_keys<N>(c, vector, size_t(d) * kTile);
+        prefetch_keys<N>(c, vector, size_t(d) * kTile, line);
         FW_UNROLL for (int r = 0; r < R; ++r) {
           const auto xv = in_lanes<N>(x + r * kQueryPiece);
           FW_UNROLL for (int n = 0; n < N; ++n) acc[r][n] = dot4_biased(acc[r][n], k[n], xv);
@@ -142,7 +161,7 @@ struct ScoresI8 {
         FW_LOOP_END("scores_i8", 0, R, N);
       }
     }
-    prefetch_keys<N>(c, vector, size_t(dim) * kTile);  // their scales
+    prefetch_keys<N>(c, vector, size_t(dim) * kTile, line);  // their scales
     FW_UNROLL for (int n = 0; n < N; ++n) {
       const int v = vector + n;
       const F32 scale = load(tile_scales(c.k[v / kTileVectors], dim) + (v % kTileVectors) * kLanes);
@@ -166,8 +185,17 @@ struct Probabilities {
 
 // Values of the chunk ahead, N vectors.
 template <int N>
-FW_INLINE void prefetch_values(const uint8_t *ahead) {
-  FW_UNROLL for (int line = 0; line < (N * kLanes * 4 + 63) / 64; ++line) prefetch<2>(ahead + 64 * line);
+FW_INLINE void prefetch_values(const ChunkTiles &c, const uint8_t *ahead, size_t &line) {
+  if constexpr (kPaced<N>) return prefetch_paced(c.ahead_v, line);
+  FW_UNROLL for (int at = 0; at < (N * kLanes * 4 + 63) / 64; ++at) prefetch<2>(ahead + 64 * at);
+}
+
+// What a chunk of fewer keys than the one ahead has left.
+template <int N>
+FW_INLINE void prefetch_rest(const ChunkTiles &c, size_t line, size_t end) {
+  if constexpr (kPaced<N>) {
+    while (line < end) prefetch_paced(c.ahead_v, line);
+  }
 }
 
 // O [R rows][N vectors], `stride` floats from row to row, through registers.
@@ -189,6 +217,7 @@ struct ValuesF32 {
   template <int R, int N>
   static FW_INLINE void run(const Probabilities &p, int dim, int row, int d, const ChunkTiles &c, int count, float *o,
                             size_t stride) {
+    size_t line = size_t(d) * kChunk;
     update_rows<R, N>(o, stride, [&](F32 (&acc)[R][N]) FW_LAMBDA {
       for (int tile = 0; tile * kTile < count; ++tile) {
         const float *v = reinterpret_cast<const float *>(c.v[tile]) + d, *pt = p.f32 + row * kChunk + tile * kTile;
@@ -198,12 +227,13 @@ struct ValuesF32 {
           FW_LOOP_BEGIN("values_f32", 0, R, N);
           F32 value[N];
           FW_UNROLL for (int n = 0; n < N; ++n) value[n] = load(v + n * kLanes);
-          prefetch_values<N>(ahead);
+          prefetch_values<N>(c, ahead, line);
           add_outer<kChunk>(acc, pt, value);
           FW_LOOP_END("values_f32", 0, R, N);
         }
       }
     });
+    prefetch_rest<N>(c, line, size_t(d + N * kLanes) * kChunk);
   }
 };
 
@@ -212,6 +242,7 @@ struct ValuesBf16 {
   template <int R, int N>
   static FW_INLINE void run(const Probabilities &p, int dim, int row, int d, const ChunkTiles &c, int count, float *o,
                             size_t stride) {
+    size_t line = size_t(d) * kChunk / 2;
     update_rows<R, N>(o, stride, [&](F32 (&acc)[R][N]) FW_LAMBDA {
       for (int tile = 0; tile * kTile < count; ++tile) {
         const uint16_t *v = reinterpret_cast<const uint16_t *>(c.v[tile]) + 2 * d;
@@ -221,7 +252,7 @@ struct ValuesBf16 {
         for (; at < end; at += 2, v += 2 * dim, ahead += 4 * dim) {
           I32 pairs[N];
           FW_UNROLL for (int n = 0; n < N; ++n) pairs[n] = load_pairs(v + n * 2 * kLanes);
-          prefetch_values<N>(ahead);
+          prefetch_values<N>(c, ahead, line);
           const bool whole = at + 1 < end;  // else the other key of the pair was never written
 #if defined(FOREWORD_SIMD_BF16)
           if (!whole) { FW_UNROLL for (int n = 0; n < N; ++n) pairs[n] = without_odd(pairs[n]); }
@@ -242,6 +273,7 @@ struct ValuesBf16 {
         }
       }
     });
+    prefetch_rest<N>(c, line, size_t(d + N * kLanes) * kChunk / 2);
   }
 };
 
@@ -255,6 +287,7 @@ struct ValuesI8 {
       FW_UNROLL for (int n = 0; n < N; ++n) sum[r][n] = set1_i32(0);
     }
     const uint8_t *pt = p.u8 + row * kChunk;
+    size_t line = size_t(d) * kChunk / 4;
     for (int tile = 0; tile * kTile < count; ++tile) {
       const uint8_t *v = c.v[tile] + 4 * d, *ahead = c.ahead_v[tile] + 4 * d;
       const int quads = smaller(kTile, count - tile * kTile + 3) / 4;  // a quad's keys past the end have p = 0
@@ -263,7 +296,7 @@ struct ValuesI8 {
         FW_LOOP_BEGIN("values_i8", 0, R, N);
         U8 value[N];
         FW_UNROLL for (int n = 0; n < N; ++n) value[n] = load_u8(v + n * 4 * kLanes);
-        prefetch_values<N>(ahead);
+        prefetch_values<N>(c, ahead, line);
         FW_UNROLL for (int r = 0; r < R; ++r) {
           const I32 pr = word_in_lanes(pt + r * kChunk);
           FW_UNROLL for (int n = 0; n < N; ++n) sum[r][n] = dot4_positive(sum[r][n], value[n], pr);
@@ -271,6 +304,7 @@ struct ValuesI8 {
         FW_LOOP_END("values_i8", 0, R, N);
       }
     }
+    prefetch_rest<N>(c, line, size_t(d + N * kLanes) * kChunk / 4);
     update_rows<R, N>(o, stride, [&](F32 (&acc)[R][N]) FW_LAMBDA {
       FW_UNROLL for (int r = 0; r < R; ++r) {
         const F32 step = set1(p.step[row + r]);

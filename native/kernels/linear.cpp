@@ -19,12 +19,6 @@
 #include "kernels/isa_functions.h"
 #include "kernels/linear_tiles.h"
 
-#if defined(FOREWORD_SIMD_BF16)
-namespace foreword::kernels::avx512_vnni {
-std::remove_pointer_t<decltype(Isa::linear)> linear;
-}
-#endif
-
 namespace foreword::kernels::FOREWORD_ISA {
 namespace {
 
@@ -219,14 +213,11 @@ void run_blocks(const MatrixProduct &product) {
 
 using ProductFunction = void (*)(const MatrixProduct &);
 
-ProductFunction product_of([[maybe_unused]] Format format, [[maybe_unused]] ActivationKind kind) {
-#if defined(FOREWORD_SIMD_BF16)
-  return run_product<Bf16Kernel, Bf16Kernel>;
-#else
+ProductFunction product_of(Format format, ActivationKind kind) {
   const bool planes = kind == ActivationKind::i15;
   switch (format) {
     case Format::f32: return run_product<F32Kernel, F32Kernel>;
-    case Format::bf16: return run_product<Bf16Kernel, F32Kernel>;
+    case Format::bf16: return run_product<Bf16Kernel, std::conditional_t<kBf16Dot, Bf16Kernel, F32Kernel>>;
     case Format::i8: return run_product<I8Kernel, I8Kernel>;
     case Format::q4: return planes ? run_blocks<Format::q4, 2> : run_blocks<Format::q4, 1>;
     case Format::q4_min: return planes ? run_blocks<Format::q4_min, 2> : run_blocks<Format::q4_min, 1>;
@@ -235,7 +226,6 @@ ProductFunction product_of([[maybe_unused]] Format format, [[maybe_unused]] Acti
     case Format::q8_half: return planes ? run_blocks<Format::q8_half, 2> : run_blocks<Format::q8_half, 1>;
   }
   return nullptr;
-#endif
 }
 
 // Rows of activations in one pass over the panels: they stay in the second-level cache.
@@ -249,9 +239,6 @@ int rows_per_pass(const Activations &a) {
 size_t linear_scratch_bytes() { return kStagedBytes + Carry::kRowBytes * kMostRows; }
 
 void linear(const MatrixProduct &product) {
-#if defined(FOREWORD_SIMD_BF16)
-  if (product.w.format != Format::bf16) return avx512_vnni::linear(product);  // the same instructions without bf16
-#endif
   const ProductFunction run = product_of(product.w.format, product.a.kind);
   const int most = rows_per_pass(product.a), passes = larger((product.num_rows() + most - 1) / most, 1);
   const int rows = (product.num_rows() + passes - 1) / passes;

@@ -52,7 +52,7 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64|amd64")
     set(tiles -DFOREWORD_EMULATE)
     target_compile_definitions(_native PRIVATE FOREWORD_EMULATE)
   endif()
-  if(FOREWORD_COMPILER_HAS_VNNI AND FOREWORD_COMPILER_HAS_BF16)  # products without bf16 are those of avx512_vnni
+  if(FOREWORD_COMPILER_HAS_VNNI AND FOREWORD_COMPILER_HAS_BF16)
     foreword_add_isa(avx512_bf16 -DFOREWORD_SIMD_AVX512 -DFOREWORD_SIMD_BF16 ${avx512} ${bf16})
   endif()
   check_cxx_compiler_flag(-mamx-bf16 FOREWORD_COMPILER_HAS_AMX)

@@ -14,6 +14,7 @@ constexpr int kLanes = 8;
 constexpr int kPanelVectors = 2;
 constexpr int kRowsF32 = 6, kRowsI8 = 4, kRowsBlock = 4, kMostSums = 24;
 constexpr int kWideRows = 3, kWideVectors = 4, kTallRows = 6;
+constexpr bool kPacedPrefetch = false;
 constexpr int32_t kDotBias = 0;
 constexpr float kMostPositive = 127.f;
 constexpr bool kBf16Dot = false, kStageNibbles = false;

@@ -56,8 +56,19 @@ FW_INLINE void store_u8(uint8_t *p, I32 a, I32 b, I32 c, I32 d) {
 FW_INLINE U8 low_nibbles(U8 a) { return _mm512_and_si512(a, _mm512_set1_epi8(0x0f)); }
 FW_INLINE U8 high_nibbles(U8 a) { return _mm512_and_si512(_mm512_srli_epi16(a, 4), _mm512_set1_epi8(0x0f)); }
 
-// 32 bits in memory that an instruction reads into every lane. For up to two uses this takes fewer instructions than a
-// load of its own, which counts where another hyperthread has half of the core's slots.
+// AMD's processors that multiply pairs of bf16 differ from the others in two ways. They start as many loads as
+// multiply-adds in a cycle, so that fewer loads are better than fewer instructions. And a prefetch takes one of the few
+// places for cache lines under way, which loads that the second-level cache answers need as well.
+#if defined(FOREWORD_SIMD_BF16)
+constexpr int kMemoryUses = 0;
+constexpr bool kPacedPrefetch = true;
+#else
+constexpr int kMemoryUses = 2;
+constexpr bool kPacedPrefetch = false;
+#endif
+
+// 32 bits in memory that an instruction reads into every lane. For up to kMemoryUses uses this takes fewer instructions
+// than a load of its own, which counts where another hyperthread has half of the core's slots.
 struct __attribute__((packed, may_alias)) Word {
   int32_t bits;
 };
@@ -65,12 +76,12 @@ using InLanes = const Word *;
 template <int Uses>
 FW_INLINE auto in_lanes(const void *p) {
   const InLanes word = static_cast<InLanes>(p);
-  if constexpr (Uses <= 2) return word;
+  if constexpr (Uses <= kMemoryUses) return word;
   else return set1_i32(word->bits);
 }
 template <int Uses>
 FW_INLINE auto in_lanes(const float *p) {
-  if constexpr (Uses <= 2) return reinterpret_cast<InLanes>(p);
+  if constexpr (Uses <= kMemoryUses) return reinterpret_cast<InLanes>(p);
   else return set1(*p);
 }
 

@@ -13,6 +13,7 @@ constexpr int kLanes = 4;
 constexpr int kPanelVectors = 4;
 constexpr int kRowsF32 = 4, kRowsI8 = 4, kRowsBlock = 2, kMostSums = 16;
 constexpr int kWideRows = 4, kWideVectors = 4, kTallRows = 8;
+constexpr bool kPacedPrefetch = false;
 constexpr int32_t kDotBias = 0;
 constexpr float kMostPositive = 127.f;
 constexpr bool kBf16Dot = false;

@@ -15,6 +15,7 @@ constexpr int kLanes = 4;
 constexpr int kPanelVectors = 2;
 constexpr int kRowsF32 = 4, kRowsI8 = 2, kRowsBlock = 2, kMostSums = 24;
 constexpr int kWideRows = 2, kWideVectors = 4, kTallRows = 4;
+constexpr bool kPacedPrefetch = false;
 constexpr int32_t kDotBias = 128;
 constexpr float kMostPositive = 127.f;
 constexpr bool kBf16Dot = false;

@@ -4,6 +4,7 @@
 //   kRowsF32, kRowsI8, kRowsBlock   rows of a register tile of a product: float, 8 bit per channel, block formats
 //   kMostSums       registers of sums in a tile of two panels, at most
 //   kWideRows × kWideVectors, kTallRows × 2   register tiles of attention: for few rows, for many
+//   kPacedPrefetch  prefetches of attention over few rows are some cycles apart
 //   kBf16Dot        dot2(acc, pairs, pair): acc + Σ of two bf16 products per lane
 //   kDotBias        dot4_biased(acc, w + 128, a) adds Σ (w + kDotBias) a over the four bytes of each lane
 //   fraction, times_pow2   a - round(a); a 2^n for integers n
@@ -104,6 +105,14 @@ FW_INLINE I32 in_lanes(const void *p) { return word_in_lanes(p); }
 
 template <int Locality>
 FW_INLINE void prefetch(const void *p) { __builtin_prefetch(p, 0, Locality); }
+
+// x, 18 cycles later: what depends on it is not computed earlier.
+FW_INLINE size_t delayed(size_t x) {
+#if defined(__x86_64__)
+  FW_UNROLL for (int i = 0; i < 6; ++i) asm("imul $1, %0, %0" : "+r"(x));
+#endif
+  return x;
+}
 
 #if !defined(FOREWORD_SIMD_AVX2)
 constexpr bool kStageNibbles = true;
