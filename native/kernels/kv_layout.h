@@ -18,7 +18,7 @@ FW_INLINE float quantise_i8(const float *x, int dim, uint8_t offset, uint8_t *ou
   const float top = largest_magnitude(x, dim);
   const F32 inverse = set1(top > 0.f ? 127.f / top : 0.f);
   for (int d = 0; d < dim; d += kLanes) store_s8(reinterpret_cast<int8_t *>(out) + d, mul(load(x + d), inverse));
-  for (int d = 0; d < dim; ++d) out[d] = uint8_t(out[d] ^ offset);
+  if (offset) { for (int d = 0; d < dim; ++d) out[d] = uint8_t(out[d] ^ offset); }
   return top / 127.f;
 }
 

@@ -46,22 +46,6 @@ FW_INLINE void with_gate(Gate gate, F &&f) {
   }
 }
 
-// Pairs (x[j], x[j + pairs]), each by its angle.
-FW_INLINE void rotate(const RotaryRow &rotary, float *x) {
-  const auto [cosines, sines, pairs] = rotary;
-  int j = 0;
-  for (; j + kLanes <= pairs; j += kLanes) {
-    const F32 a = load(x + j), b = load(x + j + pairs), c = load(cosines + j), s = load(sines + j);
-    store(x + j, sub(mul(a, c), mul(b, s)));
-    store(x + j + pairs, add(mul(b, c), mul(a, s)));
-  }
-  for (; j < pairs; ++j) {
-    const float a = x[j], b = x[j + pairs];
-    x[j] = a * cosines[j] - b * sines[j];
-    x[j + pairs] = b * cosines[j] + a * sines[j];
-  }
-}
-
 }  // namespace
 
 // `weight` and x are padded with zeros to whole vectors.
@@ -107,13 +91,33 @@ void add_row(const float *x, size_t size, float *out) {
   over_vectors(size, [&](size_t k) FW_LAMBDA { store(out + k, add(load(out + k), load(x + k))); });
 }
 
-void make_head(const Head &h, float *__restrict out) {
-  for (int d = 0; d < h.dim; ++d) out[d] = h.from[d];
-  if (h.bias) { for (int d = 0; d < h.dim; ++d) out[d] += h.bias[d]; }
-  if (h.norm) rms_norm(out, h.norm, h.dim, h.norm_eps, out);
-  rotate(h.rotary, out);
-  if (h.scales) { for (int d = 0; d < h.dim; ++d) out[d] *= h.scales[d]; }
-  for (int d = 0; d < h.dim; ++d) out[d] *= h.factor;
+void make_head(const Head &h, float *out) {
+  const auto [cosines, sines, pairs] = h.rotary;
+  const float *x = h.from;
+  if (h.bias || h.norm) {
+    for (int d = 0; d < h.dim; ++d) out[d] = h.bias ? x[d] + h.bias[d] : x[d];
+    if (h.norm) rms_norm(out, h.norm, h.dim, h.norm_eps, out);
+    x = out;
+  }
+  const F32 factor = set1(h.factor);
+  auto finish = [&](int d, F32 v) FW_LAMBDA { store(out + d, mul(h.scales ? mul(v, load(h.scales + d)) : v, factor)); };
+  auto finish_one = [&](int d, float v) FW_LAMBDA { out[d] = (h.scales ? v * h.scales[d] : v) * h.factor; };
+
+  // Pairs (x[j], x[j + pairs]), each by its angle; then the numbers that are not rotated.
+  int j = 0;
+  for (; j + kLanes <= pairs; j += kLanes) {
+    const F32 a = load(x + j), b = load(x + j + pairs), c = load(cosines + j), s = load(sines + j);
+    finish(j, sub(mul(a, c), mul(b, s)));
+    finish(j + pairs, add(mul(b, c), mul(a, s)));
+  }
+  for (; j < pairs; ++j) {
+    const float a = x[j], b = x[j + pairs];
+    finish_one(j, a * cosines[j] - b * sines[j]);
+    finish_one(j + pairs, b * cosines[j] + a * sines[j]);
+  }
+  int d = 2 * pairs;
+  for (; d + kLanes <= h.dim; d += kLanes) finish(d, load(x + d));
+  for (; d < h.dim; ++d) finish_one(d, x[d]);
 }
 
 void softcap(float cap, size_t size, float *x) {
