@@ -25,16 +25,14 @@ BUILD = ROOT / "build" / "throughput"
 KERNELS = ROOT / "native" / "kernels"
 SOURCES = ("attention", "linear")
 OLDEST = 19  # version of LLVM with models of these processors
-X86 = ("avx512_vnni", "avx512_bf16")
 PROCESSORS = {
-    "znver3": ("avx2",),
-    "znver4": X86,
-    "znver5": X86,
-    "sapphirerapids": X86,
-    "neoverse-v2": ("neon",),
+    "znver3": "avx2",
+    "znver4": "avx512_bf16",
+    "znver5": "avx512_bf16",
+    "sapphirerapids": "avx512_vnni",
+    "neoverse-v2": "neon",
 }
-"""Processors, and the instruction-set levels whose code is analysed: a loop as the last level has it. llvm-mca has no
-model of AMX tiles."""
+"""Processors, and the instruction-set level whose code they run. llvm-mca has no model of AMX tiles."""
 FORMATS = re.findall(r"^  (\w+),", (KERNELS / "formats.h").read_text().partition("enum class Format")[2], re.M)
 PLANES = 16  # of the kind of a linear loop: its format + 16 for activations in two planes
 MARK = re.compile(r"LLVM-MCA-(BEGIN|END) (\w+):(\d+):(\d+):(\d+)")
@@ -61,16 +59,16 @@ def main(wanted: list[str]) -> int:
         print(f"unknown processors: {', '.join(sorted(unknown))}; known: {', '.join(PROCESSORS)}")
         return 2
     BUILD.mkdir(parents=True, exist_ok=True)
-    known: dict[tuple[str, ...], list[Loop]] = {}
+    known: dict[str, list[Loop]] = {}
     analysed = 0
     for processor in wanted or PROCESSORS:
-        levels = PROCESSORS[processor]
+        level = PROCESSORS[processor]
         try:
-            options = [f"-mtriple={'aarch64' if levels == ('neon',) else 'x86_64'}", f"-mcpu={processor}"]
+            options = [f"-mtriple={'aarch64' if level == 'neon' else 'x86_64'}", f"-mcpu={processor}"]
             mca = find_mca(options)
-            if levels not in known:
-                known[levels] = loops_of(levels)
-            report(processor, simulate([mca, *options], known[levels]), known[levels])
+            if level not in known:
+                known[level] = largest([loop for source in SOURCES for loop in read(assembly(source, level))])
+            report(processor, simulate([mca, *options], known[level]), known[level])
             analysed += 1
         except MissingError as error:
             print(f"{processor}: skipped: {error}\n")
@@ -96,15 +94,6 @@ def _output(*command: str) -> str:
         command, input="nop\n", stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
     )
     return ran.stdout
-
-
-def loops_of(levels: tuple[str, ...]) -> list[Loop]:
-    """The largest of each loop, as the last of the levels has it."""
-    best: dict[str, list[Loop]] = {}
-    for level in levels:
-        found = largest([loop for source in SOURCES for loop in read(assembly(source, level))])
-        best |= {name: [loop for loop in found if loop.name == name] for name in {loop.name for loop in found}}
-    return sorted(loop for loops in best.values() for loop in loops)
 
 
 def assembly(source: str, level: str) -> str:
@@ -178,13 +167,13 @@ def read(text: str) -> list[Loop]:
 
 
 def largest(loops: list[Loop]) -> list[Loop]:
-    """Of each name and number of vectors the one with most rows; its shortest form."""
+    """Of each name and number of vectors the one with most rows, in its shortest form; sorted."""
     best: dict[tuple[str, int], Loop] = {}
     for loop in loops:
         last = best.get((loop.name, loop.vectors))
         if last is None or (loop.rows, -len(loop.body) / loop.copies) > (last.rows, -len(last.body) / last.copies):
             best[loop.name, loop.vectors] = loop
-    return list(best.values())
+    return sorted(best.values())
 
 
 def simulate(command: list[str], loops: list[Loop]) -> list[tuple[float, dict[str, float]]]:
