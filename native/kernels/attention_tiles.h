@@ -51,21 +51,22 @@ FW_INLINE void key_vectors(const ChunkTiles &c, int vector, const uint8_t *(&key
 
 // The chunk ahead is prefetched to the second-level cache, which has more requests to memory under way than the first
 // level, and which a chunk of floats does not fill. Many rows prefetch it at the place that they read in their own
-// chunk. Few rows wait for memory; where kPacedPrefetch, they prefetch a line of each of its tiles per step, no faster
-// than memory answers.
+// chunk. Few rows wait for memory; where kPacedPrefetch, their first tile prefetches a line of each of its tiles per
+// step, no faster than memory answers.
 template <int N>
 constexpr bool kPaced = kPacedPrefetch && N == kWideVectors && N * kLanes == 64;
 
-FW_INLINE void prefetch_paced(const uint8_t *const (&ahead)[kChunkTiles], size_t &line) {
+// `line`: where the next line is in every tile.
+FW_INLINE void prefetch_paced(const uint8_t *const (&ahead)[kChunkTiles], int row, size_t &line) {
+  if (row > 0) return;
   line = delayed(line);
   FW_UNROLL for (int t = 0; t < kChunkTiles; ++t) prefetch<2>(ahead[t] + line);
   line += 64;
 }
 
-// `line`: where the next paced line is in every tile.
 template <int N>
-FW_INLINE void prefetch_keys(const ChunkTiles &c, int vector, size_t offset, size_t &line) {
-  if constexpr (kPaced<N>) return prefetch_paced(c.ahead_k, line);
+FW_INLINE void prefetch_keys(const ChunkTiles &c, int row, int vector, size_t offset, size_t &line) {
+  if constexpr (kPaced<N>) return prefetch_paced(c.ahead_k, row, line);
   constexpr int kTiles = (N + kTileVectors - 1) / kTileVectors;
   FW_UNROLL for (int t = 0; t < kTiles; ++t) prefetch<2>(c.ahead_k[vector / kTileVectors + t] + offset);
 }
@@ -97,7 +98,7 @@ struct ScoresF32 {
         FW_LOOP_BEGIN("scores_f32", 0, R, N);
         F32 k[N];
         FW_UNROLL for (int n = 0; n < N; ++n) k[n] = load(reinterpret_cast<const float *>(keys[n]) + d * kTile);
-        prefetch_keys<N>(c, vector, size_t(d) * 4 * kTile, line);
+        prefetch_keys<N>(c, row, vector, size_t(d) * 4 * kTile, line);
         add_outer<kQueryPiece>(acc, x, k);
         FW_LOOP_END("scores_f32", 0, R, N);
       }
@@ -117,7 +118,7 @@ struct ScoresBf16 {
         FW_UNROLL for (int n = 0; n < N; ++n) {
           k[n] = load_pairs(reinterpret_cast<const uint16_t *>(keys[n]) + d * kTile);
         }
-        prefetch_keys<N>(c, vector, size_t(d) * 2 * kTile, line);
+        prefetch_keys<N>(c, row, vector, size_t(d) * 2 * kTile, line);
 #if defined(FOREWORD_SIMD_BF16)
         FW_UNROLL for (int r = 0; r < R; ++r) {
           const auto xv = in_lanes<N>(q.bf16 + at + r * kQueryPiece);
@@ -153,7 +154,7 @@ struct ScoresI8 {
         FW_LOOP_BEGIN("scores_i8", 0, R, N);
         U8 k[N];
         FW_UNROLL for (int n = 0; n < N; ++n) k[n] = load_u8(keys[n] + d * kTile);
-        prefetch_keys<N>(c, vector, size_t(d) * kTile, line);
+        prefetch_keys<N>(c, row, vector, size_t(d) * kTile, line);
         FW_UNROLL for (int r = 0; r < R; ++r) {
           const auto xv = in_lanes<N>(x + r * kQueryPiece);
           FW_UNROLL for (int n = 0; n < N; ++n) acc[r][n] = dot4_biased(acc[r][n], k[n], xv);
@@ -161,7 +162,7 @@ struct ScoresI8 {
         FW_LOOP_END("scores_i8", 0, R, N);
       }
     }
-    prefetch_keys<N>(c, vector, size_t(dim) * kTile, line);  // their scales
+    prefetch_keys<N>(c, row, vector, size_t(dim) * kTile, line);  // their scales
     FW_UNROLL for (int n = 0; n < N; ++n) {
       const int v = vector + n;
       const F32 scale = load(tile_scales(c.k[v / kTileVectors], dim) + (v % kTileVectors) * kLanes);
@@ -185,16 +186,16 @@ struct Probabilities {
 
 // Values of the chunk ahead, N vectors.
 template <int N>
-FW_INLINE void prefetch_values(const ChunkTiles &c, const uint8_t *ahead, size_t &line) {
-  if constexpr (kPaced<N>) return prefetch_paced(c.ahead_v, line);
+FW_INLINE void prefetch_values(const ChunkTiles &c, int row, const uint8_t *ahead, size_t &line) {
+  if constexpr (kPaced<N>) return prefetch_paced(c.ahead_v, row, line);
   FW_UNROLL for (int at = 0; at < (N * kLanes * 4 + 63) / 64; ++at) prefetch<2>(ahead + 64 * at);
 }
 
 // What a chunk of fewer keys than the one ahead has left.
 template <int N>
-FW_INLINE void prefetch_rest(const ChunkTiles &c, size_t line, size_t end) {
+FW_INLINE void prefetch_rest(const ChunkTiles &c, int row, size_t line, size_t end) {
   if constexpr (kPaced<N>) {
-    while (line < end) prefetch_paced(c.ahead_v, line);
+    while (row == 0 && line < end) prefetch_paced(c.ahead_v, row, line);
   }
 }
 
@@ -227,13 +228,13 @@ struct ValuesF32 {
           FW_LOOP_BEGIN("values_f32", 0, R, N);
           F32 value[N];
           FW_UNROLL for (int n = 0; n < N; ++n) value[n] = load(v + n * kLanes);
-          prefetch_values<N>(c, ahead, line);
+          prefetch_values<N>(c, row, ahead, line);
           add_outer<kChunk>(acc, pt, value);
           FW_LOOP_END("values_f32", 0, R, N);
         }
       }
     });
-    prefetch_rest<N>(c, line, size_t(d + N * kLanes) * kChunk);
+    prefetch_rest<N>(c, row, line, size_t(d + N * kLanes) * kChunk);
   }
 };
 
@@ -252,7 +253,7 @@ struct ValuesBf16 {
         for (; at < end; at += 2, v += 2 * dim, ahead += 4 * dim) {
           I32 pairs[N];
           FW_UNROLL for (int n = 0; n < N; ++n) pairs[n] = load_pairs(v + n * 2 * kLanes);
-          prefetch_values<N>(c, ahead, line);
+          prefetch_values<N>(c, row, ahead, line);
           const bool whole = at + 1 < end;  // else the other key of the pair was never written
 #if defined(FOREWORD_SIMD_BF16)
           if (!whole) { FW_UNROLL for (int n = 0; n < N; ++n) pairs[n] = without_odd(pairs[n]); }
@@ -273,7 +274,7 @@ struct ValuesBf16 {
         }
       }
     });
-    prefetch_rest<N>(c, line, size_t(d + N * kLanes) * kChunk / 2);
+    prefetch_rest<N>(c, row, line, size_t(d + N * kLanes) * kChunk / 2);
   }
 };
 
@@ -296,7 +297,7 @@ struct ValuesI8 {
         FW_LOOP_BEGIN("values_i8", 0, R, N);
         U8 value[N];
         FW_UNROLL for (int n = 0; n < N; ++n) value[n] = load_u8(v + n * 4 * kLanes);
-        prefetch_values<N>(c, ahead, line);
+        prefetch_values<N>(c, row, ahead, line);
         FW_UNROLL for (int r = 0; r < R; ++r) {
           const I32 pr = word_in_lanes(pt + r * kChunk);
           FW_UNROLL for (int n = 0; n < N; ++n) sum[r][n] = dot4_positive(sum[r][n], value[n], pr);
@@ -304,7 +305,7 @@ struct ValuesI8 {
         FW_LOOP_END("values_i8", 0, R, N);
       }
     }
-    prefetch_rest<N>(c, line, size_t(d + N * kLanes) * kChunk / 4);
+    prefetch_rest<N>(c, row, line, size_t(d + N * kLanes) * kChunk / 4);
     update_rows<R, N>(o, stride, [&](F32 (&acc)[R][N]) FW_LAMBDA {
       FW_UNROLL for (int r = 0; r < R; ++r) {
         const F32 step = set1(p.step[row + r]);
