@@ -89,6 +89,19 @@ def test_chunks_and_threads_do_not_change_a_bit_of_other_layers(name, isa):
         np.testing.assert_array_equal(last(chunks, num_threads), want)
 
 
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_long_chunks_do_not_change_a_bit_where_norms_follow_the_mlp(num_threads):
+    """The MLP of more than 512 tokens is computed in parts."""
+    weights = random_weights(SPECS["gemma"])
+
+    def last(chunks):
+        return Driver(SPECS["gemma"], weights, num_threads=num_threads).run_alone("a", TOKENS, chunks)[-1]
+
+    want = last([300, 300, 100])
+    for chunks in ([700], [1, 699]):
+        np.testing.assert_array_equal(last(chunks), want)
+
+
 @pytest.mark.parametrize(("weight_format", "kv_format"), FORMATS)
 @pytest.mark.parametrize("name", ["llama", "moe", "gemma", "mamba2", "gated_delta"])
 def test_other_requests_do_not_change_a_bit(name, weight_format, kv_format):

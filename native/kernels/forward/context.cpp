@@ -42,14 +42,14 @@ void PassContext::reserve() {
   normed.reserve(rows, model.config.hidden_size, with_loras(kinds_), pool.size());
 }
 
-void PassContext::add_product(int thread, const Linear &l, const ActivationSet &a, Vector norm, const Linear *next) {
-  const Share tokens{0, input.num_tokens};
-  const LoraStep *lora = shrink(thread, {&l}, a);
-  if (norm) {
-    products.linear(thread, l, a, tokens, branch.data(), Store::assign, next, lora);
-  } else {
-    products.linear(thread, l, a, tokens, x.data(), Store::add, next, lora);
-  }
+void PassContext::multiply(int thread, const Linear &l, const ActivationSet &a, Share rows, Vector norm,
+                           const Linear *next) {
+  FloatRows &out = norm ? branch : x;
+  products.linear(thread, l, a, {0, rows.end - rows.begin}, out.row(rows.begin), norm ? Store::assign : Store::add,
+                  next, shrink(thread, {&l}, a));
+}
+
+void PassContext::finish_product(int thread, Vector norm) {
   pool.barrier();
   if (norm) add_branch(thread, norm);
 }

@@ -54,6 +54,7 @@ class PassContext {
     lora_.add_kinds(kinds);
     return kinds;
   }
+  bool has_loras() const { return lora_.is_active(); }
   // The adapters of the step, shrunk for products whose input is `a`; null if there are none.
   const LoraStep *shrink(int thread, std::initializer_list<const Linear *> linears, const ActivationSet &a) {
     if (!lora_.is_active()) return nullptr;
@@ -62,7 +63,13 @@ class PassContext {
   }
 
   // x += norm(a Wᵀ), or x += a Wᵀ without a norm. Ends with a barrier.
-  void add_product(int thread, const Linear &l, const ActivationSet &a, Vector norm, const Linear *next);
+  void add_product(int thread, const Linear &l, const ActivationSet &a, Vector norm, const Linear *next) {
+    multiply(thread, l, a, {0, input.num_tokens}, norm, next);
+    finish_product(thread, norm);
+  }
+  // The same in two parts: of the tokens `rows`, which are the first rows of `a`; then, once for all rows, the rest.
+  void multiply(int thread, const Linear &l, const ActivationSet &a, Share rows, Vector norm, const Linear *next);
+  void finish_product(int thread, Vector norm);
   // x += norm(branch), or x += branch. Ends with a barrier.
   void add_branch(int thread, Vector norm);
 

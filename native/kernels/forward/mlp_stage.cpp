@@ -3,6 +3,11 @@
 #include <algorithm>
 
 namespace foreword::kernels {
+namespace {
+
+constexpr int kMostRows = 512;  // whose hidden numbers stay in the caches until they are multiplied
+
+}  // namespace
 
 MlpStage::MlpStage(PassContext &context) : ctx_(context) {
   for (const Layer &layer : context.model.layers) {
@@ -20,19 +25,29 @@ void MlpStage::reserve() {
   down_.reserve(num_tokens, hidden_cols_, ctx_.with_loras(kinds_), ctx_.pool.size());
 }
 
-ActivationSet MlpStage::gate_up(int thread, const Mlp &mlp, const ActivationSet &a) {
-  const Share rows{0, ctx_.input.num_tokens};
-  ctx_.products.gated(thread, mlp, a, rows, hidden_.data(), ctx_.shrink(thread, {&mlp.gate, &mlp.up}, a));
+ActivationSet MlpStage::gate_up(int thread, const Mlp &mlp, const ActivationSet &a, Share rows) {
+  const ptrdiff_t stride = mlp.gate.stride;
+  float *first = hidden_.data() - rows.begin * stride;  // products address outputs from row 0
+  ctx_.products.gated(thread, mlp, a, rows, first, ctx_.shrink(thread, {&mlp.gate, &mlp.up}, a));
   ctx_.pool.barrier();
   ctx_.clock.finish(thread, Stage::gate_up);
-  return ctx_.products.prepare(thread, down_, mlp.down.cols, rows.end,
-                               [&](int t) { return hidden_.data() + size_t(t) * size_t(mlp.gate.stride); });
+  return ctx_.products.prepare(thread, down_, mlp.down.cols, rows.end - rows.begin,
+                               [&](int r) { return hidden_.data() + r * stride; });
 }
 
+// Adapters are shrunk for all tokens at once.
 void MlpStage::run(int thread, const Layer &layer, const Linear &next) {
+  const Mlp &mlp = *layer.mlp;
+  const int num_tokens = ctx_.input.num_tokens;
+  const int parts = ctx_.has_loras() ? 1 : (num_tokens + kMostRows - 1) / kMostRows;
   const ActivationSet in = ctx_.norm_rows(thread, layer.mlp_norm);
-  const ActivationSet hidden = gate_up(thread, *layer.mlp, in);
-  ctx_.add_product(thread, layer.mlp->down, hidden, layer.post_mlp_norm, &next);
+  for (int part = 0; part < parts; ++part) {
+    const Share rows = share_of(num_tokens, part, parts);
+    const ActivationSet hidden = gate_up(thread, mlp, in, rows);
+    ctx_.multiply(thread, mlp.down, hidden, rows, layer.post_mlp_norm, part + 1 < parts ? &mlp.gate : &next);
+    if (part + 1 < parts) ctx_.clock.finish(thread, Stage::down);
+  }
+  ctx_.finish_product(thread, layer.post_mlp_norm);
   ctx_.clock.finish(thread, Stage::down);
 }
 

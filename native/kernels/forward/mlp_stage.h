@@ -14,13 +14,13 @@ class MlpStage {
   // product that follows.
   void run(int thread, const Layer &layer, const Linear &next);
 
-  // act(a Wgateᵀ) * (a Wupᵀ), prepared as the input of `down`.
-  ActivationSet gate_up(int thread, const Mlp &mlp, const ActivationSet &a);
+  // act(a Wgateᵀ) * (a Wupᵀ) of the tokens `rows`, prepared as the first rows of the input of `down`.
+  ActivationSet gate_up(int thread, const Mlp &mlp, const ActivationSet &a, Share rows);
 
  private:
   PassContext &ctx_;
   int hidden_stride_ = 0, hidden_cols_ = 0;  // largest of all layers
-  Buffer<float> hidden_;  // [T, intermediate_size], rows mlp.gate.stride apart
+  Buffer<float> hidden_;  // [rows, intermediate_size], mlp.gate.stride apart
   ProductInput down_;     // hidden_ as the input of `down`
   KindSet kinds_{};       // of `down_`
 };

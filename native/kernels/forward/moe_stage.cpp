@@ -77,7 +77,7 @@ void MoeStage::run(int thread, const Layer &layer) {
   }
   ctx_.clock.finish(thread, Stage::down);
   if (moe.shared) {
-    const ActivationSet shared_hidden = mlp_.gate_up(thread, *moe.shared, in);
+    const ActivationSet shared_hidden = mlp_.gate_up(thread, *moe.shared, in, tokens);
     ctx_.products.linear(thread, moe.shared->down, shared_hidden, tokens, ctx_.branch.data(), Store::assign);
   }
   ctx_.pool.barrier();
