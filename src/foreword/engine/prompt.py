@@ -35,6 +35,9 @@ class MixedPrompt(TypedDict, total=False):
     mrope_delta: int
 
 
+MOST_ENTRIES = 1 << 24  # of a sequence that becomes an array
+
+
 class PromptLimit(NamedTuple):
     """The longest request, and whether a token follows its prompt."""
 
@@ -175,9 +178,15 @@ def _entries(request_id: str, prompt: Mapping[Any, Any]) -> dict[str, Any]:
     return given
 
 
-def _array(values: object) -> AnyArray | None:
-    """The values as an array, which may be the caller's; None for what NumPy cannot read."""
+def _array(values: Any) -> AnyArray | None:
+    """The values as an array, which may be the caller's; None for what NumPy cannot read, and for a sequence or rows
+    of more than MOST_ENTRIES: a range may have more than memory holds.
+    """
     try:
+        if hasattr(values, "__len__") and not hasattr(values, "__array__"):
+            rows = (len(row) for row in values if hasattr(row, "__len__")) if len(values) <= MOST_ENTRIES else ()
+            if max((len(values), *rows)) > MOST_ENTRIES:
+                return None
         return np.asarray(values)
     except MemoryError:
         raise
