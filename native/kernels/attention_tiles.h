@@ -54,7 +54,8 @@ FW_INLINE void key_vectors(const ChunkTiles &c, int vector, const uint8_t *(&key
 // chunk. Few rows wait for memory; where kPacedPrefetch, their first tile prefetches a line of each of its tiles per
 // step, no faster than memory answers.
 template <int N>
-constexpr bool kPaced = kPacedPrefetch && N == kWideVectors && N * kLanes == 64;
+constexpr bool kPaced = kPacedPrefetch && N == kWideVectors;
+static_assert(!kPacedPrefetch || kWideVectors * kLanes == 64);  // a line of each tile per step is what a step reads
 
 // `line`: where the next line is in every tile.
 FW_INLINE void prefetch_paced(const uint8_t *const (&ahead)[kChunkTiles], int row, size_t &line) {

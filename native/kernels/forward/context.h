@@ -57,7 +57,7 @@ class PassContext {
   bool has_loras() const { return lora_.is_active(); }
   // The adapters of the step, shrunk for products whose input is `a`; null if there are none.
   const LoraStep *shrink(int thread, std::initializer_list<const Linear *> linears, const ActivationSet &a) {
-    if (!lora_.is_active()) return nullptr;
+    if (!has_loras()) return nullptr;
     lora_.shrink(thread, linears, a);
     return &lora_;
   }

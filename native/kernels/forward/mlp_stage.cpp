@@ -43,9 +43,10 @@ void MlpStage::run(int thread, const Layer &layer, const Linear &next) {
   const ActivationSet in = ctx_.norm_rows(thread, layer.mlp_norm);
   for (int part = 0; part < parts; ++part) {
     const Share rows = share_of(num_tokens, part, parts);
+    const bool last = part + 1 == parts;
     const ActivationSet hidden = gate_up(thread, mlp, in, rows);
-    ctx_.multiply(thread, mlp.down, hidden, rows, layer.post_mlp_norm, part + 1 < parts ? &mlp.gate : &next);
-    if (part + 1 < parts) ctx_.clock.finish(thread, Stage::down);
+    ctx_.multiply(thread, mlp.down, hidden, rows, layer.post_mlp_norm, last ? &next : &mlp.gate);
+    if (!last) ctx_.clock.finish(thread, Stage::down);
   }
   ctx_.finish_product(thread, layer.post_mlp_norm);
   ctx_.clock.finish(thread, Stage::down);
