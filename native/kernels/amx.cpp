@@ -1,4 +1,4 @@
-// The level avx512_amx: avx512_vnni with tiles of AMX for products of bf16 and of 8 bit per channel, for block formats
+// The level avx512_amx: avx512_bf16 with tiles of AMX for products of bf16 and of 8 bit per channel, for block formats
 // (amx_blocks.h), and for attention (amx_attention.h). A panel of packed weights is two columns of tiles as it is, and
 // the pieces of activations are rows of tiles:
 //
@@ -15,9 +15,9 @@
 #include "kernels/isa_functions.h"
 
 #define FW_DECLARE(name) std::remove_pointer_t<decltype(Isa::name)> name;
-namespace foreword::kernels::avx512_vnni {
+namespace foreword::kernels::avx512_bf16 {
 FW_ISA_FUNCTIONS(FW_DECLARE)
-}  // namespace foreword::kernels::avx512_vnni
+}  // namespace foreword::kernels::avx512_bf16
 #undef FW_DECLARE
 
 namespace foreword::kernels::FOREWORD_ISA {
@@ -28,6 +28,8 @@ constexpr size_t kStepWeights = 2 * kTileRows * kTileBytes;  // bytes of a panel
 constexpr int kVectorRows = 4;                     // up to this many rows of int8 are multiplied by vectors
 constexpr int kVectorRowsBlocks = 39;              // the same of block formats
 constexpr int kMostRows = 512;                     // of a pass over the panels of block formats
+// Weights of a panel that stay in the first-level cache beside the rows that meet them, and by themselves.
+constexpr size_t kBesideRows = size_t(24) << 10, kAlone = size_t(40) << 10;
 constexpr size_t kSumRowBytes = kPanelWidth * 4;
 
 enum : int { C00, C01, C10, C11, A0, A1, B0, B1 };
@@ -61,9 +63,15 @@ void set_shapes(int rows, int bytes) {
 // Sums of up to two tiles of rows.
 using Sums = uint8_t[2 * kTileRows][kSumRowBytes];
 
+// `Once`: so that the weights stay in the first-level cache.
+template <int T, bool Once>
+FW_INLINE void load_rows(const uint8_t *x) {
+  Once ? tile_load_once<T>(x, kPieceBytes) : tile_load<T>(x, kPieceBytes);
+}
+
 // Adds inputs [k, k_end) to the sums of 1 or 2 tiles of rows from `row` on, which begin at zero with the first input.
 // `w`: the weights of input k.
-template <Format F, int Tiles>
+template <Format F, int Tiles, bool Once>
 FW_INLINE void add_inputs(const Activations &a, int row, const uint8_t *w, int k, int k_end, Sums &sums,
                           Stream &ahead) {
   using Numbers = TileFormat<F>;
@@ -78,13 +86,13 @@ FW_INLINE void add_inputs(const Activations &a, int row, const uint8_t *w, int k
   }
   for (; k < k_end; k += kStep, w += kStepWeights) {
     const auto *x = reinterpret_cast<const uint8_t *>(activation_at<const typename Numbers::Input>(a, row, k, kPiece));
-    tile_load<A0>(x, kPieceBytes);
+    load_rows<A0, Once>(x);
     tile_load<B0>(w, 2 * kTileBytes);
     Numbers::template dot<C00, A0, B0>();
     tile_load<B1>(w + kTileBytes, 2 * kTileBytes);
     Numbers::template dot<C01, A0, B1>();
     if constexpr (Tiles == 2) {
-      tile_load<A1>(x + kTileRows * kPieceBytes, kPieceBytes);
+      load_rows<A1, Once>(x + kTileRows * kPieceBytes);
       Numbers::template dot<C10, A1, B0>();
       Numbers::template dot<C11, A1, B1>();
     }
@@ -125,11 +133,16 @@ void tile_product(const MatrixProduct &product) {
   const int tile_rows = smaller(product.num_rows(), kTileRows);
   const int passes = (product.num_rows() + kRows - 1) / kRows;  // over the weights of a panel
 
+  const bool once = w.panel_bytes > kBesideRows && w.panel_bytes <= kAlone;
+
   auto add = [&](int row, const uint8_t *panel, int k, int k_end, Stream &ahead) FW_LAMBDA {
-    if (product.row_end - row > kTileRows) {
-      add_inputs<F, 2>(product.a, row, panel + input_offset(F, k), k, k_end, sums, ahead);
+    const uint8_t *weights = panel + input_offset(F, k);
+    if (product.row_end - row <= kTileRows) {
+      add_inputs<F, 1, false>(product.a, row, weights, k, k_end, sums, ahead);
+    } else if (once) {
+      add_inputs<F, 2, true>(product.a, row, weights, k, k_end, sums, ahead);
     } else {
-      add_inputs<F, 1>(product.a, row, panel + input_offset(F, k), k, k_end, sums, ahead);
+      add_inputs<F, 2, false>(product.a, row, weights, k, k_end, sums, ahead);
     }
   };
 
@@ -169,12 +182,12 @@ ProductFunction product_of(const PackedMatrix &w, ActivationKind kind, int rows)
 }  // namespace
 
 size_t linear_scratch_bytes() {
-  return larger(avx512_vnni::linear_scratch_bytes(), kSumRowBytes * kMostRows + sizeof(BlockScratch));
+  return larger(avx512_bf16::linear_scratch_bytes(), kSumRowBytes * kMostRows + sizeof(BlockScratch));
 }
 
 void linear(const MatrixProduct &product) {
   const ProductFunction run = product_of(product.w, product.a.kind, product.num_rows());
-  if (!run) return avx512_vnni::linear(product);
+  if (!run) return avx512_bf16::linear(product);
   MatrixProduct pass = product;
   for (; pass.row_begin < product.row_end; pass.row_begin += kMostRows) {
     pass.row_end = smaller(pass.row_begin + kMostRows, product.row_end);
@@ -209,7 +222,7 @@ double peak(int64_t repeats) {
 double peak_bf16(int64_t repeats) { return peak<Format::bf16>(repeats); }
 double peak_i8(int64_t repeats) { return peak<Format::i8>(repeats); }
 
-#define FW_ENTRY(name) .name = avx512_vnni::name,
+#define FW_ENTRY(name) .name = avx512_bf16::name,
 extern const Isa kIsa;
 constinit const Isa kIsa = [] {
   Isa isa = {.name = "avx512_amx", .panel_width = kPanelWidth, .bf16_dot = true, FW_ISA_FUNCTIONS(FW_ENTRY)};

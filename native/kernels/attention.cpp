@@ -18,7 +18,7 @@
 #include "kernels/attention_keys.h"
 #include "kernels/attention_softmax.h"
 #if defined(FOREWORD_SIMD_AMX)
-namespace foreword::kernels::avx512_vnni {
+namespace foreword::kernels::avx512_bf16 {
 std::remove_pointer_t<decltype(Isa::attend)> attend;
 }
 #endif
@@ -193,7 +193,7 @@ void attend(const KVLayer &kv, const AttentionConfig &c, const AttentionTile &ti
   carve(c, max_rows(c), memory, &s);
   const int rows = tile.num_queries * group_size(c);
 #if defined(FOREWORD_SIMD_AMX)
-  if (!tiles_fit(kv.format, c.padded_dim, rows)) return avx512_vnni::attend(kv, c, tile, memory);
+  if (!tiles_fit(kv.format, c.padded_dim, rows)) return avx512_bf16::attend(kv, c, tile, memory);
   set_attention_shapes(rows);
 #endif
   gather_queries(kv, c, tile, s);

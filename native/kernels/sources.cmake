@@ -10,7 +10,7 @@ set_source_files_properties(native/kernels/attention.cpp native/kernels/linear.c
 
 function(foreword_add_isa isa)
   set(sources)
-  if(isa STREQUAL "avx512_amx")  # the other functions are those of avx512_vnni
+  if(isa STREQUAL "avx512_amx")  # the other functions are those of avx512_bf16
     set(sources native/kernels/amx.cpp native/kernels/attention.cpp)
   else()
     foreach(source ${FOREWORD_KERNEL_SOURCES})

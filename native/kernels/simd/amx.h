@@ -41,6 +41,11 @@ template <int T>
 inline __attribute__((always_inline)) void tile_load(const void *from, size_t stride) {
   asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(T) : "memory");
 }
+// The same; what it reads does not displace other lines of the first-level cache.
+template <int T>
+inline __attribute__((always_inline)) void tile_load_once(const void *from, size_t stride) {
+  asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(T) : "memory");
+}
 template <int T>
 inline __attribute__((always_inline)) void tile_store(void *to, size_t stride) {
   asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(stride), "i"(T) : "memory");
@@ -87,6 +92,10 @@ void tile_load(const void *from, size_t stride) {
     const uint8_t *bytes = static_cast<const uint8_t *>(from) + stride * size_t(row);
     std::memcpy(tiles.data[T][row], bytes, tiles.shapes.row_bytes[T]);
   }
+}
+template <int T>
+void tile_load_once(const void *from, size_t stride) {
+  tile_load<T>(from, stride);
 }
 template <int T>
 void tile_store(void *to, size_t stride) {
