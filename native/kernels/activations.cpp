@@ -45,14 +45,14 @@ void prepare_blocks(const Activations &a, int row, const float *x) {
 void prepare_rotated(const Activations &a, int row, const float *x, float *rotated) {
   const float factor = rotate_inputs(x, a.padded_cols, rotated), top = largest_magnitude(rotated, a.padded_cols);
   const F32 inverse = set1(top > 0.f ? 127.f / top : 0.f);
-  F32 sum = set1(0.f);  // of integers: exact
-  for (int k = 0; k < a.padded_cols; k += kLanes) {
+  F32 sums[2] = {set1(0.f), set1(0.f)};  // of integers: exact
+  in_turns(a.padded_cols, [&](int i, int k) FW_LAMBDA {
     const F32 steps = round_f32(mul(load(rotated + k), inverse));
     store_s8(activation_at<int8_t>(a, row, k, kPieceBytes), steps);
-    sum = add(sum, steps);
-  }
+    sums[i] = add(sums[i], steps);
+  });
   a.blocks[row].scale = top / (127.f * factor);
-  a.blocks[row].neg128_sum = -kDotBias * whole(reduce_add(sum));
+  a.blocks[row].neg128_sum = -kDotBias * whole(reduce_add(add(sums[0], sums[1])));
 }
 
 }  // namespace

@@ -51,9 +51,9 @@ FW_INLINE void with_gate(Gate gate, F &&f) {
 // `weight` and x are padded with zeros to whole vectors.
 void rms_norm(const float *x, const float *weight, int size, float eps, float *out) {
   const size_t padded = round_up(size_t(size), size_t(kLanes));
-  F32 squares = set1(0.f);
-  over_vectors(padded, [&](size_t k) FW_LAMBDA { squares = fma(load(x + k), load(x + k), squares); });
-  const float mean = reduce_add(squares) / float(size);
+  F32 squares[2] = {set1(0.f), set1(0.f)};
+  in_turns(int(padded), [&](int i, int k) FW_LAMBDA { squares[i] = fma(load(x + k), load(x + k), squares[i]); });
+  const float mean = reduce_add(add(squares[0], squares[1])) / float(size);
   const F32 factor = set1(1.f / std::sqrt(mean + eps));
   over_vectors(padded, [&](size_t k) FW_LAMBDA { store(out + k, mul(mul(load(x + k), factor), load(weight + k))); });
 }

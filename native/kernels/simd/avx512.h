@@ -56,7 +56,7 @@ FW_INLINE void store_u8(uint8_t *p, I32 a, I32 b, I32 c, I32 d) {
 FW_INLINE U8 low_nibbles(U8 a) { return _mm512_and_si512(a, _mm512_set1_epi8(0x0f)); }
 FW_INLINE U8 high_nibbles(U8 a) { return _mm512_and_si512(_mm512_srli_epi16(a, 4), _mm512_set1_epi8(0x0f)); }
 
-// AMD's processors that multiply pairs of bf16 differ from the others in two ways. They start as many loads as
+// The processors with bf16 that run these kernels are AMD's, and Intel's beside AMX. They start as many loads as
 // multiply-adds in a cycle, so that fewer loads are better than fewer instructions. And a prefetch takes one of the few
 // places for cache lines under way, which loads that the second-level cache answers need as well.
 #if defined(FOREWORD_SIMD_BF16)
@@ -125,8 +125,12 @@ FW_INLINE F32 round_to_bf16(F32 v) {
   return odd_of_pairs(_mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))));
 }
 FW_INLINE void store_bf16(uint16_t *p, F32 v) {
-  const __m512i rounded = _mm512_castps_si512(round_to_bf16(v));
-  _mm256_storeu_si256(reinterpret_cast<__m256i *>(p), _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
+#if defined(FOREWORD_SIMD_BF16) && !defined(FOREWORD_EMULATE)
+  const auto rounded = reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(v));  // denormals become zeros
+#else
+  const __m256i rounded = _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_castps_si512(round_to_bf16(v)), 16));
+#endif
+  _mm256_storeu_si256(reinterpret_cast<__m256i *>(p), rounded);
 }
 
 #if defined(FOREWORD_SIMD_BF16)

@@ -133,14 +133,23 @@ FW_INLINE T larger(T a, T b) { return a < b ? b : a; }
 template <class T>
 FW_INLINE T round_up(T a, T b) { return (a + b - 1) / b * b; }
 
+// Calls f(i, k) for the vectors of [0, size), of which i is 0 and 1 in turn: with an accumulator for each i, a step does
+// not wait for the one before it. `size` is a multiple of kLanes.
+template <class F>
+FW_INLINE void in_turns(int size, F &&f) {
+  int k = 0;
+  for (; k + 2 * kLanes <= size; k += 2 * kLanes) f(0, k), f(1, k + kLanes);
+  if (k < size) f(0, k);
+}
+
 // max |x|, or NaN if an x is not finite. `size` is a multiple of kLanes.
 FW_INLINE float largest_magnitude(const float *x, int size) {
-  F32 largest = set1(0.f), zero = set1(0.f);
-  for (int k = 0; k < size; k += kLanes) {
-    largest = max_f32(largest, abs_f32(load(x + k)));
-    zero = fma(load(x + k), set1(0.f), zero);
-  }
-  return reduce_max(largest) + reduce_add(zero);
+  F32 largest[2] = {set1(0.f), set1(0.f)}, zero[2] = {set1(0.f), set1(0.f)};
+  in_turns(size, [&](int i, int k) FW_LAMBDA {
+    largest[i] = max_f32(largest[i], abs_f32(load(x + k)));
+    zero[i] = fma(load(x + k), set1(0.f), zero[i]);
+  });
+  return reduce_max(max_f32(largest[0], largest[1])) + reduce_add(add(zero[0], zero[1]));
 }
 
 // A float that is an integer; NaN gives 0.
