@@ -215,6 +215,10 @@ class CpuModel {
     alone([&] { model_.kv.copy_blocks(sources.data(), destinations.data(), count); });
   }
 
+  void touch_cache() {
+    alone([&] { model_.touch_cache(); });
+  }
+
   void zero_blocks(const Array1<int32_t> &blocks) {
     const int count = check_blocks(blocks);
     alone([&] { model_.kv.zero_blocks(blocks.data(), count); });

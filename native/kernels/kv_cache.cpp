@@ -49,6 +49,20 @@ void KVCache::copy_blocks(const int32_t *sources, const int32_t *destinations, i
   for (int i = 0; i < count; ++i) std::memcpy(block(destinations[i]), between.data() + size * size_t(i), size);
 }
 
+void KVCache::touch(int begin, int end, int head_begin, int head_end) {
+  constexpr size_t kPage = 4096;
+  const KVLayer of = shape(config_);
+  const size_t slot_bytes = of.block_stride / size_t(config_.num_slots), first = of.head_stride * size_t(head_begin);
+  const size_t last = head_end == config_.num_kv_heads ? slot_bytes : of.head_stride * size_t(head_end);
+  for (int id = begin; id < end; ++id) {
+    for (int slot = 0; slot < config_.num_slots; ++slot) {
+      volatile uint8_t *bytes = block(id) + slot_bytes * size_t(slot);
+      for (size_t at = first; at < last; at += kPage) bytes[at] = bytes[at];
+      bytes[last - 1] = bytes[last - 1];
+    }
+  }
+}
+
 void KVCache::zero_blocks(const int32_t *blocks, int count) {
   for (int i = 0; i < count; ++i) std::memset(block(blocks[i]), 0, shape(config_).block_stride);
 }

@@ -30,6 +30,9 @@ class KVCache {
   // Copies blocks in all layers, for copy on write. All sources are read before any destination
   // is written.
   void copy_blocks(const int32_t *sources, const int32_t *destinations, int count);
+  // Writes to every page of the key heads [head_begin, head_end) of blocks [begin, end), in all layers, and changes
+  // nothing: the system provides the memory at the first write.
+  void touch(int begin, int end, int head_begin, int head_end);
   // Sets blocks in all layers to zero.
   void zero_blocks(const int32_t *blocks, int count);
 

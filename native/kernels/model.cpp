@@ -64,6 +64,15 @@ Model::Model(const ModelConfig &config, const KVConfig &kv_config, const Isa &is
   if (pool.num_teams() > 1) kv.use_small_pages();
 }
 
+void Model::touch_cache() {
+  pool.run([&](int thread) {
+    const ThreadPool::Team &team = pool.team(thread);
+    const Share blocks = member_share(kv.config().num_blocks, team);
+    const Share heads = team_share(kv.config().num_kv_heads, pool, team.group);
+    if (heads.begin < heads.end) kv.touch(blocks.begin, blocks.end, heads.begin, heads.end);
+  });
+}
+
 const PackedMatrix *Model::pack(const SourceMatrix &source, Format format, bool exact) {
   const int teams = pool.num_teams();
   auto views = std::make_unique<PackedMatrix[]>(size_t(teams));

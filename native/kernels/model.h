@@ -142,6 +142,9 @@ class Model {
   Linear make_linear(const std::vector<const PackedMatrix *> &matrices);
   void set_embedding(const SourceMatrix &source) { embedding = source; }
 
+  // Makes the system provide the memory of the whole cache now, near the processors of the team that uses it.
+  void touch_cache();
+
   // `sources`: matrix and its change. Returns the bytes of the adapter.
   size_t add_lora(int id, const std::vector<std::pair<const PackedMatrix *, LoraSource>> &sources);
 

@@ -297,6 +297,8 @@ def test_an_encoder_computes_whole_texts_alone(tmp_path):
         LLM(folder, executor="numpy", max_model_len=25)
     with pytest.raises(ConfigError, match="kv_format='int8': an encoder has no KV cache"):
         LLM(folder, executor="numpy", kv_format="int8")
+    with pytest.raises(ConfigError, match="preallocate_kv=True: an encoder has no KV cache"):
+        LLM(folder, executor="numpy", preallocate_kv=True)
 
 
 def test_results_of_several_numbers_are_no_score(classifier):

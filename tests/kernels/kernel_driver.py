@@ -33,6 +33,7 @@ class Driver:
         kv_format: KVFormat = "fp32",
         num_threads: int | None = 2,
         numa_nodes: int | None = None,
+        preallocate_kv: bool = False,
         isa: str | None = None,
         executor: HostExecutor | None = None,
     ) -> None:
@@ -54,6 +55,7 @@ class Driver:
             kv_format=kv_format,
             num_threads=num_threads,
             numa_nodes=numa_nodes,
+            preallocate_kv=preallocate_kv,
             isa=isa,
         )
         self.free = np.random.default_rng(1).permutation(np.arange(1, num_blocks)).tolist()

@@ -107,6 +107,39 @@ def test_a_pool_that_does_not_fit_is_a_memory_error():
     assert out.count("MemoryError the KV pool") == 2
 
 
+@linux
+@pytest.mark.parametrize("block_size", [16, 12])
+def test_preallocation_provides_the_whole_pool_and_changes_no_number(block_size):
+    out = in_process(f"""
+        def resident():
+            return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
+
+        def pool_bytes(preallocate_kv):
+            before = resident()
+            driver = Driver(SPEC, WEIGHTS, num_blocks=6000, block_size={block_size}, preallocate_kv=preallocate_kv)
+            return driver, resident() - before
+
+        (lazy, small), (whole, large) = pool_bytes(False), pool_bytes(True)
+        pool = 6000 * {block_size} * 2 * SPEC.num_slots * SPEC.num_kv_heads * SPEC.head_dim * 4
+        assert large - small > 0.9 * pool > 10e6, (small, large, pool)
+        logits = []
+        for driver in (lazy, whole):
+            driver.add("a", TOKENS)
+            driver.step({{"a": 700}})
+            if driver is whole:
+                driver.executor.core.touch_cache()
+            logits.append(driver.step({{"a": 500}})["a"])
+        assert np.array_equal(*logits)
+        print("equal")
+    """)
+    assert out == "equal\n"
+
+
+def test_preallocation_is_on_or_off():
+    with pytest.raises(ConfigError, match="preallocate_kv='yes': must be True or False"):
+        Driver(SPEC, WEIGHTS, preallocate_kv="yes")
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_a_forked_process_gets_an_error_unless_the_model_has_one_thread():
     out = in_process("""

@@ -33,7 +33,8 @@ def test_nodes_do_not_change_a_bit(groups, name, num_threads):
     spec, tokens = SPECS[name], np.random.default_rng(3).integers(0, SPECS[name].vocab_size, 150).tolist()
     weights = random_weights(spec)
     want = Driver(spec, weights, num_threads=1).run_alone("a", tokens, [120, 1, 2, 27])
-    got = Driver(spec, weights, num_threads=num_threads, numa_nodes=2).run_alone("a", tokens, [120, 1, 2, 27])
+    divided = Driver(spec, weights, num_threads=num_threads, numa_nodes=2, preallocate_kv=True)
+    got = divided.run_alone("a", tokens, [120, 1, 2, 27])
     for logits, wanted in zip(got, want, strict=True):
         np.testing.assert_array_equal(logits, wanted)
 

@@ -112,16 +112,18 @@ def test_every_setting_is_an_option_and_a_key_of_the_file(tmp_path):
     file = tmp_path / "serve.toml"
     names = [item.name for item in fields(ServerConfig)]
     assert set(SETTINGS.options) == {"config", *names, *ENGINE}
-    file.write_text('max_requests = 3\nkeep_alive = 2\napi_key = ["a"]\naccess_log = true\nnum_threads = 2\n')
+    file.write_text(
+        'max_requests = 3\nkeep_alive = 2\napi_key = ["a"]\naccess_log = true\nnum_threads = 2\npreallocate_kv = true\n'
+    )
     found = settings(file, max_requests=4)
     assert (found.server.max_requests, found.server.keep_alive, found.server.access_log) == (4, 2, True)
-    assert (found.server.api_key, found.engine) == (("a",), {"num_threads": 2})
+    assert (found.server.api_key, found.engine) == (("a",), {"num_threads": 2, "preallocate_kv": True})
 
 
 @pytest.mark.parametrize(
     ("text", "named"),
     [("max_request = 3", "max_requests"), ("max_requests = 0", "max_requests"), ("a", "toml"), ("model = 3", "model"),
-     ("num_threads = 'x'", "num_threads")],
+     ("num_threads = 'x'", "num_threads"), ("preallocate_kv = 1", "preallocate_kv")],
 )  # fmt: skip
 def test_a_wrong_file_is_refused_with_the_name(tmp_path, text, named):
     (tmp_path / "serve.toml").write_text(text)

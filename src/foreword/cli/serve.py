@@ -26,6 +26,7 @@ ENGINE: dict[str, tuple[Any, str, int, int]] = {
     "weight_format": (str, "Native: auto, fp32, bf16, int8 or q4; torch, device: auto, int8 or q4.", 0, 0),
     "kv_format": (str, "Native: fp32, bf16 or int8; device: fp8.", 0, 0),
     "numa_nodes": (int, "Native: NUMA nodes that share the threads; default: they run anywhere.", 1, 1024),
+    "preallocate_kv": (bool, "Native: the memory of the KV cache is provided before the first request.", 0, 0),
     "max_model_len": (int, "Tokens of a prompt and its answer; default: the model's.", 2, 2**24),
     "max_num_seqs": (int, "Completions computed at the same time.", 1, 2**16),
     "max_num_batched_tokens": (int, "Tokens computed in one step.", 1, 2**20),
@@ -54,7 +55,7 @@ def _options() -> dict[str, tuple[Any, object]]:
         default = None if item.default in (None, MISSING) else f" [{str(item.default).lower()}]"
         found[item.name] = _option(item.name, kind, limits["help"] + (default or ""), limits["name"], "Server")
     for name, (kind, text, _, _) in ENGINE.items():
-        found[name] = _option(name, kind, text, "N" if kind is int else "NAME", "Engine")
+        found[name] = _option(name, kind, text, {int: "N", str: "NAME"}.get(kind, ""), "Engine")
     return found
 
 

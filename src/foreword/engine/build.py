@@ -39,7 +39,7 @@ PARALLEL = ("tensor_parallel_size", "context_parallel_size")
 """Those that divide a model among processes."""
 
 OPTIONS = {
-    "native": ("num_threads", "weight_format", "kv_format", "numa_nodes"),
+    "native": ("num_threads", "weight_format", "kv_format", "numa_nodes", "preallocate_kv"),
     "numpy": (),
     "torch": ("num_threads", "device", "dtype", "weight_format", "compile", *PARALLEL),
     "transformers": ("num_threads", "device", "dtype", "compile", "media_cache_bytes"),
@@ -92,8 +92,9 @@ def build_encoder(
     model: LoadedModel, spec: EncoderSpec, kind: ExecutorKind = "auto", **options: Any
 ) -> EncoderExecutor:
     """See `build_executor`. ConfigError for an option that only decoders have."""
-    if "kv_format" in options:
-        raise ConfigError(f"kv_format={options['kv_format']!r}: an encoder has no KV cache; leave it out")
+    for name in ("kv_format", "preallocate_kv"):
+        if name in options:
+            raise ConfigError(f"{name}={options[name]!r}: an encoder has no KV cache; leave it out")
     if "numa_nodes" in options:
         raise ConfigError(f"numa_nodes={options['numa_nodes']}: an encoder's threads are not divided; leave it out")
     kind = executor_kind(kind, options)

@@ -61,10 +61,10 @@ class LLM:
         not have.
     observers: of the engine, from its start. loras: name → path of adapters that are loaded at once. media: limits of
         the images and sounds of conversations.
-    options: num_threads, weight_format, kv_format and numa_nodes of the native executor; num_threads, device, dtype,
-        weight_format, compile, tensor_parallel_size and context_parallel_size of the torch one; num_threads, device,
-        dtype and compile of the transformers one; device, dtype, weight_format and kv_format of the device one; the
-        fields of `EngineConfig` and of its `SchedulerConfig`. ConfigError for any other name.
+    options: num_threads, weight_format, kv_format, numa_nodes and preallocate_kv of the native executor; num_threads,
+        device, dtype, weight_format, compile, tensor_parallel_size and context_parallel_size of the torch one;
+        num_threads, device, dtype and compile of the transformers one; device, dtype, weight_format and kv_format of
+        the device one; the fields of `EngineConfig` and of its `SchedulerConfig`. ConfigError for any other name.
     """
 
     def __init__(

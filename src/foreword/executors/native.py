@@ -108,6 +108,8 @@ class NativeExecutor(HostExecutor):
     numa_nodes: the threads, among them the one that runs the steps, are divided among the processors of so many NUMA
     nodes. Each node's threads multiply rows of every matrix that are in its memory, and attend to key heads whose cache
     is. None: they run anywhere. The tokens are the same.
+    preallocate_kv: the system provides the memory of the whole KV pool now, not at the first use of each block. Steps
+    do not wait for it then, and a machine without that much memory fails here.
     isa: default FOREWORD_ISA, else the machine's best.
 
     Weights are read and packed matrix by matrix from ``weights``; afterwards no file is read. ModelError if it changed.
@@ -131,9 +133,12 @@ class NativeExecutor(HostExecutor):
         kv_format: KVFormat = "bf16",
         num_threads: int | None = None,
         numa_nodes: int | None = None,
+        preallocate_kv: bool = False,
         isa: str | None = None,
         pooling: PoolingSpec | None = None,
     ) -> None:
+        if not isinstance(preallocate_kv, bool):
+            raise ConfigError(f"preallocate_kv={preallocate_kv!r:.80}: must be True or False")
         self.spec = spec
         self.num_blocks, self.block_size = num_blocks, block_size
         self.weight_format: WeightFormat = weight_format
@@ -172,6 +177,8 @@ class NativeExecutor(HostExecutor):
         packer = _Packer(spec, weights, self.core, weight_format, scaled_keys=kv_format == "int8")
         packer.pack_all()
         self._matrices = packer.matrices
+        if preallocate_kv:
+            self.core.touch_cache()
 
     @property
     def isa(self) -> str:
