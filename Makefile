@@ -126,7 +126,7 @@ emulate: $(STAMPS)/test  ## the kernels for processors with bf16 and AMX instruc
 arm: $(BIN)/python  ## the NEON kernels against the scalar ones, cross-compiled and emulated
 	$(BIN)/python tools/arm/check.py
 
-throughput: $(STAMPS)/build-tools  ## inner loops of the kernels by llvm-mca: cycles and port pressure on five processors
+throughput: $(STAMPS)/build-tools  ## inner loops of the kernels by llvm-mca: cycles and port pressure on six processors
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python tools/throughput.py $(PROCESSORS)
 
 clean:  ## delete the environment and everything built

@@ -29,7 +29,8 @@ PROCESSORS = {
     "znver3": "avx2",
     "znver4": "avx512_bf16",
     "znver5": "avx512_bf16",
-    "sapphirerapids": "avx512_vnni",
+    "icelake-server": "avx512_vnni",
+    "sapphirerapids": "avx512_bf16",
     "neoverse-v2": "neon",
 }
 """Processors, and the instruction-set level whose code they run. llvm-mca has no model of AMX tiles."""

@@ -37,6 +37,7 @@ class Row:
 
 ROWS = (
     *(Row("foreword", "run_foreword.py", "foreword", w) for w in ("auto", "q4", "int8", "int8/int8", "bf16", "fp32")),
+    *(Row("foreword", "run_foreword.py", "foreword", f"{w}/preallocated") for w in ("int8/int8", "bf16/bf16")),
     Row("vllm", "run_vllm.py", "vllm", "w8a8", "vllm-w8a8"),
     Row("vllm", "run_vllm.py", "vllm", "bf16", "hf-bf16"),
     Row("vllm", "run_vllm.py", "vllm", "fp32", "hf-fp32"),

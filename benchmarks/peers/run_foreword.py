@@ -1,4 +1,6 @@
-"""Foreword's own engine. Weights: a weight format, or "weights/cache" with the KV cache's format, otherwise bf16."""
+"""Foreword's own engine. Weights: a weight format; "weights/cache" with the KV cache's format, otherwise bf16; and
+"weights/cache/preallocated", where the cache's memory is provided at the start, as vLLM's is.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,10 @@ class Foreword:
     cannot: ClassVar[dict[str, str]] = {}
 
     def __init__(self, model: Path, weights: str, threads: int) -> None:
-        weight_format, _, kv_format = weights.partition("/")
+        weight_format, kv_format, preallocated = [*weights.split("/"), "", ""][:3]
         self.options = {"model": str(model), "num_threads": threads, "max_model_len": 4096}
         self.options |= {"weight_format": weight_format, "kv_format": kv_format or "bf16"}
+        self.options["preallocate_kv"] = preallocated == "preallocated"
         self.max_num_seqs = 64
         self.llm = LLM(**self.options, max_num_seqs=64)
 
