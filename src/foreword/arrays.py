@@ -1,4 +1,6 @@
-"""The array types of annotations, by dtype. Shapes are in docstrings, with the symbols of docs/tensors.md."""
+"""The array types of annotations, by dtype, and arrays from a caller's values. Shapes are in docstrings, with the
+symbols of docs/tensors.md.
+"""
 
 from typing import Any
 
@@ -15,3 +17,20 @@ Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.integer]
 Floats = npt.NDArray[np.floating]
 AnyArray = npt.NDArray[Any]
+
+MOST_OF_RANGE = 1 << 24  # numbers of a range that becomes an array
+
+
+def as_array(values: Any) -> AnyArray | None:
+    """The values as an array, which may be the caller's. None for what NumPy cannot read, and for a range, or rows with
+    a range, of more than MOST_OF_RANGE numbers: it may have more than memory holds.
+    """
+    try:
+        rows = values if isinstance(values, list | tuple) else (values,)
+        if range in set(map(type, rows)) and any(type(row) is range and len(row) > MOST_OF_RANGE for row in rows):
+            return None
+        return np.asarray(values)
+    except MemoryError:
+        raise
+    except Exception:  # whatever the caller's object raises
+        return None

@@ -15,6 +15,7 @@ soundfile = pytest.importorskip("soundfile", reason="needs soundfile, of the ext
 
 from foreword.errors import RequestError
 from foreword.media import MediaLimits, take_media
+from foreword.media.sounds import sound_of
 
 SAMPLES = np.array([[0.0, 0.5], [-1.0, -0.5], [0.25, 0.25]], np.float64)
 
@@ -75,6 +76,12 @@ def test_a_sound_is_resampled():
     assert (sound.rate, len(sound.samples)) == (16000, 16000)
     expected = np.sin(np.arange(16000) * 2 * np.pi * 440 / 16000)
     np.testing.assert_allclose(sound.samples[500:-500], expected[500:-500], atol=1e-3)
+
+
+@pytest.mark.parametrize("samples", [range(10**12), [range(10**12)], [], ["a"], [[0.5]], [1, 2], [[1.0], 2.0], None])
+def test_samples_that_are_no_sound_are_refused(samples):
+    with pytest.raises(RequestError, match=r"audio = .*: must be floats \[samples\] of one channel, at least one"):
+        sound_of("audio", samples, 16000)
 
 
 def test_a_sound_of_openai_is_base64_in_an_object(tmp_path):

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol, TypedDict
 
 import numpy as np
 
-from foreword.arrays import F32, I32, AnyArray, Bools
+from foreword.arrays import F32, I32, AnyArray, Bools, as_array
 from foreword.batch import PromptInputs
 from foreword.batch.values.integers import as_int32, flat_int32, is_int32, length_of
 from foreword.engine.validation import check_capability
@@ -33,9 +33,6 @@ class MixedPrompt(TypedDict, total=False):
     prompt_is_token_ids: Sequence[bool] | Bools
     mrope_positions: Any
     mrope_delta: int
-
-
-MOST_ENTRIES = 1 << 24  # of a sequence that becomes an array
 
 
 class PromptLimit(NamedTuple):
@@ -178,27 +175,11 @@ def _entries(request_id: str, prompt: Mapping[Any, Any]) -> dict[str, Any]:
     return given
 
 
-def _array(values: Any) -> AnyArray | None:
-    """The values as an array, which may be the caller's; None for what NumPy cannot read, and for a sequence or rows
-    of more than MOST_ENTRIES: a range may have more than memory holds.
-    """
-    try:
-        if hasattr(values, "__len__") and not hasattr(values, "__array__"):
-            rows = (len(row) for row in values if hasattr(row, "__len__")) if len(values) <= MOST_ENTRIES else ()
-            if max((len(values), *rows)) > MOST_ENTRIES:
-                return None
-        return np.asarray(values)
-    except MemoryError:
-        raise
-    except Exception:  # whatever the caller's object raises
-        return None
-
-
 def _embeds(request_id: str, values: object, executor: Executor, limit: PromptLimit) -> F32:
     """Prompt embeddings as a float32 array of their own."""
     field, width, extra = "prompt_embeds", executor.hidden_size, executor.extra_size
     check_capability(request_id, executor, Capability.PROMPT_EMBEDS, field, values)
-    array = _array(values)
+    array = as_array(values)
     if (
         array is None
         or array.dtype.kind != "f"
@@ -224,7 +205,7 @@ def _is_token(request_id: str, given: Mapping[str, Any], length: int) -> Bools:
         raise RequestError(request_id, field, values, reason, fix)
     if values is None:
         return np.zeros(length, np.bool_)
-    mask = _array(values)
+    mask = as_array(values)
     if mask is None or mask.dtype.kind != "b" or mask.shape != (length,):
         got = values if mask is None else f"{mask.dtype} {list(mask.shape)}"
         fix = "Give one truth value per position."
@@ -263,7 +244,7 @@ def _add_mrope(
     values, delta, dims = given["mrope_positions"], given["mrope_delta"], executor.mrope_dims
     field = "mrope_delta" if values is None else "mrope_positions"
     check_capability(request_id, executor, Capability.MROPE, field, given[field])
-    array = np.zeros((dims, 0), np.int32) if values is None else _array(values)
+    array = np.zeros((dims, 0), np.int32) if values is None else as_array(values)
     positions = None if array is None or array.dtype.kind not in "iu" else as_int32(array)
     fits = positions is not None and positions.ndim == 2 and len(positions) == dims and positions.shape[1] <= length
     if positions is None or not fits or (positions.size and positions.min() < 0):

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from foreword.arrays import F32, AnyArray
+from foreword.arrays import F32, as_array
 from foreword.errors import RequestError
 from foreword.media.limits import MediaLimits
 from foreword.media.sources import fail, read_file
@@ -71,8 +71,8 @@ class Sound:
 def sound_of(field: str, samples: object, rate: int) -> Sound:
     """A sound from floats. RequestError for others, for more than one dimension, and for none."""
     array = as_array(samples)
-    got = f"{array.dtype} {list(array.shape)}"
-    if array.dtype.kind != "f" or array.ndim != 1 or not len(array):
+    got = samples if array is None else f"{array.dtype} {list(array.shape)}"
+    if array is None or array.dtype.kind != "f" or array.ndim != 1 or not len(array):
         fix = f"Give samples in [-1, 1] at {rate} Hz."
         fail(field, got, "must be floats [samples] of one channel, at least one", fix)
     with np.errstate(over="ignore"):
@@ -80,16 +80,6 @@ def sound_of(field: str, samples: object, rate: int) -> Sound:
     if not np.isfinite(found).all():
         fail(field, got, "are not all finite", "Give finite numbers.")
     return Sound(field, found, rate)
-
-
-def as_array(values: object) -> AnyArray:
-    """An empty one for what NumPy cannot read."""
-    try:
-        return np.asarray(values)
-    except MemoryError:
-        raise
-    except Exception:  # whatever the caller's object raises
-        return np.empty(0)
 
 
 def read_sound(field: str, source: object, limits: MediaLimits) -> Sound:

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from foreword.arrays import F32, I32
+from foreword.arrays import F32, I32, as_array
 from foreword.batch import PromptInputs
 from foreword.batch.values.integers import flat_int32, length_of
 from foreword.errors import RequestError
 from foreword.fields import entries_of
-from foreword.media.sounds import as_array, sound_of
+from foreword.media.sounds import sound_of
 from foreword.media.speech import Speech
 from foreword.sampling.generation_rules import GenerationRules
 
@@ -91,9 +91,10 @@ class EncoderPromptReader:
             return speech.features(sound.samples)
         array = as_array(input_features)
         shape = speech.features(np.zeros(1, np.float32)).shape
-        if array.shape != shape or array.dtype.kind != "f" or not np.isfinite(array).all():
+        if array is None or array.shape != shape or array.dtype.kind != "f" or not np.isfinite(array).all():
+            got = input_features if array is None else f"{array.dtype} {list(array.shape)}"
             reason, fix = f"must be finite floats {list(shape)}", "Give what Speech.window returns."
-            raise RequestError(None, "input_features", f"{array.dtype} {list(array.shape)}", reason, fix)
+            raise RequestError(None, "input_features", got, reason, fix)
         return np.ascontiguousarray(array, np.float32)
 
 
