@@ -66,7 +66,11 @@ using Sums = uint8_t[2 * kTileRows][kSumRowBytes];
 // `Once`: so that the weights stay in the first-level cache.
 template <int T, bool Once>
 FW_INLINE void load_rows(const uint8_t *x) {
-  Once ? tile_load_once<T>(x, kPieceBytes) : tile_load<T>(x, kPieceBytes);
+  if constexpr (Once) {
+    tile_load_once<T>(x, kPieceBytes);
+  } else {
+    tile_load<T>(x, kPieceBytes);
+  }
 }
 
 // Adds inputs [k, k_end) to the sums of 1 or 2 tiles of rows from `row` on, which begin at zero with the first input.
@@ -132,7 +136,6 @@ void tile_product(const MatrixProduct &product) {
   const int cols = w.padded_cols, whole_cols = cols / kStep * kStep, tail = (cols - whole_cols) * kTileBytes / kStep;
   const int tile_rows = smaller(product.num_rows(), kTileRows);
   const int passes = (product.num_rows() + kRows - 1) / kRows;  // over the weights of a panel
-
   const bool once = w.panel_bytes > kBesideRows && w.panel_bytes <= kAlone;
 
   auto add = [&](int row, const uint8_t *panel, int k, int k_end, Stream &ahead) FW_LAMBDA {

@@ -48,6 +48,22 @@ def test_chunks_do_not_change_a_bit_of_weights_in_blocks(quant, isa):
 
 
 @pytest.mark.parametrize("isa", _native.isa_levels())
+@pytest.mark.parametrize("weight_format", ["bf16", "int8"])
+def test_chunks_do_not_change_a_bit_of_panels_as_large_as_a_cache(weight_format, isa):
+    """A panel takes half of the first-level cache or more: in bf16 of `gate` and `up`, in 8 bit of `down`."""
+    spec = tiny_spec(hidden_size=416, intermediate_size=928, layers=(LayerSpec(rope(16)),))
+    weights = random_weights(spec)
+
+    def last(chunks):
+        driver = Driver(spec, weights, weight_format=weight_format, isa=isa)
+        return driver.run_alone("a", TOKENS[:150], chunks)[-1]
+
+    want = last([3, *[7] * 21])
+    for chunks in ([150], [40, 41, 69], [100, 33, 17]):
+        np.testing.assert_array_equal(last(chunks), want)
+
+
+@pytest.mark.parametrize("isa", _native.isa_levels())
 @pytest.mark.parametrize("kv_format", ["bf16", "int8"])
 @pytest.mark.parametrize(("head_dim", "block_size"), [(64, 16), (128, 7)])
 def test_chunks_do_not_change_a_bit_with_wide_heads(head_dim, block_size, kv_format, isa):
