@@ -43,16 +43,11 @@ void prepare_blocks(const Activations &a, int row, const float *x) {
 
 // 8 bit with a scale per row, of the rotated inputs.
 void prepare_rotated(const Activations &a, int row, const float *x, float *rotated) {
-  const float factor = rotate_inputs(x, a.padded_cols, rotated), top = largest_magnitude(rotated, a.padded_cols);
-  const F32 inverse = set1(top > 0.f ? 127.f / top : 0.f);
-  F32 sums[2] = {set1(0.f), set1(0.f)};  // of integers: exact
-  in_turns(a.padded_cols, [&](int i, int k) FW_LAMBDA {
-    const F32 steps = round_f32(mul(load(rotated + k), inverse));
-    store_s8(activation_at<int8_t>(a, row, k, kPieceBytes), steps);
-    sums[i] = add(sums[i], steps);
-  });
+  const float factor = rotate_inputs(x, a.padded_cols, rotated);
+  const auto [top, neg128_sum] = round_to_s8(
+      rotated, a.padded_cols, [&](int k) FW_LAMBDA { return activation_at<int8_t>(a, row, k, kPieceBytes); });
   a.blocks[row].scale = top / (127.f * factor);
-  a.blocks[row].neg128_sum = -kDotBias * whole(reduce_add(add(sums[0], sums[1])));
+  a.blocks[row].neg128_sum = neg128_sum;
 }
 
 }  // namespace

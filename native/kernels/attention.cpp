@@ -34,16 +34,10 @@ int max_rows(const AttentionConfig &c) { return attention_queries(c) * group_siz
 
 // In 8 bit, rotated like the keys it meets. x: scratch memory for its numbers.
 void quantise_query(const float *query, int dim, int row, const Queries &q, float *x) {
-  const float factor = rotate_head(query, dim, x), top = largest_magnitude(x, dim);
-  const F32 inverse = set1(top > 0.f ? 127.f / top : 0.f);
-  F32 sum = set1(0.f);  // exact: its terms are small integers
-  for (int d = 0; d < dim; d += kLanes) {
-    const F32 steps = round_f32(mul(load(x + d), inverse));
-    store_s8(q.i8 + q.at(row, d), steps);
-    sum = add(sum, steps);
-  }
+  const float factor = rotate_head(query, dim, x);
+  const auto [top, neg128_sum] = round_to_s8(x, dim, [&](int d) FW_LAMBDA { return q.i8 + q.at(row, d); });
   q.scale[row] = top / (127.f * factor);
-  q.neg128[row] = -kDotBias * whole(reduce_add(sum));
+  q.neg128[row] = neg128_sum;
 }
 
 // Copies all rows (query, head of the group) of the tile in the form that the KV format takes.

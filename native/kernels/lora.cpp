@@ -64,11 +64,10 @@ struct Quads {
   static FW_INLINE void put(F32 z, int vector, LoraRow &row) {
     alignas(64) float numbers[kLanes];
     store(numbers, z);
-    const float top = largest_magnitude(numbers, kLanes);
-    const F32 rounded = round_f32(mul(z, set1(top > 0.f ? 127.f / top : 0.f)));
-    store_s8(reinterpret_cast<int8_t *>(row.numbers) + vector * kLanes, rounded);
+    int8_t *out = reinterpret_cast<int8_t *>(row.numbers) + vector * kLanes;
+    const auto [top, neg128_sum] = round_to_s8(numbers, kLanes, [&](int) FW_LAMBDA { return out; });
     row.scale[vector] = top / 127.f;
-    row.start[vector] = -kDotBias * whole(reduce_add(rounded));
+    row.start[vector] = neg128_sum;
   }
 };
 

@@ -133,8 +133,8 @@ FW_INLINE T larger(T a, T b) { return a < b ? b : a; }
 template <class T>
 FW_INLINE T round_up(T a, T b) { return (a + b - 1) / b * b; }
 
-// Calls f(i, k) for the vectors of [0, size), of which i is 0 and 1 in turn: with an accumulator for each i, a step does
-// not wait for the one before it. `size` is a multiple of kLanes.
+// Calls f(i, k) for the vectors of [0, size), with i 0 and 1 in turn: with an accumulator for each i, a step does not
+// wait for the one before it. `size` is a multiple of kLanes.
 template <class F>
 FW_INLINE void in_turns(int size, F &&f) {
   int k = 0;
@@ -154,6 +154,25 @@ FW_INLINE float largest_magnitude(const float *x, int size) {
 
 // A float that is an integer; NaN gives 0.
 FW_INLINE int32_t whole(float x) { return x == x ? int32_t(x) : 0; }
+
+// x in 8 bit: q = x 127 / top, rounded to nearest even; −kDotBias Σ q.
+struct Rounded {
+  float top;
+  int32_t neg128_sum;
+};
+// Writes the vector at k to to(k). `size` is a multiple of kLanes.
+template <class To>
+FW_INLINE Rounded round_to_s8(const float *x, int size, To &&to) {
+  const float top = largest_magnitude(x, size);
+  const F32 inverse = set1(top > 0.f ? 127.f / top : 0.f);
+  F32 sums[2] = {set1(0.f), set1(0.f)};  // of integers: exact
+  in_turns(size, [&](int i, int k) FW_LAMBDA {
+    const F32 steps = round_f32(mul(load(x + k), inverse));
+    store_s8(to(k), steps);
+    sums[i] = add(sums[i], steps);
+  });
+  return {top, -kDotBias * whole(reduce_add(add(sums[0], sums[1])))};
+}
 
 // acc[r] += x[r] v, rows of x `Stride` numbers apart.
 template <int Stride, int R, int N>
