@@ -13,7 +13,9 @@ namespace foreword::kernels::FOREWORD_ISA {
 constexpr int kChunkVectors = kChunk / kLanes;
 
 // 2^n for an integer n <= 0.
-FW_INLINE F32 whole_exp2(float n) { return times_pow2(set1(1.f), max_f32(set1(n), set1(-125.f))); }
+FW_INLINE F32 whole_exp2(float n) {
+  return times_pow2(set1(1.f), whole_bits(max_f32(set1(n), set1(-125.f))));
+}
 
 // The keys [begin, end) of the chunk at `first` that a query may see.
 struct Visible {

@@ -44,7 +44,7 @@ FW_INLINE int slot_of(int row) {
 // 8-bit values: the largest product of probability and scale of a row's keys in a chunk is kMostPositive steps. The
 // polynomial of each is more exact than the form.
 enum class Form { floats, pairs, steps };
-constexpr int exp2_degree(Form f) { return f == Form::floats ? 5 : f == Form::steps ? 4 : 3; }
+constexpr int exp2_degree(Form f) { return f == Form::floats ? 5 : 3; }
 constexpr float kMaxExcess = 8.f;  // by how much a score may exceed m before m is raised
 
 // Query heads per KV head.

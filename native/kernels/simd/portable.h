@@ -36,8 +36,7 @@ FW_INLINE F32 round_f32(F32 a) {
   return (a + magic) - magic;
 }
 FW_INLINE I32 to_i32(F32 a) { return __builtin_convertvector(a, I32); }
-FW_INLINE F32 fraction(F32 a) { return a - round_f32(a); }
-FW_INLINE F32 times_pow2(F32 a, F32 n) { return a * bits_as<F32>((to_i32(n) + 127) << 23); }
+FW_INLINE F32 times_pow2(F32 a, F32 bits) { return bits_as<F32>(bits_as<I32>(a) + (bits_as<I32>(bits) << 23)); }
 FW_INLINE float reduce_add(F32 a) { return (a[0] + a[2]) + (a[1] + a[3]); }
 FW_INLINE float reduce_max(F32 a) {
   const float x = a[0] > a[1] ? a[0] : a[1], y = a[2] > a[3] ? a[2] : a[3];

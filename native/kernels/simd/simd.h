@@ -7,7 +7,7 @@
 //   kPacedPrefetch  prefetches of attention over few rows are some cycles apart
 //   kBf16Dot        dot2(acc, pairs, pair): acc + Σ of two bf16 products per lane
 //   kDotBias        dot4_biased(acc, w + 128, a) adds Σ (w + kDotBias) a over the four bytes of each lane
-//   fraction, times_pow2   a - round(a); a 2^n for integers n
+//   times_pow2      times_pow2(a, whole_bits(n)): a 2^n, where neither is a denormal
 //   store_u8        four vectors of numbers from 0 to kMostPositive as bytes, in order
 //   begin_nibbles, dot_nibbles, end_nibbles   sum + up to eight dot4 of weights of 4 bits; kStageNibbles: with many
 //                   rows it is faster to widen them to 8 bits first
@@ -183,21 +183,14 @@ FW_INLINE void add_outer(F32 (&acc)[R][N], const float *x, const F32 (&v)[N]) {
   }
 }
 
-// 2^f for f in [-0.5, 0.5], the minimax polynomial: of degree 5 to 2e-7 relative, 4 to 3e-6, 3 to 8e-5.
-template <int Degree = 5>
+// 2^f for f in [-0.5, 0.5], the minimax polynomial: of degree 5 to 2e-7 relative, 3 to 8e-5.
+template <int Degree>
 FW_INLINE F32 exp2_fraction(F32 f) {
   if constexpr (Degree == 3) {
     F32 p = set1(5.517166852951050e-2f);
     p = fma(p, f, set1(2.426111251115799e-1f));
     p = fma(p, f, set1(6.932609677314758e-1f));
     return fma(p, f, set1(9.999280571937561e-1f));
-  }
-  if constexpr (Degree == 4) {
-    F32 p = set1(9.570102207362652e-3f);
-    p = fma(p, f, set1(5.591785907745361e-2f));
-    p = fma(p, f, set1(2.402474433183670e-1f));
-    p = fma(p, f, set1(6.931217908859253e-1f));
-    return fma(p, f, set1(9.999992847442627e-1f));
   }
   F32 p = set1(1.326472731307149e-3f);
   p = fma(p, f, set1(9.671512991189957e-3f));
@@ -207,20 +200,25 @@ FW_INLINE F32 exp2_fraction(F32 f) {
   return fma(p, f, set1(1.f));
 }
 
+// x + 1.5 2^23, for |x| < 2^22: a float without bits below the point, whose lowest bits are the integer nearest to x.
+// from_bits gives that integer.
+FW_INLINE F32 whole_bits(F32 x) { return add(x, set1(12582912.f)); }
+FW_INLINE F32 from_bits(F32 bits) { return sub(bits, set1(12582912.f)); }
+
 // 2^x for x <= 127. Below Lowest it gives 2^Lowest: never a denormal, which takes the processor a hundred times as
 // long.
 template <int Degree = 5, int Lowest = -125>
 FW_INLINE F32 exp2_f32(F32 x) {
   x = max_f32(x, set1(float(Lowest)));
-  const F32 f = fraction(x);
-  return times_pow2(exp2_fraction<Degree>(f), sub(x, f));
+  const F32 n = whole_bits(x);
+  return times_pow2(exp2_fraction<Degree>(sub(x, from_bits(n))), n);
 }
 
 // e^x. Below -87 it gives e^-87, above 88 e^88.
 FW_INLINE F32 exp_f32(F32 x) {
   x = min_f32(max_f32(x, set1(-87.f)), set1(88.f));
-  const F32 n = round_f32(mul(x, set1(1.44269504088896341f)));
-  return times_pow2(exp2_fraction(fma(x, set1(1.44269504088896341f), sub(set1(0.f), n))), n);
+  const F32 log2e = set1(1.44269504088896341f), n = whole_bits(mul(x, log2e));
+  return times_pow2(exp2_fraction<5>(fma(x, log2e, sub(set1(0.f), from_bits(n)))), n);
 }
 
 // tanh(x) = 1 - 2 / (e^2x + 1)
