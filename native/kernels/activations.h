@@ -10,9 +10,6 @@ constexpr size_t activation_bytes(ActivationKind kind) {
   return kind == ActivationKind::f32 ? 4 : kind == ActivationKind::bf16 || kind == ActivationKind::i15 ? 2 : 1;
 }
 
-// Inputs of one piece.
-constexpr int piece_inputs(ActivationKind kind) { return kPieceBytes / int(activation_bytes(kind)); }
-
 // Where row `row` has input k, in the high plane if there are two.
 template <class T>
 FW_INLINE T *activation_at(const Activations &a, int row, int k, int inputs_per_piece) {

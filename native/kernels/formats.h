@@ -126,8 +126,7 @@ struct ActivationBlock {
 constexpr int kPieceBytes = 256;
 
 // The input of a product, rows × padded_cols, divided into pieces of 256 bytes of a row: first the first pieces of all
-// rows, then all second pieces, …. So rows of a tile are a constant distance apart, and a chunk of inputs is
-// contiguous.
+// rows, then all second pieces, …. So rows of a tile are a constant distance apart.
 struct Activations {
   ActivationKind kind;
   int padded_cols;

@@ -161,17 +161,14 @@ void run_few_rows(const MatrixProduct &product) {
 
 constexpr int kMostRows = 480;  // in one pass over the panels
 
-// Inputs of a chunk: whole pieces, chunks of nearly equal size. Its weights stay in the first-level cache for all rows.
-constexpr size_t kChunkBytes = 16384;
-int chunk_inputs(Format f, const Activations &a) {
-  const int piece = piece_inputs(a.kind), pieces = (a.padded_cols + piece - 1) / piece;
-  const size_t piece_bytes = input_offset(f, piece) - input_offset(f, 0);
-  const int most = int(larger(kChunkBytes / piece_bytes, size_t(1))), chunks = (pieces + most - 1) / most;
-  return (pieces + chunks - 1) / chunks * piece;
+// Inputs of a chunk, nearly as many in all chunks of a panel. Its weights, staged or not, stay in the second-level cache
+// for all rows, and are read in order.
+constexpr size_t kChunkBytes = 65536;
+int chunk_inputs(Format f, int cols) {
+  const size_t block_bytes = input_offset(f, kBlock) - input_offset(f, 0);
+  const int blocks = cols / kBlock, most = int(kChunkBytes / block_bytes), chunks = (blocks + most - 1) / most;
+  return (blocks + chunks - 1) / chunks * kBlock;
 }
-
-// The scratch memory: staged weights, then sums between chunks.
-constexpr size_t kStagedBytes = 2 * kChunkBytes;
 
 template <class Kernel, class StagedKernel>
 void run_product(const MatrixProduct &product) {
@@ -183,8 +180,8 @@ void run_product(const MatrixProduct &product) {
   const Format to = num_rows > kStageRows ? staged_format(w.format) : w.format;
   const bool staged = to != w.format;
   const int tile_rows = staged ? StagedKernel::kRows : Kernel::kRows, tiles = (num_rows + tile_rows - 1) / tile_rows;
-  const int chunk = staged || tiles > 1 ? chunk_inputs(to, product.a) : cols;
-  uint8_t *staged_weights = static_cast<uint8_t *>(product.scratch), *sums = staged_weights + kStagedBytes;
+  const int chunk = staged || tiles > 1 ? chunk_inputs(to, cols) : cols;
+  uint8_t *staged_weights = static_cast<uint8_t *>(product.scratch), *sums = staged_weights + kChunkBytes;
   for (int p = product.panel_begin; p < product.panel_end; ++p) {
     const uint8_t *panel = w.panel(p);
     const Output out = output_of(product, p);
@@ -236,7 +233,8 @@ int rows_per_pass(const Activations &a) {
 
 }  // namespace
 
-size_t linear_scratch_bytes() { return kStagedBytes + Carry::kRowBytes * kMostRows; }
+// Staged weights, then sums between chunks.
+size_t linear_scratch_bytes() { return kChunkBytes + Carry::kRowBytes * kMostRows; }
 
 void linear(const MatrixProduct &product) {
   const ProductFunction run = product_of(product.w.format, product.a.kind);

@@ -34,7 +34,7 @@ def test_chunks_do_not_change_a_bit(weight_format, kv_format, isa):
 @pytest.mark.parametrize("quant", [Quant.Q4_0, Quant.Q4_1, Quant.Q8_0, Quant.Q5_1])
 def test_chunks_do_not_change_a_bit_of_weights_in_blocks(quant, isa):
     """The inputs of `down` are more than a product unpacks at once."""
-    spec = tiny_spec(hidden_size=64, intermediate_size=1056, layers=(LayerSpec(rope(16)),))
+    spec = tiny_spec(hidden_size=64, intermediate_size=3744, layers=(LayerSpec(rope(16)),))
     weights, rng = random_weights(spec), np.random.default_rng(4)
     weights |= {n: random_blocks(quant, s, rng) for n, s in weight_names(spec) if len(s) == 2}
 
@@ -44,6 +44,22 @@ def test_chunks_do_not_change_a_bit_of_weights_in_blocks(quant, isa):
 
     want = last([1, 5, 13, 30, 33, 30, 38])  # by vectors
     for chunks in ([150], [40, 41, 69], [1, 100, 49]):
+        np.testing.assert_array_equal(last(chunks), want)
+
+
+@pytest.mark.parametrize("isa", _native.isa_levels())
+@pytest.mark.parametrize("weight_format", ["fp32", "bf16", "int8"])
+def test_chunks_do_not_change_a_bit_of_products_of_many_inputs(weight_format, isa):
+    """Sums of `down` are kept between parts of its inputs, which end within a piece of the activations."""
+    spec = tiny_spec(hidden_size=64, intermediate_size=4512, layers=(LayerSpec(rope(16)),))
+    weights = random_weights(spec)
+
+    def last(chunks):
+        driver = Driver(spec, weights, weight_format=weight_format, isa=isa)
+        return driver.run_alone("a", TOKENS[:150], chunks)[-1]
+
+    want = last([2] * 75)  # few rows: all inputs at once
+    for chunks in ([150], [40, 41, 69]):
         np.testing.assert_array_equal(last(chunks), want)
 
 
