@@ -161,8 +161,8 @@ void run_few_rows(const MatrixProduct &product) {
 
 constexpr int kMostRows = 480;  // in one pass over the panels
 
-// Inputs of a chunk, nearly as many in all chunks of a panel. Its weights, staged or not, stay in the second-level cache
-// for all rows, and are read in order.
+// Inputs of a chunk, nearly as many in all chunks of a panel. Its weights, staged or not, stay in the second-level
+// cache for all rows, and are read in order.
 constexpr size_t kChunkBytes = 65536;
 int chunk_inputs(Format f, int cols) {
   const size_t block_bytes = input_offset(f, kBlock) - input_offset(f, 0);

@@ -27,7 +27,8 @@ FW_INLINE F32 min_f32(F32 a, F32 b) { return _mm256_min_ps(a, b); }
 FW_INLINE F32 abs_f32(F32 a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.f), a); }
 FW_INLINE F32 round_f32(F32 a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 FW_INLINE F32 times_pow2(F32 a, F32 bits) {
-  return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a), _mm256_slli_epi32(_mm256_castps_si256(bits), 23)));
+  const __m256i exponent = _mm256_slli_epi32(_mm256_castps_si256(bits), 23);
+  return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a), exponent));
 }
 FW_INLINE float reduce_add(F32 a) {
   __m128 s = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));

@@ -23,7 +23,8 @@ FW_INLINE F32 min_f32(F32 a, F32 b) { return _mm512_min_ps(a, b); }
 FW_INLINE F32 abs_f32(F32 a) { return _mm512_abs_ps(a); }
 FW_INLINE F32 round_f32(F32 a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 FW_INLINE F32 times_pow2(F32 a, F32 bits) {
-  return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a), _mm512_slli_epi32(_mm512_castps_si512(bits), 23)));
+  const __m512i exponent = _mm512_slli_epi32(_mm512_castps_si512(bits), 23);
+  return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a), exponent));
 }
 FW_INLINE float reduce_add(F32 a) { return _mm512_reduce_add_ps(a); }
 FW_INLINE float reduce_max(F32 a) { return _mm512_reduce_max_ps(a); }
