@@ -15,9 +15,7 @@ struct StoredToken {
 };
 
 FW_INLINE float quantise_i8(const float *x, int dim, uint8_t offset, uint8_t *out) {
-  const float top = largest_magnitude(x, dim);
-  const F32 inverse = set1(top > 0.f ? 127.f / top : 0.f);
-  for (int d = 0; d < dim; d += kLanes) store_s8(reinterpret_cast<int8_t *>(out) + d, mul(load(x + d), inverse));
+  const float top = round_to_s8(x, dim, [&](int d) FW_LAMBDA { return reinterpret_cast<int8_t *>(out) + d; }).top;
   if (offset) { for (int d = 0; d < dim; ++d) out[d] = uint8_t(out[d] ^ offset); }
   return top / 127.f;
 }

@@ -29,12 +29,8 @@ FW_INLINE F32 accumulate(F32 acc, F32 a, F32 b) { return fma(a, b, acc); }
 FW_INLINE F32 max_f32(F32 a, F32 b) { return a > b ? a : b; }
 FW_INLINE F32 min_f32(F32 a, F32 b) { return a < b ? a : b; }
 FW_INLINE F32 abs_f32(F32 a) { return a < 0 ? -a : a; }
-// Adding 1.5 * 2^23 leaves no bit below the point: round to nearest even for |a| < 2^22.
-FW_INLINE F32 round_f32(F32 a) {
-  volatile float magic_in_memory = 12582912.f;  // keeps the compiler from folding the two steps into nothing
-  const F32 magic = set1(magic_in_memory);
-  return (a + magic) - magic;
-}
+// To nearest even, for |a| < 2^22.
+FW_INLINE F32 round_f32(F32 a) { return (a + set1(kWhole)) - set1(kWhole); }
 FW_INLINE I32 to_i32(F32 a) { return __builtin_convertvector(a, I32); }
 FW_INLINE F32 times_pow2(F32 a, F32 bits) { return bits_as<F32>(bits_as<I32>(a) + (bits_as<I32>(bits) << 23)); }
 FW_INLINE float reduce_add(F32 a) { return (a[0] + a[2]) + (a[1] + a[3]); }

@@ -28,6 +28,11 @@
 #define FW_INLINE inline __attribute__((always_inline))
 #define FW_LAMBDA __attribute__((always_inline))
 
+namespace foreword::kernels::FOREWORD_ISA {
+// 1.5 2^23: x + kWhole, for |x| < 2^22, has no bits below the point, and its lowest bits are the integer nearest to x.
+constexpr float kWhole = 12582912.f;
+}
+
 #if defined(FOREWORD_SIMD_AVX512)
 #include "kernels/simd/avx512.h"
 #elif defined(FOREWORD_SIMD_AVX2)
@@ -200,10 +205,9 @@ FW_INLINE F32 exp2_fraction(F32 f) {
   return fma(p, f, set1(1.f));
 }
 
-// x + 1.5 2^23, for |x| < 2^22: a float without bits below the point, whose lowest bits are the integer nearest to x.
-// from_bits gives that integer.
-FW_INLINE F32 whole_bits(F32 x) { return add(x, set1(12582912.f)); }
-FW_INLINE F32 from_bits(F32 bits) { return sub(bits, set1(12582912.f)); }
+// A float with the integer nearest to x in its lowest bits; that integer.
+FW_INLINE F32 whole_bits(F32 x) { return add(x, set1(kWhole)); }
+FW_INLINE F32 from_bits(F32 bits) { return sub(bits, set1(kWhole)); }
 
 // 2^x for x <= 127. Below Lowest it gives 2^Lowest: never a denormal, which takes the processor a hundred times as
 // long.
