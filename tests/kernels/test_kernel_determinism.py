@@ -17,8 +17,8 @@ TOKENS = np.random.default_rng(5).integers(0, SPEC.vocab_size, 700).tolist()
 FORMATS = [("fp32", "fp32"), ("bf16", "bf16"), ("int8", "int8"), ("q4", "bf16")]
 
 
-def last_logits(chunks, **options):
-    return Driver(SPEC, WEIGHTS, **options).run_alone("a", TOKENS, chunks)[-1]
+def last_logits(chunks, spec=SPEC, weights=WEIGHTS, **options):
+    return Driver(spec, weights, **options).run_alone("a", TOKENS[: sum(chunks)], chunks)[-1]
 
 
 @pytest.mark.parametrize("isa", _native.isa_levels())
@@ -37,14 +37,10 @@ def test_chunks_do_not_change_a_bit_of_weights_in_blocks(quant, isa):
     spec = tiny_spec(hidden_size=64, intermediate_size=3744, layers=(LayerSpec(rope(16)),))
     weights, rng = random_weights(spec), np.random.default_rng(4)
     weights |= {n: random_blocks(quant, s, rng) for n, s in weight_names(spec) if len(s) == 2}
-
-    def last(chunks):
-        driver = Driver(spec, weights, weight_format="auto", kv_format="int8", isa=isa)
-        return driver.run_alone("a", TOKENS[:150], chunks)[-1]
-
-    want = last([1, 5, 13, 30, 33, 30, 38])  # by vectors
+    options = {"spec": spec, "weights": weights, "weight_format": "auto", "kv_format": "int8", "isa": isa}
+    want = last_logits([1, 5, 13, 30, 33, 30, 38], **options)  # by vectors
     for chunks in ([150], [40, 41, 69], [1, 100, 49]):
-        np.testing.assert_array_equal(last(chunks), want)
+        np.testing.assert_array_equal(last_logits(chunks, **options), want)
 
 
 @pytest.mark.parametrize("isa", _native.isa_levels())
@@ -52,15 +48,10 @@ def test_chunks_do_not_change_a_bit_of_weights_in_blocks(quant, isa):
 def test_chunks_do_not_change_a_bit_of_products_of_many_inputs(weight_format, isa):
     """Sums of `down` are kept between parts of its inputs, which end within a piece of the activations."""
     spec = tiny_spec(hidden_size=64, intermediate_size=4512, layers=(LayerSpec(rope(16)),))
-    weights = random_weights(spec)
-
-    def last(chunks):
-        driver = Driver(spec, weights, weight_format=weight_format, isa=isa)
-        return driver.run_alone("a", TOKENS[:150], chunks)[-1]
-
-    want = last([2] * 75)  # few rows: all inputs at once
+    options = {"spec": spec, "weights": random_weights(spec), "weight_format": weight_format, "isa": isa}
+    want = last_logits([2] * 75, **options)  # few rows: all inputs at once
     for chunks in ([150], [40, 41, 69]):
-        np.testing.assert_array_equal(last(chunks), want)
+        np.testing.assert_array_equal(last_logits(chunks, **options), want)
 
 
 @pytest.mark.parametrize("isa", _native.isa_levels())
@@ -68,15 +59,10 @@ def test_chunks_do_not_change_a_bit_of_products_of_many_inputs(weight_format, is
 def test_chunks_do_not_change_a_bit_of_panels_as_large_as_a_cache(weight_format, isa):
     """A panel takes half of the first-level cache or more: in bf16 of `gate` and `up`, in 8 bit of `down`."""
     spec = tiny_spec(hidden_size=416, intermediate_size=928, layers=(LayerSpec(rope(16)),))
-    weights = random_weights(spec)
-
-    def last(chunks):
-        driver = Driver(spec, weights, weight_format=weight_format, isa=isa)
-        return driver.run_alone("a", TOKENS[:150], chunks)[-1]
-
-    want = last([3, *[7] * 21])
+    options = {"spec": spec, "weights": random_weights(spec), "weight_format": weight_format, "isa": isa}
+    want = last_logits([3, *[7] * 21], **options)
     for chunks in ([150], [40, 41, 69], [100, 33, 17]):
-        np.testing.assert_array_equal(last(chunks), want)
+        np.testing.assert_array_equal(last_logits(chunks, **options), want)
 
 
 @pytest.mark.parametrize("isa", _native.isa_levels())
@@ -86,15 +72,11 @@ def test_chunks_do_not_change_a_bit_with_wide_heads(head_dim, block_size, kv_for
     """Of long chunks the scores and values are products of tiles, where there are such instructions."""
     layers = (LayerSpec(rope(head_dim)), LayerSpec(rope(head_dim), 50))
     spec = tiny_spec(num_heads=4, num_kv_heads=2, head_dim=head_dim, layers=layers, attn_softcap=20.0)
-    weights = random_weights(spec)
-
-    def last(chunks):
-        driver = Driver(spec, weights, weight_format="fp32", kv_format=kv_format, isa=isa, block_size=block_size)
-        return driver.run_alone("a", TOKENS[:150], chunks)[-1]
-
-    want = last([1, 5, 6, 7, 1, *[5] * 26])
+    options = {"weight_format": "fp32", "kv_format": kv_format, "isa": isa, "block_size": block_size}
+    options |= {"spec": spec, "weights": random_weights(spec)}
+    want = last_logits([1, 5, 6, 7, 1, *[5] * 26], **options)
     for chunks in ([150], [40, 41, 69], [1, 100, 49]):
-        np.testing.assert_array_equal(last(chunks), want)
+        np.testing.assert_array_equal(last_logits(chunks, **options), want)
 
 
 @pytest.mark.parametrize("num_threads", [1, 3, 7])
@@ -110,28 +92,20 @@ def test_threads_do_not_change_a_bit(weight_format, kv_format, num_threads):
 @pytest.mark.parametrize("name", ["mamba2", "gated_delta", "moe"])
 def test_chunks_and_threads_do_not_change_a_bit_of_other_layers(name, isa):
     spec = SPECS[name]
-    weights = random_weights(spec)
-
-    def last(chunks, num_threads):
-        driver = Driver(spec, weights, weight_format="bf16", isa=isa, num_threads=num_threads)
-        return driver.run_alone("a", TOKENS[:200], chunks)[-1]
-
-    want = last([200], 2)
+    options = {"spec": spec, "weights": random_weights(spec), "weight_format": "bf16", "isa": isa}
+    want = last_logits([200], num_threads=2, **options)
     for num_threads, chunks in ((1, [1, 199]), (3, [130, 2, 68]), (7, [170, *[1] * 30])):
-        np.testing.assert_array_equal(last(chunks, num_threads), want)
+        np.testing.assert_array_equal(last_logits(chunks, num_threads=num_threads, **options), want)
 
 
 @pytest.mark.parametrize("num_threads", [1, 3])
 def test_long_chunks_do_not_change_a_bit_where_norms_follow_the_mlp(num_threads):
     """The MLP of more than 512 tokens is computed in parts."""
-    weights = random_weights(SPECS["gemma"])
-
-    def last(chunks):
-        return Driver(SPECS["gemma"], weights, num_threads=num_threads).run_alone("a", TOKENS, chunks)[-1]
-
-    want = last([300, 300, 100])
+    spec = SPECS["gemma"]
+    options = {"spec": spec, "weights": random_weights(spec), "num_threads": num_threads}
+    want = last_logits([300, 300, 100], **options)
     for chunks in ([700], [1, 699]):
-        np.testing.assert_array_equal(last(chunks), want)
+        np.testing.assert_array_equal(last_logits(chunks, **options), want)
 
 
 @pytest.mark.parametrize(("weight_format", "kv_format"), FORMATS)
