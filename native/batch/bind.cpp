@@ -330,6 +330,7 @@ nb::dict array_names() {
 
 }  // namespace
 
+void bind_sampling(nb::module_ &m);
 void bind_vllm(nb::module_ &m);
 
 void bind_batch(nb::module_ &m) {
@@ -372,6 +373,7 @@ void bind_batch(nb::module_ &m) {
         const Ints out = int32s(packet, true);
         return core.pack(step, out.writable_data(), out.size);
       });
+  bind_sampling(m);
   bind_vllm(m);
 }
 

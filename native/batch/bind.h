@@ -16,8 +16,22 @@ using Vector = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 template <class T>
 using Matrix = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
-// An int32 array [n] or [n, width] in C order. What a step passes is read from NumPy's own memory, whose layout is part
-// of its ABI: an import by nanobind takes longer than the preparation of a small step.
+// What an object of numpy.ndarray holds. The layout is part of NumPy's ABI. What a step passes is read from there,
+// because an import by nanobind takes longer than the preparation of a small step.
+struct NumPyArray {
+  enum Flags { C_CONTIGUOUS = 0x1, ALIGNED = 0x100, WRITEABLE = 0x400 };
+
+  PyObject head;
+  void *data;
+  int ndim;
+  Py_ssize_t *shape, *strides;
+  PyObject *base, *dtype;
+  int flags;
+
+  static NumPyArray &of(nb::handle array) { return *reinterpret_cast<NumPyArray *>(array.ptr()); }
+};
+
+// An int32 array [n] or [n, width] in C order.
 class Ints {
  public:
   const int32_t *data = nullptr;
@@ -29,26 +43,16 @@ class Ints {
     static const nb::handle numpy = nb::module_::import_("numpy").release();
     static const nb::handle array_type = nb::object(numpy.attr("ndarray")).release();
     static const nb::handle int32_type = nb::object(numpy.attr("dtype")("int32")).release();
-    const auto *array = reinterpret_cast<const Array *>(source.ptr());
-    const int flags = C_CONTIGUOUS | ALIGNED | (writable ? WRITEABLE : 0);
-    if (!source.type().is(array_type) || array->dtype != int32_type.ptr() || (array->flags & flags) != flags)
+    const NumPyArray &array = NumPyArray::of(source);
+    const int flags = NumPyArray::C_CONTIGUOUS | NumPyArray::ALIGNED | (writable ? NumPyArray::WRITEABLE : 0);
+    if (!source.type().is(array_type) || array.dtype != int32_type.ptr() || (array.flags & flags) != flags)
       return read_other(source, writable);
-    return set(static_cast<const int32_t *>(array->data), array->ndim, array->shape);
+    return set(static_cast<const int32_t *>(array.data), array.ndim, array.shape);
   }
 
   int32_t *writable_data() const { return const_cast<int32_t *>(data); }
 
  private:
-  struct Array {  // PyArrayObject_fields
-    PyObject head;
-    void *data;
-    int ndim;
-    Py_ssize_t *shape, *strides;
-    PyObject *base, *dtype;
-    int flags;
-  };
-  enum Flags { C_CONTIGUOUS = 0x1, ALIGNED = 0x100, WRITEABLE = 0x400 };
-
   bool read_other(nb::handle source, bool writable) {
     if (source.is_none() || !nb::try_cast(source, imported_, false)) return false;
     if (writable && !nb::isinstance<nb::ndarray<int32_t>>(source)) return false;

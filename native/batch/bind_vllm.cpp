@@ -1,7 +1,6 @@
 #include <nanobind/stl/vector.h>
 
 #include "batch/bind.h"
-#include "batch/sampling_probe.h"
 #include "batch/vllm_fast_path.h"
 
 namespace foreword {
@@ -20,20 +19,6 @@ void init_front(VllmFastPath *self, RowsCore &rows, const nb::dict &arrays) {
 }  // namespace
 
 void bind_vllm(nb::module_ &m) {
-  nb::class_<SamplingProbe>(m, "SamplingProbe", "Which of the last batches has the same rows with the same parameters.")
-      .def("__init__",
-           [](SamplingProbe *self, Vector<const int32_t> needs, Vector<const int64_t> stamp,
-              Vector<const int32_t> rows, Vector<const int64_t> counters) {
-             new (self) SamplingProbe{};
-             self->needs = needs.data();
-             self->stamp = stamp.data();
-             self->rows = rows.data();
-             self->version = counters.data() + VERSION;
-           })
-      .def("lookup", [](SamplingProbe &probe, int64_t count) {
-        const SamplingProbe::Answer a = probe.lookup(count);
-        return nb::make_tuple(a.slot, a.known, a.needs);
-      });
   nb::class_<VllmFastPath>(m, "VllmFastPath", "The common step of foreword.batch.adapters.vllm over one RequestStates.")
       .def("__init__", &init_front, nb::keep_alive<1, 2>())
       .def("step", [](VllmFastPath &front, nb::handle cached, nb::handle num_scheduled, nb::handle drafts) {

@@ -1,5 +1,6 @@
 target_sources(_native PRIVATE
   native/batch/bind.cpp
+  native/batch/bind_sampling.cpp
   native/batch/bind_vllm.cpp
   native/batch/directory.cpp
   native/batch/packet.cpp

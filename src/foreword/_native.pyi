@@ -1,6 +1,6 @@
 """The native module's surface, as its Python callers use it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,9 +47,20 @@ class RowsCore:
     def renew_sampling(self, rows: _I32) -> None: ...
     def append(self, rows: object, blocks: object, group: int) -> bool: ...
 
-class SamplingProbe:
-    def __init__(self, needs: _I32, stamp: _I64, rows: _I32, counters: _I64) -> None: ...
-    def lookup(self, count: int) -> tuple[int, bool, int]: ...
+class MetadataCache:
+    def __init__(
+        self,
+        columns: list[tuple[str, npt.NDArray[Any], int]],
+        needs: _I32,
+        stamp: _I64,
+        counters: _I64,
+        rows: _I32,
+        vocab_size: int,
+        type: type[Any],
+        build: Callable[[int, int], Any],
+        rare: int,
+    ) -> None: ...
+    def get(self, count: int) -> Any: ...
 
 class VllmFastPath:
     def __init__(self, rows: RowsCore, arrays: dict[str, npt.NDArray[Any]]) -> None: ...

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -21,7 +23,7 @@ from foreword.batch import (
 from foreword.batch.state import sampling_metadata as metadata_module
 from foreword.batch.state.batch_update import BatchUpdates
 from foreword.batch.state.changes import make as make_changes
-from foreword.batch.state.sampling_columns import COLUMNS, FLAG_RULES, Need, SamplingColumns
+from foreword.batch.state.sampling_columns import COLUMNS, FLAG_RULES, GIVEN, Need, SamplingColumns
 from foreword.batch.state.sampling_metadata import token_counts
 from foreword.batch.values.seeds import derived_seed
 from foreword.native import available
@@ -91,7 +93,9 @@ def random_request(rng, rid):
 # -- flags and parameters
 
 
-def test_flags_and_parameters_are_those_of_the_requests_in_batch_order():
+@pytest.mark.parametrize("is_native", [available(), False])
+def test_flags_and_parameters_are_those_of_the_requests_in_batch_order(is_native, monkeypatch):
+    monkeypatch.setattr(metadata_module, "available", lambda: is_native)
     rng = np.random.default_rng(0)
     for _ in range(60):
         states, buffers = make()
@@ -252,6 +256,53 @@ def test_metadata_is_the_same_object_until_members_or_parameters_change(is_nativ
     assert again is not first
     assert again.temperature.tolist() == [0.25, 0.5]
     assert first.temperature.tolist() == [0.5, 0.5]
+
+
+@pytest.mark.parametrize("is_native", [available(), False])
+@pytest.mark.parametrize("seed", range(20))
+def test_metadata_has_the_columns_of_its_rows_that_one_of_them_needs(is_native, seed, monkeypatch):
+    monkeypatch.setattr(metadata_module, "available", lambda: is_native)
+    rng = np.random.default_rng(seed)
+    rows, columns = np.zeros(70, np.int32), make(70)[0].sampling
+    cache = metadata_module.metadata_cache(columns, V, rows)
+    for count in rng.integers(0, 71, 20):
+        set_rows = rng.permutation(70)[: rng.integers(1, 70)].astype(np.int32)
+        given = rng.choice(GIVEN, rng.integers(0, 4), replace=False)
+        values = {name: rng.integers(0, 9, len(set_rows)).astype(COLUMNS[name][0]) for name in given.tolist()}
+        columns.set_columns(set_rows, values)
+        rows[:count] = rng.permutation(70)[:count]
+        got, want = cache.get(count), metadata_module.build_metadata(columns, V, rows[:count].copy())
+        for field in dataclasses.fields(want):
+            mine, other = getattr(got, field.name), getattr(want, field.name)
+            if isinstance(other, np.ndarray):
+                assert mine.dtype == other.dtype, field.name
+                np.testing.assert_array_equal(mine, other, err_msg=field.name)
+            else:
+                assert mine == other, field.name
+
+
+@pytest.mark.parametrize("is_native", [available(), False])
+def test_metadata_that_could_not_be_made_is_made_by_the_next_call(is_native, monkeypatch):
+    monkeypatch.setattr(metadata_module, "available", lambda: is_native)
+    states, buffers = make()
+    for rid in "abc":
+        states.add_request(
+            NewRequest(rid, [1, 2], [[1]], sampling_params=SamplingParams(logit_bias={ord(rid) - 90: 1}))
+        )
+    rows = np.array([states.row_of(rid) for rid in "abc"], np.int32)
+    cache = metadata_module.metadata_cache(states.sampling, V, rows)
+    cache.get(1), cache.get(2)
+
+    def out_of_memory(*_):
+        raise MemoryError
+
+    with monkeypatch.context() as failing:
+        failing.setattr(metadata_module, "build_metadata", out_of_memory)
+        for _ in range(2):
+            with pytest.raises(MemoryError):
+                cache.get(3)
+    assert cache.get(3).logit_bias()[1].tolist() == [7, 8, 9]
+    assert sampling_metadata(prepare_inputs(states, {"c": 1}, buffers)).logit_bias()[1].tolist() == [9]
 
 
 def test_rows_that_were_set_together_and_swapped_are_other_parameters():

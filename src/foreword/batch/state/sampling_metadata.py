@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -114,12 +114,6 @@ _NEEDED_FOR = {"temperature": Need.RANDOM, "seed": Need.RANDOM, "top_p": Need.TO
                "num_prompt_logprobs": Need.PROMPT_LOGPROBS}  # fmt: skip
 
 
-@lru_cache(maxsize=64)
-def _gathered(needs: int) -> tuple[str, ...]:
-    """The columns of a batch with these flags."""
-    return tuple(name for name, need in _NEEDED_FOR.items() if needs & need)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenCounts:
     """What penalties read, for the P rows that have one. batch_indices: int64 [P]. in_prompt: bool [P, V].
@@ -144,7 +138,7 @@ def build_metadata(columns: SamplingColumns, vocab_size: int, rows: I32, needs: 
         held = zip(rare.tolist(), rows[rare].tolist(), strict=True)
         params = {b: c.params[row] for b, row in held if row in c.params}
     at = rows.astype(np.intp)  # once, not in every gather
-    gathered: dict[str, Any] = {name: getattr(c, name).take(at) for name in _gathered(needs)}
+    gathered: dict[str, Any] = {name: getattr(c, name).take(at) for name, need in _NEEDED_FOR.items() if needs & need}
     return SamplingMetadata(rows, needs, vocab_size, params, **gathered)
 
 
@@ -178,46 +172,44 @@ def _penalized(metadata: SamplingMetadata) -> I64:
     return np.flatnonzero(has_one)
 
 
-class MetadataCache:
-    """The metadata of the last few batches: the same object as long as neither rows nor parameters changed.
-
-    rows: the buffer, at one address, whose first entries are a batch's state rows.
-    """
-
-    __slots__ = ("_columns", "_known", "_probe", "_rows", "_vocab_size")
-    SIZE = 2  # steps in flight alternate
-
-    def __init__(self, columns: SamplingColumns, vocab_size: int, rows: I32) -> None:
-        self._columns, self._vocab_size, self._rows = columns, vocab_size, rows
-        make: Any = native.SamplingProbe if available() else _Probe
-        self._probe: Any = make(columns.needs, columns.stamp, rows, columns.counters)
-        self._known: list[SamplingMetadata | None] = [None] * self.SIZE
+class MetadataCache(Protocol):
+    """The metadata of the last few batches: the same object as long as neither rows nor parameters changed."""
 
     def get(self, count: int) -> SamplingMetadata:
         """The metadata of the first ``count`` rows in the buffer: a comparison if known, else `build_metadata`."""
-        slot, known, needs = self._probe.lookup(count)
-        metadata: SamplingMetadata | None = self._known[slot]
-        if known and metadata is not None:
-            return metadata
-        metadata = build_metadata(self._columns, self._vocab_size, self._rows[:count].copy(), needs)
-        self._known[slot] = metadata
-        return metadata
 
 
-class _Probe:
-    """Which of the last batches has the same rows with the same stamps of their parameters. As native SamplingProbe."""
+def metadata_cache(columns: SamplingColumns, vocab_size: int, rows: I32) -> MetadataCache:
+    """A cache for batches whose state rows are the first entries of ``rows``, a buffer at one address."""
 
-    def __init__(self, needs: I32, stamp: I64, rows: I32, counters: I64) -> None:
-        self._stamp, self._rows = stamp, rows
-        self._keys: list[tuple[bytes, bytes] | None] = [None] * MetadataCache.SIZE
-        self._oldest = 0
+    def build(count: int, needs: int | None = None) -> SamplingMetadata:
+        return build_metadata(columns, vocab_size, rows[:count].copy(), needs)
 
-    def lookup(self, count: int) -> tuple[int, bool, None]:
-        """(slot, whether the batch is known there, its needs: None, not computed here)"""
+    if not available():
+        return _Cache(columns, rows, build)
+    needed = [(name, getattr(columns, name), int(need)) for name, need in _NEEDED_FOR.items()]
+    c = columns
+    cache: MetadataCache = native.MetadataCache(
+        needed, c.needs, c.stamp, c.counters, rows, vocab_size, SamplingMetadata, build, _RARE
+    )
+    return cache
+
+
+class _Cache:
+    """As native MetadataCache, by comparison of bytes."""
+
+    SIZE = 2  # steps in flight alternate
+
+    def __init__(self, columns: SamplingColumns, rows: I32, build: Callable[[int], SamplingMetadata]) -> None:
+        self._columns, self._rows, self._build = columns, rows, build
+        self._known: dict[tuple[bytes, bytes], SamplingMetadata] = {}  # the oldest first
+
+    def get(self, count: int) -> SamplingMetadata:
         rows = self._rows[:count]
-        key = rows.tobytes(), self._stamp[rows].tobytes()
-        if key in self._keys:
-            return self._keys.index(key), True, None
-        slot, self._oldest = self._oldest, (self._oldest + 1) % MetadataCache.SIZE
-        self._keys[slot] = key
-        return slot, False, None
+        key = rows.tobytes(), self._columns.stamp[rows].tobytes()
+        metadata = self._known.get(key)
+        if metadata is None:
+            if len(self._known) == self.SIZE:
+                del self._known[next(iter(self._known))]
+            metadata = self._known[key] = self._build(count)
+        return metadata

@@ -8,7 +8,7 @@ import numpy as np
 
 from foreword.arrays import I64, U8, AnyArray
 from foreword.batch.state.request_states import RequestStates
-from foreword.batch.state.sampling_metadata import MetadataCache
+from foreword.batch.state.sampling_metadata import MetadataCache, metadata_cache
 from foreword.batch.step.arena import Allocator, carve
 from foreword.batch.step.layout import FIELDS, STEP, Scalars
 from foreword.batch.values.fields import Field
@@ -72,8 +72,8 @@ class InputBuffers:
         self.scalars: I64 = self["scalars"]
         self.written: I64 = self["written"]
         sampling = states.sampling, states.vocab_size
-        self.metadata = MetadataCache(*sampling, self["idx_mapping"])
-        self.logits_metadata = MetadataCache(*sampling, self["expanded_idx_mapping"])
+        self.metadata: MetadataCache = metadata_cache(*sampling, self["idx_mapping"])
+        self.logits_metadata: MetadataCache = metadata_cache(*sampling, self["expanded_idx_mapping"])
         self.core: Any = None  # the native core over these arrays, made by the native backend
         self.model_inputs: Any = None  # these arrays as the native executor takes them, made by it
 
