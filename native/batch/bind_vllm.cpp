@@ -7,8 +7,9 @@ namespace foreword {
 namespace {
 
 // `arrays`: the plan, by name.
-void init_front(VllmFastPath *self, RowsCore &rows, const nb::dict &arrays) {
-  VllmFastPath &front = *new (self) VllmFastPath(rows);
+void init_front(VllmFastPath *self, RowsCore &rows, const nb::dict &arrays, nb::handle observers,
+                nb::handle adapter_of, nb::handle with_extras) {
+  VllmFastPath &front = *new (self) VllmFastPath(rows, observers.ptr(), adapter_of.ptr(), with_extras.ptr());
   front.out_rows = pointer<int32_t>(arrays, "rows");
   front.out_counts = pointer<int32_t>(arrays, "num_scheduled");
   front.out_num_drafts = pointer<int32_t>(arrays, "num_drafts");
@@ -21,14 +22,12 @@ void init_front(VllmFastPath *self, RowsCore &rows, const nb::dict &arrays) {
 void bind_vllm(nb::module_ &m) {
   nb::class_<VllmFastPath>(m, "VllmFastPath", "The common step of foreword.batch.adapters.vllm over one RequestStates.")
       .def("__init__", &init_front, nb::keep_alive<1, 2>())
+      .def("apply", [](VllmFastPath &front, nb::handle output) { return front.apply(output.ptr()); })
       .def("step", [](VllmFastPath &front, nb::handle cached, nb::handle num_scheduled, nb::handle drafts) {
         return front.step(cached.ptr(), num_scheduled.ptr(), drafts.ptr());
       }, nb::arg(), nb::arg(), nb::arg().none())
-      .def("admit", [](VllmFastPath &front, nb::handle requests) {
-        std::vector<int32_t> special;
-        const bool done = front.admit(requests.ptr(), special);
-        return nb::make_tuple(done, special);
-      })
+      .def("admit", [](VllmFastPath &front, nb::handle requests) { return front.admit(requests.ptr()); })
+      .def("special", [](const VllmFastPath &front) { return front.special; })
       .def("finish", [](VllmFastPath &front, nb::handle ids) { return front.finish(ids.ptr()); });
 }
 

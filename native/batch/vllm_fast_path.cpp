@@ -10,6 +10,8 @@ namespace {
 
 // The names read every step, interned once for the process like any constant of a module.
 #define FOREWORD_NAMES(X)                                                                                        \
+  X(finished_req_ids) X(preempted_req_ids) X(scheduled_new_reqs) X(scheduled_cached_reqs)                        \
+  X(num_scheduled_tokens) X(scheduled_spec_decode_tokens)                                                        \
   X(req_ids) X(resumed_req_ids) X(new_token_ids) X(new_block_ids) X(num_computed_tokens) X(num_output_tokens)    \
   X(req_id) X(prompt_token_ids) X(prefill_token_ids) X(block_ids) X(prompt_embeds) X(mm_features)                \
   X(pooling_params) X(lora_request) X(sampling_params)
@@ -32,7 +34,13 @@ bool append_ints(PyObject *o, std::vector<int32_t> &out) {
   return read_int32s(o, out.data() + start);
 }
 
-inline bool is_empty(PyObject *o) { return !o || o == Py_None || PyObject_Size(o) == 0; }
+// Whether a value is missing, None, or a container without entries.
+bool is_empty(PyObject *o) {
+  if (!o || o == Py_None) return true;
+  const Py_ssize_t size = PyObject_Size(o);
+  if (size < 0) PyErr_Clear();
+  return size == 0;
+}
 inline bool is_none(const Owned &o) { return !o || o.get() == Py_None; }
 
 }  // namespace
@@ -148,6 +156,20 @@ bool VllmFastPath::read_plan(PyObject *num_scheduled, PyObject *drafts, int64_t 
   return !drafts || used == PyDict_Size(drafts);
 }
 
+int64_t VllmFastPath::apply(PyObject *output) {
+  const Names &n = names();
+  const Owned finished = attribute(output, n.finished_req_ids), preempted = attribute(output, n.preempted_req_ids),
+              requests = attribute(output, n.scheduled_new_reqs), cached = attribute(output, n.scheduled_cached_reqs),
+              num_scheduled = attribute(output, n.num_scheduled_tokens),
+              drafts = attribute(output, n.scheduled_spec_decode_tokens);
+  special.clear();
+  if (!finished || !requests || !cached || !num_scheduled || !drafts) return -1;
+  if (!is_empty(finished.get()) && !finish(finished.get())) return -1;
+  if (!is_empty(preempted.get()) || (!is_empty(requests.get()) && !admit(requests.get()))) return -2;
+  const int64_t num_drafts = special.empty() ? step(cached.get(), num_scheduled.get(), drafts.get()) : -1;
+  return num_drafts < 0 ? -3 : num_drafts;
+}
+
 int64_t VllmFastPath::step(PyObject *cached, PyObject *num_scheduled, PyObject *drafts) {
   if (!PyDict_CheckExact(num_scheduled) || PyDict_Size(num_scheduled) > rows->states.max_num_reqs) return -1;
   if (drafts == Py_None || (PyDict_CheckExact(drafts) && PyDict_Size(drafts) == 0)) drafts = nullptr;
@@ -241,8 +263,9 @@ bool VllmFastPath::plain_sampling(PyObject *params, int32_t row, int64_t admissi
   return true;
 }
 
-bool VllmFastPath::admit(PyObject *requests, std::vector<int32_t> &special) {
-  if (!PyList_CheckExact(requests)) return false;
+bool VllmFastPath::admit(PyObject *requests) {
+  special.clear();
+  if (!PyList_CheckExact(requests) || !is_empty(observers_)) return false;
   const int64_t count = length(requests);
   to_.resize(count);
   if (!rows->directory.next_rows(count, to_.data())) return false;
@@ -285,6 +308,7 @@ bool VllmFastPath::admit(PyObject *requests, std::vector<int32_t> &special) {
 }
 
 bool VllmFastPath::finish(PyObject *ids) {
+  if (!is_empty(observers_) || !is_empty(adapter_of_) || !is_empty(with_extras_)) return false;
   const Owned list(PySequence_List(ids));
   if (!list || PyList_Sort(list.get())) {
     PyErr_Clear();

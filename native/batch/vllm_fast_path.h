@@ -27,8 +27,11 @@ class VllmFastPath {
       "top_k", "min_tokens", "seed", "logprobs",
       "logit_bias", "allowed_token_ids", "bad_words_token_ids", "structured_outputs", "prompt_logprobs"};
 
-  explicit VllmFastPath(RowsCore &core)
-      : rows(&core), top_k_(core.sampling.values<int32_t>("top_k")),
+  // observers, adapter_of, with_extras: of the RequestStates; where one has entries, Python code has more to do.
+  // They are not owned: observers may hold the states, which hold this.
+  VllmFastPath(RowsCore &core, PyObject *observers, PyObject *adapter_of, PyObject *with_extras)
+      : rows(&core), observers_(observers), adapter_of_(adapter_of), with_extras_(with_extras),
+        top_k_(core.sampling.values<int32_t>("top_k")),
         num_logprobs_(core.sampling.values<int32_t>("num_logprobs")), seed_(core.sampling.values<int64_t>("seed")) {
     for (size_t i = 0; i < NUM_REALS; ++i) reals_[i] = core.sampling.values<float>(PARAMETERS[i]);
   }
@@ -37,16 +40,21 @@ class VllmFastPath {
   int32_t *out_rows, *out_counts, *out_num_drafts, *out_draft_ids;  // a step's plan, [R] and [R · D]
   int64_t max_draft_ids;
 
+  // Apply a SchedulerOutput: `finish`, `admit`, `step`. The number of draft ids; −1 − the number of these three that
+  // were done, where the caller has to do the others: one of them returned so, requests are preempted, or `special`
+  // has some.
+  int64_t apply(PyObject *output);
+
   // Apply scheduled_cached_reqs and read num_scheduled_tokens and scheduled_spec_decode_tokens into the out arrays.
   // The number of draft ids; −1, with nothing changed, for cases that only the Python code covers.
   int64_t step(PyObject *cached, PyObject *num_scheduled, PyObject *drafts);
 
-  // Admit requests (a list). False, with nothing changed, if one of them is not plain. `special` gets the indices of
-  // those whose sampling parameters the caller has to write.
-  bool admit(PyObject *requests, std::vector<int32_t> &special);
+  // Admit requests (a list). False, with nothing changed, if one of them is not plain, or with observers.
+  bool admit(PyObject *requests);
+  std::vector<int32_t> special;  // indices of those admitted last whose sampling parameters the caller has to write
 
   // Free the rows of those of the ids that are live, in ascending order of the ids. False, with nothing changed, if
-  // they are not different strings.
+  // they are not different strings, or with observers, adapters or extras.
   bool finish(PyObject *ids);
 
  private:
@@ -67,6 +75,7 @@ class VllmFastPath {
   bool read_request(PyObject *request, int32_t row);
   bool plain_sampling(PyObject *params, int32_t row, int64_t admission);
 
+  PyObject *observers_, *adapter_of_, *with_extras_;
   Attributes<NUM_PARAMETERS> parameters_{PARAMETERS};
   float *reals_[NUM_REALS];  // [R] each, as all of these
   int32_t *top_k_, *num_logprobs_;

@@ -41,12 +41,11 @@ class AppliedStep(PlannedStep):
     The arrays are valid until the next `apply` on the same states.
     """
 
-    __slots__ = ("_front", "_null_block", "_output", "draft_tokens", "num_draft_ids", "plan")
+    __slots__ = ("_front", "_output", "draft_tokens", "num_draft_ids", "plan")
 
     def __init__(self, output: Any, front: FastPath, num_draft_ids: int) -> None:
         self._output = output
         self._front = front
-        self._null_block = front.states.null_block
         self.plan = front.plan(len(output.num_scheduled_tokens))
         self.num_draft_ids = num_draft_ids
         self.draft_tokens = output.scheduled_spec_decode_tokens or None
@@ -65,7 +64,9 @@ class AppliedStep(PlannedStep):
         """Blocks to zero and to copy before the step."""
         zero = getattr(self._output, "new_block_ids_to_zero", None)
         copies = getattr(self._output, "kv_cache_block_copies", None)
-        return BlockOps.of(zero or (), copies or (), null_block=self._null_block) if zero or copies else NO_BLOCK_OPS
+        if not zero and not copies:
+            return NO_BLOCK_OPS
+        return BlockOps.of(zero or (), copies or (), null_block=self._front.states.null_block)
 
     @property
     def encoder_inputs(self) -> Mapping[str, Sequence[int]]:
@@ -113,24 +114,33 @@ class VllmAdapter:
 
     def apply(self, scheduler_output: Any) -> AppliedStep:
         """See `apply`."""
-        out, front = scheduler_output, self._front
-        if out.finished_req_ids:
+        front = self._front
+        num_draft_ids = -1 if self.preempted else front.apply(scheduler_output)
+        if num_draft_ids < 0:
+            num_draft_ids = self._apply_rest(scheduler_output, -1 - num_draft_ids)
+        return AppliedStep(scheduler_output, front, num_draft_ids)
+
+    def _apply_rest(self, out: Any, done: int) -> int:
+        """What `FastPath.apply` left after ``done`` parts; the number of drafts."""
+        states, front, new = self.states, self._front, out.scheduled_new_reqs
+        if done < 1 and out.finished_req_ids:
             self._finish(out.finished_req_ids)
-        if preempted := getattr(out, "preempted_req_ids", None):
-            for rid in sorted(preempted):
-                if rid in self.states:
-                    self.preempted[rid] = preempt(self.states, rid)
-        new = out.scheduled_new_reqs
-        if new and (self.preempted or not front.admit(new)):
-            for data in new:
-                self._enter(data)
+        if done < 2:
+            for rid in sorted(getattr(out, "preempted_req_ids", None) or ()):
+                if rid in states:
+                    self.preempted[rid] = preempt(states, rid)
+            if new and (self.preempted or not front.admit(new)):
+                for data in new:
+                    self._enter(data)
+        elif new:
+            front.write_special(new)
         cached, counts, drafts = out.scheduled_cached_reqs, out.num_scheduled_tokens, out.scheduled_spec_decode_tokens
         num_draft_ids = front.step(cached, counts, drafts)
         if num_draft_ids < 0:  # something unusual: in Python, entry by entry
             if cached.req_ids:
                 self._continue(cached)
-            num_draft_ids = _read_plan(self.states, front, counts, drafts or {})
-        return AppliedStep(out, front, num_draft_ids)
+            num_draft_ids = _read_plan(states, front, counts, drafts or {})
+        return num_draft_ids
 
     def _finish(self, finished: Collection[str]) -> None:
         """In ascending order, so that every rank frees its rows alike."""

@@ -16,7 +16,8 @@ from foreword.native import native
 
 def native_core(states: RequestStates, plan: dict[str, AnyArray]) -> Any:
     """The native core that reads vLLM-shaped scheduler output into ``plan``, or None where it is not built."""
-    return None if states._core is None else native.VllmFastPath(states._core, plan)
+    core, s = states._core, states
+    return None if core is None else native.VllmFastPath(core, plan, s.observers, s.loras.adapter_of, s.extras.rows)
 
 
 class FastPath:
@@ -35,6 +36,12 @@ class FastPath:
         arrays = {name: getattr(self, name) for name in ("rows", "num_scheduled", "num_drafts", "draft_ids")}
         self._core = native_core(states, arrays)
 
+    def apply(self, output: Any) -> int:
+        """A whole scheduler output: `finish`, `admit` and `step`. Returns the number of drafts; −1 − the number of
+        these three that were done, where the caller has to do the others, and `write_special` after two of them.
+        """
+        return -1 if self._core is None else int(self._core.apply(output))
+
     def step(self, cached: Any, num_scheduled: Any, drafts: Any) -> int:
         """Apply the cached requests and read the plan. Returns the number of drafts; −1, with nothing changed, for
         cases that only the Python code covers.
@@ -50,21 +57,21 @@ class FastPath:
 
     def admit(self, new: Any) -> bool:
         """Admit plain requests all at once. False, with nothing changed, where one of them is not plain."""
-        states = self.states
-        if self._core is None or states.observers:
+        if self._core is None or not self._core.admit(new):
             return False
-        columns, first = states.sampling, states.sampling.num_admissions
-        done, special = self._core.admit(new)
-        for i in special:
+        self.write_special(new)
+        return True
+
+    def write_special(self, new: Any) -> None:
+        """The sampling parameters of those of the requests just admitted that native code does not write."""
+        states, columns = self.states, self.states.sampling
+        for i in self._core.special():
             row, params = states.row_of(new[i].req_id), sampling_params(new[i].sampling_params)
-            make(() if params is None else columns.set(row, params, states.vocab_size, first + i))
-        return bool(done)
+            admission = columns.num_admissions - len(new) + i
+            make(() if params is None else columns.set(row, params, states.vocab_size, admission))
 
     def finish(self, ids: Collection[str]) -> bool:
         """Free the rows of the live ones of these ids, in ascending order of the ids. False, with nothing changed, if
         more than their rows has to change.
         """
-        states = self.states
-        if self._core is None or states.observers or states.loras or states.extras:
-            return False
-        return bool(self._core.finish(ids))
+        return self._core is not None and bool(self._core.finish(ids))

@@ -101,7 +101,8 @@ class RowExtras:
         for values in self.sparse():
             moved = {to: values.pop(row) for row, to in ((a, b), (b, a)) if row in values}
             values.update(moved)
-        self.rows = {{a: b, b: a}.get(row, row) for row in self.rows}
+        if (a in self.rows) != (b in self.rows):
+            self.rows ^= {a, b}
 
 
 def checked_extras(request: NewRequest, prompt_len: int) -> GivenExtras:

@@ -13,23 +13,23 @@ from foreword.errors import RequestError
 class LoraUsers:
     """The live requests of each adapter. An adapter is in use from its first user's admission to its last one's end."""
 
-    __slots__ = ("_adapter_of", "_requests")
+    __slots__ = ("_requests", "adapter_of")
 
     def __init__(self) -> None:
-        self._adapter_of: dict[str, int] = {}  # request → adapter, in order of admission
+        self.adapter_of: dict[str, int] = {}  # request → adapter, in order of admission
         self._requests: dict[int, LoraRequest] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._adapter_of)
+        return bool(self.adapter_of)
 
     @property
     def in_use(self) -> tuple[int, ...]:
         """Adapters with at least one live request, in order of their first one."""
-        return tuple(dict.fromkeys(self._adapter_of.values()))
+        return tuple(dict.fromkeys(self.adapter_of.values()))
 
     def users(self, lora_id: int) -> tuple[str, ...]:
         """The adapter's live requests, in order of admission."""
-        return tuple(req_id for req_id, adapter in self._adapter_of.items() if adapter == lora_id)
+        return tuple(req_id for req_id, adapter in self.adapter_of.items() if adapter == lora_id)
 
     def request(self, lora_id: int) -> LoraRequest | None:
         """Name and path of an adapter in use; None where its requests gave a number alone."""
@@ -53,12 +53,12 @@ class LoraUsers:
     def add(self, req_id: str, lora_id: int, request: LoraRequest | None) -> list[Change]:
         """The changes to add a user of an adapter, which is not 0."""
         named: list[Change] = [] if request is None else [(setitem, self._requests, lora_id, request)]
-        return [(setitem, self._adapter_of, req_id, lora_id), *named]
+        return [(setitem, self.adapter_of, req_id, lora_id), *named]
 
     def drop(self, req_ids: Collection[str]) -> list[Change]:
         """The changes to remove these requests, and the adapters without any other user."""
-        stay = {adapter for req_id, adapter in self._adapter_of.items() if req_id not in req_ids}
+        stay = {adapter for req_id, adapter in self.adapter_of.items() if req_id not in req_ids}
         return [
-            *((self._adapter_of.pop, req_id, None) for req_id in req_ids),
+            *((self.adapter_of.pop, req_id, None) for req_id in req_ids),
             *((self._requests.pop, adapter) for adapter in self._requests if adapter not in stay),
         ]
