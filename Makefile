@@ -120,7 +120,7 @@ native:  ## build the native module in place, for work on the sources (PYTHONPAT
 sanitize: $(STAMPS)/test  ## the native module's tests under the address, undefined-behaviour and thread sanitizers
 	$(BIN)/python tools/sanitize.py
 
-emulate: $(STAMPS)/test  ## the kernels for processors with bf16 and AMX instructions, on one without
+emulate: $(STAMPS)/test  ## the kernels for processors with AVX-VNNI, bf16 and AMX instructions, on one without
 	$(BIN)/python tools/emulate.py
 
 arm: $(BIN)/python  ## the NEON kernels against the scalar ones, cross-compiled and emulated

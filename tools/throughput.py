@@ -27,6 +27,7 @@ SOURCES = ("attention", "linear")
 OLDEST = 19  # version of LLVM with models of these processors
 PROCESSORS = {
     "znver3": "avx2",
+    "alderlake": "avx2_vnni",
     "znver4": "avx512_bf16",
     "znver5": "avx512_bf16",
     "icelake-server": "avx512_vnni",
@@ -153,7 +154,7 @@ def read(text: str) -> list[Loop]:
         if mark := MARK.search(line):
             marks.append(mark.groups())
             continue
-        if instruction := re.match(r"\s+[a-z].*?(?=//|$)", line):
+        if instruction := re.match(r"\s+[a-z{].*?(?=//|$)", line):
             code.append(instruction[0].strip())
         if BRANCH.match(line) or re.match(r"\.?\w+:", line):
             begins = [loop for begin, *loop in marks if begin == "BEGIN"]

@@ -4,8 +4,10 @@
 #include <cstdlib>
 #include <stdexcept>
 
-#if defined(__x86_64__) && defined(__linux__)
+#if defined(__x86_64__)
 #include <cpuid.h>
+#endif
+#if defined(__x86_64__) && defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -29,6 +31,17 @@ namespace {
 #define X(isa) &isa::kIsa,
 const Isa *const kIsas[] = {FOREWORD_ISAS};
 #undef X
+
+#if defined(__x86_64__)
+// The processor has 8-bit dot products for the vectors of AVX2 (leaf 7.1, EAX bit 4).
+bool has_avx_vnni() {
+#if defined(FOREWORD_EMULATE)
+  return true;
+#endif
+  unsigned eax, ebx, ecx, edx;
+  return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax & 1u << 4);
+}
+#endif
 
 #if defined(__x86_64__) && defined(__linux__)
 // The processor has tiles for bf16 and int8 (leaf 7, EDX bits 22, 24 and 25), and the system lets this process use
@@ -55,6 +68,7 @@ bool machine_has(const Isa &isa) {
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
                       __builtin_cpu_supports("avx512vnni");
   if (name == "avx2") return avx2;
+  if (name == "avx2_vnni") return avx2 && has_avx_vnni();
   if (name == "avx512_vnni") return avx512;
 #if defined(FOREWORD_EMULATE)
   const bool bf16 = avx512;

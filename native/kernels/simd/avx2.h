@@ -1,5 +1,5 @@
-// 256-bit vectors: AVX2, FMA and F16C. There is no 8-bit dot product; it is made of 16-bit products of |w| and a *
-// sign(w).
+// 256-bit vectors: AVX2, FMA and F16C; 8-bit dot products with FOREWORD_SIMD_VNNI. Without it they are made of 16-bit
+// products of |w| and a * sign(w).
 #pragma once
 
 #include <immintrin.h>
@@ -12,12 +12,10 @@ using U8 = __m256i;
 
 constexpr int kLanes = 8;
 constexpr int kPanelVectors = 2;
-constexpr int kRowsF32 = 6, kRowsI8 = 4, kRowsBlock = 4, kMostSums = 24;
+constexpr int kRowsF32 = 6, kRowsBlock = 4, kMostSums = 24;
 constexpr int kWideRows = 3, kWideVectors = 4, kTallRows = 6;
 constexpr bool kPacedPrefetch = false;
-constexpr int32_t kDotBias = 0;
-constexpr float kMostPositive = 127.f;
-constexpr bool kBf16Dot = false, kStageNibbles = false;
+constexpr bool kBf16Dot = false;
 
 FW_INLINE F32 set1(float x) { return _mm256_set1_ps(x); }
 FW_INLINE F32 fma(F32 a, F32 b, F32 c) { return _mm256_fmadd_ps(a, b, c); }
@@ -71,6 +69,29 @@ FW_INLINE void store_u8(uint8_t *p, I32 a, I32 b, I32 c, I32 d) {
 }
 FW_INLINE U8 low_nibbles(U8 a) { return _mm256_and_si256(a, _mm256_set1_epi8(0x0f)); }
 FW_INLINE U8 high_nibbles(U8 a) { return _mm256_and_si256(_mm256_srli_epi16(a, 4), _mm256_set1_epi8(0x0f)); }
+
+#if defined(FOREWORD_SIMD_VNNI)
+constexpr int kRowsI8 = 6;
+constexpr int32_t kDotBias = 128;
+constexpr float kMostPositive = 255.f;
+
+FW_INLINE I32 dot4(I32 acc, U8 w, I32 a) {
+#if defined(FOREWORD_EMULATE)
+  const __m256i even = _mm256_and_si256(w, _mm256_set1_epi16(0xff)), odd = _mm256_srli_epi16(w, 8);
+  acc = _mm256_add_epi32(acc, _mm256_madd_epi16(even, _mm256_srai_epi16(_mm256_slli_epi16(a, 8), 8)));
+  return _mm256_add_epi32(acc, _mm256_madd_epi16(odd, _mm256_srai_epi16(a, 8)));
+#else
+  asm("%{vex%} vpdpbusd %2, %1, %0" : "+x"(acc) : "x"(w), "xm"(a));
+  return acc;
+#endif
+}
+FW_INLINE I32 dot4_biased(I32 acc, U8 w, I32 a) { return dot4(acc, w, a); }
+#else
+constexpr int kRowsI8 = 4;
+constexpr int32_t kDotBias = 0;
+constexpr float kMostPositive = 127.f;
+constexpr bool kStageNibbles = false;
+
 // Sums in the order of the source: GCC would keep all products, in memory, and add them at the end.
 FW_INLINE I32 in_order(I32 sum) {
   asm("" : "+x"(sum));
@@ -92,6 +113,7 @@ FW_INLINE I32 dot4_biased(I32 acc, U8 w, I32 a) {
   const __m256i s = _mm256_xor_si256(w, _mm256_set1_epi8(static_cast<char>(0x80)));
   return dot4(acc, _mm256_abs_epi8(s), _mm256_sign_epi8(a, s));
 }
+#endif
 FW_INLINE I32 dot4_positive(I32 acc, U8 w, I32 a) { return dot4(acc, a, w); }
 
 FW_INLINE F32 load_f16(const uint16_t *p) {

@@ -119,7 +119,7 @@ FW_INLINE size_t delayed(size_t x) {
   return x;
 }
 
-#if !defined(FOREWORD_SIMD_AVX2)
+#if !defined(FOREWORD_SIMD_AVX2) || defined(FOREWORD_SIMD_VNNI)
 constexpr bool kStageNibbles = true;
 FW_INLINE I32 begin_nibbles(I32 sum) { return sum; }
 FW_INLINE I32 dot_nibbles(I32 acc, U8 w, auto a) { return dot4(acc, w, a); }
