@@ -35,8 +35,8 @@ void prepare_blocks(const Activations &a, int row, const float *x) {
         .scale = scale,
         .sum = Planes == 1 ? scale * float(sum) : float(sum),
         .neg8_sum = -8 * sum,
-        .neg128_sum = -kDotBias * sum,
-        .neg128_half = {-kDotBias * low, -kDotBias * high},
+        .neg_bias_sum = -kDotBias * sum,
+        .neg_bias_half = {-kDotBias * low, -kDotBias * high},
         .unused = {}};
   }
 }
@@ -44,10 +44,10 @@ void prepare_blocks(const Activations &a, int row, const float *x) {
 // 8 bit with a scale per row, of the rotated inputs.
 void prepare_rotated(const Activations &a, int row, const float *x, float *rotated) {
   const float factor = rotate_inputs(x, a.padded_cols, rotated);
-  const auto [top, neg128_sum] = round_to_s8(
+  const auto [top, neg_bias_sum] = round_to_s8(
       rotated, a.padded_cols, [&](int k) FW_LAMBDA { return activation_at<int8_t>(a, row, k, kPieceBytes); });
   a.blocks[row].scale = top / (127.f * factor);
-  a.blocks[row].neg128_sum = neg128_sum;
+  a.blocks[row].neg_bias_sum = neg_bias_sum;
 }
 
 }  // namespace

@@ -119,7 +119,7 @@ FW_INLINE void finish_rows(const MatrixProduct &product, int row, int rows, int 
         I32 sum;
         std::memcpy(&sum, sums[i] + 4 * n, sizeof sum);
         const F32 scale = mul(load(reinterpret_cast<const float *>(panel) + n), set1(blocks[i].scale));
-        y = mul(to_f32(add_i32(sum, set1_i32(blocks[i].neg128_sum))), scale);
+        y = mul(to_f32(add_i32(sum, set1_i32(blocks[i].neg_bias_sum))), scale);
       } else {
         y = load(reinterpret_cast<const float *>(sums[i]) + n);
       }

@@ -148,7 +148,7 @@ FW_INLINE I32 load_sums(const void *from) {
 // The scores of a row against a tile of keys from its sums with keys offset by 128.
 FW_INLINE F32 scaled_scores(const AttentionScratch &s, const ChunkTiles &chunk, int row, int tile) {
   const I32 sums = load_sums(s.scores + slot_of(row) * kChunk + tile * kTile);
-  const F32 dot = to_f32(add_i32(sums, set1_i32(s.q.neg128[row])));
+  const F32 dot = to_f32(add_i32(sums, set1_i32(s.q.neg_bias[row])));
   return mul(mul(dot, set1(s.q.scale[row])), load(tile_scales(chunk.k[tile], s.part.dim)));
 }
 

@@ -35,9 +35,9 @@ int max_rows(const AttentionConfig &c) { return attention_queries(c) * group_siz
 // In 8 bit, rotated like the keys it meets. x: scratch memory for its numbers.
 void quantise_query(const float *query, int dim, int row, const Queries &q, float *x) {
   const float factor = rotate_head(query, dim, x);
-  const auto [top, neg128_sum] = round_to_s8(x, dim, [&](int d) FW_LAMBDA { return q.i8 + q.at(row, d); });
+  const auto [top, neg_bias_sum] = round_to_s8(x, dim, [&](int d) FW_LAMBDA { return q.i8 + q.at(row, d); });
   q.scale[row] = top / (127.f * factor);
-  q.neg128[row] = neg128_sum;
+  q.neg_bias[row] = neg_bias_sum;
 }
 
 // Copies all rows (query, head of the group) of the tile in the form that the KV format takes.

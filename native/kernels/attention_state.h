@@ -72,7 +72,7 @@ inline size_t carve(const AttentionConfig &c, int max_rows, void *memory, Attent
   s.q.bf16 = carver.take<uint16_t>(query_numbers);
   s.q.i8 = carver.take<int8_t>(query_numbers);
   s.q.scale = carver.take<float>(rows);
-  s.q.neg128 = carver.take<int32_t>(rows);
+  s.q.neg_bias = carver.take<int32_t>(rows);
   s.scores = carver.take<float>(rows * kChunk);
   s.lane_sums = carver.take<float>(rows * kLanes);
   s.part = {carver.take<float>(rows * (dim + kStateExtra)), c.padded_dim};

@@ -24,7 +24,7 @@ struct Queries {
   uint16_t *bf16;      // bf16 keys, with bf16 dot products
   int8_t *i8;          // i8 keys: q ≈ scale i8
   float *scale;
-  int32_t *neg128;     // -128 Σ i8
+  int32_t *neg_bias;     // -kDotBias Σ i8
 
   FW_INLINE size_t at(int row, int d) const {
     return size_t(d / kQueryPiece) * piece_stride + size_t(row) * kQueryPiece +
@@ -144,7 +144,7 @@ struct ScoresI8 {
   static FW_INLINE void run(const Queries &q, int dim, int row, const ChunkTiles &c, int vector, float *scores) {
     I32 acc[R][N];
     FW_UNROLL for (int r = 0; r < R; ++r) {
-      FW_UNROLL for (int n = 0; n < N; ++n) acc[r][n] = set1_i32(q.neg128[row + r]);
+      FW_UNROLL for (int n = 0; n < N; ++n) acc[r][n] = set1_i32(q.neg_bias[row + r]);
     }
     const uint8_t *keys[N];
     key_vectors(c, vector, keys);

@@ -39,14 +39,15 @@ constexpr int kBlock = 32;  // inputs that share a scale
 enum class Source : uint8_t { f32, f16, bf16, q4_0, q4_1, q5_0, q5_1, q8_0, q4_k, q5_k, q6_k };
 
 // A weight matrix [rows, cols] (outputs, inputs) packed in panels of `panel_width` outputs, one panel after the other,
-// so that a product reads memory once and in order. N = panel_width, K = padded_cols (a multiple of kBlock):
+// so that a product reads memory once and in order. N = panel_width, K = padded_cols (a multiple of kBlock), bias =
+// kDotBias of the instruction set: 128, or 0 where its 8-bit dot product takes signed weights:
 //
 //   f32      [K][N] float
 //   bf16     [K/2][N][2] bf16                      a pair of inputs of one bf16 dot instruction
-//   i8       [N] float scale, [K/4][N][4] u8       q + 128; a quad of inputs of one 8-bit dot instruction
-//   q8       K/32 times { [N] f16 d,          [8][N][4] u8 }     q + 128
-//   q8_min   K/32 times { [N] f16 d, [N] f16 m, [8][N][4] u8 }   q + 128
-//   q8_half  K/32 times { [2][N] f16 d,       [8][N][4] u8 }     q + 128
+//   i8       [N] float scale, [K/4][N][4] u8       q + bias; a quad of inputs of one 8-bit dot instruction
+//   q8       K/32 times { [N] f16 d,          [8][N][4] u8 }     q + bias
+//   q8_min   K/32 times { [N] f16 d, [N] f16 m, [8][N][4] u8 }   q + bias
+//   q8_half  K/32 times { [2][N] f16 d,       [8][N][4] u8 }     q + bias
 //   q4       K/32 times { [N] f16 d,          [4][N][4] u8 }     low nibble: quad j, high nibble: quad j + 4
 //   q4_min   K/32 times { [N] f16 d, [N] f16 m, [4][N][4] u8 }
 struct PackedMatrix {
@@ -103,7 +104,7 @@ constexpr size_t kLoraAhead = 4096;  // bytes between the factors in use and tho
 constexpr int kMaxLoraRank = 64;  // a multiple of the lanes of every instruction set
 
 // scale * x Aᵀ of a token, as the input of the product with Bᵀ. In i8 the numbers are 8 bit, and each vector of
-// ranks has a scale and a start of its sums: −128 Σ q (0 if the dot product takes signed weights).
+// ranks has a scale and a start of its sums: −bias Σ q.
 struct LoraRow {
   alignas(64) uint8_t numbers[kMaxLoraRank * sizeof(float)];
   float scale[kMaxLoraRank / 4];
@@ -113,13 +114,13 @@ struct LoraRow {
 // ---------------------------------------------------------------------------------------------- activations
 
 // Scale and sums of 32 activations of one row (i8_rotated: of the whole row) as integers, x ≈ scale * q. Integer
-// accumulators start at the negated sums, to cancel the offset of the stored weights: Σ (w + 128) q − 128 Σ q = Σ w q.
+// accumulators start at the negated sums, to cancel the bias of the stored weights: Σ (w + bias) q − bias Σ q = Σ w q.
 struct ActivationBlock {
   float scale;
-  float sum;              // multiplies the m of a block: scale * Σ q, or Σ q where the scale is the row's
-  int32_t neg8_sum;       // −8 Σ q
-  int32_t neg128_sum;     // −128 Σ q (0 if the dot product takes signed weights)
-  int32_t neg128_half[2];  // the same of the two halves
+  float sum;                 // multiplies the m of a block: scale * Σ q, or Σ q where the scale is the row's
+  int32_t neg8_sum;          // −8 Σ q
+  int32_t neg_bias_sum;      // −bias Σ q
+  int32_t neg_bias_half[2];  // the same of the two halves
   int32_t unused[2];
 };
 
@@ -177,7 +178,7 @@ constexpr int kStateExtra = 16;   // floats of a row of a partial result after i
 // The layout of the keys and values of one layer. For a KV head of a block, with D = padded_dim:
 //
 //   block_size a multiple of 16: tiles of 16 keys, each [K tile][V tile]
-//       K  f32 [D][16]     bf16 [D/2][16][2]   i8 [D/4][16][4] u8 (q + 128), [16] float scale
+//       K  f32 [D][16]     bf16 [D/2][16][2]   i8 [D/4][16][4] u8 (q + bias), [16] float scale
 //       V  f32 [16][D]     bf16 [8][D][2]      i8 [4][D][4] s8, [16] float scale
 //       (keys in i8 are scaled, like the queries, and rotated: rotation.h)
 //   any other block_size: token after token, each K then V: D elements (and a float scale in i8);

@@ -8,7 +8,7 @@ namespace foreword::kernels::FOREWORD_ISA {
 
 constexpr size_t element_bytes(KVFormat f) { return f == KVFormat::f32 ? 4 : f == KVFormat::bf16 ? 2 : 1; }
 
-// A token's stored key or value: `elements` in the format, and the scale of i8 (elements of keys are offset by 128).
+// A token's stored key or value: `elements` in the format, and the scale of i8 (elements of keys are offset by kDotBias).
 struct StoredToken {
   const uint8_t *elements;
   float scale;
@@ -26,7 +26,7 @@ FW_INLINE StoredToken encode(KVFormat f, const float *x, int dim, bool key, uint
     if (!key) return {buffer, quantise_i8(x, dim, 0, buffer)};
     float *rotated = reinterpret_cast<float *>(buffer);  // a number is overwritten after it has been read
     const float factor = rotate_head(x, dim, rotated);
-    return {buffer, quantise_i8(rotated, dim, 0x80, buffer) / factor};
+    return {buffer, quantise_i8(rotated, dim, uint8_t(kDotBias), buffer) / factor};
   }
   for (int d = 0; d < dim; d += kLanes) store_bf16(reinterpret_cast<uint16_t *>(buffer) + d, load(x + d));
   return {buffer, 1.f};

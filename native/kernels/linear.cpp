@@ -45,12 +45,13 @@ void stage_bf16(const uint8_t *weights, int cols, uint8_t *out) {
   }
 }
 
-// Nibbles to bytes that hold weight + 128: q - 8 + 128 for q4, q + 128 for q4_min.
+// Nibbles to bytes that hold weight + kDotBias. The weight is q - 8 for q4, q for q4_min.
 void stage_q4(Format from, const uint8_t *weights, int cols, uint8_t *out) {
   const size_t scale_bytes = block_scale_bytes(from);
   for (int k = 0; k < cols; k += kBlock, weights += block_bytes(from), out += block_bytes(staged_format(from))) {
     std::memcpy(out, weights, scale_bytes);
-    widen_nibbles(weights + scale_bytes, (from == Format::q4 ? 120u : 128u) * 0x01010101u, 0, out + scale_bytes);
+    widen_nibbles(weights + scale_bytes, (from == Format::q4 ? 120u : 128u) * 0x01010101u, 0x80808080u ^ kDotFlip,
+                  out + scale_bytes);
   }
 }
 

@@ -144,7 +144,7 @@ using Bf16Kernel = FloatKernel<Bf16Pairs>;
 
 // ---------------------------------------------------------------------------------------------- 8 bit per channel
 
-// One integer sum over all inputs, which starts at -128 Σ a to cancel the offset of the weights. The scales, one per
+// One integer sum over all inputs, which starts at -kDotBias Σ a to cancel the bias of the weights. The scales, one per
 // row of activations and one per output of weights, are multiplied at the end.
 struct I8Kernel {
   static constexpr int kRows = kRowsI8, kSums = 1;
@@ -154,7 +154,7 @@ struct I8Kernel {
   static FW_INLINE void begin(const Tile &t, I32 (&sum)[R][P * V]) {
     const ActivationBlock *blocks = t.a.blocks + t.row;
     FW_UNROLL for (int r = 0; r < R; ++r) {
-      const I32 start = set1_i32(blocks[r].neg128_sum);
+      const I32 start = set1_i32(blocks[r].neg_bias_sum);
       FW_UNROLL for (int v = 0; v < P * V; ++v) sum[r][v] = start;
     }
   }
@@ -208,8 +208,8 @@ struct BlockKernel : FloatSums {
   static FW_INLINE int32_t start(const ActivationBlock &b, int half) {
     if constexpr (Fmt == Format::q4) return b.neg8_sum;
     if constexpr (Fmt == Format::q4_min) return 0;
-    if constexpr (kHalves) return b.neg128_half[half];
-    return b.neg128_sum;
+    if constexpr (kHalves) return b.neg_bias_half[half];
+    return b.neg_bias_sum;
   }
 
   // `Quads` quads of the block, from quad `begin` on, against every plane of the activations. A 4-bit load holds quad j

@@ -55,7 +55,7 @@ struct Quads {
   static constexpr bool kIntegers = true;
 
   static FW_INLINE float unit(float largest) { return largest > 0.f ? 127.f / largest : 1.f; }
-  static FW_INLINE void write(float x, uint8_t *p) { *p = uint8_t(int(std::lrintf(x)) + 128); }
+  static FW_INLINE void write(float x, uint8_t *p) { *p = uint8_t(int(std::lrintf(x)) + kDotBias); }
   static FW_INLINE U8 weights(const uint8_t *p) { return load_u8(p); }
   static FW_INLINE I32 input(const int8_t *x) { return word_in_lanes(x); }
   static FW_INLINE I32 begin(Steps steps) { return set1_i32(steps.start); }
@@ -65,9 +65,9 @@ struct Quads {
     alignas(64) float numbers[kLanes];
     store(numbers, z);
     int8_t *out = reinterpret_cast<int8_t *>(row.numbers) + vector * kLanes;
-    const auto [top, neg128_sum] = round_to_s8(numbers, kLanes, [&](int) FW_LAMBDA { return out; });
+    const auto [top, neg_bias_sum] = round_to_s8(numbers, kLanes, [&](int) FW_LAMBDA { return out; });
     row.scale[vector] = top / 127.f;
-    row.start[vector] = neg128_sum;
+    row.start[vector] = neg_bias_sum;
   }
 };
 
@@ -140,7 +140,7 @@ void shrink_tile(const LoraPair &pair, const Activations &a, const int *tokens, 
   auto steps = [&](int r) FW_LAMBDA -> Steps {
     if constexpr (!Format::kIntegers) return {};
     const ActivationBlock &block = a.blocks[tokens[r]];
-    return {block.scale, block.neg128_sum};
+    return {block.scale, block.neg_bias_sum};
   };
   typename Format::Sum acc[Format::kChains][R][1];
   const Input *piece[R];

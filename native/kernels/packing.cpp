@@ -36,11 +36,11 @@ void put_bf16(const float *x, int cols, int n, uint8_t *panel) {
   }
 }
 
-// A quad of 8-bit weights, offset by 128, as one 32-bit word.
+// A quad of 8-bit weights, offset by kDotBias, as one 32-bit word.
 uint32_t biased_quad(const int8_t *q) {
   uint32_t word;
   std::memcpy(&word, q, 4);
-  return word ^ 0x80808080u;
+  return word ^ kDotFlip;
 }
 
 void put_i8(float *x, int8_t *q, int cols, int n, uint8_t *panel) {

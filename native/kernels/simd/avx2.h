@@ -109,10 +109,7 @@ FW_INLINE I32 dot_nibbles(I32 acc, U8 w, I32 a) {
 }
 FW_INLINE I32 end_nibbles(I32 sum, I32 acc) { return add_pairs(sum, acc); }
 // |w| <= 128 and |a| <= 127: 2 * 128 * 127 = 32512 still fits. Multiplying |w| by a * sign(w) never negates -128.
-FW_INLINE I32 dot4_biased(I32 acc, U8 w, I32 a) {
-  const __m256i s = _mm256_xor_si256(w, _mm256_set1_epi8(static_cast<char>(0x80)));
-  return dot4(acc, _mm256_abs_epi8(s), _mm256_sign_epi8(a, s));
-}
+FW_INLINE I32 dot4_biased(I32 acc, U8 w, I32 a) { return dot4(acc, _mm256_abs_epi8(w), _mm256_sign_epi8(a, w)); }
 #endif
 FW_INLINE I32 dot4_positive(I32 acc, U8 w, I32 a) { return dot4(acc, a, w); }
 

@@ -61,20 +61,18 @@ FW_INLINE void store_u8(uint8_t *p, I32 a, I32 b, I32 c, I32 d) {
 }
 FW_INLINE U8 low_nibbles(U8 a) { return vandq_u8(a, vdupq_n_u8(0x0f)); }
 FW_INLINE U8 high_nibbles(U8 a) { return vshrq_n_u8(a, 4); }
-FW_INLINE I32 dot4_signed(I32 acc, int8x16_t w, I32 a) {
-  const int8x16_t b = vreinterpretq_s8_s32(a);
+// Of signed bytes; w at most 127 is one.
+FW_INLINE I32 dot4(I32 acc, U8 w, I32 a) {
+  const int8x16_t b = vreinterpretq_s8_u8(w), c = vreinterpretq_s8_s32(a);
 #if defined(__ARM_FEATURE_DOTPROD)
-  return vdotq_s32(acc, w, b);
+  return vdotq_s32(acc, b, c);
 #else
-  const int32x4_t low = vpaddlq_s16(vmull_s8(vget_low_s8(w), vget_low_s8(b)));
-  const int32x4_t high = vpaddlq_s16(vmull_high_s8(w, b));
+  const int32x4_t low = vpaddlq_s16(vmull_s8(vget_low_s8(b), vget_low_s8(c)));
+  const int32x4_t high = vpaddlq_s16(vmull_high_s8(b, c));
   return vaddq_s32(acc, vpaddq_s32(low, high));
 #endif
 }
-FW_INLINE I32 dot4(I32 acc, U8 w, I32 a) { return dot4_signed(acc, vreinterpretq_s8_u8(w), a); }
-FW_INLINE I32 dot4_biased(I32 acc, U8 w, I32 a) {
-  return dot4_signed(acc, vreinterpretq_s8_u8(veorq_u8(w, vdupq_n_u8(0x80))), a);
-}
+FW_INLINE I32 dot4_biased(I32 acc, U8 w, I32 a) { return dot4(acc, w, a); }
 FW_INLINE I32 dot4_positive(I32 acc, U8 w, I32 a) { return dot4(acc, w, a); }
 
 FW_INLINE F32 load_f16(const uint16_t *p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))); }

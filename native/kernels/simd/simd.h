@@ -6,7 +6,8 @@
 //   kWideRows × kWideVectors, kTallRows × 2   register tiles of attention: for few rows, for many
 //   kPacedPrefetch  prefetches of attention over few rows are some cycles apart
 //   kBf16Dot        dot2(acc, pairs, pair): acc + Σ of two bf16 products per lane
-//   kDotBias        dot4_biased(acc, w + 128, a) adds Σ (w + kDotBias) a over the four bytes of each lane
+//   kDotBias        dot4_biased(acc, w + kDotBias, a) adds Σ (w + kDotBias) a over the four bytes of each lane: unsigned
+//                   ones with a bias of 128, signed ones with 0
 //   times_pow2      times_pow2(a, whole_bits(n)): a 2^n, where neither is a denormal
 //   store_u8        four vectors of numbers from 0 to kMostPositive as bytes, in order
 //   begin_nibbles, dot_nibbles, end_nibbles   sum + up to eight dot4 of weights of 4 bits; kStageNibbles: with many
@@ -81,6 +82,7 @@ constexpr float kWhole = 12582912.f;
 namespace foreword::kernels::FOREWORD_ISA {
 
 constexpr int kPanelWidth = kLanes * kPanelVectors;
+constexpr uint32_t kDotFlip = kDotBias * 0x01010101u;  // four signed bytes ^ kDotFlip are offset by kDotBias
 
 // A vector at any address, of memory of any type: GCC 12 copies some vectors of a memcpy through the stack.
 union __attribute__((packed, may_alias)) Unaligned {
@@ -163,7 +165,7 @@ FW_INLINE int32_t whole(float x) { return x == x ? int32_t(x) : 0; }
 // x in 8 bit: q = x 127 / top, rounded to nearest even; −kDotBias Σ q.
 struct Rounded {
   float top;
-  int32_t neg128_sum;
+  int32_t neg_bias_sum;
 };
 // Writes the vector at k to to(k). `size` is a multiple of kLanes.
 template <class To>
