@@ -8,7 +8,7 @@ namespace foreword::kernels::FOREWORD_ISA {
 
 constexpr size_t element_bytes(KVFormat f) { return f == KVFormat::f32 ? 4 : f == KVFormat::bf16 ? 2 : 1; }
 
-// A token's stored key or value: `elements` in the format, and the scale of i8 (elements of keys are offset by kDotBias).
+// A token's stored key or value: `elements` in the format, and the scale of i8 (keys are stored plus kDotBias).
 struct StoredToken {
   const uint8_t *elements;
   float scale;

@@ -15,6 +15,18 @@ from foreword.models.weights import Tensor
 Floats = npt.NDArray[np.float64]
 
 
+def relative_error(got: npt.NDArray[np.floating], want: npt.NDArray[np.floating]) -> float:
+    return float(np.abs(got - want).max() / np.abs(want).max())
+
+
+def fp32_error(spec: DecoderSpec) -> float:
+    """The bound on the relative error of logits in fp32. The delta rule subtracts what the state already predicts and
+    carries the rounding of that difference on: over 40 random prompts of 90 tokens it reaches 1.1e-5 (scalar 0.8e-5),
+    every other kind of layer 0.5e-5."""
+    delta = any(layer.recurrent is not None and layer.recurrent.kind == "gated_delta" for layer in spec.layers)
+    return 3e-5 if delta else 1e-5
+
+
 def float_tensor(values: npt.NDArray[np.floating]) -> Tensor:
     values = np.ascontiguousarray(values, np.float32)
     rows = values.reshape(-1, values.shape[-1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from kernel_driver import Driver
-from kernel_reference import SPECS, Reference, random_blocks, random_weights, tiny_spec
+from kernel_reference import SPECS, Reference, random_blocks, random_weights, relative_error, tiny_spec
 
 from foreword import _native
 from foreword.executors.native import packed_format
@@ -15,10 +15,6 @@ from foreword.models.weights import Tensor
 
 LEVELS = _native.isa_levels()
 BLOCKS = [Quant.Q4_0, Quant.Q4_1, Quant.Q5_0, Quant.Q5_1, Quant.Q8_0, Quant.Q4_K, Quant.Q5_K, Quant.Q6_K]
-
-
-def relative_error(got, want):
-    return np.abs(got - want).max() / np.abs(want).max()
 
 
 def run(spec, weights, **options):

@@ -23,7 +23,7 @@ from foreword.models.recurrent import RecurrentSpec
 from foreword.models.spec import LayerSpec, MoeSpec
 from kernels.kernel_adapters import merged, random_adapter
 from kernels.kernel_driver import Driver
-from kernels.kernel_reference import SPECS, Reference, float_tensor, random_weights, rope, tiny_spec
+from kernels.kernel_reference import SPECS, Reference, float_tensor, random_weights, relative_error, rope, tiny_spec
 from kernels.kernel_traffic import BLOCK_SIZE, assert_traffic_changes_nothing, engine
 
 WEIGHTS = {name: random_weights(spec) for name, spec in SPECS.items()}
@@ -42,10 +42,6 @@ def driver(spec, weights, **options):
 
 def tokens_of(spec, count, seed=3):
     return np.random.default_rng(seed).integers(0, spec.vocab_size, count).tolist()
-
-
-def relative_error(got, want):
-    return np.abs(got - want).max() / np.abs(want).max()
 
 
 @pytest.mark.parametrize("device", DEVICES)

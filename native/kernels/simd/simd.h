@@ -6,8 +6,8 @@
 //   kWideRows × kWideVectors, kTallRows × 2   register tiles of attention: for few rows, for many
 //   kPacedPrefetch  prefetches of attention over few rows are some cycles apart
 //   kBf16Dot        dot2(acc, pairs, pair): acc + Σ of two bf16 products per lane
-//   kDotBias        dot4_biased(acc, w + kDotBias, a) adds Σ (w + kDotBias) a over the four bytes of each lane: unsigned
-//                   ones with a bias of 128, signed ones with 0
+//   kDotBias        dot4_biased(acc, w + kDotBias, a) adds Σ (w + kDotBias) a over the four bytes of each lane:
+//                   unsigned ones with a bias of 128, signed ones with 0
 //   times_pow2      times_pow2(a, whole_bits(n)): a 2^n, where neither is a denormal
 //   store_u8        four vectors of numbers from 0 to kMostPositive as bytes, in order
 //   begin_nibbles, dot_nibbles, end_nibbles   sum + up to eight dot4 of weights of 4 bits; kStageNibbles: with many
