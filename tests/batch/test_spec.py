@@ -141,7 +141,7 @@ def test_explained_tensors_are_checked(monkeypatch):
     made = scene("drafts")
     explained = [made.batch.explain(g) for g in range(2)]
     explained[0].block_offsets[3] += 1
-    monkeypatch.setattr(validator.Explanation, "of", lambda batch, group=0: explained[group])
+    monkeypatch.setattr(validator, "token_sources", lambda batch, group: explained[group])
     with pytest.raises(PlanError) as caught:
         validate(made.batch)
     assert (caught.value.tensor, caught.value.index) == ("block_offsets[0]", 3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -38,27 +39,44 @@ class Explanation:
         states = batch.states
         if not 0 <= group < len(states.block_tables):
             raise IndexError(f"group={group}: the model has {len(states.block_tables)} KV groups")
-        table = states.block_tables[group]
         T = batch.num_tokens
-        positions, b = batch.positions[:T], batch.req_indices
-        rows = batch.idx_mapping[b].astype(np.int64)
-        token_indices = rows * states.max_model_len + positions
-        block_table_indices = rows * table.width + positions // table.tokens_per_block
-        blocks = table.table[rows, positions // table.tokens_per_block]
-        offsets = positions % table.tokens_per_block
-        if (cp := table.context_parallel) is not None:
-            offsets = offsets // (cp.interleave * cp.size) * cp.interleave + offsets % cp.interleave
-        parts = (token_indices, block_table_indices, blocks, offsets.astype(np.int32))
+        sources = token_sources(batch, group)
         if token is None:
-            text = _tables(batch, group, *parts)
+            text = _tables(batch, group, sources)
         elif 0 <= token < T:
-            text = _sentence(batch, group, token, token_indices, blocks, offsets)
+            text = _sentence(batch, group, token, sources)
         else:
             raise IndexError(f"token={token}: this step has tokens 0 … {T - 1}")
-        return cls(group, *parts, text)
+        return cls(group, *sources, text)
 
     def __str__(self) -> str:
         return self.text
+
+
+class TokenSources(NamedTuple):
+    """The arrays of an `Explanation`."""
+
+    token_indices: I64
+    block_table_indices: I64
+    block_numbers: I32
+    block_offsets: I32
+
+
+def token_sources(batch: BatchTensors, group: int) -> TokenSources:
+    """Where each token of the step comes from and goes to in this KV group."""
+    states = batch.states
+    table = states.block_tables[group]
+    positions, b = batch.positions[: batch.num_tokens], batch.req_indices
+    rows = batch.idx_mapping[b].astype(np.int64)
+    entries, offsets = np.divmod(positions, table.tokens_per_block)
+    if (cp := table.context_parallel) is not None:
+        offsets = offsets // (cp.interleave * cp.size) * cp.interleave + offsets % cp.interleave
+    return TokenSources(
+        token_indices=rows * states.max_model_len + positions,
+        block_table_indices=rows * table.width + entries,
+        block_numbers=table.table[rows, entries],
+        block_offsets=offsets.astype(np.int32),
+    )
 
 
 def _row(values: Iterable[object], label: str, shape: str = "") -> str:
@@ -69,14 +87,7 @@ def _row(values: Iterable[object], label: str, shape: str = "") -> str:
     return f"  {label:<22}{shape:<12}{'  '.join(f'{c:>4}' for c in cells)}"
 
 
-def _tables(
-    batch: BatchTensors,
-    group: int,
-    token_indices: I64,
-    table_indices: I64,
-    blocks: I32,
-    offsets: I32,
-) -> str:
+def _tables(batch: BatchTensors, group: int, sources: TokenSources) -> str:
     states = batch.states
     table, B, T = states.block_tables[group], batch.num_reqs, batch.num_tokens
     S, M, K = table.group.block_size, states.max_model_len, table.width
@@ -88,11 +99,11 @@ def _tables(
         _row(range(T), "token t"),
         _row(batch.req_indices, "req_indices", "b"),
         _row(batch.positions[:T], "positions", "p"),
-        _row(token_indices, "token_indices", f"r·{M}+p"),
+        _row(sources.token_indices, "token_indices", f"r·{M}+p"),
         _row(batch.input_ids[:T], "input_ids"),
-        _row(table_indices, "block_table_indices", f"r·{K}+p/{table.tokens_per_block}"),
-        _row(blocks, "block_numbers", "n"),
-        _row(offsets, "block_offsets", "o"),
+        _row(sources.block_table_indices, "block_table_indices", f"r·{K}+p/{table.tokens_per_block}"),
+        _row(sources.block_numbers, "block_numbers", "n"),
+        _row(sources.block_offsets, "block_offsets", "o"),
         _row(batch.slot_mapping[group][:T], "slot_mapping", f"n·{S}+o"),
         "",
         f"Requests [B={B}]",
@@ -132,7 +143,7 @@ def _mask(batch: BatchTensors, group: int) -> list[str]:
     return lines + ["  " + " ".join("x" if v else "." for v in row) for row in mask]
 
 
-def _sentence(batch: BatchTensors, group: int, t: int, token_indices: I64, blocks: I32, offsets: I64) -> str:
+def _sentence(batch: BatchTensors, group: int, t: int, sources: TokenSources) -> str:
     states = batch.states
     b, p = int(batch.req_indices[t]), int(batch.positions[t])
     row, rid = int(batch.idx_mapping[b]), batch.req_ids[b]
@@ -146,8 +157,8 @@ def _sentence(batch: BatchTensors, group: int, t: int, token_indices: I64, block
         kind = f"output token {p - int(states.prompt_len[row])}"
     table, slot = states.block_tables[group], int(batch.slot_mapping[group][t])
     goes = (
-        f"go to slot {slot}: entry {p // table.tokens_per_block} of its block-table row is block {int(blocks[t])}, "
-        f"offset {int(offsets[t])}"
+        f"go to slot {slot}: entry {p // table.tokens_per_block} of its block-table row is block "
+        f"{int(sources.block_numbers[t])}, offset {int(sources.block_offsets[t])}"
         if slot >= 0
         else "are not written: the group keeps one state per request"
         if table.group.recurrent
@@ -158,5 +169,5 @@ def _sentence(batch: BatchTensors, group: int, t: int, token_indices: I64, block
     chunk = f" (token {t - first} of the {last - first + 1} scheduled, {v} known)"
     return (
         f"Token {t} is {kind} of request {rid!r}, position {p}{chunk}; its id {int(batch.input_ids[t])} is read from "
-        f"entry {int(token_indices[t])} of the token table (row {row}); its key and value {goes}.{projected}"
+        f"entry {int(sources.token_indices[t])} of the token table (row {row}); its key and value {goes}.{projected}"
     )

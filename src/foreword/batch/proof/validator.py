@@ -11,22 +11,24 @@ from typing import Any
 import numpy as np
 
 from foreword.arrays import AnyArray
-from foreword.batch.features.explain import Explanation
+from foreword.batch.features.explain import token_sources
 from foreword.batch.proof.spec import TENSORS, Level, TensorSpec
 from foreword.batch.proof.spec.step import Step
 from foreword.batch.step.tensors import BatchTensors, is_committed, is_gathered, tensor
 from foreword.errors import PlanError
 
+Compared = tuple[AnyArray, Any, int]  # got, expected, index of the first entry
+
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One executable statement about a tensor. check(step, array, group) returns the expected entries, in the shape
-    of the array it governs, or raises PlanError itself where there are none to compare.
+    """One executable statement about a tensor. check(step, array, group) returns what to compare, None where it holds,
+    or raises PlanError itself where there are no entries to compare.
     """
 
     spec: TensorSpec
     text: str
-    check: Callable[[Step, AnyArray, int], tuple[AnyArray, Any, int]]  # (got, expected, index of the first entry)
+    check: Callable[[Step, AnyArray, int], Compared | None]
 
     @property
     def name(self) -> str:
@@ -63,7 +65,7 @@ def arrays_of(spec: TensorSpec, batch: BatchTensors) -> Iterator[tuple[int, AnyA
     groups = range(len(states.block_tables)) if spec.per_group else (0,)
     for g in groups:
         if spec.attribute == "explain":
-            value = getattr(Explanation.of(batch, g), spec.name)
+            value = getattr(token_sources(batch, g), spec.name)
         elif spec.level is Level.SYSTEM:
             path = (spec.attribute or spec.name).split(".")
             value = getattr(states, path[0])
@@ -76,7 +78,10 @@ def arrays_of(spec: TensorSpec, batch: BatchTensors) -> Iterator[tuple[int, AnyA
 
 
 def _compare(step: Step, rule: Rule, group: int, array: AnyArray) -> None:
-    got, expected, first = rule.check(step, array, group)
+    compared = rule.check(step, array, group)
+    if compared is None:
+        return
+    got, expected, first = compared
     wrong = np.asarray(got != expected)
     if not wrong.any():
         return
@@ -114,6 +119,13 @@ def _request(step: Step, spec: TensorSpec, at: tuple[int, ...]) -> str | None:
 
 
 def _symbol(step: Step, name: str, group: int) -> int:
+    size = step.symbols.get((name, group))
+    if size is None:
+        size = step.symbols[name, group] = _size(step, name, group)
+    return size
+
+
+def _size(step: Step, name: str, group: int) -> int:
     base, sign, extra = name.partition("-") if "-" in name else name.partition("+")
     s, table = step.states, step.states.block_tables[group]
     value = {
@@ -133,15 +145,18 @@ def _symbol(step: Step, name: str, group: int) -> int:
     return value + int(sign + extra) if extra else value
 
 
+_LIVE = {"Tp": "T", "Bp": "B", "Bp+1": "B+1"}  # without padding
+
+
 def _live(spec: TensorSpec, step: Step, array: AnyArray, group: int) -> AnyArray:
     """The entries that are not padding."""
-    sizes = (_symbol(step, name.replace("Tp", "T").replace("Bp", "B"), group) for name in spec.shape)
-    return array[tuple(slice(size) for size in sizes)]
+    live = _LIVE.get
+    return array[tuple(slice(_symbol(step, live(name, name), group)) for name in spec.shape)]
 
 
 def _rules_of(spec: TensorSpec) -> Iterator[Rule]:
     if spec.level is not Level.STEP:
-        yield Rule(spec, f"dtype is {spec.dtype}", lambda s, x, g: (np.array(x.dtype.name), np.array(spec.dtype), 0))
+        yield _dtype(spec)
         yield _shape(spec)
     if spec.padding is not None:
         yield _padding(spec)
@@ -151,9 +166,19 @@ def _rules_of(spec: TensorSpec) -> Iterator[Rule]:
         yield _relation(spec, relation.formula, relation.expected)
 
 
+def _dtype(spec: TensorSpec) -> Rule:
+    dtype = np.dtype(spec.dtype)
+
+    def same(s: Step, x: AnyArray, g: int) -> Compared | None:
+        return None if x.dtype == dtype else (np.array(x.dtype.name), np.array(spec.dtype), 0)
+
+    return Rule(spec, f"dtype is {spec.dtype}", same)
+
+
 def _shape(spec: TensorSpec) -> Rule:
-    def sizes(s: Step, x: AnyArray, g: int) -> tuple[AnyArray, Any, int]:
-        return np.array(str(x.shape)), np.array(str(tuple(_symbol(s, name, g) for name in spec.shape))), 0
+    def sizes(s: Step, x: AnyArray, g: int) -> Compared | None:
+        shape = tuple(_symbol(s, name, g) for name in spec.shape)
+        return None if x.shape == shape else (np.array(str(x.shape)), np.array(str(shape)), 0)
 
     return Rule(spec, f"shape is [{', '.join(spec.shape)}]", sizes)
 
@@ -167,13 +192,13 @@ def _padding_value(step: Step, spec: TensorSpec, group: int) -> Any:
 def _padding(spec: TensorSpec) -> Rule:
     if spec.level is Level.SYSTEM:
 
-        def free_rows(s: Step, x: AnyArray, g: int) -> tuple[AnyArray, Any, int]:
+        def free_rows(s: Step, x: AnyArray, g: int) -> Compared:
             rows = _live(spec, s, x, g)
             return rows, s.where_live(rows, np.full_like(rows, _padding_value(s, spec, g))), 0
 
         return Rule(spec, f"a row without a request holds {spec.padding}", free_rows)
 
-    def tail(s: Step, x: AnyArray, g: int) -> tuple[AnyArray, Any, int]:
+    def tail(s: Step, x: AnyArray, g: int) -> Compared:
         live = len(_live(spec, s, x, g))
         return x[live:], np.asarray(_padding_value(s, spec, g), x.dtype), live
 
@@ -181,7 +206,7 @@ def _padding(spec: TensorSpec) -> Rule:
 
 
 def _range(spec: TensorSpec, low: int | float | str, high: int | float | str | None) -> Rule:
-    def clipped(s: Step, x: AnyArray, g: int) -> tuple[AnyArray, Any, int]:
+    def clipped(s: Step, x: AnyArray, g: int) -> Compared:
         x = _live(spec, s, x, g)
         at_least, at_most = (_symbol(s, v, g) if isinstance(v, str) else v for v in (low, high))
         inside = np.clip(x, at_least, at_most)
@@ -191,7 +216,7 @@ def _range(spec: TensorSpec, low: int | float | str, high: int | float | str | N
 
 
 def _relation(spec: TensorSpec, formula: str, expected: Callable[[Step, AnyArray, int], Any]) -> Rule:
-    def related(s: Step, x: AnyArray, g: int) -> tuple[AnyArray, Any, int]:
+    def related(s: Step, x: AnyArray, g: int) -> Compared:
         x = _live(spec, s, x, g)
         return x, expected(s, x, g), 0
 

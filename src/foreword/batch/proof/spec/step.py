@@ -26,6 +26,7 @@ class Step:
 
     def __init__(self, batch: BatchTensors) -> None:
         self.batch, self.states = batch, batch.states
+        self.symbols: dict[tuple[str, int], int] = {}  # (symbol, KV group): its size, of those that were asked for
 
     # -- the plan ----------------------------------------------------------------------------------------------
 
