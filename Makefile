@@ -18,7 +18,9 @@ $(BIN)/python:  ## the virtual environment
 	$(PYTHON) -m venv $(VENV)
 
 SOURCES := pyproject.toml CMakeLists.txt $(shell find src native -type f ! -name '*.so' ! -name '*.pyc')
-# Modules are compiled to bytecode when they are first imported: most of those installed never are.
+# Modules are compiled to bytecode when they are first imported: most of those installed never are. The bytecode is
+# kept, since the tests start the commands hundreds of times.
+export PYTHONDONTWRITEBYTECODE :=
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 
 # The build's own tools are in .venv, so that a second build compiles only what changed.
