@@ -124,11 +124,12 @@ class CpuModel {
   }
 
   // The logits [L, V] at `logits_indices`, by default the inputs' own first num_logits, valid until the next call.
+  // `greedy`: only for SamplingRows, which take the tokens with the largest logits.
   nb::object step(ModelInputs &inputs, int num_tokens, int num_reqs, int num_logits,
                   const std::optional<Array1<int64_t>> &logits_indices,
                   const std::optional<Array1<int64_t>> &embed_rows, const std::optional<Array2<float>> &embeds,
                   const std::optional<Array2<int64_t>> &mrope_positions,
-                  const std::optional<Array1<int32_t>> &lora_ids) {
+                  const std::optional<Array1<int32_t>> &lora_ids, bool greedy) {
     check_finished(true);
     const int t = in_range(num_tokens, 0, kMostTokens, "num_tokens");
     const int b = in_range(num_reqs, 0, kMostTokens, "num_reqs");
@@ -144,6 +145,7 @@ class CpuModel {
                     .idx_mapping = at_least(inputs.idx_mapping, b, "idx_mapping"),
                     .logits_indices = at_least(logits_indices ? *logits_indices : inputs.logits_indices, l,
                                                "logits_indices"),
+                    .greedy = greedy,
                     .num_embeds = 0,
                     .embed_rows = nullptr,
                     .embeds = nullptr,
@@ -178,8 +180,8 @@ class CpuModel {
   }
 
   // See ForwardPass.
-  const float *maxima_of(const float *logits, int count) const {
-    return forward_ ? forward_->maxima_of(logits, count) : nullptr;
+  KnownLogits known(const float *logits, int count) const {
+    return forward_ ? forward_->known(logits, count) : KnownLogits{};
   }
 
   // The hidden states after the final norm [N, hidden_size] at tokens of the last step, valid until the next call.

@@ -143,7 +143,7 @@ class PySamplingRows {
     const auto lock = exclusive();
     with_threads(model, scratch_, [&](const Isa &isa) { return rows_.scratch_bytes(isa); },
                  [&](const Isa &isa, ThreadPool *pool, uint8_t *scratch) {
-                   if (model) in.maxima = model->maxima_of(in.logits, in.num_logits);
+                   if (model) in.known = model->known(in.logits, in.num_logits);
                    rows_.sample(in, isa, pool, scratch, width, out.data(), wanted);
                  });
   }

@@ -243,6 +243,12 @@ struct AttentionTile {
 constexpr int kLogitBlock = 256;  // logits whose maximum bounds the searches of a sampled row
 constexpr int num_logit_blocks(int vocab_size) { return (vocab_size + kLogitBlock - 1) / kLogitBlock; }
 
+// What a model knows of rows of logits [L, vocab_size]; null if it does not.
+struct KnownLogits {
+  const float *maxima = nullptr;           // of blocks [L, num_logit_blocks(vocab_size)]
+  const int32_t *greedy_tokens = nullptr;  // [L]: the token with the largest logit of a row without logits, else −1
+};
+
 // The parameters of one draw; see sampler.cpp.
 struct SamplingRow {
   float temperature;

@@ -8,6 +8,7 @@
 
 #define FW_ISA_FUNCTIONS(X)                                                                                         \
   X(panel_bytes) X(pack_scratch_bytes) X(pack_panel) X(decode_row) X(linear_scratch_bytes) X(linear) X(prepare_row) \
+  X(pack_screen) X(screen_reach) X(screen_rows)                                                                     \
   X(pack_lora) X(lora_shrink) X(lora_expand)                                                                        \
   X(rms_norm) X(layer_norm) X(gate_mul) X(activate) X(add_row) X(softcap) X(convolve) X(scan_state) X(norm_parts)   \
   X(make_head) X(store_kv) X(attention_scratch_bytes) X(attention_queries) X(attend) X(merge_splits)                \

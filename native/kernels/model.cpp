@@ -73,18 +73,35 @@ void Model::touch_cache() {
   });
 }
 
-const PackedMatrix *Model::pack(const SourceMatrix &source, Format format, bool exact) {
+// Calls f(view, group, panel, scratch) for each panel, on a thread of the team that has it.
+template <class F>
+void Model::for_panels(const PackedMatrix *views, F &&f) {
+  const size_t scratch_bytes = (isa.pack_scratch_bytes(views->padded_cols) + 63) / 64 * 64;
+  Mapping scratch(scratch_bytes * size_t(pool.size()));
+  pool.run([&](int thread) {
+    const ThreadPool::Team &team = pool.team(thread);
+    const Share panels = team_share(views->num_panels, pool, team.group);
+    const Share share = member_share(panels.end - panels.begin, team);
+    uint8_t *own = scratch.data() + scratch_bytes * size_t(thread);
+    for (int panel = panels.begin + share.begin; panel < panels.begin + share.end; ++panel) {
+      f(views[team.group], team.group, panel, own);
+    }
+  });
+}
+
+template <class F>
+const PackedMatrix *Model::add_matrix(int rows, int cols, Format format, bool exact, F &&pack) {
   const int teams = pool.num_teams();
   auto views = std::make_unique<PackedMatrix[]>(size_t(teams));
   PackedMatrix *m = views.get();
   m->format = format;
   m->activations = activation_kind(format, exact, isa);
   m->index = int(matrices_.size());
-  m->rows = source.rows;
-  m->cols = source.cols;
-  m->padded_cols = (source.cols + kBlock - 1) / kBlock * kBlock;
+  m->rows = rows;
+  m->cols = cols;
+  m->padded_cols = (cols + kBlock - 1) / kBlock * kBlock;
   widest_input_ = std::max(widest_input_, m->padded_cols);
-  m->num_panels = (source.rows + isa.panel_width - 1) / isa.panel_width;
+  m->num_panels = (rows + isa.panel_width - 1) / isa.panel_width;
   m->panel_bytes = isa.panel_bytes(format, m->padded_cols);
   for (int team = teams - 1; team >= 0; --team) {
     const Share own = team_share(m->num_panels, pool, team);
@@ -93,21 +110,40 @@ const PackedMatrix *Model::pack(const SourceMatrix &source, Format format, bool 
     views[size_t(team)].panels = memory - m->panel_bytes * size_t(own.begin);
   }
   std::vector<int> packed_on(size_t(m->num_panels), -1);
-  const size_t scratch_bytes = (isa.pack_scratch_bytes(m->padded_cols) + 63) / 64 * 64;
-  Mapping scratch(scratch_bytes * size_t(pool.size()));
-  pool.run([&](int thread) {
-    const ThreadPool::Team &team = pool.team(thread);
-    const Share panels = team_share(m->num_panels, pool, team.group);
-    const Share share = member_share(panels.end - panels.begin, team);
-    uint8_t *own = scratch.data() + scratch_bytes * size_t(thread);
-    for (int panel = panels.begin + share.begin; panel < panels.begin + share.end; ++panel) {
-      isa.pack_panel(source, m[team.group], panel, own);
-      packed_on[size_t(panel)] = current_cpu();
-    }
+  for_panels(m, [&](const PackedMatrix &view, int group, int panel, void *scratch) {
+    pack(view, group, panel, scratch);
+    packed_on[size_t(panel)] = current_cpu();
   });
   matrices_.push_back(std::move(views));
   packed_on_.push_back(std::move(packed_on));
   return matrices_.back().get();
+}
+
+const PackedMatrix *Model::pack(const SourceMatrix &source, Format format, bool exact) {
+  return add_matrix(source.rows, source.cols, format, exact,
+                    [&](const PackedMatrix &view, int, int panel, void *scratch) {
+                      isa.pack_panel(source, view, panel, scratch);
+                    });
+}
+
+void Model::make_screen() {
+  const PackedMatrix *head = lm_head.parts.at(0).matrix;
+  float *errors = reinterpret_cast<float *>(
+      arenas_[0].allocate(sizeof(float) * size_t(head->num_panels) * size_t(isa.panel_width)));
+  std::vector<float> most(size_t(head->num_panels));
+  const auto pack = [&](const PackedMatrix &view, int group, int panel, void *scratch) {
+    most[size_t(panel)] = isa.pack_screen(head[group], view, panel, scratch, errors + panel * isa.panel_width);
+  };
+  const PackedMatrix *matrix = head;
+  if (head->format == Format::i8) {
+    for_panels(head, pack);
+  } else {
+    matrix = add_matrix(head->rows, head->cols, Format::i8, false, pack);
+  }
+  const float largest = *std::max_element(most.begin(), most.end());
+  if (std::isfinite(largest)) {
+    screen = {make_linear({matrix}), errors, largest, 3 * matrix->panel_bytes <= 2 * head->panel_bytes};
+  }
 }
 
 size_t Model::packed_bytes() const {

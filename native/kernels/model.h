@@ -36,6 +36,16 @@ struct Linear {
   }
 };
 
+// See screen.h. linear: without parts if there is none. errors: [num_panels * panel_width]. most: the most that a logit
+// can be per unit of reach. saves_reads: it has at most two thirds of the
+// bytes of the output projection.
+struct Screen {
+  Linear linear;
+  const float *errors = nullptr;
+  float most = 0.f;
+  bool saves_reads = false;
+};
+
 struct Mlp {
   Linear gate, up, down;
 };
@@ -49,6 +59,7 @@ struct Moe {
 };
 
 using Vector = const float *;  // padded with zeros to padded_row(size); null if the layer has none
+
 
 // What a recurrent layer has in place of attention; rate = exp(a_log). conv: [conv_kernel, channel_stride].
 struct Recurrent {
@@ -138,6 +149,8 @@ class Model {
   // The processor that each panel of a matrix was packed on; −1 where the system does not tell.
   const std::vector<int> &packed_on(const PackedMatrix &matrix) const { return packed_on_[size_t(matrix.index)]; }
   Vector copy_vector(const float *data, int size);
+  // Packs the screen of lm_head, which is complete; none if a weight is not finite.
+  void make_screen();
   // The matrices have the same number of inputs.
   Linear make_linear(const std::vector<const PackedMatrix *> &matrices);
   void set_embedding(const SourceMatrix &source) { embedding = source; }
@@ -164,6 +177,7 @@ class Model {
   SourceMatrix embedding{};
   Vector final_norm = nullptr;
   Linear lm_head;
+  Screen screen;
   std::vector<Layer> layers;
   std::vector<Rope> ropes;
   int num_axes = 0;  // of rotary positions; 0: they have one for all pairs
@@ -171,6 +185,12 @@ class Model {
   int padded_dim;  // head_dim rounded up to whole vectors of every instruction set
 
  private:
+  template <class F>
+  void for_panels(const PackedMatrix *views, F &&f);
+  // Adds a matrix of these rows, columns and format. pack(view, group, panel, scratch) writes a panel of it.
+  template <class F>
+  const PackedMatrix *add_matrix(int rows, int cols, Format format, bool exact, F &&pack);
+
   std::vector<Arena> arenas_;  // [teams]
   int widest_input_ = 0;
   std::vector<std::unique_ptr<PackedMatrix[]>> matrices_;  // [teams] each

@@ -10,18 +10,6 @@
 namespace foreword::kernels::FOREWORD_ISA {
 namespace {
 
-struct Scratch {
-  float *values;
-  BlockRow blocks;
-};
-
-Scratch carve(void *memory, int padded_cols) {
-  const size_t cols = size_t(padded_cols);
-  float *values = static_cast<float *>(memory);
-  float *d = values + cols, *m = d + cols / kHalf;
-  return {values, {reinterpret_cast<int8_t *>(m + cols / kHalf), d, m}};
-}
-
 int8_t rounded(float x) { return int8_t(std::lrintf(x)); }
 
 void put_f32(const float *x, int cols, int n, uint8_t *panel) {
@@ -41,15 +29,6 @@ uint32_t biased_quad(const int8_t *q) {
   uint32_t word;
   std::memcpy(&word, q, 4);
   return word ^ kDotFlip;
-}
-
-void put_i8(float *x, int8_t *q, int cols, int n, uint8_t *panel) {
-  const float factor = rotate_inputs(x, cols, x), largest = largest_magnitude(x, cols);
-  const F32 inverse = set1(largest > 0.f ? 127.f / largest : 0.f);
-  reinterpret_cast<float *>(panel)[n] = largest / (127.f * factor);
-  uint32_t *out = reinterpret_cast<uint32_t *>(panel + sizeof(float) * kPanelWidth);
-  for (int k = 0; k < cols; k += kLanes) store_s8(q + k, mul(load(x + k), inverse));
-  for (int k = 0; k < cols; k += 4) out[size_t(k / 4) * kPanelWidth + n] = biased_quad(q + k);
 }
 
 // The weights of one block, as the format's words: 8 quads of bytes, or 4 words of two quads' nibbles.
@@ -100,13 +79,30 @@ void quantise_blocks(Format f, const float *x, int cols, const BlockRow &row) {
   }
 }
 
-void clear(const Scratch &s, int cols) {
+void clear(const PackedRow &s, int cols) {
   std::memset(s.values, 0, sizeof(float) * size_t(cols));
   std::memset(s.blocks.q, 0, size_t(cols));
   for (int h = 0; h < cols / kHalf; ++h) s.blocks.d[h] = s.blocks.m[h] = 0.f;
 }
 
 }  // namespace
+
+PackedRow packed_row(void *memory, int padded_cols) {
+  const size_t cols = size_t(padded_cols);
+  float *values = static_cast<float *>(memory);
+  float *d = values + cols, *m = d + cols / kHalf;
+  return {values, {reinterpret_cast<int8_t *>(m + cols / kHalf), d, m}};
+}
+
+float put_i8(float *x, int8_t *q, int cols, int n, uint8_t *panel) {
+  const float factor = rotate_inputs(x, cols, x), largest = largest_magnitude(x, cols);
+  const F32 inverse = set1(largest > 0.f ? 127.f / largest : 0.f);
+  reinterpret_cast<float *>(panel)[n] = largest / (127.f * factor);
+  uint32_t *out = reinterpret_cast<uint32_t *>(panel + sizeof(float) * kPanelWidth);
+  for (int k = 0; k < cols; k += kLanes) store_s8(q + k, mul(load(x + k), inverse));
+  for (int k = 0; k < cols; k += 4) out[size_t(k / 4) * kPanelWidth + n] = biased_quad(q + k);
+  return factor;
+}
 
 size_t panel_bytes(Format format, int padded_cols) { return input_offset(format, padded_cols); }
 
@@ -116,7 +112,7 @@ size_t pack_scratch_bytes(int padded_cols) {
 }
 
 void pack_panel(const SourceMatrix &source, const PackedMatrix &matrix, int panel, void *scratch) {
-  const Scratch s = carve(scratch, matrix.padded_cols);
+  const PackedRow s = packed_row(scratch, matrix.padded_cols);
   uint8_t *out = matrix.panels + size_t(panel) * matrix.panel_bytes;
   const int cols = matrix.padded_cols;
   clear(s, cols);

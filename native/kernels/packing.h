@@ -26,6 +26,16 @@ constexpr size_t input_offset(Format f, int k) {
   }
 }
 
+// Memory for a row while it is packed, in pack_scratch_bytes.
+struct PackedRow {
+  float *values;
+  BlockRow blocks;
+};
+PackedRow packed_row(void *memory, int padded_cols);
+
+// Writes output n of a panel in Format::i8. x becomes c R x (rotation.h), q its numbers in 8 bit; returns c.
+float put_i8(float *x, int8_t *q, int cols, int n, uint8_t *panel);
+
 // The weights of a block of a panel, nibbles to bytes: (nibble + add) ^ flip of each byte.
 FW_INLINE void widen_nibbles(const uint8_t *nibbles, uint32_t add, uint32_t flip, uint8_t *bytes) {
   for (int i = 0; i < 4 * kPanelWidth; ++i) {

@@ -207,8 +207,12 @@ void SamplingRows::sample(const StepInput &in, const Isa &isa, ThreadPool *pool,
     float *copy = reinterpret_cast<float *>(memory);
     void *search = memory + row_bytes;
     const int i = rows.first + j, row = rows.row;
+    if (in.known.greedy_tokens && in.known.greedy_tokens[i] >= 0) {
+      const int32_t token = out[ptrdiff_t(b) * width + j] = in.known.greedy_tokens[i];
+      return j + 1 < rows.count && rows.drafts[j] == token;
+    }
     const float *logits = in.logits + i * in.logits_stride, *x = logits;
-    const float *maxima = in.maxima ? in.maxima + ptrdiff_t(i) * num_logit_blocks(s.vocab_size) : nullptr;
+    const float *maxima = in.known.maxima ? in.known.maxima + ptrdiff_t(i) * num_logit_blocks(s.vocab_size) : nullptr;
     if (const int at = index_of(in.changed_rows, in.num_changed, i); at >= 0) {
       x = in.changed + ptrdiff_t(at) * s.vocab_size;
     } else if (rows.samples && (rows.request || index_of(in.masked, in.num_masked, i) >= 0)) {

@@ -27,7 +27,7 @@ struct StepInput {
   int num_reqs, num_logits;
   const float *logits;  // [L, vocab_size], rows logits_stride floats apart
   ptrdiff_t logits_stride;
-  const float *maxima;  // [L, num_logit_blocks(vocab_size)] of the logits' blocks; null: not known
+  KnownLogits known;
   const int32_t *rows;           // [B] state rows
   const int32_t *starts;         // [B] the first position that the step computes; what is before has not changed
   const int32_t *cu_num_logits;  // [B + 1]

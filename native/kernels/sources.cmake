@@ -1,7 +1,7 @@
 # Kernel sources are compiled once per instruction set, each into its own namespace (FOREWORD_ISA), and chosen at run
 # time by native/kernels/dispatch.cpp. Adding an instruction set: a header in simd/, a line here, a line there.
 set(FOREWORD_KERNEL_SOURCES activations attention gguf isa kv_store linear lora packing peaks recurrent row_ops
-    sampler)
+    sampler screen)
 
 # In a unity build (pyproject.toml) the small files of an instruction set are one, and the others are compiled in
 # parallel. Files with options of their own are never part of it.
@@ -83,6 +83,7 @@ target_sources(_native PRIVATE
   native/kernels/forward/embedding_stage.cpp
   native/kernels/forward/forward.cpp
   native/kernels/forward/input.cpp
+  native/kernels/forward/logits_stage.cpp
   native/kernels/forward/lora_step.cpp
   native/kernels/forward/mlp_stage.cpp
   native/kernels/forward/moe_stage.cpp

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from computing import replace_compute
 from foreword import LLM
 from foreword.models.safetensors import read_directory
 from models.lora_files import random_factors, write_peft
@@ -84,5 +85,5 @@ def failing_llm(model: str, **options) -> LLM:
                 logits[i, 3] = np.nan
         return logits
 
-    llm.engine.executor.compute = broken
+    replace_compute(llm.engine.executor, broken)
     return llm

@@ -12,6 +12,7 @@ import pytest
 from engine_rig import OnStep
 from oracle_model import LetterTokenizer
 
+from computing import replace_compute
 from foreword import LLM, AsyncLLM, SamplingParams
 from foreword.engine import EngineConfig, engine_config
 from foreword.engine.build import build_engine, pool_size
@@ -303,7 +304,7 @@ def test_a_request_that_fails_has_an_error_and_a_batch_that_fails_raises(llm: LL
                 logits[i, 3] = np.nan
         return logits
 
-    llm.engine.executor.compute = broken
+    replace_compute(llm.engine.executor, broken)
     params = SamplingParams(temperature=0.0, max_tokens=3)
     if spoiled == ["a", "b"]:
         with pytest.raises(BadLogitsError, match="logits"):

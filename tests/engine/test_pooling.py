@@ -9,6 +9,7 @@ import pytest
 from engine_rig import make_engine
 from test_grammar import Circle
 
+from computing import replace_compute
 from foreword import LLM, PoolingParams, SamplingParams
 from foreword.batch import InputBuffers, KVGroup, NewRequest, RequestStates, prepare_inputs
 from foreword.engine.async_llm import AsyncLLM
@@ -227,7 +228,7 @@ def test_a_failed_step_leaves_pooling_requests_waiting(folder):
                 raise PlanError("broken")
             return compute(batch, indices)
 
-        llm.engine.executor.compute = fails
+        replace_compute(llm.engine.executor, fails)
         outputs = {}
         while llm.engine.has_work:
             try:

@@ -56,15 +56,15 @@ def test_other_requests_change_no_bit(smollm2_path: Path):
 def test_python_runs_while_the_native_model_computes(smollm2_path: Path):
     """Threads are not switched by time here, so another one runs only because the model releases the lock."""
     engine = build_engine(load_model(smollm2_path), EngineConfig(max_model_len=1024))
-    compute, began, events = engine.executor.compute, threading.Event(), []
+    draw, began, events = engine.executor.draw, threading.Event(), []
 
-    def watched(batch, logits_indices):
+    def watched(batch, sampling):
         began.set()
-        logits = compute(batch, logits_indices)
+        drawn = draw(batch, sampling)
         events.append("model")
-        return logits
+        return drawn
 
-    engine.executor.compute = watched
+    engine.executor.draw = watched
     engine.add_request("a", list(range(1000, 1900)), SamplingParams(temperature=0.0, max_tokens=1))
     interval = sys.getswitchinterval()
     sys.setswitchinterval(100)

@@ -15,6 +15,7 @@ import httpx
 import numpy as np
 from talking_model import END, TEMPLATE, VOCAB
 
+from computing import replace_compute
 from foreword.engine.async_llm import AsyncLLM
 from foreword.server.config import ServerConfig
 from foreword.server.context import Context
@@ -41,7 +42,7 @@ class Serving:
             time.sleep(self.pace)
             return compute(batch, logits_indices)
 
-        llm.engine.executor.compute = held
+        replace_compute(llm.engine.executor, held)
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -144,7 +145,7 @@ def recite(llm: AsyncLLM, text: str) -> None:
             logits[i, tokens[min(at, len(tokens) - 1)]] = 50
         return logits
 
-    llm.engine.executor.compute = scripted
+    replace_compute(llm.engine.executor, scripted)
 
 
 def with_template(model: Path, folder: Path, template: str) -> Path:

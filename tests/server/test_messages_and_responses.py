@@ -10,6 +10,7 @@ from server_rig import PATIENCE, serving, with_template
 
 import anthropic
 import openai
+from computing import replace_compute
 
 HI = [{"role": "user", "content": "Hi"}]
 TEMPLATE = (
@@ -169,12 +170,12 @@ def test_a_failed_step_ends_a_stream_with_an_error_and_the_server_goes_on(talker
                 raise RuntimeError("broken on purpose")
             return compute(batch, logits_indices)
 
-        server.llm.engine.executor.compute = broken
+        replace_compute(server.llm.engine.executor, broken)
         options = {"model": "talker", "max_tokens": 50, "messages": HI}
         with pytest.raises(anthropic.APIStatusError, match="broken on purpose"), claude.messages.stream(**options) as s:
             s.get_final_message()
         *_, last = client.responses.create(model="talker", input="Hi", stream=True)
         assert (last.type, last.response.status) == ("response.failed", "failed")
         assert "broken on purpose" in last.response.error.message
-        server.llm.engine.executor.compute = compute
+        replace_compute(server.llm.engine.executor, compute)
         assert ask(claude)[0].stop_reason == "max_tokens"

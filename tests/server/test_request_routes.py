@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from server_rig import HI, frames_of, serving
 
+from computing import replace_compute
+
 
 @pytest.fixture
 def server(talker):
@@ -197,14 +199,14 @@ def test_a_failed_step_ends_its_requests_with_an_error_and_the_server_goes_on(se
             raise RuntimeError("the model broke")
         return compute(batch, logits_indices)
 
-    server.llm.engine.executor.compute = broken
+    replace_compute(server.llm.engine.executor, broken)
     body = {"prompt": "a", "max_tokens": 50}
     with server.client() as client:
         text = client.post("/v1/completions", json={**body, "stream": True}).text
     *_, last = [json.loads(frame.removeprefix("data: ")) for frame in text.split("\n\n") if frame]
     assert (last["error"]["type"], "the model broke" in last["error"]["message"]) == ("server_error", True)
     assert server.post("/v1/completions", body).status_code == 500
-    server.llm.engine.executor.compute = compute
+    replace_compute(server.llm.engine.executor, compute)
     assert server.post("/v1/completions", body).status_code == 200
 
 
@@ -216,7 +218,7 @@ def test_a_request_whose_logits_are_not_numbers_fails_alone(server):
         logits[:] = np.nan
         return logits
 
-    server.llm.engine.executor.compute = broken
+    replace_compute(server.llm.engine.executor, broken)
     response = server.post("/v1/completions", {"prompt": "a"})
     assert (response.status_code, response.json()["error"]["type"]) == (500, "server_error")
 

@@ -1,7 +1,5 @@
 #include "kernels/forward/context.h"
 
-#include <algorithm>
-
 namespace foreword::kernels {
 namespace {
 
@@ -22,7 +20,6 @@ PassContext::PassContext(Model &m)
       lora_(m),
       norm_out_(size_t(m.pool.size())) {
   for (Buffer<float> &out : norm_out_) out.reserve(size_t(x.stride()));
-  model.lm_head.add_kinds(kinds_);
   for (const Layer &layer : model.layers) {
     has_branch_ = has_branch_ || layer.post_attn_norm || layer.post_mlp_norm || layer.moe;
     layer.qkv.add_kinds(kinds_);
@@ -38,8 +35,7 @@ void PassContext::reserve() {
   lora_.plan(input);
   x.reserve(input.num_tokens);
   if (has_branch_) branch.reserve(input.num_tokens);
-  const int rows = std::max(input.num_tokens, input.num_logits);
-  normed.reserve(rows, model.config.hidden_size, with_loras(kinds_), pool.size());
+  normed.reserve(input.num_tokens, model.config.hidden_size, with_loras(kinds_), pool.size());
 }
 
 void PassContext::multiply(int thread, const Linear &l, const ActivationSet &a, Share rows, Vector norm,

@@ -81,7 +81,7 @@ class PassContext {
   ForwardInput input{};
   FloatRows x;          // residual stream [T, hidden_size]
   FloatRows branch;     // [T, hidden_size], added to x after a norm or a sum
-  ProductInput normed;  // rows of x after a norm: the input of qkv, gate, up, router and lm_head
+  ProductInput normed;  // rows of x after a norm: the input of qkv, gate, up and router
   Products products;
   StageClock clock;
 

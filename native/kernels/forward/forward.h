@@ -11,6 +11,7 @@
 
 #include "kernels/forward/attention_stage.h"
 #include "kernels/forward/embedding_stage.h"
+#include "kernels/forward/logits_stage.h"
 #include "kernels/forward/mlp_stage.h"
 #include "kernels/forward/moe_stage.h"
 #include "kernels/forward/recurrent_stage.h"
@@ -24,7 +25,7 @@ class ForwardPass {
   ForwardPass(const ForwardPass &) = delete;
   ForwardPass &operator=(const ForwardPass &) = delete;
 
-  // logits [L, logits_stride()], valid until the next call. Throws std::invalid_argument on input outside its range,
+  // logits [L, logits_stride()], valid until the next call; not those of a row that has a greedy token. Throws std::invalid_argument on input outside its range,
   // before anything is written.
   const float *run(const ForwardInput &input);
 
@@ -32,10 +33,10 @@ class ForwardPass {
   // std::invalid_argument for a token that was not in it.
   const float *hidden(const int64_t *tokens, int count);
 
-  // The maxima of the blocks of the first `count` rows of logits, [count, num_logit_blocks(vocab_size)], valid until
-  // the next call; null for logits other than those of the last run, and if that had many.
-  const float *maxima_of(const float *logits, int count) const {
-    return has_maxima_ && logits == logits_.data() && count <= ctx_.input.num_logits ? maxima_.data() : nullptr;
+  // What is known of the first `count` rows of logits; nothing of logits other than those of the last run.
+  KnownLogits known(const float *logits, int count) const {
+    if (logits != logits_.logits() || count > ctx_.input.num_logits) return {};
+    return {logits_.maxima(), logits_.greedy_tokens()};
   }
 
   int hidden_stride() const { return hidden_.stride(); }
@@ -45,7 +46,6 @@ class ForwardPass {
 
  private:
   void run_stages(int thread);
-  void run_logits(int thread);
 
   PassContext ctx_;
   EmbeddingStage embedding_;
@@ -53,9 +53,7 @@ class ForwardPass {
   RecurrentStage recurrent_;
   MlpStage mlp_;
   MoeStage moe_;
-  FloatRows logits_;  // [L, vocab_size]
-  Buffer<float> maxima_;
-  bool has_maxima_ = false;
+  LogitsStage logits_;
   FloatRows hidden_;  // [tokens asked for, hidden_size]
 };
 

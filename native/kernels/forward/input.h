@@ -20,6 +20,7 @@ struct ForwardInput {
   const int32_t *seq_lens;         // [B]
   const int32_t *idx_mapping;      // [B]
   const int64_t *logits_indices;   // [L]
+  bool greedy;                     // of the logits, the token with the largest one is enough
   int num_embeds;                  // N
   const int64_t *embed_rows;       // [N] tokens, ascending, whose input is a row of `embeds` in place of a token id
   const float *embeds;             // [N, hidden_size]

@@ -8,8 +8,6 @@ namespace {
 // With this many rows per thread a product is divided by rows alone: a thread prepared its rows, and they are in its
 // caches. It is also divided by rows when there are fewer panels than this per thread, and enough rows.
 constexpr int kOwnRows = 128, kPanelsPerThread = 8, kRowsPerCut = 48;
-// Gate and up outputs held in scratch memory before they are multiplied.
-constexpr int kGateFloats = 16384;
 
 }  // namespace
 
@@ -24,8 +22,8 @@ Products::Products(Model &model)
   for (Scratch &scratch : scratch_) {
     scratch.linear.reserve(isa_.linear_scratch_bytes());
     scratch.rotated.reserve(size_t(model.widest_input()));
-    scratch.gate.reserve(kGateFloats);
-    scratch.up.reserve(kGateFloats);
+    scratch.gate.reserve(kPartFloats);
+    scratch.up.reserve(kPartFloats);
   }
 }
 
@@ -43,22 +41,6 @@ int Products::num_panels(const Linear &l, int team) const {
 int Products::num_cuts(int num_rows, int count, const ThreadPool::Team &team) const {
   if (num_rows >= kOwnRows * team.size) return team.size;
   return count < kPanelsPerThread * team.size ? std::clamp(num_rows / kRowsPerCut, 1, team.size) : 1;
-}
-
-// Calls f(rows, panels, end) for parts of a product with `count` panels: of the panels of all cuts of the rows, one cut
-// after the other. `end`: of the panels in the same cut that this thread probably multiplies next.
-template <class F>
-void Products::for_share(int thread, Share rows, int count, F &&f) const {
-  const ThreadPool::Team &team = pool_.team(thread);
-  const int num_rows = rows.end - rows.begin, cuts = num_cuts(num_rows, count, team);
-  // An even number at a time: kernels multiply few rows by two panels at once.
-  pool_.divide(thread, team, count * cuts, 2, [&](Share part, int end) {
-    for (int cut = part.begin / std::max(1, count); cut < cuts && cut * count < part.end; ++cut) {
-      const Share r = share_of(num_rows, cut, cuts);
-      const Share panels{std::max(part.begin - cut * count, 0), std::min(part.end - cut * count, count)};
-      f(Share{rows.begin + r.begin, rows.begin + r.end}, panels, std::min(end - cut * count, count));
-    }
-  });
 }
 
 // The first weights of this thread's share of its team's panels of all matrices side by side.
@@ -107,39 +89,31 @@ void Products::linear(int thread, const Linear &l, const ActivationSet &a, Share
   });
 }
 
+void Products::panel(int thread, const Linear &l, const ActivationSet &a, int row, int panel, float *out) const {
+  const PackedMatrix &matrix = l.parts[0].matrix[pool_.team(thread).group];
+  const Part part{{row, row + 1}, {panel, panel + 1}, size_t(isa_.panel_width), -1};
+  isa_.linear(product(thread, matrix, a, part, out, nullptr));
+}
+
 // Both halves of a few panels are computed into scratch memory, then multiplied.
 void Products::gated(int thread, const Mlp &mlp, const ActivationSet &a, Share rows, float *out,
                      const LoraStep *lora) const {
-  const int group = pool_.team(thread).group;
+  const int group = pool_.team(thread).group, width = isa_.panel_width;
   const PackedMatrix &gate = mlp.gate.parts[0].matrix[group], &up = mlp.up.parts[0].matrix[group];
-  const int width = isa_.panel_width, max_rows = kGateFloats / width;
-  const Share all = team_share(gate.num_panels, pool_, group);
   const Scratch &own = scratch_[size_t(thread)];
-  for_share(thread, rows, all.end - all.begin, [&](Share r, Share panels, int end) {
-    const int panel_end = all.begin + panels.end;
-    for (int row = r.begin; row < r.end; row += max_rows) {
-      const int row_end = std::min(r.end, row + max_rows), count = row_end - row;
-      const int step = std::max(1, std::min(8, kGateFloats / (count * width)));
-      for (int p = all.begin + panels.begin; p < panel_end; p += step) {
-        const int p_end = std::min(panel_end, p + step);
-        const uint8_t *next_gate =
-            p_end < all.begin + end ? gate.panel(p_end) : first_weights(thread, &mlp.down, rows.end - rows.begin);
-        const size_t wide = size_t((p_end - p) * width);
-        // The kernels address outputs from row 0 and panel 0.
-        const ptrdiff_t origin = -ptrdiff_t(row) * ptrdiff_t(wide) - ptrdiff_t(p) * width;
-        auto half = [&](const PackedMatrix &matrix, int place, float *to, const uint8_t *next) {
-          isa_.linear({matrix, a.of(matrix), row, row_end, p, p_end, to + origin, wide, Store::assign, next,
-                       own.linear.data()});
-          if (lora) lora->expand(matrix, place, {row, row_end}, p, p_end, to + origin, wide);
-        };
-        half(gate, 0, own.gate.data(), up.panel(p));
-        half(up, 1, own.up.data(), next_gate);
-        for (int i = 0; i < count; ++i) {
-          const size_t at = size_t(i) * wide;
-          isa_.gate_mul(activation_, own.gate.data() + at, own.up.data() + at, wide,
-                        out + size_t(row + i) * mlp.gate.stride + size_t(p) * width);
-        }
-      }
+  for_parts(thread, gate, rows, [&](const Part &part) {
+    const auto [rows_now, panels, stride, ahead] = part;
+    auto half = [&](const PackedMatrix &matrix, int place, float *to, const uint8_t *next) {
+      const MatrixProduct product = this->product(thread, matrix, a, part, to, next);
+      isa_.linear(product);
+      if (lora) lora->expand(matrix, place, rows_now, panels.begin, panels.end, product.out, stride);
+    };
+    half(gate, 0, own.gate.data(), up.panel(panels.begin));
+    half(up, 1, own.up.data(), ahead >= 0 ? gate.panel(ahead) : first_weights(thread, &mlp.down, rows.end - rows.begin));
+    for (int row = rows_now.begin; row < rows_now.end; ++row) {
+      const size_t at = size_t(row - rows_now.begin) * stride;
+      isa_.gate_mul(activation_, own.gate.data() + at, own.up.data() + at, stride,
+                    out + size_t(row) * mlp.gate.stride + size_t(panels.begin) * width);
     }
   });
 }

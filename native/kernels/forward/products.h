@@ -1,6 +1,7 @@
 // Matrix products of a forward pass: preparing their input rows and dividing their output panels between the threads.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -21,6 +22,8 @@ struct ProductInput {
 
 // Every function below is called by all threads of the region and does the share of `thread` (ThreadPool::divide).
 class Products {
+  static constexpr int kPartFloats = 16384;  // outputs that are held in scratch memory
+
  public:
   explicit Products(Model &model);
 
@@ -33,20 +36,44 @@ class Products {
     for (int r = 0; r < rows; ++r) prepare_row(thread, set, r, row(r));
     return set;
   }
-  template <class Row>
-  ActivationSet prepare_shared(int thread, const ActivationBuffer &buffer, int cols, int rows, Row &&row) {
+  // after(set, r, x): row r is prepared from x = row(r).
+  template <class Row, class After>
+  ActivationSet prepare_shared(int thread, const ActivationBuffer &buffer, int cols, int rows, Row &&row, After &&after) {
     const ActivationSet set = buffer.view(rows, cols);
     pool_.divide(thread, pool_.all(thread), rows, 1, [&](Share part, int) {
-      for (int r = part.begin; r < part.end; ++r) prepare_row(thread, set, r, row(r));
+      for (int r = part.begin; r < part.end; ++r) {
+        const float *x = row(r);
+        prepare_row(thread, set, r, x);
+        after(set, r, x);
+      }
     });
     pool_.barrier();
     return set;
+  }
+  template <class Row>
+  ActivationSet prepare_shared(int thread, const ActivationBuffer &buffer, int cols, int rows, Row &&row) {
+    return prepare_shared(thread, buffer, cols, rows, row, [](const ActivationSet &, int, const float *) {});
   }
 
   // out (=, +=) a Wᵀ for `rows`. `next`: the product that this thread computes after this one, whose first weights are
   // prefetched; null if unknown. `lora`: the adapters of the rows, shrunk for these matrices; null if there are none.
   void linear(int thread, const Linear &l, const ActivationSet &a, Share rows, float *out, Store store,
               const Linear *next = nullptr, const LoraStep *lora = nullptr) const;
+
+  // The same without adapters, a few rows and panels at a time, of a matrix alone: f(out, stride, rows, panels), with
+  // `out` in memory of this thread from the first row and panel on.
+  template <class F>
+  void in_parts(int thread, const Linear &l, const ActivationSet &a, Share rows, F &&f) const {
+    const PackedMatrix &matrix = l.parts[0].matrix[pool_.team(thread).group];
+    const Scratch &own = scratch_[size_t(thread)];
+    for_parts(thread, matrix, rows, [&](const Part &part) {
+      isa_.linear(product(thread, matrix, a, part, own.gate.data(), part.ahead < 0 ? nullptr : matrix.panel(part.ahead)));
+      f(own.gate.data(), part.stride, part.rows, part.panels);
+    });
+  }
+
+  // One panel of a row, by this thread alone: out [panel_width].
+  void panel(int thread, const Linear &l, const ActivationSet &a, int row, int panel, float *out) const;
 
   // out = act(a Wgateᵀ) * (a Wupᵀ) for `rows`.
   void gated(int thread, const Mlp &mlp, const ActivationSet &a, Share rows, float *out,
@@ -63,10 +90,58 @@ class Products {
       if (set.used[kind]) isa_.prepare_row(set.kinds[kind], r, x, scratch_[size_t(thread)].rotated.data());
     }
   }
+  // Calls f(rows, panels, end) for parts of a product with `count` panels: of the panels of all cuts of the rows, one cut
+  // after the other. `end`: of the panels in the same cut that this thread probably multiplies next.
+  template <class F>
+  void for_share(int thread, Share rows, int count, F &&f) const {
+    const ThreadPool::Team &team = pool_.team(thread);
+    const int num_rows = rows.end - rows.begin, cuts = num_cuts(num_rows, count, team);
+    // An even number at a time: kernels multiply few rows by two panels at once.
+    pool_.divide(thread, team, count * cuts, 2, [&](Share part, int end) {
+      for (int cut = part.begin / std::max(1, count); cut < cuts && cut * count < part.end; ++cut) {
+        const Share r = share_of(num_rows, cut, cuts);
+        const Share panels{std::max(part.begin - cut * count, 0), std::min(part.end - cut * count, count)};
+        f(Share{rows.begin + r.begin, rows.begin + r.end}, panels, std::min(end - cut * count, count));
+      }
+    });
+  }
+
+  // Outputs of a product that are held in scratch memory, rows `stride` apart. ahead: the panel that this thread
+  // probably multiplies next; −1: none in this share.
+  struct Part {
+    Share rows, panels;
+    size_t stride;
+    int ahead;
+  };
+  // Calls f(part) for parts of this thread's share.
+  template <class F>
+  void for_parts(int thread, const PackedMatrix &matrix, Share rows, F &&f) const {
+    const Share all = team_share(matrix.num_panels, pool_, pool_.team(thread).group);
+    const int width = isa_.panel_width, most_rows = kPartFloats / width;
+    for_share(thread, rows, all.end - all.begin, [&](Share r, Share panels, int end) {
+      const int panel_end = all.begin + panels.end;
+      for (int row = r.begin; row < r.end; row += most_rows) {
+        const int row_end = std::min(r.end, row + most_rows);
+        const int step = std::clamp(kPartFloats / ((row_end - row) * width), 1, 8);
+        for (int p = all.begin + panels.begin; p < panel_end; p += step) {
+          const int p_end = std::min(panel_end, p + step);
+          f(Part{{row, row_end}, {p, p_end}, size_t((p_end - p) * width), p_end < all.begin + end ? p_end : -1});
+        }
+      }
+    });
+  }
+  // The product of a part into scratch memory at `to`.
+  MatrixProduct product(int thread, const PackedMatrix &matrix, const ActivationSet &a, const Part &part, float *to,
+                        const uint8_t *next) const {
+    // The kernels address outputs from row 0 and panel 0.
+    const ptrdiff_t origin = ptrdiff_t(part.rows.begin) * ptrdiff_t(part.stride) +
+                             ptrdiff_t(part.panels.begin) * isa_.panel_width;
+    return {matrix, a.of(matrix), part.rows.begin, part.rows.end, part.panels.begin, part.panels.end, to - origin,
+            part.stride, Store::assign, next, scratch_[size_t(thread)].linear.data()};
+  }
+
   int num_panels(const Linear &l, int team) const;
   int num_cuts(int num_rows, int count, const ThreadPool::Team &team) const;
-  template <class F>
-  void for_share(int thread, Share rows, int count, F &&f) const;
   const uint8_t *first_weights(int thread, const Linear *l, int num_rows) const;
 
   const Isa &isa_;

@@ -27,7 +27,7 @@ from foreword.models.recurrent import RecurrentSpec
 from foreword.models.spec import DecoderSpec, LayerSpec, RopeSpec
 from foreword.models.weights import Tensor, Weights
 from foreword.native import native
-from foreword.sampling import Sampler
+from foreword.sampling import Sampled, Sampler, StepSampling
 
 WeightFormat = Literal["auto", "fp32", "bf16", "int8", "q4"]
 KVFormat = Literal["fp32", "bf16", "int8"]
@@ -111,6 +111,9 @@ class NativeExecutor(HostExecutor):
     preallocate_kv: the system provides the memory of the whole KV pool now, not at the first use of each block. Steps
     do not wait for it then, and a machine without that much memory fails here.
     isa: default FOREWORD_ISA, else the machine's best.
+
+    Steps whose requests are all greedy compute few logits (docs/decisions/0021): for that the output projection is kept
+    in 8 bit too, of float weights from the start, of others from the first step with three such requests on.
 
     Weights are read and packed matrix by matrix from ``weights``; afterwards no file is read. ModelError if it changed.
     ConfigError for an instruction set or nodes that the machine lacks, an unknown format, or threads that cannot start.
@@ -201,6 +204,14 @@ class NativeExecutor(HostExecutor):
         gathered copy. PlanError if a tensor of the batch is out of range, MemoryError if buffers cannot grow; nothing
         was written then.
         """
+        return self._step(batch, logits_indices, greedy=False)
+
+    def draw(self, batch: InputBatch, sampling: StepSampling) -> Sampled:
+        """See `HostExecutor.draw`. Of a step whose requests are all greedy, few logits are computed."""
+        greedy = sampling.metadata.is_plain and sampling.masks is None and not sampling.processors
+        return self.sampler.sample(batch, self._step(batch, batch.logits_indices, greedy=greedy), sampling)
+
+    def _step(self, batch: InputBatch, logits_indices: I64, *, greedy: bool) -> F32:
         buffers = buffers_of(batch)
         inputs = buffers.model_inputs
         if inputs is None:
@@ -214,6 +225,7 @@ class NativeExecutor(HostExecutor):
                 num_reqs,
                 len(logits_indices),
                 None if own else logits_indices,
+                greedy=greedy,
                 **self._given_inputs(batch),
             )
         except ValueError as error:

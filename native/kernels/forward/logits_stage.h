@@ -1,0 +1,61 @@
+// The logits of a step, or its greedy tokens without all logits (screen.h).
+#pragma once
+
+#include "kernels/forward/context.h"
+
+namespace foreword::kernels {
+
+class LogitsStage {
+ public:
+  explicit LogitsStage(PassContext &context);
+
+  void reserve();
+  // logits[l] = softcap(final_norm(x[logits_indices[l]]) Wlm_headᵀ), or the greedy tokens alone.
+  void run(int thread);
+  // After all threads: the tokens that they found.
+  void finish();
+
+  const float *logits() const { return logits_.data(); }
+  int stride() const { return logits_.stride(); }
+  // What `run` multiplies by first.
+  const Linear &first_product() const;
+  // Of the last run: the maxima of the blocks of logits [L, num_logit_blocks(vocab_size)]; the greedy tokens [L], −1 of
+  // a row that has logits instead. Null if there are none.
+  const float *maxima() const { return has_maxima_ ? maxima_.data() : nullptr; }
+  const int32_t *greedy_tokens() const { return is_screened_ ? tokens_.data() : nullptr; }
+
+ private:
+  struct Best {
+    float logit;
+    int32_t token;
+  };
+  // What a thread finds in its panels, of each row [L].
+  struct Found {
+    Buffer<ScreenedRow> rows;
+    Buffer<float> least;  // a lower bound of what can be the largest logit
+    Buffer<Best> best;
+    Buffer<ScreenHit> hits;
+    Buffer<float> logits;   // of a panel
+    Buffer<float> rotated;  // a row of inputs
+  };
+
+  void make_screen();
+  void compute(int thread, const ActivationSet &in, Share rows);
+  void screen(int thread, const ActivationSet &in);
+  void share_bounds(Found &own, Share rows);
+  float offer(int thread, const ActivationSet &in, int row, int panel);
+  float least(int row) const;
+  bool has_logits(int row) const;
+
+  PassContext &ctx_;
+  ProductInput input_;
+  KindSet kinds_{}, screen_kinds_{};  // of `input_`
+  FloatRows logits_;                  // [L, vocab_size]
+  Buffer<float> maxima_, reach_;
+  Buffer<float> bounds_;  // lower bounds of the largest logit of each row, of all threads
+  Buffer<int32_t> tokens_;
+  std::vector<Found> found_;  // [num_threads]
+  bool has_tried_screen_ = false, has_maxima_ = false, is_screened_ = false;
+};
+
+}  // namespace foreword::kernels
