@@ -1,12 +1,14 @@
 // Every instruction set of this build against the scalar one: the logits of a small decoder over mixed steps, for each
 // number format of weights and cache, tiled blocks and others, with and without a sliding window. Prints the relative
 // root mean square difference; the exit status is the number of combinations that differ by more than rounding
-// explains.
+// explains, and of greedy tokens that do not have the largest logit.
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <deque>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <utility>
 #include <vector>
@@ -82,17 +84,33 @@ class Decoder {
       seq_lens.push_back(start + count);
       logits_indices.push_back(int64_t(ids.size()) - 1);
     }
-    const float *logits = forward_->run({int(ids.size()), int(rows.size()), int(rows.size()), ids.data(), positions.data(),
-                                         query_start_loc.data(), seq_lens.data(), rows.data(), logits_indices.data(),
-                                         0, nullptr, nullptr, nullptr, loras.data(),
-                                         {{slots.data(), table_.data(), 2, blocks()}}});
-    std::vector<float> out;
-    for (size_t b = 0; b < rows.size(); ++b) {
-      const float *row = logits + b * size_t(forward_->logits_stride());
-      out.insert(out.end(), row, row + kVocab);
+    const auto run = [&](const std::vector<int64_t> &at, bool greedy) {
+      return forward_->run({int(ids.size()), int(rows.size()), int(at.size()), ids.data(), positions.data(),
+                            query_start_loc.data(), seq_lens.data(), rows.data(), at.data(), greedy, 0, nullptr, nullptr,
+                            nullptr, loras.data(), {{slots.data(), table_.data(), 2, blocks()}}});
+    };
+    const auto row_of = [&](const float *logits, size_t i) { return logits + i * size_t(forward_->logits_stride()); };
+
+    std::vector<int64_t> all(ids.size());
+    std::iota(all.begin(), all.end(), 0);
+    std::vector<int32_t> largest;
+    const float *logits = run(all, false);
+    for (size_t i = 0; i < all.size(); ++i) {
+      const float *row = row_of(logits, i);
+      largest.push_back(int32_t(std::max_element(row, row + kVocab) - row));
     }
+    logits = run(all, true);
+    const int32_t *greedy = forward_->known(logits, int(all.size())).greedy_tokens;
+    for (size_t i = 0; greedy && i < all.size(); ++i) wrong_tokens_ += greedy[i] != largest[i];
+
+    std::vector<float> out;
+    logits = run(logits_indices, false);
+    for (size_t b = 0; b < rows.size(); ++b) out.insert(out.end(), row_of(logits, b), row_of(logits, b) + kVocab);
     return out;
   }
+
+  // Greedy tokens so far, of every token, that have not the largest logit.
+  int wrong_tokens() const { return wrong_tokens_; }
 
  private:
   int blocks() const { return kLongest / case_.block_size + 1; }  // of a request
@@ -119,10 +137,11 @@ class Decoder {
   Model model_;
   std::unique_ptr<ForwardPass> forward_;
   std::vector<int32_t> table_;
+  int wrong_tokens_ = 0;
 };
 
-// Prompts, decodes, a chunk beside a decode, one row alone.
-std::vector<float> logits(const Isa &isa, const Case &c) {
+// Prompts, decodes, a chunk beside a decode, one row alone. Adds the wrong greedy tokens to `wrong`.
+std::vector<float> logits(const Isa &isa, const Case &c, int &wrong) {
   Decoder decoder(isa, c);
   std::vector<float> all;
   for (const auto &requests : std::vector<std::vector<std::pair<int, int>>>{
@@ -130,6 +149,7 @@ std::vector<float> logits(const Isa &isa, const Case &c) {
     const std::vector<float> some = decoder.step(requests);
     all.insert(all.end(), some.begin(), some.end());
   }
+  wrong += decoder.wrong_tokens();
   return all;
 }
 
@@ -153,10 +173,10 @@ int main() {
     for (int exact = 0; exact <= (w > int(Format::i8) ? 1 : 0); ++exact) {
       for (int cache = 0; cache < 3; ++cache) {
         const Case c{Format(w), exact == 1, KVFormat(cache), (w + cache) % 2 ? 16 : 12, cache == w % 3 ? 40 : 0};
-        const std::vector<float> want = logits(scalar, c);
+        const std::vector<float> want = logits(scalar, c, different);
         for (size_t i = 0; i + 1 < isas.size(); ++i) {
           const Isa &isa = *isas[i];
-          const double d = difference(logits(isa, c), want);
+          const double d = difference(logits(isa, c, different), want);
           different += !(d < kLimit);
           std::printf("%-12s %-8s%s cache %-5s blocks of %d  %.1e\n", isa.name, weights[w], exact ? " exact" : "      ",
                       caches[cache], c.block_size, d);
