@@ -11,8 +11,8 @@ namespace {
 
 // A thread reads its logits again while they are in its cache: of more than so many, sampling reads them as fast.
 constexpr int64_t kMostCachedLogits = int64_t{1} << 18;
-// Hits of a row in the panels of a thread, on average; a row that has more when there is no room gets all its logits.
-constexpr size_t kHitsPerRow = 1024;
+// Hits that a thread has room for; a row that has more gets all its logits. As a rule a row has 20 to 100.
+constexpr size_t room_for_hits(int rows) { return std::min(size_t(rows) * 1024, size_t{1} << 20); }
 constexpr float kMostLogit = 1e30f;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
@@ -69,7 +69,7 @@ void LogitsStage::reserve() {
     found.rows.reserve(size_t(rows));
     found.least.reserve(size_t(rows));
     found.best.reserve(size_t(rows));
-    found.hits.reserve(size_t(rows) * kHitsPerRow);
+    found.hits.reserve(room_for_hits(rows));
   }
 }
 
@@ -120,7 +120,7 @@ void LogitsStage::screen(int thread, const ActivationSet &in) {
     own.least.data()[r] = -kInfinity;
     own.best.data()[r] = {-kInfinity, -1};
   }
-  ScreenHits hits{own.hits.data(), 0, int(size_t(num_rows) * kHitsPerRow)};
+  ScreenHits hits{own.hits.data(), 0, int(room_for_hits(num_rows))};
   ctx_.products.in_parts(thread, model.screen.linear, in, {0, num_rows},
                          [&](const float *out, size_t stride, Share rows, Share panels) {
                            share_bounds(own, rows);
