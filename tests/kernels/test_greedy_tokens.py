@@ -6,43 +6,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from kernel_driver import Driver
+from greedy_steps import ROWS, check, steps
 from kernel_reference import SPECS, float_tensor, random_blocks, random_weights, tiny_spec
 
 from foreword import _native
-from foreword.batch import prepare_inputs, sampling_metadata
 from foreword.batch.state.sampling_columns import Need
 from foreword.models.quants import Quant
 from foreword.sampling.failures import BadLogitsError
-from foreword.sampling.processors import Processors
 
 LEVELS = _native.isa_levels()
-ROWS = 21
-
-
-def steps(spec, weights, prompts=None, **options):
-    """Steps of greedy requests in a new model, as functions of the executor: what it draws; its logits."""
-    driver = Driver(spec, weights, max_num_reqs=64, **options)
-    rng = np.random.default_rng(4)
-    if prompts is None:
-        prompts = rng.integers(0, spec.vocab_size, (ROWS, 9)).tolist()
-    for i, tokens in enumerate(prompts):
-        driver.add(str(i), tokens)
-    processors = Processors(driver.states)
-    names = [str(i) for i in range(len(prompts))]
-    for count in (3, 1, 5):
-        batch = prepare_inputs(driver.states, dict.fromkeys(names, count), driver.buffers, gather_block_tables=False)
-        sampling = processors.step(sampling_metadata(batch))
-        yield driver.executor, batch, sampling
-        driver.states.commit(batch, {})
-
-
-def check(spec, weights, prompts=None, **options):
-    for executor, batch, sampling in steps(spec, weights, prompts, **options):
-        drawn = executor.draw(batch, sampling)
-        assert not drawn.failures
-        want = executor.compute(batch, batch.logits_indices).argmax(1)
-        np.testing.assert_array_equal(drawn.token_ids, want)
 
 
 def with_head(spec, head):

@@ -6,6 +6,7 @@ import os
 
 import numpy as np
 import pytest
+from greedy_steps import check
 from kernel_driver import Driver
 from kernel_reference import SPECS, random_weights
 
@@ -37,6 +38,12 @@ def test_nodes_do_not_change_a_bit(groups, name, num_threads):
     got = divided.run_alone("a", tokens, [120, 1, 2, 27])
     for logits, wanted in zip(got, want, strict=True):
         np.testing.assert_array_equal(logits, wanted)
+
+
+@pytest.mark.parametrize("weight_format", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize("name", ["llama", "gemma"])
+def test_greedy_tokens_found_by_nodes(groups, name, weight_format):
+    check(SPECS[name], random_weights(SPECS[name]), weight_format=weight_format, num_threads=3, numa_nodes=2)
 
 
 def test_each_node_packs_the_panels_that_it_multiplies(groups):
