@@ -26,11 +26,11 @@ struct Isa {
   void (*prepare_row)(const Activations &a, int row, const float *x, float *scratch);
 
   // Greedy tokens: see screen.h. `pack_screen` writes panel `panel` of the screen of `head`, unless that is `head`
-  // itself, in Format::i8; and the panel's `errors`: infinity if it has outputs past the last one. Returns the most that
-  // a logit of the panel or its bound can be per unit of `reach`; infinity if a weight is not finite. `scratch` has
-  // `pack_scratch_bytes`. `screen_reach`: the reach of a row x, prepared for both; NaN if x is not finite. `scratch`:
-  // padded_cols floats. `screen_rows`: `logits` are products with a screen, of row row_begin and panel panel_begin
-  // first; errors and state from 0 on. At the first call state is {reach, slack, -infinity, -1}.
+  // itself, in Format::i8; and the panel's `errors`: infinity if it has outputs past the last one. Returns the most
+  // that a logit of the panel or its bound can be per unit of `reach`; infinity if a weight is not finite. `scratch`
+  // has `pack_scratch_bytes`. `screen_reach`: the reach of a row x, prepared for both; NaN if x is not finite.
+  // `scratch`: padded_cols floats. `screen_rows`: `logits` are products with a screen, of row row_begin and panel
+  // panel_begin first; errors and state from 0 on. At the first call state is {reach, slack, -infinity, -1}.
   float (*pack_screen)(const PackedMatrix &head, const PackedMatrix &screen, int panel, void *scratch, float *errors);
   float (*screen_reach)(const Activations &head, const Activations &screen, int row, const float *x, float *scratch);
   void (*screen_rows)(const float *logits, size_t stride, int row_begin, int row_end, int panel_begin, int panel_end,

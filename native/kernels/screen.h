@@ -3,8 +3,8 @@
 //   |x Wᵀ[n] - a[n]| <= reach errors[n],   a = the product with the screen
 //
 // where x Wᵀ is computed in the projection's own arithmetic, and `reach` depends on x alone. So the largest logit is
-// at least l = max_n (a[n] - reach errors[n]), and only panels with an a[n] + reach errors[n] >= l can have it: a few of
-// thousands. Their logits are computed, and the token is the one that all logits give.
+// at least l = max_n (a[n] - reach errors[n]), and only panels with an a[n] + reach errors[n] >= l can have it: a few
+// of thousands. Their logits are computed, and the token is the one that all logits give.
 //
 //   errors[n] = |W[n] - S[n]| + (|W[n]| + |W[n] - S[n]|) / 128   with S the weights of the screen
 //   reach     = max(|x| + d, 128 d)                              with d = |x - x'| + |x - x"|

@@ -12,7 +12,7 @@ ROWS = 21
 
 
 def steps(spec, weights, prompts=None, **options):
-    """Steps of greedy requests in a new model, as functions of the executor: what it draws; its logits."""
+    """The executor of a new model, and the batch and sampling of each step of greedy requests."""
     driver = Driver(spec, weights, max_num_reqs=64, **options)
     rng = np.random.default_rng(4)
     if prompts is None:
@@ -29,6 +29,7 @@ def steps(spec, weights, prompts=None, **options):
 
 
 def check(spec, weights, prompts=None, **options):
+    """The tokens drawn have the largest of the logits that the same model computes, the lowest of equal ones."""
     for executor, batch, sampling in steps(spec, weights, prompts, **options):
         drawn = executor.draw(batch, sampling)
         assert not drawn.failures

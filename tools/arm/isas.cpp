@@ -86,8 +86,8 @@ class Decoder {
     }
     const auto run = [&](const std::vector<int64_t> &at, bool greedy) {
       return forward_->run({int(ids.size()), int(rows.size()), int(at.size()), ids.data(), positions.data(),
-                            query_start_loc.data(), seq_lens.data(), rows.data(), at.data(), greedy, 0, nullptr, nullptr,
-                            nullptr, loras.data(), {{slots.data(), table_.data(), 2, blocks()}}});
+                            query_start_loc.data(), seq_lens.data(), rows.data(), at.data(), greedy, 0, nullptr,
+                            nullptr, nullptr, loras.data(), {{slots.data(), table_.data(), 2, blocks()}}});
     };
     const auto row_of = [&](const float *logits, size_t i) { return logits + i * size_t(forward_->logits_stride()); };
 

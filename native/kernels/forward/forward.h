@@ -25,8 +25,8 @@ class ForwardPass {
   ForwardPass(const ForwardPass &) = delete;
   ForwardPass &operator=(const ForwardPass &) = delete;
 
-  // logits [L, logits_stride()], valid until the next call; not those of a row that has a greedy token. Throws std::invalid_argument on input outside its range,
-  // before anything is written.
+  // logits [L, logits_stride()], valid until the next call; not those of a row that has a greedy token. Throws
+  // std::invalid_argument on input outside its range, before anything is written.
   const float *run(const ForwardInput &input);
 
   // The rows of final_norm(x) [count, hidden_stride()] at `tokens` of the last run, valid until the next call. Throws

@@ -16,8 +16,8 @@ constexpr size_t room_for_hits(int rows) { return std::min(size_t(rows) * 1024, 
 constexpr float kMostLogit = 1e30f;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// A softcap rounds to less than 1e-5 of the cap and has a slope of at least 0.0098 between -3 and 3 times the cap: there
-// two logits are different after it that differ by this slack before it.
+// A softcap rounds to less than 1e-5 of the cap and has a slope of at least 0.0098 between -3 and 3 times the cap: two
+// logits there that differ by this slack before it differ after it.
 constexpr float kMostOfCap = 3.f;
 constexpr float slack_of(float cap) { return 1.1e-3f * cap; }
 
@@ -82,10 +82,10 @@ void LogitsStage::run(int thread) {
   if (is_screened_) {
     const PackedMatrix &head = *model.lm_head.parts[0].matrix, &screened = *model.screen.linear.parts[0].matrix;
     float *scratch = found_[size_t(thread)].rotated.data();
-    screen(thread, ctx_.products.prepare_shared(
-                       thread, input_.shared, head.cols, rows, normed, [&](const ActivationSet &in, int r, const float *x) {
-                         reach_.data()[r] = ctx_.isa.screen_reach(in.of(head), in.of(screened), r, x, scratch);
-                       }));
+    const auto find_reach = [&](const ActivationSet &in, int r, const float *x) {
+      reach_.data()[r] = ctx_.isa.screen_reach(in.of(head), in.of(screened), r, x, scratch);
+    };
+    screen(thread, ctx_.products.prepare_shared(thread, input_.shared, head.cols, rows, normed, find_reach));
   } else {
     compute(thread, ctx_.products.prepare(thread, input_, model.lm_head.cols, rows, normed), {0, rows});
   }
@@ -176,9 +176,7 @@ float LogitsStage::offer(int thread, const ActivationSet &in, int row, int panel
   const float cap = ctx_.model.config.final_softcap;
   if (cap > 0.f) ctx_.isa.softcap(cap, size_t(width), logits);
   const float *at = std::max_element(logits, logits + count);
-  Best &best = own.best.data()[row];
-  const int32_t token = first + int32_t(at - logits);
-  if (*at > best.logit || (*at == best.logit && token < best.token)) best = {*at, token};
+  own.best.data()[row].take({*at, first + int32_t(at - logits)});
   return largest;
 }
 
@@ -204,10 +202,7 @@ void LogitsStage::finish() {
   if (!is_screened_) return;
   for (int r = 0; r < ctx_.input.num_logits; ++r) {
     Best best{-kInfinity, -1};
-    for (const Found &found : found_) {
-      const Best &other = found.best.data()[r];
-      if (other.logit > best.logit || (other.logit == best.logit && other.token < best.token)) best = other;
-    }
+    for (const Found &found : found_) best.take(found.best.data()[r]);
     tokens_.data()[r] = has_logits(r) ? -1 : best.token;
   }
 }

@@ -28,6 +28,11 @@ class LogitsStage {
   struct Best {
     float logit;
     int32_t token;
+
+    // The better one; of equal logits the lowest token.
+    void take(const Best &other) {
+      if (other.logit > logit || (other.logit == logit && other.token < token)) *this = other;
+    }
   };
   // What a thread finds in its panels, of each row [L].
   struct Found {

@@ -109,7 +109,8 @@ void Products::gated(int thread, const Mlp &mlp, const ActivationSet &a, Share r
       if (lora) lora->expand(matrix, place, rows_now, panels.begin, panels.end, product.out, stride);
     };
     half(gate, 0, own.gate.data(), up.panel(panels.begin));
-    half(up, 1, own.up.data(), ahead >= 0 ? gate.panel(ahead) : first_weights(thread, &mlp.down, rows.end - rows.begin));
+    const int num_rows = rows.end - rows.begin;
+    half(up, 1, own.up.data(), ahead >= 0 ? gate.panel(ahead) : first_weights(thread, &mlp.down, num_rows));
     for (int row = rows_now.begin; row < rows_now.end; ++row) {
       const size_t at = size_t(row - rows_now.begin) * stride;
       isa_.gate_mul(activation_, own.gate.data() + at, own.up.data() + at, stride,

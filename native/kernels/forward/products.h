@@ -38,7 +38,8 @@ class Products {
   }
   // after(set, r, x): row r is prepared from x = row(r).
   template <class Row, class After>
-  ActivationSet prepare_shared(int thread, const ActivationBuffer &buffer, int cols, int rows, Row &&row, After &&after) {
+  ActivationSet prepare_shared(int thread, const ActivationBuffer &buffer, int cols, int rows, Row &&row,
+                               After &&after) {
     const ActivationSet set = buffer.view(rows, cols);
     pool_.divide(thread, pool_.all(thread), rows, 1, [&](Share part, int) {
       for (int r = part.begin; r < part.end; ++r) {
@@ -67,7 +68,8 @@ class Products {
     const PackedMatrix &matrix = l.parts[0].matrix[pool_.team(thread).group];
     const Scratch &own = scratch_[size_t(thread)];
     for_parts(thread, matrix, rows, [&](const Part &part) {
-      isa_.linear(product(thread, matrix, a, part, own.gate.data(), part.ahead < 0 ? nullptr : matrix.panel(part.ahead)));
+      const uint8_t *next = part.ahead < 0 ? nullptr : matrix.panel(part.ahead);
+      isa_.linear(product(thread, matrix, a, part, own.gate.data(), next));
       f(own.gate.data(), part.stride, part.rows, part.panels);
     });
   }
@@ -90,8 +92,8 @@ class Products {
       if (set.used[kind]) isa_.prepare_row(set.kinds[kind], r, x, scratch_[size_t(thread)].rotated.data());
     }
   }
-  // Calls f(rows, panels, end) for parts of a product with `count` panels: of the panels of all cuts of the rows, one cut
-  // after the other. `end`: of the panels in the same cut that this thread probably multiplies next.
+  // Calls f(rows, panels, end) for parts of a product with `count` panels: of the panels of all cuts of the rows, one
+  // cut after the other. `end`: of the panels in the same cut that this thread probably multiplies next.
   template <class F>
   void for_share(int thread, Share rows, int count, F &&f) const {
     const ThreadPool::Team &team = pool_.team(thread);
