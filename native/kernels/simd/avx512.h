@@ -11,7 +11,7 @@ using U8 = __m512i;
 
 constexpr int kLanes = 16;
 constexpr int kPanelVectors = 2;
-constexpr int kRowsF32 = 12, kRowsI8 = 12, kRowsBlock = 6, kMostSums = 24;
+constexpr int kRowsF32 = 12, kRowsI8 = 12, kMostSums = 24;
 constexpr int kWideRows = 6, kWideVectors = 4, kTallRows = 12;
 constexpr int32_t kDotBias = 128;
 constexpr float kMostPositive = 255.f;
@@ -64,9 +64,11 @@ FW_INLINE U8 high_nibbles(U8 a) { return _mm512_and_si512(_mm512_srli_epi16(a, 4
 #if defined(FOREWORD_SIMD_BF16)
 constexpr int kMemoryUses = 0;
 constexpr bool kPacedPrefetch = true;
+constexpr int kRowsBlock = 4;  // no sums of two planes in memory
 #else
 constexpr int kMemoryUses = 2;
 constexpr bool kPacedPrefetch = false;
+constexpr int kRowsBlock = 6;
 #endif
 
 // 32 bits in memory that an instruction reads into every lane. For up to kMemoryUses uses this takes fewer instructions
