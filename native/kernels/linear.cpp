@@ -13,8 +13,9 @@
 // Determinism: an output is always one accumulator over increasing k, independent of the tile, the other rows, the
 // thread and the staging below. So a row's result does not depend on its batch.
 //
-// Staging: with many rows, formats that are expensive to unpack (bf16 without bf16 dot products, 4 bit) are unpacked
-// once per panel into f32 or q8 panels in scratch memory; the numbers and their order are the same.
+// Staging: with many rows, formats that are expensive to unpack (bf16 without bf16 dot products, 4 bit where
+// kStageNibbles) are unpacked once per panel into f32 or q8 panels in scratch memory; the numbers and their order are
+// the same.
 
 #include "kernels/isa_functions.h"
 #include "kernels/linear_tiles.h"

@@ -90,6 +90,7 @@ FW_INLINE I32 dot4_biased(I32 acc, U8 w, I32 a) { return dot4(acc, w, a); }
 constexpr int kRowsI8 = 4;
 constexpr int32_t kDotBias = 0;
 constexpr float kMostPositive = 127.f;
+constexpr bool kStageNibbles = false;
 
 // Sums in the order of the source: GCC would keep all products, in memory, and add them at the end.
 FW_INLINE I32 in_order(I32 sum) {

@@ -64,7 +64,7 @@ FW_INLINE U8 high_nibbles(U8 a) { return _mm512_and_si512(_mm512_srli_epi16(a, 4
 #if defined(FOREWORD_SIMD_BF16)
 constexpr int kMemoryUses = 0;
 constexpr bool kPacedPrefetch = true;
-constexpr int kRowsBlock = 4;  // no sums of two planes in memory
+constexpr int kRowsBlock = 4;  // the sums of two planes fit the registers
 #else
 constexpr int kMemoryUses = 2;
 constexpr bool kPacedPrefetch = false;

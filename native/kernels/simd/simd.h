@@ -121,14 +121,8 @@ FW_INLINE size_t delayed(size_t x) {
   return x;
 }
 
-// AVX2 multiplies 4 bits faster than 8. Of the processors with AVX-512 and bf16, AMD's unpack beside dot products.
-#if (defined(FOREWORD_SIMD_AVX2) && !defined(FOREWORD_SIMD_VNNI)) || defined(FOREWORD_SIMD_BF16)
-constexpr bool kStageNibbles = false;
-#else
-constexpr bool kStageNibbles = true;
-#endif
-
 #if !defined(FOREWORD_SIMD_AVX2) || defined(FOREWORD_SIMD_VNNI)
+constexpr bool kStageNibbles = !kBf16Dot;  // AMD's processors with bf16 unpack beside dot products
 FW_INLINE I32 begin_nibbles(I32 sum) { return sum; }
 FW_INLINE I32 dot_nibbles(I32 acc, U8 w, auto a) { return dot4(acc, w, a); }
 FW_INLINE I32 end_nibbles(I32, I32 acc) { return acc; }
