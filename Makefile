@@ -103,7 +103,7 @@ wheel: $(STAMPS)/build-tools  ## a wheel for other Linux machines in dist/, test
 	rm -rf build/wheel dist
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps \
 	  --config-settings wheel.py-api=cp312 --wheel-dir build/wheel .
-	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --wheel-dir dist build/wheel/*.whl
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair -z 9 --wheel-dir dist build/wheel/*.whl
 	$(BIN)/python tools/check_wheel.py dist/*.whl
 
 check: $(STAMPS)/dev  ## format, lint, types

@@ -14,11 +14,9 @@
 #include "kernels/amx_blocks.h"
 #include "kernels/isa_functions.h"
 
-#define FW_DECLARE(name) std::remove_pointer_t<decltype(Isa::name)> name;
 namespace foreword::kernels::avx512_bf16 {
-FW_ISA_FUNCTIONS(FW_DECLARE)
+FW_ISA_FUNCTIONS(FW_DECLARE, FW_NONE)
 }  // namespace foreword::kernels::avx512_bf16
-#undef FW_DECLARE
 
 namespace foreword::kernels::FOREWORD_ISA {
 namespace {
@@ -225,10 +223,14 @@ double peak(int64_t repeats) {
 double peak_bf16(int64_t repeats) { return peak<Format::bf16>(repeats); }
 double peak_i8(int64_t repeats) { return peak<Format::i8>(repeats); }
 
-#define FW_ENTRY(name) .name = avx512_bf16::name,
+#define FW_ENTRY(name) .name = name,
+#define FW_BF16_ENTRY(name) .name = avx512_bf16::name,
 extern const Isa kIsa;
 constinit const Isa kIsa = [] {
-  Isa isa = {.name = "avx512_amx", .panel_width = kPanelWidth, .bf16_dot = true, FW_ISA_FUNCTIONS(FW_ENTRY)};
+  Isa isa = {.name = "avx512_amx",
+             .panel_width = kPanelWidth,
+             .bf16_dot = true,
+             FW_ISA_FUNCTIONS(FW_BF16_ENTRY, FW_ENTRY)};
   isa.linear_scratch_bytes = linear_scratch_bytes;
   isa.linear = linear;
   isa.attention_scratch_bytes = attention_scratch_bytes;

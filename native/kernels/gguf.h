@@ -4,7 +4,7 @@
 #include "kernels/formats.h"
 #include "kernels/simd/simd.h"
 
-namespace foreword::kernels::FOREWORD_ISA {
+namespace foreword::kernels {
 
 constexpr int kHalf = 16;  // the smallest block of any format
 
@@ -16,10 +16,18 @@ struct BlockRow {
 
 constexpr bool is_float(Source s) { return s == Source::f32 || s == Source::f16 || s == Source::bf16; }
 
+namespace FOREWORD_BASE {
+
 // Unpacks row `row` of a block format. cols is a multiple of the format's block.
 void decode_blocks(const SourceMatrix &source, int row, const BlockRow &out);
 
 // The row as floats, from any format; `blocks` is scratch memory for the block formats.
 void decode_floats(const SourceMatrix &source, int row, const BlockRow &blocks, float *out);
 
-}  // namespace foreword::kernels::FOREWORD_ISA
+}  // namespace FOREWORD_BASE
+
+namespace FOREWORD_ISA {
+using FOREWORD_BASE::decode_blocks, FOREWORD_BASE::decode_floats;
+}
+
+}  // namespace foreword::kernels

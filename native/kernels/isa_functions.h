@@ -6,19 +6,25 @@
 #include "kernels/isa.h"
 #include "kernels/simd/simd.h"
 
-#define FW_ISA_FUNCTIONS(X)                                                                                         \
-  X(panel_bytes) X(pack_scratch_bytes) X(pack_panel) X(decode_row) X(linear_scratch_bytes) X(linear) X(prepare_row) \
-  X(pack_screen) X(screen_reach) X(screen_rows)                                                                     \
-  X(pack_lora) X(lora_shrink) X(lora_expand)                                                                        \
-  X(rms_norm) X(layer_norm) X(gate_mul) X(activate) X(add_row) X(softcap) X(convolve) X(scan_state) X(norm_parts)   \
-  X(make_head) X(store_kv) X(attention_scratch_bytes) X(attention_queries) X(attend) X(merge_splits)                \
-  X(sample_scratch_bytes) X(logit_maxima) X(scan_row) X(sample_row) X(row_logprobs) X(copy_logits) X(peak_f32)      \
-  X(peak_bf16) X(peak_i8) X(read_memory)
-
-namespace foreword::kernels::FOREWORD_ISA {
+// In the order of the table. P: functions with products of pairs or quads of inputs, or that depend on how these are
+// packed. B: the others. Instruction sets that differ in such products alone share them, compiled for FOREWORD_BASE.
+#define FW_ISA_FUNCTIONS(P, B)                                                                                      \
+  P(panel_bytes) P(pack_scratch_bytes) P(pack_panel) P(decode_row) P(linear_scratch_bytes) P(linear) P(prepare_row) \
+  P(pack_screen) P(screen_reach) P(screen_rows)                                                                     \
+  P(pack_lora) P(lora_shrink) P(lora_expand)                                                                        \
+  B(rms_norm) B(layer_norm) B(gate_mul) B(activate) B(add_row) B(softcap) B(convolve) B(scan_state) B(norm_parts)   \
+  B(make_head) P(store_kv) P(attention_scratch_bytes) P(attention_queries) P(attend) P(merge_splits)                \
+  B(sample_scratch_bytes) B(logit_maxima) B(scan_row) B(sample_row) B(row_logprobs) B(copy_logits) P(peak_f32)      \
+  P(peak_bf16) P(peak_i8) P(read_memory)
 
 #define FW_DECLARE(name) std::remove_pointer_t<decltype(Isa::name)> name;
-FW_ISA_FUNCTIONS(FW_DECLARE)
-#undef FW_DECLARE
+#define FW_USE(name) using FOREWORD_BASE::name;
+#define FW_NONE(name)
 
+namespace foreword::kernels::FOREWORD_BASE {
+FW_ISA_FUNCTIONS(FW_NONE, FW_DECLARE)
+}  // namespace foreword::kernels::FOREWORD_BASE
+
+namespace foreword::kernels::FOREWORD_ISA {
+FW_ISA_FUNCTIONS(FW_DECLARE, FW_USE)
 }  // namespace foreword::kernels::FOREWORD_ISA

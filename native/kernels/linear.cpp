@@ -71,8 +71,9 @@ struct Carry {
   static constexpr size_t kRowBytes = sizeof(float) * kPanelWidth;
 };
 
+// Not inlined: a tile of one or two rows has two callers.
 template <class Kernel, int R, int P>
-void run_tile(Tile &t, const Carry &carry, const Output &out) {
+[[gnu::noinline]] void run_tile(Tile &t, const Carry &carry, const Output &out) {
   using Sum = typename Kernel::Sum;
   static_assert(sizeof(Sum) == sizeof(F32));
   Sum sums[R][P * V];

@@ -19,14 +19,15 @@ BUILD = ROOT / "build" / "arm"
 PACKAGES = ("ziglang", "unicorn", "pyelftools")
 
 SOURCES = ROOT / "native" / "kernels"
-PER_ISA = re.search(r"set\(FOREWORD_KERNEL_SOURCES ([^)]*)\)", (SOURCES / "sources.cmake").read_text())[1].split()
+NAMES = re.findall(r"set\(FOREWORD_(?:PRODUCT|BASE)_SOURCES ([^)]*)\)", (SOURCES / "sources.cmake").read_text())
+PER_ISA = " ".join(NAMES).split()
 LEFT_OUT = ("bind", "amx")  # need Python; of another processor
 
 # As in sources.cmake.
 EXACT = ("-ffp-contract=off", "-fno-math-errno")
 ISAS = {
-    "scalar": ("-DFOREWORD_ISA=scalar", *EXACT),
-    "neon": ("-DFOREWORD_ISA=neon", "-DFOREWORD_SIMD_NEON", "-mcpu=generic+dotprod", *EXACT),
+    "scalar": ("-DFOREWORD_ISA=scalar", "-DFOREWORD_BASE=scalar", *EXACT),
+    "neon": ("-DFOREWORD_ISA=neon", "-DFOREWORD_BASE=neon", "-DFOREWORD_SIMD_NEON", "-mcpu=generic+dotprod", *EXACT),
 }
 
 

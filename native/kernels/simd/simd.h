@@ -14,7 +14,7 @@
 //                   rows it is faster to widen them to 8 bits first
 //   dot4_positive   dot4_positive(acc, w, a) adds Σ w a for signed w and a of 0 … kMostPositive
 //
-// Everything is in the namespace of the instruction set and always inlined: no function is shared between two of them.
+// Everything is in the namespace of the instruction set and always inlined: none of it is shared between two of them.
 #pragma once
 
 #include <cstddef>
@@ -22,8 +22,8 @@
 #include <cstring>
 #include <utility>
 
-#ifndef FOREWORD_ISA
-#error "compile kernel sources with -DFOREWORD_ISA=<name of the instruction set>"
+#if !defined(FOREWORD_ISA) || !defined(FOREWORD_BASE)
+#error "compile kernel sources with -DFOREWORD_ISA=<instruction set> -DFOREWORD_BASE=<itself, or see isa_functions.h>"
 #endif
 
 #define FW_INLINE inline __attribute__((always_inline))
