@@ -222,7 +222,7 @@ bool VllmFastPath::read_request(PyObject *request, int32_t row) {
 }
 
 // Write the parameters of a request that has none of the rare ones, with a seed from the number of its admission if it
-// brings none. False, with nothing written, for another.
+// brings none. False, with nothing written, for another. `renew` has to follow.
 bool VllmFastPath::plain_sampling(PyObject *params, int32_t row, int64_t admission) {
   parameters_.of(params);
   for (size_t rare = FIRST_RARE; rare < NUM_PARAMETERS; ++rare) {
@@ -259,7 +259,6 @@ bool VllmFastPath::plain_sampling(PyObject *params, int32_t row, int64_t admissi
   top_k_[row] = top_k > 0 && top_k < vocab ? int32_t(top_k) : 0;
   seed_[row] = seed_value;
   num_logprobs_[row] = alternatives;
-  rows->sampling.renew(&row, 1);
   return true;
 }
 
@@ -275,6 +274,7 @@ bool VllmFastPath::admit(PyObject *requests) {
   for (size_t g = 0; g < rows->tables.size(); ++g) blocks_[g].clear(), num_blocks_[g].clear();
   std::vector<Owned> owned;
   std::vector<PyObject *> ids;
+  owned.reserve(size_t(count)), ids.reserve(size_t(count));
   for (int64_t i = 0; i < count; ++i) {
     PyObject *request = item(requests, i);
     owned.push_back(attribute(request, names().req_id));
@@ -300,10 +300,16 @@ bool VllmFastPath::admit(PyObject *requests) {
   }
   const int64_t first = rows->sampling.counters[NUM_ADMISSIONS];
   if (!rows->admit(a, ids.data())) return false;
+  written_.clear();
   for (int64_t i = 0; i < count; ++i) {
     const Owned params = attribute(item(requests, i), names().sampling_params);
-    if (!is_none(params) && !plain_sampling(params.get(), to_[i], first + i)) special.push_back(int32_t(i));
+    if (is_none(params)) continue;
+    if (plain_sampling(params.get(), to_[i], first + i))
+      written_.push_back(to_[i]);
+    else
+      special.push_back(int32_t(i));
   }
+  if (!written_.empty()) rows->sampling.renew(written_.data(), int64_t(written_.size()));
   return true;
 }
 

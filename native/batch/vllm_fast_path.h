@@ -87,7 +87,7 @@ class VllmFastPath {
   std::vector<int32_t> place_;  // [R] where in it a row was
   std::vector<Growth> growth_;
   int64_t total_tokens_ = 0;
-  std::vector<int32_t> to_, num_tokens_, prompt_len_, num_computed_;
+  std::vector<int32_t> to_, num_tokens_, prompt_len_, num_computed_, written_;
   std::vector<std::vector<int32_t>> blocks_, num_blocks_;
 };
 
