@@ -9,7 +9,6 @@ import pytest
 from batch_scenes import TENSOR_NAMES
 
 from foreword.batch import (
-    BlockFence,
     InputBatch,
     InputBuffers,
     KVGroup,
@@ -219,18 +218,6 @@ def test_a_ring_refuses_to_reuse_a_slot_in_flight():
     ring.release(second)
     with pytest.raises(PlanError, match="not in use"):
         ring.release(second)
-
-
-def test_fenced_blocks_come_back_only_after_their_step():
-    fence = BlockFence()
-    fence.hold(np.array([3, 4], np.int32), after=7)
-    fence.hold(np.array([5], np.int32), after=8)
-    assert fence.pass_(6).tolist() == []
-    assert fence.pass_(7).tolist() == [3, 4]
-    assert len(fence) == 1
-    assert fence.pass_(9).tolist() == [5]
-    with pytest.raises(PlanError):
-        (fence.hold(np.array([1], np.int32), after=9), fence.hold(np.array([1], np.int32), after=8))
 
 
 @pytest.mark.parametrize(("tokens", "reqs"), [(7, 3), (5, 5), (1, 1), (12, 5)])

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from foreword.batch import (
-    BlockFence,
     CacheChecker,
     CapacityError,
     ContextParallel,
@@ -187,14 +186,6 @@ def test_a_late_count_of_accepted_drafts_is_the_steps_own(backend):
     engine.states.swap_rows(0, 1)
     with pytest.raises(PlanError, match="rows moved"):
         engine.states.commit(batch, {"a": [5, 6], "b": [1]})
-
-
-def test_blocks_freed_while_a_step_reads_them_wait():
-    """vllm-project/vllm-ascend#13501, #14055: blocks were given away while a step in flight still read them."""
-    fence = BlockFence()
-    fence.hold(np.array([3, 4], np.int32), after=7)
-    assert len(fence.pass_(6)) == 0
-    assert fence.pass_(7).tolist() == [3, 4]
 
 
 # -- padding -------------------------------------------------------------------------------------------------------

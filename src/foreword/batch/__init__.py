@@ -28,7 +28,7 @@ from foreword.batch.features.sampling import logits_sampling_metadata, sampling_
 from foreword.batch.prepare.dummy import make_dummy
 from foreword.batch.prepare.input_batch import InputBatch
 from foreword.batch.prepare.prepare import advance, prepare_inputs, resolve
-from foreword.batch.prepare.ring import BlockFence, StagingRing
+from foreword.batch.prepare.ring import StagingRing
 from foreword.batch.state.batch_update import BatchUpdate, BatchUpdates
 from foreword.batch.state.request_states import RequestStates
 from foreword.batch.state.sampling_metadata import SamplingMetadata
@@ -50,7 +50,6 @@ __all__ = [
     "AttentionState",
     "BatchUpdate",
     "BatchUpdates",
-    "BlockFence",
     "BlockOps",
     "CacheChecker",
     "CapacityError",

@@ -1,12 +1,7 @@
-"""Two or more steps in flight: buffers used in turn, and freed blocks kept until no step can read them."""
+"""Buffers that two or more steps in flight use in turn."""
 
 from __future__ import annotations
 
-from collections import deque
-
-import numpy as np
-
-from foreword.arrays import I32
 from foreword.batch.state.request_states import RequestStates
 from foreword.batch.step.arena import Allocator
 from foreword.batch.step.buffers import InputBuffers
@@ -68,35 +63,3 @@ class StagingRing:
                 self._busy[slot] = False
                 return
         raise PlanError("these buffers are not in use in this ring", tensor="StagingRing")
-
-
-class BlockFence:
-    """Blocks freed while a step in flight may still read or write them, kept until that step is done.
-
-    For engines that launch several steps at once. `foreword.engine` runs one step at a time and frees between two runs.
-
-    fence.hold(blocks, after=step)     # freed now; ``step`` was launched before and may touch them
-    free = fence.pass_(step)           # ``step`` and all before it are done: these may be handed out again
-    """
-
-    def __init__(self) -> None:
-        self._held: deque[tuple[int, I32]] = deque()
-
-    def __len__(self) -> int:
-        """Blocks held."""
-        return sum(len(blocks) for _, blocks in self._held)
-
-    def hold(self, block_ids: I32, *, after: int) -> None:
-        """Keep blocks until step ``after`` is done. Steps come in order."""
-        if self._held and after < self._held[-1][0]:
-            raise PlanError(
-                "blocks are fenced in the order of steps", expected=f"{self._held[-1][0]} or later", got=after
-            )
-        self._held.append((after, np.array(block_ids, np.int32)))
-
-    def pass_(self, step: int) -> I32:
-        """The blocks whose last possible reader is ``step`` or an earlier one; each block once."""
-        out = [np.zeros(0, np.int32)]
-        while self._held and self._held[0][0] <= step:
-            out.append(self._held.popleft()[1])
-        return np.concatenate(out)
