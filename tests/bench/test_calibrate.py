@@ -14,7 +14,7 @@ from foreword.bench.calibrate import Shape, fit, measure, shapes
 from foreword.cli.app import app
 from foreword.errors import ConfigError
 from foreword.executors import HostExecutor
-from foreword.scheduler.simulation import CostModel
+from foreword.simulation import CostModel
 
 LIMITS = {"max_model_len": 300, "max_num_seqs": 8, "max_num_batched_tokens": 64, "max_context_tokens": 1500}
 

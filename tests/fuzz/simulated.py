@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from foreword.scheduler import SchedulerConfig
-from foreword.scheduler.simulation import CostModel, Fleet, Trace, simulate
+from foreword.simulation import CostModel, Fleet, Trace, simulate
 
 CONFIG = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=256)
 

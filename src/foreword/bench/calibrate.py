@@ -13,7 +13,7 @@ from foreword.bench.shapes import Shape
 from foreword.errors import ConfigError
 from foreword.executors import Executor
 from foreword.sampling import Processors
-from foreword.scheduler.simulation import CostModel
+from foreword.simulation import CostModel
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,15 +9,16 @@ from typing import Annotated
 
 import typer
 
+from foreword import simulation
 from foreword.cli.options import BlockSize, Budget, MaxNumSeqs
 from foreword.routing import ROUTERS
-from foreword.scheduler import SchedulerConfig, simulation
+from foreword.scheduler import SchedulerConfig
 
 LEVELS = (50, 90, 99, 99.9)  # percentiles; the table has the first three
 
 
 def simulate(
-    trace: Annotated[Path, typer.Option(help="Arrivals: .csv or .jsonl; see foreword.scheduler.simulation.")],
+    trace: Annotated[Path, typer.Option(help="Arrivals: .csv or .jsonl; see foreword.simulation.")],
     requests: Annotated[
         int, typer.Option(min=0, max=10**9, help="Requests to serve, repeating the trace. 0: the trace once.")
     ] = 0,

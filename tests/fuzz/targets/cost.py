@@ -2,7 +2,7 @@
 
 import json
 
-from foreword.scheduler.simulation import Arrival, CostModel, Trace
+from foreword.simulation import Arrival, CostModel, Trace
 from fuzz.mutations import DEEP, mutate_json
 from fuzz.simulated import run
 from fuzz.target import Target

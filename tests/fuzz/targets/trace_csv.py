@@ -1,6 +1,6 @@
 """Traces of arrivals as CSV, read and simulated."""
 
-from foreword.scheduler.simulation import CostModel, read_trace
+from foreword.simulation import CostModel, read_trace
 from fuzz.mutations import mutate_cells
 from fuzz.simulated import run
 from fuzz.target import Target

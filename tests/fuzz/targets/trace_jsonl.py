@@ -2,7 +2,7 @@
 
 import json
 
-from foreword.scheduler.simulation import CostModel, read_trace
+from foreword.simulation import CostModel, read_trace
 from fuzz.mutations import DEEP, mutate_lines
 from fuzz.simulated import run
 from fuzz.target import Target

@@ -25,10 +25,10 @@ import numpy as np
 from foreword.errors import ConfigError
 from foreword.routing import Placement, make_router
 from foreword.scheduler.config import SchedulerConfig
-from foreword.scheduler.simulation.cost import CostModel
-from foreword.scheduler.simulation.replica import Replica
-from foreword.scheduler.simulation.report import SimulationReport
-from foreword.scheduler.simulation.trace import HASHED_TOKENS, Arrival
+from foreword.simulation.cost import CostModel
+from foreword.simulation.replica import Replica
+from foreword.simulation.report import SimulationReport
+from foreword.simulation.trace import HASHED_TOKENS, Arrival
 
 Exchange = Callable[[list[int]], list[int]]
 """Takes the requests that ended in this tick here, returns those that ended in the last one elsewhere."""

@@ -139,7 +139,7 @@ def _arrivals(path: Path, data: bytes) -> Iterator[Arrival]:
             yield read(row)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ConfigError(
-                f"trace {path}, line {number}: {error!r}; see foreword.scheduler.simulation.read_trace for the format"
+                f"trace {path}, line {number}: {error!r}; see foreword.simulation.read_trace for the format"
             ) from None
 
 

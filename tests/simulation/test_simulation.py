@@ -13,7 +13,7 @@ from foreword.batch import KVGroup, RequestStates
 from foreword.cache import KVCacheManager
 from foreword.errors import ConfigError
 from foreword.scheduler import Request, Scheduler, SchedulerConfig
-from foreword.scheduler.simulation import (
+from foreword.simulation import (
     Arrival,
     CostModel,
     Durations,
@@ -296,7 +296,7 @@ def test_steps_simulated_together_have_the_outcome_of_single_ones(
 
     settings = [(51, False), (60, False), (60, True), (101, True)]
     together = [outcome(*setting) for setting in settings]
-    monkeypatch.setattr("foreword.scheduler.simulation.replica.Replica._repeat", lambda self, until: False)
+    monkeypatch.setattr("foreword.simulation.replica.Replica._repeat", lambda self, until: False)
     assert together == [outcome(*setting) for setting in settings]  # to the last bit
 
 

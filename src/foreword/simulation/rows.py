@@ -20,7 +20,7 @@ from foreword.batch.values.sampling_params import SamplingParams
 from foreword.cache import KVCacheManager
 from foreword.cache.content import CachedContent
 from foreword.scheduler.request import Request
-from foreword.scheduler.simulation.trace import HASHED_TOKENS, Arrival
+from foreword.simulation.trace import HASHED_TOKENS, Arrival
 
 _ZEROS = np.broadcast_to(np.zeros((), np.int32), 2**31 - 1)  # four bytes
 GREEDY = SamplingParams(temperature=0.0)

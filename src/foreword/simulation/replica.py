@@ -16,11 +16,11 @@ from foreword.errors import ConfigError
 from foreword.scheduler.config import SchedulerConfig
 from foreword.scheduler.plan import StepPlan
 from foreword.scheduler.scheduler import Scheduler
-from foreword.scheduler.simulation.cost import CostModel
-from foreword.scheduler.simulation.report import SimulationReport
-from foreword.scheduler.simulation.rows import Rows, SimulatedCache, SimulatedRequest, piece_size, simulated_request
-from foreword.scheduler.simulation.statistics import TimeSeries
-from foreword.scheduler.simulation.trace import Arrival
+from foreword.simulation.cost import CostModel
+from foreword.simulation.report import SimulationReport
+from foreword.simulation.rows import Rows, SimulatedCache, SimulatedRequest, piece_size, simulated_request
+from foreword.simulation.statistics import TimeSeries
+from foreword.simulation.trace import Arrival
 
 # Under lasting overload the rest of the queue stays outside the scheduler, so that memory stays flat.
 MAX_WAITING = 4096

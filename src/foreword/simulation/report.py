@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from foreword.scheduler.simulation.rows import SimulatedRequest
-from foreword.scheduler.simulation.statistics import Durations, LatencyHistogram, TimeSeries
+from foreword.simulation.rows import SimulatedRequest
+from foreword.simulation.statistics import Durations, LatencyHistogram, TimeSeries
 
 
 @dataclass(slots=True, kw_only=True)
