@@ -1,4 +1,4 @@
-"""Imports between the modules of Foreword: no cycles, and only from higher layers to lower ones.
+"""Imports between the modules of Foreword: no cycles, and those that the tables of docs/architecture.md have.
 
 Every import counts, also those under TYPE_CHECKING and inside functions. An import from a package counts as an import
 from the module that defines the name, so that an `__init__` that re-exports its modules is not part of a cycle.
@@ -7,95 +7,36 @@ from the module that defines the name, so that an `__init__` that re-exports its
 from __future__ import annotations
 
 import ast
+import re
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
 
 SRC = Path(__file__).parents[1] / "src"
 
-BASE = {"arrays", "errors", "fields", "jsonfile", "native", "_native"}
+PAGE = (Path(__file__).parents[1] / "docs" / "architecture.md").read_text(encoding="utf-8")
+
+
+def table_of(first: str) -> list[tuple[tuple[str, ...], set[str]]]:
+    """Return the rows of the page's table whose first column is ``first``: the names in it, and those they import."""
+    lines = PAGE[PAGE.index(f"| {first} | subject | imports |") :].split("\n\n", 1)[0].splitlines()[2:]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return [
+        (tuple(re.findall(r"`(\w+)`", names)), {name for name in imports.split(", ") if name})
+        for names, _, imports in cells
+    ]
+
+
+PACKAGES, PARTS = table_of("package"), table_of("room")
+BASE = set(PACKAGES[0][0])
 """Modules that any other may import."""
 
-LAYERS = {
-    "batch": set(),
-    "device": {"batch"},
-    "models": set(),
-    "media": set(),
-    "messages": set(),
-    "routing": set(),
-    "cache": {"batch"},
-    "scheduler": {"batch", "cache"},
-    "simulation": {"batch", "cache", "routing", "scheduler"},
-    "sampling": {"batch"},
-    "executors": {"batch", "device", "media", "models", "sampling"},
-    "structured": {"batch", "sampling"},
-    "engine": {"batch", "cache", "scheduler", "media", "models", "messages", "sampling", "executors", "structured"},
-    "insight": {"batch", "cache", "scheduler", "models", "messages", "sampling", "executors", "engine"},
-    "openai": {"batch", "sampling", "engine", "media", "messages"},
-    "anthropic": {"batch", "engine", "messages", "openai"},
-    "kv_events": {"batch", "cache", "engine"},
-    "server": {
-        "batch",
-        "media",
-        "scheduler",
-        "models",
-        "messages",
-        "sampling",
-        "executors",
-        "engine",
-        "insight",
-        "openai",
-        "anthropic",
-        "kv_events",
-    },
-    "cluster": {"routing", "server"},
-    "ray": {"batch", "cluster", "engine", "openai", "routing", "server"},
-    "bench": {
-        "batch",
-        "device",
-        "cache",
-        "scheduler",
-        "simulation",
-        "models",
-        "messages",
-        "sampling",
-        "executors",
-        "engine",
-        "server",
-    },
-    "cli": {
-        "batch",
-        "cache",
-        "scheduler",
-        "simulation",
-        "models",
-        "messages",
-        "sampling",
-        "executors",
-        "engine",
-        "insight",
-        "bench",
-        "cluster",
-        "ray",
-        "openai",
-        "routing",
-        "server",
-    },
-    "__main__": {"cli"},
-}
-"""Package → the packages that it may import (docs/architecture.md)."""
+LAYERS = {name: imports for names, imports in PACKAGES for name in names}
+"""Package → the packages that it imports."""
 
-ROOMS = {
-    "values": set(),
-    "state": {"values"},
-    "step": {"values", "state"},
-    "features": {"values", "state", "step"},
-    "adapters": {"values", "state", "step", "features"},
-    "proof": {"values", "state", "step", "features"},
-    "prepare": {"values", "state", "step", "features", "adapters", "proof"},
-    "difference": {"values", "state", "step", "prepare"},
-}
-"""Part of `foreword.batch` → the parts that it may import. A module belongs to the longest prefix."""
+ROOMS = {name: imports for names, imports in PARTS for name in names}
+"""Part of `foreword.batch` → the parts that it imports. A module belongs to the longest prefix."""
 
 
 def module_name(path: Path) -> str:
@@ -160,43 +101,62 @@ def cycles(graph: dict[str, set[str]]) -> list[list[str]]:
     return sorted(sorted(group) for group in groups)
 
 
-def part_of(name: str, parts: dict[str, set[str]]) -> str | None:
-    """The longest of the dotted prefixes in ``parts`` that contains a module."""
+def part_of(name: str, parts: Collection[str]) -> str | None:
+    """Return the longest of the dotted prefixes in ``parts`` that contains a module."""
     found = [part for part in parts if name == part or name.startswith(f"{part}.")]
     return max(found, key=len, default=None)
 
 
-def violations(prefix: str, allowed: dict[str, set[str]], base: set[str]) -> list[str]:
-    """The imports below ``prefix`` that the table does not allow, as "importer → imported"."""
-    wrong = []
-    for name, targets in GRAPH.items():
-        part = part_of(name.removeprefix(prefix), allowed) if name.startswith(prefix) else None
-        for target in targets if part else ():
-            inner = target.removeprefix(prefix)
-            other = part_of(inner, allowed) if target.startswith(prefix) else None
-            inside = target.startswith(prefix) and inner not in base
-            if inside and other != part and other not in allowed[part]:
-                wrong.append(f"{name} → {target}")
-    return sorted(wrong)
+def imports_between(prefix: str, parts: Collection[str]) -> dict[tuple[str, str | None], list[str]]:
+    """Map (part, part that it imports) to the imports, as "importer → imported", for the modules below ``prefix``."""
+    found: dict[tuple[str, str | None], list[str]] = {}
+    for name, targets in sorted(GRAPH.items()):
+        part = part_of(name.removeprefix(prefix), parts) if name.startswith(prefix) else None
+        for target in sorted(targets) if part else ():
+            other = part_of(target.removeprefix(prefix), parts) if target.startswith(prefix) else None
+            if target.startswith(prefix) and other != part:
+                found.setdefault((part, other), []).append(f"{name} → {target}")
+    return found
+
+
+def check(prefix: str, table: dict[str, set[str]], base: set[str]) -> None:
+    """Compare the imports below ``prefix`` with a table of the page."""
+    found = {pair: imports for pair, imports in imports_between(prefix, table).items() if pair[1] not in base}
+    assert {pair: imports for pair, imports in found.items() if pair[1] not in table[pair[0]]} == {}
+    assert [(part, other) for part, others in table.items() for other in others if (part, other) not in found] == []
 
 
 def test_no_module_is_part_of_an_import_cycle():
     assert cycles(GRAPH) == []
 
 
-def test_a_package_imports_only_lower_layers():
-    assert violations("foreword.", LAYERS, BASE) == []
+def test_a_package_imports_exactly_the_packages_of_its_row():
+    check("foreword.", LAYERS, BASE)
 
 
-def test_a_part_of_the_batch_package_imports_only_lower_parts():
-    assert violations("foreword.batch.", ROOMS, set()) == []
+def test_a_part_of_the_batch_package_imports_exactly_the_parts_of_its_row():
+    check("foreword.batch.", ROOMS, set())
 
 
-def test_every_module_belongs_to_a_layer():
+def test_a_module_that_every_package_may_import_imports_only_such_modules():
+    assert {other for part, other in imports_between("foreword.", LAYERS) if part in BASE} <= BASE
+
+
+@pytest.mark.parametrize("rows", [PACKAGES, PARTS], ids=["packages", "rooms of batch"])
+def test_a_row_imports_only_rows_above_it(rows):
+    above: set[str] = set()
+    for names, imports in rows:
+        assert (names, imports - above) == (names, set())
+        above.update(names)
+
+
+def test_the_tables_have_every_module():
     inner = [name.removeprefix("foreword.") for name in GRAPH if name != "foreword"]
-    assert [name for name in inner if name not in BASE and part_of(name, LAYERS) is None] == []
+    assert [name for name in inner if part_of(name, LAYERS) is None] == []
+    assert [name for name in LAYERS if name != "_native" and name not in inner] == []
     inner = [name.removeprefix("foreword.batch.") for name in GRAPH if name.startswith("foreword.batch.")]
     assert [name for name in inner if part_of(name, ROOMS) is None] == []
+    assert [name for name in ROOMS if name not in inner] == []
 
 
 @pytest.mark.parametrize(
