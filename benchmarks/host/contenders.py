@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+from parts.device import OnDevice
 
 from foreword.batch import (
     InputBatch,
@@ -13,7 +14,6 @@ from foreword.batch import (
     sampling_metadata,
 )
 from foreword.batch.adapters.vllm import apply
-from foreword.bench.device import OnDevice
 from foreword.bench.host import Ours, new_states
 from foreword.bench.traffic import Step, Workload
 

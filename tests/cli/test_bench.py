@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 import pytest
 from typer.testing import CliRunner
 
-from foreword.bench import overlap, serving
+from foreword.bench import serving
 from foreword.cli import bench as commands
 from foreword.cli.app import app
 from foreword.errors import ConfigError
@@ -68,16 +68,6 @@ def test_an_unknown_workload_is_named(measured):
     assert measured == []
 
 
-def test_numbers_of_requests_are_positive_integers_separated_by_commas(monkeypatch):
-    given_to_run = []
-    monkeypatch.setattr(overlap, "run", lambda model, **given: given_to_run.append(given) or [])
-    bench("overlap", "--at-once", "2, 16", "--weight-format", "q4")
-    assert given_to_run == [{"at_once": [2, 16], "max_tokens": 64, "repeats": 3, "options": {"weight_format": "q4"}}]
-    for wrong in ("", "0", "1,x", "1,,2", "-1"):
-        with pytest.raises(ConfigError, match=r"--at-once .*: must be whole numbers above zero"):
-            bench("overlap", "--at-once", wrong)
-
-
 @pytest.mark.parametrize("arguments", [("host", "--steps", "0"), ("latency", "--repeats", "0")])
 def test_a_measurement_without_runs_is_refused(arguments):
     result = CliRunner().invoke(app, ["bench", *arguments])
@@ -89,23 +79,3 @@ def test_a_measurement_without_runs_is_refused(arguments):
 def test_too_few_steps_for_the_warm_up_turn_are_refused():
     with pytest.raises(ConfigError, match="num_steps = 25: the first turn is not counted; give more than chunk = 25"):
         bench("host", "--steps", "25")
-
-
-@pytest.mark.model
-def test_quality_is_held_to_float32(tmp_path, smollm2_path):
-    text = tmp_path / "text"
-    text.write_text("The harbour of Easthaven lies at the mouth of the river, where ships load grain and timber.\n" * 3)
-    options = ("--text", str(text), "--num-tokens", "40", "--json", "--num-threads", "1")
-    lines = [
-        json.loads(line)
-        for line in bench("quality", str(smollm2_path), "--formats", "auto/int8", *options).splitlines()
-    ]
-    exact, short = lines
-    assert [exact[name] for name in ("change", "mean_change", "largest_change", "same_tokens")] == [0, 0, 0, 1]
-    assert 0 < short["mean_change"] < short["largest_change"] < 1
-    assert short["perplexity"] / exact["perplexity"] - 1 == pytest.approx(short["change"])
-    assert short["same_tokens"] > 0.9
-    with pytest.raises(ConfigError, match="give a longer text"):
-        bench("quality", str(smollm2_path), "--text", str(text), "--num-tokens", "500")
-    with pytest.raises(ConfigError, match="WEIGHTS/CACHE"):
-        bench("quality", "--formats", "int8")

@@ -10,7 +10,7 @@ import numpy as np
 
 from foreword.arrays import F32, I32, I64
 from foreword.batch import InputBatch, KVGroup
-from foreword.bench.turns import greedy
+from foreword.bench.serving import greedy
 from foreword.engine.config import EngineConfig
 from foreword.engine.engine import Engine
 from foreword.executors import HostExecutor

@@ -3,18 +3,72 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
 from foreword import LLM
-from foreword.batch import InputBatch
+from foreword.arrays import I64
+from foreword.batch import InputBatch, SamplingParams
 from foreword.bench.requests import Requests, make
-from foreword.bench.turns import greedy, serve
-from foreword.engine import EngineObserver
+from foreword.engine import Engine, EngineObserver, RequestOutput
 from foreword.errors import ConfigError
 from foreword.scheduler import StepPlan
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Served:
+    """The outputs in the order of the prompts, and when the run began and ended, in seconds of `time.perf_counter`.
+
+    drafts: int64 [3], the run's drafts, its accepted drafts, and its verifications of a request's drafts.
+    """
+
+    outputs: list[RequestOutput]
+    begin: float
+    end: float
+    drafts: I64
+
+    @property
+    def tokens(self) -> list[list[int]]:
+        return [o.outputs[0].token_ids for o in self.outputs]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(map(len, self.tokens))
+
+    @property
+    def decode_tok_s(self) -> float:
+        """Tokens except the first of each request, over the time from the last first token to the end."""
+        count = self.num_tokens - len(self.outputs)
+        begin = max(o.metrics.first_token_time or self.end for o in self.outputs)
+        return count / (self.end - begin) if count else 0.0
+
+
+def greedy(max_tokens: int) -> SamplingParams:
+    """Parameters that generate ``max_tokens`` token ids, whatever they are."""
+    return SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, detokenize=False)
+
+
+def serve(engine: Engine, prompts: Sequence[list[int]], params: Sequence[SamplingParams]) -> Served:
+    """Add all requests, then step until none is left."""
+    before = _drafts(engine)
+    begin = time.perf_counter()
+    for i, (prompt, p) in enumerate(zip(prompts, params, strict=True)):
+        engine.add_request(str(i), prompt, p)
+    outputs: dict[str, RequestOutput] = {}
+    while engine.has_work:
+        outputs |= {o.request_id: o for o in engine.step()}
+    end = time.perf_counter()
+    return Served([outputs[str(i)] for i in range(len(prompts))], begin, end, _drafts(engine) - before)
+
+
+def _drafts(engine: Engine) -> I64:
+    if engine.speculation is None:
+        return np.zeros(3, np.int64)
+    stats = engine.speculation.stats
+    return np.array([stats.num_drafted, stats.num_accepted, stats.num_steps])
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ COMMANDS = {
     "conform": "Replay traces of steps and report every difference. Exit status 1 if there is one.",
     "models": "List, download, describe or remove models.",
     "doctor": "Show what the engine finds on this machine, what slows it down, and the fix.",
-    "bench": "Measure the input layer, the kernels and the whole engine.",
+    "bench": "Measure the input layer and the whole engine.",
 }
 """Module of `foreword.cli`, with a function or `typer.Typer` of the same name → the first line of its help."""
 
@@ -79,7 +79,12 @@ def _options(
 
 
 def main() -> None:
-    """Run `foreword` and exit, after a failure with one line on standard error in place of a traceback.
+    """Run `foreword` and exit."""
+    run(app)
+
+
+def run(program: typer.Typer) -> None:
+    """Run a program and exit, after a failure with one line on standard error in place of a traceback.
 
     Exit status: 2 for a `ForewordError` and for wrong usage, 130 after an interrupt, 1 for other failures. If the
     reader of the output is gone, as in `foreword … | head`, nothing is printed.
@@ -88,7 +93,7 @@ def main() -> None:
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
         try:
-            app()
+            program()
         finally:
             sys.stdout.flush()
     except ForewordError as error:

@@ -47,17 +47,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "doctor": ("foreword doctor", "foreword doctor --quick"),
     "bench": ("foreword bench host", "foreword bench latency --model smollm2"),
     "bench host": ("foreword bench host --steps 100", "foreword bench host --engine"),
-    "bench device": ("foreword bench device --steps 100", "foreword bench device --json"),
     "bench throughput": ("foreword bench throughput --workloads W2,W3",),
     "bench latency": ("foreword bench latency --kv-format int8",),
     "bench prefill": ("foreword bench prefill --json",),
     "bench startup": ("foreword bench startup",),
-    "bench speculation": ("foreword bench speculation",),
-    "bench overlap": ("foreword bench overlap --at-once 1,8",),
-    "bench sampling": ("foreword bench sampling --json",),
-    "bench serve": ("foreword bench serve --streams 1,64",),
-    "bench kernels": ("foreword bench kernels --json", "foreword bench kernels --attention --contexts 1024"),
-    "bench quality": ("foreword bench quality smollm2 --formats auto/int8",),
 }
 """Words of a command → command lines."""
 

@@ -19,7 +19,7 @@ class SpeculationConfig:
     num_tokens: most drafts of a request in a step. min_match, max_match: fewest and most tokens of a match.
     adaptive: adapt the number of drafts to their acceptance, down to none; see `DraftLengths`.
     step_overhead: the cost of a small step apart from its tokens, in tokens: the time to read the weights over the time
-        per further token. `foreword bench speculation` measures it.
+        per further token. In a checkout, `python benchmarks speculation` measures it.
     saturated_cost: the cost of a token in a step so large that arithmetic takes longer than reading the weights,
         in tokens of a small step.
     model: the draft model's name, for "draft_model".

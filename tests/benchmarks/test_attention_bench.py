@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from parts import attention
+from parts.kernels import Roofline
 
-from foreword.bench import attention
-from foreword.bench.kernels import Roofline
 from foreword.native import available
 
 LAYERS, HEADS, KV_HEADS, DIM = 30, 9, 3, 64  # of the default model

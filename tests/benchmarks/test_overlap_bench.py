@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from parts import overlap
 
-from foreword.bench import overlap
 from foreword.native import available
 
 

@@ -10,13 +10,13 @@ from typing import get_args
 import numpy as np
 
 from foreword.batch import InputBuffers, prepare_inputs
-from foreword.bench.kernels import BLOCK_SIZE, Roofline, measure_roofline
 from foreword.bench.shapes import Shape
 from foreword.executors.groups import batch_groups
 from foreword.executors.native import KVFormat, NativeExecutor
 from foreword.models.loader import load_model
 from foreword.models.spec import DecoderSpec
 from foreword.native import native
+from parts.kernels import BLOCK_SIZE, Roofline, measure_roofline
 
 KV_FORMATS: tuple[KVFormat, ...] = get_args(KVFormat)
 PREFILL = 512  # tokens of a prompt's chunk

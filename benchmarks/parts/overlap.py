@@ -12,14 +12,15 @@ import numpy as np
 
 from foreword.arrays import F32, I32, I64
 from foreword.batch import InputBatch
-from foreword.bench.prompts import PROMPTS
-from foreword.bench.turns import Served, chat_prompts, greedy, in_turns
+from foreword.bench.serving import Served, greedy
 from foreword.engine.build import build_engine
 from foreword.engine.config import EngineConfig
 from foreword.engine.speculation import SpeculationConfig
 from foreword.executors import HostExecutor
 from foreword.models.loader import load_model
 from foreword.scheduler import SchedulerConfig
+from parts.prompts import PROMPTS
+from parts.turns import chat_prompts, in_turns
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,10 @@
-"""`foreword bench serve` serves every request that it counts."""
+"""`python benchmarks serve` serves every request that it counts."""
 
 from __future__ import annotations
 
 import pytest
+from parts import front
 
-from foreword.bench import front
 from foreword.errors import EngineError
 
 

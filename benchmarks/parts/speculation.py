@@ -11,14 +11,15 @@ from typing import Any
 import numpy as np
 
 from foreword.batch import InputBatch, SamplingParams
-from foreword.bench.prompts import PROMPTS
-from foreword.bench.turns import Served, chat_prompts, greedy, in_turns
+from foreword.bench.serving import Served, greedy
 from foreword.engine.build import build_engine
 from foreword.engine.config import EngineConfig
 from foreword.engine.observer import EngineObserver
 from foreword.engine.speculation import SpeculationConfig
 from foreword.models.loader import load_model
 from foreword.scheduler import SchedulerConfig, StepPlan
+from parts.prompts import PROMPTS
+from parts.turns import chat_prompts, in_turns
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """The benchmark of a device's host part computes steps, and its packets have the changes alone."""
 
-from foreword.bench import device
+from parts import device
+
 from foreword.bench.traffic import WORKLOADS
 
 

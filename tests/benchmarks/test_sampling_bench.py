@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from parts import sampling
 
-from foreword.bench import sampling
 from foreword.native import available
 
 

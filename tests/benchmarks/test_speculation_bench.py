@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from parts import speculation
 
-from foreword.bench import speculation
 from foreword.native import available
 
 

@@ -1,0 +1,237 @@
+"""The commands of `python benchmarks`, one per part of Foreword."""
+
+from __future__ import annotations
+
+import json
+from itertools import chain
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from foreword.cli.options import EngineOptions, Json, Threads, counts, not_nan, show, with_engine_options
+from foreword.errors import ConfigError
+from parts import attention as attention_bench
+from parts import device as device_bench
+from parts import kernels as kernels_bench
+from parts import overlap as overlap_bench
+from parts import quality as quality_bench
+from parts import sampling as sampling_bench
+from parts import speculation as speculation_bench
+from parts.attention import KV_FORMATS
+
+app = typer.Typer(
+    help="Measure one part of Foreword.", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
+)
+
+Turns = Annotated[int, typer.Option(min=1, max=1000, help="Measured runs of each contender, after one to warm up.")]
+# Fewer tokens may leave no step that only decodes.
+MaxTokens = Annotated[int, typer.Option(min=8, max=512, help="Maximum number of tokens of each answer.")]
+MAX_AT_ONCE = 4096
+AtOnce = Annotated[str, typer.Option(help="Numbers of concurrent requests, separated by commas.")]
+
+
+@app.command()
+def kernels(
+    attention: Annotated[bool, typer.Option("--attention", help="Attention alone.")] = False,
+    kv_formats: Annotated[str, typer.Option(help="Of attention: formats of the cache.")] = ",".join(KV_FORMATS),
+    rows: Annotated[str, typer.Option(help="Of attention: numbers of requests that decode.")] = "8,64,256",
+    contexts: Annotated[str, typer.Option(help="Of attention: tokens before those of the step.")] = "256,1024,8192",
+    num_threads: Threads = None,
+    as_json: Json = False,
+) -> None:
+    """Memory bandwidth and arithmetic throughput of this machine, and the fraction that model steps reach."""
+    if not attention:
+        show(kernels_bench.run(num_threads=num_threads), str, as_json=as_json)
+        return
+    formats = [one for one in KV_FORMATS if one in kv_formats.split(",")]
+    if len(formats) < len(kv_formats.split(",")):
+        raise ConfigError(f"--kv-formats {kv_formats!r}: must be of {', '.join(KV_FORMATS)}, each once")
+    results = attention_bench.run(
+        kv_formats=formats,
+        rows=counts("--rows", rows, MAX_AT_ONCE),
+        contexts=counts("--contexts", contexts, 1 << 17),
+        num_threads=num_threads,
+    )
+    show(results, str, as_json=as_json)
+
+
+@app.command()
+def sampling(
+    model: Annotated[str, typer.Option(help="The model whose step and threads are measured.")] = "smollm2",
+    repeats: Turns = 5,
+    num_threads: Threads = None,
+    as_json: Json = False,
+) -> None:
+    """Time of sampling 256 requests by set of parameters, beside the model's step and PyTorch."""
+    show(
+        sampling_bench.run(model=model, num_threads=num_threads, repeats=repeats),
+        str,
+        as_json=as_json,
+        header=[f"{'vocab':>8}  {'parameters':<20}{'ms':>9}{'of a step':>11}{'torch ms':>12}"],
+    )
+
+
+@app.command()
+def quality(
+    models: Annotated[list[str] | None, typer.Argument(help="Default: smollm2.", show_default=False)] = None,
+    formats: Annotated[str, typer.Option(help="Pairs weight_format/kv_format, separated by commas.")] = ",".join(
+        "/".join(pair) for pair in quality_bench.FORMATS
+    ),
+    num_tokens: Annotated[int, typer.Option(min=2, max=1_000_000, help="Tokens that are read.")] = 1200,
+    text: Annotated[
+        Path | None, typer.Option(help="A file; default: documentation of the Python in use.", show_default=False)
+    ] = None,
+    num_threads: Threads = None,
+    as_json: Json = False,
+) -> None:
+    """Quality that formats of weights and KV cache cost: perplexity, log-probabilities and best tokens beside fp32."""
+    try:
+        given = {} if text is None else {"text": text.read_text(encoding="utf-8")}
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--text {text}: {error}") from None
+    pairs = []
+    for name in formats.split(","):
+        weight_format, slash, kv_format = name.partition("/")
+        if not slash:
+            raise ConfigError(f"--formats {name!r}: must be WEIGHTS/CACHE, such as auto/int8")
+        pairs.append((weight_format, kv_format))
+    show(
+        chain.from_iterable(
+            quality_bench.run(model, formats=pairs, num_tokens=num_tokens, num_threads=num_threads, **given)
+            for model in models or ["smollm2"]
+        ),
+        lambda r: (
+            f"{r.model:<20}{r.weight_format + '/' + r.kv_format:<12}{r.perplexity:>11.3f}{100 * r.change:>+9.2f}%"
+            f"{r.mean_change:>10.4f}{r.largest_change:>9.2f}{100 * r.same_tokens:>12.1f}%"
+        ),
+        as_json=as_json,
+        header=[
+            f"{'':32}{'':>11}{'':>10}{'change of log p':>19}{'same best':>13}",
+            f"{'model':<20}{'formats':<12}{'perplexity':>11}{'change':>10}{'mean':>10}{'largest':>9}{'token':>13}",
+        ],
+    )
+
+
+@app.command()
+@with_engine_options
+def speculation(
+    *,
+    draft_model: Annotated[str | None, typer.Option(help="A small model with the same vocabulary.")] = None,
+    num_tokens: Annotated[int, typer.Option(min=1, max=64, help="Maximum number of drafts per step.")] = 4,
+    step_overhead: Annotated[
+        float | None,
+        typer.Option(min=0, max=1e6, callback=not_nan, help="See SpeculationConfig; default: measured at the start."),
+    ] = None,
+    adaptive: Annotated[bool, typer.Option(help="Whether drafts with too low an expected gain are omitted.")] = True,
+    async_scheduling: Annotated[
+        bool, typer.Option("--async-scheduling", help="Plan one step ahead of the model.")
+    ] = False,
+    at_once: AtOnce = "1,8",
+    max_tokens: MaxTokens = 128,
+    repeats: Turns = 3,
+    options: EngineOptions,
+) -> None:
+    """Speculative decoding on fixed prompts, the methods taking turns; all must give the same tokens."""
+    sizes = counts("--at-once", at_once, MAX_AT_ONCE)
+    if step_overhead is None:
+        step_overhead = speculation_bench.step_overhead(options.model, options=options.settings)
+    if options.as_json:
+        print(json.dumps({"step_overhead": step_overhead}), flush=True)
+    else:
+        print(f"fixed cost per step: that of {step_overhead:.1f} tokens")
+    show(
+        speculation_bench.run(
+            options.model,
+            num_tokens=num_tokens,
+            step_overhead=step_overhead,
+            adaptive=adaptive,
+            draft_model=draft_model,
+            at_once=sizes,
+            max_tokens=max_tokens,
+            repeats=repeats,
+            async_scheduling=async_scheduling,
+            options=options.settings,
+        ),
+        lambda r: (
+            f"{r.kind:<10}{r.at_once:>8}  {r.method:<12}{r.tok_s:>8.1f}{r.ratio:>7.2f}x"
+            f"{r.drafts_per_token:>9.2f}{r.acceptance:>9.0%}"
+        ),
+        as_json=options.as_json,
+        header=[f"{'prompts':<10}{'at once':>8}  {'method':<12}{'tok/s':>8}{'ratio':>8}{'drafts':>9}{'accepted':>10}"],
+    )
+
+
+@app.command()
+@with_engine_options
+def overlap(
+    *,
+    at_once: AtOnce = "1,8,32",
+    max_tokens: MaxTokens = 64,
+    repeats: Turns = 3,
+    options: EngineOptions,
+) -> None:
+    """Asynchronous against synchronous loop, taking turns: the host time between two runs of the model."""
+    show(
+        overlap_bench.run(
+            options.model,
+            at_once=counts("--at-once", at_once, MAX_AT_ONCE),
+            max_tokens=max_tokens,
+            repeats=repeats,
+            options=options.settings,
+        ),
+        lambda r: (
+            f"{r.at_once:>7}  {'ngram' if r.speculation else 'off':<12}{'async' if r.async_scheduling else 'sync':<6}"
+            f"{r.step_ms:>9.2f}{r.gap_us:>9.0f}{r.tok_s:>8.1f}{r.ratio:>7.2f}x"
+        ),
+        as_json=options.as_json,
+        header=[f"{'at once':>7}  {'speculation':<12}{'loop':<6}{'step ms':>9}{'gap µs':>9}{'tok/s':>8}{'ratio':>8}"],
+    )
+
+
+@app.command()
+def device(
+    steps: Annotated[int, typer.Option(min=10, max=10_000, help="Steps per workload.")] = 300, as_json: Json = False
+) -> None:
+    """Host time per step on a device: one packet, one launch, one copy back. The device's calls do nothing."""
+    show(
+        device_bench.run(num_steps=steps),
+        lambda r: (
+            f"{r.workload:<24}{r.prepare_us:>9.1f}{r.launch_us:>9.1f}{r.result_us:>9.1f}{r.commit_us:>9.1f}"
+            f"{r.step_us:>9.1f}{r.packet_bytes:>15.0f}"
+        ),
+        as_json=as_json,
+        header=[
+            f"{'median µs':<24}{'prepare':>9}{'launch':>9}{'result':>9}{'commit':>9}{'step':>9}{'packet, bytes':>15}"
+        ],
+    )
+
+
+@app.command()
+def serve(
+    streams: Annotated[str, typer.Option(help="Numbers of concurrent streams, separated by commas.")] = "1,64,256,1000",
+    max_tokens: MaxTokens = 64,
+    rounds: Annotated[int, typer.Option(min=1, max=1000, help="Measured requests of each stream.")] = 4,
+    model: Annotated[str, typer.Option(help="The model that is served, and whose tokenizer is used.")] = "smollm2",
+    as_json: Json = False,
+) -> None:
+    """The HTTP server with a model that computes nothing, beside the engine without HTTP; and time until it is ready.
+
+    Rates are those of a model that takes no time. Times are what the server adds to the first token of one that takes
+    20 ms per step: of a stream that joins the others while they run, and of the last one if all begin at once.
+    """
+    try:
+        from parts import front
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"benchmarks serve needs {error.name}: pip install 'foreword[serve]'") from None
+    sizes = counts("--streams", streams, MAX_AT_ONCE)
+    show([front.ready(model)], lambda r: f"foreword serve {model}: ready after {r.ready_s:.2f} s", as_json=as_json)
+    show(
+        front.run(streams=sizes, num_tokens=max_tokens, rounds=rounds, model=model),
+        lambda r: (
+            f"{r.num_streams:>7}{r.requests_s:>12.0f}{r.tok_s:>10.0f}{r.plain_tok_s:>14.0f}"
+            f"{r.joining_ms:>12.1f}{r.burst_ms:>11.1f}"
+        ),
+        as_json=as_json,
+        header=[f"{'streams':>7}{'requests/s':>12}{'tok/s':>10}{'without HTTP':>14}{'joining ms':>12}{'burst ms':>11}"],
+    )

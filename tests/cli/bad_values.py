@@ -1,0 +1,28 @@
+"""Values that no option of a command can use."""
+
+from __future__ import annotations
+
+import inspect
+from typing import get_args
+
+import typer
+
+
+def options(function):
+    """(option, types of its value) of a command."""
+    for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
+        kind, info = get_args(parameter.annotation)
+        if isinstance(info, typer.models.OptionInfo):
+            given = [text for text in (info.default, *(info.param_decls or ())) if str(text).startswith("--")]
+            yield (given or [f"--{name.replace('_', '-')}"])[0], {kind, *get_args(kind)}
+
+
+def numbers(commands):
+    """(words, option, value) for each option of these commands that takes a number, and values that are none or out of
+    any range.
+    """
+    for words, function in commands:
+        for option, kinds in options(function):
+            wrong = ["1.5", "9" * 20] if int in kinds else ["nan", "inf", "1e400"] if float in kinds else []
+            for value in wrong and ["", "x", "-1", "9" * 5000, *wrong]:
+                yield words, option, value
