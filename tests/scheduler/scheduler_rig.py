@@ -34,14 +34,14 @@ class Rig:
         plan = self.scheduler.schedule()
         self.plan = plan
         named = {
-            self.scheduler.request_in(r).request_id: n
+            self.scheduler.running.request_in(r).request_id: n
             for r, n in zip(plan.rows.tolist(), plan.num_scheduled.tolist(), strict=True)
         }
         if named:
             batch = prepare_inputs(self.states, (plan.rows, plan.num_scheduled), self.buffers, backend="numpy")
             self.states.commit(batch, np.full(len(plan.rows), 7, np.int32))
             self.scheduler.commit(plan)
-            done = [r for r in plan.rows.tolist() if self.states.num_tokens[r] >= self.scheduler.request_in(r).max_len]
+            done = [r for r in plan.rows.tolist() if self.states.num_tokens[r] >= self.scheduler.running.max_len[r]]
             self.scheduler.finish(np.array(done, np.int32))
         return named
 

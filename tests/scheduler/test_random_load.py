@@ -24,7 +24,7 @@ M = 32
 def check_blocks(rig: Rig) -> None:
     owners = np.zeros(rig.cache.pool.num_blocks, np.int32)
     for table in rig.states.block_tables:
-        for row in rig.scheduler.running:
+        for row in rig.scheduler.running.rows:
             held = table.table[row, : table.num_blocks[row]]
             np.add.at(owners, held[held > 0], 1)
     assert owners.tolist() == rig.cache.pool.num_refs.tolist()
@@ -81,7 +81,7 @@ def test_every_request_finishes_and_nothing_leaks(
                 live[str(i)] = rig.add(str(i), length, **options)
         if live and random.random() < 0.1:
             rig.scheduler.remove(random.choice(sorted(live)))
-        running_before = set(rig.scheduler.running.tolist())
+        running_before = set(rig.scheduler.running.rows.tolist())
         named = rig.step()
         assert sum(named.values()) <= budget
         assert min(named.values(), default=1) >= 1

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from scheduler_rig import Rig
 
-from foreword.batch import KVGroup
+from foreword.batch import KVGroup, advance, prepare_inputs
 from foreword.errors import ConfigError, RequestError
 
 
@@ -269,7 +270,7 @@ def test_a_prompt_in_progress_that_ends_early_is_not_waited_for():
     assert rig.step() == {"a": 8}
     rig.scheduler.remove("a")
     assert rig.step() == {"b": 8}
-    assert rig.scheduler.request_in(rig.plan.rows[0]).num_cached == 8
+    assert rig.scheduler.running.request_in(rig.plan.rows[0]).num_cached == 8
 
 
 def test_a_prompt_in_progress_leaves_with_others_of_the_same_content():
@@ -289,3 +290,20 @@ def test_chunks_beside_others_are_not_waited_for():
     rig.add("a", 24)
     rig.add("b", 24)
     assert rig.step() == {"a": 8, "b": 8}
+
+
+def test_a_step_planned_during_another_ends_the_repetition_of_a_plan():
+    rig = Rig()
+    rig.add("a", 1)
+    rig.step()
+    states, plans = rig.states, [rig.scheduler.schedule()]  # the block has room for two more steps like this one
+    for i in range(4):
+        batch = prepare_inputs(states, (plans[i].rows, plans[i].num_scheduled), rig.buffers)
+        if i == 0:
+            advance(states, batch)
+            plans.append(rig.scheduler.schedule(plans[0]))
+        states.commit(batch, np.array([7], np.int32))
+        rig.scheduler.commit(plans[i])
+        if i > 0:
+            plans.append(rig.scheduler.schedule())
+    assert states.num_computed_tokens[0] == 5 and states.block_tables[0].num_blocks[0] == 2

@@ -347,12 +347,12 @@ def test_the_outcome_is_that_of_the_engines_rows_and_cache_with_tokens():
         states.num_computed_tokens[plan.rows] += plan.num_scheduled
         now += cost.seconds(plan.num_tokens, int(states.num_computed_tokens[plan.rows].sum()))
         for row in plan.rows[states.num_computed_tokens[plan.rows] == states.num_tokens[plan.rows]].tolist():
-            states.token_ids[row, states.num_tokens[row]] = 5000 + scheduler.request_in(row).arrival
+            states.token_ids[row, states.num_tokens[row]] = 5000 + scheduler.running.request_in(row).arrival
             states.num_tokens[row] += 1
-            first.setdefault(scheduler.request_in(row).arrival, now)
+            first.setdefault(scheduler.running.request_in(row).arrival, now)
         scheduler.commit(plan)
-        done = plan.rows[states.num_tokens[plan.rows] >= scheduler.max_len[plan.rows]]
-        last |= {scheduler.request_in(row).arrival: now for row in done.tolist()}
+        done = plan.rows[states.num_tokens[plan.rows] >= scheduler.running.max_len[plan.rows]]
+        last |= {scheduler.running.request_in(row).arrival: now for row in done.tolist()}
         scheduler.finish(done)
     assert preemptions > 0
     assert report.num_preemptions == preemptions

@@ -231,7 +231,7 @@ def check_idle(engine: Engine) -> None:
         ("blocks with references", np.flatnonzero(pool.num_refs[1:]).tolist()),
         ("missing free blocks", pool.num_blocks - 1 - pool.num_free),
         ("state rows", len(states) or np.flatnonzero(states.live).tolist()),
-        ("running rows", scheduler.running.tolist()),
+        ("running rows", scheduler.running.rows.tolist()),
         ("waiting requests", len(scheduler.waiting)),
         ("grammars", list(engine.pipeline.grammars)),
     ):

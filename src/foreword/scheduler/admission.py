@@ -1,7 +1,8 @@
-"""Admission of one request: blocks from the cache, then a row with them."""
+"""Admission of waiting requests: how much of one fits into a step, then blocks from the cache, and a row with them."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 from foreword.arrays import I32
@@ -10,6 +11,14 @@ from foreword.batch.values.requests import TokenIds
 from foreword.cache import KVCacheManager, PrefixHit
 from foreword.cache.manager import NO_KEYS
 from foreword.cache.prefix import BlockKeys
+from foreword.scheduler.config import SchedulerConfig
+from foreword.scheduler.ledger import Reason, reason
+from foreword.scheduler.request import Request
+from foreword.scheduler.running import RunningSet
+from foreword.scheduler.shared_prompts import SharedPrompts
+from foreword.versions import Memo
+
+Fit = tuple[PrefixHit, int]  # the hit to admit a request with, and how many more tokens it computes
 
 
 def admit(
@@ -37,3 +46,120 @@ def admit(
         raise
     cache.attach(row, hit, keys)
     return row, blocks.copies
+
+
+@dataclass(slots=True)
+class Admissions:
+    """The requests that a step admits, and how many tokens each computes; copies: the block copies of their hits.
+
+    head, blocked: the first request that stays waiting, and why; None if none waits.
+    """
+
+    requests: list[Request] = field(default_factory=list)
+    num_scheduled: list[int] = field(default_factory=list)
+    copies: list[I32] = field(default_factory=list)
+    head: str | None = None
+    blocked: Reason | None = None
+
+
+class AdmissionControl:
+    """Whether a waiting request fits into a step, and its entrance into the running set."""
+
+    def __init__(
+        self,
+        states: RequestStates,
+        cache: KVCacheManager,
+        config: SchedulerConfig,
+        running: RunningSet,
+        shared_prompts: SharedPrompts,
+    ) -> None:
+        self._states, self._cache, self._config = states, cache, config
+        self._running, self._shared_prompts = running, shared_prompts
+        self._watermark = int(config.watermark * cache.pool.num_blocks)
+        self._hit = Memo[Request, PrefixHit](cache)  # by the waiting request
+
+    def fit(self, request: Request, left: int) -> Fit | Reason:
+        """The hit to admit a waiting request with and the tokens to compute, at most ``left``; or why not."""
+        config, states, running = self._config, self._states, len(self._running)
+        if running >= config.max_num_seqs or len(states) >= states.max_num_reqs:
+            return reason("max_num_seqs", running=running, limit=config.max_num_seqs)
+        if left < 1:
+            return reason("token_budget", left=left, need=len(request))
+        hit = self._lookup(request)
+        row = self._shared_prompts.computing(hit, request.keys)
+        if row >= 0:
+            return reason("prompt_of", request=self._running.request_in(row).request_id)
+        n = need = len(request) - hit.num_tokens
+        if config.long_prefill_threshold:
+            n = request.whole(hit.num_tokens, min(n, config.long_prefill_threshold), need)
+        if n > left and not config.chunked_prefill:
+            return reason("token_budget", left=left, need=need)
+        n = request.whole(hit.num_tokens, min(n, left), left)
+        if n < 1:
+            return reason("token_budget", left=left, need=need)
+        most = min(left, len(request)) if len(request.spans) else n  # a smaller hit may be followed by a longer span
+        fitting = self._fitting_hit(hit, most)
+        if isinstance(fitting, Reason):
+            return fitting
+        n = request.whole(fitting.num_tokens, min(n, len(request) - fitting.num_tokens), left)
+        if n < 1:
+            return reason("token_budget", left=left, need=need)
+        return fitting, request.whole(fitting.num_tokens, fitting.cut(n), n) if config.chunked_prefill else n
+
+    def _fitting_hit(self, hit: PrefixHit, n: int) -> PrefixHit | Reason:
+        """The hit to use for a request that computes n tokens; the reason if there are too few blocks.
+
+        A copy needs its source block too, and a hit in a window more blocks than the window. When the pool is nearly
+        full, fall back to a smaller hit.
+        """
+        free = self._cache.pool.num_free
+        if len(self._running):
+            free -= self._watermark
+            if self._running.may_prefill and self._config.reserve_full_prompt:
+                free -= self._cache.blocks_reserved(self._running.rows)
+        tokens = hit.prompt_len if self._config.reserve_full_prompt else min(hit.num_tokens + n, hit.prompt_len)
+        need = self._cache.blocks_to_admit(hit, tokens, chunk=n)
+        if need <= free:
+            return hit
+        smaller = (hit.without_partial(), self._cache.miss(hit.prompt_len, hit.num_known)) if hit.num_tokens else ()
+        for less in smaller:
+            if less is not hit and self._cache.blocks_to_admit(less, tokens, chunk=n) <= free:
+                return less
+        return reason("no_blocks", need=need, free=max(free, 0))
+
+    def place(self, request: Request, fit: Fit, admissions: Admissions) -> int:
+        """Give the request a row with blocks for the tokens that fit, and record it. Returns their number."""
+        hit, n = fit
+        self._hit.forget()
+        request.has_run = False
+        if not request.hit_report:
+            request.hit_report, request.num_cached = str(hit), hit.num_tokens
+        request.row, copies = admit(
+            self._states,
+            self._cache,
+            request.request_id,
+            request.prompt,
+            hit,
+            hit.num_tokens + n,
+            request.keys,
+            output_token_ids=request.output,
+            sampling_params=None if request.pooling_params else request.params,
+            lora_id=request.lora_id,
+            pooling_params=request.pooling_params,
+            **request.inputs,
+        )
+        self._running.enter(request)
+        self._shared_prompts.follow(request.row, hit)
+        admissions.requests.append(request)
+        admissions.num_scheduled.append(n)
+        admissions.copies.append(copies)
+        return n
+
+    def _lookup(self, request: Request) -> PrefixHit:
+        """The longest prefix of a waiting request's tokens that can be reused now."""
+        hit = self._hit.find(request)
+        if hit is None:
+            tokens = request.tokens()
+            hit = self._cache.lookup(tokens, request.keys) if request.reuse_prefix else self._cache.miss(len(tokens))
+            self._hit.keep(request, hit)
+        return hit

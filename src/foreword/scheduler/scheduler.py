@@ -18,20 +18,26 @@ import numpy as np
 
 from foreword.arrays import I32
 from foreword.batch import BlockOps, RequestStates
-from foreword.cache import KVCacheManager, PrefixHit
+from foreword.cache import KVCacheManager
 from foreword.errors import ConfigError, RequestError
-from foreword.scheduler.admission import admit
+from foreword.scheduler.admission import AdmissionControl, Admissions
 from foreword.scheduler.config import SchedulerConfig
+from foreword.scheduler.drafts import Drafts
 from foreword.scheduler.ledger import Ledger, Reason, reason
 from foreword.scheduler.plan import NO_BLOCK_OPS, StepPlan
 from foreword.scheduler.policies import POLICIES
 from foreword.scheduler.request import NO_TOKENS, Request
+from foreword.scheduler.running import NO_SHARE, RunningSet, Share
 from foreword.scheduler.shared_prompts import SharedPrompts
 from foreword.scheduler.waiting import WaitingQueue
+from foreword.versions import Memo
 
 
 class Scheduler:
-    """Plans steps over the rows of ``states`` and the blocks of ``cache``. Only the scheduler adds and removes rows."""
+    """Plans steps over the rows of ``states`` and the blocks of ``cache``. Only the scheduler adds and removes rows.
+
+    running, waiting: its requests. ledger: what the last plan was made from.
+    """
 
     def __init__(self, states: RequestStates, cache: KVCacheManager, config: SchedulerConfig | None = None) -> None:
         self.config = config = config or SchedulerConfig(max_num_seqs=states.max_num_reqs)
@@ -51,43 +57,21 @@ class Scheduler:
             )
         check_pool(cache, states.max_model_len, config.max_num_batched_tokens + states.max_num_draft_tokens)
         self.states, self.cache = states, cache
-        self.waiting = WaitingQueue(POLICIES[config.policy])
         self._policy = POLICIES[config.policy]
-        self._rows = np.zeros(0, np.int32)  # running, in the order of admission
-        self.max_len = np.zeros(states.max_num_reqs, np.int32)  # by row: known tokens at which the request ends
-        self._by_row: list[Request | None] = [None] * states.max_num_reqs
-        self._drafts = np.full((states.max_num_reqs, states.max_num_draft_tokens), -1, np.int32)
-        self._num_drafts = np.zeros(states.max_num_reqs, np.int32)
-        self._may_verify = False  # whether a running row may have drafts
-        self._leaves = np.zeros(states.max_num_reqs, np.bool_)  # by row: false, but during `_drop`
-        self._num_in_flight = np.zeros(states.max_num_reqs, np.int32)  # by row: tokens of the step in flight
-        self._spans_end = np.zeros(states.max_num_reqs, np.int32)  # by row: the end of the last span
-        self._has_spans = False  # whether any request has had spans
-        self._watermark = int(config.watermark * cache.pool.num_blocks)
-        self._hits: dict[str, tuple[int, PrefixHit]] = {}  # request id → version of the cache and its hit there
-        self._shared_prompts = SharedPrompts(cache, is_used=not config.long_prefill_threshold)
-        self._last_scheduled = NO_TOKENS
-        self._decodes: StepPlan | None = None  # the last plan that is one token of the output of each running row
-        self._num_repeats = 0  # the steps from now on that it is the plan of, if its rows stay
-        self._may_prefill = False  # whether a running row may still compute its prompt
+        self.waiting = WaitingQueue(self._policy)
+        self.running = RunningSet(states)
         self.ledger = Ledger(0, config.max_num_batched_tokens, 0, 0, cache.pool.num_free)
+        self._drafts = Drafts(states.max_num_reqs, states.max_num_draft_tokens)
+        self._shared_prompts = SharedPrompts(cache, is_used=not config.long_prefill_threshold)
+        self._admission = AdmissionControl(states, cache, config, self.running, self._shared_prompts)
+        self._last_scheduled = NO_TOKENS
+        self._repeated = Memo[I32, StepPlan](self.waiting, self._drafts)  # by the running rows
 
     # -- requests ---------------------------------------------------------------------------------------------------
 
     @property
-    def running(self) -> I32:
-        """The rows of the running requests, in the order of admission."""
-        return self._rows
-
-    @property
     def has_work(self) -> bool:
-        return bool(len(self._rows) or len(self.waiting))
-
-    def request_in(self, row: int) -> Request:
-        """The request in a live row."""
-        request = self._by_row[row]
-        assert request is not None, f"row {row} holds no request"
-        return request
+        return bool(len(self.running) or len(self.waiting))
 
     def add(self, request: Request) -> None:
         """Queue a request. RequestError for an id that is waiting or running already."""
@@ -100,34 +84,27 @@ class Scheduler:
                 "Use another id, or abort that request.",
             )
         self.waiting.push(request)
-        self._num_repeats = 0
 
     def remove(self, request_id: str) -> Request | None:
         """Remove a waiting or running request, at any time between two steps. None for an unknown id."""
-        self._hits.pop(request_id, None)
-        if request_id in self.states:
-            request = self.request_in(self.states.row_of(request_id))
-            self.finish(np.array([request.row], np.int32))
-            return request
-        return self.waiting.remove(request_id)
+        if request_id not in self.states:
+            return self.waiting.remove(request_id)
+        request = self.running.request_in(self.states.row_of(request_id))
+        self.finish(np.array([request.row], np.int32))
+        return request
 
     def finish(self, rows: I32) -> None:
         """Free these running rows. Each request keeps its tokens in ``output``."""
-        self._drop(rows)
-        for row in rows.tolist():
-            self._leave(row)
+        for request in self.running.leave(rows):
+            self._free(request)
 
     def propose(self, rows: I32, drafts: I32) -> None:
         """Drafts for the next step, [n, ≤ D] padded with −1: they follow the last known token of these rows."""
-        self._drafts[rows] = -1
-        self._drafts[rows, : drafts.shape[1]] = drafts
-        self._num_drafts[rows] = (drafts >= 0).sum(1)
-        self._may_verify = True
-        self._num_repeats = 0
+        self._drafts.propose(rows, drafts)
 
     def reserve_draft_slots(self, rows: I32, draft_slots: I32) -> None:
         """Plan for draft_slots[i] drafts after the tokens in flight of rows[i]; `resolve` fills in their ids."""
-        self.propose(rows, np.where(np.arange(self._drafts.shape[1]) < draft_slots[:, None], 0, -1).astype(np.int32))
+        self._drafts.reserve(rows, draft_slots)
 
     def resolve(self, plan: StepPlan) -> StepPlan:
         """Update a plan that was made during a step in flight, after the commit of that step.
@@ -135,18 +112,14 @@ class Scheduler:
         Requests that have ended are left out. Reserved draft slots get the drafts proposed since, as far as there are
         any. Returns the plan itself if nothing changes.
         """
-        if plan.draft_tokens is None and plan.rows is self._rows:
+        if plan.draft_tokens is None and (plan.rows is self.running.rows or self.states.live[plan.rows].all()):
             return plan
         live, drafts = self.states.live[plan.rows], None
-        if plan.draft_tokens is None and live.all():
-            return plan
         rows, n = plan.rows[live], plan.num_scheduled[live]
         if plan.draft_tokens is not None:
             slots = (plan.draft_tokens[live] >= 0).sum(1, dtype=np.int32)
-            kept = np.minimum(slots, self._num_drafts[rows])
-            n = n - (slots - kept)
-            if kept.any():
-                drafts = np.where(np.arange(self._drafts.shape[1]) < kept[:, None], self._drafts[rows], np.int32(-1))
+            filled, drafts = self._drafts.filled(rows, slots)
+            n = n - (slots - filled)
         return replace(
             plan,
             rows=rows,
@@ -164,56 +137,33 @@ class Scheduler:
         in_flight: a step that is counted as done (`foreword.batch.advance`) but not committed. A request that is
         certain to end with its samples is left out. If blocks are short, the plan is empty: commit that step first.
         """
-        last = self._decodes
-        if self._num_repeats and last is not None and last.rows is self._rows and in_flight is None:
-            self._num_repeats -= 1
-            return last
-        rows, computed, n, num_tokens, preempted = self._run(in_flight)
-        prefilling = NO_TOKENS
-        if self._may_prefill:
-            prefilling = rows[computed < self.states.prefill_len.take(rows)]
-            self._may_prefill = len(prefilling) > 0 or len(rows) < len(self._rows)
-        copies: list[I32] = []
-        admitted: dict[Request, int] = {}  # and how many tokens each computes
-        head, blocked = self._admit(self.config.max_num_batched_tokens - num_tokens, preempted, admitted, copies)
-        running, reached = rows, computed
-        if admitted:
-            counts = np.array(list(admitted.values()), np.int32)
-            new = self._rows[-len(counts) :]
-            rows, n, prefilling = (np.concatenate(both) for both in ((rows, new), (n, counts), (prefilling, new)))
-            computed = self.states.num_computed_tokens.take(rows)
-            num_tokens += sum(admitted.values())
-        if self.config.long_prefill_threshold and len(rows) == 1:
-            n = self._use_rest(rows, computed, n)
-            num_tokens = int(n[0])
+        if in_flight is None and (plan := self._repeated.find(self.running.rows)) is not None:
+            return plan
+        ran, preempted = self._continue_running(in_flight)
+        prefilling = self.running.prefilling(ran)
+        admissions = self._admit_waiting(self.config.max_num_batched_tokens - ran.num_tokens, preempted)
+        share = self._with_admitted(ran, admissions)
+        if self.config.long_prefill_threshold and len(share.rows) == 1:
+            share = self._use_rest(share)
+        copies = admissions.copies
         if self.cache.keeps_states:
-            copies.append(self.cache.keep_states(running, reached))
-        self._last_scheduled = rows
-        self.ledger = Ledger(
-            num_tokens=num_tokens,
-            token_budget=self.config.max_num_batched_tokens,
-            num_running=len(self._rows),
-            num_waiting=len(self.waiting),
-            num_free_blocks=self.cache.pool.num_free,
-            head=head,
-            blocked=blocked,
-        )
+            copies.append(self.cache.keep_states(ran.rows, ran.computed))
+        self._last_scheduled = share.rows
+        self.ledger = self._new_ledger(share, admissions)
         plan = StepPlan(
-            rows=rows,
-            num_scheduled=n,
-            draft_tokens=self._scheduled_drafts(rows, computed, n),
-            prefilling=prefilling,
+            rows=share.rows,
+            num_scheduled=share.num_scheduled,
+            draft_tokens=self._scheduled_drafts(share),
+            prefilling=prefilling if share is ran else np.concatenate((prefilling, share.rows[len(ran.rows) :])),
             block_ops=BlockOps(NO_TOKENS, np.concatenate(copies)) if any(map(len, copies)) else NO_BLOCK_OPS,
-            admitted=tuple(admitted),
+            admitted=tuple(admissions.requests),
             preempted=tuple(preempted or ()),
             ledger=self.ledger,
         )
-        # In a step of decodes alone every row computes one token, as in the next step, until a row needs a block.
-        decodes = rows is self._rows and num_tokens == len(rows) and not self._may_prefill and not self._may_verify
-        if decodes and in_flight is None and head is None and not preempted and plan.block_ops is NO_BLOCK_OPS:
-            self._decodes, self._num_repeats = plan, self.cache.num_free_slots(rows, computed + n)
+        if in_flight is None and self._is_decode_of_all(plan):
+            self._repeated.keep(share.rows, plan, uses=self.cache.num_free_slots(share.rows, share.end))
         else:
-            self._decodes, self._num_repeats = None, 0
+            self._repeated.forget()
         return plan
 
     def commit(self, plan: StepPlan) -> None:
@@ -221,13 +171,13 @@ class Scheduler:
         for request in plan.admitted:
             request.has_run = True
         for row in plan.prefilling.tolist():
-            if self._by_row[row] is not None:
+            if self.running.get(row) is not None:
                 self.cache.publish(row)
                 self._shared_prompts.follow(row)
         if self.cache.keeps_states:
             self.cache.publish_states()
         if plan.draft_tokens is not None:
-            self._num_drafts[plan.rows] = 0
+            self._drafts.discard(plan.rows)
 
     def free_all(self, requests: Iterable[Request], num_tokens: I32) -> None:
         """After a failure anywhere in a step: no row or block is held, and nothing waits.
@@ -241,10 +191,9 @@ class Scheduler:
         self.cache.free_all()
         self._shared_prompts.clear()
         self.states.remove_rows(np.flatnonzero(self.states.live))
-        self._rows = self._last_scheduled = NO_TOKENS
-        self._by_row[:] = [None] * len(self._by_row)
-        self._num_drafts[:] = self._num_in_flight[:] = 0
-        self._hits.clear()
+        self._last_scheduled = NO_TOKENS
+        self.running.clear()
+        self._drafts.clear()
         self.waiting.clear()
 
     # -- why -----------------------------------------------------------------------------------------------------
@@ -266,231 +215,143 @@ class Scheduler:
 
     # -- running -------------------------------------------------------------------------------------------------
 
-    def _run(self, in_flight: StepPlan | None) -> tuple[I32, I32, I32, int, list[Request] | None]:
-        """Rows of this step, their computed tokens, tokens to compute and their sum, and the preempted requests.
+    def _continue_running(self, in_flight: StepPlan | None) -> tuple[Share, list[Request] | None]:
+        """Return what running rows compute, with blocks for it, and the requests that were preempted for these.
 
-        None as the last value: a preemption is needed, but a step is in flight.
+        None in place of the requests, and no share: a preemption is needed, but a step is in flight.
         """
         preempted: list[Request] = []
         while True:
-            rows, computed, n, num_tokens = self._needs(in_flight)
-            self._free_expired(rows, computed, in_flight)
-            if self.cache.grow_to(rows, computed + n):
-                return rows, computed, n, num_tokens, preempted
-            if self._num_drafts[rows].any():  # drafts never preempt a request
-                self._num_drafts[rows] = 0
+            share = self._needs(in_flight)
+            self._free_expired(share, in_flight)
+            if self.cache.grow_to(share.rows, share.end):
+                return share, preempted
+            if self._drafts.count(share.rows).any():  # drafts never preempt a request
+                self._drafts.discard(share.rows)
                 continue
             if in_flight is not None:
-                return NO_TOKENS, NO_TOKENS, NO_TOKENS, 0, None
-            last = max(self._rows.tolist(), key=lambda row: self._policy(self.request_in(row)))
-            preempted.append(self._preempt(last))
+                return NO_SHARE, None
+            preempted.append(self._preempt_last())
 
-    def _needs(self, in_flight: StepPlan | None) -> tuple[I32, I32, I32, int]:
-        """The tokens that running rows compute within the budget, and their sum; rows without tokens are left out."""
-        rows, states, budget = self._rows, self.states, self.config.max_num_batched_tokens
+    def _needs(self, in_flight: StepPlan | None) -> Share:
+        """The tokens that running rows compute within the budget; rows without tokens are left out."""
+        rows, states, budget = self.running.rows, self.states, self.config.max_num_batched_tokens
         computed = states.num_computed_tokens.take(rows)
         n = states.num_tokens.take(rows) - computed
-        if self._may_verify:
-            drafts = self._num_drafts[rows]
-            self._may_verify = bool(drafts.any())
+        if (drafts := self._drafts.count_of_running(rows)) is not None:
             n += drafts
         if in_flight is not None:
             in_flight_tokens = states.num_placeholders[rows]
             n += in_flight_tokens
-            n[states.num_tokens[rows] + (in_flight_tokens > 0) >= self.max_len[rows]] = 0  # drafts may be rejected
+            ends = states.num_tokens[rows] + (in_flight_tokens > 0) >= self.running.max_len[rows]
+            n[ends] = 0  # one token is certain, drafts may be rejected
         if self.config.long_prefill_threshold:
             n = np.minimum(n, self.config.long_prefill_threshold)
-        if self.cache.keeps_states and self.config.chunked_prefill:
-            n = self.cache.cut_chunks(rows, computed, n)
-        n = self._whole(rows, computed, n, budget)
+        n = self._cut(rows, computed, n, budget)
         total = int(np.add.reduce(n))
         if total > budget:
             before = np.cumsum(n) - n
-            n = self._whole(rows, computed, np.clip(budget - before, 0, n).astype(np.int32))
+            n = self.running.whole(rows, computed, np.clip(budget - before, 0, n).astype(np.int32))
             total = int(np.add.reduce(n))
         if np.count_nonzero(n) < len(n):
             some = np.flatnonzero(n > 0)
             rows, computed, n = rows[some], computed[some], n[some]
-        return rows, computed, n, total
+        return Share(rows, computed, n, total)
 
-    def _whole(self, rows: I32, computed: I32, n: I32, most: int = 0) -> I32:
-        """n[i] tokens after computed[i], without parts of spans: see `Request.whole`."""
-        if not self._has_spans:
-            return n
-        ahead = np.flatnonzero((n > 0) & (self._spans_end[rows] > computed))
-        if ahead.size:
-            n = n.copy()
-            for i in ahead.tolist():  # requests with images that are not computed
-                n[i] = self.request_in(int(rows[i])).whole(int(computed[i]), int(n[i]), most)
-        return n
-
-    def _use_rest(self, rows: I32, computed: I32, n: I32) -> I32:
-        """The tokens of the only request of a step, beyond the long-prefill threshold: no other can use the budget."""
-        states = self.states
-        need = states.num_tokens[rows] + states.num_placeholders[rows] - computed
-        budget = self.config.max_num_batched_tokens
-        more = np.maximum(n, np.minimum(need, budget))
+    def _cut(self, rows: I32, computed: I32, n: I32, most: int) -> I32:
+        """n[i] tokens after computed[i], or fewer: up to where a recurrent state is kept, and without parts of spans,
+        which may have ``most`` tokens.
+        """
         if self.cache.keeps_states and self.config.chunked_prefill:
-            more = self.cache.cut_chunks(rows, computed, more)
-        more = self._whole(rows, computed, more, budget)
-        return more if self.cache.grow_to(rows, computed + more) else n
+            n = self.cache.cut_chunks(rows, computed, n)
+        return self.running.whole(rows, computed, n, most)
 
-    def _free_expired(self, rows: I32, computed: I32, in_flight: StepPlan | None) -> None:
+    def _use_rest(self, share: Share) -> Share:
+        """The share of the only row of a step, beyond the long-prefill threshold: no other can use the budget."""
+        (rows, computed, n, _), states, budget = share, self.states, self.config.max_num_batched_tokens
+        need = states.num_tokens[rows] + states.num_placeholders[rows] - computed
+        n = self._cut(rows, computed, np.maximum(n, np.minimum(need, budget)), budget)
+        return Share(rows, computed, n, int(n[0])) if self.cache.grow_to(rows, computed + n) else share
+
+    def _free_expired(self, share: Share, in_flight: StepPlan | None) -> None:
         """Free blocks below the windows that no step in flight reads."""
-        if in_flight is None:
-            self.cache.free_expired(rows, computed)
-            return
-        self._num_in_flight[in_flight.rows] = in_flight.num_scheduled
-        self.cache.free_expired(rows, computed - self._num_in_flight[rows])
-        self._num_in_flight[in_flight.rows] = 0
+        read_from = share.computed
+        if in_flight is not None:
+            read_from = read_from - self.running.num_in_flight(share.rows, in_flight)
+        self.cache.free_expired(share.rows, read_from)
 
-    def _preempt(self, row: int) -> Request:
-        self._rows = self._rows[self._rows != row]
-        request = self._leave(row)
+    def _preempt_last(self) -> Request:
+        """Let the policy's last running request wait again, with all its tokens."""
+        last = max(self.running.rows.tolist(), key=lambda row: self._policy(self.running.request_in(row)))
+        (request,) = self.running.leave(np.array([last], np.int32))
+        self._free(request)
         request.num_preemptions += 1
         self.waiting.push(request)
         return request
 
-    def _drop(self, rows: I32) -> None:
-        """Remove these rows from the running ones."""
-        if len(rows) == 1:
-            self._rows = self._rows[self._rows != rows]
-            return
-        self._leaves[rows] = True
-        self._rows = self._rows[~self._leaves[self._rows]]
-        self._leaves[rows] = False
-
-    def _leave(self, row: int) -> Request:
-        request = self.request_in(row)
+    def _free(self, request: Request) -> None:
+        """Free the row and the blocks of a request that has left the running ones."""
+        row = request.row
         self._keep_output(request, int(self.states.num_tokens[row]))
         self._shared_prompts.forget(row)
         self.cache.free(row, publish=request.has_run)  # else its block copies may not have been made
         self.states.remove_request(request.request_id)
-        self._by_row[row] = None
-        self._num_drafts[row] = 0
-        return request
+        self._drafts.discard(row)
 
     def _keep_output(self, request: Request, num_tokens: int) -> None:
         """The request leaves its row with this many tokens."""
         request.output = self.states.token_ids[request.row, len(request.prompt) : num_tokens].copy()
         request.row = -1
 
-    def _scheduled_drafts(self, rows: I32, computed: I32, n: I32) -> I32 | None:
+    def _scheduled_drafts(self, share: Share) -> I32 | None:
         """The drafts that fit into the tokens of each row, [B, D], or None. Prompt chunks verify nothing."""
-        if not self._may_verify or not self._num_drafts[rows].any():
+        if not self._drafts.may_verify:
             return None
-        known = self.states.num_tokens[rows] + self.states.num_placeholders[rows]
-        fit = np.maximum(n - (known - computed), 0)
-        drafts = self._drafts[rows]
-        return np.where(np.arange(drafts.shape[1]) < fit[:, None], drafts, -1).astype(np.int32)
+        known = self.states.num_tokens[share.rows] + self.states.num_placeholders[share.rows]
+        return self._drafts.fitting(share.rows, np.maximum(share.end - known, 0))
+
+    def _new_ledger(self, share: Share, admissions: Admissions) -> Ledger:
+        return Ledger(
+            num_tokens=share.num_tokens,
+            token_budget=self.config.max_num_batched_tokens,
+            num_running=len(self.running),
+            num_waiting=len(self.waiting),
+            num_free_blocks=self.cache.pool.num_free,
+            head=admissions.head,
+            blocked=admissions.blocked,
+        )
+
+    def _is_decode_of_all(self, plan: StepPlan) -> bool:
+        """Whether a plan computes one token of the output of each request, so that the next one is the same until a
+        row needs a block.
+        """
+        has_all = plan.rows is self.running.rows and plan.ledger.head is None
+        return has_all and plan.num_tokens == len(plan.rows) and not len(plan.prefilling)
 
     # -- waiting -------------------------------------------------------------------------------------------------
 
-    def _admit(
-        self,
-        left: int,
-        preempted: list[Request] | None,
-        admitted: dict[Request, int],
-        copies: list[I32],
-    ) -> tuple[str | None, Reason | None]:
-        """Admit requests in order until one does not fit. Returns its id and the reason."""
+    def _admit_waiting(self, left: int, preempted: list[Request] | None) -> Admissions:
+        """Admit requests in order until one does not fit into ``left`` tokens; none if blocks were short."""
+        admissions, may_admit = Admissions(), preempted == []
         while len(self.waiting):
             request = self.waiting.peek()
-            fit = reason("preemption") if preempted is None or preempted else self._fit(request, left)
+            fit = self._admission.fit(request, left) if may_admit else reason("preemption")
             if isinstance(fit, Reason):
-                return request.request_id, fit
+                admissions.head, admissions.blocked = request.request_id, fit
+                break
             self.waiting.pop()
-            copies.append(self._place(request, *fit))
-            admitted[request] = fit[1]
-            left -= fit[1]
-        return None, None
+            left -= self._admission.place(request, fit, admissions)
+        return admissions
 
-    def _fit(self, request: Request, left: int) -> tuple[PrefixHit, int] | Reason:
-        """The hit to admit a waiting request with and the tokens to compute, at most ``left``; or why not."""
-        config, states, running = self.config, self.states, len(self._rows)
-        if running >= config.max_num_seqs or len(states) >= states.max_num_reqs:
-            return reason("max_num_seqs", running=running, limit=config.max_num_seqs)
-        if left < 1:
-            return reason("token_budget", left=left, need=len(request))
-        hit = self._lookup(request)
-        row = self._shared_prompts.computing(hit, request.keys)
-        if row >= 0:
-            return reason("prompt_of", request=self.request_in(row).request_id)
-        n = need = len(request) - hit.num_tokens
-        if config.long_prefill_threshold:
-            n = request.whole(hit.num_tokens, min(n, config.long_prefill_threshold), need)
-        if n > left and not config.chunked_prefill:
-            return reason("token_budget", left=left, need=need)
-        n = request.whole(hit.num_tokens, min(n, left), left)
-        if n < 1:
-            return reason("token_budget", left=left, need=need)
-        most = min(left, len(request)) if len(request.spans) else n  # a smaller hit may be followed by a longer span
-        fitting = self._fitting_hit(hit, most)
-        if isinstance(fitting, Reason):
-            return fitting
-        n = request.whole(fitting.num_tokens, min(n, len(request) - fitting.num_tokens), left)
-        if n < 1:
-            return reason("token_budget", left=left, need=need)
-        return fitting, request.whole(fitting.num_tokens, fitting.cut(n), n) if config.chunked_prefill else n
-
-    def _fitting_hit(self, hit: PrefixHit, n: int) -> PrefixHit | Reason:
-        """The hit to use for a request that computes n tokens; the reason if there are too few blocks.
-
-        A copy needs its source block too, and a hit in a window more blocks than the window. When the pool is nearly
-        full, fall back to a smaller hit.
-        """
-        free = self.cache.pool.num_free
-        if len(self._rows):
-            free -= self._watermark
-            if self._may_prefill and self.config.reserve_full_prompt:
-                free -= self.cache.blocks_reserved(self._rows)
-        tokens = hit.prompt_len if self.config.reserve_full_prompt else min(hit.num_tokens + n, hit.prompt_len)
-        need = self.cache.blocks_to_admit(hit, tokens, chunk=n)
-        if need <= free:
-            return hit
-        smaller = (hit.without_partial(), self.cache.miss(hit.prompt_len, hit.num_known)) if hit.num_tokens else ()
-        for less in smaller:
-            if less is not hit and self.cache.blocks_to_admit(less, tokens, chunk=n) <= free:
-                return less
-        return reason("no_blocks", need=need, free=max(free, 0))
-
-    def _place(self, request: Request, hit: PrefixHit, n: int) -> I32:
-        """Give the request a row, with blocks for the hit and n more tokens. Returns the block copies."""
-        self._hits.pop(request.request_id, None)
-        request.has_run = False
-        if not request.hit_report:
-            request.hit_report, request.num_cached = str(hit), hit.num_tokens
-        request.row, copies = admit(
-            self.states,
-            self.cache,
-            request.request_id,
-            request.prompt,
-            hit,
-            hit.num_tokens + n,
-            request.keys,
-            output_token_ids=request.output,
-            sampling_params=None if request.pooling_params else request.params,
-            lora_id=request.lora_id,
-            pooling_params=request.pooling_params,
-            **request.inputs,
-        )
-        self._rows = np.concatenate((self._rows, np.array([request.row], np.int32)))
-        self._may_prefill = True
-        self._by_row[request.row] = request
-        self.max_len[request.row] = request.max_len
-        if len(request.spans):
-            self._has_spans = True
-        self._spans_end[request.row] = request.spans[-1, 1] if len(request.spans) else 0
-        self._shared_prompts.follow(request.row, hit)
-        return copies
-
-    def _lookup(self, request: Request) -> PrefixHit:
-        known = self._hits.get(request.request_id)
-        if known is None or known[0] != self.cache.version:
-            tokens = request.tokens()
-            hit = self.cache.lookup(tokens, request.keys) if request.reuse_prefix else self.cache.miss(len(tokens))
-            known = self._hits[request.request_id] = self.cache.version, hit
-        return known[1]
+    def _with_admitted(self, ran: Share, admissions: Admissions) -> Share:
+        """The share of running rows, followed by that of the admitted ones."""
+        count = len(admissions.requests)
+        if not count:
+            return ran
+        rows = np.concatenate((ran.rows, self.running.rows[-count:]))
+        n = np.concatenate((ran.num_scheduled, np.array(admissions.num_scheduled, np.int32)))
+        total = ran.num_tokens + sum(admissions.num_scheduled)
+        return Share(rows, self.states.num_computed_tokens.take(rows), n, total)
 
 
 def check_pool(cache: KVCacheManager, max_model_len: int, max_new_tokens: int) -> None:

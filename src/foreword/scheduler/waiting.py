@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
-from itertools import count
 
 from foreword.scheduler.policies.policy import Policy
 from foreword.scheduler.request import Request
 
 
 class WaitingQueue:
-    """A heap by key. Removal from the middle is O(1): the entry becomes stale, and is dropped at the front."""
+    """A heap by key. Removal from the middle is O(1): the entry becomes stale, and is dropped at the front.
+
+    version: grows with every request that is pushed.
+    """
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._heap: list[tuple[tuple[int, ...], int, Request]] = []
-        self._pushes = count()  # requests do not compare
         self._here: dict[str, Request] = {}
+        self.version = 0
 
     def __len__(self) -> int:
         return len(self._here)
@@ -33,8 +35,9 @@ class WaitingQueue:
         return self._here.get(request_id)
 
     def push(self, request: Request) -> None:
+        self.version += 1
         self._here[request.request_id] = request
-        heappush(self._heap, (self._policy(request), next(self._pushes), request))
+        heappush(self._heap, (self._policy(request), self.version, request))
 
     def clear(self) -> None:
         """Remove every request."""

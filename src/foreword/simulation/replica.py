@@ -153,7 +153,7 @@ class Replica:
         if plan.admitted or len(plan.prefilling):
             had_token = self._has_token[sampled]
             for row in sampled[~had_token].tolist():
-                cast(SimulatedRequest, self.scheduler.request_in(row)).first_token = self.now
+                cast(SimulatedRequest, self.scheduler.running.request_in(row)).first_token = self.now
             waited = waited[had_token]
             self._has_token[sampled] = True
         report.time_between_tokens.add(waited.tolist())
@@ -212,12 +212,12 @@ class Replica:
 
     def _end(self, rows: I64, known: I32) -> bool:
         """Free those of the rows that have all their tokens. Whether there were any; the others go on to decode."""
-        left = self.scheduler.max_len[rows] - known
+        left = self.scheduler.running.max_len[rows] - known
         if ended := min(left.tolist(), default=1) < 1:
             stays = left > 0
             done = rows[~stays].astype(np.int32)
             for row in done.tolist():
-                request = cast(SimulatedRequest, self.scheduler.request_in(row))
+                request = cast(SimulatedRequest, self.scheduler.running.request_in(row))
                 self.report.add_times(request, self.now)
                 self.ended.append(request.arrival)
             self.scheduler.finish(done)

@@ -35,7 +35,7 @@ class ForcedTokens:
         if not self._grammars or not self._most:
             return rows
         asked = rows[np.isin(rows, list(self._grammars))]
-        room = scheduler.max_len[asked] - self._states.num_tokens[asked] - 1
+        room = scheduler.running.max_len[asked] - self._states.num_tokens[asked] - 1
         limits = np.clip(room, 0, self._most).tolist()
         grammars = [self._grammars[row] for row in asked.tolist()]
         drafts = self._forced_tokens(grammars, limits, self._states.max_num_draft_tokens)
@@ -50,5 +50,5 @@ class ForcedTokens:
             states = self._states
             rows = in_flight.rows[np.isin(in_flight.rows, list(self._grammars))]
             rows = rows[states.num_placeholders[rows] > 0]
-            room = scheduler.max_len[rows] - states.num_tokens[rows] - states.num_placeholders[rows] - 1
+            room = scheduler.running.max_len[rows] - states.num_tokens[rows] - states.num_placeholders[rows] - 1
             scheduler.reserve_draft_slots(rows, np.clip(room, 0, self._most))

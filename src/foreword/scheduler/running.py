@@ -1,0 +1,116 @@
+"""The running requests: their rows, and what the scheduler reads of them in every step."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from foreword.arrays import I32
+from foreword.batch import RequestStates
+from foreword.scheduler.plan import StepPlan
+from foreword.scheduler.request import NO_TOKENS, Request
+
+
+class Share(NamedTuple):
+    """What rows compute in a step: the num_scheduled[i] tokens after the first computed[i]. num_tokens: their sum."""
+
+    rows: I32
+    computed: I32
+    num_scheduled: I32
+    num_tokens: int
+
+    @property
+    def end(self) -> I32:
+        """The tokens of each row that are computed after the step, int32 [len(rows)]."""
+        return self.computed + self.num_scheduled
+
+
+NO_SHARE = Share(NO_TOKENS, NO_TOKENS, NO_TOKENS, 0)
+
+
+class RunningSet:
+    """The requests that hold a row, in the order of admission.
+
+    rows: int32 [n], replaced whenever a request enters or leaves, so that the same array means the same requests.
+    max_len: int32 [R], by row: the number of known tokens at which its request ends.
+    may_prefill: whether a request may still compute its prompt.
+    """
+
+    def __init__(self, states: RequestStates) -> None:
+        num_rows = states.max_num_reqs
+        self.rows = NO_TOKENS
+        self.max_len = np.zeros(num_rows, np.int32)
+        self.may_prefill = False
+        self._prefill_len = states.prefill_len
+        self._by_row: list[Request | None] = [None] * num_rows
+        self._is_running = np.zeros(num_rows, np.bool_)
+        self._spans_end = np.zeros(num_rows, np.int32)  # by row: the end of its last span
+        self._has_spans = False  # whether any request has had spans
+        self._num_in_flight = np.zeros(num_rows, np.int32)  # by row: 0, but during `num_in_flight`
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def get(self, row: int) -> Request | None:
+        """Return the request in a row, None for a free row."""
+        return self._by_row[row]
+
+    def request_in(self, row: int) -> Request:
+        """Return the request in a row that is not free."""
+        request = self._by_row[row]
+        assert request is not None, f"row {row} holds no request"
+        return request
+
+    def enter(self, request: Request) -> None:
+        """Add a request that was given its row."""
+        row = request.row
+        self._by_row[row] = request
+        self._is_running[row] = True
+        self.rows = np.concatenate((self.rows, np.array([row], np.int32)))
+        self.max_len[row] = request.max_len
+        self._spans_end[row] = request.spans[-1, 1] if len(request.spans) else 0
+        self._has_spans |= len(request.spans) > 0
+        self.may_prefill = True
+
+    def leave(self, rows: I32) -> list[Request]:
+        """Remove the requests of these rows, and return them."""
+        requests = [self.request_in(row) for row in rows.tolist()]
+        self._is_running[rows] = False
+        self.rows = self.rows[self._is_running[self.rows]]
+        for request in requests:
+            self._by_row[request.row] = None
+        return requests
+
+    def clear(self) -> None:
+        """Remove every request, whatever an interrupted change left behind."""
+        self.rows = NO_TOKENS
+        self._by_row[:] = [None] * len(self._by_row)
+        self._is_running[:] = False
+        self._num_in_flight[:] = 0
+
+    def prefilling(self, share: Share) -> I32:
+        """Return the rows of a share of the running set that still compute their prompt."""
+        if not self.may_prefill:
+            return NO_TOKENS
+        prefilling = share.rows[share.computed < self._prefill_len.take(share.rows)]
+        self.may_prefill = len(prefilling) > 0 or len(share.rows) < len(self.rows)
+        return prefilling
+
+    def num_in_flight(self, rows: I32, plan: StepPlan) -> I32:
+        """Return how many tokens of each of these rows a plan computes, int32 [len(rows)]."""
+        self._num_in_flight[plan.rows] = plan.num_scheduled
+        found = self._num_in_flight[rows]
+        self._num_in_flight[plan.rows] = 0
+        return found
+
+    def whole(self, rows: I32, computed: I32, n: I32, most: int = 0) -> I32:
+        """Return n[i] tokens after computed[i] without parts of spans: see `Request.whole`."""
+        if not self._has_spans:
+            return n
+        ahead = np.flatnonzero((n > 0) & (self._spans_end[rows] > computed))
+        if ahead.size:
+            n = n.copy()
+            for i in ahead.tolist():  # requests with images that are not computed
+                n[i] = self.request_in(int(rows[i])).whole(int(computed[i]), int(n[i]), most)
+        return n
