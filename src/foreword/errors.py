@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pickle
 import reprlib
-from collections.abc import Iterable
 from dataclasses import fields
 from functools import wraps
 from typing import Any, TypeVar
+
+from foreword.names import advice
 
 T = TypeVar("T")
 
@@ -39,21 +40,15 @@ def _portable(value: object) -> object:
     return value
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """The most similar of some names."""
-    from difflib import get_close_matches  # not needed as a rule, and slow to import
-
-    return get_close_matches(name, sorted(known), n=1, cutoff=0.0)[0]
-
-
 def known_keywords(cls: type[T]) -> type[T]:
-    """For a dataclass: the TypeError for an unknown keyword names the nearest known one."""
+    """Make a dataclass raise a TypeError with advice for an unknown keyword."""
     init, names = cls.__init__, frozenset(field.name for field in fields(cls))  # type: ignore[arg-type]
 
     @wraps(init)
     def __init__(self: T, *args: Any, **values: Any) -> None:
         for name in values.keys() - names:
-            raise TypeError(f"{cls.__name__} has no parameter {name!r}; did you mean {nearest(name, names)!r}?")
+            fix = advice(name, names, f"The parameters are {', '.join(sorted(names))}.")
+            raise TypeError(f"{cls.__name__} has no parameter {name!r}. {fix}")
         init(self, *args, **values)
 
     cls.__init__ = __init__  # type: ignore[assignment, method-assign]

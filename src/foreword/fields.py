@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from foreword.errors import RequestError, nearest
+from foreword.errors import RequestError
+from foreword.names import advice
 
 Schema = dict[str, Any]
 Neutral = Mapping[str, tuple[object, ...]]
@@ -107,12 +108,8 @@ class Fields:
         for name, value in self._left.items():
             values = self._neutral.get(name)
             if values is None:
-                near = (
-                    f"Did you mean {nearest(name, self._known)!r}? Else leave it out."
-                    if self._known
-                    else "Leave it out."
-                )
-                raise RequestError(None, self.path(name), value, "unknown field", near)
+                fix = advice(name, self._known, "Leave it out.")
+                raise RequestError(None, self.path(name), value, "unknown field", fix)
             if not any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in values):
                 instead = "".join(f" or give {other!r}" for other in values[:1])
                 raise self.refuse(name, value, f"Leave it out{instead}.")

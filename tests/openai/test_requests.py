@@ -99,7 +99,7 @@ def test_values_that_ask_for_nothing_are_accepted_and_others_refused():
 def test_an_unknown_field_is_named_with_the_nearest_known():
     error = refusal(chat, temprature=1.0)
     assert error.field == "temprature"
-    assert error.fix == "Did you mean 'temperature'? Else leave it out."
+    assert error.fix == "Did you mean 'temperature'?"
     assert refusal(chat, prompt_logprobs=1).field == "prompt_logprobs"  # it would have no place in the response
 
 

@@ -280,7 +280,7 @@ def test_a_grammar_is_compiled_outside_the_loop_and_the_engine():
 def test_what_cannot_be_followed_is_refused_before_it_starts():
     engine = make_engine()
     for params, reason in (
-        ({"structured_outputs": {"jsn": {}}}, r"structured_outputs = 'jsn': is unknown; did you mean 'json'\?"),
+        ({"structured_outputs": {"jsn": {}}}, r"structured_outputs = 'jsn': is unknown. Did you mean 'json'\?"),
         ({"structured_outputs": {"json": {}, "regex": "a"}}, "expected exactly one of json"),
         ({"structured_outputs": "json"}, "expected a mapping"),
         ({"structured_outputs": {"regex": "("}}, "cannot be compiled: llguidance: .* unclosed group"),

@@ -6,7 +6,8 @@ import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from foreword.errors import RequestError, nearest
+from foreword.errors import RequestError
+from foreword.names import nearest
 
 QUOTES = '"""'
 
@@ -66,5 +67,7 @@ def _quoted(first: str, next_line: Callable[[bool], str]) -> str:
 
 def unknown(name: str, known: list[str]) -> RequestError:
     """The error for a command that does not exist."""
-    fix = f"Did you mean /{nearest(name, known)}? /help lists them; a message that begins with a slash needs two."
+    close = nearest(name, known)
+    guess = "" if close is None else f"Did you mean /{close}? "
+    fix = f"{guess}/help lists them; a message that begins with a slash needs two."
     return RequestError(None, "command", f"/{name}", "is not known", fix)

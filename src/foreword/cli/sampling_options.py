@@ -12,7 +12,8 @@ import typer
 from foreword import SamplingParams
 from foreword.cli.options import Group
 from foreword.engine.intake import DEFAULT_PARAMS
-from foreword.errors import ConfigError, RequestError, nearest
+from foreword.errors import ConfigError, RequestError
+from foreword.names import advice
 from foreword.jsonfile import read_object
 
 HELP = {
@@ -176,7 +177,8 @@ def setting(name: str, words: Sequence[str]) -> tuple[str, Any]:
     field = name.strip("-").replace("-", "_")
     known = [known for known in FIELDS if known not in OF_ONE_PROMPT]
     if field not in known:
-        raise RequestError(None, name, " ".join(words), "is no setting", f"Did you mean {nearest(field, known)!r}?")
+        fix = advice(field, known, "/help lists them.")
+        raise RequestError(None, name, " ".join(words), "is not a setting of a conversation", fix)
     kind = KINDS[field]
     if [word.lower() for word in words] == ["none"]:
         return field, None

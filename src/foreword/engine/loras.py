@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from foreword.errors import ConfigError, ModelError, RequestError, nearest
+from foreword.errors import ConfigError, ModelError, RequestError
+from foreword.names import nearest
 from foreword.executors import Capability, Executor, LoraExecutor
 from foreword.models.lora import FileStates, LoraAdapter, file_states
 
@@ -173,7 +174,8 @@ class Loras:
         cast(LoraExecutor, self._executor).drop_lora(lora.lora_id)
 
     def _hint(self, name: object) -> str:
-        return f"; did you mean {nearest(str(name), self._current)!r}?" if self._current else ""
+        close = nearest(str(name), self._current)
+        return "" if close is None else f"; did you mean {close!r}?"
 
 
 def named_paths(given: Iterable[str]) -> dict[str, str]:

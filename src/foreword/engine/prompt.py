@@ -11,7 +11,8 @@ from foreword.arrays import F32, I32, AnyArray, Bools, as_array
 from foreword.batch import PromptInputs
 from foreword.batch.values.integers import as_int32, flat_int32, is_int32, length_of
 from foreword.engine.validation import check_capability
-from foreword.errors import RequestError, nearest
+from foreword.errors import RequestError
+from foreword.names import advice
 from foreword.executors import Capability, Executor
 from foreword.fields import entries_of
 from foreword.scheduler.request import NO_SPANS
@@ -170,7 +171,7 @@ def _entries(request_id: str, prompt: Mapping[Any, Any]) -> dict[str, Any]:
     """The value of every key of `MixedPrompt`, None where it is not given."""
     given = entries_of(request_id, prompt, KEYS)
     for key in list(given)[len(KEYS) :]:
-        fix = f"Did you mean {nearest(key, KEYS)!r}?" if isinstance(key, str) else f"Use {', '.join(KEYS)}."
+        fix = advice(key if isinstance(key, str) else "", KEYS, f"Use {', '.join(KEYS)}.")
         raise RequestError(request_id, "prompt", key, "is not a key of a prompt", fix)
     return given
 

@@ -10,7 +10,8 @@ from foreword.batch.values.integers import is_int32
 from foreword.batch.values.pooling import PoolingType
 from foreword.batch.values.structured_outputs import StructuredOutputs
 from foreword.engine.request_group import RequestOptions
-from foreword.errors import RequestError, nearest
+from foreword.errors import RequestError
+from foreword.names import advice
 from foreword.executors import Capability, Executor
 from foreword.models.pooling import PoolingSpec
 from foreword.sampling import Grammar
@@ -47,7 +48,8 @@ def check_id(request_id: object) -> None:
 def check_options(request_id: str, options: Mapping[str, object]) -> None:
     """TypeError for an unknown option; RequestError for a value of another type, which would fail a step."""
     for name in options.keys() - OPTIONS:
-        raise TypeError(f"a request has no option {name!r}; did you mean {nearest(name, OPTIONS)!r}?")
+        fix = advice(name, OPTIONS, f"The options are {', '.join(OPTIONS)}.")
+        raise TypeError(f"a request has no option {name!r}. {fix}")
     priority, cache_salt = options.get("priority", 0), options.get("cache_salt")
     stream, grammar = options.get("stream", False), options.get("grammar")
     if type(stream) is not bool:

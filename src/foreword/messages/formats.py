@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, Protocol
 
-from foreword.errors import ConfigError, nearest
+from foreword.errors import ConfigError
 from foreword.messages.calls import CallSink, CallsReader, JsonCalls, NamedCalls
 from foreword.messages.markers import Literals, Marker
 from foreword.messages.notation import PYTHON, Notation, Quotes
@@ -187,9 +187,7 @@ FORMATS = {
 def format_named(name: str) -> ResponseFormat:
     """A built-in format. ConfigError for an unknown name."""
     if name not in FORMATS:
-        raise ConfigError(
-            f"message_format={name!r}: there is none of this name; did you mean {nearest(name, FORMATS)!r}?"
-        )
+        raise ConfigError(f"message_format={name!r}: must be one of {', '.join(FORMATS)}")
     return FORMATS[name]
 
 

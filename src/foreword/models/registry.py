@@ -18,6 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from foreword.errors import ModelError
+from foreword.names import nearest
 from foreword.models.progress import Progress, download_bar
 from foreword.models.wheel import Wheel, sha256_of
 
@@ -198,10 +199,8 @@ def known_model(name: str) -> KnownModel:
     """The model of that name, ignoring case. ModelError lists the nearest and all known names."""
     if model := KNOWN.get(name.lower()):
         return model
-    from difflib import get_close_matches
-
-    near = get_close_matches(name.lower(), KNOWN, n=1)
-    guess = f"did you mean {near[0]!r}? " if near else ""
+    close = nearest(name.lower(), KNOWN)
+    guess = "" if close is None else f"did you mean {close!r}? "
     raise ModelError(
         f"unknown model {name!r}: {guess}Known names are {', '.join(KNOWN)}. "
         "A path to a .gguf file or to a directory with config.json and safetensors works too"

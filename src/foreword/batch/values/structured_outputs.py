@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn, get_args
 
-from foreword.errors import RequestError, nearest
+from foreword.errors import RequestError
+from foreword.names import advice
 
 Kind = Literal["json", "json_object", "regex", "choice", "grammar", "structural_tag"]
 KINDS = get_args(Kind)
@@ -59,8 +60,8 @@ class StructuredOutputs:
             refuse(given, f"cannot be read: {error!s:.200}", "Give a dictionary.")
         for name in values:
             if name not in KINDS + OPTIONS:
-                close = nearest(name if isinstance(name, str) else "", KINDS + OPTIONS)
-                refuse(name, f"is unknown; did you mean {close!r}?", "Correct the name.")
+                text = name if isinstance(name, str) else ""
+                refuse(name, "is unknown", advice(text, KINDS + OPTIONS, f"Use one of {', '.join(KINDS + OPTIONS)}."))
         kinds = [name for name in KINDS if name in values]
         if len(kinds) != 1:
             refuse(kinds, f"expected exactly one of {', '.join(KINDS)}", "Give one.")

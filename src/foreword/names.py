@@ -1,0 +1,123 @@
+"""Advice about unknown names: similar known ones, and what the names of other systems are called here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+SIMILAR = 0.66
+"""Least similarity, of 1, of a name that is suggested. Below, names that share only some letters match."""
+
+OTHERS: dict[str, tuple[tuple[str, ...], str]] = {
+    # vLLM
+    "gpu_memory_utilization": (("kv_cache_bytes",), "a number of bytes, not a share"),
+    "num_gpu_blocks_override": (("num_blocks",), ""),
+    "enable_prefix_caching": (("prefix_caching",), ""),
+    "no_enable_prefix_caching": (("prefix_caching",), "False turns it off"),
+    "enable_chunked_prefill": (("chunked_prefill",), ""),
+    "scheduling_policy": (("policy",), ""),
+    "speculative_config": (("speculation",), "with speculation_num_tokens and the like"),
+    "speculative_model": (("speculation_model",), 'with speculation="draft_model"'),
+    "num_speculative_tokens": (("speculation_num_tokens",), ""),
+    "kv_cache_dtype": (("kv_format",), ""),
+    "quantization": (("weight_format",), "quantised files are read as they are"),
+    "long_prefill_token_threshold": (("long_prefill_threshold",), ""),
+    "tensor_parallel": (("tensor_parallel_size",), ""),
+    "decode_context_parallel_size": (("context_parallel_size",), ""),
+    "max_lora_rank": ((), "Adapters of any rank fit within lora_bytes; leave it out."),
+    "max_loras": (("lora_bytes",), "a number of bytes, not of adapters"),
+    "max_cpu_loras": (("lora_bytes",), "a number of bytes, not of adapters"),
+    "enable_lora": ((), "Adapters need no switch; leave it out."),
+    "lora_modules": (("adapter", "loras"), ""),
+    "enforce_eager": ((), "Nothing is captured or compiled unless compile is given; leave it out."),
+    "trust_remote_code": ((), "Code of a model's directory is never run; leave it out."),
+    "disable_log_requests": (("access_log",), "off unless it is given"),
+    "disable_log_stats": ((), "Nothing is logged periodically; /metrics has the numbers. Leave it out."),
+    "swap_space": ((), "Preempted requests are computed again, nothing is swapped; leave it out."),
+    "distributed_executor_backend": (("executor",), ""),
+    "guided_json": (("structured_outputs", "response_format"), 'as {"json": schema}'),
+    "guided_regex": (("structured_outputs",), 'as {"regex": pattern}'),
+    "guided_choice": (("structured_outputs",), 'as {"choice": […]}'),
+    "guided_grammar": (("structured_outputs",), 'as {"grammar": text}'),
+    "use_beam_search": ((), "There is no beam search; best_of draws candidates. Leave it out."),
+    "length_penalty": ((), "There is no beam search; leave it out."),
+    "early_stopping": ((), "There is no beam search; leave it out."),
+    # llama.cpp
+    "n_predict": (("max_tokens",), ""),
+    "predict": (("max_tokens",), ""),
+    "ctx_size": (("max_model_len",), "tokens of one request"),
+    "n_ctx": (("max_model_len",), "tokens of one request"),
+    "n_threads": (("num_threads",), ""),
+    "threads": (("num_threads",), ""),
+    "n_batch": (("max_num_batched_tokens",), ""),
+    "batch_size": (("max_num_batched_tokens",), ""),
+    "ubatch_size": (("max_num_batched_tokens",), ""),
+    "parallel": (("max_num_seqs",), ""),
+    "n_parallel": (("max_num_seqs",), ""),
+    "cache_type_k": (("kv_format",), "keys and values have one format"),
+    "cache_type_v": (("kv_format",), "keys and values have one format"),
+    "model_draft": (("speculation_model",), 'with speculation="draft_model"'),
+    "draft_max": (("speculation_num_tokens",), ""),
+    "n_gpu_layers": ((), 'A model is on one device: executor="device" or "torch". Leave it out.'),
+    "gpu_layers": ((), 'A model is on one device: executor="device" or "torch". Leave it out.'),
+    "mlock": ((), "Packed weights stay in memory; leave it out."),
+    "no_mmap": ((), "Weights are packed while they are read; leave it out."),
+    "flash_attn": ((), "Attention never stores all scores; leave it out."),
+    "rope_freq_base": ((), "It is read from the model's files; leave it out."),
+    "rope_scaling": ((), "It is read from the model's files; leave it out."),
+    "repeat_penalty": (("repetition_penalty",), ""),
+    "temp": (("temperature",), ""),
+    "tfs_z": ((), "There is no tail-free sampling; min_p serves the same purpose. Leave it out."),
+    "mirostat": ((), "There is no mirostat; min_p or top_n_sigma serve the same purpose. Leave it out."),
+    "json_schema": (("json", "structured_outputs", "response_format"), ""),
+    "grammar": (("structured_outputs",), 'as {"grammar": text}'),
+    "cache_prompt": (("prefix_caching",), "a setting of the engine, on unless it is turned off"),
+    # Ollama
+    "num_ctx": (("max_model_len",), "a setting of the engine"),
+    "num_predict": (("max_tokens",), ""),
+    "num_thread": (("num_threads",), ""),
+    "num_batch": (("max_num_batched_tokens",), ""),
+    "num_gpu": ((), 'A model is on one device: executor="device" or "torch". Leave it out.'),
+    "num_keep": ((), "A prompt is never cut in the middle; truncate_prompt_tokens keeps its end. Leave it out."),
+    "keep_alive": ((), "The model stays loaded as long as the process runs; leave it out."),
+    "penalize_newline": ((), "Penalties treat all tokens alike; logit_bias changes one. Leave it out."),
+    # transformers
+    "max_new_tokens": (("max_tokens",), ""),
+    "max_length": (("max_tokens", "max_model_len"), ""),
+    "do_sample": (("temperature",), "0 is greedy"),
+    "num_return_sequences": (("n",), ""),
+    "num_beams": ((), "There is no beam search; leave it out."),
+    "no_repeat_ngram_size": (("dry_multiplier",), "a penalty of repetitions by their length"),
+    "torch_dtype": (("dtype",), ""),
+    "device_map": (("device",), ""),
+}
+"""Name in another system → what it is called here, the first known one counts, and a remark. Without such a name the
+remark is the advice, a sentence.
+"""
+
+
+def nearest(name: str, known: Iterable[str], least: float = SIMILAR) -> str | None:
+    """Return the known name that is most similar, None if none is similar enough."""
+    from difflib import get_close_matches  # here: it is slow to import, and only errors need it
+
+    return next(iter(get_close_matches(name, sorted(known), n=1, cutoff=least)), None)
+
+
+def advice(name: str, known: Iterable[str], otherwise: str, *, of_requests: Iterable[str] = ()) -> str:
+    """Return a sentence that says what to use instead of an unknown name.
+
+    of_requests: names that are no options, but parameters of a request. otherwise: the advice if nothing is similar.
+    """
+    known, of_requests = set(known), set(of_requests)
+    plain = name.lstrip("-").replace("-", "_")
+    names, remark = OTHERS.get(plain, ((), ""))
+    there = next((one for one in names if one in known | of_requests), None)
+    if there is None and not names and remark:
+        return remark
+    said = there is not None
+    there = there or nearest(plain, known) or nearest(plain, of_requests)
+    if there is None:
+        return otherwise
+    found = f"Here it is {there!r}{f' ({remark})' if remark else ''}." if said else f"Did you mean {there!r}?"
+    if there in known:
+        return found
+    return f"{found} It is a parameter of a request: pass SamplingParams({there}=…)."
