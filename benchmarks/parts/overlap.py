@@ -17,10 +17,9 @@ from foreword.engine.build import build_engine
 from foreword.engine.config import EngineConfig
 from foreword.engine.speculation import SpeculationConfig
 from foreword.executors import HostExecutor
-from foreword.models.loader import load_model
 from foreword.scheduler import SchedulerConfig
 from parts.prompts import PROMPTS
-from parts.turns import chat_prompts, in_turns
+from parts.turns import chat_prompts, in_turns, load_with
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,17 +87,16 @@ def run(
 
     AssertionError if their tokens differ.
     """
-    loaded = load_model(model)
+    loaded = load_with(model, options)
     base = EngineConfig(scheduler=SchedulerConfig(max_num_seqs=max(at_once)), max_model_len=1024, prefix_caching=False)
-    executor = build_engine(loaded, base, **(options or {})).executor
+    executor = build_engine(loaded, base).executor
     assert isinstance(executor, HostExecutor)
     watched = Watched(executor)
     engines = {
         (speculation is not None, ahead): build_engine(
             loaded,
             replace(base, async_scheduling=ahead, speculation=speculation),
-            runs_on=watched,
-            **(options or {}),
+            executor=watched,
         )
         for speculation in (None, SpeculationConfig())
         for ahead in (False, True)

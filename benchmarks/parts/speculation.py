@@ -16,10 +16,9 @@ from foreword.engine.build import build_engine
 from foreword.engine.config import EngineConfig
 from foreword.engine.observer import EngineObserver
 from foreword.engine.speculation import SpeculationConfig
-from foreword.models.loader import load_model
 from foreword.scheduler import SchedulerConfig, StepPlan
 from parts.prompts import PROMPTS
-from parts.turns import chat_prompts, in_turns
+from parts.turns import chat_prompts, in_turns, load_with
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +56,7 @@ def run(
 
     AssertionError if the tokens of a method differ from those without speculation.
     """
-    loaded = load_model(model)
+    loaded = load_with(model, options)
     ngram = SpeculationConfig(num_tokens=num_tokens, adaptive=adaptive, step_overhead=step_overhead)
     methods = {"ngram": ngram, "suffix": replace(ngram, method="suffix")}
     if draft_model is not None:
@@ -68,9 +67,9 @@ def run(
         prefix_caching=False,
         async_scheduling=async_scheduling,
     )
-    off = build_engine(loaded, base, **(options or {}))
+    off = build_engine(loaded, base)
     engines = {"off": off} | {
-        name: build_engine(loaded, replace(base, speculation=speculation), runs_on=off.executor, **(options or {}))
+        name: build_engine(loaded, replace(base, speculation=speculation), executor=off.executor)
         for name, speculation in methods.items()
     }
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens, detokenize=False)
@@ -106,9 +105,8 @@ def step_overhead(model: str, *, options: dict[str, Any] | None = None, repeats:
     """
     config = SpeculationConfig(num_tokens=8, adaptive=False)
     engine = build_engine(
-        load_model(model),
+        load_with(model, options),
         EngineConfig(scheduler=SchedulerConfig(max_num_seqs=1), max_model_len=1024, speculation=config),
-        **(options or {}),
     )
     assert engine.speculation is not None
     drafter = engine.speculation.drafter = _FixedDrafts(engine.states.max_num_draft_tokens)

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from foreword.batch import SamplingParams
 from foreword.bench.serving import Served, serve
+from foreword.engine.build import load
 from foreword.engine.engine import Engine
-from foreword.models.loader import LoadedModel
+from foreword.engine.model import Model
 
 K = TypeVar("K")
 
 
-def chat_prompts(model: LoadedModel, messages: Sequence[str]) -> list[list[int]]:
+def load_with(model: str, options: Mapping[str, Any] | None) -> Model[Any]:
+    """Return the model for the executor and with the executor's options among these."""
+    chosen = dict(options or {})
+    return load(model, chosen.pop("executor", "auto"), chosen)
+
+
+def chat_prompts(model: Model[Any], messages: Sequence[str]) -> list[list[int]]:
     """Each message as a conversation of the model's chat template."""
     tokenizer = model.tokenizer
     texts = [tokenizer.apply_chat_template([{"role": "user", "content": message}]) for message in messages]

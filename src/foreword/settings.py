@@ -121,9 +121,13 @@ def setting(default: Any, help: str, **declared: Any) -> Any:
     return field(default=default, metadata={_SETTING: given})
 
 
-@cache
 def settings_of(owner: type) -> Mapping[str, Setting]:
     """Return the settings that a class declares, by the names of their fields."""
+    return _settings_of(owner)
+
+
+@cache
+def _settings_of(owner: Any) -> Mapping[str, Setting]:
     hints = get_type_hints(owner)
     declared = {item.name: item.metadata[_SETTING] for item in fields(owner) if _SETTING in item.metadata}
     return {name: _typed(replace(given, name=name), hints[name]) for name, given in declared.items()}
@@ -148,7 +152,7 @@ def bytes_of(text: str) -> int:
     if match is None:
         raise ValueError
     number, prefix, binary = match.groups()
-    return round(float(number) * (1024 if binary else 1000) ** " KMGT".index(prefix.upper() or " "))
+    return int(float(number) * (1024 if binary else 1000) ** " KMGT".index(prefix.upper() or " "))
 
 
 def _typed(given: Setting, hint: Any) -> Setting:

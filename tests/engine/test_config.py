@@ -34,7 +34,7 @@ def test_an_unknown_option_is_refused_with_the_closest_name(name, close):
 
 
 def test_the_offline_interface_refuses_unknown_options_before_it_loads_a_model():
-    with pytest.raises(ConfigError, match="Did you mean 'num_threads'"):
+    with pytest.raises(ConfigError, match="Here it is 'num_threads'"):
         LLM("no such model", num_thread=2)
 
 

@@ -260,5 +260,5 @@ def test_parameters_are_values():
 
 
 def test_an_unknown_parameter_names_the_nearest():
-    with pytest.raises(TypeError, match="no parameter 'temprature'. Did you mean 'temperature'"):
+    with pytest.raises(TypeError, match=r"no parameter 'temprature'\. Did you mean 'temperature'"):
         SamplingParams(temprature=0.5)

@@ -15,7 +15,8 @@ from oracle_model import LetterTokenizer
 from computing import replace_compute
 from foreword import LLM, AsyncLLM, SamplingParams
 from foreword.engine import EngineConfig, engine_config
-from foreword.engine.build import build_engine, pool_size
+from foreword.engine.build import build_engine, load
+from foreword.engine.pool import pool_size
 from foreword.engine.speculation import SpeculationConfig
 from foreword.errors import ConfigError, EngineError, RequestError
 from foreword.models.families import FAMILIES
@@ -24,6 +25,7 @@ from foreword.models.recurrent import RecurrentSpec
 from foreword.models.spec import DecoderSpec, LayerSpec, RopeSpec, weight_names
 from foreword.models.weights import float_tensor
 from foreword.sampling import BadLogitsError
+from models.recorded import make
 
 V = 30
 
@@ -60,9 +62,8 @@ def tiny_model(windows=(None, 4, 4)) -> LoadedModel:
 
 
 @pytest.fixture
-def llm(monkeypatch: pytest.MonkeyPatch) -> LLM:
-    monkeypatch.setattr("foreword.engine.build.load_model", lambda name: tiny_model())
-    return LLM("tiny", executor="numpy", block_size=4, max_num_seqs=3, seed=1)
+def llm() -> LLM:
+    return LLM(tiny_model(), executor="numpy", block_size=4, max_num_seqs=3, seed=1)
 
 
 def test_one_prompt_or_many_of_text_or_tokens(llm: LLM):
@@ -121,7 +122,7 @@ def test_a_sampling_parameter_is_no_variable_of_a_template(llm: LLM):
         llm.chat("abc", temperature=0)
 
 
-def test_a_conversation_is_rendered_outside_the_event_loop(monkeypatch: pytest.MonkeyPatch):
+def test_a_conversation_is_rendered_outside_the_event_loop():
     threads = []
 
     class Watched(TinyTokenizer):
@@ -129,10 +130,10 @@ def test_a_conversation_is_rendered_outside_the_event_loop(monkeypatch: pytest.M
             threads.append(threading.get_ident())
             return super().apply_chat_template(messages, **options)
 
-    monkeypatch.setattr("foreword.engine.build.load_model", lambda name: replace(tiny_model(), tokenizer=Watched()))
+    model = replace(tiny_model(), tokenizer=Watched())
 
     async def main() -> list:
-        async with AsyncLLM("tiny", executor="numpy", block_size=4) as llm:
+        async with AsyncLLM(model, executor="numpy", block_size=4) as llm:
             messages = [{"role": "user", "content": "abc"}]
             return [output async for output in llm.chat(messages, SamplingParams(max_tokens=3))]
 
@@ -180,7 +181,7 @@ def test_a_hybrid_model_gives_the_same_output_however_it_is_served(config):
     params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 
     def tokens(**config) -> list[list[int]]:
-        engine = build_engine(tiny_model(), engine_config({"block_size": 4, **config}), executor="numpy")
+        engine = build_engine(load(tiny_model(), "numpy"), engine_config({"block_size": 4, **config}))
         for i, prompt in enumerate(prompts):
             engine.add_request(str(i), prompt, params)
         done = {}
@@ -208,7 +209,7 @@ def test_the_pool_holds_all_requests_or_what_the_memory_allows():
 @pytest.mark.parametrize("speculation", [None, SpeculationConfig(num_tokens=12)])
 def test_the_pool_of_one_request_has_room_for_its_drafts(speculation):
     limits = {"block_size": 1, "max_num_seqs": 1, "max_num_batched_tokens": 8, "speculation": speculation}
-    engine = build_engine(tiny_model(), engine_config(limits), executor="numpy")  # with windows: drafts hold blocks
+    engine = build_engine(load(tiny_model(), "numpy"), engine_config(limits))  # with windows: drafts hold blocks
     assert engine.states.max_num_draft_tokens == (12 if speculation else 8)
 
 
@@ -230,9 +231,9 @@ def test_impossible_sizes_are_refused_with_what_would_work():
     with pytest.raises(ConfigError, match="made for 64 tokens"):
         pool_size(spec, EngineConfig(max_model_len=65))
     with pytest.raises(ConfigError, match=r"num_blocks=5: .* needs 49, .* max_model_len=4"):
-        build_engine(tiny_model(), EngineConfig(block_size=4, num_blocks=5), executor="numpy")
+        build_engine(load(tiny_model(), "numpy"), EngineConfig(block_size=4, num_blocks=5))
     with pytest.raises(ConfigError, match="'auto', 'native', 'numpy', 'torch'"):
-        build_engine(tiny_model(), executor="gpu")  # type: ignore[arg-type]
+        load(tiny_model(), "gpu")  # type: ignore[arg-type]
 
 
 @pytest.mark.model
@@ -244,9 +245,11 @@ def test_the_default_model_answers(smollm2_path: Path):
     assert out.outputs[0].finish_reason == "stop"
 
 
-def test_a_draft_model_comes_from_the_settings(monkeypatch: pytest.MonkeyPatch):
+def test_a_draft_model_comes_from_the_settings(tmp_path: Path):
+    path = make(tmp_path, "llama3")
+
     def tokens(**config) -> tuple[list[int], int]:
-        engine = build_engine(tiny_model(), engine_config({"block_size": 4, **config}), executor="numpy")
+        engine = build_engine(load(path, "numpy"), engine_config({"block_size": 4, **config}))
         engine.add_request("a", [1, 2, 3], SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True))
         steps = 0
         while engine.has_work:
@@ -254,19 +257,16 @@ def test_a_draft_model_comes_from_the_settings(monkeypatch: pytest.MonkeyPatch):
             done = engine.step()
         return done[0].outputs[0].token_ids, steps
 
-    monkeypatch.setattr("foreword.engine.build.load_model", lambda name: tiny_model())
-    speculation = SpeculationConfig(method="draft_model", model="tiny", adaptive=False)
+    speculation = SpeculationConfig(method="draft_model", model=str(path), adaptive=False)
     (with_drafts, fewer), (without, steps) = tokens(speculation=speculation), tokens()
     assert with_drafts == without
     assert fewer < steps / 2
 
 
-def test_a_draft_model_of_another_vocabulary_is_refused(monkeypatch: pytest.MonkeyPatch):
-    other = replace(tiny_model(), spec=replace(tiny_model().spec, vocab_size=31))
-    monkeypatch.setattr("foreword.engine.build.load_model", lambda name: other)
-    config = EngineConfig(speculation=SpeculationConfig(method="draft_model", model="other"))
-    with pytest.raises(ConfigError, match="31 token ids, the target 30"):
-        build_engine(tiny_model(), config, executor="numpy")
+def test_a_draft_model_of_another_vocabulary_is_refused(tmp_path: Path):
+    config = engine_config({"speculation": "draft_model", "speculation_model": str(make(tmp_path, "llama3"))})
+    with pytest.raises(ConfigError, match="48 token ids, the target 30"):
+        build_engine(load(tiny_model(), "numpy"), config)
 
 
 def test_an_llm_closes_once_and_for_all(llm: LLM):

@@ -12,9 +12,8 @@ import pytest
 from foreword import LLM, AsyncLLM
 from foreword.batch import SamplingParams
 from foreword.engine import EngineConfig, engine_config
-from foreword.engine.build import build_engine
+from foreword.engine.build import build_engine, load
 from foreword.engine.speculation import SpeculationConfig
-from foreword.models.loader import load_model
 from foreword.native import available
 
 PROMPTS = [
@@ -39,7 +38,7 @@ def serve(model, config: EngineConfig, *, alone: bool = False) -> list[tuple]:
 @pytest.mark.model
 @pytest.mark.skipif(not available(), reason="the native module is not built")
 def test_other_requests_change_no_bit(smollm2_path: Path):
-    model = load_model(smollm2_path)
+    model = load(smollm2_path)
     alone = serve(model, EngineConfig(max_model_len=64, prefix_caching=False), alone=True)
     for config in (
         engine_config({"max_model_len": 64, "max_num_batched_tokens": 5}),
@@ -55,7 +54,7 @@ def test_other_requests_change_no_bit(smollm2_path: Path):
 @pytest.mark.skipif(not available(), reason="the native module is not built")
 def test_python_runs_while_the_native_model_computes(smollm2_path: Path):
     """Threads are not switched by time here, so another one runs only because the model releases the lock."""
-    engine = build_engine(load_model(smollm2_path), EngineConfig(max_model_len=1024))
+    engine = build_engine(load(smollm2_path), EngineConfig(max_model_len=1024))
     draw, began, events = engine.executor.draw, threading.Event(), []
 
     def watched(batch, sampling):

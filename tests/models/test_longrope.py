@@ -8,7 +8,7 @@ import pytest
 
 from foreword.batch import SamplingParams
 from foreword.engine import EngineConfig, engine_config
-from foreword.engine.build import build_engine
+from foreword.engine.build import build_engine, load
 from foreword.errors import ConfigError, ModelError
 from foreword.models.loader import load_model
 from models.recorded import TINY, make
@@ -87,7 +87,7 @@ def test_an_engine_of_either_length_gives_the_probabilities_of_transformers(tmp_
     config = engine_config(
         {"max_model_len": max_model_len, "block_size": 4, "max_num_batched_tokens": 16, "max_num_seqs": 2}
     )
-    engine = build_engine(model(tmp_path), config, executor=executor, **FLOATS[executor])
+    engine = build_engine(load(model(tmp_path), executor, FLOATS[executor]), config)
     assert engine.states.max_model_len == (max_model_len or ORIGINAL)
     found = next_token_logprobs(engine, tiny["token_ids"])
     logits = np.array(tiny["last_logits"][-1])
@@ -99,14 +99,14 @@ def test_an_engine_of_either_length_gives_the_probabilities_of_transformers(tmp_
 
 def test_max_model_len_is_limited_by_the_model(tmp_path):
     with pytest.raises(ConfigError, match=r"max_model_len=65: the model was made for 64 tokens"):
-        build_engine(model(tmp_path), EngineConfig(max_model_len=LONGEST + 1), executor="numpy")
+        build_engine(load(model(tmp_path), "numpy"), EngineConfig(max_model_len=LONGEST + 1))
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_a_request_that_grows_past_the_original_length_equals_one_long_prompt(tmp_path, executor):
     """All its keys use the long set from the beginning, so crossing the original length changes nothing."""
     config = engine_config({"max_model_len": LONGEST, "block_size": 4, "max_num_seqs": 2, "prefix_caching": False})
-    engine = build_engine(model(tmp_path), config, executor=executor, **FLOATS[executor])
+    engine = build_engine(load(model(tmp_path), executor, FLOATS[executor]), config)
     text = PAST["token_ids"][:28]
     for _ in range(12):
         grown = next_token_logprobs(engine, text)

@@ -9,8 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs the extra foreword[torch]")
 
-from foreword.engine.build import executor_kind
 from foreword.errors import ConfigError
+from foreword.executors.kinds import NUMPY
 from foreword.executors.torch.executor import TorchExecutor
 from foreword.executors.torch.parallel import ParallelExecutor
 from kernels.kernel_adapters import merged, random_adapter
@@ -47,7 +47,7 @@ def test_what_is_not_compiled_is_refused_by_name(monkeypatch):
     with pytest.raises(ConfigError, match=r"compile=True: layers that processes divide .*tensor_parallel_size=2 out"):
         ParallelExecutor(spec, weights, tensor_parallel_size=2, compile=True, **OPTIONS)
     with pytest.raises(ConfigError, match=r"compile=True: executor 'numpy' has no such option \(torch, transformers"):
-        executor_kind("numpy", {"compile": True})
+        NUMPY.read_options({"compile": True})
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(ConfigError, match=r"compile=True: torch.compile needs the C\+\+ compiler 'no-such-compiler'"):
         TorchExecutor(spec, weights, compile=True, **OPTIONS)

@@ -92,7 +92,7 @@ def test_the_encoder_runs_once_for_equal_inputs(tmp_path, monkeypatch):
     folder = saved(tmp_path, *CASES["bart"])
     runs = []
     with LLM(str(folder), max_num_seqs=2, **OPTIONS) as llm:
-        encoder = llm.model.module.get_encoder()
+        encoder = llm.model.loaded.module.get_encoder()
         forward = encoder.forward
         monkeypatch.setattr(encoder, "forward", lambda *a, **named: runs.append(1) or forward(*a, **named))
         params = SamplingParams(**GREEDY)
@@ -106,7 +106,7 @@ def test_an_encoder_that_fails_ends_its_request_alone(tmp_path, monkeypatch):
     prompts, params = prompts_of("bart"), SamplingParams(**GREEDY)
     with LLM(str(saved(tmp_path, *CASES["bart"])), max_num_seqs=2, block_size=4, **OPTIONS) as llm:
         expected = [tokens_of(one) for one in llm.generate(prompts, params, progress=False)]
-        encoder = llm.model.module.get_encoder()
+        encoder = llm.model.loaded.module.get_encoder()
         forward = encoder.layers[1].forward
 
         def fails_at_nine(hidden, *arguments, **named):
@@ -148,7 +148,7 @@ def test_inputs_of_many_lengths_get_the_tokens_that_each_gets_alone(tmp_path, na
     folder = saved(tmp_path, *CASES[name])
     with LLM(str(folder), max_num_seqs=1, prefix_caching=False, **OPTIONS) as llm:
         alone = [tokens_of(llm.generate(*one, progress=False)[0]) for one in zip(prompts, params, strict=True)]
-        one_place = cross_bytes(llm.model.trace, llm.model.encoder.max_len, torch.float32)
+        one_place = cross_bytes(llm.model.loaded.trace, llm.model.encoder.max_len, torch.float32)
     budget = {"max_num_seqs": 8, "num_blocks": 12, "block_size": 4, "max_model_len": 32}
     with LLM(
         str(folder), kv_cache_bytes=2 * 5 * one_place, max_num_batched_tokens=8, check="full", **budget, **OPTIONS

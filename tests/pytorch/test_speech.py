@@ -100,7 +100,7 @@ def test_scores_are_those_of_the_unchanged_logits(whisper):
     model, llm = whisper
     sound = samples(4, 0.8)
     found = llm.transcribe(sound, language="en", timestamps=True, scores=True)
-    features = torch.tensor(llm.model.speech.features(sound))[None]
+    features = torch.tensor(llm.media.speech.features(sound))[None]
     tokens = [257, IDS["<|en|>"], IDS["<|transcribe|>"]]
     [output] = llm.generate({"audio": sound, "prompt_token_ids": tokens}, GREEDY, progress=False)
     outputs = list(output.outputs[0].token_ids)

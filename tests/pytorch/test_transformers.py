@@ -15,9 +15,9 @@ transformers = pytest.importorskip("transformers", reason="needs the extra forew
 import numpy as np
 
 from foreword import LLM, PoolingParams, SamplingParams
-from foreword.engine import build
 from foreword.engine.speculation import SpeculationConfig
 from foreword.errors import ConfigError, ModelError, UnsupportedModelError
+from foreword.executors.kinds import TRANSFORMERS
 from foreword.executors.transformers import trace as tracing
 from foreword.executors.transformers.executor import TransformersExecutor
 from foreword.executors.transformers.interface import attention_of
@@ -110,8 +110,8 @@ def test_an_unknown_architecture_runs_on_transformers_by_itself(tmp_path, monkey
         LLM(str(folder), executor="numpy")
     with pytest.raises(ConfigError, match="weight_format"):
         LLM(str(folder), weight_format="q4")
-    monkeypatch.setattr(build, "_has_transformers", lambda: False)
-    with pytest.raises(ModelError, match=r"pip install foreword\[transformers\]"):
+    monkeypatch.setattr(type(TRANSFORMERS), "packages", ("no_such_package",))
+    with pytest.raises(ModelError, match=r"install foreword\[transformers\]"):
         LLM(str(folder))
     with pytest.raises(ConfigError, match=r"install foreword\[transformers\]"):
         LLM(str(folder), executor="transformers")

@@ -142,7 +142,7 @@ def test_an_image_whose_vectors_see_each_other_must_fit_in_a_step(tmp_path):
     with LLM(saved(tmp_path, "gemma3"), **OPTIONS, max_num_batched_tokens=15) as llm:
         with pytest.raises(RequestError, match=r"more positions than the 15 of a step.*max_num_batched_tokens"):
             llm.chat(CONVERSATIONS[1], GREEDY)
-        vectors = llm.model.module.get_input_embeddings().weight[5:25].numpy()  # of text: they see no later ones
+        vectors = llm.model.loaded.module.get_input_embeddings().weight[5:25].numpy()  # of text: they see no later ones
         outputs = llm.generate([list(range(5, 25)), {"prompt_embeds": vectors * 32**0.5}], GREEDY, progress=False)
         assert outputs[0].outputs[0].token_ids == outputs[1].outputs[0].token_ids
         for at, value in ((4, 0.5), (19, 1), (3, 2)):
@@ -170,7 +170,7 @@ def test_places_and_images_of_a_prompt_must_agree(tmp_path):
 def test_embeddings_of_tokens_are_prompts_like_the_tokens(tmp_path):
     prompt = list(range(5, 30))
     with LLM(saved(tmp_path, "llava"), **OPTIONS, max_num_batched_tokens=8) as llm:
-        vectors = llm.model.module.get_input_embeddings().weight[prompt].numpy()
+        vectors = llm.model.loaded.module.get_input_embeddings().weight[prompt].numpy()
         outputs = llm.generate([prompt, {"prompt_embeds": vectors}], GREEDY, progress=False)
     assert outputs[0].outputs[0].token_ids == outputs[1].outputs[0].token_ids
 

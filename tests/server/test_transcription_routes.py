@@ -142,7 +142,7 @@ def test_an_encoder_that_fails_is_an_error_of_its_request(server, client, llm, m
         raise RuntimeError("no memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(server.llm.model.module.get_encoder(), "forward", fails)
+        patch.setattr(server.llm.model.loaded.module.get_encoder(), "forward", fails)
         other = {"file": encoded(samples(8, 0.9))}
         error = post(server, other, language="en").json()["error"]
         assert (error["param"], "the encoder failed" in error["message"]) == ("file", True)

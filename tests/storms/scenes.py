@@ -8,9 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from random import Random
-from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 
@@ -22,6 +20,7 @@ from oracle_model import LetterTokenizer
 from foreword import LLM
 from foreword.batch import KVGroup, SamplingParams
 from foreword.engine import Engine, RequestOutput, engine_config
+from foreword.engine.model import Model
 from foreword.engine.speculation import SpeculationConfig
 
 V, M = 30, 64
@@ -94,14 +93,24 @@ class Scene:
 PLAIN = Scene("full", "no drafts", 65, {"prefix_caching": False, "max_num_seqs": 8}, 2 * M)
 
 
+class LetterModel(Model[Any]):
+    """A model without weights, for engines that exist."""
+
+    name, tokenizer, vocab_size = "storm", LetterTokenizer(), V
+
+    def __init__(self) -> None:
+        pass
+
+    def pool(self, config):
+        raise NotImplementedError
+
+    def executor(self, size):
+        raise NotImplementedError
+
+
 def llm_on(engine: Engine) -> LLM:
     """The offline interface of an engine that is there already."""
-    model = SimpleNamespace(tokenizer=LetterTokenizer())
-    with (
-        patch("foreword.engine.build.load_model", return_value=model),
-        patch("foreword.engine.llm.build_engine", return_value=engine),
-    ):
-        return LLM("storm")
+    return LLM.of(LetterModel(), engine)
 
 
 def some_params(random: Random) -> SamplingParams:

@@ -9,9 +9,10 @@ import typer
 
 from foreword.bench.calibrate import fit, measure, shapes
 from foreword.cli.options import MAX_THREADS, BlockSize, Budget, MaxModelLen, MaxNumSeqs
-from foreword.engine.build import build_executor, pool_size
+from foreword.engine.build import load
 from foreword.engine.config import EngineConfig
-from foreword.models.loader import load_model
+from foreword.engine.model import DecoderModel
+from foreword.errors import ConfigError
 from foreword.scheduler import SchedulerConfig
 
 
@@ -35,14 +36,15 @@ def calibrate(
     """
     if not out.parent.is_dir() or out.is_dir():
         raise typer.BadParameter(f"{out}: not a file in an existing folder", param_hint="--out")
-    loaded = load_model(model)
+    loaded = load(model, executor, {"num_threads": threads} if threads else {})
+    if not isinstance(loaded, DecoderModel):
+        raise ConfigError(f"{model}: is not a decoder of Foreword's own loader, which alone is calibrated")
     config = EngineConfig(
-        max_model_len=min(max_model_len, loaded.decoder.longest_model_len),
+        max_model_len=min(max_model_len, loaded.spec.longest_model_len),
         scheduler=SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=budget),
         block_size=block_size,
     )
-    size = pool_size(loaded.decoder, config)
-    options = {"num_threads": threads} if threads else {}
+    size = loaded.pool(config)
     steps = []
     wanted = shapes(
         max_model_len=size.max_model_len,
@@ -52,9 +54,9 @@ def calibrate(
     )
     print(f"{'requests':>8}{'new':>7}{'before':>8}{'ms':>10}")
     for step in measure(
-        build_executor(loaded, size, executor, **options),  # type: ignore[arg-type]
+        loaded.executor(size),
         wanted,
-        vocab_size=loaded.decoder.vocab_size,
+        vocab_size=loaded.vocab_size,
         max_model_len=size.max_model_len,
         kv_groups=size.kv_groups,
         num_blocks=size.num_blocks,

@@ -13,8 +13,8 @@ from foreword import SamplingParams
 from foreword.cli.options import Group
 from foreword.engine.intake import DEFAULT_PARAMS
 from foreword.errors import ConfigError, RequestError
-from foreword.names import advice
 from foreword.jsonfile import read_object
+from foreword.names import advice
 
 HELP = {
     "Sampling": {

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import Any
+from pathlib import Path
+from typing import Any, Self, Unpack
 
 from foreword.arrays import F32
 from foreword.batch import PoolingParams, SamplingParams
 from foreword.engine.async_engine import AsyncEngine
 from foreword.engine.chat import ChatOptions, Conversation, as_messages, chat_options, make_chat
 from foreword.engine.llm import LLM
+from foreword.engine.options import LLMOptions
 from foreword.engine.outputs import RequestOutput
 from foreword.engine.pooling import PoolingRequestOutput, plan_scores
 from foreword.engine.prompt import Prompt
+from foreword.models.loader import LoadedModel
 from foreword.models.tokenizer import Tokenizer
 
 
@@ -28,11 +31,21 @@ class AsyncLLM(AsyncEngine):
     Options are those of `LLM`. max_num_requests: see `AsyncEngine`.
     """
 
-    def __init__(self, model: str, *, max_num_requests: int = 1024, **options: Any) -> None:
-        llm = LLM(model, **options)
-        self.model, self.media = llm.model, llm.media
+    def __init__(
+        self, model: str | Path | LoadedModel, *, max_num_requests: int = 1024, **options: Unpack[LLMOptions]
+    ) -> None:
+        self._serve_llm(LLM(model, **options), max_num_requests)
+
+    @classmethod
+    def of(cls, llm: LLM, *, max_num_requests: int = 1024) -> Self:
+        """Return an AsyncLLM that serves with the engine of an LLM, which must not be used otherwise meanwhile."""
+        served = cls.__new__(cls)
+        served._serve_llm(llm, max_num_requests)
+        return served
+
+    def _serve_llm(self, llm: LLM, max_num_requests: int) -> None:
+        self.model, self.media, self._name = llm.model, llm.media, llm.name
         super().__init__(llm.engine, max_num_requests=max_num_requests)
-        self._name = model
 
     def __repr__(self) -> str:
         return f"<AsyncLLM {self._name!r}: {self.num_unfinished} requests>"

@@ -1,94 +1,178 @@
-"""The engine's settings."""
+"""The engine's settings, and all of an engine's options as flat names."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, get_args
+from typing import Any
 
-from foreword.batch.values.kv_groups import KVGroup
-from foreword.batch.values.plan import Check
-from foreword.batch.values.sampling_params import SamplingParams
+from foreword.batch import Check, KVGroup, SamplingParams
 from foreword.engine.speculation.config import SpeculationConfig
-from foreword.errors import ConfigError, nearest
+from foreword.errors import ConfigError, shown
+from foreword.names import advice
 from foreword.scheduler import SchedulerConfig
-
-CHECKS = get_args(Check)
+from foreword.settings import Setting, check_settings, setting, settings_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """
-    scheduler: token budget, number of running requests and policy; see `SchedulerConfig`.
-    max_model_len: tokens of a request, prompt included (None: the model's own length; of a longrope model its original
-        length, since beyond that all its requests have other rotary frequencies).
-    block_size: tokens of a KV block; a model with recurrent layers may use a multiple of it (`pool_size`).
-    num_blocks: blocks of the pool, the null block included (None: as many as max_num_seqs requests of max_model_len
-        could need, within kv_cache_bytes).
-    kv_cache_bytes: memory for keys and values when num_blocks is None.
-    lora_bytes: memory for LoRA adapters. When it is full, the least recently used leave it, and are read again from
-        their files when a request needs them; those of requests in progress stay, also beyond it.
-    prefix_caching: reuse the blocks of equal prompt prefixes. partial_reuse: also a part of a block, by copying it.
-    async_scheduling: plan and prepare the next step while one runs. The outputs are the same. None: where the executor
-        is "device".
-    speculation: draft tokens and verify them; see `SpeculationConfig` (None: one token per step).
-    max_forced_tokens: tokens of a request that a grammar leaves no choice of, and that one step takes (0: none; a model
-        with recurrent layers never takes any).
-    seed: the seeds of requests without one are derived from it (None: a different one each run).
-    check: how each step is checked before it runs, see `prepare_inputs`: "off", "bounds", or "full", which proves every
-        read and write of the cache and is slow.
+    """Settings of an engine, apart from those of its executor. Raise ConfigError for a value of another type or out of
+    range.
+
+    speculation: None: one token per step. scheduler: see `SchedulerConfig`.
     """
 
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
-    max_model_len: int | None = None
-    block_size: int = 16
-    num_blocks: int | None = None
-    kv_cache_bytes: int = 2 << 30
-    lora_bytes: int = 1 << 30
-    prefix_caching: bool = True
-    partial_reuse: bool = True
-    async_scheduling: bool | None = None
+    max_model_len: int | None = setting(
+        None,
+        "Largest number of tokens of a request, prompt included; None: the model's own length. A longrope model may be "
+        "given more than its original length; all its requests then have the frequencies of long contexts.",
+        least=2,
+        most=2**24,
+        value_name="N",
+    )
+    block_size: int = setting(
+        16,
+        "Tokens of a KV block; a model with recurrent layers may use a multiple of it.",
+        least=1,
+        most=2**16,
+        value_name="N",
+    )
+    num_blocks: int | None = setting(
+        None,
+        "KV blocks of the pool, the null block included; None: as many as max_num_seqs requests of max_model_len could "
+        "need, within kv_cache_bytes.",
+        least=2,
+        most=2**28,
+        value_name="N",
+    )
+    kv_cache_bytes: int = setting(
+        2 << 30,
+        "Memory for keys and values, where num_blocks is not given.",
+        least=1,
+        most=2**50,
+        unit="bytes",
+        value_name="SIZE",
+    )
+    lora_bytes: int = setting(
+        1 << 30,
+        "Memory for LoRA adapters. When it is full, the least recently used leave it and are read again from their "
+        "files when a request needs them; those of requests in progress stay, also beyond it.",
+        most=2**50,
+        unit="bytes",
+        value_name="SIZE",
+    )
+    prefix_caching: bool = setting(True, "Reuse the KV blocks of equal prompt prefixes.")
+    partial_reuse: bool = setting(True, "Reuse a part of a KV block, too, by copying it.")
+    async_scheduling: bool | None = setting(
+        None,
+        "Plan and prepare the next step while one runs. The outputs are the same. None: as the executor prefers it.",
+    )
     speculation: SpeculationConfig | None = None
-    max_forced_tokens: int = 8
-    seed: int | None = 0
-    check: Check = "off"
+    max_forced_tokens: int = setting(
+        8,
+        "Largest number of tokens that a grammar leaves no choice of and that one step takes; 0: none. A model with "
+        "recurrent layers never takes any.",
+        most=1024,
+        value_name="N",
+    )
+    seed: int | None = setting(
+        0,
+        "The seeds of requests without one are derived from it; None: a different one each run.",
+        least=-(2**63),
+        most=2**63 - 1,
+        value_name="N",
+    )
+    check: Check = setting(
+        "off",
+        "Check each step before it runs. bounds: its sums and bounds; full: every tensor, and every read and write "
+        "of the cache, which is slow.",
+        value_name="NAME",
+    )
 
     def __post_init__(self) -> None:
-        if self.block_size < 1:
-            raise ConfigError(f"block_size={self.block_size}: must be at least 1; 16 is usual")
-        if self.max_model_len is not None and self.max_model_len < 2:
-            raise ConfigError(f"max_model_len={self.max_model_len}: must hold a prompt token and an output token")
-        if self.kv_cache_bytes < 1:
-            raise ConfigError(f"kv_cache_bytes={self.kv_cache_bytes}: must be positive")
-        if self.lora_bytes < 0:
-            raise ConfigError(f"lora_bytes={self.lora_bytes}: must be 0 or more")
-        if self.max_forced_tokens < 0:
-            raise ConfigError(f"max_forced_tokens={self.max_forced_tokens}: must be 0 or more")
-        if self.check not in CHECKS:
-            raise ConfigError(f"check={self.check!r}: must be one of {', '.join(map(repr, CHECKS))}")
+        check_settings(self)
 
     def most_forced_tokens(self, kv_groups: Sequence[KVGroup]) -> int:
-        """max_forced_tokens, 0 with recurrent layers: their state cannot be taken back from a draft."""
+        """Return max_forced_tokens, 0 with recurrent layers: their state cannot be taken back from a draft."""
         return 0 if any(group.recurrent for group in kv_groups) else self.max_forced_tokens
 
     def most_draft_tokens(self, kv_groups: Sequence[KVGroup]) -> int:
-        """Draft tokens of a request in one step, at most; forced ones are verified as drafts."""
+        """Return the largest number of draft tokens of a request in a step; forced ones are verified as drafts."""
         return max(self.most_forced_tokens(kv_groups), self.speculation.num_tokens if self.speculation else 0)
 
 
-def engine_config(options: Mapping[str, Any], *, other_names: Iterable[str] = ()) -> EngineConfig:
-    """An `EngineConfig` from flat options: the fields of `EngineConfig` and those of its `SchedulerConfig`.
+def _speculation_settings() -> Mapping[str, Setting]:
+    """The options of speculation: ``method`` is "speculation", off by default, the others begin with "speculation_"."""
+    own = settings_of(SpeculationConfig)
+    named = {name: replace(known, name=f"speculation_{name}") for name, known in own.items()}
+    method = replace(own["method"], name="speculation", default=None, optional=True)
+    return {known.name: known for known in (named | {"method": method}).values()}
 
-    ConfigError for any other name, with the closest known one; other_names: options that the caller takes itself.
+
+SPECULATION = _speculation_settings()
+GROUPS: Mapping[str, Mapping[str, Setting]] = {
+    "Engine": settings_of(EngineConfig),
+    "Scheduler": settings_of(SchedulerConfig),
+    "Speculation": SPECULATION,
+}
+"""Every option of an engine apart from those of its executor, by a heading and its name."""
+FLAT = {name: known for group in GROUPS.values() for name, known in group.items()}
+
+
+def engine_config(options: Mapping[str, Any], *, other_names: Iterable[str] = ()) -> EngineConfig:
+    """Return the `EngineConfig` of flat options: the names of `FLAT`, ``scheduler`` and ``speculation``.
+
+    speculation: a method, a `SpeculationConfig`, or a mapping of its fields.
+    ConfigError for any other name, with advice; other_names: options that the caller takes itself.
     """
-    scheduler = {f.name for f in fields(SchedulerConfig)}
-    engine = {f.name for f in fields(EngineConfig)}
-    for name in options:
-        if name not in scheduler | engine:
-            sampling = {f.name for f in fields(SamplingParams)}
-            close = nearest(name, scheduler | engine | sampling | set(other_names))
-            hint = " It is a parameter of a request: pass SamplingParams." if close in sampling else ""
-            raise ConfigError(f"{name}={options[name]!r}: unknown option; did you mean {close!r}?{hint}")
-    config = EngineConfig(**{name: value for name, value in options.items() if name in engine})
-    flat = {name: value for name, value in options.items() if name in scheduler}
-    return replace(config, scheduler=replace(config.scheduler, **flat))
+    nested = {item.name for item in fields(EngineConfig)} - FLAT.keys()
+    for name, value in options.items():
+        if name not in FLAT and name not in nested:
+            raise unknown_option(name, value, other_names)
+    given = {name: value for name, value in options.items() if value is not None or _keeps_none(name)}
+    engine = {name: value for name, value in given.items() if name in settings_of(EngineConfig)}
+    flat = {name: value for name, value in given.items() if name in settings_of(SchedulerConfig)}
+    scheduler = options.get("scheduler", SchedulerConfig())
+    if not isinstance(scheduler, SchedulerConfig):
+        raise ConfigError(f"scheduler={shown(scheduler)}: expected a SchedulerConfig; give its fields as options")
+    speculation = _speculation_of(options.get("speculation"), {n: v for n, v in given.items() if n in SPECULATION})
+    return EngineConfig(**engine, scheduler=replace(scheduler, **flat), speculation=speculation)
+
+
+def unknown_option(name: str, value: object, other_names: Iterable[str] = ()) -> ConfigError:
+    """Return the error for an option that does not exist."""
+    known = {*FLAT, *other_names}
+    fix = advice(name, known, "`foreword serve --help` and docs/settings.md list the options.", of_requests=_PARAMS)
+    return ConfigError(f"{name}={shown(value)}: unknown option. {fix}")
+
+
+def _keeps_none(name: str) -> bool:
+    """None stands for the default, unless it is a value of its own."""
+    return name in FLAT and FLAT[name].optional
+
+
+def _speculation_of(given: Any, flat: Mapping[str, Any]) -> SpeculationConfig | None:
+    own = {name.removeprefix("speculation_"): value for name, value in flat.items() if name != "speculation"}
+    if given is None:
+        if own:
+            name, value = next((n, v) for n, v in flat.items() if n != "speculation")
+            raise ConfigError(f"{name}={shown(value)}: there is no speculation; give speculation too, such as 'ngram'")
+        return None
+    if isinstance(given, SpeculationConfig):
+        return replace(given, **own)
+    if isinstance(given, str):
+        given = {"method": SPECULATION["speculation"].checked(given)}
+    if not isinstance(given, Mapping):
+        raise ConfigError(
+            f"speculation={shown(given)}: expected {SPECULATION['speculation'].expected()}, a SpeculationConfig or a "
+            "mapping of its fields"
+        )
+    for name in given:
+        if name not in settings_of(SpeculationConfig):
+            fix = advice(str(name), settings_of(SpeculationConfig), "")
+            raise ConfigError(f"speculation[{shown(name)}]: unknown option. {fix}".rstrip())
+    return SpeculationConfig(**{**given, **own})
+
+
+_PARAMS = frozenset(item.name for item in fields(SamplingParams))

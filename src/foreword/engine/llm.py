@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 import numpy as np
 
 from foreword.arrays import F32
 from foreword.batch import PoolingParams, SamplingParams
-from foreword.engine.build import OPTIONS, ExecutorKind, build_engine, load
-from foreword.engine.config import engine_config
+from foreword.engine.build import build_engine, load
 from foreword.engine.engine import Engine
-from foreword.engine.observer import EngineObserver
+from foreword.engine.model import Model
+from foreword.engine.options import LLMOptions, split_options
 from foreword.engine.outputs import RequestOutput
 from foreword.engine.progress import progress_bar
 from foreword.engine.prompt import Prompt
 from foreword.engine.request_group import RequestGroup
 from foreword.engine.transaction import Transaction
 from foreword.errors import EngineError, ForewordError, RequestError
-from foreword.media.encoder import Media
 from foreword.media.limits import MediaLimits
+from foreword.models.loader import LoadedModel
 from foreword.models.tokenizer import Tokenizer
 
 # Modules of chats, vectors and sounds are imported by the methods that need them: a start has less to load.
@@ -43,7 +43,6 @@ OneEach = tuple[str, type[V], str]
 PARAMS = "sampling_params", SamplingParams, "SamplingParams(temperature=…)"
 POOLING = "pooling_params", PoolingParams, 'PoolingParams(task="embed")'
 LORA = "lora", str, "the name of an adapter"
-EXECUTOR_OPTIONS = {name for names in OPTIONS.values() for name in names}
 
 
 class LLM:
@@ -55,46 +54,38 @@ class LLM:
         for output in llm.stream("Once upon a time"):
             print(output.outputs[0].new_text, end="")
 
-    model: a name the project knows, a .gguf file, a directory of safetensors, or a hub id.
-    executor: "native", "numpy", "torch", "transformers" or "device" (a GPU that prepares its steps itself); "auto" is
-        the native one if it is built, else "numpy", and "transformers" for a directory whose architecture Foreword does
-        not have.
-    observers: of the engine, from its start. loras: name → path of adapters that are loaded at once. media: limits of
-        the images and sounds of conversations.
-    options: num_threads, weight_format, kv_format, numa_nodes and preallocate_kv of the native executor; num_threads,
-        device, dtype, weight_format, compile, tensor_parallel_size and context_parallel_size of the torch one;
-        num_threads, device, dtype and compile of the transformers one; device, dtype, weight_format and kv_format of
-        the device one; the fields of `EngineConfig` and of its `SchedulerConfig`. ConfigError for any other name.
+    model: a name the project knows, a .gguf file, a directory of safetensors, a hub id, or a `LoadedModel`.
+    options: see `LLMOptions` and docs/settings.md. ConfigError for an unknown name and for a value that cannot be.
     """
 
-    def __init__(
-        self,
-        model: str,
-        *,
-        executor: ExecutorKind = "auto",
-        observers: Iterable[EngineObserver] = (),
-        loras: Mapping[str, str | Path] | None = None,
-        media: MediaLimits | None = None,
-        **options: Any,
-    ) -> None:
-        own = {name: options.pop(name) for name in EXECUTOR_OPTIONS & set(options)}
-        own = {name: value for name, value in own.items() if value is not None}
-        config = engine_config(options, other_names=("executor", "observers", "loras", "media", *EXECUTOR_OPTIONS))
-        self.model = load(model, executor, **own)
-        self.engine: Engine = build_engine(self.model, config, executor=executor, observers=observers, **own)
+    def __init__(self, model: str | Path | LoadedModel, **options: Unpack[LLMOptions]) -> None:
+        given = split_options(options)
+        loaded = load(model, given.executor, given.of_executor)
+        engine = build_engine(
+            loaded,
+            given.config,
+            observers=given.observers,
+            logits_processors=given.logits_processors,
+            drafter=given.drafter,
+        )
         try:
-            for name, path in (loras or {}).items():
-                self.engine.load_lora(name, path)
-            self.media = Media(
-                getattr(self.model, "media", None),
-                getattr(self.model, "refused", {}),
-                media or MediaLimits(),
-                getattr(self.model, "speech", None),
-            )
+            for name, path in given.loras.items():
+                engine.load_lora(name, path)
         except BaseException:
-            self.engine.executor.close()
+            engine.executor.close()
             raise
-        self._name, self._is_closed = model, False
+        self._start(model.name if isinstance(model, LoadedModel) else str(model), loaded, engine, given.media)
+
+    @classmethod
+    def of(cls, model: Model[Any], engine: Engine, *, media: MediaLimits | None = None) -> Self:
+        """Return an LLM of a loaded model and an engine that serves it, such as `build_engine` returns."""
+        llm = cls.__new__(cls)
+        llm._start(model.name, model, engine, media or MediaLimits())
+        return llm
+
+    def _start(self, name: str, model: Model[Any], engine: Engine, media: MediaLimits) -> None:
+        self.model, self.engine, self.media = model, engine, model.media(media)
+        self.name, self._is_closed = name, False
         self._ids = count()
         self._running: list[RequestGroup] = []
         self._streaming: set[str] = set()  # requests of streams that are read
@@ -110,7 +101,7 @@ class LLM:
 
     def __repr__(self) -> str:
         state = ", closed" if self._is_closed else ""
-        return f"<LLM {self._name!r} on {type(self.engine.executor).__name__}{state}>"
+        return f"<LLM {self.name!r} on {type(self.engine.executor).__name__}{state}>"
 
     def close(self) -> None:
         """End its thread, and the processes of its ranks; the model can no longer be used, and its memory is freed with

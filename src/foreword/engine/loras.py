@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import cast
 
 from foreword.errors import ConfigError, ModelError, RequestError
-from foreword.names import nearest
 from foreword.executors import Capability, Executor, LoraExecutor
 from foreword.models.lora import FileStates, LoraAdapter, file_states
+from foreword.names import nearest
 
 ReadLora = Callable[[str | Path], LoraAdapter]
 

@@ -12,9 +12,9 @@ from foreword.batch import PromptInputs
 from foreword.batch.values.integers import as_int32, flat_int32, is_int32, length_of
 from foreword.engine.validation import check_capability
 from foreword.errors import RequestError
-from foreword.names import advice
 from foreword.executors import Capability, Executor
 from foreword.fields import entries_of
+from foreword.names import advice
 from foreword.scheduler.request import NO_SPANS
 
 

@@ -11,9 +11,9 @@ from foreword.batch.values.pooling import PoolingType
 from foreword.batch.values.structured_outputs import StructuredOutputs
 from foreword.engine.request_group import RequestOptions
 from foreword.errors import RequestError
-from foreword.names import advice
 from foreword.executors import Capability, Executor
 from foreword.models.pooling import PoolingSpec
+from foreword.names import advice
 from foreword.sampling import Grammar
 
 MAX_COMPLETIONS = 16384  # of one prompt: each is a request of its own, made at once

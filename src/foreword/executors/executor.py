@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from foreword.batch import BlockOps, InputBatch
 from foreword.errors import PlanError
@@ -33,6 +33,7 @@ class PendingStep(Protocol):
         ...
 
 
+@runtime_checkable
 class Executor(Protocol):
     """Runs the model over a batch and samples. Between two steps it keeps the KV blocks and nothing else.
 

@@ -6,7 +6,7 @@ in, on the chunks of its prompt, nor on the number of threads.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -19,6 +19,8 @@ from foreword.executors.groups import batch_groups
 from foreword.executors.host import HostExecutor
 from foreword.executors.key_scales import key_scales
 from foreword.executors.nodes import first_nodes
+from foreword.executors.option_types import NativeKeywords
+from foreword.executors.options import KVFormat, NativeOptions, WeightFormat
 from foreword.executors.pooling import Pooler
 from foreword.models.lora import LoraAdapter
 from foreword.models.pooling import PoolingSpec
@@ -28,9 +30,6 @@ from foreword.models.spec import DecoderSpec, LayerSpec, RopeSpec
 from foreword.models.weights import Tensor, Weights
 from foreword.native import native
 from foreword.sampling import Sampled, Sampler, StepSampling
-
-WeightFormat = Literal["auto", "fp32", "bf16", "int8", "q4"]
-KVFormat = Literal["fp32", "bf16", "int8"]
 
 _AS_IN_FILE = {
     Quant.F32: "f32",
@@ -67,7 +66,6 @@ def packed_format(quant: Quant, weight_format: WeightFormat, *, keep_precise: bo
             return "q8" if keep_precise else "q4_min"
         case "auto" | "q4":
             return _AS_IN_FILE.get(quant, "q8")
-    raise ConfigError(f"weight_format {weight_format!r} is not one of auto, fp32, bf16, int8, q4")
 
 
 def kv_report(spec: DecoderSpec, *, num_blocks: int, block_size: int, kv_format: KVFormat = "bf16") -> str:
@@ -98,19 +96,8 @@ class NativeExecutor(HostExecutor):
     """Runs ``spec`` with ``weights`` on this machine's CPU.
 
     num_blocks, block_size: the KV pool; block ids are shared by all KV groups and block 0 is the null block.
-    weight_format: "auto": as the file holds them, and integer weights with 15-bit activations, which gives the tokens
-    of a float computation. "fp32", "bf16". With 8-bit activations, faster and less exact: "int8" (8 bit, a scale per
-    channel) and "q4" (as the file holds them, floats in 4 bit).
-    kv_format: "fp32", "bf16" or "int8": a scale for each token and head; keys are scaled and rotated first, and queries
-    and probabilities are multiplied in 8 bit too.
-    pooling: of pooling requests; None: the last token, without a head.
-    num_threads: 1 to 1024; default FOREWORD_NUM_THREADS, else the physical cores.
-    numa_nodes: the threads, among them the one that runs the steps, are divided among the processors of so many NUMA
-    nodes. Each node's threads multiply rows of every matrix that are in its memory, and attend to key heads whose cache
-    is. None: they run anywhere. The tokens are the same.
-    preallocate_kv: the system provides the memory of the whole KV pool now, not at the first use of each block. Steps
-    do not wait for it then, and a machine without that much memory fails here.
-    isa: default FOREWORD_ISA, else the machine's best.
+    pooling: of pooling requests; None: the last token, without a head. isa: default FOREWORD_ISA, else the machine's
+    best. options: see `NativeOptions`.
 
     Steps whose requests are all greedy compute few logits (docs/decisions/0021): for that the output projection is kept
     in 8 bit too, of float weights from the start, of others from the first step with three such requests on.
@@ -132,20 +119,14 @@ class NativeExecutor(HostExecutor):
         *,
         num_blocks: int,
         block_size: int,
-        weight_format: WeightFormat = "auto",
-        kv_format: KVFormat = "bf16",
-        num_threads: int | None = None,
-        numa_nodes: int | None = None,
-        preallocate_kv: bool = False,
         isa: str | None = None,
         pooling: PoolingSpec | None = None,
+        **options: Unpack[NativeKeywords],
     ) -> None:
-        if not isinstance(preallocate_kv, bool):
-            raise ConfigError(f"preallocate_kv={preallocate_kv!r:.80}: must be True or False")
+        own = NativeOptions(**options)
         self.spec = spec
         self.num_blocks, self.block_size = num_blocks, block_size
-        self.weight_format: WeightFormat = weight_format
-        self.kv_format: KVFormat = kv_format
+        self.weight_format, self.kv_format = own.weight_format, own.kv_format
         self.num_groups = len(spec.kv_groups())
         try:
             self.core = native.CpuModel(
@@ -164,11 +145,11 @@ class NativeExecutor(HostExecutor):
                 num_slots=spec.num_slots,
                 num_blocks=num_blocks,
                 block_size=block_size,
-                kv_format=kv_format,
+                kv_format=own.kv_format,
                 isa=isa or "",
-                num_threads=num_threads,
+                num_threads=own.num_threads,
                 recurrent=_recurrent_sizes(spec),
-                cpu_groups=first_nodes(numa_nodes),
+                cpu_groups=first_nodes(own.numa_nodes),
             )
         except ValueError as error:
             raise ConfigError(str(error)) from None
@@ -177,10 +158,10 @@ class NativeExecutor(HostExecutor):
         # Its threads are idle while tokens are sampled.
         super().__init__(Sampler(threads=self.core), pooler=Pooler(pooling or PoolingSpec(), weights))
         self.read_inputs_of(spec)
-        packer = _Packer(spec, weights, self.core, weight_format, scaled_keys=kv_format == "int8")
+        packer = _Packer(spec, weights, self.core, own.weight_format, scaled_keys=own.kv_format == "int8")
         packer.pack_all()
         self._matrices = packer.matrices
-        if preallocate_kv:
+        if own.preallocate_kv:
             self.core.touch_cache()
 
     @property

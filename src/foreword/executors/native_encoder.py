@@ -5,7 +5,7 @@ The arithmetic is in `native/kernels/encoder.h`. The results of a text depend on
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -13,7 +13,9 @@ from foreword.arrays import F32
 from foreword.batch import InputBatch
 from foreword.errors import ConfigError, EngineError, PlanError
 from foreword.executors.encoder import EncoderExecutor
-from foreword.executors.native import WeightFormat, packed_format, source_of
+from foreword.executors.native import packed_format, source_of
+from foreword.executors.option_types import NativeKeywords
+from foreword.executors.options import NativeOptions, WeightFormat
 from foreword.models.encoder_spec import EncoderSpec, encoder_weight_names
 from foreword.models.pooling import PoolingSpec
 from foreword.models.weights import Weights
@@ -31,10 +33,10 @@ class NativeEncoderExecutor(EncoderExecutor):
         weights: Weights,
         pooling: PoolingSpec,
         *,
-        weight_format: WeightFormat = "auto",
-        num_threads: int | None = None,
         isa: str | None = None,
+        **options: Unpack[NativeKeywords],
     ) -> None:
+        own = NativeOptions(**options)
         super().__init__(spec, weights, pooling)
         try:
             self.core = native.CpuEncoder(
@@ -47,11 +49,11 @@ class NativeEncoderExecutor(EncoderExecutor):
                 activation=spec.activation,
                 norms_before=spec.norms_before,
                 isa=isa or "",
-                num_threads=num_threads,
+                num_threads=own.num_threads,
             )
         except ValueError as error:
             raise ConfigError(str(error)) from None
-        self._pack(weights, weight_format)
+        self._pack(weights, own.weight_format)
 
     def _pack(self, weights: Weights, weight_format: WeightFormat) -> None:
         spec, core = self.spec, self.core

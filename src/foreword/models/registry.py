@@ -18,9 +18,9 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from foreword.errors import ModelError
-from foreword.names import nearest
 from foreword.models.progress import Progress, download_bar
 from foreword.models.wheel import Wheel, sha256_of
+from foreword.names import nearest
 
 if sys.platform == "win32":
     import msvcrt

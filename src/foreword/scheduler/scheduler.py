@@ -25,7 +25,6 @@ from foreword.scheduler.config import SchedulerConfig
 from foreword.scheduler.drafts import Drafts
 from foreword.scheduler.ledger import Ledger, Reason, reason
 from foreword.scheduler.plan import NO_BLOCK_OPS, StepPlan
-from foreword.scheduler.policies import POLICIES
 from foreword.scheduler.request import NO_TOKENS, Request
 from foreword.scheduler.running import NO_SHARE, RunningSet, Share
 from foreword.scheduler.shared_prompts import SharedPrompts
@@ -57,8 +56,8 @@ class Scheduler:
             )
         check_pool(cache, states.max_model_len, config.max_num_batched_tokens + states.max_num_draft_tokens)
         self.states, self.cache = states, cache
-        self._policy = POLICIES[config.policy]
-        self.waiting = WaitingQueue(self._policy)
+        self.policy = config.order
+        self.waiting = WaitingQueue(self.policy.key)
         self.running = RunningSet(states)
         self.ledger = Ledger(0, config.max_num_batched_tokens, 0, 0, cache.pool.num_free)
         self._drafts = Drafts(states.max_num_reqs, states.max_num_draft_tokens)
@@ -282,7 +281,7 @@ class Scheduler:
 
     def _preempt_last(self) -> Request:
         """Let the policy's last running request wait again, with all its tokens."""
-        last = max(self.running.rows.tolist(), key=lambda row: self._policy(self.running.request_in(row)))
+        last = max(self.running.rows.tolist(), key=lambda row: self.policy.key(self.running.request_in(row)))
         (request,) = self.running.leave(np.array([last], np.int32))
         self._free(request)
         request.num_preemptions += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 
-from foreword.scheduler.policies.policy import Policy
+from foreword.scheduler.policies import Key
 from foreword.scheduler.request import Request
 
 
@@ -15,8 +15,8 @@ class WaitingQueue:
     version: grows with every request that is pushed.
     """
 
-    def __init__(self, policy: Policy) -> None:
-        self._policy = policy
+    def __init__(self, key: Key) -> None:
+        self._key = key
         self._heap: list[tuple[tuple[int, ...], int, Request]] = []
         self._here: dict[str, Request] = {}
         self.version = 0
@@ -37,7 +37,7 @@ class WaitingQueue:
     def push(self, request: Request) -> None:
         self.version += 1
         self._here[request.request_id] = request
-        heappush(self._heap, (self._policy(request), self.version, request))
+        heappush(self._heap, (self._key(request), self.version, request))
 
     def clear(self) -> None:
         """Remove every request."""

@@ -1,58 +1,79 @@
-"""The server's settings: one table for the command line, the environment and the configuration file."""
+"""The server's settings."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from foreword.errors import ConfigError, nearest
+from foreword.errors import ConfigError, shown
 from foreword.kv_events.source import endpoint_of
 from foreword.media.limits import MediaLimits
-
-
-def setting(default: Any, help: str, *, least: float = 0, most: float = 2**31, name: str = "") -> Any:
-    """A field of `ServerConfig`. least, most: of a number. name: of its value, for messages and help."""
-    make = {"default_factory": tuple} if default == () else {"default": default}
-    return field(**make, metadata={"help": help, "least": least, "most": most, "name": name})
+from foreword.names import advice
+from foreword.settings import check_settings, setting, settings_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
     """Settings of `foreword serve`. ConfigError for a value of another type or out of range."""
 
-    host: str = setting("127.0.0.1", "Address to listen on; 0.0.0.0: all.", name="ADDRESS")
-    port: int = setting(8000, "Port; 0: any free one.", most=65535, name="N")
-    served_model_name: tuple[str, ...] = setting((), "Name of the model in requests. Repeatable.", name="NAME")
-    adapter: tuple[str, ...] = setting((), "LoRA adapter, a model of requests. Repeatable.", name="NAME=PATH")
-    adapter_directory: str | None = setting(None, "Directory whose adapters requests may load.", name="DIR")
-    replicas: int = setting(1, "Processes that serve the model, behind one address.", least=1, most=256, name="N")
-    router: str = setting("prefix", "How a replica is chosen for a request.", name="NAME")
-    api_key: tuple[str, ...] = setting((), "Key that requests must have. Repeatable.", name="KEY")
-    admin_key: str | None = setting(None, "Key for routes that change the server.", name="KEY")
-    cors_origin: tuple[str, ...] = setting((), "Web page that may call the server. Repeatable.", name="URL")
-    tls_certificate: str | None = setting(None, "Certificate file (PEM), for https.", name="FILE")
-    tls_key: str | None = setting(None, "File of its private key.", name="FILE")
-    max_requests: int = setting(1024, "Most completions in progress; more: status 429.", least=1, name="N")
-    max_prompt_tokens: int = setting(2**20, "Most prompt tokens in progress; more: status 429.", least=1, name="N")
-    max_body_bytes: int = setting(8 << 20, "Largest body of a request.", least=1, name="N")
-    max_header_bytes: int = setting(32 << 10, "Largest head of a request.", least=256, name="N")
-    max_images: int = setting(16, "Most images of a conversation.", most=2**16, name="N")
-    max_media_bytes: int = setting(16 << 20, "Largest file of an image or a sound.", least=1, name="N")
-    max_image_pixels: int = setting(1 << 25, "Most pixels of an image.", least=1, name="N")
-    max_sound_seconds: int = setting(600, "Longest sound.", least=1, name="N")
-    media_host: tuple[str, ...] = setting((), "Host that images may be fetched from. Repeatable.", name="NAME")
-    media_timeout: float = setting(10.0, "Most seconds for fetching an image.", least=0.01, name="X")
-    receive_timeout: float = setting(30.0, "Most seconds for receiving a request.", least=0.01, name="X")
-    timeout: float | None = setting(None, "Most seconds for answering a request.", least=0.001, name="X")
-    keep_alive: float = setting(15.0, "Seconds between signs of life in silent streams.", least=0.01, name="X")
-    drain_timeout: float = setting(30.0, "Most seconds to finish requests at the end.", least=0, name="X")
-    kv_events: str | None = setting(None, "Publish cache events; tcp://*:5557 binds, without * connects.", name="URL")
-    kv_events_replay: str | None = setting(None, "Where readers ask for past events: tcp://*:5558.", name="URL")
-    kv_events_topic: str = setting("kv-events", "Topic of the events.", name="NAME")
-    kv_events_arrays: bool = setting(False, "Events as arrays, for readers older than maps.")
-    otlp_traces_endpoint: str | None = setting(None, "Where to send OpenTelemetry's spans of requests.", name="URL")
+    host: str = setting("127.0.0.1", "Address to listen on; 0.0.0.0: all addresses.", value_name="ADDRESS")
+    port: int = setting(8000, "Port; 0: any free one.", most=65535, value_name="N")
+    served_model_name: tuple[str, ...] = setting(
+        (), "Name of the model in requests; default: as it was given. Repeatable.", value_name="NAME"
+    )
+    adapter: tuple[str, ...] = setting(
+        (), "LoRA adapter, which requests name as their model. Repeatable.", value_name="NAME=PATH"
+    )
+    adapter_directory: str | None = setting(
+        None, "Directory whose adapters requests may load; without it they load none.", value_name="DIR"
+    )
+    replicas: int = setting(1, "Processes that serve the model behind one address.", least=1, most=256, value_name="N")
+    router: str = setting("prefix", "Policy that chooses the replica of a request.", value_name="NAME")
+    api_key: tuple[str, ...] = setting((), "Key that requests must have. Repeatable.", value_name="KEY")
+    admin_key: str | None = setting(None, "Key for routes that show or change the whole server.", value_name="KEY")
+    cors_origin: tuple[str, ...] = setting(
+        (), "Origin of web pages that may call the server. Repeatable.", value_name="URL"
+    )
+    tls_certificate: str | None = setting(None, "Certificate file (PEM), for https.", value_name="FILE")
+    tls_key: str | None = setting(None, "File of the certificate's private key.", value_name="FILE")
+    max_requests: int = setting(
+        1024, "Largest number of completions in progress; beyond it: status 429.", least=1, value_name="N"
+    )
+    max_prompt_tokens: int = setting(
+        2**20, "Largest number of prompt tokens in progress; beyond it: status 429.", least=1, value_name="N"
+    )
+    max_body_bytes: int = setting(8 << 20, "Largest body of a request.", least=1, unit="bytes", value_name="SIZE")
+    max_header_bytes: int = setting(32 << 10, "Largest head of a request.", least=256, unit="bytes", value_name="SIZE")
+    max_images: int = setting(16, "Largest number of images of a conversation.", most=2**16, value_name="N")
+    max_media_bytes: int = setting(
+        16 << 20, "Largest file of an image or a sound.", least=1, unit="bytes", value_name="SIZE"
+    )
+    max_image_pixels: int = setting(1 << 25, "Largest number of pixels of an image.", least=1, value_name="N")
+    max_sound_seconds: int = setting(600, "Length of the longest sound, in seconds.", least=1, value_name="N")
+    media_host: tuple[str, ...] = setting((), "Host that images may be fetched from. Repeatable.", value_name="NAME")
+    media_timeout: float = setting(10.0, "Seconds allowed for fetching an image.", least=0.01, value_name="X")
+    receive_timeout: float = setting(30.0, "Seconds allowed for receiving a request.", least=0.01, value_name="X")
+    timeout: float | None = setting(
+        None, "Seconds allowed for answering a request; default: no limit.", least=0.001, value_name="X"
+    )
+    keep_alive: float = setting(
+        15.0, "Seconds between keep-alive comments on an idle stream.", least=0.01, value_name="X"
+    )
+    drain_timeout: float = setting(
+        30.0, "Seconds allowed for finishing requests after a signal to end.", value_name="X"
+    )
+    kv_events: str | None = setting(
+        None, "Address where cache events are published; tcp://*:5557 binds, without * connects.", value_name="URL"
+    )
+    kv_events_replay: str | None = setting(
+        None, "Address where readers ask for past events, such as tcp://*:5558.", value_name="URL"
+    )
+    kv_events_topic: str = setting("kv-events", "Topic of the events.", value_name="NAME")
+    kv_events_arrays: bool = setting(False, "Publish events as arrays, the form of vLLM before it wrote maps.")
+    otlp_traces_endpoint: str | None = setting(
+        None, "Address that OpenTelemetry spans of requests are sent to.", value_name="URL"
+    )
     access_log: bool = setting(False, "Log each request as a line of JSON.")
 
     @property
@@ -84,33 +105,15 @@ class ServerConfig:
         return [replace(self, **endpoints) for endpoints in found]
 
     def __post_init__(self) -> None:
-        for item in fields(self):
-            _check(item.name, getattr(self, item.name), str(item.type), item.metadata)
+        check_settings(self)
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise ConfigError("tls_certificate, tls_key: give both or neither")
 
 
 def server_config(given: Mapping[str, Any]) -> ServerConfig:
-    """From names and values, such as those of a configuration file. ConfigError for an unknown name."""
-    known = [item.name for item in fields(ServerConfig)]
-    for name in given.keys() - set(known):
-        raise ConfigError(f"{name}={given[name]!r:.80}: unknown setting; did you mean {nearest(name, known)!r}?")
-    values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in given.items()}
-    return ServerConfig(**values)
-
-
-def _check(name: str, value: Any, kind: str, limits: Mapping[str, Any]) -> None:
-    """ConfigError unless the value has the annotated type and lies within its limits."""
-    if value is None and "None" in kind:
-        return
-    is_number = "int" in kind or "float" in kind
-    if kind.startswith("tuple"):
-        fits = isinstance(value, tuple) and all(isinstance(item, str) and item for item in value)
-    elif is_number:
-        fits = type(value) is int or ("float" in kind and type(value) is float and math.isfinite(value))
-    else:
-        fits = type(value) is (bool if kind == "bool" else str) and value != ""
-    if not fits:
-        raise ConfigError(f"{name}={value!r:.80}: expected {kind.removesuffix(' | None')}")
-    if is_number and not limits["least"] <= value <= limits["most"]:
-        raise ConfigError(f"{name}={value!r:.80}: must be from {limits['least']} to {limits['most']}")
+    """Return the settings with these values, such as those of a configuration file. ConfigError for an unknown name."""
+    known = settings_of(ServerConfig)
+    for name in given.keys() - known.keys():
+        fix = advice(name, known, "docs/settings.md lists the settings.")
+        raise ConfigError(f"{name}={shown(given[name])}: unknown setting. {fix}")
+    return ServerConfig(**given)

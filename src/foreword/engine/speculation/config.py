@@ -6,45 +6,57 @@ from dataclasses import dataclass
 from typing import Literal
 
 from foreword.errors import ConfigError
+from foreword.settings import check_settings, setting
 
-Method = Literal["ngram", "suffix", "draft_model"]
+Method = Literal["ngram", "suffix", "draft_model", "custom"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationConfig:
     """Draft the next tokens cheaply, and verify all drafts in one step. The output is the same with and without.
 
-    method: "ngram" searches prompt and output for an earlier occurrence of the last tokens and proposes what followed;
-        "suffix" searches the output alone; "draft_model" runs a small model with the same vocabulary.
-    num_tokens: most drafts of a request in a step. min_match, max_match: fewest and most tokens of a match.
-    adaptive: adapt the number of drafts to their acceptance, down to none; see `DraftLengths`.
-    step_overhead: the cost of a small step apart from its tokens, in tokens: the time to read the weights over the time
-        per further token. In a checkout, `python benchmarks speculation` measures it.
-    saturated_cost: the cost of a token in a step so large that arithmetic takes longer than reading the weights,
-        in tokens of a small step.
-    model: the draft model's name, for "draft_model".
+    As options of an engine, ``method`` is ``speculation``, and the others begin with ``speculation_``. Raise
+    ConfigError for a value of another type or out of range.
     """
 
-    method: Method = "ngram"
-    num_tokens: int = 4
-    min_match: int = 2
-    max_match: int = 4
-    adaptive: bool = True
-    step_overhead: float = 18.0
-    saturated_cost: float = 2.8
-    model: str | None = None
+    method: Method = setting(
+        "ngram",
+        "Draft tokens and verify them in one step. ngram: what followed an earlier occurrence of the last tokens in "
+        "prompt and output; suffix: the same in the output alone; draft_model: what a small model with the same "
+        "vocabulary proposes; custom: what the drafter option proposes.",
+        value_name="NAME",
+    )
+    num_tokens: int = setting(
+        4, "Largest number of draft tokens of a request in a step.", least=1, most=1024, value_name="N"
+    )
+    min_match: int = setting(
+        2, "Smallest number of tokens that ngram and suffix match.", least=1, most=1024, value_name="N"
+    )
+    max_match: int = setting(
+        4, "Largest number of tokens that ngram and suffix match.", least=1, most=1024, value_name="N"
+    )
+    adaptive: bool = setting(True, "Adapt the number of draft tokens to their acceptance, down to none.")
+    step_overhead: float = setting(
+        18.0,
+        "Cost of a small step apart from its tokens, in tokens: the time to read the weights over the time per further "
+        "token.",
+        most=1e6,
+        value_name="X",
+    )
+    saturated_cost: float = setting(
+        2.8,
+        "Cost of a token in a step so large that arithmetic takes longer than reading the weights, in tokens of a "
+        "small step.",
+        least=1,
+        most=1e6,
+        value_name="X",
+    )
+    model: str | None = setting(None, "The draft model, for draft_model: any model name.", value_name="MODEL")
 
     def __post_init__(self) -> None:
-        if self.method not in ("ngram", "suffix", "draft_model"):
-            raise ConfigError(f"method={self.method!r}: must be 'ngram', 'suffix' or 'draft_model'")
-        if self.num_tokens < 1:
-            raise ConfigError(f"num_tokens={self.num_tokens}: must be at least 1")
-        if self.step_overhead < 0:
-            raise ConfigError(f"step_overhead={self.step_overhead}: must be at least 0")
-        if self.saturated_cost < 1:
-            raise ConfigError(f"saturated_cost={self.saturated_cost}: must be at least 1")
-        if not 1 <= self.min_match <= self.max_match:
-            raise ConfigError(f"min_match={self.min_match}, max_match={self.max_match}: need 1 ≤ min_match ≤ max_match")
+        check_settings(self)
+        if self.min_match > self.max_match:
+            raise ConfigError(f"min_match={self.min_match}, max_match={self.max_match}: need min_match ≤ max_match")
         if (self.method == "draft_model") != (self.model is not None):
             raise ConfigError(
                 f"model={self.model!r} with method={self.method!r}: a draft model goes with 'draft_model'"

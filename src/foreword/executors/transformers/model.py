@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Unpack
 
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -19,8 +19,11 @@ from transformers import (
     PreTrainedModel,
 )
 
-from foreword.errors import ConfigError, ModelError, RequestError
+from foreword.errors import ModelError, RequestError
+from foreword.executors.option_types import TransformersKeywords
+from foreword.executors.options import TransformersOptions
 from foreword.executors.torch.options import DTYPES, check_compiler, device_of, use_threads
+from foreword.executors.transformers.decoder_trace import DecoderTrace
 from foreword.executors.transformers.encoder_decoder_load import (
     decoder_length,
     encoder_decoder_class,
@@ -32,21 +35,19 @@ from foreword.executors.transformers.interface import text_attention
 from foreword.executors.transformers.media import ARGUMENTS, TransformersEncoder, load_processor
 from foreword.executors.transformers.trace import Trace, check_class, trace
 from foreword.executors.transformers.verify import Inputs, check_media, inputs_of
-from foreword.media.speech import Speech
 from foreword.models.pooling import PoolingSpec
 from foreword.models.pooling_files import pooling_of
 from foreword.models.tokenizer import Tokenizer
 from foreword.models.weights import Weights
 
 
-@dataclass(frozen=True, slots=True)
-class TransformersModel:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedTransformers:
     """A causal model of transformers, and what an engine needs besides: the counterpart of `LoadedModel`.
 
-    trace: how it attends; a `DecoderTrace` of an encoder–decoder, whose prompts ``encoder`` reads.
-    inputs: what it reads besides tokens. media: its encoders, None for a model of text.
-    refused: kind of media → the reason why it does not take it. compile: its executor compiles it. generates: False if
-    its files have no weights for logits. weights: none that Foreword reads.
+    trace: how it attends. inputs: what it reads besides tokens. media: its encoders, None for a model of text.
+    refused: kind of media → the reason why it does not take it. generates: False if its files have no weights for
+    logits. weights: none that Foreword reads.
     """
 
     module: PreTrainedModel
@@ -59,48 +60,32 @@ class TransformersModel:
     eos_token_ids: tuple[int, ...]
     name: str
     path: Path
-    compile: bool = False
     generates: bool = True
-    encoder: EncoderPromptReader | None = None
     pooling: PoolingSpec = field(default_factory=PoolingSpec)
     weights: Weights = field(default_factory=dict)
 
-    @property
-    def speech(self) -> Speech | None:
-        """What a model that writes down speech reads."""
-        return None if self.encoder is None else self.encoder.speech
 
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of all weights."""
-        return sum(weight.nbytes for weight in self.module.parameters())
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedEncoderDecoder(LoadedTransformers):
+    """An encoder–decoder of transformers. encoder: reads its prompts."""
+
+    trace: DecoderTrace
+    encoder: EncoderPromptReader
 
 
 def load_transformers(
-    folder: Path,
-    name: str,
-    *,
-    dtype: str = "auto",
-    device: str = "cpu",
-    num_threads: int | None = None,
-    compile: bool = False,
-    media_cache_bytes: int = 256 << 20,
-) -> TransformersModel:
+    folder: Path, name: str, **given: Unpack[TransformersKeywords]
+) -> LoadedTransformers | LoadedEncoderDecoder:
     """Load a directory that transformers can read. Code of the directory is never run.
 
-    dtype: "auto" (as the weights are stored), "fp32", "bf16" or "fp16". num_threads: of PyTorch, in the whole process.
-    compile: with torch.compile, which takes minutes in the first steps. media_cache_bytes: of vectors of images and
-    sounds that are kept.
-
     ModelError, with the reason, for a model that is missing, damaged, or that paged attention cannot serve: each model
-    is compared with its own forward pass. ConfigError for an unknown dtype or device, and without the compiler that
+    is compared with its own forward pass. ConfigError for a device that is not here, and without the compiler that
     torch.compile needs.
     """
-    if dtype != "auto" and dtype not in DTYPES:
-        raise ConfigError(f"dtype={dtype!r:.80}: must be one of 'auto', {', '.join(map(repr, DTYPES))}")
-    target = device_of(device)
-    use_threads(num_threads)
-    if compile:
+    options = TransformersOptions(**given)
+    target = device_of(options.device)
+    use_threads(options.num_threads)
+    if options.compile:
         check_compiler()
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
@@ -109,7 +94,7 @@ def load_transformers(
             raise ModelError(f"transformers has no causal language model of type {config.model_type!r}")
         if of_encoder is None:
             check_class(kind, config)
-        elif compile:
+        elif options.compile:
             raise ModelError("encoder–decoders are not compiled: leave compile out")
         tokenizer, kind_of_pooling = _tokenizer(folder, config), pooling_of(folder, "last")
         auto: Any = AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModelForMultimodalLM
@@ -117,7 +102,7 @@ def load_transformers(
         module, loading = (of_encoder or auto).from_pretrained(
             folder,
             config=config,
-            dtype=DTYPES.get(dtype, "auto"),
+            dtype=DTYPES.get(options.dtype, "auto"),
             attn_implementation=text_attention(config, "eager"),
             local_files_only=True,
             trust_remote_code=False,
@@ -127,7 +112,7 @@ def load_transformers(
         module = module.eval().requires_grad_(False).to(target)
         if of_encoder is not None:
             reader = prompt_reader(folder, module, config.get_text_config(decoder=True).vocab_size)
-            return TransformersModel(
+            return LoadedEncoderDecoder(
                 module=module,
                 trace=traced(module, reader),
                 inputs=Inputs(0, 0, 0),
@@ -150,13 +135,24 @@ def load_transformers(
         reason = _first_line(error)
         raise ModelError(f"{folder}: transformers cannot load it: {reason:.500}. Check the files") from error
     length -= inputs.first_position  # positions are rows of a table where they do not begin at 0
-    media, refused = _media(folder, module, found, inputs, tokenizer, media_cache_bytes)
+    media, refused = _media(folder, module, found, inputs, tokenizer, options.media_cache_bytes)
     if media is not None:
         inputs = inputs._replace(extra_size=media.extra_size)
     eos = tokenizer.eos_ids
     pooling = PoolingSpec(hidden_size=config.get_text_config(decoder=True).hidden_size, pooling=kind_of_pooling)
-    return TransformersModel(
-        module, found, inputs, media, refused, length, tokenizer, eos, name, folder, compile, generates, pooling=pooling
+    return LoadedTransformers(
+        module=module,
+        trace=found,
+        inputs=inputs,
+        media=media,
+        refused=refused,
+        max_model_len=length,
+        tokenizer=tokenizer,
+        eos_token_ids=eos,
+        name=name,
+        path=folder,
+        generates=generates,
+        pooling=pooling,
     )
 
 

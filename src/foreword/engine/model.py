@@ -1,0 +1,180 @@
+"""The type of all models that an engine serves, and those of Foreword's own loader."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+from foreword.batch import KVGroup, RequestStates
+from foreword.engine.config import EngineConfig
+from foreword.engine.loras import ReadLora
+from foreword.engine.pool import pool_of, pool_size, request_length
+from foreword.engine.prompt import EncoderPrompts
+from foreword.errors import ConfigError
+from foreword.executors import Executor
+from foreword.executors.kinds import ExecutorKind
+from foreword.executors.options import ExecutorOptions
+from foreword.executors.pool import PoolSize
+from foreword.media.encoder import Media
+from foreword.media.limits import MediaLimits
+from foreword.models.encoder_spec import EncoderSpec
+from foreword.models.loader import LoadedModel
+from foreword.models.lora import read_lora
+from foreword.models.pooling import PoolingSpec
+from foreword.models.spec import DecoderSpec
+from foreword.models.tokenizer import Tokenizer
+from foreword.models.weights import Weights
+from foreword.sampling import LogitsProcessor
+from foreword.settings import settings_of
+
+ProcessorFactory = Callable[[RequestStates], LogitsProcessor]
+"""Makes a logits processor over the rows of an engine."""
+
+
+class Loaded(Protocol):
+    """What every loader reads besides the architecture."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def path(self) -> Path: ...
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]: ...
+    @property
+    def pooling(self) -> PoolingSpec: ...
+    @property
+    def weights(self) -> Weights: ...
+
+
+L = TypeVar("L", bound=Loaded)
+
+
+class Model(ABC, Generic[L]):
+    """A loaded model and the kind of executor that runs it.
+
+    loaded: what the loader read. options: of the executor. vocab_size: number of token ids. generates: False if it
+    computes no logits. encoder: reads the prompts of an encoder–decoder. read_lora: reads an adapter of the model; None
+    if it takes none. processors: logits processors that belong to the model.
+    """
+
+    generates: bool = True
+    encoder: EncoderPrompts | None = None
+    read_lora: ReadLora | None = None
+    processors: Sequence[ProcessorFactory] = ()
+
+    def __init__(self, loaded: L, kind: ExecutorKind[Any], options: ExecutorOptions) -> None:
+        self.loaded, self.kind, self.options = loaded, kind, options
+        self.name, self.path, self.tokenizer = loaded.name, loaded.path, loaded.tokenizer
+        self.eos_token_ids, self.pooling, self.weights = loaded.eos_token_ids, loaded.pooling, loaded.weights
+
+    @property
+    @abstractmethod
+    def vocab_size(self) -> int: ...
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights, which a step of a small batch takes time in proportion to."""
+        return sum(tensor.stored.nbytes for tensor in self.weights.values())
+
+    def configured(self, config: EngineConfig) -> EngineConfig:
+        """Return the settings as an engine for this model needs them. ConfigError for those that it cannot have."""
+        return config
+
+    @abstractmethod
+    def pool(self, config: EngineConfig) -> PoolSize:
+        """Return the KV pool under settings that `configured` returned. ConfigError if no request fits."""
+
+    @abstractmethod
+    def executor(self, size: PoolSize) -> Executor:
+        """Return a new executor with such a pool. Errors are those of the executor."""
+
+    def media(self, limits: MediaLimits) -> Media:
+        """Return what it takes besides text."""
+        return Media(limits=limits)
+
+
+class DecoderModel(Model[LoadedModel]):
+    """A decoder of Foreword's own loader."""
+
+    def __init__(self, loaded: LoadedModel, kind: ExecutorKind[Any], options: ExecutorOptions) -> None:
+        super().__init__(loaded, kind, options)
+        self.spec: DecoderSpec = loaded.decoder
+        self.generates = self.spec.has_logits
+        if loaded.family is not None:
+            self.read_lora = partial(read_lora, spec=self.spec, family=loaded.family)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.spec.vocab_size
+
+    def configured(self, config: EngineConfig) -> EngineConfig:
+        if config.async_scheduling is None:
+            return replace(config, async_scheduling=self.kind.prefers_async)
+        return config
+
+    def pool(self, config: EngineConfig) -> PoolSize:
+        return pool_size(
+            self.spec,
+            config,
+            bytes_per_value=self.kind.bytes_per_value(self.spec, self.weights, self.options),
+            context_parallel_size=self.kind.num_context_ranks(self.options),
+        )
+
+    def executor(self, size: PoolSize) -> Executor:
+        spec = self.spec.for_length(size.max_model_len)
+        return self.kind.decoder(spec, self.weights, size, self.pooling, self.options)
+
+
+class EncoderModel(Model[LoadedModel]):
+    """An encoder of Foreword's own loader. A step computes whole texts and keeps nothing of them."""
+
+    generates = False
+
+    def __init__(
+        self, loaded: LoadedModel, spec: EncoderSpec, kind: ExecutorKind[Any], options: ExecutorOptions
+    ) -> None:
+        """Raise ConfigError for an option that only decoders have."""
+        super().__init__(loaded, kind, options)
+        self.spec = spec
+        for name, known in settings_of(type(options)).items():
+            if known.decoders_only and (value := options.values()[name]) != known.default:
+                raise ConfigError(f"{name}={value!r}: is of decoders, and {self.name} is an encoder; leave it out")
+
+    @property
+    def vocab_size(self) -> int:
+        return self.spec.vocab_size
+
+    def configured(self, config: EngineConfig) -> EngineConfig:
+        """One KV block per request, which has no memory. ConfigError for a length that it does not have."""
+        length = request_length(self.spec.max_model_len, self.spec.max_model_len, config)
+        if config.speculation is not None:
+            raise ConfigError("speculation: the model is an encoder and generates nothing; leave it out")
+        limits = config.scheduler
+        tokens = max(limits.max_num_batched_tokens, length)
+        return replace(
+            config,
+            scheduler=replace(limits, max_num_batched_tokens=tokens, chunked_prefill=False, long_prefill_threshold=0),
+            max_model_len=length,
+            block_size=length,
+            num_blocks=1 + limits.max_num_seqs,
+            prefix_caching=False,
+        )
+
+    def pool(self, config: EngineConfig) -> PoolSize:
+        return pool_of(config.max_model_len or 0, (KVGroup(config.block_size),), 0, config)
+
+    def executor(self, size: PoolSize) -> Executor:
+        return self.kind.encoder(self.spec, self.weights, self.pooling, self.options)
+
+
+def model_of(loaded: LoadedModel, kind: ExecutorKind[Any], options: ExecutorOptions) -> Model[LoadedModel]:
+    """Return a model of Foreword's own loader. ConfigError for options that it cannot have."""
+    if isinstance(loaded.spec, EncoderSpec):
+        return EncoderModel(loaded, loaded.spec, kind, options)
+    return DecoderModel(loaded, kind, options)

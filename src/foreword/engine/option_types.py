@@ -1,0 +1,45 @@
+"""Types of options for editors and type checkers. Written by tools/pages.py from the settings."""
+
+from __future__ import annotations
+
+from typing import Literal, TypedDict
+
+
+class EngineOptions(TypedDict, total=False):
+    """Settings of engine, scheduler, speculation and executors. docs/settings.md has their meaning."""
+
+    max_model_len: int | None
+    block_size: int
+    num_blocks: int | None
+    kv_cache_bytes: int | str
+    lora_bytes: int | str
+    prefix_caching: bool
+    partial_reuse: bool
+    async_scheduling: bool | None
+    max_forced_tokens: int
+    seed: int | None
+    check: Literal["off", "bounds", "full"]
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    chunked_prefill: bool
+    long_prefill_threshold: int
+    reserve_full_prompt: bool
+    watermark: float
+    speculation_num_tokens: int
+    speculation_min_match: int
+    speculation_max_match: int
+    speculation_adaptive: bool
+    speculation_step_overhead: float
+    speculation_saturated_cost: float
+    speculation_model: str | None
+    num_threads: int | None
+    weight_format: Literal["auto", "fp32", "bf16", "int8", "q4"]
+    kv_format: Literal["fp32", "bf16", "int8", "auto", "fp8"]
+    numa_nodes: int | None
+    preallocate_kv: bool
+    device: str
+    dtype: Literal["auto", "fp32", "bf16", "fp16"]
+    compile: bool
+    tensor_parallel_size: int
+    context_parallel_size: int
+    media_cache_bytes: int | str

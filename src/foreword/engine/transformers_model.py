@@ -1,0 +1,115 @@
+"""Models that the transformers library loads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar
+
+from foreword.engine.config import EngineConfig
+from foreword.engine.model import Model
+from foreword.engine.pool import pool_of, request_length
+from foreword.errors import ConfigError
+from foreword.executors import Executor
+from foreword.executors.groups import batch_groups
+from foreword.executors.kinds import TRANSFORMERS
+from foreword.executors.options import TransformersOptions
+from foreword.executors.pool import PoolSize
+from foreword.executors.torch.cache import slot_sizes
+from foreword.executors.transformers.encoder_decoder import EncoderDecoderExecutor, cross_bytes
+from foreword.executors.transformers.executor import TransformersExecutor
+from foreword.executors.transformers.model import LoadedEncoderDecoder, LoadedTransformers
+from foreword.media.encoder import Media
+from foreword.media.limits import MediaLimits
+from foreword.models.lora import read_lora_by_names
+from foreword.sampling.generation_rules import GenerationProcessor
+
+T = TypeVar("T", bound=LoadedTransformers)
+
+
+class TransformersModel(Model[T]):
+    """A causal model of transformers, whose layers may differ in their keys and values."""
+
+    options: TransformersOptions
+
+    def __init__(self, loaded: T, options: TransformersOptions) -> None:
+        super().__init__(loaded, TRANSFORMERS, options)
+        self.generates = loaded.generates
+        self.read_lora = partial(read_lora_by_names, layers=loaded.trace.linear)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.loaded.trace.vocab_size
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(weight.nbytes for weight in self.loaded.module.parameters())
+
+    def pool(self, config: EngineConfig) -> PoolSize:
+        loaded = self.loaded
+        length = request_length(loaded.max_model_len, loaded.max_model_len, config)
+        dtype = loaded.module.dtype
+        block_bytes = sum(slot_sizes(loaded.trace.layers, config.block_size, dtype)) * dtype.itemsize
+        return pool_of(length, batch_groups(loaded.trace, config.block_size), block_bytes, config)
+
+    def executor(self, size: PoolSize) -> Executor:
+        loaded = self.loaded
+        return TransformersExecutor(
+            loaded.module,
+            loaded.trace,
+            num_blocks=size.num_blocks,
+            block_size=size.block_size,
+            **loaded.inputs._asdict(),
+            compile=self.options.compile,
+            pooling=loaded.pooling,
+        )
+
+    def media(self, limits: MediaLimits) -> Media:
+        return Media(self.loaded.media, self.loaded.refused, limits)
+
+
+class EncoderDecoderModel(TransformersModel[LoadedEncoderDecoder]):
+    """An encoder–decoder of transformers."""
+
+    def __init__(self, loaded: LoadedEncoderDecoder, options: TransformersOptions) -> None:
+        super().__init__(loaded, options)
+        self.encoder = loaded.encoder
+        if loaded.encoder.rules or loaded.encoder.speech is not None:
+            self.processors = (partial(GenerationProcessor, rules=loaded.encoder.rules),)
+
+    def configured(self, config: EngineConfig) -> EngineConfig:
+        """Return settings with as many requests at a time as cross-attention has places for in half of kv_cache_bytes.
+
+        ConfigError if that is none.
+        """
+        loaded = self.loaded
+        one = cross_bytes(loaded.trace, loaded.encoder.max_len, loaded.module.dtype)
+        count = min(config.scheduler.max_num_seqs, config.kv_cache_bytes // 2 // one)
+        if count < 1:
+            raise ConfigError(
+                f"kv_cache_bytes={config.kv_cache_bytes}: the encoder's keys and values of a request need {one}, at "
+                f"most half of it; give at least {2 * one}"
+            )
+        limits = replace(config.scheduler, max_num_seqs=count)
+        return replace(config, scheduler=limits, kv_cache_bytes=config.kv_cache_bytes - count * one)
+
+    def executor(self, size: PoolSize) -> Executor:
+        loaded = self.loaded
+        return EncoderDecoderExecutor(
+            loaded.module,
+            loaded.trace,
+            num_blocks=size.num_blocks,
+            block_size=size.block_size,
+            max_encoder_len=loaded.encoder.max_len,
+            max_num_seqs=size.max_num_seqs,
+        )
+
+    def media(self, limits: MediaLimits) -> Media:
+        return Media(self.loaded.media, self.loaded.refused, limits, self.loaded.encoder.speech)
+
+
+def transformers_model(loaded: LoadedTransformers, options: TransformersOptions) -> Model[Any]:
+    """Return the model of what transformers loaded."""
+    if isinstance(loaded, LoadedEncoderDecoder):
+        return EncoderDecoderModel(loaded, options)
+    return TransformersModel(loaded, options)

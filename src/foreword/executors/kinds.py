@@ -1,0 +1,304 @@
+"""The kinds of executors: what each needs, which options it has, and how it is made.
+
+A kind imports the executor when it makes one: the list costs no import of PyTorch.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from typing import Any, ClassVar, Generic, TypeVar, cast
+
+from foreword.errors import ConfigError, shown
+from foreword.executors.encoder import EncoderExecutor
+from foreword.executors.executor import Executor
+from foreword.executors.options import (
+    DeviceOptions,
+    ExecutorOptions,
+    NativeOptions,
+    TorchOptions,
+    TransformersOptions,
+)
+from foreword.executors.pool import PoolSize
+from foreword.models.encoder_spec import EncoderSpec
+from foreword.models.pooling import PoolingSpec
+from foreword.models.spec import DecoderSpec
+from foreword.models.weights import Weights
+from foreword.native import available
+from foreword.plugins import load_plugin
+from foreword.settings import settings_of
+
+O = TypeVar("O", bound=ExecutorOptions)  # noqa: E741
+
+
+class ExecutorKind(ABC, Generic[O]):
+    """A kind of executor.
+
+    name: as users write it. options: the class of its options. packages: modules that it needs. install: what brings
+    them. prefers_async: whether steps are planned ahead unless the settings say otherwise.
+    """
+
+    name: str
+    options: type[O]
+    packages: ClassVar[tuple[str, ...]] = ()
+    install: ClassVar[str] = ""
+    prefers_async: ClassVar[bool] = False
+
+    @property
+    def is_installed(self) -> bool:
+        return all(find_spec(name) is not None for name in self.packages)
+
+    def check_installed(self) -> None:
+        """Raise ConfigError, with what to install, if a package is missing."""
+        missing = [name for name in self.packages if find_spec(name) is None]
+        if missing:
+            raise ConfigError(f"executor={self.name!r}: {' and '.join(missing)} not installed; {self.install}")
+
+    def read_options(self, given: Mapping[str, Any]) -> O:
+        """Return the options. ConfigError for one that this kind does not have, and for a value that it cannot have.
+
+        None stands for the default.
+        """
+        for name, value in given.items():
+            if name not in settings_of(self.options):
+                own = ", ".join(other.name for other in KINDS.values() if name in settings_of(other.options))
+                raise ConfigError(
+                    f"{name}={shown(value)}: executor {self.name!r} has no such option ({own} has); leave it out"
+                )
+        return self.options(**{name: value for name, value in given.items() if value is not None})
+
+    def bytes_per_value(self, spec: DecoderSpec, weights: Weights, options: O) -> float:
+        """Return the bytes of one number of a key or value in the cache, scales included."""
+        return 4
+
+    def num_context_ranks(self, options: O) -> int:
+        """Return the number of ranks that keys and values are spread over by position."""
+        return 1
+
+    @abstractmethod
+    def decoder(
+        self, spec: DecoderSpec, weights: Weights, size: PoolSize, pooling: PoolingSpec, options: O
+    ) -> Executor:
+        """Return an executor of a decoder. Errors are those of the executor."""
+
+    def encoder(self, spec: EncoderSpec, weights: Weights, pooling: PoolingSpec, options: O) -> EncoderExecutor:
+        """Return an executor of an encoder. ConfigError if there is none."""
+        raise ConfigError(f"executor={self.name!r}: runs decoders only; leave it out, or use executor='torch'")
+
+    def for_drafts(self, options: O) -> tuple[ExecutorKind[Any], ExecutorOptions]:
+        """Return the kind and the options of a draft model beside a model on this executor."""
+        return self, options
+
+
+class NativeKind(ExecutorKind[NativeOptions]):
+    """The CPU kernels."""
+
+    name, options = "native", NativeOptions
+
+    @property
+    def is_installed(self) -> bool:
+        return available()
+
+    def check_installed(self) -> None:
+        if not available():
+            raise ConfigError("executor='native': the native module is not built; install with a C++20 compiler")
+
+    def bytes_per_value(self, spec: DecoderSpec, weights: Weights, options: NativeOptions) -> float:
+        return {"fp32": 4, "bf16": 2, "int8": 2}[options.kv_format]
+
+    def decoder(
+        self, spec: DecoderSpec, weights: Weights, size: PoolSize, pooling: PoolingSpec, options: NativeOptions
+    ) -> Executor:
+        from foreword.executors.native import NativeExecutor
+
+        return NativeExecutor(
+            spec,
+            weights,
+            num_blocks=size.num_blocks,
+            block_size=size.block_size,
+            pooling=pooling,
+            **options.values(),
+        )
+
+    def encoder(
+        self, spec: EncoderSpec, weights: Weights, pooling: PoolingSpec, options: NativeOptions
+    ) -> EncoderExecutor:
+        from foreword.executors.native_encoder import NativeEncoderExecutor
+
+        return NativeEncoderExecutor(spec, weights, pooling, **options.values())
+
+
+class NumpyKind(ExecutorKind[ExecutorOptions]):
+    """The NumPy arithmetic: short and slow, the one that the others are compared with."""
+
+    name, options = "numpy", ExecutorOptions
+
+    def decoder(
+        self, spec: DecoderSpec, weights: Weights, size: PoolSize, pooling: PoolingSpec, options: ExecutorOptions
+    ) -> Executor:
+        from foreword.executors.numpy import NumpyExecutor
+
+        return NumpyExecutor(spec, weights, num_blocks=size.num_blocks, block_size=size.block_size, pooling=pooling)
+
+    def encoder(
+        self, spec: EncoderSpec, weights: Weights, pooling: PoolingSpec, options: ExecutorOptions
+    ) -> EncoderExecutor:
+        return EncoderExecutor(spec, weights, pooling)
+
+
+class TorchKind(ExecutorKind[TorchOptions]):
+    """Foreword's models in PyTorch."""
+
+    name, options = "torch", TorchOptions
+    packages, install = ("torch",), "install foreword[torch]"
+
+    def bytes_per_value(self, spec: DecoderSpec, weights: Weights, options: TorchOptions) -> float:
+        from foreword.executors.torch.options import dtype_of
+
+        return int(dtype_of(options.dtype, weights).itemsize)
+
+    def num_context_ranks(self, options: TorchOptions) -> int:
+        return options.context_parallel_size
+
+    def decoder(
+        self, spec: DecoderSpec, weights: Weights, size: PoolSize, pooling: PoolingSpec, options: TorchOptions
+    ) -> Executor:
+        from foreword.executors.torch.executor import TorchExecutor
+        from foreword.executors.torch.parallel import ParallelExecutor
+
+        given = {"num_blocks": size.num_blocks, "block_size": size.block_size, "pooling": pooling, **options.values()}
+        if options.tensor_parallel_size * options.context_parallel_size > 1:
+            return ParallelExecutor(spec, weights, **given)
+        del given["tensor_parallel_size"], given["context_parallel_size"]
+        return TorchExecutor(spec, weights, **given)
+
+    def encoder(
+        self, spec: EncoderSpec, weights: Weights, pooling: PoolingSpec, options: TorchOptions
+    ) -> EncoderExecutor:
+        from foreword.executors.torch.encoder import TorchEncoderExecutor
+
+        known = settings_of(TorchOptions)
+        own = {name: value for name, value in options.values().items() if not known[name].decoders_only}
+        return TorchEncoderExecutor(spec, weights, pooling, **own)
+
+    def for_drafts(self, options: TorchOptions) -> tuple[ExecutorKind[Any], ExecutorOptions]:
+        one = {"tensor_parallel_size": 1, "context_parallel_size": 1}
+        return self, TorchOptions(**(options.values() | one))
+
+
+class DeviceKind(ExecutorKind[DeviceOptions]):
+    """Foreword's models on a GPU that prepares its steps itself."""
+
+    name, options = "device", DeviceOptions
+    packages, install = ("torch", "triton"), "install foreword[torch] on Linux"
+    prefers_async = True
+
+    def bytes_per_value(self, spec: DecoderSpec, weights: Weights, options: DeviceOptions) -> float:
+        from foreword.executors.torch.options import dtype_of
+
+        if options.kv_format == "fp8":
+            return 1 + 4 / spec.head_dim
+        return int(dtype_of(options.dtype, weights).itemsize)
+
+    def decoder(
+        self, spec: DecoderSpec, weights: Weights, size: PoolSize, pooling: PoolingSpec, options: DeviceOptions
+    ) -> Executor:
+        from foreword.executors.torch.on_rows import device_executor
+
+        return device_executor(
+            spec,
+            weights,
+            num_blocks=size.num_blocks,
+            block_size=size.block_size,
+            max_num_seqs=size.max_num_seqs,
+            **options.values(),
+        )
+
+    def for_drafts(self, options: DeviceOptions) -> tuple[ExecutorKind[Any], ExecutorOptions]:
+        """Return the torch kind: a draft model's tokens are replaced in place, which rows on a device do not follow."""
+        own = {name: value for name, value in options.values().items() if name in settings_of(TorchOptions)}
+        return TORCH, TorchOptions(**own)
+
+
+class TransformersKind(ExecutorKind[TransformersOptions]):
+    """Models of the transformers library, which loads them itself (`foreword.engine.transformers_model`)."""
+
+    name, options = "transformers", TransformersOptions
+    packages, install = ("torch", "transformers"), "install foreword[transformers]"
+
+    def decoder(
+        self, spec: DecoderSpec, weights: Weights, size: PoolSize, pooling: PoolingSpec, options: TransformersOptions
+    ) -> Executor:
+        raise ConfigError("executor='transformers': runs the models that transformers loads; leave it out for this one")
+
+    def for_drafts(self, options: TransformersOptions) -> tuple[ExecutorKind[Any], ExecutorOptions]:
+        kind = best_kind()
+        return kind, kind.read_options({})
+
+
+ExecutorFactory = Callable[[DecoderSpec, Weights, PoolSize], Executor]
+"""Makes an executor for a decoder and a pool of KV blocks."""
+
+
+class OwnKind(ExecutorKind[ExecutorOptions]):
+    """An executor that a user brings, as an object or as what makes one."""
+
+    options = ExecutorOptions
+
+    def __init__(self, name: str, make: ExecutorFactory) -> None:
+        self.name, self._make = name, make
+
+    def decoder(
+        self, spec: DecoderSpec, weights: Weights, size: PoolSize, pooling: PoolingSpec, options: ExecutorOptions
+    ) -> Executor:
+        return self._make(spec, weights, size)
+
+    def for_drafts(self, options: ExecutorOptions) -> tuple[ExecutorKind[Any], ExecutorOptions]:
+        kind = best_kind()
+        return kind, kind.read_options({})
+
+
+NATIVE, NUMPY, TORCH, TRANSFORMERS, DEVICE = NativeKind(), NumpyKind(), TorchKind(), TransformersKind(), DeviceKind()
+KINDS: dict[str, ExecutorKind[Any]] = {
+    kind.name: kind for kind in cast(tuple[ExecutorKind[Any], ...], (NATIVE, NUMPY, TORCH, TRANSFORMERS, DEVICE))
+}
+"""The kinds by their names. Installed packages announce others as entry points of "foreword.executors"."""
+
+ExecutorChoice = str | ExecutorKind[Any] | ExecutorFactory | Executor
+"""An executor as users give it: "auto", a name of `KINDS`, a plug-in, a kind, a factory, or an executor itself."""
+
+
+def best_kind() -> ExecutorKind[Any]:
+    """Return the kind of "auto": the native one if it is built, else NumPy."""
+    return NATIVE if available() else NUMPY
+
+
+def kind_of(given: ExecutorChoice) -> ExecutorKind[Any]:
+    """Return the kind of executor that is given. ConfigError for one that does not exist or is not installed."""
+    if isinstance(given, str):
+        given = best_kind() if given == "auto" else KINDS.get(given) or _announced(given)
+    if isinstance(given, ExecutorKind):
+        given.check_installed()
+        return given
+    if not isinstance(given, type) and isinstance(given, Executor):
+        executor = given
+        return OwnKind(type(executor).__name__, lambda spec, weights, size: executor)
+    if callable(given):
+        return OwnKind(getattr(given, "__name__", type(given).__name__), given)
+    raise ConfigError(f"executor={shown(given)}: must be {_NAMES}, an executor, or a function that makes one")
+
+
+_NAMES = f"one of 'auto', {', '.join(map(repr, KINDS))}"
+
+
+def _announced(name: str) -> ExecutorChoice:
+    try:
+        found = load_plugin("executors", name)
+    except ValueError as error:
+        raise ConfigError(f"executor={name!r}: must be {_NAMES}, or a plug-in: {error}") from None
+    if isinstance(found, ExecutorKind) or callable(found):
+        return found
+    raise ConfigError(
+        f"executor={name!r}: is {shown(found)}, and must be an ExecutorKind or a function that makes an executor"
+    )

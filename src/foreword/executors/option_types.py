@@ -1,0 +1,46 @@
+"""Types of options for editors and type checkers. Written by tools/pages.py from the settings."""
+
+from __future__ import annotations
+
+from typing import Literal, TypedDict
+
+
+class NativeKeywords(TypedDict, total=False):
+    """See `NativeOptions`."""
+
+    num_threads: int | None
+    weight_format: Literal["auto", "fp32", "bf16", "int8", "q4"]
+    kv_format: Literal["fp32", "bf16", "int8"]
+    numa_nodes: int | None
+    preallocate_kv: bool
+
+
+class TorchKeywords(TypedDict, total=False):
+    """See `TorchOptions`."""
+
+    num_threads: int | None
+    device: str
+    dtype: Literal["auto", "fp32", "bf16", "fp16"]
+    weight_format: Literal["auto", "int8", "q4"]
+    compile: bool
+    tensor_parallel_size: int
+    context_parallel_size: int
+
+
+class TransformersKeywords(TypedDict, total=False):
+    """See `TransformersOptions`."""
+
+    num_threads: int | None
+    device: str
+    dtype: Literal["auto", "fp32", "bf16", "fp16"]
+    compile: bool
+    media_cache_bytes: int
+
+
+class DeviceKeywords(TypedDict, total=False):
+    """See `DeviceOptions`."""
+
+    device: Literal["cuda", "cpu"]
+    dtype: Literal["auto", "fp32", "bf16", "fp16"]
+    weight_format: Literal["auto", "int8", "q4"]
+    kv_format: Literal["auto", "fp8"]

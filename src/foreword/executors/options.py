@@ -1,0 +1,147 @@
+"""The options of each kind of executor. None, where it is no value of its own, stands for the default."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from foreword.settings import check_settings, setting, values_of
+
+WeightFormat = Literal["auto", "fp32", "bf16", "int8", "q4"]
+KVFormat = Literal["fp32", "bf16", "int8"]
+DType = Literal["auto", "fp32", "bf16", "fp16"]
+TorchWeightFormat = Literal["auto", "int8", "q4"]
+DeviceKVFormat = Literal["auto", "fp8"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExecutorOptions:
+    """Options of an executor. Raise ConfigError for a value of another type or out of range."""
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+    def values(self) -> dict[str, Any]:
+        """Return the options as keyword arguments of the executor."""
+        return values_of(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThreadOptions(ExecutorOptions):
+    """The option of executors with threads of their own."""
+
+    num_threads: int | None = setting(
+        None,
+        "Threads; None: FOREWORD_NUM_THREADS, else the physical cores.",
+        least=1,
+        most=1024,
+        value_name="N",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchPlace(ExecutorOptions):
+    """Where PyTorch computes, and in which numbers."""
+
+    device: str = setting("cpu", "Device: cpu, cuda or cuda:N.", value_name="NAME")
+    dtype: DType = setting(
+        "auto",
+        "Numbers of weights, keys and values. auto: as the weights are stored, of quantised weights bf16.",
+        value_name="NAME",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NativeOptions(ThreadOptions):
+    """Options of the native executor."""
+
+    weight_format: WeightFormat = setting(
+        "auto",
+        "Weights. auto: as the file holds them, integers with 15-bit activations, which gives the tokens of a float "
+        "computation. int8 and q4 use 8-bit activations: faster and less exact.",
+        value_name="NAME",
+    )
+    kv_format: KVFormat = setting(
+        "bf16",
+        "Keys and values. int8: with a scale per token and head, and attention in 8 bit.",
+        value_name="NAME",
+        decoders_only=True,
+    )
+    numa_nodes: int | None = setting(
+        None,
+        "NUMA nodes that share the threads: each node's threads multiply the rows of every matrix that are in its "
+        "memory. None: they run anywhere. The tokens are the same.",
+        least=1,
+        most=1024,
+        value_name="N",
+        decoders_only=True,
+    )
+    preallocate_kv: bool = setting(
+        False,
+        "Take the memory of the whole KV pool from the system before the first request, not at the first use of each "
+        "block.",
+        decoders_only=True,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchOptions(TorchPlace, ThreadOptions):
+    """Options of the torch executor."""
+
+    weight_format: TorchWeightFormat = setting(
+        "auto", "Weights. auto: in the numbers of dtype; int8, q4: integers.", value_name="NAME"
+    )
+    compile: bool = setting(
+        False,
+        "Compile the layers with torch.compile, which takes minutes in the first steps.",
+        decoders_only=True,
+    )
+    tensor_parallel_size: int = setting(
+        1, "Processes that divide the model by heads.", least=1, most=1024, value_name="N", decoders_only=True
+    )
+    context_parallel_size: int = setting(
+        1,
+        "Processes that divide keys and values by position.",
+        least=1,
+        most=1024,
+        value_name="N",
+        decoders_only=True,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformersOptions(TorchPlace, ThreadOptions):
+    """Options of the transformers executor."""
+
+    compile: bool = setting(False, "Compile the model with torch.compile, which takes minutes in the first steps.")
+    media_cache_bytes: int = setting(
+        256 << 20,
+        "Memory for vectors of images and sounds that are kept.",
+        most=2**50,
+        unit="bytes",
+        value_name="SIZE",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceOptions(ExecutorOptions):
+    """Options of the device executor."""
+
+    device: Literal["cuda", "cpu"] = setting(
+        "cuda",
+        "Device: cuda, the current GPU (CUDA_VISIBLE_DEVICES chooses it), or cpu for Triton's interpreter.",
+        value_name="NAME",
+    )
+    dtype: DType = setting(
+        "auto",
+        "Numbers of weights, keys and values. auto: as the weights are stored, of quantised weights bf16.",
+        value_name="NAME",
+    )
+    weight_format: TorchWeightFormat = setting(
+        "auto", "Weights. auto: in the numbers of dtype; int8, q4: integers.", value_name="NAME"
+    )
+    kv_format: DeviceKVFormat = setting(
+        "auto",
+        "Keys and values. auto: in the numbers of dtype; fp8: with a scale per token and head.",
+        value_name="NAME",
+    )
