@@ -120,4 +120,4 @@ def advice(name: str, known: Iterable[str], otherwise: str, *, of_requests: Iter
     found = f"Here it is {there!r}{f' ({remark})' if remark else ''}." if said else f"Did you mean {there!r}?"
     if there in known:
         return found
-    return f"{found} It is a parameter of a request: pass SamplingParams({there}=…)."
+    return f"{'' if there == plain else f'{found} '}It is a parameter of a request: pass SamplingParams({there}=…)."

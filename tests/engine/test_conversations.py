@@ -170,7 +170,7 @@ def test_a_template_without_tools_refuses_them_unless_the_format_is_named():
     with pytest.raises(RequestError, match=r"no place for tools.*message_format"):
         chat({"tools": TOOLS}, tokenizer=plain)
     assert chat({"tools": TOOLS, "message_format": "smollm2"}, tokenizer=plain).format.name == "smollm2"
-    with pytest.raises(ConfigError, match="did you mean 'smollm2'"):
+    with pytest.raises(ConfigError, match="Did you mean 'smollm2'"):
         chat({"message_format": "smolm2"})
 
 

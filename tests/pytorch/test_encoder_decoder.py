@@ -241,7 +241,7 @@ def prompts_of(name):
 
 def own_tokens(model, prompt):
     """The tokens of transformers' generate for one request alone."""
-    reader, module = model.encoder, model.module
+    reader, module = model.encoder, model.loaded.module
     start = prompt.get("prompt_token_ids", reader.first_tokens)
     with torch.inference_mode():
         if "audio" in prompt:

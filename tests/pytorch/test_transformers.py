@@ -255,7 +255,7 @@ def test_frequencies_that_depend_on_the_step_bound_the_length(rope, length):
 def test_positions_that_begin_after_the_padding_shorten_the_context(tmp_path):
     folder = saved(tmp_path, transformers.RobertaConfig, num_attention_heads=2, intermediate_size=32, is_decoder=True)
     with LLM(str(folder), executor="transformers", **OPTIONS) as llm:
-        model = llm.model
+        model = llm.model.loaded
         assert model.max_model_len == 64 - model.inputs.first_position < 64
         prompt = [5 + i for i in range(model.max_model_len - 4)]
         [output] = llm.generate([prompt], SamplingParams(temperature=0.0, max_tokens=4, logprobs=0), progress=False)

@@ -11,6 +11,7 @@ from foreword.errors import ConfigError
 from foreword.messages.calls import CallSink, CallsReader, JsonCalls, NamedCalls
 from foreword.messages.markers import Literals, Marker
 from foreword.messages.notation import PYTHON, Notation, Quotes
+from foreword.names import advice
 
 
 class Calls(Protocol):
@@ -187,7 +188,8 @@ FORMATS = {
 def format_named(name: str) -> ResponseFormat:
     """A built-in format. ConfigError for an unknown name."""
     if name not in FORMATS:
-        raise ConfigError(f"message_format={name!r}: must be one of {', '.join(FORMATS)}")
+        fix = advice(name, FORMATS, f"Use one of {', '.join(FORMATS)}.")
+        raise ConfigError(f"message_format={name!r}: unknown format. {fix}")
     return FORMATS[name]
 
 

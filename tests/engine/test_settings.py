@@ -1,0 +1,188 @@
+"""Every setting is checked by its declaration, and None, sizes and names of other systems are understood."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+
+from foreword import LLM
+from foreword.engine.config import FLAT, engine_config
+from foreword.engine.option_types import EngineOptions
+from foreword.engine.options import PARTS, LLMOptions, executor_settings, split_options
+from foreword.errors import ConfigError
+from foreword.executors.kinds import KINDS
+from foreword.names import OTHERS, advice
+from foreword.server.config import ServerConfig, server_config
+from foreword.settings import bytes_of, check_settings, setting, settings_of
+
+
+def every_setting():
+    """(name, its declaration, what makes the settings of one value) of every setting there is."""
+    for name, known in FLAT.items():
+        if name.startswith("speculation_"):
+            yield name, known, lambda value, name=name: engine_config({"speculation": "ngram", name: value})
+        else:
+            yield name, known, lambda value, name=name: engine_config({name: value})
+    for kind in KINDS.values():
+        for name, known in settings_of(kind.options).items():
+            yield f"{kind.name} {name}", known, lambda value, kind=kind, name=name: kind.read_options({name: value})
+    for name, known in settings_of(ServerConfig).items():
+        yield f"server {name}", known, lambda value, name=name: server_config({name: value})
+
+
+SETTINGS = {label: (known, make) for label, known, make in every_setting()}
+
+
+def wrong_values(known):
+    """Values of another type or out of range."""
+    yield object()
+    if known.repeated:
+        yield from (3, [3], ["x", ""], "x")
+    elif known.choices:
+        yield from ("nonsense", 3, True, "")
+    elif known.kind is bool:
+        yield from ("no", 1, 0, "true")
+    elif known.is_number:
+        yield from ("x", "4", True, float("nan"), float("inf"), known.least - 1, known.most + 1)
+        if known.kind is int:
+            yield from (2.5, 1e3)
+    elif known.convert is None:
+        yield from ("", 3, True)
+
+
+@pytest.mark.parametrize("label", SETTINGS)
+def test_a_value_of_another_type_or_out_of_range_is_refused_by_name(label):
+    known, make = SETTINGS[label]
+    for value in wrong_values(known):
+        if known.unit == "bytes" and value == "4":
+            continue
+        with pytest.raises(ConfigError, match=rf"^(\w+, )?{known.name.removeprefix('speculation_')}|^{known.name}"):
+            make(value)
+
+
+@pytest.mark.parametrize("label", SETTINGS)
+def test_every_setting_has_a_sentence_of_help_and_a_valid_default(label):
+    known, _ = SETTINGS[label]
+    assert known.help[0].isupper()
+    assert known.help.endswith(".")
+    assert known.checked(known.default) == known.default
+
+
+def test_the_types_for_editors_name_every_option():
+    assert set(LLMOptions.__annotations__) >= FLAT.keys() | executor_settings().keys() | set(PARTS)
+    assert set(EngineOptions.__annotations__) <= FLAT.keys() | executor_settings().keys()
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("512", 512), ("2GiB", 2 << 30), ("2Gi", 2 << 30), ("1.5GB", 1_500_000_000), ("1 kb", 1000), ("3 MiB", 3 << 20)],
+)
+def test_a_size_may_be_a_text(text, number):
+    assert bytes_of(text) == number
+    assert engine_config({"kv_cache_bytes": text}).kv_cache_bytes == number
+    assert server_config({"max_body_bytes": text}).max_body_bytes == number
+
+
+@pytest.mark.parametrize("text", ["", "GB", "-1", "1e9", "2 PB", "0x10", "1..2"])
+def test_a_size_that_is_none_is_refused(text):
+    with pytest.raises(ConfigError, match="kv_cache_bytes=.*a size such as"):
+        engine_config({"kv_cache_bytes": text})
+
+
+def test_none_stands_for_the_default_unless_it_is_a_value():
+    config = engine_config({"max_num_seqs": None, "seed": None, "num_blocks": None})
+    assert (config.scheduler.max_num_seqs, config.seed, config.num_blocks) == (256, None, None)
+    assert KINDS["native"].read_options({"weight_format": None}) == KINDS["native"].read_options({})
+
+
+@pytest.mark.parametrize(
+    ("options", "method", "num_tokens"),
+    [
+        ({"speculation": "suffix"}, "suffix", 4),
+        ({"speculation": {"method": "ngram", "num_tokens": 2}}, "ngram", 2),
+        ({"speculation": "ngram", "speculation_num_tokens": 7}, "ngram", 7),
+        ({"speculation": {"num_tokens": 2}, "speculation_num_tokens": 7}, "ngram", 7),
+    ],
+)
+def test_speculation_is_given_by_its_method_a_mapping_or_flat_options(options, method, num_tokens):
+    speculation = engine_config(options).speculation
+    assert (speculation.method, speculation.num_tokens) == (method, num_tokens)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"speculation": "ngrm"}, r"speculation='ngrm': must be one of .*Did you mean 'ngram'\?"),
+        ({"speculation": True}, "speculation=True: expected one of 'ngram'"),
+        ({"speculation": {"num_token": 2}}, r"speculation\['num_token'\]: unknown option. Did you mean 'num_tokens'"),
+        ({"speculation_num_tokens": 2}, "speculation_num_tokens=2: there is no speculation; give speculation too"),
+        ({"speculation": "draft_model"}, "a draft model goes with 'draft_model'"),
+        ({"scheduler": 3}, "scheduler=3: expected a SchedulerConfig"),
+    ],
+)
+def test_speculation_that_cannot_be_is_refused(options, reason):
+    with pytest.raises(ConfigError, match=reason):
+        engine_config(options)
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("gpu_memory_utilization", "Here it is 'kv_cache_bytes' (a number of bytes, not a share)."),
+        ("enforce_eager", "Nothing is captured or compiled unless compile is given; leave it out."),
+        ("num_ctx", "Here it is 'max_model_len' (a setting of the engine)."),
+        ("n_predict", "Here it is 'max_tokens'. It is a parameter of a request: pass SamplingParams(max_tokens=…)."),
+        ("temperature", "It is a parameter of a request: pass SamplingParams(temperature=…)."),
+        ("--max-num-seq", "Did you mean 'max_num_seqs'?"),
+        ("foo", "Nothing."),
+        ("logits", "Nothing."),
+    ],
+)
+def test_advice_about_a_name(name, sentence):
+    found = advice(name, {*FLAT, *executor_settings(), *PARTS}, "Nothing.", of_requests={"max_tokens", "temperature"})
+    assert found == sentence
+
+
+def test_names_of_other_systems_are_no_names_of_ours():
+    ours = FLAT.keys() | executor_settings().keys()
+    assert OTHERS.keys() & ours == set()
+    for names, remark in OTHERS.values():
+        assert names or remark.endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "reason"),
+    [
+        ("numpy", {"num_threads": 2}, r"num_threads=2: executor 'numpy' has no such option \(native, torch"),
+        ("native", {"num_threads": 2.5}, "num_threads=2.5: expected an integer from 1 to 1024, or None"),
+        ("native", {"weight_format": "fp8"}, "weight_format='fp8': must be one of 'auto', 'fp32'"),
+    ],
+)
+def test_an_option_that_a_kind_of_executor_does_not_have_is_refused(kind, options, reason):
+    with pytest.raises(ConfigError, match=reason):
+        KINDS[kind].read_options(options)
+
+
+def test_a_wrong_value_is_refused_before_the_model_is_looked_for():
+    with pytest.raises(ConfigError, match="max_model_len='x': expected an integer"):
+        LLM("no such model", max_model_len="x")
+
+
+def test_options_are_sorted_by_what_they_concern():
+    given = split_options({"num_threads": 2, "max_num_seqs": 3, "executor": "numpy", "loras": {"a": "b"}})
+    assert (given.executor, given.of_executor, given.loras) == ("numpy", {"num_threads": 2}, {"a": "b"})
+    assert given.config == replace(engine_config({}), scheduler=replace(engine_config({}).scheduler, max_num_seqs=3))
+
+
+def test_a_class_of_settings_checks_its_values_when_it_is_made():
+    @dataclass(frozen=True)
+    class Own:
+        size: int = setting(1, "A size.", least=1, most=9)
+
+        def __post_init__(self) -> None:
+            check_settings(self)
+
+    assert Own(9).size == 9
+    with pytest.raises(ConfigError, match="size=10: must be from 1 to 9"):
+        Own(10)

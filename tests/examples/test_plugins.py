@@ -1,0 +1,190 @@
+"""What users plug into `LLM`: an executor, a policy, a logits processor, an observer and a drafter, given as objects, as
+module:name, or by the name that an installed package announces.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from foreword import LLM, AsyncLLM, SamplingParams
+from foreword.engine import EngineObserver
+from foreword.errors import ConfigError, RequestError
+from foreword.executors import HostExecutor
+from models.recorded import make
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13]]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+
+
+@pytest.fixture
+def model(tmp_path) -> str:
+    return str(make(tmp_path / "model", "llama3"))
+
+
+@pytest.fixture
+def example(monkeypatch):
+    """Import an example by its name, as a user does who has it beside his program."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    names = [path.stem for path in EXAMPLES.glob("own_*.py")]
+    yield import_module
+    for name in names:
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def announced(tmp_path, monkeypatch):
+    """Install a package that announces an entry point "mine" in a group."""
+
+    def announce(group: str, target: str) -> None:
+        info = tmp_path / "site" / "own_plugin-1.0.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: own-plugin\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[foreword.{group}]\nmine = {target}\n")
+        monkeypatch.syspath_prepend(str(tmp_path / "site"))
+
+    return announce
+
+
+def tokens(model: str, params: SamplingParams = GREEDY, **options) -> list[list[int]]:
+    """The tokens of all prompts on an LLM with these options."""
+    with LLM(model, block_size=4, **options) as llm:
+        return [list(output.outputs[0].token_ids) for output in llm.generate(PROMPTS, params, progress=False)]
+
+
+def test_the_example_of_an_executor_has_at_most_40_lines():
+    assert len((EXAMPLES / "own_executor.py").read_text().splitlines()) <= 40
+
+
+@pytest.mark.parametrize("given", ["object", "text", "name"])
+def test_an_executor_of_ones_own_runs_under_the_engine(model, example, announced, given):
+    made = example("own_executor").Averages
+    announced("executors", "own_executor:Averages")
+    with LLM(model, executor="numpy") as llm:
+        embedding = llm.model.weights["embed"].dequantize()
+    expected = []
+    for prompt in PROMPTS:
+        known = list(prompt)
+        for _ in range(6):
+            known.append(int((embedding[known].mean(0) @ embedding.T).argmax()))
+        expected.append(known[len(prompt) :])
+    executor = {"object": made, "text": "own_executor:Averages", "name": "mine"}[given]
+    assert tokens(model, executor=executor, max_num_batched_tokens=4) == expected
+
+
+def test_an_executor_that_exists_is_used_and_closed(model):
+    class Constant(HostExecutor):
+        closed = False
+
+        def compute(self, batch, logits_indices):
+            logits = np.zeros((len(logits_indices), batch.states.vocab_size), np.float32)
+            logits[:, 3] = 1
+            return logits
+
+        def copy_blocks(self, sources, destinations):
+            pass
+
+        def close(self):
+            self.closed = True
+
+    executor = Constant()
+    assert tokens(model, executor=executor, num_blocks=64) == [[3] * 6] * 3
+    assert executor.closed
+
+
+@pytest.mark.parametrize("given", ["object", "text", "name"])
+def test_a_policy_of_ones_own_orders_requests(model, example, announced, given):
+    made = example("own_policy").longest_first
+    announced("policies", "own_policy:longest_first")
+    policy = {"object": made, "text": "own_policy:longest_first", "name": "mine"}[given]
+    with LLM(model, policy=policy, max_num_seqs=1) as llm:
+        ended = [output.prompt_index for output in llm.stream(PROMPTS, GREEDY) if output.finished]
+    assert ended == [2, 0, 1]
+
+
+@pytest.mark.parametrize("given", ["object", "text", "name"])
+def test_a_logits_processor_of_ones_own_changes_the_requests_that_ask_for_it(model, example, announced, given):
+    made = example("own_processor").Avoid
+    announced("logits_processors", "own_processor:Avoid")
+    processor = {"object": made, "text": "own_processor:Avoid", "name": "mine"}[given]
+    plain = tokens(model)
+    avoid = {"avoid": plain[0]}
+    params = [SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, extra_args=avoid), GREEDY, GREEDY]
+    with LLM(model, block_size=4, logits_processors=[processor]) as llm:
+        changed = [list(output.outputs[0].token_ids) for output in llm.generate(PROMPTS, params, progress=False)]
+    assert not set(changed[0]) & set(plain[0])
+    assert changed[1:] == plain[1:]
+
+
+@pytest.mark.parametrize("given", ["object", "text", "name"])
+def test_an_observer_of_ones_own_sees_every_step(model, example, announced, given, capsys):
+    made = example("own_observer").Sizes
+    announced("observers", "own_observer:Sizes")
+    observer = {"object": made(), "text": "own_observer:Sizes", "name": "mine"}[given]
+    tokens(model, observers=[observer])
+    assert capsys.readouterr().err.splitlines() == [
+        "step 1: 3 requests, 9 tokens",
+        *(f"step {number}: 3 requests, 3 tokens" for number in range(2, 7)),
+    ]
+
+
+def test_a_drafter_of_ones_own_saves_steps_and_changes_no_token(model, example):
+    class Count(EngineObserver):
+        steps = 0
+
+        def step_planned(self, plan, batch):
+            self.steps += 1
+
+    expected, count = tokens(model), Count()
+    remembered = example("own_drafter").Remembered
+    drafter = {"drafter": lambda states: remembered(states, expected)}
+    assert tokens(model, observers=[count], **drafter) == expected
+    assert count.steps < 6
+
+
+@pytest.mark.parametrize("given", ["object", "text", "name"])
+def test_a_drafter_is_found_like_the_others(model, example, announced, given):
+    made = example("own_drafter").Remembered
+    announced("drafters", "own_drafter:Remembered")
+    drafter = {"object": made, "text": "own_drafter:Remembered", "name": "mine"}[given]
+    assert tokens(model, drafter=drafter) == tokens(model)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"executor": "no_such:Thing"}, r"executor='no_such:Thing': .*cannot be imported"),
+        ({"executor": "nativ"}, r"executor='nativ': must be one of 'auto', 'native'.*foreword\.executors"),
+        ({"executor": 3}, "executor=3: must be one of"),
+        ({"policy": "fcsf"}, r"policy='fcsf': must be one of 'fcfs', .*foreword\.policies"),
+        ({"policy": 3}, "policy=3: must be one of"),
+        ({"logits_processors": "no_such:Thing"}, r"logits_processors='no_such:Thing': expected a list"),
+        ({"logits_processors": ["no_such"]}, r"logits_processors='no_such': .*foreword\.logits_processors"),
+        ({"observers": [3]}, "observers=3: must be EngineObservers"),
+        ({"observers": 3}, "observers=3: expected a list"),
+        ({"drafter": "json:no_such"}, "drafters='json:no_such': cannot be imported"),
+    ],
+)
+def test_what_is_no_plug_in_is_refused_by_name(model, options, reason):
+    with pytest.raises(ConfigError, match=reason):
+        LLM(model, **options)
+
+
+def test_a_priority_is_refused_by_a_policy_that_does_not_read_it(model):
+    with LLM(model, executor="numpy") as llm:
+        with pytest.raises(RequestError, match=r"priority = 1: policy 'fcfs' does not read it.*policy='priority'"):
+            llm.engine.add_request("a", [1, 2], GREEDY, priority=1)
+        llm.engine.add_request("a", [1, 2], GREEDY, priority=0)
+    with LLM(model, executor="numpy", policy="priority") as llm:
+        llm.engine.add_request("a", [1, 2], GREEDY, priority=1)
+
+
+def test_the_online_interface_takes_the_same_options(model, example):
+    llm = AsyncLLM(model, executor=example("own_executor").Averages, policy="priority")
+    assert type(llm.engine.executor).__name__ == "Averages"
+    assert llm.engine.scheduler.policy.name == "priority"
