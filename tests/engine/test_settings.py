@@ -86,7 +86,7 @@ def test_a_size_may_be_a_text(text, number):
 
 @pytest.mark.parametrize("text", ["", "GB", "-1", "1e9", "2 PB", "0x10", "1..2"])
 def test_a_size_that_is_none_is_refused(text):
-    with pytest.raises(ConfigError, match="kv_cache_bytes=.*a size such as"):
+    with pytest.raises(ConfigError, match=r"kv_cache_bytes=.*a size such as"):
         engine_config({"kv_cache_bytes": text})
 
 

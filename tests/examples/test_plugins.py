@@ -1,5 +1,6 @@
-"""What users plug into `LLM`: an executor, a policy, a logits processor, an observer and a drafter, given as objects, as
-module:name, or by the name that an installed package announces.
+"""What users plug into `LLM`: an executor, a policy, a logits processor, an observer and a drafter.
+
+Each is given as an object, as module:name, or by the name that an installed package announces.
 """
 
 from __future__ import annotations

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import tomllib
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from foreword.cli.options import Group, grouped
-from foreword.errors import ConfigError, nearest
+from foreword.errors import ConfigError
+from foreword.names import advice
 from foreword.server.config import ServerConfig, server_config
+from foreword.settings import settings_of
 
 VARIABLE = "FOREWORD_SERVE_"
 """Before the name of a setting in capitals: its environment variable."""
@@ -36,8 +38,6 @@ ENGINE: dict[str, tuple[Any, str, int, int]] = {
 }
 """Setting of the engine → its type, its help, the least and the most value."""
 
-_KINDS = {"int": int, "float": float, "bool": bool, "str": str, "tuple[str, ...]": list[str]}
-
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -50,10 +50,10 @@ class Settings:
 
 def _options() -> dict[str, tuple[Any, object]]:
     found: dict[str, tuple[Any, object]] = {}
-    for item in fields(ServerConfig):
-        kind, limits = _KINDS[str(item.type).removesuffix(" | None")], item.metadata
-        default = None if item.default in (None, MISSING) else f" [{str(item.default).lower()}]"
-        found[item.name] = _option(item.name, kind, limits["help"] + (default or ""), limits["name"], "Server")
+    for name, known in settings_of(ServerConfig).items():
+        kind = list[str] if known.repeated else known.kind
+        default = "" if known.default in (None, ()) else f" [{str(known.default).lower()}]"
+        found[name] = _option(name, kind, known.help + default, known.value_name, "Server")
     for name, (kind, text, _, _) in ENGINE.items():
         found[name] = _option(name, kind, text, {int: "N", str: "NAME"}.get(kind, ""), "Engine")
     return found
@@ -96,9 +96,9 @@ def read_settings(path: Path) -> dict[str, Any]:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: {error}") from None
-    known = ["model", *ENGINE, *(item.name for item in fields(ServerConfig))]
+    known = ["model", *ENGINE, *settings_of(ServerConfig)]
     for name in table.keys() - set(known):
-        raise ConfigError(f"{path}: {name}: unknown setting; did you mean {nearest(name, known)!r}?")
+        raise ConfigError(f"{path}: {name}: unknown setting. {advice(name, known, 'See --help.')}")
     return table
 
 
