@@ -57,7 +57,17 @@ def test_an_import_loads_only_the_heavy_packages_that_it_needs(statement):
     ("statement", "modules"),
     [
         ("import foreword", {"foreword"}),
-        (HELP, {"foreword", "foreword.cli", "foreword.cli.app", "foreword.cli.examples", "foreword.errors"}),
+        (
+            HELP,
+            {
+                "foreword",
+                "foreword.cli",
+                "foreword.cli.app",
+                "foreword.cli.examples",
+                "foreword.errors",
+                "foreword.names",
+            },
+        ),
     ],
 )
 def test_modules_of_the_package_that_are_loaded(statement, modules):
