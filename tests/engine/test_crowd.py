@@ -111,7 +111,8 @@ def test_other_requests_change_nothing(seed: int, kind: str):
     while pending or engine.has_work:
         while pending and random.random() < 0.5:
             i, (prompt, params) = pending.pop(0)
-            engine.add_request(str(i), prompt, params, stream=random.random() < 0.3, priority=random.randint(0, 2))
+            priority = random.randint(0, 2) * engine.scheduler.policy.reads_priority
+            engine.add_request(str(i), prompt, params, stream=random.random() < 0.3, priority=priority)
             if random.random() < 0.4:
                 engine.add_request(f"aborted {i}", prompt, params)
         if random.random() < 0.2 and (aborted := engine.abort(f"aborted {random.randrange(len(work))}")):

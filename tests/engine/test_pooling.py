@@ -296,10 +296,9 @@ def test_an_encoder_computes_whole_texts_alone(tmp_path):
             llm.generate([TEXTS[0]])
     with pytest.raises(ConfigError, match="max_model_len=25: the model was made for 24"):
         LLM(folder, executor="numpy", max_model_len=25)
-    with pytest.raises(ConfigError, match="kv_format='int8': an encoder has no KV cache"):
-        LLM(folder, executor="numpy", kv_format="int8")
-    with pytest.raises(ConfigError, match="preallocate_kv=True: an encoder has no KV cache"):
-        LLM(folder, executor="numpy", preallocate_kv=True)
+    for name, value in {"kv_format": "int8", "preallocate_kv": True, "numa_nodes": 2}.items():
+        with pytest.raises(ConfigError, match=f"{name}={value!r}: only decoders have it"):
+            LLM(folder, executor="native", **{name: value})
 
 
 def test_results_of_several_numbers_are_no_score(classifier):
