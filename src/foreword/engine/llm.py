@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
@@ -15,6 +14,7 @@ import numpy as np
 from foreword.arrays import F32
 from foreword.batch import PoolingParams, SamplingParams
 from foreword.engine.build import build_engine, load
+from foreword.engine.checked_request import CheckedRequest
 from foreword.engine.engine import Engine
 from foreword.engine.model import Model
 from foreword.engine.options import LLMOptions, split_options
@@ -30,7 +30,7 @@ from foreword.models.tokenizer import Tokenizer
 
 # Modules of chats, vectors and sounds are imported by the methods that need them: a start has less to load.
 if TYPE_CHECKING:
-    from foreword.engine.chat import ChatReader, Conversation, Message
+    from foreword.engine.chat import Conversation, Message
     from foreword.engine.pooling import PoolingRequestOutput
     from foreword.engine.transcription import Transcription
 
@@ -294,11 +294,11 @@ class LLM:
         *,
         kind: OneEach[Any] = PARAMS,
         stream: bool = False,
-    ) -> list[Job]:
+    ) -> list[CheckedRequest]:
         listed, check = as_list(prompts), self.engine.check
         params, loras = one_each(*kind, given, listed), one_each(*LORA, lora, listed)
         return [
-            Job(i, check(f"prompts[{i}]", prompt, params[i], lora=loras[i], stream=stream))
+            CheckedRequest(check(f"prompts[{i}]", prompt, params[i], lora=loras[i], stream=stream), index=i)
             for i, prompt in enumerate(listed)
         ]
 
@@ -310,7 +310,7 @@ class LLM:
         options: Mapping[str, Any],
         *,
         stream: bool = False,
-    ) -> list[Job]:
+    ) -> list[CheckedRequest]:
         from foreword.engine.chat import chat_options, make_chat
 
         conversations, limit = as_conversations(messages), self.engine.states.max_model_len
@@ -322,10 +322,10 @@ class LLM:
             group = self.engine.check(
                 name, chat.prompt, chat.params, prompt_text=chat.text, lora=loras[i], stream=stream
             )
-            jobs.append(Job(i, group, chat.reader()))
+            jobs.append(CheckedRequest(group, chat.reader(), i))
         return jobs
 
-    def _run(self, jobs: Sequence[Job], progress: bool | None) -> list[RequestOutput]:
+    def _run(self, jobs: Sequence[CheckedRequest], progress: bool | None) -> list[RequestOutput]:
         results: dict[str, RequestOutput] = {}
         with self._transaction:
             names = self._add(jobs)
@@ -338,8 +338,8 @@ class LLM:
         raise_if_all_failed(results.values())
         return [job.read(results[job.group.request_id]) for job in jobs]
 
-    def _stream(self, jobs: Sequence[Job]) -> Iterator[RequestOutput]:
-        running: dict[str, Job] = {}
+    def _stream(self, jobs: Sequence[CheckedRequest]) -> Iterator[RequestOutput]:
+        running: dict[str, CheckedRequest] = {}
         finals: list[RequestOutput] = []
         try:
             self._begin(jobs, running)
@@ -354,14 +354,14 @@ class LLM:
             self._leave(jobs, running)
         raise_if_all_failed(finals)
 
-    def _begin(self, jobs: Sequence[Job], running: dict[str, Job]) -> None:
+    def _begin(self, jobs: Sequence[CheckedRequest], running: dict[str, CheckedRequest]) -> None:
         """Add the requests of a stream."""
         with self._transaction:
             self._streaming |= self._add(jobs)
             running.update((job.group.request_id, job) for job in jobs)
             self._running = []
 
-    def _next(self, running: Mapping[str, Job]) -> list[RequestOutput]:
+    def _next(self, running: Mapping[str, CheckedRequest]) -> list[RequestOutput]:
         """Outputs of a stream, of its own step if others have run none for it."""
         with self._transaction:
             unread = [self._unread.pop(name) for name in list(self._unread) if name in running]
@@ -370,7 +370,7 @@ class LLM:
                 raise EngineError("the outputs of a stream are missing: only the LLM may step or abort in its engine")
             return outputs
 
-    def _leave(self, jobs: Sequence[Job], running: Mapping[str, Job]) -> None:
+    def _leave(self, jobs: Sequence[CheckedRequest], running: Mapping[str, CheckedRequest]) -> None:
         """A stream ends; the requests that still run are aborted, in the middle of a step by the next one."""
         self._abandoned += running
         for job in jobs:
@@ -379,7 +379,7 @@ class LLM:
         with suppress(EngineError), self._transaction:
             self._abort_abandoned()
 
-    def _add(self, jobs: Sequence[Job]) -> set[str]:
+    def _add(self, jobs: Sequence[CheckedRequest]) -> set[str]:
         """Add requests under names that are free, and return these. In `_running` until they are in safe hands."""
         self._check_open()
         self._running = [job.group for job in jobs]
@@ -422,20 +422,6 @@ class LLM:
             with suppress(Exception):  # an observer's
                 self.engine.abort(self._running[-1].request_id)
             self._running.pop()
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """A checked request of the prompt at ``index``, and the reader of its answer if it is a conversation."""
-
-    index: int
-    group: RequestGroup
-    reader: ChatReader | None = None
-
-    def read(self, output: RequestOutput) -> RequestOutput:
-        """The output as users get it."""
-        output = replace(output, prompt_index=self.index) if self.index else output
-        return output if self.reader is None else self.reader.read(output)
 
 
 def raise_if_all_failed(outputs: Collection[RequestOutput]) -> None:

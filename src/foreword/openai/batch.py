@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
 from uuid import uuid4
 
-from foreword.batch import SamplingParams
 from foreword.engine import RequestOptions, RequestOutput
-from foreword.engine.chat import ChatReader, make_chat
+from foreword.engine.chat import make_chat
+from foreword.engine.checked_request import CheckedRequest
 from foreword.engine.llm import LLM
-from foreword.engine.prompt import Prompt
 from foreword.errors import ForewordError, RequestError
 from foreword.openai.batch_file import BatchLine, Record
 from foreword.openai.request import ChatRequest, CompletionRequest, parse_chat, parse_completion
@@ -21,14 +20,14 @@ from foreword.openai.response import chat_completion, error_body, text_completio
 
 
 @dataclass(slots=True, eq=False)
-class _Job:
-    """A line in the engine, and its outputs, one per prompt. reader: of a conversation's output."""
+class _Answer:
+    """A line in the engine. parts: its prompts as requests; outputs: those that have ended, by their index."""
 
     line: BatchLine
     request: ChatRequest | CompletionRequest
     model: str
-    reader: ChatReader | None = None
-    outputs: dict[str, RequestOutput | None] = field(default_factory=dict)
+    parts: list[CheckedRequest]
+    outputs: dict[int, RequestOutput] = field(default_factory=dict)
 
 
 class Batch:
@@ -42,7 +41,7 @@ class Batch:
         self._llm, self._names, self._ordered = llm, names, ordered
         self._media = llm.media.from_others()
         self._limit = 2 * llm.engine.config.scheduler.max_num_seqs
-        self._jobs: dict[str, _Job] = {}  # by the engine's request id
+        self._running: dict[str, tuple[_Answer, CheckedRequest]] = {}  # by the engine's request id
         self._open: dict[int, Record | None] = {}  # line number → its result, of lines that were read and not reported
         self.num_lines = 0
 
@@ -54,12 +53,12 @@ class Batch:
     @property
     def has_work(self) -> bool:
         """Whether lines are in the engine."""
-        return bool(self._jobs)
+        return bool(self._running)
 
     def run(self, lines: Iterator[BatchLine]) -> Iterator[Record]:
         """The results, each as soon as it is known. An error of the engine itself is raised."""
         exhausted = False
-        while not exhausted or self._jobs:
+        while not exhausted or self._running:
             while not exhausted and not self.is_full:
                 line = next(lines, None)
                 exhausted = line is None
@@ -77,18 +76,18 @@ class Batch:
     def step(self) -> list[Record]:
         """One step of the engine, if there is work. The results that are known by that."""
         found: list[Record] = []
-        for output in self._llm.engine.step() if self._jobs else ():
-            job = self._jobs.pop(output.request_id)
-            job.outputs[output.request_id] = output
-            if None not in job.outputs.values():
-                found += self._finish(job.line, self._result(job))
+        for output in self._llm.engine.step() if self._running else ():
+            answer, part = self._running.pop(output.request_id)
+            answer.outputs[part.index] = part.read(output)
+            if len(answer.outputs) == len(answer.parts):
+                found += self._finish(answer.line, self._result(answer))
         return found
 
     def forget(self) -> None:
         """Drop the lines in work, without results."""
-        for request_id in self._jobs:
+        for request_id in self._running:
             self._llm.engine.abort(request_id)
-        self._jobs.clear()
+        self._running.clear()
         self._open.clear()
 
     def _start(self, line: BatchLine) -> Record | None:
@@ -97,25 +96,21 @@ class Batch:
             return line.record(None, {"code": line.error.code, "message": str(line.error)})
         engine = self._llm.engine
         try:
-            job, prompts, params = self._parse(line)
-            options = RequestOptions(**job.request.options, lora=None if job.model in self._names else job.model)
-            groups = [engine.check(f"{line.number}.{i}", prompt, params, **options) for i, prompt in enumerate(prompts)]
+            answer = self._checked(line)
         except ForewordError as error:
             return line.record(_response(*error_body(error)), None)
         try:
-            for group in groups:
-                engine.add(group)
+            for part in answer.parts:
+                engine.add(part.group)
         except RequestError as error:  # its adapter cannot be read again
-            for group in groups:
-                engine.abort(group.request_id)
+            for part in answer.parts:
+                engine.abort(part.group.request_id)
             return line.record(_response(*error_body(error)), None)
-        for group in groups:
-            job.outputs[group.request_id] = None
-            self._jobs[group.request_id] = job
+        self._running.update((part.group.request_id, (answer, part)) for part in answer.parts)
         return None
 
-    def _parse(self, line: BatchLine) -> tuple[_Job, Sequence[Prompt], SamplingParams]:
-        """The line's request, and the prompts and parameters for the engine."""
+    def _checked(self, line: BatchLine) -> _Answer:
+        """Check the line's request, and each of its prompts as one of the engine."""
         request = parse_chat(line.body) if line.url.endswith("/chat/completions") else parse_completion(line.body)
         model = request.model or self._names[0]
         if model not in (known := [*self._names, *self._llm.loras]):
@@ -123,25 +118,29 @@ class Batch:
             raise RequestError(None, "model", model, reason, "Use --model, or --served-model-name for another name.")
         if request.stream:
             raise RequestError(None, "stream", True, "a batch has no streams", "Leave it out.")
-        if isinstance(request, CompletionRequest):
-            return _Job(line, request, model), request.prompts, request.params
-        limit = self._llm.engine.states.max_model_len
-        chat = make_chat(self._llm.tokenizer, request.messages, request.params, limit, request.chat, self._media)
-        return _Job(line, request, model, chat.reader()), [chat.prompt], chat.params
+        options = RequestOptions(**request.options, lora=None if model in self._names else model)
+        engine = self._llm.engine
+        if isinstance(request, ChatRequest):
+            limit = engine.states.max_model_len
+            chat = make_chat(self._llm.tokenizer, request.messages, request.params, limit, request.chat, self._media)
+            group = engine.check(f"{line.number}.0", chat.prompt, chat.params, **options)
+            return _Answer(line, request, model, [CheckedRequest(group, chat.reader())])
+        numbered = enumerate(request.prompts)
+        groups = [engine.check(f"{line.number}.{i}", prompt, request.params, **options) for i, prompt in numbered]
+        return _Answer(line, request, model, [CheckedRequest(group, index=i) for i, group in enumerate(groups)])
 
-    def _result(self, job: _Job) -> Record:
-        outputs = [output for output in job.outputs.values() if output is not None]
+    def _result(self, answer: _Answer) -> Record:
+        outputs = [answer.outputs[i] for i in range(len(answer.parts))]
         for output in outputs:
             if output.error is not None:
-                return job.line.record(_response(*error_body(output.error)), None)
+                return answer.line.record(_response(*error_body(output.error)), None)
+        named: dict[str, Any] = {"response_id": uuid4().hex, "created": int(time.time()), "model": answer.model}
         tokens = self._llm.tokenizer
-        named: dict[str, Any] = {"response_id": uuid4().hex, "created": int(time.time()), "model": job.model}
-        if isinstance(job.request, ChatRequest):
-            output = outputs[0] if job.reader is None else job.reader.read(outputs[0])
-            body = chat_completion(job.request, output, tokens, **named)
+        if isinstance(answer.request, ChatRequest):
+            body = chat_completion(answer.request, outputs[0], tokens, **named)
         else:
-            body = text_completion(job.request, outputs, tokens, **named)
-        return job.line.record(_response(200, body), None)
+            body = text_completion(answer.request, outputs, tokens, **named)
+        return answer.line.record(_response(200, body), None)
 
     def _finish(self, line: BatchLine, record: Record) -> list[Record]:
         """The results that can be reported, now that this one is known."""
