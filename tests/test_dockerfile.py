@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from foreword.cli.app import app
-from foreword.server.access import PUBLIC
 from foreword.server.config import ServerConfig
+from foreword.server.operations import OPERATIONS
 
 ROOT = Path(__file__).parents[1]
 TEXT = re.sub(r"\s*\\\n\s*", " ", (ROOT / "Dockerfile").read_text())
@@ -54,5 +54,5 @@ def test_the_image_runs_the_server_without_root():
 
 def test_the_health_check_asks_a_public_route_at_the_servers_port():
     ((port, route),) = re.findall(r"127\.0\.0\.1:(\d+)(/\w+)", TEXT)
-    assert route in PUBLIC
+    assert OPERATIONS.target("GET", route).access == "public"
     assert arguments("EXPOSE") == [port] == [str(ServerConfig().port)]

@@ -8,7 +8,7 @@ import pytest
 
 import anthropic
 from answers import CALLS, THOUGHT, cuts, outputs, transport
-from foreword.anthropic import PING, MessageStream, error_body, message_body, parse_messages
+from foreword.anthropic import MessageStream, error_body, message_body, parse_messages
 
 NAMED = {"response_id": "7", "created": 1700000000, "model": "m"}
 ASK = {"model": "m", "max_tokens": 100, "messages": [{"role": "user", "content": "Hi"}]}
@@ -21,7 +21,7 @@ def client(answer, status=200):
 
 def streamed(pieces, **options) -> anthropic.types.Message:
     frames = MessageStream(REQUEST, **NAMED)
-    body = PING + b"".join(frames.frames(output) for output in outputs(pieces, **options))
+    body = MessageStream.keep_alive + b"".join(frames.frames(output) for output in outputs(pieces, **options))
     with client(body).messages.stream(**ASK) as stream:
         return stream.get_final_message()
 

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import threading
 import time
 from urllib.parse import urlsplit
 
+import httpx
 import pytest
 from server_rig import HI, serving
+from starlette.routing import Mount
 
 from foreword.errors import ConfigError
-from foreword.server.access import ADMIN, PUBLIC
-from foreword.server.app import routes_of
+from foreword.server.app import make_app
 from foreword.server.config import ServerConfig, server_config
+from foreword.server.operations import OPERATIONS
+
+PUBLIC = {"/", "/health", "/ready"}
+ADMIN = {"/abort", "/requests", "/reset_prefix_cache", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"}
+"""Written here again, so that no operation becomes open by an edit of its declaration alone."""
 
 
 @pytest.fixture(scope="module")
@@ -25,16 +32,14 @@ def guarded(talker):
 
 
 def test_every_route_but_health_needs_a_key(guarded):
-    asked = 0
-    for route in routes_of(guarded.context):
-        path = route.path.replace("{name:path}", "talker").replace("{id}", "x")
-        for method in route.methods - {"HEAD"}:
-            with guarded.client() as client:
-                status = client.request(method, path, json={}).status_code
-                wrong = client.request(method, path, json={}, headers={"Authorization": "Bearer on"}).status_code
-            asked += 1
-            assert (status == 401 and wrong == 401) == (path not in PUBLIC), path
-    assert asked > 12
+    assert {operation.path for operation in OPERATIONS} >= PUBLIC
+    for operation in OPERATIONS:
+        path = operation.path.replace("{name:path}", "talker").replace("{id}", "x")
+        with guarded.client() as client:
+            status = client.request(operation.method, path, json={}).status_code
+            headers = {"Authorization": "Bearer on"}
+            wrong = client.request(operation.method, path, json={}, headers=headers).status_code
+        assert (status == 401 and wrong == 401) == (path not in PUBLIC), path
     with guarded.client() as client:
         assert client.get("/nowhere").status_code == 401
 
@@ -46,6 +51,7 @@ def test_any_of_the_keys_fits_in_the_header_of_either_client(guarded):
 
 @pytest.mark.parametrize("path", sorted(ADMIN))
 def test_what_changes_the_server_needs_the_admin_key(guarded, path):
+    assert {operation.path for operation in OPERATIONS if operation.access == "admin"} == ADMIN
     with guarded.client() as client:
         method = "GET" if path == "/requests" else "POST"
         ordinary = client.request(method, path, json={}, headers={"Authorization": "Bearer one"})
@@ -59,6 +65,17 @@ def test_an_admin_key_alone_leaves_the_other_routes_open(talker):
     with serving(talker, admin_key="root") as running:
         assert running.get("/v1/models").status_code == 200
         assert running.get("/requests").status_code == 401
+
+
+def test_an_application_under_a_prefix_needs_the_same_keys(guarded):
+    async def statuses(key: str) -> list[int]:
+        transport = httpx.ASGITransport(Mount("/inner", make_app(guarded.context)))
+        headers = {"Authorization": f"Bearer {key}"}
+        async with httpx.AsyncClient(transport=transport, base_url="http://server", headers=headers) as client:
+            return [(await client.get(f"/inner{path}")).status_code for path in ("/health", "/version", "/requests")]
+
+    assert asyncio.run(statuses("none")) == [200, 401, 401]
+    assert asyncio.run(statuses("one")) == [200, 200, 401]
 
 
 KEY = {"Authorization": "Bearer one"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 from server_rig import HI, serving
 from talking_model import write_adapter
@@ -75,6 +76,16 @@ def test_a_request_names_an_adapter_as_its_model(server, answers):
     refused = post(server, "/v1/completions", {**GREEDY, "model": "code"}, "one")
     assert refused.status_code == 404
     assert "'law'" in refused.json()["error"]["message"]
+
+
+def test_an_adapter_embeds_as_the_model_of_its_name(server, talker, directory):
+    with LLM(str(talker), executor="numpy", max_model_len=4096) as llm:
+        llm.load_lora("law", directory / "law")
+        want = {"talker": llm.embed("Hi")[0], "law": llm.embed("Hi", lora="law")[0]}
+    assert np.abs(want["law"] - want["talker"]).max() > 1e-3
+    for name, vector in want.items():
+        body = post(server, "/v1/embeddings", {"input": "Hi", "model": name}, "one").json()
+        np.testing.assert_allclose(body["data"][0]["embedding"], vector, atol=1e-5)
 
 
 def test_adapters_are_loaded_replaced_and_dropped_while_requests_run(server, answers):

@@ -8,7 +8,7 @@ import jsonschema
 import pytest
 from server_rig import serving
 
-from foreword.server.app import routes_of
+from foreword.server.operations import served_by
 
 WITHOUT_WHAT_IT_NAMES = {"/abort": 404, "/v1/load_lora_adapter": 403, "/v1/unload_lora_adapter": 404}
 """Statuses of examples about a request, or an adapter, that the server of the tests does not have."""
@@ -38,7 +38,7 @@ def bodies(document) -> dict[str, dict]:
 
 
 def test_every_route_is_described(server, document):
-    paths = {route.path.replace(":path", "") for route in routes_of(server.context)}
+    paths = {operation.path.replace(":path", "") for operation in served_by(server.context)}
     assert set(document["paths"]) == paths
     assert all(operation["summary"] for methods in document["paths"].values() for operation in methods.values())
 

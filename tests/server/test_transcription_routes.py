@@ -212,12 +212,12 @@ def test_a_closed_connection_ends_a_transcription(server):
     server.check_nothing_is_left()
 
 
-def test_a_model_of_text_answers_that_it_writes_down_no_speech(talker):
+def test_a_model_of_text_answers_that_it_cannot_transcribe(talker):
     with serving(talker) as server:
         response = post(server)
         error = response.json()["error"]
         assert (response.status_code, error["param"]) == (404, "model")
-        assert "does not write down speech" in error["message"]
+        assert "cannot transcribe audio" in error["message"]
 
 
 def test_the_description_has_the_fields_of_the_form(server):

@@ -1,10 +1,9 @@
 """Anthropic's Messages request and response bodies, without HTTP."""
 
 from foreword.anthropic.request import parse_count, parse_messages
-from foreword.anthropic.response import PING, MessageStream, error_body, message_body
+from foreword.anthropic.response import MessageStream, error_body, message_body
 
 __all__ = [
-    "PING",
     "MessageStream",
     "error_body",
     "message_body",

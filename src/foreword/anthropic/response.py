@@ -7,7 +7,7 @@ from typing import Unpack
 
 from foreword.engine import CompletionOutput, RequestOutput
 from foreword.messages import ArgumentsDelta, CallEnd, CallStart, ContentDelta, Event, Message, ReasoningDelta, ToolCall
-from foreword.openai.frames import json_string, named_frame
+from foreword.openai.frames import AnswerStream, json_string, named_frame
 from foreword.openai.request import ChatRequest
 from foreword.openai.response import Body, Named
 
@@ -23,9 +23,6 @@ KIND_OF_STATUS = {
     529: "overloaded_error",
 }
 """HTTP status → type of the error; any other below 500 is an invalid request, from 500 on an error of the server."""
-
-PING = named_frame("ping", {"type": "ping"})
-"""Keeps a connection open; clients ignore it."""
 
 
 def message_body(request: ChatRequest, output: RequestOutput, **named: Unpack[Named]) -> Body:
@@ -69,13 +66,14 @@ def error_body(status: int, message: str) -> Body:
     return {"type": "error", "error": {"type": kind, "message": message}}
 
 
-class MessageStream:
+class MessageStream(AnswerStream[RequestOutput]):
     """The events of one answer, as frames of bytes: message_start, content blocks, message_delta, message_stop.
 
     A block ends where the next one begins. The cost of an output is O(new text).
     """
 
     __slots__ = ("_at", "_block", "_has_calls", "_index", "_is_started", "_named", "_request")
+    keep_alive = named_frame("ping", {"type": "ping"})
 
     def __init__(self, request: ChatRequest, **named: Unpack[Named]) -> None:
         self._request, self._named = request, named
@@ -85,7 +83,6 @@ class MessageStream:
         self._has_calls = self._is_started = False
 
     def frames(self, output: RequestOutput) -> bytes:
-        """The frames of an output, b"" if it adds nothing."""
         (completion,) = output.outputs
         frames = [] if self._is_started else [self._start(output)]
         for event in completion.events:

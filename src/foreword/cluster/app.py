@@ -12,12 +12,13 @@ from starlette.types import Scope, Send
 
 from foreword.cluster.client import ReplicaLostError, Response, request
 from foreword.cluster.cluster import Cluster
-from foreword.cluster.front import LOST, Called, Front
+from foreword.cluster.front import LOST, Front
 from foreword.cluster.metrics import replica_metrics
 from foreword.cluster.process import ReplicaProcess
 from foreword.cluster.prompts import TOKENS_PER_PIECE, pieces_of
 from foreword.errors import CapacityError
 from foreword.server.errors import HttpError
+from foreword.server.replicas import Called
 
 DROPPED = frozenset((b"connection", b"keep-alive", b"transfer-encoding", b"content-length", b"host", b"authorization",
                      b"x-api-key", b"x-request-id", b"date", b"expect"))  # fmt: skip

@@ -13,6 +13,7 @@ from foreword.cluster.client import ReplicaLostError
 from foreword.cluster.process import ReplicaProcess
 from foreword.errors import ConfigError
 from foreword.routing import make_router
+from foreword.server.adapter_routes import LOAD
 from foreword.server.config import ServerConfig
 
 PROBE_INTERVAL = 5.0
@@ -132,7 +133,7 @@ class Cluster:
                 f"{self._identity}: send SIGHUP to replace all"
             )
         for name, body in self.adapters.items():
-            status, answer = await process.call("POST", "/v1/load_lora_adapter", body)
+            status, answer = await process.call(LOAD.method, LOAD.path, body)
             if status != 200:
                 raise ConfigError(f"replica {number}: adapter {name!r:.80}: {answer['error']['message']}")
         self._identity = process.identity

@@ -1,10 +1,11 @@
-"""Server-sent events: the bytes of one."""
+"""Server-sent events: the bytes of one, and what every stream of an answer has."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, ClassVar, Generic, TypeVar
 
+T = TypeVar("T")
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
@@ -16,3 +17,22 @@ def named_frame(event: str, body: dict[str, Any]) -> bytes:
 def json_string(text: str) -> str:
     """A text as a JSON string in ASCII, for frames made from a prebuilt part."""
     return _encode(text)
+
+
+class AnswerStream(Generic[T]):
+    """The frames of one answer, made of its outputs as they come. keep_alive: a frame for times without any."""
+
+    __slots__ = ()
+    keep_alive: ClassVar[bytes] = b": keep-alive\n\n"
+
+    def frames(self, output: T) -> bytes:
+        """Return the frames of an output, b"" if it adds nothing."""
+        raise NotImplementedError
+
+    def end(self) -> bytes:
+        """Return the frames after those of the last output."""
+        return b""
+
+    def failed(self, message: str) -> bytes | None:
+        """Return the frames that end an answer that failed; None: the frame of the interface's errors."""
+        return None

@@ -18,7 +18,7 @@ from foreword.fields import BOOLEAN, INTEGER, OBJECT, OBJECTS, STRING, Fields, N
 from foreword.media.parts import DETAILS
 from foreword.messages import ArgumentsDelta, CallEnd, CallStart, ContentDelta, Event, Message, ReasoningDelta
 from foreword.openai.conversation import Conversation
-from foreword.openai.frames import json_string, named_frame
+from foreword.openai.frames import AnswerStream, json_string, named_frame
 from foreword.openai.request import (
     LABELS,
     NORMAL_EFFORT,
@@ -74,6 +74,10 @@ class ResponsesRequest:
 
     chat: ChatRequest
     echo: Mapping[str, Any]
+
+    @property
+    def model(self) -> str | None:
+        return self.chat.model
 
 
 def parse_responses(body: object) -> ResponsesRequest:
@@ -152,7 +156,7 @@ def response_body(request: ResponsesRequest, output: RequestOutput, **named: Unp
     return _response(request, named, items.output, output, completion)
 
 
-class ResponseStream:
+class ResponseStream(AnswerStream[RequestOutput]):
     """The events of one response as frames of bytes, from response.created to the one that ends it.
 
     The cost of an output is O(new text).
@@ -166,7 +170,6 @@ class ResponseStream:
         self._is_started = False
 
     def frames(self, output: RequestOutput) -> bytes:
-        """The frames of an output, b"" if it adds nothing."""
         (completion,) = output.outputs
         frames = self._begin()
         for event in completion.events:
@@ -179,7 +182,6 @@ class ResponseStream:
         return b"".join(frames)
 
     def failed(self, message: str) -> bytes:
-        """The frames that end a response that failed."""
         error = {"code": "server_error", "message": message}
         body = {**self._body(None, None), "status": "failed", "error": error}
         return b"".join([*self._begin(), self._items.frame("response.failed", {"response": body})])

@@ -12,6 +12,7 @@ from typing import Any, Unpack
 
 from foreword.engine import CompletionOutput, RequestOutput
 from foreword.messages import ArgumentsDelta, CallStart, ContentDelta, Event, ReasoningDelta
+from foreword.openai.frames import AnswerStream
 from foreword.openai.request import ChatRequest, CompletionRequest
 from foreword.openai.response import (
     Body,
@@ -54,7 +55,7 @@ class Chunks:
         return (found + DONE).encode(errors=ESCAPE)
 
 
-class ChatStream:
+class ChatStream(AnswerStream[RequestOutput]):
     """The frames of an answer to /v1/chat/completions."""
 
     def __init__(self, request: ChatRequest, tokens: Tokens, **named: Unpack[Named]) -> None:
@@ -86,7 +87,7 @@ class ChatStream:
         return begin + self._chunks.chunk(index, f'"delta":{_delta(events)}', found, reason)
 
 
-class CompletionStream:
+class CompletionStream(AnswerStream[RequestOutput]):
     """The frames of an answer to /v1/completions."""
 
     def __init__(self, request: CompletionRequest, tokens: Tokens, **named: Unpack[Named]) -> None:

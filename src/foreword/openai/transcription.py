@@ -14,6 +14,7 @@ from foreword.engine.transcription import Segment, Transcription, TranscriptionO
 from foreword.errors import RequestError
 from foreword.fields import BOOLEAN, STRING, STRINGS, Fields, Kind, Neutral, one_of
 from foreword.media.speech import TRANSCRIBE, TRANSLATE
+from foreword.openai.frames import AnswerStream
 from foreword.openai.request import SAMPLING, request_options
 from foreword.openai.response import Body
 
@@ -99,14 +100,13 @@ def answer(request: TranscriptionRequest, found: Transcription) -> tuple[str, Bo
     return media_type, write(request, found)
 
 
-def delta_frame(text: str) -> bytes:
-    """A piece of the text of a stream."""
-    return _frame({"type": "transcript.text.delta", "delta": text})
+class TranscriptionStream(AnswerStream[str | Transcription]):
+    """The events of one transcription: of the pieces of its text, then of the whole."""
 
-
-def done_frame(found: Transcription) -> bytes:
-    """The end of a stream."""
-    return _frame({"type": "transcript.text.done", "text": found.text, "usage": _usage(found)})
+    def frames(self, output: str | Transcription) -> bytes:
+        if isinstance(output, str):
+            return _frame({"type": "transcript.text.delta", "delta": output})
+        return _frame({"type": "transcript.text.done", "text": output.text, "usage": _usage(output)})
 
 
 def _frame(body: Body) -> bytes:

@@ -22,7 +22,7 @@ from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp, Message, Scope, Send
 
 from foreword import __version__
-from foreword.cluster.front import LOAD, LOST, Called, Front
+from foreword.cluster.front import LOST, Front
 from foreword.cluster.prompts import pieces_of
 from foreword.engine.async_llm import AsyncLLM
 from foreword.engine.loras import named_paths
@@ -30,10 +30,12 @@ from foreword.errors import ConfigError
 from foreword.ray.adapters import Adapters
 from foreword.ray.scaling import PRESSURE, WAITING, policy
 from foreword.ray.version import check_version
+from foreword.server.adapter_routes import LOAD
 from foreword.server.app import make_app
 from foreword.server.config import ServerConfig
 from foreword.server.context import Context
 from foreword.server.errors import HttpError
+from foreword.server.replicas import Called
 
 Answered = tuple[str, int, bytes]
 """The name of a replica, status and body."""
@@ -59,7 +61,7 @@ class Engine:
         )
         self._app, self._name = make_app(context), replica.replica_id.unique_id
         for name, body in (await Adapters(replica.app_name).all()).items():
-            _, status, answer = await self.call("POST", LOAD, msgspec.json.encode(body))
+            _, status, answer = await self.call(LOAD.method, LOAD.path, msgspec.json.encode(body))
             if status != 200:
                 raise ConfigError(f"adapter {name!r:.80}: {msgspec.json.decode(answer)['error']['message']}; unload it")
 

@@ -1,4 +1,4 @@
-"""Who may use which route."""
+"""Who may use which operation."""
 
 from __future__ import annotations
 
@@ -7,30 +7,25 @@ from hmac import compare_digest
 
 from foreword.server.config import ServerConfig
 from foreword.server.errors import HttpError
-
-PUBLIC = frozenset(("/", "/health", "/ready"))
-"""Paths that need no key: the chat page is the same for all, and asks for one."""
-
-ADMIN = frozenset(("/abort", "/requests", "/reset_prefix_cache", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"))
-"""Paths that show or change what belongs to all: they need the admin key, if there is one."""
+from foreword.server.operation import Access
 
 
-class Access:
+class Keys:
     """Checks the keys of requests, in a time that does not depend on how much of a key is right."""
 
     def __init__(self, config: ServerConfig) -> None:
         self._admin = () if config.admin_key is None else (config.admin_key.encode(),)
         self._ordinary = (*(key.encode() for key in config.api_key), *self._admin) if config.api_key else ()
 
-    def needed(self, path: str) -> str | None:
-        """The kind of key that a path needs: "admin key", "API key" or None."""
-        if self._admin and path in ADMIN:
+    def needed(self, access: Access) -> str | None:
+        """Return the kind of key that an operation needs: "admin key", "API key" or None."""
+        if self._admin and access == "admin":
             return "admin key"
-        return "API key" if self._ordinary and path not in PUBLIC else None
+        return "API key" if self._ordinary and access != "public" else None
 
-    def check(self, path: str, headers: Mapping[bytes, bytes]) -> None:
+    def check(self, access: Access, path: str, headers: Mapping[bytes, bytes]) -> None:
         """HttpError 401 without a valid key. headers: by lower-case names."""
-        needed = self.needed(path)
+        needed = self.needed(access)
         keys = self._admin if needed == "admin key" else self._ordinary
         if needed is not None and not _is_one_of(_given(headers), keys):
             raise HttpError(

@@ -1,4 +1,4 @@
-"""Routes that load and drop LoRA adapters, with vLLM's bodies: /v1/load_lora_adapter, /v1/unload_lora_adapter."""
+"""Operations that load and drop LoRA adapters, with vLLM's bodies."""
 
 from __future__ import annotations
 
@@ -11,44 +11,13 @@ from foreword.errors import ModelError
 from foreword.fields import BOOLEAN, INTEGER, STRING, Fields
 from foreword.server.context import Context
 from foreword.server.errors import HttpError
-from foreword.server.openapi import Body, Operation
+from foreword.server.operation import Body, Operation
+from foreword.server.replicas import Replicas, Spread, first_found
 from foreword.server.reply import json_body, reply
 
 
-def routes_of(context: Context) -> list[Operation]:
-    """/v1/load_lora_adapter, /v1/unload_lora_adapter."""
-    engine = context.engine
-
-    async def load(request: Request) -> Response:
-        """Load a LoRA adapter, which is a model of requests then."""
-        name, path, replaces = parse_load(await json_body(request))
-        if not name or name in context.names:
-            raise HttpError(400, f"lora_name = {name!r:.80}: is not free for an adapter", param="lora_name")
-        if name in engine.loras and not replaces:
-            reason = f"lora_name = {name!r:.80}: is loaded already. Use load_inplace: true to replace it"
-            raise HttpError(400, reason, param="lora_name")
-        try:
-            await engine.load_lora(name, _allowed(context.config.adapter_directory, path))
-        except ModelError as error:
-            raise HttpError(400, str(error), param="lora_path") from None
-        return reply({"lora_name": name, "loaded": True})
-
-    async def unload(request: Request) -> Response:
-        """Drop a LoRA adapter; requests in progress end with it."""
-        name = parse_unload(await json_body(request))
-        if name not in engine.loras:
-            raise HttpError(404, f"lora_name = {name!r:.80}: is not loaded", param="lora_name")
-        await engine.drop_lora(name)
-        return reply({"lora_name": name, "unloaded": True})
-
-    return [
-        Operation("/v1/load_lora_adapter", load, Body(parse_load, {"lora_name": "law", "lora_path": "law"})),
-        Operation("/v1/unload_lora_adapter", unload, Body(parse_unload, {"lora_name": "law"})),
-    ]
-
-
 def parse_load(body: object) -> tuple[str, str, bool]:
-    """Name, path, and whether it may replace another one."""
+    """Return the name, the path, and whether it may replace another one."""
     given = Fields(body)
     found = given.require("lora_name", STRING), given.require("lora_path", STRING)
     replaces: bool = given.take("load_inplace", BOOLEAN, False)
@@ -57,7 +26,7 @@ def parse_load(body: object) -> tuple[str, str, bool]:
 
 
 def parse_unload(body: object) -> str:
-    """The name. vLLM's ``lora_int_id`` is read and has no effect."""
+    """Return the name. vLLM's ``lora_int_id`` is read and has no effect."""
     given = Fields(body)
     name: str = given.require("lora_name", STRING)
     given.take("lora_int_id", INTEGER)
@@ -66,7 +35,7 @@ def parse_unload(body: object) -> str:
 
 
 def _allowed(directory: str | None, given: str) -> Path:
-    """The path of an adapter below the directory, after symbolic links. HttpError 403 for any other."""
+    """Return the path of an adapter below the directory, after symbolic links. HttpError 403 for any other."""
     if directory is None:
         raise HttpError(403, "adapters cannot be loaded: start the server with --adapter-directory", code="forbidden")
     try:
@@ -78,3 +47,75 @@ def _allowed(directory: str | None, given: str) -> Path:
         pass
     reason = f"lora_path = {given!r:.80}: is not below the directory that adapters may be loaded from"
     raise HttpError(403, reason, param="lora_path", code="forbidden")
+
+
+_LOAD = Body(parse_load, {"lora_name": "law", "lora_path": "law"})
+_UNLOAD = Body(parse_unload, {"lora_name": "law"})
+
+
+async def _load(context: Context, request: Request) -> Response:
+    engine = context.engine
+    name, path, replaces = await _LOAD.read(context, request)
+    if not name or name in context.names:
+        raise HttpError(400, f"lora_name = {name!r:.80}: is not free for an adapter", param="lora_name")
+    if name in engine.loras and not replaces:
+        reason = f"lora_name = {name!r:.80}: is loaded already. Use load_inplace: true to replace it"
+        raise HttpError(400, reason, param="lora_name")
+    try:
+        await engine.load_lora(name, _allowed(context.config.adapter_directory, path))
+    except ModelError as error:
+        raise HttpError(400, str(error), param="lora_path") from None
+    return reply({"lora_name": name, "loaded": True})
+
+
+async def _load_everywhere(replicas: Replicas, request: Request) -> Response:
+    """Load an adapter on all replicas, or on none."""
+    body = await json_body(request)
+    found = await replicas.answers(request, body)
+    failed = next((known for known in found if known[1] != 200), None)
+    name = body.get("lora_name")
+    if failed is None:
+        await replicas.keep_adapter(str(name), {**body, "load_inplace": True})
+        return reply(found[0][2])
+    if isinstance(name, str) and name not in await replicas.adapters():
+        await replicas.call_all(UNLOAD.method, UNLOAD.path, {"lora_name": name})  # from those that have it
+    replica, status, answer = failed
+    if len({each[1] for each in found}) > 1:
+        answer["error"]["message"] = f"replica {replica}: {answer['error']['message']}"
+    return reply(answer, status)
+
+
+async def _unload(context: Context, request: Request) -> Response:
+    name = await _UNLOAD.read(context, request)
+    if name not in context.engine.loras:
+        raise HttpError(404, f"lora_name = {name!r:.80}: is not loaded", param="lora_name")
+    await context.engine.drop_lora(name)
+    return reply({"lora_name": name, "unloaded": True})
+
+
+async def _unload_everywhere(replicas: Replicas, request: Request) -> Response:
+    """Drop an adapter, also if no replica is ready."""
+    body = await json_body(request)
+    await replicas.keep_adapter(str(body.get("lora_name")), None)
+    return reply(*first_found(await replicas.answers(request, body)))
+
+
+LOAD = Operation(
+    "/v1/load_lora_adapter",
+    _load,
+    _LOAD,
+    access="admin",
+    summary="Load a LoRA adapter, whose name is then a model of requests (vLLM).",
+    details="Requests go on meanwhile. `load_inplace: true` replaces an adapter. All replicas load it, or none.",
+    replicas=Spread("all", _load_everywhere),
+)
+UNLOAD = Operation(
+    "/v1/unload_lora_adapter",
+    _unload,
+    _UNLOAD,
+    access="admin",
+    summary="Drop a LoRA adapter (vLLM).",
+    details="Requests in progress end with it.",
+    replicas=Spread("all", _unload_everywhere),
+)
+OPERATIONS = (LOAD, UNLOAD)

@@ -2,58 +2,40 @@
 
 from __future__ import annotations
 
-from starlette.middleware.cors import CORSMiddleware
-from starlette.routing import Router
-from starlette.types import ASGIApp
+from collections import Counter
 
-from foreword.server import (
-    adapter_routes,
-    audio_routes,
-    kv_event_routes,
-    message_routes,
-    openai_routes,
-    page,
-    pooling_routes,
-    requests,
-    status,
-    tokens,
-)
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
 from foreword.server.config import ServerConfig
 from foreword.server.context import Context
+from foreword.server.errors import not_found
 from foreword.server.gate import Gate
-from foreword.server.openapi import Operation, route_of
-
-MODULES = (
-    status,
-    openai_routes,
-    message_routes,
-    pooling_routes,
-    audio_routes,
-    tokens,
-    requests,
-    adapter_routes,
-    kv_event_routes,
-    page,
-)
-"""Modules with a function ``routes_of(context)``."""
-
-
-def routes_of(context: Context) -> list[Operation]:
-    """All routes of the server."""
-    routes = [route for module in MODULES for route in module.routes_of(context)]
-    return [*routes, route_of(routes, context.config)]
+from foreword.server.operation import Operation
+from foreword.server.operations import OPERATIONS
 
 
 def make_app(context: Context) -> ASGIApp:
-    """All routes, behind keys and limits. The engine stays its owner's: the application does not close it."""
-    router = Router(routes_of(context), redirect_slashes=False)
-    return with_origins(Gate(router, context.config, context.metrics.responses), context.config)
+    """All operations, behind keys and limits. The engine stays its owner's: the application does not close it."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        operation: Operation = scope["operation"]
+        if not operation.is_served(context):
+            raise not_found(scope["method"], scope["path"])
+        response = await operation.handler(context, Request(scope, receive))
+        await response(scope, receive, send)
+
+    return behind_gate(answer, context.config, context.metrics.responses)
 
 
-def with_origins(app: ASGIApp, config: ServerConfig) -> ASGIApp:
-    """The application for web pages of other origins too, if the settings name some."""
+def behind_gate(app: ASGIApp, config: ServerConfig, responses: Counter[int]) -> ASGIApp:
+    """Put an application that answers operations behind keys and limits; web pages of other origins may call it if the
+    settings name some. responses: counts the requests by the status of their response.
+    """
+    gate = Gate(app, OPERATIONS, config, responses)
     if not config.cors_origin:
-        return app
+        return gate
     return CORSMiddleware(
-        app, config.cors_origin, allow_methods=["*"], allow_headers=["*"], expose_headers=["x-request-id"]
+        gate, config.cors_origin, allow_methods=["*"], allow_headers=["*"], expose_headers=["x-request-id"]
     )

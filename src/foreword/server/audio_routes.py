@@ -1,109 +1,61 @@
-"""OpenAI's routes of sounds: /v1/audio/transcriptions and /v1/audio/translations."""
+"""OpenAI's operations of sounds: transcriptions and translations."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from urllib.parse import urlsplit
 
-from starlette.requests import Request
 from starlette.responses import Response
 
-from foreword.engine.transcription import Transcriber, make_transcriber
+from foreword.engine.transcription import Transcriber, Transcription, make_transcriber
 from foreword.errors import RequestError
+from foreword.openai import Named
 from foreword.openai.transcription import (
     FORMATS,
     JSON_FIELDS,
     TranscriptionRequest,
+    TranscriptionStream,
     answer,
-    delta_frame,
-    done_frame,
     parse_transcription,
     parse_translation,
 )
-from foreword.server.config import ServerConfig
+from foreword.server.answer import Api
 from foreword.server.context import Context
 from foreword.server.errors import HttpError
-from foreword.server.events import EventStream
 from foreword.server.generation import Generation
-from foreword.server.openapi import FORM, Body, Operation
-from foreword.server.reply import apart, form_body, reply
+from foreword.server.operation import EVENTS, Body, Operation
+from foreword.server.reply import apart, reply
 
-EXAMPLE = {"file": b"RIFF", "response_format": "json"}
-NUM_READING = 2  # sounds that are decoded at the same time: a long one takes some 100 MB for a moment
 FIELDS = {"encoder_input": "file", "prompt_token_ids": "prompt", "timestamps": "response_format"}
 """Fields of the engine → those of a form."""
 
 
-def routes_of(context: Context) -> list[Operation]:
-    """/v1/audio/transcriptions, /v1/audio/translations. A model that does not write down speech answers 404."""
-    reading = asyncio.Semaphore(NUM_READING)
-
-    async def transcriptions(request: Request) -> Response:
-        """What is said in a sound, in OpenAI's form."""
-        return await _answer(context, reading, request, parse_transcription)
-
-    async def translations(request: Request) -> Response:
-        """What is said in a sound, in English, in OpenAI's form."""
-        return await _answer(context, reading, request, parse_translation)
-
-    kinds = tuple(dict.fromkeys(kind.partition(";")[0] for kind, _ in FORMATS.values()))
-    return [
-        Operation(f"/v1/audio/{name}", route, Body(parse, EXAMPLE, generates=True, kind=FORM), media_types=kinds)
-        for name, route, parse in (
-            ("transcriptions", transcriptions, parse_transcription),
-            ("translations", translations, parse_translation),
-        )
-    ]
-
-
-async def _answer(
-    context: Context, reading: asyncio.Semaphore, request: Request, parse: Callable[[object], TranscriptionRequest]
-) -> Response:
+async def _heard(generation: Generation, wanted: TranscriptionRequest) -> AsyncGenerator[str | Transcription, None]:
+    """Return the pieces of a transcription's text, then the whole. HttpError 404 if the model takes no speech."""
+    context = generation.context
     if context.media.speech is None:
-        raise HttpError(404, f"model: {context.names[0]!r:.80} does not write down speech", param="model")
-    _check_origin(request, context.config)
-    generation, body = Generation(context, request), await form_body(request, JSON_FIELDS)
-    await generation.limit_time(body)
-    wanted = parse(body)
-    generation.choose_model(wanted.model)
+        raise HttpError(404, f"model: {context.names[0]!r:.80} cannot transcribe audio", param="model")
     generation.enter(wanted.params)
     try:
-        async with reading:
+        async with context.decoding:
             arguments = context.media, context.tokenizer, wanted.file, wanted.params, wanted.what
             transcriber = await apart(True, lambda: make_transcriber(*arguments, field="file"))
     except RequestError as error:
         raise _of_form(error) from None
     generation.add_tokens(transcriber.num_frames)
-    texts = _texts(generation, transcriber, wanted)
-    if wanted.stream:
-
-        async def frames() -> AsyncGenerator[bytes, None]:
-            async with aclosing(texts):
-                async for text in texts:
-                    yield delta_frame(text)
-            generation.leave()
-            yield done_frame(transcriber.result())
-
-        return EventStream(frames(), keep_alive=context.config.keep_alive)
-    async for _ in texts:
-        pass
-    media_type, found = answer(wanted, transcriber.result())
-    return Response(found, media_type=media_type) if isinstance(found, str) else reply(found)
+    return _pieces(generation, transcriber, wanted)
 
 
-async def _texts(
+async def _pieces(
     generation: Generation, transcriber: Transcriber, wanted: TranscriptionRequest
-) -> AsyncGenerator[str, None]:
-    """Run the parts of a transcription: its text, in pieces."""
+) -> AsyncGenerator[str | Transcription, None]:
     part, length = transcriber.advance(), 0
     while part is not None:
         stream = wanted.stream and part.is_text
         reader = transcriber.detokenizer()
         try:
-            jobs = await generation.texts([part.prompt], part.params, wanted.options, stream=stream)
-            async with aclosing(generation.outputs(jobs)) as outputs:
+            checked = await generation.check("prompt", [part.prompt], [part.params], wanted.options, stream=stream)
+            async with aclosing(generation.outputs(checked)) as outputs:
                 async for output in outputs:
                     text = reader.push(output.outputs[0].new_token_ids) if stream else ""
                     text = text if length else text.lstrip()
@@ -117,18 +69,46 @@ async def _texts(
         if text[length:]:
             yield text[length:]
         length = len(text)
+    yield transcriber.result()
 
 
 def _of_form(error: RequestError) -> RequestError:
-    """The error with the field of the form."""
+    """Return the error with the field of the form."""
     field = FIELDS.get(error.field, error.field)
     return RequestError(error.request_id, field, error.value, error.reason, error.fix)
 
 
-def _check_origin(request: Request, config: ServerConfig) -> None:
-    """HttpError 403 for a form that a web page of another origin sends, which browsers do without asking the server."""
-    origin = request.headers.get("origin")
-    if origin is None or {"*", origin} & set(config.cors_origin):
-        return
-    if urlsplit(origin).netloc != request.headers.get("host"):
-        raise HttpError(403, f"origin {origin!r:.80}: web pages of it may not call this server; see cors_origin")
+def _whole(
+    context: Context, wanted: TranscriptionRequest, pieces: Sequence[str | Transcription], named: Named
+) -> Response:
+    (found,) = (piece for piece in pieces if isinstance(piece, Transcription))
+    media_type, body = answer(wanted, found)
+    return Response(body, media_type=media_type) if isinstance(body, str) else reply(body)
+
+
+def _operation(path: str, parse: Callable[[object], TranscriptionRequest], summary: str, details: str) -> Operation:
+    api: Api[TranscriptionRequest, str | Transcription] = Api(
+        body=Body(parse, {"file": b"RIFF", "response_format": "json"}, timeout=True, form=JSON_FIELDS),
+        run=_heard,
+        whole=_whole,
+        size=len,
+        stream=lambda context, wanted, named: TranscriptionStream() if wanted.stream else None,
+    )
+    kinds = tuple(dict.fromkeys(kind.partition(";")[0] for kind, _ in FORMATS.values()))
+    return Operation(path, api, api.body, access="key", summary=summary, details=details, media_types=(*kinds, EVENTS))
+
+
+OPERATIONS = (
+    _operation(
+        "/v1/audio/transcriptions",
+        parse_transcription,
+        "Transcribe speech (OpenAI Transcriptions).",
+        "The model must be a Whisper; for others the status is 404. With `stream: true` the text comes in pieces.",
+    ),
+    _operation(
+        "/v1/audio/translations",
+        parse_translation,
+        "Translate speech into English text (OpenAI Translations).",
+        "It takes the form of a transcription.",
+    ),
+)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,6 +18,8 @@ from foreword.server.admission import Admission
 from foreword.server.config import ServerConfig
 from foreword.server.errors import HttpError
 from foreword.server.metrics import ServerMetrics
+
+NUM_DECODING = 2  # sounds that are decoded at the same time: a long one takes some 100 MB for a moment
 
 
 class Trace(Protocol):
@@ -51,7 +54,7 @@ class Context:
     """The engine and its tokenizer; media: what the model takes besides text; names: of the model in requests, the
     first one in responses, where adapters have names of their own; created: seconds since 1970; kv_events: where the
     cache's events are published, None if they are not; progress: of the HTTP requests that generate, by their ids;
-    trace: told the end of each request.
+    trace: told the end of each request; decoding: of sounds, so many at the same time.
     """
 
     engine: AsyncEngine
@@ -65,6 +68,7 @@ class Context:
     admission: Admission = field(init=False)
     metrics: ServerMetrics = field(init=False)
     progress: dict[str, Progress] = field(init=False, default_factory=dict)
+    decoding: asyncio.Semaphore = field(init=False, default_factory=lambda: asyncio.Semaphore(NUM_DECODING))
 
     def __post_init__(self) -> None:
         limits = self.config.max_requests, self.config.max_prompt_tokens

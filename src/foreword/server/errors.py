@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from foreword import anthropic
 from foreword.errors import EngineError, ForewordError
 from foreword.openai import error_body, error_frame
 
@@ -32,8 +33,12 @@ class HttpError(Exception):
         return TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
 
 
+def not_found(method: str, path: str) -> HttpError:
+    return HttpError(404, f"{method} {path}: Not Found")
+
+
 def as_http_error(error: Exception) -> HttpError:
-    """Any failure of a request. What is wrong inside the server is not told in detail."""
+    """Return any failure of a request as one with a status, without details of what is wrong inside the server."""
     if isinstance(error, HttpError):
         return error
     if isinstance(error, TimeoutError):
@@ -51,21 +56,16 @@ def openai_error(error: HttpError) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """How an interface tells errors. body: the JSON value. event: the name of the event that ends a failed stream."""
+    """How an interface writes errors. body: the JSON value. event: the name of the event that ends a failed stream."""
 
     body: Callable[[HttpError], dict[str, Any]] = openai_error
     event: str | None = None
 
     def frame(self, error: HttpError) -> bytes:
-        """The last frame of a stream that failed."""
+        """Return the last frame of a stream that failed."""
         name = b"" if self.event is None else f"event: {self.event}\n".encode()
         return name + error_frame(self.body(error))
 
 
 OPENAI = Dialect()
-DIALECTS: dict[str, Dialect] = {}
-"""First part of the paths of an interface → its dialect. All others have OpenAI's."""
-
-
-def dialect_of(path: str) -> Dialect:
-    return next((dialect for prefix, dialect in DIALECTS.items() if path.startswith(prefix)), OPENAI)
+ANTHROPIC = Dialect(lambda error: anthropic.error_body(error.status, str(error)), event="error")

@@ -13,11 +13,10 @@ HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # nginx passes each frame on at once
 ]
-COMMENT = b": keep-alive\n\n"
 
 
 class EventStream(Response):
-    """Sends frames as they come, and a sign of life whenever there was none for some seconds.
+    """Sends frames as they come, and another one whenever there was none for some seconds.
 
     The status and headers are sent at once. While the client does not read, no frame is asked for. An exception of the
     frames ends the stream with an event that says so; see `foreword.server.gate`.
@@ -25,11 +24,10 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(
-        self, frames: AsyncGenerator[bytes, None], *, keep_alive: float, sign_of_life: bytes = COMMENT
-    ) -> None:
+    def __init__(self, frames: AsyncGenerator[bytes, None], *, silence: float, keep_alive: bytes) -> None:
+        """keep_alive: the frame after so many seconds of silence."""
         super().__init__()
-        self._frames, self._keep_alive, self._sign_of_life = frames, keep_alive, sign_of_life
+        self._frames, self._silence, self._keep_alive = frames, silence, keep_alive
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         loop = asyncio.get_running_loop()
@@ -43,9 +41,9 @@ class EventStream(Response):
 
         async def comment() -> None:
             while True:
-                await asyncio.sleep(self._keep_alive - min(loop.time() - sent_at, 0.9 * self._keep_alive))
-                if not is_sending and loop.time() - sent_at >= self._keep_alive:
-                    await send_frame(self._sign_of_life)
+                await asyncio.sleep(self._silence - min(loop.time() - sent_at, 0.9 * self._silence))
+                if not is_sending and loop.time() - sent_at >= self._silence:
+                    await send_frame(self._keep_alive)
 
         comments = loop.create_task(comment())
         try:

@@ -12,30 +12,34 @@ from collections.abc import AsyncGenerator, MutableMapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from random import getrandbits
 from traceback import print_exception
+from typing import Any
 
 import msgspec
-from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from foreword.errors import ForewordError
-from foreword.server.access import Access
+from foreword.openai.frames import AnswerStream
+from foreword.server.access import Keys
 from foreword.server.config import ServerConfig
-from foreword.server.errors import HttpError, as_http_error, dialect_of
+from foreword.server.errors import Dialect, HttpError, as_http_error, not_found
+from foreword.server.operation import Operation, Operations, Target
 
 CLOSED = 499  # status of a request whose client has closed the connection; it is counted, and not sent
+NO_STREAM = AnswerStream[Any]()
 PLAIN_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
 class Gate:
     """An ASGI application around another one.
 
-    The body of a request is received as a whole, within limits, before its handler begins. A handler whose client
-    closes the connection is cancelled, whether its response is a stream or not.
+    It finds the operation of each request, for the other application in ``scope["operation"]``, with the values in its
+    path in ``scope["path_params"]``. The body of a request is received as a whole, within limits, before its handler
+    begins. A handler whose client closes the connection is cancelled, whether its response is a stream or not.
     """
 
-    def __init__(self, app: ASGIApp, config: ServerConfig, responses: Counter[int]) -> None:
+    def __init__(self, app: ASGIApp, operations: Operations, config: ServerConfig, responses: Counter[int]) -> None:
         """responses: counts the requests by the status of their response."""
-        self._app, self._config, self._access = app, config, Access(config)
+        self._app, self._operations, self._config, self._keys = app, operations, config, Keys(config)
         self._responses = responses
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -44,13 +48,15 @@ class Gate:
         headers = dict(scope["headers"])
         given = headers.get(b"x-request-id", b"")
         request_id = given if PLAIN_ID.fullmatch(given) else b"%032x" % getrandbits(128)
-        response = _Response(send, request_id)
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        target = self._operations.target(scope["method"], path)
+        response = _Response(send, request_id, target.errors)
         started = time.perf_counter()
-        scope["app"] = self  # so that the router raises what it does not find
-        scope["request_id"] = request_id.decode()  # a stream may add "failure": HttpError → its last frame
+        scope["request_id"] = request_id.decode()  # an answer may add "stream": its `AnswerStream`
         try:
             self._check_head(scope)
-            self._access.check(scope["path"], headers)
+            self._keys.check(target.access, path, headers)
+            scope["operation"], scope["path_params"] = _found(target, scope), target.parameters
             body = await self._body(scope, headers, receive)
             scope["body_bytes"] = len(body)
             async with _while_connected(receive), AsyncExitStack() as stack:
@@ -59,7 +65,7 @@ class Gate:
         except asyncio.CancelledError:  # by the server, which ends; the task ends with this
             await response.fail(HttpError(503, "the server is being stopped", code="stopped"), scope)
         except Exception as error:
-            await response.fail(_known(error, scope), scope)
+            await response.fail(_known(error), scope)
         self._responses[response.status or CLOSED] += 1
         if self._config.access_log:
             self._log(scope, response, time.perf_counter() - started)
@@ -114,8 +120,8 @@ class Gate:
 class _Response:
     """Passes the messages of a response on, with the id of its request."""
 
-    def __init__(self, send: Send, request_id: bytes) -> None:
-        self._send, self._request_id = send, request_id
+    def __init__(self, send: Send, request_id: bytes, errors: Dialect) -> None:
+        self._send, self._request_id, self._errors = send, request_id, errors
         self.status: int | None = None  # None before the response begins
         self.num_bytes = 0
         self.is_stream = self.is_complete = False
@@ -133,13 +139,13 @@ class _Response:
 
     async def fail(self, error: HttpError, scope: Scope) -> None:
         """Answer with an error, or end the stream that has begun with one."""
-        dialect = dialect_of(scope["path"])
         if self.status is not None:
             if not self.is_complete and self.is_stream:
-                frame = scope.get("failure", dialect.frame)(error)
+                stream: AnswerStream[Any] = scope.get("stream", NO_STREAM)
+                frame = stream.failed(str(error)) or self._errors.frame(error)
                 await self({"type": "http.response.body", "body": frame})
             return
-        body = msgspec.json.encode(dialect.body(error))
+        body = msgspec.json.encode(self._errors.body(error))
         headers = {"content-type": "application/json", "content-length": str(len(body)), **error.headers}
         encoded = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
         await self({"type": "http.response.start", "status": error.status, "headers": encoded})
@@ -182,10 +188,17 @@ def _replay(body: bytes) -> Receive:
     return again
 
 
-def _known(error: Exception, scope: Scope) -> HttpError:
-    if isinstance(error, HTTPException):
-        reason = f"{scope['method']} {scope['path']}: {error.detail}"
-        return HttpError(error.status_code, reason, headers=error.headers)
+def _found(target: Target, scope: Scope) -> Operation:
+    """Return the operation. HttpError 405 for another method of its path, 404 for an unknown path."""
+    if target.operation is not None:
+        return target.operation
+    if not target.methods:
+        raise not_found(scope["method"], scope["path"])
+    allowed = ", ".join(target.methods).replace("GET", "GET, HEAD")
+    raise HttpError(405, f"{scope['method']} {scope['path']}: Method Not Allowed", headers={"Allow": allowed})
+
+
+def _known(error: Exception) -> HttpError:
     if not isinstance(error, HttpError | ForewordError | TimeoutError):
         print_exception(error)
     return as_http_error(error)

@@ -6,19 +6,19 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager
-from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.requests import Request
 
 from foreword.batch import PoolingParams, SamplingParams
 from foreword.engine import RequestOptions, RequestOutput
-from foreword.engine.chat import ChatOptions, ChatReader, make_chat
-from foreword.engine.pooling import PoolingRequestOutput, pooling_output
+from foreword.engine.chat import make_chat
+from foreword.engine.checked_request import CheckedRequest
 from foreword.engine.prompt import Prompt
 from foreword.engine.request_group import RequestGroup
 from foreword.errors import RequestError
 from foreword.fields import NUMBER
+from foreword.openai import ChatRequest
 from foreword.sampling import TokenLogprobs
 from foreword.server.admission import Place
 from foreword.server.context import Context, Progress
@@ -32,28 +32,14 @@ PROMPTS = ("prompt", "prompt_token_ids")
 """Fields that the engine and the tokenizer name in errors of a prompt."""
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """A checked request of the engine, and the reader of its answer if it is a conversation."""
-
-    group: RequestGroup
-    params: SamplingParams
-    reader: ChatReader | None = None
-    index: int = 0
-
-    def read(self, output: RequestOutput) -> RequestOutput:
-        output = replace(output, prompt_index=self.index) if self.index else output
-        return output if self.reader is None else self.reader.read(output)
-
-
 class Generation:
     """The prompts of one HTTP request on their way through the engine. Everything ends with that request."""
 
     def __init__(self, context: Context, request: Request) -> None:
-        self._context = context
+        self.context = context
         self.id: str = request.scope["request_id"]
         self._stack: AsyncExitStack = request.scope["stack"]
-        self._headers, self._is_small = request.headers, is_small(request)
+        self._headers, self.is_small = request.headers, is_small(request)
         self._place: Place | None = None
         self._progress = Progress()
         self._params: SamplingParams | None = None
@@ -63,9 +49,9 @@ class Generation:
         self._lora: str | None = None
 
     def choose_model(self, name: str | None) -> str:
-        """The model of its requests, or an adapter: the name in the response. HttpError if it is not served."""
-        model = self._context.check_model(name)
-        self._lora = None if model in self._context.names else model
+        """Choose the model or adapter of its requests, and return its name. HttpError if it is not served."""
+        model = self.context.check_model(name)
+        self._lora = None if model in self.context.names else model
         return model
 
     async def limit_time(self, body: dict[str, Any]) -> None:
@@ -73,7 +59,7 @@ class Generation:
         field, value = "timeout", body.pop("timeout", None)
         if value is None and TIMEOUT in self._headers:
             field, value = TIMEOUT, _number(self._headers[TIMEOUT])
-        most = self._context.config.timeout
+        most = self.context.config.timeout
         if value is not None:
             if not NUMBER.accepts(value) or not 0 < value < 2**31:
                 raise HttpError(400, f"{field} = {value!r:.80}: expected seconds above 0", param=field)
@@ -90,57 +76,57 @@ class Generation:
         """Take places for that many requests of the engine. HttpError 429 if the server is full, RequestError if the
         id is in use.
         """
-        progress = self._context.progress
+        progress = self.context.progress
         if self.id in progress:
             raise RequestError(self.id, "X-Request-Id", self.id, "is in use", "Use another id.")
-        self._place = self._context.admission.enter(count)
+        self._place = self.context.admission.enter(count)
         self._stack.callback(self._place.leave)
         progress[self.id] = self._progress
         self._stack.callback(progress.pop, self.id)
 
-    async def chat(
-        self,
-        messages: Sequence[dict[str, Any]],
-        params: SamplingParams,
-        chat: ChatOptions,
-        options: RequestOptions,
-        *,
-        stream: bool,
-        field: str = "messages",
-    ) -> Job:
-        """A conversation as a checked request; stream: of its outputs; field: of the body, which has it."""
-        context = self._context
+    async def chat(self, wanted: ChatRequest, *, field: str = "messages") -> AsyncGenerator[RequestOutput, None]:
+        """Check a conversation, and return the outputs of its answer. field: of the body, which has the messages."""
+        self.enter(wanted.params)
+        context = self.context
         limit, media = context.engine.engine.states.max_model_len, context.media
         with _named(field):
-            takes_time = not self._is_small or media.encoder is not None
-            made = await apart(takes_time, make_chat, context.tokenizer, messages, params, limit, chat, media)
-            group = await self._checked(self.id, made.prompt, made.params, made.text, options, stream)
-        return Job(group, made.params, made.reader())
+            takes_time = not self.is_small or media.encoder is not None
+            arguments = context.tokenizer, wanted.messages, wanted.params, limit, wanted.chat, media
+            made = await apart(takes_time, make_chat, *arguments)
+            group = await self._checked(self.id, made.prompt, made.params, made.text, wanted.options, wanted.stream)
+        return self.outputs([CheckedRequest(group, made.reader())])
 
-    async def texts(
-        self, prompts: Sequence[Prompt], params: SamplingParams, options: RequestOptions, *, stream: bool
-    ) -> list[Job]:
-        """Each prompt as a checked request."""
-        jobs = []
-        for i, prompt in enumerate(prompts):
-            name = self.id if len(prompts) == 1 else f"{self.id}-{i}"
-            with _named(_part("prompt", i, len(prompts))):
-                group = await self._checked(name, prompt, params, None, options, stream)
-            jobs.append(Job(group, params, index=i))
-        return jobs
+    async def check(
+        self,
+        field: str,
+        prompts: Sequence[Prompt],
+        params: Sequence[SamplingParams | PoolingParams],
+        options: RequestOptions,
+        *,
+        stream: bool = False,
+    ) -> list[CheckedRequest]:
+        """Check each prompt with its parameters. field: of the body, which has the prompts."""
+        checked = []
+        for i, (prompt, own) in enumerate(zip(prompts, params, strict=True)):
+            is_alone = len(prompts) == 1
+            with _named(field if is_alone else f"{field}[{i}]"):
+                name = self.id if is_alone else f"{self.id}-{i}"
+                group = await self._checked(name, prompt, own, None, options, stream)
+            checked.append(CheckedRequest(group, index=i))
+        return checked
 
-    async def outputs(self, jobs: Sequence[Job]) -> AsyncGenerator[RequestOutput, None]:
-        """Run the jobs: their outputs as they come."""
-        engine = self._context.engine
-        self._progress.names = tuple(job.group.request_id for job in jobs)
+    async def outputs(self, requests: Sequence[CheckedRequest]) -> AsyncGenerator[RequestOutput, None]:
+        """Run requests, and yield their outputs as they come."""
+        engine = self.context.engine
+        self._progress.names = tuple(one.group.request_id for one in requests)
         self._untold = set(self._progress.names)
         with ExitStack() as stack:
-            streams = [stack.enter_context(engine.run(job.group)) for job in jobs]
+            streams = [stack.enter_context(engine.run(one.group)) for one in requests]
             for name in self._progress.names if self._progress.is_aborted else ():
                 engine.abort(name)
-            if len(jobs) == 1:
+            if len(requests) == 1:
                 async for output in streams[0]:
-                    yield self._read(jobs[0], output)
+                    yield self._read(requests[0], output)
             else:
                 running = {asyncio.ensure_future(anext(stream)): i for i, stream in enumerate(streams)}
                 stack.callback(lambda: [task.cancel() for task in running])
@@ -150,43 +136,21 @@ class Generation:
                         i, output = running.pop(task), task.result()
                         if not streams[i].is_finished:
                             running[asyncio.ensure_future(anext(streams[i]))] = i
-                        yield self._read(jobs[i], output)
+                        yield self._read(requests[i], output)
 
-    def _read(self, job: Job, output: RequestOutput) -> RequestOutput:
-        if output.finished and self._context.trace is not None:
-            self._context.trace.ended(output, job.params, self._headers)
+    def _read(self, request: CheckedRequest, output: RequestOutput) -> RequestOutput:
+        if output.finished and self.context.trace is not None:
+            self.context.trace.ended(output, request.group.params, self._headers)
             self._untold.discard(output.request_id)
-        return job.read(output)
+        return request.read(output)
 
     def _trace_failure(self, kind: object, error: BaseException | None, traceback: object) -> None:
         """At the end of the HTTP request: what has ended without a final output."""
-        trace = self._context.trace
+        trace = self.context.trace
         if trace is None or error is None:
             return
         for name in sorted(self._untold):
             trace.failed(name, error, time.perf_counter() - self._begin, self._params, self._headers)
-
-    async def finals(self, jobs: Sequence[Job]) -> list[RequestOutput]:
-        """Run the jobs: the final output of each."""
-        found = {output.prompt_index: output async for output in self.outputs(jobs) if output.finished}
-        return [found[i] for i in range(len(jobs))]
-
-    async def pooled(
-        self,
-        prompts: Sequence[str | list[int]],
-        params: Sequence[PoolingParams],
-        options: RequestOptions,
-        field: str = "prompt",
-    ) -> list[PoolingRequestOutput]:
-        """Run pooling requests: their results, in order. Raises the first error. field: of the body, which has them."""
-        jobs = []
-        for i, (prompt, own) in enumerate(zip(prompts, params, strict=True)):
-            with _named(_part(field, i, len(prompts))):
-                group = await self._checked(f"{self.id}-{i}", prompt, own, None, options, False)
-            jobs.append(Job(group, group.params, index=i))
-        outputs = await self.finals(jobs)
-        self.leave()
-        return [pooling_output(output) for output in outputs]
 
     def add_tokens(self, count: int) -> None:
         """Count tokens of a prompt. HttpError 429 if the prompts in progress have too many."""
@@ -208,15 +172,10 @@ class Generation:
         stream: bool,
     ) -> RequestGroup:
         chosen: RequestOptions = {**options, "stream": stream, "lora": self._lora}
-        is_small = self._is_small and not isinstance(prompt, Mapping)  # a small body may name large images
-        group = await self._context.engine.check(name, prompt, params, prompt_text=text, is_small=is_small, **chosen)
+        is_small = self.is_small and not isinstance(prompt, Mapping)  # a small body may name large images
+        group = await self.context.engine.check(name, prompt, params, prompt_text=text, is_small=is_small, **chosen)
         self.add_tokens(len(group.prompt_token_ids))
         return group
-
-
-def _part(field: str, index: int, count: int) -> str:
-    """The field of one of several prompts."""
-    return field if count == 1 else f"{field}[{index}]"
 
 
 @contextmanager
@@ -231,8 +190,13 @@ def _named(field: str) -> Iterator[None]:
         raise RequestError(error.request_id, field + bracket + place, error.value, error.reason, error.fix) from None
 
 
+def in_order(outputs: Iterable[RequestOutput]) -> list[RequestOutput]:
+    """Return the final outputs of several prompts in the order of the prompts."""
+    return sorted(outputs, key=lambda output: output.prompt_index)
+
+
 def num_values(outputs: Iterable[RequestOutput]) -> int:
-    """Tokens of final outputs, with the likeliest alternatives of each where there are log-probabilities."""
+    """Count the tokens of final outputs, with the likeliest alternatives of each where there are log-probabilities."""
     return sum(_num_values(output) for output in outputs)
 
 

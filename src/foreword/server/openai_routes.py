@@ -1,79 +1,92 @@
-"""OpenAI's routes that generate: /v1/chat/completions and /v1/completions."""
+"""OpenAI's operations that generate: chat completions, completions and stateless responses."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator
 
-from starlette.requests import Request
-from starlette.responses import Response
-
+from foreword.engine import RequestOutput
 from foreword.openai import (
+    ChatRequest,
     ChatStream,
+    CompletionRequest,
     CompletionStream,
-    Named,
+    ResponsesRequest,
+    ResponseStream,
     chat_completion,
     parse_chat,
     parse_completion,
+    parse_responses,
+    response_body,
     text_completion,
 )
-from foreword.server.context import Context
-from foreword.server.events import EventStream
-from foreword.server.generation import Generation, Job, num_values
-from foreword.server.openapi import Body, Operation
-from foreword.server.reply import built_reply, json_body, parsed
-
-CHAT = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 16}
-COMPLETION = {"prompt": "Once upon a time", "max_tokens": 16}
-"""Examples of bodies."""
+from foreword.server.answer import Api
+from foreword.server.generation import Generation, in_order, num_values
+from foreword.server.operation import EVENTS, JSON, Body, Operation
+from foreword.server.reply import reply
 
 
-def routes_of(context: Context) -> list[Operation]:
-    """/v1/chat/completions, /v1/completions."""
-
-    async def chat(request: Request) -> Response:
-        """The answer to a conversation, in OpenAI's form."""
-        generation, body = Generation(context, request), await json_body(request)
-        await generation.limit_time(body)
-        wanted = await parsed(parse_chat, body, request)
-        model = generation.choose_model(wanted.model)
-        generation.enter(wanted.params)
-        job = await generation.chat(wanted.messages, wanted.params, wanted.chat, wanted.options, stream=wanted.stream)
-        named = Named(response_id=generation.id, created=int(time.time()), model=model)
-        if wanted.stream:
-            return _stream(context, generation, [job], ChatStream(wanted, context.tokenizer, **named))
-        (output,) = await generation.finals([job])
-        return await built_reply(num_values([output]), chat_completion, wanted, output, context.tokenizer, **named)
-
-    async def completions(request: Request) -> Response:
-        """How prompts go on, in OpenAI's form."""
-        generation, body = Generation(context, request), await json_body(request)
-        await generation.limit_time(body)
-        wanted = await parsed(parse_completion, body, request)
-        model = generation.choose_model(wanted.model)
-        generation.enter(wanted.params, len(wanted.prompts))
-        jobs = await generation.texts(wanted.prompts, wanted.params, wanted.options, stream=wanted.stream)
-        named = Named(response_id=generation.id, created=int(time.time()), model=model)
-        if wanted.stream:
-            return _stream(context, generation, jobs, CompletionStream(wanted, context.tokenizer, **named))
-        outputs = await generation.finals(jobs)
-        return await built_reply(num_values(outputs), text_completion, wanted, outputs, context.tokenizer, **named)
-
-    return [
-        Operation("/v1/chat/completions", chat, Body(parse_chat, CHAT, generates=True)),
-        Operation("/v1/completions", completions, Body(parse_completion, COMPLETION, generates=True)),
-    ]
+async def _completions(generation: Generation, wanted: CompletionRequest) -> AsyncGenerator[RequestOutput, None]:
+    prompts, params = wanted.prompts, [wanted.params] * len(wanted.prompts)
+    generation.enter(wanted.params, len(prompts))
+    return generation.outputs(await generation.check("prompt", prompts, params, wanted.options, stream=wanted.stream))
 
 
-def _stream(
-    context: Context, generation: Generation, jobs: Sequence[Job], stream: ChatStream | CompletionStream
-) -> Response:
-    async def frames() -> AsyncGenerator[bytes, None]:
-        async with aclosing(generation.outputs(jobs)) as outputs:
-            async for output in outputs:
-                yield stream.frames(output)
-        generation.leave()
-        yield stream.end()
+CHAT: Api[ChatRequest, RequestOutput] = Api(
+    body=Body(parse_chat, {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 16}, timeout=True),
+    run=lambda generation, wanted: generation.chat(wanted),
+    whole=lambda context, wanted, outputs, named: reply(
+        chat_completion(wanted, outputs[0], context.tokenizer, **named)
+    ),
+    size=num_values,
+    stream=lambda context, wanted, named: ChatStream(wanted, context.tokenizer, **named) if wanted.stream else None,
+)
+COMPLETIONS: Api[CompletionRequest, RequestOutput] = Api(
+    body=Body(parse_completion, {"prompt": "Once upon a time", "max_tokens": 16}, timeout=True),
+    run=_completions,
+    whole=lambda context, wanted, outputs, named: reply(
+        text_completion(wanted, in_order(outputs), context.tokenizer, **named)
+    ),
+    size=num_values,
+    stream=lambda context, wanted, named: (
+        CompletionStream(wanted, context.tokenizer, **named) if wanted.stream else None
+    ),
+)
+RESPONSES: Api[ResponsesRequest, RequestOutput] = Api(
+    body=Body(parse_responses, {"input": "Hello", "max_output_tokens": 16}, timeout=True),
+    run=lambda generation, wanted: generation.chat(wanted.chat, field="input"),
+    whole=lambda context, wanted, outputs, named: reply(response_body(wanted, outputs[0], **named)),
+    size=num_values,
+    stream=lambda context, wanted, named: ResponseStream(wanted, **named) if wanted.chat.stream else None,
+)
 
-    return EventStream(frames(), keep_alive=context.config.keep_alive)
+OPERATIONS = (
+    Operation(
+        "/v1/chat/completions",
+        CHAT,
+        CHAT.body,
+        access="key",
+        summary="Answer a conversation (OpenAI Chat Completions).",
+        details="With `stream: true` the answer comes in pieces. It has content, `reasoning_content`, tool calls and"
+        " log-probabilities; `n` asks for several.",
+        media_types=(JSON, EVENTS),
+    ),
+    Operation(
+        "/v1/completions",
+        COMPLETIONS,
+        COMPLETIONS.body,
+        access="key",
+        summary="Complete one or more prompts (OpenAI Completions).",
+        details="Prompts are texts or token ids. `echo`, `n`, `best_of` and `logprobs` are served; `suffix` is not.",
+        media_types=(JSON, EVENTS),
+    ),
+    Operation(
+        "/v1/responses",
+        RESPONSES,
+        RESPONSES.body,
+        access="key",
+        summary="Answer a conversation without storing it (OpenAI Responses).",
+        details="`input` is a text or items. Function tools, `text.format` and reasoning items are served,"
+        " `previous_response_id` is refused.",
+        media_types=(JSON, EVENTS),
+    ),
+)

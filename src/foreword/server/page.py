@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
+from functools import cache
 from hashlib import sha256
 from importlib.resources import files
 
@@ -11,32 +12,38 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from foreword.server.context import Context
-from foreword.server.openapi import Operation
+from foreword.server.operation import Operation
 
 PAGE = "chat.html"
 
 
-def routes_of(context: Context) -> list[Operation]:
-    """/."""
-    html = files(__package__).joinpath(PAGE).read_text(encoding="utf-8")
+@cache
+def _html() -> str:
+    return files(__package__).joinpath(PAGE).read_text(encoding="utf-8")
+
+
+async def _page(context: Context, request: Request) -> Response:
     headers = {
-        "Content-Security-Policy": policy(html),
+        "Content-Security-Policy": policy(_html()),
         "Cache-Control": "no-cache",
         "X-Content-Type-Options": "nosniff",
     }
-
-    async def page(request: Request) -> Response:
-        """A chat page."""
-        return Response(html, 200, headers, "text/html")
-
-    return [Operation("/", page, media_types=("text/html",))]
+    return Response(_html(), 200, headers, "text/html")
 
 
+@cache
 def policy(html: str) -> str:
-    """The page's own style and script, and requests to its own server; nothing else."""
+    """Return the page's security policy: its own style and script, and requests to its own server; nothing else."""
     found = {}
     for tag in ("style", "script"):
         (text,) = re.findall(rf"<{tag}>(.*?)</{tag}>", html, re.DOTALL)
         found[tag] = f"{tag}-src 'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
     fixed = "default-src 'none'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     return f"{fixed}; {found['style']}; {found['script']}"
+
+
+OPERATIONS = (
+    Operation(
+        "/", _page, access="public", summary="Show a chat page, which asks for a key.", media_types=("text/html",)
+    ),
+)

@@ -1,15 +1,13 @@
-"""Routes of embeddings, scores, rankings and classes, as far as the model does them."""
+"""Operations of embeddings, scores, rankings and classes, as far as the model does them."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 
-from starlette.requests import Request
-from starlette.responses import Response
-
-from foreword.engine.pooling import PoolingRequestOutput, plan_scores
+from foreword.engine import RequestOptions
+from foreword.engine.checked_request import CheckedRequest
+from foreword.engine.pooling import PoolingRequestOutput, ScorePlan, plan_scores, pooling_output
 from foreword.executors import Capability
 from foreword.openai.pooling import (
     ClassifyRequest,
@@ -24,83 +22,98 @@ from foreword.openai.pooling import (
     rerank_body,
     score_body,
 )
+from foreword.server.answer import Api
 from foreword.server.context import Context
-from foreword.server.generation import Generation
-from foreword.server.openapi import Body, Operation
-from foreword.server.reply import apart, built_reply, is_small, json_body, parsed, reply
-
-EMBEDDINGS = {"input": ["A man is eating food."], "dimensions": 16}
-SCORE = {"text_1": "food", "text_2": ["bread", "memory"]}
-RERANK = {"query": "food", "documents": ["memory", "bread"]}
-CLASSIFY = {"input": "A man is eating food."}
-"""Examples of bodies."""
-
-T = TypeVar("T", ClassifyRequest, EmbeddingRequest, ScoreRequest)
+from foreword.server.generation import Generation, in_order
+from foreword.server.operation import Body, Operation
+from foreword.server.reply import apart, reply
 
 
-def routes_of(context: Context) -> list[Operation]:
-    """/v1/embeddings, /score and /v1/score, /rerank, /v1/rerank and /v2/rerank, and /classify of a classifier."""
-    engine = context.engine.engine
-    if Capability.POOLING not in engine.executor.capabilities:
-        return []
-
-    async def embeddings(request: Request) -> Response:
-        """The embeddings of texts, in OpenAI's form."""
-        generation, wanted, named = await _begin(context, request, parse_embeddings)
-        outputs = await _pooled(generation, wanted)
-        num_numbers = sum(output.outputs.data.size for output in outputs)
-        return await built_reply(num_numbers, embeddings_body, wanted, outputs, **named)
-
-    async def classify(request: Request) -> Response:
-        """The likeliest label of each text, in vLLM's form."""
-        generation, wanted, named = await _begin(context, request, parse_classify)
-        outputs = await _pooled(generation, wanted)
-        return reply(classify_body(engine.pooling.labels, outputs, **named))
-
-    async def score(request: Request) -> Response:
-        """How well texts fit one another, in vLLM's form."""
-        generation, wanted, named = await _begin(context, request, parse_score)
-        return reply(score_body(await _scores(context, request, generation, wanted), **named))
-
-    async def rerank(request: Request) -> Response:
-        """Documents in the order of how well they fit a query, in Jina's and Cohere's form."""
-        generation, wanted, named = await _begin(context, request, parse_rerank)
-        return reply(rerank_body(wanted, await _scores(context, request, generation, wanted), **named))
-
-    routes = [Operation("/v1/embeddings", embeddings, Body(parse_embeddings, EMBEDDINGS))]
-    if engine.pooling.is_cross_encoder or not engine.pooling.head:
-        routes += [Operation(path, score, Body(parse_score, SCORE)) for path in ("/score", "/v1/score")]
-        paths = ("/rerank", "/v1/rerank", "/v2/rerank")
-        routes += [Operation(path, rerank, Body(parse_rerank, RERANK)) for path in paths]
-    if "classify" in engine.pooling.tasks:
-        routes.append(Operation("/classify", classify, Body(parse_classify, CLASSIFY)))
-    return routes
+async def _pooled(generation: Generation, wanted: ClassifyRequest) -> AsyncGenerator[PoolingRequestOutput, None]:
+    plan = ScorePlan(wanted.prompts, [wanted.params] * len(wanted.prompts))
+    return await _run(generation, plan, wanted.options, "input")
 
 
-async def _begin(
-    context: Context, request: Request, parse: Callable[[object], T]
-) -> tuple[Generation, T, dict[str, Any]]:
-    """What every route begins with: its time, its fields, and the name of the model."""
-    generation, body = Generation(context, request), await json_body(request)
-    await generation.limit_time(body)
-    wanted = await parsed(parse, body, request)
-    model = context.check_model(wanted.model)
-    return generation, wanted, {"response_id": generation.id, "created": int(time.time()), "model": model}
-
-
-async def _pooled(generation: Generation, wanted: ClassifyRequest) -> list[PoolingRequestOutput]:
-    count = len(wanted.prompts)
-    generation.enter_many(count)
-    return await generation.pooled(wanted.prompts, [wanted.params] * count, wanted.options, "input")
-
-
-async def _scores(
-    context: Context, request: Request, generation: Generation, wanted: ScoreRequest
-) -> list[PoolingRequestOutput]:
-    """An output per document."""
+async def _scored(generation: Generation, wanted: ScoreRequest) -> AsyncGenerator[PoolingRequestOutput, None]:
+    context = generation.context
     spec = context.engine.engine.pooling
-    queries, documents = wanted.queries, wanted.documents
-    arguments = context.tokenizer, spec, queries, documents, wanted.params, wanted.names
-    plan = await apart(not is_small(request), plan_scores, *arguments)
+    arguments = context.tokenizer, spec, wanted.queries, wanted.documents, wanted.params, wanted.names
+    plan = await apart(not generation.is_small, plan_scores, *arguments)
+    return await _run(generation, plan, wanted.options, "prompt")
+
+
+async def _run(
+    generation: Generation, plan: ScorePlan, options: RequestOptions, field: str
+) -> AsyncGenerator[PoolingRequestOutput, None]:
     generation.enter_many(len(plan.prompts))
-    return plan.read(await generation.pooled(plan.prompts, plan.params, wanted.options))
+    return _read(generation, plan, await generation.check(field, plan.prompts, plan.params, options))
+
+
+async def _read(
+    generation: Generation, plan: ScorePlan, checked: Sequence[CheckedRequest]
+) -> AsyncGenerator[PoolingRequestOutput, None]:
+    async with aclosing(generation.outputs(checked)) as running:
+        outputs = in_order([output async for output in running])
+    for output in plan.read(list(map(pooling_output, outputs))):
+        yield output
+
+
+def _num_numbers(outputs: Sequence[PoolingRequestOutput]) -> int:
+    return sum(output.outputs.data.size for output in outputs)
+
+
+def _pools(context: Context) -> bool:
+    return Capability.POOLING in context.engine.engine.executor.capabilities
+
+
+def _scores(context: Context) -> bool:
+    pooling = context.engine.engine.pooling
+    return _pools(context) and (pooling.is_cross_encoder or not pooling.head)
+
+
+def _classifies(context: Context) -> bool:
+    return _pools(context) and "classify" in context.engine.engine.pooling.tasks
+
+
+EMBEDDINGS: Api[EmbeddingRequest, PoolingRequestOutput] = Api(
+    body=Body(parse_embeddings, {"input": ["A man is eating food."], "dimensions": 16}, timeout=True),
+    run=_pooled,
+    whole=lambda context, wanted, outputs, named: reply(embeddings_body(wanted, outputs, **named)),
+    size=_num_numbers,
+)
+CLASSIFY: Api[ClassifyRequest, PoolingRequestOutput] = Api(
+    body=Body(parse_classify, {"input": "A man is eating food."}, timeout=True),
+    run=_pooled,
+    whole=lambda context, wanted, outputs, named: reply(
+        classify_body(context.engine.engine.pooling.labels, outputs, **named)
+    ),
+    size=_num_numbers,
+)
+SCORE: Api[ScoreRequest, PoolingRequestOutput] = Api(
+    body=Body(parse_score, {"text_1": "food", "text_2": ["bread", "memory"]}, timeout=True),
+    run=_scored,
+    whole=lambda context, wanted, outputs, named: reply(score_body(outputs, **named)),
+    size=_num_numbers,
+)
+RERANK: Api[ScoreRequest, PoolingRequestOutput] = Api(
+    body=Body(parse_rerank, {"query": "food", "documents": ["memory", "bread"]}, timeout=True),
+    run=_scored,
+    whole=lambda context, wanted, outputs, named: reply(rerank_body(wanted, outputs, **named)),
+    size=_num_numbers,
+)
+
+OPERATIONS = tuple(
+    Operation(path, api, api.body, access="key", summary=summary, is_served=is_served)
+    for paths, api, is_served, summary in (
+        (("/v1/embeddings",), EMBEDDINGS, _pools, "Embed one or more texts (OpenAI Embeddings)."),
+        (("/score", "/v1/score"), SCORE, _scores, "Score how well texts fit one another (vLLM)."),
+        (
+            ("/rerank", "/v1/rerank", "/v2/rerank"),
+            RERANK,
+            _scores,
+            "Order documents by how well they fit a query (Jina, Cohere).",
+        ),
+        (("/classify",), CLASSIFY, _classifies, "Find the likeliest label of each text (vLLM)."),
+    )
+    for path in paths
+)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Collection
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import msgspec
 from starlette.datastructures import Headers, UploadFile
@@ -37,9 +38,9 @@ def reply(value: Any, status: int = 200, headers: dict[str, str] | None = None) 
     return Response(msgspec.json.encode(value), status, headers, "application/json")
 
 
-async def built_reply(num_values: int, body: Callable[..., Any], *args: Any, **named: Any) -> Response:
-    """A response with ``body(*args, **named)``, which has about that many values."""
-    return await apart(num_values >= MANY, lambda: reply(body(*args, **named)))
+async def built(num_values: int, make: Callable[..., Response], *args: Any) -> Response:
+    """Return ``make(*args)``, a response that has about that many values."""
+    return await apart(num_values >= MANY, make, *args)
 
 
 async def json_body(request: Request) -> dict[str, Any]:
@@ -57,12 +58,16 @@ async def json_body(request: Request) -> dict[str, Any]:
     return value
 
 
-async def form_body(request: Request, json_fields: Collection[str]) -> dict[str, Any]:
-    """The fields of a multipart form: texts, the bytes of files, and lists of texts for names that end with ``[]``.
+async def form_body(request: Request, json_fields: Collection[str], origins: Collection[str]) -> dict[str, Any]:
+    """Read a multipart form: texts, the bytes of files, and lists of texts for names that end with ``[]``.
 
     json_fields: those that are numbers and truth values, as in JSON; a text that is none is returned, to be refused.
-    HttpError 415 for another body, 400 for one that is damaged or has a field twice.
+    origins: of web pages that may call the server. HttpError 403 for a form that another page sends, which browsers do
+    without asking the server; 415 for another body, 400 for one that is damaged or has a field twice.
     """
+    origin = request.headers.get("origin")
+    if origin is not None and not {"*", origin} & set(origins) and not _is_own(origin, request):
+        raise HttpError(403, f"origin {origin!r:.80}: web pages of it may not call this server; see cors_origin")
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "multipart/form-data":
         raise HttpError(415, "send the body as a form, with the header Content-Type: multipart/form-data")
     data, found = await request.body(), dict[str, Any]()
@@ -75,6 +80,11 @@ async def form_body(request: Request, json_fields: Collection[str]) -> dict[str,
         else:
             found[name] = _plain(given) if name in json_fields else given
     return found
+
+
+def _is_own(origin: str, request: Request) -> bool:
+    """Whether a web page is of this server."""
+    return urlsplit(origin).netloc == request.headers.get("host")
 
 
 async def _form_items(headers: Headers, data: bytes) -> list[tuple[str, str | bytes]]:
@@ -101,6 +111,6 @@ def _plain(text: Any) -> Any:
         return text
 
 
-async def parsed(parse: Callable[[dict[str, Any]], T], body: dict[str, Any], request: Request) -> T:
-    """``parse(body)``, of a large body outside the event loop."""
+async def parsed(parse: Callable[[object], T], body: dict[str, Any], request: Request) -> T:
+    """Return ``parse(body)``, of a large body outside the event loop."""
     return await apart(request.scope["body_bytes"] >= LARGE, parse, body)

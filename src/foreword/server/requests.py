@@ -1,90 +1,23 @@
-"""Routes about the requests in the engine: what they do, why they wait, and their end; and /metrics."""
+"""Operations about the requests in the engine: what they do, why they wait, and their end."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
 
 from foreword.fields import STRING, Fields
 from foreword.server.context import Context
 from foreword.server.errors import HttpError
-from foreword.server.openapi import Body, Operation
-from foreword.server.reply import json_body, reply
-
-
-def routes_of(context: Context) -> list[Operation]:
-    """/requests, /requests/{id}/why, /abort, /reset_prefix_cache, /metrics."""
-    serving, engine = context.engine, context.engine.engine
-
-    async def requests(request: Request) -> Response:
-        """The requests in the engine, and why each waits."""
-        names = serving.request_ids
-        states = await serving.call(lambda: [_state(name) for name in names])
-        preparing = sorted(name for name, progress in context.progress.items() if not progress.names)
-        return reply({"object": "list", "data": [*map(_in_preparation, preparing), *states]})
-
-    async def why(request: Request) -> Response:
-        """Why a request waits; its id is the header X-Request-Id of its response."""
-        name = request.path_params["id"]
-        names = _in_engine(name)
-        if not names:
-            return reply(_in_preparation(name))
-        states = await serving.call(lambda: [_state(name) for name in names])
-        return reply(states[0] if names == [name] else {"id": name, "state": states[0]["state"], "parts": states})
-
-    async def abort(request: Request) -> Response:
-        """End a request with its tokens so far."""
-        name = parse_abort(await json_body(request))
-        for part in _in_engine(name):
-            serving.abort(part)
-        if name in context.progress:
-            context.progress[name].is_aborted = True
-        return reply({"request_id": name, "aborted": True})
-
-    async def reset(request: Request) -> Response:
-        """Forget all cached prefixes, if no request runs."""
-        parse_reset(await json_body(request))
-        return reply({"reset": await serving.call(engine.reset_prefix_cache)})
-
-    async def metrics(request: Request) -> Response:
-        """What the server has done, for Prometheus."""
-        return Response(context.metrics.text(), media_type=CONTENT_TYPE_LATEST)
-
-    def _in_engine(name: str) -> list[str]:
-        """The requests in the engine of an id: the one that has it, or those of the HTTP request that has it. None
-        while they are prepared; HttpError 404 if there are none.
-        """
-        running = serving.request_ids
-        progress = context.progress.get(name)
-        names = [part for part in ((name,) if progress is None else progress.names) if part in running]
-        if not names and (progress is None or progress.names):
-            raise HttpError(404, f"request {name!r:.80}: is not in the engine, or has ended", param="request_id")
-        return names
-
-    def _state(name: str) -> dict[str, Any]:
-        """In the engine's thread."""
-        found = engine.why(name)
-        code = "new" if found.code == "unknown" else found.code
-        return {"id": name, "state": code, "why": str(found) if code == found.code else "new", **dict(found.details)}
-
-    return [
-        Operation("/requests", requests),
-        Operation("/requests/{id}/why", why),
-        Operation("/abort", abort, Body(parse_abort, {"request_id": "id"})),
-        Operation("/reset_prefix_cache", reset, Body(parse_reset, {})),
-        Operation("/metrics", metrics, media_types=("text/plain",)),
-    ]
-
-
-def _in_preparation(name: str) -> dict[str, Any]:
-    return {"id": name, "state": "preparing", "why": "preparing"}
+from foreword.server.operation import Body, Operation
+from foreword.server.replicas import ALL_LISTED, FIRST, Called, merged
+from foreword.server.reply import reply
 
 
 def parse_abort(body: object) -> str:
-    """The id in a body of /abort."""
+    """Return the id in a body of /abort."""
     given = Fields(body)
     name: str = given.require("request_id", STRING)
     given.end()
@@ -92,5 +25,108 @@ def parse_abort(body: object) -> str:
 
 
 def parse_reset(body: object) -> None:
-    """A body of /reset_prefix_cache has no fields."""
+    """RequestError for a body of /reset_prefix_cache with a field."""
     Fields(body).end()
+
+
+ABORT = Body(parse_abort, {"request_id": "id"})
+RESET = Body(parse_reset, {})
+
+
+async def _requests(context: Context, request: Request) -> Response:
+    states = await _states(context, context.engine.request_ids)
+    preparing = sorted(name for name, progress in context.progress.items() if not progress.names)
+    return reply({"object": "list", "data": [*map(_in_preparation, preparing), *states]})
+
+
+async def _why(context: Context, request: Request) -> Response:
+    name = request.path_params["id"]
+    names = _in_engine(context, name)
+    if not names:
+        return reply(_in_preparation(name))
+    states = await _states(context, names)
+    return reply(states[0] if names == [name] else {"id": name, "state": states[0]["state"], "parts": states})
+
+
+async def _abort(context: Context, request: Request) -> Response:
+    name = await ABORT.read(context, request)
+    for part in _in_engine(context, name):
+        context.engine.abort(part)
+    if name in context.progress:
+        context.progress[name].is_aborted = True
+    return reply({"request_id": name, "aborted": True})
+
+
+async def _reset(context: Context, request: Request) -> Response:
+    await RESET.read(context, request)
+    return reply({"reset": await context.engine.call(context.engine.engine.reset_prefix_cache)})
+
+
+def _all_reset(found: Called) -> tuple[Any, int]:
+    """Return whether all replicas have reset their caches, or the first refusal."""
+    refused = next((answer for _, status, answer in found if status != 200), None)
+    return ({"reset": all(answer["reset"] for *_, answer in found)}, 200) if refused is None else (refused, 400)
+
+
+def _in_engine(context: Context, name: str) -> list[str]:
+    """Return the requests in the engine of an id: the one that has it, or those of the HTTP request that has it; none
+    while they are prepared. HttpError 404 if there are none.
+    """
+    running = context.engine.request_ids
+    progress = context.progress.get(name)
+    names = [part for part in ((name,) if progress is None else progress.names) if part in running]
+    if not names and (progress is None or progress.names):
+        raise HttpError(404, f"request {name!r:.80}: is not in the engine, or has ended", param="request_id")
+    return names
+
+
+async def _states(context: Context, names: Sequence[str]) -> list[dict[str, Any]]:
+    engine = context.engine.engine
+
+    def state(name: str) -> dict[str, Any]:
+        found = engine.why(name)
+        code = "new" if found.code == "unknown" else found.code
+        return {"id": name, "state": code, "why": str(found) if code == found.code else "new", **dict(found.details)}
+
+    return await context.engine.call(lambda: [state(name) for name in names])
+
+
+def _in_preparation(name: str) -> dict[str, Any]:
+    return {"id": name, "state": "preparing", "why": "preparing"}
+
+
+OPERATIONS = (
+    Operation(
+        "/requests",
+        _requests,
+        access="admin",
+        summary="List the requests in the engine, and why each waits.",
+        replicas=ALL_LISTED,
+    ),
+    Operation(
+        "/requests/{id}/why",
+        _why,
+        access="key",
+        summary="Explain why a request waits.",
+        details="The id is the header `X-Request-Id` of its response, which the client may choose. A request of several"
+        " prompts also has each of them in `parts`.",
+        replicas=FIRST,
+    ),
+    Operation(
+        "/abort",
+        _abort,
+        ABORT,
+        access="admin",
+        summary="End a request with its tokens so far.",
+        details='It may be in preparation still. Its `finish_reason` is `"abort"`.',
+        replicas=FIRST,
+    ),
+    Operation(
+        "/reset_prefix_cache",
+        _reset,
+        RESET,
+        access="admin",
+        summary="Forget all cached prefixes, if no request runs.",
+        replicas=merged("all", _all_reset),
+    ),
+)

@@ -1,4 +1,4 @@
-"""Routes of the tokenizer, with vLLM's bodies: /tokenize, /detokenize and /tokenizer_info."""
+"""Operations of the tokenizer, with vLLM's bodies."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from foreword.fields import BOOLEAN, OBJECT, STRING, Fields
 from foreword.models.tokenizer import Tokenizer
 from foreword.openai.request import IDS, MESSAGES, TOOLS
 from foreword.server.context import Context
-from foreword.server.openapi import Body, Operation
-from foreword.server.reply import apart, built_reply, is_small, json_body, parsed, reply
+from foreword.server.operation import Body, Operation
+from foreword.server.reply import apart, built, is_small, reply
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,57 +63,67 @@ def parse_tokenize(body: object) -> TokenizeRequest:
 
 
 def parse_detokenize(body: object) -> tuple[str | None, list[int]]:
-    """The model and the token ids in a body of /detokenize."""
+    """Return the model and the token ids in a body of /detokenize."""
     given = Fields(body)
     model, ids = given.take("model", STRING), given.require("tokens", IDS)
     given.end()
     return model, ids
 
 
-def routes_of(context: Context) -> list[Operation]:
-    """/tokenize, /detokenize, /tokenizer_info."""
+TOKENIZE = Body(parse_tokenize, {"prompt": "Hello"})
+DETOKENIZE = Body(parse_detokenize, {"tokens": [0]})
+
+
+async def _tokenize(context: Context, request: Request) -> Response:
+    wanted = await TOKENIZE.read(context, request)
+    context.check_model(wanted.model)
+    ids = await apart(not is_small(request), wanted.encode, context.tokenizer)
+    return await built(len(ids), _encoded, context, ids, wanted.with_texts)
+
+
+def _encoded(context: Context, ids: list[int], with_texts: bool) -> Response:
+    texts = [context.tokenizer.token_bytes(i).decode("utf-8", "replace") for i in ids] if with_texts else None
+    longest = context.engine.engine.states.max_model_len
+    return reply({"count": len(ids), "max_model_len": longest, "tokens": ids, "token_strs": texts})
+
+
+async def _detokenize(context: Context, request: Request) -> Response:
+    model, ids = await DETOKENIZE.read(context, request)
+    context.check_model(model)
+    decode = context.tokenizer.decode
+    return await built(len(ids), lambda: reply({"prompt": decode(ids, skip_special_tokens=False)}))
+
+
+async def _info(context: Context, request: Request) -> Response:
     tokenizer = context.tokenizer
-
-    async def tokenize(request: Request) -> Response:
-        """The token ids of a text or of a conversation."""
-        wanted = await parsed(parse_tokenize, await json_body(request), request)
-        context.check_model(wanted.model)
-        ids = await apart(not is_small(request), wanted.encode, tokenizer)
-        return await built_reply(len(ids), encoded, ids, wanted.with_texts)
-
-    def encoded(ids: list[int], with_texts: bool) -> dict[str, Any]:
-        texts = [tokenizer.token_bytes(i).decode("utf-8", "replace") for i in ids] if with_texts else None
-        longest = context.engine.engine.states.max_model_len
-        return {"count": len(ids), "max_model_len": longest, "tokens": ids, "token_strs": texts}
-
-    async def detokenize(request: Request) -> Response:
-        """The text of token ids."""
-        model, ids = await parsed(parse_detokenize, await json_body(request), request)
-        context.check_model(model)
-        return await built_reply(len(ids), lambda: {"prompt": tokenizer.decode(ids, skip_special_tokens=False)})
-
-    async def info(request: Request) -> Response:
-        """What the tokenizer is."""
-        return reply(
-            {
-                "tokenizer_class": type(tokenizer).__name__,
-                "chat_template": tokenizer.chat_template() or None,
-                "bos_token": _text(context, tokenizer.bos_id),
-                "eos_token": _text(context, next(iter(tokenizer.eos_ids), None)),
-                "pad_token": None,
-                "unk_token": None,
-                "vocab_size": tokenizer.vocab_size,
-                "model_max_length": context.engine.engine.states.max_model_len,
-                "additional_special_tokens": list(tokenizer.special_token_ids),
-            }
-        )
-
-    return [
-        Operation("/tokenize", tokenize, Body(parse_tokenize, {"prompt": "Hello"})),
-        Operation("/detokenize", detokenize, Body(parse_detokenize, {"tokens": [0]})),
-        Operation("/tokenizer_info", info),
-    ]
+    return reply(
+        {
+            "tokenizer_class": type(tokenizer).__name__,
+            "chat_template": tokenizer.chat_template() or None,
+            "bos_token": _text(context, tokenizer.bos_id),
+            "eos_token": _text(context, next(iter(tokenizer.eos_ids), None)),
+            "pad_token": None,
+            "unk_token": None,
+            "vocab_size": tokenizer.vocab_size,
+            "model_max_length": context.engine.engine.states.max_model_len,
+            "additional_special_tokens": list(tokenizer.special_token_ids),
+        }
+    )
 
 
 def _text(context: Context, token_id: int | None) -> str | None:
     return None if token_id is None else context.tokenizer.token_bytes(token_id).decode("utf-8", "replace")
+
+
+OPERATIONS = (
+    Operation(
+        "/tokenize",
+        _tokenize,
+        TOKENIZE,
+        access="key",
+        summary="Tokenize a text or a conversation (vLLM).",
+        details="Give `prompt` or `messages`.",
+    ),
+    Operation("/detokenize", _detokenize, DETOKENIZE, access="key", summary="Decode token ids into text (vLLM)."),
+    Operation("/tokenizer_info", _info, access="key", summary="Describe the tokenizer (vLLM)."),
+)

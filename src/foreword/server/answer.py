@@ -1,0 +1,76 @@
+"""How a request that generates or pools is answered: the one way through the server, whatever the interface."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from foreword.openai import Named
+from foreword.openai.frames import AnswerStream
+from foreword.server.context import Context
+from foreword.server.events import EventStream
+from foreword.server.generation import Generation
+from foreword.server.operation import Body
+from foreword.server.reply import built, parsed
+
+
+class Wanted(Protocol):
+    """A parsed body. model: the name of the model that is to answer."""
+
+    @property
+    def model(self) -> str | None: ...
+
+
+R = TypeVar("R", bound=Wanted)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Api(Generic[R, T]):
+    """One interface, as the handler of its operations.
+
+    body: of its requests. run: takes places in the server, checks what the engine is to do, and returns the outputs of
+    it as they come. whole: the response that has them all. size: about how many values that has. stream: what makes
+    frames of the outputs; None: the request wants the answer as a whole.
+    """
+
+    body: Body[R]
+    run: Callable[[Generation, R], Awaitable[AsyncGenerator[T, None]]]
+    whole: Callable[[Context, R, Sequence[T], Named], Response]
+    size: Callable[[Sequence[T]], int]
+    stream: Callable[[Context, R, Named], AnswerStream[T] | None] = lambda *_: None
+
+    async def __call__(self, context: Context, request: Request) -> Response:
+        """Answer a request. The place in the server is given back as soon as the engine has done its part."""
+        generation, body = Generation(context, request), await self.body.fields(context, request)
+        await generation.limit_time(body)
+        wanted = await parsed(self.body.parse, body, request)
+        model = generation.choose_model(wanted.model)
+        running = await self.run(generation, wanted)
+        named = Named(response_id=generation.id, created=int(time.time()), model=model)
+        stream = self.stream(context, wanted, named)
+        if stream is not None:
+            request.scope["stream"] = stream
+            frames = _frames(generation, running, stream)
+            return EventStream(frames, silence=context.config.keep_alive, keep_alive=stream.keep_alive)
+        async with aclosing(running):
+            outputs = [output async for output in running]
+        generation.leave()
+        return await built(self.size(outputs), self.whole, context, wanted, outputs, named)
+
+
+async def _frames(
+    generation: Generation, running: AsyncGenerator[T, None], stream: AnswerStream[T]
+) -> AsyncGenerator[bytes, None]:
+    """Yield the frames of the outputs. Closing it aborts what still runs at once, not when it is collected."""
+    async with aclosing(running):
+        async for output in running:
+            yield stream.frames(output)
+    generation.leave()
+    yield stream.end()

@@ -1,0 +1,146 @@
+"""An operation of the server, declared once: its path, who may use it, which replicas answer it, and its errors.
+
+The router, the keys, the front end of replicas, the description and the reference page are loops over the declarations.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, get_args
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import compile_path
+
+from foreword.errors import ConfigError
+from foreword.fields import NUMBER, Described, Schema
+from foreword.server.context import Context
+from foreword.server.errors import OPENAI, Dialect
+from foreword.server.replicas import ONE, Spread
+from foreword.server.reply import form_body, json_body, parsed
+
+T = TypeVar("T")
+Access = Literal["public", "key", "admin"]
+Handler = Callable[[Context, Request], Awaitable[Response]]
+JSON, FORM, EVENTS = "application/json", "multipart/form-data", "text/event-stream"
+
+
+@dataclass(frozen=True, slots=True)
+class Body(Generic[T]):
+    """What an operation takes. parse: a JSON object → the request. example: one that ``parse`` accepts, with an object
+    for each optional field whose own fields are to be described. timeout: it may have that field. form: if the body is
+    a form, its fields that are numbers and truth values.
+    """
+
+    parse: Callable[[object], T]
+    example: Mapping[str, Any]
+    timeout: bool = False
+    form: frozenset[str] | None = None
+
+    @property
+    def kind(self) -> str:
+        return JSON if self.form is None else FORM
+
+    async def fields(self, context: Context, request: Request) -> dict[str, Any]:
+        """Read the fields of a request. HttpError for a body of another kind."""
+        if self.form is None:
+            return await json_body(request)
+        return await form_body(request, self.form, context.config.cors_origin)
+
+    async def read(self, context: Context, request: Request) -> T:
+        """Read a request. RequestError or HttpError for one that cannot be served as given."""
+        return await parsed(self.parse, await self.fields(context, request), request)
+
+    def schema(self) -> Schema:
+        """Return the JSON schema of the bodies."""
+        example = Described(self.example)
+        self.parse(example)
+        found = example.schema()
+        if self.timeout:
+            found["properties"]["timeout"] = {"anyOf": [{**NUMBER.schema, "exclusiveMinimum": 0}, {"type": "null"}]}
+        return {**found, "examples": [self.example]}
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """A path and what it does.
+
+    body: None for GET, else the method is POST. access: who may use it; an admin's operation concerns the whole server,
+    so it names its replicas. summary: one sentence that says what it does, in the imperative; details: more of them.
+    replicas: which of several answer it. errors: how. media_types: of its answers. is_served: whether the model of a
+    server can do it. ConfigError for declarations that contradict this.
+    """
+
+    path: str
+    handler: Handler
+    body: Body[Any] | None = None
+    _: KW_ONLY
+    access: Access
+    summary: str
+    details: str = ""
+    replicas: Spread = ONE
+    errors: Dialect = OPENAI
+    media_types: tuple[str, ...] = (JSON,)
+    is_served: Callable[[Context], bool] = lambda context: True
+
+    def __post_init__(self) -> None:
+        if self.access not in (known := get_args(Access)):
+            raise ConfigError(f"{self.path}: access={self.access!r:.80}: must be one of {', '.join(known)}")
+        if self.access == "admin" and self.replicas is ONE:
+            raise ConfigError(f"{self.path}: replicas: an admin's operation concerns all; say how all answer it")
+        if not re.fullmatch(r"[A-Z].*\.", self.summary):
+            raise ConfigError(f"{self.path}: summary={self.summary!r:.80}: must be a sentence")
+
+    @property
+    def method(self) -> str:
+        return "GET" if self.body is None else "POST"
+
+    @property
+    def shown_path(self) -> str:
+        """The path as people read it, such as /v1/models/{name}."""
+        return re.sub(r":\w+}", "}", self.path)
+
+
+class Target(NamedTuple):
+    """What a request asks for. operation: None if there is none of this method and path; the other fields then follow
+    from operations of the same path, or from the one above it. methods: of the path. parameters: values in the path.
+    """
+
+    operation: Operation | None
+    access: Access
+    errors: Dialect
+    methods: tuple[str, ...]
+    parameters: Mapping[str, str]
+
+
+class Operations:
+    """All operations of a server. ConfigError if two have the same method and path."""
+
+    def __init__(self, *tables: Iterable[Operation]) -> None:
+        self._by_path: dict[str, dict[str, Operation]] = {}
+        for operation in (one for table in tables for one in table):
+            methods = self._by_path.setdefault(operation.path, {})
+            if methods.setdefault(operation.method, operation) is not operation:
+                raise ConfigError(f"{operation.method} {operation.path}: is declared twice")
+        self._patterns = [(compile_path(path)[0], methods) for path, methods in self._by_path.items() if "{" in path]
+
+    def __iter__(self) -> Iterator[Operation]:
+        return (operation for methods in self._by_path.values() for operation in methods.values())
+
+    def target(self, method: str, path: str) -> Target:
+        """Return what a request asks for. An unknown path needs a key, and answers as the operation above it does."""
+        methods, parameters = self._at(path)
+        operation = methods.get("GET" if method == "HEAD" else method)
+        if (near := operation or next(iter(methods.values()), None)) is not None:
+            return Target(operation, near.access, near.errors, tuple(methods), parameters)
+        above = (one.errors for one in self if path.startswith(f"{one.path}/"))
+        return Target(None, "key", next(above, OPENAI), (), {})
+
+    def _at(self, path: str) -> tuple[Mapping[str, Operation], Mapping[str, str]]:
+        """Return the operations of a path by their method, and the values in it."""
+        if path in self._by_path and "{" not in path:
+            return self._by_path[path], {}
+        matches = ((match, methods) for pattern, methods in self._patterns if (match := pattern.match(path)))
+        return next(((methods, match.groupdict()) for match, methods in matches), ({}, {}))

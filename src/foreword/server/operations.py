@@ -1,0 +1,50 @@
+"""All operations of the server, and the one that describes them."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from foreword.server import (
+    adapter_routes,
+    audio_routes,
+    message_routes,
+    openai_routes,
+    page,
+    pooling_routes,
+    requests,
+    status,
+    tokens,
+)
+from foreword.server.access import Keys
+from foreword.server.context import Context
+from foreword.server.openapi import description
+from foreword.server.operation import Operation, Operations
+from foreword.server.reply import reply
+
+
+async def _describe(context: Context, request: Request) -> Response:
+    return reply(description(served_by(context), Keys(context.config)))
+
+
+OPERATIONS = Operations(
+    openai_routes.OPERATIONS,
+    message_routes.OPERATIONS,
+    pooling_routes.OPERATIONS,
+    audio_routes.OPERATIONS,
+    tokens.OPERATIONS,
+    status.OPERATIONS,
+    requests.OPERATIONS,
+    adapter_routes.OPERATIONS,
+    page.OPERATIONS,
+    [
+        Operation(
+            "/openapi.json", _describe, access="key", summary="Describe the operations and their bodies (OpenAPI 3.1)."
+        )
+    ],
+)
+
+
+def served_by(context: Context) -> list[Operation]:
+    """Return the operations that the model of a server can do."""
+    return [operation for operation in OPERATIONS if operation.is_served(context)]
