@@ -10,7 +10,6 @@ from foreword.errors import ConfigError
 from foreword.server.errors import ANTHROPIC, OPENAI
 from foreword.server.operation import Operation, Operations
 from foreword.server.operations import OPERATIONS
-from foreword.server.replicas import FIRST
 from foreword.server.route_table import with_table
 
 PAGE = (Path(__file__).parents[2] / "docs" / "server.md").read_text()
@@ -78,7 +77,3 @@ def test_the_page_has_the_table_of_the_declarations():
     assert with_table(PAGE) == PAGE
     for operation in OPERATIONS:
         assert f"| `{operation.method} {operation.path.replace(':path', '')}` | {operation.access} |" in PAGE
-
-
-def test_an_operation_of_an_admin_may_be_answered_by_the_first_replica_that_can():
-    assert declared(access="admin", replicas=FIRST).replicas is FIRST

@@ -194,7 +194,8 @@ def test_other_bodies_origins_models_and_deadlines_have_their_statuses(server):
     two = [("file", ("a.wav", b"a")), ("file", ("b.wav", b"b"))]
     assert post(server, two).status_code == 400
     assert post(server, model="unknown").status_code == 404
-    assert post(server, headers={"origin": "http://elsewhere"}).status_code == 403
+    for origin in ("http://elsewhere", "http://[", "null"):
+        assert post(server, headers={"origin": origin}).status_code == 403
     assert post(server, headers={"origin": server.url}, temperature="0.5", seed="1").status_code == 200
     server.pace = 0.05
     response = post(server, {"file": encoded(LONG)}, timeout="0.2")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Collection
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 import msgspec
 from starlette.datastructures import Headers, UploadFile
@@ -66,7 +65,8 @@ async def form_body(request: Request, json_fields: Collection[str], origins: Col
     without asking the server; 415 for another body, 400 for one that is damaged or has a field twice.
     """
     origin = request.headers.get("origin")
-    if origin is not None and not {"*", origin} & set(origins) and not _is_own(origin, request):
+    is_own = origin is None or origin.partition("://")[2] == request.headers.get("host")
+    if not is_own and not {"*", origin} & set(origins):
         raise HttpError(403, f"origin {origin!r:.80}: web pages of it may not call this server; see cors_origin")
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "multipart/form-data":
         raise HttpError(415, "send the body as a form, with the header Content-Type: multipart/form-data")
@@ -80,11 +80,6 @@ async def form_body(request: Request, json_fields: Collection[str], origins: Col
         else:
             found[name] = _plain(given) if name in json_fields else given
     return found
-
-
-def _is_own(origin: str, request: Request) -> bool:
-    """Whether a web page is of this server."""
-    return urlsplit(origin).netloc == request.headers.get("host")
 
 
 async def _form_items(headers: Headers, data: bytes) -> list[tuple[str, str | bytes]]:
