@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from types import SimpleNamespace
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -65,11 +66,12 @@ def test_errors_keys_and_names_are_those_of_one_server(served: Served):
 
 def test_a_closed_connection_cancels_and_any_request_can_be_asked_about_and_ended(served: Served):
     with served.client() as client:
-        with client.stream("POST", "/v1/completions", json={"prompt": "a", **LONG}) as response:
+        headers = {"X-Request-Id": "which?"}
+        with client.stream("POST", "/v1/completions", json={"prompt": "a", **LONG}, headers=headers) as response:
             name = response.headers["x-request-id"]
             parts = response.iter_raw()
             next(parts)
-            assert '"state":"running"' in served.get(f"/requests/{name}/why").text
+            assert '"state":"running"' in served.get(f"/requests/{quote(name)}/why").text
             assert [item["id"] for item in served.get("/requests").json()["data"]] == [name]
         served.wait_until(lambda: not served.get("/requests").json()["data"])
         with client.stream("POST", "/v1/completions", json={"prompt": "a", **LONG}) as response:

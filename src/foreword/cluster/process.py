@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import msgspec
 
@@ -73,10 +73,10 @@ class ReplicaProcess:
         self.identity = (version["version"], *(m["id"] for m in base), base[0]["max_model_len"])
 
     async def call(self, method: str, path: str, body: object = None) -> tuple[int, Any]:
-        """Status and JSON value of a short request. ReplicaLostError if it does not answer in time."""
+        """Return status and JSON value of a short request. ReplicaLostError if it does not answer in time."""
         headers = [(b"authorization", b"Bearer " + self.key.encode()), (b"content-type", b"application/json")]
         data = b"" if body is None else msgspec.json.encode(body)
-        async with request(self.port, method, path.encode(), headers, data) as response:
+        async with request(self.port, method, quote(path).encode(), headers, data) as response:
             return response.status, msgspec.json.decode(await response.body())
 
     async def get(self, path: str) -> Any:

@@ -49,13 +49,13 @@ def _allowed(directory: str | None, given: str) -> Path:
     raise HttpError(403, reason, param="lora_path", code="forbidden")
 
 
-_LOAD = Body(parse_load, {"lora_name": "law", "lora_path": "law"})
-_UNLOAD = Body(parse_unload, {"lora_name": "law"})
+LOAD_BODY = Body(parse_load, {"lora_name": "law", "lora_path": "law"})
+UNLOAD_BODY = Body(parse_unload, {"lora_name": "law"})
 
 
 async def _load(context: Context, request: Request) -> Response:
     engine = context.engine
-    name, path, replaces = await _LOAD.read(context, request)
+    name, path, replaces = await LOAD_BODY.read(context, request)
     if not name or name in context.names:
         raise HttpError(400, f"lora_name = {name!r:.80}: is not free for an adapter", param="lora_name")
     if name in engine.loras and not replaces:
@@ -86,7 +86,7 @@ async def _load_everywhere(replicas: Replicas, request: Request) -> Response:
 
 
 async def _unload(context: Context, request: Request) -> Response:
-    name = await _UNLOAD.read(context, request)
+    name = await UNLOAD_BODY.read(context, request)
     if name not in context.engine.loras:
         raise HttpError(404, f"lora_name = {name!r:.80}: is not loaded", param="lora_name")
     await context.engine.drop_lora(name)
@@ -103,7 +103,7 @@ async def _unload_everywhere(replicas: Replicas, request: Request) -> Response:
 LOAD = Operation(
     "/v1/load_lora_adapter",
     _load,
-    _LOAD,
+    LOAD_BODY,
     access="admin",
     summary="Load a LoRA adapter, whose name is then a model of requests (vLLM).",
     details="Requests go on meanwhile. `load_inplace: true` replaces an adapter. All replicas load it, or none.",
@@ -112,7 +112,7 @@ LOAD = Operation(
 UNLOAD = Operation(
     "/v1/unload_lora_adapter",
     _unload,
-    _UNLOAD,
+    UNLOAD_BODY,
     access="admin",
     summary="Drop a LoRA adapter (vLLM).",
     details="Requests in progress end with it.",
