@@ -39,9 +39,15 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'foreword' has no attribute {name!r}")
-    from importlib import import_module
+def __dir__() -> list[str]:
+    return __all__
 
-    return getattr(import_module(_HOMES[name]), name)
+
+if not TYPE_CHECKING:  # type checkers would take any name for an attribute
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOMES:
+            raise AttributeError(f"module 'foreword' has no attribute {name!r}")
+        from importlib import import_module
+
+        return getattr(import_module(_HOMES[name]), name)

@@ -144,7 +144,8 @@ class EncoderModel(Model[LoadedModel]):
         self.spec = spec
         for name, known in settings_of(type(options)).items():
             if known.decoders_only and (value := options.values()[name]) != known.default:
-                raise ConfigError(f"{name}={value!r}: only decoders have it, and {self.name} is an encoder; leave it out")
+                reason = f"only decoders have it, and {self.name} is an encoder"
+                raise ConfigError(f"{name}={value!r}: {reason}; leave it out")
 
     @property
     def vocab_size(self) -> int:
