@@ -17,8 +17,14 @@ from pathlib import Path
 
 LARGEST_MB = 2.2
 """Kernels of six instruction sets are 1.2 MB of it, Python sources 0.9 MB."""
-WANTED = ("foreword/py.typed", "foreword/_native.pyi", "foreword/cli/app.py", "licenses/LICENSE")
-KINDS = (".py", ".pyi", ".so", ".typed", ".jsonl", ".html")
+WANTED = (
+    "foreword/py.typed",
+    "foreword/_native.pyi",
+    "foreword/cli/app.py",
+    "foreword/models/known.json",
+    "licenses/LICENSE",
+)
+KINDS = (".py", ".pyi", ".so", ".typed", ".json", ".jsonl", ".html")
 """File types of the package; the wheel's own metadata has others."""
 
 LIBRARY = """

@@ -91,7 +91,7 @@ def test_a_missing_model_has_a_fix(tmp_path, monkeypatch):
 
 
 def test_limits_follow_from_the_rates():
-    model = registry.SMOLLM2
+    model = registry.DEFAULT
     rates = {
         "memory_bytes": 10.0 * model.size,
         "i8_ops": 2e3 * model.num_parameters,

@@ -48,7 +48,7 @@ def _all(quick: bool, threads: int | None) -> Iterator[Finding]:
     yield from examine()
     if quick or not available():
         return
-    model = registry.SMOLLM2
+    model = registry.DEFAULT
     rates = native.roofline(threads, megabytes=64)
     yield from measured(rates, model)
     if registry.cached_path(model.name) is not None:

