@@ -107,6 +107,7 @@ def _facts(model: LoadedModel) -> Iterator[tuple[str, object]]:
     yield "vocabulary", spec.vocab_size
     yield "context", f"{spec.max_model_len} tokens"
     yield "chat template", "yes" if model.tokenizer.has_chat_template else "no"
+    yield "keys not read", ", ".join(model.unread_keys) or "none"
 
 
 def _size(path: Path) -> int:

@@ -16,7 +16,7 @@ from foreword.batch import InputBatch, lora_mapping, mrope_positions, prompt_emb
 from foreword.batch.values.attention import visible
 from foreword.errors import PlanError
 from foreword.executors.executor import Capability
-from foreword.executors.functions import FloatWeights, cap, gelu_tanh, rms_norm, sigmoid, silu, softmax
+from foreword.executors.functions import ACTIVATIONS, FloatWeights, cap, rms_norm, sigmoid, softmax
 from foreword.executors.host import HostExecutor
 from foreword.executors.numpy_recurrent import recurrent_layer
 from foreword.executors.pooling import Pooler
@@ -204,7 +204,7 @@ class NumpyExecutor(HostExecutor):
 
     def mlp(self, h: F32, prefix: str, loras: LoraTokens = ()) -> F32:
         """(act(h Wgate) * (h Wup)) Wdown"""
-        act = silu if self.spec.activation == "silu" else gelu_tanh
+        act = ACTIVATIONS[self.spec.activation]
         gate, up = (self.linear(h, prefix + name, loras) for name in ("gate", "up"))
         return self.linear(act(gate) * up, prefix + "down", loras)
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from foreword.errors import ModelError
 from foreword.jsonfile import read_object
 from foreword.models.files import T, typed_value
 from foreword.models.gguf import GGUF
+from foreword.models.keys import WITHOUT_EFFECT, Keys
 
 USE_ITS_CONFIG = "Use the configuration that came with the weights"
 """The fix of most errors about a configuration."""
@@ -21,45 +24,90 @@ class Config:
     """Named values and the file that holds them, which errors name. A value of null counts as absent.
 
     served_length: maximum number of tokens of a request, where the arithmetic depends on it; None: the default.
+    keys: those that may be read, with their defaults; empty: any. prefix: of their names in a GGUF file.
+    part: of the file, which errors name. read: the keys that were read.
     """
 
     path: Path
     values: Mapping[str, Any]
     served_length: int | None = None
+    keys: Keys = field(default_factory=dict)
+    prefix: str = ""
+    part: str = ""
+    read: set[str] = field(default_factory=set, compare=False)
+
+    def value(self, key: str) -> Any:
+        """Return the value of a key: None if it is null, the default of ``keys`` if the file lacks it."""
+        self.read.add(key)
+        return self.values[key] if key in self.values else self._default(key)
 
     def get(self, key: str, kind: type[T], default: T | None = None) -> T:
-        """The value of a key. ModelError if it is absent without a default, or not a ``kind``."""
+        """Return the value of a key. ModelError if it is absent without a default, or not a ``kind``."""
+        value, label = self.value(key), self._label(key)
         try:
-            return typed_value(self.values, key, kind, default)
+            return typed_value({label: self._default(key) if value is None else value}, label, kind, default)
         except TypeError as error:
             raise self.error(str(error), USE_ITS_CONFIG) from None
 
     def size(self, key: str, default: int | None = None, *, most: int = 1 << 28) -> int:
-        """An integer from 1 to ``most``."""
+        """Return an integer from 1 to ``most``."""
         value = self.get(key, int, default)
         if not 0 < value <= most:
-            raise self.error(f"{key} = {value} is not from 1 to {most}", USE_ITS_CONFIG)
+            raise self.error(f"{self._label(key)} = {value} is not from 1 to {most}", USE_ITS_CONFIG)
         return value
 
     def positive(self, key: str, default: float | None = None) -> float:
-        """A number above zero."""
+        """Return a number above zero."""
         value = self.get(key, float, default)
         if value <= 0:
-            raise self.error(f"{key} = {value} is not above zero", USE_ITS_CONFIG)
+            raise self.error(f"{self._label(key)} = {value} is not above zero", USE_ITS_CONFIG)
         return value
 
     def sequence(self, key: str) -> Sequence[Any]:
-        """A list, empty if the key is absent."""
-        value = self.values.get(key)
+        """Return a list, empty if the key is absent."""
+        value = self.value(key)
         if value is not None and not isinstance(value, list):
-            raise self.error(f"{key} is {value!r:.80}, not a list", USE_ITS_CONFIG)
+            raise self.error(f"{self._label(key)} is {value!r:.80}, not a list", USE_ITS_CONFIG)
         return value or ()
 
     def optional(self, key: str, kind: type[T]) -> T | None:
-        return None if self.values.get(key) is None else self.get(key, kind)
+        return None if self.value(key) is None else self.get(key, kind)
+
+    def check(self, *, strict: bool = False) -> None:
+        """Raise ModelError for a value that ``keys`` say is not computed, and if ``strict`` for any other key."""
+        for key in self.keys.values():
+            if key.values and (value := self.value(key.name)) is not None and value not in key.values:
+                raise self.refused(key.name, value)
+        if strict:
+            for name, value in self.values.items():
+                if value is not None and name not in self.keys:
+                    raise self.refused(name, value)
+
+    def refused(self, key: str, value: object) -> ModelError:
+        """Return the error for a value that is not computed."""
+        row = self.keys.get(key)
+        computed = [repr(other) for other in row.values if other is not None] if row else []
+        label = self._label(key)
+        fix = f"Use a model with {label} = {' or '.join(computed)}" if computed else "Use a model without it"
+        return self.error(f"{label} = {value!r:.80} is not supported", fix)
+
+    def unread(self) -> tuple[str, ...]:
+        """Return the keys of the file that were not read and are not known to have no effect, sorted."""
+        found = (key for key, value in self.values.items() if value is not None and key not in self.read)
+        return tuple(sorted(key for key in found if key.removeprefix(self.prefix) not in WITHOUT_EFFECT))
 
     def error(self, what: str, fix: str) -> ModelError:
-        return ModelError(f"{self.path}: {what}. {fix}")
+        return ModelError(f"{self.path}: {self.part}{what}. {fix}")
+
+    def _default(self, key: str) -> Any:
+        if not self.keys:
+            return None
+        row = self.keys[key]
+        return row.gguf_default if self.prefix and row.gguf else row.default
+
+    def _label(self, key: str) -> str:
+        """Return the name of a key in the file."""
+        return self.prefix + self.keys[key].gguf if self.prefix and key in self.keys and self.keys[key].gguf else key
 
 
 def read_config(path: Path) -> Config:
@@ -67,45 +115,22 @@ def read_config(path: Path) -> Config:
     return Config(path, read_object(path, ModelError))
 
 
-_GGUF_KEYS = {
-    "hidden_size": "embedding_length",
-    "intermediate_size": "feed_forward_length",
-    "num_hidden_layers": "block_count",
-    "num_attention_heads": "attention.head_count",
-    "num_key_value_heads": "attention.head_count_kv",
-    "head_dim": "attention.key_length",
-    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
-    "max_position_embeddings": "context_length",
-    "rope_theta": "rope.freq_base",
-    "rope_local_base_freq": "rope.freq_base_swa",
-    "rotary_dim": "rope.dimension_count",
-    "sliding_window": "attention.sliding_window",
-    "sliding_window_pattern": "attention.sliding_window_pattern",
-    "attn_logit_softcapping": "attn_logit_softcapping",
-    "final_logit_softcapping": "final_logit_softcapping",
-    "num_experts": "expert_count",
-    "num_experts_per_tok": "expert_used_count",
-    "moe_intermediate_size": "expert_feed_forward_length",
-    "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
-    "full_attention_interval": "full_attention_interval",
-    "linear_num_value_heads": "ssm.time_step_rank",
-    "linear_num_key_heads": "ssm.group_count",
-    "linear_key_head_dim": "ssm.state_size",
-    "linear_num_values": "ssm.inner_size",
-    "linear_conv_kernel_dim": "ssm.conv_kernel",
-}
-
-
-def config_from_gguf(gguf: GGUF) -> Config:
-    """The metadata of a GGUF file as a config. Keys that GGUF lacks are left to each family's defaults."""
+def config_from_gguf(gguf: GGUF, keys: Keys) -> Config:
+    """Return the metadata of a GGUF file as the config of a family with these keys. What has no other name there keeps
+    that of the file.
+    """
     prefix = gguf.get("general.architecture", str) + "."
-    found = {name: gguf.metadata.get(prefix + key) for name, key in _GGUF_KEYS.items()}
-    values: dict[str, Any] = {name: value for name, value in found.items() if value is not None}
+    names = {key.gguf: key.name for key in keys.values() if key.gguf}
+    values: dict[str, Any] = {}
+    for key, value in gguf.metadata.items():
+        name = key.removeprefix(prefix)
+        if key.startswith(prefix) and name != _SCALE and not name.startswith(_SCALING):
+            values[names.get(name, key)] = _plain(value)
     if (embed := gguf.tensors.get("token_embd.weight")) is not None:
         values["vocab_size"] = embed.shape[0]
     values["tie_word_embeddings"] = "output.weight" not in gguf.tensors
-    values["rope_scaling"] = _rope_scaling(gguf, prefix + "rope.scaling.")
-    return Config(gguf.path, values)
+    values["rope_scaling"] = _rope_scaling(gguf, prefix)
+    return Config(gguf.path, values, keys=keys, prefix=prefix)
 
 
 ROPE_FACTORS = {
@@ -114,25 +139,38 @@ ROPE_FACTORS = {
     "long_factor": "rope_factors_long.weight",
 }
 """Tensors of a GGUF file that are parameters of the rotary embedding."""
+_SCALING, _SCALE = "rope.scaling.", "rope.scale_linear"
+_SCALING_NAMES = {
+    "original_context_length": "original_max_position_embeddings",
+    "yarn_beta_fast": "beta_fast",
+    "yarn_beta_slow": "beta_slow",
+}
+
+
+def _plain(value: object) -> object:
+    """Return an array as a list, anything else as it is."""
+    return value.tolist() if isinstance(value, np.ndarray) else value
 
 
 def _rope_scaling(gguf: GGUF, prefix: str) -> dict[str, Any] | None:
-    """Metadata and tensors as ``rope_scaling``. Files with factor tensors may have any scaling type, or none."""
+    """Return metadata and tensors as ``rope_scaling``. A factor without a type is linear, as in llama.cpp; files with
+    factor tensors need no type.
+    """
+    found: dict[str, Any] = {
+        _SCALING_NAMES.get(name, name): _plain(value)
+        for key, value in gguf.metadata.items()
+        if (name := key.removeprefix(prefix + _SCALING)) != key
+    }
+    found["factor"] = found.get("factor", _plain(gguf.metadata.get(prefix + _SCALE))) or None  # 0 is unset
+    kind = found.pop("type", "linear" if found["factor"] else "none")
     tensors = {key: gguf.tensors[name] for key, name in ROPE_FACTORS.items() if name in gguf.tensors}
     factors: dict[str, Any] = {key: tensor.dequantize().ravel().tolist() for key, tensor in tensors.items()}
+    if not factors:
+        return None if kind == "none" else {**found, "rope_type": kind}
+    if kind == "yarn":
+        reason = f"{prefix}{_SCALING}type = 'yarn' is not supported beside {ROPE_FACTORS[next(iter(factors))]}"
+        raise ModelError(f"{gguf.path}: {reason}. Convert the model again")
     if "divisors" in factors:
-        return {"rope_type": "divided", **factors}
-    original = gguf.metadata.get(prefix + "original_context_length")
-    if factors:
-        scale = gguf.metadata.get(prefix + "attn_factor")
-        return {
-            "rope_type": "longrope",
-            "original_max_position_embeddings": original,
-            "attention_factor": scale,
-            **factors,
-        }
-    if (kind := gguf.get(prefix + "type", str, "none")) == "none":
-        return None
-    keys = {"factor": "factor", "beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow"}
-    found = {name: gguf.metadata.get(prefix + key) for name, key in keys.items()}
-    return {"rope_type": kind, "original_max_position_embeddings": original, **found}
+        return {**found, "rope_type": "divided", **factors}
+    found["linear_factor"], found["attention_factor"] = found.pop("factor"), found.pop("attn_factor", None)
+    return {**found, "rope_type": "longrope", **factors}

@@ -19,11 +19,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
-from foreword.models.spec import RopeSpec
-
-EncoderActivation = Literal["gelu", "gelu_tanh", "relu", "silu"]
+from foreword.models.spec import Activation, RopeSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +52,7 @@ class EncoderSpec:
     max_model_len: int
     layers: tuple[EncoderLayerSpec, ...]
     norm_eps: float
-    activation: EncoderActivation = "gelu"
+    activation: Activation = "gelu"
     num_positions: int = 0
     num_token_types: int = 0
     norms_before: bool = False

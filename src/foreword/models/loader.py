@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from foreword.errors import ModelError, UnsupportedModelError
@@ -15,9 +16,9 @@ from foreword.models.families import ENCODER_FAMILIES, FAMILIES, GGUF_FAMILIES, 
 from foreword.models.families.base import Family
 from foreword.models.families.encoders import EncoderFamily
 from foreword.models.gguf import read_gguf
-from foreword.models.naming import encoder_weights, weights_from_gguf, weights_from_safetensors
+from foreword.models.naming import encoder_weights, has_own_head, weights_from_gguf, weights_from_safetensors
 from foreword.models.pooling import HeadLayer, PoolingSpec
-from foreword.models.pooling_files import has_logits, max_text_len, read_pooling
+from foreword.models.pooling_files import gguf_pooling, has_logits, max_text_len, read_pooling
 from foreword.models.safetensors import read_directory
 from foreword.models.spec import DecoderSpec
 from foreword.models.tokenizer import Tokenizer
@@ -36,6 +37,7 @@ class LoadedModel:
     path: Path
     family: Family | None = None  # of a decoder
     pooling: PoolingSpec = field(default_factory=PoolingSpec)
+    unread_keys: tuple[str, ...] = ()  # of its configuration: they have no influence
 
     @property
     def decoder(self) -> DecoderSpec:
@@ -95,14 +97,15 @@ def _load_gguf(path: Path, name: str) -> LoadedModel:
         raise ModelError(f"{path}: {reason}. Use the model's directory of safetensors")
     if family is None:
         raise _unsupported(path, f"architecture {architecture!r}", "GGUF files", GGUF_FAMILIES)
-    spec = family.read(config_from_gguf(gguf))
+    config = config_from_gguf(gguf, family.keys)
+    spec = family.read(config)
     weights = weights_from_gguf(path, gguf.tensors, spec, family)
     try:
         tokenizer = Tokenizer.from_gguf(gguf.metadata)
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from None
-    pooling = PoolingSpec(hidden_size=spec.hidden_size)
-    return _loaded(spec, weights, tokenizer, name, path, pooling, family)
+    pooling = PoolingSpec(hidden_size=spec.hidden_size, pooling=gguf_pooling(config))
+    return _loaded(spec, weights, tokenizer, name, path, pooling, config, family)
 
 
 def _load_directory(folder: Path, name: str) -> LoadedModel:
@@ -120,23 +123,26 @@ def _load_directory(folder: Path, name: str) -> LoadedModel:
     family = FAMILIES.get(model_type)
     if family is None:
         raise _unsupported(config_path, f"model_type {model_type!r}", "directories", {**FAMILIES, **ENCODER_FAMILIES})
+    tensors = _tensors(folder, config)
     spec = family.read(config)
     if not has_logits(config):
-        spec = replace(spec, has_logits=False, longer=spec.longer and replace(spec.longer, has_logits=False))
-    pooling = read_pooling(folder, config, "last", _score_head, "last")
-    tensors = _tensors(folder, config)
+        spec = spec.changed(has_logits=False)
+    elif spec.tie_embeddings and has_own_head(tensors):
+        spec = spec.changed(tie_embeddings=False)
+    pooling = read_pooling(folder, config, "last", partial(_score_head, spec.hidden_size), "last")
     weights = weights_from_safetensors(folder, tensors, spec, family, pooling)
-    return _loaded(spec, weights, Tokenizer.from_directory(folder), name, folder, pooling, family)
+    return _loaded(spec, weights, Tokenizer.from_directory(folder), name, folder, pooling, config, family)
 
 
 def _load_encoder(folder: Path, config: Config, family: EncoderFamily, name: str) -> LoadedModel:
-    spec = family.spec(config)
+    own = family.declared(config)
+    spec = family.read(config)
     spec = replace(spec, max_model_len=max_text_len(folder, spec.max_model_len))
-    pooling = read_pooling(folder, config, "mean", family.head, family.head_pooling(config))
+    pooling = read_pooling(folder, config, "mean", partial(family.head, own), family.head_pooling(own))
     pooling = replace(pooling, num_token_types=spec.num_token_types)
     tensors = _tensors(folder, config)
     weights = encoder_weights(folder, tensors, spec, family, pooling)
-    return _loaded(spec, weights, Tokenizer.from_directory(folder), name, folder, pooling)
+    return _loaded(spec, weights, Tokenizer.from_directory(folder), name, folder, pooling, config)
 
 
 def _tensors(folder: Path, config: Config) -> Mapping[str, Tensor]:
@@ -145,9 +151,9 @@ def _tensors(folder: Path, config: Config) -> Mapping[str, Tensor]:
     return read_weights(read_directory(folder), config)
 
 
-def _score_head(config: Config, labels: int) -> tuple[HeadLayer, ...]:
+def _score_head(hidden_size: int, labels: int) -> tuple[HeadLayer, ...]:
     """Of a decoder's classifier."""
-    return (HeadLayer(config.size("hidden_size"), labels, bias=False),)
+    return (HeadLayer(hidden_size, labels, bias=False),)
 
 
 def _loaded(
@@ -157,6 +163,7 @@ def _loaded(
     name: str,
     path: Path,
     pooling: PoolingSpec,
+    config: Config,
     family: Family | None = None,
 ) -> LoadedModel:
     """The model. ModelError if its tokenizer begins or ends texts with tokens that the weights do not have."""
@@ -164,7 +171,7 @@ def _loaded(
         if wrong := [i for i in ids if i is not None and i >= spec.vocab_size]:
             fix = "Use configuration, tokenizer and weights of the same model"
             raise ModelError(f"{path}: {kind} token id {wrong[0]} is not below vocab_size {spec.vocab_size}. {fix}")
-    return LoadedModel(spec, weights, tokenizer, tokenizer.eos_ids, name, path, family, pooling)
+    return LoadedModel(spec, weights, tokenizer, tokenizer.eos_ids, name, path, family, pooling, config.unread())
 
 
 def _unsupported(path: Path, what: str, form: str, supported: Iterable[str]) -> ModelError:

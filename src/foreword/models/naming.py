@@ -18,6 +18,8 @@ from foreword.models.pooling import PoolingSpec
 from foreword.models.spec import DecoderSpec, weight_names
 from foreword.models.weights import Tensor, float_tensor
 
+_ROWS_COMPARED = 1024
+"""Rows that are read at once to compare two tensors."""
 _CANONICAL = re.compile(r"(?:layers\.(\d+)\.)?(?:(experts)\.(\d+)\.)?(.+)")
 
 
@@ -71,6 +73,18 @@ def weights_from_safetensors(
             if name.endswith("_norm"):
                 weights[name] = float_tensor(weights[name].dequantize() + np.float32(1))
     return weights
+
+
+def has_own_head(tensors: Mapping[str, Tensor]) -> bool:
+    """Whether safetensors hold a matrix of logits that differs from the embedding, whatever the configuration says."""
+    head, embed = (tensors.get(SAFETENSORS_NAMES[name]) for name in ("lm_head", "embed"))
+    if head is None or embed is None:
+        return False
+    if (head.shape, head.quant) != (embed.shape, embed.quant):
+        return True
+    parts = range(0, head.shape[0], _ROWS_COMPARED)
+    rows = (Rows("", first, first + _ROWS_COMPARED) for first in parts)
+    return any((select_rows(head, part).data != select_rows(embed, part).data).any() for part in rows)
 
 
 def encoder_weights(

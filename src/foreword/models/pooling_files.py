@@ -20,6 +20,7 @@ _MODES: Mapping[str, Pooling] = {
     "mean_tokens": "mean",
     "lasttoken": "last",
 }
+_GGUF_POOLINGS: Mapping[int, Pooling] = {0: "last", 1: "mean", 2: "cls", 3: "last"}
 _RESULTS = {"Identity": "identity", "Sigmoid": "sigmoid", "Softmax": "softmax"}
 
 
@@ -34,23 +35,33 @@ def has_logits(config: Config) -> bool:
     return not any(name.endswith(("ForSequenceClassification", "Model")) for name in names)
 
 
+def gguf_pooling(config: Config) -> Pooling:
+    """Return the pooling of a decoder in a GGUF file. ModelError for one that is not supported."""
+    number = config.get("pooling_type", int, 0)
+    if number not in _GGUF_POOLINGS:
+        raise config.error(
+            f"pooling_type = {number} is not supported", "Use a model with 1 (mean), 2 (cls) or 3 (last)"
+        )
+    return _GGUF_POOLINGS[number]
+
+
 def read_pooling(
     folder: Path,
     config: Config,
     default: Pooling,
-    head: Callable[[Config, int], tuple[HeadLayer, ...]],
+    head: Callable[[int], tuple[HeadLayer, ...]],
     head_pooling: str,
 ) -> PoolingSpec:
     """The pooling of the model in ``folder``. ModelError for a module or pooling that is not supported.
 
-    default: of a model without modules.json. head, head_pooling: of a classifier.
+    default: of a model without modules.json. head, head_pooling: of a classifier; head from its number of labels.
     """
     values: dict[str, Any] = {"hidden_size": config.size("hidden_size"), "pooling": pooling_of(folder, default)}
     if is_classifier(config):
         labels = _labels(config)
         values |= {
             "pooling": head_pooling,
-            "head": head(config, len(labels)),
+            "head": head(len(labels)),
             "labels": labels,
             "activation": _activation(config, len(labels)),
             "norm_eps": config.positive("norm_eps", 1e-5),
@@ -93,7 +104,7 @@ def pooling_of(folder: Path, default: Pooling) -> Pooling:
 
 
 def _labels(config: Config) -> tuple[str, ...]:
-    names = config.values.get("id2label")
+    names = config.value("id2label")
     if names is None:
         return tuple(f"LABEL_{i}" for i in range(config.size("num_labels", 2, most=1 << 16)))
     if not isinstance(names, Mapping) or not names or {str(i) for i in range(len(names))} != set(map(str, names)):
@@ -103,11 +114,11 @@ def _labels(config: Config) -> tuple[str, ...]:
 
 def _activation(config: Config, num_labels: int) -> str:
     """As sentence-transformers does for one label, and transformers for more, unless the configuration has its own."""
-    own = config.values.get("sentence_transformers")
+    own = config.value("sentence_transformers")
     name = own.get("activation_fn") if isinstance(own, Mapping) else None
-    name = name or config.values.get("sbert_ce_default_activation_function")
+    name = name or config.value("sbert_ce_default_activation_function")
     if name is None:
-        multiple = config.values.get("problem_type") == "multi_label_classification"
+        multiple = config.value("problem_type") == "multi_label_classification"
         return "sigmoid" if num_labels == 1 or multiple else "softmax"
     kind = str(name).rsplit(".", 1)[-1]
     if kind not in _RESULTS:

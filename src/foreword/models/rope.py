@@ -10,7 +10,47 @@ import numpy as np
 
 from foreword.arrays import F64
 from foreword.models.config import USE_ITS_CONFIG, Config
+from foreword.models.keys import Key, Keys, only, table
 from foreword.models.spec import RopeSpec
+
+ROPE_KEYS = (
+    Key("rope_theta", 10000.0, gguf="rope.freq_base", gguf_default=10000.0),
+    Key("rope_scaling"),
+    Key("rope_parameters"),
+    Key("partial_rotary_factor", 1.0),
+    Key("rotary_dim", gguf="rope.dimension_count"),
+    Key("original_max_position_embeddings"),
+)
+"""Keys of a config that has a rotary embedding."""
+
+_SHARED = (
+    *(Key(name) for name in ("rope_type", "type", "rope_theta", "partial_rotary_factor")),
+    *(Key(name) for name in ("mrope_section", "mrope_interleaved")),
+    Key("original_max_position_embeddings"),  # other types have no use for it
+    Key("finetuned"),  # tells how the model was trained
+    *(only(name, 1.0) for name in ("factor", "linear_factor", "attention_factor", "attn_factor", "yarn_attn_factor")),
+    only("yarn_ext_factor", 1.0),
+    only("yarn_log_multiplier", 0.0),
+)
+
+
+def _type(*names: str) -> Keys:
+    return table(_SHARED, map(Key, names))
+
+
+ROPE_TYPES: Mapping[str, Keys] = {
+    "default": _type(),
+    "mrope": _type(),
+    "linear": _type("factor"),
+    "divided": _type("divisors"),
+    "llama3": _type("factor", "low_freq_factor", "high_freq_factor"),
+    "yarn": _type(
+        *("factor", "beta_fast", "beta_slow", "truncate"),
+        *("attention_factor", "attn_factor", "mscale", "mscale_all_dim"),
+    ),
+    "longrope": _type(*("factor", "short_factor", "long_factor"), *("attention_factor", "short_mscale", "long_mscale")),
+}
+"""Keys of the rotary parameters by ``rope_type``. Every other key is refused."""
 
 
 def rope_spec(config: Config, head_dim: int, parameters: Mapping[str, Any]) -> RopeSpec:
@@ -24,7 +64,8 @@ def rope_spec(config: Config, head_dim: int, parameters: Mapping[str, Any]) -> R
         llama3    f_j where the wavelength 2π/f_j is short (< original/high), f_j / factor where it is long
                   (> original/low), in between interpolated by the number of waves in the original length
         yarn      f_j for dimensions with more than beta_fast rotations in the original length, f_j / factor for those
-                  with fewer than beta_slow, a linear ramp between; scaled by 0.1 ln(factor) + 1
+                  with fewer than beta_slow, a linear ramp between; scaled by attention_factor, or by m(mscale) /
+                  m(mscale_all_dim) if both are set, or by m(1) attn_factor, with m(x) = 0.1 x ln(factor) + 1
         longrope  f_j / long_factor_j if requests of more than ``original`` tokens are served, else f_j / short_factor_j
 
     With mrope_section (a number of pairs per component of a position; type "mrope" of Qwen2-VL is default) each pair is
@@ -34,8 +75,13 @@ def rope_spec(config: Config, head_dim: int, parameters: Mapping[str, Any]) -> R
     it is given; or by attention_factor; or by long_mscale and short_mscale. Its frequencies depend on the longest
     request the engine accepts, not on each request: otherwise cached keys would have to be rotated again as it grows.
     """
-    rules = Config(config.path, parameters)
-    part = rules.get("partial_rotary_factor", float, config.get("partial_rotary_factor", float, 1.0))
+    kind = Config(config.path, parameters).get("rope_type", str, "default")
+    if kind not in ROPE_TYPES:
+        fix = "Use a model with default, linear, llama3, yarn or longrope"
+        raise config.error(f"rope_type {kind!r} is not supported", fix)
+    rules = Config(config.path, parameters, keys=ROPE_TYPES[kind], part=f"rotary parameters of type {kind}: ")
+    rules.check(strict=True)
+    part = rules.get("partial_rotary_factor", float, config.get("partial_rotary_factor", float))
     if not 0 < part <= 1:
         raise config.error(f"partial_rotary_factor = {part} is not above 0 and at most 1", USE_ITS_CONFIG)
     dim = config.get("rotary_dim", int, int(head_dim * part))
@@ -44,7 +90,6 @@ def rope_spec(config: Config, head_dim: int, parameters: Mapping[str, Any]) -> R
         raise config.error(reason, USE_ITS_CONFIG)
     theta = rules.positive("rope_theta")
     base = theta ** -(np.arange(0, dim, 2, dtype=np.float64) / dim)
-    kind = rules.get("rope_type", str, "default")
     scale = 1.0
     match kind:
         case "default" | "mrope":
@@ -59,9 +104,6 @@ def rope_spec(config: Config, head_dim: int, parameters: Mapping[str, Any]) -> R
             scaled, scale = _yarn(base, dim, theta, rules, config)
         case "longrope":
             scaled, scale = _longrope(base, rules, config)
-        case _:
-            fix = "Use a model with default, linear, llama3, yarn or longrope"
-            raise config.error(f"rope_type {kind!r} is not supported", fix)
     return RopeSpec(tuple(float(np.float32(f)) for f in scaled), scale, _mrope_axes(rules, dim // 2))
 
 
@@ -108,10 +150,18 @@ def _yarn(base: F64, dim: int, theta: float, rules: Config, config: Config) -> t
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dim - 1)
     slow = np.clip((np.arange(dim // 2) - low) / max(high - low, 0.001), 0, 1)
-    scale = rules.optional("attention_factor", float)
-    if scale is None:
-        scale = 0.1 * math.log(factor) + 1 if factor > 1 else 1.0
-    return np.asarray((1 - slow) * base + slow * base / factor), scale
+    return np.asarray((1 - slow) * base + slow * base / factor), _yarn_scale(factor, rules)
+
+
+def _yarn_scale(factor: float, rules: Config) -> float:
+    """Return the factor of cos and sin."""
+    if (scale := rules.optional("attention_factor", float)) is not None:
+        return scale
+    log = max(0.0, math.log(factor)) / 10
+    one, all_dims = (rules.get(key, float, 0.0) for key in ("mscale", "mscale_all_dim"))
+    if one and all_dims:
+        return (1 + one * log) / (1 + all_dims * log)
+    return (1 + log) * rules.positive("attn_factor", 1.0)
 
 
 def _longrope(base: F64, rules: Config, config: Config) -> tuple[F64, float]:
@@ -119,7 +169,7 @@ def _longrope(base: F64, rules: Config, config: Config) -> tuple[F64, float]:
     side = "long" if (config.served_length or 0) > original else "short"
     scaled = base / _vector(rules, f"{side}_factor", len(base))
     for key in (f"{side}_mscale", "attention_factor"):
-        if rules.values.get(key) is not None:
+        if rules.value(key) is not None:
             return scaled, rules.positive(key)
     factor = rules.positive("factor", config.size("max_position_embeddings") / original)
     return scaled, math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 and original > 1 else 1.0
@@ -150,21 +200,17 @@ def _vector(rules: Config, key: str, length: int) -> F64:
 
 
 def rope_parameters(config: Config, layer_type: str = "full_attention") -> dict[str, Any]:
-    """The rotary parameters of a layer type: ``rope_parameters`` for all or per layer type, or the older pair
-    ``rope_theta`` and ``rope_scaling``, whose ``su`` is longrope.
+    """Return the rotary parameters of a layer type: ``rope_parameters`` for all or per layer type, or the older pair
+    ``rope_theta`` and ``rope_scaling``, whose ``type`` ``su`` is longrope.
     """
     found = _mapping(config, "rope_parameters")
-    older = _mapping(config, "rope_scaling")
-    return {
-        "rope_theta": config.positive("rope_theta", 10000.0),
-        **({"rope_type": "longrope" if older["type"] == "su" else older["type"]} if "type" in older else {}),
-        **older,
-        **_mapping(Config(config.path, found), layer_type, found),
-    }
+    own = {**_mapping(config, "rope_scaling"), **_mapping(Config(config.path, found), layer_type, found)}
+    kind = {} if own.get("type") is None else {"rope_type": "longrope" if own["type"] == "su" else own["type"]}
+    return {"rope_theta": config.positive("rope_theta"), **kind, **own}
 
 
 def _mapping(config: Config, key: str, default: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
-    value = config.values.get(key) or default or {}
+    value = config.value(key) or default or {}
     if not isinstance(value, Mapping):
         raise config.error(f"{key} is {value!r:.80}, not an object", USE_ITS_CONFIG)
     return value

@@ -23,12 +23,13 @@ A recurrent layer (`foreword.models.recurrent`) replaces the lines of attention.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from foreword.models.recurrent import RecurrentSpec
 
-Activation = Literal["silu", "gelu_tanh"]
+Activation = Literal["silu", "gelu_tanh", "gelu", "relu"]
+"""The function of an MLP. gelu: with the error function; gelu_tanh: its approximation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +137,10 @@ class DecoderSpec:
     def for_length(self, max_model_len: int) -> DecoderSpec:
         """The spec for requests of up to this many tokens: ``longer`` if that exceeds this spec's max_model_len."""
         return self.longer if self.longer and max_model_len > self.max_model_len else self
+
+    def changed(self, **changes: Any) -> DecoderSpec:
+        """Return the spec with other fields, those of ``longer`` included."""
+        return replace(self, longer=self.longer and replace(self.longer, **changes), **changes)
 
     @property
     def state_size(self) -> int:

@@ -10,8 +10,9 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, gelu, linear, rms_norm, silu
+from torch.nn.functional import embedding, linear, rms_norm
 
+from foreword.executors.torch.activations import ACTIVATIONS
 from foreword.executors.torch.grouped import grouped
 from foreword.executors.torch.loras import ProductChanges
 from foreword.executors.torch.recurrent import RecurrentLayer
@@ -220,4 +221,4 @@ def cap(x: Tensor, limit: float | None) -> Tensor:
 def gated(gate_up: Tensor, activation: Activation) -> Tensor:
     """act(gate) * up of [N, gate and up]."""
     gate, up = gate_up.chunk(2, dim=-1)
-    return (silu(gate) if activation == "silu" else gelu(gate, approximate="tanh")) * up
+    return ACTIVATIONS[activation](gate) * up

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, gelu, layer_norm, relu, scaled_dot_product_attention, silu
+from torch.nn.functional import embedding, layer_norm, scaled_dot_product_attention
 
 from foreword.arrays import F32
 from foreword.batch import InputBatch
 from foreword.executors.encoder import EncoderExecutor
+from foreword.executors.torch.activations import ACTIVATIONS
 from foreword.executors.torch.options import DType, device_of, dtype_of, use_threads
 from foreword.executors.torch.rotation import Rotary, Rotation
 from foreword.executors.torch.tensors import as_floats, as_tensor
@@ -22,7 +22,6 @@ from foreword.models.pooling import PoolingSpec
 from foreword.models.spec import RopeSpec
 from foreword.models.weights import Weights
 
-ACTIVATIONS = {"gelu": gelu, "gelu_tanh": partial(gelu, approximate="tanh"), "relu": relu, "silu": silu}
 Rotations = dict[RopeSpec | None, Rotation]
 
 

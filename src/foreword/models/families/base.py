@@ -7,8 +7,71 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from foreword.models.config import USE_ITS_CONFIG, Config
-from foreword.models.rope import model_length, rope_parameters, rope_spec
-from foreword.models.spec import DecoderSpec, LayerSpec, MoeSpec, RopeSpec
+from foreword.models.keys import Key, Keys, absent, only
+from foreword.models.rope import ROPE_KEYS, model_length, rope_parameters, rope_spec
+from foreword.models.spec import Activation, DecoderSpec, LayerSpec, MoeSpec, RopeSpec
+
+ACTIVATIONS: Mapping[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+}
+"""Functions of an MLP by their names in a config.json."""
+
+_SAME_AS_HEAD_DIM = ("v_head_dim", "head_dim_swa", "v_head_dim_swa")
+DECODER = (
+    Key("vocab_size", gguf="vocab_size"),
+    Key("hidden_size", gguf="embedding_length"),
+    Key("intermediate_size", gguf="feed_forward_length"),
+    Key("num_hidden_layers", gguf="block_count"),
+    Key("num_attention_heads", gguf="attention.head_count"),
+    Key("num_key_value_heads", gguf="attention.head_count_kv"),
+    Key("head_dim", gguf="attention.key_length"),
+    Key("v_head_dim", gguf="attention.value_length"),
+    Key("head_dim_swa", gguf="attention.key_length_swa"),
+    Key("v_head_dim_swa", gguf="attention.value_length_swa"),
+    Key("max_position_embeddings", gguf="context_length"),
+    Key("rms_norm_eps", 1e-6, gguf="attention.layer_norm_rms_epsilon"),
+    Key("tie_word_embeddings", False),
+    *ROPE_KEYS,
+    only("is_causal", True, gguf="attention.causal"),
+    only("is_encoder_decoder", False),
+    absent("attn_logit_softcapping", gguf="attn_logit_softcapping"),
+    absent("final_logit_softcapping", gguf="final_logit_softcapping"),
+    # Of GGUF files alone, with the values that change nothing.
+    Key("pooling_type", gguf="pooling_type"),  # which the loader reads
+    *(
+        only(name, 0, gguf=name)
+        for name in (
+            *("attention.clamp_kqv", "attention.max_alibi_bias", "attention.scale", "attention.temperature_length"),
+            *("leading_dense_block_count", "nextn_predict_layers", "router_logit_softcapping", "use_parallel_residual"),
+        )
+    ),
+    *(only(name, 1, 0, gguf=name) for name in ("attention.output_scale", "attention.value_scale", "embedding_scale")),
+    *(only(name, 1, 0, gguf=name) for name in ("logit_scale", "residual_scale")),
+    *(absent(name, gguf=name) for name in ("rope.dimension_count_swa", "rope.dimension_sections")),
+)
+"""Keys of every decoder."""
+
+HIDDEN_ACT = Key("hidden_act", "silu", tuple(ACTIVATIONS))
+BIASES = tuple(only(name, False) for name in ("attention_bias", "mlp_bias", "use_bias"))
+WINDOWS = (Key("sliding_window", gguf="attention.sliding_window"), Key("layer_types"))
+EXPERTS = (
+    Key("num_experts", gguf="expert_count"),
+    Key("num_local_experts"),
+    Key("num_experts_per_tok", 2, gguf="expert_used_count"),
+    Key("moe_intermediate_size", gguf="expert_feed_forward_length"),
+    Key("norm_topk_prob", True, gguf="expert_weights_norm", gguf_default=True),
+    only("expert_gating_func", 1, 0, gguf="expert_gating_func"),  # softmax
+    only("expert_weights_scale", 1, 0, gguf="expert_weights_scale"),
+    *(only(name, 1, 0, gguf=name) for name in ("expert_group_count", "expert_group_used_count", "expert_shared_count")),
+    only("interleave_moe_layer_step", 1, 0, gguf="interleave_moe_layer_step"),
+)
+SPARSE_LAYERS = (Key("decoder_sparse_step", 1), Key("mlp_only_layers"))
+SHARED_EXPERT = Key("shared_expert_intermediate_size", gguf="expert_shared_feed_forward_length")
 
 # Canonical name without layer and expert → name in a file; {i} is the layer, {e} the expert.
 _LAYER = "model.layers.{i}."
@@ -70,13 +133,15 @@ class Rows:
 class Family:
     """How one family of models is read.
 
-    spec: its `DecoderSpec` from a config. names: where its safetensors differ from `SAFETENSORS_NAMES`.
+    spec: its `DecoderSpec` from a config. keys: those of the config, which must all be declared.
+    names: where its safetensors differ from `SAFETENSORS_NAMES`.
     norms_less_one: safetensors hold norm weights as w − 1. gguf: the architecture's name in GGUF files, if it has one.
     gguf_names: where its GGUF files differ from `GGUF_NAMES`. gguf_interleaved: they hold q and k rows in interleaved
     rotary order. fused: weights that are rows of another tensor. gguf_fused: these of GGUF files; None: the same.
     """
 
     spec: Callable[[Config], DecoderSpec]
+    keys: Keys
     names: Mapping[str, str] = field(default_factory=dict)
     norms_less_one: bool = False
     gguf: str | None = None
@@ -90,19 +155,27 @@ class Family:
         return {**GGUF_NAMES, **self.gguf_names, **(self.gguf_fused or self.fused)(spec)}
 
     def read(self, config: Config) -> DecoderSpec:
-        """The spec of a config, with ``longer`` set if longer requests use other rotary frequencies."""
+        """Return the spec of a config, with ``longer`` set if longer requests use other rotary frequencies. ModelError
+        for a key with a value that the family does not compute.
+        """
+        config = replace(config, keys=self.keys)
+        config.check()
         spec, longest = self.spec(config), config.size("max_position_embeddings")
         if spec.max_model_len >= longest:
             return spec
         return replace(spec, longer=self.spec(replace(config, served_length=longest)))
 
 
-def decoder(config: Config, architecture: str, layers: tuple[LayerSpec, ...], **differences: Any) -> DecoderSpec:
-    """A Llama-like spec from the common keys of a config, with the family's ``differences``."""
-    for key in ("attention_bias", "mlp_bias", "use_bias"):
-        if config.values.get(key) and "qkv_bias" not in differences:
-            raise config.error(f"{key} is set, which is not supported for {architecture}", "Use a model without it")
+def decoder(
+    config: Config, architecture: str, layers: tuple[LayerSpec, ...], act: str = "hidden_act", **differences: Any
+) -> DecoderSpec:
+    """Return a Llama-like spec from the common keys of a config, with the family's ``differences``. act: the key of its
+    activation.
+    """
     dim = head_dim(config)
+    for key in _SAME_AS_HEAD_DIM:
+        if (size := config.optional(key, int)) not in (None, dim):
+            raise config.refused(key, size)
     spec: dict[str, Any] = {
         "architecture": architecture,
         "vocab_size": config.size("vocab_size"),
@@ -113,9 +186,10 @@ def decoder(config: Config, architecture: str, layers: tuple[LayerSpec, ...], **
         "head_dim": dim,
         "max_model_len": model_length(config),
         "layers": layers,
-        "norm_eps": config.positive("rms_norm_eps", 1e-6),
+        "norm_eps": config.positive("rms_norm_eps"),
         "query_scale": dim**-0.5,
-        "tie_embeddings": config.get("tie_word_embeddings", bool, False),
+        "activation": ACTIVATIONS[config.get(act, str)],
+        "tie_embeddings": config.get("tie_word_embeddings", bool),
     }
     made = DecoderSpec(**{**spec, **differences})
     if made.num_heads % made.num_kv_heads:
@@ -156,15 +230,21 @@ def windows(config: Config, sliding: Callable[[int], bool]) -> tuple[int | None,
     return tuple(window if slide else None for slide in slides)
 
 
-def experts(config: Config, *, norm_topk: bool, shared: bool = False) -> MoeSpec:
+def experts(config: Config, *, shared: bool = False) -> MoeSpec:
     moe = MoeSpec(
         num_experts=config.size("num_experts", config.optional("num_local_experts", int)),
-        experts_per_token=config.size("num_experts_per_tok", 2),
+        experts_per_token=config.size("num_experts_per_tok"),
         intermediate_size=config.size("moe_intermediate_size", config.size("intermediate_size")),
-        norm_topk=config.get("norm_topk_prob", bool, norm_topk),
+        norm_topk=config.get("norm_topk_prob", bool),
         shared_intermediate_size=config.size("shared_expert_intermediate_size") if shared else 0,
     )
     if moe.experts_per_token > moe.num_experts:
         reason = f"num_experts_per_tok = {moe.experts_per_token} of {moe.num_experts} experts"
         raise config.error(reason, USE_ITS_CONFIG)
     return moe
+
+
+def sparse_layers(config: Config, moe: MoeSpec) -> list[MoeSpec | None]:
+    """Return the experts of each layer: every ``decoder_sparse_step``-th has them, but for ``mlp_only_layers``."""
+    step, dense = config.size("decoder_sparse_step"), config.sequence("mlp_only_layers")
+    return [moe if i not in dense and (i + 1) % step == 0 else None for i in range(num_layers(config))]

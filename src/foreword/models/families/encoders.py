@@ -3,40 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from foreword.models.config import USE_ITS_CONFIG, Config
 from foreword.models.encoder_spec import EncoderLayerSpec, EncoderSpec
-from foreword.models.families.base import Rows, layers_of, num_layers
+from foreword.models.families.base import ACTIVATIONS, Rows, layers_of, num_layers
+from foreword.models.keys import Key, Keys, only, table
 from foreword.models.pooling import HeadLayer
-from foreword.models.rope import rope_parameters, rope_spec
-
-_ACTIVATIONS = {
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "relu": "relu",
-    "silu": "silu",
-    "swish": "silu",
-}
+from foreword.models.rope import ROPE_KEYS, rope_parameters, rope_spec
 
 
 @dataclass(frozen=True, slots=True)
 class EncoderFamily:
     """How one family of encoders is read.
 
-    spec: its `EncoderSpec` from a config. names: canonical names in its files, without the prefix that the tensors of
-    the encoder have in the files of a classifier. fused: weights that are rows of another tensor.
+    spec: its `EncoderSpec` from a config. keys: those of the config, which must all be declared.
+    names: canonical names in its files, without the prefix that the tensors of the encoder have in the files of a
+    classifier. fused: weights that are rows of another tensor.
     head: of a classifier, from the config and its number of labels; head_pooling: which states it takes.
     """
 
     spec: Callable[[Config], EncoderSpec]
+    keys: Keys
     prefix: str
     names: Mapping[str, str]
     head: Callable[[Config, int], tuple[HeadLayer, ...]]
     fused: Callable[[EncoderSpec], Mapping[str, Rows]] = field(default=lambda spec: {})
     head_pooling: Callable[[Config], str] = field(default=lambda config: "cls")
+
+    def read(self, config: Config) -> EncoderSpec:
+        """Return the spec of a config. ModelError for a key with a value that the family does not compute."""
+        config = self.declared(config)
+        config.check()
+        return self.spec(config)
+
+    def declared(self, config: Config) -> Config:
+        """Return the config with the family's keys and their defaults."""
+        return replace(config, keys=self.keys)
 
 
 def _encoder(config: Config, architecture: str, **differences: Any) -> EncoderSpec:
@@ -55,29 +59,18 @@ def _encoder(config: Config, architecture: str, **differences: Any) -> EncoderSp
     return EncoderSpec(**spec, **differences)
 
 
-def _activation(config: Config, key: str) -> str:
-    name = config.get(key, str, "gelu")
-    if name not in _ACTIVATIONS:
-        raise config.error(f"{key} {name!r} is not supported", f"Use a model with one of {', '.join(_ACTIVATIONS)}")
-    return _ACTIVATIONS[name]
-
-
 def _bert(config: Config, architecture: str, *, first_position: int = 0) -> EncoderSpec:
-    if config.get("is_decoder", bool, False):
-        raise config.error("is_decoder is set: only encoders are supported", "Use another model")
-    if (kind := config.get("position_embedding_type", str, "absolute")) != "absolute":
-        raise config.error(f"position_embedding_type {kind!r} is not supported", "Use a model with absolute positions")
     positions = config.size("max_position_embeddings") - first_position
     if positions < 1:
         raise config.error(f"max_position_embeddings leaves {positions} positions", USE_ITS_CONFIG)
     return _encoder(
-        Config(config.path, {**config.values, "max_position_embeddings": positions}),
+        replace(config, values={**config.values, "max_position_embeddings": positions}),
         architecture,
         layers=(EncoderLayerSpec(),) * num_layers(config),
-        norm_eps=config.positive("layer_norm_eps", 1e-12),
-        activation=_activation(config, "hidden_act"),
+        norm_eps=config.positive("layer_norm_eps"),
+        activation=ACTIVATIONS[config.get("hidden_act", str)],
         num_positions=positions,
-        num_token_types=config.size("type_vocab_size", 2),
+        num_token_types=config.size("type_vocab_size"),
     )
 
 
@@ -91,25 +84,19 @@ def roberta(config: Config) -> EncoderSpec:
 
 
 def _first_position(config: Config) -> int:
-    return config.get("pad_token_id", int, 1) + 1
+    return config.get("pad_token_id", int) + 1
 
 
 def modernbert(config: Config) -> EncoderSpec:
-    for key in ("attention_bias", "mlp_bias", "norm_bias"):
-        if config.values.get(key):
-            raise config.error(f"{key} is set, which is not supported for modernbert", "Use a model without it")
-    every = config.size("global_attn_every_n_layers", 3)
+    every = config.size("global_attn_every_n_layers")
     is_sliding = layers_of(config, "sliding_attention", lambda i: i % every > 0)
     dim = config.size("hidden_size") // config.size("num_attention_heads")
     ropes = {}
-    for kind, key, default in (
-        ("full_attention", "global_rope_theta", 160000.0),
-        ("sliding_attention", "local_rope_theta", 10000.0),
-    ):
-        values = {"rope_theta": config.positive(key, default), **config.values}
-        parameters = rope_parameters(Config(config.path, values), kind)
+    for kind, key in (("full_attention", "global_rope_theta"), ("sliding_attention", "local_rope_theta")):
+        values = {"rope_theta": config.positive(key), **config.values}
+        parameters = rope_parameters(replace(config, values=values), kind)
         ropes[kind] = rope_spec(config, max(1, dim), parameters)
-    window = config.size("local_attention", 128) // 2
+    window = config.size("local_attention") // 2
     layers = tuple(
         EncoderLayerSpec(
             ropes["sliding_attention" if slides else "full_attention"], window if slides else None, has_attn_norm=i > 0
@@ -120,8 +107,8 @@ def modernbert(config: Config) -> EncoderSpec:
         config,
         "modernbert",
         layers=layers,
-        norm_eps=config.positive("norm_eps", 1e-5),
-        activation=_activation(config, "hidden_activation"),
+        norm_eps=config.positive("norm_eps"),
+        activation=ACTIVATIONS[config.get("hidden_activation", str)],
         norms_before=True,
         gated=True,
         biases=False,
@@ -134,8 +121,8 @@ def _bert_head(config: Config, labels: int) -> tuple[HeadLayer, ...]:
 
 
 def _modernbert_head(config: Config, labels: int) -> tuple[HeadLayer, ...]:
-    hidden, bias = config.size("hidden_size"), config.get("classifier_bias", bool, False)
-    activation: Any = _activation(config, "classifier_activation")
+    hidden, bias = config.size("hidden_size"), config.get("classifier_bias", bool)
+    activation = ACTIVATIONS[config.get("classifier_activation", str)]
     return HeadLayer(hidden, hidden, bias=bias, activation=activation, norm=True), HeadLayer(hidden, labels)
 
 
@@ -144,6 +131,35 @@ def _pairs(names: Mapping[str, str]) -> dict[str, str]:
     weights = {name: f"{module}.weight" for name, module in names.items()}
     return weights | {f"{name}_bias": f"{module}.bias" for name, module in names.items()}
 
+
+_COMMON = (
+    *map(Key, ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")),
+    Key("max_position_embeddings"),
+    Key("tie_word_embeddings", values=(True, False)),  # with the head of masked language models
+    only("is_causal", False),
+    *(only(name, False) for name in ("is_decoder", "is_encoder_decoder", "add_cross_attention")),
+)
+_BERT = table(
+    _COMMON,
+    [
+        Key("hidden_act", "gelu", tuple(ACTIVATIONS)),
+        Key("layer_norm_eps", 1e-12),
+        Key("type_vocab_size", 2),
+        only("position_embedding_type", "absolute"),
+        only("pruned_heads", {}),
+    ],
+)
+_MODERNBERT = table(
+    *(_COMMON, ROPE_KEYS),
+    [
+        *(Key(name, "gelu", tuple(ACTIVATIONS)) for name in ("hidden_activation", "classifier_activation")),
+        Key("norm_eps", 1e-5),
+        *(only(name, False) for name in ("attention_bias", "mlp_bias", "norm_bias")),
+        *(Key("layer_types"), Key("global_attn_every_n_layers", 3), Key("local_attention", 128)),
+        *(Key("global_rope_theta", 160000.0), Key("local_rope_theta", 10000.0)),
+        *(Key("classifier_pooling", "cls"), Key("classifier_bias", False)),
+    ],
+)
 
 _LAYER = "encoder.layer.{i}."
 _BERT_NAMES = {
@@ -166,6 +182,7 @@ _BERT_NAMES = {
 }
 _ROBERTA = EncoderFamily(
     roberta,
+    table(_BERT.values(), [Key("pad_token_id", 1)]),
     "roberta.",
     {
         **_BERT_NAMES,
@@ -197,17 +214,18 @@ def _modernbert_rows(spec: EncoderSpec) -> Mapping[str, Rows]:
 
 ENCODER_FAMILIES: Mapping[str, EncoderFamily] = {
     "bert": EncoderFamily(
-        bert, "bert.", {**_BERT_NAMES, **_pairs({"head.0": "pooler.dense", "head.1": "classifier"})}, _bert_head
+        bert, _BERT, "bert.", {**_BERT_NAMES, **_pairs({"head.0": "pooler.dense", "head.1": "classifier"})}, _bert_head
     ),
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
     "modernbert": EncoderFamily(
         modernbert,
+        _MODERNBERT,
         "model.",
         _MODERNBERT_NAMES,
         _modernbert_head,
         _modernbert_rows,
-        lambda config: config.get("classifier_pooling", str, "cls"),
+        lambda config: config.get("classifier_pooling", str),
     ),
 }
 """By ``model_type`` of a config.json."""

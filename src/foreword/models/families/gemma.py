@@ -7,7 +7,19 @@ from dataclasses import replace
 from typing import Any
 
 from foreword.models.config import Config
-from foreword.models.families.base import Family, decoder, head_dim, rope, windows
+from foreword.models.families.base import (
+    ACTIVATIONS,
+    BIASES,
+    DECODER,
+    WINDOWS,
+    Family,
+    decoder,
+    head_dim,
+    num_layers,
+    rope,
+    windows,
+)
+from foreword.models.keys import Key, Keys, absent, only, table
 from foreword.models.spec import DecoderSpec, LayerSpec
 
 
@@ -15,48 +27,46 @@ def gemma2(config: Config) -> DecoderSpec:
     """Even layers slide, odd layers are full. Soft caps on attention scores and logits."""
     rotary = rope(config)
     layers = tuple(LayerSpec(rotary, window) for window in windows(config, lambda i: i % 2 == 0))
-    caps = _caps(config, attn=50.0, final=30.0)
-    return decoder(config, "gemma2", layers, **_common(config, largest=46), **caps)
+    return decoder(config, "gemma2", layers, **_common(config, largest=46))
 
 
 def gemma3(config: Config) -> DecoderSpec:
     """Five sliding layers, then a full one; sliding layers have their own rotary base. Norms on q and k."""
-    every = config.size("sliding_window_pattern", 6)
+    every = config.size("sliding_window_pattern", config.optional("_sliding_window_pattern", int))
     full, local = rope(config), rope(_local(config), "sliding_attention")
     layers = tuple(
         LayerSpec(full if window is None else local, window)
         for window in windows(config, lambda i: (i + 1) % every != 0)
     )
-    return decoder(config, "gemma3", layers, **_common(config, largest=62), **_caps(config), qk_norm=True)
+    return decoder(config, "gemma3", layers, **_common(config, largest=62), qk_norm=True)
 
 
 def _local(config: Config) -> Config:
     """The config of the sliding layers: an unscaled rotary embedding with its own base."""
-    theta = config.positive("rope_local_base_freq", 10000.0)
+    theta = config.positive("rope_local_base_freq")
     return replace(config, values={**config.values, "rope_theta": theta, "rope_scaling": None})
 
 
-def _caps(config: Config, **defaults: float) -> dict[str, float | None]:
-    """``attn_softcap`` and ``final_softcap``: the config's value, None for null; the default if the key is absent."""
-    caps: dict[str, float | None] = {}
-    for name in ("attn", "final"):
-        key, default = f"{name}_logit_softcapping", defaults.get(name)
-        capped = config.values.get(key, default) is not None
-        caps[f"{name}_softcap"] = config.positive(key, default) if capped else None
-    return caps
-
-
 def _common(config: Config, largest: int) -> dict[str, Any]:
-    """Settings of both. query_scale follows the head size; in the ``largest`` model (layers) hidden size / heads."""
-    by_head = config.size("num_hidden_layers") != largest
-    default = head_dim(config) if by_head else config.size("hidden_size") / config.size("num_attention_heads")
+    """Return the settings of both. GGUF files have no scale of queries: it follows the head size, in the ``largest``
+    model (layers) hidden size / heads.
+    """
+    scalar = 256.0
+    if config.prefix:
+        by_head = num_layers(config) != largest
+        scalar = head_dim(config) if by_head else config.size("hidden_size") / config.size("num_attention_heads")
     return {
-        "query_scale": config.positive("query_pre_attn_scalar", float(default)) ** -0.5,
-        "activation": "gelu_tanh",
+        "query_scale": config.positive("query_pre_attn_scalar", float(scalar)) ** -0.5,
+        "act": "hidden_activation",
         "embedding_scale": math.sqrt(config.size("hidden_size")),
         "post_norms": True,
-        "tie_embeddings": config.get("tie_word_embeddings", bool, True),
+        "attn_softcap": _cap(config, "attn_logit_softcapping"),
+        "final_softcap": _cap(config, "final_logit_softcapping"),
     }
+
+
+def _cap(config: Config, key: str) -> float | None:
+    return None if config.value(key) is None else config.positive(key)
 
 
 _LAYER = "model.layers.{i}."
@@ -65,7 +75,39 @@ _NAMES = {
     "mlp_norm": _LAYER + "pre_feedforward_layernorm.weight",
     "post_mlp_norm": _LAYER + "post_feedforward_layernorm.weight",
 }
+
+
+def _keys(attn_cap: float | None, final_cap: float | None, *own: Key) -> Keys:
+    return table(
+        *(DECODER, BIASES, WINDOWS, own),
+        [
+            Key("hidden_activation", "gelu_pytorch_tanh", tuple(ACTIVATIONS)),
+            Key("query_pre_attn_scalar"),
+            *(
+                Key(name, default, gguf=name, gguf_default=default)
+                for name, default in (("attn_logit_softcapping", attn_cap), ("final_logit_softcapping", final_cap))
+            ),
+            Key("sliding_window", 4096, gguf="attention.sliding_window", gguf_default=4096),
+            only("use_bidirectional_attention", False),
+        ],
+        head_dim=256,
+        tie_word_embeddings=True,
+    )
+
+
+_PATTERN = "attention.sliding_window_pattern"
+_GEMMA2 = _keys(
+    50.0, 30.0, only("sliding_window_pattern", 2, gguf=_PATTERN), absent("freq_base_swa", "rope.freq_base_swa")
+)
+_GEMMA3 = _keys(
+    *(None, None),
+    Key("sliding_window_pattern", gguf=_PATTERN),
+    Key("_sliding_window_pattern", 6),
+    Key("rope_local_base_freq", 10000.0, gguf="rope.freq_base_swa", gguf_default=10000.0),
+)
 FAMILIES = {
-    "gemma2": Family(gemma2, names=_NAMES, norms_less_one=True, gguf="gemma2"),
-    "gemma3_text": Family(gemma3, names=_NAMES, norms_less_one=True, gguf="gemma3"),
+    "gemma2": Family(gemma2, _GEMMA2, names=_NAMES, norms_less_one=True, gguf="gemma2"),
+    "gemma3_text": Family(
+        gemma3, table(_GEMMA3.values(), rope_theta=1e6), names=_NAMES, norms_less_one=True, gguf="gemma3"
+    ),
 }

@@ -7,63 +7,72 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from foreword.models.config import USE_ITS_CONFIG, Config
-from foreword.models.families.base import Family, Rows, decoder, experts, layers_of, num_layers, rope
+from foreword.models.families.base import (
+    BIASES,
+    DECODER,
+    EXPERTS,
+    SHARED_EXPERT,
+    SPARSE_LAYERS,
+    Family,
+    Rows,
+    decoder,
+    experts,
+    layers_of,
+    num_layers,
+    rope,
+    sparse_layers,
+)
+from foreword.models.keys import Key, only, table
 from foreword.models.recurrent import RecurrentSpec
-from foreword.models.spec import DecoderSpec, LayerSpec, MoeSpec
+from foreword.models.spec import DecoderSpec, LayerSpec
 
 
 def bamba(config: Config) -> DecoderSpec:
     """The layers of ``attn_layer_indices`` have attention, which rotates half of each head; the others are Mamba 2."""
-    _require(config, "mamba_proj_bias", None, False)
-    _require(config, "time_step_limit", None, [0.0, {"__float__": "Infinity"}], [0.0, math.inf])
-    heads, inner = config.size("mamba_n_heads", 128), config.size("mamba_expand", 2) * config.size("hidden_size")
-    head = config.values.get("mamba_d_head")
+    heads, inner = config.size("mamba_n_heads"), config.size("mamba_expand") * config.size("hidden_size")
+    head = config.value("mamba_d_head")
     recurrent = RecurrentSpec(
         "mamba2",
         num_heads=heads,
-        num_key_heads=config.size("mamba_n_groups", 1),
-        key_dim=config.size("mamba_d_state", 256),
+        num_key_heads=config.size("mamba_n_groups"),
+        key_dim=config.size("mamba_d_state"),
         value_dim=max(1, inner // heads) if head in (None, "auto") else config.size("mamba_d_head"),
-        conv_kernel=config.size("mamba_d_conv", 4, most=1 << 8),
-        conv_bias=config.get("mamba_conv_bias", bool, True),
+        conv_kernel=config.size("mamba_d_conv", most=1 << 8),
+        conv_bias=config.get("mamba_conv_bias", bool),
     )
     if recurrent.num_values != inner:
         reason = f"{heads} heads of mamba_d_head = {recurrent.value_dim} are not mamba_expand * hidden_size = {inner}"
         raise config.error(reason, USE_ITS_CONFIG)
     attends = config.sequence("attn_layer_indices")
-    return decoder(config, "bamba", _layers(config, [i in attends for i in range(num_layers(config))], recurrent, 0.5))
+    return decoder(config, "bamba", _layers(config, [i in attends for i in range(num_layers(config))], recurrent))
 
 
 def qwen3_next(config: Config) -> DecoderSpec:
     """Every fourth layer has attention with an output gate, which rotates a quarter of each head; the others are gated
     delta-nets. Experts as in Qwen2-MoE.
     """
-    heads = config.size("linear_num_value_heads", 32)
+    heads = config.size("linear_num_value_heads")
     value_dim = config.size("linear_num_values", 128 * heads) // heads  # of a GGUF file
     recurrent = RecurrentSpec(
         "gated_delta",
         num_heads=heads,
-        num_key_heads=config.size("linear_num_key_heads", 16),
-        key_dim=config.size("linear_key_head_dim", 128),
+        num_key_heads=config.size("linear_num_key_heads"),
+        key_dim=config.size("linear_key_head_dim"),
         value_dim=config.size("linear_value_head_dim", value_dim),
-        conv_kernel=config.size("linear_conv_kernel_dim", 4, most=1 << 8),
+        conv_kernel=config.size("linear_conv_kernel_dim", most=1 << 8),
     )
-    count, every = num_layers(config), config.size("full_attention_interval", 4)
+    every = config.size("full_attention_interval")
     is_recurrent = layers_of(config, "linear_attention", lambda i: (i + 1) % every > 0)
-    layers = _layers(config, [not linear for linear in is_recurrent], recurrent, 0.25)
-    step, dense = config.size("decoder_sparse_step", 1), config.sequence("mlp_only_layers")
-    moe = experts(config, norm_topk=True, shared=True)
-    sparse: list[MoeSpec | None] = [moe if i not in dense and (i + 1) % step == 0 else None for i in range(count)]
+    layers = _layers(config, [not linear for linear in is_recurrent], recurrent)
+    sparse = sparse_layers(config, experts(config, shared=True))
     layers = tuple(replace(layer, moe=moe) for layer, moe in zip(layers, sparse, strict=True))
     return decoder(config, "qwen3_next", layers, qk_norm=True, attn_gate=True)
 
 
-def _layers(config: Config, attends: list[bool], recurrent: RecurrentSpec, rotary: float) -> tuple[LayerSpec, ...]:
-    """Layers with attention where ``attends``; it rotates the part ``rotary`` of each head unless the config has one.
-    ModelError if all layers are of one kind, if a size of the recurrent ones does not fit the others, or if their
-    activation is not silu.
+def _layers(config: Config, attends: list[bool], recurrent: RecurrentSpec) -> tuple[LayerSpec, ...]:
+    """Return layers with attention where ``attends``. ModelError if all layers are of one kind, or if a size of the
+    recurrent ones does not fit the others.
     """
-    _require(config, "hidden_act", None, "silu")
     if recurrent.num_heads % recurrent.num_key_heads:
         reason = f"{recurrent.num_heads} recurrent heads are not a multiple of {recurrent.num_key_heads} key heads"
         raise config.error(reason, USE_ITS_CONFIG)
@@ -72,16 +81,8 @@ def _layers(config: Config, attends: list[bool], recurrent: RecurrentSpec, rotar
     if all(attends) or not any(attends):
         kind = "attention" if all(attends) else "recurrent"
         raise config.error(f"all layers are {kind} layers", "Use a model that has both kinds")
-    values = {key: value for key, value in config.values.items() if value is not None}
-    attention = LayerSpec(rope(replace(config, values={"partial_rotary_factor": rotary, **values})))
+    attention = LayerSpec(rope(config))
     return tuple(attention if attend else LayerSpec(None, recurrent=recurrent) for attend in attends)
-
-
-def _require(config: Config, key: str, *supported: object) -> None:
-    """ModelError unless the value of a key is one of these."""
-    value = config.values.get(key)
-    if value not in supported:
-        raise config.error(f"{key} = {value!r:.80} is not supported", f"Use a model with {supported[-1]!r}")
 
 
 def _fused_bamba(spec: DecoderSpec) -> Mapping[str, Rows]:
@@ -144,9 +145,28 @@ def _names(module: str) -> dict[str, str]:
 NOT_IN_GGUF = {"granitehybrid": "Bamba"}
 """Architectures of GGUF files whose models are read from directories alone."""
 
+# The activation is that of the recurrent layers, too.
+_COMMON = (*DECODER, *BIASES, only("hidden_act", "silu", "swish"))
+_BAMBA = (
+    *(Key("attn_layer_indices"), Key("mamba_n_heads", 128), Key("mamba_expand", 2), Key("mamba_d_head")),
+    *(Key("mamba_n_groups", 1), Key("mamba_d_state", 256), Key("mamba_d_conv", 4), Key("mamba_conv_bias", True)),
+    only("mamba_proj_bias", False),
+    only("time_step_limit", [0.0, math.inf], [0.0, {"__float__": "Infinity"}]),
+)
+_QWEN3_NEXT = (
+    Key("layer_types"),
+    Key("full_attention_interval", 4, gguf="full_attention_interval", gguf_default=4),
+    Key("linear_num_value_heads", 32, gguf="ssm.time_step_rank"),
+    Key("linear_num_key_heads", 16, gguf="ssm.group_count"),
+    Key("linear_key_head_dim", 128, gguf="ssm.state_size"),
+    Key("linear_value_head_dim"),
+    Key("linear_num_values", gguf="ssm.inner_size"),
+    Key("linear_conv_kernel_dim", 4, gguf="ssm.conv_kernel"),
+)
 FAMILIES = {
     "bamba": Family(
         bamba,
+        table(_COMMON, _BAMBA, rms_norm_eps=1e-5, partial_rotary_factor=0.5),
         names={
             **_names("mamba"),
             "mlp_norm": "model.layers.{i}.pre_ff_layernorm.weight",
@@ -157,6 +177,12 @@ FAMILIES = {
     ),
     "qwen3_next": Family(
         qwen3_next,
+        table(
+            *(_COMMON, EXPERTS, SPARSE_LAYERS, [SHARED_EXPERT], _QWEN3_NEXT),
+            num_experts_per_tok=10,
+            head_dim=256,
+            partial_rotary_factor=0.25,
+        ),
         names={**_names("linear_attn"), "q_proj": "model.layers.{i}.self_attn.q_proj.weight"},
         norms_less_one=True,
         gguf="qwen3next",

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from foreword.models.config import USE_ITS_CONFIG, Config
-from foreword.models.families.base import Family, decoder, experts, num_layers, rope, windows
+from foreword.models.families.base import (
+    BIASES,
+    DECODER,
+    EXPERTS,
+    HIDDEN_ACT,
+    WINDOWS,
+    Family,
+    decoder,
+    experts,
+    num_layers,
+    rope,
+    windows,
+)
+from foreword.models.keys import Key, table
 from foreword.models.spec import DecoderSpec, LayerSpec
 
 
 def llama(config: Config) -> DecoderSpec:
-    moe = (
-        experts(config, norm_topk=True) if config.values.get("num_experts") else None
-    )  # GGUF files name Mixtral "llama"
+    moe = experts(config) if config.value("num_experts") else None  # of Mixtral in a GGUF file
     layer = LayerSpec(rope(config), moe=moe)
     return decoder(config, "llama", (layer,) * num_layers(config))
 
@@ -21,28 +32,30 @@ def mistral(config: Config) -> DecoderSpec:
 
 
 def mixtral(config: Config) -> DecoderSpec:
-    rotary, moe = rope(config), experts(config, norm_topk=True)
+    rotary, moe = rope(config), experts(config)
     return decoder(config, "mixtral", tuple(LayerSpec(rotary, w, moe) for w in windows(config, lambda i: True)))
 
 
 def smollm3(config: Config) -> DecoderSpec:
     """Every fourth layer has no rotary embedding, unless ``no_rope_layers`` lists the layers (1: rotary)."""
     rotary, count = rope(config), num_layers(config)
-    every = config.size("no_rope_layer_interval", 4)
+    every = config.size("no_rope_layer_interval")
     flags = config.sequence("no_rope_layers") or [(i + 1) % every != 0 for i in range(count)]
     if len(flags) != count:
         raise config.error(f"no_rope_layers has {len(flags)} entries for {count} layers", USE_ITS_CONFIG)
-    spans = windows(config, lambda i: config.get("use_sliding_window", bool, False))
+    spans = windows(config, lambda i: config.get("use_sliding_window", bool))
     layers = tuple(LayerSpec(rotary if flag else None, w) for flag, w in zip(flags, spans, strict=True))
-    return decoder(config, "smollm3", layers, tie_embeddings=config.get("tie_word_embeddings", bool, True))
+    return decoder(config, "smollm3", layers)
 
 
 _MIXTRAL = "model.layers.{i}.block_sparse_moe."
+_COMMON = (*DECODER, HIDDEN_ACT, *BIASES)
 FAMILIES = {
-    "llama": Family(llama, gguf="llama", gguf_interleaved=True),
-    "mistral": Family(mistral),
+    "llama": Family(llama, table(_COMMON, EXPERTS), gguf="llama", gguf_interleaved=True),
+    "mistral": Family(mistral, table(_COMMON, WINDOWS, sliding_window=4096)),
     "mixtral": Family(
         mixtral,
+        table(_COMMON, WINDOWS, EXPERTS, rms_norm_eps=1e-5, rope_theta=1e6),
         names={
             "router": _MIXTRAL + "gate.weight",
             "experts.gate": _MIXTRAL + "experts.{e}.w1.weight",
@@ -50,5 +63,15 @@ FAMILIES = {
             "experts.up": _MIXTRAL + "experts.{e}.w3.weight",
         },
     ),
-    "smollm3": Family(smollm3, gguf="smollm3", gguf_interleaved=True),
+    "smollm3": Family(
+        smollm3,
+        table(
+            *(_COMMON, WINDOWS),
+            [Key("no_rope_layers"), Key("no_rope_layer_interval", 4), Key("use_sliding_window", False)],
+            tie_word_embeddings=True,
+            rope_theta=2e6,
+        ),
+        gguf="smollm3",
+        gguf_interleaved=True,
+    ),
 }

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from foreword.models.config import Config
-from foreword.models.families.base import Family, Rows, decoder, rope, windows
+from foreword.models.families.base import BIASES, DECODER, HIDDEN_ACT, WINDOWS, Family, Rows, decoder, rope, windows
+from foreword.models.keys import table
 from foreword.models.spec import DecoderSpec, LayerSpec
 
 
@@ -25,4 +26,5 @@ def fused(spec: DecoderSpec) -> Mapping[str, Rows]:
     }
 
 
-FAMILIES = {"phi3": Family(phi3, gguf="phi3", fused=fused)}
+_KEYS = table(DECODER, [HIDDEN_ACT], BIASES, WINDOWS, rms_norm_eps=1e-5)
+FAMILIES = {"phi3": Family(phi3, _KEYS, gguf="phi3", fused=fused)}

@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 from foreword.models.config import Config
-from foreword.models.families.base import Family, decoder, experts, rope, windows
+from foreword.models.families.base import (
+    BIASES,
+    DECODER,
+    EXPERTS,
+    HIDDEN_ACT,
+    SHARED_EXPERT,
+    SPARSE_LAYERS,
+    WINDOWS,
+    Family,
+    decoder,
+    experts,
+    rope,
+    sparse_layers,
+    windows,
+)
+from foreword.models.keys import Key, table
 from foreword.models.spec import DecoderSpec, LayerSpec, MoeSpec
 
 
 def _layers(config: Config, moe: MoeSpec | None = None) -> tuple[LayerSpec, ...]:
     """Layers from ``max_window_layers`` on slide if ``use_sliding_window``; sparse layers use ``moe``."""
-    rotary, first = rope(config), config.get("max_window_layers", int, 0)
-    slides = config.get("use_sliding_window", bool, False)
+    rotary, first = rope(config), config.get("max_window_layers", int)
+    slides = config.get("use_sliding_window", bool)
     spans = windows(config, lambda i: slides and i >= first)
-    step, dense = config.size("decoder_sparse_step", 1), config.sequence("mlp_only_layers")
-    return tuple(
-        LayerSpec(rotary, window, moe if i not in dense and (i + 1) % step == 0 else None)
-        for i, window in enumerate(spans)
-    )
+    sparse = sparse_layers(config, moe) if moe else [None] * len(spans)
+    return tuple(LayerSpec(rotary, window, own) for window, own in zip(spans, sparse, strict=True))
 
 
 def qwen2(config: Config) -> DecoderSpec:
@@ -24,8 +36,8 @@ def qwen2(config: Config) -> DecoderSpec:
 
 
 def qwen2_moe(config: Config) -> DecoderSpec:
-    moe = experts(config, norm_topk=False, shared=True)
-    return decoder(config, "qwen2_moe", _layers(config, moe), qkv_bias=config.get("qkv_bias", bool, True))
+    moe = experts(config, shared=True)
+    return decoder(config, "qwen2_moe", _layers(config, moe), qkv_bias=config.get("qkv_bias", bool))
 
 
 def qwen3(config: Config) -> DecoderSpec:
@@ -33,12 +45,26 @@ def qwen3(config: Config) -> DecoderSpec:
 
 
 def qwen3_moe(config: Config) -> DecoderSpec:
-    return decoder(config, "qwen3_moe", _layers(config, experts(config, norm_topk=True)), qk_norm=True)
+    return decoder(config, "qwen3_moe", _layers(config, experts(config)), qk_norm=True)
 
 
+_QWEN2 = (*DECODER, HIDDEN_ACT, *WINDOWS, Key("use_sliding_window", False), Key("max_window_layers", 28))
+_QWEN3, _SPARSE = (*_QWEN2, *BIASES), (*EXPERTS, *SPARSE_LAYERS)
 FAMILIES = {
-    "qwen2": Family(qwen2, gguf="qwen2"),
-    "qwen2_moe": Family(qwen2_moe, gguf="qwen2moe"),
-    "qwen3": Family(qwen3, gguf="qwen3"),
-    "qwen3_moe": Family(qwen3_moe, gguf="qwen3moe"),
+    "qwen2": Family(qwen2, table(_QWEN2), gguf="qwen2"),
+    "qwen2_moe": Family(
+        qwen2_moe,
+        table(
+            *(_QWEN2, _SPARSE, [SHARED_EXPERT, Key("qkv_bias", True)]),
+            [Key("norm_topk_prob", False, gguf="expert_weights_norm", gguf_default=False)],
+            num_experts_per_tok=4,
+        ),
+        gguf="qwen2moe",
+    ),
+    "qwen3": Family(qwen3, table(_QWEN3, head_dim=128), gguf="qwen3"),
+    "qwen3_moe": Family(
+        qwen3_moe,
+        table(_QWEN3, _SPARSE, num_experts_per_tok=8, norm_topk_prob=False),
+        gguf="qwen3moe",
+    ),
 }

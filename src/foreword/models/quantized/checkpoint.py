@@ -37,7 +37,7 @@ def read_weights(entries: Mapping[str, Entry], config: Config) -> dict[str, Tens
     """The tensors of a checkpoint under the names of its unquantised form, by the ``quantization_config`` of its
     config.json. ModelError for a quantisation that is not supported, and if tensors do not fit it or each other.
     """
-    given = config.values.get("quantization_config")
+    given = config.value("quantization_config")
     if given is None:
         return {name: entry.tensor() for name, entry in entries.items()}
     if not isinstance(given, dict):

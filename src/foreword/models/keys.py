@@ -1,0 +1,70 @@
+"""The keys of model files as data: those that a family reads, the values that it computes, those without effect.
+
+A family declares every key that its reference implementation reads. `Config.check` refuses a value that is not
+computed; what is neither declared nor without effect is listed by `Config.unread` and has no influence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key of a config.json.
+
+    default: its value where a config.json lacks it; None: it is required, or follows from other keys.
+    values: those that are computed; empty: the family reads the key and checks its value itself.
+    gguf: its name in the metadata of a GGUF file, behind the architecture; empty: such files do not have it.
+    gguf_default: its value where a GGUF file lacks it.
+    """
+
+    name: str
+    default: object = None
+    values: tuple[object, ...] = ()
+    gguf: str = ""
+    gguf_default: object = None
+
+
+Keys = Mapping[str, Key]
+
+
+def table(*groups: Iterable[Key], **defaults: object) -> Keys:
+    """Return the keys of all groups by name, some with another default. A later key replaces one of the same name."""
+    keys = {key.name: key for group in groups for key in group}
+    return keys | {name: replace(keys[name], default=default) for name, default in defaults.items()}
+
+
+def only(name: str, *values: object, gguf: str = "") -> Key:
+    """A key that is computed for these values alone; the first is the default."""
+    return Key(name, values[0], values, gguf)
+
+
+def absent(name: str, gguf: str = "") -> Key:
+    """A key that is refused whatever its value, unless it is null."""
+    return only(name, None, gguf=gguf)
+
+
+_REASONS: Mapping[str, str] = {
+    "for training alone": """
+        attention_dropout attention_probs_dropout_prob classifier_dropout embd_pdrop embedding_dropout
+        hidden_dropout hidden_dropout_prob initializer_cutoff_factor initializer_range mlp_dropout output_router_logits
+        resid_pdrop router_aux_loss_coef router_jitter_noise sparse_pred_ignore_index sparse_prediction
+        z_loss_coefficient""",
+    "how another implementation computes the same numbers": """
+        _attn_implementation attn_implementation cache_implementation chunk_size_feed_forward deterministic_flash_attn
+        dtype mamba_chunk_size num_logits_to_keep pretraining_tp reference_compile repad_logits_with_grad torch_dtype
+        use_cache use_mamba_kernels""",
+    "what another implementation returns": "output_attentions output_hidden_states return_dict use_return_dict",
+    "where the file comes from": """
+        _name_or_path name_or_path transformers_version unsloth_fixed unsloth_version""",
+    "tokens, which the tokenizer's files have": """
+        bos_token_id cls_token_id eos_token_id mask_token_id pad_token_id sep_token_id""",
+    "of a classifier's head, or of one that is not run": """
+        decoder_bias id2label label2id num_labels problem_type sbert_ce_default_activation_function
+        sentence_transformers""",
+    "follows from the tensors of a GGUF file": "tensor_data_layout",
+}
+WITHOUT_EFFECT: Mapping[str, str] = {name: reason for reason, names in _REASONS.items() for name in names.split()}
+"""Keys that change no number of any family, each with the reason. A family's own table comes first."""
