@@ -52,6 +52,7 @@ def test_a_description_tells_what_the_file_holds(talker):
     assert (status, error) == (0, "")
     facts, spec = json.loads(shown), load_model(str(talker)).spec
     assert (facts["path"], facts["layers"], facts["vocabulary"]) == (str(talker), spec.num_layers, spec.vocab_size)
+    assert facts["keys not read"] == "none"
     assert facts["bytes"] == sum(file.stat().st_size for file in talker.iterdir())
     table = run("models", "info", talker, env={"COLUMNS": "40"})[1].splitlines()
     assert max(map(len, table)) <= 40

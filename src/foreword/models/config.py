@@ -91,10 +91,10 @@ class Config:
         fix = f"Use a model with {label} = {' or '.join(computed)}" if computed else "Use a model without it"
         return self.error(f"{label} = {value!r:.80} is not supported", fix)
 
-    def unread(self) -> tuple[str, ...]:
-        """Return the keys of the file that were not read and are not known to have no effect, sorted."""
-        found = (key for key, value in self.values.items() if value is not None and key not in self.read)
-        return tuple(sorted(key for key in found if key.removeprefix(self.prefix) not in WITHOUT_EFFECT))
+    def unread(self, declared: Keys) -> tuple[str, ...]:
+        """Return the keys of the file that were not read, are not declared and not known to have no effect, sorted."""
+        known = {*self.read, *declared, *(self.prefix + name for name in WITHOUT_EFFECT), *WITHOUT_EFFECT}
+        return tuple(sorted(key for key, value in self.values.items() if value is not None and key not in known))
 
     def error(self, what: str, fix: str) -> ModelError:
         return ModelError(f"{self.path}: {self.part}{what}. {fix}")

@@ -31,27 +31,35 @@ Keys = Mapping[str, Key]
 
 
 def table(*groups: Iterable[Key], **defaults: object) -> Keys:
-    """Return the keys of all groups by name, some with another default. A later key replaces one of the same name."""
-    keys = {key.name: key for group in groups for key in group}
+    """Return the keys of all groups by name, some with another default. A later key replaces one of the same name, also
+    of the same name in GGUF files.
+    """
+    keys: dict[str, Key] = {}
+    names_in_gguf: dict[str, str] = {}
+    for key in (key for group in groups for key in group):
+        if key.gguf:
+            keys.pop(names_in_gguf.get(key.gguf, ""), None)
+            names_in_gguf[key.gguf] = key.name
+        keys[key.name] = key
     return keys | {name: replace(keys[name], default=default) for name, default in defaults.items()}
 
 
 def only(name: str, *values: object, gguf: str = "") -> Key:
-    """A key that is computed for these values alone; the first is the default."""
+    """Return a key that is computed for these values alone; the first is the default."""
     return Key(name, values[0], values, gguf)
 
 
-def absent(name: str, gguf: str = "") -> Key:
-    """A key that is refused whatever its value, unless it is null."""
-    return only(name, None, gguf=gguf)
+def only_in_gguf(gguf: str, *values: object) -> Key:
+    """Return a key that only GGUF files have. It is computed for these values alone; None: for no value."""
+    return only(f"*.{gguf}", *values, gguf=gguf)
 
 
 _REASONS: Mapping[str, str] = {
     "for training alone": """
         attention_dropout attention_probs_dropout_prob classifier_dropout embd_pdrop embedding_dropout
-        hidden_dropout hidden_dropout_prob initializer_cutoff_factor initializer_range mlp_dropout output_router_logits
-        resid_pdrop router_aux_loss_coef router_jitter_noise sparse_pred_ignore_index sparse_prediction
-        z_loss_coefficient""",
+        gradient_checkpointing hidden_dropout hidden_dropout_prob initializer_cutoff_factor initializer_range
+        mlp_dropout output_router_logits resid_pdrop router_aux_loss_coef router_jitter_noise
+        sparse_pred_ignore_index sparse_prediction z_loss_coefficient""",
     "how another implementation computes the same numbers": """
         _attn_implementation attn_implementation cache_implementation chunk_size_feed_forward deterministic_flash_attn
         dtype mamba_chunk_size num_logits_to_keep pretraining_tp reference_compile repad_logits_with_grad torch_dtype

@@ -16,6 +16,7 @@ from foreword.models.families import ENCODER_FAMILIES, FAMILIES, GGUF_FAMILIES, 
 from foreword.models.families.base import Family
 from foreword.models.families.encoders import EncoderFamily
 from foreword.models.gguf import read_gguf
+from foreword.models.keys import Keys
 from foreword.models.naming import encoder_weights, has_own_head, weights_from_gguf, weights_from_safetensors
 from foreword.models.pooling import HeadLayer, PoolingSpec
 from foreword.models.pooling_files import gguf_pooling, has_logits, max_text_len, read_pooling
@@ -105,7 +106,7 @@ def _load_gguf(path: Path, name: str) -> LoadedModel:
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from None
     pooling = PoolingSpec(hidden_size=spec.hidden_size, pooling=gguf_pooling(config))
-    return _loaded(spec, weights, tokenizer, name, path, pooling, config, family)
+    return _loaded(spec, weights, tokenizer, name, path, pooling, config, family.keys, family)
 
 
 def _load_directory(folder: Path, name: str) -> LoadedModel:
@@ -131,7 +132,7 @@ def _load_directory(folder: Path, name: str) -> LoadedModel:
         spec = spec.changed(tie_embeddings=False)
     pooling = read_pooling(folder, config, "last", partial(_score_head, spec.hidden_size), "last")
     weights = weights_from_safetensors(folder, tensors, spec, family, pooling)
-    return _loaded(spec, weights, Tokenizer.from_directory(folder), name, folder, pooling, config, family)
+    return _loaded(spec, weights, Tokenizer.from_directory(folder), name, folder, pooling, config, family.keys, family)
 
 
 def _load_encoder(folder: Path, config: Config, family: EncoderFamily, name: str) -> LoadedModel:
@@ -142,7 +143,7 @@ def _load_encoder(folder: Path, config: Config, family: EncoderFamily, name: str
     pooling = replace(pooling, num_token_types=spec.num_token_types)
     tensors = _tensors(folder, config)
     weights = encoder_weights(folder, tensors, spec, family, pooling)
-    return _loaded(spec, weights, Tokenizer.from_directory(folder), name, folder, pooling, config)
+    return _loaded(spec, weights, Tokenizer.from_directory(folder), name, folder, pooling, config, family.keys)
 
 
 def _tensors(folder: Path, config: Config) -> Mapping[str, Tensor]:
@@ -164,6 +165,7 @@ def _loaded(
     path: Path,
     pooling: PoolingSpec,
     config: Config,
+    keys: Keys,
     family: Family | None = None,
 ) -> LoadedModel:
     """The model. ModelError if its tokenizer begins or ends texts with tokens that the weights do not have."""
@@ -171,7 +173,7 @@ def _loaded(
         if wrong := [i for i in ids if i is not None and i >= spec.vocab_size]:
             fix = "Use configuration, tokenizer and weights of the same model"
             raise ModelError(f"{path}: {kind} token id {wrong[0]} is not below vocab_size {spec.vocab_size}. {fix}")
-    return LoadedModel(spec, weights, tokenizer, tokenizer.eos_ids, name, path, family, pooling, config.unread())
+    return LoadedModel(spec, weights, tokenizer, tokenizer.eos_ids, name, path, family, pooling, config.unread(keys))
 
 
 def _unsupported(path: Path, what: str, form: str, supported: Iterable[str]) -> ModelError:

@@ -99,7 +99,7 @@ def rope_spec(config: Config, head_dim: int, parameters: Mapping[str, Any]) -> R
         case "divided":
             scaled = base / _vector(rules, "divisors", len(base))
         case "llama3":
-            scaled = _llama3(base, rules)
+            scaled = _llama3(base, rules, config)
         case "yarn":
             scaled, scale = _yarn(base, dim, theta, rules, config)
         case "longrope":
@@ -126,18 +126,18 @@ def _mrope_axes(rules: Config, num_pairs: int) -> tuple[int, ...]:
     return tuple(axis for axis, size in enumerate(sections) for _ in range(size))
 
 
-def _llama3(base: F64, rules: Config) -> F64:
+def _llama3(base: F64, rules: Config, config: Config) -> F64:
     low, high = rules.positive("low_freq_factor"), rules.positive("high_freq_factor")
     if low >= high:
         raise rules.error(f"low_freq_factor {low} is not below high_freq_factor {high}", USE_ITS_CONFIG)
-    waves = rules.size("original_max_position_embeddings") * base / (2 * math.pi)
+    waves = _original_length(rules, config) * base / (2 * math.pi)
     kept = np.clip((waves - low) / (high - low), 0, 1)
     return np.asarray(kept * base + (1 - kept) * base / rules.positive("factor"))
 
 
 def _yarn(base: F64, dim: int, theta: float, rules: Config, config: Config) -> tuple[F64, float]:
     factor = rules.positive("factor")
-    original = rules.size("original_max_position_embeddings", config.size("max_position_embeddings"))
+    original = _original_length(rules, config)
     if theta <= 1:
         raise rules.error(f"rope_theta = {theta} is not above 1", USE_ITS_CONFIG)
 
@@ -176,7 +176,7 @@ def _longrope(base: F64, rules: Config, config: Config) -> tuple[F64, float]:
 
 
 def _original_length(rules: Config, config: Config) -> int:
-    """The context length of a longrope model before its extension."""
+    """Return the context length of a model before its extension."""
     key = "original_max_position_embeddings"
     return rules.size(key, config.size(key, config.size("max_position_embeddings")))
 

@@ -39,12 +39,14 @@ MODELS = {
     "llama-linear-tied": transformers.LlamaConfig(
         **SIZES, head_dim=10, tie_word_embeddings=True, rope_parameters={**ROPE, "rope_type": "linear", "factor": 3.0}
     ),
+    "llama-gelu": transformers.LlamaConfig(**SIZES, hidden_act="gelu", rope_parameters=ROPE),
     "llama-yarn": transformers.LlamaConfig(**SIZES, rope_parameters=YARN),
     "mistral": transformers.MistralConfig(**SIZES, head_dim=8, sliding_window=7, rope_parameters=ROPE),
     "qwen2": transformers.Qwen2Config(**SIZES, rope_parameters=ROPE),
     "qwen2-sliding": transformers.Qwen2Config(
         **SIZES, use_sliding_window=True, sliding_window=6, max_window_layers=2, rope_parameters=ROPE
     ),
+    "qwen2-relu": transformers.Qwen2Config(**SIZES, hidden_act="relu", rope_parameters=ROPE),
     "qwen3": transformers.Qwen3Config(**SIZES, head_dim=12, tie_word_embeddings=True, rope_parameters=ROPE),
     "gemma2": transformers.Gemma2Config(
         **SIZES, head_dim=8, sliding_window=7, query_pre_attn_scalar=20, attn_logit_softcapping=3.0,

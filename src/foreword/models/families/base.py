@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from foreword.models.config import USE_ITS_CONFIG, Config
-from foreword.models.keys import Key, Keys, absent, only
+from foreword.models.keys import Key, Keys, only, only_in_gguf
 from foreword.models.rope import ROPE_KEYS, model_length, rope_parameters, rope_spec
 from foreword.models.spec import Activation, DecoderSpec, LayerSpec, MoeSpec, RopeSpec
 
@@ -39,20 +39,30 @@ DECODER = (
     *ROPE_KEYS,
     only("is_causal", True, gguf="attention.causal"),
     only("is_encoder_decoder", False),
-    absent("attn_logit_softcapping", gguf="attn_logit_softcapping"),
-    absent("final_logit_softcapping", gguf="final_logit_softcapping"),
-    # Of GGUF files alone, with the values that change nothing.
     Key("pooling_type", gguf="pooling_type"),  # which the loader reads
     *(
-        only(name, 0, gguf=name)
+        only_in_gguf(name, 0)
         for name in (
             *("attention.clamp_kqv", "attention.max_alibi_bias", "attention.scale", "attention.temperature_length"),
-            *("leading_dense_block_count", "nextn_predict_layers", "router_logit_softcapping", "use_parallel_residual"),
+            *("expert_count", "expert_used_count", "leading_dense_block_count", "nextn_predict_layers"),
+            *("router_logit_softcapping", "use_parallel_residual"),
         )
     ),
-    *(only(name, 1, 0, gguf=name) for name in ("attention.output_scale", "attention.value_scale", "embedding_scale")),
-    *(only(name, 1, 0, gguf=name) for name in ("logit_scale", "residual_scale")),
-    *(absent(name, gguf=name) for name in ("rope.dimension_count_swa", "rope.dimension_sections")),
+    *(
+        only_in_gguf(name, 1, 0)
+        for name in (
+            *("attention.output_scale", "attention.value_scale", "embedding_scale", "logit_scale", "residual_scale"),
+            *("expert_gating_func", "expert_group_count", "expert_group_used_count", "expert_shared_count"),
+            *("expert_weights_scale", "interleave_moe_layer_step"),
+        )
+    ),
+    *(
+        only_in_gguf(name, None)
+        for name in (
+            *("attn_logit_softcapping", "final_logit_softcapping"),
+            *("attention.recurrent_layers", "rope.dimension_count_swa", "rope.dimension_sections"),
+        )
+    ),
 )
 """Keys of every decoder."""
 
@@ -65,10 +75,6 @@ EXPERTS = (
     Key("num_experts_per_tok", 2, gguf="expert_used_count"),
     Key("moe_intermediate_size", gguf="expert_feed_forward_length"),
     Key("norm_topk_prob", True, gguf="expert_weights_norm", gguf_default=True),
-    only("expert_gating_func", 1, 0, gguf="expert_gating_func"),  # softmax
-    only("expert_weights_scale", 1, 0, gguf="expert_weights_scale"),
-    *(only(name, 1, 0, gguf=name) for name in ("expert_group_count", "expert_group_used_count", "expert_shared_count")),
-    only("interleave_moe_layer_step", 1, 0, gguf="interleave_moe_layer_step"),
 )
 SPARSE_LAYERS = (Key("decoder_sparse_step", 1), Key("mlp_only_layers"))
 SHARED_EXPERT = Key("shared_expert_intermediate_size", gguf="expert_shared_feed_forward_length")
@@ -133,13 +139,14 @@ class Rows:
 class Family:
     """How one family of models is read.
 
-    spec: its `DecoderSpec` from a config. keys: those of the config, which must all be declared.
+    title: for people. spec: its `DecoderSpec` from a config. keys: those of the config, which must all be declared.
     names: where its safetensors differ from `SAFETENSORS_NAMES`.
     norms_less_one: safetensors hold norm weights as w − 1. gguf: the architecture's name in GGUF files, if it has one.
     gguf_names: where its GGUF files differ from `GGUF_NAMES`. gguf_interleaved: they hold q and k rows in interleaved
     rotary order. fused: weights that are rows of another tensor. gguf_fused: these of GGUF files; None: the same.
     """
 
+    title: str
     spec: Callable[[Config], DecoderSpec]
     keys: Keys
     names: Mapping[str, str] = field(default_factory=dict)
@@ -172,7 +179,7 @@ def decoder(
     """Return a Llama-like spec from the common keys of a config, with the family's ``differences``. act: the key of its
     activation.
     """
-    dim = head_dim(config)
+    dim, heads = head_dim(config), config.size("num_attention_heads")
     for key in _SAME_AS_HEAD_DIM:
         if (size := config.optional(key, int)) not in (None, dim):
             raise config.refused(key, size)
@@ -181,8 +188,8 @@ def decoder(
         "vocab_size": config.size("vocab_size"),
         "hidden_size": config.size("hidden_size"),
         "intermediate_size": config.size("intermediate_size"),
-        "num_heads": config.size("num_attention_heads"),
-        "num_kv_heads": config.size("num_key_value_heads", config.size("num_attention_heads")),
+        "num_heads": heads,
+        "num_kv_heads": heads if config.value("num_key_value_heads") is None else config.size("num_key_value_heads"),
         "head_dim": dim,
         "max_model_len": model_length(config),
         "layers": layers,

@@ -18,12 +18,13 @@ from foreword.models.rope import ROPE_KEYS, rope_parameters, rope_spec
 class EncoderFamily:
     """How one family of encoders is read.
 
-    spec: its `EncoderSpec` from a config. keys: those of the config, which must all be declared.
+    title: for people. spec: its `EncoderSpec` from a config. keys: those of the config, which must all be declared.
     names: canonical names in its files, without the prefix that the tensors of the encoder have in the files of a
     classifier. fused: weights that are rows of another tensor.
     head: of a classifier, from the config and its number of labels; head_pooling: which states it takes.
     """
 
+    title: str
     spec: Callable[[Config], EncoderSpec]
     keys: Keys
     prefix: str
@@ -181,6 +182,7 @@ _BERT_NAMES = {
     ),
 }
 _ROBERTA = EncoderFamily(
+    "RoBERTa, XLM-RoBERTa",
     roberta,
     table(_BERT.values(), [Key("pad_token_id", 1)]),
     "roberta.",
@@ -214,11 +216,17 @@ def _modernbert_rows(spec: EncoderSpec) -> Mapping[str, Rows]:
 
 ENCODER_FAMILIES: Mapping[str, EncoderFamily] = {
     "bert": EncoderFamily(
-        bert, _BERT, "bert.", {**_BERT_NAMES, **_pairs({"head.0": "pooler.dense", "head.1": "classifier"})}, _bert_head
+        "BERT",
+        bert,
+        _BERT,
+        "bert.",
+        {**_BERT_NAMES, **_pairs({"head.0": "pooler.dense", "head.1": "classifier"})},
+        _bert_head,
     ),
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
     "modernbert": EncoderFamily(
+        "ModernBERT",
         modernbert,
         _MODERNBERT,
         "model.",

@@ -19,7 +19,7 @@ from foreword.models.families.base import (
     rope,
     windows,
 )
-from foreword.models.keys import Key, Keys, absent, only, table
+from foreword.models.keys import Key, only, only_in_gguf, table
 from foreword.models.spec import DecoderSpec, LayerSpec
 
 
@@ -77,37 +77,46 @@ _NAMES = {
 }
 
 
-def _keys(attn_cap: float | None, final_cap: float | None, *own: Key) -> Keys:
-    return table(
-        *(DECODER, BIASES, WINDOWS, own),
-        [
-            Key("hidden_activation", "gelu_pytorch_tanh", tuple(ACTIVATIONS)),
-            Key("query_pre_attn_scalar"),
-            *(
-                Key(name, default, gguf=name, gguf_default=default)
-                for name, default in (("attn_logit_softcapping", attn_cap), ("final_logit_softcapping", final_cap))
-            ),
-            Key("sliding_window", 4096, gguf="attention.sliding_window", gguf_default=4096),
-            only("use_bidirectional_attention", False),
-        ],
-        head_dim=256,
-        tie_word_embeddings=True,
-    )
+def _cap_keys(attn: float | None, final: float | None) -> list[Key]:
+    caps = (("attn_logit_softcapping", attn), ("final_logit_softcapping", final))
+    return [Key(name, default, gguf=name, gguf_default=default) for name, default in caps]
 
 
-_PATTERN = "attention.sliding_window_pattern"
-_GEMMA2 = _keys(
-    50.0, 30.0, only("sliding_window_pattern", 2, gguf=_PATTERN), absent("freq_base_swa", "rope.freq_base_swa")
+_COMMON = (
+    *(*DECODER, *BIASES, *WINDOWS),
+    Key("hidden_activation", "gelu_pytorch_tanh", tuple(ACTIVATIONS)),
+    Key("query_pre_attn_scalar"),
+    only("use_bidirectional_attention", False),
 )
-_GEMMA3 = _keys(
-    *(None, None),
-    Key("sliding_window_pattern", gguf=_PATTERN),
-    Key("_sliding_window_pattern", 6),
-    Key("rope_local_base_freq", 10000.0, gguf="rope.freq_base_swa", gguf_default=10000.0),
+_DEFAULTS = {"num_key_value_heads": 4, "head_dim": 256, "sliding_window": 4096, "tie_word_embeddings": True}
+_WINDOW, _LOCAL_THETA = "attention.sliding_window", "rope.freq_base_swa"
+_GEMMA2 = table(
+    *(_COMMON, _cap_keys(50.0, 30.0)),
+    [
+        Key("sliding_window", gguf=_WINDOW, gguf_default=4096),
+        only_in_gguf(f"{_WINDOW}_pattern", 2),
+        only_in_gguf(_LOCAL_THETA, None),
+    ],
+    **_DEFAULTS,
+)
+_GEMMA3 = table(
+    *(_COMMON, _cap_keys(None, None)),
+    [
+        Key("sliding_window_pattern", gguf=f"{_WINDOW}_pattern"),
+        Key("_sliding_window_pattern", 6),
+        Key("rope_local_base_freq", 10000.0, gguf=_LOCAL_THETA, gguf_default=10000.0),
+    ],
+    rope_theta=1e6,
+    **_DEFAULTS,
 )
 FAMILIES = {
-    "gemma2": Family(gemma2, _GEMMA2, names=_NAMES, norms_less_one=True, gguf="gemma2"),
+    "gemma2": Family("Gemma 2", gemma2, _GEMMA2, names=_NAMES, norms_less_one=True, gguf="gemma2"),
     "gemma3_text": Family(
-        gemma3, table(_GEMMA3.values(), rope_theta=1e6), names=_NAMES, norms_less_one=True, gguf="gemma3"
+        "Gemma 3 (text)",
+        gemma3,
+        _GEMMA3,
+        names=_NAMES,
+        norms_less_one=True,
+        gguf="gemma3",
     ),
 }

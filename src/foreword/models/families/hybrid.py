@@ -148,7 +148,7 @@ NOT_IN_GGUF = {"granitehybrid": "Bamba"}
 # The activation is that of the recurrent layers, too.
 _COMMON = (*DECODER, *BIASES, only("hidden_act", "silu", "swish"))
 _BAMBA = (
-    *(Key("attn_layer_indices"), Key("mamba_n_heads", 128), Key("mamba_expand", 2), Key("mamba_d_head")),
+    *(Key("attn_layer_indices"), Key("mamba_n_heads", 128), Key("mamba_expand", 2), Key("mamba_d_head", 64)),
     *(Key("mamba_n_groups", 1), Key("mamba_d_state", 256), Key("mamba_d_conv", 4), Key("mamba_conv_bias", True)),
     only("mamba_proj_bias", False),
     only("time_step_limit", [0.0, math.inf], [0.0, {"__float__": "Infinity"}]),
@@ -165,8 +165,9 @@ _QWEN3_NEXT = (
 )
 FAMILIES = {
     "bamba": Family(
+        "Bamba: Mamba 2 and attention layers",
         bamba,
-        table(_COMMON, _BAMBA, rms_norm_eps=1e-5, partial_rotary_factor=0.5),
+        table(_COMMON, _BAMBA, num_key_value_heads=8, rms_norm_eps=1e-5, partial_rotary_factor=0.5),
         names={
             **_names("mamba"),
             "mlp_norm": "model.layers.{i}.pre_ff_layernorm.weight",
@@ -176,10 +177,13 @@ FAMILIES = {
         fused=_fused_bamba,
     ),
     "qwen3_next": Family(
+        "Qwen3-Next: gated delta-net and attention layers",
         qwen3_next,
         table(
             *(_COMMON, EXPERTS, SPARSE_LAYERS, [SHARED_EXPERT], _QWEN3_NEXT),
+            num_key_value_heads=2,
             num_experts_per_tok=10,
+            moe_intermediate_size=512,
             head_dim=256,
             partial_rotary_factor=0.25,
         ),

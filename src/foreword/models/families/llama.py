@@ -43,7 +43,8 @@ def smollm3(config: Config) -> DecoderSpec:
     flags = config.sequence("no_rope_layers") or [(i + 1) % every != 0 for i in range(count)]
     if len(flags) != count:
         raise config.error(f"no_rope_layers has {len(flags)} entries for {count} layers", USE_ITS_CONFIG)
-    spans = windows(config, lambda i: config.get("use_sliding_window", bool))
+    slides = config.get("use_sliding_window", bool)
+    spans = windows(config, lambda i: slides)
     layers = tuple(LayerSpec(rotary if flag else None, w) for flag, w in zip(flags, spans, strict=True))
     return decoder(config, "smollm3", layers)
 
@@ -51,11 +52,12 @@ def smollm3(config: Config) -> DecoderSpec:
 _MIXTRAL = "model.layers.{i}.block_sparse_moe."
 _COMMON = (*DECODER, HIDDEN_ACT, *BIASES)
 FAMILIES = {
-    "llama": Family(llama, table(_COMMON, EXPERTS), gguf="llama", gguf_interleaved=True),
-    "mistral": Family(mistral, table(_COMMON, WINDOWS, sliding_window=4096)),
+    "llama": Family("Llama 2 and 3", llama, table(_COMMON, EXPERTS), gguf="llama", gguf_interleaved=True),
+    "mistral": Family("Mistral", mistral, table(_COMMON, WINDOWS, num_key_value_heads=8, sliding_window=4096)),
     "mixtral": Family(
+        "Mixtral",
         mixtral,
-        table(_COMMON, WINDOWS, EXPERTS, rms_norm_eps=1e-5, rope_theta=1e6),
+        table(_COMMON, WINDOWS, EXPERTS, num_key_value_heads=8, rms_norm_eps=1e-5, rope_theta=1e6),
         names={
             "router": _MIXTRAL + "gate.weight",
             "experts.gate": _MIXTRAL + "experts.{e}.w1.weight",
@@ -64,10 +66,12 @@ FAMILIES = {
         },
     ),
     "smollm3": Family(
+        "SmolLM3",
         smollm3,
         table(
             *(_COMMON, WINDOWS),
             [Key("no_rope_layers"), Key("no_rope_layer_interval", 4), Key("use_sliding_window", False)],
+            num_key_value_heads=4,
             tie_word_embeddings=True,
             rope_theta=2e6,
         ),

@@ -27,4 +27,4 @@ def fused(spec: DecoderSpec) -> Mapping[str, Rows]:
 
 
 _KEYS = table(DECODER, [HIDDEN_ACT], BIASES, WINDOWS, rms_norm_eps=1e-5)
-FAMILIES = {"phi3": Family(phi3, _KEYS, gguf="phi3", fused=fused)}
+FAMILIES = {"phi3": Family("Phi-3", phi3, _KEYS, gguf="phi3", fused=fused)}

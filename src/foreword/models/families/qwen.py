@@ -51,20 +51,30 @@ def qwen3_moe(config: Config) -> DecoderSpec:
 _QWEN2 = (*DECODER, HIDDEN_ACT, *WINDOWS, Key("use_sliding_window", False), Key("max_window_layers", 28))
 _QWEN3, _SPARSE = (*_QWEN2, *BIASES), (*EXPERTS, *SPARSE_LAYERS)
 FAMILIES = {
-    "qwen2": Family(qwen2, table(_QWEN2), gguf="qwen2"),
+    "qwen2": Family("Qwen2", qwen2, table(_QWEN2), gguf="qwen2"),
     "qwen2_moe": Family(
+        "Qwen2 with experts",
         qwen2_moe,
         table(
             *(_QWEN2, _SPARSE, [SHARED_EXPERT, Key("qkv_bias", True)]),
             [Key("norm_topk_prob", False, gguf="expert_weights_norm", gguf_default=False)],
             num_experts_per_tok=4,
+            moe_intermediate_size=1408,
         ),
         gguf="qwen2moe",
     ),
-    "qwen3": Family(qwen3, table(_QWEN3, head_dim=128), gguf="qwen3"),
+    "qwen3": Family("Qwen3", qwen3, table(_QWEN3, head_dim=128), gguf="qwen3"),
     "qwen3_moe": Family(
+        "Qwen3 with experts",
         qwen3_moe,
-        table(_QWEN3, _SPARSE, num_experts_per_tok=8, norm_topk_prob=False),
+        table(
+            _QWEN3,
+            _SPARSE,
+            num_key_value_heads=4,
+            num_experts_per_tok=8,
+            moe_intermediate_size=768,
+            norm_topk_prob=False,
+        ),
         gguf="qwen3moe",
     ),
 }

@@ -1,0 +1,46 @@
+"""The configuration keys of reference implementations, from transformers where it is installed.
+
+`tests/data/models/reference_keys.json` holds what `families()` returned, and the keys of GGUF files that llama.cpp
+reads: for every architecture, and for each. To record the former again, in an environment with transformers:
+    PYTHONPATH=src:tests python -m models.reference_keys
+"""
+
+import importlib
+import inspect
+import json
+import re
+from pathlib import Path
+
+RECORD = Path(__file__).parents[1] / "data" / "models" / "reference_keys.json"
+
+
+def families(model_types):
+    """{model_type: {"defaults": {key: value}, "read": keys that the model's source reads}} of transformers."""
+    from transformers import CONFIG_MAPPING
+
+    found = {}
+    for model_type in model_types:
+        config_class = CONFIG_MAPPING[model_type]
+        module = importlib.import_module(config_class.__module__.replace("configuration_", "modeling_"))
+        read = set(re.findall(r"\bconfig\.(\w+)", inspect.getsource(module)))
+        defaults = json.loads(config_class().to_json_string(use_diff=False))
+        found[model_type] = {"defaults": defaults, "read": sorted(read & defaults.keys())}
+    return found
+
+
+def main():
+    import transformers
+
+    from foreword.models.families import ENCODER_FAMILIES, FAMILIES
+
+    record = json.loads(RECORD.read_text())
+    record |= {"transformers": transformers.__version__, "families": families([*FAMILIES, *ENCODER_FAMILIES])}
+    families_text = ",\n".join(
+        f"{json.dumps(name)}: {json.dumps(value)}" for name, value in record.pop("families").items()
+    )
+    rest = ",\n".join(f"{json.dumps(name)}: {json.dumps(value)}" for name, value in record.items())
+    RECORD.write_text(f'{{{rest},\n"families": {{\n{families_text}\n}}}}\n')
+
+
+if __name__ == "__main__":
+    main()

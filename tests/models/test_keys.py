@@ -1,0 +1,303 @@
+"""The keys of model files: those of reference implementations are computed or refused by name, never passed over."""
+
+import contextlib
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from foreword.errors import ModelError
+from foreword.models.config import Config, config_from_gguf
+from foreword.models.families import ENCODER_FAMILIES, FAMILIES, GGUF_FAMILIES
+from foreword.models.gguf import GGUF
+from foreword.models.keys import WITHOUT_EFFECT, Key, only, table
+from foreword.models.loader import load_model
+from models.gguf_models import ARCHITECTURES, metadata, write
+from models.pooling_models import POOLING
+from models.recorded import TINY, make
+from models.reference_keys import RECORD
+from models.tiny import random_tensors, write_model
+
+REFERENCE = json.loads(RECORD.read_text())
+ALL = {**FAMILIES, **ENCODER_FAMILIES}
+LOADER = {"architectures", "model_type"}  # which choose the family
+PATH = Path("config.json")
+
+
+def base(model_type):
+    """The configuration that transformers writes for the defaults of a family."""
+    return REFERENCE["families"][model_type]["defaults"] | (
+        {"attn_layer_indices": [1]} if model_type == "bamba" else {}
+    )
+
+
+def undeclared(model_type, defaults):
+    return [key for key in defaults if key not in {*ALL[model_type].keys, *WITHOUT_EFFECT, *LOADER}]
+
+
+def test_the_reference_of_every_family_is_recorded():
+    assert REFERENCE["families"].keys() == ALL.keys()
+    assert REFERENCE["gguf"].keys() - {"every"} == GGUF_FAMILIES.keys()
+
+
+@pytest.mark.parametrize("model_type", ALL)
+def test_every_key_of_the_reference_is_declared(model_type):
+    assert undeclared(model_type, base(model_type)) == []
+
+
+@pytest.mark.parametrize("architecture", GGUF_FAMILIES)
+def test_every_key_of_gguf_files_that_the_reference_reads_is_declared(architecture):
+    names = {key.gguf for key in GGUF_FAMILIES[architecture].keys.values()}
+    read = REFERENCE["gguf"]["every"] + REFERENCE["gguf"][architecture]
+    assert [
+        key for key in read if key not in names and not key.startswith(("rope.scaling.", "rope.scale_linear"))
+    ] == []
+
+
+@pytest.mark.parametrize("model_type", ALL)
+def test_a_key_that_is_absent_has_the_value_of_the_reference(model_type):
+    config, family = base(model_type), ALL[model_type]
+    want = family.read(Config(PATH, config))
+    for key in config:
+        values = {name: value for name, value in config.items() if name != key}
+        with contextlib.suppress(ModelError):  # it is required
+            assert family.read(Config(PATH, values)) == want, key
+
+
+def variants(model_type):
+    """Configurations of a family that between them have all its features, and their form in GGUF files."""
+    tiny = [
+        tiny["config"] for tiny in (*TINY.values(), *POOLING.values()) if tiny["config"]["model_type"] == model_type
+    ]
+    yarn = {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}}
+    for values in (base(model_type), base(model_type) | yarn, *tiny):
+        yield Config(PATH, values)
+    if (family := FAMILIES.get(model_type)) and family.gguf:
+        for values in (tiny["config"] for tiny in TINY.values()):
+            if ARCHITECTURES.get(values["model_type"]) == family.gguf:
+                yield config_from_gguf(GGUF(PATH, 3, plain(metadata(values)), {}), family.keys)
+
+
+def plain(typed):
+    return {key: value for key, (_, value) in typed.items()}
+
+
+@pytest.mark.parametrize("model_type", ALL)
+def test_every_declared_key_is_read(model_type):
+    """Reading a key that is not declared raises KeyError."""
+    family, read = ALL[model_type], {"pooling_type"}  # by the loader
+    for config in variants(model_type):
+        config = replace(config, values={"vocab_size": 48, **config.values})
+        family.read(config)
+        if model_type in ENCODER_FAMILIES:
+            own = family.declared(config)
+            family.head(own, 2), family.head_pooling(own)
+        read |= config.read
+    assert {key for key, row in family.keys.items() if not row.values} <= read
+
+
+@pytest.mark.parametrize("model_type", ALL)
+def test_a_value_that_is_not_computed_is_refused_with_key_value_and_fix(model_type):
+    config, keys = base(model_type), ALL[model_type].keys
+    for key, row in keys.items():
+        prefix = "arch." if key.startswith("*.") else ""  # of GGUF files alone
+        for value in row.values:
+            Config(PATH, {**config, key: value}, keys=keys, prefix=prefix).check()
+        if row.values:
+            label = re.escape(key.replace("*.", prefix))
+            with pytest.raises(
+                ModelError, match=rf"^config\.json: {label} = 'nonsense' is not supported\. Use a model with"
+            ):
+                Config(PATH, {**config, key: "nonsense"}, keys=keys, prefix=prefix).check()
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("llama3", {"hidden_act": "mish"}),
+        ("llama3", {"is_causal": False}),
+        ("llama3", {"mlp_bias": True}),
+        ("llama3", {"v_head_dim": 4}),
+        ("qwen2", {"is_causal": False}),
+        ("gemma3", {"use_bidirectional_attention": True}),
+        ("gemma2", {"hidden_activation": "mish"}),
+    ],
+)
+def test_a_directory_with_a_value_that_is_not_computed_is_refused(tmp_path, name, changes):
+    [(key, value)] = changes.items()
+    with pytest.raises(ModelError, match=rf"config\.json: {key} = {value!r} is not supported"):
+        load_model(make(tmp_path, name, **changes))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"attention_bias": False, "mlp_bias": None, "hidden_act": "silu", "is_causal": True, "rope_scaling": None},
+        {"hidden_act": "swish", "use_cache": False, "torch_dtype": "float16", "attention_dropout": 0.1},
+    ],
+)
+def test_neutral_values_and_keys_without_effect_change_nothing(tmp_path, changes):
+    plain = load_model(make(tmp_path / "plain", "llama3"))
+    model = load_model(make(tmp_path, "llama3", **changes))
+    assert (model.spec, model.unread_keys) == (plain.spec, ())
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_no_key_that_transformers_writes_is_unread(tmp_path, name):
+    assert load_model(make(tmp_path, name)).unread_keys == ()
+
+
+def test_other_keys_are_listed(tmp_path):
+    model = load_model(make(tmp_path, "llama3", zebra=1, auto_map={"AutoModel": "x"}, nothing=None))
+    assert model.unread_keys == ("auto_map", "zebra")
+
+
+GOOD = {
+    "default": {},
+    "linear": {"factor": 2.0},
+    "llama3": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32},
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 16},
+    "longrope": {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "original_max_position_embeddings": 32},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", GOOD)
+def test_rotary_parameters_are_computed_or_refused(tmp_path, kind):
+    good = {"rope_type": kind, "rope_theta": 500.0, **GOOD[kind]}
+    spec = load_model(make(tmp_path / "good", "llama3", rope_parameters=good)).spec
+    assert load_model(make(tmp_path / "neutral", "llama3", rope_parameters={**good, "finetuned": True})).spec == spec
+    for key in ("zebra", "mscale", "beta_fast", "low_freq_factor", "short_factor", "alpha"):
+        if key in good or (kind == "yarn" and key in ("mscale", "beta_fast")):
+            continue
+        with pytest.raises(ModelError, match=rf"rotary parameters of type {kind}: {key} = 3\.5 is not supported"):
+            load_model(make(tmp_path / key, "llama3", rope_parameters={**good, key: 3.5}))
+
+
+def test_a_factor_without_a_type_of_scaling_is_refused(tmp_path):
+    parameters = {"rope_type": "default", "rope_theta": 500.0, "factor": 4.0}
+    with pytest.raises(ModelError, match=r"factor = 4\.0 is not supported\. Use a model with factor = 1\.0"):
+        load_model(make(tmp_path, "llama3", rope_parameters=parameters))
+
+
+@pytest.mark.parametrize(
+    ("changes", "scale"),
+    [
+        ({}, 1 + 0.1 * np.log(4)),
+        ({"mscale": 0.707, "mscale_all_dim": 0.5}, (1 + 0.0707 * np.log(4)) / (1 + 0.05 * np.log(4))),
+        ({"mscale": 0.707}, 1 + 0.1 * np.log(4)),
+        ({"attention_factor": 1.5, "mscale": 0.707, "mscale_all_dim": 0.5}, 1.5),
+    ],
+)
+def test_yarn_is_scaled_as_by_transformers(tmp_path, changes, scale):
+    parameters = {"rope_type": "yarn", "rope_theta": 500.0, **GOOD["yarn"], **changes}
+    layer = load_model(make(tmp_path, "llama3", rope_parameters=parameters)).spec.layers[0]
+    assert layer.rope.scale == pytest.approx(scale)
+
+
+def head_of(tmp_path, head):
+    """A model with tied embeddings, whose file has a matrix of logits, too; and whether its weights have it."""
+    tiny = TINY["llama-linear-tied"]
+    tensors = random_tensors(tiny["shapes"])
+    folder = write_model(
+        tmp_path, tiny["config"], {**tensors, "lm_head.weight": head(tensors["model.embed_tokens.weight"])}
+    )
+    model = load_model(folder)
+    assert model.spec.tie_embeddings == ("lm_head" not in model.weights)
+    return model.weights.get("lm_head")
+
+
+def test_a_matrix_of_logits_that_differs_from_tied_embeddings_is_used(tmp_path):
+    def changed(embed):
+        return np.where(np.arange(len(embed))[:, None] == len(embed) - 1, embed + 1, embed).astype("<f4")
+
+    assert head_of(tmp_path / "same", lambda embed: embed) is None
+    assert head_of(tmp_path / "type", lambda embed: embed.astype("<f2")) is not None
+    np.testing.assert_array_equal(
+        head_of(tmp_path / "other", changed).dequantize(),
+        changed(random_tensors(TINY["llama-linear-tied"]["shapes"])["model.embed_tokens.weight"]),
+    )
+
+
+def as_gguf(tmp_path, name, **more):
+    tiny = TINY[name]
+    return write(tmp_path / "model.gguf", tiny["config"], random_tensors(tiny["shapes"]), more)
+
+
+@pytest.mark.parametrize(
+    ("key", "typed"),
+    [
+        ("attention.causal", ("bool", False)),
+        ("attention.scale", ("f32", 0.5)),
+        ("attention.value_length", ("u32", 4)),
+        ("attention.key_length_swa", ("u32", 4)),
+        ("expert_weights_scale", ("f32", 2.5)),
+        ("expert_gating_func", ("u32", 2)),
+        ("logit_scale", ("f32", 0.5)),
+        ("rope.dimension_sections", ("[i32]", [1, 1, 1, 1])),
+        ("pooling_type", ("u32", 4)),
+    ],
+)
+def test_metadata_that_is_not_computed_is_refused_by_its_name_in_the_file(tmp_path, key, typed):
+    with pytest.raises(ModelError, match=rf"model\.gguf: (llama\.)?{key} = .* is not supported"):
+        load_model(as_gguf(tmp_path, "llama-linear-tied", **{f"llama.{key}": typed}))
+
+
+@pytest.mark.parametrize("key", ["alpha", "zebra", "yarn_log_multiplier", "attn_factor"])
+def test_metadata_of_rotary_scaling_is_computed_or_refused(tmp_path, key):
+    more = {f"llama.rope.scaling.{name}": typed for name, typed in (("factor", ("f32", 2.0)), (key, ("f32", 3.5)))}
+    with pytest.raises(
+        ModelError, match=rf"model\.gguf: rotary parameters of type linear: {key} = 3\.5 is not supported"
+    ):
+        load_model(as_gguf(tmp_path, "llama-linear-tied", **more))
+
+
+def test_metadata_without_effect_is_accepted_and_other_metadata_listed(tmp_path):
+    more = {"llama.attention.causal": ("bool", True), "llama.vocab_size": ("u32", 48), "llama.zebra": ("u32", 1),
+            "llama.attention.value_length": ("u32", 10), "llama.rope.scaling.finetuned": ("bool", True),
+            "general.zebra": ("u32", 1)}  # fmt: skip
+    assert load_model(as_gguf(tmp_path, "llama-linear-tied", **more)).unread_keys == ("llama.zebra",)
+
+
+@pytest.mark.parametrize("key", ["rope.scaling.factor", "rope.scale_linear"])
+def test_a_factor_without_a_type_is_linear(tmp_path, key):
+    typed = load_model(
+        as_gguf(
+            tmp_path,
+            "llama-yarn",
+            **{"llama.rope.scaling.type": ("str", "linear"), "llama.rope.scaling.factor": ("f32", 4.0)},
+        )
+    ).spec
+    assert load_model(as_gguf(tmp_path, "llama-yarn", **{f"llama.{key}": ("f32", 4.0)})).spec == typed
+    plain = load_model(as_gguf(tmp_path, "llama-yarn")).spec
+    assert plain.layers[0].rope.inv_freq[1] == pytest.approx(4 * typed.layers[0].rope.inv_freq[1])
+
+
+def test_the_factor_of_attention_multiplies_that_of_yarn(tmp_path):
+    more = {"llama.rope.scaling.type": ("str", "yarn"), "llama.rope.scaling.factor": ("f32", 4.0),
+            "llama.rope.scaling.attn_factor": ("f32", 0.5)}  # fmt: skip
+    layer = load_model(as_gguf(tmp_path, "llama-yarn", **more)).spec.layers[0]
+    assert layer.rope.scale == pytest.approx(0.5 * (1 + 0.1 * np.log(4)))
+
+
+def test_a_gguf_file_without_epsilon_is_refused():
+    values = plain(metadata(TINY["qwen2"]["config"]))
+    del values["qwen2.attention.layer_norm_rms_epsilon"]
+    config = config_from_gguf(GGUF(PATH, 3, values, {}), FAMILIES["qwen2"].keys)
+    config = replace(config, values={**config.values, "vocab_size": 48})
+    with pytest.raises(ModelError, match=r"qwen2\.attention\.layer_norm_rms_epsilon is missing"):
+        FAMILIES["qwen2"].read(config)
+
+
+def test_the_pooling_of_a_gguf_file_is_followed(tmp_path):
+    assert load_model(as_gguf(tmp_path, "qwen3", **{"qwen3.pooling_type": ("u32", 1)})).pooling.pooling == "mean"
+    assert load_model(as_gguf(tmp_path, "qwen3")).pooling.pooling == "last"
+
+
+def test_a_key_that_is_not_declared_cannot_be_read():
+    config = Config(PATH, {"a": 1}, keys=table([Key("a"), only("b", True)]))
+    assert (config.value("a"), config.value("b"), config.read) == (1, True, {"a", "b"})
+    with pytest.raises(KeyError):
+        config.value("c")

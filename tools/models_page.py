@@ -1,0 +1,108 @@
+"""Writes the tables of docs/models.md that follow from the registry, the families and their keys.
+
+    python tools/models_page.py
+
+The part between two comments ``<!-- NAME -->`` and ``<!-- /NAME -->`` is the table of that name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from foreword.models import registry
+from foreword.models.families import ENCODER_FAMILIES, FAMILIES, NOT_IN_GGUF
+from foreword.models.families.base import Family
+from foreword.models.families.encoders import EncoderFamily
+from foreword.models.keys import WITHOUT_EFFECT
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "models.md"
+ALL: Mapping[str, Family | EncoderFamily] = {**FAMILIES, **ENCODER_FAMILIES}
+
+
+def main() -> None:
+    PAGE.write_text(written(PAGE.read_text()))
+
+
+def written(page: str) -> str:
+    """Return the page with its tables made anew."""
+    for name, rows in (("known", known()), ("families", families()), ("keys", keys()), ("ignored", ignored())):
+        before, rest = page.split(f"<!-- {name} -->\n")
+        after = rest[rest.index(f"<!-- /{name} -->") :]
+        lines = "".join(f"| {' | '.join(row)} |\n" for row in rows)
+        page = f"{before}<!-- {name} -->\n{lines}{after}"
+    return page
+
+
+def known() -> Iterator[tuple[str, ...]]:
+    yield from header("name", "model", "licence", "package on the index")
+    for model in registry.KNOWN.values():
+        first, last = (part.wheel for part in (model.parts[0], model.parts[-1]))
+        more = "" if first == last else f" … `{last.package.removeprefix(first.package[:-1])}`"
+        terms = ", must be accepted before the first pull" if model.terms else ""
+        size = f"{model.description}, {model.size / 1e6:,.0f} MB" + "; the default" * (model is registry.DEFAULT)
+        yield f"`{model.name}`", size, model.license + terms, f"`{first.package}`{more} {first.version}"
+
+
+def families() -> Iterator[tuple[str, ...]]:
+    """A row per family. The last column: tiny models whose results are compared with transformers'."""
+    recorded = [
+        values["config"]["model_type"]
+        for name in ("tiny.json", "pooling.json")
+        for values in json.loads((ROOT / "tests" / "data" / "models" / name).read_text())["models"].values()
+    ]
+    yield from header("family", "in a directory (`model_type`)", "in GGUF", "models compared with transformers")
+    titles = dict.fromkeys(family.title for family in ALL.values())
+    for title in titles:
+        types = [model_type for model_type, family in ALL.items() if family.title == title]
+        gguf = [family.gguf for family in FAMILIES.values() if family.title == title and family.gguf]
+        refused = any(title.startswith(name) for name in NOT_IN_GGUF.values())
+        in_gguf = code(gguf) or ("refused: use the directory" if refused else "–")
+        yield title, code(types), in_gguf, str(sum(map(recorded.count, types)))
+
+
+def keys() -> Iterator[tuple[str, ...]]:
+    """The keys that are computed for some values alone, each with another name that it has in GGUF files."""
+    families_of: dict[tuple[str, str], list[str]] = {}
+    for model_type, family in ALL.items():
+        for key in family.keys.values():
+            if key.values and key.name != "tie_word_embeddings":
+                name = f"`{key.name}`" + (f" (`*.{key.gguf}`)" if key.gguf and f"*.{key.gguf}" != key.name else "")
+                values = code(json.dumps(value).strip('"') for value in key.values if value is not None)
+                families_of.setdefault((name, values or "no value"), []).append(model_type)
+    names: dict[tuple[str, str], list[str]] = {}
+    for (name, values), types in families_of.items():
+        names.setdefault((values, whose(types)), []).append(name)
+    yield from header("keys", "computed for", "families")
+    yield from ((", ".join(several), *row) for row, several in names.items())
+
+
+def whose(types: list[str]) -> str:
+    """Return the families with these types in the shortest form."""
+    forms = [code(types)]
+    for name, group in (("decoders", FAMILIES), ("encoders", ENCODER_FAMILIES), ("all", ALL)):
+        if set(types) <= group.keys():
+            others = [model_type for model_type in group if model_type not in types]
+            forms.append(name + (" but " + code(others) if others else ""))
+    return min(forms, key=len)
+
+
+def ignored() -> Iterator[tuple[str, ...]]:
+    yield from header("without effect", "keys")
+    for reason in dict.fromkeys(WITHOUT_EFFECT.values()):
+        yield reason, code(name for name, other in WITHOUT_EFFECT.items() if other == reason)
+
+
+def header(*names: str) -> Iterator[tuple[str, ...]]:
+    yield names
+    yield ("---",) * len(names)
+
+
+def code(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names if name)
+
+
+if __name__ == "__main__":
+    main()
