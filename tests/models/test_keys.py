@@ -254,6 +254,19 @@ def test_metadata_of_rotary_scaling_is_computed_or_refused(tmp_path, key):
         load_model(as_gguf(tmp_path, "llama-linear-tied", **more))
 
 
+@pytest.mark.parametrize("more", [{}, {"llama.rope.scaling.type": ("str", "none")}])
+def test_a_factor_of_attention_without_scaling_is_refused(tmp_path, more):
+    more = {**more, "llama.rope.scaling.attn_factor": ("f32", 1.5)}
+    with pytest.raises(ModelError, match=r"rotary parameters of type default: attn_factor = 1\.5 is not supported"):
+        load_model(as_gguf(tmp_path, "llama-linear-tied", **more))
+
+
+def test_a_factor_of_the_type_none_has_no_use(tmp_path):
+    more = {"llama.rope.scaling.type": ("str", "none"), "llama.rope.scaling.factor": ("f32", 4.0)}
+    plain = load_model(as_gguf(tmp_path, "llama-linear-tied")).spec
+    assert load_model(as_gguf(tmp_path, "llama-linear-tied", **more)).spec == plain
+
+
 def test_metadata_without_effect_is_accepted_and_other_metadata_listed(tmp_path):
     more = {"llama.attention.causal": ("bool", True), "llama.vocab_size": ("u32", 48), "llama.zebra": ("u32", 1),
             "llama.attention.value_length": ("u32", 10), "llama.rope.scaling.finetuned": ("bool", True),

@@ -152,7 +152,7 @@ def _plain(value: object) -> object:
     return value.tolist() if isinstance(value, np.ndarray) else value
 
 
-def _rope_scaling(gguf: GGUF, prefix: str) -> dict[str, Any] | None:
+def _rope_scaling(gguf: GGUF, prefix: str) -> dict[str, Any]:
     """Return metadata and tensors as ``rope_scaling``. A factor without a type is linear, as in llama.cpp; files with
     factor tensors need no type.
     """
@@ -165,12 +165,14 @@ def _rope_scaling(gguf: GGUF, prefix: str) -> dict[str, Any] | None:
     kind = found.pop("type", "linear" if found["factor"] else "none")
     tensors = {key: gguf.tensors[name] for key, name in ROPE_FACTORS.items() if name in gguf.tensors}
     factors: dict[str, Any] = {key: tensor.dequantize().ravel().tolist() for key, tensor in tensors.items()}
+    if kind == "none":
+        del found["factor"]  # has no use
     if not factors:
-        return None if kind == "none" else {**found, "rope_type": kind}
+        return {**found, "rope_type": "default" if kind == "none" else kind}
     if kind == "yarn":
         reason = f"{prefix}{_SCALING}type = 'yarn' is not supported beside {ROPE_FACTORS[next(iter(factors))]}"
         raise ModelError(f"{gguf.path}: {reason}. Convert the model again")
     if "divisors" in factors:
         return {**found, "rope_type": "divided", **factors}
-    found["linear_factor"], found["attention_factor"] = found.pop("factor"), found.pop("attn_factor", None)
+    found["linear_factor"], found["attention_factor"] = found.pop("factor", None), found.pop("attn_factor", None)
     return {**found, "rope_type": "longrope", **factors}

@@ -61,12 +61,11 @@ _REASONS: Mapping[str, str] = {
         mlp_dropout output_router_logits resid_pdrop router_aux_loss_coef router_jitter_noise
         sparse_pred_ignore_index sparse_prediction z_loss_coefficient""",
     "how another implementation computes the same numbers": """
-        _attn_implementation attn_implementation cache_implementation chunk_size_feed_forward deterministic_flash_attn
-        dtype mamba_chunk_size num_logits_to_keep pretraining_tp reference_compile repad_logits_with_grad torch_dtype
-        use_cache use_mamba_kernels""",
+        _attn_implementation _attn_implementation_autoset attn_implementation cache_implementation
+        chunk_size_feed_forward deterministic_flash_attn dtype mamba_chunk_size num_logits_to_keep pretraining_tp
+        reference_compile repad_logits_with_grad torch_dtype use_cache use_mamba_kernels""",
     "what another implementation returns": "output_attentions output_hidden_states return_dict use_return_dict",
-    "where the file comes from": """
-        _name_or_path name_or_path transformers_version unsloth_fixed unsloth_version""",
+    "where the file comes from": "_name_or_path name_or_path transformers_version unsloth_fixed unsloth_version",
     "tokens, which the tokenizer's files have": """
         bos_token_id cls_token_id eos_token_id mask_token_id pad_token_id sep_token_id""",
     "of a classifier's head, or of one that is not run": """

@@ -139,7 +139,7 @@ class Rows:
 class Family:
     """How one family of models is read.
 
-    title: for people. spec: its `DecoderSpec` from a config. keys: those of the config, which must all be declared.
+    title: its name on pages. spec: its `DecoderSpec` from a config. keys: those of the config, which must all be declared.
     names: where its safetensors differ from `SAFETENSORS_NAMES`.
     norms_less_one: safetensors hold norm weights as w − 1. gguf: the architecture's name in GGUF files, if it has one.
     gguf_names: where its GGUF files differ from `GGUF_NAMES`. gguf_interleaved: they hold q and k rows in interleaved
@@ -199,9 +199,9 @@ def decoder(
         "tie_embeddings": config.get("tie_word_embeddings", bool),
     }
     made = DecoderSpec(**{**spec, **differences})
-    if made.num_heads % made.num_kv_heads:
-        heads = f"{made.num_heads} heads are not a multiple of {made.num_kv_heads} key/value heads"
-        raise config.error(heads, USE_ITS_CONFIG)
+    if heads % made.num_kv_heads:
+        reason = f"{heads} heads are not a multiple of {made.num_kv_heads} key/value heads"
+        raise config.error(reason, USE_ITS_CONFIG)
     return made
 
 
