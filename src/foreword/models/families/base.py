@@ -139,7 +139,7 @@ class Rows:
 class Family:
     """How one family of models is read.
 
-    title: its name on pages. spec: its `DecoderSpec` from a config. keys: those of the config, which must all be declared.
+    title: its name on pages. spec: its `DecoderSpec` from a config. keys: those of the config, all of them.
     names: where its safetensors differ from `SAFETENSORS_NAMES`.
     norms_less_one: safetensors hold norm weights as w − 1. gguf: the architecture's name in GGUF files, if it has one.
     gguf_names: where its GGUF files differ from `GGUF_NAMES`. gguf_interleaved: they hold q and k rows in interleaved

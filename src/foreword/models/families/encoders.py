@@ -18,7 +18,7 @@ from foreword.models.rope import ROPE_KEYS, rope_parameters, rope_spec
 class EncoderFamily:
     """How one family of encoders is read.
 
-    title: its name on pages. spec: its `EncoderSpec` from a config. keys: those of the config, which must all be declared.
+    title: its name on pages. spec: its `EncoderSpec` from a config. keys: those of the config, all of them.
     names: canonical names in its files, without the prefix that the tensors of the encoder have in the files of a
     classifier. fused: weights that are rows of another tensor.
     head: of a classifier, from the config and its number of labels; head_pooling: which states it takes.
