@@ -13,6 +13,7 @@ from foreword.engine.outputs import FinishReason, RequestOutput
 from foreword.engine.request_group import Completion, RequestGroup, StopReason
 from foreword.sampling import Sampled, TokenLogprobs
 from foreword.scheduler import Request
+from foreword.versions import Memo
 
 Stop = tuple[list[int], FinishReason, StopReason]  # the final tokens, and why they end
 
@@ -47,8 +48,8 @@ class OutputProcessor:
         # By row, the number of known tokens from which on its new tokens are read: 0 for every token (streams, stop
         # strings, log-probabilities, the first token of a group), else its length limit.
         self._read_from = np.zeros(states.max_num_reqs, np.int32)
-        # The last rows of which nothing was read, and the steps in which they reach no length to read from.
-        self._unread_rows, self._num_unread = self._read_from[:0], 0
+        # By the rows of a step, of which nothing was read, for the steps until one reaches a length to read from.
+        self._unread = Memo[I32, bool]()
         self._num_drafts = np.zeros((2, states.max_num_reqs), np.int64)  # by row: proposed, accepted
         self._is_end = np.zeros(states.vocab_size, np.bool_)  # token ids that may end some request
 
@@ -155,10 +156,9 @@ class OutputProcessor:
         num_drafts: draft tokens [B] that it verified, None for a step without any.
         """
         tokens = sampled.token_ids
-        if rows is self._unread_rows and self._num_unread and before is None and not sampled.failures:
-            self._num_unread -= 1
-            if 1 not in self._is_end.take(tokens).tobytes():  # less code than a reduction of NumPy
-                return NOTHING_READ
+        may_skip = before is None and not sampled.failures and self._unread.find(rows) is not None
+        if may_skip and 1 not in self._is_end.take(tokens).tobytes():  # less code than a reduction of NumPy
+            return NOTHING_READ
         for row, found in sampled.prompt_logprobs.items():
             self._completion(row).group.add_prompt_logprobs(found)
         known, read_from = self._states.num_tokens.take(rows), self._read_from.take(rows)
@@ -178,9 +178,10 @@ class OutputProcessor:
             reads[list(sampled.failures)] = True
         at = reads.nonzero()[0]
         if at.size:
-            self._unread_rows = rows[:0]
+            self._unread.forget()
             return self._read(rows, known, at, sampled, step)
-        self._unread_rows, self._num_unread = rows, int((read_from - known).min()) - 1 if len(rows) else 0
+        num_steps = int((read_from - known).min()) - 1 if len(rows) else 0
+        self._unread.keep(rows, True, uses=max(num_steps, 0))
         return NOTHING_READ
 
     def _read(self, rows: I32, known: I32, at: I64, sampled: Sampled, step: int) -> Readings:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,6 +14,7 @@ from foreword.errors import RequestError
 from foreword.sampling.masks import TokenMasks
 from foreword.sampling.row_rules import RowRules
 from foreword.sampling.rows import LogitRows, RowValues
+from foreword.versions import Memo
 
 
 class LogitsProcessor(Protocol):
@@ -63,8 +63,8 @@ class Processors:
         self._active: tuple[LogitsProcessor, ...] = ()  # those that apply to some row
         self._extra_args: frozenset[str] = frozenset().union(*(p.extra_args for p in self._all))
         self._updates = BatchUpdates(states) if self._all else None  # observed states change more slowly
-        # Of the last steps without custom processors and masks; steps in flight alternate.
-        self._plain: deque[StepSampling] = deque(maxlen=2)
+        # Of steps without custom processors and masks, by their metadata; steps in flight alternate.
+        self._plain = Memo[SamplingMetadata, StepSampling](size=2)
         self._is_behind = True  # a processor may have missed changes: before the first update, after one that failed
 
     def check(self, request_id: str, params: SamplingParams) -> None:
@@ -94,14 +94,11 @@ class Processors:
         if active:
             active = tuple(p for p in active if p.rows.mask.take(metadata.rows).any())
         is_plain = not active and masks is None
-        for plain in self._plain if is_plain else ():
-            if plain.metadata is metadata:  # the same as long as no rule has changed
-                return plain
+        if is_plain and (known := self._plain.find(metadata)) is not None:
+            return known
         self._rules.update(metadata)
         sampling = StepSampling(metadata, self._rules, active, masks)
-        if is_plain:
-            self._plain.append(sampling)
-        return sampling
+        return self._plain.keep(metadata, sampling) if is_plain else sampling
 
     def close(self) -> None:
         """Stop observing the states."""

@@ -14,6 +14,7 @@ from foreword.batch.state.sampling_metadata import SamplingMetadata
 from foreword.native import available, native
 from foreword.sampling.reference import ReferenceRows
 from foreword.sampling.rules import RequestRules
+from foreword.versions import Memo
 
 CHANGING = int(
     Need.ALLOWED_TOKENS | Need.LOGIT_BIAS | Need.MIN_TOKENS | Need.PENALTIES | Need.DRY | Need.BAD_WORDS
@@ -31,12 +32,12 @@ class RowRules:
     eos_token_ids: the model's end tokens; they end an output unless its parameters say ignore_eos.
     """
 
-    __slots__ = ("_buffers", "_columns", "_eos_token_ids", "_metadata", "_stamp", "core")
+    __slots__ = ("_buffers", "_columns", "_eos_token_ids", "_stamp", "_updated", "core")
 
     def __init__(self, states: RequestStates, eos_token_ids: Iterable[int] = ()) -> None:
         self._columns, self._eos_token_ids = states.sampling, frozenset(eos_token_ids)
         self._stamp: I64 = np.zeros(states.max_num_reqs, np.int64)  # of the rules in `core`; 0 for none
-        self._metadata: SamplingMetadata | None = None  # of the last step; while it is the same nothing has changed
+        self._updated = Memo[SamplingMetadata, bool]()  # True for the metadata of the last step
         self._buffers: dict[int, tuple[InputBuffers, native.SamplingBuffers]] = {}  # by id
         make: Any = native.SamplingRows if available() else ReferenceRows
         columns = {name: array for name, (array, _) in states.sampling.native_layout()["columns"].items()}
@@ -64,9 +65,9 @@ class RowRules:
 
     def update(self, metadata: SamplingMetadata) -> None:
         """Make the rules of a step's requests, and drop those of requests that have gone."""
-        if metadata is self._metadata:
+        if self._updated.find(metadata) is not None:
             return
-        self._metadata = None
+        self._updated.forget()
         columns, stamp = self._columns, self._stamp
         for row in ((stamp != 0) & (stamp != columns.stamp)).nonzero()[0].tolist():
             self.core.forget(row)
@@ -76,4 +77,4 @@ class RowRules:
             for row in rows.tolist():
                 self.core.set(row, *RequestRules.of(columns.params.get(row, _NO_PARAMS), self._eos_token_ids))
                 stamp[row] = columns.stamp[row]
-        self._metadata = metadata
+        self._updated.keep(metadata, True)
