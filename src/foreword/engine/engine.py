@@ -208,7 +208,7 @@ class Engine:
             for completion in [first] if self.config.prefix_caching else group.completions:
                 self.scheduler.add(completion.request)
         try:
-            self.observers.notify("request_added", group.request_id, len(group.prompt_token_ids))
+            self.observers.notify("request_added", group.request_id, len(group.prompt))
         except BaseException:
             self.abort(group.request_id)
             raise

@@ -6,11 +6,12 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Protocol, Unpack, cast
+from typing import NamedTuple, Protocol, Unpack, cast
 
 import numpy as np
 
 from foreword.batch import PoolingParams, PromptInputs, RequestStates, SamplingParams
+from foreword.batch.values.checked import CheckedParams, CheckedPrompt
 from foreword.batch.values.integers import length_of
 from foreword.cache import prefix_keys, with_adapter
 from foreword.engine.loras import Loras
@@ -30,6 +31,7 @@ from foreword.models.pooling import PoolingSpec
 from foreword.sampling import Grammar, Processors, derived_seed
 from foreword.scheduler import Request
 from foreword.structured import GrammarCompiler
+from foreword.versions import Memo
 
 DRY_BREAKERS = ("\n", ":", '"', "*")
 
@@ -53,8 +55,16 @@ class Tokenizer(Protocol):
 
 DEFAULT_PARAMS = SamplingParams(temperature=0.0, max_tokens=1024)
 """Of requests and commands without parameters."""
-POOLING = SamplingParams(max_tokens=1, detokenize=False)
+POOLING = SamplingParams(max_tokens=1, detokenize=False, ignore_eos=True)
 """Of pooling requests, which sample nothing."""
+
+
+class Cut(NamedTuple):
+    """How a prompt is cut to ``num_kept`` tokens. given: the value of `truncate_prompt_tokens` for messages."""
+
+    num_kept: int
+    given: int
+    keep: Callable[[Prompt, int], Prompt]
 
 
 class Intake:
@@ -91,7 +101,8 @@ class Intake:
         self._seed = seed if seed is not None else int.from_bytes(os.urandom(7), "little")
         self._clock, self._grammars, self._loras = clock, grammars, loras
         self._num_arrivals = 0
-        self._last_params: SamplingParams | None = None  # checked before, and of values that cannot change
+        self._checked = Memo[SamplingParams, CheckedParams]()  # by the parameters as given
+        self._sampling_of_pooling = CheckedParams(POOLING, states.vocab_size)
 
     def check(
         self,
@@ -104,8 +115,49 @@ class Intake:
         """See `Engine.check`."""
         check_id(request_id)
         check_options(request_id, options)
+        lora, grammar = options.get("lora"), options.get("grammar")
+        pooling, cut = None, None
         if isinstance(params, PoolingParams):
-            return self._check_pooling(request_id, prompt, params, prompt_text, **options)
+            pooling, sampling = params, self._sampling_of_pooling
+            check_pooling(request_id, self._executor, params, self._pooling)
+            if params.truncate_prompt_tokens is not None:
+                cut = self._cut_for_pooling(params.truncate_prompt_tokens)
+        else:
+            sampling = self._checked_params(request_id, params)
+            cut = self._cut_for_output(request_id, sampling.params)
+        text, tokens, inputs = self._checked_prompt(request_id, prompt, prompt_text, cut, has_output=pooling is None)
+        if pooling is not None:
+            _check_pooled(request_id, pooling, tokens, grammar)
+        elif sampling.params.prompt_logprobs is not None and "prompt_embeds" in inputs:
+            value, reason = sampling.params.prompt_logprobs, "embeddings have no token ids, and so no log-probabilities"
+            raise RequestError(request_id, "prompt_logprobs", value, reason, "Leave it out.")
+        check_capabilities(request_id, self._executor, sampling.params, lora=lora, grammar=grammar)
+        if lora is not None:
+            self._loras.check(request_id, lora)
+        if grammar is None and sampling.params.needs_grammar:
+            grammar = self._grammar(request_id, sampling.params)
+        max_len = self._max_len(len(tokens), sampling.params) if pooling is None else len(tokens) + 1
+        spans = spans_of(inputs, self._executor)
+        salt, num_outputs = options.get("cache_salt"), sampling.params.best_of or sampling.params.n
+        return RequestGroup(
+            request_id,
+            text,
+            tokens,
+            sampling,
+            max_len,
+            options.get("stream", False) and pooling is None and num_outputs == sampling.params.n,
+            self._clock(),
+            priority=options.get("priority", 0),
+            lora=lora,
+            keys=prefix_keys(self._node_size, salt=salt, inputs=inputs, spans=spans, max_len=max_len),
+            inputs=inputs,
+            spans=spans,
+            grammar=grammar,
+            pooling_params=pooling,
+        )
+
+    def _checked_params(self, request_id: str, params: SamplingParams | None) -> CheckedParams:
+        """Return checked parameters, with the token ids of their words. None: `DEFAULT_PARAMS`."""
         if not self._generates:
             raise RequestError(
                 request_id,
@@ -114,142 +166,80 @@ class Intake:
                 "the model computes no logits, so it generates no text",
                 "Pass PoolingParams, or use LLM.embed, LLM.classify or LLM.score.",
             )
-        vocab_size, max_model_len = self._states.vocab_size, self._states.max_model_len
-        if params is None:
-            params = DEFAULT_PARAMS
-        if params is not self._last_params:
-            params = checked_params(request_id, params, vocab_size=vocab_size)
-            self._last_params = None if params.has_mappings else params
-        num_kept = self._num_kept(request_id, params)
-        of_encoder = PromptInputs()
-        if self._encoder is not None:
-            if num_kept:
-                reason = "the prompt of an encoder–decoder cannot be cut"
-                raise RequestError(request_id, "truncate_prompt_tokens", num_kept, reason, "Cut it before it is given.")
-            prompt_text = prompt if isinstance(prompt, str) else prompt_text
-            prompt, of_encoder = self._encoder.split(request_id, prompt, partial(self._encode, request_id))
-        if isinstance(prompt, str):
-            prompt_text, prompt = prompt, self._encode(request_id, prompt, None if num_kept else max_model_len)
-        if num_kept:
-            _check_cut(request_id, prompt, params.truncate_prompt_tokens)
-        if num_kept and isinstance(prompt, Sequence | np.ndarray):
-            prompt = prompt[-num_kept:]
-        tokens, inputs = checked_prompt(
-            request_id,
-            prompt,
-            self._executor,
-            vocab_size=vocab_size,
-            max_model_len=max_model_len,
-            most_new_tokens=self._most_new_tokens,
-        )
-        inputs |= of_encoder
-        if params.prompt_logprobs is not None and "prompt_embeds" in inputs:
-            reason = "embeddings have no token ids, and so no log-probabilities"
-            raise RequestError(request_id, "prompt_logprobs", params.prompt_logprobs, reason, "Leave it out.")
-        lora, grammar = options.get("lora"), options.get("grammar")
-        self._check_support(request_id, params, lora, grammar)
-        if grammar is None and params.needs_grammar:
-            grammar = self._grammar(request_id, params)
-        self._processors.check(request_id, params)
+        given = DEFAULT_PARAMS if params is None else params
+        if (known := self._checked.find(given)) is not None:
+            return known
+        vocab_size = self._states.vocab_size
+        checked = checked_params(request_id, given, vocab_size=vocab_size)
+        self._processors.check(request_id, given)
         if self._tokenizer is None:
             for field in ("stop", "bad_words", "dry_sequence_breakers"):
-                if value := getattr(params, field):
+                if value := getattr(given, field):
                     raise RequestError(request_id, field, value, "needs a tokenizer", "Use token ids.")
-        if words := self._bad_words(params):
-            params = replace(params, bad_words_token_ids=(*params.bad_words_token_ids, *words))
-        if breakers := self._dry_breakers(params):
-            params = replace(params, dry_breaker_token_ids=(*params.dry_breaker_token_ids, *breakers))
-        spans = spans_of(inputs, self._executor)
-        return RequestGroup(
-            request_id,
-            prompt_text,
-            tokens.tolist(),
-            params,
-            options.get("stream", False) and (params.best_of or params.n) == params.n,
-            self._clock(),
-            priority=options.get("priority", 0),
-            lora=lora,
-            keys=prefix_keys(
-                self._node_size,
-                salt=options.get("cache_salt"),
-                inputs=inputs,
-                spans=spans,
-                max_len=self._max_len(len(tokens), params),
-            ),
-            inputs=inputs,
-            spans=spans,
-            grammar=grammar,
-        )
+        words, breakers = self._bad_words(given), self._dry_breakers(given)
+        if words or breakers:
+            complete = replace(
+                given,
+                bad_words_token_ids=(*given.bad_words_token_ids, *words),
+                dry_breaker_token_ids=(*given.dry_breaker_token_ids, *breakers),
+            )
+            checked = CheckedParams(complete, vocab_size, request_id)
+        return checked if given.has_mappings else self._checked.keep(given, checked)  # mappings may change
 
-    def _check_pooling(
-        self,
-        request_id: str,
-        prompt: Prompt,
-        params: PoolingParams,
-        prompt_text: str | None,
-        **options: Unpack[RequestOptions],
-    ) -> RequestGroup:
-        check_pooling(request_id, self._executor, params, self._pooling)
-        limit = self._states.max_model_len
-        if params.truncate_prompt_tokens is not None:
-            num_kept = limit if params.truncate_prompt_tokens == -1 else min(limit, params.truncate_prompt_tokens)
+    def _checked_prompt(
+        self, request_id: str, prompt: Prompt, text: str | None, cut: Cut | None, *, has_output: bool
+    ) -> tuple[str | None, CheckedPrompt, PromptInputs]:
+        """Return the prompt's text if it is known, its checked tokens after a cut, and its other inputs."""
+        limit, of_encoder = self._states.max_model_len, PromptInputs()
+        if self._encoder is not None:
+            if cut is not None:
+                reason = "the prompt of an encoder–decoder cannot be cut"
+                raise RequestError(
+                    request_id, "truncate_prompt_tokens", cut.num_kept, reason, "Cut it before it is given."
+                )
+            text = prompt if isinstance(prompt, str) else text
+            prompt, of_encoder = self._encoder.split(request_id, prompt, partial(self._encode, request_id))
         if isinstance(prompt, str):
-            max_tokens = limit if params.truncate_prompt_tokens is None else None
-            prompt_text, prompt = prompt, self._encode(request_id, prompt, max_tokens)
-        if params.truncate_prompt_tokens is not None:
-            _check_cut(request_id, prompt, num_kept)
-            if length_of(prompt) > num_kept:
-                prompt = self._truncated(cast(Sequence[int], prompt), num_kept)
-        vocab_size = self._states.vocab_size
+            text, prompt = prompt, self._encode(request_id, prompt, limit if cut is None else None)
+        if cut is not None:
+            if isinstance(prompt, Mapping):
+                reason, fix = "a prompt with embeddings or positions cannot be cut", "Cut it before it is given."
+                raise RequestError(request_id, "truncate_prompt_tokens", cut.given, reason, fix)
+            prompt = cut.keep(prompt, cut.num_kept)
         tokens, inputs = checked_prompt(
             request_id,
             prompt,
             self._executor,
-            vocab_size=vocab_size,
+            vocab_size=self._states.vocab_size,
             max_model_len=limit,
             most_new_tokens=self._most_new_tokens,
-            has_output=False,
+            has_output=has_output,
         )
-        if params.step_tag_id is not None and params.step_tag_id not in tokens:
-            reason = "is not in the prompt, so there is no step to pool"
-            fix = "Mark the end of each step with it."
-            raise RequestError(request_id, "step_tag_id", params.step_tag_id, reason, fix)
-        if (grammar := options.get("grammar")) is not None:
-            raise RequestError(request_id, "grammar", grammar, "a pooling request has no tokens", "Leave it out.")
-        lora = options.get("lora")
-        self._check_support(request_id, POOLING, lora, None)
-        spans = spans_of(inputs, self._executor)
-        return RequestGroup(
-            request_id,
-            prompt_text,
-            tokens.tolist(),
-            POOLING,
-            False,
-            self._clock(),
-            priority=options.get("priority", 0),
-            lora=lora,
-            keys=prefix_keys(
-                self._node_size,
-                salt=options.get("cache_salt"),
-                inputs=inputs,
-                spans=spans,
-                max_len=len(tokens) + 1,
-            ),
-            inputs=inputs,
-            spans=spans,
-            pooling_params=params,
-        )
+        return text, tokens, inputs | of_encoder
 
-    def _check_support(
-        self, request_id: str, params: SamplingParams, lora: str | None, grammar: Grammar | None
-    ) -> None:
-        """RequestError for what the executor lacks, and an adapter that is not there."""
-        check_capabilities(request_id, self._executor, params, lora=lora, grammar=grammar)
-        if lora is not None:
-            self._loras.check(request_id, lora)
+    def _cut_for_output(self, request_id: str, params: SamplingParams) -> Cut | None:
+        """Return the cut that keeps the last tokens of a prompt; None for all of it."""
+        given = num_kept = params.truncate_prompt_tokens
+        if given is None or num_kept is None:
+            return None
+        if given == -1:
+            limit = self._states.max_model_len
+            num_kept = limit - (params.max_tokens or 1)
+            if num_kept < 1:
+                reason = f"max_tokens = {params.max_tokens} leaves no room: max_model_len is {limit}"
+                raise RequestError(request_id, "truncate_prompt_tokens", -1, reason, "Lower max_tokens.")
+        return Cut(num_kept, given, _last)
 
-    def _truncated(self, token_ids: Sequence[int], num_kept: int) -> Sequence[int]:
-        """The first tokens, and the special tokens at the end."""
+    def _cut_for_pooling(self, given: int) -> Cut:
+        """Return the cut that keeps the first tokens of a prompt, and the special tokens at its end."""
+        limit = self._states.max_model_len
+        num_kept = limit if given == -1 else min(limit, given)
+        return Cut(num_kept, num_kept, self._first_and_special)
+
+    def _first_and_special(self, prompt: Prompt, num_kept: int) -> Prompt:
+        if length_of(prompt) <= num_kept:
+            return prompt
+        token_ids = cast(Sequence[int], prompt)
         special = set() if self._tokenizer is None else set(self._tokenizer.special_token_ids.values())
         num_last = next((i for i, token in enumerate(reversed(token_ids)) if token not in special), len(token_ids))
         num_last = min(num_last, num_kept)
@@ -257,11 +247,7 @@ class Intake:
 
     def expand(self, group: RequestGroup) -> None:
         """Make the group's completions, each with a request of its own. Its adapter has entered."""
-        if group.pooling_params is not None:
-            self._expand_pooling(group, group.pooling_params)
-            return
-        params, prompt = group.params, np.array(group.prompt_token_ids, np.int32)
-        limit = self._max_len(len(prompt), params)
+        params, pooling = group.params, group.pooling_params
         end_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos_token_ids)
         count = params.best_of or params.n
         seed = params.seed if params.seed is not None else derived_seed(self._seed, self._num_arrivals + 1)
@@ -271,19 +257,21 @@ class Intake:
             make_text = partial(_text_stream, self._tokenizer, params)
         group.completions = []
         for index in range(count):
+            prompt_logprobs = params.prompt_logprobs if index == 0 else None
+            sampling = group.sampling.of_completion(
+                seed=derived_seed(seed, index), logprobs=logprobs, prompt_logprobs=prompt_logprobs
+            )
+            reuse_prefix = prompt_logprobs is None
+            if pooling is not None:  # only the last token's states are there after a hit
+                reuse_prefix = pooling.pooling_or(self._pooling.pooling) == "last"
             request = Request(
                 request_id=group.request_id if count == 1 else f"{group.request_id}\0{index}",
-                prompt=prompt,
+                prompt=group.prompt,
                 arrival=self._num_arrivals,
-                max_len=limit,
-                params=params.with_values(
-                    seed=derived_seed(seed, index),
-                    logprobs=logprobs,
-                    prompt_logprobs=params.prompt_logprobs if index == 0 else None,
-                    n=1,
-                    best_of=None,
-                ),
-                reuse_prefix=params.prompt_logprobs is None or index > 0,
+                max_len=group.max_len,
+                params=sampling,
+                pooling_params=pooling,
+                reuse_prefix=reuse_prefix,
                 priority=group.priority,
                 lora_id=group.lora_id,
                 keys=with_adapter(group.keys, group.lora_id, group.lora),
@@ -292,28 +280,8 @@ class Intake:
             )
             self._num_arrivals += 1
             grammar = group.grammar if index == 0 or group.grammar is None else group.grammar.copy()
-            group.completions.append(Completion(group, index, request, end_ids, make_text, grammar))
+            group.completions.append(Completion(group, index, request, sampling.params, end_ids, make_text, grammar))
         group.num_unfinished = count
-
-    def _expand_pooling(self, group: RequestGroup, params: PoolingParams) -> None:
-        """One completion without tokens. Only the last token's states are there after a hit in the prefix cache."""
-        request = Request(
-            request_id=group.request_id,
-            prompt=np.array(group.prompt_token_ids, np.int32),
-            arrival=self._num_arrivals,
-            max_len=len(group.prompt_token_ids) + 1,
-            params=group.params,
-            pooling_params=params,
-            reuse_prefix=params.pooling_or(self._pooling.pooling) == "last",
-            priority=group.priority,
-            lora_id=group.lora_id,
-            keys=with_adapter(group.keys, group.lora_id, group.lora),
-            inputs=group.inputs,
-            spans=group.spans,
-        )
-        self._num_arrivals += 1
-        group.completions = [Completion(group, 0, request, frozenset(), None, None)]
-        group.num_unfinished = 1
 
     def _max_len(self, num_prompt_tokens: int, params: SamplingParams) -> int:
         """Number of known tokens at which a request ends."""
@@ -326,16 +294,6 @@ class Intake:
             reason, fix = "the engine does not compile grammars", "Compile it, and pass the result as grammar=."
             raise RequestError(request_id, asks, getattr(params, asks), reason, fix)
         return self._grammars.grammar(request_id, params)
-
-    def _num_kept(self, request_id: str, params: SamplingParams) -> int | None:
-        """How many of the last prompt tokens are kept; None: all."""
-        if params.truncate_prompt_tokens != -1:
-            return params.truncate_prompt_tokens
-        num_kept = self._states.max_model_len - (params.max_tokens or 1)
-        if num_kept < 1:
-            reason = f"max_tokens = {params.max_tokens} leaves no room: max_model_len is {self._states.max_model_len}"
-            raise RequestError(request_id, "truncate_prompt_tokens", -1, reason, "Lower max_tokens.")
-        return num_kept
 
     def _encode(self, request_id: str, text: str, max_tokens: int | None) -> list[int]:
         if self._tokenizer is None:
@@ -362,11 +320,18 @@ class Intake:
         return [token_ids[-1] for token_ids in ids if token_ids != before]
 
 
-def _check_cut(request_id: str, prompt: Prompt, num_kept: int | None) -> None:
-    """RequestError for a prompt of which `truncate_prompt_tokens` cannot keep a part."""
-    if isinstance(prompt, Mapping):
-        reason, fix = "a prompt with embeddings or positions cannot be cut", "Cut it before it is given."
-        raise RequestError(request_id, "truncate_prompt_tokens", num_kept, reason, fix)
+def _last(prompt: Prompt, num_kept: int) -> Prompt:
+    return prompt[-num_kept:] if isinstance(prompt, Sequence | np.ndarray) else prompt
+
+
+def _check_pooled(request_id: str, params: PoolingParams, prompt: CheckedPrompt, grammar: Grammar | None) -> None:
+    """RequestError for a prompt without a step to pool, and for a grammar."""
+    if params.step_tag_id is not None and params.step_tag_id not in prompt.token_ids:
+        reason = "is not in the prompt, so there is no step to pool"
+        fix = "Mark the end of each step with it."
+        raise RequestError(request_id, "step_tag_id", params.step_tag_id, reason, fix)
+    if grammar is not None:
+        raise RequestError(request_id, "grammar", grammar, "a pooling request has no tokens", "Leave it out.")
 
 
 def _text_stream(tokenizer: Tokenizer, params: SamplingParams) -> TextStream:

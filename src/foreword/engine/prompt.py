@@ -9,6 +9,7 @@ import numpy as np
 
 from foreword.arrays import F32, I32, AnyArray, Bools, as_array
 from foreword.batch import PromptInputs
+from foreword.batch.values.checked import CheckedPrompt
 from foreword.batch.values.integers import as_int32, flat_int32, is_int32, length_of
 from foreword.engine.validation import check_capability
 from foreword.errors import RequestError
@@ -87,8 +88,8 @@ def checked_prompt(
     max_model_len: int,
     most_new_tokens: int,
     has_output: bool = True,
-) -> tuple[I32, PromptInputs]:
-    """The token ids of a prompt, 0 at embeddings, and its other inputs; RequestError for what does not fit.
+) -> tuple[CheckedPrompt, PromptInputs]:
+    """Return the token ids of a prompt, 0 at embeddings, and its other inputs. RequestError for what does not fit.
 
     most_new_tokens: of a step. has_output: whether a token follows it.
     """
@@ -113,7 +114,7 @@ def checked_prompt(
         reason = "is given without prompt_embeds"
         raise RequestError(request_id, "prompt_is_token_ids", given["prompt_is_token_ids"], reason, "Give both.")
     if is_token is not None and given["prompt_token_ids"] is None:
-        token_ids = np.zeros(len(is_token), np.int32)
+        token_ids = CheckedPrompt(np.zeros(len(is_token), np.int32), vocab_size)
     else:
         token_ids = checked_tokens(request_id, given["prompt_token_ids"], is_token, vocab_size=vocab_size, limit=limit)
     if given["mrope_positions"] is not None or given["mrope_delta"] is not None:
@@ -123,9 +124,9 @@ def checked_prompt(
 
 def checked_tokens(
     request_id: str, token_ids: object, is_token: Bools | None = None, *, vocab_size: int, limit: PromptLimit
-) -> I32:
-    """Token ids as int32, 0 where ``is_token`` is false; RequestError if there are none, too many or not as many as in
-    ``is_token``, or if it is no list of token ids.
+) -> CheckedPrompt:
+    """Return the token ids of a prompt, 0 where ``is_token`` is false. RequestError if there are none, too many or not
+    as many as in ``is_token``, or if it is not a list of token ids.
     """
     field, length = "prompt_token_ids", length_of(token_ids)
     if length == 0:
@@ -140,17 +141,7 @@ def checked_tokens(
             reason = f"prompt_embeds has {len(is_token)} positions"
             raise RequestError(request_id, field, f"{len(ids)} tokens", reason, "Give one id per position.")
         ids = np.where(is_token, ids, np.int32(0))
-    bad = (ids < 0) | (ids >= vocab_size)
-    if bad.any():
-        at = int(bad.argmax())
-        raise RequestError(
-            request_id,
-            f"{field}[{at}]",
-            int(ids[at]),
-            f"must be in [0, {vocab_size - 1}], the vocabulary has {vocab_size} tokens",
-            "Use the tokenizer of this model.",
-        )
-    return ids
+    return CheckedPrompt(ids, vocab_size, request_id)
 
 
 def _check_length(request_id: str, field: str, length: int, limit: PromptLimit) -> None:

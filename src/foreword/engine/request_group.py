@@ -9,6 +9,7 @@ from typing import TypedDict
 
 from foreword.arrays import F32, I32
 from foreword.batch import PoolingParams, PromptInputs, SamplingParams
+from foreword.batch.values.checked import CheckedParams, CheckedPrompt
 from foreword.cache.manager import NO_KEYS
 from foreword.cache.prefix import BlockKeys
 from foreword.engine.outputs import (
@@ -54,12 +55,13 @@ class Completion:
     token by token is read at its end alone, until when its tokens are in the request's row. reported: the end of what
     outputs had. make_text: an empty text; None without a tokenizer, or if no text is wanted.
     row: the one it was given, -1 for none. num_drafts: draft tokens that were proposed and accepted before.
-    grammar: its own, at the tokens read so far.
+    params: of its group, as its request samples with them. grammar: its own, at the tokens read so far.
     """
 
     group: RequestGroup
     index: int
     request: Request
+    params: SamplingParams
     end_ids: frozenset[int]
     make_text: Callable[[], TextStream] | None
     grammar: Grammar | None
@@ -80,10 +82,6 @@ class Completion:
             self.text.pieces = self.transcript.pieces
         if self.group.params.logprobs is not None:
             self.transcript.logprobs = self.logprobs
-
-    @property
-    def params(self) -> SamplingParams:
-        return self.request.params
 
     @property
     def reads_every_token(self) -> bool:
@@ -174,15 +172,17 @@ def _sampled_logprob(entry: TokenLogprobs) -> float:
 class RequestGroup:
     """A checked request: a prompt and its n (or best_of) completions. stream: reported at every new token.
 
-    keys, inputs, spans: see `Request`. pooling_params: of a pooling request, which has one completion, without tokens;
+    text: of the prompt, if it was given as one. sampling: of all completions. max_len, keys, inputs, spans: see
+    `Request`. pooling_params: of a pooling request, which has one completion, without tokens;
     pooled: its result. siblings: completions that wait until the first one has computed the prompt. lora: the name of
     its adapter; lora_id: the number, which it gets when it enters the engine, and which is not in ``keys``.
     """
 
     request_id: str
-    prompt: str | None
-    prompt_token_ids: list[int]
-    params: SamplingParams
+    text: str | None
+    prompt: CheckedPrompt
+    sampling: CheckedParams
+    max_len: int
     stream: bool
     arrival_time: float
     priority: int = 0
@@ -201,6 +201,11 @@ class RequestGroup:
     first_scheduled_time: float | None = None
     first_token_time: float | None = None
     finished_time: float | None = None
+    _token_ids: list[int] | None = None  # of the prompt, made for the first output
+
+    @property
+    def params(self) -> SamplingParams:
+        return self.sampling.params
 
     def add_prompt_logprobs(self, found: Sequence[tuple[int, TokenLogprobs]]) -> None:
         """Append the entries of a step; those that a preempted request computes again are skipped."""
@@ -211,6 +216,8 @@ class RequestGroup:
     def result(self, chosen: Sequence[Completion]) -> RequestOutput:
         """The state of the request, with what these completions have."""
         first, error = self.completions[0].request, None
+        if self._token_ids is None:
+            self._token_ids = self.prompt.token_ids.tolist()
         preemptions = tokens = proposed = accepted = 0
         for completion in self.completions:
             error = error or completion.error
@@ -220,8 +227,8 @@ class RequestGroup:
             accepted += completion.num_drafts[1]
         return RequestOutput(
             request_id=self.request_id,
-            prompt=self.prompt,
-            prompt_token_ids=self.prompt_token_ids,
+            prompt=self.text,
+            prompt_token_ids=self._token_ids,
             outputs=[completion.output() for completion in chosen],
             finished=self.num_unfinished == 0,
             error=error,

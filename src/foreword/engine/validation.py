@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import get_args
 
 from foreword.batch import PoolingParams, SamplingParams
+from foreword.batch.values.checked import CheckedParams
 from foreword.batch.values.integers import is_int32
 from foreword.batch.values.pooling import PoolingType
 from foreword.batch.values.structured_outputs import StructuredOutputs
@@ -21,11 +22,11 @@ OPTIONS = tuple(RequestOptions.__annotations__)
 GRAMMAR = tuple(name for name in vars(Grammar) if not name.startswith("_"))
 
 
-def checked_params(request_id: str, params: object, *, vocab_size: int) -> SamplingParams:
-    """The parameters; RequestError for another type, or a value out of range."""
+def checked_params(request_id: str, params: object, *, vocab_size: int) -> CheckedParams:
+    """Return the parameters. RequestError for another type, or a value out of range."""
     if not isinstance(params, SamplingParams):
         raise RequestError(request_id, "params", params, "must be a SamplingParams", "Pass SamplingParams(...).")
-    params.check(request_id, vocab_size)
+    checked = CheckedParams(params, vocab_size, request_id)
     if params.structured_outputs is not None:
         StructuredOutputs.of(params.structured_outputs, request_id)
     for field, count in (("n", params.n), ("best_of", params.best_of or 1)):
@@ -34,7 +35,7 @@ def checked_params(request_id: str, params: object, *, vocab_size: int) -> Sampl
     for field, count in (("logprobs", params.logprobs or 0), ("prompt_logprobs", params.prompt_logprobs or 0)):
         if count > vocab_size:
             raise RequestError(request_id, field, count, f"the vocabulary has {vocab_size} tokens", "Use −1 for all.")
-    return params
+    return checked
 
 
 def check_id(request_id: object) -> None:

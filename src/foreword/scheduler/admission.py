@@ -7,6 +7,7 @@ from typing import Any
 
 from foreword.arrays import I32
 from foreword.batch import NewRequest, RequestStates
+from foreword.batch.values.checked import CheckedPrompt
 from foreword.batch.values.requests import TokenIds
 from foreword.cache import KVCacheManager, PrefixHit
 from foreword.cache.manager import NO_KEYS
@@ -25,7 +26,7 @@ def admit(
     states: RequestStates,
     cache: KVCacheManager,
     req_id: str,
-    prompt: TokenIds,
+    prompt: TokenIds | CheckedPrompt,
     hit: PrefixHit,
     num_tokens: int,
     keys: BlockKeys = NO_KEYS,

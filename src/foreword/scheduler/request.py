@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from foreword.arrays import I32
+from foreword.batch.values.checked import CheckedParams, CheckedPrompt
 from foreword.batch.values.pooling import PoolingParams
 from foreword.batch.values.requests import PromptInputs
 from foreword.batch.values.sampling_params import SamplingParams
@@ -38,10 +39,10 @@ class Request:
     """
 
     request_id: str
-    prompt: I32
+    prompt: I32 | CheckedPrompt
     arrival: int
     max_len: int
-    params: SamplingParams = field(default_factory=SamplingParams)
+    params: SamplingParams | CheckedParams = field(default_factory=SamplingParams)
     pooling_params: PoolingParams | None = None
     priority: int = 0
     lora_id: int = 0
@@ -74,4 +75,5 @@ class Request:
 
     def tokens(self) -> I32:
         """Prompt and output, int32 [len(self)], while it waits."""
-        return np.concatenate([self.prompt, self.output]) if len(self.output) else self.prompt
+        prompt = self.prompt.token_ids if isinstance(self.prompt, CheckedPrompt) else self.prompt
+        return np.concatenate([prompt, self.output]) if len(self.output) else prompt

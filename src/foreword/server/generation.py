@@ -174,7 +174,7 @@ class Generation:
         chosen: RequestOptions = {**options, "stream": stream, "lora": self._lora}
         is_small = self.is_small and not isinstance(prompt, Mapping)  # a small body may name large images
         group = await self.context.engine.check(name, prompt, params, prompt_text=text, is_small=is_small, **chosen)
-        self.add_tokens(len(group.prompt_token_ids))
+        self.add_tokens(len(group.prompt))
         return group
 
 

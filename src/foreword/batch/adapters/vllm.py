@@ -26,6 +26,7 @@ from foreword.batch.state.request_states import RequestStates
 from foreword.batch.values.block_ops import NO_BLOCK_OPS, BlockOps
 from foreword.batch.values.integers import int32s
 from foreword.batch.values.plan import Plan, PlannedStep, RaggedDrafts
+from foreword.batch.values.sampling_params import SamplingParams
 from foreword.errors import CapacityError, PlanError, RequestError
 
 
@@ -155,7 +156,7 @@ class VllmAdapter:
         self.states.remove_request(request.req_id)  # a resumed request, or a session whose prompt grew
         row = self.states.add_request(request)
         preempted, params = self.preempted.pop(request.req_id, None), request.sampling_params
-        if preempted is not None and params is not None and params.seed is None:
+        if preempted is not None and isinstance(params, SamplingParams) and params.seed is None:
             self.states.sampling.seed[row] = preempted.seed  # the same request again, with its outputs
 
     def _continue(self, cached: Any) -> None:

@@ -13,6 +13,7 @@ from foreword.batch.state.block_table import BlockTable
 from foreword.batch.state.extras import GivenExtras, checked_extras, shape_of
 from foreword.batch.state.loras import LoraUsers
 from foreword.batch.state.sampling_columns import COLUMNS, GIVEN
+from foreword.batch.values.checked import CheckedParams, CheckedPrompt
 from foreword.batch.values.integers import as_int32, as_integer, is_int32
 from foreword.batch.values.requests import NewRequest, NewRequests, TokenIds, per_request
 from foreword.batch.values.sampling_params import SamplingParams
@@ -20,13 +21,16 @@ from foreword.errors import CapacityError, RequestError
 
 
 class Admission(NamedTuple):
-    """What a row gets: prompt and outputs int32, blocks int32 per KV group, the adapter's number, what few have."""
+    """What a row gets: prompt and outputs int32, blocks int32 per KV group, the adapter's number, parameters, what few
+    have.
+    """
 
     prompt: I32
     outputs: I32
     num_computed_tokens: int
     blocks: list[I32]
     lora_id: int
+    params: SamplingParams | None
     extras: GivenExtras
 
 
@@ -49,14 +53,10 @@ def checked(
     if lora_id is None or not is_int32(lora_id, 0):
         limit = "must be the number of an adapter"
         raise RequestError(rid, "lora_id", request.lora_id, limit, "Use 0 for no adapter, or 1 and up.")
-    params = request.sampling_params
-    if params is not None:
-        if not isinstance(params, SamplingParams):
-            raise RequestError(rid, "sampling_params", params, "expected SamplingParams or None", "Pass one of them.")
-        params.check(rid, vocab_size)
+    params = _params(request, vocab_size)
     blocks = check_blocks(rid, request.block_ids, tables, [0] * len(tables))
     lora_id = loras.check(rid, lora_id, request.lora_request)
-    return Admission(prompt, outputs, computed, blocks, lora_id, checked_extras(request, len(prompt)))
+    return Admission(prompt, outputs, computed, blocks, lora_id, params, checked_extras(request, len(prompt)))
 
 
 def checked_sampling(new: NewRequests) -> dict[str, npt.NDArray[np.generic]]:
@@ -136,7 +136,26 @@ def _prompt_ids(request: NewRequest, vocab_size: int) -> I32:
             limit = "must be [tokens, hidden] with at least one token"
             raise RequestError(rid, "prompt_embeds", shape, limit, "Give one vector per position.")
         return np.zeros(shape[0], np.int32)
-    ids = token_ids(rid, "prompt_token_ids", request.prompt_token_ids, vocab_size)
+    prompt = request.prompt_token_ids
+    if isinstance(prompt, CheckedPrompt):
+        if prompt.vocab_size == vocab_size:
+            return prompt.token_ids
+        prompt = prompt.token_ids
+    ids = token_ids(rid, "prompt_token_ids", prompt, vocab_size)
     if not len(ids):
         raise RequestError(rid, "prompt_token_ids", [], "is empty", "Give at least one token.")
     return ids
+
+
+def _params(request: NewRequest, vocab_size: int) -> SamplingParams | None:
+    params = request.sampling_params
+    if isinstance(params, CheckedParams):
+        if params.vocab_size == vocab_size:
+            return params.params
+        params = params.params
+    if params is not None:
+        if not isinstance(params, SamplingParams):
+            fix = "Pass one of them."
+            raise RequestError(request.req_id, "sampling_params", params, "expected SamplingParams or None", fix)
+        params.check(request.req_id, vocab_size)
+    return params

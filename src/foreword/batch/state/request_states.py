@@ -188,7 +188,7 @@ class RequestStates:
         directory, first, changes = self._directory, self.sampling.num_admissions, list[Change]()
         entering: dict[str, int] = {}
         for i, request in enumerate(requests):
-            rid, params = request.req_id, request.sampling_params
+            rid = request.req_id
             directory.check_new(rid, entering)
             new = checked(
                 request,
@@ -208,8 +208,8 @@ class RequestStates:
             changes += self.extras.set(row, new.extras, self.token_ids.shape)
             for table, ids in zip(self.block_tables, new.blocks, strict=True):
                 changes += table.start(row, ids)
-            if params is not None:
-                changes += self.sampling.set(row, params, self.vocab_size, first + i)
+            if new.params is not None:
+                changes += self.sampling.set(row, new.params, self.vocab_size, first + i)
             elif sampling[i]:
                 changes += self.sampling.set_given(row, sampling[i], first + i)
         make([*changes, (setitem, self.sampling.counters, NUM_ADMISSIONS, first + len(requests))])

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foreword.arrays import F32, I32, AnyArray, Bools, Floats, Ints
+from foreword.batch.values.checked import CheckedParams, CheckedPrompt
 from foreword.batch.values.lora import LoraRequest
 from foreword.batch.values.multimodal import MultiModalFeature
 from foreword.batch.values.pooling import PoolingParams
@@ -33,14 +34,15 @@ class NewRequest:
     tokens, at most prompt + outputs; mrope_delta: what later tokens add to their position.
     encoder_len: tokens of an encoder-decoder's encoder. encoder_input: what that reads, an array as the model takes it.
     pooling_params: how the hidden states are pooled, in place of sampling_params.
+    A `CheckedPrompt` and `CheckedParams` of the states' vocabulary are not checked again.
     """
 
     req_id: str
-    prompt_token_ids: TokenIds | None
+    prompt_token_ids: TokenIds | CheckedPrompt | None
     block_ids: Sequence[TokenIds]
     output_token_ids: TokenIds = ()
     num_computed_tokens: int = 0
-    sampling_params: SamplingParams | None = None
+    sampling_params: SamplingParams | CheckedParams | None = None
     lora_id: int = 0
     prompt_embeds: Floats | None = None
     prompt_is_token_id: Bools | None = field(default=None, kw_only=True)
