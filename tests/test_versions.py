@@ -1,8 +1,19 @@
-"""Memos: what was made for a key, until an owner changes."""
+"""Memos: what was made for a key, until an owner changes. The page that lists them."""
 
 from __future__ import annotations
 
+import ast
+import re
+from pathlib import Path
+
+import numpy as np
+
+from foreword.batch import InputBuffers, KVGroup, RequestStates
+from foreword.cache import KVCacheManager
+from foreword.scheduler import Scheduler
 from foreword.versions import Memo
+
+ROOT = Path(__file__).parents[1]
 
 
 class Owner:
@@ -53,3 +64,41 @@ def test_a_memo_that_was_told_to_forget_has_nothing():
     memo.keep(key, "made")
     memo.forget()
     assert memo.find(key) is None
+
+
+def declared() -> dict[str, tuple[str, str]]:
+    """Every memo of the sources: `Class.attribute` → its type of key and its owners, as the page writes them."""
+    found = {}
+    for path in sorted((ROOT / "src").rglob("*.py")):
+        classes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)]
+        for owner in classes:
+            for node in ast.walk(owner):
+                match node:
+                    case ast.Assign([target], ast.Call(ast.Subscript(ast.Name("Memo"), ast.Tuple([key, _])), owners)):
+                        names = [ast.unparse(name).removeprefix("self.") for name in owners]
+                        name = f"{owner.name}.{ast.unparse(target).removeprefix('self.')}"
+                        found[name] = ast.unparse(key), ", ".join(f"`{name}`" for name in names)
+    return found
+
+
+def test_the_page_has_every_memo_with_its_key_and_owners():
+    memos = (ROOT / "docs" / "remembered.md").read_text().split("## Memos")[1].split("##")[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:4]] for line in memos.splitlines() if line.startswith("| `")]
+    on_page = {name.strip("`"): (key.strip("`"), owners) for name, key, owners in rows}
+    assert on_page == declared()
+    uses = sum(len(re.findall(r"(?<!class )\bMemo[\[(]", path.read_text())) for path in (ROOT / "src").rglob("*.py"))
+    assert uses == len(on_page), "a memo is an attribute of a class, made as Memo[Key, Value](owners)"
+
+
+def test_every_version_on_the_page_exists():
+    page = (ROOT / "docs" / "remembered.md").read_text().split("## Versions")[1].split("## Questions")[0]
+    names = re.findall(r"^\| `(\w+)\.(\w+)`", page, re.MULTILINE)
+    assert len(names) == len(set(names)) > 0
+    states = RequestStates(max_num_reqs=1, max_model_len=8, vocab_size=8, kv_groups=[KVGroup(block_size=4)])
+    cache = KVCacheManager(states, 8)
+    scheduler = Scheduler(states, cache)
+    buffers = InputBuffers.for_states(states, 8)
+    found = [states, states.sampling, states.block_tables[0], cache, buffers, scheduler.waiting, scheduler._drafts]
+    owners = {type(owner).__name__: owner for owner in found}
+    for owner, version in names:
+        assert np.issubdtype(np.asarray(getattr(owners[owner], version)).dtype, np.integer), f"{owner}.{version}"

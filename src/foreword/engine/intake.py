@@ -54,9 +54,9 @@ class Tokenizer(Protocol):
 
 
 DEFAULT_PARAMS = SamplingParams(temperature=0.0, max_tokens=1024)
-"""Of requests and commands without parameters."""
+"""The parameters of requests and commands without any."""
 POOLING = SamplingParams(max_tokens=1, detokenize=False, ignore_eos=True)
-"""Of pooling requests, which sample nothing."""
+"""The sampling parameters of pooling requests, which sample nothing."""
 
 
 class Cut(NamedTuple):
@@ -193,10 +193,8 @@ class Intake:
         limit, of_encoder = self._states.max_model_len, PromptInputs()
         if self._encoder is not None:
             if cut is not None:
-                reason = "the prompt of an encoder–decoder cannot be cut"
-                raise RequestError(
-                    request_id, "truncate_prompt_tokens", cut.num_kept, reason, "Cut it before it is given."
-                )
+                value, reason = cut.num_kept, "the prompt of an encoder–decoder cannot be cut"
+                raise RequestError(request_id, "truncate_prompt_tokens", value, reason, "Cut it before it is given.")
             text = prompt if isinstance(prompt, str) else text
             prompt, of_encoder = self._encoder.split(request_id, prompt, partial(self._encode, request_id))
         if isinstance(prompt, str):
@@ -219,15 +217,13 @@ class Intake:
 
     def _cut_for_output(self, request_id: str, params: SamplingParams) -> Cut | None:
         """Return the cut that keeps the last tokens of a prompt; None for all of it."""
-        given = num_kept = params.truncate_prompt_tokens
-        if given is None or num_kept is None:
-            return None
-        if given == -1:
-            limit = self._states.max_model_len
-            num_kept = limit - (params.max_tokens or 1)
-            if num_kept < 1:
-                reason = f"max_tokens = {params.max_tokens} leaves no room: max_model_len is {limit}"
-                raise RequestError(request_id, "truncate_prompt_tokens", -1, reason, "Lower max_tokens.")
+        given, limit = params.truncate_prompt_tokens, self._states.max_model_len
+        if given is None or given != -1:
+            return None if given is None else Cut(given, given, _last)
+        num_kept = limit - (params.max_tokens or 1)
+        if num_kept < 1:
+            reason = f"max_tokens = {params.max_tokens} leaves no room: max_model_len is {limit}"
+            raise RequestError(request_id, "truncate_prompt_tokens", -1, reason, "Lower max_tokens.")
         return Cut(num_kept, given, _last)
 
     def _cut_for_pooling(self, given: int) -> Cut:

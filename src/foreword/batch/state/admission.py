@@ -148,14 +148,13 @@ def _prompt_ids(request: NewRequest, vocab_size: int) -> I32:
 
 
 def _params(request: NewRequest, vocab_size: int) -> SamplingParams | None:
-    params = request.sampling_params
+    rid, params = request.req_id, request.sampling_params
     if isinstance(params, CheckedParams):
         if params.vocab_size == vocab_size:
             return params.params
         params = params.params
     if params is not None:
         if not isinstance(params, SamplingParams):
-            fix = "Pass one of them."
-            raise RequestError(request.req_id, "sampling_params", params, "expected SamplingParams or None", fix)
-        params.check(request.req_id, vocab_size)
+            raise RequestError(rid, "sampling_params", params, "expected SamplingParams or None", "Pass one of them.")
+        params.check(rid, vocab_size)
     return params
