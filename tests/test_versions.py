@@ -98,7 +98,7 @@ def test_every_version_on_the_page_exists():
     cache = KVCacheManager(states, 8)
     scheduler = Scheduler(states, cache)
     buffers = InputBuffers.for_states(states, 8)
-    found = [states, states.sampling, states.block_tables[0], cache, buffers, scheduler.waiting, scheduler._drafts]
+    found = [states, states.sampling, states.block_tables[0], cache, buffers, scheduler.waiting, scheduler.drafts]
     owners = {type(owner).__name__: owner for owner in found}
     for owner, version in names:
         assert np.issubdtype(np.asarray(getattr(owners[owner], version)).dtype, np.integer), f"{owner}.{version}"

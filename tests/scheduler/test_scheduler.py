@@ -306,4 +306,5 @@ def test_a_step_planned_during_another_ends_the_repetition_of_a_plan():
         rig.scheduler.commit(plans[i])
         if i > 0:
             plans.append(rig.scheduler.schedule())
-    assert states.num_computed_tokens[0] == 5 and states.block_tables[0].num_blocks[0] == 2
+    assert states.num_computed_tokens[0] == 5
+    assert states.block_tables[0].num_blocks[0] == 2

@@ -21,7 +21,7 @@ class Drafts:
         self._place = np.arange(max_num_draft_tokens)
 
     def propose(self, rows: I32, drafts: I32) -> None:
-        """Set the drafts of these rows: [n, ≤ D], padded with −1."""
+        """Set the drafts of these rows, [n, ≤ D] padded with −1. They follow the last known token of each row."""
         self._token_ids[rows] = -1
         self._token_ids[rows, : drafts.shape[1]] = drafts
         self._count[rows] = (drafts >= 0).sum(1)
@@ -29,7 +29,7 @@ class Drafts:
         self.version += 1
 
     def reserve(self, rows: I32, num_slots: I32) -> None:
-        """Set num_slots[i] drafts whose ids are not known."""
+        """Set num_slots[i] drafts after the tokens in flight of rows[i]; `Scheduler.resolve` fills in their ids."""
         self.propose(rows, np.where(self._place < num_slots[:, None], 0, -1).astype(np.int32))
 
     def count(self, rows: I32) -> I32:

@@ -52,10 +52,6 @@ class RunningSet:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def get(self, row: int) -> Request | None:
-        """Return the request in a row, None for a free row."""
-        return self._by_row[row]
-
     def request_in(self, row: int) -> Request:
         """Return the request in a row that is not free."""
         request = self._by_row[row]

@@ -35,7 +35,7 @@ from foreword.versions import Memo
 class Scheduler:
     """Plans steps over the rows of ``states`` and the blocks of ``cache``. Only the scheduler adds and removes rows.
 
-    running, waiting: its requests. ledger: what the last plan was made from.
+    running, waiting: its requests. drafts: what the next step verifies. ledger: what the last plan was made from.
     """
 
     def __init__(self, states: RequestStates, cache: KVCacheManager, config: SchedulerConfig | None = None) -> None:
@@ -60,11 +60,11 @@ class Scheduler:
         self.waiting = WaitingQueue(self.policy.key)
         self.running = RunningSet(states)
         self.ledger = Ledger(0, config.max_num_batched_tokens, 0, 0, cache.pool.num_free)
-        self._drafts = Drafts(states.max_num_reqs, states.max_num_draft_tokens)
+        self.drafts = Drafts(states.max_num_reqs, states.max_num_draft_tokens)
         self._shared_prompts = SharedPrompts(cache, is_used=not config.long_prefill_threshold)
         self._admission = AdmissionControl(states, cache, config, self.running, self._shared_prompts)
         self._last_scheduled = NO_TOKENS
-        self._repeated = Memo[I32, StepPlan](self.waiting, self._drafts)  # by the running rows
+        self._repeated = Memo[I32, StepPlan](self.waiting, self.drafts)  # by the running rows
 
     # -- requests ---------------------------------------------------------------------------------------------------
 
@@ -97,14 +97,6 @@ class Scheduler:
         for request in self.running.leave(rows):
             self._free(request)
 
-    def propose(self, rows: I32, drafts: I32) -> None:
-        """Drafts for the next step, [n, ≤ D] padded with −1: they follow the last known token of these rows."""
-        self._drafts.propose(rows, drafts)
-
-    def reserve_draft_slots(self, rows: I32, draft_slots: I32) -> None:
-        """Plan for draft_slots[i] drafts after the tokens in flight of rows[i]; `resolve` fills in their ids."""
-        self._drafts.reserve(rows, draft_slots)
-
     def resolve(self, plan: StepPlan) -> StepPlan:
         """Update a plan that was made during a step in flight, after the commit of that step.
 
@@ -117,7 +109,7 @@ class Scheduler:
         rows, n = plan.rows[live], plan.num_scheduled[live]
         if plan.draft_tokens is not None:
             slots = (plan.draft_tokens[live] >= 0).sum(1, dtype=np.int32)
-            filled, drafts = self._drafts.filled(rows, slots)
+            filled, drafts = self.drafts.filled(rows, slots)
             n = n - (slots - filled)
         return replace(
             plan,
@@ -170,13 +162,13 @@ class Scheduler:
         for request in plan.admitted:
             request.has_run = True
         for row in plan.prefilling.tolist():
-            if self.running.get(row) is not None:
+            if self.states.live[row]:
                 self.cache.publish(row)
                 self._shared_prompts.follow(row)
         if self.cache.keeps_states:
             self.cache.publish_states()
         if plan.draft_tokens is not None:
-            self._drafts.discard(plan.rows)
+            self.drafts.discard(plan.rows)
 
     def free_all(self, requests: Iterable[Request], num_tokens: I32) -> None:
         """After a failure anywhere in a step: no row or block is held, and nothing waits.
@@ -192,7 +184,7 @@ class Scheduler:
         self.states.remove_rows(np.flatnonzero(self.states.live))
         self._last_scheduled = NO_TOKENS
         self.running.clear()
-        self._drafts.clear()
+        self.drafts.clear()
         self.waiting.clear()
 
     # -- why -----------------------------------------------------------------------------------------------------
@@ -225,8 +217,8 @@ class Scheduler:
             self._free_expired(share, in_flight)
             if self.cache.grow_to(share.rows, share.end):
                 return share, preempted
-            if self._drafts.count(share.rows).any():  # drafts never preempt a request
-                self._drafts.discard(share.rows)
+            if self.drafts.count(share.rows).any():  # drafts never preempt a request
+                self.drafts.discard(share.rows)
                 continue
             if in_flight is not None:
                 return NO_SHARE, None
@@ -237,7 +229,7 @@ class Scheduler:
         rows, states, budget = self.running.rows, self.states, self.config.max_num_batched_tokens
         computed = states.num_computed_tokens.take(rows)
         n = states.num_tokens.take(rows) - computed
-        if (drafts := self._drafts.count_of_running(rows)) is not None:
+        if (drafts := self.drafts.count_of_running(rows)) is not None:
             n += drafts
         if in_flight is not None:
             in_flight_tokens = states.num_placeholders[rows]
@@ -295,7 +287,7 @@ class Scheduler:
         self._shared_prompts.forget(row)
         self.cache.free(row, publish=request.has_run)  # else its block copies may not have been made
         self.states.remove_request(request.request_id)
-        self._drafts.discard(row)
+        self.drafts.discard(row)
 
     def _keep_output(self, request: Request, num_tokens: int) -> None:
         """The request leaves its row with this many tokens."""
@@ -304,10 +296,10 @@ class Scheduler:
 
     def _scheduled_drafts(self, share: Share) -> I32 | None:
         """The drafts that fit into the tokens of each row, [B, D], or None. Prompt chunks verify nothing."""
-        if not self._drafts.may_verify:
+        if not self.drafts.may_verify:
             return None
         known = self.states.num_tokens[share.rows] + self.states.num_placeholders[share.rows]
-        return self._drafts.fitting(share.rows, np.maximum(share.end - known, 0))
+        return self.drafts.fitting(share.rows, np.maximum(share.end - known, 0))
 
     def _new_ledger(self, share: Share, admissions: Admissions) -> Ledger:
         return Ledger(

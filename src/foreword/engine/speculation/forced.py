@@ -40,7 +40,7 @@ class ForcedTokens:
         grammars = [self._grammars[row] for row in asked.tolist()]
         drafts = self._forced_tokens(grammars, limits, self._states.max_num_draft_tokens)
         some = drafts[:, 0] >= 0
-        scheduler.propose(asked[some], drafts[some])
+        scheduler.drafts.propose(asked[some], drafts[some])
         self.is_forced[asked[some]] = True
         return rows[~self.is_forced[rows]]
 
@@ -51,4 +51,4 @@ class ForcedTokens:
             rows = in_flight.rows[np.isin(in_flight.rows, list(self._grammars))]
             rows = rows[states.num_placeholders[rows] > 0]
             room = scheduler.running.max_len[rows] - states.num_tokens[rows] - states.num_placeholders[rows] - 1
-            scheduler.reserve_draft_slots(rows, np.clip(room, 0, self._most))
+            scheduler.drafts.reserve(rows, np.clip(room, 0, self._most))

@@ -65,14 +65,14 @@ class Speculation:
         """Propose drafts for the next step of rows that continue, within their length limits."""
         if len(rows):
             room = scheduler.running.max_len[rows] - self._states.num_tokens[rows] - 1
-            scheduler.propose(rows, self.propose(rows, room))
+            scheduler.drafts.propose(rows, self.propose(rows, room))
 
     def reserve_draft_slots(self, scheduler: Scheduler, in_flight: StepPlan) -> None:
         """Reserve slots for the drafts that may be proposed once the samples of the step in flight are known."""
         states = self._states
         rows = in_flight.rows[states.num_placeholders[in_flight.rows] > 0]
         room = scheduler.running.max_len[rows] - states.num_tokens[rows] - states.num_placeholders[rows] - 1
-        scheduler.reserve_draft_slots(rows, np.minimum(self.lengths.most_next(rows), np.maximum(room, 0)))
+        scheduler.drafts.reserve(rows, np.minimum(self.lengths.most_next(rows), np.maximum(room, 0)))
 
     def learn(self, plan: StepPlan, sampled: I32, is_forced: Bools) -> None:
         """Compare the drafts with the step's samples, [B] or [B, D + 1] padded with −1. is_forced: by row, whether its
