@@ -2,6 +2,7 @@
 #pragma once
 
 #include <mutex>
+#include <type_traits>
 
 #include "kernels/bind_model.h"
 #include "kernels/sampling.h"
@@ -156,32 +157,16 @@ class PySamplingRows {
                           const Array1<int32_t> &num_tokens, int vocab_size) {
     const int rows = in_range(int64_t(token_ids.shape(0)), 0, INT32_MAX, "the rows of token_ids");
     check_rows_contiguous(token_ids, "token_ids");
-    const auto f32 = [&](const char *name) { return column<float>(columns, name, rows); };
-    const auto i32 = [&](const char *name) { return column<int32_t>(columns, name, rows); };
+#define FOREWORD_BIND(type, name) .name = column<type>(columns, #name, rows),
     return {.num_rows = rows,
             .vocab_size = in_range(vocab_size, 1, kMostSize, "vocab_size"),
             .max_len = in_range(int64_t(token_ids.shape(1)), 0, INT32_MAX, "the columns of token_ids"),
-            .temperature = f32("temperature"),
-            .top_p = f32("top_p"),
-            .min_p = f32("min_p"),
-            .typical_p = f32("typical_p"),
-            .top_n_sigma = f32("top_n_sigma"),
-            .xtc_probability = f32("xtc_probability"),
-            .xtc_threshold = f32("xtc_threshold"),
-            .top_k = i32("top_k"),
-            .min_tokens = i32("min_tokens"),
-            .seed = column<int64_t>(columns, "seed", rows),
-            .repetition_penalty = f32("repetition_penalty"),
-            .frequency_penalty = f32("frequency_penalty"),
-            .presence_penalty = f32("presence_penalty"),
-            .dry_multiplier = f32("dry_multiplier"),
-            .dry_base = f32("dry_base"),
-            .dry_allowed_length = i32("dry_allowed_length"),
-            .dry_range = i32("dry_range"),
+            .parameters = {FOREWORD_PARAMETERS(FOREWORD_BIND)},
             .token_ids = token_ids.data(),
             .prompt_len = at_least(prompt_len, rows, "prompt_len"),
             .num_tokens = at_least(num_tokens, rows, "num_tokens"),
             .token_ids_stride = token_ids.stride(0)};
+#undef FOREWORD_BIND
   }
 
   template <class T>
@@ -296,6 +281,13 @@ inline void read_logprobs(const Logits &logits, const Array1<int32_t> &tokens, c
   });
 }
 
+inline std::vector<std::tuple<std::string, std::string>> parameter_names() {
+#define FOREWORD_NAME(type, name) \
+  {#name, std::is_floating_point_v<type> ? "float32" : sizeof(type) == 4 ? "int32" : "int64"},
+  return {FOREWORD_PARAMETERS(FOREWORD_NAME)};
+#undef FOREWORD_NAME
+}
+
 inline void bind_sampling(nb::module_ &m) {
   using namespace nb::literals;
   nb::class_<PySamplingRows>(m, "SamplingRows",
@@ -328,6 +320,8 @@ inline void bind_sampling(nb::module_ &m) {
            "drafts"_a.noconvert())
       .def("sample", &PySamplingBuffers::sample, "num_reqs"_a, "logits"_a.noconvert(), "out"_a.noconvert(),
            "model"_a.none() = nb::none());
+  m.def("parameter_names", &parameter_names,
+        "(name, dtype) of the columns of sampling parameters that are read, for a test against the table of parameters.");
   m.def("token_logprobs", &read_logprobs, "logits"_a.noconvert(), "tokens"_a.noconvert(), "offsets"_a.noconvert(),
         "ids"_a.noconvert(), "logprobs"_a.noconvert(), "ranks"_a.noconvert(), "model"_a.none() = nb::none(),
         "For row i of logits [n, V], entries [offsets[i], offsets[i + 1]): tokens[i], then the most likely tokens.");

@@ -6,6 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/parameters.h"
+
 namespace foreword::kernels {
 
 // ---------------------------------------------------------------------------------------------- weights
@@ -250,11 +252,7 @@ struct KnownLogits {
 };
 
 // The parameters of one draw; see sampler.cpp.
-struct SamplingRow {
-  float temperature;
-  int32_t top_k;
-  float top_p, min_p, typical_p, top_n_sigma, xtc_probability, xtc_threshold;
-  uint64_t seed;
+struct SamplingRow : Parameters {
   int64_t position;
 };
 

@@ -398,7 +398,7 @@ struct Draw {
   FW_INLINE void offer(Token t) {
     const double score = double(t.x) / temperature, z = score - best;
     if (z < -kLargestGumbel || before(t, first)) return;
-    const double u = uniform(hash(row.seed, row.position, t.id));
+    const double u = uniform(hash(uint64_t(row.seed), row.position, t.id));
     if (z < -3. && u < 1. - std::exp(z) - 1e-9) return;
     const double value = score + gumbel(u);
     if (value > best || (value == best && t.id < id)) best = value, id = t.id;
@@ -409,6 +409,7 @@ struct Draw {
 // margin for rounding; for every token within the bound only the hash is computed.
 void draw_from_all(const Row &row, Draw &draw) {
   const float inverse = float(1. / draw.temperature);
+  const uint64_t seed = uint64_t(draw.row.seed);
   for (int b = 0; b < row.blocks; ++b) {
     const double shift = double(row.max) / draw.temperature - draw.best;
     const double top = (double(row.block_max[b]) - double(row.max)) / draw.temperature + shift;
@@ -421,7 +422,7 @@ void draw_from_all(const Row &row, Draw &draw) {
       const F32 limit = sub(set1(16777214.f), mul(exp_f32(z), set1(1.001f * 16777216.f)));  // of h >> 40
       float high[kLanes];
       for (int lane = 0; lane < kLanes; ++lane) {  // without a branch, so that it becomes vector code
-        high[lane] = float(int32_t(hash(draw.row.seed, draw.row.position, i + lane) >> 40));
+        high[lane] = float(int32_t(hash(seed, draw.row.position, i + lane) >> 40));
       }
       for (uint32_t lanes = lanes_at_least(load(high), limit); lanes; lanes &= lanes - 1) {
         const int lane = __builtin_ctz(lanes);
@@ -492,7 +493,7 @@ int32_t sample_row(const SamplingRow &options, void *scratch) {
   if (options.typical_p < 1.f) kept = keep_typical(row, kept, temperature, double(options.typical_p));
 
   Draw draw{options, temperature};
-  if (options.xtc_probability > 0.f && uniform(hash(options.seed, options.position, -1)) < options.xtc_probability) {
+  if (options.xtc_probability > 0.f && uniform(hash(uint64_t(options.seed), options.position, -1)) < options.xtc_probability) {
     draw.first = find_xtc_edge(row, kept, temperature, double(options.xtc_threshold));
   }
   if (draw.first.id >= 0) {

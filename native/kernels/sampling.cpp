@@ -66,7 +66,7 @@ struct SamplingRows::Rows {
   int row, first, count;
   bool samples;  // false for a prompt chunk that is not the last: nothing changes its logits
   const int32_t *drafts;
-  Penalties penalties;
+  Parameters parameters;
   TokenText text;
   int num_outputs;
 };
@@ -126,12 +126,10 @@ void SamplingRows::prepare(const StepInput &in, int b, RuleScratch &scratch, Row
     request->prompt_len = prompt_len;
   }
   if (!samples) return;
-  rows.penalties = {s.repetition_penalty[row], s.frequency_penalty[row], s.presence_penalty[row],
-                    s.dry_multiplier[row],     s.dry_base[row],          std::max(1, s.dry_allowed_length[row]),
-                    s.dry_range[row]};
+  rows.parameters = s.parameters.of(row);
   const int32_t *tokens = s.token_ids + row * s.token_ids_stride;
   const bool *is_token = in.is_token_id ? in.is_token_id + row * in.is_token_id_stride : nullptr;
-  if (rows.penalties.count() && request->counted < num_tokens) {
+  if (has_penalties(rows.parameters) && request->counted < num_tokens) {
     request->counts.reserve(size_t(num_tokens - request->counted + count));
     for (int &i = request->counted; i < num_tokens; ++i) {
       if (i >= prompt_len) {
@@ -140,7 +138,7 @@ void SamplingRows::prepare(const StepInput &in, int b, RuleScratch &scratch, Row
         request->counts.add_prompt(tokens[i]);
       }
     }
-  } else if (rows.penalties.count()) {
+  } else if (has_penalties(rows.parameters)) {
     request->counts.reserve(size_t(count));
   }
   rows.text = {tokens, num_tokens, rows.drafts, 0};
@@ -162,8 +160,8 @@ void SamplingRows::apply(const StepInput &in, const Rows &rows, int j, float *x,
   if (!rows.request) return;
   TokenText text = rows.text;
   text.num_drafts = j;
-  apply_rules(rows.request->rules, rows.penalties, rows.request->counts, text, rows.num_outputs + j,
-              states_.min_tokens[rows.row], vocab_size, x, scratch);
+  apply_rules(rows.request->rules, rows.parameters, rows.request->counts, text, rows.num_outputs + j, vocab_size, x,
+              scratch);
 }
 
 // Calls f(rows, j, thread) for the rows of logits of each request in order, with the drafts before each in the counts,
@@ -174,7 +172,7 @@ void SamplingRows::for_each_row(const StepInput &in, ThreadPool *pool, F &&f) {
   for_each(in.num_reqs, int64_t(in.num_logits) * states_.vocab_size, pool, [&](int b, int thread) {
     Rows rows;
     prepare(in, b, scratch_[size_t(thread)], rows);
-    const bool counts = rows.request && rows.samples && rows.penalties.count();
+    const bool counts = rows.request && rows.samples && has_penalties(rows.parameters);
     int j = 0;
     while (f(b, rows, j, thread) && j + 1 < rows.count) {
       if (counts) rows.request->counts.add_output(rows.drafts[j], 1);
@@ -221,12 +219,7 @@ void SamplingRows::sample(const StepInput &in, const Isa &isa, ThreadPool *pool,
       x = copy;
     }
     SamplingRow options{};
-    if (s.temperature[row] > 0.f) {
-      options = {s.temperature[row],     s.top_k[row],         s.top_p[row],
-                 s.min_p[row],           s.typical_p[row],     s.top_n_sigma[row],
-                 s.xtc_probability[row], s.xtc_threshold[row], uint64_t(s.seed[row]),
-                 in.positions[i]};
-    }
+    if (s.parameters.temperature[row] > 0.f) options = {s.parameters.of(row), in.positions[i]};
     const bool has_logprobs = num_logprobs(logprobs, i) > 0;
     const bool is_changed = x != logits;
     if (!isa.scan_row(x, is_changed ? nullptr : maxima, s.vocab_size, options, has_logprobs && !is_changed, search)) {

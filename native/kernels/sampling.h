@@ -11,14 +11,23 @@
 
 namespace foreword::kernels {
 
+// The parameters of all rows, [R] each.
+struct ParameterColumns {
+#define FOREWORD_POINTER(type, name) const type *name;
+  FOREWORD_PARAMETERS(FOREWORD_POINTER)
+#undef FOREWORD_POINTER
+
+  Parameters of(int row) const {
+#define FOREWORD_ENTRY(type, name) name[row],
+    return {FOREWORD_PARAMETERS(FOREWORD_ENTRY)};
+#undef FOREWORD_ENTRY
+  }
+};
+
 // Parameters and tokens by state row. [R] each; token_ids and is_token_id have rows of max_len entries.
 struct StateRows {
   int num_rows, vocab_size, max_len;
-  const float *temperature, *top_p, *min_p, *typical_p, *top_n_sigma, *xtc_probability, *xtc_threshold;
-  const int32_t *top_k, *min_tokens;
-  const int64_t *seed;
-  const float *repetition_penalty, *frequency_penalty, *presence_penalty, *dry_multiplier, *dry_base;
-  const int32_t *dry_allowed_length, *dry_range;
+  ParameterColumns parameters;
   const int32_t *token_ids, *prompt_len, *num_tokens;
   ptrdiff_t token_ids_stride;
 };

@@ -36,19 +36,20 @@ void allow_only(const std::vector<int32_t> &allowed, int vocab_size, float *x, s
   for (size_t i = 0; i < allowed.size(); ++i) x[allowed[i]] = kept[i];
 }
 
-void penalize(const Penalties &p, const TokenCounts &counts, int vocab_size, float *x) {
+void penalize(const Parameters &p, const TokenCounts &counts, int vocab_size, float *x) {
   for (const TokenCounts::Entry &entry : counts.entries()) {
     if ((!entry.num_outputs && !entry.in_prompt) || uint32_t(entry.id) >= uint32_t(vocab_size)) continue;
     float &value = x[entry.id];
-    value = value > 0.f ? value / p.repetition : value * p.repetition;
-    if (entry.num_outputs) value -= p.frequency * float(entry.num_outputs) + p.presence;
+    value = value > 0.f ? value / p.repetition_penalty : value * p.repetition_penalty;
+    if (entry.num_outputs) value -= p.frequency_penalty * float(entry.num_outputs) + p.presence_penalty;
   }
 }
 
 // With r the reversed text: r[0 .. m) = r[k .. k + m) says that its last m tokens come before r[k - 1] too, which would
 // extend the repetition. The longest m for every k by the Z algorithm.
-void penalize_repetitions(const Penalties &p, const std::vector<int32_t> &breakers, const TokenText &text,
+void penalize_repetitions(const Parameters &p, const std::vector<int32_t> &breakers, const TokenText &text,
                           int vocab_size, float *x, RuleScratch &scratch) {
+  const int shortest = std::max(1, p.dry_allowed_length);
   const int n = p.dry_range < 0 ? text.size() : std::min(text.size(), p.dry_range);
   std::vector<int32_t> &r = scratch.text, &length = scratch.lengths;
   r.resize(size_t(n));
@@ -56,7 +57,7 @@ void penalize_repetitions(const Penalties &p, const std::vector<int32_t> &breake
   for (int k = 0; k < n; ++k) r[size_t(k)] = text.from_end(k);
   int most = 0;  // tokens after the last breaker
   while (most < n && !std::binary_search(breakers.begin(), breakers.end(), r[size_t(most)])) ++most;
-  if (most < p.dry_allowed_length) return;
+  if (most < shortest) return;
   scratch.repetitions.clear();
   for (int k = 1, begin = 0, end = 0; k < n; ++k) {
     int m = k < end ? std::min(length[size_t(k - begin)], end - k) : 0;
@@ -64,7 +65,7 @@ void penalize_repetitions(const Penalties &p, const std::vector<int32_t> &breake
     length[size_t(k)] = m;
     if (k + m > end) begin = k, end = k + m;
     m = std::min(m, most);
-    if (m >= p.dry_allowed_length) scratch.repetitions.push_back({r[size_t(k - 1)], m});
+    if (m >= shortest) scratch.repetitions.push_back({r[size_t(k - 1)], m});
   }
   std::sort(scratch.repetitions.begin(), scratch.repetitions.end(), [](const auto &a, const auto &b) {
     return a.id < b.id || (a.id == b.id && a.length > b.length);
@@ -73,7 +74,7 @@ void penalize_repetitions(const Penalties &p, const std::vector<int32_t> &breake
   for (const auto &[id, m] : scratch.repetitions) {
     if (id == last || uint32_t(id) >= uint32_t(vocab_size)) continue;
     last = id;
-    const double penalty = double(p.dry_multiplier) * std::pow(double(p.dry_base), m - p.dry_allowed_length);
+    const double penalty = double(p.dry_multiplier) * std::pow(double(p.dry_base), m - shortest);
     x[id] -= float(std::min(penalty, kMostPenalty));
   }
 }
@@ -132,18 +133,20 @@ void apply_mask(const int32_t *words, int vocab_size, float *x) {
   }
 }
 
-void apply_rules(const TokenRules &rules, const Penalties &penalties, const TokenCounts &counts, const TokenText &text,
-                 int num_outputs, int min_tokens, int vocab_size, float *x, RuleScratch &scratch) {
+void apply_rules(const TokenRules &rules, const Parameters &parameters, const TokenCounts &counts,
+                 const TokenText &text, int num_outputs, int vocab_size, float *x, RuleScratch &scratch) {
   if (rules.allowed) allow_only(*rules.allowed, vocab_size, x, scratch.before);
   if (!rules.bias_ids.empty()) {
     set_unless_none_left(rules.bias_ids, vocab_size, x, scratch.before,
                          [&](size_t i) { return x[rules.bias_ids[i]] + rules.bias[i]; });
   }
   const auto forbidden = [](size_t) { return kForbidden; };
-  if (num_outputs < min_tokens) set_unless_none_left(rules.end_ids, vocab_size, x, scratch.before, forbidden);
-  if (penalties.count()) penalize(penalties, counts, vocab_size, x);
-  if (penalties.dry_multiplier > 0.f) {
-    penalize_repetitions(penalties, rules.dry_breakers, text, vocab_size, x, scratch);
+  if (num_outputs < parameters.min_tokens) {
+    set_unless_none_left(rules.end_ids, vocab_size, x, scratch.before, forbidden);
+  }
+  if (has_penalties(parameters)) penalize(parameters, counts, vocab_size, x);
+  if (parameters.dry_multiplier > 0.f) {
+    penalize_repetitions(parameters, rules.dry_breakers, text, vocab_size, x, scratch);
   }
   if (!rules.bad_words.empty()) {
     find_bad_ends(rules, text, scratch.ids);

@@ -6,6 +6,8 @@
 #include <optional>
 #include <vector>
 
+#include "kernels/parameters.h"
+
 namespace foreword::kernels {
 
 // The token ids of a request: those known, then some drafts.
@@ -47,13 +49,10 @@ class TokenCounts {
   std::vector<uint32_t> slots_;  // a power of two: 1 + the index of an entry, or 0; a token's is at its hash or after
 };
 
-struct Penalties {
-  float repetition, frequency, presence;
-  float dry_multiplier, dry_base;
-  int32_t dry_allowed_length, dry_range;
-
-  bool count() const { return repetition != 1.f || frequency != 0.f || presence != 0.f; }
-};
+// Whether tokens are counted.
+inline bool has_penalties(const Parameters &p) {
+  return p.repetition_penalty != 1.f || p.frequency_penalty != 0.f || p.presence_penalty != 0.f;
+}
 
 // Lists that no column holds. Ids are of the vocabulary.
 struct TokenRules {
@@ -80,8 +79,8 @@ struct RuleScratch {
 void apply_mask(const int32_t *words, int vocab_size, float *x);
 
 // Changes the row x [vocab_size] for the token after `text`, whose last `num_outputs` are outputs. `counts` is of
-// the text if `penalties` count, else not read.
-void apply_rules(const TokenRules &rules, const Penalties &penalties, const TokenCounts &counts, const TokenText &text,
-                 int num_outputs, int min_tokens, int vocab_size, float *x, RuleScratch &scratch);
+// the text if there are penalties, else not read.
+void apply_rules(const TokenRules &rules, const Parameters &parameters, const TokenCounts &counts,
+                 const TokenText &text, int num_outputs, int vocab_size, float *x, RuleScratch &scratch);
 
 }  // namespace foreword::kernels
