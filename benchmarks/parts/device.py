@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from foreword.arrays import I32
-from foreword.batch import InputBatch, PaddingBuckets, prepare_inputs, sampling_metadata
+from foreword.batch import InputBatch, PaddingBuckets, prepare_inputs, step_needs
 from foreword.bench.host import Ours
 from foreword.bench.traffic import WORKLOADS, Step, Workload
 from foreword.device.api import Tensor
@@ -22,7 +22,7 @@ from foreword.sampling import Processors
 
 @dataclass(frozen=True, slots=True)
 class DeviceResult:
-    """Medians in µs. prepare: state changes, checked plan, tensors, sampling metadata; launch: packet, copies, graph;
+    """Medians in µs. prepare: state changes, checked plan, tensors, sampling needs; launch: packet, copies, graph;
     result: the samples; commit: recording them. packet_bytes: the median of what is copied to the device.
     """
 
@@ -87,7 +87,7 @@ class OnDevice(Ours):
         self.batch = batch = prepare_inputs(
             self.states, plan, self.buffers, draft_tokens=step.drafts, pad_to=pad, gather_block_tables=False
         )
-        self.step_sampling = self.processors.step(sampling_metadata(batch), None)
+        self.step_sampling = self.processors.step(step_needs(batch), None)
         return batch
 
     def launch(self) -> None:

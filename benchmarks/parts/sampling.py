@@ -11,7 +11,7 @@ import numpy as np
 
 from foreword.arrays import F32
 from foreword.batch import InputBuffers, KVGroup, NewRequest, RequestStates, SamplingParams, prepare_inputs
-from foreword.batch.features.sampling import sampling_metadata
+from foreword.batch.features.sampling import step_needs
 from foreword.bench.shapes import Shape
 from foreword.errors import ModelError
 from foreword.executors.groups import batch_groups
@@ -139,7 +139,7 @@ def _measure(executor: NativeExecutor | None, logits: F32, params: SamplingParam
     for _ in range(1 + repeats):
         batch = prepare_inputs(states, plan, buffers)
         start = time.perf_counter()
-        sampled = sampler.sample(batch, logits, processors.step(sampling_metadata(batch)))
+        sampled = sampler.sample(batch, logits, processors.step(step_needs(batch)))
         times.append(time.perf_counter() - start)
         states.commit(batch, sampled.token_ids)
     return 1e3 * float(np.median(times[1:]))

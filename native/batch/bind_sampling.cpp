@@ -1,4 +1,4 @@
-// The sampling metadata of a step, made from the columns of its rows: foreword/batch/state/sampling_metadata.py.
+// What is made of the sampling columns of a step's rows: foreword/batch/state/sampling_metadata.py.
 #include <nanobind/stl/tuple.h>
 
 #include <array>
@@ -27,16 +27,14 @@ FOREWORD_VECTORIZED void take8(const void *column, const int32_t *rows, int64_t 
   take<uint64_t>(column, rows, count, out);
 }
 
-// The metadata of the last few batches whose rows are the first entries of `rows`.
-class MetadataCache {
+// What was made of the last few batches whose rows are the first entries of `rows`.
+class StepCache {
  public:
-  // columns: (name, values [R], flags: needed where a row has one of them) of each parameter. type: what is made.
-  // build(count, needs): makes it for batches with a flag of `rare`, whose rows have parameters that are no column.
-  MetadataCache(const SamplingProbe &probe, const nb::list &columns, nb::object rows, int32_t vocab_size,
-                nb::object type, nb::object build, int32_t rare)
-      : probe_(probe), rows_(std::move(rows)), type_(std::move(type)), build_(std::move(build)),
-        empty_(nb::module_::import_("numpy").attr("empty")), int32_(rows_.attr("dtype")), vocab_size_(vocab_size),
-        rare_(rare) {
+  // columns: (name, values [R], flags: needed where a row has one of them). make(rows, needs, arrays): of a batch whose
+  // rows have the flags `needs`, with the values of those columns that are needed, by name.
+  StepCache(const SamplingProbe &probe, const nb::list &columns, nb::object rows, nb::object make)
+      : probe_(probe), rows_(std::move(rows)), make_(std::move(make)),
+        empty_(nb::module_::import_("numpy").attr("empty")), int32_(rows_.attr("dtype")) {
     for (const nb::handle column : columns) {
       auto [name, values, flags] = nb::cast<std::tuple<nb::str, nb::object, int32_t>>(column);
       nb::object dtype = values.attr("dtype");
@@ -47,10 +45,10 @@ class MetadataCache {
 
   nb::object get(int64_t count) {
     const SamplingProbe::Answer found = probe_.lookup(count);
-    nb::object &metadata = made_[found.slot];
-    if (!found.known) metadata.reset();
-    if (!metadata.is_valid()) metadata = found.needs & rare_ ? build_(count, found.needs) : make(count, found.needs);
-    return metadata;
+    nb::object &made = made_[found.slot];
+    if (!found.known) made.reset();
+    if (!made.is_valid()) made = make(count, found.needs);
+    return made;
   }
 
  private:
@@ -61,7 +59,6 @@ class MetadataCache {
     void (*take)(const void *column, const int32_t *rows, int64_t count, void *out);
   };
 
-  // type(rows, needs, vocab_size, {}, name=its values for the rows, … for each parameter that is needed)
   nb::object make(int64_t count, int32_t needs) const {
     const nb::int_ size(count);
     const nb::object rows = empty_(size, int32_);
@@ -73,33 +70,31 @@ class MetadataCache {
       column.take(NumPyArray::of(column.values).data, probe_.rows, count, NumPyArray::of(values).data);
       taken[column.name] = values;
     }
-    return type_(rows, needs, vocab_size_, nb::dict(), **taken);
+    return make_(rows, needs, taken);
   }
 
   SamplingProbe probe_;
   std::vector<Column> columns_;
-  nb::object rows_, type_, build_, empty_, int32_;
-  int32_t vocab_size_, rare_;
+  nb::object rows_, make_, empty_, int32_;
   std::array<nb::object, SamplingProbe::kSlots> made_;
 };
 
-void init(MetadataCache *self, const nb::list &columns, Vector<const int32_t> needs, Vector<const int64_t> stamp,
-          Vector<const int64_t> counters, const nb::object &rows, int32_t vocab_size, const nb::object &type,
-          const nb::object &build, int32_t rare) {
+void init(StepCache *self, const nb::list &columns, Vector<const int32_t> needs, Vector<const int64_t> stamp,
+          Vector<const int64_t> counters, const nb::object &rows, const nb::object &make) {
   SamplingProbe probe{};
   probe.needs = needs.data();
   probe.stamp = stamp.data();
   probe.rows = nb::cast<Vector<const int32_t>>(rows).data();
   probe.version = counters.data() + VERSION;
-  new (self) MetadataCache(probe, columns, rows, vocab_size, type, build, rare);
+  new (self) StepCache(probe, columns, rows, make);
 }
 
 }  // namespace
 
 void bind_sampling(nb::module_ &m) {
-  nb::class_<MetadataCache>(m, "MetadataCache", "Sampling metadata of the last few batches, made from the columns.")
+  nb::class_<StepCache>(m, "StepCache", "What was made of the sampling columns of the last few batches.")
       .def("__init__", &init)
-      .def("get", &MetadataCache::get);
+      .def("get", &StepCache::get);
 }
 
 }  // namespace foreword

@@ -24,7 +24,7 @@ class Versioned(Protocol):
 class Memo(Generic[K, V]):
     """What was made last for a key, until one of its owners changes.
 
-    Keys are compared by identity, so a key is a value that never changes: parameters, metadata, an array that is
+    Keys are compared by identity, so a key is a value that never changes: parameters, needs, an array that is
     replaced and not written. owners: what the value depends on besides its key. size: the keys that are remembered; one
     more replaces the oldest.
     """

@@ -16,15 +16,18 @@ from foreword.batch import (
     RequestError,
     RequestStates,
     SamplingParams,
+    StepNeeds,
     logits_sampling_metadata,
     prepare_inputs,
     sampling_metadata,
+    step_needs,
 )
 from foreword.batch.state import sampling_metadata as metadata_module
 from foreword.batch.state.batch_update import BatchUpdates
 from foreword.batch.state.changes import make as make_changes
-from foreword.batch.state.sampling_columns import COLUMNS, FLAG_RULES, GIVEN, Need, SamplingColumns
+from foreword.batch.state.sampling_columns import COLUMNS, FLAG_RULES, GIVEN, SamplingColumns
 from foreword.batch.state.sampling_metadata import token_counts
+from foreword.batch.values.parameters import Need
 from foreword.batch.values.seeds import derived_seed
 from foreword.native import available
 
@@ -173,6 +176,35 @@ def test_flags_are_those_of_the_values_as_stored(params):
     assert metadata.max_num_logprobs == (V if "logprobs" in params else -1)
 
 
+@pytest.mark.parametrize("is_native", [available(), False])
+def test_the_needs_of_a_step_are_its_flags_and_the_numbers_of_log_probabilities(is_native, monkeypatch):
+    monkeypatch.setattr(metadata_module, "available", lambda: is_native)
+    assert [f.name for f in dataclasses.fields(StepNeeds)] == [
+        "rows", "needs", "num_logprobs", "num_prompt_logprobs"
+    ]  # fmt: skip
+    rng = np.random.default_rng(0)
+    for _ in range(30):
+        states, buffers = make()
+        names = [str(r) for r in range(int(rng.integers(1, 7)))]
+        for name in names:
+            states.add_request(NewRequest(name, [1, 2], [[1]], sampling_params=random_params(rng)))
+        batch = prepare_inputs(states, dict.fromkeys(names, 1), buffers)
+        needs, all_of_them = step_needs(batch), sampling_metadata(batch)
+        assert type(needs) is StepNeeds
+        assert needs.needs == all_of_them.needs == np.bitwise_or.reduce(states.sampling.needs[batch.idx_mapping])
+        for name in ("rows", "num_logprobs", "num_prompt_logprobs"):
+            np.testing.assert_array_equal(getattr(needs, name), getattr(all_of_them, name), err_msg=name)
+
+
+def test_an_attribute_of_metadata_is_a_column_or_does_not_exist():
+    states, buffers = make()
+    states.add_request(NewRequest("a", [1], [[1]], sampling_params=SamplingParams(top_p=0.5)))
+    metadata = sampling_metadata(prepare_inputs(states, {"a": 1}, buffers))
+    assert [name for name in GIVEN if getattr(metadata, name) is not None] == ["temperature", "top_p", "seed"]
+    with pytest.raises(AttributeError, match="temprature"):
+        metadata.temprature  # noqa: B018
+
+
 def test_columns_given_in_bulk_count_like_parameters():
     states, buffers = make()
     states.add_request(NewRequest("a", [1], [[1]]))
@@ -235,14 +267,16 @@ def test_logit_rows_repeat_their_request():
 
 
 @pytest.mark.parametrize("is_native", [available(), False])
-def test_metadata_is_the_same_object_until_members_or_parameters_change(is_native, monkeypatch):
+@pytest.mark.parametrize("is_own", [True, False])
+def test_metadata_is_the_same_object_until_members_or_parameters_change(is_own, is_native, monkeypatch):
     monkeypatch.setattr(metadata_module, "available", lambda: is_native)
     states, buffers = make()
     for rid in "abc":
         states.add_request(NewRequest(rid, [1, 2, 3, 4], [[1]], sampling_params=SamplingParams(temperature=0.5)))
 
     def metadata(*ids):
-        return sampling_metadata(prepare_inputs(states, dict.fromkeys(ids, 1), buffers))
+        batch = prepare_inputs(states, dict.fromkeys(ids, 1), buffers)
+        return step_needs(batch) if is_own else sampling_metadata(batch)
 
     first = metadata("a", "b")
     assert metadata("a", "b") is first
@@ -254,8 +288,9 @@ def test_metadata_is_the_same_object_until_members_or_parameters_change(is_nativ
     states.add_request(NewRequest("a", [1, 2, 3], [[1]], sampling_params=SamplingParams(temperature=0.25)))
     again = metadata("a", "b")
     assert again is not first
-    assert again.temperature.tolist() == [0.25, 0.5]
-    assert first.temperature.tolist() == [0.5, 0.5]
+    if not is_own:
+        assert again.temperature.tolist() == [0.25, 0.5]
+        assert first.temperature.tolist() == [0.5, 0.5]
 
 
 @pytest.mark.parametrize("is_native", [available(), False])
@@ -267,18 +302,20 @@ def test_metadata_has_the_columns_of_its_rows_that_one_of_them_needs(is_native, 
     cache = metadata_module.metadata_cache(columns, V, rows)
     for count in rng.integers(0, 71, 20):
         set_rows = rng.permutation(70)[: rng.integers(1, 70)].astype(np.int32)
-        given = rng.choice(GIVEN, rng.integers(0, 4), replace=False)
+        given = rng.choice(list(GIVEN), rng.integers(0, 4), replace=False)
         values = {name: rng.integers(0, 9, len(set_rows)).astype(COLUMNS[name][0]) for name in given.tolist()}
         columns.set_columns(set_rows, values)
         rows[:count] = rng.permutation(70)[:count]
         got, want = cache.get(count), metadata_module.build_metadata(columns, V, rows[:count].copy())
-        for field in dataclasses.fields(want):
-            mine, other = getattr(got, field.name), getattr(want, field.name)
-            if isinstance(other, np.ndarray):
-                assert mine.dtype == other.dtype, field.name
-                np.testing.assert_array_equal(mine, other, err_msg=field.name)
+        assert (got.needs, got.vocab_size, got.params) == (want.needs, want.vocab_size, want.params)
+        assert list(got.arrays) == list(want.arrays)
+        for name in ("rows", *GIVEN):
+            mine, other = getattr(got, name), getattr(want, name)
+            if other is None:
+                assert mine is None, name
             else:
-                assert mine == other, field.name
+                assert mine.dtype == other.dtype, name
+                np.testing.assert_array_equal(mine, other, err_msg=name)
 
 
 @pytest.mark.parametrize("is_native", [available(), False])
@@ -293,11 +330,11 @@ def test_metadata_that_could_not_be_made_is_made_by_the_next_call(is_native, mon
     cache = metadata_module.metadata_cache(states.sampling, V, rows)
     cache.get(1), cache.get(2)
 
-    def out_of_memory(*_):
+    def out_of_memory(*_, **__):
         raise MemoryError
 
     with monkeypatch.context() as failing:
-        failing.setattr(metadata_module, "build_metadata", out_of_memory)
+        failing.setattr(metadata_module, "SamplingMetadata", out_of_memory)
         for _ in range(2):
             with pytest.raises(MemoryError):
                 cache.get(3)

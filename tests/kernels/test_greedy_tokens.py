@@ -10,7 +10,7 @@ from greedy_steps import ROWS, check, steps
 from kernel_reference import SPECS, float_tensor, random_blocks, random_weights, tiny_spec
 
 from foreword import _native
-from foreword.batch.state.sampling_columns import Need
+from foreword.batch.values.parameters import Need
 from foreword.models.quants import Quant
 from foreword.sampling.failures import BadLogitsError
 
@@ -134,6 +134,6 @@ def test_requests_that_are_not_greedy_have_all_logits():
     spec = SPECS["llama"]
     for executor, batch, sampling in steps(spec, random_weights(spec)):
         batch.states.sampling.temperature[3] = 0.7
-        sampling = replace(sampling, metadata=replace(sampling.metadata, needs=int(Need.GREEDY | Need.RANDOM)))
+        sampling = replace(sampling, step=replace(sampling.step, needs=int(Need.GREEDY | Need.RANDOM)))
         want = executor.sampler.sample(batch, executor.compute(batch, batch.logits_indices), sampling)
         np.testing.assert_array_equal(executor.draw(batch, sampling).token_ids, want.token_ids)

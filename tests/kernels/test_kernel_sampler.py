@@ -25,19 +25,6 @@ def same_numbers_in_any_order():
     RNG.bit_generator.state = FIRST
 
 
-NAMES = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "typical_p",
-    "top_n_sigma",
-    "xtc_probability",
-    "xtc_threshold",
-    "seed",
-)
-
-
 def columns_of(parameters, seeds):
     """Sampling columns with a row for each entry of ``parameters``, a dictionary of values by name."""
     columns = SamplingColumns(len(parameters))
@@ -80,7 +67,7 @@ def draw(logits, parameters, seeds, positions, rows, model=None):
 
 def by_definition(logits, parameters, seed, position):
     row = columns_of([parameters], [seed])
-    return draw_token(logits, position, SimpleNamespace(**{name: getattr(row, name)[0] for name in NAMES}))
+    return draw_token(logits, position, SimpleNamespace(**{name: getattr(row, name)[0] for name in COLUMNS}))
 
 
 def some_parameters(vocab_size):

@@ -9,7 +9,7 @@ import pytest
 from sampling_rig import Rig, V, logits
 
 from foreword.batch import SamplingParams
-from foreword.sampling.parts import LOGIT, PartDraws, best_of, can_be_divided, num_logprobs, sampled_from
+from foreword.sampling.parts import LOGIT, PartDraws, best_of, can_be_divided, sampled_from
 
 
 def drawn_in_parts(rig: Rig, z: np.ndarray, num_parts: int, drafts=None):
@@ -22,7 +22,7 @@ def drawn_in_parts(rig: Rig, z: np.ndarray, num_parts: int, drafts=None):
     draws = [PartDraws(rig.states, part) for part in parts]
     logits = [z[:, part.start : part.stop].copy() for part in parts]
     best = best_of([own.draw(batch, x) for own, x in zip(draws, logits, strict=True)])
-    count = num_logprobs(sampling)
+    count = sampling.step.max_num_logprobs
     found = [own.logprobs(x, best[:, LOGIT], count) for own, x in zip(draws, logits, strict=True) if count >= 0]
     return rig.sampler.sample(batch, z, sampling), sampled_from(batch, best, sampling, found)
 

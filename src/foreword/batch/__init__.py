@@ -24,14 +24,14 @@ from foreword.batch.features.masks import attention_mask, discard_mask
 from foreword.batch.features.multimodal import encoder_seq_lens, mm_inputs, mrope_positions, stage_mrope_positions
 from foreword.batch.features.pooling import pooling_metadata
 from foreword.batch.features.recurrent import state_indices
-from foreword.batch.features.sampling import logits_sampling_metadata, sampling_metadata
+from foreword.batch.features.sampling import logits_sampling_metadata, sampling_metadata, step_needs
 from foreword.batch.prepare.dummy import make_dummy
 from foreword.batch.prepare.input_batch import InputBatch
 from foreword.batch.prepare.prepare import advance, prepare_inputs, resolve
 from foreword.batch.prepare.ring import StagingRing
 from foreword.batch.state.batch_update import BatchUpdate, BatchUpdates
 from foreword.batch.state.request_states import RequestStates
-from foreword.batch.state.sampling_metadata import SamplingMetadata
+from foreword.batch.state.sampling_metadata import SamplingMetadata, StepNeeds
 from foreword.batch.step.buffers import InputBuffers
 from foreword.batch.step.tensors import StaleBatchError
 from foreword.batch.values.attention import AttentionState
@@ -75,6 +75,7 @@ __all__ = [
     "StagingRing",
     "StaleBatchError",
     "StepDifference",
+    "StepNeeds",
     "advance",
     "apply_difference",
     "attention_mask",
@@ -98,6 +99,7 @@ __all__ = [
     "split_decodes_and_prefills",
     "stage_mrope_positions",
     "state_indices",
+    "step_needs",
     "uniform_decode_len",
     "validate",
 ]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foreword.batch import InputBuffers, KVGroup, prepare_inputs, sampling_metadata
+from foreword.batch import InputBuffers, KVGroup, prepare_inputs, step_needs
 from foreword.bench.shapes import Shape
 from foreword.errors import ConfigError
 from foreword.executors import Executor
@@ -64,7 +64,7 @@ def measure(
         for _ in range(1 + num_runs):
             start = clock()
             batch = prepare_inputs(states, plan, buffers, gather_block_tables=executor.reads_gathered_tables)
-            executor.launch(batch, processors.step(sampling_metadata(batch))).result()
+            executor.launch(batch, processors.step(step_needs(batch))).result()
             times.append(clock() - start)
         yield MeasuredStep(shape, float(np.median(times[1:])))
 

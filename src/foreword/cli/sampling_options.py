@@ -3,66 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from foreword import SamplingParams
+from foreword.batch.values.sampling_params import PARAMETERS
 from foreword.cli.options import Group
 from foreword.engine.intake import DEFAULT_PARAMS
 from foreword.errors import ConfigError, RequestError
 from foreword.jsonfile import read_object
 from foreword.names import advice
 
-HELP = {
-    "Sampling": {
-        "max_tokens": "Maximum number of tokens of the answer.",
-        "temperature": "0: always the likeliest token; around 0.7: variety.",
-        "top_p": "Only the likeliest tokens with this probability in sum.",
-        "top_k": "Only this many likeliest tokens; 0: all.",
-        "min_p": "Only tokens with this part of the largest probability.",
-        "typical_p": "Only tokens of typical probability, with this in sum.",
-        "top_n_sigma": "Only logits within this many deviations of the largest.",
-        "xtc_probability": "The chance that all likely tokens but one are dropped.",
-        "xtc_threshold": "The probability that makes a token likely for that.",
-        "repetition_penalty": "Above 1: fewer tokens of prompt and answer again.",
-        "presence_penalty": "Subtracted from tokens that the answer has.",
-        "frequency_penalty": "The same, for each time that it has them.",
-        "dry_multiplier": "Against repeated phrases; around 0.8.",
-        "dry_base": "Its growth with the length of the phrase.",
-        "dry_allowed_length": "Phrases shorter than this are not penalised.",
-        "dry_range": "Tokens in which phrases are searched; -1: all.",
-        "dry_sequence_breakers": "No phrase goes over this text. Repeatable.",
-        "seed": "Equal seeds give equal answers.",
-        "stop": "The answer ends before this text. Repeatable.",
-        "bad_words": "Text that is never written. Repeatable.",
-        "min_tokens": "The answer does not end before this many tokens.",
-        "thinking_end": "The text or token that ends a first part of thoughts.",
-        "thinking_start": "The text or token that begins it, in answers that have one.",
-        "thinking_budget": "Most tokens before it; then it is forced.",
-        "n": "Number of answers.",
-        "best_of": "Candidates, of which the n most probable are shown.",
-    },
-    "Tokens": {
-        "ignore_eos": "Do not end at the model's end tokens.",
-        "stop_token_ids": "End at this token. Repeatable.",
-        "include_stop_str_in_output": "Show the stop that ended it.",
-        "skip_special_tokens": "Show special tokens in the text.",
-        "spaces_between_special_tokens": "No spaces between such tokens.",
-        "allowed_token_ids": "Choose only these. Repeatable.",
-        "bad_words_token_ids": "Never these in a row. Repeatable.",
-        "dry_breaker_token_ids": "As --dry-sequence-breakers.",
-        "logit_bias": "Added to a logit, as 5=-2.5. Repeatable.",
-        "truncate_prompt_tokens": "Only the prompt's last ones; -1: what fits.",
-        "logprobs": "Alternatives shown per token, with --json.",
-        "prompt_logprobs": "The same for the tokens of the prompt.",
-    },
-}
-"""Heading → field of `SamplingParams` → help of its option. A new field needs one line here."""
+WITHOUT_OPTION = ("detokenize", "structured_outputs", "extra_args")
+"""Parameters that a text answer has no use for, or whose values cannot be typed."""
 
-FIELDS = {name: text for panel in HELP.values() for name, text in panel.items()}
+FIELDS = {row.name: row for row in PARAMETERS if row.name not in WITHOUT_OPTION}
+"""The parameters that are options and settings, by name."""
 
 OF_ONE_PROMPT = ("n", "best_of", "logprobs", "prompt_logprobs", "truncate_prompt_tokens")
 """Fields that a conversation does not have: each of its turns is one answer, shown as text."""
@@ -97,40 +56,33 @@ def _bias(text: str) -> tuple[int, float]:
 
 _KINDS = {
     "int": Kind(int, "N"),
-    "int | None": Kind(int, "N"),
     "float": Kind(float, "X"),
-    "float | None": Kind(float, "X"),
     "bool": Kind(_on_or_off, "on|off"),
     "str | Sequence[str]": Kind(str, "TEXT", is_list=True),
-    "str | int | None": Kind(_text_or_id, "TEXT|ID"),
+    "str | int": Kind(_text_or_id, "TEXT|ID"),
     "Sequence[str]": Kind(str, "TEXT", is_list=True),
-    "Sequence[str] | None": Kind(str, "TEXT", is_list=True),
     "Sequence[int]": Kind(int, "ID", is_list=True),
-    "Sequence[int] | None": Kind(int, "ID", is_list=True),
     "Sequence[Sequence[int]]": Kind(_token_ids, "ID,ID", is_list=True),
-    "Mapping[int, float] | None": Kind(_bias, "ID=X", is_list=True, collect=dict),
+    "Mapping[int, float]": Kind(_bias, "ID=X", is_list=True, collect=dict),
 }
-"""Annotation of a field of `SamplingParams` → its values."""
+"""Type of a parameter → its values."""
 
-ON = frozenset(field.name for field in fields(SamplingParams) if field.default is True)
-KINDS = {field.name: _KINDS[str(field.type)] for field in fields(SamplingParams) if field.name in FIELDS}
+KINDS = {name: _KINDS[row.type] for name, row in FIELDS.items()}
+ON = frozenset(name for name, row in FIELDS.items() if row.default is True)
+_OF_TOKENS = ("on|off", "ID", "ID,ID", "ID=X")
+"""Forms of values whose options are in a panel of their own."""
 
 
 def sampling_options(without: Sequence[str] = ()) -> Group[SamplingParams]:
     """Options of a command that become a `SamplingParams`, checked. ``without``: fields that it does not have."""
-    options = {
-        _parameter(name): _option(name, panel, getattr(DEFAULT_PARAMS, name))
-        for panel, texts in HELP.items()
-        for name in texts
-        if name not in without
-    }
+    options = {_parameter(name): _option(name, getattr(DEFAULT_PARAMS, name)) for name in FIELDS if name not in without}
     schema = typer.Option(metavar="FILE", help="The answer is JSON of this schema.", rich_help_panel="Sampling")
     return Group({**options, "json_schema": (Annotated[Path | None, schema], None)}, _params)
 
 
 def _params(json_schema: Path | None, **values: Any) -> SamplingParams:
     given = {name: _collected(name, value) for name, value in values.items() if name in FIELDS}
-    given |= {name: not values[_parameter(name)] for name in ON & FIELDS.keys()}
+    given |= {name: not values[_parameter(name)] for name in ON}
     if json_schema is not None:
         given["structured_outputs"] = {"json": read_object(json_schema, ConfigError)}
     params = SamplingParams(**given)
@@ -143,14 +95,17 @@ def _parameter(name: str) -> str:
     return f"no_{name}" if name in ON else name
 
 
-def _option(name: str, panel: str, default: Any) -> tuple[Any, object]:
+def _option(name: str, default: Any) -> tuple[Any, object]:
     """The annotation and the default of a command's parameter."""
-    kind = KINDS[name]
+    kind, help = KINDS[name], FIELDS[name].help
+    panel = "Tokens" if kind.form in _OF_TOKENS else "Sampling"
     if kind.read is _on_or_off:
+        help = f"Do not {help[0].lower()}{help[1:]}" if name in ON else help
         flag = f"--{_parameter(name).replace('_', '-')}"
-        return Annotated[bool, typer.Option(flag, help=FIELDS[name], rich_help_panel=panel)], False
+        return Annotated[bool, typer.Option(flag, help=help, rich_help_panel=panel)], False
+    help += " Repeatable." * kind.is_list + " Shown with --json." * name.endswith("logprobs")
     value: Any = kind.read if kind.read in (int, float) else str
-    option = typer.Option(metavar=kind.form, help=FIELDS[name], rich_help_panel=panel)
+    option = typer.Option(metavar=kind.form, help=help, rich_help_panel=panel)
     return (Annotated[list[value] | None, option], None) if kind.is_list else (Annotated[value | None, option], default)
 
 

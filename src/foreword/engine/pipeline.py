@@ -29,7 +29,7 @@ from foreword.batch import (
     StagingRing,
     prepare_inputs,
     resolve,
-    sampling_metadata,
+    step_needs,
 )
 from foreword.engine.grammar_thread import GrammarThread
 from foreword.engine.planner_thread import PlannerThread
@@ -121,12 +121,12 @@ class Pipeline:
         batch, masks = step.batch, None
         if self.grammars:
             masks = self.grammar_thread.masks(batch, self.grammars, self.states.vocab_size)
-        self._launch(step, self.processors.step(sampling_metadata(batch), masks))
+        self._launch(step, self.processors.step(step_needs(batch), masks))
 
     def launch_ahead(self, step: InFlightStep) -> None:
         """Start a step that is not resolved, unless its sampling needs the tokens of the step before."""
         if not self.grammars:
-            sampling = self.processors.step(sampling_metadata(step.batch), None)
+            sampling = self.processors.step(step_needs(step.batch), None)
             if self.executor.runs_ahead(sampling):
                 self._launch(step, sampling)
 

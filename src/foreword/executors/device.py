@@ -150,7 +150,7 @@ class DeviceExecutor:
             sampler is not None
             and sampling.masks is None
             and not sampling.processors
-            and not sampling.metadata.needs & sampler.lacks
+            and not sampling.step.needs & sampler.lacks
         )
 
     def launch(self, batch: InputBatch, sampling: StepSampling) -> DeviceStep | HostSampledStep:
@@ -172,7 +172,7 @@ class DeviceExecutor:
             slot.launched()
             check = (batch, rows.read_back(buffers_of(batch))) if batch._check == "full" else None
             return DeviceStep(slot, num_reqs, rows.width, num_drafts > 0, check)
-        more = prompt_tokens(batch, sampling.metadata)
+        more = prompt_tokens(batch, sampling.step)
         if len(more):
             inputs = inputs._replace(more_logits=more)
         rows.prepare(tokens, reqs)

@@ -117,7 +117,7 @@ class HostStep:
 
     def _sampled(self) -> Sampled:
         executor, batch, sampling = self._executor, self._batch, self._sampling
-        tokens = prompt_tokens(batch, sampling.metadata)
+        tokens = prompt_tokens(batch, sampling.step)
         if not len(tokens):
             return executor.draw(batch, sampling)
         own = batch.logits_indices

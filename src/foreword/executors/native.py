@@ -189,7 +189,7 @@ class NativeExecutor(HostExecutor):
 
     def draw(self, batch: InputBatch, sampling: StepSampling) -> Sampled:
         """See `HostExecutor.draw`. Of a step whose requests are all greedy, few logits are computed."""
-        greedy = sampling.metadata.is_plain and sampling.masks is None and not sampling.processors
+        greedy = sampling.step.is_plain and sampling.masks is None and not sampling.processors
         return self.sampler.sample(batch, self._step(batch, batch.logits_indices, greedy=greedy), sampling)
 
     def _step(self, batch: InputBatch, logits_indices: I64, *, greedy: bool) -> F32:

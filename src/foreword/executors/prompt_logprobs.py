@@ -5,19 +5,18 @@ from __future__ import annotations
 import numpy as np
 
 from foreword.arrays import F32, I64
-from foreword.batch import InputBatch
-from foreword.batch.state.sampling_metadata import SamplingMetadata
+from foreword.batch import InputBatch, StepNeeds
 from foreword.native import native
 from foreword.sampling.logprobs import TokenLogprobs, read_logprobs
 
 NO_TOKENS: I64 = np.zeros(0, np.int64)
 
 
-def prompt_tokens(batch: InputBatch, metadata: SamplingMetadata) -> I64:
-    """The batch's tokens that are followed by a prompt token, of requests that want prompt log-probabilities."""
-    if metadata.num_prompt_logprobs is None:
+def prompt_tokens(batch: InputBatch, step: StepNeeds) -> I64:
+    """Return the batch's tokens that are followed by a prompt token, of requests that want prompt log-probabilities."""
+    if step.num_prompt_logprobs is None:
         return NO_TOKENS
-    wanted = (metadata.num_prompt_logprobs >= 0)[batch.req_indices]
+    wanted = (step.num_prompt_logprobs >= 0)[batch.req_indices]
     rows = batch.idx_mapping[batch.req_indices]
     return np.flatnonzero(wanted & (batch.positions[: batch.num_tokens] + 1 < batch.states.prompt_len[rows]))
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from foreword.batch import SamplingParams
+from foreword.batch.values.parameters import Parameter
+from foreword.batch.values.sampling_params import PARAMETERS
 from foreword.engine import RequestOptions
 from foreword.engine.chat import ChatOptions
 from foreword.errors import RequestError
@@ -104,24 +106,29 @@ _PROMPTS = Kind(
 
 _KIND_OF_TYPE = {
     "int": INTEGER,
-    "int | None": INTEGER,
     "float": NUMBER,
-    "float | None": NUMBER,
     "bool": BOOLEAN,
     "str | Sequence[str]": either(STRING, STRINGS),
-    "str | int | None": either(STRING, INTEGER),
+    "str | int": either(STRING, INTEGER),
     "Sequence[str]": STRINGS,
-    "Sequence[str] | None": STRINGS,
     "Sequence[int]": IDS,
-    "Sequence[int] | None": IDS,
     "Sequence[Sequence[int]]": list_of(IDS, "a list of lists of token ids"),
 }
-"""Annotation of a field of `SamplingParams` → the JSON values that it takes."""
+"""Type of a parameter → the JSON values that it takes."""
+
+
+def _described(row: Parameter) -> Kind:
+    """The values of a parameter, with its meaning and its limits in the schema."""
+    kind = _KIND_OF_TYPE[row.type]
+    limits = {"minimum": row.least, "exclusiveMinimum": row.above, "maximum": row.most}
+    given = {name: limit for name, limit in limits.items() if limit is not None}
+    return kind._replace(schema={**kind.schema, **given, "description": row.help})
+
 
 SAMPLING = {
-    f.name: _KIND_OF_TYPE[str(f.type)]
-    for f in fields(SamplingParams)
-    if str(f.type) in _KIND_OF_TYPE and f.name not in ("logprobs", "prompt_logprobs", "max_tokens", "detokenize")
+    row.name: _described(row)
+    for row in PARAMETERS
+    if row.type in _KIND_OF_TYPE and row.name not in ("logprobs", "prompt_logprobs", "max_tokens", "detokenize")
 }
 """The fields of a body that are fields of `SamplingParams` of the same name and meaning."""
 

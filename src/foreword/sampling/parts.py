@@ -14,7 +14,7 @@ import numpy as np
 
 from foreword.arrays import F32, F64
 from foreword.batch import InputBatch, RequestStates
-from foreword.batch.state.sampling_columns import Need
+from foreword.batch.values.parameters import Need
 from foreword.native import available, native
 from foreword.sampling.failures import BadLogitsError
 from foreword.sampling.logprobs import LogprobArrays, read_logprobs
@@ -31,14 +31,8 @@ LARGEST, SCORE, TOKEN, LOGIT = range(4)  # the columns of a part's draws
 
 def can_be_divided(sampling: StepSampling) -> bool:
     """Whether a step's tokens can be drawn so: nothing looks at the order of a whole row of logits, or changes it."""
-    is_plain = sampling.masks is None and not sampling.processors and not sampling.metadata.needs & _LACKS
-    return is_plain and num_logprobs(sampling) <= _MOST_LOGPROBS
-
-
-def num_logprobs(sampling: StepSampling) -> int:
-    """The most of the likeliest tokens that a request of the step wants; −1 if none wants log-probabilities."""
-    counts = sampling.metadata.num_logprobs
-    return -1 if counts is None else int(counts.max())
+    is_plain = sampling.masks is None and not sampling.processors and not sampling.step.needs & _LACKS
+    return is_plain and sampling.step.max_num_logprobs <= _MOST_LOGPROBS
 
 
 class PartDraws:

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from foreword.arrays import F32
-from foreword.batch import BatchUpdates, RequestStates, SamplingParams
+from foreword.batch import BatchUpdates, RequestStates, SamplingParams, StepNeeds
 from foreword.batch.state.batch_update import BatchUpdate
-from foreword.batch.state.sampling_metadata import SamplingMetadata
 from foreword.errors import RequestError
 from foreword.sampling.masks import TokenMasks
 from foreword.sampling.row_rules import RowRules
@@ -39,11 +38,11 @@ class LogitsProcessor(Protocol):
 class StepSampling:
     """What the sampler needs for one step beside the batch and its logits. Not to be changed; not frozen, for speed.
 
-    metadata: of the batch's requests [B]. rules: of its states, up to date. processors: custom ones that apply to some
+    step: of the batch's requests [B]. rules: of its states, up to date. processors: custom ones that apply to some
     of these requests, in order. masks: applied before rules and processors.
     """
 
-    metadata: SamplingMetadata
+    step: StepNeeds
     rules: RowRules
     processors: tuple[LogitsProcessor, ...] = ()
     masks: TokenMasks | None = None
@@ -63,8 +62,8 @@ class Processors:
         self._active: tuple[LogitsProcessor, ...] = ()  # those that apply to some row
         self._extra_args: frozenset[str] = frozenset().union(*(p.extra_args for p in self._all))
         self._updates = BatchUpdates(states) if self._all else None  # observed states change more slowly
-        # Of steps without custom processors and masks, by their metadata; steps in flight alternate.
-        self._plain = Memo[SamplingMetadata, StepSampling](size=2)
+        # Of steps without custom processors and masks, by their needs; steps in flight alternate.
+        self._plain = Memo[StepNeeds, StepSampling](size=2)
         self._is_behind = True  # a processor may have missed changes: before the first update, after one that failed
 
     def check(self, request_id: str, params: SamplingParams) -> None:
@@ -88,17 +87,17 @@ class Processors:
             self._active = tuple(p for p in self._all if len(p.rows))
         self._is_behind = False
 
-    def step(self, metadata: SamplingMetadata, masks: TokenMasks | None = None) -> StepSampling:
-        """The sampling of a step over the requests of ``metadata``."""
+    def step(self, step: StepNeeds, masks: TokenMasks | None = None) -> StepSampling:
+        """Return the sampling of a step over the requests of ``step``."""
         active = self._active
         if active:
-            active = tuple(p for p in active if p.rows.mask.take(metadata.rows).any())
+            active = tuple(p for p in active if p.rows.mask.take(step.rows).any())
         is_plain = not active and masks is None
-        if is_plain and (known := self._plain.find(metadata)) is not None:
+        if is_plain and (known := self._plain.find(step)) is not None:
             return known
-        self._rules.update(metadata)
-        sampling = StepSampling(metadata, self._rules, active, masks)
-        return self._plain.keep(metadata, sampling) if is_plain else sampling
+        self._rules.update(step)
+        sampling = StepSampling(step, self._rules, active, masks)
+        return self._plain.keep(step, sampling) if is_plain else sampling
 
     def close(self) -> None:
         """Stop observing the states."""

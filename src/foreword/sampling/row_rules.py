@@ -8,17 +8,14 @@ from typing import Any
 import numpy as np
 
 from foreword.arrays import I64
-from foreword.batch import InputBuffers, RequestStates, SamplingParams
-from foreword.batch.state.sampling_columns import Need
-from foreword.batch.state.sampling_metadata import SamplingMetadata
+from foreword.batch import InputBuffers, RequestStates, SamplingParams, StepNeeds
+from foreword.batch.values.parameters import CHANGING
 from foreword.native import available, native
 from foreword.sampling.reference import ReferenceRows
 from foreword.sampling.rules import RequestRules
 from foreword.versions import Memo
 
-CHANGING = int(
-    Need.ALLOWED_TOKENS | Need.LOGIT_BIAS | Need.MIN_TOKENS | Need.PENALTIES | Need.DRY | Need.BAD_WORDS
-)  # the flags of rows whose logits change before the draw
+_CHANGING = int(CHANGING)
 _NO_PARAMS = SamplingParams()
 
 
@@ -37,7 +34,7 @@ class RowRules:
     def __init__(self, states: RequestStates, eos_token_ids: Iterable[int] = ()) -> None:
         self._columns, self._eos_token_ids = states.sampling, frozenset(eos_token_ids)
         self._stamp: I64 = np.zeros(states.max_num_reqs, np.int64)  # of the rules in `core`; 0 for none
-        self._updated = Memo[SamplingMetadata, bool]()  # True for the metadata of the last step
+        self._updated = Memo[StepNeeds, bool]()  # True for the needs of the last step
         self._buffers: dict[int, tuple[InputBuffers, native.SamplingBuffers]] = {}  # by id
         make: Any = native.SamplingRows if available() else ReferenceRows
         columns = {name: array for name, (array, _) in states.sampling.native_layout()["columns"].items()}
@@ -63,18 +60,18 @@ class RowRules:
             self._buffers[id(buffers)] = found
         return found[1]
 
-    def update(self, metadata: SamplingMetadata) -> None:
+    def update(self, step: StepNeeds) -> None:
         """Make the rules of a step's requests, and drop those of requests that have gone."""
-        if self._updated.find(metadata) is not None:
+        if self._updated.find(step) is not None:
             return
         self._updated.forget()
         columns, stamp = self._columns, self._stamp
         for row in ((stamp != 0) & (stamp != columns.stamp)).nonzero()[0].tolist():
             self.core.forget(row)
             stamp[row] = 0
-        if metadata.needs & CHANGING:
-            rows = metadata.rows[(columns.needs[metadata.rows] & CHANGING != 0) & (stamp[metadata.rows] == 0)]
+        if step.needs & _CHANGING:
+            rows = step.rows[(columns.needs[step.rows] & _CHANGING != 0) & (stamp[step.rows] == 0)]
             for row in rows.tolist():
                 self.core.set(row, *RequestRules.of(columns.params.get(row, _NO_PARAMS), self._eos_token_ids))
                 stamp[row] = columns.stamp[row]
-        self._updated.keep(metadata, True)
+        self._updated.keep(step, True)

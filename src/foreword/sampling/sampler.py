@@ -82,7 +82,7 @@ class Sampler:
             width = int(np.diff(batch.cu_num_logits).max())
         tokens = np.empty((num_reqs, width), np.int32)
         wanted, buffers = None, None
-        if sampling.metadata.num_logprobs is not None:
+        if sampling.step.num_logprobs is not None:
             wanted = wanted_logprobs(batch, sampling, tokens)
         elif masks is None and not sampling.processors and not states.extras.prompt_embeds:
             buffers = sampling.rules.buffers(buffers_of(batch))
@@ -144,7 +144,7 @@ class Sampler:
 
 def wanted_logprobs(batch: InputBatch, sampling: StepSampling, tokens: I32) -> StepLogprobs:
     """Memory for the log-probabilities of each row of logits whose request wants them."""
-    counts = sampling.metadata.num_logprobs
+    counts = sampling.step.num_logprobs
     assert counts is not None
     wanting = (counts >= 0).nonzero()[0]
     per_row = np.repeat(counts.astype(np.int64), np.diff(batch.cu_num_logits))

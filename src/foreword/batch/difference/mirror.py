@@ -13,10 +13,11 @@ from foreword.arrays import I32, I64, AnyArray, Ints
 from foreword.batch.difference.arrays import Arrays
 from foreword.batch.difference.encoding import malformed
 from foreword.batch.state.request_states import RequestStates
-from foreword.batch.state.sampling_columns import COLUMNS, Need
+from foreword.batch.state.sampling_columns import COLUMNS
 from foreword.batch.step.slots import ragged_arange
 from foreword.batch.values.integers import INT32_MAX
 from foreword.batch.values.kv_groups import ContextParallel, KVGroup
+from foreword.batch.values.parameters import Need
 from foreword.batch.values.requests import NewRequests
 
 

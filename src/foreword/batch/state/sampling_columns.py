@@ -1,75 +1,22 @@
 """Sampling parameters of the live requests: one array per parameter, by state row.
 
-`COLUMNS` and `FLAG_RULES` define the parameters' types, defaults and flags, for this module and for native code.
+`COLUMNS` and `FLAG_RULES`, which follow from the table of parameters, are data for this module and for native code.
 """
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Mapping
-from enum import IntFlag
 from operator import setitem
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from foreword.arrays import F32, I32, I64, AnyArray, Ints
 from foreword.batch.state.changes import Change, make
-from foreword.batch.values.sampling_params import SamplingParams
+from foreword.batch.values.parameters import COMPARISONS, Need
+from foreword.batch.values.sampling_params import PARAMETERS, SamplingParams
 from foreword.batch.values.seeds import derived_seed
-
-
-class Need(IntFlag):
-    """What the sampling of a row needs, so that a step can skip what none of its rows needs."""
-
-    GREEDY = 1  # temperature 0
-    RANDOM = 2
-    TOP_P = 4
-    TOP_K = 8
-    MIN_P = 16
-    PENALTIES = 32
-    LOGPROBS = 64
-    PROMPT_LOGPROBS = 128
-    MIN_TOKENS = 256
-    LOGIT_BIAS = 512
-    BAD_WORDS = 1024
-    ALLOWED_TOKENS = 2048
-    STRUCTURED_OUTPUT = 4096
-    TYPICAL_P = 8192
-    TOP_N_SIGMA = 16384
-    XTC = 32768
-    DRY = 65536
-
-
-RARE = Need.MIN_TOKENS | Need.LOGIT_BIAS | Need.BAD_WORDS | Need.ALLOWED_TOKENS | Need.STRUCTURED_OUTPUT | Need.DRY
-
-# column → (dtype, value of a row without sampling parameters). A row is greedy by default; a request is not.
-COLUMNS: dict[str, tuple[type[np.generic], float]] = {
-    "temperature": (np.float32, 0.0),
-    "top_p": (np.float32, 1.0),
-    "top_k": (np.int32, 0),
-    "min_p": (np.float32, 0.0),
-    "presence_penalty": (np.float32, 0.0),
-    "frequency_penalty": (np.float32, 0.0),
-    "repetition_penalty": (np.float32, 1.0),
-    "typical_p": (np.float32, 1.0),
-    "top_n_sigma": (np.float32, 0.0),
-    "xtc_probability": (np.float32, 0.0),
-    "xtc_threshold": (np.float32, float(np.float32(0.1))),
-    "dry_multiplier": (np.float32, 0.0),
-    "dry_base": (np.float32, 1.75),
-    "dry_allowed_length": (np.int32, 2),
-    "dry_range": (np.int32, -1),
-    "seed": (np.int64, 0),
-    "min_tokens": (np.int32, 0),
-    "num_logprobs": (np.int32, -1),
-    "num_prompt_logprobs": (np.int32, -1),
-    "needs": (np.int32, int(Need.GREEDY)),
-}
-GIVEN = tuple(name for name in COLUMNS if name != "needs")  # needs follow from the others
-_COMPUTED = ("top_k", "seed", "num_logprobs", "num_prompt_logprobs")
-_AS_GIVEN = tuple(name for name in GIVEN if name not in _COMPUTED)
 
 
 class FlagRule(NamedTuple):
@@ -81,31 +28,23 @@ class FlagRule(NamedTuple):
     operand: float
 
 
-COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
-    ">": operator.gt,
-    ">=": operator.ge,
-    "<": operator.lt,
-    "!=": operator.ne,
-    "not >": lambda x, y: ~(x > y),  # true of NaN
+GIVEN = {column.name: column for row in PARAMETERS if (column := row.column) is not None}
+"""The columns with values of requests, by name."""
+
+COLUMNS: dict[str, tuple[Any, float]] = {
+    **{name: (column.dtype, np.array(column.neutral, column.dtype).item()) for name, column in GIVEN.items()},
+    "needs": (np.int32, int(Need.GREEDY)),  # follows from the others
 }
+"""Column → its dtype, and the value of a row without parameters. Such a row is greedy; a request is not by default."""
+
 FLAG_RULES = (
     FlagRule(int(Need.GREEDY), "temperature", "not >", 0),
-    FlagRule(int(Need.RANDOM), "temperature", ">", 0),
-    FlagRule(int(Need.TOP_P), "top_p", "<", 1),
-    FlagRule(int(Need.TOP_K), "top_k", ">", 0),
-    FlagRule(int(Need.MIN_P), "min_p", ">", 0),
-    FlagRule(int(Need.PENALTIES), "presence_penalty", "!=", 0),
-    FlagRule(int(Need.PENALTIES), "frequency_penalty", "!=", 0),
-    FlagRule(int(Need.PENALTIES), "repetition_penalty", "!=", 1),
-    FlagRule(int(Need.TYPICAL_P), "typical_p", "<", 1),
-    FlagRule(int(Need.TOP_N_SIGMA), "top_n_sigma", ">", 0),
-    FlagRule(int(Need.XTC), "xtc_probability", ">", 0),
-    FlagRule(int(Need.DRY), "dry_multiplier", ">", 0),
-    FlagRule(int(Need.LOGPROBS), "num_logprobs", ">=", 0),
-    FlagRule(int(Need.PROMPT_LOGPROBS), "num_prompt_logprobs", ">=", 0),
-    FlagRule(int(Need.MIN_TOKENS), "min_tokens", ">", 0),
+    *(FlagRule(int(c.need), name, c.sets_need, c.neutral) for name, c in GIVEN.items() if c.sets_need is not None),
 )
 _COMPILED_RULES = tuple((rule.flag, rule.column, COMPARISONS[rule.comparison], rule.operand) for rule in FLAG_RULES)
+_COMPUTED = ("top_k", "seed", "num_logprobs", "num_prompt_logprobs")
+_AS_GIVEN = tuple(name for name in GIVEN if name not in _COMPUTED)
+_FLAGS_OF_PARAMS = tuple((row.name, int(row.need)) for row in PARAMETERS if row.need is not None and not row.column)
 
 
 VERSION, BASE_SEED, NUM_ADMISSIONS = range(3)  # the entries of `SamplingColumns.counters`
@@ -124,25 +63,15 @@ class SamplingColumns:
     __slots__ = (*COLUMNS, "_blocks", "core", "counters", "is_set", "params", "stamp")
 
     temperature: F32
-    top_p: F32
-    top_k: I32
-    min_p: F32
-    presence_penalty: F32
-    frequency_penalty: F32
-    repetition_penalty: F32
-    typical_p: F32
-    top_n_sigma: F32
-    xtc_probability: F32
-    xtc_threshold: F32
-    dry_multiplier: F32
-    dry_base: F32
-    dry_allowed_length: I32
-    dry_range: I32
     seed: I64
-    min_tokens: I32
     num_logprobs: I32
     num_prompt_logprobs: I32
     needs: I32
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> AnyArray:
+            """Every other column of `COLUMNS`."""
 
     def __init__(self, max_num_reqs: int, base_seed: int = 0) -> None:
         # Columns of one type are rows of one array, so that resetting a request is one assignment per type.
@@ -192,7 +121,7 @@ class SamplingColumns:
         }
 
     def set(self, row: int, params: SamplingParams, vocab_size: int, admission: int) -> list[Change]:
-        """The changes to write the parameters of a request, with the number of its admission, to its row."""
+        """Return the changes that write the parameters of a request, with the number of its admission, to its row."""
         given = {name: getattr(params, name) for name in _AS_GIVEN} | {
             "top_k": params.top_k if params.top_k < vocab_size else 0,
             "seed": derived_seed(self.base_seed, admission) if params.seed is None else params.seed,
@@ -209,7 +138,7 @@ class SamplingColumns:
 
     def _write(self, row: int, given: Mapping[str, Any], rare: int) -> list[Change]:
         values = {name: dtype(given.get(name, default)) for name, (dtype, default) in COLUMNS.items()}
-        values["needs"] = self._flags(values.__getitem__) | rare
+        values["needs"] = self.flags(values.__getitem__) | rare
         return [
             *((setitem, getattr(self, name), row, value) for name, value in values.items()),
             (setitem, self.is_set, row, True),
@@ -240,7 +169,7 @@ class SamplingColumns:
             self.core.renew_sampling(np.ascontiguousarray(rows, np.int32))
             return
         self.is_set[rows] = True
-        self.needs[rows] = self._flags(lambda name: getattr(self, name)[rows])
+        self.needs[rows] = self.flags(lambda name: getattr(self, name)[rows])
         make(self._renewed(rows))
 
     def exchange(self, a: int, b: int) -> None:
@@ -257,8 +186,8 @@ class SamplingColumns:
     def arrays(self) -> list[npt.NDArray[np.generic]]:
         return [self.is_set, *(getattr(self, name) for name in COLUMNS)]
 
-    def _flags(self, values: Callable[[str], Any]) -> Any:
-        """The flags of rows with these values by column, by `FLAG_RULES`."""
+    def flags(self, values: Callable[[str], Any]) -> Any:
+        """Return the flags of rows with these values by column, by `FLAG_RULES`."""
         needs: Any = 0
         for flag, name, compare, operand in _COMPILED_RULES:
             needs = needs | compare(values(name), operand) * flag
@@ -266,14 +195,8 @@ class SamplingColumns:
 
 
 def flags_from_params(params: SamplingParams) -> int:
-    """The `Need` flags of parameters that no column holds."""
-    rare = (
-        (Need.LOGIT_BIAS, bool(params.logit_bias)),
-        (Need.BAD_WORDS, len(params.bad_words_token_ids) > 0),
-        (Need.ALLOWED_TOKENS, params.allowed_token_ids is not None),
-        (Need.STRUCTURED_OUTPUT, params.structured_outputs is not None),
-    )
-    return sum(int(flag) for flag, wanted in rare if wanted)
+    """Return the `Need` flags of parameters that no column holds: each that was given has its own."""
+    return sum(flag for name, flag in _FLAGS_OF_PARAMS if getattr(params, name))
 
 
 def _count(wanted: int | None, vocab_size: int) -> int:

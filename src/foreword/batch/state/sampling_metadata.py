@@ -1,52 +1,38 @@
-"""What a sampler reads for one step, with flags that let it skip what no row needs."""
+"""What the sampling of one step needs, and all sampling parameters of a step for other samplers than Foreword's."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from foreword.arrays import F32, I32, I64, Bools
-from foreword.batch.state.sampling_columns import COLUMNS, RARE, Need, SamplingColumns
+from foreword.arrays import F32, I32, I64, AnyArray, Bools
+from foreword.batch.state.sampling_columns import COLUMNS, GIVEN, SamplingColumns
+from foreword.batch.values.parameters import RARE, Need
 from foreword.batch.values.sampling_params import SamplingParams
 from foreword.native import available, native
 
 # As plain integers: arithmetic on enum members costs more than the arrays here.
 _GREEDY, _RANDOM, _PENALTIES, _RARE = map(int, (Need.GREEDY, Need.RANDOM, Need.PENALTIES, RARE))
+Arrays = dict[str, AnyArray]
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 
 @dataclass(slots=True, eq=False)
-class SamplingMetadata:
-    """Parameters of B rows in batch order (requests, or logit rows). None where no row of the step needs the parameter.
+class StepNeeds:
+    """What the sampling of B rows in batch order (requests, or logit rows) needs.
 
-    rows: int32 [B] state rows. needs: the union of their `Need` flags. params: batch index → the request's parameters,
-    for the rows with a rare one. The arrays are copies and stay valid after the step. Batches of the same requests
-    share one object: do not change it. Not frozen, because a frozen one takes twice as long to make.
+    rows: int32 [B] state rows. needs: the union of their `Need` flags. num_logprobs, num_prompt_logprobs: int32 [B],
+    alternatives requested with each token, −1 for none; None where no row requests any. The arrays are copies and stay
+    valid after the step. Batches of the same requests share one object: do not change it. Not frozen, because a frozen
+    one takes twice as long to make.
     """
 
     rows: I32
     needs: int
-    vocab_size: int
-    params: dict[int, SamplingParams]
-    temperature: F32 | None = None
-    seed: I64 | None = None
-    top_p: F32 | None = None
-    top_k: I32 | None = None
-    min_p: F32 | None = None
-    typical_p: F32 | None = None
-    top_n_sigma: F32 | None = None
-    xtc_probability: F32 | None = None
-    xtc_threshold: F32 | None = None
-    presence_penalty: F32 | None = None
-    frequency_penalty: F32 | None = None
-    repetition_penalty: F32 | None = None
-    dry_multiplier: F32 | None = None
-    dry_base: F32 | None = None
-    dry_allowed_length: I32 | None = None
-    dry_range: I32 | None = None
-    min_tokens: I32 | None = None
     num_logprobs: I32 | None = None
     num_prompt_logprobs: I32 | None = None
 
@@ -76,6 +62,25 @@ class SamplingMetadata:
         """The largest number of alternatives requested by a row; −1 if no row requests log-probabilities."""
         return -1 if self.num_logprobs is None else int(self.num_logprobs.max())
 
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class SamplingMetadata(StepNeeds):
+    """All parameters of B rows in batch order.
+
+    params: batch index → the request's parameters, for the rows with a rare one. arrays: column (a name of `COLUMNS`)
+    → [B], for the other columns that some row needs. Each column is an attribute (``metadata.temperature``), None where
+    no row needs it.
+    """
+
+    vocab_size: int
+    params: dict[int, SamplingParams]
+    arrays: Arrays
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> AnyArray | None:
+            """The columns of `GIVEN`, which are properties."""
+
     # -- rare tables, made on demand ----------------------------------------------------------------------------
 
     def logit_bias(self) -> tuple[I64, I64, F32]:
@@ -104,14 +109,17 @@ class SamplingMetadata:
         return {b: tuple(p.stop_token_ids) for b, p in self.params.items() if p.min_tokens}
 
 
-_NEEDED_FOR = {"temperature": Need.RANDOM, "seed": Need.RANDOM, "top_p": Need.TOP_P, "top_k": Need.TOP_K,
-               "min_p": Need.MIN_P, "typical_p": Need.TYPICAL_P, "top_n_sigma": Need.TOP_N_SIGMA,
-               "xtc_probability": Need.XTC, "xtc_threshold": Need.XTC,
-               "presence_penalty": Need.PENALTIES, "frequency_penalty": Need.PENALTIES,
-               "repetition_penalty": Need.PENALTIES,
-               "dry_multiplier": Need.DRY, "dry_base": Need.DRY, "dry_allowed_length": Need.DRY, "dry_range": Need.DRY,
-               "min_tokens": Need.MIN_TOKENS, "num_logprobs": Need.LOGPROBS,
-               "num_prompt_logprobs": Need.PROMPT_LOGPROBS}  # fmt: skip
+def _property(name: str) -> property:
+    def values(self: SamplingMetadata) -> AnyArray | None:
+        return self.arrays.get(name)
+
+    return property(values)
+
+
+_COUNTS = ("num_logprobs", "num_prompt_logprobs")
+for _name in GIVEN.keys() - set(_COUNTS):
+    setattr(SamplingMetadata, _name, _property(_name))
+_NEED_OF = {name: int(column.need) for name, column in GIVEN.items()}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -126,20 +134,28 @@ class TokenCounts:
 
 
 def build_metadata(columns: SamplingColumns, vocab_size: int, rows: I32, needs: int | None = None) -> SamplingMetadata:
-    """The metadata of these state rows, in this order. needs: the union of their flags, if known. O(B), with one gather
-    for each parameter that a row needs.
+    """Return the metadata of these state rows, in this order. needs: the union of their flags, if known.
+
+    O(B), with one gather for each parameter that a row needs.
     """
-    c = columns
     if needs is None:
-        needs = int(np.bitwise_or.reduce(c.needs[rows])) if len(rows) else 0
+        needs = int(np.bitwise_or.reduce(columns.needs[rows])) if len(rows) else 0
+    return _metadata(columns, vocab_size, rows, needs, _gathered(columns, GIVEN, rows, needs))
+
+
+def _metadata(columns: SamplingColumns, vocab_size: int, rows: I32, needs: int, arrays: Arrays) -> SamplingMetadata:
     params: dict[int, SamplingParams] = {}
     if needs & _RARE:
-        rare = np.flatnonzero(c.needs[rows] & _RARE)
+        rare = np.flatnonzero(columns.needs[rows] & _RARE)
         held = zip(rare.tolist(), rows[rare].tolist(), strict=True)
-        params = {b: c.params[row] for b, row in held if row in c.params}
+        params = {b: columns.params[row] for b, row in held if row in columns.params}
+    counts: Any = {name: arrays.pop(name, None) for name in _COUNTS}
+    return SamplingMetadata(rows, needs, **counts, vocab_size=vocab_size, params=params, arrays=arrays)
+
+
+def _gathered(columns: SamplingColumns, names: Iterable[str], rows: I32, needs: int) -> Arrays:
     at = rows.astype(np.intp)  # once, not in every gather
-    gathered: dict[str, Any] = {name: getattr(c, name).take(at) for name, need in _NEEDED_FOR.items() if needs & need}
-    return SamplingMetadata(rows, needs, vocab_size, params, **gathered)
+    return {name: getattr(columns, name).take(at) for name in names if needs & _NEED_OF[name]}
 
 
 def token_counts(
@@ -172,44 +188,52 @@ def _penalized(metadata: SamplingMetadata) -> I64:
     return np.flatnonzero(has_one)
 
 
-class MetadataCache(Protocol):
-    """The metadata of the last few batches: the same object as long as neither rows nor parameters changed."""
+class StepCache(Protocol[T_co]):
+    """What was made of the last few batches: the same object as long as neither rows nor parameters changed."""
 
-    def get(self, count: int) -> SamplingMetadata:
-        """The metadata of the first ``count`` rows in the buffer: a comparison if known, else `build_metadata`."""
+    def get(self, count: int) -> T_co:
+        """Return what belongs to the first ``count`` rows of the buffer: a comparison if known, else it is made."""
 
 
-def metadata_cache(columns: SamplingColumns, vocab_size: int, rows: I32) -> MetadataCache:
-    """A cache for batches whose state rows are the first entries of ``rows``, a buffer at one address."""
+def needs_cache(columns: SamplingColumns, rows: I32) -> StepCache[StepNeeds]:
+    """Return the `StepNeeds` of batches whose state rows are the first entries of ``rows``, a buffer at one address."""
+    return _cache(columns, rows, _COUNTS, lambda rows, needs, arrays: StepNeeds(rows, needs, **arrays))
 
-    def build(count: int, needs: int | None = None) -> SamplingMetadata:
-        return build_metadata(columns, vocab_size, rows[:count].copy(), needs)
 
+def metadata_cache(columns: SamplingColumns, vocab_size: int, rows: I32) -> StepCache[SamplingMetadata]:
+    """Return the `SamplingMetadata` of such batches."""
+    return _cache(columns, rows, GIVEN, lambda rows, needs, arrays: _metadata(columns, vocab_size, rows, needs, arrays))
+
+
+def _cache(
+    columns: SamplingColumns, rows: I32, names: Iterable[str], make: Callable[[I32, int, Arrays], T]
+) -> StepCache[T]:
+    """make(rows, needs, arrays): of the columns ``names``, those that a row needs."""
     if not available():
-        return _Cache(columns, rows, build)
-    needed = [(name, getattr(columns, name), int(need)) for name, need in _NEEDED_FOR.items()]
-    c = columns
-    cache: MetadataCache = native.MetadataCache(
-        needed, c.needs, c.stamp, c.counters, rows, vocab_size, SamplingMetadata, build, _RARE
-    )
-    return cache
+        return _Cache(columns, rows, tuple(names), make)
+    gathered = [(name, getattr(columns, name), _NEED_OF[name]) for name in names]
+    return native.StepCache(gathered, columns.needs, columns.stamp, columns.counters, rows, make)
 
 
-class _Cache:
-    """As native MetadataCache, by comparison of bytes."""
+class _Cache(Generic[T]):
+    """As native StepCache, by comparison of bytes."""
 
     SIZE = 2  # steps in flight alternate
 
-    def __init__(self, columns: SamplingColumns, rows: I32, build: Callable[[int], SamplingMetadata]) -> None:
-        self._columns, self._rows, self._build = columns, rows, build
-        self._known: dict[tuple[bytes, bytes], SamplingMetadata] = {}  # the oldest first
+    def __init__(
+        self, columns: SamplingColumns, rows: I32, names: tuple[str, ...], make: Callable[[I32, int, Arrays], T]
+    ) -> None:
+        self._columns, self._rows, self._names, self._make = columns, rows, names, make
+        self._known: dict[tuple[bytes, bytes], T] = {}  # the oldest first
 
-    def get(self, count: int) -> SamplingMetadata:
-        rows = self._rows[:count]
-        key = rows.tobytes(), self._columns.stamp[rows].tobytes()
-        metadata = self._known.get(key)
-        if metadata is None:
+    def get(self, count: int) -> T:
+        columns, rows = self._columns, self._rows[:count].copy()
+        key = rows.tobytes(), columns.stamp[rows].tobytes()
+        known = self._known.get(key)
+        if known is None:
+            needs = int(np.bitwise_or.reduce(columns.needs[rows])) if count else 0
+            known = self._make(rows, needs, _gathered(columns, self._names, rows, needs))
             if len(self._known) == self.SIZE:
                 del self._known[next(iter(self._known))]
-            metadata = self._known[key] = self._build(count)
-        return metadata
+            self._known[key] = known
+        return known

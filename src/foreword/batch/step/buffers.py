@@ -8,7 +8,7 @@ import numpy as np
 
 from foreword.arrays import I64, U8, AnyArray
 from foreword.batch.state.request_states import RequestStates
-from foreword.batch.state.sampling_metadata import MetadataCache, metadata_cache
+from foreword.batch.state.sampling_metadata import SamplingMetadata, StepCache, StepNeeds, metadata_cache, needs_cache
 from foreword.batch.step.arena import Allocator, carve
 from foreword.batch.step.layout import FIELDS, STEP, Scalars
 from foreword.batch.values.fields import Field
@@ -44,6 +44,7 @@ class InputBuffers:
         "max_num_reqs",
         "metadata",
         "model_inputs",
+        "needs",
         "scalars",
         "slices",
         "states",
@@ -72,8 +73,9 @@ class InputBuffers:
         self.scalars: I64 = self["scalars"]
         self.written: I64 = self["written"]
         sampling = states.sampling, states.vocab_size
-        self.metadata: MetadataCache = metadata_cache(*sampling, self["idx_mapping"])
-        self.logits_metadata: MetadataCache = metadata_cache(*sampling, self["expanded_idx_mapping"])
+        self.needs: StepCache[StepNeeds] = needs_cache(states.sampling, self["idx_mapping"])
+        self.metadata: StepCache[SamplingMetadata] = metadata_cache(*sampling, self["idx_mapping"])
+        self.logits_metadata: StepCache[SamplingMetadata] = metadata_cache(*sampling, self["expanded_idx_mapping"])
         self.core: Any = None  # the native core over these arrays, made by the native backend
         self.model_inputs: Any = None  # these arrays as the native executor takes them, made by it
 

@@ -5,7 +5,7 @@ each of them; a draw is a function of (seed, position, logits) here as there.
 import triton
 import triton.language as tl
 
-from foreword.batch.state.sampling_columns import Need
+from foreword.batch.values.parameters import Need
 from foreword.device import layout
 
 HEADER = tl.constexpr(layout.HEADER_SIZE)

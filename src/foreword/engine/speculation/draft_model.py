@@ -14,7 +14,7 @@ from foreword.batch import (
     RequestStates,
     SamplingParams,
     prepare_inputs,
-    sampling_metadata,
+    step_needs,
 )
 from foreword.cache import KVCacheManager
 from foreword.errors import ConfigError
@@ -93,7 +93,7 @@ class DraftModelDrafter:
             n = np.clip(budget - (np.cumsum(n) - n), 0, n).astype(np.int32)
             todo, n = todo[n > 0], n[n > 0]
             batch = prepare_inputs(states, (todo, n), self.buffers)
-            sampling = self.processors.step(sampling_metadata(batch))
+            sampling = self.processors.step(step_needs(batch))
             states.commit(batch, self.executor.launch(batch, sampling).result().token_ids)
 
     def _mirror(self, row: int, drafts: int) -> bool:

@@ -36,7 +36,7 @@ from foreword.models.lora import LoraAdapter
 from foreword.models.spec import DecoderSpec
 from foreword.models.weights import Weights
 from foreword.sampling import Sampled, StepSampling
-from foreword.sampling.parts import LOGIT, PartDraws, best_of, can_be_divided, num_logprobs, sampled_from
+from foreword.sampling.parts import LOGIT, PartDraws, best_of, can_be_divided, sampled_from
 
 # What a packet asks for. The count of _COMPUTE is that of its logits_indices, of _DRAW that of log-probabilities.
 _PREPARE, _COMPUTE, _DRAW, _CALL = range(4)
@@ -138,7 +138,7 @@ class ParallelExecutor(TorchExecutor):
         if not can_be_divided(sampling):
             return super().draw(batch, sampling)
         with self._exchange():
-            count = num_logprobs(sampling)
+            count = sampling.step.max_num_logprobs
             self._send_steps(_DRAW, count)
             if self._draws is None:
                 self._draws = _part_draws(batch.states, self.shards)

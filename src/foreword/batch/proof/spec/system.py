@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import or_
 from typing import Any
 
 import numpy as np
@@ -9,45 +11,45 @@ import numpy as np
 from foreword.arrays import AnyArray
 from foreword.batch.proof.spec.step import Step
 from foreword.batch.proof.spec.tensor import Level, Relation, TensorSpec, row_tensor
-from foreword.batch.state.sampling_columns import COLUMNS, Need
+from foreword.batch.state.sampling_columns import COLUMNS, FLAG_RULES
+from foreword.batch.values.integers import INT32_MAX
+from foreword.batch.values.parameters import Need, Parameter
+from foreword.batch.values.sampling_params import PARAMETERS
 
 
 def _system(name: str, definition: str, *relations: Relation, **facts: Any) -> TensorSpec:
     return TensorSpec(name=name, level=Level.SYSTEM, definition=definition, relations=relations, **facts)
 
 
-def _sampling(
-    name: str, definition: str, *relations: Relation, range: tuple[float | str, float | str | None] | None = None
-) -> TensorSpec:
-    """A column of `SamplingColumns`: dtype and padding are those of `COLUMNS`."""
-    dtype, default = COLUMNS[name]
+_STORED: dict[str, tuple[str | None, str]] = {
+    "top_k": (None, "V-1"),
+    "num_logprobs": ("log-probabilities of this many of the likeliest tokens with each output token, −1 for none", "V"),
+    "num_prompt_logprobs": ("the same with each prompt token", "V"),
+}
+"""Columns that hold another value than the parameter's: definition (None: the parameter's), and the largest value."""
+
+
+def _sampling(row: Parameter) -> TensorSpec:
+    """The column of a sampling parameter: dtype, range and padding are those of the table."""
+    assert row.column is not None
+    name = row.column.name
+    dtype, neutral = COLUMNS[name]
+    definition, most = _STORED.get(name, (None, None))
+    low = row.least if row.above is None else row.above
+    limits: tuple[float, float | str | None] | None = None
+    if low is not None and name != "seed":  # any int64
+        limits = low, most or (None if row.most == INT32_MAX else row.most)
     return _system(
-        name, definition, *relations, shape=("R",), dtype=dtype.__name__, producer="add_request", consumers="sampler",
-        padding=dtype(default).item(), range=range, attribute=f"sampling.{name}",
+        name, definition or row.help.removesuffix("."), shape=("R",), dtype=np.dtype(dtype).name, padding=neutral,
+        producer="add_request", consumers="sampler", range=limits, attribute=f"sampling.{name}",
     )  # fmt: skip
 
 
 def _needs(step: Step, needs: AnyArray) -> AnyArray:
-    """The flags that follow from columns, by their definition; flags that follow from parameters objects unchanged."""
-    c = step.states.sampling
-    derived = {
-        Need.GREEDY: ~(c.temperature > 0),
-        Need.RANDOM: c.temperature > 0,
-        Need.TOP_P: c.top_p < 1,
-        Need.TOP_K: c.top_k > 0,
-        Need.MIN_P: c.min_p > 0,
-        Need.PENALTIES: (c.presence_penalty != 0) | (c.frequency_penalty != 0) | (c.repetition_penalty != 1),
-        Need.TYPICAL_P: c.typical_p < 1,
-        Need.TOP_N_SIGMA: c.top_n_sigma > 0,
-        Need.XTC: c.xtc_probability > 0,
-        Need.DRY: c.dry_multiplier > 0,
-        Need.LOGPROBS: c.num_logprobs >= 0,
-        Need.PROMPT_LOGPROBS: c.num_prompt_logprobs >= 0,
-        Need.MIN_TOKENS: c.min_tokens > 0,
-    }
-    for flag, present in derived.items():
-        needs = np.where(present, needs | int(flag), needs & ~int(flag))
-    return needs
+    """The flags that follow from columns, by `FLAG_RULES`; flags that follow from parameters objects unchanged."""
+    columns, derived = step.states.sampling, reduce(or_, (rule.flag for rule in FLAG_RULES))
+    flags: AnyArray = columns.flags(lambda name: getattr(columns, name))
+    return needs & ~derived | flags
 
 
 SYSTEM: tuple[TensorSpec, ...] = (
@@ -214,25 +216,7 @@ SYSTEM: tuple[TensorSpec, ...] = (
         range=(0, "K"),
         attribute="block_tables.num_blocks",
     ),
-    _sampling("temperature", "0 is greedy", range=(0.0, 100.0)),
-    _sampling("top_p", "the smallest set of the likeliest tokens with this much probability", range=(0.0, 1.0)),
-    _sampling("top_k", "the likeliest tokens kept, 0 for all", range=(0, "V-1")),
-    _sampling("min_p", "tokens with at least this share of the largest probability", range=(0.0, 1.0)),
-    _sampling("presence_penalty", "subtracted once from the logit of an output's token", range=(-2.0, 2.0)),
-    _sampling("frequency_penalty", "subtracted for each time a token was output", range=(-2.0, 2.0)),
-    _sampling("repetition_penalty", "divides positive, multiplies negative logits", range=(0.0, 100.0)),
-    _sampling("typical_p", "the smallest set of the most typical tokens with this much probability", range=(0.0, 1.0)),
-    _sampling("top_n_sigma", "standard deviations of the logits below the largest, 0 for all", range=(-1.0, 1000.0)),
-    _sampling("xtc_probability", "how often the likeliest tokens are dropped", range=(0.0, 1.0)),
-    _sampling("xtc_threshold", "the probability of tokens that may be dropped", range=(0.0, 1.0)),
-    _sampling("dry_multiplier", "the penalty of the shortest repetition, 0 for none", range=(0.0, 1000.0)),
-    _sampling("dry_base", "the factor of the penalty for each further token", range=(1.0, 1000.0)),
-    _sampling("dry_allowed_length", "the shortest repetition that is penalized", range=(1, None)),
-    _sampling("dry_range", "the latest tokens that are searched, −1 for all", range=(-1, None)),
-    _sampling("seed", "of the request's own random numbers"),
-    _sampling("min_tokens", "no end before this many outputs", range=(0, None)),
-    _sampling("num_logprobs", "alternatives requested with each token, −1 for none", range=(-1, "V")),
-    _sampling("num_prompt_logprobs", "the same for the prompt's tokens", range=(-1, "V")),
+    *(_sampling(row) for row in PARAMETERS if row.column is not None),
     _system(
         "needs",
         "the `Need` flags of the row: what its sampling needs, so that a step skips what no row needs",

@@ -1,0 +1,34 @@
+"""Print the reference of the sampling parameters: ``python -m foreword.batch.values.parameters_page``."""
+
+from __future__ import annotations
+
+from foreword.batch.values.parameters import Parameter
+from foreword.batch.values.sampling_params import PARAMETERS
+
+
+def render() -> str:
+    """Return the page in Markdown."""
+    lines = [
+        "# Sampling parameters",
+        "",
+        "Every field of `SamplingParams`, which is also an option of `foreword run` and `foreword chat` and a field of",
+        "a request's body, as far as [command line](command-line.md) and [server](server.md) say. Values out of range",
+        "are refused. `foreword.sampling.reference` defines the order in which the parameters apply.",
+        "",
+        "Made from the table that also checks requests:",
+        "`python -m foreword.batch.values.parameters_page > docs/sampling-parameters.md`.",
+        "",
+        "| name | type | default | range | meaning |",
+        "|---|---|---|---|---|",
+        *map(_line, PARAMETERS),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _line(row: Parameter) -> str:
+    type = (row.type + " | None" * row.nullable).replace("|", "\\|")
+    return f"| `{row.name}` | `{type}` | `{row.default}` | {row.limits.removeprefix('in ')} | {row.help} |"
+
+
+if __name__ == "__main__":
+    print(render(), end="")
