@@ -88,7 +88,7 @@ def test_a_setting_is_a_name_and_a_value(typed, expected):
     ("typed", "field", "message"),
     [
         ("temprature 1", "temprature", "Did you mean 'temperature'"),
-        ("n 2", "n", "is no setting"),
+        ("n 2", "n", "is not a setting of a conversation"),
         ("temperature warm", "temperature", "expected X"),
         ("temperature 1 2", "temperature", "expected one value"),
         ("ignore_eos 1", "ignore_eos", "expected on|off"),
