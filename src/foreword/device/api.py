@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from foreword.arrays import AnyArray
+
 Tensor = Any
 """A torch tensor; a NumPy array on `foreword.device.recording.RecordingDevice`."""
 
@@ -38,6 +40,12 @@ class DeviceApi(Protocol):
 
     def pinned(self, size: int) -> Tensor:
         """int32 [size] of the host that the device copies from and to while the host goes on."""
+        ...
+
+    def to_host(self, x: Tensor) -> AnyArray:
+        """Return the values of a tensor in host memory, once what was launched before is done. Pinned memory is shared:
+        what is written to the array is in the tensor.
+        """
         ...
 
     def copy(self, to: Tensor, source: Tensor) -> None:

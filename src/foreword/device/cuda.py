@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from foreword.arrays import AnyArray
 from foreword.device.api import Event, Graph, Tensor
 from foreword.device.catalog import constants_of, load
 from foreword.errors import ConfigError
@@ -38,6 +39,11 @@ class CudaDevice:
     def pinned(self, size: int) -> Tensor:
         """See `DeviceApi.pinned`."""
         return torch.zeros(size, dtype=torch.int32, pin_memory=True)
+
+    def to_host(self, x: Tensor) -> AnyArray:
+        """See `DeviceApi.to_host`."""
+        array: AnyArray = x.cpu().numpy()
+        return array
 
     def copy(self, to: Tensor, source: Tensor) -> None:
         """See `DeviceApi.copy`."""

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import triton
 
+from foreword.arrays import AnyArray
 from foreword.device.api import Event, Graph, Tensor
 from foreword.device.catalog import constants_of, load
 from foreword.errors import ConfigError
@@ -45,6 +46,11 @@ class InterpretedDevice:
     def pinned(self, size: int) -> Tensor:
         """See `DeviceApi.pinned`."""
         return torch.zeros(size, dtype=torch.int32)
+
+    def to_host(self, x: Tensor) -> AnyArray:
+        """See `DeviceApi.to_host`."""
+        array: AnyArray = x.cpu().numpy()
+        return array
 
     def copy(self, to: Tensor, source: Tensor) -> None:
         """See `DeviceApi.copy`."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from foreword.arrays import AnyArray
 from foreword.device.api import Event, Graph, Tensor
 
 
@@ -36,6 +37,11 @@ class RecordingDevice:
         """See `DeviceApi.pinned`."""
         self.calls.append("pinned")
         return np.zeros(size, np.int32)
+
+    def to_host(self, x: Tensor) -> AnyArray:
+        """See `DeviceApi.to_host`."""
+        array: AnyArray = x
+        return array
 
     def copy(self, to: Tensor, source: Tensor) -> None:
         """See `DeviceApi.copy`."""

@@ -27,8 +27,8 @@ class PacketSlot:
 
     def __init__(self, api: DeviceApi, packet_size: int, sampled_size: int) -> None:
         self.packet, self.sampled = api.pinned(packet_size), api.pinned(sampled_size)
-        self.packet_array: I32 = self.packet.numpy() if hasattr(self.packet, "numpy") else self.packet
-        self.sampled_array: I32 = self.sampled.numpy() if hasattr(self.sampled, "numpy") else self.sampled
+        self.packet_array: I32 = api.to_host(self.packet)
+        self.sampled_array: I32 = api.to_host(self.sampled)
         self._event, self._is_open, self._in_flight = api.event(), False, False
         self._packets: dict[int, tuple[Tensor, Tensor]] = {}
         self._samples: dict[int, tuple[Tensor, Tensor]] = {}

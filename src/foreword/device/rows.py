@@ -69,7 +69,7 @@ class DeviceRows:
         self.arena, self.packet = api.zeros((place.size,), "int32"), api.zeros((place.max_packet,), "int32")
         self.groups = api.zeros(place.groups.shape, "int32")
         staged = api.pinned(place.groups.size)
-        _array(staged)[:] = place.groups.ravel()
+        api.to_host(staged)[:] = place.groups.ravel()
         api.copy(self.groups.reshape(-1), staged)
         shapes: dict[str, tuple[tuple[int, ...], str]] = {
             "input_ids": ((T,), "int32"),
@@ -202,8 +202,11 @@ class DeviceRows:
             field = FIELDS["positions" if name == "rope_positions" else name]
             extent, per_group = EXTENTS[field.shape[0]], field.per_group
             size = getattr(step, extent.scalar) + extent.extra
-            found[name] = [_host(v[:size]) for v in values] if per_group else _host(values[:size])
+            found[name] = [self._copy_of(v[:size]) for v in values] if per_group else self._copy_of(values[:size])
         return found
+
+    def _copy_of(self, x: Tensor) -> AnyArray:
+        return np.array(self.api.to_host(x))
 
     def check(self, batch: InputBatch) -> None:
         """Compare the tensors that the device prepared last with those of the host's batch, which must be resolved.
@@ -239,17 +242,6 @@ def _expected(batch: InputBatch, name: str) -> AnyArray | tuple[AnyArray, ...]:
     of_requests = np.where(row_generation(batch) >= 0, column[batch.idx_mapping], 0)
     of_tokens[: batch.num_tokens] = of_requests[batch.req_indices]
     return of_tokens if name == "lora_tokens" else batch.positions + of_tokens
-
-
-def _host(values: Tensor) -> AnyArray:
-    """A copy in host memory."""
-    return np.array(values.cpu().numpy() if hasattr(values, "cpu") else values)
-
-
-def _array(values: Tensor) -> AnyArray:
-    """Memory of the host as a NumPy array."""
-    array: AnyArray = values.numpy() if hasattr(values, "numpy") else values
-    return array
 
 
 def _step_buffers(buffers: InputBuffers) -> native.StepBuffers:

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from foreword.arrays import I32, I64, AnyArray
+from foreword.arrays import F32, I32, I64, AnyArray
 from foreword.batch import BlockOps, InputBatch, PaddingBuckets, mrope_positions, prompt_embeds
 from foreword.batch.features.lora import LoraMapping
 from foreword.batch.features.multimodal import prefilling_with
@@ -88,7 +88,7 @@ class DeviceModel(Protocol):
     def forward(
         self, rows: DeviceRows, num_tokens: int, num_reqs: int, num_logits: int, inputs: StepInputs = TEXT
     ) -> Tensor:
-        """Launch a step of these padded sizes. The logits [num_logits, V] at tokens
+        """Launch a step of these padded sizes. Returns float32 logits: [num_logits, V] at tokens
         ``rows.tensors["logits_indices"][:num_logits]``, then those at ``inputs.more_logits``. It is captured, unless
         ``inputs`` has arrays: it must not read a tensor on the host, and what it allocates belongs to the graph.
         """
@@ -314,7 +314,7 @@ class HostSampledStep:
         batch, rows, slot = self._batch, self._rows, self._slot
         if batch._check == "full":
             rows.check(batch)
-        logits = self._logits.float().cpu().numpy() if hasattr(self._logits, "cpu") else self._logits
+        logits: F32 = rows.api.to_host(self._logits)
         sampled = self._sampler.sample(batch, logits[: len(batch.logits_indices)], self._sampling)
         table = sampled.token_ids.reshape(batch.num_reqs, -1)
         slot.sampled_array[:] = -1
