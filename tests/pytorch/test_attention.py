@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch", reason="needs the extra foreword[torch]")
 
 from foreword.batch import InputBuffers, KVGroup, NewRequest, RequestStates, prepare_inputs
 from foreword.executors.torch import attention
-from foreword.executors.torch.attention import GatheredAttention
+from foreword.executors.torch.attention import AttentionCall, GatheredAttention
 from foreword.executors.torch.cache import KVLayer, PagedCache
 
 BLOCK, LENGTHS = 4, {"a": 37, "b": 5, "c": 64, "d": 20}
@@ -97,7 +97,7 @@ def run_steps(heads, mask, dtype, tolerance, make=GatheredAttention):
             q, k, v = (torch.tensor(rng.standard_normal((batch.num_tokens, *s)), dtype=dtype) for s in shapes)
             paged.write(i, k, v)
             given = None if sinks is None else torch.tensor(sinks, dtype=dtype)
-            out = paged.attend(i, q, scale=scale, **arguments, sinks=given)
+            out = paged.attend(AttentionCall(i, scale, **arguments, sinks=given), q)
             assert out.dtype == dtype
             for b, name in enumerate(batch.req_ids):
                 start, end = batch.query_start_loc[b : b + 2]

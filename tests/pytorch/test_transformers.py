@@ -178,7 +178,8 @@ def test_layers_that_attend_by_code_of_their_own_are_connected(tmp_path, name):
 def test_a_model_that_attends_otherwise_than_traced_is_refused(tmp_path):
     model = load_transformers(make(tmp_path, "mistral"), "mistral", **OPTIONS)
     assert inputs_of(model.module, model.trace) == (0, 32, 0, 0)
-    unmasked = replace(model.trace, calls=tuple(replace(call, mask=Mask()) for call in model.trace.calls))
+    calls = [replace(call, attention=replace(call.attention, window=None)) for call in model.trace.calls]
+    unmasked = replace(model.trace, calls=tuple(calls))
     with pytest.raises(ModelError, match="differ from those of its own forward pass"):
         inputs_of(model.module, unmasked)
 

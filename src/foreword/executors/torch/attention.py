@@ -22,43 +22,58 @@ QUERIES_AT_ONCE = 128  # of a request, which bounds the mask and the scores
 KEYS_AT_ONCE = 16384  # of all requests of a call, which bounds the gathered keys and values
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class AttentionCall:
+    """One call of attention in a model's forward pass: all that is the same in every step.
+
+    layer: the number of its keys and values in the cache. scale: the factor of q · k.
+    window, chunk: a query at position p sees keys at j ≤ p; with ``window`` those in (p − window, p]; with ``chunk``
+    those with j // chunk = p // chunk.
+    softcap: scores become softcap · tanh(score / softcap).
+    sinks: [num_heads], a further score of each softmax, of a key whose value is zero.
+    bias: [num_heads, D], added to the scores of keys by their distance to the query, which is below D.
+    slopes: [num_heads], by which scores fall for each position of that distance (ALiBi).
+    A call with bias or slopes has no softcap. A call over positions that ranks share has no sinks, bias or slopes.
+    """
+
+    layer: int
+    scale: float
+    window: int | None = None
+    chunk: int | None = None
+    softcap: float | None = None
+    sinks: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
+    slopes: torch.Tensor | None = None
+
+
 class PagedAttention(Protocol):
     """Attention of the requests of one step to their own keys and values.
 
-    layer: a number of the cache's layers. Tokens are in batch order; T is the number of tokens of the step.
+    Tokens are in batch order; T is the number of tokens of the step.
     """
 
-    def begin(self, batch: InputBatch) -> None:
-        """Start a step. The batch's block operations were applied."""
+    def begin(self, batch: InputBatch, last_seen: I64 | None = None) -> None:
+        """Start a step. The batch's block operations were applied.
+
+        last_seen: the position of the last key that each token sees; None: its own.
+        """
         ...
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Write the step's keys [T, num_kv_heads, key_dim] and values [T, num_kv_heads, value_dim] to their slots."""
         ...
 
-    def attend(
-        self,
-        layer: int,
-        queries: torch.Tensor,
-        *,
-        scale: float,
-        window: int | None = None,
-        chunk: int | None = None,
-        softcap: float | None = None,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """softmax(cap(q · k * scale, softcap) + mask) v [T, num_heads, value_dim] of queries [T, num_heads, key_dim].
+    def attend(self, call: AttentionCall, queries: torch.Tensor) -> torch.Tensor:
+        """Return softmax(cap(q · k * scale, softcap) + mask) v [T, num_heads, value_dim].
 
-        A query at position p sees keys at j ≤ p; with ``window`` those in (p − window, p]; with ``chunk`` those with
-        j // chunk = p // chunk. Query head h reads key head h // (num_heads / num_kv_heads).
-        sinks: [num_heads], a further score of each softmax, of a key whose value is zero.
+        queries: [T, num_heads, key_dim]; head h reads key head h // (num_heads / num_kv_heads).
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
-    """Queries of several requests that one call computes.
+class _Part:
+    """Queries of several requests, which are computed at once.
 
     tokens: int64 [R, N], the queries; a shorter row repeats its last one.
     blocks: int64 [R · B], of the keys; block 0, which is never written, after the last.
@@ -85,7 +100,7 @@ class GatheredAttention:
         self._step: _Step | None = None
 
     def begin(self, batch: InputBatch, last_seen: I64 | None = None) -> None:
-        """See `PagedAttention.begin`. last_seen: the position of the last key that each token sees; None: its own."""
+        """See `PagedAttention.begin`."""
         self._step = _Step(batch, self.cache, batch.positions if last_seen is None else last_seen)
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
@@ -97,51 +112,37 @@ class GatheredAttention:
                 cached.index_fill_(0, slots.fresh_blocks, 0)
             cached[slots.blocks, slots.offsets] = (new if slots.tokens is None else new[slots.tokens]).to(cached.dtype)
 
-    def attend(
-        self,
-        layer: int,
-        queries: torch.Tensor,
-        *,
-        scale: float,
-        window: int | None = None,
-        chunk: int | None = None,
-        softcap: float | None = None,
-        sinks: torch.Tensor | None = None,
-        bias: torch.Tensor | None = None,
-        slopes: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """See `PagedAttention.attend`. bias: [num_heads, D], what is added to the scores of keys by their distance to
-        the query, which is below D; slopes: [num_heads], by which scores fall for each position of it (ALiBi); both
-        without softcap. None of sinks, bias and slopes where positions are spread over ranks.
-        """
+    def attend(self, call: AttentionCall, queries: torch.Tensor) -> torch.Tensor:
+        """See `PagedAttention.attend`."""
+        layer = call.layer
         of, cached_keys, cached_values = self.cache.layers[layer], self.cache.keys[layer], self.cache.values[layer]
         is_spread = self._current.is_spread(of.group)
         if is_spread:
-            assert sinks is None
-            assert bias is None
-            assert slopes is None
+            assert call.sinks is None
+            assert call.bias is None
+            assert call.slopes is None
             out = queries.new_empty(*queries.shape[:2], of.value_dim + 2, dtype=torch.float32)
         else:
             out = queries.new_empty(*queries.shape[:2], of.value_dim)
-        for call in self._current.calls(of.group, window, chunk):
-            query = queries[call.tokens].transpose(1, 2)  # [R, H, N, D]
-            rows = len(call.tokens)
+        for part in self._current.parts(of.group, call.window, call.chunk):
+            query = queries[part.tokens].transpose(1, 2)  # [R, H, N, D]
+            rows = len(part.tokens)
             key, value = (
                 cached.flatten(1)
-                .index_select(0, call.blocks)  # copies whole blocks, several times as fast as an index by a tensor
+                .index_select(0, part.blocks)  # copies whole blocks, several times as fast as an index by a tensor
                 .view(rows, -1, of.num_kv_heads, cached.shape[-1])
                 .transpose(1, 2)
                 .to(query.dtype)
                 for cached in (cached_keys, cached_values)
             )  # [R, num_kv_heads, S, D]
             if is_spread:
-                result = _partial(query, key, value, call.mask, scale, softcap)
-            elif softcap is None:
-                mask = call.mask if bias is None and slopes is None else _biased(call, bias, slopes).to(query.dtype)
-                result = _fused(query, key, value, mask, scale, sinks)
+                result = _partial(call, query, key, value, part.mask)
+            elif call.softcap is None:
+                has_bias = call.bias is not None or call.slopes is not None
+                result = _fused(call, query, key, value, _biased(call, part).to(query.dtype) if has_bias else part.mask)
             else:
-                result = _capped(query, key, value, call.mask, scale, softcap, sinks)
-            out[call.tokens] = result.transpose(1, 2)
+                result = _capped(call, query, key, value, part.mask)
+            out[part.tokens] = result.transpose(1, 2)
         return self._merged(out).to(queries.dtype) if is_spread else out
 
     def _merged(self, own: torch.Tensor) -> torch.Tensor:
@@ -170,12 +171,12 @@ class _Slots:
 
 
 class _Step:
-    """The slots and the calls of one step, computed on first use: the same for all layers of a kind."""
+    """The slots and the parts of one step, computed on first use: the same for all layers of a kind."""
 
     def __init__(self, batch: InputBatch, cache: PagedCache, last_seen: I64) -> None:
         self._batch, self._last_seen, self._block_size, self._device = batch, last_seen, cache.block_size, cache.device
         self._slots: dict[int, _Slots] = {}
-        self._calls: dict[tuple[int, int | None, int | None], list[_Call]] = {}
+        self._parts: dict[tuple[int, int | None, int | None], list[_Part]] = {}
 
     def is_spread(self, group: int) -> bool:
         """Whether ranks share the positions of a KV group."""
@@ -197,12 +198,12 @@ class _Step:
             self._slots[group] = _Slots(tokens, *map(self._tensor, (blocks, offsets, fresh)))
         return self._slots[group]
 
-    def calls(self, group: int, window: int | None, chunk: int | None) -> list[_Call]:
-        """The calls of layers of a KV group with this mask."""
+    def parts(self, group: int, window: int | None, chunk: int | None) -> list[_Part]:
+        """Return the parts of calls over a KV group with this mask."""
         key = group, window, chunk
-        if key not in self._calls:
-            self._calls[key] = list(self._make_calls(group, window, chunk))
-        return self._calls[key]
+        if key not in self._parts:
+            self._parts[key] = list(self._make_parts(group, window, chunk))
+        return self._parts[key]
 
     @cached_property
     def _rows(self) -> tuple[I64, I64, I64]:
@@ -214,7 +215,7 @@ class _Step:
         done = (np.arange(len(request)) - np.repeat(np.cumsum(count) - count, count)) * QUERIES_AT_ONCE
         return request, starts[request] + done, np.minimum(lengths[request] - done, QUERIES_AT_ONCE)
 
-    def _make_calls(self, group: int, window: int | None, chunk: int | None) -> Iterator[_Call]:
+    def _make_parts(self, group: int, window: int | None, chunk: int | None) -> Iterator[_Part]:
         table, positions = self._batch.states.block_tables[group], self._batch.positions
         size, within = table.tokens_per_block, _positions_within(table)
         request, first, length = self._rows
@@ -246,7 +247,7 @@ class _Step:
                 if chunk is not None:
                     mask &= key // chunk == query // chunk
                 given = tokens, blocks.ravel().astype(np.int64), mask[:, None], positions[tokens], key[:, 0]
-                yield _Call(*map(self._tensor, given))
+                yield _Part(*map(self._tensor, given))
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
         return as_tensor(array, self._device)
@@ -261,24 +262,19 @@ def _positions_within(table: BlockTable) -> I64:
     return (run * cp.size + cp.rank) * cp.interleave + at
 
 
-def _biased(call: _Call, bias: torch.Tensor | None, slopes: torch.Tensor | None) -> torch.Tensor:
-    """The mask of a call as numbers that are added to the scores, with those of each distance."""
-    distances = (call.positions[:, :, None] - call.key_positions[:, None]).clamp_min(0).long()  # [R, N, S]
-    if bias is None:
-        assert slopes is not None
-        added = -slopes.view(1, -1, 1, 1) * distances[:, None]
+def _biased(call: AttentionCall, part: _Part) -> torch.Tensor:
+    """Return the mask of a part as numbers that are added to the scores, with those of each distance."""
+    distances = (part.positions[:, :, None] - part.key_positions[:, None]).clamp_min(0).long()  # [R, N, S]
+    if call.bias is None:
+        assert call.slopes is not None
+        added = -call.slopes.view(1, -1, 1, 1) * distances[:, None]
     else:
-        added = bias[:, distances].transpose(0, 1)
-    return added.masked_fill(~call.mask, float("-inf"))
+        added = call.bias[:, distances].transpose(0, 1)
+    return added.masked_fill(~part.mask, float("-inf"))
 
 
 def _fused(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor,
-    scale: float,
-    sinks: torch.Tensor | None,
+    call: AttentionCall, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor
 ) -> torch.Tensor:
     """PyTorch's fused attention, whose kernels take keys and values of one width. [R, H, N, value_dim]
 
@@ -286,59 +282,47 @@ def _fused(
     sink's key 1, and every other key 0.
     """
     value_dim, width = value.shape[-1], max(query.shape[-1], value.shape[-1])
-    if sinks is not None:
-        query = torch.cat([query, (sinks / scale).to(query.dtype).view(1, -1, 1, 1).expand(*query.shape[:3], 1)], -1)
+    if call.sinks is not None:
+        sink = (call.sinks / call.scale).to(query.dtype).view(1, -1, 1, 1).expand(*query.shape[:3], 1)
+        query = torch.cat([query, sink], -1)
         key = F.pad(key, (0, 1, 0, 1))
         key[..., -1, -1] = 1
         value, mask = F.pad(value, (0, 0, 0, 1)), F.pad(mask, (0, 1), value=True)
         width = -(-(width + 1) // 8) * 8
     query, key, value = (F.pad(x, (0, width - x.shape[-1])) if x.shape[-1] < width else x for x in (query, key, value))
     grouped = query.shape[1] != key.shape[1]
-    out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale, enable_gqa=grouped)
+    out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=call.scale, enable_gqa=grouped)
     return out[..., :value_dim]
 
 
 def _capped(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor,
-    scale: float,
-    softcap: float,
-    sinks: torch.Tensor | None,
+    call: AttentionCall, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor
 ) -> torch.Tensor:
     """Attention with capped scores, which no fused kernel has. [R, H, N, value_dim]"""
-    scores = _scores(query, key, mask, scale, softcap)
-    if sinks is not None:
-        sink = sinks.float().view(1, *scores.shape[1:3], 1, 1).expand(*scores.shape[:-1], 1)
+    scores = _scores(call, query, key, mask)
+    if call.sinks is not None:
+        sink = call.sinks.float().view(1, *scores.shape[1:3], 1, 1).expand(*scores.shape[:-1], 1)
         scores = torch.cat([scores, sink], -1)
     weights = torch.softmax(scores, -1)[..., : key.shape[2]]
     return (weights.to(value.dtype) @ value[:, :, None]).flatten(1, 2)
 
 
 def _partial(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor,
-    scale: float,
-    softcap: float | None,
+    call: AttentionCall, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor
 ) -> torch.Tensor:
     """Attention to some of the keys, which others' can be merged with. [R, H, N, value_dim + 2]: the sum of the values
     weighted by exp(score − largest), the sum of the weights, and the largest score, −∞ where no key is seen.
     """
-    scores = _scores(query, key, mask, scale, softcap)
+    scores = _scores(call, query, key, mask)
     largest = scores.amax(-1, keepdim=True)
     weights = torch.exp(scores - largest.clamp_min(torch.finfo(torch.float32).min))
     out = (weights.to(value.dtype) @ value[:, :, None]).float()
     return torch.cat([out, weights.sum(-1, keepdim=True), largest], -1).flatten(1, 2)
 
 
-def _scores(
-    query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor, scale: float, softcap: float | None
-) -> torch.Tensor:
+def _scores(call: AttentionCall, query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """The scores of keys, −∞ where the mask hides them: float32 [R, num_kv_heads, heads per key head, N, S]."""
     grouped = query.unflatten(1, (key.shape[1], -1))
-    scores = (grouped @ key[:, :, None].transpose(-1, -2)).float() * scale
-    scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
+    scores = (grouped @ key[:, :, None].transpose(-1, -2)).float() * call.scale
+    scores = scores if call.softcap is None else call.softcap * torch.tanh(scores / call.softcap)
     return scores.masked_fill(~mask[:, :, None], float("-inf"))

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import embedding, linear, rms_norm
 
 from foreword.executors.torch.activations import ACTIVATIONS
+from foreword.executors.torch.attention import AttentionCall
 from foreword.executors.torch.grouped import grouped
 from foreword.executors.torch.loras import ProductChanges
 from foreword.executors.torch.recurrent import RecurrentLayer
@@ -117,6 +118,7 @@ class Attention:
         prefix = f"layers.{index}."
         self.spec, self.layer = spec, spec.layers[index]
         self.index = sum(layer.recurrent is None for layer in spec.layers[:index])  # in the cache
+        self.call = AttentionCall(self.index, spec.query_scale, self.layer.sliding_window, softcap=spec.attn_softcap)
         names = ("q", "k", "v", "attn_gate") if spec.attn_gate else ("q", "k", "v")
         biases = "qkv" if spec.qkv_bias else ()
         self.inputs = load.linear(prefix, names, biases=biases, split="outputs", among=load.shards.heads)
@@ -133,10 +135,8 @@ class Attention:
     def __call__(self, h: Tensor, step: Step) -> Tensor:
         spec, rope = self.spec, self.layer.rope
         q, k, v, gate = self.project(self, h, None if rope is None else step.rotations[rope], step.loras)
-        step.attention.write(self.index, k, v)
-        a = step.attention.attend(
-            self.index, q, scale=spec.query_scale, window=self.layer.sliding_window, softcap=spec.attn_softcap
-        ).flatten(1)
+        step.attention.write(self.call.layer, k, v)
+        a = step.attention.attend(self.call, q).flatten(1)
         return self.output(a * gate.sigmoid() if spec.attn_gate else a, step.loras)
 
     def _project(

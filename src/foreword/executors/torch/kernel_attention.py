@@ -12,7 +12,7 @@ from foreword.batch import InputBatch
 from foreword.device.api import DeviceApi, Tensor
 from foreword.device.attention import DeviceAttention, LayerCache
 from foreword.device.layout import GROUP_SIZE, HEADER_SIZE, NUM_COMPUTED, RowLayout
-from foreword.executors.torch.attention import GatheredAttention
+from foreword.executors.torch.attention import AttentionCall, GatheredAttention, PagedAttention
 from foreword.executors.torch.cache import PagedCache
 from foreword.executors.torch.shard import Shard
 
@@ -20,7 +20,7 @@ _DOT = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "fl
 _TABLES_AT = NUM_COMPUTED + 1  # in a record: its block tables, one after the other
 
 
-def paged_attention(cache: PagedCache, shard: Shard | None = None) -> GatheredAttention:
+def paged_attention(cache: PagedCache, shard: Shard | None = None) -> PagedAttention:
     """The attention of a cache: by kernels on a GPU where Triton is installed. shard: see `GatheredAttention`."""
     if cache.device.type != "cuda" or find_spec("triton") is None:
         return GatheredAttention(cache, shard)
@@ -48,34 +48,19 @@ class KernelAttention(GatheredAttention):
         self._layers: dict[tuple[int, ...], DeviceAttention] = {}
 
     def begin(self, batch: InputBatch, last_seen: I64 | None = None) -> None:
-        """See `GatheredAttention.begin`."""
+        """See `PagedAttention.begin`."""
         super().begin(batch, last_seen)
         self._is_causal = last_seen is None
         if self._rows is None or not self._rows.holds(batch):
             self._rows, self._layers = _StepRows(batch, self.api), {}
         self._rows.begin(batch)
 
-    def attend(
-        self,
-        layer: int,
-        queries: torch.Tensor,
-        *,
-        scale: float,
-        window: int | None = None,
-        chunk: int | None = None,
-        softcap: float | None = None,
-        sinks: torch.Tensor | None = None,
-        bias: torch.Tensor | None = None,
-        slopes: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """See `GatheredAttention.attend`."""
-        rows, of = self._rows, self.cache.layers[layer]
-        has_bias = bias is not None or slopes is not None
-        if chunk is not None or has_bias or not self._is_causal or self._current.is_spread(of.group):
-            return super().attend(
-                layer, queries, scale=scale, window=window, chunk=chunk, softcap=softcap, sinks=sinks, bias=bias,
-                slopes=slopes,
-            )  # fmt: skip
+    def attend(self, call: AttentionCall, queries: torch.Tensor) -> torch.Tensor:
+        """See `PagedAttention.attend`."""
+        rows, layer, of = self._rows, call.layer, self.cache.layers[call.layer]
+        has_bias = call.bias is not None or call.slopes is not None
+        if call.chunk is not None or has_bias or not self._is_causal or self._current.is_spread(of.group):
+            return super().attend(call, queries)
         assert rows is not None, "begin comes before attend"
         key = queries.shape[1], of.num_kv_heads, of.key_dim, of.value_dim, of.group
         attention = self._layers.get(key)
@@ -87,8 +72,8 @@ class KernelAttention(GatheredAttention):
         out = queries.new_empty(*queries.shape[:2], of.value_dim)
         attention.attend(
             queries.contiguous(), LayerCache(self.cache.keys[layer], self.cache.values[layer]), out,
-            num_tokens=len(queries), num_reqs=rows.num_reqs, scale=scale, window=window, softcap=softcap or 0.0,
-            sinks=sinks,
+            num_tokens=len(queries), num_reqs=rows.num_reqs, scale=call.scale, window=call.window,
+            softcap=call.softcap or 0.0, sinks=call.sinks,
         )  # fmt: skip
         return out
 

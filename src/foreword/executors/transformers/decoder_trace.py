@@ -10,9 +10,10 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
 from foreword.errors import ModelError
+from foreword.executors.torch.attention import AttentionCall
 from foreword.executors.torch.cache import KVLayer
 from foreword.executors.transformers.interface import attention_of, register, unregister
-from foreword.executors.transformers.trace import REPEATED, AttentionCall, Mask, Trace, check_arguments
+from foreword.executors.transformers.trace import REPEATED, Trace, TracedCall, check_arguments, default_scale
 from foreword.models.spec import grouped_layers
 
 NUM_TOKENS, NUM_ENCODED = 5, 3
@@ -23,13 +24,10 @@ UNDERSTOOD = REPEATED | {"scaling", "dropout", "is_causal", "position_bias", "la
 class DecoderTrace(Trace):
     """What an executor needs to know of an encoder–decoder. encoder_dim: width of the encoder's output.
 
-    is_cross: of every call, whether it reads the encoder's keys and values; its layer is then one of cross_layers.
-    biases: of every call, [num_heads, max_model_len], what is added to scores by the distance of a key; or None.
+    A call that writes nothing reads the encoder's keys and values: its layer is one of cross_layers.
     """
 
     cross_layers: tuple[KVLayer, ...]
-    is_cross: tuple[bool, ...]
-    biases: tuple[torch.Tensor | None, ...]
     encoder_dim: int
 
 
@@ -47,23 +45,14 @@ def trace_decoder(model: PreTrainedModel, max_model_len: int) -> DecoderTrace:
             logits = model(encoder_outputs=outputs, decoder_input_ids=ids, use_cache=False, return_dict=True).logits[0]
     finally:
         unregister(name)
-    own = [shape for shape, is_cross in zip(recorder.shapes, recorder.is_cross, strict=True) if not is_cross]
-    cross = [shape for shape, is_cross in zip(recorder.shapes, recorder.is_cross, strict=True) if is_cross]
-    if not own or not cross:
+    if not recorder.own or not recorder.cross:
         raise ModelError("its decoder does not call the attention interface for its own tokens and the encoder's")
-    counts = [0, 0]
-    calls = []
-    for is_cross in recorder.is_cross:
-        calls.append(AttentionCall(counts[is_cross], Mask(), not is_cross))
-        counts[is_cross] += 1
     return DecoderTrace(
-        tuple(calls),
-        tuple(KVLayer(0, i, *shape) for i, shape in enumerate(own)),
-        grouped_layers((None, False) for _ in own),
+        tuple(recorder.calls),
+        tuple(recorder.own),
+        grouped_layers((None, False) for _ in recorder.own),
         logits.shape[-1],
-        tuple(KVLayer(0, i, *shape) for i, shape in enumerate(cross)),
-        tuple(recorder.is_cross),
-        tuple(recorder.biases),
+        tuple(recorder.cross),
         encoder_dim,
     )
 
@@ -73,9 +62,9 @@ class _Recorder:
     """An attention implementation that computes nothing and keeps the arguments of its calls."""
 
     max_model_len: int
-    shapes: list[tuple[int, int, int]] = field(default_factory=list)  # key heads, key width, value width
-    is_cross: list[bool] = field(default_factory=list)
-    biases: list[torch.Tensor | None] = field(default_factory=list)
+    calls: list[TracedCall] = field(default_factory=list)
+    own: list[KVLayer] = field(default_factory=list)  # keys and values of the decoder's tokens
+    cross: list[KVLayer] = field(default_factory=list)  # those of the encoder's
     _tables: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)  # address of a bias → its table
 
     def attend(
@@ -84,6 +73,8 @@ class _Recorder:
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
+        attention_mask: None = None,
+        scaling: float | None = None,
         *_: Any,
         **named: Any,
     ) -> tuple[torch.Tensor, None]:
@@ -93,15 +84,17 @@ class _Recorder:
         if lengths not in ((NUM_TOKENS, NUM_TOKENS), (NUM_TOKENS, NUM_ENCODED)):
             raise ModelError(f"a layer attends from {lengths[0]} tokens to {lengths[1]}")
         is_cross = lengths[1] == NUM_ENCODED
-        self.is_cross.append(is_cross)
-        self.shapes.append((key.shape[1], key.shape[3], value.shape[3]))
-        self.biases.append(self._bias(module, named.get("position_bias"), is_cross))
+        layers = self.cross if is_cross else self.own
+        scale = default_scale(query) if scaling is None else scaling
+        bias = self._bias(module, named.get("position_bias"), is_cross)
+        self.calls.append(TracedCall(AttentionCall(len(layers), scale, bias=bias), writes=not is_cross))
+        layers.append(KVLayer(0, len(layers), key.shape[1], key.shape[3], value.shape[3]))
         return value[:, :, :1].repeat_interleave(query.shape[1] // value.shape[1], 1).transpose(1, 2).expand(
             1, NUM_TOKENS, query.shape[1], value.shape[3]
         ).contiguous(), None
 
     def _bias(self, module: Any, given: torch.Tensor | None, is_cross: bool) -> torch.Tensor | None:
-        """The bias of a call by distance. Layers may share that of an earlier one."""
+        """The bias of a call, as `AttentionCall` has it. Layers may share that of an earlier one."""
         if given is None or not bool(given.any()):
             return None
         if is_cross:

@@ -25,6 +25,7 @@ from foreword.executors.torch.cache import PagedCache, slot_sizes
 from foreword.executors.torch.tensors import as_floats, as_tensor
 from foreword.executors.transformers.decoder_trace import DecoderTrace
 from foreword.executors.transformers.executor import TransformersExecutor
+from foreword.executors.transformers.trace import default_scale
 
 CROSS_BLOCK_SIZE = 16
 
@@ -127,27 +128,24 @@ class EncoderDecoderExecutor(TransformersExecutor):
         **__: Any,
     ) -> tuple[torch.Tensor, None]:
         """See `TransformersExecutor`."""
-        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        scale = default_scale(query) if scaling is None else scaling
         return self._attend_in(query, key, value, scale, position_bias), None
 
-    def _attend_in_step(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, _: torch.Tensor | None
-    ) -> torch.Tensor:
+    def _attend_in_step(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: object) -> torch.Tensor:
         """The decoder's next call: over its own keys and values, or over those of the encoder."""
-        n = self._num_calls
+        traced, queries = self.trace.calls[self._num_calls], query[0].transpose(0, 1)
         self._num_calls += 1
-        call, queries = self.trace.calls[n], query[0].transpose(0, 1)
-        if self.trace.is_cross[n]:
-            return self._cross.attend(call.layer, queries, scale=scale)[None]
-        self.attention.write(call.layer, key[0].transpose(0, 1), value[0].transpose(0, 1))
-        return self.attention.attend(call.layer, queries, scale=scale, bias=self.trace.biases[n])[None]
+        if not traced.writes:
+            return self._cross.attend(traced.attention, queries)[None]
+        self.attention.write(traced.attention.layer, key[0].transpose(0, 1), value[0].transpose(0, 1))
+        return self.attention.attend(traced.attention, queries)[None]
 
     def _project(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: object) -> torch.Tensor:
         """The next call for one token of the decoder, of which only the encoder's keys and values are kept."""
-        n, cache, (first, count) = self._num_calls, self._cross.cache, self._written
+        traced, cache, (first, count) = self.trace.calls[self._num_calls], self._cross.cache, self._written
         self._num_calls += 1
-        if self.trace.is_cross[n]:
-            layer = self.trace.calls[n].layer
+        if not traced.writes:
+            layer = traced.attention.layer
             for cached, new in ((cache.keys[layer], key), (cache.values[layer], value)):
                 rows = new[0].transpose(0, 1)
                 missing = count * CROSS_BLOCK_SIZE - len(rows)

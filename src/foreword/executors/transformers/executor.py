@@ -177,30 +177,17 @@ class TransformersExecutor(HostExecutor):
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        attention_mask: None = None,
-        scaling: float | None = None,
-        softcap: float | None = None,
-        s_aux: torch.Tensor | None = None,
-        sinks: torch.Tensor | None = None,
-        alibi_slopes: torch.Tensor | None = None,
-        **_: Any,
+        *_: Any,
+        **__: Any,
     ) -> tuple[torch.Tensor, None]:
-        """The next call of this step, in place of the model's own attention. See `register`."""
+        """Compute the next call of this step, in place of the model's own attention: see `register`. Its other
+        arguments are those that the trace has.
+        """
         call = self.trace.calls[self._num_calls]
         self._num_calls += 1
         if call.writes:
-            self.attention.write(call.layer, key[0].transpose(0, 1), value[0].transpose(0, 1))
-        out = self.attention.attend(
-            call.layer,
-            query[0].transpose(0, 1),
-            scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
-            window=call.mask.window,
-            chunk=call.mask.chunk,
-            softcap=softcap,
-            sinks=sinks if s_aux is None else s_aux,
-            slopes=alibi_slopes,
-        )
-        return out[None], None
+            self.attention.write(call.attention.layer, key[0].transpose(0, 1), value[0].transpose(0, 1))
+        return self.attention.attend(call.attention, query[0].transpose(0, 1))[None], None
 
     def copy_blocks(self, sources: I32, destinations: I32) -> None:
         """Copy whole blocks in every layer. All sources are read before any destination is written."""

@@ -12,6 +12,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from foreword.errors import ModelError
+from foreword.executors.torch.attention import AttentionCall
 from foreword.executors.torch.cache import KVLayer
 from foreword.executors.transformers.connect import WITHOUT_POSITIONS, connect, why_not
 from foreword.executors.transformers.interface import attention_of, forward, register, unregister
@@ -49,14 +50,10 @@ class Mask:
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionCall:
-    """The nth call of attention in a forward pass.
+class TracedCall:
+    """The nth call of attention in a forward pass. writes: False if an earlier call wrote the same keys and values."""
 
-    layer: the number of its keys and values in the cache. writes: False if an earlier call wrote the same ones.
-    """
-
-    layer: int
-    mask: Mask
+    attention: AttentionCall
     writes: bool
 
 
@@ -68,7 +65,7 @@ class Trace:
     linear: outputs and inputs of the linear layers that compute every token of a step in its place, by their names.
     """
 
-    calls: tuple[AttentionCall, ...]
+    calls: tuple[TracedCall, ...]
     layers: tuple[KVLayer, ...]
     groups: tuple[KVGroupSpec, ...]
     vocab_size: int
@@ -147,7 +144,7 @@ class _Recorder:
 
     def __init__(self, max_model_len: int) -> None:
         self.max_model_len = max_model_len
-        self.calls: list[AttentionCall] = []
+        self.calls: list[TracedCall] = []
         self.shapes: list[tuple[int, int, int]] = []  # of the layers: key heads, key width, value width
         self.masks: list[Mask] = []  # of the layers
         self._made: dict[int, tuple[torch.Tensor, MaskFunction]] = {}  # address → what `make_mask` returned, of what
@@ -192,8 +189,23 @@ class _Recorder:
             self._written[addresses] = len(self.shapes), key  # kept, so that no other tensor has this address
             self.shapes.append((key.shape[1], key.shape[3], value.shape[3]))
             self.masks.append(mask)
-        self.calls.append(AttentionCall(self._written[addresses][0], mask, writes))
+        sinks, scale = arguments.get("s_aux"), arguments.get("scaling")
+        call = AttentionCall(
+            self._written[addresses][0],
+            default_scale(query) if scale is None else scale,
+            mask.window,
+            mask.chunk,
+            arguments.get("softcap"),
+            arguments.get("sinks") if sinks is None else sinks,
+            slopes=arguments.get("alibi_slopes"),
+        )
+        self.calls.append(TracedCall(call, writes))
         return value.repeat_interleave(query.shape[1] // value.shape[1], 1).transpose(1, 2).contiguous(), None
+
+
+def default_scale(query: torch.Tensor) -> float:
+    """Return the factor of the scores of a call that gives none."""
+    return float(query.shape[-1] ** -0.5)
 
 
 def kind_of(mask_function: MaskFunction, num_positions: int, device: torch.device | str = "cpu") -> Mask:
