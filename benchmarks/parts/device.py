@@ -16,7 +16,7 @@ from foreword.bench.traffic import WORKLOADS, Step, Workload
 from foreword.device.api import Tensor
 from foreword.device.recording import RecordingDevice
 from foreword.device.rows import DeviceRows
-from foreword.executors.device import TEXT, DeviceExecutor, StepInputs
+from foreword.executors.device import IN_ROWS, DeviceExecutor, DeviceInputs
 from foreword.sampling import Processors
 
 
@@ -51,7 +51,7 @@ class _NoModel:
     adapters = None
 
     def forward(
-        self, rows: DeviceRows, num_tokens: int, num_reqs: int, num_logits: int, inputs: StepInputs = TEXT
+        self, rows: DeviceRows, num_tokens: int, num_reqs: int, num_logits: int, inputs: DeviceInputs = IN_ROWS
     ) -> Tensor:
         return None
 

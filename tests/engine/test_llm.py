@@ -145,7 +145,7 @@ def test_a_bad_prompt_in_a_list_is_named_and_nothing_starts(llm: LLM):
     with pytest.raises(RequestError, match=r"prompts\[1\].*prompt_token_ids\[0\] = 99"):
         llm.generate(["abc", [99], "abc"], SamplingParams())
     assert not llm.engine.has_work
-    assert llm.engine.executor.keys.any() == False  # noqa: E712
+    assert llm.engine.executor.cache.keys.any() == False  # noqa: E712
 
 
 def test_progress_is_shown_on_request(llm: LLM, capsys: pytest.CaptureFixture[str]):

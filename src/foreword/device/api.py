@@ -43,8 +43,8 @@ class DeviceApi(Protocol):
         ...
 
     def to_host(self, x: Tensor) -> AnyArray:
-        """Return the values of a tensor in host memory, once what was launched before is done. Pinned memory is shared:
-        what is written to the array is in the tensor.
+        """Return the values of a tensor as an array. Memory of the device is copied, once what was launched before is
+        done; pinned memory is shared, so that the array is written in place of the tensor.
         """
         ...
 

@@ -9,10 +9,9 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from foreword.arrays import F32, I32, I64, AnyArray
-from foreword.batch import BlockOps, InputBatch, PaddingBuckets, mrope_positions, prompt_embeds
+from foreword.arrays import F32, I64, AnyArray
+from foreword.batch import BlockOps, InputBatch, PaddingBuckets
 from foreword.batch.features.lora import LoraMapping
-from foreword.batch.features.multimodal import prefilling_with
 from foreword.batch.step.tensors import buffers_of, scalars_of
 from foreword.batch.values.block_ops import NO_BLOCK_OPS
 from foreword.batch.values.integers import INT32
@@ -23,54 +22,48 @@ from foreword.device.rows import DeviceRows, compare
 from foreword.device.sampling import DeviceSampler
 from foreword.errors import ConfigError
 from foreword.executors.executor import Capability, check_inputs
+from foreword.executors.inputs import TEXT, StepInputs, input_capabilities
 from foreword.executors.prompt_logprobs import prompt_tokens, read_prompt_logprobs
+from foreword.executors.stores import AdapterStore, BlockStore, apply_block_ops
 from foreword.models.lora import LoraAdapter
 from foreword.native import native
 from foreword.sampling import BadLogitsError, Sampled, Sampler, StepSampling
 from foreword.sampling.sampler import Failure
 
 
-class StepInputs(NamedTuple):
+class DeviceInputs(NamedTuple):
     """What few steps read beside the rows.
 
-    has_adapters: whether some request of the step has an adapter. embeds: int64 [N] tokens, and their vectors
-    [N, hidden] in place of embedding rows. mrope: int64 [mrope_dims, T], the rotary positions of a step with prompts
-    that bring them; otherwise they are ``rope_positions`` in every dimension. more_logits: int64 [N], prompt tokens
-    whose logits are wanted after those of ``logits_indices``.
+    given: its mrope is None where the rotary positions are ``rope_positions`` in every dimension. has_adapters: whether
+    some request of the step has an adapter. more_logits: int64 [N], prompt tokens whose logits are wanted after those
+    of ``logits_indices``.
     """
 
+    given: StepInputs = TEXT
     has_adapters: bool = False
-    embeds: tuple[I64, AnyArray] | None = None
-    mrope: I64 | None = None
     more_logits: I64 | None = None
 
     @property
     def may_be_captured(self) -> bool:
         """Whether all that it reads is in the rows."""
-        return self.embeds is None and self.mrope is None and self.more_logits is None
+        return self.given is TEXT and self.more_logits is None
 
 
-TEXT = StepInputs()
+IN_ROWS = DeviceInputs()
+"""A step that reads the rows alone."""
 
 
-class ModelAdapters(Protocol):
+class ModelAdapters(AdapterStore, Protocol):
     """The LoRA adapters that a model holds."""
 
-    def load(self, lora_id: int, adapter: LoraAdapter) -> int:
-        """See `LoraExecutor.load_lora`."""
-        ...
-
-    def drop(self, lora_id: int) -> None:
-        """See `LoraExecutor.drop_lora`."""
-        ...
-
     def mapping(self, batch: InputBatch) -> LoraMapping | None:
-        """The adapters of a batch, None if no token has one. PlanError for a number without an adapter."""
+        """See `step_adapters`."""
         ...
 
 
-class DeviceModel(Protocol):
-    """A forward pass that reads `DeviceRows.tensors`, and keys and values of its own.
+class DeviceModel(BlockStore, Protocol):
+    """A forward pass that reads `DeviceRows.tensors`, and keys and values of its own, whose blocks it copies and zeroes
+    by launches.
 
     hidden_size: width of the prompt embeddings that it reads, 0 for none. mrope_dims: dimensions of its M-RoPE
     positions, 0 for none. adapters: None if it runs none.
@@ -86,20 +79,12 @@ class DeviceModel(Protocol):
     def adapters(self) -> ModelAdapters | None: ...
 
     def forward(
-        self, rows: DeviceRows, num_tokens: int, num_reqs: int, num_logits: int, inputs: StepInputs = TEXT
+        self, rows: DeviceRows, num_tokens: int, num_reqs: int, num_logits: int, inputs: DeviceInputs = IN_ROWS
     ) -> Tensor:
         """Launch a step of these padded sizes. Returns float32 logits: [num_logits, V] at tokens
         ``rows.tensors["logits_indices"][:num_logits]``, then those at ``inputs.more_logits``. It is captured, unless
         ``inputs`` has arrays: it must not read a tensor on the host, and what it allocates belongs to the graph.
         """
-        ...
-
-    def copy_blocks(self, sources: I32, destinations: I32) -> None:
-        """Launch copies of whole blocks in every layer. All sources are read before any destination is written."""
-        ...
-
-    def zero_blocks(self, blocks: I32) -> None:
-        """Launch filling whole blocks with zeros in every layer."""
         ...
 
 
@@ -120,12 +105,10 @@ class DeviceExecutor:
     def __init__(self, model: DeviceModel, api: DeviceApi, *, buckets: PaddingBuckets | None = None) -> None:
         self.model, self.api, self.buckets = model, api, buckets
         self.hidden_size, self.mrope_dims = model.hidden_size, model.mrope_dims
-        has = {
-            Capability.LORA: model.adapters is not None,
-            Capability.PROMPT_EMBEDS: self.hidden_size > 0,
-            Capability.MROPE: self.mrope_dims > 0,
-        }
-        self.capabilities = frozenset({Capability.GRAMMAR, *(one for one in has if has[one])})
+        lora = {Capability.LORA} if model.adapters is not None else set()
+        self.capabilities = frozenset(
+            {Capability.GRAMMAR} | lora | input_capabilities(self.hidden_size, self.mrope_dims)
+        )
         self._host_sampler = Sampler()
         self._rows: DeviceRows | None = None
         self._sampler: DeviceSampler | None = None
@@ -155,7 +138,7 @@ class DeviceExecutor:
 
     def launch(self, batch: InputBatch, sampling: StepSampling) -> DeviceStep | HostSampledStep:
         """See `Executor.launch`. ConfigError for a batch of other states than the first one's."""
-        states, inputs = batch.states, TEXT
+        states, inputs = batch.states, IN_ROWS
         if states.loras or states.extras:
             check_inputs(batch, self.capabilities)
             inputs = self._inputs(batch)
@@ -181,10 +164,7 @@ class DeviceExecutor:
 
     def apply_block_ops(self, ops: BlockOps) -> None:
         """See `Executor.apply_block_ops`."""
-        if len(ops.zero):
-            self.model.zero_blocks(ops.zero)
-        if len(ops.copies):
-            self.model.copy_blocks(ops.copies[:, 0].copy(), ops.copies[:, 1].copy())
+        apply_block_ops(ops, self.model)
 
     def close(self) -> None:
         """See `Executor.close`: it has no processes."""
@@ -208,15 +188,10 @@ class DeviceExecutor:
     def _forget_adapters(self) -> None:
         self._graphs = {key: graph for key, graph in self._graphs.items() if not key[2]}
 
-    def _inputs(self, batch: InputBatch) -> StepInputs:
+    def _inputs(self, batch: InputBatch) -> DeviceInputs:
         """What the batch has beside text. The positions of a prompt are known in a batch that is not resolved."""
-        extras, embeds, mrope = batch.states.extras, None, None
-        if extras.prompt_embeds and len((found := prompt_embeds(batch, self.hidden_size))[0]):
-            embeds = found
-        if prefilling_with(extras.mrope_positions, batch):
-            mrope = mrope_positions(batch, self.mrope_dims)[:, : batch.num_tokens]
         has_adapters = bool(batch.states.loras) and self._adapters.mapping(batch) is not None
-        return StepInputs(has_adapters, embeds, mrope)
+        return DeviceInputs(StepInputs.of(batch, self, adds_rope_delta=True), has_adapters)
 
     def _bind(self, batch: InputBatch) -> tuple[DeviceRows, DeviceSampler]:
         if self._rows is not None:
@@ -226,10 +201,10 @@ class DeviceExecutor:
         self._sampler = DeviceSampler(self._rows)
         return self._rows, self._sampler
 
-    def _run(self, rows: DeviceRows, sampler: DeviceSampler, tokens: int, reqs: int, inputs: StepInputs) -> None:
+    def _run(self, rows: DeviceRows, sampler: DeviceSampler, tokens: int, reqs: int, inputs: DeviceInputs) -> None:
         """Launch the step: without a graph the first time, then captured, then replayed."""
         key = tokens, reqs, inputs.has_adapters
-        graph = self._graphs.get(key) if inputs is TEXT or inputs.may_be_captured else None
+        graph = self._graphs.get(key) if inputs is IN_ROWS or inputs.may_be_captured else None
         if graph is not None:
             graph.replay()
             return

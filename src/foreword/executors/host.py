@@ -15,7 +15,7 @@ from foreword.errors import PlanError
 from foreword.executors.executor import Capability, check_inputs
 from foreword.executors.pooling import Pooler
 from foreword.executors.prompt_logprobs import NO_TOKENS, prompt_tokens, read_prompt_logprobs
-from foreword.models.spec import DecoderSpec
+from foreword.executors.stores import apply_block_ops
 from foreword.sampling import Sampled, Sampler, StepSampling
 
 
@@ -34,11 +34,6 @@ class HostExecutor(ABC):
     def __init__(self, sampler: Sampler | None = None, *, pooler: Pooler | None = None) -> None:
         """pooler: of the pooling requests, whose hidden states `hidden_states` gives."""
         self.sampler, self.pooler = sampler or Sampler(), pooler
-
-    def read_inputs_of(self, spec: DecoderSpec) -> None:
-        """Read prompt embeddings of the model's width, and M-RoPE positions if it has them."""
-        self.capabilities |= {Capability.PROMPT_EMBEDS} | ({Capability.MROPE} if spec.mrope_dims else set())
-        self.hidden_size, self.mrope_dims = spec.hidden_size, spec.mrope_dims
 
     @abstractmethod
     def compute(self, batch: InputBatch, logits_indices: I64) -> F32:
@@ -84,10 +79,7 @@ class HostExecutor(ABC):
 
     def apply_block_ops(self, ops: BlockOps) -> None:
         """See `Executor.apply_block_ops`."""
-        if len(ops.zero):
-            self.zero_blocks(ops.zero)
-        if len(ops.copies):
-            self.copy_blocks(ops.copies[:, 0].copy(), ops.copies[:, 1].copy())
+        apply_block_ops(ops, self)
 
 
 class HostStep:

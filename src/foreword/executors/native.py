@@ -6,21 +6,23 @@ in, on the chunks of its prompt, nor on the number of threads.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Unpack
 
 import numpy as np
 
-from foreword.arrays import F32, I32, I64, U8, AnyArray
-from foreword.batch import InputBatch, InputBuffers, lora_mapping, mrope_positions, prompt_embeds
+from foreword.arrays import F32, I64, U8, AnyArray
+from foreword.batch import InputBatch, InputBuffers, lora_mapping
 from foreword.batch.step.tensors import buffers_of, scalars_of
 from foreword.errors import ConfigError, EngineError, PlanError
 from foreword.executors.executor import Capability
 from foreword.executors.groups import batch_groups
-from foreword.executors.host import HostExecutor
+from foreword.executors.inputs import StepInputs
 from foreword.executors.key_scales import key_scales
 from foreword.executors.nodes import first_nodes
 from foreword.executors.option_types import NativeKeywords
 from foreword.executors.options import KVFormat, NativeOptions, WeightFormat
+from foreword.executors.paged import PagedExecutor
 from foreword.executors.pooling import Pooler
 from foreword.models.lora import LoraAdapter
 from foreword.models.pooling import PoolingSpec
@@ -92,7 +94,30 @@ def kv_report(spec: DecoderSpec, *, num_blocks: int, block_size: int, kv_format:
     return f"KV {_bytes_text(size)} = {num_blocks:,} blocks of {block_size} tokens: {holds}"
 
 
-class NativeExecutor(HostExecutor):
+class NativeAdapters:
+    """An `AdapterStore` in the native model. Factors are floats where the weights that they change are, else 8 bit with
+    a scale per rank.
+
+    matrices: name → the number of a matrix in the native model.
+    """
+
+    def __init__(self, core: native.CpuModel, matrices: Mapping[str, int]) -> None:
+        self._core, self._matrices = core, matrices
+
+    def load(self, lora_id: int, adapter: LoraAdapter) -> int:
+        """See `AdapterStore.load`. MemoryError if the factors do not fit."""
+        factors = [
+            (self._matrices[name], pair.a.dequantize(), pair.b.dequantize(), pair.scale)
+            for name, pair in adapter.pairs.items()
+        ]
+        return self._core.add_lora(lora_id, factors)
+
+    def drop(self, lora_id: int) -> None:
+        """See `AdapterStore.drop`."""
+        self._core.drop_lora(lora_id)
+
+
+class NativeExecutor(PagedExecutor):
     """Runs ``spec`` with ``weights`` on this machine's CPU.
 
     num_blocks, block_size: the KV pool; block ids are shared by all KV groups and block 0 is the null block.
@@ -109,7 +134,7 @@ class NativeExecutor(HostExecutor):
     Not thread-safe. A process forked from the one that made it cannot use it, unless it has one thread: EngineError.
     """
 
-    capabilities = HostExecutor.capabilities | {Capability.LORA, Capability.POOLING, Capability.RECURRENT_STATE}
+    capabilities = PagedExecutor.capabilities | {Capability.LORA, Capability.POOLING, Capability.RECURRENT_STATE}
     reads_gathered_tables = False
 
     def __init__(
@@ -155,12 +180,16 @@ class NativeExecutor(HostExecutor):
             raise ConfigError(str(error)) from None
         except MemoryError:
             raise MemoryError(f"the KV pool of {num_blocks} blocks does not fit: use fewer") from None
-        # Its threads are idle while tokens are sampled.
-        super().__init__(Sampler(threads=self.core), pooler=Pooler(pooling or PoolingSpec(), weights))
-        self.read_inputs_of(spec)
         packer = _Packer(spec, weights, self.core, own.weight_format, scaled_keys=own.kv_format == "int8")
+        super().__init__(
+            self.core,
+            NativeAdapters(self.core, packer.matrices),
+            Sampler(threads=self.core),  # the model's threads are idle while tokens are sampled
+            pooler=Pooler(pooling or PoolingSpec(), weights),
+            hidden_size=spec.hidden_size,
+            mrope_dims=spec.mrope_dims,
+        )
         packer.pack_all()
-        self._matrices = packer.matrices
         if own.preallocate_kv:
             self.core.touch_cache()
 
@@ -219,43 +248,19 @@ class NativeExecutor(HostExecutor):
         return self.core.hidden_states(tokens)
 
     def _given_inputs(self, batch: InputBatch) -> dict[str, AnyArray]:
-        """Prompt embeddings, M-RoPE positions and adapters; nothing of a step whose tokens are all text for the model
-        itself.
+        """Return prompt embeddings, M-RoPE positions and adapters by the names of the native call; nothing for a step
+        whose tokens are all text for the model itself.
         """
-        states = batch.states
         given: dict[str, AnyArray] = {}
-        if states.extras.prompt_embeds:
-            tokens, embeds = prompt_embeds(batch, self.hidden_size)
-            if len(tokens):
-                given = {"embed_rows": tokens, "embeds": np.ascontiguousarray(embeds, np.float32)}
-        if self.mrope_dims and (states.extras.mrope_positions or states.rope_delta[batch.idx_mapping].any()):
-            positions = mrope_positions(batch, self.mrope_dims)[:, : batch.num_tokens]
-            given["mrope_positions"] = np.ascontiguousarray(positions)
-        if states.loras:
+        embeds, mrope = StepInputs.of(batch, self)
+        if embeds is not None:
+            tokens, vectors = embeds
+            given = {"embed_rows": tokens, "embeds": np.ascontiguousarray(vectors, np.float32)}
+        if mrope is not None:
+            given["mrope_positions"] = mrope
+        if batch.states.loras:
             given["lora_ids"] = lora_mapping(batch).requests
         return given
-
-    def load_lora(self, lora_id: int, adapter: LoraAdapter) -> int:
-        """See `LoraExecutor.load_lora`. Factors are floats where the weights that they change are, else 8 bit with a
-        scale per rank. MemoryError if they do not fit.
-        """
-        factors = [
-            (self._matrices[name], pair.a.dequantize(), pair.b.dequantize(), pair.scale)
-            for name, pair in adapter.pairs.items()
-        ]
-        return self.core.add_lora(lora_id, factors)
-
-    def drop_lora(self, lora_id: int) -> None:
-        """See `LoraExecutor.drop_lora`."""
-        self.core.drop_lora(lora_id)
-
-    def copy_blocks(self, sources: I32, destinations: I32) -> None:
-        """Copy blocks' keys and values of every layer. All sources are read before any destination is written."""
-        self.core.copy_blocks(sources, destinations)
-
-    def zero_blocks(self, blocks: I32) -> None:
-        """Fill blocks' keys and values with zeros in every layer."""
-        self.core.zero_blocks(blocks)
 
 
 def _model_inputs(buffers: InputBuffers) -> native.ModelInputs:

@@ -8,17 +8,18 @@ the block table names.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from foreword.arrays import F32, I32, I64
-from foreword.batch import InputBatch, lora_mapping, mrope_positions, prompt_embeds
+from foreword.batch import InputBatch
 from foreword.batch.values.attention import visible
-from foreword.errors import PlanError
 from foreword.executors.executor import Capability
 from foreword.executors.functions import ACTIVATIONS, FloatWeights, cap, rms_norm, sigmoid, softmax
-from foreword.executors.host import HostExecutor
+from foreword.executors.inputs import StepInputs, step_adapters
 from foreword.executors.numpy_recurrent import recurrent_layer
+from foreword.executors.paged import PagedExecutor
 from foreword.executors.pooling import Pooler
 from foreword.models.lora import LoraAdapter
 from foreword.models.pooling import PoolingSpec
@@ -32,16 +33,79 @@ LoraTokens = Sequence[tuple[LoraFloats, I64]]
 """Each adapter of a step, and its tokens."""
 
 
-class NumpyExecutor(HostExecutor):
+class NumpyCache:
+    """A `BlockStore` of arrays in which layer ``groups[g].layers[j]`` of a model uses slot j. A block belongs to one
+    group at a time, so all groups share one pool.
+
+    keys, values: float32 [slots per block, num_blocks, block_size, num_kv_heads, head_dim].
+    states: float32 [slots per block, num_blocks, state_size], of recurrent layers.
+    """
+
+    def __init__(self, spec: DecoderSpec, num_blocks: int, block_size: int) -> None:
+        shape = (spec.num_slots, num_blocks, block_size, spec.num_kv_heads, spec.head_dim)
+        self.keys, self.values = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
+        self.states = np.zeros((spec.num_slots, num_blocks, spec.state_size), np.float32)
+
+    def copy_blocks(self, sources: I32, destinations: I32) -> None:
+        """See `BlockStore.copy_blocks`."""
+        for array in (self.keys, self.values, self.states):
+            array[:, destinations] = array[:, sources]
+
+    def zero_blocks(self, blocks: I32) -> None:
+        """See `BlockStore.zero_blocks`."""
+        for array in (self.keys, self.values, self.states):
+            array[:, blocks] = 0
+
+
+class NumpyAdapters:
+    """An `AdapterStore` of float32 factors."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, LoraFloats] = {}
+
+    def load(self, lora_id: int, adapter: LoraAdapter) -> int:
+        """See `AdapterStore.load`."""
+        self._held[lora_id] = floats = {
+            name: (pair.a.dequantize(), np.float32(pair.scale) * pair.b.dequantize())
+            for name, pair in adapter.pairs.items()
+        }
+        return sum(a.nbytes + b.nbytes for a, b in floats.values())
+
+    def drop(self, lora_id: int) -> None:
+        """See `AdapterStore.drop`."""
+        self._held.pop(lora_id, None)
+
+    def of_step(self, batch: InputBatch) -> LoraTokens:
+        """Return the adapters of a batch. PlanError for a number without an adapter."""
+        mapping = step_adapters(batch, self._held)
+        if mapping is None:
+            return ()
+        return [(self._held[i], np.flatnonzero(mapping.tokens == i)) for i in mapping.active]
+
+
+class NumpyStep(NamedTuple):
+    """What the layers read of a step. mrope: see `StepInputs`."""
+
+    batch: InputBatch
+    loras: LoraTokens
+    mrope: I64 | None
+
+    def rotary_positions(self, rope: RopeSpec) -> I64:
+        """Return the position by which each pair of a token is rotated: [T, 1] for all pairs, or [T, pairs]."""
+        if rope.axes and self.mrope is not None:
+            return self.mrope[list(rope.axes)].T
+        return self.batch.positions[: self.batch.num_tokens, None]
+
+
+class NumpyExecutor(PagedExecutor):
     """Runs ``spec`` with ``weights``. Dequantised weights are kept, so it holds the whole model in float32.
 
     pooling: of pooling requests; None: the last token, without a head.
-    keys, values: float32 [slots per block, num_blocks, block_size, num_kv_heads, head_dim]; layer
-    ``groups[g].layers[j]`` uses slot j, and a block belongs to one group at a time, so all groups share one pool.
-    states: float32 [slots per block, num_blocks, state_size], the same for recurrent layers.
     """
 
-    capabilities = HostExecutor.capabilities | {Capability.LORA, Capability.POOLING, Capability.RECURRENT_STATE}
+    cache: NumpyCache
+    adapters: NumpyAdapters
+    capabilities = PagedExecutor.capabilities | {Capability.LORA, Capability.POOLING, Capability.RECURRENT_STATE}
 
     def __init__(
         self,
@@ -52,67 +116,37 @@ class NumpyExecutor(HostExecutor):
         block_size: int,
         pooling: PoolingSpec | None = None,
     ) -> None:
-        super().__init__(pooler=Pooler(pooling or PoolingSpec(), weights))
-        self.read_inputs_of(spec)
+        super().__init__(
+            NumpyCache(spec, num_blocks, block_size),
+            NumpyAdapters(),
+            pooler=Pooler(pooling or PoolingSpec(), weights),
+            hidden_size=spec.hidden_size,
+            mrope_dims=spec.mrope_dims,
+        )
         self.spec, self.weight = spec, FloatWeights(weights)
         self.groups = spec.kv_groups()
-        shape = (spec.num_slots, num_blocks, block_size, spec.num_kv_heads, spec.head_dim)
-        self.keys = np.zeros(shape, np.float32)
-        self.values = np.zeros(shape, np.float32)
-        self.states = np.zeros((spec.num_slots, num_blocks, spec.state_size), np.float32)
         self._last: F32 = np.zeros((0, spec.hidden_size), np.float32)  # the residual stream of the last step
-        self._loras: dict[int, LoraFloats] = {}
-
-    def copy_blocks(self, sources: I32, destinations: I32) -> None:
-        """Copy whole blocks, in every slot. All sources are read before any destination is written."""
-        for cache in (self.keys, self.values, self.states):
-            cache[:, destinations] = cache[:, sources]
-
-    def zero_blocks(self, blocks: I32) -> None:
-        """Fill whole blocks with zeros, in every slot."""
-        for cache in (self.keys, self.values, self.states):
-            cache[:, blocks] = 0
-
-    def load_lora(self, lora_id: int, adapter: LoraAdapter) -> int:
-        """See `LoraExecutor.load_lora`."""
-        self._loras[lora_id] = floats = {
-            name: (pair.a.dequantize(), np.float32(pair.scale) * pair.b.dequantize())
-            for name, pair in adapter.pairs.items()
-        }
-        return sum(a.nbytes + b.nbytes for a, b in floats.values())
-
-    def drop_lora(self, lora_id: int) -> None:
-        """See `LoraExecutor.drop_lora`."""
-        self._loras.pop(lora_id, None)
-
-    def loras_of(self, batch: InputBatch) -> LoraTokens:
-        """The adapters of a batch. PlanError for a number without an adapter."""
-        if not batch.states.loras:
-            return ()
-        mapping = lora_mapping(batch)
-        for lora_id in mapping.active:
-            if lora_id not in self._loras:
-                raise PlanError("no adapter has this number", step=batch.step, tensor="lora_id", got=lora_id)
-        return [(self._loras[i], np.flatnonzero(mapping.tokens == i)) for i in mapping.active]
 
     def compute(self, batch: InputBatch, logits_indices: I64) -> F32:
         """Compute the batch, write its keys and values, and return the logits [L, V] at ``logits_indices``."""
         spec, T = self.spec, batch.num_tokens
-        loras = self.loras_of(batch)
+        embeds, mrope = StepInputs.of(batch, self)
+        step = NumpyStep(batch, self.adapters.of_step(batch), mrope)
         place = {layer: (g, j) for g, group in enumerate(self.groups) for j, layer in enumerate(group.layers)}
         x = self.weight("embed")[batch.input_ids[:T]] * np.float32(spec.embedding_scale)  # [T, hidden]
-        tokens, embeds = prompt_embeds(batch, spec.hidden_size)
-        x[tokens] = embeds
+        if embeds is not None:
+            tokens, vectors = embeds
+            x[tokens] = vectors
         for i, layer in enumerate(spec.layers):
             p = f"layers.{i}."
             h = self.norm(x, p + "attn_norm")
             if layer.recurrent is None:
-                a = self.attention(h, p, layer, *place[i], batch, loras)
+                a = self.attention(h, p, layer, *place[i], step)
             else:
                 a = self.recurrent(h, p, layer.recurrent, *place[i], batch)
             x = x + (self.norm(a, p + "post_attn_norm") if spec.post_norms else a)
             h = self.norm(x, p + "mlp_norm")
-            m = self.mlp(h, p, loras) if layer.moe is None else self.experts(h, p, layer)
+            m = self.mlp(h, p, step.loras) if layer.moe is None else self.experts(h, p, layer)
             x = x + (self.norm(m, p + "post_mlp_norm") if spec.post_norms else m)
         self._last = x
         if not spec.has_logits:
@@ -124,13 +158,6 @@ class NumpyExecutor(HostExecutor):
     def hidden_states(self, tokens: I64) -> F32:
         """norm(x, final_norm) [N, hidden] at tokens of the last step."""
         return self.norm(self._last[tokens], "final_norm")
-
-    def rotary_positions(self, batch: InputBatch, rope: RopeSpec) -> I64:
-        """The position by which each pair of a token is rotated: [T, 1] for all pairs, or [T, pairs]."""
-        if not rope.axes:
-            return batch.positions[: batch.num_tokens, None]
-        of_axes = mrope_positions(batch, self.mrope_dims)[:, : batch.num_tokens]
-        return of_axes[list(rope.axes)].T
 
     def norm(self, x: F32, name: str) -> F32:
         """x / sqrt(mean(x²) + eps) * w over the last axis."""
@@ -152,18 +179,16 @@ class NumpyExecutor(HostExecutor):
             out = out + self.weight(name + "_bias")
         return out.reshape(len(h), -1, self.spec.head_dim)
 
-    def attention(
-        self, h: F32, p: str, layer: LayerSpec, group: int, slot: int, batch: InputBatch, loras: LoraTokens
-    ) -> F32:
+    def attention(self, h: F32, p: str, layer: LayerSpec, group: int, slot: int, step: NumpyStep) -> F32:
         """The attention block of the layer, for its normed input h. [T, hidden]"""
-        spec = self.spec
+        spec, loras = self.spec, step.loras
         q, k, v = (self.project(h, p + name, loras) for name in "qkv")
         if spec.qk_norm:
             q, k = self.norm(q, p + "q_norm"), self.norm(k, p + "k_norm")
         if layer.rope is not None:
-            at = self.rotary_positions(batch, layer.rope)
+            at = step.rotary_positions(layer.rope)
             q, k = rotate(q, at, layer.rope), rotate(k, at, layer.rope)
-        a = self.attend(q, k, v, layer, group, slot, batch).reshape(len(h), -1)
+        a = self.attend(q, k, v, layer, group, slot, step.batch).reshape(len(h), -1)
         if spec.attn_gate:
             a = a * sigmoid(self.linear(h, p + "attn_gate", loras))
         return self.linear(a, p + "o", loras)
@@ -174,12 +199,12 @@ class NumpyExecutor(HostExecutor):
         def weight(name: str) -> F32:
             return self.weight(f"{p}state.{name}")
 
-        return recurrent_layer(h, weight, spec, self.spec.norm_eps, self.states[slot], group, batch)
+        return recurrent_layer(h, weight, spec, self.spec.norm_eps, self.cache.states[slot], group, batch)
 
     def attend(self, q: F32, k: F32, v: F32, layer: LayerSpec, group: int, slot: int, batch: InputBatch) -> F32:
         """Write k and v to their slots, then attend from each request to its own blocks. [T, heads, head_dim]"""
         spec = self.spec
-        keys, values = self.keys[slot], self.values[slot]
+        keys, values = self.cache.keys[slot], self.cache.values[slot]
         flat = (-1, spec.num_kv_heads, spec.head_dim)
         slots = batch.slot_mapping[group][: len(q)]
         written = slots >= 0

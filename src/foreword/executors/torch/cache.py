@@ -35,7 +35,7 @@ class StateLayer:
 
 
 class PagedCache:
-    """Keys and values of every layer with attention, and states of every recurrent layer, in blocks.
+    """A `BlockStore` of keys and values of every layer with attention, and states of every recurrent layer.
 
     A block has one storage slot per layer of a KV group. A block belongs to one group at a time, so all groups share
     the pool, and slot j is as large as the largest layer that uses it.
@@ -81,13 +81,13 @@ class PagedCache:
                 self.scales.append((both[:, 0], both[:, 1]))
 
     def copy_blocks(self, sources: I32, destinations: I32) -> None:
-        """Copy whole blocks in every layer. All sources are read before any destination is written."""
+        """See `BlockStore.copy_blocks`."""
         read, written = (as_tensor(blocks, self.device) for blocks in (sources, destinations))
         for slot in self._slots:
             slot.index_copy_(0, written.long(), slot[read])
 
     def zero_blocks(self, blocks: I32) -> None:
-        """Fill whole blocks with zeros in every layer."""
+        """See `BlockStore.zero_blocks`."""
         for slot in self._slots:
             slot.index_fill_(0, as_tensor(blocks, self.device).long(), 0)
 

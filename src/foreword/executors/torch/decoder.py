@@ -5,67 +5,71 @@ A step reads and writes tensors only: what it needs of the batch is in `Step`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding, linear, rms_norm
 
 from foreword.executors.torch.activations import ACTIVATIONS
-from foreword.executors.torch.attention import AttentionCall
 from foreword.executors.torch.grouped import grouped
 from foreword.executors.torch.loras import ProductChanges
-from foreword.executors.torch.recurrent import RecurrentLayer
-from foreword.executors.torch.rotation import Rotary, Rotation
 from foreword.executors.torch.step import Step
 from foreword.executors.torch.weights import Linear, Loader
 from foreword.models.spec import Activation, DecoderSpec, MoeSpec
 
 Result = TypeVar("Result")
+StepType = TypeVar("StepType", bound=Step)
+StepType_contra = TypeVar("StepType_contra", bound=Step, contravariant=True)
 
 
-class Decoder:
-    """Runs ``spec`` with weights of one dtype on one device."""
+class Mixer(Protocol[StepType_contra]):
+    """What mixes the tokens of a layer: attention, or a recurrence. products: those that adapters may change."""
 
-    def __init__(self, spec: DecoderSpec, load: Loader) -> None:
+    @property
+    def products(self) -> Sequence[Linear]: ...
+
+    def __call__(self, h: Tensor, step: StepType_contra, /) -> Tensor:
+        """Return the output [T, hidden] for the normed input [T, hidden]."""
+        ...
+
+
+MakeMixer = Callable[[DecoderSpec, int, Loader], Mixer[StepType_contra]]
+"""Makes the mixer of a layer, by its number."""
+
+
+class Decoder(Generic[StepType]):
+    """Runs ``spec`` with weights of one dtype on one device.
+
+    mixer: makes the mixer of each layer. products: those of all layers that adapters may change, as `Loras` takes them.
+    compile: layers run through torch.compile in steps without adapters: all but mixers, which are made compiled, and
+    experts, whose product compiles in bfloat16 alone.
+    """
+
+    def __init__(self, spec: DecoderSpec, load: Loader, mixer: MakeMixer[StepType], *, compile: bool = False) -> None:
         self.spec = spec
         self.embed = load("embed")
-        self.layers = [Layer(spec, i, load) for i in range(spec.num_layers)]
+        self.layers = [Layer(spec, i, load, mixer, compile=compile) for i in range(spec.num_layers)]
+        self.products = {p.parts: (p.outputs, p.inputs) for layer in self.layers for p in layer.products}
         self.final_norm = load("final_norm")
         self.head: Tensor | None = None
         if spec.has_logits:
             rows = load.shards.all.part(spec.vocab_size)
             tied = self.embed[rows.start : rows.stop]
             self.head = tied if spec.tie_embeddings else load("lm_head", split="outputs")
-        ropes = {layer.rope for layer in spec.layers if layer.rope is not None}
-        self.rotaries = {rope: Rotary(rope, spec.head_dim, load.device) for rope in ropes}
 
-    def forward(self, step: Step) -> Tensor:
-        """The residual stream [T, hidden] after the last layer. Keys, values and states of the tokens are written."""
+    def forward(self, step: StepType) -> Tensor:
+        """Return the residual stream [T, hidden] after the last layer. The layers write keys, values and states."""
         x = embedding(step.input_ids, self.embed)
         if self.spec.embedding_scale != 1:
             x = x * self.spec.embedding_scale
         if step.embeds is not None:
             tokens, vectors = step.embeds
             x[tokens] = vectors.to(x.dtype)
-        step.rotations = {
-            rope: rotary.at(step.mrope_positions if rope.axes else step.positions, x.dtype)
-            for rope, rotary in self.rotaries.items()
-        }
         for layer in self.layers:
             x = layer(x, step)
         return x
-
-    def compile(self) -> None:
-        """Run the layers through torch.compile, in steps without adapters: all but attention, recurrent layers, and
-        experts, whose product compiles in bfloat16 alone.
-        """
-        for layer in self.layers:
-            if isinstance(layer.mlp, Mlp):
-                layer.rest = compiled(Layer._rest)
-            if isinstance(layer.mixer, Attention):
-                layer.mixer.project = compiled(Attention._project)
 
     def hidden_states(self, x: Tensor) -> Tensor:
         """norm(x, final_norm)"""
@@ -77,81 +81,55 @@ class Decoder:
         return cap(linear(self.hidden_states(x), self.head), self.spec.final_softcap)
 
 
-class Layer:
+class Layer(Generic[StepType]):
     """One layer of a decoder. products: those that adapters may change."""
 
-    def __init__(self, spec: DecoderSpec, index: int, load: Loader) -> None:
+    def __init__(
+        self, spec: DecoderSpec, index: int, load: Loader, mixer: MakeMixer[StepType], *, compile: bool
+    ) -> None:
         layer, prefix = spec.layers[index], f"layers.{index}."
-        self.eps, self.products = spec.norm_eps, list[Linear]()
+        self.eps = spec.norm_eps
         self.attn_norm, self.mlp_norm = load(prefix + "attn_norm"), load(prefix + "mlp_norm")
         self.post_attn_norm = load(prefix + "post_attn_norm") if spec.post_norms else None
         self.post_mlp_norm = load(prefix + "post_mlp_norm") if spec.post_norms else None
-        self.mixer: Callable[[Tensor, Step], Tensor]
+        self.mixer = mixer(spec, index, load)
+        self.products = [*self.mixer.products]
         self.mlp: Mlp | Experts
-        if layer.recurrent is None:
-            attention = self.mixer = Attention(spec, index, load)
-            self.products += [attention.inputs, attention.output]
-        else:
-            self.mixer = RecurrentLayer(layer.recurrent, spec, index, load)
         if layer.moe is None:
             self.mlp = Mlp(prefix, spec.activation, load)
             self.products += [self.mlp.gate_up, self.mlp.down]
         else:
             self.mlp = Experts(prefix, spec.activation, layer.moe, load)
-        self.rest = Layer._rest
+        self._rest = compiled(Layer._after_mixer) if compile and layer.moe is None else Layer._after_mixer
 
-    def __call__(self, x: Tensor, step: Step) -> Tensor:
+    def __call__(self, x: Tensor, step: StepType) -> Tensor:
         a = self.mixer(norm(x, self.attn_norm, self.eps), step)
-        return self.rest(self, x, a, step.loras)
+        return self._rest(self, x, a, step.loras)
 
-    def _rest(self, x: Tensor, a: Tensor, loras: ProductChanges | None) -> Tensor:
-        """The layer's output, from that of its mixer."""
+    def _after_mixer(self, x: Tensor, a: Tensor, loras: ProductChanges | None) -> Tensor:
+        """Return the layer's output. a: [T, hidden], the output of its mixer."""
         x = x + (a if self.post_attn_norm is None else norm(a, self.post_attn_norm, self.eps))
         m = self.mlp(norm(x, self.mlp_norm, self.eps), loras)
         return x + (m if self.post_mlp_norm is None else norm(m, self.post_mlp_norm, self.eps))
 
 
-class Attention:
-    """Attention of one layer, for its normed input [T, hidden]."""
+class AttentionWeights:
+    """The matrices and norms of one layer's attention.
+
+    index: of its keys and values among the layers with attention. norms: of queries and keys [head_dim], None if the
+    model has none.
+    """
 
     def __init__(self, spec: DecoderSpec, index: int, load: Loader) -> None:
         prefix = f"layers.{index}."
         self.spec, self.layer = spec, spec.layers[index]
-        self.index = sum(layer.recurrent is None for layer in spec.layers[:index])  # in the cache
-        self.call = AttentionCall(self.index, spec.query_scale, self.layer.sliding_window, softcap=spec.attn_softcap)
+        self.index = sum(layer.recurrent is None for layer in spec.layers[:index])
         names = ("q", "k", "v", "attn_gate") if spec.attn_gate else ("q", "k", "v")
         biases = "qkv" if spec.qkv_bias else ()
         self.inputs = load.linear(prefix, names, biases=biases, split="outputs", among=load.shards.heads)
         self.output = load.linear(prefix, ["o"], split="inputs", among=load.shards.heads)
-        q, k, v = map(len, self.inputs.outputs[:3])
-        self._ends = q + k, q + k + v  # of q with k, and of v, in the outputs of ``inputs``
-        self.heads = spec.num_heads, spec.num_kv_heads
-        self.qk_norm: Tensor | None = None  # [heads of q and k, head_dim]
-        if spec.qk_norm:
-            norms = zip((load(prefix + "q_norm"), load(prefix + "k_norm")), self.heads, strict=True)
-            self.qk_norm = torch.cat([weight.expand(count, -1) for weight, count in norms])
-        self.project = Attention._project
-
-    def __call__(self, h: Tensor, step: Step) -> Tensor:
-        spec, rope = self.spec, self.layer.rope
-        q, k, v, gate = self.project(self, h, None if rope is None else step.rotations[rope], step.loras)
-        step.attention.write(self.call.layer, k, v)
-        a = step.attention.attend(self.call, q).flatten(1)
-        return self.output(a * gate.sigmoid() if spec.attn_gate else a, step.loras)
-
-    def _project(
-        self, h: Tensor, rotation: Rotation | None, loras: ProductChanges | None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Queries, keys, values [T, heads, head_dim], and the gate [T, heads · head_dim], or 0 columns without one."""
-        spec = self.spec
-        qk, v, gate = self.inputs(h, loras).tensor_split(self._ends, dim=1)
-        qk = qk.unflatten(1, (-1, spec.head_dim))
-        if self.qk_norm is not None:
-            qk = rms_norm(qk, (spec.head_dim,), None, spec.norm_eps) * self.qk_norm
-        if rotation is not None:
-            qk = rotation(qk)
-        q, k = qk.split(self.heads, dim=1)
-        return q, k, v.unflatten(1, (-1, spec.head_dim)), gate
+        self.products = [self.inputs, self.output]
+        self.norms = (load(prefix + "q_norm"), load(prefix + "k_norm")) if spec.qk_norm else None
 
 
 class Mlp:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +15,7 @@ from foreword.batch import InputBatch
 from foreword.executors.encoder import EncoderExecutor
 from foreword.executors.torch.activations import ACTIVATIONS
 from foreword.executors.torch.options import DType, device_of, dtype_of, use_threads
-from foreword.executors.torch.rotation import Rotary, Rotation
+from foreword.executors.torch.rotation import Rotaries, Rotation
 from foreword.executors.torch.tensors import as_floats, as_tensor
 from foreword.executors.torch.weights import Linear, Loader, WeightFormat
 from foreword.models.encoder_spec import EncoderSpec
@@ -22,7 +23,7 @@ from foreword.models.pooling import PoolingSpec
 from foreword.models.spec import RopeSpec
 from foreword.models.weights import Weights
 
-Rotations = dict[RopeSpec | None, Rotation]
+Rotations = Mapping[RopeSpec, Rotation]
 
 
 class TorchEncoderExecutor(EncoderExecutor):
@@ -47,8 +48,7 @@ class TorchEncoderExecutor(EncoderExecutor):
         self.positions = load("positions") if spec.num_positions else None
         self.types = load("token_types") if spec.num_token_types else None
         self.embed_norm = LayerNorm("embed_norm", spec, load)
-        ropes = {layer.rope for layer in spec.layers if layer.rope is not None}
-        self.rotaries = {rope: Rotary(rope, spec.head_dim, load.device) for rope in ropes}
+        self.rotaries = Rotaries((layer.rope for layer in spec.layers), spec.head_dim, load.device)
         self.layers = [EncoderLayer(spec, i, load) for i in range(spec.num_layers)]
         self.final_norm = LayerNorm("final_norm", spec, load) if spec.norms_before else None
 
@@ -67,7 +67,7 @@ class TorchEncoderExecutor(EncoderExecutor):
             types = self.token_types(batch)
             x = x + (self.types[0] if types is None else embedding(as_tensor(types, self.device), self.types))
         x = self.embed_norm(x)
-        rotations: Rotations = {rope: rotary.at(positions, x.dtype) for rope, rotary in self.rotaries.items()}
+        rotations = self.rotaries.at(positions, x.dtype)
         texts = texts_of(batch, self.device)
         for layer in self.layers:
             x = layer(x, rotations, texts)

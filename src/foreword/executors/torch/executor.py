@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
-from foreword.arrays import F32, I32, I64, AnyArray
-from foreword.batch import InputBatch, mrope_positions, prompt_embeds
+from foreword.arrays import F32, I64, AnyArray
+from foreword.batch import InputBatch
 from foreword.executors.executor import Capability
-from foreword.executors.host import HostExecutor
+from foreword.executors.inputs import StepInputs
+from foreword.executors.paged import PagedExecutor
 from foreword.executors.pooling import Pooler
 from foreword.executors.torch.cache import KVLayer, PagedCache, StateLayer
 from foreword.executors.torch.decoder import Decoder
 from foreword.executors.torch.kernel_attention import paged_attention
 from foreword.executors.torch.loras import Loras
+from foreword.executors.torch.mixers import paged_mixer
 from foreword.executors.torch.options import DType, check_compiler, device_of, dtype_of, use_threads
+from foreword.executors.torch.rotation import Rotaries
 from foreword.executors.torch.shard import Shards
-from foreword.executors.torch.step import RecurrentStep, Step
+from foreword.executors.torch.step import PagedStep, RecurrentStep
 from foreword.executors.torch.tensors import as_floats, as_tensor
 from foreword.executors.torch.weights import Loader, WeightFormat
-from foreword.models.lora import LoraAdapter
 from foreword.models.pooling import PoolingSpec
 from foreword.models.spec import DecoderSpec
 from foreword.models.weights import Weights
 
 
-class TorchExecutor(HostExecutor):
+class TorchExecutor(PagedExecutor):
     """Runs ``spec`` with ``weights`` on ``device``, in ``dtype``. Samples on the host.
 
     num_blocks, block_size: the KV pool; block ids are shared by all KV groups and block 0 is the null block.
@@ -44,7 +48,9 @@ class TorchExecutor(HostExecutor):
     fit.
     """
 
-    capabilities = HostExecutor.capabilities | {Capability.LORA, Capability.POOLING, Capability.RECURRENT_STATE}
+    cache: PagedCache
+    adapters: Loras
+    capabilities = PagedExecutor.capabilities | {Capability.LORA, Capability.POOLING, Capability.RECURRENT_STATE}
 
     def __init__(
         self,
@@ -64,18 +70,14 @@ class TorchExecutor(HostExecutor):
         use_threads(num_threads)
         if compile:
             check_compiler()
-        super().__init__(pooler=Pooler(pooling or PoolingSpec(), weights))
-        self.read_inputs_of(spec)
         self.spec = spec
         load = Loader(weights, device_of(device), dtype_of(dtype, weights), shards, weight_format)
         self.shards = load.shards
         own = load.shards.spec(spec)
-        self.device = load.device
-        self.decoder = Decoder(own, load)
-        if compile:
-            self.decoder.compile()
+        self.device, self.dtype = load.device, load.dtype
+        self.decoder = Decoder(own, load, partial(paged_mixer, compile=compile), compile=compile)
         attention, recurrent = cache_layers(own)
-        self.cache = PagedCache(
+        cache = PagedCache(
             attention,
             num_blocks=num_blocks,
             block_size=block_size,
@@ -83,9 +85,15 @@ class TorchExecutor(HostExecutor):
             device=load.device,
             recurrent=recurrent,
         )
-        self.attention = paged_attention(self.cache, load.shards.positions)
-        products = [product for layer in self.decoder.layers for product in layer.products]
-        self._loras = Loras({p.parts: (p.outputs, p.inputs) for p in products}, load.device, load.dtype)
+        super().__init__(
+            cache,
+            Loras(self.decoder.products, load.device, load.dtype),
+            pooler=Pooler(pooling or PoolingSpec(), weights),
+            hidden_size=spec.hidden_size,
+            mrope_dims=spec.mrope_dims,
+        )
+        self.attention = paged_attention(cache, load.shards.positions)
+        self._rotaries = Rotaries((layer.rope for layer in own.layers), own.head_dim, load.device)
         self._last = torch.zeros(0, spec.hidden_size, dtype=load.dtype, device=load.device)
 
     def compute(self, batch: InputBatch, logits_indices: I64) -> F32:
@@ -106,42 +114,21 @@ class TorchExecutor(HostExecutor):
         with torch.inference_mode():
             return as_floats(self.decoder.hidden_states(self._last[self._tensor(tokens)]))
 
-    def _step(self, batch: InputBatch) -> Step:
+    def _step(self, batch: InputBatch) -> PagedStep:
         self.attention.begin(batch)
-        T, states = batch.num_tokens, batch.states
-        step = Step(
-            self._tensor(batch.input_ids[:T]),
-            self._tensor(batch.positions[:T]),
-            self._tensor(mrope_positions(batch, self.mrope_dims)[:, :T]) if self.mrope_dims else None,
+        given, T, tensor = StepInputs.of(batch, self), batch.num_tokens, self._tensor
+        positions, mrope = tensor(batch.positions[:T]), None if given.mrope is None else tensor(given.mrope)
+        return PagedStep(
+            tensor(batch.input_ids[:T]),
+            None if given.embeds is None else (tensor(given.embeds[0]), tensor(given.embeds[1])),
+            self.adapters.of_step(batch),
             self.attention,
-            loras=self._loras.of_step(batch),
+            self._rotaries.at(positions, self.dtype, mrope),
+            RecurrentStep(batch, self.cache.states, self.device) if self.spec.state_size else None,
         )
-        if states.extras.prompt_embeds:
-            tokens, embeds = prompt_embeds(batch, self.hidden_size)
-            if len(tokens):
-                step.embeds = self._tensor(tokens), self._tensor(embeds)
-        if self.spec.state_size:
-            step.recurrent = RecurrentStep(batch, self.cache.states, self.device)
-        return step
 
     def _tensor(self, array: AnyArray) -> Tensor:
         return as_tensor(array, self.device)
-
-    def load_lora(self, lora_id: int, adapter: LoraAdapter) -> int:
-        """See `LoraExecutor.load_lora`. Its factors are held in the model's dtype."""
-        return self._loras.load(lora_id, adapter)
-
-    def drop_lora(self, lora_id: int) -> None:
-        """See `LoraExecutor.drop_lora`."""
-        self._loras.drop(lora_id)
-
-    def copy_blocks(self, sources: I32, destinations: I32) -> None:
-        """Copy whole blocks, in every layer. All sources are read before any destination is written."""
-        self.cache.copy_blocks(sources, destinations)
-
-    def zero_blocks(self, blocks: I32) -> None:
-        """Fill whole blocks with zeros, in every layer."""
-        self.cache.zero_blocks(blocks)
 
 
 def cache_layers(spec: DecoderSpec) -> tuple[list[KVLayer], list[StateLayer]]:

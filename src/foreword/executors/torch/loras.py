@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from foreword.batch import InputBatch, lora_mapping
+from foreword.batch import InputBatch
 from foreword.batch.features.lora import LoraMapping
-from foreword.errors import PlanError
+from foreword.executors.inputs import step_adapters
 from foreword.executors.torch.grouped import aligned, grouped
 from foreword.models.lora import LoraAdapter
 
@@ -76,7 +76,8 @@ class StepLoras:
 
 
 class Loras:
-    """The adapters that an executor holds, in the order of their numbers.
+    """The adapters that an executor holds, in the order of their numbers: an `AdapterStore`. Factors are held in the
+    model's dtype.
 
     ids: int32, their numbers. factors: of each product.
     products: parts → the rows of each part that this rank has, and the columns, of the products that adapters may
@@ -102,7 +103,7 @@ class Loras:
         return self._held[2]
 
     def load(self, lora_id: int, adapter: LoraAdapter) -> int:
-        """Hold an adapter under a number that is free. Returns the bytes of its factors."""
+        """See `AdapterStore.load`."""
         ids, _, factors = self._held
         at = bisect_left(ids, lora_id)
         size, grown = 0, {}
@@ -115,7 +116,7 @@ class Loras:
         return size
 
     def drop(self, lora_id: int) -> None:
-        """Free an adapter, if it is held."""
+        """See `AdapterStore.drop`."""
         ids, _, factors = self._held
         if lora_id in ids:
             rest = [i for i, own in enumerate(ids) if own != lora_id]
@@ -124,14 +125,8 @@ class Loras:
             self._held = ids, self._ids(ids), left
 
     def mapping(self, batch: InputBatch) -> LoraMapping | None:
-        """The adapters of a batch, None if no token has one. PlanError for a number without an adapter."""
-        if not batch.states.loras:
-            return None
-        mapping = lora_mapping(batch)
-        for lora_id in mapping.active:
-            if lora_id not in self._held[0]:
-                raise PlanError("no adapter has this number", step=batch.step, tensor="lora_id", got=lora_id)
-        return mapping if mapping.active else None
+        """See `step_adapters`."""
+        return step_adapters(batch, self._held[0])
 
     def of_step(self, batch: InputBatch) -> StepLoras | None:
         """The adapters of a batch, None if no token has one. PlanError for a number without an adapter."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
+from foreword.arrays import I32
 from foreword.batch import PaddingBuckets
 from foreword.device.adapters import DeviceAdapters
 from foreword.device.api import DeviceApi
@@ -15,10 +18,9 @@ from foreword.device.cuda import CudaDevice
 from foreword.device.interpreter import InterpretedDevice
 from foreword.device.rows import DeviceRows
 from foreword.errors import ConfigError
-from foreword.executors.device import TEXT, DeviceExecutor, StepInputs
-from foreword.executors.torch.attention import GatheredAttention
+from foreword.executors.device import IN_ROWS, DeviceExecutor, DeviceInputs
 from foreword.executors.torch.cache import PagedCache
-from foreword.executors.torch.decoder import Attention, Decoder
+from foreword.executors.torch.decoder import AttentionWeights, Decoder
 from foreword.executors.torch.executor import cache_layers
 from foreword.executors.torch.kernel_attention import dot_type
 from foreword.executors.torch.loras import Loras, Parts
@@ -98,7 +100,7 @@ class DecoderOnRows:
         load = Loader(weights, device_of(device), dtype_of(dtype, weights), weight_format=weight_format)
         self.spec, self.dtype, self.device, self.num_splits = spec, load.dtype, load.device, num_splits
         self.hidden_size, self.mrope_dims = spec.hidden_size, spec.mrope_dims
-        self.decoder = Decoder(spec, load)
+        self.decoder = Decoder(spec, load, _RowLayer)
         layers, _ = cache_layers(spec)
         self.cache = PagedCache(
             layers,
@@ -107,81 +109,97 @@ class DecoderOnRows:
             dtype=kv_dtype_of(kv_format, load.dtype),
             device=load.device,
         )
-        self.unused = GatheredAttention(self.cache)  # of a `Step`: the layers attend over the rows
-        self.ropes, self.decoder.rotaries = tuple(self.decoder.rotaries), {}  # the kernel rotates
-        self.step: _RowStep | None = None
-        products = [product for layer in self.decoder.layers for product in layer.products]
-        self.adapters = Loras({p.parts: (p.outputs, p.inputs) for p in products}, load.device, load.dtype)
-        for layer in self.decoder.layers:
-            assert isinstance(layer.mixer, Attention)
-            layer.mixer = _RowAttention(layer.mixer, self)
-        self.copy_blocks, self.zero_blocks = self.cache.copy_blocks, self.cache.zero_blocks
+        self.adapters = Loras(self.decoder.products, load.device, load.dtype)
+        self._memory: _RowMemory | None = None
 
     def forward(
-        self, rows: DeviceRows, num_tokens: int, num_reqs: int, num_logits: int, inputs: StepInputs = TEXT
+        self, rows: DeviceRows, num_tokens: int, num_reqs: int, num_logits: int, inputs: DeviceInputs = IN_ROWS
     ) -> Tensor:
         """See `DeviceModel.forward`. Its first call allocates what all steps share."""
         with torch.inference_mode():
-            if self.step is None:
-                self.step = _RowStep(self, rows)
-            on, tensors = self.step, rows.tensors
-            on.begin(num_tokens, num_reqs, None if inputs.mrope is None else as_tensor(inputs.mrope, self.device))
-            ids, positions = (tensors[name][:num_tokens] for name in ("input_ids", "positions"))
-            step = Step(ids, positions, None, self.unused)
-            if inputs.embeds is not None:
-                tokens, vectors = inputs.embeds
-                step.embeds = as_tensor(tokens, self.device), as_tensor(vectors, self.device)
-            if inputs.has_adapters:
-                step.loras = _RowLoras(self.adapters, rows, num_tokens)
-            x = self.decoder.forward(step)
-            at = tensors["logits_indices"][:num_logits]
+            if self._memory is None:
+                self._memory = _RowMemory(self, rows)
+            x = self.decoder.forward(self._memory.step(num_tokens, num_reqs, inputs))
+            at = rows.tensors["logits_indices"][:num_logits]
             if inputs.more_logits is not None:
                 at = torch.cat((at, as_tensor(inputs.more_logits, self.device)))
             return self.decoder.logits(x[at]).float()
 
+    def copy_blocks(self, sources: I32, destinations: I32) -> None:
+        """See `BlockStore.copy_blocks`."""
+        self.cache.copy_blocks(sources, destinations)
 
-class _RowStep:
-    """What the layers share: tables of rotations, memory for queries and outputs, the padded number of requests."""
+    def zero_blocks(self, blocks: I32) -> None:
+        """See `BlockStore.zero_blocks`."""
+        self.cache.zero_blocks(blocks)
+
+
+@dataclass(frozen=True, slots=True)
+class _RowStep(Step):
+    """A step over the rows. num_reqs: padded.
+
+    rotations: of each rope, cos and sin [N, pairs], and which of their rows belongs to each token: None, its position.
+    """
+
+    memory: _RowMemory
+    num_reqs: int
+    rotations: Mapping[RopeSpec, tuple[tuple[Tensor, Tensor], Tensor | None]]
+
+
+class _RowMemory:
+    """What all steps share: tables of rotations, memory for queries and outputs, the launches of attention.
+
+    layers: for each layer of the cache, its launches and its keys and values.
+    """
 
     def __init__(self, model: DecoderOnRows, rows: DeviceRows) -> None:
-        spec, device, T = model.spec, model.device, rows.max_num_batched_tokens
-        self.rows, self.num_reqs, self.mrope_dims = rows, 0, spec.mrope_dims
+        spec, device, cache, T = model.spec, model.device, model.cache, rows.max_num_batched_tokens
+        self._rows, self._adapters, self._mrope_dims = rows, model.adapters, spec.mrope_dims
         # Rows past the step's tokens keep finite numbers of earlier steps.
         self.queries = torch.zeros(T, spec.num_heads, spec.head_dim, dtype=model.dtype, device=device)
         self.out = torch.zeros_like(self.queries)
-        self._frequencies = {
-            rope: torch.tensor(rope.inv_freq, dtype=torch.float32, device=device) for rope in model.ropes
-        }
-        self._axes = {rope: torch.tensor(rope.axes, device=device) for rope in model.ropes if rope.axes}
+        ropes = {layer.rope for layer in spec.layers if layer.rope is not None}
+        self._frequencies = {rope: torch.tensor(rope.inv_freq, dtype=torch.float32, device=device) for rope in ropes}
+        self._axes = {rope: torch.tensor(rope.axes, device=device) for rope in ropes if rope.axes}
         at = torch.arange(rows.states.max_model_len, device=device)[:, None]
-        self._rotations = {rope: self._rotation(rope, at) for rope in model.ropes if not rope.axes}
+        self._rotations = {rope: (self._rotation(rope, at), None) for rope in ropes if not rope.axes}
         self._tokens = torch.arange(T, device=device)
         dot = dot_type(model.dtype, device)
-        self.attention = [
+        attention = [
             DeviceAttention(
                 rows, heads=spec.num_heads, kv_heads=spec.num_kv_heads, dim=spec.head_dim, group=g,
                 num_splits=model.num_splits, dot=dot,
             )
             for g in range(len(spec.kv_groups()))
         ]  # fmt: skip
+        scales: Sequence[tuple[Tensor, Tensor] | None] = cache.scales or [None] * len(cache.layers)
+        self.layers = [
+            (attention[layer.group], LayerCache(*tensors))
+            for layer, *tensors in zip(cache.layers, cache.keys, cache.values, scales, strict=True)
+        ]
 
-    def begin(self, num_tokens: int, num_reqs: int, mrope: Tensor | None) -> None:
-        """Start a step. mrope: int64 [mrope_dims, T], its rotary positions if the rows do not have them."""
-        self.num_reqs = num_reqs
-        if not self.mrope_dims:
-            return
-        positions = self.rows.tensors["rope_positions"][:num_tokens].expand(self.mrope_dims, -1)
-        if mrope is not None:
-            positions = positions.clone()
-            positions[:, : mrope.shape[1]] = mrope
-        for rope, axes in self._axes.items():
-            self._rotations[rope] = self._rotation(rope, positions[axes].T.contiguous())
-
-    def rotation(self, rope: RopeSpec) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
-        """cos and sin of positions, or of the tokens of this step, and which of them belong to each token: None, its
-        position.
-        """
-        return self._rotations[rope], self._tokens if rope.axes else None
+    def step(self, num_tokens: int, num_reqs: int, inputs: DeviceInputs) -> _RowStep:
+        """Begin a step of these padded sizes."""
+        (embeds, mrope), tensors, device = inputs.given, self._rows.tensors, self.queries.device
+        rotations: Mapping[RopeSpec, tuple[tuple[Tensor, Tensor], Tensor | None]] = self._rotations
+        if self._axes:
+            positions = tensors["rope_positions"][:num_tokens].expand(self._mrope_dims, -1)
+            if mrope is not None:
+                positions = positions.clone()
+                positions[:, : mrope.shape[1]] = as_tensor(mrope, device)
+            rotations = {
+                **rotations,
+                **{rope: (self._rotation(rope, positions[axes].T.contiguous()), self._tokens)
+                   for rope, axes in self._axes.items()},
+            }  # fmt: skip
+        return _RowStep(
+            tensors["input_ids"][:num_tokens],
+            None if embeds is None else (as_tensor(embeds[0], device), as_tensor(embeds[1], device)),
+            _RowLoras(self._adapters, self._rows, num_tokens) if inputs.has_adapters else None,
+            self,
+            num_reqs,
+            rotations,
+        )
 
     def _rotation(self, rope: RopeSpec, positions: Tensor) -> tuple[Tensor, Tensor]:
         """cos, sin [N, pairs] of positions [N, 1], or [N, pairs] with M-RoPE."""
@@ -207,31 +225,21 @@ class _RowLoras:
         return out
 
 
-class _RowAttention:
-    """The attention block of one layer, for its normed input [T, hidden]."""
+class _RowLayer(AttentionWeights):
+    """Attention of one layer over the rows, for its normed input [T, hidden]."""
 
-    def __init__(self, of: Attention, model: DecoderOnRows) -> None:
-        self.model, cache = model, model.cache
-        self.inputs, self.output, self.layer, self.spec = of.inputs, of.output, of.layer, of.spec
-        scales = cache.scales[of.index] if cache.scales else None
-        self.cache = LayerCache(cache.keys[of.index], cache.values[of.index], scales)
-        self.group = cache.layers[of.index].group
-        self.norms: tuple[Tensor, Tensor] | None = None
-        if of.qk_norm is not None:
-            self.norms = of.qk_norm[0].contiguous(), of.qk_norm[self.spec.num_heads].contiguous()
-
-    def __call__(self, h: Tensor, step: Step) -> Tensor:
-        on, spec, T = self.model.step, self.spec, len(h)
-        assert on is not None
-        attention, queries, out = on.attention[self.group], on.queries[:T], on.out[:T]
+    def __call__(self, h: Tensor, step: _RowStep) -> Tensor:
+        memory, spec, T = step.memory, self.spec, len(h)
+        attention, cache = memory.layers[self.index]
+        queries, out = memory.queries[:T], memory.out[:T]
         projected = self.inputs(h, step.loras)
-        rope, rope_rows = (None, None) if self.layer.rope is None else on.rotation(self.layer.rope)
+        rope, rope_rows = (None, None) if self.layer.rope is None else step.rotations[self.layer.rope]
         attention.write(
-            projected, queries, self.cache, num_tokens=T, norms=self.norms, eps=spec.norm_eps, rope=rope,
+            projected, queries, cache, num_tokens=T, norms=self.norms, eps=spec.norm_eps, rope=rope,
             rope_rows=rope_rows,
         )  # fmt: skip
         attention.attend(
-            queries, self.cache, out, num_tokens=T, num_reqs=on.num_reqs, scale=spec.query_scale,
+            queries, cache, out, num_tokens=T, num_reqs=step.num_reqs, scale=spec.query_scale,
             window=self.layer.sliding_window, softcap=spec.attn_softcap or 0.0,
         )  # fmt: skip
         a = out.flatten(1)

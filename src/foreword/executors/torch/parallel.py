@@ -10,7 +10,7 @@ import pickle
 import struct
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from typing import Any
@@ -148,16 +148,16 @@ class ParallelExecutor(TorchExecutor):
     def load_lora(self, lora_id: int, adapter: LoraAdapter) -> int:
         """See `LoraExecutor.load_lora`. Every rank holds the part of its matrices; the bytes are those of rank 0."""
         num_bytes = super().load_lora(lora_id, adapter)
-        self._call("load_lora", lora_id, adapter)
+        self._call(TorchExecutor.load_lora, lora_id, adapter)
         return num_bytes
 
     def drop_lora(self, lora_id: int) -> None:
         """See `LoraExecutor.drop_lora`."""
         super().drop_lora(lora_id)
         with suppress(EngineError):  # ranks that have ended hold nothing
-            self._call("drop_lora", lora_id)
+            self._call(TorchExecutor.drop_lora, lora_id)
 
-    def _call(self, method: str, *arguments: object) -> None:
+    def _call(self, method: Callable[..., object], *arguments: object) -> None:
         """Call a method of every further rank's executor, before the next step."""
         with self._exchange():
             self._ranks.send(_HEADER.pack(_CALL, 0, 0) + pickle.dumps((method, arguments)))
@@ -233,7 +233,7 @@ def _run_packets(executor: TorchExecutor, packets: PacketReader) -> None:
         what, count, capacity = _HEADER.unpack_from(packet)
         if what == _CALL:
             method, arguments = pickle.loads(packet[_HEADER.size :])
-            getattr(executor, method)(*arguments)
+            method(executor, *arguments)
             continue
         indices = np.frombuffer(packet, np.int64, count if what == _COMPUTE else 0, _HEADER.size).copy()
         difference = StepDifference.from_bytes(packet[_HEADER.size + indices.nbytes :])

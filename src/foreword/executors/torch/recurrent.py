@@ -11,14 +11,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, rms_norm, silu, softplus
 
-from foreword.executors.torch.step import Step
+from foreword.executors.torch.step import PagedStep
 from foreword.executors.torch.weights import Loader
 from foreword.models.recurrent import RecurrentSpec
 from foreword.models.spec import DecoderSpec
 
 
 class RecurrentLayer:
-    """A recurrent layer, for its normed input [T, hidden]."""
+    """A recurrent layer, for its normed input [T, hidden]. Adapters change none of its products."""
+
+    products = ()
 
     def __init__(self, own: RecurrentSpec, spec: DecoderSpec, index: int, load: Loader) -> None:
         prefix = f"layers.{index}.state."
@@ -36,7 +38,7 @@ class RecurrentLayer:
         self.norm = load(prefix + "norm", torch.float32)
         self.skip = None if self.is_delta else load(prefix + "skip", torch.float32)
 
-    def __call__(self, x: Tensor, inputs: Step) -> Tensor:
+    def __call__(self, x: Tensor, inputs: PagedStep) -> Tensor:
         own, step = self.spec, inputs.recurrent
         assert step is not None
         h = x[step.tokens]

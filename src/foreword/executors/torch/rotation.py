@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -30,18 +31,32 @@ class Rotation:
         return torch.addcmul(x * self.cos, swapped, self.sin)
 
 
-class Rotary:
-    """A rotary embedding of heads on a device."""
+class Rotaries:
+    """The rotary embeddings of a model's heads on a device. ropes: those of its layers, None where one has none."""
 
-    def __init__(self, rope: RopeSpec, head_dim: int, device: torch.device) -> None:
-        self.rope, self.head_dim = rope, head_dim
-        self.frequencies = torch.tensor(rope.inv_freq, dtype=torch.float32, device=device)
+    def __init__(self, ropes: Iterable[RopeSpec | None], head_dim: int, device: torch.device) -> None:
+        self.head_dim = head_dim
+        self._frequencies = {
+            rope: torch.tensor(rope.inv_freq, dtype=torch.float32, device=device)
+            for rope in set(ropes)
+            if rope is not None
+        }
 
-    def at(self, positions: Tensor, dtype: torch.dtype) -> Rotation:
-        """The rotation of tokens at positions int64 [T], or with M-RoPE [components, T]."""
-        rope, n = self.rope, len(self.rope.inv_freq)
-        angles = (positions[list(rope.axes)].T if rope.axes else positions.view(-1, 1)) * self.frequencies
-        cos, sin = angles.cos() * rope.scale, angles.sin() * rope.scale
-        rest = (0, self.head_dim - 2 * n)
-        cos, sin = pad(torch.cat((cos, cos), 1), rest, value=1), pad(torch.cat((-sin, sin), 1), rest)
-        return Rotation(n, cos.to(dtype)[:, None], sin.to(dtype)[:, None])
+    def at(
+        self, positions: Tensor, dtype: torch.dtype, mrope_positions: Tensor | None = None
+    ) -> Mapping[RopeSpec, Rotation]:
+        """Return the rotations of tokens at positions int64 [T].
+
+        mrope_positions: int64 [components, T] for M-RoPE; None: ``positions`` in every component.
+        """
+        rotations = {}
+        for rope, frequencies in self._frequencies.items():
+            at = positions.view(-1, 1)
+            if rope.axes and mrope_positions is not None:
+                at = mrope_positions[list(rope.axes)].T
+            angles, n = at * frequencies, len(rope.inv_freq)
+            cos, sin = angles.cos() * rope.scale, angles.sin() * rope.scale
+            rest = (0, self.head_dim - 2 * n)
+            cos, sin = pad(torch.cat((cos, cos), 1), rest, value=1), pad(torch.cat((-sin, sin), 1), rest)
+            rotations[rope] = Rotation(n, cos.to(dtype)[:, None], sin.to(dtype)[:, None])
+        return rotations

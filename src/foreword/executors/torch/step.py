@@ -1,9 +1,9 @@
-"""What a decoder reads of a step, as tensors on its device."""
+"""What the layers of a decoder read of a step, as tensors on its device."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -18,23 +18,28 @@ from foreword.executors.torch.tensors import as_tensor
 from foreword.models.spec import RopeSpec
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Step:
     """The inputs of a step of T tokens.
 
-    positions: int64 [T]; mrope_positions: [mrope_dims, T] of a model with M-RoPE. embeds: int64 [N] tokens and their
-    vectors [N, hidden] in place of embedding rows. recurrent: None without recurrent layers. rotations: of the
-    positions, set by the decoder.
+    embeds: int64 [N] tokens and their vectors [N, hidden] in place of embedding rows. loras: None without adapters.
     """
 
     input_ids: Tensor
-    positions: Tensor
-    mrope_positions: Tensor | None
+    embeds: tuple[Tensor, Tensor] | None
+    loras: ProductChanges | None
+
+
+@dataclass(frozen=True, slots=True)
+class PagedStep(Step):
+    """A step over paged keys and values.
+
+    attention: it has begun the step. rotations: of the tokens' positions. recurrent: None without recurrent layers.
+    """
+
     attention: PagedAttention
-    embeds: tuple[Tensor, Tensor] | None = None
-    loras: ProductChanges | None = None
-    recurrent: RecurrentStep | None = None
-    rotations: Mapping[RopeSpec, Rotation] = field(default_factory=dict)
+    rotations: Mapping[RopeSpec, Rotation]
+    recurrent: RecurrentStep | None
 
 
 class RecurrentStep:

@@ -13,11 +13,12 @@ import torch
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
-from foreword.arrays import F32, I32, I64
-from foreword.batch import InputBatch, mrope_positions, prompt_embeds
+from foreword.arrays import F32, I64
+from foreword.batch import InputBatch
 from foreword.errors import EngineError
 from foreword.executors.executor import Capability
-from foreword.executors.host import HostExecutor
+from foreword.executors.inputs import StepInputs
+from foreword.executors.paged import PagedExecutor
 from foreword.executors.pooling import Pooler
 from foreword.executors.torch.cache import PagedCache
 from foreword.executors.torch.kernel_attention import paged_attention
@@ -25,14 +26,13 @@ from foreword.executors.torch.loras import Loras, Parts, StepLoras
 from foreword.executors.torch.tensors import as_floats, as_tensor
 from foreword.executors.transformers.interface import forward, register, set_attention, unregister
 from foreword.executors.transformers.trace import Trace
-from foreword.models.lora import LoraAdapter
 from foreword.models.pooling import PoolingSpec
 
 DEEPSTACK = "deepstack_visual_embeds"
 """The argument of a decoder whose first layers add features of images."""
 
 
-class TransformersExecutor(HostExecutor):
+class TransformersExecutor(PagedExecutor):
     """Runs a causal model of transformers, whose attention reads and writes paged keys and values.
 
     trace: of the model. num_blocks, block_size: the KV pool; block ids are shared by all KV groups and block 0 is the
@@ -43,6 +43,9 @@ class TransformersExecutor(HostExecutor):
 
     The model's attention implementation is this executor's until `close`.
     """
+
+    cache: PagedCache
+    adapters: Loras
 
     def __init__(
         self,
@@ -58,31 +61,32 @@ class TransformersExecutor(HostExecutor):
         compile: bool = False,
         pooling: PoolingSpec | None = None,
     ) -> None:
-        super().__init__(pooler=None if pooling is None else Pooler(pooling, {}))
-        self.hidden_size, self.extra_size, self.mrope_dims = hidden_size, extra_size, mrope_dims
-        if hidden_size:
-            self.capabilities |= {Capability.PROMPT_EMBEDS}
-        if mrope_dims:
-            self.capabilities |= {Capability.MROPE}
-        self.model, self.trace, self.first_position = model, trace, first_position
-        self._layers = {name: model.get_submodule(name) for name in trace.linear}
         products: dict[Parts, tuple[tuple[range, ...], range]] = {
             (name,): ((range(outputs),), range(inputs)) for name, (outputs, inputs) in trace.linear.items()
         }
-        self._loras = Loras(products, model.device, model.dtype)
-        if products:
-            self.capabilities |= {Capability.LORA}
-        if pooling is not None and model.base_model is not model:
-            self.capabilities |= {Capability.POOLING}
-        self._last = torch.zeros(0)  # hidden states of the last step with pooling requests
-        self.cache = PagedCache(
+        cache = PagedCache(
             trace.layers,
             num_blocks=num_blocks,
             block_size=block_size,
             dtype=model.dtype,
             device=model.device,
         )
-        self.attention = paged_attention(self.cache)
+        super().__init__(
+            cache,
+            Loras(products, model.device, model.dtype),
+            pooler=None if pooling is None else Pooler(pooling, {}),
+            hidden_size=hidden_size,
+            extra_size=extra_size,
+            mrope_dims=mrope_dims,
+        )
+        self.model, self.trace, self.first_position = model, trace, first_position
+        self._layers = {name: model.get_submodule(name) for name in trace.linear}
+        if products:
+            self.capabilities |= {Capability.LORA}
+        if pooling is not None and model.base_model is not model:
+            self.capabilities |= {Capability.POOLING}
+        self._last = torch.zeros(0)  # hidden states of the last step with pooling requests
+        self.attention = paged_attention(cache)
         self._num_calls = 0  # of attention in this step
         # Transformers keeps what is registered: the executor is freed with its cache when its engine is.
         attend, name = weakref.WeakMethod(self._attend), f"foreword_{id(self):x}"
@@ -105,13 +109,14 @@ class TransformersExecutor(HostExecutor):
 
     def compute(self, batch: InputBatch, logits_indices: I64) -> F32:
         """See `HostExecutor.compute`."""
-        device, T = self.model.device, batch.num_tokens
+        device, given = self.model.device, StepInputs.of(batch, self)
         self._num_calls = 0
-        if self.mrope_dims:
-            positions = as_tensor(mrope_positions(batch, self.mrope_dims)[:, :T], device)[:, None]
+        positions = as_tensor(batch.positions[: batch.num_tokens] if given.mrope is None else given.mrope, device)
+        if self.mrope_dims:  # [mrope_dims, 1, T]
+            positions = positions.expand(self.mrope_dims, -1).contiguous()[:, None]
         else:
-            positions = as_tensor(batch.positions[:T], device)[None]
-        with torch.inference_mode(), self._inputs(batch) as (tokens, hooks):
+            positions = positions[None]
+        with torch.inference_mode(), self._inputs(batch, given) as (tokens, hooks):
             logits = forward(
                 self.model if hooks else self._run,
                 **tokens,
@@ -126,43 +131,37 @@ class TransformersExecutor(HostExecutor):
         """See `HostExecutor.hidden_states`."""
         return as_floats(self._last[as_tensor(tokens, self._last.device)])
 
-    def load_lora(self, lora_id: int, adapter: LoraAdapter) -> int:
-        """See `LoraExecutor.load_lora`. Its factors are held in the model's dtype."""
-        return self._loras.load(lora_id, adapter)
-
-    def drop_lora(self, lora_id: int) -> None:
-        """See `LoraExecutor.drop_lora`."""
-        self._loras.drop(lora_id)
-
     def _keep_hidden_states(self, _: torch.nn.Module, __: object, output: Any) -> None:
         self._last = output[0][0]
 
     @contextmanager
-    def _inputs(self, batch: InputBatch) -> Iterator[tuple[dict[str, torch.Tensor], list[RemovableHandle]]]:
+    def _inputs(
+        self, batch: InputBatch, given: StepInputs
+    ) -> Iterator[tuple[dict[str, torch.Tensor], list[RemovableHandle]]]:
         """Begin attention. In the block, the step's tokens, or vectors where some of them are prompt embeddings, and
         hooks of the model for what else it needs. PlanError for a number without an adapter.
         """
         hooks: list[RemovableHandle] = []
         try:
-            if (loras := self._loras.of_step(batch)) is not None:
+            if (loras := self.adapters.of_step(batch)) is not None:
                 hooks += [_with_lora(layer, loras, name) for name, layer in self._layers.items()]
             if batch.states.extras.pooling_params:
                 hooks.append(self.model.base_model.register_forward_hook(self._keep_hidden_states))
-            yield self._tokens(batch, hooks), hooks
+            yield self._tokens(batch, given, hooks), hooks
         finally:
             for hook in hooks:
                 hook.remove()
 
-    def _tokens(self, batch: InputBatch, hooks: list[RemovableHandle]) -> dict[str, torch.Tensor]:
+    def _tokens(self, batch: InputBatch, given: StepInputs, hooks: list[RemovableHandle]) -> dict[str, torch.Tensor]:
         ids = as_tensor(batch.input_ids[: batch.num_tokens], self.model.device).long()[None]
-        tokens, embeds = prompt_embeds(batch, self.hidden_size + self.extra_size)
-        last_seen = None
-        if len(tokens) and self.extra_size:
+        if given.embeds is None:
+            self.attention.begin(batch)
+            return {"input_ids": ids}
+        last_seen, (tokens, embeds) = None, given.embeds
+        if self.extra_size:
             last_seen = batch.positions[: batch.num_tokens].copy()
             last_seen[tokens] += embeds[:, -1].astype(np.int32)
         self.attention.begin(batch, last_seen)
-        if not len(tokens):
-            return {"input_ids": ids}
         vectors, at = self.model.get_input_embeddings()(ids), as_tensor(tokens, ids.device)
         first, *deep = as_tensor(embeds, ids.device).to(vectors.dtype).split(self.hidden_size, 1)
         vectors[0, at] = first
@@ -188,14 +187,6 @@ class TransformersExecutor(HostExecutor):
         if call.writes:
             self.attention.write(call.attention.layer, key[0].transpose(0, 1), value[0].transpose(0, 1))
         return self.attention.attend(call.attention, query[0].transpose(0, 1))[None], None
-
-    def copy_blocks(self, sources: I32, destinations: I32) -> None:
-        """Copy whole blocks in every layer. All sources are read before any destination is written."""
-        self.cache.copy_blocks(sources, destinations)
-
-    def zero_blocks(self, blocks: I32) -> None:
-        """Fill whole blocks with zeros in every layer."""
-        self.cache.zero_blocks(blocks)
 
 
 def _with_lora(layer: torch.nn.Module, loras: StepLoras, name: str) -> RemovableHandle:
