@@ -40,6 +40,11 @@ def _portable(value: object) -> object:
     return value
 
 
+def reason_of(error: OSError | ValueError) -> str:
+    """Return why a file cannot be read or written, without its name where the system gives the reason."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
 def known_keywords(cls: type[T]) -> type[T]:
     """Make a dataclass raise a TypeError with advice for an unknown keyword."""
     init, names = cls.__init__, frozenset(field.name for field in fields(cls))  # type: ignore[arg-type]

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from foreword.errors import ForewordError
+from foreword.errors import ForewordError, reason_of
 
 
 def parse_json(text: str | bytes, source: object, error: type[ForewordError]) -> Any:
@@ -42,5 +42,4 @@ def read_bytes(path: Path, error: type[ForewordError]) -> bytes:
     try:
         return path.read_bytes()
     except (OSError, ValueError) as fault:  # ValueError: a null byte in the name
-        reason = getattr(fault, "strerror", None) or fault
-        raise error(f"{path}: cannot be read ({reason}). Check the path and its permissions") from None
+        raise error(f"{path}: cannot be read ({reason_of(fault)}). Check the path and its permissions") from None

@@ -16,7 +16,7 @@ from foreword.batch import InputBatch
 from foreword.cli.options import ENGINE, EngineOptions, grouped
 from foreword.cli.terminal import note
 from foreword.engine import EngineMetrics, EngineObserver
-from foreword.errors import ConfigError
+from foreword.errors import ConfigError, reason_of
 from foreword.openai.batch import Batch
 from foreword.openai.batch_file import BatchLine, Results, batch_lines
 from foreword.sampling import Sampled
@@ -140,7 +140,7 @@ def _input(name: str, results: str) -> Iterator[tuple[Iterable[bytes], Callable[
     try:
         file: IO[bytes] = open(name, "rb")  # noqa: SIM115
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{name!r:.200}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
+        raise ConfigError(f"{name!r:.200}: cannot be read ({reason_of(error)})") from None
     with file:
         if os.path.exists(results) and os.path.samefile(name, results):
             raise ConfigError(f"{name}: is the input and the output. Give another output file")

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from foreword.errors import ConfigError
+from foreword.errors import ConfigError, reason_of
 from foreword.jsonfile import parse_json, read_bytes
 from foreword.models.chat import check_messages
 
@@ -55,9 +55,7 @@ class Conversation:
         try:
             path.write_text(json.dumps(self.messages, indent=1) + "\n")
         except (OSError, ValueError) as error:
-            raise ConfigError(
-                f"{path}: cannot be written ({getattr(error, 'strerror', None) or error}). Give another file"
-            ) from None
+            raise ConfigError(f"{path}: cannot be written ({reason_of(error)}). Give another file") from None
 
     def load(self, path: Path) -> None:
         """Read messages that were saved, or written elsewhere, as a JSON list. ConfigError or RequestError if the file

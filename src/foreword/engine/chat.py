@@ -193,7 +193,7 @@ def make_chat(
     if any(token in mark for mark in format.marks for token in tokenizer.special_token_ids):
         params = replace(params, skip_special_tokens=False)  # else the marks are not in the text
     # The template writes the special tokens.
-    limit = None if getattr(params, "truncate_prompt_tokens", None) else max_tokens
+    limit = None if params.truncate_prompt_tokens else max_tokens
     encode = partial(tokenizer.encode, add_special_tokens=False, max_tokens=limit)
     if found and media.encoder is not None:
         prompt = media.encoder.prompt(text, found, encode)

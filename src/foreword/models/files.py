@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from foreword.arrays import U8
-from foreword.errors import ModelError
+from foreword.errors import ModelError, reason_of
 
 T = TypeVar("T", int, float, bool, str)
 
@@ -65,8 +65,7 @@ class ModelFile:
         return status.st_size, status.st_mtime_ns
 
     def _unreadable(self, error: OSError | ValueError) -> ModelError:
-        reason = getattr(error, "strerror", None) or error
-        return ModelError(f"{self.path}: cannot be read ({reason}). Check the path and its permissions")
+        return ModelError(f"{self.path}: cannot be read ({reason_of(error)}). Check the path and its permissions")
 
 
 class StoredRows(Protocol):

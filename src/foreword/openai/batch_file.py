@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Self
 
-from foreword.errors import ConfigError, ForewordError
+from foreword.errors import ConfigError, ForewordError, reason_of
 from foreword.jsonfile import parse_object
 
 if sys.platform != "win32":
@@ -117,7 +117,7 @@ class Results:
             try:
                 self._file = self._closed_last.enter_context(path.open("ab"))
             except (OSError, ValueError) as error:
-                raise ConfigError(f"{path}: cannot be written ({getattr(error, 'strerror', None) or error})") from None
+                raise ConfigError(f"{path}: cannot be written ({reason_of(error)})") from None
             self._is_regular = stat.S_ISREG(os.fstat(self._file.fileno()).st_mode)
         try:
             if self._is_regular:

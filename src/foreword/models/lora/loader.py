@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from foreword.errors import ModelError
+from foreword.errors import ModelError, reason_of
 from foreword.models.families.base import SAFETENSORS_NAMES, Family, Rows
 from foreword.models.lora.adapter import FileStates, LoraAdapter, Module, modules_of
 from foreword.models.lora.gguf import read_gguf_lora
@@ -58,7 +58,7 @@ def file_states(path: Path) -> FileStates:
         files = [path / CONFIG, path / WEIGHTS] if path.is_dir() else [path]
         found = [(file.name, file.stat()) for file in files]
     except (OSError, ValueError) as error:  # ValueError: a null byte in the name
-        name, reason = getattr(error, "filename", None) or path, getattr(error, "strerror", None) or error
+        name = (error.filename if isinstance(error, OSError) else None) or path
         fix = f"Give a directory with {CONFIG} and {WEIGHTS}, or a .gguf file"
-        raise ModelError(f"{name}: cannot be read ({reason}). {fix}") from None
+        raise ModelError(f"{name}: cannot be read ({reason_of(error)}). {fix}") from None
     return tuple((name, status.st_size, status.st_mtime_ns) for name, status in found)
