@@ -22,6 +22,7 @@ from foreword.batch import (
 from foreword.device import layout
 from foreword.device.backend import DeviceBackend
 from foreword.device.interpreter import InterpretedDevice
+from foreword.device.recording import RecordingDevice
 from foreword.device.rows import DeviceRows
 from foreword.errors import ConfigError
 
@@ -35,6 +36,16 @@ def states_of(**kw) -> RequestStates:
 
 def device_of(states: RequestStates, **kw) -> DeviceRows:
     return DeviceRows(states, InterpretedDevice(), max_num_batched_tokens=64, **kw)
+
+
+@pytest.mark.parametrize("make", [InterpretedDevice, RecordingDevice])
+def test_pinned_memory_is_shared_with_its_array_and_memory_of_the_device_has_its_values(make):
+    api = make()
+    pinned, memory = api.pinned(3), api.zeros((3,), "int32")
+    api.to_host(pinned)[:] = (4, 0, 6)
+    assert pinned.tolist() == [4, 0, 6]
+    api.copy(memory, pinned)
+    assert api.to_host(memory).tolist() == [4, 0, 6]
 
 
 @pytest.mark.parametrize("seed", range(3))
