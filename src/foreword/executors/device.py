@@ -21,10 +21,9 @@ from foreword.device.ring import PacketSlot
 from foreword.device.rows import DeviceRows, compare
 from foreword.device.sampling import DeviceSampler
 from foreword.errors import ConfigError
-from foreword.executors.executor import Capability, check_inputs
+from foreword.executors.executor import AdapterStore, BlockStore, Capability, apply_block_ops, check_inputs
 from foreword.executors.inputs import TEXT, StepInputs, input_capabilities
 from foreword.executors.prompt_logprobs import prompt_tokens, read_prompt_logprobs
-from foreword.executors.stores import AdapterStore, BlockStore, apply_block_ops
 from foreword.models.lora import LoraAdapter
 from foreword.native import native
 from foreword.sampling import BadLogitsError, Sampled, Sampler, StepSampling

@@ -17,12 +17,12 @@ from foreword.batch.step.tensors import buffers_of, scalars_of
 from foreword.errors import ConfigError, EngineError, PlanError
 from foreword.executors.executor import Capability
 from foreword.executors.groups import batch_groups
+from foreword.executors.host import PagedExecutor
 from foreword.executors.inputs import StepInputs
 from foreword.executors.key_scales import key_scales
 from foreword.executors.nodes import first_nodes
 from foreword.executors.option_types import NativeKeywords
 from foreword.executors.options import KVFormat, NativeOptions, WeightFormat
-from foreword.executors.paged import PagedExecutor
 from foreword.executors.pooling import Pooler
 from foreword.models.lora import LoraAdapter
 from foreword.models.pooling import PoolingSpec

@@ -17,9 +17,9 @@ from foreword.batch import InputBatch
 from foreword.batch.values.attention import visible
 from foreword.executors.executor import Capability
 from foreword.executors.functions import ACTIVATIONS, FloatWeights, cap, rms_norm, sigmoid, softmax
+from foreword.executors.host import PagedExecutor
 from foreword.executors.inputs import StepInputs, step_adapters
 from foreword.executors.numpy_recurrent import recurrent_layer
-from foreword.executors.paged import PagedExecutor
 from foreword.executors.pooling import Pooler
 from foreword.models.lora import LoraAdapter
 from foreword.models.pooling import PoolingSpec

@@ -10,14 +10,13 @@ from torch import Tensor
 from foreword.arrays import F32, I64, AnyArray
 from foreword.batch import InputBatch
 from foreword.executors.executor import Capability
+from foreword.executors.host import PagedExecutor
 from foreword.executors.inputs import StepInputs
-from foreword.executors.paged import PagedExecutor
 from foreword.executors.pooling import Pooler
 from foreword.executors.torch.cache import KVLayer, PagedCache, StateLayer
-from foreword.executors.torch.decoder import Decoder
+from foreword.executors.torch.decoder import Decoder, paged_mixer
 from foreword.executors.torch.kernel_attention import paged_attention
 from foreword.executors.torch.loras import Loras
-from foreword.executors.torch.mixers import paged_mixer
 from foreword.executors.torch.options import DType, check_compiler, device_of, dtype_of, use_threads
 from foreword.executors.torch.rotation import Rotaries
 from foreword.executors.torch.shard import Shards

@@ -17,8 +17,8 @@ from foreword.arrays import F32, I64
 from foreword.batch import InputBatch
 from foreword.errors import EngineError
 from foreword.executors.executor import Capability
+from foreword.executors.host import PagedExecutor
 from foreword.executors.inputs import StepInputs
-from foreword.executors.paged import PagedExecutor
 from foreword.executors.pooling import Pooler
 from foreword.executors.torch.cache import PagedCache
 from foreword.executors.torch.kernel_attention import paged_attention
