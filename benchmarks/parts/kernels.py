@@ -71,9 +71,9 @@ class StepResult:
 
 
 def measure_roofline(num_threads: int | None = None) -> Roofline:
-    measured = native.roofline(num_threads)
+    isa, measured = native.roofline(num_threads)
     return Roofline(
-        measured["isa"],
+        isa,
         measured["memory_bytes"] / 1e9,
         measured["f32_flops"] / 1e9,
         measured["bf16_flops"] / 1e9,

@@ -94,8 +94,9 @@ SamplingColumns make_sampling(const nb::dict &layout) {
 }
 
 // `req_ids`: the address of the states' object array, which has no buffer of its own.
-void init_rows(RowsCore *self, const nb::dict &arrays, const nb::dict &sampling, const nb::dict &row_of,
-               uintptr_t req_ids, const nb::list &free, int32_t vocab_size, int32_t max_num_draft_tokens) {
+void init_rows(RowsCore *self, const Arrays &arrays, const Objects &sampling, const Integers &row_of,
+               uintptr_t req_ids, const nb::typed<nb::list, int> &free, int32_t vocab_size,
+               int32_t max_num_draft_tokens) {
   RowsCore &core = *new (self) RowsCore;
   core.states = make_states(arrays, vocab_size, max_num_draft_tokens);
   core.directory = {row_of.ptr(), reinterpret_cast<PyObject **>(req_ids), free.ptr()};
@@ -189,7 +190,7 @@ Buffers make_buffers(const nb::dict &arrays) {
   return buffers;
 }
 
-void init_step(StepCore *self, const nb::dict &rows, const nb::dict &arrays, int32_t vocab_size,
+void init_step(StepCore *self, const Arrays &rows, const Arrays &arrays, int32_t vocab_size,
                int32_t max_num_draft_tokens) {
   StepCore &core = *new (self) StepCore;
   core.states = make_states(rows, vocab_size, max_num_draft_tokens);
@@ -197,7 +198,7 @@ void init_step(StepCore *self, const nb::dict &rows, const nb::dict &arrays, int
 }
 
 // `table`: the arrays of the group's BlockTable; `step`: the step's arrays of the group; both by name.
-void add_group(StepCore &core, const nb::dict &table, const nb::dict &step, int32_t block_size,
+void add_group(StepCore &core, const Arrays &table, const Arrays &step, int32_t block_size,
                int32_t tokens_per_block, int32_t sliding_window, std::tuple<int32_t, int32_t, int32_t> context_parallel,
                bool recurrent, int32_t null_block) {
   const auto blocks = nb::cast<Matrix<int32_t>>(table["table"]);
@@ -228,8 +229,9 @@ void add_group(StepCore &core, const nb::dict &table, const nb::dict &step, int3
 }
 
 // `sampling`: the columns of a row's record, in order.
-void init_packets(PacketCore *self, const nb::dict &rows, Vector<const int64_t> stamp, const nb::list &sampling,
-                  int32_t tokens_at, int32_t records_at, int32_t record_size) {
+void init_packets(PacketCore *self, const Arrays &rows, Vector<const int64_t> stamp,
+                  const nb::typed<nb::list, nb::ndarray<nb::numpy>> &sampling, int32_t tokens_at, int32_t records_at,
+                  int32_t record_size) {
   PacketCore &core = *new (self) PacketCore;
   core.states = make_states(rows, 0, 0);
   core.stamp = stamp.data();
@@ -312,8 +314,10 @@ int32_t copy_samples(nb::handle from, nb::handle to) {
   return least(source.data, target.size);
 }
 
+using Names = nb::typed<nb::list, nb::typed<nb::tuple, nb::str, nb::str>>;
+
 // (name, dtype) of every array that the cores take, for a test against the Python tables.
-nb::dict array_names() {
+nb::typed<nb::dict, nb::str, Names> array_names() {
   nb::list rows, step, *list = &rows;
 #define FOREWORD_NAME(type, name) \
   list->append(nb::make_tuple(#name, sizeof(type) == 1 ? "bool" : sizeof(type) == 4 ? "int32" : "int64"));
@@ -334,45 +338,66 @@ void bind_sampling(nb::module_ &m);
 void bind_vllm(nb::module_ &m);
 
 void bind_batch(nb::module_ &m) {
+  using namespace nb::literals;
   m.def("array_names", &array_names, "The arrays that the batch cores take: {'rows' | 'step': [(name, dtype)]}.");
-  m.def("copy_samples", &copy_samples,
+  m.def("copy_samples", &copy_samples, nb::sig("def copy_samples(source: " PY_I32 ", to: " PY_I32 ", /) -> int"),
         "Copy the first entries of one array to all of another. Returns the smallest.");
   nb::class_<RowsCore>(m, "RowsCore", "Bulk changes of the rows of one RequestStates.")
-      .def("__init__", &init_rows, nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(), nb::keep_alive<1, 6>())
-      .def("add_table", &add_table)
+      .def("__init__", &init_rows, "states"_a, "sampling"_a, "row_of"_a, "req_ids"_a, "free"_a, "vocab_size"_a,
+           "max_num_draft_tokens"_a, nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(), nb::keep_alive<1, 6>())
+      .def("add_table", &add_table, "table"_a, "num_blocks"_a, "content_id"_a, "holds_null"_a, "null_block"_a)
       .def("admit", &admit, nb::arg(), nb::arg().noconvert(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg().none(),
-           nb::arg(), nb::arg(), nb::arg().none())
+           nb::arg(), nb::arg(), nb::arg().none(),
+           nb::sig("def admit(self, req_ids: collections.abc.Sequence[str], rows: " PY_I32 ", tokens: " PY_I32
+                   ", num_tokens: " PY_I32 ", prompt_len: " PY_I32 " | None, num_computed: " PY_I32
+                   " | None, blocks: collections.abc.Sequence[" PY_I32 "], num_blocks: collections.abc.Sequence[" PY_I32
+                   "], sampling: collections.abc.Mapping[str, " PY_ARRAY "] | None, /) -> bool"))
       .def("remove",
-           [](RowsCore &c, Vector<const int32_t> rows) { return c.remove(rows.data(), int64_t(rows.shape(0))); })
-      .def("renew_sampling", [](const RowsCore &c, Vector<const int32_t> rows) {
-        c.set_sampling(rows.data(), int64_t(rows.shape(0)), {});
-      })
-      .def("append", &append, nb::arg().none(), nb::arg().none(), nb::arg());
+           [](RowsCore &c, Vector<const int32_t> rows) { return c.remove(rows.data(), int64_t(rows.shape(0))); },
+           nb::sig("def remove(self, rows: " PY_I32 ", /) -> bool"))
+      .def("renew_sampling",
+           [](const RowsCore &c, Vector<const int32_t> rows) {
+             c.set_sampling(rows.data(), int64_t(rows.shape(0)), {});
+           },
+           nb::sig("def renew_sampling(self, rows: " PY_I32 ", /) -> None"))
+      .def("append", &append, nb::arg().none(), nb::arg().none(), nb::arg(),
+           nb::sig("def append(self, rows: object, blocks: object, group: int, /) -> bool"));
   nb::class_<StepCore>(m, "StepCore", "Step preparation over the arrays of one RequestStates and one InputBuffers.")
-      .def("__init__", &init_step)
-      .def("add_group", &add_group, nb::arg(), nb::arg(), nb::kw_only(), nb::arg("block_size"),
-           nb::arg("tokens_per_block"), nb::arg("sliding_window"), nb::arg("context_parallel"), nb::arg("recurrent"),
-           nb::arg("null_block"))
-      .def("set_context_parallel", [](StepCore &c, int32_t size, int32_t rank, int32_t interleave) {
-        c.context_parallel = true;
-        c.cp = {size, rank, interleave};
-      })
-      .def("prepare", &prepare, nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg())
+      .def("__init__", &init_step, "rows"_a, "arrays"_a, "vocab_size"_a, "max_num_draft_tokens"_a)
+      .def("add_group", &add_group, "table"_a, "step"_a, nb::kw_only(), "block_size"_a, "tokens_per_block"_a,
+           "sliding_window"_a, "context_parallel"_a, "recurrent"_a, "null_block"_a)
+      .def("set_context_parallel",
+           [](StepCore &c, int32_t size, int32_t rank, int32_t interleave) {
+             c.context_parallel = true;
+             c.cp = {size, rank, interleave};
+           },
+           "size"_a, "rank"_a, "interleave"_a)
+      .def("prepare", &prepare, nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg(),
+           nb::sig("def prepare(self, rows: " PY_I32 ", num_scheduled: " PY_I32 ", drafts: " PY_I32
+                   " | None, pad_tokens: int, pad_reqs: int, gather: bool, /) -> tuple[int, ...] | None"))
       .def("prepare_ragged", &prepare_ragged, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
-           nb::arg(), nb::arg().none())
-      .def("advance", &StepCore::advance)
-      .def("commit", &commit, nb::arg().none(), nb::arg());
+           nb::arg(), nb::arg().none(),
+           nb::sig("def prepare_ragged(self, rows: " PY_I32 ", num_scheduled: " PY_I32 ", num_drafts: " PY_I32
+                   ", draft_ids: " PY_I32 ", pad_tokens: int, pad_reqs: int, gather: bool, cancelled: " PY_BOOLS
+                   " | None, /) -> tuple[int, ...] | None"))
+      .def("advance", &StepCore::advance, nb::sig("def advance(self, num_reqs: int, /) -> None"))
+      .def("commit", &commit, nb::arg().none(), nb::arg(),
+           nb::sig("def commit(self, sampled: object, advanced: bool, /) -> bool"));
   nb::class_<Buffers>(m, "StepBuffers", "The arrays of one InputBuffers.")
-      .def("__init__", [](Buffers *self, const nb::dict &arrays) { new (self) Buffers(make_buffers(arrays)); });
+      .def("__init__", [](Buffers *self, const Arrays &arrays) { new (self) Buffers(make_buffers(arrays)); },
+           "arrays"_a);
   nb::class_<PacketCore>(m, "PacketCore", "Steps as packets for a device that mirrors the rows of one RequestStates.")
-      .def("__init__", &init_packets)
-      .def("add_table", &add_device_table)
+      .def("__init__", &init_packets, "rows"_a, "stamp"_a, "sampling"_a, "tokens_at"_a, "records_at"_a,
+           "record_size"_a)
+      .def("add_table", &add_device_table, "table"_a, "num_blocks"_a, "content_id"_a, "table_at"_a, "num_at"_a)
       .def("forget", &PacketCore::forget)
       .def("generations", &PacketCore::generations)
-      .def("pack", [](PacketCore &core, const Buffers &step, nb::handle packet) {
-        const Ints out = int32s(packet, true);
-        return core.pack(step, out.writable_data(), out.size);
-      });
+      .def("pack",
+           [](PacketCore &core, const Buffers &step, nb::handle packet) {
+             const Ints out = int32s(packet, true);
+             return core.pack(step, out.writable_data(), out.size);
+           },
+           nb::sig("def pack(self, step: StepBuffers, out: " PY_I32 ", /) -> int"));
   bind_sampling(m);
   bind_vllm(m);
 }

@@ -7,9 +7,9 @@
 #include <algorithm>
 #include <cstdint>
 
-namespace foreword {
+#include "python_types.h"
 
-namespace nb = nanobind;
+namespace foreword {
 
 template <class T>
 using Vector = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;

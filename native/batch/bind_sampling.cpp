@@ -93,8 +93,11 @@ void init(StepCache *self, const nb::list &columns, Vector<const int32_t> needs,
 
 void bind_sampling(nb::module_ &m) {
   nb::class_<StepCache>(m, "StepCache", "What was made of the sampling columns of the last few batches.")
-      .def("__init__", &init)
-      .def("get", &StepCache::get);
+      .def("__init__", &init,
+           nb::sig("def __init__(self, columns: list[tuple[str, " PY_ARRAY ", int]], needs: " PY_I32 ", stamp: " PY_I64
+                   ", counters: " PY_I64 ", rows: " PY_I32 ", make: collections.abc.Callable[[" PY_I32
+                   ", int, dict[str, " PY_ARRAY "]], typing.Any], /) -> None"))
+      .def("get", &StepCache::get, nb::sig("def get(self, count: int, /) -> typing.Any"));
 }
 
 }  // namespace foreword

@@ -21,14 +21,23 @@ void init_front(VllmFastPath *self, RowsCore &rows, const nb::dict &arrays, nb::
 
 void bind_vllm(nb::module_ &m) {
   nb::class_<VllmFastPath>(m, "VllmFastPath", "The common step of foreword.batch.adapters.vllm over one RequestStates.")
-      .def("__init__", &init_front, nb::keep_alive<1, 2>())
-      .def("apply", [](VllmFastPath &front, nb::handle output) { return front.apply(output.ptr()); })
-      .def("step", [](VllmFastPath &front, nb::handle cached, nb::handle num_scheduled, nb::handle drafts) {
-        return front.step(cached.ptr(), num_scheduled.ptr(), drafts.ptr());
-      }, nb::arg(), nb::arg(), nb::arg().none())
-      .def("admit", [](VllmFastPath &front, nb::handle requests) { return front.admit(requests.ptr()); })
+      .def("__init__", &init_front, nb::keep_alive<1, 2>(),
+           nb::sig("def __init__(self, rows: RowsCore, arrays: dict[str, " PY_ARRAY
+                   "], observers: collections.abc.Sequence[object], adapter_of: collections.abc.Mapping[str, int], "
+                   "with_extras: collections.abc.Container[int], /) -> None"))
+      .def("apply", [](VllmFastPath &front, nb::handle output) { return front.apply(output.ptr()); },
+           nb::sig("def apply(self, output: object, /) -> int"))
+      .def("step",
+           [](VllmFastPath &front, nb::handle cached, nb::handle num_scheduled, nb::handle drafts) {
+             return front.step(cached.ptr(), num_scheduled.ptr(), drafts.ptr());
+           },
+           nb::arg(), nb::arg(), nb::arg().none(),
+           nb::sig("def step(self, cached: object, num_scheduled: object, drafts: object, /) -> int"))
+      .def("admit", [](VllmFastPath &front, nb::handle requests) { return front.admit(requests.ptr()); },
+           nb::sig("def admit(self, requests: collections.abc.Sequence[typing.Any], /) -> bool"))
       .def("special", [](const VllmFastPath &front) { return front.special; })
-      .def("finish", [](VllmFastPath &front, nb::handle ids) { return front.finish(ids.ptr()); });
+      .def("finish", [](VllmFastPath &front, nb::handle ids) { return front.finish(ids.ptr()); },
+           nb::sig("def finish(self, ids: object, /) -> bool"));
 }
 
 }  // namespace foreword

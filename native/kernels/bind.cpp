@@ -10,7 +10,8 @@ namespace foreword {
 namespace kernels {
 namespace {
 
-nb::dict roofline(std::optional<int> num_threads, const std::string &isa_name, int megabytes) {
+nb::typed<nb::tuple, nb::str, Numbers> roofline(std::optional<int> num_threads, const std::string &isa_name,
+                                                int megabytes) {
   in_range(megabytes, 1, INT32_MAX, "megabytes");
   const Isa &isa = choose_isa(isa_name);
   Roofline limits;
@@ -19,13 +20,12 @@ nb::dict roofline(std::optional<int> num_threads, const std::string &isa_name, i
     ThreadPool pool(num_threads);
     limits = measure_roofline(isa, pool, megabytes);
   }
-  nb::dict out;
-  out["isa"] = isa.name;
+  Numbers out;
   out["f32_flops"] = limits.f32_flops;
   out["bf16_flops"] = limits.bf16_flops;
   out["i8_ops"] = limits.i8_ops;
   out["memory_bytes"] = limits.memory_bytes;
-  return out;
+  return nb::make_tuple(isa.name, out);
 }
 
 std::vector<std::string> isa_names() {
@@ -35,7 +35,7 @@ std::vector<std::string> isa_names() {
 }
 
 size_t kv_bytes(const std::string &format, int num_blocks, int block_size, int num_slots, int num_kv_heads,
-                int head_dim, const nb::dict &recurrent) {
+                int head_dim, const Integers &recurrent) {
   return KVCache::bytes(kv_config(format, num_blocks, block_size, num_slots, num_kv_heads, head_dim, recurrent));
 }
 
@@ -55,7 +55,7 @@ void bind_model(nb::module_ &m) {
              double norm_eps, double query_scale, double embedding_scale, const std::string &activation,
              double attn_softcap, double final_softcap, int num_groups, int num_slots, int num_blocks, int block_size,
              const std::string &kv_format, const std::string &isa, std::optional<int> num_threads,
-             const nb::dict &recurrent, const CpuGroups &cpu_groups) {
+             const Integers &recurrent, const CpuGroups &cpu_groups) {
             const ModelConfig config{hidden_size, num_heads, num_kv_heads, head_dim, vocab_size, num_groups,
                                      float(norm_eps), float(query_scale), float(embedding_scale),
                                      by_name(kGates, activation, "activation"), float(attn_softcap),
@@ -67,7 +67,7 @@ void bind_model(nb::module_ &m) {
           nb::kw_only(), "hidden_size"_a, "num_heads"_a, "num_kv_heads"_a, "head_dim"_a, "vocab_size"_a, "norm_eps"_a,
           "query_scale"_a, "embedding_scale"_a, "activation"_a, "attn_softcap"_a, "final_softcap"_a, "num_groups"_a,
           "num_slots"_a, "num_blocks"_a, "block_size"_a, "kv_format"_a, "isa"_a, "num_threads"_a.none(),
-          "recurrent"_a = nb::dict(), "cpu_groups"_a = CpuGroups{})
+          "recurrent"_a = Integers(), "cpu_groups"_a = CpuGroups{})
       .def("pack", &CpuModel::pack, "data"_a.noconvert(), "source"_a, "cols"_a, "format"_a, "exact"_a)
       .def("vector", nb::overload_cast<const Array1<float> &>(&CpuModel::vector), "values"_a.noconvert())
       .def("set_embedding", &CpuModel::set_embedding, "data"_a.noconvert(), "source"_a, "cols"_a)
@@ -101,9 +101,9 @@ void bind_kernels(nb::module_ &m) {
   bind_encoder(m);
   bind_sampling(m);
   m.def("kv_bytes", &kv_bytes, "kv_format"_a, "num_blocks"_a, "block_size"_a, "num_slots"_a, "num_kv_heads"_a,
-        "head_dim"_a, "recurrent"_a = nb::dict(), "Bytes of a KV pool, computed without allocating it.");
+        "head_dim"_a, "recurrent"_a = Integers(), "Bytes of a KV pool, computed without allocating it.");
   m.def("roofline", &roofline, "num_threads"_a.none() = nb::none(), "isa"_a = "", "megabytes"_a = 256,
-        "The limits of this machine with one instruction set: peak operations and memory bytes per second.");
+        "The instruction set, and with it the limits of this machine: peak operations and memory bytes per second.");
   m.def("isa_levels", &isa_names, "Instruction sets that this build and this machine have, best first.");
 }
 

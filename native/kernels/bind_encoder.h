@@ -22,7 +22,7 @@ class CpuEncoder : public CpuModel {
     encoder_.num_token_types = copy_rows(token_types, encoder_.token_types, "token_types");
   }
 
-  void add_encoder_layer(const nb::dict &d) {
+  void add_encoder_layer(const Objects &d) {
     const ModelConfig &c = model_.config;
     const int hidden = c.hidden_size, heads = c.num_heads * c.head_dim;
     EncoderLayer layer;
@@ -46,7 +46,7 @@ class CpuEncoder : public CpuModel {
     encoder_.layers.push_back(std::move(layer));
   }
 
-  void finish_encoder(const nb::dict &d) {
+  void finish_encoder(const Integers &d) {
     if (!embedding_.is_valid() || encoder_.layers.empty() || pass_) {
       throw std::invalid_argument("finish_encoder() needs an embedding and a layer, once");
     }

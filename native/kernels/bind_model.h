@@ -75,7 +75,7 @@ class CpuModel {
     return int(model_.ropes.size()) - 1;
   }
 
-  void add_layer(const nb::dict &d) {
+  void add_layer(const Objects &d) {
     check_finished(false);
     const ModelConfig &c = model_.config;
     const int hidden = c.hidden_size;
@@ -125,7 +125,7 @@ class CpuModel {
 
   // The logits [L, V] at `logits_indices`, by default the inputs' own first num_logits, valid until the next call.
   // `greedy`: only for SamplingRows, which take the tokens with the largest logits.
-  nb::object step(ModelInputs &inputs, int num_tokens, int num_reqs, int num_logits,
+  nb::typed<nb::object, FloatView> step(ModelInputs &inputs, int num_tokens, int num_reqs, int num_logits,
                   const std::optional<Array1<int64_t>> &logits_indices,
                   const std::optional<Array1<int64_t>> &embed_rows, const std::optional<Array2<float>> &embeds,
                   const std::optional<Array2<int64_t>> &mrope_positions,
@@ -226,8 +226,8 @@ class CpuModel {
     alone([&] { model_.kv.zero_blocks(blocks.data(), count); });
   }
 
-  nb::dict stage_seconds() const {
-    nb::dict out;
+  Numbers stage_seconds() const {
+    Numbers out;
     for (int i = 0; i < kNumStages; ++i) out[kStageNames[i]] = forward_ ? forward_->seconds(Stage(i)) : 0.;
     return out;
   }

@@ -68,7 +68,7 @@ inline StepInput input_of(const StateRows &states, int64_t num_reqs, const Logit
 class PySamplingRows {
  public:
   // `columns`: the arrays of SamplingColumns by name. All arrays are kept and read in every call.
-  PySamplingRows(const nb::dict &columns, const Rows2<int32_t> &token_ids, const Array1<int32_t> &prompt_len,
+  PySamplingRows(const Arrays &columns, const Rows2<int32_t> &token_ids, const Array1<int32_t> &prompt_len,
                  const Array1<int32_t> &num_tokens, int vocab_size)
       : columns_(columns),
         token_ids_(token_ids),
@@ -291,9 +291,9 @@ inline std::vector<std::tuple<std::string, std::string>> parameter_names() {
 inline void bind_sampling(nb::module_ &m) {
   using namespace nb::literals;
   nb::class_<PySamplingRows>(m, "SamplingRows",
-                             "Rules and token counts by state row, and the sampling of steps. Same methods and results "
-                             "as foreword.sampling.reference.ReferenceRows.")
-      .def(nb::init<const nb::dict &, const Rows2<int32_t> &, const Array1<int32_t> &, const Array1<int32_t> &, int>(),
+                             "Rules and token counts by state row, and the sampling of steps.\n\n"
+                             "Same methods and results as foreword.sampling.reference.ReferenceRows.")
+      .def(nb::init<const Arrays &, const Rows2<int32_t> &, const Array1<int32_t> &, const Array1<int32_t> &, int>(),
            "columns"_a, "token_ids"_a.noconvert(), "prompt_len"_a.noconvert(), "num_tokens"_a.noconvert(),
            "vocab_size"_a)
       .def("set", &PySamplingRows::set, "row"_a, "allowed"_a.noconvert().none(), "bias_ids"_a.noconvert(),
@@ -321,7 +321,7 @@ inline void bind_sampling(nb::module_ &m) {
       .def("sample", &PySamplingBuffers::sample, "num_reqs"_a, "logits"_a.noconvert(), "out"_a.noconvert(),
            "model"_a.none() = nb::none());
   m.def("parameter_names", &parameter_names,
-        "(name, dtype) of the columns of sampling parameters that are read, for a test against the table of parameters.");
+        "(name, dtype) of the columns of sampling parameters that are read.");
   m.def("token_logprobs", &read_logprobs, "logits"_a.noconvert(), "tokens"_a.noconvert(), "offsets"_a.noconvert(),
         "ids"_a.noconvert(), "logprobs"_a.noconvert(), "ranks"_a.noconvert(), "model"_a.none() = nb::none(),
         "For row i of logits [n, V], entries [offsets[i], offsets[i + 1]): tokens[i], then the most likely tokens.");

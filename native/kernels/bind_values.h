@@ -8,10 +8,9 @@
 #include <string>
 
 #include "kernels/kv_cache.h"
+#include "python_types.h"
 
 namespace foreword::kernels {
-
-namespace nb = nanobind;
 
 template <class T>
 using Array1 = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;

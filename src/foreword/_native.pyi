@@ -1,91 +1,57 @@
-"""The native module's surface, as its Python callers use it."""
+"""Native core of Foreword: batch preparation and CPU kernels."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
+from foreword.arrays import F32, F64, I32, I64, U8, AnyArray, Bools
 
-_I32 = npt.NDArray[np.int32]
-_I64 = npt.NDArray[np.int64]
-_F32 = npt.NDArray[np.float32]
+def array_names() -> dict[str, list[tuple[str, str]]]:
+    """The arrays that the batch cores take: {'rows' | 'step': [(name, dtype)]}."""
 
-def copy_samples(source: _I32, to: _I32) -> int: ...
+def copy_samples(source: I32, to: I32, /) -> int:
+    """Copy the first entries of one array to all of another. Returns the smallest."""
 
 class RowsCore:
+    """Bulk changes of the rows of one RequestStates."""
+
     def __init__(
         self,
-        states: dict[str, npt.NDArray[Any]],
-        sampling: dict[str, Any],
+        states: dict[str, AnyArray],
+        sampling: dict[str, object],
         row_of: dict[str, int],
         req_ids: int,
         free: list[int],
         vocab_size: int,
         max_num_draft_tokens: int,
     ) -> None: ...
-    def add_table(
-        self,
-        table: _I32,
-        num_blocks: _I32,
-        content_id: _I64,
-        holds_null: npt.NDArray[np.bool_],
-        null_block: int,
-    ) -> None: ...
+    def add_table(self, table: I32, num_blocks: I32, content_id: I64, holds_null: Bools, null_block: int) -> None: ...
     def admit(
         self,
         req_ids: Sequence[str],
-        rows: _I32,
-        tokens: _I32,
-        num_tokens: _I32,
-        prompt_len: _I32 | None,
-        num_computed: _I32 | None,
-        blocks: Sequence[_I32],
-        num_blocks: Sequence[_I32],
-        sampling: Mapping[str, npt.NDArray[Any]] | None,
+        rows: I32,
+        tokens: I32,
+        num_tokens: I32,
+        prompt_len: I32 | None,
+        num_computed: I32 | None,
+        blocks: Sequence[I32],
+        num_blocks: Sequence[I32],
+        sampling: Mapping[str, AnyArray] | None,
+        /,
     ) -> bool: ...
-    def remove(self, rows: _I32) -> bool: ...
-    def renew_sampling(self, rows: _I32) -> None: ...
-    def append(self, rows: object, blocks: object, group: int) -> bool: ...
-
-class StepCache:
-    def __init__(
-        self,
-        columns: list[tuple[str, npt.NDArray[Any], int]],
-        needs: _I32,
-        stamp: _I64,
-        counters: _I64,
-        rows: _I32,
-        make: Callable[[_I32, int, dict[str, npt.NDArray[Any]]], Any],
-    ) -> None: ...
-    def get(self, count: int) -> Any: ...
-
-class VllmFastPath:
-    def __init__(
-        self,
-        rows: RowsCore,
-        arrays: dict[str, npt.NDArray[Any]],
-        observers: Sequence[object],
-        adapter_of: Mapping[str, int],
-        with_extras: set[int],
-    ) -> None: ...
-    def apply(self, output: object) -> int: ...
-    def step(self, cached: object, num_scheduled: object, drafts: object) -> int: ...
-    def admit(self, requests: list[Any]) -> bool: ...
-    def special(self) -> list[int]: ...
-    def finish(self, ids: object) -> bool: ...
+    def remove(self, rows: I32, /) -> bool: ...
+    def renew_sampling(self, rows: I32, /) -> None: ...
+    def append(self, rows: object, blocks: object, group: int, /) -> bool: ...
 
 class StepCore:
+    """Step preparation over the arrays of one RequestStates and one InputBuffers."""
+
     def __init__(
-        self,
-        rows: dict[str, npt.NDArray[Any]],
-        arrays: dict[str, npt.NDArray[Any]],
-        vocab_size: int,
-        max_num_draft_tokens: int,
+        self, rows: dict[str, AnyArray], arrays: dict[str, AnyArray], vocab_size: int, max_num_draft_tokens: int
     ) -> None: ...
     def add_group(
         self,
-        table: dict[str, npt.NDArray[Any]],
-        step: dict[str, npt.NDArray[Any]],
+        table: dict[str, AnyArray],
+        step: dict[str, AnyArray],
         *,
         block_size: int,
         tokens_per_block: int,
@@ -96,54 +62,96 @@ class StepCore:
     ) -> None: ...
     def set_context_parallel(self, size: int, rank: int, interleave: int) -> None: ...
     def prepare(
-        self, rows: _I32, num_scheduled: _I32, drafts: _I32 | None, pad_tokens: int, pad_reqs: int, gather: bool
+        self, rows: I32, num_scheduled: I32, drafts: I32 | None, pad_tokens: int, pad_reqs: int, gather: bool, /
     ) -> tuple[int, ...] | None: ...
     def prepare_ragged(
         self,
-        rows: _I32,
-        num_scheduled: _I32,
-        num_drafts: _I32,
-        draft_ids: _I32,
+        rows: I32,
+        num_scheduled: I32,
+        num_drafts: I32,
+        draft_ids: I32,
         pad_tokens: int,
         pad_reqs: int,
         gather: bool,
-        cancelled: npt.NDArray[np.bool_] | None,
+        cancelled: Bools | None,
+        /,
     ) -> tuple[int, ...] | None: ...
-    def advance(self, num_reqs: int) -> None: ...
-    def commit(self, sampled: object, advanced: bool) -> bool: ...
+    def advance(self, num_reqs: int, /) -> None: ...
+    def commit(self, sampled: object, advanced: bool, /) -> bool: ...
 
 class StepBuffers:
-    def __init__(self, arrays: dict[str, npt.NDArray[Any]]) -> None: ...
+    """The arrays of one InputBuffers."""
+
+    def __init__(self, arrays: dict[str, AnyArray]) -> None: ...
 
 class PacketCore:
+    """Steps as packets for a device that mirrors the rows of one RequestStates."""
+
     def __init__(
         self,
-        rows: dict[str, npt.NDArray[Any]],
-        stamp: _I64,
-        sampling: list[npt.NDArray[Any]],
+        rows: dict[str, AnyArray],
+        stamp: I64,
+        sampling: list[AnyArray],
         tokens_at: int,
         records_at: int,
         record_size: int,
     ) -> None: ...
-    def add_table(self, table: _I32, num_blocks: _I32, content_id: _I64, table_at: int, num_at: int) -> None: ...
+    def add_table(self, table: I32, num_blocks: I32, content_id: I64, table_at: int, num_at: int) -> None: ...
     def forget(self) -> None: ...
     def generations(self) -> list[int]: ...
-    def pack(self, step: StepBuffers, out: _I32) -> int: ...
+    def pack(self, step: StepBuffers, out: I32, /) -> int: ...
 
-class ModelInputs:
+class StepCache:
+    """What was made of the sampling columns of the last few batches."""
+
     def __init__(
         self,
-        input_ids: _I32,
-        positions: _I64,
-        query_start_loc: _I32,
-        seq_lens: _I32,
-        idx_mapping: _I32,
-        logits_indices: _I64,
-        slot_mapping: list[_I64],
-        block_tables: list[_I32],
+        columns: list[tuple[str, AnyArray, int]],
+        needs: I32,
+        stamp: I64,
+        counters: I64,
+        rows: I32,
+        make: Callable[[I32, int, dict[str, AnyArray]], Any],
+        /,
+    ) -> None: ...
+    def get(self, count: int, /) -> Any: ...
+
+class VllmFastPath:
+    """The common step of foreword.batch.adapters.vllm over one RequestStates."""
+
+    def __init__(
+        self,
+        rows: RowsCore,
+        arrays: dict[str, AnyArray],
+        observers: Sequence[object],
+        adapter_of: Mapping[str, int],
+        with_extras: Container[int],
+        /,
+    ) -> None: ...
+    def apply(self, output: object, /) -> int: ...
+    def step(self, cached: object, num_scheduled: object, drafts: object, /) -> int: ...
+    def admit(self, requests: Sequence[Any], /) -> bool: ...
+    def special(self) -> list[int]: ...
+    def finish(self, ids: object, /) -> bool: ...
+
+class ModelInputs:
+    """The arrays of steps that CpuModel.step reads, taken once."""
+
+    def __init__(
+        self,
+        input_ids: I32,
+        positions: I64,
+        query_start_loc: I32,
+        seq_lens: I32,
+        idx_mapping: I32,
+        logits_indices: I64,
+        slot_mapping: Sequence[I64],
+        block_tables: Sequence[I32],
     ) -> None: ...
 
 class CpuModel:
+    """A decoder's packed weights, its KV pool and threads. See foreword.executors.native."""
+
     def __init__(
         self,
         *,
@@ -165,15 +173,14 @@ class CpuModel:
         kv_format: str,
         isa: str,
         num_threads: int | None,
-        recurrent: dict[str, int] = ...,
-        cpu_groups: list[list[int]] = ...,
+        recurrent: dict[str, int] = {},
+        cpu_groups: Sequence[Sequence[int]] = [],
     ) -> None: ...
-    def packed_on(self, matrix: int) -> list[int]: ...
-    def pack(self, data: npt.NDArray[np.uint8], source: str, cols: int, format: str, exact: bool) -> int: ...
-    def vector(self, values: _F32) -> int: ...
-    def set_embedding(self, data: npt.NDArray[np.uint8], source: str, cols: int) -> None: ...
-    def add_rope(self, inv_freq: list[float], scale: float, axes: list[int] = ...) -> int: ...
-    def add_layer(self, layer: dict[str, Any]) -> None: ...
+    def pack(self, data: U8, source: str, cols: int, format: str, exact: bool) -> int: ...
+    def vector(self, values: F32) -> int: ...
+    def set_embedding(self, data: U8, source: str, cols: int) -> None: ...
+    def add_rope(self, inv_freq: Sequence[float], scale: float, axes: Sequence[int] = []) -> int: ...
+    def add_layer(self, layer: dict[str, object]) -> None: ...
     def finish(self, final_norm: int, lm_head: int) -> None: ...
     def step(
         self,
@@ -181,28 +188,35 @@ class CpuModel:
         num_tokens: int,
         num_reqs: int,
         num_logits: int,
-        logits_indices: _I64 | None = None,
-        embed_rows: _I64 | None = None,
-        embeds: _F32 | None = None,
-        mrope_positions: _I64 | None = None,
-        lora_ids: _I32 | None = None,
+        logits_indices: I64 | None = None,
+        embed_rows: I64 | None = None,
+        embeds: F32 | None = None,
+        mrope_positions: I64 | None = None,
+        lora_ids: I32 | None = None,
         greedy: bool = False,
-    ) -> _F32: ...
-    def hidden_states(self, tokens: _I64) -> _F32: ...
-    def add_lora(self, id: int, factors: list[tuple[int, _F32, _F32, float]]) -> int: ...
+    ) -> F32: ...
+    def hidden_states(self, tokens: I64) -> F32: ...
+    def add_lora(self, id: int, factors: Sequence[tuple[int, F32, F32, float]]) -> int: ...
     def drop_lora(self, id: int) -> None: ...
-    def copy_blocks(self, sources: _I32, destinations: _I32) -> None: ...
+    def copy_blocks(self, sources: I32, destinations: I32) -> None: ...
     def touch_cache(self) -> None: ...
-    def zero_blocks(self, blocks: _I32) -> None: ...
-    def stage_seconds(self) -> dict[str, float]: ...
+    def zero_blocks(self, blocks: I32) -> None: ...
+    def stage_seconds(self) -> dict[str, float]:
+        """Seconds of all steps so far in each stage, measured on one thread."""
+
     @property
     def packed_bytes(self) -> int: ...
     @property
     def isa(self) -> str: ...
+    def packed_on(self, matrix: int) -> list[int]:
+        """The processor that packed each panel of a matrix."""
+
     @property
     def num_threads(self) -> int: ...
 
 class CpuEncoder(CpuModel):
+    """An encoder's packed weights and threads."""
+
     def __init__(
         self,
         *,
@@ -217,88 +231,97 @@ class CpuEncoder(CpuModel):
         isa: str,
         num_threads: int | None,
     ) -> None: ...
-    def set_tables(self, positions: _F32, token_types: _F32) -> None: ...
-    def add_encoder_layer(self, layer: dict[str, Any]) -> None: ...
-    def finish_encoder(self, norms: dict[str, Any]) -> None: ...
+    def set_tables(self, positions: F32, token_types: F32) -> None: ...
+    def add_encoder_layer(self, layer: dict[str, object]) -> None: ...
+    def finish_encoder(self, norms: dict[str, int]) -> None: ...
     def encode(
         self,
         num_tokens: int,
         num_reqs: int,
-        input_ids: _I32,
-        positions: _I64,
-        query_start_loc: _I32,
-        token_types: _I32 | None,
-    ) -> _F32: ...
+        input_ids: I32,
+        positions: I64,
+        query_start_loc: I32,
+        token_types: I32 | None,
+    ) -> F32: ...
 
 class SamplingRows:
+    """Rules and token counts by state row, and the sampling of steps.
+
+    Same methods and results as foreword.sampling.reference.ReferenceRows."""
+
     def __init__(
-        self,
-        columns: dict[str, npt.NDArray[Any]],
-        token_ids: _I32,
-        prompt_len: _I32,
-        num_tokens: _I32,
-        vocab_size: int,
+        self, columns: dict[str, AnyArray], token_ids: I32, prompt_len: I32, num_tokens: I32, vocab_size: int
     ) -> None: ...
     def set(
         self,
         row: int,
-        allowed: _I32 | None,
-        bias_ids: _I32,
-        bias: _F32,
-        end_ids: _I32,
-        bad_words: _I32,
-        bad_word_ends: _I32,
-        dry_breakers: _I32,
+        allowed: I32 | None,
+        bias_ids: I32,
+        bias: F32,
+        end_ids: I32,
+        bad_words: I32,
+        bad_word_ends: I32,
+        dry_breakers: I32,
     ) -> None: ...
     def forget(self, row: int) -> None: ...
     def change(
         self,
-        logits: _F32,
-        rows: _I32,
-        starts: _I32,
-        cu_num_logits: _I32,
-        positions: _I64,
-        drafts: _I32,
-        is_token_id: npt.NDArray[np.bool_] | None,
-        masked: _I32 | None,
-        words: _I32 | None,
-        changed_rows: _I32,
-        changed: _F32,
+        logits: F32,
+        rows: I32,
+        starts: I32,
+        cu_num_logits: I32,
+        positions: I64,
+        drafts: I32,
+        is_token_id: Bools | None,
+        masked: I32 | None,
+        words: I32 | None,
+        changed_rows: I32,
+        changed: F32,
         model: CpuModel | None = None,
     ) -> None: ...
     def sample(
         self,
-        logits: _F32,
-        rows: _I32,
-        starts: _I32,
-        cu_num_logits: _I32,
-        positions: _I64,
-        drafts: _I32,
-        is_token_id: npt.NDArray[np.bool_] | None,
-        masked: _I32 | None,
-        words: _I32 | None,
-        changed_rows: _I32 | None,
-        changed: _F32 | None,
-        out: _I32,
-        offsets: _I64 | None,
-        ids: _I32 | None,
-        logprobs: npt.NDArray[np.float64] | None,
-        ranks: _I32 | None,
+        logits: F32,
+        rows: I32,
+        starts: I32,
+        cu_num_logits: I32,
+        positions: I64,
+        drafts: I32,
+        is_token_id: Bools | None,
+        masked: I32 | None,
+        words: I32 | None,
+        changed_rows: I32 | None,
+        changed: F32 | None,
+        out: I32,
+        offsets: I64 | None,
+        ids: I32 | None,
+        logprobs: F64 | None,
+        ranks: I32 | None,
         model: CpuModel | None = None,
     ) -> None: ...
 
 class SamplingBuffers:
+    """The buffers of steps that have neither masks, custom processors, log-probabilities nor embeddings."""
+
     def __init__(
         self,
         rows: SamplingRows,
-        idx_mapping: _I32,
-        starts: _I32,
-        cu_num_logits: _I32,
-        positions: _I64,
-        logits_indices: _I64,
-        drafts: _I32,
+        idx_mapping: I32,
+        starts: I32,
+        cu_num_logits: I32,
+        positions: I64,
+        logits_indices: I64,
+        drafts: I32,
     ) -> None: ...
-    def sample(self, num_reqs: int, logits: _F32, out: _I32, model: CpuModel | None = None) -> bool: ...
+    def sample(self, num_reqs: int, logits: F32, out: I32, model: CpuModel | None = None) -> bool: ...
+
+def parameter_names() -> list[tuple[str, str]]:
+    """(name, dtype) of the columns of sampling parameters that are read."""
+
+def token_logprobs(
+    logits: F32, tokens: I32, offsets: I64, ids: I32, logprobs: F64, ranks: I32, model: CpuModel | None = None
+) -> None:
+    """For row i of logits [n, V], entries [offsets[i], offsets[i + 1]): tokens[i], then the most likely tokens."""
 
 def kv_bytes(
     kv_format: str,
@@ -307,18 +330,12 @@ def kv_bytes(
     num_slots: int,
     num_kv_heads: int,
     head_dim: int,
-    recurrent: dict[str, int] = ...,
-) -> int: ...
-def token_logprobs(
-    logits: _F32,
-    tokens: _I32,
-    offsets: _I64,
-    ids: _I32,
-    logprobs: npt.NDArray[np.float64],
-    ranks: _I32,
-    model: CpuModel | None = None,
-) -> None: ...
-def roofline(num_threads: int | None = None, isa: str = "", megabytes: int = 256) -> dict[str, Any]: ...
-def isa_levels() -> list[str]: ...
-def parameter_names() -> list[tuple[str, str]]: ...
-def array_names() -> dict[str, list[tuple[str, str]]]: ...
+    recurrent: dict[str, int] = {},
+) -> int:
+    """Bytes of a KV pool, computed without allocating it."""
+
+def roofline(num_threads: int | None = None, isa: str = "", megabytes: int = 256) -> tuple[str, dict[str, float]]:
+    """The instruction set, and with it the limits of this machine: peak operations and memory bytes per second."""
+
+def isa_levels() -> list[str]:
+    """Instruction sets that this build and this machine have, best first."""

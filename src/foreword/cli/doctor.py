@@ -49,7 +49,7 @@ def _all(quick: bool, threads: int | None) -> Iterator[Finding]:
     if quick or not available():
         return
     model = registry.DEFAULT
-    rates = native.roofline(threads, megabytes=64)
+    _, rates = native.roofline(threads, megabytes=64)
     yield from measured(rates, model)
     if registry.cached_path(model.name) is not None:
         yield from _speed(rates, model, threads)
