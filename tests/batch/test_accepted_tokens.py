@@ -7,20 +7,19 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from batch_rig import every_backend, states_and_buffers, states_of
 
 from foreword.batch import (
     InputBatch,
     InputBuffers,
     KVGroup,
     NewRequest,
-    RequestStates,
     advance,
     discard_mask,
     prepare_inputs,
     resolve,
 )
 
-BACKENDS = pytest.mark.parametrize("backend", ["loops", "numpy", "native"])
 R, M, D, VOCAB = 5, 48, 3, 50
 
 
@@ -56,9 +55,7 @@ class Step:
 class Lives:
     def __init__(self, backend: str, seed: int) -> None:
         self.rng, self.backend = random.Random(seed), backend
-        self.states = RequestStates(
-            max_num_reqs=R, max_model_len=M, vocab_size=VOCAB, kv_groups=[KVGroup(M)], max_num_draft_tokens=D
-        )
+        self.states = states_of(KVGroup(M), rows=R, length=M, vocab_size=VOCAB, drafts=D)
         self.buffers = [InputBuffers.for_states(self.states, 200) for _ in range(2)]
         self.requests: list[Request] = []
         self.count = 0
@@ -187,19 +184,16 @@ class Lives:
                 self.check_states()
 
 
-@BACKENDS
+@every_backend
 @pytest.mark.parametrize("seed", range(12))
 def test_accepted_counts_and_discarded_samples_of_random_lives_are_those_of_the_lists(backend, seed):
     Lives(backend, seed).live(60)
 
 
-@BACKENDS
+@every_backend
 def test_a_sample_counts_from_the_last_known_token_on(backend):
     """Chunks of a prompt of 5: the first two are discarded; then drafts, of which two, none and all are accepted."""
-    states = RequestStates(
-        max_num_reqs=2, max_model_len=M, vocab_size=VOCAB, kv_groups=[KVGroup(M)], max_num_draft_tokens=2
-    )
-    buffers = InputBuffers.for_states(states, 16)
+    states, buffers = states_and_buffers(KVGroup(M), rows=2, length=M, vocab_size=VOCAB, drafts=2, tokens=16)
     states.add_request(NewRequest("other", [1], [[1]]))
     states.add_request(NewRequest("a", [1, 2, 3, 4, 5], [[2]]))
     assert states.num_accepted_tokens.tolist() == [1, 1]

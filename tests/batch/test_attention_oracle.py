@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from batch_rig import states_and_buffers
 
-from foreword.batch import InputBuffers, KVGroup, NewRequest, RequestStates, prepare_inputs
+from foreword.batch import KVGroup, NewRequest, prepare_inputs
 from foreword.batch.adapters import (
     chunked_local,
     common_attention_metadata,
@@ -57,8 +58,7 @@ def plain(q, k, v, position, window, chunk=None):
 
 def random_step(seed, kinds=("prefill", "chunk", "resume", "decode", "verify"), pad=False):
     rng = np.random.default_rng(seed)
-    states = RequestStates(max_num_reqs=8, max_model_len=64, vocab_size=100, kv_groups=GROUPS, max_num_draft_tokens=3)
-    buffers = InputBuffers.for_states(states, max_num_batched_tokens=400)
+    states, buffers = states_and_buffers(*GROUPS, rows=8, length=64, vocab_size=100, drafts=3, tokens=400)
     num_blocks = 1 + 8 * 64
     free = [rng.permutation(np.arange(1, num_blocks)).tolist() for _ in GROUPS]
     caches = [tuple(np.full((num_blocks * g.block_size, HEAD), np.nan) for _ in range(2)) for g in GROUPS]
@@ -286,8 +286,7 @@ def test_chunked_local_pieces_are_plain_attention_inside_their_chunk():
     ],
 )
 def test_chunked_local_worked_examples(requests, queries, keys):
-    states = RequestStates(max_num_reqs=4, max_model_len=32, vocab_size=9, kv_groups=[KVGroup(block_size=2)])
-    buffers = InputBuffers.for_states(states, max_num_batched_tokens=64)
+    states, buffers = states_and_buffers(length=32)
     for r, (computed, scheduled) in enumerate(requests):
         n = computed + scheduled
         states.add_request(NewRequest(str(r), [1] * n, [list(range(1, -(-n // 2) + 1))], num_computed_tokens=computed))

@@ -6,6 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from batch_rig import every_backend, states_and_buffers, states_of
 from batch_scenes import scene
 
 from foreword.batch import (
@@ -14,7 +15,6 @@ from foreword.batch import (
     KVGroup,
     NewRequest,
     PlanError,
-    RequestStates,
     is_decode,
     prepare_inputs,
     share_prefill,
@@ -34,17 +34,11 @@ from foreword.batch.features.classify import region_swaps
 from foreword.batch.values.block_ops import BlockOps
 from foreword.errors import ConfigError
 
-BACKENDS = ["loops", "numpy", "native"]
-
-
 PLAIN = (KVGroup(block_size=4),)
 
 
 def make(groups=PLAIN, drafts=0, max_num_reqs=8):
-    states = RequestStates(
-        max_num_reqs=max_num_reqs, max_model_len=64, vocab_size=100, kv_groups=list(groups), max_num_draft_tokens=drafts
-    )
-    return states, InputBuffers.for_states(states, max_num_batched_tokens=512)
+    return states_and_buffers(*groups, rows=max_num_reqs, length=64, vocab_size=100, drafts=drafts, tokens=512)
 
 
 def add(states, rid, prompt, computed=0, outputs=0, extra=0):
@@ -59,7 +53,7 @@ def add(states, rid, prompt, computed=0, outputs=0, extra=0):
 # -- recurrent states
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@every_backend
 def test_a_recurrent_group_holds_one_state_per_request_and_has_no_slots(backend):
     states, buffers = make([KVGroup(block_size=4), KVGroup(block_size=4, recurrent=True)])
     add(states, "new", 30)
@@ -317,9 +311,7 @@ def test_region_swaps_sort_with_the_fewest_swaps_a_cycle_needs(seed):
 
 
 def test_an_idle_step_has_kernel_blocks_of_the_right_width():
-    states = RequestStates(
-        max_num_reqs=1, max_model_len=8, vocab_size=9, kv_groups=[KVGroup(block_size=4, kernel_block_size=2)]
-    )
+    states = states_of(KVGroup(4, kernel_block_size=2), rows=1, length=8)
     batch = prepare_inputs(states, {}, InputBuffers.for_states(states, 8))
     assert batch.kernel_block_table().shape == (0, 4)
     assert common_attention_metadata(batch).block_table_tensor.shape == (0, 4)
@@ -330,11 +322,10 @@ def test_pages_of_all_ranks_hold_each_key_once(interleave):
     size, prompts = 2, {"a": 37, "b": 3, "c": 1}
     slots = dict.fromkeys(prompts, 0)
     for rank in range(size):
-        states = RequestStates(
-            max_num_reqs=4,
-            max_model_len=64,
+        states = states_of(
+            KVGroup(4, context_parallel=True),
+            length=64,
             vocab_size=100,
-            kv_groups=[KVGroup(4, context_parallel=True)],
             context_parallel=ContextParallel(size=size, rank=rank, interleave=interleave),
         )
         for i, (rid, n) in enumerate(prompts.items()):

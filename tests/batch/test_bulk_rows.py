@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from batch_rig import states_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,10 +18,7 @@ M, VOCAB, ROWS, GROUPS = 12, 20, 5, (KVGroup(2), KVGroup(4))
 
 
 def states(bulk: bool = True, native: bool = True) -> RequestStates:
-    made = RequestStates(max_num_reqs=ROWS, max_model_len=M, vocab_size=VOCAB, kv_groups=GROUPS)
-    if not (bulk and native):
-        made._core = made.sampling.core = None
-    return made
+    return states_of(*GROUPS, rows=ROWS, length=M, vocab_size=VOCAB, native=bulk and native)
 
 
 def columns(requests: list[NewRequest], **changes: object) -> NewRequests:

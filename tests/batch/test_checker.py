@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from batch_rig import World, every_backend
 from batch_scenes import SCENES, scene
 
 from foreword.batch import (
     InputBuffers,
     KVGroup,
-    NewRequest,
     PlanError,
-    RequestStates,
     advance,
     prepare_inputs,
     resolve,
@@ -23,23 +22,17 @@ from foreword.batch.values.block_ops import BlockOps
 S = 2
 
 
-class Engine:
+class Engine(World):
     """States and buffers of a small cache, every step checked in full."""
 
     def __init__(self, **group):
-        self.states = RequestStates(
-            max_num_reqs=4, max_model_len=12, vocab_size=100, kv_groups=[KVGroup(S, **group)], max_num_draft_tokens=2
-        )
-        self.buffers = InputBuffers.for_states(self.states, 24)
+        super().__init__(KVGroup(S, **group), vocab_size=100, drafts=2, tokens=24)
 
     def admit(self, rid, prompt, blocks, computed=0, **extra):
-        self.states.add_request(NewRequest(rid, prompt, [blocks], num_computed_tokens=computed, **extra))
+        self.add(rid, prompt, [blocks], num_computed_tokens=computed, **extra)
 
-    def step(self, plan, drafts=None, sampled=None, **how):
-        batch = prepare_inputs(self.states, plan, self.buffers, draft_tokens=drafts, check="full", **how)
-        if sampled is not None:
-            self.states.commit(batch, sampled)
-        return batch
+    def prepare(self, plan, check="full", **how):
+        return super().prepare(plan, check=check, **how)
 
     def refused(self, plan, **how) -> PlanError:
         with pytest.raises(PlanError) as caught:
@@ -56,7 +49,7 @@ def engine():
 
 
 @pytest.mark.parametrize("level", ["off", "bounds", "full"])
-@pytest.mark.parametrize("backend", ["loops", "numpy", "native"])
+@every_backend
 def test_a_life_of_chunks_decodes_and_drafts_passes(level, backend):
     engine = Engine()
     engine.admit("a", [1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 6])
@@ -126,14 +119,14 @@ def test_rows_that_move_keep_their_shadow(engine):
 
 def test_rejected_drafts_are_written_over(engine):
     engine.admit("a", [1, 2], [1, 2, 3])
-    engine.step({"a": 4}, drafts={"a": [5, 6]}, sampled={"a": [9]})
-    engine.step({"a": 3}, drafts={"a": [7, 8]}, sampled={"a": [7, 8, 1]})
+    engine.step({"a": 4}, draft_tokens={"a": [5, 6]}, sampled={"a": [9]})
+    engine.step({"a": 3}, draft_tokens={"a": [7, 8]}, sampled={"a": [7, 8, 1]})
     engine.step({"a": 1}, sampled={"a": [1]})
 
 
 def test_two_steps_in_flight_are_checked_when_resolved(engine):
     engine.admit("a", [1, 2], [1, 2, 3])
-    first = engine.step({"a": 4}, drafts={"a": [5, 6]})
+    first = engine.step({"a": 4}, draft_tokens={"a": [5, 6]})
     advance(engine.states, first)
     later = InputBuffers.for_states(engine.states, 24)
     second = prepare_inputs(engine.states, {"a": 1}, later, check="full")
@@ -246,7 +239,7 @@ def test_a_token_that_was_skipped(engine):
 
 def test_rejected_drafts_counted_as_computed(engine):
     engine.admit("a", [1, 2], [1, 2, 3])
-    engine.step({"a": 4}, drafts={"a": [5, 6]}, sampled={"a": [9]})
+    engine.step({"a": 4}, draft_tokens={"a": [5, 6]}, sampled={"a": [9]})
     row = engine.states.row_of("a")
     engine.states.token_ids[row, 3:5] = 9, 9
     engine.states.num_tokens[row], engine.states.num_computed_tokens[row] = 5, 4

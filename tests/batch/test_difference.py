@@ -13,6 +13,7 @@ import pytest
 import test_random_traces
 import test_steps_in_flight
 import test_vllm_apply
+from batch_rig import BACKENDS, every_backend, states_and_buffers
 
 from foreword.batch import (
     BatchUpdates,
@@ -49,8 +50,6 @@ from foreword.batch.state.sampling_columns import COLUMNS
 from foreword.batch.step.layout import EXTENTS, STEP, Scalars
 from foreword.batch.step.tensors import buffers_of, is_gathered
 from foreword.errors import ForewordError
-
-BACKENDS = ("loops", "numpy", "native")
 
 
 def like(states: RequestStates, **changed) -> RequestStates:
@@ -165,7 +164,7 @@ def test_a_mirror_prepares_every_step_of_random_lives(monkeypatch, seed):
     assert len(mirrors) == len(BACKENDS)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@every_backend
 @pytest.mark.parametrize("seed", range(6))
 def test_a_mirror_follows_steps_in_flight(monkeypatch, backend, seed):
     """Steps prepared before the samples of the last one are known, resolved afterwards, some of them cancelled."""
@@ -213,11 +212,10 @@ def test_tokens_that_a_scheduler_sends_or_takes_back_reach_the_mirror():
 # -- what requests bring -----------------------------------------------------------------------------------------------
 
 
-def make(max_num_reqs: int = 6, **given) -> tuple[RequestStates, InputBuffers]:
-    given = {"max_model_len": 40, "vocab_size": 100, "max_num_draft_tokens": 2} | given
-    groups = given.pop("kv_groups", [KVGroup(4), KVGroup(2, sliding_window=5)])
-    states = RequestStates(max_num_reqs=max_num_reqs, kv_groups=groups, **given)
-    return states, InputBuffers.for_states(states, max_num_batched_tokens=80)
+def make(**settings) -> tuple[RequestStates, InputBuffers]:
+    groups = settings.pop("kv_groups", (KVGroup(4), KVGroup(2, sliding_window=5)))
+    given = {"rows": 6, "length": 40, "vocab_size": 100} | settings
+    return states_and_buffers(*groups, drafts=2, tokens=80, **given)
 
 
 def blocks_of(states: RequestStates, serial: int) -> list[list[int]]:
@@ -253,9 +251,9 @@ RARE = {
 
 
 @pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("backend", BACKENDS)
+@every_backend
 def test_everything_a_request_brings_reaches_the_mirror(backend, late):
-    states, buffers = make(max_num_reqs=9)
+    states, buffers = make(rows=9)
     mirror = None if late else Mirror(states)
     for i, (rid, values) in enumerate(RARE.items()):
         request = NewRequest(rid, [1, 2, 3, 4, 5, 6], blocks_of(states, i + 1))
@@ -325,7 +323,7 @@ def test_requests_admitted_as_columns_reach_the_mirror(sampling, lora_id):
 
 
 @pytest.mark.parametrize("null_block", [0, -1])
-@pytest.mark.parametrize("backend", BACKENDS)
+@every_backend
 @pytest.mark.parametrize("seed", range(4))
 def test_replaced_and_nulled_blocks_reach_the_mirror(backend, null_block, seed):
     """Copies on write, entries nulled below a window by method or in the arrays, rows given other blocks, block ops."""
@@ -413,7 +411,7 @@ def test_observers_of_the_mirror_see_the_same_changes():
 
 def decoding(num_reqs: int) -> tuple[RequestStates, InputBuffers, Mirror]:
     """Requests that decode one token per step, with blocks for all steps, after the first of them."""
-    states, buffers = make(num_reqs, max_model_len=4096, vocab_size=150_000, kv_groups=[KVGroup(16)])
+    states, buffers = make(rows=num_reqs, length=4096, vocab_size=150_000, kv_groups=[KVGroup(16)])
     buffers = InputBuffers.for_states(states, max_num_batched_tokens=4 * num_reqs)
     mirror = Mirror(states)
     for i in range(num_reqs):

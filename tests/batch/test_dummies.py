@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 import pytest
-from batch_scenes import TENSOR_NAMES
+from batch_rig import arrays, every_backend, states_and_buffers, tensors
 
 from foreword.batch import (
     AttentionState,
@@ -26,33 +26,21 @@ from foreword.batch.step.layout import STEP
 from foreword.batch.step.tensors import buffers_of, is_gathered, tensor
 from foreword.errors import CapacityError
 
-BACKENDS = ["loops", "numpy", "native"]
 R, M, T, D = 6, 24, 32, 3
 GROUPS = [KVGroup(4), KVGroup(2, sliding_window=5)]
 
 
-def make(null: int = 0, **settings) -> tuple[RequestStates, InputBuffers]:
-    states = RequestStates(
-        max_num_reqs=R, max_model_len=M, vocab_size=50, max_num_draft_tokens=D, null_block=null,
-        **{"kv_groups": GROUPS} | settings,
-    )  # fmt: skip
+def make(*groups: KVGroup, **settings) -> tuple[RequestStates, InputBuffers]:
+    states, buffers = states_and_buffers(*groups or GROUPS, rows=R, length=M, drafts=D, tokens=T, **settings)
     for i in range(3):
         blocks = [list(range(10 * i + 10, 10 * i + 10 + t.width - i)) for t in states.block_tables]
         states.add_request(NewRequest(str(i), [3 + i] * (5 + i), blocks, num_computed_tokens=i))
-    return states, InputBuffers.for_states(states, T)
-
-
-def arrays(value) -> tuple[np.ndarray, ...]:
-    return value if isinstance(value, tuple) else (value,)
+    return states, buffers
 
 
 def memory(buffers: InputBuffers) -> dict[str, list]:
     """Every buffer whose entries past a step's own have a value, to its end."""
     return {f.name: [a.tolist() for a in arrays(buffers[f.name])] for f in STEP if f.padding not in (None, "T")}
-
-
-def tensors(batch: InputBatch) -> dict[str, list]:
-    return {name: [a.tolist() for a in arrays(tensor(batch, name)) if a is not None] for name in TENSOR_NAMES}
 
 
 def check(
@@ -103,7 +91,7 @@ def check(
 
 @pytest.mark.parametrize("null", [0, -1])
 def test_every_tensor_of_random_dummies_is_its_definition(null):
-    states, buffers = make(null)
+    states, buffers = make(null_block=null)
     rng = random.Random(3)
     for _ in range(150):
         reqs = rng.randint(1, R)
@@ -146,7 +134,7 @@ def test_a_dummy_with_drafts_over_context_is_a_verification():
 
 def test_a_rank_has_its_share_of_a_dummys_context():
     cp = ContextParallel(size=2, rank=1, interleave=2)
-    states, buffers = make(context_parallel=cp, kv_groups=[KVGroup(4, context_parallel=True)])
+    states, buffers = make(KVGroup(4, context_parallel=True), context_parallel=cp)
     batch = make_dummy(states, buffers, num_tokens=3, num_reqs=3, num_computed=6, context_block=9, pad_to=(4, 4))
     here = sum(p // 2 % 2 == 1 for p in range(7))
     assert batch.dcp_local_seq_lens.tolist() == [here] * 3 + [0]
@@ -167,7 +155,7 @@ def test_without_block_tables_a_dummy_has_none():
 
 @pytest.mark.parametrize("null", [0, -1])
 def test_a_dummy_reads_no_live_block_and_changes_no_row(null):
-    states, buffers = make(null)
+    states, buffers = make(null_block=null)
     before = [a.copy() for a in (*states._row_arrays(), states.token_ids)]
     step, requests = states._step, states.req_ids
     for context in (0, 8):
@@ -181,7 +169,7 @@ def test_a_dummy_reads_no_live_block_and_changes_no_row(null):
     assert (states._step, states.req_ids) == (step, requests)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@every_backend
 def test_a_dummy_has_the_addresses_of_a_step(backend):
     states, buffers = make()
     names = [f.name for f in STEP if hasattr(InputBatch, f.name) and f.name != "dcp_local_seq_lens"]
@@ -198,7 +186,7 @@ def test_a_dummy_has_the_addresses_of_a_step(backend):
         assert addresses(batch) == real
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@every_backend
 @pytest.mark.parametrize("context", [0, 5])
 @pytest.mark.parametrize("gather", [False, True])
 def test_a_step_after_a_dummy_is_as_in_new_buffers(backend, context, gather):
@@ -228,7 +216,7 @@ def test_a_step_after_a_dummy_is_as_in_new_buffers(backend, context, gather):
 
 
 def test_a_context_needs_a_block_where_no_block_is_reserved():
-    states, buffers = make(null=-1)
+    states, buffers = make(null_block=-1)
     with pytest.raises(PlanError, match="context"):
         make_dummy(states, buffers, num_tokens=2, num_reqs=2, num_computed=1)
     batch = make_dummy(states, buffers, num_tokens=2, num_reqs=2, num_computed=1, context_block=0)

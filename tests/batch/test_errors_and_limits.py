@@ -5,8 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import batch_rig
 import numpy as np
 import pytest
+from batch_rig import every_backend, states_of
 
 import foreword.batch
 from foreword.batch import (
@@ -27,29 +29,16 @@ from foreword.batch.step.layout import STEP
 from foreword.batch.step.tensors import tensor
 from foreword.errors import ConfigError
 
-BACKENDS = ["loops", "numpy", "native"]
 LIBRARY = ("foreword.batch", "foreword.arrays", "foreword.errors", "foreword.native", "foreword._native")
 M, VOCAB = 9, 50
 
 
-class World:
-    """A state with two groups, its buffers, and everything they hold."""
+class World(batch_rig.World):
+    """States with two groups, and everything that they and their buffers hold."""
 
-    def __init__(self, max_num_reqs: int = 3, drafts: int = 2):
-        self.states = RequestStates(
-            max_num_reqs=max_num_reqs, max_model_len=M, vocab_size=VOCAB,
-            kv_groups=[KVGroup(2), KVGroup(4, sliding_window=3)], max_num_draft_tokens=drafts,
-        )  # fmt: skip
-        self.buffers = InputBuffers.for_states(self.states, 8)
-        self.next = 1
-
-    def add(self, rid: str, prompt: list[int], room: int | None = None, **extra) -> int:
-        blocks = []
-        for table in self.states.block_tables:
-            count = -(-(room or M) // table.tokens_per_block)
-            blocks.append(list(range(self.next, self.next + count)))
-            self.next += count
-        return self.states.add_request(NewRequest(rid, prompt, blocks, **extra))
+    def __init__(self, rows: int = 3, drafts: int = 2):
+        groups = KVGroup(2), KVGroup(4, sliding_window=3)
+        super().__init__(*groups, rows=rows, length=M, vocab_size=VOCAB, drafts=drafts, tokens=8)
 
     def snapshot(self) -> dict[str, object]:
         s, out = (
@@ -158,7 +147,7 @@ def test_blocks_past_the_end_of_any_group_change_no_group(world):
     world.assert_unchanged(before)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@every_backend
 @pytest.mark.parametrize(
     ("plan", "how", "error"),
     [
@@ -193,45 +182,45 @@ def test_blocks_past_the_end_of_any_group_change_no_group(world):
     ],
 )
 def test_a_refused_plan_changes_nothing(world, backend, plan, how, error):
-    world.states.commit(prepare_inputs(world.states, {"b": 1}, world.buffers, backend=backend), {})
-    batch = prepare_inputs(world.states, {"b": 1}, world.buffers, backend=backend)
+    world.step({"b": 1}, {}, backend=backend)
+    batch = world.prepare({"b": 1}, backend=backend)
     before = world.snapshot()
     with pytest.raises(error):
-        prepare_inputs(world.states, plan, world.buffers, backend=backend, **how)
+        world.prepare(plan, backend=backend, **how)
     world.assert_unchanged(before)
     assert batch.num_reqs == 1, "the batch before is still valid"
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@every_backend
 def test_more_tokens_than_the_buffers_hold_change_nothing(world, backend):
     world.add("c", [1, 2, 3, 4, 5, 6])
     before = world.snapshot()
     with pytest.raises(CapacityError, match="max_num_batched_tokens is 8"):
-        prepare_inputs(world.states, {"a": 3, "c": 6}, world.buffers, backend=backend)
+        world.prepare({"a": 3, "c": 6}, backend=backend)
     world.assert_unchanged(before)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@every_backend
 def test_a_write_without_a_block_is_refused(world, backend):
     world.add("c", [1, 2, 3], room=2)
     with pytest.raises(PlanError) as caught:
-        prepare_inputs(world.states, {"a": 1, "c": 3}, world.buffers, backend=backend)
+        world.prepare({"a": 1, "c": 3}, backend=backend)
     error = caught.value
     assert (error.request, error.tensor, error.index, error.expected, error.got) == ("c", "block_table[0]", 1, 2, 1)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@every_backend
 def test_drafts_without_a_known_token_before_them_are_refused(backend):
     world = World()
     world.add("a", [1, 2])
-    world.states.commit(prepare_inputs(world.states, {"a": 2}, world.buffers, backend=backend), {})
+    world.step({"a": 2}, {}, backend=backend)
     before = world.snapshot()
     with pytest.raises(PlanError, match="known token"):
-        prepare_inputs(world.states, {"a": 2}, world.buffers, draft_tokens={"a": [5, 6]}, backend=backend)
+        world.prepare({"a": 2}, draft_tokens={"a": [5, 6]}, backend=backend)
     world.assert_unchanged(before)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@every_backend
 @pytest.mark.parametrize(
     ("sampled", "error"),
     [
@@ -248,7 +237,7 @@ def test_drafts_without_a_known_token_before_them_are_refused(backend):
     ],
 )
 def test_a_refused_commit_changes_nothing_and_can_be_made_again(world, backend, sampled, error):
-    batch = prepare_inputs(world.states, {"a": 3, "b": 2}, world.buffers, backend=backend)
+    batch = world.prepare({"a": 3, "b": 2}, backend=backend)
     before = world.snapshot()
     with pytest.raises(error):
         world.states.commit(batch, sampled)
@@ -257,13 +246,13 @@ def test_a_refused_commit_changes_nothing_and_can_be_made_again(world, backend, 
     assert world.states.num_tokens[:2].tolist() == [4, 3]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@every_backend
 def test_a_token_past_the_models_length_is_refused(backend):
     world = World()
     world.add("a", [1] * M)
-    batch = prepare_inputs(world.states, {"a": 8}, world.buffers, backend=backend)
+    batch = world.prepare({"a": 8}, backend=backend)
     world.states.commit(batch, {})
-    batch = prepare_inputs(world.states, {"a": 1}, world.buffers, backend=backend)
+    batch = world.prepare({"a": 1}, backend=backend)
     before = world.snapshot()
     with pytest.raises(CapacityError, match="max_model_len = 9"):
         world.states.commit(batch, {"a": [1]})
@@ -275,8 +264,8 @@ def test_a_token_past_the_models_length_is_refused(backend):
 
 
 def test_a_batch_ends_with_the_next_one_on_its_buffers(world):
-    old = prepare_inputs(world.states, {"a": 3}, world.buffers)
-    prepare_inputs(world.states, {"b": 2}, world.buffers)
+    old = world.prepare({"a": 3})
+    world.prepare({"b": 2})
     for read in (lambda: old.input_ids, lambda: old.num_reqs, lambda: old.block_table, lambda: old.attention_state,
                  lambda: old.req_ids, lambda: world.states.commit(old, {})):  # fmt: skip
         with pytest.raises(StaleBatchError):
@@ -285,20 +274,20 @@ def test_a_batch_ends_with_the_next_one_on_its_buffers(world):
 
 
 def test_two_batches_hold_on_two_buffers(world):
-    first = prepare_inputs(world.states, {"a": 3}, world.buffers)
+    first = world.prepare({"a": 3})
     second = prepare_inputs(world.states, {"b": 2}, InputBuffers.for_states(world.states, 8))
     assert (first.input_ids.tolist(), second.input_ids.tolist()) == ([1, 2, 3], [4, 5])
 
 
 def test_a_step_is_committed_once(world):
-    batch = prepare_inputs(world.states, {"a": 3}, world.buffers)
+    batch = world.prepare({"a": 3})
     world.states.commit(batch, {"a": [9]})
     with pytest.raises(PlanError, match="committed before"):
         world.states.commit(batch, {"a": [9]})
 
 
 def test_a_batch_of_other_states_is_refused(world):
-    batch = prepare_inputs(world.states, {"a": 3}, world.buffers)
+    batch = world.prepare({"a": 3})
     other = World()
     with pytest.raises(PlanError, match="other states"):
         other.states.commit(batch, {})
@@ -308,15 +297,15 @@ def test_a_batch_of_other_states_is_refused(world):
 
 @pytest.mark.parametrize("move", [lambda s: s.swap_rows(0, 2), lambda s: (s.remove_request("a"), s.condense())])
 def test_rows_that_moved_refuse_the_batch_before(world, move):
-    batch = prepare_inputs(world.states, {"b": 2}, world.buffers)
+    batch = world.prepare({"b": 2})
     move(world.states)
     with pytest.raises(PlanError, match="rows moved"):
         world.states.commit(batch, {"b": [1]})
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@every_backend
 def test_a_late_result_of_a_request_that_left_is_ignored(world, backend):
-    batch = prepare_inputs(world.states, {"a": 3, "b": 2}, world.buffers, backend=backend)
+    batch = world.prepare({"a": 3, "b": 2}, backend=backend)
     world.states.remove_request("a")
     row = world.add("c", [40])
     assert row == 0, "the freed row is used again"
@@ -327,7 +316,7 @@ def test_a_late_result_of_a_request_that_left_is_ignored(world, backend):
 
 
 def test_the_arrays_of_a_batch_cannot_be_written(world):
-    batch = prepare_inputs(world.states, {"a": 3, "b": 2}, world.buffers)
+    batch = world.prepare({"a": 3, "b": 2})
     for spec in TENSORS:
         if spec.level in (Level.SYSTEM, Level.STEP) or spec.attribute == "explain":
             continue
@@ -343,7 +332,7 @@ def test_the_arrays_of_a_batch_cannot_be_written(world):
 # -- forms ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@every_backend
 def test_all_ways_to_say_that_a_chunk_sampled_nothing_mean_the_same(backend):
     ends = []
     forms = (
@@ -357,21 +346,19 @@ def test_all_ways_to_say_that_a_chunk_sampled_nothing_mean_the_same(backend):
     for sampled in forms:
         world = World()
         world.add("a", [1, 2, 3])
-        world.states.commit(prepare_inputs(world.states, {"a": 2}, world.buffers, backend=backend), sampled)
+        world.step({"a": 2}, sampled, backend=backend)
         ends.append([a[:1].tolist() for a in (*world.states._row_arrays(), world.states.token_ids[:, :3])])
     assert all(end == ends[0] for end in ends)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@every_backend
 def test_drafts_accepted_as_lists_and_as_a_table_are_equal(backend):
     ends = []
     for sampled in ({"a": [5, 9], "b": [7]}, np.array([[5, 9, -1], [7, -1, -1]], np.int32)):
         world = World()
         world.add("a", [1, 2])
         world.add("b", [3])
-        batch = prepare_inputs(
-            world.states, {"a": 4, "b": 1}, world.buffers, draft_tokens={"a": [5, 6]}, backend=backend
-        )
+        batch = world.prepare({"a": 4, "b": 1}, draft_tokens={"a": [5, 6]}, backend=backend)
         world.states.commit(batch, sampled)
         ends.append([world.states.num_tokens.tolist(), world.states.num_computed_tokens.tolist()])
     assert ends[0] == ends[1] == [[4, 2, 0], [3, 1, 0]]
@@ -385,7 +372,7 @@ def test_a_row_used_again_equals_a_fresh_one():
     used.add("old", [9] * 8, lora_id=3)
     used.states.commit(prepare_inputs(used.states, {"old": 8}, used.buffers), {"old": [1]})
     used.states.remove_request("old")
-    used.next = fresh.next
+    used.next_block = fresh.next_block
     assert used.add("a", [1, 2]) == fresh.add("a", [1, 2])
     for mine, theirs in zip(used.states._row_arrays(), fresh.states._row_arrays(), strict=True):
         if (
@@ -405,7 +392,7 @@ def test_swapping_twice_is_the_identity(world):
 
 
 def test_condense_moves_the_last_row_into_the_lowest_hole():
-    world = World(max_num_reqs=5)
+    world = World(rows=5)
     for i, rid in enumerate("abcde"):
         assert world.add(rid, [i + 1]) == i
     for rid in "bad":
@@ -463,13 +450,13 @@ def test_a_malformed_plan_is_refused(plan):
     world.add("a", [1, 2, 3])
     before = world.snapshot()
     with pytest.raises(PlanError):
-        prepare_inputs(world.states, plan, world.buffers)
+        world.prepare(plan)
     world.assert_unchanged(before)
 
 
 def test_a_count_that_is_not_a_number_is_refused_by_request(world):
     with pytest.raises(PlanError, match=r"request 'b'.*got '2'"):
-        prepare_inputs(world.states, {"a": 3, "b": "2"}, world.buffers)
+        world.prepare({"a": 3, "b": "2"})
 
 
 @pytest.mark.parametrize("drafts", [{"a": None}, {"a": 5}, {"a": [0.5]}, {"c": [1]}, np.array([1, 2]), [[1]]])
@@ -480,7 +467,7 @@ def test_drafts_that_are_not_lists_are_refused(world, drafts, form):
         plan = (np.array([world.states.row_of(rid) for rid in plan], np.int32), np.array([3, 2], np.int32))
     before = world.snapshot()
     with pytest.raises(PlanError):
-        prepare_inputs(world.states, plan, world.buffers, draft_tokens=drafts)
+        world.prepare(plan, draft_tokens=drafts)
     world.assert_unchanged(before)
 
 
@@ -492,10 +479,10 @@ def test_drafts_that_are_not_lists_are_refused(world, drafts, form):
         lambda: KVGroup(block_size=4, kernel_block_size=2.0),
         lambda: KVGroup(block_size=4, sliding_window=1.5),
         lambda: ContextParallel(size=2, rank=0.0),
-        lambda: RequestStates(max_num_reqs=1.5, max_model_len=4, vocab_size=5, kv_groups=[KVGroup(2)]),
-        lambda: RequestStates(max_num_reqs=1, max_model_len="4", vocab_size=5, kv_groups=[KVGroup(2)]),
+        lambda: states_of(rows=1.5),
+        lambda: states_of(length="4"),
         lambda: RequestStates(max_num_reqs=1, max_model_len=4, vocab_size=5, kv_groups=KVGroup(2)),
-        lambda: RequestStates(max_num_reqs=1, max_model_len=4, vocab_size=5, kv_groups=[2]),
+        lambda: states_of(2),
         lambda: InputBuffers.for_states(World().states, "8"),
     ],
 )
@@ -511,14 +498,14 @@ def test_padding_that_is_not_a_number_is_refused(pad_to, form):
     world.add("a", [1, 2, 3])
     plan = {"a": 3} if form == "names" else (np.array([world.states.row_of("a")], np.int32), np.array([3], np.int32))
     with pytest.raises(PlanError, match="pad"):
-        prepare_inputs(world.states, plan, world.buffers, pad_to=pad_to)
+        world.prepare(plan, pad_to=pad_to)
 
 
 @pytest.mark.parametrize("sampled", [{"a": 5}, {"a": "x"}, {"a": [1.5]}, {"a": [None]}])
 def test_samples_that_are_not_tokens_are_refused_by_request(sampled):
     world = World()
     world.add("a", [1, 2, 3])
-    batch = prepare_inputs(world.states, {"a": 3}, world.buffers)
+    batch = world.prepare({"a": 3})
     with pytest.raises(RequestError, match="request 'a': sampled"):
         world.states.commit(batch, sampled)
     world.states.commit(batch, {"a": [4]})  # nothing was lost

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from batch_rig import states_of
 
-from foreword.batch import InputBuffers, KVGroup, NewRequest, PlanError, RequestError, RequestStates, prepare_inputs
+from foreword.batch import InputBuffers, NewRequest, PlanError, RequestError, RequestStates, prepare_inputs
 from foreword.batch.values.integers import as_int32
 
 
@@ -31,9 +32,7 @@ KINDS = pytest.mark.parametrize("kind", [int, np.int64, np.uint64, np.array, Ind
 
 @pytest.fixture
 def states() -> RequestStates:
-    states = RequestStates(
-        max_num_reqs=4, max_model_len=12, vocab_size=100, kv_groups=[KVGroup(block_size=2)], max_num_draft_tokens=2
-    )
+    states = states_of(vocab_size=100, drafts=2)
     for name, blocks in (("a", [1, 2, 3]), ("b", [4, 5, 6])):
         states.add_request(NewRequest(name, [11, 12, 13], block_ids=[blocks]))
     return states

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from batch_rig import states_of
 from batch_scenes import TENSOR_NAMES
 
 from foreword.batch import (
@@ -20,7 +21,6 @@ from foreword.batch import (
     NewRequest,
     NewRequests,
     PoolingParams,
-    RequestStates,
     SamplingParams,
     StaleBatchError,
     advance,
@@ -67,12 +67,7 @@ class World:
 
     def __init__(self, core: bool, backend: str) -> None:
         self.backend = backend
-        self.states = s = RequestStates(
-            max_num_reqs=6, max_model_len=12, vocab_size=50, kv_groups=[KVGroup(2), KVGroup(4, sliding_window=4)],
-            max_num_draft_tokens=2,
-        )  # fmt: skip
-        if not core:
-            s._core = s.sampling.core = None
+        self.states = s = states_of(KVGroup(2), KVGroup(4, sliding_window=4), rows=6, drafts=2, native=core)
         self.buffers = InputBuffers.for_states(s, 16)
         self.early = InputBuffers.for_states(s, 16)
         s.add_request(NewRequest("gone", [1], [[9], [9]]))

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from batch_rig import address, arrays, every_backend, states_of
 
 from foreword.batch import (
     ContextParallel,
@@ -45,16 +46,13 @@ from foreword.batch.step.tensors import tensor
 from foreword.errors import ConfigError
 from foreword.native import native
 
-BACKENDS = pytest.mark.parametrize("backend", ["loops", "numpy", "native"])
 R, M, T, D = 5, 24, 48, 2
 
 
 def make(cp: ContextParallel | None = None, null: int = 0) -> RequestStates:
     """Three requests of each kind, in rows 0 … 2."""
-    states = RequestStates(
-        max_num_reqs=R, max_model_len=M, vocab_size=50, max_num_draft_tokens=D, context_parallel=cp, null_block=null,
-        kv_groups=[KVGroup(4, kernel_block_size=2, context_parallel=cp is not None), KVGroup(3, sliding_window=5)],
-    )  # fmt: skip
+    groups = KVGroup(4, kernel_block_size=2, context_parallel=cp is not None), KVGroup(3, sliding_window=5)
+    states = states_of(*groups, rows=R, length=M, drafts=D, context_parallel=cp, null_block=null)
     for i in range(3):
         blocks = [list(range(20 * i + 1, 20 * i + 1 + t.width)) for t in states.block_tables]
         n = 8 + i
@@ -89,14 +87,6 @@ def steps(states: RequestStates, seed: int = 0) -> Iterator[tuple[dict, dict | N
         yield plan, drafts or None, pads
 
 
-def arrays(value) -> tuple[np.ndarray, ...]:
-    return value if isinstance(value, tuple) else (value,)
-
-
-def address(array: np.ndarray) -> int:
-    return array.__array_interface__["data"][0]
-
-
 def outputs(batch: InputBatch, spread: bool = False) -> dict[str, np.ndarray]:
     """Every array that a function or an adapter makes of a step."""
     lora, found = lora_mapping(batch), {}
@@ -127,7 +117,7 @@ def outputs(batch: InputBatch, spread: bool = False) -> dict[str, np.ndarray]:
 # -- addresses -----------------------------------------------------------------------------------------------------
 
 
-@BACKENDS
+@every_backend
 @pytest.mark.parametrize("null", [0, -1])
 @pytest.mark.parametrize("spread", [False, True])
 def test_every_array_of_a_feature_or_an_adapter_is_at_one_address_and_as_in_new_buffers(backend, null, spread):
@@ -173,7 +163,7 @@ PAD = {"idx_mapping": -1, "expanded_idx_mapping": -1, "num_computed_tokens": 0, 
 PER_GROUP = {"slot_mapping": -1, "block_table": "null"}
 
 
-@BACKENDS
+@every_backend
 @pytest.mark.parametrize("null", [0, -1])
 def test_behind_the_entries_of_a_step_are_pad_values_whatever_was_there_before(backend, null):
     states = make(null=null)
@@ -259,7 +249,7 @@ def test_ordinary_memory_begins_at_a_cache_line():
     assert all(address(a) >= address(buffers.arena) for f in STEP for a in arrays(buffers[f.name]))
 
 
-@BACKENDS
+@every_backend
 @pytest.mark.parametrize("null", [0, -1])
 def test_what_the_callers_memory_held_before_is_in_no_step(backend, null):
     states, memory = make(null=null), Memory()

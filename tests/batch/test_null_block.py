@@ -6,6 +6,7 @@ import random
 
 import numpy as np
 import pytest
+from batch_rig import every_backend, every_check, states_of
 
 from foreword.batch import (
     ContextParallel,
@@ -25,13 +26,10 @@ from foreword.batch import (
 from foreword.errors import ConfigError
 
 NULLS = pytest.mark.parametrize("null", [0, -1], ids=["null 0", "null -1"])
-BACKENDS = pytest.mark.parametrize("backend", ["loops", "numpy", "native"])
-CHECKS = pytest.mark.parametrize("check", ["off", "bounds", "full"])
 
 
-def states_of(null: int, *groups: KVGroup, **more) -> RequestStates:
-    settings = {"max_num_reqs": 4, "max_model_len": 12, "vocab_size": 50, "max_num_draft_tokens": 2} | more
-    return RequestStates(kv_groups=list(groups) or [KVGroup(2)], null_block=null, **settings)
+def null_states(null: int, *groups: KVGroup, **settings) -> RequestStates:
+    return states_of(*groups, null_block=null, **{"drafts": 2} | settings)
 
 
 def plan_of(states: RequestStates, counts: dict[str, int], form: str):
@@ -45,7 +43,7 @@ def plan_of(states: RequestStates, counts: dict[str, int], form: str):
 
 
 def test_block_zero_is_reserved_unless_said_otherwise():
-    states = RequestStates(max_num_reqs=1, max_model_len=4, vocab_size=9, kv_groups=[KVGroup(2)])
+    states = states_of(rows=1, length=4)
     states.add_request(NewRequest("a", [1, 2, 3], [[0, 1]]))
     with pytest.raises(PlanError, match="null block"):
         prepare_inputs(states, {"a": 1}, InputBuffers.for_states(states, 4))
@@ -54,12 +52,12 @@ def test_block_zero_is_reserved_unless_said_otherwise():
 @pytest.mark.parametrize("null", [1, -2, None, True, 0.0])
 def test_other_numbers_are_refused(null):
     with pytest.raises(ConfigError, match="null_block"):
-        states_of(null)
+        null_states(null)
 
 
 @NULLS
 def test_numbers_below_the_null_block_are_refused(null):
-    states = states_of(null)
+    states = null_states(null)
     with pytest.raises(RequestError, match="block_ids"):
         states.add_request(NewRequest("a", [1, 2], [[null - 1]]))
     states.add_request(NewRequest("a", [1, 2], [[null + 1]]))
@@ -70,7 +68,7 @@ def test_numbers_below_the_null_block_are_refused(null):
 
 @NULLS
 def test_entries_that_hold_no_block_are_null_whatever_happens_to_rows(null):
-    states = states_of(null)
+    states = null_states(null)
     table = states.block_tables[0]
     assert (table.table == null).all()
     states.add_request(NewRequest("a", [1, 2, 3], [[5, 6]]))
@@ -106,8 +104,8 @@ def test_entries_that_hold_no_block_are_null_whatever_happens_to_rows(null):
 # -- writes --------------------------------------------------------------------------------------------------------
 
 
-@CHECKS
-@BACKENDS
+@every_check
+@every_backend
 @NULLS
 @pytest.mark.parametrize("form", ["ids", "arrays"])
 @pytest.mark.parametrize(
@@ -123,7 +121,7 @@ def test_entries_that_hold_no_block_are_null_whatever_happens_to_rows(null):
 )
 def test_a_write_to_the_null_block_is_refused(null, backend, check, form, blocks, computed, scheduled, drafts):
     blocks = [null if block == 0 else block for block in blocks]
-    states = states_of(null)
+    states = null_states(null)
     states.add_request(NewRequest("other", [1], [[9]]))
     states.add_request(NewRequest("a", [1] * (computed + scheduled - drafts), [blocks], num_computed_tokens=computed))
     buffers = InputBuffers.for_states(states, 16)
@@ -141,11 +139,11 @@ def test_a_write_to_the_null_block_is_refused(null, backend, check, form, blocks
     prepare_inputs(states, plan_of(states, {"other": 1}, form), buffers, backend=backend, check=check)
 
 
-@CHECKS
-@BACKENDS
+@every_check
+@every_backend
 @pytest.mark.parametrize("form", ["ids", "arrays"])
 def test_an_appended_null_block_cannot_be_written(backend, check, form):
-    states = states_of(0)
+    states = null_states(0)
     states.add_request(NewRequest("a", [1, 2], [[4]]))
     buffers = InputBuffers.for_states(states, 16)
     plan = plan_of(states, {"a": 2}, form)
@@ -155,10 +153,10 @@ def test_an_appended_null_block_cannot_be_written(backend, check, form):
         prepare_inputs(states, plan_of(states, {"a": 1}, form), buffers, backend=backend, check=check)
 
 
-@CHECKS
-@BACKENDS
+@every_check
+@every_backend
 def test_block_zero_is_a_block_like_any_other_where_the_null_block_is_minus_one(backend, check):
-    states = states_of(-1)
+    states = null_states(-1)
     states.add_request(NewRequest("a", [1, 2, 3], [[0, 2]]))
     states.add_request(NewRequest("b", [4], [[1]]))
     buffers = InputBuffers.for_states(states, 16)
@@ -170,10 +168,10 @@ def test_block_zero_is_a_block_like_any_other_where_the_null_block_is_minus_one(
     assert batch.slot_mapping[0].tolist() == [3, 5]
 
 
-@BACKENDS
+@every_backend
 @NULLS
 def test_one_null_block_in_any_group_is_found(null, backend):
-    states = states_of(null, KVGroup(2), KVGroup(4, sliding_window=3), KVGroup(2, kernel_block_size=1))
+    states = null_states(null, KVGroup(2), KVGroup(4, sliding_window=3), KVGroup(2, kernel_block_size=1))
     states.add_request(NewRequest("a", [1, 2, 3, 4, 5], [[1, 2, 3], [1, null], [1, 2, 3]]))
     buffers = InputBuffers.for_states(states, 16)
     prepare_inputs(states, {"a": 4}, buffers, backend=backend)
@@ -185,12 +183,12 @@ def test_one_null_block_in_any_group_is_found(null, backend):
 # -- reads: sliding windows ----------------------------------------------------------------------------------------
 
 
-@CHECKS
-@BACKENDS
+@every_check
+@every_backend
 @NULLS
 def test_null_blocks_below_the_window_are_legal(null, backend, check):
     """W = 3, 6 computed tokens: the first scheduled token sees positions 4 … 6, in entries 2 and 3."""
-    states = states_of(null, KVGroup(2, sliding_window=3))
+    states = null_states(null, KVGroup(2, sliding_window=3))
     states.add_request(NewRequest("a", [1] * 8, [[null, null, 7, 8]], num_computed_tokens=6))
     buffers = InputBuffers.for_states(states, 16)
     batch = prepare_inputs(states, {"a": 2}, buffers, backend=backend, check=check)
@@ -202,10 +200,10 @@ def test_null_blocks_below_the_window_are_legal(null, backend, check):
     assert batch.block_table[0].tolist() == [[null, null, null, 8, 9, null]]
 
 
-@BACKENDS
+@every_backend
 @NULLS
 def test_entries_below_the_window_are_gathered_as_null(null, backend):
-    states = states_of(null, KVGroup(2, sliding_window=3), KVGroup(2, sliding_window=1), KVGroup(2))
+    states = null_states(null, KVGroup(2, sliding_window=3), KVGroup(2, sliding_window=1), KVGroup(2))
     states.add_request(NewRequest("a", [1] * 8, [[1, 2, 3, 4]] * 3, num_computed_tokens=6))
     batch = prepare_inputs(states, {"a": 2}, InputBuffers.for_states(states, 16), backend=backend)
     whole = [[1, 2, 3, 4, null, null]]
@@ -216,10 +214,10 @@ def test_entries_below_the_window_are_gathered_as_null(null, backend):
 # -- padding -------------------------------------------------------------------------------------------------------
 
 
-@BACKENDS
+@every_backend
 @NULLS
 def test_gathered_rows_are_padded_with_the_null_block(null, backend):
-    states = states_of(null, KVGroup(2), KVGroup(4))
+    states = null_states(null, KVGroup(2), KVGroup(4))
     buffers = InputBuffers.for_states(states, 16)
     for i in range(4):
         states.add_request(
@@ -238,17 +236,17 @@ def test_gathered_rows_are_padded_with_the_null_block(null, backend):
 
 @NULLS
 def test_a_dummy_has_null_blocks(null):
-    states = states_of(null)
+    states = null_states(null)
     states.add_request(NewRequest("a", [1], [[3]]))
     batch = make_dummy(states, InputBuffers.for_states(states, 16), num_tokens=4, num_reqs=2)
     assert (batch.block_table[0] == null).all()
     assert (batch.slot_mapping[0] == -1).all()
 
 
-@BACKENDS
+@every_backend
 @NULLS
 def test_a_request_removed_from_a_step_in_flight_has_null_blocks(null, backend):
-    states = states_of(null, KVGroup(2), KVGroup(4))
+    states = null_states(null, KVGroup(2), KVGroup(4))
     for i, rid in enumerate(("a", "b")):
         states.add_request(NewRequest(rid, [1, 2], [[2 * i + 1, 2 * i + 2], [2 * i + 1]]))
     first = prepare_inputs(states, {"a": 2, "b": 2}, InputBuffers.for_states(states, 16), backend=backend)
@@ -266,10 +264,10 @@ def test_a_request_removed_from_a_step_in_flight_has_null_blocks(null, backend):
 # -- kernel blocks -------------------------------------------------------------------------------------------------
 
 
-@BACKENDS
+@every_backend
 @NULLS
 def test_a_null_block_is_null_in_kernel_blocks_too(null, backend):
-    states = states_of(null, KVGroup(4, kernel_block_size=2, sliding_window=5), KVGroup(6, kernel_block_size=2))
+    states = null_states(null, KVGroup(4, kernel_block_size=2, sliding_window=5), KVGroup(6, kernel_block_size=2))
     states.add_request(NewRequest("a", [1] * 10, [[1, 2, 5], [1, 3]], num_computed_tokens=9))
     batch = prepare_inputs(states, {"a": 1}, InputBuffers.for_states(states, 16), pad_to=(2, 2), backend=backend)
     assert batch.kernel_block_table(0).tolist() == [[null, null, 4, 5, 10, 11], [null] * 6]
@@ -279,9 +277,9 @@ def test_a_null_block_is_null_in_kernel_blocks_too(null, backend):
 # -- the document that numbers blocks from 0 -----------------------------------------------------------------------
 
 
-@BACKENDS
+@every_backend
 def test_two_prompts_in_blocks_zero_and_one_and_tables_padded_with_minus_one(backend):
-    states = states_of(-1, KVGroup(256), max_model_len=1280)
+    states = null_states(-1, KVGroup(256), length=1280)
     buffers = InputBuffers.for_states(states, 64)
     states.add_request(NewRequest("0", [1] * 11, [[0]]))
     states.add_request(NewRequest("1", [1] * 17, [[1]]))
@@ -329,7 +327,7 @@ def assert_shifted(zero, minus_one, groups) -> None:
             assert np.array_equal(pages, minus_one.to_flashinfer(g).kv_indices)
 
 
-@BACKENDS
+@every_backend
 @pytest.mark.parametrize("ranks", [None, ContextParallel(size=2, rank=1)])
 @pytest.mark.parametrize("seed", range(4))
 def test_random_traces_are_equal_up_to_the_shift(seed, ranks, backend):
@@ -340,10 +338,7 @@ def test_random_traces_are_equal_up_to_the_shift(seed, ranks, backend):
         KVGroup(3, sliding_window=1),
         KVGroup(1, recurrent=True),
     ]
-    both = [
-        states_of(null, *groups, max_num_reqs=5, max_model_len=M, context_parallel=ranks, max_num_draft_tokens=2)
-        for null in (0, -1)
-    ]
+    both = [null_states(null, *groups, rows=5, length=M, context_parallel=ranks) for null in (0, -1)]
     buffers = [InputBuffers.for_states(states, max_tokens) for states in both]
     known: dict[str, int] = {}
     computed: dict[str, int] = {}

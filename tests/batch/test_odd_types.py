@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from batch_rig import picture, states_of
 
-from foreword.batch import InputBuffers, KVGroup, NewRequest, RequestStates, prepare_inputs
+from foreword.batch import InputBuffers, NewRequest, RequestStates, prepare_inputs
 from foreword.errors import ForewordError
 
 
@@ -39,17 +40,9 @@ FIELDS = ["req_id", "prompt_token_ids", "block_ids", "output_token_ids", "num_co
 
 @pytest.fixture(params=[True, False], ids=["native", "python"])
 def states(request: pytest.FixtureRequest) -> RequestStates:
-    made = RequestStates(
-        max_num_reqs=3, max_model_len=12, vocab_size=50, kv_groups=[KVGroup(2)], max_num_draft_tokens=2
-    )
-    if not request.param:
-        made._core = made.sampling.core = None
+    made = states_of(rows=3, drafts=2, native=request.param)
     made.add_request(NewRequest("a", [1, 2, 3], [[1, 2]]))
     return made
-
-
-def picture(s: RequestStates) -> list[object]:
-    return [s.req_ids, list(s._directory.free), len(s.extras), *(array.tolist() for array in s._row_arrays())]
 
 
 def typed_or_done(states: RequestStates, call: Any) -> None:
@@ -99,7 +92,7 @@ def test_an_argument_of_a_step(states, odd, backend):
 
 
 def test_integers_of_other_kinds_are_taken():
-    states = RequestStates(max_num_reqs=3, max_model_len=12, vocab_size=50, kv_groups=[KVGroup(2)])
+    states = states_of(rows=3)
     for i, kind in enumerate((Index, np.int64, np.array)):
         row = states.add_request(
             NewRequest(f"r{i}", [kind(1), 2], [[kind(3)]], num_computed_tokens=kind(1), lora_id=kind(4),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from batch_rig import every_backend, states_and_buffers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foreword.batch import InputBuffers, KVGroup, NewRequest, RequestStates, prepare_inputs
+from foreword.batch import NewRequest, prepare_inputs
 from foreword.batch.values.padding import PaddingBuckets
 from foreword.errors import ConfigError, PlanError
 
@@ -91,12 +92,9 @@ def test_limits_and_counts_that_cannot_be_are_refused():
             buckets.pad_for(*counts)
 
 
-@pytest.mark.parametrize("backend", ["loops", "numpy", "native"])
+@every_backend
 def test_steps_of_every_size_are_prepared_in_their_graph(backend):
-    states = RequestStates(
-        max_num_reqs=6, max_model_len=12, vocab_size=50, kv_groups=[KVGroup(2)], max_num_draft_tokens=2
-    )
-    buffers = InputBuffers.for_states(states, max_num_batched_tokens=18)
+    states, buffers = states_and_buffers(rows=6, drafts=2, tokens=18)
     buckets = PaddingBuckets.up_to(18, max_num_reqs=6)
     for i in range(6):
         states.add_request(NewRequest(f"r{i}", [1, 2, 3], [[6 * i + j + 1 for j in range(6)]], (4,), 3))

@@ -14,6 +14,7 @@ from typing import TypeVar
 import numpy as np
 import pytest
 from batch_model import Group, Model, Request, Scheduled
+from batch_rig import BACKENDS
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -31,7 +32,6 @@ from foreword.batch import (
 )
 from foreword.batch.step.tensors import tensor
 
-BACKENDS = ("loops", "numpy", "native")
 VOCAB = 61
 EXAMPLES = os.environ.get("FOREWORD_EXAMPLES")
 

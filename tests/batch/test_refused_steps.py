@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from batch_scenes import TENSOR_NAMES
+from batch_rig import every_backend, every_check, picture, states_of, tensors
 
 from foreword.batch import (
-    InputBatch,
     InputBuffers,
-    KVGroup,
     NewRequest,
     PlanError,
     RequestError,
@@ -17,17 +15,11 @@ from foreword.batch import (
     StaleBatchError,
     prepare_inputs,
 )
-from foreword.batch.step.tensors import tensor
-
-BACKENDS = pytest.mark.parametrize("backend", ["loops", "numpy", "native"])
-CHECKS = pytest.mark.parametrize("check", ["off", "bounds", "full"])
 
 
 def make() -> RequestStates:
     """Two requests; "short" has blocks for 4 of its 6 tokens."""
-    states = RequestStates(
-        max_num_reqs=4, max_model_len=12, vocab_size=50, kv_groups=[KVGroup(2)], max_num_draft_tokens=2
-    )
+    states = states_of(drafts=2)
     states.add_request(NewRequest("a", [1, 2, 3], [[1, 2, 3]]))
     states.add_request(NewRequest("short", [4, 5, 6, 7, 8, 9], [[4, 5]]))
     return states
@@ -36,18 +28,6 @@ def make() -> RequestStates:
 def admit_thief(states: RequestStates) -> None:
     """A request with a block that "a" has."""
     states.add_request(NewRequest("thief", [4, 5, 6], [[2, 7]]))
-
-
-def tensors(batch: InputBatch) -> dict[str, list]:
-    found = {name: tensor(batch, name) for name in TENSOR_NAMES}
-    return {
-        name: [a.tolist() for a in (value if isinstance(value, tuple) else (value,)) if a is not None]
-        for name, value in found.items()
-    }
-
-
-def state(states: RequestStates) -> list:
-    return [states._step, states.req_ids, *[array.tolist() for array in states._row_arrays()]]
 
 
 REFUSED = [  # plan, and more
@@ -64,34 +44,34 @@ REFUSED = [  # plan, and more
 ]
 
 
-@BACKENDS
-@CHECKS
+@every_backend
+@every_check
 @pytest.mark.parametrize(("plan", "more"), REFUSED, ids=range(len(REFUSED)))
 def test_a_refused_plan_leaves_the_batch_before_it_usable(plan, more, check, backend):
     states = make()
     buffers = InputBuffers.for_states(states, 8)
     batch = prepare_inputs(states, {"a": 3}, buffers, pad_to=(5, 2), backend=backend, check=check)
-    before, held = tensors(batch), state(states)
+    before, held = tensors(batch), picture(states)
     with pytest.raises((PlanError, RequestError)):
         prepare_inputs(states, plan, buffers, **{"backend": backend, "check": check} | more)
     assert tensors(batch) == before
-    assert state(states) == held
+    assert picture(states) == held
     states.commit(batch, {"a": [9]})
     assert states.num_tokens[0] == 4
 
 
-@BACKENDS
+@every_backend
 def test_a_step_that_the_full_check_refuses_is_not_counted(backend):
     states = make()
     first, second = (InputBuffers.for_states(states, 8) for _ in range(2))
     batch = prepare_inputs(states, {"a": 3}, first, backend=backend, check="full")
     admit_thief(states)
-    before, held = tensors(batch), state(states)
+    before, held = tensors(batch), picture(states)
     for _ in range(2):
         with pytest.raises(PlanError) as caught:
             prepare_inputs(states, {"thief": 2}, second, backend=backend, check="full")
         assert caught.value.step == 2
-        assert state(states) == held
+        assert picture(states) == held
     assert tensors(batch) == before
     states.commit(batch, {"a": [9]})
     states.remove_request("thief")
@@ -101,7 +81,7 @@ def test_a_step_that_the_full_check_refuses_is_not_counted(backend):
     assert states.token_ids[0, :5].tolist() == [1, 2, 3, 9, 8]
 
 
-@BACKENDS
+@every_backend
 def test_on_its_own_buffers_a_step_that_the_check_refuses_replaces_the_batch_before(backend):
     states = make()
     buffers = InputBuffers.for_states(states, 8)

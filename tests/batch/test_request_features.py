@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from batch_rig import states_and_buffers
 
 from foreword.batch import (
-    InputBuffers,
     KVGroup,
     MultiModalFeature,
     NewRequest,
     PoolingParams,
     RequestError,
-    RequestStates,
     encoder_seq_lens,
     is_token_ids,
     lora_mapping,
@@ -27,11 +26,8 @@ from foreword.batch import (
 HIDDEN = 3
 
 
-def make(max_num_reqs=4, max_model_len=32, **kw):
-    states = RequestStates(
-        max_num_reqs=max_num_reqs, max_model_len=max_model_len, vocab_size=1000, kv_groups=[KVGroup(block_size=4)], **kw
-    )
-    return states, InputBuffers.for_states(states, max_num_batched_tokens=64)
+def make(**settings):
+    return states_and_buffers(KVGroup(4), **{"length": 32, "vocab_size": 1000} | settings)
 
 
 def blocks(n, start=1):
@@ -91,7 +87,7 @@ def test_mixed_prompts_take_each_position_from_its_own_source():
 
 
 def test_a_row_freed_by_embeddings_serves_tokens_next():
-    states, buffers = make(max_num_reqs=1)
+    states, buffers = make(rows=1)
     states.add_request(NewRequest("a", None, blocks(4), prompt_embeds=vectors(4, 0)))
     states.remove_request("a")
     states.add_request(NewRequest("b", [1, 2, 3, 4], blocks(4)))
@@ -259,7 +255,7 @@ def test_encoder_lengths_hold_in_every_step_and_are_zero_on_padding():
 
 
 def test_adapters_are_mapped_to_requests_tokens_and_logit_rows():
-    states, buffers = make(max_num_draft_tokens=2)
+    states, buffers = make(drafts=2)
     for rid, lora in (("a", 7), ("b", 0), ("c", 3)):
         states.add_request(NewRequest(rid, [1] * 5, blocks(12, 4 * ord(rid)), lora_id=lora, num_computed_tokens=4))
     batch = prepare_inputs(states, {"c": 1, "a": 3, "b": 1}, buffers, draft_tokens={"a": [8, 9]}, pad_to=(8, 4))

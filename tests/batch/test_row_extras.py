@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from batch_rig import every_backend, states_of
 
 from foreword.batch import (
     InputBuffers,
@@ -25,18 +26,16 @@ from foreword.errors import ConfigError
 HIDDEN = 3
 
 
-def make(**settings) -> RequestStates:
-    return RequestStates(
-        **{"max_num_reqs": 4, "max_model_len": 16, "vocab_size": 50, "kv_groups": [KVGroup(16)]} | settings
-    )
+def make(drafts: int = 0) -> RequestStates:
+    return states_of(KVGroup(16), length=16, drafts=drafts)
 
 
 # -- tokens --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("backend", ["loops", "numpy", "native"])
+@every_backend
 def test_a_known_position_has_the_token_of_the_prompt_or_of_the_output(backend):
-    states = make(max_num_draft_tokens=2)
+    states = make(drafts=2)
     buffers = InputBuffers.for_states(states, 16)
     states.add_request(NewRequest("other", [9], [[2]]))
     states.add_request(NewRequest("a", [5, 6, 7], [[1]], [8]))
@@ -158,7 +157,7 @@ def test_the_number_of_an_adapter_begins_at_one(number):
 # -- pooling -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("backend", ["loops", "numpy", "native"])
+@every_backend
 def test_a_pooling_request_keeps_its_chunks_until_its_last_one(backend):
     """Chunks of two requests in turn, with a move between: each state has the vectors of its own positions."""
     states = make()

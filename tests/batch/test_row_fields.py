@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from batch_rig import states_of
 
 from foreword.batch import (
     BatchUpdates,
@@ -28,9 +29,7 @@ FEATURES = [MultiModalFeature(f"image {i}", 1, 2) for i in range(ROWS)]
 
 
 def make(drafts: int = 0) -> RequestStates:
-    return RequestStates(
-        max_num_reqs=ROWS, max_model_len=16, vocab_size=50, kv_groups=GROUPS, max_num_draft_tokens=drafts
-    )
+    return states_of(*GROUPS, rows=ROWS, length=16, drafts=drafts)
 
 
 def values(serial: int = 0, **changes) -> dict[str, object]:

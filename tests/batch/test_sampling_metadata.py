@@ -6,15 +6,14 @@ import dataclasses
 
 import numpy as np
 import pytest
+from batch_rig import states_and_buffers
 
 from foreword.batch import (
-    InputBuffers,
     KVGroup,
     MultiModalFeature,
     NewRequest,
     PoolingParams,
     RequestError,
-    RequestStates,
     SamplingParams,
     StepNeeds,
     logits_sampling_metadata,
@@ -35,11 +34,7 @@ V = 50
 
 
 def make(max_num_reqs=6, drafts=0):
-    states = RequestStates(
-        max_num_reqs=max_num_reqs, max_model_len=32, vocab_size=V, kv_groups=[KVGroup(block_size=4)],
-        max_num_draft_tokens=drafts,
-    )  # fmt: skip
-    return states, InputBuffers.for_states(states, max_num_batched_tokens=128)
+    return states_and_buffers(KVGroup(4), rows=max_num_reqs, length=32, vocab_size=V, drafts=drafts, tokens=128)
 
 
 def random_params(rng):

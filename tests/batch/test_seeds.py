@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from batch_rig import states_of
 from test_vllm_apply import cached_data, new_data, output
 
 from foreword.batch import KVGroup, NewRequest, NewRequests, RequestError, RequestStates, SamplingParams
@@ -29,10 +30,8 @@ def seed_of(base: int, admission: int) -> int:
 
 
 def make(base: int = 0, core: bool = True) -> RequestStates:
-    states = RequestStates(max_num_reqs=R, max_model_len=8, vocab_size=VOCAB, kv_groups=[KVGroup(8)])
+    states = states_of(KVGroup(8), rows=R, length=8, native=core)
     states.sampling.base_seed = base
-    if not core:
-        states._core = states.sampling.core = None
     return states
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from batch_rig import every_backend
 from batch_scenes import SCENES, Scene, scene
 
 from foreword.batch import (
@@ -21,7 +22,7 @@ from foreword.batch.step.tensors import BatchTensors
 BUFFERS = {"num_blocks": "num_blocks"}  # where a tensor of the batch lies, if not under its own name
 
 
-@pytest.mark.parametrize("backend", ["loops", "numpy", "native"])
+@every_backend
 @pytest.mark.parametrize("name", SCENES)
 def test_a_prepared_batch_keeps_every_rule(name, backend):
     made = scene(name, backend)

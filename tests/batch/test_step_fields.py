@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import numpy as np
-import pytest
+from batch_rig import every_backend, states_of
 from batch_scenes import TENSOR_NAMES
 
 from foreword.batch import (
@@ -16,7 +16,6 @@ from foreword.batch import (
     KVGroup,
     NewRequest,
     PoolingParams,
-    RequestStates,
     SamplingParams,
     kernel_block_table,
     logits_sampling_metadata,
@@ -41,10 +40,14 @@ def rows(values) -> list:
 
 def test_common_attention_metadata_is_the_step_under_its_names():
     cp = ContextParallel(size=2, rank=1, interleave=2)
-    states = RequestStates(
-        max_num_reqs=4, max_model_len=16, vocab_size=V, max_num_draft_tokens=2, context_parallel=cp,
-        kv_groups=[KVGroup(4, kernel_block_size=2, context_parallel=True), KVGroup(4, kernel_block_size=2)],
-    )  # fmt: skip
+    states = states_of(
+        KVGroup(4, kernel_block_size=2, context_parallel=True),
+        KVGroup(4, kernel_block_size=2),
+        length=16,
+        vocab_size=V,
+        drafts=2,
+        context_parallel=cp,
+    )
     states.add_request(NewRequest("gone", [1], [[], []]))
     states.add_request(NewRequest("a", [1, 2, 3, 4, 5], [[3], [4, 5]], num_computed_tokens=1, encoder_len=9))
     states.add_request(NewRequest("b", [6, 7], [[6], [7, 8]], [8], 2, encoder_len=11))
@@ -88,9 +91,7 @@ def test_common_attention_metadata_is_the_step_under_its_names():
 
 
 def test_a_block_is_as_many_kernel_blocks_as_fit_in_it():
-    states = RequestStates(
-        max_num_reqs=2, max_model_len=96, vocab_size=V, kv_groups=[KVGroup(32, kernel_block_size=16), KVGroup(32)]
-    )
+    states = states_of(KVGroup(32, kernel_block_size=16), KVGroup(32), rows=2, length=96, vocab_size=V)
     states.add_request(NewRequest("a", [1] * 40, [[3, 5], [3, 5]]))
     batch = prepare_inputs(states, {"a": 40}, InputBuffers.for_states(states, 64))
     assert rows(kernel_block_table(batch, 0)) == [[6, 7, 10, 11, 0, 0]]
@@ -101,7 +102,7 @@ def test_a_block_is_as_many_kernel_blocks_as_fit_in_it():
 
 
 def test_a_batch_carries_the_blocks_to_zero_and_to_copy():
-    states = RequestStates(max_num_reqs=2, max_model_len=8, vocab_size=V, kv_groups=[KVGroup(4)])
+    states = states_of(KVGroup(4), rows=2, length=8, vocab_size=V)
     states.add_request(NewRequest("a", [1, 2], [[1]]))
     buffers = InputBuffers.for_states(states, 8)
     ops = BlockOps.of(zero=[3, 4], copies=[(1, 2), (5, 6)])
@@ -115,7 +116,7 @@ def test_a_batch_carries_the_blocks_to_zero_and_to_copy():
 
 
 def test_a_rectangle_holds_each_query_and_key_of_a_request_in_its_row():
-    states = RequestStates(max_num_reqs=2, max_model_len=8, vocab_size=V, kv_groups=[KVGroup(4)])
+    states = states_of(KVGroup(4), rows=2, length=8, vocab_size=V)
     states.add_request(NewRequest("a", [1] * 5, [[3, 4]], num_computed_tokens=3))
     states.add_request(NewRequest("b", [1] * 3, [[6]]))
     got = dense_inputs(prepare_inputs(states, {"b": 3, "a": 2}, InputBuffers.for_states(states, 8)))
@@ -131,7 +132,7 @@ def test_a_context_of_nano_vllm_is_that_of_a_prefill_or_of_a_decode():
     blocks = {"a": [7], "b": [5, 3]}
 
     def context(computed: dict[str, int], outputs: list[int]):
-        states = RequestStates(max_num_reqs=2, max_model_len=32, vocab_size=V, kv_groups=[KVGroup(16)])
+        states = states_of(KVGroup(16), rows=2, length=32, vocab_size=V)
         plan = {}
         for rid, n in (("a", 11), ("b", 17)):
             states.add_request(NewRequest(rid, [1] * n, [blocks[rid]], outputs, computed[rid]))
@@ -167,7 +168,7 @@ def test_a_context_of_nano_vllm_is_that_of_a_prefill_or_of_a_decode():
 
 def test_pieces_of_chunked_local_attention_are_those_of_the_positions():
     """Chunks of 4, blocks of 2: a piece is the run of a request's queries inside one chunk."""
-    states = RequestStates(max_num_reqs=3, max_model_len=16, vocab_size=V, kv_groups=[KVGroup(2)])
+    states = states_of(rows=3, length=16, vocab_size=V)
     states.add_request(NewRequest("a", [1] * 7, [[11, 12, 13, 14]], num_computed_tokens=2))
     states.add_request(NewRequest("b", [1] * 9, [[21, 22, 23, 24, 25]], num_computed_tokens=8))
     got = chunked_local(prepare_inputs(states, {"b": 1, "a": 5}, InputBuffers.for_states(states, 16)), 4)
@@ -211,9 +212,7 @@ NEEDS = sum(2**i for i in range(1, 17))  # all flags but "greedy"
 
 def sampling_step() -> InputBatch:
     """A step of "b" with one draft, then "a"; their rows in the other order."""
-    states = RequestStates(
-        max_num_reqs=3, max_model_len=8, vocab_size=V, kv_groups=[KVGroup(4)], max_num_draft_tokens=1
-    )
+    states = states_of(KVGroup(4), rows=3, length=8, vocab_size=V, drafts=1)
     for rid, params in PARAMS.items():
         states.add_request(NewRequest(rid, [1, 2], [[1, 2]], num_computed_tokens=1, sampling_params=params))
     return prepare_inputs(states, {"b": 2, "a": 1}, InputBuffers.for_states(states, 8), draft_tokens={"b": [5]})
@@ -256,7 +255,7 @@ def test_each_parameter_is_repeated_for_the_logit_rows_of_its_request():
 
 
 def test_each_pooling_request_has_its_own_parameters_tokens_and_lengths():
-    states = RequestStates(max_num_reqs=3, max_model_len=8, vocab_size=V, kv_groups=[KVGroup(4)])
+    states = states_of(KVGroup(4), rows=3, length=8, vocab_size=V)
     params = {"p": PoolingParams(task="classify", dimensions=5, normalize=False), "q": PoolingParams(task="score")}
     for i, rid in enumerate(("p", "s", "q")):
         states.add_request(NewRequest(rid, [1] * (4 + i), [[1, 2]], pooling_params=params.get(rid)))
@@ -273,13 +272,17 @@ def test_each_pooling_request_has_its_own_parameters_tokens_and_lengths():
 # -- addresses
 
 
-@pytest.mark.parametrize("backend", ["loops", "numpy", "native"])
+@every_backend
 def test_every_tensor_of_every_step_is_at_one_address(backend):
     """What a captured graph has read, the next step writes: also after other sizes, padding and a dummy."""
-    states = RequestStates(
-        max_num_reqs=4, max_model_len=16, vocab_size=V, kv_groups=[KVGroup(4, context_parallel=True), KVGroup(2)],
-        max_num_draft_tokens=2, context_parallel=ContextParallel(2, 0, 1),
-    )  # fmt: skip
+    states = states_of(
+        KVGroup(4, context_parallel=True),
+        KVGroup(2),
+        length=16,
+        vocab_size=V,
+        drafts=2,
+        context_parallel=ContextParallel(2, 0, 1),
+    )
     for i, rid in enumerate("abc"):
         states.add_request(NewRequest(rid, [1, 2, 3], [[1, 2], [3, 4, 5]], [4], 3 if i else 0))
     buffers = InputBuffers.for_states(states, 16)
@@ -309,7 +312,7 @@ def test_every_tensor_of_every_step_is_at_one_address(backend):
 
 
 def test_block_tables_of_different_lengths_are_padded_with_minus_one():
-    states = RequestStates(max_num_reqs=2, max_model_len=40, vocab_size=V, kv_groups=[KVGroup(4)])
+    states = states_of(KVGroup(4), rows=2, length=40, vocab_size=V)
     states.add_request(NewRequest("a", [1] * 12, [[10, 25, 3]]))
     states.add_request(NewRequest("b", [1] * 20, [[101, 78, 5, 9, 11]]))
     batch = prepare_inputs(states, {"a": 12, "b": 20}, InputBuffers.for_states(states, 32))
@@ -321,7 +324,7 @@ def test_block_tables_of_different_lengths_are_padded_with_minus_one():
 
 def test_a_row_of_blocks_is_as_wide_as_the_longest_request_needs():
     """max_model_len 5 and blocks of 2: three entries per row, so no two requests share one."""
-    states = RequestStates(max_num_reqs=3, max_model_len=5, vocab_size=V, kv_groups=[KVGroup(2)])
+    states = states_of(rows=3, length=5, vocab_size=V)
     for rid, blocks in (("a", [1]), ("b", [2, 3, 4]), ("c", [5, 6])):
         states.add_request(NewRequest(rid, [1] * {"a": 2, "b": 5, "c": 3}[rid], [blocks]))
     batch = prepare_inputs(states, {"a": 2, "b": 5, "c": 3}, InputBuffers.for_states(states, 16))
@@ -335,9 +338,7 @@ def test_a_row_of_blocks_is_as_wide_as_the_longest_request_needs():
 
 def test_logits_of_a_step_with_drafts_are_those_of_the_worked_example():
     """Five requests with 4, 100, 3, 100 and 2 tokens, of which 3, 0, 2, 0 and 1 are drafts."""
-    states = RequestStates(
-        max_num_reqs=5, max_model_len=128, vocab_size=V, kv_groups=[KVGroup(64)], max_num_draft_tokens=3
-    )
+    states = states_of(KVGroup(64), rows=5, length=128, vocab_size=V, drafts=3)
     plan, drafts = {}, {"a": [11, 12, 13], "c": [14, 15], "e": [16]}
     for rid, tokens in zip("abcde", (4, 100, 3, 100, 2), strict=True):
         plan[rid] = tokens

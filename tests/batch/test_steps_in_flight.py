@@ -6,15 +6,13 @@ import random
 
 import numpy as np
 import pytest
+from batch_rig import World, arrays, every_backend
 from batch_scenes import TENSOR_NAMES
 
 from foreword.batch import (
-    InputBatch,
     InputBuffers,
     KVGroup,
-    NewRequest,
     PlanError,
-    RequestStates,
     StagingRing,
     advance,
     make_dummy,
@@ -23,19 +21,12 @@ from foreword.batch import (
 )
 from foreword.batch.step.tensors import is_resolved, row_generation, tensor
 
-BACKENDS = ["loops", "numpy", "native"]
 D, M, VOCAB = 3, 40, 97
 GROUPS = [KVGroup(block_size=4), KVGroup(block_size=3, sliding_window=5)]
 
 
-def make_states(max_num_reqs: int = 5) -> RequestStates:
-    return RequestStates(
-        max_num_reqs=max_num_reqs, max_model_len=M, vocab_size=VOCAB, kv_groups=GROUPS, max_num_draft_tokens=D
-    )
-
-
-def blocks_of(serial: int) -> list[list[int]]:
-    return [[100 * serial + k + 1 for k in range(t.width)] for t in make_states().block_tables]
+def world() -> World:
+    return World(*GROUPS, rows=5, length=M, vocab_size=VOCAB, drafts=D, tokens=16)
 
 
 def next_token(tokens: list[int]) -> int:
@@ -43,17 +34,18 @@ def next_token(tokens: list[int]) -> int:
     return (sum((i + 1) * t for i, t in enumerate(tokens)) * 31 + 7) % VOCAB
 
 
-class Engine:
+class Engine(World):
     """Schedules every live request fully; drafts are guesses that are right about half of the time."""
 
     def __init__(self, backend: str, depth: int) -> None:
-        self.states, self.backend, self.depth = make_states(), backend, depth
+        super().__init__(*GROUPS, rows=5, length=M, vocab_size=VOCAB, drafts=D)
+        self.backend, self.depth = backend, depth
         self.ring = StagingRing(self.states, max_num_batched_tokens=128, depth=2)
         self.wanted: dict[str, int] = {}
         self.outputs: dict[str, list[int]] = {}
 
-    def admit(self, rid: str, prompt: list[int], max_tokens: int, serial: int) -> None:
-        self.states.add_request(NewRequest(rid, prompt, blocks_of(serial)))
+    def admit(self, rid: str, prompt: list[int], max_tokens: int) -> None:
+        self.add(rid, prompt)
         self.wanted[rid], self.outputs[rid] = max_tokens, []
 
     def plan(self, num_drafts: dict[str, int]) -> tuple[dict[str, int], dict[str, list[int]]]:
@@ -126,11 +118,10 @@ def run(backend: str, depth: int, seed: int) -> dict[str, list[int]]:
         (f"r{i}", [rng.randrange(VOCAB) for _ in range(rng.randint(1, 14))], rng.randint(1, 9)) for i in range(9)
     ]
     drafts_of = {rid: rng.randint(0, D) for rid, _, _ in arrivals}
-    waiting, serial, ahead = list(arrivals), 0, None
+    waiting, ahead = list(arrivals), None
     for _ in range(200):
         while waiting and len(engine.states) < 4:
-            serial += 1
-            engine.admit(*waiting.pop(0), serial)
+            engine.admit(*waiting.pop(0))
         if ahead is None:
             plan, drafts = engine.plan(drafts_of)
             if not plan:
@@ -152,7 +143,7 @@ def run(backend: str, depth: int, seed: int) -> dict[str, list[int]]:
         if len(alive) == batch.num_reqs:
             for name in TENSOR_NAMES:
                 if name != "num_blocks":
-                    for ours, theirs in zip(as_tuple(batch, name), as_tuple(in_time, name), strict=True):
+                    for ours, theirs in zip(arrays(tensor(batch, name)), arrays(tensor(in_time, name)), strict=True):
                         assert np.array_equal(ours, theirs), name
         else:
             live = row_generation(batch) >= 0
@@ -177,12 +168,7 @@ def run(backend: str, depth: int, seed: int) -> dict[str, list[int]]:
     return engine.outputs
 
 
-def as_tuple(batch: InputBatch, name: str):
-    value = tensor(batch, name)
-    return value if isinstance(value, tuple) else (value,)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
+@every_backend
 @pytest.mark.parametrize("seed", range(6))
 def test_depth_one_and_depth_two_give_equal_tokens(backend, seed):
     one, two = run(backend, 1, seed), run(backend, 2, seed)
@@ -191,8 +177,9 @@ def test_depth_one_and_depth_two_give_equal_tokens(backend, seed):
 
 
 def test_an_unresolved_step_can_be_neither_committed_nor_advanced():
-    states = make_states()
-    states.add_request(NewRequest("a", [1, 2], blocks_of(1)))
+    made = world()
+    states = made.states
+    made.add("a", [1, 2])
     ring = StagingRing(states, max_num_batched_tokens=16)
     first = prepare_inputs(states, {"a": 2}, ring.acquire())
     advance(states, first)
@@ -209,7 +196,7 @@ def test_an_unresolved_step_can_be_neither_committed_nor_advanced():
 
 
 def test_a_ring_refuses_to_reuse_a_slot_in_flight():
-    ring = StagingRing(make_states(), max_num_batched_tokens=16, depth=2)
+    ring = StagingRing(world().states, max_num_batched_tokens=16, depth=2)
     first, second = ring.acquire(), ring.acquire()
     with pytest.raises(PlanError, match="still read"):
         ring.acquire()
@@ -222,11 +209,11 @@ def test_a_ring_refuses_to_reuse_a_slot_in_flight():
 
 @pytest.mark.parametrize(("tokens", "reqs"), [(7, 3), (5, 5), (1, 1), (12, 5)])
 def test_a_dummy_touches_nothing_and_shares_addresses(tokens, reqs):
-    states = make_states()
+    made = world()
+    states, buffers = made.states, made.buffers
     for i in range(3):
-        states.add_request(NewRequest(str(i), [1, 2, 3], blocks_of(i)))
-    buffers = InputBuffers.for_states(states, 16)
-    real = prepare_inputs(states, {"0": 3, "1": 3, "2": 3}, buffers)
+        made.add(str(i), [1, 2, 3])
+    real = made.prepare({"0": 3, "1": 3, "2": 3})
     addresses = real.input_ids.ctypes.data, real.block_table[0].ctypes.data
     before = states.token_ids.copy(), states.num_computed_tokens.copy()
     dummy = make_dummy(states, buffers, num_tokens=tokens, num_reqs=reqs)

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from batch_rig import states_and_buffers
 
 from foreword.batch import (
     CapacityError,
@@ -17,7 +18,6 @@ from foreword.batch import (
     NewRequest,
     PlanError,
     RequestError,
-    RequestStates,
     advance,
     lora_mapping,
     mm_inputs,
@@ -80,10 +80,7 @@ def output(new=(), cached=None, scheduled=None, drafts=None, finished=(), preemp
 
 
 def make(max_num_reqs=8, groups=GROUPS):
-    states = RequestStates(
-        max_num_reqs=max_num_reqs, max_model_len=64, vocab_size=100, kv_groups=groups, max_num_draft_tokens=DRAFTS
-    )
-    return states, InputBuffers.for_states(states, max_num_batched_tokens=256)
+    return states_and_buffers(*groups, rows=max_num_reqs, length=64, vocab_size=100, drafts=DRAFTS, tokens=256)
 
 
 @dataclass

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from batch_rig import address, every_backend, states_and_buffers, states_of
 from batch_scenes import scene
 
-from foreword.batch import InputBuffers, KVGroup, NewRequest, PlanError, RequestStates, prepare_inputs
+from foreword.batch import InputBuffers, KVGroup, NewRequest, PlanError, prepare_inputs
 from foreword.batch.adapters.vllm_ascend import AscendMasks, AscendState, ascend_metadata, ascend_state
 from foreword.errors import ConfigError
 
-BACKENDS = ("loops", "numpy", "native")
 M, MAX_TOKENS, MAX_DRAFTS = 23, 40, 3
 GROUPS = (
     KVGroup(4),
@@ -89,10 +89,7 @@ class Trace:
 
     def __init__(self, seed: int, backend: str) -> None:
         self.random, self.backend = random.Random(seed), backend
-        self.states = RequestStates(
-            max_num_reqs=5, max_model_len=M, vocab_size=50, kv_groups=list(GROUPS), max_num_draft_tokens=MAX_DRAFTS
-        )
-        self.buffers = InputBuffers.for_states(self.states, MAX_TOKENS)
+        self.states, self.buffers = states_and_buffers(*GROUPS, rows=5, length=M, drafts=MAX_DRAFTS, tokens=MAX_TOKENS)
         self.known: dict[str, int] = {}
         self.computed: dict[str, int] = {}
         self.blocks: dict[str, list[list[int]]] = {}
@@ -175,7 +172,7 @@ class Trace:
 # -- tests ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@every_backend
 @pytest.mark.parametrize("dtype", [np.bool_, np.float16, np.float32])
 def test_every_field_of_random_steps_is_what_the_loops_say(backend, dtype):
     masks = [AscendMasks(dtype, group.sliding_window) for group in GROUPS]
@@ -226,9 +223,7 @@ def test_every_field_of_random_steps_is_what_the_loops_say(backend, dtype):
     ],
 )
 def test_the_state_is_decided_by_the_counts_alone(computed, scheduled, drafts, state):
-    states = RequestStates(
-        max_num_reqs=4, max_model_len=16, vocab_size=9, kv_groups=[KVGroup(16)], max_num_draft_tokens=2
-    )
+    states = states_of(KVGroup(16), length=16, drafts=2)
     for i, (c, n, k) in enumerate(zip(computed, scheduled, drafts, strict=True)):
         states.add_request(NewRequest(str(i), [1] * (c + n - k), [[i + 1]], num_computed_tokens=c))
     batch = prepare_inputs(
@@ -250,10 +245,6 @@ def test_names_and_numbers_are_vllm_ascends():
         "ChunkedPrefill": 3,
         "SpecDecoding": 4,
     }
-
-
-def address(array: np.ndarray) -> int:
-    return array.__array_interface__["data"][0]
 
 
 @pytest.mark.parametrize("dtype", [np.bool_, np.float32])

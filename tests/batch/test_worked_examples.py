@@ -7,23 +7,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from batch_rig import every_backend, states_of
 
-from foreword.batch import InputBuffers, KVGroup, NewRequest, RequestStates, prepare_inputs
+from foreword.batch import InputBuffers, KVGroup, NewRequest, prepare_inputs
 
 CASES = json.loads((Path(__file__).parents[1] / "data" / "worked_examples.json").read_text())["cases"]
-BACKENDS = ["loops", "numpy", "native"]
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize("backend", BACKENDS)
+@every_backend
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c["name"])
 def test_every_figure_of_the_documents_comes_out(case, backend):
-    states = RequestStates(
-        max_num_reqs=case["max_num_reqs"],
-        max_model_len=case["max_model_len"],
+    states = states_of(
+        KVGroup(case["block_size"]),
+        rows=case["max_num_reqs"],
+        length=case["max_model_len"],
         vocab_size=32000,
-        kv_groups=[KVGroup(block_size=case["block_size"])],
-        null_block=-1 if [0] in case["block_table"] else 0,  # the last two cases number blocks from 0
+        null_block=-1 if [0] in case["block_table"] else 0,
     )
     buffers = InputBuffers.for_states(states, max_num_batched_tokens=case["max_num_batched_tokens"])
     for i, (prompt, outputs) in enumerate(zip(case["prompts"], case["outputs"], strict=True)):
