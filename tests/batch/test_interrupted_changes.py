@@ -7,9 +7,9 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+import batch_rig
 import numpy as np
 import pytest
-from batch_rig import states_of
 from batch_scenes import TENSOR_NAMES
 
 from foreword.batch import (
@@ -24,7 +24,6 @@ from foreword.batch import (
     SamplingParams,
     StaleBatchError,
     advance,
-    prepare_inputs,
     resolve,
     validate,
 )
@@ -60,20 +59,19 @@ def interrupted(call: Callable[[], object], nth: int) -> bool:
     return False
 
 
-class World:
+class World(batch_rig.World):
     """Requests of all kinds: "plain", "rich" with what few requests have, "late" whose row was freed once, and a step
     that is prepared. Native code makes the changes of rows, or Python.
     """
 
     def __init__(self, core: bool, backend: str) -> None:
+        super().__init__(KVGroup(2), KVGroup(4, sliding_window=4), rows=6, drafts=2, tokens=16, native=core)
         self.backend = backend
-        self.states = s = states_of(KVGroup(2), KVGroup(4, sliding_window=4), rows=6, drafts=2, native=core)
-        self.buffers = InputBuffers.for_states(s, 16)
-        self.early = InputBuffers.for_states(s, 16)
-        s.add_request(NewRequest("gone", [1], [[9], [9]]))
-        s.add_request(NewRequest("plain", [1, 2, 3], [[1, 2], [3]], sampling_params=SamplingParams(temperature=0.5)))
-        s.remove_request("gone")
-        s.add_request(NewRequest("late", [4, 5], [[4, 5, 13], [6, 14]], [6], 2))
+        self.early = InputBuffers.for_states(self.states, 16)
+        self.add("gone", [1], [[9], [9]])
+        self.add("plain", [1, 2, 3], [[1, 2], [3]], sampling_params=SamplingParams(temperature=0.5))
+        self.states.remove_request("gone")
+        self.add("late", [4, 5], [[4, 5, 13], [6, 14]], output_token_ids=[6], num_computed_tokens=2)
         self.batch = self.prepare({"plain": 3, "late": 3}, self.early, draft_tokens={"late": [7, 8]})
 
     def add_rich(self) -> None:
@@ -96,8 +94,8 @@ class World:
             )
         )  # fmt: skip
 
-    def prepare(self, plan: dict[str, int], buffers: InputBuffers | None = None, **more: Any) -> InputBatch:
-        return prepare_inputs(self.states, plan, buffers or self.buffers, backend=self.backend, **more)
+    def prepare(self, plan: dict[str, int], buffers: InputBuffers | None = None, **how: Any) -> InputBatch:
+        return super().prepare(plan, buffers, backend=self.backend, **how)
 
     def commit(self, batch: InputBatch) -> None:
         self.states.commit(batch, {"plain": [11], "late": [7, 12]})

@@ -9,17 +9,16 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from batch_rig import World, every_backend
 
 from foreword.batch import (
     CacheChecker,
     CapacityError,
     ContextParallel,
-    InputBuffers,
     KVGroup,
     NewRequest,
     PlanError,
     RequestError,
-    RequestStates,
     SamplingParams,
     StagingRing,
     StaleBatchError,
@@ -29,34 +28,20 @@ from foreword.batch import (
     validate,
 )
 
-BACKENDS = ["loops", "numpy", "native"]
 S, M = 4, 24
 
 
-class Engine:
-    """States with one group (or more), their buffers, and a block allocator that never gives the same block twice."""
+class Engine(World):
+    """States with one group (or more), and requests whose prompts are 0, 1, 2, …"""
 
-    def __init__(self, *groups: KVGroup, rows: int = 4, drafts: int = 3, tokens: int = 32, cp=None):
-        self.states = RequestStates(
-            max_num_reqs=rows, max_model_len=M, vocab_size=1000, kv_groups=groups or (KVGroup(S),),
-            max_num_draft_tokens=drafts, context_parallel=cp,
-        )  # fmt: skip
-        self.buffers = InputBuffers.for_states(self.states, tokens)
-        self.next = 1
+    def __init__(self, *groups: KVGroup, **settings):
+        super().__init__(
+            *groups or [KVGroup(S)], **{"length": M, "vocab_size": 1000, "drafts": 3, "tokens": 32} | settings
+        )
 
     def add(self, rid, num_prompt, outputs=(), computed=0, blocks=None, **extra):
-        if blocks is None:
-            blocks = []
-            for table in self.states.block_tables:
-                blocks.append(list(range(self.next, self.next + table.width)))
-                self.next += table.width
-        return self.states.add_request(NewRequest(rid, list(range(num_prompt)), blocks, outputs, computed, **extra))
-
-    def step(self, plan, sampled=None, **how):
-        batch = prepare_inputs(self.states, plan, self.buffers, **how)
-        if sampled is not None:
-            self.states.commit(batch, sampled)
-        return batch
+        given = {"output_token_ids": outputs, "num_computed_tokens": computed}
+        return super().add(rid, list(range(num_prompt)), blocks, **given, **extra)
 
 
 # -- rows that move, and rows used again ---------------------------------------------------------------------------
@@ -90,7 +75,7 @@ def test_swapping_rows_does_not_alias_them():
     assert all(np.array_equal(x[::-1], y) for x, y in zip(before, after, strict=True))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@every_backend
 def test_a_dummy_step_cannot_touch_blocks_of_vacated_rows(backend):
     """vllm-project/vllm#49757: dummy runs wrote state through stale table rows, into blocks that had new owners."""
     engine = Engine(KVGroup(S), KVGroup(1, recurrent=True))
@@ -160,7 +145,7 @@ def test_a_batch_read_after_its_buffers_were_reused_raises():
         _ = old.slot_mapping
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@every_backend
 def test_a_preempted_request_loses_its_placeholders(backend):
     """vllm-project/vllm#28787, #38624: placeholders of a preempted request stayed, and truncated its tokens."""
     engine = Engine()
@@ -175,7 +160,7 @@ def test_a_preempted_request_loses_its_placeholders(backend):
     assert engine.step({"a": 4}, backend=backend).input_ids.tolist() == [0, 1, 2, 7]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@every_backend
 def test_a_late_count_of_accepted_drafts_is_the_steps_own(backend):
     """vllm-project/vllm-ascend#13863: the accepted counts were read by row, after compaction had moved the rows."""
     engine = Engine()
@@ -191,7 +176,7 @@ def test_a_late_count_of_accepted_drafts_is_the_steps_own(backend):
 # -- padding -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@every_backend
 def test_padding_after_a_larger_step_is_padding(backend):
     """vllm-project/vllm#34903, #33046, nano-vllm: padded graph rows read what an earlier, larger batch had left."""
     engine = Engine(rows=4)
@@ -213,7 +198,7 @@ def test_padding_after_a_larger_step_is_padding(backend):
     assert np.array_equal(padded.block_table[0], other.block_table[0])
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@every_backend
 def test_padded_offsets_never_decrease(backend):
     """vllm-project/vllm-ascend#5059: query_start_loc was padded with −1, which kernels read as a negative length."""
     engine = Engine()
@@ -222,7 +207,7 @@ def test_padded_offsets_never_decrease(backend):
     assert loc.tolist() == [0, 5, 5, 5, 5]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@every_backend
 def test_the_pad_slot_is_outside_the_cache(backend):
     """vllm-project/vllm#43810, mini-sglang: −1 was used as an index, and overwrote the last cell. So it is only
     where there is no token, or no token of this rank's, and slots of tokens are never negative.
@@ -234,10 +219,10 @@ def test_the_pad_slot_is_outside_the_cache(backend):
     assert (batch.slot_mapping[0][9:] == -1).all()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@every_backend
 def test_slots_are_as_long_as_the_padded_tokens_in_every_group(backend):
     """vllm-project/vllm-ascend#13710: with ranks and drafts, slot mappings had 256 entries for 260 tokens."""
-    engine = Engine(KVGroup(S, context_parallel=True), KVGroup(2), cp=ContextParallel(size=2, rank=0))
+    engine = Engine(KVGroup(S, context_parallel=True), KVGroup(2), context_parallel=ContextParallel(size=2, rank=0))
     engine.add("a", 3)
     engine.step({"a": 3}, {"a": [1]}, backend=backend)
     batch = engine.step({"a": 4}, draft_tokens={"a": [1, 2, 3]}, pad_to=(7, None), backend=backend)
@@ -247,7 +232,7 @@ def test_slots_are_as_long_as_the_padded_tokens_in_every_group(backend):
 # -- blocks --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@every_backend
 def test_entries_below_the_window_point_to_no_block(backend):
     """vllm-project/vllm#42273, #27753, #53628: entries below a sliding window pointed to blocks that were evicted."""
     engine = Engine(KVGroup(S, sliding_window=5))
@@ -259,7 +244,7 @@ def test_entries_below_the_window_point_to_no_block(backend):
     assert shown[2:].tolist() == held[2:].tolist()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@every_backend
 def test_a_write_past_the_rows_blocks_is_refused(backend):
     """vllm-project/vllm#54296: with groups of different block sizes, a row was read past its end."""
     engine = Engine(KVGroup(S), KVGroup(2))
@@ -311,7 +296,7 @@ def test_a_hit_on_keys_of_other_tokens_is_caught():
     assert caught.value.got == "written by request 'a', with other tokens"
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@every_backend
 @pytest.mark.parametrize("hit", [S - 1, S, S + 1, 2 * S - 1, 2 * S])
 def test_a_hit_of_any_length_continues_at_its_end(backend, hit):
     """sgl-project/sglang#22819: prompts were corrupted where the cached prefix was exactly one page."""
@@ -335,7 +320,7 @@ def test_a_full_hit_leaves_a_token_to_compute():
 # -- what kind of step ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@every_backend
 def test_a_chunk_has_the_keys_up_to_its_end_not_the_prompts_length(backend):
     """GeeeekExplorer/nano-vllm#212: during a chunk the key length was that of the whole prompt."""
     engine = Engine()
@@ -347,7 +332,7 @@ def test_a_chunk_has_the_keys_up_to_its_end_not_the_prompts_length(backend):
         engine.states.commit(batch, {})
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@every_backend
 def test_a_resumed_request_is_the_same_case_as_a_new_one(backend):
     """GeeeekExplorer/nano-vllm#144: a phase flag said decode for a request that had to be computed again."""
     engine = Engine()
@@ -361,7 +346,7 @@ def test_a_resumed_request_is_the_same_case_as_a_new_one(backend):
     assert not decode.is_prefilling.any()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@every_backend
 def test_a_chunk_as_long_as_a_verification_is_not_taken_for_one(backend):
     """vllm-project/vllm#47381: verification and prompt chunks were distinguished by their length alone."""
     engine = Engine()
@@ -378,7 +363,7 @@ def test_a_chunk_as_long_as_a_verification_is_not_taken_for_one(backend):
 # -- counts over steps ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@every_backend
 @pytest.mark.parametrize("chunks", [[9], [4, 5], [1] * 9, [3, 3, 3]])
 def test_positions_are_contiguous_over_steps(backend, chunks):
     """NVIDIA/TensorRT-LLM#17811, InternLM/lmdeploy#4024: positions and lengths were counted twice between steps."""
@@ -394,7 +379,7 @@ def test_positions_are_contiguous_over_steps(backend, chunks):
     assert seen == list(range(10))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@every_backend
 def test_rejected_drafts_are_replaced_not_kept(backend):
     """sgl-project/sglang#31218: after verification the cache was moved for tokens that had been rejected."""
     engine = Engine()
@@ -406,7 +391,7 @@ def test_rejected_drafts_are_replaced_not_kept(backend):
     validate(batch)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@every_backend
 def test_drafts_of_different_numbers_keep_to_their_rows(backend):
     """NVIDIA/TensorRT-LLM: rows of different widths were reshaped into one rectangle, which shifted later rows."""
     engine = Engine()
