@@ -8,7 +8,7 @@ import sys
 import batch_rig
 import numpy as np
 import pytest
-from batch_rig import every_backend, states_of
+from batch_rig import arrays, every_backend, states_of
 
 import foreword.batch
 from foreword.batch import (
@@ -41,20 +41,13 @@ class World(batch_rig.World):
         super().__init__(*groups, rows=rows, length=M, vocab_size=VOCAB, drafts=drafts, tokens=8)
 
     def snapshot(self) -> dict[str, object]:
-        s, out = (
-            self.states,
-            {
-                "rows": dict(self.states._directory.rows),
-                "free": list(self.states._directory.free),
-                "step": self.states._step,
-            },
-        )
+        s, directory = self.states, self.states._directory
+        out: dict[str, object] = {"rows": dict(directory.rows), "free": list(directory.free), "step": s._step}
         for i, array in enumerate([*s._row_arrays(), s.token_ids]):
             out[f"state {i}"] = array.copy()
-        for name in (field.name for field in STEP):
-            value = self.buffers[name]
-            for g, array in enumerate(value if isinstance(value, tuple) else (value,)):
-                out[f"{name} {g}"] = array.copy()
+        for field in STEP:
+            for g, array in enumerate(arrays(self.buffers[field.name])):
+                out[f"{field.name} {g}"] = array.copy()
         return out | {"generation": self.buffers.generation, "scalars": list(self.buffers.written)}
 
     def assert_unchanged(self, before: dict[str, object]) -> None:
@@ -321,7 +314,7 @@ def test_the_arrays_of_a_batch_cannot_be_written(world):
         if spec.level in (Level.SYSTEM, Level.STEP) or spec.attribute == "explain":
             continue
         value = tensor(batch, spec.name)
-        for array in value if isinstance(value, tuple) else (value,):
+        for array in arrays(value):
             if array is not None and array.size:
                 with pytest.raises(ValueError, match="read-only"):
                     array[0] = 0

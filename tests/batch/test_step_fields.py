@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import numpy as np
-from batch_rig import every_backend, states_of
+from batch_rig import arrays, every_backend, states_of
 from batch_scenes import TENSOR_NAMES
 
 from foreword.batch import (
@@ -291,10 +291,7 @@ def test_every_tensor_of_every_step_is_at_one_address(backend):
 
     def address(read) -> dict[str, tuple[int, ...]]:
         found = {name: read(name) for name in TENSOR_NAMES}
-        return {
-            name: tuple(a.ctypes.data for a in (value if isinstance(value, tuple) else (value,)))
-            for name, value in found.items()
-        }
+        return {name: tuple(a.ctypes.data for a in arrays(value)) for name, value in found.items()}
 
     want = address(buffers.__getitem__)
     for plan, drafts, pad in (
