@@ -29,7 +29,7 @@ from foreword.batch.step.layout import STEP
 from foreword.batch.step.tensors import tensor
 from foreword.errors import ConfigError
 
-LIBRARY = ("foreword.batch", "foreword.arrays", "foreword.errors", "foreword.native", "foreword._native")
+LIBRARY = tuple(f"foreword.{name}" for name in ("batch", "arrays", "errors", "names", "native", "_native"))
 M, VOCAB = 9, 50
 
 
