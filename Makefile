@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMPS := .stamps
 
-.PHONY: help demo clients stubs test smoke schemas fuzz storms soak soak-server sanitize proofs replicas ray torch transformers device wheel check bench native arm emulate throughput clean
+.PHONY: help demo clients stubs test smoke schemas fuzz storms soak soak-server sanitize proofs replicas ray torch transformers device wheel check bench native pages arm emulate throughput clean
 .DEFAULT_GOAL := demo
 
 help:  ## list the targets
@@ -118,6 +118,9 @@ native:  ## build the native module in place, for work on the sources (PYTHONPAT
 	cmake -S . -B build/dev -G Ninja -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE=$$(command -v $(PYTHON)) >/dev/null
 	cmake --build build/dev
 	install build/dev/_native*.so src/foreword/
+
+pages: $(STAMPS)/install  ## pages of docs/ and types of options, from the tables that they show
+	PYTHONPATH=src:tools $(BIN)/python -m docpages
 
 stubs: $(STAMPS)/dev  ## src/foreword/_native.pyi, the types of the native module, from the module
 	$(BIN)/python tools/stubs.py

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import runpy
-from pathlib import Path
-
 import pytest
 
-ROOT = Path(__file__).parents[1]
-PAGES = runpy.run_path(str(ROOT / "tools" / "pages.py"))["PAGES"]
+from docpages import PAGES, ROOT, written
 
 
 @pytest.mark.parametrize("name", PAGES)
 def test_a_generated_file_is_up_to_date(name):
-    assert (ROOT / name).read_text(encoding="utf-8") == PAGES[name](), "run: python tools/pages.py"
+    assert (ROOT / name).read_text(encoding="utf-8") == written(name), "run `make pages`"

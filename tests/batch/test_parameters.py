@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 from functools import reduce
 from operator import or_
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from foreword.batch import RequestError, SamplingParams
 from foreword.batch.state.sampling_columns import COLUMNS, GIVEN
-from foreword.batch.values import parameters_page
 from foreword.batch.values.parameters import CHANGING, RARE, Need
 from foreword.batch.values.sampling_params import PARAMETERS
 from foreword.native import available, native
@@ -84,9 +82,3 @@ def test_native_code_reads_every_column_but_the_numbers_of_log_probabilities():
         del expected[name]
     found = native.parameter_names()
     assert sorted(found) == sorted(expected.items())
-
-
-def test_the_page_of_parameters_is_the_table():
-    page = Path(__file__).parents[2] / "docs" / "sampling-parameters.md"
-    command = "python -m foreword.batch.values.parameters_page > docs/sampling-parameters.md"
-    assert page.read_text(encoding="utf-8") == parameters_page.render(), command

@@ -1,9 +1,4 @@
-"""Writes the tables of docs/models.md that follow from the registry, the families and their keys.
-
-    python tools/models_page.py
-
-The part between two comments ``<!-- NAME -->`` and ``<!-- /NAME -->`` is the table of that name.
-"""
+"""The tables of docs/models.md that follow from the registry, the families and their keys."""
 
 from __future__ import annotations
 
@@ -11,33 +6,26 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from docpages.marks import with_table
 from foreword.models import registry
 from foreword.models.families import ENCODER_FAMILIES, FAMILIES, NOT_IN_GGUF
 from foreword.models.families.base import Family
 from foreword.models.families.encoders import EncoderFamily
 from foreword.models.keys import WITHOUT_EFFECT
 
-ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "models.md"
+ROOT = Path(__file__).resolve().parents[2]
 ALL: Mapping[str, Family | EncoderFamily] = {**FAMILIES, **ENCODER_FAMILIES}
 
 
-def main() -> None:
-    PAGE.write_text(written(PAGE.read_text()))
-
-
-def written(page: str) -> str:
-    """Return the page with its tables made anew."""
+def with_tables(page: str) -> str:
+    """Return the page with its tables."""
     for name, rows in (("known", known()), ("families", families()), ("keys", keys()), ("ignored", ignored())):
-        before, rest = page.split(f"<!-- {name} -->\n")
-        after = rest[rest.index(f"<!-- /{name} -->") :]
-        lines = "".join(f"| {' | '.join(row)} |\n" for row in rows)
-        page = f"{before}<!-- {name} -->\n{lines}{after}"
+        page = with_table(page, name, next(rows), rows)
     return page
 
 
 def known() -> Iterator[tuple[str, ...]]:
-    yield from header("name", "model", "licence", "package on the index")
+    yield ("name", "model", "licence", "package on the index")
     for model in registry.KNOWN.values():
         first, last = (part.wheel for part in (model.parts[0], model.parts[-1]))
         more = "" if first == last else f" … `{last.package.removeprefix(first.package[:-1])}`"
@@ -53,7 +41,7 @@ def families() -> Iterator[tuple[str, ...]]:
         for name in ("tiny.json", "pooling.json")
         for values in json.loads((ROOT / "tests" / "data" / "models" / name).read_text())["models"].values()
     ]
-    yield from header("family", "in a directory (`model_type`)", "in GGUF", "models compared with transformers")
+    yield ("family", "in a directory (`model_type`)", "in GGUF", "models compared with transformers")
     titles = dict.fromkeys(family.title for family in ALL.values())
     for title in titles:
         types = [model_type for model_type, family in ALL.items() if family.title == title]
@@ -75,7 +63,7 @@ def keys() -> Iterator[tuple[str, ...]]:
     names: dict[tuple[str, str], list[str]] = {}
     for (name, values), types in families_of.items():
         names.setdefault((values, whose(types)), []).append(name)
-    yield from header("keys", "computed for", "families")
+    yield ("keys", "computed for", "families")
     yield from ((", ".join(several), *row) for row, several in names.items())
 
 
@@ -90,19 +78,10 @@ def whose(types: list[str]) -> str:
 
 
 def ignored() -> Iterator[tuple[str, ...]]:
-    yield from header("without effect", "keys")
+    yield ("without effect", "keys")
     for reason in dict.fromkeys(WITHOUT_EFFECT.values()):
         yield reason, code(name for name, other in WITHOUT_EFFECT.items() if other == reason)
 
 
-def header(*names: str) -> Iterator[tuple[str, ...]]:
-    yield names
-    yield ("---",) * len(names)
-
-
 def code(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names if name)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""Print the reference of the sampling parameters: ``python -m foreword.batch.values.parameters_page``."""
+"""The page of the sampling parameters."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from foreword.batch.values.parameters import Parameter
 from foreword.batch.values.sampling_params import PARAMETERS
 
 
-def render() -> str:
+def page() -> str:
     """Return the page in Markdown."""
     lines = [
         "# Sampling parameters",
@@ -15,8 +15,7 @@ def render() -> str:
         "a request's body, as far as [command line](command-line.md) and [server](server.md) say. Values out of range",
         "are refused. `foreword.sampling.reference` defines the order in which the parameters apply.",
         "",
-        "Made from the table that also checks requests:",
-        "`python -m foreword.batch.values.parameters_page > docs/sampling-parameters.md`.",
+        "`make pages` writes this page from the table that also checks requests.",
         "",
         "| name | type | default | range | meaning |",
         "|---|---|---|---|---|",
@@ -28,7 +27,3 @@ def render() -> str:
 def _line(row: Parameter) -> str:
     type = (row.type + " | None" * row.nullable).replace("|", "\\|")
     return f"| `{row.name}` | `{type}` | `{row.default}` | {row.limits.removeprefix('in ')} | {row.help} |"
-
-
-if __name__ == "__main__":
-    print(render(), end="")

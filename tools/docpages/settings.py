@@ -1,19 +1,14 @@
-"""Write the files that are made from tables: python tools/pages.py. `tests/test_pages.py` holds each."""
+"""The page of settings, and the types of options for editors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 
-from foreword.batch.proof.spec import TENSORS, render
 from foreword.engine.config import GROUPS
 from foreword.engine.options import executor_settings
 from foreword.executors.kinds import KINDS
 from foreword.server.config import ServerConfig
 from foreword.settings import Setting, settings_of
-
-ROOT = Path(__file__).parents[1]
-
 
 BY_HAND = {"policy", "speculation"}
 """Options that take objects, too: their types are in `LLMOptions`."""
@@ -38,7 +33,7 @@ def executor_option_types() -> str:
     return "\n".join([*lines, ""])
 
 
-_TYPES_HEAD = '''"""Types of options for editors and type checkers. Written by tools/pages.py from the settings."""
+_TYPES_HEAD = '''"""Types of options for editors and type checkers. Written by `make pages` from the settings."""
 
 from __future__ import annotations
 
@@ -67,14 +62,14 @@ def _quoted(text: str) -> str:
     return f'"{text}"'
 
 
-def settings_page() -> str:
+def page() -> str:
     """Return docs/settings.md."""
     return "\n".join([_PAGE_HEAD, *_page_lines(), ""])
 
 
 _PAGE_HEAD = """# Settings
 
-<!-- Written by tools/pages.py from the classes of settings. -->
+<!-- Written by `make pages` from the classes of settings. -->
 
 Each setting has one name everywhere:
 
@@ -141,22 +136,3 @@ def _default(one: Setting) -> str:
 
 def _text(help: str) -> str:
     return help.replace("|", "\\|")
-
-
-PAGES: dict[str, Callable[[], str]] = {
-    "src/foreword/engine/option_types.py": option_types,
-    "src/foreword/executors/option_types.py": executor_option_types,
-    "docs/settings.md": settings_page,
-    "docs/tensors.md": lambda: render(TENSORS),
-}
-"""File → the function that makes its content."""
-
-
-def main() -> None:
-    """Write the files."""
-    for name, make in PAGES.items():
-        (ROOT / name).write_text(make(), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

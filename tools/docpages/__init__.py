@@ -1,0 +1,27 @@
+"""The files that are made from tables. `make pages` writes them, and `tests/test_pages.py` holds each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from docpages import models, routes, sampling_parameters, settings
+from foreword.batch.proof.spec import TENSORS, render
+
+ROOT = Path(__file__).parents[2]
+
+PAGES: dict[str, Callable[[str], str]] = {
+    "src/foreword/engine/option_types.py": lambda page: settings.option_types(),
+    "src/foreword/executors/option_types.py": lambda page: settings.executor_option_types(),
+    "docs/settings.md": lambda page: settings.page(),
+    "docs/sampling-parameters.md": lambda page: sampling_parameters.page(),
+    "docs/tensors.md": lambda page: render(TENSORS),
+    "docs/models.md": models.with_tables,
+    "docs/server.md": routes.with_table_of_routes,
+}
+"""File → the function from its content to what it should be."""
+
+
+def written(name: str) -> str:
+    """Return what a file should be."""
+    return PAGES[name]((ROOT / name).read_text(encoding="utf-8"))
