@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 SIMILAR = 0.66
 """Least similarity, of 1, of a name that is suggested. Below, names that share only some letters match."""
@@ -41,6 +41,8 @@ OTHERS: dict[str, tuple[tuple[str, ...], str]] = {
     "use_beam_search": ((), "There is no beam search; best_of draws candidates. Leave it out."),
     "length_penalty": ((), "There is no beam search; leave it out."),
     "early_stopping": ((), "There is no beam search; leave it out."),
+    # `foreword explain`
+    "budget": (("max_num_batched_tokens",), ""),
     # llama.cpp
     "n_predict": (("max_tokens",), ""),
     "predict": (("max_tokens",), ""),
@@ -71,6 +73,11 @@ OTHERS: dict[str, tuple[tuple[str, ...], str]] = {
     "json_schema": (("json", "structured_outputs", "response_format"), ""),
     "grammar": (("structured_outputs",), 'as {"grammar": text}'),
     "cache_prompt": (("prefix_caching",), "a setting of the engine, on unless it is turned off"),
+    "-ngl": ((), 'A model is on one device: executor="device" or "torch". Leave it out.'),
+    "-c": (("max_model_len",), "tokens of one request"),
+    "-n": (("max_tokens",), ""),
+    "-t": (("num_threads",), ""),
+    "-np": (("max_num_seqs",), ""),
     # Ollama
     "num_ctx": (("max_model_len",), "a setting of the engine"),
     "num_predict": (("max_tokens",), ""),
@@ -102,14 +109,22 @@ def nearest(name: str, known: Iterable[str], least: float = SIMILAR) -> str | No
     return next(iter(get_close_matches(name, sorted(known), n=1, cutoff=least)), None)
 
 
-def advice(name: str, known: Iterable[str], otherwise: str, *, of_requests: Iterable[str] = ()) -> str:
+def advice(
+    name: str,
+    known: Iterable[str],
+    otherwise: str,
+    *,
+    of_requests: Iterable[str] = (),
+    form: Callable[[str], str] = str,
+) -> str:
     """Return a sentence that says what to use instead of an unknown name.
 
     of_requests: names that are no options, but parameters of a request. otherwise: the advice if nothing is similar.
+    form: writes a known name as users do.
     """
     known, of_requests = set(known), set(of_requests)
     plain = name.lstrip("-").replace("-", "_")
-    names, remark = OTHERS.get(plain, ((), ""))
+    names, remark = OTHERS.get(name) or OTHERS.get(plain, ((), ""))
     there = next((one for one in names if one in known | of_requests), None)
     if there is None and not names and remark:
         return remark
@@ -117,7 +132,8 @@ def advice(name: str, known: Iterable[str], otherwise: str, *, of_requests: Iter
     there = there or nearest(plain, known) or nearest(plain, of_requests)
     if there is None:
         return otherwise
-    found = f"Here it is {there!r}{f' ({remark})' if remark else ''}." if said else f"Did you mean {there!r}?"
+    written = repr(form(there))
+    found = f"Here it is {written}{f' ({remark})' if remark else ''}." if said else f"Did you mean {written}?"
     if there in known:
         return found
     return f"{'' if there == plain else f'{found} '}It is a parameter of a request: pass SamplingParams({there}=…)."

@@ -17,6 +17,7 @@ import math
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from types import NoneType, UnionType
@@ -26,7 +27,7 @@ from foreword.errors import ConfigError, shown
 from foreword.names import advice
 
 _SETTING = "setting"
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", re.IGNORECASE)
+_SIZE = re.compile(r"\s*(\d{1,18})(?:\.(\d{1,18}))?\s*(?:([KMGT])(i?))?B?\s*", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +70,21 @@ class Setting:
             one = "True or False" if self.kind is bool else "a text that is not empty"
         one = f"a list, each item {one}" if self.repeated else one
         return f"{one}, or None" if self.optional else one
+
+    def text_of(self, value: object) -> str:
+        """Return a value as users write it: "2GiB" for a number of bytes."""
+        if self.unit == "bytes" and isinstance(value, int):
+            for power, prefix in ((30, "G"), (20, "M"), (10, "K")):
+                if value and value % (1 << power) == 0:
+                    return f"{value >> power}{prefix}iB"
+        return str(value)
+
+    def read(self, value: Any) -> Any:
+        """Return the value of a text, such as one of a command line; others are as for `checked`. ConfigError."""
+        if isinstance(value, str) and self.is_number and not self.unit:
+            with suppress(ValueError):
+                value = self.kind(value)
+        return self.checked(value)
 
     def checked(self, value: Any) -> Any:
         """Return the value as its owner keeps it. ConfigError with the name, the value and what is expected."""
@@ -151,8 +167,11 @@ def bytes_of(text: str) -> int:
     match = _SIZE.fullmatch(text)
     if match is None:
         raise ValueError
-    number, prefix, binary = match.groups()
-    return int(float(number) * (1024 if binary else 1000) ** " KMGT".index(prefix.upper() or " "))
+    whole, part, prefix, binary = match.groups("")
+    factor: int = (1024 if binary else 1000) ** " KMGT".index(prefix.upper() or " ")
+    if part and factor == 1:
+        raise ValueError
+    return int(int(whole + part) * factor // 10 ** len(part))
 
 
 def _typed(given: Setting, hint: Any) -> Setting:

@@ -11,7 +11,7 @@ import typer
 def options(function):
     """(option, types of its value) of a command."""
     for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
-        kind, info = get_args(parameter.annotation)
+        kind, info, *_ = (*get_args(parameter.annotation), None, None)
         if isinstance(info, typer.models.OptionInfo):
             given = [text for text in (info.default, *(info.param_decls or ())) if str(text).startswith("--")]
             yield (given or [f"--{name.replace('_', '-')}"])[0], {kind, *get_args(kind)}

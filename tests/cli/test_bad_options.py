@@ -48,6 +48,14 @@ FREE = {
         "--truncate-prompt-tokens": ["-1", "9" * 20],
     }.items()
     for value in values
+} | {
+    (command, "--seed", "-1")
+    for command in (
+        "batch",
+        "embed",
+        "serve",
+        *(f"bench {name}" for name in ("throughput", "latency", "prefill", "startup")),
+    )
 }
 """Values that are valid after all."""
 

@@ -48,6 +48,13 @@ def commands(root):
 FOREWORD = typer.main.get_command(app)
 
 
+@pytest.fixture(autouse=True)
+def folder_of_examples(tmp_path, monkeypatch):
+    """A folder with the files that examples name, which are read before other options."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "serve.toml").write_text("")
+
+
 def parse(line: str) -> str:
     """The words of the command in a line of a shell, whose options are all understood."""
     program, *rest = shlex.split(line.rpartition(" | ")[2].partition(" < ")[0])
@@ -69,10 +76,26 @@ def test_every_command_has_examples_and_every_example_is_a_command():
             assert parse(line).startswith(words), line
 
 
-def test_every_command_line_of_the_page_is_a_command():
-    page = (Path(__file__).parents[2] / "docs" / "command-line.md").read_text()
-    lines = [line for line in page.splitlines() if re.match(r"foreword |[^|`]* \| foreword ", line)]
-    assert {parse(line) for line in lines} == {"run", "chat", "batch"}
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def command_lines(page: Path) -> list[str]:
+    """The lines that begin `foreword` with a command, or end in one after a pipe, in the shell blocks of a page."""
+    blocks = re.findall(r"^```(?:sh|bash|console)?\n(.*?)^```$", page.read_text(), re.S | re.M)
+    lines = "".join(blocks).replace("\\\n", " ").splitlines()
+    found = [line.partition(" #")[0].removeprefix("$ ").strip() for line in lines]
+    return [line for line in found if re.match(r"foreword [a-z-]|[^|`]* \| foreword ", line)]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if command_lines(page)], ids=lambda page: page.stem)
+def test_every_command_line_of_a_page_is_a_command(page):
+    assert all(parse(line) for line in command_lines(page))
+
+
+def test_pages_have_lines_of_every_command_that_users_begin_with():
+    found = {parse(line).split()[0] for page in PAGES for line in command_lines(page)}
+    assert found >= {"run", "chat", "batch", "serve", "explain", "simulate", "bench"}
 
 
 def test_the_page_has_every_command_of_the_chat():

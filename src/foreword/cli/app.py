@@ -7,11 +7,12 @@ from importlib import import_module
 from typing import Annotated, Any, NoReturn
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 from foreword import __version__
 from foreword.cli.examples import epilog
 from foreword.errors import ForewordError
+from foreword.names import advice
 
 COMMANDS = {
     "run": "Generate an answer with a real model on this machine's CPU.",
@@ -29,13 +30,71 @@ COMMANDS = {
 }
 """Module of `foreword.cli`, with a function or `typer.Typer` of the same name → the first line of its help."""
 
+NO_SUCH_OPTION: type[Exception] = import_module(typer.BadParameter.__module__).NoSuchOption
+"""Typer has it from Click or, in later versions, from a copy of its own."""
+
+
+def option_names(command: Any) -> dict[str, Any]:
+    """Return name → parameter of the options of a command. The name is that of the flag: ``max_num_seqs``."""
+    options = [one for one in command.params if one.param_type_name == "option"]
+    return {max(one.opts, key=len)[2:].replace("-", "_"): one for one in options}
+
+
+class Command(TyperCommand):
+    """A command whose help lists its options under their headings, with names and values in full."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        headings: dict[str, list[tuple[str, str]]] = {}
+        for one in self.get_params(ctx):
+            heading = one.rich_help_panel if isinstance(one, TyperArgument | TyperOption) else None
+            if (record := one.get_help_record(ctx)) is not None:
+                heading = str(heading or f"{one.param_type_name.title()}s")
+                headings.setdefault(heading, []).append(record)
+        for heading, records in headings.items():
+            with formatter.section(heading):
+                formatter.write_dl(records)
+
+
+class _Program(TyperGroup):
+    """All commands. An unknown option is answered with what it is called here."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.meta["words"] = list(args)
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except NO_SUCH_OPTION as error:
+            _explain(error, ctx.meta["words"])
+            raise
+
+
+def _explain(error: Any, words: list[str]) -> None:
+    """Put advice into the error for an option that does not exist."""
+    name: str = error.option_name
+    if not name.startswith("--"):  # the first letter of a word such as -ngl
+        name = next((word for word in words if word.startswith("-") and name[1:] in word), name)
+    known = {
+        flag[2:].replace("-", "_") for one in error.ctx.command.get_params(error.ctx)
+        for flag in (*one.opts, *one.secondary_opts) if flag.startswith("--")
+    }  # fmt: skip
+    fix = advice(name, known, f"`{error.ctx.command_path} --help` lists the options.", form=_flag)
+    error.message, error.possibilities = f"No such option: {name}. {fix}", None
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
 app = typer.Typer(
     name="foreword",
+    cls=_Program,
     help="What comes before the forward pass of an LLM, and a small engine around it.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # importing rich would double the time of --help
-    epilog=f"\b\n{epilog('')}",
+    epilog=epilog(""),
 )
 
 
@@ -49,13 +108,16 @@ class _LazyCommand(TyperCommand):
         name = str(self.name)
         command = getattr(import_module(f"foreword.cli.{name}"), name)
         if not isinstance(command, typer.Typer):
-            single = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
-            single.command(name)(command)
+            single = typer.Typer(pretty_exceptions_enable=False, add_completion=False, rich_markup_mode=None)
+            single.command(name, cls=Command)(command)
             command = single
         real = typer.main.get_command(command)
-        real.epilog = epilog(name)
-        for word, part in getattr(real, "commands", {}).items():
-            part.epilog = epilog(f"{name} {word}")
+        parts = {f"{name} {word}": part for word, part in getattr(real, "commands", {}).items()}
+        for words, part in {name: real, **parts}.items():
+            part.epilog = epilog(words)
+            for option, parameter in option_names(part).items():
+                parameter.envvar = f"FOREWORD_{words}_{option}".replace(" ", "_").upper()
+                parameter.show_envvar = False
         return real.make_context(info_name, args, parent, **extra)
 
 

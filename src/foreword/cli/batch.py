@@ -7,15 +7,16 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import IO, Annotated, Any
+from typing import IO, Annotated
 
 import typer
 
 from foreword import LLM
 from foreword.batch import InputBatch
-from foreword.cli.options import ENGINE, EngineOptions, grouped
+from foreword.cli.options import EngineOptions, engine_options, grouped
 from foreword.cli.terminal import note
 from foreword.engine import EngineMetrics, EngineObserver
+from foreword.engine.options import LLMOptions
 from foreword.errors import ConfigError, reason_of
 from foreword.openai.batch import Batch
 from foreword.openai.batch_file import BatchLine, Results, batch_lines
@@ -23,16 +24,13 @@ from foreword.sampling import Sampled
 from foreword.scheduler import StepPlan
 
 
-@grouped(engine=ENGINE)
+@grouped(engine=engine_options())
 def batch(
     requests: Annotated[str, typer.Argument(metavar="IN", help="A file of requests; -: standard input.")],
     results: Annotated[str, typer.Argument(metavar="OUT", help="The file of results; -: standard output.")],
-    served: Annotated[
+    served_model_name: Annotated[
         list[str] | None,
-        typer.Option("--served-model-name", metavar="NAME", help="A model of requests to answer too. Repeatable."),
-    ] = None,
-    max_num_seqs: Annotated[
-        int | None, typer.Option(min=1, max=2**16, metavar="N", help="Requests computed at the same time.")
+        typer.Option(metavar="NAME", help="A model of requests to answer too. Repeatable."),
     ] = None,
     ordered: Annotated[bool, typer.Option("--ordered", help="Write the results in the order of the requests.")] = False,
     on_ray: Annotated[
@@ -54,8 +52,7 @@ def batch(
 
     Exit status: 0; 1 if OUT has errors; 2 if the files or the model cannot be used; 130 after Ctrl-C.
     """
-    settings = engine.settings | ({} if max_num_seqs is None else {"max_num_seqs": max_num_seqs})
-    names = [engine.model, *(served or [])]
+    settings, names = engine.settings, [engine.model, *(served_model_name or [])]
     with _input(requests, results) as (file, size), Results(results, retry_errors=retry_errors) as out:
         pending = (line for line in batch_lines(file) if line.key not in out.done)
         try:
@@ -74,7 +71,7 @@ def _answer(
     pending: Iterator[BatchLine],
     out: Results,
     names: list[str],
-    settings: dict[str, Any],
+    settings: LLMOptions,
     size: Callable[[], int | None],
     *,
     ordered: bool,
@@ -108,7 +105,7 @@ def _answer_on_ray(
     names: list[str],
     replicas: int,
     address: str | None,
-    settings: dict[str, Any],
+    settings: LLMOptions,
     *,
     ordered: bool,
     quiet: bool,

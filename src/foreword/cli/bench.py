@@ -12,10 +12,20 @@ from foreword import LLM
 from foreword.bench import engine_host, requests, serving
 from foreword.bench import host as host_bench
 from foreword.bench import startup as startup_bench
-from foreword.cli.options import EngineOptions, Json, show, with_engine_options
+from foreword.cli.app import Command
+from foreword.cli.options import EngineOptions, Json, engine_options, grouped, show
 from foreword.errors import ConfigError
 
-bench = typer.Typer(help="Measure the input layer and the whole engine.", no_args_is_help=True, add_completion=False)
+bench = typer.Typer(
+    help="Measure the input layer and the whole engine.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+)
+
+serving_options = grouped(
+    options=engine_options(without=("adapter",), has_json=True, defaults={"max_num_seqs": 64, "max_model_len": 4096})
+)
 
 Repeats = Annotated[int, typer.Option(min=1, max=1000, help="Runs per workload; the fastest counts.")]
 
@@ -46,8 +56,8 @@ def host(
         )
 
 
-@bench.command()
-@with_engine_options
+@bench.command(cls=Command)
+@serving_options
 def throughput(
     *,
     workloads: Annotated[str, typer.Option(help="Names separated by commas.")] = "W2,W3,W4,W5,W7",
@@ -58,22 +68,22 @@ def throughput(
     _serve(workloads.split(","), repeats, options, lambda r: r.output_tok_s, "output tok/s")
 
 
-@bench.command()
-@with_engine_options
+@bench.command(cls=Command)
+@serving_options
 def latency(*, repeats: Repeats = 3, options: EngineOptions) -> None:
     """One request, 128 tokens in and 128 out: time to the first token, then tokens per second."""
     _serve(["W1"], repeats, options, lambda r: r.decode_tok_s, "decode tok/s")
 
 
-@bench.command()
-@with_engine_options
+@bench.command(cls=Command)
+@serving_options
 def prefill(*, repeats: Repeats = 2, options: EngineOptions) -> None:
     """One prompt of 2,048 tokens: prompt tokens per second."""
     _serve(["W6"], repeats, options, lambda r: r.prompt_tok_s, "prompt tok/s")
 
 
-@bench.command()
-@with_engine_options
+@bench.command(cls=Command)
+@grouped(options=engine_options(without=("adapter",), has_json=True))
 def startup(*, repeats: Repeats = 3, options: EngineOptions) -> None:
     """Time from the start of a process to its first token, with a warm file cache, and its peak memory."""
     runs = [startup_bench.run(options.model, options.settings) for _ in range(repeats + 1)][1:]
@@ -98,7 +108,7 @@ def _serve(
     for name in names:
         if name not in requests.NAMES:
             raise ConfigError(f"--workloads {name!r}: must be of {', '.join(requests.NAMES)}")
-    llm = LLM(options.model, max_num_seqs=64, max_model_len=4096, **options.settings)
+    llm = LLM(options.model, **options.settings)
     results = show(
         (serving.best_of(llm, name, repeats) for name in names),
         lambda r: (

@@ -2,33 +2,35 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from foreword.bench.calibrate import fit, measure, shapes
-from foreword.cli.options import MAX_THREADS, BlockSize, Budget, MaxModelLen, MaxNumSeqs
+from foreword.cli.options import EXECUTOR, EngineOptions, chosen_model, engine_options, grouped
 from foreword.engine.build import load
-from foreword.engine.config import EngineConfig
 from foreword.engine.model import DecoderModel
+from foreword.engine.options import split_options
 from foreword.errors import ConfigError
-from foreword.scheduler import SchedulerConfig
+
+DEFAULTS: dict[str, int] = {"max_model_len": 2048, "max_num_seqs": 64, "max_num_batched_tokens": 512, "block_size": 16}
 
 
+@grouped(engine=engine_options((*EXECUTOR, *DEFAULTS), defaults=DEFAULTS))
 def calibrate(
-    model: Annotated[str, typer.Argument(help="A name from `foreword models list`, or a path.")],
+    context: typer.Context,
+    model_argument: Annotated[
+        str | None, typer.Argument(metavar="MODEL", help="The model, in place of --model.", show_default=False)
+    ] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="File for the cost model, as JSON.")] = Path("cost.json"),
-    max_model_len: MaxModelLen = 2048,
-    max_num_seqs: MaxNumSeqs = 64,
-    budget: Budget = 512,
     max_context_tokens: Annotated[
         int, typer.Option(min=1, max=2**30, help="Maximum number of context tokens per step.")
     ] = 16384,
-    block_size: BlockSize = 16,
     num_runs: Annotated[int, typer.Option(min=1, max=1000, help="Timed runs per shape.")] = 3,
-    executor: Annotated[str, typer.Option(help="auto, native, numpy or torch.")] = "auto",
-    threads: Annotated[int, typer.Option(min=0, max=MAX_THREADS, help="Threads of the executor. 0: all cores.")] = 0,
+    *,
+    engine: EngineOptions,
 ) -> None:
     """Time real steps of many shapes, fit a linear cost model and save it.
 
@@ -36,20 +38,17 @@ def calibrate(
     """
     if not out.parent.is_dir() or out.is_dir():
         raise typer.BadParameter(f"{out}: not a file in an existing folder", param_hint="--out")
-    loaded = load(model, executor, {"num_threads": threads} if threads else {})
+    model, given = chosen_model(context, model_argument, engine.model), split_options(engine.settings)
+    loaded = load(model, given.executor, given.of_executor)
     if not isinstance(loaded, DecoderModel):
         raise ConfigError(f"{model}: is not a decoder of Foreword's own loader, which alone is calibrated")
-    config = EngineConfig(
-        max_model_len=min(max_model_len, loaded.spec.longest_model_len),
-        scheduler=SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=budget),
-        block_size=block_size,
-    )
-    size = loaded.pool(config)
+    longest = min(given.config.max_model_len or DEFAULTS["max_model_len"], loaded.spec.longest_model_len)
+    size = loaded.pool(replace(given.config, max_model_len=longest))
     steps = []
     wanted = shapes(
         max_model_len=size.max_model_len,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=budget,
+        max_num_seqs=given.config.scheduler.max_num_seqs,
+        max_num_batched_tokens=given.config.scheduler.max_num_batched_tokens,
         max_context_tokens=max_context_tokens,
     )
     print(f"{'requests':>8}{'new':>7}{'before':>8}{'ms':>10}")

@@ -16,7 +16,7 @@ from foreword import LLM, RequestOutput, SamplingParams
 from foreword.cli.answers import Printer, answer, endings, summary
 from foreword.cli.chat_input import Command, Message, read, unknown
 from foreword.cli.conversation import Conversation
-from foreword.cli.options import ENGINE, EngineOptions, grouped
+from foreword.cli.options import EngineOptions, engine_options, grouped
 from foreword.cli.sampling_options import FIELDS, OF_ONE_PROMPT, sampling_options, setting
 from foreword.cli.terminal import Interrupt, note
 from foreword.engine import EngineMetrics
@@ -29,11 +29,11 @@ with suppress(ImportError):  # not part of every Python
 TOO_LONG = ("prompt", "prompt_token_ids")  # fields of the errors for a prompt that does not fit
 
 
-@grouped(engine=ENGINE, params=sampling_options(without=OF_ONE_PROMPT))
+@grouped(engine=engine_options(without=("seed",)), params=sampling_options(without=OF_ONE_PROMPT))
 def chat(
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="The system prompt.")] = None,
     load: Annotated[Path | None, typer.Option(metavar="FILE", help="A conversation that /save wrote.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No lines about the speed.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not print timing summaries.")] = False,
     *,
     engine: EngineOptions,
     params: SamplingParams,
@@ -124,7 +124,7 @@ class Chat:
         return line.removesuffix("\n").removesuffix("\r")
 
     def _start(self, model: str) -> None:
-        llm = LLM(model, seed=None, **self._engine.settings)
+        llm = LLM(model, **self._engine.seeded(self.params.seed))
         if converted := conversions(llm.model.weights.values()):
             note(*converted)
         if not llm.tokenizer.has_chat_template:

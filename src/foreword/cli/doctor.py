@@ -8,40 +8,35 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from foreword import LLM, SamplingParams
 from foreword.cli.options import Json, Threads
+from foreword.cli.terminal import print_rows
 from foreword.insight.machine import Finding, examine, measured
 from foreword.models import registry
 from foreword.native import available, native
 
 PROMPT_TOKENS, OUTPUT_TOKENS = 256, 48
-MARKS = {"ok": "[green]ok[/]", "slow": "[yellow]slow[/]", "missing": "[red]missing[/]"}
+COLORS = {"ok": "32", "slow": "33", "missing": "31"}
 
 
 def doctor(
     quick: Annotated[bool, typer.Option("--quick", help="Measure nothing.")] = False,
-    threads: Threads = None,
+    num_threads: Threads = None,
     as_json: Json = False,
 ) -> None:
     """Show what the engine finds on this machine, what slows it down, and the fix.
 
     Measures memory and arithmetic, and the default model if it is here, in about ten seconds.
     """
-    findings: list[Finding] = []
-    table = Table(box=None, pad_edge=False, show_header=False)
-    for overflow in ("ellipsis", "ellipsis", "fold"):
-        table.add_column(overflow=overflow)
-    for finding in _all(quick, threads):
-        findings.append(finding)
+    rows: list[tuple[str, str, str]] = []
+    for finding in _all(quick, num_threads):
         if as_json:
             print(json.dumps(asdict(finding)), flush=True)
-        fix = f"\n[bold]→ {finding.fix}[/]" if finding.fix else ""
-        table.add_row(MARKS[finding.verdict], finding.subject, finding.value + fix)
+        fix = f"\n→ {finding.fix}" if finding.fix else ""
+        rows.append((finding.verdict, finding.subject, finding.value + fix))
     if not as_json:
-        Console(highlight=False).print(table)
+        print_rows(rows, COLORS)
 
 
 def _all(quick: bool, threads: int | None) -> Iterator[Finding]:
@@ -70,6 +65,6 @@ def _speed(rates: dict[str, float], model: registry.KnownModel, threads: int | N
     value = f"{decode:.0f} tokens/s, {PROMPT_TOKENS / (first - scheduled):.0f} prompt tokens/s"
     if decode < 0.4 * limit:
         yield Finding(model.name, value, "slow", f"{limit:.0f} tokens/s are possible: stop other programs, or use "
-                      "fewer threads than there are idle cores (--threads).")  # fmt: skip
+                      "fewer threads than there are idle cores (--num-threads).")  # fmt: skip
     else:
         yield Finding(model.name, value)

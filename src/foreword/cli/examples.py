@@ -24,7 +24,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "serve": (
         "foreword serve",
-        "foreword serve model.gguf --port 8080 --api-key SECRET",
+        "foreword serve -m model.gguf --port 8080 --speculation ngram",
         "foreword serve --config serve.toml --access-log",
     ),
     "explain": (
@@ -35,6 +35,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "simulate": (
         "foreword simulate --trace arrivals.jsonl",
         "foreword simulate --trace arrivals.jsonl --cost cost.json",
+        "foreword simulate --trace arrivals.jsonl --policies fcfs,shortest-first",
         "foreword simulate --trace arrivals.jsonl --copies 9 --replicas 16",
     ),
     "calibrate": ("foreword calibrate smollm2 -o cost.json",),
@@ -58,4 +59,4 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
 def epilog(words: str) -> str | None:
     """The examples of a command as the last part of its help, one per line."""
     lines = EXAMPLES.get(words, ())
-    return "\n  ".join(["Examples:", *lines]) if lines else None
+    return "\n  ".join(["\b\nExamples:", *lines]) if lines else None

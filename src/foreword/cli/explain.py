@@ -6,16 +6,16 @@ from typing import Annotated
 
 import typer
 
-from foreword.cli.options import BlockSize, Budget, MaxModelLen, counts
+from foreword.cli.options import counts, option
 from foreword.insight.steps import step_as_json
 from foreword.insight.toy import toy_steps
 
 
 def explain(
     prompts: Annotated[str, typer.Option(help="Prompt lengths, one per request, separated by commas.")] = "3,2,8",
-    budget: Budget = 10,
-    block_size: BlockSize = 2,
-    max_model_len: MaxModelLen = 12,
+    budget: Annotated[int, option("max_num_batched_tokens", "--budget", default=10)] = 10,
+    block_size: Annotated[int, option("block_size", default=2)] = 2,
+    max_model_len: Annotated[int, option("max_model_len", default=12)] = 12,
     steps: Annotated[int, typer.Option(min=1, max=2**20, help="Number of steps to show.")] = 2,
     token: Annotated[
         int | None, typer.Option(min=0, max=2**20, help="Describe the origin of one token of each step.")

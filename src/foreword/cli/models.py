@@ -9,17 +9,18 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from foreword.cli.options import Json
+from foreword.cli.terminal import print_rows
 from foreword.models import registry
 from foreword.models.encoder_spec import EncoderSpec
 from foreword.models.hub import from_hub
 from foreword.models.loader import LoadedModel, load_model
 from foreword.models.quantized import conversions
 
-models = typer.Typer(help="List, download, describe or remove models.", no_args_is_help=True, add_completion=False)
+models = typer.Typer(
+    help="List, download, describe or remove models.", no_args_is_help=True, add_completion=False, rich_markup_mode=None
+)
 
 Name = Annotated[str, typer.Argument(help="A name from `foreword models list`.")]
 
@@ -27,14 +28,11 @@ Name = Annotated[str, typer.Argument(help="A name from `foreword models list`.")
 @models.command("list")
 def list_models(as_json: Json = False) -> None:
     """The models known by name, with size, licence and whether the file is on this machine."""
-    table = Table(box=None, pad_edge=False)
-    for column in ("name", "size", "licence", "here", "what it is"):
-        table.add_column(column)
+    rows = [("name", "size", "licence", "here", "what it is")]
     for model in registry.KNOWN.values():
         path = registry.cached_path(model.name)
-        table.add_row(
-            model.name, f"{model.size / 1e6:.0f} MB", model.license, "yes" if path else "no", model.description
-        )
+        here = "yes" if path else "no"
+        rows.append((model.name, f"{model.size / 1e6:.0f} MB", model.license, here, model.description))
         if as_json:
             row = {
                 "name": model.name,
@@ -45,7 +43,7 @@ def list_models(as_json: Json = False) -> None:
             }
             print(json.dumps(row))
     if not as_json:
-        Console().print(table)
+        print_rows(rows)
 
 
 @models.command()
@@ -80,12 +78,7 @@ def info(
     if as_json:
         print(json.dumps(facts))
         return
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column()
-    table.add_column(overflow="fold")
-    for name, value in facts.items():
-        table.add_row(name, str(value))
-    Console(highlight=False).print(table)
+    print_rows((name, str(value)) for name, value in facts.items())
 
 
 def _facts(model: LoadedModel) -> Iterator[tuple[str, object]]:

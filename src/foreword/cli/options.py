@@ -1,57 +1,143 @@
-"""Options that several commands share, and their results as lines or JSON."""
+"""Options that several commands share, made of the tables of settings, and their results as lines or JSON."""
 
 from __future__ import annotations
 
 import inspect
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import Field, asdict, dataclass
+import re
+import tomllib
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import Field, asdict, dataclass, replace
 from functools import wraps
-from typing import Annotated, Any, ClassVar, Generic, Protocol, TypeVar
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any, ClassVar, Generic, Protocol, TypeVar, cast
 
 import typer
 
+from foreword.cli.app import option_names
 from foreword.engine.loras import named_paths
-from foreword.errors import ConfigError
+from foreword.engine.options import LLMOptions, executor_settings, option_settings
+from foreword.errors import ConfigError, shown
+from foreword.jsonfile import read_bytes
+from foreword.names import advice
+from foreword.settings import Setting
+
+TABLE = option_settings()
+SETTINGS = {name: known for group in TABLE.values() for name, known in group.items()}
+"""Every option of an engine, and the model."""
+OF_EXECUTORS = executor_settings()
 
 
 def _known_models() -> list[str]:
-    """For the completion of a shell."""
+    """Return the names for the completion of a shell."""
     from foreword.models.registry import KNOWN  # takes 0.04 s to import, which no other command needs
 
     return list(KNOWN)
 
 
+def option(
+    name: str, *flags: str, among: Mapping[str, Setting] = SETTINGS, heading: str | None = None, default: Any = None
+) -> Any:
+    """Return what Typer needs for the option of a setting. ConfigError, when the command runs, for a wrong value.
+
+    default: shown in the help.
+    """
+    known, flag = among[name], f"--{name.replace('_', '-')}"
+    is_flag = known.kind is bool
+    named = replace(known, name=flags[0][2:].replace("-", "_") if flags else name)
+
+    def read(value: Any) -> Any:
+        return None if value is None else named.read(value)
+
+    return typer.Option(
+        *(flags or (f"{flag}/--no-{flag[2:]}" if is_flag else flag,)),
+        metavar=known.value_name or None,
+        help=_help(known, OF_EXECUTORS.get(name, {}) if known is SETTINGS.get(name) else {}, default),
+        rich_help_panel=heading,
+        show_default=False,
+        parser=None if is_flag else _as_it_is,
+        callback=read,
+        autocompletion=_known_models if name == "model" else None,
+    )
+
+
+def _as_it_is(value: Any) -> Any:
+    """Leave a value to the setting, whose message is the same from Python, a command line, a variable and a file."""
+    return value
+
+
+def _help(known: Setting, kinds: Mapping[str, Setting], default: Any) -> str:
+    if not kinds:
+        return _summary(known, default)
+    alike: dict[str, list[str]] = {}  # what is said → kinds of executors
+    for kind, one in kinds.items():
+        alike.setdefault(_summary(one, one.default if default is None else default), []).append(kind)
+    return " ".join(f"{', '.join(names)}: {text}" for text, names in alike.items())
+
+
+def _summary(known: Setting, default: Any) -> str:
+    if default is None:
+        text = known.help.replace(". None: ", ". Default: ").replace("None: ", "default: ")
+    else:
+        text = re.sub(r"[;.] None: [^.;]*", "", known.help)
+    if known.choices:
+        text += f" One of {', '.join(known.choices)}."
+    if default is None or default == ():
+        return text
+    return f"{text} [default: {str(default).lower() if known.kind is bool else known.text_of(default)}]"
+
+
+def options_of(
+    headings: Mapping[str, Mapping[str, Setting]], defaults: Mapping[str, Any] = MappingProxyType({})
+) -> dict[str, tuple[Any, object]]:
+    """Return the options of a `Group` for settings, by their headings. defaults: in place of those of the settings."""
+    found: dict[str, tuple[Any, object]] = {}
+    for heading, group in headings.items():
+        for name, known in group.items():
+            default = defaults.get(name, known.default)
+            flags = ("--model", "-m") if name == "model" else ()
+            kind: Any = list[known.kind] if known.repeated else known.kind  # type: ignore[name-defined]
+            info = option(name, *flags, among=group, heading=heading, default=default)
+            found[name] = Annotated[kind | None, info], None
+    return found
+
+
+def values_given(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of those options that were given."""
+    return {name: value for name, value in given.items() if value not in (None, [], ())}
+
+
+def _read_file(context: typer.Context, file: Path | None) -> Path | None:
+    """Take the values of a TOML file for options that neither the command line nor a variable has."""
+    if file is None or context.resilient_parsing:
+        return file
+    options = option_names(context.command)
+    context.default_map = {}
+    for name, value in read_toml(file).items():
+        if name not in options or name == "config":
+            fix = advice(name, options, f"`{context.command_path} --help` lists the names.")
+            raise ConfigError(f"{file}: {name}={shown(value)}: unknown setting. {fix}")
+        is_list, is_flag = options[name].multiple, options[name].is_flag
+        kinds = (list,) if is_list else (str, int, float)
+        if not isinstance(value, kinds) or isinstance(value, bool) != is_flag:
+            expected = "a list" if is_list else "true or false" if is_flag else "a text or a number"
+            raise ConfigError(f"{file}: {name}={shown(value)}: expected {expected}")
+        context.default_map[options[name].name] = value
+    return file
+
+
+def read_toml(file: Path) -> dict[str, Any]:
+    """Return the lines of a TOML file. ConfigError for another file."""
+    try:
+        return tomllib.loads(read_bytes(file, ConfigError).decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: {error}") from None
+
+
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, one result per line.")]
-Model = Annotated[
-    str,
-    typer.Option(
-        "--model",
-        "-m",
-        metavar="NAME",
-        help="A known name, a .gguf file, a directory of safetensors, or a hub id.",
-        autocompletion=_known_models,
-    ),
-]
-MAX_THREADS = 1024
-Threads = Annotated[
-    int | None, typer.Option(min=1, max=MAX_THREADS, metavar="N", help="Threads; default: the physical cores.")
-]
-Budget = Annotated[int, typer.Option(min=1, max=2**20, help="Maximum number of tokens per step.")]
-BlockSize = Annotated[int, typer.Option(min=1, max=2**16, help="Tokens per KV block.")]
-MaxNumSeqs = Annotated[int, typer.Option(min=1, max=2**16, help="Maximum number of running requests.")]
-MaxModelLen = Annotated[int, typer.Option(min=2, max=2**24, help="Maximum number of tokens of a request.")]
-ContextLen = Annotated[
-    int | None,
-    typer.Option(
-        "--max-model-len",
-        min=2,
-        max=2**24,
-        metavar="N",
-        help="Tokens of a prompt and its answer; default: the model's.",
-    ),
-]
+Threads = Annotated[int | None, option("num_threads")]
 
 
 G = TypeVar("G")
@@ -59,14 +145,14 @@ G = TypeVar("G")
 
 @dataclass(frozen=True, slots=True)
 class Group(Generic[G]):
-    """Options that become one value of a command: name → (annotation, default), and what makes it of their values."""
+    """Options that become one value of a command: name → (annotation, default), and a function that makes the value."""
 
     options: Mapping[str, tuple[Any, object]]
     make: Callable[..., G]
 
 
 def grouped(**groups: Group[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Replaces parameters of a command, which have these names, each by the options of its group."""
+    """Replace parameters of a command, which have these names, each by the options of its group."""
 
     def wrap(command: Callable[..., None]) -> Callable[..., None]:
         @wraps(command)
@@ -92,91 +178,82 @@ def grouped(**groups: Group[Any]) -> Callable[[Callable[..., None]], Callable[..
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """The model, the engine options that were given, and the form of the results."""
+    """The model, the options of `LLM` that were given, and the form of the results."""
 
     model: str
-    settings: dict[str, Any]
+    settings: LLMOptions
     as_json: bool = False
 
     @property
     def lora(self) -> str | None:
         """The adapter that answers: the last one that was given."""
-        return next(reversed(self.settings.get("loras", {})), None)
+        return next(reversed(list(self.settings.get("loras") or {})), None)
+
+    def seeded(self, seed: int | None) -> LLMOptions:
+        """Return the options with the seed of a command's sampling options; None: other tokens in each run."""
+        return {**self.settings, "seed": seed}
 
 
-def _engine_options(
-    model: str, as_json: bool = False, adapter: Sequence[str] | None = None, **settings: Any
-) -> EngineOptions:
-    if adapter:
-        settings["loras"] = named_paths(adapter)
-    return EngineOptions(model, {name: value for name, value in settings.items() if value is not None}, as_json)
+CONFIG: tuple[Any, object] = (
+    Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            metavar="FILE",
+            is_eager=True,
+            callback=_read_file,
+            help="A TOML file with values of options, such as max_num_seqs = 8.",
+        ),
+    ],
+    None,
+)
+JSON: tuple[Any, object] = (Json, False)
+LISTS = {"logits_processor": "logits_processors", "observer": "observers"}
+"""Options that are given several times → what `LLM` calls their list."""
 
 
-_MODEL: dict[str, tuple[Any, object]] = {"model": (Model, "smollm2")}
-_EXECUTOR: dict[str, tuple[Any, object]] = {
-    "executor": (
-        Annotated[
-            str | None,
-            typer.Option(metavar="NAME", help="native, numpy, torch, transformers or device; default: auto."),
-        ],
-        None,
-    ),
-    "num_threads": (Threads, None),
-    "weight_format": (
-        Annotated[
-            str | None,
-            typer.Option(metavar="NAME", help="Native: auto, fp32, bf16, int8 or q4; torch, device: auto, int8 or q4."),
-        ],
-        None,
-    ),
-    "numa_nodes": (
-        Annotated[
-            int | None, typer.Option(min=1, max=1024, metavar="N", help="Native: NUMA nodes that share the threads.")
-        ],
-        None,
-    ),
-    "kv_format": (
-        Annotated[str | None, typer.Option(metavar="NAME", help="Native: fp32, bf16 or int8; device: fp8.")],
-        None,
-    ),
-    "device": (
-        Annotated[str | None, typer.Option(metavar="NAME", help="Torch, transformers: cpu, cuda or cuda:N.")],
-        None,
-    ),
-    "dtype": (
-        Annotated[
-            str | None, typer.Option(metavar="NAME", help="Torch, transformers, device: auto, fp32, bf16 or fp16.")
-        ],
-        None,
-    ),
-    "tensor_parallel_size": (
-        Annotated[
-            int | None,
-            typer.Option(min=1, max=1024, metavar="N", help="Torch: processes that divide the model by heads."),
-        ],
-        None,
-    ),
-    "context_parallel_size": (
-        Annotated[
-            int | None,
-            typer.Option(
-                min=1, max=1024, metavar="N", help="Torch: processes that divide keys and values by position."
-            ),
-        ],
-        None,
-    ),
-}
-_ADAPTER: dict[str, tuple[Any, object]] = {
-    "adapter": (
-        Annotated[list[str] | None, typer.Option(metavar="NAME=PATH", help="A LoRA adapter. Repeatable.")],
-        None,
-    ),
-}
-ENGINE = Group({**_MODEL, **_ADAPTER, **_EXECUTOR, "max_model_len": (ContextLen, None)}, _engine_options)
-"""The model, its adapters and the settings of its engine."""
+def engine_options(
+    only: Collection[str] = SETTINGS.keys(),
+    *,
+    without: Collection[str] = (),
+    defaults: Mapping[str, Any] = MappingProxyType({}),
+    has_json: bool = False,
+) -> Group[EngineOptions]:
+    """Return the options of a model and its engine.
 
-with_engine_options = grouped(options=Group({**_MODEL, **_EXECUTOR, "as_json": (Json, False)}, _engine_options))
-"""For a benchmark, which sets the length itself: ``options`` is the model, the settings and --json."""
+    only, without: names of settings. defaults: of the command, where they are not those of the settings. has_json:
+    --json is among the options.
+    """
+    headings = {
+        heading: {name: known for name, known in group.items() if name in only and name not in without}
+        for heading, group in TABLE.items()
+    }
+
+    def make(config: Path | None = None, as_json: bool = False, **given: Any) -> EngineOptions:
+        values = {**defaults, **values_given(given)}
+        model = values.pop("model", SETTINGS["model"].default)
+        if adapters := values.pop("adapter", ()):
+            values["loras"] = named_paths(adapters)
+        values = {LISTS.get(name, name): value for name, value in values.items()}
+        return EngineOptions(model, cast(LLMOptions, values), as_json)
+
+    options = {"config": CONFIG} | ({"as_json": JSON} if has_json else {}) | options_of(headings, defaults)
+    return Group(options, make)
+
+
+EXECUTOR = ("model", *TABLE["Executor"])
+with_engine_options = grouped(options=engine_options(EXECUTOR, has_json=True))
+"""For a benchmark that sets all but these itself: ``options`` is the model, the options of its executor and --json."""
+
+
+def chosen_model(context: typer.Context, argument: str | None, option: str) -> str:
+    """Return the model of a command that takes it as an argument or an option. BadParameter if both are given."""
+    if argument is None:
+        return option
+    source = context.get_parameter_source("model")
+    if source is not None and source.name == "COMMANDLINE":
+        raise typer.BadParameter(f"{option!r}: the argument names {argument!r} too; give one", param_hint="--model")
+    return argument
 
 
 def not_nan(value: float | None) -> float | None:

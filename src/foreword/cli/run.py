@@ -11,7 +11,7 @@ import typer
 
 from foreword import LLM, RequestOutput, SamplingParams
 from foreword.cli.answers import Printer, answer, summary, timings
-from foreword.cli.options import ENGINE, EngineOptions, grouped
+from foreword.cli.options import EngineOptions, engine_options, grouped
 from foreword.cli.sampling_options import sampling_options
 from foreword.cli.terminal import Interrupt, has_input, note, read_input
 from foreword.errors import ConfigError, RequestError
@@ -20,7 +20,7 @@ from foreword.models.quantized import conversions
 from foreword.sampling import TokenLogprobs
 
 
-@grouped(engine=ENGINE, params=sampling_options())
+@grouped(engine=engine_options(without=("seed",)), params=sampling_options())
 def run(
     prompt: Annotated[
         str | None,
@@ -35,8 +35,10 @@ def run(
         int, typer.Option(min=1, max=2**20, metavar="N", help="Number of steps that --explain shows.")
     ] = 2,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No line about the speed.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="That line also without a terminal.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not print the timing summary.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Print the timing summary even when output is not a terminal.")
+    ] = False,
     *,
     engine: EngineOptions,
     params: SamplingParams,
@@ -47,7 +49,7 @@ def run(
     """
     text = _prompt_text(prompt)
     started = time.perf_counter()
-    llm = LLM(engine.model, seed=None, **engine.settings)
+    llm = LLM(engine.model, **engine.seeded(params.seed))
     loaded = time.perf_counter() - started
     if not quiet and (converted := conversions(llm.model.weights.values())):
         note(*converted)

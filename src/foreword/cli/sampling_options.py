@@ -14,7 +14,7 @@ from foreword.batch.values.sampling_params import PARAMETERS
 from foreword.cli.options import Group
 from foreword.engine.intake import DEFAULT_PARAMS
 from foreword.errors import ConfigError, RequestError
-from foreword.jsonfile import read_object
+from foreword.jsonfile import parse_object, read_object
 from foreword.names import advice
 
 WITHOUT_OPTION = ("detokenize", "structured_outputs", "extra_args")
@@ -76,18 +76,27 @@ _OF_TOKENS = ("on|off", "ID", "ID,ID", "ID=X")
 def sampling_options(without: Sequence[str] = ()) -> Group[SamplingParams]:
     """Options of a command that become a `SamplingParams`, checked. ``without``: fields that it does not have."""
     options = {_parameter(name): _option(name, getattr(DEFAULT_PARAMS, name)) for name in FIELDS if name not in without}
-    schema = typer.Option(metavar="FILE", help="The answer is JSON of this schema.", rich_help_panel="Sampling")
-    return Group({**options, "json_schema": (Annotated[Path | None, schema], None)}, _params)
+    schema = typer.Option(
+        metavar="FILE|JSON", help="The answer is JSON of this schema: a file, or its text.", rich_help_panel="Sampling"
+    )
+    return Group({**options, "json_schema": (Annotated[str | None, schema], None)}, _params)
 
 
-def _params(json_schema: Path | None, **values: Any) -> SamplingParams:
+def _params(json_schema: str | None, **values: Any) -> SamplingParams:
     given = {name: _collected(name, value) for name, value in values.items() if name in FIELDS}
     given |= {name: not values[_parameter(name)] for name in ON}
     if json_schema is not None:
-        given["structured_outputs"] = {"json": read_object(json_schema, ConfigError)}
+        given["structured_outputs"] = {"json": _schema(json_schema)}
     params = SamplingParams(**given)
     params.check()  # before a model is loaded
     return params
+
+
+def _schema(given: str) -> dict[str, Any]:
+    """Return the schema of a text, or of the file that it names."""
+    if given.lstrip().startswith("{"):
+        return parse_object(given, "--json-schema", ConfigError)
+    return read_object(Path(given), ConfigError)
 
 
 def _parameter(name: str) -> str:

@@ -4,25 +4,55 @@ from __future__ import annotations
 
 import gc
 import json
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from foreword import simulation
-from foreword.cli.options import BlockSize, Budget, MaxNumSeqs
+from foreword.cli.options import TABLE, Group, grouped, options_of, values_given
+from foreword.errors import ConfigError
 from foreword.routing import ROUTERS
 from foreword.scheduler import SchedulerConfig
 
+DEFAULTS = {"max_num_batched_tokens": 8192, "num_blocks": 8192, "block_size": 64}
+"""In place of those of the settings."""
+
+CACHE = {name: TABLE["Engine"][name] for name in ("max_model_len", "num_blocks", "block_size", "prefix_caching")}
+CACHE["max_model_len"] = replace(
+    CACHE["max_model_len"],
+    help="Largest number of tokens of a request, prompt included; None: the longest of the trace.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FleetOptions:
+    """Settings of the scheduler and of the cache of each replica, by name."""
+
+    scheduler: dict[str, Any]
+    cache: dict[str, Any]
+
+
+def _fleet_options(**given: Any) -> FleetOptions:
+    values = DEFAULTS | values_given(given)
+    cache = {name: values.pop(name) for name in CACHE if name in values}
+    return FleetOptions(values, cache)
+
+
+FLEET = Group(options_of({"Scheduler": TABLE["Scheduler"], "Cache": CACHE}, DEFAULTS), _fleet_options)
 LEVELS = (50, 90, 99, 99.9)  # percentiles; the table has the first three
 
 
+@grouped(fleet=FLEET)
 def simulate(
     trace: Annotated[Path, typer.Option(help="Arrivals: .csv or .jsonl; see foreword.simulation.")],
     requests: Annotated[
         int, typer.Option(min=0, max=10**9, help="Requests to serve, repeating the trace. 0: the trace once.")
     ] = 0,
-    policies: Annotated[str, typer.Option(help="Policies to compare, separated by commas.")] = "fcfs",
+    policies: Annotated[
+        str | None, typer.Option(help="Policies to compare, separated by commas, in place of --policy.")
+    ] = None,
     replicas: Annotated[int, typer.Option(min=1, max=simulation.MAX_REPLICAS, help="Replicas of the model.")] = 1,
     routers: Annotated[
         str, typer.Option("--router", help=f"Routers to compare, separated by commas: {', '.join(ROUTERS)}.")
@@ -34,22 +64,16 @@ def simulate(
     copies: Annotated[
         int, typer.Option(min=1, max=simulation.MAX_COPIES, help="Copies of the trace that run at the same time.")
     ] = 1,
-    num_blocks: Annotated[int, typer.Option(min=2, max=2**28, help="Blocks of the KV pool.")] = 8192,
-    block_size: BlockSize = 64,
-    max_num_seqs: MaxNumSeqs = 256,
-    budget: Budget = 8192,
-    max_model_len: Annotated[
-        int, typer.Option(min=0, max=2**24, help="Maximum number of tokens of a request. 0: the longest of the trace.")
-    ] = 0,
     cost_file: Annotated[Path | None, typer.Option("--cost", help="Cost model from `foreword calibrate`.")] = None,
     step_ms: Annotated[
         float, typer.Option(min=0, max=1e9, help="Cost per step, in ms. Ignored with --cost, like the next two.")
     ] = 8.0,
     token_us: Annotated[float, typer.Option(min=0, max=1e9, help="Cost per scheduled token, in µs.")] = 40.0,
     context_ns: Annotated[float, typer.Option(min=0, max=1e9, help="Cost per context token and step, in ns.")] = 15.0,
-    prefix_caching: Annotated[bool, typer.Option(help="Whether requests with equal prefixes share blocks.")] = True,
     plot: Annotated[bool, typer.Option(help="Draw memory use over time (--json: list it).")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one policy per line.")] = False,
+    *,
+    fleet: FleetOptions,
 ) -> None:
     """Predict latencies, cache hits, preemptions and costs of a recorded load, per policy and router.
 
@@ -61,26 +85,26 @@ def simulate(
         cost = simulation.CostModel.read(cost_file)
     else:
         cost = simulation.CostModel(step_ms / 1e3, token_us / 1e6, context_ns / 1e9)
+    if policies is not None and "policy" in fleet.scheduler:
+        raise ConfigError("--policy, --policies: give one of them")
+    base = SchedulerConfig(**fleet.scheduler)
+    schedulers = [base] if policies is None else [replace(base, policy=name.strip()) for name in policies.split(",")]
     fleets = [
         simulation.Fleet(
-            max_model_len=max_model_len or loaded.max_length,
-            num_blocks=num_blocks,
-            block_size=block_size,
-            config=SchedulerConfig(max_num_batched_tokens=budget, max_num_seqs=max_num_seqs, policy=policy.strip()),
+            config=scheduler,
             cost=cost,
-            prefix_caching=prefix_caching,
             num_replicas=replicas,
             router=router.strip(),
+            **{"max_model_len": loaded.max_length, **fleet.cache},
         )
-        for policy in policies.split(",")
+        for scheduler in schedulers
         for router in routers.split(",")
     ]
     load = loaded.requests(requests or copies * len(loaded.arrivals), speed=speed, copies=copies)
     if not as_json:
-        fleet = f"{replicas:,} replicas of " if replicas > 1 else ""
-        print(
-            f"{load.num_requests:,} requests, {fleet}{num_blocks:,} blocks of {block_size}, {budget:,} tokens per step"
-        )
+        number = f"{replicas:,} replicas of " if replicas > 1 else ""
+        blocks = f"{fleets[0].num_blocks:,} blocks of {fleets[0].block_size}"
+        print(f"{load.num_requests:,} requests, {number}{blocks}, {base.max_num_batched_tokens:,} tokens per step")
         heads = "".join(f"{head:^24}" for head in ("first token s", "per output token ms", "whole answer s"))
         print(f"\n{'':26}{heads}{'':>9}{'hit':>7}{'pre-':>9}{'busy':>7}{'h per':>8}")
         percentiles = f"{'p50':>8}{'p90':>8}{'p99':>8}" * 3

@@ -8,12 +8,15 @@ import shutil
 import signal
 import stat
 import sys
-from types import FrameType
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import FrameType, MappingProxyType
 from typing import Any, Self
 
 from foreword.errors import RequestError
 
 PATIENCE = 3.0  # seconds
+MIN_COLUMN = 20  # characters of a last column in a narrow window
 
 
 def has_input() -> bool:
@@ -43,12 +46,41 @@ def read_input() -> str:
         raise RequestError(None, "standard input", at, reason, "Convert it, such as with iconv.") from None
 
 
+def print_rows(rows: Iterable[Sequence[str]], colors: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Print rows in columns. All but the last are shown in full; the last is wrapped to the width of the terminal, or
+    to COLUMNS, and not at all without either, as in a pipe.
+
+    colors: a text of the first column → the ANSI code of its colour on a terminal.
+    """
+    table = [list(row) for row in rows]
+    width = shutil.get_terminal_size((0, 0)).columns
+    widths = [max(map(len, column)) for column in list(zip(*table, strict=True))[:-1]]
+    indent = sum(widths) + 2 * len(widths)
+    has_colors = sys.stdout.isatty() and not _is_plain()
+    for *cells, last in table:
+        begin = "".join(f"{cell:<{size}}  " for cell, size in zip(cells, widths, strict=True))
+        if has_colors and cells[0] in colors:
+            begin = f"\x1b[{colors[cells[0]]}m{cells[0]}\x1b[0m{begin[len(cells[0]) :]}"
+        for number, line in enumerate(_wrapped(last, max(width - indent, MIN_COLUMN) if width else 0)):
+            print((" " * indent if number else begin) + line)
+
+
+def _wrapped(text: str, width: int) -> Iterator[str]:
+    """The lines of a text, in parts of this width; 0: no limit."""
+    for line in text.splitlines() or [""]:
+        yield from (textwrap.wrap(line, width, break_on_hyphens=False) if width else ()) or [line]
+
+
+def _is_plain() -> bool:
+    return bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
+
+
 def note(*parts: str) -> None:
     """Print a dim line on standard error; in a narrow window one line per part. NO_COLOR and TERM=dumb: not dim."""
     text = " · ".join(parts)
     if len(text) > shutil.get_terminal_size().columns:
         text = "\n".join(parts)
-    if sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb":
+    if sys.stderr.isatty() and not _is_plain():
         text = f"\x1b[2m{text}\x1b[0m"
     print(text, file=sys.stderr, flush=True)
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from foreword.cluster.client import ReplicaLostError
 from foreword.cluster.process import ReplicaProcess
+from foreword.engine.options import LLMOptions, with_threads
 from foreword.errors import ConfigError
 from foreword.routing import make_router
 from foreword.server.adapter_routes import LOAD
@@ -28,12 +29,13 @@ class Cluster:
     adapters: bodies of the loads of LoRA adapters, by name; a new process gets them before any request.
     """
 
-    def __init__(self, model: str, config: ServerConfig, options: Mapping[str, Any]) -> None:
+    def __init__(self, model: str, config: ServerConfig, options: LLMOptions) -> None:
         configs = config.of_replicas()
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        threads = {} if "FOREWORD_NUM_THREADS" in os.environ else {"num_threads": max(cores // config.replicas, 1)}
+        if "FOREWORD_NUM_THREADS" not in os.environ:
+            options = with_threads(options, max(cores // config.replicas, 1))
         self._make: Callable[[int], ReplicaProcess] = lambda number: ReplicaProcess(
-            model, configs[number], {**threads, **options}, number
+            model, configs[number], options, number
         )
         self._has_addresses = config.kv_events is not None  # which only one process at a time can have
         self._drain_timeout = config.drain_timeout

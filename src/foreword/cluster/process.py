@@ -8,7 +8,6 @@ import os
 import secrets
 import signal
 import threading
-from collections.abc import Mapping
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
@@ -17,6 +16,7 @@ from urllib.parse import quote, urlsplit
 import msgspec
 
 from foreword.cluster.client import ReplicaLostError, request
+from foreword.engine.options import LLMOptions
 from foreword.errors import ConfigError, ForewordError
 from foreword.server.config import ServerConfig
 from foreword.server.run import run
@@ -31,7 +31,7 @@ class ReplicaProcess:
     version, names of the model and max_model_len, once it is ready.
     """
 
-    def __init__(self, model: str, config: ServerConfig, options: Mapping[str, Any], number: int) -> None:
+    def __init__(self, model: str, config: ServerConfig, options: LLMOptions, number: int) -> None:
         self.key, self.port, self.num_requests = secrets.token_hex(16), 0, 0
         self.identity: tuple[object, ...] = ()
         inner = replace(
@@ -49,7 +49,7 @@ class ReplicaProcess:
         )
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(model, inner, number, dict(options), theirs), daemon=True)
+        self.process = context.Process(target=_serve, args=(model, inner, number, options, theirs), daemon=True)
         self.process.start()
         theirs.close()
 
@@ -109,7 +109,7 @@ class ReplicaProcess:
             loop.remove_reader(self.process.sentinel)
 
 
-def _serve(model: str, config: ServerConfig, number: int, options: dict[str, Any], pipe: Connection) -> None:
+def _serve(model: str, config: ServerConfig, number: int, options: LLMOptions, pipe: Connection) -> None:
     """The replica's main function."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all processes of a terminal; the first one tells us
     signal.signal(signal.SIGHUP, signal.SIG_IGN)

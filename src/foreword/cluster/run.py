@@ -6,17 +6,16 @@ import asyncio
 import signal
 import socket
 import sys
-from collections.abc import Mapping
-from typing import Any
 
 from foreword.cluster.app import ProcessFront
 from foreword.cluster.cluster import Cluster
+from foreword.engine.options import LLMOptions
 from foreword.server.config import ServerConfig
 from foreword.server.listener import AppServer, serve
 from foreword.server.run import allow_connections, bound_socket
 
 
-def run_cluster(model: str, config: ServerConfig, options: Mapping[str, Any]) -> None:
+def run_cluster(model: str, config: ServerConfig, options: LLMOptions) -> None:
     """Serve a model with ``config.replicas`` processes until SIGTERM or SIGINT. SIGHUP replaces them one by one.
 
     options: of `AsyncLLM`; num_threads is by default the share of a replica in the cores. OSError if the address cannot

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 from foreword.engine.build import DrafterFactory
-from foreword.engine.config import EngineConfig, engine_config
+from foreword.engine.config import GROUPS, EngineConfig, engine_config
 from foreword.engine.model import ProcessorFactory
 from foreword.engine.observer import EngineObserver
 from foreword.engine.option_types import EngineOptions
 from foreword.engine.speculation.config import Method, SpeculationConfig
 from foreword.errors import ConfigError, shown
-from foreword.executors.kinds import KINDS, ExecutorChoice
+from foreword.executors.kinds import KINDS, ExecutorChoice, kind_of
 from foreword.media.limits import MediaLimits
 from foreword.plugins import load_plugin
 from foreword.scheduler import Policy, SchedulerConfig
@@ -61,6 +61,50 @@ class GivenOptions:
     media: MediaLimits
 
 
+MODEL = Setting(
+    name="model",
+    default="smollm2",
+    help="A known name, a .gguf file, a directory of safetensors, or a hub id.",
+    value_name="NAME",
+)
+ADAPTER = Setting(
+    name="adapter",
+    default=(),
+    repeated=True,
+    help="A LoRA adapter: the last one answers in run and chat, lines of batch name theirs. Repeatable.",
+    value_name="NAME=PATH",
+)
+EXECUTOR = Setting(
+    name="executor",
+    default="auto",
+    help=f"What computes: {', '.join(KINDS)}, the name of a plug-in, or module:name. auto: native if it is built, else "
+    "numpy; transformers for a directory whose architecture Foreword does not have.",
+    value_name="NAME",
+)
+PLUG_INS = (
+    Setting(
+        name="logits_processor",
+        default=(),
+        repeated=True,
+        help="A function that makes a logits processor, as module:name or the name of a plug-in. Repeatable.",
+        value_name="NAME",
+    ),
+    Setting(
+        name="observer",
+        default=(),
+        repeated=True,
+        help="A class or function that makes an observer of the engine, named likewise. Repeatable.",
+        value_name="NAME",
+    ),
+    Setting(
+        name="drafter",
+        optional=True,
+        help="A function that makes the drafter of speculation, named likewise.",
+        value_name="NAME",
+    ),
+)
+
+
 def executor_settings() -> dict[str, dict[str, Setting]]:
     """Return name → kind of executor → setting, of all options of executors."""
     found: dict[str, dict[str, Setting]] = {}
@@ -68,6 +112,36 @@ def executor_settings() -> dict[str, dict[str, Setting]]:
         for name, known in settings_of(kind.options).items():
             found.setdefault(name, {})[kind.name] = known
     return found
+
+
+def option_settings() -> dict[str, dict[str, Setting]]:
+    """Return heading → name → setting, of all options of `LLM` that texts can give, and the model.
+
+    An executor's option is one setting for all kinds; the kind that is used refuses what it does not have.
+    """
+    return {
+        "Model": {known.name: known for known in (MODEL, ADAPTER)},
+        **{heading: dict(group) for heading, group in GROUPS.items()},
+        "Executor": {"executor": EXECUTOR} | {name: _of_all(kinds) for name, kinds in executor_settings().items()},
+        "Plug-ins": {known.name: known for known in PLUG_INS},
+    }
+
+
+def _of_all(kinds: Mapping[str, Setting]) -> Setting:
+    """Return the setting that has the values of all kinds; a default that differs is None."""
+    own = list(kinds.values())
+    choices = dict.fromkeys(choice for one in own for choice in one.choices) if all(one.choices for one in own) else {}
+    default = own[0].default if len({one.default for one in own}) == 1 else None
+    return replace(own[0], choices=tuple(choices), default=default, optional=any(one.optional for one in own))
+
+
+def with_threads(options: LLMOptions, num_threads: int) -> LLMOptions:
+    """Return the options with this number of threads, unless they have one, or the executor none of its own."""
+    given = options.get("executor")
+    kind = kind_of("auto" if given is None else given)
+    if options.get("num_threads") is not None or "num_threads" not in settings_of(kind.options):
+        return options
+    return {**options, "num_threads": num_threads}
 
 
 def split_options(options: LLMOptions) -> GivenOptions:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any
 
 from foreword.engine.llm import LLM
+from foreword.engine.options import LLMOptions
 from foreword.openai.batch import Batch
 from foreword.openai.batch_file import BatchLine, Record
 
@@ -18,7 +18,7 @@ class Answerer:
     computes at the same time.
     """
 
-    def __init__(self, names: Sequence[str], options: Mapping[str, Any]) -> None:
+    def __init__(self, names: Sequence[str], options: LLMOptions) -> None:
         llm = LLM(names[0], **options)
         self._batch = Batch(llm, list(names))
         self.max_num_seqs = llm.engine.config.scheduler.max_num_seqs

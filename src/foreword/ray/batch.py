@@ -7,7 +7,7 @@ replica that ended is done again by another one; a line that ends replica after 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice, takewhile
@@ -18,6 +18,7 @@ import ray
 from ray.exceptions import ObjectStoreFullError, OutOfDiskError, RayActorError, RayError, RayTaskError
 
 from foreword import __version__
+from foreword.engine.options import LLMOptions, with_threads
 from foreword.errors import ConfigError, EngineError, ForewordError
 from foreword.openai.batch_file import BatchLine, Record
 from foreword.ray.answerer import Answerer
@@ -58,7 +59,7 @@ class _Chunk:
 class _Replica:
     """The actor. Its engine is made by the first call, so that what is wrong with a model is told as it is."""
 
-    def __init__(self, names: Sequence[str], options: Mapping[str, Any], version: str) -> None:
+    def __init__(self, names: Sequence[str], options: LLMOptions, version: str) -> None:
         self._arguments, self._version, self._making = (names, options), version, Lock()
         self._answerer: Answerer | None = None
 
@@ -81,16 +82,14 @@ class RayBatch:
     it takes of them. ordered: results in the input's order.
     """
 
-    def __init__(
-        self, names: Sequence[str], num_replicas: int, options: Mapping[str, Any], *, ordered: bool = False
-    ) -> None:
+    def __init__(self, names: Sequence[str], num_replicas: int, options: LLMOptions, *, ordered: bool = False) -> None:
         cpus = int(ray.cluster_resources().get("CPU", 1))
         threads = int(options.get("num_threads") or max(cpus // num_replicas, 1))
         if threads * num_replicas > cpus:
             raise ConfigError(
                 f"--replicas={num_replicas} of {threads} threads: Ray has {cpus} CPUs; use fewer of either"
             )
-        self._arguments = list(names), {**options, "num_threads": threads}, __version__
+        self._arguments = list(names), with_threads(options, threads), __version__
         self._kind = ray.remote(_Replica).options(num_cpus=threads, max_concurrency=CHUNKS, max_restarts=0)
         self._replicas = [self._kind.remote(*self._arguments) for _ in range(num_replicas)]
         self._ordered = ordered

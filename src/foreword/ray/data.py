@@ -11,10 +11,11 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
+from foreword.engine.options import LLMOptions
 from foreword.openai.batch_file import BatchLine, LineError, Record, batch_lines
 from foreword.ray.answerer import Answerer
 
@@ -30,7 +31,13 @@ class ForewordStage:
     """
 
     def __init__(
-        self, model: str, *, names: Sequence[str] = (), column: str = "text", result: str = "result", **options: Any
+        self,
+        model: str,
+        *,
+        names: Sequence[str] = (),
+        column: str = "text",
+        result: str = "result",
+        **options: Unpack[LLMOptions],
     ) -> None:
         self._arguments = (model, *names), options
         self._column, self._result, self._numbers = column, result, count(1)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Unpack
 
 import msgspec
 from ray import serve
@@ -26,13 +26,14 @@ from foreword.cluster.front import LOST, Front
 from foreword.cluster.prompts import pieces_of
 from foreword.engine.async_llm import AsyncLLM
 from foreword.engine.loras import named_paths
+from foreword.engine.options import LLMOptions, with_threads
 from foreword.errors import ConfigError
 from foreword.ray.adapters import Adapters
 from foreword.ray.scaling import PRESSURE, WAITING, policy
 from foreword.ray.version import check_version
 from foreword.server.adapter_routes import LOAD
 from foreword.server.app import make_app
-from foreword.server.config import ServerConfig
+from foreword.server.config import ENGINE_DEFAULTS, ServerConfig
 from foreword.server.context import Context
 from foreword.server.errors import HttpError
 from foreword.server.replicas import Called
@@ -50,12 +51,13 @@ class Engine:
     """
 
     async def __init__(  # type: ignore[misc]
-        self, model: str, config: ServerConfig, options: Mapping[str, Any], version: str
+        self, model: str, config: ServerConfig, options: LLMOptions, version: str
     ) -> None:
         check_version(version)
         replica = serve.get_replica_context()
         names, loras = config.served_model_name or (model,), named_paths(config.adapter)
-        self._llm = AsyncLLM(model, loras=loras, media=config.media, **{"seed": None, **options})
+        given: LLMOptions = {**ENGINE_DEFAULTS, **options, "loras": loras, "media": config.media}
+        self._llm = AsyncLLM(model, **given)
         context = Context(
             engine=self._llm, tokenizer=self._llm.tokenizer, media=self._llm.media, names=names, config=config
         )
@@ -206,7 +208,7 @@ def application(
     num_replicas: int | tuple[int, int] = 1,
     num_cpus: float = 1.0,
     autoscaling: Mapping[str, Any] | None = None,
-    **options: Any,
+    **options: Unpack[LLMOptions],
 ) -> serve.Application:
     """A model on replicas of the engine, with the routes of `foreword serve`.
 
@@ -244,6 +246,5 @@ def application(
     ingress = serve.deployment(serve.ingress()(Ingress)).options(
         name="Ingress", max_ongoing_requests=16 * config.max_requests, ray_actor_options={"num_cpus": 0}
     )
-    threads = {"num_threads": max(int(num_cpus), 1)}
-    engines = engine.bind(model, inner, {**threads, **options}, __version__)
+    engines = engine.bind(model, inner, with_threads(options, max(int(num_cpus), 1)), __version__)
     return ingress.bind(engines, config)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from foreword.errors import ConfigError, shown
+from foreword.errors import ConfigError
 from foreword.kv_events.source import endpoint_of
 from foreword.media.limits import MediaLimits
-from foreword.names import advice
-from foreword.settings import check_settings, setting, settings_of
+from foreword.settings import check_settings, setting
+
+if TYPE_CHECKING:
+    from foreword.engine.options import LLMOptions
+
+ENGINE_DEFAULTS: LLMOptions = {"seed": None}
+"""Options of the engine of a server, where they are not given: each run draws other tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,12 +112,3 @@ class ServerConfig:
         check_settings(self)
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise ConfigError("tls_certificate, tls_key: give both or neither")
-
-
-def server_config(given: Mapping[str, Any]) -> ServerConfig:
-    """Return the settings with these values, such as those of a configuration file. ConfigError for an unknown name."""
-    known = settings_of(ServerConfig)
-    for name in given.keys() - known.keys():
-        fix = advice(name, known, "docs/settings.md lists the settings.")
-        raise ConfigError(f"{name}={shown(given[name])}: unknown setting. {fix}")
-    return ServerConfig(**given)

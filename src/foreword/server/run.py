@@ -13,15 +13,16 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Unpack
 
 from foreword.engine.async_llm import AsyncLLM
 from foreword.engine.loras import named_paths
+from foreword.engine.options import LLMOptions
 from foreword.errors import ConfigError
 from foreword.kv_events.log import CacheLog
 from foreword.kv_events.source import KVEventSource
 from foreword.models.quantized import conversions
-from foreword.server.config import ServerConfig
+from foreword.server.config import ENGINE_DEFAULTS, ServerConfig
 
 if TYPE_CHECKING:
     from foreword.server.context import Trace
@@ -36,28 +37,27 @@ def run(
     *,
     on_ready: Callable[[str], None] | None = None,
     rank: int = 0,
-    **options: Any,
+    **options: Unpack[LLMOptions],
 ) -> None:
     """Serve a model until SIGTERM or SIGINT; requests in progress are finished then, within drain_timeout.
 
     on_ready: called with the address; without, it is printed. rank: its number among replicas, which its cache events
-    have. options: of `AsyncLLM`; without a seed, each run draws
-    other tokens. OSError if the address cannot be used, before the model is loaded; ConfigError without the packages
-    that serve.
+    have. options: of `AsyncLLM`, with `ENGINE_DEFAULTS`. OSError if the address cannot be used, before the model is
+    loaded; ConfigError without the packages that serve.
     """
     check_packages()
     allow_connections()
     with bound_socket(config.host, config.port) as sock, ExitStack() as stack:
         log = None if config.kv_events is None else _cache_log()
-        observers = () if log is None else (log,)
         names, loras = config.served_model_name or (model,), named_paths(config.adapter)
         for name in names:
             if name in loras:
                 raise ConfigError(f"adapter {name!r:.80}: is the name of the model; give another one")
+        given: LLMOptions = {**ENGINE_DEFAULTS, **options, "loras": loras, "media": config.media}
+        if log is not None:
+            given["observers"] = [*(given.get("observers") or ()), log]
         with ThreadPoolExecutor(1) as thread:
-            loading = thread.submit(
-                AsyncLLM, model, observers=observers, loras=loras, media=config.media, **{"seed": None, **options}
-            )
+            loading = thread.submit(AsyncLLM, model, **given)
             from foreword.server.context import Context
             from foreword.server.listener import Server, serve
         llm = loading.result()
