@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,18 @@ LAYERS = {name: imports for names, imports in PACKAGES for name in names}
 
 ROOMS = {name: imports for names, imports in PARTS for name in names}
 """Part of `foreword.batch` → the parts that it imports. A module belongs to the longest prefix."""
+
+FACES = {
+    "foreword.batch",
+    "foreword.batch.adapters",
+    "foreword.batch.adapters.vllm",
+    "foreword.batch.difference",
+    "foreword.batch.proof.spec",
+    "foreword.batch.step.layout",
+    "foreword.batch.values.parameters",
+    "foreword.batch.values.sampling_params",
+}
+"""The public modules of `foreword.batch`: what other packages import from it is a name of one of them."""
 
 
 def module_name(path: Path) -> str:
@@ -157,6 +170,54 @@ def test_the_tables_have_every_module():
     inner = [name.removeprefix("foreword.batch.") for name in GRAPH if name.startswith("foreword.batch.")]
     assert [name for name in inner if part_of(name, ROOMS) is None] == []
     assert [name for name in ROOMS if name not in inner] == []
+
+
+def public_names(face: str) -> set[str]:
+    """``__all__`` of a module; without one every name without ``_`` that it binds itself."""
+    module = import_module(face)
+    own = {name for name, value in vars(module).items() if getattr(value, "__module__", face) == face}
+    return set(getattr(module, "__all__", {name for name in own if name[0] != "_"}))
+
+
+def test_other_packages_import_only_public_names_of_the_batch_package():
+    public = {(face, name) for face in FACES for name in public_names(face)}
+    public |= {(face, None) for face in FACES} | {face.rpartition(".")[::2] for face in FACES}
+    behind = []
+    for path in sorted(SRC.glob("foreword/**/*.py")):
+        name = module_name(path)
+        if not f"{name}.".startswith("foreword.batch."):
+            used = {(module, imported) for module, imported, _ in imports_of(name, path)}
+            used |= {(text, None) for text in strings_of(path) if text in GRAPH}  # for `import_module`
+            behind += [f"{name}: {m}, {n}" for m, n in used - public if f"{m}.".startswith("foreword.batch.")]
+    assert behind == []
+
+
+def strings_of(path: Path) -> set[str]:
+    """The string constants of a file."""
+    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    return {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+
+
+def private_names(paths: Iterable[Path]) -> tuple[set[str], set[str]]:
+    """The private names that some files define, and those that they read of another object than ``self`` or ``cls``."""
+    defined: set[str] = set()
+    read: set[str] = set()
+    for path in paths:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            match node:
+                case ast.Attribute(value=value, attr=attr):
+                    own = isinstance(value, ast.Name) and value.id in ("self", "cls")
+                    (defined if own or isinstance(node.ctx, ast.Store) else read).add(attr)
+                case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.Name(id=name, ctx=ast.Store()):
+                    defined.add(name)
+    return ({name for name in names if name[0] == "_" and name[:2] != "__"} for names in (defined, read))
+
+
+@pytest.mark.parametrize("package", sorted(set(LAYERS) - {"batch", "__main__"}))
+def test_a_package_reads_no_private_name_of_the_batch_package(package):
+    of_batch, _ = private_names(SRC.glob("foreword/batch/**/*.py"))
+    defined, read = private_names(SRC.glob(f"foreword/{package}/**/*.py"))
+    assert read & of_batch - defined == set()
 
 
 @pytest.mark.parametrize(

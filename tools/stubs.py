@@ -36,7 +36,8 @@ def canonical(tree: ast.Module) -> ast.Module:
     """Return a stub with the array types of foreword.arrays and docstrings without indentation."""
     types = ArrayTypes()
     tree = types.visit(tree)
-    imports = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.names]
+    imports: list[ast.stmt] = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.names]
+    imports += [node for node in tree.body if isinstance(node, ast.Import) and "foreword.batch" in ast.unparse(node)]
     body = [node for node in tree.body if not isinstance(node, ast.Import | ast.ImportFrom)]
     names = ast.ImportFrom("foreword.arrays", [ast.alias(name) for name in sorted(types.used)], 0)
     for node in ast.walk(tree):

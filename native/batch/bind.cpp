@@ -190,15 +190,21 @@ Buffers make_buffers(const nb::dict &arrays) {
   return buffers;
 }
 
-void init_step(StepCore *self, const Arrays &rows, const Arrays &arrays, int32_t vocab_size,
-               int32_t max_num_draft_tokens) {
-  StepCore &core = *new (self) StepCore;
+// A core, and the NamedTuple of a step's scalars that it returns.
+struct PyStepCore : StepCore {
+  nb::object scalars_type;
+};
+
+void init_step(PyStepCore *self, const Arrays &rows, const Arrays &arrays, int32_t vocab_size,
+               int32_t max_num_draft_tokens, nb::object scalars_type) {
+  PyStepCore &core = *new (self) PyStepCore;
+  core.scalars_type = std::move(scalars_type);
   core.states = make_states(rows, vocab_size, max_num_draft_tokens);
   core.buffers = make_buffers(arrays);
 }
 
 // `table`: the arrays of the group's BlockTable; `step`: the step's arrays of the group; both by name.
-void add_group(StepCore &core, const Arrays &table, const Arrays &step, int32_t block_size,
+void add_group(PyStepCore &core, const Arrays &table, const Arrays &step, int32_t block_size,
                int32_t tokens_per_block, int32_t sliding_window, std::tuple<int32_t, int32_t, int32_t> context_parallel,
                bool recurrent, int32_t null_block) {
   const auto blocks = nb::cast<Matrix<int32_t>>(table["table"]);
@@ -251,18 +257,23 @@ void add_device_table(PacketCore &core, Matrix<int32_t> table, Vector<int32_t> n
 }
 
 // The step's scalars, or None for a plan that breaks a rule: foreword.batch.prepare.plan.check names it.
-nb::object prepared(StepCore &core, const int32_t *rows, const int32_t *num_scheduled, size_t num_reqs,
+nb::object prepared(PyStepCore &core, const int32_t *rows, const int32_t *num_scheduled, size_t num_reqs,
                     const int32_t *num_drafts, const int32_t *draft_ids, size_t num_draft_ids, int64_t pad_tokens,
                     int64_t pad_reqs, bool gather, const bool *cancelled) {
   const Plan plan{rows, num_scheduled, num_draft_ids ? num_drafts : nullptr, draft_ids, int64_t(num_reqs),
                   int64_t(num_draft_ids), pad_tokens, pad_reqs, gather, cancelled};
   if (!core.prepare(plan)) return nb::none();
-  const auto *s = reinterpret_cast<const Scalars *>(core.buffers.scalars);
-  return nb::make_tuple(s->num_reqs, s->num_tokens, s->num_reqs_padded, s->num_tokens_padded, s->num_logits,
-                        s->num_draft_tokens, s->max_query_len, s->max_seq_len, s->attention_state, s->num_unresolved);
+  constexpr Py_ssize_t count = sizeof(Scalars) / sizeof(int64_t);
+  auto *type = reinterpret_cast<PyTypeObject *>(core.scalars_type.ptr());
+  const auto allocate = reinterpret_cast<allocfunc>(PyType_GetSlot(type, Py_tp_alloc));
+  nb::object scalars = nb::steal(allocate(type, count));
+  if (!scalars.is_valid()) nb::raise_python_error();
+  for (Py_ssize_t i = 0; i < count; ++i)  // as tuple.__new__(Scalars, values) does, without the tuple of values
+    PyTuple_SetItem(scalars.ptr(), i, PyLong_FromLongLong(core.buffers.scalars[i]));
+  return scalars;
 }
 
-nb::object prepare_ragged(StepCore &core, Vector<const int32_t> rows, Vector<const int32_t> num_scheduled,
+nb::object prepare_ragged(PyStepCore &core, Vector<const int32_t> rows, Vector<const int32_t> num_scheduled,
                           Vector<const int32_t> num_drafts, Vector<const int32_t> draft_ids, int64_t pad_tokens,
                           int64_t pad_reqs, bool gather, std::optional<Vector<const bool>> cancelled) {
   return prepared(core, rows.data(), num_scheduled.data(), rows.shape(0), num_drafts.data(), draft_ids.data(),
@@ -270,7 +281,7 @@ nb::object prepare_ragged(StepCore &core, Vector<const int32_t> rows, Vector<con
 }
 
 // Drafts as [B, D] padded with −1, or None. None for arrays of other types or shapes as well.
-nb::object prepare(StepCore &core, nb::handle plan_rows, nb::handle plan_counts, nb::handle plan_drafts,
+nb::object prepare(PyStepCore &core, nb::handle plan_rows, nb::handle plan_counts, nb::handle plan_drafts,
                    int64_t pad_tokens, int64_t pad_reqs, bool gather) {
   Ints rows, num_scheduled, drafts;
   const bool has_drafts = !plan_drafts.is_none();
@@ -286,7 +297,7 @@ nb::object prepare(StepCore &core, nb::handle plan_rows, nb::handle plan_counts,
 
 // Samples [B] or [B, width] of the step prepared last. False, with nothing changed, for arrays of other types or shapes,
 // and for samples that break a rule.
-bool commit(StepCore &core, nb::handle samples, bool advanced) {
+bool commit(PyStepCore &core, nb::handle samples, bool advanced) {
   Ints sampled;
   if (!sampled.read(samples)) return false;
   const auto *step = reinterpret_cast<const Scalars *>(core.buffers.scalars);
@@ -362,25 +373,26 @@ void bind_batch(nb::module_ &m) {
            nb::sig("def renew_sampling(self, rows: " PY_I32 ", /) -> None"))
       .def("append", &append, nb::arg().none(), nb::arg().none(), nb::arg(),
            nb::sig("def append(self, rows: object, blocks: object, group: int, /) -> bool"));
-  nb::class_<StepCore>(m, "StepCore", "Step preparation over the arrays of one RequestStates and one InputBuffers.")
-      .def("__init__", &init_step, "rows"_a, "arrays"_a, "vocab_size"_a, "max_num_draft_tokens"_a)
+  nb::class_<PyStepCore>(m, "StepCore", "Step preparation over the arrays of one RequestStates and one InputBuffers.")
+      .def("__init__", &init_step, "rows"_a, "arrays"_a, "vocab_size"_a, "max_num_draft_tokens"_a, "scalars_type"_a)
       .def("add_group", &add_group, "table"_a, "step"_a, nb::kw_only(), "block_size"_a, "tokens_per_block"_a,
            "sliding_window"_a, "context_parallel"_a, "recurrent"_a, "null_block"_a)
       .def("set_context_parallel",
-           [](StepCore &c, int32_t size, int32_t rank, int32_t interleave) {
+           [](PyStepCore &c, int32_t size, int32_t rank, int32_t interleave) {
              c.context_parallel = true;
              c.cp = {size, rank, interleave};
            },
            "size"_a, "rank"_a, "interleave"_a)
       .def("prepare", &prepare, nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg(),
-           nb::sig("def prepare(self, rows: " PY_I32 ", num_scheduled: " PY_I32 ", drafts: " PY_I32
-                   " | None, pad_tokens: int, pad_reqs: int, gather: bool, /) -> tuple[int, ...] | None"))
+           nb::sig("def prepare(self, rows: " PY_I32 ", num_scheduled: " PY_I32 ", drafts: object"
+                   ", pad_tokens: int, pad_reqs: int, gather: bool, /) -> foreword.batch.step.layout.Scalars | None"))
       .def("prepare_ragged", &prepare_ragged, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
            nb::arg(), nb::arg().none(),
            nb::sig("def prepare_ragged(self, rows: " PY_I32 ", num_scheduled: " PY_I32 ", num_drafts: " PY_I32
                    ", draft_ids: " PY_I32 ", pad_tokens: int, pad_reqs: int, gather: bool, cancelled: " PY_BOOLS
-                   " | None, /) -> tuple[int, ...] | None"))
-      .def("advance", &StepCore::advance, nb::sig("def advance(self, num_reqs: int, /) -> None"))
+                   " | None, /) -> foreword.batch.step.layout.Scalars | None"))
+      .def("advance", [](PyStepCore &c, int64_t num_reqs) { c.advance(num_reqs); },
+           nb::sig("def advance(self, num_reqs: int, /) -> None"))
       .def("commit", &commit, nb::arg().none(), nb::arg(),
            nb::sig("def commit(self, sampled: object, advanced: bool, /) -> bool"));
   nb::class_<Buffers>(m, "StepBuffers", "The arrays of one InputBuffers.")

@@ -1,4 +1,4 @@
-// Seeds of requests without one, as foreword/batch/values/seeds.py derives them.
+// Seeds of requests without one, as foreword/seeds.py derives them.
 #pragma once
 
 #include <cstdint>

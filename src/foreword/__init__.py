@@ -8,8 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from foreword.batch.values.pooling import PoolingParams
-    from foreword.batch.values.sampling_params import SamplingParams
+    from foreword.batch import PoolingParams, SamplingParams
     from foreword.engine.async_llm import AsyncLLM
     from foreword.engine.llm import LLM
     from foreword.engine.outputs import CompletionOutput, RequestOutput
@@ -32,10 +31,10 @@ _HOMES = {
     "AsyncLLM": "foreword.engine.async_llm",
     "LLM": "foreword.engine.llm",
     "CompletionOutput": "foreword.engine.outputs",
-    "PoolingParams": "foreword.batch.values.pooling",
+    "PoolingParams": "foreword.batch",
     "PoolingRequestOutput": "foreword.engine.pooling",
     "RequestOutput": "foreword.engine.outputs",
-    "SamplingParams": "foreword.batch.values.sampling_params",
+    "SamplingParams": "foreword.batch",
 }
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
+import foreword.batch.step.layout
 from foreword.arrays import F32, F64, I32, I64, U8, AnyArray, Bools
 
 def array_names() -> dict[str, list[tuple[str, str]]]:
@@ -46,7 +47,12 @@ class StepCore:
     """Step preparation over the arrays of one RequestStates and one InputBuffers."""
 
     def __init__(
-        self, rows: dict[str, AnyArray], arrays: dict[str, AnyArray], vocab_size: int, max_num_draft_tokens: int
+        self,
+        rows: dict[str, AnyArray],
+        arrays: dict[str, AnyArray],
+        vocab_size: int,
+        max_num_draft_tokens: int,
+        scalars_type: object,
     ) -> None: ...
     def add_group(
         self,
@@ -62,8 +68,8 @@ class StepCore:
     ) -> None: ...
     def set_context_parallel(self, size: int, rank: int, interleave: int) -> None: ...
     def prepare(
-        self, rows: I32, num_scheduled: I32, drafts: I32 | None, pad_tokens: int, pad_reqs: int, gather: bool, /
-    ) -> tuple[int, ...] | None: ...
+        self, rows: I32, num_scheduled: I32, drafts: object, pad_tokens: int, pad_reqs: int, gather: bool, /
+    ) -> foreword.batch.step.layout.Scalars | None: ...
     def prepare_ragged(
         self,
         rows: I32,
@@ -75,7 +81,7 @@ class StepCore:
         gather: bool,
         cancelled: Bools | None,
         /,
-    ) -> tuple[int, ...] | None: ...
+    ) -> foreword.batch.step.layout.Scalars | None: ...
     def advance(self, num_reqs: int, /) -> None: ...
     def commit(self, sampled: object, advanced: bool, /) -> bool: ...
 

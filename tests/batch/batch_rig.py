@@ -10,7 +10,6 @@ import pytest
 from batch_scenes import TENSOR_NAMES
 
 from foreword.batch import InputBatch, InputBuffers, KVGroup, NewRequest, RequestStates, prepare_inputs
-from foreword.batch.step.tensors import tensor
 
 BACKENDS = ("loops", "numpy", "native")
 every_backend = pytest.mark.parametrize("backend", BACKENDS)
@@ -88,7 +87,7 @@ def arrays(value: np.ndarray | tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]
 
 def tensors(batch: InputBatch) -> dict[str, list]:
     """Return every tensor of a step as lists."""
-    return {name: [a.tolist() for a in arrays(tensor(batch, name)) if a is not None] for name in TENSOR_NAMES}
+    return {name: [a.tolist() for a in arrays(getattr(batch, name)) if a is not None] for name in TENSOR_NAMES}
 
 
 def address(array: np.ndarray) -> int:

@@ -16,7 +16,6 @@ from foreword.batch import (
     resolve,
 )
 from foreword.batch.proof.checker import CacheChecker, check_bounds
-from foreword.batch.step.tensors import is_resolved
 from foreword.batch.values.block_ops import BlockOps
 
 S = 2
@@ -130,7 +129,7 @@ def test_two_steps_in_flight_are_checked_when_resolved(engine):
     advance(engine.states, first)
     later = InputBuffers.for_states(engine.states, 24)
     second = prepare_inputs(engine.states, {"a": 1}, later, check="full")
-    assert not is_resolved(second)
+    assert not second.is_resolved
     engine.states.commit(first, {"a": [9]})
     resolve(second)
     engine.states.commit(second, {"a": [3]})

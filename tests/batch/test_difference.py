@@ -48,7 +48,6 @@ from foreword.batch.difference.encoding import pack, unpack
 from foreword.batch.state import request_states
 from foreword.batch.state.sampling_columns import COLUMNS
 from foreword.batch.step.layout import EXTENTS, STEP, Scalars
-from foreword.batch.step.tensors import buffers_of, is_gathered
 from foreword.errors import ForewordError
 
 
@@ -79,10 +78,10 @@ class Mirror:
     def follow(self, batch):
         data = self.recorder.take(batch).to_bytes()
         self.sizes.append(len(data))
-        buffers = self.buffers.get(id(buffers_of(batch)))
+        buffers = self.buffers.get(id(batch.buffers))
         if buffers is None:
-            buffers = InputBuffers.for_states(self.states, buffers_of(batch).max_num_batched_tokens)
-            self.buffers[id(buffers_of(batch))] = buffers
+            buffers = InputBuffers.for_states(self.states, batch.buffers.max_num_batched_tokens)
+            self.buffers[id(batch.buffers)] = buffers
         mine = apply_difference(self.states, StepDifference.from_bytes(data), buffers, backend=batch._backend)
         assert_equal_steps(batch, mine)
         assert_equal_states(batch.states, self.states)
@@ -92,16 +91,16 @@ class Mirror:
 def assert_equal_steps(batch, mine) -> None:
     """Every tensor of the step; those with a pad value to the end of their buffers."""
     assert mine.step == batch.step
-    assert is_gathered(mine) == is_gathered(batch)
+    assert mine.is_gathered == batch.is_gathered
     for name in ("zero", "copies"):
         assert np.array_equal(getattr(mine.block_ops, name), getattr(batch.block_ops, name))
-    scalars = Scalars(*buffers_of(batch).scalars.tolist())
+    scalars = Scalars(*batch.buffers.scalars.tolist())
     for field in STEP:
         if field.name in ("samples", "written"):  # of a step advanced later, and of the buffers' earlier steps
             continue
-        if field.name in ("block_table", "num_blocks", "num_nulled", "content_id") and not is_gathered(batch):
+        if field.name in ("block_table", "num_blocks", "num_nulled", "content_id") and not batch.is_gathered:
             continue
-        got, want = buffers_of(mine)[field.name], buffers_of(batch)[field.name]
+        got, want = mine.buffers[field.name], batch.buffers[field.name]
         for a, b in zip(got, want, strict=True) if field.per_group else ((got, want),):
             if field.padding is None and field.name != "scalars":
                 extent = EXTENTS[field.shape[0]]
@@ -116,7 +115,7 @@ def assert_equal_states(states: RequestStates, mine: RequestStates) -> None:
     assert mine.req_ids == states.req_ids
     assert [mine.row_of(rid) for rid in mine.req_ids] == [states.row_of(rid) for rid in states.req_ids]
     assert mine.sampling.num_admissions == states.sampling.num_admissions
-    for name, column in states._columns.items():
+    for name, column in states.columns.items():
         assert np.array_equal(getattr(mine, name), column), name
     for a, b in zip(mine.block_tables, states.block_tables, strict=True):
         for name in ("table", "num_blocks", "content_id"):

@@ -7,6 +7,7 @@ import random
 import numpy as np
 import pytest
 from batch_rig import arrays, every_backend, states_and_buffers, tensors
+from batch_scenes import TENSOR_NAMES
 
 from foreword.batch import (
     AttentionState,
@@ -23,7 +24,6 @@ from foreword.batch import (
     uniform_decode_len,
 )
 from foreword.batch.step.layout import STEP
-from foreword.batch.step.tensors import buffers_of, is_gathered, tensor
 from foreword.errors import CapacityError
 
 R, M, T, D = 6, 24, 32, 3
@@ -70,9 +70,9 @@ def check(
         "bonus_logits_indices": [i for i in range(len(logits)) if i % (drafts + 1) == drafts],
         "draft_token_ids": [-1] * (B * drafts),
     }
-    assert {name: tensor(batch, name).tolist() for name in want} == want
+    assert {name: getattr(batch, name).tolist() for name in want} == want
     for g, table in enumerate(states.block_tables):
-        assert (buffers_of(batch)["slot_mapping"][g] == -1).all()
+        assert (batch.buffers["slot_mapping"][g] == -1).all()
         rows = [[block if k * table.tokens_per_block < computed + n and computed else null for k in range(table.width)]
                 for n in counts]  # fmt: skip
         assert batch.block_table[g].tolist() == rows + [[null] * table.width] * (Bp - B)
@@ -144,7 +144,7 @@ def test_a_rank_has_its_share_of_a_dummys_context():
 def test_without_block_tables_a_dummy_has_none():
     states, buffers = make()
     batch = make_dummy(states, buffers, num_tokens=2, num_reqs=2, num_computed=3, gather_block_tables=False)
-    assert not is_gathered(batch)
+    assert not batch.is_gathered
     assert batch.seq_lens.tolist() == [4, 4]
     for g in range(len(GROUPS)):
         assert (buffers["block_table"][g] == 0).all()
@@ -172,7 +172,7 @@ def test_a_dummy_reads_no_live_block_and_changes_no_row(null):
 @every_backend
 def test_a_dummy_has_the_addresses_of_a_step(backend):
     states, buffers = make()
-    names = [f.name for f in STEP if hasattr(InputBatch, f.name) and f.name != "dcp_local_seq_lens"]
+    names = [name for name in TENSOR_NAMES if name != "dcp_local_seq_lens"]
 
     def addresses(batch: InputBatch) -> dict[str, list[int]]:
         return {name: [a.ctypes.data for a in arrays(getattr(batch, name))] for name in names}

@@ -26,10 +26,11 @@ from foreword.batch import (
 )
 from foreword.batch.proof.spec import TENSORS, Level
 from foreword.batch.step.layout import STEP
-from foreword.batch.step.tensors import tensor
 from foreword.errors import ConfigError
 
-LIBRARY = tuple(f"foreword.{name}" for name in ("batch", "arrays", "errors", "names", "native", "_native"))
+LIBRARY = tuple(
+    f"foreword.{name}" for name in ("batch", "arrays", "errors", "integers", "names", "native", "_native", "seeds")
+)
 M, VOCAB = 9, 50
 
 
@@ -313,7 +314,7 @@ def test_the_arrays_of_a_batch_cannot_be_written(world):
     for spec in TENSORS:
         if spec.level in (Level.SYSTEM, Level.STEP) or spec.attribute == "explain":
             continue
-        value = tensor(batch, spec.name)
+        value = getattr(batch, spec.name)
         for array in arrays(value):
             if array is not None and array.size:
                 with pytest.raises(ValueError, match="read-only"):

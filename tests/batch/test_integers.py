@@ -7,7 +7,7 @@ import pytest
 from batch_rig import states_of
 
 from foreword.batch import InputBuffers, NewRequest, PlanError, RequestError, RequestStates, prepare_inputs
-from foreword.batch.values.integers import as_int32
+from foreword.integers import as_int32
 
 
 class Index:

@@ -27,7 +27,6 @@ from foreword.batch import (
     resolve,
     validate,
 )
-from foreword.batch.step.tensors import is_committed, tensor
 
 
 class Interrupted(BaseException):
@@ -110,7 +109,7 @@ class World(batch_rig.World):
         """All that later calls depend on. Left out are numbers that only have to be new, and what no request owns."""
         s, sampling, extras = self.states, self.states.sampling, self.states.extras
         new = {id(table.content_id) for table in s.block_tables}
-        dense = [array.tolist() for array in (*s._columns.values(), *sampling.arrays())]
+        dense = [array.tolist() for array in (*s.columns.values(), *sampling.arrays())]
         dense += [a.tolist() for t in s.block_tables for a in (t.table, t.num_blocks) if id(a) not in new]
         return {
             "arrays": dense,
@@ -128,7 +127,7 @@ class World(batch_rig.World):
 
     def finish(self) -> None:
         """A step of all requests, checked against the specification."""
-        if not is_committed(self.batch):
+        if not self.batch.is_committed:
             self.commit(self.batch)
         s = self.states
         left = {rid: int(s.num_tokens[s.row_of(rid)] - s.num_computed_tokens[s.row_of(rid)]) for rid in s.req_ids}
@@ -219,7 +218,7 @@ def test_a_batch_whose_tensors_were_overwritten_in_part_is_stale(what, backend):
 
 
 def tensors(batch: InputBatch) -> dict[str, str]:
-    return {name: str(tensor(batch, name)) for name in TENSOR_NAMES}
+    return {name: str(getattr(batch, name)) for name in TENSOR_NAMES}
 
 
 class Refusing:

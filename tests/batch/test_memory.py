@@ -42,7 +42,6 @@ from foreword.batch.adapters import (
 )
 from foreword.batch.state.layout import ROWS
 from foreword.batch.step.layout import OPTIONAL, STEP
-from foreword.batch.step.tensors import tensor
 from foreword.errors import ConfigError
 from foreword.native import native
 
@@ -172,10 +171,10 @@ def test_behind_the_entries_of_a_step_are_pad_values_whatever_was_there_before(b
         batch = prepare_inputs(states, plan, buffers, draft_tokens=drafts, pad_to=pads, backend=backend)
         for name, value in (PAD | PER_GROUP).items():
             capacity = len(arrays(buffers[name])[0])
-            for whole, own in zip(arrays(batch.padded(name, capacity)), arrays(tensor(batch, name)), strict=True):
+            for whole, own in zip(arrays(batch.padded(name, capacity)), arrays(getattr(batch, name)), strict=True):
                 assert np.array_equal(whole[: len(own)], own), name
                 assert (whole[len(own) :] == (null if value == "null" else value)).all(), name
-            size = (len(arrays(tensor(batch, name))[0]) + capacity) // 2
+            size = (len(arrays(getattr(batch, name))[0]) + capacity) // 2
             assert [len(a) for a in arrays(batch.padded(name, size))] == [size] * len(arrays(buffers[name]))
         states.commit(batch, {rid: [7] for rid in plan})
 
@@ -310,3 +309,21 @@ def test_the_native_cores_take_the_arrays_of_the_tables_by_name_and_type():
     only_python = {"rope_delta", "encoder_len"}  # extras: native code refuses requests that bring them
     assert set(names["rows"]) == {(f.name, f.dtype) for f in ROWS if f.name not in only_python}
     assert sorted(names["step"]) == sorted((f.name, f.dtype) for f in STEP)
+
+
+def test_what_is_attached_to_buffers_is_made_once_per_key_and_buffers():
+    states = RequestStates(max_num_reqs=1, max_model_len=4, vocab_size=5, kv_groups=[KVGroup(2)])
+    first, second = (InputBuffers.for_states(states, 4) for _ in range(2))
+    made = []
+
+    def make(buffers: InputBuffers) -> list[InputBuffers]:
+        made.append(buffers)
+        return [buffers]
+
+    assert [first.attach("a", make)[0], first.attach("a", make)[0], second.attach("a", make)[0]] == [
+        first,
+        first,
+        second,
+    ]
+    assert first.attach("b", make) is not first.attach("a", make)
+    assert made == [first, second, first]

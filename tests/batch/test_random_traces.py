@@ -30,7 +30,6 @@ from foreword.batch import (
     prepare_inputs,
     validate,
 )
-from foreword.batch.step.tensors import tensor
 
 VOCAB = 61
 EXAMPLES = os.environ.get("FOREWORD_EXAMPLES")
@@ -353,12 +352,12 @@ def compare(batch, buffers, expected: dict, gathered: bool, backend: str) -> Non
                 explained[g] = batch.explain(g)
             got = getattr(explained[g], base)
         elif base in PADDED_TO_THE_END:
-            got, view = buffers[base], tensor(batch, base)
+            got, view = buffers[base], getattr(batch, base)
             got, view = (got[g], view[g]) if isinstance(got, tuple) else (got, view)
             lengths = {**expected, "num_logits": len(expected["expanded_local_pos"])}
             assert np.array_equal(view, got[: lengths[PADDED_TO_THE_END[base]]]), (backend, name)
         else:
-            got = tensor(batch, base)
+            got = getattr(batch, base)
         if want is None:
             continue
         want = np.array(want).reshape(np.shape(got)) if np.size(got) == 0 else np.array(want)

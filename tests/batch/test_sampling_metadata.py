@@ -27,8 +27,8 @@ from foreword.batch.state.changes import make as make_changes
 from foreword.batch.state.sampling_columns import COLUMNS, FLAG_RULES, GIVEN, SamplingColumns
 from foreword.batch.state.sampling_metadata import token_counts
 from foreword.batch.values.parameters import Need
-from foreword.batch.values.seeds import derived_seed
 from foreword.native import available
+from foreword.seeds import derived_seed
 
 V = 50
 

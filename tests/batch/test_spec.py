@@ -81,17 +81,17 @@ def test_one_flipped_entry_of_a_batch_is_named(name):
 
 def test_a_flipped_scalar_is_named():
     made = scene("mixed")
-    good = made.batch._scalars
+    good = made.batch.scalars
     for field in ("num_reqs", "num_tokens", "max_query_len", "max_seq_len", "attention_state"):
         index = Scalars._fields.index(field)
         for delta in (1, -1):
             if field == "attention_state" and delta > 0:
                 continue  # 4 is SPEC_DECODING, covered by −1's like
-            made.batch._scalars = (*good[:index], good[index] + delta, *good[index + 1 :])
+            made.batch.scalars = (*good[:index], good[index] + delta, *good[index + 1 :])
             with pytest.raises(PlanError) as caught:
                 validate(made.batch)
             assert caught.value.tensor == field, caught.value
-    made.batch._scalars = good
+    made.batch.scalars = good
 
 
 def corruptions(rule: validator.Rule, array: np.ndarray):

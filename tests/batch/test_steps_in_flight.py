@@ -19,7 +19,6 @@ from foreword.batch import (
     prepare_inputs,
     resolve,
 )
-from foreword.batch.step.tensors import is_resolved, row_generation, tensor
 
 D, M, VOCAB = 3, 40, 97
 GROUPS = [KVGroup(block_size=4), KVGroup(block_size=3, sliding_window=5)]
@@ -85,7 +84,7 @@ class Engine(World):
         """Samples after verification: accepted drafts, then one more."""
         sampled = {}
         for b, rid in enumerate(batch.req_ids):
-            if rid not in self.states or row_generation(batch)[b] < 0:
+            if rid not in self.states or batch.row_generation[b] < 0:
                 continue
             end = int(batch.seq_lens[b])
             k = int(batch.num_draft_tokens[b])
@@ -132,7 +131,7 @@ def run(backend: str, depth: int, seed: int) -> dict[str, list[int]]:
             batch, buffers = ahead
         resolve(batch, engine.known_drafts(batch))
         fresh = InputBuffers.for_states(engine.states, 128)
-        alive = [rid for b, rid in enumerate(batch.req_ids) if row_generation(batch)[b] >= 0]
+        alive = [rid for b, rid in enumerate(batch.req_ids) if batch.row_generation[b] >= 0]
         in_time = prepare_inputs(
             engine.states,
             {rid: int(n) for rid, n in zip(batch.req_ids, batch.num_scheduled_tokens, strict=True) if rid in alive},
@@ -143,10 +142,10 @@ def run(backend: str, depth: int, seed: int) -> dict[str, list[int]]:
         if len(alive) == batch.num_reqs:
             for name in TENSOR_NAMES:
                 if name != "num_blocks":
-                    for ours, theirs in zip(arrays(tensor(batch, name)), arrays(tensor(in_time, name)), strict=True):
+                    for ours, theirs in zip(arrays(getattr(batch, name)), arrays(getattr(in_time, name)), strict=True):
                         assert np.array_equal(ours, theirs), name
         else:
-            live = row_generation(batch) >= 0
+            live = batch.row_generation >= 0
             assert np.array_equal(batch.seq_lens[live], in_time.seq_lens)
             dead = ~live[batch.req_indices]
             for g in range(len(GROUPS)):
@@ -184,14 +183,14 @@ def test_an_unresolved_step_can_be_neither_committed_nor_advanced():
     first = prepare_inputs(states, {"a": 2}, ring.acquire())
     advance(states, first)
     second = prepare_inputs(states, {"a": 1}, ring.acquire())
-    assert not is_resolved(second)
+    assert not second.is_resolved
     assert second.input_ids.tolist() == [0]
     for use in (lambda: states.commit(second, {"a": [3]}), lambda: advance(states, second), lambda: resolve(second)):
         with pytest.raises(PlanError):
             use()
     states.commit(first, {"a": [9]})
     resolve(second)
-    assert is_resolved(second)
+    assert second.is_resolved
     assert second.input_ids.tolist() == [9]
 
 

@@ -30,7 +30,6 @@ from foreword.batch import (
 from foreword.batch.adapters import vllm_front
 from foreword.batch.adapters.vllm import VllmAdapter, apply
 from foreword.batch.state.sampling_columns import COLUMNS
-from foreword.batch.step.tensors import is_resolved
 
 GROUPS = [KVGroup(block_size=4), KVGroup(block_size=2)]
 DRAFTS = 3
@@ -377,7 +376,7 @@ def test_a_step_may_be_applied_while_the_one_before_is_in_flight(front, monkeypa
     for step, buffers in enumerate((second, first, second)):  # the outputs the scheduler counts include placeholders
         cached = cached_data([("a", None, 3 + step, 1 + step)])
         batch = prepare_inputs(states, apply(states, output(cached=cached, scheduled={"a": 1})), buffers)
-        assert not is_resolved(batch)
+        assert not batch.is_resolved
         states.commit(flying, {"a": [50 + step]})
         resolve(batch)
         assert (batch.input_ids.tolist(), batch.positions.tolist()) == ([50 + step], [3 + step])

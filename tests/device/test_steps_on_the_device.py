@@ -84,7 +84,7 @@ def test_a_step_sent_before_the_samples_are_known_equals_the_resolved_step(seed)
         rows.send(buffers[step % 2])
         rows.prepare(batch.num_tokens_padded, batch.num_reqs_padded)
         found = rows.read_back(buffers[step % 2])
-        unknown += int((batch._num_placeholders > 0).sum())
+        unknown += int((batch.num_placeholders > 0).sum())
         samples = np.full((len(plan), 1 + DRAFTS), -1, np.int32)
         arena, place = rows.arena.numpy(), rows.layout
         for b, row in enumerate(batch.idx_mapping.tolist()):
@@ -98,7 +98,7 @@ def test_a_step_sent_before_the_samples_are_known_equals_the_resolved_step(seed)
             states.commit(*flight)
             for rid in [r for r in states.req_ids if states.num_tokens[states.row_of(r)] >= goals[r]]:
                 states.remove_request(rid)
-        live = states.row_generation[batch.idx_mapping] == batch._row_generation
+        live = states.row_generation[batch.idx_mapping] == batch.row_generation
         resolve(batch)
         for b in np.flatnonzero(live).tolist():
             part = slice(int(batch.query_start_loc[b]), int(batch.query_start_loc[b + 1]))

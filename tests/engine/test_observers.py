@@ -6,7 +6,6 @@ import pytest
 from engine_rig import Guesser, make_engine, run, run_through, token_ids
 
 from foreword.batch import SamplingParams
-from foreword.batch.step.tensors import is_committed
 from foreword.cache import BlockRemoved, BlockStored, CacheCleared
 from foreword.engine import EngineMetrics, EngineObserver
 from foreword.engine.speculation import SpeculationConfig
@@ -33,7 +32,7 @@ class Log(EngineObserver):
         self.calls.append(("planned", batch.num_tokens))
 
     def step_ran(self, plan, batch, sampled):
-        self.calls.append(("ran", is_committed(batch)))
+        self.calls.append(("ran", batch.is_committed))
 
     def step_committed(self, plan, batch, sampled):
         self.calls.append(("committed", sampled.token_ids.tolist()))

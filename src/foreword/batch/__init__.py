@@ -7,8 +7,10 @@
     print(batch.explain())                                 # the same as tables
     states.commit(batch, {"a": [token]})                   # what was sampled
 
-Needs NumPy alone. `foreword.batch.proof.spec` has every tensor as data. Tensors that few steps need, and other kernels'
-arguments, are functions of a batch: those exported here, and `foreword.batch.adapters`.
+Needs NumPy alone. Tensors that few steps need, and other kernels' arguments, are functions of a batch: those exported
+here, and `foreword.batch.adapters`. The public names are those of this package, `foreword.batch.adapters` with its
+module `vllm`, `foreword.batch.difference`, and the tables: `foreword.batch.step.layout` (the tensors of a step),
+`foreword.batch.proof.spec` (what each of them means), `foreword.batch.values.parameters` and `sampling_params`.
 """
 
 from importlib import import_module
@@ -19,54 +21,77 @@ from foreword.batch.features.context_parallel import share_prefill
 from foreword.batch.features.embeds import get_token_id, is_token_ids, prompt_embeds
 from foreword.batch.features.explain import Explanation
 from foreword.batch.features.kernel_blocks import kernel_block_table
-from foreword.batch.features.lora import lora_mapping
+from foreword.batch.features.lora import LoraMapping, lora_mapping
 from foreword.batch.features.masks import attention_mask, discard_mask
-from foreword.batch.features.multimodal import encoder_seq_lens, mm_inputs, mrope_positions, stage_mrope_positions
-from foreword.batch.features.pooling import pooling_metadata
+from foreword.batch.features.multimodal import (
+    encoder_seq_lens,
+    mm_inputs,
+    mrope_positions,
+    prefilling_with,
+    stage_mrope_positions,
+)
+from foreword.batch.features.pooling import PoolingMetadata, pooling_metadata
 from foreword.batch.features.recurrent import state_indices
 from foreword.batch.features.sampling import logits_sampling_metadata, sampling_metadata, step_needs
 from foreword.batch.prepare.dummy import make_dummy
 from foreword.batch.prepare.input_batch import InputBatch
-from foreword.batch.prepare.prepare import advance, prepare_inputs, resolve
+from foreword.batch.prepare.prepare import advance, backend_of, prepare_inputs, resolve
 from foreword.batch.prepare.ring import StagingRing
-from foreword.batch.state.batch_update import BatchUpdate, BatchUpdates
+from foreword.batch.state.batch_update import AddedRow, BatchUpdate, BatchUpdates
+from foreword.batch.state.block_table import BlockTable, ContentIds
 from foreword.batch.state.request_states import RequestStates
 from foreword.batch.state.sampling_metadata import SamplingMetadata, StepNeeds
 from foreword.batch.step.buffers import InputBuffers
 from foreword.batch.step.tensors import StaleBatchError
-from foreword.batch.values.attention import AttentionState
+from foreword.batch.values.attention import AttentionState, visible
 from foreword.batch.values.block_ops import BlockOps
+from foreword.batch.values.checked import CheckedParams, CheckedPrompt
 from foreword.batch.values.kv_groups import ContextParallel, KVGroup
 from foreword.batch.values.lora import LoraRequest
 from foreword.batch.values.multimodal import MultiModalFeature
 from foreword.batch.values.padding import PaddingBuckets
-from foreword.batch.values.plan import Check
-from foreword.batch.values.pooling import PoolingParams
-from foreword.batch.values.requests import NewRequest, NewRequests, PromptInputs
+from foreword.batch.values.parameters import Need
+from foreword.batch.values.plan import Backend, Check, Plan
+from foreword.batch.values.pooling import PoolingParams, PoolingTask, PoolingType
+from foreword.batch.values.requests import NewRequest, NewRequests, PromptInputs, TokenIds
 from foreword.batch.values.sampling_params import SamplingParams
+from foreword.batch.values.structured_outputs import StructuredOutputs
 from foreword.errors import CapacityError, PlanError, RequestError
+from foreword.seeds import derived_seed
 
 __all__ = [
+    "AddedRow",
     "AttentionState",
+    "Backend",
     "BatchUpdate",
     "BatchUpdates",
     "BlockOps",
+    "BlockTable",
     "CacheChecker",
     "CapacityError",
     "Check",
+    "CheckedParams",
+    "CheckedPrompt",
+    "ContentIds",
     "ContextParallel",
     "DifferenceRecorder",
     "Explanation",
     "InputBatch",
     "InputBuffers",
     "KVGroup",
+    "LoraMapping",
     "LoraRequest",
     "MultiModalFeature",
+    "Need",
     "NewRequest",
     "NewRequests",
     "PaddingBuckets",
+    "Plan",
     "PlanError",
+    "PoolingMetadata",
     "PoolingParams",
+    "PoolingTask",
+    "PoolingType",
     "PromptInputs",
     "RequestError",
     "RequestStates",
@@ -76,9 +101,13 @@ __all__ = [
     "StaleBatchError",
     "StepDifference",
     "StepNeeds",
+    "StructuredOutputs",
+    "TokenIds",
     "advance",
     "apply_difference",
     "attention_mask",
+    "backend_of",
+    "derived_seed",
     "discard_mask",
     "encoder_seq_lens",
     "get_token_id",
@@ -91,6 +120,7 @@ __all__ = [
     "mm_inputs",
     "mrope_positions",
     "pooling_metadata",
+    "prefilling_with",
     "prepare_inputs",
     "prompt_embeds",
     "resolve",
@@ -102,6 +132,7 @@ __all__ = [
     "step_needs",
     "uniform_decode_len",
     "validate",
+    "visible",
 ]
 
 _LAZY = {

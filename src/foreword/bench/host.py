@@ -12,6 +12,7 @@ import numpy as np
 
 from foreword.arrays import AnyArray
 from foreword.batch import (
+    Backend,
     InputBatch,
     InputBuffers,
     KVGroup,
@@ -20,7 +21,6 @@ from foreword.batch import (
     prepare_inputs,
     sampling_metadata,
 )
-from foreword.batch.values.plan import Backend
 from foreword.bench.traffic import (
     BLOCK_SIZE,
     MAX_MODEL_LEN,

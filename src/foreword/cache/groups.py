@@ -19,7 +19,7 @@ from typing import ClassVar
 import numpy as np
 
 from foreword.arrays import I64, Bools, Ints
-from foreword.batch.values.kv_groups import ContextParallel, KVGroup
+from foreword.batch import ContextParallel, KVGroup
 
 
 @dataclass(frozen=True, slots=True)

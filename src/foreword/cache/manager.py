@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from foreword.arrays import I32, I64, Ints
-from foreword.batch import RequestStates
-from foreword.batch.state.block_table import BlockTable
+from foreword.batch import BlockTable, RequestStates
 from foreword.cache.content import CachedContent
 from foreword.cache.events import CacheEvent
 from foreword.cache.groups import cache_group, longest_common_hit

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from foreword.arrays import I32
-from foreword.batch.state.block_table import BlockTable
+from foreword.batch import BlockTable
 from foreword.cache.content import CachedContent
 from foreword.cache.pool import BlockPool
 

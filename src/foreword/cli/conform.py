@@ -7,7 +7,7 @@ from typing import Annotated, cast, get_args
 
 import typer
 
-from foreword.batch.values.plan import Backend
+from foreword.batch import Backend
 from foreword.insight.conform import golden_vectors, run
 
 BACKENDS = get_args(Backend)

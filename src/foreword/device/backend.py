@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from foreword.batch import InputBuffers, RequestStates
-from foreword.batch.prepare.prepare import backend_of
-from foreword.batch.step.tensors import GATHERED
-from foreword.batch.values.plan import Plan
+from foreword.batch import InputBuffers, Plan, RequestStates, backend_of
+from foreword.batch.step.layout import GATHERED, Scalars
 from foreword.device.rows import DeviceRows
 
 
@@ -24,12 +20,12 @@ class DeviceBackend:
 
     def __call__(
         self, states: RequestStates, buffers: InputBuffers, plan: Plan, pad: tuple[int, int], gather: bool
-    ) -> Sequence[int]:
+    ) -> Scalars:
         scalars = backend_of("auto")(states, buffers, plan, pad, gather)
         slot = self.rows.send(buffers)
-        self.rows.prepare(scalars[3], scalars[2])
+        self.rows.prepare(scalars.num_tokens_padded, scalars.num_reqs_padded)
         if gather:
-            self.rows.gather(scalars[2])
+            self.rows.gather(scalars.num_reqs_padded)
         slot.launched()
         for name, values in self.rows.read_back(buffers).items():
             if name not in buffers.arrays or (name in GATHERED and not gather):

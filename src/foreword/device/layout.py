@@ -29,8 +29,8 @@ import numpy as np
 
 from foreword.arrays import I32
 from foreword.batch import RequestStates
-from foreword.batch.values.integers import INT32_MAX
 from foreword.errors import ConfigError
+from foreword.integers import INT32_MAX
 
 HEADER = (
     "num_reqs",

@@ -9,8 +9,7 @@ import numpy as np
 
 from foreword.arrays import I64, AnyArray
 from foreword.batch import InputBatch, InputBuffers, RequestStates
-from foreword.batch.step.layout import EXTENTS, FIELDS, Scalars
-from foreword.batch.step.tensors import GATHERED, buffers_of, is_gathered, row_generation, tensor
+from foreword.batch.step.layout import EXTENTS, FIELDS, GATHERED, Scalars
 from foreword.device import layout
 from foreword.device.api import DeviceApi, Tensor
 from foreword.device.layout import RowLayout
@@ -101,7 +100,7 @@ class DeviceRows:
         cp = states.context_parallel
         self._ranks = (cp.size, cp.rank, cp.interleave) if cp is not None else (1, 0, 1)
         self._core = core = native.PacketCore(
-            {"token_ids": states.token_ids, **states._columns},
+            {"token_ids": states.token_ids, **states.columns},
             states.sampling.stamp,
             [getattr(states.sampling, name) for name in layout.SAMPLING]
             + [getattr(states, name) for name in layout.INPUTS],
@@ -113,7 +112,7 @@ class DeviceRows:
             table_at, entry = place.groups[g, :2].tolist()
             core.add_table(table.table, table.num_blocks, table.content_id, table_at, place.records_at + entry)
         core.forget()
-        self._row_order = states._layout_version
+        self._row_order = states.layout_version
         self._sources: dict[int, tuple[InputBuffers, native.StepBuffers]] = {}
 
     def forget(self) -> None:
@@ -122,7 +121,7 @@ class DeviceRows:
 
     def known_rows(self) -> I64:
         """int64 [R]: `RequestStates.row_generation` of the rows that the device has, −1 for others."""
-        moved = self.states._layout_version != self._row_order
+        moved = self.states.layout_version != self._row_order
         known: I64 = np.array(self._core.generations(), np.int64)
         return np.full_like(known, -1) if moved else known
 
@@ -133,9 +132,9 @@ class DeviceRows:
         Returns the slot of the step; call its `PacketSlot.launched` after the last copy of the step. Changes that
         exceed a packet, such as many long requests that arrive at once, take several copies, each after the one before.
         """
-        if self.states._layout_version != self._row_order:  # rows moved
+        if self.states.layout_version != self._row_order:  # rows moved
             self._core.forget()
-            self._row_order = self.states._layout_version
+            self._row_order = self.states.layout_version
         source = self._sources.get(id(buffers))
         if source is None:
             source = self._sources[id(buffers)] = buffers, _step_buffers(buffers)
@@ -212,13 +211,13 @@ class DeviceRows:
         """Compare the tensors that the device prepared last with those of the host's batch, which must be resolved.
         PlanError for the first that differs.
         """
-        compare(self.read_back(buffers_of(batch)), batch)
+        compare(self.read_back(batch.buffers), batch)
 
 
 def compare(found: Mapping[str, AnyArray | list[AnyArray]], batch: InputBatch) -> None:
     """PlanError for the first tensor of `DeviceRows.read_back` that differs from the host's resolved batch."""
     for name, values in found.items():
-        if name in GATHERED and not is_gathered(batch):
+        if name in GATHERED and not batch.is_gathered:
             continue
         expected = _expected(batch, name)
         pairs = zip(values, expected, strict=True) if isinstance(values, list) else [(values, expected)]
@@ -236,10 +235,10 @@ def _expected(batch: InputBatch, name: str) -> AnyArray | tuple[AnyArray, ...]:
     """The host's tensor of this name."""
     column = {"lora_tokens": batch.states.lora_id, "rope_positions": batch.states.rope_delta}.get(name)
     if column is None:
-        expected: AnyArray | tuple[AnyArray, ...] = tensor(batch, name)
+        expected: AnyArray | tuple[AnyArray, ...] = getattr(batch, name)
         return expected
     of_tokens = np.zeros(batch.num_tokens_padded, column.dtype)
-    of_requests = np.where(row_generation(batch) >= 0, column[batch.idx_mapping], 0)
+    of_requests = np.where(batch.row_generation >= 0, column[batch.idx_mapping], 0)
     of_tokens[: batch.num_tokens] = of_requests[batch.req_indices]
     return of_tokens if name == "lora_tokens" else batch.positions + of_tokens
 

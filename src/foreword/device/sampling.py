@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from foreword.batch.values.parameters import Need
+from foreword.batch import Need
 from foreword.device.api import Tensor
 from foreword.device.rows import DeviceRows
 

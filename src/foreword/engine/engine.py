@@ -106,7 +106,7 @@ class Engine:
             on_event=partial(self.observers.post, "cache_event") if self.observers.wants_cache_events else None,
         )
         if config.check == "full":
-            from foreword.batch.proof.checker import CacheChecker  # here: few engines load the specification
+            from foreword.batch import CacheChecker  # here: few engines load the specification
 
             self.cache.pool.observers.append(CacheChecker.of(states))
         self.scheduler = Scheduler(states, self.cache, limits)

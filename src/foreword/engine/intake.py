@@ -10,9 +10,7 @@ from typing import NamedTuple, Protocol, Unpack, cast
 
 import numpy as np
 
-from foreword.batch import PoolingParams, PromptInputs, RequestStates, SamplingParams
-from foreword.batch.values.checked import CheckedParams, CheckedPrompt
-from foreword.batch.values.integers import length_of
+from foreword.batch import CheckedParams, CheckedPrompt, PoolingParams, PromptInputs, RequestStates, SamplingParams
 from foreword.cache import prefix_keys, with_adapter
 from foreword.engine.loras import Loras
 from foreword.engine.prompt import EncoderPrompts, Prompt, checked_prompt, spans_of
@@ -27,6 +25,7 @@ from foreword.engine.validation import (
 )
 from foreword.errors import RequestError
 from foreword.executors import Executor
+from foreword.integers import length_of
 from foreword.models.pooling import PoolingSpec
 from foreword.sampling import Grammar, Processors, derived_seed
 from foreword.scheduler import Request

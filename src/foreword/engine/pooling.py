@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from foreword.arrays import F32
-from foreword.batch import PoolingParams
-from foreword.batch.values.pooling import PoolingTask
+from foreword.batch import PoolingParams, PoolingTask
 from foreword.engine.outputs import RequestMetrics, RequestOutput
 from foreword.errors import EngineError, ForewordError, RequestError
 from foreword.models.pooling import PoolingSpec

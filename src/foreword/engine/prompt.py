@@ -8,13 +8,12 @@ from typing import Any, NamedTuple, Protocol, TypedDict
 import numpy as np
 
 from foreword.arrays import F32, I32, AnyArray, Bools, as_array
-from foreword.batch import PromptInputs
-from foreword.batch.values.checked import CheckedPrompt
-from foreword.batch.values.integers import as_int32, flat_int32, is_int32, length_of
+from foreword.batch import CheckedPrompt, PromptInputs
 from foreword.engine.validation import check_capability
 from foreword.errors import RequestError
 from foreword.executors import Capability, Executor
 from foreword.fields import entries_of
+from foreword.integers import as_int32, flat_int32, is_int32, length_of
 from foreword.names import advice
 from foreword.scheduler.request import NO_SPANS
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import TypedDict
 
 from foreword.arrays import F32, I32
-from foreword.batch import PoolingParams, PromptInputs, SamplingParams
-from foreword.batch.values.checked import CheckedParams, CheckedPrompt
+from foreword.batch import CheckedParams, CheckedPrompt, PoolingParams, PromptInputs, SamplingParams
 from foreword.cache.manager import NO_KEYS
 from foreword.cache.prefix import BlockKeys
 from foreword.engine.outputs import (

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import get_args
 
-from foreword.batch import PoolingParams, SamplingParams
-from foreword.batch.values.checked import CheckedParams
-from foreword.batch.values.integers import is_int32
-from foreword.batch.values.pooling import PoolingType
-from foreword.batch.values.structured_outputs import StructuredOutputs
+from foreword.batch import CheckedParams, PoolingParams, PoolingType, SamplingParams, StructuredOutputs
 from foreword.engine.request_group import RequestOptions
 from foreword.errors import RequestError
 from foreword.executors import Capability, Executor
+from foreword.integers import is_int32
 from foreword.models.pooling import PoolingSpec
 from foreword.names import advice
 from foreword.sampling import Grammar

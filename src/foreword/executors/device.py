@@ -10,11 +10,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from foreword.arrays import F32, I64, AnyArray
-from foreword.batch import BlockOps, InputBatch, PaddingBuckets
-from foreword.batch.features.lora import LoraMapping
-from foreword.batch.step.tensors import buffers_of, scalars_of
-from foreword.batch.values.block_ops import NO_BLOCK_OPS
-from foreword.batch.values.integers import INT32
+from foreword.batch import BlockOps, InputBatch, LoraMapping, PaddingBuckets
 from foreword.device.api import DeviceApi, Graph, Tensor
 from foreword.device.layout import NO_TOKEN
 from foreword.device.ring import PacketSlot
@@ -24,6 +20,7 @@ from foreword.errors import ConfigError
 from foreword.executors.executor import AdapterStore, BlockStore, Capability, apply_block_ops, check_inputs
 from foreword.executors.inputs import TEXT, StepInputs, input_capabilities
 from foreword.executors.prompt_logprobs import prompt_tokens, read_prompt_logprobs
+from foreword.integers import INT32
 from foreword.models.lora import LoraAdapter
 from foreword.native import native
 from foreword.sampling import BadLogitsError, Sampled, Sampler, StepSampling
@@ -144,16 +141,17 @@ class DeviceExecutor:
         rows, sampler = self._rows, self._sampler
         if rows is None or sampler is None or rows.states is not states:
             rows, sampler = self._bind(batch)
-        if batch.block_ops is not NO_BLOCK_OPS:
+        if batch.block_ops is not BlockOps.NONE:
             self.apply_block_ops(batch.block_ops)
-        slot = rows.send(buffers_of(batch))
-        num_reqs, _, reqs, tokens, _, num_drafts, *_ = scalars_of(batch)
+        slot = rows.send(batch.buffers)
+        step = batch.scalars
+        num_reqs, reqs, tokens = step.num_reqs, step.num_reqs_padded, step.num_tokens_padded
         if self.runs_ahead(sampling):
             self._run(rows, sampler, tokens, reqs, inputs)
             self.api.copy(*slot.samples_from(rows.sampled, num_reqs * rows.width))
             slot.launched()
-            check = (batch, rows.read_back(buffers_of(batch))) if batch._check == "full" else None
-            return DeviceStep(slot, num_reqs, rows.width, num_drafts > 0, check)
+            check = (batch, rows.read_back(batch.buffers)) if batch.check == "full" else None
+            return DeviceStep(slot, num_reqs, rows.width, step.num_draft_tokens > 0, check)
         more = prompt_tokens(batch, sampling.step)
         if len(more):
             inputs = inputs._replace(more_logits=more)
@@ -195,7 +193,7 @@ class DeviceExecutor:
     def _bind(self, batch: InputBatch) -> tuple[DeviceRows, DeviceSampler]:
         if self._rows is not None:
             raise ConfigError("a DeviceExecutor holds the rows of one engine: make one per engine")
-        tokens = buffers_of(batch).max_num_batched_tokens
+        tokens = batch.buffers.max_num_batched_tokens
         self._rows = DeviceRows(batch.states, self.api, max_num_batched_tokens=tokens)
         self._sampler = DeviceSampler(self._rows)
         return self._rows, self._sampler
@@ -286,7 +284,7 @@ class HostSampledStep:
         device prepared is compared with it.
         """
         batch, rows, slot = self._batch, self._rows, self._slot
-        if batch._check == "full":
+        if batch.check == "full":
             rows.check(batch)
         logits: F32 = rows.api.to_host(self._logits)
         sampled = self._sampler.sample(batch, logits[: len(batch.logits_indices)], self._sampling)

@@ -8,9 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from foreword.arrays import F32, I32, I64
-from foreword.batch import BlockOps, InputBatch
-from foreword.batch.features.multimodal import prefilling_with
-from foreword.batch.values.block_ops import NO_BLOCK_OPS
+from foreword.batch import BlockOps, InputBatch, prefilling_with
 from foreword.errors import PlanError
 from foreword.executors.executor import AdapterStore, BlockStore, Capability, apply_block_ops, check_inputs
 from foreword.executors.inputs import input_capabilities
@@ -71,7 +69,7 @@ class HostExecutor(ABC):
     def launch(self, batch: InputBatch, sampling: StepSampling) -> HostStep:
         """See `Executor.launch`."""
         check_inputs(batch, self.capabilities)
-        if batch.block_ops is not NO_BLOCK_OPS:
+        if batch.block_ops is not BlockOps.NONE:
             self.apply_block_ops(batch.block_ops)
         return HostStep(self, batch, sampling)
 

@@ -8,9 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from foreword.arrays import I64, AnyArray
-from foreword.batch import InputBatch, lora_mapping, mrope_positions, prompt_embeds
-from foreword.batch.features.lora import LoraMapping
-from foreword.batch.features.multimodal import prefilling_with
+from foreword.batch import InputBatch, LoraMapping, lora_mapping, mrope_positions, prefilling_with, prompt_embeds
 from foreword.errors import PlanError
 from foreword.executors.executor import Capability, Executor
 

@@ -13,7 +13,6 @@ import numpy as np
 
 from foreword.arrays import F32, I64, U8, AnyArray
 from foreword.batch import InputBatch, InputBuffers, lora_mapping
-from foreword.batch.step.tensors import buffers_of, scalars_of
 from foreword.errors import ConfigError, EngineError, PlanError
 from foreword.executors.executor import Capability
 from foreword.executors.groups import batch_groups
@@ -222,12 +221,9 @@ class NativeExecutor(PagedExecutor):
         return self.sampler.sample(batch, self._step(batch, batch.logits_indices, greedy=greedy), sampling)
 
     def _step(self, batch: InputBatch, logits_indices: I64, *, greedy: bool) -> F32:
-        buffers = buffers_of(batch)
-        inputs = buffers.model_inputs
-        if inputs is None:
-            inputs = buffers.model_inputs = _model_inputs(buffers)
+        inputs = batch.buffers.attach(_model_inputs, _model_inputs)
         own = logits_indices is batch.logits_indices
-        num_reqs, num_tokens, *_ = scalars_of(batch)
+        num_reqs, num_tokens = batch.scalars.num_reqs, batch.scalars.num_tokens
         try:
             return self.core.step(
                 inputs,

@@ -13,8 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from foreword.arrays import F32, I32, I64
-from foreword.batch import InputBatch
-from foreword.batch.values.attention import visible
+from foreword.batch import InputBatch, visible
 from foreword.executors.executor import Capability
 from foreword.executors.functions import ACTIVATIONS, FloatWeights, cap, rms_norm, sigmoid, softmax
 from foreword.executors.host import PagedExecutor

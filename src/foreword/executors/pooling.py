@@ -7,9 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from foreword.arrays import F32, I64, AnyArray
-from foreword.batch import InputBatch, PoolingParams, pooling_metadata
-from foreword.batch.features.pooling import PoolingMetadata
-from foreword.batch.values.pooling import PoolingTask, PoolingType
+from foreword.batch import InputBatch, PoolingMetadata, PoolingParams, PoolingTask, PoolingType, pooling_metadata
 from foreword.errors import RequestError
 from foreword.executors.functions import ACTIVATIONS, layer_norm
 from foreword.models.pooling import PoolingSpec

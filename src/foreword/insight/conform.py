@@ -16,6 +16,7 @@ import numpy as np
 
 from foreword.arrays import AnyArray
 from foreword.batch import (
+    Backend,
     ContextParallel,
     InputBatch,
     InputBuffers,
@@ -25,10 +26,9 @@ from foreword.batch import (
     prepare_inputs,
 )
 from foreword.batch.proof.spec import TensorSpec
-from foreword.batch.values.integers import INT32_MAX, is_int32
-from foreword.batch.values.plan import Backend
 from foreword.errors import ForewordError, PlanError
 from foreword.insight.record import FORMAT, RECORDED, STEP_TENSORS, value_of
+from foreword.integers import INT32_MAX, is_int32
 from foreword.jsonfile import parse_object, read_bytes
 
 VECTORS = Path(__file__).parent / "vectors"

@@ -14,7 +14,6 @@ import numpy as np
 from foreword.arrays import I32
 from foreword.batch import InputBatch, RequestStates
 from foreword.batch.proof.spec import TENSORS, Level, TensorSpec
-from foreword.batch.step.tensors import is_gathered, tensor
 from foreword.engine.engine import Engine
 from foreword.engine.observer import EngineObserver
 from foreword.errors import ConfigError
@@ -33,11 +32,11 @@ RECORDED = tuple(spec for spec in STEP_TENSORS if spec.attribute != "explain" an
 
 def value_of(batch: InputBatch, spec: TensorSpec) -> Any:
     """A tensor of a step as plain lists, one per KV group if it exists per group; None if the step does not have it."""
-    if spec.optional == "gathered block tables" and not is_gathered(batch):
+    if spec.optional == "gathered block tables" and not batch.is_gathered:
         return None
     if spec.attribute == "explain":
         return [getattr(batch.explain(group), spec.name).tolist() for group in range(len(batch.slot_mapping))]
-    value = tensor(batch, spec.name)
+    value = getattr(batch, spec.name)
     if spec.per_group:
         return [array.tolist() for array in value]
     if isinstance(value, Enum):

@@ -1,6 +1,5 @@
 """From logits to tokens: masks and processors, the draw, and the verification of drafts."""
 
-from foreword.batch.values.seeds import derived_seed
 from foreword.sampling.failures import BadLogitsError, NoTokenLeftError
 from foreword.sampling.logprobs import Logprob, TokenLogprobs, token_logprobs
 from foreword.sampling.masks import Grammar, TokenMasks, token_masks
@@ -10,6 +9,7 @@ from foreword.sampling.reference import kept_tokens
 from foreword.sampling.rows import LogitRows, RowValues
 from foreword.sampling.sampler import Sampled, Sampler
 from foreword.sampling.verification import accepted_tokens
+from foreword.seeds import derived_seed
 
 __all__ = [
     "BadLogitsError",

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from foreword.arrays import F32, I32
-from foreword.batch import RequestStates
-from foreword.batch.state.batch_update import AddedRow, BatchUpdate
+from foreword.batch import AddedRow, BatchUpdate, RequestStates
 from foreword.sampling.rows import LogitRows, RowValues
 
 IGNORES_RULES = {"generation_config": False}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from foreword.arrays import F64, I64, U64, Ints
-from foreword.batch.values.seeds import MASK, STRIDE, mix64
+from foreword.seeds import MASK, STRIDE, mix64
 
 PER_TOKEN = 0xBF58476D1CE4E5B9
 

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from foreword.arrays import F32, F64
-from foreword.batch import InputBatch, RequestStates
-from foreword.batch.values.parameters import Need
+from foreword.batch import InputBatch, Need, RequestStates
 from foreword.native import available, native
 from foreword.sampling.failures import BadLogitsError
 from foreword.sampling.logprobs import LogprobArrays, read_logprobs

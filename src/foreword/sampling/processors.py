@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from foreword.arrays import F32
-from foreword.batch import BatchUpdates, RequestStates, SamplingParams, StepNeeds
-from foreword.batch.state.batch_update import BatchUpdate
+from foreword.batch import BatchUpdate, BatchUpdates, RequestStates, SamplingParams, StepNeeds
 from foreword.errors import RequestError
 from foreword.sampling.masks import TokenMasks
 from foreword.sampling.row_rules import RowRules

@@ -29,13 +29,12 @@ class RowRules:
     eos_token_ids: the model's end tokens; they end an output unless its parameters say ignore_eos.
     """
 
-    __slots__ = ("_buffers", "_columns", "_eos_token_ids", "_stamp", "_updated", "core")
+    __slots__ = ("_columns", "_eos_token_ids", "_stamp", "_updated", "core")
 
     def __init__(self, states: RequestStates, eos_token_ids: Iterable[int] = ()) -> None:
         self._columns, self._eos_token_ids = states.sampling, frozenset(eos_token_ids)
         self._stamp: I64 = np.zeros(states.max_num_reqs, np.int64)  # of the rules in `core`; 0 for none
         self._updated = Memo[StepNeeds, bool]()  # True for the needs of the last step
-        self._buffers: dict[int, tuple[InputBuffers, native.SamplingBuffers]] = {}  # by id
         make: Any = native.SamplingRows if available() else ReferenceRows
         columns = {name: array for name, (array, _) in states.sampling.native_layout()["columns"].items()}
         self.core: Any = make(columns, states.token_ids, states.prompt_len, states.num_tokens, states.vocab_size)
@@ -44,21 +43,18 @@ class RowRules:
         """The native sampling of steps in these buffers, for those without masks, custom processors, log-probabilities
         and embeddings; None where native code is not built.
         """
-        found = self._buffers.get(id(buffers))
-        if found is None:
-            if isinstance(self.core, ReferenceRows):
-                return None
-            names = (
-                "idx_mapping",
-                "num_computed_tokens",
-                "cu_num_logits",
-                "positions",
-                "logits_indices",
-                "draft_token_ids",
-            )
-            found = buffers, native.SamplingBuffers(self.core, *(buffers[name] for name in names))
-            self._buffers[id(buffers)] = found
-        return found[1]
+        return None if isinstance(self.core, ReferenceRows) else buffers.attach(self, self._native_buffers)
+
+    def _native_buffers(self, buffers: InputBuffers) -> native.SamplingBuffers:
+        names = (
+            "idx_mapping",
+            "num_computed_tokens",
+            "cu_num_logits",
+            "positions",
+            "logits_indices",
+            "draft_token_ids",
+        )
+        return native.SamplingBuffers(self.core, *(buffers[name] for name in names))
 
     def update(self, step: StepNeeds) -> None:
         """Make the rules of a step's requests, and drop those of requests that have gone."""

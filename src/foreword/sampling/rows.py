@@ -9,8 +9,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from foreword.arrays import I32, Bools, Ints
-from foreword.batch import InputBatch, RequestStates
-from foreword.batch.state.batch_update import AddedRow, BatchUpdate
+from foreword.batch import AddedRow, BatchUpdate, InputBatch, RequestStates
 
 T = TypeVar("T")
 

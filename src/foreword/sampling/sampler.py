@@ -9,7 +9,6 @@ import numpy as np
 
 from foreword.arrays import F32, I32, I64
 from foreword.batch import InputBatch
-from foreword.batch.step.tensors import buffers_of, scalars_of
 from foreword.errors import PlanError
 from foreword.native import native
 from foreword.sampling.failures import BadLogitsError, NoTokenLeftError, has_choice
@@ -72,7 +71,7 @@ class Sampler:
         `RequestStates.commit` discards it. PlanError for logits of another shape or type.
         """
         num_reqs, states, masks = batch.num_reqs, batch.states, sampling.masks
-        _, _, _, _, num_logits, *_ = scalars_of(batch)
+        num_logits = batch.scalars.num_logits
         if logits.shape != (num_logits, states.vocab_size) or logits.dtype is not FLOAT32:
             raise PlanError("the logits must be float32 [L, V]", step=batch.step, tensor="logits",
                             expected=(num_logits, states.vocab_size),
@@ -85,7 +84,7 @@ class Sampler:
         if sampling.step.num_logprobs is not None:
             wanted = wanted_logprobs(batch, sampling, tokens)
         elif masks is None and not sampling.processors and not states.extras.prompt_embeds:
-            buffers = sampling.rules.buffers(buffers_of(batch))
+            buffers = sampling.rules.buffers(batch.buffers)
         if buffers is not None:
             has_failed = buffers.sample(num_reqs, logits, tokens, self.threads)
         else:

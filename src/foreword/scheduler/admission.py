@@ -6,9 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from foreword.arrays import I32
-from foreword.batch import NewRequest, RequestStates
-from foreword.batch.values.checked import CheckedPrompt
-from foreword.batch.values.requests import TokenIds
+from foreword.batch import CheckedPrompt, NewRequest, RequestStates, TokenIds
 from foreword.cache import KVCacheManager, PrefixHit
 from foreword.cache.manager import NO_KEYS
 from foreword.cache.prefix import BlockKeys

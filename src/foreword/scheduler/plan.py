@@ -9,8 +9,6 @@ from foreword.batch import BlockOps
 from foreword.scheduler.ledger import Ledger
 from foreword.scheduler.request import Request
 
-NO_BLOCK_OPS = BlockOps.of()
-
 
 @dataclass(slots=True, eq=False)
 class StepPlan:

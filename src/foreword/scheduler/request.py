@@ -7,10 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from foreword.arrays import I32
-from foreword.batch.values.checked import CheckedParams, CheckedPrompt
-from foreword.batch.values.pooling import PoolingParams
-from foreword.batch.values.requests import PromptInputs
-from foreword.batch.values.sampling_params import SamplingParams
+from foreword.batch import CheckedParams, CheckedPrompt, PoolingParams, PromptInputs, SamplingParams
 from foreword.cache.manager import NO_KEYS
 from foreword.cache.prefix import BlockKeys
 

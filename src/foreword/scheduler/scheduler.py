@@ -24,7 +24,7 @@ from foreword.scheduler.admission import AdmissionControl, Admissions
 from foreword.scheduler.config import SchedulerConfig
 from foreword.scheduler.drafts import Drafts
 from foreword.scheduler.ledger import Ledger, Reason, reason
-from foreword.scheduler.plan import NO_BLOCK_OPS, StepPlan
+from foreword.scheduler.plan import StepPlan
 from foreword.scheduler.request import NO_TOKENS, Request
 from foreword.scheduler.running import NO_SHARE, RunningSet, Share
 from foreword.scheduler.shared_prompts import SharedPrompts
@@ -146,7 +146,7 @@ class Scheduler:
             num_scheduled=share.num_scheduled,
             draft_tokens=self._scheduled_drafts(share),
             prefilling=prefilling if share is ran else np.concatenate((prefilling, share.rows[len(ran.rows) :])),
-            block_ops=BlockOps(NO_TOKENS, np.concatenate(copies)) if any(map(len, copies)) else NO_BLOCK_OPS,
+            block_ops=BlockOps(NO_TOKENS, np.concatenate(copies)) if any(map(len, copies)) else BlockOps.NONE,
             admitted=tuple(admissions.requests),
             preempted=tuple(preempted or ()),
             ledger=self.ledger,

@@ -14,9 +14,7 @@ from typing import Any, cast
 import numpy as np
 
 from foreword.arrays import I32, Ints
-from foreword.batch import KVGroup, NewRequest, RequestStates
-from foreword.batch.state.block_table import BlockTable, ContentIds
-from foreword.batch.values.sampling_params import SamplingParams
+from foreword.batch import BlockTable, ContentIds, KVGroup, NewRequest, RequestStates, SamplingParams
 from foreword.cache import KVCacheManager
 from foreword.cache.content import CachedContent
 from foreword.scheduler.request import Request

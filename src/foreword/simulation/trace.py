@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from foreword.arrays import I32
-from foreword.batch.values.integers import INT32_MAX
 from foreword.errors import ConfigError
+from foreword.integers import INT32_MAX
 from foreword.jsonfile import parse_object, read_bytes
 
 HASHED_TOKENS = 512  # tokens per hash id of a trace

@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-from foreword.batch.values.structured_outputs import StructuredOutputs
+from foreword.batch import StructuredOutputs
 from foreword.sampling.masks import num_words
 from foreword.structured.matcher import Matcher
 from foreword.structured.source import grammar_text

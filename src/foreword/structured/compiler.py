@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import numpy as np
 
-from foreword.batch import SamplingParams
-from foreword.batch.values.structured_outputs import StructuredOutputs
+from foreword.batch import SamplingParams, StructuredOutputs
 from foreword.errors import RequestError
 from foreword.sampling import Grammar
 from foreword.sampling.masks import num_words

@@ -10,7 +10,7 @@ from typing import Any
 from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
-from foreword.batch.values.structured_outputs import StructuredOutputs
+from foreword.batch import StructuredOutputs
 
 KEPT = ("coerce_one_of", "lenient")  # of a schema's own "x-guidance"; its whitespace is a matter of the request
 ANY_TEXT = r"(.|\n)*"

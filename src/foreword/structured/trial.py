@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import IO, TYPE_CHECKING, BinaryIO
 
-from foreword.batch.values.structured_outputs import StructuredOutputs
+from foreword.batch import StructuredOutputs
 from foreword.structured.vocabulary import Vocabulary
 
 if TYPE_CHECKING:

@@ -107,7 +107,7 @@ def engine():
 
 def state(made):
     states = made.states
-    columns = [*states._columns.values(), *states.sampling.arrays(), states.token_ids, states.block_tables[0].table]
+    columns = [*states.columns.values(), *states.sampling.arrays(), states.token_ids, states.block_tables[0].table]
     return [column.tobytes() for column in columns], states.req_ids, len(made.scheduler.waiting)
 
 

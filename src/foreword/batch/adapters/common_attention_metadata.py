@@ -9,7 +9,7 @@ import numpy as np
 from foreword.arrays import I32, I64, Bools
 from foreword.batch.features.kernel_blocks import kernel_block_table
 from foreword.batch.features.multimodal import encoder_seq_lens
-from foreword.batch.step.tensors import BatchTensors, optional
+from foreword.batch.step.tensors import BatchTensors
 from foreword.errors import PlanError
 
 
@@ -98,7 +98,7 @@ def common_attention_metadata(
                         expected=f"{num_logits} or more", got=num_logits_padded)  # fmt: skip
     logits_indices = batch.logits_indices
     if num_logits_padded:
-        logits_indices = optional(batch, "logits_indices_padded", size=num_logits_padded)
+        logits_indices = batch.optional("logits_indices_padded", size=num_logits_padded)
         logits_indices[:num_logits] = batch.logits_indices
         logits_indices[num_logits:] = batch.logits_indices[-1] if num_logits else 0
     return CommonAttentionMetadata(

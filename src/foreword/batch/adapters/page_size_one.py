@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from foreword.arrays import I32, I64
-from foreword.batch.step.tensors import BatchTensors, optional, refuse_spread
+from foreword.batch.step.tensors import BatchTensors, refuse_spread
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,7 +34,7 @@ def token_tables(batch: BatchTensors, group: int = 0) -> TokenTables:
     refuse_spread(batch, group, "a token table")
     B, S = batch.num_reqs, batch.states.block_tables[group].tokens_per_block
     seq_lens, positions = batch.seq_lens[:B], np.arange(batch.max_seq_len)
-    slots: I64 = optional(batch, "req_to_token", group)[:B, : batch.max_seq_len]
+    slots: I64 = batch.optional("req_to_token", group)[:B, : batch.max_seq_len]
     blocks = batch.block_table[group][:B, positions // S]
     np.multiply(blocks, S, out=slots)
     slots += positions % S

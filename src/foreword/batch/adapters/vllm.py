@@ -23,11 +23,11 @@ from foreword.batch.adapters.vllm_preempted import PreemptedRequest, preempt, re
 from foreword.batch.adapters.vllm_requests import new_request
 from foreword.batch.state.admission import token_ids
 from foreword.batch.state.request_states import RequestStates
-from foreword.batch.values.block_ops import NO_BLOCK_OPS, BlockOps
-from foreword.batch.values.integers import int32s
+from foreword.batch.values.block_ops import BlockOps
 from foreword.batch.values.plan import Plan, PlannedStep, RaggedDrafts
 from foreword.batch.values.sampling_params import SamplingParams
 from foreword.errors import CapacityError, PlanError, RequestError
+from foreword.integers import int32s
 
 
 class AppliedStep(PlannedStep):
@@ -66,7 +66,7 @@ class AppliedStep(PlannedStep):
         zero = getattr(self._output, "new_block_ids_to_zero", None)
         copies = getattr(self._output, "kv_cache_block_copies", None)
         if not zero and not copies:
-            return NO_BLOCK_OPS
+            return BlockOps.NONE
         return BlockOps.of(zero or (), copies or (), null_block=self._front.states.null_block)
 
     @property

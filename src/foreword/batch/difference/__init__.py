@@ -13,7 +13,8 @@ corrections of computed tokens and moves of rows need no calls of their own. Sta
 """
 
 from foreword.batch.difference.apply import apply_difference
+from foreword.batch.difference.mirror import states_of
 from foreword.batch.difference.recorder import DifferenceRecorder
 from foreword.batch.difference.value import StepDifference
 
-__all__ = ["DifferenceRecorder", "StepDifference", "apply_difference"]
+__all__ = ["DifferenceRecorder", "StepDifference", "apply_difference", "states_of"]

@@ -8,7 +8,7 @@ import numpy as np
 
 from foreword.arrays import I32, I64, AnyArray
 from foreword.batch.difference.encoding import malformed
-from foreword.batch.values.integers import INT32_MAX
+from foreword.integers import INT32_MAX
 
 
 class Arrays:

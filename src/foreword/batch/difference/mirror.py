@@ -15,10 +15,10 @@ from foreword.batch.difference.encoding import malformed
 from foreword.batch.state.request_states import RequestStates
 from foreword.batch.state.sampling_columns import COLUMNS
 from foreword.batch.step.slots import ragged_arange
-from foreword.batch.values.integers import INT32_MAX
 from foreword.batch.values.kv_groups import ContextParallel, KVGroup
 from foreword.batch.values.parameters import Need
 from foreword.batch.values.requests import NewRequests
+from foreword.integers import INT32_MAX
 
 
 def columns(states: RequestStates) -> dict[str, tuple[AnyArray, int | None]]:

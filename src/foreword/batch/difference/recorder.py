@@ -15,7 +15,6 @@ from foreword.batch.prepare.input_batch import InputBatch
 from foreword.batch.state.batch_update import BatchUpdate, BatchUpdates
 from foreword.batch.state.request_states import RequestStates
 from foreword.batch.step.slots import ragged_arange
-from foreword.batch.step.tensors import is_gathered, num_blocks, row_generation
 from foreword.errors import PlanError
 
 
@@ -80,7 +79,7 @@ class DifferenceRecorder:
             base=base,
             base_seed=states.sampling.base_seed,
             num_admissions=states.sampling.num_admissions,
-            gather=is_gathered(batch),
+            gather=batch.is_gathered,
             pad_to=(tokens if tokens != batch.num_tokens else -1, reqs if reqs != batch.num_reqs else -1),
             geometry=geometry(states) if is_first else None,
             req_ids=req_ids,
@@ -94,11 +93,11 @@ class DifferenceRecorder:
         if batch.states is not states:
             raise PlanError("this batch was prepared from other states", step=batch.step)
         batch._check_open()
-        rows, generation, computed = batch.idx_mapping.copy(), row_generation(batch), batch.num_computed_tokens
+        rows, generation, computed = batch.idx_mapping.copy(), batch.row_generation, batch.num_computed_tokens
         cancelled = generation < 0
         changed = (states.row_generation[rows] != generation) | (states.num_computed_tokens[rows] != computed)
-        if is_gathered(batch):
-            for table, held in zip(states.block_tables, num_blocks(batch), strict=True):
+        if batch.is_gathered:
+            for table, held in zip(states.block_tables, batch.num_blocks, strict=True):
                 changed |= table.num_blocks[rows] != held
         changed &= ~cancelled
         if changed.any():

@@ -11,7 +11,7 @@ import numpy as np
 from foreword.arrays import AnyArray
 from foreword.batch.difference.encoding import malformed, pack, unpack
 from foreword.batch.difference.request_json import from_json, to_json
-from foreword.batch.values.integers import is_int32
+from foreword.integers import is_int32
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

@@ -17,7 +17,7 @@ import numpy as np
 
 from foreword.arrays import I32, I64
 from foreword.batch.step.slots import ragged_arange
-from foreword.batch.step.tensors import BatchTensors, filled, optional, prefix_sum
+from foreword.batch.step.tensors import BatchTensors, filled, prefix_sum
 from foreword.errors import ConfigError
 
 
@@ -47,13 +47,13 @@ def share_prefill(batch: BatchTensors, size: int, rank: int) -> PrefillShare:
         raise ConfigError(f"share_prefill(size={size}, rank={rank}): rank must be in [0, size)")
     tokens, pieces = zip(*(_tokens_of(batch, size, r) for r in range(size)), strict=True)
     longest = max(map(len, tokens))
-    restore: I64 = optional(batch, "share_restore_indices", size=rank)[: batch.num_tokens]
+    restore: I64 = batch.optional("share_restore_indices", size=rank)[: batch.num_tokens]
     for r, here in enumerate(tokens):
         restore[here] = r * longest + np.arange(len(here))
     req, start, stop = pieces[rank]
     req_indices: I64 = filled(batch, "share_req_indices", req, size=rank)
     loc: I32 = prefix_sum(batch, "share_query_start_loc", stop - start, size=rank)
-    token_indices: I64 = optional(batch, "share_token_indices", size=rank)[:longest]
+    token_indices: I64 = batch.optional("share_token_indices", size=rank)[:longest]
     token_indices[: len(tokens[rank])] = tokens[rank]
     token_indices[len(tokens[rank]) :] = 0
     seq_lens: I32 = filled(batch, "share_seq_lens", batch.num_computed_tokens[req] + stop, size=rank)

@@ -7,13 +7,13 @@ import numpy as np
 from foreword.arrays import I64, AnyArray, Bools
 from foreword.batch.features.multimodal import prefilling_with
 from foreword.batch.state.request_states import RequestStates
-from foreword.batch.step.tensors import BatchTensors, optional
+from foreword.batch.step.tensors import BatchTensors
 from foreword.errors import RequestError
 
 
 def is_token_ids(batch: BatchTensors) -> Bools:
     """bool [Tp]: True where input_ids holds the input, False where a prompt embedding does. True on padding."""
-    out: Bools = optional(batch, "is_token_ids")[: batch.num_tokens_padded]
+    out: Bools = batch.optional("is_token_ids")[: batch.num_tokens_padded]
     out[:] = True
     mask = batch.states.extras.is_token_id
     if mask is not None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from foreword.arrays import I32
-from foreword.batch.step.tensors import BatchTensors, local_seq_lens, num_blocks, optional, prefix_sum
+from foreword.batch.step.tensors import BatchTensors, local_seq_lens, prefix_sum
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,10 +28,10 @@ class FlashAttnVarlen:
 
 def flash_attn_varlen(batch: BatchTensors, group: int = 0) -> FlashAttnVarlen:
     """The step as FlashAttention takes it, at stable addresses; valid as long as the batch is."""
-    B, lens, held = batch.num_reqs, local_seq_lens(batch, group), num_blocks(batch)[group]
+    B, lens, held = batch.num_reqs, local_seq_lens(batch, group), batch.num_blocks[group]
     cu_seqlens_k: I32 = prefix_sum(batch, "cu_seqlens_k", lens, group)
     width = int(held.max(initial=0))
-    table: I32 = optional(batch, "varlen_block_table", group)[:B, :width]
+    table: I32 = batch.optional("varlen_block_table", group)[:B, :width]
     table[:] = batch.block_table[group][:B, :width]
     table[np.arange(width) >= held[:, None]] = -1
     return FlashAttnVarlen(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from foreword.arrays import I32
-from foreword.batch.step.tensors import BatchTensors, optional
+from foreword.batch.step.tensors import BatchTensors
 
 
 def kernel_block_table(batch: BatchTensors, group: int = 0) -> I32:
@@ -17,7 +17,7 @@ def kernel_block_table(batch: BatchTensors, group: int = 0) -> I32:
     ratio = kv_group.block_size // (kv_group.kernel_block_size or kv_group.block_size)
     if ratio == 1:
         return table
-    out: I32 = optional(batch, "kernel_block_table", group)[: len(table)]
+    out: I32 = batch.optional("kernel_block_table", group)[: len(table)]
     parts = out.reshape(*table.shape, ratio)
     np.multiply(table[:, :, None], ratio, out=parts)
     parts += np.arange(ratio, dtype=np.int32)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from foreword.arrays import I32
-from foreword.batch.step.tensors import BatchTensors, optional
+from foreword.batch.step.tensors import BatchTensors
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,9 +25,9 @@ class LoraMapping:
 def lora_mapping(batch: BatchTensors) -> LoraMapping:
     """The adapter of each request, of each of its tokens, and of each of its logit rows."""
     lora_id, T = batch.states.lora_id, batch.num_tokens
-    requests: I32 = optional(batch, "lora_requests")[: batch.num_reqs]
-    tokens: I32 = optional(batch, "lora_tokens")[: batch.num_tokens_padded]
-    logits: I32 = optional(batch, "lora_logits")[: len(batch.logits_indices)]
+    requests: I32 = batch.optional("lora_requests")[: batch.num_reqs]
+    tokens: I32 = batch.optional("lora_tokens")[: batch.num_tokens_padded]
+    logits: I32 = batch.optional("lora_logits")[: len(batch.logits_indices)]
     np.take(lora_id, batch.idx_mapping, out=requests)
     np.take(requests, batch.req_indices, out=tokens[:T])
     tokens[T:] = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from foreword.arrays import Bools
-from foreword.batch.step.tensors import BatchTensors, optional, row_generation
+from foreword.batch.step.tensors import BatchTensors
 from foreword.batch.values.attention import AttentionState, visible
 
 
@@ -31,9 +31,9 @@ def discard_mask(batch: BatchTensors) -> Bools:
     True on padding and for requests that were removed since. Call it before the step is advanced or committed.
     """
     states, B, rows = batch.states, batch.num_reqs, batch.idx_mapping
-    out: Bools = optional(batch, "discard_mask")[: batch.num_reqs_padded]
+    out: Bools = batch.optional("discard_mask")[: batch.num_reqs_padded]
     known = states.num_tokens[rows] + states.num_placeholders[rows]
     np.less(batch.seq_lens[:B] - batch.num_draft_tokens, known, out=out[:B])
-    out[:B] |= row_generation(batch) != states.row_generation[rows]
+    out[:B] |= batch.row_generation != states.row_generation[rows]
     out[B:] = True
     return out

@@ -13,7 +13,7 @@ import numpy as np
 
 from foreword.arrays import I32, I64, Bools, Ints
 from foreword.batch.state.request_states import RequestStates
-from foreword.batch.step.tensors import BatchTensors, optional
+from foreword.batch.step.tensors import BatchTensors
 from foreword.errors import RequestError
 
 
@@ -54,7 +54,7 @@ def mm_inputs(batch: BatchTensors) -> MultiModalInputs:
     max(c, o) … min(c + n, o + l) − 1, as far as they are embedded, read the encoder rows of the same rank.
     Costs O(features of the scheduled requests + Tp).
     """
-    mask = optional(batch, "is_mm_embed")[: batch.num_tokens_padded]
+    mask = batch.optional("is_mm_embed")[: batch.num_tokens_padded]
     mask[:] = False
     slices: list[EncoderSlice] = []
     features = batch.states.extras.mm_features
@@ -98,7 +98,7 @@ def mrope_positions(batch: BatchTensors, num_dims: int = 3) -> I64:
     and p in every dimension for a request without: text.
     """
     T = batch.num_tokens
-    out: I64 = optional(batch, "mrope_positions", size=num_dims)[:, : batch.num_tokens_padded]
+    out: I64 = batch.optional("mrope_positions", size=num_dims)[:, : batch.num_tokens_padded]
     positions, rows = batch.positions[:T], batch.idx_mapping
     out[:, T:] = 0
     out[:, :T] = positions + batch.states.rope_delta[rows][batch.req_indices]
@@ -130,7 +130,7 @@ def stage_mrope_positions(states: RequestStates, req_id: str, positions: Ints, d
 
 def encoder_seq_lens(batch: BatchTensors) -> I32:
     """Cross-attention lengths, int32 [Bp]: each request's encoder_len in every one of its steps; 0 on padding."""
-    out: I32 = optional(batch, "encoder_seq_lens")[: batch.num_reqs_padded]
+    out: I32 = batch.optional("encoder_seq_lens")[: batch.num_reqs_padded]
     out[: batch.num_reqs] = batch.states.encoder_len[batch.idx_mapping]
     out[batch.num_reqs :] = 0
     return out

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from foreword.arrays import I32
-from foreword.batch.step.tensors import BatchTensors, optional
+from foreword.batch.step.tensors import BatchTensors
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,7 +33,7 @@ def state_indices(batch: BatchTensors, group: int = 0) -> StateIndices:
     B, Bp, P = batch.num_reqs, batch.num_reqs_padded, batch.states.block_tables[group].tokens_per_block
     table, c = batch.block_table[group], batch.num_computed_tokens
     rows = np.arange(B)
-    read, write = optional(batch, "state_read", group)[:Bp], optional(batch, "state_write", group)[:Bp]
+    read, write = batch.optional("state_read", group)[:Bp], batch.optional("state_write", group)[:Bp]
     write[:B] = table[rows, (batch.seq_lens[:B] - 1) // P]
     read[:B] = np.where(c > 0, table[rows, np.maximum(c - 1, 0) // P], -1)
     read[B:] = write[B:] = -1

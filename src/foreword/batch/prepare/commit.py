@@ -28,19 +28,19 @@ import numpy as np
 from foreword.arrays import I32
 from foreword.batch.state.changes import Change
 from foreword.batch.state.request_states import RequestStates
-from foreword.batch.step.tensors import BatchTensors, buffers_of, row_generation
-from foreword.batch.values.integers import as_integer, int32s, length_of
+from foreword.batch.step.tensors import BatchTensors
 from foreword.errors import CapacityError, PlanError, RequestError
+from foreword.integers import as_integer, int32s, length_of
 
 
 def counts_as_done(states: RequestStates, batch: BatchTensors) -> list[Change]:
     """The changes that count a step as done, all of its drafts accepted and its samples unknown. See `advance`."""
-    buffers = buffers_of(batch)
+    buffers = batch.buffers
     if buffers.core is not None:
         return [(buffers.core.advance, batch.num_reqs)]
     rows, k = batch.idx_mapping, batch.num_draft_tokens
     end = batch.num_computed_tokens + batch.num_scheduled_tokens
-    current = states.row_generation[rows] == row_generation(batch)
+    current = states.row_generation[rows] == batch.row_generation
     samples = current & (end - k >= states.num_tokens[rows] + states.num_placeholders[rows])
     return [
         (setitem, buffers["samples"], slice(len(samples)), samples),
@@ -88,8 +88,8 @@ def commits(states: RequestStates, batch: BatchTensors, table: I32, advanced: bo
     table = table[:, None] if table.ndim == 1 else table
     m = _num_samples(states, batch, table)
     v = states.num_tokens[rows]
-    current = states.row_generation[rows] == row_generation(batch)
-    samples = current & (buffers_of(batch)["samples"][: len(rows)] if advanced else end - k >= v)
+    current = states.row_generation[rows] == batch.row_generation
+    samples = current & (batch.buffers["samples"][: len(rows)] if advanced else end - k >= v)
     m *= samples
     _check_fit(states, batch, m, k, v)
     if not current.all():

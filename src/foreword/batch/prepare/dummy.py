@@ -12,7 +12,7 @@ from foreword.batch.state.request_states import RequestStates
 from foreword.batch.step.buffers import InputBuffers
 from foreword.batch.step.layout import Scalars
 from foreword.batch.values.attention import AttentionState
-from foreword.batch.values.block_ops import NO_BLOCK_OPS
+from foreword.batch.values.block_ops import BlockOps
 from foreword.batch.values.plan import RaggedDrafts
 from foreword.errors import CapacityError, PlanError
 
@@ -71,7 +71,7 @@ def make_dummy(
     if num_computed:
         scalars = _add_context(states, scalars, buffers, counts, num_computed, context_block, gather_block_tables)
     req_ids = [f"dummy {b}" for b in range(num_reqs)]
-    batch = InputBatch(states, buffers, scalars, req_ids, gather_block_tables, NO_BLOCK_OPS, vectorized.run)
+    batch = InputBatch(states, buffers, scalars, req_ids, gather_block_tables, BlockOps.NONE, vectorized.run)
     batch._close()
     return batch
 

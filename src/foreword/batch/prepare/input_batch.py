@@ -15,10 +15,9 @@ from foreword.batch.features.masks import attention_mask
 from foreword.batch.prepare.commit import commits, counts_as_done, sample_table
 from foreword.batch.state.changes import make
 from foreword.batch.state.request_states import RequestStates
+from foreword.batch.step.layout import Scalars
 from foreword.batch.step.tensors import ADVANCED, COMMITTED, PREPARED, BatchTensors
 from foreword.errors import PlanError
-
-_NUM_UNRESOLVED = BatchTensors._num_unresolved.index
 
 
 class InputBatch(BatchTensors):
@@ -43,7 +42,7 @@ class InputBatch(BatchTensors):
 
     def _check_open(self) -> None:
         """PlanError for a stale batch, and one that was advanced or committed."""
-        if self._generation != self._buffers.generation:
+        if self._generation != self.buffers.generation:
             self._check_alive()
         if self._stage != PREPARED:
             raise PlanError("this batch was advanced or committed before", step=self.step)
@@ -57,7 +56,7 @@ class InputBatch(BatchTensors):
     def _commit(self, states: RequestStates, sampled: Mapping[str, Sequence[int]] | I32) -> None:
         """See `RequestStates.commit`."""
         self._check_current(states)
-        core, advanced = self._buffers.core, self._stage == ADVANCED
+        core, advanced = self.buffers.core, self._stage == ADVANCED
         # One statement, so that no step is committed without a record of it.
         self._stage = COMMITTED if core is not None and core.commit(sampled, advanced) else self._stage
         if self._stage == COMMITTED:
@@ -72,25 +71,25 @@ class InputBatch(BatchTensors):
         """Refuse a commit: for batches that compute nothing."""
         self._stage = COMMITTED
 
-    def _update(self, scalars: Sequence[int]) -> None:
+    def _update(self, scalars: Scalars) -> None:
         """The step's scalars after `resolve` wrote the buffers."""
-        self._scalars, self._generation = scalars, self._buffers.generation
+        self.scalars, self._generation = scalars, self.buffers.generation
 
     def _check_current(self, states: RequestStates) -> None:
-        if self._generation != self._buffers.generation:
+        if self._generation != self.buffers.generation:
             self._check_alive()
         if states is not self.states:
             raise PlanError("this batch was prepared from other states", step=self.step)
-        if self._layout != states._layout_version:
+        if self._layout != states.layout_version:
             raise PlanError("rows moved between prepare_inputs and commit: commit first", step=self.step)
         if self._stage == COMMITTED:
             raise PlanError("this batch was committed before", step=self.step)
-        if self._scalars[_NUM_UNRESOLVED]:
+        if self.scalars.num_unresolved:
             raise PlanError("this batch needs samples that are not known yet: commit the step before, then resolve "
                             "this one", step=self.step)  # fmt: skip
 
     def __repr__(self) -> str:
-        if self._generation != self._buffers.generation:
+        if self._generation != self.buffers.generation:
             return f"<InputBatch of step {self.step}, replaced>"
         return (
             f"<InputBatch of step {self.step}: {self.num_reqs} requests, {self.num_tokens} tokens, "

@@ -9,9 +9,9 @@ import numpy as np
 from foreword.arrays import I32, I64, Bools, Ints
 from foreword.batch.state.request_states import RequestStates
 from foreword.batch.step.buffers import InputBuffers
-from foreword.batch.values.integers import INT32_MAX, as_int32, as_integer, int32s, is_int32
 from foreword.batch.values.plan import Drafts, Order, Plan, PlanLike, PlannedStep, RaggedDrafts, ragged
 from foreword.errors import CapacityError, PlanError
+from foreword.integers import INT32_MAX, as_int32, as_integer, int32s, is_int32
 
 Padding = tuple[int, int]  # (tokens, requests), −1 for none
 NO_PADDING: Padding = (-1, -1)

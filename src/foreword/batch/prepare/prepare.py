@@ -12,16 +12,8 @@ from foreword.batch.prepare.input_batch import InputBatch
 from foreword.batch.prepare.plan import NO_PADDING, normalize, padding
 from foreword.batch.state.request_states import RequestStates
 from foreword.batch.step.buffers import InputBuffers
-from foreword.batch.step.tensors import (
-    BackendFunction,
-    buffers_of,
-    is_gathered,
-    is_resolved,
-    row_generation,
-    scalars_of,
-    tensor,
-)
-from foreword.batch.values.block_ops import NO_BLOCK_OPS, BlockOps
+from foreword.batch.step.tensors import BackendFunction
+from foreword.batch.values.block_ops import BlockOps
 from foreword.batch.values.plan import Backend, Check, Drafts, Order, PlanLike, RaggedDrafts
 from foreword.errors import PlanError
 from foreword.native import available
@@ -48,7 +40,7 @@ def prepare_inputs(
     order: Order = "given",
     backend: Backend | BackendFunction = "auto",
     gather_block_tables: bool = True,
-    block_ops: BlockOps = NO_BLOCK_OPS,
+    block_ops: BlockOps = BlockOps.NONE,
     check: Check = "off",
 ) -> InputBatch:
     """Turn the scheduler's choice into the tensors of a step.
@@ -111,21 +103,22 @@ def resolve(batch: InputBatch, draft_tokens: Drafts = None) -> None:
     batch._check_open()
     states = batch.states
     rows, counts = batch.idx_mapping.copy(), batch.num_scheduled_tokens.copy()
-    _, _, reqs, tokens, _, num_drafts, *_ = scalars_of(batch)
-    cancelled = states.row_generation.take(rows) != row_generation(batch)
+    step = batch.scalars
+    cancelled = states.row_generation.take(rows) != batch.row_generation
     drafts = None
-    if num_drafts:
+    if step.num_draft_tokens:
         ids = batch.draft_token_ids.copy() if draft_tokens is None else _filled_in(batch, draft_tokens)
         drafts = RaggedDrafts(batch.num_draft_tokens.copy(), ids)
     elif draft_tokens is not None:
         _filled_in(batch, draft_tokens)
     plan = rows, counts, drafts, cancelled if cancelled.any() else None
-    batch._update(batch._backend(states, buffers_of(batch), plan, (tokens, reqs), is_gathered(batch)))
-    if not is_resolved(batch):  # then nothing of it has changed
-        b = int(np.argmax(tensor(batch, "num_placeholders") > 0))
+    pad = step.num_tokens_padded, step.num_reqs_padded
+    batch._update(batch._backend(states, batch.buffers, plan, pad, batch.is_gathered))
+    if not batch.is_resolved:  # then nothing of it has changed
+        b = int(np.argmax(batch.num_placeholders > 0))
         raise PlanError("the step before is not committed", step=batch.step, request=batch.req_ids[b], index=b)
-    if batch._check != "off":
-        _check(batch, batch._check)
+    if batch.check != "off":
+        _check(batch, batch.check)
 
 
 def _filled_in(batch: InputBatch, drafts: Mapping[str, Sequence[int]] | I32) -> I32:

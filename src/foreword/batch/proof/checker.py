@@ -28,10 +28,10 @@ from foreword.batch.proof.spec.step import slots
 from foreword.batch.proof.validator import validate
 from foreword.batch.state.block_table import BlockTable
 from foreword.batch.state.request_states import RequestStates
-from foreword.batch.step.tensors import BatchTensors, buffers_of, is_pending, is_resolved, row_generation
+from foreword.batch.step.tensors import BatchTensors
 from foreword.batch.values.plan import Check
-from foreword.batch.values.seeds import STRIDE, mix64
 from foreword.errors import PlanError
+from foreword.seeds import STRIDE, mix64
 
 NO_WRITER = 0  # the writer of a slot never written
 UNKNOWN = np.uint64(1)  # the fingerprint of a token whose id is not known here
@@ -53,7 +53,7 @@ def check_bounds(batch: BatchTensors) -> None:
     states = batch.states
     B, rows = batch.num_reqs, batch.idx_mapping.astype(np.int64)
     n, k, ends = batch.num_scheduled_tokens, batch.num_draft_tokens, batch.seq_lens[:B]
-    cancelled = row_generation(batch) == -1
+    cancelled = batch.row_generation == -1
     within = (rows >= 0) & (rows < states.max_num_reqs)
     safe = np.where(within, rows, 0)
 
@@ -163,7 +163,7 @@ class CacheChecker:
         A step prepared before the samples it needs were known is checked when it is resolved. A step that is resolved
         or prepared again before it ran replaces what was recorded of it: its copies are made once.
         """
-        if self._last is not None and buffers_of(self._last) is buffers_of(batch) and is_pending(self._last):
+        if self._last is not None and self._last.buffers is batch.buffers and self._last.is_pending:
             for shadow in self._shadows:
                 shadow.undo()
             for tenant in self._first_seen:
@@ -175,10 +175,10 @@ class CacheChecker:
         self._last_step = max(self._last_step, batch.step)
         for g, table in enumerate(self._states.block_tables):
             self._check_freed(batch, g, table)
-        if not is_resolved(batch):
+        if not batch.is_resolved:
             return
         self._last, self._first_seen = batch, []
-        alive = [b for b in range(batch.num_reqs) if row_generation(batch)[b] != -1]
+        alive = [b for b in range(batch.num_reqs) if batch.row_generation[b] != -1]
         for shadow in self._shadows:
             shadow.keep()
         for g, table in enumerate(self._states.block_tables):

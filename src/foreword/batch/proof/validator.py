@@ -14,7 +14,7 @@ from foreword.arrays import AnyArray
 from foreword.batch.features.explain import token_sources
 from foreword.batch.proof.spec import TENSORS, Level, TensorSpec
 from foreword.batch.proof.spec.step import Step
-from foreword.batch.step.tensors import BatchTensors, is_committed, is_gathered, tensor
+from foreword.batch.step.tensors import BatchTensors
 from foreword.errors import PlanError
 
 Compared = tuple[AnyArray, Any, int]  # got, expected, index of the first entry
@@ -47,7 +47,7 @@ def validate(batch: BatchTensors) -> None:
 
 def check_rules(rules: Iterable[Rule], batch: BatchTensors) -> None:
     """`validate` by these rules alone."""
-    if is_committed(batch):
+    if batch.is_committed:
         raise PlanError("validate a batch before it is committed: the state has moved on", step=batch.step)
     step = Step(batch)
     for spec, its in groupby(rules, key=lambda rule: rule.spec):
@@ -60,7 +60,7 @@ def check_rules(rules: Iterable[Rule], batch: BatchTensors) -> None:
 def arrays_of(spec: TensorSpec, batch: BatchTensors) -> Iterator[tuple[int, AnyArray]]:
     """(group, array) of each array that the specified tensor consists of in this batch; none where it is not made."""
     states = batch.states
-    if spec.optional == "gathered block tables" and not is_gathered(batch):
+    if spec.optional == "gathered block tables" and not batch.is_gathered:
         return
     groups = range(len(states.block_tables)) if spec.per_group else (0,)
     for g in groups:
@@ -71,7 +71,7 @@ def arrays_of(spec: TensorSpec, batch: BatchTensors) -> Iterator[tuple[int, AnyA
             value = getattr(states, path[0])
             value = reduce(getattr, path[1:], value[g] if spec.per_group else value)
         else:
-            value = tensor(batch, spec.name)
+            value = getattr(batch, spec.name)
             value = value[g] if spec.per_group else value
         if value is not None:
             yield g, np.asarray(value)

@@ -14,10 +14,10 @@ from foreword.batch.state.extras import GivenExtras, checked_extras, shape_of
 from foreword.batch.state.loras import LoraUsers
 from foreword.batch.state.sampling_columns import COLUMNS, GIVEN
 from foreword.batch.values.checked import CheckedParams, CheckedPrompt
-from foreword.batch.values.integers import as_int32, as_integer, is_int32
 from foreword.batch.values.requests import NewRequest, NewRequests, TokenIds, per_request
 from foreword.batch.values.sampling_params import SamplingParams
 from foreword.errors import CapacityError, RequestError
+from foreword.integers import as_int32, as_integer, is_int32
 
 
 class Admission(NamedTuple):

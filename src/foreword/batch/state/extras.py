@@ -9,11 +9,11 @@ import numpy as np
 
 from foreword.arrays import I32, AnyArray, Bools
 from foreword.batch.state.changes import Change
-from foreword.batch.values.integers import as_int32, as_integer, is_int32
 from foreword.batch.values.multimodal import MultiModalFeature
 from foreword.batch.values.pooling import PoolingParams, PoolingState
 from foreword.batch.values.requests import NewRequest
 from foreword.errors import RequestError
+from foreword.integers import as_int32, as_integer, is_int32
 
 
 class GivenExtras(NamedTuple):

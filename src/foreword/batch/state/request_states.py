@@ -20,10 +20,10 @@ from foreword.batch.state.native_rows import rows_core
 from foreword.batch.state.observers import RowObserver
 from foreword.batch.state.progress import Progress
 from foreword.batch.state.sampling_columns import NUM_ADMISSIONS, SamplingColumns
-from foreword.batch.values.integers import INT32_MAX, is_int32
 from foreword.batch.values.kv_groups import ContextParallel, KVGroup
 from foreword.batch.values.requests import NewRequest, NewRequests, TokenIds
 from foreword.errors import CapacityError, ConfigError, RequestError
+from foreword.integers import INT32_MAX, is_int32
 
 
 class Committable(Protocol):
@@ -55,6 +55,8 @@ class RequestStates:
     block_tables         one `BlockTable` per KV group
     sampling             `SamplingColumns`: one array per parameter
     extras               `RowExtras`: what few requests have, such as embeddings and multimodal features
+    columns              the arrays [R] above by name
+    layout_version       grows when rows move
 
     null_block: the number that means "no block" in block tables. 0: block 0 is reserved, no request may write to it.
     −1: blocks are numbered from 0, and empty entries are −1. A scheduled token whose block is null is a PlanError.
@@ -109,23 +111,23 @@ class RequestStates:
             BlockTable.allocate(group, context_parallel, max_num_reqs, max_model_len, null_block, content_ids)
             for group in kv_groups
         )
-        self._columns: dict[str, AnyArray] = {
+        self.columns: dict[str, AnyArray] = {
             field.name: np.full(max_num_reqs, field.padding or 0, field.dtype) for field in ROWS
         }
-        for name, column in self._columns.items():
+        for name, column in self.columns.items():
             setattr(self, name, column)
         self.token_ids = _unaliased_rows(max_num_reqs, max_model_len)
-        self._progress = Progress(self.token_ids, self._columns)
+        self._progress = Progress(self.token_ids, self.columns)
         self.sampling = SamplingColumns(max_num_reqs)
         self.extras = RowExtras()
         self.loras = LoraUsers()
         self.observers: list[RowObserver] = []
         self._adapters: dict[type, Any] = {}  # what an adapter keeps with these states, by its type
         self._step = 0  # prepared steps, for messages
-        self._layout_version = 0  # grows when rows move
+        self.layout_version = 0
         self._directory = Directory(max_num_reqs)
         self._core = self.sampling.core = rows_core(
-            {"token_ids": self.token_ids, "next_content_id": content_ids.next, **self._columns},
+            {"token_ids": self.token_ids, "next_content_id": content_ids.next, **self.columns},
             self.sampling.native_layout(),
             self._directory,
             self.block_tables,
@@ -204,7 +206,7 @@ class RequestStates:
             if new.lora_id:
                 values["lora_id"] = new.lora_id
                 changes += self.loras.add(rid, new.lora_id, request.lora_request)
-            changes += ((setitem, self._columns[name], row, value) for name, value in values.items())
+            changes += ((setitem, self.columns[name], row, value) for name, value in values.items())
             changes += self.extras.set(row, new.extras, self.token_ids.shape)
             for table, ids in zip(self.block_tables, new.blocks, strict=True):
                 changes += table.start(row, ids)
@@ -248,7 +250,7 @@ class RequestStates:
         changes: list[Change] = [(setitem, self.row_generation, index, self.row_generation[index] + 1)]
         for field in ROWS:
             if field.name != "row_generation":
-                changes.append((setitem, self._columns[field.name], index, field.padding or 0))
+                changes.append((setitem, self.columns[field.name], index, field.padding or 0))
         changes += self.loras.drop(self._directory.ids_of(index)) if self.loras else ()
         changes += self.sampling.reset(index)
         for row in rows:
@@ -342,7 +344,7 @@ class RequestStates:
     def _row_arrays(self) -> list[AnyArray]:
         """Every array whose first axis is the row, token_ids apart: what moves with a row."""
         tables = [array for t in self.block_tables for array in (t.table, t.num_blocks, t.content_id)]
-        return [*self._columns.values(), *self.sampling.arrays(), *self.extras.arrays(), *tables]
+        return [*self.columns.values(), *self.sampling.arrays(), *self.extras.arrays(), *tables]
 
     def _exchange(self, a: int, b: int) -> None:
         tokens = int(max(self.num_tokens[a], self.num_tokens[b]))
@@ -353,7 +355,7 @@ class RequestStates:
         self._directory.exchange(a, b)
         for observer in self.observers:
             observer.exchanged(a, b)
-        self._layout_version += 1
+        self.layout_version += 1
 
 
 def _unaliased_rows(rows: int, columns: int) -> I32:

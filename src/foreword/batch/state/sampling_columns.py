@@ -16,7 +16,7 @@ from foreword.arrays import F32, I32, I64, AnyArray, Ints
 from foreword.batch.state.changes import Change, make
 from foreword.batch.values.parameters import COMPARISONS, Need
 from foreword.batch.values.sampling_params import PARAMETERS, SamplingParams
-from foreword.batch.values.seeds import derived_seed
+from foreword.seeds import derived_seed
 
 
 class FlagRule(NamedTuple):

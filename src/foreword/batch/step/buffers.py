@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -12,10 +13,12 @@ from foreword.batch.state.sampling_metadata import SamplingMetadata, StepCache, 
 from foreword.batch.step.arena import Allocator, carve
 from foreword.batch.step.layout import FIELDS, STEP, Scalars
 from foreword.batch.values.fields import Field
-from foreword.batch.values.integers import is_int32
 from foreword.errors import ConfigError
+from foreword.integers import is_int32
+from foreword.native import native
 
 Arrays = AnyArray | tuple[AnyArray, ...]
+T = TypeVar("T")
 
 
 class InputBuffers:
@@ -34,6 +37,7 @@ class InputBuffers:
 
     __slots__ = (
         "_allocator",
+        "_attached",
         "_optional",
         "arena",
         "arrays",
@@ -43,7 +47,6 @@ class InputBuffers:
         "max_num_batched_tokens",
         "max_num_reqs",
         "metadata",
-        "model_inputs",
         "needs",
         "scalars",
         "slices",
@@ -76,8 +79,8 @@ class InputBuffers:
         self.needs: StepCache[StepNeeds] = needs_cache(states.sampling, self["idx_mapping"])
         self.metadata: StepCache[SamplingMetadata] = metadata_cache(*sampling, self["idx_mapping"])
         self.logits_metadata: StepCache[SamplingMetadata] = metadata_cache(*sampling, self["expanded_idx_mapping"])
-        self.core: Any = None  # the native core over these arrays, made by the native backend
-        self.model_inputs: Any = None  # these arrays as the native executor takes them, made by it
+        self.core: native.StepCore | None = None  # over these arrays, made by the native backend
+        self._attached: dict[Hashable, Any] = {}
 
     @classmethod
     def for_states(
@@ -106,6 +109,15 @@ class InputBuffers:
             array[...] = self._padding(field)
             self._optional[key] = array
         return array
+
+    def attach(self, key: Hashable, make: Callable[[InputBuffers], T]) -> T:
+        """Return what is attached under ``key``, which ``make(self)`` makes on the first call: what a reader of steps
+        keeps per buffers, such as their arrays in the form that its native code takes. It lives as long as the buffers.
+        """
+        found: T | None = self._attached.get(key)
+        if found is None:
+            found = self._attached[key] = make(self)
+        return found
 
     def _groups(self, field: Field) -> range:
         return range(len(self.states.block_tables) if field.per_group else 1)

@@ -92,6 +92,9 @@ OPTIONAL = (
 )
 FIELDS: Mapping[str, Field] = {field.name: field for field in (*STEP, *OPTIONAL)}
 
+GATHERED = ("block_table", "num_blocks")
+"""The tensors that a step has with gather_block_tables alone."""
+
 
 class Extent(NamedTuple):
     """How many entries an axis has in a step: a scalar of the step, plus ``extra``."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Generic, TypeVar, overload
 
 import numpy as np
@@ -10,19 +10,16 @@ import numpy as np
 from foreword.arrays import I32, I64, AnyArray, Bools
 from foreword.batch.state.request_states import RequestStates
 from foreword.batch.step.buffers import InputBuffers
-from foreword.batch.step.layout import EXTENTS, FIELDS, Scalars
+from foreword.batch.step.layout import EXTENTS, FIELDS, GATHERED, Scalars
 from foreword.batch.values.attention import AttentionState
 from foreword.batch.values.block_ops import BlockOps
 from foreword.batch.values.plan import Check, Plan
 from foreword.errors import ForewordError, PlanError
 
 _T = TypeVar("_T")
-GATHERED = ("block_table", "num_blocks")  # made with gather_block_tables alone
-
-
 PREPARED, ADVANCED, COMMITTED = range(3)  # stages of a batch
 
-BackendFunction = Callable[[RequestStates, InputBuffers, Plan, tuple[int, int], bool], Sequence[int]]
+BackendFunction = Callable[[RequestStates, InputBuffers, Plan, tuple[int, int], bool], Scalars]
 """backend(states, buffers, plan, (tokens, requests) to pad to or −1, gather): write the step's tensors to the buffers,
 and return its `Scalars`. PlanError and CapacityError as in `foreword.batch.prepare.plan.check`; then nothing changed.
 """
@@ -45,19 +42,16 @@ class Scalar:
     def __get__(self, batch: BatchTensors | None, owner: type) -> Any:
         if batch is None:
             return self
-        if batch._generation != batch._buffers.generation:
+        if batch._generation != batch.buffers.generation:
             batch._check_alive()
-        return batch._scalars[self.index]
+        return batch.scalars[self.index]
 
 
 class View(Generic[_T]):
-    """The step's entries of the buffer of this name, read-only; of each KV group where there is one per group.
-
-    A private one has the name of its buffer after a ``_``; `tensor` reads it.
-    """
+    """The step's entries of the buffer of this name, read-only; of each KV group where there is one per group."""
 
     def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name = name.removeprefix("_")
+        self.name = name
         extent = EXTENTS[FIELDS[name].shape[0]]
         self.index, self.extra = Scalars._fields.index(extent.scalar), extent.extra
         self.gathered = name in GATHERED
@@ -69,10 +63,10 @@ class View(Generic[_T]):
     def __get__(self, batch: BatchTensors | None, owner: type) -> Any:
         if batch is None:
             return self
-        buffers, size = batch._buffers, batch._scalars[self.index] + self.extra
+        buffers, size = batch.buffers, batch.scalars[self.index] + self.extra
         if batch._generation != buffers.generation:
             batch._check_alive()
-        if self.gathered and not batch._gathered:
+        if self.gathered and not batch.is_gathered:
             raise _not_gathered(batch, self.name)
         last = buffers.slices.get(self.name)
         if last is not None and last[0] == size:  # the sizes of one step are mostly those of the step before
@@ -89,20 +83,23 @@ class BatchTensors:
 
     states: what the step was prepared from, for kernels that read their block tables through ``idx_mapping``.
     step: number of the step, for messages.
+    scalars: the step's numbers by name, in one read. They may be read after the batch was replaced.
+    buffers: the memory that the tensors are views of.
     block_ops: blocks to zero, then to copy, before the step reads or writes the cache.
+    is_gathered: whether `block_table` and `num_blocks` were made. check: what `prepare_inputs` was asked to check.
     """
 
     __slots__ = (
         "_backend",
-        "_buffers",
-        "_check",
-        "_gathered",
         "_generation",
         "_layout",
         "_req_ids",
-        "_scalars",
         "_stage",
         "block_ops",
+        "buffers",
+        "check",
+        "is_gathered",
+        "scalars",
         "states",
         "step",
     )
@@ -113,16 +110,15 @@ class BatchTensors:
     num_tokens_padded = Scalar()
     max_query_len = Scalar()
     max_seq_len = Scalar()
-    _num_unresolved = Scalar()
     _attention_state = Scalar()
 
     idx_mapping = View[I32]()
     num_scheduled_tokens = View[I32]()
     num_draft_tokens = View[I32]()
     num_computed_tokens = View[I32]()
-    _num_placeholders = View[I32]()
+    num_placeholders = View[I32]()
     is_prefilling = View[Bools]()
-    _row_generation = View[I64]()
+    row_generation = View[I64]()
     query_start_loc = View[I32]()
     seq_lens = View[I32]()
     cu_num_logits = View[I32]()
@@ -138,40 +134,55 @@ class BatchTensors:
     bonus_logits_indices = View[I64]()
     draft_token_ids = View[I32]()
     block_table = View[tuple[I32, ...]]()
-    _num_blocks = View[tuple[I32, ...]]()
+    num_blocks = View[tuple[I32, ...]]()
 
     def __init__(
         self,
         states: RequestStates,
         buffers: InputBuffers,
-        scalars: Sequence[int],
+        scalars: Scalars,
         req_ids: list[str] | None,
-        gathered: bool,
+        is_gathered: bool,
         block_ops: BlockOps,
         backend: BackendFunction,
         check: Check = "off",
     ) -> None:
         self._generation = buffers.generation
         self.states = states
-        self._buffers = buffers
-        self._scalars = scalars
+        self.buffers = buffers
+        self.scalars = scalars
         self._req_ids = req_ids
-        self._layout = states._layout_version
+        self._layout = states.layout_version
         self._stage = PREPARED
-        self._gathered = gathered
+        self.is_gathered = is_gathered
         self.block_ops = block_ops
         self._backend = backend
-        self._check = check
+        self.check: Check = check
         self.step = states._step + 1
 
     @property
     def is_current(self) -> bool:
         """Whether no other step was prepared in its buffers: its tensors can be read."""
-        return self._generation == self._buffers.generation
+        return self._generation == self.buffers.generation
+
+    @property
+    def is_resolved(self) -> bool:
+        """False where the step was prepared before the samples it needs were known: `resolve` it before it runs."""
+        return self.scalars.num_unresolved == 0
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether the batch was neither advanced nor committed."""
+        return self._stage == PREPARED
+
+    @property
+    def is_committed(self) -> bool:
+        """Whether the step's samples were committed."""
+        return self._stage == COMMITTED
 
     def _check_alive(self) -> None:
         """StaleBatchError after the next `prepare_inputs` on the buffers."""
-        if self._generation != self._buffers.generation:
+        if self._generation != self.buffers.generation:
             raise StaleBatchError(
                 f"the batch of step {self.step} was replaced by a later prepare_inputs on the same buffers; "
                 "read a batch before preparing the next, or alternate between two InputBuffers"
@@ -182,8 +193,8 @@ class BatchTensors:
         """The scheduled requests, in batch order."""
         self._check_alive()
         if self._req_ids is None:
-            freed = self.states.row_generation[self.idx_mapping] != self._row_generation
-            if self._layout != self.states._layout_version or freed.any():
+            freed = self.states.row_generation[self.idx_mapping] != self.row_generation
+            if self._layout != self.states.layout_version or freed.any():
                 raise StaleBatchError(f"step {self.step}: read req_ids before rows are freed or moved")
             self._req_ids = self.states._directory.ids_of(self.idx_mapping)
         return self._req_ids
@@ -208,82 +219,39 @@ class BatchTensors:
         PlanError for another tensor, and for a size below the step's or above the buffer's.
         """
         self._check_alive()
-        view = self._buffers.views.get(name)
+        view = self.buffers.views.get(name)
         if view is None or FIELDS[name].padding in (None, "T"):
             raise PlanError("the tensor has no pad value", tensor=name, expected="a name with padding in layout.STEP")
-        if name in GATHERED and not self._gathered:
+        if name in GATHERED and not self.is_gathered:
             raise _not_gathered(self, name)
         extent, capacity = EXTENTS[FIELDS[name].shape[0]], len(view[0] if type(view) is tuple else view)
-        least = self._scalars[Scalars._fields.index(extent.scalar)] + extent.extra
+        least = self.scalars[Scalars._fields.index(extent.scalar)] + extent.extra
         if not least <= size <= capacity:
             raise PlanError("a padded size out of range", tensor=name, expected=f"{least} … {capacity}", got=size)
         return tuple(v[:size] for v in view) if type(view) is tuple else view[:size]
 
+    def optional(self, name: str, group: int = 0, size: int = 0) -> Any:
+        """Return the whole buffer of a tensor of `layout.OPTIONAL`, which a function of the batch fills.
 
-def tensor(batch: BatchTensors, name: str) -> Any:
-    """A tensor of the batch by its name in the specification, also one that is not an attribute of a batch."""
-    return getattr(batch, name) if hasattr(BatchTensors, name) else getattr(batch, f"_{name}")
-
-
-def scalars_of(batch: BatchTensors) -> Sequence[int]:
-    """`Scalars` of a batch that is valid, in one read."""
-    return batch._scalars
-
-
-def row_generation(batch: BatchTensors) -> I64:
-    """int64 [B]: the generation of each request's row when the step was prepared; −1 for a cancelled request."""
-    return batch._row_generation
-
-
-def num_blocks(batch: BatchTensors) -> tuple[I32, ...]:
-    """int32 [B] per KV group: the entries of the gathered row that are the request's."""
-    return batch._num_blocks
-
-
-def optional(batch: BatchTensors, name: str, group: int = 0, size: int = 0) -> Any:
-    """The whole buffer of a tensor of `layout.OPTIONAL`, at a stable address; a function of the batch fills it."""
-    batch._check_alive()
-    return batch._buffers.optional(name, group, size)
+        See `InputBuffers.optional`.
+        """
+        self._check_alive()
+        return self.buffers.optional(name, group, size)
 
 
 def filled(batch: BatchTensors, name: str, values: AnyArray, group: int = 0, size: int = 0) -> Any:
-    """`optional` with these values, and no further entries."""
-    out = optional(batch, name, group, size)[: len(values)]
+    """Return `BatchTensors.optional` with these values, and no further entries."""
+    out = batch.optional(name, group, size)[: len(values)]
     out[:] = values
     return out
 
 
 def prefix_sum(batch: BatchTensors, name: str, lens: AnyArray, group: int = 0, size: int = 0) -> Any:
-    """`optional` with [n + 1] entries, out[i] = sum(lens[:i]), for lens [n]."""
-    out = optional(batch, name, group, size)[: len(lens) + 1]
+    """Return `BatchTensors.optional` with [n + 1] entries, out[i] = sum(lens[:i]), for lens [n]."""
+    out = batch.optional(name, group, size)[: len(lens) + 1]
     out[0] = 0
     np.cumsum(lens, out=out[1:])
     return out
-
-
-def buffers_of(batch: BatchTensors) -> InputBuffers:
-    """The memory of the batch."""
-    return batch._buffers
-
-
-def is_pending(batch: BatchTensors) -> bool:
-    """Whether the batch was neither advanced nor committed."""
-    return batch._stage == PREPARED
-
-
-def is_gathered(batch: BatchTensors) -> bool:
-    """Whether `block_table` was made."""
-    return batch._gathered
-
-
-def is_resolved(batch: BatchTensors) -> bool:
-    """False where the step was prepared before the samples it needs were known: `resolve` it before it runs."""
-    return batch._num_unresolved == 0
-
-
-def is_committed(batch: BatchTensors) -> bool:
-    """Whether the step's samples were committed."""
-    return batch._stage == COMMITTED
 
 
 def _not_gathered(batch: BatchTensors, name: str) -> PlanError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -18,7 +19,10 @@ class BlockOps:
     zero: int32 [Z], blocks that must read as zeros until they are written (recurrent states, sparse layouts).
     copies: int32 [C, 2], (from, to): ``to`` is a private copy of a shared block that its request is about to write.
     All sources are read before any destination is written.
+    NONE: no operations. It is the one such value that steps carry.
     """
+
+    NONE: ClassVar[BlockOps]
 
     zero: I32
     copies: I32
@@ -33,7 +37,7 @@ class BlockOps:
             raise PlanError("two copies write one block", tensor="block_ops.copies", got=targets.tolist())
         if (targets == null_block).any():
             raise PlanError("a copy writes the null block", tensor="block_ops.copies", got=c.tolist())
-        return cls(z, c) if len(z) or len(c) else NO_BLOCK_OPS
+        return cls(z, c) if len(z) or len(c) else BlockOps.NONE
 
     def __bool__(self) -> bool:
         return bool(len(self.zero) or len(self.copies))
@@ -45,4 +49,4 @@ class BlockOps:
             cache[self.copies[:, 1]] = cache[self.copies[:, 0]]
 
 
-NO_BLOCK_OPS = BlockOps(np.zeros(0, np.int32), np.zeros((0, 2), np.int32))
+BlockOps.NONE = BlockOps(np.zeros(0, np.int32), np.zeros((0, 2), np.int32))

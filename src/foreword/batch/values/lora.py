@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from foreword.batch.values.integers import is_int32
 from foreword.errors import ConfigError
+from foreword.integers import is_int32
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from foreword.arrays import Bools
-from foreword.batch.values.integers import is_int32
 from foreword.errors import RequestError
+from foreword.integers import is_int32
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 
-from foreword.batch.values.integers import is_int32
 from foreword.errors import ConfigError, PlanError
+from foreword.integers import is_int32
 
 
 class PaddingBuckets:

@@ -9,8 +9,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from foreword.arrays import I32, Bools
-from foreword.batch.values.integers import int32s, length_of
 from foreword.errors import PlanError
+from foreword.integers import int32s, length_of
 
 PlanLike = Mapping[str, int] | tuple[I32, I32]
 Drafts = Mapping[str, Sequence[int]] | I32 | None

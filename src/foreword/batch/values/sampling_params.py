@@ -9,9 +9,9 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from foreword.batch.values.integers import INT32_MAX
 from foreword.batch.values.parameters import Column, Need, Parameter, is_integer, is_number, parameter
 from foreword.errors import RequestError, known_keywords
+from foreword.integers import INT32_MAX
 
 F32, I32, I64 = np.float32, np.int32, np.int64
 

@@ -5,7 +5,7 @@ each of them; a draw is a function of (seed, position, logits) here as there.
 import triton
 import triton.language as tl
 
-from foreword.batch.values.parameters import Need
+from foreword.batch import Need
 from foreword.device import layout
 
 HEADER = tl.constexpr(layout.HEADER_SIZE)
@@ -35,7 +35,7 @@ def parameter(record, entry):
 
 @triton.jit
 def mix(x):
-    """`foreword.batch.values.seeds.mix64`."""
+    """`foreword.seeds.mix64`."""
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
     x = (x ^ (x >> 27)) * 0x94D049BB133111EB
     return x ^ (x >> 31)

@@ -12,8 +12,7 @@ import torch
 from torch.nn import functional as F
 
 from foreword.arrays import I64
-from foreword.batch import InputBatch
-from foreword.batch.state.block_table import BlockTable
+from foreword.batch import BlockTable, InputBatch
 from foreword.executors.torch.cache import PagedCache
 from foreword.executors.torch.shard import Shard
 from foreword.executors.torch.tensors import as_tensor

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from foreword.batch import InputBatch
-from foreword.batch.features.lora import LoraMapping
+from foreword.batch import InputBatch, LoraMapping
 from foreword.executors.inputs import step_adapters
 from foreword.executors.torch.grouped import aligned, grouped
 from foreword.models.lora import LoraAdapter

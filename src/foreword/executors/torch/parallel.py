@@ -20,9 +20,7 @@ import torch
 
 from foreword.arrays import F32, F64, I64
 from foreword.batch import InputBatch, InputBuffers, RequestStates
-from foreword.batch.difference import DifferenceRecorder, StepDifference, apply_difference
-from foreword.batch.difference.mirror import states_of
-from foreword.batch.step.tensors import buffers_of
+from foreword.batch.difference import DifferenceRecorder, StepDifference, apply_difference, states_of
 from foreword.errors import ConfigError, EngineError
 from foreword.executors.executor import Capability
 from foreword.executors.host import HostStep
@@ -119,7 +117,7 @@ class ParallelExecutor(TorchExecutor):
             self._recorder, self._states = DifferenceRecorder(batch.states), weakref.ref(batch.states)
             self._draws = None
         data = self._recorder.take(batch).to_bytes()
-        self._unsent.append((buffers_of(batch).max_num_batched_tokens, data))
+        self._unsent.append((batch.buffers.max_num_batched_tokens, data))
 
     def _forget(self) -> None:
         """Stop following the states: the next step is a snapshot."""

@@ -16,8 +16,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
 from foreword.arrays import F32, I32, I64, AnyArray
-from foreword.batch import InputBatch, KVGroup
-from foreword.batch.state.block_table import BlockTable, ContentIds
+from foreword.batch import BlockTable, ContentIds, InputBatch, KVGroup
 from foreword.errors import EngineError, PlanError, RequestError
 from foreword.executors.executor import Capability
 from foreword.executors.torch.attention import GatheredAttention

@@ -10,9 +10,9 @@ import numpy as np
 
 from foreword.arrays import F32, I32, as_array
 from foreword.batch import PromptInputs
-from foreword.batch.values.integers import flat_int32, length_of
 from foreword.errors import RequestError
 from foreword.fields import entries_of
+from foreword.integers import flat_int32, length_of
 from foreword.media.sounds import sound_of
 from foreword.media.speech import Speech
 from foreword.sampling.generation_rules import GenerationRules

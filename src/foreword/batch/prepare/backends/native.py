@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 from foreword.batch.prepare.plan import Padding, check
 from foreword.batch.state.request_states import RequestStates
 from foreword.batch.step.buffers import InputBuffers
+from foreword.batch.step.layout import Scalars
 from foreword.batch.values.plan import Plan, RaggedDrafts, ragged
 from foreword.errors import ConfigError, PlanError
 from foreword.native import available, native
 
 
-def run(states: RequestStates, buffers: InputBuffers, plan: Plan, pad: Padding, gather: bool) -> Sequence[int]:
+def run(states: RequestStates, buffers: InputBuffers, plan: Plan, pad: Padding, gather: bool) -> Scalars:
     core = buffers.core
     if core is None:
         core = buffers.core = _bind(states, buffers)
     rows, num_scheduled, drafts, cancelled = plan
-    scalars: Sequence[int] | None
+    scalars: Scalars | None
     buffers.generation += 1
     if cancelled is None and type(drafts) is not RaggedDrafts:
         scalars = core.prepare(rows, num_scheduled, drafts, pad[0], pad[1], gather)
@@ -33,14 +31,14 @@ def run(states: RequestStates, buffers: InputBuffers, plan: Plan, pad: Padding, 
     return run(states, buffers, accepted, pad, gather)
 
 
-def _bind(states: RequestStates, buffers: InputBuffers) -> Any:
+def _bind(states: RequestStates, buffers: InputBuffers) -> native.StepCore:
     if not available():
         raise ConfigError("backend='native': the native module is not built; run `pip install .`, or use 'numpy'")
     arrays = buffers.arrays
     single = {name: array for name, array in arrays.items() if not isinstance(array, tuple)}
-    columns = {"token_ids": states.token_ids, **states._columns}
+    columns = {"token_ids": states.token_ids, **states.columns}
     cp = states.context_parallel
-    core = native.StepCore(columns, single, states.vocab_size, states.max_num_draft_tokens)
+    core = native.StepCore(columns, single, states.vocab_size, states.max_num_draft_tokens, Scalars)
     if cp is not None:
         core.set_context_parallel(cp.size, cp.rank, cp.interleave)
     for g, table in enumerate(states.block_tables):

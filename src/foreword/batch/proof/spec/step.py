@@ -9,7 +9,7 @@ import numpy as np
 
 from foreword.arrays import I64, AnyArray, Bools, Ints
 from foreword.batch.state.block_table import BlockTable
-from foreword.batch.step.tensors import BatchTensors, row_generation
+from foreword.batch.step.tensors import BatchTensors
 from foreword.batch.values.attention import AttentionState
 from foreword.errors import PlanError
 
@@ -72,7 +72,7 @@ class Step:
         """[B] row_generation is −1; it starts at 0 and computes nothing; every token is 0, with slot −1."""
         batch, ends = self.batch, np.cumsum(self.n)
         claims = np.zeros((3, self.B), np.int8)
-        claims[0] = row_generation(batch) == -1
+        claims[0] = batch.row_generation == -1
         claims[1] = (batch.num_computed_tokens == 0) & ~batch.is_prefilling
         for b, end in enumerate(ends.tolist()):
             tokens = slice(end - int(self.n[b]), end)
@@ -92,7 +92,7 @@ class Step:
         slot = slots(states.block_tables[0], np.array([row]), np.array([c]))[0]
         claims = (
             (batch.num_computed_tokens[b], c),
-            (row_generation(batch)[b], states.row_generation[row]),
+            (batch.row_generation[b], states.row_generation[row]),
             (batch.input_ids[t], states.token_ids[row, c]),
             (batch.slot_mapping[0][t], slot),
         )

@@ -12,9 +12,9 @@ from foreword.arrays import AnyArray
 from foreword.batch.proof.spec.step import Step
 from foreword.batch.proof.spec.tensor import Level, Relation, TensorSpec, row_tensor
 from foreword.batch.state.sampling_columns import COLUMNS, FLAG_RULES
-from foreword.batch.values.integers import INT32_MAX
 from foreword.batch.values.parameters import Need, Parameter
 from foreword.batch.values.sampling_params import PARAMETERS
+from foreword.integers import INT32_MAX
 
 
 def _system(name: str, definition: str, *relations: Relation, **facts: Any) -> TensorSpec:
